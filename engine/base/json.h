@@ -1,0 +1,22 @@
+// Boost.JSON, header-only: the one JSON library of the tree. parse_json() adds what it does not do: a size-aware
+// depth limit, a refusal of trailing junk and numbers that overflow to infinity, and our Status.
+#pragma once
+
+#include <boost/json.hpp>
+#include <string_view>
+
+#include "engine/base/status.h"
+
+namespace oar {
+
+namespace json = boost::json;
+
+struct JsonLimits {
+  size_t max_depth = 64;
+  bool reject_duplicate_keys = false;  // requests: the last one wins silently otherwise
+};
+
+// `what` names the document in messages ("config.json", "request body").
+Result<json::value> parse_json(std::string_view text, std::string_view what, const JsonLimits& limits = {});
+
+}  // namespace oar

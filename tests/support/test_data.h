@@ -1,0 +1,22 @@
+// Where tests find files: the repository's own, and the optional real-world data beside it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace oar_test {
+
+// Absolute path of a file in the repository.
+std::string source_path(const std::string& relative);
+
+// Absolute path of a file of the real-data collection ($OAR_TEST_DATA, default ../shared/data beside the repository),
+// or nullopt when it is not there; the caller then says OAR_SKIP.
+std::optional<std::string> data_path(const std::string& relative);
+
+// The whole file; fails the test when it cannot be read.
+std::string read_file(const std::string& path);
+
+// A fresh directory for this process, removed at exit.
+std::string temp_dir();
+
+}  // namespace oar_test
