@@ -3,6 +3,8 @@
 #pragma once
 
 #include <charconv>
+#include <concepts>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -11,7 +13,10 @@ namespace oar {
 namespace detail {
 inline void append_piece(std::string& out, std::string_view s) { out += s; }
 inline void append_piece(std::string& out, char c) { out += c; }
-inline void append_piece(std::string& out, bool b) { out += b ? "true" : "false"; }
+template <std::same_as<bool> B>  // a template, so that a const char* does not convert to it
+void append_piece(std::string& out, B b) {
+  out += b ? "true" : "false";
+}
 template <class T>
   requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && !std::is_same_v<T, char>)
 void append_piece(std::string& out, T v) {
