@@ -1,0 +1,56 @@
+// Attention over a paged KV cache, and the append that fills it.
+//
+// The pool of one layer is [num_blocks][kv_block_bytes]: a block holds P consecutive tokens of one sequence, keys and
+// values of all K heads. The order inside a block is the kernels' own business (kv_layout.h of the CPU kernels);
+// nothing above ever looks inside, it only counts blocks. P is a multiple of 16.
+//
+// Roofline: decode: bytes of keys and values of the context over memory bandwidth; prefill: 4*T*S*H*D operations.
+// The sum over a query's context runs over fixed spans of positions in ascending order whatever the chunking of the
+// prompt or the number of workers, so decode equals prefill bit for bit within one ISA level.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace oar {
+
+struct KvShape {
+  DType type = DType::kBF16;  // kF32, kF16 or kBF16
+  int32_t page_tokens = 64;   // P
+  int32_t kv_heads = 0;       // K
+  int32_t head_dim = 0;       // D, any multiple of 8 up to 256
+};
+// Bytes of one block (keys and values of all heads), a multiple of 64.
+size_t kv_block_bytes(const KvShape& shape);
+
+struct KvAppendArgs {
+  uint32_t size = sizeof(KvAppendArgs);
+  uint32_t version = 1;
+  void* pool = nullptr;            // [num_blocks][kv_block_bytes], 64-byte aligned
+  const float* k = nullptr;        // [T, K, D], row stride ldk
+  const float* v = nullptr;        // [T, K, D], row stride ldv
+  const int32_t* slots = nullptr;  // [T] block * P + offset; negative: do not store
+  int64_t T = 0, ldk = 0, ldv = 0;
+  KvShape shape;
+};
+
+// Query t of sequence b sits at position context_len[b] - (seq_start[b+1] - seq_start[b]) + (t - seq_start[b]) and
+// sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been appended already.
+// out = softmax(softcap(q . k * scale)) . v, softcap(s) = cap * tanh(s / cap) when cap > 0.
+struct PagedAttentionArgs {
+  uint32_t size = sizeof(PagedAttentionArgs);
+  uint32_t version = 1;
+  float* out = nullptr;                   // [T, H, D], row stride ldo
+  const float* q = nullptr;               // [T, H, D], row stride ldq
+  const void* pool = nullptr;             // as above
+  const int32_t* block_tables = nullptr;  // [B, max_blocks]; entry j covers positions [j P, (j+1) P)
+  const int32_t* seq_start = nullptr;     // [B + 1] first row of each sequence, ascending
+  const int32_t* context_len = nullptr;   // [B] tokens in the cache after this chunk
+  int64_t T = 0, B = 0, H = 0, ldq = 0, ldo = 0;
+  int64_t max_blocks = 0;                 // columns of block_tables
+  KvShape shape;
+  float scale = 1.f;
+  float softcap = 0.f;                    // 0: none
+  int64_t window = 0;                     // 0: whole context
+};
+
+}  // namespace oar
