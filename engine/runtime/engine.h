@@ -1,0 +1,75 @@
+// Engine: the facade that generates. Any thread submits and cancels; one engine thread owns all scheduling state
+// (README.md beside this file is the contract). Destroying an Engine cancels what is left and joins its thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "engine/base/log.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/request.h"
+
+namespace oar {
+
+struct EngineOptions {
+  int64_t max_context = 0;         // 0: the runner's
+  int64_t max_batch_tokens = 0;    // token budget of one step; 0: the runner's
+  int64_t max_sequences = 0;       // running at once; 0: the runner's
+  size_t max_waiting = 4096;       // queued requests; one more is refused with RESOURCE_EXHAUSTED
+  bool prefix_cache = true;
+  std::vector<int32_t> eos_token_ids;
+  uint64_t seed = 0;               // seeds requests without one; 0: from the clock
+  Logger log;
+};
+
+enum class EngineHealth : uint8_t { kStarting, kReady, kDraining, kFailed };
+
+// A consistent snapshot for metrics; counters only grow.
+struct EngineStats {
+  EngineHealth health = EngineHealth::kStarting;
+  int64_t running = 0, waiting = 0;
+  int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0;
+  int32_t page_tokens = 0;
+  uint64_t steps = 0;
+  uint64_t prompt_tokens = 0, generation_tokens = 0;  // computed prompt tokens (cached ones not counted), sampled
+  uint64_t preemptions = 0;
+  uint64_t prefix_queries = 0, prefix_hits = 0;       // tokens
+  uint64_t finished[6] = {};                          // by FinishReason
+  double step_seconds = 0;                            // sum over steps
+};
+
+// Called on the engine thread after each step; for histograms. Must not block.
+struct StepInfo {
+  int64_t tokens = 0, prefill_tokens = 0, sequences = 0;
+  double seconds = 0;
+};
+
+class Engine {
+ public:
+  // Starts the engine thread and runs one real token through the model (a warm-up request) before it reports
+  // kReady. FAILED_PRECONDITION or INVALID_ARGUMENT when options do not fit the runner.
+  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<ModelRunner> runner, EngineOptions options);
+  virtual ~Engine() = default;
+
+  // Validates and queues. The id is unique in this engine. UNAVAILABLE when draining or failed,
+  // RESOURCE_EXHAUSTED when the queue is full or the prompt can never fit the pool.
+  virtual Result<uint64_t> submit(Request request) = 0;
+  // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open choice
+  // gets its finish event with kCancelled.
+  virtual void cancel(uint64_t id) = 0;
+  // Cancels one choice, reporting `reason` (a stop string found by the reader is kStop).
+  virtual void finish_choice(uint64_t id, int32_t index, FinishReason reason) = 0;
+
+  virtual EngineStats stats() const = 0;
+  virtual const RequestLimits& request_limits() const = 0;
+  // kReady only after a real token was produced, and only while the engine thread makes progress.
+  virtual EngineHealth health() const = 0;
+  // Observes steps from now on; set before serving.
+  virtual void on_step(std::function<void(const StepInfo&)> observer) = 0;
+  // No new requests; returns when all have finished or the timeout has passed (the rest is then cancelled).
+  // True when everything finished by itself.
+  virtual bool drain(std::chrono::milliseconds timeout) = 0;
+};
+
+}  // namespace oar

@@ -1,0 +1,79 @@
+// A language model ready to be asked: weights mapped and planned, an Engine running, and the text side (tokenizer,
+// chat template, defaults) beside it. The server and the command line see this and nothing below it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/base/log.h"
+#include "engine/runtime/engine.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
+
+namespace oar {
+
+struct LanguageModelOptions {
+  std::string name;                // what clients call it; empty: the folder's or file's name
+  int threads = 0;                 // 0: all usable processors
+  std::string weights = "auto";    // auto (as in the file), f32, bf16, f16, int8
+  std::string kv = "auto";         // auto (no narrower than the file), f32, bf16, f16
+  int64_t max_context = 0;         // 0: the model's, as far as memory allows
+  int64_t max_batch_tokens = 512;  // token budget of one step
+  int64_t max_sequences = 64;      // running at once
+  uint64_t memory_bytes = 0;       // budget for weights, KV and scratch together; 0: from memory_percent
+  double memory_percent = 80;      // of the memory available to this process (cgroup limit respected)
+  int32_t page_tokens = 64;
+  bool prefix_cache = true;
+  bool deterministic = false;      // same reduction order for every batch, chunking and thread count
+  bool reference = false;          // scalar double kernels: slow, the truth
+  bool use_mmap = true;
+  size_t max_waiting = 4096;
+  uint64_t seed = 0;
+  std::vector<std::string> disabled_passes;
+  Logger log;
+};
+
+// Defaults from generation_config.json; absent fields fall back to the protocol's.
+struct GenerationDefaults {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int32_t> top_k;
+};
+
+// Facts for people: printed by `oar serve`, returned by metadata endpoints.
+struct ModelInfo {
+  std::string name, path, architecture;
+  uint64_t parameters = 0, weight_bytes = 0, kv_bytes = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
+  int64_t max_context = 0, vocab_size = 0;
+  int32_t layers = 0, page_tokens = 0, num_blocks = 0, threads = 0;
+  std::string weights, kv, isa;
+  double load_seconds = 0;
+};
+
+class LanguageModel {
+ public:
+  // Loads a folder, a file or "demo" (the embedded default model). Refuses before allocating when the budget does
+  // not hold weights, scratch and at least one sequence of pages, and says what would fit.
+  static Result<std::unique_ptr<LanguageModel>> load(const std::string& path, const LanguageModelOptions& options,
+                                                     const Progress& progress = {});
+
+  Engine& engine() { return *engine_; }
+  const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
+  const ChatTemplate& chat_template() const { return *chat_template_; }
+  const GenerationDefaults& defaults() const { return defaults_; }
+  const ModelInfo& info() const { return info_; }
+  // Strings the chat template names: its beginning- and end-of-sequence tokens.
+  const std::string& bos_token() const { return bos_token_; }
+  const std::string& eos_token() const { return eos_token_; }
+
+ private:
+  LanguageModel() = default;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::optional<ChatTemplate> chat_template_;
+  GenerationDefaults defaults_;
+  ModelInfo info_;
+  std::string bos_token_, eos_token_;
+  std::unique_ptr<Engine> engine_;  // last: its thread stops before the rest goes
+};
+
+}  // namespace oar

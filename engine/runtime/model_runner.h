@@ -1,0 +1,61 @@
+// The seam between scheduling and computing: a Batch of token rows in, logits out. The engine thread is the only
+// caller. PlanRunner (plan_runner.h) is the real one; tests use fakes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/base/status.h"
+
+namespace oar {
+
+// Layers whose KV pages have the same size and window share one block table: a cache group. Most models have one.
+struct CacheGroup {
+  int64_t window = 0;         // 0: full context; otherwise blocks wholly out of the window may be released
+  size_t block_bytes = 0;     // bytes of one block over all layers of the group
+  int32_t num_blocks = 0;     // blocks in the pool
+};
+
+struct RunnerLimits {
+  int64_t vocab_size = 0;
+  int64_t max_context = 0;       // positions the model supports
+  int64_t max_batch_tokens = 0;  // T of a batch
+  int64_t max_sequences = 0;     // B of a batch, and rows of logits
+  int32_t page_tokens = 0;       // P
+  std::vector<CacheGroup> groups;
+};
+
+// One step. Rows [seq_start[b], seq_start[b+1]) are consecutive tokens of sequence b: a prefill chunk, or one decode.
+// Spans point into memory of the caller that stays valid until run() returns.
+struct Batch {
+  std::span<const int32_t> tokens;       // [T]
+  std::span<const int32_t> positions;    // [T]
+  std::span<const int32_t> seq_start;    // [B + 1]
+  std::span<const int32_t> context_len;  // [B] tokens in the cache after this step
+  std::span<const int32_t> logit_rows;   // [R] rows whose logits are wanted, ascending; may be empty
+  struct Group {
+    std::span<const int32_t> slots;         // [T] block * P + offset
+    std::span<const int32_t> block_tables;  // [B, max_blocks] row-major, unused entries 0
+    int64_t max_blocks = 0;
+  };
+  std::span<const Group> groups;         // as many as RunnerLimits::groups
+};
+
+struct BlockCopy {
+  int32_t group, from, to;
+};
+
+class ModelRunner {
+ public:
+  virtual ~ModelRunner() = default;
+  virtual const RunnerLimits& limits() const = 0;
+  // Copies whole blocks (copy-on-write) before the next run().
+  virtual Status copy_blocks(std::span<const BlockCopy> copies) = 0;
+  // Logits [R, vocab_size] in f32, valid until the next run(). An error is a device fault: the engine turns
+  // unavailable and fails what is in flight.
+  virtual Result<std::span<const float>> run(const Batch& batch) = 0;
+};
+
+}  // namespace oar

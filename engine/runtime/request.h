@@ -1,0 +1,108 @@
+// What a caller asks of an Engine and what it gets back: Request in, TokenEvents out. Token ids only; text lives in
+// engine/text and TextStream. Values were validated by validate_request(); the engine thread trusts them afterwards.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/base/status.h"
+
+namespace oar {
+
+using Clock = std::chrono::steady_clock;
+
+// Applied in this order to a copy of the logits: logit_bias, repetition / presence / frequency penalties,
+// temperature, top_k, top_p, min_p. temperature 0 is greedy: the largest logit, ties to the lower id.
+struct SamplingParams {
+  float temperature = 1.f;         // >= 0
+  int32_t top_k = 0;               // keep the k largest; 0: all
+  float top_p = 1.f;               // (0, 1]: smallest set whose probability reaches p
+  float min_p = 0.f;               // [0, 1]: drop tokens below min_p * the largest probability
+  float repetition_penalty = 1.f;  // > 0, over prompt and output, https://arxiv.org/abs/1909.05858
+  float presence_penalty = 0.f;    // [-2, 2], over output
+  float frequency_penalty = 0.f;   // [-2, 2], over output
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::optional<uint64_t> seed;    // absent: drawn by the engine
+  int32_t logprobs = -1;           // alternatives to report beside the chosen token; -1: report no log-probability
+  int32_t prompt_logprobs = -1;    // the same for every prompt position but the first
+};
+
+struct StopParams {
+  int64_t max_tokens = 16;              // >= 0; the engine also stops at the context's end
+  int64_t min_tokens = 0;               // end-of-sequence and stop tokens are not sampled before
+  std::vector<int32_t> stop_token_ids;  // beside the model's own end tokens
+  bool ignore_eos = false;              // the model's own end tokens do not stop
+};
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kDeadline, kError };
+const char* finish_reason_name(FinishReason reason);  // "stop", "length", ...
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.f;
+};
+
+// Counters of one sequence, complete on its last event. Times are from submit.
+struct SequenceStats {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;      // of the prompt, found in the prefix cache
+  int64_t completion_tokens = 0;
+  int64_t preemptions = 0;
+  Clock::time_point submitted, scheduled, first_token, finished;
+};
+
+// One per produced token, plus exactly one with finish != kNone per choice, which carries no token unless
+// has_token. The event of a stop token has has_token = false: the token is not part of the text.
+struct TokenEvent {
+  uint64_t request = 0;
+  int32_t index = 0;  // choice, [0, n)
+  bool has_token = false;
+  int32_t token = 0;
+  float logprob = 0.f;                        // of `token`, after temperature-free log-softmax of the raw logits
+  std::vector<TokenLogprob> top_logprobs;     // descending, when asked
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // on the first event, when asked; [0] is empty
+  FinishReason finish = FinishReason::kNone;
+  int32_t stop_token = -1;                    // the token that stopped it, when finish == kStop
+  Status status;                              // why, when finish is kError or kDeadline
+  SequenceStats stats;                        // meaningful when finish != kNone
+};
+
+// Receives a request's events on the engine thread, in order per choice. on_event must return quickly and not block:
+// push into a queue and wake the writer. After the last choice's finish event nothing more comes.
+class TokenSink {
+ public:
+  virtual ~TokenSink() = default;
+  virtual void on_event(TokenEvent&& event) noexcept = 0;
+};
+
+struct Request {
+  std::string id;                // for logs; not interpreted
+  std::vector<int32_t> prompt;   // at least one token, each in [0, vocabulary)
+  SamplingParams sampling;
+  StopParams stop;
+  int32_t n = 1;                 // choices; they share the prompt's blocks
+  std::optional<Clock::time_point> deadline;
+  std::string cache_salt;        // prefix-cache entries are shared only between equal salts
+  std::shared_ptr<TokenSink> sink;
+};
+
+// Bounds a request is checked against.
+struct RequestLimits {
+  int64_t vocab_size = 0;
+  int64_t max_context = 0;
+  int32_t max_n = 128;
+  int32_t max_logprobs = 20;
+  size_t max_logit_bias = 1024;
+  size_t max_stop_tokens = 64;
+};
+
+// INVALID_ARGUMENT naming the field (Status::param), its value and the remedy; NaN, infinities and out-of-range ids
+// are refused here so that nothing downstream has to.
+Status validate_request(const Request& request, const RequestLimits& limits);
+
+}  // namespace oar

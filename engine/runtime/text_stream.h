@@ -1,0 +1,82 @@
+// From tokens to text on the reader's side: a TokenSink that queues events for a waiting thread or a notified
+// writer, and a per-choice decoder that detokenizes incrementally and finds stop strings across token borders.
+// One request, one TextStream. The engine thread pushes; one reader pulls.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/runtime/engine.h"
+#include "engine/text/detokenizer.h"
+#include "engine/text/stop_matcher.h"
+
+namespace oar {
+
+struct TextStreamOptions {
+  std::vector<std::string> stop;          // stop strings
+  bool include_stop_in_output = false;
+  bool skip_special_tokens = true;
+};
+
+// What the reader gets: text that is final (never a broken UTF-8 sequence, never a part of a stop string).
+struct TextEvent {
+  int32_t index = 0;
+  std::string text;                       // may be empty while a sequence is held back
+  struct Token {
+    int32_t id;
+    float logprob;
+    std::vector<TokenLogprob> top;
+  };
+  std::vector<Token> tokens;              // tokens whose text is in `text` or held back
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  FinishReason finish = FinishReason::kNone;
+  std::string stop_match;                 // stop string or empty
+  int32_t stop_token = -1;
+  Status status;
+  SequenceStats stats;
+};
+
+class TextStream : public TokenSink, public std::enable_shared_from_this<TextStream> {
+ public:
+  // `notify` (may be empty) is called on the engine thread whenever the queue turns non-empty; it must only post.
+  static std::shared_ptr<TextStream> create(std::shared_ptr<const Tokenizer> tokenizer, TextStreamOptions options,
+                                            int32_t n, std::function<void()> notify = {});
+
+  // Submits with this stream as the sink and remembers engine and id, so that stop strings end the choice there.
+  Status start(Engine& engine, Request request);
+  // Next event, or nullopt when none arrived within the timeout (0: do not wait). Events with neither text, tokens
+  // nor a finish are not returned.
+  std::optional<TextEvent> next(std::chrono::milliseconds timeout);
+  bool done() const;   // every choice has delivered its finish event to the reader
+  void cancel();       // any thread
+  uint64_t request_id() const { return id_; }
+
+  void on_event(TokenEvent&& event) noexcept override;
+
+ private:
+  struct Choice {
+    IncrementalDetokenizer detokenizer;
+    StopMatcher stop;
+    bool finished = false;
+  };
+  TextStream() = default;
+  std::optional<TextEvent> decode(TokenEvent&& event);
+
+  Engine* engine_ = nullptr;
+  uint64_t id_ = 0;
+  std::vector<Choice> choices_;           // reader's side only
+  int32_t open_choices_ = 0;              // reader's side only
+  std::function<void()> notify_;
+  mutable std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<TokenEvent> queue_;          // guarded by mutex_
+};
+
+}  // namespace oar
