@@ -4,6 +4,7 @@
 // a quantization scheme (which format goes where), nor fast: kernels/ has the fast readers.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,6 +15,9 @@
 #include "quant/dtype.h"
 
 namespace oar {
+
+// Files of every kind we read are little-endian and blocks are read in place.
+static_assert(std::endian::native == std::endian::little, "Oar runs on little-endian machines");
 
 struct FormatInfo {
   const char* name;       // "bf16", "q8_0"; unique, lower case

@@ -1,0 +1,140 @@
+#include "engine/tensor/mapped_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "engine/base/format.h"
+
+namespace oar {
+namespace {
+
+Status errno_status(const std::string& path, std::string_view action, int error) {
+  const std::string message = cat("cannot ", action, " ", path, ": ", std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR: return {StatusCode::kNotFound, message};
+    case EACCES:
+    case EPERM: return {StatusCode::kPermissionDenied, message};
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE: return {StatusCode::kResourceExhausted, message};
+    case ENAMETOOLONG:
+    case EISDIR:
+    case ELOOP: return {StatusCode::kInvalidArgument, message};
+    default: return {StatusCode::kUnavailable, message};
+  }
+}
+
+// Owns a descriptor until release().
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+  int release() { return std::exchange(fd, -1); }
+};
+
+struct OpenFile {
+  Descriptor descriptor;
+  uint64_t size = 0;
+};
+
+Result<OpenFile> open_regular(const std::string& path) {
+  if (path.find('\0') != std::string::npos) return invalid_argument("a file path contains a NUL byte");
+  OpenFile file;
+  // O_NONBLOCK: a FIFO given by mistake must be refused below, not waited for.
+  do file.descriptor.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  while (file.descriptor.fd < 0 && errno == EINTR);
+  if (file.descriptor.fd < 0) return errno_status(path, "open", errno);
+  struct stat st;
+  if (::fstat(file.descriptor.fd, &st) != 0) return errno_status(path, "stat", errno);
+  if (!S_ISREG(st.st_mode)) return invalid_argument(cat(path, " is not a regular file"));
+  file.size = static_cast<uint64_t>(st.st_size);
+  return file;
+}
+
+Status read_fully(int fd, const std::string& path, void* data, uint64_t size) {
+  constexpr uint64_t kChunk = uint64_t{1} << 30;  // Linux moves at most 2 GiB - 4 KiB per call
+  uint64_t done = 0;
+  while (done < size) {
+    const ssize_t n = ::pread(fd, static_cast<std::byte*>(data) + done, std::min(size - done, kChunk),
+                              static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_status(path, "read", errno);
+    if (n == 0) return data_loss(cat(path, " shrank while it was read: got ", done, " of ", size, " bytes"));
+    done += static_cast<uint64_t>(n);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path,
+                                                           const FileOptions& options) {
+  OAR_ASSIGN(OpenFile source, open_regular(path));
+  auto file = std::shared_ptr<MappedFile>(new MappedFile());
+  file->path_ = path;
+  file->size_ = source.size;
+  if (source.size == 0) return std::shared_ptr<const MappedFile>(file);
+  if (source.size > PTRDIFF_MAX) return resource_exhausted(cat(path, " is too large to address"));
+
+  if (!options.mmap) {
+    OAR_ASSIGN(file->copy_, Buffer::allocate(source.size));
+    OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, file->copy_.mutable_data(), source.size));
+    file->data_ = static_cast<const std::byte*>(file->copy_.data());
+    return std::shared_ptr<const MappedFile>(file);
+  }
+  // MAP_SHARED: the page cache itself, shared with every other process that serves the same model.
+  void* p = ::mmap(nullptr, source.size, PROT_READ, MAP_SHARED, source.descriptor.fd, 0);
+  if (p == MAP_FAILED) return errno_status(path, "map", errno);
+  file->data_ = static_cast<const std::byte*>(p);
+  file->mapped_ = true;
+  file->fd_ = source.descriptor.release();
+  // Advice only: a kernel or file system without it loses speed, not correctness.
+  if (options.will_need) ::madvise(p, source.size, MADV_WILLNEED);
+#ifdef MADV_HUGEPAGE
+  if (options.huge_pages) ::madvise(p, source.size, MADV_HUGEPAGE);
+#endif
+  return std::shared_ptr<const MappedFile>(file);
+}
+
+MappedFile::~MappedFile() {
+  if (mapped_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status MappedFile::still_whole() const {
+  if (!mapped_) return ok_status();
+  struct stat st;
+  if (::fstat(fd_, &st) != 0) return errno_status(path_, "stat", errno);
+  if (static_cast<uint64_t>(st.st_size) != size_) {
+    return data_loss(
+        cat(path_, " changed from ", size_, " to ", static_cast<int64_t>(st.st_size),
+            " bytes while it was loaded; replace models by renaming a new file over the old one"));
+  }
+  return ok_status();
+}
+
+Buffer file_slice(const std::shared_ptr<const MappedFile>& file, uint64_t offset, uint64_t size) {
+  return Buffer::wrap_const(file->data(), file->size(), file).slice(offset, size);
+}
+
+Result<std::string> read_small_file(const std::string& path, uint64_t max_size) {
+  OAR_ASSIGN(OpenFile source, open_regular(path));
+  if (source.size > max_size) {
+    return resource_exhausted(cat(path, " has ", source.size, " bytes; at most ", max_size, " are accepted"));
+  }
+  std::string text(source.size, '\0');
+  OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, text.data(), text.size()));
+  return text;
+}
+
+}  // namespace oar

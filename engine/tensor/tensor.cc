@@ -1,0 +1,109 @@
+#include "engine/tensor/tensor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "engine/base/format.h"
+
+namespace oar {
+
+std::string Shape::to_string() const {
+  std::string s = "[";
+  for (int i = 0; i < rank_; ++i) s += i == 0 ? cat(dims_[i]) : cat(", ", dims_[i]);
+  return s + "]";
+}
+
+namespace {
+
+Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
+  if (size == 0) return Buffer();
+  // aligned_alloc wants a multiple of the alignment; kernels may also read, never write, up to the rounded
+  // end.
+  uint64_t rounded;
+  if (__builtin_add_overflow(size, Buffer::kAlignment - 1, &rounded) || rounded > PTRDIFF_MAX) {
+    return resource_exhausted(cat("cannot allocate ", size, " bytes of host memory: not addressable"));
+  }
+  rounded &= ~uint64_t{Buffer::kAlignment - 1};
+  void* p = std::aligned_alloc(Buffer::kAlignment, rounded);
+  if (!p) return resource_exhausted(cat("cannot allocate ", format_bytes(size), " of host memory"));
+  if (zeroed) memset(p, 0, rounded);
+  return Buffer::wrap(p, size, std::shared_ptr<void>(p, std::free));
+}
+
+}  // namespace
+
+Result<Buffer> Buffer::allocate(uint64_t size) { return allocate_host(size, false); }
+Result<Buffer> Buffer::zeros(uint64_t size) { return allocate_host(size, true); }
+
+Result<int64_t> tensor_bytes(const Shape& shape, Format format) {
+  const auto row = format.row_bytes(shape.cols());
+  if (!row) {
+    return invalid_argument(cat("shape ", shape.to_string(), " does not fit format ", format.name(),
+                                ": the innermost size must be a multiple of ", format.block_elems(),
+                                " and its bytes fit in 63 bits"));
+  }
+  const auto rows = shape.checked_rows();
+  int64_t bytes = 0;
+  if (!shape.checked_numel() || !rows || __builtin_mul_overflow(*rows, *row, &bytes)) {
+    return invalid_argument(
+        cat("shape ", shape.to_string(), " of ", format.name(), " overflows 63-bit sizes"));
+  }
+  return bytes;
+}
+
+Result<Tensor> Tensor::make(const Shape& shape, Format format, Buffer buffer) {
+  OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
+  if (static_cast<uint64_t>(bytes) > buffer.size()) {
+    return invalid_argument(cat("a tensor ", shape.to_string(), " of ", format.name(), " needs ", bytes,
+                                " bytes; its buffer has ", buffer.size()));
+  }
+  return Tensor(shape, format, buffer.slice(0, static_cast<uint64_t>(bytes)));
+}
+
+Result<Tensor> Tensor::allocate(const Shape& shape, Format format) {
+  OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
+  OAR_ASSIGN(Buffer buffer, Buffer::allocate(static_cast<uint64_t>(bytes)));
+  return Tensor(shape, format, std::move(buffer));
+}
+
+Result<Tensor> Tensor::zeros(const Shape& shape, Format format) {
+  OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
+  OAR_ASSIGN(Buffer buffer, Buffer::zeros(static_cast<uint64_t>(bytes)));
+  return Tensor(shape, format, std::move(buffer));
+}
+
+Result<Tensor> Tensor::reshape(const Shape& shape) const {
+  const auto n = shape.checked_numel();
+  if (!n || *n != numel()) {
+    return invalid_argument(
+        cat("cannot view ", shape_.to_string(), " as ", shape.to_string(), ": the element counts differ"));
+  }
+  return make(shape, format_, buffer_);
+}
+
+Tensor Tensor::slice(int64_t begin, int64_t end) const {
+  OAR_CHECK(shape_.rank() >= 1 && begin >= 0 && begin <= end && end <= shape_[0], "slice outside the tensor");
+  int64_t dims[Shape::kMaxRank];
+  std::copy(shape_.begin(), shape_.end(), dims);
+  const auto offset_of = [&](int64_t count) {  // bytes of the first `count` entries
+    dims[0] = count;
+    const auto bytes = tensor_bytes(Shape(std::span<const int64_t>(dims, shape_.rank())), format_);
+    OAR_CHECK(bytes.ok(), "slice cuts a block");
+    return static_cast<uint64_t>(*bytes);
+  };
+  const uint64_t from = offset_of(begin), to = offset_of(end);
+  dims[0] = end - begin;
+  return Tensor(Shape(std::span<const int64_t>(dims, shape_.rank())), format_,
+                buffer_.slice(from, to - from));
+}
+
+Result<Tensor> to_f32(const Tensor& t) {
+  OAR_CHECK(t.defined() && t.kind() == MemoryKind::kHost, "to_f32 reads host tensors");
+  OAR_ASSIGN(Tensor out, Tensor::allocate(t.shape(), Format::f32()));
+  t.format().info().decode(t.data(), t.numel() / t.format().block_elems(),
+                           static_cast<float*>(out.mutable_data()));
+  return out;
+}
+
+}  // namespace oar
