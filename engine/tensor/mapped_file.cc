@@ -61,8 +61,14 @@ Result<OpenFile> open_regular(const std::string& path) {
   return file;
 }
 
-Status read_fully(int fd, const std::string& path, void* data, uint64_t size) {
-  constexpr uint64_t kChunk = uint64_t{1} << 30;  // Linux moves at most 2 GiB - 4 KiB per call
+Status report(const Progress& progress, const std::string& path, uint64_t done, uint64_t total) {
+  if (!progress || progress(path, done, total)) return ok_status();
+  return {StatusCode::kCancelled, cat("loading ", path, " was cancelled")};
+}
+
+Status read_fully(int fd, const std::string& path, void* data, uint64_t size, const Progress& progress) {
+  constexpr uint64_t kChunk = uint64_t{64}
+                              << 20;  // large enough for full speed, small enough to report often
   uint64_t done = 0;
   while (done < size) {
     const ssize_t n = ::pread(fd, static_cast<std::byte*>(data) + done, std::min(size - done, kChunk),
@@ -71,6 +77,7 @@ Status read_fully(int fd, const std::string& path, void* data, uint64_t size) {
     if (n < 0) return errno_status(path, "read", errno);
     if (n == 0) return data_loss(cat(path, " shrank while it was read: got ", done, " of ", size, " bytes"));
     done += static_cast<uint64_t>(n);
+    OAR_RETURN_IF_ERROR(report(progress, path, done, size));
   }
   return ok_status();
 }
@@ -88,7 +95,8 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& pa
 
   if (!options.mmap) {
     OAR_ASSIGN(file->copy_, Buffer::allocate(source.size));
-    OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, file->copy_.mutable_data(), source.size));
+    OAR_RETURN_IF_ERROR(
+        read_fully(source.descriptor.fd, path, file->copy_.mutable_data(), source.size, options.progress));
     file->data_ = static_cast<const std::byte*>(file->copy_.data());
     return std::shared_ptr<const MappedFile>(file);
   }
@@ -103,6 +111,7 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& pa
 #ifdef MADV_HUGEPAGE
   if (options.huge_pages) ::madvise(p, source.size, MADV_HUGEPAGE);
 #endif
+  OAR_RETURN_IF_ERROR(report(options.progress, path, source.size, source.size));
   return std::shared_ptr<const MappedFile>(file);
 }
 
@@ -133,7 +142,7 @@ Result<std::string> read_small_file(const std::string& path, uint64_t max_size) 
     return resource_exhausted(cat(path, " has ", source.size, " bytes; at most ", max_size, " are accepted"));
   }
   std::string text(source.size, '\0');
-  OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, text.data(), text.size()));
+  OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, text.data(), text.size(), {}));
   return text;
 }
 

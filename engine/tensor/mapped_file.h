@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "engine/base/log.h"
 #include "engine/tensor/buffer.h"
 
 namespace oar {
@@ -18,6 +19,7 @@ struct FileOptions {
   bool mmap = true;        // false: read into aligned memory
   bool will_need = true;   // ask the kernel to start reading ahead
   bool huge_pages = true;  // ask for transparent huge pages (file systems without them ignore it)
+  Progress progress = {};  // told the path and the bytes read so far; a mapping is done at once
 };
 
 // Immutable after open(); any thread.
