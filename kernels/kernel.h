@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -76,9 +77,9 @@ struct Kernel {
   KernelFamily family;
   Isa isa;
   const char* name;  // "matmul.bf16.avx512vnni"
-  // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type; a
-  // default-constructed Format matches any.
-  Format format;
+  // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type; nullopt
+  // serves any.
+  std::optional<Format> format;
   void (*plan)(const void* args, int workers, KernelPlan* out);
   void (*run)(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch);
 };
@@ -86,7 +87,8 @@ struct Kernel {
 // All kernels compiled in, best first within a family. Immutable after start, any thread.
 class KernelRegistry {
  public:
-  // The best kernel of the family for the format at or below `isa`; null when none exists.
+  // The best kernel of the family for the format at or below `isa`: one made for the format before one that
+  // serves any, then the highest level. Null when none exists.
   const Kernel* find(KernelFamily family, Format format, Isa isa) const;
   std::span<const Kernel* const> all() const;
   static const KernelRegistry& cpu();

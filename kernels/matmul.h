@@ -31,6 +31,7 @@ struct MatmulArgs {
   int64_t num_segments = 0;
   int64_t T = 0, K = 0;
   int64_t ldx = 0, ldo = 0;
+  Format format;                  // storage format of every segment
 };
 
 // Exactly one of these per (format, isa). bytes(): size of a packed [n, K] weight. pack(): rows [row_begin, row_end)

@@ -32,6 +32,7 @@ struct GroupedMatmulArgs {
   const MatmulSegment* segments = nullptr;
   int64_t segments_per_expert = 0, experts = 0;
   int64_t P = 0, K = 0, ldx = 0, ldo = 0;  // P = T * top_k pairs
+  Format format;                           // storage format of every segment
 };
 
 // out[t, :] = sum over j of pair_weight[t, j] * y[pair_slot[t, j], :], j ascending.

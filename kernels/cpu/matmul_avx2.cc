@@ -1,0 +1,61 @@
+// Matmul with AVX2, FMA and F16C: every float weight becomes f32 and is multiplied with FMA.
+#include <immintrin.h>
+
+#include "kernels/cpu/matmul_decode.h"
+
+namespace oar {
+namespace {
+
+inline __m256 widen(const float* p) { return _mm256_loadu_ps(p); }
+inline __m256 widen(const f16* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256 widen(const bf16* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+template <class Weight>
+struct Avx2Arch {
+  using W = Weight;
+  using X = float;
+  using WReg = __m256;
+  using XReg = __m256;
+  using Acc = __m256;
+  // 4 x 3 accumulators, 3 activations and a weight: exactly the 16 registers.
+  static constexpr int kStep = 8, kTileRows = 4, kTileTokens = 3, kGemvRows = 4;
+  static Acc zero() { return _mm256_setzero_ps(); }
+  static WReg load_w(const W* p) { return widen(p); }
+  static XReg load_x(const X* p) { return _mm256_loadu_ps(p); }
+  static Acc dot(Acc a, WReg w, XReg x) { return _mm256_fmadd_ps(w, x, a); }
+  static void reduce4(Acc a, Acc b, Acc c, Acc d, float out[4]) {
+    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    const __m256 abcd = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)),
+                                      _mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
+    _mm_store_ps(out, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+  }
+  static void pack(X* dst, const float* src, int64_t n) {
+    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+    for (; n % kStep != 0; ++n) dst[n] = 0.f;
+  }
+};
+
+using F32Core = RowDotCore<Avx2Arch<float>>;
+using F16Core = RowDotCore<Avx2Arch<f16>>;
+using Bf16Core = RowDotCore<Avx2Arch<bf16>>;
+
+}  // namespace
+
+void append_matmul_avx2(KernelList& list) {
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx2, "matmul.f32.avx2",
+                                "grouped_matmul.f32.avx2");
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx2, "matmul.f16.avx2",
+                                "grouped_matmul.f16.avx2");
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2, "matmul.bf16.avx2",
+                                 "grouped_matmul.bf16.avx2");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx2, "matmul.any.avx2",
+                                            "grouped_matmul.any.avx2");
+}
+
+}  // namespace oar

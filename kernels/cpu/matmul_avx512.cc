@@ -1,0 +1,58 @@
+// Matmul with AVX-512 (F, BW, VL, DQ): every float weight becomes f32 and is multiplied with FMA. f16 stays
+// with this on processors that have AVX512-FP16 too: sums of f16 products in f16 are not precise enough.
+#include <immintrin.h>
+
+#include "kernels/cpu/matmul_decode.h"
+#include "kernels/cpu/x86_reduce.h"
+
+namespace oar {
+namespace {
+
+inline __m512 widen(const float* p) { return _mm512_loadu_ps(p); }
+inline __m512 widen(const f16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline __m512 widen(const bf16* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+template <class Weight>
+struct Avx512Arch {
+  using W = Weight;
+  using X = float;
+  using WReg = __m512;
+  using XReg = __m512;
+  using Acc = __m512;
+  static constexpr int kStep = 16, kTileRows = 4, kTileTokens = 6, kGemvRows = 4;
+  static Acc zero() { return _mm512_setzero_ps(); }
+  static WReg load_w(const W* p) { return widen(p); }
+  static XReg load_x(const X* p) { return _mm512_loadu_ps(p); }
+  static Acc dot(Acc a, WReg w, XReg x) { return _mm512_fmadd_ps(w, x, a); }
+  static void reduce4(Acc a, Acc b, Acc c, Acc d, float out[4]) {
+    _mm_store_ps(out, avx512_reduce4(a, b, c, d));
+  }
+  static void pack(X* dst, const float* src, int64_t n) {
+    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+    for (; n % kStep != 0; ++n) dst[n] = 0.f;
+  }
+};
+
+using F32Core = RowDotCore<Avx512Arch<float>>;
+using F16Core = RowDotCore<Avx512Arch<f16>>;
+using Bf16Core = RowDotCore<Avx512Arch<bf16>>;
+
+}  // namespace
+
+void append_matmul_avx512(KernelList& list) {
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512, "matmul.f32.avx512",
+                                "grouped_matmul.f32.avx512");
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512, "matmul.f16.avx512",
+                                "grouped_matmul.f16.avx512");
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512, "matmul.bf16.avx512",
+                                 "grouped_matmul.bf16.avx512");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512, "matmul.any.avx512",
+                                            "grouped_matmul.any.avx512");
+}
+
+}  // namespace oar

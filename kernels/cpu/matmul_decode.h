@@ -1,0 +1,43 @@
+// Matmul for storage formats without a core of their own: a few rows at a time are decoded to f32 in the
+// worker's scratch and multiplied by the f32 core. Every format runs everywhere and exactly; the decoder sets
+// the speed.
+#pragma once
+
+#include "kernels/cpu/matmul_rowdot.h"
+
+namespace oar {
+
+template <class F32Core>
+struct DecodeCore {
+  static constexpr int kRows = 8;  // 8 rows of K = 8192 are 256 KB of f32: a share of the second-level cache
+
+  static int64_t x_bytes(int64_t K) { return F32Core::x_bytes(K); }
+  static int64_t row_bytes(Format format, int64_t K) {
+    return K / format.block_elems() * format.block_bytes();
+  }
+  static int64_t w_bytes(const MatmulView& v) { return row_bytes(v.format, v.K); }
+  static int64_t scratch_bytes(const MatmulView& v) {
+    return kRows * v.K * static_cast<int64_t>(sizeof(float));
+  }
+  static void pack(void* run, const PackTask& p) { F32Core::pack(run, p); }
+
+  static void panel(const PanelTask& p) {
+    const int64_t bytes = row_bytes(p.format, p.K);
+    float* rows = static_cast<float*>(p.scratch);
+    for (int64_t row = p.row_begin; row < p.row_end; row += kRows) {
+      const int64_t n = std::min<int64_t>(kRows, p.row_end - row);
+      p.format.info().decode(static_cast<const char*>(p.w) + row * bytes, n * (p.K / p.format.block_elems()),
+                             rows);
+      PanelTask q = p;
+      q.w = rows;
+      q.rows = q.row_end = n;
+      q.row_begin = 0;
+      q.out += row;
+      if (q.bias != nullptr) q.bias += row;
+      if (q.residual != nullptr) q.residual += row;
+      F32Core::panel(q);
+    }
+  }
+};
+
+}  // namespace oar

@@ -1,0 +1,204 @@
+// What every CPU matmul does around its inner loop: dividing the work, packing the activations, walking
+// segments and experts. A Core supplies the arithmetic of one weight format on one instruction set:
+//
+//   struct Core {
+//     static constexpr int kRows;                                // weight rows it works on at a time
+//     static int64_t x_bytes(int64_t K);                         // bytes of one packed token, a multiple of
+//     64 static int64_t w_bytes(const MatmulView&);                 // bytes of one weight row, for sizing
+//     chunks static int64_t scratch_bytes(const MatmulView&);           // private to a worker static void
+//     pack(void* run, const PackTask&);              // f32 activations -> what panel() reads static void
+//     panel(const PanelTask&);                       // out = W[rows] . x for one run of tokens
+//   };
+//
+// A run is a range of tokens that share their weights: all T of a plain matmul, the pairs of one expert of a
+// grouped one. Phase 0 packs x, phase 1 multiplies; tiny problems do both in one phase, each worker packing
+// for itself. Cores must live in an anonymous namespace: the same template is compiled with several sets of
+// ISA flags.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/kernel_list.h"
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+
+namespace oar {
+
+// Both kinds of matmul seen alike.
+struct MatmulView {
+  float* out;
+  const float* x;
+  const float* residual;  // or null
+  const int32_t* token;   // row of x for each packed token, or null: its own index
+  const int32_t* start;   // [runs + 1] first token of each run; null: one run of P tokens
+  const MatmulSegment* segments;
+  int64_t segments_per_run, runs, P, K, ldx, ldo;
+  Format format;
+
+  int64_t run_begin(int64_t run) const { return start == nullptr ? 0 : start[run]; }
+  int64_t run_end(int64_t run) const { return start == nullptr ? P : start[run + 1]; }
+};
+
+// Tokens [t_begin, t_end) of a run of `tokens`, columns [k_begin, k_end). t_begin is a multiple of
+// kPackTokens, k_begin of kPackColumns; the last column slice also writes the padding.
+struct PackTask {
+  const float* x;        // row 0
+  const int32_t* token;  // rows of x, indexed by the token's place in the run; null: that place itself
+  int64_t ldx, K, tokens, t_begin, t_end, k_begin, k_end;
+  const float* row(int64_t t) const { return x + (token == nullptr ? t : token[t]) * ldx; }
+};
+inline constexpr int64_t kPackTokens = 16;
+inline constexpr int64_t kPackColumns = 2048;
+
+struct PanelTask {
+  const void* w;  // the segment's weight
+  int64_t rows;   // rows of the segment
+  int64_t row_begin, row_end;
+  int64_t K;
+  const void* x;  // the run, packed
+  int64_t tokens;
+  float* out;             // [tokens, ldo], column 0 is row 0 of the segment
+  const float* bias;      // [rows] or null
+  const float* residual;  // as out, or null
+  int64_t ldo;
+  void* scratch;
+  Format format;
+};
+
+template <class Core>
+struct MatmulDriver {
+  // Weight bytes of one chunk: enough to amortize a chunk's fixed cost, few enough to balance. With many
+  // tokens the panel is read again for every token tile and has to stay in the second-level cache.
+  static constexpr int64_t kChunkBytes = 128 << 10;
+  static constexpr int64_t kPanelBytes = 512 << 10;
+  static constexpr int64_t kManyTokens = 32;
+  static constexpr int64_t kMinChunks = 64;  // per matmul, so that a dozen workers balance
+
+  static MatmulView view(const MatmulArgs& a) {
+    return {a.out, a.x, a.residual, nullptr, nullptr, a.segments, a.num_segments,
+            1,     a.T, a.K,        a.ldx,   a.ldo,   a.format};
+  }
+  static MatmulView view(const GroupedMatmulArgs& a) {
+    return {a.out,     a.x, nullptr, a.pair_token, a.expert_start, a.segments, a.segments_per_expert,
+            a.experts, a.P, a.K,     a.ldx,        a.ldo,          a.format};
+  }
+
+  // Every run has the same segment widths (experts differ in their weights alone).
+  static int64_t total_rows(const MatmulView& v) {
+    int64_t rows = 0;
+    for (int64_t s = 0; s < v.segments_per_run; ++s) rows += v.segments[s].n;
+    return rows;
+  }
+
+  static int64_t chunk_rows(const MatmulView& v) {
+    const int64_t budget = v.P / v.runs >= kManyTokens ? kPanelBytes : kChunkBytes;
+    const int64_t by_bytes = budget / std::max<int64_t>(1, Core::w_bytes(v));
+    const int64_t by_balance = total_rows(v) / kMinChunks;
+    return std::max<int64_t>(1, std::min(by_bytes, by_balance) / Core::kRows) * Core::kRows;
+  }
+
+  static int64_t chunks_per_run(const MatmulView& v, int64_t rows) {
+    int64_t chunks = 0;
+    for (int64_t s = 0; s < v.segments_per_run; ++s) chunks += (v.segments[s].n + rows - 1) / rows;
+    return chunks;
+  }
+
+  static int64_t pack_slices(const MatmulView& v) {
+    return std::max<int64_t>(1, (v.K + kPackColumns - 1) / kPackColumns);
+  }
+  // Upper bound: each run may end in a partial block.
+  static int64_t pack_blocks(const MatmulView& v) { return v.P / kPackTokens + v.runs; }
+
+  // Packing twice costs less than a barrier when x and W are both small.
+  static bool one_phase(const MatmulView& v) {
+    return v.runs == 1 && v.P * v.K <= 4096 && total_rows(v) * Core::w_bytes(v) <= (1 << 20);
+  }
+
+  static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  template <class Args>
+  static void plan(const void* args, int /*workers*/, KernelPlan* out) {
+    const MatmulView v = view(*static_cast<const Args*>(args));
+    const int64_t chunks = v.P == 0 ? 0 : v.runs * chunks_per_run(v, chunk_rows(v));
+    const int64_t packed = v.P * Core::x_bytes(v.K), scratch = aligned(Core::scratch_bytes(v));
+    *out = KernelPlan{};
+    if (one_phase(v)) {
+      out->phases = 1;
+      out->chunks[0] = chunks;
+      out->worker_scratch = static_cast<size_t>(scratch + packed);
+    } else {
+      out->phases = 2;
+      out->chunks[0] = v.P == 0 ? 0 : pack_blocks(v) * pack_slices(v);
+      out->chunks[1] = chunks;
+      out->worker_scratch = static_cast<size_t>(scratch);
+      out->shared_scratch = static_cast<size_t>(packed);
+    }
+  }
+
+  template <class Args>
+  static void run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
+    const MatmulView v = view(*static_cast<const Args*>(args));
+    if (one_phase(v)) {
+      char* x = static_cast<char*>(scratch.worker) + aligned(Core::scratch_bytes(v));
+      pack_chunks(v, x, 0, pack_blocks(v) * pack_slices(v));
+      multiply(v, x, begin, end, scratch.worker);
+    } else if (phase == 0) {
+      pack_chunks(v, static_cast<char*>(scratch.shared), begin, end);
+    } else {
+      multiply(v, static_cast<const char*>(scratch.shared), begin, end, scratch.worker);
+    }
+  }
+
+  // Chunk = block * slices + slice, blocks counted through the runs in order; those past the last do nothing.
+  static void pack_chunks(const MatmulView& v, char* x, int64_t begin, int64_t end) {
+    const int64_t slices = pack_slices(v);
+    int64_t first = 0;  // block number of the run's first block
+    for (int64_t run = 0; run < v.runs && first * slices < end; ++run) {
+      const int64_t t0 = v.run_begin(run), tokens = v.run_end(run) - t0;
+      const int64_t blocks = (tokens + kPackTokens - 1) / kPackTokens;
+      for (int64_t c = std::max(begin, first * slices); c < std::min(end, (first + blocks) * slices); ++c) {
+        const int64_t t = (c / slices - first) * kPackTokens, k = c % slices * kPackColumns;
+        Core::pack(
+            x + t0 * Core::x_bytes(v.K),
+            {v.token == nullptr ? v.x + t0 * v.ldx : v.x, v.token == nullptr ? nullptr : v.token + t0, v.ldx,
+             v.K, tokens, t, std::min(tokens, t + kPackTokens), k, std::min(v.K, k + kPackColumns)});
+      }
+      first += blocks;
+    }
+  }
+
+  // Chunk = run * chunks_per_run + place among the row blocks of the run's segments.
+  static void multiply(const MatmulView& v, const char* x, int64_t begin, int64_t end, void* scratch) {
+    const int64_t rows = chunk_rows(v), per_run = chunks_per_run(v, rows);
+    while (begin < end) {
+      const int64_t run = begin / per_run, stop = std::min(end, (run + 1) * per_run);
+      const int64_t t0 = v.run_begin(run), tokens = v.run_end(run) - t0;
+      int64_t first = run * per_run;  // chunk number of the segment's first chunk
+      for (int64_t s = 0; s < v.segments_per_run && tokens > 0; ++s) {
+        const MatmulSegment& seg = v.segments[run * v.segments_per_run + s];
+        const int64_t chunks = (seg.n + rows - 1) / rows;
+        const int64_t lo = std::max(begin, first) - first, hi = std::min(stop, first + chunks) - first;
+        // Chunk by chunk: a panel of this many rows is what stays in the cache.
+        for (int64_t c = lo; c < hi; ++c) {
+          const int64_t at = t0 * v.ldo + seg.out_col;
+          Core::panel({seg.w, seg.n, c * rows, std::min(seg.n, (c + 1) * rows), v.K,
+                       x + t0 * Core::x_bytes(v.K), tokens, v.out + at, seg.bias,
+                       v.residual == nullptr ? nullptr : v.residual + at, v.ldo, scratch, v.format});
+        }
+        first += chunks;
+      }
+      begin = stop;
+    }
+  }
+
+  // Registers the plain and the grouped kernel. Names are string literals.
+  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* name,
+                     const char* grouped_name) {
+    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>});
+    list.push_back({KernelFamily::kGroupedMatmul, isa, grouped_name, format, &plan<GroupedMatmulArgs>,
+                    &run<GroupedMatmulArgs>});
+  }
+};
+
+}  // namespace oar

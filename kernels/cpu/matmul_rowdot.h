@@ -1,0 +1,172 @@
+// Matmul as dot products along K: the core for weights that stay row-major as the file has them. A tile of
+// rows x tokens keeps one vector accumulator per output; lane l of it sums the k congruent to l in ascending
+// order and a fixed tree joins the lanes at the end. So an output's value depends on its row, its token and K
+// alone, whatever tile computed it.
+//
+// One source for all instruction sets: an Arch gives the vector types.
+//
+//   struct Arch {
+//     using W, X;                    // storage of weight and packed activation elements
+//     using WReg, XReg, Acc;
+//     static constexpr int kStep;    // elements of K per step
+//     static constexpr int kTileRows, kTileTokens;   // the tile for many tokens
+//     static constexpr int kGemvRows;                // rows in flight for one token
+//     static Acc zero();
+//     static WReg load_w(const W*);  static XReg load_x(const X*);   // kStep elements, any alignment (X: 64)
+//     static Acc dot(Acc, WReg, XReg);
+//     static void reduce4(Acc, Acc, Acc, Acc, float out[4]);
+//     static void pack(X* dst, const float* src, int64_t n);         // n elements, zeros up to a multiple of
+//     kStep
+//   };
+#pragma once
+
+#include <cstring>
+
+#include "kernels/cpu/matmul_driver.h"
+
+namespace oar {
+
+template <class Arch>
+struct RowDotCore {
+  using W = typename Arch::W;
+  using X = typename Arch::X;
+  using Acc = typename Arch::Acc;
+  static constexpr int kRows = 4;
+  static constexpr int kStep = Arch::kStep;
+
+  static int64_t padded(int64_t K) { return (K + kStep - 1) / kStep * kStep; }
+  // Elements of one packed token: rows start at multiples of 64 bytes.
+  static int64_t stride(int64_t K) {
+    constexpr int64_t kLine = 64 / sizeof(X);
+    return (padded(K) + kLine - 1) / kLine * kLine;
+  }
+  static int64_t x_bytes(int64_t K) { return stride(K) * static_cast<int64_t>(sizeof(X)); }
+  static int64_t w_bytes(const MatmulView& v) { return v.K * static_cast<int64_t>(sizeof(W)); }
+  static int64_t scratch_bytes(const MatmulView&) { return 0; }
+
+  static void pack(void* run, const PackTask& p) {
+    for (int64_t t = p.t_begin; t < p.t_end; ++t) {
+      Arch::pack(static_cast<X*>(run) + t * stride(p.K) + p.k_begin, p.row(t) + p.k_begin,
+                 p.k_end - p.k_begin);
+    }
+  }
+
+  // NR rows from `row` times NT tokens from `t`.
+  template <int NR, int NT, bool kPrefetch>
+  static void tile(const PanelTask& p, int64_t row, int64_t t) {
+    static_assert(NR % 4 == 0);
+    const W* w = static_cast<const W*>(p.w) + row * p.K;
+    const int64_t ldx = stride(p.K), K = p.K, full = K / kStep * kStep;
+    const X* x = static_cast<const X*>(p.x) + t * ldx;
+    Acc acc[NR][NT];
+    for (auto& r : acc) {
+      for (Acc& a : r) a = Arch::zero();
+    }
+    for (int64_t k = 0; k < full; k += kStep) {
+      typename Arch::XReg xr[NT];
+#pragma GCC unroll 8
+      for (int j = 0; j < NT; ++j) xr[j] = Arch::load_x(x + j * ldx + k);
+#pragma GCC unroll 16
+      for (int i = 0; i < NR; ++i) {
+        const auto wr = Arch::load_w(w + i * K + k);
+        // The same column of the next NR rows: the distance that needs no special case at the end of a row.
+        // Past the end of the weights a prefetch does nothing.
+        if constexpr (kPrefetch) __builtin_prefetch(w + (NR + i) * K + k, 0, 2);
+#pragma GCC unroll 8
+        for (int j = 0; j < NT; ++j) acc[i][j] = Arch::dot(acc[i][j], wr, xr[j]);
+      }
+    }
+    if (full < K) {  // the tail of each row, zero-extended so that no load passes the end of the weights
+#pragma GCC unroll 16
+      for (int i = 0; i < NR; ++i) {
+        W tail[kStep] = {};
+        std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
+        const auto wr = Arch::load_w(tail);
+#pragma GCC unroll 8
+        for (int j = 0; j < NT; ++j) acc[i][j] = Arch::dot(acc[i][j], wr, Arch::load_x(x + j * ldx + full));
+      }
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < NT; ++j) {
+#pragma GCC unroll 4
+      for (int i = 0; i < NR; i += 4) {
+        alignas(16) float sums[4];
+        Arch::reduce4(acc[i][j], acc[i + 1][j], acc[i + 2][j], acc[i + 3][j], sums);
+        store(p, row + i, t + j, sums, 4);
+      }
+    }
+  }
+
+  static void store(const PanelTask& p, int64_t row, int64_t t, const float* sums, int n) {
+    float* out = p.out + t * p.ldo + row;
+    for (int i = 0; i < n; ++i) {
+      float v = sums[i];
+      if (p.bias != nullptr) v += p.bias[row + i];
+      if (p.residual != nullptr) v += p.residual[t * p.ldo + row + i];
+      out[i] = v;
+    }
+  }
+
+  // Fewer than four rows at the end of a segment, one at a time.
+  static void last_rows(const PanelTask& p, int64_t row) {
+    const int64_t ldx = stride(p.K), full = p.K / kStep * kStep;
+    for (; row < p.row_end; ++row) {
+      const W* w = static_cast<const W*>(p.w) + row * p.K;
+      for (int64_t t = 0; t < p.tokens; ++t) {
+        const X* x = static_cast<const X*>(p.x) + t * ldx;
+        Acc acc = Arch::zero();
+        for (int64_t k = 0; k < full; k += kStep)
+          acc = Arch::dot(acc, Arch::load_w(w + k), Arch::load_x(x + k));
+        if (full < p.K) {
+          W tail[kStep] = {};
+          std::memcpy(tail, w + full, static_cast<size_t>(p.K - full) * sizeof(W));
+          acc = Arch::dot(acc, Arch::load_w(tail), Arch::load_x(x + full));
+        }
+        float sums[4];
+        Arch::reduce4(acc, Arch::zero(), Arch::zero(), Arch::zero(), sums);
+        store(p, row, t, sums, 1);
+      }
+    }
+  }
+
+  // All rows of the panel against NT tokens.
+  template <int NR, int NT, bool kPrefetch>
+  static void sweep(const PanelTask& p, int64_t t) {
+    int64_t row = p.row_begin;
+    for (; row + NR <= p.row_end; row += NR) tile<NR, NT, kPrefetch>(p, row, t);
+    if constexpr (NR > 4) {
+      for (; row + 4 <= p.row_end; row += 4) tile<4, NT, kPrefetch>(p, row, t);
+    }
+  }
+
+  template <int NT, bool kPrefetch>
+  static void last_tokens(const PanelTask& p, int64_t t) {
+    if constexpr (NT > 0) {
+      if (p.tokens - t == NT) {
+        if constexpr (NT == 1) {
+          sweep<Arch::kGemvRows, 1, kPrefetch>(p, t);
+        } else {
+          sweep<Arch::kTileRows, NT, kPrefetch>(p, t);
+        }
+      } else {
+        last_tokens<NT - 1, kPrefetch>(p, t);
+      }
+    }
+  }
+
+  static void panel(const PanelTask& p) {
+    constexpr int NT = Arch::kTileTokens;
+    int64_t t = 0;
+    // The first sweep brings the panel from memory, the others find it in the cache.
+    if (p.tokens >= NT) {
+      sweep<Arch::kTileRows, NT, true>(p, 0);
+      for (t = NT; t + NT <= p.tokens; t += NT) sweep<Arch::kTileRows, NT, false>(p, t);
+      last_tokens<NT - 1, false>(p, t);
+    } else {
+      last_tokens<NT - 1, true>(p, 0);
+    }
+    last_rows(p, p.row_begin + (p.row_end - p.row_begin) / 4 * 4);
+  }
+};
+
+}  // namespace oar

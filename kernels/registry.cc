@@ -1,0 +1,51 @@
+// The table of all compiled kernels and the search in it. Built once from the generated list of append
+// functions.
+#include <algorithm>
+
+#include "kernels/kernel_list.h"
+
+namespace oar {
+namespace {
+
+class CpuTable {
+ public:
+  CpuTable() {
+#define OAR_REGISTER(name) append_##name(kernels_);
+#include "oar_kernels.inc"
+#undef OAR_REGISTER
+    for (const Kernel& k : kernels_) sorted_.push_back(&k);
+    std::stable_sort(sorted_.begin(), sorted_.end(), [](const Kernel* a, const Kernel* b) {
+      if (a->family != b->family) return a->family < b->family;
+      if (a->format.has_value() != b->format.has_value()) return a->format.has_value();
+      return a->isa > b->isa;
+    });
+  }
+  std::span<const Kernel* const> sorted() const { return sorted_; }
+
+ private:
+  KernelList kernels_;
+  std::vector<const Kernel*> sorted_;
+};
+
+const CpuTable& cpu_table() {
+  static const CpuTable table;
+  return table;
+}
+
+}  // namespace
+
+const Kernel* KernelRegistry::find(KernelFamily family, Format format, Isa isa) const {
+  for (const Kernel* k : all()) {
+    if (k->family == family && k->isa <= isa && (!k->format || *k->format == format)) return k;
+  }
+  return nullptr;
+}
+
+std::span<const Kernel* const> KernelRegistry::all() const { return cpu_table().sorted(); }
+
+const KernelRegistry& KernelRegistry::cpu() {
+  static const KernelRegistry registry;
+  return registry;
+}
+
+}  // namespace oar
