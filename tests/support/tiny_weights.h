@@ -1,0 +1,59 @@
+// Tiny random models and the logits transformers computed for them (tests/golden). The weights are not
+// stored: each tensor's values follow from its name, here as in tests/golden/tiny_weights.py, bit for bit;
+// the manifest's checksums prove it. tests/golden/README.md has the rule and the formats. Any fault throws,
+// which fails the test.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace oar_test {
+
+enum class TinyDtype { f32, bf16 };
+
+struct TinyTensor {
+  std::string name;            // as in a Hugging Face checkpoint
+  std::vector<int64_t> shape;  // row-major
+  uint64_t checksum = 0;       // fnv1a64 of the f32 bytes
+};
+
+struct TinyGolden {
+  std::string name;    // "llama3": tests/golden/models/llama3.json
+  std::string config;  // the text of its config.json
+  uint64_t weight_seed = 0;
+  std::vector<int32_t> tokens;      // (T), one sequence from position 0
+  std::vector<TinyTensor> tensors;  // the whole checkpoint
+  int64_t vocab = 0;
+  std::vector<float> logits_f32;  // (T, V) with the weights as generated
+  std::vector<float>
+      logits_bf16;  // (T, V) with the weights rounded to bf16; arithmetic in double all the same
+  // Mixtures of experts: the least difference, over tokens and layers, between the router logits of the last
+  // expert chosen and the best one not chosen.
+  std::optional<double> router_margin_f32, router_margin_bf16;
+
+  const std::vector<float>& logits(TinyDtype dtype) const {
+    return dtype == TinyDtype::f32 ? logits_f32 : logits_bf16;
+  }
+};
+
+// Every golden there is, in the order of the generator.
+std::vector<std::string> tiny_golden_names();
+TinyGolden load_tiny_golden(std::string_view name);
+
+// A checkpoint folder (config.json, model.safetensors) below temp_dir(), written anew; returns its path.
+std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype);
+
+// The values of one tensor, by the rule.
+std::vector<float> tiny_weights(std::string_view name, std::span<const int64_t> shape, uint64_t seed);
+
+uint64_t fnv1a64(std::span<const unsigned char> bytes);
+uint64_t fnv1a64(std::span<const float> values);  // over their little-endian bytes
+
+// Round to nearest even. Finite values only.
+uint16_t bf16_bits(float value);
+
+}  // namespace oar_test
