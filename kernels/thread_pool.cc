@@ -81,8 +81,8 @@ struct Job {
   const void* args = nullptr;
   int phase = 0;
   int64_t chunks = 0;
-  int64_t unit = 1;
   void* shared = nullptr;
+  int64_t unit = 1, units = 0;  // set by run_phase()
 };
 
 void call_kernel(const Job& job, int64_t begin, int64_t end, const KernelScratch& scratch) {
@@ -96,7 +96,7 @@ struct RangeFn {
 };
 void call_range_fn(const Job& job, int64_t begin, int64_t end, const KernelScratch&) {
   const RangeFn& f = *static_cast<const RangeFn*>(job.fn);
-  f.fn(f.ctx, begin * f.grain, std::min(f.count, end * f.grain));
+  f.fn(f.ctx, begin * f.grain, end == job.chunks ? f.count : end * f.grain);
 }
 
 }  // namespace
@@ -178,7 +178,7 @@ struct ThreadPool::Impl {
   void work(Slot& slot) {
     const KernelScratch scratch{slot.scratch.get(), job.shared};
     const auto run = [&](Range r) {
-      job.call(job, r.begin * job.unit, std::min(job.chunks, r.end * job.unit), scratch);
+      job.call(job, r.begin * job.unit, r.end == job.units ? job.chunks : r.end * job.unit, scratch);
     };
     for (Range r = take_own(slot); !r.empty(); r = take_own(slot)) run(r);
     for (int pauses = 0; !all_empty();) {
@@ -229,7 +229,7 @@ struct ThreadPool::Impl {
     const int64_t count = static_cast<int64_t>(slots.size());
     constexpr int64_t kMaxUnits = int64_t{1} << 31;
     job.unit = job.chunks / kMaxUnits + 1;
-    const int64_t units = (job.chunks + job.unit - 1) / job.unit;
+    const int64_t units = job.units = job.chunks / job.unit + (job.chunks % job.unit != 0);
     if (units <= 1 || count == 1) {
       if (job.chunks > 0) job.call(job, 0, job.chunks, {slots[0].scratch.get(), job.shared});
       return;
@@ -270,7 +270,7 @@ void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& p
   std::lock_guard lock(impl_->turn);
   impl_->runs.fetch_add(1, std::memory_order_relaxed);
   for (int phase = 0; phase < plan.phases; ++phase) {
-    impl_->job = Job{&call_kernel, &kernel, args, phase, plan.chunks[phase], 1, shared};
+    impl_->job = Job{&call_kernel, &kernel, args, phase, plan.chunks[phase], shared};
     impl_->run_phase();
   }
 }
@@ -288,7 +288,7 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx
   grain = std::max<int64_t>(grain, 1);
   const RangeFn range_fn{fn, ctx, count, grain};
   std::lock_guard lock(impl_->turn);
-  impl_->job = Job{&call_range_fn, &range_fn, nullptr, 0, (count - 1) / grain + 1, 1, nullptr};
+  impl_->job = Job{&call_range_fn, &range_fn, nullptr, 0, (count - 1) / grain + 1, nullptr};
   impl_->run_phase();
 }
 

@@ -1,0 +1,126 @@
+// A matmul with all its operands, and ways to run it: on a pool, or chunk by chunk in any partition. Shared
+// by the tests of the plain and the grouped kernel.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+#include "kernels/thread_pool.h"
+#include "tests/kernels/guarded.h"
+
+namespace oar_test {
+
+using oar::Format;
+using oar::Isa;
+using oar::Kernel;
+using oar::KernelFamily;
+using oar::KernelPlan;
+
+// Instruction-set levels of this machine, the reference aside.
+inline std::vector<Isa> levels() {
+  std::vector<Isa> out;
+  for (int i = 1; i <= static_cast<int>(oar::best_isa()); ++i) out.push_back(static_cast<Isa>(i));
+  return out;
+}
+
+enum class Values {
+  kNormal,    // N(0, 1)
+  kIntegers,  // -3 .. 3: products and sums are exact in every float kernel, so results must be equal to the
+              // bit
+};
+
+inline std::vector<float> random_values(size_t n, Values values, uint32_t seed) {
+  std::mt19937 gen(seed);
+  std::vector<float> out(n);
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int> integer(-3, 3);
+  for (float& v : out) v = values == Values::kNormal ? normal(gen) : static_cast<float>(integer(gen));
+  return out;
+}
+
+// The values in storage format `format`, row-major, ending at a guard page. The row length is a multiple of
+// the format's block.
+inline Guarded<char> encode(const std::vector<float>& values, Format format) {
+  const size_t blocks = values.size() / static_cast<size_t>(format.block_elems());
+  Guarded<char> out(blocks * static_cast<size_t>(format.block_bytes()),
+                    static_cast<size_t>(format.info().alignment));
+  REQUIRE(format.info().encode != nullptr);
+  format.info().encode(values.data(), static_cast<int64_t>(blocks), out.data());
+  return out;
+}
+
+inline std::vector<float> decode(const Guarded<char>& bytes, Format format) {
+  const size_t blocks = bytes.size() / static_cast<size_t>(format.block_bytes());
+  std::vector<float> out(blocks * static_cast<size_t>(format.block_elems()));
+  format.info().decode(bytes.data(), static_cast<int64_t>(blocks), out.data());
+  return out;
+}
+
+// A weight as the kernels of `isa` want it: the row-major bytes themselves or their packed form.
+struct Weight {
+  Guarded<char> row_major, packed;
+  const void* for_kernel = nullptr;
+
+  Weight(const std::vector<float>& values, Format format, Isa isa, int64_t n, int64_t K)
+      : row_major(encode(values, format)) {
+    const oar::WeightLayout& layout = oar::weight_layout(format, isa);
+    for_kernel = row_major.data();
+    if (layout.in_place) return;
+    REQUIRE(layout.accepts(format, n, K));
+    packed = Guarded<char>(layout.bytes(n, K), 64);
+    // In two parts, as a loader with several threads does.
+    const int64_t middle =
+        std::min(n, (n / 2 + layout.row_granule - 1) / layout.row_granule * layout.row_granule);
+    layout.pack(packed.data(), row_major.data(), format, n, K, 0, middle);
+    layout.pack(packed.data(), row_major.data(), format, n, K, middle, n);
+    for_kernel = packed.data();
+  }
+};
+
+struct AlignedScratch {
+  explicit AlignedScratch(size_t bytes) : memory(bytes, 64) {}
+  Guarded<char> memory;
+  void* data() { return memory.data(); }
+};
+
+// Runs all phases on this thread, `step` chunks per call, in descending order when asked; worker scratch is
+// filled with 0xff bytes before each call.
+inline void run_in_steps(const Kernel& kernel, const void* args, int64_t step, bool descending) {
+  KernelPlan plan;
+  kernel.plan(args, 3, &plan);
+  AlignedScratch worker(plan.worker_scratch), shared(plan.shared_scratch);
+  std::memset(shared.data(), 0xff, plan.shared_scratch);
+  for (int phase = 0; phase < plan.phases; ++phase) {
+    std::vector<std::pair<int64_t, int64_t>> ranges;
+    for (int64_t b = 0; b < plan.chunks[phase]; b += step) {
+      ranges.emplace_back(b, std::min(plan.chunks[phase], b + step));
+    }
+    if (descending) std::reverse(ranges.begin(), ranges.end());
+    for (auto [b, e] : ranges) {
+      std::memset(worker.data(), 0xff, plan.worker_scratch);
+      kernel.run(args, phase, b, e, {worker.data(), shared.data()});
+    }
+  }
+}
+
+inline void run_on_pool(oar::ThreadPool& pool, const Kernel& kernel, const void* args) {
+  KernelPlan plan;
+  kernel.plan(args, pool.workers(), &plan);
+  AlignedScratch shared(plan.shared_scratch);
+  pool.reserve_scratch(plan.worker_scratch);
+  pool.run(kernel, args, plan, shared.data());
+}
+
+// How far a kernel may be from the exact sum of |w||x| = `magnitude` over K terms, with x quantization error
+// `x_error` = sum of |w||dx| given by the caller: K + 8 roundings of 2^-24 each on sums bounded by the
+// magnitude.
+inline double float_sum_bound(int64_t K, double magnitude) {
+  return static_cast<double>(K + 8) * std::ldexp(1.0, -24) * magnitude;
+}
+
+}  // namespace oar_test

@@ -1,0 +1,329 @@
+// Every matmul kernel this machine can run against double-precision sums computed here, and the promises of
+// kernels/kernel.h: no access past an operand, values independent of batch, segments, chunks and workers.
+#include <algorithm>
+#include <cstring>
+
+#include "tests/kernels/matmul_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+const char* const kFormats[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q5_1"};
+
+struct Shape {
+  int64_t T, K;
+  std::vector<int64_t> n;
+};
+
+struct Problem {
+  Shape shape;
+  Format format;
+  Isa isa;
+  const Kernel* kernel;
+  std::vector<std::vector<float>> w;  // as the format stores them
+  std::vector<Weight> weights;
+  Guarded<float> x, bias, residual, out;
+  std::vector<MatmulSegment> segments;
+  int64_t ldx, ldo;
+  MatmulArgs args;
+
+  Problem(Format f, Isa level, Shape s, Values values, bool with_bias, bool with_residual, uint32_t seed = 1)
+      : shape(std::move(s)), format(f), isa(level) {
+    kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+    REQUIRE(kernel != nullptr);
+    const int64_t T = shape.T, K = shape.K;
+    int64_t rows = 0;
+    for (int64_t n : shape.n) {
+      weights.emplace_back(random_values(static_cast<size_t>(n * K), values, seed + 10), format, isa, n, K);
+      w.push_back(decode(weights.back().row_major, format));
+      rows += n;
+      ++seed;
+    }
+    ldx = K + 3;
+    ldo = rows + 5;
+    // The last row ends at the guard, without the padding up to ld.
+    x = Guarded<float>(static_cast<size_t>((T - 1) * ldx + K));
+    std::ranges::copy(random_values(x.size(), values, seed + 20), x.begin());
+    out = Guarded<float>(static_cast<size_t>((T - 1) * ldo + rows));
+    std::ranges::fill(out, -7.f);
+    if (with_bias) {
+      bias = Guarded<float>(static_cast<size_t>(rows));
+      std::ranges::copy(random_values(bias.size(), values, seed + 30), bias.begin());
+    }
+    if (with_residual) {
+      residual = Guarded<float>(out.size());
+      std::ranges::copy(random_values(residual.size(), values, seed + 40), residual.begin());
+    }
+    int64_t col = 0;
+    for (size_t i = 0; i < shape.n.size(); ++i) {
+      segments.push_back({weights[i].for_kernel, with_bias ? bias.data() + col : nullptr, shape.n[i], col});
+      col += shape.n[i];
+    }
+    args.out = out.data();
+    args.x = x.data();
+    args.residual = with_residual ? residual.data() : nullptr;
+    args.segments = segments.data();
+    args.num_segments = static_cast<int64_t>(segments.size());
+    args.T = T;
+    args.K = K;
+    args.ldx = ldx;
+    args.ldo = ldo;
+    args.format = format;
+  }
+
+  std::string describe() const {
+    std::string s =
+        std::string(kernel->name) + " T=" + std::to_string(shape.T) + " K=" + std::to_string(shape.K) + " n=";
+    for (int64_t n : shape.n) s += std::to_string(n) + " ";
+    return s;
+  }
+
+  // |w| . |dx| for one output: what the kernel may lose by rounding the activations. bf16 has 8 significant
+  // bits, so to nearest is within 2^-8; int8 groups of 32 are within half a step of absmax / 127 (a little
+  // more: the quotient is rounded too).
+  double activation_error(const float* wr, const float* xr) const {
+    const std::string_view name = kernel->name;
+    const int64_t K = shape.K;
+    double error = 0;
+    if (name == "matmul.bf16.avx512vnni" || name == "matmul.bf16.amx") {
+      for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(1.0, -8);
+    } else if (name.starts_with("matmul.q8_0.")) {
+      for (int64_t g = 0; g < K; g += 32) {
+        float absmax = 0;
+        const int64_t end = std::min(K, g + 32);
+        for (int64_t k = g; k < end; ++k) absmax = std::max(absmax, std::abs(xr[k]));
+        for (int64_t k = g; k < end; ++k) error += std::abs(wr[k]) * (absmax / 127 * 0.50001);
+      }
+    }
+    return error;
+  }
+
+  // Compares `out` with sums in double; `before` holds what residual was when it is out itself.
+  void check(const std::vector<float>& before = {}) const {
+    INFO(describe());
+    const int64_t K = shape.K;
+    int64_t col = 0, wrong = 0;
+    for (size_t s = 0; s < shape.n.size(); ++s) {
+      for (int64_t n = 0; n < shape.n[s]; ++n, ++col) {
+        const float* wr = w[s].data() + n * K;
+        for (int64_t t = 0; t < shape.T; ++t) {
+          const float* xr = x.data() + t * ldx;
+          double sum = 0, magnitude = 0;
+          for (int64_t k = 0; k < K; ++k) {
+            sum += double{wr[k]} * xr[k];
+            magnitude += std::abs(double{wr[k]} * xr[k]);
+          }
+          const size_t at = static_cast<size_t>(t * ldo + col);
+          const double b = bias.size() != 0 ? bias[static_cast<size_t>(col)] : 0;
+          const double r = !before.empty() ? before[at] : residual.size() != 0 ? residual[at] : 0;
+          const double bound = float_sum_bound(K, magnitude + std::abs(b) + std::abs(r)) * 1.01 +
+                               activation_error(wr, xr) * 1.01;
+          const double error = std::abs(out[at] - (sum + b + r));
+          if (!(error <= bound) && ++wrong < 5) {
+            UNSCOPED_INFO("t " << t << " column " << col << ": " << out[at] << " instead of " << sum + b + r
+                               << ", bound " << bound);
+          }
+        }
+      }
+    }
+    CHECK(wrong == 0);
+    // Nothing outside [T, rows] was written.
+    for (int64_t t = 0; t + 1 < shape.T; ++t) {
+      for (int64_t c = col; c < ldo; ++c) CHECK(out[static_cast<size_t>(t * ldo + c)] == -7.f);
+    }
+  }
+};
+
+bool storable(Format format, int64_t K) {
+  return K % format.block_elems() == 0 && format.info().encode != nullptr;
+}
+
+// Calls fn(format, isa) for each distinct kernel.
+template <class F>
+void for_each_kernel(F&& fn) {
+  for (const char* name : kFormats) {
+    const Format format = *Format::find(name);
+    for (Isa isa : levels()) {
+      if (KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa)->isa == isa) fn(format, isa);
+    }
+  }
+}
+
+bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+}  // namespace
+
+TEST_CASE("matmul: sizes around every tile edge") {
+  ThreadPool pool({.threads = 3});
+  for_each_kernel([&](Format format, Isa isa) {
+    for (int64_t K : {1, 7, 31, 32, 33, 64, 96, 172, 256, 2048, 2080}) {
+      if (!storable(format, K)) continue;
+      for (int64_t T : {1, 2, 5, 7, 16, 17, 33}) {
+        for (int64_t n : {1, 3, 15, 16, 17, 33, 65}) {
+          if (K * T * n > 400'000 && n != 33) continue;  // the large corner once
+          Problem p(format, isa, {T, K, {n}}, Values::kNormal, false, false);
+          run_on_pool(pool, *p.kernel, &p.args);
+          p.check();
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("matmul: small integers are exact in the float kernels") {
+  ThreadPool pool({.threads = 2});
+  for_each_kernel([&](Format format, Isa isa) {
+    if (!format.plain()) return;  // block formats round the weights or the activations
+    for (int64_t K : {1, 33, 172, 512, 4096}) {
+      for (int64_t T : {1, 4, 6, 13, 35}) {
+        Problem p(format, isa, {T, K, {37, 16}}, Values::kIntegers, true, true);
+        run_on_pool(pool, *p.kernel, &p.args);
+        INFO(p.describe());
+        int64_t wrong = 0, col = 0;
+        for (size_t s = 0; s < p.w.size(); ++s) {
+          for (int64_t n = 0; n < p.shape.n[s]; ++n, ++col) {
+            for (int64_t t = 0; t < T; ++t) {
+              double sum = 0;
+              for (int64_t k = 0; k < K; ++k)
+                sum +=
+                    double{p.w[s][static_cast<size_t>(n * K + k)]} * p.x[static_cast<size_t>(t * p.ldx + k)];
+              const size_t at = static_cast<size_t>(t * p.ldo + col);
+              wrong +=
+                  p.out[at] != static_cast<float>(sum + p.bias[static_cast<size_t>(col)] + p.residual[at]);
+            }
+          }
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  });
+}
+
+TEST_CASE("matmul: segments, bias and residual, also in place") {
+  for (int workers = 1; workers <= 5; ++workers) {
+    ThreadPool pool({.threads = workers});
+    for_each_kernel([&](Format format, Isa isa) {
+      const int64_t K = 256;
+      for (int64_t T : {1, 19}) {
+        Problem p(format, isa, {T, K, {64, 17, 1, 130}}, Values::kNormal, true, true);
+        run_on_pool(pool, *p.kernel, &p.args);
+        p.check();
+        // Residual is the output itself: the same bits.
+        const std::vector<float> separate(p.out.begin(), p.out.end());
+        for (int64_t t = 0; t < T; ++t) {
+          std::copy_n(p.residual.data() + t * p.ldo, p.ldo - 5, p.out.data() + t * p.ldo);
+        }
+        p.args.residual = p.out.data();
+        run_on_pool(pool, *p.kernel, &p.args);
+        INFO(p.describe() << workers << " workers");
+        CHECK(std::equal(separate.begin(), separate.end(), p.out.begin(), same_bits));
+      }
+    });
+  }
+}
+
+TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the chunks or the workers") {
+  for_each_kernel([&](Format format, Isa isa) {
+    for (int64_t K : {256, 1280}) {
+      const int64_t most = 70;
+      Problem all(format, isa, {most, K, {83}}, Values::kNormal, true, false);
+      run_in_steps(*all.kernel, &all.args, 1, false);
+      INFO(all.describe());
+      const std::vector<float> truth(all.out.begin(), all.out.end());
+      const auto check_rows = [&](const char* what, int64_t first, int64_t count) {
+        int64_t different = 0;
+        for (int64_t t = 0; t < count; ++t) {
+          for (int64_t n = 0; n < 83; ++n) {
+            different += !same_bits(all.out[static_cast<size_t>(t * all.ldo + n)],
+                                    truth[static_cast<size_t>((first + t) * all.ldo + n)]);
+          }
+        }
+        INFO(what << ", rows " << first << " + " << count);
+        CHECK(different == 0);
+      };
+      // Any run of rows alone.
+      for (int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 17, 31, 32, 33, 48, 64, 69}) {
+        for (int64_t first : {int64_t{0}, int64_t{1}, most - count}) {
+          MatmulArgs a = all.args;
+          a.x = all.args.x + first * all.ldx;
+          a.T = count;
+          run_in_steps(*all.kernel, &a, 1000, false);
+          check_rows("batch", first, count);
+        }
+      }
+      // Chunks in other groups and in the opposite order.
+      for (int64_t step : {1, 2, 5}) {
+        run_in_steps(*all.kernel, &all.args, step, true);
+        check_rows("chunks", 0, most);
+      }
+      for (int workers = 1; workers <= 5; ++workers) {
+        ThreadPool pool({.threads = workers});
+        run_on_pool(pool, *all.kernel, &all.args);
+        check_rows("workers", 0, most);
+      }
+      // The same weight as one of several segments, and after a longer one.
+      Problem more(format, isa, {3, K, {83, 200}}, Values::kNormal, true, false);
+      std::copy_n(all.x.data(), more.x.size(), more.x.data());
+      const MatmulSegment one{all.segments[0].w, all.segments[0].bias, 83, 200};
+      const MatmulSegment swapped[] = {{more.segments[1].w, more.segments[1].bias, 200, 0}, one};
+      more.args.segments = swapped;
+      run_in_steps(*all.kernel, &more.args, 2, false);
+      int64_t different = 0;
+      for (int64_t t = 0; t < 3; ++t) {
+        for (int64_t n = 0; n < 83; ++n) {
+          different += !same_bits(more.out[static_cast<size_t>(t * more.ldo + 200 + n)],
+                                  truth[static_cast<size_t>(t * all.ldo + n)]);
+        }
+      }
+      CHECK(different == 0);
+    }
+  });
+}
+
+TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {
+  ThreadPool pool({.threads = 2});
+  for_each_kernel([&](Format format, Isa isa) {
+    for (int64_t T : {1, 9, 34}) {
+      for (float poison : {NAN, INFINITY}) {
+        Problem p(format, isa, {T, 256, {40}}, Values::kNormal, false, false);
+        const int64_t bad = T / 2;
+        p.x[static_cast<size_t>(bad * p.ldx + 100)] = poison;
+        run_on_pool(pool, *p.kernel, &p.args);
+        INFO(p.describe());
+        for (int64_t t = 0; t < T; ++t) {
+          int64_t finite = 0;
+          for (int64_t n = 0; n < 40; ++n) finite += std::isfinite(p.out[static_cast<size_t>(t * p.ldo + n)]);
+          CHECK(finite == (t == bad ? 0 : 40));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("matmul: no rows of x, no work") {
+  for_each_kernel([&](Format format, Isa isa) {
+    Problem p(format, isa, {1, 256, {40}}, Values::kNormal, false, false);
+    p.args.T = 0;
+    KernelPlan plan;
+    p.kernel->plan(&p.args, 4, &plan);
+    for (int phase = 0; phase < plan.phases; ++phase) CHECK(plan.chunks[phase] == 0);
+  });
+}
+
+TEST_CASE("matmul: zero x gives bias exactly") {
+  ThreadPool pool({.threads = 2});
+  for_each_kernel([&](Format format, Isa isa) {
+    Problem p(format, isa, {20, 512, {33}}, Values::kNormal, true, false);
+    std::ranges::fill(p.x, 0.f);
+    run_on_pool(pool, *p.kernel, &p.args);
+    INFO(p.describe());
+    int64_t wrong = 0;
+    for (int64_t t = 0; t < 20; ++t) {
+      for (int64_t n = 0; n < 33; ++n)
+        wrong += p.out[static_cast<size_t>(t * p.ldo + n)] != p.bias[static_cast<size_t>(n)];
+    }
+    CHECK(wrong == 0);
+  });
+}

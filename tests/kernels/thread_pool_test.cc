@@ -1,0 +1,169 @@
+// The pool: every chunk of every phase exactly once, phases in order, from any thread, however slow a worker
+// is.
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "kernels/thread_pool.h"
+#include "tests/support/catch.h"
+
+using namespace oar;
+
+namespace {
+
+// A kernel of several phases whose chunks count themselves. Phase p + 1 checks that phase p is complete.
+struct CountArgs {
+  int phases;
+  int64_t chunks;
+  std::vector<std::vector<int>>*
+      counts;  // [phase][chunk], plain ints: the sanitizer sees a race if there is one
+  std::atomic<int64_t>* early;
+  int slow_chunk = -1;
+};
+
+void count_plan(const void* args, int, KernelPlan* out) {
+  const auto& a = *static_cast<const CountArgs*>(args);
+  *out = KernelPlan{};
+  out->phases = a.phases;
+  for (int p = 0; p < a.phases; ++p) out->chunks[p] = a.chunks;
+}
+
+void count_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const CountArgs*>(args);
+  for (int64_t c = begin; c < end; ++c) {
+    if (phase > 0) {
+      // A chunk of another worker's range: the barrier between phases makes it visible.
+      const auto& before = (*a.counts)[static_cast<size_t>(phase - 1)];
+      if (before[static_cast<size_t>(a.chunks - 1 - c)] == 0) a.early->fetch_add(1);
+    }
+    if (c == a.slow_chunk) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    ++(*a.counts)[static_cast<size_t>(phase)][static_cast<size_t>(c)];
+  }
+}
+
+const Kernel kCount{KernelFamily::kUnary, Isa::kReference, "count", std::nullopt, &count_plan, &count_run};
+
+void run_and_check(ThreadPool& pool, int phases, int64_t chunks, int slow_chunk = -1) {
+  std::vector<std::vector<int>> counts(static_cast<size_t>(phases),
+                                       std::vector<int>(static_cast<size_t>(chunks)));
+  std::atomic<int64_t> early{0};
+  const CountArgs args{phases, chunks, &counts, &early, slow_chunk};
+  KernelPlan plan;
+  kCount.plan(&args, pool.workers(), &plan);
+  pool.run(kCount, &args, plan, nullptr);
+  int64_t wrong = 0;
+  for (const auto& phase : counts) {
+    for (int n : phase) wrong += n != 1;
+  }
+  REQUIRE(wrong == 0);
+  REQUIRE(early.load() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("thread pool: each chunk once, phases in order") {
+  for (int threads : {1, 2, 3, 4, 7}) {
+    ThreadPool pool({.threads = threads});
+    CHECK(pool.workers() == threads);
+    for (int64_t chunks : {0, 1, 2, 3, 10, 64, 1000}) {
+      for (int phases = 1; phases <= kMaxPhases; ++phases) run_and_check(pool, phases, chunks);
+    }
+  }
+}
+
+TEST_CASE("thread pool: thousands of short runs, parked workers and not") {
+  for (int spin_us : {0, 50}) {
+    ThreadPool pool({.threads = 4, .spin_us = spin_us});
+    for (int i = 0; i < 3000; ++i) {
+      run_and_check(pool, 1 + i % 3, i % 17);
+      if (i % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const ThreadPool::Counters c = pool.counters();
+    CHECK(c.runs == 3000);
+  }
+}
+
+TEST_CASE("thread pool: a slow chunk does not hold the others' work") {
+  ThreadPool pool({.threads = 4});
+  // Chunk 0 sleeps 2 ms; its owner's remaining chunks are stolen meanwhile.
+  run_and_check(pool, 1, 64, 0);
+  run_and_check(pool, 2, 64, 5);
+  CHECK(pool.counters().steals > 0);
+}
+
+TEST_CASE("thread pool: callers take turns") {
+  ThreadPool pool({.threads = 3});
+  std::vector<std::thread> callers;
+  std::atomic<int64_t> total{0};
+  for (int c = 0; c < 4; ++c) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        int64_t sum = 0;
+        std::vector<int64_t> parts(50);
+        pool.parallel_for(50, 3, [&](int64_t b, int64_t e) {
+          for (int64_t k = b; k < e; ++k) parts[static_cast<size_t>(k)] = k;
+        });
+        for (int64_t p : parts) sum += p;
+        total += sum;
+      }
+    });
+  }
+  for (std::thread& t : callers) t.join();
+  CHECK(total.load() == 4 * 200 * (49 * 50 / 2));
+}
+
+TEST_CASE("thread pool: parallel_for covers ranges of any size and grain") {
+  ThreadPool pool({.threads = 4});
+  for (int64_t count : {0, 1, 5, 100, 4097}) {
+    for (int64_t grain : {0, 1, 7, 64, 100'000}) {
+      std::vector<int> seen(static_cast<size_t>(count));
+      std::atomic<bool> inside{true};
+      pool.parallel_for(count, grain, [&](int64_t b, int64_t e) {
+        if (b < 0 || e > count || b >= e) inside = false;
+        for (int64_t k = b; k < e; ++k) ++seen[static_cast<size_t>(k)];
+      });
+      CHECK(inside);
+      CHECK(std::count(seen.begin(), seen.end(), 1) == count);
+    }
+  }
+  // A count near the limit of the type: handed out in large units without overflow.
+  std::atomic<int64_t> sum{0};
+  const int64_t huge = INT64_MAX - 5;
+  pool.parallel_for(huge, int64_t{1} << 40, [&](int64_t b, int64_t e) { sum += e - b; });
+  CHECK(sum.load() == huge);
+}
+
+TEST_CASE("thread pool: scratch is private, aligned and large enough") {
+  ThreadPool pool({.threads = 4});
+  pool.reserve_scratch(1000);
+  pool.reserve_scratch(100);  // smaller: keeps what there is
+  struct Args {
+    std::atomic<int64_t> bad{0};
+  } args;
+  static const Kernel kernel{KernelFamily::kUnary,
+                             Isa::kReference,
+                             "scratch",
+                             std::nullopt,
+                             nullptr,
+                             [](const void* a, int, int64_t begin, int64_t end, const KernelScratch& s) {
+                               auto* bytes = static_cast<unsigned char*>(s.worker);
+                               auto& bad = const_cast<Args*>(static_cast<const Args*>(a))->bad;
+                               if (reinterpret_cast<uintptr_t>(bytes) % 64 != 0) ++bad;
+                               for (int64_t c = begin; c < end; ++c) {
+                                 for (int i = 0; i < 1000; ++i) bytes[i] = static_cast<unsigned char>(c);
+                                 for (int i = 0; i < 1000; ++i)
+                                   bad += bytes[i] != static_cast<unsigned char>(c);
+                               }
+                             }};
+  KernelPlan plan;
+  plan.chunks[0] = 500;
+  plan.worker_scratch = 1000;
+  pool.run(kernel, &args, plan, nullptr);
+  CHECK(args.bad.load() == 0);
+}
+
+TEST_CASE("thread pool: pinned workers run too") {
+  ThreadPool pool({.threads = 3, .pin = true});
+  run_and_check(pool, 2, 100);
+}
