@@ -3,9 +3,9 @@
 
     python3 tests/golden/generate_models.py            # needs torch, transformers, safetensors, numpy
 
-Writes configs/models/tiny-<name>.json (the model's config.json) and tests/golden/models/<name>.{json,f32.bin,bf16.bin}.
-README.md beside this file has the formats. Weights are not stored: tiny_weights.py and tests/support/tiny_weights.cc both
-make them, bit for bit, from each tensor's name.
+Writes configs/models/tiny-<name>.json (the model's config.json) and
+tests/golden/models/<name>.{json,f32.bin,bf16.bin}. README.md beside this file has the formats. Weights are not
+stored: tiny_weights.py and tests/support/tiny_weights.cc both make them, bit for bit, from each tensor's name.
 """
 
 import json
@@ -115,8 +115,8 @@ def load(folder: Path, weights: dict[str, np.ndarray]) -> torch.nn.Module:
 
 @torch.no_grad()
 def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | None]:
-    """Logits (T, V), and for mixtures of experts the smallest margin, over tokens and layers, between the router logits of
-    the last expert chosen and the first one not chosen."""
+    """Logits (T, V), and for mixtures of experts the smallest margin, over tokens and layers, between the router logits
+    of the last expert chosen and the first one not chosen."""
     routed = getattr(model.config, "num_experts_per_tok", None)
     result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed else {}))
     margin = None

@@ -3,11 +3,11 @@
 
     python3 tests/golden/generate_sampling.py          # needs torch, transformers, numpy
 
-Writes tests/golden/sampling.json: {"order", "vectors": {name: logits}, "cases": [...]}. A case names a vector, has the
-tokens of prompt and output so far, the parameters that differ from their neutral values, and `kept`: [id, log-probability]
-of every token that can still be drawn, by id; all others have probability zero. Presence and frequency penalties and the
-bias, which transformers lacks or states differently, follow the definition of the OpenAI API:
-logit - presence * (count > 0) - frequency * count, counts over the output; bias is added first.
+Writes tests/golden/sampling.json: {"order", "vectors": {name: logits}, "cases": [...]}. A case names a vector, has
+the tokens of prompt and output so far, the parameters that differ from their neutral values, and `kept`: [id,
+log-probability] of every token that can still be drawn, by id; all others have probability zero. Presence and
+frequency penalties and the bias, which transformers lacks or states differently, follow the definition of the OpenAI
+API: logit - presence * (count > 0) - frequency * count, counts over the output; bias is added first.
 
 No case hangs on a rounding: thresholds of top_p and min_p are at least MARGIN from every probability they cut between.
 """

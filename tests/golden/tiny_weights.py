@@ -1,4 +1,4 @@
-"""Deterministic weights for tiny models, the same bits here and in tests/support/tiny_weights.cc (README.md has the rule)."""
+"""Deterministic weights for tiny models, the same bits as tests/support/tiny_weights.cc makes (rule: README.md)."""
 
 import numpy as np
 
