@@ -19,6 +19,9 @@ struct DecodeCore {
   static int64_t scratch_bytes(const MatmulView& v) {
     return kRows * v.K * static_cast<int64_t>(sizeof(float));
   }
+  static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
+    return default_chunk_rows(v, total_rows, w_bytes(v), kRows);
+  }
   static void pack(void* run, const PackTask& p) { F32Core::pack(run, p); }
 
   static void panel(const PanelTask& p) {

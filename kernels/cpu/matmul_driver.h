@@ -2,7 +2,7 @@
 // segments and experts. A Core supplies the arithmetic of one weight format on one instruction set:
 //
 //   struct Core {
-//     static constexpr int kRows;                                // weight rows it works on at a time
+//     static int64_t chunk_rows(const MatmulView&, int64_t total_rows);  // weight rows of a chunk
 //     static int64_t x_bytes(int64_t K);                         // bytes of one packed token, a multiple of
 //     64 static int64_t w_bytes(const MatmulView&);                 // bytes of one weight row, for sizing
 //     chunks static int64_t scratch_bytes(const MatmulView&);           // private to a worker static void
@@ -66,15 +66,20 @@ struct PanelTask {
   Format format;
 };
 
+// Weight rows of one chunk, a multiple of `granule`: enough bytes to amortize a chunk's fixed cost, few
+// enough to balance. With many tokens the panel is read again for every token tile and has to stay in the
+// second-level cache.
+static inline int64_t default_chunk_rows(const MatmulView& v, int64_t total_rows, int64_t row_bytes,
+                                         int64_t granule) {
+  constexpr int64_t kChunkBytes = 128 << 10, kPanelBytes = 512 << 10, kManyTokens = 32;
+  constexpr int64_t kMinChunks = 64;  // so that a dozen workers balance
+  const int64_t budget = v.P / v.runs >= kManyTokens ? kPanelBytes : kChunkBytes;
+  const int64_t by_bytes = budget / std::max<int64_t>(1, row_bytes);
+  return std::max<int64_t>(1, std::min(by_bytes, total_rows / kMinChunks) / granule) * granule;
+}
+
 template <class Core>
 struct MatmulDriver {
-  // Weight bytes of one chunk: enough to amortize a chunk's fixed cost, few enough to balance. With many
-  // tokens the panel is read again for every token tile and has to stay in the second-level cache.
-  static constexpr int64_t kChunkBytes = 128 << 10;
-  static constexpr int64_t kPanelBytes = 512 << 10;
-  static constexpr int64_t kManyTokens = 32;
-  static constexpr int64_t kMinChunks = 64;  // per matmul, so that a dozen workers balance
-
   static MatmulView view(const MatmulArgs& a) {
     return {a.out, a.x, a.residual, nullptr, nullptr, a.segments, a.num_segments,
             1,     a.T, a.K,        a.ldx,   a.ldo,   a.format};
@@ -91,12 +96,7 @@ struct MatmulDriver {
     return rows;
   }
 
-  static int64_t chunk_rows(const MatmulView& v) {
-    const int64_t budget = v.P / v.runs >= kManyTokens ? kPanelBytes : kChunkBytes;
-    const int64_t by_bytes = budget / std::max<int64_t>(1, Core::w_bytes(v));
-    const int64_t by_balance = total_rows(v) / kMinChunks;
-    return std::max<int64_t>(1, std::min(by_bytes, by_balance) / Core::kRows) * Core::kRows;
-  }
+  static int64_t chunk_rows(const MatmulView& v) { return Core::chunk_rows(v, total_rows(v)); }
 
   static int64_t chunks_per_run(const MatmulView& v, int64_t rows) {
     int64_t chunks = 0;

@@ -31,7 +31,7 @@ struct RowDotCore {
   using W = typename Arch::W;
   using X = typename Arch::X;
   using Acc = typename Arch::Acc;
-  static constexpr int kRows = 4;
+  static constexpr int kRows = 8;  // chunks hold whole tiles
   static constexpr int kStep = Arch::kStep;
 
   static int64_t padded(int64_t K) { return (K + kStep - 1) / kStep * kStep; }
@@ -43,6 +43,9 @@ struct RowDotCore {
   static int64_t x_bytes(int64_t K) { return stride(K) * static_cast<int64_t>(sizeof(X)); }
   static int64_t w_bytes(const MatmulView& v) { return v.K * static_cast<int64_t>(sizeof(W)); }
   static int64_t scratch_bytes(const MatmulView&) { return 0; }
+  static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
+    return default_chunk_rows(v, total_rows, w_bytes(v), kRows);
+  }
 
   static void pack(void* run, const PackTask& p) {
     for (int64_t t = p.t_begin; t < p.t_end; ++t) {

@@ -6,12 +6,12 @@ namespace oar {
 namespace {
 
 struct ReferenceCore {
-  static constexpr int kRows = 1;
   static int64_t x_bytes(int64_t K) { return (K * 4 + 63) / 64 * 64; }
   static int64_t row_bytes(Format format, int64_t K) {
     return K / format.block_elems() * format.block_bytes();
   }
   static int64_t w_bytes(const MatmulView& v) { return row_bytes(v.format, v.K); }
+  static int64_t chunk_rows(const MatmulView&, int64_t) { return 1; }
   static int64_t scratch_bytes(const MatmulView& v) { return v.K * 4; }
 
   static void pack(void* run, const PackTask& p) {

@@ -282,6 +282,37 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
   });
 }
 
+TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
+  ThreadPool pool({.threads = 3});
+  for_each_kernel([&](Format format, Isa isa) {
+    for (int64_t K : {172, 544, 2080, 4160}) {
+      for (int64_t most : {129, 545}) {
+        if (!storable(format, K) || (most == 545 && K > 2080)) continue;
+        const int64_t n = 150;
+        Problem all(format, isa, {most, K, {n}}, Values::kNormal, true, true);
+        run_on_pool(pool, *all.kernel, &all.args);
+        INFO(all.describe());
+        int64_t different = 0;
+        for (int64_t t : {0, 15, 16, 31, 32, 63, 127, 128, 255, 256, 511, 512, 513, 527, 528, 544}) {
+          if (t >= most) continue;
+          std::vector<float> row(static_cast<size_t>(all.ldo));
+          MatmulArgs a = all.args;
+          a.x = all.args.x + t * all.ldx;
+          a.residual = all.args.residual + t * all.ldo;
+          a.out = row.data();
+          a.T = 1;
+          run_in_steps(*all.kernel, &a, 1000, false);
+          for (int64_t c = 0; c < n; ++c) {
+            different +=
+                !same_bits(row[static_cast<size_t>(c)], all.out[static_cast<size_t>(t * all.ldo + c)]);
+          }
+        }
+        CHECK(different == 0);
+      }
+    }
+  });
+}
+
 TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {
   ThreadPool pool({.threads = 2});
   for_each_kernel([&](Format format, Isa isa) {
