@@ -20,6 +20,7 @@ struct EngineOptions {
   bool prefix_cache = true;
   std::vector<int32_t> eos_token_ids;
   uint64_t seed = 0;               // seeds requests without one; 0: from the clock
+  std::chrono::milliseconds step_timeout{120'000};  // a step that takes longer: health() says kFailed until it ends
   Logger log;
 };
 
@@ -47,8 +48,8 @@ struct StepInfo {
 
 class Engine {
  public:
-  // Starts the engine thread and runs one real token through the model (a warm-up request) before it reports
-  // kReady. FAILED_PRECONDITION or INVALID_ARGUMENT when options do not fit the runner.
+  // Starts the engine thread and returns; the thread runs one real token through the model before it reports kReady
+  // (requests submitted meanwhile wait). FAILED_PRECONDITION or INVALID_ARGUMENT when options do not fit the runner.
   static Result<std::unique_ptr<Engine>> create(std::unique_ptr<ModelRunner> runner, EngineOptions options);
   virtual ~Engine() = default;
 
@@ -68,7 +69,7 @@ class Engine {
   // Observes steps from now on; set before serving.
   virtual void on_step(std::function<void(const StepInfo&)> observer) = 0;
   // No new requests; returns when all have finished or the timeout has passed (the rest is then cancelled).
-  // True when everything finished by itself.
+  // True when everything finished by itself. What is cancelled has a second to deliver its last events.
   virtual bool drain(std::chrono::milliseconds timeout) = 0;
 };
 

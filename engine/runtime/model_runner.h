@@ -51,7 +51,7 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   virtual const RunnerLimits& limits() const = 0;
-  // Copies whole blocks (copy-on-write) before the next run().
+  // Copies whole blocks (copy-on-write) before the next run(), as if one after the other in this order.
   virtual Status copy_blocks(std::span<const BlockCopy> copies) = 0;
   // Logits [R, vocab_size] in f32, valid until the next run(). An error is a device fault: the engine turns
   // unavailable and fails what is in flight.

@@ -27,7 +27,7 @@ struct SamplingParams {
   float presence_penalty = 0.f;    // [-2, 2], over output
   float frequency_penalty = 0.f;   // [-2, 2], over output
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::optional<uint64_t> seed;    // absent: drawn by the engine
+  std::optional<uint64_t> seed;    // choice i draws from the stream of seed + i; absent: drawn by the engine
   int32_t logprobs = -1;           // alternatives to report beside the chosen token; -1: report no log-probability
   int32_t prompt_logprobs = -1;    // the same for every prompt position but the first
 };
@@ -51,7 +51,7 @@ struct TokenLogprob {
 struct SequenceStats {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;      // of the prompt, found in the prefix cache
-  int64_t completion_tokens = 0;
+  int64_t completion_tokens = 0;  // sampled, the stop token included
   int64_t preemptions = 0;
   Clock::time_point submitted, scheduled, first_token, finished;
 };
@@ -65,7 +65,9 @@ struct TokenEvent {
   int32_t token = 0;
   float logprob = 0.f;                        // of `token`, after temperature-free log-softmax of the raw logits
   std::vector<TokenLogprob> top_logprobs;     // descending, when asked
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // on the first event, when asked; [0] is empty
+  // On the request's first event, when asked: one list per prompt position, the prompt's own token first, then the
+  // alternatives, descending. [0] is empty.
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
   int32_t stop_token = -1;                    // the token that stopped it, when finish == kStop
   Status status;                              // why, when finish is kError or kDeadline

@@ -1,0 +1,463 @@
+// The engine thread. It alone touches scheduler, sampler and runner; other threads reach it through a mailbox
+// (new requests and commands) under one mutex, and see what it publishes: stats under that mutex, health as
+// atomics.
+#include "engine/runtime/engine.h"
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "engine/base/format.h"
+#include "engine/runtime/random.h"
+#include "engine/runtime/sampler.h"
+#include "engine/runtime/scheduler.h"
+
+namespace oar {
+namespace {
+
+struct Submission {
+  uint64_t id;
+  Request request;
+  uint64_t seed;
+  Clock::time_point at;
+};
+
+// Ends one choice, a request (index kAll) or everything (id kEverything).
+struct Command {
+  uint64_t id;
+  int32_t index;
+  FinishReason reason;
+};
+constexpr uint64_t kEverything = 0;
+constexpr int32_t kAll = -1;
+constexpr std::chrono::seconds kCancelGrace{1};
+
+int64_t nanoseconds(Clock::time_point t) { return t.time_since_epoch() / std::chrono::nanoseconds(1); }
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(std::unique_ptr<ModelRunner> runner, std::unique_ptr<Scheduler> scheduler,
+             const EngineOptions& options, const RequestLimits& limits)
+      : options_(options),
+        limits_(limits),
+        seed_(options.seed != 0 ? options.seed : static_cast<uint64_t>(nanoseconds(Clock::now()))),
+        runner_(std::move(runner)),
+        scheduler_(std::move(scheduler)),
+        sampler_(runner_->limits().vocab_size) {
+    publish_stats();
+    thread_ = std::thread([this] { main(); });
+  }
+
+  ~EngineImpl() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  Result<uint64_t> submit(Request request) override;
+  void cancel(uint64_t id) override { command({id, kAll, FinishReason::kCancelled}); }
+  void finish_choice(uint64_t id, int32_t index, FinishReason reason) override {
+    if (index >= 0) command({id, index, reason});
+  }
+  EngineStats stats() const override {
+    EngineStats s;
+    {
+      std::lock_guard lock(mutex_);
+      s = stats_;
+      s.waiting += static_cast<int64_t>(inbox_.size());
+    }
+    s.health = health();
+    return s;
+  }
+  const RequestLimits& request_limits() const override { return limits_; }
+  EngineHealth health() const override;
+  void on_step(std::function<void(const StepInfo&)> observer) override {
+    auto shared = std::make_shared<const std::function<void(const StepInfo&)>>(std::move(observer));
+    std::lock_guard lock(mutex_);
+    observer_ = std::move(shared);
+  }
+  bool drain(std::chrono::milliseconds timeout) override;
+
+ private:
+  void command(Command c) {
+    {
+      std::lock_guard lock(mutex_);
+      commands_.push_back(c);
+    }
+    wake_.notify_all();
+  }
+
+  // Below: engine thread only.
+  void main();
+  bool collect();  // waits for work; false when the engine is being destroyed
+  void obey();
+  Status step();
+  Status run_rows();
+  void sample_rows(std::span<const float> logits);
+  Status sample_row(Sequence& s, std::span<const float> row, Sampled& out);
+  void fail(const Status& why);
+  void emit(const Status& status = {});
+  void publish_stats();
+
+  const EngineOptions options_;
+  const RequestLimits limits_;
+  const uint64_t seed_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_, idle_changed_;
+  std::vector<Submission> inbox_;  // guarded by mutex_, as are the next eight
+  std::vector<Command> commands_;
+  bool stop_ = false, draining_ = false, idle_ = false;
+  Status failure_;
+  uint64_t next_id_ = 1;  // 1 is the warm-up request
+  EngineStats stats_;
+  std::shared_ptr<const std::function<void(const StepInfo&)>> observer_;
+
+  std::atomic<EngineHealth> state_{EngineHealth::kStarting};
+  std::atomic<int64_t> step_began_{0};  // nanoseconds of Clock, 0: no step is running
+
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<Scheduler> scheduler_;
+  Sampler sampler_;
+  Step step_;
+  std::vector<Submission> arrived_;
+  std::vector<Command> obeyed_;
+  std::vector<Outcome> outcomes_;
+  std::vector<Sampled> sampled_;
+  std::vector<int32_t> drawn_;
+  std::vector<std::span<const int32_t>> committed_;
+  std::vector<int32_t> banned_;
+  uint64_t steps_ = 0, finished_[6] = {};
+  double step_seconds_ = 0;
+  std::thread thread_;  // last: everything above is there when it starts
+};
+
+// ---- any thread
+// -----------------------------------------------------------------------------------------------
+
+Result<uint64_t> EngineImpl::submit(Request request) {
+  OAR_RETURN_IF_ERROR(validate_request(request, limits_));
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt + (request.stop.max_tokens > 0 ? 1 : 0) >
+      scheduler_->max_length())  // constant, so safe to read here
+    return resource_exhausted(cat("prompt: ", prompt, " tokens can never fit: the KV pool holds ",
+                                  scheduler_->max_length(),
+                                  " tokens of one sequence; shorten the prompt or give the "
+                                  "KV pool more memory"));
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return unavailable(cat("the engine has failed: ", failure_.message()));
+    if (draining_ || stop_)
+      return unavailable("the engine is draining and takes no new requests; ask another server");
+    const size_t waiting = inbox_.size() + static_cast<size_t>(stats_.waiting);
+    if (waiting >= options_.max_waiting)
+      return resource_exhausted(cat(waiting, " requests are waiting already (max_waiting ",
+                                    options_.max_waiting, "); try again later"));
+    id = ++next_id_;
+    const uint64_t drawn = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 1, 0},
+                                      {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)})[0] |
+                           id << 32;  // distinct for every request
+    const uint64_t seed = request.sampling.seed.value_or(drawn);
+    inbox_.push_back({id, std::move(request), seed, Clock::now()});
+    idle_ = false;
+  }
+  wake_.notify_all();
+  return id;
+}
+
+EngineHealth EngineImpl::health() const {
+  const EngineHealth state = state_.load(std::memory_order_acquire);
+  const int64_t began = step_began_.load(std::memory_order_relaxed);
+  if (began != 0 && nanoseconds(Clock::now()) - began > options_.step_timeout / std::chrono::nanoseconds(1))
+    return EngineHealth::kFailed;
+  return state;
+}
+
+bool EngineImpl::drain(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  EngineHealth ready = EngineHealth::kReady;
+  state_.compare_exchange_strong(ready, EngineHealth::kDraining);
+  wake_.notify_all();
+  if (idle_changed_.wait_for(lock, timeout, [&] { return idle_; })) return true;
+  commands_.push_back({kEverything, kAll, FinishReason::kCancelled});
+  wake_.notify_all();
+  idle_changed_.wait_for(lock, kCancelGrace, [&] { return idle_; });
+  return false;
+}
+
+// ---- engine thread
+// --------------------------------------------------------------------------------------------
+
+void EngineImpl::main() {
+  try {
+    Request warm;  // one real token, seen by nobody
+    warm.prompt = {0};
+    warm.sampling.temperature = 0.f;
+    warm.stop = {.max_tokens = 1, .ignore_eos = true};
+    OAR_CHECK(scheduler_->add(1, std::move(warm), 0, Clock::now()).ok(), "no room for one token");
+    Status status = step();
+    if (status.ok() && finished_[static_cast<size_t>(FinishReason::kLength)] != 1)
+      status = internal_error("the warm-up request did not produce a token");
+    scheduler_->blocks().clear_cache();
+    scheduler_->reset_stats();
+    std::fill(std::begin(finished_), std::end(finished_), 0);
+    steps_ = 0;
+    step_seconds_ = 0;
+    if (status.ok()) {
+      std::lock_guard lock(mutex_);
+      state_.store(draining_ ? EngineHealth::kDraining : EngineHealth::kReady, std::memory_order_release);
+    } else {
+      fail(status);
+    }
+  } catch (const std::exception& e) { fail(internal_error(cat("engine thread: ", e.what()))); }
+  while (collect()) {
+    try {
+      obey();
+      if (state_.load(std::memory_order_relaxed) == EngineHealth::kFailed) continue;
+      if (Status status = step(); !status.ok()) fail(status);
+    } catch (const std::exception& e) { fail(internal_error(cat("engine thread: ", e.what()))); }
+  }
+  obey();
+  scheduler_->cancel_all(FinishReason::kCancelled, outcomes_);
+  emit();
+}
+
+bool EngineImpl::collect() {
+  std::unique_lock lock(mutex_);
+  const auto has_mail = [&] { return stop_ || !inbox_.empty() || !commands_.empty(); };
+  if (scheduler_->idle() && !has_mail()) {
+    idle_ = true;
+    idle_changed_.notify_all();
+    wake_.wait(lock, has_mail);
+  }
+  arrived_.swap(inbox_);
+  obeyed_.swap(commands_);
+  stats_.waiting += static_cast<int64_t>(arrived_.size());  // still counted against max_waiting
+  return !stop_;
+}
+
+// Arrivals first, so that a command always finds its request.
+void EngineImpl::obey() {
+  const bool failed = state_.load(std::memory_order_relaxed) == EngineHealth::kFailed;
+  for (Submission& a : arrived_)
+    OAR_CHECK(scheduler_->add(a.id, std::move(a.request), a.seed, a.at).ok(),
+              "submit() let through what cannot fit");
+  arrived_.clear();
+  for (const Command& c : obeyed_) {
+    if (c.id == kEverything) scheduler_->cancel_all(c.reason, outcomes_);
+    else if (c.index == kAll) scheduler_->cancel(c.id, c.reason, outcomes_);
+    else scheduler_->finish_choice(c.id, c.index, c.reason, outcomes_);
+  }
+  obeyed_.clear();
+  emit();
+  if (failed) fail(Status(StatusCode::kUnavailable, ""));
+}
+
+Status EngineImpl::step() {
+  const Clock::time_point began = Clock::now();
+  scheduler_->expire(began, outcomes_);
+  emit();
+  if (!scheduler_->next(began, step_)) {
+    publish_stats();
+    return scheduler_->idle() ? ok_status() : internal_error("the scheduler has work but plans no step");
+  }
+  step_began_.store(nanoseconds(began), std::memory_order_relaxed);
+  Status status = run_rows();
+  step_began_.store(0, std::memory_order_relaxed);
+  if (!status.ok()) return status;
+  emit();
+  const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  ++steps_;
+  step_seconds_ += seconds;
+  publish_stats();
+  std::shared_ptr<const std::function<void(const StepInfo&)>> observer;
+  {
+    std::lock_guard lock(mutex_);
+    observer = observer_;
+  }
+  if (observer && *observer)
+    (*observer)({static_cast<int64_t>(step_.tokens.size()), step_.prefill_tokens,
+                 static_cast<int64_t>(step_.entries.size()), seconds});
+  return ok_status();
+}
+
+Status EngineImpl::run_rows() {
+  if (!step_.copies.empty()) OAR_RETURN_IF_ERROR(runner_->copy_blocks(step_.copies));
+  auto logits = runner_->run(step_.batch());
+  if (!logits.ok()) return logits.status();
+  const size_t v = static_cast<size_t>(runner_->limits().vocab_size);
+  if (logits->size() != step_.logit_rows.size() * v)
+    return internal_error(
+        cat("the runner returned ", logits->size(), " logits for ", step_.logit_rows.size(), " rows of ", v));
+  sample_rows(*logits);
+  scheduler_->commit(step_, committed_, Clock::now(), outcomes_);
+  return ok_status();
+}
+
+void EngineImpl::sample_rows(std::span<const float> logits) {
+  const size_t v = static_cast<size_t>(runner_->limits().vocab_size);
+  const auto row = [&](int32_t r) { return logits.subspan(static_cast<size_t>(r) * v, v); };
+  const auto give_up = [&](Sequence& s,
+                           const Status& why) {  // the request fails, its neighbours do not notice
+    scheduler_->cancel(s.request->id, FinishReason::kError, outcomes_);
+    options_.log(LogLevel::kError,
+                 cat("request ", s.request->id, " ", s.request->request.id, ": ", why.message()));
+    emit(why);
+  };
+  for (const Step::PromptRow& p : step_.prompt_rows) {
+    Sequence* s = scheduler_->live(p.slot, p.token_version);
+    if (s == nullptr) continue;
+    RequestState& r = *s->request;
+    const size_t told = static_cast<size_t>(p.position) + 1;
+    const Status status = sampler_.logprobs(row(p.logit_row), r.request.prompt[told],
+                                            r.request.sampling.prompt_logprobs, r.prompt_logprobs[told]);
+    if (!status.ok()) give_up(*s, status);
+  }
+  sampled_.resize(std::max(sampled_.size(), step_.samples.size()));
+  drawn_.resize(step_.samples.size());
+  committed_.assign(step_.samples.size(), {});
+  for (size_t i = 0; i < step_.samples.size(); ++i) {
+    const Step::Sample& sample = step_.samples[i];
+    Sequence* s = scheduler_->live(sample.slot, sample.token_version);
+    if (s == nullptr) continue;
+    const Status status = sample_row(*s, row(sample.logit_row), sampled_[i]);
+    if (!status.ok()) {
+      give_up(*s, status);
+      continue;
+    }
+    drawn_[i] = sampled_[i].token;
+    committed_[i] = {&drawn_[i], 1};
+  }
+}
+
+Status EngineImpl::sample_row(Sequence& s, std::span<const float> row, Sampled& out) {
+  const RequestState& r = *s.request;
+  if (!s.sampler.ready)
+    sampler_.start(s.sampler, r.request.sampling, r.seed + static_cast<uint64_t>(s.index), r.request.prompt,
+                   r.max_length);
+  banned_.clear();
+  if (static_cast<int64_t>(s.output.size()) < r.request.stop.min_tokens) {
+    if (!r.request.stop.ignore_eos)
+      banned_.insert(banned_.end(), options_.eos_token_ids.begin(), options_.eos_token_ids.end());
+    banned_.insert(banned_.end(), r.request.stop.stop_token_ids.begin(), r.request.stop.stop_token_ids.end());
+  }
+  OAR_RETURN_IF_ERROR(sampler_.sample(row, r.request.sampling, s.sampler,
+                                      static_cast<int64_t>(s.output.size()), banned_, out));
+  sampler_.observe(s.sampler, out.token);
+  return ok_status();
+}
+
+// Delivers outcomes_ and frees what ended. `status` explains kError.
+void EngineImpl::emit(const Status& status) {
+  const Clock::time_point now = outcomes_.empty() ? Clock::time_point{} : Clock::now();
+  for (const Outcome& o : outcomes_) {
+    RequestState& r = *o.request;
+    if (o.finish != FinishReason::kNone) ++finished_[static_cast<size_t>(o.finish)];
+    if (r.request.sink == nullptr) continue;  // the warm-up
+    TokenEvent event;
+    event.request = r.id;
+    event.index = o.index;
+    event.has_token = o.has_token;
+    event.prompt_logprobs = std::move(r.prompt_logprobs);
+    r.prompt_logprobs.clear();
+    if (o.has_token) {
+      event.token = o.token;
+      if (r.request.sampling.logprobs >= 0) {
+        Sampled& sampled = sampled_[static_cast<size_t>(o.sample)];
+        event.logprob = sampled.logprob;
+        event.top_logprobs = std::move(sampled.top_logprobs);
+      }
+    }
+    event.finish = o.finish;
+    event.stop_token = o.stop_token;
+    if (o.finish == FinishReason::kError) event.status = status;
+    if (o.finish == FinishReason::kDeadline)
+      event.status =
+          Status(StatusCode::kDeadlineExceeded,
+                 "deadline: it passed before the last token; ask for fewer tokens or allow more time");
+    if (o.finish != FinishReason::kNone) event.stats = scheduler_->sequence_stats(o, now);
+    r.request.sink->on_event(std::move(event));
+  }
+  outcomes_.clear();
+  scheduler_->reclaim();
+}
+
+// A device fault: nothing in flight can be trusted, and nothing new is taken.
+void EngineImpl::fail(const Status& why) {
+  step_began_.store(0, std::memory_order_relaxed);
+  if (state_.exchange(EngineHealth::kFailed, std::memory_order_acq_rel) != EngineHealth::kFailed) {
+    options_.log(LogLevel::kError, cat("engine failed: ", why.to_string()));
+    std::lock_guard lock(mutex_);
+    failure_ = why;
+  }
+  emit();
+  scheduler_->cancel_all(FinishReason::kError, outcomes_);
+  emit(unavailable(cat("the engine has failed: ", failure_.message())));
+  publish_stats();
+}
+
+void EngineImpl::publish_stats() {
+  const SchedulerStats sched = scheduler_->stats();
+  const BlockStats blocks = scheduler_->blocks().stats();
+  std::lock_guard lock(mutex_);
+  EngineStats& s = stats_;
+  s.running = sched.running;
+  s.waiting = sched.waiting;
+  s.blocks_total = blocks.total;
+  s.blocks_used = blocks.used;
+  s.blocks_cached = blocks.cached;
+  s.page_tokens = runner_->limits().page_tokens;
+  s.steps = steps_;
+  s.prompt_tokens = sched.prompt_tokens;
+  s.generation_tokens = sched.generation_tokens;
+  s.preemptions = sched.preemptions;
+  s.prefix_queries = sched.prefix_queries;
+  s.prefix_hits = sched.prefix_hits;
+  std::copy(std::begin(finished_), std::end(finished_), std::begin(s.finished));
+  s.step_seconds = step_seconds_;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runner, EngineOptions options) {
+  if (runner == nullptr) return invalid_argument("runner: missing");
+  const RunnerLimits& have = runner->limits();
+  if (have.vocab_size < 1)
+    return Status(StatusCode::kFailedPrecondition, "the runner reports an empty vocabulary");
+  const auto fit = [](const char* name, int64_t asked, int64_t limit, int64_t& out) -> Status {
+    if (asked < 0 || asked > limit)
+      return invalid_argument(
+          cat(name, ": must be between 1 and the model's ", limit, " (0 means that), got ", asked), name);
+    out = asked == 0 ? limit : asked;
+    return ok_status();
+  };
+  SchedulerOptions s;
+  OAR_RETURN_IF_ERROR(fit("max_context", options.max_context, have.max_context, s.max_context));
+  OAR_RETURN_IF_ERROR(
+      fit("max_batch_tokens", options.max_batch_tokens, have.max_batch_tokens, s.max_batch_tokens));
+  OAR_RETURN_IF_ERROR(fit("max_sequences", options.max_sequences, have.max_sequences, s.max_sequences));
+  s.max_sequences = std::min(s.max_sequences, s.max_batch_tokens);  // each running sequence needs a row
+  for (int32_t token : options.eos_token_ids)
+    if (token < 0 || token >= have.vocab_size)
+      return invalid_argument(
+          cat("eos_token_ids: ", token, " is outside the vocabulary [0, ", have.vocab_size, ")"),
+          "eos_token_ids");
+  s.page_tokens = have.page_tokens;
+  s.groups = have.groups;
+  s.eos_token_ids = options.eos_token_ids;
+  s.prefix_cache = options.prefix_cache;
+  s.hash_seed = static_cast<uint64_t>(nanoseconds(Clock::now()));
+  OAR_ASSIGN(auto scheduler, Scheduler::create(s));
+  RequestLimits limits;
+  limits.vocab_size = have.vocab_size;
+  limits.max_context = s.max_context;
+  return std::unique_ptr<Engine>(new EngineImpl(std::move(runner), std::move(scheduler), options, limits));
+}
+
+}  // namespace oar

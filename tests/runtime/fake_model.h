@@ -1,0 +1,147 @@
+// A model whose next token is a hash of the exact token history, kept the way a KV cache is: every slot
+// stores what was written there and the history up to it, read back through the block tables. A wrong block,
+// a stale page, a missed copy-on-write or a false prefix hit changes the history or fails a check; so
+// whatever is scheduled, a sequence must produce the tokens of reference_tokens(), which knows no cache at
+// all.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/base/format.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/request.h"
+
+namespace oar_test {
+
+inline uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+inline constexpr uint64_t kEmptyHistory = 0x6f6172;
+inline uint64_t extend(uint64_t history, int32_t token) {
+  return mix(history ^ static_cast<uint32_t>(token));
+}
+
+// The fake model's logits after `history`, in [-4, 4).
+inline float logit(uint64_t history, int32_t token) {
+  return static_cast<float>(mix(history + 0x1000003u * static_cast<uint64_t>(token)) >> 40) * 0x1p-21f - 4.f;
+}
+
+// What a "device" draws without a sampler: a pure function of history, stream and place.
+inline int32_t fake_draw(uint64_t history, uint64_t stream, int64_t n, int32_t vocab) {
+  return static_cast<int32_t>(mix(history ^ mix(stream * 31 + static_cast<uint64_t>(n))) %
+                              static_cast<uint64_t>(vocab));
+}
+
+// The cache and its checks. `error` is the first violation found.
+class FakeCache {
+ public:
+  explicit FakeCache(const oar::RunnerLimits& limits) : limits_(limits) {
+    for (const oar::CacheGroup& g : limits.groups)
+      slots_.emplace_back(static_cast<size_t>(g.num_blocks) * static_cast<size_t>(limits.page_tokens));
+  }
+  std::string error;
+
+  void copy(std::span<const oar::BlockCopy> copies) {
+    const size_t page = static_cast<size_t>(limits_.page_tokens);
+    for (const oar::BlockCopy& c : copies) {
+      auto& s = slots_[static_cast<size_t>(c.group)];
+      for (size_t i = 0; i < page; ++i)
+        s[static_cast<size_t>(c.to) * page + i] = s[static_cast<size_t>(c.from) * page + i];
+    }
+  }
+
+  // Runs the rows; histories[r] is the history of logit row r. `tokens` are the resolved ones.
+  void run(const oar::Batch& b, std::span<const int32_t> tokens, std::vector<uint64_t>& histories) {
+    histories.clear();
+    const size_t sequences = b.context_len.size();
+    if (b.seq_start.size() != sequences + 1 || b.positions.size() != tokens.size() ||
+        b.groups.size() != slots_.size())
+      return complain("sizes of the batch disagree");
+    if (static_cast<int64_t>(tokens.size()) > limits_.max_batch_tokens) complain("too many rows");
+    if (static_cast<int64_t>(sequences) > limits_.max_sequences) complain("too many sequences");
+    if (static_cast<int64_t>(b.logit_rows.size()) > limits_.max_sequences)
+      complain("too many rows of logits");
+    // All rows are written before any is read, as a real step does.
+    size_t next_logit = 0;
+    for (size_t s = 0; s < sequences; ++s) {
+      for (int32_t r = b.seq_start[s]; r < b.seq_start[s + 1]; ++r) {
+        const int32_t p = b.positions[static_cast<size_t>(r)];
+        if (p != b.context_len[s] - (b.seq_start[s + 1] - r)) complain("positions are not consecutive");
+        uint64_t history = 0;
+        for (size_t g = 0; g < slots_.size(); ++g) {
+          const int32_t at = b.groups[g].slots[static_cast<size_t>(r)];
+          if (at != slot(b, g, s, p)) complain("slot and block table disagree");
+          const uint64_t before = p == 0 ? kEmptyHistory : read(b, g, s, p - 1).history;
+          history = extend(before, tokens[static_cast<size_t>(r)]);
+          slots_[g][static_cast<size_t>(at)] = {tokens[static_cast<size_t>(r)], p, history};
+        }
+        if (next_logit < b.logit_rows.size() && b.logit_rows[next_logit] == r) {
+          ++next_logit;
+          histories.push_back(history);
+          check_visible(b, s, p, history);
+        }
+      }
+    }
+    if (next_logit != b.logit_rows.size()) complain("logit rows are not ascending rows of the batch");
+  }
+
+ private:
+  struct Slot {
+    int32_t token = -1, position = -1;
+    uint64_t history = 0;
+  };
+  void complain(const std::string& what) {
+    if (error.empty()) error = what;
+  }
+  int32_t slot(const oar::Batch& b, size_t g, size_t s, int32_t p) {
+    const oar::Batch::Group& group = b.groups[g];
+    const int64_t page = p / limits_.page_tokens;
+    if (page >= group.max_blocks) {
+      complain("block table too short");
+      return 0;
+    }
+    const int32_t block =
+        group.block_tables[s * static_cast<size_t>(group.max_blocks) + static_cast<size_t>(page)];
+    if (block < 0 || block >= limits_.groups[g].num_blocks) {
+      complain("block out of the pool");
+      return 0;
+    }
+    return block * limits_.page_tokens + p % limits_.page_tokens;
+  }
+  const Slot& read(const oar::Batch& b, size_t g, size_t s, int32_t p) {
+    const Slot& at = slots_[g][static_cast<size_t>(slot(b, g, s, p))];
+    if (at.position != p)
+      complain(oar::cat("group ", g, ": position ", p, " reads a slot of position ", at.position));
+    return at;
+  }
+  // Everything a query at position p may look at, in every group.
+  void check_visible(const oar::Batch& b, size_t s, int32_t p, uint64_t history) {
+    for (size_t g = 0; g < slots_.size(); ++g) {
+      const int64_t window = limits_.groups[g].window;
+      const int32_t first = window == 0 ? 0 : static_cast<int32_t>(std::max<int64_t>(0, p - window + 1));
+      uint64_t chain = first == 0 ? kEmptyHistory : 0;
+      for (int32_t q = first; q <= p; ++q) {
+        const Slot& at = read(b, g, s, q);
+        if (q > first || first == 0) {
+          chain = extend(chain, at.token);
+          if (chain != at.history)
+            complain(oar::cat("group ", g, ": position ", q, " belongs to another history"));
+        }
+        chain = at.history;
+      }
+      if (chain != history) complain("groups disagree about the history");
+    }
+  }
+
+  oar::RunnerLimits limits_;
+  std::vector<std::vector<Slot>> slots_;  // [group][slot]
+};
+
+}  // namespace oar_test
