@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/loader/byte_reader.h"
+#include "engine/loader/gguf_wire.h"
 #include "engine/loader/ranges.h"
 
 namespace oar {
@@ -18,7 +19,6 @@ constexpr uint64_t kMaxTensors = 1 << 20;  // real files have fewer than 40 000 
 constexpr uint64_t kMaxAlignment = 1 << 20;
 constexpr int kMaxDims = 4;  // GGML_MAX_DIMS
 constexpr int kMaxArrayNesting = 4;
-constexpr uint64_t kMaxVocabulary = 1 << 22;  // real ones have fewer than 300 000 tokens
 
 struct GgmlType {
   uint32_t id;
@@ -49,24 +49,6 @@ Result<Format> format_of(uint32_t type, std::string_view tensor, const std::stri
                            "), which is not supported; requantize the model to one of ", supported));
 }
 
-// Bytes of a fixed-size type; 0 for strings and arrays.
-uint64_t scalar_size(GgufType type) {
-  switch (type) {
-    case GgufType::kU8:
-    case GgufType::kI8:
-    case GgufType::kBool: return 1;
-    case GgufType::kU16:
-    case GgufType::kI16: return 2;
-    case GgufType::kU32:
-    case GgufType::kI32:
-    case GgufType::kF32: return 4;
-    case GgufType::kU64:
-    case GgufType::kI64:
-    case GgufType::kF64: return 8;
-    default: return 0;
-  }
-}
-
 Status read_type(ByteReader& in, std::string_view what, const std::string& file, GgufType& out) {
   uint32_t type = 0;
   OAR_RETURN_IF_ERROR(in.read(what, type));
@@ -75,20 +57,6 @@ Status read_type(ByteReader& in, std::string_view what, const std::string& file,
         cat(file, ": ", what, " before byte ", in.position(), " is ", type, ", which is no GGUF type"));
   }
   out = static_cast<GgufType>(type);
-  return ok_status();
-}
-
-Status read_string(ByteReader& in, uint64_t max_size, std::string_view what, const std::string& file,
-                   std::string_view& out) {
-  uint64_t size = 0;
-  OAR_RETURN_IF_ERROR(in.read(what, size));
-  if (size > max_size) {
-    return data_loss(cat(file, ": ", what, " before byte ", in.position(), " has ", size, " bytes; at most ",
-                         max_size, " are accepted"));
-  }
-  std::span<const std::byte> bytes;
-  OAR_RETURN_IF_ERROR(in.take(size, what, bytes));
-  out = as_text(bytes);
   return ok_status();
 }
 
@@ -281,192 +249,61 @@ Result<GgufFile> parse_gguf(const Buffer& bytes, const std::string& name) {
   return file;
 }
 
-Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options, const Progress& progress) {
+namespace {
+
+Result<GgufFile> open_one(const std::string& path, const LoadOptions& options, const Progress& progress) {
   OAR_ASSIGN(auto file, MappedFile::open(path, {.mmap = options.mmap, .progress = progress}));
   OAR_ASSIGN(GgufFile out, parse_gguf(file_slice(file, 0, file->size()), path));
   OAR_RETURN_IF_ERROR(file->still_whole());
   return out;
 }
 
-namespace {
-
-template <class T>
-T load(const std::byte* p) {
-  T v;
-  memcpy(&v, p, sizeof v);
-  return v;
-}
-
-// A scalar of any numeric type as a double; bools are not numbers.
-std::optional<double> number_at(GgufType type, const std::byte* p) {
-  switch (type) {
-    case GgufType::kU8: return load<uint8_t>(p);
-    case GgufType::kI8: return load<int8_t>(p);
-    case GgufType::kU16: return load<uint16_t>(p);
-    case GgufType::kI16: return load<int16_t>(p);
-    case GgufType::kU32: return load<uint32_t>(p);
-    case GgufType::kI32: return load<int32_t>(p);
-    case GgufType::kF32: return static_cast<double>(load<float>(p));
-    case GgufType::kU64: return static_cast<double>(load<uint64_t>(p));
-    case GgufType::kI64: return static_cast<double>(load<int64_t>(p));
-    case GgufType::kF64: return load<double>(p);
-    default: return std::nullopt;
-  }
-}
-
-std::optional<uint64_t> unsigned_at(GgufType type, const std::byte* p) {
-  const auto not_negative = [](int64_t v) { return v < 0 ? std::nullopt : std::optional<uint64_t>(v); };
-  switch (type) {
-    case GgufType::kU8: return load<uint8_t>(p);
-    case GgufType::kI8: return not_negative(load<int8_t>(p));
-    case GgufType::kU16: return load<uint16_t>(p);
-    case GgufType::kI16: return not_negative(load<int16_t>(p));
-    case GgufType::kU32: return load<uint32_t>(p);
-    case GgufType::kI32: return not_negative(load<int32_t>(p));
-    case GgufType::kU64: return load<uint64_t>(p);
-    case GgufType::kI64: return not_negative(load<int64_t>(p));
-    default: return std::nullopt;
-  }
-}
-
-Status wrong_type(const GgufFile& file, std::string_view key, const GgufValue& v, std::string_view wanted) {
-  return invalid_argument(cat(file.name, ": metadata ", show_name(key), " must be ", wanted, ", not ",
-                              v.type == GgufType::kArray ? cat("an array of ", gguf_type_name(v.element))
-                                                         : std::string(gguf_type_name(v.type))));
-}
-
-Status too_long(const GgufFile& file, std::string_view key, uint64_t count, uint64_t max_count) {
-  return data_loss(cat(file.name, ": metadata ", show_name(key), " has ", count, " elements; at most ",
-                       max_count, " are accepted"));
+// "-00002-of-00005.gguf": how the parts of a split model are named, counted from one.
+std::string split_suffix(uint64_t part, uint64_t parts) {
+  const auto padded = [](uint64_t n) {
+    const std::string digits = cat(n);
+    return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
+  };
+  return cat("-", padded(part), "-of-", padded(parts), ".gguf");
 }
 
 }  // namespace
 
-Result<std::optional<uint64_t>> GgufFile::get_uint(std::string_view key) const {
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return std::optional<uint64_t>();
-  const auto v = unsigned_at(at->second.type, at->second.bytes.data());
-  if (!v) return wrong_type(*this, key, at->second, "an integer that is not negative");
-  return v;
-}
-
-Result<std::optional<double>> GgufFile::get_float(std::string_view key) const {
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return std::optional<double>();
-  const auto v = number_at(at->second.type, at->second.bytes.data());
-  if (!v) return wrong_type(*this, key, at->second, "a number");
-  return v;
-}
-
-Result<std::optional<bool>> GgufFile::get_bool(std::string_view key) const {
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return std::optional<bool>();
-  if (at->second.type != GgufType::kBool) return wrong_type(*this, key, at->second, "a boolean");
-  return std::optional<bool>(load<uint8_t>(at->second.bytes.data()) != 0);
-}
-
-Result<std::optional<std::string>> GgufFile::get_string(std::string_view key) const {
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return std::optional<std::string>();
-  if (at->second.type != GgufType::kString) return wrong_type(*this, key, at->second, "a string");
-  return std::optional<std::string>(std::string(as_text(at->second.bytes)));
-}
-
-Result<std::vector<std::string>> GgufFile::get_strings(std::string_view key, uint64_t max_count) const {
-  std::vector<std::string> out;
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return out;
-  const GgufValue& v = at->second;
-  if (v.type != GgufType::kArray || v.element != GgufType::kString)
-    return wrong_type(*this, key, v, "an array of strings");
-  if (v.count > max_count) return too_long(*this, key, v.count, max_count);
-  out.reserve(v.count);
-  ByteReader in(v.bytes, name);
-  std::string_view s;
-  for (uint64_t i = 0; i < v.count; ++i) {
-    OAR_RETURN_IF_ERROR(read_string(in, UINT64_MAX, key, name, s));
-    out.emplace_back(s);
+Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options, const Progress& progress) {
+  constexpr uint64_t kMaxParts = 4096;
+  OAR_ASSIGN(GgufFile named, open_one(path, options, progress));
+  OAR_ASSIGN(const auto parts, named.get_uint("split.count"));
+  if (!parts || *parts <= 1) return named;
+  OAR_ASSIGN(const auto own, named.get_uint("split.no"));
+  const std::string suffix = split_suffix(own.value_or(0) + 1, *parts);
+  if (*parts > kMaxParts || own.value_or(0) >= *parts || !path.ends_with(suffix)) {
+    return invalid_argument(cat(path, " is part ", own.value_or(0) + 1, " of ", *parts,
+                                " of a split model; its name must end with ", suffix));
   }
-  return out;
-}
-
-Result<std::vector<double>> GgufFile::get_numbers(std::string_view key, uint64_t max_count) const {
-  std::vector<double> out;
-  const auto at = metadata.find(key);
-  if (at == metadata.end()) return out;
-  const GgufValue& v = at->second;
-  const uint64_t size =
-      v.type == GgufType::kArray && v.element != GgufType::kBool ? scalar_size(v.element) : 0;
-  if (size == 0) return wrong_type(*this, key, v, "an array of numbers");
-  if (v.count > max_count) return too_long(*this, key, v.count, max_count);
-  out.reserve(v.count);
-  for (uint64_t i = 0; i < v.count; ++i) out.push_back(*number_at(v.element, v.bytes.data() + i * size));
-  return out;
-}
-
-Result<std::optional<GgufVocab>> gguf_vocab(const GgufFile& file) {
-  OAR_ASSIGN(const auto model, file.get_string("tokenizer.ggml.model"));
-  if (!model || !file.metadata.contains("tokenizer.ggml.tokens")) return std::optional<GgufVocab>();
-  GgufVocab v;
-  v.model = *model;
-  const auto text = [&](std::string_view key, std::string& out) -> Status {
-    OAR_ASSIGN(auto s, file.get_string(key));
-    if (s) out = std::move(*s);
-    return ok_status();
-  };
-  OAR_RETURN_IF_ERROR(text("tokenizer.ggml.pre", v.pre));
-  OAR_RETURN_IF_ERROR(text("tokenizer.chat_template", v.chat_template));
-  OAR_ASSIGN(v.tokens, file.get_strings("tokenizer.ggml.tokens", kMaxVocabulary));
-  OAR_ASSIGN(v.merges, file.get_strings("tokenizer.ggml.merges", kMaxVocabulary));
-
-  OAR_ASSIGN(const std::vector<double> scores, file.get_numbers("tokenizer.ggml.scores", kMaxVocabulary));
-  OAR_ASSIGN(const std::vector<double> types, file.get_numbers("tokenizer.ggml.token_type", kMaxVocabulary));
-  for (const auto& [key, size] :
-       {std::pair("tokenizer.ggml.scores", scores.size()), {"tokenizer.ggml.token_type", types.size()}}) {
-    if (size != 0 && size != v.tokens.size()) {
+  // The first part has the metadata; the others only tensors.
+  const std::string stem = path.substr(0, path.size() - suffix.size());
+  GgufFile out;
+  for (uint64_t part = 1; part <= *parts; ++part) {
+    const std::string part_path = stem + split_suffix(part, *parts);
+    OAR_ASSIGN(GgufFile file,
+               part_path == path ? Result<GgufFile>(named) : open_one(part_path, options, progress));
+    OAR_ASSIGN(const auto count, file.get_uint("split.count"));
+    OAR_ASSIGN(const auto number, file.get_uint("split.no"));
+    if (count != parts || number != std::optional<uint64_t>(part - 1)) {
       return data_loss(
-          cat(file.name, ": ", key, " has ", size, " elements, tokenizer.ggml.tokens ", v.tokens.size()));
+          cat(part_path, " does not say that it is part ", part, " of ", *parts, " (split.no, split.count)"));
+    }
+    if (part == 1) {
+      out = std::move(file);
+      continue;
+    }
+    for (auto& [name, t] : file.tensors) {
+      if (!out.tensors.emplace(name, t).second) {
+        return data_loss(cat(part_path, ": tensor ", show_name(name), " is also in an earlier part"));
+      }
     }
   }
-  v.scores.assign(scores.begin(), scores.end());
-  v.types.reserve(types.size());
-  for (double t : types) {  // numbers outside the enumeration are kept, those outside int32 mean nothing
-    v.types.push_back(t >= INT32_MIN && t <= INT32_MAX ? static_cast<int32_t>(t) : 0);
-  }
-
-  const auto id = [&](std::string_view key, std::optional<uint32_t>& out) -> Status {
-    // Writers store "none" as -1 in one width or another, so a negative or too large id is an absent one.
-    const auto at = file.metadata.find(key);
-    if (at == file.metadata.end()) return ok_status();
-    if (!number_at(at->second.type, at->second.bytes.data()))
-      return wrong_type(file, key, at->second, "a token id");
-    const auto u = unsigned_at(at->second.type, at->second.bytes.data());
-    if (u && *u < v.tokens.size()) out = static_cast<uint32_t>(*u);
-    return ok_status();
-  };
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.bos_token_id", v.bos_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.eos_token_id", v.eos_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.eot_token_id", v.eot_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.eom_token_id", v.eom_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.unknown_token_id", v.unknown_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.seperator_token_id", v.separator_id));  // the format's own spelling
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.padding_token_id", v.padding_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.cls_token_id", v.cls_id));
-  OAR_RETURN_IF_ERROR(id("tokenizer.ggml.mask_token_id", v.mask_id));
-
-  OAR_ASSIGN(v.add_bos, file.get_bool("tokenizer.ggml.add_bos_token"));
-  OAR_ASSIGN(v.add_eos, file.get_bool("tokenizer.ggml.add_eos_token"));
-  OAR_ASSIGN(v.add_space_prefix, file.get_bool("tokenizer.ggml.add_space_prefix"));
-  OAR_ASSIGN(v.remove_extra_whitespaces, file.get_bool("tokenizer.ggml.remove_extra_whitespaces"));
-
-  const auto charsmap = file.metadata.find("tokenizer.ggml.precompiled_charsmap");
-  if (charsmap != file.metadata.end()) {
-    if (charsmap->second.type != GgufType::kArray || scalar_size(charsmap->second.element) != 1) {
-      return wrong_type(file, charsmap->first, charsmap->second, "an array of bytes");
-    }
-    v.precompiled_charsmap = as_text(charsmap->second.bytes);
-  }
-  return std::optional<GgufVocab>(std::move(v));
+  return out;
 }
 
 }  // namespace oar

@@ -67,7 +67,7 @@ struct GgufFile {
 // DATA_LOSS for a damaged file, UNIMPLEMENTED for versions and tensor types we do not have, each named.
 Result<GgufFile> parse_gguf(const Buffer& file, const std::string& name);
 
-// One file on disk.
+// One file on disk, or all parts of a split model when any of them is named.
 Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options = {},
                            const Progress& progress = {});
 

@@ -1,0 +1,324 @@
+#include "engine/loader/gguf_model.h"
+
+#include <cmath>
+#include <optional>
+#include <span>
+
+#include "engine/base/format.h"
+#include "engine/loader/byte_reader.h"
+
+namespace oar {
+namespace {
+
+struct Rename {
+  std::string_view gguf, hugging_face;
+};
+
+// "N" stands for the layer. Names end before ".weight" or ".bias".
+constexpr Rename kDecoderNames[] = {
+    {"token_embd", "model.embed_tokens"},
+    {"output_norm", "model.norm"},
+    {"output", "lm_head"},
+    {"blk.N.attn_norm", "model.layers.N.input_layernorm"},
+    {"blk.N.attn_q", "model.layers.N.self_attn.q_proj"},
+    {"blk.N.attn_k", "model.layers.N.self_attn.k_proj"},
+    {"blk.N.attn_v", "model.layers.N.self_attn.v_proj"},
+    {"blk.N.attn_output", "model.layers.N.self_attn.o_proj"},
+    {"blk.N.attn_q_norm", "model.layers.N.self_attn.q_norm"},
+    {"blk.N.attn_k_norm", "model.layers.N.self_attn.k_norm"},
+    {"blk.N.ffn_norm", "model.layers.N.post_attention_layernorm"},
+    {"blk.N.ffn_gate", "model.layers.N.mlp.gate_proj"},
+    {"blk.N.ffn_up", "model.layers.N.mlp.up_proj"},
+    {"blk.N.ffn_down", "model.layers.N.mlp.down_proj"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.mlp.gate"},
+    {"blk.N.ffn_gate_exps", "model.layers.N.mlp.experts.gate_proj"},
+    {"blk.N.ffn_up_exps", "model.layers.N.mlp.experts.up_proj"},
+    {"blk.N.ffn_down_exps", "model.layers.N.mlp.experts.down_proj"},
+    {"blk.N.ffn_gate_inp_shexp", "model.layers.N.mlp.shared_expert_gate"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_expert.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_expert.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_expert.down_proj"},
+};
+constexpr Rename kGpt2Names[] = {
+    {"token_embd", "transformer.wte"},
+    {"position_embd", "transformer.wpe"},
+    {"output_norm", "transformer.ln_f"},
+    {"output", "lm_head"},
+    {"blk.N.attn_norm", "transformer.h.N.ln_1"},
+    {"blk.N.attn_qkv", "transformer.h.N.attn.c_attn"},
+    {"blk.N.attn_output", "transformer.h.N.attn.c_proj"},
+    {"blk.N.ffn_norm", "transformer.h.N.ln_2"},
+    {"blk.N.ffn_up", "transformer.h.N.mlp.c_fc"},
+    {"blk.N.ffn_down", "transformer.h.N.mlp.c_proj"},
+};
+
+struct Architecture {
+  std::string_view gguf;          // general.architecture
+  std::string_view model_type;    // of config.json
+  std::string_view architecture;  // of config.json
+  std::string_view activation;
+  bool rope_interleaved;  // the converter permutes q and k for RoPE over neighbouring pairs
+  bool norm_topk_prob;    // experts' weights are normalized over the chosen ones
+  std::span<const Rename> names;
+};
+constexpr Architecture kArchitectures[] = {
+    {"llama", "llama", "LlamaForCausalLM", "silu", true, true, kDecoderNames},
+    {"qwen2", "qwen2", "Qwen2ForCausalLM", "silu", false, false, kDecoderNames},
+    {"qwen2moe", "qwen2_moe", "Qwen2MoeForCausalLM", "silu", false, false, kDecoderNames},
+    {"qwen3", "qwen3", "Qwen3ForCausalLM", "silu", false, false, kDecoderNames},
+    {"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", "silu", false, true, kDecoderNames},
+    {"gpt2", "gpt2", "GPT2LMHeadModel", "gelu_new", false, false, kGpt2Names},
+};
+// GGUF files call these "llama" too and differ by what they contain.
+constexpr Architecture kMixtral = {"llama", "mixtral", "MixtralForCausalLM", "silu",
+                                   true,    true,      kDecoderNames};
+constexpr Architecture kMistral = {"llama", "mistral", "MistralForCausalLM", "silu",
+                                   true,    false,     kDecoderNames};
+
+const Architecture* find_architecture(std::string_view gguf) {
+  for (const Architecture& a : kArchitectures) {
+    if (a.gguf == gguf) return &a;
+  }
+  return nullptr;
+}
+
+// Reads "<architecture>.<key>" values into config keys, keeping the first error.
+class ConfigReader {
+ public:
+  ConfigReader(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
+
+  json::object config;
+  Status status = ok_status();
+
+  // A count: at most 2^31 - 1. Some files give one value per layer, which serves when all are equal.
+  std::optional<int64_t> count(std::string_view key) {
+    if (!status.ok()) return std::nullopt;
+    const std::string full = prefix_ + std::string(key);
+    const auto at = file_.metadata.find(full);
+    if (at == file_.metadata.end()) return std::nullopt;
+    if (at->second.type == GgufType::kArray) return uniform_count(full);
+    const auto v = file_.get_uint(full);
+    if (!v.ok()) return fail(v.status());
+    if (**v > INT32_MAX)
+      return fail(data_loss(cat(file_.name, ": metadata ", full, " is ", **v, "; at most ", INT32_MAX)));
+    return static_cast<int64_t>(**v);
+  }
+  std::optional<double> number(std::string_view key) {
+    if (!status.ok()) return std::nullopt;
+    const auto v = file_.get_float(prefix_ + std::string(key));
+    if (!v.ok()) return fail(v.status());
+    if (*v && !std::isfinite(**v)) {
+      return fail(data_loss(cat(file_.name, ": metadata ", prefix_, key, " is not a finite number")));
+    }
+    return *v;
+  }
+  std::optional<std::string> text(std::string_view key) {
+    if (!status.ok()) return std::nullopt;
+    auto v = file_.get_string(prefix_ + std::string(key));
+    if (!v.ok()) return fail(v.status());
+    return *std::move(v);
+  }
+
+  void put_count(std::string_view name, std::string_view key) {
+    if (const auto v = count(key)) config[name] = *v;
+  }
+  void put_number(std::string_view name, std::string_view key) {
+    if (const auto v = number(key)) config[name] = *v;
+  }
+
+ private:
+  std::nullopt_t fail(Status s) {
+    status = std::move(s);
+    return std::nullopt;
+  }
+  std::optional<int64_t> uniform_count(const std::string& key) {
+    constexpr uint64_t kMaxLayers = 1 << 16;
+    const auto values = file_.get_numbers(key, kMaxLayers);
+    if (!values.ok()) return fail(values.status());
+    if (values->empty()) return std::nullopt;
+    for (double v : *values) {
+      if (v != values->front()) {
+        return fail(unimplemented(cat(file_.name, ": metadata ", key, " differs between layers (",
+                                      values->front(), ", ", v, "), which is not supported")));
+      }
+    }
+    const double v = values->front();
+    if (!(v >= 0 && v <= INT32_MAX) || v != std::floor(v)) {
+      return fail(data_loss(cat(file_.name, ": metadata ", key, " holds ", v, ", which is no count")));
+    }
+    return static_cast<int64_t>(v);
+  }
+
+  const GgufFile& file_;
+  std::string prefix_;
+};
+
+// rope_scaling from "rope.scaling.*", or from the table of factors that llama.cpp puts beside the weights.
+Status read_rope_scaling(const GgufFile& file, ConfigReader& in) {
+  if (const auto at = file.tensors.find("rope_freqs.weight"); at != file.tensors.end()) {
+    constexpr int64_t kMaxFactors = 4096;
+    const Tensor& t = at->second;
+    if (t.format() != Format::f32() || t.shape().rank() != 1 || t.numel() > kMaxFactors) {
+      return data_loss(
+          cat(file.name, ": tensor rope_freqs.weight must be f32 with one dimension, at most ", kMaxFactors));
+    }
+    json::array factors;
+    for (float f : t.values<float>()) {
+      if (!std::isfinite(f) || f == 0.0f) {
+        return data_loss(
+            cat(file.name, ": tensor rope_freqs.weight holds ", f, "; factors must be finite and not 0"));
+      }
+      factors.push_back(f);
+    }
+    in.config["rope_scaling"] = {{"rope_type", "freq_factors"}, {"factors", std::move(factors)}};
+    return ok_status();
+  }
+  auto type = in.text("rope.scaling.type");
+  auto factor = in.number("rope.scaling.factor");
+  if (!type && !factor) {  // the older spelling
+    factor = in.number("rope.scale_linear");
+    if (factor) type = "linear";
+  }
+  if (!type || *type == "none" || !factor) return ok_status();
+  json::object scaling{{"rope_type", *type}, {"factor", *factor}};
+  if (const auto n = in.count("rope.scaling.original_context_length"))
+    scaling["original_max_position_embeddings"] = *n;
+  if (const auto f = in.number("rope.scaling.attn_factor")) scaling["attention_factor"] = *f;
+  if (const auto f = in.number("rope.scaling.yarn_beta_fast")) scaling["beta_fast"] = *f;
+  if (const auto f = in.number("rope.scaling.yarn_beta_slow")) scaling["beta_slow"] = *f;
+  in.config["rope_scaling"] = std::move(scaling);
+  return ok_status();
+}
+
+void read_experts(ConfigReader& in, const Architecture* arch) {
+  const auto experts = in.count("expert_count");
+  if (!experts || *experts == 0) return;
+  in.config["num_experts"] = *experts;
+  in.config["num_local_experts"] = *experts;  // Mixtral's name for the same
+  in.put_count("num_experts_per_tok", "expert_used_count");
+  in.put_count("moe_intermediate_size", "expert_feed_forward_length");
+  in.put_count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+  if (arch) in.config["norm_topk_prob"] = arch->norm_topk_prob;
+}
+
+// Hugging Face's config of GPT-2 has names of its own.
+void add_gpt2_names(json::object& c) {
+  constexpr Rename kNames[] = {{"hidden_size", "n_embd"},
+                               {"num_hidden_layers", "n_layer"},
+                               {"num_attention_heads", "n_head"},
+                               {"intermediate_size", "n_inner"},
+                               {"max_position_embeddings", "n_positions"},
+                               {"hidden_act", "activation_function"}};
+  for (const Rename& r : kNames) {
+    if (const json::value* v = c.if_contains(r.gguf)) c[r.hugging_face] = json::value(*v);
+  }
+}
+
+const char* torch_dtype(Format format) {
+  if (format == Format::f32()) return "float32";
+  if (format == Format::f16()) return "float16";
+  if (format == Format::bf16()) return "bfloat16";
+  return nullptr;  // a quantized model has none
+}
+
+// The head size, and the part of it that is rotated where that is not all.
+Status read_head_size(const GgufFile& file, ConfigReader& in) {
+  auto head = in.count("attention.key_length");
+  const json::value* width = in.config.if_contains("hidden_size");
+  const json::value* heads = in.config.if_contains("num_attention_heads");
+  if (!head && width && heads && heads->as_int64() > 0 && width->as_int64() % heads->as_int64() == 0) {
+    head = width->as_int64() / heads->as_int64();
+  }
+  if (!head) return ok_status();
+  in.config["head_dim"] = *head;
+  if (const auto v = in.count("attention.value_length"); v && *v != *head) {
+    return unimplemented(cat(file.name, ": attention.value_length ", *v, " differs from the key length ",
+                             *head, ", which is not supported"));
+  }
+  if (const auto rotated = in.count("rope.dimension_count"); rotated && *rotated != *head && *head > 0) {
+    in.config["partial_rotary_factor"] = static_cast<double>(*rotated) / static_cast<double>(*head);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name) {
+  const Architecture* arch = find_architecture(architecture);
+  const size_t dot = gguf_name.rfind('.');
+  if (!arch || dot == std::string_view::npos) return std::string(gguf_name);
+  const std::string_view suffix = gguf_name.substr(dot);  // ".weight", ".bias"
+  std::string stem(gguf_name.substr(0, dot)), layer, expert;
+  if (stem.starts_with("blk.")) {
+    const size_t end = stem.find('.', 4);
+    if (end == std::string::npos) return std::string(gguf_name);
+    layer = stem.substr(4, end - 4);
+    stem.replace(4, layer.size(), "N");
+    // Old Mixtral files have one tensor per expert: blk.N.ffn_gate.E.weight.
+    const size_t last = stem.rfind('.');
+    if (last > 5 && stem.find_first_not_of("0123456789", last + 1) == std::string::npos &&
+        last + 1 < stem.size()) {
+      expert = stem.substr(last + 1);
+      stem = stem.substr(0, last) + "_exps";
+    }
+  }
+  for (const Rename& r : arch->names) {
+    if (r.gguf != stem) continue;
+    std::string name(r.hugging_face);
+    if (!layer.empty()) name.replace(name.find(".N.") + 1, 1, layer);
+    if (!expert.empty()) name.insert(name.rfind('.'), "." + expert);
+    return name.append(suffix);
+  }
+  return std::string(gguf_name);
+}
+
+Result<json::object> gguf_config(const GgufFile& file) {
+  OAR_ASSIGN(const auto name, file.get_string("general.architecture"));
+  if (!name) return data_loss(cat(file.name, ": metadata general.architecture is missing"));
+  const Architecture* arch = find_architecture(*name);
+  ConfigReader in(file, *name + ".");
+  json::object& c = in.config;
+  if (*name == "llama") {
+    if (in.count("expert_count").value_or(0) > 0) arch = &kMixtral;
+    else if (in.count("attention.sliding_window").value_or(0) > 0) arch = &kMistral;
+  }
+  c["model_type"] = arch ? arch->model_type : std::string_view(*name);
+  if (arch) {
+    c["architectures"] = json::array{json::value(arch->architecture)};
+    c["hidden_act"] = arch->activation;
+    if (arch->rope_interleaved) c["rope_interleaved"] = true;
+  }
+  in.put_count("hidden_size", "embedding_length");
+  in.put_count("num_hidden_layers", "block_count");
+  in.put_count("intermediate_size", "feed_forward_length");
+  in.put_count("num_attention_heads", "attention.head_count");
+  in.put_count("num_key_value_heads", "attention.head_count_kv");
+  if (!c.contains("num_key_value_heads") && c.contains("num_attention_heads")) {
+    c["num_key_value_heads"] = json::value(c["num_attention_heads"]);
+  }
+  in.put_count("max_position_embeddings", "context_length");
+  in.put_count("sliding_window", "attention.sliding_window");
+  in.put_number("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+  in.put_number("layer_norm_epsilon", "attention.layer_norm_epsilon");
+  c["rope_theta"] = in.number("rope.freq_base").value_or(10000.0);  // the format's default
+  read_experts(in, arch);
+  OAR_RETURN_IF_ERROR(read_head_size(file, in));
+  OAR_RETURN_IF_ERROR(read_rope_scaling(file, in));
+
+  const auto embedding = file.tensors.find("token_embd.weight");
+  if (embedding != file.tensors.end() && embedding->second.shape().rank() == 2) {
+    c["vocab_size"] = embedding->second.shape()[0];
+    if (const char* dtype = torch_dtype(embedding->second.format())) c["torch_dtype"] = dtype;
+  } else {
+    in.put_count("vocab_size", "vocab_size");
+  }
+  c["tie_word_embeddings"] = !file.tensors.contains("output.weight");
+  if (arch && arch->model_type == "gpt2") {
+    c["linear_out_in"] = true;
+    add_gpt2_names(c);
+  }
+  if (!in.status.ok()) return in.status;
+  return std::move(c);
+}
+
+}  // namespace oar

@@ -1,0 +1,30 @@
+// What a GGUF file says about its model, in Hugging Face's words: tensor names and config.json keys. One
+// table row per architecture and name; the models themselves are in engine/models.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "engine/base/json.h"
+#include "engine/base/status.h"
+#include "engine/loader/gguf.h"
+
+namespace oar {
+
+// "blk.3.attn_q.weight" of "llama" -> "model.layers.3.self_attn.q_proj.weight". A name that the
+// architecture's table does not have stays as it is. Stacked experts ("ffn_gate_exps") become
+// "model.layers.N.mlp.experts.gate_proj.weight", [experts, ffn, width], whatever the architecture; their
+// router "model.layers.N.mlp.gate.weight", [experts, width].
+std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name);
+
+// config.json's keys from "<architecture>.*". Beyond Hugging Face's:
+//   rope_interleaved      true when q and k are laid out for RoPE over neighbouring pairs
+//   linear_out_in         true for GPT-2, whose linear weights are [out, in] here and [in, out] at Hugging
+//   Face rope_scaling          may have rope_type "freq_factors" with `factors`, D/2 numbers: each inverse
+//   frequency is
+//                         divided by its factor (llama.cpp's form of the llama3 scaling)
+// An architecture without a row of its own keeps its GGUF name as model_type and its GGUF tensor names: it
+// can be inspected, and engine/models says that it cannot be run.
+Result<json::object> gguf_config(const GgufFile& file);
+
+}  // namespace oar

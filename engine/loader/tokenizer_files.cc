@@ -1,0 +1,115 @@
+#include "engine/loader/tokenizer_files.h"
+
+#include <filesystem>
+
+#include "engine/base/format.h"
+#include "engine/loader/gguf.h"
+#include "engine/tensor/mapped_file.h"
+
+namespace oar {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxTokenizerBytes = uint64_t{256}
+                                        << 20;  // the largest real tokenizer.json have about 35 MB
+constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+
+bool is_file(const fs::path& path) {
+  std::error_code ec;
+  return fs::is_regular_file(path, ec);
+}
+
+// The first of the files that exists; empty when none does.
+Result<std::string> read_first(const fs::path& folder, std::initializer_list<std::string> names,
+                               uint64_t max_size) {
+  for (const std::string& name : names) {
+    if (is_file(folder / name)) return read_small_file((folder / name).string(), max_size);
+  }
+  return std::string();
+}
+
+// A template in JSON is a string, or a list of {"name", "template"} of which "default" is meant.
+std::string template_of(const json::object& config) {
+  const json::value* v = config.if_contains("chat_template");
+  if (!v) return {};
+  if (v->is_string()) return std::string(v->get_string());
+  if (!v->is_array()) return {};
+  for (const json::value& entry : v->get_array()) {
+    const json::object* o = entry.if_object();
+    const json::value* name = o ? o->if_contains("name") : nullptr;
+    const json::value* text = o ? o->if_contains("template") : nullptr;
+    if (name && text && name->is_string() && text->is_string() && name->get_string() == "default") {
+      return std::string(text->get_string());
+    }
+  }
+  return {};
+}
+
+Result<json::object> parse_object(std::string_view text, const std::string& path) {
+  OAR_ASSIGN(json::value v, parse_json(text, path));
+  if (!v.is_object()) return invalid_argument(cat(path, " must hold a JSON object"));
+  return std::move(v.get_object());
+}
+
+}  // namespace
+
+Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int64_t vocab) {
+  const fs::path folder = folder_name;
+  TokenizerFiles out;
+  OAR_ASSIGN(out.tokenizer_json, read_first(folder, {"tokenizer.json"}, kMaxTokenizerBytes));
+  OAR_ASSIGN(out.tokenizer_config_json, read_first(folder, {"tokenizer_config.json"}, kMaxConfigBytes));
+  OAR_ASSIGN(out.sentencepiece_model, read_first(folder,
+                                                 {"tokenizer.model", "spiece.model",
+                                                  "sentencepiece.bpe.model", cat("tok", vocab, ".model")},
+                                                 kMaxTokenizerBytes));
+  OAR_ASSIGN(out.llama2c_bin,
+             read_first(folder, {"tokenizer.bin", cat("tok", vocab, ".bin")}, kMaxTokenizerBytes));
+
+  OAR_ASSIGN(out.chat_template, read_first(folder, {"chat_template.jinja"}, kMaxConfigBytes));
+  for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
+    if (!out.chat_template.empty()) break;
+    OAR_ASSIGN(const std::string text, read_first(folder, {name}, kMaxConfigBytes));
+    if (text.empty()) continue;
+    OAR_ASSIGN(const json::object config, parse_object(text, (folder / name).string()));
+    out.chat_template = template_of(config);
+  }
+  OAR_ASSIGN(const std::string generation, read_first(folder, {"generation_config.json"}, kMaxConfigBytes));
+  if (!generation.empty()) {
+    OAR_ASSIGN(out.generation_config, parse_object(generation, (folder / "generation_config.json").string()));
+  }
+  return out;
+}
+
+Result<TokenizerFiles> read_tokenizer(const std::string& path) {
+  std::error_code ec;
+  TokenizerFiles out;
+  if (fs::is_directory(path, ec)) {
+    OAR_ASSIGN(out, read_tokenizer_folder(path));
+    if (out.empty()) {
+      return not_found(
+          cat("tokenizer folder ", path, " has no tokenizer.json, tokenizer.model or tokenizer.bin"));
+    }
+    return out;
+  }
+  const std::string extension = fs::path(path).extension().string();
+  if (extension == ".json") {
+    OAR_ASSIGN(out.tokenizer_json, read_small_file(path, kMaxTokenizerBytes));
+  } else if (extension == ".model") {
+    OAR_ASSIGN(out.sentencepiece_model, read_small_file(path, kMaxTokenizerBytes));
+  } else if (extension == ".bin") {
+    OAR_ASSIGN(out.llama2c_bin, read_small_file(path, kMaxTokenizerBytes));
+  } else if (extension == ".gguf") {
+    OAR_ASSIGN(const GgufFile file, open_gguf(path));
+    OAR_ASSIGN(out.gguf, gguf_vocab(file));
+    if (out.gguf) out.chat_template = out.gguf->chat_template;
+  } else {
+    return invalid_argument(cat("tokenizer ", path,
+                                ": expected a tokenizer.json, a SentencePiece .model, a llama2.c .bin, a "
+                                ".gguf file or a folder with one of them"));
+  }
+  if (out.empty()) return data_loss(cat("tokenizer ", path, " is empty"));
+  return out;
+}
+
+}  // namespace oar

@@ -1,0 +1,38 @@
+// The raw sources of a tokenizer and of the defaults that travel with it, read but not parsed: engine/text
+// makes tokenizers and templates of them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/base/gguf_vocab.h"
+#include "engine/base/json.h"
+#include "engine/base/status.h"
+
+namespace oar {
+
+// Each string is a whole file's bytes and empty when there is no such file.
+struct TokenizerFiles {
+  std::string tokenizer_json;
+  std::string tokenizer_config_json;
+  std::string sentencepiece_model;
+  std::string llama2c_bin;
+  std::optional<GgufVocab> gguf;
+  std::string
+      chat_template;  // Jinja source: chat_template.jinja, or the one in tokenizer_config.json or GGUF
+  json::object generation_config;  // generation_config.json; from GGUF: eos_token_id and bos_token_id
+
+  bool empty() const {
+    return tokenizer_json.empty() && sentencepiece_model.empty() && llama2c_bin.empty() && !gguf.has_value();
+  }
+};
+
+// What a folder in the Hugging Face layout has. Absent files are no error; unreadable or damaged ones are.
+// `vocab` is the model's vocabulary size if known: llama2.c calls its tokenizers tok<vocab>.bin and
+// tok<vocab>.model.
+Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder, int64_t vocab = 0);
+
+// A tokenizer.json, .model, .bin or .gguf file, or a folder: LoadOptions::tokenizer.
+Result<TokenizerFiles> read_tokenizer(const std::string& path);
+
+}  // namespace oar
