@@ -1,11 +1,12 @@
 // Elementary functions on vectors of floats. Polynomials are minimax fits of the named function on the
 // reduced interval (relative error of the fit in brackets); the bounds below are for the whole function
-// against the exact value, and tests/kernels/vmath_test.cc holds them to that. NaN in, NaN out. No function
-// reads the rounding mode.
+// against the exact value, and tests/kernels/elementwise_test.cc holds them to that. NaN in, NaN out. No
+// function reads the rounding mode.
 //
 //   exp      2 ulp      correct infinities and subnormals        tanh     3 ulp
-//   exp2     2 ulp      the same                                 sigmoid  3 ulp
-//   log      2 ulp      log(0) = -inf, log(x < 0) = NaN          erf      3 ulp
+//   exp2     2 ulp      the same                                 erf      3 ulp
+//   log      2 ulp      log(0) = -inf, log(x < 0) = NaN          sigmoid  3 ulp     zero below 2^-126
+//   silu     4 ulp      zero where sigmoid is below 2^-126
 #pragma once
 
 #include "kernels/cpu/simd.h"

@@ -1,0 +1,174 @@
+// Routing and combining: every level against a straightforward route computed here, ties and NaN included.
+#include "kernels/moe.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/kernels/matmul_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+struct Route {
+  Guarded<int32_t> pair_token, pair_slot, expert_start;
+  Guarded<float> pair_weight, logits;
+  MoeRouteArgs args;
+
+  Route(const std::vector<float>& values, int64_t T, int64_t experts, int64_t top_k, bool normalize)
+      : pair_token(static_cast<size_t>(T * top_k)),
+        pair_slot(pair_token.size()),
+        expert_start(static_cast<size_t>(experts + 1)),
+        pair_weight(pair_token.size()),
+        logits(values.size()) {
+    std::copy(values.begin(), values.end(), logits.begin());
+    args.pair_token = pair_token.data();
+    args.pair_slot = pair_slot.data();
+    args.pair_weight = pair_weight.data();
+    args.expert_start = expert_start.data();
+    args.logits = logits.data();
+    args.T = T;
+    args.experts = experts;
+    args.top_k = top_k;
+    args.normalize = normalize ? 1 : 0;
+  }
+};
+
+const Kernel& kernel_of(KernelFamily family, Isa isa) {
+  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), isa);
+  REQUIRE(k != nullptr);
+  return *k;
+}
+
+// Experts by descending logit, then ascending index: a stable sort of the indices.
+std::vector<int64_t> best_experts(const float* logits, int64_t experts, int64_t top_k) {
+  std::vector<int64_t> order(static_cast<size_t>(experts));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+  order.resize(static_cast<size_t>(top_k));
+  return order;
+}
+
+void check_route(Route& r, const std::string& what) {
+  INFO(what);
+  const MoeRouteArgs& a = r.args;
+  // The slots are a permutation, sorted by expert and stably by token.
+  std::vector<int64_t> expert_of(r.pair_token.size());
+  std::vector<int> seen(r.pair_token.size(), 0);
+  for (int64_t t = 0; t < a.T; ++t) {
+    const std::vector<int64_t> want = best_experts(a.logits + t * a.experts, a.experts, a.top_k);
+    double total = 0, kept = 0;
+    const float* logits = a.logits + t * a.experts;
+    const double max = logits[want[0]];
+    for (int64_t e = 0; e < a.experts; ++e) total += std::exp(logits[e] - max);
+    for (int64_t e : want) kept += std::exp(logits[e] - max);
+    for (int64_t j = 0; j < a.top_k; ++j) {
+      const auto p = static_cast<size_t>(t * a.top_k + j);
+      const auto slot = static_cast<size_t>(r.pair_slot[p]);
+      REQUIRE(slot < seen.size());
+      ++seen[slot];
+      REQUIRE(r.pair_token[slot] == t);
+      const int64_t e = want[static_cast<size_t>(j)];
+      REQUIRE(static_cast<int64_t>(slot) >= r.expert_start[static_cast<size_t>(e)]);
+      REQUIRE(static_cast<int64_t>(slot) < r.expert_start[static_cast<size_t>(e) + 1]);
+      // exp to 2 ulp of an argument rounded once, a sum of `experts` terms, a quotient.
+      const double weight = std::exp(logits[e] - max) / (a.normalize != 0 ? kept : total);
+      const double bound =
+          (static_cast<double>(a.experts) + 16 + std::fabs(logits[e] - max)) * std::ldexp(1.0, -24);
+      REQUIRE(std::fabs(r.pair_weight[p] - weight) <= bound * weight);
+    }
+  }
+  REQUIRE(std::ranges::all_of(seen, [](int n) { return n == 1; }));
+  REQUIRE(r.expert_start[0] == 0);
+  REQUIRE(r.expert_start[static_cast<size_t>(a.experts)] == a.T * a.top_k);
+  for (int64_t e = 0; e < a.experts; ++e) {
+    for (int32_t p = r.expert_start[static_cast<size_t>(e)] + 1;
+         p < r.expert_start[static_cast<size_t>(e) + 1]; ++p) {
+      REQUIRE(r.pair_token[static_cast<size_t>(p) - 1] < r.pair_token[static_cast<size_t>(p)]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("moe_route: sorted pairs and weights at every level, ties to the lower expert") {
+  for (int64_t T : {1, 2, 63, 64, 65, 200, 1000}) {
+    for (auto [experts, top_k] : {std::pair<int64_t, int64_t>{8, 2}, {60, 4}, {128, 8}, {3, 3}, {1, 1}}) {
+      for (Values values : {Values::kNormal, Values::kIntegers}) {
+        for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+          const Kernel& k = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+          Route r(random_values(static_cast<size_t>(T * experts), values, 3), T, experts, top_k, T % 2 == 0);
+          run_in_steps(k, &r.args, 1, true);
+          check_route(
+              r, std::string(k.name) + " T=" + std::to_string(T) + " experts=" + std::to_string(experts));
+          Route again(random_values(static_cast<size_t>(T * experts), values, 3), T, experts, top_k,
+                      T % 2 == 0);
+          ThreadPool pool({.threads = 4});
+          run_on_pool(pool, k, &again.args);
+          REQUIRE(std::equal(r.pair_slot.begin(), r.pair_slot.end(), again.pair_slot.begin()));
+          REQUIRE(std::equal(r.pair_weight.begin(), r.pair_weight.end(), again.pair_weight.begin()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("moe_route: a NaN logit gives NaN weights and still a permutation; no tokens, no pairs") {
+  for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+    const Kernel& k = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+    INFO(k.name);
+    std::vector<float> logits = random_values(2 * 20, Values::kNormal, 5);
+    logits[3] = NAN;
+    Route r(logits, 2, 20, 4, true);
+    run_in_steps(k, &r.args, 1, false);
+    std::vector<int32_t> slots(r.pair_slot.begin(), r.pair_slot.end());
+    std::ranges::sort(slots);
+    for (int32_t i = 0; i < 8; ++i) CHECK(slots[static_cast<size_t>(i)] == i);
+    for (size_t j = 0; j < 4; ++j) CHECK(std::isnan(r.pair_weight[j]));
+    for (size_t j = 4; j < 8; ++j) CHECK(r.pair_weight[j] > 0);
+    Route none({}, 0, 20, 4, true);
+    run_in_steps(k, &none.args, 1, false);
+    for (int32_t start : none.expert_start) CHECK(start == 0);
+  }
+}
+
+TEST_CASE("moe_combine: weighted sums of the pairs at every level") {
+  for (int64_t E : {1, 15, 16, 17, 100, 2048}) {
+    const int64_t T = 5, top_k = 3;
+    const std::vector<float> y = random_values(static_cast<size_t>(T * top_k * E), Values::kNormal, 1);
+    const std::vector<float> weight = random_values(static_cast<size_t>(T * top_k), Values::kNormal, 2);
+    std::vector<int32_t> slot(static_cast<size_t>(T * top_k));
+    std::iota(slot.begin(), slot.end(), 0);
+    std::shuffle(slot.begin(), slot.end(), std::mt19937(3));
+    for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+      const Kernel& k = kernel_of(KernelFamily::kMoeCombine, static_cast<Isa>(level));
+      INFO(k.name << " E=" << E);
+      Guarded<float> in(y.size()), out(static_cast<size_t>(T * E));
+      std::copy(y.begin(), y.end(), in.begin());
+      MoeCombineArgs a;
+      a.out = out.data();
+      a.y = in.data();
+      a.pair_slot = slot.data();
+      a.pair_weight = weight.data();
+      a.T = T;
+      a.top_k = top_k;
+      a.E = E;
+      run_in_steps(k, &a, 1, true);
+      for (int64_t t = 0; t < T; ++t) {
+        for (int64_t e = 0; e < E; ++e) {
+          double want = 0, magnitude = 0;
+          for (int64_t j = 0; j < top_k; ++j) {
+            const auto p = static_cast<size_t>(t * top_k + j);
+            const double term = static_cast<double>(weight[p]) * y[static_cast<size_t>(slot[p] * E + e)];
+            want += term;
+            magnitude += std::fabs(term);
+          }
+          // top_k products and sums.
+          REQUIRE(std::fabs(out[static_cast<size_t>(t * E + e)] - want) <=
+                  2 * top_k * std::ldexp(magnitude, -24));
+        }
+      }
+    }
+  }
+}
