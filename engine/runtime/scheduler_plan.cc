@@ -61,10 +61,12 @@ bool Scheduler::next(Clock::time_point now, Step& step) {
       group.max_blocks = std::max<int64_t>(group.max_blocks, blocks_.blocks_for(e.end));
     group.tables.assign(step.entries.size() * static_cast<size_t>(group.max_blocks), 0);
     for (size_t b = 0; b < step.entries.size(); ++b) {
-      const auto& table = sequence(step.entries[b].slot).blocks.groups[g];
+      const Step::Entry& e = step.entries[b];
+      const auto& table = sequence(e.slot).blocks.groups[g];
       int32_t* row = group.tables.data() + b * static_cast<size_t>(group.max_blocks);
-      for (size_t i = static_cast<size_t>(table.first); i < table.blocks.size(); ++i)
-        row[i] = table.blocks[i];
+      // A sequence whose step was taken back may hold a block beyond what this step reaches.
+      const size_t used = static_cast<size_t>(blocks_.blocks_for(e.end));
+      for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
     }
   }
   return true;

@@ -5,7 +5,7 @@
 // all.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>

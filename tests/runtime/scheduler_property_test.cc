@@ -1,0 +1,51 @@
+// The scheduler's promises on random traces: blocks conserved, budgets kept, nobody starves, one finish per
+// choice, and every token the one the model alone would have produced (so batching, chunking, preemption,
+// prefix hits, forks, roll-backs and depth change nothing).
+#include <cstdlib>
+
+#include "tests/runtime/trace.h"
+#include "tests/support/catch.h"
+
+using namespace oar_test;
+
+namespace {
+
+struct Totals {
+  int64_t traces = 0, steps = 0;
+  uint64_t preemptions = 0, hits = 0, copies = 0, rollbacks = 0;
+};
+
+void run_traces(uint64_t first, uint64_t count, int32_t depth) {
+  Totals t;
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    Dice dice(mix(seed) ^ static_cast<uint64_t>(depth));
+    Trace trace(random_world(dice, depth), dice.next());
+    const std::string error = trace.run();
+    if (!error.empty()) FAIL("depth " << depth << ", seed " << seed << ": " << error);
+    t.traces += trace.lived();
+    t.steps += trace.steps();
+    t.preemptions += trace.preemptions();
+    t.hits += trace.prefix_hits();
+    t.copies += trace.copies();
+    t.rollbacks += trace.rollbacks();
+  }
+  WARN("depth " << depth << ": " << t.traces << " traces, " << t.steps << " steps, " << t.preemptions
+                << " preemptions, " << t.hits << " tokens of prefix hits, " << t.copies << " copies, "
+                << t.rollbacks << " roll-backs");
+  CHECK(t.traces > static_cast<int64_t>(count / 2));  // the rest were worlds too small for one sequence
+  CHECK(t.steps > 5 * t.traces);
+  CHECK(t.preemptions > 0);
+  CHECK(t.hits > 0);
+  CHECK(t.copies > 0);
+  CHECK(t.rollbacks > 0);
+}
+
+}  // namespace
+
+TEST_CASE("random traces in lockstep", "[scheduler]") { run_traces(0, 100'000, 0); }
+TEST_CASE("random traces one step ahead", "[scheduler]") { run_traces(0, 100'000, 1); }
+
+TEST_CASE("a million random traces", "[scheduler][slow][.]") {
+  run_traces(1'000'000, 500'000, 0);
+  run_traces(1'000'000, 500'000, 1);
+}

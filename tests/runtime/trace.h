@@ -1,0 +1,357 @@
+// Random traces against the Scheduler: a small world of arrivals, cancels, deadlines and steps, run at depth
+// 0 or 1 on a FakeCache, checked after every step and against the cache-less reference at the end.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "engine/runtime/scheduler.h"
+#include "tests/runtime/fake_model.h"
+
+namespace oar_test {
+
+// A tiny seeded generator.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : state_(seed) {}
+  uint64_t next() { return mix(state_++); }
+  // In [low, high].
+  int64_t roll(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool chance(int percent) { return roll(1, 100) <= percent; }
+
+ private:
+  uint64_t state_;
+};
+
+struct World {
+  oar::SchedulerOptions options;
+  int32_t vocab = 8;
+  int requests = 4;
+  int max_prompt = 12, max_tokens = 8;
+  int cancel_percent = 5;  // per step
+  int refuse_percent = 0;  // samples taken back, or several tokens at once
+  int salts = 2;
+  bool deadlines = true;
+};
+
+// What the model says for one choice, with no cache and nobody else around.
+struct Reference {
+  std::vector<int32_t> tokens;
+  oar::FinishReason finish;
+};
+inline Reference reference_tokens(const oar::Request& r, uint64_t stream, int32_t vocab, int64_t max_length,
+                                  const std::vector<int32_t>& eos) {
+  uint64_t h = kEmptyHistory;
+  for (int32_t t : r.prompt) h = extend(h, t);
+  Reference out{{}, oar::FinishReason::kLength};
+  const int64_t most = std::min(r.stop.max_tokens, max_length - static_cast<int64_t>(r.prompt.size()));
+  while (static_cast<int64_t>(out.tokens.size()) < most) {
+    const int64_t n = static_cast<int64_t>(out.tokens.size());
+    const int32_t t = fake_draw(h, stream, n, vocab);
+    const auto in = [t](const std::vector<int32_t>& ids) {
+      return std::find(ids.begin(), ids.end(), t) != ids.end();
+    };
+    if (n >= r.stop.min_tokens && ((!r.stop.ignore_eos && in(eos)) || in(r.stop.stop_token_ids))) {
+      out.finish = oar::FinishReason::kStop;
+      break;
+    }
+    out.tokens.push_back(t);
+    h = extend(h, t);
+  }
+  return out;
+}
+
+// Runs one trace; returns "" or what went wrong.
+class Trace {
+ public:
+  Trace(const World& world, uint64_t seed) : world_(world), dice_(seed) {
+    oar::RunnerLimits limits;
+    limits.max_batch_tokens = world.options.max_batch_tokens;
+    limits.max_sequences = world.options.max_sequences;
+    limits.page_tokens = world.options.page_tokens;
+    limits.groups = world.options.groups;
+    cache_ = std::make_unique<FakeCache>(limits);
+  }
+
+  std::string run() {
+    auto made = oar::Scheduler::create(world_.options);
+    if (!made.ok()) return "";  // a world too small to live in; create() said so
+    scheduler_ = std::move(made).value();
+    const int64_t bound = step_bound();
+    int64_t steps = 0;
+    int arrived = 0;
+    while (error_.empty() && (arrived < world_.requests || !scheduler_->idle() || !flying_.empty())) {
+      now_ += std::chrono::milliseconds(1);
+      while (arrived < world_.requests && dice_.chance(40)) arrive(static_cast<uint64_t>(++arrived));
+      meddle();
+      scheduler_->expire(now_, outcomes_);
+      deliver();
+      if (flying_.size() <= static_cast<size_t>(world_.options.depth)) launch();
+      if (!flying_.empty() && (flying_.size() > static_cast<size_t>(world_.options.depth) || !launched_))
+        land();
+      check("", scheduler_->verify());
+      if (!cache_->error.empty()) fail(cache_->error);
+      if (++steps > bound) fail(oar::cat("no end after ", steps, " steps: somebody starves"));
+    }
+    if (error_.empty()) check_ends();
+    return error_;
+  }
+
+  bool lived() const { return scheduler_ != nullptr; }
+  int64_t steps() const { return steps_; }
+  uint64_t preemptions() const { return scheduler_ ? scheduler_->stats().preemptions : 0; }
+  uint64_t prefix_hits() const { return scheduler_ ? scheduler_->stats().prefix_hits : 0; }
+  uint64_t copies() const { return copies_; }
+  uint64_t rollbacks() const { return rollbacks_; }
+
+ private:
+  struct Choice {
+    std::vector<int32_t> tokens;
+    int finishes = 0;
+    oar::FinishReason finish = oar::FinishReason::kNone;
+  };
+  struct Record {
+    oar::Request request;
+    uint64_t seed;
+    std::vector<Choice> choices;
+    int64_t prompt_rows = 0;  // prompt rows seen, in order
+  };
+  struct Flight {
+    oar::Step step;
+    std::vector<int32_t> drawn;  // what the device drew, known at once to the device, later to the host
+  };
+
+  void fail(std::string what) {
+    if (error_.empty()) error_ = std::move(what);
+  }
+  void check(const char* where, const oar::Status& s) {
+    if (!s.ok()) fail(oar::cat(where, s.message()));
+  }
+
+  // Every step either moves the oldest sequence on by a row or (depth 1) waits for a commit; each sequence is
+  // computed at most once more after each preemption by an older one. Generous, yet finite: quadratic in the
+  // work.
+  int64_t step_bound() const {
+    const int64_t length = world_.max_prompt + world_.max_tokens + 1;
+    const int64_t sequences = world_.requests * 4;
+    return 100 + world_.requests * 40 + 8 * sequences * length * (1 + world_.refuse_percent / 5);
+  }
+
+  void arrive(uint64_t id) {
+    oar::Request r;
+    // Few different prompts, many common prefixes.
+    const int64_t size = dice_.roll(1, world_.max_prompt);
+    const uint64_t family = static_cast<uint64_t>(dice_.roll(0, 1));
+    for (int64_t i = 0; i < size; ++i)
+      r.prompt.push_back(static_cast<int32_t>(mix(family * 100 + static_cast<uint64_t>(i)) %
+                                              static_cast<uint64_t>(world_.vocab)));
+    if (dice_.chance(30)) r.prompt.back() = static_cast<int32_t>(dice_.roll(0, world_.vocab - 1));
+    r.stop.max_tokens = dice_.roll(0, world_.max_tokens);
+    r.stop.min_tokens = dice_.chance(20) ? dice_.roll(0, r.stop.max_tokens) : 0;
+    r.stop.ignore_eos = dice_.chance(50);
+    if (dice_.chance(20)) r.stop.stop_token_ids = {static_cast<int32_t>(dice_.roll(0, world_.vocab - 1))};
+    r.n = dice_.chance(25) ? static_cast<int32_t>(dice_.roll(2, 4)) : 1;
+    if (world_.deadlines && dice_.chance(10))
+      r.deadline = now_ + std::chrono::milliseconds(dice_.roll(0, 20));
+    if (dice_.chance(30)) r.cache_salt = oar::cat("salt", dice_.roll(0, world_.salts - 1));
+    if (dice_.chance(15)) r.sampling.prompt_logprobs = 0;
+    const uint64_t seed = dice_.next();
+    const oar::Status status = scheduler_->add(id, r, seed, now_);
+    if (!status.ok()) {
+      const int64_t need = size + (r.stop.max_tokens > 0 ? 1 : 0);
+      if (need <= scheduler_->max_length()) fail("refused a request that fits: " + status.message());
+      return;
+    }
+    Record& record = records_[id];
+    record.seed = seed;
+    record.choices.resize(static_cast<size_t>(r.n));
+    record.request = std::move(r);
+  }
+
+  void meddle() {
+    if (records_.empty() || !dice_.chance(world_.cancel_percent)) return;
+    auto it = records_.begin();
+    std::advance(it, dice_.roll(0, static_cast<int64_t>(records_.size()) - 1));
+    if (dice_.chance(50)) scheduler_->cancel(it->first, oar::FinishReason::kCancelled, outcomes_);
+    else
+      scheduler_->finish_choice(it->first, static_cast<int32_t>(dice_.roll(0, it->second.request.n - 1)),
+                                oar::FinishReason::kCancelled, outcomes_);
+    deliver();
+  }
+
+  void launch() {
+    Flight flight;
+    if (!spare_.empty()) {
+      flight = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    launched_ = scheduler_->next(now_, flight.step);
+    if (!launched_) {
+      if (flying_.empty() && !scheduler_->idle()) fail("there is work, but no step");
+      return;
+    }
+    ++steps_;
+    const oar::Step& step = flight.step;
+    // The device: it knows what the step before drew.
+    tokens_.assign(step.tokens.begin(), step.tokens.end());
+    for (int32_t& t : tokens_) {
+      if (t >= 0) continue;
+      if (flying_.empty()) return fail("a token of a step that is not in flight");
+      t = flying_.back().drawn.at(static_cast<size_t>(~t));
+    }
+    copies_ += step.copies.size();
+    cache_->copy(step.copies);
+    cache_->run(flight.step.batch(), tokens_, histories_);
+    if (!cache_->error.empty()) return fail(cache_->error);
+    flight.drawn.clear();
+    for (const auto& sample : step.samples) {
+      const oar::Sequence& s = scheduler_->sequence(sample.slot);
+      // The newest of its samples in flight: this one.
+      const int64_t n = s.total() - s.request->prompt_size() - 1;
+      flight.drawn.push_back(fake_draw(histories_.at(static_cast<size_t>(sample.logit_row)),
+                                       s.request->seed + static_cast<uint64_t>(s.index), n, world_.vocab));
+    }
+    for (const auto& row : step.prompt_rows) {
+      Record& r = records_.at(scheduler_->sequence(row.slot).request->id);
+      uint64_t h = kEmptyHistory;
+      for (int64_t i = 0; i <= row.position; ++i) h = extend(h, r.request.prompt[static_cast<size_t>(i)]);
+      if (row.position != r.prompt_rows++ || histories_.at(static_cast<size_t>(row.logit_row)) != h)
+        fail("a prompt row is wrong or out of order");
+    }
+    flying_.push_back(std::move(flight));
+  }
+
+  void land() {
+    Flight flight = std::move(flying_.front());
+    flying_.pop_front();
+    forced_.clear();
+    forced_.resize(flight.drawn.size());
+    spans_.clear();
+    for (size_t i = 0; i < flight.drawn.size(); ++i) {
+      auto& f = forced_[i];
+      const auto& sample = flight.step.samples[i];
+      oar::Sequence* s = scheduler_->live(sample.slot, sample.token_version);
+      f = {flight.drawn[i]};
+      if (s != nullptr && dice_.chance(world_.refuse_percent)) {
+        ++rollbacks_;
+        if (dice_.chance(50)) {
+          f.clear();  // taken back
+        } else {  // and the next tokens as well, as a grammar would force them: here those the model would
+                  // say
+          uint64_t h = kEmptyHistory;
+          for (int64_t p = 0; p < s->known(); ++p) h = extend(h, s->tokens()[p]);
+          for (int64_t k = 1; k <= dice_.roll(1, 3); ++k) {
+            h = extend(h, f.back());
+            f.push_back(fake_draw(h, s->request->seed + static_cast<uint64_t>(s->index),
+                                  static_cast<int64_t>(s->output.size()) + k, world_.vocab));
+          }
+        }
+      }
+      spans_.push_back(f);
+    }
+    scheduler_->commit(flight.step, spans_, now_, outcomes_);
+    deliver();
+    spare_.push_back(std::move(flight));
+  }
+
+  void deliver() {
+    for (const oar::Outcome& o : outcomes_) {
+      Choice& c = records_.at(o.request->id).choices.at(static_cast<size_t>(o.index));
+      if (c.finishes > 0) fail("an event after the finish event");
+      if (o.has_token) c.tokens.push_back(o.token);
+      if (o.finish != oar::FinishReason::kNone) {
+        ++c.finishes;
+        c.finish = o.finish;
+      }
+    }
+    outcomes_.clear();
+    scheduler_->reclaim();
+  }
+
+  void check_ends() {
+    for (const auto& [id, r] : records_) {
+      for (size_t i = 0; i < r.choices.size(); ++i) {
+        const Choice& c = r.choices[i];
+        if (c.finishes != 1)
+          return fail(oar::cat("request ", id, " choice ", i, " finished ", c.finishes, " times"));
+        const Reference want = reference_tokens(r.request, r.seed + i, world_.vocab, scheduler_->max_length(),
+                                                world_.options.eos_token_ids);
+        const bool whole = c.finish == oar::FinishReason::kStop || c.finish == oar::FinishReason::kLength;
+        if (whole && (c.finish != want.finish || c.tokens != want.tokens))
+          return fail(oar::cat("request ", id, " choice ", i, " differs from the reference after ",
+                               c.tokens.size(), " tokens"));
+        if (c.tokens.size() > want.tokens.size() ||
+            !std::equal(c.tokens.begin(), c.tokens.end(), want.tokens.begin()))
+          return fail(oar::cat("request ", id, " choice ", i, ": not a prefix of the reference"));
+        if (c.finish == oar::FinishReason::kDeadline && !r.request.deadline)
+          return fail("a deadline nobody set");
+      }
+      const bool ended_well = r.choices[0].finish == oar::FinishReason::kStop ||
+                              r.choices[0].finish == oar::FinishReason::kLength;
+      if (r.request.sampling.prompt_logprobs >= 0 && ended_well &&
+          r.prompt_rows != static_cast<int64_t>(r.request.prompt.size()) - 1)
+        return fail(oar::cat("request ", id, ": ", r.prompt_rows, " prompt rows"));
+    }
+    const oar::BlockStats b = scheduler_->blocks().stats();
+    if (b.used != 0 || b.free + b.cached != b.total) fail("blocks leaked");
+    scheduler_->blocks().clear_cache();
+    if (scheduler_->blocks().stats().free != b.total) fail("the cache does not give its blocks back");
+  }
+
+  World world_;
+  Dice dice_;
+  std::unique_ptr<FakeCache> cache_;
+  std::unique_ptr<oar::Scheduler> scheduler_;
+  std::map<uint64_t, Record> records_;
+  std::deque<Flight> flying_;
+  std::vector<Flight> spare_;
+  std::vector<oar::Outcome> outcomes_;
+  std::vector<int32_t> tokens_;
+  std::vector<uint64_t> histories_;
+  std::vector<std::vector<int32_t>> forced_;
+  std::vector<std::span<const int32_t>> spans_;
+  oar::Clock::time_point now_{std::chrono::hours(1)};
+  bool launched_ = false;
+  int64_t steps_ = 0;
+  uint64_t copies_ = 0, rollbacks_ = 0;
+  std::string error_;
+};
+
+// A random small world: every knob at its extremes sooner or later.
+inline World random_world(Dice& d, int32_t depth) {
+  World w;
+  oar::SchedulerOptions& o = w.options;
+  o.depth = depth;
+  o.page_tokens = static_cast<int32_t>(d.roll(1, 4));
+  o.max_sequences = d.roll(1, 5);
+  o.max_batch_tokens = o.max_sequences + d.roll(0, 8);
+  o.max_context = d.roll(4, 40);
+  o.prefix_cache = d.chance(80);
+  o.hash_seed = d.next();
+  o.eos_token_ids = {0};
+  const int groups = d.chance(60) ? 1 : static_cast<int>(d.roll(1, 3));
+  for (int g = 0; g < groups; ++g) {
+    oar::CacheGroup group;
+    group.window = d.chance(groups == 1 ? 20 : 50) ? d.roll(2, 10) : 0;
+    // From barely one sequence to plenty.
+    const int64_t least = (o.max_context + o.page_tokens - 1) / o.page_tokens + (group.window > 0 ? 1 : 0);
+    group.num_blocks = static_cast<int32_t>(d.chance(50) ? d.roll(std::max<int64_t>(1, least - 1), least + 2)
+                                                         : d.roll(least, 4 * least));
+    group.block_bytes = 1;
+    o.groups.push_back(group);
+  }
+  w.requests = static_cast<int>(d.roll(1, 8));
+  w.max_prompt = static_cast<int>(d.roll(1, 24));
+  w.max_tokens = static_cast<int>(d.roll(0, 16));
+  w.cancel_percent = d.chance(50) ? 0 : static_cast<int>(d.roll(1, 20));
+  w.refuse_percent = d.chance(70) ? 0 : static_cast<int>(d.roll(1, 30));
+  w.deadlines = d.chance(50);
+  return w;
+}
+
+}  // namespace oar_test
