@@ -1,5 +1,5 @@
-// GgufVocab: the tokenizer a GGUF file carries, as plain data. engine/loader fills it from the file's metadata,
-// engine/text makes a tokenizer of it; neither includes the other.
+// GgufVocab: the tokenizer a GGUF file carries, as plain data. engine/loader fills it from the file's
+// metadata, engine/text makes a tokenizer of it; neither includes the other.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,10 @@ enum class GgufTokenType : int32_t {
 };
 
 struct GgufVocab {
-  std::string model;  // tokenizer.ggml.model: "llama" (SentencePiece BPE), "gpt2" (byte-level BPE), "bert", "t5", ...
-  std::string pre;    // tokenizer.ggml.pre: which pre-tokenizer ("llama-bpe", "qwen2", "gpt-2"); may be empty
+  // tokenizer.ggml.model: "llama" (SentencePiece BPE), "gpt2" (byte-level BPE), "bert", "t5", ...
+  std::string model;
+  // tokenizer.ggml.pre: which pre-tokenizer ("llama-bpe", "qwen2", "gpt-2"); may be empty.
+  std::string pre;
 
   std::vector<std::string> tokens;  // index = id; bytes as stored, not always UTF-8
   std::vector<float> scores;        // empty, or one per token
@@ -29,7 +31,8 @@ struct GgufVocab {
   std::vector<std::string> merges;  // "left right", best first; byte-level BPE only
 
   // Absent when the file has no such key, says 0xFFFFFFFF, or names an id outside `tokens`.
-  std::optional<uint32_t> bos_id, eos_id, eot_id, eom_id, unknown_id, separator_id, padding_id, cls_id, mask_id;
+  std::optional<uint32_t> bos_id, eos_id, eot_id, eom_id, unknown_id, separator_id, padding_id, cls_id,
+      mask_id;
   std::optional<bool> add_bos, add_eos, add_space_prefix, remove_extra_whitespaces;
 
   std::string precompiled_charsmap;  // SentencePiece normalizer bytes (unigram models); may be empty

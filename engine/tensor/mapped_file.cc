@@ -36,6 +36,8 @@ Status errno_status(const std::string& path, std::string_view action, int error)
 // Owns a descriptor until release().
 struct Descriptor {
   int fd = -1;
+  Descriptor() = default;
+  Descriptor(Descriptor&& other) noexcept : fd(other.release()) {}
   ~Descriptor() {
     if (fd >= 0) ::close(fd);
   }

@@ -20,11 +20,11 @@ Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
   if (size == 0) return Buffer();
   // aligned_alloc wants a multiple of the alignment; kernels may also read, never write, up to the rounded
   // end.
-  uint64_t rounded;
-  if (__builtin_add_overflow(size, Buffer::kAlignment - 1, &rounded) || rounded > PTRDIFF_MAX) {
+  constexpr uint64_t kAddressSpace = uint64_t{1} << 47;  // of a process, on x86-64 and AArch64 alike
+  if (size > kAddressSpace - Buffer::kAlignment) {
     return resource_exhausted(cat("cannot allocate ", size, " bytes of host memory: not addressable"));
   }
-  rounded &= ~uint64_t{Buffer::kAlignment - 1};
+  const uint64_t rounded = (size + Buffer::kAlignment - 1) & ~uint64_t{Buffer::kAlignment - 1};
   void* p = std::aligned_alloc(Buffer::kAlignment, rounded);
   if (!p) return resource_exhausted(cat("cannot allocate ", format_bytes(size), " of host memory"));
   if (zeroed) memset(p, 0, rounded);

@@ -1,0 +1,218 @@
+// Checkpoints of every kind through the one door.
+#include "engine/loader/checkpoint.h"
+
+#include <cstring>
+#include <filesystem>
+
+#include "tests/loader/builders.h"
+#include "tests/support/catch.h"
+
+namespace oar {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Contains;
+using oar_test::floats;
+using oar_test::GgufBuilder;
+using oar_test::safetensors_bytes;
+using oar_test::temp_dir;
+using oar_test::write_file;
+
+// A fresh folder.
+std::string folder(const char* name) {
+  const fs::path p = fs::path(temp_dir()) / name;
+  fs::remove_all(p);
+  fs::create_directories(p);
+  return p.string();
+}
+
+std::string one_tensor(const std::string& name) {
+  return safetensors_bytes(R"({")" + name + R"(":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                           floats({1, 2}));
+}
+
+TEST_CASE("checkpoint: a Hugging Face folder") {
+  const std::string dir = folder("hf");
+  write_file(dir + "/config.json", R"({"model_type":"llama","dtype":"bfloat16"})");
+  write_file(dir + "/model.safetensors", one_tensor("model.norm.weight"));
+  write_file(dir + "/tokenizer.json", "{\"version\":\"1.0\"}");
+  write_file(dir + "/tokenizer_config.json", R"({"chat_template":"{{ messages }}"})");
+  write_file(dir + "/generation_config.json", R"({"eos_token_id":[1,2]})");
+  const auto c = load_checkpoint(dir);
+  REQUIRE_OK(c);
+  CHECK(c->kind == "safetensors");
+  CHECK(c->source_path == dir);
+  CHECK(c->config.at("model_type") == "llama");
+  CHECK(c->config.at("torch_dtype") == "bfloat16");
+  CHECK(c->bytes == 8);
+  CHECK(c->tensors.at("model.norm.weight").values<float>()[1] == 2.0f);
+  CHECK(c->tokenizer.tokenizer_json == "{\"version\":\"1.0\"}");
+  CHECK(c->tokenizer.chat_template == "{{ messages }}");
+  CHECK(c->tokenizer.generation_config.at("eos_token_id") == json::array{1, 2});
+
+  // The file itself finds what lies beside it.
+  const auto file = load_checkpoint(dir + "/model.safetensors", {.mmap = false});
+  REQUIRE_OK(file);
+  CHECK(file->config.at("model_type") == "llama");
+
+  // A template in its own file wins; a list has a default.
+  write_file(dir + "/tokenizer_config.json",
+             R"({"chat_template":[{"name":"tool_use","template":"T"},{"name":"default","template":"D"}]})");
+  CHECK(load_checkpoint(dir)->tokenizer.chat_template == "D");
+  write_file(dir + "/chat_template.jinja", "J");
+  CHECK(load_checkpoint(dir)->tokenizer.chat_template == "J");
+
+  // Another tokenizer by path; the rest stays.
+  write_file(temp_dir() + "/other.json", "{}");
+  const auto other = load_checkpoint(dir, {.tokenizer = temp_dir() + "/other.json"});
+  REQUIRE_OK(other);
+  CHECK(other->tokenizer.tokenizer_json == "{}");
+  CHECK(other->tokenizer.generation_config.contains("eos_token_id"));
+  CHECK_THAT(load_checkpoint(dir, {.tokenizer = dir + "/none.model"}).status().message(),
+             Contains("none.model"));
+  CHECK_THAT(load_checkpoint(dir, {.tokenizer = "x.txt"}).status().message(),
+             Contains("x.txt") && Contains("tokenizer.json"));
+  CHECK_THAT(load_checkpoint(dir, {.tokenizer = folder("notok")}).status().message(),
+             Contains("has no tokenizer.json"));
+}
+
+TEST_CASE("checkpoint: sharded") {
+  const std::string dir = folder("sharded");
+  write_file(dir + "/config.json", "{}");
+  write_file(dir + "/model-1.safetensors", one_tensor("model.a"));
+  write_file(dir + "/model-2.safetensors", one_tensor("model.b"));
+  CHECK_THAT(load_checkpoint(dir).status().message(),
+             Contains("2 .safetensors files") && Contains("index.json"));
+  write_file(dir + "/model.safetensors.index.json",
+             R"({"weight_map":{"model.a":"model-1.safetensors","model.b":"model-2.safetensors"}})");
+  const auto c = load_checkpoint(dir);
+  REQUIRE_OK(c);
+  CHECK(c->tensors.size() == 2);
+  CHECK(c->bytes == 16);
+}
+
+TEST_CASE("checkpoint: a base model's names get their prefix") {
+  const std::string dir = folder("base");
+  write_file(dir + "/config.json", "{}");
+  const auto names = [&](const char* a, const char* b) {
+    write_file(dir + "/model.safetensors",
+               safetensors_bytes(cat(R"({")", a, R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},")", b,
+                                     R"(":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})"),
+                                 floats({1, 2})));
+    const auto c = load_checkpoint(dir);
+    REQUIRE_OK(c);
+    std::string out;
+    for (const auto& [name, t] : c->tensors) out += name + " ";
+    return out;
+  };
+  CHECK(names("wte.weight", "h.0.ln_1.bias") == "transformer.h.0.ln_1.bias transformer.wte.weight ");
+  CHECK(names("embed_tokens.weight", "lm_head.weight") == "lm_head.weight model.embed_tokens.weight ");
+  CHECK(names("model.embed_tokens.weight", "lm_head.weight") == "lm_head.weight model.embed_tokens.weight ");
+}
+
+TEST_CASE("checkpoint: GGUF") {
+  const std::string dir = folder("gguf");
+  GgufBuilder b;
+  b.str("general.architecture", "llama")
+      .str("tokenizer.ggml.model", "llama")
+      .strings("tokenizer.ggml.tokens", {"a", "b", "c"});
+  b.u32("tokenizer.ggml.bos_token_id", 0)
+      .u32("tokenizer.ggml.eos_token_id", 1)
+      .u32("tokenizer.ggml.eot_token_id", 2);
+  b.str("tokenizer.chat_template", "T").tensor("token_embd.weight", {2, 3}, 0, std::string(24, '\0'));
+  b.tensor("rope_freqs.weight", {1}, 0, floats({1}));
+  write_file(dir + "/m.gguf", b.bytes());
+  for (const std::string& path : {dir, dir + "/m.gguf"}) {
+    const auto c = load_checkpoint(path);
+    REQUIRE_OK(c);
+    CHECK(c->kind == "gguf");
+    CHECK(c->config.at("vocab_size") == 3);
+    CHECK(c->config.at("bos_token_id") == 0);
+    CHECK(c->config.at("eos_token_id") == 1);
+    CHECK(c->tokenizer.generation_config.at("eos_token_id") == json::array{1, 2});
+    CHECK(c->tokenizer.chat_template == "T");
+    CHECK(c->tensors.size() == 1);
+    CHECK(c->tensors.at("model.embed_tokens.weight").shape() == Shape{3, 2});
+  }
+  // A vocabulary-less file takes the tokenizer beside it.
+  write_file(dir + "/m.gguf", GgufBuilder().str("general.architecture", "llama").bytes());
+  write_file(dir + "/tokenizer.json", "{}");
+  const auto plain = load_checkpoint(dir + "/m.gguf");
+  REQUIRE_OK(plain);
+  CHECK(plain->tokenizer.tokenizer_json == "{}");
+  // Two names that mean the same tensor.
+  write_file(dir + "/m.gguf", GgufBuilder()
+                                  .str("general.architecture", "llama")
+                                  .tensor("output.weight", {1}, 0, floats({1}))
+                                  .tensor("lm_head.weight", {1}, 0, floats({1}))
+                                  .bytes());
+  CHECK_THAT(load_checkpoint(dir + "/m.gguf").status().message(),
+             Contains("two tensors mean 'lm_head.weight'"));
+}
+
+TEST_CASE("checkpoint: what is not a model says what was found") {
+  const std::string dir = folder("nothing");
+  CHECK_THAT(load_checkpoint(dir + "/absent").status().message(),
+             Contains("no such model") && Contains("absent"));
+  CHECK(load_checkpoint("").status().code() == StatusCode::kNotFound);
+  CHECK_THAT(load_checkpoint(dir).status().message(),
+             Contains("expected a folder") && Contains("it is empty"));
+  for (int i = 0; i < 20; ++i) write_file(dir + "/f" + std::to_string(i), "");
+  CHECK_THAT(load_checkpoint(dir).status().message(), Contains("'f0'") && Contains("and 8 more"));
+  write_file(dir + "/pytorch_model.bin", "PK\x03\x04");
+  CHECK_THAT(load_checkpoint(dir).status().message(), Contains("pickle"));
+  CHECK_THAT(load_checkpoint(dir + "/pytorch_model.bin").status().message(), Contains("pickle"));
+  write_file(dir + "/x.txt", "hello world");
+  CHECK_THAT(load_checkpoint(dir + "/x.txt").status().message(),
+             Contains("68 65 6c 6c 6f") && Contains(".gguf"));
+  CHECK_THAT(load_checkpoint(dir + "/f0").status().message(), Contains("it is empty"));
+  write_file(dir + "/model.safetensors", one_tensor("a"));
+  CHECK_THAT(load_checkpoint(dir).status().message(), Contains("no config.json"));
+  CHECK(load_checkpoint(dir + "/model.safetensors")->config.empty());
+  for (const char* bad : {"[]", "{", "", "nul"}) {
+    write_file(dir + "/config.json", bad);
+    CHECK_THAT(load_checkpoint(dir).status().message(), Contains("config.json"));
+  }
+  CHECK(load_checkpoint("/dev/null").status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("checkpoint: stories260K in its three forms is one model") {
+  const auto bin = oar_test::data_path("llm/stories260K/stories260K.bin");
+  const auto gguf = oar_test::data_path("llm/stories260K/stories260K.gguf");
+  if (!bin || !gguf) OAR_SKIP("stories260K is not there");
+  const auto a = load_checkpoint(*bin), b = load_checkpoint(*gguf, {.mmap = false});
+  REQUIRE_OK(a);
+  REQUIRE_OK(b);
+  for (const char* key :
+       {"model_type", "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "rope_interleaved",
+        "rope_theta", "hidden_act", "bos_token_id", "eos_token_id", "torch_dtype"}) {
+    CAPTURE(key);
+    CHECK(a->config.at(key) == b->config.at(key));
+  }
+  CHECK(a->config.at("rms_norm_eps").as_double() == Approx(b->config.at("rms_norm_eps").as_double()));
+  CHECK(a->config.at("max_position_embeddings") == 512);
+  CHECK(b->config.at("max_position_embeddings") == 128);  // what the file says
+  CHECK(a->config.at("tie_word_embeddings") == true);
+  CHECK(b->config.at("tie_word_embeddings") == false);  // the classifier is written out
+  for (const auto& [name, t] : a->tensors) {
+    CAPTURE(name);
+    REQUIRE(b->tensors.count(name) == 1);
+    const Tensor& other = b->tensors.at(name);
+    REQUIRE(t.shape() == other.shape());
+    CHECK(memcmp(t.data(), other.data(), t.bytes()) == 0);
+  }
+  CHECK(b->tensors.size() == a->tensors.size() + 1);
+  CHECK(memcmp(b->tensors.at("lm_head.weight").data(), a->tensors.at("model.embed_tokens.weight").data(),
+               a->tensors.at("model.embed_tokens.weight").bytes()) == 0);
+  CHECK(a->tokenizer.llama2c_bin.size() == 6227);
+  CHECK(a->tokenizer.sentencepiece_model.size() == 7645);
+  REQUIRE(b->tokenizer.gguf.has_value());
+  CHECK(b->tokenizer.gguf->tokens.size() == 512);
+  CHECK(b->tokenizer.gguf->bos_id == 1u);
+  CHECK_FALSE(b->tokenizer.gguf->separator_id.has_value());  // 0xFFFFFFFF in the file
+  CHECK_FALSE(b->tokenizer.gguf->padding_id.has_value());
+}
+
+}  // namespace
+}  // namespace oar
