@@ -74,15 +74,16 @@ bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
-std::string repair_utf8(std::string_view text) {
+std::string repair_utf8(std::string_view text, bool each_byte) {
   std::string out;
   out.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const CodePoint c = decode_utf8(text, i);
-    if (c.valid)
+    if (c.valid) {
       out.append(text.substr(i, c.length));
-    else
-      append_utf8(out, kReplacementCharacter);
+    } else {
+      for (uint32_t n = each_byte ? c.length : 1; n > 0; --n) append_utf8(out, kReplacementCharacter);
+    }
     i += c.length;
   }
   return out;

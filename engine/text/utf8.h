@@ -1,6 +1,6 @@
-// UTF-8 in and out: the only place that knows how bytes become code points. Ill-formed input is defined, not an
-// error: every maximal ill-formed subpart stands for one U+FFFD (Unicode 15.0, section 3.9, "Best Practices for
-// Using U+FFFD"), which is also what Rust's String::from_utf8_lossy and the WHATWG decoder do.
+// UTF-8 in and out: the only place that knows how bytes become code points. Ill-formed input is defined, not
+// an error: every maximal ill-formed subpart stands for one U+FFFD (Unicode 15.0, section 3.9, "Best
+// Practices for Using U+FFFD"), which is also what Rust's String::from_utf8_lossy and the WHATWG decoder do.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,9 @@ enum class Utf8Prefix {
 
 struct Utf8Probe {
   Utf8Prefix kind = Utf8Prefix::kInvalid;
-  uint32_t length = 0;  // bytes of the code point, of the incomplete tail, or of the maximal ill-formed subpart
-  char32_t value = 0;   // when kComplete
+  uint32_t length =
+      0;  // bytes of the code point, of the incomplete tail, or of the maximal ill-formed subpart
+  char32_t value = 0;  // when kComplete
 };
 
 // Precondition: pos < text.size().
@@ -51,8 +52,8 @@ void append_utf8(std::string& out, char32_t c);
 std::string to_utf8(char32_t c);
 
 bool is_valid_utf8(std::string_view text);
-// The text with ill-formed parts replaced.
-std::string repair_utf8(std::string_view text);
+// The text with ill-formed parts replaced: one U+FFFD per maximal subpart, or with `each_byte` one per byte.
+std::string repair_utf8(std::string_view text, bool each_byte = false);
 
 // Start of the code point that ends just before `end` in well-formed text; 0 < end <= text.size().
 inline size_t previous_utf8(std::string_view text, size_t end) {

@@ -10,19 +10,20 @@ TEST_CASE("every scalar value survives a round trip and no other encoding is acc
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     const std::string s = to_utf8(c);
     const CodePoint d = decode_utf8(s, 0);
-    if (!(d.valid && d.value == c && d.length == s.size() && utf8_length(s[0]) == s.size())) FAIL("U+" << std::hex << c);
+    if (!(d.valid && d.value == c && d.length == s.size() && utf8_length(s[0]) == s.size()))
+      FAIL("U+" << std::hex << static_cast<uint32_t>(c));
   }
-  for (const char* bad : {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
-                          "\x80", "\xFF", "\xF5\x80\x80\x80"})
+  for (const char* bad : {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
+                          "\xF4\x90\x80\x80", "\x80", "\xFF", "\xF5\x80\x80\x80"})
     CHECK_FALSE(is_valid_utf8(bad));
 }
 
 TEST_CASE("ill-formed input becomes one replacement per maximal subpart") {
   const std::string r = "\xEF\xBF\xBD";
-  CHECK(repair_utf8("a\xF0\x9F\x98z") == "a" + r + "z");       // truncated four-byte sequence: one
-  CHECK(repair_utf8("\xED\xA0\x80") == r + r + r);             // surrogate: each byte
-  CHECK(repair_utf8("\xE2\x82") == r);                         // end of text inside a sequence
-  CHECK(repair_utf8("\xE2\xC3\xA9") == r + "\xC3\xA9");        // the next lead byte is not swallowed
+  CHECK(repair_utf8("a\xF0\x9F\x98z") == "a" + r + "z");  // truncated four-byte sequence: one
+  CHECK(repair_utf8("\xED\xA0\x80") == r + r + r);        // surrogate: each byte
+  CHECK(repair_utf8("\xE2\x82") == r);                    // end of text inside a sequence
+  CHECK(repair_utf8("\xE2\xC3\xA9") == r + "\xC3\xA9");   // the next lead byte is not swallowed
   CHECK(repair_utf8("\xF4\x90\x80\x80") == r + r + r + r);
 }
 

@@ -1,0 +1,298 @@
+// GGUF metadata to a Tokenizer. "llama" and "t5" carry SentencePiece vocabularies, "gpt2" byte-level BPE
+// whose split patterns the file only names (tokenizer.ggml.pre), "bert" WordPiece in a spelling of its own.
+// Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+#include <algorithm>
+#include <array>
+
+#include "engine/base/format.h"
+#include "engine/text/bpe.h"
+#include "engine/text/decoder_chain.h"
+#include "engine/text/sentencepiece_tokenizer.h"
+#include "engine/text/tokenizer_parts.h"
+#include "engine/text/word_models.h"
+
+namespace oar {
+namespace {
+
+// Split patterns by what llama.cpp calls them. Each text is split by the first pattern, its pieces by the
+// next.
+struct PreTokenizerEntry {
+  std::string_view names;  // separated by spaces
+  std::array<std::string_view, 6> patterns;
+  bool ignore_merges = false;
+  bool add_bos = false;
+};
+
+constexpr std::string_view kGpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+// Contractions are ASCII here, unlike in tokenizer.json, where (?i:...) also takes U+017F for "s".
+#define OAR_CONTRACTIONS R"('(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))"
+constexpr std::string_view kLlama3 = OAR_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen2 =
+    OAR_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen35 = OAR_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+#define OAR_UPPER R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])"
+#define OAR_LOWER R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])"
+constexpr std::string_view kO200k = R"([^\r\n\p{L}\p{N}]?)" OAR_UPPER "*" OAR_LOWER "+(?:" OAR_CONTRACTIONS
+                                    R"()?|[^\r\n\p{L}\p{N}]?)" OAR_UPPER "+" OAR_LOWER "*(?:" OAR_CONTRACTIONS
+                                    R"()?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekken =
+    R"([^\r\n\p{L}\p{N}]?)" OAR_UPPER "*" OAR_LOWER R"(+|[^\r\n\p{L}\p{N}]?)" OAR_UPPER "+" OAR_LOWER
+    R"(*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kDeepSeek3 =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kCjk = "[一-龥\u3040-\u309F\u30A0-\u30FF]+";
+constexpr std::string_view kDeepSeekCjk = "[一-龥\u0800-一가-\uD7FF]+";
+constexpr std::string_view kBloom = R"( ?[^(\s|.,!?…。，、।۔،)]+)";
+constexpr std::string_view kBailing =
+    R"('(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+
+constexpr PreTokenizerEntry kPreTokenizers[] = {
+    {"default", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
+    {"gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en "
+     "jina-v2-code "
+     "roberta-bpe mpt olmo jais trillion granite-docling exaone4",
+     {kGpt2}},
+    {"llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", {kLlama3}, true, true},
+    {"dbrx smaug-bpe chatglm-bpe glm4", {kLlama3}},
+    {"qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", {kQwen2}},
+    {"qwen35", {kQwen35}},
+    {"deepseek-coder", {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepSeekCjk, R"(\p{N})"}},
+    {"deepseek-v3 hunyuan-dense joyai-llm", {R"(\p{N}{1,3})", kCjk, kDeepSeek3}},
+    {"falcon", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, "[0-9][0-9][0-9]"}},
+    {"starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", {R"(\p{N})", kGpt2}},
+    {"poro-chat bloom gpt3-finnish", {kBloom}},
+    {"viking", {kBloom, R"(\p{N})"}},
+    {"tekken", {kTekken}, true, true},
+    {"gpt-4o llama4 kanana2 talkie minimax-m2", {kO200k}},
+    {"bailingmoe bailingmoe2 llada-moe", {kBailing}},
+};
+
+const PreTokenizerEntry* find_pretokenizer(std::string_view name) {
+  for (const PreTokenizerEntry& entry : kPreTokenizers) {
+    for (std::string_view rest = entry.names; !rest.empty();) {
+      const size_t space = std::min(rest.find(' '), rest.size());
+      if (rest.substr(0, space) == name) return &entry;
+      rest.remove_prefix(std::min(space + 1, rest.size()));
+    }
+  }
+  return nullptr;
+}
+
+Status check(const GgufVocab& v) {
+  const size_t n = v.tokens.size();
+  if (n == 0) return data_loss("the GGUF file has no tokenizer.ggml.tokens; it holds no vocabulary");
+  if (n > static_cast<size_t>(kMaxVocabulary))
+    return invalid_argument(cat("tokenizer.ggml.tokens has ", n, " entries; the limit is ", kMaxVocabulary));
+  if (!v.scores.empty() && v.scores.size() != n)
+    return data_loss(cat("tokenizer.ggml.scores has ", v.scores.size(), " entries for ", n, " tokens"));
+  if (!v.token_types.empty() && v.token_types.size() != n)
+    return data_loss(
+        cat("tokenizer.ggml.token_type has ", v.token_types.size(), " entries for ", n, " tokens"));
+  return ok_status();
+}
+
+// A special token's id, or nullopt when the file has none; an id outside the vocabulary counts as none, as
+// files in circulation write all kinds of fillers.
+std::optional<int32_t> role(std::optional<uint32_t> id, const GgufVocab& v) {
+  return id && *id != GgufVocab::kAbsent && *id < v.tokens.size() ? std::optional(static_cast<int32_t>(*id))
+                                                                  : std::nullopt;
+}
+
+int32_t type_of(const GgufVocab& v, size_t i) {
+  return v.token_types.empty() ? GgufVocab::kNormal : v.token_types[i];
+}
+
+// Control, unknown and user-defined tokens are looked for in the raw text; the last also without
+// parse_special.
+void collect_added(const GgufVocab& v, TokenizerParts& parts) {
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    const int32_t type = type_of(v, i);
+    if (type != GgufVocab::kControl && type != GgufVocab::kUserDefined && type != GgufVocab::kUnknown)
+      continue;
+    AddedToken t;
+    t.id = static_cast<int32_t>(i);
+    t.content = v.tokens[i];
+    t.special = type != GgufVocab::kUserDefined;
+    if (!t.content.empty()) parts.added.push_back(std::move(t));
+  }
+}
+
+void set_roles(const GgufVocab& v, TokenizerParts& parts, bool add_bos, bool add_eos) {
+  parts.bos = role(v.bos_id, v);
+  parts.eos = role(v.eos_id, v);
+  parts.pad = role(v.pad_id, v);
+  parts.unk = role(v.unk_id, v);
+  if (v.add_bos.value_or(add_bos) && parts.bos) parts.prefix = {*parts.bos};
+  if (v.add_eos.value_or(add_eos) && parts.eos) parts.suffix = {*parts.eos};
+  parts.adds_bos = !parts.prefix.empty();
+  parts.adds_eos = !parts.suffix.empty();
+}
+
+void build_decoder(TokenizerParts& parts, const DecoderChain& chain) {
+  parts.decoder = Decoder::build(
+      parts.vocabulary.size(),
+      [&](int32_t id) {
+        if (const AddedToken* t = parts.find_added(id)) {
+          Decoder::Token token;
+          token.known = true;
+          token.special = t->special;
+          token.bytes = token.first = t->content;
+          return token;
+        }
+        const std::string_view text = parts.vocabulary.text(id);
+        return text.empty() ? Decoder::Token{} : chain.describe(text, false);
+      },
+      chain.rules);
+}
+
+Result<TokenizerPtr> byte_level_bpe(GgufVocab v) {
+  const std::string_view name = v.pre.empty() ? std::string_view("default") : std::string_view(v.pre);
+  const PreTokenizerEntry* pre = find_pretokenizer(name);
+  if (!pre)
+    return unimplemented(
+        cat("tokenizer.ggml.pre \"", name, "\" is not supported; use the model's tokenizer.json"));
+  auto parts = std::make_unique<TokenizerParts>();
+  parts->vocabulary = Vocabulary::build(v.tokens);
+  std::vector<PreTokenizerPtr> steps;
+  for (const std::string_view pattern : pre->patterns) {
+    if (pattern.empty()) break;
+    OAR_ASSIGN(SplitPattern compiled, SplitPattern::compile(pattern));
+    steps.push_back(make_split(std::move(compiled), SplitBehavior::kIsolated, false));
+  }
+  parts->pretokenizer = make_pretokenizer_sequence(std::move(steps));
+
+  BpeConfig config;
+  config.byte_level = true;
+  config.ignore_merges = pre->ignore_merges;
+  config.merges.reserve(v.merges.size());
+  std::string joined;
+  for (size_t i = 0; i < v.merges.size(); ++i) {
+    const std::string_view merge = v.merges[i];
+    const size_t space = merge.find(' ', 1);
+    if (space == std::string_view::npos || space + 1 == merge.size())
+      return data_loss(
+          cat("tokenizer.ggml.merges[", i, "] = \"", merge, "\" is not two texts separated by a space"));
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    joined = left;
+    joined += right;
+    const int32_t l = parts->vocabulary.find(left), r = parts->vocabulary.find(right),
+                  m = parts->vocabulary.find(joined);
+    if (l < 0 || r < 0 || m < 0)
+      return data_loss(cat("tokenizer.ggml.merges[", i, "] = \"", merge,
+                           "\", but tokenizer.ggml.tokens lacks one of the two or their result"));
+    config.merges.push_back({l, r, m, static_cast<uint32_t>(i)});
+  }
+  OAR_ASSIGN(parts->model, BpeModel::create(parts->vocabulary, std::move(config)));
+  collect_added(v, *parts);
+  OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
+  set_roles(v, *parts, pre->add_bos, false);
+  DecoderChain chain;
+  chain.add(DecoderChain::byte_level());
+  build_decoder(*parts, chain);
+  return std::make_shared<const Tokenizer>(std::move(parts));
+}
+
+// GGUF marks the start of a word with U+2581 where BERT marks its continuation with "##", and leaves "[CLS]"
+// alone.
+std::string bert_spelling(std::string_view text, bool plain) {
+  constexpr std::string_view kMarker = "\xE2\x96\x81";
+  if (plain || (text.starts_with('[') && text.ends_with(']'))) return std::string(text);
+  return text.starts_with(kMarker) ? std::string(text.substr(kMarker.size())) : cat("##", text);
+}
+
+Result<TokenizerPtr> word_piece(GgufVocab v) {
+  auto parts = std::make_unique<TokenizerParts>();
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    const int32_t type = type_of(v, i);
+    const bool plain = type == GgufVocab::kControl || type == GgufVocab::kUnknown || v.tokens[i].empty();
+    v.tokens[i] = bert_spelling(v.tokens[i], plain);
+  }
+  parts->vocabulary = Vocabulary::build(v.tokens);
+  parts->normalizer = make_bert_normalizer({});
+  std::vector<PreTokenizerPtr> steps;
+  OAR_ASSIGN(SplitPattern spaces, SplitPattern::compile(R"(\s)"));
+  steps.push_back(make_split(std::move(spaces), SplitBehavior::kRemoved, false));
+  OAR_ASSIGN(SplitPattern punctuation, SplitPattern::compile(R"([!-/:-@\[-`{-~\p{P}])"));
+  steps.push_back(make_split(std::move(punctuation), SplitBehavior::kIsolated, false));
+  parts->pretokenizer = make_pretokenizer_sequence(std::move(steps));
+  collect_added(v, *parts);
+  OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
+
+  set_roles(v, *parts, true, false);
+  const auto cls = role(v.cls_id, v), sep = role(v.sep_id, v);
+  if (!parts->bos) parts->bos = cls;
+  if (!parts->eos) parts->eos = sep;
+  if (v.add_bos.value_or(true) && cls) parts->prefix = {*cls};
+  if (sep) parts->suffix = {*sep};
+  parts->adds_bos = !parts->prefix.empty();
+  parts->adds_eos = !parts->suffix.empty();
+  if (!parts->unk) {
+    const int32_t unk = parts->vocabulary.find("[UNK]");
+    if (unk < 0)
+      return data_loss("the GGUF file's \"bert\" vocabulary has neither an unknown_token_id nor [UNK]");
+    parts->unk = unk;
+  }
+  WordPieceConfig config;
+  config.unk_id = *parts->unk;
+  parts->model = std::make_unique<WordPieceModel>(parts->vocabulary, std::move(config));
+  DecoderChain chain;
+  chain.add(DecoderChain::word_piece("##", true));
+  build_decoder(*parts, chain);
+  return std::make_shared<const Tokenizer>(std::move(parts));
+}
+
+Result<TokenizerPtr> sentencepiece(GgufVocab v, bool bpe) {
+  using Type = SentencePieceModel::Piece::Type;
+  if (v.scores.empty())
+    return data_loss(cat("the GGUF file's \"", v.model, "\" vocabulary has no tokenizer.ggml.scores"));
+  SentencePieceModel m;
+  m.bpe = bpe;
+  m.unk = role(v.unk_id, v);
+  m.bos = role(v.bos_id, v);
+  m.eos = role(v.eos_id, v);
+  m.pad = role(v.pad_id, v);
+  std::array<bool, 256> bytes{};
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    SentencePieceModel::Piece piece;
+    piece.score = v.scores[i];
+    switch (type_of(v, i)) {
+      case GgufVocab::kUnknown: piece.type = Type::kUnknown; break;
+      case GgufVocab::kControl: piece.type = Type::kControl; break;
+      case GgufVocab::kUserDefined: piece.type = Type::kUserDefined; break;
+      case GgufVocab::kUnused: piece.type = Type::kUnused; break;
+      case GgufVocab::kByte: piece.type = Type::kByte; break;
+      default: piece.type = Type::kNormal; break;
+    }
+    if (piece.type == Type::kByte) {
+      if (const auto b = byte_token_byte(v.tokens[i])) bytes[*b] = true;
+    }
+    if (piece.type == Type::kUnknown && !m.unk) m.unk = static_cast<int32_t>(i);
+    piece.text = std::move(v.tokens[i]);
+    m.pieces.push_back(std::move(piece));
+  }
+  m.byte_fallback = std::all_of(bytes.begin(), bytes.end(), [](bool b) { return b; });
+  m.add_dummy_prefix = v.add_space_prefix.value_or(true);
+  m.remove_extra_whitespaces = v.remove_extra_whitespaces.value_or(!bpe);
+  m.add_bos = v.add_bos.value_or(bpe);
+  m.add_eos = v.add_eos.value_or(!bpe);
+  if (!v.precompiled_charsmap.empty()) { OAR_ASSIGN(m.charsmap, Charsmap::parse(v.precompiled_charsmap)); }
+  return build_sentencepiece_tokenizer(std::move(m));
+}
+
+}  // namespace
+
+Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab) {
+  OAR_RETURN_IF_ERROR(check(vocab));
+  if (vocab.model == "llama") return sentencepiece(std::move(vocab), true);
+  if (vocab.model == "t5") return sentencepiece(std::move(vocab), false);
+  if (vocab.model == "gpt2") return byte_level_bpe(std::move(vocab));
+  if (vocab.model == "bert") return word_piece(std::move(vocab));
+  return unimplemented(
+      cat("tokenizer.ggml.model \"", vocab.model, "\" is not supported; llama, gpt2, bert and t5 are"));
+}
+
+}  // namespace oar
