@@ -1,6 +1,6 @@
 // From tokens to text on the reader's side: a TokenSink that queues events for a waiting thread or a notified
-// writer, and a per-choice decoder that detokenizes incrementally and finds stop strings across token borders.
-// One request, one TextStream. The engine thread pushes; one reader pulls.
+// writer, and a per-choice decoder that detokenizes incrementally and finds stop strings across token
+// borders. One request, one TextStream. The engine thread pushes; one reader pulls.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 namespace oar {
 
 struct TextStreamOptions {
-  std::vector<std::string> stop;          // stop strings
+  std::vector<std::string> stop;  // stop strings
   bool include_stop_in_output = false;
   bool skip_special_tokens = true;
 };
@@ -28,16 +28,16 @@ struct TextStreamOptions {
 // What the reader gets: text that is final (never a broken UTF-8 sequence, never a part of a stop string).
 struct TextEvent {
   int32_t index = 0;
-  std::string text;                       // may be empty while a sequence is held back
+  std::string text;  // may be empty while a sequence is held back
   struct Token {
     int32_t id;
     float logprob;
     std::vector<TokenLogprob> top;
   };
-  std::vector<Token> tokens;              // tokens whose text is in `text` or held back
+  std::vector<Token> tokens;  // tokens whose text is in `text` or held back
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
-  std::string stop_match;                 // stop string or empty
+  std::string stop_match;  // stop string or empty
   int32_t stop_token = -1;
   Status status;
   SequenceStats stats;
@@ -45,17 +45,20 @@ struct TextEvent {
 
 class TextStream : public TokenSink, public std::enable_shared_from_this<TextStream> {
  public:
-  // `notify` (may be empty) is called on the engine thread whenever the queue turns non-empty; it must only post.
-  static std::shared_ptr<TextStream> create(std::shared_ptr<const Tokenizer> tokenizer, TextStreamOptions options,
-                                            int32_t n, std::function<void()> notify = {});
+  // `notify` (may be empty) is called on the engine thread whenever the queue turns non-empty; it must only
+  // post.
+  static std::shared_ptr<TextStream> create(std::shared_ptr<const Tokenizer> tokenizer,
+                                            TextStreamOptions options, int32_t n,
+                                            std::function<void()> notify = {});
 
-  // Submits with this stream as the sink and remembers engine and id, so that stop strings end the choice there.
+  // Submits with this stream as the sink and remembers engine and id, so that stop strings end the choice
+  // there. The text continues the prompt's. Once, before any other call; `engine` outlives the stream's use.
   Status start(Engine& engine, Request request);
-  // Next event, or nullopt when none arrived within the timeout (0: do not wait). Events with neither text, tokens
-  // nor a finish are not returned.
+  // Next event, or nullopt when none arrived within the timeout (0: do not wait) or all is done. Events with
+  // neither text, tokens nor a finish are not returned. One reader.
   std::optional<TextEvent> next(std::chrono::milliseconds timeout);
-  bool done() const;   // every choice has delivered its finish event to the reader
-  void cancel();       // any thread
+  bool done() const;  // every choice has delivered its finish event to the reader
+  void cancel();      // any thread
   uint64_t request_id() const { return id_; }
 
   void on_event(TokenEvent&& event) noexcept override;
@@ -64,19 +67,23 @@ class TextStream : public TokenSink, public std::enable_shared_from_this<TextStr
   struct Choice {
     IncrementalDetokenizer detokenizer;
     StopMatcher stop;
+    int64_t tokens = 0;      // read, up to the one that completed a stop string
+    std::string stop_match;  // found; the engine has been asked to end the choice
     bool finished = false;
   };
   TextStream() = default;
   std::optional<TextEvent> decode(TokenEvent&& event);
+  void add_text(Choice& choice, const std::string& piece, TextEvent& out);
 
   Engine* engine_ = nullptr;
   uint64_t id_ = 0;
-  std::vector<Choice> choices_;           // reader's side only
-  int32_t open_choices_ = 0;              // reader's side only
+  std::vector<std::string> stops_;
+  std::vector<Choice> choices_;  // reader's side only
+  int32_t open_choices_ = 0;     // reader's side only
   std::function<void()> notify_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;
-  std::deque<TokenEvent> queue_;          // guarded by mutex_
+  std::deque<TokenEvent> queue_;  // guarded by mutex_
 };
 
 }  // namespace oar
