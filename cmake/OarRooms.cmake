@@ -31,6 +31,9 @@ if(OAR_SANITIZE)
   add_compile_options(-fsanitize=${OAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${OAR_SANITIZE})
 endif()
+if(OAR_FUZZ)  # coverage of every room, without which libFuzzer gropes in the dark
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
 
 add_library(oar_flags INTERFACE)
 target_include_directories(oar_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
