@@ -283,6 +283,24 @@ TEST_CASE("gguf: split models") {
   CHECK(open_gguf(dir + "/m-00001-of-00002.gguf").status().code() == StatusCode::kNotFound);
 }
 
+TEST_CASE("gguf: a file of the gguf package") {
+  const auto file = open_gguf(oar_test::source_path("tests/fuzz/seeds/gguf/llama"));
+  REQUIRE_OK(file);
+  CHECK(file->get_uint("llama.embedding_length").value() == 32u);
+  REQUIRE(file->tensors.size() == 3);
+  CHECK(file->tensors.at("token_embd.weight").shape() == Shape{3, 32});
+  CHECK(file->tensors.at("token_embd.weight").values<float>()[95] == 1.0f);
+  const Tensor& q = file->tensors.at("blk.0.attn_q.weight");
+  CHECK(q.shape() == Shape{2, 32});
+  CHECK(std::string(q.format().name()) == "q8_0");
+  const auto vocab = gguf_vocab(*file);
+  REQUIRE_OK(vocab);
+  CHECK((*vocab)->tokens == std::vector<std::string>{"<unk>", "<s>", "a"});
+  CHECK((*vocab)->scores == std::vector<float>{0, -1, -2});
+  CHECK((*vocab)->bos_id == 1u);
+  CHECK_FALSE((*vocab)->padding_id.has_value());
+}
+
 TEST_CASE("gguf: real vocabularies") {
   struct Case {
     const char* file;
