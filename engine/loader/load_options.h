@@ -8,10 +8,10 @@
 namespace oar {
 
 struct LoadOptions {
-  bool mmap =
-      true;  // false: read weights into memory (files that may be rewritten in place, slow network mounts)
-  std::string tokenizer;  // a tokenizer.json, .model, .bin or .gguf file, or a folder with them, instead of
-                          // the checkpoint's own; empty: its own
+  // False: read weights into memory. For files that may be rewritten in place, and for slow network mounts.
+  bool mmap = true;
+  // A tokenizer.json, .model, .bin or .gguf file, or a folder with one of them. Empty: the checkpoint's own.
+  std::string tokenizer;
 };
 
 }  // namespace oar

@@ -25,8 +25,8 @@ struct FileOptions {
 // Immutable after open(); any thread.
 class MappedFile {
  public:
-  // NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular file) or UNAVAILABLE (I/O), each with the
-  // path and the system's reason. An empty file opens and has size 0.
+  // NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular file), UNAVAILABLE (I/O) or CANCELLED (by
+  // `progress`), each with the path and the reason. An empty file opens and has size 0.
   static Result<std::shared_ptr<const MappedFile>> open(const std::string& path,
                                                         const FileOptions& options = {});
   ~MappedFile();
