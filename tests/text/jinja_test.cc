@@ -1,0 +1,391 @@
+// Chat templates: vendors' templates against reference renderings, small snippets against a golden that
+// Python's jinja2 wrote (jinja_oracle.py), and hostile templates against the limits.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/jinja_value.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace oar {
+namespace {
+
+json::value parse(std::string_view text) {
+  auto v = parse_json(text, "test data");
+  REQUIRE(v.ok());
+  return std::move(v).value();
+}
+
+std::vector<json::value> parse_lines(const std::string& text) {
+  std::vector<json::value> rows;
+  for (size_t pos = 0; pos < text.size();) {
+    const size_t end = std::min(text.find('\n', pos), text.size());
+    if (end > pos) rows.push_back(parse(std::string_view(text).substr(pos, end - pos)));
+    pos = end + 1;
+  }
+  return rows;
+}
+
+std::string string_of(const json::value& v) { return {v.as_string().data(), v.as_string().size()}; }
+
+std::tm time_of(int year, int month, int day, int hour, int minute, int second) {
+  std::tm t{};
+  t.tm_year = year - 1900;
+  t.tm_mon = month - 1;
+  t.tm_mday = day;
+  t.tm_hour = hour;
+  t.tm_min = minute;
+  t.tm_sec = second;
+  return t;
+}
+
+Result<std::string> render(const std::string& source, const ChatTemplateOptions& options = {},
+                           const json::array& messages = {}, const json::array* tools = nullptr) {
+  auto t = ChatTemplate::parse(source);
+  if (!t.ok()) return t.status();
+  return t->render(messages, tools, options);
+}
+
+std::string must_render(const std::string& source, const json::array& messages = {}) {
+  auto r = render(source, {}, messages);
+  INFO(source);
+  INFO(r.status().to_string());
+  REQUIRE(r.ok());
+  return *r;
+}
+
+Status must_fail(const std::string& source) {
+  auto r = render(source);
+  INFO(source.substr(0, 200));
+  REQUIRE_FALSE(r.ok());
+  return r.status();
+}
+
+std::string repeat(std::string_view s, int n) {
+  std::string out;
+  for (int i = 0; i < n; ++i) out += s;
+  return out;
+}
+
+TEST_CASE("vendors' chat templates render as the reference does", "[jinja]") {
+  const auto dir = oar_test::data_path("chat_templates");
+  if (!dir) OAR_SKIP("chat_templates is not there");
+  const json::value cases = parse(oar_test::read_file(*dir + "/cases.json"));
+  int count = 0;
+  for (const json::value& row : parse_lines(oar_test::read_file(*dir + "/expected_jinja2_share.jsonl"))) {
+    const std::string name = string_of(row.at("template"));
+    const json::object& input = cases.at(string_of(row.at("case"))).as_object();
+    auto t = ChatTemplate::parse(oar_test::read_file(*dir + "/" + name));
+    INFO(name << " " << string_of(row.at("case")));
+    INFO(t.status().to_string());
+    REQUIRE(t.ok());
+    ChatTemplateOptions options;
+    options.add_generation_prompt = row.at("add_generation_prompt").as_bool();
+    options.bos_token = string_of(row.at("bos_token"));
+    options.eos_token = string_of(row.at("eos_token"));
+    REQUIRE(string_of(row.at("now")) == "2026-01-15T09:30");
+    options.now = time_of(2026, 1, 15, 9, 30, 0);
+    const json::value* tools = input.if_contains("tools");
+    const auto text =
+        t->render(input.at("messages").as_array(), tools ? &tools->as_array() : nullptr, options);
+    if (const json::value* error = row.as_object().if_contains("error")) {
+      INFO(string_of(*error));
+      CHECK_FALSE(text.ok());
+    } else {
+      INFO(text.status().to_string());
+      REQUIRE(text.ok());
+      CHECK(*text == string_of(row.at("expected")));
+    }
+    ++count;
+  }
+  CHECK(count == 198);
+}
+
+TEST_CASE("snippets render as Python's jinja2 does", "[jinja]") {
+  const auto rows =
+      parse_lines(oar_test::read_file(oar_test::source_path("tests/text/golden/jinja_cases.jsonl")));
+  REQUIRE(rows.size() > 900);
+  ChatTemplateOptions options;
+  options.extra = rows[0].at("context").as_object();
+  options.now = time_of(2026, 1, 5, 9, 7, 3);
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const std::string source = string_of(rows[i].at("template"));
+    const auto text = render(source, options);
+    INFO(source);
+    if (const json::value* error = rows[i].as_object().if_contains("error")) {
+      INFO(string_of(*error));
+      INFO((text.ok() ? *text : std::string()));
+      CHECK_FALSE(text.ok());
+    } else {
+      INFO(text.status().to_string());
+      CHECK(text.ok());
+      if (text.ok()) CHECK(*text == string_of(rows[i].at("expected")));
+    }
+  }
+}
+
+// --- limits: a hostile template ends with RESOURCE_EXHAUSTED (or a plain error), quickly and in bounded
+// memory ---
+
+// The limits of most of these tests: the defaults only take longer to reach.
+jinja::Limits small_limits() {
+  jinja::Limits limits;
+  limits.max_steps = 1'000'000;
+  limits.max_memory = size_t{16} << 20;
+  limits.max_output = size_t{4} << 20;
+  return limits;
+}
+
+void must_exhaust(const std::string& source, const jinja::Limits& limits = small_limits()) {
+  const auto start = std::chrono::steady_clock::now();
+  auto t = ChatTemplate::parse(source);
+  REQUIRE(t.ok());
+  const auto r = t->render({}, nullptr, {}, limits);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  INFO(source.substr(0, 200));
+  REQUIRE_FALSE(r.ok());
+  INFO(r.status().to_string());
+  CHECK(r.status().code() == StatusCode::kResourceExhausted);
+  CHECK(took.count() <
+        60);  // a hang, not a speed, is what this looks for: sanitizers on a busy machine are slow
+}
+
+TEST_CASE("the default limits end a hostile render", "[jinja]") {
+  must_exhaust("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+               jinja::Limits{});
+  must_exhaust(
+      "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+      jinja::Limits{});
+}
+
+TEST_CASE("endless work runs out of steps", "[jinja]") {
+  const std::string loop = "{% for i in range(100000) %}";
+  must_exhaust(loop + loop + loop + "{% endfor %}{% endfor %}{% endfor %}");
+  must_exhaust(loop + loop + "{% if i in range(100000) %}{% endif %}{% endfor %}{% endfor %}");
+  must_exhaust("{% set s = 'ab' * 100000 %}" + loop +
+               "{{ s|length }}{{ s.find('ba' * 5000 ~ 'c') }}{% endfor %}");
+  must_exhaust("{% set s = 'a' * 100000 %}" + loop + "{% if s|upper == s|lower %}{% endif %}{% endfor %}");
+  must_exhaust("{% set l = range(100000)|list %}" + loop + "{% if l == l + [] %}{% endif %}{% endfor %}");
+  must_exhaust("{% set s = 'a' * 100000 %}" + loop +
+               "{{ s[-50000] }}{{ s[50000] }}{{ s[::-1][0] }}{% endfor %}");
+  must_exhaust("{% set l = range(50000)|list %}" + loop + "{% set _ = l.insert(0, l.pop()) %}{% endfor %}");
+  must_exhaust("{% set s = 'a ' * 100000 %}" + loop +
+               "{% set _ = s.split() %}{{ s.strip('a ') }}{% endfor %}");
+}
+
+TEST_CASE("big values run out of memory before they exist", "[jinja]") {
+  must_exhaust("{{ 'x' * 500000000 }}");
+  must_exhaust("{{ 'x' * 170141183460469231731687303715884105727 }}");
+  must_exhaust("{{ [0] * 1000000000 }}");
+  must_exhaust("{{ ('x' * 2000000).replace('x', 'xxxxxxxxxx') }}");
+  must_exhaust("{{ ('x' * 100000)|replace('', 'y' * 100000) }}");
+  must_exhaust("{{ 'x'.ljust(99999999999) }}");
+  must_exhaust("{{ 'x'.zfill(99999999999) }}");
+  must_exhaust("{{ 'x'|center(99999999999) }}");
+  must_exhaust(
+      "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}");
+  must_exhaust(
+      "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}");
+  must_exhaust(
+      "{% set ns = namespace(s=['x']) %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}");
+  must_exhaust(
+      "{% set ns = namespace(s=['x']) %}{% for i in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+      "{{ ns.s }}");
+  must_exhaust(
+      "{% set ns = namespace(s=['x']) %}{% for i in range(30) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+      "{{ ns.s|tojson }}");
+  must_exhaust("{% set s = 'x' * 5000000 %}{{ [s, s, s, s]|join }}");
+  must_exhaust("{% set s = 'x' * 5000000 %}{{ ','.join([s, s, s, s]) }}");
+  must_exhaust("{% set s = 'x' * 5000000 %}{{ '%s%s%s'|format(s, s, s) }}");
+  must_exhaust("{% set s = 'x' * 5000000 %}{{ '{0}{0}{0}'.format(s) }}");
+  must_exhaust("{{ ('\n' * 100000)|indent(10000, blank=true) }}");
+  must_exhaust("{{ ('x' * 5000000)|list }}");
+  must_exhaust("{{ ('x' * 5000000).split('x') }}");
+  must_exhaust(
+      "{% set l = [] %}{% for i in range(100000) %}{% for j in range(100000) %}{% set _ = l.append(i) %}"
+      "{% endfor %}{% endfor %}");
+  // Output, also where it is captured.
+  must_exhaust("{% set s = 'x' * 100000 %}{% for i in range(100) %}{{ s }}{% endfor %}");
+  must_exhaust(
+      "{% set s = 'x' * 100000 %}{% set t %}{% for i in range(100) %}{{ s }}{% endfor %}{% endset %}");
+  must_exhaust("{% macro m(n) %}{% set s = 'x' * 100000 %}{{ s }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}");
+  CHECK(must_fail("{{ range(1000000000) }}").message().find("Range too big") != std::string::npos);
+}
+
+// Refused by the parser, for being too deep.
+void must_reject(const std::string& source) {
+  const Status s = must_fail(source);
+  INFO(source.substr(0, 200));
+  INFO(s.to_string());
+  CHECK(s.message().find("levels") != std::string::npos);
+}
+
+TEST_CASE("recursion is bounded, parsing and running", "[jinja]") {
+  must_exhaust("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
+  must_exhaust(
+      "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{% if true %}{{ [a()]|map('upper')|join }}{% "
+      "endif %}"
+      "{% endmacro %}{{ a() }}");
+  must_exhaust("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}");
+  must_exhaust("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}");
+  must_exhaust("{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}");
+  must_exhaust(
+      "{% set l = [] %}{% set _ = l.append(l) %}{% set m = [] %}{% set _ = m.append(m) %}{{ l == m }}");
+  must_exhaust(
+      "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l "
+      "}}");
+  must_exhaust(
+      "{% set ns = namespace(l=()) %}{% for i in range(5000) %}{% set ns.l = (ns.l,) %}{% endfor %}"
+      "{{ {ns.l: 1} }}");
+  for (const int n : {1000, 20000}) {
+    must_reject("{{ " + repeat("(", n) + "1" + repeat(")", n) + " }}");
+    must_reject("{{ " + repeat("[", n) + repeat("]", n) + " }}");
+    must_reject("{{ " + repeat("{1:", n) + "1" + repeat("}", n) + " }}");
+    must_reject("{{ " + repeat("not ", n) + "1 }}");
+    must_reject("{{ " + repeat("-", n) + "1 }}");
+    must_reject("{{ x" + repeat("[x", n) + repeat("]", n) + " }}");
+    must_reject("{{ x" + repeat("(x", n) + repeat(")", n) + " }}");
+    must_reject("{{ x" + repeat("|f(x", n) + repeat(")", n) + " }}");
+    must_reject("{{ 1" + repeat(" + 1", n) + " }}");
+    must_reject("{{ x" + repeat(".a", n) + " }}");
+    must_reject("{{ x" + repeat("|upper", n) + " }}");
+    must_reject("{{ 1" + repeat(" if 1 else 1", n) + " }}");
+    must_reject("{{ 1" + repeat(" is divisibleby 1", n) + " }}");
+    must_reject(repeat("{% if 1 %}", n) + repeat("{% endif %}", n));
+    must_reject(repeat("{% for x in [1] %}", n) + repeat("{% endfor %}", n));
+    must_reject(repeat("{% macro m() %}", n) + repeat("{% endmacro %}", n));
+    must_reject("{% set " + repeat("(", n) + "a" + repeat(")", n) + " = 1 %}");
+  }
+  // What real templates need is far inside the bounds.
+  CHECK(must_render("{{ " + repeat("(", 60) + "1" + repeat(")", 60) + " }}") == "1");
+  CHECK(must_render("{{ 1" + repeat(" + 1", 300) + " }}") == "301");
+  CHECK(must_render("{{ 'a'" + repeat(" ~ 'a'", 5000) + " }}") == repeat("a", 5001));
+  CHECK(must_render("{% if 0 %}" + repeat("{% elif 0 %}", 5000) + "{% else %}x{% endif %}") == "x");
+  CHECK(
+      must_render(
+          "{% macro m(n) %}{% if n %}{% for i in [1] %}<{{ m(n - 1) }}>{% endfor %}{% endif %}{% endmacro %}"
+          "{{ m(50) }}") == repeat("<", 50) + repeat(">", 50));
+}
+
+TEST_CASE("sharing long strings is cheap", "[jinja]") {
+  // 4000 messages of 1 KB: slices and splits share storage, so this stays far below the limits.
+  json::array messages;
+  const std::string content = repeat("some words of a message ", 42);
+  for (int i = 0; i < 4000; ++i)
+    messages.push_back(json::object{{"role", i % 2 ? "assistant" : "user"}, {"content", content}});
+  const std::string text = must_render(
+      "{% for m in messages %}{% set c = m.content.split('</think>')[-1]|trim %}{{ m.role + ': ' + c[0:5] + "
+      "c[5:] + '\n' }}"
+      "{% if not loop.last and messages[loop.index].role == m.role %}{{ raise_exception('x') }}{% endif %}{% "
+      "endfor %}",
+      messages);
+  CHECK(text.size() > 4'000'000);
+}
+
+TEST_CASE("errors name the line", "[jinja]") {
+  CHECK(must_fail("a\nb\n{{ 1 + }}").message() == "chat template, line 3: unexpected '}}'");
+  CHECK(must_fail("a\n{% if x %}\nb").message() ==
+        "chat template, line 3: unexpected end of the template: {% if %} of line 2 is not closed");
+  CHECK(must_fail("a\n\n{{ raise_exception('No system role') }}").message() ==
+        "chat template, line 3: No system role");
+  CHECK(must_fail("{% macro m() %}\n{{ nope.x }}\n{% endmacro %}\n\n{{ m() }}").message() ==
+        "chat template, line 2: 'nope' is undefined");
+  CHECK(must_fail("x\n{# \n #}{{\n'a' + 1 }}").message() ==
+        "chat template, line 4: can only concatenate str (not \"int\") to str");
+  CHECK(must_fail("\n{% include 'x' %}").message() ==
+        "chat template, line 2: {% include %} is not supported: a chat template is one file; put the text in "
+        "its place");
+  CHECK(must_fail("{{ messages[0].content }}").message() ==
+        "chat template, line 1: list object has no element 0");
+  CHECK(must_fail("{{ 'x'|frobnicate }}").message() == "chat template, line 1: no filter named 'frobnicate'");
+  CHECK(ChatTemplate::parse("a\xff").status().message() == "chat template: the text is not valid UTF-8");
+  CHECK_FALSE(ChatTemplate::parse(std::string(2 << 20, 'x')).ok());
+}
+
+TEST_CASE("a request cannot replace what the server defines", "[jinja]") {
+  for (const char* name :
+       {"messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "chat_template"}) {
+    ChatTemplateOptions options;
+    options.extra[name] = "x";
+    const auto r = render("{{ messages }}", options);
+    REQUIRE_FALSE(r.ok());
+    CHECK(r.status().code() == StatusCode::kInvalidArgument);
+    CHECK(r.status().param() == "chat_template_kwargs");
+    CHECK(r.status().message().find(name) != std::string::npos);
+  }
+  ChatTemplateOptions options;
+  options.extra["enable_thinking"] = false;
+  options.extra["unused"] = parse("[1]");
+  const auto r = render("{{ enable_thinking }}{{ bos_token }}{{ tools is defined }}", options);
+  REQUIRE(r.ok());
+  CHECK(*r == "FalseFalse");
+}
+
+TEST_CASE("JSON numbers, null and depth reach the template intact", "[jinja]") {
+  const json::value v = parse(
+      R"([{"role":"user","content":null,"a":18446744073709551615,"b":-9223372036854775808,"c":1e2,"d":[{"é":"\u0000"}]}])");
+  CHECK(
+      must_render("{{ messages[0]|tojson }}", v.as_array()) ==
+      R"({"role": "user", "content": null, "a": 18446744073709551615, "b": -9223372036854775808, "c": 100.0, "d": [{"é": "\u0000"}]})");
+  json::value deep = json::array{};
+  for (int i = 0; i < 1000; ++i) deep = json::array{deep};
+  CHECK_FALSE(render("{{ messages }}", {}, deep.as_array()).ok());
+}
+
+TEST_CASE("the default template is ChatML", "[jinja]") {
+  auto t = ChatTemplate::parse(kDefaultChatTemplate);
+  REQUIRE(t.ok());
+  const json::value m = parse(R"([{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}])");
+  ChatTemplateOptions options;
+  CHECK(*t->render(m.as_array(), nullptr, options) ==
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  options.add_generation_prompt = false;
+  CHECK(*t->render(m.as_array(), nullptr, options) ==
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
+}
+
+TEST_CASE("tokenizer_config.json names its template in several ways", "[jinja]") {
+  const auto source = [](std::string_view config, bool tools = false, std::string_view name = {}) {
+    const json::value v = parse(config);
+    return chat_template_source(v.as_object(), tools, name);
+  };
+  CHECK(!source("{}")->has_value());
+  CHECK(!source(R"({"chat_template": null})")->has_value());
+  CHECK(**source(R"({"chat_template": "x"})") == "x");
+  const char* list =
+      R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]})";
+  CHECK(**source(list) == "d");
+  CHECK(**source(list, true) == "t");
+  CHECK(**source(list, false, "rag") == "r");
+  CHECK(source(list, false, "nope").status().code() == StatusCode::kNotFound);
+  CHECK(source(R"({"chat_template": [{"name": "rag", "template": "r"}]})").status().code() ==
+        StatusCode::kNotFound);
+  for (const char* bad :
+       {R"({"chat_template": 5})", R"({"chat_template": {}})", R"({"chat_template": ["x"]})",
+        R"({"chat_template": [{"name": 1, "template": "x"}]})"})
+    CHECK(source(bad).status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("one template renders on many threads at once", "[jinja]") {
+  auto t = ChatTemplate::parse(
+      "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+      "{{ 'constant' + m.content|upper }}{% endfor %}{{ ns.n }}");
+  REQUIRE(t.ok());
+  const json::value m = parse(R"([{"content":"a"},{"content":"b"}])");
+  std::vector<std::string> results(8);
+  std::vector<std::thread> threads;
+  for (std::string& result : results)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) result = *t->render(m.as_array(), nullptr, {});
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& result : results) CHECK(result == "constantAconstantB2");
+}
+
+}  // namespace
+}  // namespace oar
