@@ -40,6 +40,10 @@ Extent extent(std::span<const float> x) {
   return {std::max(std::max(m[0], m[1]), std::max(m[2], m[3])), bad};
 }
 
+Status bad_logits() {
+  return internal_error("model produced NaN logits (or +inf): the weights or a kernel are broken");
+}
+
 bool penalizes(const SamplingParams& p) {
   return p.repetition_penalty != 1.f || p.presence_penalty != 0.f || p.frequency_penalty != 0.f;
 }
@@ -126,25 +130,41 @@ std::span<const float> Sampler::adjust(std::span<const float> logits, const Samp
   return adjusted_;
 }
 
-Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
-                       int64_t n, std::span<const int32_t> banned, Sampled& out) {
+Status Sampler::prepare(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
+                        std::span<const int32_t> banned, std::span<const float>& row, float& largest) {
   OAR_CHECK(logits.size() == adjusted_.size() && state.ready);
-  const std::span<const float> row = adjust(logits, p, state, banned);
+  row = adjust(logits, p, state, banned);
   Extent e = extent(row);
   // A finite row stays so under finite parameters, except where a huge bias or penalty overflows: clamp that.
   if (e.bad && row.data() == adjusted_.data() && !extent(logits).bad) {
     for (float& l : adjusted_) l = std::min(l, FLT_MAX);
     e = extent(adjusted_);
   }
-  if (e.bad) return internal_error("model produced NaN logits (or +inf): the weights or a kernel are broken");
+  if (e.bad) return bad_logits();
   if (e.largest == kLowest) return internal_error("no token can be sampled: every logit is -inf");
-  if (p.temperature == 0.f)
-    out.token = static_cast<int32_t>(std::find(row.begin(), row.end(), e.largest) - row.begin());
-  else out.token = draw(row, e.largest, p, uniform(state.seed, static_cast<uint64_t>(n)));
+  largest = e.largest;
+  return ok_status();
+}
+
+Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
+                       int64_t n, std::span<const int32_t> banned, Sampled& out) {
+  std::span<const float> row;
+  float largest = 0;
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, largest));
+  if (p.temperature == 0.f) {
+    out.token = static_cast<int32_t>(std::find(row.begin(), row.end(), largest) - row.begin());
+  } else {
+    // The inverse of the cumulative distribution over what is kept, in order of token ids.
+    double left = uniform(state.seed, static_cast<uint64_t>(n)) * keep(row, largest, p);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      if (weights_[i] == 0) continue;
+      out.token = candidates_[i].token;  // the last one, should rounding carry us past the end
+      if ((left -= weights_[i]) < 0) break;
+    }
+  }
   out.top_logprobs.clear();
   if (p.logprobs >= 0) {
-    const float largest = row.data() == logits.data() ? e.largest : extent(logits).largest;
-    const double lse = log_sum_exp(logits, largest);
+    const double lse = log_sum_exp(logits, row.data() == logits.data() ? largest : extent(logits).largest);
     out.logprob = static_cast<float>(logits[static_cast<size_t>(out.token)] - lse);
     top(logits, p.logprobs);
     for (const Candidate& c : order_)
@@ -153,8 +173,21 @@ Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, c
   return ok_status();
 }
 
-// The inverse of the cumulative distribution over what is kept, in order of token ids.
-int32_t Sampler::draw(std::span<const float> row, float largest, const SamplingParams& p, double u) {
+Status Sampler::distribution(std::span<const float> logits, const SamplingParams& p,
+                             const SamplerState& state, std::span<const int32_t> banned,
+                             std::vector<Probability>& out) {
+  OAR_CHECK(p.temperature > 0.f);
+  std::span<const float> row;
+  float largest = 0;
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, largest));
+  const double total = keep(row, largest, p);
+  out.clear();
+  for (size_t i = 0; i < weights_.size(); ++i)
+    if (weights_[i] > 0) out.push_back({candidates_[i].token, weights_[i] / total});
+  return ok_status();
+}
+
+double Sampler::keep(std::span<const float> row, float largest, const SamplingParams& p) {
   // What lies this far below the maximum has, all of it together, less than 2^-24 of the probability: no more
   // than one rounding of an f32. 24 ln 2 = 16.6, and V such tokens weigh V e^-x.
   const double reach = 16.6356 + std::log(static_cast<double>(row.size()));
@@ -173,14 +206,7 @@ int32_t Sampler::draw(std::span<const float> row, float largest, const SamplingP
     if (w < static_cast<double>(p.min_p)) w = 0;  // the largest weighs 1
     total += w;
   }
-  double left = u * total;
-  size_t chosen = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] == 0) continue;
-    chosen = i;  // the last one, should rounding carry us past the end
-    if ((left -= weights_[i]) < 0) break;
-  }
-  return candidates_[chosen].token;
+  return total;
 }
 
 // Keeps the k largest, and all that equal the k-th.
@@ -245,8 +271,7 @@ void Sampler::top(std::span<const float> logits, int32_t count) {
 Status Sampler::logprobs(std::span<const float> logits, int32_t token, int32_t count,
                          std::vector<TokenLogprob>& out) {
   const Extent e = extent(logits);
-  if (e.bad || e.largest == kLowest)
-    return internal_error("model produced NaN logits (or +inf): the weights or a kernel are broken");
+  if (e.bad || e.largest == kLowest) return bad_logits();
   const double lse = log_sum_exp(logits, e.largest);
   out.clear();
   out.push_back({token, static_cast<float>(logits[static_cast<size_t>(token)] - lse)});

@@ -62,6 +62,14 @@ class Sampler {
                 int64_t n, std::span<const int32_t> banned, Sampled& out);
   void observe(SamplerState& state, int32_t token) const;
 
+  // What sample() can draw at temperature > 0, and how likely, by ascending token.
+  struct Probability {
+    int32_t token;
+    double probability;
+  };
+  Status distribution(std::span<const float> logits, const SamplingParams& params, const SamplerState& state,
+                      std::span<const int32_t> banned, std::vector<Probability>& out);
+
   // The `count` most likely tokens and, first of all, `token` itself, from raw logits.
   Status logprobs(std::span<const float> logits, int32_t token, int32_t count,
                   std::vector<TokenLogprob>& out);
@@ -73,7 +81,11 @@ class Sampler {
   };
   std::span<const float> adjust(std::span<const float> logits, const SamplingParams& params,
                                 const SamplerState& state, std::span<const int32_t> banned);
-  int32_t draw(std::span<const float> logits, float largest, const SamplingParams& params, double u);
+  // adjust(), checked: the row to draw from and its largest value.
+  Status prepare(std::span<const float> logits, const SamplingParams& params, const SamplerState& state,
+                 std::span<const int32_t> banned, std::span<const float>& row, float& largest);
+  // Fills candidates_ and weights_ (0: not kept); returns their sum.
+  double keep(std::span<const float> row, float largest, const SamplingParams& params);
   void keep_top_k(int32_t k);
   void keep_top_p(double p);
   double log_sum_exp(std::span<const float> logits, float largest) const;
