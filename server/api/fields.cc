@@ -1,0 +1,198 @@
+#include "server/api/fields.h"
+
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "engine/text/utf8.h"
+#include "server/api/json_writer.h"
+
+namespace oar::api {
+
+std::string describe(const json::value& v) {
+  if (v.is_object()) return cat("an object of ", v.get_object().size(), " keys");
+  if (v.is_array()) return cat("an array of ", v.get_array().size(), " elements");
+  if (!v.is_string()) return json::serialize(v);
+  std::string_view text(v.get_string().data(), v.get_string().size());
+  std::string out;
+  if (text.size() <= 40) {
+    append_json_string(out, text);
+    return out;
+  }
+  append_json_string(out, repair_utf8(text.substr(0, previous_utf8(text, 40))));
+  return cat(out, "... (", text.size(), " bytes)");
+}
+
+const json::value* Fields::find(std::string_view name) const {
+  const json::value* v = object_.if_contains(json::string_view(name.data(), name.size()));
+  return v == nullptr || v->is_null() ? nullptr : v;
+}
+
+void Fields::fail(std::string_view name, std::string message) {
+  if (status_.ok()) status_ = invalid_argument(std::move(message), path_of(name));
+}
+
+void Fields::wrong_type(std::string_view name, std::string_view wanted, const json::value& got) {
+  fail(name, cat(path_of(name), " must be ", wanted, ", got ", describe(got)));
+}
+
+void Fields::unsupported(std::string_view name, std::string_view remedy) {
+  if (find(name)) fail(name, cat(path_of(name), " is not supported; ", remedy));
+}
+
+void Fields::boolean(std::string_view name, bool& out) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return;
+  if (!v->is_bool()) return wrong_type(name, "true or false", *v);
+  out = v->get_bool();
+}
+
+std::optional<int64_t> Fields::as_integer(std::string_view name, int64_t min, int64_t max) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return std::nullopt;
+  auto out_of_range = [&] {
+    fail(name, cat(path_of(name), " must be an integer in [", min, ", ", max, "], got ", describe(*v)));
+    return std::nullopt;
+  };
+  int64_t value = 0;
+  if (v->is_int64()) {
+    value = v->get_int64();
+  } else if (v->is_uint64()) {
+    return out_of_range();  // Boost.JSON uses uint64 only beyond int64
+  } else if (v->is_double() && v->get_double() == std::nearbyint(v->get_double())) {
+    if (std::fabs(v->get_double()) > 9007199254740992.0) return out_of_range();  // 2^53: exact up to here
+    value = static_cast<int64_t>(v->get_double());
+  } else {
+    wrong_type(name, "an integer", *v);
+    return std::nullopt;
+  }
+  if (value < min || value > max) return out_of_range();
+  return value;
+}
+
+void Fields::integer(std::string_view name, int64_t& out, int64_t min, int64_t max) {
+  if (const auto v = as_integer(name, min, max)) out = *v;
+}
+
+void Fields::integer(std::string_view name, int32_t& out, int32_t min, int32_t max) {
+  if (const auto v = as_integer(name, min, max)) out = static_cast<int32_t>(*v);
+}
+
+void Fields::integer(std::string_view name, std::optional<int64_t>& out, int64_t min, int64_t max) {
+  if (const auto v = as_integer(name, min, max)) out = v;
+}
+
+void Fields::bits(std::string_view name, std::optional<uint64_t>& out) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return;
+  if (v->is_int64()) {
+    out = static_cast<uint64_t>(v->get_int64());
+  } else if (v->is_uint64()) {
+    out = v->get_uint64();
+  } else {
+    wrong_type(name, "an integer that fits 64 bits", *v);
+  }
+}
+
+std::optional<double> Fields::as_number(std::string_view name, double min, double max) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return std::nullopt;
+  if (!v->is_number()) {
+    wrong_type(name, "a number", *v);
+    return std::nullopt;
+  }
+  const double value = v->is_double()  ? v->get_double()
+                       : v->is_int64() ? static_cast<double>(v->get_int64())
+                                       : static_cast<double>(v->get_uint64());
+  if (!(value >= min && value <= max)) {
+    fail(name, cat(path_of(name), " must be a number in [", min, ", ", max, "], got ", describe(*v)));
+    return std::nullopt;
+  }
+  return value;
+}
+
+void Fields::number(std::string_view name, float& out, double min, double max) {
+  if (const auto v = as_number(name, min, max)) out = static_cast<float>(*v);
+}
+
+void Fields::number(std::string_view name, std::optional<double>& out, double min, double max) {
+  if (const auto v = as_number(name, min, max)) out = v;
+}
+
+void Fields::string(std::string_view name, std::string& out, size_t max_bytes) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return;
+  if (!v->is_string()) return wrong_type(name, "a string", *v);
+  if (v->get_string().size() > max_bytes) {
+    return fail(name, cat(path_of(name), " is ", v->get_string().size(), " bytes long; at most ", max_bytes,
+                          " are accepted"));
+  }
+  out.assign(v->get_string().data(), v->get_string().size());
+}
+
+void Fields::strings(std::string_view name, std::vector<std::string>& out, size_t max_count,
+                     size_t max_bytes) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return;
+  auto add = [&](const json::value& element, const std::string& where) {
+    if (!element.is_string()) return wrong_type(where, "a string", element);
+    const auto& text = element.get_string();
+    if (text.empty()) return fail(where, cat(path_of(where), " is empty; leave it out"));
+    if (text.size() > max_bytes) {
+      return fail(where, cat(path_of(where), " is ", text.size(), " bytes long; at most ", max_bytes,
+                             " are accepted"));
+    }
+    out.emplace_back(text.data(), text.size());
+  };
+  if (!v->is_array()) {
+    if (!v->is_string()) return wrong_type(name, "a string or an array of strings", *v);
+    return add(*v, std::string(name));
+  }
+  const json::array& list = v->get_array();
+  if (list.size() > max_count) {
+    return fail(name,
+                cat(path_of(name), " has ", list.size(), " elements; at most ", max_count, " are accepted"));
+  }
+  for (size_t i = 0; i < list.size() && ok(); ++i) add(list[i], cat(name, "[", i, "]"));
+}
+
+void Fields::integers(std::string_view name, std::vector<int32_t>& out, size_t max_count, int64_t min,
+                      int64_t max) {
+  const json::array* list = array(name);
+  if (!list) return;
+  if (list->size() > max_count) {
+    return fail(name,
+                cat(path_of(name), " has ", list->size(), " elements; at most ", max_count, " are accepted"));
+  }
+  out.reserve(list->size());
+  for (size_t i = 0; i < list->size(); ++i) {
+    const json::value& v = (*list)[i];
+    if (!v.is_int64() || v.get_int64() < min || v.get_int64() > max) {
+      const std::string where = cat(name, "[", i, "]");
+      return fail(where,
+                  cat(path_of(where), " must be an integer in [", min, ", ", max, "], got ", describe(v)));
+    }
+    out.push_back(static_cast<int32_t>(v.get_int64()));
+  }
+}
+
+const json::object* Fields::object(std::string_view name) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return nullptr;
+  if (!v->is_object()) {
+    wrong_type(name, "an object", *v);
+    return nullptr;
+  }
+  return &v->get_object();
+}
+
+const json::array* Fields::array(std::string_view name) {
+  const json::value* v = ok() ? find(name) : nullptr;
+  if (!v) return nullptr;
+  if (!v->is_array()) {
+    wrong_type(name, "an array", *v);
+    return nullptr;
+  }
+  return &v->get_array();
+}
+
+}  // namespace oar::api

@@ -1,0 +1,64 @@
+// Typed reading of one JSON object of a request. The first fault sticks and later reads do nothing, so a
+// parser reads all its fields in a row and asks for status() once. An absent field and an explicit null both
+// leave the output alone; a wrong type or a value out of range is INVALID_ARGUMENT naming field, value and
+// remedy. Fields nobody reads are ignored.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "engine/base/status.h"
+
+namespace oar::api {
+
+class Fields {
+ public:
+  // `path` prefixes names in messages, for instance "messages[2]."; the object must outlive this.
+  explicit Fields(const json::object& object, std::string path = {})
+      : object_(object), path_(std::move(path)) {}
+
+  void boolean(std::string_view name, bool& out);
+  // Integers, also written as an integral double; [min, max].
+  void integer(std::string_view name, int64_t& out, int64_t min, int64_t max);
+  void integer(std::string_view name, int32_t& out, int32_t min, int32_t max);
+  void integer(std::string_view name, std::optional<int64_t>& out, int64_t min, int64_t max);
+  // Any 64-bit integer, negative ones modulo 2^64 (seeds).
+  void bits(std::string_view name, std::optional<uint64_t>& out);
+  void number(std::string_view name, float& out, double min, double max);
+  void number(std::string_view name, std::optional<double>& out, double min, double max);
+  void string(std::string_view name, std::string& out, size_t max_bytes);
+  // A string or an array of strings, none empty.
+  void strings(std::string_view name, std::vector<std::string>& out, size_t max_count, size_t max_bytes);
+  void integers(std::string_view name, std::vector<int32_t>& out, size_t max_count, int64_t min, int64_t max);
+
+  // The value, or null when absent or null.
+  const json::value* find(std::string_view name) const;
+  const json::object* object(std::string_view name);
+  const json::array* array(std::string_view name);
+  // Refuses a field that would change the answer in a way this server does not offer, when present and not
+  // null.
+  void unsupported(std::string_view name, std::string_view remedy);
+
+  void fail(std::string_view name, std::string message);
+  std::string path_of(std::string_view name) const { return path_ + std::string(name); }
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+
+ private:
+  void wrong_type(std::string_view name, std::string_view wanted, const json::value& got);
+  std::optional<int64_t> as_integer(std::string_view name, int64_t min, int64_t max);
+  std::optional<double> as_number(std::string_view name, double min, double max);
+
+  const json::object& object_;
+  std::string path_;
+  Status status_;
+};
+
+// What a value looks like in an error message: its JSON text, shortened.
+std::string describe(const json::value& v);
+
+}  // namespace oar::api

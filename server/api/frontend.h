@@ -1,0 +1,75 @@
+// From a validated request to a GenerationSpec: which model, which prompt tokens, which deadline. Owns the
+// list of models and whether the server takes requests. Const after construction but for set_accepting(); any
+// thread.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/api/generation.h"
+#include "server/api/openai_answer.h"
+#include "server/api/openai_request.h"
+
+namespace oar::api {
+
+// What the transport knows of a request.
+struct RequestContext {
+  std::string id;                             // for logs; made up when empty
+  std::optional<Clock::time_point> deadline;  // the transport's own
+};
+
+struct Prepared {
+  GenerationSpec spec;
+  AnswerOptions answer;
+};
+
+class Frontend {
+ public:
+  // `observers` may be empty, or has one entry per model.
+  Frontend(std::vector<ModelHandle> models, std::vector<GenerationObserver*> observers, ApiLimits limits);
+
+  const std::vector<ModelHandle>& models() const { return models_; }
+  const ApiLimits& limits() const { return limits_; }
+  // The named model; an empty name means the first. NOT_FOUND lists what is served.
+  Result<const ModelHandle*> find(std::string_view name) const;
+
+  void set_accepting(bool accepting) { accepting_ = accepting; }
+  bool accepting() const { return accepting_; }
+  // Accepting, and every engine has produced a token and still makes progress.
+  bool ready() const;
+  static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
+
+  Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
+  Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
+  // One text prompt with the shared generation fields in `fields` (Open Inference, Triton).
+  Result<GenerationSpec> prepare_text(const ModelHandle& model, const std::string& text,
+                                      const json::object& fields, const RequestContext& context) const;
+  // One prompt given as tokens, the same way. `param` names the prompt's field in messages;
+  // `default_max_tokens` 0 means what the context has room for.
+  Result<GenerationSpec> prepare_tokens(const ModelHandle& model, std::vector<int32_t> tokens,
+                                        const json::object& fields, const RequestContext& context,
+                                        const std::string& param, int64_t default_max_tokens) const;
+
+  // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"..."}.
+  Result<std::string> tokenize_json(const json::object& body) const;
+  Result<std::string> detokenize_json(const json::object& body) const;
+
+ private:
+  Result<const ModelHandle*> find_in(const json::object& body) const;
+  Result<GenerationSpec> make_spec(const ModelHandle& model, std::vector<std::vector<int32_t>> prompts,
+                                   GenerationParams params, const RequestContext& context,
+                                   const char* id_prefix, const std::string& param,
+                                   int64_t default_max_tokens) const;
+
+  std::vector<ModelHandle> models_;
+  std::vector<GenerationObserver*> observers_;
+  ApiLimits limits_;
+  std::atomic<bool> accepting_{true};
+};
+
+// A fresh identifier: the prefix and 128 random bits in hexadecimal.
+std::string make_id(const char* prefix);
+
+}  // namespace oar::api

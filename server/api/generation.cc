@@ -1,0 +1,107 @@
+#include "server/api/generation.h"
+
+namespace oar::api {
+
+Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Executor executor,
+                                                      OnEvent on_event) {
+  std::shared_ptr<Generation> g(new Generation(std::move(spec), std::move(executor), std::move(on_event)));
+  if (const Status s = g->submit(); !s.ok()) {
+    g->cancel();  // prompts submitted before the one that was refused
+    return s;
+  }
+  return g;
+}
+
+Generation::~Generation() {
+  if (open_choices_ > 0) cancel();
+}
+
+Status Generation::submit() {
+  const size_t count = spec_.prompts.size();
+  const std::weak_ptr<Generation> weak = weak_from_this();
+  last_token_.resize(static_cast<size_t>(choices()));
+  open_choices_ = choices();
+  submitted_ = Clock::now();
+  // Events wait until everything is submitted: a refusal of the last prompt must not follow output of the
+  // first.
+  wakeups_ = 1;
+  for (size_t i = 0; i < count; ++i) {
+    Request request;
+    request.id = spec_.id;
+    request.prompt = spec_.prompts[i];
+    request.sampling = spec_.params.sampling;
+    request.stop = spec_.params.stop;
+    request.n = spec_.params.n;
+    request.deadline = spec_.deadline;
+    request.cache_salt = spec_.params.cache_salt;
+    auto stream = TextStream::create(spec_.model->tokenizer, spec_.params.text, spec_.params.n, [weak] {
+      if (const auto self = weak.lock()) self->wake();
+    });
+    OAR_RETURN_IF_ERROR(stream->start(*spec_.model->engine, std::move(request)));
+    streams_.push_back(std::move(stream));
+  }
+  executor_([self = shared_from_this()] { self->deliver(); });
+  return ok_status();
+}
+
+void Generation::cancel() {
+  for (const auto& stream : streams_) stream->cancel();
+}
+
+void Generation::wake() {
+  if (wakeups_.fetch_add(1) == 0) {
+    executor_([self = shared_from_this()] { self->deliver(); });
+  }
+}
+
+// Runs until no wake-up came in while it looked; so at most one deliver() is queued or running at any time.
+void Generation::deliver() {
+  uint32_t seen = wakeups_;
+  do {
+    seen = wakeups_;
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      while (auto event = streams_[i]->next(std::chrono::milliseconds(0))) {
+        const int32_t choice = static_cast<int32_t>(i) * spec_.params.n + event->index;
+        observe(choice, *event);
+        if (event->finish != FinishReason::kNone) --open_choices_;
+        on_event_(*this, choice, std::move(*event));
+      }
+    }
+  } while (!wakeups_.compare_exchange_strong(seen, 0));
+  if (open_choices_ == 0) on_event_ = nullptr;
+}
+
+void Generation::observe(int32_t choice, const TextEvent& event) {
+  GenerationObserver* observer = spec_.observer;
+  if (!observer) return;
+  if (!event.tokens.empty()) {
+    const Clock::time_point now = Clock::now();
+    Clock::time_point& last = last_token_[static_cast<size_t>(choice)];
+    if (last == Clock::time_point{}) {
+      observer->on_first_token(std::chrono::duration<double>(now - submitted_).count());
+    } else {
+      observer->on_next_tokens(std::chrono::duration<double>(now - last).count(), event.tokens.size());
+    }
+    last = now;
+  }
+  if (event.finish != FinishReason::kNone) observer->on_finish(event.stats, event.finish, spec_.params);
+}
+
+Status failure_of(const TextEvent& event) {
+  switch (event.finish) {
+    case FinishReason::kNone:
+    case FinishReason::kStop:
+    case FinishReason::kLength: return ok_status();
+    case FinishReason::kCancelled:
+      return event.status.ok() ? Status(StatusCode::kUnavailable, "the request was cancelled by the server")
+                               : event.status;
+    case FinishReason::kDeadline:
+      return {StatusCode::kDeadlineExceeded,
+              event.status.ok() ? "the request's deadline passed before its answer was complete"
+                                : event.status.message()};
+    case FinishReason::kError: break;
+  }
+  return event.status.ok() ? internal_error("generation failed") : event.status;
+}
+
+}  // namespace oar::api

@@ -1,0 +1,286 @@
+#include "server/api/openai_answer.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "engine/base/format.h"
+#include "engine/text/utf8.h"
+#include "server/api/status_table.h"
+#include "server/api/text_tools.h"
+#include "server/api/version.h"
+
+namespace oar::api {
+namespace {
+
+int64_t count_code_points(std::string_view text) {
+  int64_t n = 0;
+  for (const char c : text) n += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return n;
+}
+
+void append_element(std::string& list, std::string_view element) {
+  if (!list.empty()) list += ',';
+  list += element;
+}
+
+}  // namespace
+
+OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
+    : spec_model_(spec.model),
+      prompts_(spec.prompts),
+      prompt_logprobs_(spec.prompts.size()),
+      want_logprobs_(spec.params.sampling.logprobs >= 0),
+      want_prompt_logprobs_(spec.params.sampling.prompt_logprobs >= 0),
+      n_(spec.params.n),
+      id_(spec.id),
+      created_(static_cast<int64_t>(std::time(nullptr))),
+      options_(std::move(options)),
+      choices_(spec.prompts.size() * static_cast<size_t>(spec.params.n)),
+      open_(choices_.size()),
+      cached_seen_(spec.prompts.size()) {}
+
+// ---- pieces shared by both forms ----
+
+void OpenAiAnswer::append_usage(JsonWriter& w) const {
+  int64_t prompt = 0, completion = 0;
+  for (const auto& p : prompts_) prompt += static_cast<int64_t>(p.size());
+  for (const Choice& c : choices_) completion += c.completion_tokens;
+  w.begin_object();
+  w.key("prompt_tokens").number(prompt);
+  w.key("completion_tokens").number(completion);
+  w.key("total_tokens").number(prompt + completion);
+  w.key("prompt_tokens_details").begin_object().key("cached_tokens").number(cached_tokens_).end_object();
+  w.end_object();
+}
+
+void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
+  c.completion_tokens += static_cast<int64_t>(event.tokens.size());
+  if (event.finish == FinishReason::kNone) return;
+  c.finish = event.finish;
+  c.completion_tokens = event.stats.completion_tokens;
+  const size_t prompt = prompt_of(static_cast<int32_t>(&c - choices_.data()));
+  if (!cached_seen_[prompt]) {
+    cached_seen_[prompt] = true;
+    cached_tokens_ += event.stats.cached_tokens;
+  }
+  if (!event.stop_match.empty()) {
+    c.stop_reason.clear();
+    append_json_string(c.stop_reason, event.stop_match);
+  } else if (event.stop_token >= 0) {
+    c.stop_reason = cat(event.stop_token);
+  }
+  --open_;
+  if (const Status s = failure_of(event); !s.ok() && failure_.ok()) failure_ = s;
+}
+
+void OpenAiAnswer::add_chat_token(Choice& c, const TextEvent::Token& token) const {
+  std::string element;
+  JsonWriter w(element);
+  const auto describe_token = [&](int32_t id, float logprob) {
+    const std::string bytes = token_bytes(*spec_model_, id);
+    w.key("token").string(bytes).key("logprob").number(logprob).key("bytes").begin_array();
+    for (const char b : bytes) w.number(static_cast<int32_t>(static_cast<unsigned char>(b)));
+    w.end_array();
+  };
+  w.begin_object();
+  describe_token(token.id, token.logprob);
+  w.key("top_logprobs").begin_array();
+  for (const TokenLogprob& alternative : token.top) {
+    w.begin_object();
+    describe_token(alternative.token, alternative.logprob);
+    w.end_object();
+  }
+  w.end_array().end_object();
+  append_element(c.logprobs.content, element);
+}
+
+void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* logprob,
+                                        const std::vector<TokenLogprob>& top) const {
+  const std::string text = repair_utf8(token_bytes(*spec_model_, token));
+  std::string name, value, alternatives;
+  append_json_string(name, text);
+  JsonWriter v(value), a(alternatives);
+  if (logprob) {
+    v.number(*logprob);
+    a.begin_object();
+    for (const TokenLogprob& t : top) a.key(token_bytes(*spec_model_, t.token)).number(t.logprob);
+    a.end_object();
+  } else {
+    v.null();
+    a.null();
+  }
+  append_element(c.logprobs.tokens, name);
+  append_element(c.logprobs.token_logprobs, value);
+  append_element(c.logprobs.top_logprobs, alternatives);
+  append_element(c.logprobs.text_offset, cat(c.offset));
+  c.offset += count_code_points(text);
+}
+
+// They come with the request's first event, and every choice repeats them before its own.
+void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
+  static const std::vector<TokenLogprob> kNone;
+  const std::vector<int32_t>& tokens = prompts_[prompt];
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto& alternatives = i < prompt_logprobs_[prompt].size() ? prompt_logprobs_[prompt][i] : kNone;
+    const auto own = std::find_if(alternatives.begin(), alternatives.end(),
+                                  [&](const TokenLogprob& t) { return t.token == tokens[i]; });
+    add_completion_token(c, tokens[i], own == alternatives.end() ? nullptr : &own->logprob, alternatives);
+  }
+}
+
+void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event) {
+  if (!want_logprobs_) return;
+  if (options_.chat) {
+    for (const TextEvent::Token& t : event.tokens) add_chat_token(c, t);
+    return;
+  }
+  if (want_prompt_logprobs_) {
+    const size_t prompt = prompt_of(index);
+    if (!event.prompt_logprobs.empty()) prompt_logprobs_[prompt] = event.prompt_logprobs;
+    if (!c.prompt_reported) add_prompt_logprobs(c, prompt);
+    c.prompt_reported = true;
+  }
+  for (const TextEvent::Token& t : event.tokens) add_completion_token(c, t.id, &t.logprob, t.top);
+}
+
+std::string OpenAiAnswer::format_logprobs(const Logprobs& l) const {
+  if (!want_logprobs_) return "null";
+  if (options_.chat) return cat("{\"content\":[", l.content, "],\"refusal\":null}");
+  return cat("{\"tokens\":[", l.tokens, "],\"token_logprobs\":[", l.token_logprobs, "],\"top_logprobs\":[",
+             l.top_logprobs, "],\"text_offset\":[", l.text_offset, "]}");
+}
+
+// ---- streaming ----
+
+void OpenAiAnswer::begin_chunk(JsonWriter& w) const {
+  w.begin_object();
+  w.key("id").string(id_);
+  w.key("object").string(options_.chat ? "chat.completion.chunk" : "text_completion");
+  w.key("created").number(created_);
+  w.key("model").string(model_name());
+  w.key("system_fingerprint").string(kFingerprint);
+  w.key("choices").begin_array();
+}
+
+void OpenAiAnswer::end_chunk(JsonWriter& w) const {
+  w.end_array();
+  if (options_.streaming.continuous_usage_stats) {
+    w.key("usage");
+    append_usage(w);
+  } else if (options_.streaming.include_usage) {
+    w.key("usage").null();
+  }
+  w.end_object();
+}
+
+void OpenAiAnswer::append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
+                                const std::string& logprobs, bool final) const {
+  const Choice& c = choices_[static_cast<size_t>(index)];
+  out += "data: ";
+  JsonWriter w(out);
+  begin_chunk(w);
+  w.begin_object().key("index").number(index);
+  if (options_.chat) {
+    w.key("delta").begin_object();
+    if (!role.empty()) w.key("role").string(role);
+    if (!final) w.key("content").string(text);
+    w.end_object();
+  } else {
+    w.key("text").string(text);
+  }
+  w.key("logprobs").raw(logprobs);
+  w.key("finish_reason");
+  final ? w.string(finish_reason_name(c.finish)) : w.null();
+  if (final) w.key("stop_reason").raw(c.stop_reason);
+  w.end_object();
+  end_chunk(w);
+  out += "\n\n";
+}
+
+// The role, once per choice, and what `echo` asks for.
+std::string OpenAiAnswer::start_choice(int32_t index) {
+  std::string out;
+  choices_[static_cast<size_t>(index)].started = true;
+  if (options_.chat) append_delta(out, index, "assistant", "", "null", false);
+  if (options_.echo) append_delta(out, index, "", options_.echo_texts[prompt_of(index)], "null", false);
+  return out;
+}
+
+std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
+  if (finished_) return {};
+  Choice& c = choices_[static_cast<size_t>(choice)];
+  std::string out;
+  note_finish(c, event);
+  if (!failure_.ok()) {
+    finished_ = true;
+    return cat("data: ", openai_error(failure_), "\n\n");
+  }
+  if (!c.started) out += start_choice(choice);
+  add_logprobs(c, choice, event);
+  const bool logprobs = !c.logprobs.empty();
+  if (!event.text.empty() || logprobs) {
+    append_delta(out, choice, "", event.text, logprobs ? format_logprobs(c.logprobs) : "null", false);
+    c.logprobs = {};
+  }
+  if (event.finish != FinishReason::kNone) append_delta(out, choice, "", "", "null", true);
+  if (open_ == 0) {
+    if (options_.streaming.include_usage) {
+      out += "data: ";
+      JsonWriter w(out);
+      begin_chunk(w);
+      w.end_array().key("usage");
+      append_usage(w);
+      w.end_object();
+      out += "\n\n";
+    }
+    out += "data: [DONE]\n\n";
+    finished_ = true;
+  }
+  return out;
+}
+
+// ---- whole ----
+
+void OpenAiAnswer::collect(int32_t choice, const TextEvent& event) {
+  Choice& c = choices_[static_cast<size_t>(choice)];
+  note_finish(c, event);
+  c.text += event.text;
+  add_logprobs(c, choice, event);
+  if (open_ == 0) finished_ = true;
+}
+
+std::string OpenAiAnswer::body() const {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object();
+  w.key("id").string(id_);
+  w.key("object").string(options_.chat ? "chat.completion" : "text_completion");
+  w.key("created").number(created_);
+  w.key("model").string(model_name());
+  w.key("system_fingerprint").string(kFingerprint);
+  w.key("choices").begin_array();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& c = choices_[i];
+    const std::string text =
+        options_.echo ? options_.echo_texts[prompt_of(static_cast<int32_t>(i))] + c.text : c.text;
+    w.begin_object().key("index").number(static_cast<uint64_t>(i));
+    if (options_.chat) {
+      w.key("message").begin_object();
+      w.key("role").string("assistant").key("content").string(text).key("refusal").null();
+      w.end_object();
+    } else {
+      w.key("text").string(text);
+    }
+    w.key("logprobs").raw(format_logprobs(c.logprobs));
+    w.key("finish_reason").string(finish_reason_name(c.finish));
+    w.key("stop_reason").raw(c.stop_reason);
+    w.end_object();
+  }
+  w.end_array();
+  w.key("usage");
+  append_usage(w);
+  w.end_object();
+  return out;
+}
+
+}  // namespace oar::api

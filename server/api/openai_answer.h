@@ -1,0 +1,90 @@
+// The events of one generation as an OpenAI answer: server-sent events or one JSON document, chat or
+// completions. The same builders serve both, so a streamed answer concatenates to the whole one. Used by one
+// thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/api/generation.h"
+#include "server/api/json_writer.h"
+#include "server/api/openai_request.h"
+
+namespace oar::api {
+
+struct AnswerOptions {
+  bool chat = false;
+  bool echo = false;                    // `echo_texts` before each choice's text
+  std::vector<std::string> echo_texts;  // per prompt
+  StreamOptions streaming;
+};
+
+class OpenAiAnswer {
+ public:
+  OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options);
+
+  // Streaming: what to send for an event, complete "data: ...\n\n" records; empty when nothing is due. After
+  // the last choice's end it includes the usage chunk and [DONE]; after a failure the error object, and
+  // nothing ever after.
+  std::string on_event(int32_t choice, const TextEvent& event);
+
+  // Not streaming: collect every event, then read the outcome.
+  void collect(int32_t choice, const TextEvent& event);
+  const Status& failure() const { return failure_; }  // of the first choice that failed
+  std::string body() const;
+
+  bool finished() const { return finished_; }
+
+ private:
+  // Array elements as JSON text, comma-separated. Chat uses `content` alone, completions the four parallel
+  // arrays.
+  struct Logprobs {
+    std::string content;
+    std::string tokens, token_logprobs, top_logprobs, text_offset;
+    bool empty() const { return content.empty() && tokens.empty(); }
+  };
+  struct Choice {
+    bool started = false;          // its first event has come
+    bool prompt_reported = false;  // its log-probabilities include the prompt's
+    std::string text;              // collected
+    Logprobs logprobs;             // not sent yet, or collected
+    int64_t offset = 0;            // code points of text that text_offset has passed
+    int64_t completion_tokens = 0;
+    FinishReason finish = FinishReason::kNone;
+    std::string stop_reason = "null";
+  };
+
+  const std::string& model_name() const { return spec_model_->name; }
+  size_t prompt_of(int32_t choice) const { return static_cast<size_t>(choice / n_); }
+  void begin_chunk(JsonWriter& w) const;
+  void end_chunk(JsonWriter& w) const;
+  void append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
+                    const std::string& logprobs, bool final) const;
+  std::string start_choice(int32_t index);
+  void add_logprobs(Choice& c, int32_t index, const TextEvent& event);
+  void add_prompt_logprobs(Choice& c, size_t prompt);
+  void add_chat_token(Choice& c, const TextEvent::Token& token) const;
+  void add_completion_token(Choice& c, int32_t token, const float* logprob,
+                            const std::vector<TokenLogprob>& top) const;
+  std::string format_logprobs(const Logprobs& logprobs) const;
+  void note_finish(Choice& c, const TextEvent& event);
+  void append_usage(JsonWriter& w) const;
+
+  const ModelHandle* spec_model_;
+  std::vector<std::vector<int32_t>> prompts_;
+  std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
+  bool want_logprobs_, want_prompt_logprobs_;
+  int32_t n_;
+  std::string id_;
+  int64_t created_;
+  AnswerOptions options_;
+  std::vector<Choice> choices_;
+  size_t open_;
+  int64_t cached_tokens_ = 0;
+  std::vector<bool> cached_seen_;  // per prompt
+  bool finished_ = false;
+  Status failure_;
+};
+
+}  // namespace oar::api

@@ -1,0 +1,323 @@
+#include "server/api/openai_request.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/base/format.h"
+
+namespace oar::api {
+namespace {
+
+constexpr size_t kMaxModelName = 256;
+constexpr size_t kNoLimit = SIZE_MAX;  // the body's size bounds it already
+constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
+                                                    "assistant", "tool",      "function"};
+
+void read_streaming(Fields& f, StreamOptions& out) {
+  f.boolean("stream", out.stream);
+  const json::object* options = f.object("stream_options");
+  if (!options) return;
+  if (!out.stream) return f.fail("stream_options", "stream_options is only allowed when stream is true");
+  Fields o(*options, "stream_options.");
+  o.boolean("include_usage", out.include_usage);
+  o.boolean("continuous_usage_stats", out.continuous_usage_stats);
+  if (!o.ok()) f.fail(o.status().param(), o.status().message());
+}
+
+// Text of a content given as an array of parts, joined the way most templates' authors assume: one per line.
+Result<std::string> flatten_parts(const json::array& parts, const std::string& path) {
+  std::string text;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string where = cat(path, "[", i, "]");
+    if (!parts[i].is_object()) {
+      return invalid_argument(
+          cat(where, " must be an object {\"type\":\"text\",\"text\":...}, got ", describe(parts[i])), where);
+    }
+    Fields part(parts[i].get_object(), where + ".");
+    std::string type, piece;
+    part.string("type", type, 64);
+    if (part.ok() && type != "text" && type != "refusal") {
+      part.fail("type",
+                cat(where, ".type is ", describe(json::value(type)), "; this model reads text parts only"));
+    }
+    if (part.ok() && !part.find(type)) part.fail(type, cat(where, ".", type, " is missing"));
+    part.string(type, piece, kNoLimit);
+    if (!part.ok()) return part.status();
+    if (i > 0) text += '\n';
+    text += piece;
+  }
+  return text;
+}
+
+Result<json::object> read_message(const json::value& v, const std::string& path) {
+  if (!v.is_object()) return invalid_argument(cat(path, " must be an object, got ", describe(v)), path);
+  Fields f(v.get_object(), path + ".");
+  if (!f.find("role")) return invalid_argument(cat(path, ".role is missing"), path + ".role");
+  std::string role;
+  f.string("role", role, 64);
+  if (f.ok() && std::find(kRoles.begin(), kRoles.end(), role) == kRoles.end()) {
+    f.fail("role", cat(path, ".role is ", describe(json::value(role)),
+                       "; use system, developer, user, assistant, tool or function"));
+  }
+  if (!f.ok()) return f.status();
+  json::object message = v.get_object();
+  const json::value* content = f.find("content");
+  if (!content) {
+    const bool may_lack =
+        role == "assistant" && (f.find("tool_calls") || f.find("function_call") || f.find("refusal"));
+    if (!may_lack) {
+      return invalid_argument(cat(path, ".content is missing; give a string"), path + ".content");
+    }
+    message["content"] = nullptr;
+  } else if (content->is_array()) {
+    OAR_ASSIGN(const std::string text, flatten_parts(content->get_array(), path + ".content"));
+    message["content"] = text;
+  } else if (!content->is_string()) {
+    return invalid_argument(
+        cat(path, ".content must be a string or an array of parts, got ", describe(*content)),
+        path + ".content");
+  }
+  return message;
+}
+
+Result<json::array> read_messages(Fields& f, const ApiLimits& limits) {
+  if (!f.find("messages")) return invalid_argument("messages is missing", "messages");
+  const json::array* list = f.array("messages");
+  if (!list) return f.status();
+  if (list->empty()) return invalid_argument("messages is empty; send at least one message", "messages");
+  if (list->size() > limits.max_messages) {
+    return invalid_argument(
+        cat("messages has ", list->size(), " elements; at most ", limits.max_messages, " are accepted"),
+        "messages");
+  }
+  json::array out;
+  out.reserve(list->size());
+  for (size_t i = 0; i < list->size(); ++i) {
+    OAR_ASSIGN(json::object message, read_message((*list)[i], cat("messages[", i, "]")));
+    out.emplace_back(std::move(message));
+  }
+  return out;
+}
+
+// chat_template_kwargs reach the template as variables, so they must not replace what the server itself
+// passes.
+void read_template_kwargs(Fields& f, json::object& out) {
+  const json::object* kwargs = f.object("chat_template_kwargs");
+  if (!kwargs) return;
+  for (const char* name : {"messages", "tools", "documents", "bos_token", "eos_token",
+                           "add_generation_prompt", "continue_final_message", "chat_template"}) {
+    if (kwargs->contains(name)) {
+      return f.fail("chat_template_kwargs", cat("chat_template_kwargs may not set ", name));
+    }
+  }
+  out = *kwargs;
+}
+
+void refuse_unsupported_chat(Fields& f) {
+  const json::value* choice = f.find("tool_choice");
+  const bool no_tools = choice && choice->is_string() && choice->get_string() == "none";
+  const json::value* tools = f.find("tools");
+  if (tools && !tools->is_array()) f.fail("tools", cat("tools must be an array, got ", describe(*tools)));
+  if (tools && tools->is_array() && !tools->get_array().empty() && !no_tools) {
+    f.fail("tools", "tool calls are not supported; leave tools out or set tool_choice to \"none\"");
+  }
+  f.unsupported("functions", "tool calls are not offered; leave it out");
+  f.unsupported("chat_template", "the model's own template is used; leave it out");
+  f.unsupported("audio", "answers are text; leave it out");
+  f.unsupported("documents", "put the text into a message");
+}
+
+void refuse_unsupported(Fields& f) {
+  if (const json::object* format = f.object("response_format")) {
+    Fields type(*format, "response_format.");
+    std::string name;
+    type.string("type", name, 64);
+    if (!type.ok()) return f.fail(type.status().param(), type.status().message());
+    if (name != "text") {
+      return f.fail("response_format", cat("response_format.type is ", describe(json::value(name)),
+                                           "; only \"text\" is supported"));
+    }
+  }
+  f.unsupported("prompt_logprobs", "ask /v1/completions with echo and logprobs instead");
+  f.unsupported("truncate_prompt_tokens", "shorten the prompt");
+  f.unsupported("prompt_embeds", "send text or token ids");
+}
+
+Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path, int64_t vocab_size) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const json::value& v = ids[i];
+    if (!v.is_int64() || v.get_int64() < 0 || v.get_int64() >= vocab_size) {
+      return invalid_argument(
+          cat(path, "[", i, "] must be a token id in [0, ", vocab_size, "), got ", describe(v)), path);
+    }
+    tokens.push_back(static_cast<int32_t>(v.get_int64()));
+  }
+  if (tokens.empty()) return invalid_argument(cat(path, " has no tokens; send at least one"), path);
+  return Prompt(std::move(tokens));
+}
+
+// prompt: string | [string] | [int] | [[int]].
+Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_size, size_t max_prompts) {
+  if (!v) return invalid_argument("prompt is missing", "prompt");
+  std::vector<Prompt> prompts;
+  if (v->is_string()) {
+    prompts.emplace_back(std::string(v->get_string()));
+    return prompts;
+  }
+  if (!v->is_array()) {
+    return invalid_argument(
+        cat("prompt must be a string, an array of strings or token ids, or an array of those, got ",
+            describe(*v)),
+        "prompt");
+  }
+  const json::array& list = v->get_array();
+  if (list.empty()) return invalid_argument("prompt is an empty array; send at least one prompt", "prompt");
+  if (list[0].is_number()) {
+    OAR_ASSIGN(Prompt tokens, read_token_prompt(list, "prompt", vocab_size));
+    prompts.push_back(std::move(tokens));
+    return prompts;
+  }
+  if (list.size() > max_prompts) {
+    return invalid_argument(
+        cat("prompt has ", list.size(), " elements; at most ", max_prompts, " are accepted"), "prompt");
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string path = cat("prompt[", i, "]");
+    if (list[i].kind() != list[0].kind() || !(list[i].is_string() || list[i].is_array())) {
+      return invalid_argument(
+          cat(path, " must be ", list[0].is_array() ? "an array of token ids" : "a string",
+              " like the first element, got ", describe(list[i])),
+          path);
+    }
+    if (list[i].is_string()) {
+      prompts.emplace_back(std::string(list[i].get_string()));
+    } else {
+      OAR_ASSIGN(Prompt tokens, read_token_prompt(list[i].get_array(), path, vocab_size));
+      prompts.push_back(std::move(tokens));
+    }
+  }
+  return prompts;
+}
+
+}  // namespace
+
+Result<json::object> parse_body(std::string_view body) {
+  if (body.empty()) return invalid_argument("the request body is empty; send a JSON object");
+  OAR_ASSIGN(json::value v, parse_json(body, "request body"));
+  if (!v.is_object())
+    return invalid_argument(cat("the request body must be a JSON object, got ", describe(v)));
+  return std::move(v.get_object());
+}
+
+Result<std::string> parse_model_field(const json::object& body) {
+  Fields f(body);
+  std::string model;
+  f.string("model", model, kMaxModelName);
+  if (!f.ok()) return f.status();
+  return model;
+}
+
+Result<ChatRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
+                                       const ApiLimits& limits) {
+  ChatRequest r;
+  r.params = default_params(model.defaults);
+  const RequestLimits& engine = model.engine->request_limits();
+  Fields f(body);
+  f.string("model", r.model, kMaxModelName);
+  read_streaming(f, r.streaming);
+  read_params(f, engine, limits, 1, r.params);
+  f.boolean("logprobs", r.logprobs);
+  int32_t top = 0;
+  f.integer("top_logprobs", top, 0, engine.max_logprobs);
+  if (top > 0 && !r.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
+  if (r.logprobs) r.params.sampling.logprobs = top;
+  f.boolean("echo", r.echo);
+  f.boolean("add_generation_prompt", r.add_generation_prompt);
+  f.boolean("continue_final_message", r.continue_final_message);
+  if (r.continue_final_message) {
+    if (f.find("add_generation_prompt") && r.add_generation_prompt) {
+      f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+    }
+    r.add_generation_prompt = false;
+  }
+  f.boolean("add_special_tokens", r.add_special_tokens);
+  read_template_kwargs(f, r.template_kwargs);
+  refuse_unsupported(f);
+  refuse_unsupported_chat(f);
+  if (!f.ok()) return f.status();
+  OAR_ASSIGN(r.messages, read_messages(f, limits));
+  return r;
+}
+
+Result<CompletionRequest> parse_completion_request(const json::object& body, const ModelHandle& model,
+                                                   const ApiLimits& limits) {
+  CompletionRequest r;
+  r.params = default_params(model.defaults);
+  const RequestLimits& engine = model.engine->request_limits();
+  Fields f(body);
+  f.string("model", r.model, kMaxModelName);
+  read_streaming(f, r.streaming);
+  f.boolean("echo", r.echo);
+  read_params(f, engine, limits, r.echo ? 0 : 1, r.params);
+  if (const json::value* logprobs = f.find("logprobs"); logprobs && !logprobs->is_bool()) {
+    f.integer("logprobs", r.params.sampling.logprobs, 0, engine.max_logprobs);
+  } else if (logprobs && logprobs->get_bool()) {
+    f.fail("logprobs", "logprobs must be an integer here: how many alternatives to report, for instance 0");
+  }
+  if (r.echo && r.params.sampling.logprobs >= 0)
+    r.params.sampling.prompt_logprobs = r.params.sampling.logprobs;
+  f.boolean("add_special_tokens", r.add_special_tokens);
+  std::optional<int64_t> best_of;
+  f.integer("best_of", best_of, 1, engine.max_n);
+  if (best_of && *best_of != r.params.n) {
+    f.fail("best_of",
+           cat("best_of ", *best_of, " is not supported; leave it out or set it to n (", r.params.n, ")"));
+  }
+  std::string suffix;
+  f.string("suffix", suffix, kNoLimit);
+  if (!suffix.empty()) f.fail("suffix", "suffix is not supported; leave it out");
+  refuse_unsupported(f);
+  if (!f.ok()) return f.status();
+  OAR_ASSIGN(r.prompts, read_prompts(f.find("prompt"), engine.vocab_size, limits.max_prompts));
+  const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.params.n;
+  if (choices > limits.max_choices) {
+    return invalid_argument(cat("n is ", r.params.n, " for ", r.prompts.size(), " prompts: ", choices,
+                                " choices; at most ", limits.max_choices, " are accepted"),
+                            "n");
+  }
+  return r;
+}
+
+Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const ModelHandle& model,
+                                               const ApiLimits& limits) {
+  TokenizeRequest r;
+  Fields f(body);
+  f.string("model", r.model, kMaxModelName);
+  f.boolean("return_token_strs", r.return_token_strs);
+  r.is_chat = f.find("messages") != nullptr;
+  if (r.is_chat) {
+    OAR_ASSIGN(r.chat, parse_chat_request(body, model, limits));
+    r.add_special_tokens = r.chat.add_special_tokens;
+    return r;
+  }
+  f.boolean("add_special_tokens", r.add_special_tokens);
+  if (!f.find("prompt")) f.fail("prompt", "prompt is missing; send prompt (a string) or messages");
+  f.string("prompt", r.prompt, kNoLimit);
+  if (!f.ok()) return f.status();
+  return r;
+}
+
+Result<DetokenizeRequest> parse_detokenize_request(const json::object& body, const ModelHandle& model) {
+  DetokenizeRequest r;
+  Fields f(body);
+  f.string("model", r.model, kMaxModelName);
+  f.boolean("skip_special_tokens", r.skip_special_tokens);
+  if (!f.find("tokens")) f.fail("tokens", "tokens is missing; send an array of token ids");
+  f.integers("tokens", r.tokens, kNoLimit, 0, model.engine->request_limits().vocab_size - 1);
+  if (!f.ok()) return f.status();
+  return r;
+}
+
+}  // namespace oar::api

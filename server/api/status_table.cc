@@ -1,0 +1,70 @@
+#include "server/api/status_table.h"
+
+#include "server/api/json_writer.h"
+
+namespace oar::api {
+namespace {
+
+constexpr ErrorKind kKinds[] = {
+    {StatusCode::kOk, 200, "", nullptr},
+    {StatusCode::kCancelled, 499, "request_cancelled", "cancelled"},
+    {StatusCode::kUnknown, 500, "server_error", nullptr},
+    {StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr},
+    {StatusCode::kDeadlineExceeded, 504, "timeout_error", "deadline_exceeded"},
+    {StatusCode::kNotFound, 404, "not_found_error", "not_found"},
+    {StatusCode::kAlreadyExists, 409, "invalid_request_error", "already_exists"},
+    {StatusCode::kPermissionDenied, 403, "permission_error", "permission_denied"},
+    {StatusCode::kResourceExhausted, 429, "rate_limit_error", "resource_exhausted"},
+    {StatusCode::kFailedPrecondition, 400, "invalid_request_error", "failed_precondition"},
+    {StatusCode::kAborted, 409, "server_error", "aborted"},
+    {StatusCode::kOutOfRange, 400, "invalid_request_error", "out_of_range"},
+    {StatusCode::kUnimplemented, 501, "invalid_request_error", "not_implemented"},
+    {StatusCode::kInternal, 500, "server_error", "internal_error"},
+    {StatusCode::kUnavailable, 503, "unavailable_error", "unavailable"},
+    {StatusCode::kDataLoss, 500, "server_error", "data_loss"},
+    {StatusCode::kUnauthenticated, 401, "authentication_error", "invalid_api_key"},
+};
+
+}  // namespace
+
+const ErrorKind& error_kind(StatusCode code) {
+  const auto index = static_cast<size_t>(code);
+  return index < std::size(kKinds) ? kKinds[index] : kKinds[static_cast<size_t>(StatusCode::kUnknown)];
+}
+
+StatusCode status_code_of_http(int http) {
+  switch (http) {
+    case 401: return StatusCode::kUnauthenticated;
+    case 403: return StatusCode::kPermissionDenied;
+    case 404: return StatusCode::kNotFound;
+    case 408:
+    case 504: return StatusCode::kDeadlineExceeded;
+    case 429: return StatusCode::kResourceExhausted;
+    case 499: return StatusCode::kCancelled;
+    case 501: return StatusCode::kUnimplemented;
+    case 503: return StatusCode::kUnavailable;
+    default: return http >= 500 ? StatusCode::kInternal : StatusCode::kInvalidArgument;
+  }
+}
+
+std::string openai_error(const Status& status, int http) {
+  const ErrorKind& kind = error_kind(http == 0 ? status.code() : status_code_of_http(http));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error").begin_object();
+  w.key("message").string(status.message());
+  w.key("type").string(kind.openai_type);
+  w.key("param").string_or_null(status.param());
+  w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "");
+  w.end_object().end_object();
+  return out;
+}
+
+std::string oip_error(const Status& status) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error").string(status.message()).end_object();
+  return out;
+}
+
+}  // namespace oar::api

@@ -1,0 +1,28 @@
+// The one table between Status, HTTP and gRPC. Skins never invent a code of their own.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "engine/base/status.h"
+
+namespace oar::api {
+
+struct ErrorKind {
+  StatusCode code;          // numerically gRPC's
+  int http;                 // HTTP status
+  const char* openai_type;  // error.type of the OpenAI error object
+  const char* openai_code;  // error.code; null: JSON null
+};
+
+const ErrorKind& error_kind(StatusCode code);
+// The closest Status code of an HTTP status the transport itself produced (404, 405, 413, ...).
+StatusCode status_code_of_http(int http);
+
+// {"error":{"message":...,"type":...,"param":...,"code":...}}: always these four keys. `http` overrides the
+// table's status for the type (a 405 is no 400), 0: the table's.
+std::string openai_error(const Status& status, int http = 0);
+// {"error":"..."}, the Open Inference Protocol's.
+std::string oip_error(const Status& status);
+
+}  // namespace oar::api

@@ -1,0 +1,39 @@
+#include "server/grpc/call_support.h"
+
+#include "server/api/auth.h"
+
+namespace oar::grpc_api {
+
+grpc::Status to_grpc(const Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), status.message()};
+}
+
+Status authorize(const Services& services, const grpc::CallbackServerContext& context) {
+  if (services.api_key.empty()) return ok_status();
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("authorization");
+  const std::string_view value = found == metadata.end()
+                                     ? std::string_view()
+                                     : std::string_view(found->second.data(), found->second.size());
+  if (api::bearer_matches(value, services.api_key)) return ok_status();
+  return {StatusCode::kUnauthenticated,
+          "the API key is missing or wrong; send metadata authorization: Bearer <key>"};
+}
+
+api::RequestContext context_of(const grpc::CallbackServerContext& context) {
+  api::RequestContext out;
+  const auto deadline = context.deadline();
+  if (deadline != std::chrono::system_clock::time_point::max()) {
+    const auto left = deadline - std::chrono::system_clock::now();
+    out.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(left);
+  }
+  return out;
+}
+
+void CallTimer::done(grpc::StatusCode code) const {
+  const std::chrono::duration<double> took = Clock::now() - start_;
+  metrics_->on_grpc_request(method_, code, took.count());
+}
+
+}  // namespace oar::grpc_api

@@ -1,0 +1,81 @@
+// What every gRPC call of ours shares: status conversion, authentication, deadlines, metrics, and the
+// registry through which stalled streams are found.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "server/grpc/grpc_server.h"
+
+namespace oar::grpc_api {
+
+grpc::Status to_grpc(const Status& status);
+// UNAUTHENTICATED unless the metadata carries the API key (authorization: Bearer <key>), or none is set.
+Status authorize(const Services& services, const grpc::CallbackServerContext& context);
+// The call's deadline on the engine's clock; the request id from its metadata.
+api::RequestContext context_of(const grpc::CallbackServerContext& context);
+
+// Reports one call's duration and code to the metrics.
+class CallTimer {
+ public:
+  CallTimer(const Services& services, const char* method)
+      : metrics_(services.metrics), method_(method), start_(Clock::now()) {}
+  void done(grpc::StatusCode code) const;
+
+ private:
+  Metrics* metrics_;
+  const char* method_;
+  Clock::time_point start_;
+};
+
+// Something with an outstanding write whose age is looked at now and then.
+class WatchedStream {
+ public:
+  virtual ~WatchedStream() = default;
+  virtual void check(Clock::time_point now) = 0;
+};
+
+class StreamRegistry {
+ public:
+  void add(WatchedStream* s) {
+    std::lock_guard lock(mutex_);
+    streams_.insert(s);
+  }
+  void remove(WatchedStream* s) {
+    std::lock_guard lock(mutex_);
+    streams_.erase(s);
+  }
+  bool empty() const {
+    std::lock_guard lock(mutex_);
+    return streams_.empty();
+  }
+  // Holds the lock, so that no stream goes away meanwhile; check() must not add or remove.
+  void check_all(Clock::time_point now) {
+    std::lock_guard lock(mutex_);
+    for (WatchedStream* s : streams_) s->check(now);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<WatchedStream*> streams_;
+};
+
+// A call answered on the spot.
+template <class F>
+grpc::ServerUnaryReactor* answer_now(const Services& services, grpc::CallbackServerContext* context,
+                                     const char* method, bool open, F&& fill) {
+  const CallTimer timer(services, method);
+  Status s = open ? ok_status() : authorize(services, *context);
+  if (s.ok()) s = fill();
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const grpc::Status status = to_grpc(s);
+  timer.done(status.error_code());
+  reactor->Finish(status);
+  return reactor;
+}
+
+}  // namespace oar::grpc_api

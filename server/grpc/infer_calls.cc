@@ -1,0 +1,317 @@
+#include "server/grpc/infer_calls.h"
+
+#include <map>
+
+#include "engine/base/format.h"
+#include "server/grpc/infer_codec.h"
+#include "server/grpc/inference_service.h"
+#include "server/grpc/stream_writer.h"
+
+namespace oar::grpc_api {
+namespace {
+
+using api::Generation;
+using inference::ModelInferRequest;
+using inference::ModelInferResponse;
+using inference::ModelStreamInferResponse;
+
+// From message to engine request; runs on a worker thread.
+struct PreparedInfer {
+  api::OipTextRequest request;
+  api::GenerationSpec spec;
+};
+
+Result<PreparedInfer> prepare(const Services& services, const ModelInferRequest& message,
+                              const api::RequestContext& context) {
+  PreparedInfer out;
+  OAR_ASSIGN(const ModelHandle* model, find_model(services, message.model_name(), message.model_version()));
+  OAR_ASSIGN(out.request, read_text_request(message));
+  OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
+  OAR_ASSIGN(out.spec,
+             services.frontend->prepare_text(*model, out.request.text, out.request.fields, context));
+  if (out.spec.params.n != 1) return invalid_argument("n must be 1 here: text_output has one element", "n");
+  return out;
+}
+
+void set_model(ModelInferResponse& response, const ModelHandle& model, const std::string& id) {
+  response.set_model_name(model.name);
+  response.set_model_version("1");
+  response.set_id(id);
+}
+
+// ---- ModelInfer ----
+
+class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<InferCall> {
+ public:
+  InferCall(const Services& services, grpc::CallbackServerContext* context, const ModelInferRequest* request,
+            ModelInferResponse* response)
+      : services_(services),
+        context_(context),
+        request_(request),
+        response_(response),
+        timer_(services, "ModelInfer") {}
+
+  void begin() {
+    self_ = shared_from_this();
+    if (const Status s = authorize(services_, *context_); !s.ok()) return finish(s);
+    preparing_ = true;
+    services_.workers->post([self = shared_from_this()] {
+      const Status s = self->run();
+      self->prepared(s);
+    });
+  }
+
+ private:
+  // gRPC's request and context are valid until Finish, which therefore waits for this.
+  Status run() {
+    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, *request_, context_of(*context_)));
+    if (prepared.request.stream) {
+      return invalid_argument("stream is true, but ModelInfer has one response; call ModelStreamInfer",
+                              "stream");
+    }
+    const ModelHandle* model = prepared.spec.model;
+    auto text = std::make_shared<std::string>(prepared.request.prepends_input() ? prepared.request.text : "");
+    OAR_ASSIGN(auto generation,
+               Generation::start(std::move(prepared.spec), services_.workers->executor(),
+                                 [self = shared_from_this(), model, text, id = request_->id()](
+                                     Generation&, int32_t, TextEvent&& event) {
+                                   *text += event.text;
+                                   if (event.finish == FinishReason::kNone) return;
+                                   self->finish(api::failure_of(event), model, id, *text);
+                                 }));
+    std::lock_guard lock(mutex_);
+    generation_ = std::move(generation);
+    return ok_status();
+  }
+  void prepared(const Status& status) {
+    bool cancelled, answered;
+    {
+      std::lock_guard lock(mutex_);
+      preparing_ = false;
+      cancelled = cancelled_;
+      answered = answered_;
+    }
+    if (!status.ok()) return finish(status);
+    if (cancelled) return OnCancel();
+    if (answered) finish(final_);
+  }
+  // With a model: the answer goes into the response, unless the call is over already.
+  void finish(const Status& status, const ModelHandle* model = nullptr, const std::string& id = {},
+              std::string_view text = {}) {
+    {
+      std::lock_guard lock(mutex_);
+      if (finished_) return;
+      if (model && status.ok()) {
+        set_model(*response_, *model, id);
+        add_text_output(*response_, text);
+      }
+      if (preparing_) {  // an answer before run() has returned: prepared() delivers it
+        answered_ = true;
+        final_ = status;
+        return;
+      }
+      finished_ = true;
+    }
+    const grpc::Status s = to_grpc(status);
+    timer_.done(s.error_code());
+    Finish(s);
+  }
+  void OnCancel() override {
+    std::shared_ptr<Generation> generation;
+    {
+      std::lock_guard lock(mutex_);
+      cancelled_ = true;
+      if (preparing_) return;
+      generation = generation_;
+    }
+    if (generation) generation->cancel();
+    finish(Status(StatusCode::kCancelled, "cancelled"));
+  }
+  void OnDone() override {
+    const std::shared_ptr<InferCall> self = std::move(self_);
+    std::lock_guard lock(mutex_);
+    generation_.reset();
+  }
+
+  const Services& services_;
+  grpc::CallbackServerContext* context_;
+  const ModelInferRequest* request_;
+  ModelInferResponse* response_;
+  CallTimer timer_;
+  std::shared_ptr<InferCall> self_;
+  std::mutex mutex_;
+  std::shared_ptr<Generation> generation_;
+  Status final_;
+  bool preparing_ = false, cancelled_ = false, answered_ = false, finished_ = false;
+};
+
+// ---- ModelStreamInfer ----
+
+class StreamInferCall final
+    : public StreamWriter<grpc::ServerBidiReactor<ModelInferRequest, ModelStreamInferResponse>,
+                          ModelStreamInferResponse> {
+ public:
+  using StreamWriter::StreamWriter;
+
+ private:
+  // One request of the stream, between its arrival and its last response.
+  struct Item {
+    std::string id;
+    bool stream = false, empty_final = false;
+    std::string prefix;  // collected text when not streaming
+    const ModelHandle* model = nullptr;
+  };
+
+  void started() override {
+    if (const Status s = authorize(services_, *context()); !s.ok()) return end(to_grpc(s));
+    StartRead(&incoming_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      {
+        std::lock_guard lock(state_);
+        half_closed_ = true;
+      }
+      return end_if_idle();
+    }
+    uint64_t key;
+    bool room;
+    {
+      std::lock_guard lock(state_);
+      key = ++last_key_;
+      active_.emplace(key, nullptr);
+      room = active_.size() < static_cast<size_t>(services_.limits.max_requests_per_stream);
+      reading_paused_ = !room;
+    }
+    auto message = std::make_shared<ModelInferRequest>(std::move(incoming_));
+    incoming_.Clear();
+    services_.workers->post([self = shared(), message, key, about = context_of(*context())] {
+      if (const Status s = self->run(*message, key, about); !s.ok()) self->fail(key, *message, s);
+    });
+    if (room) read_next();
+  }
+  void read_next() {
+    if (!hold()) return;
+    StartRead(&incoming_);
+    release();
+  }
+
+  Status run(const ModelInferRequest& message, uint64_t key, const api::RequestContext& about) {
+    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, message, about));
+    auto item = std::make_shared<Item>();
+    item->id = message.id();
+    item->stream = prepared.request.stream;
+    if (prepared.request.prepends_input()) item->prefix = prepared.request.text;
+    item->model = prepared.spec.model;
+    const auto flag = message.parameters().find("triton_enable_empty_final_response");
+    item->empty_final = flag != message.parameters().end() && flag->second.bool_param();
+    OAR_ASSIGN(auto generation,
+               Generation::start(std::move(prepared.spec), services_.workers->executor(),
+                                 [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
+                                   self->on_event(*item, key, event);
+                                 }));
+    bool gone;
+    {
+      std::lock_guard lock(state_);
+      gone = client_gone_;
+      if (const auto it = active_.find(key); it != active_.end()) it->second = generation;
+    }
+    if (gone) generation->cancel();
+    return ok_status();
+  }
+
+  void on_event(Item& item, uint64_t key, const TextEvent& event) {
+    const bool last = event.finish != FinishReason::kNone;
+    if (const Status failure = api::failure_of(event); !failure.ok()) {
+      respond_error(item.id, item.model->name, failure);
+      return done(key);
+    }
+    if (!item.stream) {
+      item.prefix += event.text;
+      if (last) respond(item, item.prefix, true, true);
+    } else if (!event.text.empty()) {
+      respond(item, event.text, true, last);
+    } else if (last && item.empty_final) {
+      respond(item, {}, false, true);
+    }
+    if (last) done(key);
+  }
+
+  void respond(const Item& item, std::string_view text, bool has_output, bool final) {
+    ModelStreamInferResponse out;
+    auto& response = *out.mutable_infer_response();
+    set_model(response, *item.model, item.id);
+    (*response.mutable_parameters())["triton_final_response"].set_bool_param(final);
+    if (has_output) add_text_output(response, text);
+    enqueue(std::move(out));
+  }
+  void respond_error(const std::string& id, const std::string& model, const Status& status) {
+    ModelStreamInferResponse out;
+    out.set_error_message(status.message());
+    out.mutable_infer_response()->set_id(id);
+    out.mutable_infer_response()->set_model_name(model);
+    (*out.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
+    enqueue(std::move(out));
+  }
+  void fail(uint64_t key, const ModelInferRequest& message, const Status& status) {
+    respond_error(message.id(), message.model_name(), status);
+    done(key);
+  }
+
+  void done(uint64_t key) {
+    bool resume;
+    {
+      std::lock_guard lock(state_);
+      active_.erase(key);
+      resume = reading_paused_ && !client_gone_;
+      if (resume) reading_paused_ = false;
+    }
+    if (resume) read_next();
+    end_if_idle();
+  }
+  void end_if_idle() {
+    {
+      std::lock_guard lock(state_);
+      if (!half_closed_ || !active_.empty()) return;
+    }
+    end(grpc::Status::OK);
+  }
+  void on_gone() override {
+    std::map<uint64_t, std::shared_ptr<Generation>> active;
+    {
+      std::lock_guard lock(state_);
+      client_gone_ = true;
+      active.swap(active_);
+    }
+    for (const auto& [key, generation] : active)
+      if (generation) generation->cancel();
+  }
+  std::shared_ptr<StreamInferCall> shared() {
+    return std::static_pointer_cast<StreamInferCall>(shared_from_this());
+  }
+
+  ModelInferRequest incoming_;  // being read
+  std::mutex state_;
+  std::map<uint64_t, std::shared_ptr<Generation>> active_;  // null until started
+  uint64_t last_key_ = 0;
+  bool half_closed_ = false, client_gone_ = false, reading_paused_ = false;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackServerContext* context,
+                                      const ModelInferRequest* request, ModelInferResponse* response) {
+  auto call = std::make_shared<InferCall>(services, context, request, response);
+  call->begin();
+  return call.get();
+}
+
+grpc::ServerBidiReactor<ModelInferRequest, ModelStreamInferResponse>* begin_stream_infer(
+    const Services& services, StreamRegistry& registry, grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<StreamInferCall>(services, registry, context, "ModelStreamInfer");
+  call->begin();
+  return call.get();
+}
+
+}  // namespace oar::grpc_api

@@ -1,0 +1,43 @@
+// inference.GRPCInferenceService for text models. Private to the gRPC room.
+#pragma once
+
+#include "inference/grpc_service.grpc.pb.h"
+#include "server/grpc/call_support.h"
+
+namespace oar::grpc_api {
+
+class InferenceService final : public inference::GRPCInferenceService::CallbackService {
+ public:
+  InferenceService(const Services& services, StreamRegistry& registry)
+      : services_(services), registry_(registry) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Unary = grpc::ServerUnaryReactor;
+  Unary* ServerLive(Context*, const inference::ServerLiveRequest*, inference::ServerLiveResponse*) override;
+  Unary* ServerReady(Context*, const inference::ServerReadyRequest*,
+                     inference::ServerReadyResponse*) override;
+  Unary* ModelReady(Context*, const inference::ModelReadyRequest*, inference::ModelReadyResponse*) override;
+  Unary* ServerMetadata(Context*, const inference::ServerMetadataRequest*,
+                        inference::ServerMetadataResponse*) override;
+  Unary* ModelMetadata(Context*, const inference::ModelMetadataRequest*,
+                       inference::ModelMetadataResponse*) override;
+  Unary* ModelConfig(Context*, const inference::ModelConfigRequest*,
+                     inference::ModelConfigResponse*) override;
+  Unary* ModelStatistics(Context*, const inference::ModelStatisticsRequest*,
+                         inference::ModelStatisticsResponse*) override;
+  Unary* RepositoryIndex(Context*, const inference::RepositoryIndexRequest*,
+                         inference::RepositoryIndexResponse*) override;
+  Unary* ModelInfer(Context*, const inference::ModelInferRequest*, inference::ModelInferResponse*) override;
+  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
+  ModelStreamInfer(Context*) override;
+
+ private:
+  const Services& services_;
+  StreamRegistry& registry_;
+};
+
+// The model a request means. Version must be empty or "1", the only one there is.
+Result<const ModelHandle*> find_model(const Services& services, const std::string& name,
+                                      const std::string& version);
+
+}  // namespace oar::grpc_api

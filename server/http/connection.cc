@@ -1,0 +1,613 @@
+// The connection's state machine: reading, parsing, limits and deadlines, writing.
+#include "server/http/connection.h"
+
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/post.hpp>
+#include <cstring>
+#include <ctime>
+
+#include "engine/base/format.h"
+
+namespace oar::http {
+namespace {
+
+namespace beast_http = boost::beast::http;
+using boost::system::error_code;
+
+constexpr uint64_t kMaxLingerBytes = 64 << 20;  // what a refused upload may still send before it is cut off
+
+// Things Beast's parser lets pass and HTTP/1.1 (RFC 9112) wants refused: folded header lines, bare CR or LF,
+// NUL.
+bool header_is_clean(std::string_view block) {
+  for (size_t i = 0; i < block.size(); ++i) {
+    const char c = block[i];
+    if (c == '\0') return false;
+    if (c == '\n' && (i == 0 || block[i - 1] != '\r')) return false;
+    if (c == '\r' && (i + 1 == block.size() || block[i + 1] != '\n')) return false;
+    if (c == '\n' && i + 1 < block.size() && (block[i + 1] == ' ' || block[i + 1] == '\t')) return false;
+  }
+  return true;
+}
+
+std::string http_date() {
+  char text[64];
+  const std::time_t now = std::time(nullptr);
+  std::tm tm{};
+  gmtime_r(&now, &tm);
+  const size_t n = std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+  return {text, n};
+}
+
+// A header value must not start a new line, whoever made it.
+void append_header(std::string& out, std::string_view name, std::string_view value) {
+  out += name;
+  out += ": ";
+  for (const char c : value)
+    if (c != '\r' && c != '\n' && c != '\0') out += c;
+  out += "\r\n";
+}
+
+}  // namespace
+
+// A handler's hold on one request: forwards to the connection's thread, where the connection checks that the
+// request is still the present one.
+class Exchange final : public ResponseWriter {
+ public:
+  Exchange(std::shared_ptr<Connection> connection, uint64_t id)
+      : connection_(std::move(connection)), id_(id) {}
+  ~Exchange() override {
+    if (!ended_ && !connection_->host_->stopped) {
+      asio::post(connection_->io_, [c = connection_, id = id_] { c->abandon(id); });
+    }
+  }
+  void send(Response response) override {
+    ended_ = true;
+    on_thread([r = std::move(response), id = id_](Connection& c) mutable { c.send(id, std::move(r)); });
+  }
+  void start_stream(Response response) override {
+    on_thread(
+        [r = std::move(response), id = id_](Connection& c) mutable { c.start_stream(id, std::move(r)); });
+  }
+  void write(std::string_view bytes) override {
+    if (connection_->io_.get_executor().running_in_this_thread()) {
+      connection_->write_chunk(id_, bytes);
+    } else {
+      on_thread([b = std::string(bytes), id = id_](Connection& c) { c.write_chunk(id, b); });
+    }
+  }
+  void finish() override {
+    ended_ = true;
+    on_thread([id = id_](Connection& c) { c.finish_stream(id); });
+  }
+  void on_disconnect(std::function<void()> callback) override {
+    on_thread(
+        [cb = std::move(callback), id = id_](Connection& c) mutable { c.set_disconnect(id, std::move(cb)); });
+  }
+  void post(std::function<void()> work) override {
+    if (!connection_->host_->stopped) asio::post(connection_->io_, std::move(work));
+  }
+
+ private:
+  template <class F>
+  void on_thread(F f) {
+    if (connection_->host_->stopped) return;
+    asio::dispatch(connection_->io_, [c = connection_, f = std::move(f)]() mutable { f(*c); });
+  }
+  std::shared_ptr<Connection> connection_;
+  uint64_t id_;
+  bool ended_ = false;
+};
+
+Connection::Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket)
+    : host_(std::move(host)),
+      limits_(host_->options.limits),
+      io_(io),
+      socket_(std::move(socket)),
+      timer_(io) {
+  error_code ec;
+  const auto endpoint = socket_.remote_endpoint(ec);
+  if (!ec) peer_ = cat(endpoint.address().to_string(), ":", endpoint.port());
+  socket_.set_option(Tcp::no_delay(true), ec);
+  socket_.set_option(asio::socket_base::keep_alive(true), ec);
+}
+
+Connection::~Connection() { release_body(); }
+
+void Connection::start() {
+  socket_.non_blocking(true);
+  enter(State::kIdle);
+  watch();
+  read_more();
+}
+
+void Connection::begin_drain() {
+  asio::post(io_, [self = shared_from_this()] {
+    if (self->state_ == State::kIdle && !self->writing_) self->linger();
+  });
+}
+
+void Connection::abort() {
+  asio::post(io_, [self = shared_from_this()] { self->close(); });
+}
+
+// ---- input ----
+
+void Connection::read_more() {
+  if (reading_ || end_of_input_ || state_ == State::kClosed) return;
+  if (state_ == State::kAnswering && input_.size() >= limits_.pipelined_bytes) return;
+  reading_ = true;
+  socket_.async_read_some(asio::buffer(read_buffer_),
+                          [self = shared_from_this()](error_code ec, size_t bytes) {
+                            self->reading_ = false;
+                            self->on_read(ec, bytes);
+                          });
+}
+
+void Connection::on_read(error_code ec, size_t bytes) {
+  if (state_ == State::kClosed) return;
+  if (ec) {
+    end_of_input_ = true;
+    return on_end_of_input();
+  }
+  if (state_ == State::kLingering) {
+    lingered_bytes_ += bytes;
+    return lingered_bytes_ > kMaxLingerBytes ? close() : read_more();
+  }
+  input_.append(read_buffer_.data(), bytes);
+  process();
+  read_more();
+}
+
+void Connection::on_end_of_input() {
+  switch (state_) {
+    case State::kAnswering:
+      if (!answer_complete_) close();  // nobody waits for the rest
+      return;                          // a complete answer is still written
+    case State::kHeader:
+    case State::kBody: return refuse(400, "the connection was closed in the middle of the request");
+    default: return close();
+  }
+}
+
+void Connection::process() {
+  for (bool more = true; more;) {
+    switch (state_) {
+      case State::kIdle:
+        if (input_.empty()) return;
+        enter(State::kHeader);
+        [[fallthrough]];
+      case State::kHeader: more = process_header(); break;
+      case State::kBody: more = process_body(); break;
+      default: return;
+    }
+  }
+}
+
+bool Connection::process_header() {
+  size_t blank = 0;  // empty lines before a request are to be ignored (RFC 9112, 2.2)
+  while (blank + 1 < input_.size() && input_[blank] == '\r' && input_[blank + 1] == '\n') blank += 2;
+  if (blank > 0) {
+    input_.erase(0, blank);
+    scanned_ = 0;
+  }
+  const size_t end = input_.find("\r\n\r\n", scanned_);
+  const size_t line_end = input_.find("\r\n");
+  if (std::min(line_end, input_.size()) > limits_.target_bytes + 64) {  // 64: method and version
+    refuse(414, cat("the request target is longer than ", limits_.target_bytes, " bytes"));
+    return false;
+  }
+  const size_t size = end == std::string::npos ? input_.size() : end + 4;
+  if (size > limits_.header_bytes) {
+    refuse(431, cat("the request header is larger than ", limits_.header_bytes, " bytes"));
+    return false;
+  }
+  if (end == std::string::npos) {
+    scanned_ = input_.size() < 3 ? 0 : input_.size() - 3;
+    return false;
+  }
+  scanned_ = 0;
+  const bool good = parse_header(std::string_view(input_).substr(0, size)) && admit_request();
+  input_.erase(0, size);
+  if (!good) return false;
+  if (parser_->is_done()) {
+    dispatch();
+    return false;
+  }
+  enter(State::kBody);
+  return true;
+}
+
+// Fills request_ from the parsed header; refuses what no later stage should have to think about.
+bool Connection::parse_header(std::string_view block) {
+  request_ = Request{};
+  request_.peer = peer_;
+  route_ = nullptr;
+  head_only_ = false;
+  keep_alive_ = false;
+  request_start_ = std::chrono::steady_clock::now();
+  auto fail = [this](int status, const std::string& message) {
+    refuse(status, message);
+    return false;
+  };
+  if (!header_is_clean(block)) {
+    return fail(400, "the request header holds a folded line, a bare CR or LF, or a NUL byte");
+  }
+  parser_.emplace();
+  parser_->header_limit(static_cast<std::uint32_t>(limits_.header_bytes));
+  parser_->body_limit(limits_.body_bytes);
+  parser_->eager(false);
+  error_code ec;
+  parser_->put(asio::buffer(block.data(), block.size()), ec);
+  if (ec == beast_http::error::body_limit) {
+    return fail(413, cat("the request body is larger than ", limits_.body_bytes, " bytes"));
+  }
+  if (ec == beast_http::error::bad_version) return fail(505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
+  if (ec || !parser_->is_header_done()) return fail(400, cat("malformed request header: ", ec.message()));
+
+  const auto& message = parser_->get();
+  request_.version = static_cast<int>(message.version());
+  request_.method = std::string(message.method_string());
+  request_.target = std::string(message.target());
+  size_t hosts = 0, encodings = 0, lengths = 0;
+  for (const auto& field : message) {
+    const std::string_view name(field.name_string().data(), field.name_string().size());
+    hosts += iequals(name, "Host");
+    encodings += iequals(name, "Transfer-Encoding");
+    lengths += iequals(name, "Content-Length");
+    request_.headers.push_back({std::string(name), std::string(field.value())});
+  }
+  head_only_ = request_.method == "HEAD";
+  keep_alive_ = parser_->keep_alive() && !host_->draining;
+  if (encodings > 0) {
+    if (request_.version < 11) return fail(400, "HTTP/1.0 knows no Transfer-Encoding");
+    if (lengths > 0) return fail(400, "Content-Length and Transfer-Encoding exclude each other");
+    if (encodings > 1 || !iequals(trim(request_.header("Transfer-Encoding")), "chunked")) {
+      return fail(501, "the only Transfer-Encoding understood is chunked");
+    }
+  }
+  if (hosts > 1 || (hosts == 0 && request_.version >= 11)) {
+    return fail(400, "an HTTP/1.1 request has exactly one Host header");
+  }
+  std::string_view target = request_.target;
+  if (const size_t scheme = target.find("://"); scheme != std::string_view::npos && target.front() != '/') {
+    const size_t slash = target.find('/', scheme + 3);  // absolute form, as a proxy sends it
+    target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
+  }
+  const size_t query = target.find('?');
+  if (query != std::string_view::npos) request_.query = std::string(target.substr(query + 1));
+  if (!percent_decode(target.substr(0, query), request_.path)) {
+    return fail(400, "the request path holds a broken %-escape");
+  }
+  return true;
+}
+
+// Everything that can be refused before the body is read.
+bool Connection::admit_request() {
+  auto answer = [this](Response response) {
+    keep_alive_ = keep_alive_ && parser_->is_done();  // otherwise a body follows that nobody reads
+    ++exchange_;
+    enter(State::kAnswering);
+    send(exchange_, std::move(response));
+    return false;
+  };
+  const HttpServerOptions& options = host_->options;
+  if (request_.method == "OPTIONS") {
+    Router::Match any = host_->router.match("OPTIONS", request_.path);
+    if (any.allow.empty())
+      return answer(options.error_response(&request_, 404, cat("no such path: ", request_.path)));
+    Response response{204, "", {{"Allow", any.allow}}, ""};
+    if (request_.has_header("Access-Control-Request-Method") && !options.cors_origins.empty()) {
+      response.headers.push_back({"Access-Control-Allow-Methods", any.allow});
+      response.headers.push_back(
+          {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id"});
+      response.headers.push_back({"Access-Control-Max-Age", "600"});
+    }
+    return answer(std::move(response));
+  }
+  Router::Match match = host_->router.match(request_.method, request_.path);
+  if (!match.route) {
+    if (match.allow.empty()) {
+      return answer(options.error_response(&request_, 404, cat("no such path: ", request_.path)));
+    }
+    Response response = options.error_response(
+        &request_, 405, cat(request_.path, " does not answer ", request_.method, ", only ", match.allow));
+    response.headers.push_back({"Allow", match.allow});
+    return answer(std::move(response));
+  }
+  route_ = match.route;
+  request_.route = route_->pattern;
+  request_.params = std::move(match.params);
+  if (options.admit) {
+    if (auto refusal = options.admit(request_, *route_)) return answer(std::move(*refusal));
+  }
+  if (parser_->is_done()) return true;
+  if (!reserve_body()) {
+    Response busy =
+        options.error_response(&request_, 503, "too many request bodies are being received; try again");
+    busy.headers.push_back({"Retry-After", "1"});
+    return answer(std::move(busy));
+  }
+  if (request_.has_header("Expect")) {
+    if (!iequals(request_.header("Expect"), "100-continue")) {
+      return answer(options.error_response(&request_, 417, "the only Expect understood is 100-continue"));
+    }
+    pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    flush();
+  }
+  return true;
+}
+
+bool Connection::reserve_body() {
+  const auto length = parser_->content_length();
+  const size_t bytes = length ? static_cast<size_t>(*length) : limits_.body_bytes;
+  if (host_->body_bytes.fetch_add(bytes) + bytes > limits_.total_body_bytes) {
+    host_->body_bytes.fetch_sub(bytes);
+    return false;
+  }
+  body_reserved_ = bytes;
+  body_wire_bytes_ = 0;
+  parser_->eager(true);
+  return true;
+}
+
+void Connection::release_body() {
+  host_->body_bytes.fetch_sub(body_reserved_);
+  body_reserved_ = 0;
+}
+
+bool Connection::process_body() {
+  error_code ec;
+  const size_t used = parser_->put(asio::buffer(input_.data(), input_.size()), ec);
+  input_.erase(0, used);
+  body_wire_bytes_ += used;
+  if (ec == beast_http::error::body_limit) {
+    refuse(413, cat("the request body is larger than ", limits_.body_bytes, " bytes"));
+    return false;
+  }
+  if (ec && ec != beast_http::error::need_more) {
+    refuse(400, cat("malformed request body: ", ec.message()));
+    return false;
+  }
+  // A chunk header, its extensions and the trailers are bounded like a header; the framing of a flood of
+  // one-byte chunks (six bytes each) may not cost more than the body plus a megabyte.
+  const bool flood = body_wire_bytes_ > 2 * parser_->get().body().size() + (1 << 20);
+  if (input_.size() > limits_.header_bytes || flood) {
+    refuse(400, "the chunked request body is mostly framing; send larger chunks");
+    return false;
+  }
+  if (!parser_->is_done()) { return false; }
+  request_.body = std::move(parser_->get().body());
+  dispatch();
+  return false;
+}
+
+void Connection::dispatch() {
+  parser_.reset();
+  release_body();
+  ++exchange_;
+  enter(State::kAnswering);
+  route_->handler(std::move(request_), std::make_shared<Exchange>(shared_from_this(), exchange_));
+}
+
+// ---- output ----
+
+void Connection::refuse(int status, const std::string& message) {
+  keep_alive_ = false;
+  ++exchange_;
+  enter(State::kAnswering);
+  send(exchange_,
+       host_->options.error_response(request_.method.empty() ? nullptr : &request_, status, message));
+}
+
+void Connection::append_head(const Response& response, std::optional<size_t> content_length) {
+  status_ = response.status;
+  pending_ += cat("HTTP/1.1 ", response.status, " ", reason_phrase(response.status), "\r\n");
+  append_header(pending_, "Server", "oar");
+  append_header(pending_, "Date", http_date());
+  if (!response.content_type.empty()) append_header(pending_, "Content-Type", response.content_type);
+  if (content_length && response.status != 204) {
+    append_header(pending_, "Content-Length", cat(*content_length));
+  }
+  if (chunked_) append_header(pending_, "Transfer-Encoding", "chunked");
+  append_header(pending_, "Connection", keep_alive_ ? "keep-alive" : "close");
+  for (const Header& h : response.headers) append_header(pending_, h.name, h.value);
+  if (const std::string_view origin = request_.header("Origin"); !origin.empty()) {
+    for (const std::string& allowed : host_->options.cors_origins) {
+      if (allowed != "*" && allowed != origin) continue;
+      append_header(pending_, "Access-Control-Allow-Origin", allowed);
+      append_header(pending_, "Vary", "Origin");
+      break;
+    }
+  }
+  pending_ += "\r\n";
+}
+
+void Connection::send(uint64_t exchange, Response&& response) {
+  if (!current(exchange) || answer_complete_ || stream_) return;
+  append_head(response, response.body.size());
+  if (!head_only_) pending_ += response.body;
+  answer_complete_ = true;
+  flush();
+}
+
+void Connection::start_stream(uint64_t exchange, Response&& response) {
+  if (!current(exchange) || answer_complete_ || stream_) return;
+  stream_ = true;
+  chunked_ = request_.version >= 11;
+  if (!chunked_) keep_alive_ = false;
+  append_head(response, std::nullopt);
+  append_chunk(response.body);
+  flush();
+}
+
+void Connection::append_chunk(std::string_view bytes) {
+  if (bytes.empty() || head_only_) return;
+  if (!chunked_) {
+    pending_ += bytes;
+    return;
+  }
+  char size[20];
+  const auto end = std::to_chars(size, size + sizeof size, bytes.size(), 16).ptr;
+  pending_.append(size, static_cast<size_t>(end - size));
+  pending_ += "\r\n";
+  pending_ += bytes;
+  pending_ += "\r\n";
+}
+
+void Connection::write_chunk(uint64_t exchange, std::string_view bytes) {
+  if (!current(exchange) || !stream_ || answer_complete_) return;
+  if (over_budget()) return;
+  append_chunk(bytes);
+  flush();
+}
+
+// A single part may be larger than the budget; a client that has not taken what came before it may not.
+bool Connection::over_budget() {
+  const size_t unsent = pending_.size() + output_.size() - written_;
+  if (unsent <= limits_.write_budget_bytes) return false;
+  host_->options.log(LogLevel::kWarning, cat("http: ", peer_, " does not read its stream (",
+                                             format_bytes(unsent), " unsent); dropped"));
+  close();
+  return true;
+}
+
+void Connection::finish_stream(uint64_t exchange) {
+  if (!current(exchange) || !stream_ || answer_complete_) return;
+  if (chunked_ && !head_only_) pending_ += "0\r\n\r\n";
+  answer_complete_ = true;
+  flush();
+}
+
+void Connection::abandon(uint64_t exchange) {
+  if (!current(exchange) || answer_complete_) return;
+  if (stream_) return close();  // a truncated stream must not look complete
+  send(exchange, host_->options.error_response(&request_, 500, "the request was dropped without an answer"));
+}
+
+void Connection::set_disconnect(uint64_t exchange, std::function<void()> callback) {
+  if (current(exchange)) {
+    if (!answer_complete_) on_disconnect_ = std::move(callback);
+  } else if (exchange == exchange_ && state_ == State::kClosed && !answer_complete_) {
+    callback();
+  }
+}
+
+void Connection::flush() {
+  if (writing_ || state_ == State::kClosed) return;
+  if (written_ == output_.size()) {
+    output_.clear();
+    written_ = 0;
+    output_.swap(pending_);
+  }
+  if (output_.empty()) {
+    if (state_ == State::kAnswering) {
+      if (answer_complete_) complete_exchange();
+      else deadline_ = SteadyTime::max();
+    }
+    return;
+  }
+  writing_ = true;
+  if (state_ == State::kAnswering) set_deadline(limits_.write_timeout);
+  socket_.async_write_some(asio::buffer(output_.data() + written_, output_.size() - written_),
+                           [self = shared_from_this()](error_code ec, size_t bytes) {
+                             self->writing_ = false;
+                             self->on_written(ec, bytes);
+                           });
+}
+
+void Connection::on_written(error_code ec, size_t bytes) {
+  if (state_ == State::kClosed) return;
+  if (ec) return close();
+  written_ += bytes;
+  flush();
+}
+
+void Connection::complete_exchange() {
+  on_disconnect_ = nullptr;
+  if (host_->options.on_complete) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - request_start_;
+    host_->options.on_complete(route_ ? route_->pattern : "unmatched", request_.method, status_,
+                               took.count());
+  }
+  if (!keep_alive_ || host_->draining || (end_of_input_ && input_.empty())) return linger();
+  enter(State::kIdle);
+  process();
+  if (end_of_input_ && (state_ == State::kHeader || state_ == State::kBody)) return linger();
+  read_more();
+}
+
+// ---- life ----
+
+void Connection::enter(State state) {
+  state_ = state;
+  switch (state) {
+    case State::kIdle:
+      request_ = Request{};
+      answer_complete_ = stream_ = chunked_ = false;
+      set_deadline(limits_.idle_timeout);
+      break;
+    case State::kHeader: set_deadline(limits_.header_timeout); break;
+    case State::kBody: set_deadline(limits_.body_timeout); break;
+    case State::kLingering: set_deadline(limits_.linger_timeout); break;
+    case State::kAnswering: answer_complete_ = stream_ = chunked_ = false; [[fallthrough]];
+    case State::kClosed: deadline_ = SteadyTime::max(); break;
+  }
+}
+
+void Connection::set_deadline(std::chrono::milliseconds from_now) {
+  deadline_ = std::chrono::steady_clock::now() + from_now;
+}
+
+// One timer that looks at deadline_ now and then, instead of one re-armed for every write.
+void Connection::watch() {
+  const auto now = std::chrono::steady_clock::now();
+  const auto soonest = std::min({limits_.idle_timeout, limits_.header_timeout, limits_.body_timeout,
+                                 limits_.write_timeout, limits_.linger_timeout});
+  timer_.expires_at(std::min(deadline_, now + std::max(soonest, std::chrono::milliseconds(10))));
+  timer_.async_wait([self = shared_from_this()](error_code ec) {
+    if (ec || self->state_ == State::kClosed) return;
+    if (std::chrono::steady_clock::now() >= self->deadline_) self->on_timer();
+    if (self->state_ != State::kClosed) self->watch();
+  });
+}
+
+void Connection::on_timer() {
+  switch (state_) {
+    case State::kHeader: return refuse(408, "the request header did not arrive in time");
+    case State::kBody: return refuse(408, "the request body did not arrive in time");
+    case State::kIdle: return linger();
+    default: return close();  // a peer that does not read, or sends on after being refused
+  }
+}
+
+// Half-closes and reads away what the client still sends, so that an early error reaches it instead of a
+// reset.
+void Connection::linger() {
+  enter(State::kLingering);
+  error_code ec;
+  socket_.shutdown(Tcp::socket::shutdown_send, ec);
+  if (ec || end_of_input_) return close();
+  input_.clear();
+  input_.shrink_to_fit();
+  read_more();
+}
+
+void Connection::close() {
+  if (state_ == State::kClosed) return;
+  const bool unanswered = state_ == State::kAnswering && !answer_complete_;
+  state_ = State::kClosed;
+  release_body();
+  error_code ec;
+  timer_.cancel();
+  socket_.close(ec);
+  auto callback = std::move(on_disconnect_);
+  on_disconnect_ = nullptr;
+  if (unanswered && callback) callback();
+  if (unanswered && host_->options.on_complete) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - request_start_;
+    host_->options.on_complete(route_ ? route_->pattern : "unmatched", request_.method, 499, took.count());
+  }
+  if (host_->closed) host_->closed(this);
+}
+
+}  // namespace oar::http

@@ -1,0 +1,69 @@
+// HTTP/1.1 server: keep-alive, pipelining, chunked bodies both ways, server-sent events, hard limits on
+// everything a client controls, and a deadline for every state a connection can be in. Boost.Asio and Beast's
+// parser behind this header, in connection.cc and http_server.cc alone.
+//
+// Not here: TLS and HTTP/2 (a proxy in front), routes and their meaning (routes.cc), authentication (a hook).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/base/log.h"
+#include "engine/base/status.h"
+#include "server/http/message.h"
+#include "server/http/router.h"
+
+namespace oar::http {
+
+struct Limits {
+  size_t max_connections = 4096;
+  size_t header_bytes = 16 << 10;       // request line and headers: 431 beyond
+  size_t target_bytes = 8 << 10;        // request target: 414 beyond
+  size_t body_bytes = 16 << 20;         // one body: 413 beyond
+  size_t total_body_bytes = 512 << 20;  // bodies being received over all connections: 503 beyond
+  size_t pipelined_bytes = 64 << 10;    // read ahead while a request is being answered; then reading pauses
+  size_t write_budget_bytes = 1 << 20;  // unsent bytes of a stream; a client further behind is dropped
+  std::chrono::milliseconds idle_timeout{75'000};    // between requests
+  std::chrono::milliseconds header_timeout{10'000};  // first byte to end of header
+  std::chrono::milliseconds body_timeout{60'000};    // end of header to end of body
+  std::chrono::milliseconds write_timeout{30'000};   // without a byte accepted by the peer
+  std::chrono::milliseconds linger_timeout{5'000};   // reading away what a refused client still sends
+};
+
+struct HttpServerOptions {
+  std::string address = "127.0.0.1:8000";  // host:port, [v6]:port; port 0 picks a free one
+  int threads = 2;
+  Limits limits;
+  std::vector<std::string> cors_origins;  // allowed origins; "*" allows all; empty: no CORS headers
+  Logger log;
+
+  // Looks at a request whose header has arrived and whose body has not; an answer here refuses it.
+  std::function<std::optional<Response>(const Request&, const Route&)> admit;
+  // Makes the body of an error the server itself answers with. `request` may be null (nothing was parsed).
+  std::function<Response(const Request* request, int status, const std::string& message)> error_response;
+  // After each answered request, on a connection's thread. `route` is a pattern, so its values are few.
+  std::function<void(const std::string& route, const std::string& method, int status, double seconds)>
+      on_complete;
+};
+
+class HttpServer {
+ public:
+  // Binds, listens and starts the threads. UNAVAILABLE names the address that could not be had.
+  static Result<std::unique_ptr<HttpServer>> start(HttpServerOptions options, Router router);
+  virtual ~HttpServer() = default;
+
+  virtual int port() const = 0;
+  virtual size_t connections() const = 0;
+  // Closes the listening socket and idle connections; answers in progress go on and then close theirs.
+  virtual void begin_drain() = 0;
+  // Waits until no connection is answering, at most `timeout`, then closes the rest and joins the threads.
+  // Idempotent. True when nothing had to be cut off.
+  virtual bool stop(std::chrono::milliseconds timeout) = 0;
+};
+
+}  // namespace oar::http

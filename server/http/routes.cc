@@ -1,0 +1,101 @@
+#include "server/http/routes.h"
+
+#include <charconv>
+
+#include "engine/base/format.h"
+#include "server/api/auth.h"
+#include "server/api/json_writer.h"
+#include "server/api/status_table.h"
+#include "server/api/version.h"
+
+namespace oar::http {
+namespace {
+
+bool is_oip(std::string_view path) { return path == "/v2" || path.starts_with("/v2/"); }
+
+void add_health(Router& router, const Services& services) {
+  const auto live = [](Request&&, std::shared_ptr<ResponseWriter> w) { w->send(Response{200, "", {}, ""}); };
+  const auto ready = [&frontend = *services.frontend](Request&&, std::shared_ptr<ResponseWriter> w) {
+    w->send(Response{frontend.ready() ? 200 : 503, "", {}, ""});
+  };
+  router.add("GET", "/health/live", live, true);
+  router.add("GET", "/v2/health/live", live, true);
+  for (const char* path : {"/health", "/health/ready", "/v2/health/ready"})
+    router.add("GET", path, ready, true);
+}
+
+}  // namespace
+
+Response json_answer(std::string body) { return {200, "application/json", {}, std::move(body)}; }
+
+Response error_answer(std::string_view path, const Status& status) {
+  Response r{api::error_kind(status.code()).http,
+             "application/json",
+             {},
+             is_oip(path) ? api::oip_error(status) : api::openai_error(status)};
+  if (r.status == 429 || r.status == 503) r.headers.push_back({"Retry-After", "1"});
+  return r;
+}
+
+Response error_response(const Request* request, int status, const std::string& message) {
+  const Status s(api::status_code_of_http(status), message);
+  const bool oip = request && is_oip(request->path);
+  return {status, "application/json", {}, oip ? api::oip_error(s) : api::openai_error(s, status)};
+}
+
+std::function<std::optional<Response>(const Request&, const Route&)> make_admission(
+    const Services& services) {
+  if (services.api_key.empty()) return {};
+  return [key = services.api_key](const Request& request, const Route& route) -> std::optional<Response> {
+    if (route.open) return std::nullopt;
+    if (api::bearer_matches(request.header("Authorization"), key)) return std::nullopt;
+    if (api::equal_constant_time(request.header("X-Api-Key"), key)) return std::nullopt;
+    Response r = error_answer(request.path,
+                              Status(StatusCode::kUnauthenticated,
+                                     "the API key is missing or wrong; send Authorization: Bearer <key>"));
+    r.headers.push_back({"WWW-Authenticate", "Bearer"});
+    return r;
+  };
+}
+
+Result<api::RequestContext> context_of(const Request& request) {
+  api::RequestContext context;
+  for (const char c : request.header("X-Request-Id").substr(0, 128)) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                       c == '-' || c == '_' || c == '.' || c == ':';
+    if (plain) context.id += c;  // whatever else cannot be forged into a log
+  }
+  const std::string_view timeout = trim(request.header("X-Request-Timeout"));
+  if (!timeout.empty()) {
+    double seconds = 0;
+    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), seconds);
+    if (parsed.ec != std::errc() || parsed.ptr != timeout.data() + timeout.size() ||
+        !(seconds > 0 && seconds <= 86400)) {
+      return invalid_argument("the header X-Request-Timeout must be a number of seconds in (0, 86400]",
+                              "X-Request-Timeout");
+    }
+    context.deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  return context;
+}
+
+Router make_router(const Services& services) {
+  Router router;
+  add_health(router, services);
+  router.add("GET", "/metrics", [&services](Request&&, std::shared_ptr<ResponseWriter> w) {
+    w->send(
+        {200, "text/plain; version=0.0.4; charset=utf-8", {}, services.metrics ? services.metrics() : ""});
+  });
+  router.add("GET", "/version", [](Request&&, std::shared_ptr<ResponseWriter> w) {
+    std::string out;
+    api::JsonWriter j(out);
+    j.begin_object().key("version").string(api::kVersion).end_object();
+    w->send(json_answer(std::move(out)));
+  });
+  add_openai_routes(router, services);
+  add_oip_routes(router, services);
+  return router;
+}
+
+}  // namespace oar::http

@@ -1,0 +1,41 @@
+// The HTTP endpoints: OpenAI's, the Open Inference Protocol's for text, health, metrics. Handlers parse
+// nothing themselves: bodies go to server/api on a worker thread, answers come back on the connection's.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/api/frontend.h"
+#include "server/api/worker_pool.h"
+#include "server/http/http_server.h"
+
+namespace oar::http {
+
+// Borrowed parts; all outlive the HttpServer.
+struct Services {
+  api::Frontend* frontend = nullptr;
+  api::WorkerPool* workers = nullptr;
+  std::function<std::string()> metrics;  // Prometheus text
+  std::string api_key;                   // empty: no authentication
+  Logger log;
+};
+
+// Every route. `services` must outlive the router's handlers.
+Router make_router(const Services& services);
+void add_openai_routes(Router& router, const Services& services);
+void add_oip_routes(Router& router, const Services& services);
+
+// The hooks of HttpServerOptions: the API key check, and error bodies in the dialect of the path.
+std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);
+Response error_response(const Request* request, int status, const std::string& message);
+
+// ---- for the route files ----
+
+// An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2.
+Response error_answer(std::string_view path, const Status& status);
+Response json_answer(std::string body);
+// Deadline and request id from the headers.
+Result<api::RequestContext> context_of(const Request& request);
+
+}  // namespace oar::http

@@ -1,0 +1,326 @@
+#include "server/metrics/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "engine/base/format.h"
+#include "server/api/version.h"
+#include "server/metrics/process_stats.h"
+
+namespace oar {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Buckets = prometheus::Histogram::BucketBoundaries;
+using Labels = std::vector<ClientMetric::Label>;
+
+// vLLM's boundaries: rules written for its quantiles see the same resolution here.
+const Buckets kFirstToken = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                             1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+const Buckets kPerToken = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                           .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
+const Buckets kLatency = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                          30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const Buckets kTokens = {1,    2,    5,    10,    20,    50,    100,    200,   500,
+                         1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
+const Buckets kIterationTokens = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+const Buckets kChoices = {1, 2, 5, 10, 20};
+const Buckets kStep = {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5};
+const Buckets kHttp = {.001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300};
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  if (from == Clock::time_point{} || to < from) return 0;
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// FinishReason to vLLM's finished_reason label.
+const char* finished_label(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kCancelled: return "abort";
+    case FinishReason::kDeadline: return "deadline";
+    default: return "error";
+  }
+}
+
+// One model's histograms and totals.
+class ModelMetrics final : public api::GenerationObserver {
+ public:
+  ModelMetrics(prometheus::Registry& registry, const std::string& model)
+      : registry_(registry), model_(model) {}
+
+  void on_step(const StepInfo& step) {
+    step_seconds_.Observe(step.seconds);
+    iteration_tokens_.Observe(static_cast<double>(step.tokens));
+  }
+  void on_first_token(double seconds) override { first_token_.Observe(seconds); }
+  void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
+  void on_finish(const SequenceStats& s, FinishReason reason, const api::GenerationParams& params) override;
+  RequestTotals totals() const {
+    std::lock_guard lock(mutex_);
+    return totals_;
+  }
+
+ private:
+  prometheus::Histogram& make(const char* name, const char* help, const Buckets& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry_).Add(
+        {{"model_name", model_}, {"engine", "0"}}, buckets);
+  }
+  void count(const SequenceStats& s, FinishReason reason, double total, double queue);
+
+  prometheus::Registry& registry_;
+  std::string model_;
+  prometheus::Histogram& first_token_ =
+      make("vllm:time_to_first_token_seconds", "Seconds from submission to the first token.", kFirstToken);
+  prometheus::Histogram& inter_token_ =
+      make("vllm:inter_token_latency_seconds", "Seconds between consecutive tokens of a choice.", kPerToken);
+  prometheus::Histogram& per_output_token_ =
+      make("vllm:request_time_per_output_token_seconds",
+           "Mean seconds per token after the first, per choice.", kPerToken);
+  prometheus::Histogram& e2e_ =
+      make("vllm:e2e_request_latency_seconds", "Seconds from submission to the end of a choice.", kLatency);
+  prometheus::Histogram& queue_ =
+      make("vllm:request_queue_time_seconds", "Seconds a choice waited before it was scheduled.", kLatency);
+  prometheus::Histogram& prefill_ =
+      make("vllm:request_prefill_time_seconds", "Seconds from being scheduled to the first token.", kLatency);
+  prometheus::Histogram& decode_ =
+      make("vllm:request_decode_time_seconds", "Seconds from the first token to the end.", kLatency);
+  prometheus::Histogram& inference_ =
+      make("vllm:request_inference_time_seconds", "Seconds from being scheduled to the end.", kLatency);
+  prometheus::Histogram& prompt_tokens_ =
+      make("vllm:request_prompt_tokens", "Prompt tokens of a choice.", kTokens);
+  prometheus::Histogram& generation_tokens_ =
+      make("vllm:request_generation_tokens", "Tokens generated for a choice.", kTokens);
+  prometheus::Histogram& max_generation_tokens_ =
+      make("vllm:request_max_num_generation_tokens", "Tokens a choice was allowed to generate.", kTokens);
+  prometheus::Histogram& params_n_ = make("vllm:request_params_n", "Choices asked for.", kChoices);
+  prometheus::Histogram& params_max_tokens_ =
+      make("vllm:request_params_max_tokens", "max_tokens asked for.", kTokens);
+  prometheus::Histogram& iteration_tokens_ =
+      make("vllm:iteration_tokens_total", "Tokens of one engine step.", kIterationTokens);
+  prometheus::Histogram& step_seconds_ =
+      make("oar_step_duration_seconds", "Seconds of one engine step.", kStep);
+
+  mutable std::mutex mutex_;
+  RequestTotals totals_;  // guarded by mutex_
+};
+
+void ModelMetrics::on_finish(const SequenceStats& s, FinishReason reason,
+                             const api::GenerationParams& params) {
+  const double total = seconds_between(s.submitted, s.finished);
+  const double queue = seconds_between(s.submitted, s.scheduled);
+  count(s, reason, total, queue);
+  if (reason != FinishReason::kStop && reason != FinishReason::kLength) return;
+  const double decode = seconds_between(s.first_token, s.finished);
+  e2e_.Observe(total);
+  queue_.Observe(queue);
+  prefill_.Observe(seconds_between(s.scheduled, s.first_token));
+  decode_.Observe(decode);
+  inference_.Observe(seconds_between(s.scheduled, s.finished));
+  prompt_tokens_.Observe(static_cast<double>(s.prompt_tokens));
+  generation_tokens_.Observe(static_cast<double>(s.completion_tokens));
+  max_generation_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
+  params_n_.Observe(params.n);
+  if (params.max_tokens_given) params_max_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
+  if (s.completion_tokens > 1)
+    per_output_token_.Observe(decode / static_cast<double>(s.completion_tokens - 1));
+}
+
+void ModelMetrics::count(const SequenceStats& s, FinishReason reason, double total, double queue) {
+  const auto ns = [](double seconds) { return static_cast<uint64_t>(seconds * 1e9); };
+  std::lock_guard lock(mutex_);
+  if (reason == FinishReason::kStop || reason == FinishReason::kLength) {
+    ++totals_.success;
+    totals_.success_ns += ns(total);
+    totals_.queue_ns += ns(queue);
+    totals_.compute_ns += ns(seconds_between(s.scheduled, s.finished));
+  } else {
+    ++totals_.failure;
+    totals_.failure_ns += ns(total);
+  }
+  totals_.last_finish_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                                     std::chrono::system_clock::now().time_since_epoch())
+                                                     .count());
+}
+
+// Families built from snapshots at the moment of a scrape.
+class Snapshot {
+ public:
+  void gauge(const char* name, const char* help, double value, const Labels& labels) {
+    add(name, help, MetricType::Gauge, labels).gauge.value = value;
+  }
+  void counter(const char* name, const char* help, double value, const Labels& labels) {
+    add(name, help, MetricType::Counter, labels).counter.value = value;
+  }
+  std::vector<MetricFamily> take() { return std::move(families_); }
+
+ private:
+  ClientMetric& add(const char* name, const char* help, MetricType type, const Labels& labels) {
+    for (MetricFamily& f : families_) {
+      if (f.name == name) return append(f, labels);
+    }
+    families_.push_back(MetricFamily{name, help, type, {}});
+    return append(families_.back(), labels);
+  }
+  static ClientMetric& append(MetricFamily& family, const Labels& labels) {
+    family.metric.emplace_back();
+    family.metric.back().label = labels;
+    return family.metric.back();
+  }
+  std::vector<MetricFamily> families_;
+};
+
+void add_engine(Snapshot& out, const ModelHandle& model) {
+  const EngineStats s = model.engine->stats();
+  const Labels l = {{"model_name", model.name}, {"engine", "0"}};
+  const auto with = [&](const char* name, std::string value) {
+    Labels all = l;
+    all.push_back({name, std::move(value)});
+    return all;
+  };
+  const auto d = [](auto v) { return static_cast<double>(v); };
+  const double usage = s.blocks_total > 0 ? d(s.blocks_used) / d(s.blocks_total) : 0;
+
+  out.gauge("vllm:num_requests_running", "Sequences being computed.", d(s.running), l);
+  out.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", d(s.waiting), l);
+  out.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 1 is full.", usage, l);
+  out.gauge("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc.", usage, l);
+  out.counter("vllm:prompt_tokens_total", "Prompt tokens processed, cached ones included.",
+              d(s.prompt_tokens + s.prefix_hits), l);
+  out.counter("vllm:generation_tokens_total", "Tokens generated.", d(s.generation_tokens), l);
+  out.counter("vllm:num_preemptions_total", "Sequences pushed out of the KV cache.", d(s.preemptions), l);
+  out.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+              d(s.prefix_queries), l);
+  out.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.prefix_hits),
+              l);
+  for (const FinishReason r : {FinishReason::kStop, FinishReason::kLength, FinishReason::kCancelled,
+                               FinishReason::kDeadline, FinishReason::kError}) {
+    out.counter("vllm:request_success_total", "Finished choices by reason.",
+                d(s.finished[static_cast<size_t>(r)]), with("finished_reason", finished_label(r)));
+  }
+  Labels cache = with("block_size", cat(s.page_tokens));
+  cache.push_back({"num_gpu_blocks", cat(s.blocks_total)});
+  cache.push_back({"cache_dtype", model.info.kv});
+  out.gauge("vllm:cache_config_info", "Shape of the KV cache.", 1, cache);
+
+  out.gauge("oar_engine_ready", "1 while the engine produces tokens.", s.health == EngineHealth::kReady, l);
+  out.gauge("oar_kv_blocks", "Blocks of the KV cache by state.", d(s.blocks_total), with("state", "total"));
+  out.gauge("oar_kv_blocks", "", d(s.blocks_used), with("state", "used"));
+  out.gauge("oar_kv_blocks", "", d(s.blocks_cached), with("state", "cached"));
+  out.gauge("oar_model_bytes", "Memory of a model by use.", d(model.info.weight_bytes),
+            with("use", "weights"));
+  out.gauge("oar_model_bytes", "", d(model.info.kv_bytes), with("use", "kv_cache"));
+  out.gauge("oar_model_bytes", "", d(model.info.scratch_bytes), with("use", "scratch"));
+  out.gauge("oar_max_context_tokens", "Longest context of the model.", d(model.info.max_context), l);
+  out.gauge("oar_load_duration_seconds", "Seconds it took to load the model.", model.info.load_seconds, l);
+  out.counter("oar_engine_steps_total", "Engine steps.", d(s.steps), l);
+  out.counter("oar_engine_step_seconds_total", "Seconds spent in engine steps.", s.step_seconds, l);
+}
+
+void add_process(Snapshot& out) {
+  const ProcessStats p = read_process_stats();
+  out.gauge("process_resident_memory_bytes", "Resident memory.", static_cast<double>(p.resident_bytes), {});
+  out.gauge("process_virtual_memory_bytes", "Virtual memory.", static_cast<double>(p.virtual_bytes), {});
+  out.counter("process_cpu_seconds_total", "User and system CPU time.", p.cpu_seconds, {});
+  out.gauge("process_start_time_seconds", "Start of the process since the epoch.", p.start_time_seconds, {});
+  out.gauge("process_open_fds", "Open file descriptors.", static_cast<double>(p.open_fds), {});
+  out.gauge("process_max_fds", "Limit of open file descriptors.", static_cast<double>(p.max_fds), {});
+  out.gauge("oar_build_info", "What is running.", 1, {{"version", api::kVersion}});
+}
+
+}  // namespace
+
+struct Metrics::Impl {
+  std::vector<ModelHandle> models;
+  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  std::vector<std::shared_ptr<ModelMetrics>> per_model;
+  std::function<size_t()> connections;
+
+  prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
+                                                               .Name("oar_http_requests_total")
+                                                               .Help("HTTP requests answered.")
+                                                               .Register(*registry);
+  prometheus::Family<prometheus::Histogram>& http_seconds =
+      prometheus::BuildHistogram()
+          .Name("oar_http_request_duration_seconds")
+          .Help("Seconds from a request's header to its last byte.")
+          .Register(*registry);
+  prometheus::Family<prometheus::Counter>& grpc_requests = prometheus::BuildCounter()
+                                                               .Name("oar_grpc_requests_total")
+                                                               .Help("gRPC calls answered.")
+                                                               .Register(*registry);
+  prometheus::Family<prometheus::Histogram>& grpc_seconds = prometheus::BuildHistogram()
+                                                                .Name("oar_grpc_request_duration_seconds")
+                                                                .Help("Seconds of one gRPC call.")
+                                                                .Register(*registry);
+};
+
+Metrics::Metrics(const std::vector<ModelHandle>& models) : impl_(std::make_unique<Impl>()) {
+  impl_->models = models;
+  for (const ModelHandle& model : models) {
+    auto metrics = std::make_shared<ModelMetrics>(*impl_->registry, model.name);
+    // The engine may step on after this object: the registry stays alive with the observer.
+    model.engine->on_step(
+        [metrics, registry = impl_->registry](const StepInfo& step) { metrics->on_step(step); });
+    impl_->per_model.push_back(std::move(metrics));
+  }
+}
+
+Metrics::~Metrics() = default;
+
+api::GenerationObserver* Metrics::observer(size_t model) { return impl_->per_model[model].get(); }
+RequestTotals Metrics::totals(size_t model) const { return impl_->per_model[model]->totals(); }
+
+void Metrics::on_http_request(const std::string& route, const std::string& method, int status,
+                              double seconds) {
+  // A method is whatever the client wrote; the label is one of a few.
+  static constexpr std::string_view kKnown[] = {"GET", "HEAD", "POST", "OPTIONS"};
+  const bool known = std::find(std::begin(kKnown), std::end(kKnown), method) != std::end(kKnown);
+  impl_->http_requests.Add({{"route", route}, {"method", known ? method : "OTHER"}, {"code", cat(status)}})
+      .Increment();
+  impl_->http_seconds.Add({{"route", route}}, kHttp).Observe(seconds);
+}
+
+void Metrics::on_grpc_request(const std::string& method, int code, double seconds) {
+  const char* name = status_code_name(static_cast<StatusCode>(code));
+  impl_->grpc_requests.Add({{"method", method}, {"code", name}}).Increment();
+  impl_->grpc_seconds.Add({{"method", method}}, kHttp).Observe(seconds);
+}
+
+void Metrics::set_connection_gauge(std::function<size_t()> connections) {
+  impl_->connections = std::move(connections);
+}
+
+std::string Metrics::text() const {
+  Snapshot snapshot;
+  for (const ModelHandle& model : impl_->models) add_engine(snapshot, model);
+  if (impl_->connections) {
+    snapshot.gauge("oar_http_connections", "Open HTTP connections.",
+                   static_cast<double>(impl_->connections()), {});
+  }
+  add_process(snapshot);
+  std::vector<MetricFamily> families = snapshot.take();
+  for (MetricFamily& f : impl_->registry->Collect()) {
+    if (f.metric.empty()) continue;
+    if (f.name == "vllm:inter_token_latency_seconds") {  // its former name, still on many dashboards
+      MetricFamily alias = f;
+      alias.name = "vllm:time_per_output_token_seconds";
+      alias.help = "The former name of vllm:inter_token_latency_seconds.";
+      families.push_back(std::move(alias));
+    }
+    families.push_back(std::move(f));
+  }
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace oar

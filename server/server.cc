@@ -1,0 +1,105 @@
+// Puts the parts together and takes them down in the right order: requests in flight need workers, workers
+// need the frontend, everything needs the engines, which the caller owns.
+#include "server/server.h"
+
+#include <future>
+
+#include "server/api/frontend.h"
+#include "server/api/worker_pool.h"
+#include "server/grpc/grpc_server.h"
+#include "server/http/routes.h"
+#include "server/metrics/metrics.h"
+
+namespace oar {
+namespace {
+
+std::vector<api::GenerationObserver*> observers_of(Metrics& metrics, size_t models) {
+  std::vector<api::GenerationObserver*> out;
+  for (size_t i = 0; i < models; ++i) out.push_back(metrics.observer(i));
+  return out;
+}
+
+class ServerImpl final : public Server {
+ public:
+  ServerImpl(ServerOptions options, const std::vector<ModelHandle>& models)
+      : options_(std::move(options)),
+        metrics_(models),
+        frontend_(models, observers_of(metrics_, models.size()), options_.api_limits),
+        workers_(options_.worker_threads) {}
+  ~ServerImpl() override { drain_and_stop(std::chrono::milliseconds(0)); }
+
+  Status listen();
+  int http_port() const override { return http_port_; }
+  int grpc_port() const override { return grpc_port_; }
+  bool ready() const override { return frontend_.ready(); }
+  void set_ready(bool ready) override {
+    frontend_.set_accepting(ready);
+    if (grpc_) grpc_->update_health();
+  }
+  bool drain_and_stop(std::chrono::milliseconds timeout) override;
+
+ private:
+  const ServerOptions options_;
+  Metrics metrics_;
+  api::Frontend frontend_;
+  api::WorkerPool workers_;
+  http::Services http_services_;
+  std::unique_ptr<http::HttpServer> http_;
+  std::unique_ptr<grpc_api::GrpcServer> grpc_;
+  int http_port_ = 0, grpc_port_ = 0;
+  bool stopped_ = false, clean_ = true;
+};
+
+Status ServerImpl::listen() {
+  http_services_ = {&frontend_, &workers_, [this] { return metrics_.text(); }, options_.api_key,
+                    options_.log};
+  if (!options_.http_address.empty()) {
+    http::HttpServerOptions o;
+    o.address = options_.http_address;
+    o.threads = options_.http_threads;
+    o.limits = options_.http_limits;
+    o.cors_origins = options_.cors_origins;
+    o.log = options_.log;
+    o.admit = http::make_admission(http_services_);
+    o.error_response = http::error_response;
+    o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
+      metrics_.on_http_request(route, method, status, seconds);
+    };
+    OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), http::make_router(http_services_)));
+    http_port_ = http_->port();
+    metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
+  }
+  if (!options_.grpc_address.empty()) {
+    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(options_.grpc_address,
+                                                  {&frontend_, &workers_, &metrics_, options_.api_key,
+                                                   options_.grpc_limits, options_.log}));
+    grpc_port_ = grpc_->port();
+  }
+  return ok_status();
+}
+
+bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
+  if (stopped_) return clean_;
+  stopped_ = true;
+  set_ready(false);
+  // Both transports drain against the same clock.
+  std::future<bool> grpc_clean;
+  if (grpc_) grpc_clean = std::async(std::launch::async, [this, timeout] { return grpc_->stop(timeout); });
+  if (http_) clean_ = http_->stop(timeout) && clean_;
+  if (grpc_clean.valid()) clean_ = grpc_clean.get() && clean_;
+  workers_.stop();
+  grpc_.reset();
+  http_.reset();
+  return clean_;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::vector<ModelHandle> models) {
+  if (models.empty()) return invalid_argument("a server needs at least one model");
+  auto server = std::make_unique<ServerImpl>(std::move(options), models);
+  OAR_RETURN_IF_ERROR(server->listen());
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace oar

@@ -1,0 +1,55 @@
+// The server: HTTP and gRPC over a set of models, metrics, readiness and an orderly end. `oar serve` owns
+// one.
+//
+//   ServerOptions options;  options.http_address = "127.0.0.1:0";
+//   auto server = Server::start(options, {make_handle(*model)});
+//   ... on SIGTERM:  (*server)->set_ready(false);  clean = (*server)->drain_and_stop(30s);
+//
+// Threads: start() makes all of them; every method may be called from any thread. The engines must outlive
+// it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/base/log.h"
+#include "server/api/generation_params.h"
+#include "server/api/model_handle.h"
+#include "server/grpc/grpc_limits.h"
+#include "server/http/http_server.h"
+
+namespace oar {
+
+struct ServerOptions {
+  std::string http_address = "127.0.0.1:8000";  // host:port, port 0 picks a free one; empty: no HTTP
+  std::string grpc_address = "127.0.0.1:8001";  // the same; empty: no gRPC
+  std::string api_key;                          // empty: none asked for; never for health checks
+  std::vector<std::string> cors_origins;        // browsers' origins allowed; "*" for all
+  int http_threads = 2;
+  int worker_threads = 2;  // parse, template, tokenize; gRPC's detokenizing
+  http::Limits http_limits;
+  GrpcLimits grpc_limits;
+  api::ApiLimits api_limits;
+  Logger log;
+};
+
+class Server {
+ public:
+  static Result<std::unique_ptr<Server>> start(ServerOptions options, std::vector<ModelHandle> models);
+  virtual ~Server() = default;  // stops at once if still running
+
+  virtual int http_port() const = 0;  // 0 when not served
+  virtual int grpc_port() const = 0;
+  // What the health endpoints say, and whether new generations are accepted. True after start(); an engine
+  // that is not ready makes it false whatever is set here.
+  virtual void set_ready(bool ready) = 0;
+  virtual bool ready() const = 0;
+  // Refuses new work, lets requests in flight finish until `timeout`, cuts the rest off, stops all threads.
+  // True when nothing had to be cut off. Idempotent.
+  virtual bool drain_and_stop(std::chrono::milliseconds timeout) = 0;
+};
+
+}  // namespace oar
