@@ -6,7 +6,6 @@
 #include <cstdint>
 
 namespace oar {
-namespace {
 
 // The operand of LDTILECFG, palette 1.
 struct alignas(64) TileConfig {
@@ -21,6 +20,8 @@ struct alignas(64) TileConfig {
   }
 };
 static_assert(sizeof(TileConfig) == 64);
+
+namespace {
 
 // m[i][j] -> m[j][i], 16 x 16 dwords in registers.
 inline void transpose16(__m512 m[16]) {

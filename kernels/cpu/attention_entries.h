@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/attention_float.h"
-#include "kernels/cpu/attention_simd.h"
+#include "kernels/cpu/attention_register.h"
 #include "kernels/cpu/kv_append_simd.h"
 #include "kernels/kernel_list.h"
 
@@ -10,8 +10,9 @@ namespace oar::OAR_SIMD_NAMESPACE {
 
 template <class Loader>
 void append_float_attention(KernelList& list, Isa isa, Format format, const char* name) {
-  list.push_back({KernelFamily::kPagedAttention, isa, name, format, attention_plan<FloatCodec<Loader>>,
-                  attention_run<FloatCodec<Loader>>});
+  using Engine = RegisterEngine<FloatCodec<Loader>>;
+  list.push_back(
+      {KernelFamily::kPagedAttention, isa, name, format, attention_plan<Engine>, attention_run<Engine>});
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -1,5 +1,5 @@
-// Attention arithmetic in f32 over a cache of any 16- or 32-bit float: a "codec" of attention_simd.h. Keys
-// and values are widened as they are loaded, exactly; queries and probabilities stay f32.
+// Attention arithmetic in f32 over a cache of any 16- or 32-bit float: a "codec" of attention_register.h.
+// Keys and values are widened as they are loaded, exactly; queries and probabilities stay f32.
 //
 // What a codec is (the next cache formats add theirs beside this one):
 //   Query, Prob                what a prepared query and a probability are stored as

@@ -184,6 +184,7 @@ OAR_INLINE Vf load(const bf16* p) { return load_n(p, 8); }
 
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
 
 struct Mask {
   i32x4 m;
@@ -250,14 +251,15 @@ OAR_INLINE Vi load_int(const int32_t* p) {
   memcpy(&x.v, p, sizeof x.v);
   return x;
 }
-OAR_INLINE Vi operator+(Vi a, Vi b) { return {a.v + b.v}; }
-OAR_INLINE Vi operator-(Vi a, Vi b) { return {a.v - b.v}; }
+// Wrapping, as the instructions do.
+OAR_INLINE Vi operator+(Vi a, Vi b) { return {(i32x4)((u32x4)a.v + (u32x4)b.v)}; }
+OAR_INLINE Vi operator-(Vi a, Vi b) { return {(i32x4)((u32x4)a.v - (u32x4)b.v)}; }
 OAR_INLINE Vi operator&(Vi a, Vi b) { return {a.v & b.v}; }
 OAR_INLINE Vi operator|(Vi a, Vi b) { return {a.v | b.v}; }
 OAR_INLINE Mask operator<(Vi a, Vi b) { return {(i32x4)(a.v < b.v)}; }
 template <int N>
 OAR_INLINE Vi shift_left(Vi a) {
-  return {(i32x4)((__attribute__((vector_size(16))) uint32_t)a.v << N)};
+  return {(i32x4)((u32x4)a.v << N)};
 }
 template <int N>
 OAR_INLINE Vi shift_right(Vi a) {
@@ -267,7 +269,7 @@ OAR_INLINE Vf to_float(Vi a) { return {__builtin_convertvector(a.v, f32x4)}; }
 OAR_INLINE Vi bits(Vf a) { return {(i32x4)a.v}; }
 OAR_INLINE Vf from_bits(Vi a) { return {(f32x4)a.v}; }
 OAR_INLINE Vi to_int(Vf a) {
-  return {bits(a + set1(12582912.f)).v - 0x4b400000};
+  return bits(a + set1(12582912.f)) - set1_int(0x4b400000);
 }  // nearest, even; |a| < 2^22
 
 OAR_INLINE Vf load_n(const f16* p, int64_t n) {

@@ -1,0 +1,32 @@
+// Attention over a bf16 cache for processors with AMX.
+#define OAR_SIMD_NAMESPACE amx
+#include "kernels/cpu/attention_amx.h"
+
+#include "kernels/cpu/attention_register.h"
+#include "kernels/kernel_list.h"
+
+namespace oar {
+namespace amx {
+
+// Pages of which a step of 32 tokens is no part go through registers, decode and prefill alike.
+using Fallback = RegisterEngine<Bf16Codec>;
+
+inline bool whole_steps(const void* args) {
+  return static_cast<const PagedAttentionArgs*>(args)->shape.page_tokens % AmxEngine::kStep == 0;
+}
+inline void plan(const void* args, int workers, KernelPlan* out) {
+  whole_steps(args) ? attention_plan<AmxEngine>(args, workers, out)
+                    : attention_plan<Fallback>(args, workers, out);
+}
+inline void run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  whole_steps(args) ? attention_run<AmxEngine>(args, phase, begin, end, scratch)
+                    : attention_run<Fallback>(args, phase, begin, end, scratch);
+}
+
+}  // namespace amx
+
+void append_attention_amx(KernelList& list) {
+  list.push_back({KernelFamily::kPagedAttention, Isa::kAmx, "paged_attention.bf16.amx", Format::bf16(),
+                  amx::plan, amx::run});
+}
+}  // namespace oar

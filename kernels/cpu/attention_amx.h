@@ -1,0 +1,290 @@
+// The AMX engine of attention_simd.h, for a bf16 cache whose pages are multiples of 32 tokens. Queries, keys,
+// probabilities and values go through 16 x 16 tile products (TDPBF16PS) straight from the cache's panels: a
+// key panel is 32 dims x 16 tokens per tile, a value panel pair 32 tokens x 16 dims.
+//
+// A tile product forms each of its 256 elements alone, in a fixed order, whatever the other rows hold. So
+// decode, with the few rows of one query, and prefill agree to the bit as long as both see the same 32 values
+// in the same step; hence steps of 32 tokens aligned to positions, with zero for what a row does not see.
+//
+// Zero times NaN is NaN, so bytes that no row of a tile sees are copied out and zeroed first; and where the
+// rows of several queries share a tile and a NaN or infinity comes out, the queries are multiplied again one
+// by one, since it may belong to the later ones alone.
+#pragma once
+
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/attention_bf16.h"
+#include "kernels/cpu/attention_simd.h"
+
+namespace oar::OAR_SIMD_NAMESPACE {
+
+class AmxEngine {
+ public:
+  using Query = bf16;
+  using Prob = bf16;
+  using Rows = TileRows<AmxEngine>;
+  static constexpr int kExpTerms = Bf16Codec::kExpTerms;
+  static constexpr int64_t kTile = 16, kStep = 32;  // rows; dims or tokens of one product
+  static constexpr int64_t kRowPadding = kTile - 1, kProbAlign = kStep;
+
+  // Values with unseen tokens zeroed, and a result tile of which only some rows or columns are wanted.
+  static size_t scratch_bytes(int64_t D) {
+    return static_cast<size_t>(kStep * D) * sizeof(bf16) + 4 * kTile * kTile * sizeof(float);
+  }
+  AmxEngine(int64_t D, void* scratch)
+      : D_(D),
+        masked_values_(static_cast<char*>(scratch)),
+        spill_(reinterpret_cast<float*>(masked_values_ + kStep * D * static_cast<int64_t>(sizeof(bf16)))) {}
+  ~AmxEngine() { _tile_release(); }
+  AmxEngine(const AmxEngine&) = delete;
+  AmxEngine& operator=(const AmxEngine&) = delete;
+
+  static void prepare(const float* q, float scale, int64_t D, Query* out) {
+    Bf16Codec::prepare(q, scale, D, out);
+  }
+  OAR_INLINE static Vf store_probs(Prob* out, Vf p) { return Bf16Codec::store_probs(out, p); }
+
+  void begin(const Rows& t) {
+    const int64_t rows = t.rows < kTile ? t.rows : kTile;
+    if (rows == tile_rows_) return;
+    tile_rows_ = rows;
+    loaded_ = nullptr;
+    // Tiles 0..3 accumulate; 4 and 5 are the operands, 6 and 7 those of a last, shorter step: fewer dims in
+    // logits(), fewer columns in values().
+    logits_config_ = values_config_ = TileConfig();
+    for (int i = 0; i < 4; ++i) {
+      logits_config_.set(i, rows, 64);
+      values_config_.set(i, rows, 64);
+    }
+    logits_config_.set(4, rows, 64);
+    logits_config_.set(5, 16, 64);
+    values_config_.set(4, rows, 64);
+    values_config_.set(5, 16, 64);
+    const int64_t dims = D_ % kStep, columns = D_ % kTile;
+    if (dims != 0) {
+      logits_config_.set(6, rows, dims * 2);
+      logits_config_.set(7, dims / 2, 64);
+    }
+    if (columns != 0) {
+      values_config_.set(6, rows, columns * 4);
+      values_config_.set(7, 16, columns * 4);
+    }
+  }
+
+  void logits(const Rows& t, const SpanWork& w) {
+    load_config(&logits_config_);
+    for (int64_t g = w.panels->lo; g < w.panels->hi; g += 4) {
+      const int64_t n = w.panels->hi - g < 4 ? w.panels->hi - g : 4;
+      const char* const* ahead = w.ahead_k != nullptr ? w.ahead_k + g : nullptr;
+      for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
+        const int64_t r_last = (r + tile_rows_ < w.row_end ? r + tile_rows_ : w.row_end) - 1;
+        if (t.in_span(r_last, w.span).hi <= g * kKvPanelTokens) continue;
+        if (t.in_span(r, w.span).lo >= (g + n) * kKvPanelTokens) continue;
+        float* out = t.logits + r * kLogitStride + g * kKvPanelTokens;
+        if (n == 4) {
+          logits_tile<4>(t.q + r * D_, w.panels->k + g, ahead, out);
+        } else {
+          for (int64_t i = 0; i < n; ++i) {
+            logits_tile<1>(t.q + r * D_, w.panels->k + g + i, ahead != nullptr ? ahead + i : nullptr,
+                           out + i * kKvPanelTokens);
+          }
+        }
+        ahead = nullptr;
+      }
+    }
+  }
+
+  void values(const Rows& t, const SpanWork& w) {
+    load_config(D_ % kStep == 0 ? &logits_config_ : &values_config_);  // the same shapes then
+    const char* const* ahead = w.ahead_v;
+    for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
+      const int64_t n = w.row_end - r < tile_rows_ ? w.row_end - r : tile_rows_;
+      rows_values(t, w, ahead, r, n);
+      ahead = nullptr;
+      const bool several = t.in_span(r, w.span).hi != t.in_span(r + n - 1, w.span).hi ||
+                           t.in_span(r, w.span).lo != t.in_span(r + n - 1, w.span).lo;
+      if (several && !all_finite(t.acc + r * D_, n * D_)) {
+        for (int64_t i = r; i < r + n;) {
+          const int64_t next = (i / t.p.group + 1) * t.p.group, end = next < r + n ? next : r + n;
+          rows_values(t, w, nullptr, i, end - i);
+          i = end;
+        }
+      }
+    }
+  }
+
+ private:
+  // The intrinsics that read memory do not say so to the compiler (g++ 12): what they read is finished first.
+  OAR_INLINE static void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
+  void load_config(const TileConfig* config) {
+    finish_stores();
+    if (loaded_ == config) return;
+    _tile_loadconfig(config);
+    loaded_ = config;
+  }
+
+  // One tile's worth of lines.
+  OAR_INLINE static void prefetch_tile(const char* p, int64_t stride) {
+    for (int64_t i = 0; i < 16; ++i) prefetch(p + i * stride);
+  }
+
+  // Logits of a tile of rows for NP panels.
+  template <int NP>
+  void logits_tile(const Query* q, const char* const* k, const char* const* ahead, float* out) {
+    _tile_zero(0);
+    if constexpr (NP > 1) {
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    const auto q_stride = static_cast<size_t>(D_) * sizeof(Query);
+    int64_t d = 0;
+    for (; d + kStep <= D_; d += kStep) {
+      _tile_loadd(4, q + d, q_stride);
+      const int64_t offset = d * 32;  // 16 tokens x 2 bytes per dim
+      _tile_loadd(5, k[0] + offset, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      if (ahead != nullptr) prefetch_tile(ahead[0] + offset, 64);
+      if constexpr (NP > 1) {
+        _tile_loadd(5, k[1] + offset, 64);
+        _tile_dpbf16ps(1, 4, 5);
+        if (ahead != nullptr) prefetch_tile(ahead[1] + offset, 64);
+        _tile_loadd(5, k[2] + offset, 64);
+        _tile_dpbf16ps(2, 4, 5);
+        if (ahead != nullptr) prefetch_tile(ahead[2] + offset, 64);
+        _tile_loadd(5, k[3] + offset, 64);
+        _tile_dpbf16ps(3, 4, 5);
+        if (ahead != nullptr) prefetch_tile(ahead[3] + offset, 64);
+      }
+    }
+    if (d < D_) {
+      _tile_loadd(6, q + d, q_stride);
+      _tile_loadd(7, k[0] + d * 32, 64);
+      _tile_dpbf16ps(0, 6, 7);
+      if constexpr (NP > 1) {
+        _tile_loadd(7, k[1] + d * 32, 64);
+        _tile_dpbf16ps(1, 6, 7);
+        _tile_loadd(7, k[2] + d * 32, 64);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_loadd(7, k[3] + d * 32, 64);
+        _tile_dpbf16ps(3, 6, 7);
+      }
+    }
+    constexpr size_t kOutStride = kLogitStride * sizeof(float);
+    _tile_stored(0, out, kOutStride);
+    if constexpr (NP > 1) {
+      _tile_stored(1, out + kKvPanelTokens, kOutStride);
+      _tile_stored(2, out + 2 * kKvPanelTokens, kOutStride);
+      _tile_stored(3, out + 3 * kKvPanelTokens, kOutStride);
+    }
+  }
+
+  // acc of rows [r, r + n) = p . V over what any of them sees.
+  void rows_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t r, int64_t n) {
+    const Range seen = {t.in_span(r, w.span).lo, t.in_span(r + n - 1, w.span).hi};
+    int64_t d = 0;
+    for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, ahead, r, n, seen, d);
+    for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, ahead, r, n, seen, d);
+    if (d < D_) columns_values<0>(t, w, ahead, r, n, seen, d);
+  }
+
+  // Columns of NC tiles; 0: of the narrow one.
+  template <int NC>
+  void columns_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t r, int64_t n,
+                      Range seen, int64_t d) {
+    constexpr int64_t kProbStride = kLogitStride * static_cast<int64_t>(sizeof(float));
+    const int64_t stride = D_ * 4;  // a pair of tokens
+    _tile_zero(0);
+    if constexpr (NC == 4) {
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    if constexpr (NC == 0) _tile_zero(6);
+    for (int64_t s = seen.lo / kStep * kStep; s < seen.hi; s += kStep) {
+      const bool whole = s >= seen.lo && s + kStep <= seen.hi;
+      const char* v = (whole ? w.panels->v[s / kKvPanelTokens] : masked_values(w, s, seen, d, NC)) + d * 4;
+      // A page holds both panels or neither, but the first may lie before the window.
+      const char* next = whole && ahead != nullptr ? ahead[s / kKvPanelTokens] + d * 4 : nullptr;
+      if (!whole) finish_stores();
+      _tile_loadd(4, t.probs(r) + s, kProbStride);
+      if constexpr (NC == 0) {
+        _tile_loadd(7, v, stride);
+        _tile_dpbf16ps(6, 4, 7);
+      } else {
+        _tile_loadd(5, v, stride);
+        _tile_dpbf16ps(0, 4, 5);
+        if (next != nullptr) prefetch_tile(next, stride);
+      }
+      if constexpr (NC == 4) {
+        _tile_loadd(5, v + 64, stride);
+        _tile_dpbf16ps(1, 4, 5);
+        if (next != nullptr) prefetch_tile(next + 64, stride);
+        _tile_loadd(5, v + 128, stride);
+        _tile_dpbf16ps(2, 4, 5);
+        if (next != nullptr) prefetch_tile(next + 128, stride);
+        _tile_loadd(5, v + 192, stride);
+        _tile_dpbf16ps(3, 4, 5);
+        if (next != nullptr) prefetch_tile(next + 192, stride);
+      }
+    }
+    const bool all_rows = n == tile_rows_;
+    constexpr int64_t kColumns = NC == 0 ? 8 : NC * kTile;
+    float* out = all_rows ? t.acc + r * D_ + d : spill_;
+    const size_t out_stride = static_cast<size_t>(all_rows ? D_ : kColumns) * sizeof(float);
+    if constexpr (NC == 0) {
+      _tile_stored(6, out, out_stride);
+    } else {
+      _tile_stored(0, out, out_stride);
+    }
+    if constexpr (NC == 4) {
+      _tile_stored(1, out + kTile, out_stride);
+      _tile_stored(2, out + 2 * kTile, out_stride);
+      _tile_stored(3, out + 3 * kTile, out_stride);
+    }
+    if (all_rows) return;
+    for (int64_t i = 0; i < n; ++i) {
+      memcpy(t.acc + (r + i) * D_ + d, spill_ + i * kColumns, kColumns * sizeof(float));
+    }
+  }
+
+  // The values of tokens [s, s + 32) with those outside `seen` zero, laid out as a panel pair; only the
+  // columns that NC tiles from d on read.
+  const char* masked_values(const SpanWork& w, int64_t s, Range seen, int64_t d, int nc) {
+    const int64_t columns = nc == 0 ? 8 : nc * kTile;
+    for (int64_t i = 0; i < kStep / 2; ++i) {
+      const int64_t t = s + 2 * i;
+      char* out = masked_values_ + (i * D_ + d) * 4;
+      if (t + 1 < seen.lo || t >= seen.hi) {
+        memset(out, 0, static_cast<size_t>(columns) * 4);
+        continue;
+      }
+      const char* pair = w.panels->v[t / kKvPanelTokens] + (t % kKvPanelTokens / 2 * D_ + d) * 4;
+      const uint32_t mask = (t >= seen.lo ? 0x0000ffffu : 0u) | (t + 1 < seen.hi ? 0xffff0000u : 0u);
+      const __m256i keep = _mm256_set1_epi32(static_cast<int>(mask));
+      for (int64_t c = 0; c < columns; c += 8) {
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pair + c * 4));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + c * 4), _mm256_and_si256(x, keep));
+      }
+    }
+    return masked_values_;
+  }
+
+  static bool all_finite(const float* x, int64_t n) {
+    Mask bad{0};
+    for_lanes(n, [&](int64_t i, int64_t lanes) {
+      const Vf v = load_part(x + i, lanes);
+      bad.m |= is_nan(v - v).m;  // inf - inf
+    });
+    return !any(bad);
+  }
+
+  int64_t D_;
+  char* masked_values_;
+  float* spill_;
+  TileConfig logits_config_, values_config_;
+  const TileConfig* loaded_ = nullptr;
+  int64_t tile_rows_ = 0;
+};
+
+}  // namespace oar::OAR_SIMD_NAMESPACE
