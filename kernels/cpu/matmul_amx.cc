@@ -21,8 +21,9 @@ namespace {
 constexpr int64_t kTile = 16;  // rows of a weight tile, tokens of a block
 constexpr int64_t kStep = 32;  // k of one tile product
 constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileFloats = kTile * kTile;
 constexpr int64_t kDirectTokens = 128;  // up to here the direct way
-constexpr int64_t kBlockRows = 128, kBlockK = 2048, kBlockTokens = 512, kSliceK = 512;
+constexpr int64_t kBlockRows = 256, kBlockK = 1024, kBlockTokens = 512;
 constexpr int64_t kMinBlocks = 16;  // chunks of a matmul with many tokens
 
 inline int64_t padded(int64_t K) { return (K + kStep - 1) / kStep * kStep; }
@@ -218,24 +219,26 @@ struct AmxBf16Core {
       const int64_t count = std::min(2 * kTile, p.row_end - row);
       int64_t row0 = row, row1 = row + kTile;
       Tiles a0, a1;
-      Ahead ahead;
       if (in_place) {
         row0 = std::min(row0, p.rows - kTile);
         row1 = std::min(row1, p.rows - kTile);
         const char* w = static_cast<const char*>(p.w);
         a0 = {w + row0 * row_bytes, row_bytes, 64};
         a1 = {w + row1 * row_bytes, row_bytes, 64};
-        ahead = {w + (row + 2 * kTile) * row_bytes, std::min(2 * kTile, p.rows - row - 2 * kTile), row_bytes,
-                 64};
       } else {
         char* tiles = static_cast<char*>(p.scratch);
         gather_tiles(p, row, 2 * kTile, 0, K, tiles);
         a0 = {tiles, 64, kTileBytes};
         a1 = {tiles + padded(K) / kStep * kTileBytes, 64, kTileBytes};
       }
-      for (int64_t t = 0; t < p.tokens; t += 2 * kTile) {
+      // While these rows are multiplied the next ones come from memory, an equal share with each sweep.
+      const int64_t sweeps = (p.tokens + 2 * kTile - 1) / (2 * kTile);
+      const int64_t next = row + 2 * kTile, share = (2 * kTile + sweeps - 1) / sweeps;
+      for (int64_t t = 0, fetched = 0; t < p.tokens; t += 2 * kTile, fetched += share) {
         const int64_t n0 = std::min(kTile, p.tokens - t), n1 = std::min(kTile, p.tokens - t - n0);
         if (n0 != first || n1 != second) configure(first = n0, second = n1);
+        const Ahead ahead{static_cast<const char*>(p.w) + (next + fetched) * row_bytes,
+                          std::min({share, 2 * kTile - fetched, p.rows - next - fetched}), row_bytes, 64};
         if (n1 == 0 && count <= kTile) {
           direct_block<1, 1>(p, a0, a1, row0, row1, row, t, n0, n1, ahead);
         } else if (n1 == 0) {
@@ -245,7 +248,6 @@ struct AmxBf16Core {
         } else {
           direct_block<2, 2>(p, a0, a1, row0, row1, row, t, n0, n1, ahead);
         }
-        ahead = {};
       }
     }
   }
@@ -253,7 +255,6 @@ struct AmxBf16Core {
   static void blocked(const PanelTask& p) {
     char* weights = static_cast<char*>(p.scratch);
     float* sums = reinterpret_cast<float*>(weights + kBlockRows * kBlockK * 2);
-    constexpr int64_t kTileFloats = kTile * kTile;
     int64_t first = 0, second = 0;  // as configured
     for (int64_t row = p.row_begin; row < p.row_end; row += kBlockRows) {
       const int64_t rows = std::min(kBlockRows, p.row_end - row), row_pairs = (rows + 31) / 32;
@@ -262,20 +263,16 @@ struct AmxBf16Core {
         for (int64_t k0 = 0; k0 < p.K; k0 += kBlockK) {
           const int64_t k1 = std::min(p.K, k0 + kBlockK), steps = (padded(k1) - k0) / kStep;
           gather_tiles(p, row, row_pairs * 32, k0, k1, weights);
-          const int64_t calls = ((t1 - t0 + 31) / 32) * ((k1 - k0 + kSliceK - 1) / kSliceK) * row_pairs;
+          const int64_t calls = (t1 - t0 + 31) / 32 * row_pairs;
           NextBlock next(p, row, t1, k0, calls);
           for (int64_t t = t0; t < t1; t += 32) {
             const int64_t n0 = std::min(kTile, t1 - t), n1 = std::min(kTile, t1 - t - n0);
             if (n0 != first || n1 != second) configure(first = n0, second = n1);
             float* pair_sums = sums + (t - t0) / 32 * row_pairs * 4 * kTileFloats;
-            for (int64_t k = k0; k < k1; k += kSliceK) {
-              const int64_t slice = (padded(std::min(k1, k + kSliceK)) - k) / kStep;
-              for (int64_t r = 0; r < row_pairs; ++r) {
-                float* c = pair_sums + r * 4 * kTileFloats;
-                const char* a = weights + (2 * r * steps + (k - k0) / kStep) * kTileBytes;
-                const Tiles a0{a, 64, kTileBytes}, a1{a + steps * kTileBytes, 64, kTileBytes};
-                slice_block(p, a0, a1, c, k, slice, t, n0, n1, next.take(slice));
-              }
+            for (int64_t r = 0; r < row_pairs; ++r) {
+              const char* a = weights + 2 * r * steps * kTileBytes;
+              accumulate(p, {a, 64, kTileBytes}, {a + steps * kTileBytes, 64, kTileBytes},
+                         pair_sums + r * 4 * kTileFloats, k0, steps, t, n0, n1, next.take(steps));
             }
             if (k1 == p.K) {
               for (int64_t r = 0; r < row_pairs; ++r) {
@@ -332,10 +329,9 @@ struct AmxBf16Core {
     int64_t rows_ = 0, stride_ = 0, lines_ = 0, per_call_ = 0, row_ = 0, line_ = 0;
   };
 
-  // sums += one slice of K for 32 rows x (n0 + n1) tokens.
-  static void slice_block(const PanelTask& p, const Tiles& a0, const Tiles& a1, float* c, int64_t k,
-                          int64_t steps, int64_t t, int64_t n0, int64_t n1, const Ahead& ahead) {
-    constexpr int64_t kTileFloats = kTile * kTile;
+  // c += the products of one block of K for 32 rows x (n0 + n1) tokens.
+  static void accumulate(const PanelTask& p, const Tiles& a0, const Tiles& a1, float* c, int64_t k,
+                         int64_t steps, int64_t t, int64_t n0, int64_t n1, const Ahead& ahead) {
     if (k == 0) {
       _tile_zero(0);
       _tile_zero(1);
