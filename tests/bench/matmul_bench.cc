@@ -1,0 +1,205 @@
+// How fast the matmul kernels are beside what the machine can do. Each round measures the probes (read
+// bandwidth, peak of the arithmetic) and every case once, so a slow minute hits all alike; the table shows
+// medians of the ratios within a round.
+//
+//   matmul_bench [--threads N] [--rounds N] [--isa LEVEL] [--format bf16,q8_0] [--tokens 1,8,512] [--shape
+//   NxK,...]
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "kernels/matmul.h"
+#include "kernels/thread_pool.h"
+#include "tests/bench/probes.h"
+
+using namespace oar;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> out;
+  std::stringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
+  return out;
+}
+
+// Pages of weights; huge ones where the kernel gives them, as for a model that is read once.
+class Memory {
+ public:
+  explicit Memory(size_t bytes) : bytes_(bytes) {
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) {
+      std::fprintf(stderr, "cannot map %zu bytes\n", bytes);
+      std::exit(1);
+    }
+    madvise(data_, bytes, MADV_HUGEPAGE);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { munmap(data_, bytes_); }
+  char* data() { return static_cast<char*>(data_); }
+
+ private:
+  void* data_;
+  size_t bytes_;
+};
+
+// One shape with as many copies of the weight as it takes to leave the last-level cache (decode reads each
+// weight once per token, never from a cache).
+struct Case {
+  Format format;
+  Isa isa;
+  int64_t N, K, T;
+  const Kernel* kernel;
+  size_t weight_bytes, copies;
+  std::unique_ptr<Memory> weights;
+  std::vector<float> x, out;
+  std::vector<double> seconds;  // one per round
+
+  Case(Format f, Isa level, int64_t n, int64_t k, int64_t t, ThreadPool& pool)
+      : format(f),
+        isa(level),
+        N(n),
+        K(k),
+        T(t),
+        kernel(KernelRegistry::cpu().find(KernelFamily::kMatmul, f, level)) {
+    const WeightLayout& layout = weight_layout(format, isa);
+    const auto row_bytes = static_cast<size_t>(*format.row_bytes(K));
+    weight_bytes = layout.in_place ? row_bytes * static_cast<size_t>(N) : layout.bytes(N, K);
+    constexpr size_t kBeyondCache = size_t{600} << 20;
+    copies = T <= 64 ? std::max<size_t>(1, kBeyondCache / weight_bytes) : 2;
+    weights = std::make_unique<Memory>(copies * weight_bytes);
+    // Random rows, repeated: their values do not matter for speed, but they must not be subnormal or NaN.
+    std::mt19937 gen(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> row(static_cast<size_t>(K));
+    for (float& v : row) v = normal(gen);
+    std::vector<char> stored(row_bytes * static_cast<size_t>(N));
+    format.info().encode(row.data(), K / format.block_elems(), stored.data());
+    for (int64_t r = 1; r < N; ++r)
+      std::memcpy(stored.data() + static_cast<size_t>(r) * row_bytes, stored.data(), row_bytes);
+    pool.parallel_for(static_cast<int64_t>(copies), 1, [&](int64_t b, int64_t e) {
+      for (int64_t c = b; c < e; ++c) {
+        char* dst = weights->data() + static_cast<size_t>(c) * weight_bytes;
+        if (layout.in_place) {
+          std::memcpy(dst, stored.data(), weight_bytes);
+        } else {
+          layout.pack(dst, stored.data(), format, N, K, 0, N);
+        }
+      }
+    });
+    x.resize(static_cast<size_t>(T * K));
+    for (float& v : x) v = normal(gen);
+    out.resize(static_cast<size_t>(T * N));
+  }
+
+  void measure(ThreadPool& pool) {
+    MatmulSegment segment{weights->data(), nullptr, N, 0};
+    MatmulArgs a;
+    a.out = out.data();
+    a.x = x.data();
+    a.segments = &segment;
+    a.num_segments = 1;
+    a.T = T;
+    a.K = a.ldx = K;
+    a.ldo = N;
+    a.format = format;
+    KernelPlan plan;
+    kernel->plan(&a, pool.workers(), &plan);
+    pool.reserve_scratch(plan.worker_scratch);
+    Memory shared(plan.shared_scratch + 64);
+    std::memset(shared.data(), 0, plan.shared_scratch);
+    const size_t calls = std::max<size_t>(copies, 3);
+    const auto start = Clock::now();
+    for (size_t c = 0; c < calls; ++c) {
+      segment.w = weights->data() + c % copies * weight_bytes;
+      pool.run(*kernel, &a, plan, shared.data());
+    }
+    seconds.push_back(seconds_since(start) / static_cast<double>(calls));
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int threads = 0, rounds = 9;
+  Isa isa = best_isa();
+  std::vector<std::string> formats{"bf16", "q8_0"}, tokens{"1", "4", "16", "64", "512"},
+      shapes{"2048x2048", "8192x2048", "2048x8192"};
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string key = argv[i], value = argv[i + 1];
+    if (key == "--threads") threads = std::atoi(value.c_str());
+    if (key == "--rounds") rounds = std::atoi(value.c_str());
+    if (key == "--format") formats = split(value);
+    if (key == "--tokens") tokens = split(value);
+    if (key == "--shape") shapes = split(value);
+    if (key == "--isa") {
+      for (int l = 0; l <= static_cast<int>(best_isa()); ++l) {
+        if (value == isa_name(static_cast<Isa>(l))) isa = static_cast<Isa>(l);
+      }
+    }
+  }
+  ThreadPool pool({.threads = threads, .pin = true});
+  std::vector<std::unique_ptr<Case>> cases;
+  for (const std::string& f : formats) {
+    for (const std::string& s : shapes) {
+      for (const std::string& t : tokens) {
+        cases.push_back(std::make_unique<Case>(*Format::find(f), isa, std::atol(s.c_str()),
+                                               std::atol(s.c_str() + s.find('x') + 1), std::atol(t.c_str()),
+                                               pool));
+      }
+    }
+  }
+  std::vector<double> read, peak_bf16, peak_int8;
+  Memory probe_memory(size_t{1} << 30);
+  std::memset(probe_memory.data(), 1, size_t{1} << 30);
+  for (int r = 0; r < rounds; ++r) {
+    peak_bf16.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kBf16, isa));
+    peak_int8.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kInt8, isa));
+    read.push_back(oar_bench::read_bandwidth(pool, probe_memory.data(), size_t{1} << 30));
+    for (auto& c : cases) c->measure(pool);
+  }
+  std::printf(
+      "%d threads, %s, %d rounds; probes: read %.1f GB/s, bf16 %.0f GFLOP/s, int8 %.0f GOP/s (medians)\n",
+      pool.workers(), isa_name(isa), rounds, median(read) / 1e9, median(peak_bf16) / 1e9,
+      median(peak_int8) / 1e9);
+  std::printf("%-28s %12s %5s %10s %8s %7s %9s %7s\n", "kernel", "N x K", "T", "us", "GB/s", "% read",
+              "GFLOP/s", "% peak");
+  for (const auto& c : cases) {
+    const std::vector<double>& peak = c->format == Format::bf16() ? peak_bf16 : peak_int8;
+    std::vector<double> of_read, of_peak;
+    const double flops =
+        2.0 * static_cast<double>(c->N) * static_cast<double>(c->K) * static_cast<double>(c->T);
+    for (size_t r = 0; r < c->seconds.size(); ++r) {
+      of_read.push_back(static_cast<double>(c->weight_bytes) / c->seconds[r] / read[r]);
+      of_peak.push_back(flops / c->seconds[r] / peak[r]);
+    }
+    const double s = median(c->seconds);
+    char shape[32];
+    std::snprintf(shape, sizeof shape, "%ldx%ld", c->N, c->K);
+    std::printf("%-28s %12s %5ld %10.1f %8.1f %6.0f%% %9.0f %6.0f%%\n", c->kernel->name, shape, c->T, s * 1e6,
+                static_cast<double>(c->weight_bytes) / s / 1e9, median(of_read) * 100, flops / s / 1e9,
+                median(of_peak) * 100);
+  }
+}
