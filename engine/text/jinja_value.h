@@ -33,7 +33,7 @@ struct Limits {
   uint64_t max_steps = 20'000'000;
   size_t max_memory = size_t{256} << 20;  // live strings and all containers, bytes
   size_t max_output = size_t{32} << 20;   // rendered text, bytes
-  int max_depth = 800;                    // nested evaluation: statements, expressions and macro calls
+  int max_depth = 1500;                   // nested evaluation: statements, expressions and macro calls
   size_t max_range = 100'000;             // items of one range(), as in Jinja's sandbox
 };
 
