@@ -47,7 +47,7 @@ void UnigramModel::encode(std::string_view piece, ModelScratch& scratch, std::ve
 
   auto& path = scratch.path;
   path.assign(piece.size() + 1, {0.0, -1, -1});
-  // In single precision a candidate is compared before it is rounded, as SentencePiece does.
+  // In single precision every sum is rounded before it is compared, as SentencePiece does.
   const auto reach = [&](size_t begin, size_t end, double candidate, int32_t id) {
     auto& node = path[end];
     if (node.start < 0 || candidate > node.score)
@@ -65,8 +65,8 @@ void UnigramModel::encode(std::string_view piece, ModelScratch& scratch, std::ve
       const size_t length = end - begin;
       const auto i = static_cast<size_t>(id);
       if (i < config_.user_defined.size() && config_.user_defined[i])
-        reach(begin, end, rounded(static_cast<double>(length) * config_.max_score) - 0.1 + here, id);
-      else reach(begin, end, config_.scores[i] + here, id);
+        reach(begin, end, rounded(rounded(static_cast<double>(length) * config_.max_score) - 0.1 + here), id);
+      else reach(begin, end, rounded(config_.scores[i] + here), id);
       single_covered = single_covered || length == character;
     }
     if (!single_covered) reach(begin, begin + character, rounded(unk_score + here), unk);
