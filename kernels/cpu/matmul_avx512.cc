@@ -2,6 +2,7 @@
 // with this on processors that have AVX512-FP16 too: sums of f16 products in f16 are not precise enough.
 #include <immintrin.h>
 
+#include "kernels/cpu/int8_core.h"
 #include "kernels/cpu/matmul_decode.h"
 #include "kernels/cpu/x86_reduce.h"
 
@@ -38,6 +39,46 @@ struct Avx512Arch {
   }
 };
 
+// Sixteen rows at a time. Without a dot-product instruction: |w| times x with w's sign, as in the AVX2
+// kernel.
+struct Int8Weights {
+  __m512i magnitude;
+  __mmask64 negative;
+};
+struct Avx512Int8 {
+  using WReg = Int8Weights;
+  using XReg = __m512i;
+  using Dot = __m512i;
+  using Sum = __m512;
+  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 6;
+  static constexpr bool kBiased = false;
+  static WReg load_w(const char* line) {
+    const __m512i w = _mm512_loadu_si512(line);
+    return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+  }
+  static XReg load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  static Dot start(int32_t v) { return _mm512_set1_epi32(v); }
+  static Dot dot(Dot d, WReg w, XReg x) {
+    const __m512i signed_x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
+    const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, signed_x);
+    return _mm512_add_epi32(d, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum load_scales(const char* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Sum load(const float* p) { return _mm512_loadu_ps(p); }
+  static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), _mm512_mul_ps(scale_w, _mm512_set1_ps(scale_x)), s);
+  }
+  static Sum add(Sum a, Sum b) { return _mm512_add_ps(a, b); }
+  static void store(float* p, Sum s) { _mm512_storeu_ps(p, s); }
+};
+
 using F32Core = RowDotCore<Avx512Arch<float>>;
 using F16Core = RowDotCore<Avx512Arch<f16>>;
 using Bf16Core = RowDotCore<Avx512Arch<bf16>>;
@@ -51,6 +92,8 @@ void append_matmul_avx512(KernelList& list) {
                                 "grouped_matmul.f16.avx512");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512, "matmul.bf16.avx512",
                                  "grouped_matmul.bf16.avx512");
+  MatmulDriver<Int8Core<Avx512Int8>>::append(list, Format::find("q8_0"), Isa::kAvx512, "matmul.q8_0.avx512",
+                                             "grouped_matmul.q8_0.avx512");
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512, "matmul.any.avx512",
                                             "grouped_matmul.any.avx512");
 }

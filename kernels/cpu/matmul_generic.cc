@@ -2,6 +2,7 @@
 // fallback where no instruction set below has a kernel, and what a port to a new architecture starts from.
 #include <cstring>
 
+#include "kernels/cpu/int8_core.h"
 #include "kernels/cpu/matmul_decode.h"
 
 namespace oar {
@@ -41,6 +42,51 @@ struct GenericArch {
   }
 };
 
+// Sixteen rows at a time in plain loops.
+struct GenericInt8 {
+  struct Dot {
+    int32_t v[16];
+  };
+  struct Sum {
+    float v[16];
+  };
+  using WReg = const int8_t*;
+  using XReg = const int8_t*;
+  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 2;
+  static constexpr bool kBiased = false;
+  static WReg load_w(const char* line) { return reinterpret_cast<const int8_t*>(line); }
+  static XReg load_x(const int8_t* x) { return x; }
+  static Dot start(int32_t) { return {}; }
+  static Dot dot(Dot d, WReg w, XReg x) {
+    for (int i = 0; i < 16; ++i) {
+      d.v[i] += w[4 * i] * x[0] + w[4 * i + 1] * x[1] + w[4 * i + 2] * x[2] + w[4 * i + 3] * x[3];
+    }
+    return d;
+  }
+  static Sum zero() { return {}; }
+  static Sum load_scales(const char* p) {
+    f16 half[16];
+    std::memcpy(half, p, sizeof half);
+    Sum s;
+    for (int i = 0; i < 16; ++i) s.v[i] = to_f32(half[i]);
+    return s;
+  }
+  static Sum load(const float* p) {
+    Sum s;
+    std::memcpy(s.v, p, sizeof s.v);
+    return s;
+  }
+  static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
+    for (int i = 0; i < 16; ++i) s.v[i] += static_cast<float>(d.v[i]) * (scale_w.v[i] * scale_x);
+    return s;
+  }
+  static Sum add(Sum a, Sum b) {
+    for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+    return a;
+  }
+  static void store(float* p, Sum s) { std::memcpy(p, s.v, sizeof s.v); }
+};
+
 using F32Core = RowDotCore<GenericArch<float>>;
 using F16Core = RowDotCore<GenericArch<f16>>;
 using Bf16Core = RowDotCore<GenericArch<bf16>>;
@@ -54,6 +100,8 @@ void append_matmul_generic(KernelList& list) {
                                 "grouped_matmul.f16.generic");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kGeneric, "matmul.bf16.generic",
                                  "grouped_matmul.bf16.generic");
+  MatmulDriver<Int8Core<GenericInt8>>::append(list, Format::find("q8_0"), Isa::kGeneric,
+                                              "matmul.q8_0.generic", "grouped_matmul.q8_0.generic");
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kGeneric, "matmul.any.generic",
                                             "grouped_matmul.any.generic");
 }
