@@ -21,6 +21,11 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
+inline void load_config(const TileConfig& c) {
+  __asm__ volatile("" ::"r"(&c) : "memory");  // g++'s intrinsic admits to reading eight bytes only
+  _tile_loadconfig(&c);
+}
+
 namespace {
 
 // m[i][j] -> m[j][i], 16 x 16 dwords in registers.

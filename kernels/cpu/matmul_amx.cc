@@ -38,8 +38,7 @@ inline void configure(int64_t first, int64_t second) {
   }
   c.set(6, kTile, 4 * first);
   c.set(7, kTile, 4 * std::max<int64_t>(second, 1));
-  __asm__ volatile("" ::"r"(&c) : "memory");  // the intrinsic admits to reading eight bytes only
-  _tile_loadconfig(&c);
+  load_config(c);
 }
 
 // Where the tiles of an operand lie: byte distances between rows of a tile and between steps.
