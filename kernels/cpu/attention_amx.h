@@ -22,7 +22,6 @@ class AmxEngine {
   using Query = bf16;
   using Prob = bf16;
   using Rows = TileRows<AmxEngine>;
-  static constexpr int kExpTerms = Bf16Codec::kExpTerms;
   static constexpr int64_t kTile = 16, kStep = 32;  // rows; dims or tokens of one product
   static constexpr int64_t kRowPadding = kTile - 1, kProbAlign = kStep;
 
@@ -41,7 +40,9 @@ class AmxEngine {
   static void prepare(const float* q, float scale, int64_t D, Query* out) {
     Bf16Codec::prepare(q, scale, D, out);
   }
-  OAR_INLINE static Vf store_probs(Prob* out, Vf p) { return Bf16Codec::store_probs(out, p); }
+  OAR_INLINE static Vf weigh(const float* x, Prob* p, int64_t panels, Vf reference) {
+    return Bf16Codec::weigh(x, p, panels, reference);
+  }
 
   void begin(const Rows& t) {
     const int64_t rows = t.rows < kTile ? t.rows : kTile;

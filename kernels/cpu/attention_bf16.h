@@ -13,7 +13,6 @@ struct Bf16Codec {
   using Prob = bf16;
   static constexpr bool kPairs = true;
   static constexpr int kLogitRows = 4, kLogitPanels = 4, kValueRows = 4, kValueVectors = 4;
-  static constexpr int kExpTerms = 4;
 
   OAR_INLINE static void prepare(const float* q, float scale, int64_t D, Query* out) {
     for_lanes(D, [&](int64_t i, int64_t n) { store_bf16(out + i, load_part(q + i, n) * set1(scale), n); });
@@ -23,10 +22,24 @@ struct Bf16Codec {
   OAR_INLINE static void store_bf16(bf16* out, Vf x, int64_t n) {
     _mm256_mask_storeu_epi16(out, static_cast<__mmask16>((1u << n) - 1u), round_bf16(x));
   }
-  OAR_INLINE static Vf store_probs(Prob* out, Vf p) {
-    const __m256i rounded = round_bf16(p);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounded);
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16))};
+  // The sum is of the rounded probabilities: a dot product with ones.
+  OAR_INLINE static Vf weigh(const float* x, Prob* p, int64_t panels, Vf reference) {
+    const auto ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+    __m512 sum = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 32 <= panels * kKvPanelTokens; i += 32) {
+      const Vf lo = exp2_nonpositive<4>(load(x + i) - reference),
+               hi = exp2_nonpositive<4>(load(x + i + 16) - reference);
+      const __m512bh pair = _mm512_cvtne2ps_pbh(hi.v, lo.v);
+      _mm512_storeu_si512(p + i, (__m512i)pair);
+      sum = _mm512_dpbf16_ps(sum, pair, ones);
+    }
+    if (i < panels * kKvPanelTokens) {
+      const __m256i last = round_bf16(exp2_nonpositive<4>(load(x + i) - reference));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + i), last);
+      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_zextsi256_si512(last), ones);
+    }
+    return {sum};
   }
 
   // Two neighbouring bf16 in every lane.

@@ -8,11 +8,12 @@
 //   kPairs                     values are taken two tokens at a time
 //   prepare()                  scales a query and converts it
 //   logits<R, NP>()            R queries against NP key panels
-//   store_probs()              stores probabilities, returns them as rounded
+//   weigh()                    exponentials of the logits, and their sum
 //   add_values<R>()            acc += p . V for R rows over a run of tokens
 #pragma once
 
 #include "kernels/cpu/attention_partition.h"
+#include "kernels/cpu/vmath.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
@@ -68,7 +69,6 @@ struct FloatCodec {
   // Accumulators: 4 x 4 panels of one register in 32 registers, 4 x 1 panel of two in 16, 2 x 1 of four.
   static constexpr int kLogitRows = kLanes >= 8 ? 4 : 2, kLogitPanels = kLanes == 16 ? 4 : 1;
   static constexpr int kValueRows = 4, kValueVectors = kLanes == 16 ? 4 : 2;
-  static constexpr int kExpTerms = 6;
 
   OAR_INLINE static void prepare(const float* q, float scale, int64_t D, Query* out) {
     for_lanes(D, [&](int64_t i, int64_t n) { store_part(out + i, load_part(q + i, n) * set1(scale), n); });
@@ -108,9 +108,19 @@ struct FloatCodec {
     }
   }
 
-  OAR_INLINE static Vf store_probs(Prob* out, Vf p) {
-    store(out, p);
-    return p;
+  // In place over the logits.
+  OAR_INLINE static Vf weigh(const float* x, Prob* p, int64_t panels, Vf reference) {
+    Vf sum[kPanelVectors];
+    for (Vf& s : sum) s = zero();
+    for (int64_t i = 0; i < panels * kKvPanelTokens; i += kKvPanelTokens) {
+      for (int64_t j = 0; j < kPanelVectors; ++j) {
+        const Vf e = exp2_nonpositive<6>(load(x + i + j * kLanes) - reference);
+        store(p + i + j * kLanes, e);
+        sum[j] = sum[j] + e;
+      }
+    }
+    for (int64_t j = 1; j < kPanelVectors; ++j) sum[0] = sum[0] + sum[j];
+    return sum[0];
   }
 
   // acc[r][:] += sum over tokens [lo, hi) of the span of p[r][token] * value, tokens in ascending order.

@@ -12,7 +12,6 @@ class RegisterEngine {
   using Query = typename Codec::Query;
   using Prob = typename Codec::Prob;
   using Rows = TileRows<RegisterEngine>;
-  static constexpr int kExpTerms = Codec::kExpTerms;
   static constexpr int64_t kRowPadding = 0, kProbAlign = kKvPanelTokens;
 
   static size_t scratch_bytes(int64_t) { return 0; }
@@ -22,7 +21,9 @@ class RegisterEngine {
   OAR_INLINE static void prepare(const float* q, float scale, int64_t D, Query* out) {
     Codec::prepare(q, scale, D, out);
   }
-  OAR_INLINE static Vf store_probs(Prob* out, Vf p) { return Codec::store_probs(out, p); }
+  OAR_INLINE static Vf weigh(const float* x, Prob* p, int64_t panels, Vf reference) {
+    return Codec::weigh(x, p, panels, reference);
+  }
 
   // Panels in groups of a register tile, which stay in L1 for all rows.
   void logits(const Rows& t, const SpanWork& w) {

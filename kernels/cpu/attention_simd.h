@@ -18,6 +18,8 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
+inline constexpr float kLog2E = 1.44269504f;
+
 // Softmax state of one row; exponents are of base 2. Empty: max = -inf, sum = 0, acc = 0.
 struct RowState {
   float max, sum;
@@ -87,7 +89,8 @@ struct TileRows {
 OAR_INLINE void merge_span(RowState state, const float* acc, RowState* merged, float* total, int64_t D) {
   const float max = merged->max > state.max ? merged->max : state.max;
   const float reference = max == -INFINITY ? 0.f : max;  // so that exp2(-inf - reference) is 0
-  const Vf keep = exp2(set1(merged->max - reference)), add = exp2(set1(state.max - reference));
+  const Vf keep = exp2_nonpositive<6>(set1(merged->max - reference));
+  const Vf add = exp2_nonpositive<6>(set1(state.max - reference));
   for_lanes(D, [&](int64_t i, int64_t n) {
     store_part(total + i, fma(load_part(total + i, n), keep, load_part(acc + i, n) * add), n);
   });
@@ -158,7 +161,6 @@ class TileAttention {
   using Prob = typename Engine::Prob;
 
   void prepare_queries() {
-    constexpr float kLog2E = 1.44269504f;
     // With a soft cap the logits come out as the argument of tanh, otherwise as exponents of 2.
     const PagedAttentionArgs& a = t_.a;
     const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
@@ -199,38 +201,23 @@ class TileAttention {
     float* x = t_.logits + r * kLogitStride;
     const int64_t begin = range.lo / kKvPanelTokens * kKvPanelTokens;
     const int64_t end = ceil_div(range.hi, kKvPanelTokens) * kKvPanelTokens;
-    const float softcap = t_.a.softcap;
-    const Vf minus_inf = set1(-INFINITY), cap = set1(softcap * 1.44269504f);
-    alignas(64) static constexpr float kIota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Vf vmax = minus_inf;
-    for (int64_t i = begin; i < end; i += kLanes) {
-      Vf v = load(x + i);
-      if (softcap > 0) v = tanh(v) * cap;
-      if (i < range.lo || i + kLanes > range.hi) {
-        const Vf lane = load(kIota) + set1(static_cast<float>(i));
-        v = select(lane < set1(static_cast<float>(range.lo)), minus_inf, v);
-        v = select(lane < set1(static_cast<float>(range.hi)), v, minus_inf);
-        store(x + i, v);
-      } else if (softcap > 0) {
-        store(x + i, v);
-      }
-      vmax = max(v, vmax);
+    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
+    for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
+    if (const float softcap = t_.a.softcap; softcap > 0) {
+      const Vf cap = set1(softcap * kLog2E);
+      for (int64_t i = begin; i < end; i += kLanes) store(x + i, tanh(load(x + i)) * cap);
+      for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
+      for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
     }
-    const float max = reduce_max(vmax);
+    // A panel is 1, 2 or 4 vectors; the order of taking maxima does not matter.
+    Vf largest[2] = {set1(-INFINITY), set1(-INFINITY)};
+    for (int64_t i = begin, k = 0; i < end; i += kLanes, k ^= 1) largest[k] = max(load(x + i), largest[k]);
+    const float max = reduce_max(oar::OAR_SIMD_NAMESPACE::max(largest[0], largest[1]));
     const Vf reference = set1(max == -INFINITY ? 0.f : max);
     // In place: a panel's probabilities never reach past its logits.
     Prob* p = t_.probs(r);
-    constexpr int64_t kVectors = kKvPanelTokens / kLanes;
-    Vf sum[kVectors];
-    for (Vf& s : sum) s = zero();
-    for (int64_t i = begin; i < end; i += kKvPanelTokens) {
-      for (int64_t j = 0; j < kVectors; ++j) {
-        const Vf v = load(x + i + j * kLanes);
-        sum[j] = sum[j] + Engine::store_probs(p + i + j * kLanes, exp2<Engine::kExpTerms>(v - reference));
-      }
-    }
-    for (int64_t j = 1; j < kVectors; ++j) sum[0] = sum[0] + sum[j];
-    t_.state[r] = {max, reduce_add(sum[0])};
+    t_.state[r] = {
+        max, reduce_add(Engine::weigh(x + begin, p + begin, (end - begin) / kKvPanelTokens, reference))};
     if constexpr (Engine::kProbAlign > kKvPanelTokens) {
       constexpr int64_t kAlign = Engine::kProbAlign;
       const int64_t all_begin = w.panels->lo * kKvPanelTokens / kAlign * kAlign;

@@ -293,23 +293,37 @@ OAR_INLINE Vf zero() { return set1(0.f); }
 OAR_INLINE Vf operator-(Vf a) { return set1(-0.f) - a; }
 
 // Sum of all lanes by halving: (0 + 8, 1 + 9, ..), then 4, 2, 1. The order is fixed, so the result is.
+// Largest lane: a NaN among the lanes may be lost.
+#if defined(__AVX2__)
+OAR_INLINE __m256 upper_half(__m256 a) { return _mm256_castps128_ps256(_mm256_extractf128_ps(a, 1)); }
+OAR_INLINE float reduce_add(__m256 a) {
+  a = _mm256_add_ps(a, upper_half(a));
+  const __m128 b = _mm256_castps256_ps128(a), c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+OAR_INLINE float reduce_max(__m256 a) {
+  a = _mm256_max_ps(a, upper_half(a));
+  const __m128 b = _mm256_castps256_ps128(a), c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+#endif
+#if defined(__AVX512F__)
 OAR_INLINE float reduce_add(Vf a) {
-  float lane[kLanes];
-  store(lane, a);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) lane[i] += lane[i + half];
-  }
-  return lane[0];
+  return reduce_add(_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
 }
-// Largest lane; a NaN among the lanes may be lost.
 OAR_INLINE float reduce_max(Vf a) {
-  float lane[kLanes];
-  store(lane, a);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  }
-  return lane[0];
+  return reduce_max(_mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
 }
+#elif defined(__AVX2__)
+OAR_INLINE float reduce_add(Vf a) { return reduce_add(a.v); }
+OAR_INLINE float reduce_max(Vf a) { return reduce_max(a.v); }
+#else
+OAR_INLINE float reduce_add(Vf a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+OAR_INLINE float reduce_max(Vf a) {
+  const float x = a.v[0] > a.v[2] ? a.v[0] : a.v[2], y = a.v[1] > a.v[3] ? a.v[1] : a.v[3];
+  return x > y ? x : y;
+}
+#endif
 
 // Calls f(offset, n) for [0, count) in steps of a vector; n == kLanes except for the last step.
 template <class F>

@@ -4,7 +4,7 @@
 // function reads the rounding mode.
 //
 //   exp      2 ulp      correct infinities and subnormals        tanh     3 ulp
-//   exp2     2 ulp      the same                                 erf      3 ulp
+//   erf      3 ulp
 //   log      2 ulp      log(0) = -inf, log(x < 0) = NaN          sigmoid  3 ulp     zero below 2^-126
 //   silu     4 ulp      zero where sigmoid is below 2^-126
 #pragma once
@@ -43,26 +43,49 @@ OAR_INLINE Vf exp(Vf x) {
   return scale_by_power(fma(q, r * r, r) + set1(1.f), n);
 }
 
-// 2^x. Terms: the degree of the polynomial; 6 for f32 results, 4 [2^-18] where the result is rounded to bf16.
-template <int Terms = 6>
-OAR_INLINE Vf exp2(Vf x) {
-  x = clamp(x, -151.f, 129.f);
+// (2^r - 1) / r for the fraction r that is left: of [0, 1), or of [-1/2, 1/2].
+#if defined(__AVX512F__)
+inline constexpr float kExp2Terms4[] = {6.930448413e-01f, 2.412801981e-01f, 5.224247277e-02f,
+                                        1.342668477e-02f};
+inline constexpr float kExp2Terms6[] = {6.931470633e-01f, 2.402293086e-01f, 5.548528209e-02f,
+                                        9.675451554e-03f, 1.246784581e-03f, 2.161291486e-04f};
+#else
+inline constexpr float kExp2Terms4[] = {6.931241751e-01f, 2.402409911e-01f, 5.590650439e-02f,
+                                        9.582845494e-03f};
+inline constexpr float kExp2Terms6[] = {6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
+                                        9.618437849e-03f, 1.339888782e-03f, 1.535335177e-04f};
+#endif
+
+// 2^x for x <= 0, -infinity and NaN included. Terms of the polynomial: 6 [2^-29] for f32 results, 4 [2^-18]
+// where the result is rounded to bf16.
+template <int Terms>
+OAR_INLINE Vf exp2_nonpositive(Vf x) {
+#if defined(__AVX512F__)
+  // vreduceps: x - floor(x), 0 for -infinity; vscalefps takes the floor itself.
+  const Vf r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+#else
+  x = max(set1(-151.f), x);
   const Vf n = round(x), r = x - n;
+#endif
   Vf q;
   if constexpr (Terms == 4) {
-    q = set1(9.582845494e-3f);
-    q = fma(q, r, set1(5.590650439e-2f));
-    q = fma(q, r, set1(2.402409911e-1f));
-    q = fma(q, r, set1(6.931241751e-1f));
+    q = set1(kExp2Terms4[3]);
+    q = fma(q, r, set1(kExp2Terms4[2]));
+    q = fma(q, r, set1(kExp2Terms4[1]));
+    q = fma(q, r, set1(kExp2Terms4[0]));
   } else {
-    q = set1(1.535335177e-4f);  // [2^-29]
-    q = fma(q, r, set1(1.339888782e-3f));
-    q = fma(q, r, set1(9.618437849e-3f));
-    q = fma(q, r, set1(5.550332367e-2f));
-    q = fma(q, r, set1(2.402264774e-1f));
-    q = fma(q, r, set1(6.931471825e-1f));
+    q = set1(kExp2Terms6[5]);
+    q = fma(q, r, set1(kExp2Terms6[4]));
+    q = fma(q, r, set1(kExp2Terms6[3]));
+    q = fma(q, r, set1(kExp2Terms6[2]));
+    q = fma(q, r, set1(kExp2Terms6[1]));
+    q = fma(q, r, set1(kExp2Terms6[0]));
   }
+#if defined(__AVX512F__)
+  return {_mm512_scalef_ps(fma(q, r, set1(1.f)).v, x.v)};
+#else
   return scale_by_power(fma(q, r, set1(1.f)), n);
+#endif
 }
 
 OAR_INLINE Vf log(Vf x) {
