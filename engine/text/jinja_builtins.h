@@ -61,6 +61,9 @@ std::span<const Builtin> container_methods(Type type, SequenceKind kind);
 Int to_int(const Value& v, std::string_view what);
 std::string_view to_text(const Value& v, std::string_view what);
 
+// dict(mapping or pairs, **more) into `d`; `name` is the function to blame.
+void fill_dict(Interpreter& in, Dict& d, const Bound& a, std::string_view name);
+
 // Python's "%" and str.format; strftime without locale.
 Value format_percent(Interpreter& in, const Value& format, const Value& arguments);
 Value format_braces(Interpreter& in, const Value& format, const CallArguments& arguments);

@@ -3,7 +3,7 @@
 // Unicode tables of this room (unicode/unicode.h); upper and title case, which tokenizers never need, from
 // jinja_uppercase.inc.
 //
-// Not here: the methods and filters themselves (jinja_methods.cc, jinja_filters_text.cc).
+// Not here: the methods and filters themselves (jinja_methods_text.cc, jinja_filters_text.cc).
 #pragma once
 
 #include <cstddef>
