@@ -209,6 +209,7 @@ void EngineImpl::main() {
     std::fill(std::begin(finished_), std::end(finished_), 0);
     steps_ = 0;
     step_seconds_ = 0;
+    publish_stats();
     if (status.ok()) {
       std::lock_guard lock(mutex_);
       state_.store(draining_ ? EngineHealth::kDraining : EngineHealth::kReady, std::memory_order_release);
@@ -355,10 +356,13 @@ Status EngineImpl::sample_row(Sequence& s, std::span<const float> row, Sampled& 
 
 // Delivers outcomes_ and frees what ended. `status` explains kError.
 void EngineImpl::emit(const Status& status) {
-  const Clock::time_point now = outcomes_.empty() ? Clock::time_point{} : Clock::now();
+  if (outcomes_.empty()) return;
+  const Clock::time_point now = Clock::now();
+  for (const Outcome& o : outcomes_)
+    if (o.finish != FinishReason::kNone) ++finished_[static_cast<size_t>(o.finish)];
+  publish_stats();  // first: who has seen the last event finds it counted and its blocks free
   for (const Outcome& o : outcomes_) {
     RequestState& r = *o.request;
-    if (o.finish != FinishReason::kNone) ++finished_[static_cast<size_t>(o.finish)];
     if (r.request.sink == nullptr) continue;  // the warm-up
     TokenEvent event;
     event.request = r.id;

@@ -141,6 +141,7 @@ class Scheduler {
   void insert(List& list, Sequence& s);
   void remove(List& list, Sequence& s);
 
+  void clear(Step& step) const;
   void plan_decode(Sequence& s);
   void plan_prefill(Sequence& s, bool others_want);
   bool admit(Sequence& s, Clock::time_point now);

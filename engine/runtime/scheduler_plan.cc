@@ -6,20 +6,34 @@
 
 namespace oar {
 
+// Empty, with room for the largest step: no step allocates after a Step's first.
+void Scheduler::clear(Step& step) const {
+  const size_t rows = static_cast<size_t>(options_.max_batch_tokens);
+  const size_t sequences = static_cast<size_t>(options_.max_sequences);
+  const auto reset = [](auto& v, size_t room) {
+    v.clear();
+    v.reserve(room);
+  };
+  reset(step.tokens, rows);
+  reset(step.positions, rows);
+  reset(step.seq_start, sequences + 1);
+  reset(step.context_len, sequences);
+  reset(step.logit_rows, sequences);
+  step.groups.resize(options_.groups.size());
+  for (auto& g : step.groups) {
+    reset(g.slots, rows);
+    reset(g.tables, sequences * static_cast<size_t>(blocks_.blocks_for(max_length_)));
+  }
+  reset(step.copies, sequences * options_.groups.size());
+  reset(step.entries, sequences);
+  reset(step.samples, sequences);
+  reset(step.prompt_rows, sequences);
+  step.prefill_tokens = 0;
+}
+
 bool Scheduler::next(Clock::time_point now, Step& step) {
   OAR_CHECK(in_flight_ <= options_.depth);
-  step.tokens.clear();
-  step.positions.clear();
-  step.seq_start.clear();
-  step.context_len.clear();
-  step.logit_rows.clear();
-  step.groups.resize(options_.groups.size());
-  for (auto& g : step.groups) g.slots.clear();
-  step.copies.clear();
-  step.entries.clear();
-  step.samples.clear();
-  step.prompt_rows.clear();
-  step.prefill_tokens = 0;
+  clear(step);
   step_ = &step;
   plan_.clear();
   rows_left_ = options_.max_batch_tokens;
@@ -191,7 +205,9 @@ bool Scheduler::admit(Sequence& s, Clock::time_point now) {
   RequestState& r = *s.request;
   if (s.at_end()) return false;  // its last token is in flight
   if (refused_slot_ == s.slot && refused_at_ == blocks_.releases()) return false;
-  int64_t limit = s.total() - 1;  // the last row's logits are wanted
+  // The last known row runs in any case: its logits are wanted, now or, with a token in flight, if that is
+  // taken back.
+  int64_t limit = s.known() - 1;
   if (r.wants_prompt_logprobs() && r.prompt_rows_asked < r.prompt_size() - 1)
     limit = std::min(limit, r.prompt_rows_asked);
   blocks_.prepare(s.blocks);

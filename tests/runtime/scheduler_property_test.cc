@@ -19,7 +19,8 @@ void run_traces(uint64_t first, uint64_t count, int32_t depth) {
   Totals t;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     Dice dice(mix(seed) ^ static_cast<uint64_t>(depth));
-    Trace trace(random_world(dice, depth), dice.next());
+    const World world = random_world(dice, depth);
+    Trace trace(world, dice.next());
     const std::string error = trace.run();
     if (!error.empty()) FAIL("depth " << depth << ", seed " << seed << ": " << error);
     t.traces += trace.lived();

@@ -1,0 +1,205 @@
+// The block manager's rules, one by one.
+#include "engine/runtime/block_manager.h"
+
+#include "tests/runtime/trace.h"
+#include "tests/support/catch.h"
+
+using namespace oar;
+
+namespace {
+
+constexpr int32_t kPage = 4;
+
+struct Pool {
+  BlockManager m;
+  std::vector<BlockCopy> copies;
+  explicit Pool(std::vector<CacheGroup> groups, bool cache = true, int64_t context = 64)
+      : m({kPage, std::move(groups), context, cache, 99}) {}
+  void expect(std::vector<const BlockTables*> alive) { REQUIRE_OK(m.verify(alive)); }
+  BlockTables fresh() {
+    BlockTables t;
+    m.prepare(t);
+    return t;
+  }
+  // Computes all of `tokens` from scratch or after a hit; returns the hit.
+  int64_t compute(BlockTables& t, const std::vector<int32_t>& tokens, std::string_view salt = "") {
+    const TokenView view{tokens, {}};
+    const int64_t hit = m.match(t, salt, view, view.size() - 1);
+    REQUIRE(m.reserve(t, hit, view.size(), copies));
+    m.publish(t, view, view.size());
+    return hit;
+  }
+};
+
+std::vector<int32_t> count_from(int32_t first, int32_t n) {
+  std::vector<int32_t> v;
+  for (int32_t i = 0; i < n; ++i) v.push_back(first + i);
+  return v;
+}
+
+}  // namespace
+
+TEST_CASE("a full page is found again, an open one is not", "[blocks]") {
+  Pool p({{0, 1, 16}});
+  BlockTables a = p.fresh();
+  CHECK(p.compute(a, count_from(0, 10)) == 0);
+  CHECK(p.m.stats().used == 3);
+  BlockTables b = p.fresh();
+  CHECK(p.compute(b, count_from(0, 10)) == 8);
+  CHECK(p.m.stats().used == 4);
+  CHECK(a.groups[0].blocks[0] == b.groups[0].blocks[0]);
+  CHECK(a.groups[0].blocks[2] != b.groups[0].blocks[2]);
+  p.expect({&a, &b});
+  p.m.release(a);
+  p.m.release(b);
+  CHECK(p.m.stats().used == 0);
+  CHECK(p.m.stats().cached == 2);
+  BlockTables c = p.fresh();
+  CHECK(p.compute(c, count_from(0, 10), "salt") == 0);
+  p.m.release(c);
+  BlockTables d = p.fresh();
+  auto other = count_from(0, 10);
+  other[5] = 77;
+  CHECK(p.compute(d, other) == 4);
+  p.m.release(d);
+  p.expect({});
+}
+
+TEST_CASE("eviction takes the oldest unreferenced block, leaves before their parents", "[blocks]") {
+  Pool p({{0, 1, 8}});
+  BlockTables a = p.fresh(), b = p.fresh();
+  p.compute(a, count_from(0, 16));
+  p.compute(b, count_from(100, 8));
+  p.m.release(a);
+  p.m.release(b);
+  CHECK(p.m.stats().cached == 6);
+  BlockTables c = p.fresh();
+  p.compute(c, count_from(200, 16));  // 2 free blocks, so 2 evictions: the tail of `a`
+  p.m.release(c);
+  BlockTables again = p.fresh();
+  const auto tokens = count_from(0, 17);
+  CHECK(p.m.match(again, "", {tokens, {}}, 16) == 8);
+  p.m.release(again);
+  BlockTables second = p.fresh();
+  const auto others = count_from(100, 9);
+  CHECK(p.m.match(second, "", {others, {}}, 8) == 8);
+  // Referenced blocks are never evicted.
+  BlockTables all = p.fresh();
+  CHECK_FALSE(p.m.reserve(all, 0, 7 * kPage, p.copies));
+  CHECK(p.m.reserve(all, 0, 6 * kPage, p.copies));
+  p.expect({&second, &all});
+  p.m.release(second);
+  p.m.release(all);
+}
+
+TEST_CASE("a shared block is copied before it is written, by all but the last holder", "[blocks]") {
+  Pool p({{0, 1, 8}});
+  BlockTables a = p.fresh(), b;
+  p.compute(a, count_from(0, 6));
+  p.m.fork(a, b);
+  CHECK(p.m.stats().used == 2);
+  const int32_t open = a.groups[0].blocks[1];
+  REQUIRE(p.m.reserve(a, 6, 7, p.copies));
+  REQUIRE(p.copies.size() == 1);
+  CHECK(p.copies[0].from == open);
+  CHECK(p.copies[0].to == a.groups[0].blocks[1]);
+  REQUIRE(p.m.reserve(b, 6, 7, p.copies));
+  CHECK(p.copies.size() == 1);
+  CHECK(b.groups[0].blocks[1] == open);
+  p.expect({&a, &b});
+  p.m.release(a);
+  p.m.release(b);
+}
+
+TEST_CASE("two that computed the same page end up sharing it", "[blocks]") {
+  Pool p({{0, 1, 8}});
+  BlockTables a = p.fresh(), b = p.fresh();
+  const auto tokens = count_from(0, 9);
+  const TokenView view{tokens, {}};
+  for (BlockTables* t : {&a, &b}) {
+    CHECK(p.m.match(*t, "", view, 8) == 0);
+    REQUIRE(p.m.reserve(*t, 0, 9, p.copies));
+  }
+  CHECK(p.m.stats().used == 6);
+  p.m.publish(a, view, 9);
+  p.m.publish(b, view, 9);
+  CHECK(p.m.stats().used == 4);
+  p.expect({&a, &b});
+  p.m.release(a);
+  p.m.release(b);
+}
+
+TEST_CASE("a windowed group lets go behind the window and hits with the window alone", "[blocks]") {
+  Pool p({{0, 1, 16}, {6, 1, 5}});
+  BlockTables a = p.fresh();
+  const auto tokens = count_from(0, 32);
+  const TokenView view{tokens, {}};
+  p.m.match(a, "", view, 31);
+  for (int64_t at = 0; at < 32; at += kPage) {
+    p.m.leave_window(a, at);
+    REQUIRE(p.m.reserve(a, at, at + kPage, p.copies));
+    p.m.publish(a, view, at + kPage);
+    p.expect({&a});
+  }
+  CHECK(a.groups[1].first == 5);  // the query at 28 sees 23 .. 28
+  p.m.release(a);
+  // The windowed pool of 5 has kept the last pages only; the full one has all.
+  BlockTables b = p.fresh();
+  CHECK(p.m.match(b, "", view, 31) == 28);
+  CHECK(b.groups[1].blocks[0] == kNoBlock);
+  CHECK(b.groups[1].first == 5);
+  p.expect({&b});
+  p.m.release(b);
+  const auto early = count_from(0, 12);
+  BlockTables c = p.fresh();
+  CHECK(p.m.match(c, "", {early, {}}, 11) == 0);  // the window before position 8 was evicted
+  p.m.release(c);
+  p.expect({});
+}
+
+TEST_CASE("chains longer than the index make the oldest cached blocks give way", "[blocks]") {
+  // A windowed pool alone keeps few blocks of very long chains, whose nodes would grow without bound.
+  Pool p({{4, 1, 8}}, true, 4096);
+  for (int32_t round = 0; round < 20; ++round) {
+    BlockTables t = p.fresh();
+    const auto tokens = count_from(round * 10'000, 400);
+    const TokenView view{tokens, {}};
+    p.m.match(t, "", view, 399);
+    for (int64_t at = 0; at < 400; at += kPage) {
+      p.m.leave_window(t, at);
+      REQUIRE(p.m.reserve(t, at, at + kPage, p.copies));
+      p.m.publish(t, view, at + kPage);
+    }
+    p.m.release(t);
+    p.expect({});
+  }
+}
+
+TEST_CASE("without a prefix cache nothing is kept", "[blocks]") {
+  Pool p({{0, 1, 8}}, false);
+  BlockTables a = p.fresh();
+  CHECK(p.compute(a, count_from(0, 12)) == 0);
+  p.m.release(a);
+  CHECK(p.m.stats().free == 8);
+}
+
+TEST_CASE("the index compares tokens, not hashes", "[blocks]") {
+  // Pages that differ in one token each, in every position, under one parent.
+  PrefixIndex index(kPage, 1, 4096, 1);
+  const int32_t root = index.root("");
+  std::map<std::vector<int32_t>, int32_t> nodes;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    std::vector<int32_t> page(kPage);
+    for (size_t k = 0; k < page.size(); ++k) page[k] = static_cast<int32_t>(oar_test::mix(i * 4 + k) % 7);
+    const int32_t found = index.child(root, page);
+    const auto known = nodes.find(page);
+    REQUIRE(found == (known == nodes.end() ? PrefixIndex::kNone : known->second));
+    if (found == PrefixIndex::kNone) {
+      nodes[page] = index.add_child(root, page);
+      index.attach(nodes[page], 0, static_cast<int32_t>(i));
+    }
+  }
+  CHECK(index.size() == static_cast<int32_t>(nodes.size()) + 1);
+  for (const auto& [page, node] : nodes) index.detach(node, 0);
+  CHECK(index.size() == 0);  // the root went with its last child
+}
