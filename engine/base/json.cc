@@ -9,20 +9,34 @@
 namespace oar {
 namespace {
 
-// Boost.JSON turns 1e999 into infinity; a document that says so is wrong, whoever reads it later.
-bool all_finite(const json::value& v) {
-  switch (v.kind()) {
-    case json::kind::double_: return std::isfinite(v.get_double());
-    case json::kind::array:
-      for (const auto& e : v.get_array())
-        if (!all_finite(e)) return false;
-      return true;
-    case json::kind::object:
-      for (const auto& e : v.get_object())
-        if (!all_finite(e.value())) return false;
-      return true;
-    default: return true;
+bool may_be_infinite(const json::value& v) {
+  return v.is_structured() || (v.is_double() && !std::isfinite(v.get_double()));
+}
+
+// Boost.JSON turns 1e999 into infinity; a document that says so is wrong, whoever reads it later. True when
+// one was found, with the keys and indexes that lead to it in `path`.
+bool find_infinite(const json::value& v, std::string& path) {
+  const size_t length = path.size();
+  if (const json::array* list = v.if_array()) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      if (!may_be_infinite((*list)[i])) continue;
+      path += cat("[", i, "]");
+      if (find_infinite((*list)[i], path)) return true;
+      path.resize(length);
+    }
+    return false;
   }
+  if (const json::object* object = v.if_object()) {
+    for (const auto& e : *object) {
+      if (!may_be_infinite(e.value())) continue;
+      if (length > 0) path += '.';
+      path.append(e.key().data(), e.key().size());
+      if (find_infinite(e.value(), path)) return true;
+      path.resize(length);
+    }
+    return false;
+  }
+  return may_be_infinite(v);
 }
 
 }  // namespace
@@ -42,7 +56,10 @@ Result<json::value> parse_json(std::string_view text, std::string_view what, con
   }
   if (ec) return invalid_argument(cat(what, " is not valid JSON near byte ", used, ": ", ec.message()));
   json::value v = parser.release();
-  if (!all_finite(v)) return invalid_argument(cat(what, " holds a number outside the range of a double"));
+  std::string path;
+  if (find_infinite(v, path)) {
+    return invalid_argument(cat(what, ": ", path, " is a number outside the range of a double"), path);
+  }
   return v;
 }
 

@@ -368,14 +368,15 @@ bool Connection::process_body() {
     refuse(400, cat("malformed request body: ", ec.message()));
     return false;
   }
-  // A chunk header, its extensions and the trailers are bounded like a header; the framing of a flood of
-  // one-byte chunks (six bytes each) may not cost more than the body plus a megabyte.
-  const bool flood = body_wire_bytes_ > 2 * parser_->get().body().size() + (1 << 20);
-  if (input_.size() > limits_.header_bytes || flood) {
-    refuse(400, "the chunked request body is mostly framing; send larger chunks");
+  if (!parser_->is_done()) {
+    // A chunk header, its extensions and the trailers are bounded like a header; the framing of a flood of
+    // one-byte chunks (six bytes each) may not cost more than the body plus a megabyte.
+    const bool flood = body_wire_bytes_ > 2 * parser_->get().body().size() + (1 << 20);
+    if (input_.size() > limits_.header_bytes || flood) {
+      refuse(400, "the chunked request body is mostly framing; send larger chunks");
+    }
     return false;
   }
-  if (!parser_->is_done()) { return false; }
   request_.body = std::move(parser_->get().body());
   dispatch();
   return false;
