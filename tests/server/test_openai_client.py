@@ -1,0 +1,459 @@
+#!/usr/bin/env python3
+"""The official `openai` package against a running server.
+
+    OAR_HTTP=http://127.0.0.1:8000 [OAR_API_KEY=...] python tests/server/test_openai_client.py
+
+Needs any language model, the first that GET /v1/models lists; no assertion depends on its weights. What greedy decoding
+says first is the reference for everything else (streaming, stop strings, seeds, log-probabilities).
+"""
+import asyncio
+import json
+import os
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import openai
+
+BASE = os.environ.get("OAR_HTTP", "http://127.0.0.1:8000").rstrip("/")
+KEY = os.environ.get("OAR_API_KEY", "none")
+TIMEOUT = float(os.environ.get("OAR_TEST_TIMEOUT", "60"))
+
+MESSAGES = [{"role": "system", "content": "Tell short stories."},
+            {"role": "user", "content": "Once upon a time, there was a little girl named Lily."}]
+PROMPT = "Once upon a time, there was"
+ERROR_KEYS = {"message", "type", "param", "code"}
+
+
+def http(path, body=None, method=None, headers=None, raw=None):
+    """(status, headers, text) of one request; `body` is sent as JSON, `raw` as it is."""
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(BASE + path, data=data, method=method or ("GET" if data is None else "POST"))
+    request.add_header("Content-Type", "application/json")
+    if KEY != "none":
+        request.add_header("Authorization", "Bearer " + KEY)
+    for name, value in (headers or {}).items():
+        request.add_header(name, value)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            return response.status, response.headers, response.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.headers, e.read().decode()
+
+
+class OpenAITest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT)
+        cls.model = cls.client.models.list().data[0].id
+
+    def chat(self, **options):
+        options = {"model": self.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **options}
+        return self.client.chat.completions.create(**options)
+
+    def complete(self, **options):
+        options = {"model": self.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 12, **options}
+        return self.client.completions.create(**options)
+
+    def assert_error_object(self, status, text, expected_status=None, param=None):
+        self.assertGreaterEqual(status, 400, text)
+        if expected_status is not None:
+            self.assertEqual(status, expected_status, text)
+        body = json.loads(text)
+        self.assertEqual(set(body), {"error"}, text)
+        self.assertEqual(set(body["error"]), ERROR_KEYS, text)
+        self.assertIsInstance(body["error"]["message"], str)
+        self.assertTrue(body["error"]["message"], text)
+        self.assertIsInstance(body["error"]["type"], str)
+        if param is not None:
+            self.assertEqual(body["error"]["param"], param, text)
+        return body["error"]
+
+
+class Models(OpenAITest):
+    def test_list(self):
+        models = self.client.models.list()
+        self.assertEqual(models.object, "list")
+        self.assertGreaterEqual(len(models.data), 1)
+        for m in models.data:
+            self.assertEqual(m.object, "model")
+            self.assertIsInstance(m.created, int)
+            self.assertIsInstance(m.owned_by, str)
+
+    def test_retrieve(self):
+        self.assertEqual(self.client.models.retrieve(self.model).id, self.model)
+
+    def test_retrieve_unknown(self):
+        with self.assertRaises(openai.NotFoundError) as caught:
+            self.client.models.retrieve("no-such-model")
+        self.assertEqual(set(caught.exception.body), ERROR_KEYS)
+
+
+class Chat(OpenAITest):
+    def test_answer(self):
+        before = int(time.time())
+        r = self.chat()
+        self.assertEqual(r.object, "chat.completion")
+        self.assertTrue(r.id.startswith("chatcmpl-"), r.id)
+        self.assertEqual(r.model, self.model)
+        self.assertLessEqual(abs(r.created - before), TIMEOUT + 5)
+        self.assertEqual(len(r.choices), 1)
+        choice = r.choices[0]
+        self.assertEqual(choice.index, 0)
+        self.assertEqual(choice.message.role, "assistant")
+        self.assertIsInstance(choice.message.content, str)
+        self.assertIn(choice.finish_reason, ("stop", "length"))
+        self.assertIsNone(choice.logprobs)
+        self.assertGreater(r.usage.prompt_tokens, 0)
+        self.assertEqual(r.usage.total_tokens, r.usage.prompt_tokens + r.usage.completion_tokens)
+        self.assertLessEqual(r.usage.completion_tokens, 12)
+        if choice.finish_reason == "length":
+            self.assertEqual(r.usage.completion_tokens, 12)
+
+    def test_greedy_repeats_itself(self):
+        self.assertEqual(self.chat().choices[0].message.content, self.chat().choices[0].message.content)
+
+    def test_ids_differ(self):
+        self.assertNotEqual(self.chat(max_tokens=1).id, self.chat(max_tokens=1).id)
+
+    def test_max_completion_tokens(self):
+        r = self.chat(max_tokens=openai.omit, max_completion_tokens=3)
+        self.assertLessEqual(r.usage.completion_tokens, 3)
+
+    def test_content_parts(self):
+        parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in MESSAGES]
+        self.assertEqual(self.chat(messages=parts).choices[0].message.content, self.chat().choices[0].message.content)
+
+    def test_several_choices(self):
+        r = self.chat(n=3, temperature=1.0, seed=7)
+        self.assertEqual([c.index for c in r.choices], [0, 1, 2])
+        self.assertLessEqual(r.usage.completion_tokens, 36)
+
+    def test_seed_decides(self):
+        options = {"temperature": 1.0, "seed": 1234, "max_tokens": 24}
+        self.assertEqual(self.chat(**options).choices[0].message.content, self.chat(**options).choices[0].message.content)
+
+    def test_harmless_and_unknown_fields(self):
+        r = self.chat(user="somebody", metadata={"a": "b"}, store=False, top_p=1.0, presence_penalty=0, frequency_penalty=0,
+                      extra_body={"some_new_field": {"x": [1]}, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
+        self.assertEqual(r.choices[0].message.content, self.chat().choices[0].message.content)
+
+    def test_unicode_prompt(self):
+        r = self.chat(messages=[{"role": "user", "content": "Grüße, 世界 🙂\u0000\u200b\n\"quoted\" \\ <b>&amp;"}])
+        self.assertIsInstance(r.choices[0].message.content, str)
+
+    def test_async_client(self):
+        async def many():
+            async with openai.AsyncOpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT) as client:
+                calls = [client.chat.completions.create(model=self.model, messages=MESSAGES, temperature=0, max_tokens=6)
+                         for _ in range(12)]
+                return await asyncio.gather(*calls)
+
+        for r in asyncio.run(many()):
+            self.assertIn(r.choices[0].finish_reason, ("stop", "length"))
+
+
+class ChatStream(OpenAITest):
+    def collect(self, **options):
+        """Checks the frame of a stream; returns ({index: text}, {index: finish_reason}, usage, chunks)."""
+        texts, finish, usage, chunks = {}, {}, None, []
+        for chunk in self.chat(stream=True, **options):
+            chunks.append(chunk)
+            self.assertEqual(chunk.object, "chat.completion.chunk")
+            self.assertEqual((chunk.id, chunk.created, chunk.model), (chunks[0].id, chunks[0].created, chunks[0].model))
+            if not chunk.choices:
+                self.assertIsNone(usage, "two usage chunks")
+                usage = chunk.usage
+                continue
+            for choice in chunk.choices:
+                self.assertNotIn(choice.index, finish, "a chunk after the finish chunk of its choice")
+                if choice.index not in texts:
+                    self.assertEqual(choice.delta.role, "assistant")
+                    texts[choice.index] = ""
+                else:
+                    self.assertIsNone(choice.delta.role)
+                texts[choice.index] += choice.delta.content or ""
+                if choice.finish_reason is not None:
+                    finish[choice.index] = choice.finish_reason
+        self.assertEqual(set(texts), set(finish), "each choice finishes exactly once")
+        return texts, finish, usage, chunks
+
+    def test_equals_unary(self):
+        whole = self.chat(max_tokens=24).choices[0]
+        texts, finish, usage, _ = self.collect(max_tokens=24)
+        self.assertEqual(texts, {0: whole.message.content})
+        self.assertEqual(finish, {0: whole.finish_reason})
+        self.assertIsNone(usage)
+
+    def test_usage(self):
+        whole = self.chat()
+        _, _, usage, chunks = self.collect(stream_options={"include_usage": True})
+        self.assertIsNotNone(usage, "no usage chunk")
+        self.assertEqual(chunks[-1].choices, [])
+        self.assertEqual((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+                         (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens))
+        for chunk in chunks[:-1]:
+            self.assertIsNone(chunk.usage)
+
+    def test_several_choices(self):
+        options = {"n": 2, "temperature": 1.0, "seed": 5}
+        texts, _, _, _ = self.collect(**options)
+        whole = self.chat(**options)
+        self.assertEqual(texts, {c.index: c.message.content for c in whole.choices})
+
+    def test_stop(self):
+        text = self.chat(max_tokens=24).choices[0].message.content
+        if len(text) < 8:
+            self.skipTest("the model says too little")
+        stop = text[4:7]
+        texts, finish, _, _ = self.collect(max_tokens=24, stop=[stop])
+        self.assertEqual(texts[0], text[:text.index(stop)])
+        self.assertEqual(finish, {0: "stop"})
+
+    def test_raw_frames(self):
+        body = {"model": self.model, "messages": MESSAGES, "max_tokens": 4, "stream": True}
+        status, headers, text = http("/v1/chat/completions", body)
+        self.assertEqual(status, 200, text)
+        self.assertTrue(headers["Content-Type"].startswith("text/event-stream"), headers["Content-Type"])
+        events = [e for e in text.split("\n\n") if e and not e.startswith(":")]
+        self.assertTrue(all(e.startswith("data: ") for e in events), text)
+        self.assertEqual(events[-1], "data: [DONE]")
+        for e in events[:-1]:
+            self.assertIn("choices", json.loads(e[6:]))
+
+    def test_disconnect(self):
+        for _ in range(5):
+            stream = self.chat(stream=True, max_tokens=200, extra_body={"ignore_eos": True})
+            next(iter(stream))
+            stream.close()
+        self.assertIn(self.chat().choices[0].finish_reason, ("stop", "length"))
+        # The abandoned requests leave the engine soon.
+        deadline = time.time() + 20
+        running = None
+        while time.time() < deadline:
+            status, _, text = http("/metrics")
+            self.assertEqual(status, 200)
+            lines = [l for l in text.splitlines() if l.startswith("vllm:num_requests_running")]
+            self.assertTrue(lines, "no vllm:num_requests_running in /metrics")
+            running = sum(float(l.rsplit(" ", 1)[1]) for l in lines)
+            if running == 0:
+                return
+            time.sleep(0.2)
+        self.fail(f"{running} requests still run 20 s after their clients left")
+
+    def test_async_streams(self):
+        async def one(client):
+            stream = await client.chat.completions.create(model=self.model, messages=MESSAGES, temperature=0, max_tokens=8,
+                                                          stream=True)
+            return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+
+        async def many():
+            async with openai.AsyncOpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT) as client:
+                return await asyncio.gather(*[one(client) for _ in range(8)])
+
+        self.assertEqual(len(asyncio.run(many())), 8)
+
+
+class StopAndLogprobs(OpenAITest):
+    def test_stop_string(self):
+        text = self.chat(max_tokens=24).choices[0].message.content
+        if len(text) < 8:
+            self.skipTest("the model says too little")
+        for stop in (text[4:7], ["\u0001never", text[5:8]]):
+            wanted = stop if isinstance(stop, str) else stop[1]
+            r = self.chat(max_tokens=24, stop=stop).choices[0]
+            self.assertEqual(r.message.content, text[:text.index(wanted)])
+            self.assertEqual(r.finish_reason, "stop")
+
+    def test_chat_logprobs(self):
+        r = self.chat(logprobs=True, top_logprobs=3)
+        choice = r.choices[0]
+        content = choice.logprobs.content
+        self.assertGreater(len(content), 0)
+        self.assertLessEqual(len(content), r.usage.completion_tokens)
+        said = b"".join(bytes(t.bytes) if t.bytes is not None else t.token.encode() for t in content)
+        text = choice.message.content
+        if "\ufffd" not in text:
+            self.assertTrue(said.startswith(text.encode()), (said, text))
+        for t in content:
+            self.assertLessEqual(t.logprob, 0)
+            self.assertEqual(len(t.top_logprobs), 3)
+            values = [x.logprob for x in t.top_logprobs]
+            self.assertEqual(values, sorted(values, reverse=True))
+            # Greedy decoding takes the likeliest token.
+            self.assertAlmostEqual(t.logprob, values[0], places=4)
+
+    def test_streamed_logprobs(self):
+        whole = [t.token for t in self.chat(logprobs=True).choices[0].logprobs.content]
+        streamed = []
+        for chunk in self.chat(logprobs=True, stream=True):
+            for choice in chunk.choices:
+                if choice.logprobs is not None and choice.logprobs.content:
+                    streamed += [t.token for t in choice.logprobs.content]
+        self.assertEqual(streamed, whole)
+
+    def test_completion_logprobs(self):
+        r = self.complete(logprobs=2)
+        lp = r.choices[0].logprobs
+        n = len(lp.tokens)
+        self.assertGreater(n, 0)
+        self.assertEqual((len(lp.token_logprobs), len(lp.top_logprobs), len(lp.text_offset)), (n, n, n))
+        self.assertTrue(all(0 < len(t) <= 3 for t in lp.top_logprobs))
+        self.assertEqual(lp.text_offset, sorted(lp.text_offset))
+
+
+class Completions(OpenAITest):
+    def test_answer(self):
+        r = self.complete()
+        self.assertEqual(r.object, "text_completion")
+        self.assertTrue(r.id.startswith("cmpl-"), r.id)
+        self.assertIsInstance(r.choices[0].text, str)
+        self.assertIn(r.choices[0].finish_reason, ("stop", "length"))
+        self.assertEqual(r.usage.total_tokens, r.usage.prompt_tokens + r.usage.completion_tokens)
+
+    def test_stream_equals_unary(self):
+        whole = self.complete(max_tokens=24)
+        chunks = list(self.complete(max_tokens=24, stream=True, stream_options={"include_usage": True}))
+        self.assertEqual("".join(c.choices[0].text for c in chunks if c.choices), whole.choices[0].text)
+        self.assertEqual(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens)
+        self.assertEqual([c.choices[0].finish_reason for c in chunks if c.choices][-1], whole.choices[0].finish_reason)
+
+    def test_several_prompts(self):
+        alone = [self.complete(prompt=p).choices[0].text for p in (PROMPT, "The dog")]
+        r = self.complete(prompt=[PROMPT, "The dog"])
+        self.assertEqual([c.index for c in r.choices], [0, 1])
+        self.assertEqual([c.text for c in r.choices], alone)
+
+    def test_prompts_times_choices(self):
+        r = self.complete(prompt=[PROMPT, "The dog"], n=2, temperature=1.0, seed=3, max_tokens=4)
+        self.assertEqual([c.index for c in r.choices], [0, 1, 2, 3])
+
+    def test_token_prompt(self):
+        status, _, text = http("/tokenize", {"model": self.model, "prompt": PROMPT})
+        self.assertEqual(status, 200, text)
+        tokens = json.loads(text)["tokens"]
+        self.assertEqual(self.complete(prompt=tokens).choices[0].text, self.complete().choices[0].text)
+        self.assertEqual(self.complete(prompt=[tokens, tokens]).choices[1].text, self.complete().choices[0].text)
+
+    def test_echo(self):
+        r = self.complete(echo=True)
+        self.assertEqual(r.choices[0].text, PROMPT + self.complete().choices[0].text)
+
+    def test_min_tokens_and_ignore_eos(self):
+        r = self.complete(max_tokens=40, extra_body={"ignore_eos": True})
+        self.assertEqual((r.usage.completion_tokens, r.choices[0].finish_reason), (40, "length"))
+        self.assertGreaterEqual(self.complete(extra_body={"min_tokens": 5}).usage.completion_tokens, 5)
+
+    def test_logit_bias(self):
+        status, _, text = http("/tokenize", {"model": self.model, "prompt": "a", "add_special_tokens": False})
+        token = json.loads(text)["tokens"][-1]
+        r = self.complete(max_tokens=3, logit_bias={str(token): 100})
+        status, _, text = http("/detokenize", {"model": self.model, "tokens": [token] * 3})
+        self.assertEqual(status, 200, text)
+        # +100 outweighs any model's opinion.
+        self.assertEqual(r.choices[0].text.strip(), json.loads(text)["prompt"].strip())
+
+
+class TextTools(OpenAITest):
+    def test_round_trip(self):
+        status, _, text = http("/tokenize", {"model": self.model, "prompt": PROMPT, "add_special_tokens": False})
+        self.assertEqual(status, 200, text)
+        body = json.loads(text)
+        self.assertEqual(body["count"], len(body["tokens"]))
+        status, _, text = http("/detokenize", {"model": self.model, "tokens": body["tokens"]})
+        self.assertEqual(status, 200, text)
+        self.assertEqual(json.loads(text)["prompt"].strip(), PROMPT)
+
+    def test_chat_messages(self):
+        status, _, text = http("/tokenize", {"model": self.model, "messages": MESSAGES})
+        self.assertEqual(status, 200, text)
+        self.assertEqual(json.loads(text)["count"], self.chat(max_tokens=1).usage.prompt_tokens)
+
+    def test_health_and_metrics(self):
+        for path in ("/health", "/health/live", "/health/ready"):
+            status, _, text = http(path)
+            self.assertEqual(status, 200, (path, text))
+        status, headers, text = http("/metrics")
+        self.assertEqual(status, 200)
+        self.assertTrue(headers["Content-Type"].startswith("text/plain"))
+        for name in ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+                     "vllm:time_to_first_token_seconds_bucket", "vllm:request_success_total"):
+            self.assertIn(name, text)
+
+
+class Errors(OpenAITest):
+    def test_exceptions(self):
+        cases = [
+            (openai.NotFoundError, {"model": "no-such-model"}),
+            (openai.BadRequestError, {"messages": []}),
+            (openai.BadRequestError, {"temperature": -1}),
+            (openai.BadRequestError, {"top_p": 2}),
+            (openai.BadRequestError, {"n": 0}),
+            (openai.BadRequestError, {"max_tokens": -1}),
+            (openai.BadRequestError, {"top_logprobs": 3}),
+            (openai.BadRequestError, {"messages": [{"role": "nobody", "content": "x"}]}),
+        ]
+        for kind, options in cases:
+            with self.subTest(options=options):
+                with self.assertRaises(kind) as caught:
+                    self.chat(**options)
+                self.assertEqual(set(caught.exception.body), ERROR_KEYS)
+                self.assertTrue(caught.exception.body["message"])
+
+    def test_the_field_is_named(self):
+        good = {"model": self.model, "messages": MESSAGES, "max_tokens": 2}
+        bad = [("temperature", "hot"), ("temperature", 1e308), ("top_p", -1), ("top_p", [1]), ("n", 2**31), ("n", 1.5), ("max_tokens", 2**63),
+               ("max_tokens", "many"), ("seed", "x"), ("stop", 5), ("stop", [[]]), ("stream", "yes"), ("logprobs", 3), ("top_k", "x"),
+               ("min_tokens", -1), ("logit_bias", [1]), ("messages", "hello"), ("messages", None), ("messages", [5]),
+               ("frequency_penalty", 1000), ("stream_options", 7)]
+        for name, value in bad:
+            with self.subTest(field=name, value=value):
+                status, _, text = http("/v1/chat/completions", {**good, name: value})
+                error = self.assert_error_object(status, text, 400)
+                self.assertIsNotNone(error["param"], text)
+                self.assertEqual(error["param"].split(".")[0].split("[")[0], name, text)
+
+    def test_nested_field_is_named(self):
+        body = {"model": self.model, "messages": [{"role": "user", "content": 5}]}
+        status, _, text = http("/v1/chat/completions", body)
+        error = self.assert_error_object(status, text, 400)
+        self.assertTrue(error["param"].startswith("messages"), text)
+
+    def test_bad_bodies(self):
+        for raw in (b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": "' + b"\xff" + b'"}', b"[" * 100000,
+                    b'{"a":' * 5000, b'{"model": 1e999}', b"{} trailing"):
+            with self.subTest(raw=raw[:40]):
+                status, _, text = http("/v1/chat/completions", raw=raw, method="POST")
+                self.assert_error_object(status, text, 400)
+
+    def test_missing_fields(self):
+        for path, field in (("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")):
+            status, _, text = http(path, {"model": self.model})
+            self.assert_error_object(status, text, 400, field)
+
+    def test_too_long(self):
+        status, _, text = http("/v1/completions", {"model": self.model, "prompt": "word " * 200_000, "max_tokens": 1})
+        self.assert_error_object(status, text)
+        self.assertIn(status, (400, 413), text[:300])
+
+    def test_paths_and_methods(self):
+        status, _, text = http("/v1/nope")
+        self.assert_error_object(status, text, 404)
+        status, _, text = http("/v1/chat/completions", method="GET")
+        self.assert_error_object(status, text)
+        self.assertIn(status, (404, 405))
+
+    def test_error_in_a_stream_request_is_a_plain_error(self):
+        status, headers, text = http("/v1/chat/completions", {"model": self.model, "messages": MESSAGES, "stream": True, "n": -1})
+        self.assert_error_object(status, text, 400, "n")
+        self.assertTrue(headers["Content-Type"].startswith("application/json"))
+
+    def test_template_kwargs_cannot_replace_messages(self):
+        body = {"model": self.model, "messages": MESSAGES, "chat_template_kwargs": {"messages": []}}
+        status, _, text = http("/v1/chat/completions", body)
+        self.assert_error_object(status, text, 400, "chat_template_kwargs")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
