@@ -18,7 +18,7 @@ using namespace tokenizer_json;
 
 // Tokens by id; ids may have holes, but the largest is bounded by the number of tokens.
 Status check_density(int64_t largest, size_t count) {
-  if (largest >= kMaxVocabulary || static_cast<uint64_t>(largest) > 8 * static_cast<uint64_t>(count) + 65536)
+  if (largest >= kMaxVocabulary || largest > static_cast<int64_t>(8 * count + 65536))
     return invalid_argument(
         cat("tokenizer.json: token id ", largest, " is too large for ", count, " tokens"));
   return ok_status();

@@ -1,0 +1,270 @@
+// Damaged and hostile tokenizer files are refused with a message; hostile texts are tokenized in linear time.
+#include <chrono>
+
+#include "engine/base/format.h"
+#include "engine/text/gguf_vocab.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+using namespace oar;
+
+namespace {
+
+// A byte-level BPE tokenizer.json with the 256 bytes and merges that double runs of "a".
+std::string byte_level_json(std::string_view pattern, std::string_view extra = "") {
+  std::string vocab, merges;
+  int id = 0;
+  const auto quote = [](std::string_view s) {
+    std::string out = "\"";
+    for (const char c : s) {
+      if (c == '"' || c == '\\') out += '\\';
+      out += c;
+    }
+    return out + '"';
+  };
+  for (char32_t c = 0x21; c < 0x144; ++c) {
+    if ((c > 0x7E && c < 0xA1) || c == 0xAD) continue;
+    vocab += cat(id ? "," : "", quote(to_utf8(c)), ":", id);
+    ++id;
+  }
+  for (size_t n = 1; n <= 16; n *= 2) {
+    vocab += cat(",", quote(std::string(n * 2, 'a')), ":", id++);
+    merges +=
+        cat(merges.empty() ? "" : ",", "[", quote(std::string(n, 'a')), ",", quote(std::string(n, 'a')), "]");
+  }
+  std::string escaped;
+  for (const char c : pattern) {
+    if (c == '\\' || c == '"') escaped += '\\';
+    escaped += c;
+  }
+  return cat(
+      R"({"added_tokens":[],"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")",
+      escaped, R"("},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,)",
+      R"("use_regex":false}]},"decoder":{"type":"ByteLevel"},"model":{"type":"BPE",)", extra, R"("vocab":{)",
+      vocab, R"(},"merges":[)", merges, "]}}");
+}
+
+constexpr std::string_view kPatterns[] = {
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+};
+
+// Texts of n bytes that hurt quadratic tokenizers.
+std::vector<std::string> hostile_texts(size_t n) {
+  std::vector<std::string> texts;
+  for (const char* unit : {"a", " ", "\n", " \n", "A", "1", "!", "'", "aB", "\xE6\xBC\xA2", "e\xCC\x81",
+                           "\xF0\x9F\x98\x80", "\xFF", "\xC2\xA0", "'S", "ab ", "\r\n\t"}) {
+    std::string t;
+    while (t.size() < n) t += unit;
+    texts.push_back(std::move(t));
+  }
+  std::string every;
+  while (every.size() < n)
+    for (int b = 0; b < 256; ++b) every += static_cast<char>(b);
+  texts.push_back(std::move(every));
+  return texts;
+}
+
+double seconds_to_encode(const Tokenizer& t, const std::string& text) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto ids = t.encode(text);
+  REQUIRE_OK(ids);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A SentencePiece BPE or unigram model over the letters "a", "aa", ... and the marker, written by hand.
+std::string sentencepiece_model(bool bpe) {
+  const auto varint = [](uint64_t v) {
+    std::string s;
+    for (; v >= 0x80; v >>= 7) s += static_cast<char>(v | 0x80);
+    return s + static_cast<char>(v);
+  };
+  const auto bytes = [&](int field, std::string_view b) {
+    return varint(static_cast<uint64_t>(field) * 8 + 2) + varint(b.size()) + std::string(b);
+  };
+  std::string model;
+  const auto piece = [&](std::string_view text, float score, int type) {
+    std::string p = bytes(1, text) + varint(2 * 8 + 5);
+    p.append(reinterpret_cast<const char*>(&score), 4);
+    p += varint(3 * 8) + varint(static_cast<uint64_t>(type));
+    model += bytes(1, p);
+  };
+  piece("<unk>", 0, 2);
+  piece("<s>", 0, 3);
+  piece("</s>", 0, 3);
+  piece("\xE2\x96\x81", -3, 1);
+  for (int n = 1; n <= 16; ++n) piece(std::string(static_cast<size_t>(n), 'a'), static_cast<float>(-n), 1);
+  model += bytes(2, varint(3 * 8) + varint(bpe ? 2 : 1));
+  model += bytes(3, varint(4 * 8) + varint(0));
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("hostile texts are tokenized without loss") {
+  for (const auto pattern : kPatterns) {
+    const auto t = tokenizer_from_json(byte_level_json(pattern));
+    REQUIRE_OK(t);
+    for (const std::string& text : hostile_texts(20000)) {
+      const auto ids = (*t)->encode(text);
+      REQUIRE_OK(ids);
+      CHECK((*t)->decode(*ids) == repair_utf8(text));
+    }
+  }
+}
+
+TEST_CASE("time grows with the text, not with its square") {
+  std::vector<TokenizerPtr> tokenizers;
+  for (const auto pattern : kPatterns) {
+    const auto t = tokenizer_from_json(byte_level_json(pattern));
+    REQUIRE_OK(t);
+    tokenizers.push_back(*t);
+  }
+  for (const bool bpe : {true, false}) {
+    const auto t = tokenizer_from_sentencepiece(sentencepiece_model(bpe));
+    REQUIRE_OK(t);
+    tokenizers.push_back(*t);
+  }
+  // 150 kB in quadratic time would take minutes; the limit leaves room for sanitizers on a busy machine.
+  for (const TokenizerPtr& t : tokenizers)
+    for (const std::string& text : hostile_texts(150000)) {
+      INFO(text.substr(0, 8));
+      CHECK(seconds_to_encode(*t, text) < 5.0);
+    }
+}
+
+TEST_CASE("ten megabytes without a space, and a million equal characters", "[slow]") {
+  const auto t = tokenizer_from_json(byte_level_json(kPatterns[1]));
+  REQUIRE_OK(t);
+  CHECK(seconds_to_encode(**t, std::string(1000000, 'a')) < 5.0);
+  CHECK(seconds_to_encode(**t, std::string(10000000, 'b')) < 20.0);
+  std::string mixed;
+  for (uint32_t x = 1; mixed.size() < 10000000; x = x * 1664525 + 1013904223)
+    mixed += static_cast<char>('a' + (x >> 24) % 3);
+  CHECK(seconds_to_encode(**t, mixed) < 30.0);
+}
+
+TEST_CASE("a tokenizer.json cut or changed anywhere is refused or works, and never crashes") {
+  const std::string good = byte_level_json(kPatterns[0]);
+  REQUIRE_OK(tokenizer_from_json(good));
+  for (size_t n = 0; n < good.size(); n += 97) CHECK_FALSE(tokenizer_from_json(good.substr(0, n)).ok());
+  uint32_t x = 12345;
+  for (int round = 0; round < 300; ++round) {
+    std::string bad = good;
+    for (int k = 0; k < 3; ++k) {
+      x = x * 1664525 + 1013904223;
+      bad[(x >> 8) % bad.size()] = static_cast<char>(x >> 24);
+    }
+    const auto t = tokenizer_from_json(bad);
+    if (t.ok()) (void)(*t)->encode("Hello, world");
+  }
+}
+
+TEST_CASE("faults in tokenizer.json are named") {
+  const auto message = [](const std::string& json) {
+    const auto t = tokenizer_from_json(json);
+    REQUIRE_FALSE(t.ok());
+    return t.status().message();
+  };
+  const auto has = [](const std::string& text, std::string_view part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(message("[]"), "object"));
+  CHECK(has(message("{}"), "model"));
+  CHECK(has(message(R"({"model":{"type":"BPE","vocab":{"a":-1},"merges":[]}})"), "vocab"));
+  CHECK(has(message(R"({"model":{"type":"BPE","vocab":{"a":2000000000},"merges":[]}})"), "2000000000"));
+  CHECK(has(message(R"({"model":{"type":"BPE","vocab":{"a":0,"b":0},"merges":[]}})"), "two tokens"));
+  CHECK(has(message(R"({"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}})"), "merges[0]"));
+  CHECK(has(message(R"({"model":{"type":"BPE","vocab":{"a":0},"merges":["ab"]}})"), "merges[0]"));
+  CHECK(has(message(R"({"model":{"type":"Unigram","vocab":[["a",1e400]]}})"), "range"));
+  CHECK(has(message(R"({"model":{"type":"Unigram","vocab":[["a",0]],"unk_id":7}})"), "unk_id"));
+  CHECK(has(message(R"({"model":{"type":"WordPiece","vocab":{"a":0},"unk_token":"[UNK]"}})"), "[UNK]"));
+  CHECK(has(message(R"({"model":{"type":"Magic","vocab":{}}})"), "Magic"));
+  CHECK(has(message(R"({"normalizer":{"type":"Fold"},"model":{"type":"WordLevel","vocab":{}}})"), "Fold"));
+  CHECK(has(message(R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?<a"},"behavior":"Isolated"},)"
+                    R"("model":{"type":"WordLevel","vocab":{}}})"),
+            "(?<a"));
+  CHECK(has(
+      message(
+          R"({"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A","type_id":0}},)"
+          R"({"SpecialToken":{"id":"x","type_id":0}}],"special_tokens":{}},)"
+          R"("model":{"type":"WordLevel","vocab":{}}})"),
+      "\"x\""));
+  CHECK(has(
+      message(
+          R"({"added_tokens":[{"id":3000000,"content":"x"}],"model":{"type":"WordLevel","vocab":{"a":0}}})"),
+      "3000000"));
+  CHECK(has(message(R"({"normalizer":{"type":"Precompiled","precompiled_charsmap":"////////"},)"
+                    R"("model":{"type":"WordLevel","vocab":{}}})"),
+            "charsmap"));
+  std::string nested = R"({"type":"NFC"})";
+  for (int i = 0; i < 20; ++i) nested = R"({"type":"Sequence","normalizers":[)" + nested + "]}";
+  CHECK(has(message(R"({"normalizer":)" + nested + R"(,"model":{"type":"WordLevel","vocab":{}}})"), "deep"));
+}
+
+TEST_CASE("SentencePiece models cut or changed anywhere are refused or work") {
+  for (const bool bpe : {true, false}) {
+    const std::string good = sentencepiece_model(bpe);
+    const auto t = tokenizer_from_sentencepiece(good);
+    REQUIRE_OK(t);
+    const auto ids = (*t)->encode("aaaaa aa");
+    REQUIRE_OK(ids);
+    CHECK((*t)->decode(*ids) == "aaaaa aa");
+    for (size_t n = 0; n < good.size(); ++n) (void)tokenizer_from_sentencepiece(good.substr(0, n)).ok();
+    for (size_t i = 0; i < good.size(); ++i)
+      for (const int bit : {0, 3, 7}) {
+        std::string bad = good;
+        bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
+        const auto r = tokenizer_from_sentencepiece(bad);
+        if (r.ok()) (void)(*r)->encode("aaa b \xE2\x96\x81");
+      }
+  }
+  CHECK_FALSE(tokenizer_from_sentencepiece("").ok());
+  CHECK_FALSE(tokenizer_from_sentencepiece(std::string(1000, '\xFF')).ok());
+}
+
+TEST_CASE("llama2.c vocabularies are checked against their length") {
+  CHECK_FALSE(tokenizer_from_llama2c("", 512).ok());
+  CHECK_FALSE(tokenizer_from_llama2c(std::string(100, '\xFF'), 5).ok());
+  CHECK_FALSE(tokenizer_from_llama2c(std::string(100, '\0'), -1).ok());
+  CHECK_FALSE(tokenizer_from_llama2c(std::string(100, '\0'), 2147483647).ok());
+}
+
+TEST_CASE("GGUF vocabularies with contradictions are refused") {
+  GgufVocab good;
+  good.model = "llama";
+  good.tokens = {"<unk>", "<s>", "</s>", "a", "b", "ab"};
+  good.scores = {0, 0, 0, -1, -2, -3};
+  good.token_types = {2, 3, 3, 1, 1, 1};
+  good.bos_id = 1, good.eos_id = 2, good.unk_id = 0, good.sep_id = good.pad_id = GgufVocab::kAbsent;
+  const auto t = tokenizer_from_gguf(good);
+  REQUIRE_OK(t);
+  CHECK((*t)->bos_id() == 1);
+  CHECK_FALSE((*t)->pad_id().has_value());
+  CHECK((*t)->adds_bos());
+  const auto refuse = [&](auto change) {
+    GgufVocab v = good;
+    change(v);
+    return !tokenizer_from_gguf(std::move(v)).ok();
+  };
+  CHECK(refuse([](GgufVocab& v) { v.tokens.clear(); }));
+  CHECK(refuse([](GgufVocab& v) { v.scores.pop_back(); }));
+  CHECK(refuse([](GgufVocab& v) { v.token_types.push_back(1); }));
+  CHECK(refuse([](GgufVocab& v) { v.scores[3] = std::numeric_limits<float>::quiet_NaN(); }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "rwkv"; }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.pre = "unheard-of"; }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.merges = {"a zz"}; }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.merges = {"ab"}; }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.merges = {""}; }));
+  CHECK(refuse([](GgufVocab& v) { v.model = "t5", v.precompiled_charsmap = "\xFF\xFF\xFF\xFF"; }));
+  CHECK_FALSE(refuse([](GgufVocab& v) { v.unk_id = 77; }));  // fillers count as absent
+  for (const char* pre :
+       {"default", "gpt-2", "llama-bpe", "qwen2", "qwen35", "deepseek-coder", "deepseek-v3", "falcon",
+        "starcoder", "bloom", "viking", "tekken", "gpt-4o", "bailingmoe", "smaug-bpe", "stablelm2"}) {
+    INFO(pre);
+    CHECK_FALSE(refuse([&](GgufVocab& v) { v.model = "gpt2", v.pre = pre, v.merges = {"a b"}; }));
+  }
+}
