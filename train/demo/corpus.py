@@ -54,6 +54,7 @@ def read_corpus(folder: Path) -> Corpus:
     novel = novel[begin:end].rstrip() + "\n"
     plays, plays_end = _split(plays, "\n\n")
     novel, novel_end = _split(novel, "\n")
+    novel_end = novel_end[:novel_end.index("[A:")]  # misprints that Gutenberg's proofreaders found
     return Corpus(plays, novel, plays_end.strip() + "\n\n" + novel_end.strip() + "\n")
 
 
