@@ -26,8 +26,7 @@ Value lowered(Interpreter& in, const Value& v) {
 // The sort key of filters with case_sensitive and attribute parameters; `attribute` null: the item itself.
 Value key_of(Interpreter& in, const Value& item, const Value* attribute, bool case_sensitive,
              const Value* fallback = nullptr) {
-  Value v = attribute == nullptr ? item : in.path(item, *attribute);
-  if (v.is_undefined() && fallback != nullptr && !fallback->is_none()) v = *fallback;
+  const Value v = attribute == nullptr ? item : in.path(item, *attribute, fallback);
   return case_sensitive ? v : lowered(in, v);
 }
 
@@ -114,9 +113,7 @@ Value f_map(Interpreter& in, const Value& v, const Bound& a) {
       out.push_back(in.filter(to_text(a.all->positional[0], "map's filter name"), item, rest));
       continue;
     }
-    Value x = in.path(item, *attribute);
-    if (x.is_undefined() && fallback != nullptr && !fallback->is_none()) x = *fallback;
-    out.push_back(std::move(x));
+    out.push_back(in.path(item, *attribute, fallback));
   }
   return in.heap().iterator(std::move(out));
 }

@@ -260,9 +260,10 @@ Value format_percent(Interpreter& in, const Value& format, const Value& argument
     heap.work(item.size());
     out += item;
   }
-  const bool all_used = is_tuple ? next >= arguments.sequence()->items.size()
-                                 : next > 0 || by_name || arguments.is(Type::kDict) ||
-                                       (arguments.is(Type::kSequence) && arguments.sequence()->is_list());
+  const bool all_used = arguments.is_undefined() ||
+                        (is_tuple ? next >= arguments.sequence()->items.size()
+                                  : next > 0 || by_name || arguments.is(Type::kDict) ||
+                                        (arguments.is(Type::kSequence) && arguments.sequence()->is_list()));
   if (!all_used) fail("not all arguments converted during string formatting");
   heap.work(out.size());
   return heap.string(std::move(out)).with_markup(format.is_markup());

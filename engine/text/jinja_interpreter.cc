@@ -528,16 +528,20 @@ Value Interpreter::callable_attribute(Callable& c, std::string_view name) {
   return Value();
 }
 
-Value Interpreter::path(const Value& object, const Value& dotted) {
+Value Interpreter::path(const Value& object, const Value& dotted, const Value* fallback) {
   if (dotted.is_none()) return object;
-  if (!dotted.is_string()) return element(object, dotted);
+  const auto step = [&](const Value& from, const Value& key) {
+    Value v = element(from, key);
+    return v.is_undefined() && fallback != nullptr && !fallback->is_none() ? *fallback : v;
+  };
+  if (!dotted.is_string()) return step(object, dotted);
   Value v = object;
   for (const std::string_view part : split_at(dotted.str(), ".", -1, false)) {
     const bool number = !part.empty() && part.size() <= 18 &&
                         std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
     Int i = 0;
-    if (number && parse_int(part, 10, &i)) v = element(v, Value::integer(i));
-    else v = element(v, dotted.slice(static_cast<size_t>(part.data() - dotted.str().data()), part.size()));
+    const auto offset = static_cast<size_t>(part.data() - dotted.str().data());
+    v = step(v, number && parse_int(part, 10, &i) ? Value::integer(i) : dotted.slice(offset, part.size()));
   }
   return v;
 }

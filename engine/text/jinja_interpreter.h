@@ -82,8 +82,9 @@ class Interpreter {
   Value call(const Value& callee, const CallArguments& arguments);
   Value attribute(const Value& object, const Value& name);  // object.name
   Value element(const Value& object, const Value& key);     // object[key]
-  // A dotted path of filters ("a.b.0"), or an integer; None is the object itself.
-  Value path(const Value& object, const Value& dotted);
+  // A dotted path of filters ("a.b.0"), or an integer; None is the object itself. `fallback` (null or None:
+  // none) stands in for each step that is undefined.
+  Value path(const Value& object, const Value& dotted, const Value* fallback = nullptr);
   Value filter(std::string_view name, const Value& v, const CallArguments& arguments);
   bool test(std::string_view name, const Value& v, const CallArguments& arguments);
 

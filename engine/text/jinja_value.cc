@@ -482,7 +482,7 @@ std::vector<Value> iterate(Heap& heap, const Value& v) {
       for (size_t pos = 0; pos < s.size();) {
         const size_t start = pos;
         decode_at(s, pos);
-        items.push_back(v.slice(start, pos - start));
+        items.push_back(v.slice(start, pos - start).with_markup(false));
       }
       return items;
     }
