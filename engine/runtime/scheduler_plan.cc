@@ -124,12 +124,12 @@ bool Scheduler::make_room(Sequence& s) {
 }
 
 void Scheduler::plan_decode(Sequence& s) {
-  blocks_.leave_window(s.blocks, std::min(s.committed, s.known() - 1));
+  blocks_.leave_window(s.blocks, s.committed);
   if (make_room(s)) plan_rows(s, 1);
 }
 
 void Scheduler::plan_prefill(Sequence& s, bool others_want) {
-  blocks_.leave_window(s.blocks, std::min(s.committed, s.known() - 1));
+  blocks_.leave_window(s.blocks, s.committed);
   if (!make_room(s)) return;
   // Half of what is left, so that a long prompt does not hold up a short one behind it; the rest returns in
   // top_up().
@@ -152,15 +152,11 @@ void Scheduler::top_up() {
 }
 
 void Scheduler::preempt(Sequence& s) {
-  if (s.planned > 0) {  // rows planned above go back, and so do copies into blocks it gives up
-    rows_left_ += s.planned;
-    logits_left_ += s.planned_extra;
-    s.planned = s.planned_extra = 0;
-    std::erase_if(step_->copies, [&](const BlockCopy& c) {
-      const auto& held = s.blocks.groups[static_cast<size_t>(c.group)].blocks;
-      return std::find(held.begin(), held.end(), c.to) != held.end();
-    });
-  }
+  // Rows planned above go back. A copy planned into a block given up here stays planned: copies and rows run
+  // in order, so it lands before anything of the block's next holder.
+  rows_left_ += s.planned;
+  logits_left_ += s.planned_extra;
+  s.planned = s.planned_extra = 0;
   ++logits_left_;
   remove(running_, s);
   blocks_.release(s.blocks);
