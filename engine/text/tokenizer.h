@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/base/status.h"
-#include "engine/text/gguf_vocab.h"
+#include "engine/base/gguf_vocab.h"
 
 namespace oar {
 

@@ -89,34 +89,33 @@ Status check(const GgufVocab& v) {
     return invalid_argument(cat("tokenizer.ggml.tokens has ", n, " entries; the limit is ", kMaxVocabulary));
   if (!v.scores.empty() && v.scores.size() != n)
     return data_loss(cat("tokenizer.ggml.scores has ", v.scores.size(), " entries for ", n, " tokens"));
-  if (!v.token_types.empty() && v.token_types.size() != n)
-    return data_loss(
-        cat("tokenizer.ggml.token_type has ", v.token_types.size(), " entries for ", n, " tokens"));
+  if (!v.types.empty() && v.types.size() != n)
+    return data_loss(cat("tokenizer.ggml.token_type has ", v.types.size(), " entries for ", n, " tokens"));
   return ok_status();
 }
 
 // A special token's id, or nullopt when the file has none; an id outside the vocabulary counts as none, as
 // files in circulation write all kinds of fillers.
 std::optional<int32_t> role(std::optional<uint32_t> id, const GgufVocab& v) {
-  return id && *id != GgufVocab::kAbsent && *id < v.tokens.size() ? std::optional(static_cast<int32_t>(*id))
-                                                                  : std::nullopt;
+  return id && *id < v.tokens.size() ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
 }
 
-int32_t type_of(const GgufVocab& v, size_t i) {
-  return v.token_types.empty() ? GgufVocab::kNormal : v.token_types[i];
+GgufTokenType type_of(const GgufVocab& v, size_t i) {
+  return v.types.empty() ? GgufTokenType::kNormal : static_cast<GgufTokenType>(v.types[i]);
 }
 
 // Control, unknown and user-defined tokens are looked for in the raw text; the last also without
 // parse_special.
 void collect_added(const GgufVocab& v, TokenizerParts& parts) {
   for (size_t i = 0; i < v.tokens.size(); ++i) {
-    const int32_t type = type_of(v, i);
-    if (type != GgufVocab::kControl && type != GgufVocab::kUserDefined && type != GgufVocab::kUnknown)
+    const GgufTokenType type = type_of(v, i);
+    if (type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined &&
+        type != GgufTokenType::kUnknown)
       continue;
     AddedToken t;
     t.id = static_cast<int32_t>(i);
     t.content = v.tokens[i];
-    t.special = type != GgufVocab::kUserDefined;
+    t.special = type != GgufTokenType::kUserDefined;
     if (!t.content.empty()) parts.added.push_back(std::move(t));
   }
 }
@@ -124,8 +123,8 @@ void collect_added(const GgufVocab& v, TokenizerParts& parts) {
 void set_roles(const GgufVocab& v, TokenizerParts& parts, bool add_bos, bool add_eos) {
   parts.bos = role(v.bos_id, v);
   parts.eos = role(v.eos_id, v);
-  parts.pad = role(v.pad_id, v);
-  parts.unk = role(v.unk_id, v);
+  parts.pad = role(v.padding_id, v);
+  parts.unk = role(v.unknown_id, v);
   if (v.add_bos.value_or(add_bos) && parts.bos) parts.prefix = {*parts.bos};
   if (v.add_eos.value_or(add_eos) && parts.eos) parts.suffix = {*parts.eos};
   parts.adds_bos = !parts.prefix.empty();
@@ -207,8 +206,9 @@ std::string bert_spelling(std::string_view text, bool plain) {
 Result<TokenizerPtr> word_piece(GgufVocab v) {
   auto parts = std::make_unique<TokenizerParts>();
   for (size_t i = 0; i < v.tokens.size(); ++i) {
-    const int32_t type = type_of(v, i);
-    const bool plain = type == GgufVocab::kControl || type == GgufVocab::kUnknown || v.tokens[i].empty();
+    const GgufTokenType type = type_of(v, i);
+    const bool plain =
+        type == GgufTokenType::kControl || type == GgufTokenType::kUnknown || v.tokens[i].empty();
     v.tokens[i] = bert_spelling(v.tokens[i], plain);
   }
   parts->vocabulary = Vocabulary::build(v.tokens);
@@ -223,7 +223,7 @@ Result<TokenizerPtr> word_piece(GgufVocab v) {
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
 
   set_roles(v, *parts, true, false);
-  const auto cls = role(v.cls_id, v), sep = role(v.sep_id, v);
+  const auto cls = role(v.cls_id, v), sep = role(v.separator_id, v);
   if (!parts->bos) parts->bos = cls;
   if (!parts->eos) parts->eos = sep;
   if (v.add_bos.value_or(true) && cls) parts->prefix = {*cls};
@@ -251,20 +251,20 @@ Result<TokenizerPtr> sentencepiece(GgufVocab v, bool bpe) {
     return data_loss(cat("the GGUF file's \"", v.model, "\" vocabulary has no tokenizer.ggml.scores"));
   SentencePieceModel m;
   m.bpe = bpe;
-  m.unk = role(v.unk_id, v);
+  m.unk = role(v.unknown_id, v);
   m.bos = role(v.bos_id, v);
   m.eos = role(v.eos_id, v);
-  m.pad = role(v.pad_id, v);
+  m.pad = role(v.padding_id, v);
   std::array<bool, 256> bytes{};
   for (size_t i = 0; i < v.tokens.size(); ++i) {
     SentencePieceModel::Piece piece;
     piece.score = v.scores[i];
     switch (type_of(v, i)) {
-      case GgufVocab::kUnknown: piece.type = Type::kUnknown; break;
-      case GgufVocab::kControl: piece.type = Type::kControl; break;
-      case GgufVocab::kUserDefined: piece.type = Type::kUserDefined; break;
-      case GgufVocab::kUnused: piece.type = Type::kUnused; break;
-      case GgufVocab::kByte: piece.type = Type::kByte; break;
+      case GgufTokenType::kUnknown: piece.type = Type::kUnknown; break;
+      case GgufTokenType::kControl: piece.type = Type::kControl; break;
+      case GgufTokenType::kUserDefined: piece.type = Type::kUserDefined; break;
+      case GgufTokenType::kUnused: piece.type = Type::kUnused; break;
+      case GgufTokenType::kByte: piece.type = Type::kByte; break;
       default: piece.type = Type::kNormal; break;
     }
     if (piece.type == Type::kByte) {

@@ -96,7 +96,7 @@ oar::Result<oar::GgufVocab> read_gguf_vocab(const std::string& bytes) {
   if (const Value* x = get("scores"))
     for (const Value& e : x->list) v.scores.push_back(e.number);
   if (const Value* x = get("token_type"))
-    for (const Value& e : x->list) v.token_types.push_back(static_cast<int32_t>(e.integer));
+    for (const Value& e : x->list) v.types.push_back(static_cast<int32_t>(e.integer));
   if (const Value* x = get("merges"))
     for (const Value& e : x->list) v.merges.push_back(e.text);
   const auto id = [&](const std::string& name) -> std::optional<uint32_t> {
@@ -107,8 +107,8 @@ oar::Result<oar::GgufVocab> read_gguf_vocab(const std::string& bytes) {
     const Value* x = get(name);
     return x ? std::optional(x->integer != 0) : std::nullopt;
   };
-  v.bos_id = id("bos"), v.eos_id = id("eos"), v.unk_id = id("unknown"), v.sep_id = id("seperator");
-  v.pad_id = id("padding"), v.cls_id = id("cls"), v.mask_id = id("mask");
+  v.bos_id = id("bos"), v.eos_id = id("eos"), v.unknown_id = id("unknown"), v.separator_id = id("seperator");
+  v.padding_id = id("padding"), v.cls_id = id("cls"), v.mask_id = id("mask");
   v.add_bos = flag("add_bos_token"), v.add_eos = flag("add_eos_token"),
   v.add_space_prefix = flag("add_space_prefix");
   return v;

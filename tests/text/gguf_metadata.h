@@ -4,7 +4,7 @@
 #include <string>
 
 #include "engine/base/status.h"
-#include "engine/text/gguf_vocab.h"
+#include "engine/base/gguf_vocab.h"
 
 namespace oar_test {
 

@@ -2,7 +2,7 @@
 #include <chrono>
 
 #include "engine/base/format.h"
-#include "engine/text/gguf_vocab.h"
+#include "engine/base/gguf_vocab.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 #include "tests/support/catch.h"
@@ -238,8 +238,8 @@ TEST_CASE("GGUF vocabularies with contradictions are refused") {
   good.model = "llama";
   good.tokens = {"<unk>", "<s>", "</s>", "a", "b", "ab"};
   good.scores = {0, 0, 0, -1, -2, -3};
-  good.token_types = {2, 3, 3, 1, 1, 1};
-  good.bos_id = 1, good.eos_id = 2, good.unk_id = 0, good.sep_id = good.pad_id = GgufVocab::kAbsent;
+  good.types = {2, 3, 3, 1, 1, 1};
+  good.bos_id = 1, good.eos_id = 2, good.unknown_id = 0, good.separator_id = good.padding_id = 0xFFFFFFFF;
   const auto t = tokenizer_from_gguf(good);
   REQUIRE_OK(t);
   CHECK((*t)->bos_id() == 1);
@@ -252,7 +252,7 @@ TEST_CASE("GGUF vocabularies with contradictions are refused") {
   };
   CHECK(refuse([](GgufVocab& v) { v.tokens.clear(); }));
   CHECK(refuse([](GgufVocab& v) { v.scores.pop_back(); }));
-  CHECK(refuse([](GgufVocab& v) { v.token_types.push_back(1); }));
+  CHECK(refuse([](GgufVocab& v) { v.types.push_back(1); }));
   CHECK(refuse([](GgufVocab& v) { v.scores[3] = std::numeric_limits<float>::quiet_NaN(); }));
   CHECK(refuse([](GgufVocab& v) { v.model = "rwkv"; }));
   CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.pre = "unheard-of"; }));
@@ -260,7 +260,7 @@ TEST_CASE("GGUF vocabularies with contradictions are refused") {
   CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.merges = {"ab"}; }));
   CHECK(refuse([](GgufVocab& v) { v.model = "gpt2", v.merges = {""}; }));
   CHECK(refuse([](GgufVocab& v) { v.model = "t5", v.precompiled_charsmap = "\xFF\xFF\xFF\xFF"; }));
-  CHECK_FALSE(refuse([](GgufVocab& v) { v.unk_id = 77; }));  // fillers count as absent
+  CHECK_FALSE(refuse([](GgufVocab& v) { v.unknown_id = 77; }));  // fillers count as absent
   for (const char* pre :
        {"default", "gpt-2", "llama-bpe", "qwen2", "qwen35", "deepseek-coder", "deepseek-v3", "falcon",
         "starcoder", "bloom", "viking", "tekken", "gpt-4o", "bailingmoe", "smaug-bpe", "stablelm2"}) {

@@ -1,0 +1,26 @@
+#include "engine/runtime/model_tokenizer.h"
+
+#include <limits>
+
+#include "engine/base/format.h"
+
+namespace oar {
+
+Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_size) {
+  if (!files.tokenizer_json.empty())
+    return tokenizer_from_json(files.tokenizer_json, files.tokenizer_config_json);
+  if (files.gguf) return tokenizer_from_gguf(*files.gguf);
+  if (!files.sentencepiece_model.empty()) return tokenizer_from_sentencepiece(files.sentencepiece_model);
+  if (!files.llama2c_bin.empty()) {
+    if (vocab_size <= 0 || vocab_size > std::numeric_limits<int32_t>::max()) {
+      return invalid_argument(cat("vocab_size must be between 1 and 2^31 - 1, got ", vocab_size),
+                              "vocab_size");
+    }
+    return tokenizer_from_llama2c(files.llama2c_bin, static_cast<int32_t>(vocab_size));
+  }
+  return not_found(
+      "the model brings no tokenizer; put tokenizer.json, tokenizer.model or tokenizer.bin beside its "
+      "weights");
+}
+
+}  // namespace oar
