@@ -36,7 +36,9 @@ struct AmxInt8Core {
 
   static int64_t x_bytes(int64_t K) { return Vnni::x_bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return Vnni::w_bytes(v); }
-  static int64_t scratch_bytes(const MatmulView&) { return 0; }
+  static int64_t scratch_bytes(const MatmulView& v) {
+    return panel_groups(v.K) * kTile * static_cast<int64_t>(sizeof(float));
+  }
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
     return Vnni::chunk_rows(v, total_rows);
   }
@@ -47,6 +49,7 @@ struct AmxInt8Core {
     for (; p.tokens - t >= kTileFrom; t += std::min(kTile, p.tokens - t)) {
       const int64_t tokens = std::min(kTile, p.tokens - t);
       if (tokens != configured) configure(configured = tokens);
+      gather_scales(p, t, tokens);
       for (int64_t row = p.row_begin; row < p.row_end; row += kPanelRows) {
         if (t == 0) {
           block<true>(p, row, t, tokens);
@@ -57,6 +60,20 @@ struct AmxInt8Core {
     }
     if (configured != 0) _tile_release();
     if (t < p.tokens) Vnni::rest(p, t, t == 0);
+  }
+
+  // The scales of a block of tokens as [groups][16], in the worker's scratch: one stream for all rows to
+  // come.
+  static void gather_scales(const PanelTask& p, int64_t t, int64_t tokens) {
+    const int64_t groups = panel_groups(p.K), token_bytes = x_bytes(p.K);
+    const char* x = static_cast<const char*>(p.x) + t * token_bytes + groups * kPanelGroup;
+    float* scales = static_cast<float*>(p.scratch);
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t j = 0; j < kTile; ++j) {
+        scales[g * kTile + j] = 0.f;
+        if (j < tokens) std::memcpy(&scales[g * kTile + j], x + j * token_bytes + g * 4, 4);
+      }
+    }
   }
 
   // Tiles 0..3 receive dots, 4..5 hold activations, 6..7 weights; two of each so that loads run ahead.
@@ -79,11 +96,7 @@ struct AmxInt8Core {
     if (tokens < kTile) std::memset(dots, 0, sizeof dots);
     __m512 sum[kTile];
     for (__m512& s : sum) s = _mm512_setzero_ps();
-    // Scales of token j; those of absent tokens are not read past the run.
-    const char* scales[kTile];
-    for (int64_t j = 0; j < kTile; ++j) {
-      scales[j] = x + std::min(j, tokens - 1) * token_bytes + groups * kPanelGroup;
-    }
+    const float* scales = static_cast<const float*>(p.scratch);
     for (int64_t g = 0; g < groups; g += kInFlight) {
       __asm__ volatile("" ::: "memory");
       const int64_t n = std::min(kInFlight, groups - g);
@@ -100,13 +113,15 @@ struct AmxInt8Core {
         }
 #pragma GCC unroll 16
         for (int64_t j = 0; j < kTile; ++j) {
-          float scale_x;
-          std::memcpy(&scale_x, scales[j] + (g + i) * 4, 4);
-          sum[j] = VnniInt8::flush(sum[j], _mm512_load_si512(dots[i][j]), scale_w, scale_x);
+          sum[j] =
+              VnniInt8::flush(sum[j], _mm512_load_si512(dots[i][j]), scale_w, scales[(g + i) * kTile + j]);
         }
       }
     }
-    for (int64_t j = 0; j < tokens; ++j) Vnni::store(p, row, t + j, sum[j]);
+#pragma GCC unroll 16
+    for (int64_t j = 0; j < kTile; ++j) {  // constant indices keep the sums in registers
+      if (j < tokens) Vnni::store(p, row, t + j, sum[j]);
+    }
   }
 };
 

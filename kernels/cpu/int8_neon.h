@@ -1,0 +1,40 @@
+// What the NEON Archs of int8_core.h share: everything but the dot product itself. Four rows at a time.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "kernels/cpu/int8_core.h"
+
+namespace oar {
+namespace {
+
+struct NeonInt8Base {
+  using WReg = int8x16_t;
+  using XReg = int8x16_t;
+  using Dot = int32x4_t;
+  using Sum = float32x4_t;
+  static constexpr int kLanes = 4, kTileVectors = 4, kTileTokens = 2;
+  static constexpr bool kBiased = false;
+  static WReg load_w(const char* line) { return vld1q_s8(reinterpret_cast<const int8_t*>(line)); }
+  static XReg load_x(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+  }
+  static Dot start(int32_t) { return vdupq_n_s32(0); }
+  static Sum zero() { return vdupq_n_f32(0.f); }
+  static Sum load_scales(const char* p) {
+    uint16x4_t half;
+    std::memcpy(&half, p, sizeof half);
+    return vcvt_f32_f16(vreinterpret_f16_u16(half));
+  }
+  static Sum load(const float* p) { return vld1q_f32(p); }
+  static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
+    return vfmaq_f32(s, vcvtq_f32_s32(d), vmulq_n_f32(scale_w, scale_x));
+  }
+  static Sum add(Sum a, Sum b) { return vaddq_f32(a, b); }
+  static void store(float* p, Sum s) { vst1q_f32(p, s); }
+};
+
+}  // namespace
+}  // namespace oar

@@ -1,0 +1,76 @@
+// Matmul with NEON, the baseline of aarch64: every float weight becomes f32 and is multiplied with FMA; q8_0
+// by widening multiplies, unless the processor has sdot (matmul_neon_dot.cc).
+#include "kernels/cpu/int8_neon.h"
+#include "kernels/cpu/matmul_decode.h"
+
+namespace oar {
+namespace {
+
+struct Eight {
+  float32x4_t lo, hi;
+};
+
+inline Eight widen(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline Eight widen(const f16* p) {
+  const float16x8_t v = vreinterpretq_f16_u16(vld1q_u16(&p->bits));
+  return {vcvt_f32_f16(vget_low_f16(v)), vcvt_high_f32_f16(v)};
+}
+inline Eight widen(const bf16* p) {
+  const uint16x8_t v = vld1q_u16(&p->bits);
+  return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)),
+          vreinterpretq_f32_u32(vshll_high_n_u16(v, 16))};
+}
+
+template <class Weight>
+struct NeonArch {
+  using W = Weight;
+  using X = float;
+  using WReg = Eight;
+  using XReg = Eight;
+  using Acc = Eight;
+  // 4 x 3 accumulators of two registers, three activations and a weight: exactly the 32 registers.
+  static constexpr int kStep = 8, kTileRows = 4, kTileTokens = 3, kGemvRows = 4;
+  static Acc zero() { return {vdupq_n_f32(0.f), vdupq_n_f32(0.f)}; }
+  static WReg load_w(const W* p) { return widen(p); }
+  static XReg load_x(const X* p) { return widen(p); }
+  static Acc dot(Acc a, WReg w, XReg x) { return {vfmaq_f32(a.lo, w.lo, x.lo), vfmaq_f32(a.hi, w.hi, x.hi)}; }
+  static void reduce4(Acc a, Acc b, Acc c, Acc d, float out[4]) {
+    const float32x4_t ab = vpaddq_f32(vaddq_f32(a.lo, a.hi), vaddq_f32(b.lo, b.hi));
+    const float32x4_t cd = vpaddq_f32(vaddq_f32(c.lo, c.hi), vaddq_f32(d.lo, d.hi));
+    vst1q_f32(out, vpaddq_f32(ab, cd));
+  }
+  static void pack(X* dst, const float* src, int64_t n) {
+    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+    for (; n % kStep != 0; ++n) dst[n] = 0.f;
+  }
+};
+
+struct NeonInt8 : NeonInt8Base {
+  // Products of bytes fit 16 bits; pairs of them are joined in 32.
+  static Dot dot(Dot d, WReg w, XReg x) {
+    const int32x4_t lo = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+    const int32x4_t hi = vpaddlq_s16(vmull_high_s8(w, x));
+    return vaddq_s32(d, vpaddq_s32(lo, hi));
+  }
+};
+
+using F32Core = RowDotCore<NeonArch<float>>;
+using F16Core = RowDotCore<NeonArch<f16>>;
+using Bf16Core = RowDotCore<NeonArch<bf16>>;
+
+}  // namespace
+
+void append_matmul_neon(KernelList& list) {
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kNeon, "matmul.f32.neon",
+                                "grouped_matmul.f32.neon");
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kNeon, "matmul.f16.neon",
+                                "grouped_matmul.f16.neon");
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon, "matmul.bf16.neon",
+                                 "grouped_matmul.bf16.neon");
+  MatmulDriver<Int8Core<NeonInt8>>::append(list, Format::find("q8_0"), Isa::kNeon, "matmul.q8_0.neon",
+                                           "grouped_matmul.q8_0.neon");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon, "matmul.any.neon",
+                                            "grouped_matmul.any.neon");
+}
+
+}  // namespace oar

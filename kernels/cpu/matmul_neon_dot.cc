@@ -1,0 +1,23 @@
+// q8_0 matmul with sdot (Armv8.2 and later, in practice every Arm server and phone since 2018). Dots are
+// exact, so the values are those of the kernel without it.
+#include <sys/auxv.h>
+
+#include "kernels/cpu/int8_neon.h"
+
+namespace oar {
+namespace {
+
+struct NeonDotInt8 : NeonInt8Base {
+  static Dot dot(Dot d, WReg w, XReg x) { return vdotq_s32(d, w, x); }
+};
+
+}  // namespace
+
+void append_matmul_neon_dot(KernelList& list) {
+  constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP, asm/hwcap.h
+  if ((getauxval(AT_HWCAP) & kAsimdDotProduct) == 0) return;
+  MatmulDriver<Int8Core<NeonDotInt8>>::append(list, Format::find("q8_0"), Isa::kNeon, "matmul.q8_0.neon_dot",
+                                              "grouped_matmul.q8_0.neon_dot");
+}
+
+}  // namespace oar
