@@ -1,0 +1,98 @@
+// Graph: an SSA list of op instances over typed values. Models and importers build it (Builder), passes rewrite it
+// (pass.h), a Plan runs it (plan.h). Nodes are kept in topological order. Build time only; not thread-safe.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/graph/attrs.h"
+#include "engine/graph/dim.h"
+#include "engine/tensor/tensor.h"
+
+namespace oar {
+
+struct OpDef;  // op.h
+
+using ValueId = int32_t;
+inline constexpr ValueId kNoValue = -1;
+using DimVector = std::vector<Dim>;
+
+struct TensorType {
+  Format format;
+  DimVector shape;
+  bool operator==(const TensorType& o) const { return format == o.format && shape == o.shape; }
+};
+
+enum class ValueKind : uint8_t {
+  kInput,     // bound per run
+  kConstant,  // a Tensor, usually a view of the mapped file
+  kState,     // device memory that outlives runs (a KV pool); bound when the plan is made
+  kResult,    // produced by a node
+};
+
+struct Value {
+  ValueKind kind = ValueKind::kResult;
+  std::string name;   // for people; constants carry the checkpoint's tensor name
+  TensorType type;
+  Tensor constant;    // kConstant
+};
+
+struct Node {
+  const OpDef* op = nullptr;
+  std::vector<ValueId> inputs;   // kNoValue: an optional input left out
+  std::vector<ValueId> outputs;
+  Attrs attrs;
+};
+
+class Graph {
+ public:
+  SymbolId add_symbol(std::string name, int64_t max);
+  Dim dim(SymbolId id) const { return Dim::symbol(id); }
+  const SymbolTable& symbols() const { return symbols_; }
+  SymbolTable& symbols() { return symbols_; }
+
+  ValueId add_input(std::string name, TensorType type);
+  ValueId add_state(std::string name, TensorType type);
+  ValueId add_constant(std::string name, Tensor tensor);
+  // Infers the output types through the op's shape rule; its error names the op and its operands.
+  Result<std::vector<ValueId>> add_node(const OpDef* op, std::vector<ValueId> inputs, Attrs attrs = {});
+  void add_output(std::string name, ValueId value);
+
+  const Value& value(ValueId id) const { return values_[id]; }
+  Value& value(ValueId id) { return values_[id]; }
+  size_t num_values() const { return values_.size(); }
+  std::vector<Node>& nodes() { return nodes_; }
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<ValueId>& inputs() const { return inputs_; }
+  const std::vector<ValueId>& states() const { return states_; }
+  struct Output {
+    std::string name;
+    ValueId value;
+  };
+  const std::vector<Output>& outputs() const { return outputs_; }
+
+  // Rewriting helpers for passes.
+  void replace_uses(ValueId from, ValueId to);   // in every node input and graph output
+  std::vector<int> use_counts() const;           // by value, graph outputs included
+  std::vector<int> producers() const;            // node index by value, -1 for none
+  // Removes nodes whose `dead` flag is set.
+  void remove_nodes(const std::vector<bool>& dead);
+  // Restores topological order after a rewrite that appended nodes at the end.
+  void sort();
+
+  // One line per node: "%5 = rms_norm(%3, %4) {eps: 1e-05} : f32[T, 256]".
+  std::string to_string() const;
+  std::string type_string(const TensorType& t) const;
+
+ private:
+  ValueId add_value(Value v);
+  SymbolTable symbols_;
+  std::vector<Value> values_;
+  std::vector<Node> nodes_;
+  std::vector<ValueId> inputs_, states_;
+  std::vector<Output> outputs_;
+};
+
+}  // namespace oar

@@ -1,0 +1,65 @@
+#include "engine/graph/pass.h"
+
+#include <algorithm>
+
+#include "engine/base/format.h"
+#include "engine/graph/builder.h"
+
+namespace oar {
+
+std::span<const Pass> default_passes() {
+  static constexpr Pass kPasses[] = {
+      {"fold_constants", "evaluate nodes whose operands are all constants", passes::fold_constants},
+      {"cse", "compute equal expressions once", passes::cse},
+      {"fuse_definitions", "recognize composites (rms_norm, silu, swiglu, rope, ...) spelled in primitives",
+       passes::fuse_definitions},
+      {"fuse_residual_norm", "residual addition into the norm that reads it", passes::fuse_residual_norm},
+      {"fuse_head_norm_rope", "norm of query and key heads into their rotation", passes::fuse_head_norm_rope},
+      {"fuse_linear", "linear layers of one input in one call (q/k/v, gate/up); residual into the epilogue",
+       passes::fuse_linear},
+      {"dce", "drop what no output needs", passes::dce},
+  };
+  return kPasses;
+}
+
+Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes, const PassOptions& options) {
+  for (const std::string& name : options.disabled) {
+    if (std::none_of(passes.begin(), passes.end(), [&](const Pass& p) { return name == p.name; })) {
+      std::string names;
+      for (const Pass& p : passes) names += cat(names.empty() ? "" : ", ", p.name);
+      return invalid_argument(cat("there is no pass '", name, "' to switch off; the passes are ", names));
+    }
+  }
+  std::vector<PassReport> reports;
+  for (const Pass& pass : passes) {
+    PassReport r{pass.name, 0, graph.nodes().size(), 0, options.disabled.count(pass.name) > 0};
+    if (!r.disabled) {
+      if (options.observer) options.observer(pass, graph, false);
+      OAR_ASSIGN(r.rewrites, pass.run(graph));
+      if (options.observer) options.observer(pass, graph, true);
+    }
+    r.nodes_after = graph.nodes().size();
+    reports.push_back(std::move(r));
+  }
+  return reports;
+}
+
+Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep) {
+  int rewrites = 0;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node node = graph.nodes()[i];  // a copy: the definition appends nodes
+    if (!node.op->define || keep(node)) continue;
+    Builder b(graph);
+    std::vector<Val> inputs;
+    for (ValueId v : node.inputs) inputs.push_back({v});
+    const std::vector<Val> outputs = node.op->define(b, inputs, node.attrs);
+    OAR_RETURN_IF_ERROR(b.status());
+    for (size_t k = 0; k < outputs.size(); ++k) graph.replace_uses(node.outputs[k], outputs[k].id);
+    ++rewrites;
+  }
+  OAR_RETURN_IF_ERROR(passes::dce(graph).status());
+  graph.sort();
+  return rewrites;
+}
+
+}  // namespace oar

@@ -1,0 +1,55 @@
+// Passes: every change to a model is a rewrite of its Graph. Each pass is one file in passes/, listed in
+// default_passes() in the order it runs; any can be switched off by name and dumped before and after.
+#pragma once
+
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/graph/graph.h"
+
+namespace oar {
+
+struct Pass {
+  const char* name;
+  const char* summary;  // one line for `oar inspect`
+  // Returns how many rewrites it made.
+  Result<int> (*run)(Graph& graph);
+};
+
+// fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
+std::span<const Pass> default_passes();
+
+struct PassReport {
+  std::string name;
+  int rewrites = 0;
+  size_t nodes_before = 0, nodes_after = 0;
+  bool disabled = false;
+};
+
+struct PassOptions {
+  std::set<std::string> disabled;
+  // Called around each pass that runs; the graph may be printed.
+  std::function<void(const Pass&, const Graph& graph, bool after)> observer;
+};
+
+// Runs the passes in order. An unknown name in `disabled` is an error that lists the names.
+Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes, const PassOptions& options);
+
+// Replaces every composite for which `keep` says no by its definition, recursively. Not one of the default passes: it
+// undoes what a model file wrote, for backends without kernels and for tests of the fusion passes.
+Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep);
+
+namespace passes {
+Result<int> fold_constants(Graph& graph);
+Result<int> cse(Graph& graph);
+Result<int> dce(Graph& graph);
+Result<int> fuse_definitions(Graph& graph);
+Result<int> fuse_residual_norm(Graph& graph);
+Result<int> fuse_head_norm_rope(Graph& graph);
+Result<int> fuse_linear(Graph& graph);
+}  // namespace passes
+
+}  // namespace oar

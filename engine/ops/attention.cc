@@ -1,0 +1,126 @@
+// Attention, as models write it and as it is served.
+//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap} -> (T, H, D)
+//     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]. Training, encoders and
+//     the oracle run it; the serve pass replaces it by
+//   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start, context_len).
+#include <cmath>
+
+#include "engine/ops/op_util.h"
+#include "kernels/attention.h"
+
+namespace oar {
+namespace {
+
+Types infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
+  const char* names[] = {"q", "k", "v"};
+  for (size_t k = 0; k < 3; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 3, names[k]));
+  const DimVector& q = shape_of(g, in[0]);
+  const DimVector& k = shape_of(g, in[1]);
+  if (!(k == shape_of(g, in[2]))) return invalid_argument("k and v have different shapes");
+  OAR_RETURN_IF_ERROR(check_same(q[0], k[0], "rows of q and k"));
+  OAR_RETURN_IF_ERROR(check_same(q[2], k[2], "head sizes of q and k"));
+  if (q[1].const_value() % k[1].const_value() != 0) {
+    return invalid_argument(cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
+  }
+  return std::vector<TensorType>{f32_type(q)};
+}
+
+Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const Shape& q = in[0]->shape;
+  const auto T = static_cast<size_t>(q[0]), H = static_cast<size_t>(q[1]), D = static_cast<size_t>(q[2]);
+  const auto K = static_cast<size_t>(in[1]->shape[1]);
+  const double scale = attrs.get_float("scale"), cap = attrs.get_float("softcap");
+  const int64_t window = attrs.get_int("window");
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t h = 0; h < H; ++h) {
+      const size_t kh = h / (H / K);
+      std::vector<double> p(T, 0);
+      std::vector<bool> seen(T, false);
+      double most = -INFINITY, sum = 0;
+      for (size_t s = 0; s < T; ++s) {
+        const int64_t back = in[3]->i[t] - in[3]->i[s];
+        if (in[4]->i[s] != in[4]->i[t] || back < 0 || (window > 0 && back >= window)) continue;
+        double dot = 0;
+        for (size_t d = 0; d < D; ++d) dot += in[0]->f[(t * H + h) * D + d] * in[1]->f[(s * K + kh) * D + d];
+        dot *= scale;
+        p[s] = cap > 0 ? cap * std::tanh(dot / cap) : dot;
+        seen[s] = true;
+        most = std::max(most, p[s]);
+      }
+      for (size_t s = 0; s < T; ++s) sum += p[s] = seen[s] ? std::exp(p[s] - most) : 0;
+      for (size_t d = 0; d < D; ++d) {
+        double acc = 0;
+        for (size_t s = 0; s < T; ++s) acc += p[s] * in[2]->f[(s * K + kh) * D + d];
+        out[0].f[(t * H + h) * D + d] = acc / sum;
+      }
+    }
+  }
+  return ok_status();
+}
+
+KvShape kv_shape(const Attrs& a) {
+  return {static_cast<DType>(a.get_int("kv_type")), static_cast<int32_t>(a.get_int("page_tokens")),
+          static_cast<int32_t>(a.get_int("kv_heads")), static_cast<int32_t>(a.get_int("head_dim"))};
+}
+
+Types append_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 4, 4));
+  if (g.value(in[0]).kind != ValueKind::kState) return invalid_argument("the first operand must be a state");
+  OAR_RETURN_IF_ERROR(check_integer(g, in[3], "slots"));
+  return std::vector<TensorType>{type_of(g, in[0])};
+}
+
+Lowered append_lower(LowerContext& ctx) {
+  KvAppendArgs args;
+  args.shape = kv_shape(ctx.node.attrs);
+  return lower_kernel(ctx, KernelFamily::kKvAppend, Format::of(args.shape.type), args, [](KvAppendArgs& a, const Operand* in, const Operand*) {
+    a.pool = in[0].data;
+    a.k = in[1].as<const float>();
+    a.v = in[2].as<const float>();
+    a.slots = in[3].as<const int32_t>();
+    a.T = in[1].dims[0];
+    a.ldk = in[1].row_stride;
+    a.ldv = in[2].row_stride;
+  });
+}
+
+Types paged_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 2, "block_tables"));
+  for (size_t k = 2; k < 5; ++k) OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
+  return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
+}
+
+Lowered paged_lower(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  PagedAttentionArgs args;
+  args.shape = kv_shape(attrs);
+  args.scale = static_cast<float>(attrs.get_float("scale"));
+  args.softcap = static_cast<float>(attrs.get_float("softcap"));
+  args.window = attrs.get_int("window");
+  return lower_kernel(ctx, KernelFamily::kPagedAttention, Format::of(args.shape.type), args,
+                      [](PagedAttentionArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.q = in[0].as<const float>();
+                        a.pool = in[1].data;
+                        a.block_tables = in[2].as<const int32_t>();
+                        a.seq_start = in[3].as<const int32_t>();
+                        a.context_len = in[4].as<const int32_t>();
+                        a.T = in[0].dims[0];
+                        a.H = in[0].dims[1];
+                        a.ldq = in[0].row_stride;
+                        a.ldo = out[0].row_stride;
+                        a.B = in[2].dims[0];
+                        a.max_blocks = in[2].dims[1];
+                      });
+}
+
+}  // namespace
+
+extern const OpDef op_attention = {.name = "attention", .infer = infer, .reference = reference};
+extern const OpDef op_kv_append = {.name = "kv_append", .gradient = Gradient::kNone, .effect = true, .strided_inputs = 6, .infer = append_infer, .lower = append_lower};
+extern const OpDef op_paged_attention = {.name = "paged_attention", .gradient = Gradient::kNone, .strided_inputs = 1, .infer = paged_infer, .lower = paged_lower};
+
+}  // namespace oar

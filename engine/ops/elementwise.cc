@@ -1,0 +1,175 @@
+// Elementwise primitives. Binary ones broadcast like NumPy: shapes are aligned at the last axis and extents of 1 repeat.
+#include <cmath>
+
+#include "engine/ops/op_util.h"
+#include "kernels/activation.h"
+
+namespace oar {
+namespace {
+
+// ---- unary
+
+template <double (*F)(double)>
+Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
+  if (!in[0]->is_float()) return invalid_argument("operand must be floating point");
+  for (size_t k = 0; k < out[0].f.size(); ++k) out[0].f[k] = F(in[0]->f[k]);
+  return ok_status();
+}
+
+template <UnaryOp kOp>
+Lowered unary_lower(LowerContext& ctx) {
+  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{}, [](UnaryArgs& a, const Operand* in, const Operand* out) {
+    a.op = kOp;
+    a.out = out[0].as<float>();
+    a.x = in[0].as<const float>();
+    a.n = in[0].numel();
+  });
+}
+
+template <double (*F)(double), UnaryOp kOp>
+constexpr OpDef unary(const char* name, Gradient gradient = Gradient::kSmooth) {
+  OpDef d{};
+  d.name = name;
+  d.gradient = gradient;
+  d.infer = same_as_first;
+  d.reference = unary_reference<F>;
+  d.lower = unary_lower<kOp>;
+  return d;
+}
+
+double f_neg(double x) { return -x; }
+double f_abs(double x) { return std::fabs(x); }
+double f_exp(double x) { return std::exp(x); }
+double f_log(double x) { return std::log(x); }
+double f_sqrt(double x) { return std::sqrt(x); }
+double f_rsqrt(double x) { return 1.0 / std::sqrt(x); }
+double f_square(double x) { return x * x; }
+double f_reciprocal(double x) { return 1.0 / x; }
+double f_tanh(double x) { return std::tanh(x); }
+double f_sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double f_erf(double x) { return std::erf(x); }
+double f_sin(double x) { return std::sin(x); }
+double f_cos(double x) { return std::cos(x); }
+double f_floor(double x) { return std::floor(x); }
+
+// ---- binary
+
+Result<DimVector> broadcast(const DimVector& a, const DimVector& b) {
+  const size_t rank = std::max(a.size(), b.size());
+  DimVector out(rank, Dim(1));
+  for (size_t k = 0; k < rank; ++k) {
+    const Dim x = k < a.size() ? a[a.size() - 1 - k] : Dim(1);
+    const Dim y = k < b.size() ? b[b.size() - 1 - k] : Dim(1);
+    if (!(x == Dim(1)) && !(y == Dim(1))) OAR_RETURN_IF_ERROR(check_same(x, y, "broadcast extents"));
+    out[rank - 1 - k] = x == Dim(1) ? y : x;
+  }
+  return out;
+}
+
+Types binary_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
+  if (!given(in, 0) || !given(in, 1)) return invalid_argument("both operands are needed");
+  OAR_ASSIGN(DimVector shape, broadcast(shape_of(g, in[0]), shape_of(g, in[1])));
+  return std::vector<TensorType>{f32_type(std::move(shape))};
+}
+
+// Index into an operand of `shape` for the multi-index of an output element.
+size_t broadcast_index(const Shape& shape, const Shape& out, int64_t flat) {
+  int64_t index = 0, stride = 1;
+  for (int k = 0; k < out.rank(); ++k) {
+    const int64_t extent = out[out.rank() - 1 - k];
+    const int64_t at = extent > 0 ? flat % extent : 0;
+    flat = extent > 0 ? flat / extent : 0;
+    if (k >= shape.rank()) continue;
+    const int64_t own = shape[shape.rank() - 1 - k];
+    if (own != 1) index += at * stride;
+    stride *= own;
+  }
+  return static_cast<size_t>(index);
+}
+
+template <double (*F)(double, double)>
+Status binary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
+  if (!in[0]->is_float() || !in[1]->is_float()) return invalid_argument("operands must be floating point");
+  for (size_t k = 0; k < out[0].f.size(); ++k) {
+    const auto flat = static_cast<int64_t>(k);
+    out[0].f[k] = F(in[0]->f[broadcast_index(in[0]->shape, out[0].shape, flat)],
+                    in[1]->f[broadcast_index(in[1]->shape, out[0].shape, flat)]);
+  }
+  return ok_status();
+}
+
+// The kernel broadcasts a row, a column or a scalar of its second operand; anything else is the reference's.
+template <BinaryOp kOp>
+Lowered binary_lower(LowerContext& ctx) {
+  const DimVector& a = shape_of(ctx.graph, ctx.node.inputs[0]);
+  const DimVector& b = shape_of(ctx.graph, ctx.node.inputs[1]);
+  const DimVector& out = shape_of(ctx.graph, ctx.node.outputs[0]);
+  const bool whole = a == out;
+  const bool row = b.size() == 1 && !out.empty() && b[0] == out.back();
+  const bool scalar = product(b) == Dim(1);
+  bool column = b.size() == out.size() && !out.empty() && b.back() == Dim(1);
+  for (size_t k = 0; column && k + 1 < out.size(); ++k) column = b[k] == out[k];
+  if (!whole || !(b == out || row || scalar || column)) return std::unique_ptr<LoweredOp>();
+  BinaryArgs args;
+  args.op = kOp;
+  args.b_row = (b == out || column) && !scalar ? 1 : 0;
+  args.b_col = (b == out || row) && !scalar ? 1 : 0;
+  const float* constant = nullptr;
+  if (ctx.graph.value(ctx.node.inputs[1]).kind == ValueKind::kConstant) {
+    OAR_ASSIGN(constant, ctx.f32_constant(1));
+  }
+  if (ctx.graph.value(ctx.node.inputs[0]).kind == ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
+  return lower_kernel(ctx, KernelFamily::kBinary, Format::f32(), args, [constant](BinaryArgs& a, const Operand* in, const Operand* out) {
+    a.out = out[0].as<float>();
+    a.a = in[0].as<const float>();
+    a.b = constant ? constant : in[1].as<const float>();
+    a.rows = out[0].rows();
+    a.cols = out[0].cols();
+  });
+}
+
+template <double (*F)(double, double), BinaryOp kOp>
+constexpr OpDef binary(const char* name) {
+  OpDef d{};
+  d.name = name;
+  d.infer = binary_infer;
+  d.reference = binary_reference<F>;
+  d.lower = binary_lower<kOp>;
+  return d;
+}
+
+double f_add(double a, double b) { return a + b; }
+double f_sub(double a, double b) { return a - b; }
+double f_mul(double a, double b) { return a * b; }
+double f_div(double a, double b) { return a / b; }
+double f_max(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+double f_min(double a, double b) { return std::isnan(a) || a < b ? a : b; }
+double f_pow(double a, double b) { return std::pow(a, b); }
+
+}  // namespace
+
+extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg");
+extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs");
+extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp");
+extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log");
+extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt");
+extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt");
+extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square");
+extern const OpDef op_reciprocal = unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal");
+extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh");
+extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid");
+extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf");
+extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin");
+extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos");
+extern const OpDef op_floor = unary<f_floor, UnaryOp::kFloor>("floor", Gradient::kPiecewiseConstant);
+
+extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add");
+extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub");
+extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul");
+extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div");
+extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max");
+extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min");
+extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow");
+
+}  // namespace oar

@@ -1,0 +1,55 @@
+// embedding(table (V, E), ids (T)) -> (T, E): rows of a table in any storage format, decoded. Ids were checked against V
+// when the request was validated.
+#include "engine/ops/op_util.h"
+#include "kernels/embedding.h"
+
+namespace oar {
+namespace {
+
+Types infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "table"));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "ids"));
+  OAR_RETURN_IF_ERROR(check_integer(g, in[1], "ids"));
+  return std::vector<TensorType>{f32_type({shape_of(g, in[1])[0], shape_of(g, in[0])[1]})};
+}
+
+Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const int64_t rows = in[0]->shape[0], cols = in[0]->shape[1];
+  const double scale = attrs.get_float("scale", 1);
+  for (size_t t = 0; t < in[1]->i.size(); ++t) {
+    const int64_t id = in[1]->i[t];
+    if (id < 0 || id >= rows) return invalid_argument(cat("id ", id, " is outside the vocabulary of ", rows));
+    for (int64_t c = 0; c < cols; ++c) out[0].f[t * static_cast<size_t>(cols) + static_cast<size_t>(c)] = scale * in[0]->f[static_cast<size_t>(id * cols + c)];
+  }
+  return ok_status();
+}
+
+Lowered lower(LowerContext& ctx) {
+  const Value& table = ctx.graph.value(ctx.node.inputs[0]);
+  if (table.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
+  EmbeddingArgs args;
+  args.format = table.constant.format();
+  args.V = table.constant.shape()[0];
+  args.E = table.constant.shape()[1];
+  args.scale = static_cast<float>(ctx.node.attrs.get_float("scale", 1));
+  if (ctx.backend.memory() == MemoryKind::kHost) {
+    args.table = table.constant.data();
+  } else {
+    OAR_ASSIGN(Buffer device, ctx.backend.allocate(table.constant.bytes()));
+    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), table.constant.data(), table.constant.bytes()));
+    args.table = device.data();
+    ctx.owned.push_back(std::move(device));
+  }
+  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args, [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
+    a.out = out[0].as<float>();
+    a.ids = in[1].as<const int32_t>();
+    a.T = in[1].dims[0];
+  });
+}
+
+}  // namespace
+
+extern const OpDef op_embedding = {.name = "embedding", .infer = infer, .reference = reference, .lower = lower};
+
+}  // namespace oar

@@ -1,0 +1,179 @@
+// linear(x (..., K), residual or none, w0 (N0, K), b0 (N0) or none, w1, b1, ...) -> (..., N0 + N1 + ...):
+// x . concat(w)^T + concat(b) + residual. Several weights share one conversion of x (passes/fuse_linear.cc).
+// attribute `format`: storage format to compute in ("int8" weights of a bf16 file); empty: as stored.
+#include <algorithm>
+
+#include "engine/ops/weights.h"
+
+namespace oar {
+
+Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend) {
+  if (wanted.empty()) return w.format();
+  const auto format = Format::find(wanted);
+  OAR_CHECK(format.has_value(), "format was checked when it was asked for");
+  if (*format == w.format()) return *format;
+  const int64_t n = w.shape()[0], K = w.shape()[1];
+  if (!format->row_bytes(K)) return w.format();
+  const WeightLayout& layout = backend.weight_layout(*format);
+  if (layout.in_place) return format->info().encode ? *format : w.format();
+  return layout.accepts(w.format(), n, K) ? *format : w.format();
+}
+
+namespace {
+
+// Row-major copy of `w` in another plain or block format, rows in parallel.
+Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
+  const int64_t n = w.shape()[0], K = w.shape()[1];
+  OAR_ASSIGN(Tensor out, Tensor::allocate(w.shape(), format));
+  const int64_t from_row = *w.format().row_bytes(K), to_row = *format.row_bytes(K);
+  const auto* from = static_cast<const std::byte*>(w.data());
+  auto* to = static_cast<std::byte*>(out.mutable_data());
+  ctx.backend.host_pool().parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(K));
+    for (int64_t r = begin; r < end; ++r) {
+      w.format().info().decode(from + r * from_row, K / w.format().block_elems(), row.data());
+      format.info().encode(row.data(), K / format.block_elems(), to + r * to_row);
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, uint64_t* owned_bytes) {
+  const WeightLayout& layout = ctx.backend.weight_layout(format);
+  const int64_t n = w.shape()[0], K = w.shape()[1];
+  if (layout.in_place) {
+    Tensor t = w;
+    if (!(w.format() == format)) {
+      OAR_ASSIGN(t, reencode(ctx, w, format));
+      *owned_bytes += t.bytes();
+    }
+    if (ctx.backend.memory() == MemoryKind::kHost) {
+      ctx.owned.push_back(t.buffer());
+      return t.data();
+    }
+    OAR_ASSIGN(Buffer device, ctx.backend.allocate(t.bytes()));
+    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), t.data(), t.bytes()));
+    ctx.owned.push_back(device);
+    return device.data();
+  }
+  const uint64_t bytes = layout.bytes(n, K);
+  OAR_ASSIGN(Buffer packed, Buffer::allocate(bytes));
+  const int64_t granules = (n + layout.row_granule - 1) / layout.row_granule;
+  ctx.backend.host_pool().parallel_for(granules, 4, [&](int64_t begin, int64_t end) {
+    layout.pack(packed.mutable_data(), w.data(), w.format(), n, K, begin * layout.row_granule,
+                std::min<int64_t>(n, end * layout.row_granule));
+  });
+  *owned_bytes += bytes;
+  if (ctx.backend.memory() == MemoryKind::kHost) {
+    ctx.owned.push_back(packed);
+    return packed.data();
+  }
+  OAR_ASSIGN(Buffer device, ctx.backend.allocate(bytes));
+  OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), packed.data(), bytes));
+  ctx.owned.push_back(device);
+  return device.data();
+}
+
+namespace {
+
+Types infer(const Graph& g, Ids in, const Attrs&) {
+  if (in.size() < 4 || in.size() % 2 != 0) return invalid_argument("takes x, residual and (weight, bias) pairs");
+  DimVector shape = shape_of(g, in[0]);
+  if (shape.empty()) return invalid_argument("x is a scalar");
+  const Dim K = shape.back();
+  Dim N = 0;
+  for (size_t k = 2; k < in.size(); k += 2) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "weight"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[1], K, "columns of the weight and of x"));
+    if (given(in, k + 1)) {
+      OAR_RETURN_IF_ERROR(check_rank(g, in, k + 1, 1, "bias"));
+      OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k + 1])[0], shape_of(g, in[k])[0], "bias and rows of the weight"));
+    }
+    N = N + shape_of(g, in[k])[0];
+  }
+  shape.back() = N;
+  if (given(in, 1) && !(shape_of(g, in[1]) == shape)) return invalid_argument("residual has another shape than the result");
+  return std::vector<TensorType>{f32_type(std::move(shape))};
+}
+
+Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
+  const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
+  const size_t rows = K > 0 ? in[0]->f.size() / K : 0;
+  size_t first = 0;
+  for (size_t s = 2; s < in.size(); s += 2) {
+    const auto n = static_cast<size_t>(in[s]->shape[0]);
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t j = 0; j < n; ++j) {
+        double sum = 0;
+        for (size_t k = 0; k < K; ++k) sum += in[0]->f[r * K + k] * in[s]->f[j * K + k];
+        if (in[s + 1]) sum += in[s + 1]->f[j];
+        if (in[1]) sum += in[1]->f[r * N + first + j];
+        out[0].f[r * N + first + j] = sum;
+      }
+    }
+    first += n;
+  }
+  return ok_status();
+}
+
+// The segment list lives beside the args that point to it.
+class LinearOp final : public LoweredOp {
+ public:
+  LinearOp(const Kernel* kernel, std::vector<MatmulSegment> segments, Format format)
+      : kernel_(kernel), segments_(std::move(segments)) {
+    args_.segments = segments_.data();
+    args_.num_segments = static_cast<int64_t>(segments_.size());
+    args_.format = format;
+  }
+  const Kernel* kernel() const override { return kernel_; }
+  const void* args() const override { return &args_; }
+  void bind(const Operand* in, const Operand* out) override {
+    args_.x = in[0].as<const float>();
+    args_.residual = in[1].as<const float>();
+    args_.out = out[0].as<float>();
+    args_.K = in[0].cols();
+    args_.T = in[0].rows();
+    args_.ldx = in[0].rank == 2 ? in[0].row_stride : args_.K;
+    args_.ldo = out[0].cols();
+  }
+
+ private:
+  const Kernel* kernel_;
+  std::vector<MatmulSegment> segments_;
+  MatmulArgs args_;
+};
+
+Lowered lower(LowerContext& ctx) {
+  const Node& node = ctx.node;
+  std::vector<MatmulSegment> segments;
+  std::optional<Format> format;
+  uint64_t owned = 0;
+  int64_t column = 0;
+  for (size_t k = 2; k < node.inputs.size(); k += 2) {
+    const Value& w = ctx.graph.value(node.inputs[k]);
+    if (w.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
+    const Format own = compute_format(w.constant, node.attrs.get_string("format"), ctx.backend);
+    if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
+    format = own;
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, &owned));
+    OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
+    segments.push_back({data, bias, w.constant.shape()[0], column});
+    column += w.constant.shape()[0];
+    if (ctx.progress && !ctx.progress("preparing weights", w.constant.bytes(), 0)) {
+      return Status(StatusCode::kCancelled, "loading was cancelled");
+    }
+  }
+  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
+  if (!kernel) return unimplemented(cat("no matmul kernel reads ", format->name(), " weights"));
+  auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
+  op->owned_bytes = owned;
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
+}  // namespace
+
+extern const OpDef op_linear = {.name = "linear", .strided_inputs = 1, .infer = infer, .reference = reference, .lower = lower};
+
+}  // namespace oar

@@ -1,0 +1,206 @@
+// Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in kernels/moe.h.
+//   moe_route(logits (T, X)) {top_k, normalize} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k), start (X + 1)
+//   grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert by expert, segment by segment
+//   moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/ops/weights.h"
+#include "kernels/moe.h"
+
+namespace oar {
+namespace {
+
+Types route_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "logits"));
+  const Dim T = shape_of(g, in[0])[0], X = shape_of(g, in[0])[1];
+  const int64_t k = attrs.get_int("top_k");
+  if (k < 1 || k > X.const_value()) return invalid_argument(cat("top_k ", k, " of ", X.const_value(), " experts"));
+  const Format i32 = Format::i32();
+  return std::vector<TensorType>{{i32, {T * Dim(k)}}, {i32, {T, Dim(k)}}, f32_type({T, Dim(k)}), {i32, {X + Dim(1)}}};
+}
+
+Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const auto X = static_cast<size_t>(in[0]->shape.cols());
+  const size_t T = X > 0 ? in[0]->f.size() / X : 0;
+  const auto k = static_cast<size_t>(attrs.get_int("top_k"));
+  std::vector<std::vector<std::pair<size_t, size_t>>> by_expert(X);  // (t, j)
+  for (size_t t = 0; t < T; ++t) {
+    const double* logits = in[0]->f.data() + t * X;
+    const double most = *std::max_element(logits, logits + X);
+    std::vector<double> p(X);
+    double sum = 0;
+    for (size_t e = 0; e < X; ++e) sum += p[e] = std::exp(logits[e] - most);
+    std::vector<size_t> order(X);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+    double kept = 0;
+    for (size_t j = 0; j < k; ++j) kept += p[order[j]];
+    for (size_t j = 0; j < k; ++j) {
+      out[2].f[t * k + j] = p[order[j]] / (attrs.get_bool("normalize", true) ? kept : sum);
+      by_expert[order[j]].emplace_back(t, j);
+    }
+  }
+  int64_t slot = 0;
+  for (size_t e = 0; e < X; ++e) {
+    out[3].i[e] = slot;
+    for (const auto& [t, j] : by_expert[e]) {
+      out[0].i[static_cast<size_t>(slot)] = static_cast<int64_t>(t);
+      out[1].i[t * k + j] = slot++;
+    }
+  }
+  out[3].i[X] = slot;
+  return ok_status();
+}
+
+Lowered route_lower(LowerContext& ctx) {
+  MoeRouteArgs args;
+  args.top_k = ctx.node.attrs.get_int("top_k");
+  args.normalize = ctx.node.attrs.get_bool("normalize", true);
+  return lower_kernel(ctx, KernelFamily::kMoeRoute, Format::f32(), args, [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
+    a.pair_token = out[0].as<int32_t>();
+    a.pair_slot = out[1].as<int32_t>();
+    a.pair_weight = out[2].as<float>();
+    a.expert_start = out[3].as<int32_t>();
+    a.logits = in[0].as<const float>();
+    a.T = in[0].dims[0];
+    a.experts = in[0].dims[1];
+  });
+}
+
+Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  const int64_t experts = attrs.get_int("experts");
+  if (in.size() < 4 || experts < 1 || (static_cast<int64_t>(in.size()) - 3) % experts != 0) {
+    return invalid_argument("takes x, pair_token, start and the same number of weights for each expert");
+  }
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "x"));
+  const size_t segments = (in.size() - 3) / static_cast<size_t>(experts);
+  Dim N = 0;
+  for (size_t k = 3; k < in.size(); ++k) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "expert weight"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[1], shape_of(g, in[0])[1], "columns of the weight and of x"));
+    if (k < 3 + segments)
+      N = N + shape_of(g, in[k])[0];
+    else
+      OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[0], shape_of(g, in[k - segments])[0], "rows of expert weights"));
+  }
+  const Dim P = given(in, 1) ? shape_of(g, in[1])[0] : shape_of(g, in[0])[0];
+  return std::vector<TensorType>{f32_type({P, N})};
+}
+
+Status grouped_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const auto experts = static_cast<size_t>(attrs.get_int("experts"));
+  const size_t segments = (in.size() - 3) / experts;
+  const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
+  for (size_t e = 0; e < experts; ++e) {
+    for (auto p = static_cast<size_t>(in[2]->i[e]); p < static_cast<size_t>(in[2]->i[e + 1]); ++p) {
+      const size_t row = in[1] ? static_cast<size_t>(in[1]->i[p]) : p;
+      size_t column = 0;
+      for (size_t s = 0; s < segments; ++s) {
+        const HostValue& w = *in[3 + e * segments + s];
+        for (size_t n = 0; n < static_cast<size_t>(w.shape[0]); ++n) {
+          double sum = 0;
+          for (size_t k = 0; k < K; ++k) sum += in[0]->f[row * K + k] * w.f[n * K + k];
+          out[0].f[p * N + column + n] = sum;
+        }
+        column += static_cast<size_t>(w.shape[0]);
+      }
+    }
+  }
+  return ok_status();
+}
+
+class GroupedLinearOp final : public LoweredOp {
+ public:
+  GroupedLinearOp(const Kernel* kernel, std::vector<MatmulSegment> segments, int64_t experts, Format format)
+      : kernel_(kernel), segments_(std::move(segments)) {
+    args_.segments = segments_.data();
+    args_.segments_per_expert = static_cast<int64_t>(segments_.size()) / experts;
+    args_.experts = experts;
+    args_.format = format;
+  }
+  const Kernel* kernel() const override { return kernel_; }
+  const void* args() const override { return &args_; }
+  void bind(const Operand* in, const Operand* out) override {
+    args_.out = out[0].as<float>();
+    args_.x = in[0].as<const float>();
+    args_.pair_token = in[1].as<const int32_t>();
+    args_.expert_start = in[2].as<const int32_t>();
+    args_.P = out[0].dims[0];
+    args_.K = in[0].dims[1];
+    args_.ldx = in[0].row_stride;
+    args_.ldo = out[0].row_stride;
+  }
+
+ private:
+  const Kernel* kernel_;
+  std::vector<MatmulSegment> segments_;
+  GroupedMatmulArgs args_;
+};
+
+Lowered grouped_lower(LowerContext& ctx) {
+  const Node& node = ctx.node;
+  const int64_t experts = node.attrs.get_int("experts");
+  const size_t per_expert = (node.inputs.size() - 3) / static_cast<size_t>(experts);
+  std::vector<MatmulSegment> segments;
+  std::optional<Format> format;
+  uint64_t owned = 0;
+  int64_t column = 0;
+  for (size_t k = 3; k < node.inputs.size(); ++k) {
+    const Value& w = ctx.graph.value(node.inputs[k]);
+    if (w.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
+    const Format own = compute_format(w.constant, node.attrs.get_string("format"), ctx.backend);
+    if (format && !(*format == own)) return internal_error("expert weights have different formats");
+    format = own;
+    if ((k - 3) % per_expert == 0) column = 0;
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, &owned));
+    segments.push_back({data, nullptr, w.constant.shape()[0], column});
+    column += w.constant.shape()[0];
+  }
+  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
+  if (!kernel) return unimplemented(cat("no grouped matmul kernel reads ", format->name(), " weights"));
+  auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
+  op->owned_bytes = owned;
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
+Types combine_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 3, 3));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "y"));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 2, "pair_slot"));
+  return std::vector<TensorType>{f32_type({shape_of(g, in[1])[0], shape_of(g, in[0])[1]})};
+}
+
+Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
+  const auto k = static_cast<size_t>(in[1]->shape.cols()), E = static_cast<size_t>(in[0]->shape.cols());
+  for (size_t t = 0; t * E < out[0].f.size(); ++t) {
+    for (size_t c = 0; c < E; ++c) {
+      double sum = 0;
+      for (size_t j = 0; j < k; ++j) sum += in[2]->f[t * k + j] * in[0]->f[static_cast<size_t>(in[1]->i[t * k + j]) * E + c];
+      out[0].f[t * E + c] = sum;
+    }
+  }
+  return ok_status();
+}
+
+Lowered combine_lower(LowerContext& ctx) {
+  return lower_kernel(ctx, KernelFamily::kMoeCombine, Format::f32(), MoeCombineArgs{}, [](MoeCombineArgs& a, const Operand* in, const Operand* out) {
+    a.out = out[0].as<float>();
+    a.y = in[0].as<const float>();
+    a.pair_slot = in[1].as<const int32_t>();
+    a.pair_weight = in[2].as<const float>();
+    a.T = in[1].dims[0];
+    a.top_k = in[1].dims[1];
+    a.E = in[0].dims[1];
+  });
+}
+
+}  // namespace
+
+extern const OpDef op_moe_route = {.name = "moe_route", .gradient = Gradient::kPiecewiseConstant, .infer = route_infer, .reference = route_reference, .lower = route_lower};
+extern const OpDef op_grouped_linear = {.name = "grouped_linear", .strided_inputs = 1, .infer = grouped_infer, .reference = grouped_reference, .lower = grouped_lower};
+extern const OpDef op_moe_combine = {.name = "moe_combine", .infer = combine_infer, .reference = combine_reference, .lower = combine_lower};
+
+}  // namespace oar

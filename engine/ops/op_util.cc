@@ -1,0 +1,42 @@
+#include "engine/ops/op_util.h"
+
+namespace oar {
+
+Status check_operands(Ids in, size_t least, size_t most) {
+  if (in.size() < least || in.size() > most) {
+    return invalid_argument(cat("takes ", least, least == most ? "" : cat(" to ", most), " operands, got ", in.size()));
+  }
+  return ok_status();
+}
+
+Status check_rank(const Graph& g, Ids in, size_t k, size_t rank, const char* what) {
+  if (!given(in, k)) return invalid_argument(cat(what, " is missing"));
+  const size_t have = shape_of(g, in[k]).size();
+  if (have != rank) return invalid_argument(cat(what, " must have ", rank, " axes, it has ", have));
+  return ok_status();
+}
+
+Status check_same(const Dim& a, const Dim& b, const char* what) {
+  if (a == b) return ok_status();
+  const std::string x = a.is_const() ? cat(a.const_value()) : "a symbolic size";
+  const std::string y = b.is_const() ? cat(b.const_value()) : "a symbolic size";
+  return invalid_argument(cat(what, " differ: ", x, " and ", y));
+}
+
+Status check_integer(const Graph& g, ValueId v, const char* what) {
+  if (type_of(g, v).format == Format::i32()) return ok_status();
+  return invalid_argument(cat(what, " must be i32, it is ", type_of(g, v).format.name()));
+}
+
+Dim product(const DimVector& shape, size_t from) {
+  Dim p = 1;
+  for (size_t k = from; k < shape.size(); ++k) p = p * shape[k];
+  return p;
+}
+
+Types same_as_first(const Graph& g, Ids in, const Attrs&) {
+  if (!given(in, 0)) return invalid_argument("operand 0 is missing");
+  return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
+}
+
+}  // namespace oar

@@ -1,0 +1,31 @@
+// What op files share: operand checks for shape rules, and the graph's typed vocabulary for models (ops.h).
+#pragma once
+
+#include "engine/base/format.h"
+#include "engine/graph/builder.h"
+#include "engine/graph/op.h"
+#include "engine/graph/plan.h"
+#include "engine/graph/reference.h"
+
+namespace oar {
+
+using Types = Result<std::vector<TensorType>>;
+using Ids = std::span<const ValueId>;
+using HostInputs = std::span<const HostValue* const>;
+
+inline const TensorType& type_of(const Graph& g, ValueId v) { return g.value(v).type; }
+inline const DimVector& shape_of(const Graph& g, ValueId v) { return g.value(v).type.shape; }
+inline bool given(Ids in, size_t k) { return k < in.size() && in[k] != kNoValue; }
+
+// Between `least` and `most` operands, of which the first `required` must be given.
+Status check_operands(Ids in, size_t least, size_t most);
+Status check_rank(const Graph& g, Ids in, size_t k, size_t rank, const char* what);
+Status check_same(const Dim& a, const Dim& b, const char* what);
+Status check_integer(const Graph& g, ValueId v, const char* what);
+inline TensorType f32_type(DimVector shape) { return {Format::f32(), std::move(shape)}; }
+Dim product(const DimVector& shape, size_t from = 0);
+
+// Shape rule of ops whose single output is f32 shaped like operand 0.
+Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);
+
+}  // namespace oar

@@ -1,0 +1,50 @@
+// The CPU backend: device memory is host memory, copies are memcpy, and a launch runs to completion on the pool.
+#include <cstring>
+
+#include "engine/base/format.h"
+#include "engine/tensor/backend.h"
+
+namespace oar {
+namespace {
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(std::shared_ptr<ThreadPool> pool, Isa isa)
+      : pool_(std::move(pool)), isa_(isa), name_(cat("cpu.", isa_name(isa))) {}
+
+  const char* name() const override { return name_.c_str(); }
+  MemoryKind memory() const override { return MemoryKind::kHost; }
+  Result<Buffer> allocate(uint64_t bytes) override { return Buffer::allocate(bytes); }
+  Status upload(void* to, const void* from, uint64_t bytes) override { return copy(to, from, bytes); }
+  Status download(void* to, const void* from, uint64_t bytes) override { return copy(to, from, bytes); }
+  Status copy(void* to, const void* from, uint64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return ok_status();
+  }
+  Status synchronize() override { return ok_status(); }
+
+  const Kernel* find_kernel(KernelFamily family, Format format) const override {
+    return KernelRegistry::cpu().find(family, format, isa_);
+  }
+  const WeightLayout& weight_layout(Format format) const override { return oar::weight_layout(format, isa_); }
+  int workers() const override { return pool_->workers(); }
+  void reserve_worker_scratch(size_t bytes) override { pool_->reserve_scratch(bytes); }
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared) override {
+    pool_->run(kernel, args, plan, shared);
+    return ok_status();
+  }
+  ThreadPool& host_pool() override { return *pool_; }
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
+  Isa isa_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(std::shared_ptr<ThreadPool> pool, Isa isa) {
+  return std::make_unique<CpuBackend>(std::move(pool), isa);
+}
+
+}  // namespace oar
