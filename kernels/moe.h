@@ -6,8 +6,9 @@
 
 namespace oar {
 
-// probs = softmax(logits[t, :]) (or sigmoid); the top_k largest per token (ties: lower index first), normalized to
-// sum 1 when asked. Pairs (t, j) sorted by expert, stably by t, give the row lists of the grouped matmul.
+// probs = softmax(logits[t, :]); the top_k largest per token (ties: lower index first), normalized to sum 1 when
+// asked. A NaN logit is never preferred to a number and makes its token's weights NaN. Pairs (t, j) sorted by expert,
+// stably by t, give the row lists of the grouped matmul.
 struct MoeRouteArgs {
   uint32_t size = sizeof(MoeRouteArgs);
   uint32_t version = 1;

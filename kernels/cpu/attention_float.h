@@ -66,8 +66,13 @@ struct FloatCodec {
   using Query = float;
   using Prob = float;
   static constexpr bool kPairs = false;  // single tokens: a pair's halves are separate additions here
-  // Accumulators: 4 x 4 panels of one register in 32 registers, 4 x 1 panel of two in 16, 2 x 1 of four.
+  // Accumulators: 4 x 4 panels of one register in 32 registers of 16 lanes; 4 x 1 panel of two in 16
+  // registers of 8; of four in the 32 of NEON; 2 x 1 of four otherwise.
+#if defined(__aarch64__)
+  static constexpr int kLogitRows = 4, kLogitPanels = 1;
+#else
   static constexpr int kLogitRows = kLanes >= 8 ? 4 : 2, kLogitPanels = kLanes == 16 ? 4 : 1;
+#endif
   static constexpr int kValueRows = 4, kValueVectors = kLanes == 16 ? 4 : 2;
 
   OAR_INLINE static void prepare(const float* q, float scale, int64_t D, Query* out) {

@@ -277,13 +277,23 @@ OAR_INLINE Vf load_n(const f16* p, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x.v[i] = to_f32(p[i]);
   return x;
 }
+#if defined(__aarch64__)
+OAR_INLINE Vf load(const f16* p) {
+  float16x4_t half;
+  memcpy(&half, p, sizeof half);
+  return {(f32x4)vcvt_f32_f16(half)};
+}
+#else
 OAR_INLINE Vf load(const f16* p) { return load_n(p, 4); }
+#endif
 OAR_INLINE Vf load_n(const bf16* p, int64_t n) {
   Vf x{};
   for (int64_t i = 0; i < n; ++i) x.v[i] = to_f32(p[i]);
   return x;
 }
-OAR_INLINE Vf load(const bf16* p) { return load_n(p, 4); }
+OAR_INLINE Vf load(const bf16* p) {
+  return {(f32x4)(u32x4{p[0].bits, p[1].bits, p[2].bits, p[3].bits} << 16)};
+}
 
 #endif
 

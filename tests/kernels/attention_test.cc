@@ -235,6 +235,27 @@ TEST_CASE("attention: other pages' stale bytes and a sequence's own later tokens
   }
 }
 
+TEST_CASE("attention: pages that left the window are neither looked up nor read") {
+  for (DType type : kTypes) {
+    for (Isa isa : levels()) {
+      AttentionProblem p({4, 2, 32}, type, 32, {700});
+      INFO(describe(p, isa));
+      p.append_all(isa);
+      for (int64_t count : {1, 40}) {
+        for (int64_t window : {1, 33, 300}) {
+          const std::vector<Chunk> chunks = {{0, 700, count}};
+          const std::vector<float> want = p.run(isa, chunks, {.window = window});
+          const std::vector<int32_t> table = p.table;
+          const int64_t oldest = 700 - count + 1 - window;  // position the first query still sees
+          std::fill(p.table.begin(), p.table.begin() + oldest / 32, 1 << 28);
+          CHECK(same_bits(p.run(isa, chunks, {.window = window}), want));
+          p.table = table;
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("attention: large logits and a span of negligible ones") {
   for (DType type : kTypes) {
     AttentionProblem p({2, 1, 16}, type, 32, {600});
