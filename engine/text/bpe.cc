@@ -44,15 +44,8 @@ MergeTable::MergeTable(const std::vector<Rule>& rules) {
 Result<std::unique_ptr<BpeModel>> BpeModel::create(const Vocabulary& vocabulary, BpeConfig config) {
   std::unique_ptr<BpeModel> m(new BpeModel(vocabulary));
   m->merges_ = MergeTable(config.merges);
-  // The scan looks for the lowest rank among live pairs. The heap of the Hugging Face library also runs a
-  // stale candidate when the new pair makes the same token; the two agree when each token has one pair that
-  // makes it.
-  m->scan_ok_ = true;
   std::vector<bool> made(static_cast<size_t>(vocabulary.size()), false);
-  for (const MergeTable::Rule& r : config.merges) {
-    if (made[static_cast<size_t>(r.merged)]) m->scan_ok_ = false;
-    made[static_cast<size_t>(r.merged)] = true;
-  }
+  for (const MergeTable::Rule& r : config.merges) made[static_cast<size_t>(r.merged)] = true;
   config.merges.clear();
   config.merges.shrink_to_fit();
   m->config_ = std::move(config);
@@ -131,7 +124,6 @@ Result<std::unique_ptr<BpeModel>> BpeModel::from_scores(const Vocabulary& vocabu
     return resource_exhausted(cat("a vocabulary of ", pieces.size(), " tokens; the limit is 2^29"));
   m->merges_ = MergeTable(rules);
   m->user_defined_ = Trie(std::move(user_defined));
-  m->scan_ok_ = m->unused_.empty();
   m->index_vocabulary();
   if (m->unused_.empty()) m->find_word_border(mergeable);
   return m;
@@ -175,19 +167,13 @@ void BpeModel::encode(std::string_view piece, ModelScratch& scratch, std::vector
 }
 
 void BpeModel::encode_word(std::string_view word, ModelScratch& scratch, std::vector<int32_t>& out) const {
-  const bool cached = scratch.cache.enabled() && word.size() <= WordCache::kMaxKey;
-  uint64_t hash = 0;
-  if (cached) {
-    hash = hash_bytes(word);
-    if (scratch.cache.lookup(word, hash, out)) return;
-  }
-  const size_t before = out.size();
-  int32_t whole = -1;
-  if (config_.ignore_merges)
-    whole = vocabulary_.find(config_.byte_level ? to_byte_alphabet(word) : std::string(word));
-  if (whole >= 0) out.push_back(whole);
-  else merge_word(word, scratch, out);
-  if (cached) scratch.cache.store(word, hash, out.data() + before, out.size() - before);
+  scratch.cache.through(word, out, [&] {
+    int32_t whole = -1;
+    if (config_.ignore_merges)
+      whole = vocabulary_.find(config_.byte_level ? to_byte_alphabet(word) : std::string(word));
+    if (whole >= 0) out.push_back(whole);
+    else merge_word(word, scratch, out);
+  });
 }
 
 void BpeModel::merge_word(std::string_view word, ModelScratch& scratch, std::vector<int32_t>& out) const {
@@ -214,7 +200,7 @@ void BpeModel::merge_word(std::string_view word, ModelScratch& scratch, std::vec
       }
     }
     ids = std::move(whole);
-  } else if (scan_ok_ && ids.size() <= kScanLimit) {
+  } else if (ids.size() <= kScanLimit) {
     ids.resize(merge_by_scan(ids.data(), ids.size()));
   } else {
     merge_by_heap(scratch, nullptr);

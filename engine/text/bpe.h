@@ -110,7 +110,6 @@ class BpeModel final : public TokenModel {
       byte_ids_{};  // byte level: of the byte's character; else: of the token <0xXX>; -1 none
   std::array<int32_t, 128> ascii_ids_{};  // of one-character tokens
   bool all_bytes_ = false;                // every <0xXX> exists
-  bool scan_ok_ = false;                  // the short-word scan gives what the heap gives
   bool cut_at_marker_ = false;            // no merge crosses from x to U+2581: words can be merged apart
 
   // SentencePiece dialect.

@@ -503,6 +503,7 @@ class PatternCompiler {
         if (r.last >= 128) p.other_first_ |= bit;
       }
     }
+    c.drop_useless_choices();
     if (c.overflow_)
       return unimplemented(cat("split pattern \"", p.source_, "\" is too large (limits: ", kMaxProgram,
                                " instructions, ", kMaxSets, " character classes)"));
@@ -620,6 +621,22 @@ class PatternCompiler {
     if (n.greed == Greed::kPossessive) {
       add({.op = Op::kAccept});
       p_.program_[atomic].next = here();
+    }
+  }
+
+  // A loop need not remember how to give characters back when that cannot help: when nothing follows it, or
+  // what follows must begin with a character that the loop does not take.
+  void drop_useless_choices() {
+    auto& program = p_.program_;
+    for (size_t pc = 0; pc + 1 < program.size() && !overflow_; ++pc) {
+      if (program[pc].op != Op::kLoop) continue;
+      size_t after = pc + 1;
+      while (program[after].op == Op::kJump && program[after].next > after) after = program[after].next;
+      const SplitPattern::Inst& next = program[after];
+      const bool must_take = next.op == Op::kSet || (next.op == Op::kLoop && next.low > 0);
+      if (next.op == Op::kAccept ||
+          (must_take && known_[program[pc].set].intersected(known_[next.set]).empty()))
+        program[pc].flag = true;
     }
   }
 

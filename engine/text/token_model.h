@@ -21,24 +21,27 @@ class WordCache {
   static constexpr size_t kMaxIds = 8;
 
   void resize_for(size_t text_bytes);
-  bool enabled() const { return !entries_.empty(); }
-  // Appends the ids of `word` and returns true when known.
-  bool lookup(std::string_view word, uint64_t hash, std::vector<int32_t>& out) const {
-    const Entry& e = entries_[hash & (entries_.size() - 1)];
-    if (e.length != word.size() || e.tag != static_cast<uint32_t>(hash >> 32) ||
-        std::memcmp(e.key, word.data(), word.size()) != 0)
-      return false;
-    out.insert(out.end(), e.ids, e.ids + e.count);
-    return true;
-  }
-  void store(std::string_view word, uint64_t hash, const int32_t* ids, size_t count) {
-    if (count > kMaxIds) return;
+
+  // Appends the ids of `word` to `out`: remembered ones, or those that compute() appends.
+  template <class Compute>
+  void through(std::string_view word, std::vector<int32_t>& out, Compute&& compute) {
+    if (entries_.empty() || word.size() > kMaxKey) return compute();
+    const uint64_t hash = hash_bytes(word);
+    const auto tag = static_cast<uint32_t>(hash >> 32);
     Entry& e = entries_[hash & (entries_.size() - 1)];
-    e.tag = static_cast<uint32_t>(hash >> 32);
+    if (e.length == word.size() && e.tag == tag && std::memcmp(e.key, word.data(), word.size()) == 0) {
+      out.insert(out.end(), e.ids, e.ids + e.count);
+      return;
+    }
+    const size_t before = out.size();
+    compute();
+    const size_t count = out.size() - before;
+    if (count > kMaxIds || word.empty()) return;
+    e.tag = tag;
     e.length = static_cast<uint8_t>(word.size());
     e.count = static_cast<uint8_t>(count);
     std::memcpy(e.key, word.data(), word.size());
-    std::memcpy(e.ids, ids, count * sizeof(int32_t));
+    std::memcpy(e.ids, out.data() + before, count * sizeof(int32_t));
   }
 
  private:

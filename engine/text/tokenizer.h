@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/base/status.h"
 #include "engine/base/gguf_vocab.h"
+#include "engine/base/status.h"
 
 namespace oar {
 

@@ -34,12 +34,10 @@ Result<std::unique_ptr<UnigramModel>> UnigramModel::create(const Vocabulary& voc
 
 void UnigramModel::encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const {
   if (piece.empty()) return;
-  const bool cached = scratch.cache.enabled() && piece.size() <= WordCache::kMaxKey;
-  uint64_t hash = 0;
-  if (cached) {
-    hash = hash_bytes(piece);
-    if (scratch.cache.lookup(piece, hash, out)) return;
-  }
+  scratch.cache.through(piece, out, [&] { best_path(piece, scratch, out); });
+}
+
+void UnigramModel::best_path(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const {
   const bool single = config_.single_precision;
   const auto rounded = [single](double v) { return single ? static_cast<double>(static_cast<float>(v)) : v; };
   const double unk_score = rounded(config_.min_score - kUnknownPenalty);
@@ -96,7 +94,6 @@ void UnigramModel::encode(std::string_view piece, ModelScratch& scratch, std::ve
     }
   }
   std::reverse(out.begin() + static_cast<ptrdiff_t>(before), out.end());
-  if (cached) scratch.cache.store(piece, hash, out.data() + before, out.size() - before);
 }
 
 }  // namespace oar

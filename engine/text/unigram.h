@@ -32,6 +32,7 @@ class UnigramModel final : public TokenModel {
   void encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const override;
 
  private:
+  void best_path(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const;
   explicit UnigramModel(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
   const Vocabulary& vocabulary_;
   UnigramConfig config_;

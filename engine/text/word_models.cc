@@ -18,7 +18,11 @@ WordPieceModel::WordPieceModel(const Vocabulary& vocabulary, WordPieceConfig con
   continuation_ = Trie(std::move(continuation));
 }
 
-void WordPieceModel::encode(std::string_view piece, ModelScratch&, std::vector<int32_t>& out) const {
+void WordPieceModel::encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const {
+  scratch.cache.through(piece, out, [&] { split_word(piece, out); });
+}
+
+void WordPieceModel::split_word(std::string_view piece, std::vector<int32_t>& out) const {
   size_t characters = 0;
   for (size_t i = 0; i < piece.size() && characters <= config_.max_input_chars_per_word;
        i += utf8_length(piece[i]))

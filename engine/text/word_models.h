@@ -23,6 +23,7 @@ class WordPieceModel final : public TokenModel {
   void encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const override;
 
  private:
+  void split_word(std::string_view word, std::vector<int32_t>& out) const;
   WordPieceConfig config_;
   Trie initial_;       // every token, for the start of a word
   Trie continuation_;  // tokens with the prefix, without it

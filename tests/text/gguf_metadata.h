@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "engine/base/status.h"
 #include "engine/base/gguf_vocab.h"
+#include "engine/base/status.h"
 
 namespace oar_test {
 

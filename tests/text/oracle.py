@@ -47,8 +47,8 @@ EXAONE = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{
           r"[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+")
 
 
-# Assigned in Unicode 8, but with another general category today (Lo or Mc to Mn and back, Po to Mn).
-CHANGED = {0x1734, 0x1885, 0x1886, 0xA9BD, 0x111C9}
+# Assigned in Unicode 8, but with another general category since 9, 12 or 14 (Lo, Mc and Mn; Po to Mn or So).
+CHANGED = {0x166D, 0x1734, 0x1885, 0x1886, 0x1CF2, 0x1CF3, 0xA9BD, 0x111C9}
 
 
 class Case:
