@@ -1,0 +1,60 @@
+#include "engine/tune/bandwidth.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace oar {
+namespace {
+
+constexpr uint64_t kPiece = uint64_t{1} << 20;  // small enough that a fast worker takes over from a slow one
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+// Eight independent sums of 64 bytes: the compiler turns each into full-width loads, and none waits for
+// another.
+uint64_t read_piece(const std::byte* bytes) {
+  constexpr size_t kLanes = 64;
+  uint64_t sum[kLanes] = {};
+  for (uint64_t offset = 0; offset < kPiece; offset += sizeof sum) {
+    uint64_t line[kLanes];
+    std::memcpy(line, bytes + offset, sizeof line);
+    // Far enough ahead for the hardware prefetcher, which stops at 4 KiB pages.
+    for (size_t i = 0; i < sizeof line; i += 64) __builtin_prefetch(bytes + offset + 4096 + i);
+    for (size_t i = 0; i < kLanes; ++i) sum[i] |= line[i];
+  }
+  uint64_t all = 0;
+  for (uint64_t s : sum) all |= s;
+  return all;
+}
+
+}  // namespace
+
+Result<ReadProbe> ReadProbe::create(ThreadPool& pool, uint64_t bytes) {
+  bytes = std::max(bytes / kPiece, uint64_t{1}) * kPiece;
+  OAR_ASSIGN(Buffer memory, Buffer::allocate(bytes + kHugePage));
+  // Huge pages, as weights have where the system grants them; a refusal costs a few percent.
+  const uint64_t skip = kHugePage - reinterpret_cast<uintptr_t>(memory.data()) % kHugePage;
+  memory = memory.slice(skip % kHugePage, bytes);
+  madvise(memory.mutable_data(), bytes, MADV_HUGEPAGE);
+  auto* data = static_cast<std::byte*>(memory.mutable_data());
+  pool.parallel_for(static_cast<int64_t>(bytes / kPiece), 1, [&](int64_t begin, int64_t end) {
+    std::memset(data + static_cast<uint64_t>(begin) * kPiece, 1, static_cast<size_t>(end - begin) * kPiece);
+  });
+  return ReadProbe(pool, std::move(memory));
+}
+
+double ReadProbe::measure() {
+  const auto* data = static_cast<const std::byte*>(memory_.data());
+  const auto start = std::chrono::steady_clock::now();
+  pool_->parallel_for(static_cast<int64_t>(memory_.size() / kPiece), 1, [&](int64_t begin, int64_t end) {
+    uint64_t sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum |= read_piece(data + static_cast<uint64_t>(i) * kPiece);
+    __asm__ volatile("" ::"r"(sum));  // the reads must happen
+  });
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return static_cast<double>(memory_.size()) / seconds;
+}
+
+}  // namespace oar
