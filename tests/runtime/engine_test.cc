@@ -137,13 +137,24 @@ TEST_CASE("a batch of many is each alone: text, seeds, penalties, log-probabilit
   }
   {
     Fixture f({}, tight);
+    f.wait_ready();
+    f.control->stall_ms = 50;  // until all are there
     for (Request& r : requests()) {
       together.push_back(std::make_shared<CollectSink>());
       r.sink = together.back();
       REQUIRE_OK(f.engine->submit(std::move(r)));
     }
+    f.control->stall_ms = 0;
     for (auto& s : together) REQUIRE(s->wait());
     CHECK(f.engine->stats().preemptions > 0);
+    for (int i = 0; i < 2; ++i) {  // alone in the pool, the second time must hit, and say the same
+      auto again = std::make_shared<CollectSink>();
+      Request r = std::move(requests()[22]);
+      r.sink = again;
+      REQUIRE_OK(f.engine->submit(std::move(r)));
+      REQUIRE(again->wait());
+      CHECK(again->choices[0].tokens == alone[22]->choices[0].tokens);
+    }
     CHECK(f.engine->stats().prefix_hits > 0);
   }
   for (size_t i = 0; i < alone.size(); ++i) {
