@@ -1,0 +1,46 @@
+// GPT-2: learned positions, LayerNorm before each block, GELU, biases everywhere.
+//
+//   x += attention(layer_norm(x));  x += mlp(layer_norm(x))
+//
+// Hugging Face stores the linear layers as (in, out); the transpose below is folded at load.
+#include "engine/base/format.h"
+#include "engine/models/model.h"
+
+namespace oar {
+namespace {
+
+Val linear(ModelBuilder& b, Val x, const std::string& name) {
+  Val w = b.weight(name + ".weight");
+  if (!b.c.linear_out_in) w = b.op("transpose", {w}, {{"perm", std::vector<int64_t>{1, 0}}});
+  return b.op("linear", {x, Val{}, w, b.weight(name + ".bias")});
+}
+
+Val activation(ModelBuilder& b, Val x) {
+  const std::string& a = b.c.activation;
+  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast" || a == "silu") return b.op(a == "silu" ? "silu" : "gelu_tanh", {x});
+  if (a == "gelu" || a == "relu") return b.op(a, {x});
+  b.fail(unimplemented(cat("config.json: activation_function '", a, "'")));
+  return {};
+}
+
+Val hidden(ModelBuilder& b) {
+  const int64_t E = b.c.width;
+  Val x = b.add(b.embedding("transformer.wte.weight", b.in.tokens), b.embedding("transformer.wpe.weight", b.in.positions));
+  for (int64_t n = 0; n < b.c.layers; ++n) {
+    const std::string layer = cat("transformer.h.", n, ".");
+    const Val qkv = linear(b, b.layer_norm(x, layer + "ln_1"), layer + "attn.c_attn");  // (T, 3 E)
+    const Val q = b.split_heads(b.slice(qkv, 0, E), b.c.heads);
+    const Val k = b.split_heads(b.slice(qkv, E, 2 * E), b.c.heads);
+    const Val v = b.split_heads(b.slice(qkv, 2 * E, 3 * E), b.c.heads);
+    x = b.add(x, linear(b, b.merge_heads(b.attention(q, k, v, n)), layer + "attn.c_proj"));
+    const Val h = activation(b, linear(b, b.layer_norm(x, layer + "ln_2"), layer + "mlp.c_fc"));
+    x = b.add(x, linear(b, h, layer + "mlp.c_proj"));
+  }
+  return b.layer_norm(x, "transformer.ln_f");
+}
+
+}  // namespace
+
+extern const Architecture architecture_gpt2 = {"gpt2", hidden, "lm_head.weight", "transformer.wte.weight"};
+
+}  // namespace oar
