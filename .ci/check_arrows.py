@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Checks who includes whom: check_arrows.py [ROOT].
+
+The rooms of the house form a line, never a circle. ALLOWED says, for each room, which other rooms its files may include
+(its own is always allowed); THIRD_PARTY says in which rooms a foreign header may appear. Prints one line per include that
+breaks a rule, with the rule, and exits with 1. An arrow missing here is a decision to be taken, not a line to be added in
+passing.
+"""
+import os
+import re
+import subprocess
+import sys
+
+BELOW_GRAPH = {"quant", "kernels", "engine/base", "engine/tensor"}
+BELOW_OPS = BELOW_GRAPH | {"engine/graph"}
+BELOW_MODELS = BELOW_OPS | {"engine/ops", "engine/graph/passes", "engine/compile", "engine/loader"}
+BELOW_RUNTIME = BELOW_MODELS | {"engine/models", "engine/text", "engine/import"}
+BELOW_TUNE = BELOW_RUNTIME | {"engine/runtime", "engine/vision"}
+ENGINE = BELOW_TUNE | {"engine/tune", "engine/capi"}
+# What a server may know of the engine: the facades, text, status. Not tensors, graphs, kernels.
+SERVER = {"engine/base", "engine/runtime", "engine/text"}
+
+ALLOWED = {
+    "quant": set(),
+    "kernels": {"quant"},
+    "engine/base": set(),
+    "engine/tensor": {"quant", "kernels", "engine/base"},
+    "engine/graph": BELOW_GRAPH,
+    # Passes rewrite graphs made of ops they know by name and attribute, never by including engine/ops.
+    "engine/graph/passes": BELOW_OPS,
+    "engine/ops": BELOW_OPS,
+    "engine/compile": BELOW_OPS | {"engine/ops"},
+    "engine/loader": BELOW_GRAPH,
+    "engine/import": BELOW_OPS | {"engine/ops", "engine/loader"},
+    "engine/models": BELOW_MODELS,
+    "engine/text": {"engine/base"},
+    "engine/vision": {"engine/base"},
+    "engine/runtime": BELOW_RUNTIME,
+    "engine/tune": BELOW_TUNE,
+    "engine/capi": BELOW_TUNE | {"engine/tune"},
+    "train": ENGINE,
+    "proto": set(),
+    "server/api": SERVER,
+    "server/metrics": SERVER | {"server/api"},
+    "server/ui": {"engine/base"},
+    "server/repository": SERVER | {"server/api"},
+    "server/http": SERVER | {"server/api"},
+    "server/grpc": SERVER | {"server/api", "server/metrics", "proto"},
+    "server": SERVER | {"server/api", "server/metrics", "server/ui", "server/repository", "server/http", "server/grpc"},
+    "clients/cpp": {"proto"},
+    "clients/c": {"engine/capi"},
+    "clients": None,  # the one leaf that sees everything
+    "tests": None,
+}
+ALLOWED["engine/graph"] = ALLOWED["engine/graph"] | {"engine/graph/passes"}
+
+BOOST_JSON = r"boost/json\b"
+THIRD_PARTY = [  # header, rooms where it may appear
+    (BOOST_JSON, ("engine", "server", "clients", "tests", "train")),
+    (r"boost/", ("server/http", "server/api", "tests/server", "clients")),
+    (r"(grpc|grpcpp|google/protobuf)/", ("server/grpc", "proto", "clients", "tests/server")),
+    (r"prometheus/", ("server/metrics",)),
+    (r"openssl/", ("server", "clients")),
+    (r"spdlog/", ("clients",)),
+    (r"CLI/", ("clients",)),
+    (r"catch2/", ("tests",)),
+    (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc)", ("kernels/cuda", "engine/tensor")),
+]
+# The C++ library, C's headers, POSIX, SIMD: any lower-case name, with the folders of the system.
+PLATFORM = re.compile(r"^([a-z0-9_]+(\.h)?|(sys|netinet|arpa|net|linux|asm|bits)/[a-z0-9_./]+)$")
+PROTO = re.compile(r"^(oar/v1|inference|google)/.*\.pb\.h$")
+GENERATED = re.compile(r"^oar_[a-z_]+\.(inc|h)$")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.M)
+
+
+def room_of(path):
+    """The longest known room that the path lies in."""
+    folders = path.split("/")[:-1]
+    for n in range(len(folders), 0, -1):
+        room = "/".join(folders[:n])
+        if room in ALLOWED:
+            return room
+    return None
+
+
+def complaint(path, kind, target):
+    """Why this include breaks a rule, or None."""
+    room = room_of(path)
+    if room is None:
+        return "lies in no room known to .ci/check_arrows.py"
+    if GENERATED.match(target):
+        return None
+    if PROTO.match(target):
+        allowed = ALLOWED[room]
+        return None if allowed is None or "proto" in allowed or room == "proto" else f"{room} may not include generated protobuf code"
+    if kind == '"':
+        other = room_of(target)
+        if other is None or not os.path.exists(target):
+            return "names no file from the root of the repository"
+        allowed = ALLOWED[room]
+        if other == room or allowed is None or other in allowed:
+            return None
+        return f"{room} may not include {other}"
+    for pattern, rooms in THIRD_PARTY:
+        if re.match(pattern, target):
+            if any(path.startswith(r + "/") for r in rooms):
+                return None
+            return f"<{target}> may appear only under {', '.join(rooms)}"
+    return None if PLATFORM.match(target) else f"<{target}> is no dependency that was decided on"
+
+
+def circle():
+    """A circle in ALLOWED itself, as a list of rooms, or None."""
+    done, path = set(), []
+
+    def visit(room):
+        if room in path:
+            return path[path.index(room):] + [room]
+        if room in done:
+            return None
+        path.append(room)
+        for other in sorted(ALLOWED[room] or ()):
+            # A parent and its parts are one room when it comes to circles.
+            if other in ALLOWED and not other.startswith(room + "/") and not room.startswith(other + "/"):
+                if found := visit(other):
+                    return found
+        path.pop()
+        done.add(room)
+        return None
+
+    for room in ALLOWED:
+        if found := visit(room):
+            return found
+    return None
+
+
+def main():
+    os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+    if found := circle():
+        sys.exit("the arrows form a circle: " + " <- ".join(found))
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=True,
+                            capture_output=True, text=True).stdout.split("\0")
+    sources = [p for p in listed if re.search(r"\.(h|cc|cu|cuh|inc|c)$", p) and os.path.exists(p)]
+    includes = broken = 0
+    for path in sources:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            text = source.read()
+        for m in INCLUDE.finditer(text):
+            includes += 1
+            if why := complaint(path, m[1], m[2]):
+                broken += 1
+                print(f'{path}:{text.count(chr(10), 0, m.start()) + 1}: #include "{m[2]}": {why}')
+    print(f"{len(sources)} files, {includes} includes, {broken} against the arrows")
+    sys.exit(1 if broken or not includes else 0)
+
+
+if __name__ == "__main__":
+    main()

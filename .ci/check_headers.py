@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Compiles each header alone: check_headers.py [--build build/release] [--jobs N] [HEADER...].
+
+A header that needs another one first is a trap for the next who includes it. Each is given to the compiler as a file of its
+own (-fsyntax-only); the build folder must hold the generated sources. Headers of the CPU kernels are compiled for every
+instruction set that they can be built for here.
+"""
+import argparse
+import concurrent.futures
+import os
+import platform
+import subprocess
+import sys
+
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"]
+AMX = AVX512 + ["-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+# Warnings inside g++ 12's own intrinsics.
+QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+
+
+def flag_sets(header, x86):
+    if not header.startswith("kernels/cpu/") or not x86:
+        return [[]]
+    with open(header, encoding="utf-8") as source:
+        return [AMX + QUIET] if "immintrin.h" in source.read() else [[], AMX + QUIET]
+
+
+def check(compiler, build, header, x86):
+    for flags in flag_sets(header, x86):
+        run = subprocess.run(
+            [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers",
+             "-Wno-unused-function", "-I.", f"-I{build}/generated", "-isystem", f"{build}/proto/gen", *flags,
+             "-x", "c++", "-include", header, "/dev/null"],
+            capture_output=True, text=True)
+        if run.returncode:
+            return header, " ".join(flags[-1:]), run.stderr
+    return header, None, None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("header", nargs="*")
+    arguments = parser.parse_args()
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+    if not os.path.isdir(f"{arguments.build}/generated"):
+        sys.exit(f"{arguments.build}/generated is missing: ./dev build first")
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    headers = arguments.header or [
+        h for h in subprocess.run(["git", "ls-files", "-z", "*.h"], check=True, capture_output=True, text=True).stdout.split("\0")
+        if h and os.path.exists(h)]
+    if x86:
+        headers = [h for h in headers if not h.endswith("_neon.h")]
+    compiler = os.environ.get("CXX", "g++")
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for header, flags, message in pool.map(lambda h: check(compiler, arguments.build, h, x86), headers):
+            if message is not None:
+                failed += 1
+                print(f"{header} does not compile alone {flags}:\n{message}", flush=True)
+    print(f"{len(headers)} headers, {failed} do not compile alone")
+    sys.exit(1 if failed or not headers else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+# Debian packages, by name. Sourced by ./dev. Tested on Debian 12; the names also exist on Debian 13 and Ubuntu 24.04.
+# Nothing is asked of apt when every package is there, so a second run needs no network.
+
+# Boost 1.81 or newer: the default of the distribution where it is new enough, Debian 12's second version otherwise.
+boost_package() {
+  if installed libboost1.81-dev; then
+    echo libboost1.81-dev
+  elif grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
+    echo libboost1.81-dev
+  else
+    echo libboost-dev
+  fi
+}
+
+build_packages() {
+  echo g++ cmake ninja-build pkg-config python3 "$(boost_package)" catch2 \
+    libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libssl-dev \
+    prometheus-cpp-dev libspdlog-dev libcli11-dev
+}
+test_packages() { echo "$(build_packages)" python3-venv; }
+fuzz_packages() { echo clang libclang-rt-dev; }
+neon_packages() { echo g++-aarch64-linux-gnu qemu-user; }
+
+installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "dev: packages are missing and neither root nor sudo is at hand; as root run: $*" >&2
+    return 1
+  fi
+}
+
+# need PACKAGE...: installs what is missing. A package list may be older than the mirror, hence update and a retry.
+need() {
+  local missing=() package attempt
+  if ! command -v dpkg-query >/dev/null; then
+    echo "dev: no dpkg here; this system must already have the equivalents of: $*" >&2
+    return 0
+  fi
+  for package in "$@"; do installed "$package" || missing+=("$package"); done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  echo "dev: installing ${missing[*]}"
+  local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300)
+  for attempt in 1 2 3; do
+    if [ "$attempt" = 1 ] && [ -z "$(find /var/lib/apt/lists -name '*Packages*' -print -quit 2>/dev/null)" ]; then
+      as_root "${apt[@]}" update || true
+    elif [ "$attempt" != 1 ]; then
+      sleep $((attempt * 3))
+      as_root "${apt[@]}" update || true
+    fi
+    if as_root "${apt[@]}" install --no-install-recommends "${missing[@]}"; then return 0; fi
+  done
+  echo "dev: apt-get could not install: ${missing[*]}" >&2
+  return 1
+}

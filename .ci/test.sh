@@ -1,0 +1,167 @@
+# ./dev test. Sourced by ./dev. Every step runs, also after a failure; each writes build/logs/STEP.log; the last line is
+# `N passed, N failed, N skipped` and the exit status is non-zero when anything failed.
+
+# step NAME KIND COMMAND...: KIND `tests` reads the counts from the log, `check` counts as one test, `build` as none
+# unless it fails.
+step() {
+  local name=$1 kind=$2 log=build/logs/$1.log started=$SECONDS status=0 counts
+  shift 2
+  printf '%-28s' "$name"
+  # In a shell of its own: `set -e` has no effect inside a function whose result is being looked at.
+  ./dev call "$@" >"$log" 2>&1 </dev/null || status=$?
+  case "$kind:$status" in
+    build:0) counts="0 0 0" ;;
+    check:0) counts="1 0 0" ;;
+    tests:*) counts=$(python3 .ci/count_tests.py "$log") ;;
+    *) counts="0 1 0" ;;
+  esac
+  local passed failed skipped
+  read -r passed failed skipped <<<"$counts"
+  if [ "$status" != 0 ] && [ "$failed" = 0 ]; then failed=1; fi
+  total_passed=$((total_passed + passed))
+  total_failed=$((total_failed + failed))
+  total_skipped=$((total_skipped + skipped))
+  if [ "$status" = 0 ] && [ "$failed" = 0 ]; then
+    printf 'ok      %4d s' $((SECONDS - started))
+    [ "$kind" != tests ] || printf '   %d passed%s' "$passed" "$([ "$skipped" = 0 ] || echo ", $skipped skipped")"
+    printf '\n'
+    # Why something was skipped, each reason once.
+    sed -nE 's/^([0-9]+: )?\s*skipped: /  skipped: /p' "$log" | sort -u | head -20
+    return 0
+  fi
+  printf 'FAILED  %4d s   %s\n' $((SECONDS - started)) "$log"
+  grep -nE '(FAILED|error:|Error:|\*\*\*|ERROR:|AssertionError|Sanitizer)' "$log" | head -40 || true
+  echo "  ... the end of $log:"
+  tail -40 "$log" | sed 's/^/  | /'
+  return 1
+}
+
+skip() {
+  printf '%-28sskipped: %s\n' "$1" "$2"
+  total_skipped=$((total_skipped + 1))
+}
+
+# ctest_run PRESET [ctest OPTION...]
+ctest_run() {
+  local preset=$1
+  shift
+  ctest --test-dir "build/$preset" -V --no-tests=error --timeout 900 -j "$(jobs)" "$@"
+}
+
+# Packages of PyPI for the client tests, in build/venv; not an error where PyPI cannot be reached.
+find_python() {
+  local packages=(openai 'tritonclient[grpc]') check='import openai, tritonclient.grpc'
+  if [ -n "${OAR_PYTHON:-}" ]; then
+    test_python=$OAR_PYTHON
+  else
+    test_python=build/venv/bin/python
+    if ! "$test_python" -c "$check" 2>/dev/null; then
+      python3 -m venv build/venv >build/logs/venv.log 2>&1 || true
+      "$test_python" -m pip install -q --disable-pip-version-check --retries 1 --timeout 15 "${packages[@]}" \
+        >>build/logs/venv.log 2>&1 </dev/null || true
+    fi
+  fi
+  "$test_python" -c "$check" 2>/dev/null
+}
+
+# served_test SCRIPT: runs a Python client test against a served default model, then checks the orderly end.
+served_test() {
+  local script=$1 status=0
+  start_server "logs/$(basename "$script" .py)-server"
+  OAR_HTTP=http://127.0.0.1:$http_port OAR_GRPC=127.0.0.1:$grpc_port "$test_python" "$script" || status=$?
+  stop_server || {
+    echo "ERROR: the server ended with status $?" && status=1
+  }
+  return "$status"
+}
+
+test_clients() {
+  step cli-tests tests python3 tests/cli/test_cli.py build/release/bin/oar || true
+  if find_python; then
+    export test_python
+    step openai-client tests served_test tests/server/test_openai_client.py || true
+    step triton-client tests served_test tests/server/test_triton_client.py || true
+  else
+    skip openai-client "PyPI cannot be reached and build/venv has no openai (build/logs/venv.log)"
+    skip triton-client "PyPI cannot be reached and build/venv has no tritonclient (build/logs/venv.log)"
+  fi
+}
+
+# Each target for a few seconds, from its seeds; what it finds is in build/fuzz/tests/fuzz.
+test_fuzz() {
+  if step build-fuzz build build fuzz fuzzers; then step fuzz tests ctest_run fuzz -R '^fuzz_' || true; fi
+}
+
+# ThreadSanitizer cannot map its shadow where the kernel randomizes addresses widely, hence setarch -R.
+tsan_run() {
+  local wrapper=()
+  if setarch -R true 2>/dev/null; then wrapper=(setarch -R); fi
+  TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp ${TSAN_OPTIONS:-}" \
+    "${wrapper[@]}" ctest --test-dir build/tsan -V --no-tests=error --timeout 1200 -j "$(jobs)" \
+    -R '^(kernels|runtime|server|models)$'
+}
+
+neon_build() {
+  cmake -G Ninja -S . -B build/neon -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-qemu.cmake" -DCMAKE_BUILD_TYPE=Release \
+    -DOAR_SERVER=OFF -DOAR_CUDA=OFF
+  cmake --build build/neon -j "$(jobs)" --target test_quant test_kernels
+}
+
+test_neon() {
+  # Optional: where the cross compiler cannot be had, the step says so.
+  need $(neon_packages) || true
+  if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then
+    step build-neon build neon_build || return 0
+    step neon-under-qemu tests ctest_run neon -R '^(quant|kernels)$' || true
+  else
+    skip neon "no aarch64-linux-gnu-g++ or qemu-aarch64"
+  fi
+}
+
+test_cuda() {
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    skip cuda "no nvcc"
+  elif [ -z "$(git ls-files '*.cu')" ]; then
+    skip cuda "no CUDA source to compile yet"
+  else
+    step build-cuda build build cuda || true
+  fi
+}
+
+run_tests() {
+  local all=
+  case "${1:-}" in
+    --all) all=yes ;;
+    '') ;;
+    *) fail "unknown option '$1'; ./dev test [--all]" ;;
+  esac
+  need $(test_packages)
+  mkdir -p build/logs
+  total_passed=0 total_failed=0 total_skipped=0
+  local started=$SECONDS tool
+
+  if step build-release build build release; then
+    step tests-release tests ctest_run release || true
+    step demo check demo || true
+    test_clients
+  fi
+  step arrows check python3 .ci/check_arrows.py || true
+  step headers check python3 .ci/check_headers.py --jobs "$(jobs)" || true
+  # Another version breaks lines elsewhere, so only the one the sources are kept in decides.
+  tool=$(command -v clang-format-14 || true)
+  if [ -n "$tool" ]; then step format check format --check || true; else skip format "no clang-format-14"; fi
+  if step build-dev build build dev; then
+    UBSAN_OPTIONS=print_stacktrace=1 step tests-dev tests ctest_run dev || true
+  fi
+  if [ -n "$all" ]; then
+    if step build-tsan build build tsan; then step tests-tsan tests tsan_run || true; fi
+    if step build-embed build build embed; then step tests-embed tests ctest_run embed || true; fi
+    need $(fuzz_packages)
+    test_fuzz
+    test_neon
+    test_cuda
+  fi
+  echo "took $(((SECONDS - started + 59) / 60)) minutes"
+  echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
+  [ "$total_failed" = 0 ]
+}
