@@ -1,0 +1,229 @@
+// Readiness, draining and the metrics of a server's life.
+#include <future>
+#include <sstream>
+#include <thread>
+
+#include "tests/server/grpc_client.h"
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using std::chrono::milliseconds;
+
+const std::string kStream300 =
+    R"({"prompt":"a","stream":true,"ignore_eos":true,"max_tokens":300})";
+
+FakeEngineOptions slow_engine() {
+  FakeEngineOptions o;
+  o.step = milliseconds(2);
+  return o;
+}
+
+// The value of the series `name` that has these labels (and perhaps others, in any order).
+double metric(const std::string& text, const std::string& name, const std::vector<std::string>& labels = {}) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(name + "{", 0) != 0 && line.rfind(name + " ", 0) != 0) continue;
+    bool all = true;
+    for (const std::string& label : labels) all &= line.find(label) != std::string::npos;
+    if (all) return std::stod(line.substr(line.rfind(' ') + 1));
+  }
+  FAIL("no series " << name);
+  return 0;
+}
+
+TEST_CASE("draining: not ready at once, what runs finishes, new work is refused") {
+  TestServer t(slow_engine());
+  RawClient stream(t.http()), kept(t.http());
+  kept.send(make_request("GET", "/health"));
+  CHECK(kept.read_reply().status == 200);
+  stream.send(make_request("POST", "/v1/completions", kStream300));
+  REQUIRE(stream.read_until("data: "));
+  auto oar = oar::v1::Generation::NewStub(channel_to(t.grpc()));
+  grpc::ClientContext context;
+  oar::v1::GenerateRequest request;
+  request.set_prompt("a");
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_stopping()->set_max_tokens(300);
+  auto reader = oar->Generate(&context, request);
+  oar::v1::GenerateChunk chunk;
+  REQUIRE(reader->Read(&chunk));
+
+  t.server->set_ready(false);
+  CHECK_FALSE(t.server->ready());
+  CHECK(http(t.http(), "GET", "/health/ready").status == 503);
+  CHECK(http(t.http(), "GET", "/health/live").status == 200);
+  const HttpReply refused = http(t.http(), "POST", "/v1/completions", R"({"prompt":"a"})");
+  CHECK(refused.status == 503);
+  CHECK(parse(refused.body).at("error").at("type") == "unavailable_error");
+  CHECK(raw_call(t.grpc(), "/grpc.health.v1.Health/Check", "").second == std::string("\x08\x02", 2));
+
+  auto drained = std::async(std::launch::async, [&] { return t.server->drain_and_stop(milliseconds(20'000)); });
+  CHECK(kept.closed_by_peer());  // idle connections go first
+  const HttpReply answer = stream.read_reply();
+  CHECK(answer.complete);
+  CHECK(answer.body.find("[DONE]") != std::string::npos);
+  CHECK(stream.closed_by_peer());
+  while (reader->Read(&chunk)) continue;
+  CHECK(reader->Finish().ok());
+  CHECK(chunk.finish_reason() == oar::v1::FINISH_REASON_LENGTH);
+  CHECK(drained.get());
+  CHECK_THROWS(RawClient(t.http()));
+  CHECK(t.server->drain_and_stop(milliseconds(0)));  // again: nothing to do
+}
+
+TEST_CASE("draining: what does not finish in time is cut off and freed") {
+  TestServer t(slow_engine());
+  RawClient stream(t.http());
+  stream.send(make_request("POST", "/v1/completions", kStream300));
+  REQUIRE(stream.read_until("data: "));
+  auto oar = oar::v1::Generation::NewStub(channel_to(t.grpc()));
+  grpc::ClientContext context;
+  oar::v1::GenerateRequest request;
+  request.set_prompt("a");
+  request.mutable_stopping()->set_ignore_eos(true);
+  auto reader = oar->Generate(&context, request);
+  oar::v1::GenerateChunk chunk;
+  REQUIRE(reader->Read(&chunk));
+  CHECK_FALSE(t.server->drain_and_stop(milliseconds(50)));
+  CHECK(stream.read_reply().complete == false);
+  while (reader->Read(&chunk)) continue;
+  CHECK_FALSE(reader->Finish().ok());
+  CHECK(t.engine.wait_idle());
+  CHECK(t.engine.stats().finished[static_cast<size_t>(oar::FinishReason::kCancelled)] == 2);
+}
+
+TEST_CASE("an address that cannot be had is an error, not a crash") {
+  TestServer t;
+  FakeEngine engine;
+  for (const std::string& address : {"127.0.0.1:" + std::to_string(t.http()), std::string("nowhere.invalid:80"),
+                                    std::string("127.0.0.1"), std::string("127.0.0.1:99999"), std::string("127.0.0.1:x")}) {
+    oar::ServerOptions o;
+    o.http_address = address;
+    o.grpc_address.clear();
+    const auto failed = oar::Server::start(o, {fake_model(engine)});
+    REQUIRE_FALSE(failed.ok());
+    CHECK(failed.status().message().find(address) != std::string::npos);
+  }
+  oar::ServerOptions o;
+  o.http_address.clear();
+  o.grpc_address = "127.0.0.1:" + std::to_string(t.grpc());
+  CHECK_FALSE(oar::Server::start(o, {fake_model(engine)}).ok());
+  o.grpc_address.clear();
+  CHECK_FALSE(oar::Server::start(o, {}).ok());
+}
+
+TEST_CASE("two models on one server") {
+  FakeEngineOptions a, b;
+  a.reply = "first";
+  b.reply = "second";
+  FakeEngine first(a), second(b);
+  oar::ServerOptions o;
+  o.http_address = "[::1]:0";
+  o.grpc_address.clear();
+  auto server = oar::Server::start(o, {fake_model(first, "one"), fake_model(second, "two")});
+  if (!server.ok()) OAR_SKIP("no IPv6 loopback here: " + server.status().message());
+  o.http_address = "127.0.0.1:0";
+  server = oar::Server::start(o, {fake_model(first, "one"), fake_model(second, "two")});
+  REQUIRE_OK(server);
+  const int port = (*server)->http_port();
+  const auto ask = [&](const char* model) {
+    return http(port, "POST", "/v1/completions", std::string(R"({"prompt":"a","model":")") + model + "\"}");
+  };
+  CHECK(parse(ask("one").body).at("choices").at(0).at("text") == "first");
+  CHECK(parse(ask("two").body).at("choices").at(0).at("text") == "second");
+  const HttpReply none = ask("three");
+  CHECK(none.status == 404);
+  CHECK(none.body.find("one, two") != std::string::npos);
+  second.set_health(oar::EngineHealth::kFailed);  // ready means all of them
+  CHECK(http(port, "GET", "/health").status == 503);
+}
+
+TEST_CASE("metrics: vLLM's names and ours, and they count") {
+  TestServer t;
+  for (int i = 0; i < 3; ++i) CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"abcd","max_tokens":5})").status == 200);
+  CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","n":2,"stream":true})").status == 200);
+  CHECK(http(t.http(), "POST", "/v1/completions", "{").status == 400);
+  CHECK(http(t.http(), "PATCH", "/nowhere/at/all").status == 404);
+  const HttpReply r = http(t.http(), "GET", "/metrics");
+  CHECK(r.headers.at("content-type") == "text/plain; version=0.0.4; charset=utf-8");
+  const std::string& m = r.body;
+  const std::string l = R"(model_name="fake")";
+  CHECK(metric(m, "vllm:num_requests_running", {l}) == 0);
+  CHECK(metric(m, "vllm:num_requests_waiting", {l}) == 0);
+  CHECK(metric(m, "vllm:kv_cache_usage_perc", {l}) == 0);
+  CHECK(metric(m, "vllm:prompt_tokens_total", {l}) == 14);
+  CHECK(metric(m, "vllm:generation_tokens_total", {l}) == 3 * 5 + 2 * 16);
+  CHECK(metric(m, "vllm:request_success_total", {l, R"(finished_reason="length")"}) == 5);
+  CHECK(metric(m, "vllm:time_to_first_token_seconds_count", {l}) == 5);
+  CHECK(metric(m, "vllm:inter_token_latency_seconds_count", {l}) == 3 * 4 + 2 * 15);
+  CHECK(metric(m, "vllm:time_per_output_token_seconds_count", {l}) == 3 * 4 + 2 * 15);
+  CHECK(metric(m, "vllm:request_prompt_tokens_sum", {l}) == 3 * 4 + 2 * 2);
+  CHECK(metric(m, "vllm:request_generation_tokens_sum", {l}) == 3 * 5 + 2 * 16);
+  CHECK(metric(m, "vllm:request_params_max_tokens_count", {l}) == 3);
+  for (const char* name :
+       {"vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
+        "vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds", "vllm:request_params_n",
+        "vllm:request_max_num_generation_tokens", "vllm:request_time_per_output_token_seconds"}) {
+    CHECK(metric(m, std::string(name) + "_count", {l}) == 5);
+  }
+  CHECK(metric(m, "vllm:iteration_tokens_total_count", {l}) > 0);
+  for (const char* name : {"vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"}) {
+    CHECK(metric(m, name, {l}) == 0);
+  }
+  CHECK(metric(m, "vllm:cache_config_info", {l, R"(block_size="16")"}) == 1);
+  CHECK(metric(m, "oar_engine_ready", {l}) == 1);
+  CHECK(metric(m, "oar_kv_blocks", {l, R"(state="total")"}) == 1024);
+  const std::string post = R"(method="POST")", completions = R"(route="/v1/completions")";
+  CHECK(metric(m, "oar_http_requests_total", {R"(code="200")", post, completions}) == 4);
+  CHECK(metric(m, "oar_http_requests_total", {R"(code="400")", post, completions}) == 1);
+  CHECK(metric(m, "oar_http_requests_total", {R"(code="404")", R"(method="OTHER")", R"(route="unmatched")"}) == 1);
+  CHECK(metric(m, "oar_http_connections") >= 1);
+  CHECK(metric(m, "process_resident_memory_bytes") > 1e6);
+  CHECK(metric(m, "oar_build_info", {"version="}) == 1);
+}
+
+TEST_CASE("under load with disconnects everything comes back") {
+  FakeEngineOptions fast;
+  fast.step = std::chrono::microseconds(100);
+  TestServer t(fast);
+  std::vector<std::thread> clients;
+  std::atomic<int> answered{0};
+  for (int k = 0; k < 6; ++k) {
+    clients.emplace_back([&, k] {
+      auto stub = oar::v1::Generation::NewStub(channel_to(t.grpc()));
+      for (int i = 0; i < 15; ++i) {
+        if ((i + k) % 3 == 0) {  // leaves after a few bytes
+          RawClient c(t.http());
+          c.send(make_request("POST", "/v1/completions", kStream300));
+          c.receive(milliseconds(20));
+          c.reset();
+        } else if ((i + k) % 3 == 1) {
+          grpc::ClientContext context;
+          oar::v1::GenerateRequest request;
+          request.set_prompt("a");
+          request.mutable_stopping()->set_ignore_eos(true);
+          auto reader = stub->Generate(&context, request);
+          oar::v1::GenerateChunk chunk;
+          reader->Read(&chunk);
+          context.TryCancel();
+          while (reader->Read(&chunk)) continue;
+          reader->Finish();
+        } else {
+          const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","stream":true,"n":2,"max_tokens":30})");
+          if (r.complete && r.body.find("[DONE]") != std::string::npos) ++answered;
+        }
+      }
+    });
+  }
+  for (std::thread& c : clients) c.join();
+  CHECK(answered == 30);
+  CHECK(t.engine.wait_idle());
+  CHECK(t.engine.stats().blocks_used == 0);
+  CHECK(t.server->drain_and_stop(milliseconds(5000)));
+}
+
+}  // namespace

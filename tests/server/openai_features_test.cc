@@ -1,0 +1,268 @@
+// What requests can ask for beyond text: log-probabilities, echo, stops, several prompts, open last messages, token
+// endpoints, and the parameters that reach the engine.
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using oar::json::value;
+
+std::string str(const value& v) { return std::string(v.as_string()); }
+
+value post(const TestServer& t, const char* path, const std::string& body) {
+  const HttpReply r = http(t.http(), "POST", path, body);
+  INFO(r.body);
+  REQUIRE(r.status == 200);
+  return parse(r.body);
+}
+
+value complete(const TestServer& t, const std::string& fields) {
+  return post(t, "/v1/completions", R"({"prompt":"ab",)" + fields + "}");
+}
+
+FakeEngineOptions replying(std::string text) {
+  FakeEngineOptions o;
+  o.reply = std::move(text);
+  return o;
+}
+
+// The choices of a streamed answer put together: text, and the four arrays of completions' log-probabilities.
+struct Streamed {
+  std::string text, finish;
+  oar::json::array tokens, token_logprobs, text_offset;
+};
+Streamed streamed(const TestServer& t, const std::string& fields) {
+  const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","stream":true,)" + fields + "}");
+  REQUIRE(r.status == 200);
+  Streamed out;
+  for (const std::string& data : sse_data(r.body)) {
+    if (data == "[DONE]") break;
+    const value v = parse(data);
+    const value& c = v.at("choices").at(0);
+    out.text += str(c.at("text"));
+    if (c.at("logprobs").is_object()) {
+      for (const auto& [name, list] : {std::pair<const char*, oar::json::array*>{"tokens", &out.tokens},
+                                       {"token_logprobs", &out.token_logprobs},
+                                       {"text_offset", &out.text_offset}}) {
+        for (const value& e : c.at("logprobs").at(name).as_array()) list->push_back(e);
+      }
+    }
+    if (!c.at("finish_reason").is_null()) out.finish = str(c.at("finish_reason"));
+  }
+  return out;
+}
+
+TEST_CASE("completions: log-probabilities, echo and offsets, the same streamed and whole") {
+  TestServer t(replying("x\xC3\xA9z"));
+  const value v = complete(t, R"("logprobs":2,"echo":true)");
+  const value& c = v.at("choices").at(0);
+  CHECK(str(c.at("text")) == "abx\xC3\xA9z");
+  const value& l = c.at("logprobs");
+  // a b x C3 A9 z: the prompt's first token has no probability; half a character reads U+FFFD.
+  CHECK(serialize(l.at("tokens")) == "[\"a\",\"b\",\"x\",\"\xEF\xBF\xBD\",\"\xEF\xBF\xBD\",\"z\"]");
+  CHECK(l.at("token_logprobs").at(0).is_null());
+  CHECK(l.at("token_logprobs").at(1).to_number<double>() == Approx(-0.01 * ('b' + 1)));
+  CHECK(l.at("token_logprobs").at(2).to_number<double>() == Approx(-0.01 * ('x' + 1)));
+  CHECK(l.at("top_logprobs").at(0).is_null());
+  CHECK(l.at("top_logprobs").at(2).as_object().size() == 2);
+  CHECK(serialize(l.at("text_offset")) == "[0,1,2,3,4,5]");
+  CHECK(c.at("finish_reason") == "stop");
+
+  const Streamed s = streamed(t, R"("logprobs":2,"echo":true)");
+  CHECK(s.text == str(c.at("text")));
+  CHECK(serialize(s.tokens) == serialize(l.at("tokens")));
+  CHECK(serialize(s.token_logprobs) == serialize(l.at("token_logprobs")));
+  CHECK(serialize(s.text_offset) == serialize(l.at("text_offset")));
+
+  const value prompt_only = complete(t, R"("logprobs":0,"echo":true,"max_tokens":0)");
+  CHECK(str(prompt_only.at("choices").at(0).at("text")) == "ab");
+  CHECK(prompt_only.at("choices").at(0).at("finish_reason") == "length");
+  CHECK(prompt_only.at("usage").at("completion_tokens") == 0);
+  CHECK(complete(t, R"("max_tokens":2)").at("choices").at(0).at("logprobs").is_null());
+}
+
+TEST_CASE("chat log-probabilities: the tokens' bytes are the text's") {
+  TestServer t(replying("h\xC3\xA9"));
+  const std::string body = R"({"messages":[{"role":"user","content":"q"}],"logprobs":true,"top_logprobs":3)";
+  const value v = post(t, "/v1/chat/completions", body + "}");
+  const auto& content = v.at("choices").at(0).at("logprobs").at("content").as_array();
+  REQUIRE(content.size() == 3);
+  std::string bytes;
+  for (const value& token : content) {
+    CHECK(token.at("top_logprobs").as_array().size() == 3);
+    for (const value& b : token.at("bytes").as_array()) bytes += static_cast<char>(b.as_int64());
+  }
+  CHECK(bytes == str(v.at("choices").at(0).at("message").at("content")));
+  CHECK(content[1].at("token") == "\xEF\xBF\xBD");
+  const HttpReply stream = http(t.http(), "POST", "/v1/chat/completions", body + R"(,"stream":true})");
+  size_t tokens = 0;
+  for (const std::string& data : sse_data(stream.body)) {
+    if (data == "[DONE]") continue;
+    const value chunk = parse(data);
+    const value& l = chunk.at("choices").at(0).at("logprobs");
+    if (!l.is_null()) tokens += l.at("content").as_array().size();
+  }
+  CHECK(tokens == 3);
+}
+
+TEST_CASE("stop strings and stop tokens") {
+  TestServer t(replying("one two three"));
+  value v = complete(t, R"("stop":" tw")");
+  CHECK(v.at("choices").at(0).at("text") == "one");
+  CHECK(v.at("choices").at(0).at("finish_reason") == "stop");
+  CHECK(v.at("choices").at(0).at("stop_reason") == " tw");
+  CHECK(complete(t, R"("stop":["zz"," tw"],"include_stop_str_in_output":true)").at("choices").at(0).at("text") ==
+        "one tw");
+  CHECK(complete(t, R"("max_tokens":4)").at("choices").at(0).at("finish_reason") == "length");
+  const Streamed s = streamed(t, R"("stop":["two"])");
+  CHECK(s.text == "one ");
+  CHECK(s.finish == "stop");
+  CHECK(t.engine.wait_idle());  // a stop found by the reader ends the sequence in the engine too
+}
+
+TEST_CASE("several prompts of one kind, several choices: numbered prompt by prompt") {
+  TestServer t(replying("!"));
+  const value v = post(t, "/v1/completions", R"({"prompt":["ab","cd","e"],"n":2,"echo":true})");
+  const auto& choices = v.at("choices").as_array();
+  REQUIRE(choices.size() == 6);
+  const char* texts[] = {"ab!", "ab!", "cd!", "cd!", "e!", "e!"};
+  for (size_t i = 0; i < 6; ++i) {
+    CHECK(choices[i].at("index") == static_cast<int64_t>(i));
+    CHECK(str(choices[i].at("text")) == texts[i]);
+  }
+  CHECK(v.at("usage").at("prompt_tokens") == 5);
+  CHECK(v.at("usage").at("completion_tokens") == 12);
+  const value ids = post(t, "/v1/completions", R"({"prompt":[[99,100],[101]]})");
+  CHECK(ids.at("choices").as_array().size() == 2);
+  CHECK(post(t, "/v1/completions", R"({"prompt":[104,105],"echo":true})").at("choices").at(0).at("text") == "hi!");
+}
+
+TEST_CASE("parameters reach the engine") {
+  TestServer t;
+  complete(t, R"("temperature":0.25,"top_p":0.5,"top_k":7,"min_p":0.125,"repetition_penalty":1.5,"presence_penalty":-1,)"
+              R"("frequency_penalty":2,"seed":-1,"logit_bias":{"65":-100,"66":5.5},"max_tokens":9,"min_tokens":3,)"
+              R"("stop_token_ids":[10,11],"ignore_eos":true,"cache_salt":"s","n":3)");
+  const oar::Request r = t.engine.last_request();
+  CHECK(r.sampling.temperature == 0.25f);
+  CHECK(r.sampling.top_p == 0.5f);
+  CHECK(r.sampling.top_k == 7);
+  CHECK(r.sampling.min_p == 0.125f);
+  CHECK(r.sampling.repetition_penalty == 1.5f);
+  CHECK(r.sampling.presence_penalty == -1);
+  CHECK(r.sampling.frequency_penalty == 2);
+  CHECK(r.sampling.seed == UINT64_MAX);
+  CHECK(r.sampling.logit_bias == std::vector<std::pair<int32_t, float>>{{65, -100.f}, {66, 5.5f}});
+  CHECK(r.stop.max_tokens == 9);
+  CHECK(r.stop.min_tokens == 3);
+  CHECK(r.stop.stop_token_ids == std::vector<int32_t>{10, 11});
+  CHECK(r.stop.ignore_eos);
+  CHECK(r.cache_salt == "s");
+  CHECK(r.n == 3);
+  complete(t, R"("max_tokens":16)");
+  CHECK(t.engine.last_request().sampling.temperature == 1);  // the protocol's default
+  CHECK(t.engine.last_request().stop.max_tokens == 16);
+}
+
+TEST_CASE("chat: parts, open last message, template variables, echo") {
+  TestServer t(replying("!"));
+  const auto prompt = [&](const std::string& fields) {
+    post(t, "/v1/chat/completions", "{" + fields + "}");
+    return byte_tokenizer()->decode(t.engine.last_request().prompt, false);
+  };
+  CHECK(prompt(R"("messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])") ==
+        "<s><|user|>a\nb<|assistant|>");
+  CHECK(prompt(R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":"Once"}],)"
+               R"("continue_final_message":true)") == "<s><|user|>q<|assistant|>Once");
+  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"add_generation_prompt":false)") == "<s><|user|>q");
+  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"chat_template_kwargs":{"tail":"T"})") ==
+        "<s><|user|>qT<|assistant|>");
+  const value echoed = post(t, "/v1/chat/completions",
+                            R"({"messages":[{"role":"user","content":"q"}],"echo":true})");
+  CHECK(echoed.at("choices").at(0).at("message").at("content") == "q!");
+  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"tools":[{"type":"function"}],"tool_choice":"none")") ==
+        "<s><|user|>q<|assistant|>");
+}
+
+TEST_CASE("tokenize and detokenize") {
+  TestServer t;
+  value v = post(t, "/tokenize", R"({"prompt":"a\u00e9<s>","return_token_strs":true})");
+  CHECK(serialize(v.at("tokens")) == "[97,195,169,256]");
+  CHECK(v.at("count") == 4);
+  CHECK(v.at("max_model_len") == 512);
+  CHECK(v.at("token_strs").at(3) == "<s>");
+  v = post(t, "/tokenize", R"({"messages":[{"role":"user","content":"a"}]})");
+  CHECK(serialize(v.at("tokens")) == "[256,258,97,259]");
+  CHECK(post(t, "/detokenize", R"({"tokens":[97,195,169,256]})").at("prompt") == "a\xC3\xA9<s>");
+  CHECK(post(t, "/detokenize", R"({"tokens":[195]})").at("prompt") == "\xEF\xBF\xBD");
+  CHECK(post(t, "/detokenize", R"({"tokens":[]})").at("prompt") == "");
+}
+
+TEST_CASE("models, version, Open Inference over REST") {
+  TestServer t(replying("out"));
+  const value list = parse(http(t.http(), "GET", "/v1/models").body);
+  CHECK(list.at("object") == "list");
+  CHECK(list.at("data").at(0).at("id") == "fake");
+  CHECK(list.at("data").at(0).at("object") == "model");
+  CHECK(parse(http(t.http(), "GET", "/v1/models/fake").body).at("max_model_len") == 512);
+  const HttpReply missing = http(t.http(), "GET", "/v1/models/meta/other");
+  CHECK(missing.status == 404);
+  CHECK(parse(missing.body).at("error").at("param") == "model");
+  CHECK(parse(http(t.http(), "GET", "/version").body).at("version").is_string());
+  CHECK(http(t.http(), "GET", "/v2/health/live").status == 200);
+  CHECK(http(t.http(), "GET", "/v2/health/ready").status == 200);
+  CHECK(parse(http(t.http(), "GET", "/v2").body).at("name") == "oar");
+  CHECK(parse(http(t.http(), "GET", "/v2/models/fake").body).at("inputs").at(0).at("name") == "text_input");
+  CHECK(http(t.http(), "GET", "/v2/models/fake/versions/1/ready").status == 200);
+  value v = post(t, "/v2/models/fake/generate", R"({"id":"7","text_input":"in ","parameters":{"temperature":0}})");
+  CHECK(v.at("text_output") == "in out");
+  CHECK(v.at("id") == "7");
+  CHECK(post(t, "/v2/models/fake/generate", R"({"text_input":"in","exclude_input_in_output":true})").at("text_output") ==
+        "out");
+  const HttpReply stream = http(t.http(), "POST", "/v2/models/fake/generate_stream", R"({"text_input":"in"})");
+  CHECK(stream.complete);
+  std::string text;
+  for (const std::string& data : sse_data(stream.body)) text += str(parse(data).at("text_output"));
+  CHECK(text == "out");
+  for (const char* body : {"{}", R"({"text_input":5})", R"({"text_input":"x","temperature":-1})", R"({"text_input":"x","n":2})",
+                           R"({"text_input":"x","parameters":[]})", "not json"}) {
+    const HttpReply bad = http(t.http(), "POST", "/v2/models/fake/generate", body);
+    CHECK(bad.status == 400);
+    CHECK(parse(bad.body).at("error").is_string());
+  }
+  CHECK(http(t.http(), "POST", "/v2/models/none/generate", R"({"text_input":"x"})").status == 404);
+}
+
+TEST_CASE("API key and CORS") {
+  oar::ServerOptions o;
+  o.api_key = "secret";
+  o.cors_origins = {"https://ours.example"};
+  TestServer t({}, o);
+  const auto status = [&](const char* path, const Headers& headers) { return http(t.http(), "GET", path, "", headers).status; };
+  CHECK(status("/health", {}) == 200);
+  CHECK(status("/v2/health/live", {}) == 200);
+  for (const char* path : {"/v1/models", "/metrics", "/version", "/v2", "/v2/models/fake"}) {
+    CHECK(status(path, {}) == 401);
+    CHECK(status(path, {{"Authorization", "Bearer secret"}}) == 200);
+  }
+  CHECK(status("/v1/models", {{"Authorization", "Bearer secre"}}) == 401);
+  CHECK(status("/v1/models", {{"Authorization", "Bearer secret2"}}) == 401);
+  CHECK(status("/v1/models", {{"Authorization", "Basic secret"}}) == 401);
+  CHECK(status("/v1/models", {{"X-Api-Key", "secret"}}) == 200);
+  const HttpReply refused = http(t.http(), "POST", "/v1/completions", R"({"prompt":"a"})");
+  CHECK(refused.status == 401);
+  CHECK(parse(refused.body).at("error").at("type") == "authentication_error");
+  CHECK(refused.headers.at("www-authenticate") == "Bearer");
+
+  const HttpReply ours = http(t.http(), "GET", "/health", "", {{"Origin", "https://ours.example"}});
+  CHECK(ours.headers.at("access-control-allow-origin") == "https://ours.example");
+  CHECK_FALSE(http(t.http(), "GET", "/health", "", {{"Origin", "https://other.example"}})
+                  .headers.count("access-control-allow-origin"));
+  const HttpReply preflight = http(t.http(), "OPTIONS", "/v1/chat/completions", "",
+                                   {{"Origin", "https://ours.example"}, {"Access-Control-Request-Method", "POST"}});
+  CHECK(preflight.status == 204);
+  CHECK(preflight.headers.at("access-control-allow-methods") == "POST");
+}
+
+}  // namespace
