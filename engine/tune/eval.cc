@@ -1,9 +1,11 @@
 #include "engine/tune/eval.h"
 
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 
 #include "engine/base/format.h"
 
@@ -95,7 +97,8 @@ double EvalResult::bits_per_byte() const { return nll / std::log(2.0) / static_c
 
 Result<EvalWindows> eval_windows(const Tokenizer& tokenizer, std::string_view text,
                                  const EvalOptions& options) {
-  const auto bos = options.add_bos ? tokenizer.bos_id() : std::nullopt;
+  std::optional<int32_t> bos;
+  if (options.add_bos) bos = tokenizer.bos_id();
   if (options.context < 2) {
     return invalid_argument(cat("context must be at least 2, got ", options.context), "context");
   }
@@ -110,7 +113,7 @@ Result<EvalWindows> eval_windows(const Tokenizer& tokenizer, std::string_view te
       const size_t end = std::min(ids.size(), begin + room);
       std::vector<int32_t> window;
       window.reserve(end - begin + 1);
-      if (bos) window.push_back(*bos);
+      if (bos.has_value()) window.push_back(bos.value());
       for (size_t i = begin; i < end; ++i) window.push_back(ids[i]);
       any |= window.size() > 1;
       out.windows.push_back(std::move(window));

@@ -82,15 +82,16 @@ Status write_error(const std::string& path, int error) {
           cat("cannot write ", path, ": ", std::strerror(error))};
 }
 
-Status write_at(int fd, const std::string& path, const void* data, size_t size, uint64_t offset) {
+// 0, or errno.
+int write_at(int fd, const void* data, size_t size, uint64_t offset) {
   const char* p = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return write_error(path, errno);
+    if (n < 0) return errno;
     p += n, offset += static_cast<uint64_t>(n), size -= static_cast<size_t>(n);
   }
-  return ok_status();
+  return 0;
 }
 
 Status write_text(const std::string& path, const std::string& text) {
@@ -245,15 +246,15 @@ Status write_random_checkpoint(const json::object& config, const std::string& fo
   const std::string path = folder + "/model.safetensors";
   const int fd = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
   if (fd < 0) return write_error(path, errno);
-  Status status = write_at(fd, path, layout.header.data(), layout.header.size(), 0);
+  Status status;
+  std::atomic<int> error = write_at(fd, layout.header.data(), layout.header.size(), 0);
   const std::vector<uint16_t> table = normal_table(options.seed, options.stddev);
   constexpr uint64_t kChunk = uint64_t{1} << 20;  // elements; a multiple of 4, see below
   uint64_t done = 0;
-  for (size_t i = 0; i < tensors.size() && status.ok(); ++i) {
+  for (size_t i = 0; i < tensors.size() && status.ok() && error == 0; ++i) {
     const uint64_t count = element_count(tensors[i]), key = splitmix64(options.seed ^ splitmix64(i));
     const bool ones = tensors[i].fill == Fill::kOnes;
-    std::atomic<int> error{0};
-    const auto fill = [&](int64_t begin, int64_t end) {
+    auto fill = [&](int64_t begin, int64_t end) {
       std::vector<uint16_t> values(kChunk);
       for (int64_t c = begin; c < end; ++c) {
         const uint64_t first = static_cast<uint64_t>(c) * kChunk, n = std::min(kChunk, count - first);
@@ -265,18 +266,17 @@ Status write_random_checkpoint(const json::object& config, const std::string& fo
             for (unsigned k = 0; k < 4; ++k) values[j + k] = table[(h >> (16 * k)) & 0xffff];
           }
         }
-        const Status s = write_at(fd, path, values.data(), n * 2, layout.offsets[i] + first * 2);
-        if (!s.ok()) error = errno;
+        if (const int e = write_at(fd, values.data(), n * 2, layout.offsets[i] + first * 2)) error = e;
       }
     };
-    pool.parallel_for(static_cast<int64_t>((count + kChunk - 1) / kChunk), 1, fill);
-    if (error != 0) status = write_error(path, error);
+    pool.parallel_for(static_cast<int64_t>((count + kChunk - 1) / kChunk), 1, std::move(fill));
     done += count * 2;
     if (status.ok() && progress && !progress("random weights", done, layout.size)) {
       status = Status(StatusCode::kCancelled, "stopped");
     }
   }
-  if (close(fd) != 0 && status.ok()) status = write_error(path, errno);
+  if (close(fd) != 0 && error == 0) error = errno;
+  if (error != 0) return write_error(path, error);
   return status;
 }
 
