@@ -34,9 +34,11 @@ struct MatmulArgs {
   Format format;                  // storage format of every segment
 };
 
-// Exactly one of these per (format, isa). bytes(): size of a packed [n, K] weight. pack(): rows [row_begin, row_end)
-// of a row-major weight in `from` format into dst (the whole packed weight); rows are multiples of `row_granule`
-// except the last. pack reads any storage format for which it returns true from accepts().
+// Exactly one of these per (format, isa). bytes(): size of a packed [n, K] weight (0 when in place). pack(): rows
+// [row_begin, row_end) of a row-major weight in `from` format into dst (the whole packed weight, 64-byte aligned);
+// row_begin and row_end are multiples of `row_granule`, or n. Disjoint ranges may be packed by several threads at
+// once. pack reads any storage format for which it returns true from accepts(): "int8.panel16", the layout of q8_0,
+// takes q8_0 as it is and quantizes f32, f16 and bf16 rows.
 struct WeightLayout {
   const char* name;       // "row-major", "int8.panel16"
   bool in_place;          // true: use the mapped bytes as they are, pack is null

@@ -13,7 +13,7 @@ struct NeonInt8Base {
   using XReg = int8x16_t;
   using Dot = int32x4_t;
   using Sum = float32x4_t;
-  static constexpr int kLanes = 4, kTileVectors = 4, kTileTokens = 2;
+  static constexpr int kLanes = 4, kTileVectors = 4, kTileTokens = 2, kGemvVectors = 4;
   static constexpr bool kBiased = false;
   static WReg load_w(const char* line) { return vld1q_s8(reinterpret_cast<const int8_t*>(line)); }
   static XReg load_x(const int8_t* x) {

@@ -52,7 +52,7 @@ struct Avx2Int8 {
   using XReg = __m256i;
   using Dot = __m256i;
   using Sum = __m256;
-  static constexpr int kLanes = 8, kTileVectors = 1, kTileTokens = 4;
+  static constexpr int kLanes = 8, kTileVectors = 1, kTileTokens = 4, kGemvVectors = 2;
   static constexpr bool kBiased = false;
   static WReg load_w(const char* line) {
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));

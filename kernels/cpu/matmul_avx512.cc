@@ -50,7 +50,7 @@ struct Avx512Int8 {
   using XReg = __m512i;
   using Dot = __m512i;
   using Sum = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 6;
+  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 6, kGemvVectors = 2;
   static constexpr bool kBiased = false;
   static WReg load_w(const char* line) {
     const __m512i w = _mm512_loadu_si512(line);

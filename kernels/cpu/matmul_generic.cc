@@ -52,7 +52,7 @@ struct GenericInt8 {
   };
   using WReg = const int8_t*;
   using XReg = const int8_t*;
-  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 2;
+  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 2, kGemvVectors = 1;
   static constexpr bool kBiased = false;
   static WReg load_w(const char* line) { return reinterpret_cast<const int8_t*>(line); }
   static XReg load_x(const int8_t* x) { return x; }
