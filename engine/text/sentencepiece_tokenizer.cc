@@ -117,14 +117,12 @@ Result<TokenizerPtr> build_sentencepiece_tokenizer(SentencePieceModel m) {
     config.byte_fallback = m.byte_fallback;
     config.unk_id = m.unk;
     config.min_score = std::numeric_limits<float>::max();
-    config.max_score = std::numeric_limits<float>::min();
     for (const auto& p : m.pieces) {
       config.scores.push_back(p.score);
       config.excluded.push_back(p.type != Type::kNormal && p.type != Type::kUserDefined);
       config.user_defined.push_back(p.type == Type::kUserDefined);
-      if (p.type != Type::kNormal) continue;
-      config.min_score = std::min(config.min_score, static_cast<double>(p.score));
-      config.max_score = std::max(config.max_score, static_cast<double>(p.score));
+      if (p.type == Type::kNormal)
+        config.min_score = std::min(config.min_score, static_cast<double>(p.score));
     }
     OAR_ASSIGN(parts->model, UnigramModel::create(parts->vocabulary, std::move(config)));
   }

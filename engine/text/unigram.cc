@@ -10,8 +10,12 @@
 
 namespace oar {
 namespace {
-// What an unknown character costs below the worst piece; the constant of SentencePiece.
+// Constants of SentencePiece: what an unknown character costs below the worst piece, what each further byte
+// of a user-defined piece earns (any other piece loses, so these always win), and the path score at which
+// single precision starts again from zero, before rounding swallows the differences.
 constexpr double kUnknownPenalty = 10.0;
+constexpr double kUserDefinedBonus = 0.1;
+constexpr double kScoreLimit = 100000.0;
 }  // namespace
 
 Result<std::unique_ptr<UnigramModel>> UnigramModel::create(const Vocabulary& vocabulary,
@@ -45,15 +49,20 @@ void UnigramModel::best_path(std::string_view piece, ModelScratch& scratch, std:
 
   auto& path = scratch.path;
   path.assign(piece.size() + 1, {0.0, -1, -1});
-  // In single precision every sum is rounded before it is compared, as SentencePiece does.
-  const auto reach = [&](size_t begin, size_t end, double candidate, int32_t id) {
+  size_t frontier = 0;  // the furthest position reached
+  const auto reach = [&](size_t begin, size_t end, double score, int32_t id) {
+    frontier = std::max(frontier, end);
     auto& node = path[end];
-    if (node.start < 0 || candidate > node.score)
-      node = {rounded(candidate), static_cast<int32_t>(begin), id};
+    const double candidate = rounded(score + path[begin].score);
+    if (node.start < 0 || candidate > node.score) node = {candidate, static_cast<int32_t>(begin), id};
   };
   for (size_t begin = 0; begin < piece.size();) {
     const size_t character = utf8_length(piece[begin]);
-    const double here = path[begin].score;
+    if (single && std::abs(path[begin].score) > kScoreLimit) {
+      const double offset = path[begin].score;
+      for (size_t i = begin; i <= frontier; ++i)
+        if (i == begin || path[i].start >= 0) path[i].score = rounded(path[i].score - offset);
+    }
     bool single_covered = false;
     Trie::Cursor cursor(trie_);
     for (size_t end = begin; end < piece.size() && cursor.step(piece[end]);) {
@@ -62,12 +71,12 @@ void UnigramModel::best_path(std::string_view piece, ModelScratch& scratch, std:
       if (id == Trie::kNone) continue;
       const size_t length = end - begin;
       const auto i = static_cast<size_t>(id);
-      if (i < config_.user_defined.size() && config_.user_defined[i])
-        reach(begin, end, rounded(rounded(static_cast<double>(length) * config_.max_score) - 0.1 + here), id);
-      else reach(begin, end, rounded(config_.scores[i] + here), id);
+      const bool user_defined = i < config_.user_defined.size() && config_.user_defined[i];
+      const double bonus = rounded(kUserDefinedBonus * static_cast<double>(length - 1));
+      reach(begin, end, user_defined ? bonus : config_.scores[i], id);
       single_covered = single_covered || length == character;
     }
-    if (!single_covered) reach(begin, begin + character, rounded(unk_score + here), unk);
+    if (!single_covered) reach(begin, begin + character, unk_score, unk);
     begin += character;
   }
 

@@ -19,7 +19,7 @@ struct UnigramConfig {
   std::vector<bool> excluded;  // by id: pieces that never match (control, unknown, byte, unused); or empty
   std::vector<bool> user_defined;  // by id: always preferred; or empty
   std::optional<int32_t> unk_id;   // required for characters that no piece covers
-  double min_score = 0, max_score = 0;
+  double min_score = 0;            // of the pieces that match
   bool byte_fallback = false;
   // SentencePiece keeps path scores in float, the Hugging Face library in double: near ties fall differently.
   bool single_precision = false;
