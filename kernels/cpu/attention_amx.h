@@ -75,7 +75,7 @@ class AmxEngine {
     load_config(&logits_config_);
     for (int64_t g = w.panels->lo; g < w.panels->hi; g += 4) {
       const int64_t n = w.panels->hi - g < 4 ? w.panels->hi - g : 4;
-      const char* const* ahead = w.ahead_k != nullptr ? w.ahead_k + g : nullptr;
+      const char* const* ahead = w.panels->v + g;
       for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
         const int64_t r_last = (r + tile_rows_ < w.row_end ? r + tile_rows_ : w.row_end) - 1;
         if (t.in_span(r_last, w.span).hi <= g * kKvPanelTokens) continue;
@@ -96,7 +96,7 @@ class AmxEngine {
 
   void values(const Rows& t, const SpanWork& w) {
     load_config(D_ % kStep == 0 ? &logits_config_ : &values_config_);  // the same shapes then
-    const char* const* ahead = w.ahead_v;
+    const char* const* ahead = w.ahead;
     for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
       const int64_t n = w.row_end - r < tile_rows_ ? w.row_end - r : tile_rows_;
       rows_values(t, w, ahead, r, n);

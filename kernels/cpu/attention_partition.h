@@ -126,4 +126,34 @@ inline void find_panels(const PagedAttentionArgs& a, const KvLayout& layout, int
   }
 }
 
+// A chunk that has work: spans of one tile and key/value head.
+struct ChunkWork {
+  int64_t chunk;  // its number; the end of the search when there is none
+  Tile tile;
+  int64_t kv_head;
+  Range seen;   // positions that any query of the tile sees
+  Range spans;  // of these, the chunk's part
+};
+
+// The first chunk with work in [begin, end). Chunks are numbered head major, then tile, then part: a worker's
+// neighbouring chunks read the same keys and values of a prompt, or the next piece of a context.
+inline ChunkWork find_work(const PagedAttentionArgs& a, const Partition& p, int64_t begin, int64_t end) {
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    const int64_t part = chunk % p.parts, index = chunk / p.parts % p.tiles;
+    const Tile tile = find_tile(a, p, index);
+    if (tile.queries == 0) continue;
+    const Range seen = {visible(a, tile.position).lo, tile.position + tile.queries};
+    const Range all = spans_of(seen);
+    const int64_t count = all.hi - all.lo;
+    const Range spans = {all.lo + count * part / p.parts, all.lo + count * (part + 1) / p.parts};
+    if (spans.lo < spans.hi) return {chunk, tile, chunk / p.parts / p.tiles, seen, spans};
+  }
+  return {end, {}, 0, {}, {}};
+}
+
+inline void chunk_panels(const PagedAttentionArgs& a, const KvLayout& layout, const ChunkWork& w,
+                         int64_t span, SpanPanels* out) {
+  find_panels(a, layout, w.tile.b, w.kv_head, span, w.seen, out);
+}
+
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -25,13 +25,13 @@ struct RowState {
   float max, sum;
 };
 
-// One span of a tile. Panel arrays are indexed by panel of the span; `ahead` is what to prefetch meanwhile,
-// or null.
+// One span of a tile. Panel arrays are indexed by panel of the span; what comes next is prefetched panel by
+// panel: the values while the keys are read, the keys of `ahead` while the values are. That is half a span's
+// bytes ahead, enough for memory to deliver, and little enough to stay in L2.
 struct SpanWork {
   int64_t span;
   const SpanPanels* panels;
-  const char* const* ahead_k;
-  const char* const* ahead_v;
+  const char* const* ahead;    // key panels of the next span, of this worker's next chunk, or null
   int64_t row_begin, row_end;  // rows that see anything of the span
 };
 
@@ -119,30 +119,22 @@ class TileAttention {
   TileAttention(const PagedAttentionArgs& a, const Partition& p, const KernelScratch& scratch)
       : layout_(a.shape), t_(a, p, scratch.worker), engine_(t_.D, t_.engine) {}
 
-  // All spans of a tile, results to args.out; or, when `partials` is given, those of one part of it, each
-  // span to its rows' slots there.
-  void run(const Tile& tile, int64_t kv_head, int64_t part, float* partials) {
-    t_.tile = tile;
-    t_.kv_head = kv_head;
-    t_.rows = tile.queries * t_.p.group;
-    const Range seen = {t_.seen(0).lo, tile.position + tile.queries};
-    Range spans = spans_of(seen);
-    if (partials != nullptr) {
-      const int64_t count = spans.hi - spans.lo, begin = spans.lo;
-      spans = {begin + count * part / t_.p.parts, begin + count * (part + 1) / t_.p.parts};
-      if (spans.lo == spans.hi) return;
-    }
+  // The spans of one chunk, results to args.out; or, when `partials` is given, each span to its rows' slots
+  // there. `after`: the panels that this worker most likely reads next.
+  void run(const ChunkWork& work, const SpanPanels& after, float* partials) {
+    t_.tile = work.tile;
+    t_.kv_head = work.kv_head;
+    t_.rows = work.tile.queries * t_.p.group;
     prepare_queries();
     engine_.begin(t_);
-    // One span ahead, whoever computes it: a worker's next chunk is most likely the next part of this
-    // context.
     SpanPanels panels[2];
-    find_panels(t_.a, layout_, tile.b, kv_head, spans.lo, seen, &panels[0]);
-    for (int64_t span = spans.lo; span < spans.hi; ++span) {
-      const SpanPanels& current = panels[(span - spans.lo) % 2];
-      SpanPanels& next = panels[(span - spans.lo + 1) % 2];
-      find_panels(t_.a, layout_, tile.b, kv_head, span + 1, seen, &next);
-      const Range rows = attend(span, current, next);
+    chunk_panels(t_.a, layout_, work, work.spans.lo, &panels[0]);
+    for (int64_t span = work.spans.lo; span < work.spans.hi; ++span) {
+      const SpanPanels& current = panels[(span - work.spans.lo) % 2];
+      SpanPanels& next = panels[(span - work.spans.lo + 1) % 2];
+      const bool last = span + 1 == work.spans.hi;
+      if (!last) chunk_panels(t_.a, layout_, work, span + 1, &next);
+      const Range rows = attend(span, current, last ? after : next);
       for (int64_t r = rows.lo; r < rows.hi; ++r) {
         if (partials != nullptr) {
           store_partial(r, span, partials);
@@ -173,20 +165,17 @@ class TileAttention {
 
   // Returns the rows whose state and acc are now those of the span.
   Range attend(int64_t span, const SpanPanels& panels, const SpanPanels& next) {
-    SpanWork w{span, &panels, nullptr, nullptr, 0, t_.rows};
+    SpanWork w{span, &panels, nullptr, 0, t_.rows};
     // Ranges ascend with the row, so the rows that see anything of the span are consecutive.
     while (t_.in_span(w.row_begin, span).hi <= 0) w.row_begin += t_.p.group;
     while (t_.in_span(w.row_end - 1, span).lo >= kSpan) w.row_end -= t_.p.group;
-    // Panels to prefetch: the next span's; those it lacks are replaced by this one's, already near.
-    const char *ahead_k[kSpanPanels], *ahead_v[kSpanPanels];
+    // Panels that the next span lacks are replaced by this one's, already near.
+    const char* ahead[kSpanPanels];
     if (next.hi > next.lo) {
       for (int64_t i = panels.lo; i < panels.hi; ++i) {
-        const bool there = i >= next.lo && i < next.hi;
-        ahead_k[i] = there ? next.k[i] : panels.k[i];
-        ahead_v[i] = there ? next.v[i] : panels.v[i];
+        ahead[i] = i >= next.lo && i < next.hi ? next.k[i] : panels.k[i];
       }
-      w.ahead_k = ahead_k;
-      w.ahead_v = ahead_v;
+      w.ahead = ahead;
     }
     engine_.logits(t_, w);
     for (int64_t r = w.row_begin; r < w.row_end; ++r) softmax(r, w);
@@ -201,14 +190,12 @@ class TileAttention {
     float* x = t_.logits + r * kLogitStride;
     const int64_t begin = range.lo / kKvPanelTokens * kKvPanelTokens;
     const int64_t end = ceil_div(range.hi, kKvPanelTokens) * kKvPanelTokens;
-    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
-    for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
     if (const float softcap = t_.a.softcap; softcap > 0) {
       const Vf cap = set1(softcap * kLog2E);
       for (int64_t i = begin; i < end; i += kLanes) store(x + i, tanh(load(x + i)) * cap);
-      for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
-      for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
     }
+    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
+    for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
     // A panel is 1, 2 or 4 vectors; the order of taking maxima does not matter.
     Vf largest[2] = {set1(-INFINITY), set1(-INFINITY)};
     for (int64_t i = begin, k = 0; i < end; i += kLanes, k ^= 1) largest[k] = max(load(x + i), largest[k]);
@@ -282,14 +269,18 @@ void attention_run(const void* args, int phase, int64_t begin, int64_t end, cons
   if (a.T == 0) return;
   const Partition p = attention_partition(a);
   if (phase == 1) return merge_partials(a, p, begin, end, scratch);
+  const KvLayout layout(a.shape);
+  const int64_t chunks = p.tiles * a.shape.kv_heads * p.parts;
   TileAttention<Engine> attention(a, p, scratch);
   float* partials = p.parts > 1 ? static_cast<float*>(scratch.shared) : nullptr;
-  // Head major: a worker's neighbouring chunks read the same keys and values of a prompt.
-  for (int64_t chunk = begin; chunk < end; ++chunk) {
-    const int64_t part = chunk % p.parts, index = chunk / p.parts % p.tiles,
-                  kv_head = chunk / p.parts / p.tiles;
-    const Tile tile = find_tile(a, p, index);
-    if (tile.queries > 0) attention.run(tile, kv_head, part, partials);
+  ChunkWork work = find_work(a, p, begin, end);
+  while (work.chunk < end) {
+    // What follows is prefetched even if it turns out to be another worker's.
+    const ChunkWork next = find_work(a, p, work.chunk + 1, chunks);
+    SpanPanels after;
+    if (next.chunk < chunks) chunk_panels(a, layout, next, next.spans.lo, &after);
+    attention.run(work, after, partials);
+    work = next;
   }
 }
 
