@@ -1,0 +1,281 @@
+// oar bench: prefill and decode speed through the engine users get, beside what memory bandwidth allows.
+//
+// Each round probes read bandwidth, prefills, probes, decodes, probes; a decode's percentage is against the
+// mean of the probes around it, and medians over the rounds are reported, because shared machines change
+// speed within seconds.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+
+#include "clients/cli/bench_run.h"
+#include "clients/cli/command.h"
+#include "clients/cli/model_options.h"
+#include "clients/cli/progress.h"
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "engine/loader/checkpoint.h"
+#include "engine/runtime/model_path.h"
+#include "engine/tensor/mapped_file.h"
+#include "engine/tune/bandwidth.h"
+#include "engine/tune/random_checkpoint.h"
+
+namespace oar::cli {
+namespace {
+
+constexpr uint64_t kProbeBytes = uint64_t{512} << 20;
+
+struct BenchOptions {
+  ModelOptions model;
+  std::string shape;
+  int64_t prompt_tokens = 512, gen_tokens = 128, streams = 1, context = 0, repeat = 5;
+  bool keep = false, json = false;
+};
+
+// A folder of our own, removed with everything in it unless kept.
+class WorkFolder {
+ public:
+  static Result<WorkFolder> create(const std::string& parent, bool keep) {
+    std::error_code ec;
+    // Weights belong on a disk: /tmp is memory on many systems.
+    const std::filesystem::path base = parent.empty() ? "/var/tmp" : parent;
+    std::filesystem::create_directories(base, ec);
+    std::string pattern = (base / "oar-bench-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) {
+      return invalid_argument(
+          cat("cannot make a folder in ", base.string(), "; give another one with --cache-dir"));
+    }
+    return WorkFolder(pattern, keep);
+  }
+  WorkFolder(WorkFolder&& other) noexcept : path_(std::exchange(other.path_, {})), keep_(other.keep_) {}
+  WorkFolder& operator=(WorkFolder&&) = delete;
+  ~WorkFolder() {
+    std::error_code ec;
+    if (!path_.empty() && !keep_) std::filesystem::remove_all(path_, ec);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  WorkFolder(std::string path, bool keep) : path_(std::move(path)), keep_(keep) {}
+  std::string path_;
+  bool keep_;
+};
+
+Result<WorkFolder> make_weights(const BenchOptions& o) {
+  OAR_ASSIGN(const std::string text, read_small_file(o.shape, uint64_t{1} << 20));
+  OAR_ASSIGN(const json::value config, parse_json(text, o.shape));
+  if (!config.is_object())
+    return invalid_argument(cat(o.shape, " must hold a JSON object, as config.json does"));
+  OAR_ASSIGN(WorkFolder folder, WorkFolder::create(o.model.cache_dir, o.keep));
+  ThreadPool pool;
+  ProgressBar bar(o.model.quiet);
+  OAR_RETURN_IF_ERROR(write_random_checkpoint(config.get_object(), folder.path(), pool, {}, bar.callback()));
+  return folder;
+}
+
+// The part of the weights that one decode step of `streams` sequences reads: all but an embedding table that
+// is not also the output matrix (one row per token), and of a mixture's experts those that some token is
+// expected to choose when routing is even: 1 - (1 - k/n)^streams.
+double weights_read(const Checkpoint& checkpoint, int64_t streams) {
+  const auto number = [&](std::string_view key) {
+    const json::value* v = checkpoint.config.if_contains(key);
+    return v != nullptr && v->is_int64() ? static_cast<double>(v->get_int64()) : 0.0;
+  };
+  const double experts = std::max(number("num_local_experts"), number("num_experts"));
+  const double share =
+      experts > 0 ? 1 - std::pow(1 - number("num_experts_per_tok") / experts, static_cast<double>(streams))
+                  : 1;
+  const bool own_head = checkpoint.tensors.contains("lm_head.weight");
+  double all = 0, read = 0;
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const auto bytes = static_cast<double>(tensor.bytes());
+    all += bytes;
+    if (own_head && (name == "model.embed_tokens.weight" || name == "transformer.wte.weight")) continue;
+    read += name.find(".experts.") != std::string::npos ? bytes * share : bytes;
+  }
+  return all > 0 ? read / all : 1;
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+struct Series {
+  std::vector<double> values;
+  void add(double v) { values.push_back(v); }
+  double mid() const { return median(values); }
+  double low() const { return *std::min_element(values.begin(), values.end()); }
+  double high() const { return *std::max_element(values.begin(), values.end()); }
+  json::object report() const {
+    return {{"median", mid()}, {"min", low()}, {"max", high()}, {"rounds", values.size()}};
+  }
+};
+
+struct Measured {
+  Series prefill, decode, decode_bytes, probe, percent, slowest_gap;
+  double bytes_per_step = 0;
+};
+
+Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double weight_fraction,
+                         ReadProbe& probe, const Progress& progress) {
+  Measured out;
+  const ModelInfo& info = model.info();
+  // KV bytes grow over the decode; the middle of it stands for the whole.
+  const double depth = static_cast<double>(o.context) + static_cast<double>(o.gen_tokens) / 2;
+  out.bytes_per_step = static_cast<double>(info.weight_bytes) * weight_fraction +
+                       static_cast<double>(o.streams) * depth * static_cast<double>(info.kv_bytes_per_token);
+  const Load prefill{o.streams, o.prompt_tokens, 1, 0}, decode{o.streams, o.context, o.gen_tokens, 0};
+  uint64_t seed = 0;
+  const auto run = [&](Load load) {
+    load.seed = ++seed;
+    return run_load(model.engine(), load);
+  };
+  OAR_RETURN_IF_ERROR(
+      run({1, std::min<int64_t>(o.prompt_tokens, 64), 8, 0}).status());  // pages of the file, caches
+  for (int64_t round = 0; round < o.repeat; ++round) {
+    if (progress && !progress("rounds", static_cast<uint64_t>(round), static_cast<uint64_t>(o.repeat))) {
+      return Status(StatusCode::kCancelled, "stopped");
+    }
+    OAR_ASSIGN(const Timing first, run(prefill));
+    const double before = probe.measure();
+    OAR_ASSIGN(const Timing second, run(decode));
+    const double after = probe.measure();
+    out.prefill.add(first.prefill_rate());
+    out.decode.add(second.decode_rate());
+    const double bytes = second.decode_rate() / static_cast<double>(o.streams) * out.bytes_per_step;
+    out.decode_bytes.add(bytes / 1e9);
+    out.probe.add((before + after) / 2e9);
+    out.percent.add(100 * bytes / ((before + after) / 2));
+    out.slowest_gap.add(second.slowest_gap * 1e3);
+  }
+  return out;
+}
+
+void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info) {
+  json::object out;
+  out["model"] = info.name;
+  out["parameters"] = info.parameters;
+  out["weights"] = info.weights;
+  out["kv"] = info.kv;
+  out["isa"] = info.isa;
+  out["threads"] = info.threads;
+  out["prompt_tokens"] = o.prompt_tokens;
+  out["gen_tokens"] = o.gen_tokens;
+  out["streams"] = o.streams;
+  out["context"] = o.context;
+  out["prefill_tokens_per_second"] = m.prefill.report();
+  out["decode_tokens_per_second"] = m.decode.report();
+  out["decode_bytes_per_step"] = m.bytes_per_step;
+  out["decode_gb_per_second"] = m.decode_bytes.report();
+  out["read_bandwidth_gb_per_second"] = m.probe.report();
+  out["decode_percent_of_bandwidth"] = m.percent.report();
+  out["slowest_token_ms"] = m.slowest_gap.report();
+  out["load_seconds"] = info.load_seconds;
+  std::printf("%s\n", json::serialize(out).c_str());
+}
+
+void print_row(const char* what, const Series& s, const char* unit) {
+  std::printf("%-18s %10.2f %-8s (%.2f .. %.2f)\n", what, s.mid(), unit, s.low(), s.high());
+}
+
+void print_text(const Measured& m, const BenchOptions& o, const ModelInfo& info) {
+  std::printf("%s: %.1f M parameters, weights %s, KV %s, %s, %d threads; loaded in %.2f s\n",
+              info.name.c_str(), static_cast<double>(info.parameters) / 1e6, info.weights.c_str(),
+              info.kv.c_str(), info.isa.c_str(), info.threads, info.load_seconds);
+  std::printf(
+      "%lld streams; prefill of %lld tokens, decode of %lld tokens behind %lld; median of %lld rounds (min "
+      ".. max)\n",
+      static_cast<long long>(o.streams), static_cast<long long>(o.prompt_tokens),
+      static_cast<long long>(o.gen_tokens), static_cast<long long>(o.context),
+      static_cast<long long>(o.repeat));
+  print_row("prefill", m.prefill, "tokens/s");
+  print_row("decode", m.decode, "tokens/s");
+  print_row("decode reads", m.decode_bytes, "GB/s");
+  print_row("memory reads", m.probe, "GB/s");
+  print_row("decode / memory", m.percent, "%");
+  print_row("slowest token", m.slowest_gap, "ms");
+  std::printf("a decode step reads %s\n", format_bytes(static_cast<uint64_t>(m.bytes_per_step)).c_str());
+}
+
+Status bench(BenchOptions o) {
+  if (o.model.model.empty() == o.shape.empty()) {
+    return invalid_argument("give a MODEL, or --shape CONFIG.json for random weights of that shape",
+                            "command line");
+  }
+  if (o.context == 0) o.context = o.prompt_tokens;
+  std::optional<WorkFolder> folder;
+  if (!o.shape.empty()) {
+    OAR_ASSIGN(WorkFolder made, make_weights(o));
+    folder.emplace(std::move(made));
+    o.model.model = folder->path();
+    if (o.model.engine.name.empty()) o.model.engine.name = std::filesystem::path(o.shape).stem().string();
+    if (o.keep) std::fprintf(stderr, "weights kept in %s\n", folder->path().c_str());
+  }
+  LanguageModelOptions& e = o.model.engine;
+  e.max_sequences = std::max(e.max_sequences, o.streams);
+  if (e.max_context == 0) e.max_context = std::max(o.prompt_tokens, o.context) + o.gen_tokens;
+
+  OAR_ASSIGN(const ResolvedModel resolved, resolve_model(o.model.model, o.model.cache_dir));
+  double fraction = 1;
+  {
+    OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved.path));
+    fraction = weights_read(checkpoint, o.streams);
+  }
+  OAR_ASSIGN(const std::unique_ptr<LanguageModel> model, open_model(o.model, LogLevel::kWarning));
+  // A pool of its own; between runs the engine's workers are parked.
+  ThreadPool pool({.threads = model->info().threads});
+  OAR_ASSIGN(ReadProbe probe, ReadProbe::create(pool, kProbeBytes));
+  ProgressBar bar(o.model.quiet);
+  OAR_ASSIGN(const Measured measured, measure(*model, o, fraction, probe, bar.callback()));
+  bar.clear();
+  (o.json ? print_json : print_text)(measured, o, model->info());
+  return ok_status();
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  auto o = std::make_shared<BenchOptions>();
+  CLI::App* c = app.add_subcommand("bench", "Measure prefill and decode speed");
+  add_model_options(*c, o->model, {.model_required = false});
+  c->add_option("--shape", o->shape, "a config.json: random weights of that shape instead of a MODEL")
+      ->check(CLI::ExistingFile);
+  c->add_flag("--keep", o->keep, "keep the random weights (in --cache-dir, else /var/tmp)");
+  c->add_option("--prompt-tokens", o->prompt_tokens, "prompt length of the prefill")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--gen-tokens", o->gen_tokens, "tokens to decode")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--streams", o->streams, "sequences at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  c->add_option("--context", o->context, "tokens in the cache when decoding begins; 0: --prompt-tokens")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option("--repeat", o->repeat, "rounds")->check(CLI::Range(1, 1000))->capture_default_str();
+  c->add_flag("--json", o->json, "print one JSON object");
+  c->footer(
+      "Examples:\n"
+      "  oar bench demo\n"
+      "  oar bench --shape configs/bench/llama-1b.json --threads 4\n"
+      "  oar bench --shape configs/bench/llama-1b.json --weights int8 --streams 16 --json\n"
+      "  oar bench model.gguf --context 4096 --gen-tokens 64\n"
+      "The percentage is of read bandwidth measured in the same round with the same number of threads.");
+  c->callback([o, &action] {
+    action = [o] {
+      const Status status = bench(*o);
+      return status.ok() ? kSuccess : fail(status);
+    };
+  });
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,146 @@
+// oar check: does this build work on this machine? Processor, memory, kernels against the reference, the
+// embedded model's tokenizer and a few of its tokens, and whether the default ports are free.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "clients/cli/check_kernels.h"
+#include "clients/cli/command.h"
+#include "clients/cli/logging.h"
+#include "engine/base/format.h"
+#include "engine/runtime/language_model.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/text_stream.h"
+
+namespace oar::cli {
+namespace {
+
+class Report {
+ public:
+  void line(bool ok, const std::string& what) {
+    std::printf("[%s] %s\n", ok ? " ok " : "FAIL", what.c_str());
+    std::fflush(stdout);
+    failures_ += ok ? 0 : 1;
+  }
+  void note(const std::string& what) { std::printf("[info] %s\n", what.c_str()); }
+  int failures() const { return failures_; }
+
+ private:
+  int failures_ = 0;
+};
+
+uint64_t physical_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+  return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size) : 0;
+}
+
+std::string short_number(double x) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.2g", x);
+  return buffer;
+}
+
+void check_machine(Report& report) {
+  report.note(cat("oar ", OAR_VERSION, ", ", usable_processors(), " usable processors, ",
+                  format_bytes(physical_memory()), " memory"));
+  report.note(cat("instruction set: ", isa_name(best_isa()), " (lower it with OAR_ISA)"));
+}
+
+void check_port(Report& report, uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return report.line(false, cat("cannot make a socket: ", std::strerror(errno)));
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const int error = errno;
+  close(fd);
+  if (free) return report.line(true, cat("port ", port, " is free"));
+  // Somebody else's use of a default port is no fault of the build.
+  report.note(cat("port ", port, ": ", std::strerror(error), "; serve with another one (--http, --grpc)"));
+}
+
+void check_model(Report& report, const std::string& name) {
+  LanguageModelOptions options;
+  options.max_sequences = 1;
+  options.max_context = 256;
+  options.log = make_logger(LogLevel::kError);
+  auto path = resolve_model_path(name);
+  if (!path.ok()) return report.line(false, path.status().message());
+  auto model = LanguageModel::load(*path, options);
+  if (!model.ok()) return report.line(false, cat("load ", *path, ": ", model.status().message()));
+  const ModelInfo& info = (*model)->info();
+  report.line(
+      true, cat("loaded ", info.name, ": ", info.architecture, ", weights ", info.weights, ", KV ", info.kv));
+
+  const Tokenizer& tokenizer = *(*model)->tokenizer();
+  const std::string text =
+      "Good morrow, cousin: na\xc3\xafve \xe4\xb8\xad\xe6\x96\x87 \xf0\x9f\x98\x80, 1597.";
+  const auto ids = tokenizer.encode(text, {.add_special_tokens = false});
+  report.line(ids.ok() && tokenizer.decode(*ids) == text, "tokenizer round trip");
+
+  Request request;
+  request.prompt = {tokenizer.bos_id().value_or(0)};
+  request.sampling.temperature = 0;
+  request.stop = {.max_tokens = 8, .ignore_eos = true};
+  auto stream = TextStream::create((*model)->tokenizer(), {}, 1);
+  Status status = stream->start((*model)->engine(), std::move(request));
+  int64_t tokens = 0;
+  const auto until = Clock::now() + std::chrono::seconds(60);
+  while (status.ok() && !stream->done() && Clock::now() < until) {
+    if (const auto event = stream->next(std::chrono::milliseconds(100))) {
+      tokens += static_cast<int64_t>(event->tokens.size());
+      if (event->finish == FinishReason::kError) status = event->status;
+    }
+  }
+  report.line(status.ok() && tokens == 8,
+              status.ok() ? cat("generated ", tokens, " of 8 tokens") : cat("generate: ", status.message()));
+}
+
+int check(const std::string& model) {
+  Report report;
+  check_machine(report);
+  ThreadPool pool;
+  for (const KernelCheck& c : check_kernels(pool)) {
+    report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
+  }
+  check_model(report, model);
+#ifdef OAR_WITH_SERVER
+  check_port(report, 8000);
+  check_port(report, 8001);
+#else
+  report.note("no server in this build (OAR_SERVER=OFF)");
+#endif
+  if (report.failures() == 0) {
+    std::printf("Oar works here.\n");
+    return kSuccess;
+  }
+  std::fprintf(stderr, "oar: %d checks failed\n", report.failures());
+  return kFailure;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Action& action) {
+  auto model = std::make_shared<std::string>("demo");
+  CLI::App* c = app.add_subcommand("check", "Check that this build works on this machine");
+  c->add_option("MODEL", *model, "the model to try")->capture_default_str();
+  c->footer(
+      "Examples:\n"
+      "  oar check\n"
+      "  OAR_ISA=avx2 oar check\n"
+      "Compares a matrix product and attention of every instruction-set level with the scalar reference, "
+      "then loads\n"
+      "the model and generates a few tokens.");
+  c->callback([model, &action] { action = [model] { return check(*model); }; });
+}
+
+}  // namespace oar::cli

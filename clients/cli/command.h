@@ -1,0 +1,34 @@
+// A command of `oar`: adds its subcommand and options to the parser and, when chosen, leaves what is to be
+// done in `action`, which runs after parsing. One file per command; a new one is a line here, in main.cc and
+// in CMakeLists.txt.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "engine/base/status.h"
+
+namespace oar::cli {
+
+// Exit codes of the program.
+inline constexpr int kSuccess = 0;
+inline constexpr int kFailure = 1;  // the work failed: message on stderr
+inline constexpr int kUsage = 2;    // the command line is wrong
+
+using Action = std::function<int()>;
+
+void add_serve(CLI::App& app, Action& action);
+void add_run(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+void add_check(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_version(CLI::App& app, Action& action);
+
+// Prints "oar: <message>" to stderr; the exit code that goes with it.
+int fail(const Status& status);
+
+}  // namespace oar::cli

@@ -1,0 +1,151 @@
+// oar inspect: what a model's files say, and what the engine would make of them. Runs nothing.
+#include <cstdio>
+#include <map>
+
+#include "clients/cli/command.h"
+#include "clients/cli/model_options.h"
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "engine/loader/checkpoint.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/model_report.h"
+
+namespace oar::cli {
+namespace {
+
+struct InspectOptions {
+  ModelOptions model;
+  ReportOptions report;
+  bool tensors = false, json = false;
+};
+
+// Tensors of one storage format, together.
+struct FormatTotal {
+  int64_t tensors = 0, elements = 0;
+  uint64_t bytes = 0;
+};
+
+struct Facts {
+  std::map<std::string, FormatTotal> formats;
+  int64_t parameters = 0;
+};
+
+Facts count(const Checkpoint& c) {
+  Facts out;
+  for (const auto& [name, tensor] : c.tensors) {
+    FormatTotal& total = out.formats[tensor.format().name()];
+    ++total.tensors;
+    total.elements += tensor.numel();
+    total.bytes += tensor.bytes();
+    out.parameters += tensor.numel();
+  }
+  return out;
+}
+
+const char* tokenizer_kind(const TokenizerFiles& t) {
+  if (!t.tokenizer_json.empty()) return "tokenizer.json";
+  if (t.gguf) return "GGUF vocabulary";
+  if (!t.sentencepiece_model.empty()) return "SentencePiece model";
+  if (!t.llama2c_bin.empty()) return "llama2.c tokenizer";
+  return "none";
+}
+
+void print_json(const Checkpoint& c, const InspectOptions& o) {
+  const Facts facts = count(c);
+  json::object formats, out;
+  for (const auto& [name, total] : facts.formats) {
+    formats[name] = {{"tensors", total.tensors}, {"elements", total.elements}, {"bytes", total.bytes}};
+  }
+  out["path"] = c.source_path;
+  out["kind"] = c.kind;
+  out["config"] = c.config;
+  out["tokenizer"] = tokenizer_kind(c.tokenizer);
+  out["chat_template"] = !c.tokenizer.chat_template.empty();
+  out["parameters"] = facts.parameters;
+  out["bytes"] = c.bytes;
+  out["formats"] = formats;
+  if (o.tensors) {
+    json::array list;
+    for (const auto& [name, t] : c.tensors) {
+      list.push_back(json::object{{"name", name},
+                                  {"format", t.format().name()},
+                                  {"shape", json::array(t.shape().begin(), t.shape().end())},
+                                  {"bytes", t.bytes()}});
+    }
+    out["tensors"] = std::move(list);
+  }
+  std::printf("%s\n", json::serialize(out).c_str());
+}
+
+void print_text(const Checkpoint& c, const InspectOptions& o) {
+  const Facts facts = count(c);
+  std::printf("path           %s\nkind           %s\n", c.source_path.c_str(), c.kind.c_str());
+  std::printf("parameters     %.2f M in %zu tensors, %s\n", static_cast<double>(facts.parameters) / 1e6,
+              c.tensors.size(), format_bytes(c.bytes).c_str());
+  for (const auto& [name, total] : facts.formats) {
+    std::printf("  %-12s %lld tensors, %s\n", name.c_str(), static_cast<long long>(total.tensors),
+                format_bytes(total.bytes).c_str());
+  }
+  std::printf("tokenizer      %s\nchat template  %s\n", tokenizer_kind(c.tokenizer),
+              c.tokenizer.chat_template.empty() ? "none" : "yes");
+  std::printf("config\n");
+  for (const auto& member : c.config) {
+    std::printf("  %s: %s\n", std::string(member.key()).c_str(), json::serialize(member.value()).c_str());
+  }
+  if (!o.tensors) return;
+  std::printf("tensors\n");
+  for (const auto& [name, t] : c.tensors) {
+    std::printf("  %-56s %-6s %-20s %s\n", name.c_str(), t.format().name(), t.shape().to_string().c_str(),
+                format_bytes(t.bytes()).c_str());
+  }
+}
+
+int inspect(const InspectOptions& o) {
+  const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
+  std::string path;
+  auto engine = engine_options(o.model, LogLevel::kWarning, path);
+  if (!engine.ok()) return fail(engine.status());
+  if (!planned || o.tensors || o.json) {
+    LoadOptions load;
+    load.mmap = !o.model.no_mmap;
+    auto checkpoint = load_checkpoint(path, load);
+    if (!checkpoint.ok()) return fail(checkpoint.status());
+    (o.json ? print_json : print_text)(*checkpoint, o);
+  }
+  if (!planned) return kSuccess;
+  ReportOptions report = o.report;
+  report.disabled_passes = engine->disabled_passes;
+  report.model = std::move(*engine);
+  auto text = model_report(path, report);
+  if (!text.ok()) return fail(text.status());
+  std::fputs(text->c_str(), stdout);
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action& action) {
+  auto o = std::make_shared<InspectOptions>();
+  CLI::App* c = app.add_subcommand("inspect", "Facts of a model: files, tensors, graph, plan, memory");
+  add_model_options(*c, o->model, {.memory_budget = false});
+  c->add_flag("--tensors", o->tensors, "list every tensor");
+  auto* graph = c->add_flag("--graph", o->report.graph, "the graph after all passes");
+  auto* plan = c->add_flag("--plan", o->report.plan, "the kernel calls of a step");
+  auto* memory = c->add_flag("--memory", o->report.memory, "what weights, activations and the KV cache take");
+  auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
+                   ->type_name("NAME");
+  c->add_flag("--json", o->json, "print the files' facts as one JSON object")
+      ->excludes(graph)
+      ->excludes(plan)
+      ->excludes(memory)
+      ->excludes(dump);
+  c->footer(
+      "Examples:\n"
+      "  oar inspect demo\n"
+      "  oar inspect model.gguf --tensors\n"
+      "  oar inspect demo --graph --disable-pass fuse_qkv\n"
+      "  oar inspect demo --dump-pass fuse_qkv");
+  c->callback([o, &action] { action = [o] { return inspect(*o); }; });
+}
+
+}  // namespace oar::cli

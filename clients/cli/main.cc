@@ -1,0 +1,64 @@
+// The `oar` program: parses, runs one command, maps its end to an exit code (command.h).
+#include <csignal>
+#include <cstdio>
+
+#include "clients/cli/command.h"
+#include "engine/base/format.h"
+
+namespace oar::cli {
+
+int fail(const Status& status) {
+  std::fprintf(stderr, "oar: %s\n", status.message().c_str());
+  return status.param() == "command line" ? kUsage : kFailure;
+}
+
+namespace {
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  oar run demo                                        chat with the embedded model\n"
+    "  oar serve demo                                      HTTP on 127.0.0.1:8000, gRPC on 127.0.0.1:8001\n"
+    "  oar generate ./Llama-3.2-1B --prompt 'Once upon'    one answer on stdout\n"
+    "  oar bench --shape configs/bench/llama-1b.json       speed of a shape, with random weights\n"
+    "\n"
+    "MODEL is a folder in the Hugging Face layout, a .gguf, .safetensors or llama2.c .bin file, the name of "
+    "a\n"
+    "downloaded model (org/name), or `demo`. `oar COMMAND --help` explains each command.\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong command line.";
+
+int run(int argc, char** argv) {
+  CLI::App app("Oar: an inference engine and model server.", "oar");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.set_version_flag("--version", OAR_VERSION);
+  Action action;
+  add_serve(app, action);
+  add_run(app, action);
+  add_generate(app, action);
+  add_bench(app, action);
+  add_eval(app, action);
+  add_inspect(app, action);
+  add_check(app, action);
+  add_tokenize(app, action);
+  add_version(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {  // --help, --version
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    const auto chosen = app.get_subcommands();
+    const std::string command = chosen.empty() ? "oar" : "oar " + chosen.front()->get_name();
+    std::fprintf(stderr, "oar: %s\nTry `%s --help`.\n", error.what(), command.c_str());
+    return kUsage;
+  }
+  return action();
+}
+
+}  // namespace
+}  // namespace oar::cli
+
+int main(int argc, char** argv) {
+  // A reader that goes away is an error of write(), not the end of the process.
+  std::signal(SIGPIPE, SIG_IGN);
+  return oar::cli::run(argc, argv);
+}

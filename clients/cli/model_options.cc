@@ -1,0 +1,89 @@
+#include "clients/cli/model_options.h"
+
+#include "clients/cli/logging.h"
+#include "clients/cli/progress.h"
+#include "clients/cli/sizes.h"
+#include "engine/runtime/model_path.h"
+
+namespace oar::cli {
+
+void add_model_argument(CLI::App& command, ModelOptions& o, bool required) {
+  auto* model = command.add_option("MODEL", o.model, "folder, file, downloaded org/name, or `demo`");
+  if (required) model->required();
+  command
+      .add_option("--cache-dir", o.cache_dir,
+                  "where downloaded models lie, in the layout of the Hugging Face hub's cache")
+      ->type_name("DIR");
+}
+
+void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet& set) {
+  add_model_argument(command, o, set.model_required);
+  LanguageModelOptions& e = o.engine;
+  command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16", "int8"}))
+      ->capture_default_str();
+  command.add_option("--kv", e.kv, "type of the KV cache: auto is no narrower than the file")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
+      ->capture_default_str();
+  command
+      .add_option("--max-context", e.max_context,
+                  "tokens of one sequence; 0: the model's, as far as memory allows")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--max-batch-tokens", e.max_batch_tokens, "token budget of one step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--max-sequences", e.max_sequences, "sequences running at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  if (set.memory_budget) {
+    command
+        .add_option("--memory", o.memory,
+                    "budget for weights, KV cache and scratch: 80% of what is available, 4GiB, or bytes")
+        ->check([](const std::string& text) {
+          const auto parsed = parse_memory(text);
+          return parsed.ok() ? std::string() : parsed.status().message();
+        })
+        ->type_name("BYTES|%")
+        ->default_str("80%");
+  }
+  command.add_option("--disable-pass", e.disabled_passes, "leave a graph pass out; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command.add_flag("--deterministic", e.deterministic,
+                   "one reduction order for every batch, chunking and number of threads");
+  command.add_flag("--reference", e.reference, "scalar double-precision kernels: slow, the truth");
+  command.add_flag("--no-mmap", o.no_mmap, "read weights into memory instead of mapping the file");
+  command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
+  auto* verbose = command.add_flag("-v,--verbose", o.verbose, "log more");
+  command.add_flag("-q,--quiet", o.quiet, "log errors only, no progress")->excludes(verbose);
+}
+
+Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel level, std::string& path) {
+  OAR_ASSIGN(ResolvedModel resolved, resolve_model(o.model, o.cache_dir));
+  path = std::move(resolved.path);
+  LanguageModelOptions e = o.engine;
+  if (e.name.empty()) e.name = std::move(resolved.name);
+  if (!o.memory.empty()) {
+    OAR_ASSIGN(const MemoryBudget budget, parse_memory(o.memory));
+    e.memory_bytes = budget.bytes;
+    e.memory_percent = budget.percent;
+  }
+  e.use_mmap = !o.no_mmap;
+  e.prefix_cache = !o.no_prefix_cache;
+  e.log = make_logger(o.verbose ? LogLevel::kDebug : o.quiet ? LogLevel::kError : level);
+  return e;
+}
+
+Result<std::unique_ptr<LanguageModel>> open_model(const ModelOptions& o, LogLevel level,
+                                                  std::function<bool()> stop) {
+  std::string path;
+  OAR_ASSIGN(const LanguageModelOptions e, engine_options(o, level, path));
+  ProgressBar bar(o.quiet, std::move(stop));
+  return LanguageModel::load(path, e, bar.callback());
+}
+
+}  // namespace oar::cli

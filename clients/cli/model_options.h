@@ -1,0 +1,38 @@
+// The options every command that runs a model shares, and how they become a LanguageModel.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/runtime/language_model.h"
+
+namespace oar::cli {
+
+struct ModelOptions {
+  std::string model;   // as given
+  std::string memory;  // --memory as given; empty: the engine's default
+  std::string cache_dir;
+  bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
+  LanguageModelOptions engine;
+};
+
+struct ModelOptionSet {
+  bool model_required = true;
+  bool memory_budget = true;  // --memory BYTES|%
+};
+// Adds MODEL and the options.
+void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});
+// MODEL and --cache-dir alone, for commands that only read files.
+void add_model_argument(CLI::App& command, ModelOptions& options, bool required = true);
+
+// What the engine gets: memory parsed, logger installed at `level` (debug with --verbose), name and path
+// resolved. Fills `path`.
+Result<LanguageModelOptions> engine_options(const ModelOptions& options, LogLevel level, std::string& path);
+
+// Loads it with a progress bar. `stop` (may be empty) ends the loading.
+Result<std::unique_ptr<LanguageModel>> open_model(const ModelOptions& options, LogLevel level,
+                                                  std::function<bool()> stop = {});
+
+}  // namespace oar::cli
