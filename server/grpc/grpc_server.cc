@@ -51,7 +51,8 @@ Status GrpcServerImpl::listen(const std::string& address) {
   static std::once_flag plugins;  // process-wide switches of the libraries
   std::call_once(plugins, [] {
 #if GOOGLE_PROTOBUF_VERSION < 4022000
-    // A client's ill-formed message is its own affair, not a line on our stderr. Newer versions log through absl.
+    // A client's ill-formed message is its own affair, not a line on our stderr. Newer versions log through
+    // absl.
     google::protobuf::SetLogHandler(nullptr);
 #endif
     grpc::EnableDefaultHealthCheckService(true);

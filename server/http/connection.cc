@@ -210,7 +210,7 @@ bool Connection::process_header() {
   input_.erase(0, size);
   if (!good) return false;
   if (parser_->is_done()) {
-    dispatch();
+    dispatch({});
     return false;
   }
   enter(State::kBody);
@@ -377,17 +377,19 @@ bool Connection::process_body() {
     }
     return false;
   }
-  request_.body = std::move(parser_->get().body());
-  dispatch();
+  dispatch(std::move(parser_->get().body()));
   return false;
 }
 
-void Connection::dispatch() {
+// The handler gets a copy: the answer's headers, metrics and errors still need the request's own.
+void Connection::dispatch(std::string body) {
   parser_.reset();
   release_body();
   ++exchange_;
   enter(State::kAnswering);
-  route_->handler(std::move(request_), std::make_shared<Exchange>(shared_from_this(), exchange_));
+  Request request = request_;
+  request.body = std::move(body);
+  route_->handler(std::move(request), std::make_shared<Exchange>(shared_from_this(), exchange_));
 }
 
 // ---- output ----

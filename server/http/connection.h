@@ -67,7 +67,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool admit_request();
   bool reserve_body();
   void release_body();
-  void dispatch();
+  void dispatch(std::string body);
 
   // Output. `exchange` tells a late call for an earlier request from a call for the present one.
   void refuse(int status, const std::string& message);
@@ -110,7 +110,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t lingered_bytes_ = 0;
 
   std::optional<Parser> parser_;
-  Request request_;
+  Request request_;  // without its body
   const Route* route_ = nullptr;
   size_t body_reserved_ = 0;
   uint64_t body_wire_bytes_ = 0;

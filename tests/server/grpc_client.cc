@@ -7,10 +7,12 @@ namespace oar_test {
 std::shared_ptr<grpc::Channel> channel_to(int port) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own for each channel
-  return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(),
+                                   arguments);
 }
 
-std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method, const std::string& message) {
+std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method,
+                                              const std::string& message) {
   grpc::GenericStub stub(channel_to(port));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
@@ -33,8 +35,10 @@ std::pair<grpc::Status, std::string> raw_call(int port, const std::string& metho
   return {status, bytes};
 }
 
-inference::ModelInferRequest::InferInputTensor* add_input(inference::ModelInferRequest& request, const std::string& name,
-                                                          const std::string& datatype, std::vector<int64_t> shape) {
+inference::ModelInferRequest::InferInputTensor* add_input(inference::ModelInferRequest& request,
+                                                          const std::string& name,
+                                                          const std::string& datatype,
+                                                          std::vector<int64_t> shape) {
   auto* input = request.add_inputs();
   input->set_name(name);
   input->set_datatype(datatype);

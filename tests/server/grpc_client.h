@@ -15,12 +15,16 @@ namespace oar_test {
 
 std::shared_ptr<grpc::Channel> channel_to(int port);
 // Sends `message` to a unary method and returns the answer's bytes; also fits a stream that answers once.
-std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method, const std::string& message);
+std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method,
+                                              const std::string& message);
 
 // A request for the fake model with text_input as contents.
-inference::ModelInferRequest text_request(const std::string& text, const std::string& sampling_parameters = {});
-inference::ModelInferRequest::InferInputTensor* add_input(inference::ModelInferRequest& request, const std::string& name,
-                                                          const std::string& datatype, std::vector<int64_t> shape = {1});
+inference::ModelInferRequest text_request(const std::string& text,
+                                          const std::string& sampling_parameters = {});
+inference::ModelInferRequest::InferInputTensor* add_input(inference::ModelInferRequest& request,
+                                                          const std::string& name,
+                                                          const std::string& datatype,
+                                                          std::vector<int64_t> shape = {1});
 // The one BYTES element of text_output.
 std::string text_of(const inference::ModelInferResponse& response);
 std::string raw_bytes(const std::string& text);

@@ -21,12 +21,14 @@ std::unique_ptr<oar::v1::Generation::Stub> oar_stub(int port) {
   return std::make_unique<oar::v1::Generation::Stub>(channel_to(port));
 }
 
-grpc::Status infer(InferStub& stub, const inference::ModelInferRequest& request, inference::ModelInferResponse& response) {
+grpc::Status infer(InferStub& stub, const inference::ModelInferRequest& request,
+                   inference::ModelInferResponse& response) {
   grpc::ClientContext context;
   return stub.ModelInfer(&context, request, &response);
 }
 
-std::pair<grpc::Status, std::vector<GenerateChunk>> generate(oar::v1::Generation::Stub& stub, const GenerateRequest& r) {
+std::pair<grpc::Status, std::vector<GenerateChunk>> generate(oar::v1::Generation::Stub& stub,
+                                                             const GenerateRequest& r) {
   grpc::ClientContext context;
   auto reader = stub.Generate(&context, r);
   std::vector<GenerateChunk> chunks;
@@ -109,7 +111,8 @@ TEST_CASE("ModelInfer: text in, text out") {
   TestServer t;
   const auto stub = infer_stub(t.grpc());
   inference::ModelInferResponse response;
-  const std::string parameters = R"({"max_tokens":"5","temperature":"0.0","stop":"12"})";  // numbers as strings
+  const std::string parameters =
+      R"({"max_tokens":"5","temperature":"0.0","stop":"12"})";  // numbers as strings
   REQUIRE(infer(*stub, text_request("hi", parameters), response).ok());
   CHECK(response.id() == "id-1");
   CHECK(response.model_name() == "fake");
@@ -165,7 +168,8 @@ TEST_CASE("ModelInfer refuses what the protocol forbids, naming the input") {
   r.add_raw_input_contents("x");
   no(r, "2 entries for 1 inputs");
 
-  const auto raw = [](const std::string& bytes, std::vector<int64_t> shape, const std::string& type = "BYTES") {
+  const auto raw = [](const std::string& bytes, std::vector<int64_t> shape,
+                      const std::string& type = "BYTES") {
     inference::ModelInferRequest q;
     q.set_model_name("fake");
     add_input(q, "text_input", type, std::move(shape));
@@ -205,7 +209,8 @@ TEST_CASE("ModelInfer refuses what the protocol forbids, naming the input") {
   add_input(r, "image", "BYTES")->mutable_contents()->add_bytes_contents("b");
   no(r, "\"image\" is unknown");
   r = text_request("a");
-  for (int i = 0; i < 100'000; ++i) add_input(r, "i" + std::to_string(i), "BOOL")->mutable_contents()->add_bool_contents(true);
+  for (int i = 0; i < 100'000; ++i)
+    add_input(r, "i" + std::to_string(i), "BOOL")->mutable_contents()->add_bool_contents(true);
   no(r, "100001 tensors");
   r = text_request("a");
   r.add_outputs()->set_name("logits");
@@ -254,7 +259,8 @@ TEST_CASE("garbage and oversized messages") {
         grpc::StatusCode::UNIMPLEMENTED);
   CHECK(raw_call(t.grpc(), "/oar.v1.Generation/Tokenize", noise).first.error_code() != grpc::StatusCode::OK);
   // Unknown fields are no error: field 99 with a string behind a good request.
-  const auto good = text_request("hi", R"({"max_tokens":2})").SerializeAsString() + std::string("\x9a\x06\x02zz", 5);
+  const auto good =
+      text_request("hi", R"({"max_tokens":2})").SerializeAsString() + std::string("\x9a\x06\x02zz", 5);
   CHECK(raw_call(t.grpc(), method, good).first.ok());
 }
 
@@ -309,9 +315,12 @@ TEST_CASE("cancelled, late and unread calls free their sequences; a neighbour go
   o.grpc_limits.write_budget_bytes = 32 << 10;
   o.grpc_limits.write_timeout = milliseconds(300);
   TestServer t(slow, o);
-  const auto finished = [&](oar::FinishReason r) { return t.engine.stats().finished[static_cast<size_t>(r)]; };
+  const auto finished = [&](oar::FinishReason r) {
+    return t.engine.stats().finished[static_cast<size_t>(r)];
+  };
   RawClient neighbour(t.http());
-  neighbour.send(make_request("POST", "/v1/completions", R"({"prompt":"n","stream":true,"ignore_eos":true,"max_tokens":300})"));
+  neighbour.send(make_request("POST", "/v1/completions",
+                              R"({"prompt":"n","stream":true,"ignore_eos":true,"max_tokens":300})"));
   REQUIRE(neighbour.read_until("data: "));
 
   const auto stub = oar_stub(t.grpc());
@@ -327,7 +336,8 @@ TEST_CASE("cancelled, late and unread calls free their sequences; a neighbour go
     while (reader->Read(&chunk)) continue;
     CHECK(reader->Finish().error_code() == grpc::StatusCode::CANCELLED);
   }
-  for (int i = 0; i < 2000 && finished(oar::FinishReason::kCancelled) < 1; ++i) std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 2000 && finished(oar::FinishReason::kCancelled) < 1; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
   CHECK(finished(oar::FinishReason::kCancelled) == 1);
   {
     grpc::ClientContext c;
@@ -375,7 +385,8 @@ TEST_CASE("a gRPC client that never reads is cancelled") {
   endless.mutable_stopping()->set_ignore_eos(true);
   grpc::ClientContext c;
   auto reader = stub->Generate(&c, endless);  // flow control holds what is not read
-  for (int i = 0; i < 20'000 && t.engine.stats().finished[3] == 0; ++i) std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 20'000 && t.engine.stats().finished[3] == 0; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
   CHECK(t.engine.wait_idle());
   CHECK(t.engine.stats().finished[static_cast<size_t>(oar::FinishReason::kCancelled)] == 16);
   for (GenerateChunk chunk; reader->Read(&chunk);) continue;
@@ -505,8 +516,8 @@ TEST_CASE("health follows the engine, reflection lists the services, keys are as
   CHECK(health == not_serving);
   t.engine.set_health(oar::EngineHealth::kReady);
 
-  const auto [reflected, list] =
-      raw_call(t.grpc(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\0", 2));
+  const auto [reflected, list] = raw_call(
+      t.grpc(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\0", 2));
   REQUIRE(reflected.ok());
   CHECK(list.find("inference.GRPCInferenceService") != std::string::npos);
   CHECK(list.find("oar.v1.Generation") != std::string::npos);

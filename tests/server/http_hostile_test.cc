@@ -269,8 +269,9 @@ TEST_CASE("a client that leaves is noticed while waiting, while streaming, and w
   slow.max_running = 2;
   TestServer t(slow);
   RawClient neighbour(t.http());
-  neighbour.send(make_request("POST", "/v1/chat/completions",
-                              R"({"messages":[{"role":"user","content":"n"}],"stream":true,"ignore_eos":true,"max_tokens":400})"));
+  neighbour.send(make_request(
+      "POST", "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"n"}],"stream":true,"ignore_eos":true,"max_tokens":400})"));
   REQUIRE(neighbour.read_until("data: "));
   const auto cancelled = [&] {
     return t.engine.stats().finished[static_cast<size_t>(oar::FinishReason::kCancelled)];

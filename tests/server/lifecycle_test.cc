@@ -13,8 +13,7 @@ namespace {
 using namespace oar_test;  // NOLINT
 using std::chrono::milliseconds;
 
-const std::string kStream300 =
-    R"({"prompt":"a","stream":true,"ignore_eos":true,"max_tokens":300})";
+const std::string kStream300 = R"({"prompt":"a","stream":true,"ignore_eos":true,"max_tokens":300})";
 
 FakeEngineOptions slow_engine() {
   FakeEngineOptions o;
@@ -61,7 +60,8 @@ TEST_CASE("draining: not ready at once, what runs finishes, new work is refused"
   CHECK(parse(refused.body).at("error").at("type") == "unavailable_error");
   CHECK(raw_call(t.grpc(), "/grpc.health.v1.Health/Check", "").second == std::string("\x08\x02", 2));
 
-  auto drained = std::async(std::launch::async, [&] { return t.server->drain_and_stop(milliseconds(20'000)); });
+  auto drained =
+      std::async(std::launch::async, [&] { return t.server->drain_and_stop(milliseconds(20'000)); });
   CHECK(kept.closed_by_peer());  // idle connections go first
   const HttpReply answer = stream.read_reply();
   CHECK(answer.complete);
@@ -99,8 +99,9 @@ TEST_CASE("draining: what does not finish in time is cut off and freed") {
 TEST_CASE("an address that cannot be had is an error, not a crash") {
   TestServer t;
   FakeEngine engine;
-  for (const std::string& address : {"127.0.0.1:" + std::to_string(t.http()), std::string("nowhere.invalid:80"),
-                                    std::string("127.0.0.1"), std::string("127.0.0.1:99999"), std::string("127.0.0.1:x")}) {
+  for (const std::string& address :
+       {"127.0.0.1:" + std::to_string(t.http()), std::string("nowhere.invalid:80"), std::string("127.0.0.1"),
+        std::string("127.0.0.1:99999"), std::string("127.0.0.1:x")}) {
     oar::ServerOptions o;
     o.http_address = address;
     o.grpc_address.clear();
@@ -144,7 +145,8 @@ TEST_CASE("two models on one server") {
 
 TEST_CASE("metrics: vLLM's names and ours, and they count") {
   TestServer t;
-  for (int i = 0; i < 3; ++i) CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"abcd","max_tokens":5})").status == 200);
+  for (int i = 0; i < 3; ++i)
+    CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"abcd","max_tokens":5})").status == 200);
   CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","n":2,"stream":true})").status == 200);
   CHECK(http(t.http(), "POST", "/v1/completions", "{").status == 400);
   CHECK(http(t.http(), "PATCH", "/nowhere/at/all").status == 404);
@@ -165,13 +167,15 @@ TEST_CASE("metrics: vLLM's names and ours, and they count") {
   CHECK(metric(m, "vllm:request_generation_tokens_sum", {l}) == 3 * 5 + 2 * 16);
   CHECK(metric(m, "vllm:request_params_max_tokens_count", {l}) == 3);
   for (const char* name :
-       {"vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
-        "vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds", "vllm:request_params_n",
+       {"vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds",
+        "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds",
+        "vllm:request_inference_time_seconds", "vllm:request_params_n",
         "vllm:request_max_num_generation_tokens", "vllm:request_time_per_output_token_seconds"}) {
     CHECK(metric(m, std::string(name) + "_count", {l}) == 5);
   }
   CHECK(metric(m, "vllm:iteration_tokens_total_count", {l}) > 0);
-  for (const char* name : {"vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"}) {
+  for (const char* name :
+       {"vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"}) {
     CHECK(metric(m, name, {l}) == 0);
   }
   CHECK(metric(m, "vllm:cache_config_info", {l, R"(block_size="16")"}) == 1);
@@ -180,7 +184,8 @@ TEST_CASE("metrics: vLLM's names and ours, and they count") {
   const std::string post = R"(method="POST")", completions = R"(route="/v1/completions")";
   CHECK(metric(m, "oar_http_requests_total", {R"(code="200")", post, completions}) == 4);
   CHECK(metric(m, "oar_http_requests_total", {R"(code="400")", post, completions}) == 1);
-  CHECK(metric(m, "oar_http_requests_total", {R"(code="404")", R"(method="OTHER")", R"(route="unmatched")"}) == 1);
+  CHECK(metric(m, "oar_http_requests_total",
+               {R"(code="404")", R"(method="OTHER")", R"(route="unmatched")"}) == 1);
   CHECK(metric(m, "oar_http_connections") >= 1);
   CHECK(metric(m, "process_resident_memory_bytes") > 1e6);
   CHECK(metric(m, "oar_build_info", {"version="}) == 1);
@@ -213,7 +218,8 @@ TEST_CASE("under load with disconnects everything comes back") {
           while (reader->Read(&chunk)) continue;
           reader->Finish();
         } else {
-          const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","stream":true,"n":2,"max_tokens":30})");
+          const HttpReply r = http(t.http(), "POST", "/v1/completions",
+                                   R"({"prompt":"a","stream":true,"n":2,"max_tokens":30})");
           if (r.complete && r.body.find("[DONE]") != std::string::npos) ++answered;
         }
       }

@@ -1,5 +1,5 @@
-// What requests can ask for beyond text: log-probabilities, echo, stops, several prompts, open last messages, token
-// endpoints, and the parameters that reach the engine.
+// What requests can ask for beyond text: log-probabilities, echo, stops, several prompts, open last messages,
+// token endpoints, and the parameters that reach the engine.
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -34,7 +34,8 @@ struct Streamed {
   oar::json::array tokens, token_logprobs, text_offset;
 };
 Streamed streamed(const TestServer& t, const std::string& fields) {
-  const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","stream":true,)" + fields + "}");
+  const HttpReply r =
+      http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","stream":true,)" + fields + "}");
   REQUIRE(r.status == 200);
   Streamed out;
   for (const std::string& data : sse_data(r.body)) {
@@ -113,8 +114,10 @@ TEST_CASE("stop strings and stop tokens") {
   CHECK(v.at("choices").at(0).at("text") == "one");
   CHECK(v.at("choices").at(0).at("finish_reason") == "stop");
   CHECK(v.at("choices").at(0).at("stop_reason") == " tw");
-  CHECK(complete(t, R"("stop":["zz"," tw"],"include_stop_str_in_output":true)").at("choices").at(0).at("text") ==
-        "one tw");
+  CHECK(complete(t, R"("stop":["zz"," tw"],"include_stop_str_in_output":true)")
+            .at("choices")
+            .at(0)
+            .at("text") == "one tw");
   CHECK(complete(t, R"("max_tokens":4)").at("choices").at(0).at("finish_reason") == "length");
   const Streamed s = streamed(t, R"("stop":["two"])");
   CHECK(s.text == "one ");
@@ -136,14 +139,17 @@ TEST_CASE("several prompts of one kind, several choices: numbered prompt by prom
   CHECK(v.at("usage").at("completion_tokens") == 12);
   const value ids = post(t, "/v1/completions", R"({"prompt":[[99,100],[101]]})");
   CHECK(ids.at("choices").as_array().size() == 2);
-  CHECK(post(t, "/v1/completions", R"({"prompt":[104,105],"echo":true})").at("choices").at(0).at("text") == "hi!");
+  CHECK(post(t, "/v1/completions", R"({"prompt":[104,105],"echo":true})").at("choices").at(0).at("text") ==
+        "hi!");
 }
 
 TEST_CASE("parameters reach the engine") {
   TestServer t;
-  complete(t, R"("temperature":0.25,"top_p":0.5,"top_k":7,"min_p":0.125,"repetition_penalty":1.5,"presence_penalty":-1,)"
-              R"("frequency_penalty":2,"seed":-1,"logit_bias":{"65":-100,"66":5.5},"max_tokens":9,"min_tokens":3,)"
-              R"("stop_token_ids":[10,11],"ignore_eos":true,"cache_salt":"s","n":3)");
+  complete(
+      t,
+      R"("temperature":0.25,"top_p":0.5,"top_k":7,"min_p":0.125,"repetition_penalty":1.5,"presence_penalty":-1,)"
+      R"("frequency_penalty":2,"seed":-1,"logit_bias":{"65":-100,"66":5.5},"max_tokens":9,"min_tokens":3,)"
+      R"("stop_token_ids":[10,11],"ignore_eos":true,"cache_salt":"s","n":3)");
   const oar::Request r = t.engine.last_request();
   CHECK(r.sampling.temperature == 0.25f);
   CHECK(r.sampling.top_p == 0.5f);
@@ -171,18 +177,23 @@ TEST_CASE("chat: parts, open last message, template variables, echo") {
     post(t, "/v1/chat/completions", "{" + fields + "}");
     return byte_tokenizer()->decode(t.engine.last_request().prompt, false);
   };
-  CHECK(prompt(R"("messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])") ==
-        "<s><|user|>a\nb<|assistant|>");
+  CHECK(
+      prompt(
+          R"("messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])") ==
+      "<s><|user|>a\nb<|assistant|>");
   CHECK(prompt(R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":"Once"}],)"
                R"("continue_final_message":true)") == "<s><|user|>q<|assistant|>Once");
-  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"add_generation_prompt":false)") == "<s><|user|>q");
+  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"add_generation_prompt":false)") ==
+        "<s><|user|>q");
   CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"chat_template_kwargs":{"tail":"T"})") ==
         "<s><|user|>qT<|assistant|>");
-  const value echoed = post(t, "/v1/chat/completions",
-                            R"({"messages":[{"role":"user","content":"q"}],"echo":true})");
+  const value echoed =
+      post(t, "/v1/chat/completions", R"({"messages":[{"role":"user","content":"q"}],"echo":true})");
   CHECK(echoed.at("choices").at(0).at("message").at("content") == "q!");
-  CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"tools":[{"type":"function"}],"tool_choice":"none")") ==
-        "<s><|user|>q<|assistant|>");
+  CHECK(
+      prompt(
+          R"("messages":[{"role":"user","content":"q"}],"tools":[{"type":"function"}],"tool_choice":"none")") ==
+      "<s><|user|>q<|assistant|>");
 }
 
 TEST_CASE("tokenize and detokenize") {
@@ -215,18 +226,21 @@ TEST_CASE("models, version, Open Inference over REST") {
   CHECK(parse(http(t.http(), "GET", "/v2").body).at("name") == "oar");
   CHECK(parse(http(t.http(), "GET", "/v2/models/fake").body).at("inputs").at(0).at("name") == "text_input");
   CHECK(http(t.http(), "GET", "/v2/models/fake/versions/1/ready").status == 200);
-  value v = post(t, "/v2/models/fake/generate", R"({"id":"7","text_input":"in ","parameters":{"temperature":0}})");
+  value v =
+      post(t, "/v2/models/fake/generate", R"({"id":"7","text_input":"in ","parameters":{"temperature":0}})");
   CHECK(v.at("text_output") == "in out");
   CHECK(v.at("id") == "7");
-  CHECK(post(t, "/v2/models/fake/generate", R"({"text_input":"in","exclude_input_in_output":true})").at("text_output") ==
-        "out");
-  const HttpReply stream = http(t.http(), "POST", "/v2/models/fake/generate_stream", R"({"text_input":"in"})");
+  CHECK(post(t, "/v2/models/fake/generate", R"({"text_input":"in","exclude_input_in_output":true})")
+            .at("text_output") == "out");
+  const HttpReply stream =
+      http(t.http(), "POST", "/v2/models/fake/generate_stream", R"({"text_input":"in"})");
   CHECK(stream.complete);
   std::string text;
   for (const std::string& data : sse_data(stream.body)) text += str(parse(data).at("text_output"));
   CHECK(text == "out");
-  for (const char* body : {"{}", R"({"text_input":5})", R"({"text_input":"x","temperature":-1})", R"({"text_input":"x","n":2})",
-                           R"({"text_input":"x","parameters":[]})", "not json"}) {
+  for (const char* body :
+       {"{}", R"({"text_input":5})", R"({"text_input":"x","temperature":-1})", R"({"text_input":"x","n":2})",
+        R"({"text_input":"x","parameters":[]})", "not json"}) {
     const HttpReply bad = http(t.http(), "POST", "/v2/models/fake/generate", body);
     CHECK(bad.status == 400);
     CHECK(parse(bad.body).at("error").is_string());
@@ -239,7 +253,9 @@ TEST_CASE("API key and CORS") {
   o.api_key = "secret";
   o.cors_origins = {"https://ours.example"};
   TestServer t({}, o);
-  const auto status = [&](const char* path, const Headers& headers) { return http(t.http(), "GET", path, "", headers).status; };
+  const auto status = [&](const char* path, const Headers& headers) {
+    return http(t.http(), "GET", path, "", headers).status;
+  };
   CHECK(status("/health", {}) == 200);
   CHECK(status("/v2/health/live", {}) == 200);
   for (const char* path : {"/v1/models", "/metrics", "/version", "/v2", "/v2/models/fake"}) {
@@ -257,10 +273,14 @@ TEST_CASE("API key and CORS") {
 
   const HttpReply ours = http(t.http(), "GET", "/health", "", {{"Origin", "https://ours.example"}});
   CHECK(ours.headers.at("access-control-allow-origin") == "https://ours.example");
+  const Headers asking = {{"Origin", "https://ours.example"}, {"Authorization", "Bearer secret"}};
+  CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","stream":true})", asking)
+            .headers.at("access-control-allow-origin") == "https://ours.example");
   CHECK_FALSE(http(t.http(), "GET", "/health", "", {{"Origin", "https://other.example"}})
                   .headers.count("access-control-allow-origin"));
-  const HttpReply preflight = http(t.http(), "OPTIONS", "/v1/chat/completions", "",
-                                   {{"Origin", "https://ours.example"}, {"Access-Control-Request-Method", "POST"}});
+  const HttpReply preflight =
+      http(t.http(), "OPTIONS", "/v1/chat/completions", "",
+           {{"Origin", "https://ours.example"}, {"Access-Control-Request-Method", "POST"}});
   CHECK(preflight.status == 204);
   CHECK(preflight.headers.at("access-control-allow-methods") == "POST");
 }

@@ -1,0 +1,110 @@
+// Any bytes as a request body: a Status that names something, or a request whose values are inside their
+// limits. The first byte picks the endpoint.
+#include <cmath>
+#include <cstdlib>
+
+#include "engine/text/utf8.h"
+#include "server/api/frontend.h"
+#include "server/api/oip_request.h"
+#include "server/api/status_table.h"
+
+namespace {
+
+// Limits without an engine behind them.
+class NoEngine final : public oar::Engine {
+ public:
+  NoEngine() {
+    limits_.vocab_size = 1000;
+    limits_.max_context = 512;
+  }
+  oar::Result<uint64_t> submit(oar::Request) override { return oar::unavailable("no engine"); }
+  void cancel(uint64_t) override {}
+  void finish_choice(uint64_t, int32_t, oar::FinishReason) override {}
+  oar::EngineStats stats() const override { return {}; }
+  const oar::RequestLimits& request_limits() const override { return limits_; }
+  oar::EngineHealth health() const override { return oar::EngineHealth::kReady; }
+  void on_step(std::function<void(const oar::StepInfo&)>) override {}
+  bool drain(std::chrono::milliseconds) override { return true; }
+
+ private:
+  oar::RequestLimits limits_;
+};
+
+void require(bool ok) {
+  if (!ok) std::abort();
+}
+
+void check_params(const oar::api::GenerationParams& p) {
+  const oar::SamplingParams& s = p.sampling;
+  require(std::isfinite(s.temperature) && s.temperature >= 0);
+  require(s.top_p > 0 && s.top_p <= 1 && s.min_p >= 0 && s.min_p <= 1 && s.top_k >= 0);
+  require(p.n >= 1 && p.n <= 128 && p.stop.max_tokens >= 0 && p.stop.min_tokens >= 0);
+  for (const auto& [id, bias] : s.logit_bias) require(id >= 0 && id < 1000 && std::fabs(bias) <= 100);
+  for (const int32_t id : p.stop.stop_token_ids) require(id >= 0 && id < 1000);
+  for (const std::string& stop : p.text.stop) require(!stop.empty());
+}
+
+// The error object of any failure is valid JSON with its four keys.
+void check_error(const oar::Status& status) {
+  require(!status.message().empty());
+  const auto parsed = oar::parse_json(oar::api::openai_error(status), "error");
+  require(parsed.ok() && parsed->at("error").as_object().size() == 4);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static NoEngine engine;
+  static const oar::ModelHandle model = [] {
+    oar::ModelHandle m;
+    m.name = "m";
+    m.engine = &engine;
+    return m;
+  }();
+  const oar::api::ApiLimits limits;
+  if (size == 0) return 0;
+  const auto body = oar::api::parse_body({reinterpret_cast<const char*>(data) + 1, size - 1});
+  if (!body.ok()) {
+    check_error(body.status());
+    return 0;
+  }
+  const auto name = oar::api::parse_model_field(*body);
+  if (!name.ok()) check_error(name.status());
+  switch (data[0] % 5) {
+    case 0: {
+      const auto r = oar::api::parse_chat_request(*body, model, limits);
+      if (!r.ok()) return check_error(r.status()), 0;
+      check_params(r->params);
+      require(!r->messages.empty());
+      for (const auto& m : r->messages) require(m.at("content").is_string() || m.at("content").is_null());
+      return 0;
+    }
+    case 1: {
+      const auto r = oar::api::parse_completion_request(*body, model, limits);
+      if (!r.ok()) return check_error(r.status()), 0;
+      check_params(r->params);
+      require(!r->prompts.empty() && r->prompts.size() * static_cast<size_t>(r->params.n) <= 512);
+      return 0;
+    }
+    case 2: {
+      const auto r = oar::api::parse_tokenize_request(*body, model, limits);
+      if (!r.ok()) check_error(r.status());
+      return 0;
+    }
+    case 3: {
+      const auto r = oar::api::parse_detokenize_request(*body, model);
+      if (!r.ok()) return check_error(r.status()), 0;
+      for (const int32_t id : r->tokens) require(id >= 0 && id < 1000);
+      return 0;
+    }
+    default: {
+      const auto r = oar::api::parse_generate_body(*body, data[0] & 8);
+      if (!r.ok()) return check_error(r.status()), 0;
+      oar::api::GenerationParams params;
+      oar::api::Fields fields(r->fields);
+      oar::api::read_params(fields, engine.request_limits(), limits, 1, params);
+      if (fields.ok()) check_params(params);
+      return 0;
+    }
+  }
+}
