@@ -99,7 +99,7 @@ struct Int8Core {
 
   // NV vectors of rows from `row` (a multiple of kLanes) times NT tokens from t.
   template <int NV, int NT, bool kPrefetch>
-  static void tile(const PanelTask& p, int64_t row, int64_t t) {
+  [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, int64_t t) {
     const int64_t groups = panel_groups(p.K), token_bytes = x_bytes(p.K);
     const char* w[NV];  // at the vector's lane of the panel's first byte
     for (int i = 0; i < NV; ++i) {
@@ -186,34 +186,31 @@ struct Int8Core {
     }
   }
 
-  template <int NT, bool kPrefetch>
+  // Fewer than a tile of tokens: the whole of a small batch, or what is left of a large one. Prefetching
+  // costs the latter little and is not worth a second copy of the code.
+  template <int NT>
   static void last_tokens(const PanelTask& p, int64_t t) {
     if constexpr (NT > 0) {
       if (p.tokens - t == NT) {
-        sweep<(NT == 1 ? Arch::kGemvVectors : Arch::kTileVectors), NT, kPrefetch>(p, t);
+        sweep<NT == 1 ? Arch::kGemvVectors : Arch::kTileVectors, NT, true>(p, t);
       } else {
-        last_tokens<NT - 1, kPrefetch>(p, t);
+        last_tokens<NT - 1>(p, t);
       }
     }
   }
 
-  // Tokens from t on.
-  static void rest(const PanelTask& p, int64_t t, bool from_memory) {
+  // Tokens from t on; the first sweep over the panel brings it from memory when t is 0.
+  static void rest(const PanelTask& p, int64_t t) {
     constexpr int NT = Arch::kTileTokens;
-    if (from_memory && p.tokens - t >= NT) {
-      sweep<Arch::kTileVectors, NT, true>(p, t);
-      t += NT;
-      from_memory = false;
+    if (t == 0 && p.tokens >= NT) {
+      sweep<Arch::kTileVectors, NT, true>(p, 0);
+      t = NT;
     }
     for (; t + NT <= p.tokens; t += NT) sweep<Arch::kTileVectors, NT, false>(p, t);
-    if (from_memory) {
-      last_tokens<NT - 1, true>(p, t);
-    } else {
-      last_tokens<NT - 1, false>(p, t);
-    }
+    last_tokens<NT - 1>(p, t);
   }
 
-  static void panel(const PanelTask& p) { rest(p, 0, true); }
+  static void panel(const PanelTask& p) { rest(p, 0); }
 };
 
 }  // namespace oar

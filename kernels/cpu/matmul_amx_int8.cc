@@ -59,7 +59,7 @@ struct AmxInt8Core {
       }
     }
     if (configured != 0) _tile_release();
-    if (t < p.tokens) Vnni::rest(p, t, t == 0);
+    if (t < p.tokens) Vnni::rest(p, t);
   }
 
   // The scales of a block of tokens as [groups][16], in the worker's scratch: one stream for all rows to

@@ -56,7 +56,7 @@ struct RowDotCore {
 
   // NR rows from `row` times NT tokens from `t`.
   template <int NR, int NT, bool kPrefetch>
-  static void tile(const PanelTask& p, int64_t row, int64_t t) {
+  [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, int64_t t) {
     static_assert(NR % 4 == 0);
     const W* w = static_cast<const W*>(p.w) + row * p.K;
     const int64_t ldx = stride(p.K), K = p.K, full = K / kStep * kStep;
@@ -142,17 +142,15 @@ struct RowDotCore {
     }
   }
 
-  template <int NT, bool kPrefetch>
+  // Fewer than a tile of tokens: the whole of a small batch, or what is left of a large one. Prefetching
+  // costs the latter little and is not worth a second copy of the code.
+  template <int NT>
   static void last_tokens(const PanelTask& p, int64_t t) {
     if constexpr (NT > 0) {
       if (p.tokens - t == NT) {
-        if constexpr (NT == 1) {
-          sweep<Arch::kGemvRows, 1, kPrefetch>(p, t);
-        } else {
-          sweep<Arch::kTileRows, NT, kPrefetch>(p, t);
-        }
+        sweep<NT == 1 ? Arch::kGemvRows : Arch::kTileRows, NT, true>(p, t);
       } else {
-        last_tokens<NT - 1, kPrefetch>(p, t);
+        last_tokens<NT - 1>(p, t);
       }
     }
   }
@@ -164,10 +162,8 @@ struct RowDotCore {
     if (p.tokens >= NT) {
       sweep<Arch::kTileRows, NT, true>(p, 0);
       for (t = NT; t + NT <= p.tokens; t += NT) sweep<Arch::kTileRows, NT, false>(p, t);
-      last_tokens<NT - 1, false>(p, t);
-    } else {
-      last_tokens<NT - 1, true>(p, 0);
     }
+    last_tokens<NT - 1>(p, t);
     last_rows(p, p.row_begin + (p.row_end - p.row_begin) / 4 * 4);
   }
 };
