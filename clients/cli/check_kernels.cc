@@ -78,12 +78,27 @@ std::vector<float> matmul(ThreadPool& pool, Format format, Isa isa) {
   return out;
 }
 
-// Operands lie in [-1, 1). Rounding x to bf16 moves a term by at most 2^-9, quantizing it to 8 bits with a
-// scale per group by at most 1/254; sums of K terms add K roundings of 2^-24 of at most K.
+// Rounding x to bf16 moves a term w x by at most 2^-9 of it; quantizing x to 8 bits with one scale per group,
+// by |w| times 1/254 of the group's largest |x|, which is below 1; sums of K terms add K + 8 roundings of
+// 2^-24 of their magnitude.
 double matmul_bound(Format format) {
-  const double sums = (kIn + 8) * 0x1p-24 * kIn;
-  if (format == Format::f32()) return sums;
-  return sums + kIn * (format.plain() ? 0x1p-9 : 1.0 / 254);
+  const std::vector<float> w = values(kOut * kIn, 1), x = values(kRows * kIn, 2);
+  double bound = 0;
+  for (int64_t t = 0; t < kRows; ++t) {
+    for (int64_t n = 0; n < kOut; ++n) {
+      double magnitude = 0, weights = 0;
+      for (int64_t k = 0; k < kIn; ++k) {
+        const double a = std::fabs(w[static_cast<size_t>(n * kIn + k)]);
+        magnitude += a * std::fabs(x[static_cast<size_t>(t * kIn + k)]);
+        weights += a;
+      }
+      const double operands = format == Format::f32() ? 0
+                              : format.plain()        ? magnitude * 0x1p-9
+                                                      : weights / 254;
+      bound = std::max(bound, operands + (kIn + 8) * 0x1p-24 * magnitude);
+    }
+  }
+  return bound;
 }
 
 // One sequence of 70 tokens over pages of 16; its last 9 are the queries.
@@ -142,6 +157,17 @@ double attention_bound(DType type) {
   return std::expm1(2 * logit) + (type == DType::kBF16 ? 0x1p-9 + 0x1p-17 : 0x1p-22) + kTokens * 0x1p-24;
 }
 
+// Levels that have a kernel of their own for this family and format; the others run the one below.
+std::vector<Isa> levels(KernelFamily family, Format format) {
+  std::vector<Isa> out;
+  for (int level = 1; level <= static_cast<int>(best_isa()); ++level) {
+    const Isa isa = static_cast<Isa>(level);
+    const Kernel* kernel = KernelRegistry::cpu().find(family, format, isa);
+    if (kernel != nullptr && kernel->isa == isa) out.push_back(isa);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<KernelCheck> check_kernels(ThreadPool& pool) {
@@ -150,16 +176,14 @@ std::vector<KernelCheck> check_kernels(ThreadPool& pool) {
     const auto format = Format::find(name);
     OAR_CHECK(format.has_value(), "a built-in format");
     const std::vector<float> truth = matmul(pool, *format, Isa::kReference);
-    for (int level = 1; level <= static_cast<int>(best_isa()); ++level) {
-      const Isa isa = static_cast<Isa>(level);
+    for (Isa isa : levels(KernelFamily::kMatmul, *format)) {
       out.push_back({cat("matmul ", name, " ", isa_name(isa)),
                      largest_difference(matmul(pool, *format, isa), truth), matmul_bound(*format)});
     }
   }
   for (DType type : {DType::kF32, DType::kBF16}) {
     const std::vector<float> truth = attention(pool, type, Isa::kReference);
-    for (int level = 1; level <= static_cast<int>(best_isa()); ++level) {
-      const Isa isa = static_cast<Isa>(level);
+    for (Isa isa : levels(KernelFamily::kPagedAttention, Format::of(type))) {
       out.push_back({cat("attention ", dtype_name(type), " ", isa_name(isa)),
                      largest_difference(attention(pool, type, isa), truth), attention_bound(type)});
     }

@@ -104,6 +104,12 @@ int generate(const GenerateOptions& o) {
   if (Status s = stream->start(m.engine(), std::move(request)); !s.ok()) return fail(s);
   auto answer = collect(*stream, o.json);
   if (!answer.ok()) return fail(answer.status());
+  const SequenceStats& stats = answer->last.stats;
+  if (answer->last.finish == FinishReason::kLength && stats.completion_tokens < o.sampling.max_tokens) {
+    std::fprintf(stderr,
+                 "oar: stopped at the end of the context of %lld tokens; --max-context may raise it\n",
+                 static_cast<long long>(m.info().max_context));
+  }
   if (o.json) {
     std::printf("%s\n", json::serialize(report(*answer, m.info())).c_str());
   } else if (isatty(STDOUT_FILENO) != 0) {

@@ -25,7 +25,7 @@ double unit_of(std::string_view unit) {
 
 Result<MemoryBudget> parse_memory(std::string_view text) {
   const Status bad = invalid_argument(
-      cat("--memory must be a percentage (80%), a size (4GiB, 500MB) or a number of bytes, got ", text),
+      cat("a memory budget is a percentage (80%), a size (4GiB, 500MB) or a number of bytes, got ", text),
       "command line");
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

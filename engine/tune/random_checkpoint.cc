@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
@@ -174,9 +175,17 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
   const int64_t E = sizes.get("hidden_size"), V = sizes.get("vocab_size"), L = sizes.get("num_hidden_layers");
   const int64_t H = sizes.get("num_attention_heads"), K = sizes.get("num_key_value_heads", H);
   const int64_t D = sizes.get("head_dim", std::max<int64_t>(E / H, 1));
-  const int64_t F = qwen_moe ? sizes.get("moe_intermediate_size") : sizes.get("intermediate_size");
+  const int64_t F = sizes.get("intermediate_size");
+  const int64_t expert_F = qwen_moe ? sizes.get("moe_intermediate_size") : F;
   const int64_t experts = mixtral ? sizes.get("num_local_experts") : qwen_moe ? sizes.get("num_experts") : 0;
+  const int64_t sparse_step = sizes.get("decoder_sparse_step", 1);
   OAR_RETURN_IF_ERROR(sizes.status);
+  std::vector<int64_t> dense;  // layers of a mixture without experts
+  if (const json::value* list = config.if_contains("mlp_only_layers"); list != nullptr && list->is_array()) {
+    for (const json::value& l : list->get_array()) {
+      if (l.is_int64()) dense.push_back(l.get_int64());
+    }
+  }
   if (L > 4096 || experts > 4096) {
     return invalid_argument("config.json: more than 4096 layers or experts; lower num_hidden_layers");
   }
@@ -205,7 +214,8 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
       add("self_attn.k_norm.weight", {D}, Fill::kOnes);
     }
     add("post_attention_layernorm.weight", {E}, Fill::kOnes);
-    if (experts == 0) {
+    if (experts == 0 || (l + 1) % sparse_step != 0 ||
+        std::find(dense.begin(), dense.end(), l) != dense.end()) {
       add("mlp.gate_proj.weight", {F, E});
       add("mlp.up_proj.weight", {F, E});
       add("mlp.down_proj.weight", {E, F});
@@ -215,9 +225,9 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
     add(moe + "gate.weight", {experts, E});
     for (int64_t e = 0; e < experts; ++e) {
       const std::string expert = cat(moe, "experts.", e, ".");
-      add(expert + (mixtral ? "w1.weight" : "gate_proj.weight"), {F, E});
-      add(expert + (mixtral ? "w3.weight" : "up_proj.weight"), {F, E});
-      add(expert + (mixtral ? "w2.weight" : "down_proj.weight"), {E, F});
+      add(expert + (mixtral ? "w1.weight" : "gate_proj.weight"), {expert_F, E});
+      add(expert + (mixtral ? "w3.weight" : "up_proj.weight"), {expert_F, E});
+      add(expert + (mixtral ? "w2.weight" : "down_proj.weight"), {E, expert_F});
     }
   }
   out.push_back({"model.norm.weight", {E}, Fill::kOnes});

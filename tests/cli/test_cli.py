@@ -1,0 +1,415 @@
+#!/usr/bin/env python3
+"""Drives the `oar` program as a user does: real processes, real files, the embedded model. Standard library only.
+
+$OAR_BIN names the program, $OAR_SOURCE_DIR the tree, $OAR_TEST_DATA the folder of downloaded test data (tests that
+need it skip without).
+"""
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.request
+
+SOURCE = pathlib.Path(os.environ.get("OAR_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
+OAR = os.environ.get("OAR_BIN", str(SOURCE / "build/release/bin/oar"))
+DATA = pathlib.Path(os.environ.get("OAR_TEST_DATA", SOURCE.parent / "shared/data"))
+STORIES = DATA / "llm/stories260K"
+TIMEOUT = 240  # seconds; a sanitizer build on a busy machine
+
+
+def oar(*args, stdin="", env=None):
+    """Runs to the end; stdout and stderr as text."""
+    return subprocess.run([OAR, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=TIMEOUT,
+                          env={**os.environ, **(env or {})})
+
+
+def has_server():
+    return "OAR_SERVER=OFF" not in oar("version").stdout
+
+
+class Base(unittest.TestCase):
+    def ok(self, *args, **kwargs):
+        done = oar(*args, **kwargs)
+        self.assertEqual(done.returncode, 0, f"{args}: {done.stderr}")
+        return done
+
+    def refused(self, code, *args, says):
+        done = oar(*args)
+        self.assertEqual(done.returncode, code, f"{args}: {done.stdout}{done.stderr}")
+        self.assertEqual(done.stdout, "", "an error leaves standard output empty")
+        for words in says:
+            self.assertIn(words, done.stderr)
+        return done
+
+
+class Help(Base):
+    COMMANDS = ["serve", "run", "generate", "bench", "eval", "inspect", "check", "tokenize"]
+
+    def test_overview_names_every_command(self):
+        text = self.ok("--help").stdout
+        for command in self.COMMANDS:
+            self.assertRegex(text, rf"(?m)^  {command} ")
+
+    def test_every_command_shows_examples(self):
+        for command in self.COMMANDS:
+            if command == "serve" and not has_server():
+                continue
+            with self.subTest(command):
+                text = self.ok(command, "--help").stdout
+                self.assertIn("Examples:", text)
+                self.assertIn(f"oar {command}", text)
+
+    def test_version(self):
+        self.assertRegex(self.ok("--version").stdout, r"^\d+\.\d+\.\d+\n$")
+        self.assertIn("isa", self.ok("version").stdout)
+
+
+class Errors(Base):
+    def test_usage_is_2(self):
+        self.refused(2, says=["subcommand"])
+        self.refused(2, "generate", says=["MODEL", "oar generate --help"])
+        self.refused(2, "generate", "demo", "--no-such-option", says=["--no-such-option"])
+        self.refused(2, "generate", "demo", "--max-tokens", "-1", says=["--max-tokens"])
+        self.refused(2, "generate", "demo", "--weights", "int3", says=["--weights", "int8"])
+        self.refused(2, "generate", "demo", "--memory", "4Q", says=["4Q", "4GiB"])
+        self.refused(2, "generate", "demo", "--memory", "101%", says=["101%"])
+        self.refused(2, "bench", says=["MODEL", "--shape"])
+
+    def test_failure_is_1_and_says_what_to_do(self):
+        self.refused(1, "generate", "/no/such/model", says=["/no/such/model", "demo"])
+        self.refused(1, "generate", "demo", "--memory", "1MB", says=["memory", "raise"])
+        self.refused(1, "generate", "demo", "--prompt-file", "/no/such/file", says=["/no/such/file"])
+        self.refused(1, "generate", "demo", "--prompt", "a " * 5000, says=["context"])
+        self.refused(1, "generate", "demo", "--temperature", "nan", says=["temperature", "nan"])
+        self.refused(1, "inspect", "demo", "--dump-pass", "no_such_pass", says=["no_such_pass"])
+        self.refused(1, "eval", "demo", "--text", "/dev/null", says=["regular file"])
+
+    def test_damaged_model(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            for name in ("config.json", "tokenizer.json"):
+                (folder / name).write_bytes((SOURCE / "configs/demo" / name).read_bytes())
+            whole = (SOURCE / "configs/demo/model.safetensors").read_bytes()
+            (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+            self.refused(1, "generate", folder, says=["model.safetensors"])
+
+    def test_downloaded_model_by_name(self):
+        with tempfile.TemporaryDirectory() as cache:
+            repository = pathlib.Path(cache) / "models--some--model"
+            self.refused(1, "inspect", "some/model", "--cache-dir", cache, says=["models--some--model"])
+            (repository / "refs").mkdir(parents=True)
+            (repository / "snapshots").mkdir()
+            (repository / "refs/main").write_text("abc123")
+            self.refused(1, "inspect", "some/model", "--cache-dir", cache, says=["incomplete"])
+            (repository / "snapshots/abc123").symlink_to(SOURCE / "configs/demo")
+            self.ok("inspect", "some/model", "--cache-dir", cache)
+            (repository / "refs/main").write_text("../../../etc")
+            self.refused(1, "inspect", "some/model", "--cache-dir", cache, says=["refs/main"])
+
+
+class Generate(Base):
+    def test_only_the_text_and_the_same_text(self):
+        args = ("generate", "demo", "--prompt", "ROMEO:", "--max-tokens", "24")
+        first = self.ok(*args)
+        self.assertEqual(first.stderr, "")
+        self.assertGreater(len(first.stdout), 20)
+        self.assertEqual(self.ok(*args).stdout, first.stdout)
+        self.assertEqual(self.ok(*args, "--threads", "1", "--deterministic").stdout,
+                         self.ok(*args, "--threads", "3", "--deterministic").stdout)
+        told = json.loads(self.ok(*args, "--json").stdout)
+        self.assertEqual(told["text"], first.stdout)
+        self.assertEqual(told["finish_reason"], "length")
+        self.assertEqual(told["usage"]["completion_tokens"], 24)
+        self.assertEqual(len(told["tokens"]), 24)
+        self.assertGreater(told["timings"]["decode_tokens_per_second"], 0)
+
+    def test_seed(self):
+        args = ("generate", "demo", "--prompt", "JULIET:", "--max-tokens", "24", "--temperature", "1.2")
+        seven = self.ok(*args, "--seed", "7").stdout
+        self.assertEqual(self.ok(*args, "--seed", "7").stdout, seven)
+        self.assertNotEqual(self.ok(*args, "--seed", "8").stdout, seven)
+
+    def test_empty_prompt_is_bos_alone(self):
+        told = json.loads(self.ok("generate", "demo", "--prompt", "", "--max-tokens", "3", "--json").stdout)
+        self.assertEqual(told["usage"]["prompt_tokens"], 1)
+
+    def test_prompt_from_a_file_and_from_standard_input(self):
+        args = ("generate", "demo", "--max-tokens", "12")
+        want = self.ok(*args, "--prompt", "HAMLET:\n").stdout
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("HAMLET:\n")
+            file.flush()
+            self.assertEqual(self.ok(*args, "--prompt-file", file.name).stdout, want)
+        self.assertEqual(self.ok(*args, "--prompt-file", "-", stdin="HAMLET:\n").stdout, want)
+
+    def test_stop_string_is_not_printed(self):
+        args = ("generate", "demo", "--prompt", "ROMEO:", "--max-tokens", "60")
+        text = self.ok(*args).stdout
+        word = re.findall(r"[A-Za-z]{4,}", text)[3]
+        told = json.loads(self.ok(*args, "--stop", word, "--json").stdout)
+        self.assertEqual(told["text"], text[: text.index(word)])
+        self.assertEqual((told["finish_reason"], told["stop"]), ("stop", word))
+
+    def test_reference_kernels_and_no_mmap_agree(self):
+        args = ("generate", "demo", "--prompt", "KING", "--max-tokens", "4", "--weights", "f32", "--kv", "f32")
+        text = self.ok(*args, "--reference").stdout
+        self.assertEqual(self.ok(*args).stdout, text)
+        self.assertEqual(self.ok(*args, "--no-mmap").stdout, text)
+
+    def test_closed_standard_output_is_an_error(self):
+        with subprocess.Popen([OAR, "generate", "demo", "--max-tokens", "400", "--ignore-eos"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            process.stdout.read(1)
+            process.stdout.close()
+            self.assertIn(b"closed", process.stderr.read())
+            self.assertEqual(process.wait(TIMEOUT), 1)
+
+    @unittest.skipUnless(STORIES.exists(), f"no {STORIES}")
+    def test_published_greedy_text(self):
+        want = (STORIES / "expected_greedy_n200.txt").read_text()
+        for name in ("stories260K.bin", "stories260K.gguf"):
+            with self.subTest(name):
+                done = self.ok("generate", STORIES / name, "--max-tokens", "200", "--max-context", "512")
+                self.assertEqual(done.stdout, want)
+
+
+class Run(Base):
+    def test_piped_conversation(self):
+        text = "Good morrow!\n/help\n/reset\n/nonsense\nWho art thou?\n/exit\nnever read\n"
+        args = ("run", "demo", "--seed", "1", "--max-tokens", "16")
+        done = self.ok(*args, stdin=text)
+        self.assertEqual(len([line for line in done.stdout.split("\n") if line]) >= 2, True, done.stdout)
+        self.assertIn("/reset", done.stderr)
+        self.assertIn("No such command", done.stderr)
+        self.assertEqual(self.ok(*args, stdin=text).stdout, done.stdout)
+
+    def test_history_counts(self):
+        args = ("run", "demo", "--temperature", "0", "--max-tokens", "24")
+        alone = self.ok(*args, stdin="What news?\n").stdout
+        fresh = self.ok(*args, stdin="Good morrow, sir.\n/reset\nWhat news?\n").stdout
+        self.assertTrue(fresh.endswith(alone), (fresh, alone))
+
+    def test_interrupt_stops_the_answer_not_the_program(self):
+        with subprocess.Popen([OAR, "run", "demo", "--max-tokens", "1900", "--seed", "3", "--temperature", "5"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdin.write(b"Speak!\n")
+            process.stdin.flush()
+            process.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            process.stdin.write(b"/help\n")
+            process.stdin.close()
+            err = process.stderr.read()
+            self.assertEqual(process.wait(TIMEOUT), 0)
+            self.assertIn(b"forget the conversation", err)
+
+
+class Eval(Base):
+    def test_held_out_text_of_the_embedded_model(self):
+        want = json.loads((SOURCE / "configs/demo/heldout.json").read_text())
+        told = json.loads(self.ok("eval", "demo", "--text", SOURCE / "configs/demo/heldout.txt", "--json").stdout)
+        self.assertEqual((told["tokens"], told["bytes"]), (want["tokens"], want["bytes"]))
+        # The engine rounds activations and keys to bf16, 2^-9 each, which mostly averages out.
+        self.assertAlmostEqual(told["perplexity"] / want["perplexity_f32"], 1, delta=2 ** -9)
+
+    def test_documents_and_windows(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("  To be, or not to be.\n<|endoftext|>\n\n<|endoftext|> That is the question.\n")
+            file.flush()
+            whole = json.loads(self.ok("eval", "demo", "--text", file.name, "--json").stdout)
+            self.assertEqual((whole["documents"], whole["windows"]), (2, 2))
+            cut = json.loads(self.ok("eval", "demo", "--text", file.name, "--context", "4", "--json").stdout)
+            self.assertEqual(cut["tokens"], whole["tokens"])
+            self.assertGreater(cut["windows"], 2)
+            self.assertGreater(cut["nll"], whole["nll"])  # less to go by
+            self.refused(1, "eval", "demo", "--text", file.name, "--max-context", "64", "--context", "128",
+                         says=["context 128", "64"])
+            self.refused(1, "eval", "demo", "--text", file.name, "--context", "1", says=["context"])
+
+    @unittest.skipUnless(STORIES.exists(), f"no {STORIES}")
+    def test_published_perplexity(self):
+        text = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
+        for name in ("stories260K.bin", "stories260K.gguf"):
+            with self.subTest(name):
+                told = json.loads(self.ok("eval", STORIES / name, "--text", text, "--context", "512", "--json").stdout)
+                self.assertEqual(told["tokens"], 1804)
+                self.assertEqual(f"{told['perplexity']:.4f}", "3.5482")
+
+
+class Inspect(Base):
+    def test_files(self):
+        told = json.loads(self.ok("inspect", "demo", "--tensors", "--json").stdout)
+        self.assertEqual(told["kind"], "safetensors")
+        self.assertEqual(told["config"]["hidden_size"], 256)
+        self.assertEqual(sum(t["bytes"] for t in told["tensors"]), told["bytes"])
+        self.assertIn("model.norm.weight", self.ok("inspect", "demo", "--tensors").stdout)
+
+    def test_graph_plan_memory(self):
+        graph = self.ok("inspect", "demo", "--graph").stdout
+        self.assertIn("# graph", graph)
+        passes = re.findall(r"(?m)^(\w+): [1-9]\d* rewrites", graph)
+        self.assertTrue(passes, graph[:2000])
+        without = self.ok("inspect", "demo", "--graph", "--disable-pass", passes[0]).stdout
+        self.assertRegex(without, rf"(?m)^{passes[0]}: switched off")
+        dump = self.ok("inspect", "demo", "--dump-pass", passes[0]).stdout
+        self.assertIn(f"# before {passes[0]}", dump)
+        self.assertIn(f"# after {passes[0]}", dump)
+        self.assertIn("# plan", self.ok("inspect", "demo", "--plan").stdout)
+        self.assertIn("KV cache per token", self.ok("inspect", "demo", "--memory").stdout)
+
+    def test_tokenize(self):
+        told = json.loads(self.ok("tokenize", "demo", "Good morrow", "--json").stdout)
+        self.assertEqual(told["count"], len(told["tokens"]))
+        bare = json.loads(self.ok("tokenize", "demo", "Good morrow", "--no-special", "--json").stdout)
+        self.assertEqual(told["tokens"][-bare["count"]:], bare["tokens"])
+
+
+class Check(Base):
+    def test_check_passes(self):
+        text = self.ok("check").stdout
+        self.assertNotIn("FAIL", text)
+        for words in ("matmul bf16", "attention bf16", "tokenizer round trip", "Oar works here"):
+            self.assertIn(words, text)
+
+
+class Bench(Base):
+    def test_random_weights_of_a_shape(self):
+        with tempfile.TemporaryDirectory() as folder:
+            args = ("bench", "--shape", SOURCE / "configs/bench/tiny.json", "--cache-dir", folder, "--repeat", "1",
+                    "--prompt-tokens", "32", "--gen-tokens", "8", "--streams", "2", "--json")
+            told = json.loads(self.ok(*args).stdout)
+            self.assertGreater(told["prefill_tokens_per_second"]["median"], 0)
+            self.assertGreater(told["decode_tokens_per_second"]["median"], 0)
+            self.assertGreater(told["read_bandwidth_gb_per_second"]["median"], 0)
+            self.assertEqual(os.listdir(folder), [], "the weights are removed")
+            self.ok(*args, "--keep")
+            self.ok(*args, "--keep")
+            one, two = [(pathlib.Path(folder) / d / "model.safetensors").read_bytes() for d in os.listdir(folder)]
+            self.assertEqual(one, two, "the same weights each time")
+
+    def test_shapes_of_other_architectures(self):
+        for name in ("tiny-qwen2", "tiny-qwen3", "tiny-mixtral", "tiny-qwen3-moe"):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                self.ok("bench", "--shape", SOURCE / f"configs/models/{name}.json", "--cache-dir", folder, "--repeat",
+                        "1", "--prompt-tokens", "16", "--gen-tokens", "4")
+
+    def test_impossible_shapes(self):
+        config = json.loads((SOURCE / "configs/bench/tiny.json").read_text())
+        for change, says in [({"model_type": "unheard-of"}, "model_type"), ({"hidden_size": "128"}, "hidden_size"),
+                             ({"vocab_size": 2 ** 40}, "vocab_size"), ({"num_hidden_layers": -1}, "num_hidden_layers"),
+                             ({"hidden_size": 2 ** 23, "intermediate_size": 2 ** 23}, "weights")]:
+            with self.subTest(says), tempfile.TemporaryDirectory() as folder:
+                shape = pathlib.Path(folder) / "shape.json"
+                shape.write_text(json.dumps({**config, **change}))
+                self.refused(1, "bench", "--shape", shape, "--cache-dir", folder, says=[says])
+                self.assertEqual(os.listdir(folder), ["shape.json"], "nothing is left behind")
+
+
+class Server:
+    """`oar serve demo` on ports it picks itself."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *args],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.out = ""
+        deadline = time.monotonic() + TIMEOUT
+        while "\nready\n" not in self.out:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.process.kill()
+                raise AssertionError(f"not ready: {self.out}{self.process.stderr.read()}")
+            if select.select([self.process.stdout], [], [], 1)[0]:
+                self.out += os.read(self.process.stdout.fileno(), 4096).decode()
+        self.http = int(re.search(r"http://127\.0\.0\.1:(\d+)", self.out)[1])
+        self.grpc = int(re.search(r"(?m)^grpc +127\.0\.0\.1:(\d+)", self.out)[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.http}{path}"
+
+    def complete(self, max_tokens, **fields):
+        body = {"model": "demo", "prompt": "ROMEO:", "max_tokens": max_tokens, "temperature": 0, **fields}
+        return urllib.request.urlopen(urllib.request.Request(
+            self.url("/v1/completions"), json.dumps(body).encode(), {"content-type": "application/json"}), timeout=TIMEOUT)
+
+
+@unittest.skipUnless(has_server(), "built without the server")
+class Serve(Base):
+    def test_prints_facts_answers_and_stops(self):
+        with Server() as server:
+            for words in ("model    demo", "KV ", "context", "threads"):
+                self.assertIn(words, server.out)
+            self.assertNotIn(0, (server.http, server.grpc))
+            answer = json.load(server.complete(16))
+            self.assertEqual(answer["choices"][0]["text"],
+                             self.ok("generate", "demo", "--prompt", "ROMEO:", "-n", "16").stdout)
+            socket.create_connection(("127.0.0.1", server.grpc), timeout=10).close()
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_interrupt_stops_as_well(self):
+        with Server() as server:
+            server.process.send_signal(signal.SIGINT)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_a_request_in_flight_is_finished(self):
+        with Server() as server:
+            with server.complete(1500, stream=True, ignore_eos=True) as stream:
+                stream.readline()  # under way
+                server.process.send_signal(signal.SIGTERM)
+                body = stream.read().decode()
+            self.assertIn("[DONE]", body)
+            self.assertIn('"finish_reason":"length"', body)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_drain_timeout_cuts_off(self):
+        with Server("--drain-timeout", "0") as server:
+            with server.complete(1900, stream=True, ignore_eos=True) as stream:
+                stream.readline()
+                server.process.send_signal(signal.SIGTERM)
+                self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_key_and_name(self):
+        with Server("--api-key", "sesame", "--name", "bard") as server:
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                server.complete(1)
+            self.assertEqual(refused.exception.code, 401)
+            refused.exception.close()
+            request = urllib.request.Request(server.url("/v1/models"), headers={"Authorization": "Bearer sesame"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
+                self.assertEqual(json.load(models)["data"][0]["id"], "bard")
+
+    def test_port_in_use(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            done = oar("serve", "demo", "--http", f"127.0.0.1:{port}", "--grpc", "")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(str(port), done.stderr)
+
+    def test_bad_address(self):
+        done = oar("serve", "demo", "--http", "nonsense", "--grpc", "")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nonsense", done.stderr)
+
+
+@unittest.skipIf(has_server(), "built with the server")
+class ServeAbsent(Base):
+    def test_says_so(self):
+        self.refused(2, "serve", "demo", says=["OAR_SERVER"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
