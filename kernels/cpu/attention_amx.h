@@ -96,20 +96,17 @@ class AmxEngine {
 
   void values(const Rows& t, const SpanWork& w) {
     load_config(D_ % kStep == 0 ? &logits_config_ : &values_config_);  // the same shapes then
+    // Columns outside, rows inside: the values of 64 columns (32 KB) stay in L1 for all rows.
     const char* const* ahead = w.ahead;
+    int64_t d = 0;
+    for (; d + 4 * kTile <= D_; d += 4 * kTile) all_rows<4>(t, w, ahead, d);
+    for (; d + kTile <= D_; d += kTile) all_rows<1>(t, w, ahead, d);
+    if (d < D_) all_rows<0>(t, w, ahead, d);
     for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
-      const int64_t n = w.row_end - r < tile_rows_ ? w.row_end - r : tile_rows_;
-      rows_values(t, w, ahead, r, n);
-      ahead = nullptr;
-      const bool several = t.in_span(r, w.span).hi != t.in_span(r + n - 1, w.span).hi ||
-                           t.in_span(r, w.span).lo != t.in_span(r + n - 1, w.span).lo;
-      if (several && !all_finite(t.acc + r * D_, n * D_)) {
-        for (int64_t i = r; i < r + n;) {
-          const int64_t next = (i / t.p.group + 1) * t.p.group, end = next < r + n ? next : r + n;
-          rows_values(t, w, nullptr, i, end - i);
-          i = end;
-        }
-      }
+      const int64_t n = rows_from(w, r);
+      const Range first = t.in_span(r, w.span), last = t.in_span(r + n - 1, w.span);
+      if (first.lo == last.lo && first.hi == last.hi) continue;  // one query, or several that see the same
+      if (!all_finite(t.acc + r * D_, n * D_)) one_by_one(t, w, r, n);
     }
   }
 
@@ -180,19 +177,36 @@ class AmxEngine {
     }
   }
 
-  // acc of rows [r, r + n) = p . V over what any of them sees.
-  void rows_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t r, int64_t n) {
-    const Range seen = {t.in_span(r, w.span).lo, t.in_span(r + n - 1, w.span).hi};
-    int64_t d = 0;
-    for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, ahead, r, n, seen, d);
-    for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, ahead, r, n, seen, d);
-    if (d < D_) columns_values<0>(t, w, ahead, r, n, seen, d);
+  int64_t rows_from(const SpanWork& w, int64_t r) const {
+    return w.row_end - r < tile_rows_ ? w.row_end - r : tile_rows_;
   }
 
-  // Columns of NC tiles; 0: of the narrow one.
+  template <int NC>
+  void all_rows(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t d) {
+    for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
+      columns_values<NC>(t, w, ahead, r, rows_from(w, r), d);
+      ahead = nullptr;
+    }
+  }
+
+  // The same for each query of rows [r, r + n) alone.
+  void one_by_one(const Rows& t, const SpanWork& w, int64_t r, int64_t n) {
+    for (int64_t i = r; i < r + n;) {
+      const int64_t next = (i / t.p.group + 1) * t.p.group, end = next < r + n ? next : r + n;
+      int64_t d = 0;
+      for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, nullptr, i, end - i, d);
+      for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, nullptr, i, end - i, d);
+      if (d < D_) columns_values<0>(t, w, nullptr, i, end - i, d);
+      i = end;
+    }
+  }
+
+  // acc of rows [r, r + n) = p . V over what any of them sees, NC tiles of columns from d on; 0: the narrow
+  // one.
   template <int NC>
   void columns_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t r, int64_t n,
-                      Range seen, int64_t d) {
+                      int64_t d) {
+    const Range seen = {t.in_span(r, w.span).lo, t.in_span(r + n - 1, w.span).hi};
     constexpr int64_t kProbStride = kLogitStride * static_cast<int64_t>(sizeof(float));
     const int64_t stride = D_ * 4;  // a pair of tokens
     _tile_zero(0);
