@@ -55,6 +55,12 @@ Dim Dim::atom(Atom a) {
   return Dim(std::vector<Term>{{1, {std::move(shared)}, std::move(key)}});
 }
 
+std::string Dim::key_of(const std::vector<std::shared_ptr<const Atom>>& atoms) {
+  std::string key;
+  for (const auto& atom : atoms) key += (key.empty() ? "" : ".") + atom->key;
+  return key;
+}
+
 Dim Dim::symbol(SymbolId id) {
   Atom a{};
   a.kind = Atom::kSymbol;
@@ -85,8 +91,7 @@ Dim operator*(const Dim& a, const Dim& b) {
       Dim::Term t{saturating_mul(x.coefficient, y.coefficient), x.atoms, ""};
       t.atoms.insert(t.atoms.end(), y.atoms.begin(), y.atoms.end());
       std::sort(t.atoms.begin(), t.atoms.end(), [](const auto& p, const auto& q) { return p->key < q->key; });
-      for (const auto& atom : t.atoms) t.key += atom->key + ".";
-      if (t.atoms.size() == 1) t.key = t.atoms[0]->key;
+      t.key = Dim::key_of(t.atoms);
       terms.push_back(std::move(t));
     }
   }
@@ -97,14 +102,25 @@ Dim Dim::floordiv(const Dim& a, const Dim& b) {
   if (b == Dim(1)) return a;
   if (a == b) return Dim(1);
   if (a.is_const() && b.is_const()) return Dim(floor_divide(a.const_value(), b.const_value()));
-  if (b.is_const()) {
-    // Exact when every coefficient divides: (64 T) / 64 = T.
-    const int64_t d = b.const_value();
-    std::vector<Term> terms = a.poly_->terms;
-    if (std::all_of(terms.begin(), terms.end(), [&](const Term& t) { return t.coefficient % d == 0; })) {
-      for (Term& t : terms) t.coefficient /= d;
-      return Dim(std::move(terms));
+  if (b.poly_->terms.size() == 1) {
+    // Exact when every term has the divisor as a factor: (64 T) / (4 T) = 16.
+    const Term& d = b.poly_->terms[0];
+    std::vector<Term> terms;
+    for (const Term& t : a.poly_->terms) {
+      Term q{t.coefficient / d.coefficient, t.atoms, ""};
+      bool divides = t.coefficient % d.coefficient == 0;
+      for (const auto& atom : d.atoms) {
+        const auto it = std::find_if(q.atoms.begin(), q.atoms.end(), [&](const auto& x) { return x->key == atom->key; });
+        if (it == q.atoms.end())
+          divides = false;
+        else
+          q.atoms.erase(it);
+      }
+      if (!divides) break;
+      q.key = key_of(q.atoms);
+      terms.push_back(std::move(q));
     }
+    if (terms.size() == a.poly_->terms.size()) return Dim(std::move(terms));
   }
   Atom x{};
   x.kind = Atom::kFloorDiv;

@@ -69,6 +69,7 @@ class Dim {
   };
   explicit Dim(std::vector<Term> terms);
   static Dim atom(Atom a);
+  static std::string key_of(const std::vector<std::shared_ptr<const Atom>>& atoms);
   const std::string& key() const;
 
   std::shared_ptr<const Poly> poly_;

@@ -215,13 +215,17 @@ Status Plan::foresee_scratch() {
       try_sizes(sizes);
     }
   }
-  backend_.reserve_worker_scratch(worker);
-  return grow_scratch(shared);
+  return grow_scratch(shared, worker);
 }
 
-Status Plan::grow_scratch(uint64_t bytes) {
-  if (bytes <= scratch_.size()) return ok_status();
-  OAR_ASSIGN(scratch_, backend_.allocate(bytes));
+Status Plan::grow_scratch(uint64_t shared, uint64_t worker) {
+  if (worker > worker_scratch_) {
+    backend_.reserve_worker_scratch(worker);
+    worker_scratch_ = worker;
+  }
+  if (shared > scratch_.size()) {
+    OAR_ASSIGN(scratch_, backend_.allocate(shared));
+  }
   return ok_status();
 }
 
@@ -247,9 +251,10 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
     }
     KernelPlan kp;
     kernel->plan(step.op->args(), backend_.workers(), &kp);
-    if (kp.shared_scratch > scratch_.size()) {
-      log_(LogLevel::kWarning, cat(kernel->name, " needs ", kp.shared_scratch, " bytes of scratch, more than foreseen"));
-      OAR_RETURN_IF_ERROR(grow_scratch(kp.shared_scratch));
+    if (kp.shared_scratch > scratch_.size() || kp.worker_scratch > worker_scratch_) {
+      log_(LogLevel::kWarning, cat(kernel->name, " needs ", kp.shared_scratch, " + ", kp.worker_scratch,
+                                   " bytes of scratch, more than foreseen"));
+      OAR_RETURN_IF_ERROR(grow_scratch(kp.shared_scratch, kp.worker_scratch));
     }
     OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), kp, scratch_.mutable_data()));
   }

@@ -122,7 +122,7 @@ class Plan {
   Status lower(const PlanOptions& options);
   Status foresee_scratch();
   void resolve(std::span<const int64_t> symbols, std::byte* arena);
-  Status grow_scratch(uint64_t bytes);
+  Status grow_scratch(uint64_t shared, uint64_t worker);
 
   Graph graph_;
   Backend& backend_;
@@ -136,7 +136,8 @@ class Plan {
   std::vector<Buffer> states_;
   std::vector<Buffer> owned_;
   uint64_t owned_bytes_ = 0;
-  Buffer arena_, scratch_;
+  Buffer arena_, scratch_;       // scratch_ is shared by the workers
+  uint64_t worker_scratch_ = 0;  // bytes each worker owns
   Logger log_;
 };
 

@@ -1,0 +1,170 @@
+#include "engine/runtime/language_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+
+#include "engine/base/format.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/serving_plan.h"
+
+namespace oar {
+namespace {
+
+// Memory this process may still take: the machine's, or its cgroup's limit where that is less.
+uint64_t available_memory() {
+  uint64_t available = UINT64_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key; meminfo >> key;) {
+    uint64_t kib = 0;
+    std::string unit;
+    if (key == "MemAvailable:" && meminfo >> kib >> unit) available = kib * 1024;
+  }
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream in(path);
+    uint64_t limit = 0;
+    if (in >> limit && limit > 0) available = std::min(available, limit);
+  }
+  return available == UINT64_MAX ? uint64_t{1} << 32 : available;
+}
+
+template <class T>
+void read_default(const json::object& o, const char* key, std::optional<T>& out) {
+  const json::value* v = o.if_contains(key);
+  if (v && v->is_number()) out = static_cast<T>(v->to_number<double>());
+}
+
+GenerationDefaults read_defaults(const json::object& o) {
+  GenerationDefaults d;
+  const json::value* sample = o.if_contains("do_sample");
+  if (sample && sample->is_bool() && !sample->get_bool()) return d;
+  read_default(o, "temperature", d.temperature);
+  read_default(o, "top_p", d.top_p);
+  read_default(o, "min_p", d.min_p);
+  read_default(o, "repetition_penalty", d.repetition_penalty);
+  read_default(o, "top_k", d.top_k);
+  return d;
+}
+
+void add_ids(const json::object& o, const char* key, int64_t vocab, std::vector<int32_t>& ids) {
+  const json::value* v = o.if_contains(key);
+  if (!v) return;
+  const auto add = [&](const json::value& x) {
+    if (!x.is_int64() || x.get_int64() < 0 || x.get_int64() >= vocab) return;
+    const auto id = static_cast<int32_t>(x.get_int64());
+    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  };
+  if (v->is_array()) {
+    for (const json::value& x : v->get_array()) add(x);
+  } else {
+    add(*v);
+  }
+}
+
+std::vector<int32_t> end_tokens(const Checkpoint& checkpoint, const ModelConfig& config, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  add_ids(checkpoint.tokenizer.generation_config, "eos_token_id", config.vocab, ids);
+  add_ids(checkpoint.config, "eos_token_id", config.vocab, ids);
+  if (const auto eos = tokenizer.eos_id(); eos && *eos < config.vocab && std::find(ids.begin(), ids.end(), *eos) == ids.end()) {
+    ids.push_back(*eos);
+  }
+  return ids;
+}
+
+uint64_t count_parameters(const Checkpoint& checkpoint) {
+  uint64_t n = 0;
+  for (const auto& [name, t] : checkpoint.tensors) n += static_cast<uint64_t>(t.numel());
+  return n;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& path, const LanguageModelOptions& options,
+                                                           const Progress& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  OAR_ASSIGN(const ResolvedModel resolved, resolve_model(path));
+  LoadOptions load;
+  load.mmap = options.use_mmap;
+  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+
+  auto model = std::unique_ptr<LanguageModel>(new LanguageModel());
+  OAR_ASSIGN(model->tokenizer_, make_tokenizer(checkpoint.tokenizer, config.vocab));
+  std::string source = checkpoint.tokenizer.chat_template;
+  if (source.empty()) source = kDefaultChatTemplate;
+  auto chat_template = ChatTemplate::parse(std::move(source));
+  if (!chat_template.ok()) {
+    options.log(LogLevel::kWarning, cat("the model's chat template cannot be used (", chat_template.status().message(), "); ChatML takes its place"));
+    chat_template = ChatTemplate::parse(kDefaultChatTemplate);
+    OAR_RETURN_IF_ERROR(chat_template.status());
+  }
+  model->chat_template_ = std::move(*chat_template);
+  model->defaults_ = read_defaults(checkpoint.tokenizer.generation_config);
+  if (const auto bos = model->tokenizer_->bos_id()) model->bos_token_ = model->tokenizer_->token_text(*bos);
+  if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
+
+  // The budget, before anything large is allocated.
+  const uint64_t budget = options.memory_bytes > 0 ? options.memory_bytes
+                                                   : static_cast<uint64_t>(static_cast<double>(available_memory()) *
+                                                                           std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
+  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
+  const uint64_t copies = foreseen_weight_copies(graph.model.graph);
+  uint64_t per_block = 0;
+  for (const auto& g : graph.layout.groups) per_block += g.block_bytes;
+  const auto too_small = [&](uint64_t weights, uint64_t scratch) {
+    return resource_exhausted(cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
+                                  "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(per_block),
+                                  "); raise --memory, or lower --max-batch-tokens, --max-sequences or --max-context"));
+  };
+  if (checkpoint.bytes + copies + per_block > budget) return too_small(checkpoint.bytes + copies, 0);
+
+  const int64_t max_context = graph.max_context;
+  const DType kv_type = graph.kv_type;
+  auto backend = make_backend(options);
+  OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
+  const uint64_t weights = checkpoint.bytes + serving.plan->owned_weight_bytes();
+  const uint64_t scratch = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
+  if (weights + scratch + per_block > budget) return too_small(weights, scratch);
+  const std::vector<int32_t> blocks = blocks_for(serving.layout, budget - weights - scratch,
+                                                 max_context * options.max_sequences, options.page_tokens);
+  const int64_t pool_tokens = static_cast<int64_t>(blocks[0]) * options.page_tokens;
+
+  ModelInfo& info = model->info_;
+  info.name = options.name.empty() ? resolved.name : options.name;
+  info.path = resolved.path;
+  info.architecture = config.model_type;
+  info.parameters = count_parameters(checkpoint);
+  info.weight_bytes = weights;
+  info.kv_bytes = per_block * static_cast<uint64_t>(blocks[0]);
+  info.scratch_bytes = scratch;
+  info.kv_bytes_per_token = per_block / static_cast<uint64_t>(options.page_tokens);
+  info.max_context = std::min(max_context, pool_tokens);
+  info.vocab_size = config.vocab;
+  info.layers = static_cast<int32_t>(config.layers);
+  info.page_tokens = options.page_tokens;
+  info.num_blocks = blocks[0];
+  info.threads = backend->workers();
+  info.weights = options.weights == "auto" ? "as stored" : options.weights;
+  info.kv = dtype_name(kv_type);
+  info.isa = backend->name();
+  if (info.max_context < max_context) {
+    options.log(LogLevel::kWarning, cat("memory for ", pool_tokens, " tokens of KV cache: the context is limited to that, the model's is ", max_context));
+  }
+
+  EngineOptions engine;
+  engine.max_context = info.max_context;
+  engine.max_batch_tokens = options.max_batch_tokens;
+  engine.max_sequences = options.max_sequences;
+  engine.max_waiting = options.max_waiting;
+  engine.prefix_cache = options.prefix_cache;
+  engine.eos_token_ids = end_tokens(checkpoint, config, *model->tokenizer_);
+  engine.seed = options.seed;
+  engine.log = options.log;
+  OAR_ASSIGN(auto runner, make_plan_runner(std::move(serving), blocks));
+  OAR_ASSIGN(model->engine_, Engine::create(std::move(runner), std::move(engine)));
+  info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return model;
+}
+
+}  // namespace oar

@@ -1,0 +1,101 @@
+#include "engine/runtime/plan_runner.h"
+
+#include "engine/base/format.h"
+
+namespace oar {
+namespace {
+
+class PlanRunner final : public ModelRunner {
+ public:
+  PlanRunner(ServingPlan serving, RunnerLimits limits, std::vector<std::vector<Buffer>> pools)
+      : s_(std::move(serving)), limits_(std::move(limits)), pools_(std::move(pools)) {
+    symbols_.resize(s_.plan->graph().symbols().size());
+    inputs_.resize(s_.plan->graph().inputs().size());
+    const auto& graph = s_.plan->graph();
+    for (size_t k = 0; k < graph.inputs().size(); ++k) {
+      const std::string& name = graph.value(graph.inputs()[k]).name;
+      if (name == "tokens") tokens_ = k;
+      if (name == "positions") positions_ = k;
+      if (name == "logit_rows") logit_rows_ = k;
+    }
+    if (s_.backend->memory() != MemoryKind::kHost) {
+      logits_.resize(static_cast<size_t>(limits_.max_sequences * limits_.vocab_size));
+    }
+  }
+
+  const RunnerLimits& limits() const override { return limits_; }
+
+  Status copy_blocks(std::span<const BlockCopy> copies) override {
+    for (const BlockCopy& c : copies) {
+      const auto g = static_cast<size_t>(c.group);
+      for (size_t layer = 0; layer < pools_[g].size(); ++layer) {
+        const uint64_t bytes = s_.layout.groups[g].state_block_bytes[layer];
+        auto* pool = static_cast<std::byte*>(pools_[g][layer].mutable_data());
+        OAR_RETURN_IF_ERROR(s_.backend->copy(pool + static_cast<uint64_t>(c.to) * bytes,
+                                             pool + static_cast<uint64_t>(c.from) * bytes, bytes));
+      }
+    }
+    return ok_status();
+  }
+
+  Result<std::span<const float>> run(const Batch& batch) override {
+    const auto R = static_cast<int64_t>(batch.logit_rows.size());
+    std::fill(symbols_.begin(), symbols_.end(), 0);
+    symbols_[s_.T] = static_cast<int64_t>(batch.tokens.size());
+    symbols_[s_.R] = R;
+    symbols_[s_.layout.sequences] = static_cast<int64_t>(batch.context_len.size());
+    inputs_[tokens_] = batch.tokens.data();
+    inputs_[positions_] = batch.positions.data();
+    inputs_[logit_rows_] = batch.logit_rows.data();
+    inputs_[s_.layout.seq_start_input] = batch.seq_start.data();
+    inputs_[s_.layout.context_len_input] = batch.context_len.data();
+    for (size_t g = 0; g < s_.layout.groups.size(); ++g) {
+      const ServeLayout::Group& group = s_.layout.groups[g];
+      symbols_[group.max_blocks] = batch.groups[g].max_blocks;
+      inputs_[group.slots_input] = batch.groups[g].slots.data();
+      inputs_[group.block_tables_input] = batch.groups[g].block_tables.data();
+    }
+    OAR_RETURN_IF_ERROR(s_.plan->run(symbols_, inputs_));
+    const Operand out = s_.plan->output(0);
+    const auto count = static_cast<size_t>(R * limits_.vocab_size);
+    if (s_.backend->memory() == MemoryKind::kHost) return std::span<const float>(out.as<const float>(), count);
+    OAR_RETURN_IF_ERROR(s_.backend->download(logits_.data(), out.data, count * sizeof(float)));
+    OAR_RETURN_IF_ERROR(s_.backend->synchronize());
+    return std::span<const float>(logits_.data(), count);
+  }
+
+ private:
+  ServingPlan s_;
+  RunnerLimits limits_;
+  std::vector<std::vector<Buffer>> pools_;  // by group and layer
+  std::vector<int64_t> symbols_;
+  std::vector<const void*> inputs_;
+  std::vector<float> logits_;               // host copy, for devices with memory of their own
+  size_t tokens_ = 0, positions_ = 0, logit_rows_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::vector<int32_t> num_blocks) {
+  RunnerLimits limits;
+  limits.vocab_size = serving.vocab_size;
+  limits.max_context = serving.max_context;
+  limits.max_batch_tokens = serving.max_batch_tokens;
+  limits.max_sequences = serving.max_sequences;
+  limits.page_tokens = serving.page_tokens;
+  std::vector<std::vector<Buffer>> pools;
+  for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
+    const ServeLayout::Group& group = serving.layout.groups[g];
+    limits.groups.push_back({group.window, group.block_bytes, num_blocks[g]});
+    pools.emplace_back();
+    for (size_t layer = 0; layer < group.states.size(); ++layer) {
+      // Pages are touched when first written, so an unused pool costs address space only.
+      OAR_ASSIGN(Buffer pool, serving.backend->allocate(static_cast<uint64_t>(num_blocks[g]) * group.state_block_bytes[layer]));
+      serving.plan->bind_state(group.states[layer], pool);
+      pools.back().push_back(std::move(pool));
+    }
+  }
+  return std::unique_ptr<ModelRunner>(std::make_unique<PlanRunner>(std::move(serving), std::move(limits), std::move(pools)));
+}
+
+}  // namespace oar

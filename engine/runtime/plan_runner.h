@@ -1,0 +1,27 @@
+// PlanRunner: the ModelRunner that computes. A Batch becomes the symbols and inputs of one Plan run; the KV pools are
+// the Plan's states. Owned and called by the engine thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/graph/passes/serve.h"
+#include "engine/graph/plan.h"
+#include "engine/runtime/model_runner.h"
+
+namespace oar {
+
+// A model lowered for serving, before its KV pool exists.
+struct ServingPlan {
+  std::shared_ptr<Backend> backend;
+  std::unique_ptr<Plan> plan;
+  ServeLayout layout;
+  SymbolId T = 0, R = 0;
+  int64_t max_batch_tokens = 0, max_sequences = 0, max_context = 0, vocab_size = 0;
+  int32_t page_tokens = 0;
+};
+
+// Allocates the pools: `num_blocks` for each group.
+Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::vector<int32_t> num_blocks);
+
+}  // namespace oar

@@ -1,0 +1,133 @@
+// Every architecture against Hugging Face's logits (tests/golden), in f32 and bf16, on every instruction-set level of
+// this machine, with passes on and off.
+#include <cmath>
+#include <cstdlib>
+
+#include "tests/models/runner_fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar_test;
+
+oar::LanguageModelOptions small_options() {
+  oar::LanguageModelOptions o;
+  o.threads = 2;
+  o.max_batch_tokens = 64;
+  o.max_sequences = 64;
+  o.page_tokens = 16;
+  o.log.callback = [](oar::LogLevel, std::string_view m) { WARN(std::string(m)); };
+  return o;
+}
+
+// max |a - b| / max |b|
+double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0, scale = 0;
+  for (size_t k = 0; k < a.size(); ++k) {
+    if (!std::isfinite(a[k])) return INFINITY;
+    worst = std::max(worst, std::abs(static_cast<double>(a[k]) - b[k]));
+    scale = std::max(scale, std::abs(static_cast<double>(b[k])));
+  }
+  return worst / scale;
+}
+
+std::vector<float> whole_prompt(RunnerFixture& model, const TinyGolden& golden) {
+  return model.run({{golden.tokens, 0, model.blocks(golden.tokens.size()), true}});
+}
+
+}  // namespace
+
+TEST_CASE("f32 logits equal transformers' to 1e-4") {
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    for (const bool reference : {false, true}) {
+      auto options = small_options();
+      options.reference = reference;
+      RunnerFixture model(path, options);
+      INFO(name << (reference ? ", reference kernels" : ""));
+      const double error = relative_error(whole_prompt(model, golden), golden.logits_f32);
+      CAPTURE(error);
+      CHECK(error < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands") {
+  // Weights are bf16 exactly in both; what differs is that kernels round activations (and keys and values) to bf16,
+  // relative 2^-9 each, at about seven places per layer (input of qkv, q, k, v, p, o, gate/up, down) plus the head. As
+  // independent errors through L residual layers of comparable size they grow like sqrt: sqrt(8 L + 1) * 2^-9 standard
+  // deviations, and the largest of T * V logits lies below 5 of them; the logits' scale here is their largest value,
+  // about 3 standard deviations, which gives back a factor 3.
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), small_options());
+    const double bound = 5.0 / 3.0 * std::sqrt(8.0 * static_cast<double>(model.config.layers) + 1) / 512;
+    const double error = relative_error(whole_prompt(model, golden), golden.logits_bf16);
+    INFO(name);
+    CAPTURE(error, bound);
+    CHECK(error < bound);
+  }
+}
+
+TEST_CASE("every pass can be switched off without changing the logits") {
+  for (const std::string name : {"llama3", "qwen3", "qwen3-moe", "gpt2"}) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    for (const oar::Pass& pass : oar::default_passes()) {
+      auto options = small_options();
+      options.disabled_passes = {pass.name};
+      // Without folding, GPT-2's transposed weights are not constants and nothing can compute with them fast.
+      if (name == "gpt2" && std::string(pass.name) == "fold_constants") continue;
+      RunnerFixture model(path, options);
+      INFO(name << " without " << pass.name);
+      CHECK(relative_error(whole_prompt(model, golden), golden.logits_f32) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each alone, to the bit") {
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    for (const TinyDtype dtype : {TinyDtype::f32, TinyDtype::bf16}) {
+      for (const bool int8 : {false, true}) {
+        auto options = small_options();
+        if (int8) options.weights = "int8";
+        RunnerFixture model(write_tiny_model(golden, dtype), options);
+        INFO(name << (dtype == TinyDtype::f32 ? " f32" : " bf16") << (int8 ? " int8" : ""));
+        const size_t T = golden.tokens.size();
+        const auto V = static_cast<size_t>(model.vocab());
+        const std::vector<float> whole = whole_prompt(model, golden);
+
+        for (const size_t step : {size_t{1}, size_t{7}}) {
+          std::vector<float> pieces;
+          const auto blocks = model.blocks(T, 8);
+          for (size_t at = 0; at < T; at += step) {
+            const size_t n = std::min(step, T - at);
+            const std::vector<int32_t> tokens(golden.tokens.begin() + static_cast<int64_t>(at),
+                                              golden.tokens.begin() + static_cast<int64_t>(at + n));
+            const auto part = model.run({{tokens, static_cast<int32_t>(at), blocks, true}});
+            pieces.insert(pieces.end(), part.begin(), part.end());
+          }
+          CHECK((pieces == whole));
+        }
+
+        // Three sequences of different lengths in one batch; the middle one is a decode.
+        const std::vector<int32_t> head(golden.tokens.begin(), golden.tokens.begin() + 11);
+        const std::vector<int32_t> tail(golden.tokens.begin() + 5, golden.tokens.begin() + 18);
+        const std::vector<int32_t> one(golden.tokens.begin() + 11, golden.tokens.begin() + 12);
+        const auto tail_alone = model.run({{tail, 0, model.blocks(tail.size(), 16), true}});
+        (void)model.run({{head, 0, model.blocks(12, 20), false}});
+        const auto batch = model.run({{tail, 0, model.blocks(tail.size(), 24), true},
+                                      {one, 11, model.blocks(12, 20), true},
+                                      {head, 0, model.blocks(head.size(), 28), true}});
+        const std::vector<float> got_tail(batch.begin(), batch.begin() + static_cast<int64_t>(tail.size() * V));
+        const std::vector<float> got_one(batch.begin() + static_cast<int64_t>(tail.size() * V),
+                                         batch.begin() + static_cast<int64_t>((tail.size() + 1) * V));
+        CHECK((got_tail == tail_alone));
+        CHECK((got_one == std::vector<float>(whole.begin() + static_cast<int64_t>(11 * V), whole.begin() + static_cast<int64_t>(12 * V))));
+      }
+    }
+  }
+}

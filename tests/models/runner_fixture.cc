@@ -1,0 +1,54 @@
+#include "tests/models/runner_fixture.h"
+
+#include <stdexcept>
+
+namespace oar_test {
+using namespace oar;
+
+namespace {
+template <class T>
+T must(Result<T> r) {
+  if (!r.ok()) throw std::runtime_error(r.status().to_string());
+  return std::move(r).value();
+}
+}  // namespace
+
+RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions options, int32_t num_blocks) {
+  checkpoint = must(load_checkpoint(path));
+  config = must(read_model_config(checkpoint.config));
+  ServingGraph graph = must(build_serving_graph(checkpoint, config, options));
+  const size_t groups = graph.layout.groups.size();
+  ServingPlan serving = must(compile_serving_plan(std::move(graph), config, options, make_backend(options), {}));
+  runner = must(make_plan_runner(std::move(serving), std::vector<int32_t>(groups, num_blocks)));
+}
+
+std::vector<int32_t> RunnerFixture::blocks(size_t tokens, int32_t first) const {
+  std::vector<int32_t> out;
+  for (size_t t = 0; t < tokens; t += static_cast<size_t>(page())) out.push_back(first++);
+  return out;
+}
+
+std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
+  std::vector<int32_t> tokens, positions, seq_start{0}, context_len, rows, slots;
+  size_t max_blocks = 1;
+  for (const Chunk& c : chunks) max_blocks = std::max(max_blocks, c.blocks.size());
+  std::vector<int32_t> tables(chunks.size() * max_blocks, 0);
+  for (size_t b = 0; b < chunks.size(); ++b) {
+    const Chunk& c = chunks[b];
+    for (size_t k = 0; k < c.tokens.size(); ++k) {
+      const int32_t p = c.begin + static_cast<int32_t>(k);
+      if (c.all_logits || k + 1 == c.tokens.size()) rows.push_back(static_cast<int32_t>(tokens.size()));
+      tokens.push_back(c.tokens[k]);
+      positions.push_back(p);
+      slots.push_back(c.blocks.at(static_cast<size_t>(p / page())) * page() + p % page());
+    }
+    seq_start.push_back(static_cast<int32_t>(tokens.size()));
+    context_len.push_back(c.begin + static_cast<int32_t>(c.tokens.size()));
+    std::copy(c.blocks.begin(), c.blocks.end(), tables.begin() + static_cast<int64_t>(b * max_blocks));
+  }
+  const std::vector<Batch::Group> groups(runner->limits().groups.size(), {slots, tables, static_cast<int64_t>(max_blocks)});
+  const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups}));
+  return {logits.begin(), logits.end()};
+}
+
+}  // namespace oar_test

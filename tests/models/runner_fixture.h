@@ -1,0 +1,38 @@
+// A checkpoint on disk, lowered and given a KV pool: what tests drive batch by batch, without an Engine.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/runtime/serving_plan.h"
+
+namespace oar_test {
+
+// One sequence's chunk in a batch: its tokens from position `begin`, its blocks, and whether logits of every row are
+// wanted (else of the last only).
+struct Chunk {
+  std::vector<int32_t> tokens;
+  int32_t begin = 0;
+  std::vector<int32_t> blocks;
+  bool all_logits = true;
+};
+
+class RunnerFixture {
+ public:
+  // Throws on any fault, which fails the test.
+  RunnerFixture(const std::string& path, oar::LanguageModelOptions options, int32_t num_blocks = 64);
+
+  // Logits of the wanted rows, chunk after chunk.
+  std::vector<float> run(const std::vector<Chunk>& chunks);
+  int64_t vocab() const { return config.vocab; }
+  int32_t page() const { return runner->limits().page_tokens; }
+  // Blocks for `tokens` tokens starting at block `first`.
+  std::vector<int32_t> blocks(size_t tokens, int32_t first = 0) const;
+
+  oar::Checkpoint checkpoint;
+  oar::ModelConfig config;
+  std::unique_ptr<oar::ModelRunner> runner;
+};
+
+}  // namespace oar_test
