@@ -26,11 +26,12 @@ std::string greedy(const std::string& path, const LanguageModelOptions& options)
   REQUIRE_OK(model);
   auto prompt = (*model)->tokenizer()->encode("", {});
   REQUIRE_OK(prompt);
+  if (prompt->empty()) prompt->push_back((*model)->tokenizer()->bos_id().value());
   REQUIRE(*prompt == std::vector<int32_t>{1});
   Request request;
   request.prompt = *prompt;
   request.sampling.temperature = 0;
-  request.stop.max_tokens = 199;
+  request.stop.max_tokens = 200;
   request.stop.ignore_eos = true;
   auto stream = TextStream::create((*model)->tokenizer(), {}, 1);
   REQUIRE_OK(stream->start((*model)->engine(), std::move(request)));
