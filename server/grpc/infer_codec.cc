@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/text/utf8.h"
 #include "server/api/fields.h"
 
 namespace oar::grpc_api {
@@ -229,6 +230,9 @@ Result<api::OipTextRequest> read_text_request(const ModelInferRequest& request) 
     }
     if (is_text) {
       out.text = std::string(first_bytes(input, raw));
+      if (!is_valid_utf8(out.text)) {
+        return invalid_argument(cat(label(input), " is not valid UTF-8; BYTES of text must be"), "text_input");
+      }
       has_text = true;
     } else if (is_parameters) {
       OAR_RETURN_IF_ERROR(api::merge_sampling_parameters(first_bytes(input, raw), out.fields));
