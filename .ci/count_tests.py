@@ -70,8 +70,8 @@ def main():
                     plain.append(line)
         if results:
             counts = [of_program(outputs.get(number, []), status) for number, status in results.items()]
-        else:  # the log of one unittest run
-            ended = any(UNITTEST_END.match(line) for line in plain)
+        else:  # the log of one unittest run, or of Catch2 programs one after the other
+            ended = any(UNITTEST_END.match(line) or CATCH_ALL.match(line) or CATCH_CASES.match(line) for line in plain)
             counts = [of_program(plain, "Passed" if ended else "Failed")]
         for count in counts:
             total = [a + b for a, b in zip(total, count)]
