@@ -102,7 +102,7 @@ tsan_run() {
 
 neon_build() {
   cmake -G Ninja -S . -B build/neon -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-qemu.cmake" -DCMAKE_BUILD_TYPE=Release \
-    -DOAR_SERVER=OFF -DOAR_CUDA=OFF
+    -DOAR_SERVER=OFF -DOAR_CLI=OFF -DOAR_CUDA=OFF
   cmake --build build/neon -j "$(jobs)" --target test_quant test_kernels
 }
 
