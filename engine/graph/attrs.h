@@ -1,5 +1,5 @@
-// Attributes of an op instance: a few named scalars, strings or integer lists, sorted by name so that two equal
-// instances compare and print alike. An op reads them once when it is lowered, never per step.
+// Attributes of an op instance: a few named scalars, strings or integer lists, sorted by name so that two
+// equal instances compare and print alike. An op reads them once when it is lowered, never per step.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,8 @@ class Attrs {
 
   void set(std::string_view name, AttrValue value) {
     auto it = lower(name);
-    if (it != items_.end() && it->first == name)
-      it->second = std::move(value);
-    else
-      items_.emplace(it, std::string(name), std::move(value));
+    if (it != items_.end() && it->first == name) it->second = std::move(value);
+    else items_.emplace(it, std::string(name), std::move(value));
   }
   bool has(std::string_view name) const { return find(name) != nullptr; }
   int64_t get_int(std::string_view name, int64_t fallback = 0) const { return get<int64_t>(name, fallback); }

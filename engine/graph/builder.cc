@@ -29,7 +29,9 @@ Val Builder::op(std::string_view name, std::initializer_list<Val> inputs, Attrs 
   return op(name, std::span<const Val>(inputs.begin(), inputs.size()), std::move(attrs));
 }
 
-Val Builder::constant(std::string name, Tensor t) { return {graph_.add_constant(std::move(name), std::move(t))}; }
+Val Builder::constant(std::string name, Tensor t) {
+  return {graph_.add_constant(std::move(name), std::move(t))};
+}
 
 Val Builder::scalar(double v) {
   auto t = Tensor::allocate({}, Format::f32());

@@ -1,5 +1,5 @@
-// Builder: what a model file or a definition writes with. Emits nodes into a Graph and keeps the first error, so that
-// equations read without checks; finish() returns it. After an error every call returns an empty Val.
+// Builder: what a model file or a definition writes with. Emits nodes into a Graph and keeps the first error,
+// so that equations read without checks; finish() returns it. After an error every call returns an empty Val.
 #pragma once
 
 #include <initializer_list>

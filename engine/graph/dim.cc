@@ -110,11 +110,10 @@ Dim Dim::floordiv(const Dim& a, const Dim& b) {
       Term q{t.coefficient / d.coefficient, t.atoms, ""};
       bool divides = t.coefficient % d.coefficient == 0;
       for (const auto& atom : d.atoms) {
-        const auto it = std::find_if(q.atoms.begin(), q.atoms.end(), [&](const auto& x) { return x->key == atom->key; });
-        if (it == q.atoms.end())
-          divides = false;
-        else
-          q.atoms.erase(it);
+        const auto it =
+            std::find_if(q.atoms.begin(), q.atoms.end(), [&](const auto& x) { return x->key == atom->key; });
+        if (it == q.atoms.end()) divides = false;
+        else q.atoms.erase(it);
       }
       if (!divides) break;
       q.key = key_of(q.atoms);
@@ -181,10 +180,8 @@ std::string Dim::to_string(const SymbolTable& symbols) const {
         case Atom::kMax: factors += cat("max(", poly_string(a->a), ", ", poly_string(a->b), ")"); break;
       }
     }
-    if (factors.empty())
-      out += cat(c);
-    else
-      out += c == 1 ? factors : cat(c, "*", factors);
+    if (factors.empty()) out += cat(c);
+    else out += c == 1 ? factors : cat(c, "*", factors);
   }
   return out;
 }

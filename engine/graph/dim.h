@@ -1,11 +1,13 @@
-// Dim: a tensor extent as an integer expression over named symbols (T tokens, B sequences, R logit rows, ...), kept
-// in a canonical form so that equal sizes compare equal and a plan can be made before any size is known.
+// Dim: a tensor extent as an integer expression over named symbols (T tokens, B sequences, R logit rows,
+// ...), kept in a canonical form so that equal sizes compare equal and a plan can be made before any size is
+// known.
 //
-//   canonical form:  sum of  coefficient * product of atoms,   atom = symbol | floordiv(Dim, Dim) | max(Dim, Dim)
+//   canonical form:  sum of  coefficient * product of atoms,   atom = symbol | floordiv(Dim, Dim) | max(Dim,
+//   Dim)
 //
 // A graph's SymbolTable gives each symbol an upper bound; upper bounds of expressions follow, because every
-// expression built here is monotone in its symbols where extents use it. Evaluation per run is a DimProgram: a flat
-// list of instructions that allocates nothing.
+// expression built here is monotone in its symbols where extents use it. Evaluation per run is a DimProgram:
+// a flat list of instructions that allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +95,8 @@ class DimProgram {
   int32_t compile(const Dim::Atom& a);
   int32_t emit(Op op);
   std::vector<Op> ops_;
-  std::vector<std::string> keys_;  // of the expression each op computes, for sharing; dropped after construction
+  std::vector<std::string>
+      keys_;  // of the expression each op computes, for sharing; dropped after construction
   std::vector<int32_t> results_;
   mutable std::vector<int64_t> registers_;
 };

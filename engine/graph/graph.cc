@@ -88,8 +88,8 @@ void Graph::remove_nodes(const std::vector<bool>& dead) {
 }
 
 void Graph::sort() {
-  // Depth-first over operands. Writes of a state are values of their own (kv_append returns the state after it), so
-  // operands are all the order there is.
+  // Depth-first over operands. Writes of a state are values of their own (kv_append returns the state after
+  // it), so operands are all the order there is.
   const std::vector<int> producer = producers();
   enum : uint8_t { kNew, kOpen, kDone };
   std::vector<uint8_t> state(nodes_.size(), kNew);

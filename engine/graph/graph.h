@@ -1,5 +1,6 @@
-// Graph: an SSA list of op instances over typed values. Models and importers build it (Builder), passes rewrite it
-// (pass.h), a Plan runs it (plan.h). Nodes are kept in topological order. Build time only; not thread-safe.
+// Graph: an SSA list of op instances over typed values. Models and importers build it (Builder), passes
+// rewrite it (pass.h), a Plan runs it (plan.h). Nodes are kept in topological order. Build time only; not
+// thread-safe.
 #pragma once
 
 #include <optional>
@@ -34,14 +35,14 @@ enum class ValueKind : uint8_t {
 
 struct Value {
   ValueKind kind = ValueKind::kResult;
-  std::string name;   // for people; constants carry the checkpoint's tensor name
+  std::string name;  // for people; constants carry the checkpoint's tensor name
   TensorType type;
-  Tensor constant;    // kConstant
+  Tensor constant;  // kConstant
 };
 
 struct Node {
   const OpDef* op = nullptr;
-  std::vector<ValueId> inputs;   // kNoValue: an optional input left out
+  std::vector<ValueId> inputs;  // kNoValue: an optional input left out
   std::vector<ValueId> outputs;
   Attrs attrs;
 };
@@ -74,9 +75,9 @@ class Graph {
   const std::vector<Output>& outputs() const { return outputs_; }
 
   // Rewriting helpers for passes.
-  void replace_uses(ValueId from, ValueId to);   // in every node input and graph output
-  std::vector<int> use_counts() const;           // by value, graph outputs included
-  std::vector<int> producers() const;            // node index by value, -1 for none
+  void replace_uses(ValueId from, ValueId to);  // in every node input and graph output
+  std::vector<int> use_counts() const;          // by value, graph outputs included
+  std::vector<int> producers() const;           // node index by value, -1 for none
   // Removes nodes whose `dead` flag is set.
   void remove_nodes(const std::vector<bool>& dead);
   // Restores topological order after a rewrite that appended nodes at the end.

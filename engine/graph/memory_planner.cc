@@ -107,7 +107,8 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
     const Node& n = graph.nodes()[i];
     for (size_t k = 0; k < n.inputs.size(); ++k) {
       if (n.inputs[k] == kNoValue) continue;
-      if (needs_copy(n, k, places)) return internal_error(cat(n.op->name, " reads a strided view it cannot read"));
+      if (needs_copy(n, k, places))
+        return internal_error(cat(n.op->name, " reads a strided view it cannot read"));
       last[places[n.inputs[k]].root] = i;
     }
     for (ValueId v : n.outputs) {

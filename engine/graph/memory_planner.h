@@ -1,6 +1,7 @@
-// The memory planner: gives every value of a graph its place in one arena before any size is known. Values whose
-// lifetimes do not overlap share a slot; a slot's size is the maximum of its tenants' sizes and its offset the sum of
-// the slots before it, both integer expressions of the symbols. Reshapes and column slices are views, not copies.
+// The memory planner: gives every value of a graph its place in one arena before any size is known. Values
+// whose lifetimes do not overlap share a slot; a slot's size is the maximum of its tenants' sizes and its
+// offset the sum of the slots before it, both integer expressions of the symbols. Reshapes and column slices
+// are views, not copies.
 #pragma once
 
 #include <vector>
@@ -27,8 +28,8 @@ struct MemoryPlan {
   }
 };
 
-// Nodes must be in topological order. Fails when a node that needs contiguous rows would read a strided view; call
-// insert_copies() first.
+// Nodes must be in topological order. Fails when a node that needs contiguous rows would read a strided view;
+// call insert_copies() first.
 Result<MemoryPlan> plan_memory(const Graph& graph);
 
 // Puts a `contiguous` node before each operand that views strided rows an op cannot read.

@@ -1,6 +1,7 @@
 // OpDef: what the graph knows of an operation. Two kinds:
 //   primitive   carries the semantics: a shape rule and a reference in double precision (reference.h).
-//   composite   is defined once in primitives (`define`); that definition is its fallback when no kernel exists, its
+//   composite   is defined once in primitives (`define`); that definition is its fallback when no kernel
+//   exists, its
 //               oracle in tests and the pattern fuse_definitions matches.
 // Either may have a kernel (`lower`). Ops live in engine/ops, one file each, listed in its CMakeLists.txt.
 #pragma once
@@ -14,9 +15,9 @@
 namespace oar {
 
 class Builder;
-class LoweredOp;     // plan.h
-struct LowerContext; // plan.h
-struct HostValue;    // reference.h
+class LoweredOp;      // plan.h
+struct LowerContext;  // plan.h
+struct HostValue;     // reference.h
 
 enum class Gradient : uint8_t {
   kSmooth,             // differentiable
@@ -39,13 +40,15 @@ struct OpDef {
   uint32_t strided_inputs = 0;
 
   // Checks operands and attributes, returns the output types. Errors name the operand.
-  Result<std::vector<TensorType>> (*infer)(const Graph& g, std::span<const ValueId> inputs, const Attrs& attrs) = nullptr;
+  Result<std::vector<TensorType>> (*infer)(const Graph& g, std::span<const ValueId> inputs,
+                                           const Attrs& attrs) = nullptr;
   // Composite: emits the definition and returns its outputs. Null for primitives.
   std::vector<Val> (*define)(Builder& b, std::span<const Val> inputs, const Attrs& attrs) = nullptr;
   // The definition is also a fusion pattern.
   bool pattern = false;
   // Primitive: concrete host evaluation in double (exact for integers). Null for ops that need device state.
-  Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs, std::span<HostValue> outputs) = nullptr;
+  Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs,
+                      std::span<HostValue> outputs) = nullptr;
   // Makes the kernel call, or returns null when the backend has no kernel for these operands.
   Result<std::unique_ptr<LoweredOp>> (*lower)(LowerContext& ctx) = nullptr;
 };

@@ -22,7 +22,8 @@ std::span<const Pass> default_passes() {
   return kPasses;
 }
 
-Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes, const PassOptions& options) {
+Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,
+                                           const PassOptions& options) {
   for (const std::string& name : options.disabled) {
     if (std::none_of(passes.begin(), passes.end(), [&](const Pass& p) { return name == p.name; })) {
       std::string names;

@@ -36,10 +36,11 @@ struct PassOptions {
 };
 
 // Runs the passes in order. An unknown name in `disabled` is an error that lists the names.
-Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes, const PassOptions& options);
+Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,
+                                           const PassOptions& options);
 
-// Replaces every composite for which `keep` says no by its definition, recursively. Not one of the default passes: it
-// undoes what a model file wrote, for backends without kernels and for tests of the fusion passes.
+// Replaces every composite for which `keep` says no by its definition, recursively. Not one of the default
+// passes: it undoes what a model file wrote, for backends without kernels and for tests of the fusion passes.
 Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep);
 
 namespace passes {

@@ -11,7 +11,8 @@
 namespace oar {
 namespace {
 
-// Runs a node by its reference on host memory: slow, right, and only for backends whose memory the host can read.
+// Runs a node by its reference on host memory: slow, right, and only for backends whose memory the host can
+// read.
 class HostOp final : public LoweredOp {
  public:
   explicit HostOp(const Node& node) : node_(node) {}
@@ -60,9 +61,11 @@ class HostOp final : public LoweredOp {
 }  // namespace
 
 Result<const float*> LowerContext::f32_constant(size_t input) {
-  if (input >= node.inputs.size() || node.inputs[input] == kNoValue) return static_cast<const float*>(nullptr);
+  if (input >= node.inputs.size() || node.inputs[input] == kNoValue)
+    return static_cast<const float*>(nullptr);
   const Value& v = graph.value(node.inputs[input]);
-  if (v.kind != ValueKind::kConstant) return invalid_argument(cat(node.op->name, ": operand ", input, " is not a constant"));
+  if (v.kind != ValueKind::kConstant)
+    return invalid_argument(cat(node.op->name, ": operand ", input, " is not a constant"));
   OAR_ASSIGN(const Tensor f32, to_f32(v.constant));
   OAR_ASSIGN(Buffer device, backend.allocate(std::max<uint64_t>(f32.bytes(), 4)));
   OAR_RETURN_IF_ERROR(backend.upload(device.mutable_data(), f32.data(), f32.bytes()));
@@ -116,7 +119,8 @@ Status Plan::lower(const PlanOptions& options) {
         return unimplemented(cat("backend ", backend_.name(), " has no kernel for ", n.op->name));
       }
       if (warned.insert(n.op->name).second) {
-        log_(LogLevel::kWarning, cat("no kernel for ", n.op->name, " on ", backend_.name(), ": it runs by its reference, slowly"));
+        log_(LogLevel::kWarning, cat("no kernel for ", n.op->name, " on ", backend_.name(),
+                                     ": it runs by its reference, slowly"));
       }
       step.op = std::make_unique<HostOp>(n);
     }
@@ -191,8 +195,8 @@ void Plan::resolve(std::span<const int64_t> symbols, std::byte* arena) {
 }
 
 Status Plan::foresee_scratch() {
-  // Scratch need not grow with every symbol (decode splits what prefill does not), so powers of two of each symbol
-  // are tried against all or one of the others.
+  // Scratch need not grow with every symbol (decode splits what prefill does not), so powers of two of each
+  // symbol are tried against all or one of the others.
   uint64_t shared = 0, worker = 0;
   std::vector<int64_t> most;
   for (const Symbol& s : graph_.symbols()) most.push_back(s.max);
@@ -223,16 +227,15 @@ Status Plan::grow_scratch(uint64_t shared, uint64_t worker) {
     backend_.reserve_worker_scratch(worker);
     worker_scratch_ = worker;
   }
-  if (shared > scratch_.size()) {
-    OAR_ASSIGN(scratch_, backend_.allocate(shared));
-  }
+  if (shared > scratch_.size()) { OAR_ASSIGN(scratch_, backend_.allocate(shared)); }
   return ok_status();
 }
 
 void Plan::bind_state(size_t index, Buffer buffer) { states_[index] = std::move(buffer); }
 
 Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> inputs) {
-  OAR_CHECK(symbols.size() == graph_.symbols().size() && inputs.size() == graph_.inputs().size(), "wrong bindings");
+  OAR_CHECK(symbols.size() == graph_.symbols().size() && inputs.size() == graph_.inputs().size(),
+            "wrong bindings");
   for (size_t s = 0; s < symbols.size(); ++s) {
     OAR_CHECK(symbols[s] >= 0 && symbols[s] <= graph_.symbols()[s].max, "symbol above its bound");
   }
@@ -240,7 +243,8 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
   for (size_t k = 0; k < inputs.size(); ++k) {
     const Operand& o = operands_[graph_.inputs()[k]];
     if (!inputs[k]) continue;
-    OAR_RETURN_IF_ERROR(backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
+    OAR_RETURN_IF_ERROR(
+        backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
   }
   for (Step& step : steps_) {
     step.op->bind(step.in_operands.data(), step.out_operands.data());
@@ -265,8 +269,9 @@ Operand Plan::output(size_t index) const { return operands_[graph_.outputs()[ind
 
 std::string Plan::to_string() const {
   const SymbolTable& symbols = graph_.symbols();
-  std::string out = cat("plan on ", backend_.name(), ": ", steps_.size(), " steps, arena ", format_bytes(arena_.size()),
-                        ", scratch ", format_bytes(scratch_.size()), ", packed weights ", format_bytes(owned_bytes_), "\n");
+  std::string out =
+      cat("plan on ", backend_.name(), ": ", steps_.size(), " steps, arena ", format_bytes(arena_.size()),
+          ", scratch ", format_bytes(scratch_.size()), ", packed weights ", format_bytes(owned_bytes_), "\n");
   for (size_t s = 0; s < memory_.slot_bytes.size(); ++s) {
     out += cat("slot ", s, ": ", memory_.slot_bytes[s].to_string(symbols), " bytes\n");
   }

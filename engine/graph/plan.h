@@ -1,9 +1,9 @@
 // Plan: a Graph lowered to kernel calls on one Backend. Extents stay symbolic: each run evaluates the integer
-// expressions for its T tokens, B sequences and so on, fills the argument structs in place and launches; nothing is
-// allocated per run (a kernel whose scratch exceeds what was foreseen is the logged exception).
+// expressions for its T tokens, B sequences and so on, fills the argument structs in place and launches;
+// nothing is allocated per run (a kernel whose scratch exceeds what was foreseen is the logged exception).
 //
-// Threads: one at a time. Owns its arena, converted small weights and packed weights; views of the mapped file keep
-// the mapping alive.
+// Threads: one at a time. Owns its arena, converted small weights and packed weights; views of the mapped
+// file keep the mapping alive.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,8 @@ struct Operand {
   }
 };
 
-// One op instance bound to a kernel. bind() fills the argument struct from this run's operands; it must not allocate.
+// One op instance bound to a kernel. bind() fills the argument struct from this run's operands; it must not
+// allocate.
 class LoweredOp {
  public:
   virtual ~LoweredOp() = default;
@@ -65,7 +66,8 @@ struct LowerContext {
 template <class Args, class Fill>
 class KernelOp final : public LoweredOp {
  public:
-  KernelOp(const Kernel* kernel, Args args, Fill fill) : kernel_(kernel), args_(std::move(args)), fill_(std::move(fill)) {}
+  KernelOp(const Kernel* kernel, Args args, Fill fill)
+      : kernel_(kernel), args_(std::move(args)), fill_(std::move(fill)) {}
   const Kernel* kernel() const override { return kernel_; }
   const void* args() const override { return &args_; }
   void bind(const Operand* in, const Operand* out) override { fill_(args_, in, out); }
@@ -83,7 +85,8 @@ template <class Args, class Fill>
 Lowered lower_kernel(LowerContext& ctx, KernelFamily family, Format format, Args args, Fill fill) {
   const Kernel* k = ctx.backend.find_kernel(family, format);
   if (!k) return std::unique_ptr<LoweredOp>();
-  return std::unique_ptr<LoweredOp>(std::make_unique<KernelOp<Args, Fill>>(k, std::move(args), std::move(fill)));
+  return std::unique_ptr<LoweredOp>(
+      std::make_unique<KernelOp<Args, Fill>>(k, std::move(args), std::move(fill)));
 }
 
 struct PlanOptions {
@@ -93,8 +96,8 @@ struct PlanOptions {
 
 class Plan {
  public:
-  // Lowers every node; a composite without a kernel is replaced by its definition, a primitive without one runs on
-  // the host (warned about once, with its name).
+  // Lowers every node; a composite without a kernel is replaced by its definition, a primitive without one
+  // runs on the host (warned about once, with its name).
   static Result<std::unique_ptr<Plan>> compile(Graph graph, Backend& backend, const PlanOptions& options);
 
   const Graph& graph() const { return graph_; }
@@ -106,7 +109,8 @@ class Plan {
   // Binds graph.states()[index]; `buffer` stays with the Plan.
   void bind_state(size_t index, Buffer buffer);
 
-  // Uploads the inputs (host bytes, in graph.inputs() order, sized by this run's symbols; null: not used) and runs.
+  // Uploads the inputs (host bytes, in graph.inputs() order, sized by this run's symbols; null: not used) and
+  // runs.
   Status run(std::span<const int64_t> symbols, std::span<const void* const> inputs);
   // Device memory of graph.outputs()[index], valid until the next run; shape from the last run.
   Operand output(size_t index) const;
@@ -115,7 +119,7 @@ class Plan {
   struct Step {
     std::unique_ptr<LoweredOp> op;
     const Node* node;
-    std::vector<int32_t> in, out;       // indices into operands_, -1 for left out
+    std::vector<int32_t> in, out;  // indices into operands_, -1 for left out
     std::vector<Operand> in_operands, out_operands;
   };
   explicit Plan(Graph graph, Backend& backend) : graph_(std::move(graph)), backend_(backend) {}
@@ -128,9 +132,9 @@ class Plan {
   Backend& backend_;
   MemoryPlan memory_;
   std::vector<Step> steps_;
-  std::vector<Operand> operands_;       // by value
-  std::vector<uint8_t> live_;           // values that operands_ describes
-  std::unique_ptr<DimProgram> program_; // dims and row strides of live values, then slot sizes
+  std::vector<Operand> operands_;        // by value
+  std::vector<uint8_t> live_;            // values that operands_ describes
+  std::unique_ptr<DimProgram> program_;  // dims and row strides of live values, then slot sizes
   std::vector<int64_t> evaluated_;
   std::vector<uint64_t> slot_offsets_;
   std::vector<Buffer> states_;

@@ -83,7 +83,8 @@ Result<Tensor> to_tensor(const HostValue& v) {
       for (size_t k = 0; k < v.f.size(); ++k) static_cast<float*>(out)[k] = static_cast<float>(v.f[k]);
       break;
     case DType::kBF16:
-      for (size_t k = 0; k < v.f.size(); ++k) static_cast<bf16*>(out)[k] = to_bf16(static_cast<float>(v.f[k]));
+      for (size_t k = 0; k < v.f.size(); ++k)
+        static_cast<bf16*>(out)[k] = to_bf16(static_cast<float>(v.f[k]));
       break;
     case DType::kF16:
       for (size_t k = 0; k < v.f.size(); ++k) static_cast<f16*>(out)[k] = to_f16(static_cast<float>(v.f[k]));
@@ -136,10 +137,8 @@ Result<std::vector<HostValue>> evaluate_node(const OpDef& op, std::span<const Ho
     out[k].shape = Shape(dims);
     out[k].dtype = types[k].format.dtype();
     const auto n = static_cast<size_t>(out[k].shape.numel());
-    if (out[k].is_float())
-      out[k].f.resize(n);
-    else
-      out[k].i.resize(n);
+    if (out[k].is_float()) out[k].f.resize(n);
+    else out[k].i.resize(n);
   }
   OAR_RETURN_IF_ERROR(op.reference(inputs, attrs, out));
   for (HostValue& v : out) round_to_dtype(v);
@@ -165,7 +164,8 @@ Result<std::map<std::string, HostValue>> evaluate_reference(const Graph& graph,
       }
       if (!known[v]) {
         const Value& value = graph.value(v);
-        if (value.kind != ValueKind::kConstant) return invalid_argument(cat("graph input '", value.name, "' is missing"));
+        if (value.kind != ValueKind::kConstant)
+          return invalid_argument(cat("graph input '", value.name, "' is missing"));
         OAR_ASSIGN(values[v], host_value(value.constant));
         known[v] = true;
       }
@@ -179,9 +179,7 @@ Result<std::map<std::string, HostValue>> evaluate_reference(const Graph& graph,
   }
   std::map<std::string, HostValue> out;
   for (const auto& o : graph.outputs()) {
-    if (!known[o.value]) {
-      OAR_ASSIGN(values[o.value], host_value(graph.value(o.value).constant));
-    }
+    if (!known[o.value]) { OAR_ASSIGN(values[o.value], host_value(graph.value(o.value).constant)); }
     out[o.name] = values[o.value];
   }
   return out;

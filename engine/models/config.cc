@@ -1,4 +1,5 @@
-// config.json -> ModelConfig. A checkpoint is a stranger's file: every number is checked before a shape is made of it.
+// config.json -> ModelConfig. A checkpoint is a stranger's file: every number is checked before a shape is
+// made of it.
 #include <cmath>
 
 #include "engine/base/format.h"
@@ -12,7 +13,8 @@ class Reader {
   explicit Reader(const json::object& o) : o_(o) {}
 
   // The first key present, as an integer in [least, most].
-  Result<int64_t> integer(std::initializer_list<const char*> keys, int64_t least, int64_t most, std::optional<int64_t> fallback) const {
+  Result<int64_t> integer(std::initializer_list<const char*> keys, int64_t least, int64_t most,
+                          std::optional<int64_t> fallback) const {
     const json::value* v = nullptr;
     const char* key = *keys.begin();
     for (const char* k : keys) {
@@ -27,12 +29,11 @@ class Reader {
       return invalid_argument(cat("config.json has no '", key, "'"));
     }
     int64_t n = 0;
-    if (v->is_int64())
-      n = v->get_int64();
-    else if (v->is_double() && v->get_double() == std::floor(v->get_double()) && std::abs(v->get_double()) < 9e15)
+    if (v->is_int64()) n = v->get_int64();
+    else if (v->is_double() && v->get_double() == std::floor(v->get_double()) &&
+             std::abs(v->get_double()) < 9e15)
       n = static_cast<int64_t>(v->get_double());
-    else
-      return invalid_argument(cat("config.json: '", key, "' is not an integer"));
+    else return invalid_argument(cat("config.json: '", key, "' is not an integer"));
     if (n < least || n > most) {
       return invalid_argument(cat("config.json: '", key, "' is ", n, ", expected ", least, " to ", most));
     }
@@ -66,15 +67,18 @@ class Reader {
   const json::object& o_;
 };
 
-// Which layers look through a window: `layer_types` where the config has it, else the rules of its model type.
+// Which layers look through a window: `layer_types` where the config has it, else the rules of its model
+// type.
 Status read_windows(const json::object& o, const Reader& r, ModelConfig& c) {
   c.windows.assign(static_cast<size_t>(c.layers), 0);
   OAR_ASSIGN(const int64_t window, r.integer({"sliding_window"}, 0, INT32_MAX, 0));
-  if (window == 0 || !r.boolean("use_sliding_window", c.model_type == "mistral" || c.model_type == "mixtral")) return ok_status();
+  if (window == 0 || !r.boolean("use_sliding_window", c.model_type == "mistral" || c.model_type == "mixtral"))
+    return ok_status();
   if (const json::value* types = o.if_contains("layer_types"); types && types->is_array()) {
     const json::array& list = types->get_array();
     if (list.size() != c.windows.size()) {
-      return invalid_argument(cat("config.json: 'layer_types' has ", list.size(), " entries for ", c.layers, " layers"));
+      return invalid_argument(
+          cat("config.json: 'layer_types' has ", list.size(), " entries for ", c.layers, " layers"));
     }
     for (size_t k = 0; k < list.size(); ++k) {
       if (list[k].is_string() && list[k].get_string() == "sliding_attention") c.windows[k] = window;
@@ -84,7 +88,8 @@ Status read_windows(const json::object& o, const Reader& r, ModelConfig& c) {
   // Qwen counts the full layers from the bottom.
   const int64_t bottom = c.model_type.rfind("qwen", 0) == 0 ? c.layers : 0;
   OAR_ASSIGN(const int64_t first, r.integer({"max_window_layers"}, 0, INT32_MAX, bottom));
-  for (int64_t k = c.model_type.rfind("qwen", 0) == 0 ? first : 0; k < c.layers; ++k) c.windows[static_cast<size_t>(k)] = window;
+  for (int64_t k = c.model_type.rfind("qwen", 0) == 0 ? first : 0; k < c.layers; ++k)
+    c.windows[static_cast<size_t>(k)] = window;
   return ok_status();
 }
 
@@ -99,7 +104,8 @@ Status read_experts(const json::object& o, const Reader& r, ModelConfig& c) {
   for (int64_t k = 0; k < c.layers; ++k) c.dense_layer[static_cast<size_t>(k)] = (k + 1) % step != 0;
   if (const json::value* list = o.if_contains("mlp_only_layers"); list && list->is_array()) {
     for (const json::value& v : list->get_array()) {
-      if (v.is_int64() && v.get_int64() >= 0 && v.get_int64() < c.layers) c.dense_layer[static_cast<size_t>(v.get_int64())] = true;
+      if (v.is_int64() && v.get_int64() >= 0 && v.get_int64() < c.layers)
+        c.dense_layer[static_cast<size_t>(v.get_int64())] = true;
     }
   }
   return ok_status();
@@ -111,7 +117,8 @@ Result<ModelConfig> read_model_config(const json::object& o) {
   const Reader r(o);
   ModelConfig c;
   c.model_type = r.text({"model_type"}, "");
-  if (c.model_type.empty()) return invalid_argument("config.json has no 'model_type'; a language model names its architecture there");
+  if (c.model_type.empty())
+    return invalid_argument("config.json has no 'model_type'; a language model names its architecture there");
   if (!find_architecture(c.model_type)) {
     std::string names;
     for (const std::string& n : architecture_names()) names += (names.empty() ? "" : ", ") + n;
@@ -122,17 +129,20 @@ Result<ModelConfig> read_model_config(const json::object& o) {
   OAR_ASSIGN(c.heads, r.integer({"num_attention_heads", "n_head"}, 1, 1 << 16, std::nullopt));
   OAR_ASSIGN(c.kv_heads, r.integer({"num_key_value_heads"}, 1, c.heads, c.heads));
   if (c.heads % c.kv_heads != 0) {
-    return invalid_argument(cat("config.json: 'num_attention_heads' ", c.heads, " is no multiple of 'num_key_value_heads' ", c.kv_heads));
+    return invalid_argument(cat("config.json: 'num_attention_heads' ", c.heads,
+                                " is no multiple of 'num_key_value_heads' ", c.kv_heads));
   }
   if (!o.contains("head_dim") && c.width % c.heads != 0) {
-    return invalid_argument(cat("config.json: 'hidden_size' ", c.width, " is no multiple of 'num_attention_heads' ", c.heads));
+    return invalid_argument(
+        cat("config.json: 'hidden_size' ", c.width, " is no multiple of 'num_attention_heads' ", c.heads));
   }
   OAR_ASSIGN(c.head_dim, r.integer({"head_dim"}, 1, 1 << 14, c.width / c.heads));
   OAR_ASSIGN(c.ffn, r.integer({"intermediate_size", "n_inner"}, 1, 1 << 22, 4 * c.width));
   OAR_ASSIGN(c.vocab, r.integer({"vocab_size"}, 1, INT32_MAX, std::nullopt));
   OAR_ASSIGN(c.max_context, r.integer({"max_position_embeddings", "n_positions"}, 1, INT32_MAX, 2048));
   OAR_ASSIGN(c.norm_eps, r.number({"rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"}, 1e-5));
-  if (!(c.norm_eps >= 0 && c.norm_eps < 1)) return invalid_argument(cat("config.json: norm epsilon ", c.norm_eps, " is not in [0, 1)"));
+  if (!(c.norm_eps >= 0 && c.norm_eps < 1))
+    return invalid_argument(cat("config.json: norm epsilon ", c.norm_eps, " is not in [0, 1)"));
   c.activation = r.text({"hidden_act", "activation_function"}, "silu");
   c.tied = r.boolean("tie_word_embeddings", c.model_type == "gpt2");
   c.rope_interleaved = r.boolean("rope_interleaved", false);
@@ -147,8 +157,10 @@ Result<ModelConfig> read_model_config(const json::object& o) {
     OAR_ASSIGN(c.rope_theta, inner.number({"rope_theta"}, c.rope_theta));
     OAR_ASSIGN(c.partial_rotary, inner.number({"partial_rotary_factor"}, c.partial_rotary));
   }
-  if (!(c.rope_theta > 0)) return invalid_argument(cat("config.json: 'rope_theta' is ", c.rope_theta, ", expected more than 0"));
-  if (!(c.partial_rotary > 0 && c.partial_rotary <= 1)) return invalid_argument("config.json: 'partial_rotary_factor' is not in (0, 1]");
+  if (!(c.rope_theta > 0))
+    return invalid_argument(cat("config.json: 'rope_theta' is ", c.rope_theta, ", expected more than 0"));
+  if (!(c.partial_rotary > 0 && c.partial_rotary <= 1))
+    return invalid_argument("config.json: 'partial_rotary_factor' is not in (0, 1]");
   OAR_RETURN_IF_ERROR(read_windows(o, r, c));
   OAR_RETURN_IF_ERROR(read_experts(o, r, c));
   return c;

@@ -17,7 +17,8 @@ Val linear(ModelBuilder& b, Val x, const std::string& name) {
 
 Val activation(ModelBuilder& b, Val x) {
   const std::string& a = b.c.activation;
-  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast" || a == "silu") return b.op(a == "silu" ? "silu" : "gelu_tanh", {x});
+  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast" || a == "silu")
+    return b.op(a == "silu" ? "silu" : "gelu_tanh", {x});
   if (a == "gelu" || a == "relu") return b.op(a, {x});
   b.fail(unimplemented(cat("config.json: activation_function '", a, "'")));
   return {};
@@ -25,7 +26,8 @@ Val activation(ModelBuilder& b, Val x) {
 
 Val hidden(ModelBuilder& b) {
   const int64_t E = b.c.width;
-  Val x = b.add(b.embedding("transformer.wte.weight", b.in.tokens), b.embedding("transformer.wpe.weight", b.in.positions));
+  Val x = b.add(b.embedding("transformer.wte.weight", b.in.tokens),
+                b.embedding("transformer.wpe.weight", b.in.positions));
   for (int64_t n = 0; n < b.c.layers; ++n) {
     const std::string layer = cat("transformer.h.", n, ".");
     const Val qkv = linear(b, b.layer_norm(x, layer + "ln_1"), layer + "attn.c_attn");  // (T, 3 E)

@@ -1,6 +1,7 @@
-// Llama 2 and 3, https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2407.21783; Mistral (the same with a window,
-// https://arxiv.org/abs/2310.06825); Qwen 2 (biases on q, k, v come with the checkpoint, https://arxiv.org/abs/2407.10671);
-// Qwen 3 (each query and key head normalized before its rotation, https://arxiv.org/abs/2505.09388); and their mixtures.
+// Llama 2 and 3, https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2407.21783; Mistral (the same with a
+// window, https://arxiv.org/abs/2310.06825); Qwen 2 (biases on q, k, v come with the checkpoint,
+// https://arxiv.org/abs/2407.10671); Qwen 3 (each query and key head normalized before its rotation,
+// https://arxiv.org/abs/2505.09388); and their mixtures.
 //
 //   x += attention(rms_norm(x));  x += mlp(rms_norm(x))
 #include "engine/base/format.h"
@@ -32,7 +33,9 @@ Val hidden(ModelBuilder& b) {
   return b.rms_norm(x, "model.norm");
 }
 
-Val dense(ModelBuilder& b, Val x, const std::string& layer, int64_t) { return b.gated_mlp(x, layer + "mlp."); }
+Val dense(ModelBuilder& b, Val x, const std::string& layer, int64_t) {
+  return b.gated_mlp(x, layer + "mlp.");
+}
 
 Val qwen_experts(ModelBuilder& b, Val x, const std::string& layer, int64_t n) {
   if (b.c.experts == 0 || b.c.dense_layer[static_cast<size_t>(n)]) return dense(b, x, layer, n);

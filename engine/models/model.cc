@@ -31,7 +31,8 @@ std::vector<std::string> architecture_names() {
   return names;
 }
 
-ModelBuilder::ModelBuilder(Graph& graph, const Checkpoint& checkpoint, const ModelConfig& config, ModelInputs inputs)
+ModelBuilder::ModelBuilder(Graph& graph, const Checkpoint& checkpoint, const ModelConfig& config,
+                           ModelInputs inputs)
     : Builder(graph), c(config), in(inputs), checkpoint_(checkpoint) {
   auto rope = rope_table(config);
   if (!rope.ok()) {
@@ -67,7 +68,9 @@ Val ModelBuilder::layer_norm(Val x, const std::string& name) {
   return op("layer_norm", {x, weight(name + ".weight"), weight(name + ".bias")}, {{"eps", c.norm_eps}});
 }
 
-Val ModelBuilder::embedding(const std::string& table, Val ids) { return op("embedding", {weight(table), ids}); }
+Val ModelBuilder::embedding(const std::string& table, Val ids) {
+  return op("embedding", {weight(table), ids});
+}
 
 Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
   return op("slice", {x}, {{"axis", int64_t{-1}}, {"begin", begin}, {"end", end}});
@@ -99,7 +102,8 @@ Val ModelBuilder::rope(Val x) {
 
 Val ModelBuilder::attention(Val q, Val k, Val v, int64_t layer) {
   return op("attention", {q, k, v, in.positions, in.segments},
-            {{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}, {"window", c.windows[static_cast<size_t>(layer)]}});
+            {{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))},
+             {"window", c.windows[static_cast<size_t>(layer)]}});
 }
 
 Val ModelBuilder::gated_mlp(Val x, const std::string& prefix) {
@@ -113,13 +117,15 @@ Val ModelBuilder::gated_mlp(Val x, const std::string& prefix) {
 
 // Expert e's matrix: a tensor of its own, or a slice of the stacked one (GGUF).
 Val ModelBuilder::expert_weight(const std::string& experts, const char* part, int64_t e) {
-  const std::string own = cat(experts, ".", e, ".", part, ".weight"), stacked = cat(experts, ".", part, ".weight");
+  const std::string own = cat(experts, ".", e, ".", part, ".weight"),
+                    stacked = cat(experts, ".", part, ".weight");
   if (has(own)) return weight(own);
   const auto it = checkpoint_.tensors.find(stacked);
   if (it == checkpoint_.tensors.end()) return weight(own);
   const Tensor& all = it->second;
   if (all.shape().rank() != 3 || e >= all.shape()[0]) {
-    fail(invalid_argument(cat("tensor '", stacked, "' is ", all.shape().to_string(), ", expected ", c.experts, " expert matrices")));
+    fail(invalid_argument(cat("tensor '", stacked, "' is ", all.shape().to_string(), ", expected ", c.experts,
+                              " expert matrices")));
     return {};
   }
   auto one = all.slice(e, e + 1).reshape({all.shape()[1], all.shape()[2]});
@@ -130,8 +136,8 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* part, in
   return constant(own, std::move(*one));
 }
 
-Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
-                          const char* down) {
+Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate,
+                          const char* up, const char* down) {
   const auto route = ops("moe_route", std::vector<Val>{linear(x, router)},
                          {{"top_k", c.experts_per_token}, {"normalize", int64_t{c.normalize_experts}}});
   if (route.size() != 4) return {};
@@ -144,12 +150,14 @@ Val ModelBuilder::experts(Val x, const std::string& router, const std::string& e
   }
   const Attrs attrs{{"experts", c.experts}};
   const Val gate_up = op("grouped_linear", first, attrs);
-  const Val h = op("swiglu", {slice(gate_up, 0, c.expert_ffn), slice(gate_up, c.expert_ffn, 2 * c.expert_ffn)});
+  const Val h =
+      op("swiglu", {slice(gate_up, 0, c.expert_ffn), slice(gate_up, c.expert_ffn, 2 * c.expert_ffn)});
   second.insert(second.begin(), {h, Val{}, start});
   return op("moe_combine", {op("grouped_linear", second, attrs), pair_slot, pair_weight});
 }
 
-Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& config, const BuildOptions& options) {
+Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& config,
+                               const BuildOptions& options) {
   const Architecture* architecture = find_architecture(config.model_type);
   OAR_CHECK(architecture != nullptr, "config was read for a known architecture");
   BuiltModel model;
@@ -172,7 +180,8 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
   OAR_RETURN_IF_ERROR(b.status());
   const int64_t vocab = b.dim(logits, -1).const_value();
   if (vocab != config.vocab) {
-    return invalid_argument(cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ", vocab, " rows"));
+    return invalid_argument(
+        cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ", vocab, " rows"));
   }
   g.add_output("logits", logits.id);
   return model;

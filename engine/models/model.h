@@ -1,8 +1,8 @@
-// Language models: a checkpoint's config and tensors become a Graph. Each architecture is one short file that reads
-// like the paper's equations, written over packed tokens and without a cache (the serve pass adds it).
+// Language models: a checkpoint's config and tensors become a Graph. Each architecture is one short file that
+// reads like the paper's equations, written over packed tokens and without a cache (the serve pass adds it).
 //
-// To add one: engine/models/<name>.cc with an Architecture, one line in CMakeLists.txt, configs/models/tiny-<name>.json
-// with goldens. Build time only.
+// To add one: engine/models/<name>.cc with an Architecture, one line in CMakeLists.txt,
+// configs/models/tiny-<name>.json with goldens. Build time only.
 #pragma once
 
 #include <memory>
@@ -17,17 +17,17 @@ namespace oar {
 // config.json in numbers. Absent keys have Hugging Face's defaults; every value is checked for range.
 struct ModelConfig {
   std::string model_type;
-  int64_t width = 0;       // E
+  int64_t width = 0;  // E
   int64_t layers = 0;
-  int64_t heads = 0;       // H
-  int64_t kv_heads = 0;    // K
-  int64_t head_dim = 0;    // D
-  int64_t ffn = 0;         // F
-  int64_t vocab = 0;       // V
+  int64_t heads = 0;     // H
+  int64_t kv_heads = 0;  // K
+  int64_t head_dim = 0;  // D
+  int64_t ffn = 0;       // F
+  int64_t vocab = 0;     // V
   int64_t max_context = 0;
   double norm_eps = 1e-5;
   std::string activation = "silu";
-  bool tied = false;       // the head shares the embedding table
+  bool tied = false;  // the head shares the embedding table
   double rope_theta = 10000;
   bool rope_interleaved = false;
   double partial_rotary = 1;
@@ -40,8 +40,8 @@ struct ModelConfig {
 };
 Result<ModelConfig> read_model_config(const json::object& config);
 
-// Inverse frequencies (R/2) and the factor on cos and sin for the config's rope_scaling: default, linear, llama3, yarn
-// or freq_factors. https://arxiv.org/abs/2309.00071 for YaRN.
+// Inverse frequencies (R/2) and the factor on cos and sin for the config's rope_scaling: default, linear,
+// llama3, yarn or freq_factors. https://arxiv.org/abs/2309.00071 for YaRN.
 struct RopeTable {
   std::vector<float> inv_freq;
   double mscale = 1;
@@ -107,11 +107,13 @@ struct BuildOptions {
   int64_t max_logit_rows = 64;     // bound of R
 };
 
-// The whole model: inputs tokens, positions, segments (T) and logit_rows (R), output "logits" (R, V). Symbols T, R.
+// The whole model: inputs tokens, positions, segments (T) and logit_rows (R), output "logits" (R, V). Symbols
+// T, R.
 struct BuiltModel {
   Graph graph;
   SymbolId T = 0, R = 0;
 };
-Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& config, const BuildOptions& options);
+Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& config,
+                               const BuildOptions& options);
 
 }  // namespace oar

@@ -1,5 +1,5 @@
-// Inverse frequencies for every kind of rope scaling we run. Computed in double, stored in f32, as the checkpoints'
-// authors do.
+// Inverse frequencies for every kind of rope scaling we run. Computed in double, stored in f32, as the
+// checkpoints' authors do.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -26,7 +26,8 @@ Status scale_llama3(const json::object& s, std::vector<double>& freq) {
   OAR_ASSIGN(const double low, number(s, "low_freq_factor", std::nullopt));
   OAR_ASSIGN(const double high, number(s, "high_freq_factor", std::nullopt));
   OAR_ASSIGN(const double original, number(s, "original_max_position_embeddings", std::nullopt));
-  if (!(factor >= 1 && low > 0 && high > low && original > 0)) return invalid_argument("config.json: rope_scaling of type llama3 has values out of range");
+  if (!(factor >= 1 && low > 0 && high > low && original > 0))
+    return invalid_argument("config.json: rope_scaling of type llama3 has values out of range");
   for (double& f : freq) {
     const double wavelength = 2 * std::numbers::pi / f;
     if (wavelength > original / low) {
@@ -39,15 +40,20 @@ Status scale_llama3(const json::object& s, std::vector<double>& freq) {
   return ok_status();
 }
 
-// YaRN: dims that turn more than beta_fast times over the original context are kept, less than beta_slow interpolated.
-Status scale_yarn(const json::object& s, const ModelConfig& c, int64_t dim, std::vector<double>& freq, double* mscale) {
+// YaRN: dims that turn more than beta_fast times over the original context are kept, less than beta_slow
+// interpolated.
+Status scale_yarn(const json::object& s, const ModelConfig& c, int64_t dim, std::vector<double>& freq,
+                  double* mscale) {
   OAR_ASSIGN(const double factor, number(s, "factor", std::nullopt));
   OAR_ASSIGN(const double fast, number(s, "beta_fast", 32));
   OAR_ASSIGN(const double slow, number(s, "beta_slow", 1));
-  OAR_ASSIGN(const double original, number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
-  if (!(factor > 0 && fast > 0 && slow > 0 && original > 0)) return invalid_argument("config.json: rope_scaling of type yarn has values out of range");
+  OAR_ASSIGN(const double original,
+             number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
+  if (!(factor > 0 && fast > 0 && slow > 0 && original > 0))
+    return invalid_argument("config.json: rope_scaling of type yarn has values out of range");
   const auto turns_to_dim = [&](double turns) {
-    return static_cast<double>(dim) * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(c.rope_theta));
+    return static_cast<double>(dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(c.rope_theta));
   };
   const json::value* truncate = s.if_contains("truncate");
   const bool round = !truncate || !truncate->is_bool() || truncate->get_bool();
@@ -63,7 +69,8 @@ Status scale_yarn(const json::object& s, const ModelConfig& c, int64_t dim, std:
   const auto get_mscale = [&](double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1; };
   OAR_ASSIGN(const double m, number(s, "mscale", 0));
   OAR_ASSIGN(const double all, number(s, "mscale_all_dim", 0));
-  OAR_ASSIGN(*mscale, number(s, "attention_factor", m != 0 && all != 0 ? get_mscale(m) / get_mscale(all) : get_mscale(1)));
+  OAR_ASSIGN(*mscale, number(s, "attention_factor",
+                             m != 0 && all != 0 ? get_mscale(m) / get_mscale(all) : get_mscale(1)));
   return ok_status();
 }
 
@@ -73,7 +80,8 @@ Result<RopeTable> rope_table(const ModelConfig& c) {
   const auto dim = static_cast<int64_t>(static_cast<double>(c.head_dim) * c.partial_rotary) / 2 * 2;
   if (dim < 2) return invalid_argument(cat("config.json: heads of ", c.head_dim, " have nothing to rotate"));
   std::vector<double> freq(static_cast<size_t>(dim / 2));
-  for (size_t k = 0; k < freq.size(); ++k) freq[k] = std::pow(c.rope_theta, -2.0 * static_cast<double>(k) / static_cast<double>(dim));
+  for (size_t k = 0; k < freq.size(); ++k)
+    freq[k] = std::pow(c.rope_theta, -2.0 * static_cast<double>(k) / static_cast<double>(dim));
   RopeTable table;
   const json::object& s = c.rope_scaling;
   std::string type = "default";
@@ -95,7 +103,8 @@ Result<RopeTable> rope_table(const ModelConfig& c) {
     }
     for (size_t k = 0; k < freq.size(); ++k) {
       const json::value& v = list->get_array()[k];
-      if (!v.is_number() || !(v.to_number<double>() > 0)) return invalid_argument("rope factors must be positive numbers");
+      if (!v.is_number() || !(v.to_number<double>() > 0))
+        return invalid_argument("rope factors must be positive numbers");
       freq[k] /= v.to_number<double>();
     }
   } else if (type != "default") {

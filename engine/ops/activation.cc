@@ -1,22 +1,25 @@
 // Activations, defined in primitives. Formulas as in kernels/activation.h.
-#include "engine/ops/op_util.h"
 #include "kernels/activation.h"
+#include "engine/ops/op_util.h"
 
 namespace oar {
 namespace {
 
 template <UnaryOp kOp>
 Lowered lower_unary(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{}, [](UnaryArgs& a, const Operand* in, const Operand* out) {
-    a.op = kOp;
-    a.out = out[0].as<float>();
-    a.x = in[0].as<const float>();
-    a.n = in[0].numel();
-  });
+  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{},
+                      [](UnaryArgs& a, const Operand* in, const Operand* out) {
+                        a.op = kOp;
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.n = in[0].numel();
+                      });
 }
 
 // max(x, 0)
-std::vector<Val> relu(Builder& b, std::span<const Val> in, const Attrs&) { return {b.op("max", {in[0], b.scalar(0)})}; }
+std::vector<Val> relu(Builder& b, std::span<const Val> in, const Attrs&) {
+  return {b.op("max", {in[0], b.scalar(0)})};
+}
 
 // x * sigmoid(x)
 std::vector<Val> silu(Builder& b, std::span<const Val> in, const Attrs&) {
@@ -43,30 +46,53 @@ std::vector<Val> swiglu(Builder& b, std::span<const Val> in, const Attrs&) {
 
 Types swiglu_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
-  if (!(shape_of(g, in[0]) == shape_of(g, in[1]))) return invalid_argument("gate and up have different shapes");
+  if (!(shape_of(g, in[0]) == shape_of(g, in[1])))
+    return invalid_argument("gate and up have different shapes");
   return same_as_first(g, in, attrs);
 }
 
 Lowered swiglu_lower(LowerContext& ctx) {
   if (shape_of(ctx.graph, ctx.node.inputs[0]).size() != 2) return std::unique_ptr<LoweredOp>();
-  return lower_kernel(ctx, KernelFamily::kSwiGlu, Format::f32(), SwiGluArgs{}, [](SwiGluArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.gate = in[0].as<const float>();
-    a.up = in[1].as<const float>();
-    a.T = out[0].dims[0];
-    a.F = out[0].dims[1];
-    a.ldo = out[0].row_stride;
-    a.ldg = in[0].row_stride;
-    a.ldu = in[1].row_stride;
-  });
+  return lower_kernel(ctx, KernelFamily::kSwiGlu, Format::f32(), SwiGluArgs{},
+                      [](SwiGluArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.gate = in[0].as<const float>();
+                        a.up = in[1].as<const float>();
+                        a.T = out[0].dims[0];
+                        a.F = out[0].dims[1];
+                        a.ldo = out[0].row_stride;
+                        a.ldg = in[0].row_stride;
+                        a.ldu = in[1].row_stride;
+                      });
 }
 
 }  // namespace
 
-extern const OpDef op_relu = {.name = "relu", .infer = same_as_first, .define = relu, .pattern = true, .lower = lower_unary<UnaryOp::kRelu>};
-extern const OpDef op_silu = {.name = "silu", .infer = same_as_first, .define = silu, .pattern = true, .lower = lower_unary<UnaryOp::kSilu>};
-extern const OpDef op_gelu = {.name = "gelu", .infer = same_as_first, .define = gelu, .pattern = true, .lower = lower_unary<UnaryOp::kGeluErf>};
-extern const OpDef op_gelu_tanh = {.name = "gelu_tanh", .infer = same_as_first, .define = gelu_tanh, .pattern = true, .lower = lower_unary<UnaryOp::kGeluTanh>};
-extern const OpDef op_swiglu = {.name = "swiglu", .strided_inputs = 3, .infer = swiglu_infer, .define = swiglu, .pattern = true, .lower = swiglu_lower};
+extern const OpDef op_relu = {.name = "relu",
+                              .infer = same_as_first,
+                              .define = relu,
+                              .pattern = true,
+                              .lower = lower_unary<UnaryOp::kRelu>};
+extern const OpDef op_silu = {.name = "silu",
+                              .infer = same_as_first,
+                              .define = silu,
+                              .pattern = true,
+                              .lower = lower_unary<UnaryOp::kSilu>};
+extern const OpDef op_gelu = {.name = "gelu",
+                              .infer = same_as_first,
+                              .define = gelu,
+                              .pattern = true,
+                              .lower = lower_unary<UnaryOp::kGeluErf>};
+extern const OpDef op_gelu_tanh = {.name = "gelu_tanh",
+                                   .infer = same_as_first,
+                                   .define = gelu_tanh,
+                                   .pattern = true,
+                                   .lower = lower_unary<UnaryOp::kGeluTanh>};
+extern const OpDef op_swiglu = {.name = "swiglu",
+                                .strided_inputs = 3,
+                                .infer = swiglu_infer,
+                                .define = swiglu,
+                                .pattern = true,
+                                .lower = swiglu_lower};
 
 }  // namespace oar

@@ -1,8 +1,10 @@
 // Attention, as models write it and as it is served.
-//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap} -> (T, H, D)
-//     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]. Training, encoders and
-//     the oracle run it; the serve pass replaces it by
-//   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start, context_len).
+//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap} ->
+//   (T, H, D)
+//     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]. Training,
+//     encoders and the oracle run it; the serve pass replaces it by
+//   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
+//   context_len).
 #include <cmath>
 
 #include "engine/ops/op_util.h"
@@ -21,7 +23,8 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_same(q[0], k[0], "rows of q and k"));
   OAR_RETURN_IF_ERROR(check_same(q[2], k[2], "head sizes of q and k"));
   if (q[1].const_value() % k[1].const_value() != 0) {
-    return invalid_argument(cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
+    return invalid_argument(
+        cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
   }
   return std::vector<TensorType>{f32_type(q)};
 }
@@ -74,22 +77,24 @@ Types append_infer(const Graph& g, Ids in, const Attrs&) {
 Lowered append_lower(LowerContext& ctx) {
   KvAppendArgs args;
   args.shape = kv_shape(ctx.node.attrs);
-  return lower_kernel(ctx, KernelFamily::kKvAppend, Format::of(args.shape.type), args, [](KvAppendArgs& a, const Operand* in, const Operand*) {
-    a.pool = in[0].data;
-    a.k = in[1].as<const float>();
-    a.v = in[2].as<const float>();
-    a.slots = in[3].as<const int32_t>();
-    a.T = in[1].dims[0];
-    a.ldk = in[1].row_stride;
-    a.ldv = in[2].row_stride;
-  });
+  return lower_kernel(ctx, KernelFamily::kKvAppend, Format::of(args.shape.type), args,
+                      [](KvAppendArgs& a, const Operand* in, const Operand*) {
+                        a.pool = in[0].data;
+                        a.k = in[1].as<const float>();
+                        a.v = in[2].as<const float>();
+                        a.slots = in[3].as<const int32_t>();
+                        a.T = in[1].dims[0];
+                        a.ldk = in[1].row_stride;
+                        a.ldv = in[2].row_stride;
+                      });
 }
 
 Types paged_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 2, "block_tables"));
-  for (size_t k = 2; k < 5; ++k) OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
+  for (size_t k = 2; k < 5; ++k)
+    OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
   return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
 }
 
@@ -120,7 +125,16 @@ Lowered paged_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_attention = {.name = "attention", .infer = infer, .reference = reference};
-extern const OpDef op_kv_append = {.name = "kv_append", .gradient = Gradient::kNone, .effect = true, .strided_inputs = 6, .infer = append_infer, .lower = append_lower};
-extern const OpDef op_paged_attention = {.name = "paged_attention", .gradient = Gradient::kNone, .strided_inputs = 1, .infer = paged_infer, .lower = paged_lower};
+extern const OpDef op_kv_append = {.name = "kv_append",
+                                   .gradient = Gradient::kNone,
+                                   .effect = true,
+                                   .strided_inputs = 6,
+                                   .infer = append_infer,
+                                   .lower = append_lower};
+extern const OpDef op_paged_attention = {.name = "paged_attention",
+                                         .gradient = Gradient::kNone,
+                                         .strided_inputs = 1,
+                                         .infer = paged_infer,
+                                         .lower = paged_lower};
 
 }  // namespace oar

@@ -1,4 +1,5 @@
-// Elementwise primitives. Binary ones broadcast like NumPy: shapes are aligned at the last axis and extents of 1 repeat.
+// Elementwise primitives. Binary ones broadcast like NumPy: shapes are aligned at the last axis and extents
+// of 1 repeat.
 #include <cmath>
 
 #include "engine/ops/op_util.h"
@@ -18,12 +19,13 @@ Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 
 template <UnaryOp kOp>
 Lowered unary_lower(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{}, [](UnaryArgs& a, const Operand* in, const Operand* out) {
-    a.op = kOp;
-    a.out = out[0].as<float>();
-    a.x = in[0].as<const float>();
-    a.n = in[0].numel();
-  });
+  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{},
+                      [](UnaryArgs& a, const Operand* in, const Operand* out) {
+                        a.op = kOp;
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.n = in[0].numel();
+                      });
 }
 
 template <double (*F)(double), UnaryOp kOp>
@@ -120,13 +122,14 @@ Lowered binary_lower(LowerContext& ctx) {
     OAR_ASSIGN(constant, ctx.f32_constant(1));
   }
   if (ctx.graph.value(ctx.node.inputs[0]).kind == ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
-  return lower_kernel(ctx, KernelFamily::kBinary, Format::f32(), args, [constant](BinaryArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.a = in[0].as<const float>();
-    a.b = constant ? constant : in[1].as<const float>();
-    a.rows = out[0].rows();
-    a.cols = out[0].cols();
-  });
+  return lower_kernel(ctx, KernelFamily::kBinary, Format::f32(), args,
+                      [constant](BinaryArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.a = in[0].as<const float>();
+                        a.b = constant ? constant : in[1].as<const float>();
+                        a.rows = out[0].rows();
+                        a.cols = out[0].cols();
+                      });
 }
 
 template <double (*F)(double, double), BinaryOp kOp>

@@ -1,7 +1,7 @@
-// embedding(table (V, E), ids (T)) -> (T, E): rows of a table in any storage format, decoded. Ids were checked against V
-// when the request was validated.
-#include "engine/ops/op_util.h"
+// embedding(table (V, E), ids (T)) -> (T, E): rows of a table in any storage format, decoded. Ids were
+// checked against V when the request was validated.
 #include "kernels/embedding.h"
+#include "engine/ops/op_util.h"
 
 namespace oar {
 namespace {
@@ -20,7 +20,9 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   for (size_t t = 0; t < in[1]->i.size(); ++t) {
     const int64_t id = in[1]->i[t];
     if (id < 0 || id >= rows) return invalid_argument(cat("id ", id, " is outside the vocabulary of ", rows));
-    for (int64_t c = 0; c < cols; ++c) out[0].f[t * static_cast<size_t>(cols) + static_cast<size_t>(c)] = scale * in[0]->f[static_cast<size_t>(id * cols + c)];
+    for (int64_t c = 0; c < cols; ++c)
+      out[0].f[t * static_cast<size_t>(cols) + static_cast<size_t>(c)] =
+          scale * in[0]->f[static_cast<size_t>(id * cols + c)];
   }
   return ok_status();
 }
@@ -37,19 +39,22 @@ Lowered lower(LowerContext& ctx) {
     args.table = table.constant.data();
   } else {
     OAR_ASSIGN(Buffer device, ctx.backend.allocate(table.constant.bytes()));
-    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), table.constant.data(), table.constant.bytes()));
+    OAR_RETURN_IF_ERROR(
+        ctx.backend.upload(device.mutable_data(), table.constant.data(), table.constant.bytes()));
     args.table = device.data();
     ctx.owned.push_back(std::move(device));
   }
-  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args, [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.ids = in[1].as<const int32_t>();
-    a.T = in[1].dims[0];
-  });
+  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
+                      [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.ids = in[1].as<const int32_t>();
+                        a.T = in[1].dims[0];
+                      });
 }
 
 }  // namespace
 
-extern const OpDef op_embedding = {.name = "embedding", .infer = infer, .reference = reference, .lower = lower};
+extern const OpDef op_embedding = {
+    .name = "embedding", .infer = infer, .reference = reference, .lower = lower};
 
 }  // namespace oar

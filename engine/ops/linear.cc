@@ -79,7 +79,8 @@ Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format fo
 namespace {
 
 Types infer(const Graph& g, Ids in, const Attrs&) {
-  if (in.size() < 4 || in.size() % 2 != 0) return invalid_argument("takes x, residual and (weight, bias) pairs");
+  if (in.size() < 4 || in.size() % 2 != 0)
+    return invalid_argument("takes x, residual and (weight, bias) pairs");
   DimVector shape = shape_of(g, in[0]);
   if (shape.empty()) return invalid_argument("x is a scalar");
   const Dim K = shape.back();
@@ -89,12 +90,14 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
     OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[1], K, "columns of the weight and of x"));
     if (given(in, k + 1)) {
       OAR_RETURN_IF_ERROR(check_rank(g, in, k + 1, 1, "bias"));
-      OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k + 1])[0], shape_of(g, in[k])[0], "bias and rows of the weight"));
+      OAR_RETURN_IF_ERROR(
+          check_same(shape_of(g, in[k + 1])[0], shape_of(g, in[k])[0], "bias and rows of the weight"));
     }
     N = N + shape_of(g, in[k])[0];
   }
   shape.back() = N;
-  if (given(in, 1) && !(shape_of(g, in[1]) == shape)) return invalid_argument("residual has another shape than the result");
+  if (given(in, 1) && !(shape_of(g, in[1]) == shape))
+    return invalid_argument("residual has another shape than the result");
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
@@ -174,6 +177,7 @@ Lowered lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_linear = {.name = "linear", .strided_inputs = 1, .infer = infer, .reference = reference, .lower = lower};
+extern const OpDef op_linear = {
+    .name = "linear", .strided_inputs = 1, .infer = infer, .reference = reference, .lower = lower};
 
 }  // namespace oar

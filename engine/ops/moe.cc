@@ -1,7 +1,8 @@
-// Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in kernels/moe.h.
-//   moe_route(logits (T, X)) {top_k, normalize} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k), start (X + 1)
-//   grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert by expert, segment by segment
-//   moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
+// Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in
+// kernels/moe.h.
+//   moe_route(logits (T, X)) {top_k, normalize} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k),
+//   start (X + 1) grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert
+//   by expert, segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,9 +18,11 @@ Types route_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "logits"));
   const Dim T = shape_of(g, in[0])[0], X = shape_of(g, in[0])[1];
   const int64_t k = attrs.get_int("top_k");
-  if (k < 1 || k > X.const_value()) return invalid_argument(cat("top_k ", k, " of ", X.const_value(), " experts"));
+  if (k < 1 || k > X.const_value())
+    return invalid_argument(cat("top_k ", k, " of ", X.const_value(), " experts"));
   const Format i32 = Format::i32();
-  return std::vector<TensorType>{{i32, {T * Dim(k)}}, {i32, {T, Dim(k)}}, f32_type({T, Dim(k)}), {i32, {X + Dim(1)}}};
+  return std::vector<TensorType>{
+      {i32, {T * Dim(k)}}, {i32, {T, Dim(k)}}, f32_type({T, Dim(k)}), {i32, {X + Dim(1)}}};
 }
 
 Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
@@ -59,15 +62,16 @@ Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args;
   args.top_k = ctx.node.attrs.get_int("top_k");
   args.normalize = ctx.node.attrs.get_bool("normalize", true);
-  return lower_kernel(ctx, KernelFamily::kMoeRoute, Format::f32(), args, [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
-    a.pair_token = out[0].as<int32_t>();
-    a.pair_slot = out[1].as<int32_t>();
-    a.pair_weight = out[2].as<float>();
-    a.expert_start = out[3].as<int32_t>();
-    a.logits = in[0].as<const float>();
-    a.T = in[0].dims[0];
-    a.experts = in[0].dims[1];
-  });
+  return lower_kernel(ctx, KernelFamily::kMoeRoute, Format::f32(), args,
+                      [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
+                        a.pair_token = out[0].as<int32_t>();
+                        a.pair_slot = out[1].as<int32_t>();
+                        a.pair_weight = out[2].as<float>();
+                        a.expert_start = out[3].as<int32_t>();
+                        a.logits = in[0].as<const float>();
+                        a.T = in[0].dims[0];
+                        a.experts = in[0].dims[1];
+                      });
 }
 
 Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
@@ -80,11 +84,12 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
   Dim N = 0;
   for (size_t k = 3; k < in.size(); ++k) {
     OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "expert weight"));
-    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[1], shape_of(g, in[0])[1], "columns of the weight and of x"));
-    if (k < 3 + segments)
-      N = N + shape_of(g, in[k])[0];
+    OAR_RETURN_IF_ERROR(
+        check_same(shape_of(g, in[k])[1], shape_of(g, in[0])[1], "columns of the weight and of x"));
+    if (k < 3 + segments) N = N + shape_of(g, in[k])[0];
     else
-      OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[0], shape_of(g, in[k - segments])[0], "rows of expert weights"));
+      OAR_RETURN_IF_ERROR(
+          check_same(shape_of(g, in[k])[0], shape_of(g, in[k - segments])[0], "rows of expert weights"));
   }
   const Dim P = given(in, 1) ? shape_of(g, in[1])[0] : shape_of(g, in[0])[0];
   return std::vector<TensorType>{f32_type({P, N})};
@@ -178,7 +183,8 @@ Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) 
   for (size_t t = 0; t * E < out[0].f.size(); ++t) {
     for (size_t c = 0; c < E; ++c) {
       double sum = 0;
-      for (size_t j = 0; j < k; ++j) sum += in[2]->f[t * k + j] * in[0]->f[static_cast<size_t>(in[1]->i[t * k + j]) * E + c];
+      for (size_t j = 0; j < k; ++j)
+        sum += in[2]->f[t * k + j] * in[0]->f[static_cast<size_t>(in[1]->i[t * k + j]) * E + c];
       out[0].f[t * E + c] = sum;
     }
   }
@@ -186,21 +192,31 @@ Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) 
 }
 
 Lowered combine_lower(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kMoeCombine, Format::f32(), MoeCombineArgs{}, [](MoeCombineArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.y = in[0].as<const float>();
-    a.pair_slot = in[1].as<const int32_t>();
-    a.pair_weight = in[2].as<const float>();
-    a.T = in[1].dims[0];
-    a.top_k = in[1].dims[1];
-    a.E = in[0].dims[1];
-  });
+  return lower_kernel(ctx, KernelFamily::kMoeCombine, Format::f32(), MoeCombineArgs{},
+                      [](MoeCombineArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.y = in[0].as<const float>();
+                        a.pair_slot = in[1].as<const int32_t>();
+                        a.pair_weight = in[2].as<const float>();
+                        a.T = in[1].dims[0];
+                        a.top_k = in[1].dims[1];
+                        a.E = in[0].dims[1];
+                      });
 }
 
 }  // namespace
 
-extern const OpDef op_moe_route = {.name = "moe_route", .gradient = Gradient::kPiecewiseConstant, .infer = route_infer, .reference = route_reference, .lower = route_lower};
-extern const OpDef op_grouped_linear = {.name = "grouped_linear", .strided_inputs = 1, .infer = grouped_infer, .reference = grouped_reference, .lower = grouped_lower};
-extern const OpDef op_moe_combine = {.name = "moe_combine", .infer = combine_infer, .reference = combine_reference, .lower = combine_lower};
+extern const OpDef op_moe_route = {.name = "moe_route",
+                                   .gradient = Gradient::kPiecewiseConstant,
+                                   .infer = route_infer,
+                                   .reference = route_reference,
+                                   .lower = route_lower};
+extern const OpDef op_grouped_linear = {.name = "grouped_linear",
+                                        .strided_inputs = 1,
+                                        .infer = grouped_infer,
+                                        .reference = grouped_reference,
+                                        .lower = grouped_lower};
+extern const OpDef op_moe_combine = {
+    .name = "moe_combine", .infer = combine_infer, .reference = combine_reference, .lower = combine_lower};
 
 }  // namespace oar

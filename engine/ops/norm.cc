@@ -1,6 +1,6 @@
 // Softmax and the normalizations over the last axis, defined in primitives.
-#include "engine/ops/op_util.h"
 #include "kernels/norm.h"
+#include "engine/ops/op_util.h"
 
 namespace oar {
 namespace {
@@ -47,7 +47,8 @@ Types rms_infer(const Graph& g, Ids in, const Attrs& attrs) {
 Types add_rms_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 3, 3));
   OAR_RETURN_IF_ERROR(check_weight(g, in, 2, "w"));
-  if (!(shape_of(g, in[0]) == shape_of(g, in[1]))) return invalid_argument("x and residual have different shapes");
+  if (!(shape_of(g, in[0]) == shape_of(g, in[1])))
+    return invalid_argument("x and residual have different shapes");
   return std::vector<TensorType>(2, f32_type(shape_of(g, in[0])));
 }
 
@@ -58,22 +59,25 @@ Types layer_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return same_as_first(g, in, attrs);
 }
 
-bool constant(const LowerContext& ctx, size_t k) { return ctx.graph.value(ctx.node.inputs[k]).kind == ValueKind::kConstant; }
+bool constant(const LowerContext& ctx, size_t k) {
+  return ctx.graph.value(ctx.node.inputs[k]).kind == ValueKind::kConstant;
+}
 
 Lowered rms_lower(LowerContext& ctx) {
   if (!constant(ctx, 1)) return std::unique_ptr<LoweredOp>();
   RmsNormArgs args;
   args.eps = static_cast<float>(ctx.node.attrs.get_float("eps"));
   OAR_ASSIGN(args.w, ctx.f32_constant(1));
-  return lower_kernel(ctx, KernelFamily::kRmsNorm, Format::f32(), args, [](RmsNormArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.x = in[0].as<const float>();
-    a.rows = in[0].rows();
-    a.cols = in[0].cols();
-    // Rows of a matrix may be apart; rows of more axes are dense.
-    a.ldx = in[0].rank == 2 ? in[0].row_stride : a.cols;
-    a.ldo = a.cols;
-  });
+  return lower_kernel(ctx, KernelFamily::kRmsNorm, Format::f32(), args,
+                      [](RmsNormArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.rows = in[0].rows();
+                        a.cols = in[0].cols();
+                        // Rows of a matrix may be apart; rows of more axes are dense.
+                        a.ldx = in[0].rank == 2 ? in[0].row_stride : a.cols;
+                        a.ldo = a.cols;
+                      });
 }
 
 Lowered add_rms_lower(LowerContext& ctx) {
@@ -81,14 +85,15 @@ Lowered add_rms_lower(LowerContext& ctx) {
   RmsNormArgs args;
   args.eps = static_cast<float>(ctx.node.attrs.get_float("eps"));
   OAR_ASSIGN(args.w, ctx.f32_constant(2));
-  return lower_kernel(ctx, KernelFamily::kRmsNorm, Format::f32(), args, [](RmsNormArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.sum_out = out[1].as<float>();
-    a.x = in[0].as<const float>();
-    a.residual = in[1].as<const float>();
-    a.rows = in[0].rows();
-    a.cols = a.ldx = a.ldo = in[0].cols();
-  });
+  return lower_kernel(ctx, KernelFamily::kRmsNorm, Format::f32(), args,
+                      [](RmsNormArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.sum_out = out[1].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.residual = in[1].as<const float>();
+                        a.rows = in[0].rows();
+                        a.cols = a.ldx = a.ldo = in[0].cols();
+                      });
 }
 
 Lowered layer_lower(LowerContext& ctx) {
@@ -97,19 +102,24 @@ Lowered layer_lower(LowerContext& ctx) {
   args.eps = static_cast<float>(ctx.node.attrs.get_float("eps"));
   OAR_ASSIGN(args.w, ctx.f32_constant(1));
   OAR_ASSIGN(args.b, ctx.f32_constant(2));
-  return lower_kernel(ctx, KernelFamily::kLayerNorm, Format::f32(), args, [](LayerNormArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.x = in[0].as<const float>();
-    a.rows = in[0].rows();
-    a.cols = a.ldx = a.ldo = in[0].cols();
-  });
+  return lower_kernel(ctx, KernelFamily::kLayerNorm, Format::f32(), args,
+                      [](LayerNormArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.rows = in[0].rows();
+                        a.cols = a.ldx = a.ldo = in[0].cols();
+                      });
 }
 
 }  // namespace
 
-extern const OpDef op_softmax = {.name = "softmax", .infer = same_as_first, .define = softmax, .pattern = true};
-extern const OpDef op_rms_norm = {.name = "rms_norm", .infer = rms_infer, .define = rms_norm, .pattern = true, .lower = rms_lower};
-extern const OpDef op_add_rms_norm = {.name = "add_rms_norm", .infer = add_rms_infer, .define = add_rms_norm, .lower = add_rms_lower};
-extern const OpDef op_layer_norm = {.name = "layer_norm", .infer = layer_infer, .define = layer_norm, .pattern = true, .lower = layer_lower};
+extern const OpDef op_softmax = {
+    .name = "softmax", .infer = same_as_first, .define = softmax, .pattern = true};
+extern const OpDef op_rms_norm = {
+    .name = "rms_norm", .infer = rms_infer, .define = rms_norm, .pattern = true, .lower = rms_lower};
+extern const OpDef op_add_rms_norm = {
+    .name = "add_rms_norm", .infer = add_rms_infer, .define = add_rms_norm, .lower = add_rms_lower};
+extern const OpDef op_layer_norm = {
+    .name = "layer_norm", .infer = layer_infer, .define = layer_norm, .pattern = true, .lower = layer_lower};
 
 }  // namespace oar

@@ -4,7 +4,8 @@ namespace oar {
 
 Status check_operands(Ids in, size_t least, size_t most) {
   if (in.size() < least || in.size() > most) {
-    return invalid_argument(cat("takes ", least, least == most ? "" : cat(" to ", most), " operands, got ", in.size()));
+    return invalid_argument(
+        cat("takes ", least, least == most ? "" : cat(" to ", most), " operands, got ", in.size()));
   }
   return ok_status();
 }

@@ -22,7 +22,8 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   for (size_t r = 0; r < out[0].f.size(); ++r) {
     const double* x = in[0]->f.data() + r * cols;
     double acc = kKind == Kind::kMax ? -INFINITY : 0;
-    for (size_t c = 0; c < cols; ++c) acc = kKind == Kind::kMax ? (x[c] > acc || std::isnan(x[c]) ? x[c] : acc) : acc + x[c];
+    for (size_t c = 0; c < cols; ++c)
+      acc = kKind == Kind::kMax ? (x[c] > acc || std::isnan(x[c]) ? x[c] : acc) : acc + x[c];
     out[0].f[r] = kKind == Kind::kMean ? acc / static_cast<double>(cols) : acc;
   }
   return ok_status();

@@ -1,7 +1,8 @@
 // rope(x (T, heads, D), positions (T), inv_freq (R/2), head norm weight (D) or none): rotary embedding,
-// https://arxiv.org/abs/2104.09864, in the layouts kernels/rope.h describes, with an optional RMS norm of each head first.
-#include "engine/ops/op_util.h"
+// https://arxiv.org/abs/2104.09864, in the layouts kernels/rope.h describes, with an optional RMS norm of
+// each head first.
 #include "kernels/rope.h"
+#include "engine/ops/op_util.h"
 
 namespace oar {
 namespace {
@@ -14,17 +15,21 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 1, "inv_freq"));
   const DimVector& x = shape_of(g, in[0]);
   OAR_RETURN_IF_ERROR(check_same(x[0], shape_of(g, in[1])[0], "rows of x and positions"));
-  if (2 * shape_of(g, in[2])[0].const_value() > x[2].const_value()) return invalid_argument("rotates more dims than a head has");
-  if (given(in, 3)) OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[3])[0], x[2], "head norm weight and head size"));
+  if (2 * shape_of(g, in[2])[0].const_value() > x[2].const_value())
+    return invalid_argument("rotates more dims than a head has");
+  if (given(in, 3))
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[3])[0], x[2], "head norm weight and head size"));
   return std::vector<TensorType>{f32_type(x)};
 }
 
 std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   Val x = in[0];
   if (in[3]) x = b.op("rms_norm", {x, in[3]}, {{"eps", attrs.get_float("norm_eps")}});
-  const int64_t D = b.dim(x, -1).const_value(), half = b.dim(in[2], 0).const_value(), H = b.dim(x, 1).const_value();
+  const int64_t D = b.dim(x, -1).const_value(), half = b.dim(in[2], 0).const_value(),
+                H = b.dim(x, 1).const_value();
   // (T, 1, half)
-  const Val pos = b.op("reshape", {b.op("cast", {in[1]}, {{"to", std::string("f64")}})}, {{"shape", std::vector<int64_t>{-2, 1, 1}}});
+  const Val pos = b.op("reshape", {b.op("cast", {in[1]}, {{"to", std::string("f64")}})},
+                       {{"shape", std::vector<int64_t>{-2, 1, 1}}});
   const Val angle = b.op("mul", {pos, in[2]});
   const Val mscale = b.scalar(attrs.get_float("mscale", 1));
   const Val c = b.op("mul", {b.op("cos", {angle}), mscale}), s = b.op("mul", {b.op("sin", {angle}), mscale});
@@ -32,7 +37,8 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs)
     return b.op("slice", {v}, {{"axis", int64_t{-1}}, {"begin", begin}, {"end", end}});
   };
   const auto rotate = [&](Val u, Val v) {
-    return std::pair(b.op("sub", {b.op("mul", {u, c}), b.op("mul", {v, s})}), b.op("add", {b.op("mul", {v, c}), b.op("mul", {u, s})}));
+    return std::pair(b.op("sub", {b.op("mul", {u, c}), b.op("mul", {v, s})}),
+                     b.op("add", {b.op("mul", {v, c}), b.op("mul", {u, s})}));
   };
   std::vector<Val> parts;
   if (attrs.get_bool("interleaved")) {
@@ -40,8 +46,9 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs)
     const Val rotated = b.op("reshape", {slice(x, 0, 2 * half)}, {{"shape", pairs}});
     const auto [u, v] = rotate(b.op("reshape", {slice(rotated, 0, 1)}, {{"shape", flat}}),
                                b.op("reshape", {slice(rotated, 1, 2)}, {{"shape", flat}}));
-    const Val joined = b.op("concat", {b.op("reshape", {u}, {{"shape", column}}), b.op("reshape", {v}, {{"shape", column}})},
-                            {{"axis", int64_t{-1}}});
+    const Val joined =
+        b.op("concat", {b.op("reshape", {u}, {{"shape", column}}), b.op("reshape", {v}, {{"shape", column}})},
+             {{"axis", int64_t{-1}}});
     parts.push_back(b.op("reshape", {joined}, {{"shape", std::vector<int64_t>{-2, H, 2 * half}}}));
   } else {
     const auto [u, v] = rotate(slice(x, 0, half), slice(x, half, 2 * half));
@@ -59,20 +66,22 @@ Lowered lower(LowerContext& ctx) {
   args.rot_dim = 2 * shape_of(ctx.graph, ctx.node.inputs[2])[0].const_value();
   OAR_ASSIGN(args.inv_freq, ctx.f32_constant(2));
   OAR_ASSIGN(args.norm_w, ctx.f32_constant(3));
-  return lower_kernel(ctx, KernelFamily::kRope, Format::f32(), args, [](RopeArgs& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>();
-    a.x = in[0].as<const float>();
-    a.positions = in[1].as<const int32_t>();
-    a.T = in[0].dims[0];
-    a.heads = in[0].dims[1];
-    a.D = in[0].dims[2];
-    a.ldx = in[0].row_stride;
-    a.ldo = out[0].row_stride;
-  });
+  return lower_kernel(ctx, KernelFamily::kRope, Format::f32(), args,
+                      [](RopeArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.positions = in[1].as<const int32_t>();
+                        a.T = in[0].dims[0];
+                        a.heads = in[0].dims[1];
+                        a.D = in[0].dims[2];
+                        a.ldx = in[0].row_stride;
+                        a.ldo = out[0].row_stride;
+                      });
 }
 
 }  // namespace
 
-extern const OpDef op_rope = {.name = "rope", .strided_inputs = 1, .infer = infer, .define = define, .lower = lower};
+extern const OpDef op_rope = {
+    .name = "rope", .strided_inputs = 1, .infer = infer, .define = define, .lower = lower};
 
 }  // namespace oar

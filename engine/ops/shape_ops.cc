@@ -1,22 +1,23 @@
-// Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous, gather_rows. Reshapes and column
-// slices cost nothing at run time (memory_planner.h makes them views).
+// Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous,
+// gather_rows. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
 #include "engine/ops/op_util.h"
 #include "kernels/embedding.h"
 
 namespace oar {
 namespace {
 
-int64_t positive_axis(int64_t axis, size_t rank) { return axis < 0 ? axis + static_cast<int64_t>(rank) : axis; }
+int64_t positive_axis(int64_t axis, size_t rank) {
+  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
+}
 
 // Copies element `from` of x to element `to` of y, whichever kind they hold.
 void copy_element(const HostValue& x, size_t from, HostValue& y, size_t to) {
-  if (y.is_float())
-    y.f[to] = x.is_float() ? x.f[from] : static_cast<double>(x.i[from]);
-  else
-    y.i[to] = x.is_float() ? static_cast<int64_t>(x.f[from]) : x.i[from];
+  if (y.is_float()) y.f[to] = x.is_float() ? x.f[from] : static_cast<double>(x.i[from]);
+  else y.i[to] = x.is_float() ? static_cast<int64_t>(x.f[from]) : x.i[from];
 }
 
-// ---- reshape {shape: extents, -1 for the one that follows from the rest, -2 keeps the operand's extent at that axis}
+// ---- reshape {shape: extents, -1 for the one that follows from the rest, -2 keeps the operand's extent at
+// that axis}
 
 Types reshape_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
@@ -50,7 +51,8 @@ Types transpose_infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (perm.size() != t.shape.size()) return invalid_argument("perm must name every axis once");
   DimVector shape;
   for (int64_t p : perm) {
-    if (p < 0 || p >= static_cast<int64_t>(used.size()) || used[p]) return invalid_argument("perm must name every axis once");
+    if (p < 0 || p >= static_cast<int64_t>(used.size()) || used[p])
+      return invalid_argument("perm must name every axis once");
     used[p] = true;
     shape.push_back(t.shape[p]);
   }
@@ -115,7 +117,8 @@ Types concat_infer(const Graph& g, Ids in, const Attrs& attrs) {
     const DimVector& s = shape_of(g, in[k]);
     if (s.size() != t.shape.size()) return invalid_argument("operands have different numbers of axes");
     for (size_t a = 0; a < s.size(); ++a) {
-      if (static_cast<int64_t>(a) != axis) OAR_RETURN_IF_ERROR(check_same(s[a], t.shape[a], "extents beside the axis"));
+      if (static_cast<int64_t>(a) != axis)
+        OAR_RETURN_IF_ERROR(check_same(s[a], t.shape[a], "extents beside the axis"));
     }
     t.shape[axis] = t.shape[axis] + s[axis];
   }
@@ -153,7 +156,9 @@ Types cast_infer(const Graph& g, Ids in, const Attrs& attrs) {
 
 // ---- contiguous: the same values in dense rows
 
-Types contiguous_infer(const Graph& g, Ids in, const Attrs&) { return std::vector<TensorType>{type_of(g, in[0])}; }
+Types contiguous_infer(const Graph& g, Ids in, const Attrs&) {
+  return std::vector<TensorType>{type_of(g, in[0])};
+}
 
 // ---- gather_rows(x (T, ...), rows (R)): x[rows]
 
@@ -171,7 +176,8 @@ Status gather_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
     const int64_t row = in[1]->i[r];
     if (row < 0 || row >= rows) return invalid_argument(cat("row ", row, " is outside [0, ", rows, ")"));
     for (int64_t c = 0; c < cols; ++c) {
-      copy_element(*in[0], static_cast<size_t>(row * cols + c), out[0], r * static_cast<size_t>(cols) + static_cast<size_t>(c));
+      copy_element(*in[0], static_cast<size_t>(row * cols + c), out[0],
+                   r * static_cast<size_t>(cols) + static_cast<size_t>(c));
     }
   }
   return ok_status();
@@ -191,11 +197,14 @@ Lowered gather_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_reshape = {.name = "reshape", .infer = reshape_infer, .reference = copy_reference};
-extern const OpDef op_transpose = {.name = "transpose", .infer = transpose_infer, .reference = transpose_reference};
+extern const OpDef op_transpose = {
+    .name = "transpose", .infer = transpose_infer, .reference = transpose_reference};
 extern const OpDef op_slice = {.name = "slice", .infer = slice_infer, .reference = slice_reference};
 extern const OpDef op_concat = {.name = "concat", .infer = concat_infer, .reference = concat_reference};
 extern const OpDef op_cast = {.name = "cast", .infer = cast_infer, .reference = copy_reference};
-extern const OpDef op_contiguous = {.name = "contiguous", .strided_inputs = 1, .infer = contiguous_infer, .reference = copy_reference};
-extern const OpDef op_gather_rows = {.name = "gather_rows", .infer = gather_infer, .reference = gather_reference, .lower = gather_lower};
+extern const OpDef op_contiguous = {
+    .name = "contiguous", .strided_inputs = 1, .infer = contiguous_infer, .reference = copy_reference};
+extern const OpDef op_gather_rows = {
+    .name = "gather_rows", .infer = gather_infer, .reference = gather_reference, .lower = gather_lower};
 
 }  // namespace oar

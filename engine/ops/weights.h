@@ -1,5 +1,5 @@
-// Weights of linear layers on their way to a kernel: the mapped bytes where the kernel reads them in place, otherwise
-// a packed copy made in parallel, one tensor at a time. Shared by linear and grouped_linear.
+// Weights of linear layers on their way to a kernel: the mapped bytes where the kernel reads them in place,
+// otherwise a packed copy made in parallel, one tensor at a time. Shared by linear and grouped_linear.
 #pragma once
 
 #include "engine/ops/op_util.h"
@@ -7,10 +7,12 @@
 
 namespace oar {
 
-// The format a weight is computed in: `wanted` when given and the weight's shape allows it, otherwise as stored.
+// The format a weight is computed in: `wanted` when given and the weight's shape allows it, otherwise as
+// stored.
 Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend);
 
-// Device pointer to `w` in the layout the matmul kernel of `format` wants. `owned_bytes` grows by what was copied.
+// Device pointer to `w` in the layout the matmul kernel of `format` wants. `owned_bytes` grows by what was
+// copied.
 Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, uint64_t* owned_bytes);
 
 }  // namespace oar

@@ -62,11 +62,13 @@ void add_ids(const json::object& o, const char* key, int64_t vocab, std::vector<
   }
 }
 
-std::vector<int32_t> end_tokens(const Checkpoint& checkpoint, const ModelConfig& config, const Tokenizer& tokenizer) {
+std::vector<int32_t> end_tokens(const Checkpoint& checkpoint, const ModelConfig& config,
+                                const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   add_ids(checkpoint.tokenizer.generation_config, "eos_token_id", config.vocab, ids);
   add_ids(checkpoint.config, "eos_token_id", config.vocab, ids);
-  if (const auto eos = tokenizer.eos_id(); eos && *eos < config.vocab && std::find(ids.begin(), ids.end(), *eos) == ids.end()) {
+  if (const auto eos = tokenizer.eos_id();
+      eos && *eos < config.vocab && std::find(ids.begin(), ids.end(), *eos) == ids.end()) {
     ids.push_back(*eos);
   }
   return ids;
@@ -80,7 +82,8 @@ uint64_t count_parameters(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& path, const LanguageModelOptions& options,
+Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& path,
+                                                           const LanguageModelOptions& options,
                                                            const Progress& progress) {
   const auto start = std::chrono::steady_clock::now();
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(path));
@@ -95,7 +98,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   if (source.empty()) source = kDefaultChatTemplate;
   auto chat_template = ChatTemplate::parse(std::move(source));
   if (!chat_template.ok()) {
-    options.log(LogLevel::kWarning, cat("the model's chat template cannot be used (", chat_template.status().message(), "); ChatML takes its place"));
+    options.log(LogLevel::kWarning, cat("the model's chat template cannot be used (",
+                                        chat_template.status().message(), "); ChatML takes its place"));
     chat_template = ChatTemplate::parse(kDefaultChatTemplate);
     OAR_RETURN_IF_ERROR(chat_template.status());
   }
@@ -105,17 +109,19 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 
   // The budget, before anything large is allocated.
-  const uint64_t budget = options.memory_bytes > 0 ? options.memory_bytes
-                                                   : static_cast<uint64_t>(static_cast<double>(available_memory()) *
-                                                                           std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
+  const uint64_t budget = options.memory_bytes > 0
+                              ? options.memory_bytes
+                              : static_cast<uint64_t>(static_cast<double>(available_memory()) *
+                                                      std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);
   uint64_t per_block = 0;
   for (const auto& g : graph.layout.groups) per_block += g.block_bytes;
   const auto too_small = [&](uint64_t weights, uint64_t scratch) {
-    return resource_exhausted(cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
-                                  "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(per_block),
-                                  "); raise --memory, or lower --max-batch-tokens, --max-sequences or --max-context"));
+    return resource_exhausted(
+        cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
+            "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(per_block),
+            "); raise --memory, or lower --max-batch-tokens, --max-sequences or --max-context"));
   };
   if (checkpoint.bytes + copies + per_block > budget) return too_small(checkpoint.bytes + copies, 0);
 
@@ -149,7 +155,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.kv = dtype_name(kv_type);
   info.isa = backend->name();
   if (info.max_context < max_context) {
-    options.log(LogLevel::kWarning, cat("memory for ", pool_tokens, " tokens of KV cache: the context is limited to that, the model's is ", max_context));
+    options.log(LogLevel::kWarning,
+                cat("memory for ", pool_tokens,
+                    " tokens of KV cache: the context is limited to that, the model's is ", max_context));
   }
 
   EngineOptions engine;

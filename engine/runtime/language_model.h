@@ -1,5 +1,6 @@
-// A language model ready to be asked: weights mapped and planned, an Engine running, and the text side (tokenizer,
-// chat template, defaults) beside it. The server and the command line see this and nothing below it.
+// A language model ready to be asked: weights mapped and planned, an Engine running, and the text side
+// (tokenizer, chat template, defaults) beside it. The server and the command line see this and nothing below
+// it.
 #pragma once
 
 #include <memory>
@@ -25,8 +26,8 @@ struct LanguageModelOptions {
   double memory_percent = 80;      // of the memory available to this process (cgroup limit respected)
   int32_t page_tokens = 64;
   bool prefix_cache = true;
-  bool deterministic = false;      // same reduction order for every batch, chunking and thread count
-  bool reference = false;          // scalar double kernels: slow, the truth
+  bool deterministic = false;  // same reduction order for every batch, chunking and thread count
+  bool reference = false;      // scalar double kernels: slow, the truth
   bool use_mmap = true;
   size_t max_waiting = 4096;
   uint64_t seed = 0;
@@ -52,9 +53,10 @@ struct ModelInfo {
 
 class LanguageModel {
  public:
-  // Loads a folder, a file or "demo" (the embedded default model). Refuses before allocating when the budget does
-  // not hold weights, scratch and at least one sequence of pages, and says what would fit.
-  static Result<std::unique_ptr<LanguageModel>> load(const std::string& path, const LanguageModelOptions& options,
+  // Loads a folder, a file or "demo" (the embedded default model). Refuses before allocating when the budget
+  // does not hold weights, scratch and at least one sequence of pages, and says what would fit.
+  static Result<std::unique_ptr<LanguageModel>> load(const std::string& path,
+                                                     const LanguageModelOptions& options,
                                                      const Progress& progress = {});
 
   Engine& engine() { return *engine_; }

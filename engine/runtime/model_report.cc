@@ -20,15 +20,21 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
     OAR_RETURN_IF_ERROR(run_passes(empty, default_passes(), check).status());
   }
   std::string out;
-  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, model, [&](const Pass& pass, const Graph& g, bool after) {
-               if (options.dump_pass == pass.name) out += cat("# ", after ? "after " : "before ", pass.name, "\n", g.to_string(), "\n");
-             }));
+  OAR_ASSIGN(
+      ServingGraph graph,
+      build_serving_graph(checkpoint, config, model, [&](const Pass& pass, const Graph& g, bool after) {
+        if (options.dump_pass == pass.name)
+          out += cat("# ", after ? "after " : "before ", pass.name, "\n", g.to_string(), "\n");
+      }));
   if (options.graph) {
     out += "# passes\n";
     const auto passes = default_passes();
     for (size_t k = 0; k < passes.size(); ++k) {
       const PassReport& r = graph.passes[k];
-      out += cat(r.name, r.disabled ? ": switched off" : cat(": ", r.rewrites, " rewrites, ", r.nodes_before, " -> ", r.nodes_after, " nodes"),
+      out += cat(r.name,
+                 r.disabled
+                     ? ": switched off"
+                     : cat(": ", r.rewrites, " rewrites, ", r.nodes_before, " -> ", r.nodes_after, " nodes"),
                  "  (", passes[k].summary, ")\n");
     }
     out += "\n# graph\n" + graph.model.graph.to_string() + "\n";
@@ -36,21 +42,24 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   if (!options.plan && !options.memory) return out;
 
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);
-  OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, make_backend(model), {}));
+  OAR_ASSIGN(const ServingPlan serving,
+             compile_serving_plan(std::move(graph), config, model, make_backend(model), {}));
   if (options.plan) out += "# plan\n" + serving.plan->to_string() + "\n";
   if (options.memory) {
     uint64_t per_block = 0;
     for (const auto& g : serving.layout.groups) per_block += g.block_bytes;
-    out += cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
-               "weights, copied      ", format_bytes(serving.plan->owned_weight_bytes()), " (foreseen ", format_bytes(copies), ")\n",
-               "activations (peak)   ", format_bytes(serving.plan->arena_bytes()), "\n",
-               "kernel scratch       ", format_bytes(serving.plan->scratch_bytes()), "\n",
-               "KV cache per token   ", format_bytes(per_block / static_cast<uint64_t>(model.page_tokens)), "\n",
-               "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
+    out +=
+        cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
+            "weights, copied      ", format_bytes(serving.plan->owned_weight_bytes()), " (foreseen ",
+            format_bytes(copies), ")\n", "activations (peak)   ", format_bytes(serving.plan->arena_bytes()),
+            "\n", "kernel scratch       ", format_bytes(serving.plan->scratch_bytes()), "\n",
+            "KV cache per token   ", format_bytes(per_block / static_cast<uint64_t>(model.page_tokens)), "\n",
+            "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
       const auto& group = serving.layout.groups[g];
-      out += cat("cache group ", g, ": ", group.states.size(), " layers, window ", group.window == 0 ? "none" : cat(group.window), ", ",
-                 format_bytes(group.block_bytes), " per block\n");
+      out += cat("cache group ", g, ": ", group.states.size(), " layers, window ",
+                 group.window == 0 ? "none" : cat(group.window), ", ", format_bytes(group.block_bytes),
+                 " per block\n");
     }
   }
   return out;

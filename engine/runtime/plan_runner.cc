@@ -58,7 +58,8 @@ class PlanRunner final : public ModelRunner {
     OAR_RETURN_IF_ERROR(s_.plan->run(symbols_, inputs_));
     const Operand out = s_.plan->output(0);
     const auto count = static_cast<size_t>(R * limits_.vocab_size);
-    if (s_.backend->memory() == MemoryKind::kHost) return std::span<const float>(out.as<const float>(), count);
+    if (s_.backend->memory() == MemoryKind::kHost)
+      return std::span<const float>(out.as<const float>(), count);
     OAR_RETURN_IF_ERROR(s_.backend->download(logits_.data(), out.data, count * sizeof(float)));
     OAR_RETURN_IF_ERROR(s_.backend->synchronize());
     return std::span<const float>(logits_.data(), count);
@@ -70,7 +71,7 @@ class PlanRunner final : public ModelRunner {
   std::vector<std::vector<Buffer>> pools_;  // by group and layer
   std::vector<int64_t> symbols_;
   std::vector<const void*> inputs_;
-  std::vector<float> logits_;               // host copy, for devices with memory of their own
+  std::vector<float> logits_;  // host copy, for devices with memory of their own
   size_t tokens_ = 0, positions_ = 0, logit_rows_ = 0;
 };
 
@@ -90,12 +91,14 @@ Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::
     pools.emplace_back();
     for (size_t layer = 0; layer < group.states.size(); ++layer) {
       // Pages are touched when first written, so an unused pool costs address space only.
-      OAR_ASSIGN(Buffer pool, serving.backend->allocate(static_cast<uint64_t>(num_blocks[g]) * group.state_block_bytes[layer]));
+      OAR_ASSIGN(Buffer pool, serving.backend->allocate(static_cast<uint64_t>(num_blocks[g]) *
+                                                        group.state_block_bytes[layer]));
       serving.plan->bind_state(group.states[layer], pool);
       pools.back().push_back(std::move(pool));
     }
   }
-  return std::unique_ptr<ModelRunner>(std::make_unique<PlanRunner>(std::move(serving), std::move(limits), std::move(pools)));
+  return std::unique_ptr<ModelRunner>(
+      std::make_unique<PlanRunner>(std::move(serving), std::move(limits), std::move(pools)));
 }
 
 }  // namespace oar

@@ -1,5 +1,5 @@
-// PlanRunner: the ModelRunner that computes. A Batch becomes the symbols and inputs of one Plan run; the KV pools are
-// the Plan's states. Owned and called by the engine thread.
+// PlanRunner: the ModelRunner that computes. A Batch becomes the symbols and inputs of one Plan run; the KV
+// pools are the Plan's states. Owned and called by the engine thread.
 #pragma once
 
 #include <memory>

@@ -36,9 +36,9 @@ DType widest_weight(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const ModelConfig& config,
-                                         const LanguageModelOptions& options,
-                                         std::function<void(const Pass&, const Graph&, bool after)> observer) {
+Result<ServingGraph> build_serving_graph(
+    const Checkpoint& checkpoint, const ModelConfig& config, const LanguageModelOptions& options,
+    std::function<void(const Pass&, const Graph&, bool after)> observer) {
   ServingGraph out;
   OAR_ASSIGN(const std::string format, weight_format(options.weights));
   out.weights = options.weights;
@@ -50,7 +50,8 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
     return invalid_argument(cat("kv '", options.kv, "' is not one of auto, f32, f16, bf16"), "kv");
   }
   if (options.page_tokens < 16 || options.page_tokens % 16 != 0 || options.page_tokens > 4096) {
-    return invalid_argument(cat("page_tokens ", options.page_tokens, " is not a multiple of 16 up to 4096"), "page_tokens");
+    return invalid_argument(cat("page_tokens ", options.page_tokens, " is not a multiple of 16 up to 4096"),
+                            "page_tokens");
   }
   if (options.max_batch_tokens < 1 || options.max_sequences < 1 || options.max_context < 0) {
     return invalid_argument("max_batch_tokens and max_sequences must be at least 1, max_context at least 0");
@@ -58,9 +59,12 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   out.max_context = options.max_context > 0 ? options.max_context : config.max_context;
   if (out.max_context > config.max_context) {
     if (config.model_type == "gpt2") {
-      return invalid_argument(cat("max_context ", out.max_context, " exceeds the ", config.max_context, " learned positions"), "max_context");
+      return invalid_argument(
+          cat("max_context ", out.max_context, " exceeds the ", config.max_context, " learned positions"),
+          "max_context");
     }
-    options.log(LogLevel::kWarning, cat("context of ", out.max_context, " tokens: the model says it was made for ", config.max_context));
+    options.log(LogLevel::kWarning, cat("context of ", out.max_context,
+                                        " tokens: the model says it was made for ", config.max_context));
   }
 
   BuildOptions build;
@@ -107,10 +111,12 @@ uint64_t foreseen_weight_copies(const Graph& graph) {
 std::shared_ptr<Backend> make_backend(const LanguageModelOptions& options) {
   ThreadPoolOptions pool;
   pool.threads = options.threads;
-  return make_cpu_backend(std::make_shared<ThreadPool>(pool), options.reference ? Isa::kReference : best_isa());
+  return make_cpu_backend(std::make_shared<ThreadPool>(pool),
+                          options.reference ? Isa::kReference : best_isa());
 }
 
-Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config, const LanguageModelOptions& options,
+Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config,
+                                         const LanguageModelOptions& options,
                                          std::shared_ptr<Backend> backend, const Progress& progress) {
   ServingPlan serving;
   serving.T = graph.model.T;
@@ -129,9 +135,11 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   return serving;
 }
 
-std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, int64_t max_tokens, int32_t page_tokens) {
-  // A group with a window never needs more than the window of each sequence, but prefix reuse and prefill chunks may
-  // hold more; equal shares per token keep the rule simple and every group able to hold what the others can.
+std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, int64_t max_tokens,
+                                int32_t page_tokens) {
+  // A group with a window never needs more than the window of each sequence, but prefix reuse and prefill
+  // chunks may hold more; equal shares per token keep the rule simple and every group able to hold what the
+  // others can.
   uint64_t per_block = 0;
   for (const auto& g : layout.groups) per_block += g.block_bytes;
   const uint64_t fits = per_block > 0 ? bytes / per_block : 0;

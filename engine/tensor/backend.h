@@ -1,9 +1,9 @@
-// Backend: the device seam. Everything above it (graph, runtime) sees memory it may not touch, copies it must ask for
-// and kernels it orders; nothing above may assume that device memory is host memory. The CPU is one implementation;
-// a GPU is another with the same calls.
+// Backend: the device seam. Everything above it (graph, runtime) sees memory it may not touch, copies it must
+// ask for and kernels it orders; nothing above may assume that device memory is host memory. The CPU is one
+// implementation; a GPU is another with the same calls.
 //
-// Threads: one thread at a time per Backend. Work is ordered: launch() and the copies happen in call order, and
-// synchronize() waits for all of them.
+// Threads: one thread at a time per Backend. Work is ordered: launch() and the copies happen in call order,
+// and synchronize() waits for all of them.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,8 @@ class Backend {
   virtual int workers() const = 0;
   // Makes launch() allocation-free for kernels that need up to this much scratch per worker.
   virtual void reserve_worker_scratch(size_t bytes) = 0;
-  virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared_scratch) = 0;
+  virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan,
+                        void* shared_scratch) = 0;
   // Host threads for work at load time.
   virtual ThreadPool& host_pool() = 0;
 };

@@ -1,4 +1,5 @@
-// The CPU backend: device memory is host memory, copies are memcpy, and a launch runs to completion on the pool.
+// The CPU backend: device memory is host memory, copies are memcpy, and a launch runs to completion on the
+// pool.
 #include <cstring>
 
 #include "engine/base/format.h"

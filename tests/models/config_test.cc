@@ -5,7 +5,11 @@
 namespace {
 
 oar::json::object base() {
-  return {{"model_type", "llama"}, {"hidden_size", 64}, {"num_hidden_layers", 2}, {"num_attention_heads", 4}, {"vocab_size", 256}};
+  return {{"model_type", "llama"},
+          {"hidden_size", 64},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"vocab_size", 256}};
 }
 
 std::string error_of(const oar::json::object& config) {
@@ -48,7 +52,8 @@ TEST_CASE("config errors name the key and the value") {
   };
   for (const Case& c : cases) {
     auto config = base();
-    if (std::string(c.key) == "layer_types") config["sliding_window"] = 8, config["use_sliding_window"] = true;
+    if (std::string(c.key) == "layer_types")
+      config["sliding_window"] = 8, config["use_sliding_window"] = true;
     config[c.key] = c.value;
     INFO(c.key);
     CHECK_THAT(error_of(config), Contains(c.message));

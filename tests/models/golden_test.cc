@@ -1,5 +1,5 @@
-// Every architecture against Hugging Face's logits (tests/golden), in f32 and bf16, on every instruction-set level of
-// this machine, with passes on and off.
+// Every architecture against Hugging Face's logits (tests/golden), in f32 and bf16, on every instruction-set
+// level of this machine, with passes on and off.
 #include <cmath>
 #include <cstdlib>
 
@@ -66,10 +66,11 @@ TEST_CASE("bf16 weights with exact arithmetic equal transformers' to 1e-4") {
 }
 
 TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands") {
-  // Weights are bf16 exactly in both; what differs is that kernels round activations, keys and values to bf16, each to
-  // a relative u = 2^-9, at eight places per layer (inputs of qkv, o, gate/up and down; q, k, v and p) and before the
-  // head. Norms bring every layer's input to unit scale and the weights' rule (tests/golden/README.md) keeps a product's
-  // gain at 1, so each place adds at most u of the logits' scale; in the worst case all with one sign.
+  // Weights are bf16 exactly in both; what differs is that kernels round activations, keys and values to
+  // bf16, each to a relative u = 2^-9, at eight places per layer (inputs of qkv, o, gate/up and down; q, k, v
+  // and p) and before the head. Norms bring every layer's input to unit scale and the weights' rule
+  // (tests/golden/README.md) keeps a product's gain at 1, so each place adds at most u of the logits' scale;
+  // in the worst case all with one sign.
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), small_options());
@@ -132,11 +133,13 @@ TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each al
         const auto batch = model.run({{tail, 0, model.blocks(tail.size(), 24), true},
                                       {one, 11, model.blocks(12, 20), true},
                                       {head, 0, model.blocks(head.size(), 28), true}});
-        const std::vector<float> got_tail(batch.begin(), batch.begin() + static_cast<int64_t>(tail.size() * V));
+        const std::vector<float> got_tail(batch.begin(),
+                                          batch.begin() + static_cast<int64_t>(tail.size() * V));
         const std::vector<float> got_one(batch.begin() + static_cast<int64_t>(tail.size() * V),
                                          batch.begin() + static_cast<int64_t>((tail.size() + 1) * V));
         CHECK((got_tail == tail_alone));
-        CHECK((got_one == std::vector<float>(whole.begin() + static_cast<int64_t>(11 * V), whole.begin() + static_cast<int64_t>(12 * V))));
+        CHECK((got_one == std::vector<float>(whole.begin() + static_cast<int64_t>(11 * V),
+                                             whole.begin() + static_cast<int64_t>(12 * V))));
       }
     }
   }

@@ -18,7 +18,8 @@ RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions optio
   config = must(read_model_config(checkpoint.config));
   ServingGraph graph = must(build_serving_graph(checkpoint, config, options));
   const size_t groups = graph.layout.groups.size();
-  ServingPlan serving = must(compile_serving_plan(std::move(graph), config, options, make_backend(options), {}));
+  ServingPlan serving =
+      must(compile_serving_plan(std::move(graph), config, options, make_backend(options), {}));
   runner = must(make_plan_runner(std::move(serving), std::vector<int32_t>(groups, num_blocks)));
 }
 
@@ -46,7 +47,8 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
     context_len.push_back(c.begin + static_cast<int32_t>(c.tokens.size()));
     std::copy(c.blocks.begin(), c.blocks.end(), tables.begin() + static_cast<int64_t>(b * max_blocks));
   }
-  const std::vector<Batch::Group> groups(runner->limits().groups.size(), {slots, tables, static_cast<int64_t>(max_blocks)});
+  const std::vector<Batch::Group> groups(runner->limits().groups.size(),
+                                         {slots, tables, static_cast<int64_t>(max_blocks)});
   const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups}));
   return {logits.begin(), logits.end()};
 }

@@ -9,8 +9,8 @@
 
 namespace oar_test {
 
-// One sequence's chunk in a batch: its tokens from position `begin`, its blocks, and whether logits of every row are
-// wanted (else of the last only).
+// One sequence's chunk in a batch: its tokens from position `begin`, its blocks, and whether logits of every
+// row are wanted (else of the last only).
 struct Chunk {
   std::vector<int32_t> tokens;
   int32_t begin = 0;

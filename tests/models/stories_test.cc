@@ -1,4 +1,5 @@
-// stories260K, a real model: the published greedy text from each of its forms, the logits of an independent run.
+// stories260K, a real model: the published greedy text from each of its forms, the logits of an independent
+// run.
 #include <cmath>
 
 #include "engine/base/json.h"
@@ -52,9 +53,11 @@ std::string trimmed(std::string s) {
 }  // namespace
 
 TEST_CASE("stories260K generates its published greedy text from every form") {
-  const auto gguf = data_path("llm/stories260K/stories260K.gguf"), bin = data_path("llm/stories260K/stories260K.bin");
+  const auto gguf = data_path("llm/stories260K/stories260K.gguf"),
+             bin = data_path("llm/stories260K/stories260K.bin");
   if (!gguf || !bin) OAR_SKIP("llm/stories260K is not there");
-  const std::string expected = trimmed(oar_test::read_file(*data_path("llm/stories260K/expected_greedy_n200.txt")));
+  const std::string expected =
+      trimmed(oar_test::read_file(*data_path("llm/stories260K/expected_greedy_n200.txt")));
   for (const std::string& path : {*gguf, *bin}) {
     INFO(path);
     CHECK(trimmed(greedy(path, story_options())) == expected);
@@ -67,10 +70,12 @@ TEST_CASE("stories260K generates its published greedy text from every form") {
 TEST_CASE("stories260K has the logits of an independent run") {
   const auto bin = data_path("llm/stories260K/stories260K.bin");
   if (!bin) OAR_SKIP("llm/stories260K is not there");
-  const auto golden = parse_json(oar_test::read_file(*data_path("llm/stories260K/reference_numpy.json")), "golden");
+  const auto golden =
+      parse_json(oar_test::read_file(*data_path("llm/stories260K/reference_numpy.json")), "golden");
   REQUIRE_OK(golden);
   std::vector<int32_t> tokens;
-  for (const auto& v : golden->at("greedy_ids").as_array()) tokens.push_back(static_cast<int32_t>(v.as_int64()));
+  for (const auto& v : golden->at("greedy_ids").as_array())
+    tokens.push_back(static_cast<int32_t>(v.as_int64()));
   auto options = story_options();
   options.max_batch_tokens = options.max_sequences = 256;
   oar_test::RunnerFixture model(*bin, options);

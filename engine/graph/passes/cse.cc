@@ -1,5 +1,5 @@
-// Common subexpressions: two pure nodes with the same op, operands and attributes become one; two scalar constants with
-// the same bytes become one value first, so that expressions over them can match.
+// Common subexpressions: two pure nodes with the same op, operands and attributes become one; two scalar
+// constants with the same bytes become one value first, so that expressions over them can match.
 #include <cstring>
 #include <map>
 

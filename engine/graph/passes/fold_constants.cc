@@ -1,5 +1,6 @@
-// Constant folding: a pure node whose operands are all constants is evaluated once, by the reference. Transposing a
-// weight (GPT-2 stores its linear layers as [in, out]) moves bytes without decoding them, so its format survives.
+// Constant folding: a pure node whose operands are all constants is evaluated once, by the reference.
+// Transposing a weight (GPT-2 stores its linear layers as [in, out]) moves bytes without decoding them, so
+// its format survives.
 #include <cstring>
 
 #include "engine/graph/op.h"
@@ -9,7 +10,8 @@
 namespace oar::passes {
 namespace {
 
-// Above this many elements only byte moves are folded: evaluating a weight in double costs eight times its size.
+// Above this many elements only byte moves are folded: evaluating a weight in double costs eight times its
+// size.
 constexpr int64_t kLargest = 1 << 22;
 
 template <class T>

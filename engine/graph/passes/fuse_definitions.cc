@@ -1,10 +1,11 @@
-// Fusion by definition: every composite marked `pattern` is traced into a small pattern graph by its own `define`, and
-// each place where the graph spells that definition out becomes one node of the composite. There is no second list of
-// patterns to keep in step with the ops.
+// Fusion by definition: every composite marked `pattern` is traced into a small pattern graph by its own
+// `define`, and each place where the graph spells that definition out becomes one node of the composite.
+// There is no second list of patterns to keep in step with the ops.
 //
-// Scalar attributes of the composite (an epsilon) are matched by tracing the definition with a marker value no model
-// uses and reading the value found in its place. Composites are tried bottom-up (by the number of nodes in their
-// definition), so that swiglu sees the silu found just before.
+// Scalar attributes of the composite (an epsilon) are matched by tracing the definition with a marker value
+// no model uses and reading the value found in its place. Larger definitions are tried before smaller ones,
+// because a layer_norm has an rms_norm inside, and those that name other composites last, so that swiglu sees
+// the silu found just before.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -17,7 +18,8 @@
 namespace oar::passes {
 namespace {
 
-// A float that is exactly representable, far from any constant a model uses, and survives the trip through f32.
+// A float that is exactly representable, far from any constant a model uses, and survives the trip through
+// f32.
 constexpr double kMarker = 0x1.5a5a5ap-97;
 
 struct Pattern {
@@ -43,13 +45,14 @@ bool scalar_value(const Graph& g, ValueId v, double* out) {
   return true;
 }
 
-// Traces `op` for a rank-`rank` operand. Patterns are over elementwise math and reductions of the last axis, so
-// symbolic extents stand for any.
+// Traces `op` for a rank-`rank` operand. Patterns are over elementwise math and reductions of the last axis,
+// so symbolic extents stand for any.
 bool trace(const OpDef* op, int64_t rank, Pattern* p) {
   p->op = op;
   p->rank = rank;
   DimVector shape;
-  for (int64_t k = 0; k < rank; ++k) shape.push_back(p->graph.dim(p->graph.add_symbol("d" + std::to_string(k), 1 << 20)));
+  for (int64_t k = 0; k < rank; ++k)
+    shape.push_back(p->graph.dim(p->graph.add_symbol("d" + std::to_string(k), 1 << 20)));
   const std::string_view name = op->name;
   std::vector<DimVector> shapes;
   if (name == "rms_norm") {
@@ -138,7 +141,8 @@ class Matcher {
 
   int internal_uses(ValueId pv) const {
     int n = 0;
-    for (const Node& node : p_.graph.nodes()) n += static_cast<int>(std::count(node.inputs.begin(), node.inputs.end(), pv));
+    for (const Node& node : p_.graph.nodes())
+      n += static_cast<int>(std::count(node.inputs.begin(), node.inputs.end(), pv));
     return n;
   }
 
@@ -161,8 +165,14 @@ Result<int> fuse_definitions(Graph& graph) {
       if (trace(op, rank, &p)) patterns.push_back(std::move(p));
     }
   }
-  std::stable_sort(patterns.begin(), patterns.end(),
-                   [](const Pattern& a, const Pattern& b) { return a.graph.nodes().size() < b.graph.nodes().size(); });
+  const auto builds_on_others = [](const Pattern& p) {
+    return std::any_of(p.graph.nodes().begin(), p.graph.nodes().end(),
+                       [](const Node& n) { return n.op->define != nullptr; });
+  };
+  std::stable_sort(patterns.begin(), patterns.end(), [&](const Pattern& a, const Pattern& b) {
+    const bool x = builds_on_others(a), y = builds_on_others(b);
+    return x != y ? y : a.graph.nodes().size() > b.graph.nodes().size();
+  });
   int fused = 0;
   for (const Pattern& p : patterns) {
     for (size_t i = 0; i < graph.nodes().size(); ++i) {
@@ -174,12 +184,14 @@ Result<int> fuse_definitions(Graph& graph) {
       if (!m.match(result)) continue;
       std::vector<ValueId> inputs;
       for (ValueId v : p.inputs) {
-        if (!m.bound().count(v)) return internal_error(std::string(p.op->name) + ": its definition ignores an operand");
+        if (!m.bound().count(v))
+          return internal_error(std::string(p.op->name) + ": its definition ignores an operand");
         inputs.push_back(m.bound().at(v));
       }
       Attrs attrs;
       if (!p.marked.empty()) attrs.set(p.marked, m.marked);
-      // Bound operands may still not satisfy the composite's own shape rule (a broadcast the definition allows).
+      // Bound operands may still not satisfy the composite's own shape rule (a broadcast the definition
+      // allows).
       auto out = graph.add_node(p.op, std::move(inputs), std::move(attrs));
       if (!out.ok()) continue;
       if (!(graph.value((*out)[0]).type == graph.value(result).type)) {

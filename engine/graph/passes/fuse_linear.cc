@@ -1,6 +1,6 @@
-// Linear layers that read the same input become one call with several weights: the input is converted once and the
-// pool meets one barrier. The weights stay where they are mapped; results are column slices of one buffer.
-// operands of `linear`: x, residual or none, then (weight, bias or none) per segment.
+// Linear layers that read the same input become one call with several weights: the input is converted once
+// and the pool meets one barrier. The weights stay where they are mapped; results are column slices of one
+// buffer. operands of `linear`: x, residual or none, then (weight, bias or none) per segment.
 #include <cstring>
 #include <map>
 
@@ -39,10 +39,9 @@ Result<int> fuse_linear(Graph& graph) {
       for (size_t i : group) {
         const ValueId old = graph.nodes()[i].outputs[0];
         const Dim n = graph.value(old).type.shape.back();
-        const Val part = b.op("slice", {Val{(*all)[0]}},
-                              {{"axis", int64_t{-1}},
-                               {"begin", begin.const_value()},
-                               {"end", (begin + n).const_value()}});
+        const Val part =
+            b.op("slice", {Val{(*all)[0]}},
+                 {{"axis", int64_t{-1}}, {"begin", begin.const_value()}, {"end", (begin + n).const_value()}});
         OAR_RETURN_IF_ERROR(b.status());
         graph.replace_uses(old, part.id);
         begin = begin + n;

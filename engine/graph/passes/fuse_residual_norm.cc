@@ -1,4 +1,5 @@
-// h = x + r; n = rms_norm(h, w)  becomes  n, h = add_rms_norm(x, r, w): the sum is written once while the norm reads it.
+// h = x + r; n = rms_norm(h, w)  becomes  n, h = add_rms_norm(x, r, w): the sum is written once while the
+// norm reads it.
 #include <cstring>
 
 #include "engine/graph/op.h"

@@ -56,8 +56,9 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
       layout.groups.push_back(std::move(group));
     }
     ServeLayout::Group& group = layout.groups[g];
-    const ValueId pool = graph.add_state(cat("kv", graph.states().size()),
-                                         {Format::of(DType::kU8), {blocks, Dim(static_cast<int64_t>(bytes))}});
+    const ValueId pool =
+        graph.add_state(cat("kv", graph.states().size()),
+                        {Format::of(DType::kU8), {blocks, Dim(static_cast<int64_t>(bytes))}});
     group.states.push_back(graph.states().size() - 1);
     group.state_block_bytes.push_back(bytes);
     group.block_bytes += bytes;

@@ -1,0 +1,78 @@
+// Each composite's kernel against its own definition run in double, on every instruction-set level of this
+// machine. The definitions themselves are held to an independent implementation by the logits of
+// tests/models.
+#include "tests/graph/graph_fixture.h"
+
+namespace {
+using namespace oar;
+using oar_test::GraphFixture;
+
+void check(GraphFixture& f, double bound) {
+  const auto expected = f.reference();
+  for (const Isa isa : {Isa::kReference, Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, best_isa()}) {
+    if (isa > best_isa()) continue;
+    INFO(isa_name(isa));
+    CHECK(oar_test::distance(f.planned(isa), expected) < bound);
+  }
+}
+
+// f32 arithmetic in any order over at most 100 terms: 100 * 2^-24, doubled for the elementary functions' own
+// error.
+constexpr double kF32 = 2.0 * 100 / (1 << 24);
+
+}  // namespace
+
+TEST_CASE("activations equal their definitions") {
+  for (const char* name : {"relu", "silu", "gelu", "gelu_tanh"}) {
+    GraphFixture f;
+    INFO(name);
+    f.output(f.b.op(name, {f.input("x", {37})}));
+    check(f, kF32);
+  }
+  GraphFixture f;
+  f.output(f.b.op("swiglu", {f.input("g", {37}), f.input("u", {37})}));
+  check(f, kF32);
+}
+
+TEST_CASE("norms equal their definitions") {
+  GraphFixture rms;
+  rms.output(rms.b.op("rms_norm", {rms.input("x", {96}), rms.constant("w", {96})}, {{"eps", 1e-6}}));
+  check(rms, kF32);
+  GraphFixture layer;
+  layer.output(layer.b.op("layer_norm",
+                          {layer.input("x", {96}), layer.constant("w", {96}), layer.constant("b", {96})},
+                          {{"eps", 1e-5}}));
+  check(layer, kF32);
+  GraphFixture sum;
+  const auto out = sum.b.ops(
+      "add_rms_norm", std::vector<Val>{sum.input("x", {96}), sum.input("r", {96}), sum.constant("w", {96})},
+      {{"eps", 1e-6}});
+  sum.output(sum.b.op("add", {out[0], out[1]}));
+  check(sum, kF32);
+}
+
+TEST_CASE("rope equals its definition in both layouts, partial and with head norms") {
+  for (const int64_t interleaved : {0, 1}) {
+    for (const int64_t half : {8, 5}) {
+      for (const bool norm : {false, true}) {
+        GraphFixture f;
+        auto freq = Tensor::allocate({half}, Format::f32());
+        for (int64_t k = 0; k < half; ++k)
+          freq->mutable_values<float>()[k] = std::pow(10000.f, -static_cast<float>(k) / half);
+        const Val inv_freq = f.b.constant("inv_freq", std::move(*freq));
+        const Val x = f.input("x", {3, 16}), pos = f.positions();
+        f.output(f.b.op("rope", {x, pos, inv_freq, norm ? f.constant("w", {16}) : Val{}},
+                        {{"interleaved", interleaved}, {"mscale", 1.25}, {"norm_eps", 1e-6}}));
+        // The angle is position * frequency in f32 operands: at position 136 half an ulp of the product is
+        // 136 * 2^-24.
+        check(f, kF32 + 136.0 / (1 << 24));
+      }
+    }
+  }
+}
+
+TEST_CASE("what has no kernel runs by its definition") {
+  GraphFixture f;
+  f.output(f.b.op("softmax", {f.input("x", {33})}));
+  check(f, kF32);
+}

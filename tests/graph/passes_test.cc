@@ -1,0 +1,140 @@
+// Passes change the graph's form and never its values.
+#include <cstring>
+
+#include "tests/graph/graph_fixture.h"
+
+namespace {
+using namespace oar;
+using oar_test::GraphFixture;
+
+int count(const Graph& g, const char* op) {
+  int n = 0;
+  for (const Node& node : g.nodes()) n += std::strcmp(node.op->name, op) == 0;
+  return n;
+}
+
+// A pre-norm block's MLP half with every composite in it.
+void build_block(GraphFixture& f) {
+  Builder& b = f.b;
+  const Val x = f.input("x", {32}), r = f.input("r", {32});
+  const Val h = b.op("add", {x, r});
+  const Val n = b.op("rms_norm", {h, f.constant("norm", {32})}, {{"eps", 1e-5}});
+  const Val gate = b.op("linear", {n, Val{}, f.constant("gate", {48, 32}), Val{}});
+  const Val up = b.op("linear", {n, Val{}, f.constant("up", {48, 32}), f.constant("up_bias", {48})});
+  const Val down = b.op("linear", {b.op("swiglu", {gate, up}), Val{}, f.constant("down", {32, 48}), Val{}});
+  f.output(b.op("add", {h, down}));
+}
+
+}  // namespace
+
+TEST_CASE("definitions are recognized where a graph spells them out") {
+  for (const char* name :
+       {"rms_norm", "layer_norm", "silu", "gelu", "gelu_tanh", "relu", "softmax", "swiglu"}) {
+    INFO(name);
+    GraphFixture f;
+    const std::string op = name;
+    std::vector<Val> in{f.input("x", {24})};
+    if (op == "swiglu") in.push_back(f.input("u", {24}));
+    if (op == "rms_norm" || op == "layer_norm") in.push_back(f.constant("w", {24}));
+    if (op == "layer_norm") in.push_back(f.constant("b", {24}));
+    Attrs attrs;
+    if (op == "rms_norm" || op == "layer_norm") attrs.set("eps", 3e-5);
+    f.output(f.b.op(name, in, attrs));
+    const auto before = f.reference();
+    REQUIRE_OK(decompose(f.graph, [](const Node&) { return false; }));
+    REQUIRE(count(f.graph, name) == 0);
+    REQUIRE_OK(passes::fuse_definitions(f.graph));
+    CHECK(count(f.graph, name) == 1);
+    CHECK(f.graph.nodes().size() == 1);
+    if (attrs.has("eps")) CHECK(f.graph.nodes()[0].attrs.get_float("eps") == Approx(3e-5));
+    CHECK(oar_test::distance(f.reference(), before) < 1e-7);
+  }
+}
+
+TEST_CASE("commuted spellings are recognized, other constants and shared parts are not") {
+  GraphFixture f;
+  const Val x = f.input("x", {24});
+  f.output(f.b.op("mul", {f.b.op("sigmoid", {x}), x}));
+  REQUIRE_OK(passes::fuse_definitions(f.graph));
+  CHECK(count(f.graph, "silu") == 1);
+
+  GraphFixture other;
+  const Val y = other.input("x", {24});
+  const Val e = other.b.op("erf", {other.b.op("mul", {y, other.b.scalar(0.6)})});  // not 1 / sqrt 2
+  other.output(other.b.op(
+      "mul", {other.b.op("mul", {y, other.b.scalar(0.5)}), other.b.op("add", {e, other.b.scalar(1)})}));
+  REQUIRE_OK(passes::fuse_definitions(other.graph));
+  CHECK(count(other.graph, "gelu") == 0);
+
+  GraphFixture shared;
+  const Val z = shared.input("x", {24}), s = shared.b.op("sigmoid", {z});
+  shared.output(shared.b.op("add", {shared.b.op("mul", {z, s}), s}));
+  REQUIRE_OK(passes::fuse_definitions(shared.graph));
+  CHECK(count(shared.graph, "silu") == 0);
+}
+
+TEST_CASE("the default passes leave the values and make the fused graph") {
+  GraphFixture f;
+  build_block(f);
+  const auto before = f.reference();
+  REQUIRE_OK(decompose(f.graph, [](const Node&) { return false; }));
+  REQUIRE_OK(run_passes(f.graph, default_passes(), {}));
+  INFO(f.graph.to_string());
+  CHECK(count(f.graph, "add_rms_norm") == 1);
+  CHECK(count(f.graph, "swiglu") == 1);
+  CHECK(count(f.graph, "linear") == 2);  // gate and up in one
+  CHECK(count(f.graph, "add") == 0);     // the second addition is the down projection's epilogue
+  CHECK(oar_test::distance(f.reference(), before) < 1e-6);
+  CHECK(oar_test::distance(f.planned(Isa::kGeneric), before) < 1e-5);
+}
+
+TEST_CASE("each pass alone and each pass missing keeps the values") {
+  GraphFixture whole;
+  build_block(whole);
+  const auto expected = whole.reference();
+  for (const Pass& pass : default_passes()) {
+    INFO(pass.name);
+    GraphFixture alone;
+    build_block(alone);
+    REQUIRE_OK(run_passes(alone.graph, {&pass, 1}, {}));
+    CHECK(oar_test::distance(alone.planned(Isa::kGeneric), expected) < 1e-5);
+    GraphFixture missing;
+    build_block(missing);
+    PassOptions options;
+    options.disabled = {pass.name};
+    REQUIRE_OK(run_passes(missing.graph, default_passes(), options));
+    CHECK(oar_test::distance(missing.planned(Isa::kGeneric), expected) < 1e-5);
+  }
+}
+
+TEST_CASE("constants fold, equal expressions merge, dead ones go") {
+  GraphFixture f;
+  const Val x = f.input("x", {16});
+  const Val c = f.b.op("mul", {f.b.op("exp", {f.b.scalar(0.5)}), f.b.scalar(2)});
+  const Val a = f.b.op("mul", {x, c}), same = f.b.op("mul", {x, c});
+  (void)f.b.op("exp", {x});
+  f.output(f.b.op("add", {a, same}));
+  const auto before = f.reference();
+  REQUIRE_OK(run_passes(f.graph, default_passes(), {}));
+  CHECK(f.graph.nodes().size() == 2);  // one mul, one add
+  CHECK(oar_test::distance(f.reference(), before) < 1e-6);
+}
+
+TEST_CASE("a pass that does not exist is refused with the list of those that do") {
+  Graph g;
+  PassOptions options;
+  options.disabled = {"fuse_everything"};
+  const auto r = run_passes(g, default_passes(), options);
+  REQUIRE(!r.ok());
+  CHECK(r.status().message().find("fuse_everything") != std::string::npos);
+  CHECK(r.status().message().find("fuse_linear") != std::string::npos);
+}
+
+TEST_CASE("shape errors name the op and its operands") {
+  GraphFixture f;
+  const Val v = f.b.op("linear", {f.input("x", {16}), Val{}, f.constant("w", {8, 17}), Val{}});
+  CHECK(!v);
+  REQUIRE(!f.b.status().ok());
+  CHECK(f.b.status().message().find("linear(f32[T, 16]") != std::string::npos);
+  CHECK(f.b.status().message().find("17") != std::string::npos);
+}
