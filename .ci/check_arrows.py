@@ -66,8 +66,10 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"catch2/", ("tests",)),
     (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc)", ("kernels/cuda", "engine/tensor")),
 ]
-# The C++ library, C's headers, POSIX, SIMD: any lower-case name, with the folders of the system.
-PLATFORM = re.compile(r"^([a-z0-9_]+(\.h)?|(sys|netinet|arpa|net|linux|asm|bits)/[a-z0-9_./]+)$")
+# The C++ library (names without a dot), POSIX and SIMD.
+PLATFORM = re.compile(
+    r"^([a-z0-9_]+|(sys|netinet|arpa|net|linux|asm)/[a-z0-9_/]+\.h|"
+    r"(arm_neon|cpuid|dirent|dlfcn|errno|fcntl|immintrin|netdb|poll|pthread|sched|signal|stdlib|string|termios|time|unistd)\.h)$")
 PROTO = re.compile(r"^(oar/v1|inference|google)/.*\.pb\.h$")
 GENERATED = re.compile(r"^oar_[a-z_]+\.(inc|h)$")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.M)
