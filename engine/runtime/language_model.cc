@@ -127,6 +127,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
 
   const int64_t max_context = graph.max_context;
   const DType kv_type = graph.kv_type;
+  const std::string stored_weights = graph.weights;
   auto backend = make_backend(options);
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
   const uint64_t weights = checkpoint.bytes + serving.plan->owned_weight_bytes();
@@ -151,7 +152,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.page_tokens = options.page_tokens;
   info.num_blocks = blocks[0];
   info.threads = backend->workers();
-  info.weights = options.weights == "auto" ? "as stored" : options.weights;
+  info.weights = stored_weights;
   info.kv = dtype_name(kv_type);
   info.isa = backend->name();
   if (info.max_context < max_context) {

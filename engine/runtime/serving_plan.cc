@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "engine/base/format.h"
 
@@ -23,6 +24,20 @@ Result<std::string> weight_format(const std::string& name) {
   return invalid_argument(cat("weights '", name, "' is not one of auto, f32, f16, bf16, int8"), "weights");
 }
 
+// "bf16", or "q4_k+q6_k" where linear layers differ.
+std::string stored_formats(const Graph& graph) {
+  std::set<std::string> names;
+  for (const Node& n : graph.nodes()) {
+    if (!is_linear(n)) continue;
+    for (size_t k = first_weight(n); k < n.inputs.size(); k += weight_step(n)) {
+      names.insert(graph.value(n.inputs[k]).type.format.name());
+    }
+  }
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : "+") + name;
+  return all;
+}
+
 // The widest plain float among the weights that feed attention decides how wide an automatic cache is.
 DType widest_weight(const Checkpoint& checkpoint) {
   DType widest = DType::kBF16;
@@ -41,7 +56,6 @@ Result<ServingGraph> build_serving_graph(
     std::function<void(const Pass&, const Graph&, bool after)> observer) {
   ServingGraph out;
   OAR_ASSIGN(const std::string format, weight_format(options.weights));
-  out.weights = options.weights;
   if (options.kv == "auto") {
     out.kv_type = widest_weight(checkpoint);
   } else if (options.kv == "f32" || options.kv == "f16" || options.kv == "bf16") {
@@ -80,6 +94,7 @@ Result<ServingGraph> build_serving_graph(
       if (is_linear(n)) n.attrs.set("format", format);
     }
   }
+  out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
   ServeOptions serving;
   serving.kv_type = out.kv_type;
   serving.page_tokens = options.page_tokens;
