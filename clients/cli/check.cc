@@ -20,6 +20,12 @@
 namespace oar::cli {
 namespace {
 
+#ifdef OAR_WITH_SERVER
+constexpr bool kHasServer = true;
+#else
+constexpr bool kHasServer = false;
+#endif
+
 class Report {
  public:
   void line(bool ok, const std::string& what) {
@@ -113,12 +119,12 @@ int check(const std::string& model) {
     report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
   }
   check_model(report, model);
-#ifdef OAR_WITH_SERVER
-  check_port(report, 8000);
-  check_port(report, 8001);
-#else
-  report.note("no server in this build (OAR_SERVER=OFF)");
-#endif
+  if (kHasServer) {
+    check_port(report, 8000);
+    check_port(report, 8001);
+  } else {
+    report.note("no server in this build (OAR_SERVER=OFF)");
+  }
   if (report.failures() == 0) {
     std::printf("Oar works here.\n");
     return kSuccess;
