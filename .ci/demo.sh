@@ -9,6 +9,7 @@ start_server() {
   : >"$server_log"
   build/release/bin/oar serve demo --http 127.0.0.1:0 --grpc 127.0.0.1:0 "$@" >"$server_log" 2>&1 &
   server_pid=$!
+  trap '[ -z "$server_pid" ] || kill "$server_pid" 2>/dev/null || true' EXIT
   http_port= grpc_port=
   local tries
   for tries in $(seq 1 600); do
@@ -49,8 +50,6 @@ demo() {
   esac
   need $(build_packages)
   build release oar oar_grpc_client
-  server_pid=
-  trap '[ -z "$server_pid" ] || kill "$server_pid" 2>/dev/null || true' EXIT
   start_server demo-server
   local url=http://127.0.0.1:$http_port address=127.0.0.1:$grpc_port
 
