@@ -26,8 +26,8 @@ Val activation(ModelBuilder& b, Val x) {
 
 Val hidden(ModelBuilder& b) {
   const int64_t E = b.c.width;
-  Val x = b.add(b.embedding("transformer.wte.weight", b.in.tokens),
-                b.embedding("transformer.wpe.weight", b.in.positions));
+  Val x = b.add(b.embedding("transformer.wte.weight", b.in.tokens, b.c.vocab),
+                b.embedding("transformer.wpe.weight", b.in.positions, b.c.max_context));
   for (int64_t n = 0; n < b.c.layers; ++n) {
     const std::string layer = cat("transformer.h.", n, ".");
     const Val qkv = linear(b, b.layer_norm(x, layer + "ln_1"), layer + "attn.c_attn");  // (T, 3 E)

@@ -24,7 +24,7 @@ Val attention(ModelBuilder& b, Val x, const std::string& layer, int64_t n) {
 
 template <Val (*kMlp)(ModelBuilder&, Val, const std::string&, int64_t)>
 Val hidden(ModelBuilder& b) {
-  Val x = b.embedding("model.embed_tokens.weight", b.in.tokens);
+  Val x = b.embedding("model.embed_tokens.weight", b.in.tokens, b.c.vocab);
   for (int64_t n = 0; n < b.c.layers; ++n) {
     const std::string layer = cat("model.layers.", n, ".");
     x = b.add(x, attention(b, b.rms_norm(x, layer + "input_layernorm"), layer, n));

@@ -68,8 +68,15 @@ Val ModelBuilder::layer_norm(Val x, const std::string& name) {
   return op("layer_norm", {x, weight(name + ".weight"), weight(name + ".bias")}, {{"eps", c.norm_eps}});
 }
 
-Val ModelBuilder::embedding(const std::string& table, Val ids) {
-  return op("embedding", {weight(table), ids});
+Val ModelBuilder::embedding(const std::string& table, Val ids, int64_t rows) {
+  const Val t = weight(table);
+  // The kernel reads the row of any id a request may name, so the table must have them all.
+  if (t && (shape(t).size() != 2 || shape(t)[0].const_value() < rows)) {
+    fail(invalid_argument(
+        cat("tensor '", table, "' is ", graph().type_string(type(t)), ", config.json needs ", rows, " rows")));
+    return {};
+  }
+  return op("embedding", {t, ids});
 }
 
 Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
@@ -77,7 +84,7 @@ Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
 }
 
 Val ModelBuilder::split_heads(Val x, int64_t heads) {
-  return op("reshape", {x}, {{"shape", std::vector<int64_t>{-2, heads, -1}}});
+  return op("reshape", {x}, {{"shape", std::vector<int64_t>{-2, heads, c.head_dim}}});
 }
 
 Val ModelBuilder::merge_heads(Val x) { return op("reshape", {x}, {{"shape", std::vector<int64_t>{-2, -1}}}); }

@@ -67,7 +67,8 @@ class ModelBuilder : public Builder {
   Val linear(Val x, const std::string& name);
   Val rms_norm(Val x, const std::string& name);
   Val layer_norm(Val x, const std::string& name);
-  Val embedding(const std::string& table, Val ids);
+  // Rows of a table that must have at least `rows` of them (the ids' bound).
+  Val embedding(const std::string& table, Val ids, int64_t rows);
   Val add(Val a, Val b) { return op("add", {a, b}); }
   Val slice(Val x, int64_t begin, int64_t end);
   // (T, n * D) -> (T, n, D) and back.

@@ -5,17 +5,6 @@
 namespace oar {
 namespace {
 
-template <UnaryOp kOp>
-Lowered lower_unary(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{},
-                      [](UnaryArgs& a, const Operand* in, const Operand* out) {
-                        a.op = kOp;
-                        a.out = out[0].as<float>();
-                        a.x = in[0].as<const float>();
-                        a.n = in[0].numel();
-                      });
-}
-
 // max(x, 0)
 std::vector<Val> relu(Builder& b, std::span<const Val> in, const Attrs&) {
   return {b.op("max", {in[0], b.scalar(0)})};

@@ -17,17 +17,6 @@ Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   return ok_status();
 }
 
-template <UnaryOp kOp>
-Lowered unary_lower(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{},
-                      [](UnaryArgs& a, const Operand* in, const Operand* out) {
-                        a.op = kOp;
-                        a.out = out[0].as<float>();
-                        a.x = in[0].as<const float>();
-                        a.n = in[0].numel();
-                      });
-}
-
 template <double (*F)(double), UnaryOp kOp>
 constexpr OpDef unary(const char* name, Gradient gradient = Gradient::kSmooth) {
   OpDef d{};
@@ -35,7 +24,7 @@ constexpr OpDef unary(const char* name, Gradient gradient = Gradient::kSmooth) {
   d.gradient = gradient;
   d.infer = same_as_first;
   d.reference = unary_reference<F>;
-  d.lower = unary_lower<kOp>;
+  d.lower = lower_unary<kOp>;
   return d;
 }
 

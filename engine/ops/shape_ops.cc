@@ -32,7 +32,10 @@ Types reshape_infer(const Graph& g, Ids in, const Attrs& attrs) {
   }
   const Dim total = product(t.shape), known = product(shape);
   if (unknown >= 0) shape[unknown] = Dim::floordiv(total, known);
-  OAR_RETURN_IF_ERROR(check_same(product(shape), total, "element counts"));
+  if (!(product(shape) == total)) {
+    return invalid_argument(cat("element counts differ: ", total.to_string(g.symbols()), " and ",
+                                product(shape).to_string(g.symbols())));
+  }
   return std::vector<TensorType>{{t.format, std::move(shape)}};
 }
 

@@ -1,6 +1,7 @@
 // config.json of strangers: what is missing, out of range or contradictory is named.
 #include "engine/models/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
 
 namespace {
 
@@ -68,4 +69,29 @@ TEST_CASE("rope scaling of an unknown kind is refused by name") {
   const auto table = oar::rope_table(*c);
   REQUIRE(!table.ok());
   CHECK(table.status().message().find("longrope") != std::string::npos);
+}
+
+TEST_CASE("a config that contradicts the tensors is refused by tensor and size") {
+  using Catch::Matchers::Contains;
+  const oar_test::TinyGolden golden = oar_test::load_tiny_golden("gpt2");
+  auto checkpoint = oar::load_checkpoint(oar_test::write_tiny_model(golden, oar_test::TinyDtype::f32));
+  REQUIRE_OK(checkpoint);
+  struct Case {
+    const char* key;
+    int64_t value;
+    const char* message;
+  };
+  for (const Case& c :
+       {Case{"vocab_size", 257, "transformer.wte.weight"}, Case{"n_positions", 65, "transformer.wpe.weight"},
+        Case{"vocab_size", 255, "vocab_size"}, Case{"n_layer", 3, "transformer.h.2"},
+        Case{"n_embd", 128, "slice"}, Case{"n_embd", 32, "64 and 32"}}) {
+    auto changed = *checkpoint;
+    changed.config[c.key] = c.value;
+    INFO(c.key << " " << c.value);
+    const auto config = oar::read_model_config(changed.config);
+    REQUIRE_OK(config);
+    const auto model = oar::build_model(changed, *config, {});
+    REQUIRE(!model.ok());
+    CHECK_THAT(model.status().message(), Contains(c.message));
+  }
 }
