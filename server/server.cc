@@ -25,7 +25,8 @@ class ServerImpl final : public Server {
       : options_(std::move(options)),
         metrics_(models),
         frontend_(models, observers_of(metrics_, models.size()), options_.api_limits),
-        workers_(options_.worker_threads) {}
+        workers_(options_.worker_threads),
+        writers_(options_.writer_threads) {}
   ~ServerImpl() override { drain_and_stop(std::chrono::milliseconds(0)); }
 
   Status listen();
@@ -42,7 +43,7 @@ class ServerImpl final : public Server {
   const ServerOptions options_;
   Metrics metrics_;
   api::Frontend frontend_;
-  api::WorkerPool workers_;
+  api::WorkerPool workers_, writers_;
   http::Services http_services_;
   std::unique_ptr<http::HttpServer> http_;
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
@@ -71,8 +72,8 @@ Status ServerImpl::listen() {
   }
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(options_.grpc_address,
-                                                  {&frontend_, &workers_, &metrics_, options_.api_key,
-                                                   options_.grpc_limits, options_.log}));
+                                                  {&frontend_, &workers_, &writers_, &metrics_,
+                                                   options_.api_key, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -88,6 +89,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (http_) clean_ = http_->stop(timeout) && clean_;
   if (grpc_clean.valid()) clean_ = grpc_clean.get() && clean_;
   workers_.stop();
+  writers_.stop();
   grpc_.reset();
   http_.reset();
   return clean_;

@@ -1,6 +1,11 @@
 #include "server/api/generation.h"
 
 namespace oar::api {
+namespace {
+
+constexpr int kEventsPerTurn = 64;  // some ten microseconds of decoding and framing, far below a write budget
+
+}  // namespace
 
 Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Executor executor,
                                                       OnEvent on_event) {
@@ -54,18 +59,27 @@ void Generation::wake() {
   }
 }
 
-// Runs until no wake-up came in while it looked; so at most one deliver() is queued or running at any time.
+// At most one deliver() is queued or running at any time: it ends when no wake-up came in while it looked. It
+// also ends after a number of events and queues itself again, for a connection's thread has other work
+// (noticing that this client does not read, for one) even when the engine is faster than the reader.
 void Generation::deliver() {
-  uint32_t seen = wakeups_;
+  int budget = kEventsPerTurn;
+  uint32_t seen;
   do {
     seen = wakeups_;
     for (size_t i = 0; i < streams_.size(); ++i) {
-      while (auto event = streams_[i]->next(std::chrono::milliseconds(0))) {
+      while (budget > 0) {
+        auto event = streams_[i]->next(std::chrono::milliseconds(0));
+        if (!event) break;
+        --budget;
         const int32_t choice = static_cast<int32_t>(i) * spec_.params.n + event->index;
         observe(choice, *event);
         if (event->finish != FinishReason::kNone) --open_choices_;
         on_event_(*this, choice, std::move(*event));
       }
+    }
+    if (budget == 0 && open_choices_ > 0) {
+      return executor_([self = shared_from_this()] { self->deliver(); });
     }
   } while (!wakeups_.compare_exchange_strong(seen, 0));
   if (open_choices_ == 0) on_event_ = nullptr;

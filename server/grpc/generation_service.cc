@@ -115,7 +115,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
                                                                             fields, about_, prompt.param, 0));
     if (!request_.request_id().empty()) spec.id = request_.request_id().substr(0, 128);
     OAR_ASSIGN(auto generation,
-               Generation::start(std::move(spec), services_.workers->executor(),
+               Generation::start(std::move(spec), services_.writers->executor(),
                                  [self = shared()](Generation& g, int32_t, TextEvent&& event) {
                                    self->on_event(g, event);
                                  }));

@@ -18,7 +18,8 @@ namespace oar::grpc_api {
 // Borrowed parts; all outlive the GrpcServer.
 struct Services {
   api::Frontend* frontend = nullptr;
-  api::WorkerPool* workers = nullptr;
+  api::WorkerPool* workers = nullptr;  // prepare requests: a long prompt may take a while
+  api::WorkerPool* writers = nullptr;  // turn tokens into messages: always short
   Metrics* metrics = nullptr;
   std::string api_key;  // empty: no authentication
   GrpcLimits limits;

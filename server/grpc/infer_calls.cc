@@ -72,7 +72,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
     const ModelHandle* model = prepared.spec.model;
     auto text = std::make_shared<std::string>(prepared.request.prepends_input() ? prepared.request.text : "");
     OAR_ASSIGN(auto generation,
-               Generation::start(std::move(prepared.spec), services_.workers->executor(),
+               Generation::start(std::move(prepared.spec), services_.writers->executor(),
                                  [self = shared_from_this(), model, text, id = request_->id()](
                                      Generation&, int32_t, TextEvent&& event) {
                                    *text += event.text;
@@ -207,7 +207,7 @@ class StreamInferCall final
     const auto flag = message.parameters().find("triton_enable_empty_final_response");
     item->empty_final = flag != message.parameters().end() && flag->second.bool_param();
     OAR_ASSIGN(auto generation,
-               Generation::start(std::move(prepared.spec), services_.workers->executor(),
+               Generation::start(std::move(prepared.spec), services_.writers->executor(),
                                  [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
                                    self->on_event(*item, key, event);
                                  }));

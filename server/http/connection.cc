@@ -1,6 +1,7 @@
 // The connection's state machine: reading, parsing, limits and deadlines, writing.
 #include "server/http/connection.h"
 
+#include <array>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 #include <cstring>
@@ -14,6 +15,7 @@ namespace {
 namespace beast_http = boost::beast::http;
 using boost::system::error_code;
 
+constexpr std::chrono::milliseconds kDrainLinger{100};
 constexpr uint64_t kMaxLingerBytes = 64 << 20;  // what a refused upload may still send before it is cut off
 
 // Things Beast's parser lets pass and HTTP/1.1 (RFC 9112) wants refused: folded header lines, bare CR or LF,
@@ -115,8 +117,8 @@ Connection::~Connection() { release_body(); }
 
 void Connection::start() {
   socket_.non_blocking(true);
-  enter(State::kIdle);
   watch();
+  enter(State::kIdle);
   read_more();
 }
 
@@ -136,15 +138,19 @@ void Connection::read_more() {
   if (reading_ || end_of_input_ || state_ == State::kClosed) return;
   if (state_ == State::kAnswering && input_.size() >= limits_.pipelined_bytes) return;
   reading_ = true;
-  socket_.async_read_some(asio::buffer(read_buffer_),
-                          [self = shared_from_this()](error_code ec, size_t bytes) {
-                            self->reading_ = false;
-                            self->on_read(ec, bytes);
-                          });
+  socket_.async_wait(Tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
+    self->reading_ = false;
+    self->on_readable(ec);
+  });
 }
 
-void Connection::on_read(error_code ec, size_t bytes) {
+void Connection::on_readable(error_code ec) {
   if (state_ == State::kClosed) return;
+  static thread_local std::array<char, 64 << 10>
+      buffer;  // shared by a thread's connections: emptied before returning
+  size_t bytes = 0;
+  if (!ec) bytes = socket_.read_some(asio::buffer(buffer), ec);
+  if (ec == asio::error::would_block || ec == asio::error::interrupted) return read_more();
   if (ec) {
     end_of_input_ = true;
     return on_end_of_input();
@@ -153,7 +159,7 @@ void Connection::on_read(error_code ec, size_t bytes) {
     lingered_bytes_ += bytes;
     return lingered_bytes_ > kMaxLingerBytes ? close() : read_more();
   }
-  input_.append(read_buffer_.data(), bytes);
+  input_.append(buffer.data(), bytes);
   process();
   read_more();
 }
@@ -321,6 +327,11 @@ bool Connection::admit_request() {
     if (auto refusal = options.admit(request_, *route_)) return answer(std::move(*refusal));
   }
   if (parser_->is_done()) return true;
+  const std::string_view coding = trim(request_.header("Content-Encoding"));
+  if (!coding.empty() && !iequals(coding, "identity")) {
+    return answer(options.error_response(&request_, 415,
+                                         "compressed request bodies are not accepted; send plain JSON"));
+  }
   if (!reserve_body()) {
     Response busy =
         options.error_response(&request_, 503, "too many request bodies are being received; try again");
@@ -551,7 +562,10 @@ void Connection::enter(State state) {
       break;
     case State::kHeader: set_deadline(limits_.header_timeout); break;
     case State::kBody: set_deadline(limits_.body_timeout); break;
-    case State::kLingering: set_deadline(limits_.linger_timeout); break;
+    case State::kLingering:
+      // Whoever waits for the server to stop does not wait for a client to notice.
+      set_deadline(host_->draining ? std::min(limits_.linger_timeout, kDrainLinger) : limits_.linger_timeout);
+      break;
     case State::kAnswering: answer_complete_ = stream_ = chunked_ = false; [[fallthrough]];
     case State::kClosed: deadline_ = SteadyTime::max(); break;
   }
@@ -559,14 +573,14 @@ void Connection::enter(State state) {
 
 void Connection::set_deadline(std::chrono::milliseconds from_now) {
   deadline_ = std::chrono::steady_clock::now() + from_now;
+  if (deadline_ < timer_.expiry()) watch();
 }
 
-// One timer that looks at deadline_ now and then, instead of one re-armed for every write.
+// One timer, moved only when the deadline comes nearer: a later one, as every write sets, is found when it
+// fires.
 void Connection::watch() {
-  const auto now = std::chrono::steady_clock::now();
-  const auto soonest = std::min({limits_.idle_timeout, limits_.header_timeout, limits_.body_timeout,
-                                 limits_.write_timeout, limits_.linger_timeout});
-  timer_.expires_at(std::min(deadline_, now + std::max(soonest, std::chrono::milliseconds(10))));
+  constexpr std::chrono::hours kFar{1};  // no deadline: look again then
+  timer_.expires_at(std::min(deadline_, std::chrono::steady_clock::now() + kFar));
   timer_.async_wait([self = shared_from_this()](error_code ec) {
     if (ec || self->state_ == State::kClosed) return;
     if (std::chrono::steady_clock::now() >= self->deadline_) self->on_timer();

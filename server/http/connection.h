@@ -1,14 +1,13 @@
 // One HTTP connection as a state machine on one io_context thread. Private to connection.cc and
 // http_server.cc (it names Asio types, which cost seconds of compile time).
 //
-// A read is outstanding in every state in which input is welcome, also while a request is being answered:
-// that is how a client that leaves is noticed during a long non-streaming wait. Input is parsed only between
-// answers, so at most one request per connection is in progress and pipelined requests wait as bytes, bounded
-// by Limits::pipelined_bytes. A client that closes its sending side while its request is still being computed
-// counts as gone; once the answer is complete it is still delivered.
+// A wait for input is outstanding in every state in which input is welcome, also while a request is being
+// answered: that is how a client that leaves is noticed during a long non-streaming wait. Input is parsed
+// only between answers, so at most one request per connection is in progress and pipelined requests wait as
+// bytes, bounded by Limits::pipelined_bytes. A client that closes its sending side while its request is still
+// being computed counts as gone; once the answer is complete it is still delivered.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -58,7 +57,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Input.
   void read_more();
-  void on_read(boost::system::error_code ec, size_t bytes);
+  void on_readable(boost::system::error_code ec);
   void on_end_of_input();
   void process();
   bool process_header();  // true: something was consumed, go on
@@ -102,7 +101,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kIdle;
   std::string peer_;
 
-  std::array<char, 16 << 10> read_buffer_;
   std::string input_;   // received, not yet parsed
   size_t scanned_ = 0;  // of input_, holding no end of header
   bool reading_ = false;
