@@ -16,10 +16,24 @@ struct SwiGluArgs {
 };
 
 enum class UnaryOp : int32_t {
-  kNeg, kAbs, kExp, kLog, kSqrt, kRsqrt, kSquare, kReciprocal, kTanh, kSigmoid, kSilu, kRelu, kErf,
+  kNeg,
+  kAbs,
+  kExp,
+  kLog,
+  kSqrt,
+  kRsqrt,
+  kSquare,
+  kReciprocal,
+  kTanh,
+  kSigmoid,
+  kSilu,
+  kRelu,
+  kErf,
   kGeluErf,   // x/2 (1 + erf(x / sqrt 2))
   kGeluTanh,  // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-  kSin, kCos, kFloor,
+  kSin,
+  kCos,
+  kFloor,
 };
 struct UnaryArgs {
   uint32_t size = sizeof(UnaryArgs);
@@ -31,7 +45,8 @@ struct UnaryArgs {
 };
 
 enum class BinaryOp : int32_t { kAdd, kSub, kMul, kDiv, kMax, kMin, kPow };
-// out[i, j] = a[i, j] op b[i * b_row, j * b_col]: b_row, b_col in {0, 1} broadcast a row, a column or a scalar.
+// out[i, j] = a[i, j] op b[i * b_row, j * b_col]: b_row, b_col in {0, 1} broadcast a row, a column or a
+// scalar.
 struct BinaryArgs {
   uint32_t size = sizeof(BinaryArgs);
   uint32_t version = 1;

@@ -1,13 +1,15 @@
 // Attention over a paged KV cache, and the append that fills it.
 //
-// The pool of one layer is [num_blocks][kv_block_bytes]: a block holds P consecutive tokens of one sequence, keys and
-// values of all K heads. The order inside a block is the kernels' own business (kv_layout.h); nothing above ever
-// looks inside, it only counts blocks. P is a multiple of 16 (of 32 for the fastest bf16 kernels). Blocks need no
-// initialization: what lies beyond a sequence's last token, NaN included, never reaches a result.
+// The pool of one layer is [num_blocks][kv_block_bytes]: a block holds P consecutive tokens of one sequence,
+// keys and values of all K heads. The order inside a block is the kernels' own business (kv_layout.h);
+// nothing above ever looks inside, it only counts blocks. P is a multiple of 16 (of 32 for the fastest bf16
+// kernels). Blocks need no initialization: what lies beyond a sequence's last token, NaN included, never
+// reaches a result.
 //
-// Roofline: decode: bytes of keys and values of the context over memory bandwidth; prefill: 4*T*S*H*D operations.
-// The sum over a query's context runs over fixed spans of positions in ascending order whatever the chunking of the
-// prompt or the number of workers, so decode equals prefill bit for bit within one ISA level.
+// Roofline: decode: bytes of keys and values of the context over memory bandwidth; prefill: 4*T*S*H*D
+// operations. The sum over a query's context runs over fixed spans of positions in ascending order whatever
+// the chunking of the prompt or the number of workers, so decode equals prefill bit for bit within one ISA
+// level.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -34,12 +36,12 @@ struct KvAppendArgs {
   KvShape shape;
 };
 
-// Query t of sequence b sits at position context_len[b] - (seq_start[b+1] - seq_start[b]) + (t - seq_start[b]) and
-// sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been appended already.
-// out = softmax(softcap(q . k * scale)) . v, softcap(s) = cap * tanh(s / cap) when cap > 0.
-// Query head h reads key/value head h / (H / K). Table entries of pages wholly outside every query's window are not
-// looked at, so they may be stale. plan() needs sizes alone (T, B, H, max_blocks, window, shape), and its scratch
-// never shrinks when T or B grows.
+// Query t of sequence b sits at position context_len[b] - (seq_start[b+1] - seq_start[b]) + (t -
+// seq_start[b]) and sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been
+// appended already. out = softmax(softcap(q . k * scale)) . v, softcap(s) = cap * tanh(s / cap) when cap > 0.
+// Query head h reads key/value head h / (H / K). Table entries of pages wholly outside every query's window
+// are not looked at, so they may be stale. plan() needs sizes alone (T, B, H, max_blocks, window, shape), and
+// its scratch never shrinks when T or B grows.
 struct PagedAttentionArgs {
   uint32_t size = sizeof(PagedAttentionArgs);
   uint32_t version = 1;
@@ -50,11 +52,11 @@ struct PagedAttentionArgs {
   const int32_t* seq_start = nullptr;     // [B + 1] first row of each sequence, ascending; 0 .. T
   const int32_t* context_len = nullptr;   // [B] tokens in the cache after this chunk
   int64_t T = 0, B = 0, H = 0, ldq = 0, ldo = 0;
-  int64_t max_blocks = 0;                 // columns of block_tables
+  int64_t max_blocks = 0;  // columns of block_tables
   KvShape shape;
   float scale = 1.f;
-  float softcap = 0.f;                    // 0: none
-  int64_t window = 0;                     // 0: whole context
+  float softcap = 0.f;  // 0: none
+  int64_t window = 0;   // 0: whole context
 };
 
 }  // namespace oar

@@ -1,17 +1,18 @@
 // What a kernel is, for every family and backend: a named pair of functions over a C struct of raw pointers.
 //
-//   plan(args, workers) says how the work divides: up to kMaxPhases phases with a barrier between them, each of so
-//                       many independent chunks, and how much scratch it needs. Pure arithmetic on sizes.
-//   run(args, phase, begin, end, scratch) does chunks [begin, end) of one phase. It must be idempotent (running a
-//                       chunk twice writes the same bytes) so that a late worker's chunk may be done by another.
+//   plan(args, workers): how the work divides, up to kMaxPhases phases with a barrier between them, each of
+//     so many independent chunks, and how much scratch it needs. Pure arithmetic on sizes.
+//   run(args, phase, begin, end, scratch): does chunks [begin, end) of one phase. Each chunk runs exactly
+//     once, on any worker: where an operand is updated in place, a second run would be wrong.
 //
 // Batch invariance: within one ISA level the value of an output element never depends on how many other rows,
-// sequences, chunks or workers there are. Each kernel adds in an order fixed by shapes of ITS row alone (K, head
-// size, positions). This is what makes "a batch of N equals N alone" and "decode equals prefill" hold bit for bit.
+// sequences, chunks or workers there are. Each kernel adds in an order fixed by shapes of ITS row alone (K,
+// head size, positions). This is what makes "a batch of N equals N alone" and "decode equals prefill" hold
+// bit for bit.
 //
-// Args structs begin with {uint32_t size, version} so that a plug-in compiled against another revision can tell.
-// Kernels never allocate, log or fail: the caller has checked every size. Unaligned pointers are allowed unless a
-// field says otherwise. All tensors are row-major; `ld*` are row strides in elements.
+// Args structs begin with {uint32_t size, version} so that a plug-in compiled against another revision can
+// tell. Kernels never allocate, log or fail: the caller has checked every size. Unaligned pointers are
+// allowed unless a field says otherwise. All tensors are row-major; `ld*` are row strides in elements.
 #pragma once
 
 #include <cstddef>
@@ -41,20 +42,20 @@ struct KernelScratch {
 
 // Families of kernels; each has a header kernels/<family>.h with its Args struct.
 enum class KernelFamily : uint8_t {
-  kMatmul,           // matmul.h
-  kGroupedMatmul,    // moe.h
-  kMoeRoute,         // moe.h
-  kMoeCombine,       // moe.h
-  kRmsNorm,          // norm.h
-  kLayerNorm,        // norm.h
-  kRope,             // rope.h
-  kKvAppend,         // attention.h
-  kPagedAttention,   // attention.h
-  kSwiGlu,           // activation.h
-  kUnary,            // activation.h
-  kBinary,           // activation.h
-  kEmbedding,        // embedding.h
-  kGatherRows,       // embedding.h
+  kMatmul,          // matmul.h
+  kGroupedMatmul,   // moe.h
+  kMoeRoute,        // moe.h
+  kMoeCombine,      // moe.h
+  kRmsNorm,         // norm.h
+  kLayerNorm,       // norm.h
+  kRope,            // rope.h
+  kKvAppend,        // attention.h
+  kPagedAttention,  // attention.h
+  kSwiGlu,          // activation.h
+  kUnary,           // activation.h
+  kBinary,          // activation.h
+  kEmbedding,       // embedding.h
+  kGatherRows,      // embedding.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.
@@ -69,16 +70,17 @@ enum class Isa : uint8_t {
 };
 const char* isa_name(Isa isa);
 
-// The best level this processor and OS support (AMX asks the kernel for permission on first use), lowered by the
-// environment variable OAR_ISA=reference|generic|neon|avx2|avx512|avx512vnni|amx. Computed once, thread-safe.
+// The best level this processor and OS support (AMX asks the kernel for permission on first use), lowered by
+// the environment variable OAR_ISA=reference|generic|neon|avx2|avx512|avx512vnni|amx. Computed once,
+// thread-safe.
 Isa best_isa();
 
 struct Kernel {
   KernelFamily family;
   Isa isa;
   const char* name;  // "matmul.bf16.avx512vnni"
-  // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type; nullopt
-  // serves any.
+  // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type;
+  // nullopt serves any.
   std::optional<Format> format;
   void (*plan)(const void* args, int workers, KernelPlan* out);
   void (*run)(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch);

@@ -6,29 +6,29 @@
 
 namespace oar {
 
-// probs = softmax(logits[t, :]); the top_k largest per token (ties: lower index first), normalized to sum 1 when
-// asked. A NaN logit is never preferred to a number and makes its token's weights NaN. Pairs (t, j) sorted by expert,
-// stably by t, give the row lists of the grouped matmul.
+// probs = softmax(logits[t, :]); the top_k largest per token (ties: lower index first), normalized to sum 1
+// when asked. A NaN logit is never preferred to a number and makes its token's weights NaN. Pairs (t, j)
+// sorted by expert, stably by t, give the row lists of the grouped matmul.
 struct MoeRouteArgs {
   uint32_t size = sizeof(MoeRouteArgs);
   uint32_t version = 1;
-  int32_t* pair_token = nullptr;      // [T * top_k] token of each sorted pair
-  int32_t* pair_slot = nullptr;       // [T, top_k] where pair (t, j) went in the sorted order
-  float* pair_weight = nullptr;       // [T, top_k] routing weight of pair (t, j)
-  int32_t* expert_start = nullptr;    // [experts + 1] first sorted pair of each expert
-  const float* logits = nullptr;      // [T, experts]
+  int32_t* pair_token = nullptr;    // [T * top_k] token of each sorted pair
+  int32_t* pair_slot = nullptr;     // [T, top_k] where pair (t, j) went in the sorted order
+  float* pair_weight = nullptr;     // [T, top_k] routing weight of pair (t, j)
+  int32_t* expert_start = nullptr;  // [experts + 1] first sorted pair of each expert
+  const float* logits = nullptr;    // [T, experts]
   int64_t T = 0, experts = 0, top_k = 0;
-  int32_t normalize = 1;              // divide the kept probabilities by their sum
+  int32_t normalize = 1;  // divide the kept probabilities by their sum
 };
 
-// out[p, :] = x[row(p), :] . W[e]^T for the sorted pairs p of each expert e; row(p) = pair_token[p], or p itself when
-// pair_token is null. One segment list per expert: segments[e * segments_per_expert + s].
+// out[p, :] = x[row(p), :] . W[e]^T for the sorted pairs p of each expert e; row(p) = pair_token[p], or p
+// itself when pair_token is null. One segment list per expert: segments[e * segments_per_expert + s].
 struct GroupedMatmulArgs {
   uint32_t size = sizeof(GroupedMatmulArgs);
   uint32_t version = 1;
-  float* out = nullptr;                 // [P, ldo]
-  const float* x = nullptr;             // [.., ldx]
-  const int32_t* pair_token = nullptr;  // [P] or null
+  float* out = nullptr;                   // [P, ldo]
+  const float* x = nullptr;               // [.., ldx]
+  const int32_t* pair_token = nullptr;    // [P] or null
   const int32_t* expert_start = nullptr;  // [experts + 1]
   const MatmulSegment* segments = nullptr;
   int64_t segments_per_expert = 0, experts = 0;
@@ -40,8 +40,8 @@ struct GroupedMatmulArgs {
 struct MoeCombineArgs {
   uint32_t size = sizeof(MoeCombineArgs);
   uint32_t version = 1;
-  float* out = nullptr;        // [T, E]
-  const float* y = nullptr;    // [T * top_k, E]
+  float* out = nullptr;      // [T, E]
+  const float* y = nullptr;  // [T * top_k, E]
   const int32_t* pair_slot = nullptr;
   const float* pair_weight = nullptr;
   int64_t T = 0, top_k = 0, E = 0;

@@ -1,5 +1,5 @@
-// Normalizations over the last axis, with the residual addition in front fused. Memory bound: x, residual and out
-// once each. Sums are accumulated in a fixed order per row, independent of T.
+// Normalizations over the last axis, with the residual addition in front fused. Memory bound: x, residual and
+// out once each. Sums are accumulated in a fixed order per row, independent of T.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -18,7 +18,7 @@ struct RmsNormArgs {
   const float* w = nullptr;         // [cols]
   int64_t rows = 0, cols = 0, ldx = 0, ldo = 0;
   float eps = 1e-5f;
-  float w_offset = 0.f;             // 1 for checkpoints that store w - 1
+  float w_offset = 0.f;  // 1 for checkpoints that store w - 1
 };
 
 // out = (h - mean(h)) / sqrt(var(h) + eps) * w + b, h as above.   https://arxiv.org/abs/1607.06450
@@ -29,8 +29,8 @@ struct LayerNormArgs {
   float* sum_out = nullptr;
   const float* x = nullptr;
   const float* residual = nullptr;
-  const float* w = nullptr;         // [cols] or null (1)
-  const float* b = nullptr;         // [cols] or null (0)
+  const float* w = nullptr;  // [cols] or null (1)
+  const float* b = nullptr;  // [cols] or null (0)
   int64_t rows = 0, cols = 0, ldx = 0, ldo = 0;
   float eps = 1e-5f;
 };

@@ -1,8 +1,9 @@
-// The CPU pool: runs the phases of a kernel over fixed workers. The calling thread is worker 0, so a pool of N has
-// N - 1 threads of its own. Workers spin for a bounded time and then park; a futex sleep inside a step costs ~50 us
-// on virtual machines, so spinning is the rule within a step and parking between steps. Each worker first does its
-// own contiguous range of chunks and then steals from the tails of others, so one preempted worker does not hold up
-// the rest. One pool may serve several engines: run() calls from different threads take turns.
+// The CPU pool: runs the phases of a kernel over fixed workers. The calling thread is worker 0, so a pool of
+// N has N - 1 threads of its own. Workers spin for a bounded time and then park; a futex sleep inside a step
+// costs ~50 us on virtual machines, so spinning is the rule within a step and parking between steps. Each
+// worker first does its own contiguous range of chunks and then steals from the tails of others, so one
+// preempted worker does not hold up the rest. One pool may serve several engines: run() calls from different
+// threads take turns.
 #pragma once
 
 #include <memory>
@@ -12,12 +13,13 @@
 namespace oar {
 
 struct ThreadPoolOptions {
-  int threads = 0;      // 0: the processors this process may use (affinity mask and cgroup quota)
-  bool pin = false;     // pin workers to processors of the affinity mask
-  int spin_us = 50;     // how long an idle worker spins before it parks
+  int threads = 0;   // 0: the processors this process may use (affinity mask and cgroup quota)
+  bool pin = false;  // pin workers to processors of the affinity mask
+  int spin_us = 50;  // how long an idle worker spins before it parks
 };
 
-// Number of processors usable by this process: min(affinity mask, cgroup v1/v2 CPU quota rounded up), at least 1.
+// Number of processors usable by this process: min(affinity mask, cgroup v1/v2 CPU quota rounded up), at
+// least 1.
 int usable_processors();
 
 class ThreadPool {
@@ -28,20 +30,24 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int workers() const;
-  // Runs every phase of the kernel to completion; `plan` is what kernel.plan() said for these args, `shared` has
-  // plan.shared_scratch bytes (64-byte aligned). Worker scratch comes from the pool and grows only through
-  // reserve_scratch(). Blocking; callable from any thread, one at a time.
+  // Runs every phase of the kernel to completion; `plan` is what kernel.plan() said for these args, `shared`
+  // has plan.shared_scratch bytes (64-byte aligned). Worker scratch comes from the pool and grows only
+  // through reserve_scratch(). Blocking; callable from any thread, one at a time.
   void run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared);
   // Makes sure each worker owns that many bytes of scratch, so that run() never allocates.
   void reserve_scratch(size_t bytes_per_worker);
   // Runs fn(ctx, begin, end) over [0, count): for work at load time (packing, decoding), not per step.
-  void parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx, int64_t begin, int64_t end), void* ctx);
+  void parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx, int64_t begin, int64_t end),
+                    void* ctx);
   template <class F>
   void parallel_for(int64_t count, int64_t grain, F&& f) {
-    parallel_for(count, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<F*>(c))(b, e); }, &f);
+    parallel_for(
+        count, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<F*>(c))(b, e); }, &f);
   }
   // Steals and parks since start, for `oar bench` and metrics.
-  struct Counters { uint64_t runs, steals, parks; };
+  struct Counters {
+    uint64_t runs, steals, parks;
+  };
   Counters counters() const;
 
  private:

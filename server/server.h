@@ -29,8 +29,8 @@ struct ServerOptions {
   std::string api_key;                          // empty: none asked for; never for health checks
   std::vector<std::string> cors_origins;        // browsers' origins allowed; "*" for all
   int http_threads = 2;
-  int worker_threads = 2;                       // parse, template, tokenize
-  int writer_threads = 1;                       // detokenize and frame gRPC's streams
+  int worker_threads = 2;  // parse, template, tokenize
+  int writer_threads = 1;  // detokenize and frame gRPC's streams
   http::Limits http_limits;
   GrpcLimits grpc_limits;
   api::ApiLimits api_limits;

@@ -1,5 +1,5 @@
-// strcat()-like message building without iostreams: cat("expected ", 3, " got ", x). g++ 12 has no <format>, and
-// liboar links no fmt.
+// strcat()-like message building without iostreams: cat("expected ", 3, " got ", x). g++ 12 has no <format>,
+// and liboar links no fmt.
 #pragma once
 
 #include <charconv>
@@ -18,14 +18,13 @@ void append_piece(std::string& out, B b) {
   out += b ? "true" : "false";
 }
 template <class T>
-  requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && !std::is_same_v<T, char>)
-void append_piece(std::string& out, T v) {
+requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool> &&
+         !std::is_same_v<T, char>) void append_piece(std::string& out, T v) {
   char buf[40];
   auto r = [&] {
     if constexpr (std::is_floating_point_v<T>)
       return std::to_chars(buf, buf + sizeof buf, v, std::chars_format::general, 9);
-    else
-      return std::to_chars(buf, buf + sizeof buf, v);
+    else return std::to_chars(buf, buf + sizeof buf, v);
   }();
   out.append(buf, r.ptr);
 }

@@ -1,5 +1,5 @@
-// Boost.JSON, header-only: the one JSON library of the tree. parse_json() adds what it does not do: a size-aware
-// depth limit, a refusal of trailing junk and numbers that overflow to infinity, and our Status.
+// Boost.JSON, header-only: the one JSON library of the tree. parse_json() adds what it does not do: a
+// size-aware depth limit, a refusal of trailing junk and numbers that overflow to infinity, and our Status.
 #pragma once
 
 #include <boost/json.hpp>

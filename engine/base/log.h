@@ -1,5 +1,5 @@
-// Events out of the engine. liboar never prints and links no logger: whoever embeds it installs a callback (the
-// server and the command line put spdlog behind it). Nothing above kDebug is logged per token.
+// Events out of the engine. liboar never prints and links no logger: whoever embeds it installs a callback
+// (the server and the command line put spdlog behind it). Nothing above kDebug is logged per token.
 #pragma once
 
 #include <functional>

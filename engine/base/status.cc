@@ -7,9 +7,10 @@ namespace oar {
 
 const char* status_code_name(StatusCode code) {
   static constexpr const char* kNames[] = {
-      "OK",          "CANCELLED",          "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
-      "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
-      "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
   const auto i = static_cast<size_t>(code);
   return i < std::size(kNames) ? kNames[i] : "UNKNOWN";
 }
@@ -21,8 +22,8 @@ std::string Status::to_string() const {
 
 namespace detail {
 void check_failed(const char* expr, const char* file, int line, std::string_view why) {
-  std::fprintf(stderr, "oar: internal check failed at %s:%d: %s%s%.*s\n", file, line, expr, why.empty() ? "" : ": ",
-               static_cast<int>(why.size()), why.data());
+  std::fprintf(stderr, "oar: internal check failed at %s:%d: %s%s%.*s\n", file, line, expr,
+               why.empty() ? "" : ": ", static_cast<int>(why.size()), why.data());
   std::abort();
 }
 }  // namespace detail

@@ -1,6 +1,6 @@
-// Status and Result<T>: how every room reports a caller's or a file's fault. The codes are gRPC's sixteen, one to
-// one, so server/api needs a single table. A message names the field, the value and the remedy. A fault of our own
-// that no input can reach is OAR_CHECK, which aborts with file and line.
+// Status and Result<T>: how every room reports a caller's or a file's fault. The codes are gRPC's sixteen,
+// one to one, so server/api needs a single table. A message names the field, the value and the remedy. A
+// fault of our own that no input can reach is OAR_CHECK, which aborts with file and line.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +71,9 @@ namespace detail {
 }
 
 // Our own bug, unreachable by any input: abort with a location. Active in every build type.
-#define OAR_CHECK(cond, ...)                                                             \
-  do {                                                                                   \
-    if (!(cond)) [[unlikely]]                                                            \
+#define OAR_CHECK(cond, ...)                                                                   \
+  do {                                                                                         \
+    if (!(cond)) [[unlikely]]                                                                  \
       ::oar::detail::check_failed(#cond, __FILE__, __LINE__, ::std::string_view{__VA_ARGS__}); \
   } while (0)
 
@@ -81,8 +81,8 @@ namespace detail {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}                 // NOLINT: implicit by design
-  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {           // NOLINT: implicit by design
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT: implicit by design
+  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT: implicit by design
     OAR_CHECK(!std::get<1>(state_).ok(), "Result built from an ok Status");
   }
   bool ok() const { return state_.index() == 0; }
@@ -110,15 +110,15 @@ class [[nodiscard]] Result {
 #define OAR_CONCAT_(a, b) a##b
 #define OAR_CONCAT(a, b) OAR_CONCAT_(a, b)
 // Returns from the enclosing function when `expr` (a Status) is an error.
-#define OAR_RETURN_IF_ERROR(expr)                       \
-  do {                                                  \
+#define OAR_RETURN_IF_ERROR(expr)                                   \
+  do {                                                              \
     if (::oar::Status oar_s_ = (expr); !oar_s_.ok()) return oar_s_; \
   } while (0)
 // OAR_ASSIGN(auto x, f()) unwraps a Result or returns its Status.
 #define OAR_ASSIGN(lhs, expr) OAR_ASSIGN_(OAR_CONCAT(oar_r_, __LINE__), lhs, expr)
-#define OAR_ASSIGN_(tmp, lhs, expr)       \
-  auto tmp = (expr);                      \
-  if (!tmp.ok()) return tmp.status();     \
+#define OAR_ASSIGN_(tmp, lhs, expr)   \
+  auto tmp = (expr);                  \
+  if (!tmp.ok()) return tmp.status(); \
   lhs = std::move(tmp).value()
 
 }  // namespace oar

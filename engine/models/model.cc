@@ -72,8 +72,8 @@ Val ModelBuilder::embedding(const std::string& table, Val ids, int64_t rows) {
   const Val t = weight(table);
   // The kernel reads the row of any id a request may name, so the table must have them all.
   if (t && (shape(t).size() != 2 || shape(t)[0].const_value() < rows)) {
-    fail(invalid_argument(
-        cat("tensor '", table, "' is ", graph().type_string(type(t)), ", config.json needs ", rows, " rows")));
+    fail(invalid_argument(cat("tensor '", table, "' is ", graph().type_string(type(t)),
+                              ", config.json needs ", rows, " rows")));
     return {};
   }
   return op("embedding", {t, ids});

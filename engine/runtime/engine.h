@@ -1,5 +1,6 @@
-// Engine: the facade that generates. Any thread submits and cancels; one engine thread owns all scheduling state
-// (README.md beside this file is the contract). Destroying an Engine cancels what is left and joins its thread.
+// Engine: the facade that generates. Any thread submits and cancels; one engine thread owns all scheduling
+// state (README.md beside this file is the contract). Destroying an Engine cancels what is left and joins its
+// thread.
 #pragma once
 
 #include <atomic>
@@ -13,14 +14,15 @@
 namespace oar {
 
 struct EngineOptions {
-  int64_t max_context = 0;         // 0: the runner's
-  int64_t max_batch_tokens = 0;    // token budget of one step; 0: the runner's
-  int64_t max_sequences = 0;       // running at once; 0: the runner's
-  size_t max_waiting = 4096;       // queued requests; one more is refused with RESOURCE_EXHAUSTED
+  int64_t max_context = 0;       // 0: the runner's
+  int64_t max_batch_tokens = 0;  // token budget of one step; 0: the runner's
+  int64_t max_sequences = 0;     // running at once; 0: the runner's
+  size_t max_waiting = 4096;     // queued requests; one more is refused with RESOURCE_EXHAUSTED
   bool prefix_cache = true;
   std::vector<int32_t> eos_token_ids;
-  uint64_t seed = 0;               // seeds requests without one; 0: from the clock
-  std::chrono::milliseconds step_timeout{120'000};  // a step that takes longer: health() says kFailed until it ends
+  uint64_t seed = 0;  // seeds requests without one; 0: from the clock
+  std::chrono::milliseconds step_timeout{
+      120'000};  // a step that takes longer: health() says kFailed until it ends
   Logger log;
 };
 
@@ -33,11 +35,12 @@ struct EngineStats {
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0;
   int32_t page_tokens = 0;
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0, generation_tokens = 0;  // computed prompt tokens (cached ones not counted), sampled
+  uint64_t prompt_tokens = 0,
+           generation_tokens = 0;  // computed prompt tokens (cached ones not counted), sampled
   uint64_t preemptions = 0;
-  uint64_t prefix_queries = 0, prefix_hits = 0;       // tokens
-  uint64_t finished[6] = {};                          // by FinishReason
-  double step_seconds = 0;                            // sum over steps
+  uint64_t prefix_queries = 0, prefix_hits = 0;  // tokens
+  uint64_t finished[6] = {};                     // by FinishReason
+  double step_seconds = 0;                       // sum over steps
 };
 
 // Called on the engine thread after each step; for histograms. Must not block.
@@ -48,16 +51,17 @@ struct StepInfo {
 
 class Engine {
  public:
-  // Starts the engine thread and returns; the thread runs one real token through the model before it reports kReady
-  // (requests submitted meanwhile wait). FAILED_PRECONDITION or INVALID_ARGUMENT when options do not fit the runner.
+  // Starts the engine thread and returns; the thread runs one real token through the model before it reports
+  // kReady (requests submitted meanwhile wait). FAILED_PRECONDITION or INVALID_ARGUMENT when options do not
+  // fit the runner.
   static Result<std::unique_ptr<Engine>> create(std::unique_ptr<ModelRunner> runner, EngineOptions options);
   virtual ~Engine() = default;
 
   // Validates and queues. The id is unique in this engine. UNAVAILABLE when draining or failed,
   // RESOURCE_EXHAUSTED when the queue is full or the prompt can never fit the pool.
   virtual Result<uint64_t> submit(Request request) = 0;
-  // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open choice
-  // gets its finish event with kCancelled.
+  // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open
+  // choice gets its finish event with kCancelled.
   virtual void cancel(uint64_t id) = 0;
   // Cancels one choice, reporting `reason` (a stop string found by the reader is kStop).
   virtual void finish_choice(uint64_t id, int32_t index, FinishReason reason) = 0;

@@ -1,5 +1,5 @@
-// The seam between scheduling and computing: a Batch of token rows in, logits out. The engine thread is the only
-// caller. PlanRunner (plan_runner.h) is the real one; tests use fakes.
+// The seam between scheduling and computing: a Batch of token rows in, logits out. The engine thread is the
+// only caller. PlanRunner (plan_runner.h) is the real one; tests use fakes.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 
 namespace oar {
 
-// Layers whose KV pages have the same size and window share one block table: a cache group. Most models have one.
+// Layers whose KV pages have the same size and window share one block table: a cache group. Most models have
+// one.
 struct CacheGroup {
-  int64_t window = 0;         // 0: full context; otherwise blocks wholly out of the window may be released
-  size_t block_bytes = 0;     // bytes of one block over all layers of the group
-  int32_t num_blocks = 0;     // blocks in the pool
+  int64_t window = 0;      // 0: full context; otherwise blocks wholly out of the window may be released
+  size_t block_bytes = 0;  // bytes of one block over all layers of the group
+  int32_t num_blocks = 0;  // blocks in the pool
 };
 
 struct RunnerLimits {
@@ -27,8 +28,8 @@ struct RunnerLimits {
   std::vector<CacheGroup> groups;
 };
 
-// One step. Rows [seq_start[b], seq_start[b+1]) are consecutive tokens of sequence b: a prefill chunk, or one decode.
-// Spans point into memory of the caller that stays valid until run() returns.
+// One step. Rows [seq_start[b], seq_start[b+1]) are consecutive tokens of sequence b: a prefill chunk, or one
+// decode. Spans point into memory of the caller that stays valid until run() returns.
 struct Batch {
   std::span<const int32_t> tokens;       // [T]
   std::span<const int32_t> positions;    // [T]
@@ -40,7 +41,7 @@ struct Batch {
     std::span<const int32_t> block_tables;  // [B, max_blocks] row-major, unused entries 0
     int64_t max_blocks = 0;
   };
-  std::span<const Group> groups;         // as many as RunnerLimits::groups
+  std::span<const Group> groups;  // as many as RunnerLimits::groups
 };
 
 struct BlockCopy {

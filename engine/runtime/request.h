@@ -1,5 +1,6 @@
-// What a caller asks of an Engine and what it gets back: Request in, TokenEvents out. Token ids only; text lives in
-// engine/text and TextStream. Values were validated by validate_request(); the engine thread trusts them afterwards.
+// What a caller asks of an Engine and what it gets back: Request in, TokenEvents out. Token ids only; text
+// lives in engine/text and TextStream. Values were validated by validate_request(); the engine thread trusts
+// them afterwards.
 #pragma once
 
 #include <chrono>
@@ -27,9 +28,9 @@ struct SamplingParams {
   float presence_penalty = 0.f;    // [-2, 2], over output
   float frequency_penalty = 0.f;   // [-2, 2], over output
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::optional<uint64_t> seed;    // choice i draws from the stream of seed + i; absent: drawn by the engine
-  int32_t logprobs = -1;           // alternatives to report beside the chosen token; -1: report no log-probability
-  int32_t prompt_logprobs = -1;    // the same for every prompt position but the first
+  std::optional<uint64_t> seed;  // choice i draws from the stream of seed + i; absent: drawn by the engine
+  int32_t logprobs = -1;  // alternatives to report beside the chosen token; -1: report no log-probability
+  int32_t prompt_logprobs = -1;  // the same for every prompt position but the first
 };
 
 struct StopParams {
@@ -63,19 +64,19 @@ struct TokenEvent {
   int32_t index = 0;  // choice, [0, n)
   bool has_token = false;
   int32_t token = 0;
-  float logprob = 0.f;                        // of `token`, after temperature-free log-softmax of the raw logits
-  std::vector<TokenLogprob> top_logprobs;     // descending, when asked
-  // On the request's first event, when asked: one list per prompt position, the prompt's own token first, then the
-  // alternatives, descending. [0] is empty.
+  float logprob = 0.f;                     // of `token`, after temperature-free log-softmax of the raw logits
+  std::vector<TokenLogprob> top_logprobs;  // descending, when asked
+  // On the request's first event, when asked: one list per prompt position, the prompt's own token first,
+  // then the alternatives, descending. [0] is empty.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
-  int32_t stop_token = -1;                    // the token that stopped it, when finish == kStop
-  Status status;                              // why, when finish is kError or kDeadline
-  SequenceStats stats;                        // meaningful when finish != kNone
+  int32_t stop_token = -1;  // the token that stopped it, when finish == kStop
+  Status status;            // why, when finish is kError or kDeadline
+  SequenceStats stats;      // meaningful when finish != kNone
 };
 
-// Receives a request's events on the engine thread, in order per choice. on_event must return quickly and not block:
-// push into a queue and wake the writer. After the last choice's finish event nothing more comes.
+// Receives a request's events on the engine thread, in order per choice. on_event must return quickly and not
+// block: push into a queue and wake the writer. After the last choice's finish event nothing more comes.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;
@@ -83,13 +84,13 @@ class TokenSink {
 };
 
 struct Request {
-  std::string id;                // for logs; not interpreted
-  std::vector<int32_t> prompt;   // at least one token, each in [0, vocabulary)
+  std::string id;               // for logs; not interpreted
+  std::vector<int32_t> prompt;  // at least one token, each in [0, vocabulary)
   SamplingParams sampling;
   StopParams stop;
-  int32_t n = 1;                 // choices; they share the prompt's blocks
+  int32_t n = 1;  // choices; they share the prompt's blocks
   std::optional<Clock::time_point> deadline;
-  std::string cache_salt;        // prefix-cache entries are shared only between equal salts
+  std::string cache_salt;  // prefix-cache entries are shared only between equal salts
   std::shared_ptr<TokenSink> sink;
 };
 
@@ -103,8 +104,8 @@ struct RequestLimits {
   size_t max_stop_tokens = 64;
 };
 
-// INVALID_ARGUMENT naming the field (Status::param), its value and the remedy; NaN, infinities and out-of-range ids
-// are refused here so that nothing downstream has to.
+// INVALID_ARGUMENT naming the field (Status::param), its value and the remedy; NaN, infinities and
+// out-of-range ids are refused here so that nothing downstream has to.
 Status validate_request(const Request& request, const RequestLimits& limits);
 
 }  // namespace oar

@@ -231,7 +231,8 @@ Result<api::OipTextRequest> read_text_request(const ModelInferRequest& request) 
     if (is_text) {
       out.text = std::string(first_bytes(input, raw));
       if (!is_valid_utf8(out.text)) {
-        return invalid_argument(cat(label(input), " is not valid UTF-8; BYTES of text must be"), "text_input");
+        return invalid_argument(cat(label(input), " is not valid UTF-8; BYTES of text must be"),
+                                "text_input");
       }
       has_text = true;
     } else if (is_parameters) {

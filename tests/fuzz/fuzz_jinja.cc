@@ -1,5 +1,5 @@
-// Any text as a chat template: a parse error, or a render that ends within its limits. The conversation is fixed and
-// holds every JSON type, so a template can reach all operations on it.
+// Any text as a chat template: a parse error, or a render that ends within its limits. The conversation is
+// fixed and holds every JSON type, so a template can reach all operations on it.
 #include <cstdlib>
 #include <string>
 

@@ -7,28 +7,26 @@
 #include <catch2/catch.hpp>
 #endif
 
-// Ends the current test, saying why it could not run. Catch2 2 has no SKIP, so the reason is printed and the test
-// passes with a warning; the line "skipped:" is what ./dev test collects.
-#define OAR_SKIP(reason)                 \
-  do {                                   \
-    WARN("skipped: " << (reason));       \
-    return;                              \
+// Ends the current test, saying why it could not run. Catch2 2 has no SKIP, so the reason is printed and the
+// test passes with a warning; the line "skipped:" is what ./dev test collects.
+#define OAR_SKIP(reason)           \
+  do {                             \
+    WARN("skipped: " << (reason)); \
+    return;                        \
   } while (0)
 
 // A Result's or Status's success, with its message when it fails.
-#define REQUIRE_OK(expr)                                   \
-  do {                                                     \
-    const auto& oar_ok_ = (expr);                          \
-    INFO(::oar_test::message_of(oar_ok_));                 \
-    REQUIRE(oar_ok_.ok());                                 \
+#define REQUIRE_OK(expr)                   \
+  do {                                     \
+    const auto& oar_ok_ = (expr);          \
+    INFO(::oar_test::message_of(oar_ok_)); \
+    REQUIRE(oar_ok_.ok());                 \
   } while (0)
 
 namespace oar_test {
 template <class T>
 std::string message_of(const T& r) {
-  if constexpr (requires { r.message(); })
-    return r.message();
-  else
-    return r.status().message();
+  if constexpr (requires { r.message(); }) return r.message();
+  else return r.status().message();
 }
 }  // namespace oar_test

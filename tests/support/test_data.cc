@@ -13,7 +13,8 @@ std::string source_path(const std::string& relative) { return std::string(OAR_SO
 
 std::optional<std::string> data_path(const std::string& relative) {
   const char* env = std::getenv("OAR_TEST_DATA");
-  const fs::path root = env && *env ? fs::path(env) : fs::path(OAR_SOURCE_DIR).parent_path() / "shared" / "data";
+  const fs::path root =
+      env && *env ? fs::path(env) : fs::path(OAR_SOURCE_DIR).parent_path() / "shared" / "data";
   const fs::path p = root / relative;
   if (!fs::exists(p)) return std::nullopt;
   return p.string();

@@ -9,8 +9,8 @@ namespace oar_test {
 // Absolute path of a file in the repository.
 std::string source_path(const std::string& relative);
 
-// Absolute path of a file of the real-data collection ($OAR_TEST_DATA, default ../shared/data beside the repository),
-// or nullopt when it is not there; the caller then says OAR_SKIP.
+// Absolute path of a file of the real-data collection ($OAR_TEST_DATA, default ../shared/data beside the
+// repository), or nullopt when it is not there; the caller then says OAR_SKIP.
 std::optional<std::string> data_path(const std::string& relative);
 
 // The whole file; fails the test when it cannot be read.
