@@ -7,6 +7,7 @@ namespace oar_test {
 std::shared_ptr<grpc::Channel> channel_to(int port) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own for each channel
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);            // flow control's window stays at 64 KB
   return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(),
                                    arguments);
 }
