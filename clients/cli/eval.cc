@@ -1,13 +1,19 @@
-// oar eval: perplexity on a text; engine/tune/eval.h has the protocol.
+// oar eval: perplexity on a text (engine/tune/eval.h has the protocol), or, with a reference or more than one
+// format, the table that says what each format costs (engine/tune/compare.h).
 #include "engine/tune/eval.h"
 
 #include <cstdio>
+#include <fstream>
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/prompt.h"
+#include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/tune/compare.h"
 
 namespace oar::cli {
 namespace {
@@ -15,24 +21,32 @@ namespace {
 struct EvalCommand {
   ModelOptions model;
   EvalOptions eval;
-  std::string text;
+  std::string text, reference, plot;
+  std::vector<std::string> weights{"auto"}, kv{"auto"}, candidates;
+  std::vector<int64_t> contexts{0};
   bool no_bos = false, json = false;
+
+  bool is_table() const {
+    return !reference.empty() || !plot.empty() || !candidates.empty() || weights.size() > 1 ||
+           kv.size() > 1 || contexts.size() > 1;
+  }
 };
 
-int eval(const EvalCommand& o) {
-  auto text = read_text(o.text);
-  if (!text.ok()) return fail(text.status());
+int perplexity(const EvalCommand& o, const std::string& text) {
   ModelOptions model_options = o.model;
   // Windows never repeat a prefix worth keeping, and --context beyond the default has to reach the engine.
   model_options.no_prefix_cache = true;
-  if (model_options.engine.max_context == 0) model_options.engine.max_context = o.eval.context;
+  model_options.engine.weights = o.weights[0];
+  model_options.engine.kv = o.kv[0];
+  if (model_options.engine.max_context == 0) model_options.engine.max_context = o.contexts[0];
   auto model = open_model(model_options, LogLevel::kWarning);
   if (!model.ok()) return fail(model.status());
   EvalOptions options = o.eval;
+  options.context = o.contexts[0];
   options.add_bos = !o.no_bos;
   ProgressBar bar(o.model.quiet);
   auto result =
-      evaluate_perplexity((*model)->engine(), *(*model)->tokenizer(), *text, options, bar.callback());
+      evaluate_perplexity((*model)->engine(), *(*model)->tokenizer(), text, options, bar.callback());
   bar.clear();
   if (!result.ok()) return fail(result.status());
   const EvalResult& r = *result;
@@ -62,27 +76,120 @@ int eval(const EvalCommand& o) {
   return kSuccess;
 }
 
+struct Opened {
+  std::string name;
+  Checkpoint checkpoint;
+};
+
+Result<Opened> open_checkpoint(const EvalCommand& o, const std::string& model, const Progress& progress) {
+  OAR_ASSIGN(const ResolvedModel resolved, resolve_model(model, o.model.cache_dir));
+  LoadOptions load;
+  load.mmap = !o.model.no_mmap;
+  OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
+  return Opened{resolved.name, std::move(checkpoint)};
+}
+
+Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
+  ProgressBar bar(o.model.quiet);
+  const Progress progress = bar.callback();
+  std::string path;
+  CompareOptions options;
+  OAR_ASSIGN(options.model, engine_options(o.model, LogLevel::kWarning, path));
+  OAR_ASSIGN(const Opened model, open_checkpoint(o, o.model.model, progress));
+  std::optional<Opened> reference;
+  if (!o.reference.empty()) { OAR_ASSIGN(reference, open_checkpoint(o, o.reference, progress)); }
+  const Checkpoint& truth = reference ? reference->checkpoint : model.checkpoint;
+  std::vector<Opened> others;
+  for (const std::string& candidate : o.candidates) {
+    OAR_ASSIGN(Opened opened, open_checkpoint(o, candidate, progress));
+    others.push_back(std::move(opened));
+  }
+  std::vector<CompareCase> cases;
+  for (const std::string& kv : o.kv) {
+    for (const std::string& weights : o.weights) {
+      cases.push_back({model.name, &model.checkpoint, weights, kv});
+    }
+    for (const Opened& other : others) cases.push_back({other.name, &other.checkpoint, "auto", kv});
+  }
+  OAR_ASSIGN(const ModelConfig config, read_model_config(truth.config));
+  OAR_ASSIGN(const auto tokenizer, make_tokenizer(truth.tokenizer, config.vocab));
+  for (const int64_t context : o.contexts) {
+    options.contexts.push_back(context > 0 ? context : config.max_context);
+  }
+  options.eval = o.eval;
+  options.eval.add_bos = !o.no_bos;
+  OAR_ASSIGN(CompareReport report, compare_models(truth, *tokenizer, text, cases, options, progress));
+  const std::string& name = reference ? reference->name : model.name;
+  report.reference = cat(name, " with ", report.reference);
+  report.text = o.text;
+  return report;
+}
+
+int table(const EvalCommand& o, const std::string& text) {
+  auto report = measure(o, text);
+  if (!report.ok()) return fail(report.status());
+  if (!o.plot.empty()) {
+    std::ofstream file(o.plot, std::ios::binary);
+    file << compare_svg(*report);
+    file.close();
+    if (!file) return fail(unavailable(cat("cannot write the plot to ", o.plot)));
+  }
+  if (o.json) std::printf("%s\n", json::serialize(compare_json(*report)).c_str());
+  else std::fputs(compare_table(*report).c_str(), stdout);
+  return kSuccess;
+}
+
+int eval(const EvalCommand& o) {
+  auto text = read_text(o.text);
+  if (!text.ok()) return fail(text.status());
+  return o.is_table() ? table(o, *text) : perplexity(o, *text);
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
   auto o = std::make_shared<EvalCommand>();
-  CLI::App* c = app.add_subcommand("eval", "Perplexity of a model on a text");
-  add_model_options(*c, o->model);
+  CLI::App* c = app.add_subcommand("eval", "Perplexity of a model on a text, and what formats cost");
+  add_model_options(*c, o->model, {.formats = false});
   c->add_option("--text", o->text, "the text file; - is standard input")->required();
-  c->add_option("--context", o->eval.context, "tokens per window, BOS included; 0: the model's context")
+  c->add_option("--weights", o->weights, "how weights are held; several, by commas, make a table")
+      ->delimiter(',')
+      ->type_name("FORMAT,..")
+      ->default_str("auto");
+  c->add_option("--kv", o->kv, "type of the KV cache; several, by commas, make a table")
+      ->delimiter(',')
+      ->type_name("TIER,..")
+      ->default_str("auto");
+  c->add_option("--candidate", o->candidates, "another checkpoint of the same vocabulary, a row of its own")
+      ->type_name("MODEL")
+      ->allow_extra_args(false);
+  c->add_option("--reference", o->reference,
+                "what to compare with, as in its file and with an f32 cache; MODEL itself if not given")
+      ->type_name("MODEL");
+  c->add_option("--context", o->contexts,
+                "tokens per window, BOS included; 0: the model's context; several, by commas, make a table")
+      ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->type_name("N,..")
+      ->default_str("0");
   c->add_option("--separator", o->eval.separator, "between documents; empty: the text is one")
       ->capture_default_str();
   c->add_flag("--no-bos", o->no_bos, "no beginning-of-sequence token before each window");
   c->add_flag("--json", o->json, "print one JSON object");
+  c->add_option("--plot", o->plot, "write the table's plot as SVG")->type_name("FILE");
   c->footer(
       "Examples:\n"
       "  oar eval demo --text configs/demo/heldout.txt\n"
-      "  oar eval stories260K.gguf --text stories.txt --context 512 --json\n"
+      "  oar eval demo --weights bf16,int8 --kv bf16 --context 256,2048 --text configs/demo/heldout.txt\n"
+      "  oar eval int4-folder --reference bf16-folder --text wiki.txt --plot loss.svg\n"
       "Documents are split at the separator and stripped; each is cut into windows that are evaluated alone, "
       "behind\n"
-      "BOS. Compare models with different tokenizers by bits per byte.");
+      "BOS. Compare models with different tokenizers by bits per byte. In the table, KLD is the divergence "
+      "of "
+      "the\n"
+      "row's next-token distribution from the reference's in nats, +- its standard error, top-1 how often "
+      "the\n"
+      "likeliest token is the same, SNR that of the logits; bits/w counts linear layers and the head.");
   c->callback([o, &action] { action = [o] { return eval(*o); }; });
 }
 

@@ -22,12 +22,14 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16", "int8"}))
-      ->capture_default_str();
-  command.add_option("--kv", e.kv, "type of the KV cache: auto is no narrower than the file")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
-      ->capture_default_str();
+  if (set.formats) {
+    command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
+        ->check(CLI::IsMember({"auto", "f32", "bf16", "f16", "int8"}))
+        ->capture_default_str();
+    command.add_option("--kv", e.kv, "type of the KV cache: auto is no narrower than the file")
+        ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
+        ->capture_default_str();
+  }
   command
       .add_option("--max-context", e.max_context,
                   "tokens of one sequence; 0: the model's, as far as memory allows")
@@ -55,7 +57,9 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
       ->allow_extra_args(false);
   command.add_flag("--deterministic", e.deterministic,
                    "one reduction order for every batch, chunking and number of threads");
-  command.add_flag("--reference", e.reference, "scalar double-precision kernels: slow, the truth");
+  // A table compares with a reference model; there the kernels have the longer name.
+  command.add_flag(set.formats ? "--reference" : "--reference-kernels", e.reference,
+                   "scalar double-precision kernels: slow, the truth");
   command.add_flag("--no-mmap", o.no_mmap, "read weights into memory instead of mapping the file");
   command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
   auto* verbose = command.add_flag("-v,--verbose", o.verbose, "log more");

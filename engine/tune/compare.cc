@@ -1,0 +1,117 @@
+#include "engine/tune/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/base/format.h"
+#include "engine/tune/divergence.h"
+
+namespace oar {
+namespace {
+
+// One window through both models.
+Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,
+                      Divergence& out) {
+  reference.reset();
+  candidate.reset();
+  const auto vocab = static_cast<size_t>(reference.vocab());
+  const size_t predicting = window.size() - 1;  // the last token's row predicts nothing that is known
+  std::vector<RowDivergence> rows;
+  for (size_t begin = 0; begin < predicting;) {
+    const size_t count = std::min(static_cast<size_t>(reference.rows()), predicting - begin);
+    const auto chunk = window.subspan(begin, count);
+    OAR_ASSIGN(const std::span<const float> p, reference.append(chunk));
+    OAR_ASSIGN(const std::span<const float> q, candidate.append(chunk));
+    rows.resize(count);
+    reference.backend().host_pool().parallel_for(
+        static_cast<int64_t>(count), 4, [&](int64_t first, int64_t last) {
+          for (auto r = static_cast<size_t>(first); r < static_cast<size_t>(last); ++r) {
+            rows[r] = row_divergence(p.subspan(r * vocab, vocab), q.subspan(r * vocab, vocab),
+                                     window[begin + r + 1]);
+          }
+        });
+    for (const RowDivergence& row : rows) out.add(row);
+    begin += count;
+  }
+  return ok_status();
+}
+
+CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t context, const Divergence& d) {
+  CompareRow row;
+  row.label = c.label;
+  row.weights = model.weights();
+  row.kv = model.kv();
+  row.context = context;
+  row.positions = d.positions();
+  row.bits = model.bits();
+  row.perplexity = d.perplexity();
+  row.reference_perplexity = d.reference_perplexity();
+  row.mean_kld = d.mean_kld();
+  row.mean_kld_error = d.mean_kld_error();
+  row.p99_kld = d.kld_quantile(0.99);
+  row.top1 = d.top1_agreement();
+  row.logit_snr_db = d.logit_snr_db();
+  return row;
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenizer& tokenizer,
+                                     std::string_view text, const std::vector<CompareCase>& cases,
+                                     const CompareOptions& options, const Progress& progress) {
+  if (options.contexts.empty()) return invalid_argument("no context length to measure at", "context");
+  const auto start = Clock::now();
+  LanguageModelOptions model = options.model;
+  model.max_context = *std::max_element(options.contexts.begin(), options.contexts.end());
+  std::vector<EvalWindows> cuts;
+  uint64_t tokens = 0, done = 0;
+  for (const int64_t context : options.contexts) {
+    EvalOptions eval = options.eval;
+    eval.context = context;
+    OAR_ASSIGN(EvalWindows cut, eval_windows(tokenizer, text, eval));
+    for (const auto& window : cut.windows) tokens += window.size();
+    cuts.push_back(std::move(cut));
+  }
+  model.weights = "auto";
+  model.kv = "f32";
+  OAR_ASSIGN(const auto truth,
+             EvalModel::open(reference, model, make_backend(model), options.rows, progress));
+  CompareReport report;
+  report.reference = truth->weights() + " weights, " + truth->kv() + " KV";
+  for (const CompareCase& c : cases) {
+    const std::string what = cat(c.label, " --weights ", c.weights, " --kv ", c.kv);
+    model.weights = c.weights;
+    model.kv = c.kv;
+    auto candidate = EvalModel::open(*c.checkpoint, model, make_backend(model), options.rows, progress);
+    if (!candidate.ok()) {
+      return Status(candidate.status().code(), cat(what, ": ", candidate.status().message()),
+                    candidate.status().param());
+    }
+    if ((*candidate)->vocab() != truth->vocab()) {
+      return invalid_argument(cat(what, ": a vocabulary of ", (*candidate)->vocab(), ", the reference has ",
+                                  truth->vocab(), "; compare models with the same tokenizer"));
+    }
+    for (size_t k = 0; k < cuts.size(); ++k) {
+      const auto row_start = Clock::now();
+      Divergence divergence;
+      for (const auto& window : cuts[k].windows) {
+        if (window.size() > 1) OAR_RETURN_IF_ERROR(measure_window(*truth, **candidate, window, divergence));
+        done += window.size();
+        if (progress && !progress(what, done, tokens * cases.size())) {
+          return Status(StatusCode::kCancelled, "stopped");
+        }
+      }
+      report.rows.push_back(make_row(c, **candidate, options.contexts[k], divergence));
+      report.rows.back().seconds = seconds_since(row_start);
+    }
+  }
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+}  // namespace oar

@@ -1,0 +1,106 @@
+#include "engine/tune/eval_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <set>
+
+#include "engine/base/format.h"
+
+namespace oar {
+
+ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
+  ModelBits out;
+  const Graph& graph = serving.model.graph;
+  const std::vector<int> producers = graph.producers();
+  const int head = graph.outputs().empty() ? -1 : producers[graph.outputs()[0].value];
+  std::set<ValueId> counted;
+  uint64_t head_bytes = 0, head_weights = 0;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& node = graph.nodes()[i];
+    const bool linear = std::strcmp(node.op->name, "linear") == 0;
+    if (!linear && std::strcmp(node.op->name, "grouped_linear") != 0) continue;
+    const std::string wanted = node.attrs.get_string("format");
+    for (const ValueId id : node.inputs) {
+      if (id == kNoValue || graph.value(id).kind != ValueKind::kConstant) continue;
+      const Tensor& w = graph.value(id).constant;
+      if (w.shape().rank() < 2 || !counted.insert(id).second) continue;
+      Format format = wanted.empty() ? w.format() : Format::find(wanted).value_or(w.format());
+      auto row = format.row_bytes(w.shape().cols());
+      if (!row) row = w.format().row_bytes(w.shape().cols());
+      const auto bytes = static_cast<uint64_t>(row.value_or(0) * w.shape().rows());
+      out.linear_bytes += bytes;
+      out.weights += static_cast<uint64_t>(w.numel());
+      if (static_cast<int>(i) == head) {
+        head_bytes += bytes;
+        head_weights += static_cast<uint64_t>(w.numel());
+      }
+    }
+  }
+  for (size_t id = 0; id < graph.num_values(); ++id) {
+    const Value& v = graph.value(static_cast<ValueId>(id));
+    if (v.kind == ValueKind::kConstant && !counted.contains(static_cast<ValueId>(id))) {
+      out.other_bytes += v.constant.bytes();
+    }
+  }
+  const auto per_weight = [](uint64_t bytes, uint64_t weights) {
+    return weights > 0 ? 8.0 * static_cast<double>(bytes) / static_cast<double>(weights) : 0.0;
+  };
+  out.bits_per_weight = per_weight(out.linear_bytes, out.weights);
+  out.body_bits_per_weight = per_weight(out.linear_bytes - head_bytes, out.weights - head_weights);
+  for (const auto& group : serving.layout.groups) {
+    out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
+  }
+  return out;
+}
+
+Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint, LanguageModelOptions options,
+                                                   std::shared_ptr<Backend> backend, int64_t rows,
+                                                   const Progress& progress) {
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  auto out = std::unique_ptr<EvalModel>(new EvalModel());
+  options.max_batch_tokens = rows;
+  options.max_sequences = rows;  // rows of logits
+  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
+  out->backend_ = backend;
+  out->rows_ = rows;
+  out->max_context_ = graph.max_context;
+  out->weights_ = graph.weights;
+  out->kv_ = options.kv == "auto" ? dtype_name(graph.kv_type) : options.kv;
+  out->bits_ = model_bits(graph, options.page_tokens);
+  OAR_ASSIGN(ServingPlan serving,
+             compile_serving_plan(std::move(graph), config, options, std::move(backend), progress));
+  const auto blocks =
+      static_cast<int32_t>((out->max_context_ + options.page_tokens - 1) / options.page_tokens);
+  std::vector<int32_t> pool(serving.layout.groups.size(), blocks);
+  OAR_ASSIGN(out->runner_, make_plan_runner(std::move(serving), std::move(pool)));
+  out->table_.resize(static_cast<size_t>(blocks));
+  std::iota(out->table_.begin(), out->table_.end(), 0);  // block k holds page k
+  out->logit_rows_.resize(static_cast<size_t>(rows));
+  std::iota(out->logit_rows_.begin(), out->logit_rows_.end(), 0);
+  return out;
+}
+
+Result<std::span<const float>> EvalModel::append(std::span<const int32_t> tokens) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count < 1 || count > rows_ || length_ + count > max_context_) {
+    return invalid_argument(cat("a chunk of ", count, " tokens behind ", length_, ": at most ", rows_,
+                                " at once and ", max_context_, " together"));
+  }
+  for (const int32_t t : tokens) {
+    if (t < 0 || t >= vocab()) return invalid_argument(cat("token ", t, " is outside the vocabulary"));
+  }
+  positions_.resize(tokens.size());
+  std::iota(positions_.begin(), positions_.end(), static_cast<int32_t>(length_));
+  const int32_t seq_start[] = {0, static_cast<int32_t>(count)};
+  const int32_t context_len[] = {static_cast<int32_t>(length_ + count)};
+  // Block k holds page k, so a token's slot is its position.
+  const std::vector<Batch::Group> groups(runner_->limits().groups.size(),
+                                         {positions_, table_, static_cast<int64_t>(table_.size())});
+  const std::span<const int32_t> rows(logit_rows_.data(), tokens.size());
+  auto logits = runner_->run({tokens, positions_, seq_start, context_len, rows, groups});
+  length_ += count;
+  return logits;
+}
+
+}  // namespace oar

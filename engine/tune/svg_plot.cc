@@ -1,0 +1,122 @@
+#include "engine/tune/svg_plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/base/format.h"
+
+namespace oar {
+namespace {
+
+constexpr double kWidth = 860, kHeight = 520, kLeft = 80, kRight = 30, kTop = 50, kBottom = 60;
+// Distinguishable without color vision (Okabe and Ito).
+constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                   "#e69f00", "#56b4e9", "#000000", "#b8a800"};
+
+std::string number(double v, const char* format = "%.2f") {
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, format, v);
+  return buffer;
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') out += "&lt;";
+    else if (c == '>') out += "&gt;";
+    else if (c == '&') out += "&amp;";
+    else if (c == '"') out += "&quot;";
+    else out += c;
+  }
+  return out;
+}
+
+struct Scale {
+  double low = 0, high = 1;
+  double at(double v) const { return (std::clamp(v, low, high) - low) / (high - low); }
+};
+
+std::string text(double x, double y, const std::string& s, const char* attributes = "") {
+  return cat("<text x=\"", number(x), "\" y=\"", number(y), "\" ", attributes, ">", escaped(s), "</text>\n");
+}
+
+std::string line(double x0, double y0, double x1, double y1, const char* stroke) {
+  return cat("<line x1=\"", number(x0), "\" y1=\"", number(y0), "\" x2=\"", number(x1), "\" y2=\"",
+             number(y1), "\" stroke=\"", stroke, "\"/>\n");
+}
+
+// A step of 1, 2 or 5 times a power of ten that cuts `span` into at most ten parts.
+double nice_step(double span) {
+  const double power = std::pow(10.0, std::floor(std::log10(span / 10)));
+  for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
+    if (span / (power * factor) <= 10) return power * factor;
+  }
+  return power * 10;
+}
+
+}  // namespace
+
+std::string svg(const Plot& plot) {
+  double x_low = 1e300, x_high = -1e300, y_low = 1e300, y_high = 0;
+  for (const PlotSeries& s : plot.series) {
+    for (const PlotPoint& p : s.points) {
+      x_low = std::min(x_low, p.x);
+      x_high = std::max(x_high, p.x);
+      if (p.y > 0) y_low = std::min(y_low, p.y);
+      y_high = std::max(y_high, p.y);
+    }
+  }
+  if (x_high < x_low) x_low = 0, x_high = 1;
+  const double margin = std::max((x_high - x_low) * 0.08, 0.1);
+  const Scale x{x_low - margin, x_high + margin};
+  if (y_high <= 0) y_low = 1e-6, y_high = 1;
+  const Scale y{std::floor(std::log10(y_low)),
+                std::max(std::ceil(std::log10(y_high)), std::floor(std::log10(y_low)) + 1)};
+  const auto px = [&](double v) { return kLeft + x.at(v) * (kWidth - kLeft - kRight); };
+  const auto py = [&](double v) {
+    const double exponent = v > 0 ? std::log10(v) : y.low;
+    return kHeight - kBottom - y.at(exponent) * (kHeight - kTop - kBottom);
+  };
+
+  std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(kWidth, "%.0f"),
+                        " ", number(kHeight, "%.0f"),
+                        "\" font-family=\"sans-serif\" font-size=\"12\">\n"
+                        "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+  out += text(kWidth / 2, 24, plot.title, "text-anchor=\"middle\" font-size=\"15\"");
+  out += text(kWidth / 2, kHeight - 14, plot.x_label, "text-anchor=\"middle\"");
+  out += cat("<text transform=\"translate(18 ", number(kHeight / 2),
+             ") rotate(-90)\" text-anchor=\"middle\">", escaped(plot.y_label), "</text>\n");
+  for (double e = y.low; e <= y.high + 0.5; ++e) {
+    const double v = std::pow(10.0, e);
+    out += line(kLeft, py(v), kWidth - kRight, py(v), "#dddddd");
+    out += text(kLeft - 8, py(v) + 4, number(v, "%.0e"), "text-anchor=\"end\"");
+  }
+  const double step = nice_step(x.high - x.low);
+  for (double v = std::ceil(x.low / step) * step; v <= x.high; v += step) {
+    out += line(px(v), kHeight - kBottom, px(v), kHeight - kBottom + 5, "#000000");
+    out += text(px(v), kHeight - kBottom + 20, number(v, "%.4g"), "text-anchor=\"middle\"");
+  }
+  out += line(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#000000");
+  out += line(kLeft, kTop, kLeft, kHeight - kBottom, "#000000");
+
+  for (size_t k = 0; k < plot.series.size(); ++k) {
+    const char* color = kColors[k % std::size(kColors)];
+    std::vector<PlotPoint> points = plot.series[k].points;
+    std::stable_sort(points.begin(), points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+    for (const PlotPoint& p : points) {
+      out += cat("<circle cx=\"", number(px(p.x)), "\" cy=\"", number(py(p.y)), "\" r=\"4\" fill=\"", color,
+                 "\"><title>", escaped(p.label), ": ", number(p.x, "%.4g"), ", ", number(p.y, "%.4g"),
+                 "</title></circle>\n");
+      out += text(px(p.x) + 6, py(p.y) - 6, p.label, "font-size=\"10\"");
+    }
+    const double row = kTop + 16.0 * static_cast<double>(k);
+    out += cat("<circle cx=\"", number(kWidth - kRight - 170), "\" cy=\"", number(row), "\" r=\"4\" fill=\"",
+               color, "\"/>\n");
+    out += text(kWidth - kRight - 160, row + 4, plot.series[k].name);
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace oar

@@ -1,0 +1,27 @@
+// A scatter plot as SVG text: points with names, joined within a series, y on a logarithmic scale. Just what
+// the tables of this room need; not a plotting library.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace oar {
+
+struct PlotPoint {
+  std::string label;
+  double x = 0, y = 0;  // y above 0; others are drawn at the bottom
+};
+
+struct PlotSeries {
+  std::string name;
+  std::vector<PlotPoint> points;
+};
+
+struct Plot {
+  std::string title, x_label, y_label;
+  std::vector<PlotSeries> series;
+};
+
+std::string svg(const Plot& plot);
+
+}  // namespace oar

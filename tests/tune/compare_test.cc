@@ -1,0 +1,106 @@
+// The instrument on the default model: it agrees with the perplexity of a serving engine, sees no loss where
+// there is none, and refuses what it cannot compare.
+#include "engine/tune/compare.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "engine/runtime/language_model.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/tune/svg_plot.h"
+#include "tests/support/catch.h"
+
+using namespace oar;
+
+namespace {
+
+const std::string kDemo = std::string(OAR_SOURCE_DIR) + "/configs/demo";
+
+std::string heldout(size_t bytes) {
+  std::ifstream file(kDemo + "/heldout.txt");
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str().substr(0, bytes);
+}
+
+struct Demo {
+  Checkpoint checkpoint = std::move(load_checkpoint(kDemo)).value();
+  std::shared_ptr<const Tokenizer> tokenizer = std::move(make_tokenizer(checkpoint.tokenizer, 2048)).value();
+};
+
+}  // namespace
+
+TEST_CASE("comparing measures what the engine serves") {
+  const Demo demo;
+  const std::string text = heldout(3000);
+  CompareOptions options;
+  options.contexts = {48, 200};
+  options.rows = 64;  // windows of 200 take several chunks
+  const auto report = compare_models(
+      demo.checkpoint, *demo.tokenizer, text,
+      {{"demo", &demo.checkpoint, "auto", "f32"}, {"demo", &demo.checkpoint, "int8", "f32"}}, options);
+  REQUIRE(report.ok());
+  REQUIRE(report->rows.size() == 4);
+  LanguageModelOptions serving;
+  serving.kv = "f32";
+  auto model = LanguageModel::load(kDemo, serving);
+  REQUIRE(model.ok());
+  for (size_t k = 0; k < 4; ++k) {
+    const CompareRow& row = report->rows[k];
+    CHECK(row.context == options.contexts[k % 2]);
+    if (k < 2) {
+      CHECK(row.mean_kld == 0);
+      CHECK(row.top1 == 1);
+      EvalOptions eval;
+      eval.context = row.context;
+      const auto served = evaluate_perplexity((*model)->engine(), *demo.tokenizer, text, eval);
+      REQUIRE(served.ok());
+      CHECK(served->tokens == row.positions);
+      // Chunks differ from the engine's batches: sums of other length, rounded in f32.
+      CHECK(row.perplexity == Approx(served->perplexity()).epsilon(1e-4));
+    } else {
+      // 8 bits: some loss, far below a 4-bit format's 0.01.
+      CHECK(row.mean_kld > 0);
+      CHECK(row.mean_kld < 1e-3);
+      CHECK(row.p99_kld >= row.mean_kld);
+      CHECK(row.logit_snr_db > 35);
+      CHECK(row.bits.bits_per_weight == 8.5);
+    }
+    CHECK(row.bits.kv_bytes_per_token == 6 * 2 * 2 * 64 * 4);  // layers, k and v, heads, head size, f32
+  }
+  const std::string table = compare_table(*report);
+  CHECK(table.find("int8") != std::string::npos);
+  CHECK(compare_json(*report).at("rows").as_array().size() == 4);
+  const std::string plot = compare_svg(*report);
+  CHECK(plot.starts_with("<svg"));
+  CHECK(plot.ends_with("</svg>\n"));
+}
+
+TEST_CASE("comparing refuses what cannot be compared") {
+  const Demo demo;
+  CompareOptions options;
+  const auto run = [&](const std::string& weights, const std::string& kv) {
+    return compare_models(demo.checkpoint, *demo.tokenizer, "some text to predict",
+                          {{"demo", &demo.checkpoint, weights, kv}}, options)
+        .status();
+  };
+  CHECK(run("auto", "auto").code() == StatusCode::kInvalidArgument);  // no context
+  options.contexts = {32};
+  CHECK(run("auto", "auto").ok());
+  CHECK(run("int9", "auto").message().find("int9") != std::string::npos);
+  CHECK(run("auto", "int9").message().find("int9") != std::string::npos);
+  const Progress stop = [](std::string_view, uint64_t, uint64_t) { return false; };
+  const auto stopped = compare_models(demo.checkpoint, *demo.tokenizer, "some text to predict",
+                                      {{"demo", &demo.checkpoint, "auto", "auto"}}, options, stop);
+  CHECK(stopped.status().code() == StatusCode::kCancelled);
+}
+
+TEST_CASE("a plot survives odd points") {
+  const std::string plot = svg({.title = "a < b & c",
+                                .x_label = "x",
+                                .y_label = "y",
+                                .series = {{"s\"", {{"zero", 1, 0}, {"one", 1, 1}}}, {"empty", {}}}});
+  CHECK(plot.find("a &lt; b &amp; c") != std::string::npos);
+  CHECK(plot.find("nan") == std::string::npos);
+  CHECK(svg({}).ends_with("</svg>\n"));
+}
