@@ -64,7 +64,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"spdlog/", ("clients",)),
     (r"CLI/", ("clients",)),
     (r"catch2/", ("tests",)),
-    (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc)", ("kernels/cuda", "engine/tensor")),
+    (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc)", ("kernels/cuda", "engine/tensor", "tests/cuda")),
 ]
 # The C++ library (names without a dot), POSIX and SIMD.
 PLATFORM = re.compile(

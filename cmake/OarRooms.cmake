@@ -37,7 +37,11 @@ endif()
 
 add_library(oar_flags INTERFACE)
 target_include_directories(oar_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
-target_compile_options(oar_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers)
+set(warnings -Wall -Wextra -Werror -Wno-missing-field-initializers)
+string(REPLACE ";" "," warnings_of_nvcc_host "${warnings}")
+target_compile_options(oar_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:C,CXX>:${warnings}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler=${warnings_of_nvcc_host}>")
 target_link_libraries(oar_flags INTERFACE Threads::Threads)
 
 # Boost is used header-only, and only Boost.JSON in the engine, Asio and Beast in server/http. Debian and Ubuntu

@@ -1,0 +1,118 @@
+// RMSNorm, one block of kThreads threads per row, two passes over the row: squares, then the scaled result.
+//
+// Thread t owns the elements 4 (t + k kThreads) + {0..3}, k = 0, 1, ..., in both passes and in either load
+// width, so the order of every sum is fixed by cols alone, and nobody reads a sum_out element that another
+// thread wrote.
+#include "kernels/cuda/norm.h"
+
+#include <cuda_runtime.h>
+
+namespace oar::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kWidth = 4;  // floats of one 16-byte access
+
+struct Quad {
+  float v[kWidth];
+};
+
+// Elements [i, i + 4) of a row of `cols`; beyond the end zeros, which add nothing to a sum of squares.
+template <bool kAligned>
+__device__ Quad load(const float* row, int64_t i, int64_t cols) {
+  if constexpr (kAligned) {
+    const float4 q = *reinterpret_cast<const float4*>(row + i);
+    return {{q.x, q.y, q.z, q.w}};
+  } else {
+    Quad q;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) q.v[j] = i + j < cols ? row[i + j] : 0.f;
+    return q;
+  }
+}
+
+template <bool kAligned>
+__device__ void store(float* row, int64_t i, int64_t cols, const Quad& q) {
+  if constexpr (kAligned) {
+    *reinterpret_cast<float4*>(row + i) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      if (i + j < cols) row[i + j] = q.v[j];
+  }
+}
+
+// The sum over the block, the same bits in every thread: a butterfly within each warp, then the warps in
+// order.
+__device__ float block_sum(float x) {
+  __shared__ float partial[kWarps];
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  float sum = 0.f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += partial[w];
+  return sum;
+}
+
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
+  const int64_t r = blockIdx.x;
+  const float* x = a.x + r * a.ldx;
+  const float* residual = a.residual != nullptr ? a.residual + r * a.cols : nullptr;
+  float* sum_out = a.sum_out != nullptr ? a.sum_out + r * a.cols : nullptr;
+  float* out = a.out + r * a.ldo;
+
+  // h = x + residual, rounded to f32 as the stored sum is.
+  const auto h_at = [&](int64_t i) {
+    Quad h = load<kAligned>(x, i, a.cols);
+    if (residual != nullptr) {
+      const Quad add = load<kAligned>(residual, i, a.cols);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) h.v[j] = __fadd_rn(h.v[j], add.v[j]);
+    }
+    return h;
+  };
+
+  float squares = 0.f;
+  for (int64_t i = int64_t{kWidth} * threadIdx.x; i < a.cols; i += kWidth * kThreads) {
+    const Quad h = h_at(i);
+    if (sum_out != nullptr) store<kAligned>(sum_out, i, a.cols, h);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) squares = __fmaf_rn(h.v[j], h.v[j], squares);
+  }
+  const float scale = 1.f / sqrtf(block_sum(squares) / static_cast<float>(a.cols) + a.eps);
+
+  for (int64_t i = int64_t{kWidth} * threadIdx.x; i < a.cols; i += kWidth * kThreads) {
+    // sum_out may have replaced the residual; what this thread wrote there is h.
+    Quad h = sum_out != nullptr ? load<kAligned>(sum_out, i, a.cols) : h_at(i);
+    const Quad w = load<kAligned>(a.w, i, a.cols);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) h.v[j] = h.v[j] * scale * (w.v[j] + a.w_offset);
+    store<kAligned>(out, i, a.cols, h);
+  }
+}
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % (kWidth * sizeof(float)) == 0; }
+
+}  // namespace
+
+CudaStatus rms_norm(const RmsNormArgs& a, Stream stream) {
+  if (a.rows < 0 || a.cols < 0 || a.rows > INT32_MAX) return {cudaErrorInvalidValue};
+  if (a.rows == 0 || a.cols == 0) return {};
+  const bool wide = a.cols % kWidth == 0 && a.ldx % kWidth == 0 && a.ldo % kWidth == 0 && aligned(a.x) &&
+                    aligned(a.out) && aligned(a.w) && aligned(a.residual) && aligned(a.sum_out);
+  const auto blocks = static_cast<unsigned>(a.rows);
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (wide) {
+    rms_norm_kernel<true><<<blocks, kThreads, 0, on>>>(a);
+  } else {
+    rms_norm_kernel<false><<<blocks, kThreads, 0, on>>>(a);
+  }
+  return {cudaGetLastError()};
+}
+
+}  // namespace oar::cuda
