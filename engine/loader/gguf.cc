@@ -1,7 +1,9 @@
 #include "engine/loader/gguf.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/gguf_wire.h"
@@ -267,13 +269,25 @@ std::string split_suffix(uint64_t part, uint64_t parts) {
   return cat("-", padded(part), "-of-", padded(parts), ".gguf");
 }
 
+bool named_as_part(std::string_view path) {
+  constexpr std::string_view kPattern = "-00000-of-00000.gguf";
+  if (path.size() < kPattern.size()) return false;
+  path.remove_prefix(path.size() - kPattern.size());
+  return std::equal(path.begin(), path.end(), kPattern.begin(),
+                    [](char c, char p) { return p == '0' ? c >= '0' && c <= '9' : c == p; });
+}
+
 }  // namespace
 
 Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options, const Progress& progress) {
   constexpr uint64_t kMaxParts = 4096;
-  OAR_ASSIGN(GgufFile named, open_one(path, options, progress));
+  // How many parts there are is in the file: a part is looked at first, then all are opened under one
+  // progress.
+  const bool look = named_as_part(path);
+  OAR_ASSIGN(GgufFile named, open_one(path, look ? LoadOptions{} : options, look ? Progress{} : progress));
   OAR_ASSIGN(const auto parts, named.get_uint("split.count"));
-  if (!parts || *parts <= 1) return named;
+  if (!parts || *parts <= 1)
+    return look ? open_one(path, options, progress) : Result<GgufFile>(std::move(named));
   OAR_ASSIGN(const auto own, named.get_uint("split.no"));
   const std::string suffix = split_suffix(own.value_or(0) + 1, *parts);
   if (*parts > kMaxParts || own.value_or(0) >= *parts || !path.ends_with(suffix)) {
@@ -282,11 +296,28 @@ Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options, 
   }
   // The first part has the metadata; the others only tensors.
   const std::string stem = path.substr(0, path.size() - suffix.size());
+  uint64_t total = 0, done = 0;
+  for (uint64_t part = 1; part <= *parts; ++part) {
+    std::error_code ec;
+    const std::string part_path = stem + split_suffix(part, *parts);
+    const uint64_t size = std::filesystem::file_size(part_path, ec);
+    if (ec) {
+      return not_found(cat("part ", part, " of ", *parts, " cannot be read: ", part_path, ": ", ec.message(),
+                           "; all parts must be in one folder"));
+    }
+    total += size;
+  }
   GgufFile out;
   for (uint64_t part = 1; part <= *parts; ++part) {
     const std::string part_path = stem + split_suffix(part, *parts);
-    OAR_ASSIGN(GgufFile file,
-               part_path == path ? Result<GgufFile>(named) : open_one(part_path, options, progress));
+    Progress step;
+    if (progress) {
+      step = [&](std::string_view what, uint64_t read, uint64_t) {
+        return progress(what, done + read, std::max(total, done + read));
+      };
+    }
+    OAR_ASSIGN(GgufFile file, open_one(part_path, options, step));
+    done += file.bytes.size();
     OAR_ASSIGN(const auto count, file.get_uint("split.count"));
     OAR_ASSIGN(const auto number, file.get_uint("split.no"));
     if (count != parts || number != std::optional<uint64_t>(part - 1)) {

@@ -59,6 +59,10 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
   TokenizerFiles out;
   OAR_ASSIGN(out.tokenizer_json, read_first(folder, {"tokenizer.json"}, kMaxTokenizerBytes));
   OAR_ASSIGN(out.tokenizer_config_json, read_first(folder, {"tokenizer_config.json"}, kMaxConfigBytes));
+  if (out.tokenizer_json.empty()) {
+    OAR_ASSIGN(out.vocab_json, read_first(folder, {"vocab.json"}, kMaxTokenizerBytes));
+    OAR_ASSIGN(out.merges_txt, read_first(folder, {"merges.txt"}, kMaxTokenizerBytes));
+  }
   OAR_ASSIGN(out.sentencepiece_model, read_first(folder,
                                                  {"tokenizer.model", "spiece.model",
                                                   "sentencepiece.bpe.model", cat("tok", vocab, ".model")},
@@ -88,7 +92,8 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
     OAR_ASSIGN(out, read_tokenizer_folder(path));
     if (out.empty()) {
       return not_found(
-          cat("tokenizer folder ", path, " has no tokenizer.json, tokenizer.model or tokenizer.bin"));
+          cat("tokenizer folder ", path,
+              " has no tokenizer.json, vocab.json with merges.txt, tokenizer.model or tokenizer.bin"));
     }
     return out;
   }

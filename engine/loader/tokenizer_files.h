@@ -15,6 +15,7 @@ namespace oar {
 struct TokenizerFiles {
   std::string tokenizer_json;
   std::string tokenizer_config_json;
+  std::string vocab_json, merges_txt;  // read only where there is no tokenizer.json
   std::string sentencepiece_model;
   std::string llama2c_bin;
   std::optional<GgufVocab> gguf;
@@ -22,8 +23,10 @@ struct TokenizerFiles {
       chat_template;  // Jinja source: chat_template.jinja, or the one in tokenizer_config.json or GGUF
   json::object generation_config;  // generation_config.json; from GGUF: eos_token_id and bos_token_id
 
+  bool has_vocab_merges() const { return !vocab_json.empty() && !merges_txt.empty(); }
   bool empty() const {
-    return tokenizer_json.empty() && sentencepiece_model.empty() && llama2c_bin.empty() && !gguf.has_value();
+    return tokenizer_json.empty() && !has_vocab_merges() && sentencepiece_model.empty() &&
+           llama2c_bin.empty() && !gguf.has_value();
   }
 };
 

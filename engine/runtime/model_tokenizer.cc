@@ -9,6 +9,8 @@ namespace oar {
 Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_size) {
   if (!files.tokenizer_json.empty())
     return tokenizer_from_json(files.tokenizer_json, files.tokenizer_config_json);
+  if (files.has_vocab_merges())
+    return tokenizer_from_vocab_merges(files.vocab_json, files.merges_txt, files.tokenizer_config_json);
   if (files.gguf) return tokenizer_from_gguf(*files.gguf);
   if (!files.sentencepiece_model.empty()) return tokenizer_from_sentencepiece(files.sentencepiece_model);
   if (!files.llama2c_bin.empty()) {
@@ -19,7 +21,8 @@ Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_s
     return tokenizer_from_llama2c(files.llama2c_bin, static_cast<int32_t>(vocab_size));
   }
   return not_found(
-      "the model brings no tokenizer; put tokenizer.json, tokenizer.model or tokenizer.bin beside its "
+      "the model brings no tokenizer; put tokenizer.json, vocab.json with merges.txt, tokenizer.model or "
+      "tokenizer.bin beside its "
       "weights");
 }
 

@@ -2,9 +2,9 @@
 // for any number of threads, held as shared_ptr<const Tokenizer>.
 //
 //   tokenizer.json            tokenizer_from_json          (Hugging Face: BPE, Unigram, WordPiece, WordLevel)
-//   tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram)
-//   GGUF metadata             tokenizer_from_gguf
-//   llama2.c tokenizer.bin    tokenizer_from_llama2c
+//   vocab.json, merges.txt    tokenizer_from_vocab_merges  (GPT-2, Qwen2: what there was before
+//   tokenizer.json) tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram) GGUF metadata
+//   tokenizer_from_gguf llama2.c tokenizer.bin    tokenizer_from_llama2c
 //
 // encode() runs: added tokens -> normalizer -> added tokens in normalized text -> pre-tokenizer -> model ->
 // special tokens around it. For output token by token see detokenizer.h.
@@ -72,6 +72,9 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 // Contents of tokenizer.json, and of tokenizer_config.json or empty.
 Result<TokenizerPtr> tokenizer_from_json(std::string_view tokenizer_json,
                                          std::string_view tokenizer_config_json = {});
+// Contents of vocab.json and merges.txt, and of tokenizer_config.json or empty (GPT-2's own pair needs none).
+Result<TokenizerPtr> tokenizer_from_vocab_merges(std::string_view vocab_json, std::string_view merges_txt,
+                                                 std::string_view tokenizer_config_json = {});
 Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab);
 // Bytes of a SentencePiece .model file.
 Result<TokenizerPtr> tokenizer_from_sentencepiece(std::string_view model);

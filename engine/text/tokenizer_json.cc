@@ -249,12 +249,17 @@ Result<TokenizerPtr> tokenizer_from_json(std::string_view tokenizer_json,
     return invalid_argument(cat("tokenizer.json has ", tokenizer_json.size(), " bytes; the limit is 2^30"));
   OAR_ASSIGN(const json::value document, parse_json(tokenizer_json, "tokenizer.json"));
   OAR_ASSIGN(const json::object* root, as_object(document, "the document"));
-  const json::value* model = field(*root, "model");
+  return from_document(*root, tokenizer_config_json);
+}
+
+Result<TokenizerPtr> tokenizer_json::from_document(const json::object& root,
+                                                   std::string_view tokenizer_config_json) {
+  const json::value* model = field(root, "model");
   if (!model || !model->is_object()) return invalid_argument("tokenizer.json: model must be an object");
 
   auto parts = std::make_unique<TokenizerParts>();
-  OAR_ASSIGN(parts->normalizer, parse_normalizer(field(*root, "normalizer")));
-  OAR_ASSIGN(PreTokenizerParts pre, parse_pretokenizer(field(*root, "pre_tokenizer")));
+  OAR_ASSIGN(parts->normalizer, parse_normalizer(field(root, "normalizer")));
+  OAR_ASSIGN(PreTokenizerParts pre, parse_pretokenizer(field(root, "pre_tokenizer")));
   const json::object& m = model->get_object();
   // A byte-level model reads bytes itself; not one that decorates characters (CLIP's "</w>").
   OAR_ASSIGN(const std::string decoration_before,
@@ -266,9 +271,9 @@ Result<TokenizerPtr> tokenizer_from_json(std::string_view tokenizer_json,
   OAR_RETURN_IF_ERROR(load_model(m, *parts, byte_level));
   if (!pre.steps.empty()) parts->pretokenizer = make_pretokenizer_sequence(std::move(pre.steps));
 
-  OAR_RETURN_IF_ERROR(load_added_tokens(*root, *parts));
+  OAR_RETURN_IF_ERROR(load_added_tokens(root, *parts));
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
-  OAR_ASSIGN(PostProcessor post, parse_post_processor(field(*root, "post_processor")));
+  OAR_ASSIGN(PostProcessor post, parse_post_processor(field(root, "post_processor")));
   parts->prefix = std::move(post.prefix);
   parts->suffix = std::move(post.suffix);
   OAR_RETURN_IF_ERROR(apply_config(tokenizer_config_json, *parts));
@@ -282,7 +287,7 @@ Result<TokenizerPtr> tokenizer_from_json(std::string_view tokenizer_json,
       if (id >= size)
         return invalid_argument(
             cat("tokenizer.json: post_processor uses the token id ", id, " of ", size, " tokens"));
-  OAR_ASSIGN(const DecoderChain chain, parse_decoder(field(*root, "decoder")));
+  OAR_ASSIGN(const DecoderChain chain, parse_decoder(field(root, "decoder")));
   size_t next_added = 0;
   parts->decoder = Decoder::build(
       size,

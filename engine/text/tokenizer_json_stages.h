@@ -10,6 +10,7 @@
 #include "engine/text/decoder_chain.h"
 #include "engine/text/normalizer.h"
 #include "engine/text/pretokenizer.h"
+#include "engine/text/tokenizer.h"
 
 namespace oar::tokenizer_json {
 
@@ -41,5 +42,8 @@ struct PostProcessor {
 Result<PostProcessor> parse_post_processor(const json::value* v);
 
 Result<DecoderChain> parse_decoder(const json::value* v);
+
+// A whole document, parsed; `tokenizer_config_json` as in tokenizer_from_json().
+Result<TokenizerPtr> from_document(const json::object& root, std::string_view tokenizer_config_json);
 
 }  // namespace oar::tokenizer_json

@@ -62,6 +62,19 @@ TEST_CASE("checkpoint: a Hugging Face folder") {
   write_file(dir + "/chat_template.jinja", "J");
   CHECK(load_checkpoint(dir)->tokenizer.chat_template == "J");
 
+  // GPT-2's pair of files counts only where there is no tokenizer.json.
+  write_file(dir + "/vocab.json", "{}");
+  write_file(dir + "/merges.txt", "#version: 0.2\n");
+  CHECK_FALSE(load_checkpoint(dir)->tokenizer.has_vocab_merges());
+  std::filesystem::rename(dir + "/tokenizer.json", dir + "/kept.json");
+  const auto pair = load_checkpoint(dir);
+  REQUIRE_OK(pair);
+  CHECK(pair->tokenizer.has_vocab_merges());
+  CHECK(pair->tokenizer.vocab_json == "{}");
+  std::filesystem::remove(dir + "/merges.txt");
+  CHECK(load_checkpoint(dir)->tokenizer.empty());
+  std::filesystem::rename(dir + "/kept.json", dir + "/tokenizer.json");
+
   // Another tokenizer by path; the rest stays.
   write_file(temp_dir() + "/other.json", "{}");
   const auto other = load_checkpoint(dir, {.tokenizer = temp_dir() + "/other.json"});

@@ -270,6 +270,23 @@ TEST_CASE("gguf: split models") {
     REQUIRE(file->tensors.size() == 2);
     CHECK(file->tensors.at("b").values<float>()[0] == 1.0f);
   }
+  // Progress is told of all parts as one, also when memory is read; stopping it stops the load.
+  for (const bool mmap : {true, false}) {
+    uint64_t last = 0, total = 0;
+    REQUIRE_OK(open_gguf(dir + "/m-00002-of-00002.gguf", {.mmap = mmap}, [&](auto, uint64_t d, uint64_t t) {
+      CHECK(d > last);
+      CHECK((total == 0 || t == total));
+      last = d;
+      total = t;
+      return true;
+    }));
+    CHECK(last == total);
+    CHECK(total == std::filesystem::file_size(dir + "/m-00001-of-00002.gguf") +
+                       std::filesystem::file_size(dir + "/m-00002-of-00002.gguf"));
+  }
+  CHECK(
+      open_gguf(dir + "/m-00001-of-00002.gguf", {}, [](auto, auto, auto) { return false; }).status().code() ==
+      StatusCode::kCancelled);
   write_file(dir + "/other.gguf", part(0, 2, "a"));
   CHECK_THAT(open_gguf(dir + "/other.gguf").status().message(),
              Contains("must end with -00001-of-00002.gguf"));

@@ -205,6 +205,44 @@ TEST_CASE("faults in tokenizer.json are named") {
   CHECK(has(message(R"({"normalizer":)" + nested + R"(,"model":{"type":"WordLevel","vocab":{}}})"), "deep"));
 }
 
+TEST_CASE("vocab.json and merges.txt: what the config adds, and faults by line") {
+  const std::string vocab = R"({"a":0,"b":1,"1":2,"ab":3,"11":4,"\u00c3":5,"\u00a9":6,"<e>":7,"\u0120":8})";
+  const std::string merges = "#version: 0.2\na b\r\n\n1 1\n";
+  const auto ids = [&](std::string_view text, std::string_view config) {
+    const auto t = tokenizer_from_vocab_merges(vocab, merges, config);
+    REQUIRE_OK(t);
+    return (*t)->encode(text).value();
+  };
+  using Ids = std::vector<int32_t>;
+  CHECK(ids("ab11", {}) == Ids{3, 4});
+  CHECK(ids("ab", R"({"tokenizer_class":"GPT2Tokenizer","add_prefix_space":true})") == Ids{8, 3});
+  // Qwen2: each digit alone, and composed characters.
+  CHECK(ids("11e\xCC\x81", R"({"tokenizer_class":"Qwen2Tokenizer"})") == Ids{2, 2, 5, 6});
+  // Special tokens, by name when in the vocabulary, by id when listed.
+  CHECK(ids("a<e>b", R"({"eos_token":"<e>","pad_token":{"content":"<e>"}})") == Ids{0, 7, 1});
+  CHECK(ids("a<x>", R"({"eos_token":"<x>","added_tokens_decoder":{"9":{"content":"<x>","special":true}}})") ==
+        Ids{0, 9});
+
+  const auto message = [&](std::string_view v, std::string_view m, std::string_view config = {}) {
+    const auto t = tokenizer_from_vocab_merges(v, m, config);
+    REQUIRE_FALSE(t.ok());
+    return t.status().message();
+  };
+  const auto has = [](const std::string& text, std::string_view part) {
+    return text.find(part) != std::string::npos;
+  };
+  for (const char* bad : {"ab", "a  b", " a", "a ", "a b c"})
+    CHECK(has(message(vocab, cat("#version: 0.2\n1 1\n", bad)), "merges.txt: line 3"));
+  CHECK(has(message(vocab, "a c"), "merges[0]"));
+  CHECK(has(message("[]", merges), "vocab.json"));
+  CHECK(has(message("{", merges), "vocab.json"));
+  CHECK(has(message(R"({"a":-1})", ""), "vocab"));
+  CHECK(has(message(vocab, merges, R"({"tokenizer_class":"BartTokenizer"})"), "BartTokenizer"));
+  CHECK(has(message(vocab, merges, R"({"added_tokens_decoder":{"x":{"content":"y"}}})"), "\"x\""));
+  CHECK(has(message(vocab, merges, R"({"added_tokens_decoder":{"99999999":{"content":"y"}}})"), "99999999"));
+  CHECK(has(message(vocab, merges, "[]"), "tokenizer_config.json"));
+}
+
 TEST_CASE("SentencePiece models cut or changed anywhere are refused or work") {
   for (const bool bpe : {true, false}) {
     const std::string good = sentencepiece_model(bpe);

@@ -58,6 +58,29 @@ TEST_CASE("GGUF vocabularies give the published ids") {
   }
 }
 
+TEST_CASE("GPT-2's vocab.json and merges.txt give the published ids") {
+  const auto vocab = oar_test::data_path("tokenizers/gpt2/vocab.json"),
+             merges = oar_test::data_path("tokenizers/gpt2/merges.txt"),
+             vectors = oar_test::data_path("tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf");
+  if (!vocab || !merges || !vectors) OAR_SKIP("no tokenizers/gpt2");
+  const auto tokenizer =
+      tokenizer_from_vocab_merges(oar_test::read_file(*vocab), oar_test::read_file(*merges));
+  REQUIRE_OK(tokenizer);
+  CHECK((*tokenizer)->vocab_size() == 50257);
+  CHECK((*tokenizer)->eos_id() == 50256);
+  CHECK((*tokenizer)->encode("a<|endoftext|>").value() == std::vector<int32_t>{64, 50256});
+  const auto texts = read_texts(*vectors + ".inp");
+  const auto expected = read_ids(*vectors + ".out");
+  REQUIRE(texts.size() == expected.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    INFO("text " << i << ": \"" << texts[i] << "\"");
+    const auto ids = (*tokenizer)->encode(texts[i], kPlain);
+    REQUIRE_OK(ids);
+    CHECK(*ids == expected[i]);
+    CHECK((*tokenizer)->decode(*ids) == texts[i]);
+  }
+}
+
 TEST_CASE("stories260K has the same vocabulary in its .model, .bin and GGUF forms") {
   const auto model = oar_test::data_path("llm/stories260K/tok512.model");
   const auto bin = oar_test::data_path("llm/stories260K/tok512.bin");
