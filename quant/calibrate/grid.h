@@ -1,0 +1,75 @@
+// Integer grids of a weight matrix, row by row: a group of consecutive columns shares a scale (and a zero),
+// and each weight becomes a level. First a grid is fitted, then levels are chosen: by rounding here, with
+// error feedback in gptq.h. Apart from storage: a format says which scales it can hold (ScaleRule) and packs
+// the levels (grid_format.h).
+//
+//   x ~= scale * (level - zero),   level an integer in [low, high]
+//
+// Convention: W (rows = outputs, cols = inputs), y = W x. A row is independent of all others, so callers
+// spread rows over threads; every function is deterministic and allocates only small scratch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace oar::calibrate {
+
+// What the scales of a row may be once stored.
+enum class ScaleRule : uint8_t {
+  kF32,        // anything
+  kF16,        // rounded to f16, scale and zero * scale (the minimum) alike
+  kRowTimesI8  // a f32 of the row times a signed 8-bit integer of the group; no zero
+};
+
+struct GridSpec {
+  int low = -8, high = 7;
+  bool has_zero = false;  // a real zero per group; otherwise zero is 0
+  bool signed_scale =
+      false;           // a negative scale is allowed: the longer side of [low, high] serves either sign
+  int64_t group = 32;  // columns; the last group of a row may be shorter. 0: the whole row
+  ScaleRule scales = ScaleRule::kF32;
+
+  int64_t groups(int64_t cols) const { return group == 0 ? 1 : (cols + group - 1) / group; }
+  int64_t columns(int64_t cols) const { return group == 0 ? cols : group; }
+};
+
+enum class FitMethod : uint8_t {
+  kAbsMax,  // the extremes fit: nothing is clipped
+  kMse,     // the extremes shrunk by the factor that loses least, of 1.00, 0.99 .. 0.20 (QuaRot's w_clip)
+  kHqq,     // half-quadratic: https://mobiusml.github.io/hqq_blog/
+};
+
+struct FitOptions {
+  FitMethod method = FitMethod::kMse;
+  double norm = 2;        // kMse: the loss is sum importance * |error|^norm
+  int shrink_steps = 80;  // kMse: how many factors below 1.00, 0.01 apart
+  int hqq_iterations = 20;
+};
+
+// The grid of one row: `scale` and `zero` have spec.groups(cols) entries, representable under spec.scales. A
+// group of zeros has scale 0 where the rule allows, and always reads back as zeros. `importance` (may be
+// empty) weighs each column's squared error, for example the mean square of its input; kHqq ignores it.
+void fit_row(std::span<const float> row, std::span<const float> importance, const GridSpec& spec,
+             const FitOptions& options, std::span<float> scale, std::span<float> zero);
+
+// Nearest levels on a given grid, ties to even.
+void round_row(std::span<const float> row, const GridSpec& spec, std::span<const float> scale,
+               std::span<const float> zero, std::span<int8_t> levels);
+
+// The weights that levels stand for. Levels of an unsigned grid up to 255 are stored as the same bits.
+void read_row(std::span<const int8_t> levels, const GridSpec& spec, std::span<const float> scale,
+              std::span<const float> zero, std::span<float> row);
+
+// One level and its value: the step of error feedback.
+inline int level_of(const GridSpec& spec, float x, float inverse_scale, float zero) {
+  // Adding and subtracting 1.5 * 2^23 rounds to nearest even for |v| < 2^22.
+  float v = x * inverse_scale + zero;
+  const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
+  v = v < low ? low : v > high ? high : v;
+  constexpr float kMagic = 12582912.f;
+  return static_cast<int>((v + kMagic) - kMagic);
+}
+inline float reciprocal(float scale) { return scale != 0 ? 1 / scale : 0; }
+
+}  // namespace oar::calibrate
