@@ -23,12 +23,15 @@ std::string byte_letter(int byte) {
   return oar::to_utf8(static_cast<char32_t>(256 + rank));
 }
 
-std::string tokenizer_json() {
+}  // namespace
+
+std::string byte_tokenizer_json(bool special_tokens) {
   object vocab;
   for (int b = 0; b < 256; ++b) vocab[byte_letter(b)] = b;
   array added;
   int id = 256;
   for (const char* text : {"<s>", "</s>", "<|user|>", "<|assistant|>"}) {
+    if (!special_tokens) break;
     added.push_back(object{{"id", id++},
                            {"content", text},
                            {"single_word", false},
@@ -48,11 +51,9 @@ std::string tokenizer_json() {
                           {"model", object{{"type", "BPE"}, {"vocab", vocab}, {"merges", array{}}}}});
 }
 
-}  // namespace
-
 std::shared_ptr<const oar::Tokenizer> byte_tokenizer() {
   static const std::shared_ptr<const oar::Tokenizer> tokenizer = [] {
-    auto made = oar::tokenizer_from_json(tokenizer_json());
+    auto made = oar::tokenizer_from_json(byte_tokenizer_json(true));
     if (!made.ok()) throw std::runtime_error(made.status().message());
     return *made;
   }();

@@ -12,6 +12,8 @@
 namespace oar_test {
 
 std::shared_ptr<const oar::Tokenizer> byte_tokenizer();
+// The tokenizer.json of it, or of the 256 bytes alone.
+std::string byte_tokenizer_json(bool special_tokens);
 // "<s>" then "<|role|>content" per message, "<|assistant|>" when a generation prompt is asked for; raises for
 // a role "function".
 const oar::ChatTemplate& simple_template();
