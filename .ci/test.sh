@@ -95,8 +95,7 @@ test_fuzz() {
 tsan_run() {
   local wrapper=()
   if setarch -R true 2>/dev/null; then wrapper=(setarch -R); fi
-  TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp ${TSAN_OPTIONS:-}" \
-    "${wrapper[@]}" ctest --test-dir build/tsan -V --no-tests=error --timeout 1200 -j "$(jobs)" \
+  "${wrapper[@]}" ctest --test-dir build/tsan -V --no-tests=error --timeout 1200 -j "$(jobs)" \
     -R '^(kernels|runtime|models|server|cli)$'
 }
 

@@ -24,7 +24,7 @@ using oar::LanguageModelOptions;
 using Random = std::mt19937;
 
 constexpr int kClients = 8;
-constexpr int kRounds = 16;  // of each client
+constexpr int kRounds = 40;  // of each client
 constexpr int kPoolBlocks = 48;
 constexpr int kPageTokens = 16;
 
