@@ -1,5 +1,7 @@
 #include "engine/runtime/model_path.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <vector>
@@ -35,9 +37,18 @@ Result<std::string> find_demo() {
     return not_found(
         cat("OAR_DEMO names ", set, ", which does not exist; unset it or set it to a model folder"));
   }
+  // Beside the program; in a program that embeds liboar.so, beside the library: lib/ or lib/<triplet>/.
   std::error_code ec;
   const fs::path program = fs::read_symlink("/proc/self/exe", ec);
   if (!ec) tried.push_back(program.parent_path().parent_path() / "share/oar/demo");
+  Dl_info self = {};
+  if (dladdr(reinterpret_cast<const void*>(&resolve_model_path), &self) != 0 && self.dli_fname != nullptr) {
+    const fs::path library = fs::canonical(self.dli_fname, ec);
+    if (!ec && library != program) {
+      tried.push_back(library.parent_path().parent_path() / "share/oar/demo");
+      tried.push_back(library.parent_path().parent_path().parent_path() / "share/oar/demo");
+    }
+  }
 #ifdef OAR_SOURCE_DEMO
   tried.emplace_back(OAR_SOURCE_DEMO);
 #endif

@@ -15,9 +15,9 @@ struct ResolvedModel {
 
 // In this order:
 //   an existing file or folder;
-//   "demo": $OAR_DEMO, ../share/oar/demo beside the program, configs/demo of the source tree it was built
-//   from; "org/name": <hub>/models--org--name/snapshots/<revision of refs/main>, where <hub> is `cache_dir`,
-//   else $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
+//   "demo": $OAR_DEMO, ../share/oar/demo beside the program or the shared library, configs/demo of the source
+//   tree it was built from; "org/name": <hub>/models--org--name/snapshots/<revision of refs/main>, where
+//   <hub> is `cache_dir`, else $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
 // NOT_FOUND says where it looked.
 Result<ResolvedModel> resolve_model(const std::string& model, const std::string& cache_dir = {});
 

@@ -1,0 +1,78 @@
+// The edge of the C interface: turns Status and exceptions into codes and the thread's last error, copies
+// structures of callers compiled against older or newer headers, and fills callers' buffers.
+#pragma once
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <span>
+#include <string_view>
+
+#if __has_include(<cxxabi.h>)
+#include <cxxabi.h>
+#endif
+
+#include "engine/base/format.h"
+#include "engine/base/status.h"
+#include "engine/capi/oar.h"
+
+namespace oar::capi {
+
+// Remembers the error for oar_last_error() of this thread (an ok Status clears it) and returns its code.
+oar_status finish_call(const Status& status) noexcept;
+// The same for what came as an exception, without allocating.
+oar_status finish_call_out_of_memory() noexcept;
+const char* last_error() noexcept;
+const char* last_error_param() noexcept;
+
+// Runs `body`, which returns a Status. Nothing passes but the unwinding of a cancelled thread.
+template <class F>
+oar_status call(F&& body) {
+  try {
+    return finish_call(body());
+  } catch (abi::__forced_unwind&) { throw; } catch (const std::bad_alloc&) {
+    return finish_call_out_of_memory();
+  } catch (const std::exception& e) {
+    return finish_call(internal_error(cat("unexpected: ", e.what())));
+  } catch (...) { return finish_call(internal_error("unexpected exception")); }
+}
+
+inline Status null_argument(const char* name) {
+  return invalid_argument(cat(name, " is NULL; pass an address"), name);
+}
+
+// Sizes beyond this are no structure of ours, but memory that nobody initialized.
+inline constexpr size_t kMaxStruct = 4096;
+
+// Over the defaults in `out`, the fields that the caller's structure has. A caller with a newer header may
+// use fields we do not know only with the value zero.
+template <class T>
+Status read_struct(const T* in, const char* name, T& out) {
+  const size_t size = in->struct_size;
+  if (size < sizeof in->struct_size || size > kMaxStruct)
+    return invalid_argument(
+        cat(name, ".struct_size is ", size, "; fill the structure with oar_", name, "_init()"), name);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(in);
+  for (size_t i = sizeof(T); i < size; ++i)
+    if (bytes[i] != 0)
+      return unimplemented(cat(name, " sets a field that this version of the library (", oar_version(),
+                               ") does not know; update the library"));
+  std::memcpy(&out, in, std::min(size, sizeof(T)));
+  return ok_status();
+}
+
+// Into a structure of the caller's `size`.
+template <class T>
+Status write_struct(const T& value, const char* name, T* out, size_t size) {
+  if (out == nullptr) return null_argument(name);
+  if (size < sizeof(uint32_t) || size > kMaxStruct)
+    return invalid_argument(cat("size is ", size, "; pass sizeof *", name), "size");
+  std::memset(static_cast<void*>(out), 0, size);
+  std::memcpy(static_cast<void*>(out), &value, std::min(size, sizeof(T)));
+  return ok_status();
+}
+
+// Text and a zero byte into the caller's buffer; the two-call convention of oar_detokenize().
+Status write_text(std::string_view text, char* buffer, size_t capacity, size_t* length);
+
+}  // namespace oar::capi

@@ -1,0 +1,312 @@
+/* oar.h: the C interface of Oar. Load a language model, ask it, get its words as they come.
+ *
+ *   oar_model model;
+ *   oar_generation answer;
+ *   if (oar_model_load("demo", NULL, &model) != OAR_OK) { puts(oar_last_error()); return 1; }
+ *   oar_generate_chat(model, "[{\"role\": \"user\", \"content\": \"Hello!\"}]", NULL, print, NULL, &answer);
+ *   oar_generation_wait(answer, -1);
+ *   oar_generation_close(answer);
+ *   oar_model_close(model);
+ *
+ * Compile and link with `pkg-config --cflags --libs oar`, or find_package(oar) and oar::oar in CMake.
+ *
+ * Errors. Every call that can fail returns an oar_status; what went wrong, with the field, its value and the
+ * remedy, is in oar_last_error() of the calling thread. No exception and no signal leaves the library for a
+ * caller's or a file's fault.
+ *
+ * Handles. Models and generations are numbers, never pointers. Zero is never a handle. A handle that was
+ * closed, was never given out or belongs to another kind of object is refused with OAR_INVALID_ARGUMENT, so
+ * closing twice is an error message and not a crash.
+ *
+ * Threads. Every function may be called from any thread at any time, also on the same handle, except where a
+ * function says otherwise. Closing a handle while another thread is inside a call with it is safe: the object
+ * lives until that call returns.
+ *
+ * Strings are UTF-8. Those that go in end with a zero byte and are copied before the call returns; those that
+ * come out belong to the library and live as long as the function says.
+ *
+ * fork(). The threads of a model do not exist in a forked child. There, handles of the parent are refused
+ * with OAR_FAILED_PRECONDITION; the child may load models of its own.
+ *
+ * At exit what is still open is abandoned: generations are cancelled, and no callback begins any more.
+ *
+ * Stability. Structures begin with their size, so that new fields can be added at their end; enumerations
+ * and functions only grow. OAR_ABI_VERSION and the library's soname change when that is broken.
+ */
+#ifndef OAR_H
+#define OAR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define OAR_API __attribute__((visibility("default")))
+#else
+#define OAR_API
+#endif
+
+#define OAR_ABI_VERSION 0
+
+/* One to one with the canonical codes of gRPC. */
+typedef enum oar_status {
+  OAR_OK = 0,
+  OAR_CANCELLED = 1,
+  OAR_UNKNOWN = 2,
+  OAR_INVALID_ARGUMENT = 3,  /* the caller's fault: the message names argument, value and remedy */
+  OAR_DEADLINE_EXCEEDED = 4, /* a timeout passed */
+  OAR_NOT_FOUND = 5,
+  OAR_ALREADY_EXISTS = 6,
+  OAR_PERMISSION_DENIED = 7,
+  OAR_RESOURCE_EXHAUSTED = 8, /* memory, or the queue of requests is full: try again later */
+  OAR_FAILED_PRECONDITION = 9,
+  OAR_ABORTED = 10,
+  OAR_OUT_OF_RANGE = 11, /* the buffer is too small: the length says how large it must be */
+  OAR_UNIMPLEMENTED = 12,
+  OAR_INTERNAL = 13,
+  OAR_UNAVAILABLE = 14, /* draining, or the device has failed */
+  OAR_DATA_LOSS = 15,   /* a file contradicts itself */
+  OAR_UNAUTHENTICATED = 16
+} oar_status;
+
+typedef uint64_t oar_model;
+typedef uint64_t oar_generation;
+
+/* ---- Library ------------------------------------------------------------------------------------------ */
+
+/* OAR_ABI_VERSION of the library; compare it with the header's when the library was found by dlopen(). */
+OAR_API uint32_t oar_abi_version(void);
+
+/* "0.1.0". Static. */
+OAR_API const char* oar_version(void);
+
+/* "INVALID_ARGUMENT" and so on; "UNKNOWN" for a number that is no status. Static. */
+OAR_API const char* oar_status_name(oar_status status);
+
+/* Why the last call on this thread failed; empty after a call that succeeded. Never NULL. Valid until the
+ * next call on this thread; the functions of this section leave it alone. */
+OAR_API const char* oar_last_error(void);
+
+/* Name of the argument or field at fault, where the last error has one, else empty. As oar_last_error(). */
+OAR_API const char* oar_last_error_param(void);
+
+/* Closes every handle. Afterwards every call that needs a handle or makes one is refused with
+ * OAR_FAILED_PRECONDITION. Waits for running callbacks; not to be called from one (OAR_FAILED_PRECONDITION).
+ * A second call does nothing. */
+OAR_API oar_status oar_shutdown(void);
+
+/* ---- Models ------------------------------------------------------------------------------------------- */
+
+typedef enum oar_log_level {
+  OAR_LOG_DEBUG = 0,
+  OAR_LOG_INFO = 1,
+  OAR_LOG_WARNING = 2,
+  OAR_LOG_ERROR = 3
+} oar_log_level;
+
+/* Called from any thread of the model, possibly at once; must not call the library. `message` lives during
+ * the call. */
+typedef void (*oar_log_callback)(oar_log_level level, const char* message, void* user);
+
+/* Progress of loading, on the loading thread. Return 0 to go on; anything else ends the loading with
+ * OAR_CANCELLED. `done` and `total` (0: unknown) are in the same unit, usually bytes. Must not call the
+ * library. */
+typedef int (*oar_progress_callback)(const char* what, uint64_t done, uint64_t total, void* user);
+
+/* Fill with oar_model_options_init(), then change what should differ. */
+typedef struct oar_model_options {
+  uint32_t struct_size;     /* sizeof(oar_model_options), set by the init function */
+  int32_t threads;          /* 0: all usable processors */
+  const char* weights;      /* NULL: as in the file; f32, bf16, f16, int8, ... */
+  const char* kv;           /* NULL: no narrower than the file; f32, bf16, f16, ... */
+  int64_t max_context;      /* tokens of one sequence; 0: the model's, as far as memory allows */
+  int64_t max_batch_tokens; /* token budget of one step; 0: 512 */
+  int64_t max_sequences;    /* running at once; 0: 64 */
+  int64_t max_waiting;      /* requests in the queue before more are refused; 0: 4096 */
+  uint64_t memory_bytes;    /* budget for weights, KV cache and scratch; 0: 80 % of what is available */
+  uint64_t seed;            /* of requests without one; 0: from the clock */
+  int32_t no_prefix_cache;  /* 1: do not keep the pages of prompts for reuse */
+  int32_t deterministic;    /* 1: one reduction order for every batch, chunking and number of threads */
+  int32_t no_mmap;          /* 1: read the file instead of mapping it */
+  int32_t reserved;         /* 0 */
+  oar_log_callback log;     /* NULL: events are dropped */
+  void* log_user;
+  oar_progress_callback progress; /* NULL: none */
+  void* progress_user;
+} oar_model_options;
+
+/* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
+OAR_API oar_status oar_model_options_init(oar_model_options* options, size_t size);
+
+/* Loads a folder in the Hugging Face layout, a .gguf, .safetensors or llama2.c .bin file, a downloaded model
+ * by its name "org/name", or "demo", the model that comes with Oar. `options` may be NULL. Returns when the
+ * model can be asked. On failure *model is 0. Owns threads and memory until oar_model_close(). */
+OAR_API oar_status oar_model_load(const char* path, const oar_model_options* options, oar_model* model);
+
+/* Cancels the model's generations, tells their callbacks so, and gives threads and memory back when the last
+ * call that uses the model has returned. Generations stay valid handles, to be closed by their owners. Not
+ * from a callback (OAR_FAILED_PRECONDITION). */
+OAR_API oar_status oar_model_close(oar_model model);
+
+/* No new generations; returns when those there are have finished, or cancels them when `timeout_ms` has
+ * passed (OAR_DEADLINE_EXCEEDED). The model remains closed to new work. */
+OAR_API oar_status oar_model_drain(oar_model model, int64_t timeout_ms);
+
+typedef struct oar_model_info {
+  int64_t max_context; /* tokens of one sequence, prompt and answer */
+  uint64_t parameters;
+  uint64_t weight_bytes, kv_bytes, scratch_bytes;
+  uint64_t kv_bytes_per_token;
+  int32_t vocab_size, layers, threads, page_tokens;
+  int32_t bos_id, eos_id; /* -1: the tokenizer has none */
+  double load_seconds;
+} oar_model_info;
+
+/* `size` is sizeof(oar_model_info). */
+OAR_API oar_status oar_model_get_info(oar_model model, oar_model_info* info, size_t size);
+
+/* A snapshot; counters only grow. */
+typedef struct oar_model_stats {
+  int64_t ready; /* 1: takes requests and makes progress */
+  int64_t running, waiting;
+  int64_t blocks_total, blocks_used, blocks_cached; /* of the KV cache */
+  uint64_t steps, prompt_tokens, generation_tokens, preemptions;
+  uint64_t prefix_queries, prefix_hits; /* tokens looked up in and found in the prefix cache */
+  double step_seconds;                  /* sum over steps */
+} oar_model_stats;
+
+/* `size` is sizeof(oar_model_stats). */
+OAR_API oar_status oar_model_get_stats(oar_model model, oar_model_stats* stats, size_t size);
+
+/* Facts for people as a JSON object: name, path, architecture, weights, kv, isa, ... Into `text` as described
+ * at oar_detokenize(). */
+OAR_API oar_status oar_model_describe(oar_model model, char* text, size_t capacity, size_t* length);
+
+/* ---- Text --------------------------------------------------------------------------------------------- */
+
+/* Text to token ids. `length` is in bytes; SIZE_MAX: up to the zero byte. `add_special` adds what the model
+ * expects around a text (a beginning-of-sequence token, say). *count is how many ids there are; they are
+ * written when `capacity` holds them all, and OAR_OUT_OF_RANGE is returned when it does not. With `ids` NULL
+ * and capacity 0 the call only counts. */
+OAR_API oar_status oar_tokenize(oar_model model, const char* text, size_t length, int add_special,
+                                int32_t* ids, size_t capacity, size_t* count);
+
+/* Token ids to text, well-formed UTF-8. *length is in bytes, without the zero byte that is written behind the
+ * text; `capacity` must hold both, or OAR_OUT_OF_RANGE is returned. With `text` NULL and capacity 0 the call
+ * only measures. */
+OAR_API oar_status oar_detokenize(oar_model model, const int32_t* ids, size_t count, int skip_special,
+                                  char* text, size_t capacity, size_t* length);
+
+/* The prompt that the model's chat template makes of a conversation. `messages` is a JSON array of {"role",
+ * "content"} objects as in OpenAI's interface, `tools` NULL or a JSON array of tools. Into `text` as at
+ * oar_detokenize(). Tokenize the result with add_special 0: the template has written the special tokens. */
+OAR_API oar_status oar_chat_prompt(oar_model model, const char* messages, const char* tools, char* text,
+                                   size_t capacity, size_t* length);
+
+/* ---- Generation --------------------------------------------------------------------------------------- */
+
+typedef enum oar_finish {
+  OAR_FINISH_NONE = 0, /* more is to come */
+  OAR_FINISH_STOP = 1, /* the model's end token, a stop token or a stop string */
+  OAR_FINISH_LENGTH = 2,
+  OAR_FINISH_CANCELLED = 3,
+  OAR_FINISH_DEADLINE = 4,
+  OAR_FINISH_ERROR = 5 /* `status` and `message` of the event say why */
+} oar_finish;
+
+/* Fill with oar_sampling_init(): a negative number then means the model's default (generation_config.json),
+ * and where it has none, the value in brackets. Applied in the order bias, penalties, temperature, top_k,
+ * top_p, min_p. */
+typedef struct oar_sampling {
+  uint32_t struct_size;     /* sizeof(oar_sampling), set by the init function */
+  float temperature;        /* >= 0; 0 always takes the likeliest token [1] */
+  float top_p;              /* (0, 1] [1] */
+  float min_p;              /* [0, 1] [0] */
+  int32_t top_k;            /* 0: all [0] */
+  float repetition_penalty; /* > 0 [1] */
+  float presence_penalty;   /* [-2, 2], no default of the model */
+  float frequency_penalty;  /* [-2, 2], no default of the model */
+  int64_t max_tokens;       /* >= 0; negative: what the context holds */
+  int64_t min_tokens;       /* no end before this many */
+  int32_t n;                /* choices [1] */
+  int32_t has_seed;         /* 1: `seed` counts; the same seed gives the same tokens */
+  uint64_t seed;
+  int32_t ignore_eos;          /* 1: the model's end tokens do not stop */
+  int32_t logprobs;            /* 1: events carry the log-probability of each token */
+  int32_t keep_special_tokens; /* 1: special tokens appear in the text */
+  int32_t include_stop;        /* 1: the stop string is part of the text */
+  int64_t timeout_ms;          /* > 0: the generation ends then with OAR_FINISH_DEADLINE */
+  const char* const* stop;     /* stop strings, stop_count of them */
+  size_t stop_count;
+  const int32_t* stop_tokens; /* stop token ids, stop_token_count of them */
+  size_t stop_token_count;
+  const int32_t* bias_tokens; /* bias_count ids and what is added to their logits */
+  const float* bias_values;
+  size_t bias_count;
+  const char* cache_salt; /* prefix-cache entries are shared only between equal salts; NULL: "" */
+} oar_sampling;
+
+/* Sets the defaults; `size` is sizeof(oar_sampling). */
+OAR_API oar_status oar_sampling_init(oar_sampling* sampling, size_t size);
+
+/* A piece of an answer. Its text is final: never half a character, never a part of a stop string; it may be
+ * empty while such is held back. Exactly one event per choice has finish != OAR_FINISH_NONE, its last. The
+ * counters are meaningful on that one. */
+typedef struct oar_event {
+  uint32_t struct_size; /* of the library's oar_event: fields beyond it are not there */
+  int32_t index;        /* choice, [0, n) */
+  const char* text;     /* text_length bytes and a zero byte; never NULL */
+  size_t text_length;
+  const int32_t* tokens; /* token_count ids whose text is here or held back */
+  const float* logprobs; /* token_count, or NULL when not asked for */
+  size_t token_count;
+  oar_finish finish;
+  oar_status status;   /* OAR_OK unless finish is OAR_FINISH_ERROR or OAR_FINISH_DEADLINE */
+  const char* message; /* never NULL */
+  int64_t prompt_tokens, cached_tokens, completion_tokens;
+  double seconds_to_first_token, seconds; /* since the submission */
+} oar_event;
+
+/* Called on a thread of the model, one call at a time per model, in order per choice. The event lives during
+ * the call. Return 0 to go on; anything else cancels the generation. A callback that takes long delays other
+ * callbacks of the model, never its computing. It may call every function but oar_model_load(),
+ * oar_model_close(), oar_shutdown() and oar_generation_wait(), and may close its own generation. */
+typedef int (*oar_event_callback)(const oar_event* event, void* user);
+
+/* Submit a generation and return at once: of a text (special tokens added as the model expects), of token
+ * ids, of a conversation (JSON, as at oar_chat_prompt()). `sampling` may be NULL. With `callback` NULL, take
+ * the events with oar_generation_next(). On failure *generation is 0. To be closed with
+ * oar_generation_close(), also when it has ended. */
+OAR_API oar_status oar_generate_text(oar_model model, const char* prompt, const oar_sampling* sampling,
+                                     oar_event_callback callback, void* user, oar_generation* generation);
+OAR_API oar_status oar_generate_tokens(oar_model model, const int32_t* ids, size_t count,
+                                       const oar_sampling* sampling, oar_event_callback callback, void* user,
+                                       oar_generation* generation);
+OAR_API oar_status oar_generate_chat(oar_model model, const char* messages, const oar_sampling* sampling,
+                                     oar_event_callback callback, void* user, oar_generation* generation);
+
+/* The next event of a generation without a callback. *event is NULL with OAR_OK when every choice has ended,
+ * and with OAR_DEADLINE_EXCEEDED when none came within `timeout_ms` (0: do not wait, negative: without
+ * limit). The event lives until the next oar_generation_next() on this thread. */
+OAR_API oar_status oar_generation_next(oar_generation generation, int64_t timeout_ms,
+                                       const oar_event** event);
+
+/* Waits until a generation with a callback has delivered its last event and the callback has returned.
+ * OAR_DEADLINE_EXCEEDED when that took longer than `timeout_ms` (negative: no limit). Not from a callback. */
+OAR_API oar_status oar_generation_wait(oar_generation generation, int64_t timeout_ms);
+
+/* Asks every open choice to end; each still delivers its last event, with OAR_FINISH_CANCELLED. No error when
+ * it has ended already. */
+OAR_API oar_status oar_generation_cancel(oar_generation generation);
+
+/* Cancels what is left and forgets the handle. When it returns, the callback is not running and will not be
+ * called again; called from a callback, that holds once this callback has returned. */
+OAR_API oar_status oar_generation_close(oar_generation generation);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+#endif /* OAR_H */

@@ -1,0 +1,270 @@
+// Generations through the C interface: callback and poll, cancel and close, in every order.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "tests/capi/fixture.h"
+#include "tests/support/catch.h"
+
+namespace {
+using namespace oar_test;
+
+Answer poll_text(const char* prompt, const oar_sampling& sampling) {
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), prompt, &sampling, nullptr, nullptr, &g) == OAR_OK);
+  Answer a = drain(g);
+  REQUIRE(oar_generation_close(g) == OAR_OK);
+  return a;
+}
+
+TEST_CASE("poll and callback give the same answer") {
+  const oar_sampling s = greedy(24);
+  const Answer polled = poll_text("To be", s);
+  CHECK(polled.finishes == 1);
+  CHECK(polled.finish == OAR_FINISH_LENGTH);
+  CHECK(polled.tokens.size() == 24);
+  CHECK(polled.completion_tokens == 24);
+  CHECK(polled.prompt_tokens > 0);
+  CHECK(!polled.text.empty());
+
+  Answer called;
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), "To be", &s, collect, &called, &g) == OAR_OK);
+  REQUIRE(oar_generation_wait(g, 60'000) == OAR_OK);
+  CHECK(called.text == polled.text);
+  CHECK(called.tokens == polled.tokens);
+  CHECK(called.finishes == 1);
+  const oar_event* event = nullptr;
+  CHECK(oar_generation_next(g, 0, &event) == OAR_FAILED_PRECONDITION);
+  CHECK(oar_generation_close(g) == OAR_OK);
+
+  size_t count = 0;
+  std::vector<int32_t> ids(64);
+  REQUIRE(oar_tokenize(demo_model(), "To be", SIZE_MAX, 1, ids.data(), ids.size(), &count) == OAR_OK);
+  REQUIRE(oar_generate_tokens(demo_model(), ids.data(), count, &s, nullptr, nullptr, &g) == OAR_OK);
+  CHECK(drain(g).tokens == polled.tokens);
+  CHECK(oar_generation_close(g) == OAR_OK);
+}
+
+TEST_CASE("sampling options reach the engine") {
+  oar_sampling s = greedy(32);
+  s.temperature = 1;
+  s.has_seed = 1;
+  s.seed = 7;
+  const Answer first = poll_text("The king", s);
+  CHECK(poll_text("The king", s).tokens == first.tokens);
+  s.seed = 8;
+  CHECK(poll_text("The king", s).tokens != first.tokens);
+
+  s = greedy(16);
+  const Answer plain = poll_text("The king", s);
+  const int32_t banned = plain.tokens.front();
+  const float bias = -100;
+  s.bias_tokens = &banned;
+  s.bias_values = &bias;
+  s.bias_count = 1;
+  CHECK(poll_text("The king", s).tokens.front() != banned);
+
+  s = greedy(16);
+  s.stop_tokens = &plain.tokens[3];
+  s.stop_token_count = 1;
+  const Answer stopped = poll_text("The king", s);
+  CHECK(stopped.finish == OAR_FINISH_STOP);
+  CHECK(stopped.tokens.size() <= 3);
+
+  s = greedy(16);
+  const std::string word = plain.text.substr(plain.text.size() / 2, 3);
+  const char* stop = word.c_str();
+  s.stop = &stop;
+  s.stop_count = 1;
+  const Answer cut = poll_text("The king", s);
+  CHECK(cut.finish == OAR_FINISH_STOP);
+  CHECK(cut.text == plain.text.substr(0, plain.text.find(word)));
+
+  s = greedy(4);
+  s.n = 3;
+  s.logprobs = 1;
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), "The king", &s, nullptr, nullptr, &g) == OAR_OK);
+  const oar_event* event = nullptr;
+  int finishes = 0;
+  while (oar_generation_next(g, 60'000, &event) == OAR_OK && event != nullptr) {
+    CHECK(event->index >= 0);
+    CHECK(event->index < 3);
+    if (event->token_count > 0) {
+      REQUIRE(event->logprobs != nullptr);
+      CHECK(event->logprobs[0] <= 0);
+    }
+    finishes += event->finish != OAR_FINISH_NONE;
+  }
+  CHECK(finishes == 3);
+  CHECK(oar_generation_close(g) == OAR_OK);
+}
+
+TEST_CASE("cancel, from outside and from the callback") {
+  const oar_sampling s = greedy(1'000'000);
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), "My lord", &s, nullptr, nullptr, &g) == OAR_OK);
+  REQUIRE(oar_generation_cancel(g) == OAR_OK);
+  const Answer a = drain(g);
+  CHECK(a.finish == OAR_FINISH_CANCELLED);
+  CHECK(oar_generation_cancel(g) == OAR_OK);  // it has ended: no error
+  CHECK(oar_generation_close(g) == OAR_OK);
+
+  Answer called;
+  const auto stop_at_third = [](const oar_event* event, void* user) {
+    collect(event, user);
+    return static_cast<Answer*>(user)->events == 3 ? 1 : 0;
+  };
+  REQUIRE(oar_generate_text(demo_model(), "My lord", &s, stop_at_third, &called, &g) == OAR_OK);
+  REQUIRE(oar_generation_wait(g, 60'000) == OAR_OK);
+  CHECK(called.finish == OAR_FINISH_CANCELLED);
+  CHECK(called.finishes == 1);
+  CHECK(oar_generation_close(g) == OAR_OK);
+}
+
+TEST_CASE("a deadline ends a generation") {
+  oar_sampling s = greedy(1'000'000);
+  s.timeout_ms = 1;
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), "My lord", &s, nullptr, nullptr, &g) == OAR_OK);
+  const Answer a = drain(g);
+  CHECK((a.finish == OAR_FINISH_DEADLINE || a.finish == OAR_FINISH_LENGTH));
+  CHECK(oar_generation_close(g) == OAR_OK);
+}
+
+TEST_CASE("no callback after close") {
+  struct State {
+    std::atomic<bool> closed{false}, late{false};
+    std::atomic<int> calls{0};
+  } state;
+  const oar_sampling s = greedy(1'000'000);
+  const auto callback = [](const oar_event*, void* user) {
+    auto* st = static_cast<State*>(user);
+    ++st->calls;
+    if (st->closed) st->late = true;
+    return 0;
+  };
+  for (int i = 0; i < 20; ++i) {
+    state.closed = false;
+    state.calls = 0;
+    oar_generation g = 0;
+    REQUIRE(oar_generate_text(demo_model(), "My lord", &s, callback, &state, &g) == OAR_OK);
+    while (i % 2 == 0 && state.calls < 2) std::this_thread::yield();
+    REQUIRE(oar_generation_close(g) == OAR_OK);
+    state.closed = true;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!state.late);
+}
+
+TEST_CASE("a callback may close its own generation and may not wait, load or close a model") {
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    oar_generation generation = 0;
+    oar_status close = OAR_UNKNOWN, wait = OAR_UNKNOWN, unload = OAR_UNKNOWN, shutdown = OAR_UNKNOWN;
+    int calls = 0;
+  } state;
+  const oar_sampling s = greedy(1'000'000);
+  const auto callback = [](const oar_event*, void* user) {
+    auto* st = static_cast<State*>(user);
+    std::unique_lock lock(st->mutex);
+    st->changed.wait(lock, [&] { return st->generation != 0; });
+    ++st->calls;
+    st->wait = oar_generation_wait(st->generation, -1);
+    st->unload = oar_model_close(demo_model());
+    st->shutdown = oar_shutdown();
+    st->close = oar_generation_close(st->generation);
+    st->changed.notify_all();
+    return 0;
+  };
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(demo_model(), "My lord", &s, callback, &state, &g) == OAR_OK);
+  std::unique_lock lock(state.mutex);
+  state.generation = g;
+  state.changed.notify_all();
+  REQUIRE(state.changed.wait_for(lock, std::chrono::seconds(60), [&] { return state.close != OAR_UNKNOWN; }));
+  CHECK(state.close == OAR_OK);
+  CHECK(state.wait == OAR_FAILED_PRECONDITION);
+  CHECK(state.unload == OAR_FAILED_PRECONDITION);
+  CHECK(state.shutdown == OAR_FAILED_PRECONDITION);
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(state.calls == 1);
+}
+
+TEST_CASE("closing a model ends its generations, whose events remain") {
+  const oar_model_options o = small_options();
+  oar_model model = 0;
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &model) == OAR_OK);
+  const oar_sampling s = greedy(1'000'000);
+  oar_generation polled = 0, called = 0, waited = 0;
+  Answer answer;
+  REQUIRE(oar_generate_text(model, "My lord", &s, nullptr, nullptr, &polled) == OAR_OK);
+  REQUIRE(oar_generate_text(model, "The king", &s, nullptr, nullptr, &waited) == OAR_OK);
+  REQUIRE(oar_generate_text(model, "To be", &s, collect, &answer, &called) == OAR_OK);
+  Answer elsewhere;
+  std::thread reader([&] { elsewhere = drain(waited); });
+  REQUIRE(oar_model_close(model) == OAR_OK);
+  reader.join();
+  CHECK(elsewhere.finishes == 1);
+  CHECK(answer.finishes == 1);
+  CHECK(oar_generation_wait(called, 0) == OAR_OK);
+  const Answer rest = drain(polled);
+  CHECK(rest.finishes == 1);
+  CHECK(oar_generation_cancel(polled) == OAR_OK);
+  for (const oar_generation g : {polled, called, waited}) CHECK(oar_generation_close(g) == OAR_OK);
+  oar_generation g = 0;
+  CHECK(oar_generate_text(model, "To be", &s, nullptr, nullptr, &g) == OAR_INVALID_ARGUMENT);
+  CHECK(g == 0);
+}
+
+TEST_CASE("drain refuses new work") {
+  const oar_model_options o = small_options();
+  oar_model model = 0;
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &model) == OAR_OK);
+  const oar_sampling s = greedy(4);
+  oar_generation g = 0;
+  REQUIRE(oar_generate_text(model, "My lord", &s, nullptr, nullptr, &g) == OAR_OK);
+  CHECK(oar_model_drain(model, 60'000) == OAR_OK);
+  CHECK(drain(g).finish == OAR_FINISH_LENGTH);
+  oar_generation other = 0;
+  CHECK(oar_generate_text(model, "My lord", &s, nullptr, nullptr, &other) == OAR_UNAVAILABLE);
+  CHECK(oar_generation_close(g) == OAR_OK);
+  CHECK(oar_model_close(model) == OAR_OK);
+}
+
+TEST_CASE("many threads, many generations, statistics") {
+  const oar_sampling s = greedy(8);
+  const Answer expected = poll_text("Good morrow", s);
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 5; ++i) {
+        oar_generation g = 0;
+        Answer a;
+        if (t % 2 == 0) {
+          if (oar_generate_text(demo_model(), "Good morrow", &s, collect, &a, &g) == OAR_OK)
+            oar_generation_wait(g, 60'000);
+        } else if (oar_generate_text(demo_model(), "Good morrow", &s, nullptr, nullptr, &g) == OAR_OK) {
+          a = drain(g);
+        }
+        oar_generation_close(g);
+        right += a.text == expected.text;
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(right == 20);
+  oar_model_stats stats;
+  REQUIRE(oar_model_get_stats(demo_model(), &stats, sizeof stats) == OAR_OK);
+  CHECK(stats.ready == 1);
+  CHECK(stats.running == 0);
+  CHECK(stats.generation_tokens > 100);
+}
+
+}  // namespace
