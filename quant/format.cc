@@ -42,7 +42,8 @@ std::optional<Format> Format::find(std::string_view name) {
 std::optional<int64_t> Format::row_bytes(int64_t cols) const {
   if (cols < 0 || cols % info_->block_elems != 0) return std::nullopt;
   int64_t bytes;
-  if (__builtin_mul_overflow(cols / info_->block_elems, static_cast<int64_t>(info_->block_bytes), &bytes)) {
+  if (__builtin_mul_overflow(cols / info_->block_elems, static_cast<int64_t>(info_->block_bytes), &bytes) ||
+      __builtin_add_overflow(bytes, static_cast<int64_t>(info_->head_bytes), &bytes)) {
     return std::nullopt;
   }
   return bytes;

@@ -54,7 +54,10 @@ constexpr int64_t kRows = 5, kIn = 256, kOut = 96;
 std::vector<float> matmul(ThreadPool& pool, Format format, Isa isa) {
   const std::vector<float> w = values(kOut * kIn, 1), x = values(kRows * kIn, 2);
   const Buffer stored = scratch(static_cast<uint64_t>(*format.row_bytes(kIn)) * kOut);
-  format.info().encode(w.data(), kOut * kIn / format.block_elems(), stored.mutable_data());
+  for (int64_t r = 0; r < kOut; ++r) {
+    format.encode_row(w.data() + r * kIn, kIn,
+                      static_cast<std::byte*>(stored.mutable_data()) + r * format.stride(kIn));
+  }
   const WeightLayout& layout = weight_layout(format, isa);
   Buffer packed = stored;
   if (!layout.in_place) {

@@ -31,8 +31,8 @@ Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
   ctx.backend.host_pool().parallel_for(n, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> row(static_cast<size_t>(K));
     for (int64_t r = begin; r < end; ++r) {
-      w.format().info().decode(from + r * from_row, K / w.format().block_elems(), row.data());
-      format.info().encode(row.data(), K / format.block_elems(), to + r * to_row);
+      w.format().decode_row(from + r * from_row, K, row.data());
+      format.encode_row(row.data(), K, to + r * to_row);
     }
   });
   return out;

@@ -79,11 +79,16 @@ Result<Tensor> Tensor::reshape(const Shape& shape) const {
     return invalid_argument(
         cat("cannot view ", shape_.to_string(), " as ", shape.to_string(), ": the element counts differ"));
   }
+  if (format_.head_bytes() > 0 && shape.cols() != shape_.cols()) {
+    return invalid_argument(cat("cannot view ", shape_.to_string(), " of ", format_.name(), " as ",
+                                shape.to_string(), ": a row of this format has a head and stays whole"));
+  }
   return make(shape, format_, buffer_);
 }
 
 Tensor Tensor::slice(int64_t begin, int64_t end) const {
   OAR_CHECK(shape_.rank() >= 1 && begin >= 0 && begin <= end && end <= shape_[0], "slice outside the tensor");
+  OAR_CHECK(shape_.rank() > 1 || format_.head_bytes() == 0, "slice cuts a row with a head");
   int64_t dims[Shape::kMaxRank];
   std::copy(shape_.begin(), shape_.end(), dims);
   const auto offset_of = [&](int64_t count) {  // bytes of the first `count` entries
@@ -101,8 +106,11 @@ Tensor Tensor::slice(int64_t begin, int64_t end) const {
 Result<Tensor> to_f32(const Tensor& t) {
   OAR_CHECK(t.defined() && t.kind() == MemoryKind::kHost, "to_f32 reads host tensors");
   OAR_ASSIGN(Tensor out, Tensor::allocate(t.shape(), Format::f32()));
-  t.format().info().decode(t.data(), t.numel() / t.format().block_elems(),
-                           static_cast<float*>(out.mutable_data()));
+  const int64_t rows = t.shape().rows(), cols = t.shape().cols(), stride = t.format().stride(cols);
+  for (int64_t r = 0; r < rows; ++r) {
+    t.format().decode_row(static_cast<const std::byte*>(t.data()) + r * stride, cols,
+                          static_cast<float*>(out.mutable_data()) + r * cols);
+  }
   return out;
 }
 

@@ -48,10 +48,10 @@ class Tensor {
   }
 
   // The same bytes under another shape of equally many elements (and, for block formats, whole blocks per
-  // row).
+  // row; rows with a head keep their length).
   Result<Tensor> reshape(const Shape& shape) const;
   // Entries [begin, end) of the outermost axis: a view. The range must lie inside and the rank be at least 1;
-  // for rank 1 of a block format both ends must lie on block borders.
+  // for rank 1 of a block format both ends must lie on block borders, and rows with a head have no parts.
   Tensor slice(int64_t begin, int64_t end) const;
 
  private:

@@ -25,7 +25,7 @@ inline void embedding_run(const void* args, int, int64_t begin, int64_t end, con
   const auto& a = *static_cast<const EmbeddingArgs*>(args);
   const FormatInfo& format = a.format.info();
   const int64_t per = embedding_per(a), last = end * per < a.T ? end * per : a.T;
-  const int64_t blocks = a.E / format.block_elems, row_bytes = blocks * format.block_bytes;
+  const int64_t row_bytes = a.format.stride(a.E);
   for (int64_t t = begin * per; t < last; ++t) {
     const char* row = static_cast<const char*>(a.table) + a.ids[t] * row_bytes;
     float* out = a.out + t * a.E;
@@ -36,7 +36,7 @@ inline void embedding_run(const void* args, int, int64_t begin, int64_t end, con
     } else if (format.scalar == DType::kF16) {
       decode_row<f16>(row, a.scale, out, a.E);
     } else {
-      format.decode(row, blocks, out);
+      a.format.decode_row(row, a.E, out);
       if (a.scale != 1.f) decode_row<float>(out, a.scale, out, a.E);
     }
   }

@@ -15,7 +15,7 @@ size_t bytes(int64_t n, int64_t K) {
   return static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * panel_bytes(K));
 }
 
-bool is_q8_0(Format f) { return f.info().block_bytes == sizeof(Block) && f.block_elems() == kPanelGroup; }
+bool is_q8_0(Format f) { return f == Format(&formats::q8_0::kInfo); }
 
 bool accepts(Format from, int64_t /*n*/, int64_t K) {
   if (is_q8_0(from)) return K % kPanelGroup == 0;
@@ -31,13 +31,13 @@ Block group_of(const char* row, Format from, int64_t g, int64_t K) {
   }
   float values[kPanelGroup] = {};
   const int64_t k = g * kPanelGroup, count = std::min(kPanelGroup, K - k);
-  from.info().decode(row + k * from.block_bytes(), count, values);
+  from.info().decode(row, k, count, values);  // plain: a block is an element
   formats::q8_0::encode(values, b);
   return b;
 }
 
 void pack(void* dst, const void* src, Format from, int64_t n, int64_t K, int64_t row_begin, int64_t row_end) {
-  const int64_t groups = panel_groups(K), row_bytes = K / from.block_elems() * from.block_bytes();
+  const int64_t groups = panel_groups(K), row_bytes = from.stride(K);
   // The last panel's missing rows are written by whoever packs its existing ones.
   const int64_t end = row_end == n ? (n + kPanelRows - 1) / kPanelRows * kPanelRows : row_end;
   for (int64_t row = row_begin; row < end; ++row) {

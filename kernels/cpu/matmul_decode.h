@@ -12,10 +12,7 @@ struct DecodeCore {
   static constexpr int kRows = 8;  // 8 rows of K = 8192 are 256 KB of f32: a share of the second-level cache
 
   static int64_t x_bytes(int64_t K) { return F32Core::x_bytes(K); }
-  static int64_t row_bytes(Format format, int64_t K) {
-    return K / format.block_elems() * format.block_bytes();
-  }
-  static int64_t w_bytes(const MatmulView& v) { return row_bytes(v.format, v.K); }
+  static int64_t w_bytes(const MatmulView& v) { return v.format.stride(v.K); }
   static int64_t scratch_bytes(const MatmulView& v) {
     return kRows * v.K * static_cast<int64_t>(sizeof(float));
   }
@@ -25,12 +22,13 @@ struct DecodeCore {
   static void pack(void* run, const PackTask& p) { F32Core::pack(run, p); }
 
   static void panel(const PanelTask& p) {
-    const int64_t bytes = row_bytes(p.format, p.K);
+    const int64_t bytes = p.format.stride(p.K);
     float* rows = static_cast<float*>(p.scratch);
     for (int64_t row = p.row_begin; row < p.row_end; row += kRows) {
       const int64_t n = std::min<int64_t>(kRows, p.row_end - row);
-      p.format.info().decode(static_cast<const char*>(p.w) + row * bytes, n * (p.K / p.format.block_elems()),
-                             rows);
+      for (int64_t i = 0; i < n; ++i) {
+        p.format.decode_row(static_cast<const char*>(p.w) + (row + i) * bytes, p.K, rows + i * p.K);
+      }
       PanelTask q = p;
       q.w = rows;
       q.rows = q.row_end = n;

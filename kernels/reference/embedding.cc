@@ -14,12 +14,11 @@ void embedding_plan(const void* args, int, KernelPlan* out) {
 
 void embedding_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const EmbeddingArgs*>(args);
-  const FormatInfo& format = a.format.info();
-  const int64_t blocks = a.E / format.block_elems;
+  const int64_t stride = a.format.stride(a.E);
   const auto* table = static_cast<const std::byte*>(a.table);
   for (int64_t t = begin; t < end; ++t) {
     float* out = a.out + t * a.E;
-    format.decode(table + a.ids[t] * blocks * format.block_bytes, blocks, out);
+    a.format.decode_row(table + a.ids[t] * stride, a.E, out);
     if (a.scale != 1.f) {
       for (int64_t i = 0; i < a.E; ++i) out[i] *= a.scale;
     }

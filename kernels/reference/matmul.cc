@@ -7,10 +7,7 @@ namespace {
 
 struct ReferenceCore {
   static int64_t x_bytes(int64_t K) { return (K * 4 + 63) / 64 * 64; }
-  static int64_t row_bytes(Format format, int64_t K) {
-    return K / format.block_elems() * format.block_bytes();
-  }
-  static int64_t w_bytes(const MatmulView& v) { return row_bytes(v.format, v.K); }
+  static int64_t w_bytes(const MatmulView& v) { return v.format.stride(v.K); }
   static int64_t chunk_rows(const MatmulView&, int64_t) { return 1; }
   static int64_t scratch_bytes(const MatmulView& v) { return v.K * 4; }
 
@@ -24,8 +21,7 @@ struct ReferenceCore {
   static void panel(const PanelTask& p) {
     float* w = static_cast<float*>(p.scratch);
     for (int64_t row = p.row_begin; row < p.row_end; ++row) {
-      p.format.info().decode(static_cast<const char*>(p.w) + row * row_bytes(p.format, p.K),
-                             p.K / p.format.block_elems(), w);
+      p.format.decode_row(static_cast<const char*>(p.w) + row * p.format.stride(p.K), p.K, w);
       for (int64_t t = 0; t < p.tokens; ++t) {
         const float* x = reinterpret_cast<const float*>(static_cast<const char*>(p.x) + t * x_bytes(p.K));
         double sum = 0;

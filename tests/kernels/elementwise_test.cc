@@ -400,8 +400,8 @@ TEST_CASE("embedding and gather_rows: any format, scale, repeated rows") {
     for (int64_t E : {32, 96, 2048}) {
       const int64_t V = 7;
       const Guarded<char> table =
-          encode(random_values(static_cast<size_t>(V * E), Values::kNormal, 1), format);
-      const std::vector<float> decoded = decode(table, format);
+          encode(random_values(static_cast<size_t>(V * E), Values::kNormal, 1), E, format);
+      const std::vector<float> decoded = decode(table, E, format);
       const int32_t ids[] = {6, 0, 3, 3, 6};
       for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
         const Kernel* k =

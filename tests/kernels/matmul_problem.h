@@ -43,21 +43,20 @@ inline std::vector<float> random_values(size_t n, Values values, uint32_t seed) 
   return out;
 }
 
-// The values in storage format `format`, row-major, ending at a guard page. The row length is a multiple of
+// The values, rows of K, in storage format `format`, row-major, ending at a guard page. K is a multiple of
 // the format's block.
-inline Guarded<char> encode(const std::vector<float>& values, Format format) {
-  const size_t blocks = values.size() / static_cast<size_t>(format.block_elems());
-  Guarded<char> out(blocks * static_cast<size_t>(format.block_bytes()),
-                    static_cast<size_t>(format.info().alignment));
+inline Guarded<char> encode(const std::vector<float>& values, int64_t K, Format format) {
+  const int64_t rows = static_cast<int64_t>(values.size()) / K, stride = format.stride(K);
+  Guarded<char> out(static_cast<size_t>(rows * stride), static_cast<size_t>(format.info().alignment));
   REQUIRE(format.info().encode != nullptr);
-  format.info().encode(values.data(), static_cast<int64_t>(blocks), out.data());
+  for (int64_t r = 0; r < rows; ++r) format.encode_row(values.data() + r * K, K, out.data() + r * stride);
   return out;
 }
 
-inline std::vector<float> decode(const Guarded<char>& bytes, Format format) {
-  const size_t blocks = bytes.size() / static_cast<size_t>(format.block_bytes());
-  std::vector<float> out(blocks * static_cast<size_t>(format.block_elems()));
-  format.info().decode(bytes.data(), static_cast<int64_t>(blocks), out.data());
+inline std::vector<float> decode(const Guarded<char>& bytes, int64_t K, Format format) {
+  const int64_t stride = format.stride(K), rows = static_cast<int64_t>(bytes.size()) / stride;
+  std::vector<float> out(static_cast<size_t>(rows * K));
+  for (int64_t r = 0; r < rows; ++r) format.decode_row(bytes.data() + r * stride, K, out.data() + r * K);
   return out;
 }
 
@@ -67,7 +66,7 @@ struct Weight {
   const void* for_kernel = nullptr;
 
   Weight(const std::vector<float>& values, Format format, Isa isa, int64_t n, int64_t K)
-      : row_major(encode(values, format)) {
+      : row_major(encode(values, K, format)) {
     const oar::WeightLayout& layout = oar::weight_layout(format, isa);
     for_kernel = row_major.data();
     if (layout.in_place) return;

@@ -10,7 +10,7 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q5_1"};
+const char* const kFormats[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "i8_channel"};
 
 struct Shape {
   int64_t T, K;
@@ -37,7 +37,7 @@ struct Problem {
     int64_t rows = 0;
     for (int64_t n : shape.n) {
       weights.emplace_back(random_values(static_cast<size_t>(n * K), values, seed + 10), format, isa, n, K);
-      w.push_back(decode(weights.back().row_major, format));
+      w.push_back(decode(weights.back().row_major, K, format));
       rows += n;
       ++seed;
     }

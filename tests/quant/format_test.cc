@@ -16,16 +16,17 @@
 namespace oar {
 namespace {
 
+// One row.
 std::vector<float> decode(Format f, const std::vector<uint8_t>& blocks) {
-  const int64_t n = static_cast<int64_t>(blocks.size()) / f.block_bytes();
+  const int64_t n = (static_cast<int64_t>(blocks.size()) - f.head_bytes()) / f.block_bytes();
   std::vector<float> out(static_cast<size_t>(n * f.block_elems()));
-  f.info().decode(blocks.data(), n, out.data());
+  f.info().decode(blocks.data(), 0, n, out.data());
   return out;
 }
 
 std::vector<uint8_t> encode(Format f, const std::vector<float>& x) {
   const int64_t n = static_cast<int64_t>(x.size()) / f.block_elems();
-  std::vector<uint8_t> out(static_cast<size_t>(n * f.block_bytes()));
+  std::vector<uint8_t> out(static_cast<size_t>(f.head_bytes() + n * f.block_bytes()));
   f.info().encode(x.data(), n, out.data());
   return out;
 }
@@ -43,6 +44,8 @@ TEST_CASE("registry: names are unique, sizes agree") {
     REQUIRE(Format::find(f->name) == Format(f));
     CHECK(f->bits_per_weight == Approx(8.0 * f->block_bytes / f->block_elems));
     CHECK(f->decode != nullptr);
+    CHECK(f->block_bytes % f->alignment == 0);
+    CHECK(f->head_bytes % f->alignment == 0);
     if (f->plain) {
       CHECK(f->block_elems == 1);
       CHECK(f->block_bytes * 8 == dtype_bits(f->scalar));
@@ -70,6 +73,32 @@ TEST_CASE("row_bytes is exact or says no") {
   CHECK_FALSE(Format::f32().row_bytes(int64_t{1} << 61).has_value());
   CHECK(Format::f32().row_bytes((int64_t{1} << 61) - 1) == INT64_MAX - 3);
   CHECK_FALSE(q8.row_bytes(INT64_MAX / 32 * 32).has_value());
+  const Format channel = named("i8_channel");
+  CHECK(channel.row_bytes(5) == 9);
+  CHECK(channel.row_bytes(INT64_MAX - 4) == INT64_MAX);
+  CHECK_FALSE(channel.row_bytes(INT64_MAX - 3).has_value());
+  CHECK(channel.bits_per_weight(32) == 9.0);
+}
+
+TEST_CASE("any run of blocks of a row decodes as it does within the row") {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (const FormatInfo* info : all_formats()) {
+    if (!info->encode) continue;
+    const Format f(info);
+    std::vector<float> x(static_cast<size_t>(f.block_elems()) * 7);
+    for (float& v : x) v = normal(rng);
+    const std::vector<uint8_t> row = encode(f, x);
+    const std::vector<float> whole = decode(f, row);
+    CAPTURE(f.name());
+    for (int64_t first = 0; first < 7; ++first) {
+      for (int64_t n = 0; first + n <= 7; ++n) {
+        std::vector<float> part(static_cast<size_t>(n * f.block_elems()));
+        info->decode(row.data(), first, n, part.data());
+        REQUIRE(std::equal(part.begin(), part.end(), whole.begin() + first * f.block_elems()));
+      }
+    }
+  }
 }
 
 TEST_CASE("frozen bytes") {
@@ -203,7 +232,7 @@ TEST_CASE("encoders take any float without trapping") {
 TEST_CASE("decoders take any bytes without trapping") {
   std::mt19937 rng(13);
   for (const FormatInfo* info : all_formats()) {
-    std::vector<uint8_t> blocks(static_cast<size_t>(info->block_bytes) * 50);
+    std::vector<uint8_t> blocks(static_cast<size_t>(info->head_bytes + info->block_bytes * 50));
     for (uint8_t& b : blocks) b = static_cast<uint8_t>(rng());
     CHECK(decode(Format(info), blocks).size() == static_cast<size_t>(info->block_elems) * 50);
   }
