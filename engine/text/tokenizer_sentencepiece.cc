@@ -9,7 +9,7 @@
 #include "engine/base/format.h"
 #include "engine/text/sentencepiece_tokenizer.h"
 #include "engine/text/vocabulary.h"
-#include "engine/text/wire_reader.h"
+#include "engine/base/wire_reader.h"
 
 namespace oar {
 namespace {

@@ -21,6 +21,12 @@ class WireReader {
     bool is_varint() const { return wire_type == 0; }
     bool is_bytes() const { return wire_type == 2; }
     bool is_fixed32() const { return wire_type == 5; }
+    bool is_fixed64() const { return wire_type == 1; }
+    double as_double() const {
+      double d;
+      std::memcpy(&d, &value, sizeof d);
+      return d;
+    }
     float as_float() const {
       const auto bits = static_cast<uint32_t>(value);
       float f;
