@@ -159,6 +159,14 @@ Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double wei
   return out;
 }
 
+// Why there is no decode rate; empty when there is one.
+std::string decode_missing(const Measured& m, const BenchOptions& o) {
+  if (m.decode.mid() > 0) return {};
+  return cat(
+      "decode was not measured: the first of ", o.streams, " streams had its ", o.gen_tokens,
+      " tokens before the last one had its first; raise --gen-tokens, or lower --streams or --prompt-tokens");
+}
+
 void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info) {
   json::object out;
   out["model"] = info.name;
@@ -178,6 +186,7 @@ void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   out["read_bandwidth_gb_per_second"] = m.probe.report();
   out["decode_percent_of_bandwidth"] = m.percent.report();
   out["slowest_token_ms"] = m.slowest_gap.report();
+  if (const std::string why = decode_missing(m, o); !why.empty()) out["decode_missing"] = why;
   out["load_seconds"] = info.load_seconds;
   std::printf("%s\n", json::serialize(out).c_str());
 }
@@ -197,6 +206,10 @@ void print_text(const Measured& m, const BenchOptions& o, const ModelInfo& info)
       static_cast<long long>(o.gen_tokens), static_cast<long long>(o.context),
       static_cast<long long>(o.repeat));
   print_row("prefill", m.prefill, "tokens/s");
+  if (const std::string why = decode_missing(m, o); !why.empty()) {
+    std::printf("%s\n", why.c_str());
+    return;
+  }
   print_row("decode", m.decode, "tokens/s");
   print_row("decode reads", m.decode_bytes, "GB/s");
   print_row("memory reads", m.probe, "GB/s");

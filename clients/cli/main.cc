@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/faults.h"
 #include "engine/base/format.h"
 
 namespace oar::cli {
@@ -60,5 +61,6 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   // A reader that goes away is an error of write(), not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
+  oar::cli::install_fault_handler();
   return oar::cli::run(argc, argv);
 }

@@ -1,13 +1,12 @@
 // oar serve: a model behind HTTP and gRPC until SIGTERM or SIGINT.
-//
-//   loading -> serving -> (signal) ready false, drain up to --drain-timeout -> exit 0
-//                      -> (engine failure) exit 1, so that a supervisor restarts it
+// What happens then is in serve_loop.h.
 #include "server/server.h"
 
 #include <cstdio>
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
+#include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
 
@@ -37,20 +36,15 @@ std::string with_port(const std::string& address, int port) {
   return cat(std::string_view(address).substr(0, address.rfind(':')), ":", port);
 }
 
-// Until a signal (true) or the engine's end (false).
-bool watch(Engine& engine, SignalWatcher& signals) {
-  constexpr std::chrono::milliseconds kLook{200};
-  while (!signals.wait_for(kLook)) {
-    if (engine.health() == EngineHealth::kFailed) return false;
-  }
-  return true;
-}
-
 int serve(const ServeOptions& o) {
   const auto drain = std::chrono::milliseconds(static_cast<int64_t>(o.drain_seconds * 1000));
   SignalWatcher signals;
   auto model = open_model(o.model, LogLevel::kInfo, [&] { return signals.requested(); });
-  if (!model.ok()) return signals.requested() ? kSuccess : fail(model.status());
+  if (signals.requested()) {
+    std::fprintf(stderr, "stopped while loading\n");
+    return kSuccess;
+  }
+  if (!model.ok()) return fail(model.status());
   print_facts((*model)->info());
 
   std::string path;
@@ -68,24 +62,7 @@ int serve(const ServeOptions& o) {
   }
   std::fflush(stdout);
 
-  Engine& engine = (*model)->engine();
-  while (!signals.requested() && engine.health() == EngineHealth::kStarting) {
-    signals.wait_for(std::chrono::milliseconds(20));
-  }
-  if (engine.health() == EngineHealth::kReady) {
-    std::printf("ready\n");
-    std::fflush(stdout);
-  }
-  if (!watch(engine, signals)) {
-    (*server)->drain_and_stop(std::chrono::milliseconds(0));
-    std::fprintf(stderr, "oar: the engine has failed; see the log above. Restart the server.\n");
-    return kFailure;
-  }
-  std::fprintf(stderr, "stopping: no new requests; those running have %.0f s\n", o.drain_seconds);
-  (*server)->set_ready(false);
-  const bool clean = (*server)->drain_and_stop(drain);
-  if (!clean) std::fprintf(stderr, "stopped; requests that were still running have been cut off\n");
-  return kSuccess;
+  return serve_until_end(**server, (*model)->engine(), signals, drain);
 }
 
 }  // namespace

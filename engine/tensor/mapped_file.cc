@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -84,7 +86,46 @@ Status read_fully(int fd, const std::string& path, void* data, uint64_t size, co
   return ok_status();
 }
 
+// Where files are mapped, for mapped_file_at(). A signal handler can neither lock nor be handed an object,
+// hence a table of the process; a file that finds no room in it works, and merely has no name in a fault's
+// message.
+struct MappedRange {
+  std::atomic<const std::byte*> begin{nullptr};  // null: free
+  std::atomic<uint64_t> size{0};
+  std::atomic<const char*> path{nullptr};
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
+MappedRange g_ranges[1024];
+std::mutex g_ranges_mutex;  // of those who change it
+
+void note_mapping(const std::byte* begin, uint64_t size, const char* path) {
+  const std::lock_guard lock(g_ranges_mutex);
+  for (MappedRange& r : g_ranges) {
+    if (r.begin != nullptr) continue;
+    r.size = size;
+    r.path = path;
+    r.begin = begin;
+    return;
+  }
+}
+
+void forget_mapping(const std::byte* begin) {
+  const std::lock_guard lock(g_ranges_mutex);
+  for (MappedRange& r : g_ranges) {
+    if (r.begin == begin) r.begin = nullptr;
+  }
+}
+
 }  // namespace
+
+const char* mapped_file_at(const void* address) noexcept {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (const MappedRange& r : g_ranges) {
+    const auto begin = reinterpret_cast<uintptr_t>(r.begin.load());
+    if (begin != 0 && at >= begin && at - begin < r.size) return r.path;
+  }
+  return nullptr;
+}
 
 Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path,
                                                            const FileOptions& options) {
@@ -107,6 +148,7 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& pa
   if (p == MAP_FAILED) return errno_status(path, "map", errno);
   file->data_ = static_cast<const std::byte*>(p);
   file->mapped_ = true;
+  note_mapping(file->data_, file->size_, file->path_.c_str());
   file->fd_ = source.descriptor.release();
   // Advice only: a kernel or file system without it loses speed, not correctness.
   if (options.will_need) ::madvise(p, source.size, MADV_WILLNEED);
@@ -118,7 +160,10 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& pa
 }
 
 MappedFile::~MappedFile() {
-  if (mapped_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (mapped_) {
+    forget_mapping(data_);
+    ::munmap(const_cast<std::byte*>(data_), size_);
+  }
   if (fd_ >= 0) ::close(fd_);
 }
 

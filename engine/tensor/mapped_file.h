@@ -5,6 +5,8 @@
 // raises SIGBUS, which no check here can prevent. still_whole() tells loaders, after they have parsed,
 // whether the size is still the one they checked against; files that may be rewritten in place should be
 // loaded with `mmap = false`. Replacing a model by rename() is always safe: the mapping keeps the old file.
+// A program may install a SIGBUS handler that asks mapped_file_at() which file it was; the library installs
+// none, signals belong to the program.
 #pragma once
 
 #include <memory>
@@ -51,6 +53,9 @@ class MappedFile {
   bool mapped_ = false;
   Buffer copy_;
 };
+
+// The path of the mapped file that holds this address, or null. Async-signal-safe.
+const char* mapped_file_at(const void* address) noexcept;
 
 // Bytes [offset, offset + size) of the file; the Buffer keeps the file alive.
 Buffer file_slice(const std::shared_ptr<const MappedFile>& file, uint64_t offset, uint64_t size);

@@ -4,11 +4,13 @@
 $OAR_BIN names the program, $OAR_SOURCE_DIR the tree, $OAR_TEST_DATA the folder of downloaded test data (tests that
 need it skip without).
 """
+import http.client
 import json
 import os
 import pathlib
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -294,6 +296,16 @@ class Bench(Base):
             one, two = [(pathlib.Path(folder) / d / "model.safetensors").read_bytes() for d in os.listdir(folder)]
             self.assertEqual(one, two, "the same weights each time")
 
+    def test_streams_that_never_decode_together_are_not_a_rate_of_zero(self):
+        # Eight prompts one after the other, and each has ended before the next begins.
+        args = ("bench", "demo", "--repeat", "1", "--prompt-tokens", "64", "--max-batch-tokens", "64", "--gen-tokens", "2",
+                "--streams", "8")
+        text = self.ok(*args).stdout
+        self.assertIn("decode was not measured", text)
+        self.assertIn("--gen-tokens", text)
+        self.assertNotRegex(text, r"(?m)^decode +0\.00")
+        self.assertIn("--gen-tokens", json.loads(self.ok(*args, "--json").stdout)["decode_missing"])
+
     def test_shapes_of_other_architectures(self):
         for name in ("tiny-qwen2", "tiny-qwen3", "tiny-mixtral", "tiny-qwen3-moe"):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
@@ -313,10 +325,10 @@ class Bench(Base):
 
 
 class Server:
-    """`oar serve demo` on ports it picks itself."""
+    """`oar serve` on ports it picks itself."""
 
-    def __init__(self, *args):
-        self.process = subprocess.Popen([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *args],
+    def __init__(self, *args, model="demo"):
+        self.process = subprocess.Popen([OAR, "serve", model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *args],
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.out = ""
         deadline = time.monotonic() + TIMEOUT
@@ -374,6 +386,46 @@ class Serve(Base):
             self.assertIn("[DONE]", body)
             self.assertIn('"finish_reason":"length"', body)
             self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_second_signal_ends_at_once(self):
+        for number, code in ((signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
+            with self.subTest(number), Server() as server:
+                with server.complete(1900, stream=True, ignore_eos=True) as stream:
+                    stream.readline()
+                    server.process.send_signal(number)
+                    while b"stopping" not in server.process.stderr.buffer.readline():
+                        pass
+                    server.process.send_signal(number)
+                    self.assertEqual(server.process.wait(TIMEOUT), code)
+
+    def test_interrupt_while_loading(self):
+        def pending():  # the signal is there when the program begins, so certainly before the model is
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            os.kill(os.getpid(), signal.SIGINT)
+
+        done = subprocess.run([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", ""], preexec_fn=pending,
+                              capture_output=True, text=True, timeout=TIMEOUT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("while loading", done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def test_truncated_model_ends_the_server_with_its_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(SOURCE / "configs/demo", folder, dirs_exist_ok=True)
+            weights = pathlib.Path(folder) / "model.safetensors"
+            with Server("--name", "demo", model=folder) as server:
+                os.truncate(weights, 4096)
+                with self.assertRaises((ConnectionError, http.client.HTTPException)):  # the connection ends without an answer
+                    server.complete(16).read()
+                self.assertEqual(server.process.wait(TIMEOUT), 1)
+                error = server.process.stderr.read()
+                self.assertIn(str(weights), error)
+                self.assertIn("truncated", error)
+            # A model in memory does not mind.
+            shutil.copy(SOURCE / "configs/demo/model.safetensors", weights)
+            with Server("--no-mmap", "--name", "demo", model=folder) as server:
+                os.truncate(weights, 4096)
+                self.assertEqual(json.load(server.complete(4))["usage"]["completion_tokens"], 4)
 
     def test_drain_timeout_cuts_off(self):
         with Server("--drain-timeout", "0") as server:

@@ -1,0 +1,21 @@
+// The life of `oar serve` once it listens:
+//
+//   starting -> "ready" -> (signal) not ready, running requests get `drain` to finish -> kSuccess
+//                       -> (engine failure) everything is cut off -> kFailure, so that a supervisor restarts
+//                       it
+//
+// A second signal ends the process at once (signals.h).
+#pragma once
+
+#include <chrono>
+
+#include "clients/cli/signals.h"
+#include "engine/runtime/engine.h"
+#include "server/server.h"
+
+namespace oar::cli {
+
+// Returns the program's exit code. The engine's failure may come before it was ever ready.
+int serve_until_end(Server& server, Engine& engine, SignalWatcher& signals, std::chrono::milliseconds drain);
+
+}  // namespace oar::cli
