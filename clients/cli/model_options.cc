@@ -4,6 +4,7 @@
 #include "clients/cli/progress.h"
 #include "clients/cli/sizes.h"
 #include "engine/runtime/model_path.h"
+#include "engine/runtime/quantize_weights.h"
 
 namespace oar::cli {
 
@@ -12,7 +13,8 @@ void add_model_argument(CLI::App& command, ModelOptions& o, bool required) {
   if (required) model->required();
   command
       .add_option("--cache-dir", o.cache_dir,
-                  "where downloaded models lie, in the layout of the Hugging Face hub's cache")
+                  "where downloaded models lie, in the layout of the Hugging Face hub's cache, and where "
+                  "weights quantized at load are kept")
       ->type_name("DIR");
 }
 
@@ -24,7 +26,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
       ->capture_default_str();
   if (set.formats) {
     command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
-        ->check(CLI::IsMember({"auto", "f32", "bf16", "f16", "int8"}))
+        ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
         ->capture_default_str();
     command.add_option("--kv", e.kv, "type of the KV cache: auto is no narrower than the file")
         ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
@@ -77,6 +79,7 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
     e.memory_percent = budget.percent;
   }
   e.use_mmap = !o.no_mmap;
+  e.cache_dir = o.cache_dir;
   e.prefix_cache = !o.no_prefix_cache;
   e.log = make_logger(o.verbose ? LogLevel::kDebug : o.quiet ? LogLevel::kError : level);
   return e;

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
 
 namespace oar {
@@ -89,7 +90,11 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(path));
   LoadOptions load;
   load.mmap = options.use_mmap;
-  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
+  OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
+  const uint64_t parameters = count_parameters(checkpoint);
+  auto backend = make_backend(options);
+  OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
+                                          backend->host_pool(), options.log, progress));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
 
   auto model = std::unique_ptr<LanguageModel>(new LanguageModel());
@@ -128,7 +133,6 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const int64_t max_context = graph.max_context;
   const DType kv_type = graph.kv_type;
   const std::string stored_weights = graph.weights;
-  auto backend = make_backend(options);
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
   const uint64_t weights = checkpoint.bytes + serving.plan->owned_weight_bytes();
   const uint64_t scratch = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
@@ -141,7 +145,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.name = options.name.empty() ? resolved.name : options.name;
   info.path = resolved.path;
   info.architecture = config.model_type;
-  info.parameters = count_parameters(checkpoint);
+  info.parameters = parameters;
   info.weight_bytes = weights;
   info.kv_bytes = per_block * static_cast<uint64_t>(blocks[0]);
   info.scratch_bytes = scratch;

@@ -17,7 +17,8 @@ namespace oar {
 struct LanguageModelOptions {
   std::string name;                // what clients call it; empty: the folder's or file's name
   int threads = 0;                 // 0: all usable processors
-  std::string weights = "auto";    // auto (as in the file), f32, bf16, f16, int8
+  std::string weights = "auto";    // auto (as in the file), or a name of weight_scheme()
+  std::string cache_dir;           // for weights quantized at load; see quantize_at_load()
   std::string kv = "auto";         // auto (no narrower than the file), f32, bf16, f16
   int64_t max_context = 0;         // 0: the model's, as far as memory allows
   int64_t max_batch_tokens = 512;  // token budget of one step

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/runtime/quantize_weights.h"
 
 namespace oar {
 namespace {
@@ -16,12 +17,11 @@ bool is_linear(const Node& n) {
 size_t first_weight(const Node& n) { return std::strcmp(n.op->name, "linear") == 0 ? 2 : 3; }
 size_t weight_step(const Node& n) { return std::strcmp(n.op->name, "linear") == 0 ? 2 : 1; }
 
-// "int8" and friends as storage formats.
+// What kernels shall compute in; empty: as stored. Schemes that are not by_kernel have quantized the
+// checkpoint before the graph was built (quantize_at_load).
 Result<std::string> weight_format(const std::string& name) {
-  if (name == "auto") return std::string();
-  if (name == "int8") return std::string("q8_0");
-  if (name == "f32" || name == "f16" || name == "bf16") return name;
-  return invalid_argument(cat("weights '", name, "' is not one of auto, f32, f16, bf16, int8"), "weights");
+  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(name));
+  return scheme.by_kernel ? scheme.body : std::string();
 }
 
 // "bf16", or "q4_k+q6_k" where linear layers differ.

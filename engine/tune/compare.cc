@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "engine/base/format.h"
+#include "engine/runtime/quantize_weights.h"
 #include "engine/tune/divergence.h"
 
 namespace oar {
@@ -40,7 +41,7 @@ Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<cons
 CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t context, const Divergence& d) {
   CompareRow row;
   row.label = c.label;
-  row.weights = model.weights();
+  row.weights = c.weights == "auto" ? model.weights() : c.weights;
   row.kv = model.kv();
   row.context = context;
   row.positions = d.positions();
@@ -87,7 +88,11 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
     const std::string what = cat(c.label, " --weights ", c.weights, " --kv ", c.kv);
     model.weights = c.weights;
     model.kv = c.kv;
-    auto candidate = EvalModel::open(*c.checkpoint, model, make_backend(model), options.rows, progress);
+    const auto backend = make_backend(model);
+    auto quantized = quantize_at_load(*c.checkpoint, c.weights, model.cache_dir, backend->host_pool(),
+                                      model.log, progress);
+    auto candidate = quantized.ok() ? EvalModel::open(*quantized, model, backend, options.rows, progress)
+                                    : Result<std::unique_ptr<EvalModel>>(quantized.status());
     if (!candidate.ok()) {
       return Status(candidate.status().code(), cat(what, ": ", candidate.status().message()),
                     candidate.status().param());

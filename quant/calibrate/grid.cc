@@ -185,10 +185,11 @@ void snap_f16(const GridSpec& spec, std::span<float> scale, std::span<float> zer
   }
 }
 
-void snap_row_times_i8(std::span<float> scale) {
+// One unit for all of `scale`, each a multiple of it.
+void snap_times_i8(std::span<float> scale, bool f16_unit) {
   float largest = 0;
   for (const float s : scale) largest = std::max(largest, std::abs(s));
-  const float unit = largest / 127;
+  const float unit = f16_unit ? to_f32(to_f16(largest / 127)) : largest / 127;
   for (float& s : scale) s = unit > 0 ? unit * round_clamped(s / unit, -127, 127) : 0;
 }
 
@@ -209,7 +210,13 @@ void fit_row(std::span<const float> row, std::span<const float> importance, cons
     zero[static_cast<size_t>(g)] = fitted.zero;
   }
   if (spec.scales == ScaleRule::kF16) snap_f16(spec, scale, zero);
-  if (spec.scales == ScaleRule::kRowTimesI8) snap_row_times_i8(scale);
+  if (spec.scales == ScaleRule::kRowTimesI8) snap_times_i8(scale, false);
+  if (spec.scales == ScaleRule::kBlockTimesI8) {
+    const auto block = static_cast<size_t>(256 / spec.group);
+    for (size_t g = 0; g < scale.size(); g += block) {
+      snap_times_i8(scale.subspan(g, std::min(block, scale.size() - g)), true);
+    }
+  }
 }
 
 void round_row(std::span<const float> row, const GridSpec& spec, std::span<const float> scale,

@@ -17,9 +17,10 @@ namespace oar::calibrate {
 
 // What the scales of a row may be once stored.
 enum class ScaleRule : uint8_t {
-  kF32,        // anything
-  kF16,        // rounded to f16, scale and zero * scale (the minimum) alike
-  kRowTimesI8  // a f32 of the row times a signed 8-bit integer of the group; no zero
+  kF32,          // anything
+  kF16,          // rounded to f16, scale and zero * scale (the minimum) alike
+  kRowTimesI8,   // a f32 of the row times a signed 8-bit integer of the group; no zero
+  kBlockTimesI8  // a f16 of 256 columns times a signed 8-bit integer of the group; no zero
 };
 
 struct GridSpec {

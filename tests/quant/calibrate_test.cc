@@ -7,6 +7,7 @@
 #include "quant/calibrate/channel_scales.h"
 #include "quant/calibrate/gptq.h"
 #include "quant/calibrate/grid.h"
+#include "quant/calibrate/grid_format.h"
 #include "quant/dtype.h"
 #include "tests/support/catch.h"
 
@@ -235,4 +236,34 @@ TEST_CASE("degenerate groups") {
       for (size_t i = 0; i < row.size(); ++i) CHECK(read[i] == Approx(row[i]));
     }
   }
+}
+
+TEST_CASE("formats read back what a quantizer chose") {
+  const Golden g;
+  std::vector<float> row(256), importance;
+  for (size_t i = 0; i < row.size(); ++i) row[i] = g.weights[i % g.weights.size()];
+  int tested = 0;
+  for (const FormatInfo* info : all_formats()) {
+    const Format format(info);
+    const GridFormat* grid = find_grid_format(format);
+    if (grid == nullptr) continue;
+    INFO(format.name());
+    ++tested;
+    for (const FitMethod method : {FitMethod::kAbsMax, FitMethod::kMse, FitMethod::kHqq}) {
+      const auto groups = static_cast<size_t>(grid->spec.groups(256));
+      std::vector<float> scale(groups), zero(groups), want(256), got(256);
+      std::vector<int8_t> levels(256);
+      fit_row(row, importance, grid->spec, {.method = method}, scale, zero);
+      round_row(row, grid->spec, scale, zero, levels);
+      read_row(levels, grid->spec, scale, zero, want);
+      std::vector<std::byte> bytes(static_cast<size_t>(*format.row_bytes(256)));
+      grid->pack(levels, scale, zero, bytes.data());
+      info->decode(bytes.data(), 256 / format.block_elems(), got.data());
+      // zero * scale is stored rounded where a minimum is: 2^-11 of it.
+      for (size_t i = 0; i < got.size(); ++i) {
+        CHECK(got[i] == Approx(want[i]).margin(std::abs(row[i]) * 2e-6 + 1e-7));
+      }
+    }
+  }
+  CHECK(tested >= 4);
 }

@@ -1,0 +1,156 @@
+#include "engine/runtime/quantize_weights.h"
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "engine/base/format.h"
+#include "quant/calibrate/grid_format.h"
+
+namespace oar {
+namespace {
+
+using calibrate::FitMethod;
+
+const std::vector<WeightScheme>& schemes() {
+  static const std::vector<WeightScheme> kSchemes = {
+      {"auto", "", "", FitMethod::kAbsMax, true},
+      {"f32", "f32", "f32", FitMethod::kAbsMax, true},
+      {"bf16", "bf16", "bf16", FitMethod::kAbsMax, true},
+      {"f16", "f16", "f16", FitMethod::kAbsMax, true},
+      {"int8", "q8_0", "q8_0", FitMethod::kAbsMax, true},
+      // The head is what the logits come from directly: 6 bits, as is usual.
+      {"int4", "q4_0", "q6_k", FitMethod::kHqq},
+  };
+  return kSchemes;
+}
+
+bool is(const Node& node, const char* op) { return std::strcmp(node.op->name, op) == 0; }
+
+}  // namespace
+
+std::vector<std::string> weight_scheme_names() {
+  std::vector<std::string> out;
+  for (const WeightScheme& s : schemes()) out.push_back(s.name);
+  return out;
+}
+
+Result<WeightScheme> weight_scheme(const std::string& name) {
+  std::string known;
+  for (const WeightScheme& s : schemes()) {
+    if (s.name == name) return s;
+    known += (known.empty() ? "" : ", ") + s.name;
+  }
+  // Any storage format by its own name: for measuring.
+  if (const auto format = Format::find(name); format && !format->plain()) {
+    if (format->info().encode != nullptr || calibrate::find_grid_format(*format) != nullptr) {
+      return WeightScheme{name, name, name, FitMethod::kMse};
+    }
+  }
+  return invalid_argument(
+      cat("weights '", name, "' is not one of ", known, ", nor a storage format that can be written"),
+      "weights");
+}
+
+Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, const ModelConfig& config) {
+  OAR_ASSIGN(const BuiltModel model, build_model(checkpoint, config, {}));
+  const Graph& g = model.graph;
+  const std::vector<int> producers = g.producers();
+  std::set<ValueId> routed;  // results that choose experts
+  for (const Node& n : g.nodes()) {
+    if (is(n, "moe_route")) routed.insert(n.inputs.begin(), n.inputs.end());
+  }
+  const Architecture* architecture = find_architecture(config.model_type);
+  const int head = producers[g.outputs()[0].value];
+  std::vector<WeightTarget> out;
+  std::set<std::string> seen;
+  for (size_t i = 0; i < g.nodes().size(); ++i) {
+    const Node& n = g.nodes()[i];
+    if (!is(n, "linear") && !is(n, "grouped_linear")) continue;
+    for (const ValueId id : n.inputs) {
+      if (id == kNoValue || g.value(id).kind != ValueKind::kConstant) continue;
+      const Value& w = g.value(id);
+      if (w.constant.shape().rank() != 2 || !checkpoint.tensors.contains(w.name)) continue;
+      WeightTarget target{w.name, w.name, WeightRole::kBody};
+      if (static_cast<int>(i) == head) {
+        target.role = WeightRole::kHead;
+        if (w.name == architecture->embedding) target.name = architecture->head;
+      } else if (routed.contains(n.outputs[0])) {
+        target.role = WeightRole::kRouter;
+      }
+      if (seen.insert(target.name).second) out.push_back(std::move(target));
+    }
+  }
+  return out;
+}
+
+std::optional<Format> target_format(const WeightScheme& scheme, const WeightTarget& target, const Tensor& w) {
+  if (target.role == WeightRole::kRouter || !w.format().plain() || w.shape().rank() != 2) return std::nullopt;
+  const DType stored = w.format().dtype();
+  if (stored != DType::kF32 && stored != DType::kF16 && stored != DType::kBF16) return std::nullopt;
+  const std::string& name = target.role == WeightRole::kHead ? scheme.head : scheme.body;
+  if (name.empty()) return std::nullopt;
+  const auto format = Format::find(name);
+  OAR_CHECK(format.has_value(), "schemes name formats that exist");
+  if (!format->row_bytes(w.shape().cols())) {
+    // Blocks of 256 may not divide a row that blocks of 32 do.
+    const auto narrow = Format::find("q8_0");
+    if (narrow && narrow->row_bytes(w.shape().cols())) return narrow;
+    return std::nullopt;
+  }
+  return format;
+}
+
+Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const calibrate::FitOptions& fit,
+                                        std::span<const float> importance, ThreadPool& pool) {
+  const int64_t rows = w.shape()[0], cols = w.shape()[1];
+  QuantizedWeight out;
+  OAR_ASSIGN(out.tensor, Tensor::allocate(w.shape(), format));
+  const int64_t from_bytes = *w.format().row_bytes(cols), to_bytes = *format.row_bytes(cols);
+  const auto* from = static_cast<const std::byte*>(w.data());
+  auto* to = static_cast<std::byte*>(out.tensor.mutable_data());
+  const calibrate::GridFormat* grid = calibrate::find_grid_format(format);
+  if (grid == nullptr && format.info().encode == nullptr) {
+    return unimplemented(cat("nothing here writes ", format.name()));
+  }
+  // By row, summed in order: the same sum for any number of threads.
+  std::vector<double> error(static_cast<size_t>(rows)), energy(static_cast<size_t>(rows));
+  std::atomic<bool> finite{true};
+  auto work = [&](int64_t begin, int64_t end) {
+    const auto n = static_cast<size_t>(cols);
+    const auto groups = grid != nullptr ? static_cast<size_t>(grid->spec.groups(cols)) : 0;
+    std::vector<float> row(n), read(n), scale(groups), zero(groups);
+    std::vector<int8_t> levels(n);
+    for (int64_t r = begin; r < end; ++r) {
+      w.format().info().decode(from + r * from_bytes, cols / w.format().block_elems(), row.data());
+      std::byte* bytes = to + r * to_bytes;
+      if (grid != nullptr) {
+        calibrate::fit_row(row, importance, grid->spec, fit, scale, zero);
+        calibrate::round_row(row, grid->spec, scale, zero, levels);
+        grid->pack(levels, scale, zero, bytes);
+      } else {
+        format.info().encode(row.data(), cols / format.block_elems(), bytes);
+      }
+      format.info().decode(bytes, cols / format.block_elems(), read.data());
+      double lost = 0, all = 0;
+      for (size_t i = 0; i < n; ++i) {
+        const double d = static_cast<double>(row[i]) - static_cast<double>(read[i]);
+        lost += d * d;
+        all += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+      }
+      if (!(all < 1e300)) finite = false;
+      error[static_cast<size_t>(r)] = lost;
+      energy[static_cast<size_t>(r)] = all;
+    }
+  };
+  pool.parallel_for(rows, 4, std::move(work));
+  if (!finite) return data_loss("the tensor has NaN or infinite weights, which cannot be quantized");
+  for (size_t r = 0; r < error.size(); ++r) {
+    out.error += error[r];
+    out.energy += energy[r];
+  }
+  return out;
+}
+
+}  // namespace oar

@@ -1,0 +1,58 @@
+// Which matrices of a model are quantized, in which format, and the data-free quantizers over a thread pool:
+// what `--weights` at load and `oar quantize` have in common. Calibrated methods are in engine/tune.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/base/log.h"
+#include "engine/loader/checkpoint.h"
+#include "engine/models/model.h"
+#include "kernels/thread_pool.h"
+#include "quant/calibrate/grid.h"
+
+namespace oar {
+
+// What a word of --weights means. Formats are names of quant/formats; empty: as in the file.
+struct WeightScheme {
+  std::string name;
+  std::string body, head;
+  // Scales and levels are chosen by this when the format is an integer grid; otherwise by its own encode().
+  calibrate::FitMethod method = calibrate::FitMethod::kHqq;
+  // Left to the kernels, which pack such weights from 16 bits themselves when they load.
+  bool by_kernel = false;
+};
+// INVALID_ARGUMENT lists what there is.
+Result<WeightScheme> weight_scheme(const std::string& name);
+std::vector<std::string> weight_scheme_names();
+
+enum class WeightRole : uint8_t { kBody, kHead, kRouter };
+struct WeightTarget {
+  std::string source;  // tensor of the checkpoint
+  std::string name;    // what it is called once quantized; differs for a head that shares the embedding
+  WeightRole role = WeightRole::kBody;
+};
+// The matrices of all linear layers, in the order of the graph. Slices of stacked experts are left out.
+Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, const ModelConfig& config);
+
+// The format a target gets: none (as in the file) for routers, for tensors that are no 16- or 32-bit floats,
+// and where rows do not divide into the format's blocks.
+std::optional<Format> target_format(const WeightScheme& scheme, const WeightTarget& target, const Tensor& w);
+
+struct QuantizedWeight {
+  Tensor tensor;
+  double error = 0, energy = 0;  // sums of squares: of the difference, of the weights
+};
+// Rows in parallel. `importance` (may be empty): by column, see fit_row().
+Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const calibrate::FitOptions& fit,
+                                        std::span<const float> importance, ThreadPool& pool);
+
+// The checkpoint with its linear layers in `options.weights`, quantized now or mapped from the cache in
+// `cache_dir` (empty: $XDG_CACHE_HOME/oar, else ~/.cache/oar). Where the cache cannot be written, says so and
+// keeps the weights in memory.
+Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
+                                    const std::string& cache_dir, ThreadPool& pool, const Logger& log,
+                                    const Progress& progress);
+
+}  // namespace oar

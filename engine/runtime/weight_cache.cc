@@ -1,0 +1,256 @@
+// quantize_at_load(): weights quantized once are written to a cache file and mapped at the next start.
+//
+// The file's name is a hash of what the result depends on: scheme, this code's version of the method, and the
+// source tensors by name, shape, format and content. Content is sampled (up to 64 KiB of each tensor, evenly
+// spread): reading all of a large model would cost the second that the cache is there to save. Files that
+// differ where the sample does not look are told apart by their size and time of change.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/base/format.h"
+#include "engine/loader/oar_quantized.h"
+#include "engine/loader/safetensors_writer.h"
+#include "engine/runtime/quantize_weights.h"
+
+namespace oar {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Raise it when the same input would give other bytes.
+constexpr int kCacheVersion = 1;
+
+// FNV-1a over eight bytes at a time, finished by a mix: an identity, not a secret.
+class Hash {
+ public:
+  void add(const void* data, size_t size) {
+    const auto* p = static_cast<const unsigned char*>(data);
+    for (; size >= 8; p += 8, size -= 8) {
+      uint64_t word;
+      std::memcpy(&word, p, 8);
+      step(word);
+    }
+    uint64_t rest = size;
+    for (size_t i = 0; i < size; ++i) rest = rest << 8 | p[i];
+    step(rest);
+  }
+  void add(std::string_view text) { add(text.data(), text.size()); }
+  void add(int64_t number) { add(&number, sizeof number); }
+  std::string hex() const {
+    std::string out;
+    for (const uint64_t half : {a_, b_}) {
+      for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[half >> shift & 15];
+    }
+    return out;
+  }
+
+ private:
+  void step(uint64_t word) {
+    a_ = (a_ ^ word) * 0x100000001b3u;
+    a_ ^= a_ >> 29;
+    b_ = (b_ + word) * 0x9e3779b97f4a7c15u;
+    b_ ^= b_ >> 32;
+  }
+  uint64_t a_ = 0xcbf29ce484222325u, b_ = 0x84222325cbf29ce4u;
+};
+
+void add_source_files(Hash& hash, const std::string& path) {
+  std::error_code ec;
+  std::vector<fs::path> files;
+  if (fs::is_directory(path, ec)) {
+    for (fs::directory_iterator it(path, ec), end; !ec && it != end; it.increment(ec)) {
+      const auto extension = it->path().extension();
+      if (extension == ".safetensors" || extension == ".gguf") files.push_back(it->path());
+    }
+    std::sort(files.begin(), files.end());
+  } else {
+    files.emplace_back(path);
+  }
+  for (const fs::path& file : files) {
+    struct stat info = {};
+    if (stat(file.c_str(), &info) != 0) continue;
+    hash.add(file.filename().string());
+    hash.add(static_cast<int64_t>(info.st_size));
+    hash.add(static_cast<int64_t>(info.st_mtim.tv_sec));
+    hash.add(static_cast<int64_t>(info.st_mtim.tv_nsec));
+  }
+}
+
+void add_tensor(Hash& hash, const Tensor& t) {
+  constexpr uint64_t kPiece = 1024, kPieces = 64;
+  hash.add(t.format().name());
+  for (const int64_t d : t.shape()) hash.add(d);
+  const auto* bytes = static_cast<const std::byte*>(t.data());
+  const uint64_t size = t.bytes();
+  if (size <= kPiece * kPieces) {
+    hash.add(bytes, size);
+    return;
+  }
+  for (uint64_t k = 0; k < kPieces; ++k) hash.add(bytes + (size - kPiece) / (kPieces - 1) * k, kPiece);
+}
+
+std::string default_cache() {
+  for (const auto& [variable, rest] : {std::pair{"XDG_CACHE_HOME", "/oar"}, {"HOME", "/.cache/oar"}}) {
+    if (const char* base = std::getenv(variable); base != nullptr && *base != 0) return cat(base, rest);
+  }
+  return {};
+}
+
+struct Job {
+  WeightTarget target;
+  Format format;
+  const Tensor* source = nullptr;
+};
+
+// The quantized tensors go into the checkpoint in place of their sources.
+void put(Checkpoint& checkpoint, const std::string& name, Tensor tensor) {
+  checkpoint.tensors.insert_or_assign(name, std::move(tensor));
+}
+
+void finish(Checkpoint& checkpoint, const std::vector<Job>& jobs) {
+  for (const Job& job : jobs) {
+    if (job.target.name != job.target.source) checkpoint.config["tie_word_embeddings"] = false;
+  }
+  checkpoint.bytes = 0;
+  for (const auto& [name, tensor] : checkpoint.tensors) checkpoint.bytes += tensor.bytes();
+}
+
+Status map_cached(const std::string& path, const std::vector<Job>& jobs, Checkpoint& checkpoint) {
+  OAR_ASSIGN(Safetensors file, open_safetensors(path));
+  const auto described = file.metadata.find("oar");
+  if (described == file.metadata.end()) return data_loss(cat(path, " is no cache of ours"));
+  OAR_ASSIGN(const json::value formats, parse_json(described->second, path));
+  if (!formats.is_object()) return data_loss(cat(path, " is no cache of ours"));
+  OAR_RETURN_IF_ERROR(apply_formats(formats.get_object(), file.tensors, path));
+  for (const Job& job : jobs) {
+    const auto it = file.tensors.find(job.target.name);
+    if (it == file.tensors.end() || !(it->second.format() == job.format) ||
+        !(it->second.shape() == job.source->shape())) {
+      return data_loss(cat(path, " lacks ", job.target.name));
+    }
+  }
+  for (const Job& job : jobs) put(checkpoint, job.target.name, file.tensors.at(job.target.name));
+  return ok_status();
+}
+
+// Calls `take` with each quantized tensor, in order.
+template <class Take>
+Status quantize_all(const std::vector<Job>& jobs, const WeightScheme& scheme, ThreadPool& pool,
+                    const Progress& progress, Take&& take) {
+  uint64_t total = 0, done = 0;
+  for (const Job& job : jobs) total += job.source->bytes();
+  for (const Job& job : jobs) {
+    auto made = quantize_weight(*job.source, job.format, {.method = scheme.method}, {}, pool);
+    if (!made.ok()) {
+      return Status(made.status().code(), cat("tensor ", job.target.source, ": ", made.status().message()));
+    }
+    OAR_RETURN_IF_ERROR(take(job, std::move(made->tensor)));
+    done += job.source->bytes();
+    if (progress && !progress(cat("quantizing to ", scheme.name), done, total)) {
+      return Status(StatusCode::kCancelled, "stopped");
+    }
+  }
+  return ok_status();
+}
+
+Status write_cache(const std::string& folder, const std::string& path, const std::vector<Job>& jobs,
+                   const WeightScheme& scheme, ThreadPool& pool, const Progress& progress) {
+  std::error_code ec;
+  fs::create_directories(folder, ec);
+  if (ec) return unavailable(cat("cannot create ", folder, ": ", ec.message()));
+  json::object described;
+  std::vector<SafetensorsEntry> entries;
+  for (const Job& job : jobs) {
+    const int64_t rows = job.source->shape().rows(), cols = job.source->shape().cols();
+    const int64_t row_bytes = *job.format.row_bytes(cols);
+    described[job.target.name] = {{"format", job.format.name()}, {"shape", {rows, cols}}};
+    entries.push_back({job.target.name, "U8", {rows, row_bytes}, static_cast<uint64_t>(rows * row_bytes)});
+  }
+  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()));
+  const auto write = [&]() -> Status {
+    OAR_ASSIGN(SafetensorsWriter writer,
+               SafetensorsWriter::open(temporary, entries, {{"oar", json::serialize(described)}}, false));
+    OAR_RETURN_IF_ERROR(quantize_all(jobs, scheme, pool, progress, [&](const Job& job, Tensor tensor) {
+      return writer.write(job.target.name, tensor.data(), tensor.bytes());
+    }));
+    return writer.sync();
+  };
+  if (const Status status = write(); !status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
+  fs::rename(temporary, path, ec);
+  if (ec) {
+    unlink(temporary.c_str());
+    return unavailable(cat("cannot rename to ", path, ": ", ec.message()));
+  }
+  return sync_folder(folder);
+}
+
+}  // namespace
+
+Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
+                                    const std::string& cache_dir, ThreadPool& pool, const Logger& log,
+                                    const Progress& progress) {
+  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
+  if (scheme.by_kernel) return checkpoint;
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint, config));
+  // Sources stay alive and in place while results are put beside or over them.
+  const TensorMap sources = checkpoint.tensors;
+  std::vector<Job> jobs;
+  Hash hash;
+  hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
+               static_cast<int>(scheme.method)));
+  for (const WeightTarget& target : targets) {
+    const Tensor& source = sources.at(target.source);
+    const auto format = target_format(scheme, target, source);
+    if (!format) continue;
+    jobs.push_back({target, *format, &source});
+    hash.add(cat(target.name, " ", format->name()));
+    add_tensor(hash, source);
+  }
+  if (jobs.empty()) {
+    log(LogLevel::kWarning, cat("--weights ", weights,
+                                ": the model has no matrix in 16 or 32 bits to "
+                                "quantize; it stays as it is"));
+    return checkpoint;
+  }
+  add_source_files(hash, checkpoint.source_path);
+  const std::string base = cache_dir.empty() ? default_cache() : cache_dir;
+  if (!base.empty()) {
+    const std::string folder = base + "/weights", path = cat(folder, "/", hash.hex(), ".safetensors");
+    std::error_code ec;
+    if (fs::exists(path, ec)) {
+      const Status mapped = map_cached(path, jobs, checkpoint);
+      if (mapped.ok()) {
+        finish(checkpoint, jobs);
+        return checkpoint;
+      }
+      log(LogLevel::kWarning,
+          cat("the cache ", path, " cannot be used (", mapped.message(), "); it is made anew"));
+    }
+    const Status written = write_cache(folder, path, jobs, scheme, pool, progress);
+    if (written.ok()) {
+      OAR_RETURN_IF_ERROR(map_cached(path, jobs, checkpoint));
+      log(LogLevel::kInfo, cat("weights quantized to ", scheme.name, " are kept in ", path));
+      finish(checkpoint, jobs);
+      return checkpoint;
+    }
+    if (written.code() == StatusCode::kCancelled || written.code() == StatusCode::kDataLoss) return written;
+    log(LogLevel::kWarning, cat("quantized weights cannot be kept for the next start: ", written.message()));
+  }
+  OAR_RETURN_IF_ERROR(quantize_all(jobs, scheme, pool, progress, [&](const Job& job, Tensor tensor) {
+    put(checkpoint, job.target.name, std::move(tensor));
+    return ok_status();
+  }));
+  finish(checkpoint, jobs);
+  return checkpoint;
+}
+
+}  // namespace oar
