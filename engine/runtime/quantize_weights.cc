@@ -123,16 +123,16 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
     std::vector<float> row(n), read(n), scale(groups), zero(groups);
     std::vector<int8_t> levels(n);
     for (int64_t r = begin; r < end; ++r) {
-      w.format().info().decode(from + r * from_bytes, cols / w.format().block_elems(), row.data());
+      w.format().decode_row(from + r * from_bytes, cols, row.data());
       std::byte* bytes = to + r * to_bytes;
       if (grid != nullptr) {
         calibrate::fit_row(row, importance, grid->spec, fit, scale, zero);
         calibrate::round_row(row, grid->spec, scale, zero, levels);
         grid->pack(levels, scale, zero, bytes);
       } else {
-        format.info().encode(row.data(), cols / format.block_elems(), bytes);
+        format.encode_row(row.data(), cols, bytes);
       }
-      format.info().decode(bytes, cols / format.block_elems(), read.data());
+      format.decode_row(bytes, cols, read.data());
       double lost = 0, all = 0;
       for (size_t i = 0; i < n; ++i) {
         const double d = static_cast<double>(row[i]) - static_cast<double>(read[i]);
