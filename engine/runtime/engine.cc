@@ -114,6 +114,7 @@ class EngineImpl final : public Engine {
   bool stop_ = false, draining_ = false, idle_ = false;
   Status failure_;
   uint64_t next_id_ = 1;  // 1 is the warm-up request
+  Status warm_up_error_;
   EngineStats stats_;
   std::shared_ptr<const std::function<void(const StepInfo&)>> observer_;
 
@@ -203,7 +204,7 @@ void EngineImpl::main() {
     OAR_CHECK(scheduler_->add(1, std::move(warm), 0, Clock::now()).ok(), "no room for one token");
     Status status = step();
     if (status.ok() && finished_[static_cast<size_t>(FinishReason::kLength)] != 1)
-      status = internal_error("the warm-up request did not produce a token");
+      status = internal_error(cat("the warm-up request did not produce a token: ", warm_up_error_.message()));
     scheduler_->blocks().clear_cache();
     scheduler_->reset_stats();
     std::fill(std::begin(finished_), std::end(finished_), 0);
@@ -363,7 +364,10 @@ void EngineImpl::emit(const Status& status) {
   publish_stats();  // first: who has seen the last event finds it counted and its blocks free
   for (const Outcome& o : outcomes_) {
     RequestState& r = *o.request;
-    if (r.request.sink == nullptr) continue;  // the warm-up
+    if (r.request.sink == nullptr) {  // the warm-up
+      if (o.finish == FinishReason::kError) warm_up_error_ = status;
+      continue;
+    }
     TokenEvent event;
     event.request = r.id;
     event.index = o.index;

@@ -102,6 +102,24 @@ class Errors(Base):
             (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
             self.refused(1, "generate", folder, says=["model.safetensors"])
 
+    def test_broken_weights_end_the_program_not_with_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(SOURCE / "configs/demo", folder, dirs_exist_ok=True)
+            path = pathlib.Path(folder) / "model.safetensors"
+            data = bytearray(path.read_bytes())
+            size = int.from_bytes(data[:8], "little")
+            tensor = json.loads(data[8:8 + size])["model.layers.3.mlp.down_proj.weight"]
+            self.assertEqual(tensor["dtype"], "BF16")
+            at = 8 + size + tensor["data_offsets"][0]
+            data[at:at + 2] = b"\xc0\x7f"  # one NaN
+            path.write_bytes(data)
+            self.refused(1, "generate", folder, says=["NaN"])
+            if has_server():  # an engine that never gets ready
+                done = oar("serve", folder, "--http", "127.0.0.1:0", "--grpc", "")
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("NaN", done.stderr)
+                self.assertNotIn("ready", done.stdout)
+
     def test_downloaded_model_by_name(self):
         with tempfile.TemporaryDirectory() as cache:
             repository = pathlib.Path(cache) / "models--some--model"

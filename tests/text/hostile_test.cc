@@ -161,6 +161,20 @@ TEST_CASE("a tokenizer.json cut or changed anywhere is refused or works, and nev
     const auto t = tokenizer_from_json(bad);
     if (t.ok()) (void)(*t)->encode("Hello, world");
   }
+  // A real one, cut at every 4 KB and with bits flipped.
+  const std::string real = oar_test::read_file(oar_test::source_path("configs/demo/tokenizer.json"));
+  REQUIRE_OK(tokenizer_from_json(real));
+  for (size_t n = 0; n < real.size(); n += 4096) CHECK_FALSE(tokenizer_from_json(real.substr(0, n)).ok());
+  for (int round = 0; round < 40; ++round) {
+    std::string bad = real;
+    for (int k = 0; k < 2; ++k) {
+      x = x * 1664525 + 1013904223;
+      const size_t at = (x >> 4) % bad.size();
+      bad[at] = static_cast<char>(bad[at] ^ (1 << (x >> 29)));
+    }
+    const auto t = tokenizer_from_json(bad);
+    if (t.ok()) (void)(*t)->encode("Hello, world");
+  }
 }
 
 TEST_CASE("faults in tokenizer.json are named") {
