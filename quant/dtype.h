@@ -191,6 +191,31 @@ inline OAR_HD e5m2 to_e5m2(float x) {
   return {static_cast<uint8_t>(sign | (m < 0x7bu ? m : 0x7bu))};
 }
 
+// The two scalars that exist only inside blocks (OCP MX): e2m1, four bits in the low nibble of a byte, the
+// values 0 0.5 1 1.5 2 3 4 6 with either sign, no infinity or NaN; e8m0, the power of two 2^(bits - 127), 255
+// is NaN.
+struct e2m1 {
+  uint8_t bits;
+};
+struct e8m0 {
+  uint8_t bits;
+};
+
+inline OAR_HD float to_f32(e2m1 x) {
+  return detail::with_sign(detail::expand_magnitude<2, 1>(x.bits & 7u), (x.bits >> 3) & 1u);
+}
+// Round to nearest even and saturate at 6; NaN becomes 0.
+inline OAR_HD e2m1 to_e2m1(float x) {
+  if (detail::is_nan(x)) return {0};
+  const uint32_t m = detail::round_magnitude<2, 1>(x);
+  return {static_cast<uint8_t>(detail::sign_of(x) << 3 | (m < 7u ? m : 7u))};
+}
+
+inline OAR_HD float to_f32(e8m0 x) {
+  if (x.bits == 255) return detail::float_of(0x7fc00000u);
+  return detail::float_of(x.bits == 0 ? 0x400000u : static_cast<uint32_t>(x.bits) << 23);
+}
+
 // DTypeOf<float>::value and so on: the dtype of a C++ element type.
 template <class T>
 struct DTypeOf;

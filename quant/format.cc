@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "oar_format_headers.inc"
-#include "quant/formats/plain.h"
 
 namespace oar {
 namespace {
@@ -33,6 +32,9 @@ Format Format::of(DType dtype) {
 }
 
 std::optional<Format> Format::find(std::string_view name) {
+  // The members of two families of ours that GGUF defined first.
+  if (name == "i8_g32") name = formats::q8_0::kInfo.name;
+  if (name == "i4_g32") name = formats::q4_0::kInfo.name;
   for (const FormatInfo* f : kFormats) {
     if (name == f->name) return Format(f);
   }

@@ -51,7 +51,8 @@ class Format {
   static Format f16();
   static Format bf16();
   static Format i32();
-  // By name; nullopt when no such format is registered.
+  // By name; nullopt when no such format is registered. "i8_g32" and "i4_g32" are other names of q8_0 and
+  // q4_0.
   static std::optional<Format> find(std::string_view name);
 
   const FormatInfo& info() const { return *info_; }

@@ -10,6 +10,12 @@
 
 namespace oar::formats {
 
+// A group's scale as it is stored: the nearest f16, never infinite.
+inline OAR_HD oar::f16 f16_scale(float scale) {
+  const float limited = scale > 65504.0f ? 65504.0f : scale < -65504.0f ? -65504.0f : scale;
+  return to_f16(limited);
+}
+
 // max |x|; NaN counts as 0.
 inline OAR_HD float absmax(const float* x, int64_t n) {
   float best = 0.0f;
@@ -18,6 +24,32 @@ inline OAR_HD float absmax(const float* x, int64_t n) {
     if (a > best) best = a;
   }
   return best;
+}
+
+// The element of largest magnitude, with its sign; the first of several.
+inline OAR_HD float signed_absmax(const float* x, int64_t n) {
+  float best = 0.0f, magnitude = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float a = x[i] < 0.0f ? -x[i] : x[i];
+    if (a > magnitude) {
+      magnitude = a;
+      best = x[i];
+    }
+  }
+  return best;
+}
+
+// Least and largest of the values and 0, as asymmetric levels that hit 0 want it.
+struct Range {
+  float min = 0.0f, max = 0.0f;
+};
+inline OAR_HD Range range_with_zero(const float* x, int64_t n) {
+  Range r;
+  for (int64_t i = 0; i < n; ++i) {
+    if (x[i] < r.min) r.min = x[i];
+    if (x[i] > r.max) r.max = x[i];
+  }
+  return r;
 }
 
 // v rounded to nearest even and limited to [lo, hi]; NaN gives the level nearest 0.

@@ -10,7 +10,8 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "i8_channel"};
+const char* const kFormats[] = {"f32",  "f16",        "bf16",      "q8_0",   "q4_0",
+                                "q5_1", "i8_channel", "i4_s8_g32", "u4_g64", "nvfp4"};
 
 struct Shape {
   int64_t T, K;

@@ -160,5 +160,27 @@ TEST_CASE("dtype names, sizes and parsing") {
   CHECK_FALSE(dtype_is_integer(DType::kBool));
 }
 
+TEST_CASE("e2m1 and e8m0: every code, every tie") {
+  const float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (uint8_t b = 0; b < 16; ++b) {
+    const float v = b < 8 ? kValues[b] : -kValues[b - 8];
+    CHECK(to_f32(e2m1{b}) == v);
+    CHECK(to_e2m1(v).bits == b);
+    if (b > 0 && b < 8) {
+      const float middle = (kValues[b - 1] + kValues[b]) / 2;
+      CHECK(to_e2m1(middle).bits == (b % 2 == 0 ? b : b - 1));
+      CHECK(to_e2m1(std::nextafter(middle, 10.0f)).bits == b);
+      CHECK(to_e2m1(std::nextafter(middle, 0.0f)).bits == b - 1);
+    }
+  }
+  CHECK(to_e2m1(-0.0f).bits == 8);
+  CHECK(to_e2m1(1e30f).bits == 7);
+  CHECK(to_e2m1(-INFINITY).bits == 15);
+  CHECK(to_e2m1(NAN).bits == 0);
+  CHECK(to_e2m1(1e-40f).bits == 0);
+  for (int e = 0; e < 255; ++e) CHECK(to_f32(e8m0{static_cast<uint8_t>(e)}) == std::ldexp(1.0f, e - 127));
+  CHECK(std::isnan(to_f32(e8m0{255})));
+}
+
 }  // namespace
 }  // namespace oar
