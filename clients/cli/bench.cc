@@ -78,27 +78,16 @@ Result<WorkFolder> make_weights(const BenchOptions& o) {
   return folder;
 }
 
-// The part of the weights that one decode step of `streams` sequences reads: all but an embedding table that
-// is not also the output matrix (one row per token), and of a mixture's experts those that some token is
-// expected to choose when routing is even: 1 - (1 - k/n)^streams.
-double weights_read(const Checkpoint& checkpoint, int64_t streams) {
+// The part of a mixture's experts that some token of a step is expected to choose when routing is even:
+// 1 - (1 - k/n)^streams.
+double experts_read(const json::object& config, int64_t streams) {
   const auto number = [&](std::string_view key) {
-    const json::value* v = checkpoint.config.if_contains(key);
+    const json::value* v = config.if_contains(key);
     return v != nullptr && v->is_int64() ? static_cast<double>(v->get_int64()) : 0.0;
   };
   const double experts = std::max(number("num_local_experts"), number("num_experts"));
-  const double share =
-      experts > 0 ? 1 - std::pow(1 - number("num_experts_per_tok") / experts, static_cast<double>(streams))
-                  : 1;
-  const bool own_head = checkpoint.tensors.contains("lm_head.weight");
-  double all = 0, read = 0;
-  for (const auto& [name, tensor] : checkpoint.tensors) {
-    const auto bytes = static_cast<double>(tensor.bytes());
-    all += bytes;
-    if (own_head && (name == "model.embed_tokens.weight" || name == "transformer.wte.weight")) continue;
-    read += name.find(".experts.") != std::string::npos ? bytes * share : bytes;
-  }
-  return all > 0 ? read / all : 1;
+  if (experts == 0) return 0;
+  return 1 - std::pow(1 - number("num_experts_per_tok") / experts, static_cast<double>(streams));
 }
 
 double median(std::vector<double> values) {
@@ -124,13 +113,14 @@ struct Measured {
   double bytes_per_step = 0;
 };
 
-Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double weight_fraction,
-                         ReadProbe& probe, const Progress& progress) {
+Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double expert_share, ReadProbe& probe,
+                         const Progress& progress) {
   Measured out;
   const ModelInfo& info = model.info();
   // KV bytes grow over the decode; the middle of it stands for the whole.
   const double depth = static_cast<double>(o.context) + static_cast<double>(o.gen_tokens) / 2;
-  out.bytes_per_step = static_cast<double>(info.weight_bytes) * weight_fraction +
+  out.bytes_per_step = static_cast<double>(info.linear_bytes) +
+                       static_cast<double>(info.expert_bytes) * expert_share +
                        static_cast<double>(o.streams) * depth * static_cast<double>(info.kv_bytes_per_token);
   const Load prefill{o.streams, o.prompt_tokens, 1, 0}, decode{o.streams, o.context, o.gen_tokens, 0};
   uint64_t seed = 0;
@@ -237,17 +227,17 @@ Status bench(BenchOptions o) {
   if (e.max_context == 0) e.max_context = std::max(o.prompt_tokens, o.context) + o.gen_tokens;
 
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(o.model.model, o.model.cache_dir));
-  double fraction = 1;
+  double share = 0;
   {
     OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved.path));
-    fraction = weights_read(checkpoint, o.streams);
+    share = experts_read(checkpoint.config, o.streams);
   }
   OAR_ASSIGN(const std::unique_ptr<LanguageModel> model, open_model(o.model, LogLevel::kWarning));
   // A pool of its own; between runs the engine's workers are parked.
   ThreadPool pool({.threads = model->info().threads});
   OAR_ASSIGN(ReadProbe probe, ReadProbe::create(pool, kProbeBytes));
   ProgressBar bar(o.model.quiet);
-  OAR_ASSIGN(const Measured measured, measure(*model, o, fraction, probe, bar.callback()));
+  OAR_ASSIGN(const Measured measured, measure(*model, o, share, probe, bar.callback()));
   bar.clear();
   (o.json ? print_json : print_text)(measured, o, model->info());
   return ok_status();

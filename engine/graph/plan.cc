@@ -97,6 +97,7 @@ Status Plan::lower(const PlanOptions& options) {
   OAR_ASSIGN(memory_, plan_memory(graph_));
 
   std::set<std::string> warned;
+  std::set<const void*> in_place;
   live_.assign(graph_.num_values(), 0);
   steps_.reserve(graph_.nodes().size());
   for (const Node& n : graph_.nodes()) {
@@ -125,6 +126,13 @@ Status Plan::lower(const PlanOptions& options) {
       step.op = std::make_unique<HostOp>(n);
     }
     owned_bytes_ += step.op->owned_bytes;
+    if (step.op->owned_bytes == 0) {
+      for (ValueId v : n.inputs) {
+        if (v == kNoValue || graph_.value(v).kind != ValueKind::kConstant) continue;
+        const Tensor& t = graph_.value(v).constant;
+        if (in_place.insert(t.data()).second) in_place_bytes_ += t.bytes();
+      }
+    }
     step.in.assign(n.inputs.begin(), n.inputs.end());
     step.out.assign(n.outputs.begin(), n.outputs.end());
     step.in_operands.resize(n.inputs.size());
@@ -192,6 +200,14 @@ void Plan::resolve(std::span<const int64_t> symbols, std::byte* arena) {
     }
     for (size_t k = 0; k < step.out.size(); ++k) step.out_operands[k] = operands_[step.out[k]];
   }
+}
+
+uint64_t Plan::weight_bytes(KernelFamily family) const {
+  uint64_t bytes = 0;
+  for (const Step& step : steps_) {
+    if (step.op->kernel() && step.op->kernel()->family == family) bytes += step.op->weight_bytes;
+  }
+  return bytes;
 }
 
 Status Plan::foresee_scratch() {

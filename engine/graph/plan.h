@@ -48,7 +48,8 @@ class LoweredOp {
   virtual const void* args() const { return nullptr; }
   virtual void bind(const Operand* in, const Operand* out) = 0;
   virtual Status execute() { return ok_status(); }
-  uint64_t owned_bytes = 0;  // weights packed or converted for this op
+  uint64_t owned_bytes = 0;   // weights packed or converted for this op
+  uint64_t weight_bytes = 0;  // weights a run streams through once, owned or in place; a table's few rows: 0
 };
 
 struct LowerContext {
@@ -104,6 +105,10 @@ class Plan {
   uint64_t arena_bytes() const { return arena_.size(); }
   uint64_t scratch_bytes() const { return scratch_.size(); }
   uint64_t owned_weight_bytes() const { return owned_bytes_; }
+  // Constants that steps read where they lie, each counted once: with the owned ones, all weights in memory.
+  uint64_t in_place_weight_bytes() const { return in_place_bytes_; }
+  // What one run streams through the kernels of a family, all experts of a mixture included.
+  uint64_t weight_bytes(KernelFamily family) const;
   std::string to_string() const;  // steps, kernels, slots, sizes as expressions
 
   // Binds graph.states()[index]; `buffer` stays with the Plan.
@@ -139,7 +144,7 @@ class Plan {
   std::vector<uint64_t> slot_offsets_;
   std::vector<Buffer> states_;
   std::vector<Buffer> owned_;
-  uint64_t owned_bytes_ = 0;
+  uint64_t owned_bytes_ = 0, in_place_bytes_ = 0;
   Buffer arena_, scratch_;       // scratch_ is shared by the workers
   uint64_t worker_scratch_ = 0;  // bytes each worker owns
   Logger log_;

@@ -40,15 +40,18 @@ Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
 
 }  // namespace
 
-Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, uint64_t* owned_bytes) {
+Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format,
+                                   PreparedBytes& prepared) {
   const WeightLayout& layout = ctx.backend.weight_layout(format);
   const int64_t n = w.shape()[0], K = w.shape()[1];
   if (layout.in_place) {
     Tensor t = w;
     if (!(w.format() == format)) {
       OAR_ASSIGN(t, reencode(ctx, w, format));
-      *owned_bytes += t.bytes();
+      w.buffer().release_pages();
+      prepared.owned += t.bytes();
     }
+    prepared.all += t.bytes();
     if (ctx.backend.memory() == MemoryKind::kHost) {
       ctx.owned.push_back(t.buffer());
       return t.data();
@@ -65,7 +68,9 @@ Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format fo
     layout.pack(packed.mutable_data(), w.data(), w.format(), n, K, begin * layout.row_granule,
                 std::min<int64_t>(n, end * layout.row_granule));
   });
-  *owned_bytes += bytes;
+  w.buffer().release_pages();
+  prepared.owned += bytes;
+  prepared.all += bytes;
   if (ctx.backend.memory() == MemoryKind::kHost) {
     ctx.owned.push_back(packed);
     return packed.data();
@@ -152,7 +157,7 @@ Lowered lower(LowerContext& ctx) {
   const Node& node = ctx.node;
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
-  uint64_t owned = 0;
+  PreparedBytes prepared;
   int64_t column = 0;
   for (size_t k = 2; k < node.inputs.size(); k += 2) {
     const Value& w = ctx.graph.value(node.inputs[k]);
@@ -160,7 +165,7 @@ Lowered lower(LowerContext& ctx) {
     const Format own = compute_format(w.constant, node.attrs.get_string("format"), ctx.backend);
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, &owned));
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, prepared));
     OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
     segments.push_back({data, bias, w.constant.shape()[0], column});
     column += w.constant.shape()[0];
@@ -171,7 +176,7 @@ Lowered lower(LowerContext& ctx) {
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
   if (!kernel) return unimplemented(cat("no matmul kernel reads ", format->name(), " weights"));
   auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
-  op->owned_bytes = owned;
+  prepared.give(*op);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 

@@ -151,7 +151,7 @@ Lowered grouped_lower(LowerContext& ctx) {
   const size_t per_expert = (node.inputs.size() - 3) / static_cast<size_t>(experts);
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
-  uint64_t owned = 0;
+  PreparedBytes prepared;
   int64_t column = 0;
   for (size_t k = 3; k < node.inputs.size(); ++k) {
     const Value& w = ctx.graph.value(node.inputs[k]);
@@ -160,14 +160,14 @@ Lowered grouped_lower(LowerContext& ctx) {
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
     if ((k - 3) % per_expert == 0) column = 0;
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, &owned));
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, prepared));
     segments.push_back({data, nullptr, w.constant.shape()[0], column});
     column += w.constant.shape()[0];
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
   if (!kernel) return unimplemented(cat("no grouped matmul kernel reads ", format->name(), " weights"));
   auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
-  op->owned_bytes = owned;
+  prepared.give(*op);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 

@@ -11,8 +11,15 @@ namespace oar {
 // stored.
 Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend);
 
-// Device pointer to `w` in the layout the matmul kernel of `format` wants. `owned_bytes` grows by what was
-// copied.
-Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, uint64_t* owned_bytes);
+// Weights of one op as they are prepared.
+struct PreparedBytes {
+  uint64_t owned = 0;  // packed or converted
+  uint64_t all = 0;    // read by the kernel, owned or in place
+  void give(LoweredOp& op) const { op.owned_bytes = owned, op.weight_bytes = all; }
+};
+
+// Device pointer to `w` in the layout the matmul kernel of `format` wants; `bytes` grows. The pages of a
+// mapped weight that was copied are released.
+Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, PreparedBytes& bytes);
 
 }  // namespace oar

@@ -134,7 +134,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const DType kv_type = graph.kv_type;
   const std::string stored_weights = graph.weights;
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
-  const uint64_t weights = checkpoint.bytes + serving.plan->owned_weight_bytes();
+  const uint64_t weights = serving.plan->in_place_weight_bytes() + serving.plan->owned_weight_bytes();
   const uint64_t scratch = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
   if (weights + scratch + per_block > budget) return too_small(weights, scratch);
   const std::vector<int32_t> blocks = blocks_for(serving.layout, budget - weights - scratch,
@@ -147,6 +147,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.architecture = config.model_type;
   info.parameters = parameters;
   info.weight_bytes = weights;
+  info.linear_bytes = serving.plan->weight_bytes(KernelFamily::kMatmul);
+  info.expert_bytes = serving.plan->weight_bytes(KernelFamily::kGroupedMatmul);
   info.kv_bytes = per_block * static_cast<uint64_t>(blocks[0]);
   info.scratch_bytes = scratch;
   info.kv_bytes_per_token = per_block / static_cast<uint64_t>(options.page_tokens);

@@ -36,6 +36,13 @@ class Buffer {
     return Buffer(static_cast<std::byte*>(const_cast<void*>(data)), size, std::move(owner), kind, false);
   }
 
+  // The same for pages of a file mapped read-only: release_pages() may give them back.
+  static Buffer wrap_mapped(const void* data, uint64_t size, std::shared_ptr<const void> owner) {
+    Buffer b = wrap_const(data, size, std::move(owner));
+    b.mapped_ = true;
+    return b;
+  }
+
   const void* data() const { return data_; }
   // Our own bug to call on a read-only buffer.
   void* mutable_data() const {
@@ -49,8 +56,15 @@ class Buffer {
   // Bytes [offset, offset + size) of this buffer, sharing its owner. Must lie inside.
   Buffer slice(uint64_t offset, uint64_t size) const {
     OAR_CHECK(offset <= size_ && size <= size_ - offset, "slice outside the buffer");
-    return Buffer(data_ + offset, size, owner_, kind_, writable_);
+    Buffer b(data_ + offset, size, owner_, kind_, writable_);
+    b.mapped_ = mapped_;
+    return b;
   }
+
+  // Takes the whole pages of a mapped file inside this buffer out of the process's memory: they were read to
+  // make another copy and will hardly be read again. They stay in the page cache, and reading them anew is
+  // correct. Does nothing to any other memory.
+  void release_pages() const;
 
  private:
   Buffer(std::byte* data, uint64_t size, std::shared_ptr<const void> owner, MemoryKind kind, bool writable)
@@ -61,6 +75,7 @@ class Buffer {
   std::shared_ptr<const void> owner_;
   MemoryKind kind_ = MemoryKind::kHost;
   bool writable_ = false;
+  bool mapped_ = false;
 };
 
 }  // namespace oar

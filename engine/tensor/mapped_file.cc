@@ -180,7 +180,9 @@ Status MappedFile::still_whole() const {
 }
 
 Buffer file_slice(const std::shared_ptr<const MappedFile>& file, uint64_t offset, uint64_t size) {
-  return Buffer::wrap_const(file->data(), file->size(), file).slice(offset, size);
+  const Buffer whole = file->mapped() ? Buffer::wrap_mapped(file->data(), file->size(), file)
+                                      : Buffer::wrap_const(file->data(), file->size(), file);
+  return whole.slice(offset, size);
 }
 
 Result<std::string> read_small_file(const std::string& path, uint64_t max_size) {

@@ -1,5 +1,8 @@
 #include "engine/tensor/tensor.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +38,15 @@ Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
 
 Result<Buffer> Buffer::allocate(uint64_t size) { return allocate_host(size, false); }
 Result<Buffer> Buffer::zeros(uint64_t size) { return allocate_host(size, true); }
+
+void Buffer::release_pages() const {
+  if (!mapped_) return;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(data_) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(data_) + size_) / page * page;
+  // Advice only: a refusal leaves the pages where they are.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
 
 Result<int64_t> tensor_bytes(const Shape& shape, Format format) {
   const auto row = format.row_bytes(shape.cols());
