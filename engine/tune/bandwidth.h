@@ -12,11 +12,14 @@ class ReadProbe {
  public:
   // Touches `bytes` of memory (several times the last-level cache) and keeps it.
   static Result<ReadProbe> create(ThreadPool& pool, uint64_t bytes);
-  // Bytes per second of one pass of all workers over the memory.
+  // Over memory that has been written to; a multiple of 1 MiB is read.
+  ReadProbe(ThreadPool& pool, Buffer memory) : pool_(&pool), memory_(std::move(memory)) {}
+  // Bytes per second: the best of three passes of all workers over the memory, each with another number of
+  // sequential streams per worker.
   double measure();
 
  private:
-  ReadProbe(ThreadPool& pool, Buffer memory) : pool_(&pool), memory_(std::move(memory)) {}
+  double pass(uint64_t (*read)(const std::byte*));
   ThreadPool* pool_;
   Buffer memory_;
 };

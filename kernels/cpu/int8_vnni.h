@@ -16,7 +16,7 @@ struct VnniInt8 {
   using XReg = __m512i;
   using Dot = __m512i;
   using Sum = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 2, kTileTokens = 6, kGemvVectors = 2;
+  static constexpr int kLanes = 16, kTileVectors = 2, kTileTokens = 6, kGemvVectors = 4;
   static constexpr bool kBiased = true;
   static WReg load_w(const char* line) {
     return _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi8(-128));

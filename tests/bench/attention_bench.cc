@@ -20,6 +20,7 @@
 
 #include <sys/mman.h>
 
+#include "engine/tune/bandwidth.h"
 #include "kernels/attention.h"
 #include "kernels/thread_pool.h"
 #include "tests/bench/probes.h"
@@ -106,9 +107,10 @@ void bench_decode(oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_
   const int64_t layers = std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes);
   Run run(memory, D, context, 1, layers, pool.workers(), isa);
   pool.reserve_scratch(run.plan.worker_scratch);
+  oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
   std::vector<double> time, probe, percent;
   for (int r = 0; r < rounds; ++r) {
-    probe.push_back(oar_bench::read_bandwidth(pool, memory.data, memory.bytes) / 1e9);
+    probe.push_back(read.measure() / 1e9);
     const double begin = seconds();
     for (int64_t i = 0; i < layers; ++i) run.layer(pool, i);
     time.push_back((seconds() - begin) / static_cast<double>(layers));

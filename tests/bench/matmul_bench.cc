@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/tune/bandwidth.h"
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
 #include "tests/bench/probes.h"
@@ -172,12 +173,15 @@ int main(int argc, char** argv) {
     }
   }
   std::vector<double> read, peak_bf16, peak_int8;
-  Memory probe_memory(size_t{1} << 30);
-  std::memset(probe_memory.data(), 1, size_t{1} << 30);
+  auto read_probe = ReadProbe::create(pool, uint64_t{1} << 30);
+  if (!read_probe.ok()) {
+    std::fprintf(stderr, "%s\n", read_probe.status().message().c_str());
+    return 1;
+  }
   for (int r = 0; r < rounds; ++r) {
     peak_bf16.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kBf16, isa));
     peak_int8.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kInt8, isa));
-    read.push_back(oar_bench::read_bandwidth(pool, probe_memory.data(), size_t{1} << 30));
+    read.push_back(read_probe->measure());
     for (auto& c : cases) c->measure(pool);
   }
   std::printf(

@@ -108,30 +108,9 @@ double run_peak(Arithmetic arithmetic, oar::Isa isa) {
   return 0;
 }
 
-__attribute__((target("avx2"))) uint64_t read_all(const char* p, size_t bytes) {
-  __m256i s0 = _mm256_setzero_si256(), s1 = s0, s2 = s0, s3 = s0;
-  for (size_t i = 0; i + 128 <= bytes; i += 128) {
-    _mm_prefetch(p + i + 4096, _MM_HINT_T0);
-    _mm_prefetch(p + i + 4096 + 64, _MM_HINT_T0);
-    s0 = _mm256_or_si256(s0, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i)));
-    s1 = _mm256_or_si256(s1, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + 32)));
-    s2 = _mm256_or_si256(s2, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + 64)));
-    s3 = _mm256_or_si256(s3, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + 96)));
-  }
-  const __m256i s = _mm256_or_si256(_mm256_or_si256(s0, s1), _mm256_or_si256(s2, s3));
-  return static_cast<uint64_t>(_mm256_extract_epi64(s, 0));
-}
-
 #else
 
 double run_peak(Arithmetic, oar::Isa) { return 0; }
-
-uint64_t read_all(const char* p, size_t bytes) {
-  const auto* words = reinterpret_cast<const uint64_t*>(p);
-  uint64_t s = 0;
-  for (size_t i = 0; i < bytes / 8; ++i) s |= words[i];
-  return s;
-}
 
 #endif
 
@@ -144,21 +123,6 @@ double peak(oar::ThreadPool& pool, Arithmetic arithmetic, oar::Isa isa) {
   double sum = 0;
   for (double o : ops) sum += o;
   return sum / seconds;
-}
-
-double read_bandwidth(oar::ThreadPool& pool, const char* memory, size_t bytes) {
-  std::vector<uint64_t> sums(static_cast<size_t>(pool.workers()));
-  const size_t part = bytes / sums.size() / 4096 * 4096;
-  constexpr size_t kPieces = 16;  // so that a fast worker takes over from a slow one, as in the kernels
-  const size_t piece = part / kPieces / 4096 * 4096;
-  const auto start = Clock::now();
-  pool.parallel_for(static_cast<int64_t>(sums.size() * kPieces), 1, [&](int64_t b, int64_t e) {
-    uint64_t s = 0;
-    for (int64_t i = b; i < e; ++i) s |= read_all(memory + static_cast<size_t>(i) * piece, piece);
-    __asm__ volatile("" ::"r"(s));
-  });
-  return static_cast<double>(piece * kPieces * sums.size()) /
-         std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace oar_bench

@@ -1,5 +1,6 @@
-// What the machine can do right now: the roofs a kernel's speed is divided by. Each probe takes some tens of
-// milliseconds so that it can be interleaved with what it is compared to.
+// What the arithmetic of this machine can do right now, one roof that a kernel's speed is divided by (the
+// other, memory, is oar::ReadProbe). A probe takes some tens of milliseconds so that it can be interleaved
+// with what it is compared to.
 #pragma once
 
 #include "kernels/thread_pool.h"
@@ -11,9 +12,5 @@ enum class Arithmetic { kBf16, kInt8, kF32 };
 // Operations per second (a multiply and an add are two) of the widest dot-product instruction of the level,
 // operands in registers. Levels without an instruction for the type give their f32 FMA rate.
 double peak(oar::ThreadPool& pool, Arithmetic arithmetic, oar::Isa isa);
-
-// Bytes per second of one pass of all workers over the memory, each over its own part; larger than the
-// caches.
-double read_bandwidth(oar::ThreadPool& pool, const char* memory, size_t bytes);
 
 }  // namespace oar_bench
