@@ -33,16 +33,25 @@ enum class DType : uint8_t {
   kU32,
   kI64,
   kU64,
-  kBool,   // one byte, 0 or 1
-  kBytes,  // opaque bytes: the scalar of block formats, which only their Format can read
+  kBool,  // one byte, 0 or 1
+  // What interchange formats (ONNX) carry besides; no kernel reads them, they are converted on the host.
+  kE4M3Fnuz,  // bias 8, no infinity, no negative zero, NaN is 0x80, largest 240
+  kE5M2Fnuz,  // bias 16, likewise, largest 57344
+  kE8M0,      // a power of two: 2^(bits - 127), NaN is 0xff
+  kE2M1,      // 4 bits: 0 0.5 1 1.5 2 3 4 6 and their negatives
+  kI2,
+  kU2,
+  kString,  // std::string objects; host only
+  kBytes,   // opaque bytes: the scalar of block formats, which only their Format can read
 };
 inline constexpr int kDTypeCount = static_cast<int>(DType::kBytes) + 1;
 
 // "f32", "bf16", ..., "bytes".
 constexpr const char* dtype_name(DType t) {
-  constexpr const char* kNames[kDTypeCount] = {"f32", "f16", "bf16", "f64", "e4m3", "e5m2",
-                                               "i4",  "u4",  "i8",   "u8",  "i16",  "u16",
-                                               "i32", "u32", "i64",  "u64", "bool", "bytes"};
+  constexpr const char* kNames[kDTypeCount] = {"f32", "f16", "bf16",   "f64",      "e4m3",     "e5m2", "i4",
+                                               "u4",  "i8",  "u8",     "i16",      "u16",      "i32",  "u32",
+                                               "i64", "u64", "bool",   "e4m3fnuz", "e5m2fnuz", "e8m0", "e2m1",
+                                               "i2",  "u2",  "string", "bytes"};
   return kNames[static_cast<int>(t)];
 }
 
@@ -59,13 +68,20 @@ constexpr OAR_HD int dtype_bits(DType t) {
     case DType::kI16:
     case DType::kU16: return 16;
     case DType::kI4:
-    case DType::kU4: return 4;
+    case DType::kU4:
+    case DType::kE2M1: return 4;
+    case DType::kI2:
+    case DType::kU2: return 2;
     default: return 8;
   }
 }
 
-constexpr OAR_HD bool dtype_is_float(DType t) { return t <= DType::kE5M2; }
-constexpr OAR_HD bool dtype_is_integer(DType t) { return t >= DType::kI4 && t <= DType::kU64; }
+constexpr OAR_HD bool dtype_is_float(DType t) {
+  return t <= DType::kE5M2 || (t >= DType::kE4M3Fnuz && t <= DType::kE2M1);
+}
+constexpr OAR_HD bool dtype_is_integer(DType t) {
+  return (t >= DType::kI4 && t <= DType::kU64) || t == DType::kI2 || t == DType::kU2;
+}
 
 // The inverse of dtype_name(); nullopt for any other word.
 inline std::optional<DType> parse_dtype(std::string_view name) {
@@ -87,6 +103,26 @@ struct e4m3 {
 };
 struct e5m2 {
   uint8_t bits;
+};
+
+// The rarer ones, and integers narrower than a byte, each in a byte of its own (integers sign-extended).
+struct e4m3fnuz {
+  uint8_t bits;
+};
+struct e5m2fnuz {
+  uint8_t bits;
+};
+struct i4 {
+  int8_t value;
+};
+struct u4 {
+  uint8_t value;
+};
+struct i2 {
+  int8_t value;
+};
+struct u2 {
+  uint8_t value;
 };
 
 namespace detail {
@@ -191,7 +227,29 @@ inline OAR_HD e5m2 to_e5m2(float x) {
   return {static_cast<uint8_t>(sign | (m < 0x7bu ? m : 0x7bu))};
 }
 
-// The two scalars that exist only inside blocks (OCP MX): e2m1, four bits in the low nibble of a byte, the
+inline OAR_HD float to_f32(e4m3fnuz x) {
+  if (x.bits == 0x80u) return detail::float_of(0x7fc00000u);
+  const uint32_t m = x.bits & 0x7fu;  // bias 8: half of what the same bits mean with bias 7
+  return detail::with_sign(0.5f * detail::expand_magnitude<4, 3>(m), x.bits >> 7);
+}
+inline OAR_HD float to_f32(e5m2fnuz x) {
+  if (x.bits == 0x80u) return detail::float_of(0x7fc00000u);
+  const uint32_t m = x.bits & 0x7fu;  // bias 16
+  return detail::with_sign(0.5f * detail::expand_magnitude<5, 2>(m), x.bits >> 7);
+}
+// Round to nearest even and saturate, as to_e4m3() does; NaN and what has no negative zero follow the format.
+inline OAR_HD e4m3fnuz to_e4m3fnuz(float x) {
+  if (detail::is_nan(x)) return {0x80u};
+  const uint32_t m = detail::round_magnitude<4, 3>(2.0f * x), top = m < 0x7fu ? m : 0x7fu;
+  return {static_cast<uint8_t>(top == 0 ? 0 : (detail::sign_of(x) << 7) | top)};
+}
+inline OAR_HD e5m2fnuz to_e5m2fnuz(float x) {
+  if (detail::is_nan(x)) return {0x80u};
+  const uint32_t m = detail::round_magnitude<5, 2>(2.0f * x), top = m < 0x7fu ? m : 0x7fu;
+  return {static_cast<uint8_t>(top == 0 ? 0 : (detail::sign_of(x) << 7) | top)};
+}
+
+// The two scalars of block formats (OCP MX): e2m1, four bits in the low nibble of a byte, the
 // values 0 0.5 1 1.5 2 3 4 6 with either sign, no infinity or NaN; e8m0, the power of two 2^(bits - 127), 255
 // is NaN.
 struct e2m1 {
@@ -239,6 +297,14 @@ OAR_DTYPE_OF(uint32_t, kU32);
 OAR_DTYPE_OF(int64_t, kI64);
 OAR_DTYPE_OF(uint64_t, kU64);
 OAR_DTYPE_OF(bool, kBool);
+OAR_DTYPE_OF(e4m3fnuz, kE4M3Fnuz);
+OAR_DTYPE_OF(e5m2fnuz, kE5M2Fnuz);
+OAR_DTYPE_OF(e8m0, kE8M0);
+OAR_DTYPE_OF(e2m1, kE2M1);
+OAR_DTYPE_OF(i4, kI4);
+OAR_DTYPE_OF(u4, kU4);
+OAR_DTYPE_OF(i2, kI2);
+OAR_DTYPE_OF(u2, kU2);
 #undef OAR_DTYPE_OF
 
 }  // namespace oar

@@ -40,6 +40,8 @@ int run(int argc, char** argv) {
   add_eval(app, action);
   add_inspect(app, action);
   add_check(app, action);
+  add_infer(app, action);
+  add_conformance(app, action);
   add_tokenize(app, action);
   add_version(app, action);
   try {

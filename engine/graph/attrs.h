@@ -1,4 +1,4 @@
-// Attributes of an op instance: a few named scalars, strings or integer lists, sorted by name so that two
+// Attributes of an op instance: a few named scalars, strings or lists of these, sorted by name so that two
 // equal instances compare and print alike. An op reads them once when it is lowered, never per step.
 #pragma once
 
@@ -14,7 +14,8 @@
 
 namespace oar {
 
-using AttrValue = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
+using AttrValue = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
+                               std::vector<std::string>>;
 
 class Attrs {
  public:
@@ -41,6 +42,11 @@ class Attrs {
     return get<std::string>(name, std::move(fallback));
   }
   std::vector<int64_t> get_ints(std::string_view name) const { return get<std::vector<int64_t>>(name, {}); }
+
+  std::vector<double> get_floats(std::string_view name) const { return get<std::vector<double>>(name, {}); }
+  std::vector<std::string> get_strings(std::string_view name) const {
+    return get<std::vector<std::string>>(name, {});
+  }
 
   bool operator==(const Attrs& o) const { return items_ == o.items_; }
   const std::vector<std::pair<std::string, AttrValue>>& items() const { return items_; }

@@ -43,8 +43,19 @@ Result<std::vector<ValueId>> Graph::add_node(const OpDef* op, std::vector<ValueI
     }
     return Status(types.status().code(), cat(op->name, "(", operands, "): ", types.status().message()));
   }
-  Node node{op, std::move(inputs), {}, std::move(attrs)};
+  Node node{op, std::move(inputs), {}, std::move(attrs), {}, {}};
   for (TensorType& t : *types) node.outputs.push_back(add_value({ValueKind::kResult, "", std::move(t), {}}));
+  nodes_.push_back(std::move(node));
+  return nodes_.back().outputs;
+}
+
+std::vector<ValueId> Graph::append(const OpDef* op, std::vector<ValueId> inputs, size_t outputs, Attrs attrs,
+                                   std::vector<std::shared_ptr<const Graph>> subgraphs, std::string name) {
+  OAR_CHECK(op && op->evaluate, "op has no evaluation");
+  Node node{op, std::move(inputs), {}, std::move(attrs), std::move(subgraphs), std::move(name)};
+  for (size_t k = 0; k < outputs; ++k) {
+    node.outputs.push_back(add_value({ValueKind::kResult, "", TensorType::unknown(), {}}));
+  }
   nodes_.push_back(std::move(node));
   return nodes_.back().outputs;
 }
@@ -126,6 +137,7 @@ void Graph::sort() {
 }
 
 std::string Graph::type_string(const TensorType& t) const {
+  if (!t.known) return "?";
   std::string s = cat(t.format.name(), "[");
   for (size_t i = 0; i < t.shape.size(); ++i) s += cat(i ? ", " : "", t.shape[i].to_string(symbols_));
   return s + "]";
@@ -154,12 +166,13 @@ std::string Graph::to_string() const {
         first = false;
         std::visit(
             [&](const auto& v) {
-              if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::vector<int64_t>>) {
+              using V = std::decay_t<decltype(v)>;
+              if constexpr (std::is_arithmetic_v<V> || std::is_same_v<V, std::string>) {
+                out += cat(v);
+              } else {
                 out += "[";
                 for (size_t i = 0; i < v.size(); ++i) out += cat(i ? ", " : "", v[i]);
                 out += "]";
-              } else {
-                out += cat(v);
               }
             },
             value);

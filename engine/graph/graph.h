@@ -15,6 +15,7 @@
 namespace oar {
 
 struct OpDef;  // op.h
+class Graph;
 
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
@@ -23,7 +24,12 @@ using DimVector = std::vector<Dim>;
 struct TensorType {
   Format format;
   DimVector shape;
-  bool operator==(const TensorType& o) const { return format == o.format && shape == o.shape; }
+  // False: dtype and extents are only known when the value is (evaluate.h).
+  bool known = true;
+  static TensorType unknown() { return {{}, {}, false}; }
+  bool operator==(const TensorType& o) const {
+    return known == o.known && format == o.format && shape == o.shape;
+  }
 };
 
 enum class ValueKind : uint8_t {
@@ -45,6 +51,9 @@ struct Node {
   std::vector<ValueId> inputs;  // kNoValue: an optional input left out
   std::vector<ValueId> outputs;
   Attrs attrs;
+  // Branches and loop bodies. They see nothing of this graph but the operands the node hands them.
+  std::vector<std::shared_ptr<const Graph>> subgraphs;
+  std::string name;  // for people: the node's name in the file it came from
 };
 
 class Graph {
@@ -59,6 +68,11 @@ class Graph {
   ValueId add_constant(std::string name, Tensor tensor);
   // Infers the output types through the op's shape rule; its error names the op and its operands.
   Result<std::vector<ValueId>> add_node(const OpDef* op, std::vector<ValueId> inputs, Attrs attrs = {});
+  // A node of an ordinary model: no shape rule is asked, types of its `outputs` results are unknown until
+  // run.
+  std::vector<ValueId> append(const OpDef* op, std::vector<ValueId> inputs, size_t outputs, Attrs attrs = {},
+                              std::vector<std::shared_ptr<const Graph>> subgraphs = {},
+                              std::string name = {});
   void add_output(std::string name, ValueId value);
 
   const Value& value(ValueId id) const { return values_[id]; }

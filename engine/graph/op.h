@@ -18,6 +18,7 @@ class Builder;
 class LoweredOp;      // plan.h
 struct LowerContext;  // plan.h
 struct HostValue;     // reference.h
+class EvalContext;    // evaluate.h
 
 enum class Gradient : uint8_t {
   kSmooth,             // differentiable
@@ -49,6 +50,15 @@ struct OpDef {
   // Primitive: concrete host evaluation in double (exact for integers). Null for ops that need device state.
   Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs,
                       std::span<HostValue> outputs) = nullptr;
+  // Runs on concrete host tensors of any dtype; result shapes follow from the values (evaluate.h). Ops of
+  // ordinary models have this and need no shape rule.
+  Status (*evaluate)(EvalContext& ctx) = nullptr;
+  // Packs what is constant once, for evaluate(); null when nothing is worth it. `constants` has one entry per
+  // operand, null where it is not constant.
+  Result<std::shared_ptr<const void>> (*prepare)(const Node& node,
+                                                 std::span<const Tensor* const> constants) = nullptr;
+  // Results depend on more than the operands (random numbers): never folded or merged.
+  bool impure = false;
   // Makes the kernel call, or returns null when the backend has no kernel for these operands.
   Result<std::unique_ptr<LoweredOp>> (*lower)(LowerContext& ctx) = nullptr;
 };

@@ -22,6 +22,15 @@ std::span<const Pass> default_passes() {
   return kPasses;
 }
 
+std::span<const Pass> tensor_passes() {
+  static constexpr Pass kPasses[] = {
+      {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
+      {"cse", "compute equal expressions once", passes::cse},
+      {"dce", "drop what no output needs", passes::dce},
+  };
+  return kPasses;
+}
+
 Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,
                                            const PassOptions& options) {
   for (const std::string& name : options.disabled) {

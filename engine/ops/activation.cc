@@ -1,6 +1,7 @@
 // Activations, defined in primitives. Formulas as in kernels/activation.h.
 #include "kernels/activation.h"
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 
 namespace oar {
 namespace {
@@ -61,16 +62,19 @@ extern const OpDef op_relu = {.name = "relu",
                               .infer = same_as_first,
                               .define = relu,
                               .pattern = true,
+                              .evaluate = tensor::relu,
                               .lower = lower_unary<UnaryOp::kRelu>};
 extern const OpDef op_silu = {.name = "silu",
                               .infer = same_as_first,
                               .define = silu,
                               .pattern = true,
+                              .evaluate = tensor::silu,
                               .lower = lower_unary<UnaryOp::kSilu>};
 extern const OpDef op_gelu = {.name = "gelu",
                               .infer = same_as_first,
                               .define = gelu,
                               .pattern = true,
+                              .evaluate = tensor::gelu,
                               .lower = lower_unary<UnaryOp::kGeluErf>};
 extern const OpDef op_gelu_tanh = {.name = "gelu_tanh",
                                    .infer = same_as_first,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 #include "kernels/activation.h"
 
 namespace oar {
@@ -18,12 +19,14 @@ Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 }
 
 template <double (*F)(double), UnaryOp kOp>
-constexpr OpDef unary(const char* name, Gradient gradient = Gradient::kSmooth) {
+constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&),
+                      Gradient gradient = Gradient::kSmooth) {
   OpDef d{};
   d.name = name;
   d.gradient = gradient;
   d.infer = same_as_first;
   d.reference = unary_reference<F>;
+  d.evaluate = evaluate;
   d.lower = lower_unary<kOp>;
   return d;
 }
@@ -122,11 +125,12 @@ Lowered binary_lower(LowerContext& ctx) {
 }
 
 template <double (*F)(double, double), BinaryOp kOp>
-constexpr OpDef binary(const char* name) {
+constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&)) {
   OpDef d{};
   d.name = name;
   d.infer = binary_infer;
   d.reference = binary_reference<F>;
+  d.evaluate = evaluate;
   d.lower = binary_lower<kOp>;
   return d;
 }
@@ -141,27 +145,29 @@ double f_pow(double a, double b) { return std::pow(a, b); }
 
 }  // namespace
 
-extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg");
-extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs");
-extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp");
-extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log");
-extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt");
-extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt");
-extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square");
-extern const OpDef op_reciprocal = unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal");
-extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh");
-extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid");
-extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf");
-extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin");
-extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos");
-extern const OpDef op_floor = unary<f_floor, UnaryOp::kFloor>("floor", Gradient::kPiecewiseConstant);
+extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg", tensor::neg);
+extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs", tensor::abs);
+extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp", tensor::exp);
+extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log", tensor::log);
+extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt", tensor::sqrt);
+extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt", tensor::rsqrt);
+extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square", tensor::square);
+extern const OpDef op_reciprocal =
+    unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal);
+extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh", tensor::tanh);
+extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid);
+extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf", tensor::erf);
+extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin", tensor::sin);
+extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos", tensor::cos);
+extern const OpDef op_floor =
+    unary<f_floor, UnaryOp::kFloor>("floor", tensor::floor, Gradient::kPiecewiseConstant);
 
-extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add");
-extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub");
-extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul");
-extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div");
-extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max");
-extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min");
-extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow");
+extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add);
+extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub);
+extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul);
+extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div);
+extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max);
+extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min);
+extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow", tensor::pow);
 
 }  // namespace oar

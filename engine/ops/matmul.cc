@@ -2,6 +2,7 @@
 // leading axes. Linear layers have an op of their own (linear.cc), because their weight is stored (N, K) in
 // any format.
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 
 namespace oar {
 namespace {
@@ -38,6 +39,10 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 
 }  // namespace
 
-extern const OpDef op_matmul = {.name = "matmul", .infer = infer, .reference = reference};
+extern const OpDef op_matmul = {.name = "matmul",
+                                .infer = infer,
+                                .reference = reference,
+                                .evaluate = tensor::matmul,
+                                .prepare = tensor::prepare_matmul};
 
 }  // namespace oar

@@ -1,6 +1,7 @@
 // Softmax and the normalizations over the last axis, defined in primitives.
 #include "kernels/norm.h"
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 
 namespace oar {
 namespace {
@@ -113,8 +114,11 @@ Lowered layer_lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_softmax = {
-    .name = "softmax", .infer = same_as_first, .define = softmax, .pattern = true};
+extern const OpDef op_softmax = {.name = "softmax",
+                                 .infer = same_as_first,
+                                 .define = softmax,
+                                 .pattern = true,
+                                 .evaluate = tensor::softmax};
 extern const OpDef op_rms_norm = {
     .name = "rms_norm", .infer = rms_infer, .define = rms_norm, .pattern = true, .lower = rms_lower};
 extern const OpDef op_add_rms_norm = {

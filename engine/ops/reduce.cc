@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 
 namespace oar {
 namespace {
@@ -30,18 +31,19 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 }
 
 template <Kind kKind>
-constexpr OpDef reduce(const char* name) {
+constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&)) {
   OpDef d{};
   d.name = name;
   d.infer = infer;
   d.reference = reference<kKind>;
+  d.evaluate = evaluate;
   return d;
 }
 
 }  // namespace
 
-extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum");
-extern const OpDef op_reduce_mean = reduce<Kind::kMean>("reduce_mean");
-extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max");
+extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum", tensor::reduce_sum);
+extern const OpDef op_reduce_mean = reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean);
+extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max", tensor::reduce_max);
 
 }  // namespace oar

@@ -1,6 +1,7 @@
 // Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous,
 // gather_rows. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
 #include "engine/ops/op_util.h"
+#include "engine/ops/tensor/evaluators.h"
 #include "kernels/embedding.h"
 
 namespace oar {
@@ -200,11 +201,15 @@ Lowered gather_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_reshape = {.name = "reshape", .infer = reshape_infer, .reference = copy_reference};
-extern const OpDef op_transpose = {
-    .name = "transpose", .infer = transpose_infer, .reference = transpose_reference};
+extern const OpDef op_transpose = {.name = "transpose",
+                                   .infer = transpose_infer,
+                                   .reference = transpose_reference,
+                                   .evaluate = tensor::transpose};
 extern const OpDef op_slice = {.name = "slice", .infer = slice_infer, .reference = slice_reference};
-extern const OpDef op_concat = {.name = "concat", .infer = concat_infer, .reference = concat_reference};
-extern const OpDef op_cast = {.name = "cast", .infer = cast_infer, .reference = copy_reference};
+extern const OpDef op_concat = {
+    .name = "concat", .infer = concat_infer, .reference = concat_reference, .evaluate = tensor::concat};
+extern const OpDef op_cast = {
+    .name = "cast", .infer = cast_infer, .reference = copy_reference, .evaluate = tensor::cast};
 extern const OpDef op_contiguous = {
     .name = "contiguous", .strided_inputs = 1, .infer = contiguous_infer, .reference = copy_reference};
 extern const OpDef op_gather_rows = {

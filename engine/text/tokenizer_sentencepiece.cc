@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "engine/base/format.h"
+#include "engine/base/wire_reader.h"
 #include "engine/text/sentencepiece_tokenizer.h"
 #include "engine/text/vocabulary.h"
-#include "engine/base/wire_reader.h"
 
 namespace oar {
 namespace {

@@ -14,6 +14,7 @@ void merge_scalars(Graph& graph) {
   for (ValueId v = 0; v < static_cast<ValueId>(graph.num_values()); ++v) {
     const Value& value = graph.value(v);
     if (value.kind != ValueKind::kConstant || value.constant.numel() != 1) continue;
+    if (value.constant.format().dtype() == DType::kString) continue;
     std::string key = graph.type_string(value.type) + ":";
     key.append(static_cast<const char*>(value.constant.data()), value.constant.bytes());
     const auto [it, fresh] = seen.emplace(std::move(key), v);
@@ -31,7 +32,7 @@ Result<int> cse(Graph& graph) {
   std::vector<bool> dead(graph.nodes().size(), false);
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& n = graph.nodes()[i];
-    if (n.op->effect) continue;
+    if (n.op->effect || n.op->impure || !n.subgraphs.empty()) continue;
     const auto key = std::make_pair(n.op, n.inputs);
     const auto [begin, end] = seen.equal_range(key);
     auto same = begin;

@@ -1,0 +1,144 @@
+// oar infer: runs a tensor model (ONNX, Paddle) on inputs from files and writes its outputs.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "clients/cli/command.h"
+#include "clients/cli/tensor_files.h"
+#include "engine/base/json.h"
+#include "engine/runtime/predictor.h"
+
+namespace oar::cli {
+namespace {
+
+struct InferOptions {
+  std::string model, output;
+  std::vector<std::string> inputs, disabled;
+  int threads = 0;
+  bool json = false, graph = false, profile = false;
+};
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// A value's name as a file name: letters, digits, dot, dash and underscore.
+std::string file_name(const std::string& name) {
+  std::string s;
+  for (char c : name) s += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' ? c : '_';
+  return s.empty() || s[0] == '.' ? "_" + s : s;
+}
+
+Status save(const Datum& d, const std::string& base, std::vector<std::string>& written) {
+  if (d.kind == Datum::Kind::kSequence) {
+    for (size_t k = 0; k < d.items->size(); ++k)
+      OAR_RETURN_IF_ERROR(save((*d.items)[k], cat(base, ".", k), written));
+    return ok_status();
+  }
+  if (!d.is_tensor()) return ok_status();
+  if (const auto npy = npy_bytes(d.tensor)) {
+    written.push_back(base + ".npy");
+    return write_file(written.back(), *npy);
+  }
+  OAR_ASSIGN(const std::string pb, write_onnx_tensor(d.tensor, ""));
+  written.push_back(base + ".pb");
+  return write_file(written.back(), pb);
+}
+
+Status infer(const InferOptions& o) {
+  PredictorOptions options;
+  options.threads = o.threads;
+  options.disabled_passes = {o.disabled.begin(), o.disabled.end()};
+  const auto start = Clock::now();
+  OAR_ASSIGN(const auto predictor, Predictor::open(o.model, options));
+  const double load_ms = ms_since(start);
+  if (o.graph) std::fputs(predictor->graph().to_string().c_str(), stdout);
+  std::map<std::string, Datum> in;
+  for (const std::string& arg : o.inputs) {
+    const size_t eq = arg.find('=');
+    const IoSpec* spec = nullptr;
+    for (const IoSpec& s : predictor->inputs()) {
+      if (eq != std::string::npos && s.name == arg.substr(0, eq)) spec = &s;
+    }
+    if (!spec) {
+      std::string names;
+      for (const IoSpec& s : predictor->inputs()) names += cat("\n  ", s.to_string());
+      return invalid_argument(
+          cat("--input ", arg, ": expected NAME=FILE with one of the model's inputs:", names));
+    }
+    OAR_ASSIGN(in[spec->name], read_value(arg.substr(eq + 1), *spec));
+  }
+  std::vector<Datum> values;
+  for (const IoSpec& s : predictor->inputs()) {
+    if (!in.count(s.name))
+      return invalid_argument(cat("input ", s.to_string(), " is missing: --input ", s.name, "=FILE"));
+    values.push_back(in[s.name]);
+  }
+  std::vector<NodeTime> times;
+  const auto run_start = Clock::now();
+  auto outputs = o.profile ? predictor->profile(values, &times) : predictor->run(values);
+  OAR_RETURN_IF_ERROR(outputs.status());
+  const double run_ms = ms_since(run_start);
+  if (o.profile) {
+    std::map<std::string, std::pair<double, int>> by_op;
+    for (const NodeTime& t : times)
+      by_op[t.op].first += static_cast<double>(t.end_ns - t.start_ns) * 1e-6, by_op[t.op].second++;
+    for (const auto& [op, t] : by_op)
+      std::printf("%-28s %4d calls %10.3f ms\n", op.c_str(), t.second, t.first);
+  }
+  std::error_code error;
+  if (!o.output.empty() && !std::filesystem::create_directories(o.output, error) && error) {
+    return unavailable(cat("cannot make the folder ", o.output, ": ", error.message()));
+  }
+  boost::json::array list;
+  for (size_t k = 0; k < outputs->size(); ++k) {
+    const std::string& name = predictor->outputs()[k].name;
+    const Datum& d = (*outputs)[k];
+    std::vector<std::string> files;
+    if (!o.output.empty()) OAR_RETURN_IF_ERROR(save(d, o.output + "/" + file_name(name), files));
+    if (o.json) {
+      boost::json::object item{{"name", name}, {"type", d.to_string()}};
+      boost::json::array paths;
+      for (const std::string& f : files) paths.emplace_back(f);
+      item["files"] = std::move(paths);
+      list.emplace_back(std::move(item));
+    } else {
+      std::printf("%s: %s%s%s\n", name.c_str(), d.to_string().c_str(), files.empty() ? "" : " -> ",
+                  files.empty() ? "" : files[0].c_str());
+    }
+  }
+  if (o.json) {
+    boost::json::object out{
+        {"model", o.model}, {"load_ms", load_ms}, {"run_ms", run_ms}, {"outputs", std::move(list)}};
+    std::printf("%s\n", boost::json::serialize(out).c_str());
+  } else {
+    std::printf("loaded in %.1f ms, ran in %.2f ms\n", load_ms, run_ms);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_infer(CLI::App& app, Action& action) {
+  auto o = std::make_shared<InferOptions>();
+  CLI::App* c = app.add_subcommand("infer", "Run an ONNX or Paddle model on inputs from files");
+  c->add_option("model", o->model, "the model file")->required()->type_name("MODEL");
+  c->add_option("--input", o->inputs, "an input: its name and a .npy, .pb or .bin file")
+      ->type_name("NAME=FILE");
+  c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
+  c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(CLI::Range(0, 1024));
+  c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
+  c->add_flag("--graph", o->graph, "print the graph after all passes");
+  c->add_flag("--profile", o->profile, "time per kind of op");
+  c->add_flag("--json", o->json, "print one JSON object");
+  c->footer("Example:\n  oar infer squeezenet.onnx --input data_0=kitten.npy --output out");
+  c->callback([o, &action] {
+    action = [o] {
+      const Status s = infer(*o);
+      return s.ok() ? kSuccess : fail(s);
+    };
+  });
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,204 @@
+#include "engine/graph/evaluate.h"
+
+#include <chrono>
+
+#include "engine/base/format.h"
+
+namespace oar {
+namespace {
+
+// Nesting of branches and loops; a file may nest deeper than the stack allows.
+constexpr int kMaxDepth = 64;
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
+std::string describe(const Node& node, std::span<const Datum* const> inputs) {
+  std::string s = node.op->name;
+  if (!node.name.empty()) s += cat(" '", node.name, "'");
+  s += "(";
+  for (size_t k = 0; k < inputs.size(); ++k)
+    s += cat(k ? ", " : "", inputs[k] ? inputs[k]->to_string() : "-");
+  return s + ")";
+}
+
+Status evaluate_into(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
+                     const EvalOptions& options, const void* prepared) {
+  EvalContext ctx(node, inputs, outputs, options, prepared);
+  const uint64_t start = options.profile ? now_ns() : 0;
+  Status s = node.op->evaluate(ctx);
+  if (options.profile) options.profile(node, start, now_ns());
+  if (!s.ok()) return Status(s.code(), cat(describe(node, inputs), ": ", s.message()));
+  return s;
+}
+
+}  // namespace
+
+std::string Datum::to_string() const {
+  if (kind == Kind::kTensor) return cat(tensor.format().name(), tensor.shape().to_string());
+  if (kind == Kind::kSequence) return cat("sequence of ", items->size());
+  return "none";
+}
+
+Result<Tensor> EvalContext::tensor(size_t i) const {
+  if (!has(i)) return invalid_argument(cat("operand ", i, " is missing"));
+  if (!inputs_[i]->is_tensor()) {
+    return invalid_argument(cat("operand ", i, " is a ", inputs_[i]->to_string(), ", not a tensor"));
+  }
+  return inputs_[i]->tensor;
+}
+
+Result<std::vector<int64_t>> EvalContext::ints(size_t i) const {
+  OAR_ASSIGN(const Tensor t, tensor(i));
+  const DType d = t.format().dtype();
+  if (!(dtype_is_integer(d) || d == DType::kBool) || t.shape().rank() > 1) {
+    return invalid_argument(cat("operand ", i, " must be a list of integers"));
+  }
+  std::vector<int64_t> out(static_cast<size_t>(t.numel()));
+  for (size_t k = 0; k < out.size(); ++k) out[k] = element_as_int(t, static_cast<int64_t>(k));
+  return out;
+}
+
+Result<int64_t> EvalContext::scalar_int(size_t i) const {
+  OAR_ASSIGN(const Tensor t, tensor(i));
+  if (t.numel() != 1 || t.format().dtype() == DType::kString) {
+    return invalid_argument(cat("operand ", i, " must hold one number"));
+  }
+  return element_as_int(t, 0);
+}
+
+Result<double> EvalContext::scalar(size_t i) const {
+  OAR_ASSIGN(const Tensor t, tensor(i));
+  if (t.numel() != 1 || t.format().dtype() == DType::kString) {
+    return invalid_argument(cat("operand ", i, " must hold one number"));
+  }
+  return element_as_double(t, 0);
+}
+
+Result<std::vector<int64_t>> EvalContext::ints_or_attr(size_t i, const char* attr) const {
+  if (has(i)) return ints(i);
+  return attrs().get_ints(attr);
+}
+
+Result<std::vector<Datum>> EvalContext::run_subgraph(size_t which, std::vector<Datum> inputs) const {
+  if (which >= node_.subgraphs.size()) return internal_error(cat("there is no subgraph ", which));
+  if (options_.depth >= kMaxDepth) return invalid_argument("branches and loops nest too deeply");
+  EvalOptions inner = options_;
+  ++inner.depth;
+  if (const auto* prepared = static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_)) {
+    return (*prepared)[which]->run(std::move(inputs), inner);
+  }
+  OAR_ASSIGN(const auto evaluator, Evaluator::create(node_.subgraphs[which]));
+  return evaluator->run(std::move(inputs), inner);
+}
+
+Result<Shape> checked_shape(std::span<const int64_t> dims) {
+  if (dims.size() > Shape::kMaxRank) {
+    return invalid_argument(cat("a result of ", dims.size(), " axes; at most ", Shape::kMaxRank));
+  }
+  for (int64_t d : dims) {
+    if (d < 0) return invalid_argument(cat("a result would have an extent of ", d));
+  }
+  const Shape shape(dims);
+  if (!shape.checked_numel()) return invalid_argument(cat("the size of ", shape.to_string(), " overflows"));
+  return shape;
+}
+
+Result<int> checked_axis(int64_t axis, int rank) {
+  if (axis < -rank || axis >= rank) {
+    return invalid_argument(cat("axis ", axis, " is outside [", -rank, ", ", rank, ")"));
+  }
+  return static_cast<int>(axis < 0 ? axis + rank : axis);
+}
+
+Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph) {
+  auto e = std::unique_ptr<Evaluator>(new Evaluator());
+  e->graph_ = std::move(graph);
+  const Graph& g = *e->graph_;
+  const size_t n = g.nodes().size();
+  e->prepared_.resize(n);
+  e->last_.resize(n);
+  std::vector<uint8_t> kept(g.num_values(), 0);
+  for (const auto& o : g.outputs()) kept[o.value] = 1;
+  for (size_t i = n; i-- > 0;) {
+    const Node& node = g.nodes()[i];
+    if (!node.op->evaluate) return unimplemented(cat(node.op->name, " cannot be evaluated"));
+    for (ValueId v : node.inputs) {
+      if (v == kNoValue || kept[v] || g.value(v).kind == ValueKind::kConstant) continue;
+      kept[v] = 1;
+      e->last_[i].push_back(v);
+    }
+    for (ValueId v : node.outputs) {
+      if (!kept[v]) e->last_[i].push_back(v);
+    }
+    if (!node.subgraphs.empty()) {
+      auto inner = std::make_shared<std::vector<std::unique_ptr<const Evaluator>>>();
+      for (const auto& s : node.subgraphs) {
+        OAR_ASSIGN(auto sub, Evaluator::create(s));
+        inner->push_back(std::move(sub));
+      }
+      e->prepared_[i] = std::move(inner);
+    } else if (node.op->prepare) {
+      std::vector<const Tensor*> constants;
+      for (ValueId v : node.inputs) {
+        const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
+        constants.push_back(constant ? &g.value(v).constant : nullptr);
+      }
+      OAR_ASSIGN(e->prepared_[i], node.op->prepare(node, constants));
+    }
+  }
+  return std::unique_ptr<const Evaluator>(std::move(e));
+}
+
+Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalOptions& options) const {
+  const Graph& g = *graph_;
+  if (inputs.size() != g.inputs().size()) {
+    return invalid_argument(cat("a graph of ", g.inputs().size(), " inputs is given ", inputs.size()));
+  }
+  std::vector<Datum> values(g.num_values());
+  std::vector<uint8_t> known(g.num_values(), 0);
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    values[g.inputs()[k]] = std::move(inputs[k]);
+    known[g.inputs()[k]] = 1;
+  }
+  auto fetch = [&](ValueId v) -> const Datum* {
+    if (!known[v] && g.value(v).kind == ValueKind::kConstant) {
+      values[v] = Datum(g.value(v).constant);
+      known[v] = 1;
+    }
+    return known[v] ? &values[v] : nullptr;
+  };
+  std::vector<const Datum*> operands;
+  std::vector<Datum> results;
+  for (size_t i = 0; i < g.nodes().size(); ++i) {
+    const Node& node = g.nodes()[i];
+    operands.clear();
+    for (ValueId v : node.inputs) operands.push_back(v == kNoValue ? nullptr : fetch(v));
+    results.assign(node.outputs.size(), {});
+    OAR_RETURN_IF_ERROR(evaluate_into(node, operands, results, options, prepared_[i].get()));
+    for (size_t k = 0; k < results.size(); ++k) {
+      values[node.outputs[k]] = std::move(results[k]);
+      known[node.outputs[k]] = 1;
+    }
+    for (ValueId v : last_[i]) values[v] = {};
+  }
+  std::vector<Datum> out;
+  for (const auto& o : g.outputs()) {
+    const Datum* d = fetch(o.value);
+    if (!d) return internal_error(cat("output '", o.name, "' was not computed"));
+    out.push_back(*d);
+  }
+  return out;
+}
+
+Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
+                                       const EvalOptions& options) {
+  std::vector<Datum> outputs(node.outputs.size());
+  OAR_RETURN_IF_ERROR(evaluate_into(node, inputs, outputs, options, nullptr));
+  return outputs;
+}
+
+}  // namespace oar

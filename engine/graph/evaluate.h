@@ -1,0 +1,149 @@
+// Evaluation of ordinary graphs: each op runs on concrete host tensors of any dtype, and the shapes of its
+// results follow from the values it is given (a Reshape's target, NonZero's count, a Loop's trips). This is
+// the executor beneath a Predictor, the host evaluator of shape arithmetic and what folds constants. Language
+// models do not pass here: their Plan (plan.h) knows every size from symbols.
+//
+// To add an op for ordinary models: a function `Status f(EvalContext&)` in engine/ops that reads
+// ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.output(i); an OpDef with
+// `.evaluate = f`; one line in engine/ops/CMakeLists.txt. Importers then emit it with Graph::append().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/graph/op.h"
+#include "engine/tensor/element.h"
+#include "kernels/thread_pool.h"
+
+namespace oar {
+
+// A value in flight: a tensor, a sequence of such, or nothing (an optional without a value). Cheap to copy.
+struct Datum {
+  enum class Kind : uint8_t { kNone, kTensor, kSequence };
+  Kind kind = Kind::kNone;
+  Tensor tensor;
+  std::shared_ptr<const std::vector<Datum>> items;
+
+  Datum() = default;
+  Datum(Tensor t) : kind(Kind::kTensor), tensor(std::move(t)) {}  // NOLINT: implicit by design
+  static Datum sequence(std::vector<Datum> items) {
+    Datum d;
+    d.kind = Kind::kSequence;
+    d.items = std::make_shared<const std::vector<Datum>>(std::move(items));
+    return d;
+  }
+  bool is_tensor() const { return kind == Kind::kTensor; }
+  // "f32[2, 3]", "sequence of 4", "none".
+  std::string to_string() const;
+};
+
+struct EvalOptions {
+  ThreadPool* pool = nullptr;                 // null: one thread
+  uint64_t tensor_limit = uint64_t{1} << 36;  // bytes of one tensor; a hostile file may ask for more
+  int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
+  int depth = 0;                              // of nested subgraphs, bounded against hostile files
+  // Told each node's name and nanoseconds; null: not measured.
+  std::function<void(const Node&, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
+};
+
+// What prepare() made of a node's constants (a packed weight): immutable, shared by every clone.
+using Prepared = std::shared_ptr<const void>;
+
+// One op instance with its operands in one run.
+class EvalContext {
+ public:
+  EvalContext(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
+              const EvalOptions& options, const void* prepared = nullptr)
+      : node_(node), inputs_(inputs), outputs_(outputs), options_(options), prepared_(prepared) {}
+
+  const Attrs& attrs() const { return node_.attrs; }
+  const Node& node() const { return node_; }
+  const EvalOptions& options() const { return options_; }
+  template <class T>
+  const T* prepared() const {
+    return static_cast<const T*>(prepared_);
+  }
+
+  size_t num_inputs() const { return inputs_.size(); }
+  size_t num_outputs() const { return outputs_.size(); }
+  // Given, and not an optional without a value.
+  bool has(size_t i) const {
+    return i < inputs_.size() && inputs_[i] != nullptr && inputs_[i]->kind != Datum::Kind::kNone;
+  }
+  // The operand whatever its kind; kNone when it is missing.
+  const Datum& datum(size_t i) const {
+    static const Datum none;
+    return i < inputs_.size() && inputs_[i] ? *inputs_[i] : none;
+  }
+  // The tensor operand i; INVALID_ARGUMENT when it is missing or no tensor.
+  Result<Tensor> tensor(size_t i) const;
+  // Operand i as integers, of rank at most 1 (axes, shapes, pads).
+  Result<std::vector<int64_t>> ints(size_t i) const;
+  Result<int64_t> scalar_int(size_t i) const;
+  Result<double> scalar(size_t i) const;
+  // Integers from operand i if given, else from the attribute.
+  Result<std::vector<int64_t>> ints_or_attr(size_t i, const char* attr) const;
+
+  // Uninitialized, and zeroed.
+  Result<Tensor> allocate(const Shape& shape, DType dtype) const {
+    return allocate_elements(shape, dtype, options_.tensor_limit, false);
+  }
+  Result<Tensor> zeros(const Shape& shape, DType dtype) const {
+    return allocate_elements(shape, dtype, options_.tensor_limit, true);
+  }
+  void set(size_t i, Datum d) {
+    if (i < outputs_.size()) outputs_[i] = std::move(d);
+  }
+  bool wants(size_t i) const { return i < outputs_.size(); }
+
+  // Runs fn(begin, end) over [0, count), in parallel where there is a pool and enough work: `cost` is a rough
+  // number of nanoseconds per item.
+  template <class F>
+  void parallel(int64_t count, double cost, F&& fn) const {
+    if (!options_.pool || static_cast<double>(count) * cost < 20000) return fn(int64_t{0}, count);
+    const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
+    using Fn = std::remove_reference_t<F>;
+    options_.pool->parallel_for(
+        count, grain, [](void* f, int64_t begin, int64_t end) { (*static_cast<Fn*>(f))(begin, end); }, &fn);
+  }
+
+  // Runs subgraph `which` of this node: a branch or a loop body.
+  Result<std::vector<Datum>> run_subgraph(size_t which, std::vector<Datum> inputs) const;
+
+ private:
+  const Node& node_;
+  std::span<const Datum* const> inputs_;
+  std::span<Datum> outputs_;
+  const EvalOptions& options_;
+  const void* prepared_;
+};
+
+// Shape from sizes computed by an op: INVALID_ARGUMENT when negative, of more than 8 axes or overflowing.
+Result<Shape> checked_shape(std::span<const int64_t> dims);
+// A negative axis counts from the end; INVALID_ARGUMENT outside [-rank, rank).
+Result<int> checked_axis(int64_t axis, int rank);
+
+// A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
+class Evaluator {
+ public:
+  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph);
+  const Graph& graph() const { return *graph_; }
+  // `inputs` in graph.inputs() order; outputs in graph.outputs() order. A value is dropped after its last
+  // use.
+  Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions& options) const;
+
+ private:
+  Evaluator() = default;
+  std::shared_ptr<const Graph> graph_;
+  std::vector<Prepared> prepared_;          // by node
+  std::vector<std::vector<ValueId>> last_;  // by node: values not needed after it
+};
+
+// Evaluates one node by itself: constant folding, tests.
+Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
+                                       const EvalOptions& options);
+
+}  // namespace oar

@@ -1,0 +1,60 @@
+// Constant folding of ordinary graphs: a node whose operands are all constants is evaluated once
+// (evaluate.h). Results that would outgrow what they are made of many times over (an Expand of a scalar) stay
+// nodes. Subgraphs are left alone: what they read from outside reaches them as operands.
+#include "engine/graph/evaluate.h"
+#include "engine/graph/pass.h"
+
+namespace oar::passes {
+namespace {
+
+// Folding may trade this many bytes for never computing the node again.
+constexpr uint64_t kMayGrow = 1 << 20;
+
+}  // namespace
+
+Result<int> fold_evaluated(Graph& graph) {
+  int folded = 0;
+  std::vector<bool> dead(graph.nodes().size(), false);
+  EvalOptions options;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& node = graph.nodes()[i];
+    if (!node.op->evaluate || node.op->effect || node.op->impure || !node.subgraphs.empty() ||
+        node.inputs.empty())
+      continue;
+    std::vector<Datum> values;
+    uint64_t bytes = 0;
+    bool constant = true;
+    for (ValueId v : node.inputs) {
+      if (v == kNoValue) {
+        values.emplace_back();
+        continue;
+      }
+      constant = constant && graph.value(v).kind == ValueKind::kConstant;
+      if (!constant) break;
+      values.emplace_back(graph.value(v).constant);
+      bytes += graph.value(v).constant.bytes();
+    }
+    if (!constant) continue;
+    std::vector<const Datum*> operands;
+    for (size_t k = 0; k < values.size(); ++k)
+      operands.push_back(node.inputs[k] == kNoValue ? nullptr : &values[k]);
+    options.tensor_limit = bytes * 2 + kMayGrow;
+    auto results = evaluate_op(node, operands, options);
+    // What cannot be computed now is an error when, and only when, it is reached.
+    if (!results.ok()) continue;
+    bool tensors = true;
+    for (const Datum& d : *results) tensors = tensors && d.is_tensor();
+    if (!tensors) continue;
+    const std::vector<ValueId> outputs = node.outputs;
+    const std::string name = node.name;
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      graph.replace_uses(outputs[k], graph.add_constant(name, std::move((*results)[k].tensor)));
+    }
+    dead[i] = true;
+    ++folded;
+  }
+  graph.remove_nodes(dead);
+  return folded;
+}
+
+}  // namespace oar::passes

@@ -1,0 +1,113 @@
+#include "engine/import/import.h"
+
+#include <cstring>
+#include <limits>
+
+#include "engine/import/onnx.h"
+
+namespace oar {
+
+std::string IoSpec::to_string() const {
+  std::string s = name + ": ";
+  if (kind == Kind::kSequence) s += "sequence of ";
+  if (kind == Kind::kOptional) s += "optional ";
+  s += typed ? dtype_name(dtype) : "any";
+  if (!ranked) return s + "[...]";
+  s += "[";
+  for (size_t k = 0; k < dims.size(); ++k) {
+    s += k ? ", " : "";
+    s += dims[k].value >= 0 ? cat(dims[k].value) : dims[k].name.empty() ? "?" : dims[k].name;
+  }
+  return s + "]";
+}
+
+Val OpWriter::op(std::string_view name, std::vector<Val> inputs, Attrs attrs) {
+  auto r = ops(name, std::move(inputs), 1, std::move(attrs));
+  return r.empty() ? Val{} : r[0];
+}
+
+std::vector<Val> OpWriter::ops(std::string_view name, std::vector<Val> inputs, size_t outputs, Attrs attrs,
+                               std::vector<std::shared_ptr<const Graph>> subgraphs) {
+  if (!status_.ok()) return std::vector<Val>(outputs);
+  const OpDef* def = find_op(name);
+  if (!def || !def->evaluate) {
+    fail(internal_error(cat("there is no graph op '", name, "' that can be evaluated")));
+    return std::vector<Val>(outputs);
+  }
+  std::vector<ValueId> ids;
+  for (Val v : inputs) ids.push_back(v.id);
+  std::vector<Val> out;
+  for (ValueId id :
+       graph_.append(def, std::move(ids), outputs, std::move(attrs), std::move(subgraphs), name_)) {
+    out.push_back({id});
+  }
+  return out;
+}
+
+Val OpWriter::ints(const std::vector<int64_t>& values) {
+  Tensor t = must(allocate_elements({static_cast<int64_t>(values.size())}, DType::kI64));
+  if (!values.empty()) std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(int64_t));
+  return constant(std::move(t));
+}
+
+Val OpWriter::int_scalar(int64_t value) {
+  Tensor t = must(allocate_elements({}, DType::kI64));
+  *mutable_elements<int64_t>(t) = value;
+  return constant(std::move(t));
+}
+
+Val OpWriter::float_scalar(double value, DType dtype) {
+  Tensor t = must(allocate_elements({}, dtype));
+  dispatch_number(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    *mutable_elements<T>(t) = Element<T>::store(static_cast<typename Element<T>::Compute>(value));
+  });
+  return constant(std::move(t));
+}
+
+ValueId add_graph_input(Graph& graph, const IoSpec& spec) {
+  TensorType type = TensorType::unknown();
+  if (spec.kind == IoSpec::Kind::kTensor && spec.typed && spec.ranked) {
+    type = {element_format(spec.dtype), {}};
+    for (size_t k = 0; k < spec.dims.size(); ++k) {
+      const IoDim& d = spec.dims[k];
+      if (d.value >= 0) {
+        type.shape.emplace_back(d.value);
+        continue;
+      }
+      const std::string name = d.name.empty() ? cat(spec.name, ".", k) : d.name;
+      SymbolId id = -1;
+      for (size_t s = 0; s < graph.symbols().size(); ++s) {
+        if (graph.symbols()[s].name == name) id = static_cast<SymbolId>(s);
+      }
+      if (id < 0) id = graph.add_symbol(name, std::numeric_limits<int32_t>::max());
+      type.shape.push_back(graph.dim(id));
+    }
+  }
+  return graph.add_input(spec.name, std::move(type));
+}
+
+Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer) {
+  const Format format = element_format(dtype);
+  OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
+  if (static_cast<uint64_t>(bytes) != buffer.size()) {
+    return data_loss(cat("a tensor ", shape.to_string(), " of ", format.name(), " takes ", bytes,
+                         " bytes; the file has ", buffer.size()));
+  }
+  const auto address = reinterpret_cast<uintptr_t>(buffer.data());
+  if (dtype != DType::kBool && address % static_cast<uintptr_t>(format.info().alignment) == 0) {
+    return Tensor::make(shape, format, std::move(buffer));
+  }
+  OAR_ASSIGN(Tensor t, Tensor::allocate(shape, format));
+  if (bytes > 0) std::memcpy(t.mutable_data(), buffer.data(), static_cast<size_t>(bytes));
+  if (dtype == DType::kBool) {  // a file may hold any byte; evaluation relies on 0 and 1
+    for (int64_t k = 0; k < bytes; ++k) mutable_elements<uint8_t>(t)[k] = elements<uint8_t>(t)[k] != 0;
+  }
+  return t;
+}
+
+Result<ImportedModel> import_model(const std::string& path, const ImportOptions& options) {
+  return import_onnx(path, options);
+}
+
+}  // namespace oar

@@ -1,0 +1,316 @@
+// The op table: what each op of ai.onnx means in ours (https://onnx.ai/onnx/operators/). Most are ours under
+// another name; where an op changed with the opset, its lines or its function here turn old spellings into
+// the newest, so that evaluation knows one form.
+#include <cmath>
+
+#include "engine/import/onnx_ops.h"
+
+namespace oar::onnx {
+namespace {
+
+void constant(OnnxNode& n) {
+  auto emit = [&](Tensor t) { n.out(0, n.w().constant(std::move(t), std::string(n.msg().outputs[0]))); };
+  if (n.num_outputs() != 1) return n.fail(invalid_argument("Constant has one output"));
+  auto list = [&](DType dtype, const Shape& shape, auto&& at) {
+    Tensor t = must(allocate_elements(shape, dtype));
+    at(t);
+    emit(std::move(t));
+  };
+  if (n.has("value")) {
+    auto t = n.get_tensor("value");
+    return t.ok() ? emit(std::move(*t)) : n.fail(t.status());
+  }
+  if (const AttrMsg* a = n.find("value_float")) {
+    return list(DType::kF32, {}, [&](Tensor& t) { *mutable_elements<float>(t) = a->f; });
+  }
+  if (const AttrMsg* a = n.find("value_int")) {
+    return list(DType::kI64, {}, [&](Tensor& t) { *mutable_elements<int64_t>(t) = a->i; });
+  }
+  if (const AttrMsg* a = n.find("value_string")) {
+    return list(DType::kString, {}, [&](Tensor& t) { *mutable_elements<std::string>(t) = a->s; });
+  }
+  if (const AttrMsg* a = n.find("value_floats")) {
+    return list(DType::kF32, {static_cast<int64_t>(a->floats.size())}, [&](Tensor& t) {
+      std::copy(a->floats.begin(), a->floats.end(), mutable_elements<float>(t));
+    });
+  }
+  if (const AttrMsg* a = n.find("value_ints")) {
+    return list(DType::kI64, {static_cast<int64_t>(a->ints.size())},
+                [&](Tensor& t) { std::copy(a->ints.begin(), a->ints.end(), mutable_elements<int64_t>(t)); });
+  }
+  if (const AttrMsg* a = n.find("value_strings")) {
+    return list(DType::kString, {static_cast<int64_t>(a->strings.size())}, [&](Tensor& t) {
+      std::copy(a->strings.begin(), a->strings.end(), mutable_elements<std::string>(t));
+    });
+  }
+  if (const AttrMsg* a = n.find("sparse_value"); a && !a->sparse.empty()) {
+    auto t = n.tensors().read(a->sparse[0]);
+    return t.ok() ? emit(std::move(*t)) : n.fail(t.status());
+  }
+  n.fail(invalid_argument("Constant has no value"));
+}
+
+void constant_of_shape(OnnxNode& n) {
+  Val value;
+  if (n.has("value")) {
+    auto t = n.get_tensor("value");
+    if (!t.ok()) return n.fail(t.status());
+    value = n.w().constant(std::move(*t));
+  } else {
+    value = n.w().float_scalar(0);
+  }
+  n.out(0, n.w().op("constant_of_shape", {n.in(0), value}));
+}
+
+// "f32" for TensorProto's 1 and so on, under `attr`.
+bool dtype_attr(OnnxNode& n, const char* attr, Attrs& attrs, const char* as) {
+  if (!n.has(attr)) return true;
+  const int64_t type = n.get_int(attr, 0);
+  const auto dtype = dtype_of_onnx(type);
+  if (!dtype) return n.fail(unimplemented(cat("attribute '", attr, "': element type ", type))), false;
+  attrs.set(as, std::string(dtype_name(*dtype)));
+  return true;
+}
+
+void cast(OnnxNode& n) {
+  Attrs attrs{{"saturate", n.get_int("saturate", 1)}};
+  if (n.has("round_mode")) attrs.set("round_mode", n.get_string("round_mode"));
+  if (!n.has("to")) return n.fail(invalid_argument("attribute 'to' is missing"));
+  if (!dtype_attr(n, "to", attrs, "to")) return;
+  n.out(0, n.w().op("cast", {n.in(0)}, attrs));
+}
+void cast_like(OnnxNode& n) {
+  Attrs attrs{{"saturate", n.get_int("saturate", 1)}};
+  if (n.has("round_mode")) attrs.set("round_mode", n.get_string("round_mode"));
+  n.out(0, n.w().op("cast_like", {n.in(0), n.in(1)}, attrs));
+}
+void bit_cast(OnnxNode& n) {
+  Attrs attrs;
+  if (!dtype_attr(n, "to", attrs, "to")) return;
+  n.out(0, n.w().op("bit_cast", {n.in(0)}, attrs));
+}
+
+// Sum, Mean, Max, Min of any number of operands.
+void fold(OnnxNode& n, const char* op) {
+  if (n.num_inputs() == 0) return n.fail(invalid_argument("at least one operand is needed"));
+  Val v = n.in(0);
+  for (size_t k = 1; k < n.num_inputs(); ++k) v = n.w().op(op, {v, n.in(k)});
+  n.out(0, n.num_inputs() == 1 ? n.w().op("identity", {v}) : v);
+}
+void sum(OnnxNode& n) { fold(n, "add"); }
+void max(OnnxNode& n) { fold(n, "max"); }
+void min(OnnxNode& n) { fold(n, "min"); }
+void mean(OnnxNode& n) {
+  fold(n, "add");
+  if (n.num_inputs() == 0) return;
+  const Val count = n.w().op("cast_like", {n.w().float_scalar(static_cast<double>(n.num_inputs())), n.in(0)});
+  n.out(0, n.w().op("div", {n.results()[0], count}));
+}
+
+void clip(OnnxNode& n) {
+  Val low = n.in(1), high = n.in(2);
+  if (n.opset() < 11) {
+    if (n.has("min")) low = n.w().op("cast_like", {n.w().float_scalar(n.get_float("min", 0)), n.in(0)});
+    if (n.has("max")) high = n.w().op("cast_like", {n.w().float_scalar(n.get_float("max", 0)), n.in(0)});
+  }
+  n.out(0, n.w().op("clip", {n.in(0), low, high}));
+}
+
+// Before opset 13 Softmax and its kin worked on a matrix: everything from `axis` on was one row.
+void softmax_of(OnnxNode& n, const char* op) {
+  const bool flat = n.opset() < 13;
+  n.out(0, n.w().op(op, {n.in(0)}, {{"axis", n.get_int("axis", flat ? 1 : -1)}, {"flatten", int64_t{flat}}}));
+}
+void softmax(OnnxNode& n) { softmax_of(n, "softmax"); }
+void log_softmax(OnnxNode& n) { softmax_of(n, "log_softmax"); }
+void hardmax(OnnxNode& n) { softmax_of(n, "hardmax"); }
+
+void dropout(OnnxNode& n) {
+  Val ratio = n.in(1);
+  if (n.opset() < 12) ratio = n.w().float_scalar(n.get_float("ratio", 0.5));
+  n.outs(n.w().ops("dropout", {n.in(0), ratio, n.in(2)}, n.num_outputs(), {{"seed", n.get_int("seed", 0)}}));
+}
+
+void pad(OnnxNode& n) {
+  Val pads = n.in(1), value = n.in(2);
+  if (n.opset() < 11) {
+    pads = n.w().ints(n.get_ints("pads"));
+    value = n.w().op("cast_like", {n.w().float_scalar(n.get_float("value", 0)), n.in(0)});
+  }
+  n.out(0, n.w().op("pad", {n.in(0), pads, value, n.in(3)}, {{"mode", n.get_string("mode", "constant")}}));
+}
+
+void slice(OnnxNode& n) {
+  if (n.opset() >= 10) {
+    n.out(0, n.w().op("slice_by", {n.in(0), n.in(1), n.in(2), n.in(3), n.in(4)}));
+    return;
+  }
+  const Val starts = n.w().ints(n.get_ints("starts")), ends = n.w().ints(n.get_ints("ends"));
+  const Val axes = n.has("axes") ? n.w().ints(n.get_ints("axes")) : Val{};
+  n.out(0, n.w().op("slice_by", {n.in(0), starts, ends, axes, {}}));
+}
+
+void top_k(OnnxNode& n) {
+  const Val k = n.opset() < 10 ? n.w().ints({n.get_int("k", 0)}) : n.in(1);
+  n.outs(n.w().ops("top_k", {n.in(0), k}, n.num_outputs(),
+                   {{"axis", n.get_int("axis", -1)},
+                    {"largest", n.get_int("largest", 1)},
+                    {"sorted", n.get_int("sorted", 1)}}));
+}
+
+void split(OnnxNode& n) {
+  Val sizes = n.in(1);
+  if (n.opset() < 13 && n.has("split")) sizes = n.w().ints(n.get_ints("split"));
+  n.get_int("num_outputs", 0);  // what the node's outputs say already
+  n.outs(n.w().ops("split", {n.in(0), sizes}, n.num_outputs(), {{"axis", n.get_int("axis", 0)}}));
+}
+
+void reshape(OnnxNode& n) {
+  n.out(0, n.w().op("reshape_by", {n.in(0), n.in(1)}, {{"allowzero", n.get_int("allowzero", 0)}}));
+}
+
+// Upsample (opset 7 to 9) is Resize with "asymmetric" coordinates, nearest rounding down.
+void upsample(OnnxNode& n) {
+  Val scales = n.in(1);
+  if (n.has("scales")) {
+    const auto any = n.get_any("scales");
+    const auto* list = any ? std::get_if<std::vector<double>>(&*any) : nullptr;
+    if (!list) return n.fail(invalid_argument("attribute 'scales' must be floats"));
+    Tensor t = must(allocate_elements({static_cast<int64_t>(list->size())}, DType::kF32));
+    std::copy(list->begin(), list->end(), mutable_elements<float>(t));
+    scales = n.w().constant(std::move(t));
+  }
+  n.out(0, n.w().op("resize", {n.in(0), {}, scales, {}},
+                    {{"mode", n.get_string("mode", "nearest")},
+                     {"coordinate_transformation_mode", std::string("asymmetric")},
+                     {"nearest_mode", std::string("floor")}}));
+}
+void resize(OnnxNode& n) {
+  if (n.opset() < 11) {
+    n.out(0, n.w().op("resize", {n.in(0), {}, n.in(1), {}},
+                      {{"mode", n.get_string("mode", "nearest")},
+                       {"coordinate_transformation_mode", std::string("asymmetric")},
+                       {"nearest_mode", std::string("floor")}}));
+    return;
+  }
+  Attrs attrs;
+  for (const char* name :
+       {"mode", "coordinate_transformation_mode", "nearest_mode", "keep_aspect_ratio_policy", "antialias",
+        "axes", "cubic_coeff_a", "exclude_outside", "extrapolation_value"}) {
+    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
+  }
+  n.out(0, n.w().op("resize", {n.in(0), n.in(1), n.in(2), n.in(3)}, attrs));
+}
+
+void batch_norm(OnnxNode& n) {
+  n.get_int("spatial", 1);
+  n.get_float("momentum", 0.9);
+  Attrs attrs{{"epsilon", n.get_float("epsilon", 1e-5)}, {"momentum", n.get_float("momentum", 0.9)}};
+  // Opset 14 says it is training; before that five outputs did, which inference models do not have.
+  attrs.set("training_mode", n.opset() >= 14 ? n.get_int("training_mode", 0) : 0);
+  n.outs(n.w().ops("batch_norm", n.ins(), n.opset() >= 14 ? n.num_outputs() : 1, attrs));
+}
+
+void group_norm(OnnxNode& n) {
+  n.out(0, n.w().op("group_norm", n.ins(),
+                    {{"epsilon", n.get_float("epsilon", 1e-5)},
+                     {"num_groups", n.get_int("num_groups", 1)},
+                     {"stash_type", n.get_int("stash_type", 1)}}));
+}
+
+void random_op(OnnxNode& n, const char* op, bool like) {
+  Attrs attrs;
+  for (const char* name : {"mean", "scale", "low", "high"}) {
+    if (n.has(name)) attrs.set(name, n.get_float(name, 0));
+  }
+  if (n.has("seed")) attrs.set("seed", n.get_float("seed", 0));
+  if (!dtype_attr(n, "dtype", attrs, "dtype")) return;
+  std::vector<Val> in;
+  if (like) in = {n.w().op("shape_of", {n.in(0)}), n.in(0)};
+  else in = {n.w().ints(n.get_ints("shape"))};
+  n.out(0, n.w().op(op, std::move(in), attrs));
+}
+void random_normal(OnnxNode& n) { random_op(n, "random_normal", false); }
+void random_normal_like(OnnxNode& n) { random_op(n, "random_normal", true); }
+void random_uniform(OnnxNode& n) { random_op(n, "random_uniform", false); }
+void random_uniform_like(OnnxNode& n) { random_op(n, "random_uniform", true); }
+
+// Ops whose one peculiar attribute is an element type.
+void with_dtype(OnnxNode& n, const char* op, const char* attr, std::initializer_list<const char*> others) {
+  Attrs attrs;
+  if (!dtype_attr(n, attr, attrs, attr)) return;
+  for (const char* name : others) {
+    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
+  }
+  n.outs(n.w().ops(op, n.ins(), n.num_outputs(), attrs));
+}
+void eye_like(OnnxNode& n) { with_dtype(n, "eye_like", "dtype", {"k"}); }
+void bernoulli(OnnxNode& n) { with_dtype(n, "bernoulli", "dtype", {"seed"}); }
+void multinomial(OnnxNode& n) { with_dtype(n, "multinomial", "dtype", {"sample_size", "seed"}); }
+void sequence_empty(OnnxNode& n) { with_dtype(n, "sequence_empty", "dtype", {}); }
+void quantize(OnnxNode& n) {
+  with_dtype(n, "quantize_linear", "output_dtype", {"axis", "saturate", "block_size", "precision"});
+}
+void dequantize(OnnxNode& n) { with_dtype(n, "dequantize_linear", "output_dtype", {"axis", "block_size"}); }
+void window(OnnxNode& n, const char* kind) {
+  Attrs attrs{{"kind", std::string(kind)}, {"periodic", n.get_int("periodic", 1)}};
+  if (!dtype_attr(n, "output_datatype", attrs, "dtype")) return;
+  n.out(0, n.w().op("window", {n.in(0)}, attrs));
+}
+void hann(OnnxNode& n) { window(n, "hann"); }
+void hamming(OnnxNode& n) { window(n, "hamming"); }
+void blackman(OnnxNode& n) { window(n, "blackman"); }
+void mel(OnnxNode& n) { with_dtype(n, "mel_weight_matrix", "output_datatype", {}); }
+
+void dft(OnnxNode& n) {
+  Val axis = n.in(2);
+  if (n.opset() < 20) axis = n.w().int_scalar(n.get_int("axis", 1));
+  n.out(0, n.w().op("dft", {n.in(0), n.in(1), axis},
+                    {{"inverse", n.get_int("inverse", 0)}, {"onesided", n.get_int("onesided", 0)}}));
+}
+
+void optional(OnnxNode& n) {
+  n.find("type");
+  n.out(0, n.in(0) ? n.w().op("identity", {n.in(0)}) : n.w().op("none", {}));
+}
+
+void flatten(OnnxNode& n) { n.out(0, n.w().op("flatten", {n.in(0)}, {{"axis", n.get_int("axis", 1)}})); }
+
+void attention(OnnxNode& n) {
+  Attrs attrs;
+  for (const char* name : {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale",
+                           "softcap", "softmax_precision", "left_window_size", "right_window_size"}) {
+    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
+  }
+  n.outs(n.w().ops("dense_attention", n.ins(), n.num_outputs(), attrs));
+}
+
+constexpr OnnxOp kOps[] = {
+#include "engine/import/onnx_ops.inc"
+};
+
+constexpr OnnxOp kContrib[] = {
+    {"Gelu", 1, "gelu", "", nullptr},
+    {"QuickGelu", 1, "swish", "alpha:f", nullptr},
+};
+
+}  // namespace
+
+const OnnxOp* find_onnx_op(std::string_view name, int64_t opset, bool* newer) {
+  const OnnxOp* best = nullptr;
+  for (const OnnxOp& op : kOps) {
+    if (name != op.name) continue;
+    if (op.since > opset) *newer = true;
+    else if (!best || op.since > best->since) best = &op;
+  }
+  return best;
+}
+
+const OnnxOp* find_contrib_op(std::string_view name) {
+  for (const OnnxOp& op : kContrib) {
+    if (name == op.name) return &op;
+  }
+  return nullptr;
+}
+
+}  // namespace oar::onnx

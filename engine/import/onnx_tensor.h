@@ -1,0 +1,30 @@
+// TensorProto -> Tensor: raw or typed data, packed nibbles, strings, external files.
+#pragma once
+
+#include <map>
+
+#include "engine/import/onnx.h"
+#include "engine/import/onnx_proto.h"
+#include "engine/tensor/mapped_file.h"
+
+namespace oar::onnx {
+
+// Where a tensor's bytes may lie: the model's own buffer and files beside it.
+class TensorSource {
+ public:
+  TensorSource(Buffer file, std::string folder, bool mmap)
+      : file_(std::move(file)), folder_(std::move(folder)), mmap_(mmap) {}
+  Result<Tensor> read(const TensorMsg& t);
+  // Sparse to dense.
+  Result<Tensor> read(const SparseMsg& s);
+  const Buffer& file() const { return file_; }
+
+ private:
+  Result<Buffer> external(const TensorMsg& t);
+  Buffer file_;
+  std::string folder_;
+  bool mmap_;
+  std::map<std::string, std::shared_ptr<const MappedFile>> files_;
+};
+
+}  // namespace oar::onnx

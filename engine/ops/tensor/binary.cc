@@ -1,0 +1,313 @@
+// Elementwise ops of two and three operands, broadcast like NumPy. Integers wrap; dividing them by zero is an
+// error.
+#include <atomic>
+
+#include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// f(a, b) for every dtype that `dispatch` offers, result of dtype `to` (default: the operands').
+template <class Dispatch, class F>
+Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
+  if (!dispatch(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        zip_elements<T, T>(ctx, b, x, y, out, [&](C p, C q) { return static_cast<C>(f(p, q)); });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+constexpr auto kNumeric = [](DType t, auto&& f) { return dispatch_numeric(t, f); };
+constexpr auto kInteger = [](DType t, auto&& f) { return dispatch_integer(t, f); };
+
+// Signed overflow is undefined in C++: two's complement arithmetic goes through uint64_t.
+template <class C>
+constexpr bool kInt = std::is_integral_v<C>;
+
+template <class F>
+Status compare(EvalContext& ctx, F&& f) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kBool));
+  auto run = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = typename Element<T>::Compute;
+    zip_elements<T, uint8_t>(ctx, b, x, y, out,
+                             [&](const C& p, const C& q) { return static_cast<uint8_t>(f(p, q)); });
+  };
+  if (dtype_of(x) == DType::kString) run(TypeTag<std::string>{});
+  else if (!dispatch_number(dtype_of(x), run)) return bad_dtype(x);
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+Status equal(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a == b; });
+}
+Status not_equal(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a != b; });
+}
+Status greater(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a > b; });
+}
+Status greater_equal(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a >= b; });
+}
+Status less(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a < b; });
+}
+Status less_equal(EvalContext& c) {
+  return compare(c, [](const auto& a, const auto& b) { return a <= b; });
+}
+
+template <class F>
+Status logical(EvalContext& ctx, F&& f) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  if (dtype_of(x) != DType::kBool || dtype_of(y) != DType::kBool)
+    return invalid_argument("operands must be bool");
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kBool));
+  zip_elements<uint8_t, uint8_t>(ctx, b, x, y, out, f);
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+Status logical_and(EvalContext& c) {
+  return logical(c, [](uint8_t a, uint8_t b) { return static_cast<uint8_t>(a & b); });
+}
+Status logical_or(EvalContext& c) {
+  return logical(c, [](uint8_t a, uint8_t b) { return static_cast<uint8_t>(a | b); });
+}
+Status logical_xor(EvalContext& c) {
+  return logical(c, [](uint8_t a, uint8_t b) { return static_cast<uint8_t>(a ^ b); });
+}
+
+Status bitwise_and(EvalContext& c) {
+  return zip(c, kInteger, [](auto a, auto b) { return a & b; });
+}
+Status bitwise_or(EvalContext& c) {
+  return zip(c, kInteger, [](auto a, auto b) { return a | b; });
+}
+Status bitwise_xor(EvalContext& c) {
+  return zip(c, kInteger, [](auto a, auto b) { return a ^ b; });
+}
+Status bit_shift(EvalContext& c) {
+  const std::string direction = c.attrs().get_string("direction");
+  if (direction != "LEFT" && direction != "RIGHT") return invalid_argument("direction must be LEFT or RIGHT");
+  const bool left = direction == "LEFT";
+  return zip(c, kInteger, [left](auto a, auto b) {
+    const auto n = static_cast<uint64_t>(b);
+    using C = decltype(a);
+    if (n >= sizeof(C) * 8) return C{0};
+    return left ? static_cast<C>(static_cast<uint64_t>(a) << n) : static_cast<C>(a >> n);
+  });
+}
+
+// mod: the sign of the divisor (Python's %); with fmod, that of the dividend (C's).
+Status mod(EvalContext& ctx) {
+  const bool c_like = ctx.attrs().get_int("fmod") != 0;
+  std::atomic<bool> by_zero{false};
+  OAR_RETURN_IF_ERROR(zip(ctx, kNumeric, [&](auto a, auto b) {
+    using C = decltype(a);
+    if constexpr (kInt<C>) {
+      if (b == 0) return by_zero.store(true, std::memory_order_relaxed), C{0};
+      if constexpr (std::is_signed_v<C>) {
+        if (b == -1) return C{0};  // the smallest integer over -1 overflows
+      }
+      const C r = static_cast<C>(a % b);
+      return !c_like && r != 0 && (r < 0) != (b < 0) ? static_cast<C>(r + b) : r;
+    } else {
+      const C r = std::fmod(a, b);
+      return !c_like && r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    }
+  }));
+  if (by_zero) return invalid_argument("integer division by zero");
+  return ok_status();
+}
+
+Status prelu(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor slope, ctx.tensor(1));
+  // Unidirectional: (C) also means one slope per channel of (N, C, ...), as exporters write it.
+  if (slope.shape().rank() == 1 && x.shape().rank() > 2 && slope.numel() == x.shape()[1] &&
+      slope.numel() != x.shape().cols()) {
+    std::vector<int64_t> dims(static_cast<size_t>(x.shape().rank() - 1), 1);
+    dims[0] = slope.numel();
+    OAR_ASSIGN(slope, slope.reshape(Shape(dims)));
+  }
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, slope));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &slope.shape()}));
+  if (!(b.shape() == x.shape())) return invalid_argument("the slope does not broadcast to the operand");
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        zip_elements<T, T>(ctx, b, x, slope, out, [](C p, C q) -> C {
+          if (!(p < 0)) return p;
+          if constexpr (kInt<C>) return static_cast<C>(static_cast<uint64_t>(p) * static_cast<uint64_t>(q));
+          else return p * q;
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+Status where(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor c, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor x, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor y, ctx.tensor(2));
+  if (dtype_of(c) != DType::kBool) return invalid_argument("the condition must be bool");
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&c.shape(), &x.shape(), &y.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
+  dispatch_move(x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    ctx.parallel(b.num_rows(), static_cast<double>(b.row()), [&](int64_t begin, int64_t end) {
+      b.rows(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+        const uint8_t* pc = elements<uint8_t>(c) + from[0];
+        const T* px = elements<T>(x) + from[1];
+        const T* py = elements<T>(y) + from[2];
+        T* po = mutable_elements<T>(out) + at;
+        for (int64_t k = 0; k < n; ++k) po[k] = pc[k * step[0]] ? px[k * step[1]] : py[k * step[2]];
+      });
+    });
+  });
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+// The exponent may have a dtype of its own; the result has the base's.
+template <class C>
+C integer_power(C base, double exponent) {
+  if (exponent < 0 || exponent != std::floor(exponent))
+    return saturate_cast<C>(std::pow(static_cast<double>(base), exponent));
+  uint64_t result = 1, factor = static_cast<uint64_t>(base);
+  for (auto e = saturate_cast<uint64_t>(exponent); e > 0; e >>= 1) {
+    if (e & 1) result *= factor;
+    factor *= factor;
+  }
+  return static_cast<C>(result);
+}
+
+}  // namespace
+
+Status add(EvalContext& c) {
+  return zip(c, kNumeric, [](auto a, auto b) {
+    if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) + static_cast<uint64_t>(b);
+    else return a + b;
+  });
+}
+Status sub(EvalContext& c) {
+  return zip(c, kNumeric, [](auto a, auto b) {
+    if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) - static_cast<uint64_t>(b);
+    else return a - b;
+  });
+}
+Status mul(EvalContext& c) {
+  return zip(c, kNumeric, [](auto a, auto b) {
+    if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) * static_cast<uint64_t>(b);
+    else return a * b;
+  });
+}
+// Integers truncate towards zero.
+Status div(EvalContext& ctx) {
+  std::atomic<bool> by_zero{false};
+  OAR_RETURN_IF_ERROR(zip(ctx, kNumeric, [&](auto a, auto b) {
+    using C = decltype(a);
+    if constexpr (kInt<C>) {
+      if (b == 0) return by_zero.store(true, std::memory_order_relaxed), C{0};
+      if constexpr (std::is_signed_v<C>) {
+        if (b == -1) return static_cast<C>(0 - static_cast<uint64_t>(a));
+      }
+      return static_cast<C>(a / b);
+    } else {
+      return a / b;
+    }
+  }));
+  if (by_zero) return invalid_argument("integer division by zero");
+  return ok_status();
+}
+Status max(EvalContext& c) {
+  return zip(c, kNumeric, [](auto a, auto b) { return a != a || a > b ? a : b; });
+}
+Status min(EvalContext& c) {
+  return zip(c, kNumeric, [](auto a, auto b) { return a != a || a < b ? a : b; });
+}
+Status pow(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
+  OAR_RETURN_IF_ERROR(check_number(y));
+  const std::vector<double> e = to_doubles(y);
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        ctx.parallel(b.num_rows(), 20.0 * static_cast<double>(b.row()), [&](int64_t begin, int64_t end) {
+          b.rows(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+            for (int64_t k = 0; k < n; ++k) {
+              const C base = Element<T>::load(elements<T>(x)[from[0] + k * step[0]]);
+              const double power = e[static_cast<size_t>(from[1] + k * step[1])];
+              C r;
+              if constexpr (kInt<C>) r = integer_power(base, power);
+              else if (power == 2) r = base * base;
+              else r = std::pow(base, static_cast<C>(power));
+              mutable_elements<T>(out)[at + k] = Element<T>::store(r);
+            }
+          });
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+namespace {
+// swiglu_of(a, b) = swish(a, alpha) * b
+Status swiglu_of(EvalContext& ctx) {
+  const double alpha = ctx.attrs().get_float("alpha", 1);
+  return zip(
+      ctx, [](DType t, auto&& f) { return dispatch_float(t, f); },
+      [=](auto a, auto b) {
+        using C = decltype(a);
+        return a / (1 + std::exp(-static_cast<C>(alpha) * a)) * b;
+      });
+}
+}  // namespace
+
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(bit_shift, tensor::bit_shift);
+OAR_TENSOR_OP(bitwise_and, tensor::bitwise_and);
+OAR_TENSOR_OP(bitwise_or, tensor::bitwise_or);
+OAR_TENSOR_OP(bitwise_xor, tensor::bitwise_xor);
+OAR_TENSOR_OP(equal, tensor::equal);
+OAR_TENSOR_OP(greater, tensor::greater);
+OAR_TENSOR_OP(greater_equal, tensor::greater_equal);
+OAR_TENSOR_OP(less, tensor::less);
+OAR_TENSOR_OP(less_equal, tensor::less_equal);
+OAR_TENSOR_OP(logical_and, tensor::logical_and);
+OAR_TENSOR_OP(logical_or, tensor::logical_or);
+OAR_TENSOR_OP(logical_xor, tensor::logical_xor);
+OAR_TENSOR_OP(mod, tensor::mod);
+OAR_TENSOR_OP(not_equal, tensor::not_equal);
+OAR_TENSOR_OP(prelu, tensor::prelu);
+OAR_TENSOR_OP(swiglu_of, tensor::swiglu_of);
+OAR_TENSOR_OP(where, tensor::where);
+}  // namespace oar

@@ -1,0 +1,349 @@
+// Elementwise ops of one operand. Floats narrower than f32 are computed in f32 and rounded once.
+#include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// Rough nanoseconds per element, for the decision to go parallel.
+constexpr double kCheap = 0.3, kCostly = 5;
+
+double attr(const EvalContext& ctx, const char* name, double fallback) {
+  return ctx.attrs().get_float(name, fallback);
+}
+
+// A negated unsigned or smallest signed integer wraps.
+template <class T>
+T negate(T x) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(0 - static_cast<uint64_t>(x));
+  else return -x;
+}
+
+template <class C>
+C sigmoid_of(C x) {
+  // Of the two spellings the one that cannot overflow.
+  if (x >= 0) return 1 / (1 + std::exp(-x));
+  const C e = std::exp(x);
+  return e / (1 + e);
+}
+template <class C>
+C softplus_of(C x) {
+  return std::max(x, C{0}) + std::log1p(std::exp(-std::abs(x)));
+}
+
+// ---- float
+
+Status acos(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::acos(x); });
+}
+Status acosh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::acosh(x); });
+}
+Status asin(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::asin(x); });
+}
+Status asinh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::asinh(x); });
+}
+Status atan(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::atan(x); });
+}
+Status atanh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::atanh(x); });
+}
+Status cosh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::cosh(x); });
+}
+Status sinh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::sinh(x); });
+}
+Status tan(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::tan(x); });
+}
+Status ceil(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return std::ceil(x); });
+}
+Status round(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return std::nearbyint(x); });
+}
+Status softplus(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return softplus_of(x); });
+}
+Status softsign(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return x / (1 + std::abs(x)); });
+}
+Status mish(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return x * std::tanh(softplus_of(x)); });
+}
+Status swish(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 1);
+  return unary_float(c, kCostly, [=](auto x) { return x * sigmoid_of(static_cast<decltype(x)>(alpha) * x); });
+}
+Status elu(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 1);
+  return unary_float(c, kCostly,
+                     [=](auto x) { return x < 0 ? static_cast<decltype(x)>(alpha) * std::expm1(x) : x; });
+}
+Status celu(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 1);
+  return unary_float(c, kCostly, [=](auto x) {
+    using C = decltype(x);
+    const C a = static_cast<C>(alpha);
+    return std::max(C{0}, x) + std::min(C{0}, a * std::expm1(x / a));
+  });
+}
+Status selu(EvalContext& c) {
+  // https://arxiv.org/abs/1706.02515, as ONNX rounds them
+  const double alpha = attr(c, "alpha", 1.67326319217681884765625),
+               gamma = attr(c, "gamma", 1.05070102214813232421875);
+  return unary_float(c, kCostly, [=](auto x) {
+    using C = decltype(x);
+    return static_cast<C>(gamma) * (x > 0 ? x : static_cast<C>(alpha) * std::expm1(x));
+  });
+}
+Status hard_sigmoid(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 0.2), beta = attr(c, "beta", 0.5);
+  return unary_float(c, kCheap, [=](auto x) {
+    using C = decltype(x);
+    return std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
+  });
+}
+// x * hard_sigmoid(x), slope 1/6 unless the attributes say otherwise.
+Status hard_swish(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 1.0 / 6), beta = attr(c, "beta", 0.5);
+  return unary_float(c, kCheap, [=](auto x) {
+    using C = decltype(x);
+    return x * std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
+  });
+}
+Status thresholded_relu(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 1);
+  return unary_float(c, kCheap,
+                     [=](auto x) { return x > static_cast<decltype(x)>(alpha) ? x : decltype(x){0}; });
+}
+
+// ---- numeric
+
+Status sign(EvalContext& c) {
+  return unary_numeric(c, kCheap, [](auto x) -> decltype(x) {
+    if constexpr (std::is_floating_point_v<decltype(x)>) {
+      if (std::isnan(x)) return x;
+    }
+    return static_cast<decltype(x)>((x > 0) - (x < 0));
+  });
+}
+Status leaky_relu(EvalContext& c) {
+  const double alpha = attr(c, "alpha", 0.01);
+  return unary_float(c, kCheap, [=](auto x) { return x < 0 ? static_cast<decltype(x)>(alpha) * x : x; });
+}
+Status shrink(EvalContext& c) {
+  const double bias = attr(c, "bias", 0), lambd = attr(c, "lambd", 0.5);
+  return unary_numeric(c, kCheap, [=](auto x) {
+    const auto v = static_cast<double>(x);
+    const double y = v < -lambd ? v + bias : v > lambd ? v - bias : 0;
+    using C = decltype(x);
+    if constexpr (std::is_integral_v<C>) return saturate_cast<C>(y);
+    else return static_cast<C>(y);
+  });
+}
+
+// min(max(x, low), high); a NaN of x stays.
+Status clip(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  for (size_t k : {size_t{1}, size_t{2}}) {
+    if (!ctx.has(k)) continue;
+    OAR_ASSIGN(const Tensor bound, ctx.tensor(k));
+    OAR_RETURN_IF_ERROR(check_same_dtype(x, bound));
+    if (bound.numel() != 1) return invalid_argument("bounds must be scalars");
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        const bool has_low = ctx.has(1), has_high = ctx.has(2);
+        const C low = has_low ? Element<T>::load(*elements<T>(ctx.datum(1).tensor)) : C{};
+        const C high = has_high ? Element<T>::load(*elements<T>(ctx.datum(2).tensor)) : C{};
+        map_elements<T, T>(ctx, x, y, kCheap, [=](C v) {
+          if (has_low && v < low) v = low;
+          if (has_high && v > high) v = high;
+          return v;
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// ---- to bool, and bits
+
+Status is_nan(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.zeros(x.shape(), DType::kBool));
+  auto run = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_floating_point_v<typename Element<T>::Compute>) {
+      map_elements<T, uint8_t>(ctx, x, y, kCheap, [](auto v) { return static_cast<uint8_t>(std::isnan(v)); });
+    }
+  };
+  if (!dispatch_float(dtype_of(x), run) && !dispatch_narrow(dtype_of(x), run)) return bad_dtype(x);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status is_inf(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.zeros(x.shape(), DType::kBool));
+  const bool negative = ctx.attrs().get_int("detect_negative", 1) != 0;
+  const bool positive = ctx.attrs().get_int("detect_positive", 1) != 0;
+  auto run = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_floating_point_v<typename Element<T>::Compute>) {
+      map_elements<T, uint8_t>(ctx, x, y, kCheap, [=](auto v) {
+        return static_cast<uint8_t>(std::isinf(v) && (v < 0 ? negative : positive));
+      });
+    }
+  };
+  if (!dispatch_float(dtype_of(x), run) && !dispatch_narrow(dtype_of(x), run)) return bad_dtype(x);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status logical_not(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kBool) return bad_dtype(x);
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kBool));
+  map_elements<uint8_t, uint8_t>(ctx, x, y, kCheap, [](uint8_t v) { return static_cast<uint8_t>(!v); });
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status bitwise_not(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  if (!dispatch_integer(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        map_elements<T, T>(ctx, x, y, kCheap, [](T v) { return static_cast<T>(~v); });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status identity(EvalContext& ctx) {
+  ctx.set(0, ctx.datum(0));
+  return ok_status();
+}
+Status none(EvalContext& ctx) {
+  ctx.set(0, Datum());
+  return ok_status();
+}
+
+}  // namespace
+
+Status neg(EvalContext& c) {
+  return unary_numeric(c, kCheap, [](auto x) { return negate(x); });
+}
+Status abs(EvalContext& c) {
+  return unary_numeric(c, kCheap, [](auto x) -> decltype(x) {
+    if constexpr (std::is_floating_point_v<decltype(x)>) return std::abs(x);
+    else return x < 0 ? negate(x) : x;
+  });
+}
+Status exp(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::exp(x); });
+}
+Status log(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::log(x); });
+}
+Status sqrt(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return std::sqrt(x); });
+}
+Status rsqrt(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return 1 / std::sqrt(x); });
+}
+Status square(EvalContext& c) {
+  return unary_numeric(c, kCheap, [](auto x) {
+    if constexpr (std::is_floating_point_v<decltype(x)>) return x * x;
+    else return static_cast<uint64_t>(x) * static_cast<uint64_t>(x);
+  });
+}
+Status reciprocal(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return 1 / x; });
+}
+Status tanh(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::tanh(x); });
+}
+Status sigmoid(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return sigmoid_of(x); });
+}
+Status erf(EvalContext& c) {
+  OAR_ASSIGN(const Tensor x, c.tensor(0));
+  if (dtype_is_float(dtype_of(x))) return unary_float(c, kCostly, [](auto v) { return std::erf(v); });
+  return unary_numeric(c, kCostly, [](auto v) { return std::erf(static_cast<double>(v)); });
+}
+Status sin(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::sin(x); });
+}
+Status cos(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return std::cos(x); });
+}
+Status floor(EvalContext& c) {
+  return unary_float(c, kCheap, [](auto x) { return std::floor(x); });
+}
+Status relu(EvalContext& c) {
+  // Written so that a NaN stays one.
+  return unary_numeric(c, kCheap, [](auto x) { return x < 0 ? decltype(x){0} : x; });
+}
+Status silu(EvalContext& c) {
+  return unary_float(c, kCostly, [](auto x) { return x * sigmoid_of(x); });
+}
+Status gelu(EvalContext& c) {
+  if (c.attrs().get_string("approximate", "none") == "tanh") {
+    return unary_float(c, kCostly, [](auto x) {
+      using C = decltype(x);
+      const C k = static_cast<C>(0.79788456080286535588);  // sqrt(2 / pi)
+      return x / 2 * (1 + std::tanh(k * (x + static_cast<C>(0.044715) * x * x * x)));
+    });
+  }
+  return unary_float(c, kCostly, [](auto x) {
+    return x / 2 * (1 + std::erf(x * static_cast<decltype(x)>(0.70710678118654752440)));
+  });
+}
+
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(acos, tensor::acos);
+OAR_TENSOR_OP(acosh, tensor::acosh);
+OAR_TENSOR_OP(asin, tensor::asin);
+OAR_TENSOR_OP(asinh, tensor::asinh);
+OAR_TENSOR_OP(atan, tensor::atan);
+OAR_TENSOR_OP(atanh, tensor::atanh);
+OAR_TENSOR_OP(bitwise_not, tensor::bitwise_not);
+OAR_TENSOR_OP(ceil, tensor::ceil);
+OAR_TENSOR_OP(celu, tensor::celu);
+OAR_TENSOR_OP(clip, tensor::clip);
+OAR_TENSOR_OP(cosh, tensor::cosh);
+OAR_TENSOR_OP(elu, tensor::elu);
+OAR_TENSOR_OP(hard_sigmoid, tensor::hard_sigmoid);
+OAR_TENSOR_OP(hard_swish, tensor::hard_swish);
+OAR_TENSOR_OP(identity, tensor::identity);
+OAR_TENSOR_OP(is_inf, tensor::is_inf);
+OAR_TENSOR_OP(is_nan, tensor::is_nan);
+OAR_TENSOR_OP(leaky_relu, tensor::leaky_relu);
+OAR_TENSOR_OP(logical_not, tensor::logical_not);
+OAR_TENSOR_OP(mish, tensor::mish);
+OAR_TENSOR_OP(none, tensor::none);
+OAR_TENSOR_OP(round, tensor::round);
+OAR_TENSOR_OP(selu, tensor::selu);
+OAR_TENSOR_OP(shrink, tensor::shrink);
+OAR_TENSOR_OP(sign, tensor::sign);
+OAR_TENSOR_OP(sinh, tensor::sinh);
+OAR_TENSOR_OP(softplus, tensor::softplus);
+OAR_TENSOR_OP(softsign, tensor::softsign);
+OAR_TENSOR_OP(swish, tensor::swish);
+OAR_TENSOR_OP(tan, tensor::tan);
+OAR_TENSOR_OP(thresholded_relu, tensor::thresholded_relu);
+}  // namespace oar

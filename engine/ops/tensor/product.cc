@@ -1,0 +1,470 @@
+// Products: matmul, gemm, their integer and quantized forms, einsum, determinants.
+#include <map>
+
+#include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/gemm.h"
+#include "kernels/matmul.h"
+
+namespace oar::tensor {
+
+Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const float* A, int64_t lda,
+               const float* B, float* C, int64_t ldc, bool accumulate) {
+  if (M == 0 || N == 0) return ok_status();
+  if (K == 0) {
+    for (int64_t m = 0; m < M && !accumulate; ++m) std::fill_n(C + m * ldc, N, 0.0f);
+    return ok_status();
+  }
+  static const Kernel* const kernel =
+      KernelRegistry::cpu().find(KernelFamily::kMatmul, Format::f32(), best_isa());
+  OAR_CHECK(kernel != nullptr, "no f32 matmul kernel");
+  const MatmulSegment segment{B, nullptr, N, 0};
+  MatmulArgs args;
+  args.out = C;
+  args.x = A;
+  args.residual = accumulate ? C : nullptr;
+  args.segments = &segment;
+  args.num_segments = 1;
+  args.T = M, args.K = K, args.ldx = lda, args.ldo = ldc;
+  args.format = Format::f32();
+  // A product this small is done before the pool has woken up.
+  ThreadPool* pool = M * N * K > (1 << 16) ? ctx.options().pool : nullptr;
+  KernelPlan plan;
+  kernel->plan(&args, pool ? pool->workers() : 1, &plan);
+  OAR_ASSIGN(Buffer shared, Buffer::allocate(plan.shared_scratch));
+  if (pool) {
+    pool->reserve_scratch(plan.worker_scratch);
+    pool->run(*kernel, &args, plan, shared.mutable_data());
+    return ok_status();
+  }
+  OAR_ASSIGN(Buffer own, Buffer::allocate(plan.worker_scratch));
+  const KernelScratch scratch{own.mutable_data(), shared.mutable_data()};
+  for (int phase = 0; phase < plan.phases; ++phase) kernel->run(&args, phase, 0, plan.chunks[phase], scratch);
+  return ok_status();
+}
+
+void transpose_f32(const float* src, float* dst, int64_t rows, int64_t cols) {
+  constexpr int64_t kTile = 32;
+  for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+    for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
+      for (int64_t r = r0; r < std::min(rows, r0 + kTile); ++r) {
+        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) dst[c * rows + r] = src[r * cols + c];
+      }
+    }
+  }
+}
+
+namespace {
+
+// Sums in the compute type; integers wrap.
+template <class T>
+void plain_product(const T* a, const T* b, T* c, int64_t M, int64_t N, int64_t K) {
+  using S = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
+  std::vector<S> row(static_cast<size_t>(N));
+  for (int64_t m = 0; m < M; ++m) {
+    std::fill(row.begin(), row.end(), S{0});
+    for (int64_t k = 0; k < K; ++k) {
+      const S x = static_cast<S>(a[m * K + k]);
+      for (int64_t n = 0; n < N; ++n) row[static_cast<size_t>(n)] += x * static_cast<S>(b[k * N + n]);
+    }
+    for (int64_t n = 0; n < N; ++n) c[m * N + n] = static_cast<T>(row[static_cast<size_t>(n)]);
+  }
+}
+
+struct PreparedMatmul {
+  Tensor transposed;  // (N, K)
+};
+
+}  // namespace
+
+Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const Tensor& b_in,
+                              const Tensor* b_transposed) {
+  Tensor a = a_in, b = b_in;
+  OAR_RETURN_IF_ERROR(check_same_dtype(a, b));
+  const DType dtype = dtype_of(a);
+  if (a.shape().rank() < 1 || b.shape().rank() < 1)
+    return invalid_argument("operands need at least one axis");
+  // A vector is a row on the left, a column on the right, and its axis vanishes again.
+  const bool row = a.shape().rank() == 1, column = b.shape().rank() == 1;
+  if (row) { OAR_ASSIGN(a, a.reshape({1, a.numel()})); }
+  if (column) { OAR_ASSIGN(b, b.reshape({b.numel(), 1})); }
+  const Shape &sa = a.shape(), &sb = b.shape();
+  const int ra = sa.rank(), rb = sb.rank();
+  const int64_t M = sa[ra - 2], K = sa[ra - 1], N = sb[rb - 1];
+  if (sb[rb - 2] != K) {
+    return invalid_argument(cat("inner extents differ: ", sa.to_string(), " . ", sb.to_string()));
+  }
+  const Shape batch_a(std::span(sa.begin(), static_cast<size_t>(ra - 2))),
+      batch_b(std::span(sb.begin(), static_cast<size_t>(rb - 2)));
+  OAR_ASSIGN(const Broadcast batch, Broadcast::make({&batch_a, &batch_b}));
+  std::vector<int64_t> dims = dims_of(batch.shape());
+  if (!row) dims.push_back(M);
+  if (!column) dims.push_back(N);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  const bool narrow = dtype == DType::kF16 || dtype == DType::kBF16;
+  if (narrow) {
+    OAR_ASSIGN(a, as_f32(a));
+    OAR_ASSIGN(b, as_f32(b));
+  }
+  OAR_ASSIGN(Tensor out, ctx.allocate(shape, narrow ? DType::kF32 : dtype));
+  Status status;
+  if (dtype_of(a) == DType::kF32) {
+    const float* pa = elements<float>(a);
+    const float* pb = elements<float>(b);
+    float* po = mutable_elements<float>(out);
+    if (rb == 2) {  // every batch entry meets the same matrix: one product
+      Tensor turned;
+      if (b_transposed) turned = *b_transposed;
+      else {
+        OAR_ASSIGN(turned, ctx.allocate({N, K}, DType::kF32));
+        transpose_f32(pb, mutable_elements<float>(turned), K, N);
+      }
+      const int64_t rows = extent(sa, 0, ra - 1);
+      OAR_RETURN_IF_ERROR(gemm_nt(ctx, rows, N, K, pa, K, elements<float>(turned), po, N, false));
+    } else {
+      OAR_ASSIGN(Tensor turned, ctx.allocate({N, K}, DType::kF32));
+      int64_t last = -1;
+      batch.rows(0, batch.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+        for (int64_t k = 0; k < n && status.ok(); ++k) {
+          const int64_t ib = from[1] + k * step[1];
+          if (ib != last) transpose_f32(pb + ib * K * N, mutable_elements<float>(turned), K, N);
+          last = ib;
+          status = gemm_nt(ctx, M, N, K, pa + (from[0] + k * step[0]) * M * K, K, elements<float>(turned),
+                           po + (at + k) * M * N, N, false);
+        }
+      });
+    }
+    OAR_RETURN_IF_ERROR(status);
+    return from_f32(ctx, out, dtype);
+  }
+  bool known = dispatch_numeric(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_arithmetic_v<T>) {
+      batch.rows(0, batch.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+        for (int64_t k = 0; k < n; ++k) {
+          plain_product(elements<T>(a) + (from[0] + k * step[0]) * M * K,
+                        elements<T>(b) + (from[1] + k * step[1]) * K * N,
+                        mutable_elements<T>(out) + (at + k) * M * N, M, N, K);
+        }
+      });
+    }
+  });
+  if (!known) return bad_dtype(a);
+  return out;
+}
+
+Result<std::shared_ptr<const void>> prepare_matmul(const Node&, std::span<const Tensor* const> constants) {
+  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
+  const Tensor& b = *constants[1];
+  if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
+  auto p = std::make_shared<PreparedMatmul>();
+  OAR_ASSIGN(p->transposed, allocate_elements({b.shape()[1], b.shape()[0]}, DType::kF32));
+  transpose_f32(elements<float>(b), mutable_elements<float>(p->transposed), b.shape()[0], b.shape()[1]);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+Status matmul(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor a, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor b, ctx.tensor(1));
+  const auto* p = ctx.prepared<PreparedMatmul>();
+  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b, p ? &p->transposed : nullptr));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+namespace {
+
+Result<Tensor> turned(const EvalContext& ctx, const Tensor& t) {
+  OAR_ASSIGN(Tensor out, ctx.allocate({t.shape()[1], t.shape()[0]}, dtype_of(t)));
+  dispatch_move(t, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int64_t r = 0; r < t.shape()[0]; ++r) {
+      for (int64_t c = 0; c < t.shape()[1]; ++c)
+        mutable_elements<T>(out)[c * t.shape()[0] + r] = elements<T>(t)[r * t.shape()[1] + c];
+    }
+  });
+  return out;
+}
+
+Result<std::shared_ptr<const void>> prepare_gemm(const Node& node, std::span<const Tensor* const> constants) {
+  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
+  const Tensor& b = *constants[1];
+  if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
+  if (!node.attrs.get_int("transB")) return prepare_matmul(node, constants);
+  auto p = std::make_shared<PreparedMatmul>();
+  p->transposed = b;  // as it lies in the file
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+// gemm(a, b, c?) = alpha a' b' + beta c
+Status gemm(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor a, ctx.tensor(0));
+  OAR_ASSIGN(Tensor b, ctx.tensor(1));
+  if (a.shape().rank() != 2 || b.shape().rank() != 2) return invalid_argument("operands must be matrices");
+  const auto* p = ctx.prepared<PreparedMatmul>();
+  if (ctx.attrs().get_int("transA")) { OAR_ASSIGN(a, turned(ctx, a)); }
+  Tensor y;
+  if (p && dtype_of(a) == DType::kF32) {
+    const Tensor& bt = p->transposed;
+    const int64_t M = a.shape()[0], N = bt.shape()[0], K = bt.shape()[1];
+    if (a.shape()[1] != K) return invalid_argument("inner extents differ");
+    OAR_ASSIGN(y, ctx.allocate({M, N}, DType::kF32));
+    OAR_RETURN_IF_ERROR(gemm_nt(ctx, M, N, K, elements<float>(a), K, elements<float>(bt),
+                                mutable_elements<float>(y), N, false));
+  } else {
+    if (ctx.attrs().get_int("transB")) { OAR_ASSIGN(b, turned(ctx, b)); }
+    OAR_ASSIGN(y, matmul_tensors(ctx, a, b, nullptr));
+  }
+  const double alpha = ctx.attrs().get_float("alpha", 1), beta = ctx.attrs().get_float("beta", 1);
+  Tensor c;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(c, ctx.tensor(2));
+    OAR_RETURN_IF_ERROR(check_same_dtype(y, c));
+  } else if (alpha == 1) {
+    return ctx.set(0, std::move(y)), ok_status();
+  } else {
+    OAR_ASSIGN(c, ctx.zeros({}, dtype_of(y)));
+  }
+  OAR_ASSIGN(const Broadcast bc, Broadcast::make({&y.shape(), &c.shape()}));
+  if (!(bc.shape() == y.shape()))
+    return invalid_argument("the third operand does not broadcast to the product");
+  OAR_ASSIGN(Tensor out, ctx.allocate(y.shape(), dtype_of(y)));
+  if (!dispatch_numeric(dtype_of(y), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        zip_elements<T, T>(ctx, bc, y, c, out, [=](C u, C v) {
+          if constexpr (std::is_integral_v<C>) {
+            return saturate_cast<C>(alpha * static_cast<double>(u) + beta * static_cast<double>(v));
+          } else {
+            return static_cast<C>(alpha) * u + static_cast<C>(beta) * v;
+          }
+        });
+      })) {
+    return bad_dtype(y);
+  }
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+// 8-bit operand minus its zero point, as i32 for the product. The zero point is a scalar or one per row (of
+// a) or column (of b).
+Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_row) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(operand));
+  if (dtype_of(x) != DType::kI8 && dtype_of(x) != DType::kU8) return bad_dtype(x);
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kI32));
+  std::vector<double> z{0};
+  if (ctx.has(zero)) {
+    OAR_ASSIGN(const Tensor t, ctx.tensor(zero));
+    OAR_RETURN_IF_ERROR(check_number(t));
+    z = to_doubles(t);
+  }
+  const int rank = x.shape().rank();
+  const int64_t cols = x.shape().cols(), per = by_row && rank > 1 ? x.shape()[rank - 2] : cols;
+  if (z.size() != 1 && static_cast<int64_t>(z.size()) != per)
+    return invalid_argument("zero points do not match the operand");
+  for (int64_t k = 0; k < x.numel(); ++k) {
+    const int64_t at = z.size() == 1 ? 0 : by_row ? k / cols % per : k % cols;
+    mutable_elements<int32_t>(y)[k] =
+        static_cast<int32_t>(element_as_int(x, k) - static_cast<int64_t>(z[static_cast<size_t>(at)]));
+  }
+  return y;
+}
+
+Status matmul_integer(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor a, centered(ctx, 0, 2, true));
+  OAR_ASSIGN(const Tensor b, centered(ctx, 1, 3, false));
+  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b, nullptr));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// qlinear_matmul(a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
+Status qlinear_matmul(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor a, centered(ctx, 0, 2, true));
+  OAR_ASSIGN(const Tensor b, centered(ctx, 3, 5, false));
+  OAR_ASSIGN(const Tensor sa, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor sb, ctx.tensor(4));
+  OAR_ASSIGN(const double sy, ctx.scalar(6));
+  OAR_ASSIGN(const Tensor zy, ctx.tensor(7));
+  OAR_ASSIGN(const Tensor sum, matmul_tensors(ctx, a, b, nullptr));
+  if (zy.numel() != 1 || dtype_of(sa) == DType::kString || dtype_of(sb) == DType::kString ||
+      dtype_of(zy) == DType::kString) {
+    return invalid_argument("scales and zero points must be numbers, the result's zero point a scalar");
+  }
+  const std::vector<double> va = to_doubles(sa), vb = to_doubles(sb);
+  const int64_t cols = sum.shape().cols(),
+                rows = sum.shape().rank() > 1 ? sum.shape()[sum.shape().rank() - 2] : 1;
+  if ((va.size() != 1 && static_cast<int64_t>(va.size()) != rows) ||
+      (vb.size() != 1 && static_cast<int64_t>(vb.size()) != cols)) {
+    return invalid_argument("scales do not match the operands");
+  }
+  std::vector<double> out(static_cast<size_t>(sum.numel()));
+  const auto zero = static_cast<double>(element_as_int(zy, 0));
+  for (int64_t k = 0; k < sum.numel(); ++k) {
+    const double s = va[va.size() == 1 ? 0 : static_cast<size_t>(k / cols % rows)] *
+                     vb[vb.size() == 1 ? 0 : static_cast<size_t>(k % cols)] / sy;
+    out[static_cast<size_t>(k)] = std::nearbyint(static_cast<double>(elements<int32_t>(sum)[k]) * s) + zero;
+  }
+  ctx.set(0, from_doubles(ctx, sum.shape(), dtype_of(zy), out));
+  return ok_status();
+}
+
+// einsum {equation}: letters are axes, "..." the broadcast ones; sums over letters absent on the right.
+Status einsum(EvalContext& ctx) {
+  std::string equation;
+  for (char c : ctx.attrs().get_string("equation")) {
+    if (c != ' ') equation += c;
+  }
+  const size_t arrow = equation.find("->");
+  std::string left = equation.substr(0, arrow);
+  std::vector<std::string> terms(1);
+  for (char c : left) {
+    if (c == ',') terms.emplace_back();
+    else terms.back() += c;
+  }
+  if (terms.size() != ctx.num_inputs())
+    return invalid_argument("the equation has another number of operands");
+  // Ellipses become capital-free private letters: '0' + axis counted from the right.
+  size_t ellipsis = 0;
+  std::vector<Tensor> xs;
+  auto letters = [](const std::string& t) {
+    return t.find("...") == std::string::npos ? t.size() : t.size() - 3;
+  };
+  for (size_t k = 0; k < terms.size(); ++k) {
+    OAR_ASSIGN(Tensor t, ctx.tensor(k));
+    const auto rank = static_cast<size_t>(t.shape().rank());
+    const bool dots = terms[k].find("...") != std::string::npos;
+    if (dots ? rank < letters(terms[k]) : rank != terms[k].size())
+      return invalid_argument(cat("term '", terms[k], "' does not match its operand"));
+    if (dots) ellipsis = std::max(ellipsis, rank - letters(terms[k]));
+    xs.push_back(std::move(t));
+  }
+  auto spell = [&](std::string t, size_t count) {
+    const size_t at = t.find("...");
+    if (at == std::string::npos) return t;
+    std::string d;
+    for (size_t k = 0; k < count; ++k) d += static_cast<char>('0' + static_cast<int>(count - 1 - k));
+    return t.replace(at, 3, d);
+  };
+  std::map<char, int> uses;
+  for (size_t k = 0; k < terms.size(); ++k) {
+    const bool dots = terms[k].find("...") != std::string::npos;
+    terms[k] = spell(terms[k], dots ? static_cast<size_t>(xs[k].shape().rank()) - letters(terms[k]) : 0);
+    for (char c : terms[k]) ++uses[c];
+  }
+  std::string right;
+  if (arrow != std::string::npos) {
+    right = spell(equation.substr(arrow + 2), ellipsis);
+  } else {
+    right = spell("...", ellipsis);
+    for (const auto& [c, n] : uses) {
+      if (n == 1 && !(c >= '0' && c <= '9')) right += c;
+    }
+  }
+  std::map<char, int64_t> extents;
+  for (size_t k = 0; k < terms.size(); ++k) {
+    OAR_RETURN_IF_ERROR(check_same_dtype(xs[0], xs[k]));
+    for (size_t i = 0; i < terms[k].size(); ++i) {
+      const char c = terms[k][i];
+      if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')))
+        return invalid_argument("the equation has a character that is no letter");
+      int64_t& e = extents.emplace(c, 1).first->second;
+      const int64_t own = xs[k].shape()[static_cast<int>(i)];
+      if (e != 1 && own != 1 && own != e)
+        return invalid_argument(cat("axis '", c, "' has extents ", e, " and ", own));
+      e = e == 1 ? own : e;
+    }
+  }
+  std::string order = right;
+  for (char c : right) {
+    if (!extents.count(c)) return invalid_argument(cat("axis '", c, "' of the result is in no operand"));
+  }
+  for (const auto& [c, e] : extents) {
+    if (right.find(c) == std::string::npos) order += c;
+  }
+  std::vector<int64_t> dims;
+  for (char c : right) dims.push_back(extents[c]);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  int64_t reduced = 1;
+  for (size_t k = right.size(); k < order.size(); ++k) {
+    if (__builtin_mul_overflow(reduced, extents[order[k]], &reduced))
+      return invalid_argument("the sum overflows");
+  }
+  // Strides of each operand along each letter; a letter twice in a term walks the diagonal.
+  std::vector<std::vector<int64_t>> strides(xs.size(), std::vector<int64_t>(order.size(), 0));
+  for (size_t k = 0; k < xs.size(); ++k) {
+    const auto own = strides_of(xs[k].shape());
+    for (size_t i = 0; i < terms[k].size(); ++i) {
+      if (xs[k].shape()[static_cast<int>(i)] != 1) strides[k][order.find(terms[k][i])] += own[i];
+    }
+  }
+  OAR_RETURN_IF_ERROR(check_number(xs[0]));
+  std::vector<std::vector<double>> values;
+  for (const Tensor& t : xs) values.push_back(to_doubles(t));
+  std::vector<double> out(static_cast<size_t>(shape.numel()), 0);
+  std::vector<int64_t> at(xs.size());
+  for (int64_t f = 0; f < shape.numel(); ++f) {
+    double sum = 0;
+    for (int64_t r = 0; r < reduced; ++r) {
+      std::fill(at.begin(), at.end(), 0);
+      int64_t rest = r;
+      for (size_t k = order.size(); k-- > 0;) {
+        if (k + 1 == right.size()) rest = f;
+        const int64_t e = extents[order[k]], i = rest % e;
+        rest /= e;
+        for (size_t o = 0; o < xs.size(); ++o) at[o] += i * strides[o][k];
+      }
+      double p = 1;
+      for (size_t o = 0; o < xs.size(); ++o) p *= values[o][static_cast<size_t>(at[o])];
+      sum += p;
+    }
+    out[static_cast<size_t>(f)] = sum;
+  }
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(xs[0]), out));
+  return ok_status();
+}
+
+// Determinants of the last two axes, by elimination with partial pivoting.
+Status det(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const int rank = x.shape().rank();
+  if (rank < 2 || x.shape()[rank - 1] != x.shape()[rank - 2] || !dtype_is_float(dtype_of(x)))
+    return invalid_argument("needs square float matrices");
+  const int64_t n = x.shape()[rank - 1], batch = extent(x.shape(), 0, rank - 2);
+  const std::vector<double> all = to_doubles(x);
+  std::vector<double> out;
+  for (int64_t b = 0; b < batch; ++b) {
+    std::vector<double> m(all.begin() + b * n * n, all.begin() + (b + 1) * n * n);
+    auto at = [&](int64_t r, int64_t c) -> double& { return m[static_cast<size_t>(r * n + c)]; };
+    double d = 1;
+    for (int64_t c = 0; c < n && d != 0; ++c) {
+      int64_t pivot = c;
+      for (int64_t r = c; r < n; ++r) pivot = std::abs(at(r, c)) > std::abs(at(pivot, c)) ? r : pivot;
+      if (pivot != c) {
+        d = -d;
+        for (int64_t k = 0; k < n; ++k) std::swap(at(c, k), at(pivot, k));
+      }
+      d *= at(c, c);
+      if (at(c, c) == 0) break;
+      for (int64_t r = c + 1; r < n; ++r) {
+        const double f = at(r, c) / at(c, c);
+        for (int64_t k = c; k < n; ++k) at(r, k) -= f * at(c, k);
+      }
+    }
+    out.push_back(d);
+  }
+  ctx.set(0, from_doubles(ctx, Shape(std::span(x.shape().begin(), static_cast<size_t>(rank - 2))),
+                          dtype_of(x), out));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(det, tensor::det);
+OAR_TENSOR_OP(einsum, tensor::einsum);
+extern const OpDef op_gemm = {
+    .name = "gemm", .gradient = Gradient::kNone, .evaluate = tensor::gemm, .prepare = tensor::prepare_gemm};
+OAR_TENSOR_OP(matmul_integer, tensor::matmul_integer);
+OAR_TENSOR_OP(qlinear_matmul, tensor::qlinear_matmul);
+}  // namespace oar

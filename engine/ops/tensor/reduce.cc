@@ -1,0 +1,367 @@
+// Reductions over any axes, arg-reductions, running sums and products, softmax and its kin. Floats accumulate
+// in double, integers exactly.
+#include <limits>
+
+#include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// How the operand falls apart: result element o gathers `reduced` operand elements.
+struct Axes {
+  std::vector<bool> gone;
+  Shape shape;  // of the result
+};
+
+Result<Axes> reduction_axes(const EvalContext& ctx, const Tensor& x) {
+  OAR_ASSIGN(const std::vector<int64_t> axes, ctx.ints_or_attr(1, "axes"));
+  const int rank = x.shape().rank();
+  const bool keep = ctx.attrs().get_int("keepdims", 1) != 0;
+  const bool none = axes.empty() && ctx.attrs().get_int("noop_with_empty_axes") != 0;
+  Axes a;
+  a.gone.assign(static_cast<size_t>(rank), axes.empty() && !none);
+  for (int64_t v : axes) {
+    OAR_ASSIGN(const int axis, checked_axis(v, rank));
+    a.gone[static_cast<size_t>(axis)] = true;
+  }
+  std::vector<int64_t> dims;
+  for (int k = 0; k < rank; ++k) {
+    if (!a.gone[static_cast<size_t>(k)]) dims.push_back(x.shape()[k]);
+    else if (keep) dims.push_back(1);
+  }
+  a.shape = Shape(dims);
+  return a;
+}
+
+// f(result index, operand indices as base + strides over the reduced box)
+template <class F>
+void for_each_result(const EvalContext& ctx, const Tensor& x, const Axes& a, F&& f) {
+  const auto strides = strides_of(x.shape());
+  std::vector<int64_t> kept_dims, kept_strides, dims, steps;
+  for (int k = 0; k < x.shape().rank(); ++k) {
+    (a.gone[static_cast<size_t>(k)] ? dims : kept_dims).push_back(x.shape()[k]);
+    (a.gone[static_cast<size_t>(k)] ? steps : kept_strides).push_back(strides[static_cast<size_t>(k)]);
+  }
+  // Adjacent reduced axes that are walked as one become one.
+  for (size_t k = dims.size(); k-- > 1;) {
+    if (steps[k - 1] == steps[k] * dims[k]) {
+      dims[k - 1] *= dims[k], steps[k - 1] = steps[k];
+      dims.erase(dims.begin() + static_cast<std::ptrdiff_t>(k)),
+          steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+  }
+  int64_t reduced = 1;
+  for (int64_t d : dims) reduced *= d;
+  const int64_t inner = dims.empty() ? 1 : dims.back(), step = dims.empty() ? 1 : steps.back();
+  ctx.parallel(a.shape.numel(), static_cast<double>(reduced), [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      int64_t rest = o, base = 0;
+      for (size_t k = kept_dims.size(); k-- > 0;)
+        base += rest % kept_dims[k] * kept_strides[k], rest /= kept_dims[k];
+      f(o, [&](auto&& each) {
+        for (int64_t r = 0; inner > 0 && r < reduced / inner; ++r) {
+          int64_t q = r, at = base;
+          for (size_t k = dims.empty() ? 0 : dims.size() - 1; k-- > 0;)
+            at += q % dims[k] * steps[k], q /= dims[k];
+          for (int64_t i = 0; i < inner; ++i) each(at + i * step);
+        }
+      });
+    }
+  });
+}
+
+// Sum of g(x) over the axes, then h(sum, count).
+template <class G, class H>
+Status reduce_with(EvalContext& ctx, G&& g, H&& h) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
+  const double count =
+      axes.shape.numel() > 0 ? static_cast<double>(x.numel()) / static_cast<double>(axes.shape.numel()) : 0;
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        const T* in = elements<T>(x);
+        T* out = mutable_elements<T>(y);
+        for_each_result(ctx, x, axes, [&](int64_t o, auto&& walk) {
+          if constexpr (std::is_integral_v<C>) {
+            uint64_t sum = 0;
+            walk([&](int64_t at) {
+              sum += static_cast<uint64_t>(static_cast<int64_t>(g(static_cast<int64_t>(in[at]))));
+            });
+            out[o] = static_cast<T>(h(static_cast<int64_t>(sum), count));
+          } else {
+            double sum = 0;
+            walk([&](int64_t at) { sum += g(static_cast<double>(Element<T>::load(in[at]))); });
+            out[o] = Element<T>::store(static_cast<C>(h(sum, count)));
+          }
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+constexpr auto kSame = [](auto v, double) { return v; };
+constexpr auto kItself = [](auto v) { return v; };
+
+int64_t wrap_mul(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+constexpr auto kSquare = [](auto v) {
+  if constexpr (std::is_integral_v<decltype(v)>) return wrap_mul(v, v);
+  else return v * v;
+};
+constexpr auto kAbs = [](auto v) {
+  if constexpr (std::is_integral_v<decltype(v)>)
+    return v < 0 ? static_cast<int64_t>(0 - static_cast<uint64_t>(v)) : v;
+  else return std::abs(v);
+};
+
+Status reduce_l1(EvalContext& c) { return reduce_with(c, kAbs, kSame); }
+Status reduce_sum_square(EvalContext& c) { return reduce_with(c, kSquare, kSame); }
+Status reduce_l2(EvalContext& c) {
+  return reduce_with(
+      c, kSquare, [](auto v, double) { return static_cast<decltype(v)>(std::sqrt(static_cast<double>(v))); });
+}
+Status reduce_log_sum(EvalContext& c) {
+  return reduce_with(c, kItself, [](auto v, double) {
+    using C = decltype(v);
+    if constexpr (std::is_integral_v<C>) return saturate_cast<C>(std::log(static_cast<double>(v)));
+    else return std::log(v);
+  });
+}
+
+template <bool kMax>
+Status reduce_extreme(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
+  if (!dispatch_number(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        using L = std::numeric_limits<C>;
+        // Of nothing: the neutral element, infinite where there is one.
+        C least = kMax ? L::lowest() : L::max();
+        if constexpr (L::has_infinity) least = kMax ? -L::infinity() : L::infinity();
+        if (dtype_of(x) == DType::kBool) least = kMax ? 0 : 1;
+        for_each_result(ctx, x, axes, [&](int64_t o, auto&& walk) {
+          C best = least;
+          walk([&](int64_t at) {
+            const C v = Element<T>::load(elements<T>(x)[at]);
+            if (v != v || (kMax ? v > best : v < best)) best = v;
+          });
+          mutable_elements<T>(y)[o] = Element<T>::store(best);
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+Status reduce_min(EvalContext& c) { return reduce_extreme<false>(c); }
+
+Status reduce_prod(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        using S = std::conditional_t<std::is_integral_v<C>, uint64_t, double>;
+        for_each_result(ctx, x, axes, [&](int64_t o, auto&& walk) {
+          S p = 1;
+          walk([&](int64_t at) { p *= static_cast<S>(Element<T>::load(elements<T>(x)[at])); });
+          mutable_elements<T>(y)[o] = Element<T>::store(static_cast<C>(p));
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// log(sum(exp(x))) about the largest, which cannot overflow.
+Status reduce_log_sum_exp(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
+  if (!dispatch_float(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        for_each_result(ctx, x, axes, [&](int64_t o, auto&& walk) {
+          double top = -INFINITY, sum = 0;
+          walk([&](int64_t at) {
+            top = std::max(top, static_cast<double>(Element<T>::load(elements<T>(x)[at])));
+          });
+          const double about = std::isfinite(top) ? top : 0;
+          walk([&](int64_t at) {
+            sum += std::exp(static_cast<double>(Element<T>::load(elements<T>(x)[at])) - about);
+          });
+          mutable_elements<T>(y)[o] = Element<T>::store(static_cast<C>(std::log(sum) + about));
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+template <bool kMax>
+Status arg_extreme(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", 0), x.shape().rank()));
+  const bool keep = ctx.attrs().get_int("keepdims", 1) != 0,
+             last = ctx.attrs().get_int("select_last_index") != 0;
+  std::vector<int64_t> dims = dims_of(x.shape());
+  const int64_t n = dims[static_cast<size_t>(axis)], inner = extent(x.shape(), axis + 1, x.shape().rank());
+  if (keep) dims[static_cast<size_t>(axis)] = 1;
+  else dims.erase(dims.begin() + axis);
+  OAR_ASSIGN(Tensor y, ctx.zeros(Shape(dims), DType::kI64));
+  if (n == 0 && y.numel() > 0) return invalid_argument("no element to choose from");
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        for (int64_t o = 0; o < y.numel(); ++o) {
+          const int64_t base = o / inner * n * inner + o % inner;
+          int64_t best = 0;
+          auto value = [&](int64_t k) { return Element<T>::load(elements<T>(x)[base + k * inner]); };
+          for (int64_t k = 1; k < n; ++k) {
+            const auto v = value(k), b = value(best);
+            if ((kMax ? v > b : v < b) || (last && v == b)) best = k;
+          }
+          mutable_elements<int64_t>(y)[o] = best;
+        }
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+Status arg_max(EvalContext& c) { return arg_extreme<true>(c); }
+Status arg_min(EvalContext& c) { return arg_extreme<false>(c); }
+
+template <bool kProduct>
+Status running(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const int64_t wanted, ctx.scalar_int(1));
+  OAR_ASSIGN(const int axis, checked_axis(wanted, x.shape().rank()));
+  const bool exclusive = ctx.attrs().get_int("exclusive") != 0, reverse = ctx.attrs().get_int("reverse") != 0;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  const int64_t n = x.shape()[axis], inner = extent(x.shape(), axis + 1, x.shape().rank());
+  const int64_t lanes = n > 0 ? x.numel() / n : 0;
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        using S = std::conditional_t<std::is_integral_v<C>, uint64_t, double>;
+        for (int64_t l = 0; l < lanes; ++l) {
+          const int64_t base = l / inner * n * inner + l % inner;
+          S sum = kProduct ? 1 : 0;
+          for (int64_t k = 0; k < n; ++k) {
+            const int64_t at = base + (reverse ? n - 1 - k : k) * inner;
+            const S v = static_cast<S>(Element<T>::load(elements<T>(x)[at]));
+            if (exclusive) mutable_elements<T>(y)[at] = Element<T>::store(static_cast<C>(sum));
+            if constexpr (kProduct) sum *= v;
+            else sum += v;
+            if (!exclusive) mutable_elements<T>(y)[at] = Element<T>::store(static_cast<C>(sum));
+          }
+        }
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+Status cum_sum(EvalContext& c) { return running<false>(c); }
+Status cum_prod(EvalContext& c) { return running<true>(c); }
+
+enum class Soft { kSoftmax, kLog, kHard };
+
+// {axis, flatten}: along one axis, or over everything from that axis on (before ONNX opset 13).
+template <Soft kKind>
+Status soft(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const int rank = x.shape().rank();
+  const bool flat = ctx.attrs().get_int("flatten") != 0;
+  int64_t n = 1, inner = 1;
+  if (rank > 0) {
+    int64_t wanted = ctx.attrs().get_int("axis", -1);
+    if (flat && wanted == rank) n = 1;
+    else {
+      OAR_ASSIGN(const int axis, checked_axis(wanted, rank));
+      n = flat ? extent(x.shape(), axis, rank) : x.shape()[axis];
+      inner = flat ? 1 : extent(x.shape(), axis + 1, rank);
+    }
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  if (x.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
+  if (!dispatch_float(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        const T* in = elements<T>(x);
+        T* out = mutable_elements<T>(y);
+        ctx.parallel(x.numel() / n, 8.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+          for (int64_t l = begin; l < end; ++l) {
+            const int64_t base = l / inner * n * inner + l % inner;
+            auto load = [&](int64_t k) { return Element<T>::load(in[base + k * inner]); };
+            auto store = [&](int64_t k, C v) { out[base + k * inner] = Element<T>::store(v); };
+            C top = load(0);
+            int64_t where = 0;
+            for (int64_t k = 1; k < n; ++k) {
+              const C v = load(k);
+              if (v > top) top = v, where = k;
+            }
+            if constexpr (kKind == Soft::kHard) {
+              for (int64_t k = 0; k < n; ++k) store(k, k == where ? C{1} : C{0});
+              continue;
+            }
+            double sum = 0;
+            for (int64_t k = 0; k < n; ++k) sum += static_cast<double>(std::exp(load(k) - top));
+            if constexpr (kKind == Soft::kLog) {
+              const C shift = static_cast<C>(std::log(sum));
+              for (int64_t k = 0; k < n; ++k) store(k, load(k) - top - shift);
+            } else {
+              const C scale = static_cast<C>(1 / sum);
+              for (int64_t k = 0; k < n; ++k) store(k, std::exp(load(k) - top) * scale);
+            }
+          }
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+Status log_softmax(EvalContext& c) { return soft<Soft::kLog>(c); }
+Status hardmax(EvalContext& c) { return soft<Soft::kHard>(c); }
+
+}  // namespace
+
+Status reduce_sum(EvalContext& c) { return reduce_with(c, kItself, kSame); }
+Status reduce_mean(EvalContext& c) {
+  return reduce_with(c, kItself, [](auto v, double count) {
+    if constexpr (std::is_integral_v<decltype(v)>) return count > 0 ? v / static_cast<int64_t>(count) : 0;
+    else return v / count;
+  });
+}
+Status reduce_max(EvalContext& c) { return reduce_extreme<true>(c); }
+Status softmax(EvalContext& c) { return soft<Soft::kSoftmax>(c); }
+
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(arg_max, tensor::arg_max);
+OAR_TENSOR_OP(arg_min, tensor::arg_min);
+OAR_TENSOR_OP(cum_prod, tensor::cum_prod);
+OAR_TENSOR_OP(cum_sum, tensor::cum_sum);
+OAR_TENSOR_OP(hardmax, tensor::hardmax);
+OAR_TENSOR_OP(log_softmax, tensor::log_softmax);
+OAR_TENSOR_OP(reduce_l1, tensor::reduce_l1);
+OAR_TENSOR_OP(reduce_l2, tensor::reduce_l2);
+OAR_TENSOR_OP(reduce_log_sum, tensor::reduce_log_sum);
+OAR_TENSOR_OP(reduce_log_sum_exp, tensor::reduce_log_sum_exp);
+OAR_TENSOR_OP(reduce_min, tensor::reduce_min);
+OAR_TENSOR_OP(reduce_prod, tensor::reduce_prod);
+OAR_TENSOR_OP(reduce_sum_square, tensor::reduce_sum_square);
+}  // namespace oar

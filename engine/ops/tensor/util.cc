@@ -1,0 +1,128 @@
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+
+Result<Broadcast> Broadcast::make(std::initializer_list<const Shape*> shapes) {
+  Broadcast b;
+  int rank = 0;
+  for (const Shape* s : shapes) rank = std::max(rank, s->rank());
+  int64_t dims[Shape::kMaxRank];
+  for (int k = 0; k < rank; ++k) {
+    dims[k] = 1;
+    for (const Shape* s : shapes) {
+      const int own = k - (rank - s->rank());
+      if (own < 0 || (*s)[own] == 1) continue;
+      if (dims[k] != 1 && dims[k] != (*s)[own]) {
+        std::string all;
+        for (const Shape* t : shapes) all += cat(all.empty() ? "" : " and ", t->to_string());
+        return invalid_argument(cat("shapes ", all, " cannot be broadcast together"));
+      }
+      dims[k] = (*s)[own];
+    }
+  }
+  OAR_ASSIGN(b.shape_, checked_shape({dims, static_cast<size_t>(rank)}));
+  b.operands_ = static_cast<int>(shapes.size());
+  // Strides of each operand at each axis, 0 where it repeats.
+  int64_t strides[kMaxOperands][Shape::kMaxRank] = {};
+  int o = 0;
+  for (const Shape* s : shapes) {
+    int64_t stride = 1;
+    for (int k = rank - 1; k >= 0; --k) {
+      const int own = k - (rank - s->rank());
+      if (own < 0) continue;
+      if ((*s)[own] != 1) strides[o][k] = stride;
+      stride *= (*s)[own];
+    }
+    ++o;
+  }
+  // Merge axis k into the one after it when every operand walks them as one.
+  int n = 0;
+  for (int k = 0; k < rank; ++k) {
+    if (dims[k] == 1 && rank > 1 && !(k == rank - 1 && n == 0)) continue;
+    bool merge = n > 0;
+    for (int p = 0; p < b.operands_ && merge; ++p) merge = b.strides_[p][n - 1] == strides[p][k] * dims[k];
+    if (!merge) ++n, b.dims_[n - 1] = 1;
+    b.dims_[n - 1] *= dims[k];
+    for (int p = 0; p < b.operands_; ++p) b.strides_[p][n - 1] = strides[p][k];
+  }
+  b.rank_ = std::max(n, 1);
+  return b;
+}
+
+Status check_number(const Tensor& t) {
+  if (dtype_of(t) == DType::kString) return bad_dtype(t);
+  return ok_status();
+}
+
+std::vector<double> to_doubles(const Tensor& t) {
+  std::vector<double> out(static_cast<size_t>(t.numel()));
+  dispatch_number(dtype_of(t), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (size_t k = 0; k < out.size(); ++k) out[k] = static_cast<double>(Element<T>::load(elements<T>(t)[k]));
+  });
+  return out;
+}
+
+Tensor from_doubles(const EvalContext& ctx, const Shape& shape, DType dtype, const std::vector<double>& v) {
+  (void)ctx;
+  Tensor t = must(allocate_elements(shape, dtype));
+  dispatch_number(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = typename Element<T>::Compute;
+    for (size_t k = 0; k < v.size(); ++k) {
+      C c;
+      if constexpr (std::is_integral_v<C>) c = saturate_cast<C>(v[k]);
+      else c = static_cast<C>(v[k]);
+      mutable_elements<T>(t)[k] = Element<T>::store(c);
+    }
+  });
+  return t;
+}
+
+Result<Tensor> as_f32(const Tensor& t) {
+  if (dtype_of(t) == DType::kF32) return t;
+  OAR_ASSIGN(Tensor out, allocate_elements(t.shape(), DType::kF32));
+  if (!dispatch_number(dtype_of(t), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        for (int64_t k = 0; k < t.numel(); ++k) {
+          mutable_elements<float>(out)[k] = static_cast<float>(Element<T>::load(elements<T>(t)[k]));
+        }
+      })) {
+    return bad_dtype(t);
+  }
+  return out;
+}
+
+Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype) {
+  if (dtype == DType::kF32) return t;
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), dtype));
+  if (!dispatch_float(dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        for (int64_t k = 0; k < t.numel(); ++k)
+          mutable_elements<T>(out)[k] = Element<T>::store(elements<float>(t)[k]);
+      })) {
+    return bad_dtype(out);
+  }
+  return out;
+}
+
+Result<DType> dtype_attr(const EvalContext& ctx, const char* name, DType fallback) {
+  if (!ctx.attrs().has(name)) return fallback;
+  const auto d = parse_dtype(ctx.attrs().get_string(name));
+  if (!d || *d == DType::kBytes)
+    return invalid_argument(cat("unknown element type '", ctx.attrs().get_string(name), "'"));
+  return *d;
+}
+
+void copy_elements(const Tensor& x, int64_t from, const Tensor& y, int64_t to, int64_t n) {
+  if (n <= 0) return;
+  if (dtype_of(x) == DType::kString) {
+    std::copy_n(elements<std::string>(x) + from, n, mutable_elements<std::string>(y) + to);
+    return;
+  }
+  const int64_t width = x.format().block_bytes();
+  std::memcpy(mutable_elements<std::byte>(y) + to * width, elements<std::byte>(x) + from * width,
+              static_cast<size_t>(n * width));
+}
+
+}  // namespace oar::tensor
