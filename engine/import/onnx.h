@@ -7,7 +7,7 @@
 
 namespace oar {
 
-inline constexpr int64_t kOnnxOldest = 7;
+inline constexpr int64_t kOnnxOldest = 1;  // ops that changed before 7 are only known from there on
 inline constexpr int64_t kOnnxNewest = 28;
 
 // `path` of a model file; external data is looked for beside it and nowhere else.

@@ -10,8 +10,8 @@ namespace oar {
 namespace {
 
 template <class T>
-void decode(const void* blocks, int64_t n, float* out) {
-  const T* p = static_cast<const T*>(blocks);
+void decode(const void* row, int64_t first, int64_t n, float* out) {
+  const T* p = static_cast<const T*>(row) + first;
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(Element<T>::load(p[i]));
 }
 
@@ -21,7 +21,7 @@ constexpr FormatInfo byte_format(const char* name, DType dtype) {
           &decode<T>, nullptr};
 }
 
-void decode_nothing(const void*, int64_t, float*) { OAR_CHECK(false, "strings are not numbers"); }
+void decode_nothing(const void*, int64_t, int64_t, float*) { OAR_CHECK(false, "strings are not numbers"); }
 
 constexpr FormatInfo kI4 = byte_format<i4>("i4", DType::kI4);
 constexpr FormatInfo kU4 = byte_format<u4>("u4", DType::kU4);
@@ -35,6 +35,7 @@ constexpr FormatInfo kString = {"string",
                                 DType::kString,
                                 1,
                                 static_cast<int>(sizeof(std::string)),
+                                0,
                                 true,
                                 8.0f * sizeof(std::string),
                                 static_cast<int>(alignof(std::string)),

@@ -108,10 +108,12 @@ Status bit_shift(EvalContext& c) {
   if (direction != "LEFT" && direction != "RIGHT") return invalid_argument("direction must be LEFT or RIGHT");
   const bool left = direction == "LEFT";
   return zip(c, kInteger, [left](auto a, auto b) {
-    const auto n = static_cast<uint64_t>(b);
+    // A shift by the width or more, or by a negative number, pushes every bit out.
     using C = decltype(a);
-    if (n >= sizeof(C) * 8) return C{0};
-    return left ? static_cast<C>(static_cast<uint64_t>(a) << n) : static_cast<C>(a >> n);
+    const bool all = static_cast<uint64_t>(b) >= sizeof(C) * 8;
+    if (left) return all ? C{0} : static_cast<C>(static_cast<uint64_t>(a) << static_cast<uint64_t>(b));
+    if (all) return static_cast<C>(a < 0 ? -1 : 0);
+    return static_cast<C>(a >> b);
   });
 }
 
