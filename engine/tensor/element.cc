@@ -17,7 +17,7 @@ void decode(const void* row, int64_t first, int64_t n, float* out) {
 
 template <class T>
 constexpr FormatInfo byte_format(const char* name, DType dtype) {
-  return {name,       dtype,  1, static_cast<int>(sizeof(T)), true, 8.0f, static_cast<int>(alignof(T)),
+  return {name,       dtype,  1, static_cast<int>(sizeof(T)), 0, true, 8.0f, static_cast<int>(alignof(T)),
           &decode<T>, nullptr};
 }
 
