@@ -57,7 +57,7 @@ ALLOWED["engine/graph"] = ALLOWED["engine/graph"] | {"engine/graph/passes"}
 BOOST_JSON = r"boost/json\b"
 THIRD_PARTY = [  # header, rooms where it may appear
     (BOOST_JSON, ("engine", "server", "clients", "tests", "train")),
-    (r"boost/", ("server/http", "server/api", "tests/server", "clients")),
+    (r"boost/", ("server/http", "server/api", "tests/server", "tests/loadtest", "clients")),
     (r"(grpc|grpcpp|google/protobuf)/", ("server/grpc", "proto", "clients", "tests/server")),
     (r"prometheus/", ("server/metrics",)),
     (r"openssl/", ("server", "clients")),

@@ -1,0 +1,199 @@
+#include "clients/loadtest/exchange.h"
+
+#include <algorithm>
+#include <boost/asio/write.hpp>
+
+#include "engine/base/format.h"
+
+namespace oar::loadtest {
+namespace {
+
+int64_t nanoseconds(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+
+}  // namespace
+
+Exchange::Exchange(WorkerContext& worker, Record record, const Plan& plan, std::string request, Done done)
+    : worker_(worker),
+      record_(std::move(record)),
+      cancel_after_(plan.cancel_after),
+      request_(std::move(request)),
+      done_(std::move(done)),
+      socket_(worker.io),
+      timer_(worker.io),
+      pause_(worker.io),
+      answer_(worker.endpoint, worker.spec->keep_texts) {
+  record_.slow = plan.slow;
+}
+
+void Exchange::start() {
+  deadline_ = worker_.now() + nanoseconds(worker_.spec->timeout);
+  last_byte_ = worker_.now();
+  connecting_ = worker_.idle.empty();
+  arm();
+  if (!connecting_) {
+    socket_ = std::move(worker_.idle.back());
+    worker_.idle.pop_back();
+    reused_ = true;
+    write();
+  } else {
+    connect(0);
+  }
+}
+
+void Exchange::connect(size_t address) {
+  connecting_ = true;
+  last_byte_ = worker_.now();
+  error_code ignored;
+  socket_.close(ignored);
+  socket_.async_connect(worker_.addresses[address], [self = shared_from_this(), address](error_code ec) {
+    if (self->over_) return;
+    if (ec && address + 1 < self->worker_.addresses.size()) return self->connect(address + 1);
+    if (ec) return self->fail(cat("cannot connect: ", ec.message()));
+    self->connecting_ = false;
+    error_code ignored;
+    self->socket_.set_option(tcp::no_delay(true), ignored);
+    self->socket_.non_blocking(true, ignored);
+    if (self->record_.slow) self->socket_.set_option(asio::socket_base::receive_buffer_size(4096), ignored);
+    self->write();
+  });
+}
+
+void Exchange::write() {
+  parser_.emplace([this](std::string_view body) {
+    note_kind();
+    worker_.bytes += static_cast<int64_t>(body.size());
+    const int pieces = answer_.push(body, event_stream_);
+    if (pieces == 0) return;
+    const int64_t now = last_byte_;  // one read, one time
+    if (record_.first < 0) record_.first = now;
+    for (int i = 0; i < pieces; ++i) {
+      if (previous_chunk_ >= 0) {
+        worker_.gaps.record(now - previous_chunk_);
+        if (worker_.spec->keep_gaps)
+          record_.gaps.push_back(static_cast<float>(now - previous_chunk_) * 1e-6f);
+      }
+      previous_chunk_ = now;
+    }
+    record_.last = now;
+    worker_.chunks += pieces;
+    if (worker_.progress != nullptr) worker_.progress->tokens.fetch_add(pieces, std::memory_order_relaxed);
+  });
+  record_.sent = last_byte_ = worker_.now();
+  if (!reused_) arm();  // from now on for silence, not for connecting
+  asio::async_write(socket_, asio::buffer(request_), [self = shared_from_this()](error_code ec, size_t) {
+    // A server may answer (and close) before it has read everything: what it said counts, so read on.
+    if (ec && !self->over_ && self->reused_ && !self->got_bytes_) self->closed_by_server(ec);
+  });
+  wait();
+}
+
+void Exchange::wait() {
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
+    if (self->over_) return;
+    if (ec) return self->closed_by_server(ec);
+    self->read();
+  });
+}
+
+void Exchange::read() {
+  error_code ec;
+  size_t most = worker_.buffer.size();
+  if (record_.slow)
+    most = std::clamp<size_t>(static_cast<size_t>(worker_.spec->slow_bytes_per_second) / 10, 1, most);
+  const size_t n = socket_.read_some(asio::buffer(worker_.buffer.data(), most), ec);
+  if (ec == asio::error::would_block) return wait();
+  if (ec) return closed_by_server(ec);
+  got_bytes_ = true;
+  last_byte_ = worker_.now();
+  if (!take({worker_.buffer.data(), n})) return;
+  if (!record_.slow) return wait();
+  pause_.expires_after(std::chrono::milliseconds(100));
+  pause_.async_wait([self = shared_from_this()](error_code e) {
+    if (!e && !self->over_) self->wait();
+  });
+}
+
+void Exchange::note_kind() {
+  event_stream_ = parser_->status_code() == 200 && parser_->content_type().starts_with("text/event-stream");
+}
+
+bool Exchange::take(std::string_view bytes) {
+  if (Status s = parser_->push(bytes); !s.ok()) return fail(s.message()), false;
+  if (!answer_.error().empty()) return fail(answer_.error()), false;
+  if (parser_->done()) return complete(parser_->keep_alive()), false;
+  if (cancel_after_ >= 0 && answer_.chunks() > cancel_after_) {
+    record_.cancelled = true;
+    return complete(false), false;
+  }
+  return true;
+}
+
+void Exchange::closed_by_server(error_code ec) {
+  if (reused_ && !got_bytes_) {  // a kept connection that the server had given up meanwhile
+    reused_ = false;
+    return connect(0);
+  }
+  if (ec != asio::error::eof) return fail(cat("the connection broke: ", ec.message()));
+  if (Status s = parser_->finish(); !s.ok()) return fail(s.message());
+  complete(false);
+}
+
+void Exchange::fail(std::string why) {
+  if (over_) return;
+  record_.error = std::move(why);
+  complete(false);
+}
+
+void Exchange::abort(const char* why) { fail(why); }
+
+void Exchange::complete(bool reusable) {
+  if (over_) return;
+  over_ = true;
+  record_.end = worker_.now();
+  if (parser_) record_.http_status = parser_->status_code(), note_kind();
+  if (record_.error.empty() && !record_.cancelled) {
+    answer_.finish(record_.http_status, event_stream_);
+    record_.error = answer_.error();
+  }
+  record_.chunks = answer_.chunks();
+  record_.prompt_tokens = answer_.prompt_tokens();
+  record_.output_tokens = answer_.output_tokens();
+  record_.counted_by_server = answer_.counted_by_server();
+  record_.text = std::move(answer_.text());
+  if (!event_stream_ && record_.error.empty()) record_.first = record_.last = record_.end;
+  timer_.cancel();
+  pause_.cancel();
+  error_code ignored;
+  if (reusable && record_.error.empty() && !record_.slow) {
+    worker_.idle.push_back(std::move(socket_));
+  } else {
+    socket_.close(ignored);
+  }
+  done_(*this);
+}
+
+// Re-armed when it fires and not with every byte: a timer per chunk would cost more than the chunk.
+void Exchange::arm() {
+  const RunSpec& spec = *worker_.spec;
+  int64_t next = deadline_;
+  if (connecting_) next = std::min(next, last_byte_ + nanoseconds(spec.connect_timeout));
+  else if (!record_.slow) next = std::min(next, last_byte_ + nanoseconds(spec.stall_timeout));
+  timer_.expires_at(worker_.start + std::chrono::nanoseconds(next));
+  timer_.async_wait([self = shared_from_this()](error_code ec) {
+    if (!ec && !self->over_) self->on_timer();
+  });
+}
+
+void Exchange::on_timer() {
+  const RunSpec& spec = *worker_.spec;
+  const int64_t now = worker_.now();
+  if (now >= deadline_) return fail(cat("no complete answer within ", spec.timeout, " s"));
+  const int64_t silent = now - last_byte_;
+  if (connecting_ && silent >= nanoseconds(spec.connect_timeout))
+    return fail(cat("no connection within ", spec.connect_timeout, " s"));
+  if (!connecting_ && !record_.slow && silent >= nanoseconds(spec.stall_timeout))
+    return fail(cat("the server sent nothing for ", spec.stall_timeout, " s"));
+  arm();
+}
+
+}  // namespace oar::loadtest
