@@ -8,7 +8,7 @@
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/gguf_model.h"
 #include "engine/loader/llama2c.h"
-#include "engine/loader/oar_quantized.h"
+#include "engine/loader/quantization_config.h"
 
 namespace oar {
 namespace {
@@ -91,7 +91,7 @@ Result<Checkpoint> finish_safetensors(const fs::path& folder, TensorMap tensors)
   c.tensors = std::move(tensors);
   add_missing_prefix(c.tensors);
   OAR_ASSIGN(c.config, read_config(folder));
-  OAR_RETURN_IF_ERROR(apply_oar_quantization(c.config, c.tensors));
+  OAR_RETURN_IF_ERROR(apply_quantization_config(c.config, c.tensors, &c.notices));
   OAR_ASSIGN(c.tokenizer, read_tokenizer_folder(folder.string(), vocabulary_size(c.config)));
   return c;
 }

@@ -1,6 +1,7 @@
 // Checkpoint: a model on disk as every other room sees it, whatever the file kind: a Hugging Face config,
 // tensors by their Hugging Face names, and the tokenizer's sources. Nothing is interpreted here beyond
-// renaming: engine/models reads the config and checks shapes, engine/text parses the tokenizer.
+// renaming: engine/models reads the config and checks shapes, engine/text parses the tokenizer. Quantized
+// checkpoints come out as tensors in our storage formats (quantization_config.h).
 //
 // Accepted: a folder in the Hugging Face layout (config.json with model.safetensors, or with
 // model.safetensors.index.json and its shards; or a folder whose only model is one .gguf file), a
@@ -10,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -34,6 +36,9 @@ struct Checkpoint {
 
   TokenizerFiles tokenizer;
   uint64_t bytes = 0;  // of all tensors
+
+  // What the user should know though it is no error: weights kept in a wider type than stored, say.
+  std::vector<std::string> notices;
 };
 
 // `progress` is told bytes read of bytes to read; a mapped file counts as read at once. NOT_FOUND and

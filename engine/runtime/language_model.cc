@@ -91,6 +91,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   LoadOptions load;
   load.mmap = options.use_mmap;
   OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
+  for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   const uint64_t parameters = count_parameters(checkpoint);
   auto backend = make_backend(options);
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
