@@ -56,6 +56,7 @@ enum class KernelFamily : uint8_t {
   kBinary,          // activation.h
   kEmbedding,       // embedding.h
   kGatherRows,      // embedding.h
+  kHadamard,        // hadamard.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

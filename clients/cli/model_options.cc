@@ -33,6 +33,13 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
         ->capture_default_str();
   }
   command
+      .add_option(
+          "--rotate", e.rotate,
+          "Hadamard rotations that spread outliers: none, all, kv (for a quantized cache), or a list of r1, "
+          "r2, r3, r4")
+      ->type_name("LIST")
+      ->capture_default_str();
+  command
       .add_option("--max-context", e.max_context,
                   "tokens of one sequence; 0: the model's, as far as memory allows")
       ->check(CLI::NonNegativeNumber)

@@ -19,6 +19,7 @@ class LoweredOp;      // plan.h
 struct LowerContext;  // plan.h
 struct HostValue;     // reference.h
 class EvalContext;    // evaluate.h
+class ThreadPool;
 
 enum class Gradient : uint8_t {
   kSmooth,             // differentiable
@@ -61,6 +62,12 @@ struct OpDef {
   bool impure = false;
   // Makes the kernel call, or returns null when the backend has no kernel for these operands.
   Result<std::unique_ptr<LoweredOp>> (*lower)(LowerContext& ctx) = nullptr;
+  // Ops of weight expressions (weights.h): computes the result over the f32 tensor `x`, operand 0, at the
+  // speed of memory. False, and x untouched, for operands it does not do; the reference does those.
+  Result<bool> (*fold_inplace)(Tensor& x, std::span<const Tensor> rest, const Attrs& attrs,
+                               ThreadPool& pool) = nullptr;
+  // Matrix operands may be weight expressions: lower() reads them through LowerContext::weight().
+  bool weight_expressions = false;
 };
 
 // Declared here, defined in engine/ops/registry.cc from its CMake list. Null when unknown.

@@ -4,11 +4,12 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
+#include "engine/graph/passes/rotate.h"
 
 namespace oar {
 
 std::span<const Pass> default_passes() {
-  static constexpr Pass kPasses[] = {
+  static const Pass kPasses[] = {
       {"fold_constants", "evaluate nodes whose operands are all constants", passes::fold_constants},
       {"cse", "compute equal expressions once", passes::cse},
       {"fuse_definitions", "recognize composites (rms_norm, silu, swiglu, rope, ...) spelled in primitives",
@@ -23,12 +24,22 @@ std::span<const Pass> default_passes() {
 }
 
 std::span<const Pass> tensor_passes() {
-  static constexpr Pass kPasses[] = {
+  static const Pass kPasses[] = {
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
       {"cse", "compute equal expressions once", passes::cse},
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;
+}
+
+std::vector<Pass> language_model_passes(const RotationOptions& rotation) {
+  std::vector<Pass> all;
+  for (const Pass& p : default_passes()) {
+    all.push_back(p);
+    if (std::string_view(p.name) != "fuse_definitions") continue;
+    for (Pass& r : rotation_passes(rotation)) all.push_back(std::move(r));
+  }
+  return all;
 }
 
 Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,

@@ -16,7 +16,7 @@ struct Pass {
   const char* name;
   const char* summary;  // one line for `oar inspect`
   // Returns how many rewrites it made.
-  Result<int> (*run)(Graph& graph);
+  std::function<Result<int>(Graph& graph)> run;
 };
 
 // fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
@@ -24,6 +24,12 @@ std::span<const Pass> default_passes();
 
 // Those of ordinary models (importers' graphs), in order: fold_evaluated, cse, dce.
 std::span<const Pass> tensor_passes();
+
+// The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
+// they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn. Those not asked
+// for do nothing.
+struct RotationOptions;
+std::vector<Pass> language_model_passes(const RotationOptions& rotation);
 
 struct PassReport {
   std::string name;

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/pass.h"
 #include "engine/graph/reference.h"
+#include "engine/graph/weights.h"
 
 namespace oar {
 namespace {
@@ -74,6 +75,18 @@ Result<const float*> LowerContext::f32_constant(size_t input) {
   return p;
 }
 
+bool LowerContext::is_weight(size_t input) const {
+  if (input >= node.inputs.size() || node.inputs[input] == kNoValue) return false;
+  const ValueId v = node.inputs[input];
+  if (graph.value(v).kind == ValueKind::kConstant) return true;
+  return std::any_of(expressions.begin(), expressions.end(),
+                     [&](const Node& n) { return n.outputs[0] == v; });
+}
+
+Result<Tensor> LowerContext::weight(size_t input) const {
+  return evaluate_weight(graph, expressions, node.inputs[input], backend.host_pool());
+}
+
 Result<std::unique_ptr<Plan>> Plan::compile(Graph graph, Backend& backend, const PlanOptions& options) {
   auto plan = std::unique_ptr<Plan>(new Plan(std::move(graph), backend));
   plan->log_ = options.log;
@@ -93,6 +106,7 @@ Status Plan::lower(const PlanOptions& options) {
     return r.ok() && *r != nullptr;
   };
   OAR_RETURN_IF_ERROR(decompose(graph_, has_kernel).status());
+  OAR_ASSIGN(expressions_, take_weight_nodes(graph_, backend_.host_pool()));
   OAR_RETURN_IF_ERROR(insert_copies(graph_));
   OAR_ASSIGN(memory_, plan_memory(graph_));
 
@@ -112,7 +126,7 @@ Status Plan::lower(const PlanOptions& options) {
     Step step;
     step.node = &n;
     if (n.op->lower) {
-      LowerContext ctx{graph_, n, backend_, options.progress, owned_};
+      LowerContext ctx{graph_, n, backend_, options.progress, owned_, expressions_};
       OAR_ASSIGN(step.op, n.op->lower(ctx));
     }
     if (!step.op) {
@@ -139,6 +153,7 @@ Status Plan::lower(const PlanOptions& options) {
     step.out_operands.resize(n.outputs.size());
     steps_.push_back(std::move(step));
   }
+  expressions_.clear();
   for (ValueId v : graph_.inputs()) live_[v] = 1;
   for (const auto& o : graph_.outputs()) live_[o.value] = 1;
 

@@ -61,6 +61,17 @@ struct LowerContext {
   Result<const float*> f32_constant(size_t input);
   // Where `f32_constant` and packed weights live; the Plan keeps them.
   std::vector<Buffer>& owned;
+  // The weight expressions (weights.h) of ops that declare weight_expressions.
+  std::span<const Node> expressions = {};
+
+  // Whether operand `input` is a constant or an expression over constants.
+  bool is_weight(size_t input) const;
+  // Its tensor: the constant itself, or the expression evaluated now, as f32 in memory that goes with the
+  // tensor.
+  Result<Tensor> weight(size_t input) const;
+  bool is_expression(size_t input) const {
+    return is_weight(input) && graph.value(node.inputs[input]).kind != ValueKind::kConstant;
+  }
 };
 
 // The usual LoweredOp: an Args struct and a function that fills it.
@@ -136,6 +147,7 @@ class Plan {
   Graph graph_;
   Backend& backend_;
   MemoryPlan memory_;
+  std::vector<Node> expressions_;  // weight expressions, while lowering
   std::vector<Step> steps_;
   std::vector<Operand> operands_;        // by value
   std::vector<uint8_t> live_;            // values that operands_ describes

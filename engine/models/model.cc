@@ -182,7 +182,9 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
   const Val hidden = architecture->hidden(b);
   const Val wanted = b.op("gather_rows", {hidden, rows});
   const bool own_head = !config.tied && b.has(architecture->head);
-  const Val head = b.weight(own_head ? architecture->head : architecture->embedding);
+  Val head = b.weight(own_head ? architecture->head : architecture->embedding);
+  // A tied head is a weight of its own over the same bytes: a pass may change it and leave the table.
+  if (!own_head && head) head = b.constant(architecture->head, Tensor(g.value(head.id).constant));
   const Val logits = b.op("linear", {wanted, Val{}, head, Val{}});
   OAR_RETURN_IF_ERROR(b.status());
   const int64_t vocab = b.dim(logits, -1).const_value();

@@ -125,14 +125,32 @@ Lowered binary_lower(LowerContext& ctx) {
 }
 
 template <double (*F)(double, double), BinaryOp kOp>
-constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&)) {
+constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&),
+                       decltype(OpDef::fold_inplace) fold = nullptr) {
   OpDef d{};
   d.name = name;
   d.infer = binary_infer;
   d.reference = binary_reference<F>;
   d.evaluate = evaluate;
   d.lower = binary_lower<kOp>;
+  d.fold_inplace = fold;
   return d;
+}
+
+// Columns of a weight scaled by a vector, as norms fold into the layers behind them.
+Result<bool> mul_fold_inplace(Tensor& x, std::span<const Tensor> rest, const Attrs&, ThreadPool& pool) {
+  const Shape& shape = x.shape();
+  if (shape.rank() != 2 || rest[0].shape().rank() != 1 || rest[0].shape()[0] != shape[1]) return false;
+  const int64_t cols = shape[1];
+  float* values = x.mutable_values<float>().data();
+  const float* factor = rest[0].values<float>().data();
+  pool.parallel_for(shape[0], std::max<int64_t>(1, 65536 / std::max<int64_t>(cols, 1)),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t r = begin; r < end; ++r) {
+                        for (int64_t c = 0; c < cols; ++c) values[r * cols + c] *= factor[c];
+                      }
+                    });
+  return true;
 }
 
 double f_add(double a, double b) { return a + b; }
@@ -164,7 +182,7 @@ extern const OpDef op_floor =
 
 extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add);
 extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub);
-extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul);
+extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, mul_fold_inplace);
 extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div);
 extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max);
 extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min);

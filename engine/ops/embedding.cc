@@ -1,7 +1,8 @@
 // embedding(table (V, E), ids (T)) -> (T, E): rows of a table in any storage format, decoded. Ids were
-// checked against V when the request was validated.
+// checked against V when the request was validated. attribute `format`: what a table that is an expression is
+// stored as; empty: f32.
 #include "kernels/embedding.h"
-#include "engine/ops/op_util.h"
+#include "engine/ops/weights.h"
 
 namespace oar {
 namespace {
@@ -28,33 +29,42 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
 }
 
 Lowered lower(LowerContext& ctx) {
-  const Value& table = ctx.graph.value(ctx.node.inputs[0]);
-  if (table.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
+  if (!ctx.is_weight(0)) return std::unique_ptr<LoweredOp>();
+  OAR_ASSIGN(Tensor table, ctx.weight(0));
+  uint64_t owned = 0;
+  if (ctx.is_expression(0)) {
+    const auto wanted = Format::find(ctx.node.attrs.get_string("format", "f32"));
+    OAR_CHECK(wanted && wanted->info().encode, "a pass names a format that can be written");
+    if (!(*wanted == table.format())) { OAR_ASSIGN(table, reencode(ctx, table, *wanted)); }
+    owned = table.bytes();
+  }
   EmbeddingArgs args;
-  args.format = table.constant.format();
-  args.V = table.constant.shape()[0];
-  args.E = table.constant.shape()[1];
+  args.format = table.format();
+  args.V = table.shape()[0];
+  args.E = table.shape()[1];
   args.scale = static_cast<float>(ctx.node.attrs.get_float("scale", 1));
   if (ctx.backend.memory() == MemoryKind::kHost) {
-    args.table = table.constant.data();
+    args.table = table.data();
+    ctx.owned.push_back(table.buffer());
   } else {
-    OAR_ASSIGN(Buffer device, ctx.backend.allocate(table.constant.bytes()));
-    OAR_RETURN_IF_ERROR(
-        ctx.backend.upload(device.mutable_data(), table.constant.data(), table.constant.bytes()));
+    OAR_ASSIGN(Buffer device, ctx.backend.allocate(table.bytes()));
+    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), table.data(), table.bytes()));
     args.table = device.data();
     ctx.owned.push_back(std::move(device));
   }
-  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
-                      [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
-                        a.out = out[0].as<float>();
-                        a.ids = in[1].as<const int32_t>();
-                        a.T = in[1].dims[0];
-                      });
+  OAR_ASSIGN(auto op, lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
+                                   [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
+                                     a.out = out[0].as<float>();
+                                     a.ids = in[1].as<const int32_t>();
+                                     a.T = in[1].dims[0];
+                                   }));
+  if (op) op->owned_bytes = owned;
+  return op;
 }
 
 }  // namespace
 
 extern const OpDef op_embedding = {
-    .name = "embedding", .infer = infer, .reference = reference, .lower = lower};
+    .name = "embedding", .infer = infer, .reference = reference, .lower = lower, .weight_expressions = true};
 
 }  // namespace oar

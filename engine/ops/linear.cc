@@ -19,9 +19,6 @@ Format compute_format(const Tensor& w, const std::string& wanted, Backend& backe
   return layout.accepts(w.format(), n, K) ? *format : w.format();
 }
 
-namespace {
-
-// Row-major copy of `w` in another plain or block format, rows in parallel.
 Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
   const int64_t n = w.shape()[0], K = w.shape()[1];
   OAR_ASSIGN(Tensor out, Tensor::allocate(w.shape(), format));
@@ -37,8 +34,6 @@ Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
   });
   return out;
 }
-
-}  // namespace
 
 Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format,
                                    PreparedBytes& prepared) {
@@ -160,16 +155,17 @@ Lowered lower(LowerContext& ctx) {
   PreparedBytes prepared;
   int64_t column = 0;
   for (size_t k = 2; k < node.inputs.size(); k += 2) {
-    const Value& w = ctx.graph.value(node.inputs[k]);
-    if (w.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
-    const Format own = compute_format(w.constant, node.attrs.get_string("format"), ctx.backend);
+    if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
+    OAR_ASSIGN(const Tensor w, ctx.weight(k));
+    const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, prepared));
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
+    if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
     OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
-    segments.push_back({data, bias, w.constant.shape()[0], column});
-    column += w.constant.shape()[0];
-    if (ctx.progress && !ctx.progress("preparing weights", w.constant.bytes(), 0)) {
+    segments.push_back({data, bias, w.shape()[0], column});
+    column += w.shape()[0];
+    if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
       return Status(StatusCode::kCancelled, "loading was cancelled");
     }
   }
@@ -182,7 +178,11 @@ Lowered lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_linear = {
-    .name = "linear", .strided_inputs = 1, .infer = infer, .reference = reference, .lower = lower};
+extern const OpDef op_linear = {.name = "linear",
+                                .strided_inputs = 1,
+                                .infer = infer,
+                                .reference = reference,
+                                .lower = lower,
+                                .weight_expressions = true};
 
 }  // namespace oar

@@ -154,15 +154,16 @@ Lowered grouped_lower(LowerContext& ctx) {
   PreparedBytes prepared;
   int64_t column = 0;
   for (size_t k = 3; k < node.inputs.size(); ++k) {
-    const Value& w = ctx.graph.value(node.inputs[k]);
-    if (w.kind != ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
-    const Format own = compute_format(w.constant, node.attrs.get_string("format"), ctx.backend);
+    if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
+    OAR_ASSIGN(const Tensor w, ctx.weight(k));
+    const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
     if ((k - 3) % per_expert == 0) column = 0;
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w.constant, own, prepared));
-    segments.push_back({data, nullptr, w.constant.shape()[0], column});
-    column += w.constant.shape()[0];
+    OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
+    if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
+    segments.push_back({data, nullptr, w.shape()[0], column});
+    column += w.shape()[0];
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
   if (!kernel) return unimplemented(cat("no grouped matmul kernel reads ", format->name(), " weights"));
@@ -215,7 +216,8 @@ extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .strided_inputs = 1,
                                         .infer = grouped_infer,
                                         .reference = grouped_reference,
-                                        .lower = grouped_lower};
+                                        .lower = grouped_lower,
+                                        .weight_expressions = true};
 extern const OpDef op_moe_combine = {
     .name = "moe_combine", .infer = combine_infer, .reference = combine_reference, .lower = combine_lower};
 

@@ -11,6 +11,9 @@ namespace oar {
 // stored.
 Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend);
 
+// Row-major copy of a matrix in another format that has an encoder, rows in parallel.
+Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format);
+
 // Weights of one op as they are prepared.
 struct PreparedBytes {
   uint64_t owned = 0;  // packed or converted

@@ -1,6 +1,7 @@
 #include "engine/runtime/model_report.h"
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/rotate.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/serving_plan.h"
 
@@ -17,7 +18,7 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
     Graph empty;
     PassOptions check;
     check.disabled = {options.dump_pass};
-    OAR_RETURN_IF_ERROR(run_passes(empty, default_passes(), check).status());
+    OAR_RETURN_IF_ERROR(run_passes(empty, language_model_passes({}), check).status());
   }
   std::string out;
   OAR_ASSIGN(
@@ -28,7 +29,7 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
       }));
   if (options.graph) {
     out += "# passes\n";
-    const auto passes = default_passes();
+    const auto& passes = graph.pass_list;
     for (size_t k = 0; k < passes.size(); ++k) {
       const PassReport& r = graph.passes[k];
       out += cat(r.name,

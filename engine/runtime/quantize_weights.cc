@@ -71,11 +71,12 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, c
     for (const ValueId id : n.inputs) {
       if (id == kNoValue || g.value(id).kind != ValueKind::kConstant) continue;
       const Value& w = g.value(id);
-      if (w.constant.shape().rank() != 2 || !checkpoint.tensors.contains(w.name)) continue;
-      WeightTarget target{w.name, w.name, WeightRole::kBody};
+      // A tied head has a name of its own in the graph and the embedding's bytes in the file.
+      const bool tied = static_cast<int>(i) == head && !checkpoint.tensors.contains(w.name);
+      WeightTarget target{tied ? architecture->embedding : w.name, w.name, WeightRole::kBody};
+      if (w.constant.shape().rank() != 2 || !checkpoint.tensors.contains(target.source)) continue;
       if (static_cast<int>(i) == head) {
         target.role = WeightRole::kHead;
-        if (w.name == architecture->embedding) target.name = architecture->head;
       } else if (routed.contains(n.outputs[0])) {
         target.role = WeightRole::kRouter;
       }

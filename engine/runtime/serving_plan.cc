@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/rotate.h"
 #include "engine/runtime/quantize_weights.h"
 
 namespace oar {
@@ -30,7 +31,8 @@ std::string stored_formats(const Graph& graph) {
   for (const Node& n : graph.nodes()) {
     if (!is_linear(n)) continue;
     for (size_t k = first_weight(n); k < n.inputs.size(); k += weight_step(n)) {
-      names.insert(graph.value(n.inputs[k]).type.format.name());
+      const std::string wanted = n.attrs.get_string("format");  // what a rewritten weight is stored as
+      names.insert(wanted.empty() ? graph.value(n.inputs[k]).type.format.name() : wanted);
     }
   }
   std::string all;
@@ -88,7 +90,10 @@ Result<ServingGraph> build_serving_graph(
   PassOptions passes;
   passes.disabled = {options.disabled_passes.begin(), options.disabled_passes.end()};
   passes.observer = std::move(observer);
-  OAR_ASSIGN(out.passes, run_passes(out.model.graph, default_passes(), passes));
+  OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
+  OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
+  out.pass_list = language_model_passes(merge_rotation(stored, wanted));
+  OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));
   if (!format.empty()) {
     for (Node& n : out.model.graph.nodes()) {
       if (is_linear(n)) n.attrs.set("format", format);
@@ -105,20 +110,36 @@ Result<ServingGraph> build_serving_graph(
   return out;
 }
 
+namespace {
+uint64_t matrix_bytes(const TensorType& t, Format format) {
+  const auto row = format.row_bytes(t.shape[1].const_value());
+  return row ? static_cast<uint64_t>(*row * t.shape[0].const_value()) : 0;
+}
+}  // namespace
+
 uint64_t foreseen_weight_copies(const Graph& graph) {
   uint64_t bytes = 0;
   for (const Node& n : graph.nodes()) {
     if (!is_linear(n)) continue;
     const std::string wanted = n.attrs.get_string("format");
     for (size_t k = first_weight(n); k < n.inputs.size(); k += weight_step(n)) {
-      const Tensor& w = graph.value(n.inputs[k]).constant;
-      const Format own = wanted.empty() ? w.format() : Format::find(wanted).value_or(w.format());
-      // Formats with one scalar per element are used as mapped; q8_0 is packed.
-      if (own == w.format() && own.plain()) continue;
-      if (own == w.format() && std::strcmp(own.name(), "q8_0") != 0) continue;
-      const auto row = own.row_bytes(w.shape().cols());
-      if (row) bytes += static_cast<uint64_t>(*row * w.shape().rows());
+      const Value& w = graph.value(n.inputs[k]);
+      const Format stored = w.type.format;
+      const Format own = wanted.empty() ? stored : Format::find(wanted).value_or(stored);
+      // Formats with one scalar per element are used as mapped; q8_0 is packed; expressions are always memory
+      // of ours.
+      if (w.kind == ValueKind::kConstant && own == stored) {
+        if (own.plain() || std::strcmp(own.name(), "q8_0") != 0) continue;
+      }
+      bytes += matrix_bytes(w.type, own);
     }
+  }
+  for (const Node& n : graph.nodes()) {
+    if (std::strcmp(n.op->name, "embedding") != 0) continue;
+    const Value& table = graph.value(n.inputs[0]);
+    if (table.kind == ValueKind::kConstant) continue;
+    bytes +=
+        matrix_bytes(table.type, Format::find(n.attrs.get_string("format", "f32")).value_or(Format::f32()));
   }
   return bytes;
 }

@@ -15,7 +15,8 @@ namespace oar {
 struct ServingGraph {
   BuiltModel model;
   ServeLayout layout;
-  std::vector<PassReport> passes;
+  std::vector<Pass> pass_list;
+  std::vector<PassReport> passes;  // one for each of pass_list
   DType kv_type = DType::kBF16;
   std::string weights;  // what the linear layers compute with, for people
   int64_t max_context = 0;

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/activation_simd.h"
 #include "kernels/cpu/embedding_simd.h"
+#include "kernels/cpu/hadamard_simd.h"
 #include "kernels/cpu/moe_simd.h"
 #include "kernels/cpu/norm_simd.h"
 #include "kernels/cpu/rope_simd.h"
@@ -26,6 +27,7 @@ inline void append_elementwise(KernelList& list, Isa isa) {
   OAR_ENTRY(kBinary, "binary", binary_plan, binary_run);
   OAR_ENTRY(kEmbedding, "embedding", embedding_plan, embedding_run);
   OAR_ENTRY(kGatherRows, "gather_rows", gather_plan, gather_run);
+  OAR_ENTRY(kHadamard, "hadamard", hadamard_plan, hadamard_run);
   OAR_ENTRY(kMoeRoute, "moe_route", route_plan, route_run);
   OAR_ENTRY(kMoeCombine, "moe_combine", combine_plan, combine_run);
 #undef OAR_ENTRY

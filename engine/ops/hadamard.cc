@@ -1,0 +1,222 @@
+// hadamard(x) {block, axis, inverse, seed, begin, end} -> like x: every run of `block` elements along the
+// axis is multiplied by the orthonormal matrix H diag(s), or its inverse (quant/transforms/hadamard.h; s:
+// random signs of `seed` counted along the whole axis, none for seed 0). A rotation, so its gradient is the
+// inverse applied.
+//   axis -1 (the default)   rows: activations, and weights on the side of their input
+//   axis 0                  columns: weights and biases on the side of their output; [begin, end) limits it
+//   to these
+//                           rows (end 0: all), as where one matrix makes query, key and value
+#include <algorithm>
+#include <cmath>
+
+#include "engine/ops/op_util.h"
+#include "kernels/hadamard.h"
+#include "quant/transforms/hadamard.h"
+
+namespace oar {
+namespace {
+
+// What the attributes say, for an operand of `rank` axes.
+struct Transform {
+  HadamardOrder order;
+  std::vector<std::vector<float>> cores;  // innermost first, transposed for the inverse
+  std::vector<float> signs;               // along the axis, from `begin`; empty: none
+  int64_t begin = 0, end = 0;             // along the axis
+  bool columns = false, inverse = false;
+};
+
+// Axis 0 of a vector is its last.
+bool along_columns(const Attrs& attrs, size_t rank) { return attrs.get_int("axis", -1) == 0 && rank > 1; }
+
+Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  const DimVector& x = shape_of(g, in[0]);
+  if (x.empty()) return invalid_argument("x is a scalar");
+  const int64_t axis = attrs.get_int("axis", -1), block = attrs.get_int("block");
+  if (axis != 0 && axis != -1) return invalid_argument(cat("axis ", axis, " is neither 0 nor -1"));
+  const Dim& extent = axis == 0 ? x[0] : x.back();
+  if (!extent.is_const()) return invalid_argument("the axis has a symbolic size");
+  const int64_t n = extent.const_value(), begin = attrs.get_int("begin"),
+                end = attrs.get_int("end") > 0 ? attrs.get_int("end") : n;
+  if (begin < 0 || end > n || begin >= end || block < 1 || (end - begin) % block != 0)
+    return invalid_argument(cat("blocks of ", block, " do not fill [", begin, ", ", end, ") of ", n));
+  if (axis == -1 && (begin != 0 || end != n)) return invalid_argument("a range needs axis 0");
+  const auto order = hadamard_order(block);
+  if (!order || order->cores.size() > kMaxHadamardCores)
+    return invalid_argument(cat("there is no Hadamard matrix of order ", block, " here"));
+  return std::vector<TensorType>{f32_type(x)};
+}
+
+Transform transform_of(const Attrs& attrs, size_t rank, int64_t extent) {
+  Transform t;
+  t.order = *hadamard_order(attrs.get_int("block"));
+  t.inverse = attrs.get_bool("inverse");
+  t.columns = along_columns(attrs, rank);
+  t.begin = attrs.get_int("begin");
+  t.end = attrs.get_int("end") > 0 ? attrs.get_int("end") : extent;
+  for (size_t c = t.order.cores.size(); c-- > 0;) {
+    const int64_t K = t.order.cores[c];
+    const std::vector<int8_t> core = hadamard_core(K);
+    auto& matrix = t.cores.emplace_back(core.begin(), core.end());
+    if (!t.inverse) continue;
+    for (int64_t r = 0; r < K; ++r) {
+      for (int64_t k = 0; k < K; ++k)
+        matrix[static_cast<size_t>(r * K + k)] = core[static_cast<size_t>(k * K + r)];
+    }
+  }
+  if (const auto seed = static_cast<uint64_t>(attrs.get_int("seed")); seed != 0) {
+    for (int64_t i = t.begin; i < t.end; ++i)
+      t.signs.push_back(static_cast<float>(random_sign(seed, static_cast<uint64_t>(i - t.begin))));
+  }
+  return t;
+}
+
+Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const Shape& shape = in[0]->shape;
+  const auto rank = static_cast<size_t>(shape.rank());
+  const bool columns = along_columns(attrs, rank);
+  const int64_t extent = columns ? shape[0] : shape.cols();
+  const int64_t inner = columns && extent > 0 ? shape.numel() / extent : 1;
+  const Transform t = transform_of(attrs, rank, extent);
+  const int64_t block = t.order.n, lines = extent > 0 ? shape.numel() / extent : 0;
+  const double scale = 1 / std::sqrt(static_cast<double>(block));
+  out[0].f = in[0]->f;
+  std::vector<double> v(static_cast<size_t>(block));
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t first = t.begin; first < t.end; first += block) {
+      const auto at = [&](int64_t i) {
+        return static_cast<size_t>(columns ? (first + i) * inner + line : line * extent + first + i);
+      };
+      const auto sign = [&](int64_t i) {
+        return t.signs.empty() ? 1.0 : static_cast<double>(t.signs[static_cast<size_t>(first - t.begin + i)]);
+      };
+      for (int64_t i = 0; i < block; ++i)
+        v[static_cast<size_t>(i)] = in[0]->f[at(i)] * (t.inverse ? 1.0 : sign(i));
+      hadamard_transform(v.data(), t.order, t.inverse);
+      for (int64_t i = 0; i < block; ++i)
+        out[0].f[at(i)] = v[static_cast<size_t>(i)] * scale * (t.inverse ? sign(i) : 1.0);
+    }
+  }
+  return ok_status();
+}
+
+HadamardArgs arguments(const Transform& t) {
+  HadamardArgs a;
+  a.block = t.order.n;
+  a.power = t.order.power;
+  a.inverse = t.inverse ? 1 : 0;
+  for (size_t c = 0; c < t.cores.size(); ++c) {
+    a.core_order[c] = t.order.cores[t.order.cores.size() - 1 - c];
+    a.cores[c] = t.cores[c].data();
+  }
+  a.num_cores = static_cast<int32_t>(t.cores.size());
+  a.signs = t.signs.empty() ? nullptr : t.signs.data();
+  return a;
+}
+
+// Rows through the kernel on this thread.
+void run_rows(const Kernel& kernel, HadamardArgs a, std::vector<float>& scratch) {
+  KernelPlan plan;
+  kernel.plan(&a, 1, &plan);
+  scratch.resize(plan.worker_scratch / sizeof(float) + 16);
+  auto at = reinterpret_cast<uintptr_t>(scratch.data());
+  KernelScratch s;
+  s.worker = reinterpret_cast<void*>((at + 63) / 64 * 64);
+  kernel.run(&a, 0, 0, plan.chunks[0], s);
+}
+
+// Weights: rows in parallel, columns by tiles of them turned into rows.
+Result<bool> fold_inplace(Tensor& x, std::span<const Tensor>, const Attrs& attrs, ThreadPool& pool) {
+  const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kHadamard, Format::f32(), best_isa());
+  OAR_CHECK(kernel != nullptr, "every level has a hadamard kernel");
+  const Shape& shape = x.shape();
+  const bool columns = along_columns(attrs, static_cast<size_t>(shape.rank()));
+  const int64_t extent = columns ? shape[0] : shape.cols();
+  const Transform t = transform_of(attrs, static_cast<size_t>(shape.rank()), extent);
+  const int64_t lines = extent > 0 ? shape.numel() / extent : 0;
+  float* values = x.mutable_values<float>().data();
+  HadamardArgs a = arguments(t);
+  a.n = t.end - t.begin;
+  if (!columns) {
+    pool.parallel_for(lines, std::max<int64_t>(1, 65536 / extent), [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch;
+      HadamardArgs rows = a;
+      rows.rows = end - begin;
+      rows.ldx = rows.ldo = extent;
+      rows.x = rows.out = values + begin * extent + t.begin;
+      run_rows(*kernel, rows, scratch);
+    });
+    return true;
+  }
+  constexpr int64_t kTile = 16;  // columns of one cache line
+  pool.parallel_for((lines + kTile - 1) / kTile, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch, tile(static_cast<size_t>(a.n * kTile));
+    for (int64_t c = begin * kTile; c < std::min(lines, end * kTile); c += kTile) {
+      const int64_t width = std::min(kTile, lines - c);
+      float* from = values + t.begin * lines + c;
+      for (int64_t r = 0; r < a.n; ++r) {
+        for (int64_t k = 0; k < width; ++k) tile[static_cast<size_t>(k * a.n + r)] = from[r * lines + k];
+      }
+      HadamardArgs rows = a;
+      rows.rows = width;
+      rows.ldx = rows.ldo = a.n;
+      rows.x = rows.out = tile.data();
+      run_rows(*kernel, rows, scratch);
+      for (int64_t r = 0; r < a.n; ++r) {
+        for (int64_t k = 0; k < width; ++k) from[r * lines + k] = tile[static_cast<size_t>(k * a.n + r)];
+      }
+    }
+  });
+  return true;
+}
+
+Result<const float*> to_device(LowerContext& ctx, const std::vector<float>& values) {
+  OAR_ASSIGN(Buffer device, ctx.backend.allocate(values.size() * sizeof(float)));
+  OAR_RETURN_IF_ERROR(
+      ctx.backend.upload(device.mutable_data(), values.data(), values.size() * sizeof(float)));
+  const auto* p = static_cast<const float*>(device.data());
+  ctx.owned.push_back(std::move(device));
+  return p;
+}
+
+Lowered lower(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  const DimVector& shape = shape_of(ctx.graph, ctx.node.inputs[0]);
+  if (along_columns(attrs, shape.size())) return std::unique_ptr<LoweredOp>();
+  const Transform t = transform_of(attrs, shape.size(), shape.back().const_value());
+  HadamardArgs args = arguments(t);
+  // A row of the kernel is everything below axis 0: its heads' blocks repeat the signs of the last axis.
+  int64_t heads = 1;
+  for (size_t k = 1; k + 1 < shape.size(); ++k) {
+    if (!shape[k].is_const()) return std::unique_ptr<LoweredOp>();
+    heads *= shape[k].const_value();
+  }
+  for (int c = 0; c < args.num_cores; ++c) {
+    OAR_ASSIGN(args.cores[c], to_device(ctx, t.cores[static_cast<size_t>(c)]));
+  }
+  if (args.signs != nullptr) {
+    std::vector<float> signs;
+    for (int64_t h = 0; h < heads; ++h) signs.insert(signs.end(), t.signs.begin(), t.signs.end());
+    OAR_ASSIGN(args.signs, to_device(ctx, signs));
+  }
+  return lower_kernel(ctx, KernelFamily::kHadamard, Format::f32(), args,
+                      [](HadamardArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.x = in[0].as<const float>();
+                        a.rows = in[0].rank > 1 ? in[0].dims[0] : 1;
+                        a.n = a.rows > 0 ? in[0].numel() / a.rows : a.block;
+                        a.ldx = in[0].rank > 1 ? in[0].row_stride : a.n;
+                        a.ldo = a.n;
+                      });
+}
+
+}  // namespace
+
+extern const OpDef op_hadamard = {.name = "hadamard",
+                                  .strided_inputs = 1,
+                                  .infer = infer,
+                                  .reference = reference,
+                                  .lower = lower,
+                                  .fold_inplace = fold_inplace};
+
+}  // namespace oar
