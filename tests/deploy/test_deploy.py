@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""deploy/ against the server: every metric that a panel or an alert names is exported, every flag that a manifest passes
+exists, selectors meet their pods, documents parse. Tools that are not installed are skipped by name."""
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import unittest
+import urllib.request
+
+try:
+    import yaml
+except ImportError:
+    yaml = None
+
+OAR = os.environ["OAR_BIN"]
+ROOT = os.environ["OAR_SOURCE_DIR"]
+DEPLOY = os.path.join(ROOT, "deploy")
+# PromQL's own words and labels that look like names.
+NOT_METRICS = {"histogram_quantile", "sum", "by", "le", "rate", "model_name", "model", "finished_reason", "code", "and",
+               "job", "up", "label_values"}
+
+
+def read(*path):
+    with open(os.path.join(DEPLOY, *path), encoding="utf-8") as f:
+        return f.read()
+
+
+def metrics_of(expression):
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|\bby \([^)]*\)", " ", expression)
+    return {m for m in re.findall(r"[A-Za-z_:][A-Za-z0-9_:]*", bare) if m not in NOT_METRICS}
+
+
+def documents():
+    """(path, document) of every YAML file."""
+    for path in sorted(glob.glob(os.path.join(DEPLOY, "**/*.y*ml"), recursive=True)):
+        with open(path, encoding="utf-8") as f:
+            for document in yaml.safe_load_all(f):
+                yield os.path.relpath(path, DEPLOY), document
+
+
+class Metrics(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = subprocess.Popen([OAR, "serve", os.path.join(ROOT, "configs/demo"), "--http", "127.0.0.1:0", "--grpc",
+                                       "127.0.0.1:0", "--threads", "1", "--memory", "512MiB"],
+                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        url = None
+        for line in cls.server.stdout:
+            if line.startswith("http "):
+                url = line.split()[1]
+            if line.startswith("ready"):
+                break
+        body = json.dumps({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Good morrow"}]})
+        request = urllib.request.Request(url + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=30).read()
+        cls.exported = set(re.findall(r"^([A-Za-z_:][A-Za-z0-9_:]*)[ {]",
+                                      urllib.request.urlopen(url + "/metrics", timeout=10).read().decode(), re.M))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.terminate()
+        cls.server.wait(timeout=30)
+        cls.server.stdout.close()
+
+    def check(self, where, expression):
+        names = metrics_of(expression)
+        self.assertTrue(names or "up{" in expression, f"{where}: no metric found in {expression}")
+        self.assertEqual(names - self.exported, set(), f"{where}: {expression}")
+
+    def test_every_panel(self):
+        dashboard = json.loads(read("grafana", "oar.json"))
+        self.assertGreater(len(dashboard["panels"]), 10)
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                self.check(panel["title"], target["expr"])
+
+    def test_every_alert(self):
+        expressions = re.findall(r"^\s+expr: (.+)$", read("compose", "alerts.yml"), re.M)
+        self.assertGreaterEqual(len(expressions), 5)
+        for expression in expressions:
+            self.check("alerts.yml", expression)
+
+    def test_the_check_would_notice(self):
+        self.assertEqual(metrics_of('sum by (le) (rate(a:b_bucket{model="x"}[5m])) / no_such'), {"a:b_bucket", "no_such"})
+        self.assertNotIn("no_such", self.exported)
+
+    def test_what_the_endpoint_picker_reads(self):
+        for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info"):
+            self.assertIn(name, self.exported)
+
+
+class Files(unittest.TestCase):
+    def test_dashboard_is_what_its_script_writes(self):
+        before = read("grafana", "oar.json")
+        script = read("grafana", "make_dashboard.py")
+        scope = {"__name__": "dashboard", "__file__": "make_dashboard.py"}
+        exec(compile(script, "make_dashboard.py", "exec"), scope)
+        self.assertEqual([p["title"] for p in json.loads(before)["panels"]], [p[0] for p in scope["PANELS"]])
+
+    def test_every_flag_exists(self):
+        help_text = subprocess.run([OAR, "serve", "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
+        flags = set()
+        for path in glob.glob(os.path.join(DEPLOY, "**/*"), recursive=True):
+            name = os.path.basename(path)
+            if os.path.isfile(path) and (name == "Dockerfile" or name.endswith((".yaml", ".yml", ".service"))):
+                with open(path, encoding="utf-8") as f:
+                    for line in f:
+                        if "serve" in line or "OAR_OPTIONS" in line:
+                            flags |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
+        self.assertIn("--http", flags)
+        for flag in flags:
+            self.assertIn(flag, help_text)
+
+    def test_dockerfile_copies_what_exists(self):
+        text = read("docker", "Dockerfile")
+        self.assertIn("USER 65532:65532", text)
+        self.assertIn("HEALTHCHECK", text)
+        self.assertEqual(text.count("FROM ${BASE}"), 2)
+        self.assertTrue(os.path.isdir(os.path.join(ROOT, "configs/demo")))
+        packages = set(re.findall(r"(?<=\s)(lib[\w.+-]+-dev|g\+\+|cmake|ninja-build|protobuf-compiler[\w-]*|prometheus-cpp-dev)", text))
+        with open(os.path.join(ROOT, ".ci/packages.sh"), encoding="utf-8") as f:
+            known = f.read()
+        for package in packages:
+            self.assertIn(package, known)
+
+    @unittest.skipIf(yaml is None, "skipped: PyYAML is not installed")
+    def test_documents_and_selectors(self):
+        kinds = {}
+        for path, document in documents():
+            self.assertIsInstance(document, dict, path)
+            if "kind" in document:
+                kinds.setdefault(document["kind"], []).append(document)
+        for kind in ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Kustomization",
+                     "ClusterServingRuntime", "InferenceService", "PersistentVolumeClaim"):
+            self.assertIn(kind, kinds)
+        for document in kinds["Kustomization"]:
+            self.assertTrue(document["resources"])
+        container = kinds["Deployment"][0]["spec"]["template"]["spec"]["containers"][0]
+        ports = {p["name"] for p in container["ports"]}
+        for port in kinds["Service"][0]["spec"]["ports"]:
+            self.assertIn(port["targetPort"], ports)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            self.assertIn(container[probe]["httpGet"]["port"], ports)
+        self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"])
+        self.assertEqual(kinds["HorizontalPodAutoscaler"][0]["spec"]["scaleTargetRef"]["name"],
+                         kinds["Deployment"][0]["metadata"]["name"])
+        runtime = kinds["ClusterServingRuntime"][0]
+        self.assertEqual(kinds["InferenceService"][0]["spec"]["predictor"]["model"]["runtime"], runtime["metadata"]["name"])
+        formats = {f["name"] for f in runtime["spec"]["supportedModelFormats"]}
+        self.assertIn(kinds["InferenceService"][0]["spec"]["predictor"]["model"]["modelFormat"]["name"], formats)
+
+    def test_kustomize_renders(self):
+        tool = shutil.which("kustomize") or shutil.which("kubectl")
+        if tool is None:
+            self.skipTest("skipped: neither kustomize nor kubectl is installed")
+        command = [tool, "build"] if tool.endswith("kustomize") else [tool, "kustomize"]
+        for folder in ("kubernetes/base", "kubernetes/overlays/production"):
+            out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=60)
+            self.assertEqual(out.returncode, 0, out.stderr)
+            self.assertIn("app.kubernetes.io/name: oar", out.stdout)
+
+    def test_alert_rules_with_promtool(self):
+        if shutil.which("promtool") is None:
+            self.skipTest("skipped: promtool is not installed (apt-get install prometheus)")
+        folder = os.path.join(DEPLOY, "compose")
+        for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"],
+                          ["check", "config", "--syntax-only", "prometheus.yml"]):
+            out = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+            self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+
+    def test_unit_file(self):
+        if shutil.which("systemd-analyze") is None:
+            self.skipTest("skipped: systemd-analyze is not installed")
+        out = subprocess.run(["systemd-analyze", "verify", "--man=no", os.path.join(DEPLOY, "systemd/oar.service")],
+                             capture_output=True, text=True, timeout=60)
+        unknown = [line for line in out.stderr.splitlines() if "oar.service" in line and "Unknown" in line]
+        self.assertEqual(unknown, [], out.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
