@@ -15,7 +15,7 @@ boost_package() {
 build_packages() {
   echo g++ cmake ninja-build pkg-config python3 "$(boost_package)" catch2 \
     libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libssl-dev \
-    prometheus-cpp-dev libspdlog-dev libcli11-dev
+    prometheus-cpp-dev libspdlog-dev libcli11-dev libjpeg-dev libpng-dev
 }
 test_packages() { echo "$(build_packages)" python3-venv; }
 fuzz_packages() { echo clang libclang-rt-dev; }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "engine/import/onnx.h"
+#include "engine/import/paddle.h"
 
 namespace oar {
 
@@ -107,6 +108,7 @@ Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer)
 }
 
 Result<ImportedModel> import_model(const std::string& path, const ImportOptions& options) {
+  if (is_paddle_path(path)) return import_paddle(path, options);
   return import_onnx(path, options);
 }
 

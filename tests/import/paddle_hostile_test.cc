@@ -133,8 +133,7 @@ TEST_CASE("errors name op, attribute, version and place") {
   CHECK(mentions(error(pd::pir("", 5)), "version 5"));
   CHECK(mentions(error(pd::pir("", 0)), "version 0"));
   CHECK(mentions(error(pd::small_program() + pd::version(9'000'000)), "9000000"));
-  CHECK(mentions(error(pd::pir(pd::pir_op("1.relu", "{\"%\":9}", pd::pir_out(1, "[1]")))),
-                 "): operand %9"));
+  CHECK(mentions(error(pd::pir(pd::pir_op("1.relu", "{\"%\":9}", pd::pir_out(1, "[1]")))), "): operand %9"));
   CHECK(mentions(error(pd::pir(pd::pir_op("1.full", "", pd::pir_out(1, "[1]"),
                                           pd::pir_attr("value", "0.a_f64", "\"VD\":\"many\"")))),
                  "value"));

@@ -1,0 +1,150 @@
+#include "clients/cli/text_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "engine/base/format.h"
+#include "engine/tensor/mapped_file.h"
+
+namespace oar::cli {
+namespace {
+
+// What PP-OCR's detectors and recognizers were trained with.
+const vision::Normalization kImageNet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}, true};
+const vision::Normalization kHalf{};
+constexpr int kStride = 32;  // a detector's input is a multiple of it
+
+Result<std::unique_ptr<Predictor>> open_model(const std::string& path, int threads) {
+  PredictorOptions options;
+  options.threads = threads;
+  return Predictor::open(path, options);
+}
+
+std::string dictionary_beside(const std::string& model) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  const fs::path folder = fs::is_directory(model, ec) ? fs::path(model) : fs::path(model).parent_path();
+  return (folder / "dict.txt").string();
+}
+
+}  // namespace
+
+Result<ImageInput> image_input(const Predictor& model, const std::string& name) {
+  if (model.inputs().size() != 1)
+    return invalid_argument(cat(name, " has ", model.inputs().size(), " inputs; one image is meant"));
+  const IoSpec& in = model.inputs()[0];
+  const bool image = in.ranked && in.dims.size() == 4 && (in.dims[1].value == 3 || in.dims[1].value < 0);
+  if (!image || in.dtype != DType::kF32) {
+    return invalid_argument(cat(name, " takes ", in.to_string(), "; f32[batch, 3, height, width] is meant"));
+  }
+  auto side = [](int64_t v) { return v > 0 && v <= vision::kMaxSide ? static_cast<int>(v) : 0; };
+  return ImageInput{side(in.dims[2].value), side(in.dims[3].value)};
+}
+
+Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
+                            const vision::Normalization& how, int row) {
+  OAR_ASSIGN(Tensor x, Tensor::allocate({1, 3, image.height, row}, Format::f32()));
+  vision::normalize(image, how, row, static_cast<float*>(x.mutable_data()));
+  OAR_ASSIGN(const std::vector<Datum> out, model.run({Datum(std::move(x))}));
+  if (out.empty() || !out[0].is_tensor()) return invalid_argument("the model's first output is no tensor");
+  return to_f32(out[0].tensor);
+}
+
+Result<std::unique_ptr<TextReader>> TextReader::open(const TextReaderOptions& options) {
+  std::unique_ptr<TextReader> r(new TextReader(options));
+  if (!options.detector.empty()) {
+    OAR_ASSIGN(r->detector_, open_model(options.detector, options.threads));
+    OAR_RETURN_IF_ERROR(image_input(*r->detector_, options.detector).status());
+  }
+  OAR_ASSIGN(r->recognizer_, open_model(options.recognizer, options.threads));
+  OAR_RETURN_IF_ERROR(image_input(*r->recognizer_, options.recognizer).status());
+  if (!options.classifier.empty()) {
+    OAR_ASSIGN(r->classifier_, open_model(options.classifier, options.threads));
+    OAR_RETURN_IF_ERROR(image_input(*r->classifier_, options.classifier).status());
+  }
+  const std::string path =
+      options.dictionary.empty() ? dictionary_beside(options.recognizer) : options.dictionary;
+  auto text = read_small_file(path, uint64_t{16} << 20);
+  if (!text.ok()) {
+    return Status(text.status().code(),
+                  cat(text.status().message(), "; name the recognizer's dictionary with --dict"));
+  }
+  r->lines_ = vision::read_dictionary(*text);
+  return r;
+}
+
+Result<std::vector<vision::TextBox>> TextReader::detect(const vision::Image& image) const {
+  OAR_ASSIGN(ImageInput in, image_input(*detector_, options_.detector));
+  const double shrink =
+      std::min(1.0, static_cast<double>(options_.side_limit) / std::max(image.width, image.height));
+  auto fit = [&](int side) {
+    return std::max(kStride, static_cast<int>(std::lround(side * shrink / kStride)) * kStride);
+  };
+  if (in.height == 0) in.height = fit(image.height);
+  if (in.width == 0) in.width = fit(image.width);
+  OAR_ASSIGN(const vision::Image small, vision::resize(image, in.width, in.height));
+  OAR_ASSIGN(const Tensor map, run_on_image(*detector_, small, kImageNet, small.width));
+  const Shape& s = map.shape();
+  if (s.rank() < 2) return invalid_argument(cat("the detector's output ", s.to_string(), " is no map"));
+  const int64_t height = s[s.rank() - 2], width = s[s.rank() - 1];
+  if (map.numel() != height * width || height > vision::kMaxSide || width > vision::kMaxSide) {
+    return invalid_argument(cat("the detector's output ", s.to_string(), " is not one map of probabilities"));
+  }
+  return vision::text_boxes(map.values<float>(), static_cast<int>(width), static_cast<int>(height),
+                            image.width, image.height, options_.boxes);
+}
+
+Result<vision::ReadText> TextReader::recognize(const vision::Image& line) const {
+  OAR_ASSIGN(ImageInput in, image_input(*recognizer_, options_.recognizer));
+  if (in.height == 0) in.height = 48;
+  const double ratio = static_cast<double>(line.width) / line.height;
+  const int natural = std::clamp(static_cast<int>(std::ceil(in.height * ratio)), 1, 16384);
+  // Short lines are padded to the width that training used.
+  const int row = in.width ? in.width : std::max(natural, 320);
+  OAR_ASSIGN(const vision::Image small, vision::resize(line, std::min(natural, row), in.height));
+  OAR_ASSIGN(const Tensor p, run_on_image(*recognizer_, small, kHalf, row));
+  if (p.shape().rank() != 3 || p.shape()[0] != 1) {
+    return invalid_argument(
+        cat("the recognizer's output ", p.shape().to_string(), " is not [1, steps, classes]"));
+  }
+  OAR_ASSIGN(const auto alphabet, vision::ctc_alphabet(lines_, p.shape()[2]));
+  return vision::ctc_decode(p.values<float>(), alphabet);
+}
+
+Result<bool> TextReader::upside_down(const vision::Image& line) const {
+  OAR_ASSIGN(ImageInput in, image_input(*classifier_, options_.classifier));
+  if (in.height == 0) in.height = 48;
+  if (in.width == 0) in.width = 192;
+  const int natural = static_cast<int>(std::ceil(static_cast<double>(in.height) * line.width / line.height));
+  OAR_ASSIGN(const vision::Image small, vision::resize(line, std::clamp(natural, 1, in.width), in.height));
+  OAR_ASSIGN(const Tensor p, run_on_image(*classifier_, small, kHalf, in.width));
+  if (p.numel() != 2)
+    return invalid_argument(cat("the classifier's output ", p.shape().to_string(), " is not two classes"));
+  return p.values<float>()[1] > 0.9f;
+}
+
+Result<std::vector<TextLine>> TextReader::read(const vision::Image& image) const {
+  std::vector<TextLine> lines;
+  std::vector<vision::TextBox> boxes;
+  if (detector_) {
+    OAR_ASSIGN(boxes, detect(image));
+  } else {
+    const auto w = static_cast<float>(image.width), h = static_cast<float>(image.height);
+    boxes.push_back({{{{0, 0}, {w, 0}, {w, h}, {0, h}}}, 1});
+  }
+  for (const vision::TextBox& box : boxes) {
+    vision::Image line = image;
+    if (detector_) { OAR_ASSIGN(line, vision::crop_quad(image, box.corners)); }
+    if (classifier_) {
+      OAR_ASSIGN(const bool turn, upside_down(line));
+      if (turn) line = vision::rotate_180(line);
+    }
+    OAR_ASSIGN(vision::ReadText read, recognize(line));
+    if (read.text.empty() || read.confidence < options_.min_confidence) continue;
+    lines.push_back({box.corners, box.score, std::move(read)});
+  }
+  return lines;
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,103 @@
+// Published Paddle models and topologies, run whole, against PaddlePaddle (generate_paddle_models.py): the
+// same inputs, and the same made-up weights where a topology came without.
+#include <cmath>
+
+#include "engine/base/json.h"
+#include "engine/import/paddle.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+using namespace oar;
+
+namespace {
+
+// As noise() and weight() of the generator.
+std::vector<float> noise(int64_t count, uint32_t seed) {
+  std::vector<float> v(static_cast<size_t>(count));
+  for (size_t k = 0; k < v.size(); ++k) {
+    uint32_t x = static_cast<uint32_t>(k + 1) * 2654435761u + seed * 0x9E3779B9u;
+    x ^= x >> 15;
+    x *= 0x2C1B3C6Du;
+    x ^= x >> 12;
+    v[k] = static_cast<float>(static_cast<double>(x >> 8) / (1 << 23) - 1);
+  }
+  return v;
+}
+Tensor filled(const std::vector<int64_t>& dims, uint32_t seed, bool weight) {
+  Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), DType::kF32));
+  std::vector<float> v = noise(t.numel(), seed);
+  if (weight) {
+    int64_t fan_in = dims.size() == 2 ? dims[0] : 1;
+    for (size_t k = 1; dims.size() > 2 && k < dims.size(); ++k) fan_in *= dims[k];
+    const auto scale = static_cast<float>(std::sqrt(3.0 / static_cast<double>(fan_in)));
+    for (float& x : v) x = dims.size() < 2 ? std::abs(x) * 0.5f + 0.5f : x * scale;
+  }
+  std::copy(v.begin(), v.end(), mutable_elements<float>(t));
+  return t;
+}
+
+void run_model(const json::value& c) {
+  const std::string path(c.at("path").get_string());
+  const auto file = oar_test::data_path(path);
+  if (!file) OAR_SKIP("no real data: " + path);
+  paddle::OpenOptions options;
+  options.allow_topology = true;
+  auto model = paddle::open_model(*file, options);
+  REQUIRE_OK(model);
+  if (model->parameters.empty()) {
+    uint32_t seed = 0;
+    for (paddle::ValueIndex v : model->program.parameters) {
+      model->parameters.push_back(
+          filled(model->program.values[static_cast<size_t>(v)].type.dims, ++seed, true));
+    }
+  }
+  auto imported = import_paddle_model(*model);
+  REQUIRE_OK(imported);
+  std::vector<int64_t> dims;
+  for (const auto& d : c.at("input").as_array()) dims.push_back(d.to_number<int64_t>());
+  auto evaluator = Evaluator::create(imported->graph);
+  REQUIRE_OK(evaluator);
+  EvalOptions eval;
+  ThreadPool pool(4);
+  eval.pool = &pool;
+  auto outputs = (*evaluator)->run({Datum(filled(dims, 0, false))}, eval);
+  REQUIRE_OK(outputs);
+  const auto& want = c.at("outputs").as_array();
+  REQUIRE(outputs->size() == want.size());
+  for (size_t k = 0; k < want.size(); ++k) {
+    const Tensor& y = (*outputs)[k].tensor;
+    std::string shape = "[";
+    for (const auto& d : want[k].at("shape").as_array()) {
+      shape += (shape.size() > 1 ? ", " : "") + std::to_string(d.to_number<int64_t>());
+    }
+    REQUIRE(y.shape().to_string() == shape + "]");
+    double magnitude = 0, largest = 0;
+    for (int64_t i = 0; i < y.numel(); ++i) {
+      magnitude += std::abs(element_as_double(y, i));
+      largest = std::max(largest, std::abs(element_as_double(y, i)));
+    }
+    // The bound the project sets for real models in f32: 1e-4 relative to the output's own size.
+    const double expected = want[k].at("magnitude").to_number<double>();
+    CHECK(std::abs(magnitude - expected) <= 1e-4 * expected);
+    const auto& at = want[k].at("at").as_array();
+    const auto& values = want[k].at("values").as_array();
+    for (size_t i = 0; i < at.size(); ++i) {
+      const double g = element_as_double(y, at[i].to_number<int64_t>()), w = values[i].to_number<double>();
+      INFO("element " << at[i].to_number<int64_t>() << ": " << g << " instead of " << w);
+      REQUIRE(std::abs(g - w) <= 1e-4 * std::max(std::abs(w), largest));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("published Paddle models equal PaddlePaddle") {
+  const std::string bytes =
+      oar_test::read_file(oar_test::source_path("tests/import/golden/paddle_models.json"));
+  const auto cases = parse_json(bytes, "paddle_models.json");
+  REQUIRE_OK(cases);
+  CHECK(cases->as_array().size() == 14);
+  for (const auto& c : cases->as_array()) {
+    DYNAMIC_SECTION(std::string(c.at("path").get_string())) { run_model(c); }
+  }
+}
