@@ -63,7 +63,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"openssl/", ("server", "clients")),
     (r"spdlog/", ("clients",)),
     (r"CLI/", ("clients",)),
-    (r"(jpeglib|png)\.h", ("clients",)),
+    (r"(jpeglib|png)\.h", ("clients", "tests")),
     (r"catch2/", ("tests",)),
     (r"oar\.h$", ("clients/c",)),  # as an installed library's header: the examples are what a user writes
     (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc)", ("kernels/cuda", "engine/tensor", "tests/cuda")),

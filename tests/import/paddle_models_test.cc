@@ -4,6 +4,7 @@
 
 #include "engine/base/json.h"
 #include "engine/import/paddle.h"
+#include "engine/runtime/predictor.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
 
@@ -55,12 +56,11 @@ void run_model(const json::value& c) {
   REQUIRE_OK(imported);
   std::vector<int64_t> dims;
   for (const auto& d : c.at("input").as_array()) dims.push_back(d.to_number<int64_t>());
-  auto evaluator = Evaluator::create(imported->graph);
-  REQUIRE_OK(evaluator);
-  EvalOptions eval;
-  ThreadPool pool(4);
-  eval.pool = &pool;
-  auto outputs = (*evaluator)->run({Datum(filled(dims, 0, false))}, eval);
+  PredictorOptions run;
+  run.threads = 4;
+  auto predictor = Predictor::create(std::move(*imported), run);
+  REQUIRE_OK(predictor);
+  auto outputs = (*predictor)->run({Datum(filled(dims, 0, false))});
   REQUIRE_OK(outputs);
   const auto& want = c.at("outputs").as_array();
   REQUIRE(outputs->size() == want.size());
