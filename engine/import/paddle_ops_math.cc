@@ -279,6 +279,40 @@ void log_softmax(Node& n) {
   n.out(0, n.w().op("log_softmax", {n.in(0)}, {{"axis", n.get_int("axis", -1)}, {"flatten", int64_t{0}}}));
 }
 
+// ---- Fourier transforms: a complex tensor is one of f32 with a last axis of (real, imaginary)
+
+bool is_complex(Node& n, size_t i) { return n.in_type(i) && n.in_type(i)->dtype.starts_with("complex"); }
+// fft_r2c(x; axes, normalization, forward, onesided): of the last axis first, which may be one-sided.
+void fft_r2c(Node& n) {
+  const int rank = n.rank(0);
+  std::vector<int64_t> axes = n.get_ints("axes");
+  if (axes.empty() || !n.get_bool("forward", true))
+    return n.fail(unimplemented("an inverse transform, or one without axes"));
+  Val y = n.unsqueeze(n.in(0), {rank}), count;
+  for (size_t k = axes.size(); k-- > 0;) {
+    const int64_t axis = axes[k] < 0 ? axes[k] + rank : axes[k];
+    const bool onesided = k + 1 == axes.size() && n.get_bool("onesided", true);
+    const Val extent = n.cast(n.shape_of(n.in(0), axis, axis + 1), n.dtype(0));
+    count = count ? n.w().op("mul", {count, extent}) : extent;
+    y = n.w().op("dft", {y, {}, n.w().int_scalar(axis)},
+                 {{"inverse", int64_t{0}}, {"onesided", int64_t{onesided}}});
+  }
+  const std::string norm = n.get_string("normalization", "backward");
+  if (norm == "ortho") y = n.w().op("div", {y, n.w().op("sqrt", {count})});
+  else if (norm == "forward") y = n.w().op("div", {y, count});
+  n.out(0, y);
+}
+void part(Node& n, int64_t which) {
+  if (!is_complex(n, 0)) return n.out(0, n.in(0));
+  n.out(0, n.squeeze(n.slice(n.in(0), -1, which, which + 1), {-1}));
+}
+void real(Node& n) { part(n, 0); }
+void imag(Node& n) { part(n, 1); }
+void magnitude(Node& n) {
+  if (!is_complex(n, 0)) return abs(n);
+  n.out(0, n.w().op("reduce_l2", {n.in(0), n.w().ints({-1})}, {{"keepdims", int64_t{0}}}));
+}
+
 // ---- products
 
 Val swapped(Node& n, size_t i, bool swap) {
@@ -316,7 +350,7 @@ void addmm(Node& n) {
 void einsum(Node& n) { n.out(0, n.w().op("einsum", n.list(0), {{"equation", n.get_string("equation")}})); }
 
 constexpr OpEntry kOps[] = {
-    {"abs", abs},
+    {"abs", magnitude},
     {"acos", acos},
     {"add", add},
     {"add_n", add_n},
@@ -346,6 +380,7 @@ constexpr OpEntry kOps[] = {
     {"equal", equal},
     {"erf", erf},
     {"exp", exp},
+    {"fft_r2c", fft_r2c},
     {"floor", floor},
     {"floor_divide", floor_divide},
     {"gelu", gelu},
@@ -353,6 +388,7 @@ constexpr OpEntry kOps[] = {
     {"greater_than", greater},
     {"hardsigmoid", hardsigmoid},
     {"hardswish", hardswish},
+    {"imag", imag},
     {"isfinite", is_finite},
     {"isinf", is_inf},
     {"isnan", is_nan},
@@ -382,6 +418,7 @@ constexpr OpEntry kOps[] = {
     {"pow", pow_scalar},
     {"prelu", prelu},
     {"prod", prod},
+    {"real", real},
     {"reciprocal", reciprocal},
     {"relu", relu},
     {"relu6", relu6},

@@ -96,6 +96,8 @@ case("matmul", lambda x, y: paddle.matmul(x, y), X, f(2, 4, 5))
 case("matmul_transposed", lambda x, y: paddle.matmul(x, y, transpose_x=True, transpose_y=True), f(4, 3), f(5, 4))
 case("bmm", lambda x, y: paddle.bmm(x, y), X, f(2, 4, 5))
 case("einsum", lambda x, y: paddle.einsum("bij,bjk->bik", x, y), X, f(2, 4, 5))
+case("fft_r2c", lambda x: paddle.real(paddle.fft.fft2(x)), X)
+case("fft_r2c_ortho", lambda x: paddle.abs(paddle.fft.rfft(x, norm="ortho")), X)
 # ---- shapes and constants
 case("reshape", lambda x: paddle.reshape(x, [0, -1, 2]), X)
 case("reshape_computed", lambda x: paddle.reshape(x, [paddle.shape(x)[0], -1]), X)
