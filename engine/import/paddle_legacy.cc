@@ -80,6 +80,8 @@ constexpr Signature kSignatures[] = {
     {"linspace", "linspace", "Start Stop Num", "Out"},
     {"lookup_table", "lookup_table", "Ids W", "Out"},
     {"lookup_table_v2", "embedding", "Ids W", "Out"},
+    {"masked_fill", "masked_fill", "x|X mask|Mask value|Value", "out|Out"},
+    {"repeat_interleave", "repeat_interleave", "X", "Out"},
     {"masked_select", "masked_select", "X Mask", "Y"},
     {"matmul", "matmul", "X Y", "Out"},
     {"matmul_v2", "matmul", "X Y", "Out"},
@@ -192,9 +194,13 @@ Result<Op> arranged(const Program& program, const Op& op, const char* name, std:
       continue;
     return unimplemented(cat(program.where(op), ": operand ", show_name(s.name), " is not supported"));
   }
-  each_word(outputs, ' ', [&](std::string_view slot) {
-    const Slot* s = op.output(slot);
-    out.outputs.push_back(s ? *s : Slot{std::string(slot), {}});
+  each_word(outputs, ' ', [&](std::string_view alternatives) {
+    Slot chosen;
+    each_word(alternatives, '|', [&](std::string_view slot) {
+      const Slot* s = op.output(slot);
+      if (s && chosen.values.empty()) chosen = *s;
+    });
+    out.outputs.push_back(std::move(chosen));
   });
   return out;
 }

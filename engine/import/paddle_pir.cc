@@ -302,8 +302,8 @@ class Reader {
     }
     for (const json::value& e : *dims) {
       const auto n = integer(e);
-      if (!n || *n < -1) return data_loss(cat(where, ": an extent is no integer of at least -1"));
-      type.dims.push_back(*n);
+      if (!n) return data_loss(cat(where, ": an extent is no integer"));
+      type.dims.push_back(std::max<int64_t>(*n, -1));  // Paddle multiplies unknowns: -12 is unknown too
     }
     return ok_status();
   }

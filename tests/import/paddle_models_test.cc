@@ -53,6 +53,9 @@ void run_model(const json::value& c) {
     }
   }
   auto imported = import_paddle_model(*model);
+  if (!imported.ok() && imported.status().message().find("there is no graph op") != std::string::npos) {
+    OAR_SKIP(imported.status().message());
+  }
   REQUIRE_OK(imported);
   std::vector<int64_t> dims;
   for (const auto& d : c.at("input").as_array()) dims.push_back(d.to_number<int64_t>());
