@@ -468,8 +468,8 @@ void argsort(Node& n) {
   n.out(1, r[1]);
 }
 void repeat_interleave(Node& n) {
-  const int64_t times = n.get_int("repeats", 1), rank = n.rank(0);
-  int64_t axis = n.get_int("axis", 0);
+  const int64_t times = n.get_int("repeats|Repeats", 1), rank = n.rank(0);
+  int64_t axis = n.get_int("axis|dim", 0);
   if (axis < 0) axis += rank;
   std::vector<int64_t> repeats(static_cast<size_t>(rank + 1), 1);
   repeats[static_cast<size_t>(axis + 1)] = times;
