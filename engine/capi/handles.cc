@@ -49,7 +49,10 @@ void after_fork_in_child() {
   table().mutex.unlock();
 }
 
-const char* kind_name(Kind kind) { return kind == Kind::kModel ? "model" : "generation"; }
+const char* kind_name(Kind kind) {
+  constexpr const char* kNames[] = {"", "model", "generation", "predictor", "outputs"};
+  return kNames[static_cast<uint8_t>(kind)];
+}
 
 uint64_t handle_of(uint32_t slot, uint32_t use, Kind kind) {
   return uint64_t{static_cast<uint8_t>(kind)} << 56 | uint64_t{use} << 32 | (uint64_t{slot} + 1);
@@ -64,8 +67,8 @@ Result<uint32_t> slot_of(const Table& t, Kind kind, uint64_t handle) {
   const uint64_t low = handle & UINT32_MAX;
   const auto use = static_cast<uint32_t>(handle >> 32) & (kUses - 1);
   const uint64_t its_kind = handle >> 56;
-  const bool known = low >= 1 && low <= t.slots.size() && use <= t.slots[low - 1].use &&
-                     (its_kind == uint64_t{1} || its_kind == uint64_t{2});
+  const bool known = low >= 1 && low <= t.slots.size() && use <= t.slots[low - 1].use && its_kind >= 1 &&
+                     its_kind <= static_cast<uint64_t>(Kind::kOutputs);
   if (!known) return refuse("is no handle that the library gave out");
   if (its_kind != static_cast<uint64_t>(kind))
     return refuse(

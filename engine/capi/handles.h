@@ -18,8 +18,10 @@ namespace oar::capi {
 
 class Model;
 class Generation;
+class PredictorObject;
+class OutputsObject;
 
-enum class Kind : uint8_t { kModel = 1, kGeneration = 2 };
+enum class Kind : uint8_t { kModel = 1, kGeneration = 2, kPredictor = 3, kOutputs = 4 };
 
 template <class T>
 struct KindOf;
@@ -30,6 +32,14 @@ struct KindOf<Model> {
 template <>
 struct KindOf<Generation> {
   static constexpr Kind value = Kind::kGeneration;
+};
+template <>
+struct KindOf<PredictorObject> {
+  static constexpr Kind value = Kind::kPredictor;
+};
+template <>
+struct KindOf<OutputsObject> {
+  static constexpr Kind value = Kind::kOutputs;
 };
 
 // FAILED_PRECONDITION after oar_shutdown().

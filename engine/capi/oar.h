@@ -306,6 +306,75 @@ OAR_API oar_status oar_generation_cancel(oar_generation generation);
  * called again; called from a callback, that holds once this callback has returned. */
 OAR_API oar_status oar_generation_close(oar_generation generation);
 
+/* ---- Predictors --------------------------------------------------------------------------------------- */
+
+/* Runs a tensor graph: an ONNX or Paddle file. */
+typedef uint64_t oar_predictor;
+typedef uint64_t oar_outputs;
+
+typedef enum oar_dtype {
+  OAR_DTYPE_NONE = 0, /* the file does not say */
+  OAR_F32 = 1,
+  OAR_F64 = 2,
+  OAR_F16 = 3,
+  OAR_BF16 = 4,
+  OAR_BOOL = 5, /* one byte, 0 or 1 */
+  OAR_I8 = 6,
+  OAR_U8 = 7,
+  OAR_I16 = 8,
+  OAR_U16 = 9,
+  OAR_I32 = 10,
+  OAR_U32 = 11,
+  OAR_I64 = 12,
+  OAR_U64 = 13
+} oar_dtype;
+
+enum { OAR_MAX_RANK = 8 };
+
+/* A dense row-major tensor in host memory. */
+typedef struct oar_tensor {
+  oar_dtype dtype;
+  int32_t rank;                /* 0 to OAR_MAX_RANK; 0 is a scalar */
+  int64_t shape[OAR_MAX_RANK]; /* the first `rank` count */
+  const void* data;
+  size_t bytes; /* elements times the size of one */
+} oar_tensor;
+
+/* An input or output as the file declares it. */
+typedef struct oar_tensor_info {
+  const char* name; /* lives as long as the predictor */
+  oar_dtype dtype;
+  int32_t rank;                /* -1: any */
+  int64_t shape[OAR_MAX_RANK]; /* -1: any extent */
+} oar_tensor_info;
+
+/* Loads a model file. `threads`: 0 for all usable processors, 1 for the caller's alone. */
+OAR_API oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* predictor);
+
+/* Another handle on the same weights and threads; costs next to nothing. A pool of predictors is so many
+ * clones, though one predictor may also be run by many threads at once. */
+OAR_API oar_status oar_predictor_clone(oar_predictor predictor, oar_predictor* clone);
+
+/* Runs under way finish; the memory goes with the last clone and the last of these. */
+OAR_API oar_status oar_predictor_close(oar_predictor predictor);
+
+OAR_API oar_status oar_predictor_counts(oar_predictor predictor, size_t* inputs, size_t* outputs);
+/* `size` is sizeof(oar_tensor_info). OAR_OUT_OF_RANGE when there is no such input or output. */
+OAR_API oar_status oar_predictor_input(oar_predictor predictor, size_t index, oar_tensor_info* info,
+                                       size_t size);
+OAR_API oar_status oar_predictor_output(oar_predictor predictor, size_t index, oar_tensor_info* info,
+                                        size_t size);
+
+/* Runs with one tensor per input, in the model's order. Their memory is read where it lies, without a copy,
+ * and must not change during the call; the call keeps no reference to it. Blocks until done. The results are
+ * a handle of their own, to be closed. */
+OAR_API oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                                     oar_outputs* outputs);
+
+/* A result: tensor->data points into memory that lives until oar_outputs_close(). */
+OAR_API oar_status oar_outputs_get(oar_outputs outputs, size_t index, oar_tensor* tensor);
+OAR_API oar_status oar_outputs_close(oar_outputs outputs);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

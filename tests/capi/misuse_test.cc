@@ -14,6 +14,16 @@
 #include "tests/support/catch.h"
 
 namespace {
+// The child that exits with everything open has threads that still run: nothing can be said about its leaks.
+[[maybe_unused]] bool exits_with_threads = false;
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" int __lsan_is_turned_off();
+extern "C" int __lsan_is_turned_off() { return exits_with_threads ? 1 : 0; }
+#endif
+
+namespace {
 using namespace oar_test;
 
 bool complains() { return oar_last_error()[0] != '\0'; }
@@ -303,6 +313,7 @@ TEST_CASE("after shutdown, twice, and with everything left open") {
           oar_generation g = 0;
           if (oar_generate_text(m, "a", &s, slow, nullptr, &g) != OAR_OK) return 2;
           while (calls < 3) std::this_thread::yield();
+          exits_with_threads = true;
           std::exit(0);
         }) == 0);
 }

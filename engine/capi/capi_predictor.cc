@@ -1,0 +1,207 @@
+// Predictors: oar_predictor_*(), oar_outputs_*().
+#include <algorithm>
+
+#include "engine/capi/call.h"
+#include "engine/capi/handles.h"
+#include "engine/runtime/predictor.h"
+
+namespace oar::capi {
+
+class PredictorObject {
+ public:
+  explicit PredictorObject(std::unique_ptr<Predictor> p) : predictor(std::move(p)) {}
+  const std::unique_ptr<Predictor> predictor;
+};
+
+class OutputsObject {
+ public:
+  std::vector<Tensor> tensors;
+};
+
+namespace {
+
+constexpr std::pair<oar_dtype, DType> kTypes[] = {
+    {OAR_F32, DType::kF32},   {OAR_F64, DType::kF64}, {OAR_F16, DType::kF16}, {OAR_BF16, DType::kBF16},
+    {OAR_BOOL, DType::kBool}, {OAR_I8, DType::kI8},   {OAR_U8, DType::kU8},   {OAR_I16, DType::kI16},
+    {OAR_U16, DType::kU16},   {OAR_I32, DType::kI32}, {OAR_U32, DType::kU32}, {OAR_I64, DType::kI64},
+    {OAR_U64, DType::kU64}};
+
+oar_dtype to_c(DType dtype) {
+  for (const auto& [c, d] : kTypes)
+    if (d == dtype) return c;
+  return OAR_DTYPE_NONE;
+}
+
+// A view of the caller's memory.
+Result<Tensor> view(const oar_tensor& t, const std::string& name) {
+  const auto type =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& e) { return e.first == t.dtype; });
+  if (type == std::end(kTypes))
+    return invalid_argument(cat("input ", name, ": dtype ", static_cast<int>(t.dtype), " is no oar_dtype"),
+                            "dtype");
+  if (t.rank < 0 || t.rank > OAR_MAX_RANK)
+    return invalid_argument(
+        cat("input ", name, ": rank is ", t.rank, "; it must be between 0 and ", int{OAR_MAX_RANK}), "rank");
+  for (int32_t i = 0; i < t.rank; ++i)
+    if (t.shape[i] < 0)
+      return invalid_argument(cat("input ", name, ": shape[", i, "] is ", t.shape[i], "; it must be >= 0"),
+                              "shape");
+  const Shape shape(std::span<const int64_t>(t.shape, static_cast<size_t>(t.rank)));
+  const Format format = Format::of(type->second);
+  OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
+  if (t.bytes != static_cast<uint64_t>(bytes))
+    return invalid_argument(cat("input ", name, ": bytes is ", t.bytes, " but dtype and shape make ", bytes),
+                            "bytes");
+  if (t.data == nullptr && bytes > 0) return null_argument("data");
+  return Tensor::make(shape, format, Buffer::wrap_const(t.data, t.bytes, nullptr));
+}
+
+bool inside(const Tensor& t, const oar_tensor& input) {
+  const auto at = reinterpret_cast<uintptr_t>(t.data()), begin = reinterpret_cast<uintptr_t>(input.data);
+  return at >= begin && at < begin + input.bytes;
+}
+
+Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, OutputsObject& out) {
+  const std::vector<IoSpec>& specs = p.predictor->inputs();
+  if (count != specs.size())
+    return invalid_argument(cat("count is ", count, " but the model has ", specs.size(), " inputs"), "count");
+  if (inputs == nullptr && count > 0) return null_argument("inputs");
+  std::vector<Datum> data;
+  data.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    OAR_ASSIGN(Tensor t, view(inputs[i], specs[i].name));
+    data.emplace_back(std::move(t));
+  }
+  OAR_ASSIGN(std::vector<Datum> results, p.predictor->run(std::move(data)));
+  for (size_t k = 0; k < results.size(); ++k) {
+    Datum& d = results[k];
+    const std::string& name = p.predictor->outputs()[k].name;
+    if (!d.is_tensor())
+      return unimplemented(cat("output ", name, " is a ", d.to_string(), ", which is no tensor"));
+    if (d.tensor.shape().rank() > OAR_MAX_RANK || to_c(d.tensor.format().dtype()) == OAR_DTYPE_NONE)
+      return unimplemented(
+          cat("output ", name, " is ", d.to_string(), ", which this interface cannot hand out"));
+    // A graph may hand an input through; the caller's memory ends with the call.
+    for (size_t i = 0; i < count; ++i) {
+      if (!inside(d.tensor, inputs[i])) continue;
+      OAR_ASSIGN(Tensor own, Tensor::allocate(d.tensor.shape(), d.tensor.format()));
+      std::memcpy(own.mutable_data(), d.tensor.data(), d.tensor.bytes());
+      d.tensor = std::move(own);
+      break;
+    }
+    out.tensors.push_back(std::move(d.tensor));
+  }
+  return ok_status();
+}
+
+Status describe(const std::vector<IoSpec>& specs, size_t index, oar_tensor_info* info, size_t size) {
+  if (index >= specs.size())
+    return {StatusCode::kOutOfRange, cat("index is ", index, " but there are ", specs.size()), "index"};
+  const IoSpec& s = specs[index];
+  oar_tensor_info out = {};
+  out.name = s.name.c_str();
+  out.dtype = s.typed && s.kind == IoSpec::Kind::kTensor ? to_c(s.dtype) : OAR_DTYPE_NONE;
+  out.rank = s.ranked ? static_cast<int32_t>(s.dims.size()) : -1;
+  for (size_t i = 0; i < s.dims.size() && i < OAR_MAX_RANK; ++i) out.shape[i] = s.dims[i].value;
+  return write_struct(out, "info", info, size);
+}
+
+}  // namespace
+}  // namespace oar::capi
+
+using namespace oar;        // NOLINT: the functions below are C
+using namespace oar::capi;  // NOLINT
+
+extern "C" {
+
+oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* predictor) {
+  return call([&]() -> Status {
+    if (predictor == nullptr) return null_argument("predictor");
+    *predictor = 0;
+    if (path == nullptr) return null_argument("path");
+    OAR_RETURN_IF_ERROR(check_open());
+    if (threads < 0 || threads > 4096)
+      return invalid_argument(cat("threads is ", threads, "; give 0 (all) to 4096"), "threads");
+    PredictorOptions options;
+    options.threads = threads;
+    OAR_ASSIGN(auto opened, Predictor::open(path, options));
+    OAR_ASSIGN(*predictor, put(std::make_shared<PredictorObject>(std::move(opened))));
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_clone(oar_predictor predictor, oar_predictor* clone) {
+  return call([&]() -> Status {
+    if (clone == nullptr) return null_argument("clone");
+    *clone = 0;
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    OAR_ASSIGN(*clone, put(std::make_shared<PredictorObject>(object->predictor->clone())));
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_close(oar_predictor predictor) {
+  return call([&]() -> Status { return take<PredictorObject>(predictor).status(); });
+}
+
+oar_status oar_predictor_counts(oar_predictor predictor, size_t* inputs, size_t* outputs) {
+  return call([&]() -> Status {
+    if (inputs == nullptr) return null_argument("inputs");
+    if (outputs == nullptr) return null_argument("outputs");
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    *inputs = object->predictor->inputs().size();
+    *outputs = object->predictor->outputs().size();
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_input(oar_predictor predictor, size_t index, oar_tensor_info* info, size_t size) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    return describe(object->predictor->inputs(), index, info, size);
+  });
+}
+
+oar_status oar_predictor_output(oar_predictor predictor, size_t index, oar_tensor_info* info, size_t size) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    return describe(object->predictor->outputs(), index, info, size);
+  });
+}
+
+oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                             oar_outputs* outputs) {
+  return call([&]() -> Status {
+    if (outputs == nullptr) return null_argument("outputs");
+    *outputs = 0;
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    auto results = std::make_shared<OutputsObject>();
+    OAR_RETURN_IF_ERROR(run(*object, inputs, count, *results));
+    OAR_ASSIGN(*outputs, put(std::move(results)));
+    return ok_status();
+  });
+}
+
+oar_status oar_outputs_get(oar_outputs outputs, size_t index, oar_tensor* tensor) {
+  return call([&]() -> Status {
+    if (tensor == nullptr) return null_argument("tensor");
+    OAR_ASSIGN(const auto object, find<OutputsObject>(outputs));
+    if (index >= object->tensors.size())
+      return {StatusCode::kOutOfRange, cat("index is ", index, " but there are ", object->tensors.size()),
+              "index"};
+    const Tensor& t = object->tensors[index];
+    *tensor = {};
+    tensor->dtype = to_c(t.format().dtype());
+    tensor->rank = static_cast<int32_t>(t.shape().rank());
+    for (int32_t i = 0; i < tensor->rank; ++i) tensor->shape[i] = t.shape()[i];
+    tensor->data = t.data();
+    tensor->bytes = t.bytes();
+    return ok_status();
+  });
+}
+
+oar_status oar_outputs_close(oar_outputs outputs) {
+  return call([&]() -> Status { return take<OutputsObject>(outputs).status(); });
+}
+
+}  // extern "C"

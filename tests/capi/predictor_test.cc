@@ -1,0 +1,153 @@
+// Predictors through the C interface, on models written here byte by byte (ONNX is protobuf).
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "tests/capi/fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+
+std::string field(int number, const std::string& bytes) {  // length-delimited, shorter than 128
+  return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
+}
+std::string varint(int number, int value) {
+  return {static_cast<char>(number << 3), static_cast<char>(value)};
+}
+// A ValueInfoProto of f32[n, 2] with a free first extent.
+std::string value(const std::string& name) {
+  const std::string shape = field(1, field(2, "n")) + field(1, varint(1, 2));
+  return field(1, name) + field(2, field(1, varint(1, 1) + field(2, shape)));
+}
+// z = op(x, y); w = Identity(x).
+std::string write_model(const std::string& op) {
+  const std::string node = field(1, "x") + field(1, "y") + field(2, "z") + field(4, op);
+  const std::string same = field(1, "x") + field(2, "w") + field(4, "Identity");
+  const std::string graph = field(1, node) + field(1, same) + field(2, "g") + field(11, value("x")) +
+                            field(11, value("y")) + field(12, value("z")) + field(12, value("w"));
+  std::string size{static_cast<char>(graph.size() & 127 | 128), static_cast<char>(graph.size() >> 7)};
+  const std::string model =
+      varint(1, 8) + std::string(1, static_cast<char>(7 << 3 | 2)) + size + graph + field(8, varint(2, 17));
+  const std::string path = oar_test::temp_dir() + "/capi_" + op + ".onnx";
+  std::ofstream(path, std::ios::binary) << model;
+  return path;
+}
+
+oar_tensor tensor(const std::vector<float>& data) {
+  oar_tensor t = {};
+  t.dtype = OAR_F32;
+  t.rank = 2;
+  t.shape[0] = static_cast<int64_t>(data.size() / 2);
+  t.shape[1] = 2;
+  t.data = data.data();
+  t.bytes = data.size() * sizeof(float);
+  return t;
+}
+
+std::vector<float> values(oar_outputs outputs, size_t index) {
+  oar_tensor t;
+  REQUIRE(oar_outputs_get(outputs, index, &t) == OAR_OK);
+  REQUIRE(t.dtype == OAR_F32);
+  std::vector<float> v(t.bytes / sizeof(float));
+  std::memcpy(v.data(), t.data, t.bytes);
+  return v;
+}
+
+TEST_CASE("predictor: load, describe, run, clone, close") {
+  oar_predictor p = 0, clone = 0;
+  INFO(oar_last_error());
+  REQUIRE(oar_predictor_load(write_model("Add").c_str(), 1, &p) == OAR_OK);
+  size_t inputs = 0, outputs = 0;
+  REQUIRE(oar_predictor_counts(p, &inputs, &outputs) == OAR_OK);
+  CHECK(inputs == 2);
+  CHECK(outputs == 2);
+  oar_tensor_info info;
+  REQUIRE(oar_predictor_input(p, 1, &info, sizeof info) == OAR_OK);
+  CHECK(std::string(info.name) == "y");
+  CHECK(info.dtype == OAR_F32);
+  CHECK(info.rank == 2);
+  CHECK(info.shape[0] == -1);
+  CHECK(info.shape[1] == 2);
+  CHECK(oar_predictor_output(p, 2, &info, sizeof info) == OAR_OUT_OF_RANGE);
+  REQUIRE(oar_predictor_clone(p, &clone) == OAR_OK);
+  REQUIRE(oar_predictor_close(p) == OAR_OK);
+  CHECK(oar_predictor_close(p) == OAR_INVALID_ARGUMENT);
+
+  std::vector<float> x = {1, 2, 3, 4}, y = {10, 20, 30, 40};
+  const oar_tensor in[] = {tensor(x), tensor(y)};
+  oar_outputs out = 0;
+  REQUIRE(oar_predictor_run(clone, in, 2, &out) == OAR_OK);
+  x.assign(4, -1);  // what was handed through is not the caller's memory any more
+  CHECK(values(out, 0) == std::vector<float>{11, 22, 33, 44});
+  CHECK(values(out, 1) == std::vector<float>{1, 2, 3, 4});
+  CHECK(oar_predictor_close(clone) == OAR_OK);
+  CHECK(values(out, 0)[3] == 44);  // results outlive the predictor
+  oar_tensor t;
+  CHECK(oar_outputs_get(out, 2, &t) == OAR_OUT_OF_RANGE);
+  CHECK(oar_outputs_close(out) == OAR_OK);
+  CHECK(oar_outputs_get(out, 0, &t) == OAR_INVALID_ARGUMENT);
+}
+
+TEST_CASE("predictor: every wrong argument has its message") {
+  oar_predictor p = 0;
+  CHECK(oar_predictor_load(nullptr, 1, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_load("/nonexistent.onnx", 1, &p) == OAR_NOT_FOUND);
+  CHECK(oar_predictor_load("x", -1, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_load("x", 1, nullptr) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_load(write_model("NoSuchOp").c_str(), 1, &p) != OAR_OK);
+  CHECK(p == 0);
+  REQUIRE(oar_predictor_load(write_model("Mul").c_str(), 1, &p) == OAR_OK);
+  const std::vector<float> x = {1, 2, 3, 4};
+  const auto run_with = [&](auto&& spoil) {
+    oar_tensor in[] = {tensor(x), tensor(x)};
+    spoil(in[1]);
+    oar_outputs out = 1;
+    const oar_status status = oar_predictor_run(p, in, 2, &out);
+    CHECK(out == 0);
+    CHECK(oar_last_error()[0] != '\0');
+    return status;
+  };
+  CHECK(run_with([](oar_tensor& t) { t.data = nullptr; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.bytes -= 1; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.rank = 9; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.rank = -1; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.shape[0] = -2; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.shape[0] = INT64_MAX; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.dtype = static_cast<oar_dtype>(77); }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.dtype = OAR_I32; }) == OAR_INVALID_ARGUMENT);
+  CHECK(run_with([](oar_tensor& t) { t.shape[0] = 4, t.shape[1] = 1; }) == OAR_INVALID_ARGUMENT);
+  oar_outputs out = 0;
+  CHECK(oar_predictor_run(p, nullptr, 2, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_run(p, nullptr, 0, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_run(p, nullptr, SIZE_MAX, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_generation_close(p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_run(oar_test::demo_model(), nullptr, 0, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+}
+
+TEST_CASE("predictor: many threads on one handle") {
+  oar_predictor p = 0;
+  REQUIRE(oar_predictor_load(write_model("Sub").c_str(), 2, &p) == OAR_OK);
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      const std::vector<float> x(64, static_cast<float>(t) + 5), y(64, 5);
+      for (int i = 0; i < 50; ++i) {
+        const oar_tensor in[] = {tensor(x), tensor(y)};
+        oar_outputs out = 0;
+        oar_tensor z;
+        if (oar_predictor_run(p, in, 2, &out) != OAR_OK || oar_outputs_get(out, 0, &z) != OAR_OK) continue;
+        right += static_cast<const float*>(z.data)[63] == static_cast<float>(t);
+        oar_outputs_close(out);
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  CHECK(right == 200);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+}
+
+}  // namespace
