@@ -50,6 +50,8 @@ std::string reason_to_exclude(const std::string& name) {
   return {};
 }
 
+double relative_tolerance(DType t) { return t == DType::kBF16 ? 0x1p-7 : kRelative; }
+
 Status compare(const Datum& got, const Datum& want, const std::string& what) {
   auto wrong = [&](std::string why) { return internal_error(cat(what, ": ", why)); };
   if (got.kind != want.kind) return wrong(cat("got ", got.to_string(), ", want ", want.to_string()));
@@ -74,7 +76,7 @@ Status compare(const Datum& got, const Datum& want, const std::string& what) {
     } else if (dtype_is_float(w.format().dtype())) {
       const double a = element_as_double(g, k), b = element_as_double(w, k);
       same = a == b || (std::isnan(a) && std::isnan(b)) ||
-             std::abs(a - b) <= kAbsolute + kRelative * std::abs(b);
+             std::abs(a - b) <= kAbsolute + relative_tolerance(w.format().dtype()) * std::abs(b);
     } else {
       same = element_as_int(g, k) == element_as_int(w, k);
     }

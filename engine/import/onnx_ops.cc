@@ -274,6 +274,17 @@ void optional(OnnxNode& n) {
   n.out(0, n.in(0) ? n.w().op("identity", {n.in(0)}) : n.w().op("none", {}));
 }
 
+// Opset 16 moved the samples by half a pixel, and lets files ask for the old way.
+void roi_align(OnnxNode& n) {
+  Attrs attrs{{"coordinate_transformation_mode",
+               n.opset() < 16 ? std::string("output_half_pixel")
+                              : n.get_string("coordinate_transformation_mode", "half_pixel")}};
+  for (const char* name : {"mode", "output_height", "output_width", "sampling_ratio", "spatial_scale"}) {
+    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
+  }
+  n.out(0, n.w().op("roi_align", {n.in(0), n.in(1), n.in(2)}, attrs));
+}
+
 void flatten(OnnxNode& n) { n.out(0, n.w().op("flatten", {n.in(0)}, {{"axis", n.get_int("axis", 1)}})); }
 
 void attention(OnnxNode& n) {

@@ -8,6 +8,7 @@ struct Predictor::Shared {
   std::shared_ptr<ThreadPool> pool;
   std::vector<PassReport> passes;
   uint64_t tensor_limit = 0;
+  int64_t loop_limit = 0;
 };
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
@@ -27,6 +28,7 @@ Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const 
     shared->pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
   }
   shared->tensor_limit = options.tensor_limit;
+  shared->loop_limit = options.loop_limit;
   OAR_ASSIGN(shared->evaluator, Evaluator::create(shared->model.graph));
   return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
 }
@@ -76,6 +78,7 @@ EvalOptions Predictor::eval_options() const {
   EvalOptions o;
   o.pool = shared_->pool.get();
   o.tensor_limit = shared_->tensor_limit;
+  o.loop_limit = shared_->loop_limit;
   return o;
 }
 

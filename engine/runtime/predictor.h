@@ -23,6 +23,7 @@ struct PredictorOptions {
   std::set<std::string> disabled_passes;  // by name, see tensor_passes()
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
+  int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
   ImportOptions import;
 };
 

@@ -1,0 +1,421 @@
+// Ops that choose elements by indices or values: gather and scatter in their forms, one_hot, compress,
+// non_zero, unique, top_k. Indices are checked: a file or a caller may hold any.
+#include <numeric>
+
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// Operand `i` as indices into an axis of `n`, negative ones counted from the end.
+Result<std::vector<int64_t>> indices(const EvalContext& ctx, size_t operand, int64_t n) {
+  OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
+  if (!dtype_is_integer(dtype_of(t))) return invalid_argument("indices must be integers");
+  std::vector<int64_t> v(static_cast<size_t>(t.numel()));
+  for (size_t k = 0; k < v.size(); ++k) {
+    v[k] = element_as_int(t, static_cast<int64_t>(k));
+    if (v[k] < -n || v[k] >= n) return invalid_argument(cat("index ", v[k], " is outside an axis of ", n));
+    if (v[k] < 0) v[k] += n;
+  }
+  return v;
+}
+
+Status gather(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  OAR_ASSIGN(const auto rows, indices(ctx, 1, n));
+  std::vector<int64_t> dims(x.shape().begin(), x.shape().begin() + axis);
+  dims.insert(dims.end(), at.shape().begin(), at.shape().end());
+  dims.insert(dims.end(), x.shape().begin() + axis + 1, x.shape().end());
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  const auto count = static_cast<int64_t>(rows.size());
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t r = 0; r < count; ++r)
+      copy_elements(x, (o * n + rows[static_cast<size_t>(r)]) * inner, y, (o * count + r) * inner, inner);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// For element k of `shape`, where its coordinates lie in a tensor of `strides` with `axis` replaced.
+int64_t place(const Shape& shape, int64_t k, const std::array<int64_t, Shape::kMaxRank>& strides, int axis,
+              int64_t index) {
+  int64_t at = 0;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    at += (d == axis ? index : k % shape[d]) * strides[static_cast<size_t>(d)];
+    k /= shape[d];
+  }
+  return at;
+}
+
+Status check_within(const Shape& small, const Shape& large, int but) {
+  bool fits = small.rank() == large.rank();
+  for (int d = 0; fits && d < small.rank(); ++d) fits = d == but || small[d] <= large[d];
+  return fits ? ok_status() : invalid_argument("indices exceed the operand beside the axis");
+}
+
+Status gather_elements(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  OAR_ASSIGN(const auto index, indices(ctx, 1, x.shape()[axis]));
+  OAR_RETURN_IF_ERROR(check_within(at.shape(), x.shape(), axis));
+  OAR_ASSIGN(Tensor y, ctx.allocate(at.shape(), dtype_of(x)));
+  const auto strides = strides_of(x.shape());
+  for (int64_t k = 0; k < y.numel(); ++k)
+    copy_elements(x, place(at.shape(), k, strides, axis, index[static_cast<size_t>(k)]), y, k, 1);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// y[to] = y[to] (op) x[from]
+Result<void (*)(const Tensor&, int64_t, const Tensor&, int64_t)> combine(const std::string& reduction,
+                                                                         const Tensor& t) {
+  using Fn = void (*)(const Tensor&, int64_t, const Tensor&, int64_t);
+  if (reduction == "none" || reduction.empty()) {
+    return Fn(
+        [](const Tensor& x, int64_t from, const Tensor& y, int64_t to) { copy_elements(x, from, y, to, 1); });
+  }
+  bool numeric = dispatch_numeric(dtype_of(t), [](auto) {});
+  if (!numeric) return bad_dtype(t);
+#define OAR_COMBINE(name, expression)                                                                 \
+  if (reduction == name) {                                                                            \
+    return Fn([](const Tensor& x, int64_t from, const Tensor& y, int64_t to) {                        \
+      dispatch_numeric(dtype_of(x), [&](auto tag) {                                                   \
+        using T = typename decltype(tag)::type;                                                       \
+        using C = typename Element<T>::Compute;                                                       \
+        using S = std::conditional_t<std::is_integral_v<C>, uint64_t, C>;                             \
+        const C p = Element<T>::load(elements<T>(y)[to]), q = Element<T>::load(elements<T>(x)[from]); \
+        const S a = static_cast<S>(p), b = static_cast<S>(q);                                         \
+        (void)a, (void)b;                                                                             \
+        mutable_elements<T>(y)[to] = Element<T>::store(static_cast<C>(expression));                   \
+      });                                                                                             \
+    });                                                                                               \
+  }
+  OAR_COMBINE("add", a + b)
+  OAR_COMBINE("mul", a * b)
+  OAR_COMBINE("max", p != p || p > q ? p : q)
+  OAR_COMBINE("min", p != p || p < q ? p : q)
+#undef OAR_COMBINE
+  return invalid_argument(cat("unknown reduction '", reduction, "'"));
+}
+
+Result<Tensor> copy_of(const EvalContext& ctx, const Tensor& x) {
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  copy_elements(x, 0, y, 0, x.numel());
+  return y;
+}
+
+Status scatter_elements(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor updates, ctx.tensor(2));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, updates));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  OAR_ASSIGN(const auto index, indices(ctx, 1, x.shape()[axis]));
+  OAR_RETURN_IF_ERROR(check_within(at.shape(), x.shape(), axis));
+  if (!(updates.shape() == at.shape())) return invalid_argument("updates and indices differ in shape");
+  OAR_ASSIGN(const auto put, combine(ctx.attrs().get_string("reduction", "none"), x));
+  OAR_ASSIGN(Tensor y, copy_of(ctx, x));
+  const auto strides = strides_of(x.shape());
+  for (int64_t k = 0; k < updates.numel(); ++k)
+    put(updates, k, y, place(at.shape(), k, strides, axis, index[static_cast<size_t>(k)]));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// The start of each slice that the last axis of `at` points to, and the slice's size.
+Result<std::vector<int64_t>> slice_starts(const Tensor& at, const Shape& x, int batch, int64_t* size) {
+  if (!dtype_is_integer(dtype_of(at)) || at.shape().rank() < 1)
+    return invalid_argument("indices must be integers of at least one axis");
+  const int64_t depth = at.shape().cols();
+  if (batch < 0 || batch >= at.shape().rank() || depth < 0 || depth > x.rank() - batch)
+    return invalid_argument("indices are deeper than the operand");
+  for (int d = 0; d < batch; ++d) {
+    if (at.shape()[d] != x[d]) return invalid_argument("batch extents differ");
+  }
+  const auto strides = strides_of(x);
+  *size = extent(x, batch + static_cast<int>(depth), x.rank());
+  const int64_t rows = depth > 0 ? at.numel() / depth : at.shape().rows(), batches = extent(x, 0, batch);
+  std::vector<int64_t> out;
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t start = batches > 0 ? r / (rows / batches) * extent(x, batch, x.rank()) : 0;
+    for (int64_t d = 0; d < depth; ++d) {
+      const int axis = batch + static_cast<int>(d);
+      int64_t i = element_as_int(at, r * depth + d);
+      if (i < -x[axis] || i >= x[axis])
+        return invalid_argument(cat("index ", i, " is outside an axis of ", x[axis]));
+      if (i < 0) i += x[axis];
+      start += i * strides[static_cast<size_t>(axis)];
+    }
+    out.push_back(start);
+  }
+  return out;
+}
+
+Status gather_nd(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  const auto batch = static_cast<int>(std::clamp<int64_t>(ctx.attrs().get_int("batch_dims"), -1, 8));
+  int64_t size = 0;
+  OAR_ASSIGN(const auto starts, slice_starts(at, x.shape(), batch, &size));
+  std::vector<int64_t> dims(at.shape().begin(), at.shape().begin() + at.shape().rank() - 1);
+  const auto depth = static_cast<int>(at.shape().cols());
+  for (int d = batch + depth; d < x.shape().rank(); ++d) dims.push_back(x.shape()[d]);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  for (size_t k = 0; k < starts.size(); ++k)
+    copy_elements(x, starts[k], y, static_cast<int64_t>(k) * size, size);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status scatter_nd(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor updates, ctx.tensor(2));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, updates));
+  int64_t size = 0;
+  OAR_ASSIGN(const auto starts, slice_starts(at, x.shape(), 0, &size));
+  if (updates.numel() != static_cast<int64_t>(starts.size()) * size)
+    return invalid_argument("updates do not match the indices");
+  OAR_ASSIGN(const auto put, combine(ctx.attrs().get_string("reduction", "none"), x));
+  OAR_ASSIGN(Tensor y, copy_of(ctx, x));
+  for (size_t k = 0; k < starts.size(); ++k) {
+    for (int64_t e = 0; e < size; ++e) put(updates, static_cast<int64_t>(k) * size + e, y, starts[k] + e);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// tensor_scatter(cache (B, ...), update, write_indices?) {axis, mode}: writes the update into the cache from
+// an index of each batch entry on.
+Status tensor_scatter(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor u, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, u));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -2), x.shape().rank()));
+  const bool circular = ctx.attrs().get_string("mode", "linear") == "circular";
+  if (axis == 0) return invalid_argument("axis 0 is the batch");
+  for (int d = 0; d < x.shape().rank(); ++d) {
+    if (u.shape().rank() != x.shape().rank() || (d != axis && u.shape()[d] != x.shape()[d]))
+      return invalid_argument("the update does not match the cache");
+  }
+  std::vector<int64_t> at(static_cast<size_t>(x.shape()[0]), 0);
+  if (ctx.has(2)) { OAR_ASSIGN(at, ctx.ints(2)); }
+  if (static_cast<int64_t>(at.size()) != x.shape()[0])
+    return invalid_argument("one index per batch entry is needed");
+  OAR_ASSIGN(Tensor y, copy_of(ctx, x));
+  const int64_t n = x.shape()[axis], m = u.shape()[axis],
+                inner = extent(x.shape(), axis + 1, x.shape().rank()), outer = extent(x.shape(), 0, axis);
+  for (int64_t o = 0; o < outer; ++o) {
+    const int64_t start = at[static_cast<size_t>(o / extent(x.shape(), 1, axis))];
+    for (int64_t k = 0; k < m; ++k) {
+      int64_t to = start + k;
+      if (circular && n > 0) to = ((to % n) + n) % n;
+      if (to < 0 || to >= n) return invalid_argument(cat("position ", to, " is outside a cache of ", n));
+      copy_elements(u, (o * m + k) * inner, y, (o * n + to) * inner, inner);
+    }
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// one_hot(indices, depth, values (2)) {axis}: indices outside [-depth, depth) give all "off".
+Status one_hot(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor at, ctx.tensor(0));
+  OAR_ASSIGN(const int64_t depth, ctx.scalar_int(1));
+  OAR_ASSIGN(const Tensor values, ctx.tensor(2));
+  OAR_RETURN_IF_ERROR(check_number(at));
+  if (depth < 0 || values.numel() != 2) return invalid_argument("needs a depth and two values");
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), at.shape().rank() + 1));
+  std::vector<int64_t> dims = dims_of(at.shape());
+  dims.insert(dims.begin() + axis, depth);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(values)));
+  const int64_t inner = extent(shape, axis + 1, shape.rank());
+  for (int64_t k = 0; k < y.numel(); ++k) {
+    const int64_t d = k / inner % depth, o = k / inner / depth;
+    int64_t i = element_as_int(at, o * inner + k % inner);
+    if (i < 0) i += depth;
+    copy_elements(values, i == d ? 1 : 0, y, k, 1);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status compress(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor condition, ctx.tensor(1));
+  if (dtype_of(condition) != DType::kBool || condition.shape().rank() != 1)
+    return invalid_argument("the condition must be bool of one axis");
+  int axis = 0;
+  if (ctx.attrs().has("axis")) {
+    OAR_ASSIGN(axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  } else {
+    OAR_ASSIGN(x, x.reshape({x.numel()}));
+  }
+  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  std::vector<int64_t> chosen;
+  for (int64_t k = 0; k < std::min(n, condition.numel()); ++k) {
+    if (elements<uint8_t>(condition)[k]) chosen.push_back(k);
+  }
+  std::vector<int64_t> dims = dims_of(x.shape());
+  const auto count = static_cast<int64_t>(chosen.size());
+  dims[static_cast<size_t>(axis)] = count;
+  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t k = 0; k < count; ++k)
+      copy_elements(x, (o * n + chosen[static_cast<size_t>(k)]) * inner, y, (o * count + k) * inner, inner);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// non_zero(x): the coordinates of what is not zero, (rank, count).
+Status non_zero(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_RETURN_IF_ERROR(check_number(x));
+  std::vector<int64_t> found;
+  for (int64_t k = 0; k < x.numel(); ++k) {
+    if (element_as_double(x, k) != 0) found.push_back(k);
+  }
+  const int rank = x.shape().rank();
+  const auto count = static_cast<int64_t>(found.size());
+  OAR_ASSIGN(Tensor y, ctx.zeros({std::max(rank, 1), count}, DType::kI64));
+  for (int64_t c = 0; c < count; ++c) {
+    int64_t rest = found[static_cast<size_t>(c)];
+    for (int d = rank - 1; d >= 0; --d)
+      mutable_elements<int64_t>(y)[d * count + c] = rest % x.shape()[d], rest /= x.shape()[d];
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// unique(x) {axis?, sorted} -> values, first indices, inverse, counts
+Status unique(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  int axis = 0;
+  if (ctx.attrs().has("axis")) {
+    OAR_ASSIGN(axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  } else {
+    OAR_ASSIGN(x, x.reshape({x.numel()}));
+  }
+  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  // Entry order: lexicographic over the entry's elements.
+  auto compare = [&](int64_t a, int64_t b) -> int {
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < inner; ++i) {
+        const int64_t p = (o * n + a) * inner + i, q = (o * n + b) * inner + i;
+        if (dtype_of(x) == DType::kString) {
+          const int c = elements<std::string>(x)[p].compare(elements<std::string>(x)[q]);
+          if (c != 0) return c;
+        } else if (dtype_is_float(dtype_of(x))) {
+          const double u = element_as_double(x, p), v = element_as_double(x, q);
+          if (u != v) return std::isnan(u) ? (std::isnan(v) ? 0 : 1) : std::isnan(v) || u < v ? -1 : 1;
+        } else {
+          const int64_t u = element_as_int(x, p), v = element_as_int(x, q);
+          if (u != v) return u < v ? -1 : 1;
+        }
+      }
+    }
+    return 0;
+  };
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return compare(a, b) < 0; });
+  std::vector<int64_t> first, counts, inverse(static_cast<size_t>(n));
+  for (size_t k = 0; k < order.size(); ++k) {
+    if (k == 0 || compare(order[k - 1], order[k]) != 0) first.push_back(order[k]), counts.push_back(0);
+    ++counts.back();
+    inverse[static_cast<size_t>(order[k])] = static_cast<int64_t>(first.size()) - 1;
+  }
+  if (ctx.attrs().get_int("sorted", 1) == 0) {  // in the order of first appearance
+    std::vector<size_t> by(first.size());
+    std::iota(by.begin(), by.end(), size_t{0});
+    std::sort(by.begin(), by.end(), [&](size_t a, size_t b) { return first[a] < first[b]; });
+    std::vector<int64_t> f, c, rank(by.size());
+    for (size_t k = 0; k < by.size(); ++k)
+      f.push_back(first[by[k]]), c.push_back(counts[by[k]]), rank[by[k]] = static_cast<int64_t>(k);
+    for (int64_t& i : inverse) i = rank[static_cast<size_t>(i)];
+    first = std::move(f), counts = std::move(c);
+  }
+  std::vector<int64_t> dims = dims_of(x.shape());
+  const auto count = static_cast<int64_t>(first.size());
+  dims[static_cast<size_t>(axis)] = count;
+  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t k = 0; k < count; ++k)
+      copy_elements(x, (o * n + first[static_cast<size_t>(k)]) * inner, y, (o * count + k) * inner, inner);
+  }
+  ctx.set(0, std::move(y));
+  size_t slot = 1;
+  for (const auto* list : {&first, &inverse, &counts}) {
+    OAR_ASSIGN(Tensor t, ctx.zeros({static_cast<int64_t>(list->size())}, DType::kI64));
+    std::copy(list->begin(), list->end(), mutable_elements<int64_t>(t));
+    ctx.set(slot++, std::move(t));
+  }
+  return ok_status();
+}
+
+// top_k(x, k) {axis, largest, sorted} -> values, indices; of equal values the earlier wins.
+Status top_k(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const int64_t k, ctx.scalar_int(1));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
+  const int64_t n = x.shape()[axis], inner = extent(x.shape(), axis + 1, x.shape().rank());
+  if (k < 0 || k > n) return invalid_argument(cat("k = ", k, " of an axis of ", n));
+  const bool largest = ctx.attrs().get_int("largest", 1) != 0;
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims[static_cast<size_t>(axis)] = k;
+  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
+  OAR_ASSIGN(Tensor at, ctx.zeros(Shape(dims), DType::kI64));
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        std::vector<int64_t> order(static_cast<size_t>(n));
+        for (int64_t l = 0; n > 0 && l < x.numel() / n; ++l) {
+          const int64_t base = l / inner * n * inner + l % inner, to = l / inner * k * inner + l % inner;
+          auto value = [&](int64_t i) { return Element<T>::load(elements<T>(x)[base + i * inner]); };
+          std::iota(order.begin(), order.end(), 0);
+          auto before = [&](int64_t a, int64_t b) {
+            const auto u = value(a), v = value(b);
+            if (u != u || v != v) return u != u && v == v ? largest : v != v && u == u ? !largest : a < b;
+            return u != v ? (largest ? u > v : u < v) : a < b;
+          };
+          std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
+          for (int64_t i = 0; i < k; ++i) {
+            mutable_elements<T>(y)[to + i * inner] =
+                elements<T>(x)[base + order[static_cast<size_t>(i)] * inner];
+            mutable_elements<int64_t>(at)[to + i * inner] = order[static_cast<size_t>(i)];
+          }
+        }
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  ctx.set(1, std::move(at));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(compress, tensor::compress);
+OAR_TENSOR_OP(gather, tensor::gather);
+OAR_TENSOR_OP(gather_elements, tensor::gather_elements);
+OAR_TENSOR_OP(gather_nd, tensor::gather_nd);
+OAR_TENSOR_OP(non_zero, tensor::non_zero);
+OAR_TENSOR_OP(one_hot, tensor::one_hot);
+OAR_TENSOR_OP(scatter_elements, tensor::scatter_elements);
+OAR_TENSOR_OP(scatter_nd, tensor::scatter_nd);
+OAR_TENSOR_OP(tensor_scatter, tensor::tensor_scatter);
+OAR_TENSOR_OP(top_k, tensor::top_k);
+OAR_TENSOR_OP(unique, tensor::unique);
+}  // namespace oar

@@ -1,0 +1,276 @@
+// Normalizations. Statistics in double; results rounded once.
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// A float operand as doubles; an error names it otherwise.
+Result<std::vector<double>> floats(const EvalContext& ctx, size_t operand, int64_t count) {
+  OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
+  if (!dtype_is_float(dtype_of(t))) return bad_dtype(t);
+  if (count >= 0 && t.numel() != count)
+    return invalid_argument(cat("operand ", operand, " needs ", count, " values"));
+  return to_doubles(t);
+}
+
+double epsilon_of(const EvalContext& ctx) { return ctx.attrs().get_float("epsilon", 1e-5); }
+
+// batch_norm(x, scale, bias, mean, variance) {epsilon}; training_mode also yields running statistics.
+Status batch_norm(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (!dtype_is_float(dtype_of(x)) || x.shape().rank() < 1) return bad_dtype(x);
+  const int64_t C = x.shape().rank() > 1 ? x.shape()[1] : 1, N = x.shape()[0],
+                inner = extent(x.shape(), std::min(2, x.shape().rank()), x.shape().rank());
+  OAR_ASSIGN(const auto scale, floats(ctx, 1, C));
+  OAR_ASSIGN(const auto bias, floats(ctx, 2, C));
+  OAR_ASSIGN(auto mean, floats(ctx, 3, C));
+  OAR_ASSIGN(auto variance, floats(ctx, 4, C));
+  const double epsilon = epsilon_of(ctx);
+  if (ctx.attrs().get_int("training_mode")) {
+    const std::vector<double> v = to_doubles(x);
+    const double momentum = ctx.attrs().get_float("momentum", 0.9), count = static_cast<double>(N * inner);
+    std::vector<double> running_mean(mean), running_var(variance);
+    for (int64_t c = 0; c < C; ++c) {
+      double m = 0, s = 0;
+      for (int64_t n = 0; n < N; ++n)
+        for (int64_t i = 0; i < inner; ++i) m += v[static_cast<size_t>((n * C + c) * inner + i)];
+      m /= count;
+      for (int64_t n = 0; n < N; ++n)
+        for (int64_t i = 0; i < inner; ++i) {
+          const double d = v[static_cast<size_t>((n * C + c) * inner + i)] - m;
+          s += d * d;
+        }
+      const auto k = static_cast<size_t>(c);
+      mean[k] = m, variance[k] = s / count;
+      running_mean[k] = running_mean[k] * momentum + m * (1 - momentum);
+      running_var[k] = running_var[k] * momentum + variance[k] * (1 - momentum);
+    }
+    OAR_ASSIGN(const Tensor like, ctx.tensor(3));
+    ctx.set(1, from_doubles(ctx, {C}, dtype_of(like), running_mean));
+    ctx.set(2, from_doubles(ctx, {C}, dtype_of(like), running_var));
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  dispatch_float(dtype_of(x), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = typename Element<T>::Compute;
+    ctx.parallel(N * C, 0.5 * static_cast<double>(inner), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const auto c = static_cast<size_t>(p % C);
+        const double factor = scale[c] / std::sqrt(variance[c] + epsilon);
+        const A f = static_cast<A>(factor), b = static_cast<A>(bias[c] - mean[c] * factor);
+        for (int64_t i = 0; i < inner; ++i) {
+          mutable_elements<T>(y)[p * inner + i] =
+              Element<T>::store(Element<T>::load(elements<T>(x)[p * inner + i]) * f + b);
+        }
+      }
+    });
+  });
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// Each run of `n` elements to zero mean and unit variance (or, with `rms`, unit mean square); then
+// f(run, index, value). Statistics of run r go to mean and inverse deviation when wanted.
+template <class F>
+Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, double epsilon, bool rms,
+                      std::vector<double>* means, std::vector<double>* inverses, F&& f) {
+  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  const int64_t runs = n > 0 ? x.numel() / n : 0;
+  if (means) means->resize(static_cast<size_t>(runs)), inverses->resize(static_cast<size_t>(runs));
+  if (!dispatch_float(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using A = typename Element<T>::Compute;
+        ctx.parallel(runs, 3.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+          for (int64_t r = begin; r < end; ++r) {
+            const T* in = elements<T>(x) + r * n;
+            double mean = 0, square = 0;
+            for (int64_t k = 0; k < n && !rms; ++k) mean += static_cast<double>(Element<T>::load(in[k]));
+            mean /= static_cast<double>(n);
+            for (int64_t k = 0; k < n; ++k) {
+              const double d = static_cast<double>(Element<T>::load(in[k])) - mean;
+              square += d * d;
+            }
+            const double inverse = 1 / std::sqrt(square / static_cast<double>(n) + epsilon);
+            if (means) (*means)[static_cast<size_t>(r)] = mean, (*inverses)[static_cast<size_t>(r)] = inverse;
+            for (int64_t k = 0; k < n; ++k) {
+              const double v = (static_cast<double>(Element<T>::load(in[k])) - mean) * inverse;
+              mutable_elements<T>(y)[r * n + k] = Element<T>::store(static_cast<A>(f(r, k, v)));
+            }
+          }
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status instance_norm(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (x.shape().rank() < 2) return invalid_argument("needs (N, C, ...)");
+  const int64_t C = x.shape()[1];
+  OAR_ASSIGN(const auto scale, floats(ctx, 1, C));
+  OAR_ASSIGN(const auto bias, floats(ctx, 2, C));
+  return normalize_runs(ctx, x, extent(x.shape(), 2, x.shape().rank()), epsilon_of(ctx), false, nullptr,
+                        nullptr, [&](int64_t r, int64_t, double v) {
+                          return v * scale[static_cast<size_t>(r % C)] + bias[static_cast<size_t>(r % C)];
+                        });
+}
+
+// group_norm(x, scale, bias) {num_groups, epsilon}: scale and bias per channel, or per group (opset 18).
+Status group_norm(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const int64_t groups = ctx.attrs().get_int("num_groups", 1);
+  if (x.shape().rank() < 2 || groups < 1 || x.shape()[1] % groups != 0)
+    return invalid_argument("num_groups does not divide the channels");
+  const int64_t C = x.shape()[1], inner = extent(x.shape(), 2, x.shape().rank()), per = C / groups;
+  OAR_ASSIGN(const auto scale, floats(ctx, 1, -1));
+  OAR_ASSIGN(const auto bias, floats(ctx, 2, static_cast<int64_t>(scale.size())));
+  const auto count = static_cast<int64_t>(scale.size());
+  if (count != C && count != groups)
+    return invalid_argument("scale and bias need one value per channel or group");
+  return normalize_runs(
+      ctx, x, per * inner, epsilon_of(ctx), false, nullptr, nullptr, [&](int64_t r, int64_t k, double v) {
+        const auto c = static_cast<size_t>(count == C ? r % groups * per + k / inner : r % groups);
+        return v * scale[c] + bias[c];
+      });
+}
+
+Status layer_like(EvalContext& ctx, bool rms) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor s, ctx.tensor(1));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
+  const Shape tail(std::span(x.shape().begin() + axis, static_cast<size_t>(x.shape().rank() - axis)));
+  const int64_t n = tail.numel();
+  // Scale and bias broadcast to the normalized axes.
+  auto spread = [&](size_t operand) -> Result<std::vector<double>> {
+    OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
+    if (!dtype_is_float(dtype_of(t))) return bad_dtype(t);
+    OAR_ASSIGN(const Broadcast b, Broadcast::make({&tail, &t.shape()}));
+    if (!(b.shape() == tail))
+      return invalid_argument(cat("operand ", operand, " does not broadcast to the normalized axes"));
+    const std::vector<double> v = to_doubles(t);
+    std::vector<double> out(static_cast<size_t>(n));
+    b.rows(0, b.num_rows(), [&](int64_t at, const auto& from, int64_t m, const auto& step) {
+      for (int64_t k = 0; k < m; ++k)
+        out[static_cast<size_t>(at + k)] = v[static_cast<size_t>(from[1] + k * step[1])];
+    });
+    return out;
+  };
+  OAR_ASSIGN(const auto scale, spread(1));
+  std::vector<double> bias;
+  if (ctx.has(2)) { OAR_ASSIGN(bias, spread(2)); }
+  std::vector<double> means, inverses;
+  const bool stats = ctx.wants(1);
+  OAR_RETURN_IF_ERROR(normalize_runs(ctx, x, n, epsilon_of(ctx), rms, stats ? &means : nullptr, &inverses,
+                                     [&](int64_t, int64_t k, double v) {
+                                       return v * scale[static_cast<size_t>(k)] +
+                                              (bias.empty() ? 0 : bias[static_cast<size_t>(k)]);
+                                     }));
+  if (stats) {
+    std::vector<int64_t> dims = dims_of(x.shape());
+    std::fill(dims.begin() + axis, dims.end(), 1);
+    ctx.set(1, from_doubles(ctx, Shape(dims), DType::kF32, means));
+    ctx.set(2, from_doubles(ctx, Shape(dims), DType::kF32, inverses));
+  }
+  return ok_status();
+}
+Status layer_normalization(EvalContext& c) { return layer_like(c, false); }
+Status rms_normalization(EvalContext& c) { return layer_like(c, true); }
+
+Status lp_normalization(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
+  const int64_t p = ctx.attrs().get_int("p", 2), n = x.shape()[axis],
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  if (!dtype_is_float(dtype_of(x)) || (p != 1 && p != 2))
+    return invalid_argument("needs floats and p of 1 or 2");
+  std::vector<double> v = to_doubles(x);
+  for (int64_t l = 0; n > 0 && l < x.numel() / n; ++l) {
+    const int64_t base = l / inner * n * inner + l % inner;
+    double sum = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      const double e = v[static_cast<size_t>(base + k * inner)];
+      sum += p == 1 ? std::abs(e) : e * e;
+    }
+    const double norm = p == 1 ? sum : std::sqrt(sum);
+    for (int64_t k = 0; k < n; ++k) {
+      double& e = v[static_cast<size_t>(base + k * inner)];
+      e = norm == 0 ? 0 : e / norm;
+    }
+  }
+  ctx.set(0, from_doubles(ctx, x.shape(), dtype_of(x), v));
+  return ok_status();
+}
+
+// Local response normalization across channels.
+Status lrn(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const double alpha = ctx.attrs().get_float("alpha", 1e-4), beta = ctx.attrs().get_float("beta", 0.75),
+               bias = ctx.attrs().get_float("bias", 1);
+  const int64_t size = ctx.attrs().get_int("size", 1);
+  if (x.shape().rank() < 2 || size < 1 || !dtype_is_float(dtype_of(x)))
+    return invalid_argument("needs (N, C, ...) of floats and a positive size");
+  const int64_t C = x.shape()[1], inner = extent(x.shape(), 2, x.shape().rank());
+  const std::vector<double> v = to_doubles(x);
+  std::vector<double> y(v.size());
+  for (int64_t k = 0; k < x.numel(); ++k) {
+    const int64_t c = k / inner % C, from = std::max<int64_t>(0, c - (size - 1) / 2),
+                  to = std::min(C - 1, c + size / 2);
+    double sum = 0;
+    for (int64_t j = from; j <= to; ++j) sum += std::pow(v[static_cast<size_t>(k + (j - c) * inner)], 2);
+    y[static_cast<size_t>(k)] =
+        v[static_cast<size_t>(k)] / std::pow(bias + alpha / static_cast<double>(size) * sum, beta);
+  }
+  ctx.set(0, from_doubles(ctx, x.shape(), dtype_of(x), y));
+  return ok_status();
+}
+
+// (x - mean) / (deviation + 1e-9) over axes (0, 2, 3) unless told.
+Status mean_variance_normalization(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
+  std::vector<int64_t> axes = ctx.attrs().get_ints("axes");
+  if (!ctx.attrs().has("axes")) axes = {0, 2, 3};
+  std::vector<bool> gone(static_cast<size_t>(x.shape().rank()), false);
+  for (int64_t a : axes) {
+    OAR_ASSIGN(const int axis, checked_axis(a, x.shape().rank()));
+    gone[static_cast<size_t>(axis)] = true;
+  }
+  std::vector<double> v = to_doubles(x);
+  std::vector<int64_t> group(v.size());
+  int64_t groups = 1;
+  for (int k = x.shape().rank() - 1; k >= 0; --k) {
+    if (gone[static_cast<size_t>(k)]) continue;
+    const int64_t inner = extent(x.shape(), k + 1, x.shape().rank());
+    for (size_t e = 0; e < v.size(); ++e) group[e] += static_cast<int64_t>(e) / inner % x.shape()[k] * groups;
+    groups *= x.shape()[k];
+  }
+  std::vector<double> sum(static_cast<size_t>(groups), 0), square(sum), count(sum);
+  for (size_t e = 0; e < v.size(); ++e)
+    sum[static_cast<size_t>(group[e])] += v[e], count[static_cast<size_t>(group[e])] += 1;
+  for (size_t e = 0; e < v.size(); ++e) {
+    const auto g = static_cast<size_t>(group[e]);
+    v[e] -= sum[g] / count[g];
+    square[g] += v[e] * v[e];
+  }
+  for (size_t e = 0; e < v.size(); ++e)
+    v[e] /= std::sqrt(square[static_cast<size_t>(group[e])] / count[static_cast<size_t>(group[e])]) + 1e-9;
+  ctx.set(0, from_doubles(ctx, x.shape(), dtype_of(x), v));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(batch_norm, tensor::batch_norm);
+OAR_TENSOR_OP(group_norm, tensor::group_norm);
+OAR_TENSOR_OP(instance_norm, tensor::instance_norm);
+OAR_TENSOR_OP(layer_normalization, tensor::layer_normalization);
+OAR_TENSOR_OP(lp_normalization, tensor::lp_normalization);
+OAR_TENSOR_OP(lrn, tensor::lrn);
+OAR_TENSOR_OP(mean_variance_normalization, tensor::mean_variance_normalization);
+OAR_TENSOR_OP(rms_normalization, tensor::rms_normalization);
+}  // namespace oar

@@ -1,0 +1,193 @@
+// Pooling over windows and whole planes.
+#include <limits>
+
+#include "engine/ops/tensor/window.h"
+
+namespace oar::tensor {
+namespace {
+
+// f(plane, window, output index) for every output of every channel.
+template <class F>
+Status pool_with(EvalContext& ctx, const Tensor& x, const Window& w, const Shape& shape, F&& f) {
+  const int64_t planes = x.shape()[0] * x.shape()[1], outs = w.out_size();
+  ctx.parallel(planes, static_cast<double>(outs * w.kernel_size()), [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      for (int64_t o = 0; o < outs; ++o) f(p, o, p * outs + o);
+    }
+  });
+  (void)shape;
+  return ok_status();
+}
+
+Result<Shape> pooled_shape(const Tensor& x, const Window& w) {
+  std::vector<int64_t> dims{x.shape()[0], x.shape()[1]};
+  dims.insert(dims.end(), w.out, w.out + w.axes);
+  return checked_shape(dims);
+}
+
+Result<Window> pool_window(const EvalContext& ctx, const Tensor& x, bool global) {
+  if (global) {
+    if (x.shape().rank() < 3) return invalid_argument("needs (N, C, spatial...)");
+    std::vector<int64_t> kernel(x.shape().begin() + 2, x.shape().end());
+    return make_window(Attrs(), x.shape(), kernel, false);
+  }
+  return make_window(ctx.attrs(), x.shape(), ctx.attrs().get_ints("kernel_shape"),
+                     ctx.attrs().get_int("ceil_mode") != 0);
+}
+
+Status max_over(EvalContext& ctx, bool global) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
+  OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  Tensor indices;
+  if (ctx.wants(1)) { OAR_ASSIGN(indices, ctx.zeros(shape, DType::kI64)); }
+  const bool columns = ctx.attrs().get_int("storage_order") != 0;
+  const int64_t ins = w.in_size();
+  Status status;
+  if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        using L = std::numeric_limits<C>;
+        status = pool_with(ctx, x, w, shape, [&](int64_t p, int64_t o, int64_t at) {
+          C best = L::has_infinity ? -L::infinity() : L::lowest();
+          int64_t where = -1;
+          walk_window(w, o, [&](int64_t, int64_t i) {
+            const C v = Element<T>::load(elements<T>(x)[p * ins + i]);
+            if (where < 0 || v > best || v != v) best = v, where = i;
+          });
+          mutable_elements<T>(y)[at] = Element<T>::store(best);
+          if (!indices.defined()) return;
+          if (columns) {  // the index in a column-major plane
+            int64_t rest = where, turned = 0, strides[6], stride = 1;
+            for (int k = 0; k < w.axes; ++k) strides[k] = stride, stride *= w.in[k];
+            for (int k = w.axes - 1; k >= 0; --k) turned += rest % w.in[k] * strides[k], rest /= w.in[k];
+            where = turned;
+          }
+          mutable_elements<int64_t>(indices)[at] = p * ins + where;
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  OAR_RETURN_IF_ERROR(status);
+  ctx.set(0, std::move(y));
+  if (indices.defined()) ctx.set(1, std::move(indices));
+  return ok_status();
+}
+
+enum class Mean { kAverage, kLp };
+
+template <Mean kKind>
+Status mean_over(EvalContext& ctx, bool global) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
+  OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  const bool pads_count = ctx.attrs().get_int("count_include_pad") != 0;
+  const auto p_norm = static_cast<double>(ctx.attrs().get_int("p", 2));
+  const int64_t ins = w.in_size();
+  Status status;
+  if (!dispatch_float(dtype_of(x), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        status = pool_with(ctx, x, w, shape, [&](int64_t p, int64_t o, int64_t at) {
+          double sum = 0;
+          int64_t count = 0;
+          walk_window(w, o, [&](int64_t, int64_t i) {
+            const auto v = static_cast<double>(Element<T>::load(elements<T>(x)[p * ins + i]));
+            if constexpr (kKind == Mean::kLp) sum += std::pow(std::abs(v), p_norm);
+            else sum += v;
+            ++count;
+          });
+          if constexpr (kKind == Mean::kLp) {
+            mutable_elements<T>(y)[at] = Element<T>::store(static_cast<C>(std::pow(sum, 1 / p_norm)));
+            return;
+          }
+          if (pads_count) {  // pads count, what ceil_mode adds behind them does not
+            count = 1;
+            int64_t rest = o;
+            for (int k = w.axes - 1; k >= 0; --k) {
+              const int64_t start = rest % w.out[k] * w.stride[k] - w.begin[k];
+              rest /= w.out[k];
+              int64_t n = 0;
+              for (int64_t e = 0; e < w.kernel[k]; ++e) n += start + e * w.dilation[k] < w.in[k] + w.end[k];
+              count *= n;
+            }
+          }
+          mutable_elements<T>(y)[at] =
+              Element<T>::store(static_cast<C>(count > 0 ? sum / static_cast<double>(count) : 0));
+        });
+      })) {
+    return bad_dtype(x);
+  }
+  OAR_RETURN_IF_ERROR(status);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+Status max_pool(EvalContext& c) { return max_over(c, false); }
+Status global_max_pool(EvalContext& c) { return max_over(c, true); }
+Status average_pool(EvalContext& c) { return mean_over<Mean::kAverage>(c, false); }
+Status global_average_pool(EvalContext& c) { return mean_over<Mean::kAverage>(c, true); }
+Status lp_pool(EvalContext& c) { return mean_over<Mean::kLp>(c, false); }
+Status global_lp_pool(EvalContext& c) { return mean_over<Mean::kLp>(c, true); }
+
+// max_unpool(x, indices, output_shape?): each value where its maximum was found, zero elsewhere.
+Status max_unpool(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  if (dtype_of(at) != DType::kI64 || !(at.shape() == x.shape()) || x.shape().rank() < 3)
+    return invalid_argument("indices must be i64, shaped like the operand");
+  const auto n = static_cast<size_t>(x.shape().rank() - 2);
+  const auto kernel = ctx.attrs().get_ints("kernel_shape");
+  std::vector<int64_t> strides = ctx.attrs().get_ints("strides"), pads = ctx.attrs().get_ints("pads");
+  if (strides.empty()) strides.assign(n, 1);
+  if (pads.empty()) pads.assign(2 * n, 0);
+  if (kernel.size() != n || strides.size() != n || pads.size() != 2 * n)
+    return invalid_argument("attributes have another number of axes");
+  std::vector<int64_t> dims{x.shape()[0], x.shape()[1]};
+  for (size_t k = 0; k < n; ++k) {
+    int64_t d = 0;
+    if (__builtin_mul_overflow(x.shape()[static_cast<int>(k) + 2] - 1, strides[k], &d) ||
+        __builtin_add_overflow(d, kernel[k] - pads[k] - pads[k + n], &d)) {
+      return invalid_argument("the result overflows");
+    }
+    dims.push_back(d);
+  }
+  OAR_ASSIGN(const Shape inferred, checked_shape(dims));
+  Shape shape = inferred;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(const auto wanted, ctx.ints(2));
+    OAR_ASSIGN(shape, checked_shape(wanted));
+    if (shape.rank() != x.shape().rank()) return invalid_argument("output_shape has another number of axes");
+  }
+  OAR_ASSIGN(Tensor y, ctx.zeros(shape, dtype_of(x)));
+  const int rank = shape.rank();
+  for (int64_t k = 0; k < x.numel(); ++k) {
+    // Indices are those of the inferred shape, also when a larger one is asked for.
+    int64_t rest = elements<int64_t>(at)[k], to = 0, stride = 1;
+    if (rest < 0 || rest >= inferred.numel())
+      return invalid_argument(cat("index ", rest, " is out of range"));
+    bool inside = true;
+    for (int d = rank - 1; d >= 0; --d) {
+      inside = inside && rest % inferred[d] < shape[d];
+      to += rest % inferred[d] * stride, rest /= inferred[d], stride *= shape[d];
+    }
+    if (inside) copy_elements(x, k, y, to, 1);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(average_pool, tensor::average_pool);
+OAR_TENSOR_OP(global_average_pool, tensor::global_average_pool);
+OAR_TENSOR_OP(global_lp_pool, tensor::global_lp_pool);
+OAR_TENSOR_OP(global_max_pool, tensor::global_max_pool);
+OAR_TENSOR_OP(lp_pool, tensor::lp_pool);
+OAR_TENSOR_OP(max_pool, tensor::max_pool);
+OAR_TENSOR_OP(max_unpool, tensor::max_unpool);
+}  // namespace oar

@@ -1,0 +1,151 @@
+// Linear quantization: y = saturate(round(x / scale) + zero) and back, per tensor, per axis or in blocks.
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+// Which scale belongs to element k: one, one per entry of `axis`, or one per `block` entries of it.
+struct ScaleOf {
+  int64_t count = 1, n = 1, inner = 1, block = 0, blocks = 1;
+  int64_t operator()(int64_t k) const {
+    if (count == 1) return 0;
+    const int64_t i = k / inner % n;
+    if (block == 0) return i;
+    return (k / inner / n * blocks + i / block) * inner + k % inner;
+  }
+};
+
+Result<ScaleOf> scales_for(const EvalContext& ctx, const Shape& x, const Tensor& scale) {
+  ScaleOf s;
+  s.count = scale.numel();
+  if (s.count == 1 && scale.shape().rank() < 2) return s;
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", 1), x.rank()));
+  s.n = x[axis], s.inner = extent(x, axis + 1, x.rank());
+  s.block = ctx.attrs().get_int("block_size");
+  if (s.block < 0) return invalid_argument("block_size is negative");
+  if (s.block == 0) {
+    if (s.count == s.n) return s;
+    return invalid_argument(cat(s.count, " scales for an axis of ", s.n));
+  }
+  s.blocks = (s.n + s.block - 1) / s.block;
+  s.count = 2;  // never the short cut
+  std::vector<int64_t> dims = dims_of(x);
+  dims[static_cast<size_t>(axis)] = s.blocks;
+  if (!(scale.shape() == Shape(dims))) return invalid_argument("scales do not match the blocks");
+  return s;
+}
+
+// The least and greatest integer of a dtype.
+bool integer_range(DType t, double* low, double* high) {
+  const int bits = dtype_bits(t);
+  if (!dtype_is_integer(t) || bits > 32) return false;
+  const bool is_signed =
+      t == DType::kI8 || t == DType::kI16 || t == DType::kI32 || t == DType::kI4 || t == DType::kI2;
+  *low = is_signed ? -std::ldexp(1.0, bits - 1) : 0;
+  *high = std::ldexp(1.0, is_signed ? bits - 1 : bits) - 1;
+  return true;
+}
+
+// quantize_linear(x, scale, zero?) {axis, block_size, output_dtype, saturate}
+Status quantize_linear(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor scale, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_number(x));
+  OAR_RETURN_IF_ERROR(check_number(scale));
+  OAR_ASSIGN(DType to, dtype_attr(ctx, "output_dtype", DType::kU8));
+  std::vector<double> zero;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(const Tensor z, ctx.tensor(2));
+    OAR_RETURN_IF_ERROR(check_number(z));
+    if (z.numel() != scale.numel()) return invalid_argument("zero points and scales differ in number");
+    to = dtype_of(z);
+    zero = to_doubles(z);
+  }
+  OAR_ASSIGN(const ScaleOf which, scales_for(ctx, x.shape(), scale));
+  const std::vector<double> s = to_doubles(scale), v = to_doubles(x);
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
+  double low = 0, high = 0;
+  const bool integer = integer_range(to, &low, &high);
+  const bool single = dtype_of(x) != DType::kF64 && dtype_of(scale) != DType::kF64;
+  const bool saturate = ctx.attrs().get_int("saturate", 1) != 0;
+  std::vector<double> q(v.size());
+  for (size_t k = 0; k < v.size(); ++k) {
+    const auto w = static_cast<size_t>(which(static_cast<int64_t>(k)));
+    // The division is the operands' own.
+    double r =
+        single ? static_cast<double>(static_cast<float>(v[k]) / static_cast<float>(s[w])) : v[k] / s[w];
+    if (dtype_of(x) == DType::kF16) r = static_cast<double>(to_f32(to_f16(static_cast<float>(r))));
+    const double z = zero.empty() ? 0 : zero[w];
+    if (integer) q[k] = std::isnan(r) ? 0 : std::clamp(std::nearbyint(r) + z, low, high);
+    else q[k] = r + z;
+  }
+  if (!integer && !saturate) {
+    Node node;
+    node.op = find_op("cast");
+    node.attrs = {{"to", std::string(dtype_name(to))}, {"saturate", int64_t{0}}};
+    node.outputs.resize(1);
+    const Datum d(from_doubles(ctx, x.shape(), DType::kF32, q));
+    const Datum* in[] = {&d};
+    OAR_ASSIGN(auto out, evaluate_op(node, in, ctx.options()));
+    ctx.set(0, std::move(out[0]));
+    return ok_status();
+  }
+  ctx.set(0, from_doubles(ctx, x.shape(), to, q));
+  return ok_status();
+}
+
+Status dequantize_linear(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor scale, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_number(x));
+  OAR_RETURN_IF_ERROR(check_number(scale));
+  OAR_ASSIGN(const DType to, dtype_attr(ctx, "output_dtype", dtype_of(scale)));
+  std::vector<double> zero;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(const Tensor z, ctx.tensor(2));
+    OAR_RETURN_IF_ERROR(check_number(z));
+    if (z.numel() != scale.numel()) return invalid_argument("zero points and scales differ in number");
+    zero = to_doubles(z);
+  }
+  OAR_ASSIGN(const ScaleOf which, scales_for(ctx, x.shape(), scale));
+  const std::vector<double> s = to_doubles(scale);
+  std::vector<double> v = to_doubles(x);
+  for (size_t k = 0; k < v.size(); ++k) {
+    const auto w = static_cast<size_t>(which(static_cast<int64_t>(k)));
+    v[k] = (v[k] - (zero.empty() ? 0 : zero[w])) * s[w];
+  }
+  OAR_RETURN_IF_ERROR(ctx.allocate(x.shape(), to).status());
+  ctx.set(0, from_doubles(ctx, x.shape(), to, v));
+  return ok_status();
+}
+
+// To u8 over the range of the values, which always includes 0.
+Status dynamic_quantize_linear(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  float low = 0, high = 0;
+  for (int64_t k = 0; k < x.numel(); ++k) {
+    low = std::min(low, elements<float>(x)[k]);
+    high = std::max(high, elements<float>(x)[k]);
+  }
+  const float scale = (high - low) / 255.0f;
+  const float zero = scale == 0 ? 0 : std::clamp(std::nearbyint(-low / scale), 0.0f, 255.0f);
+  OAR_ASSIGN(Tensor y, ctx.zeros(x.shape(), DType::kU8));
+  for (int64_t k = 0; k < x.numel() && scale > 0; ++k) {
+    const float q = std::nearbyint(elements<float>(x)[k] / scale) + zero;
+    mutable_elements<uint8_t>(y)[k] = saturate_cast<uint8_t>(static_cast<double>(q));
+  }
+  ctx.set(0, std::move(y));
+  ctx.set(1, from_doubles(ctx, {}, DType::kF32, {static_cast<double>(scale)}));
+  ctx.set(2, from_doubles(ctx, {}, DType::kU8, {static_cast<double>(zero)}));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(dequantize_linear, tensor::dequantize_linear);
+OAR_TENSOR_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear);
+OAR_TENSOR_OP(quantize_linear, tensor::quantize_linear);
+}  // namespace oar

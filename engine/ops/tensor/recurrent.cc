@@ -1,0 +1,187 @@
+// Recurrent layers: RNN, GRU and LSTM over a sequence, in one or both directions, in double.
+// https://onnx.ai/onnx/operators/onnx__LSTM.html
+#include <functional>
+
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+using Vec = std::vector<double>;
+using Activation = std::function<double(double)>;
+
+Result<Activation> activation(const std::string& given, double alpha, double beta) {
+  std::string name;
+  for (char c : given) name += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  auto f = [](auto fn) { return Activation(fn); };
+  if (name == "sigmoid") return f([](double x) { return 1 / (1 + std::exp(-x)); });
+  if (name == "tanh") return f([](double x) { return std::tanh(x); });
+  if (name == "relu") return f([](double x) { return std::max(x, 0.0); });
+  if (name == "affine") return f([=](double x) { return alpha * x + beta; });
+  if (name == "leakyrelu") return f([=](double x) { return x < 0 ? alpha * x : x; });
+  if (name == "thresholdedrelu") return f([=](double x) { return x > alpha ? x : 0; });
+  if (name == "scaledtanh") return f([=](double x) { return alpha * std::tanh(beta * x); });
+  if (name == "hardsigmoid") return f([=](double x) { return std::clamp(alpha * x + beta, 0.0, 1.0); });
+  if (name == "elu") return f([=](double x) { return x < 0 ? alpha * std::expm1(x) : x; });
+  if (name == "softsign") return f([](double x) { return x / (1 + std::abs(x)); });
+  if (name == "softplus")
+    return f([](double x) { return std::log1p(std::exp(-std::abs(x))) + std::max(x, 0.0); });
+  return invalid_argument(cat("unknown activation '", given, "'"));
+}
+
+double default_alpha(const std::string& name) {
+  return name == "HardSigmoid" ? 0.2 : name == "LeakyRelu" ? 0.01 : 1.0;
+}
+double default_beta(const std::string& name) {
+  return name == "HardSigmoid" ? 0.5 : name == "ScaledTanh" ? 1.0 : 0.0;
+}
+
+enum class Cell { kRnn, kGru, kLstm };
+
+// operands: x (T, B, I), w (D, G H, I), r (D, G H, H), b (D, 2 G H)?, lengths (B)?, h0 (D, B, H)?, and for
+// LSTM c0 (D, B, H)?, peepholes (D, 3 H)?; layout 1 puts the batch first.
+template <Cell kCell>
+Status recurrent(EvalContext& ctx) {
+  constexpr int64_t G = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 3 : 4;
+  constexpr size_t kActivations = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 2 : 3;
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor r, ctx.tensor(2));
+  if (x.shape().rank() != 3 || w.shape().rank() != 3 || r.shape().rank() != 3 ||
+      !dtype_is_float(dtype_of(x)) || !dtype_is_float(dtype_of(w)) || !dtype_is_float(dtype_of(r))) {
+    return invalid_argument("x, w and r must be float tensors of three axes");
+  }
+  const bool batch_first = ctx.attrs().get_int("layout") == 1;
+  const int64_t T = x.shape()[batch_first ? 1 : 0], B = x.shape()[batch_first ? 0 : 1], I = x.shape()[2];
+  const int64_t D = w.shape()[0], H = r.shape()[2];
+  const std::string direction = ctx.attrs().get_string("direction", "forward");
+  if (!(w.shape() == Shape({D, G * H, I})) || !(r.shape() == Shape({D, G * H, H})) ||
+      D != (direction == "bidirectional" ? 2 : 1)) {
+    return invalid_argument("w and r do not match x, each other or the direction");
+  }
+  auto operand = [&](size_t k, int64_t count) -> Result<Vec> {
+    if (!ctx.has(k)) return Vec();
+    OAR_ASSIGN(const Tensor t, ctx.tensor(k));
+    if (t.numel() != count || !dtype_is_float(dtype_of(t)))
+      return invalid_argument(cat("operand ", k, " needs ", count, " floats"));
+    return to_doubles(t);
+  };
+  OAR_ASSIGN(const Vec bias, operand(3, D * 2 * G * H));
+  OAR_ASSIGN(const Vec h0, operand(5, D * B * H));
+  Vec c0, peep;
+  if constexpr (kCell == Cell::kLstm) {
+    OAR_ASSIGN(c0, operand(6, D * B * H));
+    OAR_ASSIGN(peep, operand(7, D * 3 * H));
+  }
+  std::vector<int64_t> lengths(static_cast<size_t>(B), T);
+  if (ctx.has(4)) { OAR_ASSIGN(lengths, ctx.ints(4)); }
+  if (static_cast<int64_t>(lengths.size()) != B)
+    return invalid_argument("one length per batch entry is needed");
+  for (int64_t l : lengths) {
+    if (l < 0 || l > T) return invalid_argument(cat("length ", l, " is out of range"));
+  }
+  std::vector<std::string> names = ctx.attrs().get_strings("activations");
+  const Vec alphas = ctx.attrs().get_floats("activation_alpha"),
+            betas = ctx.attrs().get_floats("activation_beta");
+  if (names.empty()) {
+    for (int64_t d = 0; d < D; ++d) {
+      if (kCell != Cell::kRnn) names.emplace_back("Sigmoid");
+      names.emplace_back("Tanh");
+      if (kCell == Cell::kLstm) names.emplace_back("Tanh");
+    }
+  }
+  if (names.size() != kActivations * static_cast<size_t>(D))
+    return invalid_argument("wrong number of activations");
+  std::vector<Activation> act;
+  for (size_t k = 0; k < names.size(); ++k) {
+    OAR_ASSIGN(Activation a, activation(names[k], k < alphas.size() ? alphas[k] : default_alpha(names[k]),
+                                        k < betas.size() ? betas[k] : default_beta(names[k])));
+    act.push_back(std::move(a));
+  }
+  const double clip = ctx.attrs().get_float("clip", 0);
+  auto limit = [&](double v) { return clip > 0 ? std::clamp(v, -clip, clip) : v; };
+  const bool after = ctx.attrs().get_int("linear_before_reset") != 0,
+             coupled = ctx.attrs().get_int("input_forget") != 0;
+  const Vec px = to_doubles(x), pw = to_doubles(w), pr = to_doubles(r);
+  OAR_ASSIGN(const Shape y_shape, checked_shape(batch_first ? std::vector<int64_t>{B, T, D, H}
+                                                            : std::vector<int64_t>{T, D, B, H}));
+  const Shape h_shape = batch_first ? Shape({B, D, H}) : Shape({D, B, H});
+  Vec y(static_cast<size_t>(y_shape.numel()), 0), yh(static_cast<size_t>(D * B * H)), yc(yh.size());
+  for (int64_t d = 0; d < D; ++d) {
+    const bool reverse = direction == "reverse" || d == 1;
+    const double* wd = pw.data() + d * G * H * I;
+    const double* rd = pr.data() + d * G * H * H;
+    const Activation* f = act.data() + static_cast<size_t>(d) * kActivations;
+    ctx.parallel(B, static_cast<double>(T * G * H * (H + I)), [&](int64_t begin, int64_t end) {
+      const auto n = static_cast<size_t>(H);
+      for (int64_t b = begin; b < end; ++b) {
+        Vec h(n, 0), c(n, 0), gx(static_cast<size_t>(G * H)), gh(gx.size()), next(n);
+        const int64_t state = batch_first ? (b * D + d) * H : (d * B + b) * H;
+        for (size_t k = 0; k < n; ++k) {
+          if (!h0.empty()) h[k] = h0[static_cast<size_t>(state) + k];
+          if (!c0.empty()) c[k] = c0[static_cast<size_t>(state) + k];
+        }
+        const int64_t length = lengths[static_cast<size_t>(b)];
+        for (int64_t s = 0; s < length; ++s) {
+          const int64_t t = reverse ? length - 1 - s : s;
+          const double* in = px.data() + (batch_first ? b * T + t : t * B + b) * I;
+          auto recur = [&](const Vec& from, int64_t g) {
+            double sum = bias.empty() ? 0 : bias[static_cast<size_t>(d * 2 * G * H + G * H + g)];
+            for (int64_t k = 0; k < H; ++k) sum += rd[g * H + k] * from[static_cast<size_t>(k)];
+            return sum;
+          };
+          for (int64_t g = 0; g < G * H; ++g) {
+            double sum = bias.empty() ? 0 : bias[static_cast<size_t>(d * 2 * G * H + g)];
+            for (int64_t k = 0; k < I; ++k) sum += wd[g * I + k] * in[k];
+            gx[static_cast<size_t>(g)] = sum;
+            gh[static_cast<size_t>(g)] = recur(h, g);
+          }
+          auto gate = [&](int64_t which, size_t k) {
+            return gx[static_cast<size_t>(which) * n + k] + gh[static_cast<size_t>(which) * n + k];
+          };
+          auto p = [&](size_t which, size_t k) {
+            return peep.empty() ? 0.0 : peep[(static_cast<size_t>(d) * 3 + which) * n + k];
+          };
+          if constexpr (kCell == Cell::kRnn) {
+            for (size_t k = 0; k < n; ++k) next[k] = f[0](limit(gate(0, k)));
+          } else if constexpr (kCell == Cell::kGru) {  // gates z, r, h
+            Vec z(n), reset(n), scaled(n);
+            for (size_t k = 0; k < n; ++k)
+              z[k] = f[0](limit(gate(0, k))), reset[k] = f[0](limit(gate(1, k))), scaled[k] = reset[k] * h[k];
+            for (size_t k = 0; k < n; ++k) {
+              const double hidden = after ? gx[2 * n + k] + reset[k] * gh[2 * n + k]
+                                          : gx[2 * n + k] + recur(scaled, 2 * H + static_cast<int64_t>(k));
+              next[k] = (1 - z[k]) * f[1](limit(hidden)) + z[k] * h[k];
+            }
+          } else {  // gates i, o, f, c; peepholes i, o, f
+            for (size_t k = 0; k < n; ++k) {
+              const double i = f[0](limit(gate(0, k) + p(0, k) * c[k]));
+              const double forget = coupled ? 1 - i : f[0](limit(gate(2, k) + p(2, k) * c[k]));
+              c[k] = forget * c[k] + i * f[1](limit(gate(3, k)));
+              const double o = f[0](limit(gate(1, k) + p(1, k) * c[k]));
+              next[k] = o * f[2](c[k]);
+            }
+          }
+          h = next;
+          double* out = y.data() + (batch_first ? ((b * T + t) * D + d) * H : ((t * D + d) * B + b) * H);
+          std::copy(h.begin(), h.end(), out);
+        }
+        std::copy(h.begin(), h.end(), yh.begin() + state);
+        std::copy(c.begin(), c.end(), yc.begin() + state);
+      }
+    });
+  }
+  ctx.set(0, from_doubles(ctx, y_shape, dtype_of(x), y));
+  ctx.set(1, from_doubles(ctx, h_shape, dtype_of(x), yh));
+  if (kCell == Cell::kLstm) ctx.set(2, from_doubles(ctx, h_shape, dtype_of(x), yc));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(gru, tensor::recurrent<tensor::Cell::kGru>);
+OAR_TENSOR_OP(lstm, tensor::recurrent<tensor::Cell::kLstm>);
+OAR_TENSOR_OP(rnn, tensor::recurrent<tensor::Cell::kRnn>);
+}  // namespace oar

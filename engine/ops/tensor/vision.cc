@@ -1,0 +1,317 @@
+// Ops on images and boxes: grid_sample, affine_grid, roi_align, max_roi_pool, non_max_suppression.
+#include "engine/ops/tensor/util.h"
+
+namespace oar::tensor {
+namespace {
+
+using Vec = std::vector<double>;
+
+double reflect(double x, double low, double high) {
+  const double range = high - low;
+  if (range <= 0) return low;
+  double d = std::fmod(std::abs(x - low), 2 * range);
+  return low + (d > range ? 2 * range - d : d);
+}
+
+// grid_sample(x (N, C, spatial...), grid (N, out..., axes)): the grid holds x first, in [-1, 1].
+Status grid_sample(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor grid, ctx.tensor(1));
+  const int axes = x.shape().rank() - 2;
+  if (axes < 1 || axes > 3 || grid.shape().rank() != x.shape().rank() || grid.shape().cols() != axes ||
+      grid.shape()[0] != x.shape()[0] || !dtype_is_float(dtype_of(x)) || !dtype_is_float(dtype_of(grid))) {
+    return invalid_argument("x must be (N, C, spatial...), the grid (N, out..., axes)");
+  }
+  std::string mode = ctx.attrs().get_string("mode", "linear");
+  const std::string padding = ctx.attrs().get_string("padding_mode", "zeros");
+  if (mode == "bilinear") mode = "linear";
+  if (mode == "bicubic") mode = "cubic";
+  if (mode != "linear" && mode != "cubic" && mode != "nearest")
+    return invalid_argument(cat("unknown mode '", mode, "'"));
+  const bool corners = ctx.attrs().get_int("align_corners") != 0;
+  std::vector<int64_t> dims{x.shape()[0], x.shape()[1]};
+  for (int k = 1; k <= axes; ++k) dims.push_back(grid.shape()[k]);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  const int64_t N = dims[0], C = dims[1], outs = extent(shape, 2, shape.rank()),
+                ins = extent(x.shape(), 2, x.shape().rank());
+  if (ins == 0) return invalid_argument("an empty image");
+  const Vec px = to_doubles(x), pg = to_doubles(grid);
+  Vec y(static_cast<size_t>(shape.numel()), 0);
+  auto bring_in = [&](double v, double n) {
+    if (padding == "border") return std::clamp(v, 0.0, n - 1);
+    if (padding == "reflection") return corners ? reflect(v, 0, n - 1) : reflect(v, -0.5, n - 0.5);
+    return v;
+  };
+  for (int64_t n = 0; n < N; ++n) {
+    for (int64_t o = 0; o < outs; ++o) {
+      double at[3];
+      std::vector<std::pair<int64_t, double>> taps[3];  // per axis, outermost first
+      for (int k = 0; k < axes; ++k) {
+        const auto size = static_cast<double>(x.shape()[k + 2]);
+        const double g = pg[static_cast<size_t>((n * outs + o) * axes + axes - 1 - k)];
+        at[k] = corners ? (g + 1) / 2 * (size - 1) : ((g + 1) * size - 1) / 2;
+        if (!std::isfinite(at[k]) || std::abs(at[k]) > 1e15) at[k] = -1e6;
+        if (mode != "cubic") at[k] = bring_in(at[k], size);
+        const double base = std::floor(at[k]);
+        if (mode == "nearest") {
+          taps[k] = {{static_cast<int64_t>(std::nearbyint(at[k])), 1.0}};
+        } else if (mode == "linear") {
+          taps[k] = {{static_cast<int64_t>(base), 1 - (at[k] - base)},
+                     {static_cast<int64_t>(base) + 1, at[k] - base}};
+        } else {
+          constexpr double a = -0.75;
+          for (int j = -1; j <= 2; ++j) {
+            const double d = std::abs(at[k] - base - j);
+            taps[k].emplace_back(
+                static_cast<int64_t>(base) + j,
+                d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a);
+          }
+        }
+        for (auto& [i, w] : taps[k]) {
+          double j = bring_in(static_cast<double>(i), size);
+          if (j < 0 || j > size - 1) {
+            if (padding == "zeros") w = 0;
+            j = std::clamp(j, 0.0, size - 1);
+          }
+          i = static_cast<int64_t>(std::nearbyint(j));
+          i = std::clamp<int64_t>(i, 0, x.shape()[k + 2] - 1);
+        }
+      }
+      // The product of the axes' taps.
+      std::vector<std::pair<int64_t, double>> all{{0, 1.0}};
+      for (int k = 0; k < axes; ++k) {
+        std::vector<std::pair<int64_t, double>> next;
+        for (const auto& [i, w] : all) {
+          for (const auto& [j, v] : taps[k]) next.emplace_back(i * x.shape()[k + 2] + j, w * v);
+        }
+        all = std::move(next);
+      }
+      for (int64_t c = 0; c < C; ++c) {
+        double sum = 0;
+        for (const auto& [i, w] : all) sum += w == 0 ? 0 : w * px[static_cast<size_t>((n * C + c) * ins + i)];
+        y[static_cast<size_t>((n * C + c) * outs + o)] = sum;
+      }
+    }
+  }
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+  return ok_status();
+}
+
+// affine_grid(theta (N, A, A + 1), size (N, C, spatial...)) -> (N, spatial..., A)
+Status affine_grid(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor theta, ctx.tensor(0));
+  OAR_ASSIGN(const std::vector<int64_t> size, ctx.ints(1));
+  const auto A = static_cast<int64_t>(size.size()) - 2;
+  if (A < 1 || A > 3 || theta.shape().rank() != 3 ||
+      !(theta.shape() == Shape({std::max<int64_t>(size[0], 0), A, A + 1})) ||
+      !dtype_is_float(dtype_of(theta))) {
+    return invalid_argument("theta must be (N, axes, axes + 1)");
+  }
+  std::vector<int64_t> dims{size[0]};
+  dims.insert(dims.end(), size.begin() + 2, size.end());
+  dims.push_back(A);
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  const bool corners = ctx.attrs().get_int("align_corners") != 0;
+  const Vec t = to_doubles(theta);
+  Vec y(static_cast<size_t>(shape.numel()));
+  const int64_t outs = extent(shape, 1, shape.rank() - 1);
+  for (int64_t n = 0; n < size[0]; ++n) {
+    for (int64_t o = 0; o < outs; ++o) {
+      double p[4] = {0, 0, 0, 0};
+      int64_t rest = o;
+      for (int64_t k = A; k-- > 0;) {  // the innermost axis is x, the first coordinate
+        const auto m = static_cast<double>(size[static_cast<size_t>(k + 2)]);
+        const auto i = static_cast<double>(rest % size[static_cast<size_t>(k + 2)]);
+        rest /= size[static_cast<size_t>(k + 2)];
+        p[A - 1 - k] = corners ? (m > 1 ? -1 + 2 * i / (m - 1) : 0) : (2 * i + 1) / m - 1;
+      }
+      for (int64_t r = 0; r < A; ++r) {
+        double v = t[static_cast<size_t>((n * A + r) * (A + 1) + A)];
+        for (int64_t k = 0; k < A; ++k) v += t[static_cast<size_t>((n * A + r) * (A + 1) + k)] * p[k];
+        y[static_cast<size_t>((n * outs + o) * A + r)] = v;
+      }
+    }
+  }
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(theta), y));
+  return ok_status();
+}
+
+// roi_align(x (N, C, H, W), rois (R, 4), batch (R)). https://arxiv.org/abs/1703.06870
+Status roi_align(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor rois, ctx.tensor(1));
+  OAR_ASSIGN(const std::vector<int64_t> batch, ctx.ints(2));
+  const int64_t oh = ctx.attrs().get_int("output_height", 1), ow = ctx.attrs().get_int("output_width", 1),
+                ratio = ctx.attrs().get_int("sampling_ratio");
+  const double scale = ctx.attrs().get_float("spatial_scale", 1);
+  const bool half = ctx.attrs().get_string("coordinate_transformation_mode", "half_pixel") == "half_pixel";
+  const bool maximum = ctx.attrs().get_string("mode", "avg") == "max";
+  const auto R = static_cast<int64_t>(batch.size());
+  if (x.shape().rank() != 4 || !(rois.shape() == Shape({R, 4})) || !dtype_is_float(dtype_of(x)) ||
+      !dtype_is_float(dtype_of(rois)) || oh < 1 || ow < 1 || ratio < 0 || ratio > 1024) {
+    return invalid_argument("x must be (N, C, H, W), rois (R, 4)");
+  }
+  const int64_t N = x.shape()[0], C = x.shape()[1], H = x.shape()[2], W = x.shape()[3];
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{R, C, oh, ow}));
+  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  const Vec px = to_doubles(x), pr = to_doubles(rois);
+  Vec y(static_cast<size_t>(shape.numel()), 0);
+  for (int64_t r = 0; r < R; ++r) {
+    const int64_t n = batch[static_cast<size_t>(r)];
+    if (n < 0 || n >= N) return invalid_argument(cat("batch index ", n, " is out of range"));
+    const double shift = half ? 0.5 : 0;
+    const double* box = pr.data() + r * 4;
+    const double x1 = box[0] * scale - shift, y1 = box[1] * scale - shift;
+    double rw = box[2] * scale - shift - x1, rh = box[3] * scale - shift - y1;
+    if (!half) rw = std::max(rw, 1.0), rh = std::max(rh, 1.0);
+    const double bw = rw / static_cast<double>(ow), bh = rh / static_cast<double>(oh);
+    auto grid = [&](double bin) {
+      return ratio > 0 ? ratio : std::clamp<int64_t>(saturate_cast<int64_t>(std::ceil(bin)), 0, 4096);
+    };
+    const int64_t gh = grid(bh), gw = grid(bw);
+    for (int64_t c = 0; c < C; ++c)
+      for (int64_t i = 0; i < oh; ++i)
+        for (int64_t j = 0; j < ow; ++j) {
+          double sum = 0, top = -INFINITY;
+          for (int64_t a = 0; a < gh; ++a)
+            for (int64_t b = 0; b < gw; ++b) {
+              double yy = y1 + static_cast<double>(i) * bh +
+                          (static_cast<double>(a) + 0.5) * bh / static_cast<double>(gh);
+              double xx = x1 + static_cast<double>(j) * bw +
+                          (static_cast<double>(b) + 0.5) * bw / static_cast<double>(gw);
+              if (!(yy >= -1 && yy <= static_cast<double>(H) && xx >= -1 && xx <= static_cast<double>(W))) {
+                top = std::max(top, 0.0);
+                continue;
+              }
+              yy = std::clamp(yy, 0.0, static_cast<double>(H - 1)),
+              xx = std::clamp(xx, 0.0, static_cast<double>(W - 1));
+              const auto y0 = static_cast<int64_t>(yy), x0 = static_cast<int64_t>(xx),
+                         y2 = std::min(y0 + 1, H - 1), x2 = std::min(x0 + 1, W - 1);
+              const double fy = yy - static_cast<double>(y0), fx = xx - static_cast<double>(x0);
+              auto at = [&](int64_t p, int64_t q) {
+                return px[static_cast<size_t>(((n * C + c) * H + p) * W + q)];
+              };
+              const double w1 = (1 - fy) * (1 - fx) * at(y0, x0), w2 = (1 - fy) * fx * at(y0, x2),
+                           w3 = fy * (1 - fx) * at(y2, x0), w4 = fy * fx * at(y2, x2);
+              sum += w1 + w2 + w3 + w4;
+              top = std::max(top, std::max(std::max(w1, w2), std::max(w3, w4)));
+            }
+          const double count = std::max<double>(1, static_cast<double>(gh * gw));
+          y[static_cast<size_t>(((r * C + c) * oh + i) * ow + j)] =
+              maximum ? (std::isinf(top) ? 0 : top) : sum / count;
+        }
+  }
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+  return ok_status();
+}
+
+// max_roi_pool(x, rois (R, 5): batch, x1, y1, x2, y2) {pooled_shape, spatial_scale}
+Status max_roi_pool(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor rois, ctx.tensor(1));
+  const auto pooled = ctx.attrs().get_ints("pooled_shape");
+  if (x.shape().rank() != 4 || rois.shape().rank() != 2 || rois.shape()[1] != 5 || pooled.size() != 2 ||
+      pooled[0] < 1 || pooled[1] < 1 || !dtype_is_float(dtype_of(x)) || !dtype_is_float(dtype_of(rois))) {
+    return invalid_argument("x must be (N, C, H, W), rois (R, 5), pooled_shape two numbers");
+  }
+  const int64_t C = x.shape()[1], H = x.shape()[2], W = x.shape()[3], R = rois.shape()[0];
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{R, C, pooled[0], pooled[1]}));
+  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  const double scale = ctx.attrs().get_float("spatial_scale", 1);
+  const Vec px = to_doubles(x), pr = to_doubles(rois);
+  Vec y(static_cast<size_t>(shape.numel()), 0);
+  for (int64_t k = 0; k < shape.numel(); ++k) {
+    const int64_t j = k % pooled[1], i = k / pooled[1] % pooled[0], c = k / pooled[1] / pooled[0] % C,
+                  r = k / pooled[1] / pooled[0] / C;
+    const double* box = pr.data() + r * 5;
+    const auto n = saturate_cast<int64_t>(box[0]);
+    if (n < 0 || n >= x.shape()[0]) return invalid_argument("a batch index is out of range");
+    double b[4];
+    for (int e = 0; e < 4; ++e) b[e] = std::clamp(std::round(box[e + 1] * scale), -1e9, 1e9);
+    const double bh = std::max(b[3] - b[1] + 1, 1.0) / static_cast<double>(pooled[0]),
+                 bw = std::max(b[2] - b[0] + 1, 1.0) / static_cast<double>(pooled[1]);
+    auto edge = [](double v, int64_t n) { return std::clamp<int64_t>(static_cast<int64_t>(v), 0, n); };
+    const int64_t h0 = edge(std::floor(static_cast<double>(i) * bh) + b[1], H),
+                  h1 = edge(std::ceil(static_cast<double>(i + 1) * bh) + b[1], H);
+    const int64_t w0 = edge(std::floor(static_cast<double>(j) * bw) + b[0], W),
+                  w1 = edge(std::ceil(static_cast<double>(j + 1) * bw) + b[0], W);
+    double top = h1 <= h0 || w1 <= w0 ? 0 : -INFINITY;
+    for (int64_t p = h0; p < h1; ++p)
+      for (int64_t q = w0; q < w1; ++q)
+        top = std::max(top, px[static_cast<size_t>(((n * C + c) * H + p) * W + q)]);
+    y[static_cast<size_t>(k)] = top;
+  }
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+  return ok_status();
+}
+
+// non_max_suppression(boxes (N, B, 4), scores (N, C, B), most?, iou?, score?) -> (selected, 3)
+Status non_max_suppression(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor boxes, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor scores, ctx.tensor(1));
+  if (dtype_of(boxes) != DType::kF32 || dtype_of(scores) != DType::kF32 || boxes.shape().rank() != 3 ||
+      scores.shape().rank() != 3 || boxes.shape()[2] != 4 || boxes.shape()[0] != scores.shape()[0] ||
+      boxes.shape()[1] != scores.shape()[2]) {
+    return invalid_argument("boxes must be f32 (N, B, 4), scores f32 (N, C, B)");
+  }
+  int64_t most = 0;
+  double iou = 0, least = -INFINITY;
+  if (ctx.has(2)) { OAR_ASSIGN(most, ctx.scalar_int(2)); }
+  if (ctx.has(3)) { OAR_ASSIGN(iou, ctx.scalar(3)); }
+  if (ctx.has(4)) { OAR_ASSIGN(least, ctx.scalar(4)); }
+  const bool center = ctx.attrs().get_int("center_point_box") != 0;
+  const int64_t N = boxes.shape()[0], B = boxes.shape()[1], C = scores.shape()[1];
+  std::vector<int64_t> out;
+  for (int64_t n = 0; n < N; ++n) {
+    Vec corner(static_cast<size_t>(B * 4));  // y1 x1 y2 x2, ordered
+    for (int64_t b = 0; b < B; ++b) {
+      const float* p = elements<float>(boxes) + (n * B + b) * 4;
+      double* q = corner.data() + b * 4;
+      if (center)
+        q[0] = p[1] - p[3] / 2, q[2] = p[1] + p[3] / 2, q[1] = p[0] - p[2] / 2, q[3] = p[0] + p[2] / 2;
+      else
+        q[0] = std::min(p[0], p[2]), q[2] = std::max(p[0], p[2]), q[1] = std::min(p[1], p[3]),
+        q[3] = std::max(p[1], p[3]);
+    }
+    for (int64_t c = 0; c < C; ++c) {
+      const float* s = elements<float>(scores) + (n * C + c) * B;
+      std::vector<int64_t> order, kept;
+      for (int64_t b = 0; b < B; ++b) {
+        if (s[b] > least) order.push_back(b);
+      }
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return s[a] > s[b]; });
+      for (int64_t b : order) {
+        if (static_cast<int64_t>(kept.size()) >= most) break;
+        const double* p = corner.data() + b * 4;
+        bool overlaps = false;
+        for (int64_t k : kept) {
+          const double* q = corner.data() + k * 4;
+          const double h = std::min(p[2], q[2]) - std::max(p[0], q[0]),
+                       w = std::min(p[3], q[3]) - std::max(p[1], q[1]);
+          const double both = std::max(h, 0.0) * std::max(w, 0.0);
+          const double all = (p[2] - p[0]) * (p[3] - p[1]) + (q[2] - q[0]) * (q[3] - q[1]) - both;
+          overlaps = overlaps || (all > 0 && both / all > iou);
+        }
+        if (overlaps) continue;
+        kept.push_back(b);
+        out.insert(out.end(), {n, c, b});
+      }
+    }
+  }
+  OAR_ASSIGN(Tensor y, ctx.zeros({static_cast<int64_t>(out.size() / 3), 3}, DType::kI64));
+  std::copy(out.begin(), out.end(), mutable_elements<int64_t>(y));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+OAR_TENSOR_OP(affine_grid, tensor::affine_grid);
+OAR_TENSOR_OP(grid_sample, tensor::grid_sample);
+OAR_TENSOR_OP(max_roi_pool, tensor::max_roi_pool);
+OAR_TENSOR_OP(non_max_suppression, tensor::non_max_suppression);
+OAR_TENSOR_OP(roi_align, tensor::roi_align);
+}  // namespace oar

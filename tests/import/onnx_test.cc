@@ -1,0 +1,213 @@
+// The ONNX reader: what small models compute, what is refused and how, and that no damage can do harm.
+#include <cmath>
+#include <random>
+
+#include "engine/runtime/predictor.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/support/catch.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+Buffer buffer_of(std::string bytes) {
+  auto owner = std::make_shared<std::string>(std::move(bytes));
+  return Buffer::wrap_const(owner->data(), owner->size(), owner);
+}
+
+Result<std::unique_ptr<Predictor>> load(const std::string& bytes) {
+  OAR_ASSIGN(ImportedModel m, import_onnx_bytes(buffer_of(bytes), "test.onnx", ""));
+  PredictorOptions o;
+  o.threads = 1;
+  o.tensor_limit = 1 << 26;
+  o.loop_limit = 1000;
+  return Predictor::create(std::move(m), o);
+}
+
+Datum floats(const Shape& shape, const std::vector<float>& values) {
+  Tensor t = must(Tensor::allocate(shape, Format::f32()));
+  std::copy(values.begin(), values.end(), t.mutable_values<float>().begin());
+  return Datum(t);
+}
+
+std::vector<float> run_one(const std::string& bytes, std::vector<Datum> in) {
+  auto p = load(bytes);
+  REQUIRE_OK(p);
+  auto out = (*p)->run(std::move(in));
+  REQUIRE_OK(out);
+  REQUIRE((*out)[0].is_tensor());
+  const auto v = (*out)[0].tensor.values<float>();
+  return {v.begin(), v.end()};
+}
+
+std::string error_of(const std::string& bytes) {
+  auto p = load(bytes);
+  REQUIRE_FALSE(p.ok());
+  return p.status().message();
+}
+
+bool contains(const std::string& s, const std::string& part) { return s.find(part) != std::string::npos; }
+
+// y = relu(x . w + b), batch free
+std::string linear_model() {
+  return model_bytes(
+      graph_proto({node_proto("MatMul", {"x", "w"}, {"p"}), node_proto("Add", {"p", "b"}, {"q"}),
+                   node_proto("Relu", {"q"}, {"y"})},
+                  {tensor_proto("w", {2, 3}, {1, 2, 3, 4, 5, 6}), tensor_proto("b", {3}, {-10, 0, 1})},
+                  {value_proto("x", {-1, 2})}, {value_proto("y", {-1, 3})}));
+}
+
+// A loop that doubles x `trips` times and reads `k` from around it.
+std::string loop_model() {
+  const Proto body =
+      graph_proto({node_proto("Mul", {"v", "k"}, {"w"}), node_proto("Identity", {"c"}, {"c2"})}, {},
+                  {name_proto("i"), name_proto("c"), name_proto("v")}, {name_proto("c2"), name_proto("w")});
+  return model_bytes(graph_proto({node_proto("Add", {"one", "one"}, {"k"}),
+                                  node_proto("Loop", {"n", "", "x"}, {"y"}, {graph_attr("body", body)})},
+                                 {tensor_proto("one", {1}, {1}), ints_proto("n", {5})},
+                                 {value_proto("x", {1})}, {value_proto("y", {1})}));
+}
+
+}  // namespace
+
+TEST_CASE("onnx: names, symbols and values of a small model") {
+  auto p = load(linear_model());
+  REQUIRE_OK(p);
+  REQUIRE((*p)->inputs().size() == 1);
+  CHECK((*p)->inputs()[0].to_string() == "x: f32[batch, 2]");
+  CHECK((*p)->outputs()[0].name == "y");
+  for (int64_t batch : {1, 3}) {  // any batch, same predictor
+    std::vector<float> x;
+    for (int64_t k = 0; k < batch * 2; ++k) x.push_back(static_cast<float>(k + 1));
+    auto out = (*p)->run(std::map<std::string, Datum>{{"x", floats({batch, 2}, x)}});
+    REQUIRE_OK(out);
+    const auto y = out->at("y").tensor.values<float>();
+    for (int64_t b = 0; b < batch; ++b) {
+      const float u = x[static_cast<size_t>(2 * b)], v = x[static_cast<size_t>(2 * b + 1)];
+      const float want[] = {std::max(0.f, u + 4 * v - 10), std::max(0.f, 2 * u + 5 * v),
+                            std::max(0.f, 3 * u + 6 * v + 1)};
+      for (size_t n = 0; n < 3; ++n)
+        CHECK(y[static_cast<size_t>(b) * 3 + n] == want[n]);  // small integers: exact
+    }
+  }
+}
+
+TEST_CASE("onnx: wrong inputs are refused by name") {
+  auto p = load(linear_model());
+  REQUIRE_OK(p);
+  CHECK(contains((*p)->run(std::map<std::string, Datum>{{"z", floats({1, 2}, {1, 2})}}).status().message(),
+                 "no input 'z'"));
+  CHECK(contains((*p)->run(std::map<std::string, Datum>{}).status().message(), "input 'x': missing"));
+  CHECK(contains((*p)->run({floats({1, 3}, {1, 2, 3})}).status().message(), "x: f32[batch, 2]"));
+  CHECK(contains((*p)->run({Datum(must(Tensor::zeros({1, 2}, Format::i32())))}).status().message(),
+                 "given i32[1, 2]"));
+}
+
+TEST_CASE("onnx: a loop reads values around it; an if runs one branch") {
+  CHECK(run_one(loop_model(), {floats({1}, {3})}) == std::vector<float>{96});
+  const Proto yes = graph_proto({node_proto("Add", {"x", "x"}, {"r"})}, {}, {}, {name_proto("r")});
+  const Proto no = graph_proto({node_proto("Neg", {"x"}, {"r"})}, {}, {}, {name_proto("r")});
+  const std::string m = model_bytes(graph_proto(
+      {node_proto("ReduceSum", {"x"}, {"s"}, {int_attr("keepdims", 0)}),
+       node_proto("Greater", {"s", "zero"}, {"c"}),
+       node_proto("If", {"c"}, {"y"}, {graph_attr("then_branch", yes), graph_attr("else_branch", no)})},
+      {tensor_proto("zero", {}, {0})}, {value_proto("x", {2})}, {value_proto("y", {2})}));
+  CHECK(run_one(m, {floats({2}, {1, 2})}) == std::vector<float>{2, 4});
+  CHECK(run_one(m, {floats({2}, {1, -2})}) == std::vector<float>{-1, 2});
+}
+
+TEST_CASE("onnx: functions are inlined, with their own attributes") {
+  Proto f;
+  f.text(1, "Twice").text(4, "a").text(5, "b").text(6, "axis");
+  f.message(
+      7, node_proto("Concat", {"a", "a"}, {"b"}, {Proto().text(1, "axis").number(20, 2).text(21, "axis")}));
+  f.message(9, Proto().number(2, 17)).text(10, "mine");
+  const std::string m =
+      model_bytes(graph_proto({node_proto("Twice", {"x"}, {"y"}, {int_attr("axis", 1)}, "mine")}, {},
+                              {value_proto("x", {2, 1})}, {value_proto("y", {2, 2})}),
+                  17, {f}, {"mine"});
+  CHECK(run_one(m, {floats({2, 1}, {1, 2})}) == std::vector<float>{1, 1, 2, 2});
+}
+
+TEST_CASE("onnx: what is unknown is named with its node and offset") {
+  auto one = [](const Proto& node, int64_t opset = 17) {
+    return model_bytes(graph_proto({node}, {}, {value_proto("x", {2})}, {value_proto("y", {2})}), opset);
+  };
+  std::string e = error_of(one(node_proto("Frobnicate", {"x"}, {"y"})));
+  CHECK(contains(e, "node 'the_Frobnicate'"));
+  CHECK(contains(e, "at byte "));
+  CHECK(contains(e, "op Frobnicate"));
+  CHECK(
+      contains(error_of(one(node_proto("Relu", {"x"}, {"y"}, {int_attr("speed", 9)}))), "attribute 'speed'"));
+  CHECK(contains(error_of(one(node_proto("Relu", {"x"}, {"y"}), 99)), "opset 99"));
+  CHECK(contains(error_of(one(node_proto("Gelu", {"x"}, {"y"}), 17)), "later ones have"));
+  CHECK(contains(error_of(one(node_proto("Relu", {"x"}, {"y"}, {}, "com.acme"))), "com.acme"));
+  CHECK(contains(error_of(one(node_proto("Softmax", {"x"}, {"y"},
+                                         {Proto().text(1, "axis").text(4, "one").number(20, 3)}))),
+                 "attribute 'axis'"));
+}
+
+TEST_CASE("onnx: cycles, missing values, doubled names") {
+  auto m = [](const std::vector<Proto>& nodes) {
+    return model_bytes(graph_proto(nodes, {}, {value_proto("x", {2})}, {value_proto("y", {2})}));
+  };
+  CHECK(contains(error_of(m({node_proto("Add", {"x", "b"}, {"a"}), node_proto("Relu", {"a"}, {"b"}),
+                             node_proto("Relu", {"b"}, {"y"})})),
+                 "a cycle"));
+  CHECK(contains(error_of(m({node_proto("Relu", {"nowhere"}, {"y"})})), "'nowhere'"));
+  CHECK(contains(error_of(m({node_proto("Relu", {"x"}, {"z"})})), "output 'y'"));
+  CHECK(contains(error_of(m({node_proto("Relu", {"x"}, {"y"}), node_proto("Neg", {"x"}, {"y"})})),
+                 "computed twice"));
+  Proto f;  // a function that calls itself
+  f.text(1, "F").text(4, "a").text(5, "b").text(10, "mine").message(9, Proto().number(2, 17));
+  f.message(7, node_proto("F", {"a"}, {"b"}, {}, "mine"));
+  CHECK(contains(error_of(model_bytes(graph_proto({node_proto("F", {"x"}, {"y"}, {}, "mine")}, {},
+                                                  {value_proto("x", {2})}, {value_proto("y", {2})}),
+                                      17, {f}, {"mine"})),
+                 "calls itself"));
+}
+
+TEST_CASE("onnx: sizes that lie") {
+  auto with = [](const Proto& t) {
+    return model_bytes(graph_proto({node_proto("Add", {"x", "t"}, {"y"})}, {t}, {value_proto("x", {1})},
+                                   {value_proto("y", {1})}));
+  };
+  const int64_t big = int64_t{1} << 40;
+  CHECK(contains(error_of(with(tensor_proto("t", {big, big}, {1}))), "overflows"));
+  CHECK(contains(error_of(with(tensor_proto("t", {big}, {1}))), "'t'"));
+  CHECK(contains(error_of(with(tensor_proto("t", {-1}, {1}))), "'t'"));
+  CHECK(contains(error_of(with(tensor_proto("t", {1, 1, 1, 1, 1, 1, 1, 1, 1}, {1}))), "axes"));
+  // Asking for more memory than allowed is an error of the run.
+  const std::string m = model_bytes(graph_proto({node_proto("Expand", {"x", "s"}, {"y"})},
+                                                {ints_proto("s", {1 << 20, 1 << 20})},
+                                                {value_proto("x", {1})}, {value_proto("y", {1, 1})}));
+  auto p = load(m);
+  REQUIRE_OK(p);
+  auto r = (*p)->run({floats({1}, {1})});
+  REQUIRE_FALSE(r.ok());
+  CHECK(r.status().code() == StatusCode::kResourceExhausted);
+  // External data must lie beside the model.
+  Proto t;
+  t.number(1, 1).number(2, 1).text(8, "t").number(14, 1).message(
+      13, Proto().text(1, "location").text(2, "../secret"));
+  CHECK(contains(error_of(with(t)), "secret"));
+}
+
+TEST_CASE("onnx: truncated at every byte and flipped at random, never a crash") {
+  std::mt19937 random(11);
+  for (const std::string& good : {linear_model(), loop_model()}) {
+    REQUIRE_OK(load(good));
+    for (size_t n = 0; n < good.size(); ++n) {
+      auto p = load(good.substr(0, n));
+      if (p.ok()) (void)(*p)->run({floats({1, 2}, {1, 2})});
+    }
+    for (int k = 0; k < 3000; ++k) {
+      std::string bad = good;
+      for (int f = 0; f < 1 + k % 3; ++f) bad[random() % bad.size()] ^= static_cast<char>(1u << random() % 8);
+      auto p = load(bad);
+      if (!p.ok() || (*p)->inputs().size() != 1) continue;
+      (void)(*p)->run({(*p)->inputs()[0].dims.size() == 2 ? floats({1, 2}, {1, 2}) : floats({1}, {1})});
+    }
+  }
+}
