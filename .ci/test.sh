@@ -86,6 +86,29 @@ test_clients() {
   fi
 }
 
+# ONNX's own node tests: the cases come with the package `onnx`, in build/venv; OAR_ONNX_TESTS names folders of them instead.
+# The floor is the share that passed when it was last raised; `oar conformance onnx` names what fails.
+onnx_conformance() {
+  local folder=${OAR_ONNX_TESTS:-build/onnx_node_tests} log=build/logs/onnx-conformance.txt
+  if [ -z "${OAR_ONNX_TESTS:-}" ]; then
+    build/venv/bin/python tests/import/generate_node_tests.py "$folder" >/dev/null 2>&1 || return 1
+  fi
+  # shellcheck disable=SC2086
+  build/release/bin/oar conformance onnx $folder >"$log" || true
+  cat "$log"
+  awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 97.0) } END { exit !ok }' "$log"
+}
+
+test_onnx() {
+  if [ -n "${OAR_ONNX_TESTS:-}" ] || build/venv/bin/python -c 'import onnx' 2>/dev/null ||
+    { [ -x build/venv/bin/python ] && build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 \
+      --timeout 15 onnx ml_dtypes >>build/logs/venv.log 2>&1 </dev/null; }; then
+    step onnx-conformance check onnx_conformance || true
+  else
+    skip onnx-conformance "no package onnx in build/venv (build/logs/venv.log), and OAR_ONNX_TESTS is not set"
+  fi
+}
+
 # Each target for a few seconds, from its seeds; what it finds is in build/fuzz/tests/fuzz.
 test_fuzz() {
   if step build-fuzz build build fuzz fuzzers; then step fuzz tests ctest_run fuzz -R '^fuzz_' || true; fi
@@ -154,6 +177,7 @@ run_tests() {
     step tests-release tests ctest_run release || true
     step demo check demo || true
     test_clients
+    test_onnx
   fi
   step arrows check python3 .ci/check_arrows.py || true
   step headers check python3 .ci/check_headers.py --jobs "$(jobs)" || true

@@ -27,6 +27,8 @@ std::span<const Pass> tensor_passes() {
   static const Pass kPasses[] = {
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
       {"cse", "compute equal expressions once", passes::cse},
+      {"fuse_conv", "batch norm into the filters of a convolution, relu into its epilogue",
+       passes::fuse_conv},
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;

@@ -1,7 +1,9 @@
 // The ONNX reader: what small models compute, what is refused and how, and that no damage can do harm.
 #include <cmath>
 #include <random>
+#include <thread>
 
+#include "engine/import/onnx.h"
 #include "engine/runtime/predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
@@ -93,6 +95,39 @@ TEST_CASE("onnx: names, symbols and values of a small model") {
   }
 }
 
+TEST_CASE("onnx: clones run different shapes at once") {
+  ImportedModel m = [] {
+    auto r = import_onnx_bytes(buffer_of(linear_model()), "test.onnx", "");
+    REQUIRE_OK(r);
+    return std::move(*r);
+  }();
+  PredictorOptions o;
+  o.threads = 2;
+  auto p = Predictor::create(std::move(m), o);
+  REQUIRE_OK(p);
+  std::vector<int> wrong(4, 0);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < wrong.size(); ++t) {
+    threads.emplace_back([&, t, own = std::shared_ptr<Predictor>((*p)->clone())] {
+      for (int64_t batch = 1; batch < 200; ++batch) {
+        const int64_t n = batch * static_cast<int64_t>(t + 1);
+        Tensor x = must(Tensor::allocate({n, 2}, Format::f32()));
+        for (float& e : x.mutable_values<float>()) e = static_cast<float>(t);
+        auto r = own->run({Datum(x)});
+        if (!r.ok() || (*r)[0].tensor.shape()[0] != n) {
+          ++wrong[t];
+          continue;
+        }
+        const auto v = static_cast<float>(t);
+        for (int64_t k = 0; k < n; ++k)
+          wrong[t] += (*r)[0].tensor.values<float>()[static_cast<size_t>(3 * k + 1)] != 7 * v;
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(wrong == std::vector<int>(4, 0));
+}
+
 TEST_CASE("onnx: wrong inputs are refused by name") {
   auto p = load(linear_model());
   REQUIRE_OK(p);
@@ -115,6 +150,47 @@ TEST_CASE("onnx: a loop reads values around it; an if runs one branch") {
       {tensor_proto("zero", {}, {0})}, {value_proto("x", {2})}, {value_proto("y", {2})}));
   CHECK(run_one(m, {floats({2}, {1, 2})}) == std::vector<float>{2, 4});
   CHECK(run_one(m, {floats({2}, {1, -2})}) == std::vector<float>{-1, 2});
+}
+
+TEST_CASE("onnx: convolution, batch norm and relu become one op with the same values") {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> u(-1, 1);
+  auto values = [&](size_t n, float low) {
+    std::vector<float> v(n);
+    for (float& e : v) e = low + std::abs(u(random));
+    return v;
+  };
+  auto both = [&](size_t n) {
+    std::vector<float> v(n);
+    for (float& e : v) e = u(random);
+    return v;
+  };
+  const std::string m = model_bytes(graph_proto(
+      {node_proto("Conv", {"x", "w"}, {"c"}),
+       node_proto("BatchNormalization", {"c", "s", "b", "m", "v"}, {"n"}), node_proto("Relu", {"n"}, {"y"})},
+      {tensor_proto("w", {4, 3, 3, 3}, both(108)), tensor_proto("s", {4}, both(4)),
+       tensor_proto("b", {4}, both(4)), tensor_proto("m", {4}, both(4)),
+       tensor_proto("v", {4}, values(4, 0.5f))},
+      {value_proto("x", {-1, 3, 7, 5})}, {value_proto("y", {-1, 4, 5, 3})}));
+  const Datum x = floats({2, 3, 7, 5}, both(210));
+  auto fused = load(m);
+  REQUIRE_OK(fused);
+  CHECK((*fused)->graph().nodes().size() == 1);
+  auto imported = import_onnx_bytes(buffer_of(m), "test.onnx", "");
+  REQUIRE_OK(imported);
+  PredictorOptions plain;
+  plain.threads = 1;
+  plain.disabled_passes = {"fuse_conv"};
+  auto unfused = Predictor::create(std::move(*imported), plain);
+  REQUIRE_OK(unfused);
+  CHECK((*unfused)->graph().nodes().size() == 3);
+  auto a = (*fused)->run({x}), b = (*unfused)->run({x});
+  REQUIRE_OK(a);
+  REQUIRE_OK(b);
+  // Sums of 27 products below 1, scaled by at most 1 / sqrt(0.5): both round each step in f32.
+  const double tolerance = 27 * 1.5 * 4 * 0x1p-24;
+  for (size_t k = 0; k < 120; ++k)
+    CHECK(std::abs((*a)[0].tensor.values<float>()[k] - (*b)[0].tensor.values<float>()[k]) <= tolerance);
 }
 
 TEST_CASE("onnx: functions are inlined, with their own attributes") {

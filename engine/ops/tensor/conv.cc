@@ -162,12 +162,19 @@ Status conv(EvalContext& ctx) {
     if (bias.numel() != c.M) return invalid_argument("the bias needs one value per filter");
   }
   const DType dtype = dtype_of(x);
+  const std::string epilogue = ctx.attrs().get_string("activation");
+  if (!epilogue.empty() && epilogue != "relu")
+    return invalid_argument(cat("unknown activation '", epilogue, "'"));
   if (dtype == DType::kF64) {
     OAR_ASSIGN(Tensor y, ctx.allocate(c.out, dtype));
     direct_conv<double, double>(ctx, c, elements<double>(x), elements<double>(w), mutable_elements<double>(y),
                                 0.0, nullptr);
     for (int64_t k = 0; bias.defined() && k < y.numel(); ++k)
       mutable_elements<double>(y)[k] += elements<double>(bias)[k / c.w.out_size() % c.M];
+    for (int64_t k = 0; !epilogue.empty() && k < y.numel(); ++k) {
+      double& v = mutable_elements<double>(y)[k];
+      v = v < 0 ? 0 : v;
+    }
     return ctx.set(0, std::move(y)), ok_status();
   }
   if (!dtype_is_float(dtype)) return bad_dtype(x);
@@ -177,6 +184,12 @@ Status conv(EvalContext& ctx) {
   OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kF32));
   OAR_RETURN_IF_ERROR(conv_f32(ctx, c, elements<float>(x), elements<float>(w),
                                bias.defined() ? elements<float>(bias) : nullptr, mutable_elements<float>(y)));
+  if (!epilogue.empty()) {
+    float* p = mutable_elements<float>(y);
+    ctx.parallel(y.numel(), 0.2, [p](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) p[k] = p[k] < 0 ? 0 : p[k];
+    });
+  }
   OAR_ASSIGN(y, from_f32(ctx, y, dtype));
   ctx.set(0, std::move(y));
   return ok_status();
