@@ -215,7 +215,7 @@ def loop(x, n):
 
 
 def branch(x):
-    return paddle.static.nn.cond(paddle.sum(x) > 0, lambda: x * 2, lambda: x - 1)
+    return paddle.static.nn.cond(paddle.mean(x) > paddle.zeros([], "float32"), lambda: x * 2, lambda: x - 1)
 
 
 case("while", loop, f(2, 3), np.array([3]))
@@ -278,8 +278,35 @@ def make(name, fn, inputs, dynamic, pir, folder):
     return out
 
 
+def patch_legacy():
+    """Functions that this Paddle implements for PIR alone append their ProgramDesc op here."""
+    from paddle.base.layer_helper import LayerHelper
+
+    def appended(op, slots, boolean):
+        def call(*values, **attrs):
+            helper = LayerHelper(op)
+            out = helper.create_variable_for_type_inference("bool" if boolean else values[0].dtype)
+            helper.append_op(type=op, inputs={s: [v] for s, v in zip(slots, values)}, outputs={"Out": [out]}, attrs=attrs)
+            return out
+        return call
+
+    for name in ("abs", "floor", "ceil", "exp", "sin", "cos", "sign", "sqrt", "rsqrt", "log"):
+        setattr(paddle, name, appended(name, ["X"], False))
+    for name in ("sigmoid", "tanh", "gelu"):
+        setattr(F, name, appended(name, ["X"], False))
+    for name, op in (("multiply", "elementwise_mul"), ("maximum", "elementwise_max"), ("minimum", "elementwise_min"),
+                     ("matmul", "matmul_v2"), ("bmm", "bmm")):
+        setattr(paddle, name, appended(op, ["X", "Y"], False))
+    for name in ("greater_than", "logical_and", "logical_or"):
+        setattr(paddle, name, appended(name, ["X", "Y"], True))
+    paddle.logical_not = appended("logical_not", ["X"], True)
+    paddle.isnan = appended("isnan_v2", ["X"], True)
+
+
 def main():
     paddle.enable_static()
+    if os.environ.get("FLAGS_enable_pir_api", "1") == "0":
+        patch_legacy()
     pir = os.environ.get("FLAGS_enable_pir_api", "1") != "0"
     done, failed = [], []
     with tempfile.TemporaryDirectory() as folder:
