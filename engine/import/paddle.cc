@@ -40,6 +40,20 @@ std::vector<std::string> supported_ops() {
   return names;
 }
 
+Tensor filled(const std::vector<int64_t>& dims, DType dtype, std::span<const double> values) {
+  Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), dtype));
+  dispatch_number(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = typename Element<T>::Compute;
+    for (size_t k = 0; k < values.size(); ++k) {
+      if constexpr (std::is_integral_v<C>)
+        mutable_elements<T>(t)[k] = Element<T>::store(saturate_cast<C>(values[k]));
+      else mutable_elements<T>(t)[k] = Element<T>::store(static_cast<C>(values[k]));
+    }
+  });
+  return t;
+}
+
 // ---- Scope
 
 std::vector<Val> Scope::lookup(ValueIndex v) {
@@ -59,6 +73,8 @@ std::vector<Val> Scope::lookup(ValueIndex v) {
 }
 
 Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
+  constexpr int kDeepest = 64;
+  if (depth_ > kDeepest) return unimplemented(cat(program_.file, ": blocks nest deeper than ", kDeepest));
   for (const Op& raw : block.ops) {
     Op renamed;
     const Op* op = &raw;

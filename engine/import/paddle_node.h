@@ -10,6 +10,9 @@ namespace oar::paddle {
 
 class Scope;
 
+// A small tensor of these values (as many as `dims` say).
+Tensor filled(const std::vector<int64_t>& dims, DType dtype, std::span<const double> values);
+
 class Node {
  public:
   Node(const Op& op, Scope& scope);
@@ -52,7 +55,8 @@ class Node {
   std::optional<double> known_scalar(size_t i, std::string_view attr, double fallback);
 
   // Shorthands.
-  Val number(double v, DType dtype) { return w().float_scalar(v, dtype); }
+  // Of rank 0; saturates where the dtype is an integer's.
+  Val number(double v, DType dtype) { return w().constant(filled({}, dtype, {&v, 1})); }
   Val cast(Val v, DType dtype) { return w().op("cast", {v}, {{"to", std::string(dtype_name(dtype))}}); }
   Val reshape(Val v, const std::vector<int64_t>& shape) { return w().op("reshape_by", {v, w().ints(shape)}); }
   Val transpose(Val v, std::vector<int64_t> perm) {
@@ -87,6 +91,7 @@ class Scope {
   Scope(const Program& program, Scope* outer)
       : program_(program),
         outer_(outer),
+        depth_(outer ? outer->depth_ + 1 : 0),
         graph_(std::make_shared<Graph>()),
         writer_(*graph_),
         values_(program.values.size()) {}
@@ -110,6 +115,7 @@ class Scope {
  private:
   const Program& program_;
   Scope* outer_;
+  int depth_;  // bounded: a hostile file may nest blocks without end
   std::shared_ptr<Graph> graph_;
   OpWriter writer_;
   std::vector<std::optional<std::vector<Val>>> values_;

@@ -200,12 +200,8 @@ void interp(Node& n, const char* mode, size_t axes) {
   scale.erase(std::remove_if(scale.begin(), scale.end(), [](double s) { return s <= 0; }), scale.end());
   if (scale.size() == 1) scale.assign(axes, scale[0]);
   std::vector<int64_t> fixed;
-  for (const char* name : {"out_d", "out_h", "out_w"}) {
-    if (fixed.size() + (3 - axes) < 3 && (axes == 3 || std::string_view(name) != "out_d") &&
-        (axes > 1 || std::string_view(name) == "out_w")) {
-      fixed.push_back(n.get_int(name, -1));
-    }
-  }
+  constexpr const char* kSides[] = {"out_d", "out_h", "out_w"};
+  for (size_t k = 3 - axes; k < 3; ++k) fixed.push_back(n.get_int(kSides[k], -1));
   with_channels_first(n, [&](Val x) {
     Val scales, sizes;
     auto behind = [&](Val spatial) { return n.concat({n.shape_of(x, 0, 2), spatial}); };

@@ -10,17 +10,6 @@ namespace {
 
 // ---- constants
 
-Tensor small_tensor(const std::vector<int64_t>& dims, DType dtype, const std::vector<double>& values) {
-  Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), dtype));
-  dispatch_number(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = typename Element<T>::Compute;
-    for (size_t k = 0; k < values.size(); ++k)
-      mutable_elements<T>(t)[k] = Element<T>::store(static_cast<C>(values[k]));
-  });
-  return t;
-}
-
 void full_of(Node& n, Val shape, Val value) { n.out(0, n.w().op("constant_of_shape", {shape, value})); }
 
 // A ProgramDesc writes the value as text too, which alone is exact for inf and nan.
@@ -44,8 +33,8 @@ void full(Node& n) {
       plain = plain && d >= 0 && d <= 4096 && (count *= std::max<int64_t>(d, 1)) <= 4096;
     if (plain) {
       const Shape dims{std::span<const int64_t>(*shape)};
-      return n.out(0, n.w().constant(small_tensor(
-                          *shape, dtype, std::vector<double>(static_cast<size_t>(dims.numel()), number))));
+      return n.out(0, n.w().constant(filled(*shape, dtype,
+                                            std::vector<double>(static_cast<size_t>(dims.numel()), number))));
     }
   }
   full_of(n, n.ints_in(0, "shape"), value);
@@ -53,7 +42,8 @@ void full(Node& n) {
 void full_int_array(Node& n) {
   const std::vector<int64_t> v = n.get_ints("value");
   const DType dtype = n.get_dtype("dtype", DType::kI64);
-  n.out(0, n.w().constant(small_tensor({static_cast<int64_t>(v.size())}, dtype, {v.begin(), v.end()})));
+  n.out(0, n.w().constant(
+               filled({static_cast<int64_t>(v.size())}, dtype, std::vector<double>(v.begin(), v.end()))));
 }
 void full_with_tensor(Node& n) {
   const DType dtype = n.get_dtype("dtype", n.dtype(0));
@@ -90,7 +80,7 @@ void assign_value(Node& n) {
   if (shape.size() > static_cast<size_t>(Shape::kMaxRank) || count != static_cast<int64_t>(values.size())) {
     return n.fail(invalid_argument(cat(values.size(), " values for a shape of ", count, " elements")));
   }
-  n.out(0, n.w().constant(small_tensor(shape, dtype, values)));
+  n.out(0, n.w().constant(filled(shape, dtype, values)));
 }
 void arange(Node& n) {
   const DType dtype = n.get_dtype("dtype", n.dtype(0));
@@ -111,7 +101,7 @@ void cast(Node& n) { n.out(0, n.cast(n.in(0), n.get_dtype("dtype|out_dtype", DTy
 void one_hot(Node& n) {
   const Val depth = n.scalar_in(1, "depth", 0, DType::kI64);
   const DType dtype = n.get_dtype("dtype", DType::kF32);
-  const Val off_on = n.w().constant(small_tensor({2}, dtype, {0, 1}));
+  const Val off_on = n.w().constant(filled({2}, dtype, std::vector<double>{0, 1}));
   n.out(0, n.w().op("one_hot", {n.in(0), depth, off_on}, {{"axis", int64_t{-1}}}));
 }
 
@@ -508,7 +498,7 @@ void set_value_constant(Node& n) {
   if (shape.size() > static_cast<size_t>(Shape::kMaxRank) || count != static_cast<int64_t>(values.size())) {
     return n.fail(invalid_argument(cat(values.size(), " values for a shape of ", count, " elements")));
   }
-  set_value(n, n.w().constant(small_tensor(shape, dtype, values)), 1);
+  set_value(n, n.w().constant(filled(shape, dtype, values)), 1);
 }
 void set_value_with_tensor(Node& n) {
   const Val v = n.in_type(1) && n.in_type(0) && n.in_type(1)->dtype != n.in_type(0)->dtype

@@ -107,6 +107,7 @@ class Reader {
     }
     program_.blocks.resize(blocks.size());
     scopes_.resize(blocks.size());
+    block_used_.resize(blocks.size());
     for (size_t k = 0; k < blocks.size(); ++k) {
       const int64_t parent = blocks[k].parent;
       // A parent comes before its children, so the chain of parents always ends.
@@ -380,6 +381,11 @@ class Reader {
             return data_loss(cat(file_, ": attribute ", show_name(m.name), " at byte ", offset_of(bytes),
                                  " names block ", b, ", which is no child of block ", block));
           }
+          if (block_used_[static_cast<size_t>(b)]) {
+            return data_loss(cat(file_, ": attribute ", show_name(m.name), " at byte ", offset_of(bytes),
+                                 " names block ", b, ", which belongs to another op"));
+          }
+          block_used_[static_cast<size_t>(b)] = true;
           op.blocks.push_back(static_cast<int32_t>(b));
         }
         return ok_status();
@@ -472,6 +478,7 @@ class Reader {
   std::string file_;
   Program program_;
   std::vector<std::map<std::string, ValueIndex, std::less<>>> scopes_;  // by block
+  std::vector<bool> block_used_;  // by an op: a second one could make a program grow exponentially
   std::vector<Fed> feeds_, fetches_;
 };
 
