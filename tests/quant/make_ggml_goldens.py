@@ -16,7 +16,7 @@ from gguf.quants import dequantize, quantize
 
 # Where each f16 field of a block lies: random bytes there would often be NaN or infinity.
 F16_FIELDS = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
-              "Q6_K": [208]}
+              "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
 ENCODED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
 
@@ -37,6 +37,8 @@ def main(path):
             for at in fields:
                 scale = (rng.standard_normal(len(blocks)) * 0.02).astype("<f2")
                 blocks[:, at:at + 2] = scale.view(np.uint8).reshape(-1, 2)
+            if name == "MXFP4":  # exponents near those of weights; 255 is NaN in one reading and a number in the other
+                blocks[:, 0] = rng.integers(90, 140, len(blocks))
             record(out, 0, name, blocks, dequantize(blocks, Q[name]))
         for name in ENCODED:
             elems, size = GGML_QUANT_SIZES[Q[name]]
