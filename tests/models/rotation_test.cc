@@ -112,3 +112,109 @@ TEST_CASE("where a rotation applies is found from the graph") {
     CHECK(graph->weights == "bf16");
   }
 }
+
+TEST_CASE("a checkpoint written from a rotated graph is served with its online part alone") {
+  for (const std::string& name : tiny_golden_names()) {
+    if (name == "gpt2") continue;  // its transposed weights are folded before a rotation sees them
+    const TinyGolden golden = load_tiny_golden(name);
+    const auto checkpoint = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
+    REQUIRE_OK(checkpoint);
+    const auto config = read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    auto model = build_model(*checkpoint, *config, {});
+    REQUIRE_OK(model);
+    const auto wanted = parse_rotation("all");
+    REQUIRE_OK(wanted);
+    const auto applied = rotate(model->graph, *wanted);
+    REQUIRE_OK(applied);
+    INFO(name);
+    CHECK(rotation_names(*applied) == "r1,r2,r3,r4");
+
+    // As the offline quantizer does it: every weight under its name, one at a time.
+    Checkpoint written = *checkpoint;
+    written.tensors.clear();
+    ThreadPool pool({.threads = 2});
+    for (const NamedWeight& w : named_weights(model->graph)) {
+      auto t = evaluate_weight(model->graph, w.value, pool);
+      REQUIRE_OK(t);
+      if (w.name == "rope.inv_freq") continue;
+      INFO(w.name);
+      CHECK(written.tensors.emplace(w.name, *t).second);
+    }
+    for (const auto& [tensor, value] : checkpoint->tensors) CHECK(written.tensors.count(tensor) == 1);
+    CHECK(written.tensors.count("lm_head.weight") == 1);
+    written.config["tie_word_embeddings"] = false;
+    written.config["quantization_config"] = {{"quant_method", "oar"},
+                                             {"rotation", rotation_record(*applied)}};
+
+    const auto plain = RunnerFixture(*checkpoint, small_options("none")).run_prompt(golden.tokens);
+    for (const char* rotate : {"none", "all", "kv"}) {  // what is stored is not done twice
+      const auto options = small_options(rotate);
+      const auto served_config = read_model_config(written.config);
+      REQUIRE_OK(served_config);
+      const auto graph = build_serving_graph(written, *served_config, options);
+      REQUIRE_OK(graph);
+      CHECK(rewrites(*graph, "rotate_residual") == 0);
+      CHECK(rewrites(*graph, "rotate_values") == 0);
+      CHECK(rewrites(*graph, "rotate_queries_keys") == config->layers);
+      CHECK(rewrites(*graph, "rotate_ffn") == config->layers);
+      CHECK(foreseen_weight_copies(graph->model.graph) == 0);  // every weight stays where it lies
+      CHECK(relative_error(RunnerFixture(written, options).run_prompt(golden.tokens), plain) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("rotation options and records: what was written is read, what is unknown is refused") {
+  for (const char* text : {"none", "r1", "r2,r4", "r1,r2,r3,r4"}) {
+    const auto o = parse_rotation(text);
+    REQUIRE_OK(o);
+    CHECK(rotation_names(*o) == text);
+  }
+  CHECK(rotation_names(*parse_rotation("all")) == "r1,r2,r3,r4");
+  CHECK(rotation_names(*parse_rotation("kv")) == "r2,r3");
+  CHECK(parse_rotation("kv")->values_online);
+  for (const char* bad : {"r5", "r1,,r2", "R1", "r1 r2", "all,r1", ",r1"}) {
+    const auto o = parse_rotation(bad);
+    REQUIRE(!o.ok());
+    CHECK(o.status().message().find("r1, r2, r3, r4") != std::string::npos);
+  }
+  RotationOptions o;
+  o.stored_residual = o.stored_ffn = o.queries_keys = true;
+  o.seed = 0xfedcba9876543210;
+  o.ffn_block = 256;
+  const auto back = read_rotation_record(rotation_record(o));
+  REQUIRE_OK(back);
+  CHECK((rotation_record(*back) == rotation_record(o)));
+  CHECK(back->seed == o.seed);
+  for (const char* bad :
+       {R"({"r1": 1})", R"({"r5": true})", R"({"r1_seed": 7})", R"({"r1_seed": "18446744073709551616"})",
+        R"({"r1_seed": ""})", R"({"r4_block": 0})", R"({"r4_block": "256"})", R"({"r4_exact": "no"})"}) {
+    INFO(bad);
+    const auto json = parse_json(bad, "record");
+    REQUIRE_OK(json);
+    CHECK(!read_rotation_record(json->as_object()).ok());
+  }
+  for (const char* bad : {R"({"quantization_config": {"rotation": 3}})",
+                          R"({"quantization_config": {"rotation": {"x": 1}}})"}) {
+    CHECK(!stored_rotation(parse_json(bad, "config")->as_object()).ok());
+  }
+  CHECK(!stored_rotation(parse_json("{}", "config")->as_object())->any());
+}
+
+TEST_CASE("bf16 and int8 weights after all rotations stay within their roundings") {
+  // What a rotation adds to stored weights is one more rounding of each: bf16 to 2^-9 of a weight, int8 as
+  // any int8. Both models compute in what they store, so the bound is that of golden_test.cc, twice: the
+  // plain and the rotated model each differ from the exact one by at most that.
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+    RunnerFixture model(path, small_options("all"));
+    const double bound = 2 * (8.0 * static_cast<double>(model.config.layers) + 1) / 512;
+    INFO(name);
+    const double error = relative_error(whole_prompt(model, golden), golden.logits_bf16);
+    CAPTURE(error, bound);
+    // Chosen experts are a jump: a mixture whose margin is within the error may take another.
+    if (golden.router_margin_bf16 && *golden.router_margin_bf16 < 0.1) continue;
+    CHECK(error < bound);
+  }
+}

@@ -13,8 +13,11 @@ T must(Result<T> r) {
 }
 }  // namespace
 
-RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions options, int32_t num_blocks) {
-  checkpoint = must(load_checkpoint(path));
+RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions options, int32_t num_blocks)
+    : RunnerFixture(must(load_checkpoint(path)), std::move(options), num_blocks) {}
+
+RunnerFixture::RunnerFixture(Checkpoint opened, LanguageModelOptions options, int32_t num_blocks)
+    : checkpoint(std::move(opened)) {
   config = must(read_model_config(checkpoint.config));
   ServingGraph graph = must(build_serving_graph(checkpoint, config, options));
   const size_t groups = graph.layout.groups.size();

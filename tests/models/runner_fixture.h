@@ -22,9 +22,14 @@ class RunnerFixture {
  public:
   // Throws on any fault, which fails the test.
   RunnerFixture(const std::string& path, oar::LanguageModelOptions options, int32_t num_blocks = 64);
+  RunnerFixture(oar::Checkpoint checkpoint, oar::LanguageModelOptions options, int32_t num_blocks = 64);
 
   // Logits of the wanted rows, chunk after chunk.
   std::vector<float> run(const std::vector<Chunk>& chunks);
+  // Of one sequence from its start, all rows.
+  std::vector<float> run_prompt(const std::vector<int32_t>& tokens) {
+    return run({{tokens, 0, blocks(tokens.size()), true}});
+  }
   int64_t vocab() const { return config.vocab; }
   int32_t page() const { return runner->limits().page_tokens; }
   // Blocks for `tokens` tokens starting at block `first`.
