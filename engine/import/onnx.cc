@@ -363,8 +363,7 @@ IoSpec spec_of(const ValueMsg& v) {
 
 Result<ImportedModel> GraphImporter::run() {
   if (!model_.has_graph) return data_loss("no graph in the file: it is no ONNX model, or it is truncated");
-  if (model_.ir_version < 3)
-    return unimplemented(cat("IR version ", model_.ir_version, "; 3 and later are supported"));
+  if (model_.ir_version < 1) return data_loss("the model names no IR version");
   ImportedModel out;
   out.graph = std::make_shared<Graph>();
   out.format = "onnx";
@@ -403,7 +402,9 @@ Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, c
                                         const ImportOptions& options) {
   const std::string_view view(static_cast<const char*>(bytes.data()), bytes.size());
   auto model = [&]() -> Result<ImportedModel> {
-    OAR_ASSIGN(const onnx::ModelMsg msg, onnx::read_model(view));
+    OAR_ASSIGN(onnx::ModelMsg msg, onnx::read_model(view));
+    // Before IR version 3 a model named no operator set: version 1.
+    if (msg.opsets.empty() && msg.ir_version < 3) msg.opsets.push_back({"", 1});
     onnx::TensorSource source(bytes, folder, options.mmap);
     return onnx::GraphImporter(msg, source).run();
   }();

@@ -165,7 +165,23 @@ void split(OnnxNode& n) {
   n.outs(n.w().ops("split", {n.in(0), sizes}, n.num_outputs(), {{"axis", n.get_int("axis", 0)}}));
 }
 
+// Before opset 7 broadcasting had to be asked for, and could name the axis to start at.
+void old_binary(OnnxNode& n, const char* op) {
+  Attrs attrs;
+  if (n.get_int("broadcast", 0) != 0 && n.has("axis")) attrs.set("axis", n.get_int("axis", 0));
+  n.get_ints("consumed_inputs");
+  n.out(0, n.w().op(op, {n.in(0), n.in(1)}, attrs));
+}
+void old_add(OnnxNode& n) { old_binary(n, "add"); }
+void old_sub(OnnxNode& n) { old_binary(n, "sub"); }
+void old_mul(OnnxNode& n) { old_binary(n, "mul"); }
+void old_div(OnnxNode& n) { old_binary(n, "div"); }
+
 void reshape(OnnxNode& n) {
+  if (n.opset() < 5) {
+    n.get_ints("consumed_inputs");
+    return n.out(0, n.w().op("reshape_by", {n.in(0), n.w().ints(n.get_ints("shape"))}));
+  }
   n.out(0, n.w().op("reshape_by", {n.in(0), n.in(1)}, {{"allowzero", n.get_int("allowzero", 0)}}));
 }
 

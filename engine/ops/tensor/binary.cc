@@ -8,11 +8,23 @@
 namespace oar::tensor {
 namespace {
 
+// {axis}: the second operand's axes line up with the first one's from that axis on, not at the last one.
+Result<Tensor> align(const EvalContext& ctx, const Tensor& x, const Tensor& y) {
+  if (!ctx.attrs().has("axis")) return y;
+  const int64_t axis = ctx.attrs().get_int("axis");
+  const int64_t trailing = x.shape().rank() - axis - y.shape().rank();
+  if (axis < 0 || trailing < 0) return invalid_argument(cat("axis ", axis, " does not fit the operands"));
+  std::vector<int64_t> dims = dims_of(y.shape());
+  dims.insert(dims.end(), static_cast<size_t>(trailing), 1);
+  return y.reshape(Shape(dims));
+}
+
 // f(a, b) for every dtype that `dispatch` offers, result of dtype `to` (default: the operands').
 template <class Dispatch, class F>
 Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  OAR_ASSIGN(Tensor y, ctx.tensor(1));
+  OAR_ASSIGN(y, align(ctx, x, y));
   OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
   OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
