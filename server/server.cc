@@ -52,8 +52,9 @@ class ServerImpl final : public Server {
 };
 
 Status ServerImpl::listen() {
-  http_services_ = {&frontend_, &workers_, [this] { return metrics_.text(); }, options_.api_key,
-                    options_.log};
+  OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> keys,
+             api::ApiKeys::load(options_.api_key, options_.api_key_file, options_.log));
+  http_services_ = {&frontend_, &workers_, [this] { return metrics_.text(); }, keys, options_.log};
   if (!options_.http_address.empty()) {
     http::HttpServerOptions o;
     o.address = options_.http_address;
@@ -72,8 +73,8 @@ Status ServerImpl::listen() {
   }
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(options_.grpc_address,
-                                                  {&frontend_, &workers_, &writers_, &metrics_,
-                                                   options_.api_key, options_.grpc_limits, options_.log}));
+                                                  {&frontend_, &workers_, &writers_, &metrics_, keys,
+                                                   options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();

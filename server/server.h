@@ -27,6 +27,7 @@ struct ServerOptions {
   std::string http_address = "127.0.0.1:8000";  // host:port, port 0 picks a free one; empty: no HTTP
   std::string grpc_address = "127.0.0.1:8001";  // the same; empty: no gRPC
   std::string api_key;                          // empty: none asked for; never for health checks
+  std::string api_key_file;                     // more keys, one per line, read again when it changes
   std::vector<std::string> cors_origins;        // browsers' origins allowed; "*" for all
   int http_threads = 2;
   int worker_threads = 2;  // parse, template, tokenize

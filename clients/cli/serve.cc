@@ -79,6 +79,9 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--api-key", o->server.api_key,
                 "require this bearer token of every request but health checks")
       ->envname("OAR_API_KEY");
+  c->add_option("--api-key-file", o->server.api_key_file,
+                "accept the keys in this file, one per line; read again when it changes")
+      ->envname("OAR_API_KEY_FILE");
   c->add_option("--cors-origin", o->server.cors_origins,
                 "an origin whose browser pages may call; may be repeated")
       ->allow_extra_args(false);

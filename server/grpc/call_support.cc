@@ -10,13 +10,13 @@ grpc::Status to_grpc(const Status& status) {
 }
 
 Status authorize(const Services& services, const grpc::CallbackServerContext& context) {
-  if (services.api_key.empty()) return ok_status();
+  if (services.keys == nullptr) return ok_status();
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find("authorization");
   const std::string_view value = found == metadata.end()
                                      ? std::string_view()
                                      : std::string_view(found->second.data(), found->second.size());
-  if (api::bearer_matches(value, services.api_key)) return ok_status();
+  if (services.keys->accepts_bearer(value)) return ok_status();
   return {StatusCode::kUnauthenticated,
           "the API key is missing or wrong; send metadata authorization: Bearer <key>"};
 }

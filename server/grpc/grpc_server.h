@@ -8,6 +8,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/status.h"
+#include "server/api/auth.h"
 #include "server/api/frontend.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_limits.h"
@@ -21,7 +22,7 @@ struct Services {
   api::WorkerPool* workers = nullptr;  // prepare requests: a long prompt may take a while
   api::WorkerPool* writers = nullptr;  // turn tokens into messages: always short
   Metrics* metrics = nullptr;
-  std::string api_key;  // empty: no authentication
+  std::shared_ptr<api::ApiKeys> keys;  // null: no authentication
   GrpcLimits limits;
   Logger log;
 };

@@ -45,11 +45,11 @@ Response error_response(const Request* request, int status, const std::string& m
 
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(
     const Services& services) {
-  if (services.api_key.empty()) return {};
-  return [key = services.api_key](const Request& request, const Route& route) -> std::optional<Response> {
+  if (services.keys == nullptr) return {};
+  return [keys = services.keys](const Request& request, const Route& route) -> std::optional<Response> {
     if (route.open) return std::nullopt;
-    if (api::bearer_matches(request.header("Authorization"), key)) return std::nullopt;
-    if (api::equal_constant_time(request.header("X-Api-Key"), key)) return std::nullopt;
+    if (keys->accepts_bearer(request.header("Authorization"))) return std::nullopt;
+    if (keys->accepts(request.header("X-Api-Key"))) return std::nullopt;
     Response r = error_answer(request.path,
                               Status(StatusCode::kUnauthenticated,
                                      "the API key is missing or wrong; send Authorization: Bearer <key>"));

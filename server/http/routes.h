@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "server/api/auth.h"
 #include "server/api/frontend.h"
 #include "server/api/worker_pool.h"
 #include "server/http/http_server.h"
@@ -17,7 +18,7 @@ struct Services {
   api::Frontend* frontend = nullptr;
   api::WorkerPool* workers = nullptr;
   std::function<std::string()> metrics;  // Prometheus text
-  std::string api_key;                   // empty: no authentication
+  std::shared_ptr<api::ApiKeys> keys;    // null: no authentication
   Logger log;
 };
 

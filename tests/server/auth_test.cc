@@ -1,0 +1,79 @@
+// API keys: comparison, the file and its reload, both transports behind it.
+#include "server/api/auth.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+using namespace oar_test;
+using oar::api::ApiKeys;
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream(path + ".new", std::ios::binary) << text;
+  std::filesystem::rename(path + ".new", path);  // a new inode: seen whatever the clock's grain
+}
+
+TEST_CASE("keys come from the command line and from a file") {
+  const std::string path = temp_dir() + "/keys";
+  write(path, "# the team's\nfirst\r\n\n  second  \n");
+  auto keys = ApiKeys::load("own", path);
+  REQUIRE_OK(keys);
+  for (const char* key : {"own", "first", "second"}) {
+    CHECK((*keys)->accepts(key));
+    CHECK((*keys)->accepts_bearer(std::string("Bearer ") + key));
+  }
+  for (const char* key : {"", "firs", "first2", "# the team's", "own "}) CHECK(!(*keys)->accepts(key));
+  CHECK(ApiKeys::load("", "")->get() == nullptr);
+  CHECK(ApiKeys::load("", "/nonexistent/keys").status().code() == oar::StatusCode::kNotFound);
+  write(path, "# none\n\n");
+  CHECK(ApiKeys::load("own", path).status().message().find("holds no key") != std::string::npos);
+  write(path, "two words\n");
+  CHECK(ApiKeys::load("", path).status().message().find(":1 is no key") != std::string::npos);
+}
+
+TEST_CASE("a changed file counts, a broken one does not") {
+  const std::string path = temp_dir() + "/rotating";
+  write(path, "old\n");
+  int errors = 0;
+  oar::Logger log;
+  log.callback = [&](oar::LogLevel level, std::string_view) { errors += level == oar::LogLevel::kError; };
+  auto keys = ApiKeys::load("", path, log);
+  REQUIRE_OK(keys);
+  const auto later = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1050)); };
+  write(path, "old\nnew\n");
+  later();
+  CHECK((*keys)->accepts("new"));
+  CHECK((*keys)->accepts("old"));
+  write(path, "new\n");
+  later();
+  CHECK(!(*keys)->accepts("old"));
+  write(path, "");
+  later();
+  CHECK((*keys)->accepts("new"));
+  CHECK(errors == 1);
+}
+
+TEST_CASE("a server with a key file") {
+  const std::string path = temp_dir() + "/served";
+  write(path, "alpha\nbeta\n");
+  oar::ServerOptions o;
+  o.api_key_file = path;
+  TestServer t({}, o);
+  const auto status = [&](const Headers& headers) {
+    return http(t.http(), "GET", "/v1/models", "", headers).status;
+  };
+  CHECK(status({}) == 401);
+  CHECK(status({{"Authorization", "Bearer alpha"}}) == 200);
+  CHECK(status({{"X-Api-Key", "beta"}}) == 200);
+  CHECK(status({{"Authorization", "Bearer gamma"}}) == 401);
+}
+
+}  // namespace
