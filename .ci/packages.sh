@@ -54,6 +54,6 @@ need() {
     fi
     if as_root "${apt[@]}" install --no-install-recommends "${missing[@]}"; then return 0; fi
   done
-  echo "dev: apt-get could not install: ${missing[*]}" >&2
+  echo "dev: apt-get could not install packages; as root run: apt-get install --no-install-recommends ${missing[*]}" >&2
   return 1
 }

@@ -2,6 +2,7 @@
 // (the server and the command line put spdlog behind it). Nothing above kDebug is logged per token.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>

@@ -4,10 +4,8 @@
 // them.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -26,16 +24,13 @@ class WorkerPool {
 
   void post(Job job);  // dropped after stop()
   void stop();
-  Executor executor() {
-    return [this](Job job) { post(std::move(job)); };
-  }
+  // May be called when the pool is gone, and then drops the job: the engine's thread can be on its way here
+  // with the last event of a request whose answer has long been sent.
+  Executor executor() const;
 
  private:
-  void work();
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<Job> jobs_;  // guarded by mutex_
-  bool stopping_ = false;
+  struct Queue;
+  std::shared_ptr<Queue> queue_;
   std::vector<std::thread> threads_;
 };
 
