@@ -11,7 +11,7 @@ namespace oar {
 namespace {
 
 namespace fs = std::filesystem;
-using Catch::Contains;
+using oar_test::Contains;
 using oar_test::floats;
 using oar_test::GgufBuilder;
 using oar_test::safetensors_bytes;

@@ -7,7 +7,7 @@
 namespace oar {
 namespace {
 
-using Catch::Contains;
+using oar_test::Contains;
 using oar_test::exact_buffer;
 using oar_test::floats;
 using oar_test::GgufBuilder;

@@ -9,8 +9,8 @@
 namespace oar {
 namespace {
 
-using Catch::Contains;
 using oar_test::append;
+using oar_test::Contains;
 using oar_test::exact_buffer;
 using oar_test::floats;
 using oar_test::GgufBuilder;

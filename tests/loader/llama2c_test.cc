@@ -7,8 +7,8 @@
 namespace oar {
 namespace {
 
-using Catch::Contains;
 using oar_test::append;
+using oar_test::Contains;
 using oar_test::exact_buffer;
 
 // dim 4, ffn 6, 2 layers, 2 heads of 2, 1 KV head, 3 tokens, context 5; every weight is its own index in the

@@ -126,14 +126,15 @@ TEST_CASE("a file that shrinks under its mapping is noticed") {
   REQUIRE(truncate(path.c_str(), 5000) == 0);
   const Status s = (*file)->still_whole();
   CHECK(s.code() == StatusCode::kDataLoss);
-  CHECK_THAT(s.message(), Catch::Contains("10000") && Catch::Contains("5000"));
+  CHECK_THAT(s.message(), oar_test::Contains("10000") && oar_test::Contains("5000"));
 }
 
 TEST_CASE("files that cannot be opened say why") {
   const auto missing = MappedFile::open(temp_dir() + "/missing");
   REQUIRE_FALSE(missing.ok());
   CHECK(missing.status().code() == StatusCode::kNotFound);
-  CHECK_THAT(missing.status().message(), Catch::Contains("/missing") && Catch::Contains("No such file"));
+  CHECK_THAT(missing.status().message(),
+             oar_test::Contains("/missing") && oar_test::Contains("No such file"));
   CHECK(MappedFile::open(temp_dir()).status().code() == StatusCode::kInvalidArgument);
   CHECK(MappedFile::open(std::string("a\0b", 3)).status().code() == StatusCode::kInvalidArgument);
   CHECK(MappedFile::open("/dev/null").status().code() == StatusCode::kInvalidArgument);

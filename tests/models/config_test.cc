@@ -29,7 +29,7 @@ TEST_CASE("a config is read with Hugging Face's defaults") {
 }
 
 TEST_CASE("config errors name the key and the value") {
-  using Catch::Matchers::Contains;
+  using oar_test::Contains;
   struct Case {
     const char* key;
     oar::json::value value;
@@ -72,7 +72,7 @@ TEST_CASE("rope scaling of an unknown kind is refused by name") {
 }
 
 TEST_CASE("a config that contradicts the tensors is refused by tensor and size") {
-  using Catch::Matchers::Contains;
+  using oar_test::Contains;
   const oar_test::TinyGolden golden = oar_test::load_tiny_golden("gpt2");
   auto checkpoint = oar::load_checkpoint(oar_test::write_tiny_model(golden, oar_test::TinyDtype::f32));
   REQUIRE_OK(checkpoint);

@@ -1,8 +1,11 @@
 // One include for tests, whichever major version of Catch2 the distribution has.
 #pragma once
 
+#include <string>
+
 #ifdef OAR_CATCH2_V3
 #include <catch2/catch_all.hpp>
+using Catch::Approx;  // version 2 puts it there itself
 #else
 #include <catch2/catch.hpp>
 #endif
@@ -24,6 +27,15 @@
   } while (0)
 
 namespace oar_test {
+// Matches strings that contain `text`. (Version 3 gave Catch's own name for it to ranges.)
+inline auto Contains(const std::string& text) {
+#ifdef OAR_CATCH2_V3
+  return Catch::Matchers::ContainsSubstring(text);
+#else
+  return Catch::Matchers::Contains(text);
+#endif
+}
+
 template <class T>
 std::string message_of(const T& r) {
   if constexpr (requires { r.message(); }) return r.message();
