@@ -39,6 +39,7 @@ int run(int argc, char** argv) {
   add_bench(app, action);
   add_eval(app, action);
   add_loadtest(app, action);
+  add_quantize(app, action);
   add_inspect(app, action);
   add_check(app, action);
   add_infer(app, action);

@@ -122,6 +122,20 @@ void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec,
   }
 }
 
+void add_outer_products(std::span<const float> samples, int64_t size, int64_t first, int64_t last,
+                        std::span<float> hessian) {
+  const auto n = static_cast<size_t>(size), count = samples.size() / n;
+  for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
+    float* h = hessian.data() + i * n;
+    for (size_t t = 0; t < count; ++t) {
+      const float* x = samples.data() + t * n;
+      const float factor = x[i];
+      if (factor == 0) continue;
+      for (size_t j = i; j < n; ++j) h[j] += factor * x[j];
+    }
+  }
+}
+
 double output_error(std::span<const float> difference, int64_t count, std::span<const float> hessian,
                     int64_t size) {
   const auto n = static_cast<size_t>(size);

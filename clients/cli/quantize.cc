@@ -1,0 +1,109 @@
+// oar quantize: a model in 16 or 32 bits becomes a folder in a smaller storage format.
+#include "engine/tune/quantize.h"
+
+#include <cstdio>
+
+#include "clients/cli/command.h"
+#include "clients/cli/model_options.h"
+#include "clients/cli/progress.h"
+#include "clients/cli/prompt.h"
+#include "clients/cli/signals.h"
+#include "engine/base/format.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/quantize_weights.h"
+
+namespace oar::cli {
+namespace {
+
+struct QuantizeCommand {
+  ModelOptions model;
+  QuantizeOptions quantize;
+  std::string out, calibration;
+  bool quiet = false;
+};
+
+void print(const LayerError& e) {
+  if (e.output_error >= 0) {
+    std::printf("%-52s %-10s weights %.4f  output %.4f\n", e.name.c_str(), e.format.c_str(), e.weight_error,
+                e.output_error);
+  } else {
+    std::printf("%-52s %-10s weights %.4f\n", e.name.c_str(), e.format.c_str(), e.weight_error);
+  }
+}
+
+Result<QuantizeReport> run(const QuantizeCommand& o, SignalWatcher& signals) {
+  ProgressBar bar(o.quiet, [&] { return signals.requested(); });
+  QuantizeOptions options = o.quantize;
+  if (!o.calibration.empty()) { OAR_ASSIGN(options.calibration, read_text(o.calibration)); }
+  OAR_ASSIGN(const std::string path, resolve_model_path(o.model.model));
+  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path, {}, bar.callback()));
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (!options.calibration.empty()) {
+    OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+    OAR_ASSIGN(tokenizer, make_tokenizer(checkpoint.tokenizer, config.vocab));
+  }
+  return quantize_model(
+      checkpoint, tokenizer.get(), o.out, options,
+      [&](const LayerError& e) {
+        bar.clear();
+        if (!o.quiet) print(e);
+      },
+      bar.callback());
+}
+
+int quantize(const QuantizeCommand& o) {
+  SignalWatcher signals;
+  const auto report = run(o, signals);
+  if (!report.ok()) return fail(report.status());
+  std::printf("%s: %s of weights, from %s, in %.1f s%s\n", o.out.c_str(), format_bytes(report->bytes).c_str(),
+              format_bytes(report->source_bytes).c_str(), report->seconds,
+              report->resumed > 0 ? cat("; ", report->resumed, " matrices were done before").c_str() : "");
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, Action& action) {
+  auto o = std::make_shared<QuantizeCommand>();
+  CLI::App* c = app.add_subcommand("quantize", "Write a model in a smaller storage format");
+  add_model_argument(*c, o->model);
+  c->add_option("-o,--out", o->out, "the folder to write; must not exist")->required()->type_name("DIR");
+  c->add_option("--weights", o->quantize.weights, "the scheme: int4, int8, or a storage format's name")
+      ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
+      ->capture_default_str();
+  c->add_option("--method", o->quantize.method, "how scales and levels are chosen")
+      ->check(CLI::IsMember(quantize_methods()))
+      ->capture_default_str();
+  c->add_option("--calibration", o->calibration, "text to calibrate on, for gptq, awq and smoothquant")
+      ->type_name("FILE");
+  c->add_option("--calibration-tokens", o->quantize.calibration_tokens, "at most this many tokens of it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--calibration-context", o->quantize.calibration_context, "tokens per window")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--damping", o->quantize.damping, "gptq: added to the diagonal, of its mean")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_flag("!--no-act-order", o->quantize.activation_order,
+              "gptq: columns from left to right, not by the power of their inputs");
+  c->add_option("--smoothquant-alpha", o->quantize.smoothquant_alpha,
+                "how much difficulty goes to the weights")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  c->add_option("--threads", o->quantize.threads, "worker threads; 0: all usable processors")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  c->add_flag("-q,--quiet", o->quiet, "no progress, no line per matrix");
+  c->footer(
+      "Examples:\n"
+      "  oar quantize ./Llama-3.2-1B -o ./Llama-3.2-1B-int4\n"
+      "  oar quantize demo -o demo-int4 --method gptq --calibration text.txt\n"
+      "Errors are relative: |W - W'| / |W|, and of the output on the calibration text. Interrupted, the same "
+      "command\n"
+      "goes on where it stopped. `oar eval OUT --reference MODEL --text FILE` measures the result.");
+  c->callback([o, &action] { action = [o] { return quantize(*o); }; });
+}
+
+}  // namespace oar::cli
