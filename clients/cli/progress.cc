@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "engine/base/format.h"
+
 namespace oar::cli {
 namespace {
 
@@ -12,6 +14,15 @@ constexpr std::chrono::milliseconds kQuietStart{700};
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr std::chrono::seconds kLine{5};
 constexpr int kWidth = 30;
+
+// Time left, as far as the pace so far tells; empty for what is soon over.
+std::string time_left(std::chrono::duration<double> spent, double part) {
+  if (part <= 0 || spent < std::chrono::seconds(3)) return {};
+  const double seconds = spent.count() * (1 - part) / part;
+  if (seconds < 2) return {};
+  if (seconds < 120) return cat(", ", static_cast<int64_t>(seconds), " s left");
+  return cat(", ", static_cast<int64_t>(seconds / 60 + 0.5), " min left");
+}
 
 // The end of a path says more than its beginning.
 std::string shortened(std::string_view what) {
@@ -44,11 +55,13 @@ bool ProgressBar::update(std::string_view what, uint64_t done, uint64_t total) {
     const int filled = static_cast<int>(part * kWidth);
     const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                             std::string(static_cast<size_t>(kWidth - filled), ' ');
-    std::fprintf(stderr, "\r\x1b[K[%s] %3.0f%% %s", bar.c_str(), part * 100, shortened(what).c_str());
+    std::fprintf(stderr, "\r\x1b[K[%s] %3.0f%% %s%s", bar.c_str(), part * 100, shortened(what).c_str(),
+                 time_left(now - start_, part).c_str());
     std::fflush(stderr);
     drawn_ = true;
   } else {
-    std::fprintf(stderr, "%s: %.0f%%\n", shortened(what).c_str(), part * 100);
+    std::fprintf(stderr, "%s: %.0f%%%s\n", shortened(what).c_str(), part * 100,
+                 time_left(now - start_, part).c_str());
   }
   return true;
 }

@@ -21,7 +21,10 @@ const std::vector<WeightScheme>& schemes() {
       {"f16", "f16", "f16", FitMethod::kAbsMax, true},
       {"int8", "q8_0", "q8_0", FitMethod::kAbsMax, true},
       // The head is what the logits come from directly: 6 bits, as is usual.
-      {"int4", "q4_0", "q6_k", FitMethod::kHqq},
+      {"int4", "i4_s8_g32", "q6_k", FitMethod::kHqq},
+      {"w4a8", "w4a8_g128", "i8_channel", FitMethod::kMse},
+      // The head stays as it is: every FP8 recipe leaves it.
+      {"fp8", "e4m3_channel", "", FitMethod::kMse},
   };
   return kSchemes;
 }

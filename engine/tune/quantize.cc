@@ -161,7 +161,7 @@ Status Work::begin(const std::string& out) {
     return restore_done();
   }
   fs::remove_all(partial_, ec);  // begun, but nothing noted
-  if (!fs::create_directories(partial_, ec) || ec) {
+  if (!fs::create_directory(partial_, ec) || ec) {
     return unavailable(cat("cannot create ", partial_, ": ", ec ? ec.message() : "it exists"));
   }
   OAR_ASSIGN(writer_, SafetensorsWriter::open(weights, entries_, metadata, false));

@@ -60,9 +60,9 @@ struct Extremes {
   float low = 0, high = 0;
 };
 
-Extremes extremes(const float* x, int64_t n) {
-  Extremes e{x[0], x[0]};
-  for (int64_t i = 1; i < n; ++i) {
+Extremes extremes(const float* x, int64_t n, const GridSpec& spec) {
+  Extremes e = spec.zero_in_range ? Extremes{} : Extremes{x[0], x[0]};
+  for (int64_t i = 0; i < n; ++i) {
     e.low = std::min(e.low, x[i]);
     e.high = std::max(e.high, x[i]);
   }
@@ -92,7 +92,7 @@ GroupGrid spanning(Extremes e, const GridSpec& spec, float part) {
 
 GroupGrid fit_mse(const float* x, const float* importance, int64_t n, const GridSpec& spec,
                   const FitOptions& o) {
-  const Extremes e = extremes(x, n);
+  const Extremes e = extremes(x, n, spec);
   const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
   GroupGrid best = spanning(e, spec, 1);
   if (best.scale == 0 || e.low == e.high) return best;
@@ -138,7 +138,7 @@ float fast_exp2(float x) {
 GroupGrid fit_hqq(const float* x, int64_t n, const GridSpec& spec, int iterations) {
   constexpr float kNorm = 0.7f, kGrowth = 1.01f;
   const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
-  const Extremes e = extremes(x, n);
+  const Extremes e = extremes(x, n, spec);
   GroupGrid g = spanning(e, spec, 1), best = g;
   if (g.scale == 0 || e.low == e.high) return g;
   const float unit = std::abs(g.scale), per_unit = 1 / unit;
@@ -185,12 +185,41 @@ void snap_f16(const GridSpec& spec, std::span<float> scale, std::span<float> zer
   }
 }
 
-// One unit for all of `scale`, each a multiple of it.
-void snap_times_i8(std::span<float> scale, bool f16_unit) {
+void snap_zero_f16(std::span<float> scale, std::span<float> zero) {
+  for (size_t g = 0; g < scale.size(); ++g) {
+    scale[g] = to_f32(to_f16(scale[g]));
+    zero[g] = to_f32(to_f16(zero[g]));
+  }
+}
+
+// One unit for all of `scale`, each a multiple of it: -127 .. 127, or 1 .. 255.
+void snap_to_multiples(std::span<float> scale, bool with_sign, bool f16_unit) {
   float largest = 0;
   for (const float s : scale) largest = std::max(largest, std::abs(s));
-  const float unit = f16_unit ? to_f32(to_f16(largest / 127)) : largest / 127;
-  for (float& s : scale) s = unit > 0 ? unit * round_clamped(s / unit, -127, 127) : 0;
+  const float exact = largest / (with_sign ? 127 : 255), unit = f16_unit ? to_f32(to_f16(exact)) : exact;
+  for (float& s : scale) {
+    if (unit == 0 || s == 0) s = 0;
+    else s = unit * (with_sign ? round_clamped(s / unit, -127, 127) : round_clamped(s / unit, 1, 255));
+  }
+}
+
+void snap_progressive(std::span<const float> row, const GridSpec& spec, std::span<float> scale,
+                      std::span<float> zero) {
+  float largest = 0;
+  for (const float v : row) largest = std::max(largest, std::abs(v));
+  const float unit = largest / 119;
+  const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
+  for (size_t g = 0; g < scale.size(); ++g) {
+    float multiple = unit > 0 ? round_clamped(scale[g] / unit, 1, 16) : 1;
+    // The zero keeps the value that the lowest level stood for.
+    const float first = (low - zero[g]) * scale[g];
+    while (true) {
+      zero[g] = unit > 0 ? round_clamped(low - first / (unit * multiple), low, high) : low;
+      if ((high - zero[g]) * multiple <= 127 && (zero[g] - low) * multiple <= 128) break;
+      --multiple;  // at 8 and below both always hold
+    }
+    scale[g] = unit * multiple;
+  }
 }
 
 }  // namespace
@@ -203,18 +232,20 @@ void fit_row(std::span<const float> row, std::span<const float> importance, cons
     const float* x = row.data() + begin;
     const float* weigh = importance.empty() ? nullptr : importance.data() + begin;
     GroupGrid fitted;
-    if (options.method == FitMethod::kAbsMax) fitted = spanning(extremes(x, n), spec, 1);
+    if (options.method == FitMethod::kAbsMax) fitted = spanning(extremes(x, n, spec), spec, 1);
     else if (options.method == FitMethod::kMse) fitted = fit_mse(x, weigh, n, spec, options);
     else fitted = fit_hqq(x, n, spec, options.hqq_iterations);
     scale[static_cast<size_t>(g)] = fitted.scale;
     zero[static_cast<size_t>(g)] = fitted.zero;
   }
   if (spec.scales == ScaleRule::kF16) snap_f16(spec, scale, zero);
-  if (spec.scales == ScaleRule::kRowTimesI8) snap_times_i8(scale, false);
+  if (spec.scales == ScaleRule::kF16Zero) snap_zero_f16(scale, zero);
+  if (spec.scales == ScaleRule::kRowTimesU8) snap_to_multiples(scale, false, false);
+  if (spec.scales == ScaleRule::kProgressive) snap_progressive(row, spec, scale, zero);
   if (spec.scales == ScaleRule::kBlockTimesI8) {
     const auto block = static_cast<size_t>(256 / spec.group);
     for (size_t g = 0; g < scale.size(); g += block) {
-      snap_times_i8(scale.subspan(g, std::min(block, scale.size() - g)), true);
+      snap_to_multiples(scale.subspan(g, std::min(block, scale.size() - g)), true, true);
     }
   }
 }

@@ -17,17 +17,22 @@ namespace oar::calibrate {
 
 // What the scales of a row may be once stored.
 enum class ScaleRule : uint8_t {
-  kF32,          // anything
-  kF16,          // rounded to f16, scale and zero * scale (the minimum) alike
-  kRowTimesI8,   // a f32 of the row times a signed 8-bit integer of the group; no zero
-  kBlockTimesI8  // a f16 of 256 columns times a signed 8-bit integer of the group; no zero
+  kF32,           // anything
+  kF16,           // rounded to f16; with a zero, the minimum as well
+  kF16Zero,       // scale and zero each rounded to f16
+  kRowTimesU8,    // a f32 of the row times 1 .. 255, or 0 for a group of zeros; no zero
+  kBlockTimesI8,  // a f16 of 256 columns times -127 .. 127; no zero
+  kProgressive,   // a f32 of the row, absmax / 119, times 1 .. 16; the zero is an integer of [low, high], and
+                  // scale * (level - zero) stays within int8 of the row's (QServe's two levels)
 };
 
 struct GridSpec {
   int low = -8, high = 7;
   bool has_zero = false;  // a real zero per group; otherwise zero is 0
-  bool signed_scale =
-      false;           // a negative scale is allowed: the longer side of [low, high] serves either sign
+  // A negative scale is allowed: the longer side of [low, high] serves either sign.
+  bool signed_scale = false;
+  // With a zero: 0 is always among the values that the levels reach.
+  bool zero_in_range = false;
   int64_t group = 32;  // columns; the last group of a row may be shorter. 0: the whole row
   ScaleRule scales = ScaleRule::kF32;
 

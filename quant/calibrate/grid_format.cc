@@ -4,10 +4,15 @@
 #include <cmath>
 #include <cstring>
 
+#include "quant/formats/i4_group.h"
+#include "quant/formats/i4_s8_g32.h"
+#include "quant/formats/i8_channel.h"
 #include "quant/formats/q4_0.h"
 #include "quant/formats/q4_1.h"
 #include "quant/formats/q6_k.h"
 #include "quant/formats/q8_0.h"
+#include "quant/formats/u4_group.h"
+#include "quant/formats/w4a8.h"
 
 namespace oar::calibrate {
 namespace {
@@ -72,10 +77,115 @@ void pack_q6_k(Levels levels, Scales scale, Scales, std::byte* out) {
   }
 }
 
+// Levels 0..15 in the order of quant/formats/group.h.
+template <class Block>
+void pack_levels(const int8_t* levels, size_t count, int offset, Block& b) {
+  for (size_t i = 0; i < count; ++i) { formats::set_nibble(b.q, static_cast<int>(i), levels[i] + offset); }
+}
+
+template <int G>
+void pack_i4(Levels levels, Scales scale, Scales, std::byte* out) {
+  for (size_t g = 0; g < scale.size(); ++g, out += sizeof(formats::I4Group<G>)) {
+    formats::I4Group<G> b = {};
+    b.d = to_f16(scale[g]);
+    pack_levels(levels.data() + g * G, G, 8, b);
+    std::memcpy(out, &b, sizeof b);
+  }
+}
+
+template <int G>
+void pack_u4(Levels levels, Scales scale, Scales zero, std::byte* out) {
+  for (size_t g = 0; g < scale.size(); ++g, out += sizeof(formats::U4Group<G>)) {
+    formats::U4Group<G> b = {};
+    b.d = to_f16(scale[g]);
+    b.z = to_f16(zero[g]);
+    pack_levels(levels.data() + g * G, G, 0, b);
+    std::memcpy(out, &b, sizeof b);
+  }
+}
+
+void pack_i8_channel(Levels levels, Scales scale, Scales, std::byte* out) {
+  const formats::i8_channel::Head head{scale[0]};
+  std::memcpy(out, &head, sizeof head);
+  std::memcpy(out + sizeof head, levels.data(), levels.size());
+}
+
+void pack_i4_s8(Levels levels, Scales scale, Scales, std::byte* out) {
+  using namespace formats::i4_s8_g32;
+  const float largest = *std::max_element(scale.begin(), scale.end());
+  const Head head{largest / 255};
+  std::memcpy(out, &head, sizeof head);
+  out += sizeof head;
+  for (size_t g = 0; g < scale.size(); ++g, out += sizeof(Block)) {
+    Block b = {};
+    if (head.scale > 0) b.s = static_cast<uint8_t>(std::nearbyint(scale[g] / head.scale));
+    pack_levels(levels.data() + g * kElems, kElems, 8, b);
+    std::memcpy(out, &b, sizeof b);
+  }
+}
+
+// The row's unit is not in the scales: their greatest common step is, as every one is 1 .. 16 times it.
+float progressive_unit(Scales scale) {
+  const float least = *std::min_element(scale.begin(), scale.end());
+  if (!(least > 0)) return 0;
+  for (int divisor = 1; divisor <= 16; ++divisor) {
+    const float unit = least / static_cast<float>(divisor);
+    const bool all = std::all_of(scale.begin(), scale.end(), [&](float s) {
+      const float multiple = s / unit;
+      return multiple < 16.5f && std::abs(multiple - std::nearbyint(multiple)) < 1e-3f;
+    });
+    if (all) return unit;
+  }
+  return least;  // not reached: fit_row() made them so
+}
+
+template <int G>
+void pack_w4a8(Levels levels, Scales scale, Scales zero, std::byte* out) {
+  using Block = formats::W4A8Group<G>;
+  const typename Block::Head head{progressive_unit(scale)};
+  std::memcpy(out, &head, sizeof head);
+  out += sizeof head;
+  for (size_t g = 0; g < scale.size(); ++g, out += sizeof(Block)) {
+    Block b = {};
+    b.s = head.scale > 0 ? static_cast<uint8_t>(std::nearbyint(scale[g] / head.scale)) : uint8_t{1};
+    b.z = static_cast<uint8_t>(zero[g]);
+    pack_levels(levels.data() + g * G, G, 0, b);
+    std::memcpy(out, &b, sizeof b);
+  }
+}
+
+constexpr GridSpec i8(int64_t group, ScaleRule rule) {
+  return {.low = -127, .high = 127, .group = group, .scales = rule};
+}
+constexpr GridSpec i4(int64_t group) {
+  return {.signed_scale = true, .group = group, .scales = ScaleRule::kF16};
+}
+constexpr GridSpec u4(int64_t group) {
+  return {.low = 0, .high = 15, .has_zero = true, .group = group, .scales = ScaleRule::kF16Zero};
+}
+constexpr GridSpec progressive(int64_t group) {
+  return {.low = 0,
+          .high = 15,
+          .has_zero = true,
+          .zero_in_range = true,
+          .group = group,
+          .scales = ScaleRule::kProgressive};
+}
+
 constexpr GridFormat kGridFormats[] = {
-    {"q8_0", {.low = -127, .high = 127, .group = 32, .scales = ScaleRule::kF16}, pack_q8_0},
-    {"q4_0", {.signed_scale = true, .group = 32, .scales = ScaleRule::kF16}, pack_q4_0},
+    {"q8_0", i8(32, ScaleRule::kF16), pack_q8_0},
+    {"i8_channel", i8(0, ScaleRule::kF32), pack_i8_channel},
+    {"q4_0", i4(32), pack_q4_0},
+    {"i4_g64", i4(64), pack_i4<64>},
+    {"i4_g128", i4(128), pack_i4<128>},
     {"q4_1", {.low = 0, .high = 15, .has_zero = true, .group = 32, .scales = ScaleRule::kF16}, pack_q4_1},
+    {"u4_g32", u4(32), pack_u4<32>},
+    {"u4_g64", u4(64), pack_u4<64>},
+    {"u4_g128", u4(128), pack_u4<128>},
+    {"i4_s8_g32", {.group = 32, .scales = ScaleRule::kRowTimesU8}, pack_i4_s8},
+    {"w4a8_g32", progressive(32), pack_w4a8<32>},
+    {"w4a8_g64", progressive(64), pack_w4a8<64>},
+    {"w4a8_g128", progressive(128), pack_w4a8<128>},
     {"q6_k",
      {.low = -32, .high = 31, .signed_scale = true, .group = 16, .scales = ScaleRule::kBlockTimesI8},
      pack_q6_k},

@@ -1,0 +1,252 @@
+// `oar quantize` and quantizing at load, on the default model: what is written reads back, an interrupted run
+// goes on, errors leave nothing behind, and error feedback is worth its time.
+#include "engine/tune/quantize.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "engine/loader/oar_quantized.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/quantize_weights.h"
+#include "engine/tune/compare.h"
+#include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
+
+using namespace oar;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kDemo = std::string(OAR_SOURCE_DIR) + "/configs/demo";
+
+std::string heldout() {
+  std::ifstream file(kDemo + "/heldout.txt");
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Folder {
+  std::string path = (fs::temp_directory_path() / ("oar-quantize-test-" + std::to_string(getpid()))).string();
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+Checkpoint load(const std::string& path) {
+  auto c = load_checkpoint(path);
+  REQUIRE_OK(c);
+  return std::move(*c);
+}
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+TEST_CASE("a quantized folder reads back, and error feedback beats rounding", "[slow]") {
+  const Folder folder;
+  const Checkpoint demo = load(kDemo);
+  const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
+  const std::string text = heldout();
+  std::vector<Checkpoint> made;
+  for (const std::string method : {"rtn", "gptq", "awq"}) {
+    QuantizeOptions o;
+    o.method = method;
+    o.weights = "q4_0";
+    if (method != "rtn") o.calibration = text.substr(20000, 30000);
+    o.calibration_context = 128;
+    size_t told = 0;
+    const auto report = quantize_model(demo, tokenizer.get(), folder / method, o, [&](const LayerError& e) {
+      ++told;
+      CHECK(e.format == "q4_0");
+      CHECK(e.weight_error > 0.02);  // 4 bits: about 20 dB
+      CHECK(e.weight_error < 0.2);
+      CHECK((e.output_error > 0) == (method != "rtn"));
+    });
+    REQUIRE_OK(report);
+    CHECK(told == 6 * 7 + 1);
+    CHECK_FALSE(fs::exists(folder / (method + ".partial")));
+    CHECK_FALSE(fs::exists(folder / (method + "/progress.json")));
+    made.push_back(load(folder / method));
+    CHECK(made.back().config.at("tie_word_embeddings") == false);
+    CHECK(made.back().tensors.at("lm_head.weight").format() == *Format::find("q4_0"));
+    CHECK(made.back().tensors.at("model.embed_tokens.weight").format() == Format::bf16());
+  }
+  CompareOptions compare;
+  compare.contexts = {128};
+  const auto table = compare_models(demo, *tokenizer, std::string_view(text).substr(0, 6000),
+                                    {{"rtn", &made[0]}, {"gptq", &made[1]}, {"awq", &made[2]}}, compare);
+  REQUIRE_OK(table);
+  const double rtn = table->rows[0].mean_kld, gptq = table->rows[1].mean_kld, awq = table->rows[2].mean_kld;
+  INFO("rtn " << rtn << " gptq " << gptq << " awq " << awq);
+  CHECK(rtn < 0.02);
+  CHECK(gptq < rtn);
+  CHECK(awq < 1.1 * rtn);  // scales are taken where they help a layer's output
+}
+
+// Two layers of the default model: enough to be interrupted between, quick to calibrate.
+Checkpoint shallow() {
+  Checkpoint demo = load(kDemo);
+  demo.config["num_hidden_layers"] = 2;
+  std::erase_if(demo.tensors, [](const auto& t) {
+    for (const char* later : {".2.", ".3.", ".4.", ".5."}) {
+      if (t.first.starts_with(std::string("model.layers") + later)) return true;
+    }
+    return false;
+  });
+  return demo;
+}
+
+TEST_CASE("an interrupted run goes on to the same bytes") {
+  const Folder folder;
+  const Checkpoint demo = shallow();
+  const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
+  for (const std::string method : {"hqq", "gptq", "smoothquant"}) {
+    INFO(method);
+    QuantizeOptions o;
+    o.method = method;
+    o.weights = "q4_0";
+    if (method != "hqq") o.calibration = heldout().substr(0, 1500);
+    o.calibration_context = 64;
+    REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / (method + "-whole"), o));
+    const std::string out = folder / method;
+    size_t calls = 0;
+    const Progress stop_after_some = [&](std::string_view, uint64_t done, uint64_t total) {
+      return ++calls < 4 || done * 10 < total * 6;  // within the second layer
+    };
+    const auto stopped = quantize_model(demo, tokenizer.get(), out, o, {}, stop_after_some);
+    REQUIRE(stopped.status().code() == StatusCode::kCancelled);
+    CHECK_FALSE(fs::exists(out));
+    CHECK(fs::exists(out + ".partial/progress.json"));
+    QuantizeOptions other = o;
+    other.calibration_tokens = 7;
+    CHECK(quantize_model(demo, tokenizer.get(), out, other).status().code() == StatusCode::kAlreadyExists);
+    const auto report = quantize_model(demo, tokenizer.get(), out, o);
+    REQUIRE_OK(report);
+    CHECK(report->resumed > 0);
+    CHECK(bytes_of(out + "/model.safetensors") == bytes_of(folder / (method + "-whole/model.safetensors")));
+    CHECK(quantize_model(demo, tokenizer.get(), out, o).status().code() == StatusCode::kAlreadyExists);
+  }
+}
+
+TEST_CASE("quantizing refuses what it cannot do and leaves nothing behind") {
+  const Folder folder;
+  const Checkpoint demo = load(kDemo);
+  QuantizeOptions o;
+  o.method = "gptq";
+  CHECK(quantize_model(demo, nullptr, folder / "a", o).status().message().find("calibrate") !=
+        std::string::npos);
+  o.method = "magic";
+  CHECK(quantize_model(demo, nullptr, folder / "a", o).status().message().find("hqq") != std::string::npos);
+  o.method = "rtn";
+  o.weights = "int5";
+  CHECK(quantize_model(demo, nullptr, folder / "a", o).status().message().find("int5") != std::string::npos);
+  o.weights = "q4_0";
+  REQUIRE_OK(quantize_model(demo, nullptr, folder / "q", o));
+  CHECK_FALSE(quantize_model(load(folder / "q"), nullptr, folder / "a", o).ok());  // nothing left to quantize
+  CHECK_FALSE(quantize_model(demo, nullptr, folder / "no/such/place", o).ok());
+  Checkpoint broken = demo;
+  auto t = Tensor::allocate({256, 256}, Format::f32());
+  REQUIRE_OK(t);
+  std::fill_n(t->mutable_values<float>().data(), 256 * 256, NAN);
+  broken.tensors.insert_or_assign("model.layers.3.self_attn.q_proj.weight", *t);
+  const auto bad = quantize_model(broken, nullptr, folder / "a", o);
+  CHECK(bad.status().message().find("layers.3.self_attn.q_proj") != std::string::npos);
+  CHECK_FALSE(fs::exists(folder / "a"));
+  CHECK_FALSE(fs::exists(folder / "a.partial"));
+}
+
+TEST_CASE("a folder of ours that contradicts itself is refused") {
+  const Folder folder;
+  QuantizeOptions o;
+  o.method = "rtn";
+  o.weights = "q4_0";
+  REQUIRE_OK(quantize_model(load(kDemo), nullptr, folder / "q", o));
+  const std::string path = folder / "q/config.json", good = bytes_of(path);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    std::ofstream(path, std::ios::binary) << text.replace(at, from.size(), to);
+    return load_checkpoint(folder / "q").status().message();
+  };
+  CHECK(with("\"version\":1", "\"version\":2").find("version is 2") != std::string::npos);
+  CHECK(with("\"format\":\"q4_0\"", "\"format\":\"q9_9\"").find("q9_9") != std::string::npos);
+  CHECK(with("\"format\":\"q4_0\"", "\"format\":\"q4_1\"").find("q4_1") != std::string::npos);
+  CHECK(with("\"shape\":[256,256]", "\"shape\":[256,255]").find("255") != std::string::npos);
+  CHECK(with("\"shape\":[256,256]", "\"shape\":[256,-32]").find("shape") != std::string::npos);
+  CHECK(with("\"model.layers.0.", "\"model.layers.77.").find("layers.77") != std::string::npos);
+  CHECK(with("\"tensors\":", "\"tensors_\":").find("tensors") != std::string::npos);
+}
+
+TEST_CASE("weights quantized at load are kept and mapped") {
+  const Folder folder;
+  ThreadPool pool({.threads = 2});
+  std::string said;
+  const Logger log{[&](LogLevel, std::string_view m) { said += m; }};
+  const auto load_int4 = [&](const std::string& cache) {
+    auto c = quantize_at_load(load(kDemo), "int4", cache, pool, log, {});
+    REQUIRE_OK(c);
+    return std::move(*c);
+  };
+  const Checkpoint first = load_int4(folder / "cache");
+  CHECK(said.find("are kept in") != std::string::npos);
+  said.clear();
+  const Checkpoint second = load_int4(folder / "cache");
+  CHECK(said.empty());
+  const auto files = fs::directory_iterator(folder / "cache/weights");
+  REQUIRE(std::distance(begin(files), end(files)) == 1);
+  const std::string cached = fs::directory_iterator(folder / "cache/weights")->path().string();
+  // In memory, where nothing can be written, the bytes are the same.
+  std::ofstream(folder / "file") << "in the way";
+  const Checkpoint third = load_int4(folder / "file");
+  CHECK(said.find("cannot be kept") != std::string::npos);
+  for (const auto& [name, tensor] : first.tensors) {
+    const Tensor &b = second.tensors.at(name), &c = third.tensors.at(name);
+    CHECK(tensor.format() == b.format());
+    CHECK(std::memcmp(tensor.data(), b.data(), tensor.bytes()) == 0);
+    CHECK(std::memcmp(tensor.data(), c.data(), tensor.bytes()) == 0);
+  }
+  // A damaged cache is noticed and replaced.
+  fs::resize_file(cached, fs::file_size(cached) / 2);
+  said.clear();
+  const Checkpoint fourth = load_int4(folder / "cache");
+  CHECK(said.find("made anew") != std::string::npos);
+  CHECK(fourth.bytes == first.bytes);
+  CHECK(quantize_at_load(load(kDemo), "int5", "", pool, log, {}).status().message().find("int4") !=
+        std::string::npos);
+}
+
+TEST_CASE("every scheme loads every architecture, cut or not") {
+  ThreadPool pool({.threads = 2});
+  const Folder folder;
+  for (const std::string& name : oar_test::tiny_golden_names()) {
+    const auto golden = oar_test::load_tiny_golden(name);
+    const std::string path = oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16);
+    for (const std::string& scheme : weight_scheme_names()) {
+      INFO(name << " " << scheme);
+      auto c = quantize_at_load(load(path), scheme, folder / "cache", pool, {}, {});
+      REQUIRE_OK(c);
+      LanguageModelOptions options;
+      options.weights = scheme;
+      options.threads = 2;
+      const auto model = EvalModel::open(*c, options, make_backend(options), 16);
+      REQUIRE_OK(model);
+      const std::vector<int32_t> tokens(golden.tokens.begin(), golden.tokens.begin() + 8);
+      const auto logits = (*model)->append(tokens);
+      REQUIRE_OK(logits);
+      for (const float x : *logits) REQUIRE(std::isfinite(x));
+    }
+  }
+}
