@@ -75,6 +75,10 @@ void add_quantize(CLI::App& app, Action& action) {
   c->add_option("--method", o->quantize.method, "how scales and levels are chosen")
       ->check(CLI::IsMember(quantize_methods()))
       ->capture_default_str();
+  c->add_option("--rotate", o->quantize.rotate,
+                "Hadamard rotations of the weights first: none, all, or a list of r1, r2, r3, r4")
+      ->type_name("LIST")
+      ->capture_default_str();
   c->add_option("--calibration", o->calibration, "text to calibrate on, for gptq, awq and smoothquant")
       ->type_name("FILE");
   c->add_option("--calibration-tokens", o->quantize.calibration_tokens, "at most this many tokens of it")

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/rotate.h"
+#include "engine/graph/weights.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
@@ -58,7 +60,7 @@ class Work {
   Status note_done();
   Status done(const Job& job, const Tensor& tensor, LayerError error);
   Status cancelled_if_asked();
-  const Job* job_of(const std::string& source) const;
+  const Job* job_of(const std::string& name) const;
   Result<std::vector<std::vector<int32_t>>> calibration_windows(const Tokenizer& tokenizer) const;
   Status calibrate_stage(StageRunner& runner, const std::vector<std::vector<int32_t>>& windows,
                          const std::vector<std::vector<float>>& hidden);
@@ -83,10 +85,10 @@ class Work {
   uint64_t bytes_done_ = 0, bytes_total_ = 0;
 };
 
-const Job* Work::job_of(const std::string& source) const {
-  // A tied table is the source of the head; as an embedding it is nobody's job.
+const Job* Work::job_of(const std::string& name) const {
+  // Graphs call the head of a tied model by its own name, as targets do.
   for (const Job& job : jobs_) {
-    if (job.target.source == source) return &job;
+    if (job.target.name == name) return &job;
   }
   return nullptr;
 }
@@ -133,10 +135,10 @@ Status Work::lay_out() {
 Status Work::begin(const std::string& out) {
   OAR_RETURN_IF_ERROR(lay_out());
   partial_ = out + ".partial";
-  key_ = cat(o_.weights, " ", o_.method, " ", o_.calibration_tokens, " ", o_.calibration_context, " ",
-             o_.damping, " ", int{o_.activation_order}, " ", o_.smoothquant_alpha, " ", o_.calibration.size(),
-             " ", std::hash<std::string>{}(o_.calibration), " ", fs::absolute(source_.source_path).string(),
-             " ", source_.bytes);
+  key_ = cat(o_.weights, " ", o_.method, " ", o_.rotate, " ", o_.calibration_tokens, " ",
+             o_.calibration_context, " ", o_.damping, " ", int{o_.activation_order}, " ",
+             o_.smoothquant_alpha, " ", o_.calibration.size(), " ", std::hash<std::string>{}(o_.calibration),
+             " ", fs::absolute(source_.source_path).string(), " ", source_.bytes);
   std::error_code ec;
   const std::string weights = partial_ + "/model.safetensors", journal = partial_ + "/progress.json";
   const std::map<std::string, std::string> metadata{{"format", "pt"}};
@@ -361,6 +363,11 @@ Status Work::finish(const std::string& out) {
                                    {"weights", o_.weights},
                                    {"method", o_.method},
                                    {"tensors", described_}};
+  if (const json::value* q = source_.config.if_contains("quantization_config")) {
+    if (const json::value* rotation = q->as_object().if_contains("rotation")) {
+      config["quantization_config"].as_object()["rotation"] = *rotation;
+    }
+  }
   std::error_code ec;
   fs::path folder = source_.source_path;
   if (!fs::is_directory(folder, ec)) folder = folder.parent_path();
@@ -381,6 +388,26 @@ Status Work::finish(const std::string& out) {
   fs::rename(partial_, out, ec);
   if (ec) return unavailable(cat("cannot rename ", partial_, " to ", out, ": ", ec.message()));
   return sync_folder(fs::absolute(out).parent_path().string());
+}
+
+// The same model in a rotated basis, and in its config the record of it, which loading and calibration read.
+// The rotated matrices are f32 in memory.
+Result<Checkpoint> rotated_checkpoint(const Checkpoint& checkpoint, const ModelConfig& config,
+                                      const std::string& rotations, ThreadPool& pool) {
+  OAR_ASSIGN(const RotationOptions wanted, parse_rotation(rotations));
+  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
+  OAR_ASSIGN(const RotationOptions applied, rotate(model.graph, wanted));
+  const Architecture* architecture = find_architecture(config.model_type);
+  Checkpoint out = checkpoint;
+  for (const NamedWeight& weight : named_weights(model.graph)) {
+    const bool head = weight.name == architecture->head && !checkpoint.tensors.contains(weight.name);
+    if (!head && !checkpoint.tensors.contains(weight.name)) continue;  // tables no checkpoint has
+    OAR_ASSIGN(Tensor tensor, evaluate_weight(model.graph, weight.value, pool));
+    if (head) out.config["tie_word_embeddings"] = false;
+    out.tensors.insert_or_assign(weight.name, std::move(tensor));
+  }
+  out.config["quantization_config"] = {{"rotation", rotation_record(applied)}};
+  return out;
 }
 
 }  // namespace
@@ -412,10 +439,16 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
     return invalid_argument(cat(checkpoint.source_path, " is a ", checkpoint.kind,
                                 " file; oar quantize reads a Hugging Face folder"));
   }
-  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions machine;
   machine.threads = options.threads;
-  Work work(checkpoint, config, options, make_backend(machine), on_layer, progress);
+  const std::shared_ptr<Backend> backend = make_backend(machine);
+  Checkpoint source = checkpoint;
+  if (options.rotate != "none") {
+    OAR_ASSIGN(source, rotated_checkpoint(checkpoint, config, options.rotate, backend->host_pool()));
+    OAR_ASSIGN(config, read_model_config(source.config));
+  }
+  Work work(source, config, options, backend, on_layer, progress);
   const auto run = [&]() -> Status {
     OAR_RETURN_IF_ERROR(work.begin(out));
     OAR_RETURN_IF_ERROR(data ? work.with_data(*tokenizer) : work.without_data());

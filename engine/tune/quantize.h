@@ -23,6 +23,7 @@ struct QuantizeOptions {
   // with the inputs' power, rounding with error feedback. awq, smoothquant: scales of input channels folded
   // into the norm before, where there is one, then rtn.
   std::string method = "hqq";
+  std::string rotate = "none";         // parse_rotation(): "all" spreads outliers before anything is rounded
   std::string calibration;             // text; needed by gptq, awq and smoothquant
   int64_t calibration_tokens = 32768;  // at most
   int64_t calibration_context = 512;   // tokens per window

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/rotate.h"
 
 namespace oar {
 namespace {
@@ -32,6 +33,12 @@ bool is_weight(const Graph& g, ValueId id) {
 }
 
 bool is(const Node& node, const char* op) { return std::strcmp(node.op->name, op) == 0; }
+
+// What weights in a rotated basis need online.
+Status insert_rotations(Graph& graph, const Checkpoint& checkpoint) {
+  OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
+  return stored.any() ? rotate(graph, stored).status() : ok_status();
+}
 
 }  // namespace
 
@@ -78,7 +85,8 @@ Result<StageCuts> find_stages(const Graph& g) {
 }
 
 Result<size_t> count_stages(const Checkpoint& checkpoint, const ModelConfig& config) {
-  OAR_ASSIGN(const BuiltModel model, build_model(checkpoint, config, {}));
+  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
+  OAR_RETURN_IF_ERROR(insert_rotations(model.graph, checkpoint));
   OAR_ASSIGN(const StageCuts cuts, find_stages(model.graph));
   return cuts.stages();
 }
@@ -89,7 +97,8 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
   BuildOptions build;
   build.max_batch_tokens = max_tokens;
   build.max_logit_rows = max_tokens;
-  OAR_ASSIGN(const BuiltModel model, build_model(checkpoint, config, build));
+  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, build));
+  OAR_RETURN_IF_ERROR(insert_rotations(model.graph, checkpoint));
   const Graph& whole = model.graph;
   OAR_ASSIGN(const StageCuts cuts, find_stages(whole));
   OAR_CHECK(stage < cuts.stages(), "stages were counted");

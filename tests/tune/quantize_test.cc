@@ -140,6 +140,28 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
   }
 }
 
+TEST_CASE("a rotated folder computes the same model") {
+  const Folder folder;
+  const Checkpoint demo = shallow();
+  const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
+  for (const std::string method : {"rtn", "gptq"}) {
+    INFO(method);
+    QuantizeOptions o;
+    o.method = method;
+    o.weights = "q8_0";
+    o.rotate = "all";
+    o.calibration = heldout().substr(0, 1500);
+    o.calibration_context = 64;
+    REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / method, o));
+    const Checkpoint made = load(folder / method);
+    CompareOptions compare;
+    compare.contexts = {64};
+    const auto table = compare_models(demo, *tokenizer, heldout().substr(0, 1500), {{"r", &made}}, compare);
+    REQUIRE_OK(table);
+    CHECK(table->rows[0].logit_snr_db > 30);  // 8 bits of it are left; a wrong basis leaves nothing
+  }
+}
+
 TEST_CASE("quantizing refuses what it cannot do and leaves nothing behind") {
   const Folder folder;
   const Checkpoint demo = load(kDemo);
