@@ -68,6 +68,8 @@ Status apply_oar_quantization(const json::object& config, TensorMap& tensors) {
   const json::object* q = v != nullptr ? v->if_object() : nullptr;
   const json::value* method = q != nullptr ? q->if_contains("quant_method") : nullptr;
   if (method == nullptr || !method->is_string() || method->get_string() != "oar") return ok_status();
+  // A folder that is rotated only, in plain formats, has nothing to reinterpret.
+  if (q->contains("rotation") && !q->contains("tensors") && !q->contains("version")) return ok_status();
   const json::value* version = q->if_contains("version");
   if (version == nullptr || !version->is_int64() || version->get_int64() != kOarQuantVersion) {
     return unimplemented(cat("config.json: quantization_config.version is ",
