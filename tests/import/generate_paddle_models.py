@@ -20,7 +20,7 @@ MODELS = [  # path, input shape
     ("paddle/v3_ch_det/inference.pdmodel", (1, 3, 96, 160)),
     ("paddle/v2_cls/inference.pdmodel", (2, 3, 48, 192)),
     ("paddle/v2_en_rec/inference.pdmodel", (1, 3, 32, 160)),
-    ("paddle/v2_korean_rec/inference.pdmodel", (1, 3, 32, 100)),
+    ("paddle/v2_korean_rec/inference.pdmodel", (1, 3, 32, 320)),
     ("paddle3_pir/PP-LCNet_x0_25_textline_ori/inference.json", (2, 3, 80, 160)),
     ("paddle/topology_only/ch_PP-OCRv4_det_infer/inference.pdmodel", (1, 3, 64, 96)),
     ("paddle/topology_only/ch_PP-OCRv4_rec_infer/inference.pdmodel", (1, 3, 48, 160)),

@@ -52,13 +52,12 @@ void run_model(const json::value& c) {
           filled(model->program.values[static_cast<size_t>(v)].type.dims, ++seed, true));
     }
   }
-  auto imported = import_paddle_model(*model);
-  if (!imported.ok() && imported.status().message().find("there is no graph op") != std::string::npos) {
-    OAR_SKIP(imported.status().message());
-  }
-  REQUIRE_OK(imported);
   std::vector<int64_t> dims;
   for (const auto& d : c.at("input").as_array()) dims.push_back(d.to_number<int64_t>());
+  // The extents a program declares are those of its training; the angle classifier is run at others.
+  model->program.values[static_cast<size_t>(model->program.inputs.at(0).value)].type.dims = dims;
+  auto imported = import_paddle_model(*model);
+  REQUIRE_OK(imported);
   PredictorOptions run;
   run.threads = 4;
   auto predictor = Predictor::create(std::move(*imported), run);
