@@ -1,0 +1,82 @@
+// Every storage format in a whole model: the demo model with its matrices in the format, against the same
+// model with the decoded numbers in f32. No kernel, pass or model file names a format, so each must simply
+// work.
+#include <cmath>
+#include <random>
+
+#include "kernels/kernel.h"
+#include "kernels/matmul.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+
+// `w` in `format`; random small bytes where the format has no encoder (every f16 in them is finite and below
+// 0.11).
+Tensor in_format(const Tensor& w, Format format, std::mt19937& rng) {
+  const Tensor f32 = to_f32(w).value();
+  Tensor out = Tensor::allocate(w.shape(), format).value();
+  auto* bytes = static_cast<uint8_t*>(out.mutable_data());
+  if (!format.info().encode) {
+    for (uint64_t i = 0; i < out.bytes(); ++i) bytes[i] = static_cast<uint8_t>(rng() % 0x30);
+    return out;
+  }
+  const int64_t cols = w.shape().cols();
+  for (int64_t r = 0; r < w.shape().rows(); ++r) {
+    format.encode_row(f32.values<float>().data() + r * cols, cols, bytes + r * format.stride(cols));
+  }
+  return out;
+}
+
+TEST_CASE("every storage format runs in a model as its decoded numbers do") {
+  const Checkpoint demo = load_checkpoint(source_path("configs/demo")).value();
+  const std::vector<int32_t> tokens{17, 300, 42, 999, 1500, 8, 77};
+  LanguageModelOptions options;
+  options.threads = 2;
+  options.max_batch_tokens = 64;
+  options.max_sequences = 64;
+  options.page_tokens = 16;
+  options.kv = "f32";
+  int formats = 0;
+  for (const FormatInfo* info : all_formats()) {
+    const Format format(info);
+    if (format.plain() && !dtype_is_float(format.dtype())) continue;  // plain integers hold no weights
+    if (format.plain() && dtype_bits(format.dtype()) == 8) continue;  // nor do unscaled 8-bit floats
+    CAPTURE(format.name());
+    ++formats;
+    std::mt19937 rng(5);
+    Checkpoint stored = demo, decoded = demo;
+    for (auto& [name, tensor] : stored.tensors) {
+      if (tensor.shape().rank() != 2) continue;
+      REQUIRE(format.row_bytes(tensor.shape().cols()).has_value());
+      tensor = in_format(tensor, format, rng);
+      decoded.tensors[name] = to_f32(tensor).value();
+    }
+    for (const bool reference : {true, false}) {
+      // Layouts of their own quantize the activations too: their kernels have their own tests.
+      if (!reference && !weight_layout(format, best_isa()).in_place) continue;
+      options.reference = reference;
+      RunnerFixture a(stored, options), b(decoded, options);
+      const auto x = a.run({{tokens, 0, a.blocks(tokens.size()), true}});
+      const auto y = b.run({{tokens, 0, b.blocks(tokens.size()), true}});
+      REQUIRE(x.size() == y.size());
+      double worst = 0, scale = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        REQUIRE(std::isfinite(x[i]));
+        worst = std::max(worst, std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i])));
+        scale = std::max(scale, std::abs(static_cast<double>(y[i])));
+      }
+      CAPTURE(reference, worst, scale);
+      // The reference sums the same numbers in the same order. Other kernels may round operands to 16 bits
+      // (f16 and bf16 weights do), 2^-9 each at nine places in each of six layers.
+      if (reference) CHECK(worst == 0);
+      else CHECK(worst <= scale * (dtype_bits(format.dtype()) == 16 ? 9.0 * 6 / 512 : 1e-4));
+    }
+  }
+  CHECK(formats >= 30);
+}
+
+}  // namespace
