@@ -78,7 +78,8 @@ struct Int8Core {
   static int64_t w_bytes(const MatmulView& v) { return panel_bytes(v.K) / kPanelRows; }
   static int64_t scratch_bytes(const MatmulView&) { return 0; }
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
-    return default_chunk_rows(v, total_rows, w_bytes(v), kRows);
+    const int64_t streams = v.P / v.runs <= 1 ? Arch::kGemvVectors * kLanes : kRows;
+    return default_chunk_rows(v, total_rows, w_bytes(v), std::max<int64_t>(kRows, streams));
   }
 
   static void pack(void* run, const PackTask& p) {

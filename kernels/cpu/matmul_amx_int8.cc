@@ -29,7 +29,7 @@ constexpr int64_t kTile = 16;
   }
 
 struct AmxInt8Core {
-  using Vnni = Int8Core<VnniInt8>;
+  using Vnni = Int8Core<VnniInt8Streams>;
   // From here on a tile of 16 tokens costs less than the vector kernel even when it is not full.
   static constexpr int64_t kTileFrom = 8;
   static constexpr int64_t kInFlight = 4;  // groups whose dots are on their way
