@@ -42,21 +42,23 @@ struct KernelScratch {
 
 // Families of kernels; each has a header kernels/<family>.h with its Args struct.
 enum class KernelFamily : uint8_t {
-  kMatmul,          // matmul.h
-  kGroupedMatmul,   // moe.h
-  kMoeRoute,        // moe.h
-  kMoeCombine,      // moe.h
-  kRmsNorm,         // norm.h
-  kLayerNorm,       // norm.h
-  kRope,            // rope.h
-  kKvAppend,        // attention.h
-  kPagedAttention,  // attention.h
-  kSwiGlu,          // activation.h
-  kUnary,           // activation.h
-  kBinary,          // activation.h
-  kEmbedding,       // embedding.h
-  kGatherRows,      // embedding.h
-  kHadamard,        // hadamard.h
+  kMatmul,               // matmul.h
+  kGroupedMatmul,        // moe.h
+  kMoeRoute,             // moe.h
+  kMoeCombine,           // moe.h
+  kRmsNorm,              // norm.h
+  kLayerNorm,            // norm.h
+  kRope,                 // rope.h
+  kKvAppend,             // attention.h
+  kPagedAttention,       // attention.h
+  kQuantKvAppend,        // kv_quant.h
+  kQuantPagedAttention,  // kv_quant.h
+  kSwiGlu,               // activation.h
+  kUnary,                // activation.h
+  kBinary,               // activation.h
+  kEmbedding,            // embedding.h
+  kGatherRows,           // embedding.h
+  kHadamard,             // hadamard.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

@@ -28,8 +28,11 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
     command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
         ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
         ->capture_default_str();
-    command.add_option("--kv", e.kv, "type of the KV cache: auto is no narrower than the file")
-        ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
+    command
+        .add_option(
+            "--kv", e.kv,
+            "how keys and values are kept: auto (no narrower than the file), f32, bf16, f16, int8, fp8, "
+            "k8v4, int4, int4-mean; or one per layer, with slashes between")
         ->capture_default_str();
   }
   command

@@ -4,11 +4,15 @@
 //     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]. Training,
 //     encoders and the oracle run it; the serve pass replaces it by
 //   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
-//   context_len).
+//   context_len), or, over a quantized cache (kernels/kv_quant.h), by
+//   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
+//   quant_paged_attention(q, pool', open, sinks, block_tables, open_tables, sink_tables, seq_start,
+//   context_len) whose 16-bit states are written by the same append: who reads pool' reads them after it.
 #include <cmath>
 
 #include "engine/ops/op_util.h"
 #include "kernels/attention.h"
+#include "kernels/kv_quant.h"
 
 namespace oar {
 namespace {
@@ -122,6 +126,81 @@ Lowered paged_lower(LowerContext& ctx) {
                       });
 }
 
+QuantKvShape quant_kv_shape(const Attrs& a) {
+  return {static_cast<KvCode>(a.get_int("key_code")), static_cast<KvCode>(a.get_int("value_code")),
+          static_cast<int32_t>(a.get_int("page_tokens")), static_cast<int32_t>(a.get_int("kv_heads")),
+          static_cast<int32_t>(a.get_int("head_dim"))};
+}
+
+Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 8, 8));
+  for (size_t k = 0; k < 3; ++k) {
+    if (g.value(in[k]).kind != ValueKind::kState) return invalid_argument("the pools must be states");
+  }
+  for (size_t k = 5; k < 8; ++k) OAR_RETURN_IF_ERROR(check_integer(g, in[k], "slots"));
+  return std::vector<TensorType>{type_of(g, in[0])};
+}
+
+Lowered quant_append_lower(LowerContext& ctx) {
+  QuantKvAppendArgs args;
+  args.shape = quant_kv_shape(ctx.node.attrs);
+  return lower_kernel(ctx, KernelFamily::kQuantKvAppend, Format::bf16(), args,
+                      [](QuantKvAppendArgs& a, const Operand* in, const Operand*) {
+                        a.pool = in[0].data;
+                        a.open = in[1].data;
+                        a.sinks = in[2].data;
+                        a.k = in[3].as<const float>();
+                        a.v = in[4].as<const float>();
+                        a.slots = in[5].as<const int32_t>();
+                        a.open_slots = in[6].as<const int32_t>();
+                        a.sink_slots = in[7].as<const int32_t>();
+                        a.T = in[3].dims[0];
+                        a.ldk = in[3].row_stride;
+                        a.ldv = in[4].row_stride;
+                      });
+}
+
+Types quant_paged_infer(const Graph& g, Ids in, const Attrs&) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 9, 9));
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
+  for (size_t k = 4; k < 7; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "block tables"));
+  for (size_t k = 4; k < 9; ++k)
+    OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
+  return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
+}
+
+Lowered quant_paged_lower(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  QuantPagedAttentionArgs args;
+  args.shape = quant_kv_shape(attrs);
+  args.common.shape = open_kv_shape(args.shape);
+  args.common.scale = static_cast<float>(attrs.get_float("scale"));
+  args.common.softcap = static_cast<float>(attrs.get_float("softcap"));
+  args.common.window = attrs.get_int("window");
+  return lower_kernel(ctx, KernelFamily::kQuantPagedAttention, Format::bf16(), args,
+                      [](QuantPagedAttentionArgs& a, const Operand* in, const Operand* out) {
+                        PagedAttentionArgs& c = a.common;
+                        c.out = out[0].as<float>();
+                        c.q = in[0].as<const float>();
+                        c.pool = in[1].data;
+                        a.open = in[2].data;
+                        a.sinks = in[3].data;
+                        c.block_tables = in[4].as<const int32_t>();
+                        a.open_tables = in[5].as<const int32_t>();
+                        a.sink_tables = in[6].as<const int32_t>();
+                        c.seq_start = in[7].as<const int32_t>();
+                        c.context_len = in[8].as<const int32_t>();
+                        c.T = in[0].dims[0];
+                        c.H = in[0].dims[1];
+                        c.ldq = in[0].row_stride;
+                        c.ldo = out[0].row_stride;
+                        c.B = in[4].dims[0];
+                        c.max_blocks = in[4].dims[1];
+                        a.open_max_blocks = in[5].dims[1];
+                        a.sink_max_blocks = in[6].dims[1];
+                      });
+}
+
 }  // namespace
 
 extern const OpDef op_attention = {.name = "attention", .infer = infer, .reference = reference};
@@ -136,5 +215,17 @@ extern const OpDef op_paged_attention = {.name = "paged_attention",
                                          .strided_inputs = 1,
                                          .infer = paged_infer,
                                          .lower = paged_lower};
+
+extern const OpDef op_quant_kv_append = {.name = "quant_kv_append",
+                                         .gradient = Gradient::kNone,
+                                         .effect = true,
+                                         .strided_inputs = 0b11000,
+                                         .infer = quant_append_infer,
+                                         .lower = quant_append_lower};
+extern const OpDef op_quant_paged_attention = {.name = "quant_paged_attention",
+                                               .gradient = Gradient::kNone,
+                                               .strided_inputs = 1,
+                                               .infer = quant_paged_infer,
+                                               .lower = quant_paged_lower};
 
 }  // namespace oar

@@ -32,6 +32,7 @@ BlockManager::BlockManager(const Options& o)
     const size_t n = static_cast<size_t>(o.groups[g].num_blocks);
     Pool& p = pools_[g];
     p.window = o.groups[g].window;
+    p.pages = o.groups[g].pages;
     p.ref.assign(n, 0);
     p.node.assign(n, PrefixIndex::kNone);
     p.next.assign(n, kNoBlock);
@@ -50,6 +51,7 @@ int64_t BlockManager::available(int32_t group) const {
 }
 
 int64_t BlockManager::first_visible(int32_t group, int64_t position) const {
+  if (pages(group) == CachePages::kOpen) return position / page_tokens_;
   const int64_t w = window(group);
   return w == 0 ? 0 : std::max<int64_t>(0, position - w + 1) / page_tokens_;
 }
@@ -121,6 +123,11 @@ int64_t BlockManager::reservable(const BlockTables& t, int64_t from, int64_t wan
     const Pool& p = pools_[static_cast<size_t>(g)];
     int64_t room = available(g);
     int64_t i = from / page_tokens_;
+    if (p.pages == CachePages::kFirst) {
+      const bool writable = i > 0 || (!blocks.empty() && p.ref[blocks[0]] == 1) || room > 0;
+      n = writable ? n : 0;
+      continue;
+    }
     for (const int64_t held = static_cast<int64_t>(blocks.size()); i < held && i * page_tokens_ < from + n;
          ++i) {
       if (p.ref[blocks[static_cast<size_t>(i)]] > 1 && --room < 0) break;  // a copy needs a block of its own
@@ -138,7 +145,8 @@ bool BlockManager::reserve(BlockTables& t, int64_t from, int64_t to, std::vector
   for (int32_t g = 0; g < num_groups(); ++g) {
     auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
     Pool& p = pools_[static_cast<size_t>(g)];
-    for (int64_t i = first; i <= last; ++i) {
+    const int64_t end = p.pages == CachePages::kFirst ? std::min<int64_t>(last, 0) : last;
+    for (int64_t i = first; i <= end; ++i) {
       if (i == static_cast<int64_t>(blocks.size())) {
         blocks.push_back(take(p, g));
         continue;
@@ -156,6 +164,7 @@ bool BlockManager::reserve(BlockTables& t, int64_t from, int64_t to, std::vector
 
 void BlockManager::leave_window(BlockTables& t, int64_t position) {
   for (int32_t g = 0; g < num_groups(); ++g) {
+    if (pages(g) == CachePages::kFirst) continue;
     auto& table = t.groups[static_cast<size_t>(g)];
     const int64_t end =
         std::min<int64_t>(first_visible(g, position), static_cast<int64_t>(table.blocks.size()));
@@ -232,6 +241,7 @@ int64_t BlockManager::match(BlockTables& t, std::string_view salt, const TokenVi
     if (node == PrefixIndex::kNone) break;
     bool possible = true, usable = true;
     for (int32_t g = 0; g < num_groups(); ++g) {
+      if (pages(g) == CachePages::kOpen || (pages(g) == CachePages::kFirst && depth > 0)) continue;
       int64_t& run = run_[static_cast<size_t>(g)];
       run = index_.block(node, g) == kNoBlock ? 0 : run + 1;
       const int64_t needed = depth + 1 - std::min(depth + 1, first_visible(g, (depth + 1) * page_tokens_));
@@ -245,9 +255,10 @@ int64_t BlockManager::match(BlockTables& t, std::string_view salt, const TokenVi
   for (int32_t g = 0; g < num_groups(); ++g) {
     auto& table = t.groups[static_cast<size_t>(g)];
     const int64_t first = std::min(hit, first_visible(g, hit * page_tokens_));
-    table.blocks.assign(static_cast<size_t>(hit), kNoBlock);
+    const int64_t held = pages(g) == CachePages::kFirst ? std::min<int64_t>(hit, 1) : hit;
+    table.blocks.assign(static_cast<size_t>(held), kNoBlock);
     table.first = static_cast<int32_t>(first);
-    for (int64_t i = first; i < hit; ++i) {
+    for (int64_t i = first; i < held; ++i) {
       const int32_t block = index_.block(path_[static_cast<size_t>(i)], g);
       acquire(pools_[static_cast<size_t>(g)], block);
       table.blocks[static_cast<size_t>(i)] = block;
@@ -271,6 +282,7 @@ bool BlockManager::publish_page(BlockTables& t, std::span<const int32_t> page) {
   index_.pin(node);
   index_.unpin(before);
   for (int32_t g = 0; g < num_groups(); ++g) {
+    if (pages(g) == CachePages::kOpen || (pages(g) == CachePages::kFirst && t.published > 0)) continue;
     int32_t& block = t.groups[static_cast<size_t>(g)].blocks[static_cast<size_t>(t.published)];
     if (block == kNoBlock) continue;
     Pool& p = pools_[static_cast<size_t>(g)];

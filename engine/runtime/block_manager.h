@@ -12,6 +12,11 @@
 // leaves its sequence once all its positions are <= q - W. A prefix of L tokens is a hit when every
 // full-context group holds all its blocks and every windowed group holds those a query at position L can see;
 // what lies before them is not needed.
+//
+// Groups beside quantized pages. A kOpen group holds the 16-bit pages of positions that may still be
+// computed: a query sees its own page alone, so to this file it is a window of one page, whose blocks are
+// never cached (hits end at page borders, where a new page opens). A kFirst group holds one block per
+// sequence, of the first page, shared and cached with it; its table has one entry.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +74,7 @@ class BlockManager {
   int32_t page_tokens() const { return page_tokens_; }
   int32_t num_groups() const { return static_cast<int32_t>(pools_.size()); }
   int64_t window(int32_t group) const { return pools_[static_cast<size_t>(group)].window; }
+  CachePages pages(int32_t group) const { return pools_[static_cast<size_t>(group)].pages; }
   int64_t blocks_for(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
 
   // Blocks that an allocation can still get: free ones and cached ones.
@@ -100,7 +106,7 @@ class BlockManager {
   // Forgets every cached block.
   void clear_cache();
 
-  // First table entry of a windowed group that a query at `position` sees; 0 without window.
+  // First table entry that a query at `position` sees: of its window, or of a kOpen group its own page.
   int64_t first_visible(int32_t group, int64_t position) const;
   BlockStats stats() const;
   int32_t references(int32_t group, int32_t block) const {
@@ -113,6 +119,7 @@ class BlockManager {
   // Blocks of one group. `next` and `prev` link the LRU list (oldest first) of cached blocks.
   struct Pool {
     int64_t window = 0;
+    CachePages pages = CachePages::kAll;
     std::vector<int32_t> ref, node, next, prev, free;
     int32_t lru_head = kNoBlock, lru_tail = kNoBlock;
     int64_t cached = 0;

@@ -121,25 +121,26 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
                                                       std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);
-  uint64_t per_block = 0;
-  for (const auto& g : graph.layout.groups) per_block += g.block_bytes;
+  const uint64_t least_kv = least_kv_bytes(graph.layout);
   const auto too_small = [&](uint64_t weights, uint64_t scratch) {
     return resource_exhausted(
         cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
-            "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(per_block),
+            "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(least_kv),
             "); raise --memory, or lower --max-batch-tokens, --max-sequences or --max-context"));
   };
-  if (checkpoint.bytes + copies + per_block > budget) return too_small(checkpoint.bytes + copies, 0);
+  if (checkpoint.bytes + copies + least_kv > budget) return too_small(checkpoint.bytes + copies, 0);
 
   const int64_t max_context = graph.max_context;
-  const DType kv_type = graph.kv_type;
+  const std::string kv = graph.kv;
   const std::string stored_weights = graph.weights;
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
   const uint64_t weights = serving.plan->in_place_weight_bytes() + serving.plan->owned_weight_bytes();
   const uint64_t scratch = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
-  if (weights + scratch + per_block > budget) return too_small(weights, scratch);
-  const std::vector<int32_t> blocks = blocks_for(serving.layout, budget - weights - scratch,
-                                                 max_context * options.max_sequences, options.page_tokens);
+  if (weights + scratch + least_kv > budget) return too_small(weights, scratch);
+  const std::vector<int32_t> blocks =
+      blocks_for(serving.layout, budget - weights - scratch,
+                 {max_context * options.max_sequences, serving.max_batch_tokens, options.max_sequences,
+                  options.page_tokens});
   const int64_t pool_tokens = static_cast<int64_t>(blocks[0]) * options.page_tokens;
 
   ModelInfo& info = model->info_;
@@ -150,9 +151,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.weight_bytes = weights;
   info.linear_bytes = serving.plan->weight_bytes(KernelFamily::kMatmul);
   info.expert_bytes = serving.plan->weight_bytes(KernelFamily::kGroupedMatmul);
-  info.kv_bytes = per_block * static_cast<uint64_t>(blocks[0]);
+  info.kv_bytes = pool_bytes(serving.layout, blocks);
   info.scratch_bytes = scratch;
-  info.kv_bytes_per_token = per_block / static_cast<uint64_t>(options.page_tokens);
+  info.kv_bytes_per_token = oar::kv_bytes_per_token(serving.layout, options.page_tokens);
   info.max_context = std::min(max_context, pool_tokens);
   info.vocab_size = config.vocab;
   info.layers = static_cast<int32_t>(config.layers);
@@ -160,7 +161,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.num_blocks = blocks[0];
   info.threads = backend->workers();
   info.weights = stored_weights;
-  info.kv = dtype_name(kv_type);
+  info.kv = kv;
   info.isa = backend->name();
   if (info.max_context < max_context) {
     options.log(LogLevel::kWarning,

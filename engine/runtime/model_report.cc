@@ -48,19 +48,21 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   if (options.plan) out += "# plan\n" + serving.plan->to_string() + "\n";
   if (options.memory) {
     uint64_t per_block = 0;
-    for (const auto& g : serving.layout.groups) per_block += g.block_bytes;
+    for (const auto& g : serving.layout.groups)
+      per_block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
     out +=
         cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
             "weights, copied      ", format_bytes(serving.plan->owned_weight_bytes()), " (foreseen ",
             format_bytes(copies), ")\n", "activations (peak)   ", format_bytes(serving.plan->arena_bytes()),
             "\n", "kernel scratch       ", format_bytes(serving.plan->scratch_bytes()), "\n",
-            "KV cache per token   ", format_bytes(per_block / static_cast<uint64_t>(model.page_tokens)), "\n",
-            "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
+            "KV cache per token   ", format_bytes(kv_bytes_per_token(serving.layout, model.page_tokens)),
+            "\n", "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
       const auto& group = serving.layout.groups[g];
-      out += cat("cache group ", g, ": ", group.states.size(), " layers, window ",
-                 group.window == 0 ? "none" : cat(group.window), ", ", format_bytes(group.block_bytes),
-                 " per block\n");
+      static const char* const kPages[] = {"", " (open pages, 16 bits)", " (first tokens, 16 bits)"};
+      out += cat("cache group ", g, kPages[static_cast<int>(group.pages)], ": ", group.states.size(),
+                 " layers, window ", group.window == 0 ? "none" : cat(group.window), ", ",
+                 format_bytes(group.block_bytes), " per block\n");
     }
   }
   return out;

@@ -13,10 +13,20 @@ namespace oar {
 
 // Layers whose KV pages have the same size and window share one block table: a cache group. Most models have
 // one.
+enum class CachePages : uint8_t {
+  kAll,    // every page (of the window)
+  kOpen,   // 16-bit copies of the pages whose queries may still run: a quantized page is made from one once
+           // full
+  kFirst,  // the first page alone (its first tokens stay in 16 bits)
+};
+
+// What a quantized cache needs beside its pages are groups of their own: counted, copied on write, shared and
+// preempted like any other.
 struct CacheGroup {
   int64_t window = 0;      // 0: full context; otherwise blocks wholly out of the window may be released
   size_t block_bytes = 0;  // bytes of one block over all layers of the group
   int32_t num_blocks = 0;  // blocks in the pool
+  CachePages pages = CachePages::kAll;
 };
 
 struct RunnerLimits {
@@ -37,7 +47,7 @@ struct Batch {
   std::span<const int32_t> context_len;  // [B] tokens in the cache after this step
   std::span<const int32_t> logit_rows;   // [R] rows whose logits are wanted, ascending; may be empty
   struct Group {
-    std::span<const int32_t> slots;         // [T] block * P + offset
+    std::span<const int32_t> slots;         // [T] block * P + offset; -1 where the group keeps no such page
     std::span<const int32_t> block_tables;  // [B, max_blocks] row-major, unused entries 0
     int64_t max_blocks = 0;
   };

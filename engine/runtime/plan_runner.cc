@@ -5,6 +5,14 @@
 namespace oar {
 namespace {
 
+CachePages cache_pages(ServeLayout::Pages pages) {
+  switch (pages) {
+    case ServeLayout::Pages::kOpen: return CachePages::kOpen;
+    case ServeLayout::Pages::kFirst: return CachePages::kFirst;
+    default: return CachePages::kAll;
+  }
+}
+
 class PlanRunner final : public ModelRunner {
  public:
   PlanRunner(ServingPlan serving, RunnerLimits limits, std::vector<std::vector<Buffer>> pools)
@@ -87,7 +95,7 @@ Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::
   std::vector<std::vector<Buffer>> pools;
   for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
     const ServeLayout::Group& group = serving.layout.groups[g];
-    limits.groups.push_back({group.window, group.block_bytes, num_blocks[g]});
+    limits.groups.push_back({group.window, group.block_bytes, num_blocks[g], cache_pages(group.pages)});
     pools.emplace_back();
     for (size_t layer = 0; layer < group.states.size(); ++layer) {
       // Pages are touched when first written, so an unused pool costs address space only.

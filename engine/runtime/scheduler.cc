@@ -25,11 +25,20 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
   OAR_CHECK(o.depth == 0 || o.depth == 1);
   int64_t length = o.max_context;
   for (const CacheGroup& g : o.groups)
-    if (g.window == 0) length = std::min(length, int64_t{g.num_blocks} * o.page_tokens);
+    if (g.window == 0 && g.pages == CachePages::kAll)
+      length = std::min(length, int64_t{g.num_blocks} * o.page_tokens);
   if (length < 2)
     return refuse(
         cat("the KV pool holds ", length, " token(s); one sequence needs at least 2: give it more memory"));
   for (const CacheGroup& g : o.groups) {
+    if (g.pages != CachePages::kAll) {
+      // The page being written, and, with steps in flight, one that filled and one that follows.
+      const int32_t needed = g.pages == CachePages::kFirst ? 1 : 3;
+      if (g.num_blocks < needed)
+        return refuse(cat("the pool of 16-bit pages has ", g.num_blocks, " blocks; one sequence needs ",
+                          needed, ": give it more memory"));
+      continue;
+    }
     if (g.window == 0) continue;
     // What one step of one sequence touches: the window, the new row, and a row in flight (depth 1),
     // unaligned.

@@ -71,15 +71,16 @@ bool Scheduler::next(Clock::time_point now, Step& step) {
   for (size_t g = 0; g < step.groups.size(); ++g) {
     Step::Group& group = step.groups[g];
     group.max_blocks = 1;
+    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
     for (const Step::Entry& e : step.entries)
-      group.max_blocks = std::max<int64_t>(group.max_blocks, blocks_.blocks_for(e.end));
+      if (!first_only) group.max_blocks = std::max<int64_t>(group.max_blocks, blocks_.blocks_for(e.end));
     group.tables.assign(step.entries.size() * static_cast<size_t>(group.max_blocks), 0);
     for (size_t b = 0; b < step.entries.size(); ++b) {
       const Step::Entry& e = step.entries[b];
       const auto& table = sequence(e.slot).blocks.groups[g];
       int32_t* row = group.tables.data() + b * static_cast<size_t>(group.max_blocks);
       // A sequence whose step was taken back may hold a block beyond what this step reaches.
-      const size_t used = static_cast<size_t>(blocks_.blocks_for(e.end));
+      const size_t used = first_only ? 1 : static_cast<size_t>(blocks_.blocks_for(e.end));
       for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
     }
   }
@@ -176,6 +177,7 @@ void Scheduler::preempt(Sequence& s) {
 int64_t Scheduler::blocks_wanted(const Sequence& s, int32_t group) const {
   const auto& table = s.blocks.groups[static_cast<size_t>(group)];
   const int64_t held = static_cast<int64_t>(table.blocks.size());
+  if (blocks_.pages(group) != CachePages::kAll) return held > table.first ? 0 : 1;
   int64_t wanted = blocks_.blocks_for(std::min(s.total() + 1, max_length_)) - held;
   if (const int64_t window = blocks_.window(group); window > 0) {
     const int64_t most =
@@ -191,7 +193,8 @@ bool Scheduler::has_headroom(const Sequence& s) const {
   for (int32_t g = 0; g < blocks_.num_groups(); ++g) {
     int64_t promised = blocks_wanted(s, g);
     for (int32_t i = running_.head; i >= 0; i = slots_[static_cast<size_t>(i)]->next)
-      promised += blocks_wanted(*slots_[static_cast<size_t>(i)], g) + 1;
+      promised +=
+          blocks_wanted(*slots_[static_cast<size_t>(i)], g) + (blocks_.pages(g) != CachePages::kFirst);
     if (promised > blocks_.available(g)) return false;
   }
   return true;
@@ -248,9 +251,12 @@ void Scheduler::emit_rows(Sequence& s) {
   }
   for (size_t g = 0; g < step.groups.size(); ++g) {
     const auto& table = s.blocks.groups[g].blocks;
+    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
     for (int64_t p = begin; p < end; ++p)
-      step.groups[g].slots.push_back(table[static_cast<size_t>(p / page)] * page +
-                                     static_cast<int32_t>(p % page));
+      if (first_only && p >= page) step.groups[g].slots.push_back(-1);
+      else
+        step.groups[g].slots.push_back(table[static_cast<size_t>(p / page)] * page +
+                                       static_cast<int32_t>(p % page));
   }
   if (r.wants_prompt_logprobs()) {
     for (int64_t p = std::max(begin, r.prompt_rows_asked); p < std::min(end, r.prompt_size() - 1); ++p) {

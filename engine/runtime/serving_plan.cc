@@ -51,6 +51,19 @@ DType widest_weight(const Checkpoint& checkpoint) {
   return widest;
 }
 
+// "auto", one format, or one per layer with slashes between: "int8/int4/int4/int8".
+Result<std::vector<KvFormat>> kv_formats(std::string_view names, const Checkpoint& checkpoint) {
+  if (names == "auto") names = dtype_name(widest_weight(checkpoint));
+  std::vector<KvFormat> out;
+  for (;;) {
+    const size_t end = names.find('/');
+    OAR_ASSIGN(KvFormat format, kv_format(names.substr(0, end)));
+    out.push_back(std::move(format));
+    if (end == std::string_view::npos) return out;
+    names.remove_prefix(end + 1);
+  }
+}
+
 }  // namespace
 
 Result<ServingGraph> build_serving_graph(
@@ -58,13 +71,9 @@ Result<ServingGraph> build_serving_graph(
     std::function<void(const Pass&, const Graph&, bool after)> observer) {
   ServingGraph out;
   OAR_ASSIGN(const std::string format, weight_format(options.weights));
-  if (options.kv == "auto") {
-    out.kv_type = widest_weight(checkpoint);
-  } else if (options.kv == "f32" || options.kv == "f16" || options.kv == "bf16") {
-    out.kv_type = options.kv == "f32" ? DType::kF32 : options.kv == "f16" ? DType::kF16 : DType::kBF16;
-  } else {
-    return invalid_argument(cat("kv '", options.kv, "' is not one of auto, f32, f16, bf16"), "kv");
-  }
+  ServeOptions serving;
+  OAR_ASSIGN(serving.kv, kv_formats(options.kv, checkpoint));
+  out.kv = options.kv == "auto" ? serving.kv[0].name : options.kv;
   if (options.page_tokens < 16 || options.page_tokens % 16 != 0 || options.page_tokens > 4096) {
     return invalid_argument(cat("page_tokens ", options.page_tokens, " is not a multiple of 16 up to 4096"),
                             "page_tokens");
@@ -100,8 +109,6 @@ Result<ServingGraph> build_serving_graph(
     }
   }
   out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
-  ServeOptions serving;
-  serving.kv_type = out.kv_type;
   serving.page_tokens = options.page_tokens;
   serving.max_sequences = options.max_sequences;
   serving.max_context = out.max_context;
@@ -171,17 +178,59 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   return serving;
 }
 
-std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, int64_t max_tokens,
-                                int32_t page_tokens) {
+uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens) {
+  uint64_t block = 0;
+  for (const auto& g : layout.groups) block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
+  return block / static_cast<uint64_t>(page_tokens);
+}
+
+uint64_t least_kv_bytes(const ServeLayout& layout) {
+  uint64_t bytes = 0;
+  for (const auto& g : layout.groups) bytes += g.block_bytes * (g.pages == ServeLayout::Pages::kOpen ? 3 : 1);
+  return bytes;
+}
+
+uint64_t pool_bytes(const ServeLayout& layout, const std::vector<int32_t>& blocks) {
+  uint64_t bytes = 0;
+  for (size_t g = 0; g < blocks.size(); ++g) {
+    bytes += layout.groups[g].block_bytes * static_cast<uint64_t>(blocks[g]);
+  }
+  return bytes;
+}
+
+std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const PoolLimits& limits) {
+  using Pages = ServeLayout::Pages;
+  const auto P = static_cast<uint64_t>(limits.page_tokens);
+  const auto sequences = static_cast<uint64_t>(limits.max_sequences);
+  const uint64_t most = INT32_MAX / P;
+  std::vector<int32_t> out(layout.groups.size());
+  uint64_t left = bytes, per_block = 0;
+  for (size_t g = 0; g < out.size(); ++g) {
+    const ServeLayout::Group& group = layout.groups[g];
+    if (group.pages == Pages::kAll) {
+      per_block += group.block_bytes;
+      continue;
+    }
+    const uint64_t least = group.pages == Pages::kOpen ? 3 : 1;
+    const uint64_t wanted = group.pages == Pages::kOpen
+                                ? static_cast<uint64_t>(limits.max_batch_tokens) / P + 2 * sequences + 2
+                                : 4 * sequences + 16;
+    // Open pages may take 3/16 of the budget, first pages 1/16.
+    const uint64_t share = bytes / 16 * (group.pages == Pages::kOpen ? 3 : 1) / group.block_bytes;
+    const uint64_t n = std::min(std::max(least, std::min(wanted, share)), most);
+    out[g] = static_cast<int32_t>(n);
+    left -= std::min(left, n * group.block_bytes);
+  }
   // A group with a window never needs more than the window of each sequence, but prefix reuse and prefill
   // chunks may hold more; equal shares per token keep the rule simple and every group able to hold what the
   // others can.
-  uint64_t per_block = 0;
-  for (const auto& g : layout.groups) per_block += g.block_bytes;
-  const uint64_t fits = per_block > 0 ? bytes / per_block : 0;
-  const uint64_t useful = static_cast<uint64_t>((max_tokens + page_tokens - 1) / page_tokens) + 1;
-  const uint64_t blocks = std::min<uint64_t>({fits, useful, INT32_MAX / static_cast<uint64_t>(page_tokens)});
-  return std::vector<int32_t>(layout.groups.size(), static_cast<int32_t>(blocks));
+  const uint64_t fits = per_block > 0 ? left / per_block : 0;
+  const uint64_t useful = (static_cast<uint64_t>(limits.max_tokens) + P - 1) / P + 1;
+  const uint64_t blocks = std::min<uint64_t>({fits, useful, most});
+  for (size_t g = 0; g < out.size(); ++g) {
+    if (layout.groups[g].pages == Pages::kAll) out[g] = static_cast<int32_t>(blocks);
+  }
+  return out;
 }
 
 }  // namespace oar

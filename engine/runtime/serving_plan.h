@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "engine/graph/pass.h"
 #include "engine/loader/checkpoint.h"
@@ -17,7 +19,7 @@ struct ServingGraph {
   ServeLayout layout;
   std::vector<Pass> pass_list;
   std::vector<PassReport> passes;  // one for each of pass_list
-  DType kv_type = DType::kBF16;
+  std::string kv;                  // how keys and values are kept, for people
   std::string weights;  // what the linear layers compute with, for people
   int64_t max_context = 0;
 };
@@ -36,9 +38,21 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
 
 std::shared_ptr<Backend> make_backend(const LanguageModelOptions& options);
 
-// How many blocks of every group a budget holds; each group gets blocks in proportion to what a full context
-// needs.
-std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, int64_t max_tokens,
-                                int32_t page_tokens);
+// Bytes of KV cache a token takes for good, over all layers; the 16-bit pages beside a quantized cache apart.
+uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
+// The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages.
+uint64_t least_kv_bytes(const ServeLayout& layout);
+
+// How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks. Beside
+// a quantized cache: 16-bit pages for what a step can write (every sequence may cross into a new page), first
+// pages for all running sequences and for some cached ones; together at most a quarter of the budget, as far
+// as one sequence allows.
+struct PoolLimits {
+  int64_t max_tokens, max_batch_tokens, max_sequences;
+  int32_t page_tokens;
+};
+std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const PoolLimits& limits);
+// Of a whole allocation.
+uint64_t pool_bytes(const ServeLayout& layout, const std::vector<int32_t>& blocks);
 
 }  // namespace oar

@@ -49,7 +49,8 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
   out.bits_per_weight = per_weight(out.linear_bytes, out.weights);
   out.body_bits_per_weight = per_weight(out.linear_bytes - head_bytes, out.weights - head_weights);
   for (const auto& group : serving.layout.groups) {
-    out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
+    if (group.pages == ServeLayout::Pages::kAll)
+      out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
   }
   return out;
 }
@@ -66,7 +67,7 @@ Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint,
   out->rows_ = rows;
   out->max_context_ = graph.max_context;
   out->weights_ = graph.weights;
-  out->kv_ = options.kv == "auto" ? dtype_name(graph.kv_type) : options.kv;
+  out->kv_ = graph.kv;
   out->bits_ = model_bits(graph, options.page_tokens);
   OAR_ASSIGN(ServingPlan serving,
              compile_serving_plan(std::move(graph), config, options, std::move(backend), progress));
@@ -95,8 +96,12 @@ Result<std::span<const float>> EvalModel::append(std::span<const int32_t> tokens
   const int32_t seq_start[] = {0, static_cast<int32_t>(count)};
   const int32_t context_len[] = {static_cast<int32_t>(length_ + count)};
   // Block k holds page k, so a token's slot is its position.
-  const std::vector<Batch::Group> groups(runner_->limits().groups.size(),
-                                         {positions_, table_, static_cast<int64_t>(table_.size())});
+  const auto pages = static_cast<int64_t>(table_.size());
+  std::vector<Batch::Group> groups;
+  for (const CacheGroup& g : runner_->limits().groups) {
+    // Of a first page, slots beyond it would be other blocks' own; nobody reads those.
+    groups.push_back({positions_, table_, g.pages == CachePages::kFirst ? 1 : pages});
+  }
   const std::span<const int32_t> rows(logit_rows_.data(), tokens.size());
   auto logits = runner_->run({tokens, positions_, seq_start, context_len, rows, groups});
   length_ += count;

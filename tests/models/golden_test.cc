@@ -98,6 +98,38 @@ TEST_CASE("every pass can be switched off without changing the logits") {
   }
 }
 
+TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and chunks, to the bit") {
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    // Longer than three pages, so that most of the context is read in quantized form.
+    TinyGolden longer = golden;
+    while (longer.tokens.size() < 56) {
+      longer.tokens.push_back(longer.tokens[longer.tokens.size() - golden.tokens.size()]);
+    }
+    for (const std::string tier : {"int8", "fp8", "k8v4", "int4", "int4-mean"}) {
+      auto options = small_options();
+      options.kv = tier;
+      options.max_context = 64;
+      RunnerFixture model(path, options);
+      INFO(name << " " << tier);
+      const std::vector<float> whole = whole_prompt(model, longer);
+      for (const size_t step : {size_t{1}, size_t{7}}) {
+        std::vector<float> pieces;
+        const auto blocks = model.blocks(longer.tokens.size(), 8);
+        for (size_t at = 0; at < longer.tokens.size(); at += step) {
+          const size_t n = std::min(step, longer.tokens.size() - at);
+          const std::vector<int32_t> tokens(longer.tokens.begin() + static_cast<int64_t>(at),
+                                            longer.tokens.begin() + static_cast<int64_t>(at + n));
+          const auto part = model.run({{tokens, static_cast<int32_t>(at), blocks, true}});
+          pieces.insert(pieces.end(), part.begin(), part.end());
+        }
+        CHECK((pieces == whole));
+      }
+    }
+  }
+}
+
 TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each alone, to the bit") {
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);

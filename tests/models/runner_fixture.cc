@@ -50,8 +50,19 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
     context_len.push_back(c.begin + static_cast<int32_t>(c.tokens.size()));
     std::copy(c.blocks.begin(), c.blocks.end(), tables.begin() + static_cast<int64_t>(b * max_blocks));
   }
-  const std::vector<Batch::Group> groups(runner->limits().groups.size(),
-                                         {slots, tables, static_cast<int64_t>(max_blocks)});
+  std::vector<int32_t> firsts, first_slots;
+  for (const Chunk& c : chunks) {
+    firsts.push_back(c.blocks[0]);
+    for (size_t k = 0; k < c.tokens.size(); ++k) {
+      const int32_t p = c.begin + static_cast<int32_t>(k);
+      first_slots.push_back(p < page() ? c.blocks[0] * page() + p : -1);
+    }
+  }
+  std::vector<Batch::Group> groups;
+  for (const CacheGroup& g : runner->limits().groups) {
+    if (g.pages == CachePages::kFirst) groups.push_back({first_slots, firsts, 1});
+    else groups.push_back({slots, tables, static_cast<int64_t>(max_blocks)});
+  }
   const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups}));
   return {logits.begin(), logits.end()};
 }

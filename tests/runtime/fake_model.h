@@ -43,6 +43,8 @@ inline int32_t fake_draw(uint64_t history, uint64_t stream, int64_t n, int32_t v
 class FakeCache {
  public:
   explicit FakeCache(const oar::RunnerLimits& limits) : limits_(limits) {
+    for (size_t g = 0; g < limits.groups.size(); ++g)
+      if (kind(g) == oar::CachePages::kOpen) open_ = g;
     for (const oar::CacheGroup& g : limits.groups)
       slots_.emplace_back(static_cast<size_t>(g.num_blocks) * static_cast<size_t>(limits.page_tokens));
   }
@@ -75,13 +77,25 @@ class FakeCache {
         const int32_t p = b.positions[static_cast<size_t>(r)];
         if (p != b.context_len[s] - (b.seq_start[s + 1] - r)) complain("positions are not consecutive");
         uint64_t history = 0;
+        const int32_t token = tokens[static_cast<size_t>(r)];
+        for (size_t g = 0; g < slots_.size(); ++g) {
+          if (kind(g) == oar::CachePages::kAll) {
+            const uint64_t before = p == 0 ? kEmptyHistory : look(b, g, s, p - 1, p).history;
+            history = extend(before, token);
+          }
+        }
         for (size_t g = 0; g < slots_.size(); ++g) {
           const int32_t at = b.groups[g].slots[static_cast<size_t>(r)];
+          if (kind(g) == oar::CachePages::kFirst && p >= limits_.page_tokens) {
+            if (at != -1) complain("a slot behind the first page");
+            continue;
+          }
           if (at != slot(b, g, s, p)) complain("slot and block table disagree");
-          const uint64_t before = p == 0 ? kEmptyHistory : read(b, g, s, p - 1).history;
-          history = extend(before, tokens[static_cast<size_t>(r)]);
-          slots_[g][static_cast<size_t>(at)] = {tokens[static_cast<size_t>(r)], p, history};
+          // Quantized pages are made from the open page once it is full; before that they hold nothing.
+          if (open_ < slots_.size() && kind(g) == oar::CachePages::kAll) continue;
+          slots_[g][static_cast<size_t>(at)] = {token, p, history};
         }
+        if (open_ < slots_.size() && (p + 1) % limits_.page_tokens == 0) fill(b, s, p);
         if (next_logit < b.logit_rows.size() && b.logit_rows[next_logit] == r) {
           ++next_logit;
           histories.push_back(history);
@@ -97,6 +111,20 @@ class FakeCache {
     int32_t token = -1, position = -1;
     uint64_t history = 0;
   };
+  oar::CachePages kind(size_t g) const { return limits_.groups[g].pages; }
+  // Position q as a query at position p finds it: in the open page if it is p's own.
+  const Slot& look(const oar::Batch& b, size_t g, size_t s, int32_t q, int32_t p) {
+    const bool own = q / limits_.page_tokens == p / limits_.page_tokens;
+    return read(b, own && open_ < slots_.size() ? open_ : g, s, q);
+  }
+  // The page that p ends, in every group of quantized pages.
+  void fill(const oar::Batch& b, size_t s, int32_t p) {
+    for (size_t g = 0; g < slots_.size(); ++g) {
+      if (kind(g) != oar::CachePages::kAll) continue;
+      for (int32_t q = p + 1 - limits_.page_tokens; q <= p; ++q)
+        slots_[g][static_cast<size_t>(slot(b, g, s, q))] = read(b, open_, s, q);
+    }
+  }
   void complain(const std::string& what) {
     if (error.empty()) error = what;
   }
@@ -124,11 +152,14 @@ class FakeCache {
   // Everything a query at position p may look at, in every group.
   void check_visible(const oar::Batch& b, size_t s, int32_t p, uint64_t history) {
     for (size_t g = 0; g < slots_.size(); ++g) {
+      if (kind(g) == oar::CachePages::kOpen) continue;  // seen through the others
       const int64_t window = limits_.groups[g].window;
       const int32_t first = window == 0 ? 0 : static_cast<int32_t>(std::max<int64_t>(0, p - window + 1));
       uint64_t chain = first == 0 ? kEmptyHistory : 0;
-      for (int32_t q = first; q <= p; ++q) {
-        const Slot& at = read(b, g, s, q);
+      const bool only_first = kind(g) == oar::CachePages::kFirst;
+      const int32_t last = only_first ? std::min(p, limits_.page_tokens - 1) : p;
+      for (int32_t q = first; q <= last; ++q) {
+        const Slot& at = only_first ? read(b, g, s, q) : look(b, g, s, q, p);
         if (q > first || first == 0) {
           chain = extend(chain, at.token);
           if (chain != at.history)
@@ -136,12 +167,13 @@ class FakeCache {
         }
         chain = at.history;
       }
-      if (chain != history) complain("groups disagree about the history");
+      if (last == p && chain != history) complain("groups disagree about the history");
     }
   }
 
   oar::RunnerLimits limits_;
   std::vector<std::vector<Slot>> slots_;  // [group][slot]
+  size_t open_ = SIZE_MAX;                // the kOpen group of a quantized cache
 };
 
 }  // namespace oar_test

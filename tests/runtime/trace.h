@@ -345,6 +345,12 @@ inline World random_world(Dice& d, int32_t depth) {
     group.block_bytes = 1;
     o.groups.push_back(group);
   }
+  if (d.chance(40)) {  // a quantized cache: 16-bit pages, from one too few to plenty
+    const auto open = static_cast<int32_t>(d.chance(50) ? d.roll(2, 4) : d.roll(3, 20));
+    o.groups.push_back({.block_bytes = 1, .num_blocks = open, .pages = oar::CachePages::kOpen});
+    const auto first = static_cast<int32_t>(d.roll(1, 6));
+    o.groups.push_back({.block_bytes = 1, .num_blocks = first, .pages = oar::CachePages::kFirst});
+  }
   w.requests = static_cast<int>(d.roll(1, 8));
   w.max_prompt = static_cast<int>(d.roll(1, 24));
   w.max_tokens = static_cast<int>(d.roll(0, 16));

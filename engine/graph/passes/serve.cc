@@ -8,6 +8,137 @@
 
 namespace oar {
 
+namespace {
+
+// Finds or makes cache groups, with their inputs, and adds states to them.
+class Groups {
+ public:
+  Groups(Graph& graph, ServeLayout& layout, const ServeOptions& options, Dim sequences)
+      : graph_(graph), layout_(layout), B_(sequences) {
+    blocks_ = graph.dim(graph.add_symbol("N", INT32_MAX));
+    max_blocks_ = (options.max_context + options.page_tokens - 1) / options.page_tokens;
+  }
+
+  struct Inputs {
+    ValueId slots, tables;
+  };
+  // The group of such pages: equal window and block size, as one table serves them all.
+  size_t find(ServeLayout::Pages pages, int64_t window, size_t bytes, const Dim& tokens) {
+    for (size_t g = 0; g < layout_.groups.size(); ++g) {
+      const ServeLayout::Group& group = layout_.groups[g];
+      if (group.pages == pages && group.window == window && group.state_block_bytes[0] == bytes) return g;
+    }
+    const size_t g = layout_.groups.size();
+    const Format i32 = Format::i32();
+    ServeLayout::Group group;
+    group.pages = pages;
+    group.window = window;
+    group.max_blocks = graph_.add_symbol(cat("M", g), pages == ServeLayout::Pages::kFirst ? 1 : max_blocks_);
+    const ValueId slots = graph_.add_input(cat("slots", g), {i32, {tokens}});
+    group.slots_input = graph_.inputs().size() - 1;
+    const ValueId tables =
+        graph_.add_input(cat("block_tables", g), {i32, {B_, graph_.dim(group.max_blocks)}});
+    group.block_tables_input = graph_.inputs().size() - 1;
+    inputs_.push_back({slots, tables});
+    layout_.groups.push_back(std::move(group));
+    return g;
+  }
+  // A layer's pool in group g. Its extent is a symbol: as many blocks as memory allows, known only when the
+  // plan's own needs are.
+  ValueId add_state(size_t g, size_t bytes) {
+    const ValueId pool =
+        graph_.add_state(cat("kv", graph_.states().size()),
+                         {Format::of(DType::kU8), {blocks_, Dim(static_cast<int64_t>(bytes))}});
+    ServeLayout::Group& group = layout_.groups[g];
+    group.states.push_back(graph_.states().size() - 1);
+    group.state_block_bytes.push_back(bytes);
+    group.block_bytes += bytes;
+    return pool;
+  }
+  const Inputs& inputs(size_t g) const { return inputs_[g]; }
+
+ private:
+  Graph& graph_;
+  ServeLayout& layout_;
+  Dim B_, blocks_;
+  int64_t max_blocks_;
+  std::vector<Inputs> inputs_;
+};
+
+// Append and attention of one layer; returns what replaces the attention's result.
+Result<ValueId> serve_plain(Graph& graph, Groups& groups, const KvShape& shape, const Node& node,
+                            int64_t window, ValueId seq_start, ValueId context_len) {
+  const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2];
+  const size_t bytes = kv_block_bytes(shape);
+  const size_t g = groups.find(ServeLayout::Pages::kAll, window, bytes, graph.value(k).type.shape[0]);
+  const ValueId pool = groups.add_state(g, bytes);
+  Attrs attrs{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
+              {"page_tokens", int64_t{shape.page_tokens}},
+              {"kv_heads", int64_t{shape.kv_heads}},
+              {"head_dim", int64_t{shape.head_dim}}};
+  auto filled = graph.add_node(find_op("kv_append"), {pool, k, v, groups.inputs(g).slots}, attrs);
+  OAR_RETURN_IF_ERROR(filled.status());
+  attrs.set("scale", node.attrs.get_float("scale"));
+  attrs.set("softcap", node.attrs.get_float("softcap"));
+  attrs.set("window", window);
+  auto out = graph.add_node(find_op("paged_attention"),
+                            {q, (*filled)[0], groups.inputs(g).tables, seq_start, context_len}, attrs);
+  OAR_RETURN_IF_ERROR(out.status());
+  return (*out)[0];
+}
+
+Result<ValueId> serve_quantized(Graph& graph, Groups& groups, const QuantKvShape& shape, const Node& node,
+                                int64_t window, ValueId seq_start, ValueId context_len) {
+  const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2];
+  const Dim tokens = graph.value(k).type.shape[0];
+  const size_t bytes = quant_kv_block_bytes(shape), open_bytes = kv_block_bytes(open_kv_shape(shape)),
+               sink_bytes = kv_block_bytes(sink_kv_shape(shape));
+  const size_t g = groups.find(ServeLayout::Pages::kAll, window, bytes, tokens);
+  const ValueId pool = groups.add_state(g, bytes);
+  const size_t o = groups.find(ServeLayout::Pages::kOpen, 0, open_bytes, tokens);
+  const ValueId open = groups.add_state(o, open_bytes);
+  const size_t f = groups.find(ServeLayout::Pages::kFirst, 0, sink_bytes, tokens);
+  const ValueId sinks = groups.add_state(f, sink_bytes);
+  Attrs attrs{{"key_code", int64_t{static_cast<int64_t>(shape.keys)}},
+              {"value_code", int64_t{static_cast<int64_t>(shape.values)}},
+              {"page_tokens", int64_t{shape.page_tokens}},
+              {"kv_heads", int64_t{shape.kv_heads}},
+              {"head_dim", int64_t{shape.head_dim}}};
+  auto filled = graph.add_node(
+      find_op("quant_kv_append"),
+      {pool, open, sinks, k, v, groups.inputs(g).slots, groups.inputs(o).slots, groups.inputs(f).slots},
+      attrs);
+  OAR_RETURN_IF_ERROR(filled.status());
+  attrs.set("scale", node.attrs.get_float("scale"));
+  attrs.set("softcap", node.attrs.get_float("softcap"));
+  attrs.set("window", window);
+  auto out = graph.add_node(find_op("quant_paged_attention"),
+                            {q, (*filled)[0], open, sinks, groups.inputs(g).tables, groups.inputs(o).tables,
+                             groups.inputs(f).tables, seq_start, context_len},
+                            attrs);
+  OAR_RETURN_IF_ERROR(out.status());
+  return (*out)[0];
+}
+
+}  // namespace
+
+Result<KvFormat> kv_format(std::string_view name) {
+  const auto plain = [&](DType t) { return KvFormat{false, t, {}, {}, std::string(name)}; };
+  const auto quantized = [&](KvCode k, KvCode v) {
+    return KvFormat{true, DType::kBF16, k, v, std::string(name)};
+  };
+  if (name == "f32") return plain(DType::kF32);
+  if (name == "f16") return plain(DType::kF16);
+  if (name == "bf16") return plain(DType::kBF16);
+  if (name == "int8") return quantized(KvCode::kInt8, KvCode::kInt8);
+  if (name == "fp8") return quantized(KvCode::kFp8, KvCode::kFp8);
+  if (name == "k8v4") return quantized(KvCode::kInt8, KvCode::kInt4);
+  if (name == "int4") return quantized(KvCode::kInt4, KvCode::kInt4);
+  if (name == "int4-mean") return quantized(KvCode::kInt4Mean, KvCode::kInt4);
+  return invalid_argument(
+      cat("kv '", name, "' is not one of f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean"), "kv");
+}
+
 Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
   ServeLayout layout;
   layout.sequences = graph.add_symbol("B", options.max_sequences);
@@ -17,67 +148,40 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
   layout.seq_start_input = graph.inputs().size() - 1;
   const ValueId context_len = graph.add_input("context_len", {i32, {B}});
   layout.context_len_input = graph.inputs().size() - 1;
-  // Blocks of the pool: as many as memory allows, known only when the plan's own needs are.
-  const Dim blocks = graph.dim(graph.add_symbol("N", INT32_MAX));
-  const int64_t max_blocks = (options.max_context + options.page_tokens - 1) / options.page_tokens;
+  Groups groups(graph, layout, options, B);
 
-  std::vector<std::pair<ValueId, ValueId>> group_inputs;  // slots, block tables
   const size_t count = graph.nodes().size();
   std::vector<bool> dead(count, false);
+  size_t layers = 0;
   for (size_t i = 0; i < count; ++i) {
     const Node node = graph.nodes()[i];
     if (std::strcmp(node.op->name, "attention") != 0) continue;
-    const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2];
-    const DimVector& kv = graph.value(k).type.shape;  // (T, K, D)
-    KvShape shape{options.kv_type, options.page_tokens, static_cast<int32_t>(kv[1].const_value()),
-                  static_cast<int32_t>(kv[2].const_value())};
-    if (shape.head_dim % 8 != 0 || shape.head_dim > 256) {
-      return unimplemented(cat("head size ", shape.head_dim, " is not a multiple of 8 up to 256"));
+    const DimVector& kv = graph.value(node.inputs[1]).type.shape;  // (T, K, D)
+    const auto kv_heads = static_cast<int32_t>(kv[1].const_value());
+    const auto head_dim = static_cast<int32_t>(kv[2].const_value());
+    if (head_dim % 8 != 0 || head_dim > 256) {
+      return unimplemented(cat("head size ", head_dim, " is not a multiple of 8 up to 256"));
     }
-    const size_t bytes = kv_block_bytes(shape);
     // A window at least as long as the context never hides anything.
     int64_t window = node.attrs.get_int("window");
     if (window >= options.max_context) window = 0;
-
-    size_t g = 0;
-    while (g < layout.groups.size() &&
-           (layout.groups[g].window != window || layout.groups[g].state_block_bytes[0] != bytes)) {
-      ++g;
-    }
-    if (g == layout.groups.size()) {
-      ServeLayout::Group group;
-      group.window = window;
-      group.max_blocks = graph.add_symbol(cat("M", g), max_blocks);
-      const ValueId slots = graph.add_input(cat("slots", g), {i32, {kv[0]}});
-      group.slots_input = graph.inputs().size() - 1;
-      const ValueId tables = graph.add_input(cat("block_tables", g), {i32, {B, graph.dim(group.max_blocks)}});
-      group.block_tables_input = graph.inputs().size() - 1;
-      group_inputs.emplace_back(slots, tables);
-      layout.groups.push_back(std::move(group));
-    }
-    ServeLayout::Group& group = layout.groups[g];
-    const ValueId pool =
-        graph.add_state(cat("kv", graph.states().size()),
-                        {Format::of(DType::kU8), {blocks, Dim(static_cast<int64_t>(bytes))}});
-    group.states.push_back(graph.states().size() - 1);
-    group.state_block_bytes.push_back(bytes);
-    group.block_bytes += bytes;
-
-    Attrs cache{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
-                {"page_tokens", int64_t{shape.page_tokens}},
-                {"kv_heads", int64_t{shape.kv_heads}},
-                {"head_dim", int64_t{shape.head_dim}}};
-    auto filled = graph.add_node(find_op("kv_append"), {pool, k, v, group_inputs[g].first}, cache);
-    OAR_RETURN_IF_ERROR(filled.status());
-    Attrs attrs = cache;
-    attrs.set("scale", node.attrs.get_float("scale"));
-    attrs.set("softcap", node.attrs.get_float("softcap"));
-    attrs.set("window", window);
-    auto out = graph.add_node(find_op("paged_attention"),
-                              {q, (*filled)[0], group_inputs[g].second, seq_start, context_len}, attrs);
+    const size_t layer = layers++;
+    if (options.kv.size() > 1 && layer >= options.kv.size()) continue;  // reported below
+    const KvFormat& format = options.kv[options.kv.size() > 1 ? layer : 0];
+    auto out = format.quantized
+                   ? serve_quantized(graph, groups,
+                                     {format.keys, format.values, options.page_tokens, kv_heads, head_dim},
+                                     node, window, seq_start, context_len)
+                   : serve_plain(graph, groups, {format.type, options.page_tokens, kv_heads, head_dim}, node,
+                                 window, seq_start, context_len);
     OAR_RETURN_IF_ERROR(out.status());
-    graph.replace_uses(node.outputs[0], (*out)[0]);
+    graph.replace_uses(node.outputs[0], *out);
     dead[i] = true;
+  }
+  if (options.kv.size() > 1 && options.kv.size() != layers) {
+    return invalid_argument(cat("kv names ", options.kv.size(), " layers, the model has ", layers,
+                                ": one for all, or one per layer"),
+                            "kv");
   }
   dead.resize(graph.nodes().size(), false);
   graph.remove_nodes(dead);

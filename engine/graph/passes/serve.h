@@ -3,21 +3,40 @@
 // pages lie.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "engine/graph/graph.h"
 #include "kernels/attention.h"
+#include "kernels/kv_quant.h"
 
 namespace oar {
 
+// How a layer's keys and values are kept.
+struct KvFormat {
+  bool quantized = false;
+  DType type = DType::kBF16;                            // of an unquantized cache: f32, f16 or bf16
+  KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // of a quantized one
+  std::string name = "bf16";
+};
+// "f32", "f16", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean"; INVALID_ARGUMENT (field "kv") lists them.
+Result<KvFormat> kv_format(std::string_view name);
+
 struct ServeOptions {
-  DType kv_type = DType::kBF16;
+  // One for all attention layers, or one per layer in the graph's order.
+  std::vector<KvFormat> kv = {KvFormat{}};
   int32_t page_tokens = 64;
   int64_t max_sequences = 64;
   int64_t max_context = 0;
 };
 
-// One state per attention layer; layers of equal window and block size share a cache group.
+// One state per attention layer; layers of equal window and block size share a cache group. A quantized layer
+// has two states more, its open and its first page in 16 bits, in groups that all quantized layers share;
+// group 0 always holds whole contexts.
 struct ServeLayout {
+  enum class Pages : uint8_t { kAll, kOpen, kFirst };  // as CacheGroup
   struct Group {
+    Pages pages = Pages::kAll;
     int64_t window = 0;
     size_t block_bytes = 0;      // over all layers of the group
     std::vector<size_t> states;  // indices into graph.states()
