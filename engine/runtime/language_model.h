@@ -22,8 +22,8 @@ struct LanguageModelOptions {
   // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean; or one of these per
   // layer, with slashes between.
   std::string kv = "auto";
-  std::string rotate = "none";     // none, kv, all, or a list of r1, r2, r3, r4 (engine/graph/passes/rotate.h)
-  int64_t max_context = 0;         // 0: the model's, as far as memory allows
+  std::string rotate = "none";  // none, kv, all, or a list of r1, r2, r3, r4 (engine/graph/passes/rotate.h)
+  int64_t max_context = 0;      // 0: the model's, as far as memory allows
   int64_t max_batch_tokens = 512;  // token budget of one step
   int64_t max_sequences = 64;      // running at once
   uint64_t memory_bytes = 0;       // budget for weights, KV and scratch together; 0: from memory_percent

@@ -20,7 +20,7 @@ struct ServingGraph {
   std::vector<Pass> pass_list;
   std::vector<PassReport> passes;  // one for each of pass_list
   std::string kv;                  // how keys and values are kept, for people
-  std::string weights;  // what the linear layers compute with, for people
+  std::string weights;             // what the linear layers compute with, for people
   int64_t max_context = 0;
 };
 

@@ -155,7 +155,7 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
   }
   OAR_RETURN_IF_ERROR(run_passes(g, default_passes(), {}).status());
   ServeOptions serving;
-  serving.kv_type = DType::kF32;
+  serving.kv = {{.type = DType::kF32, .name = "f32"}};
   serving.max_sequences = 1;
   serving.max_context = max_tokens;
   serving.page_tokens = static_cast<int32_t>(out->page_tokens_);
