@@ -40,8 +40,8 @@ struct VnniInt8 {
   static void store(float* p, Sum s) { _mm512_storeu_ps(p, s); }
 };
 
-// For processors whose memory likes several streams per core (Sapphire Rapids reads 65 GB/s with four, 49 with
-// one; Zen 5 is fastest with one): one token takes four panels at a time.
+// For processors whose memory likes several streams per core (Sapphire Rapids reads 65 GB/s with four, 49
+// with one; Zen 5 is fastest with one): one token takes four panels at a time.
 struct VnniInt8Streams : VnniInt8 {
   static constexpr int kGemvVectors = 4;
 };
