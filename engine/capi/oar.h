@@ -333,7 +333,7 @@ enum { OAR_MAX_RANK = 8 };
 
 /* A dense row-major tensor in host memory. */
 typedef struct oar_tensor {
-  oar_dtype dtype;
+  int32_t dtype;               /* an oar_dtype */
   int32_t rank;                /* 0 to OAR_MAX_RANK; 0 is a scalar */
   int64_t shape[OAR_MAX_RANK]; /* the first `rank` count */
   const void* data;
@@ -342,8 +342,8 @@ typedef struct oar_tensor {
 
 /* An input or output as the file declares it. */
 typedef struct oar_tensor_info {
-  const char* name; /* lives as long as the predictor */
-  oar_dtype dtype;
+  const char* name;            /* lives as long as the predictor */
+  int32_t dtype;               /* an oar_dtype */
   int32_t rank;                /* -1: any */
   int64_t shape[OAR_MAX_RANK]; /* -1: any extent */
 } oar_tensor_info;

@@ -19,7 +19,8 @@ namespace {
 }  // namespace
 
 #if defined(__SANITIZE_ADDRESS__)
-extern "C" int __lsan_is_turned_off();
+// Visible, or the sanitizer's runtime does not find it.
+extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off();
 extern "C" int __lsan_is_turned_off() { return exits_with_threads ? 1 : 0; }
 #endif
 
