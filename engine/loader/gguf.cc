@@ -193,11 +193,7 @@ Status place_tensors(const std::vector<DirectoryEntry>& entries, const Buffer& d
   }
   OAR_RETURN_IF_ERROR(sort_and_check_overlap(ranges, file.name));
   for (auto& [name, t] : file.tensors) {  // only with a small general.alignment, or a caller's odd buffer
-    if (reinterpret_cast<uintptr_t>(t.data()) % static_cast<size_t>(t.format().info().alignment) == 0)
-      continue;
-    OAR_ASSIGN(Tensor aligned, Tensor::allocate(t.shape(), t.format()));
-    if (t.bytes() > 0) memcpy(aligned.mutable_data(), t.data(), t.bytes());
-    t = std::move(aligned);
+    OAR_ASSIGN(t, aligned(std::move(t)));
   }
   return ok_status();
 }

@@ -58,7 +58,7 @@ Status apply_formats(const json::object& described, TensorMap& tensors, const st
                            *row_bytes));
     }
     OAR_ASSIGN(Tensor typed, Tensor::make(shape, *format, bytes.buffer()));
-    it->second = std::move(typed);
+    OAR_ASSIGN(it->second, aligned(std::move(typed)));
   }
   return ok_status();
 }

@@ -306,13 +306,7 @@ Result<Safetensors> parse_safetensors(const Buffer& file, const std::string& nam
         cat(name, ": the tensors end at data byte ", covered, ", but the file has ", data.size()));
   }
   // Only now copy what lies misaligned: no memory is spent on a file that turns out damaged.
-  for (auto& [tensor, t] : out.tensors) {
-    if (reinterpret_cast<uintptr_t>(t.data()) % static_cast<size_t>(t.format().info().alignment) == 0)
-      continue;
-    OAR_ASSIGN(Tensor aligned, Tensor::allocate(t.shape(), t.format()));
-    if (t.bytes() > 0) memcpy(aligned.mutable_data(), t.data(), t.bytes());
-    t = std::move(aligned);
-  }
+  for (auto& [tensor, t] : out.tensors) { OAR_ASSIGN(t, aligned(std::move(t))); }
   out.metadata = std::move(header.metadata);
   return out;
 }

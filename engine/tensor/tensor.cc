@@ -126,4 +126,12 @@ Result<Tensor> to_f32(const Tensor& t) {
   return out;
 }
 
+Result<Tensor> aligned(Tensor tensor) {
+  const auto at = reinterpret_cast<uintptr_t>(tensor.data());
+  if (at % static_cast<size_t>(tensor.format().info().alignment) == 0) return tensor;
+  OAR_ASSIGN(Tensor copy, Tensor::allocate(tensor.shape(), tensor.format()));
+  if (tensor.bytes() > 0) std::memcpy(copy.mutable_data(), tensor.data(), tensor.bytes());
+  return copy;
+}
+
 }  // namespace oar

@@ -72,4 +72,8 @@ class Tensor {
 // reference path; kernels read the bytes themselves.
 Result<Tensor> to_f32(const Tensor& t);
 
+// The tensor itself where its bytes lie as its format's alignment asks, otherwise an aligned copy: what
+// loaders do with tensors at offsets that a file chose.
+Result<Tensor> aligned(Tensor tensor);
+
 }  // namespace oar

@@ -19,22 +19,6 @@ oar::LanguageModelOptions small_options() {
   return o;
 }
 
-// max |a - b| / max |b|
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double worst = 0, scale = 0;
-  for (size_t k = 0; k < a.size(); ++k) {
-    if (!std::isfinite(a[k])) return INFINITY;
-    worst = std::max(worst, std::abs(static_cast<double>(a[k]) - b[k]));
-    scale = std::max(scale, std::abs(static_cast<double>(b[k])));
-  }
-  return worst / scale;
-}
-
-std::vector<float> whole_prompt(RunnerFixture& model, const TinyGolden& golden) {
-  return model.run({{golden.tokens, 0, model.blocks(golden.tokens.size()), true}});
-}
-
 }  // namespace
 
 TEST_CASE("f32 logits equal transformers' to 1e-4") {
@@ -46,7 +30,7 @@ TEST_CASE("f32 logits equal transformers' to 1e-4") {
       options.reference = reference;
       RunnerFixture model(path, options);
       INFO(name << (reference ? ", reference kernels" : ""));
-      const double error = relative_error(whole_prompt(model, golden), golden.logits_f32);
+      const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);
       CAPTURE(error);
       CHECK(error < 1e-4);
     }
@@ -61,7 +45,7 @@ TEST_CASE("bf16 weights with exact arithmetic equal transformers' to 1e-4") {
     options.kv = "f32";
     RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), options);
     INFO(name);
-    CHECK(relative_error(whole_prompt(model, golden), golden.logits_bf16) < 1e-4);
+    CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_bf16) < 1e-4);
   }
 }
 
@@ -75,7 +59,7 @@ TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands
     const TinyGolden golden = load_tiny_golden(name);
     RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), small_options());
     const double bound = (8.0 * static_cast<double>(model.config.layers) + 1) / 512;
-    const double error = relative_error(whole_prompt(model, golden), golden.logits_bf16);
+    const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_bf16);
     INFO(name);
     CAPTURE(error, bound);
     CHECK(error < bound);
@@ -93,7 +77,7 @@ TEST_CASE("every pass can be switched off without changing the logits") {
       if (name == "gpt2" && std::string(pass.name) == "fold_constants") continue;
       RunnerFixture model(path, options);
       INFO(name << " without " << pass.name);
-      CHECK(relative_error(whole_prompt(model, golden), golden.logits_f32) < 1e-4);
+      CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
     }
   }
 }
@@ -113,7 +97,7 @@ TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and 
       options.max_context = 64;
       RunnerFixture model(path, options);
       INFO(name << " " << tier);
-      const std::vector<float> whole = whole_prompt(model, longer);
+      const std::vector<float> whole = model.run_prompt(longer.tokens);
       for (const size_t step : {size_t{1}, size_t{7}}) {
         std::vector<float> pieces;
         const auto blocks = model.blocks(longer.tokens.size(), 8);
@@ -141,7 +125,7 @@ TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each al
         INFO(name << (dtype == TinyDtype::f32 ? " f32" : " bf16") << (int8 ? " int8" : ""));
         const size_t T = golden.tokens.size();
         const auto V = static_cast<size_t>(model.vocab());
-        const std::vector<float> whole = whole_prompt(model, golden);
+        const std::vector<float> whole = model.run_prompt(golden.tokens);
 
         for (const size_t step : {size_t{1}, size_t{7}}) {
           std::vector<float> pieces;

@@ -25,21 +25,6 @@ LanguageModelOptions small_options(const std::string& rotate) {
   return o;
 }
 
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double worst = 0, scale = 0;
-  for (size_t k = 0; k < a.size(); ++k) {
-    if (!std::isfinite(a[k])) return INFINITY;
-    worst = std::max(worst, std::abs(static_cast<double>(a[k]) - b[k]));
-    scale = std::max(scale, std::abs(static_cast<double>(b[k])));
-  }
-  return worst / scale;
-}
-
-std::vector<float> whole_prompt(RunnerFixture& model, const TinyGolden& golden) {
-  return model.run({{golden.tokens, 0, model.blocks(golden.tokens.size()), true}});
-}
-
 std::vector<int32_t> greedy(RunnerFixture& model, std::vector<int32_t> tokens, size_t count) {
   const auto blocks = model.blocks(tokens.size() + count, 8);
   std::vector<int32_t> out, chunk = tokens;
@@ -67,7 +52,7 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
     RunnerFixture plain(path, small_options("none"));
-    const auto before = whole_prompt(plain, golden);
+    const auto before = plain.run_prompt(golden.tokens);
     const std::vector<int32_t> prompt(golden.tokens.begin(), golden.tokens.begin() + 7);
     const auto text = greedy(plain, prompt, 16);
     for (const char* rotate : {"r1", "r2", "r3", "r4", "kv", "all"}) {
@@ -76,7 +61,7 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
         if (!fused) options.disabled_passes = {"fuse_residual_norm", "fuse_head_norm_rope", "fuse_linear"};
         RunnerFixture model(path, options);
         INFO(name << " " << rotate << (fused ? "" : " without fusions"));
-        const auto after = whole_prompt(model, golden);
+        const auto after = model.run_prompt(golden.tokens);
         const double error = relative_error(after, before);
         CAPTURE(error);
         CHECK(error < 1e-4);
@@ -211,7 +196,7 @@ TEST_CASE("bf16 and int8 weights after all rotations stay within their roundings
     RunnerFixture model(path, small_options("all"));
     const double bound = 2 * (8.0 * static_cast<double>(model.config.layers) + 1) / 512;
     INFO(name);
-    const double error = relative_error(whole_prompt(model, golden), golden.logits_bf16);
+    const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_bf16);
     CAPTURE(error, bound);
     // Chosen experts are a jump: a mixture whose margin is within the error may take another.
     if (golden.router_margin_bf16 && *golden.router_margin_bf16 < 0.1) continue;

@@ -1,6 +1,10 @@
 #include "tests/models/runner_fixture.h"
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
+
+#include "tests/support/catch.h"
 
 namespace oar_test {
 using namespace oar;
@@ -65,6 +69,17 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
   }
   const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups}));
   return {logits.begin(), logits.end()};
+}
+
+double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0, scale = 0;
+  for (size_t k = 0; k < a.size(); ++k) {
+    if (!std::isfinite(a[k])) return INFINITY;
+    worst = std::max(worst, std::abs(static_cast<double>(a[k]) - b[k]));
+    scale = std::max(scale, std::abs(static_cast<double>(b[k])));
+  }
+  return worst / scale;
 }
 
 }  // namespace oar_test

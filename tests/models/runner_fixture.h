@@ -18,6 +18,9 @@ struct Chunk {
   bool all_logits = true;
 };
 
+// max |a - b| / max |b|; infinite when an `a` is not finite. Requires equal sizes.
+double relative_error(const std::vector<float>& a, const std::vector<float>& b);
+
 class RunnerFixture {
  public:
   // Throws on any fault, which fails the test.

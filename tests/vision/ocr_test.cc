@@ -17,14 +17,6 @@ Found find(const char* image, const char* recognizer) {
   Found f{oar_test::data_path(std::string("vision/ocr/") + image),
           oar_test::data_path(std::string("paddle/") + recognizer), oar_test::data_path("paddle/v3_ch_det")};
   if (!f.all()) return {};
-  TextReaderOptions options;
-  options.recognizer = *f.recognizer;
-  options.detector = *f.detector;
-  const auto reader = TextReader::open(options);
-  if (!reader.ok() && reader.status().message().find("there is no graph op") != std::string::npos) {
-    WARN(reader.status().message());
-    return {};
-  }
   return f;
 }
 

@@ -248,6 +248,21 @@ Status one_hot(EvalContext& ctx) {
   return ok_status();
 }
 
+// The entries `chosen` of x along `axis`, in that order.
+Result<Tensor> take_along(EvalContext& ctx, const Tensor& x, int axis, const std::vector<int64_t>& chosen) {
+  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  std::vector<int64_t> dims = dims_of(x.shape());
+  const auto count = static_cast<int64_t>(chosen.size());
+  dims[static_cast<size_t>(axis)] = count;
+  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t k = 0; k < count; ++k)
+      copy_elements(x, (o * n + chosen[static_cast<size_t>(k)]) * inner, y, (o * count + k) * inner, inner);
+  }
+  return y;
+}
+
 Status compress(EvalContext& ctx) {
   OAR_ASSIGN(Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor condition, ctx.tensor(1));
@@ -259,20 +274,12 @@ Status compress(EvalContext& ctx) {
   } else {
     OAR_ASSIGN(x, x.reshape({x.numel()}));
   }
-  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
-                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  const int64_t n = x.shape()[axis];
   std::vector<int64_t> chosen;
   for (int64_t k = 0; k < std::min(n, condition.numel()); ++k) {
     if (elements<uint8_t>(condition)[k]) chosen.push_back(k);
   }
-  std::vector<int64_t> dims = dims_of(x.shape());
-  const auto count = static_cast<int64_t>(chosen.size());
-  dims[static_cast<size_t>(axis)] = count;
-  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
-  for (int64_t o = 0; o < outer; ++o) {
-    for (int64_t k = 0; k < count; ++k)
-      copy_elements(x, (o * n + chosen[static_cast<size_t>(k)]) * inner, y, (o * count + k) * inner, inner);
-  }
+  OAR_ASSIGN(Tensor y, take_along(ctx, x, axis, chosen));
   ctx.set(0, std::move(y));
   return ok_status();
 }
@@ -346,14 +353,7 @@ Status unique(EvalContext& ctx) {
     for (int64_t& i : inverse) i = rank[static_cast<size_t>(i)];
     first = std::move(f), counts = std::move(c);
   }
-  std::vector<int64_t> dims = dims_of(x.shape());
-  const auto count = static_cast<int64_t>(first.size());
-  dims[static_cast<size_t>(axis)] = count;
-  OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
-  for (int64_t o = 0; o < outer; ++o) {
-    for (int64_t k = 0; k < count; ++k)
-      copy_elements(x, (o * n + first[static_cast<size_t>(k)]) * inner, y, (o * count + k) * inner, inner);
-  }
+  OAR_ASSIGN(Tensor y, take_along(ctx, x, axis, first));
   ctx.set(0, std::move(y));
   size_t slot = 1;
   for (const auto* list : {&first, &inverse, &counts}) {
