@@ -14,6 +14,7 @@
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/tune/compare.h"
+#include "engine/tune/peer_kv.h"
 
 namespace oar::cli {
 namespace {
@@ -22,13 +23,13 @@ struct EvalCommand {
   ModelOptions model;
   EvalOptions eval;
   std::string text, reference, plot;
-  std::vector<std::string> weights{"auto"}, kv{"auto"}, candidates;
+  std::vector<std::string> weights{"auto"}, kv{"auto"}, rotations{"auto"}, candidates;
   std::vector<int64_t> contexts{0};
   bool no_bos = false, json = false;
 
   bool is_table() const {
     return !reference.empty() || !plot.empty() || !candidates.empty() || weights.size() > 1 ||
-           kv.size() > 1 || contexts.size() > 1;
+           kv.size() > 1 || rotations.size() > 1 || contexts.size() > 1 || peer_kv(kv[0]).has_value();
   }
 };
 
@@ -38,6 +39,7 @@ int perplexity(const EvalCommand& o, const std::string& text) {
   model_options.no_prefix_cache = true;
   model_options.engine.weights = o.weights[0];
   model_options.engine.kv = o.kv[0];
+  model_options.engine.rotate = o.rotations[0];
   if (model_options.engine.max_context == 0) model_options.engine.max_context = o.contexts[0];
   auto model = open_model(model_options, LogLevel::kWarning);
   if (!model.ok()) return fail(model.status());
@@ -106,10 +108,12 @@ Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
   }
   std::vector<CompareCase> cases;
   for (const std::string& kv : o.kv) {
-    for (const std::string& weights : o.weights) {
-      cases.push_back({model.name, &model.checkpoint, weights, kv});
+    for (const std::string& rotate : o.rotations) {
+      for (const std::string& weights : o.weights) {
+        cases.push_back({model.name, &model.checkpoint, weights, kv, rotate});
+      }
+      for (const Opened& other : others) cases.push_back({other.name, &other.checkpoint, "auto", kv, rotate});
     }
-    for (const Opened& other : others) cases.push_back({other.name, &other.checkpoint, "auto", kv});
   }
   OAR_ASSIGN(const ModelConfig config, read_model_config(truth.config));
   OAR_ASSIGN(const auto tokenizer, make_tokenizer(truth.tokenizer, config.vocab));
@@ -156,9 +160,16 @@ void add_eval(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->type_name("FORMAT,..")
       ->default_str("auto");
-  c->add_option("--kv", o->kv, "type of the KV cache; several, by commas, make a table")
+  c->add_option("--kv", o->kv,
+                "type of the KV cache; several, by commas, make a table. Also other engines' rules, for\n"
+                "comparison: llama-q8_0, llama-q4_0 (each also with -rot), paddle-c4, rtn-g32")
       ->delimiter(',')
       ->type_name("TIER,..")
+      ->default_str("auto");
+  c->add_option("--rotate", o->rotations,
+                "Hadamard rotations, as in `oar serve`; may be repeated, for a table")
+      ->type_name("LIST")
+      ->allow_extra_args(false)
       ->default_str("auto");
   c->add_option("--candidate", o->candidates, "another checkpoint of the same vocabulary, a row of its own")
       ->type_name("MODEL")

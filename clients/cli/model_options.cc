@@ -35,13 +35,14 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
             "k8v4, int4, int4-mean; or one per layer, with slashes between")
         ->capture_default_str();
   }
-  command
-      .add_option(
-          "--rotate", e.rotate,
-          "Hadamard rotations that spread outliers: none, all, kv (for a quantized cache), or a list of r1, "
-          "r2, r3, r4")
-      ->type_name("LIST")
-      ->capture_default_str();
+  if (set.formats)
+    command
+        .add_option("--rotate", e.rotate,
+                    "Hadamard rotations that spread outliers: auto (kv beside a quantized cache), none, all, "
+                    "kv, or a "
+                    "list of r1, r2, r3, r4")
+        ->type_name("LIST")
+        ->capture_default_str();
   command
       .add_option("--max-context", e.max_context,
                   "tokens of one sequence; 0: the model's, as far as memory allows")

@@ -21,7 +21,7 @@ struct ModelOptions {
 struct ModelOptionSet {
   bool model_required = true;
   bool memory_budget = true;  // --memory BYTES|%
-  bool formats = true;        // --weights and --kv, one of each; a command that takes lists has its own
+  bool formats = true;  // --weights, --kv and --rotate, one of each; a command that takes lists has its own
 };
 // Adds MODEL and the options.
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});

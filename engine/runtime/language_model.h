@@ -22,7 +22,9 @@ struct LanguageModelOptions {
   // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean; or one of these per
   // layer, with slashes between.
   std::string kv = "auto";
-  std::string rotate = "none";  // none, kv, all, or a list of r1, r2, r3, r4 (engine/graph/passes/rotate.h)
+  // auto (kv beside a quantized cache, else none), none, kv, all, or a list of r1, r2, r3, r4
+  // (engine/graph/passes/rotate.h).
+  std::string rotate = "auto";
   int64_t max_context = 0;      // 0: the model's, as far as memory allows
   int64_t max_batch_tokens = 512;  // token budget of one step
   int64_t max_sequences = 64;      // running at once

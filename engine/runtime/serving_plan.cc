@@ -5,7 +5,6 @@
 #include <set>
 
 #include "engine/base/format.h"
-#include "engine/graph/passes/rotate.h"
 #include "engine/runtime/quantize_weights.h"
 
 namespace oar {
@@ -66,9 +65,16 @@ Result<std::vector<KvFormat>> kv_formats(std::string_view names, const Checkpoin
 
 }  // namespace
 
-Result<ServingGraph> build_serving_graph(
-    const Checkpoint& checkpoint, const ModelConfig& config, const LanguageModelOptions& options,
-    std::function<void(const Pass&, const Graph&, bool after)> observer) {
+Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv) {
+  if (rotate != "auto") return parse_rotation(rotate);
+  const bool quantized = std::any_of(kv.begin(), kv.end(), [](const KvFormat& f) { return f.quantized; });
+  return parse_rotation(quantized ? "kv" : "none");
+}
+
+Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const ModelConfig& config,
+                                         const LanguageModelOptions& options,
+                                         std::function<void(const Pass&, const Graph&, bool after)> observer,
+                                         const std::function<Status(Graph&)>& edit) {
   ServingGraph out;
   OAR_ASSIGN(const std::string format, weight_format(options.weights));
   ServeOptions serving;
@@ -99,9 +105,11 @@ Result<ServingGraph> build_serving_graph(
   PassOptions passes;
   passes.disabled = {options.disabled_passes.begin(), options.disabled_passes.end()};
   passes.observer = std::move(observer);
-  OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
+  OAR_ASSIGN(const RotationOptions wanted, wanted_rotation(options.rotate, serving.kv));
   OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
-  out.pass_list = language_model_passes(merge_rotation(stored, wanted));
+  const RotationOptions rotation = merge_rotation(stored, wanted);
+  out.rotation = rotation_names(rotation);
+  out.pass_list = language_model_passes(rotation);
   OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));
   if (!format.empty()) {
     for (Node& n : out.model.graph.nodes()) {
@@ -109,6 +117,7 @@ Result<ServingGraph> build_serving_graph(
     }
   }
   out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
+  if (edit) OAR_RETURN_IF_ERROR(edit(out.model.graph));
   serving.page_tokens = options.page_tokens;
   serving.max_sequences = options.max_sequences;
   serving.max_context = out.max_context;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/rotate.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
 #include "engine/runtime/language_model.h"
@@ -21,13 +22,20 @@ struct ServingGraph {
   std::vector<PassReport> passes;  // one for each of pass_list
   std::string kv;                  // how keys and values are kept, for people
   std::string weights;             // what the linear layers compute with, for people
+  std::string rotation;            // rotation_names() of what is in the weights or online
   int64_t max_context = 0;
 };
 
-// `observer` (may be empty) sees the graph around each pass.
+// What --rotate asks for over such a cache: "auto" rotates queries, keys and values online where any layer's
+// cache is quantized, and nothing where none is.
+Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv);
+
+// `observer` (may be empty) sees the graph around each pass. `edit` (may be empty) may change it between the
+// passes and the paged cache, while attention still reads plain keys and values: for measuring.
 Result<ServingGraph> build_serving_graph(
     const Checkpoint& checkpoint, const ModelConfig& config, const LanguageModelOptions& options,
-    std::function<void(const Pass&, const Graph&, bool after)> observer = {});
+    std::function<void(const Pass&, const Graph&, bool after)> observer = {},
+    const std::function<Status(Graph&)>& edit = {});
 
 // Bytes the weights will take beyond the mapped file, foreseen from the graph's attributes.
 uint64_t foreseen_weight_copies(const Graph& graph);

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/divergence.h"
+#include "engine/tune/peer_kv.h"
 
 namespace oar {
 namespace {
@@ -42,10 +43,14 @@ CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t contex
   CompareRow row;
   row.label = c.label;
   row.weights = c.weights == "auto" ? model.weights() : c.weights;
-  row.kv = model.kv();
+  row.kv = peer_kv(c.kv) ? c.kv : model.kv();
+  row.rotate = model.rotation();
   row.context = context;
   row.positions = d.positions();
   row.bits = model.bits();
+  if (const auto peer = peer_kv(c.kv)) {
+    row.bits.kv_bytes_per_token = peer->bits / 8 * static_cast<double>(row.bits.kv_elements);
+  }
   row.perplexity = d.perplexity();
   row.reference_perplexity = d.reference_perplexity();
   row.mean_kld = d.mean_kld();
@@ -54,6 +59,33 @@ CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t contex
   row.top1 = d.top1_agreement();
   row.logit_snr_db = d.logit_snr_db();
   return row;
+}
+
+// The model of a case, ready to run. Another engine's KV rule runs over an f32 cache; the calibrated one is
+// fitted to `windows` first.
+Result<std::unique_ptr<EvalModel>> open_case(const CompareCase& c, const Checkpoint& checkpoint,
+                                             LanguageModelOptions model,
+                                             const std::shared_ptr<Backend>& backend, int64_t rows,
+                                             const std::vector<EvalWindows>& cuts, const Progress& progress) {
+  const auto peer = peer_kv(c.kv);
+  if (!peer) return EvalModel::open(checkpoint, model, backend, rows, progress);
+  model.kv = "f32";
+  std::vector<KvRange> ranges;
+  if (peer->code == PeerCode::kStaticChannel4) {
+    OAR_ASSIGN(const auto observer, EvalModel::open(checkpoint, model, backend, rows, progress,
+                                                    [&](Graph& g) { return observe_kv(g, ranges); }));
+    for (const EvalWindows& cut : cuts) {
+      for (const auto& window : cut.windows) {
+        observer->reset();
+        for (size_t at = 0; at < window.size(); at += static_cast<size_t>(rows)) {
+          const size_t count = std::min(static_cast<size_t>(rows), window.size() - at);
+          OAR_RETURN_IF_ERROR(observer->append(std::span(window).subspan(at, count)).status());
+        }
+      }
+    }
+  }
+  return EvalModel::open(checkpoint, model, backend, rows, progress,
+                         [&](Graph& g) { return insert_peer_kv(g, *peer, ranges); });
 }
 
 double seconds_since(Clock::time_point start) {
@@ -80,18 +112,20 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
   }
   model.weights = "auto";
   model.kv = "f32";
+  model.rotate = "none";
   OAR_ASSIGN(const auto truth,
              EvalModel::open(reference, model, make_backend(model), options.rows, progress));
   CompareReport report;
   report.reference = truth->weights() + " weights, " + truth->kv() + " KV";
   for (const CompareCase& c : cases) {
-    const std::string what = cat(c.label, " --weights ", c.weights, " --kv ", c.kv);
+    const std::string what = cat(c.label, " --weights ", c.weights, " --kv ", c.kv, " --rotate ", c.rotate);
     model.weights = c.weights;
     model.kv = c.kv;
+    model.rotate = c.rotate;
     const auto backend = make_backend(model);
     auto quantized = quantize_at_load(*c.checkpoint, c.weights, model.cache_dir, backend->host_pool(),
                                       model.log, progress);
-    auto candidate = quantized.ok() ? EvalModel::open(*quantized, model, backend, options.rows, progress)
+    auto candidate = quantized.ok() ? open_case(c, *quantized, model, backend, options.rows, cuts, progress)
                                     : Result<std::unique_ptr<EvalModel>>(quantized.status());
     if (!candidate.ok()) {
       return Status(candidate.status().code(), cat(what, ": ", candidate.status().message()),

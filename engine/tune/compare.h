@@ -16,18 +16,19 @@ namespace oar {
 struct CompareCase {
   std::string label;  // the checkpoint's name, for people
   const Checkpoint* checkpoint = nullptr;
-  std::string weights = "auto", kv = "auto";  // as LanguageModelOptions
+  std::string weights = "auto", kv = "auto";  // as LanguageModelOptions; kv also a name of peer_kv()
+  std::string rotate = "auto";
 };
 
 struct CompareOptions {
-  LanguageModelOptions model;     // threads, page size and so on; weights, kv and max_context are set here
+  LanguageModelOptions model;     // threads, page size and so on; what cases and contexts say is set here
   std::vector<int64_t> contexts;  // tokens per window, BOS included
   EvalOptions eval;               // separator and BOS; context is taken from `contexts`
   int64_t rows = 256;             // tokens per chunk
 };
 
 struct CompareRow {
-  std::string label, weights, kv;
+  std::string label, weights, kv, rotate;
   int64_t context = 0, positions = 0;
   ModelBits bits;
   double perplexity = 0, reference_perplexity = 0;
@@ -50,7 +51,8 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
 // A table for a terminal or a Markdown page.
 std::string compare_table(const CompareReport& report);
 json::object compare_json(const CompareReport& report);
-// Mean KLD (log scale) against bits per weight, or against bytes of KV cache per token where only those vary.
+// Mean KLD (log scale) against bits per weight, or against bits per element of the KV cache where only those
+// vary.
 std::string compare_svg(const CompareReport& report);
 
 }  // namespace oar

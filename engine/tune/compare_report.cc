@@ -22,7 +22,8 @@ std::vector<std::string> cells(const CompareRow& r) {
           r.weights,
           number(r.bits.bits_per_weight, "%.2f"),
           r.kv,
-          number(r.bits.kv_bytes_per_token, "%.0f"),
+          r.rotate,
+          number(r.bits.kv_bits(), "%.2f"),
           cat(r.context),
           number(r.perplexity, "%.4f"),
           number(100 * r.perplexity_change(), "%+.2f"),
@@ -34,13 +35,13 @@ std::vector<std::string> cells(const CompareRow& r) {
 }
 
 const std::vector<std::string>& headings() {
-  static const std::vector<std::string> kHeadings = {"model",   "weights", "bits/w", "kv",       "B/token",
-                                                     "context", "ppl",     "ppl %",  "mean KLD", "+-",
-                                                     "p99 KLD", "top-1 %", "SNR dB"};
+  static const std::vector<std::string> kHeadings = {"model",   "weights", "bits/w",  "kv",    "rotate",
+                                                     "kv bits", "context", "ppl",     "ppl %", "mean KLD",
+                                                     "+-",      "p99 KLD", "top-1 %", "SNR dB"};
   return kHeadings;
 }
 
-bool left_aligned(size_t column) { return column == 0 || column == 1 || column == 3; }
+bool left_aligned(size_t column) { return column == 0 || column == 1 || column == 3 || column == 4; }
 
 }  // namespace
 
@@ -90,11 +91,13 @@ json::object compare_json(const CompareReport& report) {
     json::object row{{"model", r.label},
                      {"weights", r.weights},
                      {"kv", r.kv},
+                     {"rotate", r.rotate},
                      {"context", r.context},
                      {"positions", r.positions},
                      {"bits_per_weight", r.bits.bits_per_weight},
                      {"bits_per_weight_without_head", r.bits.body_bits_per_weight},
                      {"kv_bytes_per_token", r.bits.kv_bytes_per_token},
+                     {"kv_bits", r.bits.kv_bits()},
                      {"perplexity", r.perplexity},
                      {"reference_perplexity", r.reference_perplexity},
                      {"perplexity_change", r.perplexity_change()},
@@ -113,17 +116,20 @@ json::object compare_json(const CompareReport& report) {
 }
 
 std::string compare_svg(const CompareReport& report) {
-  std::set<double> weight_bits, kv_bytes;
+  std::set<double> weight_bits, kv_bits;
+  std::set<std::string> rotations;
   std::vector<int64_t> contexts;
   for (const CompareRow& r : report.rows) {
+    rotations.insert(r.rotate);
     weight_bits.insert(r.bits.bits_per_weight);
-    kv_bytes.insert(r.bits.kv_bytes_per_token);
+    kv_bits.insert(r.bits.kv_bits());
     if (std::find(contexts.begin(), contexts.end(), r.context) == contexts.end())
       contexts.push_back(r.context);
   }
-  const bool by_kv = weight_bits.size() <= 1 && kv_bytes.size() > 1;
+  const bool by_kv = weight_bits.size() <= 1 && kv_bits.size() > 1;
   Plot plot{.title = cat("Loss against ", report.reference, ": ", report.text),
-            .x_label = by_kv ? "bytes of KV cache per token" : "bits per weight (linear layers and head)",
+            .x_label = by_kv ? "bits per element of the KV cache (16-bit pages apart)"
+                             : "bits per weight (linear layers and head)",
             .y_label = "mean KLD (nats)",
             .series = {}};
   for (const int64_t context : contexts) {
@@ -131,9 +137,10 @@ std::string compare_svg(const CompareReport& report) {
     for (const CompareRow& r : report.rows) {
       if (r.context != context) continue;
       std::string label = by_kv ? r.kv : r.weights;
-      if (!by_kv && kv_bytes.size() > 1) label += " / " + r.kv;
+      if (by_kv && rotations.size() > 1) label += " (" + r.rotate + ")";
+      if (!by_kv && kv_bits.size() > 1) label += " / " + r.kv;
       series.points.push_back(
-          {std::move(label), by_kv ? r.bits.kv_bytes_per_token : r.bits.bits_per_weight, r.mean_kld});
+          {std::move(label), by_kv ? r.bits.kv_bits() : r.bits.bits_per_weight, r.mean_kld});
     }
     plot.series.push_back(std::move(series));
   }

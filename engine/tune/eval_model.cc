@@ -52,22 +52,30 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
     if (group.pages == ServeLayout::Pages::kAll)
       out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
   }
+  for (const Node& node : graph.nodes()) {
+    if (std::strcmp(node.op->name, "kv_append") != 0 && std::strcmp(node.op->name, "quant_kv_append") != 0)
+      continue;
+    out.kv_elements +=
+        static_cast<uint64_t>(2 * node.attrs.get_int("kv_heads") * node.attrs.get_int("head_dim"));
+  }
   return out;
 }
 
 Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint, LanguageModelOptions options,
                                                    std::shared_ptr<Backend> backend, int64_t rows,
-                                                   const Progress& progress) {
+                                                   const Progress& progress,
+                                                   const std::function<Status(Graph&)>& edit) {
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   auto out = std::unique_ptr<EvalModel>(new EvalModel());
   options.max_batch_tokens = rows;
   options.max_sequences = rows;  // rows of logits
-  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
+  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options, {}, edit));
   out->backend_ = backend;
   out->rows_ = rows;
   out->max_context_ = graph.max_context;
   out->weights_ = graph.weights;
   out->kv_ = graph.kv;
+  out->rotation_ = graph.rotation;
   out->bits_ = model_bits(graph, options.page_tokens);
   OAR_ASSIGN(ServingPlan serving,
              compile_serving_plan(std::move(graph), config, options, std::move(backend), progress));

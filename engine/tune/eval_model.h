@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,7 +23,11 @@ struct ModelBits {
   uint64_t weights = 0;             // elements of those matrices
   uint64_t linear_bytes = 0;        // their stored size
   uint64_t other_bytes = 0;         // every other constant: embedding table, norms, biases
-  double kv_bytes_per_token = 0;    // over all layers
+  double kv_bytes_per_token = 0;    // over all layers; 16-bit pages beside a quantized cache apart
+  uint64_t kv_elements = 0;         // keys and values of a token, over all layers
+  double kv_bits() const {          // per element
+    return kv_elements > 0 ? 8 * kv_bytes_per_token / static_cast<double>(kv_elements) : 0;
+  }
 };
 // From the graph as planned: formats asked for at load count as what they become.
 ModelBits model_bits(const ServingGraph& graph, int32_t page_tokens);
@@ -30,9 +35,11 @@ ModelBits model_bits(const ServingGraph& graph, int32_t page_tokens);
 class EvalModel {
  public:
   // `options.max_context` tokens of KV cache for one sequence (0: the model's). `rows` is the largest chunk.
+  // `edit` (may be empty): see build_serving_graph().
   static Result<std::unique_ptr<EvalModel>> open(const Checkpoint& checkpoint, LanguageModelOptions options,
                                                  std::shared_ptr<Backend> backend, int64_t rows = 256,
-                                                 const Progress& progress = {});
+                                                 const Progress& progress = {},
+                                                 const std::function<Status(Graph&)>& edit = {});
 
   // Forgets the sequence.
   void reset() { length_ = 0; }
@@ -45,6 +52,7 @@ class EvalModel {
   const ModelBits& bits() const { return bits_; }
   const std::string& weights() const { return weights_; }
   const std::string& kv() const { return kv_; }
+  const std::string& rotation() const { return rotation_; }
   Backend& backend() { return *backend_; }
 
  private:
@@ -52,7 +60,7 @@ class EvalModel {
   std::shared_ptr<Backend> backend_;
   std::unique_ptr<ModelRunner> runner_;
   ModelBits bits_;
-  std::string weights_, kv_;
+  std::string weights_, kv_, rotation_;
   int64_t rows_ = 0, max_context_ = 0, length_ = 0;
   std::vector<int32_t> positions_, slots_, logit_rows_, table_;
 };

@@ -66,6 +66,7 @@ TEST_CASE("comparing measures what the engine serves") {
       CHECK(row.logit_snr_db > 35);
       CHECK(row.bits.bits_per_weight == 8.5);
     }
+    CHECK(row.bits.kv_bits() == 32);
     CHECK(row.bits.kv_bytes_per_token == 6 * 2 * 2 * 64 * 4);  // layers, k and v, heads, head size, f32
   }
   const std::string table = compare_table(*report);
