@@ -43,11 +43,49 @@ inline std::vector<float> random_values(size_t n, Values values, uint32_t seed) 
   return out;
 }
 
+// Formats that are only decoded: where a block's f16 scales lie (-1: none) and how large they may be for
+// weights of about one, and which bytes are levels where there are minima.
+struct RandomBlocks {
+  const char* name;
+  int d, dmin;
+  float d_most, dmin_most;
+  int levels_begin, levels_end;
+};
+inline constexpr RandomBlocks kRandomBlocks[] = {
+    {"q2_k", 80, 82, 1.f / 15, 1.f / 15, 16, 80}, {"q3_k", 108, -1, 1.f / 48, 0, 0, 0},
+    {"q4_k", 0, 2, 1.f / 300, 1.f / 60, 16, 144}, {"q5_k", 0, 2, 1.f / 600, 1.f / 60, 16, 176},
+    {"q6_k", 208, -1, 1.f / 1500, 0, 0, 0},       {"iq4_nl", 0, -1, 1.f / 60, 0, 0, 0},
+    {"iq4_xs", 0, -1, 1.f / 1500, 0, 0, 0},
+};
+inline const RandomBlocks* random_blocks(Format format) {
+  for (const RandomBlocks& r : kRandomBlocks) {
+    if (format.name() == std::string_view(r.name)) return &r;
+  }
+  return nullptr;
+}
+
+// Any bytes are valid blocks once their scales are finite.
+inline void fill_random_blocks(const RandomBlocks& r, int64_t block_bytes, Guarded<char>& out,
+                               uint32_t seed) {
+  std::mt19937 gen(seed);
+  for (char& c : out) c = static_cast<char>(gen());
+  std::uniform_real_distribution<float> part(-1.f, 1.f);
+  for (size_t b = 0; b < out.size(); b += static_cast<size_t>(block_bytes)) {
+    const oar::f16 d = oar::to_f16(r.d_most * part(gen)), dmin = oar::to_f16(r.dmin_most * part(gen));
+    std::memcpy(out.data() + b + r.d, &d, 2);
+    if (r.dmin >= 0) std::memcpy(out.data() + b + r.dmin, &dmin, 2);
+  }
+}
+
 // The values, rows of K, in storage format `format`, row-major, ending at a guard page. K is a multiple of
-// the format's block.
+// the format's block. Formats without an encoder get random blocks, the values only tell how many.
 inline Guarded<char> encode(const std::vector<float>& values, int64_t K, Format format) {
   const int64_t rows = static_cast<int64_t>(values.size()) / K, stride = format.stride(K);
   Guarded<char> out(static_cast<size_t>(rows * stride), static_cast<size_t>(format.info().alignment));
+  if (const RandomBlocks* r = random_blocks(format)) {
+    fill_random_blocks(*r, format.block_bytes(), out, static_cast<uint32_t>(std::abs(values[0]) * 1e6f));
+    return out;
+  }
   REQUIRE(format.info().encode != nullptr);
   for (int64_t r = 0; r < rows; ++r) format.encode_row(values.data() + r * K, K, out.data() + r * stride);
   return out;
@@ -58,6 +96,19 @@ inline std::vector<float> decode(const Guarded<char>& bytes, int64_t K, Format f
   std::vector<float> out(static_cast<size_t>(rows * K));
   for (int64_t r = 0; r < rows; ++r) format.decode_row(bytes.data() + r * stride, K, out.data() + r * K);
   return out;
+}
+
+// What a block's minima alone contribute to its elements: kernels multiply levels and minima apart, and round
+// both. Empty for formats without.
+inline std::vector<float> decode_minima(const Guarded<char>& bytes, int64_t K, Format format) {
+  const RandomBlocks* r = random_blocks(format);
+  if (r == nullptr || r->levels_end == 0) return {};
+  Guarded<char> zero(bytes.size(), static_cast<size_t>(format.info().alignment));
+  std::memcpy(zero.data(), bytes.data(), bytes.size());
+  for (size_t b = 0; b < zero.size(); b += static_cast<size_t>(format.block_bytes())) {
+    std::memset(zero.data() + b + r->levels_begin, 0, static_cast<size_t>(r->levels_end - r->levels_begin));
+  }
+  return decode(zero, K, format);
 }
 
 // A weight as the kernels of `isa` want it: the row-major bytes themselves or their packed form.

@@ -10,8 +10,8 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32",  "f16",        "bf16",      "q8_0",   "q4_0",
-                                "q5_1", "i8_channel", "i4_s8_g32", "u4_g64", "nvfp4"};
+const char* const kFormats[] = {"f32",    "f16",   "bf16", "q8_0", "q4_0", "q5_1", "i8_channel", "i4_s8_g32",
+                                "u4_g64", "nvfp4", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
 
 struct Shape {
   int64_t T, K;
@@ -23,7 +23,8 @@ struct Problem {
   Format format;
   Isa isa;
   const Kernel* kernel;
-  std::vector<std::vector<float>> w;  // as the format stores them
+  std::vector<std::vector<float>> w;       // as the format stores them
+  std::vector<std::vector<float>> minima;  // decode_minima's
   std::vector<Weight> weights;
   Guarded<float> x, bias, residual, out;
   std::vector<MatmulSegment> segments;
@@ -39,6 +40,7 @@ struct Problem {
     for (int64_t n : shape.n) {
       weights.emplace_back(random_values(static_cast<size_t>(n * K), values, seed + 10), format, isa, n, K);
       w.push_back(decode(weights.back().row_major, K, format));
+      minima.push_back(decode_minima(weights.back().row_major, K, format));
       rows += n;
       ++seed;
     }
@@ -82,18 +84,21 @@ struct Problem {
   }
 
   // |w| . |dx| for one output: what the kernel may lose by rounding the activations. bf16 has 8 significant
-  // bits, so to nearest is within 2^-8; int8 groups of 32 are within half a step of absmax / 127 (a little
-  // more: the quotient is rounded too).
+  // bits, so to nearest is within 2^-8; int8 groups of 32, or of 256 beside super-blocks, are within half a
+  // step of absmax / 127 (a little more: the quotient is rounded too).
   double activation_error(const float* wr, const float* xr) const {
     const std::string_view name = kernel->name;
     const int64_t K = shape.K;
     double error = 0;
     if (name == "matmul.bf16.avx512vnni" || name == "matmul.bf16.amx") {
       for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(1.0, -8);
-    } else if (name.starts_with("matmul.q8_0.")) {
-      for (int64_t g = 0; g < K; g += 32) {
+    } else if (const int64_t group = name.starts_with("matmul.q8_0.") ? 32
+                                     : name.find("_k.") != name.npos  ? 256
+                                                                      : 0;
+               group != 0) {
+      for (int64_t g = 0; g < K; g += group) {
         float absmax = 0;
-        const int64_t end = std::min(K, g + 32);
+        const int64_t end = std::min(K, g + group);
         for (int64_t k = g; k < end; ++k) absmax = std::max(absmax, std::abs(xr[k]));
         for (int64_t k = g; k < end; ++k) error += std::abs(wr[k]) * (absmax / 127 * 0.50001);
       }
@@ -115,6 +120,9 @@ struct Problem {
           for (int64_t k = 0; k < K; ++k) {
             sum += double{wr[k]} * xr[k];
             magnitude += std::abs(double{wr[k]} * xr[k]);
+            if (!minima[s].empty()) {
+              magnitude += 2 * std::abs(double{minima[s][static_cast<size_t>(n * K + k)]} * xr[k]);
+            }
           }
           const size_t at = static_cast<size_t>(t * ldo + col);
           const double b = bias.size() != 0 ? bias[static_cast<size_t>(col)] : 0;
@@ -138,7 +146,8 @@ struct Problem {
 };
 
 bool storable(Format format, int64_t K) {
-  return K % format.block_elems() == 0 && format.info().encode != nullptr;
+  return K % format.block_elems() == 0 &&
+         (format.info().encode != nullptr || random_blocks(format) != nullptr);
 }
 
 // Calls fn(format, isa) for each distinct kernel.
@@ -286,7 +295,7 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
 TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
   ThreadPool pool({.threads = 3});
   for_each_kernel([&](Format format, Isa isa) {
-    for (int64_t K : {172, 544, 2080, 4160}) {
+    for (int64_t K : {172, 512, 544, 2080, 4160}) {
       for (int64_t most : {129, 545}) {
         if (!storable(format, K) || (most == 545 && K > 2080)) continue;
         const int64_t n = 150;

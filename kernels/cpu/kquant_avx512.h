@@ -1,0 +1,265 @@
+// AVX-512 readers of super-blocks (kquant_format.h): the 256 levels of a row in natural order, and the heads
+// of sixteen rows at once, a row in each 32-bit lane. Only for files compiled with AVX-512 (F, BW, VL, DQ).
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/kquant_format.h"
+
+namespace oar {
+namespace {
+
+inline constexpr int64_t kHeadRows = 16;
+
+// Heads of sixteen rows. Row r's group scales lie at scales[r % 4] + r / 4 * 16: sixteen bytes, in q4_k and
+// q5_k the first eight. pairs[j] has, for each row, the two 16-bit numbers that the sums of groups 2j and
+// 2j + 1 are multiplied with: minima, or scales where levels have an offset.
+struct KHeads {
+  __m512 d, dmin;
+  __m512i pairs[8];
+  alignas(64) uint8_t scales[4][64];
+};
+
+// v[e], lane L, dword i -> v[i], lane L, dword e. Rows e + 4 L become elements of row 4 L + e.
+inline void transpose4(__m512i v[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm512_unpacklo_epi64(a, c);
+  v[1] = _mm512_unpackhi_epi64(a, c);
+  v[2] = _mm512_unpacklo_epi64(b, d);
+  v[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+// Sixteen bytes of each row, at `at` from the row's block: v[e] holds rows e, e + 4, e + 8, e + 12.
+inline void load_heads(const char* const rows[kHeadRows], int64_t at, __m512i v[4]) {
+  const auto load = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + at)); };
+#pragma GCC unroll 4
+  for (int e = 0; e < 4; ++e) {
+    __m512i x = _mm512_castsi128_si512(load(e));
+    x = _mm512_inserti32x4(x, load(e + 4), 1);
+    x = _mm512_inserti32x4(x, load(e + 8), 2);
+    v[e] = _mm512_inserti32x4(x, load(e + 12), 3);
+  }
+}
+
+// The f16 at `at` of each row.
+inline __m512 load_f16(const char* const rows[kHeadRows], int64_t at) {
+  alignas(32) uint16_t half[kHeadRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kHeadRows; ++r) std::memcpy(&half[r], rows[r] + at, 2);
+  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(half)));
+}
+
+// 16-byte patterns that vpshufb repeats in each lane. `z`: a byte that becomes zero.
+inline constexpr char z = -128;
+inline __m512i pattern(__m128i p) { return _mm512_broadcast_i32x4(p); }
+
+// Bytes 2 i and 2 i + 1 of each dword as two 16-bit numbers, zero- or sign-extended.
+template <bool kSigned>
+inline __m512i byte_pairs(__m512i v, int i) {
+  if constexpr (kSigned) {
+    const __m512i at = i == 0 ? pattern(_mm_setr_epi8(z, 0, z, 1, z, 4, z, 5, z, 8, z, 9, z, 12, z, 13))
+                              : pattern(_mm_setr_epi8(z, 2, z, 3, z, 6, z, 7, z, 10, z, 11, z, 14, z, 15));
+    return _mm512_srai_epi16(_mm512_shuffle_epi8(v, at), 8);
+  } else {
+    const __m512i at = i == 0 ? pattern(_mm_setr_epi8(0, z, 1, z, 4, z, 5, z, 8, z, 9, z, 12, z, 13, z))
+                              : pattern(_mm_setr_epi8(2, z, 3, z, 6, z, 7, z, 10, z, 11, z, 14, z, 15, z));
+    return _mm512_shuffle_epi8(v, at);
+  }
+}
+
+// Byte i of each dword as two equal 16-bit numbers.
+inline __m512i byte_twice(__m512i v, int i) {
+  const auto b = [i](int dword) { return static_cast<char>(4 * dword + i); };
+  return _mm512_shuffle_epi8(
+      v, pattern(_mm_setr_epi8(b(0), z, b(0), z, b(1), z, b(1), z, b(2), z, b(2), z, b(3), z, b(3), z)));
+}
+
+// Groups' scales as 16-bit numbers where the dots lie after vpackssdw of the vectors of 64 k `v` and `v` + 1:
+// in each 128-bit lane four dots of the first, then four of the second.
+struct Scales32 {  // eight unsigned bytes, one for every 32 k
+  static __m512i spread(const uint8_t* scales, int v) {
+    int64_t eight;
+    std::memcpy(&eight, scales, 8);
+    const char a = static_cast<char>(2 * v), b = static_cast<char>(a + 1), c = static_cast<char>(a + 2),
+               d = static_cast<char>(a + 3);
+    const __m128i lo = _mm_setr_epi8(a, z, a, z, a, z, a, z, c, z, c, z, c, z, c, z);
+    const __m128i hi = _mm_setr_epi8(b, z, b, z, b, z, b, z, d, z, d, z, d, z, d, z);
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(lo), lo, 1);
+    const __m256i both_hi = _mm256_inserti128_si256(_mm256_castsi128_si256(hi), hi, 1);
+    return _mm512_shuffle_epi8(_mm512_set1_epi64(eight),
+                               _mm512_inserti64x4(_mm512_castsi256_si512(both), both_hi, 1));
+  }
+};
+struct Scales16 {  // sixteen signed bytes, one for every 16 k
+  static __m512i spread(const uint8_t* scales, int v) {
+    const __m512i sixteen = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(scales)));
+    const __m128i four = _mm_setr_epi8(z, 0, z, 0, z, 0, z, 0, z, 4, z, 4, z, 4, z, 4);
+    const __m512i first = pattern(_mm_add_epi8(four, _mm_set1_epi16(static_cast<int16_t>(v * 4 << 8))));
+    const __m512i lane = _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_setzero_si256(), _mm_set1_epi16(1 << 8), 1)),
+        _mm256_inserti128_si256(_mm256_set1_epi16(2 << 8), _mm_set1_epi16(3 << 8), 1), 1);
+    return _mm512_srai_epi16(_mm512_shuffle_epi8(sixteen, _mm512_add_epi8(first, lane)), 8);
+  }
+};
+
+inline __m512i both_halves(const uint8_t* p) {
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// 16-bit shift counts: lo in the lower half, hi in the upper.
+inline __m512i counts(int lo, int hi) {
+  return _mm512_inserti64x4(_mm512_set1_epi16(static_cast<int16_t>(lo)),
+                            _mm256_set1_epi16(static_cast<int16_t>(hi)), 1);
+}
+inline __m512i low_bits(__m512i v, int mask) {
+  return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask)));
+}
+// Adds `value` where bit lo (lower half) or hi (upper) of `bits` is set.
+inline __m512i add_where(__m512i v, __m512i bits, int lo, int hi, int value) {
+  const __m512i at = _mm512_inserti64x4(_mm512_set1_epi8(static_cast<char>(1 << lo)),
+                                        _mm256_set1_epi8(static_cast<char>(1 << hi)), 1);
+  return _mm512_mask_add_epi8(v, _mm512_test_epi8_mask(bits, at), v,
+                              _mm512_set1_epi8(static_cast<char>(value)));
+}
+
+// Nibbles of q4_k and q5_k: u[v] = levels of k = 64 v .. 64 v + 63.
+inline void nibbles_k4(const uint8_t* q, __m512i u[4]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    u[v] = low_bits(_mm512_srlv_epi16(both_halves(q + 32 * v), counts(0, 4)), 15);
+  }
+}
+
+// The same arithmetic as PackedK4, sixteen rows at once.
+template <int64_t kAt>
+inline void heads_k4(const char* const rows[kHeadRows], KHeads& h) {
+  __m512i v[4];
+  load_heads(rows, kAt, v);
+  transpose4(v);  // (d, dmin), then the three dwords of scales
+  h.d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v[0]));
+  h.dmin = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v[0], 16)));
+  const auto top = [](__m512i x) { return low_bits(_mm512_srli_epi32(x, 2), 0x30); };
+  __m512i t[4];
+  t[0] = low_bits(v[1], 63);
+  t[1] = _mm512_or_si512(low_bits(v[3], 15), top(v[1]));
+  t[2] = low_bits(v[2], 63);
+  t[3] = _mm512_or_si512(low_bits(_mm512_srli_epi32(v[3], 4), 15), top(v[2]));
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) h.pairs[j] = byte_twice(t[2 + j / 4], j % 4);
+  transpose4(t);
+  for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], t[e]);
+}
+
+// v: sixteen bytes of each row in load_heads' order; gives them to KHeads as scales.
+inline void store_scales(const __m512i v[4], KHeads& h) {
+#pragma GCC unroll 4
+  for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], v[e]);
+}
+template <bool kSigned>
+inline void store_pairs(const __m512i transposed[4], KHeads& h) {
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) h.pairs[j] = byte_pairs<kSigned>(transposed[j / 2], j % 2);
+}
+
+struct Q4K512 : Q4K {
+  using Scales = Scales32;
+  static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
+  static void levels(const char* block, __m512i u[4]) {
+    nibbles_k4(reinterpret_cast<const Block*>(block)->q, u);
+  }
+};
+
+struct Q5K512 : Q5K {
+  using Scales = Scales32;
+  static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
+  static void levels(const char* block, __m512i u[4]) {
+    const auto* b = reinterpret_cast<const Block*>(block);
+    nibbles_k4(b->q, u);
+    const __m512i high = both_halves(b->high);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) u[v] = add_where(u[v], high, 2 * v, 2 * v + 1, 16);
+  }
+};
+
+struct Q6K512 : Q6K {
+  using Scales = Scales16;
+  static void heads(const char* const rows[kHeadRows], KHeads& h) {
+    __m512i v[4];
+    load_heads(rows, offsetof(Block, scales), v);
+    store_scales(v, h);
+    transpose4(v);
+    store_pairs<true>(v, h);
+    h.d = load_f16(rows, offsetof(Block, d));
+  }
+  static void levels(const char* block, __m512i u[4]) {
+    const auto* b = reinterpret_cast<const Block*>(block);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i low = _mm512_loadu_si512(b->low + 64 * half), high = both_halves(b->high + 32 * half);
+      u[2 * half] = _mm512_or_si512(low_bits(low, 15), low_bits(_mm512_sllv_epi16(high, counts(4, 2)), 0x30));
+      u[2 * half + 1] = _mm512_or_si512(low_bits(_mm512_srli_epi16(low, 4), 15),
+                                        low_bits(_mm512_srlv_epi16(high, counts(0, 2)), 0x30));
+    }
+  }
+};
+
+// Two-bit levels of q2_k and q3_k.
+inline void pairs_k2(const uint8_t* q, __m512i u[4]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    u[v] = low_bits(_mm512_srlv_epi16(both_halves(q + v / 2 * 32), counts(v % 2 * 4, v % 2 * 4 + 2)), 3);
+  }
+}
+
+struct Q3K512 : Q3K {
+  using Scales = Scales16;
+  static void heads(const char* const rows[kHeadRows], KHeads& h) {
+    __m512i v[4];
+    load_heads(rows, offsetof(Block, scales) - 4, v);  // twelve bytes, behind the last four of `low`
+    transpose4(v);
+    const auto top = [&](int shift) {
+      return low_bits(shift < 4 ? _mm512_slli_epi32(v[3], 4 - shift) : _mm512_srli_epi32(v[3], shift - 4),
+                      0x30);
+    };
+    const __m512i low[4] = {low_bits(v[1], 15), low_bits(v[2], 15), low_bits(_mm512_srli_epi32(v[1], 4), 15),
+                            low_bits(_mm512_srli_epi32(v[2], 4), 15)};
+    __m512i t[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm512_sub_epi8(_mm512_or_si512(low[i], top(2 * i)), _mm512_set1_epi8(32));
+    }
+    store_pairs<true>(t, h);
+    transpose4(t);
+    store_scales(t, h);
+    h.d = load_f16(rows, offsetof(Block, d));
+  }
+  static void levels(const char* block, __m512i u[4]) {
+    const auto* b = reinterpret_cast<const Block*>(block);
+    pairs_k2(b->low, u);
+    const __m512i high = both_halves(b->high);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) u[v] = add_where(u[v], high, 2 * v, 2 * v + 1, 4);
+  }
+};
+
+struct Q2K512 : Q2K {
+  using Scales = Scales16;
+  static void heads(const char* const rows[kHeadRows], KHeads& h) {
+    __m512i v[4];
+    load_heads(rows, offsetof(Block, scales), v);
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], low_bits(v[e], 15));
+    transpose4(v);
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; ++e) v[e] = low_bits(_mm512_srli_epi16(v[e], 4), 15);
+    store_pairs<false>(v, h);
+    h.d = load_f16(rows, offsetof(Block, d));
+    h.dmin = load_f16(rows, offsetof(Block, dmin));
+  }
+  static void levels(const char* block, __m512i u[4]) {
+    pairs_k2(reinterpret_cast<const Block*>(block)->q, u);
+  }
+};
+
+}  // namespace
+}  // namespace oar
