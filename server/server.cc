@@ -4,6 +4,7 @@
 
 #include <future>
 
+#include "engine/base/format.h"
 #include "server/api/frontend.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_server.h"
@@ -21,12 +22,15 @@ std::vector<api::GenerationObserver*> observers_of(Metrics& metrics, size_t mode
 
 class ServerImpl final : public Server {
  public:
-  ServerImpl(ServerOptions options, const std::vector<ModelHandle>& models)
+  ServerImpl(ServerOptions options, const std::vector<ModelHandle>& models,
+             std::shared_ptr<api::TensorCatalog> tensors)
       : options_(std::move(options)),
+        tensors_(std::move(tensors)),
         metrics_(models),
         frontend_(models, observers_of(metrics_, models.size()), options_.api_limits),
         workers_(options_.worker_threads),
-        writers_(options_.writer_threads) {}
+        writers_(options_.writer_threads),
+        loaders_(1) {}
   ~ServerImpl() override { drain_and_stop(std::chrono::milliseconds(0)); }
 
   Status listen();
@@ -41,9 +45,10 @@ class ServerImpl final : public Server {
 
  private:
   const ServerOptions options_;
+  const std::shared_ptr<api::TensorCatalog> tensors_;
   Metrics metrics_;
   api::Frontend frontend_;
-  api::WorkerPool workers_, writers_;
+  api::WorkerPool workers_, writers_, loaders_;
   http::Services http_services_;
   std::unique_ptr<http::HttpServer> http_;
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
@@ -72,9 +77,9 @@ Status ServerImpl::listen() {
     metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
   }
   if (!options_.grpc_address.empty()) {
-    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(options_.grpc_address,
-                                                  {&frontend_, &workers_, &writers_, &metrics_, keys,
-                                                   options_.grpc_limits, options_.log}));
+    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
+                          options_.grpc_address, {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_,
+                                                  &metrics_, keys, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -90,6 +95,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (http_) clean_ = http_->stop(timeout) && clean_;
   if (grpc_clean.valid()) clean_ = grpc_clean.get() && clean_;
   workers_.stop();
+  loaders_.stop();
   writers_.stop();
   grpc_.reset();
   http_.reset();
@@ -98,9 +104,16 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::vector<ModelHandle> models) {
-  if (models.empty()) return invalid_argument("a server needs at least one model");
-  auto server = std::make_unique<ServerImpl>(std::move(options), models);
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::vector<ModelHandle> models,
+                                              std::shared_ptr<api::TensorCatalog> tensors) {
+  if (!tensors) tensors = api::no_tensor_models();
+  if (models.empty() && tensors->index().empty())
+    return invalid_argument("a server needs at least one model");
+  for (const ModelHandle& m : models) {
+    if (tensors->has(m.name))
+      return invalid_argument(cat("two models are called ", m.name, "; rename one of them"), "name");
+  }
+  auto server = std::make_unique<ServerImpl>(std::move(options), models, std::move(tensors));
   OAR_RETURN_IF_ERROR(server->listen());
   return std::unique_ptr<Server>(std::move(server));
 }

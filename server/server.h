@@ -1,5 +1,5 @@
 // The server: HTTP and gRPC over a set of models, metrics, readiness and an orderly end. `oar serve` owns
-// one.
+// one. Language models and ordinary ones (a Repository's) stand side by side; a name belongs to one of them.
 //
 //   ServerOptions options;  options.http_address = "127.0.0.1:0";
 //   auto server = Server::start(options, {make_handle(*model)});
@@ -18,6 +18,7 @@
 #include "engine/base/log.h"
 #include "server/api/generation_params.h"
 #include "server/api/model_handle.h"
+#include "server/api/tensor_model.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
 
@@ -40,7 +41,9 @@ struct ServerOptions {
 
 class Server {
  public:
-  static Result<std::unique_ptr<Server>> start(ServerOptions options, std::vector<ModelHandle> models);
+  // `tensors` may be null: no ordinary models.
+  static Result<std::unique_ptr<Server>> start(ServerOptions options, std::vector<ModelHandle> models,
+                                               std::shared_ptr<api::TensorCatalog> tensors = nullptr);
   virtual ~Server() = default;  // stops at once if still running
 
   virtual int http_port() const = 0;  // 0 when not served

@@ -1,4 +1,4 @@
-// oar serve: a model behind HTTP and gRPC until SIGTERM or SIGINT.
+// oar serve: one model, or a folder of models, behind HTTP and gRPC until SIGTERM or SIGINT.
 // What happens then is in serve_loop.h.
 #include "server/server.h"
 
@@ -6,9 +6,11 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
+#include "clients/cli/progress.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
+#include "server/repository/repository.h"
 
 namespace oar::cli {
 namespace {
@@ -16,8 +18,12 @@ namespace {
 struct ServeOptions {
   ModelOptions model;
   ServerOptions server;
+  ConfigDefaults batching;  // of ordinary models without a config
   double drain_seconds = 30;
+  int max_message_mib = 0;  // 0: by the kind of model
 };
+
+constexpr int kTensorMessageBytes = 64 << 20;
 
 void print_facts(const ModelInfo& i) {
   std::printf("model    %s (%s, %.1f M parameters) from %s\n", i.name.c_str(), i.architecture.c_str(),
@@ -36,23 +42,99 @@ std::string with_port(const std::string& address, int port) {
   return cat(std::string_view(address).substr(0, address.rfind(':')), ":", port);
 }
 
+void print_facts(const api::TensorModel& m) {
+  const api::TensorModelConfig& c = m.config;
+  std::printf("model    %s version %s (%s) from %s, loaded in %.2f s\n", c.name.c_str(), c.version.c_str(),
+              c.platform.c_str(), c.path.c_str(), m.load_seconds);
+  for (const IoSpec& io : m.runner->predictor().inputs())
+    std::printf("  input  %s\n", io.to_string().c_str());
+  for (const IoSpec& io : m.runner->predictor().outputs())
+    std::printf("  output %s\n", io.to_string().c_str());
+  if (c.max_batch == 0) {
+    std::printf("  no batch axis: each request runs alone\n");
+  } else {
+    std::printf("  up to %lld rows of requests run together, %lld us of waiting for company, %d instance%s\n",
+                static_cast<long long>(c.merge ? c.max_batch : 1),
+                static_cast<long long>(c.max_queue_delay_us), c.instances, c.instances == 1 ? "" : "s");
+  }
+}
+
+// What MODEL holds: language models with engines of their own, ordinary models in a repository, or both.
+struct Models {
+  std::vector<std::unique_ptr<LanguageModel>> language;
+  std::shared_ptr<Repository> repository;
+};
+
+Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::string& path,
+                           SignalWatcher& signals) {
+  Models out;
+  const auto stop = [&] { return signals.requested(); };
+  const ModelKind kind = find_model_at(path).kind;
+  if (kind != ModelKind::kTensor && kind != ModelKind::kEncoder &&
+      (kind == ModelKind::kLanguage || find_models_in(path).empty())) {
+    OAR_ASSIGN(auto model, open_model(o.model, LogLevel::kInfo, stop));
+    out.language.push_back(std::move(model));
+    return out;
+  }
+  RepositoryOptions r;
+  r.predictor.threads = o.model.engine.threads;
+  r.predictor.import.mmap = !o.model.no_mmap;
+  r.predictor.disabled_passes = {o.model.engine.disabled_passes.begin(),
+                                 o.model.engine.disabled_passes.end()};
+  r.defaults = o.batching;
+  r.defaults.max_queue = static_cast<int64_t>(o.model.engine.max_waiting);
+  r.log = log;
+  OAR_ASSIGN(out.repository, Repository::open(path, o.model.engine.name, std::move(r)));
+  for (const FoundModel& found : out.repository->language_models()) {
+    if (signals.requested()) break;
+    ModelOptions one = o.model;
+    one.model = found.versions.back().second;
+    one.engine.name = found.name;
+    std::string where;
+    OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
+    // The memory budget is for all of them.
+    engine.memory_bytes /= out.repository->language_models().size();
+    engine.memory_percent /= static_cast<double>(out.repository->language_models().size());
+    ProgressBar bar(one.quiet, stop);
+    OAR_ASSIGN(auto model, LanguageModel::load(where, engine, bar.callback()));
+    out.language.push_back(std::move(model));
+  }
+  return out;
+}
+
 int serve(const ServeOptions& o) {
   const auto drain = std::chrono::milliseconds(static_cast<int64_t>(o.drain_seconds * 1000));
   SignalWatcher signals;
-  auto model = open_model(o.model, LogLevel::kInfo, [&] { return signals.requested(); });
+  std::string path;
+  const auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
+  if (!engine_facts.ok()) return fail(engine_facts.status());
+  auto models = open_models(o, engine_facts->log, path, signals);
   if (signals.requested()) {
     std::fprintf(stderr, "stopped while loading\n");
     return kSuccess;
   }
-  if (!model.ok()) return fail(model.status());
-  print_facts((*model)->info());
+  if (!models.ok()) return fail(models.status());
 
-  std::string path;
-  auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
-  if (!engine_facts.ok()) return fail(engine_facts.status());
+  std::vector<ModelHandle> handles;
+  std::vector<Engine*> engines;
+  for (const auto& model : models->language) {
+    print_facts(model->info());
+    handles.push_back(make_handle(*model));
+    engines.push_back(&model->engine());
+  }
   ServerOptions server_options = o.server;
   server_options.log = engine_facts->log;
-  auto server = Server::start(server_options, {make_handle(**model)});
+  if (models->repository) {
+    for (const api::TensorModelPtr& m : models->repository->loaded()) print_facts(*m);
+    // Images and batches of them are larger than prompts.
+    server_options.http_limits.body_bytes = kTensorMessageBytes;
+    server_options.grpc_limits.max_message_bytes = kTensorMessageBytes;
+  }
+  if (o.max_message_mib > 0) {
+    server_options.http_limits.body_bytes = static_cast<size_t>(o.max_message_mib) << 20;
+    server_options.grpc_limits.max_message_bytes = o.max_message_mib << 20;
+  }
+  auto server = Server::start(server_options, std::move(handles), models->repository);
   if (!server.ok()) return fail(server.status());
   if ((*server)->http_port() != 0) {
     std::printf("http     http://%s\n", with_port(o.server.http_address, (*server)->http_port()).c_str());
@@ -62,14 +144,14 @@ int serve(const ServeOptions& o) {
   }
   std::fflush(stdout);
 
-  return serve_until_end(**server, (*model)->engine(), signals, drain);
+  return serve_until_end(**server, engines, signals, drain);
 }
 
 }  // namespace
 
 void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
-  CLI::App* c = app.add_subcommand("serve", "Serve a model over HTTP (OpenAI-compatible) and gRPC");
+  CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
   add_model_options(*c, o->model);
   c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
       ->capture_default_str();
@@ -88,12 +170,37 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  c->add_option(
+       "--max-batch", o->batching.max_batch,
+       "ordinary models without a config.pbtxt: rows of requests that run together at most; 0: 32 where "
+       "the model's first axes are a batch, otherwise each request alone")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--preferred-batch", o->batching.preferred_batches,
+                "rows at which a batch does not wait for more; may be repeated")
+      ->check(CLI::PositiveNumber)
+      ->allow_extra_args(false);
+  c->add_option("--max-queue-delay", o->batching.max_queue_delay_us,
+                "microseconds a request may wait for others to share its run")
+      ->check(CLI::Range(0, 60'000'000))
+      ->capture_default_str();
+  c->add_option("--instances", o->batching.instances, "runs of one ordinary model at the same time")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  c->add_option("--max-message", o->max_message_mib,
+                "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
+      ->check(CLI::Range(0, 2047))
+      ->capture_default_str();
   c->add_option("--drain-timeout", o->drain_seconds, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   c->footer(
       "Examples:\n"
       "  oar serve demo\n"
+      "  oar serve resnet50.onnx --max-queue-delay 2000\n"
+      "  oar serve ./ppocr_det --name det          a Paddle folder: inference.json, inference.pdiparams\n"
+      "  oar serve ./models                        a repository: NAME/[config.pbtxt], "
+      "NAME/VERSION/model.onnx\n"
       "  oar serve ./Llama-3.2-1B --weights int8 --memory 6GiB --max-context 8192\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"
       "  curl -N localhost:8000/v1/completions -d "

@@ -1,5 +1,6 @@
 #include "clients/cli/serve_loop.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "clients/cli/command.h"
@@ -7,28 +8,33 @@
 namespace oar::cli {
 namespace {
 
-// Until a signal (true) or the engine's end (false).
-bool watch(Engine& engine, SignalWatcher& signals) {
+bool any(const std::vector<Engine*>& engines, EngineHealth health) {
+  return std::any_of(engines.begin(), engines.end(), [&](Engine* e) { return e->health() == health; });
+}
+
+// Until a signal (true) or an engine's end (false).
+bool watch(const std::vector<Engine*>& engines, SignalWatcher& signals) {
   constexpr std::chrono::milliseconds kLook{200};
   while (!signals.wait_for(kLook)) {
-    if (engine.health() == EngineHealth::kFailed) return false;
+    if (any(engines, EngineHealth::kFailed)) return false;
   }
   return true;
 }
 
 }  // namespace
 
-int serve_until_end(Server& server, Engine& engine, SignalWatcher& signals, std::chrono::milliseconds drain) {
-  while (!signals.requested() && engine.health() == EngineHealth::kStarting) {
+int serve_until_end(Server& server, const std::vector<Engine*>& engines, SignalWatcher& signals,
+                    std::chrono::milliseconds drain) {
+  while (!signals.requested() && any(engines, EngineHealth::kStarting)) {
     signals.wait_for(std::chrono::milliseconds(20));
   }
-  if (engine.health() == EngineHealth::kReady) {
+  if (!any(engines, EngineHealth::kStarting) && !any(engines, EngineHealth::kFailed)) {
     std::printf("ready\n");
     std::fflush(stdout);
   }
-  if (!watch(engine, signals)) {
+  if (!watch(engines, signals)) {
     server.drain_and_stop(std::chrono::milliseconds(0));
-    std::fprintf(stderr, "oar: the engine has failed; see the log above. Restart the server.\n");
+    std::fprintf(stderr, "oar: an engine has failed; see the log above. Restart the server.\n");
     return kFailure;
   }
   std::fprintf(stderr, "stopping: no new requests; those running have %.0f s\n",

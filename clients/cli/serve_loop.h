@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <vector>
 
 #include "clients/cli/signals.h"
 #include "engine/runtime/engine.h"
@@ -15,7 +16,9 @@
 
 namespace oar::cli {
 
-// Returns the program's exit code. The engine's failure may come before it was ever ready.
-int serve_until_end(Server& server, Engine& engine, SignalWatcher& signals, std::chrono::milliseconds drain);
+// Returns the program's exit code. `engines` are those of the language models, perhaps none; an engine's
+// failure may come before it was ever ready.
+int serve_until_end(Server& server, const std::vector<Engine*>& engines, SignalWatcher& signals,
+                    std::chrono::milliseconds drain);
 
 }  // namespace oar::cli

@@ -78,4 +78,19 @@ grpc::ServerUnaryReactor* answer_now(const Services& services, grpc::CallbackSer
   return reactor;
 }
 
+// A call that may take seconds: `work` runs on a loader's thread and may use the request.
+template <class F>
+grpc::ServerUnaryReactor* answer_later(const Services& services, grpc::CallbackServerContext* context,
+                                       const char* method, F work) {
+  if (const Status s = authorize(services, *context); !s.ok())
+    return answer_now(services, context, method, true, [&] { return s; });
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  services.loaders->post([reactor, timer = CallTimer(services, method), work = std::move(work)] {
+    const grpc::Status status = to_grpc(work());
+    timer.done(status.error_code());
+    reactor->Finish(status);
+  });
+  return reactor;
+}
+
 }  // namespace oar::grpc_api

@@ -10,6 +10,7 @@
 #include "engine/base/status.h"
 #include "server/api/auth.h"
 #include "server/api/frontend.h"
+#include "server/api/tensor_model.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/metrics/metrics.h"
@@ -18,9 +19,11 @@ namespace oar::grpc_api {
 
 // Borrowed parts; all outlive the GrpcServer.
 struct Services {
-  api::Frontend* frontend = nullptr;
-  api::WorkerPool* workers = nullptr;  // prepare requests: a long prompt may take a while
-  api::WorkerPool* writers = nullptr;  // turn tokens into messages: always short
+  api::Frontend* frontend = nullptr;      // language models
+  api::TensorCatalog* tensors = nullptr;  // ordinary models
+  api::WorkerPool* workers = nullptr;     // prepare requests: a long prompt may take a while
+  api::WorkerPool* writers = nullptr;     // turn tokens into messages: always short
+  api::WorkerPool* loaders = nullptr;     // load models: seconds
   Metrics* metrics = nullptr;
   std::shared_ptr<api::ApiKeys> keys;  // null: no authentication
   GrpcLimits limits;

@@ -6,6 +6,7 @@
 #include "server/grpc/infer_codec.h"
 #include "server/grpc/inference_service.h"
 #include "server/grpc/stream_writer.h"
+#include "server/grpc/tensor_calls.h"
 
 namespace oar::grpc_api {
 namespace {
@@ -15,23 +16,23 @@ using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 using inference::ModelStreamInferResponse;
 
-// From message to engine request; runs on a worker thread.
+// From message to engine request, for language models; runs on a worker thread.
 struct PreparedInfer {
   api::OipTextRequest request;
   api::GenerationSpec spec;
 };
 
-Result<PreparedInfer> prepare(const Services& services, const ModelInferRequest& message,
-                              const api::RequestContext& context) {
+Result<PreparedInfer> prepare(const Services& services, const ModelHandle& model,
+                              const ModelInferRequest& message, const api::RequestContext& context) {
   PreparedInfer out;
-  OAR_ASSIGN(const ModelHandle* model, find_model(services, message.model_name(), message.model_version()));
   OAR_ASSIGN(out.request, read_text_request(message));
   OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
-  OAR_ASSIGN(out.spec,
-             services.frontend->prepare_text(*model, out.request.text, out.request.fields, context));
+  OAR_ASSIGN(out.spec, services.frontend->prepare_text(model, out.request.text, out.request.fields, context));
   if (out.spec.params.n != 1) return invalid_argument("n must be 1 here: text_output has one element", "n");
   return out;
 }
+
+Status shutting_down() { return unavailable("the server is shutting down; send the request to another one"); }
 
 void set_model(ModelInferResponse& response, const ModelHandle& model, const std::string& id) {
   response.set_model_name(model.name);
@@ -43,17 +44,17 @@ void set_model(ModelInferResponse& response, const ModelHandle& model, const std
 
 class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<InferCall> {
  public:
-  InferCall(const Services& services, grpc::CallbackServerContext* context, const ModelInferRequest* request,
-            ModelInferResponse* response)
+  InferCall(const Services& services, grpc::CallbackServerContext* context, const ModelHandle& model,
+            const ModelInferRequest* request, ModelInferResponse* response)
       : services_(services),
         context_(context),
+        model_(model),
         request_(request),
         response_(response),
         timer_(services, "ModelInfer") {}
 
   void begin() {
     self_ = shared_from_this();
-    if (const Status s = authorize(services_, *context_); !s.ok()) return finish(s);
     preparing_ = true;
     services_.workers->post([self = shared_from_this()] {
       const Status s = self->run();
@@ -64,7 +65,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
  private:
   // gRPC's request and context are valid until Finish, which therefore waits for this.
   Status run() {
-    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, *request_, context_of(*context_)));
+    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, model_, *request_, context_of(*context_)));
     if (prepared.request.stream) {
       return invalid_argument("stream is true, but ModelInfer has one response; call ModelStreamInfer",
                               "stream");
@@ -135,6 +136,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
 
   const Services& services_;
   grpc::CallbackServerContext* context_;
+  const ModelHandle& model_;
   const ModelInferRequest* request_;
   ModelInferResponse* response_;
   CallTimer timer_;
@@ -180,14 +182,14 @@ class StreamInferCall final
     {
       std::lock_guard lock(state_);
       key = ++last_key_;
-      active_.emplace(key, nullptr);
+      active_.emplace(key, std::function<void()>());
       room = active_.size() < static_cast<size_t>(services_.limits.max_requests_per_stream);
       reading_paused_ = !room;
     }
     auto message = std::make_shared<ModelInferRequest>(std::move(incoming_));
     incoming_.Clear();
     services_.workers->post([self = shared(), message, key, about = context_of(*context())] {
-      if (const Status s = self->run(*message, key, about); !s.ok()) self->fail(key, *message, s);
+      if (const Status s = self->run(message, key, about); !s.ok()) self->fail(key, *message, s);
     });
     if (room) read_next();
   }
@@ -197,8 +199,42 @@ class StreamInferCall final
     release();
   }
 
-  Status run(const ModelInferRequest& message, uint64_t key, const api::RequestContext& about) {
-    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, message, about));
+  Status run(const std::shared_ptr<ModelInferRequest>& message, uint64_t key,
+             const api::RequestContext& about) {
+    OAR_ASSIGN(const ServedModel model,
+               find_model(services_, message->model_name(), message->model_version()));
+    return model.tensor ? run_tensors(model.tensor, message, key, about)
+                        : run_text(*model.language, *message, key, about);
+  }
+
+  Status run_tensors(const api::TensorModelPtr& model, const std::shared_ptr<ModelInferRequest>& message,
+                     uint64_t key, const api::RequestContext& about) {
+    if (!services_.frontend->accepting()) return shutting_down();
+    OAR_ASSIGN(TensorRequest r, read_tensor_request(*model, *message, about, message));
+    r.job.done = [self = shared(), model, key, id = message->id(),
+                  outputs = std::move(r.outputs)](Result<std::vector<Datum>> results) {
+      ModelStreamInferResponse out;
+      Status status = results.status();
+      if (results.ok()) {
+        auto& response = *out.mutable_infer_response();
+        (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
+        status = write_tensor_response(*model, id, *results, outputs, response);
+      }
+      if (status.ok()) {
+        self->enqueue(std::move(out));
+      } else {
+        self->respond_error(id, model->config.name, status);
+      }
+      self->done(key);
+    };
+    OAR_ASSIGN(const uint64_t ticket, model->runner->submit(std::move(r.job)));
+    started_one(key, [model, ticket] { model->runner->cancel(ticket); });
+    return ok_status();
+  }
+
+  Status run_text(const ModelHandle& model, const ModelInferRequest& message, uint64_t key,
+                  const api::RequestContext& about) {
+    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, model, message, about));
     auto item = std::make_shared<Item>();
     item->id = message.id();
     item->stream = prepared.request.stream;
@@ -211,14 +247,18 @@ class StreamInferCall final
                                  [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
                                    self->on_event(*item, key, event);
                                  }));
+    started_one(key, [generation] { generation->cancel(); });
+    return ok_status();
+  }
+  // What has been started can be cancelled: when the client leaves, or now when it has left already.
+  void started_one(uint64_t key, std::function<void()> cancel) {
     bool gone;
     {
       std::lock_guard lock(state_);
       gone = client_gone_;
-      if (const auto it = active_.find(key); it != active_.end()) it->second = generation;
+      if (const auto it = active_.find(key); it != active_.end()) it->second = cancel;
     }
-    if (gone) generation->cancel();
-    return ok_status();
+    if (gone) cancel();
   }
 
   void on_event(Item& item, uint64_t key, const TextEvent& event) {
@@ -278,14 +318,14 @@ class StreamInferCall final
     end(grpc::Status::OK);
   }
   void on_gone() override {
-    std::map<uint64_t, std::shared_ptr<Generation>> active;
+    std::map<uint64_t, std::function<void()>> active;
     {
       std::lock_guard lock(state_);
       client_gone_ = true;
       active.swap(active_);
     }
-    for (const auto& [key, generation] : active)
-      if (generation) generation->cancel();
+    for (const auto& [key, cancel] : active)
+      if (cancel) cancel();
   }
   std::shared_ptr<StreamInferCall> shared() {
     return std::static_pointer_cast<StreamInferCall>(shared_from_this());
@@ -293,7 +333,7 @@ class StreamInferCall final
 
   ModelInferRequest incoming_;  // being read
   std::mutex state_;
-  std::map<uint64_t, std::shared_ptr<Generation>> active_;  // null until started
+  std::map<uint64_t, std::function<void()>> active_;  // how to cancel; empty until started
   uint64_t last_key_ = 0;
   bool half_closed_ = false, client_gone_ = false, reading_paused_ = false;
 };
@@ -302,7 +342,17 @@ class StreamInferCall final
 
 grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackServerContext* context,
                                       const ModelInferRequest* request, ModelInferResponse* response) {
-  auto call = std::make_shared<InferCall>(services, context, request, response);
+  const auto refuse = [&](const Status& status) {
+    return answer_now(services, context, "ModelInfer", true, [&] { return status; });
+  };
+  if (const Status s = authorize(services, *context); !s.ok()) return refuse(s);
+  const Result<ServedModel> model = find_model(services, request->model_name(), request->model_version());
+  if (!model.ok()) return refuse(model.status());
+  if (model->tensor) {
+    if (!services.frontend->accepting()) return refuse(shutting_down());
+    return begin_tensor_infer(services, context, model->tensor, request, response);
+  }
+  auto call = std::make_shared<InferCall>(services, context, *model->language, request, response);
   call->begin();
   return call.get();
 }

@@ -1,4 +1,5 @@
-// ModelInfer and ModelStreamInfer: calls that generate. Private to the gRPC room.
+// ModelInfer and ModelStreamInfer: generation by language models, and ordinary models (tensor_calls.h).
+// Private to the gRPC room.
 #pragma once
 
 #include "inference/grpc_service.grpc.pb.h"

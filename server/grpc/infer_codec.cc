@@ -15,7 +15,7 @@ using inference::InferTensorContents;
 using inference::ModelInferRequest;
 using Input = ModelInferRequest::InferInputTensor;
 
-constexpr int kMaxInputs = 64;
+constexpr int kMaxInputs = 256;
 constexpr int kMaxDims = 8;
 constexpr int64_t kMaxElements = int64_t{1} << 32;  // no message is that large
 

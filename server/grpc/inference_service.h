@@ -1,4 +1,4 @@
-// inference.GRPCInferenceService for text models. Private to the gRPC room.
+// inference.GRPCInferenceService for ordinary and language models. Private to the gRPC room.
 #pragma once
 
 #include "inference/grpc_service.grpc.pb.h"
@@ -27,6 +27,10 @@ class InferenceService final : public inference::GRPCInferenceService::CallbackS
                          inference::ModelStatisticsResponse*) override;
   Unary* RepositoryIndex(Context*, const inference::RepositoryIndexRequest*,
                          inference::RepositoryIndexResponse*) override;
+  Unary* RepositoryModelLoad(Context*, const inference::RepositoryModelLoadRequest*,
+                             inference::RepositoryModelLoadResponse*) override;
+  Unary* RepositoryModelUnload(Context*, const inference::RepositoryModelUnloadRequest*,
+                               inference::RepositoryModelUnloadResponse*) override;
   Unary* ModelInfer(Context*, const inference::ModelInferRequest*, inference::ModelInferResponse*) override;
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
   ModelStreamInfer(Context*) override;
@@ -36,8 +40,11 @@ class InferenceService final : public inference::GRPCInferenceService::CallbackS
   StreamRegistry& registry_;
 };
 
-// The model a request means. Version must be empty or "1", the only one there is.
-Result<const ModelHandle*> find_model(const Services& services, const std::string& name,
-                                      const std::string& version);
+// The model a request means: one of the two is there. A language model has the one version "1".
+struct ServedModel {
+  const ModelHandle* language = nullptr;
+  api::TensorModelPtr tensor;
+};
+Result<ServedModel> find_model(const Services& services, const std::string& name, const std::string& version);
 
 }  // namespace oar::grpc_api

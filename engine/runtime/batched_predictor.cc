@@ -1,0 +1,340 @@
+#include "engine/runtime/batched_predictor.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "engine/base/format.h"
+#include "engine/tensor/element.h"
+
+namespace oar {
+namespace {
+
+uint64_t ns_between(Clock::time_point from, Clock::time_point to) {
+  return to <= from
+             ? 0
+             : static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(to - from).count());
+}
+
+uint64_t now_ms() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count());
+}
+
+// What must agree for two requests to share a run: rank, format and all extents but the first, of every
+// input.
+std::string batch_key(const std::vector<Datum>& inputs) {
+  std::string key;
+  for (const Datum& d : inputs) {
+    const Shape& s = d.tensor.shape();
+    key += cat(dtype_name(d.tensor.format().dtype()), "[");
+    for (int k = 1; k < s.rank(); ++k) key += cat(s[k], ",");
+    key += "]";
+  }
+  return key;
+}
+
+// The rows of several tensors, one behind the other.
+Result<Tensor> join(const std::vector<const Tensor*>& parts, int64_t rows) {
+  const Tensor& first = *parts.front();
+  std::vector<int64_t> dims(first.shape().begin(), first.shape().end());
+  dims[0] = rows;
+  const DType dtype = first.format().dtype();
+  OAR_ASSIGN(Tensor out, allocate_elements(Shape(dims), dtype, uint64_t{1} << 36, false));
+  if (dtype == DType::kString) {
+    auto* to = mutable_elements<std::string>(out);
+    for (const Tensor* t : parts) to = std::copy_n(elements<std::string>(*t), t->numel(), to);
+    return out;
+  }
+  auto* to = static_cast<std::byte*>(out.mutable_data());
+  for (const Tensor* t : parts) {
+    if (t->bytes() > 0) std::memcpy(to, t->data(), t->bytes());
+    to += t->bytes();
+  }
+  return out;
+}
+
+}  // namespace
+
+struct BatchedPredictor::State {
+  struct Job {
+    InferJob job;
+    Clock::time_point arrived;
+  };
+  struct Running {
+    std::vector<Job> jobs;
+    Clock::time_point start;
+    int64_t rows = 0;
+  };
+
+  State(std::unique_ptr<Predictor> p, BatchedPredictorOptions o)
+      : predictor(std::move(p)), options(std::move(o)), batcher(policy(options)) {}
+
+  static BatchPolicy policy(BatchedPredictorOptions& o) {
+    BatchPolicy p;
+    p.max_rows = std::max<int64_t>(1, o.max_batch);
+    p.max_queue = o.max_queue;
+    if (o.max_batch > 0 && o.merge) {
+      p.max_delay = o.max_queue_delay;
+      std::sort(o.preferred_batches.begin(), o.preferred_batches.end());
+      for (const int64_t rows : o.preferred_batches)
+        if (rows >= 1 && rows <= p.max_rows) p.preferred.push_back(rows);
+    }
+    return p;
+  }
+
+  void work(const Predictor& instance);
+  void run(const Predictor& instance, Running batch);
+  Result<std::vector<Datum>> run_model(const Predictor& instance, std::vector<Datum> inputs);
+  Status run_together(const Predictor& instance, Running& batch);
+  void run_apart(const Predictor& instance, Running& batch);
+  void answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times);
+  void count_run(int64_t rows, const InferTimes& times);
+
+  const std::unique_ptr<Predictor> predictor;
+  BatchedPredictorOptions options;
+
+  mutable std::mutex mutex;
+  std::condition_variable wake;
+  Batcher batcher;  // guarded by mutex, as is all below
+  std::unordered_map<uint64_t, Job> waiting;
+  uint64_t last_id = 0;
+  bool stopping = false, warned = false;
+  InferStats totals;
+  std::map<int64_t, InferStats::Batch> batches;
+};
+
+void BatchedPredictor::State::work(const Predictor& instance) {
+  std::unique_lock lock(mutex);
+  while (!stopping) {
+    const Batcher::Decision decision = batcher.next(Clock::now());
+    if (decision.run.empty() && decision.expired.empty()) {
+      if (decision.wake) {
+        wake.wait_until(lock, *decision.wake);
+      } else {
+        wake.wait(lock);
+      }
+      continue;
+    }
+    std::vector<Job> expired;
+    Running batch;
+    for (const uint64_t id : decision.expired) expired.push_back(std::move(waiting.extract(id).mapped()));
+    for (const uint64_t id : decision.run) {
+      batch.jobs.push_back(std::move(waiting.extract(id).mapped()));
+      batch.rows += batch.jobs.back().job.rows;
+    }
+    totals.running += batch.jobs.size();
+    totals.expired += expired.size();
+    // Another instance may find more to do, or a new time to wait for.
+    const bool more = batcher.waiting() > 0;
+    lock.unlock();
+    if (more) wake.notify_one();
+    for (Job& job : expired) {
+      answer(job, Status(StatusCode::kDeadlineExceeded, "the request's deadline passed while it was waiting"),
+             {});
+    }
+    expired.clear();
+    if (!batch.jobs.empty()) run(instance, std::move(batch));
+    lock.lock();
+  }
+}
+
+void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times) {
+  const uint64_t total = ns_between(job.arrived, Clock::now());
+  {
+    std::lock_guard lock(mutex);
+    totals.last_ms = now_ms();
+    if (result.ok()) {
+      ++totals.success;
+      totals.success_ns += total;
+      totals.inferences += static_cast<uint64_t>(job.job.rows);
+      totals.times.queue += times.queue;
+      totals.times.input += times.input;
+      totals.times.compute += times.compute;
+      totals.times.output += times.output;
+    } else {
+      ++totals.failure;
+      totals.failure_ns += total;
+    }
+  }
+  job.job.inputs.clear();  // who is told may reuse the memory they view
+  const auto done = std::move(job.job.done);
+  done(std::move(result));
+}
+
+void BatchedPredictor::State::count_run(int64_t rows, const InferTimes& times) {
+  std::lock_guard lock(mutex);
+  ++totals.executions;
+  InferStats::Batch& b = batches[rows];
+  b.rows = rows;
+  ++b.count;
+  b.input_ns += times.input;
+  b.compute_ns += times.compute;
+  b.output_ns += times.output;
+}
+
+// Nothing that a model does with its inputs may end the process.
+Result<std::vector<Datum>> BatchedPredictor::State::run_model(const Predictor& instance,
+                                                              std::vector<Datum> inputs) {
+  try {
+    return instance.run(std::move(inputs));
+  } catch (const std::bad_alloc&) {
+    return resource_exhausted("not enough memory to run this request");
+  } catch (const std::exception& e) { return internal_error(cat("the run failed: ", e.what())); }
+}
+
+void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
+  batch.start = Clock::now();
+  const size_t count = batch.jobs.size();
+  if (count == 1) {
+    run_apart(instance, batch);
+  } else if (const Status s = run_together(instance, batch); !s.ok()) {
+    bool tell;
+    {
+      std::lock_guard lock(mutex);
+      tell = !warned;
+      warned = true;
+    }
+    if (tell) {
+      options.log(LogLevel::kWarning,
+                  cat("a batch of ", batch.rows, " rows failed and is repeated request by request (",
+                      s.message(), "); said once for this model"));
+    }
+    run_apart(instance, batch);
+  }
+  std::lock_guard lock(mutex);
+  totals.running -= count;
+}
+
+// One run for all; nobody has been answered when this returns an error.
+Status BatchedPredictor::State::run_together(const Predictor& instance, Running& batch) {
+  InferTimes times;
+  std::vector<Datum> inputs;
+  const size_t width = batch.jobs.front().job.inputs.size();
+  for (size_t k = 0; k < width; ++k) {
+    std::vector<const Tensor*> parts;
+    for (const Job& job : batch.jobs) parts.push_back(&job.job.inputs[k].tensor);
+    OAR_ASSIGN(Tensor joined, join(parts, batch.rows));
+    inputs.emplace_back(std::move(joined));
+  }
+  const auto joined = Clock::now();
+  auto outputs = run_model(instance, std::move(inputs));
+  const auto computed = Clock::now();
+  OAR_RETURN_IF_ERROR(outputs.status());
+  for (size_t k = 0; k < outputs->size(); ++k) {
+    const Datum& d = (*outputs)[k];
+    if (!d.is_tensor() || d.tensor.shape().rank() == 0 || d.tensor.shape()[0] != batch.rows) {
+      return internal_error(cat("output '", instance.outputs()[k].name, "' is ", d.to_string(), " for ",
+                                batch.rows, " rows of input: the model has no batch axis there"));
+    }
+  }
+  std::vector<std::vector<Datum>> split;
+  int64_t at = 0;
+  for (const Job& job : batch.jobs) {
+    std::vector<Datum>& mine = split.emplace_back();
+    for (const Datum& d : *outputs) mine.emplace_back(d.tensor.slice(at, at + job.job.rows));
+    at += job.job.rows;
+  }
+  times.input = ns_between(batch.start, joined);
+  times.compute = ns_between(joined, computed);
+  times.output = ns_between(computed, Clock::now());
+  count_run(batch.rows, times);
+  for (size_t k = 0; k < batch.jobs.size(); ++k) {
+    times.queue = ns_between(batch.jobs[k].arrived, batch.start);
+    answer(batch.jobs[k], std::move(split[k]), times);
+  }
+  return ok_status();
+}
+
+void BatchedPredictor::State::run_apart(const Predictor& instance, Running& batch) {
+  for (Job& job : batch.jobs) {
+    InferTimes times;
+    const auto start = Clock::now();
+    times.queue = ns_between(job.arrived, start);
+    auto result = run_model(instance, std::move(job.job.inputs));
+    times.compute = ns_between(start, Clock::now());
+    if (result.ok()) count_run(job.job.rows, times);
+    answer(job, std::move(result), times);
+  }
+}
+
+BatchedPredictor::BatchedPredictor(std::unique_ptr<Predictor> predictor, BatchedPredictorOptions options)
+    : state_(std::make_shared<State>(std::move(predictor), std::move(options))) {
+  for (int k = 0; k < std::max(1, state_->options.instances); ++k) {
+    threads_.emplace_back([state = state_, instance = std::shared_ptr<Predictor>(
+                                               state_->predictor->clone())] { state->work(*instance); });
+  }
+}
+
+BatchedPredictor::~BatchedPredictor() {
+  std::unordered_map<uint64_t, State::Job> left;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    left.swap(state_->waiting);
+  }
+  state_->wake.notify_all();
+  for (auto& [id, job] : left)
+    state_->answer(job, unavailable("the model is being unloaded; try again later"), {});
+  for (std::thread& t : threads_) {
+    if (t.get_id() == std::this_thread::get_id()) {
+      t.detach();  // its `done` dropped the last reference; the state stays until it has left
+    } else {
+      t.join();
+    }
+  }
+}
+
+const Predictor& BatchedPredictor::predictor() const { return *state_->predictor; }
+const BatchedPredictorOptions& BatchedPredictor::options() const { return state_->options; }
+
+Result<uint64_t> BatchedPredictor::submit(InferJob job) {
+  State& s = *state_;
+  OAR_CHECK(s.options.max_batch == 0 || (job.rows >= 1 && job.rows <= s.options.max_batch),
+            "rows were checked");
+  Batcher::Item item;
+  item.rows = s.options.max_batch > 0 ? job.rows : 1;
+  item.deadline = job.deadline;
+  item.arrived = Clock::now();
+  if (s.options.max_batch > 0 && s.options.merge) item.key = batch_key(job.inputs);
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(s.mutex);
+    if (s.stopping) return unavailable("the model is being unloaded; try again later");
+    id = item.id = ++s.last_id;
+    if (!s.options.merge && s.options.max_batch > 0) item.key = cat(id);
+    const auto arrived = item.arrived;
+    if (Status refused = s.batcher.push(std::move(item)); !refused.ok()) {
+      ++s.totals.refused;
+      return refused;
+    }
+    s.waiting.emplace(id, State::Job{std::move(job), arrived});
+  }
+  s.wake.notify_one();
+  return id;
+}
+
+void BatchedPredictor::cancel(uint64_t ticket) {
+  State& s = *state_;
+  std::optional<State::Job> job;
+  {
+    std::lock_guard lock(s.mutex);
+    if (!s.batcher.remove(ticket)) return;
+    job = std::move(s.waiting.extract(ticket).mapped());
+    ++s.totals.cancelled;
+  }
+  s.answer(*job, Status(StatusCode::kCancelled, "cancelled"), {});
+}
+
+InferStats BatchedPredictor::stats() const {
+  std::lock_guard lock(state_->mutex);
+  InferStats out = state_->totals;
+  out.waiting = state_->waiting.size();
+  for (const auto& [rows, batch] : state_->batches) out.batches.push_back(batch);
+  return out;
+}
+
+}  // namespace oar

@@ -1,0 +1,97 @@
+// What the server needs of an ordinary model: its configuration in the protocol's terms, and a
+// BatchedPredictor that runs it. TensorCatalog is the list of them as the protocols see it; server/repository
+// fills one from a folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/runtime/batched_predictor.h"
+
+namespace oar::api {
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> dims;  // with the batch axis, when there is one, in front; -1: any
+  // Beside dims: extents of one name are equal over all inputs of a request; empty: none.
+  std::vector<std::string> symbols;
+  bool ranked = true;  // false: any shape
+  bool optional = false;
+};
+
+struct TensorModelConfig {
+  std::string name, version = "1";
+  std::string platform;  // "onnx", "paddle", "paddle.pir", "encoder"
+  std::string path;      // the file it was loaded from
+  int64_t max_batch =
+      0;               // 0: no batch axis; otherwise the first axis of every tensor, and its largest extent
+  bool merge = false;  // with a batch axis: requests may share a run (dynamic batching)
+  std::vector<int64_t> preferred_batches;
+  int64_t max_queue_delay_us = 0;
+  int64_t max_queue = 1024;
+  int64_t default_timeout_us = 0;  // of waiting in the queue; 0: none
+  bool allow_timeout_override = true;
+  int instances = 1;
+  std::vector<TensorSpec> inputs, outputs;  // in the predictor's order
+};
+
+struct TensorModel {
+  TensorModelConfig config;
+  std::unique_ptr<BatchedPredictor> runner;
+  double load_seconds = 0;
+};
+using TensorModelPtr = std::shared_ptr<const TensorModel>;
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+// A request's tensors in the model's order, checked: names, datatypes, ranks, extents, and that all have the
+// same number of rows where the model has a batch axis. Errors name the tensor, what was given and what is
+// expected.
+Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given);
+// Indices into config.outputs of the wanted names in their order; all of them when none is named.
+Result<std::vector<size_t>> select_outputs(const TensorModelConfig& config,
+                                           const std::vector<std::string>& wanted);
+// The earlier of the transport's deadline and the queue's timeout: the request's own (microseconds, 0: none)
+// where the model lets it, else the model's.
+std::optional<Clock::time_point> queue_deadline(const TensorModelConfig& config,
+                                                std::optional<Clock::time_point> transport,
+                                                uint64_t timeout_us);
+
+struct ModelIndexEntry {
+  std::string name, version;
+  std::string state;  // "READY", "LOADING", "UNAVAILABLE"
+  std::string reason;
+};
+
+// The ordinary models a server has at this moment. Thread-safe.
+class TensorCatalog {
+ public:
+  virtual ~TensorCatalog() = default;
+  // The newest version when `version` is empty. NOT_FOUND lists the names or versions there are; UNAVAILABLE
+  // when the model is known but not loaded.
+  virtual Result<TensorModelPtr> find(std::string_view name, std::string_view version) const = 0;
+  virtual bool has(std::string_view name) const = 0;
+  virtual std::vector<TensorModelPtr> loaded() const = 0;
+  virtual std::vector<ModelIndexEntry> index() const = 0;
+  // Loads a model (again) from its folder; `config` in JSON, not empty, takes the place of its config.pbtxt.
+  // What ran before goes on until the new one is ready, and answers what it has accepted.
+  virtual Status load(const std::string& name, const std::string& config) = 0;
+  virtual Status unload(const std::string& name) = 0;
+};
+
+// A catalog without models, whose find() says so.
+std::unique_ptr<TensorCatalog> no_tensor_models();
+
+// The versions of `name` among `models`, ascending.
+std::vector<std::string> versions_of(const std::vector<TensorModelPtr>& models, std::string_view name);
+
+}  // namespace oar::api

@@ -1,0 +1,175 @@
+#include "server/grpc/model_messages.h"
+
+#include "engine/base/format.h"
+#include "server/api/tensor_wire.h"
+
+namespace oar::grpc_api {
+
+using namespace inference;  // NOLINT: this file is about that package's messages
+
+namespace {
+
+constexpr const char* kPlatform = "oar";
+
+void add_text_tensor(google::protobuf::RepeatedPtrField<ModelMetadataResponse::TensorMetadata>* list,
+                     const char* name, const char* datatype) {
+  auto* t = list->Add();
+  t->set_name(name);
+  t->set_datatype(datatype);
+  t->add_shape(1);
+}
+
+void add_tensor(google::protobuf::RepeatedPtrField<ModelMetadataResponse::TensorMetadata>* list,
+                const api::TensorSpec& spec) {
+  auto* t = list->Add();
+  t->set_name(spec.name);
+  const api::Datatype* type = api::datatype_of(spec.dtype);
+  t->set_datatype(type ? std::string(type->name) : std::string());
+  for (const int64_t dim : spec.dims) t->add_shape(dim);
+}
+
+DataType data_type(DType dtype) {
+  switch (dtype) {
+    case DType::kBool: return TYPE_BOOL;
+    case DType::kU8: return TYPE_UINT8;
+    case DType::kU16: return TYPE_UINT16;
+    case DType::kU32: return TYPE_UINT32;
+    case DType::kU64: return TYPE_UINT64;
+    case DType::kI8: return TYPE_INT8;
+    case DType::kI16: return TYPE_INT16;
+    case DType::kI32: return TYPE_INT32;
+    case DType::kI64: return TYPE_INT64;
+    case DType::kF16: return TYPE_FP16;
+    case DType::kBF16: return TYPE_BF16;
+    case DType::kF32: return TYPE_FP32;
+    case DType::kF64: return TYPE_FP64;
+    case DType::kString: return TYPE_STRING;
+    default: return TYPE_INVALID;
+  }
+}
+
+void set(StatisticDuration* d, uint64_t count, uint64_t ns) {
+  d->set_count(count);
+  d->set_ns(ns);
+}
+
+}  // namespace
+
+void describe(const ModelHandle& model, ModelMetadataResponse& out) {
+  out.set_name(model.name);
+  out.add_versions("1");
+  out.set_platform(kPlatform);
+  add_text_tensor(out.mutable_inputs(), "text_input", "BYTES");
+  add_text_tensor(out.mutable_inputs(), "stream", "BOOL");
+  add_text_tensor(out.mutable_inputs(), "sampling_parameters", "BYTES");
+  add_text_tensor(out.mutable_inputs(), "exclude_input_in_output", "BOOL");
+  add_text_tensor(out.mutable_outputs(), "text_output", "BYTES");
+  auto& properties = *out.mutable_properties();
+  properties["architecture"] = model.info.architecture;
+  properties["max_context"] = cat(model.engine->request_limits().max_context);
+}
+
+void describe(const api::TensorModel& model, const std::vector<std::string>& versions,
+              ModelMetadataResponse& out) {
+  out.set_name(model.config.name);
+  for (const std::string& v : versions) out.add_versions(v);
+  out.set_platform(model.config.platform);
+  for (const api::TensorSpec& spec : model.config.inputs) add_tensor(out.mutable_inputs(), spec);
+  for (const api::TensorSpec& spec : model.config.outputs) add_tensor(out.mutable_outputs(), spec);
+}
+
+void configure(const ModelHandle& model, ModelConfig& out) {
+  out.set_name(model.name);
+  out.set_platform(kPlatform);
+  out.set_backend(kPlatform);
+  const auto input = [&](const char* name, DataType type, bool optional) {
+    auto* i = out.add_input();
+    i->set_name(name);
+    i->set_data_type(type);
+    i->add_dims(1);
+    i->set_optional(optional);
+  };
+  input("text_input", TYPE_STRING, false);
+  input("stream", TYPE_BOOL, true);
+  input("sampling_parameters", TYPE_STRING, true);
+  input("exclude_input_in_output", TYPE_BOOL, true);
+  auto* output = out.add_output();
+  output->set_name("text_output");
+  output->set_data_type(TYPE_STRING);
+  output->add_dims(1);
+  out.mutable_model_transaction_policy()->set_decoupled(true);
+}
+
+void configure(const api::TensorModel& model, ModelConfig& out) {
+  const api::TensorModelConfig& c = model.config;
+  out.set_name(c.name);
+  out.set_platform(c.platform);
+  out.set_backend(kPlatform);
+  out.set_max_batch_size(static_cast<int32_t>(c.max_batch));
+  // A configuration's dims leave the batch axis out.
+  const size_t skip = c.max_batch > 0 ? 1 : 0;
+  for (const api::TensorSpec& spec : c.inputs) {
+    auto* i = out.add_input();
+    i->set_name(spec.name);
+    i->set_data_type(data_type(spec.dtype));
+    for (size_t k = skip; k < spec.dims.size(); ++k) i->add_dims(spec.dims[k]);
+    i->set_optional(spec.optional);
+  }
+  for (const api::TensorSpec& spec : c.outputs) {
+    auto* o = out.add_output();
+    o->set_name(spec.name);
+    o->set_data_type(data_type(spec.dtype));
+    for (size_t k = skip; k < spec.dims.size(); ++k) o->add_dims(spec.dims[k]);
+  }
+  auto* group = out.add_instance_group();
+  group->set_name(c.name + "_0");
+  group->set_count(c.instances);
+  group->set_kind(ModelInstanceGroup::KIND_CPU);
+  if (!c.merge || c.max_batch == 0) return;
+  auto* batching = out.mutable_dynamic_batching();
+  for (const int64_t rows : c.preferred_batches)
+    batching->add_preferred_batch_size(static_cast<int32_t>(rows));
+  batching->set_max_queue_delay_microseconds(static_cast<uint64_t>(c.max_queue_delay_us));
+  auto* policy = batching->mutable_default_queue_policy();
+  policy->set_default_timeout_microseconds(static_cast<uint64_t>(c.default_timeout_us));
+  policy->set_allow_timeout_override(c.allow_timeout_override);
+  policy->set_max_queue_size(static_cast<uint32_t>(c.max_queue));
+}
+
+void add_statistics(const ModelHandle& model, const RequestTotals& t, ModelStatistics& out) {
+  out.set_name(model.name);
+  out.set_version("1");
+  out.set_last_inference(t.last_finish_ms);
+  out.set_inference_count(t.success);
+  out.set_execution_count(model.engine->stats().steps);
+  auto* stats = out.mutable_inference_stats();
+  set(stats->mutable_success(), t.success, t.success_ns);
+  set(stats->mutable_fail(), t.failure, t.failure_ns);
+  set(stats->mutable_queue(), t.success, t.queue_ns);
+  set(stats->mutable_compute_infer(), t.success, t.compute_ns);
+}
+
+void add_statistics(const api::TensorModel& model, ModelStatistics& out) {
+  const InferStats s = model.runner->stats();
+  out.set_name(model.config.name);
+  out.set_version(model.config.version);
+  out.set_last_inference(s.last_ms);
+  out.set_inference_count(s.inferences);
+  out.set_execution_count(s.executions);
+  auto* stats = out.mutable_inference_stats();
+  set(stats->mutable_success(), s.success, s.success_ns);
+  set(stats->mutable_fail(), s.failure, s.failure_ns);
+  set(stats->mutable_queue(), s.success, s.times.queue);
+  set(stats->mutable_compute_input(), s.success, s.times.input);
+  set(stats->mutable_compute_infer(), s.success, s.times.compute);
+  set(stats->mutable_compute_output(), s.success, s.times.output);
+  for (const InferStats::Batch& b : s.batches) {
+    auto* batch = out.add_batch_stats();
+    batch->set_batch_size(static_cast<uint64_t>(b.rows));
+    set(batch->mutable_compute_input(), b.count, b.input_ns);
+    set(batch->mutable_compute_infer(), b.count, b.compute_ns);
+    set(batch->mutable_compute_output(), b.count, b.output_ns);
+  }
+}
+
+}  // namespace oar::grpc_api

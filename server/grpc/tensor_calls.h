@@ -1,0 +1,31 @@
+// ModelInfer of ordinary models. Private to the gRPC room.
+#pragma once
+
+#include "inference/grpc_service.grpc.pb.h"
+#include "server/api/tensor_model.h"
+#include "server/grpc/call_support.h"
+
+namespace oar::grpc_api {
+
+// Returns a reactor that owns itself until its call is over.
+grpc::ServerUnaryReactor* begin_tensor_infer(const Services& services, grpc::CallbackServerContext* context,
+                                             api::TensorModelPtr model,
+                                             const inference::ModelInferRequest* request,
+                                             inference::ModelInferResponse* response);
+
+// One request of a model, whatever call it came in.
+struct TensorRequest {
+  InferJob job;                 // without `done`
+  std::vector<size_t> outputs;  // wanted, by index
+};
+// Checks and decodes; tensors view `request`, which `owner` keeps alive (null: the caller does).
+Result<TensorRequest> read_tensor_request(const api::TensorModel& model,
+                                          const inference::ModelInferRequest& request,
+                                          const api::RequestContext& context,
+                                          std::shared_ptr<const void> owner);
+// Fills in names, version and id, and the outputs as raw contents.
+Status write_tensor_response(const api::TensorModel& model, const std::string& id,
+                             const std::vector<Datum>& results, const std::vector<size_t>& wanted,
+                             inference::ModelInferResponse& response);
+
+}  // namespace oar::grpc_api

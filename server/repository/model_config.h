@@ -1,0 +1,38 @@
+// From what a model file declares, and what a config.pbtxt (or its JSON) says over it, to a
+// TensorModelConfig. Fields that would change what a model answers in a way this server does not offer are
+// refused; tuning for other back ends is ignored.
+#pragma once
+
+#include "engine/base/json.h"
+#include "server/api/tensor_model.h"
+
+namespace oar {
+
+struct ConfigDefaults {
+  int64_t max_batch = 0;  // for models without a config: 0 looks for a batch axis, see infer_batch_axis()
+  int64_t auto_max_batch = 32;  // what then is the most rows of a run
+  int64_t max_queue_delay_us = 0;
+  std::vector<int64_t> preferred_batches;
+  int instances = 1;
+  int64_t max_queue = 1024;
+};
+
+// Which of a model's folders of versions a config asks for.
+struct VersionPolicy {
+  enum class Kind { kLatest, kAll, kSpecific } kind = Kind::kLatest;
+  int64_t count = 1;              // of kLatest
+  std::vector<int64_t> versions;  // of kSpecific
+};
+Result<VersionPolicy> read_version_policy(const json::object& config);
+
+// True when the first axis of every input and output can only be a batch: variable everywhere, and called so
+// by the file ("batch", "batch_size", "N", "bs"), or left without a name in a Paddle file, whose exporters
+// put the batch first. False when a run's rows may depend on each other (dynamic quantization takes its range
+// from the whole batch).
+bool has_batch_axis(const Predictor& predictor);
+
+// `config` empty: there is none.
+Result<api::TensorModelConfig> make_model_config(const std::string& name, const json::object& config,
+                                                 const Predictor& predictor, const ConfigDefaults& defaults);
+
+}  // namespace oar
