@@ -59,12 +59,15 @@ class ServerImpl final : public Server {
 Status ServerImpl::listen() {
   OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> keys,
              api::ApiKeys::load(options_.api_key, options_.api_key_file, options_.log));
+  OAR_ASSIGN(const std::shared_ptr<tls::ServerContext> tls,
+             tls::ServerContext::load(options_.tls, options_.log));
   http_services_ = {&frontend_, &workers_, [this] { return metrics_.text(); }, keys, options_.log};
   if (!options_.http_address.empty()) {
     http::HttpServerOptions o;
     o.address = options_.http_address;
     o.threads = options_.http_threads;
     o.limits = options_.http_limits;
+    o.tls = tls;
     o.cors_origins = options_.cors_origins;
     o.log = options_.log;
     o.admit = http::make_admission(http_services_);
@@ -78,8 +81,9 @@ Status ServerImpl::listen() {
   }
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
-                          options_.grpc_address, {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_,
-                                                  &metrics_, keys, options_.grpc_limits, options_.log}));
+                          options_.grpc_address,
+                          {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_, &metrics_, keys,
+                           options_.tls, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();

@@ -21,6 +21,7 @@
 #include "server/api/tensor_model.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
+#include "server/tls/tls.h"
 
 namespace oar {
 
@@ -29,6 +30,7 @@ struct ServerOptions {
   std::string grpc_address = "127.0.0.1:8001";  // the same; empty: no gRPC
   std::string api_key;                          // empty: none asked for; never for health checks
   std::string api_key_file;                     // more keys, one per line, read again when it changes
+  tls::Files tls;                               // of both; read again when they change
   std::vector<std::string> cors_origins;        // browsers' origins allowed; "*" for all
   int http_threads = 2;
   int worker_threads = 2;  // parse, template, tokenize

@@ -13,6 +13,7 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/prompt.h"
+#include "clients/cli/tls_options.h"
 #include "clients/loadtest/compare.h"
 #include "clients/loadtest/report.h"
 #include "clients/loadtest/scrape.h"
@@ -35,6 +36,7 @@ struct Options {
   WorkloadSpec workload;
   RunSpec run;
   ArrivalSpec arrivals;
+  TlsOptions tls;
 };
 
 std::atomic<bool> stopped{false};
@@ -99,7 +101,7 @@ Result<std::string> find_model(const RunSpec& run) {
 }
 
 Status prepare(Options& o) {
-  OAR_ASSIGN(o.run.server, parse_server(o.server));
+  OAR_ASSIGN(o.run.server, parse_server(o.server, o.tls));
   if (!o.api_key.empty()) o.run.headers.push_back("Authorization: Bearer " + o.api_key);
   OAR_ASSIGN(o.workload.endpoint, parse_endpoint(o.endpoint));
   const bool has_rate = o.arrivals.rate > 0;
@@ -293,7 +295,7 @@ int run_search(const Options& o, const Workload& workload) {
 }
 
 int run_against(const Options& o, const Workload& workload) {
-  const auto other = parse_server(o.other);
+  const auto other = parse_server(o.other, o.tls);
   if (!other.ok()) return fail(other.status());
   std::vector<Summary> a, b;
   std::unique_ptr<Side> last_a, last_b;
@@ -415,10 +417,11 @@ void add_schedule(CLI::App& c, Options& o) {
 void add_loadtest(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("loadtest", "Measure a server: latency, throughput, goodput");
-  c->add_option("SERVER", o->server, "http://host:port of an OpenAI-compatible or Open Inference server")
+  c->add_option("SERVER", o->server, "http[s]://host:port of an OpenAI-compatible or Open Inference server")
       ->capture_default_str();
   c->add_option("--api-key", o->api_key)->envname("OAR_API_KEY");
   c->add_option("--header", o->run.headers, "'Name: value', added to every request")->allow_extra_args(false);
+  add_tls_options(*c, o->tls);
   add_workload(*c, *o);
   add_schedule(*c, *o);
   c->add_option("--goodput", o->goodput,

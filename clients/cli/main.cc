@@ -38,6 +38,7 @@ int run(int argc, char** argv) {
   add_generate(app, action);
   add_bench(app, action);
   add_eval(app, action);
+  add_health(app, action);
   add_loadtest(app, action);
   add_quantize(app, action);
   add_inspect(app, action);

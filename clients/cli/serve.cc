@@ -137,10 +137,12 @@ int serve(const ServeOptions& o) {
   auto server = Server::start(server_options, std::move(handles), models->repository);
   if (!server.ok()) return fail(server.status());
   if ((*server)->http_port() != 0) {
-    std::printf("http     http://%s\n", with_port(o.server.http_address, (*server)->http_port()).c_str());
+    std::printf("http     http%s://%s\n", o.server.tls.enabled() ? "s" : "",
+                with_port(o.server.http_address, (*server)->http_port()).c_str());
   }
   if ((*server)->grpc_port() != 0) {
-    std::printf("grpc     %s\n", with_port(o.server.grpc_address, (*server)->grpc_port()).c_str());
+    std::printf("grpc     %s%s\n", with_port(o.server.grpc_address, (*server)->grpc_port()).c_str(),
+                o.server.tls.enabled() ? " (TLS)" : "");
   }
   std::fflush(stdout);
 
@@ -164,6 +166,13 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--api-key-file", o->server.api_key_file,
                 "accept the keys in this file, one per line; read again when it changes")
       ->envname("OAR_API_KEY_FILE");
+  c->add_option("--tls-cert", o->server.tls.certificate,
+                "PEM file with the certificate (chain) of HTTP and gRPC; read again when it changes")
+      ->envname("OAR_TLS_CERT");
+  c->add_option("--tls-key", o->server.tls.key, "PEM file with its private key")->envname("OAR_TLS_KEY");
+  c->add_option("--tls-client-ca", o->server.tls.client_ca,
+                "PEM file; clients must show a certificate signed by one of these (mutual TLS)")
+      ->envname("OAR_TLS_CLIENT_CA");
   c->add_option("--cors-origin", o->server.cors_origins,
                 "an origin whose browser pages may call; may be repeated")
       ->allow_extra_args(false);

@@ -1,7 +1,6 @@
 #include "clients/loadtest/exchange.h"
 
 #include <algorithm>
-#include <boost/asio/write.hpp>
 
 #include "engine/base/format.h"
 
@@ -18,7 +17,6 @@ Exchange::Exchange(WorkerContext& worker, Record record, const Plan& plan, std::
       cancel_after_(plan.cancel_after),
       request_(std::move(request)),
       done_(std::move(done)),
-      socket_(worker.io),
       timer_(worker.io),
       pause_(worker.io),
       answer_(worker.endpoint, worker.spec->keep_texts) {
@@ -31,7 +29,7 @@ void Exchange::start() {
   connecting_ = worker_.idle.empty();
   arm();
   if (!connecting_) {
-    socket_ = std::move(worker_.idle.back());
+    link_ = std::move(worker_.idle.back());
     worker_.idle.pop_back();
     reused_ = true;
     write();
@@ -43,17 +41,25 @@ void Exchange::start() {
 void Exchange::connect(size_t address) {
   connecting_ = true;
   last_byte_ = worker_.now();
+  link_ = worker_.spec->server.links->make(worker_.io);
+  link_->socket().async_connect(worker_.addresses[address],
+                                [self = shared_from_this(), address](error_code ec) {
+                                  if (self->over_) return;
+                                  if (ec && address + 1 < self->worker_.addresses.size())
+                                    return self->connect(address + 1);
+                                  self->connected(ec);
+                                });
+}
+
+void Exchange::connected(error_code ec) {
+  if (ec) return fail(cat("cannot connect: ", ec.message()));
   error_code ignored;
-  socket_.close(ignored);
-  socket_.async_connect(worker_.addresses[address], [self = shared_from_this(), address](error_code ec) {
+  link_->socket().set_option(tcp::no_delay(true), ignored);
+  if (record_.slow) link_->socket().set_option(asio::socket_base::receive_buffer_size(4096), ignored);
+  link_->async_open([self = shared_from_this()](error_code handshake) {
     if (self->over_) return;
-    if (ec && address + 1 < self->worker_.addresses.size()) return self->connect(address + 1);
-    if (ec) return self->fail(cat("cannot connect: ", ec.message()));
+    if (handshake) return self->fail(cat("cannot connect: TLS: ", handshake.message()));
     self->connecting_ = false;
-    error_code ignored;
-    self->socket_.set_option(tcp::no_delay(true), ignored);
-    self->socket_.non_blocking(true, ignored);
-    if (self->record_.slow) self->socket_.set_option(asio::socket_base::receive_buffer_size(4096), ignored);
     self->write();
   });
 }
@@ -80,7 +86,7 @@ void Exchange::write() {
   });
   record_.sent = last_byte_ = worker_.now();
   if (!reused_) arm();  // from now on for silence, not for connecting
-  asio::async_write(socket_, asio::buffer(request_), [self = shared_from_this()](error_code ec, size_t) {
+  link_->async_write(asio::buffer(request_), [self = shared_from_this()](error_code ec) {
     // A server may answer (and close) before it has read everything: what it said counts, so read on.
     if (ec && !self->over_ && self->reused_ && !self->got_bytes_) self->closed_by_server(ec);
   });
@@ -88,7 +94,7 @@ void Exchange::write() {
 }
 
 void Exchange::wait() {
-  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
+  link_->async_wait_readable([self = shared_from_this()](error_code ec) {
     if (self->over_) return;
     if (ec) return self->closed_by_server(ec);
     self->read();
@@ -100,7 +106,7 @@ void Exchange::read() {
   size_t most = worker_.buffer.size();
   if (record_.slow)
     most = std::clamp<size_t>(static_cast<size_t>(worker_.spec->slow_bytes_per_second) / 10, 1, most);
-  const size_t n = socket_.read_some(asio::buffer(worker_.buffer.data(), most), ec);
+  const size_t n = link_->read_some(worker_.buffer.data(), most, ec);
   if (ec == asio::error::would_block) return wait();
   if (ec) return closed_by_server(ec);
   got_bytes_ = true;
@@ -165,9 +171,9 @@ void Exchange::complete(bool reusable) {
   pause_.cancel();
   error_code ignored;
   if (reusable && record_.error.empty() && !record_.slow) {
-    worker_.idle.push_back(std::move(socket_));
-  } else {
-    socket_.close(ignored);
+    worker_.idle.push_back(std::move(link_));
+  } else if (link_) {
+    link_->socket().close(ignored);
   }
   done_(*this);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "clients/loadtest/answer.h"
+#include "clients/loadtest/link.h"
 #include "clients/loadtest/run.h"
 
 namespace oar::loadtest {
@@ -26,7 +27,7 @@ struct WorkerContext {
   std::vector<tcp::endpoint> addresses;
   Clock::time_point start;
   asio::io_context io{1};
-  std::vector<tcp::socket> idle;  // connections that can be used again
+  std::vector<std::shared_ptr<Link>> idle;  // connections that can be used again
   std::vector<char> buffer = std::vector<char>(64 << 10);
   Histogram gaps;
   int64_t bytes = 0, chunks = 0;
@@ -50,6 +51,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
  private:
   using error_code = boost::system::error_code;
   void connect(size_t address);
+  void connected(error_code ec);
   void write();
   void wait();
   void read();
@@ -66,7 +68,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   int64_t cancel_after_;
   std::string request_;
   Done done_;
-  tcp::socket socket_;
+  std::shared_ptr<Link> link_;
   asio::steady_timer timer_, pause_;
   std::optional<ResponseParser> parser_;
   Answer answer_;

@@ -236,14 +236,12 @@ void Worker::maybe_finished() {
 
 }  // namespace
 
-Result<Server> parse_server(const std::string& url) {
-  constexpr std::string_view kHttp = "http://";
-  if (url.starts_with("https://"))
-    return unimplemented(cat("server: ", url,
-                             " needs TLS, which the load tester does not speak; point it at the "
-                             "server's plain port"));
+Result<Server> parse_server(const std::string& url, const TlsOptions& tls_options) {
+  constexpr std::string_view kHttp = "http://", kHttps = "https://";
   std::string_view rest = url;
-  if (rest.starts_with(kHttp)) rest.remove_prefix(kHttp.size());
+  const bool tls = rest.starts_with(kHttps);
+  if (tls) rest.remove_prefix(kHttps.size());
+  else if (rest.starts_with(kHttp)) rest.remove_prefix(kHttp.size());
   Server s;
   s.url = url;
   const size_t slash = rest.find('/');
@@ -260,11 +258,13 @@ Result<Server> parse_server(const std::string& url) {
   } else {
     s.host = authority.substr(0, colon);
   }
-  s.port = colon == std::string_view::npos ? "80" : std::string(authority.substr(colon + 1));
+  s.port = colon == std::string_view::npos ? (tls ? "443" : "80") : std::string(authority.substr(colon + 1));
   const bool digits =
       !s.port.empty() && s.port.size() <= 5 && s.port.find_first_not_of("0123456789") == std::string::npos;
   if (s.host.empty() || !digits || s.base.find_first_of(" \r\n") != std::string::npos)
     return invalid_argument(cat("server: '", url, "' is no address; write http://host:port"), "server");
+  s.links = LinkMaker::plain();
+  if (tls) { OAR_ASSIGN(s.links, LinkMaker::tls(s.host, tls_options)); }
   return s;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "clients/loadtest/histogram.h"
+#include "clients/loadtest/link.h"
 #include "clients/loadtest/workload.h"
 #include "engine/base/status.h"
 
@@ -22,9 +23,10 @@ struct Server {
   std::string port;
   std::string base;  // path in front of the endpoint's, "" as a rule
   std::string url;   // as given
+  std::shared_ptr<const LinkMaker> links;
 };
-// "http://host:port[/base]". INVALID_ARGUMENT also for https, which is not offered.
-Result<Server> parse_server(const std::string& url);
+// "http[s]://host[:port][/base]". INVALID_ARGUMENT; for https also what LinkMaker::tls says.
+Result<Server> parse_server(const std::string& url, const TlsOptions& tls = {});
 
 struct RunSpec {
   Server server;

@@ -1,25 +1,12 @@
 #include "clients/loadtest/scrape.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <boost/asio/connect.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/write.hpp>
 #include <charconv>
 
-#include "clients/loadtest/response.h"
+#include "clients/loadtest/http_request.h"
 #include "engine/base/format.h"
 
 namespace oar::loadtest {
-namespace {
-
-namespace asio = boost::asio;
-using asio::ip::tcp;
-constexpr size_t kMaxBody = size_t{16} << 20;
-
-}  // namespace
-
 const std::vector<std::string>& default_metrics() {
   static const std::vector<std::string> names = {
       "vllm:num_requests_running",  "vllm:num_requests_waiting",          "vllm:kv_cache_usage_perc",
@@ -53,44 +40,9 @@ std::map<std::string, double> parse_metrics(std::string_view text, const std::ve
 
 Result<std::string> http_get(const Server& server, const std::string& path,
                              const std::vector<std::string>& headers, double timeout) {
-  asio::io_context io;
-  tcp::socket socket(io);
-  boost::system::error_code ec;
-  const auto found = tcp::resolver(io).resolve(server.host, server.port, ec);
-  if (ec) return unavailable(cat(server.url, ": ", ec.message()));
-  asio::connect(socket, found, ec);
-  if (ec) return unavailable(cat(server.url, ": ", ec.message()));
-  timeval limit = {};
-  limit.tv_sec = static_cast<time_t>(timeout);
-  limit.tv_usec = static_cast<suseconds_t>((timeout - static_cast<double>(limit.tv_sec)) * 1e6);
-  setsockopt(socket.native_handle(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  setsockopt(socket.native_handle(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-  std::string request = cat("GET ", server.base, path, " HTTP/1.1\r\nHost: ", server.host, ":", server.port,
-                            "\r\nUser-Agent: oar-loadtest\r\nConnection: close\r\n");
-  for (const std::string& h : headers) request += h + "\r\n";
-  request += "\r\n";
-  size_t sent = 0;
-  while (sent < request.size()) {
-    const ssize_t n =
-        send(socket.native_handle(), request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
-    if (n <= 0) return unavailable(cat(server.url, ": the request could not be sent"));
-    sent += static_cast<size_t>(n);
-  }
-  std::string body;
-  ResponseParser parser([&](std::string_view part) { body += part; });
-  char buffer[16 << 10];
-  while (!parser.done()) {
-    const ssize_t n = recv(socket.native_handle(), buffer, sizeof buffer, 0);
-    if (n < 0) return unavailable(cat(server.url, path, ": no answer within ", timeout, " s"));
-    if (n == 0) {
-      OAR_RETURN_IF_ERROR(parser.finish());
-      break;
-    }
-    OAR_RETURN_IF_ERROR(parser.push({buffer, static_cast<size_t>(n)}));
-    if (body.size() > kMaxBody) return Status(StatusCode::kDataLoss, cat(path, " has more than 16 MiB"));
-  }
-  if (parser.status_code() != 200) return unavailable(cat(server.url, path, ": HTTP ", parser.status_code()));
-  return body;
+  OAR_ASSIGN(HttpReply reply, http_request(server, "GET", path, headers, {}, timeout));
+  if (reply.status != 200) return unavailable(cat(server.url, path, ": HTTP ", reply.status));
+  return std::move(reply.body);
 }
 
 Scraper::Scraper(Server server, std::string path, std::vector<std::string> headers, double interval)

@@ -41,7 +41,7 @@ class Scraper {
   std::thread thread_;
 };
 
-// GET; the body of a 200. Each wait on the server is bounded by `timeout` seconds.
+// GET; the body of a 200. The whole takes at most `timeout` seconds.
 Result<std::string> http_get(const Server& server, const std::string& path,
                              const std::vector<std::string>& headers, double timeout);
 

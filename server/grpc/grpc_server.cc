@@ -13,6 +13,7 @@
 #include "engine/base/format.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/inference_service.h"
+#include "server/grpc/tls_credentials.h"
 
 namespace oar::grpc_api {
 namespace {
@@ -73,7 +74,7 @@ Status GrpcServerImpl::listen(const std::string& address) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+  builder.AddListeningPort(address, make_credentials(services_.tls), &port_);
   builder.RegisterService(&inference_);
   builder.RegisterService(&generation_);
   server_ = builder.BuildAndStart();

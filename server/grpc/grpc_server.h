@@ -14,6 +14,7 @@
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/metrics/metrics.h"
+#include "server/tls/tls.h"
 
 namespace oar::grpc_api {
 
@@ -26,6 +27,7 @@ struct Services {
   api::WorkerPool* loaders = nullptr;     // load models: seconds
   Metrics* metrics = nullptr;
   std::shared_ptr<api::ApiKeys> keys;  // null: no authentication
+  tls::Files tls;                      // checked by tls::ServerContext::load
   GrpcLimits limits;
   Logger log;
 };

@@ -1,6 +1,8 @@
 // The connection's state machine: reading, parsing, limits and deadlines, writing.
 #include "server/http/connection.h"
 
+#include <openssl/err.h>
+
 #include <array>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
@@ -8,6 +10,7 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "server/http/tls_layer.h"
 
 namespace oar::http {
 namespace {
@@ -118,13 +121,48 @@ Connection::~Connection() { release_body(); }
 void Connection::start() {
   socket_.non_blocking(true);
   watch();
+  if (host_->options.tls) return handshake();
   enter(State::kIdle);
   read_more();
+}
+
+// ---- TLS ----
+
+void Connection::handshake() {
+  enter(State::kHandshake);
+  SSL* session = host_->options.tls->new_session();
+  if (session == nullptr) return close();
+  tls_ = std::make_unique<TlsLayer>(socket_, session);
+  tls_->stream.async_handshake(asio::ssl::stream_base::server,
+                               [self = shared_from_this()](error_code ec) { self->on_handshake(ec); });
+}
+
+void Connection::on_handshake(error_code ec) {
+  if (state_ == State::kClosed) return;
+  if (ec) {
+    if (ERR_GET_REASON(static_cast<unsigned long>(ec.value())) == SSL_R_HTTP_REQUEST) explain_plain_http();
+    return close();
+  }
+  if (host_->draining) return linger();
+  enter(State::kIdle);
+  read_more();
+}
+
+// Somebody wrote http:// and means https://. One plain answer, best effort.
+void Connection::explain_plain_http() {
+  const Response r = host_->options.error_response(nullptr, 400, "this port speaks HTTPS; write https://");
+  const std::string text =
+      cat("HTTP/1.1 400 ", reason_phrase(400), "\r\nContent-Type: ", r.content_type,
+          "\r\nContent-Length: ", r.body.size(), "\r\nConnection: close\r\n\r\n", r.body);
+  error_code ignored;
+  socket_.write_some(asio::buffer(text), ignored);
+  socket_.shutdown(Tcp::socket::shutdown_send, ignored);
 }
 
 void Connection::begin_drain() {
   asio::post(io_, [self = shared_from_this()] {
     if (self->state_ == State::kIdle && !self->writing_) self->linger();
+    if (self->state_ == State::kHandshake) self->close();
   });
 }
 
@@ -138,6 +176,14 @@ void Connection::read_more() {
   if (reading_ || end_of_input_ || state_ == State::kClosed) return;
   if (state_ == State::kAnswering && input_.size() >= limits_.pipelined_bytes) return;
   reading_ = true;
+  if (tls_) {
+    tls_->stream.async_read_some(asio::buffer(tls_->buffer),
+                                 [self = shared_from_this()](error_code ec, size_t bytes) {
+                                   self->reading_ = false;
+                                   self->on_bytes(ec, {self->tls_->buffer.data(), bytes});
+                                 });
+    return;
+  }
   socket_.async_wait(Tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
     self->reading_ = false;
     self->on_readable(ec);
@@ -151,15 +197,20 @@ void Connection::on_readable(error_code ec) {
   size_t bytes = 0;
   if (!ec) bytes = socket_.read_some(asio::buffer(buffer), ec);
   if (ec == asio::error::would_block || ec == asio::error::interrupted) return read_more();
+  on_bytes(ec, {buffer.data(), bytes});
+}
+
+void Connection::on_bytes(error_code ec, std::string_view bytes) {
+  if (state_ == State::kClosed) return;
   if (ec) {
     end_of_input_ = true;
     return on_end_of_input();
   }
   if (state_ == State::kLingering) {
-    lingered_bytes_ += bytes;
+    lingered_bytes_ += bytes.size();
     return lingered_bytes_ > kMaxLingerBytes ? close() : read_more();
   }
-  input_.append(buffer.data(), bytes);
+  input_.append(bytes);
   process();
   read_more();
 }
@@ -290,7 +341,8 @@ bool Connection::parse_header(std::string_view block) {
 // Everything that can be refused before the body is read.
 bool Connection::admit_request() {
   auto answer = [this](Response response) {
-    keep_alive_ = keep_alive_ && parser_->is_done();  // otherwise a body follows that nobody reads
+    refused_ = !parser_->is_done();  // a body follows that nobody reads
+    keep_alive_ = keep_alive_ && !refused_;
     ++exchange_;
     enter(State::kAnswering);
     send(exchange_, std::move(response));
@@ -407,6 +459,7 @@ void Connection::dispatch(std::string body) {
 
 void Connection::refuse(int status, const std::string& message) {
   keep_alive_ = false;
+  refused_ = true;
   ++exchange_;
   enter(State::kAnswering);
   send(exchange_,
@@ -522,11 +575,13 @@ void Connection::flush() {
   }
   writing_ = true;
   if (state_ == State::kAnswering) set_deadline(limits_.write_timeout);
-  socket_.async_write_some(asio::buffer(output_.data() + written_, output_.size() - written_),
-                           [self = shared_from_this()](error_code ec, size_t bytes) {
-                             self->writing_ = false;
-                             self->on_written(ec, bytes);
-                           });
+  const auto bytes = asio::buffer(output_.data() + written_, output_.size() - written_);
+  auto written = [self = shared_from_this()](error_code ec, size_t n) {
+    self->writing_ = false;
+    self->on_written(ec, n);
+  };
+  if (tls_) tls_->stream.async_write_some(bytes, std::move(written));
+  else socket_.async_write_some(bytes, std::move(written));
 }
 
 void Connection::on_written(error_code ec, size_t bytes) {
@@ -557,9 +612,10 @@ void Connection::enter(State state) {
   switch (state) {
     case State::kIdle:
       request_ = Request{};
-      answer_complete_ = stream_ = chunked_ = false;
+      answer_complete_ = stream_ = chunked_ = refused_ = false;
       set_deadline(limits_.idle_timeout);
       break;
+    case State::kHandshake:
     case State::kHeader: set_deadline(limits_.header_timeout); break;
     case State::kBody: set_deadline(limits_.body_timeout); break;
     case State::kLingering:
@@ -602,8 +658,14 @@ void Connection::on_timer() {
 void Connection::linger() {
   enter(State::kLingering);
   error_code ec;
-  socket_.shutdown(Tcp::socket::shutdown_send, ec);
-  if (ec || end_of_input_) return close();
+  if (!tls_) {
+    socket_.shutdown(Tcp::socket::shutdown_send, ec);
+  } else if (!refused_) {
+    // close_notify, and the client's. Behind a refusal it is not sent: OpenSSL takes no more of what a client
+    // that has not heard it yet goes on sending.
+    tls_->stream.async_shutdown([self = shared_from_this()](error_code) { self->close(); });
+  }
+  if (ec || (end_of_input_ && (!tls_ || refused_))) return close();
   input_.clear();
   input_.shrink_to_fit();
   read_more();

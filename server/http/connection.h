@@ -28,6 +28,7 @@ using Tcp = asio::ip::tcp;
 using SteadyTime = std::chrono::steady_clock::time_point;
 
 class Connection;
+struct TlsLayer;
 
 // What connections share. They keep it alive, and so does a handler that still holds a request's writer: the
 // io_contexts are destroyed after the last of them.
@@ -52,12 +53,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   friend class Exchange;
-  enum class State { kIdle, kHeader, kBody, kAnswering, kLingering, kClosed };
+  enum class State { kHandshake, kIdle, kHeader, kBody, kAnswering, kLingering, kClosed };
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  // TLS.
+  void handshake();
+  void on_handshake(boost::system::error_code ec);
+  void explain_plain_http();
 
   // Input.
   void read_more();
   void on_readable(boost::system::error_code ec);
+  void on_bytes(boost::system::error_code ec, std::string_view bytes);
   void on_end_of_input();
   void process();
   bool process_header();  // true: something was consumed, go on
@@ -96,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const Limits& limits_;
   asio::io_context& io_;
   Tcp::socket socket_;
+  std::unique_ptr<TlsLayer> tls_;  // null: plain
   asio::steady_timer timer_;
   SteadyTime deadline_ = SteadyTime::max();
   State state_ = State::kIdle;
@@ -105,6 +113,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t scanned_ = 0;  // of input_, holding no end of header
   bool reading_ = false;
   bool end_of_input_ = false;
+  bool refused_ = false;  // answered before the whole request was read
   uint64_t lingered_bytes_ = 0;
 
   std::optional<Parser> parser_;

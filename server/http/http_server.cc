@@ -160,6 +160,7 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
 
 // Too many connections: one line, best effort, and no state kept.
 void HttpServerImpl::turn_away(Tcp::socket socket) {
+  if (host_->options.tls) return;  // it would have to be encrypted first
   const Response full = host_->options.error_response(nullptr, 503, "too many connections; try again later");
   const std::string text = cat("HTTP/1.1 503 ", reason_phrase(503), "\r\nContent-Type: ", full.content_type,
                                "\r\nContent-Length: ", full.body.size(),

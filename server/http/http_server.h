@@ -2,7 +2,8 @@
 // everything a client controls, and a deadline for every state a connection can be in. Boost.Asio and Beast's
 // parser behind this header, in connection.cc and http_server.cc alone.
 //
-// Not here: TLS and HTTP/2 (a proxy in front), routes and their meaning (routes.cc), authentication (a hook).
+// TLS is OpenSSL's, from server/tls. Not here: HTTP/2 (a proxy in front), routes and their meaning
+// (routes.cc), authentication (a hook).
 #pragma once
 
 #include <chrono>
@@ -17,6 +18,7 @@
 #include "engine/base/status.h"
 #include "server/http/message.h"
 #include "server/http/router.h"
+#include "server/tls/tls.h"
 
 namespace oar::http {
 
@@ -29,7 +31,7 @@ struct Limits {
   size_t pipelined_bytes = 64 << 10;    // read ahead while a request is being answered; then reading pauses
   size_t write_budget_bytes = 1 << 20;  // unsent bytes of a stream; a client further behind is dropped
   std::chrono::milliseconds idle_timeout{75'000};    // between requests
-  std::chrono::milliseconds header_timeout{10'000};  // first byte to end of header
+  std::chrono::milliseconds header_timeout{10'000};  // first byte to end of header; also a TLS handshake
   std::chrono::milliseconds body_timeout{60'000};    // end of header to end of body
   std::chrono::milliseconds write_timeout{30'000};   // without a byte accepted by the peer
   std::chrono::milliseconds linger_timeout{5'000};   // reading away what a refused client still sends
@@ -39,7 +41,8 @@ struct HttpServerOptions {
   std::string address = "127.0.0.1:8000";  // host:port, [v6]:port; port 0 picks a free one
   int threads = 2;
   Limits limits;
-  std::vector<std::string> cors_origins;  // allowed origins; "*" allows all; empty: no CORS headers
+  std::shared_ptr<tls::ServerContext> tls;  // null: plain HTTP
+  std::vector<std::string> cors_origins;    // allowed origins; "*" allows all; empty: no CORS headers
   Logger log;
 
   // Looks at a request whose header has arrived and whose body has not; an answer here refuses it.

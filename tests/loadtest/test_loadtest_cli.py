@@ -86,7 +86,6 @@ class Loadtest(unittest.TestCase):
             trace.write("TIMESTAMP,ContextTokens\n1,2\n")
             trace.flush()
             for arguments, message in (
-                    (["https://x", "-n", "1"], "TLS"),
                     (["http://127.0.0.1:1", "--model", "m", "--arrival", "sometimes"], "sometimes"),
                     (["http://127.0.0.1:1", "--model", "m", "--arrival", "trace"], "--trace"),
                     (["http://127.0.0.1:1", "--model", "m", "--trace", trace.name], "no column for output tokens"),
