@@ -16,7 +16,8 @@
 //
 // Codes, of a token's key (or value) x[D] of one head; scales and minima are f16, codes are made with the
 // scale as stored:
-//   int8        x ~ s q          s = max|x| / 127, q in [-127, 127], stored as two's complement
+//   int8        x ~ s q          s = max|x| / 127, q in [-127, 127]; keys are stored as q + 128, as the dot
+//                                products of processors want one unsigned operand, values in two's complement
 //   fp8         x ~ s q          s = max|x| / 448, q in e4m3
 //   int4        x ~ s q + m      q in [0, 15]; the range is shrunk towards its middle where D is large, which
 //                                trades rare clipping for a finer step (quant_kv_shrink)

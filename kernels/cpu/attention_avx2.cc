@@ -10,5 +10,6 @@ void append_attention_avx2(KernelList& list) {
   append_float_attention<LoadF32>(list, Isa::kAvx2, Format::f32(), "paged_attention.f32.avx2");
   append_float_attention<LoadF16>(list, Isa::kAvx2, Format::f16(), "paged_attention.f16.avx2");
   append_float_attention<LoadBf16>(list, Isa::kAvx2, Format::bf16(), "paged_attention.bf16.avx2");
+  append_quant_attention<FloatCodec<LoadBf16>>(list, Isa::kAvx2, "quant_paged_attention.avx2");
 }
 }  // namespace oar

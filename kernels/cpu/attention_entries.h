@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/attention_float.h"
+#include "kernels/cpu/attention_quant_entries.h"
 #include "kernels/cpu/attention_register.h"
 #include "kernels/cpu/kv_append_simd.h"
 #include "kernels/kernel_list.h"

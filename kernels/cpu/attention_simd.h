@@ -38,9 +38,10 @@ struct SpanWork {
 // A tile's rows and their scratch.
 template <class Engine>
 struct TileRows {
-  const PagedAttentionArgs& a;
+  PagedAttentionArgs a;
   const Partition& p;
   int64_t D;
+  Range limits{0, INT64_MAX};  // positions outside are left to somebody else
   Tile tile{};
   int64_t kv_head = 0, rows = 0;
 
@@ -73,7 +74,10 @@ struct TileRows {
 
   int64_t token(int64_t r) const { return tile.t0 + r / p.group; }
   int64_t head(int64_t r) const { return kv_head * p.group + r % p.group; }
-  Range seen(int64_t r) const { return visible(a, tile.position + r / p.group); }
+  Range seen(int64_t r) const {
+    const Range s = visible(a, tile.position + r / p.group);
+    return {s.lo > limits.lo ? s.lo : limits.lo, s.hi < limits.hi ? s.hi : limits.hi};
+  }
   // Positions of row r inside the span, relative to its begin, cut to [0, 256].
   Range in_span(int64_t r, int64_t span) const {
     const Range s = seen(r);
@@ -122,11 +126,7 @@ class TileAttention {
   // The spans of one chunk, results to args.out; or, when `partials` is given, each span to its rows' slots
   // there. `after`: the panels that this worker most likely reads next.
   void run(const ChunkWork& work, const SpanPanels& after, float* partials) {
-    t_.tile = work.tile;
-    t_.kv_head = work.kv_head;
-    t_.rows = work.tile.queries * t_.p.group;
-    prepare_queries();
-    engine_.begin(t_);
+    begin(work.tile, work.kv_head);
     SpanPanels panels[2];
     chunk_panels(t_.a, layout_, work, work.spans.lo, &panels[0]);
     for (int64_t span = work.spans.lo; span < work.spans.hi; ++span) {
@@ -137,32 +137,46 @@ class TileAttention {
       const Range rows = attend(span, current, last ? after : next);
       for (int64_t r = rows.lo; r < rows.hi; ++r) {
         if (partials != nullptr) {
-          store_partial(r, span, partials);
+          const int64_t slot = span - spans_of(t_.seen(r)).lo;
+          store_partial(r, partial(t_.a, t_.p, partials, t_.token(r), t_.head(r), slot));
         } else {
-          merge_span(t_.state[r], t_.acc + r * t_.D, &t_.merged[r], t_.total + r * t_.D, t_.D);
+          merge(r);
         }
       }
     }
-    if (partials != nullptr) return;
+    if (partials == nullptr) finish();
+  }
+
+  // The steps of run(), for who walks over several pools (attention_quant_simd.h): a tile begins, spans of
+  // one pool after the other are attended to and each merged or stored, and the result is written.
+  void begin(const Tile& tile, int64_t kv_head) {
+    t_.tile = tile;
+    t_.kv_head = kv_head;
+    t_.rows = tile.queries * t_.p.group;
+    prepare_queries();
+    engine_.begin(t_);
+  }
+  // Spans from now on: the part within `limits` of what args' pool and tables hold.
+  void select(const PagedAttentionArgs& args, Range limits) {
+    t_.a = args;
+    t_.limits = limits;
+    layout_ = KvLayout(args.shape);
+  }
+  const KvLayout& layout() const { return layout_; }
+  TileRows<Engine>& rows() { return t_; }
+  void merge(int64_t r) {
+    merge_span(t_.state[r], t_.acc + r * t_.D, &t_.merged[r], t_.total + r * t_.D, t_.D);
+  }
+  void store_partial(int64_t r, float* slot) const {
+    memcpy(slot, t_.acc + r * t_.D, static_cast<size_t>(t_.D) * sizeof(float));
+    slot[t_.D] = t_.state[r].max;
+    slot[t_.D + 1] = t_.state[r].sum;
+  }
+  void finish() {
     for (int64_t r = 0; r < t_.rows; ++r) {
       write_row(t_.a, t_.token(r), t_.head(r), t_.merged[r], t_.total + r * t_.D);
     }
   }
-
- private:
-  using Prob = typename Engine::Prob;
-
-  void prepare_queries() {
-    // With a soft cap the logits come out as the argument of tanh, otherwise as exponents of 2.
-    const PagedAttentionArgs& a = t_.a;
-    const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
-    for (int64_t r = 0; r < t_.rows; ++r) {
-      Engine::prepare(a.q + t_.token(r) * a.ldq + t_.head(r) * t_.D, scale, t_.D, t_.q + r * t_.D);
-      t_.merged[r] = {-INFINITY, 0.f};
-    }
-    memset(t_.total, 0, static_cast<size_t>(t_.rows * t_.D) * sizeof(float));
-  }
-
   // Returns the rows whose state and acc are now those of the span.
   Range attend(int64_t span, const SpanPanels& panels, const SpanPanels& next) {
     SpanWork w{span, &panels, nullptr, 0, t_.rows};
@@ -181,6 +195,20 @@ class TileAttention {
     for (int64_t r = w.row_begin; r < w.row_end; ++r) softmax(r, w);
     engine_.values(t_, w);
     return {w.row_begin, w.row_end};
+  }
+
+ private:
+  using Prob = typename Engine::Prob;
+
+  void prepare_queries() {
+    // With a soft cap the logits come out as the argument of tanh, otherwise as exponents of 2.
+    const PagedAttentionArgs& a = t_.a;
+    const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
+    for (int64_t r = 0; r < t_.rows; ++r) {
+      Engine::prepare(a.q + t_.token(r) * a.ldq + t_.head(r) * t_.D, scale, t_.D, t_.q + r * t_.D);
+      t_.merged[r] = {-INFINITY, 0.f};
+    }
+    memset(t_.total, 0, static_cast<size_t>(t_.rows * t_.D) * sizeof(float));
   }
 
   // Turns a row's logits into probabilities relative to the largest among them. Lanes of its outermost panels
@@ -212,13 +240,6 @@ class TileAttention {
       if (begin > all_begin) memset(p + all_begin, 0, static_cast<size_t>(begin - all_begin) * sizeof(Prob));
       if (end < all_end) memset(p + end, 0, static_cast<size_t>(all_end - end) * sizeof(Prob));
     }
-  }
-
-  void store_partial(int64_t r, int64_t span, float* partials) {
-    float* slot = partial(t_.a, t_.p, partials, t_.token(r), t_.head(r), span - spans_of(t_.seen(r)).lo);
-    memcpy(slot, t_.acc + r * t_.D, static_cast<size_t>(t_.D) * sizeof(float));
-    slot[t_.D] = t_.state[r].max;
-    slot[t_.D + 1] = t_.state[r].sum;
   }
 
   KvLayout layout_;

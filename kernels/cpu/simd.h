@@ -254,6 +254,7 @@ OAR_INLINE Vi load_int(const int32_t* p) {
 // Wrapping, as the instructions do.
 OAR_INLINE Vi operator+(Vi a, Vi b) { return {(i32x4)((u32x4)a.v + (u32x4)b.v)}; }
 OAR_INLINE Vi operator-(Vi a, Vi b) { return {(i32x4)((u32x4)a.v - (u32x4)b.v)}; }
+OAR_INLINE Vi operator*(Vi a, Vi b) { return {(i32x4)((u32x4)a.v * (u32x4)b.v)}; }
 OAR_INLINE Vi operator&(Vi a, Vi b) { return {a.v & b.v}; }
 OAR_INLINE Vi operator|(Vi a, Vi b) { return {a.v | b.v}; }
 OAR_INLINE Mask operator<(Vi a, Vi b) { return {(i32x4)(a.v < b.v)}; }

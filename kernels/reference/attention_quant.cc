@@ -76,6 +76,9 @@ uint32_t encode(KvCode code, const Scaled& s, float x) {
   return static_cast<uint32_t>(std::nearbyint(std::clamp(z, 0.f, 15.f)));
 }
 
+// int8 keys are stored with an offset of 128.
+uint32_t key_offset(KvCode code) { return code == KvCode::kInt8 ? 0x80u : 0u; }
+
 double decode(KvCode code, uint32_t bits, double scale, double minimum) {
   if (code == KvCode::kFp8) return scale * to_f32(e4m3{static_cast<uint8_t>(bits)});
   if (code == KvCode::kInt8) return scale * static_cast<int8_t>(bits);
@@ -127,7 +130,8 @@ void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::
     store_f16(head + layout.key_scales, t, k.scale);
     if (layout.key_nibbles) store_f16(head + layout.key_minima, t, k.minimum);
     for (int64_t d = 0; d < D; ++d) {
-      store_code(head, layout.key(t, d), layout.key_nibbles, encode(shape.keys, k, x[d]));
+      store_code(head, layout.key(t, d), layout.key_nibbles,
+                 encode(shape.keys, k, x[d]) ^ key_offset(shape.keys));
     }
     for (int64_t d = 0; d < D; ++d) {
       x[d] = read_16(open_head + open.v_panel(0, panel), open.v_index(row, d));
@@ -221,8 +225,8 @@ struct Query {
     const double minimum =
         nibbles ? to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t)) : 0;
     for (int64_t d = 0; d < D; ++d) {
-      x[d] =
-          decode(code, load_code(head, keys ? quant.key(t, d) : quant.value(t, d), nibbles), scale, minimum);
+      const uint32_t bits = load_code(head, keys ? quant.key(t, d) : quant.value(t, d), nibbles);
+      x[d] = decode(code, keys ? bits ^ key_offset(code) : bits, scale, minimum);
       if (keys && quant.mean) x[d] += mean_of(quant, head, d);
     }
   }

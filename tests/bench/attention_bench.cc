@@ -1,8 +1,8 @@
 // Attention against the machine: decode in GB/s of keys and values, as a percent of what plain reading
-// reaches in the same round; prefill in GFLOP/s. One layer of 8 key/value heads x 4 queries over a bf16
-// cache, as in a 1B or 8B model.
+// reaches in the same round; prefill in GFLOP/s. One layer of 8 key/value heads x 4 queries, as in a 1B or 8B
+// model, over each kind of cache.
 //
-//   attention_bench [threads [rounds]]
+//   attention_bench [threads [rounds [kv,..]]]      kv: bf16, int8, fp8, k8v4, int4, int4-mean
 //
 // Decode walks through enough layers (640 MB) that no cache holds them; pages of 64 tokens lie in shuffled
 // runs of 8. Each round measures the probe, then the kernel; the table has medians over rounds.
@@ -22,6 +22,7 @@
 
 #include "engine/tune/bandwidth.h"
 #include "kernels/attention.h"
+#include "kernels/kv_quant.h"
 #include "kernels/thread_pool.h"
 #include "tests/bench/probes.h"
 
@@ -47,9 +48,10 @@ struct Memory {
     data = static_cast<char*>(mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (data == MAP_FAILED) std::abort();
     madvise(data, n, MADV_HUGEPAGE);
-    // Finite everywhere: small bf16 numbers, or f32.
+    // Finite everywhere and small, as keys, values (bf16 or codes of any bits) and scales (f16): logits then
+    // stay within a few units of each other.
     for (size_t i = 0; i < n; i += 2) {
-      const auto half = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 997 + (i % 3 == 0 ? 0x8000 : 0));
+      const auto half = static_cast<uint16_t>(0x1c00 + i * 2654435761u % 997 + (i % 3 == 0 ? 0x8000 : 0));
       memcpy(data + i, &half, 2);
     }
   }
@@ -58,9 +60,37 @@ struct Memory {
   size_t bytes;
 };
 
+struct Cache {
+  const char* name;
+  bool quantized;
+  oar::KvCode keys, values;
+};
+constexpr Cache kCaches[] = {{"bf16", false, {}, {}},
+                             {"int8", true, oar::KvCode::kInt8, oar::KvCode::kInt8},
+                             {"fp8", true, oar::KvCode::kFp8, oar::KvCode::kFp8},
+                             {"k8v4", true, oar::KvCode::kInt8, oar::KvCode::kInt4},
+                             {"int4", true, oar::KvCode::kInt4, oar::KvCode::kInt4},
+                             {"int4-mean", true, oar::KvCode::kInt4Mean, oar::KvCode::kInt4}};
+
+oar::QuantKvShape quant_shape(const Cache& cache, int64_t D) {
+  return {cache.keys, cache.values, kPage, kKvHeads, static_cast<int32_t>(D)};
+}
+int64_t block_bytes(const Cache& cache, int64_t D) {
+  const oar::QuantKvShape shape = quant_shape(cache, D);
+  return static_cast<int64_t>(cache.quantized ? oar::quant_kv_block_bytes(shape)
+                                              : oar::kv_block_bytes(oar::open_kv_shape(shape)));
+}
+const oar::Kernel* find_kernel(const Cache& cache, Isa isa) {
+  const auto family =
+      cache.quantized ? oar::KernelFamily::kQuantPagedAttention : oar::KernelFamily::kPagedAttention;
+  return oar::KernelRegistry::cpu().find(family, oar::Format::bf16(), isa);
+}
+
 struct Run {
-  oar::PagedAttentionArgs args;
-  std::vector<int32_t> tables, start, context;
+  oar::QuantPagedAttentionArgs quant;
+  oar::PagedAttentionArgs& args = quant.common;
+  const Cache& cache;
+  std::vector<int32_t> tables, near, start, context;
   std::vector<float> q, out;
   const oar::Kernel* kernel;
   oar::KernelPlan plan;
@@ -68,7 +98,9 @@ struct Run {
 
   // `layers` block tables over disjoint blocks; one sequence of `context_len` of which the last T are
   // queries.
-  Run(const Memory& memory, int64_t D, int64_t context_len, int64_t T, int64_t layers, int workers, Isa isa) {
+  Run(const Cache& kind, const Memory& memory, int64_t D, int64_t context_len, int64_t T, int64_t layers,
+      int workers, Isa isa)
+      : cache(kind) {
     args.shape = {oar::DType::kBF16, kPage, kKvHeads, static_cast<int32_t>(D)};
     args.max_blocks = (context_len + kPage - 1) / kPage;
     std::vector<int32_t> runs(static_cast<size_t>((layers * args.max_blocks + kRun - 1) / kRun));
@@ -91,21 +123,31 @@ struct Run {
     args.H = kHeads;
     args.ldq = args.ldo = kHeads * D;
     args.scale = 1.f / std::sqrt(static_cast<float>(D));
-    kernel = oar::KernelRegistry::cpu().find(oar::KernelFamily::kPagedAttention, oar::Format::bf16(), isa);
-    kernel->plan(&args, workers, &plan);
+    // 16-bit pages of a quantized cache lie anywhere: one of each sequence's is read.
+    quant.shape = quant_shape(cache, D);
+    quant.open = quant.sinks = memory.data;
+    near.assign(static_cast<size_t>(args.max_blocks), 0);
+    quant.open_tables = quant.sink_tables = near.data();
+    quant.open_max_blocks = args.max_blocks;
+    quant.sink_max_blocks = 1;
+    kernel = find_kernel(cache, isa);
+    kernel->plan(kernel_args(), workers, &plan);
     shared = std::make_unique<Memory>(plan.shared_scratch + 64);
+  }
+  const void* kernel_args() const {
+    return cache.quantized ? static_cast<const void*>(&quant) : static_cast<const void*>(&quant.common);
   }
   void layer(oar::ThreadPool& pool, int64_t i) {
     args.block_tables = tables.data() + i * args.max_blocks;
-    pool.run(*kernel, &args, plan, shared->data);
+    pool.run(*kernel, kernel_args(), plan, shared->data);
   }
 };
 
-void bench_decode(oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_t context, int rounds,
-                  Isa isa) {
-  const int64_t bytes = context * kKvHeads * D * 2 * 2;
+void bench_decode(const Cache& cache, oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_t context,
+                  int rounds, Isa isa) {
+  const int64_t bytes = context / kPage * block_bytes(cache, D);
   const int64_t layers = std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes);
-  Run run(memory, D, context, 1, layers, pool.workers(), isa);
+  Run run(cache, memory, D, context, 1, layers, pool.workers(), isa);
   pool.reserve_scratch(run.plan.worker_scratch);
   oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
   std::vector<double> time, probe, percent;
@@ -116,13 +158,14 @@ void bench_decode(oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_
     time.push_back((seconds() - begin) / static_cast<double>(layers));
     percent.push_back(static_cast<double>(bytes) / time.back() / 1e9 / probe.back() * 100);
   }
-  std::printf("decode   d=%-4ld context %-6ld %8.1f us  %6.1f GB/s  %5.1f %% of read (%.1f GB/s)\n", D,
-              context, median(time) * 1e6, static_cast<double>(bytes) / median(time) / 1e9, median(percent),
-              median(probe));
+  std::printf("%-9s decode   d=%-4ld context %-6ld %8.1f us  %6.1f GB/s  %5.1f %% of read (%.1f GB/s)\n",
+              cache.name, D, context, median(time) * 1e6, static_cast<double>(bytes) / median(time) / 1e9,
+              median(percent), median(probe));
 }
 
-void bench_prefill(oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_t T, int rounds, Isa isa) {
-  Run run(memory, D, T, T, 1, pool.workers(), isa);
+void bench_prefill(const Cache& cache, oar::ThreadPool& pool, const Memory& memory, int64_t D,
+                   int64_t context, int64_t T, int rounds, Isa isa) {
+  Run run(cache, memory, D, context, T, 1, pool.workers(), isa);
   pool.reserve_scratch(run.plan.worker_scratch);
   const int repeats = T > 1000 ? 1 : 8;
   std::vector<double> time;
@@ -131,11 +174,12 @@ void bench_prefill(oar::ThreadPool& pool, const Memory& memory, int64_t D, int64
     for (int i = 0; i < repeats; ++i) run.layer(pool, 0);
     time.push_back((seconds() - begin) / repeats);
   }
-  // Two products over the causal half.
-  const double flops =
-      4.0 * static_cast<double>(T) * static_cast<double>(T + 1) / 2 * kHeads * static_cast<double>(D);
-  std::printf("prefill  d=%-4ld tokens  %-6ld %8.1f us  %6.1f GFLOP/s\n", D, T, median(time) * 1e6,
-              flops / median(time) / 1e9);
+  // Two products over what is before each query.
+  const double seen =
+      static_cast<double>(T) * (static_cast<double>(context) - static_cast<double>(T - 1) / 2);
+  const double flops = 4.0 * seen * kHeads * static_cast<double>(D);
+  std::printf("%-9s prefill  d=%-4ld %ld of %-6ld  %10.1f us  %6.1f GFLOP/s\n", cache.name, D, T, context,
+              median(time) * 1e6, flops / median(time) / 1e9);
 }
 
 }  // namespace
@@ -145,14 +189,18 @@ int main(int argc, char** argv) {
   const Isa isa = oar::best_isa();
   oar::ThreadPool pool({.threads = threads, .pin = true});
   const Memory memory(kPoolBytes);
-  const oar::Kernel* kernel =
-      oar::KernelRegistry::cpu().find(oar::KernelFamily::kPagedAttention, oar::Format::bf16(), isa);
-  std::printf("%s, %d threads\n", kernel->name, threads);
-  for (int64_t D : {64, 128}) {
-    for (int64_t context : {128, 1024, 4096, 16384, 32768})
-      bench_decode(pool, memory, D, context, rounds, isa);
-  }
-  for (int64_t D : {64, 128}) {
-    for (int64_t T : {512, 4096}) bench_prefill(pool, memory, D, T, rounds, isa);
+  const std::string wanted = std::string(",") + (argc > 3 ? argv[3] : "bf16,int8,int4") + ",";
+  for (const Cache& cache : kCaches) {
+    if (wanted.find(std::string(",") + cache.name + ",") == std::string::npos) continue;
+    std::printf("%s, %d threads\n", find_kernel(cache, isa)->name, threads);
+    for (int64_t D : {64, 128}) {
+      for (int64_t context : {128, 1024, 4096, 16384, 32768})
+        bench_decode(cache, pool, memory, D, context, rounds, isa);
+    }
+    for (int64_t D : {64, 128}) {
+      bench_prefill(cache, pool, memory, D, 512, 512, rounds, isa);
+      bench_prefill(cache, pool, memory, D, 4096, 4096, rounds, isa);
+      bench_prefill(cache, pool, memory, D, 16384, 512, rounds, isa);
+    }
   }
 }

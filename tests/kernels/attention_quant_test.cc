@@ -6,22 +6,12 @@
 #include <vector>
 
 #include "kernels/kv_quant.h"
-#include "tests/kernels/matmul_problem.h"
+#include "tests/kernels/attention_quant_problem.h"
 
 using namespace oar;
 using namespace oar_test;
 
 namespace {
-
-struct Tier {
-  const char* name;
-  KvCode keys, values;
-};
-const Tier kTiers[] = {{"int8", KvCode::kInt8, KvCode::kInt8},
-                       {"fp8", KvCode::kFp8, KvCode::kFp8},
-                       {"k8v4", KvCode::kInt8, KvCode::kInt4},
-                       {"int4", KvCode::kInt4, KvCode::kInt4},
-                       {"int4-mean", KvCode::kInt4Mean, KvCode::kInt4}};
 
 // One sequence of one head over blocks 0, 1, ..; stale bytes are 0xff (NaN in every scale).
 struct Cache {
@@ -219,7 +209,7 @@ TEST_CASE("quantized kv: signal to noise of each code") {
         } else if (tier.keys == KvCode::kFp8) {
           x = s * to_f32(e4m3{byte});
         } else {
-          x = s * static_cast<float>(static_cast<int8_t>(byte));
+          x = s * static_cast<float>(byte - 128);
         }
         if (layout.mean) x += mu_scale * static_cast<float>(static_cast<int8_t>(head[layout.mu + d]));
         const double truth = c.k[static_cast<size_t>(t * 128 + d)];

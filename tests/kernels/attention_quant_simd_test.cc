@@ -1,0 +1,151 @@
+// Every kernel over the quantized cache that this machine can run, against the reference over the same bytes,
+// and the promises of kernels/kv_quant.h: decode equals prefill bit for bit whatever the chunking, the batch,
+// the pages and the workers; nothing outside what a query sees reaches its result; no access past an operand.
+#include "tests/kernels/attention_quant_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+using Chunk = QuantProblem::Chunk;
+using Options = QuantProblem::Options;
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(std::fabs(a[i] - b[i]) <= 1e30f)) return INFINITY;  // NaN
+    largest = std::max(largest, static_cast<double>(std::fabs(a[i] - b[i])));
+  }
+  return largest;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::string describe(const Tier& tier, const QuantProblem& p, Isa isa) {
+  return std::string(p.kernel(KernelFamily::kQuantPagedAttention, isa).name) + " " + tier.name +
+         " H=" + std::to_string(p.heads.H) + " K=" + std::to_string(p.heads.K) +
+         " D=" + std::to_string(p.heads.D) + " P=" + std::to_string(p.shape.page_tokens);
+}
+
+std::vector<Chunk> last_queries(const QuantProblem& p, int64_t count) {
+  std::vector<Chunk> chunks;
+  for (size_t s = 0; s < p.lengths.size(); ++s) {
+    chunks.push_back({static_cast<int64_t>(s), p.lengths[s], std::min(count, p.lengths[s])});
+  }
+  return chunks;
+}
+
+void check_against_reference(const Tier& tier, Heads heads, int page, std::vector<int64_t> lengths,
+                             int64_t count, Queries queries, const Options& o) {
+  QuantProblem p(tier, heads, page, std::move(lengths), queries);
+  p.append_all(Isa::kReference);
+  const auto chunks = last_queries(p, count);
+  const std::vector<float> want = p.run(Isa::kReference, chunks, o);
+  for (Isa isa : levels()) {
+    INFO(describe(tier, p, isa) << " window=" << o.window << " softcap=" << o.softcap);
+    CHECK(largest_difference(p.run(isa, chunks, o), want) <= p.bound(queries, o));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("quantized attention: every level against the reference, every head size") {
+  for (const Tier& tier : kTiers) {
+    for (int64_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256}) {
+      check_against_reference(tier, {4, 2, D}, 64, {1, 63, 64, 65, 400}, 3, Queries::kExact, {});
+    }
+    check_against_reference(tier, {4, 2, 64}, 64, {300}, 5, Queries::kNormal, {});
+  }
+}
+
+TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
+  for (const Tier& tier : kTiers) {
+    for (const Heads heads :
+         {Heads{1, 1, 24}, Heads{3, 1, 40}, Heads{7, 1, 16}, Heads{5, 5, 64}, Heads{16, 2, 32}}) {
+      for (int page : {16, 48, 64, 512}) {
+        check_against_reference(tier, heads, page, {700, 30}, 2, Queries::kExact, {});
+        check_against_reference(tier, heads, page, {600}, 70, Queries::kExact, {.window = 53});
+        check_against_reference(tier, heads, page, {530}, 9, Queries::kExact,
+                                {.window = 300, .softcap = 5.f});
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch, to the bit") {
+  for (const Tier& tier : kTiers) {
+    for (const Heads heads : {Heads{4, 1, 64}, Heads{3, 1, 40}, Heads{2, 2, 80}}) {
+      for (int page : {16, 64, 96}) {
+        for (int64_t window : {0, 70}) {
+          QuantProblem p(tier, heads, page, {421, 77}, Queries::kNormal);
+          p.append_all(Isa::kReference);
+          const Options o{.window = window};
+          const auto row = static_cast<size_t>(heads.H * heads.D);
+          for (Isa isa : levels()) {
+            INFO(describe(tier, p, isa) << " window " << window);
+            // Both sequences whole, in one call.
+            const std::vector<float> all = p.run(isa, {{0, 421, 421}, {1, 77, 77}}, o);
+            REQUIRE(std::ranges::all_of(all, [](float x) { return std::isfinite(x); }));
+            const std::vector<float> want(all.begin(), all.begin() + static_cast<long>(421 * row));
+            for (int64_t step : {1, 23, 200}) {
+              for (int64_t end : {421, 280, 65, 17}) {
+                const int64_t count = std::min(step, end);
+                const std::vector<float> got = p.run(isa, {{0, end, count}}, o);
+                const auto from = want.begin() + static_cast<long>(static_cast<size_t>(end - count) * row);
+                CHECK(same_bits(got, {from, from + static_cast<long>(static_cast<size_t>(count) * row)}));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized attention: any number of workers, to the bit") {
+  for (const Tier& tier : kTiers) {
+    QuantProblem p(tier, {8, 2, 64}, 64, {1500, 333}, Queries::kNormal);
+    p.append_all(Isa::kReference);
+    for (Isa isa : levels()) {
+      INFO(describe(tier, p, isa));
+      for (int64_t count : {1, 40}) {
+        const auto chunks = last_queries(p, count);
+        const std::vector<float> want = p.run(isa, chunks, {});
+        CHECK(same_bits(p.run(isa, chunks, {.step = 1000}), want));
+        ThreadPool pool({.threads = 4});
+        CHECK(same_bits(p.run(isa, chunks, {.pool = &pool}), want));
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized attention: a NaN or infinity comes out where it is seen, and nowhere else") {
+  for (const Tier& tier : kTiers) {
+    for (const float bad : {NAN, INFINITY}) {
+      for (const bool key : {false, true}) {
+        for (int64_t window : {0, 33}) {
+          QuantProblem p(tier, {4, 1, 32}, 32, {300}, Queries::kNormal);
+          (key ? p.k : p.v)[0][50 * 32 + 5] = bad;
+          p.append_all(Isa::kReference);
+          for (Isa isa : levels()) {
+            const std::vector<float> out = p.run(isa, {{0, 300, 300}}, {.window = window});
+            INFO(describe(tier, p, isa) << (key ? " key " : " value ") << bad << " window " << window);
+            for (size_t t = 0; t < 300; ++t) {
+              // Of a value, in the own page, its channel alone.
+              bool finite = true;
+              for (size_t i = t * 128; i < (t + 1) * 128; ++i) finite &= std::isfinite(out[i]);
+              // An infinite key may give a logit of minus infinity, which weighs nothing.
+              const bool seen = t >= 50 && (window == 0 || t < 50 + static_cast<size_t>(window));
+              if (!seen) CHECK(finite);
+              if (seen && !(key && bad == INFINITY)) CHECK(!finite);
+            }
+          }
+        }
+      }
+    }
+  }
+}
