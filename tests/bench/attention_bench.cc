@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
     if (wanted.find(std::string(",") + cache.name + ",") == std::string::npos) continue;
     std::printf("%s, %d threads\n", find_kernel(cache, isa)->name, threads);
     for (int64_t D : {64, 128}) {
-      for (int64_t context : {128, 1024, 4096, 16384, 32768})
+      for (int64_t context : {128, 1024, 4096, 16384})
         bench_decode(cache, pool, memory, D, context, rounds, isa);
     }
     for (int64_t D : {64, 128}) {
