@@ -59,6 +59,9 @@ enum class KernelFamily : uint8_t {
   kEmbedding,            // embedding.h
   kGatherRows,           // embedding.h
   kHadamard,             // hadamard.h
+  kConv,                 // conv.h
+  kDepthwise,            // conv.h
+  kPool,                 // conv.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

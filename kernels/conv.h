@@ -1,0 +1,97 @@
+// Convolution, products with packed matrices, and pooling over pixels whose channels lie together
+// (N, H, W, C): the kernels of ordinary models. f32.
+//
+// Everything here reads whole channel vectors, so that one inner loop serves 1x1 and KxK windows, any stride,
+// dilation and padding: a row of the product is an output pixel, which gathers `KH * KW` input pixels of C
+// channels each through a table of pointers (padding points at zeros). A matrix product is the case H = KH =
+// KW = 1: x (W rows, C columns).
+//
+// Roofline: 2 N OH OW M KH KW C / groups over the machine's FMA peak for conv; bytes of x and out over
+// memory bandwidth for depthwise convolution and pooling.
+//
+// Filters are packed into panels of panel_width(isa) output channels: (groups, panels, KH, KW, C / groups,
+// width), the last panel of a group padded with zeros.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace oar {
+
+// What follows the sum, in this order: + bias, + residual, activation.
+enum class Epilogue : int32_t {
+  kNone,
+  kClamp,        // min(max(x, alpha), beta): relu is [0, inf], relu6 [0, 6]
+  kSigmoid,      // 1 / (1 + exp(-x))
+  kSilu,         // x sigmoid(x)
+  kHardSigmoid,  // clamp(alpha x + beta, 0, 1)
+  kHardSwish,    // x clamp(alpha x + beta, 0, 1)
+  kLeakyRelu,    // x < 0 ? alpha x : x
+  kTanh,
+  kGelu,      // x/2 (1 + erf(x / sqrt 2))
+  kGeluTanh,  // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+};
+
+// The window of convolution and pooling alike.
+struct WindowShape {
+  int64_t N = 0, H = 0, W = 0, OH = 0, OW = 0;
+  int64_t KH = 1, KW = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
+  int64_t pad_top = 0, pad_left = 0, pad_bottom = 0, pad_right = 0;
+};
+
+struct ConvArgs {
+  uint32_t size = sizeof(ConvArgs);
+  uint32_t version = 1;
+  float* out = nullptr;             // (N, OH, OW) pixels, ldo apart, of M channels
+  const float* x = nullptr;         // (N, H, W) pixels, ldx apart, of C channels; (N, C, H, W) when planar
+  const float* w = nullptr;         // packed by pack_filters(), 64-byte aligned
+  const float* bias = nullptr;      // [M] or null
+  const float* residual = nullptr;  // as out, or null
+  WindowShape window;
+  int64_t C = 0, M = 0, groups = 1;
+  int64_t ldx = 0, ldo = 0;
+  int64_t out_row = 0;  // elements from one output row to the next; 0: OW * ldo
+  int64_t panel = 0;    // the width the filters were packed with: panel_width() of the kernel's isa
+  bool planar = false;
+  Epilogue epilogue = Epilogue::kNone;
+  float alpha = 0.f, beta = 0.f;
+};
+
+// Each channel with one filter of its own.
+struct DepthwiseArgs {
+  uint32_t size = sizeof(DepthwiseArgs);
+  uint32_t version = 1;
+  float* out = nullptr;             // (N, OH, OW, C)
+  const float* x = nullptr;         // (N, H, W, C)
+  const float* w = nullptr;         // (KH, KW, C)
+  const float* bias = nullptr;      // [C] or null
+  const float* residual = nullptr;  // as out, or null
+  WindowShape window;
+  int64_t C = 0;
+  Epilogue epilogue = Epilogue::kNone;
+  float alpha = 0.f, beta = 0.f;
+};
+
+enum class PoolOp : int32_t { kMax, kAverage };
+struct PoolArgs {
+  uint32_t size = sizeof(PoolArgs);
+  uint32_t version = 1;
+  float* out = nullptr;      // (N, OH, OW, C)
+  const float* x = nullptr;  // (N, H, W, C)
+  WindowShape window;
+  int64_t C = 0;
+  PoolOp op = PoolOp::kMax;
+  // kAverage: divide by the elements of the window that lie in the padded operand, not in the operand.
+  bool count_pads = false;
+};
+
+// Channels of one filter panel.
+int64_t panel_width(Isa isa);
+
+// Floats of packed filters: groups * ceil(M / groups / width) * taps * (C / groups) * width.
+int64_t packed_filter_floats(int64_t M, int64_t groups, int64_t taps, int64_t c_per_group, int64_t width);
+// From w[m * stride_m + c * stride_c + tap * stride_tap]; a file's (M, C / groups, KH, KW) has strides
+// C / groups * taps, taps and 1, a matrix (C, M) has 1, M and 0, its transpose (M, C) has C, 1 and 0.
+void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t taps, int64_t c_per_group,
+                  int64_t stride_m, int64_t stride_c, int64_t stride_tap, int64_t width);
+
+}  // namespace oar

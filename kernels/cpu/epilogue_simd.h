@@ -1,0 +1,52 @@
+// What follows a sum (Epilogue, kernels/conv.h) on vectors. Clamping is done where the sums are; the others
+// run over values just written, which are still in the first-level cache, so that one copy of their code
+// serves every tile shape.
+#pragma once
+
+#include "kernels/conv.h"
+#include "kernels/cpu/vmath.h"
+
+namespace oar::OAR_SIMD_NAMESPACE {
+
+struct EpilogueArgs {
+  Epilogue kind;
+  float alpha, beta;
+  // Bounds that hold for every kind: infinite where the kind is no clamp.
+  OAR_INLINE Vf low() const { return set1(kind == Epilogue::kClamp ? alpha : -INFINITY); }
+  OAR_INLINE Vf high() const { return set1(kind == Epilogue::kClamp ? beta : INFINITY); }
+  OAR_INLINE bool later() const { return kind != Epilogue::kNone && kind != Epilogue::kClamp; }
+};
+
+// NaN stays.
+OAR_INLINE Vf hold(Vf x, Vf low, Vf high) { return min(high, max(low, x)); }
+
+template <class F>
+OAR_INLINE void epilogue_map(float* p, int64_t n, F&& f) {
+  for_lanes(n, [&](int64_t i, int64_t k) { store_part(p + i, f(load_part(p + i, k)), k); });
+}
+
+// p[0, n) = f(p) for the kinds that are not done with the sums.
+[[gnu::noinline]] inline void apply_epilogue(const EpilogueArgs& e, float* p, int64_t n) {
+  const Vf a = set1(e.alpha), b = set1(e.beta), one = set1(1.f), none = zero();
+  switch (e.kind) {
+    case Epilogue::kNone:
+    case Epilogue::kClamp: return;
+    case Epilogue::kSigmoid: return epilogue_map(p, n, [](Vf x) { return sigmoid(x); });
+    case Epilogue::kSilu: return epilogue_map(p, n, [](Vf x) { return silu(x); });
+    case Epilogue::kHardSigmoid:
+      return epilogue_map(p, n, [&](Vf x) { return hold(fma(a, x, b), none, one); });
+    case Epilogue::kHardSwish:
+      return epilogue_map(p, n, [&](Vf x) { return x * hold(fma(a, x, b), none, one); });
+    case Epilogue::kLeakyRelu: return epilogue_map(p, n, [&](Vf x) { return select(x < none, a * x, x); });
+    case Epilogue::kTanh: return epilogue_map(p, n, [](Vf x) { return tanh(x); });
+    case Epilogue::kGelu:
+      return epilogue_map(p, n, [&](Vf x) { return set1(0.5f) * x * (one + erf(x * set1(0.707106781f))); });
+    case Epilogue::kGeluTanh:
+      return epilogue_map(p, n, [&](Vf x) {
+        const Vf cubic = fma(x * x * x, set1(0.044715f), x);
+        return set1(0.5f) * x * (one + tanh(set1(0.797884561f) * cubic));
+      });
+  }
+}
+
+}  // namespace oar::OAR_SIMD_NAMESPACE

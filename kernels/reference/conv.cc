@@ -1,0 +1,151 @@
+// Convolution and pooling, scalar, sums in double: the truth for the fast ones.
+#include "kernels/conv.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kernel_list.h"
+
+namespace oar {
+namespace {
+
+double epilogue(Epilogue kind, double x, double a, double b) {
+  const auto hold = [](double v, double lo, double hi) { return v < lo ? lo : v > hi ? hi : v; };
+  switch (kind) {
+    case Epilogue::kNone: return x;
+    case Epilogue::kClamp: return hold(x, a, b);
+    case Epilogue::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Epilogue::kSilu: return x / (1 + std::exp(-x));
+    case Epilogue::kHardSigmoid: return hold(a * x + b, 0, 1);
+    case Epilogue::kHardSwish: return x * hold(a * x + b, 0, 1);
+    case Epilogue::kLeakyRelu: return x < 0 ? a * x : x;
+    case Epilogue::kTanh: return std::tanh(x);
+    case Epilogue::kGelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Epilogue::kGeluTanh: {
+      const double pi = 3.14159265358979323846;
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
+    }
+  }
+  return x;
+}
+
+// f(tap, y, x) for the taps of output (oh, ow) that lie inside the operand.
+template <class F>
+void each_tap(const WindowShape& w, int64_t oh, int64_t ow, F&& f) {
+  for (int64_t i = 0; i < w.KH; ++i) {
+    const int64_t y = oh * w.stride_h - w.pad_top + i * w.dilation_h;
+    if (y < 0 || y >= w.H) continue;
+    for (int64_t j = 0; j < w.KW; ++j) {
+      const int64_t x = ow * w.stride_w - w.pad_left + j * w.dilation_w;
+      if (x >= 0 && x < w.W) f(i * w.KW + j, y, x);
+    }
+  }
+}
+
+void conv_plan(const void* args, int, KernelPlan* out) {
+  const WindowShape& w = static_cast<const ConvArgs*>(args)->window;
+  *out = {1, {w.N * w.OH}};
+}
+
+void conv_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const ConvArgs*>(args);
+  const WindowShape& w = a.window;
+  const int64_t per = a.C / a.groups, filters = a.M / a.groups, taps = w.KH * w.KW;
+  const int64_t panels = (filters + a.panel - 1) / a.panel,
+                out_row = a.out_row != 0 ? a.out_row : w.OW * a.ldo;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t n = row / w.OH, oh = row % w.OH;
+    for (int64_t ow = 0; ow < w.OW; ++ow) {
+      for (int64_t m = 0; m < a.M; ++m) {
+        const int64_t g = m / filters, f = m % filters;
+        const float* filter = a.w + (g * panels + f / a.panel) * taps * per * a.panel + f % a.panel;
+        double sum = 0;
+        each_tap(w, oh, ow, [&](int64_t tap, int64_t y, int64_t x) {
+          for (int64_t c = 0; c < per; ++c) {
+            const int64_t ch = g * per + c;
+            const float v = a.planar ? a.x[((n * a.C + ch) * w.H + y) * w.W + x]
+                                     : a.x[((n * w.H + y) * w.W + x) * a.ldx + ch];
+            sum += static_cast<double>(v) * static_cast<double>(filter[(tap * per + c) * a.panel]);
+          }
+        });
+        const int64_t at = row * out_row + ow * a.ldo + m;
+        if (a.bias) sum += static_cast<double>(a.bias[m]);
+        if (a.residual) sum += static_cast<double>(a.residual[at]);
+        a.out[at] = static_cast<float>(
+            epilogue(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+      }
+    }
+  }
+}
+
+void depthwise_plan(const void* args, int, KernelPlan* out) {
+  const WindowShape& w = static_cast<const DepthwiseArgs*>(args)->window;
+  *out = {1, {w.N * w.OH}};
+}
+
+void depthwise_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const DepthwiseArgs*>(args);
+  const WindowShape& w = a.window;
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t ow = 0; ow < w.OW; ++ow) {
+      for (int64_t c = 0; c < a.C; ++c) {
+        double sum = 0;
+        each_tap(w, row % w.OH, ow, [&](int64_t tap, int64_t y, int64_t x) {
+          sum += static_cast<double>(a.x[((row / w.OH * w.H + y) * w.W + x) * a.C + c]) *
+                 static_cast<double>(a.w[tap * a.C + c]);
+        });
+        const int64_t at = (row * w.OW + ow) * a.C + c;
+        if (a.bias) sum += static_cast<double>(a.bias[c]);
+        if (a.residual) sum += static_cast<double>(a.residual[at]);
+        a.out[at] = static_cast<float>(
+            epilogue(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+      }
+    }
+  }
+}
+
+void pool_plan(const void* args, int, KernelPlan* out) {
+  const WindowShape& w = static_cast<const PoolArgs*>(args)->window;
+  *out = {1, {w.N * w.OH}};
+}
+
+void pool_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const PoolArgs*>(args);
+  const WindowShape& w = a.window;
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t ow = 0; ow < w.OW; ++ow) {
+      int64_t padded = 0;  // taps within the operand and its pads
+      for (int64_t i = 0; i < w.KH; ++i) {
+        for (int64_t j = 0; j < w.KW; ++j) {
+          const int64_t y = row % w.OH * w.stride_h - w.pad_top + i * w.dilation_h;
+          const int64_t x = ow * w.stride_w - w.pad_left + j * w.dilation_w;
+          padded += y < w.H + w.pad_bottom && x < w.W + w.pad_right;
+        }
+      }
+      for (int64_t c = 0; c < a.C; ++c) {
+        double sum = 0, best = -INFINITY;
+        int64_t count = 0;
+        each_tap(w, row % w.OH, ow, [&](int64_t, int64_t y, int64_t x) {
+          const auto v = static_cast<double>(a.x[((row / w.OH * w.H + y) * w.W + x) * a.C + c]);
+          sum += v;
+          if (v > best || v != v) best = v;
+          ++count;
+        });
+        if (a.count_pads) count = padded;
+        if (a.op == PoolOp::kAverage) best = count > 0 ? sum / static_cast<double>(count) : 0;
+        a.out[(row * w.OW + ow) * a.C + c] = static_cast<float>(best);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void append_conv_reference(KernelList& list) {
+  list.push_back({KernelFamily::kConv, Isa::kReference, "conv.reference", std::nullopt, conv_plan, conv_run});
+  list.push_back({KernelFamily::kDepthwise, Isa::kReference, "depthwise.reference", std::nullopt,
+                  depthwise_plan, depthwise_run});
+  list.push_back({KernelFamily::kPool, Isa::kReference, "pool.reference", std::nullopt, pool_plan, pool_run});
+}
+
+}  // namespace oar
