@@ -160,10 +160,10 @@ inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
   const int64_t per_group = a.C / a.groups;
   // With few channels a tap is too short a run: rows of the padded copy make KW taps one run.
   const bool short_taps = a.C < 8 && w.KW > 1 && w.dilation_w == 1 && a.groups == 1;
-  copied = a.planar || short_taps;
-  const bool merged = copied && w.dilation_w == 1 && a.groups == 1;
   PH = (w.OH - 1) * w.stride_h + (w.KH - 1) * w.dilation_h + 1;
   PW = (w.OW - 1) * w.stride_w + (w.KW - 1) * w.dilation_w + 1;
+  copied = a.planar || (short_taps && PH <= 2 * w.H + 64 && PW <= 2 * w.W + 64);
+  const bool merged = copied && w.dilation_w == 1 && a.groups == 1;
   taps_h = w.KH;
   taps_w = merged ? 1 : w.KW;
   per_tap = merged ? w.KW * a.C : per_group;
@@ -201,8 +201,10 @@ inline void conv_plan(const void* args, int, KernelPlan* out) {
 inline void conv_copy_rows(const ConvWork& work, int64_t begin, int64_t end, float* copy) {
   const ConvArgs& a = work.a;
   const WindowShape& w = a.window;
-  const int64_t C = a.C, first = std::min(w.pad_left, work.PW);
-  const int64_t columns = std::max<int64_t>(0, std::min(w.W, work.PW - first));
+  // A negative pad crops: the copy then begins `skip` columns into the operand.
+  const int64_t C = a.C, first = std::clamp<int64_t>(w.pad_left, 0, work.PW);
+  const int64_t skip = std::max<int64_t>(0, -w.pad_left);
+  const int64_t columns = std::max<int64_t>(0, std::min(w.W - skip, work.PW - first));
   for (int64_t r = begin; r < end; ++r) {
     const int64_t n = r / work.PH, y = r % work.PH - w.pad_top;
     float* row = copy + r * work.PW * C;
@@ -215,11 +217,11 @@ inline void conv_copy_rows(const ConvWork& work, int64_t begin, int64_t end, flo
     float* to = row + first * C;
     if (a.planar) {
       for (int64_t c = 0; c < C; ++c) {
-        const float* plane = a.x + ((n * C + c) * w.H + y) * w.W;
+        const float* plane = a.x + ((n * C + c) * w.H + y) * w.W + skip;
         for (int64_t x = 0; x < columns; ++x) to[x * C + c] = plane[x];
       }
     } else {
-      const float* pixel = a.x + (n * w.H + y) * w.W * a.ldx;
+      const float* pixel = a.x + ((n * w.H + y) * w.W + skip) * a.ldx;
       for (int64_t x = 0; x < columns; ++x)
         std::memcpy(to + x * C, pixel + x * a.ldx, static_cast<size_t>(C) * sizeof(float));
     }
@@ -240,21 +242,23 @@ inline void conv_gather(const ConvWork& work, const float* copy, int64_t g, int6
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t y0 = oh * w.stride_h - top, x0 = ow * w.stride_w - left;
     offsets[r] = (n * w.OH + oh) * out_row + ow * a.ldo;
-    const int64_t at = ((n * H + y0) * W + x0) * ld;
     const int64_t reach_x = x0 + (work.taps_w - 1) * w.dilation_w;
     const bool inside_x = x0 >= 0 && reach_x < W;
     const float** to = table + r;
     for (int64_t i = 0; i < work.taps_h; ++i) {
       const int64_t y = y0 + i * w.dilation_h;
-      const int64_t row = at + i * w.dilation_h * W * ld;
       if (y < 0 || y >= H) {
         for (int64_t j = 0; j < work.taps_w; ++j, to += rows) *to = zeros;
-      } else if (inside_x) {
-        for (int64_t j = 0; j < work.taps_w; ++j, to += rows) *to = x + row + j * w.dilation_w * ld;
+        continue;
+      }
+      const float* row = x + (n * H + y) * W * ld;
+      if (inside_x) {
+        const float* at = row + x0 * ld;
+        for (int64_t j = 0; j < work.taps_w; ++j, to += rows) *to = at + j * w.dilation_w * ld;
       } else {
         for (int64_t j = 0; j < work.taps_w; ++j, to += rows) {
           const int64_t xx = x0 + j * w.dilation_w;
-          *to = xx >= 0 && xx < W ? x + row + j * w.dilation_w * ld : zeros;
+          *to = xx >= 0 && xx < W ? row + xx * ld : zeros;
         }
       }
     }

@@ -1,0 +1,219 @@
+// Dense float convolution and its transpose, through the kernels of kernels/conv.h: what may be constant (the
+// filters) is packed once, bias, residual and activation are part of the call. Operands that lie as the file
+// has them, (N, C, ...), are turned around the kernel; the channels_last pass makes that rare.
+#include "engine/ops/tensor/conv.h"
+
+namespace oar::tensor {
+namespace {
+
+struct PreparedConv {
+  Tensor packed;
+  bool depthwise = false;
+};
+
+bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
+
+// Filters (M, per, taps) in the kernel's layout.
+Result<PreparedConv> pack(const float* w, const Shape& shape, int64_t groups) {
+  PreparedConv p;
+  const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
+  p.depthwise = is_depthwise(M, per * groups, groups);
+  if (p.depthwise) {
+    OAR_ASSIGN(p.packed, allocate_elements({taps, M}, DType::kF32));
+    float* to = mutable_elements<float>(p.packed);
+    for (int64_t m = 0; m < M; ++m) {
+      for (int64_t t = 0; t < taps; ++t) to[t * M + m] = w[m * taps + t];
+    }
+    return p;
+  }
+  const int64_t width = filter_width();
+  OAR_ASSIGN(p.packed, allocate_elements({packed_filter_floats(M, groups, taps, per, width)}, DType::kF32));
+  pack_filters(mutable_elements<float>(p.packed), w, M, groups, taps, per, per * taps, taps, 1, width);
+  return p;
+}
+
+// The kernel of one call on pixels: x (N, H, W, C), or (N, C, H, W) when planar; y and residual (N, OH, OW,
+// M).
+Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
+            const float* bias, const float* residual, const Activation& act, float* y) {
+  const double flops = static_cast<double>(c.out.numel()) * static_cast<double>(c.C / c.groups) *
+                       static_cast<double>(c.w.kernel_size());
+  if (p.depthwise) {
+    static const Kernel& kernel = f32_kernel(KernelFamily::kDepthwise);
+    DepthwiseArgs a;
+    a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
+    a.window = kernel_window(c.w, c.N);
+    a.C = c.C;
+    a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+    return run_kernel(ctx, kernel, &a, 0.1 * flops);
+  }
+  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  ConvArgs a;
+  a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
+  a.window = kernel_window(c.w, c.N);
+  a.C = a.ldx = c.C, a.M = a.ldo = c.M, a.groups = c.groups;
+  a.panel = filter_width();
+  a.planar = planar;
+  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+  return run_kernel(ctx, kernel, &a, 0.02 * flops);
+}
+
+// The kernel reads planar operands through a padded copy, which must not outgrow the operand by much: pads
+// and strides come from a file.
+bool may_copy(const Conv& c) {
+  const WindowShape w = kernel_window(c.w, c.N);
+  const auto reach = [](int64_t out, int64_t stride, int64_t kernel, int64_t dilation) {
+    return static_cast<double>(out - 1) * static_cast<double>(stride) +
+           static_cast<double>(kernel - 1) * static_cast<double>(dilation) + 1;
+  };
+  return reach(w.OH, w.stride_h, w.KH, w.dilation_h) <= 2.0 * static_cast<double>(w.H) + 64 &&
+         reach(w.OW, w.stride_w, w.KW, w.dilation_w) <= 2.0 * static_cast<double>(w.W) + 64;
+}
+
+// y (N, M, ...) = conv of x (N, C, ...), the layout of files.
+Status call_planar(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x,
+                   const float* bias, const Activation& act, float* y) {
+  Tensor turned, out;
+  const int64_t ins = c.w.in_size(), outs = c.w.out_size();
+  const bool planar = !p.depthwise && may_copy(c);
+  if (!planar) {
+    OAR_ASSIGN(turned, ctx.allocate({c.N, ins, c.C}, DType::kF32));
+    to_channels_last(ctx, x, mutable_elements<float>(turned), c.N, c.C, ins);
+    x = elements<float>(turned);
+  }
+  OAR_ASSIGN(out, ctx.allocate({c.N, outs, c.M}, DType::kF32));
+  OAR_RETURN_IF_ERROR(call(ctx, c, p, x, planar, bias, nullptr, act, mutable_elements<float>(out)));
+  to_channels_first(ctx, elements<float>(out), y, c.N, c.M, outs);
+  return ok_status();
+}
+
+// f32 values of y (N, M, inner): y += bias.
+void add_bias(const float* bias, float* y, int64_t N, int64_t M, int64_t inner) {
+  for (int64_t p = 0; p < N * M; ++p) {
+    for (int64_t i = 0; i < inner; ++i) y[p * inner + i] += bias[p % M];
+  }
+}
+
+// What a residual of another shape means: activation(y + residual), broadcast.
+Result<Tensor> add_residual(const EvalContext& ctx, const Tensor& y, const Tensor& residual,
+                            const Activation& act) {
+  OAR_RETURN_IF_ERROR(check_same_dtype(y, residual));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&y.shape(), &residual.shape()}));
+  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(y)));
+  dispatch_float(dtype_of(y), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = typename Element<T>::Compute;
+    zip_elements<T, T>(ctx, b, y, residual, out, [&](A u, A v) {
+      return static_cast<A>(act.given() ? act.apply(static_cast<double>(u + v)) : static_cast<double>(u + v));
+    });
+  });
+  return out;
+}
+
+}  // namespace
+
+WindowShape kernel_window(const Window& w, int64_t N) {
+  WindowShape k;
+  k.N = N;
+  const int last = w.axes - 1;
+  k.W = w.in[last], k.OW = w.out[last], k.KW = w.kernel[last], k.stride_w = w.stride[last];
+  k.dilation_w = w.dilation[last], k.pad_left = w.begin[last], k.pad_right = w.end[last];
+  k.H = k.OH = 1;
+  if (w.axes == 2) {
+    k.H = w.in[0], k.OH = w.out[0], k.KH = w.kernel[0], k.stride_h = w.stride[0];
+    k.dilation_h = w.dilation[0], k.pad_top = w.begin[0], k.pad_bottom = w.end[0];
+  }
+  return k;
+}
+
+Result<std::shared_ptr<const void>> prepare_conv(const Node& node, std::span<const Tensor* const> constants) {
+  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
+  const Tensor& w = *constants[1];
+  const int64_t groups = node.attrs.get_int("group", 1);
+  if (!dtype_is_float(dtype_of(w)) || dtype_of(w) == DType::kF64 || w.shape().rank() < 3 ||
+      w.shape().rank() > 4 || groups < 1 || w.shape()[0] % groups != 0 || w.numel() == 0) {
+    return std::shared_ptr<const void>();
+  }
+  int64_t channels;
+  if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
+  OAR_ASSIGN(const Tensor f32, as_f32(w));
+  OAR_ASSIGN(PreparedConv p, pack(elements<float>(f32), w.shape(), groups));
+  return std::shared_ptr<const void>(std::make_shared<PreparedConv>(std::move(p)));
+}
+
+Status conv(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor w, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, w));
+  const DType dtype = dtype_of(x);
+  if (!dtype_is_float(dtype)) return bad_dtype(x);
+  const bool nhwc = is_nhwc(ctx.attrs()), planar = !nhwc || ctx.attrs().get_int("planar_input") != 0;
+  if (nhwc && x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
+  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), planar ? x.shape() : channels_first(x.shape()), w.shape()));
+  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
+  Tensor bias, residual;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(bias, ctx.tensor(2));
+    OAR_RETURN_IF_ERROR(check_same_dtype(x, bias));
+    if (bias.numel() != c.M) return invalid_argument("the bias needs one value per filter");
+  }
+  const Shape shape = nhwc ? channels_last(c.out) : c.out;
+  if (ctx.has(3)) { OAR_ASSIGN(residual, ctx.tensor(3)); }
+  const bool fused = residual.defined() && nhwc && dtype == DType::kF32 && residual.shape() == shape &&
+                     dtype_of(residual) == dtype;
+  // The activation follows the residual: it waits where the kernel does not add it.
+  const Activation now = residual.defined() && !fused ? Activation() : act;
+  Tensor y;
+  if (dtype == DType::kF64) {
+    if (nhwc) return unimplemented("channels-last convolution of f64");
+    OAR_ASSIGN(y, ctx.allocate(shape, dtype));
+    double* p = mutable_elements<double>(y);
+    direct_conv_f64(ctx, c, elements<double>(x), elements<double>(w), p);
+    for (int64_t k = 0; k < y.numel(); ++k) {
+      if (bias.defined()) p[k] += elements<double>(bias)[k / c.w.out_size() % c.M];
+      p[k] = now.apply(p[k]);
+    }
+  } else {
+    OAR_ASSIGN(x, as_f32(x));
+    OAR_ASSIGN(w, as_f32(w));
+    if (bias.defined()) { OAR_ASSIGN(bias, as_f32(bias)); }
+    const float* b = bias.defined() ? elements<float>(bias) : nullptr;
+    OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+    float* out = mutable_elements<float>(y);
+    if (c.w.axes > 2) {
+      if (nhwc) return unimplemented("channels-last convolution of three axes");
+      direct_conv_f32(ctx, c, elements<float>(x), elements<float>(w), out);
+      if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
+      OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
+    } else if (y.numel() > 0) {
+      const auto* prepared = ctx.prepared<PreparedConv>();
+      PreparedConv own;
+      if (!prepared) {
+        OAR_ASSIGN(own, pack(elements<float>(w), w.shape(), c.groups));
+        prepared = &own;
+      }
+      if (nhwc && planar && (prepared->depthwise || !may_copy(c))) {
+        OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), DType::kF32));
+        to_channels_last(ctx, elements<float>(x), mutable_elements<float>(turned), c.N, c.C, c.w.in_size());
+        OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(turned), false, b,
+                                 fused ? elements<float>(residual) : nullptr, now, out));
+      } else if (nhwc) {
+        OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(x), planar, b,
+                                 fused ? elements<float>(residual) : nullptr, now, out));
+      } else {
+        OAR_RETURN_IF_ERROR(call_planar(ctx, c, *prepared, elements<float>(x), b, now, out));
+      }
+    }
+    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  }
+  if (residual.defined() && !fused) { OAR_ASSIGN(y, add_residual(ctx, y, residual, act)); }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+}  // namespace oar::tensor
+
+namespace oar {
+extern const OpDef op_conv = {
+    .name = "conv", .gradient = Gradient::kNone, .evaluate = tensor::conv, .prepare = tensor::prepare_conv};
+}  // namespace oar

@@ -1,0 +1,188 @@
+// Transposed convolution. Windows that do not overlap (kernel = stride, no pads), as networks that enlarge
+// images have them, are one product per window row; all others scatter each element times its filter, in
+// double.
+#include "engine/ops/tensor/conv.h"
+
+namespace oar::tensor {
+namespace {
+
+// Filters of a transposed convolution without overlap: for each window row a matrix (C, KW M).
+struct PreparedTranspose {
+  Tensor packed;    // (KH, packed (C, KW M))
+  int64_t row = 0;  // floats of one of them
+};
+
+// Whether kernel = stride and nothing else is asked for.
+bool separate_windows(const Attrs& a, const Shape& w) {
+  if (w.rank() != 4 || a.get_int("group", 1) != 1 || w.numel() == 0) return false;
+  const auto all = [](const std::vector<int64_t>& v, int64_t value) {
+    return std::all_of(v.begin(), v.end(), [&](int64_t e) { return e == value; });
+  };
+  const std::vector<int64_t> strides = a.get_ints("strides");
+  const std::string auto_pad = a.get_string("auto_pad", "NOTSET");
+  return strides.size() == 2 && strides[0] == w[2] && strides[1] == w[3] && all(a.get_ints("pads"), 0) &&
+         all(a.get_ints("output_padding"), 0) && all(a.get_ints("dilations"), 1) &&
+         a.get_ints("output_shape").empty() &&
+         (auto_pad == "NOTSET" || auto_pad == "VALID" || auto_pad.empty());
+}
+
+Result<std::shared_ptr<const void>> prepare(const Node& node, std::span<const Tensor* const> constants) {
+  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
+  const Tensor& w = *constants[1];
+  if (dtype_of(w) != DType::kF32 || !separate_windows(node.attrs, w.shape()))
+    return std::shared_ptr<const void>();
+  const int64_t C = w.shape()[0], M = w.shape()[1], KH = w.shape()[2], KW = w.shape()[3];
+  auto p = std::make_shared<PreparedTranspose>();
+  p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width());
+  OAR_ASSIGN(p->packed, allocate_elements({KH * p->row}, DType::kF32));
+  std::vector<float> matrix(static_cast<size_t>(C * KW * M));  // (C, KW, M) of one window row
+  for (int64_t i = 0; i < KH; ++i) {
+    for (int64_t c = 0; c < C; ++c)
+      for (int64_t j = 0; j < KW; ++j)
+        for (int64_t m = 0; m < M; ++m)
+          matrix[static_cast<size_t>((c * KW + j) * M + m)] =
+              elements<float>(w)[((c * M + m) * KH + i) * KW + j];
+    pack_filters(mutable_elements<float>(p->packed) + i * p->row, matrix.data(), KW * M, 1, 1, C, 1, KW * M,
+                 0, filter_width());
+  }
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+// x (N, H, W, C) -> y (N, H KH, W KW, M): input row h makes output rows h KH + i.
+Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* x, const Shape& in,
+               const Shape& w, const float* bias, const Activation& act, float* y) {
+  const int64_t N = in[0], C = in[1], H = in[2], W = in[3], M = w[1], KH = w[2], KW = w[3];
+  std::vector<float> spread;  // the bias once per column of the window
+  for (int64_t j = 0; bias && j < KW; ++j) spread.insert(spread.end(), bias, bias + M);
+  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  for (int64_t i = 0; i < KH; ++i) {
+    ConvArgs a;
+    a.out = y + i * W * KW * M;
+    a.x = x, a.w = elements<float>(p.packed) + i * p.row;
+    a.bias = bias ? spread.data() : nullptr;
+    a.window.N = N, a.window.H = a.window.OH = H, a.window.W = a.window.OW = W;
+    a.C = a.ldx = C, a.M = a.ldo = KW * M, a.out_row = KH * W * KW * M;
+    a.panel = filter_width();
+    a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+    OAR_RETURN_IF_ERROR(
+        run_kernel(ctx, kernel, &a, 0.02 * static_cast<double>(N * H * W) * static_cast<double>(C * KW * M)));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+// conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?): scatters each element times its filter.
+Status conv_transpose(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(x, w));
+  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
+  const bool nhwc = is_nhwc(ctx.attrs());
+  if (nhwc && x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
+  const Shape in = nhwc ? channels_first(x.shape()) : x.shape();
+  const int axes = in.rank() - 2;
+  const Attrs& a = ctx.attrs();
+  const int64_t groups = a.get_int("group", 1);
+  if (axes < 1 || w.shape().rank() != in.rank() || groups < 1 || in[1] != w.shape()[0] ||
+      in[1] % groups != 0) {
+    return invalid_argument("the weight does not match the operand");
+  }
+  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
+  const int64_t N = in[0], C = in[1], per_out = w.shape()[1], M = per_out * groups, per_in = C / groups;
+  const auto n = static_cast<size_t>(axes);
+  auto list = [&](const char* name, int64_t fallback) {
+    std::vector<int64_t> v = a.get_ints(name);
+    if (v.empty()) v.assign(n, fallback);
+    return v;
+  };
+  const auto strides = list("strides", 1), dilations = list("dilations", 1),
+             extra = list("output_padding", 0);
+  std::vector<int64_t> pads = a.get_ints("pads"), wanted = a.get_ints("output_shape");
+  if (pads.empty()) pads.assign(2 * n, 0);
+  if (wanted.size() == n + 2) wanted.erase(wanted.begin(), wanted.begin() + 2);
+  if (strides.size() != n || dilations.size() != n || extra.size() != n || pads.size() != 2 * n ||
+      (!wanted.empty() && wanted.size() != n)) {
+    return invalid_argument("attributes have another number of axes than the operand");
+  }
+  const std::string auto_pad = a.get_string("auto_pad", "NOTSET");
+  Window v;  // with the roles of in and out exchanged: v.out are the operand's extents
+  v.axes = axes;
+  std::vector<int64_t> dims{N, M};
+  for (size_t k = 0; k < n; ++k) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    v.out[k] = in[static_cast<int>(k) + 2], v.kernel[k] = w.shape()[static_cast<int>(k) + 2];
+    v.stride[k] = strides[k], v.dilation[k] = dilations[k];
+    if (v.stride[k] < 1 || v.dilation[k] < 1 || v.kernel[k] < 1 || v.stride[k] > kMost ||
+        v.dilation[k] > kMost || v.out[k] > kMost || v.kernel[k] > kMost || std::abs(extra[k]) > kMost ||
+        std::abs(pads[k]) > kMost || std::abs(pads[k + n]) > kMost) {
+      return invalid_argument("strides, dilations and pads are out of range");
+    }
+    const int64_t full = v.stride[k] * (v.out[k] - 1) + extra[k] + (v.kernel[k] - 1) * v.dilation[k] + 1;
+    if (!wanted.empty() || auto_pad == "SAME_UPPER" || auto_pad == "SAME_LOWER") {
+      v.in[k] = wanted.empty() ? v.out[k] * v.stride[k] : wanted[k];
+      const int64_t total = std::max<int64_t>(0, full - v.in[k]);  // a larger result grows at its end
+      v.begin[k] = auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
+    } else {
+      v.begin[k] = pads[k];
+      v.in[k] = full - pads[k] - pads[k + n];
+    }
+    dims.push_back(v.in[k]);
+  }
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  const int64_t outs = v.in_size(), ins = v.out_size(), kernel = v.kernel_size();
+  Tensor bias;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(bias, ctx.tensor(2));
+    if (bias.numel() != M || !(bias.format() == x.format()))
+      return invalid_argument("the bias needs one value per filter");
+  }
+  if (const auto* p = ctx.prepared<PreparedTranspose>();
+      p && dtype_of(x) == DType::kF32 && shape.numel() > 0) {
+    OAR_ASSIGN(Tensor y, ctx.allocate(nhwc ? channels_last(shape) : shape, DType::kF32));
+    const float* pb = bias.defined() ? elements<float>(bias) : nullptr;
+    if (nhwc) {
+      OAR_RETURN_IF_ERROR(
+          enlarge(ctx, *p, elements<float>(x), in, w.shape(), pb, act, mutable_elements<float>(y)));
+      return ctx.set(0, std::move(y)), ok_status();
+    }
+    OAR_ASSIGN(Tensor turned, ctx.allocate({N, ins, C}, DType::kF32));
+    OAR_ASSIGN(Tensor out, ctx.allocate({N, outs, M}, DType::kF32));
+    to_channels_last(ctx, elements<float>(x), mutable_elements<float>(turned), N, C, ins);
+    OAR_RETURN_IF_ERROR(
+        enlarge(ctx, *p, elements<float>(turned), in, w.shape(), pb, act, mutable_elements<float>(out)));
+    to_channels_first(ctx, elements<float>(out), mutable_elements<float>(y), N, M, outs);
+    return ctx.set(0, std::move(y)), ok_status();
+  }
+  if (nhwc) return unimplemented("channels-last transposed convolution with overlapping windows");
+  const std::vector<double> px = to_doubles(x), pw = to_doubles(w),
+                            pb = bias.defined() ? to_doubles(bias) : std::vector<double>();
+  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  std::vector<double> y(static_cast<size_t>(shape.numel()), 0);
+  ctx.parallel(N * M, static_cast<double>(per_in * ins * kernel), [&](int64_t begin, int64_t end) {
+    for (int64_t nm = begin; nm < end; ++nm) {
+      const int64_t image = nm / M, m = nm % M, g = m / per_out;
+      double* plane = y.data() + nm * outs;
+      std::fill_n(plane, outs, pb.empty() ? 0.0 : pb[static_cast<size_t>(m)]);
+      for (int64_t k = 0; k < per_in; ++k) {
+        const double* src = px.data() + (image * C + g * per_in + k) * ins;
+        const double* filter = pw.data() + ((g * per_in + k) * per_out + m % per_out) * kernel;
+        for (int64_t i = 0; i < ins; ++i) {
+          walk_window(v, i, [&](int64_t e, int64_t at) { plane[at] += src[i] * filter[e]; });
+        }
+      }
+    }
+  });
+  for (size_t k = 0; act.given() && k < y.size(); ++k) y[k] = act.apply(y[k]);
+  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+  return ok_status();
+}
+
+}  // namespace oar::tensor
+
+namespace oar {
+extern const OpDef op_conv_transpose = {.name = "conv_transpose",
+                                        .gradient = Gradient::kNone,
+                                        .evaluate = tensor::conv_transpose,
+                                        .prepare = tensor::prepare};
+}  // namespace oar

@@ -1,0 +1,141 @@
+#include "engine/ops/tensor/kernel_call.h"
+
+#include <limits>
+
+namespace oar::tensor {
+
+const Kernel& f32_kernel(KernelFamily family) {
+  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), best_isa());
+  OAR_CHECK(k != nullptr, "kernel family without a kernel");
+  return *k;
+}
+
+int64_t filter_width() { return panel_width(best_isa()); }
+
+Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
+  // Waking the pool and meeting at its barrier costs a few microseconds.
+  ThreadPool* pool = nanoseconds > 10000 ? ctx.options().pool : nullptr;
+  KernelPlan plan;
+  kernel.plan(args, pool ? pool->workers() : 1, &plan);
+  Tensor shared, own;
+  if (plan.shared_scratch > 0) {
+    OAR_ASSIGN(shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));
+  }
+  if (pool) {
+    pool->reserve_scratch(plan.worker_scratch);
+    pool->run(kernel, args, plan, plan.shared_scratch > 0 ? shared.mutable_data() : nullptr);
+    return ok_status();
+  }
+  if (plan.worker_scratch > 0) {
+    OAR_ASSIGN(own, ctx.allocate({static_cast<int64_t>(plan.worker_scratch)}, DType::kU8));
+  }
+  const KernelScratch scratch{plan.worker_scratch > 0 ? own.mutable_data() : nullptr,
+                              plan.shared_scratch > 0 ? shared.mutable_data() : nullptr};
+  for (int phase = 0; phase < plan.phases; ++phase) kernel.run(args, phase, 0, plan.chunks[phase], scratch);
+  return ok_status();
+}
+
+double Activation::apply(double x) const {
+  const double a = static_cast<double>(alpha), b = static_cast<double>(beta);
+  const auto hold = [](double v, double lo, double hi) { return v < lo ? lo : v > hi ? hi : v; };
+  switch (kind) {
+    case Epilogue::kNone: return x;
+    case Epilogue::kClamp: return hold(x, a, b);
+    case Epilogue::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Epilogue::kSilu: return x / (1 + std::exp(-x));
+    case Epilogue::kHardSigmoid: return hold(a * x + b, 0, 1);
+    case Epilogue::kHardSwish: return x * hold(a * x + b, 0, 1);
+    case Epilogue::kLeakyRelu: return x < 0 ? a * x : x;
+    case Epilogue::kTanh: return std::tanh(x);
+    case Epilogue::kGelu: return x / 2 * (1 + std::erf(x * 0.70710678118654752440));
+    case Epilogue::kGeluTanh:
+      return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+  }
+  return x;
+}
+
+Result<Activation> activation_of(const Attrs& attrs) {
+  Activation a;
+  if (!attrs.has("activation")) return a;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::string name = attrs.get_string("activation");
+  a.alpha = static_cast<float>(attrs.get_float("act_alpha"));
+  a.beta = static_cast<float>(attrs.get_float("act_beta"));
+  if (name == "relu") return Activation{Epilogue::kClamp, 0, kInfinity};
+  constexpr struct {
+    const char* name;
+    Epilogue kind;
+  } kNames[] = {{"clip", Epilogue::kClamp},
+                {"sigmoid", Epilogue::kSigmoid},
+                {"silu", Epilogue::kSilu},
+                {"hard_sigmoid", Epilogue::kHardSigmoid},
+                {"hard_swish", Epilogue::kHardSwish},
+                {"leaky_relu", Epilogue::kLeakyRelu},
+                {"tanh", Epilogue::kTanh},
+                {"gelu", Epilogue::kGelu},
+                {"gelu_tanh", Epilogue::kGeluTanh}};
+  for (const auto& n : kNames) {
+    if (name == n.name) return a.kind = n.kind, a;
+  }
+  return invalid_argument(cat("unknown activation '", name, "'"));
+}
+
+Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n) {
+  ctx.parallel(n, 5.0, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) p[k] = static_cast<float>(a.apply(static_cast<double>(p[k])));
+  });
+  return ok_status();
+}
+
+namespace {
+
+// y (cols, rows) = x (rows, cols)^T for rows [r0, r1), in tiles that the first-level cache holds.
+void turn(const float* x, float* y, int64_t rows, int64_t cols, int64_t r0, int64_t r1) {
+  constexpr int64_t kTile = 16;
+  for (int64_t r = r0; r < r1; r += kTile) {
+    for (int64_t c = 0; c < cols; c += kTile) {
+      const int64_t rn = std::min(r1, r + kTile), cn = std::min(cols, c + kTile);
+      for (int64_t j = c; j < cn; ++j) {
+        for (int64_t i = r; i < rn; ++i) y[j * rows + i] = x[i * cols + j];
+      }
+    }
+  }
+}
+
+void turn_all(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t rows, int64_t cols) {
+  constexpr int64_t kBand = 64;
+  const int64_t bands = (rows + kBand - 1) / kBand;
+  ctx.parallel(N * bands, 0.7 * static_cast<double>(std::min(rows, kBand) * cols),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t u = begin; u < end; ++u) {
+                   const int64_t n = u / bands, r0 = u % bands * kBand;
+                   turn(x + n * rows * cols, y + n * rows * cols, rows, cols, r0, std::min(rows, r0 + kBand));
+                 }
+               });
+}
+
+}  // namespace
+
+void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner) {
+  turn_all(ctx, x, y, N, C, inner);
+}
+void to_channels_first(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C,
+                       int64_t inner) {
+  turn_all(ctx, x, y, N, inner, C);
+}
+
+Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
+  if (p.rows == 0 || p.N == 0) return ok_status();
+  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  ConvArgs a;
+  a.out = p.out, a.x = p.x, a.w = p.w, a.bias = p.bias, a.residual = p.residual;
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = p.rows;
+  a.C = p.K, a.M = p.N;
+  a.ldx = p.ldx != 0 ? p.ldx : p.K, a.ldo = p.ldo != 0 ? p.ldo : p.N;
+  a.panel = filter_width();
+  a.epilogue = p.activation.kind, a.alpha = p.activation.alpha, a.beta = p.activation.beta;
+  return run_kernel(ctx, kernel, &a, 0.02 * static_cast<double>(p.rows) * static_cast<double>(p.K * p.N));
+}
+
+}  // namespace oar::tensor

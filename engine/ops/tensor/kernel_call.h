@@ -1,0 +1,47 @@
+// Calls of f32 kernels from evaluations: the best kernel of a family for this processor, its scratch, and the
+// pool where the work is worth waking it.
+#pragma once
+
+#include "engine/ops/tensor/util.h"
+#include "kernels/conv.h"
+
+namespace oar::tensor {
+
+// The best kernel of a family that serves any format; there always is one.
+const Kernel& f32_kernel(KernelFamily family);
+// The width for which filters of this processor's convolution are packed.
+int64_t filter_width();
+
+// Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
+Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
+
+// An epilogue as attributes of a node: `activation` (relu, clip, sigmoid, ...), `act_alpha`, `act_beta`.
+struct Activation {
+  Epilogue kind = Epilogue::kNone;
+  float alpha = 0, beta = 0;
+  bool given() const { return kind != Epilogue::kNone; }
+  // One value, in double: for element types without a kernel.
+  double apply(double x) const;
+};
+Result<Activation> activation_of(const Attrs& attrs);
+// In place over n values that may lie anywhere.
+Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n);
+
+// y = x with the axes of (N, C, inner) exchanged to (N, inner, C), and back. Both dense.
+void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
+void to_channels_first(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
+
+// out (rows, N) = x (rows, K) . w packed for the convolution kernel, + bias + residual, activation.
+struct PackedProduct {
+  int64_t rows = 0, K = 0, N = 0;
+  int64_t ldx = 0, ldo = 0;
+  const float* x = nullptr;
+  const float* w = nullptr;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  float* out = nullptr;
+  Activation activation;
+};
+Status packed_product(const EvalContext& ctx, const PackedProduct& p);
+
+}  // namespace oar::tensor
