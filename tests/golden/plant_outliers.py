@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """A random Qwen 2 model with the outliers that real models have, planted where they hurt: plant_outliers.py DEMO OUT
-[--plain]. DEMO gives the tokenizer; OUT is a Hugging Face folder. The same numpy release gives the same bytes.
+[LIST]. DEMO gives the tokenizer; OUT is a Hugging Face folder. The same numpy release gives the same bytes. LIST, by
+commas, says what is planted (default: all; "plain": nothing):
 
-  channels x20     two channels of every value head and two rope pairs of every key head; queries and the output
-                   projection undo it
-  K bias +30       the bias of two key channels of every head
-  token 0          the embedding of BOS is 100 times larger in two channels: a massive activation
-  spikes x1000     four rows of each up projection; the down projection's columns undo it
+  channels   x20: two channels of every value head and two rope pairs of every key head; queries and the output
+             projection undo it
+  bias       +30: the bias of four key channels of every head, of those that rope turns slowest, as large keys are in
+             trained models (https://arxiv.org/abs/2502.01563); a bias that rope turns within a page has no mean there
+  token0     the embedding of BOS is 100 times larger in two channels: a massive activation
+  spikes     x1000: four rows of each up projection; the down projection's columns undo it
 
-"undo" means that the model's function is the same as without, so what is lost is lost to quantization. --plain plants
-nothing. Judged by the signal-to-noise ratio of the logits (oar eval), never by perplexity: the weights are random.
+"undo" means that the model's function is the same as without, so what is lost is lost to quantization. Judged by the signal-to-noise ratio of the logits (oar eval), never by perplexity: the weights are random.
 """
 import json
 import pathlib
@@ -21,7 +22,8 @@ import torch
 from safetensors.torch import save_file
 
 demo, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-plain = "--plain" in sys.argv
+planted = set((sys.argv[3] if len(sys.argv) > 3 else "channels,bias,token0,spikes").split(",")) - {"plain"}
+assert planted <= {"channels", "bias", "token0", "spikes"}, planted
 E, F, L, H, K, D = 512, 1536, 4, 4, 2, 128
 config = json.loads((demo / "config.json").read_text())
 V = config["vocab_size"]
@@ -46,7 +48,7 @@ for n in range(L):
          "self_attn.v_proj.bias": np.zeros(K * D, np.float32), "mlp.gate_proj.weight": normal(F, E, scale=E ** -.5),
          "mlp.up_proj.weight": normal(F, E, scale=E ** -.5), "mlp.down_proj.weight": normal(E, F, scale=F ** -.5),
          "input_layernorm.weight": np.ones(E, np.float32), "post_attention_layernorm.weight": np.ones(E, np.float32)}
-    if not plain:
+    if "channels" in planted:
         for channel in (7, 45):  # 7 + D / 2 and 45 + D / 2 are their partners under rope
             for pair in (channel, channel + D // 2):
                 for h in range(K):
@@ -54,15 +56,19 @@ for n in range(L):
                 for h in range(H):
                     t["self_attn.q_proj.weight"][h * D + pair] /= 20
             for h in range(K):
-                t["self_attn.k_proj.bias"][h * D + channel] = 30
                 t["self_attn.v_proj.weight"][h * D + channel] *= 20
             for h in range(H):
                 t["self_attn.o_proj.weight"][:, h * D + channel] /= 20
+    if "bias" in planted:
+        for channel in (48, 52, 56, 60):
+            for h in range(K):
+                t["self_attn.k_proj.bias"][h * D + channel] = 30
+    if "spikes" in planted:
         for spike in (3, 400, 801, 1202):
             t["mlp.up_proj.weight"][spike] *= 1000
             t["mlp.down_proj.weight"][:, spike] /= 1000
     tensors |= {p + k: v for k, v in t.items()}
-if not plain:
+if "token0" in planted:
     tensors["model.embed_tokens.weight"][config["bos_token_id"], [100, 300]] *= 100
 out.mkdir(parents=True)
 save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()}, out / "model.safetensors")
