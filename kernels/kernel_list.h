@@ -3,6 +3,7 @@
 // kernels/.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/kernel.h"
@@ -10,6 +11,9 @@
 namespace oar {
 
 using KernelList = std::vector<Kernel>;
+
+// `text` with static storage, for Kernel::name.
+const char* kernel_name(std::string text);
 
 #define OAR_REGISTER(name) void append_##name(KernelList& list);
 #include "oar_kernels.inc"

@@ -38,9 +38,9 @@ struct MatmulArgs {
 // rows [row_begin, row_end) of a row-major weight in `from` format into dst (the whole packed weight, 64-byte
 // aligned); row_begin and row_end are multiples of `row_granule`, or n. Disjoint ranges may be packed by
 // several threads at once. pack reads any storage format for which it returns true from accepts():
-// "int8.panel16", the layout of q8_0, takes q8_0 as it is and quantizes f32, f16 and bf16 rows.
+// a layout may also take floating-point rows and quantize them on the way ("int8.panel16" does).
 struct WeightLayout {
-  const char* name;  // "row-major", "int8.panel16"
+  const char* name;  // "row-major", "int8.panel16", "int4.panel16"
   bool in_place;     // true: use the mapped bytes as they are, pack is null
   int row_granule;
   size_t (*bytes)(int64_t n, int64_t K);

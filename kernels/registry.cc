@@ -1,10 +1,17 @@
 // The table of all compiled kernels and the search in it. Built once from the generated list of append
 // functions.
 #include <algorithm>
+#include <deque>
 
 #include "kernels/kernel_list.h"
 
 namespace oar {
+
+const char* kernel_name(std::string text) {
+  static std::deque<std::string> names;  // filled while the table is built, once
+  return names.emplace_back(std::move(text)).c_str();
+}
+
 namespace {
 
 class CpuTable {

@@ -1,4 +1,5 @@
 // Which layout the matmul kernels of each level want for a storage format. One table, read by the loader.
+#include "kernels/cpu/int4_panel.h"
 #include "kernels/cpu/int8_panel.h"
 #include "kernels/matmul.h"
 
@@ -12,10 +13,13 @@ constexpr WeightLayout kRowMajor{"row-major", true, 1, &row_major_bytes, &row_ma
 }  // namespace
 
 const WeightLayout& weight_layout(Format format, Isa isa) {
-  static const Format q8_0 = *Format::find("q8_0");
   // The reference reads every format as the file has it.
-  if (format == q8_0 && isa > Isa::kReference) return kInt8PanelLayout;
-  return kRowMajor;
+  if (isa == Isa::kReference) return kRowMajor;
+  for (const char* name : {"q8_0", "i8_g64", "i8_g128", "i8_channel"}) {
+    if (std::string_view(format.name()) == name) return kInt8PanelLayout;
+  }
+  const WeightLayout* int4 = int4_panel_layout(format);
+  return int4 != nullptr ? *int4 : kRowMajor;
 }
 
 }  // namespace oar

@@ -22,12 +22,6 @@ struct NeonInt8Base {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
   }
   static Dot start(int32_t) { return vdupq_n_s32(0); }
-  static Sum zero() { return vdupq_n_f32(0.f); }
-  static Sum load_scales(const char* p) {
-    uint16x4_t half;
-    std::memcpy(&half, p, sizeof half);
-    return vcvt_f32_f16(vreinterpret_f16_u16(half));
-  }
   static Sum load(const float* p) { return vld1q_f32(p); }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
     return vfmaq_f32(s, vcvtq_f32_s32(d), vmulq_n_f32(scale_w, scale_x));

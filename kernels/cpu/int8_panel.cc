@@ -2,55 +2,87 @@
 #include "kernels/cpu/int8_panel.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "quant/formats/i8_channel.h"
+#include "quant/formats/i8_group.h"
 #include "quant/formats/q8_0.h"
 
 namespace oar {
 namespace {
 
-using Block = formats::q8_0::Block;
-
 size_t bytes(int64_t n, int64_t K) {
   return static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * panel_bytes(K));
 }
 
-bool is_q8_0(Format f) { return f == Format(&formats::q8_0::kInfo); }
+bool is_channel(Format f) { return f == Format(&formats::i8_channel::kInfo); }
 
 bool accepts(Format from, int64_t /*n*/, int64_t K) {
-  if (is_q8_0(from)) return K % kPanelGroup == 0;
-  return from == Format::f32() || from == Format::f16() || from == Format::bf16();
+  const Format taken[] = {Format::f32(),
+                          Format::f16(),
+                          Format::bf16(),
+                          Format(&formats::q8_0::kInfo),
+                          Format(&formats::i8_g64::kInfo),
+                          Format(&formats::i8_g128::kInfo),
+                          Format(&formats::i8_channel::kInfo)};
+  return std::ranges::find(taken, from) != std::end(taken) && K % from.block_elems() == 0;
 }
 
-// Group g of a source row as a q8_0 block; a last group shorter than 32 is filled with zeros.
-Block group_of(const char* row, Format from, int64_t g, int64_t K) {
-  Block b;
-  if (is_q8_0(from)) {
-    std::memcpy(&b, row + g * static_cast<int64_t>(sizeof b), sizeof b);
-    return b;
+// `count` values to signed bytes under one scale, absmax / 127, which is returned. A block with a NaN or an
+// infinity gets a NaN scale. Below 1e-30 everything is zero: the reciprocal would overflow.
+float quantize(const float* v, int64_t count, int8_t* q) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, v + i, 4);
+    most = std::max(most, bits & 0x7fffffffu);
   }
-  float values[kPanelGroup] = {};
-  const int64_t k = g * kPanelGroup, count = std::min(kPanelGroup, K - k);
-  from.info().decode(row, k, count, values);  // plain: a block is an element
-  formats::q8_0::encode(values, b);
-  return b;
+  float absmax;
+  std::memcpy(&absmax, &most, 4);
+  std::memset(q, 0, static_cast<size_t>(count));
+  if (most >= 0x7f800000u) return std::numeric_limits<float>::quiet_NaN();
+  if (absmax <= 1e-30f) return 0.f;
+  const float inverse = 127.f / absmax;
+  for (int64_t i = 0; i < count; ++i) {
+    const float rounded =
+        v[i] * inverse + 12582912.f;  // 1.5 * 2^23 leaves the nearest integer in the low bits
+    int32_t n;
+    std::memcpy(&n, &rounded, 4);
+    q[i] = static_cast<int8_t>(n - 0x4b400000);
+  }
+  return absmax / 127.f;
+}
+
+// k .. k + count of a row.
+float block_of(const char* row, Format from, int64_t k, int64_t count, int8_t* q) {
+  if (is_channel(from)) {
+    std::memcpy(q, row + sizeof(formats::i8_channel::Head) + k, static_cast<size_t>(count));
+    return detail::load_head<formats::i8_channel::Head>(row).scale;
+  }
+  float v[kPanelBlock];
+  from.info().decode(row, k / from.block_elems(), count / from.block_elems(), v);
+  return quantize(v, count, q);
 }
 
 void pack(void* dst, const void* src, Format from, int64_t n, int64_t K, int64_t row_begin, int64_t row_end) {
-  const int64_t groups = panel_groups(K), row_bytes = from.stride(K);
+  const int64_t row_bytes = from.stride(K);
   // The last panel's missing rows are written by whoever packs its existing ones.
   const int64_t end = row_end == n ? (n + kPanelRows - 1) / kPanelRows * kPanelRows : row_end;
   for (int64_t row = row_begin; row < end; ++row) {
-    char* panel = static_cast<char*>(dst) + row / kPanelRows * panel_bytes(K);
     const int64_t lane = row % kPanelRows;
-    for (int64_t g = 0; g < groups; ++g) {
-      Block b{};
-      if (row < n) b = group_of(static_cast<const char*>(src) + row * row_bytes, from, g, K);
-      char* scales = panel + panel_scales_at(g);
-      std::memcpy(scales + lane * 2, &b.d, 2);
-      if (groups % 2 == 1 && g == groups - 1) std::memset(scales + 32 + lane * 2, 0, 2);
-      char* lines = panel + panel_lines_at(g) + lane * 4;
-      for (int64_t l = 0; l < kPanelLines; ++l) std::memcpy(lines + l * kPanelLine, b.q + 4 * l, 4);
+    for (int64_t b = 0; b < panel_blocks(K); ++b) {
+      char* block = static_cast<char*>(dst) + row / kPanelRows * panel_bytes(K) + panel_block_at(b);
+      const int64_t k = b * kPanelBlock, count = std::min(kPanelBlock, K - k);
+      int8_t q[kPanelBlock] = {};
+      float scale = 0;
+      if (row < n) scale = block_of(static_cast<const char*>(src) + row * row_bytes, from, k, count, q);
+      std::memcpy(block + lane * 4, &scale, 4);
+      char* lines = block + kPanelLine + lane * 4;
+      for (int64_t l = 0; l < panel_steps(K, b) * kStepLines; ++l) {
+        std::memcpy(lines + l * kPanelLine, q + 4 * l, 4);
+      }
     }
   }
 }

@@ -10,13 +10,15 @@ namespace oar {
 namespace {
 
 // Sixteen rows at a time. vpdpbusd wants its weight operand unsigned: w + 128, which is w with the sign bit
-// flipped; the surplus of 128 times the sum of the group's activations is what the dots start from.
+// flipped; the surplus of 128 times the sum of the block's activations is what the dots start from.
 struct VnniInt8 {
   using WReg = __m512i;
   using XReg = __m512i;
   using Dot = __m512i;
   using Sum = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 2, kTileTokens = 6, kGemvVectors = 1;
+  // 3 x 8 dots, three weights, an activation: an activation broadcast from memory serves three dots, which
+  // the two load ports keep up with.
+  static constexpr int kLanes = 16, kTileVectors = 3, kTileTokens = 8, kGemvVectors = 1;
   static constexpr bool kBiased = true;
   static WReg load_w(const char* line) {
     return _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi8(-128));
@@ -28,10 +30,6 @@ struct VnniInt8 {
   }
   static Dot start(int32_t v) { return _mm512_set1_epi32(v); }
   static Dot dot(Dot d, WReg w, XReg x) { return _mm512_dpbusd_epi32(d, w, x); }
-  static Sum zero() { return _mm512_setzero_ps(); }
-  static Sum load_scales(const char* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  }
   static Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), _mm512_mul_ps(scale_w, _mm512_set1_ps(scale_x)), s);

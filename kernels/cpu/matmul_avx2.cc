@@ -1,7 +1,7 @@
 // Matmul with AVX2, FMA and F16C: every float weight becomes f32 and is multiplied with FMA.
 #include <immintrin.h>
 
-#include "kernels/cpu/int8_core.h"
+#include "kernels/cpu/int4_avx2.h"
 #include "kernels/cpu/matmul_decode.h"
 
 namespace oar {
@@ -68,10 +68,7 @@ struct Avx2Int8 {
     const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.w));
     return _mm256_add_epi32(d, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  static Sum zero() { return _mm256_setzero_ps(); }
-  static Sum load_scales(const char* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
+  static Dot dot_signed(Dot d, __m256i w, XReg x) { return dot(d, {w, _mm256_abs_epi8(w)}, x); }
   static Sum load(const float* p) { return _mm256_loadu_ps(p); }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale_w, _mm256_set1_ps(scale_x)), s);
@@ -93,8 +90,8 @@ void append_matmul_avx2(KernelList& list) {
                                 "grouped_matmul.f16.avx2");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2, "matmul.bf16.avx2",
                                  "grouped_matmul.bf16.avx2");
-  MatmulDriver<Int8Core<Avx2Int8>>::append(list, Format::find("q8_0"), Isa::kAvx2, "matmul.q8_0.avx2",
-                                           "grouped_matmul.q8_0.avx2");
+  append_int8<Int8Core<Avx2Int8>>(list, Isa::kAvx2);
+  append_int4<Avx2Int4<Avx2Int8>, Int8Core<Avx2Int8>>(list, Isa::kAvx2);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx2, "matmul.any.avx2",
                                             "grouped_matmul.any.avx2");
 }

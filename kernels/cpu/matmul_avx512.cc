@@ -2,7 +2,7 @@
 // with this on processors that have AVX512-FP16 too: sums of f16 products in f16 are not precise enough.
 #include <immintrin.h>
 
-#include "kernels/cpu/int8_core.h"
+#include "kernels/cpu/int4_core.h"
 #include "kernels/cpu/matmul_decode.h"
 #include "kernels/cpu/x86_reduce.h"
 
@@ -50,7 +50,7 @@ struct Avx512Int8 {
   using XReg = __m512i;
   using Dot = __m512i;
   using Sum = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 6, kGemvVectors = 2;
+  static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 8, kGemvVectors = 2;
   static constexpr bool kBiased = false;
   static WReg load_w(const char* line) {
     const __m512i w = _mm512_loadu_si512(line);
@@ -66,10 +66,6 @@ struct Avx512Int8 {
     const __m512i signed_x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
     const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, signed_x);
     return _mm512_add_epi32(d, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-  }
-  static Sum zero() { return _mm512_setzero_ps(); }
-  static Sum load_scales(const char* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
@@ -92,8 +88,7 @@ void append_matmul_avx512(KernelList& list) {
                                 "grouped_matmul.f16.avx512");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512, "matmul.bf16.avx512",
                                  "grouped_matmul.bf16.avx512");
-  MatmulDriver<Int8Core<Avx512Int8>>::append(list, Format::find("q8_0"), Isa::kAvx512, "matmul.q8_0.avx512",
-                                             "grouped_matmul.q8_0.avx512");
+  append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512, "matmul.any.avx512",
                                             "grouped_matmul.any.avx512");
 }

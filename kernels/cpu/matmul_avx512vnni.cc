@@ -3,7 +3,7 @@
 // zero.
 #include <immintrin.h>
 
-#include "kernels/cpu/int8_vnni.h"
+#include "kernels/cpu/int4_vnni.h"
 #include "kernels/cpu/matmul_rowdot.h"
 #include "kernels/cpu/x86_reduce.h"
 
@@ -40,8 +40,8 @@ struct Bf16Arch {
 void append_matmul_avx512vnni(KernelList& list) {
   MatmulDriver<RowDotCore<Bf16Arch>>::append(list, Format::bf16(), Isa::kAvx512Vnni, "matmul.bf16.avx512vnni",
                                              "grouped_matmul.bf16.avx512vnni");
-  MatmulDriver<Int8Core<VnniInt8>>::append(list, Format::find("q8_0"), Isa::kAvx512Vnni,
-                                           "matmul.q8_0.avx512vnni", "grouped_matmul.q8_0.avx512vnni");
+  append_int8<Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
+  append_int4<VnniInt4, Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
 }
 
 }  // namespace oar

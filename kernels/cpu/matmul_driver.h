@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "kernels/kernel_list.h"
 #include "kernels/matmul.h"
@@ -64,6 +65,9 @@ struct PanelTask {
   int64_t ldo;
   void* scratch;
   Format format;
+  // What this worker will read from memory next, or null: a core with time to spare may fetch it.
+  const char* ahead = nullptr;
+  int64_t ahead_bytes = 0;
 };
 
 // Weight rows of one chunk, a multiple of `granule`: enough bytes to amortize a chunk's fixed cost, few
@@ -192,7 +196,14 @@ struct MatmulDriver {
     }
   }
 
-  // Registers the plain and the grouped kernel. Names are string literals.
+  // Registers the plain and the grouped kernel as "matmul.FORMAT.LEVEL"; `level` is the ISA's name if null.
+  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level) {
+    const std::string suffix = std::string(".") + (format ? format->name() : "any") + "." +
+                               (level != nullptr ? level : isa_name(isa));
+    append(list, format, isa, kernel_name("matmul" + suffix), kernel_name("grouped_matmul" + suffix));
+  }
+
+  // The same with string literals for names.
   static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* name,
                      const char* grouped_name) {
     list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>});

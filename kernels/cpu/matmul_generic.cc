@@ -2,7 +2,7 @@
 // fallback where no instruction set below has a kernel, and what a port to a new architecture starts from.
 #include <cstring>
 
-#include "kernels/cpu/int8_core.h"
+#include "kernels/cpu/int4_generic.h"
 #include "kernels/cpu/matmul_decode.h"
 
 namespace oar {
@@ -63,21 +63,14 @@ struct GenericInt8 {
     }
     return d;
   }
-  static Sum zero() { return {}; }
-  static Sum load_scales(const char* p) {
-    f16 half[16];
-    std::memcpy(half, p, sizeof half);
-    Sum s;
-    for (int i = 0; i < 16; ++i) s.v[i] = to_f32(half[i]);
-    return s;
-  }
   static Sum load(const float* p) {
     Sum s;
     std::memcpy(s.v, p, sizeof s.v);
     return s;
   }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
-    for (int i = 0; i < 16; ++i) s.v[i] += static_cast<float>(d.v[i]) * (scale_w.v[i] * scale_x);
+    for (int i = 0; i < 16; ++i)
+      s.v[i] = __builtin_fmaf(static_cast<float>(d.v[i]), scale_w.v[i] * scale_x, s.v[i]);
     return s;
   }
   static Sum add(Sum a, Sum b) {
@@ -100,8 +93,8 @@ void append_matmul_generic(KernelList& list) {
                                 "grouped_matmul.f16.generic");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kGeneric, "matmul.bf16.generic",
                                  "grouped_matmul.bf16.generic");
-  MatmulDriver<Int8Core<GenericInt8>>::append(list, Format::find("q8_0"), Isa::kGeneric,
-                                              "matmul.q8_0.generic", "grouped_matmul.q8_0.generic");
+  append_int8<Int8Core<GenericInt8>>(list, Isa::kGeneric);
+  append_int4<GenericInt4<GenericInt8>, Int8Core<GenericInt8>>(list, Isa::kGeneric);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kGeneric, "matmul.any.generic",
                                             "grouped_matmul.any.generic");
 }

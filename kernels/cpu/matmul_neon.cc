@@ -1,6 +1,6 @@
 // Matmul with NEON, the baseline of aarch64: every float weight becomes f32 and is multiplied with FMA; q8_0
 // by widening multiplies, unless the processor has sdot (matmul_neon_dot.cc).
-#include "kernels/cpu/int8_neon.h"
+#include "kernels/cpu/int4_neon.h"
 #include "kernels/cpu/matmul_decode.h"
 
 namespace oar {
@@ -67,8 +67,8 @@ void append_matmul_neon(KernelList& list) {
                                 "grouped_matmul.f16.neon");
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon, "matmul.bf16.neon",
                                  "grouped_matmul.bf16.neon");
-  MatmulDriver<Int8Core<NeonInt8>>::append(list, Format::find("q8_0"), Isa::kNeon, "matmul.q8_0.neon",
-                                           "grouped_matmul.q8_0.neon");
+  append_int8<Int8Core<NeonInt8>>(list, Isa::kNeon);
+  append_int4<NeonInt4<NeonInt8>, Int8Core<NeonInt8>>(list, Isa::kNeon);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon, "matmul.any.neon",
                                             "grouped_matmul.any.neon");
 }

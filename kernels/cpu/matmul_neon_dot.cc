@@ -1,8 +1,8 @@
-// q8_0 matmul with sdot (Armv8.2 and later, in practice every Arm server and phone since 2018). Dots are
+// Integer matmuls with sdot (Armv8.2 and later, in practice every Arm server and phone since 2018). Dots are
 // exact, so the values are those of the kernel without it.
 #include <sys/auxv.h>
 
-#include "kernels/cpu/int8_neon.h"
+#include "kernels/cpu/int4_neon.h"
 
 namespace oar {
 namespace {
@@ -16,8 +16,8 @@ struct NeonDotInt8 : NeonInt8Base {
 void append_matmul_neon_dot(KernelList& list) {
   constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP, asm/hwcap.h
   if ((getauxval(AT_HWCAP) & kAsimdDotProduct) == 0) return;
-  MatmulDriver<Int8Core<NeonDotInt8>>::append(list, Format::find("q8_0"), Isa::kNeon, "matmul.q8_0.neon_dot",
-                                              "grouped_matmul.q8_0.neon_dot");
+  append_int8<Int8Core<NeonDotInt8>>(list, Isa::kNeon, "neon_dot");
+  append_int4<NeonInt4<NeonDotInt8>, Int8Core<NeonDotInt8>>(list, Isa::kNeon, "neon_dot");
 }
 
 }  // namespace oar

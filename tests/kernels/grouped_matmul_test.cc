@@ -26,7 +26,7 @@ std::vector<int32_t> random_starts(int64_t P, int64_t experts, uint32_t seed) {
 
 TEST_CASE("grouped matmul: equals the plain matmul of each expert to the bit") {
   ThreadPool pool({.threads = 3});
-  for (const char* name : {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k"}) {
+  for (const char* name : {"f32", "f16", "bf16", "q8_0", "q4_0", "i4_s8_g32", "q4_k", "q6_k"}) {
     const Format format = *Format::find(name);
     for (Isa isa : levels()) {
       const Kernel* grouped = KernelRegistry::cpu().find(KernelFamily::kGroupedMatmul, format, isa);

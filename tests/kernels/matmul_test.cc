@@ -10,8 +10,9 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32",    "f16",   "bf16", "q8_0", "q4_0", "q5_1", "i8_channel", "i4_s8_g32",
-                                "u4_g64", "nvfp4", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
+const char* const kFormats[] = {"f32",     "f16",        "bf16",   "q8_0",   "q4_0",      "q5_1",
+                                "i8_g128", "i8_channel", "i4_g64", "u4_g64", "i4_s8_g32", "nvfp4",
+                                "q2_k",    "q3_k",       "q4_k",   "q5_k",   "q6_k"};
 
 struct Shape {
   int64_t T, K;
@@ -83,24 +84,30 @@ struct Problem {
     return s;
   }
 
-  // |w| . |dx| for one output: what the kernel may lose by rounding the activations. bf16 has 8 significant
-  // bits, so to nearest is within 2^-8; int8 groups of 32, or of 256 beside super-blocks, are within half a
-  // step of absmax / 127 (a little more: the quotient is rounded too).
-  double activation_error(const float* wr, const float* xr) const {
-    const std::string_view name = kernel->name;
+  // What the kernel may lose of one output by rounding its operands. bf16 has 8 significant bits, so to
+  // nearest is within 2^-8. The integer kernels round the activations of 256 k to half a step of absmax / 127
+  // (a little more: the quotient is rounded too) and the weights as int8_panel.h and int4_panel.h say: to
+  // half a step of absmax / 127, and to 8 / 127 of the largest scale, of which the largest weight is at least
+  // seven; K-quants are read as they are.
+  double operand_error(const float* wr, const float* xr) const {
+    const std::string_view name = kernel->name, layout = weight_layout(format, isa).name;
     const int64_t K = shape.K;
     double error = 0;
     if (name == "matmul.bf16.avx512vnni" || name == "matmul.bf16.amx") {
       for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(1.0, -8);
-    } else if (const int64_t group = name.starts_with("matmul.q8_0.") ? 32
-                                     : name.find("_k.") != name.npos  ? 256
-                                                                      : 0;
-               group != 0) {
-      for (int64_t g = 0; g < K; g += group) {
-        float absmax = 0;
-        const int64_t end = std::min(K, g + group);
-        for (int64_t k = g; k < end; ++k) absmax = std::max(absmax, std::abs(xr[k]));
-        for (int64_t k = g; k < end; ++k) error += std::abs(wr[k]) * (absmax / 127 * 0.50001);
+    } else if (layout != "row-major" || name.find("_k.") != name.npos) {
+      for (int64_t b = 0; b < K; b += 256) {
+        const int64_t end = std::min(K, b + 256);
+        double x_most = 0, w_most = 0;
+        for (int64_t k = b; k < end; ++k) {
+          x_most = std::max<double>(x_most, std::abs(xr[k]));
+          w_most = std::max<double>(w_most, std::abs(wr[k]));
+        }
+        const double dx = x_most / 127 * 0.50001;
+        const double dw = layout == "row-major" || std::string_view(format.name()) == "i8_channel" ? 0
+                          : layout == "int4.panel16" ? w_most / 7 * 8 / 127 * 1.00001
+                                                     : w_most / 127 * 0.50001;
+        for (int64_t k = b; k < end; ++k) error += std::abs(wr[k]) * dx + dw * (std::abs(xr[k]) + dx);
       }
     }
     return error;
@@ -127,8 +134,8 @@ struct Problem {
           const size_t at = static_cast<size_t>(t * ldo + col);
           const double b = bias.size() != 0 ? bias[static_cast<size_t>(col)] : 0;
           const double r = !before.empty() ? before[at] : residual.size() != 0 ? residual[at] : 0;
-          const double bound = float_sum_bound(K, magnitude + std::abs(b) + std::abs(r)) * 1.01 +
-                               activation_error(wr, xr) * 1.01;
+          const double bound =
+              float_sum_bound(K, magnitude + std::abs(b) + std::abs(r)) * 1.01 + operand_error(wr, xr) * 1.01;
           const double error = std::abs(out[at] - (sum + b + r));
           if (!(error <= bound) && ++wrong < 5) {
             UNSCOPED_INFO("t " << t << " column " << col << ": " << out[at] << " instead of " << sum + b + r
@@ -321,6 +328,28 @@ TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
       }
     }
   });
+}
+
+TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") {
+  ThreadPool pool({.threads = 2});
+  std::mt19937 gen(17);
+  for (const char* name : kFormats) {
+    const Format format = *Format::find(name);
+    if (weight_layout(format, Isa::kGeneric).in_place) continue;
+    for (int round = 0; round < 40; ++round) {
+      const int64_t T = 1 + static_cast<int64_t>(gen() % 3 == 0 ? gen() % 50 : gen() % 9);
+      const int64_t K = (1 + static_cast<int64_t>(gen() % 20)) * std::max(format.block_elems(), 32);
+      const int64_t n = 1 + static_cast<int64_t>(gen() % 100);
+      std::vector<float> first;
+      for (Isa isa : levels()) {
+        Problem p(format, isa, {T, K, {n}}, Values::kNormal, true, true, static_cast<uint32_t>(round));
+        run_on_pool(pool, *p.kernel, &p.args);
+        if (first.empty()) first.assign(p.out.begin(), p.out.end());
+        INFO(p.describe());
+        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_bits));
+      }
+    }
+  }
 }
 
 TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {

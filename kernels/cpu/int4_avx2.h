@@ -1,0 +1,56 @@
+// The Arch of int4_core.h with AVX2, over an Int8 Arch whose dot() takes vectors of 32 signed bytes. Only for
+// files compiled with it.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/int4_core.h"
+
+namespace oar {
+namespace {
+
+// Two lanes.
+template <class Int8Arch>
+struct Avx2Int4 {
+  using Int8 = Int8Arch;
+  using Bytes = __m256i;
+  using X = __m256i;
+  using Dot = __m256i;
+  static constexpr int kParts = 2, kStreams = 1;
+
+  // m as the high byte of a word: mulhrs gives (256 m * 16 (q - 8) + 2^14) >> 15.
+  static Bytes table(const char* m, int part, int j) {
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
+    const __m256i pick = _mm256_add_epi16(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080)),
+                                          _mm256_set1_epi16(static_cast<short>((8 * part + j) << 8)));
+    const __m256i word = _mm256_shuffle_epi8(all, pick);
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
+    return _mm256_packs_epi16(_mm256_mulhrs_epi16(word, low), _mm256_mulhrs_epi16(word, high));
+  }
+  static Bytes biased(Bytes table) { return table; }
+  static Bytes load(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store(char* p, Bytes v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+  static Bytes low(Bytes v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+  static Bytes high(Bytes v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
+  static Bytes lookup(Bytes table, Bytes levels) { return _mm256_shuffle_epi8(table, levels); }
+  static X load_x(const int8_t* x) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+  }
+  static Dot zero() { return _mm256_setzero_si256(); }
+  static Dot dot(Dot d, Bytes w, X x) { return Int8::dot_signed(d, w, x); }
+  static void transpose(Bytes v[4]) {
+    const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
+    const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm256_unpacklo_epi64(a, c);
+    v[1] = _mm256_unpackhi_epi64(a, c);
+    v[2] = _mm256_unpacklo_epi64(b, d);
+    v[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  static typename Int8::Dot total(const Dot d[4], int32_t /*start*/) {
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3]));
+  }
+};
+
+}  // namespace
+}  // namespace oar

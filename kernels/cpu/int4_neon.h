@@ -1,0 +1,55 @@
+// The Arch of int4_core.h with NEON, over the Int8 Arch that has the dot product. One lane.
+#pragma once
+
+#include "kernels/cpu/int4_core.h"
+#include "kernels/cpu/int8_neon.h"
+
+namespace oar {
+namespace {
+
+template <class Int8Arch>
+struct NeonInt4 {
+  using Int8 = Int8Arch;
+  using Bytes = int8x16_t;
+  using X = int8x16_t;
+  using Dot = int32x4_t;
+  static constexpr int kParts = 4, kStreams = 1;
+
+  // The doubling multiply gives (256 m * 16 (q - 8) + 2^14) >> 15.
+  static Bytes table(const char* m, int part, int j) {
+    static const int16_t kLevels[16] = {-128, -112, -96, -80, -64, -48, -32, -16,
+                                        0,    16,   32,  48,  64,  80,  96,  112};
+    const int16x8_t word = vdupq_n_s16(static_cast<int16_t>(static_cast<int8_t>(m[4 * part + j]) * 256));
+    return vcombine_s8(vmovn_s16(vqrdmulhq_s16(word, vld1q_s16(kLevels))),
+                       vmovn_s16(vqrdmulhq_s16(word, vld1q_s16(kLevels + 8))));
+  }
+  static Bytes biased(Bytes table) { return table; }
+  static Bytes load(const char* p) { return vld1q_s8(reinterpret_cast<const int8_t*>(p)); }
+  static void store(char* p, Bytes v) { vst1q_s8(reinterpret_cast<int8_t*>(p), v); }
+  static Bytes low(Bytes v) { return vandq_s8(v, vdupq_n_s8(15)); }
+  static Bytes high(Bytes v) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(v), 4)); }
+  static Bytes lookup(Bytes table, Bytes levels) { return vqtbl1q_s8(table, vreinterpretq_u8_s8(levels)); }
+  static X load_x(const int8_t* x) { return vld1q_s8(x); }
+  static Dot zero() { return vdupq_n_s32(0); }
+  static Dot dot(Dot d, Bytes w, X x) { return Int8::dot(d, w, x); }
+  static void transpose(Bytes v[4]) {
+    int32x4_t m[4];
+    for (int i = 0; i < 4; ++i) m[i] = vreinterpretq_s32_s8(v[i]);
+    const int32x4_t a = vzip1q_s32(m[0], m[1]), b = vzip2q_s32(m[0], m[1]);
+    const int32x4_t c = vzip1q_s32(m[2], m[3]), d = vzip2q_s32(m[2], m[3]);
+    const auto join = [](int32x4_t x, int32x4_t y, bool upper) {
+      const int64x2_t p = vreinterpretq_s64_s32(x), q = vreinterpretq_s64_s32(y);
+      return vreinterpretq_s8_s64(upper ? vzip2q_s64(p, q) : vzip1q_s64(p, q));
+    };
+    v[0] = join(a, c, false);
+    v[1] = join(a, c, true);
+    v[2] = join(b, d, false);
+    v[3] = join(b, d, true);
+  }
+  static typename Int8::Dot total(const Dot d[4], int32_t /*start*/) {
+    return vpaddq_s32(vpaddq_s32(d[0], d[1]), vpaddq_s32(d[2], d[3]));
+  }
+};
+
+}  // namespace
+}  // namespace oar

@@ -1,0 +1,50 @@
+// "int4.panel16": how symmetric 4-bit weights lie for the CPU kernels, packed once at load from q4_0, i4_g64,
+// i4_g128 and i4_s8_g32; 4.375 bits per weight.
+//
+// The weight of level q in a group of 32 k is scale * w8 with the signed byte
+//
+//   w8 = (m * (q - 8) + 4) >> 3                          (an arithmetic shift: rounding to nearest)
+//
+// of the group's signed multiplier m and the f32 scale of its block of 256 k: with the groups' own scales d,
+// m = round(127 * d / max|d|) and scale = 8 * max|d| / 127. So the sixteen weights of a group are a table of
+// bytes, one shuffle turns levels into them, and the rest of the arithmetic is that of int8.panel16, exactly:
+// a token has the same value whether levels are looked up on the way (one token) or the panel was expanded
+// first (several). The price is one step of scale at most for a weight, half of it for rounding m and half
+// for rounding w8: |error| <= 8 / 127 max|d|, 21 dB below the rounding to 4 bits that has already happened.
+//
+// A panel is 16 weight rows, and holds blocks of 256 k, the last one perhaps with fewer groups:
+//
+//   64 bytes    f32 scales of the 16 rows
+//   128 bytes   m, [8 groups][16 rows]
+//   32 lines    [groups][4 j]: row 4 i + j in 16-byte lane i, byte c with level k = c low, k = 16 + c high
+//
+// The bytes of a lane are those of the file. The order of rows makes four lines a 4 x 4 transposition of
+// dwords within lanes away from a line of int8.panel16, and their dots as far from the order of the outputs.
+#pragma once
+
+#include "kernels/cpu/int8_panel.h"
+
+namespace oar {
+
+inline constexpr int64_t kInt4Group = 32;
+inline constexpr int64_t kInt4BlockGroups = kPanelBlock / kInt4Group;
+inline constexpr int64_t kInt4GroupBytes = 4 * kPanelLine;
+inline constexpr int64_t kInt4HeadBytes = 64 + kInt4BlockGroups * kPanelRows;
+
+constexpr int64_t int4_panel_bytes(int64_t K) {
+  return K / kInt4Group * kInt4GroupBytes + panel_blocks(K) * kInt4HeadBytes;
+}
+// Byte offset of block b in a panel: scales, multipliers, lines.
+constexpr int64_t int4_block_at(int64_t b) {
+  return b * (kInt4HeadBytes + kInt4BlockGroups * kInt4GroupBytes);
+}
+constexpr int64_t int4_block_groups(int64_t K, int64_t b) {
+  const int64_t left = K / kInt4Group - b * kInt4BlockGroups;
+  return left < kInt4BlockGroups ? left : kInt4BlockGroups;
+}
+
+// The layout of matmul.h for `format`, or null when it is none of those above. f32, f16 and bf16 rows are
+// quantized to `format` on the way.
+const WeightLayout* int4_panel_layout(Format format);
+
+}  // namespace oar

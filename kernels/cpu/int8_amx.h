@@ -1,0 +1,202 @@
+// The core of int8_core.h on AMX tiles, for files compiled with AMX.
+//
+// Sixteen lines of a panel are a B tile, 64 k x 16 rows; a step of 16 packed tokens is an A tile; their
+// product adds to the int32 dots [16 tokens][16 rows]. Two panels by two blocks of tokens go through K
+// together, four products for four loads. At the end of each 256 k the dots pass through a buffer to the
+// vector unit, which scales and adds them to sums in the first-level cache, a quarter of them in each step of
+// the following block, so that tiles and vectors work at the same time. Dots are exact and the additions are
+// those of int8_core.h: the values are the vector kernel's, to the bit.
+//
+// Roofline: 16 products of 16 cycles for 32 rows x 32 tokens x 256 k; the vector unit takes 64 x 3
+// instructions, about 100 cycles on two ports, beside those 256.
+#pragma once
+
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/int8_vnni.h"
+
+namespace oar {
+namespace {
+
+struct AmxInt8Core {
+  using Vnni = Int8Core<VnniInt8Streams>;
+  static constexpr int64_t kTile = 16;
+  static constexpr int64_t kRows = 2 * kTile;
+  // From here on tiles cost less than vectors, even when they are not full.
+  static constexpr int64_t kTileFrom = 4;
+
+  struct alignas(64) Dots {
+    int32_t at[2][2][kTile][kTile];  // [token block][panel][token][row]
+  };
+  struct alignas(64) Sums {
+    float at[2][2][kTile][kTile];
+  };
+
+  static int64_t x_bytes(int64_t K) { return Vnni::x_bytes(K); }
+  static int64_t w_bytes(const MatmulView& v) { return Vnni::w_bytes(v); }
+  static constexpr int64_t kMostRows = 512;  // of a call to panel()
+  // Blocks of K that two blocks of tokens pass in one go, 24 KB: they stay in the first-level cache while the
+  // panels pass.
+  static constexpr int64_t kChunkBlocks = 3;
+
+  static int64_t scratch_bytes(const MatmulView&) { return kMostRows / kRows * sizeof(Sums); }
+  static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
+    return std::min(kMostRows, default_chunk_rows(v, total_rows, w_bytes(v), v.P / v.runs <= 1 ? 64 : kRows));
+  }
+  static void pack(void* run, const PackTask& p) { Vnni::pack(run, p); }
+
+  static void panel(const PanelTask& p) {
+    if (p.tokens < kTileFrom) return Vnni::panel(p);
+    const int64_t steps = panel_k(p.K) / kPanelStep, pairs = (p.row_end - p.row_begin + kRows - 1) / kRows;
+    Ahead ahead = next_bytes(p, (p.tokens + 2 * kTile - 1) / (2 * kTile) * pairs * steps);
+    Sums* sums = static_cast<Sums*>(p.scratch);
+    int64_t first = 0, second = 0;  // as configured
+    for (int64_t t = 0; t < p.tokens; t += 2 * kTile) {
+      const int64_t n0 = std::min(kTile, p.tokens - t), n1 = std::min(kTile, p.tokens - t - n0);
+      if (n0 != first || n1 != second) configure(first = n0, second = n1);
+      for (int64_t b = 0; b < panel_blocks(p.K); b += kChunkBlocks) {
+        for (int64_t i = 0; i < pairs; ++i) {
+          const int64_t row = p.row_begin + i * kRows;
+          const bool two = row + kTile < p.row_end;
+          if (n1 > 0) {
+            two ? chunk<2, 2>(p, row, t, b, sums[i], ahead) : chunk<2, 1>(p, row, t, b, sums[i], ahead);
+          } else {
+            two ? chunk<1, 2>(p, row, t, b, sums[i], ahead) : chunk<1, 1>(p, row, t, b, sums[i], ahead);
+          }
+        }
+      }
+    }
+    _tile_release();
+  }
+
+ private:
+  // Bytes wanted soon, fetched to the second-level cache in equal parts while the tiles work.
+  class Ahead {
+   public:
+    Ahead(const char* at, int64_t bytes, int64_t parts)
+        : at_(at), end_(at + bytes), part_((bytes / 64 + parts) / parts * 64) {}
+    void fetch() {
+      const char* stop = at_ + std::min<int64_t>(part_, end_ - at_);
+      for (; at_ < stop; at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
+    }
+
+   private:
+    const char *at_, *end_;
+    int64_t part_;
+  };
+
+  // The bytes after the chunk, unless the caller knows better.
+  static Ahead next_bytes(const PanelTask& p, int64_t parts) {
+    if (p.ahead != nullptr) return {p.ahead, p.ahead_bytes, parts};
+    const int64_t end = (p.row_end + kTile - 1) / kTile, rows = (p.row_end - p.row_begin + kTile - 1) / kTile;
+    const int64_t next = std::min(rows, (p.rows + kTile - 1) / kTile - end), bytes = panel_bytes(p.K);
+    return {static_cast<const char*>(p.w) + end * bytes, next * bytes, parts};
+  }
+
+  // Tiles 0..3 receive the dots [token block][panel], 4..5 hold activations, 6..7 weights.
+  static void configure(int64_t first, int64_t second) {
+    const int64_t n[] = {first, std::max<int64_t>(second, 1)};
+    TileConfig c;
+    for (int i = 0; i < 4; ++i) c.set(i, n[i / 2], 64);
+    for (int i = 0; i < 2; ++i) c.set(4 + i, n[i], kPanelStep);
+    for (int i = 6; i < 8; ++i) c.set(i, kStepLines, kPanelLine);
+    load_config(c);
+  }
+
+  // sums += dots of one tile, scaled. Rows of absent tokens are neither written by the tiles nor read here.
+  static void flush(const Int8Tokens& x, int64_t b, const char* scale_at, const int32_t (*dots)[kTile],
+                    float (*sums)[kTile]) {
+    const __m512 scale_w = _mm512_loadu_ps(scale_at);
+    const float* scales = x.scales(b);
+    const int64_t n = x.size();
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < n; ++j) {
+      const __m512 sum = _mm512_load_ps(sums[j]);
+      _mm512_store_ps(sums[j], VnniInt8::flush(sum, _mm512_load_si512(dots[j]), scale_w, scales[j]));
+    }
+  }
+
+  // Fetches the lines that a chunk will write at its end, or add to: they come from far away, and one at a
+  // time they would hold up the stores.
+  template <int NT, int NP>
+  static void want_output(const PanelTask& p, int64_t row, int64_t t) {
+    const int64_t tokens = std::min<int64_t>(NT * kTile, p.tokens - t);
+    for (int64_t j = 0; j < tokens; ++j) {
+      const int64_t at = (t + j) * p.ldo + row;
+      for (int64_t i = 0; i < NP; ++i) {
+        _mm_prefetch(p.out + at + i * kTile, _MM_HINT_T0);
+        if (p.residual != nullptr && p.residual != p.out) {
+          _mm_prefetch(p.residual + at + i * kTile, _MM_HINT_T0);
+        }
+      }
+    }
+  }
+
+  // NT blocks of tokens from t times NP panels from `row`, over kChunkBlocks blocks of K from `first`.
+  template <int NT, int NP>
+  static void chunk(const PanelTask& p, int64_t row, int64_t t, int64_t first, Sums& sums, Ahead& ahead) {
+    const Int8Tokens x0(p.x, p.K, p.tokens, t), x1(p.x, p.K, p.tokens, t + (NT - 1) * kTile);
+    const char* w0 = static_cast<const char*>(p.w) + row / kPanelRows * panel_bytes(p.K);
+    const char* w1 = w0 + (NP - 1) * panel_bytes(p.K);
+    Dots dots[2];
+    const auto flush_tile = [&](int64_t b, int i) {
+      const int tb = i / 2, panel = i % 2;
+      if (tb >= NT || panel >= NP) return;
+      flush(tb == 0 ? x0 : x1, b, (panel == 0 ? w0 : w1) + panel_block_at(b), dots[b % 2].at[tb][panel],
+            sums.at[tb][panel]);
+    };
+    const int64_t blocks = panel_blocks(p.K), end = std::min(blocks, first + kChunkBlocks);
+    if (first == 0) std::memset(&sums, 0, sizeof sums);
+    if (end == blocks) want_output<NT, NP>(p, row, t);
+    for (int64_t b = first; b < end; ++b) {
+      _tile_zero(0);
+      if constexpr (NP == 2) _tile_zero(1);
+      if constexpr (NT == 2) _tile_zero(2);
+      if constexpr (NT == 2 && NP == 2) _tile_zero(3);
+      const int64_t steps = panel_steps(p.K, b), at = panel_block_at(b) + kPanelLine;
+      for (int64_t s = 0; s < steps; ++s) {
+        const int64_t k = b * (kPanelBlock / kPanelStep) + s, line = at + s * kStepLines * kPanelLine;
+        __asm__ volatile("" ::: "memory");  // the tile loads do not tell the compiler that they read memory
+        _tile_loadd(4, x0.at(0, k), kPanelStep);
+        _tile_loadd(6, w0 + line, kPanelLine);
+        _tile_dpbssd(0, 4, 6);
+        if constexpr (NP == 2) {
+          _tile_loadd(7, w1 + line, kPanelLine);
+          _tile_dpbssd(1, 4, 7);
+        }
+        if constexpr (NT == 2) {
+          _tile_loadd(5, x1.at(0, k), kPanelStep);
+          _tile_dpbssd(2, 5, 6);
+          if constexpr (NP == 2) _tile_dpbssd(3, 5, 7);
+        }
+        if (t == 0) {  // the first time past a panel brings it from memory
+          for (int64_t l = 0; l < kStepLines; ++l) {
+            _mm_prefetch(w0 + line + l * kPanelLine + Vnni::kAhead, _MM_HINT_T0);
+            if constexpr (NP == 2) _mm_prefetch(w1 + line + l * kPanelLine + Vnni::kAhead, _MM_HINT_T0);
+          }
+        }
+        ahead.fetch();
+        if (b > first) flush_tile(b - 1, static_cast<int>(s));
+      }
+      if (b > first) {  // a short last block
+        for (int64_t s = steps; s < kPanelBlock / kPanelStep; ++s) flush_tile(b - 1, static_cast<int>(s));
+      }
+      Dots& d = dots[b % 2];
+      _tile_stored(0, d.at[0][0], 64);
+      if constexpr (NP == 2) _tile_stored(1, d.at[0][1], 64);
+      if constexpr (NT == 2) _tile_stored(2, d.at[1][0], 64);
+      if constexpr (NT == 2 && NP == 2) _tile_stored(3, d.at[1][1], 64);
+    }
+    for (int i = 0; i < 4; ++i) flush_tile(end - 1, i);
+    if (end < blocks) return;
+    for (int tb = 0; tb < NT; ++tb) {
+      for (int panel = 0; panel < NP; ++panel) {
+        for (int64_t j = 0; j < (tb == 0 ? x0 : x1).size(); ++j) {
+          Vnni::store(p, row + panel * kTile, t + tb * kTile + j, _mm512_load_ps(sums.at[tb][panel][j]));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace oar
