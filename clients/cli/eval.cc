@@ -21,7 +21,7 @@ namespace {
 
 struct EvalCommand {
   ModelOptions model;
-  EvalOptions eval;
+  PerplexityOptions eval;
   std::string text, reference, plot;
   std::vector<std::string> weights{"auto"}, kv{"auto"}, rotations{"auto"}, candidates;
   std::vector<int64_t> contexts{0};
@@ -43,7 +43,7 @@ int perplexity(const EvalCommand& o, const std::string& text) {
   if (model_options.engine.max_context == 0) model_options.engine.max_context = o.contexts[0];
   auto model = open_model(model_options, LogLevel::kWarning);
   if (!model.ok()) return fail(model.status());
-  EvalOptions options = o.eval;
+  PerplexityOptions options = o.eval;
   options.context = o.contexts[0];
   options.add_bos = !o.no_bos;
   ProgressBar bar(o.model.quiet);

@@ -7,6 +7,8 @@
 
 namespace oar {
 
+bool Node::is(std::string_view op_name) const { return op_name == op->name; }
+
 SymbolId Graph::add_symbol(std::string name, int64_t max) {
   symbols_.push_back({std::move(name), max});
   return static_cast<SymbolId>(symbols_.size() - 1);

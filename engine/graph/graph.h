@@ -54,6 +54,8 @@ struct Node {
   // Branches and loop bodies. They see nothing of this graph but the operands the node hands them.
   std::vector<std::shared_ptr<const Graph>> subgraphs;
   std::string name;  // for people: the node's name in the file it came from
+
+  bool is(std::string_view op_name) const;
 };
 
 class Graph {

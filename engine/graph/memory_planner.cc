@@ -1,15 +1,12 @@
 #include "engine/graph/memory_planner.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
 
 namespace oar {
 namespace {
-
-bool is(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
 
 Dim product(const DimVector& shape, size_t from) {
   Dim p = 1;
@@ -27,7 +24,7 @@ bool view_of(const Graph& g, const Node& n, const std::vector<Placement>& places
     *out = places[n.inputs[0]];
     return true;
   }
-  if (!is(n, "reshape") && !is(n, "slice")) return false;
+  if (!n.is("reshape") && !n.is("slice")) return false;
   const ValueId x = n.inputs[0];
   const Value& source = g.value(x);
   if (source.kind == ValueKind::kConstant || source.kind == ValueKind::kState) return false;
@@ -35,7 +32,7 @@ bool view_of(const Graph& g, const Node& n, const std::vector<Placement>& places
   const DimVector& in = source.type.shape;
   const DimVector& shape = g.value(n.outputs[0]).type.shape;
   *out = from;
-  if (is(n, "reshape")) {
+  if (n.is("reshape")) {
     if (from.contiguous) {
       out->row_stride = shape.empty() ? Dim(1) : product(shape, 1);
       return true;
@@ -66,10 +63,10 @@ std::vector<Placement> place_views(const Graph& graph) {
 
 bool needs_copy(const Node& n, size_t k, const std::vector<Placement>& places) {
   const ValueId v = n.inputs[k];
-  if (v == kNoValue || places[v].contiguous || is(n, "contiguous")) return false;
+  if (v == kNoValue || places[v].contiguous || n.is("contiguous")) return false;
   if (k < 32 && (n.op->strided_inputs >> k & 1)) return false;
   // Views read nothing; whether they can view is decided where they are read.
-  return !((is(n, "reshape") || is(n, "slice")) && places[n.outputs[0]].root == places[v].root);
+  return !((n.is("reshape") || n.is("slice")) && places[n.outputs[0]].root == places[v].root);
 }
 
 }  // namespace

@@ -120,8 +120,8 @@ Status Plan::lower(const PlanOptions& options) {
       if (v != kNoValue) live_[v] = 1;
     }
     // Views move no bytes.
-    const bool view = (std::strcmp(n.op->name, "reshape") == 0 || std::strcmp(n.op->name, "slice") == 0) &&
-                      memory_.placements[n.outputs[0]].root != n.outputs[0];
+    const bool view =
+        (n.is("reshape") || n.is("slice")) && memory_.placements[n.outputs[0]].root != n.outputs[0];
     if (view) continue;
     Step step;
     step.node = &n;

@@ -14,7 +14,7 @@ namespace {
 
 // Metadata and tensor directory together; the largest real ones (long vocabularies) have about 20 MB. Bounds
 // the memory that copies of strings can take.
-constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxGgufHeaderBytes = uint64_t{1} << 30;
 constexpr uint64_t kMaxKeyBytes = 65535;   // the specification's limit
 constexpr uint64_t kMaxKeys = 1 << 16;     // real files have fewer than 100
 constexpr uint64_t kMaxTensors = 1 << 20;  // real files have fewer than 40 000 (one tensor per expert)
@@ -211,7 +211,7 @@ Result<GgufFile> parse_gguf(const Buffer& bytes, const std::string& name) {
   file.name = name;
   file.bytes = bytes;
   const std::span<const std::byte> header(static_cast<const std::byte*>(bytes.data()),
-                                          std::min(bytes.size(), kMaxHeaderBytes));
+                                          std::min(bytes.size(), kMaxGgufHeaderBytes));
   ByteReader in(header, name);
   OAR_RETURN_IF_ERROR(read_magic(in, file));
   uint64_t tensor_count = 0, key_count = 0;
@@ -239,7 +239,7 @@ Result<GgufFile> parse_gguf(const Buffer& bytes, const std::string& name) {
   std::vector<DirectoryEntry> entries(tensor_count);
   for (DirectoryEntry& e : entries) OAR_RETURN_IF_ERROR(read_entry(in, name, e));
 
-  // Cannot overflow: the position is at most kMaxHeaderBytes, the alignment at most kMaxAlignment.
+  // Cannot overflow: the position is at most kMaxGgufHeaderBytes, the alignment at most kMaxAlignment.
   const uint64_t start = (in.position() + file.alignment - 1) & ~(file.alignment - 1);
   const uint64_t clipped =
       std::min(start, bytes.size());  // a vocabulary-only file may end before its padding

@@ -13,7 +13,7 @@
 namespace oar {
 namespace {
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;        // the reference implementation's limit
+constexpr uint64_t kMaxJsonHeaderBytes = 100'000'000;    // the reference implementation's limit
 constexpr uint64_t kMaxIndexBytes = uint64_t{32} << 20;  // the largest real ones have about 10 MB
 
 struct DTypeName {
@@ -274,9 +274,9 @@ Result<Safetensors> parse_safetensors(const Buffer& file, const std::string& nam
   ByteReader in({static_cast<const std::byte*>(file.data()), file.size()}, name);
   uint64_t header_size = 0;
   OAR_RETURN_IF_ERROR(in.read("the header length", header_size));
-  if (header_size > kMaxHeaderBytes) {
-    return data_loss(cat(name, ": the header length is ", header_size, " bytes; at most ", kMaxHeaderBytes,
-                         " are accepted. Is this a safetensors file?"));
+  if (header_size > kMaxJsonHeaderBytes) {
+    return data_loss(cat(name, ": the header length is ", header_size, " bytes; at most ",
+                         kMaxJsonHeaderBytes, " are accepted. Is this a safetensors file?"));
   }
   std::span<const std::byte> header_bytes;
   OAR_RETURN_IF_ERROR(in.take(header_size, "the header", header_bytes));

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxTokenizerBytes = uint64_t{256}
                                         << 20;  // the largest real tokenizer.json have about 35 MB
-constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+constexpr uint64_t kMaxTokenizerConfigBytes = uint64_t{16} << 20;
 
 bool is_file(const fs::path& path) {
   std::error_code ec;
@@ -58,7 +58,8 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
   const fs::path folder = folder_name;
   TokenizerFiles out;
   OAR_ASSIGN(out.tokenizer_json, read_first(folder, {"tokenizer.json"}, kMaxTokenizerBytes));
-  OAR_ASSIGN(out.tokenizer_config_json, read_first(folder, {"tokenizer_config.json"}, kMaxConfigBytes));
+  OAR_ASSIGN(out.tokenizer_config_json,
+             read_first(folder, {"tokenizer_config.json"}, kMaxTokenizerConfigBytes));
   if (out.tokenizer_json.empty()) {
     OAR_ASSIGN(out.vocab_json, read_first(folder, {"vocab.json"}, kMaxTokenizerBytes));
     OAR_ASSIGN(out.merges_txt, read_first(folder, {"merges.txt"}, kMaxTokenizerBytes));
@@ -70,15 +71,16 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
   OAR_ASSIGN(out.llama2c_bin,
              read_first(folder, {"tokenizer.bin", cat("tok", vocab, ".bin")}, kMaxTokenizerBytes));
 
-  OAR_ASSIGN(out.chat_template, read_first(folder, {"chat_template.jinja"}, kMaxConfigBytes));
+  OAR_ASSIGN(out.chat_template, read_first(folder, {"chat_template.jinja"}, kMaxTokenizerConfigBytes));
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
     if (!out.chat_template.empty()) break;
-    OAR_ASSIGN(const std::string text, read_first(folder, {name}, kMaxConfigBytes));
+    OAR_ASSIGN(const std::string text, read_first(folder, {name}, kMaxTokenizerConfigBytes));
     if (text.empty()) continue;
     OAR_ASSIGN(const json::object config, parse_object(text, (folder / name).string()));
     out.chat_template = template_of(config);
   }
-  OAR_ASSIGN(const std::string generation, read_first(folder, {"generation_config.json"}, kMaxConfigBytes));
+  OAR_ASSIGN(const std::string generation,
+             read_first(folder, {"generation_config.json"}, kMaxTokenizerConfigBytes));
   if (!generation.empty()) {
     OAR_ASSIGN(out.generation_config, parse_object(generation, (folder / "generation_config.json").string()));
   }

@@ -1,7 +1,6 @@
 #include "engine/runtime/quantize_weights.h"
 
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <set>
 
@@ -28,8 +27,6 @@ const std::vector<WeightScheme>& schemes() {
   };
   return kSchemes;
 }
-
-bool is(const Node& node, const char* op) { return std::strcmp(node.op->name, op) == 0; }
 
 }  // namespace
 
@@ -62,7 +59,7 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, c
   const std::vector<int> producers = g.producers();
   std::set<ValueId> routed;  // results that choose experts
   for (const Node& n : g.nodes()) {
-    if (is(n, "moe_route")) routed.insert(n.inputs.begin(), n.inputs.end());
+    if (n.is("moe_route")) routed.insert(n.inputs.begin(), n.inputs.end());
   }
   const Architecture* architecture = find_architecture(config.model_type);
   const int head = producers[g.outputs()[0].value];
@@ -70,7 +67,7 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, c
   std::set<std::string> seen;
   for (size_t i = 0; i < g.nodes().size(); ++i) {
     const Node& n = g.nodes()[i];
-    if (!is(n, "linear") && !is(n, "grouped_linear")) continue;
+    if (!n.is("linear") && !n.is("grouped_linear")) continue;
     for (const ValueId id : n.inputs) {
       if (id == kNoValue || g.value(id).kind != ValueKind::kConstant) continue;
       const Value& w = g.value(id);

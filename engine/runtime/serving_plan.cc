@@ -10,12 +10,10 @@
 namespace oar {
 namespace {
 
-bool is_linear(const Node& n) {
-  return std::strcmp(n.op->name, "linear") == 0 || std::strcmp(n.op->name, "grouped_linear") == 0;
-}
+bool is_linear(const Node& n) { return n.is("linear") || n.is("grouped_linear"); }
 
-size_t first_weight(const Node& n) { return std::strcmp(n.op->name, "linear") == 0 ? 2 : 3; }
-size_t weight_step(const Node& n) { return std::strcmp(n.op->name, "linear") == 0 ? 2 : 1; }
+size_t first_weight(const Node& n) { return n.is("linear") ? 2 : 3; }
+size_t weight_step(const Node& n) { return n.is("linear") ? 2 : 1; }
 
 // What kernels shall compute in; empty: as stored. Schemes that are not by_kernel have quantized the
 // checkpoint before the graph was built (quantize_at_load).
@@ -151,7 +149,7 @@ uint64_t foreseen_weight_copies(const Graph& graph) {
     }
   }
   for (const Node& n : graph.nodes()) {
-    if (std::strcmp(n.op->name, "embedding") != 0) continue;
+    if (!n.is("embedding")) continue;
     const Value& table = graph.value(n.inputs[0]);
     if (table.kind == ValueKind::kConstant) continue;
     bytes +=

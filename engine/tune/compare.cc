@@ -104,7 +104,7 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
   std::vector<EvalWindows> cuts;
   uint64_t tokens = 0, done = 0;
   for (const int64_t context : options.contexts) {
-    EvalOptions eval = options.eval;
+    PerplexityOptions eval = options.eval;
     eval.context = context;
     OAR_ASSIGN(EvalWindows cut, eval_windows(tokenizer, text, eval));
     for (const auto& window : cut.windows) tokens += window.size();

@@ -23,7 +23,7 @@ struct CompareCase {
 struct CompareOptions {
   LanguageModelOptions model;     // threads, page size and so on; what cases and contexts say is set here
   std::vector<int64_t> contexts;  // tokens per window, BOS included
-  EvalOptions eval;               // separator and BOS; context is taken from `contexts`
+  PerplexityOptions eval;         // separator and BOS; context is taken from `contexts`
   int64_t rows = 256;             // tokens per chunk
 };
 

@@ -96,7 +96,7 @@ double EvalResult::perplexity() const { return std::exp(nll / static_cast<double
 double EvalResult::bits_per_byte() const { return nll / std::log(2.0) / static_cast<double>(bytes); }
 
 Result<EvalWindows> eval_windows(const Tokenizer& tokenizer, std::string_view text,
-                                 const EvalOptions& options) {
+                                 const PerplexityOptions& options) {
   std::optional<int32_t> bos;
   if (options.add_bos) bos = tokenizer.bos_id();
   if (options.context < 2) {
@@ -124,7 +124,7 @@ Result<EvalWindows> eval_windows(const Tokenizer& tokenizer, std::string_view te
 }
 
 Result<EvalResult> evaluate_perplexity(Engine& engine, const Tokenizer& tokenizer, std::string_view text,
-                                       EvalOptions options, const Progress& progress) {
+                                       PerplexityOptions options, const Progress& progress) {
   const RequestLimits& limits = engine.request_limits();
   if (options.context == 0) options.context = limits.max_context;
   if (options.context > limits.max_context) {

@@ -19,7 +19,7 @@
 
 namespace oar {
 
-struct EvalOptions {
+struct PerplexityOptions {
   int64_t context = 0;  // ids per window, BOS included; 0: the engine's
   std::string separator = "<|endoftext|>";
   bool add_bos = true;
@@ -45,10 +45,10 @@ struct EvalWindows {
 
 // The windows of the protocol. INVALID_ARGUMENT when the text has nothing to predict or context is below 2.
 Result<EvalWindows> eval_windows(const Tokenizer& tokenizer, std::string_view text,
-                                 const EvalOptions& options);
+                                 const PerplexityOptions& options);
 
 // Blocks until done; `progress` is told windows and may stop the work (CANCELLED).
 Result<EvalResult> evaluate_perplexity(Engine& engine, const Tokenizer& tokenizer, std::string_view text,
-                                       EvalOptions options, const Progress& progress = {});
+                                       PerplexityOptions options, const Progress& progress = {});
 
 }  // namespace oar

@@ -1,7 +1,6 @@
 #include "engine/tune/eval_model.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <set>
 
@@ -18,8 +17,8 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
   uint64_t head_bytes = 0, head_weights = 0;
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& node = graph.nodes()[i];
-    const bool linear = std::strcmp(node.op->name, "linear") == 0;
-    if (!linear && std::strcmp(node.op->name, "grouped_linear") != 0) continue;
+    const bool linear = node.is("linear");
+    if (!linear && !node.is("grouped_linear")) continue;
     const std::string wanted = node.attrs.get_string("format");
     for (const ValueId id : node.inputs) {
       if (id == kNoValue || graph.value(id).kind != ValueKind::kConstant) continue;
@@ -53,8 +52,7 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
       out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
   }
   for (const Node& node : graph.nodes()) {
-    if (std::strcmp(node.op->name, "kv_append") != 0 && std::strcmp(node.op->name, "quant_kv_append") != 0)
-      continue;
+    if (!node.is("kv_append") && !node.is("quant_kv_append")) continue;
     out.kv_elements +=
         static_cast<uint64_t>(2 * node.attrs.get_int("kv_heads") * node.attrs.get_int("head_dim"));
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "engine/base/format.h"
@@ -124,7 +123,7 @@ template <class Change>
 Status for_each_side(Graph& graph, Change&& change) {
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (std::strcmp(graph.nodes()[i].op->name, "attention") != 0) continue;
+    if (!graph.nodes()[i].is("attention")) continue;
     for (const size_t side : {size_t{0}, size_t{1}}) {
       OAR_ASSIGN(const ValueId changed, change(graph.nodes()[i].inputs[1 + side], side));
       graph.nodes()[i].inputs[1 + side] = changed;

@@ -249,7 +249,7 @@ Status Work::without_data() {
 }
 
 Result<std::vector<std::vector<int32_t>>> Work::calibration_windows(const Tokenizer& tokenizer) const {
-  EvalOptions cut;
+  PerplexityOptions cut;
   cut.context = std::min(o_.calibration_context, config_.max_context);
   OAR_ASSIGN(EvalWindows all, eval_windows(tokenizer, o_.calibration, cut));
   int64_t total = 0;

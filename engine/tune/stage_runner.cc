@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstring>
 #include <map>
 #include <numeric>
 
@@ -31,8 +30,6 @@ int64_t layer_of(const std::string& name) {
 bool is_weight(const Graph& g, ValueId id) {
   return id != kNoValue && g.value(id).kind == ValueKind::kConstant && g.value(id).name != "rope.inv_freq";
 }
-
-bool is(const Node& node, const char* op) { return std::strcmp(node.op->name, op) == 0; }
 
 // What weights in a rotated basis need online.
 Status insert_rotations(Graph& graph, const Checkpoint& checkpoint) {
@@ -122,7 +119,7 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
   std::vector<std::pair<ValueId, LinearInput>> inputs;  // by value of the whole graph
   for (size_t i = cuts.begin[stage]; i < cuts.begin[stage + 1]; ++i) {
     const Node& node = whole.nodes()[i];
-    if (is(node, "linear")) {
+    if (node.is("linear")) {
       const ValueId x = node.inputs[0];
       auto it = std::find_if(inputs.begin(), inputs.end(), [&](const auto& p) { return p.first == x; });
       if (it == inputs.end()) {
@@ -132,7 +129,7 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
       }
       it->second.weights.push_back(whole.value(node.inputs[2]).name);
       const Node& maker = whole.nodes()[static_cast<size_t>(std::max(producers[x], 0))];
-      if (is(maker, "rms_norm") && is_weight(whole, maker.inputs[1]) &&
+      if (maker.is("rms_norm") && is_weight(whole, maker.inputs[1]) &&
           uses[x] == static_cast<int>(it->second.weights.size())) {
         it->second.norm = whole.value(maker.inputs[1]).name;
       } else {

@@ -1,14 +1,12 @@
 // What every CPU matmul does around its inner loop: dividing the work, packing the activations, walking
 // segments and experts. A Core supplies the arithmetic of one weight format on one instruction set:
 //
-//   struct Core {
-//     static int64_t chunk_rows(const MatmulView&, int64_t total_rows);  // weight rows of a chunk
-//     static int64_t x_bytes(int64_t K);                         // bytes of one packed token, a multiple of
-//     64 static int64_t w_bytes(const MatmulView&);                 // bytes of one weight row, for sizing
-//     chunks static int64_t scratch_bytes(const MatmulView&);           // private to a worker static void
-//     pack(void* run, const PackTask&);              // f32 activations -> what panel() reads static void
-//     panel(const PanelTask&);                       // out = W[rows] . x for one run of tokens
-//   };
+// - chunk_rows(const MatmulView&, int64_t total_rows): weight rows of a chunk
+// - x_bytes(int64_t K): bytes of one packed token, a multiple of 64
+// - w_bytes(const MatmulView&): bytes of one weight row, for sizing chunks
+// - scratch_bytes(const MatmulView&): private to a worker
+// - pack(void* run, const PackTask&): f32 activations -> what panel() reads
+// - panel(const PanelTask&): out = W[rows] . x for one run of tokens
 //
 // A run is a range of tokens that share their weights: all T of a plain matmul, the pairs of one expert of a
 // grouped one. Phase 0 packs x, phase 1 multiplies; tiny problems do both in one phase, each worker packing

@@ -51,7 +51,7 @@ TEST_CASE("comparing measures what the engine serves") {
     if (k < 2) {
       CHECK(row.mean_kld == 0);
       CHECK(row.top1 == 1);
-      EvalOptions eval;
+      PerplexityOptions eval;
       eval.context = row.context;
       const auto served = evaluate_perplexity((*model)->engine(), *demo.tokenizer, text, eval);
       REQUIRE(served.ok());

@@ -1,7 +1,6 @@
 // Constant folding: a pure node whose operands are all constants is evaluated once, by the reference.
 // Transposing a weight (GPT-2 stores its linear layers as [in, out]) moves bytes without decoding them, so
 // its format survives.
-#include <cstring>
 
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -58,7 +57,7 @@ Result<int> fold_constants(Graph& graph) {
     if (!constant) continue;
     std::vector<Tensor> results;
     const Tensor& first = graph.value(node.inputs[0]).constant;
-    if (std::strcmp(node.op->name, "transpose") == 0 && first.shape().rank() == 2 && first.format().plain() &&
+    if (node.is("transpose") && first.shape().rank() == 2 && first.format().plain() &&
         node.attrs.get_ints("perm") == std::vector<int64_t>{1, 0}) {
       OAR_ASSIGN(Tensor t, transpose_matrix(first));
       results.push_back(std::move(t));

@@ -3,7 +3,6 @@
 // rounded once), and a relu becomes the convolution's own epilogue. Only f32 constants, and only where nobody
 // else reads the value between.
 #include <cmath>
-#include <cstring>
 
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -17,8 +16,6 @@ const Tensor* f32_constant(const Graph& g, const Node& n, size_t i) {
   if (v.kind != ValueKind::kConstant || !(v.constant.format() == Format::f32())) return nullptr;
   return &v.constant;
 }
-
-bool named(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
 
 // conv(x, w, b?) then batch_norm(., scale, bias, mean, variance): the norm's node is dead afterwards.
 Result<bool> fold_norm(Graph& g, size_t conv_at, size_t norm_at) {
@@ -68,12 +65,11 @@ Result<int> fuse_conv(Graph& graph) {
   const std::vector<int> uses = graph.use_counts(), producer = graph.producers();
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& n = graph.nodes()[i];
-    const bool norm = named(n, "batch_norm"), relu = named(n, "relu");
+    const bool norm = n.is("batch_norm"), relu = n.is("relu");
     if ((!norm && !relu) || n.inputs.empty() || n.inputs[0] == kNoValue) continue;
     // A folded norm's readers now read the convolution itself.
     const int p = producer[n.inputs[0]];
-    if (p < 0 || dead[static_cast<size_t>(p)] || !named(graph.nodes()[static_cast<size_t>(p)], "conv"))
-      continue;
+    if (p < 0 || dead[static_cast<size_t>(p)] || !graph.nodes()[static_cast<size_t>(p)].is("conv")) continue;
     if (uses[n.inputs[0]] != 1 && !(relu && graph.use_counts()[n.inputs[0]] == 1)) continue;
     const auto conv_at = static_cast<size_t>(p);
     if (norm) {

@@ -1,5 +1,4 @@
 // rope(rms_norm(x, w)) over heads becomes one rope that normalizes each head first (QK-norm models).
-#include <cstring>
 
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -11,11 +10,11 @@ Result<int> fuse_head_norm_rope(Graph& graph) {
   const std::vector<int> producer = graph.producers(), uses = graph.use_counts();
   std::vector<bool> dead(graph.nodes().size(), false);
   for (Node& rope : graph.nodes()) {
-    if (std::strcmp(rope.op->name, "rope") != 0 || rope.inputs[3] != kNoValue) continue;
+    if (!rope.is("rope") || rope.inputs[3] != kNoValue) continue;
     const int i = producer[rope.inputs[0]];
     if (i < 0 || uses[rope.inputs[0]] != 1) continue;
     const Node& norm = graph.nodes()[i];
-    if (std::strcmp(norm.op->name, "rms_norm") != 0) continue;
+    if (!norm.is("rms_norm")) continue;
     rope.inputs[3] = norm.inputs[1];
     rope.attrs.set("norm_eps", norm.attrs.get_float("eps"));
     rope.inputs[0] = norm.inputs[0];

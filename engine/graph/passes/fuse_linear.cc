@@ -1,7 +1,6 @@
 // Linear layers that read the same input become one call with several weights: the input is converted once
 // and the pool meets one barrier. The weights stay where they are mapped; results are column slices of one
 // buffer. operands of `linear`: x, residual or none, then (weight, bias or none) per segment.
-#include <cstring>
 #include <map>
 
 #include "engine/graph/builder.h"
@@ -14,7 +13,7 @@ Result<int> fuse_linear(Graph& graph) {
   std::map<ValueId, std::vector<size_t>> by_input;
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& n = graph.nodes()[i];
-    if (std::strcmp(n.op->name, "linear") == 0 && n.inputs[1] == kNoValue) by_input[n.inputs[0]].push_back(i);
+    if (n.is("linear") && n.inputs[1] == kNoValue) by_input[n.inputs[0]].push_back(i);
   }
   int fused = 0;
   std::vector<bool> dead(graph.nodes().size(), false);
@@ -55,13 +54,13 @@ Result<int> fuse_linear(Graph& graph) {
   dead.resize(graph.nodes().size(), false);
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& add = graph.nodes()[i];
-    if (dead[i] || std::strcmp(add.op->name, "add") != 0) continue;
+    if (dead[i] || !add.is("add")) continue;
     for (int side : {0, 1}) {
       const ValueId product = add.inputs[side], residual = add.inputs[1 - side];
       const int p = producer[product];
       if (p < 0 || dead[p] || uses[product] != 1) continue;
       Node& linear = graph.nodes()[p];
-      if (std::strcmp(linear.op->name, "linear") != 0 || linear.inputs[1] != kNoValue) continue;
+      if (!linear.is("linear") || linear.inputs[1] != kNoValue) continue;
       if (!(graph.value(residual).type == graph.value(product).type)) continue;
       linear.inputs[1] = residual;
       graph.replace_uses(graph.nodes()[i].outputs[0], product);

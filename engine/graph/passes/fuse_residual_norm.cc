@@ -1,6 +1,5 @@
 // h = x + r; n = rms_norm(h, w)  becomes  n, h = add_rms_norm(x, r, w): the sum is written once while the
 // norm reads it.
-#include <cstring>
 
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -14,11 +13,11 @@ Result<int> fuse_residual_norm(Graph& graph) {
   std::vector<bool> dead(count, false);
   for (size_t i = 0; i < count; ++i) {
     const Node norm = graph.nodes()[i];
-    if (std::strcmp(norm.op->name, "rms_norm") != 0) continue;
+    if (!norm.is("rms_norm")) continue;
     const int add_index = graph.producers()[norm.inputs[0]];
     if (add_index < 0 || dead[add_index]) continue;
     const Node add = graph.nodes()[add_index];
-    if (std::strcmp(add.op->name, "add") != 0) continue;
+    if (!add.is("add")) continue;
     const TensorType& sum = graph.value(norm.inputs[0]).type;
     if (!(graph.value(add.inputs[0]).type == sum) || !(graph.value(add.inputs[1]).type == sum)) continue;
     auto out = graph.add_node(fused_op, {add.inputs[0], add.inputs[1], norm.inputs[1]}, norm.attrs);

@@ -2,7 +2,6 @@
 #include "engine/graph/passes/rotate.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
@@ -156,12 +155,10 @@ RotationOptions merge_rotation(const RotationOptions& stored, const RotationOpti
 
 namespace rotation {
 
-bool is_linear(const Node& n) {
-  return std::strcmp(n.op->name, "linear") == 0 || std::strcmp(n.op->name, "grouped_linear") == 0;
-}
+bool is_linear(const Node& n) { return n.is("linear") || n.is("grouped_linear"); }
 
 std::vector<size_t> weight_operands(const Node& n) {
-  const bool grouped = std::strcmp(n.op->name, "grouped_linear") == 0;
+  const bool grouped = n.is("grouped_linear");
   std::vector<size_t> out;
   for (size_t k = grouped ? 3 : 2; k < n.inputs.size(); k += grouped ? 1 : 2) out.push_back(k);
   return out;

@@ -2,12 +2,17 @@
 // many channels, so that few bits lose less. After QuaRot and SpinQuant, https://arxiv.org/abs/2404.00456,
 // 2405.16406:
 //
-//   fold_norms            each RMS norm's weight into the linear layers behind it; RMS(R x) = R RMS(x) then
-//   holds rotate_residual  R1   the stream between the layers: embedding, every layer that reads or writes
-//   it. No online cost. rotate_values    R2   value heads against the output projection: in the weights, or
-//   online rotate_queries_keys R3   queries and keys after rope, online: cancels in q . k, leaves keys fit
-//   for a 4-bit cache rotate_ffn       R4   the input of the down projection, online; its weights take the
-//   inverse
+// fold_norms: each RMS norm's weight goes into the linear layers behind it; RMS(R x) = R RMS(x) then holds.
+//
+// rotate_residual (R1): the stream between the layers, through the embedding and every layer that reads or
+// writes it. No online cost.
+//
+// rotate_values (R2): value heads against the output projection; in the weights, or online.
+//
+// rotate_queries_keys (R3): queries and keys after rope, online; cancels in q . k, leaves keys fit for a
+// 4-bit cache.
+//
+// rotate_ffn (R4): the input of the down projection, online; its weights take the inverse.
 //
 // One rule makes transposes unnecessary: where activations go through x' = T(x), the rows of the weight that
 // reads them go through the same T, since W T^t T x = W x; a weight that writes them has its columns

@@ -1,7 +1,6 @@
 // rotate_ffn (R4): what an activation function hands to a linear layer, where the largest outliers of all
 // arise, is rotated online and the layer's weight in advance.
 #include <algorithm>
-#include <cstring>
 
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
@@ -11,12 +10,10 @@ namespace {
 
 using namespace rotation;
 
-bool is(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
-
 bool is_activation(const Node& n) {
   // A product of two activations is a gate spelled out.
   for (const char* name : {"swiglu", "silu", "gelu", "gelu_tanh", "relu", "mul"}) {
-    if (is(n, name)) return true;
+    if (n.is(name)) return true;
   }
   return false;
 }

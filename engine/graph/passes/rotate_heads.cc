@@ -2,7 +2,6 @@
 // of v and leaves their channels alone, so a rotation of every value head is undone by the output projection
 // or by an inverse transform; queries and keys meet only in a dot product, which any rotation of both keeps.
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "engine/graph/op.h"
@@ -13,8 +12,6 @@ namespace oar::passes {
 namespace {
 
 using namespace rotation;
-
-bool is(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
 
 int64_t head_size(const Graph& graph, ValueId v) { return graph.value(v).type.shape.back().const_value(); }
 
@@ -28,13 +25,13 @@ std::optional<Source> source_of(const Graph& graph, ValueId v, const RotationOpt
   const std::vector<int> producer = graph.producers(), uses = graph.use_counts();
   Source s;
   int p = producer[v];
-  if (p < 0 || uses[v] != 1 || !is(graph.nodes()[p], "reshape")) return std::nullopt;
+  if (p < 0 || uses[v] != 1 || !graph.nodes()[p].is("reshape")) return std::nullopt;
   ValueId flat = graph.nodes()[p].inputs[0];
   const DimVector& shape = graph.value(flat).type.shape;
   if (shape.size() != 2 || uses[flat] != 1) return std::nullopt;
   s.end = shape[1].const_value();
   p = producer[flat];
-  if (p >= 0 && is(graph.nodes()[p], "slice")) {
+  if (p >= 0 && graph.nodes()[p].is("slice")) {
     const Node& slice = graph.nodes()[p];
     s.begin = slice.attrs.get_int("begin");
     s.end = slice.attrs.get_int("end");
@@ -43,12 +40,12 @@ std::optional<Source> source_of(const Graph& graph, ValueId v, const RotationOpt
     for (const Node& n : graph.nodes()) {
       if (std::find(n.inputs.begin(), n.inputs.end(), flat) == n.inputs.end()) continue;
       const bool apart =
-          is(n, "slice") && (n.attrs.get_int("end") <= s.begin || n.attrs.get_int("begin") >= s.end);
+          n.is("slice") && (n.attrs.get_int("end") <= s.begin || n.attrs.get_int("begin") >= s.end);
       if (!apart && n.outputs != slice.outputs) return std::nullopt;
     }
     p = producer[flat];
   }
-  if (p < 0 || !is(graph.nodes()[p], "linear") || graph.nodes()[p].inputs[1] != kNoValue) return std::nullopt;
+  if (p < 0 || !graph.nodes()[p].is("linear") || graph.nodes()[p].inputs[1] != kNoValue) return std::nullopt;
   if (graph.nodes()[p].inputs.size() != 4 || !may_rewrite(graph, graph.nodes()[p], options))
     return std::nullopt;
   s.node = static_cast<size_t>(p);
@@ -62,7 +59,7 @@ std::optional<std::vector<size_t>> readers_of(const Graph& graph, ValueId heads,
   ValueId flat = kNoValue;
   for (const Node& n : graph.nodes()) {
     if (std::find(n.inputs.begin(), n.inputs.end(), heads) == n.inputs.end()) continue;
-    if (!is(n, "reshape") || flat != kNoValue || graph.value(n.outputs[0]).type.shape.size() != 2)
+    if (!n.is("reshape") || flat != kNoValue || graph.value(n.outputs[0]).type.shape.size() != 2)
       return std::nullopt;
     flat = n.outputs[0];
   }
@@ -113,7 +110,7 @@ Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
   int rewrites = 0;
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (!is(graph.nodes()[i], "attention")) continue;
+    if (!graph.nodes()[i].is("attention")) continue;
     const ValueId v = graph.nodes()[i].inputs[2], out = graph.nodes()[i].outputs[0];
     const int64_t block = whole_block(head_size(graph, v));
     if (block < 2) continue;
@@ -145,7 +142,7 @@ Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options) {
   int rewrites = 0;
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (!is(graph.nodes()[i], "attention")) continue;
+    if (!graph.nodes()[i].is("attention")) continue;
     const int64_t block = whole_block(head_size(graph, graph.nodes()[i].inputs[0]));
     if (block < 2) continue;
     for (size_t k : {size_t{0}, size_t{1}}) {

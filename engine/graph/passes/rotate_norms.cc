@@ -2,7 +2,6 @@
 // by w. What is left of the norm commutes with every rotation. Only where all readers are linear layers: a
 // norm that also feeds an addition (a norm after a block) keeps its weight.
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include "engine/graph/op.h"
@@ -12,8 +11,6 @@ namespace oar::passes {
 namespace {
 
 using namespace rotation;
-
-bool is(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
 
 bool all_ones(const Tensor& t) {
   auto f32 = to_f32(t);
@@ -33,7 +30,7 @@ bool linear_readers(const Graph& graph, ValueId value, std::vector<size_t>& read
     const auto uses = std::count(n.inputs.begin(), n.inputs.end(), value);
     if (uses == 0) continue;
     if (uses > 1 || n.inputs[0] != value) return false;
-    if (is(n, "gather_rows")) {
+    if (n.is("gather_rows")) {
       if (!linear_readers(graph, n.outputs[0], readers)) return false;
     } else if (is_linear(n)) {
       readers.push_back(i);
@@ -51,7 +48,7 @@ Result<int> fold_norms(Graph& graph, const RotationOptions& options) {
   int folded = 0;
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (!is(graph.nodes()[i], "rms_norm")) continue;
+    if (!graph.nodes()[i].is("rms_norm")) continue;
     const ValueId y = graph.nodes()[i].outputs[0], w = graph.nodes()[i].inputs[1];
     if (graph.value(w).kind != ValueKind::kConstant || all_ones(graph.value(w).constant)) continue;
     std::vector<size_t> readers;

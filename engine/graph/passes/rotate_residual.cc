@@ -4,7 +4,6 @@
 // absorb a rotation, and everything else holds its operands and results to the basis they have. What remains
 // joined to an embedding and held by nothing is the residual stream.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "engine/graph/op.h"
@@ -16,8 +15,6 @@ namespace oar::passes {
 namespace {
 
 using namespace rotation;
-
-bool is(const Node& n, const char* name) { return std::strcmp(n.op->name, name) == 0; }
 
 class Bases {
  public:
@@ -47,16 +44,16 @@ class Bases {
   void visit(const Node& n, const RotationOptions& options) {
     const DimVector& out = graph_.value(n.outputs[0]).type.shape;
     const auto same_shape = [&](ValueId v) { return graph_.value(v).type.shape == out; };
-    if (is(n, "embedding") && weight_source(graph_, graph_.nodes(), n.inputs[0]) != kNoValue) return;
-    if (is(n, "add") && same_shape(n.inputs[0]) && same_shape(n.inputs[1])) {
+    if (n.is("embedding") && weight_source(graph_, graph_.nodes(), n.inputs[0]) != kNoValue) return;
+    if (n.is("add") && same_shape(n.inputs[0]) && same_shape(n.inputs[1])) {
       join(n.inputs[0], n.outputs[0]);
       join(n.inputs[1], n.outputs[0]);
-    } else if (is(n, "rms_norm") && weightless(n)) {
+    } else if (n.is("rms_norm") && weightless(n)) {
       join(n.inputs[0], n.outputs[0]);
-    } else if (is(n, "gather_rows") || is(n, "moe_combine")) {
+    } else if (n.is("gather_rows") || n.is("moe_combine")) {
       join(n.inputs[0], n.outputs[0]);
     } else if (is_linear(n) && may_rewrite(graph_, n, options)) {
-      if (is(n, "linear") && n.inputs[1] != kNoValue) join(n.inputs[1], n.outputs[0]);
+      if (n.is("linear") && n.inputs[1] != kNoValue) join(n.inputs[1], n.outputs[0]);
       // Segments side by side have no common basis to rotate.
       if (output_segments(n) != 1) hold(n.outputs[0]);
     } else {
@@ -92,7 +89,7 @@ Result<int> rotate_residual(Graph& graph, const RotationOptions& options) {
   Bases bases(graph, options);
   ValueId stream = kNoValue;
   for (const Node& n : graph.nodes()) {
-    if (is(n, "embedding") && !bases.held(n.outputs[0])) stream = n.outputs[0];
+    if (n.is("embedding") && !bases.held(n.outputs[0])) stream = n.outputs[0];
   }
   if (stream == kNoValue) return 0;
   const int64_t width = graph.value(stream).type.shape.back().const_value(), block = whole_block(width);
@@ -102,7 +99,7 @@ Result<int> rotate_residual(Graph& graph, const RotationOptions& options) {
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     const Node node = graph.nodes()[i];  // a copy: weights are appended
-    if (is(node, "embedding") && bases.same(node.outputs[0], stream)) {
+    if (node.is("embedding") && bases.same(node.outputs[0], stream)) {
       OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, 0, rows, true));
       ++rewrites;
     }
@@ -113,7 +110,7 @@ Result<int> rotate_residual(Graph& graph, const RotationOptions& options) {
       if (reads) OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, k, rows, true));
       if (!writes) continue;
       OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, k, columns, true));
-      const bool bias = is(node, "linear") && node.inputs[k + 1] != kNoValue;
+      const bool bias = node.is("linear") && node.inputs[k + 1] != kNoValue;
       if (bias) OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, k + 1, columns, false));
     }
     ++rewrites;

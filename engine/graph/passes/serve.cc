@@ -1,7 +1,5 @@
 #include "engine/graph/passes/serve.h"
 
-#include <cstring>
-
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -155,7 +153,7 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
   size_t layers = 0;
   for (size_t i = 0; i < count; ++i) {
     const Node node = graph.nodes()[i];
-    if (std::strcmp(node.op->name, "attention") != 0) continue;
+    if (!node.is("attention")) continue;
     const DimVector& kv = graph.value(node.inputs[1]).type.shape;  // (T, K, D)
     const auto kv_heads = static_cast<int32_t>(kv[1].const_value());
     const auto head_dim = static_cast<int32_t>(kv[2].const_value());
