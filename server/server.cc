@@ -61,7 +61,9 @@ Status ServerImpl::listen() {
              api::ApiKeys::load(options_.api_key, options_.api_key_file, options_.log));
   OAR_ASSIGN(const std::shared_ptr<tls::ServerContext> tls,
              tls::ServerContext::load(options_.tls, options_.log));
-  http_services_ = {&frontend_, &workers_, [this] { return metrics_.text(); }, keys, options_.log};
+  metrics_.set_tensor_models(tensors_.get());
+  http_services_ = {&frontend_, tensors_.get(), &workers_, &loaders_, [this] { return metrics_.text(); },
+                    keys,       options_.log};
   if (!options_.http_address.empty()) {
     http::HttpServerOptions o;
     o.address = options_.http_address;

@@ -1,9 +1,9 @@
-// The Open Inference Protocol over REST, for text: server and model metadata, readiness, generate,
-// generate_stream. Tensors over REST (infer) are not offered; text models speak generate here and ModelInfer
-// over gRPC.
+// The Open Inference Protocol over REST: server and model metadata, readiness, and for language models
+// generate and generate_stream. Tensors (infer) are tensor_routes.cc's.
 #include "engine/base/format.h"
 #include "server/api/json_writer.h"
 #include "server/api/oip_request.h"
+#include "server/api/tensor_json.h"
 #include "server/api/version.h"
 #include "server/http/routes.h"
 
@@ -89,43 +89,35 @@ Handler generate(const Services& services, bool stream) {
   };
 }
 
-void append_tensor(api::JsonWriter& w, const char* name, const char* datatype) {
-  w.begin_object()
-      .key("name")
-      .string(name)
-      .key("datatype")
-      .string(datatype)
-      .key("shape")
-      .begin_array()
-      .number(1);
-  w.end_array().end_object();
+// Metadata and readiness of either kind of model.
+void metadata(const Services& services, Request&& request, const WriterPtr& writer) {
+  const std::string& name = request.params[0];
+  const std::string version = request.params.size() > 1 ? request.params[1] : std::string();
+  if (!services.tensors->has(name)) {
+    const Result<const ModelHandle*> model = services.frontend->find(name);
+    return writer->send(model.ok() ? json_answer(api::metadata_json(**model))
+                                   : error_answer(request.path, model.status()));
+  }
+  const Result<api::TensorModelPtr> model = services.tensors->find(name, version);
+  writer->send(model.ok() ? json_answer(api::metadata_json(
+                                (*model)->config, api::versions_of(services.tensors->loaded(), name)))
+                          : error_answer(request.path, model.status()));
 }
 
-std::string model_metadata(const ModelHandle& model) {
-  std::string out;
-  api::JsonWriter w(out);
-  w.begin_object();
-  w.key("name").string(model.name);
-  w.key("versions").begin_array().string("1").end_array();
-  w.key("platform").string("oar");
-  w.key("inputs").begin_array();
-  append_tensor(w, "text_input", "BYTES");
-  append_tensor(w, "stream", "BOOL");
-  append_tensor(w, "sampling_parameters", "BYTES");
-  append_tensor(w, "exclude_input_in_output", "BOOL");
-  w.end_array().key("outputs").begin_array();
-  append_tensor(w, "text_output", "BYTES");
-  w.end_array().end_object();
-  return out;
-}
-
-// Handlers about one model: found, or the error.
-template <class F>
-Handler for_model(const Services& services, F answer) {
-  return [&services, answer](Request&& request, WriterPtr writer) {
-    const Result<const ModelHandle*> model = services.frontend->find(request.params[0]);
-    writer->send(model.ok() ? answer(**model) : error_answer(request.path, model.status()));
-  };
+void readiness(const Services& services, Request&& request, const WriterPtr& writer) {
+  const std::string& name = request.params[0];
+  const std::string version = request.params.size() > 1 ? request.params[1] : std::string();
+  Status status;
+  bool ready = services.frontend->accepting();
+  if (services.tensors->has(name)) {
+    status = services.tensors->find(name, version).status();
+    if (status.code() == StatusCode::kUnavailable) ready = false, status = ok_status();
+  } else {
+    const Result<const ModelHandle*> model = services.frontend->find(name);
+    status = model.status();
+    if (model.ok()) ready = ready && api::Frontend::ready(**model);
+  }
+  writer->send(status.ok() ? Response{ready ? 200 : 503, "", {}, ""} : error_answer(request.path, status));
 }
 
 }  // namespace
@@ -141,15 +133,20 @@ void add_oip_routes(Router& router, const Services& services) {
         .string(api::kVersion)
         .key("extensions")
         .begin_array();
-    w.string("generate").string("parameters").end_array().end_object();
+    for (const char* extension : {"generate", "parameters", "statistics", "model_configuration",
+                                  "model_repository", "binary_tensor_data", "schedule_policy"}) {
+      w.string(extension);
+    }
+    w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
-    router.add("GET", model,
-               for_model(services, [](const ModelHandle& m) { return json_answer(model_metadata(m)); }));
-    router.add("GET", model + "/ready", for_model(services, [](const ModelHandle& m) {
-                 return Response{api::Frontend::ready(m) ? 200 : 503, "", {}, ""};
-               }));
+    router.add("GET", model, [&services](Request&& request, WriterPtr writer) {
+      metadata(services, std::move(request), writer);
+    });
+    router.add("GET", model + "/ready", [&services](Request&& request, WriterPtr writer) {
+      readiness(services, std::move(request), writer);
+    });
     router.add("POST", model + "/generate", generate(services, false));
     router.add("POST", model + "/generate_stream", generate(services, true));
   }

@@ -94,6 +94,7 @@ Router make_router(const Services& services) {
     w->send(json_answer(std::move(out)));
   });
   add_openai_routes(router, services);
+  add_tensor_routes(router, services);
   add_oip_routes(router, services);
   return router;
 }

@@ -1,4 +1,4 @@
-// The HTTP endpoints: OpenAI's, the Open Inference Protocol's for text, health, metrics. Handlers parse
+// The HTTP endpoints: OpenAI's, the Open Inference Protocol's, health, metrics. Handlers parse
 // nothing themselves: bodies go to server/api on a worker thread, answers come back on the connection's.
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include "server/api/auth.h"
 #include "server/api/frontend.h"
+#include "server/api/tensor_model.h"
 #include "server/api/worker_pool.h"
 #include "server/http/http_server.h"
 
@@ -15,8 +16,10 @@ namespace oar::http {
 
 // Borrowed parts; all outlive the HttpServer.
 struct Services {
-  api::Frontend* frontend = nullptr;
+  api::Frontend* frontend = nullptr;      // language models
+  api::TensorCatalog* tensors = nullptr;  // ordinary models
   api::WorkerPool* workers = nullptr;
+  api::WorkerPool* loaders = nullptr;    // load models: seconds
   std::function<std::string()> metrics;  // Prometheus text
   std::shared_ptr<api::ApiKeys> keys;    // null: no authentication
   Logger log;
@@ -26,6 +29,7 @@ struct Services {
 Router make_router(const Services& services);
 void add_openai_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
+void add_tensor_routes(Router& router, const Services& services);
 
 // The hooks of HttpServerOptions: the API key check, and error bodies in the dialect of the path.
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);

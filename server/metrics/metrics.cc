@@ -227,6 +227,44 @@ void add_engine(Snapshot& out, const ModelHandle& model) {
   out.counter("oar_engine_step_seconds_total", "Seconds spent in engine steps.", s.step_seconds, l);
 }
 
+void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
+  const InferStats s = model.runner->stats();
+  const Labels l = {{"model", model.config.name}, {"version", model.config.version}};
+  const auto with = [&](const char* name, std::string value) {
+    Labels all = l;
+    all.push_back({name, std::move(value)});
+    return all;
+  };
+  const auto d = [](auto v) { return static_cast<double>(v); };
+  const auto us = [](uint64_t ns) { return static_cast<double>(ns) * 1e-3; };
+  out.counter("nv_inference_request_success", "Requests answered with outputs.", d(s.success), l);
+  const char* failures = "Requests that failed, by reason.";
+  // A request counts as cancelled a moment before it counts as failed.
+  const uint64_t others = s.failure - std::min(s.failure, s.cancelled + s.expired);
+  out.counter("nv_inference_request_failure", failures, d(s.refused + s.expired), with("reason", "REJECTED"));
+  out.counter("nv_inference_request_failure", failures, d(s.cancelled), with("reason", "CANCELED"));
+  out.counter("nv_inference_request_failure", failures, d(others), with("reason", "OTHER"));
+  out.counter("nv_inference_count", "Rows of the batches of successful requests.", d(s.inferences), l);
+  out.counter("nv_inference_exec_count", "Runs of the model.", d(s.executions), l);
+  out.gauge("nv_inference_pending_request_count", "Requests waiting to be run.", d(s.waiting), l);
+  out.counter("nv_inference_request_duration_us", "Microseconds of successful requests, waiting included.",
+              us(s.success_ns), l);
+  out.counter("nv_inference_queue_duration_us", "Microseconds requests waited.", us(s.times.queue), l);
+  out.counter("nv_inference_compute_input_duration_us", "Microseconds of joining inputs to batches.",
+              us(s.times.input), l);
+  out.counter("nv_inference_compute_infer_duration_us", "Microseconds of running the model.",
+              us(s.times.compute), l);
+  out.counter("nv_inference_compute_output_duration_us", "Microseconds of splitting outputs.",
+              us(s.times.output), l);
+  out.gauge("oar_inference_running_requests", "Requests being run.", d(s.running), l);
+  for (const InferStats::Batch& b : s.batches) {
+    out.counter("oar_inference_batch_runs_total", "Runs of the model by the rows of their batch.", d(b.count),
+                with("rows", cat(b.rows)));
+  }
+  out.gauge("oar_inference_load_duration_seconds", "Seconds it took to load the model.", model.load_seconds,
+            l);
+}
+
 void add_process(Snapshot& out) {
   const ProcessStats p = read_process_stats();
   out.gauge("process_resident_memory_bytes", "Resident memory.", static_cast<double>(p.resident_bytes), {});
@@ -245,6 +283,7 @@ struct Metrics::Impl {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::vector<std::shared_ptr<ModelMetrics>> per_model;
   std::function<size_t()> connections;
+  const api::TensorCatalog* tensors = nullptr;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
                                                                .Name("oar_http_requests_total")
@@ -297,6 +336,8 @@ void Metrics::on_grpc_request(const std::string& method, int code, double second
   impl_->grpc_seconds.Add({{"method", method}}, kHttp).Observe(seconds);
 }
 
+void Metrics::set_tensor_models(const api::TensorCatalog* tensors) { impl_->tensors = tensors; }
+
 void Metrics::set_connection_gauge(std::function<size_t()> connections) {
   impl_->connections = std::move(connections);
 }
@@ -304,6 +345,9 @@ void Metrics::set_connection_gauge(std::function<size_t()> connections) {
 std::string Metrics::text() const {
   Snapshot snapshot;
   for (const ModelHandle& model : impl_->models) add_engine(snapshot, model);
+  if (impl_->tensors) {
+    for (const api::TensorModelPtr& model : impl_->tensors->loaded()) add_tensor_model(snapshot, *model);
+  }
   if (impl_->connections) {
     snapshot.gauge("oar_http_connections", "Open HTTP connections.",
                    static_cast<double>(impl_->connections()), {});

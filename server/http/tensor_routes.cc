@@ -1,0 +1,158 @@
+// The Open Inference Protocol over REST, for ordinary models: infer, and what there is to ask about a model.
+// Where a path may mean either kind of model, the handlers here decide and pass language models on
+// (oip_routes.cc).
+#include <charconv>
+
+#include "engine/base/format.h"
+#include "server/api/tensor_json.h"
+#include "server/http/routes.h"
+
+namespace oar::http {
+namespace {
+
+using WriterPtr = std::shared_ptr<ResponseWriter>;
+
+std::string version_in(const Request& request) {
+  return request.params.size() > 1 ? request.params[1] : std::string();
+}
+
+Result<std::optional<size_t>> json_length(const Request& request) {
+  const std::string_view text = trim(request.header("Inference-Header-Content-Length"));
+  if (!request.has_header("Inference-Header-Content-Length")) return std::optional<size_t>();
+  size_t length = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), length);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) {
+    return invalid_argument("the header Inference-Header-Content-Length must be a number of bytes",
+                            "Inference-Header-Content-Length");
+  }
+  return std::optional<size_t>(length);
+}
+
+Response infer_answer(const api::TensorModelConfig& config, const api::JsonInferRequest& request,
+                      const Result<std::vector<Datum>>& results, const std::vector<size_t>& wanted) {
+  if (!results.ok()) return error_answer("/v2", results.status());
+  Result<api::JsonInferAnswer> answer = api::write_infer_body(config, request, *results, wanted);
+  if (!answer.ok()) return error_answer("/v2", answer.status());
+  Response r = json_answer(std::move(answer->body));
+  if (answer->json_bytes) {
+    r.content_type = "application/octet-stream";
+    r.headers.push_back({"Inference-Header-Content-Length", cat(*answer->json_bytes)});
+  }
+  return r;
+}
+
+Status start_infer(const Services& services, const std::shared_ptr<Request>& request,
+                   const WriterPtr& writer) {
+  if (!services.tensors->has(request->params[0])) {
+    OAR_RETURN_IF_ERROR(services.frontend->find(request->params[0]).status());
+    return unimplemented(
+        cat("the language model ", request->params[0],
+            " takes text: POST to generate or generate_stream, or use ModelInfer over gRPC"));
+  }
+  OAR_ASSIGN(const api::TensorModelPtr model,
+             services.tensors->find(request->params[0], version_in(*request)));
+  if (!services.frontend->accepting())
+    return unavailable("the server is shutting down; send the request to another one");
+  OAR_ASSIGN(const api::RequestContext context, context_of(*request));
+  OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
+  OAR_ASSIGN(api::JsonInferRequest parsed,
+             api::parse_infer_body(model->config, request->body, length, request));
+  std::vector<std::string> names;
+  for (const auto& o : parsed.outputs) names.push_back(o.name);
+  OAR_ASSIGN(std::vector<size_t> wanted, api::select_outputs(model->config, names));
+  OAR_ASSIGN(InferJob job, api::make_job(model->config, std::move(parsed.inputs)));
+  parsed.inputs.clear();
+  job.deadline = api::queue_deadline(model->config, context.deadline, parsed.timeout_us);
+  job.done = [model, writer, parsed = std::move(parsed),
+              wanted = std::move(wanted)](Result<std::vector<Datum>> results) {
+    writer->send(infer_answer(model->config, parsed, results, wanted));
+  };
+  OAR_ASSIGN(const uint64_t ticket, model->runner->submit(std::move(job)));
+  writer->on_disconnect([model, ticket] { model->runner->cancel(ticket); });
+  return ok_status();
+}
+
+// On a worker thread; what it returns other than OK is the answer.
+template <class F>
+Handler on_worker(api::WorkerPool* workers, F work) {
+  return [workers, work](Request&& request, WriterPtr writer) {
+    auto shared = std::make_shared<Request>(std::move(request));
+    workers->post([work, shared, writer = std::move(writer)] {
+      const Status s = work(shared, writer);
+      if (!s.ok()) writer->send(error_answer(shared->path, s));
+    });
+  };
+}
+
+Result<std::string> load_config(const Request& request) {
+  if (request.body.empty()) return std::string();
+  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  const json::value* parameters = body.if_contains("parameters");
+  if (!parameters || parameters->is_null()) return std::string();
+  if (!parameters->is_object()) return invalid_argument("parameters must be an object", "parameters");
+  std::string config;
+  for (const auto& p : parameters->get_object()) {
+    if (p.key() == "unload_dependents") continue;  // nothing depends on a model here
+    if (p.key() != "config") {
+      return unimplemented(cat("the parameter ", api::describe(json::value(p.key())),
+                               " is not offered; models are loaded from the server's own folder"));
+    }
+    if (!p.value().is_string()) return invalid_argument("config must be a string that holds JSON", "config");
+    config = std::string(p.value().get_string());
+  }
+  return config;
+}
+
+}  // namespace
+
+void add_tensor_routes(Router& router, const Services& services) {
+  router.add("GET", "/v2/models/stats", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(api::statistics_json(services.tensors->loaded())));
+  });
+  router.add("POST", "/v2/repository/index", [&services](Request&&, WriterPtr writer) {
+    std::vector<api::ModelIndexEntry> all;
+    for (const ModelHandle& m : services.frontend->models()) {
+      const bool ready = api::Frontend::ready(m);
+      all.push_back({m.name, "1", ready ? "READY" : "UNAVAILABLE", ready ? "" : "the engine is not ready"});
+    }
+    for (api::ModelIndexEntry& e : services.tensors->index()) all.push_back(std::move(e));
+    writer->send(json_answer(api::index_json(all)));
+  });
+  router.add(
+      "POST", "/v2/repository/models/{model}/load",
+      on_worker(services.loaders,
+                [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) -> Status {
+                  OAR_ASSIGN(const std::string config, load_config(*request));
+                  OAR_RETURN_IF_ERROR(services.tensors->load(request->params[0], config));
+                  writer->send(json_answer("{}"));
+                  return ok_status();
+                }));
+  router.add(
+      "POST", "/v2/repository/models/{model}/unload",
+      on_worker(services.loaders,
+                [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) -> Status {
+                  OAR_RETURN_IF_ERROR(services.tensors->unload(request->params[0]));
+                  writer->send(json_answer("{}"));
+                  return ok_status();
+                }));
+  for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
+    router.add("POST", model + "/infer",
+               on_worker(services.workers,
+                         [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) {
+                           return start_infer(services, request, writer);
+                         }));
+    const auto about = [&services](auto answer) {
+      return [&services, answer](Request&& request, WriterPtr writer) {
+        const Result<api::TensorModelPtr> found =
+            services.tensors->find(request.params[0], version_in(request));
+        writer->send(found.ok() ? json_answer(answer(*found)) : error_answer(request.path, found.status()));
+      };
+    };
+    router.add("GET", model + "/config",
+               about([](const api::TensorModelPtr& m) { return api::config_json(m->config); }));
+    router.add("GET", model + "/stats",
+               about([](const api::TensorModelPtr& m) { return api::statistics_json({m}); }));
+  }
+}
+
+}  // namespace oar::http

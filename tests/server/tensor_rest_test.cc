@@ -1,0 +1,159 @@
+// Ordinary models over REST: JSON and binary tensors, what can be asked about a model, refusals, metrics.
+#include <cstring>
+
+#include "engine/base/format.h"
+#include "tests/server/raw_client.h"
+#include "tests/server/tensor_server.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using oar::cat;
+
+std::string floats(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+HttpReply post(const TensorServer& t, const std::string& path, const std::string& body,
+               const Headers& headers = {}) {
+  return http(t.http(), "POST", path, body, headers);
+}
+HttpReply get(const TensorServer& t, const std::string& path) { return http(t.http(), "GET", path); }
+std::string refusal(const HttpReply& reply, int status = 400) {
+  CHECK(reply.status == status);
+  return std::string(parse(reply.body).at("error").as_string());
+}
+
+TEST_CASE("Tensors over REST: JSON in and out") {
+  TensorServer t;
+  const HttpReply r = post(t, "/v2/models/scale/infer",
+                           R"({"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[2,3],)"
+                           R"("data":[[1,2,3],[4,5,6.5]]}]})");
+  REQUIRE(r.status == 200);
+  const auto v = parse(r.body);
+  CHECK(v.at("id").as_string() == "7");
+  CHECK(v.at("model_name").as_string() == "scale");
+  CHECK(v.at("model_version").as_string() == "3");
+  const auto& out = v.at("outputs").at(0);
+  CHECK(out.at("datatype").as_string() == "FP32");
+  CHECK(out.at("data").as_array().size() == 6);
+  CHECK(out.at("data").at(5).to_number<double>() == 19.5);
+  // A version, flat data, and values of each datatype.
+  CHECK(parse(post(t, "/v2/models/scale/versions/1/infer",
+                   R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]})")
+                  .body)
+            .at("outputs")
+            .at(0)
+            .at("data")
+            .at(2)
+            .to_number<double>() == 3);
+  const auto echo = [&](const std::string& type, const std::string& data) {
+    const HttpReply reply =
+        post(t, cat("/v2/models/same_", type, "/infer"),
+             cat(R"({"inputs":[{"name":"x","shape":[1,3],"datatype":")", type, R"(","data":)", data, "}]}"));
+    INFO(type << " " << reply.body);
+    REQUIRE(reply.status == 200);
+    return serialize(parse(reply.body).at("outputs").at(0).at("data"));
+  };
+  CHECK(echo("BOOL", "[true,false,1]") == "[true,false,true]");
+  CHECK(echo("INT8", "[-128,0,127]") == "[-128,0,127]");
+  CHECK(echo("UINT64", "[0,1,18446744073709551615]") == "[0,1,18446744073709551615]");
+  CHECK(echo("INT64", "[-9223372036854775808,0,1]") == "[-9223372036854775808,0,1]");
+  CHECK(echo("FP16", "[0.5,2,-1]") == "[5E-1,2,-1]");
+  CHECK(echo("BYTES", R"(["a","","\u00e9"])") == "[\"a\",\"\",\"\xC3\xA9\"]");
+}
+
+TEST_CASE("Tensors over REST: binary tensors") {
+  TensorServer t;
+  const std::string json =
+      R"({"inputs":[{"name":"a","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}},)"
+      R"({"name":"b","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}],)"
+      R"("outputs":[{"name":"twice","parameters":{"binary_data":true}},{"name":"sum"}]})";
+  const HttpReply r = post(t, "/v2/models/two/infer", json + floats({1, 2}) + floats({10, 20}),
+                           {{"Inference-Header-Content-Length", cat(json.size())}});
+  REQUIRE(r.status == 200);
+  CHECK(r.headers.at("content-type") == "application/octet-stream");
+  const size_t length = std::stoul(r.headers.at("inference-header-content-length"));
+  const auto v = parse(r.body.substr(0, length));
+  CHECK(v.at("outputs").at(0).at("parameters").at("binary_data_size").to_number<int>() == 8);
+  CHECK(v.at("outputs").at(1).at("data").at(1).to_number<double>() == 22);
+  CHECK(r.body.substr(length) == floats({2, 4}));
+  // Nothing but the tensor's bytes.
+  const HttpReply raw =
+      post(t, "/v2/models/scale/infer", floats({1, 2, 3}), {{"Inference-Header-Content-Length", "0"}});
+  REQUIRE(raw.status == 200);
+  CHECK(raw.body.substr(std::stoul(raw.headers.at("inference-header-content-length"))) == floats({3, 6, 9}));
+}
+
+TEST_CASE("Tensors over REST: what is refused") {
+  TensorServer t;
+  const auto infer = [&](const std::string& body, const Headers& headers = {}) {
+    return post(t, "/v2/models/scale/infer", body, headers);
+  };
+  const auto with = [](const std::string& input) { return cat(R"({"inputs":[{"name":"x",)", input, "}]}"); };
+  CHECK_THAT(refusal(infer("{}")), Contains("inputs is missing"));
+  CHECK_THAT(refusal(infer("[]")), Contains("object"));
+  CHECK_THAT(refusal(infer("{")), Contains("request body"));
+  CHECK_THAT(refusal(infer(R"({"inputs":[1]})")), Contains("objects"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP33","shape":[1,3],"data":[1,2,3])"))), Contains("FP33"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,-3],"data":[1,2,3])"))),
+             Contains("negative"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,3],"data":[1,2])"))), Contains("2 elements"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,3],"data":[1,2,3,4])"))),
+             Contains("more elements"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,3],"data":[1,"b",3])"))),
+             Contains("element 1"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"INT8","shape":[1,3],"data":[1,300,3])"))), Contains("300"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[4294967296],"data":[1])"))),
+             Contains("binary"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"INT32","shape":[1,3],"data":[1,2,3])"))),
+             Contains("INT32 [1, 3]") && Contains("FP32 [-1, 3]"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,3])"))), Contains("neither data"));
+  CHECK_THAT(refusal(infer(with(R"("datatype":"FP32","shape":[1,3],"parameters":{"binary_data_size":12})"))),
+             Contains("0 bytes are left"));
+  CHECK_THAT(refusal(infer("{}", {{"Inference-Header-Content-Length", "3"}})), Contains("3"));
+  CHECK_THAT(refusal(infer("{}", {{"Inference-Header-Content-Length", "x"}})), Contains("number"));
+  CHECK_THAT(refusal(infer(R"({"inputs":[]}....)", {{"Inference-Header-Content-Length", "13"}})),
+             Contains("4 bytes"));
+  CHECK_THAT(refusal(infer("123", {{"Inference-Header-Content-Length", "0"}})), Contains("3 raw bytes"));
+  CHECK_THAT(refusal(post(t, "/v2/models/nowhere/infer", "{}"), 404), Contains("nowhere"));
+  CHECK_THAT(refusal(post(t, "/v2/models/broken/infer", "{}"), 503), Contains("not loaded"));
+  CHECK(post(t, "/v2/models/scale/infer", with(R"("datatype":"FP32","shape":[1,3],"data":[1,2,3])")).status ==
+        200);
+}
+
+TEST_CASE("Tensors over REST: about models, and the repository") {
+  TensorServer t;
+  CHECK(get(t, "/v2/models/scale/ready").status == 200);
+  CHECK(get(t, "/v2/models/broken/ready").status == 503);
+  CHECK(get(t, "/v2/models/none/ready").status == 404);
+  const auto metadata = parse(get(t, "/v2/models/scale").body);
+  CHECK(metadata.at("versions").as_array().size() == 2);
+  CHECK(metadata.at("inputs").at(0).at("shape").at(0).to_number<int>() == -1);
+  const auto config = parse(get(t, "/v2/models/scale/config").body);
+  CHECK(config.at("max_batch_size").to_number<int>() == 8);
+  CHECK(config.at("input").at(0).at("data_type").as_string() == "TYPE_FP32");
+  CHECK(parse(get(t, "/v2").body).at("name").as_string() == "oar");
+  REQUIRE(post(t, "/v2/models/scale/infer",
+               R"({"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,6]}]})")
+              .status == 200);
+  const auto stats = parse(get(t, "/v2/models/scale/stats").body).at("model_stats").at(0);
+  CHECK(stats.at("inference_count").to_number<int>() == 2);
+  CHECK(stats.at("execution_count").to_number<int>() == 1);
+  CHECK(stats.at("batch_stats").at(0).at("batch_size").to_number<int>() == 2);
+  CHECK(parse(get(t, "/v2/models/stats").body).at("model_stats").as_array().size() > 10);
+  CHECK(post(t, "/v2/repository/models/scale/unload", "{}").status == 200);
+  CHECK(get(t, "/v2/models/scale/ready").status == 503);
+  CHECK(post(t, "/v2/repository/models/scale/load", R"({"parameters":{"config":"{\"max_batch_size\":5}"}})")
+            .status == 200);
+  CHECK(parse(get(t, "/v2/models/scale/config").body).at("max_batch_size").to_number<int>() == 5);
+  CHECK(post(t, "/v2/repository/models/%2e%2e/load", "").status == 404);
+  const auto index = parse(post(t, "/v2/repository/index", "").body);
+  CHECK(index.as_array().size() > 10);
+  const std::string metrics = get(t, "/metrics").body;
+  CHECK_THAT(metrics, Contains("nv_inference_request_success{model=\"two\",version=\"1\"} 0") &&
+                          Contains("nv_inference_pending_request_count"));
+}
+
+}  // namespace
