@@ -161,6 +161,19 @@ slow_tests() {
   return "$status"
 }
 
+# Tools of the image are asked for and may be missing; what is missing is said.
+test_image() {
+  local obstacle
+  need $(image_packages) >build/logs/image-packages.log 2>&1 || true
+  obstacle=$(image_obstacle)
+  if [ -n "$obstacle" ]; then
+    skip image "$obstacle"
+  else
+    step image check image_check || true
+    sed -n 's/^image: /  image: /p' build/logs/image.log
+  fi
+}
+
 run_tests() {
   local all=
   case "${1:-}" in
@@ -195,6 +208,7 @@ run_tests() {
     test_fuzz
     test_neon
     test_cuda
+    test_image
   fi
   echo "took $(((SECONDS - started + 59) / 60)) minutes"
   echo "$total_passed passed, $total_failed failed, $total_skipped skipped"

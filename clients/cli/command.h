@@ -21,6 +21,7 @@ using Action = std::function<int()>;
 void add_serve(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
+void add_batch(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_loadtest(CLI::App& app, Action& action);

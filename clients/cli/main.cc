@@ -36,6 +36,7 @@ int run(int argc, char** argv) {
   add_serve(app, action);
   add_run(app, action);
   add_generate(app, action);
+  add_batch(app, action);
   add_bench(app, action);
   add_eval(app, action);
   add_health(app, action);
