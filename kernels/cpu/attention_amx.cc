@@ -2,6 +2,8 @@
 #define OAR_SIMD_NAMESPACE amx
 #include "kernels/cpu/attention_amx.h"
 
+#include "kernels/cpu/attention_quant_amx.h"
+#include "kernels/cpu/attention_quant_entries.h"
 #include "kernels/cpu/attention_register.h"
 #include "kernels/kernel_list.h"
 
@@ -28,5 +30,7 @@ inline void run(const void* args, int phase, int64_t begin, int64_t end, const K
 void append_attention_amx(KernelList& list) {
   list.push_back({KernelFamily::kPagedAttention, Isa::kAmx, "paged_attention.bf16.amx", Format::bf16(),
                   amx::plan, amx::run});
+  amx::append_quant_attention<amx::Bf16Codec, amx::AmxCodesEngine>(list, Isa::kAmx,
+                                                                   "quant_paged_attention.amx");
 }
 }  // namespace oar

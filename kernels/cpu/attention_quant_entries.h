@@ -14,22 +14,22 @@ inline const Kernel* other_kernel(const void* args) {
   return KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference);
 }
 
-template <class Near>
+template <class Near, class Codes>
 void quant_plan(const void* args, int workers, KernelPlan* out) {
   if (const Kernel* other = other_kernel(args)) return other->plan(args, workers, out);
-  quant_attention_plan<Near, IntEngine>(args, workers, out);
+  quant_attention_plan<Near, Codes>(args, workers, out);
 }
-template <class Near>
+template <class Near, class Codes>
 void quant_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
   if (const Kernel* other = other_kernel(args)) return other->run(args, phase, begin, end, scratch);
-  quant_attention_run<Near, IntEngine>(args, phase, begin, end, scratch);
+  quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
 }
 
-template <class Codec>
+template <class Codec, class Codes = IntEngine>
 void append_quant_attention(KernelList& list, Isa isa, const char* name) {
   using Near = RegisterEngine<Codec>;
-  list.push_back(
-      {KernelFamily::kQuantPagedAttention, isa, name, std::nullopt, quant_plan<Near>, quant_run<Near>});
+  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt, quant_plan<Near, Codes>,
+                  quant_run<Near, Codes>});
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -24,19 +24,25 @@ struct QuantPanels {
   int64_t index[kSpanPanels];     // of the panel inside its page
 };
 
-// What the integer engine keeps per tile, besides what is in TileRows.
-class IntEngine {
+// What a codes engine does but for the products, and what it keeps per tile besides what is in TileRows.
+class CodesEngine {
  public:
+  // Rows are padded for engines that read more of them than there are.
   static size_t scratch_bytes(int64_t rows, int64_t D) {
-    return static_cast<size_t>(4 * kSpan + D + rows * (3 + kSpanPanels + D)) * sizeof(float) +
-           static_cast<size_t>(rows * (D / 4 * kFactorWords + kProbRow)) * sizeof(int32_t);
+    rows += kRowPadding;
+    const int64_t words = 4 * kSpan + D + rows * (3 + kSpanPanels + D + D / 4 * kFactorWords + kProbRow);
+    return static_cast<size_t>((words + 15) / 16 * 16) * sizeof(float);
   }
-  IntEngine(const QuantKvShape& shape, int64_t rows, void* memory)
+  CodesEngine(const QuantKvShape& shape, int64_t rows, void* memory)
       : layout_(shape),
         D_(shape.head_dim),
         key_bytes_(layout_.key_nibbles ? 8 * D_ : 16 * D_),
-        value_bytes_(layout_.value_nibbles ? 8 * D_ : 16 * D_) {
-    key_scale_ = static_cast<float*>(memory);
+        value_bytes_(layout_.value_nibbles ? 8 * D_ : 16 * D_),
+        rows_(rows) {
+    rows += kRowPadding;
+    probs_ = static_cast<int32_t*>(memory);  // aligned to lines
+    q_ = probs_ + rows * kProbRow;
+    key_scale_ = reinterpret_cast<float*>(q_ + rows * (D_ / 4 * kFactorWords));
     key_minimum_ = key_scale_ + kSpan;
     value_scale_ = key_minimum_ + kSpan;
     value_minimum_ = value_scale_ + kSpan;
@@ -46,8 +52,6 @@ class IntEngine {
     row_scale_ = q_sum_ + rows;
     mean_logit_ = row_scale_ + rows;
     q_codes_ = mean_logit_ + rows * kSpanPanels;
-    q_ = reinterpret_cast<int32_t*>(q_codes_ + rows * D_);
-    probs_ = q_ + rows * (D_ / 4 * kFactorWords);
   }
 
   const QuantKvLayout& layout() const { return layout_; }
@@ -79,26 +83,19 @@ class IntEngine {
     q_sum_[r] = static_cast<float>(total);
   }
 
-  // Attends to one span: t.state and t.acc of the rows that see any of it, which are returned.
-  template <class Rows>
-  Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
-    Range rows = {0, t.rows};
-    while (t.in_span(rows.hi - 1, span).lo >= kSpan) rows.hi -= t.p.group;  // a window's begin ascends
-    load_scales(panels);
-    if (layout_.mean) mean_logits(panels, rows);
-    const QuantPanels& ahead = next.hi > next.lo ? next : panels;
-    layout_.key_nibbles ? logits<true>(t, rows, panels, ahead) : logits<false>(t, rows, panels, ahead);
-    for (int64_t r = rows.lo; r < rows.hi; ++r) softmax(t, r, span, panels);
-    layout_.value_nibbles ? values<true>(t, rows, panels, ahead) : values<false>(t, rows, panels, ahead);
-    return rows;
-  }
-
- private:
+ protected:
+  static constexpr int64_t kRowPadding = 16;
   static constexpr int64_t kProbRow = kSpan / kProbBlock * kProbWords;
-  static constexpr int64_t kVectors = kKvPanelTokens / kLanes;  // of a panel
-  // Register tiles: 16 accumulators of keys, 16 or 8 of values.
-  static constexpr int kRows = kLanes >= 8 ? 4 : 2, kKeyPanels = kLanes == 16 ? 4 : 1;
-  static constexpr int kColumns = kLanes == 16 ? 2 : 1;  // vectors of dims
+
+  // Rows that see any of the span: a window's begin ascends with the row.
+  template <class Rows>
+  static Range seeing(const Rows& t, int64_t span) {
+    int64_t end = t.rows;
+    while (t.in_span(end - 1, span).lo >= kSpan) end -= t.p.group;
+    return {0, end};
+  }
+  // Probabilities of 64 tokens: [block][row].
+  int32_t* probs(int64_t r, int64_t block) const { return probs_ + (block * rows_ + r) * kProbWords; }
 
   void load_scales(const QuantPanels& panels) {
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
@@ -140,6 +137,138 @@ class IntEngine {
       }
     }
   }
+
+  template <bool kNibbles>
+  OAR_INLINE Vf logit(Vi dot, int64_t r, int64_t at) const {
+    const Vf x = to_float(dot) * load(key_scale_ + at), scale = set1(q_scale_[r]);
+    if constexpr (!kNibbles) return x * scale;
+    Vf rest = load(key_minimum_ + at) * set1(q_sum_[r]);
+    if (layout_.mean) rest = rest + set1(mean_logit_[r * kSpanPanels + at / kKvPanelTokens]);
+    return (x + rest) * scale;
+  }
+
+  // ---- softmax relative to the span's largest logit; leaves the integer probabilities, and in t.acc the
+  // part of the result that is the same for all dims: of minima, or NaN when a scale that is seen is not
+  // finite.
+
+  template <class Rows>
+  void softmax(Rows& t, int64_t r, int64_t span, const QuantPanels& panels) {
+    Range range = t.in_span(r, span);
+    if (range.lo > range.hi) range.lo = range.hi;  // a window that has passed all of it
+    float* x = t.logits + r * kLogitStride;
+    // Only a window's begin may cut a panel: pages are full.
+    const int64_t begin = range.lo / kKvPanelTokens * kKvPanelTokens, end = range.hi;
+    if (const float softcap = t.a.softcap; softcap > 0) {
+      const Vf cap = set1(softcap * kLog2E);
+      for (int64_t i = begin; i < end; i += kLanes) store(x + i, tanh(load(x + i)) * cap);
+    }
+    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
+    Vf largest = set1(-INFINITY);
+    for (int64_t i = begin; i < end; i += kLanes) largest = max(load(x + i), largest);
+    const float most = reduce_max(largest);
+    const Vf reference = set1(most == -INFINITY ? 0.f : most);
+    Weights sums;
+    int64_t i = begin;
+    if (begin < range.lo) {
+      float scale[kKvPanelTokens], minimum[kKvPanelTokens];
+      for (int64_t j = 0; j < kKvPanelTokens; ++j) {
+        const bool seen = begin + j >= range.lo;
+        scale[j] = seen ? value_scale_[begin + j] : 0.f;
+        minimum[j] = seen && layout_.value_nibbles ? value_minimum_[begin + j] : 0.f;
+      }
+      weigh(x + begin, scale, layout_.value_nibbles ? minimum : nullptr, kKvPanelTokens, reference, &sums);
+      i += kKvPanelTokens;
+    }
+    weigh(x + i, value_scale_ + i, layout_.value_nibbles ? value_minimum_ + i : nullptr, end - i, reference,
+          &sums);
+    // Whole blocks of probabilities, zero where the row does not see.
+    const int64_t block_begin = panels.lo * kKvPanelTokens / kProbBlock;
+    const int64_t block_end = ceil_div(panels.hi * kKvPanelTokens, kProbBlock);
+    for (int64_t j = block_begin * kProbBlock; j < begin; ++j) x[j] = 0.f;
+    for (int64_t j = end; j < block_end * kProbBlock; ++j) x[j] = 0.f;
+    const float weight = reduce_max(sums.largest);
+    const bool some = weight > 0x1p-100f;  // what is lost is less than 2^-80 of the largest probability
+    const Vf inverse = set1(some ? 32767.f / weight : 0.f);
+    for (int64_t b = block_begin; b < block_end; ++b) {
+      pack_probs(x + b * kProbBlock, inverse, probs(r, b));
+    }
+    const float bad = reduce_add(sums.weight - sums.weight);
+    row_scale_[r] = some ? weight / 32767.f : 0.f;
+    t.acc[r * D_] = reduce_add(sums.minimum) + bad;
+    t.state[r] = {most, reduce_add(sums.p)};
+  }
+
+  struct Weights {
+    Vf p = zero(), weight = zero(), largest = zero(), minimum = zero();
+  };
+  // In place: exponentials, times the scales of their values.
+  OAR_INLINE static void weigh(float* x, const float* scale, const float* minimum, int64_t n, Vf reference,
+                               Weights* sums) {
+    Weights s = *sums;
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const Vf p = exp2_nonpositive<4>(load(x + i) - reference), w = p * load(scale + i);
+      store(x + i, w);
+      s.p = s.p + p;
+      s.weight = s.weight + w;
+      s.largest = max(w, s.largest);
+      if (minimum != nullptr) s.minimum = fma(p, load(minimum + i), s.minimum);
+    }
+    *sums = s;
+  }
+
+  // ---- addresses
+
+  const char* key_panel(const QuantPanels& panels, int64_t i) const {
+    return panels.head[i] + panels.index[i] * key_bytes_;
+  }
+  const char* value_panel(const QuantPanels& panels, int64_t i) const {
+    return panels.head[i] + layout_.value_codes + panels.index[i] * value_bytes_;
+  }
+  OAR_INLINE static int64_t clamp(const QuantPanels& panels, int64_t i) {
+    return i < panels.lo ? panels.lo : i >= panels.hi ? panels.hi - 1 : i;
+  }
+  OAR_INLINE void prefetch_scales(const QuantPanels& panels, int64_t i) const {
+    i = clamp(panels, i);
+    if (panels.index[i] != 0) return;
+    for (int64_t at = layout_.key_scales; at < layout_.head_bytes; at += 64) prefetch(panels.head[i] + at);
+  }
+
+  QuantKvLayout layout_;
+  int64_t D_, key_bytes_, value_bytes_, rows_;
+  // Of the span, one per token: scales and minima. Of the page: its mean key's codes.
+  float *key_scale_, *key_minimum_, *value_scale_, *value_minimum_, *mean_;
+  // Of a row: scale and sum of its query, scale of its probabilities, logits of the mean keys, its query's
+  // codes.
+  float *q_scale_, *q_sum_, *row_scale_, *mean_logit_, *q_codes_;
+  int32_t *q_, *probs_;  // factors of queries and of probabilities
+};
+
+// In registers, for any instruction set.
+class IntEngine : public CodesEngine {
+ public:
+  using CodesEngine::CodesEngine;
+
+  void begin(int64_t) {}
+
+  // Attends to one span: t.state and t.acc of the rows that see any of it, which are returned. `next` is
+  // prefetched: its keys and scales while keys are read, its values while values are.
+  template <class Rows>
+  Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
+    const Range rows = seeing(t, span);
+    load_scales(panels);
+    if (layout_.mean) mean_logits(panels, rows);
+    const QuantPanels& ahead = next.hi > next.lo ? next : panels;
+    layout_.key_nibbles ? logits<true>(t, rows, panels, ahead) : logits<false>(t, rows, panels, ahead);
+    for (int64_t r = rows.lo; r < rows.hi; ++r) softmax(t, r, span, panels);
+    layout_.value_nibbles ? values<true>(t, rows, panels, ahead) : values<false>(t, rows, panels, ahead);
+    return rows;
+  }
+
+ private:
+  static constexpr int64_t kVectors = kKvPanelTokens / kLanes;  // of a panel
+  // Register tiles: 16 accumulators of keys, 16 or 8 of values.
+  static constexpr int kRows = kLanes >= 8 ? 4 : 2, kKeyPanels = kLanes == 16 ? 4 : 1;
+  static constexpr int kColumns = kLanes == 16 ? 2 : 1;  // vectors of dims
 
   // ---- q . k
 
@@ -214,84 +343,6 @@ class IntEngine {
     }
   }
 
-  template <bool kNibbles>
-  OAR_INLINE Vf logit(Vi dot, int64_t r, int64_t at) const {
-    const Vf x = to_float(dot) * load(key_scale_ + at), scale = set1(q_scale_[r]);
-    if constexpr (!kNibbles) return x * scale;
-    Vf rest = load(key_minimum_ + at) * set1(q_sum_[r]);
-    if (layout_.mean) rest = rest + set1(mean_logit_[r * kSpanPanels + at / kKvPanelTokens]);
-    return (x + rest) * scale;
-  }
-
-  // ---- softmax relative to the span's largest logit; leaves the integer probabilities, and in t.acc the
-  // part of the result that is the same for all dims: of minima, or NaN when a scale that is seen is not
-  // finite.
-
-  template <class Rows>
-  void softmax(Rows& t, int64_t r, int64_t span, const QuantPanels& panels) {
-    Range range = t.in_span(r, span);
-    if (range.lo > range.hi) range.lo = range.hi;  // a window that has passed all of it
-    float* x = t.logits + r * kLogitStride;
-    // Only a window's begin may cut a panel: pages are full.
-    const int64_t begin = range.lo / kKvPanelTokens * kKvPanelTokens, end = range.hi;
-    if (const float softcap = t.a.softcap; softcap > 0) {
-      const Vf cap = set1(softcap * kLog2E);
-      for (int64_t i = begin; i < end; i += kLanes) store(x + i, tanh(load(x + i)) * cap);
-    }
-    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
-    Vf largest = set1(-INFINITY);
-    for (int64_t i = begin; i < end; i += kLanes) largest = max(load(x + i), largest);
-    const float most = reduce_max(largest);
-    const Vf reference = set1(most == -INFINITY ? 0.f : most);
-    Weights sums;
-    int64_t i = begin;
-    if (begin < range.lo) {
-      float scale[kKvPanelTokens], minimum[kKvPanelTokens];
-      for (int64_t j = 0; j < kKvPanelTokens; ++j) {
-        const bool seen = begin + j >= range.lo;
-        scale[j] = seen ? value_scale_[begin + j] : 0.f;
-        minimum[j] = seen && layout_.value_nibbles ? value_minimum_[begin + j] : 0.f;
-      }
-      weigh(x + begin, scale, layout_.value_nibbles ? minimum : nullptr, kKvPanelTokens, reference, &sums);
-      i += kKvPanelTokens;
-    }
-    weigh(x + i, value_scale_ + i, layout_.value_nibbles ? value_minimum_ + i : nullptr, end - i, reference,
-          &sums);
-    // Whole blocks of probabilities, zero where the row does not see.
-    const int64_t block_begin = panels.lo * kKvPanelTokens / kProbBlock;
-    const int64_t block_end = ceil_div(panels.hi * kKvPanelTokens, kProbBlock);
-    for (int64_t j = block_begin * kProbBlock; j < begin; ++j) x[j] = 0.f;
-    for (int64_t j = end; j < block_end * kProbBlock; ++j) x[j] = 0.f;
-    const float weight = reduce_max(sums.largest);
-    const bool some = weight > 0x1p-100f;  // what is lost is less than 2^-80 of the largest probability
-    const Vf inverse = set1(some ? 32767.f / weight : 0.f);
-    for (int64_t b = block_begin; b < block_end; ++b) {
-      pack_probs(x + b * kProbBlock, inverse, probs_ + r * kProbRow + b * kProbWords);
-    }
-    const float bad = reduce_add(sums.weight - sums.weight);
-    row_scale_[r] = some ? weight / 32767.f : 0.f;
-    t.acc[r * D_] = reduce_add(sums.minimum) + bad;
-    t.state[r] = {most, reduce_add(sums.p)};
-  }
-
-  struct Weights {
-    Vf p = zero(), weight = zero(), largest = zero(), minimum = zero();
-  };
-  // In place: exponentials, times the scales of their values.
-  OAR_INLINE static void weigh(float* x, const float* scale, const float* minimum, int64_t n, Vf reference,
-                               Weights* sums) {
-    Weights s = *sums;
-    for (int64_t i = 0; i < n; i += kLanes) {
-      const Vf p = exp2_nonpositive<4>(load(x + i) - reference), w = p * load(scale + i);
-      store(x + i, w);
-      s.p = s.p + p;
-      s.weight = s.weight + w;
-      s.largest = max(w, s.largest);
-      if (minimum != nullptr) s.minimum = fma(p, load(minimum + i), s.minimum);
-    }
-    *sums = s;
-  }
-
   // ---- p . V
 
   template <bool kNibbles, class Rows>
@@ -325,7 +376,7 @@ class IntEngine {
     for (int64_t g = panels.lo; g < panels.hi; ++g) {
       const char* v = value_panel(panels, g) + d * 4;
       const char* next = ahead != nullptr ? value_panel(*ahead, clamp(*ahead, g)) + d * 4 : v;
-      const int32_t* probs = probs_ + r * kProbRow + g / 4 * kProbWords;
+      const int32_t* p = probs(r, g / 4);
       for (int64_t line = 0; line < kLines; ++line) {
         Line value[NC][kStep];
         for (int c = 0; c < NC; ++c) {
@@ -337,7 +388,7 @@ class IntEngine {
         }
         for (int i = 0; i < R; ++i) {
           for (int64_t s = 0; s < kStep; ++s) {
-            const ProbFactor f = prob_factor(probs + i * kProbRow, g % 4 * 4 + line * kStep + s);
+            const ProbFactor f = prob_factor(p + i * kProbWords, g % 4 * 4 + line * kStep + s);
             for (int c = 0; c < NC; ++c) value_dot(sum[i][c], value[c][s], f);
           }
         }
@@ -351,23 +402,6 @@ class IntEngine {
     }
   }
 
-  // ---- addresses
-
-  const char* key_panel(const QuantPanels& panels, int64_t i) const {
-    return panels.head[i] + panels.index[i] * key_bytes_;
-  }
-  const char* value_panel(const QuantPanels& panels, int64_t i) const {
-    return panels.head[i] + layout_.value_codes + panels.index[i] * value_bytes_;
-  }
-  OAR_INLINE static int64_t clamp(const QuantPanels& panels, int64_t i) {
-    return i < panels.lo ? panels.lo : i >= panels.hi ? panels.hi - 1 : i;
-  }
-  OAR_INLINE void prefetch_scales(const QuantPanels& panels, int64_t i) const {
-    i = clamp(panels, i);
-    if (panels.index[i] != 0) return;
-    for (int64_t at = layout_.key_scales; at < layout_.head_bytes; at += 64) prefetch(panels.head[i] + at);
-  }
-
   // f.operator()<rows>() with 1 <= rows <= kRows.
   template <class F>
   OAR_INLINE static void dispatch(int64_t rows, F&& f) {
@@ -378,15 +412,6 @@ class IntEngine {
     if (rows >= 2) return f.template operator()<2>();
     f.template operator()<1>();
   }
-
-  QuantKvLayout layout_;
-  int64_t D_, key_bytes_, value_bytes_;
-  // Of the span, one per token: scales and minima. Of the page: its mean key's codes.
-  float *key_scale_, *key_minimum_, *value_scale_, *value_minimum_, *mean_;
-  // Of a row: scale and sum of its query, scale of its probabilities, logits of the mean keys, its query's
-  // codes.
-  float *q_scale_, *q_sum_, *row_scale_, *mean_logit_, *q_codes_;
-  int32_t *q_, *probs_;  // factors of queries and of probabilities
 };
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -182,6 +182,7 @@ class QuantTileAttention {
       for (int64_t r = 0; r < t.rows; ++r) {
         codes_.prepare(r, a_.common.q + t.token(r) * a_.common.ldq + t.head(r) * t.D, scale);
       }
+      codes_.begin(t.rows);
       QuantPanels panels[2];
       const int64_t shift = codes.lo - sinks;
       quant_panels(a_, layout(), w, spans.lo + shift, &panels[0]);
