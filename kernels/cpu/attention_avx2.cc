@@ -11,5 +11,6 @@ void append_attention_avx2(KernelList& list) {
   append_float_attention<LoadF16>(list, Isa::kAvx2, Format::f16(), "paged_attention.f16.avx2");
   append_float_attention<LoadBf16>(list, Isa::kAvx2, Format::bf16(), "paged_attention.bf16.avx2");
   append_quant_attention<FloatCodec<LoadBf16>>(list, Isa::kAvx2, "quant_paged_attention.avx2");
+  append_quant_kv_append(list, Isa::kAvx2, "quant_kv_append.avx2");
 }
 }  // namespace oar

@@ -11,5 +11,6 @@ void append_attention_avx512(KernelList& list) {
   append_float_attention<LoadF16>(list, Isa::kAvx512, Format::f16(), "paged_attention.f16.avx512");
   append_float_attention<LoadBf16>(list, Isa::kAvx512, Format::bf16(), "paged_attention.bf16.avx512");
   append_quant_attention<FloatCodec<LoadBf16>>(list, Isa::kAvx512, "quant_paged_attention.avx512");
+  append_quant_kv_append(list, Isa::kAvx512, "quant_kv_append.avx512");
 }
 }  // namespace oar

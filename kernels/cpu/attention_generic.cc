@@ -12,5 +12,6 @@ void append_attention_generic(KernelList& list) {
   append_float_attention<LoadF16>(list, Isa::kGeneric, Format::f16(), "paged_attention.f16.generic");
   append_float_attention<LoadBf16>(list, Isa::kGeneric, Format::bf16(), "paged_attention.bf16.generic");
   append_quant_attention<FloatCodec<LoadBf16>>(list, Isa::kGeneric, "quant_paged_attention.generic");
+  append_quant_kv_append(list, Isa::kGeneric, "quant_kv_append.generic");
 }
 }  // namespace oar

@@ -1,35 +1,53 @@
-// The attention kernel over a quantized cache of one instruction set, as a registry entry.
+// The kernels over a quantized cache of one instruction set, as registry entries.
 #pragma once
 
+#include "kernels/cpu/attention_quant_fp8.h"
 #include "kernels/cpu/attention_quant_simd.h"
 #include "kernels/cpu/attention_register.h"
+#include "kernels/cpu/kv_quant_append_simd.h"
 #include "kernels/kernel_list.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-// fp8 has no integers: left to the reference.
-inline const Kernel* other_kernel(const void* args) {
+// Both sides of a cache are fp8 or neither is; other mixtures, which no tier has, are left to the reference.
+enum class CodeKind { kIntegers, kFp8, kMixed };
+inline CodeKind code_kind(const void* args) {
   const auto& shape = static_cast<const QuantPagedAttentionArgs*>(args)->shape;
-  if (shape.keys != KvCode::kFp8 && shape.values != KvCode::kFp8) return nullptr;
-  return KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference);
+  const bool keys = shape.keys == KvCode::kFp8, values = shape.values == KvCode::kFp8;
+  return keys != values ? CodeKind::kMixed : keys ? CodeKind::kFp8 : CodeKind::kIntegers;
+}
+inline const Kernel& reference_kernel() {
+  return *KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference);
 }
 
-template <class Near, class Codes>
+template <class Codec, class Codes>
 void quant_plan(const void* args, int workers, KernelPlan* out) {
-  if (const Kernel* other = other_kernel(args)) return other->plan(args, workers, out);
-  quant_attention_plan<Near, Codes>(args, workers, out);
+  using Near = RegisterEngine<Codec>;
+  switch (code_kind(args)) {
+    case CodeKind::kIntegers: return quant_attention_plan<Near, Codes>(args, workers, out);
+    case CodeKind::kFp8: return quant_attention_plan<Near, Fp8Engine<Codec>>(args, workers, out);
+    case CodeKind::kMixed: return reference_kernel().plan(args, workers, out);
+  }
 }
-template <class Near, class Codes>
+template <class Codec, class Codes>
 void quant_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
-  if (const Kernel* other = other_kernel(args)) return other->run(args, phase, begin, end, scratch);
-  quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
+  using Near = RegisterEngine<Codec>;
+  switch (code_kind(args)) {
+    case CodeKind::kIntegers: return quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
+    case CodeKind::kFp8: return quant_attention_run<Near, Fp8Engine<Codec>>(args, phase, begin, end, scratch);
+    case CodeKind::kMixed: return reference_kernel().run(args, phase, begin, end, scratch);
+  }
 }
 
 template <class Codec, class Codes = IntEngine>
 void append_quant_attention(KernelList& list, Isa isa, const char* name) {
-  using Near = RegisterEngine<Codec>;
-  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt, quant_plan<Near, Codes>,
-                  quant_run<Near, Codes>});
+  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt, quant_plan<Codec, Codes>,
+                  quant_run<Codec, Codes>});
+}
+
+inline void append_quant_kv_append(KernelList& list, Isa isa, const char* name) {
+  list.push_back(
+      {KernelFamily::kQuantKvAppend, isa, name, std::nullopt, quant_kv_append_plan, quant_kv_append_run});
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

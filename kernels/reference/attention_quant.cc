@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/kernel_list.h"
+#include "kernels/kv_codec.h"
 #include "kernels/kv_layout.h"
 #include "kernels/kv_quant.h"
 
@@ -40,33 +41,17 @@ uint32_t load_code(const std::byte* head, Place at, bool nibbles) {
   return !nibbles ? byte : at.high ? byte >> 4 : byte & 15u;
 }
 
-// A NaN among the elements makes the scale NaN, so that it comes out again; codes stay in range.
-struct Scaled {
-  f16 scale, minimum;
-  float inverse, offset;  // code = round((x - offset) * inverse)
-};
-
-Scaled scale_of(KvCode code, const float* x, int64_t D) {
-  float lo = x[0], hi = x[0], sum = 0;
+KvScale scale_of(KvCode code, const float* x, int64_t D) {
+  float lo = x[0], hi = x[0], poison = 0;
   for (int64_t d = 0; d < D; ++d) {
     lo = std::min(lo, x[d]);
     hi = std::max(hi, x[d]);
-    sum += x[d] - x[d];  // NaN when any element is NaN or infinite
+    poison += x[d] - x[d];
   }
-  float scale = std::max(hi, -lo) / (code == KvCode::kInt8 ? 127.f : 448.f), minimum = 0;
-  if (code >= KvCode::kInt4) {
-    const float half = (hi - lo) * 0.5f, middle = lo + half, kept = half * quant_kv_shrink(D);
-    minimum = middle - kept;
-    scale = kept / 7.5f;
-  }
-  Scaled s{to_f16(scale + sum), to_f16(minimum), 0, 0};
-  const float stored = to_f32(s.scale);
-  s.inverse = stored > 0 && std::isfinite(stored) ? 1.f / stored : 0.f;
-  s.offset = to_f32(s.minimum);
-  return s;
+  return kv_scale(code, lo, hi, poison, D);
 }
 
-uint32_t encode(KvCode code, const Scaled& s, float x) {
+uint32_t encode(KvCode code, const KvScale& s, float x) {
   // A product that is not a number (its scale says so already) takes the code 0.
   const float y = (x - s.offset) * s.inverse, z = std::isnan(y) ? 0.f : y;
   if (code == KvCode::kFp8) return to_e4m3(z).bits;
@@ -76,36 +61,24 @@ uint32_t encode(KvCode code, const Scaled& s, float x) {
   return static_cast<uint32_t>(std::nearbyint(std::clamp(z, 0.f, 15.f)));
 }
 
-// int8 keys are stored with an offset of 128.
-uint32_t key_offset(KvCode code) { return code == KvCode::kInt8 ? 0x80u : 0u; }
-
 double decode(KvCode code, uint32_t bits, double scale, double minimum) {
   if (code == KvCode::kFp8) return scale * to_f32(e4m3{static_cast<uint8_t>(bits)});
   if (code == KvCode::kInt8) return scale * static_cast<int8_t>(bits);
   return scale * bits + minimum;
 }
 
-// The mean key of a page as it is stored: int8 codes and one scale. What rounding loses of the mean stays in
-// the differences, so any rounding is right.
 void store_mean(const QuantKvLayout& layout, std::byte* head, const std::byte* open_head,
                 const KvLayout& open) {
   const int64_t P = layout.page_tokens, D = layout.head_dim;
   float mean[256];
-  float largest = 0;
   for (int64_t d = 0; d < D; ++d) {
-    float sum = 0;
+    mean[d] = 0;
     for (int64_t t = 0; t < P; ++t) {
-      sum += read_16(open_head + open.k_panel(0, t / 16), open.k_index(t % 16, d));
+      mean[d] += read_16(open_head + open.k_panel(0, t / 16), open.k_index(t % 16, d));
     }
-    mean[d] = sum / static_cast<float>(P);
-    if (!std::isfinite(mean[d])) mean[d] = 0;  // the token it came from says so by its own scale
-    largest = std::max(largest, std::fabs(mean[d]));
   }
-  const float scale = largest / 127.f, inverse = scale > 0 && std::isfinite(1.f / scale) ? 1.f / scale : 0.f;
+  const float scale = kv_mean_codes(mean, D, P, reinterpret_cast<int8_t*>(head + layout.mu));
   std::memcpy(head + layout.mu_scale, &scale, sizeof scale);
-  for (int64_t d = 0; d < D; ++d) {
-    head[layout.mu + d] = static_cast<std::byte>(static_cast<int8_t>(std::nearbyint(mean[d] * inverse)));
-  }
 }
 
 float mean_of(const QuantKvLayout& layout, const std::byte* head, int64_t d) {
@@ -126,17 +99,17 @@ void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::
       x[d] = read_16(open_head + open.k_panel(0, panel), open.k_index(row, d));
       if (layout.mean) x[d] -= mean_of(layout, head, d);
     }
-    const Scaled k = scale_of(shape.keys, x, D);
+    const KvScale k = scale_of(shape.keys, x, D);
     store_f16(head + layout.key_scales, t, k.scale);
     if (layout.key_nibbles) store_f16(head + layout.key_minima, t, k.minimum);
     for (int64_t d = 0; d < D; ++d) {
       store_code(head, layout.key(t, d), layout.key_nibbles,
-                 encode(shape.keys, k, x[d]) ^ key_offset(shape.keys));
+                 encode(shape.keys, k, x[d]) ^ kv_key_offset(shape.keys));
     }
     for (int64_t d = 0; d < D; ++d) {
       x[d] = read_16(open_head + open.v_panel(0, panel), open.v_index(row, d));
     }
-    const Scaled v = scale_of(shape.values, x, D);
+    const KvScale v = scale_of(shape.values, x, D);
     store_f16(head + layout.value_scales, t, v.scale);
     if (layout.value_nibbles) store_f16(head + layout.value_minima, t, v.minimum);
     for (int64_t d = 0; d < D; ++d) {
@@ -226,7 +199,7 @@ struct Query {
         nibbles ? to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t)) : 0;
     for (int64_t d = 0; d < D; ++d) {
       const uint32_t bits = load_code(head, keys ? quant.key(t, d) : quant.value(t, d), nibbles);
-      x[d] = decode(code, keys ? bits ^ key_offset(code) : bits, scale, minimum);
+      x[d] = decode(code, keys ? bits ^ kv_key_offset(code) : bits, scale, minimum);
       if (keys && quant.mean) x[d] += mean_of(quant, head, d);
     }
   }

@@ -149,3 +149,76 @@ TEST_CASE("quantized attention: a NaN or infinity comes out where it is seen, an
     }
   }
 }
+
+TEST_CASE("quantized append: every level writes the bytes of the reference") {
+  for (const Tier& tier : kTiers) {
+    for (int64_t D : {8, 16, 40, 64, 80, 128, 256}) {
+      for (int page : {16, 48, 64}) {
+        QuantProblem want(tier, {2, 2, D}, page, {3 * page + 5, page, page - 1}, Queries::kNormal);
+        // A constant bias, ties, zeros and sizes that fp8 has no normal number for.
+        for (size_t i = 0; i < want.k[0].size(); ++i) {
+          if (i % 7 == 0) want.k[0][i] += 30.f;
+          if (i % 11 == 0) want.v[0][i] *= 1e-5f;
+          if (i % 13 == 0) want.k[1][i % want.k[1].size()] = 0.f;
+          if (i % 3 == 0) want.v[1][i % want.v[1].size()] = static_cast<float>(i % 9) * 0.5f;
+        }
+        QuantProblem got(tier, {2, 2, D}, page, want.lengths, Queries::kNormal);
+        got.k = want.k;
+        got.v = want.v;
+        want.append_all(Isa::kReference);
+        for (Isa isa : levels()) {
+          for (Guarded<char>* bytes : {&got.pool, &got.open, &got.sinks}) {
+            std::memset(bytes->data(), 0xff, bytes->size());
+          }
+          // In two chunks, of which the second fills a page begun by the first.
+          for (size_t s = 0; s < got.lengths.size(); ++s) {
+            const auto sequence = static_cast<int64_t>(s);
+            got.append(isa, sequence, 0, page / 2);
+            got.append(isa, sequence, page / 2, got.lengths[s]);
+          }
+          INFO(describe(tier, want, isa));
+          CHECK(std::memcmp(got.pool.data(), want.pool.data(), want.pool.size()) == 0);
+          CHECK(std::memcmp(got.open.data(), want.open.data(), want.open.size()) == 0);
+          CHECK(std::memcmp(got.sinks.data(), want.sinks.data(), want.sinks.size()) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized append: a NaN or infinity poisons its token's scale at every level") {
+  for (const Tier& tier : kTiers) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      for (Isa isa : levels()) {
+        QuantProblem p(tier, {1, 1, 24}, 16, {16}, Queries::kNormal);
+        p.k[0][5 * 24 + 7] = p.v[0][9 * 24 + 20] = bad;
+        p.append_all(isa);
+        const QuantKvLayout layout(p.shape);
+        const char* head = p.pool.data();
+        for (int64_t t = 0; t < 16; ++t) {
+          INFO(describe(tier, p, isa) << " token " << t << " " << bad);
+          CHECK(std::isnan(to_f32(reinterpret_cast<const f16*>(head + layout.key_scales)[t])) == (t == 5));
+          CHECK(std::isnan(to_f32(reinterpret_cast<const f16*>(head + layout.value_scales)[t])) == (t == 9));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized attention: AMX and VNNI give the same bits") {
+  if (best_isa() < Isa::kAmx) OAR_SKIP("no AMX here");
+  for (const Tier& tier : kTiers) {
+    for (const Heads heads : {Heads{4, 1, 64}, Heads{9, 3, 80}, Heads{1, 1, 8}, Heads{16, 1, 136}}) {
+      for (int page : {16, 64}) {
+        QuantProblem p(tier, heads, page, {700, 65}, Queries::kNormal);
+        p.append_all(Isa::kAmx);
+        for (int64_t window : {0, 90}) {
+          const auto chunks = last_queries(p, 70);
+          const Options o{.window = window};
+          INFO(describe(tier, p, Isa::kAmx) << " window " << window);
+          CHECK(same_bits(p.run(Isa::kAmx, chunks, o), p.run(Isa::kAvx512Vnni, chunks, o)));
+        }
+      }
+    }
+  }
+}
