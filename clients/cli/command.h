@@ -26,6 +26,7 @@ void add_bench(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_loadtest(CLI::App& app, Action& action);
 void add_quantize(CLI::App& app, Action& action);
+void add_tune(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_classify(CLI::App& app, Action& action);

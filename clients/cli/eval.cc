@@ -25,7 +25,7 @@ struct EvalCommand {
   std::string text, reference, plot;
   std::vector<std::string> weights{"auto"}, kv{"auto"}, rotations{"auto"}, candidates;
   std::vector<int64_t> contexts{0};
-  bool no_bos = false, json = false;
+  bool no_bos = false, json = false, kv_auto = false;
 
   bool is_table() const {
     return !reference.empty() || !plot.empty() || !candidates.empty() || weights.size() > 1 ||
@@ -39,6 +39,7 @@ int perplexity(const EvalCommand& o, const std::string& text) {
   model_options.no_prefix_cache = true;
   model_options.engine.weights = o.weights[0];
   model_options.engine.kv = o.kv[0];
+  model_options.kv_auto = o.kv_auto;
   model_options.engine.rotate = o.rotations[0];
   if (model_options.engine.max_context == 0) model_options.engine.max_context = o.contexts[0];
   auto model = open_model(model_options, LogLevel::kWarning);
@@ -164,6 +165,7 @@ void add_eval(CLI::App& app, Action& action) {
                 "type of the KV cache; several, by commas, make a table. Also other engines' rules, for\n"
                 "comparison: llama-q8_0, llama-q4_0 (each also with -rot), paddle-c4, rtn-g32")
       ->delimiter(',')
+      ->each([raw = o.get()](const std::string& name) { raw->kv_auto |= name == "auto"; })
       ->type_name("TIER,..")
       ->default_str("auto");
   c->add_option("--rotate", o->rotations,

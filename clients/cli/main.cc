@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   add_health(app, action);
   add_loadtest(app, action);
   add_quantize(app, action);
+  add_tune(app, action);
   add_inspect(app, action);
   add_check(app, action);
   add_infer(app, action);

@@ -5,6 +5,7 @@
 #include "clients/cli/sizes.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/tune/tune_kv.h"
 
 namespace oar::cli {
 
@@ -31,8 +32,15 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
     command
         .add_option(
             "--kv", e.kv,
-            "how keys and values are kept: auto (no narrower than the file), f32, bf16, f16, int8, fp8, "
-            "k8v4, int4, int4-mean; or one per layer, with slashes between")
+            "how keys and values are kept: f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean; one per layer, "
+            "with slashes between; or auto: what `oar tune` decided, or decides within --tune-seconds")
+        ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
+        ->type_name("TIER")
+        ->default_str("no narrower than the file");
+    command
+        .add_option("--tune-seconds", o.tune_seconds,
+                    "what --kv auto may take to choose tiers when none were chosen before")
+        ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
   }
   if (set.formats)
@@ -96,11 +104,22 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
   return e;
 }
 
+Status settle_kv(const ModelOptions& o, const std::string& path, LanguageModelOptions& e,
+                 const Progress& progress) {
+  if (!o.kv_auto) return ok_status();
+  TuneKvOptions tune;
+  tune.model = e;
+  tune.seconds = o.tune_seconds;
+  OAR_ASSIGN(e.kv, choose_kv(path, tune, progress));
+  return ok_status();
+}
+
 Result<std::unique_ptr<LanguageModel>> open_model(const ModelOptions& o, LogLevel level,
                                                   std::function<bool()> stop) {
   std::string path;
-  OAR_ASSIGN(const LanguageModelOptions e, engine_options(o, level, path));
+  OAR_ASSIGN(LanguageModelOptions e, engine_options(o, level, path));
   ProgressBar bar(o.quiet, std::move(stop));
+  OAR_RETURN_IF_ERROR(settle_kv(o, path, e, bar.callback()));
   return LanguageModel::load(path, e, bar.callback());
 }
 

@@ -14,6 +14,8 @@ struct ModelOptions {
   std::string model;   // as given
   std::string memory;  // --memory as given; empty: the engine's default
   std::string cache_dir;
+  double tune_seconds = 10;  // --tune-seconds: for --kv auto
+  bool kv_auto = false;      // --kv auto was asked for
   bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
   LanguageModelOptions engine;
 };
@@ -31,6 +33,9 @@ void add_model_argument(CLI::App& command, ModelOptions& options, bool required 
 // What the engine gets: memory parsed, logger installed at `level` (debug with --verbose), name and path
 // resolved. Fills `path`.
 Result<LanguageModelOptions> engine_options(const ModelOptions& options, LogLevel level, std::string& path);
+// Replaces an asked-for `--kv auto` by what is decided for the model at `path` (choose_kv()).
+Status settle_kv(const ModelOptions& options, const std::string& path, LanguageModelOptions& engine,
+                 const Progress& progress);
 
 // Loads it with a progress bar. `stop` (may be empty) ends the loading.
 Result<std::unique_ptr<LanguageModel>> open_model(const ModelOptions& options, LogLevel level,

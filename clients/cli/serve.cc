@@ -96,6 +96,7 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
     engine.memory_bytes /= out.repository->language_models().size();
     engine.memory_percent /= static_cast<double>(out.repository->language_models().size());
     ProgressBar bar(one.quiet, stop);
+    OAR_RETURN_IF_ERROR(settle_kv(one, where, engine, bar.callback()));
     OAR_ASSIGN(auto model, LanguageModel::load(where, engine, bar.callback()));
     out.language.push_back(std::move(model));
   }

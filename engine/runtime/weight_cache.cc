@@ -8,13 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "engine/base/format.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
+#include "engine/runtime/content_hash.h"
 #include "engine/runtime/quantize_weights.h"
 
 namespace oar {
@@ -25,41 +24,7 @@ namespace fs = std::filesystem;
 // Raise it when the same input would give other bytes.
 constexpr int kCacheVersion = 1;
 
-// FNV-1a over eight bytes at a time, finished by a mix: an identity, not a secret.
-class Hash {
- public:
-  void add(const void* data, size_t size) {
-    const auto* p = static_cast<const unsigned char*>(data);
-    for (; size >= 8; p += 8, size -= 8) {
-      uint64_t word;
-      std::memcpy(&word, p, 8);
-      step(word);
-    }
-    uint64_t rest = size;
-    for (size_t i = 0; i < size; ++i) rest = rest << 8 | p[i];
-    step(rest);
-  }
-  void add(std::string_view text) { add(text.data(), text.size()); }
-  void add(int64_t number) { add(&number, sizeof number); }
-  std::string hex() const {
-    std::string out;
-    for (const uint64_t half : {a_, b_}) {
-      for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[half >> shift & 15];
-    }
-    return out;
-  }
-
- private:
-  void step(uint64_t word) {
-    a_ = (a_ ^ word) * 0x100000001b3u;
-    a_ ^= a_ >> 29;
-    b_ = (b_ + word) * 0x9e3779b97f4a7c15u;
-    b_ ^= b_ >> 32;
-  }
-  uint64_t a_ = 0xcbf29ce484222325u, b_ = 0x84222325cbf29ce4u;
-};
-
-void add_source_files(Hash& hash, const std::string& path) {
+void add_source_files(ContentHash& hash, const std::string& path) {
   std::error_code ec;
   std::vector<fs::path> files;
   if (fs::is_directory(path, ec)) {
@@ -79,26 +44,6 @@ void add_source_files(Hash& hash, const std::string& path) {
     hash.add(static_cast<int64_t>(info.st_mtim.tv_sec));
     hash.add(static_cast<int64_t>(info.st_mtim.tv_nsec));
   }
-}
-
-void add_tensor(Hash& hash, const Tensor& t) {
-  constexpr uint64_t kPiece = 1024, kPieces = 64;
-  hash.add(t.format().name());
-  for (const int64_t d : t.shape()) hash.add(d);
-  const auto* bytes = static_cast<const std::byte*>(t.data());
-  const uint64_t size = t.bytes();
-  if (size <= kPiece * kPieces) {
-    hash.add(bytes, size);
-    return;
-  }
-  for (uint64_t k = 0; k < kPieces; ++k) hash.add(bytes + (size - kPiece) / (kPieces - 1) * k, kPiece);
-}
-
-std::string default_cache() {
-  for (const auto& [variable, rest] : {std::pair{"XDG_CACHE_HOME", "/oar"}, {"HOME", "/.cache/oar"}}) {
-    if (const char* base = std::getenv(variable); base != nullptr && *base != 0) return cat(base, rest);
-  }
-  return {};
 }
 
 struct Job {
@@ -204,7 +149,7 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;
   std::vector<Job> jobs;
-  Hash hash;
+  ContentHash hash;
   hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
                static_cast<int>(scheme.method)));
   for (const WeightTarget& target : targets) {
@@ -213,7 +158,7 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
     if (!format) continue;
     jobs.push_back({target, *format, &source});
     hash.add(cat(target.name, " ", format->name()));
-    add_tensor(hash, source);
+    hash.add(source);
   }
   if (jobs.empty()) {
     log(LogLevel::kWarning, cat("--weights ", weights,
@@ -222,7 +167,7 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
     return checkpoint;
   }
   add_source_files(hash, checkpoint.source_path);
-  const std::string base = cache_dir.empty() ? default_cache() : cache_dir;
+  const std::string base = cache_dir.empty() ? default_cache_dir() : cache_dir;
   if (!base.empty()) {
     const std::string folder = base + "/weights", path = cat(folder, "/", hash.hex(), ".safetensors");
     std::error_code ec;

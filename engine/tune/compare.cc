@@ -12,33 +12,6 @@
 namespace oar {
 namespace {
 
-// One window through both models.
-Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,
-                      Divergence& out) {
-  reference.reset();
-  candidate.reset();
-  const auto vocab = static_cast<size_t>(reference.vocab());
-  const size_t predicting = window.size() - 1;  // the last token's row predicts nothing that is known
-  std::vector<RowDivergence> rows;
-  for (size_t begin = 0; begin < predicting;) {
-    const size_t count = std::min(static_cast<size_t>(reference.rows()), predicting - begin);
-    const auto chunk = window.subspan(begin, count);
-    OAR_ASSIGN(const std::span<const float> p, reference.append(chunk));
-    OAR_ASSIGN(const std::span<const float> q, candidate.append(chunk));
-    rows.resize(count);
-    reference.backend().host_pool().parallel_for(
-        static_cast<int64_t>(count), 4, [&](int64_t first, int64_t last) {
-          for (auto r = static_cast<size_t>(first); r < static_cast<size_t>(last); ++r) {
-            rows[r] = row_divergence(p.subspan(r * vocab, vocab), q.subspan(r * vocab, vocab),
-                                     window[begin + r + 1]);
-          }
-        });
-    for (const RowDivergence& row : rows) out.add(row);
-    begin += count;
-  }
-  return ok_status();
-}
-
 CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t context, const Divergence& d) {
   CompareRow row;
   row.label = c.label;

@@ -13,6 +13,7 @@
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
 #include "engine/runtime/serving_plan.h"
+#include "engine/tune/divergence.h"
 
 namespace oar {
 
@@ -64,5 +65,10 @@ class EvalModel {
   int64_t rows_ = 0, max_context_ = 0, length_ = 0;
   std::vector<int32_t> positions_, slots_, logit_rows_, table_;
 };
+
+// One window (of at least two tokens) through both models, chunk by chunk; each but the last token's row is
+// added to `out`.
+Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,
+                      Divergence& out);
 
 }  // namespace oar

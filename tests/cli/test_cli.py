@@ -52,7 +52,7 @@ class Base(unittest.TestCase):
 
 
 class Help(Base):
-    COMMANDS = ["serve", "run", "generate", "bench", "eval", "inspect", "check", "tokenize"]
+    COMMANDS = ["serve", "run", "generate", "bench", "eval", "tune", "inspect", "check", "tokenize"]
 
     def test_overview_names_every_command(self):
         text = self.ok("--help").stdout
@@ -229,6 +229,21 @@ class Run(Base):
             err = process.stderr.read()
             self.assertEqual(process.wait(TIMEOUT), 0)
             self.assertIn(b"forget the conversation", err)
+
+
+class Tune(Base):
+    def test_a_decision_is_made_kept_and_used(self):
+        with tempfile.TemporaryDirectory() as cache:
+            args = ("tune", "demo", "--cache-dir", cache, "--max-kld", "0.01", "--tokens", "300", "--json")
+            told = json.loads(self.ok(*args).stdout)
+            self.assertEqual((told["kv"], told["within"], told["complete"]), ("int4", True, True))
+            self.assertTrue(pathlib.Path(told["file"]).is_relative_to(cache))
+            kept = json.loads(pathlib.Path(told["file"]).read_text())
+            self.assertEqual((kept["kv"], kept["mean_kld"]), ("int4", told["mean_kld"]))
+            used = self.ok("eval", "demo", "--cache-dir", cache, "--kv", "auto", "--text", told["file"], "--json")
+            self.assertEqual(json.loads(used.stdout)["kv"], "int4")
+            self.refused(1, "tune", "demo", "--cache-dir", cache, "--seconds", "0.000001", says=["--seconds"])
+        self.refused(2, "tune", "demo", "--max-kld", "0", says=["max-kld"])
 
 
 class Eval(Base):

@@ -1,0 +1,268 @@
+#include "engine/tune/tune_kv.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "engine/base/format.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/quantize_weights.h"
+#include "engine/tune/divergence.h"
+#include "engine/tune/eval.h"
+#include "engine/tune/eval_model.h"
+
+namespace oar {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// Cheapest first; the last is the safest.
+constexpr const char* kTiers[] = {"int4", "int4-mean", "k8v4", "int8"};
+constexpr size_t kTierCount = std::size(kTiers), kSafest = kTierCount - 1;
+
+// A tier (index into kTiers) for each layer.
+using Assignment = std::vector<size_t>;
+
+std::string name_of(const Assignment& tiers) {
+  if (std::all_of(tiers.begin(), tiers.end(), [&](size_t t) { return t == tiers[0]; }))
+    return kTiers[tiers[0]];
+  std::string out;
+  for (const size_t t : tiers) out += cat(out.empty() ? "" : "/", kTiers[t]);
+  return out;
+}
+
+// Measures configurations against an f32 cache over the same weights: what the cache alone costs.
+class Bench {
+ public:
+  Bench(const Checkpoint& checkpoint, const TuneKvOptions& options, const Progress& progress,
+        TuneKvReport& report)
+      : source_(checkpoint), o_(options), progress_(progress), report_(report), start_(Clock::now()) {}
+
+  Status prepare(const Tokenizer& tokenizer, const std::string& text);
+  // Nothing: the time is over.
+  Result<std::optional<TuneKvStep>> measure(const std::string& kv);
+  // Another measurement would end in time.
+  bool time_left() const { return o_.seconds <= 0 || seconds() + 1.2 * longest_ < o_.seconds; }
+  double seconds() const { return Seconds(Clock::now() - start_).count(); }
+  void expect(uint64_t measurements) { expected_ = std::max<uint64_t>(expected_, measurements); }
+  int64_t positions() const { return positions_; }
+
+ private:
+  Result<std::unique_ptr<EvalModel>> open(const std::string& kv);
+
+  const Checkpoint& source_;
+  const TuneKvOptions& o_;
+  const Progress& progress_;
+  TuneKvReport& report_;
+  const Clock::time_point start_;
+  std::optional<Checkpoint> quantized_;
+  LanguageModelOptions model_;
+  std::shared_ptr<Backend> backend_;
+  std::unique_ptr<EvalModel> truth_;
+  std::vector<std::vector<int32_t>> windows_;
+  double longest_ = 0;  // seconds of one measurement
+  uint64_t expected_ = kTierCount;
+  int64_t positions_ = 0;
+};
+
+Result<std::unique_ptr<EvalModel>> Bench::open(const std::string& kv) {
+  LanguageModelOptions model = model_;
+  model.kv = kv;
+  return EvalModel::open(*quantized_, model, backend_, 256);
+}
+
+Status Bench::prepare(const Tokenizer& tokenizer, const std::string& text) {
+  OAR_ASSIGN(const ModelConfig config, read_model_config(source_.config));
+  report_.layers = config.layers;
+  EvalOptions cut;
+  cut.context = std::min(o_.context, config.max_context);
+  OAR_ASSIGN(EvalWindows all,
+             eval_windows(tokenizer, text.empty() ? tuning_text() : std::string_view(text), cut));
+  model_ = o_.model;
+  model_.max_context = cut.context;
+  model_.rotate = "auto";
+  backend_ = make_backend(model_);
+  OAR_ASSIGN(quantized_, quantize_at_load(source_, model_.weights, model_.cache_dir, backend_->host_pool(),
+                                          model_.log, progress_));
+  OAR_ASSIGN(truth_, open("f32"));
+  // As many windows as the time allows: all uniform tiers and as many mixtures, both models each time.
+  int64_t allowed = o_.tokens;
+  if (o_.seconds > 0) {
+    const auto& longest = *std::max_element(all.windows.begin(), all.windows.end(),
+                                            [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    const auto begin = Clock::now();
+    const size_t probe = std::min<size_t>(longest.size(), 64);
+    OAR_RETURN_IF_ERROR(truth_->append(std::span(longest).first(probe)).status());
+    const double per_token = Seconds(Clock::now() - begin).count() / static_cast<double>(probe);
+    const double each = (o_.seconds - seconds()) / (2 * 2 * static_cast<double>(kTierCount));
+    allowed = std::min(allowed, static_cast<int64_t>(std::max(0.0, each / std::max(per_token, 1e-9))));
+  }
+  int64_t total = 0;
+  for (auto& window : all.windows) {
+    if (window.size() < 2) continue;
+    if (total + static_cast<int64_t>(window.size()) > allowed) {
+      // A short window would measure sinks and open pages, which stay in 16 bits: half a context at least.
+      const int64_t rest = allowed - total;
+      if (rest < std::min<int64_t>(cut.context, static_cast<int64_t>(window.size())) / 2) break;
+      window.resize(static_cast<size_t>(rest));
+    }
+    total += static_cast<int64_t>(window.size());
+    positions_ += static_cast<int64_t>(window.size()) - 1;
+    windows_.push_back(std::move(window));
+    if (total >= allowed) break;
+  }
+  return ok_status();
+}
+
+Result<std::optional<TuneKvStep>> Bench::measure(const std::string& kv) {
+  for (const TuneKvStep& step : report_.steps) {
+    if (step.kv == kv) return std::optional(step);
+  }
+  if (windows_.empty() || !time_left()) return std::optional<TuneKvStep>();
+  const auto begin = Clock::now();
+  OAR_ASSIGN(const auto candidate, open(kv));
+  Divergence divergence;
+  for (size_t k = 0; k < windows_.size(); ++k) {
+    OAR_RETURN_IF_ERROR(measure_window(*truth_, *candidate, windows_[k], divergence));
+    if (progress_ && !progress_("tuning the KV cache", report_.steps.size() * windows_.size() + k + 1,
+                                std::max<uint64_t>(expected_, report_.steps.size() + 1) * windows_.size())) {
+      return Status(StatusCode::kCancelled, "stopped");
+    }
+    if (o_.seconds > 0 && seconds() > o_.seconds) return std::optional<TuneKvStep>();
+  }
+  longest_ = std::max(longest_, Seconds(Clock::now() - begin).count());
+  report_.steps.push_back({kv, candidate->bits().kv_bits(), divergence.mean_kld()});
+  return std::optional(report_.steps.back());
+}
+
+// What a layer costs by itself, and what one bit of it is worth.
+struct Costs {
+  std::vector<std::vector<double>> kld;  // [layer][tier], over all layers in the safest
+  std::vector<double> bits;              // [tier]
+  double safest = 0;                     // KLD of all layers in the safest tier
+
+  double predicted(const Assignment& tiers) const {
+    double sum = safest;
+    for (size_t l = 0; l < tiers.size(); ++l) sum += kld[l][tiers[l]];
+    return sum;
+  }
+  // Takes the step that saves most divergence per bit added; a step that saves bits and divergence comes
+  // first. False: every layer is in the safest tier.
+  bool upgrade(Assignment& tiers) const {
+    size_t layer = tiers.size(), tier = 0;
+    double best = -1;
+    for (size_t l = 0; l < tiers.size(); ++l) {
+      for (size_t t = 0; t < kTierCount; ++t) {
+        const double saved = kld[l][tiers[l]] - kld[l][t], added = bits[t] - bits[tiers[l]];
+        if (added <= 0) continue;
+        const double worth = std::max(saved, 0.0) / added;
+        if (worth > best) {
+          best = worth;
+          layer = l;
+          tier = t;
+        }
+      }
+    }
+    if (layer == tiers.size()) return false;
+    tiers[layer] = tier;
+    return true;
+  }
+};
+
+// Step 2 and 3; returns when the time is over or the search has ended.
+Status search_mixture(Bench& bench, const TuneKvOptions& o, TuneKvReport& report) {
+  const auto layers = static_cast<size_t>(report.layers);
+  Costs costs;
+  for (const char* tier : kTiers) {
+    OAR_ASSIGN(const auto uniform, bench.measure(tier));
+    if (!uniform) return ok_status();
+    costs.bits.push_back(uniform->kv_bits);
+    costs.safest = uniform->mean_kld;  // the last stays
+  }
+  costs.kld.assign(layers, std::vector<double>(kTierCount, 0));
+  bench.expect(kTierCount + layers * kSafest + 4);
+  for (size_t l = 0; l < layers; ++l) {
+    for (size_t t = 0; t < kSafest; ++t) {
+      Assignment alone(layers, kSafest);
+      alone[l] = t;
+      OAR_ASSIGN(const auto step, bench.measure(name_of(alone)));
+      if (!step) return ok_status();
+      costs.kld[l][t] = std::max(0.0, step->mean_kld - costs.safest);
+    }
+  }
+  // Where page means help a layer more than they cost, they are its cheapest tier.
+  Assignment tiers(layers, 0);
+  while (costs.predicted(tiers) > o.max_kld && costs.upgrade(tiers)) {}
+  for (;;) {
+    OAR_ASSIGN(const auto step, bench.measure(name_of(tiers)));
+    if (!step) return ok_status();
+    if (step->mean_kld <= o.max_kld || !costs.upgrade(tiers)) break;
+  }
+  report.complete = true;
+  return ok_status();
+}
+
+}  // namespace
+
+Result<TuneKvReport> tune_kv(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                             const std::string& text, const TuneKvOptions& options,
+                             const Progress& progress) {
+  if (!(options.max_kld > 0)) {
+    return invalid_argument(cat("max_kld ", options.max_kld, " is not above 0"), "max_kld");
+  }
+  TuneKvReport report;
+  Bench bench(checkpoint, options, progress, report);
+  OAR_RETURN_IF_ERROR(bench.prepare(tokenizer, text));
+  OAR_ASSIGN(const auto cheapest, bench.measure(kTiers[0]));
+  if (cheapest && cheapest->mean_kld <= options.max_kld) report.complete = true;
+  else if (cheapest) OAR_RETURN_IF_ERROR(search_mixture(bench, options, report));
+  // The cheapest that was measured under the bound; else the one with the least divergence.
+  const TuneKvStep* best = nullptr;
+  for (const TuneKvStep& step : report.steps) {
+    const bool within = step.mean_kld <= options.max_kld;
+    if (best == nullptr || (within && !report.within) ||
+        (within == report.within &&
+         (within ? step.kv_bits < best->kv_bits : step.mean_kld < best->mean_kld))) {
+      best = &step;
+    }
+    report.within = best->mean_kld <= options.max_kld;
+  }
+  if (best != nullptr) {
+    report.decision = {best->kv, options.max_kld, best->mean_kld, best->kv_bits, bench.positions()};
+  }
+  report.seconds = bench.seconds();
+  return report;
+}
+
+Result<std::string> choose_kv(const std::string& path, const TuneKvOptions& options,
+                              const Progress& progress) {
+  LoadOptions load;
+  load.mmap = options.model.use_mmap;
+  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path, load, progress));
+  const Logger& log = options.model.log;
+  if (const auto stored = find_kv_decision(checkpoint, options.model.cache_dir, log)) {
+    log(LogLevel::kInfo,
+        cat("--kv auto: ", stored->kv, ", as decided before (mean KLD ", stored->mean_kld, ")"));
+    return stored->kv;
+  }
+  const auto fallback = [&](const std::string& why) -> Result<std::string> {
+    log(LogLevel::kWarning, cat("--kv auto: int8, since ", why, "; `oar tune` takes the time it needs"));
+    return std::string("int8");
+  };
+  if (options.seconds <= 0) return fallback("no decision is stored and none may be searched");
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(const auto tokenizer, make_tokenizer(checkpoint.tokenizer, config.vocab));
+  OAR_ASSIGN(const TuneKvReport report, tune_kv(checkpoint, *tokenizer, {}, options, progress));
+  if (!report.within) {
+    return fallback(report.steps.empty() ? cat("nothing could be measured within ", options.seconds, " s")
+                                         : cat("nothing measured within ", options.seconds,
+                                               " s keeps the mean KLD under ", options.max_kld));
+  }
+  const KvDecision& d = report.decision;
+  const auto stored = store_kv_decision(checkpoint, d, options.model.cache_dir, false);
+  log(LogLevel::kInfo,
+      cat("--kv auto: ", d.kv, ", mean KLD ", d.mean_kld, " over ", d.positions, " positions",
+          stored.ok() ? cat("; kept in ", *stored) : cat("; not kept: ", stored.status().message())));
+  return d.kv;
+}
+
+}  // namespace oar

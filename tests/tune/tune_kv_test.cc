@@ -1,0 +1,156 @@
+// The choice of KV tiers: bounds are kept, time is kept, decisions are found again and refused when they are
+// another model's.
+#include "engine/tune/tune_kv.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/runtime/content_hash.h"
+#include "engine/runtime/model_tokenizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+using namespace oar;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  std::string path = (fs::temp_directory_path() / ("oar-tune-" + std::to_string(getpid()))).string();
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+struct Demo {
+  std::string path = oar_test::source_path("configs/demo");
+  Checkpoint checkpoint = load_checkpoint(path).value();
+  std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(checkpoint.tokenizer, 2048).value();
+};
+
+TuneKvOptions small() {
+  TuneKvOptions o;
+  o.tokens = 384;
+  o.context = 192;
+  o.model.threads = 2;
+  return o;
+}
+
+double kld_of(const TuneKvReport& report, const std::string& kv) {
+  for (const TuneKvStep& s : report.steps) {
+    if (s.kv == kv) return s.mean_kld;
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("a loose bound takes int4 at once") {
+  const Demo demo;
+  TuneKvOptions o = small();
+  o.max_kld = 0.01;
+  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+  REQUIRE(report.ok());
+  CHECK(report->decision.kv == "int4");
+  CHECK(report->decision.kv_bits == 4.5);
+  CHECK(report->decision.positions >= 380);
+  CHECK(report->steps.size() == 1);
+  CHECK(report->within);
+  CHECK(report->complete);
+}
+
+TEST_CASE("a bound between the tiers gives a mixture that was measured under it") {
+  const Demo demo;
+  TuneKvOptions o = small();
+  const auto uniform = [&](double bound) {
+    o.max_kld = bound;
+    auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+    REQUIRE(report.ok());
+    return *report;
+  };
+  const TuneKvReport all = uniform(1e-9);  // nothing holds it: every tier is measured, the safest wins
+  CHECK_FALSE(all.within);
+  CHECK(all.complete);
+  CHECK(all.decision.kv == "int8");
+  const double four = kld_of(all, "int4"), eight = kld_of(all, "int8");
+  REQUIRE(four > 2 * eight);
+  const TuneKvReport mixed = uniform((four + eight) / 2);
+  CAPTURE(mixed.decision.kv, mixed.decision.mean_kld, four, eight);
+  CHECK(mixed.within);
+  CHECK(mixed.complete);
+  CHECK(mixed.decision.mean_kld <= (four + eight) / 2);
+  CHECK(mixed.decision.kv_bits < 8.25);
+  CHECK(kld_of(mixed, mixed.decision.kv) == mixed.decision.mean_kld);
+}
+
+TEST_CASE("no time, no decision; a stop is a stop; a bound of zero is refused") {
+  const Demo demo;
+  TuneKvOptions o = small();
+  o.seconds = 1e-6;
+  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+  REQUIRE(report.ok());
+  CHECK(report->decision.kv.empty());
+  CHECK_FALSE(report->within);
+  o.seconds = 0;
+  const Progress stop = [](std::string_view, uint64_t, uint64_t) { return false; };
+  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, "", o, stop).status().code() == StatusCode::kCancelled);
+  o.max_kld = 0;
+  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, "", o).status().param() == "max_kld");
+}
+
+TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so") {
+  const Folder folder;
+  const Demo demo;
+  std::string said;
+  TuneKvOptions o = small();
+  o.model.cache_dir = folder.path;
+  o.model.log = Logger{[&](LogLevel, std::string_view m) { said += m; }};
+  o.seconds = 0;
+  CHECK(choose_kv(demo.path, o).value() == "int8");
+  CHECK(said.find("oar tune") != std::string::npos);
+  said.clear();
+  o.seconds = 120;
+  o.max_kld = 0.01;
+  CHECK(choose_kv(demo.path, o).value() == "int4");
+  CHECK(said.find("kept in " + folder.path) != std::string::npos);
+  said.clear();
+  o.seconds = 0;
+  CHECK(choose_kv(demo.path, o).value() == "int4");
+  CHECK(said.find("decided before") != std::string::npos);
+  // Another model's, or a damaged one, is passed over.
+  const std::string file = fs::directory_iterator(folder.path + "/kv")->path().string();
+  for (const char* text : {"{\"version\":1}", "{", "{\"version\":2,\"model\":\"x\",\"kv\":\"int4\"}"}) {
+    std::ofstream(file) << text;
+    said.clear();
+    CHECK(choose_kv(demo.path, o).value() == "int8");
+    CHECK(said.find("is not used") != std::string::npos);
+  }
+}
+
+TEST_CASE("a decision is read back as written, and wrong fields are named") {
+  const KvDecision d{"int4/int8", 0.005, 0.004, 6.375, 1000};
+  const json::object good = kv_decision_json(d, "me");
+  const auto back = read_kv_decision(good, "me");
+  REQUIRE(back.ok());
+  CHECK(back->kv == d.kv);
+  CHECK(back->mean_kld == d.mean_kld);
+  CHECK(back->kv_bits == d.kv_bits);
+  CHECK(back->positions == d.positions);
+  CHECK(read_kv_decision(good, "you").status().param() == "model");
+  const auto with = [&](const char* field, const json::value& v) {
+    json::object o = good;
+    o[field] = v;
+    return read_kv_decision(o, "me").status().param();
+  };
+  CHECK(with("version", 2) == "version");
+  CHECK(with("kv", 4) == "kv");
+  CHECK(with("kv", "int4/int5") == "kv");
+  CHECK(with("max_kld", "x") == "max_kld");
+  CHECK(with("mean_kld", -1) == "mean_kld");
+  CHECK(with("positions", 0.5) == "positions");
+  CHECK_FALSE(read_kv_decision(json::value(3), "me").ok());
+}
