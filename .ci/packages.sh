@@ -17,7 +17,7 @@ build_packages() {
     libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libssl-dev \
     prometheus-cpp-dev libspdlog-dev libcli11-dev libjpeg-dev libpng-dev
 }
-test_packages() { echo "$(build_packages)" python3-venv; }
+test_packages() { echo "$(build_packages)" python3-venv dpkg-dev; }
 fuzz_packages() { echo clang libclang-rt-dev; }
 neon_packages() { echo g++-aarch64-linux-gnu qemu-user; }
 

@@ -50,7 +50,7 @@ ctest_run() {
 
 # Packages of PyPI for the client tests, in build/venv; not an error where PyPI cannot be reached.
 find_python() {
-  local packages=(openai 'tritonclient[grpc]') check='import openai, tritonclient.grpc'
+  local packages=(openai 'tritonclient[grpc]' grpcio-tools) check='import openai, tritonclient.grpc, grpc_tools'
   if [ -n "${OAR_PYTHON:-}" ]; then
     test_python=$OAR_PYTHON
   else
@@ -75,12 +75,19 @@ served_test() {
   return "$status"
 }
 
+python_package() {
+  OAR_BIN=build/release/bin/oar OAR_LIBRARY=$PWD/build/release/lib/liboar.so OAR_SOURCE_DIR=$PWD \
+    "$test_python" clients/python/tests/test_package.py
+}
+
 test_clients() {
   if find_python; then
     export test_python
+    step python-package tests python_package || true
     step openai-client tests served_test tests/server/test_openai_client.py || true
     step triton-client tests served_test tests/server/test_triton_client.py || true
   else
+    skip python-package "PyPI cannot be reached and build/venv has no grpcio-tools (build/logs/venv.log)"
     skip openai-client "PyPI cannot be reached and build/venv has no openai (build/logs/venv.log)"
     skip triton-client "PyPI cannot be reached and build/venv has no tritonclient (build/logs/venv.log)"
   fi
@@ -97,6 +104,17 @@ onnx_conformance() {
   build/release/bin/oar conformance onnx $folder >"$log" || true
   cat "$log"
   awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 97.0) } END { exit !ok }' "$log"
+}
+
+# Rendered manifests against Kubernetes' own schemas, which come with the package kubernetes-validate.
+test_manifests() {
+  if build/venv/bin/python -c 'import kubernetes_validate, yaml' 2>/dev/null ||
+    { [ -x build/venv/bin/python ] && build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 \
+      --timeout 15 kubernetes-validate pyyaml >>build/logs/venv.log 2>&1 </dev/null; }; then
+    step manifests check build/venv/bin/python tests/deploy/validate_manifests.py || true
+  else
+    skip manifests "no package kubernetes-validate in build/venv (build/logs/venv.log)"
+  fi
 }
 
 test_onnx() {
@@ -191,6 +209,7 @@ run_tests() {
     step demo check demo || true
     test_clients
     test_onnx
+    test_manifests
   fi
   step arrows check python3 .ci/check_arrows.py || true
   step headers check python3 .ci/check_headers.py --jobs "$(jobs)" || true

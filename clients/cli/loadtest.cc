@@ -132,7 +132,7 @@ Status prepare(Options& o) {
   o.run.keep_gaps = o.detailed || !o.jsonl_file.empty();
   o.run.keep_texts = o.detailed || o.check;
   o.run.stop = &stopped;
-  if (o.workload.model.empty() && o.workload.endpoint != Endpoint::kInfer) {
+  if (o.workload.model.empty() && o.workload.endpoint != Endpoint::kInfer && !is_grpc(o.workload.endpoint)) {
     OAR_ASSIGN(o.workload.model, find_model(o.run));
   }
   return ok_status();
@@ -185,7 +185,12 @@ Result<std::unique_ptr<Side>> run_side(const Options& o, const Workload& workloa
   LoadProgress progress;
   const bool live = !o.quiet && isatty(STDERR_FILENO) != 0;
   std::optional<Scraper> scraper;
-  if (!o.metrics.empty()) scraper.emplace(server, o.metrics, r.spec.headers, 1.0);
+  if (o.metrics.starts_with("http")) {
+    OAR_ASSIGN(const Server where, parse_server(o.metrics, o.tls));
+    scraper.emplace(where, "", r.spec.headers, 1.0);
+  } else if (!o.metrics.empty() && !is_grpc(o.workload.endpoint)) {
+    scraper.emplace(server, o.metrics, r.spec.headers, 1.0);
+  }
   {
     LiveView view(progress, live);
     OAR_ASSIGN(side->run, run_load(r.spec, workload, plans, &progress));
@@ -349,7 +354,8 @@ int run_command(Options o) {
 
 void add_workload(CLI::App& c, Options& o) {
   WorkloadSpec& w = o.workload;
-  c.add_option("--endpoint", o.endpoint, "chat, completions, generate_stream or infer")
+  c.add_option("--endpoint", o.endpoint,
+               "chat, completions, generate_stream, infer, grpc_infer or grpc_stream")
       ->capture_default_str();
   c.add_option("--model", w.model, "default: the first that /v1/models names");
   c.add_option("--prompt-words", w.prompt_words, "of each prompt; a word is about a token")
@@ -372,7 +378,13 @@ void add_workload(CLI::App& c, Options& o) {
   c.add_option("--slow-bytes", o.run.slow_bytes_per_second, "bytes per second of a slow reader")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  c.add_option("--body", o.body_file, "--endpoint infer: file with the JSON request to send");
+  c.add_option("--tensor", w.tensors,
+               "tensor endpoints: an input of random numbers, name:FP32:1,3,224,224; may be repeated")
+      ->allow_extra_args(false);
+  c.add_option("--body", o.body_file, "tensor endpoints: file with the JSON of an Open Inference request");
+  c.add_option("--connections", o.run.connections, "gRPC: calls are spread over so many")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   c.add_option("--extra-body", o.extra, "JSON object whose fields are added to every request");
 }
 
@@ -432,7 +444,8 @@ void add_loadtest(CLI::App& app, Action& action) {
   c->add_option("--against", o->other, "a second server: both in turns, ratios with confidence intervals");
   c->add_option("--rounds", o->rounds, "of --against")->check(CLI::PositiveNumber)->capture_default_str();
   c->add_flag("--check", o->check, "afterwards ask everything again alone: the answers must be the same");
-  c->add_option("--metrics", o->metrics, "path of the server's metrics, read once a second; '' for none")
+  c->add_option("--metrics", o->metrics,
+                "path or whole URL of the server's metrics, read once a second; '' for none")
       ->capture_default_str();
   c->add_option("--json", o->json_file, "summary with the keys of vLLM's benchmark; - is standard output");
   c->add_option("--jsonl", o->jsonl_file, "one JSON object per request");

@@ -11,19 +11,20 @@ int64_t nanoseconds(double seconds) { return static_cast<int64_t>(seconds * 1e9)
 
 }  // namespace
 
-Exchange::Exchange(WorkerContext& worker, Record record, const Plan& plan, std::string request, Done done)
+HttpExchange::HttpExchange(WorkerContext& worker, Record record, const Plan& plan, std::string request,
+                           Done done)
     : worker_(worker),
-      record_(std::move(record)),
       cancel_after_(plan.cancel_after),
       request_(std::move(request)),
       done_(std::move(done)),
       timer_(worker.io),
       pause_(worker.io),
       answer_(worker.endpoint, worker.spec->keep_texts) {
+  record_ = std::move(record);
   record_.slow = plan.slow;
 }
 
-void Exchange::start() {
+void HttpExchange::start() {
   deadline_ = worker_.now() + nanoseconds(worker_.spec->timeout);
   last_byte_ = worker_.now();
   connecting_ = worker_.idle.empty();
@@ -38,25 +39,23 @@ void Exchange::start() {
   }
 }
 
-void Exchange::connect(size_t address) {
+void HttpExchange::connect(size_t address) {
   connecting_ = true;
   last_byte_ = worker_.now();
   link_ = worker_.spec->server.links->make(worker_.io);
-  link_->socket().async_connect(worker_.addresses[address],
-                                [self = shared_from_this(), address](error_code ec) {
-                                  if (self->over_) return;
-                                  if (ec && address + 1 < self->worker_.addresses.size())
-                                    return self->connect(address + 1);
-                                  self->connected(ec);
-                                });
+  link_->socket().async_connect(worker_.addresses[address], [self = self(), address](error_code ec) {
+    if (self->over_) return;
+    if (ec && address + 1 < self->worker_.addresses.size()) return self->connect(address + 1);
+    self->connected(ec);
+  });
 }
 
-void Exchange::connected(error_code ec) {
+void HttpExchange::connected(error_code ec) {
   if (ec) return fail(cat("cannot connect: ", ec.message()));
   error_code ignored;
   link_->socket().set_option(tcp::no_delay(true), ignored);
   if (record_.slow) link_->socket().set_option(asio::socket_base::receive_buffer_size(4096), ignored);
-  link_->async_open([self = shared_from_this()](error_code handshake) {
+  link_->async_open([self = self()](error_code handshake) {
     if (self->over_) return;
     if (handshake) return self->fail(cat("cannot connect: TLS: ", handshake.message()));
     self->connecting_ = false;
@@ -64,7 +63,7 @@ void Exchange::connected(error_code ec) {
   });
 }
 
-void Exchange::write() {
+void HttpExchange::write() {
   parser_.emplace([this](std::string_view body) {
     note_kind();
     worker_.bytes += static_cast<int64_t>(body.size());
@@ -86,22 +85,22 @@ void Exchange::write() {
   });
   record_.sent = last_byte_ = worker_.now();
   if (!reused_) arm();  // from now on for silence, not for connecting
-  link_->async_write(asio::buffer(request_), [self = shared_from_this()](error_code ec) {
+  link_->async_write(asio::buffer(request_), [self = self()](error_code ec) {
     // A server may answer (and close) before it has read everything: what it said counts, so read on.
     if (ec && !self->over_ && self->reused_ && !self->got_bytes_) self->closed_by_server(ec);
   });
   wait();
 }
 
-void Exchange::wait() {
-  link_->async_wait_readable([self = shared_from_this()](error_code ec) {
+void HttpExchange::wait() {
+  link_->async_wait_readable([self = self()](error_code ec) {
     if (self->over_) return;
     if (ec) return self->closed_by_server(ec);
     self->read();
   });
 }
 
-void Exchange::read() {
+void HttpExchange::read() {
   error_code ec;
   size_t most = worker_.buffer.size();
   if (record_.slow)
@@ -114,16 +113,16 @@ void Exchange::read() {
   if (!take({worker_.buffer.data(), n})) return;
   if (!record_.slow) return wait();
   pause_.expires_after(std::chrono::milliseconds(100));
-  pause_.async_wait([self = shared_from_this()](error_code e) {
+  pause_.async_wait([self = self()](error_code e) {
     if (!e && !self->over_) self->wait();
   });
 }
 
-void Exchange::note_kind() {
+void HttpExchange::note_kind() {
   event_stream_ = parser_->status_code() == 200 && parser_->content_type().starts_with("text/event-stream");
 }
 
-bool Exchange::take(std::string_view bytes) {
+bool HttpExchange::take(std::string_view bytes) {
   if (Status s = parser_->push(bytes); !s.ok()) return fail(s.message()), false;
   if (!answer_.error().empty()) return fail(answer_.error()), false;
   if (parser_->done()) return complete(parser_->keep_alive()), false;
@@ -134,7 +133,7 @@ bool Exchange::take(std::string_view bytes) {
   return true;
 }
 
-void Exchange::closed_by_server(error_code ec) {
+void HttpExchange::closed_by_server(error_code ec) {
   if (reused_ && !got_bytes_) {  // a kept connection that the server had given up meanwhile
     reused_ = false;
     return connect(0);
@@ -144,15 +143,15 @@ void Exchange::closed_by_server(error_code ec) {
   complete(false);
 }
 
-void Exchange::fail(std::string why) {
+void HttpExchange::fail(std::string why) {
   if (over_) return;
   record_.error = std::move(why);
   complete(false);
 }
 
-void Exchange::abort(const char* why) { fail(why); }
+void HttpExchange::abort(const char* why) { fail(why); }
 
-void Exchange::complete(bool reusable) {
+void HttpExchange::complete(bool reusable) {
   if (over_) return;
   over_ = true;
   record_.end = worker_.now();
@@ -179,18 +178,18 @@ void Exchange::complete(bool reusable) {
 }
 
 // Re-armed when it fires and not with every byte: a timer per chunk would cost more than the chunk.
-void Exchange::arm() {
+void HttpExchange::arm() {
   const RunSpec& spec = *worker_.spec;
   int64_t next = deadline_;
   if (connecting_) next = std::min(next, last_byte_ + nanoseconds(spec.connect_timeout));
   else if (!record_.slow) next = std::min(next, last_byte_ + nanoseconds(spec.stall_timeout));
   timer_.expires_at(worker_.start + std::chrono::nanoseconds(next));
-  timer_.async_wait([self = shared_from_this()](error_code ec) {
+  timer_.async_wait([self = self()](error_code ec) {
     if (!ec && !self->over_) self->on_timer();
   });
 }
 
-void Exchange::on_timer() {
+void HttpExchange::on_timer() {
   const RunSpec& spec = *worker_.spec;
   const int64_t now = worker_.now();
   if (now >= deadline_) return fail(cat("no complete answer within ", spec.timeout, " s"));

@@ -41,15 +41,26 @@ struct WorkerContext {
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using Done = std::function<void(Exchange&)>;
-  // `request` is the whole HTTP request. `done` is called once.
-  Exchange(WorkerContext& worker, Record record, const Plan& plan, std::string request, Done done);
-  void start();
+  virtual ~Exchange() = default;
+  virtual void start() = 0;
   // Ends it now, without waiting for anything.
-  void abort(const char* why);
+  virtual void abort(const char* why) = 0;
   Record& record() { return record_; }
+
+ protected:
+  Record record_;
+};
+
+class HttpExchange final : public Exchange {
+ public:
+  // `request` is the whole HTTP request. `done` is called once.
+  HttpExchange(WorkerContext& worker, Record record, const Plan& plan, std::string request, Done done);
+  void start() override;
+  void abort(const char* why) override;
 
  private:
   using error_code = boost::system::error_code;
+  std::shared_ptr<HttpExchange> self() { return std::static_pointer_cast<HttpExchange>(shared_from_this()); }
   void connect(size_t address);
   void connected(error_code ec);
   void write();
@@ -64,7 +75,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void on_timer();
 
   WorkerContext& worker_;
-  Record record_;
   int64_t cancel_after_;
   std::string request_;
   Done done_;

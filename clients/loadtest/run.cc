@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "clients/loadtest/exchange.h"
+#include "clients/loadtest/grpc_exchange.h"
 #include "engine/base/format.h"
 
 namespace oar::loadtest {
@@ -41,10 +42,11 @@ void raise_descriptor_limit() {
 class Worker {
  public:
   Worker(const RunSpec& spec, const Workload& workload, const std::vector<Plan>& plans, int index,
-         std::vector<tcp::endpoint> addresses, LoadProgress* progress)
+         std::vector<tcp::endpoint> addresses, std::shared_ptr<GrpcTarget> grpc, LoadProgress* progress)
       : spec_(spec),
         workload_(workload),
         plans_(plans),
+        grpc_(std::move(grpc)),
         next_(static_cast<size_t>(index)),
         timer_(context_.io),
         stop_timer_(context_.io) {
@@ -57,8 +59,7 @@ class Worker {
     slots_ = share(spec.concurrency);
     max_in_flight_ = spec.max_in_flight > 0 ? std::max<int64_t>(1, share(spec.max_in_flight)) : 0;
     prefix_ = cat("POST ", spec.server.base, workload.target(), " HTTP/1.1\r\nHost: ", spec.server.host, ":",
-                  spec.server.port, "\r\nUser-Agent: oar-loadtest\r\nContent-Type: application/json\r\n",
-                  "Accept: text/event-stream, application/json\r\n");
+                  spec.server.port, "\r\nUser-Agent: oar-loadtest\r\n", workload.content_headers());
     for (const std::string& h : spec.headers) prefix_ += h + "\r\n";
   }
 
@@ -93,7 +94,9 @@ class Worker {
     return stopping_ || next_ >= plans_.size() ||
            (spec_.duration > 0 && context_.now() >= static_cast<int64_t>(spec_.duration * 1e9));
   }
+  // gRPC makes its message from the prompt alone.
   std::string request_of(size_t plan, const Session& s) const {
+    if (grpc_) return s.history.back().content;
     const std::string body = workload_.body(plans_[plan], s.history);
     return cat(prefix_, "Content-Length: ", body.size(), "\r\n\r\n", body);
   }
@@ -116,6 +119,7 @@ class Worker {
   const RunSpec& spec_;
   const Workload& workload_;
   const std::vector<Plan>& plans_;
+  const std::shared_ptr<GrpcTarget> grpc_;  // null: HTTP
   WorkerContext context_;
   size_t next_;
   int64_t slots_ = 0, max_in_flight_ = 0;
@@ -135,9 +139,12 @@ void Worker::send(Prepared p, int64_t intended, int64_t now) {
   record.dispatched = now;
   const size_t plan = p.plan;
   auto session = std::make_shared<Session>(std::move(p.session));
-  auto exchange = std::make_shared<Exchange>(
-      context_, std::move(record), plans_[plan], std::move(p.request),
-      [this, plan, session](Exchange& e) { finished(e, plan, std::move(*session)); });
+  auto done = [this, plan, session](Exchange& e) { finished(e, plan, std::move(*session)); };
+  std::shared_ptr<Exchange> exchange;
+  if (grpc_) exchange = grpc_->make(context_, std::move(record), plans_[plan], p.request, std::move(done));
+  else
+    exchange = std::make_shared<HttpExchange>(context_, std::move(record), plans_[plan], std::move(p.request),
+                                              std::move(done));
   in_flight_.insert(exchange);
   if (context_.progress != nullptr) {
     context_.progress->dispatched.fetch_add(1, std::memory_order_relaxed);
@@ -263,6 +270,8 @@ Result<Server> parse_server(const std::string& url, const TlsOptions& tls_option
       !s.port.empty() && s.port.size() <= 5 && s.port.find_first_not_of("0123456789") == std::string::npos;
   if (s.host.empty() || !digits || s.base.find_first_of(" \r\n") != std::string::npos)
     return invalid_argument(cat("server: '", url, "' is no address; write http://host:port"), "server");
+  s.tls = tls;
+  s.tls_options = tls_options;
   s.links = LinkMaker::plain();
   if (tls) { OAR_ASSIGN(s.links, LinkMaker::tls(s.host, tls_options)); }
   return s;
@@ -274,6 +283,8 @@ Result<RunResult> run_load(const RunSpec& spec, const Workload& workload, const 
     if (h.find(':') == std::string::npos || h.find_first_of("\r\n") != std::string::npos)
       return invalid_argument(cat("header: '", h, "' is no header; write 'Name: value'"), "header");
   raise_descriptor_limit();
+  std::shared_ptr<GrpcTarget> grpc;
+  if (is_grpc(workload.spec().endpoint)) { OAR_ASSIGN(grpc, GrpcTarget::create(spec, workload)); }
   asio::io_context resolving;
   boost::system::error_code ec;
   const auto found = tcp::resolver(resolving).resolve(spec.server.host, spec.server.port, ec);
@@ -288,7 +299,7 @@ Result<RunResult> run_load(const RunSpec& spec, const Workload& workload, const 
       own.closed_loop ? std::max<int64_t>(1, own.concurrency) : static_cast<int64_t>(plans.size())));
   std::vector<std::unique_ptr<Worker>> workers;
   for (int i = 0; i < own.threads; ++i)
-    workers.push_back(std::make_unique<Worker>(own, workload, plans, i, addresses, progress));
+    workers.push_back(std::make_unique<Worker>(own, workload, plans, i, addresses, grpc, progress));
   const double cpu = cpu_seconds();
   // Threads and first bodies take a moment that should not be lateness.
   const Clock::time_point start = Clock::now() + std::chrono::milliseconds(spec.closed_loop ? 0 : 20);

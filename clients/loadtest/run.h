@@ -23,6 +23,8 @@ struct Server {
   std::string port;
   std::string base;  // path in front of the endpoint's, "" as a rule
   std::string url;   // as given
+  bool tls = false;
+  TlsOptions tls_options;
   std::shared_ptr<const LinkMaker> links;
 };
 // "http[s]://host[:port][/base]". INVALID_ARGUMENT; for https also what LinkMaker::tls says.
@@ -35,6 +37,7 @@ struct RunSpec {
   int64_t concurrency = 1;      // closed loop: requests under way
   int64_t max_in_flight = 0;    // open loop: more wait in the client, and their waiting counts; 0: no limit
   int threads = 1;              // of the client
+  int connections = 4;          // gRPC: calls are spread over so many; HTTP opens what it needs
   double duration = 0;          // seconds after which nothing new is sent; 0: until the plans are used up
   double timeout = 600;         // seconds of one request
   double stall_timeout = 60;    // seconds without a byte
@@ -58,8 +61,8 @@ struct Record {
   bool counted_by_server = false;  // token numbers are the server's `usage`; else chunks were counted
   bool cancelled = false, slow = false;
   int64_t chunks = 0;
-  unsigned http_status = 0;
-  std::string error;  // empty: it went well
+  unsigned http_status = 0;  // gRPC: its status code
+  std::string error;         // empty: it went well
   std::string text;
   std::vector<float> gaps;  // milliseconds between chunks with output
   bool ok() const { return error.empty() && !cancelled; }

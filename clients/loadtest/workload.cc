@@ -13,7 +13,9 @@ namespace {
 constexpr std::pair<const char*, Endpoint> kEndpoints[] = {{"chat", Endpoint::kChat},
                                                            {"completions", Endpoint::kCompletions},
                                                            {"generate_stream", Endpoint::kGenerateStream},
-                                                           {"infer", Endpoint::kInfer}};
+                                                           {"infer", Endpoint::kInfer},
+                                                           {"grpc_infer", Endpoint::kGrpcInfer},
+                                                           {"grpc_stream", Endpoint::kGrpcStream}};
 constexpr int64_t kBlockWords = 512;  // of a Mooncake hash id
 
 // Short common words: one token each in most vocabularies.
@@ -80,11 +82,26 @@ Result<Workload> Workload::create(WorkloadSpec s) {
   OAR_RETURN_IF_ERROR(in_range("temperature", s.temperature, 0, 100));
   if (s.turns > 1 && s.endpoint != Endpoint::kChat)
     return invalid_argument("turns: conversations need --endpoint chat", "turns");
-  if (s.endpoint == Endpoint::kInfer && s.body.empty())
-    return invalid_argument("body: --endpoint infer needs --body FILE with the request to send", "body");
-  if (s.model.empty() && (s.endpoint == Endpoint::kGenerateStream || s.endpoint == Endpoint::kInfer))
+  if (!s.body.empty() && !s.tensors.empty())
+    return invalid_argument("body: give either --body or --tensor", "body");
+  if (s.endpoint == Endpoint::kInfer && s.body.empty() && s.tensors.empty())
+    return invalid_argument(
+        "body: --endpoint infer needs what to send: --tensor name:FP32:1,8 or --body FILE", "body");
+  const bool tensors = s.endpoint == Endpoint::kInfer || is_grpc(s.endpoint);
+  if (!s.tensors.empty() && !tensors)
+    return invalid_argument("tensor: is for the endpoints infer, grpc_infer and grpc_stream", "tensor");
+  if (s.model.empty() && (s.endpoint == Endpoint::kGenerateStream || tensors))
     return invalid_argument("model: is part of the address of this endpoint; give --model", "model");
-  return Workload(std::move(s));
+  Workload w(std::move(s));
+  for (const std::string& t : w.spec_.tensors) {
+    OAR_ASSIGN(InputTensor made, parse_tensor_option(t, w.spec_.seed + w.tensors_.size()));
+    w.tensors_.push_back(std::move(made));
+  }
+  if (is_grpc(w.spec_.endpoint) && !w.spec_.body.empty()) {
+    OAR_ASSIGN(w.tensors_, parse_tensor_body(w.spec_.body));
+  }
+  if (w.spec_.endpoint == Endpoint::kInfer && !w.tensors_.empty()) w.binary_ = binary_body(w.tensors_);
+  return w;
 }
 
 std::vector<Plan> Workload::plan(int64_t count, const std::vector<double>& arrivals) const {
@@ -128,8 +145,25 @@ std::string Workload::target() const {
     case Endpoint::kGenerateStream:
       return cat("/v2/models/", spec_.model, spec_.stream ? "/generate_stream" : "/generate");
     case Endpoint::kInfer: return cat("/v2/models/", spec_.model, "/infer");
+    case Endpoint::kGrpcInfer: return "/inference.GRPCInferenceService/ModelInfer";
+    case Endpoint::kGrpcStream: return "/inference.GRPCInferenceService/ModelStreamInfer";
   }
   return "/";
+}
+
+std::string Workload::content_headers() const {
+  if (!binary_.body.empty())
+    return cat("Content-Type: application/octet-stream\r\nInference-Header-Content-Length: ",
+               binary_.header_length, "\r\n");
+  return "Content-Type: application/json\r\nAccept: text/event-stream, application/json\r\n";
+}
+
+std::string Workload::sampling(const Plan& p) const {
+  json::object o{
+      {"max_tokens", p.output_tokens}, {"temperature", spec_.temperature}, {"seed", p.seed & 0x7fffffff}};
+  if (spec_.ignore_eos) o["ignore_eos"] = true;
+  for (const auto& e : spec_.extra) o[e.key()] = e.value();
+  return json::serialize(o);
 }
 
 std::string Workload::prompt(const Plan& p) const {
@@ -149,7 +183,7 @@ std::string Workload::prompt(const Plan& p) const {
 }
 
 std::string Workload::body(const Plan& p, const std::vector<Message>& history) const {
-  if (spec_.endpoint == Endpoint::kInfer) return spec_.body;
+  if (spec_.endpoint == Endpoint::kInfer) return binary_.body.empty() ? spec_.body : binary_.body;
   json::object o;
   if (!spec_.model.empty()) o["model"] = spec_.model;
   if (spec_.endpoint == Endpoint::kChat) {

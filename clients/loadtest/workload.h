@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "clients/loadtest/arrival.h"
+#include "clients/loadtest/tensor_request.h"
 #include "clients/loadtest/trace.h"
 #include "engine/base/json.h"
 #include "engine/base/status.h"
@@ -13,7 +14,9 @@
 namespace oar::loadtest {
 
 // Protocols of the requests; the names are those of --endpoint.
-enum class Endpoint : uint8_t { kChat, kCompletions, kGenerateStream, kInfer };
+enum class Endpoint : uint8_t { kChat, kCompletions, kGenerateStream, kInfer, kGrpcInfer, kGrpcStream };
+// Over gRPC rather than HTTP.
+inline bool is_grpc(Endpoint e) { return e == Endpoint::kGrpcInfer || e == Endpoint::kGrpcStream; }
 Result<Endpoint> parse_endpoint(const std::string& name);
 const char* endpoint_name(Endpoint endpoint);
 
@@ -34,7 +37,8 @@ struct WorkloadSpec {
   double cancel_share = 0;  // of the requests: the client leaves after a few chunks
   double slow_share = 0;    // of the requests: the client reads slowly
   json::object extra;       // more fields of every body
-  std::string body;         // kInfer: the body, as it is
+  std::string body;         // tensors as the JSON of an Open Inference request; kInfer sends it as it is
+  std::vector<std::string> tensors;  // or as --tensor gives them; kInfer then sends binary tensors
 };
 
 // One request to come.
@@ -64,14 +68,22 @@ class Workload {
   std::vector<Plan> plan(const std::vector<TraceEntry>& trace, double speed, int64_t words_limit,
                          int64_t output_limit) const;
 
-  std::string target() const;  // "/v1/chat/completions"
+  // What a gRPC request holds: none for text.
+  const std::vector<InputTensor>& tensors() const { return tensors_; }
+
+  std::string content_headers() const;  // of a body
+  std::string target() const;           // "/v1/chat/completions"
   std::string prompt(const Plan& plan) const;
   // `history` holds the messages of a conversation, the new question last; kChat and kCompletions.
   std::string body(const Plan& plan, const std::vector<Message>& history) const;
+  // max_tokens and the rest as one JSON object: the `sampling_parameters` of a gRPC request.
+  std::string sampling(const Plan& plan) const;
 
  private:
   explicit Workload(WorkloadSpec spec) : spec_(std::move(spec)) {}
   WorkloadSpec spec_;
+  std::vector<InputTensor> tensors_;
+  BinaryBody binary_;  // kInfer with --tensor
 };
 
 }  // namespace oar::loadtest

@@ -157,7 +157,7 @@ class Files(unittest.TestCase):
         if tool is None:
             self.skipTest("skipped: neither kustomize nor kubectl is installed")
         command = [tool, "build"] if tool.endswith("kustomize") else [tool, "kustomize"]
-        for folder in ("kubernetes/base", "kubernetes/overlays/production"):
+        for folder in ("kubernetes/base", "kubernetes/overlays/production", "kubernetes/overlays/tls"):
             out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=60)
             self.assertEqual(out.returncode, 0, out.stderr)
             self.assertIn("app.kubernetes.io/name: oar", out.stdout)

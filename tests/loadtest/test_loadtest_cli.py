@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`oar loadtest` as a user runs it, against the tests' own server of known times. Python 3, standard library only."""
 import csv
+import glob
 import html.parser
 import io
 import json
@@ -33,6 +34,24 @@ class Server:
 
 def oar(*arguments, timeout=60):
     return subprocess.run([OAR, "loadtest", *arguments], capture_output=True, text=True, timeout=timeout)
+
+
+def write_onnx(path):
+    """z = x + y over f32[n, 2], as protobuf bytes."""
+    def field(number, data):
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def varint(number, v):
+        return bytes([number << 3, v])
+
+    def value(name):
+        shape = field(1, field(2, b"n")) + field(1, varint(1, 2))
+        return field(1, name) + field(2, field(1, varint(1, 1) + field(2, shape)))
+
+    node = field(1, b"x") + field(1, b"y") + field(2, b"z") + field(4, b"Add")
+    graph = field(1, node) + field(2, b"g") + field(11, value(b"x")) + field(11, value(b"y")) + field(12, value(b"z"))
+    with open(path, "wb") as f:
+        f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
 
 
 class Loadtest(unittest.TestCase):
@@ -99,6 +118,50 @@ class Loadtest(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0, arguments)
                 if message != "cannot":
                     self.assertIn(message, done.stderr, arguments)
+
+    def test_every_kind_of_trace(self):
+        """The public traces that the collection holds, a few requests of each, as fast as the client can."""
+        data = os.environ.get("OAR_TEST_DATA", os.path.join(os.environ["OAR_SOURCE_DIR"], "../shared/data"))
+        files = sorted(glob.glob(os.path.join(data, "traces", "*.csv")) + glob.glob(os.path.join(data, "traces", "*.jsonl")))
+        if not files:
+            self.skipTest("skipped: no traces in " + data)
+        with Server(1, 1, 1, 3) as url:
+            for trace in files:
+                done = oar(url, "--trace", trace, "-n", "15", "--speed", "1e6", "--trace-words", "20", "--trace-output", "4", "--csv", "-")
+                self.assertIn("15 completed", done.stdout + done.stderr, trace + done.stderr)
+
+    @unittest.skipIf(os.environ.get("OAR_WITH_SERVER") == "0", "skipped: a build without the server")
+    def test_tensors_over_rest_and_grpc(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = os.path.join(folder, "add.onnx")
+            write_onnx(model)
+            server = subprocess.Popen([OAR, "serve", model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
+                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            try:
+                lines = iter(server.stdout.readline, "")
+                http = next(line.split()[1] for line in lines if line.startswith("http "))
+                grpc = next(line.split()[1] for line in lines if line.startswith("grpc "))
+                next(line for line in lines if line.startswith("ready"))
+                body = os.path.join(folder, "body.json")
+                with open(body, "w", encoding="utf-8") as f:
+                    json.dump({"inputs": [{"name": n, "datatype": "FP32", "shape": [1, 2], "data": [[1, 2.5]]} for n in "xy"]}, f)
+                tensors = ["--tensor", "x:FP32:4,2", "--tensor", "y:FP32:4,2"]
+                for arguments in ([http, "--endpoint", "infer", *tensors], [http, "--endpoint", "infer", "--body", body],
+                                  [grpc, "--endpoint", "grpc_infer", *tensors], [grpc, "--endpoint", "grpc_infer", "--body", body],
+                                  [grpc, "--endpoint", "grpc_stream", *tensors]):
+                    done = oar(*arguments, "--model", "add", "-n", "40", "-c", "4")
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertIn("40 completed", done.stdout)
+                    # The same tensors, alone and under load: the same answers, byte by byte.
+                    done = oar(*arguments, "--model", "add", "-n", "20", "-c", "4", "--check")
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                done = oar(grpc, "--endpoint", "grpc_infer", "--model", "add", "--tensor", "x:FP32:4,3", "--tensor", "y:FP32:4,2", "-n", "3")
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("INVALID_ARGUMENT", done.stdout)
+            finally:
+                server.terminate()
+                server.wait(timeout=30)
+                server.stdout.close()
 
     def test_interrupt_reports_what_there_is(self):
         with Server(1, 5, 500, 100) as url:

@@ -1,0 +1,101 @@
+"""liboar.so through ctypes: finding it, its structures (engine/capi/oar.h), its errors. No build step."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from oar._wire import OarError
+
+ABI_VERSION = 0
+MAX_RANK = 8
+
+
+class ModelOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("weights", c_char_p), ("kv", c_char_p),
+                ("max_context", c_int64), ("max_batch_tokens", c_int64), ("max_sequences", c_int64),
+                ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
+                ("deterministic", c_int32), ("no_mmap", c_int32), ("reserved", c_int32), ("log", c_void_p),
+                ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
+
+
+class Sampling(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("temperature", c_float), ("top_p", c_float), ("min_p", c_float),
+                ("top_k", c_int32), ("repetition_penalty", c_float), ("presence_penalty", c_float),
+                ("frequency_penalty", c_float), ("max_tokens", c_int64), ("min_tokens", c_int64), ("n", c_int32),
+                ("has_seed", c_int32), ("seed", c_uint64), ("ignore_eos", c_int32), ("logprobs", c_int32),
+                ("keep_special_tokens", c_int32), ("include_stop", c_int32), ("timeout_ms", c_int64),
+                ("stop", POINTER(c_char_p)), ("stop_count", c_size_t), ("stop_tokens", POINTER(c_int32)),
+                ("stop_token_count", c_size_t), ("bias_tokens", POINTER(c_int32)), ("bias_values", POINTER(c_float)),
+                ("bias_count", c_size_t), ("cache_salt", c_char_p)]
+
+
+class Event(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("index", c_int32), ("text", POINTER(c_char)), ("text_length", c_size_t),
+                ("tokens", POINTER(c_int32)), ("logprobs", POINTER(c_float)), ("token_count", c_size_t),
+                ("finish", c_int), ("status", c_int), ("message", c_char_p), ("prompt_tokens", c_int64),
+                ("cached_tokens", c_int64), ("completion_tokens", c_int64), ("seconds_to_first_token", c_double),
+                ("seconds", c_double)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK), ("data", c_void_p), ("bytes", c_size_t)]
+
+
+class TensorInfo(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK)]
+
+
+HANDLE = c_uint64
+_FUNCTIONS = {
+    "oar_abi_version": (c_uint32, []),
+    "oar_version": (c_char_p, []),
+    "oar_status_name": (c_char_p, [c_int]),
+    "oar_last_error": (c_char_p, []),
+    "oar_last_error_param": (c_char_p, []),
+    "oar_model_options_init": (c_int, [POINTER(ModelOptions), c_size_t]),
+    "oar_model_load": (c_int, [c_char_p, POINTER(ModelOptions), POINTER(HANDLE)]),
+    "oar_model_close": (c_int, [HANDLE]),
+    "oar_model_describe": (c_int, [HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "oar_tokenize": (c_int, [HANDLE, c_char_p, c_size_t, c_int, POINTER(c_int32), c_size_t, POINTER(c_size_t)]),
+    "oar_detokenize": (c_int, [HANDLE, POINTER(c_int32), c_size_t, c_int, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "oar_chat_prompt": (c_int, [HANDLE, c_char_p, c_char_p, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "oar_sampling_init": (c_int, [POINTER(Sampling), c_size_t]),
+    "oar_generate_text": (c_int, [HANDLE, c_char_p, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
+    "oar_generate_tokens": (c_int, [HANDLE, POINTER(c_int32), c_size_t, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
+    "oar_generate_chat": (c_int, [HANDLE, c_char_p, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
+    "oar_generation_next": (c_int, [HANDLE, c_int64, POINTER(POINTER(Event))]),
+    "oar_generation_close": (c_int, [HANDLE]),
+    "oar_predictor_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),
+    "oar_predictor_clone": (c_int, [HANDLE, POINTER(HANDLE)]),
+    "oar_predictor_close": (c_int, [HANDLE]),
+    "oar_predictor_counts": (c_int, [HANDLE, POINTER(c_size_t), POINTER(c_size_t)]),
+    "oar_predictor_input": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
+    "oar_predictor_output": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
+    "oar_predictor_run": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(HANDLE)]),
+    "oar_outputs_get": (c_int, [HANDLE, c_size_t, POINTER(Tensor)]),
+    "oar_outputs_close": (c_int, [HANDLE]),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The library that $OAR_LIBRARY names, or liboar.so.0 as the system finds it. ctypes gives up the GIL in every call."""
+    name = os.environ.get("OAR_LIBRARY", f"liboar.so.{ABI_VERSION}")
+    try:
+        found = ctypes.CDLL(name)
+    except OSError as e:
+        raise OarError(f"cannot load {name} ({e}); install liboar0, or set OAR_LIBRARY to the path of liboar.so") from e
+    for function, (result, arguments) in _FUNCTIONS.items():
+        f = getattr(found, function)
+        f.restype, f.argtypes = result, arguments
+    if found.oar_abi_version() != ABI_VERSION:
+        raise OarError(f"{name} has ABI {found.oar_abi_version()}, this package needs {ABI_VERSION}")
+    return found
+
+
+def check(status: int) -> None:
+    if status != 0:
+        lib = library()
+        raise OarError(lib.oar_last_error().decode(), lib.oar_status_name(status).decode(), lib.oar_last_error_param().decode() or None)

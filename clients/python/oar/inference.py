@@ -1,0 +1,188 @@
+"""ONNX and Paddle models inside this process, on NumPy arrays without copies, under the names that users of Paddle
+Inference know:
+
+    config = Config("inference.pdmodel", "inference.pdiparams")     # or Config("model.onnx"), or a folder
+    predictor = create_predictor(config)
+    predictor.get_input_handle("x").copy_from_cpu(x)                 # or .share_external_data(x)
+    predictor.run()
+    y = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
+
+or in one call: y, = predictor.run([x]).
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from oar._library import HANDLE, MAX_RANK, Tensor, TensorInfo, check, library
+from oar._wire import OarError
+
+# oar_dtype to NumPy; bf16, which NumPy has not, is seen as its bits.
+_TYPES = {1: np.float32, 2: np.float64, 3: np.float16, 4: np.uint16, 5: np.bool_, 6: np.int8, 7: np.uint8, 8: np.int16,
+          9: np.uint16, 10: np.int32, 11: np.uint32, 12: np.int64, 13: np.uint64}
+_NUMBERS = {np.dtype(t): n for n, t in _TYPES.items() if n != 4}
+
+
+class Config:
+    def __init__(self, prog_file: str, params_file: Optional[str] = None):
+        # The parameters of a Paddle model are found beside its program, by the same stem.
+        self._path, self._params, self._threads = prog_file, params_file, 0
+
+    def prog_file(self) -> str:
+        return self._path
+
+    def params_file(self) -> Optional[str]:
+        return self._params
+
+    def set_cpu_math_library_num_threads(self, threads: int) -> None:
+        """0: all processors; 1: the thread that calls run() alone."""
+        self._threads = threads
+
+    def cpu_math_library_num_threads(self) -> int:
+        return self._threads
+
+    def disable_gpu(self) -> None:
+        """Predictors run on the CPU."""
+
+    def use_gpu(self) -> bool:
+        return False
+
+
+class InputTensor:
+    def __init__(self, name: str, dtype: int):
+        self._name, self._dtype, self._array = name, dtype, None
+
+    def name(self) -> str:
+        return self._name
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Kept for programs that call it: the array given brings its own shape."""
+
+    def copy_from_cpu(self, array: np.ndarray) -> None:
+        self._array = np.array(array, order="C", copy=True)
+
+    def share_external_data(self, array: np.ndarray) -> None:
+        """No copy: the array must be C-contiguous and stay unchanged during run()."""
+        if not array.flags["C_CONTIGUOUS"]:
+            raise ValueError(f"input '{self._name}': the array is not C-contiguous; use copy_from_cpu()")
+        self._array = array
+
+    def shape(self) -> List[int]:
+        return [] if self._array is None else list(self._array.shape)
+
+
+class OutputTensor:
+    def __init__(self, name: str):
+        self._name, self._array = name, None
+
+    def name(self) -> str:
+        return self._name
+
+    def copy_to_cpu(self) -> np.ndarray:
+        """The result of the last run(). It lies in the library's memory, which lives as long as the array does."""
+        if self._array is None:
+            raise OarError(f"output '{self._name}': run() has not been called", "FAILED_PRECONDITION")
+        return self._array
+
+    def shape(self) -> List[int]:
+        return [] if self._array is None else list(self._array.shape)
+
+
+class Predictor:
+    """run() with a list of arrays may be called by many threads at once; the handles belong to one, so clone() for each."""
+
+    def __init__(self, handle: HANDLE):
+        self._lib, self._handle = library(), handle
+        self._close = weakref.finalize(self, self._lib.oar_predictor_close, handle)
+        counts = ctypes.c_size_t(), ctypes.c_size_t()
+        check(self._lib.oar_predictor_counts(handle, *counts))
+        self._inputs = {}
+        for i in range(counts[0].value):
+            info = self._info(self._lib.oar_predictor_input, i)
+            self._inputs[info.name.decode()] = InputTensor(info.name.decode(), info.dtype)
+        self._outputs = {}
+        for i in range(counts[1].value):
+            name = self._info(self._lib.oar_predictor_output, i).name.decode()
+            self._outputs[name] = OutputTensor(name)
+
+    def _info(self, function: Any, index: int) -> TensorInfo:
+        info = TensorInfo()
+        check(function(self._handle, index, info, ctypes.sizeof(info)))
+        return info
+
+    def get_input_names(self) -> List[str]:
+        return list(self._inputs)
+
+    def get_output_names(self) -> List[str]:
+        return list(self._outputs)
+
+    def get_input_handle(self, name: str) -> InputTensor:
+        return self._inputs[name]
+
+    def get_output_handle(self, name: str) -> OutputTensor:
+        return self._outputs[name]
+
+    def clone(self) -> "Predictor":
+        """On the same weights and threads."""
+        handle = HANDLE()
+        check(self._lib.oar_predictor_clone(self._handle, handle))
+        return Predictor(handle)
+
+    def close(self) -> None:
+        self._close()
+
+    def run(self, inputs: Optional[Sequence[np.ndarray]] = None) -> Any:
+        """With arrays in the order of get_input_names(): their outputs. Without: on the handles; True."""
+        if inputs is not None:
+            return self._run([np.ascontiguousarray(a) for a in inputs])
+        arrays = []
+        for name, tensor in self._inputs.items():
+            if tensor._array is None:
+                raise OarError(f"input '{name}' has no data; call copy_from_cpu() or share_external_data()", "INVALID_ARGUMENT")
+            arrays.append(tensor._array)
+        for tensor, array in zip(self._outputs.values(), self._run(arrays)):
+            tensor._array = array
+        return True
+
+    def _run(self, arrays: List[np.ndarray]) -> List[np.ndarray]:
+        tensors = (Tensor * len(arrays))()
+        for t, a, name in zip(tensors, arrays, self._inputs):
+            if a.dtype not in _NUMBERS:
+                raise OarError(f"input '{name}': dtype {a.dtype} is not supported", "INVALID_ARGUMENT")
+            if a.ndim > MAX_RANK:
+                raise OarError(f"input '{name}': rank {a.ndim} is more than {MAX_RANK}", "INVALID_ARGUMENT")
+            # A file that wants bf16 takes its bits as uint16.
+            t.dtype = 4 if self._inputs[name]._dtype == 4 and a.dtype == np.uint16 else _NUMBERS[a.dtype]
+            t.rank, t.data, t.bytes = a.ndim, a.ctypes.data, a.nbytes
+            t.shape[:a.ndim] = a.shape
+        outputs = HANDLE()
+        check(self._lib.oar_predictor_run(self._handle, tensors, len(arrays), outputs))
+        owner = _Outputs(self._lib, outputs)
+        return [owner.array(i) for i in range(len(self._outputs))]
+
+
+class _Outputs:
+    """Memory of one run's results; each array over it keeps it alive."""
+
+    def __init__(self, lib: Any, handle: HANDLE):
+        self._lib, self._handle = lib, handle
+        weakref.finalize(self, lib.oar_outputs_close, handle)
+
+    def array(self, index: int) -> np.ndarray:
+        t = Tensor()
+        check(self._lib.oar_outputs_get(self._handle, index, t))
+        shape, dtype = tuple(t.shape[:t.rank]), np.dtype(_TYPES[t.dtype])
+        if t.bytes == 0:
+            return np.empty(shape, dtype)
+        memory = (ctypes.c_char * t.bytes).from_address(t.data)
+        memory._owner = self  # a ctypes array takes attributes; the NumPy array holds it as its base
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def create_predictor(config: Config) -> Predictor:
+    handle = HANDLE()
+    check(library().oar_predictor_load(config.prog_file().encode(), config.cpu_math_library_num_threads(), handle))
+    return Predictor(handle)

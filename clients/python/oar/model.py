@@ -1,0 +1,149 @@
+"""A language model inside this process, through liboar.so."""
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
+
+from oar._library import Event, HANDLE, ModelOptions, Sampling, check, library
+from oar._wire import Answer, Chunk, Messages, OarError, Usage
+
+_FINISH = {1: "stop", 2: "length", 3: "cancelled", 4: "deadline", 5: "error"}
+_INTS = {"max_tokens", "min_tokens", "top_k", "n", "ignore_eos", "keep_special_tokens", "include_stop", "timeout_ms"}
+_FLOATS = {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+
+
+class Model:
+    """    with Model("demo") as model:
+            print(model.generate("Once upon a time", max_tokens=32).text)
+            for chunk in model.stream_chat("Good morrow!"):
+                print(chunk.text, end="")
+
+    Options of generating: temperature, top_p, min_p, top_k, repetition_penalty, presence_penalty, frequency_penalty,
+    max_tokens, min_tokens, n, seed, stop, ignore_eos, timeout_ms. A Model may be used by many threads at once.
+    """
+
+    def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
+                 max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False):
+        self._lib, self._handle = library(), HANDLE()
+        o = ModelOptions()
+        check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
+        o.threads, o.max_context, o.memory_bytes, o.deterministic = threads, max_context, memory_bytes, int(deterministic)
+        o.weights = weights.encode() if weights else None
+        o.kv = kv.encode() if kv else None
+        check(self._lib.oar_model_load(path.encode(), o, self._handle))
+
+    def close(self) -> None:
+        if self._handle:
+            handle, self._handle = self._handle, HANDLE()
+            check(self._lib.oar_model_close(handle))
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._lib.oar_model_close(self._handle)
+
+    def describe(self) -> Dict[str, Any]:
+        return json.loads(self._text(self._lib.oar_model_describe, self._handle))
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> List[int]:
+        data, count = text.encode(), ctypes.c_size_t()
+        check(self._lib.oar_tokenize(self._handle, data, len(data), int(add_special), None, 0, count))
+        ids = (ctypes.c_int32 * count.value)()
+        check(self._lib.oar_tokenize(self._handle, data, len(data), int(add_special), ids, count.value, count))
+        return list(ids)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        array = (ctypes.c_int32 * len(ids))(*ids)
+        return self._text(self._lib.oar_detokenize, self._handle, array, len(ids), int(skip_special))
+
+    def chat_prompt(self, messages: Messages) -> str:
+        return self._text(self._lib.oar_chat_prompt, self._handle, _messages(messages), None)
+
+    def generate(self, prompt: Union[str, Sequence[int]], **options: Any) -> Answer:
+        return _collect(self.stream(prompt, **options))
+
+    def chat(self, messages: Messages, **options: Any) -> Answer:
+        return _collect(self.stream_chat(messages, **options))
+
+    def stream(self, prompt: Union[str, Sequence[int]], **options: Any) -> Iterator[Chunk]:
+        sampling, _keep = _sampling(self._lib, options)
+        handle = HANDLE()
+        if isinstance(prompt, str):
+            check(self._lib.oar_generate_text(self._handle, prompt.encode(), sampling, None, None, handle))
+        else:
+            ids = (ctypes.c_int32 * len(prompt))(*prompt)
+            check(self._lib.oar_generate_tokens(self._handle, ids, len(prompt), sampling, None, None, handle))
+        return self._events(handle)
+
+    def stream_chat(self, messages: Messages, **options: Any) -> Iterator[Chunk]:
+        sampling, _keep = _sampling(self._lib, options)
+        handle = HANDLE()
+        check(self._lib.oar_generate_chat(self._handle, _messages(messages), sampling, None, None, handle))
+        return self._events(handle)
+
+    def _events(self, handle: HANDLE) -> Iterator[Chunk]:
+        event = ctypes.POINTER(Event)()
+        try:  # leaving early closes the generation, and that cancels it
+            while True:
+                check(self._lib.oar_generation_next(handle, -1, event))
+                if not event:
+                    return
+                e = event.contents
+                if e.finish == 5:
+                    raise OarError(e.message.decode(), self._lib.oar_status_name(e.status).decode())
+                usage = Usage(e.prompt_tokens, e.completion_tokens, e.cached_tokens) if e.finish else None
+                text = ctypes.string_at(e.text, e.text_length).decode()
+                if text or e.finish:
+                    yield Chunk(text, e.index, _FINISH.get(e.finish), usage)
+        finally:
+            self._lib.oar_generation_close(handle)
+
+    def _text(self, function: Any, *arguments: Any) -> str:
+        length = ctypes.c_size_t()
+        check(function(*arguments, None, 0, length))
+        buffer = ctypes.create_string_buffer(length.value + 1)
+        check(function(*arguments, buffer, length.value + 1, length))
+        return buffer.raw[:length.value].decode()
+
+
+def _messages(messages: Messages) -> bytes:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return json.dumps(list(messages)).encode()
+
+
+# Also gives what the structure points at, to be kept until the call has copied it.
+def _sampling(lib: Any, options: Dict[str, Any]):
+    s, keep = Sampling(), []
+    check(lib.oar_sampling_init(s, ctypes.sizeof(s)))
+    for name, value in options.items():
+        if name in _INTS:
+            setattr(s, name, int(value))
+        elif name in _FLOATS:
+            setattr(s, name, float(value))
+        elif name == "seed":
+            s.has_seed, s.seed = 1, value
+        elif name == "stop":
+            stops = [value] if isinstance(value, str) else list(value)
+            array = (ctypes.c_char_p * len(stops))(*(t.encode() for t in stops))
+            keep.append(array)
+            s.stop, s.stop_count = array, len(stops)
+        else:
+            raise TypeError(f"there is no option '{name}'; options are {', '.join(sorted(_INTS | _FLOATS | {'seed', 'stop'}))}")
+    return s, keep
+
+
+def _collect(chunks: Iterator[Chunk]) -> Answer:
+    text, finish, usage = [], None, Usage()
+    for chunk in chunks:
+        if chunk.index == 0:
+            text.append(chunk.text)
+            finish = chunk.finish_reason or finish
+        usage = chunk.usage or usage
+    return Answer("".join(text), finish, usage)

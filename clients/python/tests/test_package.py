@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""The package `oar` as its users have it: HTTP clients against a served default model, gRPC where its packages are there,
+the engine embedded through liboar.so. Environment: OAR_BIN, OAR_LIBRARY, OAR_SOURCE_DIR. The README's examples run too."""
+import asyncio
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+SOURCE = os.environ.get("OAR_SOURCE_DIR", os.path.join(HERE, "../../.."))
+DEMO = os.path.join(SOURCE, "configs/demo")
+OAR = os.environ["OAR_BIN"]
+
+import oar  # noqa: E402
+from oar.aio import AsyncClient  # noqa: E402
+
+
+def missing(*modules):
+    gone = [m for m in modules if importlib.util.find_spec(m) is None]
+    return f"skipped: no Python package {', '.join(gone)}" if gone else ""
+
+
+class Served(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = subprocess.Popen([OAR, "serve", DEMO, "--name", "demo", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+                                       "--threads", "2", "--memory", "512MiB", "--api-key", "secret"],
+                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in cls.server.stdout:
+            if line.startswith("http "):
+                cls.url = line.split()[1]
+            if line.startswith("grpc "):
+                cls.grpc = line.split()[1]
+            if line.startswith("ready"):
+                break
+        cls.client = oar.Client(cls.url, api_key="secret")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.terminate()
+        cls.server.wait(timeout=30)
+        cls.server.stdout.close()
+
+
+class Http(Served):
+    def test_answers(self):
+        c = self.client
+        self.assertTrue(c.ready())
+        self.assertEqual(c.models(), ["demo"])
+        answer = c.chat("Good morrow!", max_tokens=12, temperature=0)
+        self.assertTrue(answer.text)
+        self.assertEqual(answer.usage.completion_tokens, len(answer.raw["choices"]) and answer.raw["usage"]["completion_tokens"])
+        self.assertEqual(answer.text, "".join(x.text for x in c.stream_chat("Good morrow!", max_tokens=12, temperature=0)))
+        ids = c.tokenize("Good morrow")
+        self.assertEqual(c.complete(ids, max_tokens=8, temperature=0).text, c.complete("Good morrow", max_tokens=8, temperature=0).text)
+        chunks = list(c.stream_complete("ROMEO:", max_tokens=8, ignore_eos=True))
+        self.assertEqual(chunks[-1].usage.completion_tokens, 8)
+        self.assertEqual([x.finish_reason for x in chunks if x.finish_reason], ["length"])
+
+    def test_refusals(self):
+        with self.assertRaises(oar.OarError) as e:
+            self.client.chat("x", temperature=-1)
+        self.assertEqual((e.exception.status, e.exception.param), (400, "temperature"))
+        with self.assertRaises(oar.OarError) as e:
+            list(self.client.stream_chat("x", model="absent"))
+        self.assertEqual(e.exception.status, 404)
+        with self.assertRaises(oar.OarError) as e:
+            oar.Client(self.url, api_key="wrong").models()
+        self.assertEqual(e.exception.status, 401)
+        with self.assertRaises(ValueError):
+            oar.Client("127.0.0.1")
+        self.assertFalse(oar.Client("http://127.0.0.1:1").ready())
+
+    def test_leaving_a_stream_cancels_it(self):
+        stream = self.client.stream_complete("ROMEO:", max_tokens=100000, ignore_eos=True)
+        next(stream)
+        stream.close()
+        import urllib.request
+        request = urllib.request.Request(self.url + "/metrics", headers={"Authorization": "Bearer secret"})
+        for _ in range(100):
+            if re.search(r"^vllm:num_requests_running\S* 0\b", urllib.request.urlopen(request).read().decode(), re.M):
+                return
+            time.sleep(0.05)
+        self.fail("the request still runs")
+
+    def test_async(self):
+        async def work():
+            c = AsyncClient(self.url, api_key="secret")
+            one = await c.chat("Good morrow!", max_tokens=12, temperature=0)
+            many = await asyncio.gather(*(c.chat("Good morrow!", max_tokens=12, temperature=0) for _ in range(20)))
+            self.assertEqual({m.text for m in many}, {one.text})
+            text = "".join([x.text async for x in c.stream_chat("Good morrow!", max_tokens=12, temperature=0)])
+            self.assertEqual(text, one.text)
+            last = [x async for x in c.stream_complete("ROMEO:", max_tokens=5, ignore_eos=True)][-1]
+            self.assertEqual(last.usage.completion_tokens, 5)
+            with self.assertRaises(oar.OarError) as e:
+                await c.complete("x", top_p=7)
+            self.assertEqual(e.exception.status, 400)
+            with self.assertRaises(oar.OarError):
+                async for _ in c.stream_complete("x", top_p=7):
+                    pass
+            with self.assertRaises(OSError):
+                await AsyncClient("http://127.0.0.1:1").models()
+            return one.text
+        self.assertEqual(asyncio.run(work()), self.client.chat("Good morrow!", max_tokens=12, temperature=0).text)
+
+    def test_readme(self):
+        with open(os.path.join(HERE, "../README.md"), encoding="utf-8") as f:
+            examples = re.findall(r"```python\n(.*?)```", f.read(), re.S)
+        self.assertGreaterEqual(len(examples), 2)
+        for example in examples:
+            if "liboar" in example or "grpc" in example and missing("grpc", "grpc_tools", "numpy"):
+                continue
+            code = example.replace("http://127.0.0.1:8000", self.url).replace("127.0.0.1:8001", self.grpc)
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                                  env=dict(os.environ, OAR_API_KEY="secret", PYTHONPATH=os.path.dirname(HERE)))
+            self.assertEqual(done.returncode, 0, code + done.stderr)
+            self.assertTrue(done.stdout.strip())
+
+
+@unittest.skipIf(missing("grpc", "grpc_tools", "numpy"), missing("grpc", "grpc_tools", "numpy"))
+class Grpc(Served):
+    def test_text(self):
+        from oar.grpc import GrpcClient
+        with GrpcClient(self.grpc, api_key="secret") as c:
+            self.assertEqual(c.models(), ["demo"])
+            text = self.client.complete("ROMEO:", max_tokens=10, temperature=0).text
+            answer = c.generate("ROMEO:", max_tokens=10, temperature=0)
+            self.assertEqual((answer.text, answer.usage.completion_tokens), (text, 10))
+            chat = "".join(x.text for x in c.stream(messages="Good morrow!", max_tokens=10, temperature=0))
+            self.assertEqual(chat, self.client.chat("Good morrow!", max_tokens=10, temperature=0).text)
+            with self.assertRaises(oar.OarError) as e:
+                c.generate("x", temperature=-1)
+            self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
+            with self.assertRaises(TypeError):
+                c.generate("x", temprature=1)
+        with GrpcClient(self.grpc, api_key="wrong") as c, self.assertRaises(oar.OarError) as e:
+            c.models()
+        self.assertEqual(e.exception.status, "UNAUTHENTICATED")
+
+    def test_tensors(self):
+        import numpy as np
+        from oar.grpc import GrpcClient
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.onnx")
+            write_onnx(path)
+            server = subprocess.Popen([OAR, "serve", path, "--http", "", "--grpc", "127.0.0.1:0"], stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL, text=True)
+            try:
+                lines = iter(server.stdout.readline, "")
+                address = next(line.split()[1] for line in lines if line.startswith("grpc "))
+                next(line for line in lines if line.startswith("ready"))
+                x = np.arange(6, dtype=np.float32).reshape(3, 2)
+                with GrpcClient(address) as c:
+                    np.testing.assert_array_equal(c.infer("add", {"x": x, "y": x})["z"], 2 * x)
+                    with self.assertRaises(oar.OarError):
+                        c.infer("add", {"x": x})
+            finally:
+                server.terminate()
+                server.wait(timeout=30)
+                server.stdout.close()
+
+
+class Embedded(unittest.TestCase):
+    def test_language_model(self):
+        with oar.Model(DEMO, threads=2) as m:
+            self.assertIn("architecture", m.describe())
+            ids = m.tokenize("Good morrow, friend")
+            self.assertIn("Good morrow, friend", m.detokenize(ids))
+            a = m.generate("ROMEO:", max_tokens=12, temperature=0)
+            self.assertEqual((a.finish_reason, a.usage.completion_tokens), ("length", 12))
+            self.assertEqual(a.text, m.generate(m.tokenize("ROMEO:"), max_tokens=12, temperature=0).text)
+            self.assertEqual(a.text, "".join(c.text for c in m.stream("ROMEO:", max_tokens=12, temperature=0)))
+            self.assertEqual(m.generate("ROMEO:", seed=3, max_tokens=9).text, m.generate("ROMEO:", seed=3, max_tokens=9).text)
+            first = a.text.split()[0]
+            self.assertNotIn(first, m.generate("ROMEO:", max_tokens=12, temperature=0, stop=first).text)
+            self.assertIn("Hi", m.chat_prompt("Hi"))
+            self.assertTrue(m.chat([{"role": "user", "content": "Hi"}], max_tokens=4).text)
+            stream = m.stream("ROMEO:", max_tokens=10000, ignore_eos=True)
+            next(stream)
+            stream.close()
+            texts = []
+            threads = [threading.Thread(target=lambda: texts.append(m.generate("ROMEO:", max_tokens=12, temperature=0).text)) for _ in range(8)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            self.assertEqual(texts, [a.text] * 8)
+            with self.assertRaises(oar.OarError) as e:
+                m.generate("x", top_p=7.0)
+            self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
+            with self.assertRaises(TypeError):
+                m.generate("x", temprature=1)
+        with self.assertRaises(oar.OarError):
+            oar.Model("/nonexistent")
+        with self.assertRaises(oar.OarError):
+            m.tokenize("closed")
+
+    @unittest.skipIf(missing("numpy"), missing("numpy"))
+    def test_predictor(self):
+        import numpy as np
+        from oar.inference import Config, create_predictor
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.onnx")
+            write_onnx(path)
+            config = Config(path)
+            config.set_cpu_math_library_num_threads(1)
+            p = create_predictor(config)
+        self.assertEqual((p.get_input_names(), p.get_output_names()), (["x", "y"], ["z"]))
+        x = np.arange(8, dtype=np.float32).reshape(4, 2)
+        z, = p.run([x, x])
+        np.testing.assert_array_equal(z, 2 * x)
+        p.get_input_handle("x").share_external_data(x)
+        p.get_input_handle("y").copy_from_cpu(np.ones((4, 2), np.float32))
+        self.assertTrue(p.run())
+        np.testing.assert_array_equal(p.get_output_handle("z").copy_to_cpu(), x + 1)
+        x += 1  # shared, so the next run sees it
+        p.run()
+        np.testing.assert_array_equal(p.get_output_handle("z").copy_to_cpu(), x + 1)
+        with self.assertRaises(ValueError):
+            p.get_input_handle("x").share_external_data(np.zeros((2, 4), np.float32).T)
+        for wrong in ([x], [x, x[:2]], [x, x.astype(np.float64)], [x, x.astype(np.complex64)]):
+            with self.assertRaises(oar.OarError):
+                p.run(wrong)
+        with self.assertRaises(oar.OarError):
+            p.clone().run()
+        # Results outlive their predictor, and threads share one.
+        results = []
+        threads = [threading.Thread(target=lambda i=i: results.append((i, p.run([x * i, x])[0]))) for i in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        clone = p.clone()
+        p.close()
+        np.testing.assert_array_equal(clone.run([x, x])[0], 2 * x)
+        for i, r in results:
+            np.testing.assert_array_equal(r, x * (i + 1))
+
+
+def write_onnx(path):
+    """z = x + y over f32[n, 2], as protobuf bytes."""
+    def field(number, data):
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def varint(number, v):
+        return bytes([number << 3, v])
+
+    def value(name):
+        shape = field(1, field(2, b"n")) + field(1, varint(1, 2))
+        return field(1, name) + field(2, field(1, varint(1, 1) + field(2, shape)))
+
+    node = field(1, b"x") + field(1, b"y") + field(2, b"z") + field(4, b"Add")
+    graph = field(1, node) + field(2, b"g") + field(11, value(b"x")) + field(11, value(b"y")) + field(12, value(b"z"))
+    with open(path, "wb") as f:
+        f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,52 @@
+# What is installed, and the Debian packages of it (cpack -G DEB in a build folder):
+#   oar        the program and its systemd unit          component program
+#   liboar0    the shared library, the default model      component library
+#   liboar-dev header, liboar.a, pkg-config, CMake        component development
+# Needs of other packages are read off the binaries (dpkg-shlibdeps, of dpkg-dev). The name of the library's package
+# carries its soname, so that two ABI versions can be installed side by side.
+include(GNUInstallDirs)
+if(TARGET oar)
+  install(TARGETS oar RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  if(OAR_SERVER)
+    install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/oar.service DESTINATION lib/systemd/system COMPONENT program)
+  endif()
+endif()
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME oar)
+set(CPACK_PACKAGE_VENDOR "The Oar authors")
+set(CPACK_PACKAGE_CONTACT "The Oar authors <oar@localhost>")
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_THREADS 0)
+set(CPACK_COMPONENTS_ALL library development)
+if(TARGET oar)
+  list(APPEND CPACK_COMPONENTS_ALL program)
+endif()
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})
+
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME oar)
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION utils)
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "liboar${OAR_ABI_VERSION}")  # for the default model
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS "ca-certificates")
+set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "Inference engine and model server\n\
+ The oar program: chat, serve over HTTP and gRPC, measure, convert and quantize models.")
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME "liboar${OAR_ABI_VERSION}")
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libs)
+set(CPACK_COMPONENT_LIBRARY_DESCRIPTION "Inference engine as a shared library\n\
+ Language models and tensor graphs behind a C interface; a small default model is included.")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME liboar-dev)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SHLIBDEPS OFF)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "liboar${OAR_ABI_VERSION} (= ${PROJECT_VERSION})")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "Inference engine: header, static library, pkg-config and CMake packages\n\
+ For programs that embed the engine.")
+# ldconfig learns of the library as of any other.
+file(WRITE ${CMAKE_BINARY_DIR}/deb/triggers "activate-noawait ldconfig\n")
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/deb/triggers)
+include(CPack)
