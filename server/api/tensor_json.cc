@@ -19,7 +19,7 @@ constexpr size_t kMaxJsonBytes = 16 << 20;
 constexpr size_t kMaxTensors = 1024;
 
 Status bad(std::string_view tensor, std::string why, const char* param) {
-  return invalid_argument(cat("input ", quoted(tensor), ": ", why), param);
+  return invalid_argument(cat("input ", in_quotes(tensor), ": ", why), param);
 }
 
 // ---- reading ----
@@ -254,7 +254,7 @@ Status write_data(JsonWriter& w, std::string_view name, const Tensor& t) {
     if (dtype == DType::kString) {
       const std::string& s = elements<std::string>(t)[i];
       if (!is_valid_utf8(s)) {
-        return invalid_argument(cat("output ", quoted(name), ": element ", i,
+        return invalid_argument(cat("output ", in_quotes(name), ": element ", i,
                                     " is no UTF-8 text, which JSON needs; ask for it with binary_data true"),
                                 "outputs");
       }
@@ -363,7 +363,7 @@ Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const 
     const Datatype* type = d.is_tensor() ? datatype_of(d.tensor.format().dtype()) : nullptr;
     if (!type)
       return unimplemented(
-          cat("output ", quoted(name), " is ", d.to_string(), ", which the protocol cannot carry"));
+          cat("output ", in_quotes(name), " is ", d.to_string(), ", which the protocol cannot carry"));
     w.begin_object().key("name").string(name).key("datatype").string(type->name);
     write_dims(w, "shape", {d.tensor.shape().begin(), d.tensor.shape().end()});
     if (request.outputs.empty() ? request.binary_by_default : request.outputs[k].binary) {

@@ -17,7 +17,7 @@ std::string expected(const TensorSpec& spec) {
 
 std::string names_of(const std::vector<TensorSpec>& specs) {
   std::string out;
-  for (const TensorSpec& s : specs) out += cat(out.empty() ? "" : ", ", quoted(s.name));
+  for (const TensorSpec& s : specs) out += cat(out.empty() ? "" : ", ", in_quotes(s.name));
   return out;
 }
 
@@ -35,8 +35,8 @@ class InputCheck {
     const Shape& s = t.shape();
     const auto wrong = [&](std::string why, const char* param) {
       return invalid_argument(
-          cat("input ", quoted(spec.name), " is ", describe_tensor(Datum(t)), ", the model ",
-              quoted(config_.name), " expects ", expected(spec), why.empty() ? "" : "; ", why),
+          cat("input ", in_quotes(spec.name), " is ", describe_tensor(Datum(t)), ", the model ",
+              in_quotes(config_.name), " expects ", expected(spec), why.empty() ? "" : "; ", why),
           param);
     };
     if (t.format().dtype() != spec.dtype) return wrong({}, "datatype");
@@ -45,7 +45,7 @@ class InputCheck {
       if (s[0] < 1 || s[0] > config_.max_batch)
         return wrong(cat("a batch has 1 to ", config_.max_batch, " rows (max_batch_size)"), "shape");
       if (rows_ != 0 && s[0] != rows_)
-        return wrong(cat("its batch of ", s[0], " differs from the ", rows_, " of input ", quoted(first_)),
+        return wrong(cat("its batch of ", s[0], " differs from the ", rows_, " of input ", in_quotes(first_)),
                      "shape");
       if (rows_ == 0) rows_ = s[0], first_ = spec.name;
     }
@@ -87,7 +87,7 @@ class NoTensorModels final : public TensorCatalog {
 
  private:
   static Status missing(std::string_view name) {
-    return {StatusCode::kNotFound, cat("the model ", quoted(name), " is not served here"), "model"};
+    return {StatusCode::kNotFound, cat("the model ", in_quotes(name), " is not served here"), "model"};
   }
   static Status no_repository() {
     return unimplemented("this server has no model repository; start it with a folder of models");
@@ -103,13 +103,13 @@ Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTens
   InputCheck check(config);
   for (size_t i = 0; i < given.size(); ++i) {
     if (!find_spec(config.inputs, given[i].name)) {
-      return invalid_argument(cat("the model ", quoted(config.name), " has no input ", quoted(given[i].name),
-                                  "; its inputs are ", names_of(config.inputs)),
+      return invalid_argument(cat("the model ", in_quotes(config.name), " has no input ",
+                                  in_quotes(given[i].name), "; its inputs are ", names_of(config.inputs)),
                               "inputs");
     }
     for (size_t j = 0; j < i; ++j) {
       if (given[j].name == given[i].name)
-        return invalid_argument(cat("input ", quoted(given[i].name), " is given twice"), "inputs");
+        return invalid_argument(cat("input ", in_quotes(given[i].name), " is given twice"), "inputs");
     }
   }
   for (const TensorSpec& spec : config.inputs) {
@@ -117,8 +117,8 @@ Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTens
         std::find_if(given.begin(), given.end(), [&](const NamedTensor& t) { return t.name == spec.name; });
     if (it == given.end()) {
       if (!spec.optional) {
-        return invalid_argument(cat("input ", quoted(spec.name), " is missing; the model ",
-                                    quoted(config.name), " expects ", expected(spec)),
+        return invalid_argument(cat("input ", in_quotes(spec.name), " is missing; the model ",
+                                    in_quotes(config.name), " expects ", expected(spec)),
                                 "inputs");
       }
       job.inputs.emplace_back();
@@ -141,13 +141,13 @@ Result<std::vector<size_t>> select_outputs(const TensorModelConfig& config,
   for (const std::string& name : wanted) {
     const TensorSpec* spec = find_spec(config.outputs, name);
     if (!spec) {
-      return invalid_argument(cat("the model ", quoted(config.name), " has no output ", quoted(name),
+      return invalid_argument(cat("the model ", in_quotes(config.name), " has no output ", in_quotes(name),
                                   "; its outputs are ", names_of(config.outputs)),
                               "outputs");
     }
     const auto index = static_cast<size_t>(spec - config.outputs.data());
     if (std::find(out.begin(), out.end(), index) != out.end())
-      return invalid_argument(cat("output ", quoted(name), " is asked for twice"), "outputs");
+      return invalid_argument(cat("output ", in_quotes(name), " is asked for twice"), "outputs");
     out.push_back(index);
   }
   return out;

@@ -20,7 +20,7 @@ constexpr Datatype kDatatypes[] = {
 constexpr int64_t kMaxElements = int64_t{1} << 32;  // no message is that large
 
 Status bad_tensor(std::string_view tensor, std::string_view why, const char* param) {
-  return invalid_argument(cat("input ", quoted(tensor), ": ", why), param);
+  return invalid_argument(cat("input ", in_quotes(tensor), ": ", why), param);
 }
 
 uint32_t little_endian32(const char* p) {
@@ -79,9 +79,9 @@ const Datatype* datatype_of(DType dtype) {
 
 Result<const Datatype*> parse_datatype(std::string_view tensor, std::string_view name) {
   if (const Datatype* d = find_datatype(name)) return d;
-  return bad_tensor(tensor,
-                    cat("the datatype ", quoted(name), " is unknown; use BOOL, BYTES, INT8 to FP64 or BF16"),
-                    "datatype");
+  return bad_tensor(
+      tensor, cat("the datatype ", in_quotes(name), " is unknown; use BOOL, BYTES, INT8 to FP64 or BF16"),
+      "datatype");
 }
 
 std::string describe_tensor(std::string_view datatype, std::span<const int64_t> dims) {
@@ -98,7 +98,7 @@ std::string describe_tensor(const Datum& d) {
                          {s.begin(), s.end()});
 }
 
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   return describe(json::value(json::string_view(name.data(), name.size())));
 }
 

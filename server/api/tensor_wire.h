@@ -28,7 +28,7 @@ Result<const Datatype*> parse_datatype(std::string_view tensor, std::string_view
 std::string describe_tensor(std::string_view datatype, std::span<const int64_t> dims);
 std::string describe_tensor(const Datum& d);
 // A name in quotes, shortened, safe to print.
-std::string quoted(std::string_view name);
+std::string in_quotes(std::string_view name);
 
 // Refuses negative extents, more than Shape::kMaxRank of them and products beyond 2^32 elements.
 Result<Shape> check_shape(std::string_view tensor, std::span<const int64_t> dims);

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/text/utf8.h"
 #include "server/api/fields.h"
+#include "server/api/tensor_wire.h"
 
 namespace oar::grpc_api {
 namespace {
@@ -50,10 +51,7 @@ int total_count(const InferTensorContents& c) {
          c.uint64_contents_size() + c.fp32_contents_size() + c.fp64_contents_size() + c.bytes_contents_size();
 }
 
-std::string quoted(std::string_view name) {
-  return api::describe(json::value(json::string_view(name.data(), name.size())));
-}
-std::string label(const Input& input) { return cat("input ", quoted(input.name())); }
+std::string label(const Input& input) { return cat("input ", api::in_quotes(input.name())); }
 
 Result<int64_t> element_count(const Input& input) {
   if (input.shape_size() > kMaxDims) {
@@ -117,7 +115,7 @@ Status check_input(const Input& input, const std::string* raw) {
   const auto type = std::find_if(std::begin(kDatatypes), std::end(kDatatypes),
                                  [&](const Datatype& d) { return d.name == input.datatype(); });
   if (type == std::end(kDatatypes)) {
-    return invalid_argument(cat(label(input), " has the unknown datatype ", quoted(input.datatype()),
+    return invalid_argument(cat(label(input), " has the unknown datatype ", api::in_quotes(input.datatype()),
                                 "; use BOOL, BYTES, INT8 to FP64 or BF16"),
                             "datatype");
   }
@@ -247,9 +245,9 @@ Result<api::OipTextRequest> read_text_request(const ModelInferRequest& request) 
     return invalid_argument("the input text_input is missing; send BYTES of shape [1]", "inputs");
   for (int i = 0; i < request.outputs_size(); ++i) {
     if (request.outputs(i).name() != "text_output") {
-      return invalid_argument(
-          cat("output ", quoted(request.outputs(i).name()), " is unknown; this model gives text_output"),
-          "outputs");
+      return invalid_argument(cat("output ", api::in_quotes(request.outputs(i).name()),
+                                  " is unknown; this model gives text_output"),
+                              "outputs");
     }
     if (i > 0) return invalid_argument("output \"text_output\" is asked for twice", "outputs");
   }

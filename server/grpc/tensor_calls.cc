@@ -28,7 +28,7 @@ Status fill_integers(const std::string& name, const Field& from, Tensor& to) {
     if constexpr (sizeof(T) < sizeof(Wide)) {
       if (v < static_cast<Wide>(std::numeric_limits<T>::min()) ||
           v > static_cast<Wide>(std::numeric_limits<T>::max())) {
-        return invalid_argument(cat("input ", api::quoted(name), ": element ", i, " of contents is ", v,
+        return invalid_argument(cat("input ", api::in_quotes(name), ": element ", i, " of contents is ", v,
                                     ", out of the datatype's range"),
                                 "contents");
       }
@@ -66,7 +66,7 @@ Status fill_contents(const Input& input, Tensor& t) {
         static_cast<std::string*>(t.mutable_data())[i] = c.bytes_contents(i);
       return ok_status();
     default:
-      return invalid_argument(cat("input ", api::quoted(name), " travels in raw_input_contents only"),
+      return invalid_argument(cat("input ", api::in_quotes(name), " travels in raw_input_contents only"),
                               "contents");
   }
 }
@@ -163,9 +163,9 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
     for (const auto& [name, value] : output.parameters()) {
       if (name == "classification")
         return unimplemented(
-            cat("output ", api::quoted(output.name()), ": the classification extension is not offered"));
+            cat("output ", api::in_quotes(output.name()), ": the classification extension is not offered"));
       if (name.starts_with("shared_memory"))
-        return unimplemented(cat("output ", api::quoted(output.name()), ": shared memory is not offered"));
+        return unimplemented(cat("output ", api::in_quotes(output.name()), ": shared memory is not offered"));
     }
     wanted.push_back(output.name());
   }
@@ -186,7 +186,7 @@ Status write_tensor_response(const api::TensorModel& model, const std::string& i
     const Datum& d = results[index];
     const api::Datatype* type = d.is_tensor() ? api::datatype_of(d.tensor.format().dtype()) : nullptr;
     if (!type) {
-      return unimplemented(cat("output ", api::quoted(model.config.outputs[index].name), " is ",
+      return unimplemented(cat("output ", api::in_quotes(model.config.outputs[index].name), " is ",
                                d.to_string(), ", which the protocol cannot carry"));
     }
     auto* output = response.add_outputs();

@@ -203,12 +203,12 @@ Result<api::TensorModelPtr> Repository::find(std::string_view name, std::string_
     std::string names;
     for (const auto& [known, entry] : entries_) names += cat(names.empty() ? "" : ", ", known);
     return Status(StatusCode::kNotFound,
-                  cat("the model ", api::quoted(name), " is not served here; there is: ", names), "model");
+                  cat("the model ", api::in_quotes(name), " is not served here; there is: ", names), "model");
   }
   const Entry& e = it->second;
   if (e.versions.empty()) {
     return unavailable(
-        cat("the model ", api::quoted(name), " is not loaded", e.reason.empty() ? "" : ": ", e.reason));
+        cat("the model ", api::in_quotes(name), " is not loaded", e.reason.empty() ? "" : ": ", e.reason));
   }
   if (version.empty()) return e.versions.rbegin()->second;
   int64_t number = 0;
@@ -219,7 +219,7 @@ Result<api::TensorModelPtr> Repository::find(std::string_view name, std::string_
   std::string versions;
   for (const auto& [known, model] : e.versions) versions += cat(versions.empty() ? "" : ", ", known);
   return Status(StatusCode::kNotFound,
-                cat("model ", name, " has no version ", api::quoted(version), "; there is: ", versions),
+                cat("model ", name, " has no version ", api::in_quotes(version), "; there is: ", versions),
                 "model_version");
 }
 
@@ -254,7 +254,7 @@ Status Repository::load(const std::string& name, const std::string& config) {
     if (folder_.empty() || !is_model_name(name) || !fs::is_directory(fs::path(folder_) / name)) {
       return Status(
           StatusCode::kNotFound,
-          cat("there is no model ", api::quoted(name), folder_.empty() ? "" : " in the model repository"),
+          cat("there is no model ", api::in_quotes(name), folder_.empty() ? "" : " in the model repository"),
           "model_name");
     }
     path = (fs::path(folder_) / name).string();
@@ -273,7 +273,7 @@ Status Repository::unload(const std::string& name) {
     std::lock_guard lock(mutex_);
     const auto it = entries_.find(name);
     if (it == entries_.end())
-      return Status(StatusCode::kNotFound, cat("there is no model ", api::quoted(name)), "model_name");
+      return Status(StatusCode::kNotFound, cat("there is no model ", api::in_quotes(name)), "model_name");
     old.swap(it->second.versions);
     it->second.state = "UNAVAILABLE";
     it->second.reason = "unloaded";

@@ -27,9 +27,9 @@ std::string write_model(const std::string& op) {
   const std::string same = field(1, "x") + field(2, "w") + field(4, "Identity");
   const std::string graph = field(1, node) + field(1, same) + field(2, "g") + field(11, value("x")) +
                             field(11, value("y")) + field(12, value("z")) + field(12, value("w"));
-  std::string size{static_cast<char>(graph.size() & 127 | 128), static_cast<char>(graph.size() >> 7)};
+  std::string size{static_cast<char>((graph.size() & 127) | 128), static_cast<char>(graph.size() >> 7)};
   const std::string model =
-      varint(1, 8) + std::string(1, static_cast<char>(7 << 3 | 2)) + size + graph + field(8, varint(2, 17));
+      varint(1, 8) + std::string(1, static_cast<char>((7 << 3) | 2)) + size + graph + field(8, varint(2, 17));
   const std::string path = oar_test::temp_dir() + "/capi_" + op + ".onnx";
   std::ofstream(path, std::ios::binary) << model;
   return path;

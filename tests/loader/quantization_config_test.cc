@@ -13,7 +13,7 @@
 namespace oar {
 namespace {
 
-using Catch::Matchers::Contains;
+using oar_test::Contains;
 
 struct Golden {
   json::object config;
