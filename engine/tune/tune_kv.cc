@@ -73,7 +73,7 @@ Result<std::unique_ptr<EvalModel>> Bench::open(const std::string& kv) {
 Status Bench::prepare(const Tokenizer& tokenizer, const std::string& text) {
   OAR_ASSIGN(const ModelConfig config, read_model_config(source_.config));
   report_.layers = config.layers;
-  EvalOptions cut;
+  PerplexityOptions cut;
   cut.context = std::min<int64_t>({o_.context, config.max_context, std::max<int64_t>(o_.tokens, 2)});
   OAR_ASSIGN(EvalWindows all,
              eval_windows(tokenizer, text.empty() ? tuning_text() : std::string_view(text), cut));
