@@ -11,13 +11,11 @@ namespace {
 
 inline constexpr int64_t kHeadRows = 16;
 
-// Heads of sixteen rows. Row r's group scales lie at scales[r % 4] + r / 4 * 16: sixteen bytes, in q4_k and
-// q5_k the first eight. pairs[j] has, for each row, the two 16-bit numbers that the sums of groups 2j and
+// Heads of sixteen rows. pairs[j] has, for each row, the two 16-bit numbers that the sums of groups 2j and
 // 2j + 1 are multiplied with: minima, or scales where levels have an offset.
 struct KHeads {
   __m512 d, dmin;
   __m512i pairs[8];
-  alignas(64) uint8_t scales[4][64];
 };
 
 // v[e], lane L, dword i -> v[i], lane L, dword e. Rows e + 4 L become elements of row 4 L + e.
@@ -77,31 +75,30 @@ inline __m512i byte_twice(__m512i v, int i) {
 
 // Groups' scales as 16-bit numbers where the dots lie after vpackssdw of the vectors of 64 k `v` and `v` + 1:
 // in each 128-bit lane four dots of the first, then four of the second.
-struct Scales32 {  // eight unsigned bytes, one for every 32 k
-  static __m512i spread(const uint8_t* scales, int v) {
-    int64_t eight;
-    std::memcpy(&eight, scales, 8);
-    const char a = static_cast<char>(2 * v), b = static_cast<char>(a + 1), c = static_cast<char>(a + 2),
-               d = static_cast<char>(a + 3);
-    const __m128i lo = _mm_setr_epi8(a, z, a, z, a, z, a, z, c, z, c, z, c, z, c, z);
-    const __m128i hi = _mm_setr_epi8(b, z, b, z, b, z, b, z, d, z, d, z, d, z, d, z);
-    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(lo), lo, 1);
-    const __m256i both_hi = _mm256_inserti128_si256(_mm256_castsi128_si256(hi), hi, 1);
-    return _mm512_shuffle_epi8(_mm512_set1_epi64(eight),
-                               _mm512_inserti64x4(_mm512_castsi256_si512(both), both_hi, 1));
-  }
-};
-struct Scales16 {  // sixteen signed bytes, one for every 16 k
-  static __m512i spread(const uint8_t* scales, int v) {
-    const __m512i sixteen = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(scales)));
-    const __m128i four = _mm_setr_epi8(z, 0, z, 0, z, 0, z, 0, z, 4, z, 4, z, 4, z, 4);
-    const __m512i first = pattern(_mm_add_epi8(four, _mm_set1_epi16(static_cast<int16_t>(v * 4 << 8))));
-    const __m512i lane = _mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_setzero_si256(), _mm_set1_epi16(1 << 8), 1)),
-        _mm256_inserti128_si256(_mm256_set1_epi16(2 << 8), _mm_set1_epi16(3 << 8), 1), 1);
-    return _mm512_srai_epi16(_mm512_shuffle_epi8(sixteen, _mm512_add_epi8(first, lane)), 8);
-  }
-};
+//
+// Eight unsigned bytes, one for every 32 k.
+inline __m512i spread_scales(int64_t eight, int v) {
+  const char a = static_cast<char>(2 * v), b = static_cast<char>(a + 1), c = static_cast<char>(a + 2),
+             d = static_cast<char>(a + 3);
+  const __m256i lo =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(a, z, a, z, a, z, a, z, c, z, c, z, c, z, c, z));
+  const __m256i hi =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(b, z, b, z, b, z, b, z, d, z, d, z, d, z, d, z));
+  return _mm512_shuffle_epi8(_mm512_set1_epi64(eight), _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1));
+}
+// Sixteen signed bytes, one for every 16 k.
+inline __m512i spread_scales(__m128i sixteen, int v) {
+  const auto lane = [v](int l) {
+    const char a = static_cast<char>(4 * v + l), b = static_cast<char>(a + 4);
+    return _mm_setr_epi8(z, a, z, a, z, a, z, a, z, b, z, b, z, b, z, b);
+  };
+  __m512i at = _mm512_castsi128_si512(lane(0));
+  at = _mm512_inserti32x4(at, lane(1), 1);
+  at = _mm512_inserti32x4(at, lane(2), 2);
+  at = _mm512_inserti32x4(at, lane(3), 3);
+  return _mm512_srai_epi16(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), at), 8);
+}
+inline __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 inline __m512i both_halves(const uint8_t* p) {
   return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -138,23 +135,16 @@ inline void heads_k4(const char* const rows[kHeadRows], KHeads& h) {
   transpose4(v);  // (d, dmin), then the three dwords of scales
   h.d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v[0]));
   h.dmin = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v[0], 16)));
-  const auto top = [](__m512i x) { return low_bits(_mm512_srli_epi32(x, 2), 0x30); };
-  __m512i t[4];
-  t[0] = low_bits(v[1], 63);
-  t[1] = _mm512_or_si512(low_bits(v[3], 15), top(v[1]));
-  t[2] = low_bits(v[2], 63);
-  t[3] = _mm512_or_si512(low_bits(_mm512_srli_epi32(v[3], 4), 15), top(v[2]));
+  const __m512i top = low_bits(_mm512_srli_epi32(v[2], 2), 0x30);
+  const __m512i lo = low_bits(v[2], 63), hi = _mm512_or_si512(low_bits(_mm512_srli_epi32(v[3], 4), 15), top);
 #pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) h.pairs[j] = byte_twice(t[2 + j / 4], j % 4);
-  transpose4(t);
-  for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], t[e]);
+  for (int j = 0; j < 8; ++j) h.pairs[j] = byte_twice(j < 4 ? lo : hi, j % 4);
+}
+inline int64_t scales_k4(const uint8_t* packed) {
+  const PackedK4 p(packed);
+  return static_cast<int64_t>(uint64_t{p.scale_hi} << 32 | p.scale_lo);
 }
 
-// v: sixteen bytes of each row in load_heads' order; gives them to KHeads as scales.
-inline void store_scales(const __m512i v[4], KHeads& h) {
-#pragma GCC unroll 4
-  for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], v[e]);
-}
 template <bool kSigned>
 inline void store_pairs(const __m512i transposed[4], KHeads& h) {
 #pragma GCC unroll 8
@@ -162,40 +152,35 @@ inline void store_pairs(const __m512i transposed[4], KHeads& h) {
 }
 
 struct Q4K512 : Q4K {
-  using Scales = Scales32;
   static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
-  static void levels(const char* block, __m512i u[4]) {
-    nibbles_k4(reinterpret_cast<const Block*>(block)->q, u);
-  }
+  static int64_t scales(const Block& b) { return scales_k4(b.scales); }
+  static void levels(const Block& b, __m512i u[4]) { nibbles_k4(b.q, u); }
 };
 
 struct Q5K512 : Q5K {
-  using Scales = Scales32;
   static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
-  static void levels(const char* block, __m512i u[4]) {
-    const auto* b = reinterpret_cast<const Block*>(block);
-    nibbles_k4(b->q, u);
-    const __m512i high = both_halves(b->high);
+  static int64_t scales(const Block& b) { return scales_k4(b.scales); }
+  static void levels(const Block& b, __m512i u[4]) {
+    nibbles_k4(b.q, u);
+    const __m512i high = both_halves(b.high);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) u[v] = add_where(u[v], high, 2 * v, 2 * v + 1, 16);
   }
 };
 
 struct Q6K512 : Q6K {
-  using Scales = Scales16;
   static void heads(const char* const rows[kHeadRows], KHeads& h) {
     __m512i v[4];
     load_heads(rows, offsetof(Block, scales), v);
-    store_scales(v, h);
     transpose4(v);
     store_pairs<true>(v, h);
     h.d = load_f16(rows, offsetof(Block, d));
   }
-  static void levels(const char* block, __m512i u[4]) {
-    const auto* b = reinterpret_cast<const Block*>(block);
+  static __m128i scales(const Block& b) { return load16(reinterpret_cast<const uint8_t*>(b.scales)); }
+  static void levels(const Block& b, __m512i u[4]) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      const __m512i low = _mm512_loadu_si512(b->low + 64 * half), high = both_halves(b->high + 32 * half);
+      const __m512i low = _mm512_loadu_si512(b.low + 64 * half), high = both_halves(b.high + 32 * half);
       u[2 * half] = _mm512_or_si512(low_bits(low, 15), low_bits(_mm512_sllv_epi16(high, counts(4, 2)), 0x30));
       u[2 * half + 1] = _mm512_or_si512(low_bits(_mm512_srli_epi16(low, 4), 15),
                                         low_bits(_mm512_srlv_epi16(high, counts(0, 2)), 0x30));
@@ -212,7 +197,6 @@ inline void pairs_k2(const uint8_t* q, __m512i u[4]) {
 }
 
 struct Q3K512 : Q3K {
-  using Scales = Scales16;
   static void heads(const char* const rows[kHeadRows], KHeads& h) {
     __m512i v[4];
     load_heads(rows, offsetof(Block, scales) - 4, v);  // twelve bytes, behind the last four of `low`
@@ -229,26 +213,28 @@ struct Q3K512 : Q3K {
       t[i] = _mm512_sub_epi8(_mm512_or_si512(low[i], top(2 * i)), _mm512_set1_epi8(32));
     }
     store_pairs<true>(t, h);
-    transpose4(t);
-    store_scales(t, h);
     h.d = load_f16(rows, offsetof(Block, d));
   }
-  static void levels(const char* block, __m512i u[4]) {
-    const auto* b = reinterpret_cast<const Block*>(block);
-    pairs_k2(b->low, u);
-    const __m512i high = both_halves(b->high);
+  static __m128i scales(const Block& b) {
+    const __m128i packed = load16(b.low + sizeof b.low - 4);  // the dwords a, b, c behind another
+    const __m128i ab = _mm_shuffle_epi32(packed, _MM_SHUFFLE(2, 1, 2, 1)),
+                  c = _mm_shuffle_epi32(packed, 0xff);
+    const __m128i low = _mm_and_si128(_mm_srlv_epi32(ab, _mm_setr_epi32(0, 0, 4, 4)), _mm_set1_epi8(15));
+    const __m128i top = _mm_and_si128(_mm_srlv_epi32(c, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+    return _mm_sub_epi8(_mm_or_si128(low, _mm_slli_epi32(top, 4)), _mm_set1_epi8(32));
+  }
+  static void levels(const Block& b, __m512i u[4]) {
+    pairs_k2(b.low, u);
+    const __m512i high = both_halves(b.high);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) u[v] = add_where(u[v], high, 2 * v, 2 * v + 1, 4);
   }
 };
 
 struct Q2K512 : Q2K {
-  using Scales = Scales16;
   static void heads(const char* const rows[kHeadRows], KHeads& h) {
     __m512i v[4];
     load_heads(rows, offsetof(Block, scales), v);
-#pragma GCC unroll 4
-    for (int e = 0; e < 4; ++e) _mm512_store_si512(h.scales[e], low_bits(v[e], 15));
     transpose4(v);
 #pragma GCC unroll 4
     for (int e = 0; e < 4; ++e) v[e] = low_bits(_mm512_srli_epi16(v[e], 4), 15);
@@ -256,9 +242,8 @@ struct Q2K512 : Q2K {
     h.d = load_f16(rows, offsetof(Block, d));
     h.dmin = load_f16(rows, offsetof(Block, dmin));
   }
-  static void levels(const char* block, __m512i u[4]) {
-    pairs_k2(reinterpret_cast<const Block*>(block)->q, u);
-  }
+  static __m128i scales(const Block& b) { return _mm_and_si128(load16(b.scales), _mm_set1_epi8(15)); }
+  static void levels(const Block& b, __m512i u[4]) { pairs_k2(b.q, u); }
 };
 
 }  // namespace
