@@ -140,6 +140,11 @@ inline void heads_k4(const char* const rows[kHeadRows], KHeads& h) {
 #pragma GCC unroll 8
   for (int j = 0; j < 8; ++j) h.pairs[j] = byte_twice(j < 4 ? lo : hi, j % 4);
 }
+inline __m128i mins_k4(const uint8_t* packed) {
+  const PackedK4 p(packed);
+  const __m128i eight = _mm_set_epi64x(0, static_cast<int64_t>(uint64_t{p.min_hi} << 32 | p.min_lo));
+  return _mm_unpacklo_epi8(eight, eight);
+}
 inline int64_t scales_k4(const uint8_t* packed) {
   const PackedK4 p(packed);
   return static_cast<int64_t>(uint64_t{p.scale_hi} << 32 | p.scale_lo);
@@ -154,12 +159,14 @@ inline void store_pairs(const __m512i transposed[4], KHeads& h) {
 struct Q4K512 : Q4K {
   static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
   static int64_t scales(const Block& b) { return scales_k4(b.scales); }
+  static __m128i mins(const Block& b) { return mins_k4(b.scales); }
   static void levels(const Block& b, __m512i u[4]) { nibbles_k4(b.q, u); }
 };
 
 struct Q5K512 : Q5K {
   static void heads(const char* const rows[kHeadRows], KHeads& h) { heads_k4<offsetof(Block, d)>(rows, h); }
   static int64_t scales(const Block& b) { return scales_k4(b.scales); }
+  static __m128i mins(const Block& b) { return mins_k4(b.scales); }
   static void levels(const Block& b, __m512i u[4]) {
     nibbles_k4(b.q, u);
     const __m512i high = both_halves(b.high);
@@ -243,6 +250,9 @@ struct Q2K512 : Q2K {
     h.dmin = load_f16(rows, offsetof(Block, dmin));
   }
   static __m128i scales(const Block& b) { return _mm_and_si128(load16(b.scales), _mm_set1_epi8(15)); }
+  static __m128i mins(const Block& b) {
+    return _mm_and_si128(_mm_srli_epi16(load16(b.scales), 4), _mm_set1_epi8(15));
+  }
   static void levels(const Block& b, __m512i u[4]) { pairs_k2(b.q, u); }
 };
 
