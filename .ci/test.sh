@@ -80,12 +80,22 @@ python_package() {
     "$test_python" clients/python/tests/test_package.py
 }
 
+# Ordinary models and encoders: the script writes a repository and serves it itself.
+tensor_client_test() { OAR=build/release/bin/oar "$test_python" tests/server/test_tensor_clients.py; }
+
 test_clients() {
   if find_python; then
     export test_python
     step python-package tests python_package || true
     step openai-client tests served_test tests/server/test_openai_client.py || true
     step triton-client tests served_test tests/server/test_triton_client.py || true
+    if "$test_python" -c 'import onnx, safetensors, tritonclient.http' 2>/dev/null ||
+      { [ "$test_python" = build/venv/bin/python ] && "$test_python" -m pip install -q --disable-pip-version-check --retries 1 \
+        --timeout 15 onnx safetensors 'tritonclient[http]' >>build/logs/venv.log 2>&1 </dev/null; }; then
+      step tensor-clients tests tensor_client_test || true
+    else
+      skip tensor-clients "no packages onnx and safetensors in the Python of the client tests (build/logs/venv.log)"
+    fi
   else
     skip python-package "PyPI cannot be reached and build/venv has no grpcio-tools (build/logs/venv.log)"
     skip openai-client "PyPI cannot be reached and build/venv has no openai (build/logs/venv.log)"

@@ -63,6 +63,7 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
   if (out.tokenizer_json.empty()) {
     OAR_ASSIGN(out.vocab_json, read_first(folder, {"vocab.json"}, kMaxTokenizerBytes));
     OAR_ASSIGN(out.merges_txt, read_first(folder, {"merges.txt"}, kMaxTokenizerBytes));
+    OAR_ASSIGN(out.vocab_txt, read_first(folder, {"vocab.txt"}, kMaxTokenizerBytes));
   }
   OAR_ASSIGN(out.sentencepiece_model, read_first(folder,
                                                  {"tokenizer.model", "spiece.model",
@@ -95,7 +96,8 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
     if (out.empty()) {
       return not_found(
           cat("tokenizer folder ", path,
-              " has no tokenizer.json, vocab.json with merges.txt, tokenizer.model or tokenizer.bin"));
+              " has no tokenizer.json, vocab.json with merges.txt, vocab.txt, tokenizer.model or "
+              "tokenizer.bin"));
     }
     return out;
   }

@@ -16,6 +16,7 @@ struct TokenizerFiles {
   std::string tokenizer_json;
   std::string tokenizer_config_json;
   std::string vocab_json, merges_txt;  // read only where there is no tokenizer.json
+  std::string vocab_txt;               // WordPiece; likewise
   std::string sentencepiece_model;
   std::string llama2c_bin;
   std::optional<GgufVocab> gguf;
@@ -25,8 +26,8 @@ struct TokenizerFiles {
 
   bool has_vocab_merges() const { return !vocab_json.empty() && !merges_txt.empty(); }
   bool empty() const {
-    return tokenizer_json.empty() && !has_vocab_merges() && sentencepiece_model.empty() &&
-           llama2c_bin.empty() && !gguf.has_value();
+    return tokenizer_json.empty() && !has_vocab_merges() && vocab_txt.empty() &&
+           sentencepiece_model.empty() && llama2c_bin.empty() && !gguf.has_value();
   }
 };
 

@@ -11,6 +11,7 @@ Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_s
     return tokenizer_from_json(files.tokenizer_json, files.tokenizer_config_json);
   if (files.has_vocab_merges())
     return tokenizer_from_vocab_merges(files.vocab_json, files.merges_txt, files.tokenizer_config_json);
+  if (!files.vocab_txt.empty()) return tokenizer_from_vocab_txt(files.vocab_txt, files.tokenizer_config_json);
   if (files.gguf) return tokenizer_from_gguf(*files.gguf);
   if (!files.sentencepiece_model.empty()) return tokenizer_from_sentencepiece(files.sentencepiece_model);
   if (!files.llama2c_bin.empty()) {

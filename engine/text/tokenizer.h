@@ -2,6 +2,7 @@
 // for any number of threads, held as shared_ptr<const Tokenizer>.
 //
 //   tokenizer.json            tokenizer_from_json          (Hugging Face: BPE, Unigram, WordPiece, WordLevel)
+//   vocab.txt                 tokenizer_from_vocab_txt     (BERT, ERNIE)
 //   vocab.json, merges.txt    tokenizer_from_vocab_merges  (GPT-2, Qwen2: what there was before
 //   tokenizer.json) tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram) GGUF metadata
 //   tokenizer_from_gguf llama2.c tokenizer.bin    tokenizer_from_llama2c
@@ -75,6 +76,9 @@ Result<TokenizerPtr> tokenizer_from_json(std::string_view tokenizer_json,
 // Contents of vocab.json and merges.txt, and of tokenizer_config.json or empty (GPT-2's own pair needs none).
 Result<TokenizerPtr> tokenizer_from_vocab_merges(std::string_view vocab_json, std::string_view merges_txt,
                                                  std::string_view tokenizer_config_json = {});
+// Contents of vocab.txt, and of tokenizer_config.json or empty: WordPiece between [CLS] and [SEP].
+Result<TokenizerPtr> tokenizer_from_vocab_txt(std::string_view vocab_txt,
+                                              std::string_view tokenizer_config_json = {});
 Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab);
 // Bytes of a SentencePiece .model file.
 Result<TokenizerPtr> tokenizer_from_sentencepiece(std::string_view model);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/runtime/batched_predictor.h"
+#include "engine/runtime/text_encoder.h"
 
 namespace oar::api {
 
@@ -44,6 +45,7 @@ struct TensorModelConfig {
 struct TensorModel {
   TensorModelConfig config;
   std::unique_ptr<BatchedPredictor> runner;
+  std::shared_ptr<const TextEncoder> encoder;  // null: a model of tensors alone
   double load_seconds = 0;
 };
 using TensorModelPtr = std::shared_ptr<const TensorModel>;

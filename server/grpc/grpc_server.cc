@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "engine/base/format.h"
+#include "server/grpc/encoding_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/inference_service.h"
 #include "server/grpc/tls_credentials.h"
@@ -18,13 +19,17 @@
 namespace oar::grpc_api {
 namespace {
 
-constexpr const char* kServices[] = {"inference.GRPCInferenceService", "oar.v1.Generation"};
+constexpr const char* kServices[] = {"inference.GRPCInferenceService", "oar.v1.Generation",
+                                     "oar.v1.Encoding"};
 constexpr std::chrono::milliseconds kWatchInterval{100};
 
 class GrpcServerImpl final : public GrpcServer {
  public:
   explicit GrpcServerImpl(Services services)
-      : services_(std::move(services)), inference_(services_, registry_), generation_(services_, registry_) {}
+      : services_(std::move(services)),
+        inference_(services_, registry_),
+        generation_(services_, registry_),
+        encoding_(services_) {}
   ~GrpcServerImpl() override { stop(std::chrono::milliseconds(0)); }
 
   Status listen(const std::string& address);
@@ -39,6 +44,7 @@ class GrpcServerImpl final : public GrpcServer {
   StreamRegistry registry_;
   InferenceService inference_;
   GenerationService generation_;
+  EncodingService encoding_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   std::thread watchdog_;
@@ -77,6 +83,7 @@ Status GrpcServerImpl::listen(const std::string& address) {
   builder.AddListeningPort(address, make_credentials(services_.tls), &port_);
   builder.RegisterService(&inference_);
   builder.RegisterService(&generation_);
+  builder.RegisterService(&encoding_);
   server_ = builder.BuildAndStart();
   if (!server_ || port_ == 0) {
     return unavailable(cat("cannot listen on ", address, " for gRPC; choose another port"));

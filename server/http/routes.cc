@@ -11,7 +11,9 @@
 namespace oar::http {
 namespace {
 
-bool is_oip(std::string_view path) { return path == "/v2" || path.starts_with("/v2/"); }
+bool is_oip(std::string_view path) {
+  return path == "/v2" || (path.starts_with("/v2/") && path != "/v2/rerank");
+}
 
 void add_health(Router& router, const Services& services) {
   const auto live = [](Request&&, std::shared_ptr<ResponseWriter> w) { w->send(Response{200, "", {}, ""}); };
@@ -94,6 +96,7 @@ Router make_router(const Services& services) {
     w->send(json_answer(std::move(out)));
   });
   add_openai_routes(router, services);
+  add_embedding_routes(router, services);
   add_tensor_routes(router, services);
   add_oip_routes(router, services);
   return router;

@@ -29,6 +29,7 @@ struct Services {
 Router make_router(const Services& services);
 void add_openai_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
+void add_embedding_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
 
 // The hooks of HttpServerOptions: the API key check, and error bodies in the dialect of the path.

@@ -178,7 +178,7 @@ Status override_specs(const json::object& config, const char* field, bool input,
 bool names_a_batch(std::string_view symbol) {
   std::string lower;
   for (const char c : symbol) lower += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return lower.find("batch") != std::string::npos || lower == "n" || lower == "bs";
+  return lower.find("batch") != std::string::npos || lower == "n" || lower == "b" || lower == "bs";
 }
 
 Status check_batch_axis(const std::vector<TensorSpec>& specs, const char* kind, int64_t max_batch) {

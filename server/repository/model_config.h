@@ -26,9 +26,9 @@ struct VersionPolicy {
 Result<VersionPolicy> read_version_policy(const json::object& config);
 
 // True when the first axis of every input and output can only be a batch: variable everywhere, and called so
-// by the file ("batch", "batch_size", "N", "bs"), or left without a name in a Paddle file, whose exporters
-// put the batch first. False when a run's rows may depend on each other (dynamic quantization takes its range
-// from the whole batch).
+// by the file ("batch", "batch_size", "N", "B", "bs"), or left without a name in a Paddle file, whose
+// exporters put the batch first. False when a run's rows may depend on each other (dynamic quantization takes
+// its range from the whole batch).
 bool has_batch_axis(const Predictor& predictor);
 
 // `config` empty: there is none.

@@ -120,10 +120,18 @@ Result<std::unique_ptr<Repository>> Repository::open(const std::string& path, co
   return out;
 }
 
-Result<api::TensorModelPtr> Repository::load_version(const std::string& name, int64_t version,
+Result<api::TensorModelPtr> Repository::load_version(const std::string& name, ModelKind kind, int64_t version,
                                                      const std::string& path, const json::object& config) {
   const auto start = Clock::now();
-  OAR_ASSIGN(auto predictor, Predictor::open(path, options_.predictor));
+  std::unique_ptr<Predictor> predictor;
+  std::shared_ptr<const TextEncoder> encoder;
+  if (kind == ModelKind::kEncoder) {
+    OAR_ASSIGN(LoadedEncoder loaded, load_text_encoder(path, options_.predictor));
+    predictor = std::move(loaded.predictor);
+    encoder = std::move(loaded.encoder);
+  } else {
+    OAR_ASSIGN(predictor, Predictor::open(path, options_.predictor));
+  }
   OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *predictor, options_.defaults));
   made.version = cat(version);
   made.path = path;
@@ -136,6 +144,7 @@ Result<api::TensorModelPtr> Repository::load_version(const std::string& name, in
   o.instances = made.instances;
   o.log = options_.log;
   auto model = std::make_shared<api::TensorModel>();
+  model->encoder = std::move(encoder);
   model->config = std::move(made);
   model->runner = std::make_unique<BatchedPredictor>(std::move(predictor), std::move(o));
   model->load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -160,7 +169,7 @@ Result<std::map<int64_t, api::TensorModelPtr>> Repository::load_versions(const s
   for (const int64_t version : wanted_versions(policy, found.versions)) {
     for (const auto& [number, where] : found.versions) {
       if (number != version) continue;
-      OAR_ASSIGN(out[version], load_version(name, version, where, config));
+      OAR_ASSIGN(out[version], load_version(name, found.kind, version, where, config));
     }
   }
   if (out.empty())

@@ -52,8 +52,8 @@ class Repository final : public api::TensorCatalog {
   Result<std::map<int64_t, api::TensorModelPtr>> load_versions(const std::string& name,
                                                                const std::string& path,
                                                                const std::string& config);
-  Result<api::TensorModelPtr> load_version(const std::string& name, int64_t version, const std::string& path,
-                                           const json::object& config);
+  Result<api::TensorModelPtr> load_version(const std::string& name, ModelKind kind, int64_t version,
+                                           const std::string& path, const json::object& config);
   Status load_entry(const std::string& name, const std::string& path, const std::string& config);
 
   RepositoryOptions options_;

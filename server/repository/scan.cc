@@ -4,6 +4,8 @@
 #include <charconv>
 #include <filesystem>
 
+#include "engine/runtime/text_encoder.h"
+
 namespace oar {
 namespace {
 
@@ -62,15 +64,14 @@ bool has_weights(const fs::path& folder) {
   return false;
 }
 
-// A folder of Hugging Face's layout or a GGUF file. Which of the two kinds a checkpoint is, is its config's
-// to say.
+// A folder of Hugging Face's layout, whose config.json says which of the two kinds it is, or a GGUF file.
 FoundModel checkpoint_in(const fs::path& folder) {
   FoundModel out;
   if (const fs::path gguf = only_file(folder, ".gguf"); !gguf.empty()) {
     out.kind = ModelKind::kLanguage;
     out.versions.emplace_back(1, gguf.string());
   } else if (is_file(folder / "config.json") && has_weights(folder)) {
-    out.kind = ModelKind::kLanguage;
+    out.kind = is_text_encoder(folder.string()) ? ModelKind::kEncoder : ModelKind::kLanguage;
     out.versions.emplace_back(1, folder.string());
   }
   return out;
@@ -119,6 +120,9 @@ FoundModel find_model_at(const std::string& path, const std::string& file) {
     if (is_tensor_file(p)) {
       out.kind = ModelKind::kTensor;
       out.versions.emplace_back(1, path);
+    } else if (p.extension() == ".safetensors" && is_text_encoder(p.parent_path().string())) {
+      out.kind = ModelKind::kEncoder;
+      out.versions.emplace_back(1, p.parent_path().string());
     } else if (p.extension() == ".gguf" || p.extension() == ".safetensors" || p.extension() == ".bin") {
       out.kind = ModelKind::kLanguage;
       out.versions.emplace_back(1, path);

@@ -1,5 +1,5 @@
 // What lies at a path: an ordinary model (ONNX, Paddle), an encoder, a language model, or a repository of
-// such. Looks at names alone, reads no model.
+// such. Looks at names, and at the model_type of a config.json; reads no model.
 //
 //   repository/
 //     resnet50/                    an ordinary model: config.pbtxt may say how it is served

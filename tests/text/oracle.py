@@ -233,6 +233,13 @@ class Suite:
     def files(self):
         self.add_hf("minimind", Tokenizer.from_file(str(self.data / "tokenizers/minimind/tokenizer.json")))
         self.add_hf("bert", Tokenizer.from_file(str(self.data / "tokenizers/bert_hf/tokenizer.json")), ("--special",))
+        for name in () if self.small else ("bert_vocab", "ernie"):
+            path = self.data / f"tokenizers/{name}/vocab.txt"
+            plain = self.tmp / f"{name}.txt"  # ERNIE's lines are token<TAB>id, which the package does not read
+            plain.write_text("".join(line.split("\t")[0] + "\n" for line in path.read_text().split("\n") if line))
+            tok = tokenizers.BertWordPieceTokenizer(str(plain))
+            self.cases.append(Case(f"vocab-txt-{name}", ["--special", "vocab", str(path)],
+                                   lambda t, tok=tok: tok.encode(t).ids, lambda ids, tok=tok: tok.decode(ids), "hf"))
         archive = self.data / "onnx/bert_like_graphs/TinyXLMRoberta-CE-onnx.zip"
         if archive.exists():
             tok = Tokenizer.from_str(zipfile.ZipFile(archive).read("tokenizer.json").decode())

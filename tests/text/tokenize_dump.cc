@@ -1,7 +1,7 @@
 // Oracle harness: reads length-prefixed texts from standard input and writes length-prefixed ids.
 //
-//   tokenize_dump [--special] [--raw] json TOKENIZER.JSON | spm FILE.model | gguf FILE.gguf | llama2c
-//   FILE.bin VOCAB
+//   tokenize_dump [--special] [--raw] json TOKENIZER.JSON | vocab VOCAB.TXT | spm FILE.model |
+//   gguf FILE.gguf | llama2c FILE.bin VOCAB
 //
 // In:  uint32 bytes, text. Out: uint32 count, int32 ids, uint32 bytes, decoded text. Little endian. --special
 // adds BOS and the like; --raw does not look for special tokens in the text. `time FILE` as a third part
@@ -27,6 +27,7 @@ std::string read_file(const std::string& path) {
 oar::Result<oar::TokenizerPtr> load(const std::string& kind, const std::string& path, int32_t vocab) {
   const std::string bytes = read_file(path);
   if (kind == "spm") return oar::tokenizer_from_sentencepiece(bytes);
+  if (kind == "vocab") return oar::tokenizer_from_vocab_txt(bytes);
   if (kind == "llama2c") return oar::tokenizer_from_llama2c(bytes, vocab);
   if (kind == "gguf") {
     OAR_ASSIGN(oar::GgufVocab v, oar_test::read_gguf_vocab(bytes));

@@ -1,0 +1,424 @@
+#include "server/api/embeddings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "engine/base/format.h"
+#include "server/api/fields.h"
+#include "server/api/frontend.h"
+#include "server/api/json_writer.h"
+#include "server/api/tensor_wire.h"
+
+namespace oar::api {
+namespace {
+
+constexpr size_t kMaxInputs = 2048;  // OpenAI's
+constexpr size_t kMaxDocuments = 10'000;
+constexpr size_t kMaxTextBytes = 4 << 20;
+constexpr size_t kInFlight = 64;  // rows of one request in an encoder's queue
+
+Result<std::vector<int32_t>> token_list(const json::array& list) {
+  std::vector<int32_t> out;
+  for (const json::value& v : list) {
+    if (!v.is_int64() || v.get_int64() < 0 || v.get_int64() > INT32_MAX)
+      return invalid_argument(cat("input: a list of tokens holds ", describe(v)), "input");
+    out.push_back(static_cast<int32_t>(v.get_int64()));
+  }
+  if (out.empty()) return invalid_argument("input: an empty list of tokens; send at least one", "input");
+  return out;
+}
+
+Status read_inputs(const json::value& input, EmbeddingRequest& out) {
+  if (input.is_string()) {
+    out.inputs.emplace_back(std::string(input.get_string()));
+    return ok_status();
+  }
+  if (!input.is_array() || input.get_array().empty())
+    return invalid_argument(
+        cat("input must be a string, or a list of strings or tokens, not empty; got ", describe(input)),
+        "input");
+  const json::array& list = input.get_array();
+  if (list[0].is_number()) {
+    OAR_ASSIGN(std::vector<int32_t> ids, token_list(list));
+    out.inputs.emplace_back(std::move(ids));
+    return ok_status();
+  }
+  if (list.size() > kMaxInputs)
+    return invalid_argument(cat("input has ", list.size(), " entries; at most ", kMaxInputs), "input");
+  for (const json::value& v : list) {
+    if (v.is_string()) {
+      out.inputs.emplace_back(std::string(v.get_string()));
+    } else if (v.is_array()) {
+      OAR_ASSIGN(std::vector<int32_t> ids, token_list(v.get_array()));
+      out.inputs.emplace_back(std::move(ids));
+    } else {
+      return invalid_argument(cat("input: entries must be strings or lists of tokens, got ", describe(v)),
+                              "input");
+    }
+  }
+  return ok_status();
+}
+
+std::string base64(const std::vector<float>& values) {
+  static constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string bytes(values.size() * sizeof(float), '\0');
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t k = 0; k < 3; ++k)
+      group = group << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 4; ++k) out += i + k <= bytes.size() ? kLetters[group >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+void write_usage(JsonWriter& w, int64_t tokens) {
+  w.key("usage")
+      .begin_object()
+      .key("prompt_tokens")
+      .number(tokens)
+      .key("total_tokens")
+      .number(tokens)
+      .end_object();
+}
+
+}  // namespace
+
+Status check_inputs(const EmbeddingRequest& request) {
+  if (request.inputs.empty()) return invalid_argument("input has no entries; send at least one", "input");
+  if (request.inputs.size() > kMaxInputs)
+    return invalid_argument(cat("input has ", request.inputs.size(), " entries; at most ", kMaxInputs),
+                            "input");
+  for (const auto& input : request.inputs) {
+    const auto* text = std::get_if<std::string>(&input);
+    if (text && text->empty()) return invalid_argument("input: an empty string; send a text", "input");
+    if (text && text->size() > kMaxTextBytes)
+      return invalid_argument(cat("input: a text of ", text->size(), " bytes; at most ", kMaxTextBytes),
+                              "input");
+  }
+  return ok_status();
+}
+
+Status check_documents(const RerankRequest& request) {
+  if (request.query.empty()) return invalid_argument("query is missing or empty; send a text", "query");
+  if (request.documents.empty())
+    return invalid_argument("documents is missing or empty; send a list of texts", "documents");
+  if (request.documents.size() > kMaxDocuments)
+    return invalid_argument(
+        cat("documents has ", request.documents.size(), " entries; at most ", kMaxDocuments), "documents");
+  size_t most = request.query.size();
+  for (const std::string& d : request.documents) most = std::max(most, d.size());
+  if (most > kMaxTextBytes)
+    return invalid_argument(cat("documents: a text of ", most, " bytes; at most ", kMaxTextBytes),
+                            "documents");
+  return ok_status();
+}
+
+Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
+  EmbeddingRequest out;
+  Fields f(body);
+  f.string("model", out.model, 1024);
+  std::string format = "float";
+  f.string("encoding_format", format, 64);
+  f.integer("dimensions", out.dimensions, 1, 1 << 20);
+  int64_t truncate = 0;
+  f.integer("truncate_prompt_tokens", truncate, -1, 1 << 20);
+  const json::value* input = f.find("input");
+  if (f.ok() && !input) f.fail("input", "input is missing; send a text or a list of texts");
+  if (f.ok() && format != "float" && format != "base64")
+    f.fail("encoding_format", cat("encoding_format must be float or base64, got ", quoted(format)));
+  if (!f.ok()) return f.status();
+  out.base64 = format == "base64";
+  out.truncate_to = truncate < 0 ? INT64_MAX : truncate;
+  OAR_RETURN_IF_ERROR(read_inputs(*input, out));
+  OAR_RETURN_IF_ERROR(check_inputs(out));
+  return out;
+}
+
+Result<RerankRequest> parse_rerank_request(const json::object& body) {
+  RerankRequest out;
+  Fields f(body);
+  f.string("model", out.model, 1024);
+  f.string("query", out.query, kMaxTextBytes);
+  f.integer("top_n", out.top_n, 0, INT32_MAX);
+  f.boolean("return_documents", out.return_documents);
+  const json::array* documents = f.array("documents");
+  if (!f.ok()) return f.status();
+  for (size_t k = 0; documents && k < documents->size(); ++k) {
+    const json::value& v = (*documents)[k];
+    const json::value* text = v.is_object() ? v.get_object().if_contains("text") : &v;
+    if (!text || !text->is_string())
+      return invalid_argument(
+          cat("documents: entries must be strings or objects with text, got ", describe(v)), "documents");
+    out.documents.emplace_back(text->get_string());
+  }
+  OAR_RETURN_IF_ERROR(check_documents(out));
+  return out;
+}
+
+Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::string& name) {
+  std::string names;
+  TensorModelPtr only;
+  int count = 0;
+  for (const TensorModelPtr& m : catalog.loaded()) {
+    if (!m->encoder) continue;
+    if (!only || only->config.name != m->config.name)
+      ++count, names += cat(names.empty() ? "" : ", ", m->config.name);
+    only = m;
+  }
+  const std::string there = names.empty() ? "none is served here" : cat("there is: ", names);
+  if (name.empty()) {
+    if (count == 1) return only;
+    return invalid_argument(cat("model is missing; name an encoder (", there, ")"), "model");
+  }
+  if (!catalog.has(name)) {
+    return Status(StatusCode::kNotFound, cat("no encoder ", quoted(name), " is served here; ", there),
+                  "model");
+  }
+  OAR_ASSIGN(TensorModelPtr model, catalog.find(name, {}));
+  if (!model->encoder)
+    return invalid_argument(cat("the model ", quoted(name), " encodes no text; encoders: ", there), "model");
+  return model;
+}
+
+// ---- the task ----
+
+EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
+                       std::optional<Clock::time_point> deadline, Done done)
+    : model_(std::move(model)),
+      rows_(std::move(rows)),
+      want_(want),
+      deadline_(deadline),
+      done_(std::move(done)) {
+  order_.resize(rows_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  std::stable_sort(order_.begin(), order_.end(),
+                   [this](size_t a, size_t b) { return rows_[a].ids.size() < rows_[b].ids.size(); });
+  results_.resize(rows_.size());
+  tickets_.resize(rows_.size());
+}
+
+std::shared_ptr<EncodeTask> EncodeTask::start(TensorModelPtr model, std::vector<EncoderTokens> rows,
+                                              Want want, std::optional<Clock::time_point> deadline,
+                                              Done done) {
+  auto task = std::shared_ptr<EncodeTask>(
+      new EncodeTask(std::move(model), std::move(rows), want, deadline, std::move(done)));
+  task->pump();
+  return task;
+}
+
+void EncodeTask::pump() {
+  for (;;) {
+    size_t row;
+    {
+      std::lock_guard lock(mutex_);
+      if (failed_ || next_ == order_.size() || in_flight_ >= kInFlight) return;
+      row = order_[next_++];
+      ++in_flight_;
+    }
+    if (const Status s = submit(row); !s.ok()) return finish(s);
+  }
+}
+
+Status EncodeTask::submit(size_t row) {
+  InferJob job;
+  OAR_ASSIGN(job.inputs, model_->encoder->inputs(rows_[row]));
+  job.deadline = queue_deadline(model_->config, deadline_, 0);
+  job.done = [self = shared_from_this(), row](Result<std::vector<Datum>> outputs) {
+    self->answered(row, std::move(outputs));
+  };
+  OAR_ASSIGN(const uint64_t ticket, model_->runner->submit(std::move(job)));
+  bool late;
+  {
+    std::lock_guard lock(mutex_);
+    tickets_[row] = ticket;  // perhaps of a row that has been answered by now: cancelling it does nothing
+    late = failed_;
+  }
+  if (late) model_->runner->cancel(ticket);
+  return ok_status();
+}
+
+void EncodeTask::answered(size_t row, Result<std::vector<Datum>> outputs) {
+  Result<std::vector<float>> made = outputs.status().ok() ? Result<std::vector<float>>(std::vector<float>())
+                                                          : Result<std::vector<float>>(outputs.status());
+  if (outputs.ok() && want_ == Want::kVectors) {
+    made = model_->encoder->vector(*outputs, rows_[row].ids.size());
+  } else if (outputs.ok()) {
+    Result<float> score = model_->encoder->score(*outputs);
+    made = score.ok() ? Result<std::vector<float>>(std::vector<float>{*score}) : score.status();
+  }
+  if (!made.ok()) return finish(made.status());
+  bool all;
+  {
+    std::lock_guard lock(mutex_);
+    --in_flight_;
+    results_[row] = std::move(*made);
+    all = ++finished_ == rows_.size();
+  }
+  if (all) return finish(ok_status());
+  pump();
+}
+
+void EncodeTask::finish(const Status& status) {
+  Done done;
+  std::vector<uint64_t> tickets;
+  {
+    std::lock_guard lock(mutex_);
+    if (!done_) return;
+    done = std::exchange(done_, nullptr);
+    failed_ = !status.ok();
+    if (failed_) tickets.swap(tickets_), tickets_.resize(rows_.size());
+  }
+  for (const uint64_t ticket : tickets)
+    if (ticket != 0) model_->runner->cancel(ticket);
+  if (status.ok()) {
+    done(std::move(results_));
+  } else {
+    done(status);
+  }
+}
+
+void EncodeTask::cancel() { finish(Status(StatusCode::kCancelled, "cancelled")); }
+
+// ---- requests and answers ----
+
+int64_t count_tokens(const std::vector<EncoderTokens>& rows) {
+  int64_t n = 0;
+  for (const EncoderTokens& r : rows) n += static_cast<int64_t>(r.ids.size());
+  return n;
+}
+
+Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
+                                                  const EmbeddingRequest& request) {
+  if (!encoder.embeds())
+    return invalid_argument("the model scores pairs and has no embeddings; use /v1/rerank", "model");
+  const int64_t own = encoder.info().dimensions;
+  if (request.dimensions > 0 && own > 0 && request.dimensions != own &&
+      (!encoder.info().matryoshka || request.dimensions > own)) {
+    return invalid_argument(cat("dimensions is ", request.dimensions, ", the model's embeddings have ", own,
+                                "; leave dimensions out"),
+                            "dimensions");
+  }
+  std::vector<EncoderTokens> rows;
+  for (const auto& input : request.inputs) {
+    if (const auto* text = std::get_if<std::string>(&input)) {
+      OAR_ASSIGN(EncoderTokens row, encoder.encode(*text, request.truncate_to));
+      rows.push_back(std::move(row));
+    } else {
+      OAR_ASSIGN(EncoderTokens row,
+                 encoder.accept(std::get<std::vector<int32_t>>(input), request.truncate_to));
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+Status fit_vectors(const EmbeddingRequest& request, std::vector<std::vector<float>>& vectors) {
+  for (size_t k = 0; k < vectors.size(); ++k) {
+    std::vector<float>& v = vectors[k];
+    if (request.dimensions > 0 && static_cast<size_t>(request.dimensions) < v.size()) {
+      // A shortened vector is made a unit again.
+      v.resize(static_cast<size_t>(request.dimensions));
+      double square = 0;
+      for (const float x : v) square += static_cast<double>(x) * static_cast<double>(x);
+      for (float& x : v) x = static_cast<float>(static_cast<double>(x) / std::max(std::sqrt(square), 1e-12));
+    }
+    for (const float x : v)
+      if (!std::isfinite(x)) return internal_error(cat("the embedding of input ", k, " is not finite"));
+  }
+  return ok_status();
+}
+
+Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRequest& request,
+                                     std::vector<std::vector<float>> vectors, int64_t tokens) {
+  OAR_RETURN_IF_ERROR(fit_vectors(request, vectors));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("object").string("list").key("data").begin_array();
+  for (size_t k = 0; k < vectors.size(); ++k) {
+    w.begin_object()
+        .key("object")
+        .string("embedding")
+        .key("index")
+        .number(static_cast<int64_t>(k))
+        .key("embedding");
+    if (request.base64) {
+      w.string(base64(vectors[k]));
+    } else {
+      w.begin_array();
+      for (const float x : vectors[k]) w.number(x);
+      w.end_array();
+    }
+    w.end_object();
+  }
+  w.end_array().key("model").string(model.config.name);
+  write_usage(w, tokens);
+  w.end_object();
+  return out;
+}
+
+Result<std::vector<EncoderTokens>> rerank_rows(const TextEncoder& encoder, const RerankRequest& request) {
+  std::vector<EncoderTokens> rows;
+  if (!encoder.classifies()) {
+    OAR_ASSIGN(EncoderTokens query, encoder.encode(request.query, 0));
+    rows.push_back(std::move(query));
+  }
+  for (const std::string& document : request.documents) {
+    OAR_ASSIGN(EncoderTokens row, encoder.classifies() ? encoder.encode_pair(request.query, document)
+                                                       : encoder.encode(document, INT64_MAX));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<float> rerank_scores(const TextEncoder& encoder, const std::vector<std::vector<float>>& results) {
+  std::vector<float> out;
+  if (encoder.classifies()) {
+    for (const auto& r : results) out.push_back(r[0]);
+    return out;
+  }
+  const auto dot = [](const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t k = 0; k < a.size() && k < b.size(); ++k)
+      sum += static_cast<double>(a[k]) * static_cast<double>(b[k]);
+    return sum;
+  };
+  for (size_t k = 1; k < results.size(); ++k) {
+    const double norms = std::sqrt(dot(results[0], results[0]) * dot(results[k], results[k]));
+    out.push_back(static_cast<float>(norms > 0 ? dot(results[0], results[k]) / norms : 0));
+  }
+  return out;
+}
+
+std::vector<size_t> rank(const std::vector<float>& scores, int64_t top_n) {
+  std::vector<size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // A score that is not a number comes last, so that the order is one.
+  const auto key = [&](size_t k) { return std::isnan(scores[k]) ? -INFINITY : scores[k]; };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) > key(b); });
+  if (top_n > 0 && static_cast<size_t>(top_n) < order.size()) order.resize(static_cast<size_t>(top_n));
+  return order;
+}
+
+std::string rerank_answer(const TensorModel& model, const RerankRequest& request,
+                          const std::vector<float>& scores, int64_t tokens) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("id").string(make_id("rerank-")).key("model").string(model.config.name);
+  write_usage(w, tokens);
+  w.key("results").begin_array();
+  for (const size_t k : rank(scores, request.top_n)) {
+    w.begin_object().key("index").number(static_cast<int64_t>(k)).key("relevance_score").number(scores[k]);
+    if (request.return_documents)
+      w.key("document").begin_object().key("text").string(request.documents[k]).end_object();
+    w.end_object();
+  }
+  w.end_array().end_object();
+  return out;
+}
+
+}  // namespace oar::api

@@ -1,0 +1,91 @@
+// Embeddings and rerank: OpenAI's and Jina's requests as structs, their answers as JSON, and the task
+// between: many texts, each a row of an encoder's batches.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "server/api/tensor_model.h"
+
+namespace oar::api {
+
+struct EmbeddingRequest {
+  std::string model;
+  std::vector<std::variant<std::string, std::vector<int32_t>>> inputs;
+  bool base64 = false;      // little-endian f32
+  int64_t dimensions = 0;   // 0: the model's
+  int64_t truncate_to = 0;  // 0: longer inputs are refused; see TextEncoder::encode()
+};
+struct RerankRequest {
+  std::string model, query;
+  std::vector<std::string> documents;
+  int64_t top_n = 0;  // 0: all
+  bool return_documents = true;
+};
+// Limits on counts and sizes, whichever transport filled the request in; the parsers below include them.
+Status check_inputs(const EmbeddingRequest& request);
+Status check_documents(const RerankRequest& request);
+Result<EmbeddingRequest> parse_embedding_request(const json::object& body);
+Result<RerankRequest> parse_rerank_request(const json::object& body);
+
+// The encoder that `model` names, or the only one there is when empty. INVALID_ARGUMENT when the model is
+// none.
+Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::string& model);
+
+// Rows of tokens through an encoder. A bounded number of them is in its queue at a time, so that one large
+// request leaves room for others; the first failure ends it. `done` is called once, on an instance's thread
+// or inside start() or cancel().
+class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
+ public:
+  enum class Want { kVectors, kScores };  // a score is a vector of one number
+  using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
+  static std::shared_ptr<EncodeTask> start(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
+                                           std::optional<Clock::time_point> deadline, Done done);
+  void cancel();
+
+ private:
+  EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
+             std::optional<Clock::time_point> deadline, Done done);
+  void pump();
+  Status submit(size_t row);
+  void answered(size_t row, Result<std::vector<Datum>> outputs);
+  void finish(const Status& status);
+
+  const TensorModelPtr model_;
+  const std::vector<EncoderTokens> rows_;
+  const Want want_;
+  const std::optional<Clock::time_point> deadline_;
+  std::vector<size_t> order_;  // rows by length, so that neighbours share shapes
+
+  std::mutex mutex_;
+  Done done_;  // guarded by mutex_, as is all below; empty once called
+  std::vector<std::vector<float>> results_;
+  std::vector<uint64_t> tickets_;  // of rows in the queue; 0: none
+  size_t next_ = 0, in_flight_ = 0, finished_ = 0;
+  bool failed_ = false;
+};
+
+// From a request to rows, checked against the encoder; and the answers.
+Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
+                                                  const EmbeddingRequest& request);
+// Shortens the vectors to request.dimensions; INTERNAL when a number is not finite.
+Status fit_vectors(const EmbeddingRequest& request, std::vector<std::vector<float>>& vectors);
+Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRequest& request,
+                                     std::vector<std::vector<float>> vectors, int64_t tokens);
+// Pairs for a model that scores, else the query and then the documents, whose vectors' cosines are the
+// scores.
+Result<std::vector<EncoderTokens>> rerank_rows(const TextEncoder& encoder, const RerankRequest& request);
+std::vector<float> rerank_scores(const TextEncoder& encoder, const std::vector<std::vector<float>>& results);
+std::string rerank_answer(const TensorModel& model, const RerankRequest& request,
+                          const std::vector<float>& scores, int64_t tokens);
+// Indices of the best `top_n` (0: all) scores, best first; equal ones by index.
+std::vector<size_t> rank(const std::vector<float>& scores, int64_t top_n);
+int64_t count_tokens(const std::vector<EncoderTokens>& rows);
+
+}  // namespace oar::api

@@ -1,0 +1,84 @@
+// /v1/embeddings and /v1/rerank over the encoders among the ordinary models.
+#include "server/api/embeddings.h"
+#include "server/api/openai_request.h"
+#include "server/http/routes.h"
+
+namespace oar::http {
+namespace {
+
+using WriterPtr = std::shared_ptr<ResponseWriter>;
+
+// What the two have in common: a body on a worker thread, rows through the encoder, an answer made of the
+// vectors.
+struct Work {
+  api::TensorModelPtr model;
+  std::vector<EncoderTokens> rows;
+  api::EncodeTask::Want want;
+  std::function<Result<std::string>(std::vector<std::vector<float>>)> answer;
+};
+using Prepare = Result<Work> (*)(const Services&, const json::object&);
+
+Result<Work> prepare_embeddings(const Services& services, const json::object& body) {
+  OAR_ASSIGN(api::EmbeddingRequest request, api::parse_embedding_request(body));
+  Work w;
+  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, request.model));
+  OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
+  w.want = api::EncodeTask::Want::kVectors;
+  request.inputs.clear();
+  w.answer = [model = w.model, request = std::move(request),
+              tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> vectors) {
+    return api::embedding_answer(*model, request, std::move(vectors), tokens);
+  };
+  return w;
+}
+
+Result<Work> prepare_rerank(const Services& services, const json::object& body) {
+  OAR_ASSIGN(api::RerankRequest request, api::parse_rerank_request(body));
+  Work w;
+  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, request.model));
+  OAR_ASSIGN(w.rows, api::rerank_rows(*w.model->encoder, request));
+  w.want = w.model->encoder->classifies() ? api::EncodeTask::Want::kScores : api::EncodeTask::Want::kVectors;
+  w.answer = [model = w.model, request = std::move(request), tokens = api::count_tokens(w.rows)](
+                 std::vector<std::vector<float>> results) -> Result<std::string> {
+    return api::rerank_answer(*model, request, api::rerank_scores(*model->encoder, results), tokens);
+  };
+  return w;
+}
+
+Status start(const Services& services, Prepare prepare, const Request& request, const WriterPtr& writer) {
+  if (!services.frontend->accepting())
+    return unavailable("the server is shutting down; send the request to another one");
+  OAR_ASSIGN(const api::RequestContext context, context_of(request));
+  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  OAR_ASSIGN(Work work, prepare(services, body));
+  const auto task = api::EncodeTask::start(
+      work.model, std::move(work.rows), work.want, context.deadline,
+      [writer, answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
+        Result<std::string> text =
+            results.ok() ? answer(std::move(*results)) : Result<std::string>(results.status());
+        writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer("/v1", text.status()));
+      });
+  writer->on_disconnect([task] { task->cancel(); });
+  return ok_status();
+}
+
+Handler handler(const Services& services, Prepare prepare) {
+  return [&services, prepare](Request&& request, WriterPtr writer) {
+    auto shared = std::make_shared<Request>(std::move(request));
+    services.workers->post([&services, prepare, shared, writer = std::move(writer)] {
+      const Status s = start(services, prepare, *shared, writer);
+      if (!s.ok()) writer->send(error_answer(shared->path, s));
+    });
+  };
+}
+
+}  // namespace
+
+void add_embedding_routes(Router& router, const Services& services) {
+  for (const char* path : {"/v1/embeddings", "/embeddings"})
+    router.add("POST", path, handler(services, &prepare_embeddings));
+  for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})
+    router.add("POST", path, handler(services, &prepare_rerank));
+}
+
+}  // namespace oar::http

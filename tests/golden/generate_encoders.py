@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Hidden states and logits of tiny random encoders, computed by Hugging Face transformers, for tests/models to compare with.
+
+    python3 tests/golden/generate_encoders.py          # needs torch, transformers, numpy
+
+Writes tests/golden/encoders/<name>.json: config (config.json), weight_seed, tensors (name, shape, checksum), and cases:
+ids, types, hidden (S * E, row-major) and, with a classification head, logits. Weights are not stored; they follow from
+the tensors' names by the rule in README.md. Matrix products are computed in float64.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+from tiny_weights import checksum, fnv1a64, tiny_weights
+
+OUT = Path(__file__).resolve().parent / "encoders"
+BERT = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 40, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0}
+ROBERTA = {**BERT, "architectures": ["RobertaModel"], "model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+           "pad_token_id": 1}
+MODELS = {
+    "bert": BERT,
+    "bert-tanh-gelu": {**BERT, "hidden_act": "gelu_new", "num_hidden_layers": 3, "num_attention_heads": 2},
+    "bert-classifier": {**BERT, "architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"},
+                        "label2id": {"LABEL_0": 0}},
+    "ernie": {**BERT, "architectures": ["ErnieModel"], "model_type": "ernie", "hidden_act": "relu", "type_vocab_size": 4,
+              "use_task_id": False},
+    "roberta": ROBERTA,
+    "xlm-roberta-classifier": {**ROBERTA, "architectures": ["XLMRobertaForSequenceClassification"],
+                               "model_type": "xlm-roberta", "id2label": {"0": "A", "1": "B"}, "label2id": {"A": 0, "B": 1}},
+    "distilbert": {"architectures": ["DistilBertModel"], "model_type": "distilbert", "vocab_size": 96, "dim": 32,
+                   "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 40, "activation": "gelu",
+                   "pad_token_id": 0},
+}
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    OUT.mkdir(exist_ok=True)
+    for name, config in MODELS.items():
+        seed = fnv1a64(("encoder " + name).encode())
+        made = AutoConfig.for_model(**{k: v for k, v in config.items() if k != "architectures"})
+        made._attn_implementation = "eager"
+        classifier = "Classification" in config["architectures"][0]
+        model = (AutoModelForSequenceClassification if classifier else AutoModel).from_config(made).double().eval()
+        tensors = []
+        for key, value in model.state_dict().items():
+            if value.dtype != torch.float64:
+                continue
+            weights = tiny_weights(key, tuple(value.shape), seed)
+            value.copy_(torch.from_numpy(weights.astype(np.float64)))
+            tensors.append({"name": key, "shape": list(value.shape), "checksum": checksum(weights)})
+        rng = np.random.default_rng(int(seed & 0xFFFF))
+        cases = []
+        for length in (1, 7, 16, 23):
+            ids = rng.integers(5, 96, length).tolist()
+            types = [0] * (length // 2) + [1 if config.get("type_vocab_size", 0) > 1 else 0] * (length - length // 2)
+            arguments = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, length, dtype=torch.long)}
+            if config.get("type_vocab_size", 0) > 0:
+                arguments["token_type_ids"] = torch.tensor([types])
+            with torch.no_grad():
+                out = model(**arguments, output_hidden_states=True)
+            hidden = out.hidden_states[-1][0].numpy()
+            case = {"ids": ids, "types": types, "hidden": [float(f"{v:.8g}") for v in hidden.flatten()]}
+            if classifier:
+                case["logits"] = [float(f"{v:.8g}") for v in out.logits[0].numpy()]
+            cases.append(case)
+        (OUT / f"{name}.json").write_text(json.dumps(
+            {"generator": f"transformers {transformers.__version__}", "config": config, "weight_seed": f"{seed:016x}",
+             "tensors": tensors, "cases": cases}, separators=(",", ":")) + "\n")
+        print(name, len(tensors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+// /v1/embeddings, /v1/rerank and oar.v1.Encoding over tiny encoders: shapes of requests and answers, equality
+// of the transports and of rows alone and together, refusals in OpenAI's form, clients that leave.
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "engine/base/format.h"
+#include "server/repository/repository.h"
+#include "server/server.h"
+#include "tests/server/grpc_client.h"
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_encoder.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using oar::cat;
+namespace fs = std::filesystem;
+namespace v1 = oar::v1;
+
+// A repository with the encoders "bert" and "cross" (a classifier).
+struct EncoderServer {
+  EncoderServer() {
+    const fs::path folder = fs::path(temp_dir()) / "encoders";
+    fs::create_directories(folder);
+    for (const auto& [name, golden] : {std::pair{"bert", "bert"}, {"cross", "bert-classifier"}}) {
+      fs::remove_all(folder / name);
+      fs::copy(write_tiny_encoder(golden), folder / name, fs::copy_options::recursive);
+    }
+    oar::RepositoryOptions r;
+    r.predictor.threads = 2;
+    auto opened = oar::Repository::open(folder.string(), "", r);
+    REQUIRE_OK(opened);
+    auto started = oar::Server::start({.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"}, {},
+                                      std::shared_ptr<oar::Repository>(std::move(*opened)));
+    REQUIRE_OK(started);
+    server = std::move(*started);
+  }
+  HttpReply post(const std::string& path, const std::string& body) {
+    return http(server->http_port(), "POST", path, body);
+  }
+  std::string refusal(const std::string& path, const std::string& body, int status = 400,
+                      const char* param = nullptr) {
+    const HttpReply r = post(path, body);
+    CHECK(r.status == status);
+    const auto error = parse(r.body).at("error");
+    if (param) CHECK(error.at("param") == oar::json::value(param));
+    return std::string(error.at("message").as_string());
+  }
+  std::unique_ptr<v1::Encoding::Stub> stub() {
+    return v1::Encoding::NewStub(channel_to(server->grpc_port()));
+  }
+  std::unique_ptr<oar::Server> server;
+};
+
+std::vector<float> vector_of(const oar::json::value& reply, size_t index) {
+  std::vector<float> out;
+  for (const auto& v : reply.at("data").at(index).at("embedding").as_array())
+    out.push_back(static_cast<float>(v.to_number<double>()));
+  return out;
+}
+
+TEST_CASE("Embeddings: every form of input") {
+  EncoderServer t;
+  const HttpReply r = t.post("/v1/embeddings", R"({"model":"bert","input":["w5 w6","w7"]})");
+  REQUIRE(r.status == 200);
+  const auto v = parse(r.body);
+  CHECK(v.at("object").as_string() == "list");
+  CHECK(v.at("model").as_string() == "bert");
+  CHECK(v.at("data").as_array().size() == 2);
+  CHECK(v.at("data").at(1).at("index").to_number<int>() == 1);
+  CHECK(v.at("data").at(1).at("object").as_string() == "embedding");
+  CHECK(v.at("usage").at("prompt_tokens").to_number<int>() == 7);
+  const auto first = vector_of(v, 0);
+  REQUIRE(first.size() == 32);
+  double square = 0;
+  for (const float x : first) square += static_cast<double>(x) * static_cast<double>(x);
+  CHECK(square == Approx(1).margin(1e-5));
+  // Text, tokens and lists of tokens say the same.
+  for (const char* input : {R"("w5 w6")", "[2,5,6,3]", "[[2,5,6,3]]", R"(["w5 w6"])"}) {
+    const auto same =
+        vector_of(parse(t.post("/v1/embeddings", cat(R"({"model":"bert","input":)", input, "}")).body), 0);
+    REQUIRE(same.size() == 32);
+    for (size_t k = 0; k < 32; ++k) CHECK(same[k] == Approx(first[k]).margin(2e-6));
+  }
+  const auto coded =
+      parse(t.post("/v1/embeddings", R"({"model":"bert","input":"w5 w6","encoding_format":"base64"})").body);
+  const std::string text(coded.at("data").at(0).at("embedding").as_string());
+  CHECK(text.size() == (32 * 4 + 2) / 3 * 4);
+  const auto digit = [](char c) {
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+                                  : 63;
+  };
+  uint32_t bits = 0;
+  for (int k = 0; k < 6; ++k) {
+    const int d = digit(text[static_cast<size_t>(k)]);
+    for (int b = 0; b < 6; ++b) {
+      const int at = k * 6 + 5 - b;  // of 36 bits, of which the first 32 are the float's bytes in order
+      if (at < 32 && (d >> b & 1)) bits |= 1u << (at / 8 * 8 + 7 - at % 8);
+    }
+  }
+  float value;
+  std::memcpy(&value, &bits, 4);
+  CHECK(value == Approx(first[0]).margin(2e-6));
+}
+
+TEST_CASE("Embeddings: many texts, alone and together, over both transports") {
+  EncoderServer t;
+  std::string inputs;
+  v1::EmbedRequest request;
+  request.set_model("bert");
+  for (int n = 0; n < 150; ++n) {
+    std::string text;
+    for (int k = 0; k <= n % 30; ++k) text += cat("w", 5 + (n * 7 + k * 3) % 91, " ");
+    inputs += cat(n ? "," : "", "\"", text, "\"");
+    request.add_inputs()->set_text(text);
+  }
+  const auto v = parse(t.post("/v1/embeddings", cat(R"({"model":"bert","input":[)", inputs, "]}")).body);
+  REQUIRE(v.at("data").as_array().size() == 150);
+  grpc::ClientContext context;
+  v1::EmbedResponse response;
+  REQUIRE(t.stub()->Embed(&context, request, &response).ok());
+  REQUIRE(response.embeddings_size() == 150);
+  CHECK(response.prompt_tokens() == v.at("usage").at("prompt_tokens").to_number<int>());
+  for (int n = 0; n < 150; ++n) {
+    const auto row = vector_of(v, static_cast<size_t>(n));
+    REQUIRE(response.embeddings(n).values_size() == 32);
+    for (int k = 0; k < 32; ++k)
+      CHECK(response.embeddings(n).values(k) == Approx(row[static_cast<size_t>(k)]).margin(2e-6));
+  }
+}
+
+TEST_CASE("Rerank: scores by a classifier and by cosines") {
+  EncoderServer t;
+  for (const char* model : {"cross", "bert"}) {
+    INFO(model);
+    const HttpReply r = t.post(
+        "/v1/rerank",
+        cat(R"({"model":")", model, R"(","query":"w5 w6","documents":["w9","w5 w6",{"text":"w20 w21"}]})"));
+    REQUIRE(r.status == 200);
+    const auto v = parse(r.body);
+    const auto& results = v.at("results").as_array();
+    REQUIRE(results.size() == 3);
+    for (size_t k = 0; k + 1 < 3; ++k)
+      CHECK(results[k].at("relevance_score").to_number<double>() >=
+            results[k + 1].at("relevance_score").to_number<double>());
+    if (std::string(model) == "bert") {
+      CHECK(results[0].at("index").to_number<int>() == 1);  // the query itself
+      CHECK(results[0].at("relevance_score").to_number<double>() == Approx(1).margin(1e-5));
+      CHECK(results[0].at("document").at("text").as_string() == "w5 w6");
+    }
+    grpc::ClientContext context;
+    v1::RerankRequest request;
+    request.set_model(model);
+    request.set_query("w5 w6");
+    for (const char* d : {"w9", "w5 w6", "w20 w21"}) request.add_documents(d);
+    request.set_top_n(2);
+    v1::RerankResponse response;
+    REQUIRE(t.stub()->Rerank(&context, request, &response).ok());
+    REQUIRE(response.results_size() == 2);
+    for (int k = 0; k < 2; ++k) {
+      CHECK(response.results(k).index() == results[static_cast<size_t>(k)].at("index").to_number<int>());
+      CHECK(response.results(k).relevance_score() ==
+            Approx(results[static_cast<size_t>(k)].at("relevance_score").to_number<double>()).margin(2e-6));
+    }
+  }
+}
+
+TEST_CASE("Embeddings and rerank: what is refused") {
+  EncoderServer t;
+  const auto embed = [&](const std::string& rest, int status = 400, const char* param = "input") {
+    return t.refusal("/v1/embeddings", cat(R"({"model":"bert",)", rest, "}"), status, param);
+  };
+  CHECK_THAT(embed(R"("x":1)"), Contains("input is missing"));
+  CHECK_THAT(embed(R"("input":"")"), Contains("empty string"));
+  CHECK_THAT(embed(R"("input":[])"), Contains("not empty"));
+  CHECK_THAT(embed(R"("input":[""])"), Contains("empty string"));
+  CHECK_THAT(embed(R"("input":[[]])"), Contains("empty list"));
+  CHECK_THAT(embed(R"("input":5)"), Contains("input must be"));
+  CHECK_THAT(embed(R"("input":[5,"w5"])"), Contains("list of tokens"));
+  CHECK_THAT(embed(R"("input":["w5",5])"), Contains("entries"));
+  CHECK_THAT(embed(R"("input":[96])"), Contains("token 96"));
+  CHECK_THAT(embed(R"("input":[-1])"), Contains("-1"));
+  CHECK_THAT(embed(cat(R"("input":[")", std::string(100, 'a'), R"(",")",
+                       [] {
+                         std::string s;
+                         for (int k = 0; k < 60; ++k) s += "w5 ";
+                         return s;
+                       }(),
+                       "\"]")),
+             Contains("62 tokens") && Contains("at most 40"));
+  std::string many = "\"w5\"";
+  for (int k = 0; k < 2048; ++k) many += ",\"w5\"";
+  CHECK_THAT(embed(cat("\"input\":[", many, "]")), Contains("at most 2048"));
+  CHECK_THAT(embed(R"("input":"w5","encoding_format":"hex")", 400, "encoding_format"), Contains("hex"));
+  CHECK_THAT(embed(R"("input":"w5","dimensions":16)", 400, "dimensions"), Contains("32"));
+  CHECK_THAT(embed(R"("input":"w5","dimensions":"x")", 400, "dimensions"), Contains("dimensions"));
+  CHECK_THAT(t.refusal("/v1/embeddings", R"({"model":"none","input":"w5"})", 404, "model"),
+             Contains("there is: bert, cross"));
+  CHECK_THAT(t.refusal("/v1/embeddings", R"({"input":"w5"})", 400, "model"), Contains("name an encoder"));
+  CHECK_FALSE(t.refusal("/v1/embeddings", "{").empty());
+  CHECK_THAT(t.refusal("/v1/rerank", R"({"model":"bert","documents":["w5"]})", 400, "query"),
+             Contains("query"));
+  CHECK_THAT(t.refusal("/v1/rerank", R"({"model":"bert","query":"w5","documents":[]})", 400, "documents"),
+             Contains("documents"));
+  CHECK_THAT(t.refusal("/v1/rerank", R"({"model":"bert","query":"w5","documents":[1]})", 400, "documents"),
+             Contains("1"));
+  CHECK_THAT(
+      t.refusal("/v1/rerank", R"({"model":"bert","query":"w5","documents":["w5"],"top_n":-1})", 400, "top_n"),
+      Contains("-1"));
+  grpc::ClientContext c1, c2;
+  v1::EmbedResponse response;
+  CHECK(t.stub()->Embed(&c1, {}, &response).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  v1::EmbedRequest none;
+  none.set_model("none");
+  none.add_inputs()->set_text("w5");
+  CHECK(t.stub()->Embed(&c2, none, &response).error_code() == grpc::StatusCode::NOT_FOUND);
+  CHECK(t.post("/v1/embeddings", R"({"model":"bert","input":"w5","truncate_prompt_tokens":-1})").status ==
+        200);
+}
+
+TEST_CASE("Embeddings: clients that leave in the middle") {
+  EncoderServer t;
+  std::string inputs = "\"w5\"";
+  for (int n = 0; n < 400; ++n) inputs += cat(",\"w", 5 + n % 90, " w6 w7 w8\"");
+  const std::string body = cat(R"({"model":"bert","input":[)", inputs, "]}");
+  for (int n = 0; n < 5; ++n) {
+    RawClient client(t.server->http_port());
+    client.send(make_request("POST", "/v1/embeddings", body));
+    std::this_thread::sleep_for(std::chrono::milliseconds(n));
+    client.reset();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(n));
+    v1::EmbedRequest request;
+    request.set_model("bert");
+    for (int k = 0; k < 400; ++k) request.add_inputs()->set_text("w5 w6 w7");
+    v1::EmbedResponse response;
+    t.stub()->Embed(&context, request, &response);
+  }
+  CHECK(t.post("/v1/embeddings", R"({"model":"bert","input":"w5"})").status == 200);
+}
+
+}  // namespace
