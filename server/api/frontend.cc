@@ -35,10 +35,11 @@ Result<const ModelHandle*> Frontend::find(std::string_view name) const {
     if (m.name == name) return &m;
     served += (served.empty() ? "" : ", ") + m.name;
   }
-  return Status(StatusCode::kNotFound,
-                cat("the model ", describe(json::value(json::string_view(name.data(), name.size()))),
-                    " is not served here; there is: ", served),
-                "model");
+  return Status(
+      StatusCode::kNotFound,
+      cat("the model ", describe(json::value(json::string_view(name.data(), name.size()))),
+          " is not served here; ", served.empty() ? "there is no language model" : cat("there is: ", served)),
+      "model");
 }
 
 Result<const ModelHandle*> Frontend::find_in(const json::object& body) const {

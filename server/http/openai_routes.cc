@@ -97,12 +97,15 @@ Handler json_method(const Services& services, JsonMethod method) {
   };
 }
 
-void append_model(api::JsonWriter& w, const ModelHandle& model, int64_t created) {
+void append_model(api::JsonWriter& w, const std::string& name, int64_t max_tokens, int64_t created) {
   w.begin_object();
-  w.key("id").string(model.name).key("object").string("model").key("created").number(created);
-  w.key("owned_by").string("oar").key("root").string(model.name).key("parent").null();
-  w.key("max_model_len").number(model.engine->request_limits().max_context);
+  w.key("id").string(name).key("object").string("model").key("created").number(created);
+  w.key("owned_by").string("oar").key("root").string(name).key("parent").null();
+  w.key("max_model_len").number(max_tokens);
   w.end_object();
+}
+void append_model(api::JsonWriter& w, const ModelHandle& model, int64_t created) {
+  append_model(w, model.name, model.engine->request_limits().max_context, created);
 }
 
 }  // namespace
@@ -119,14 +122,24 @@ void add_openai_routes(Router& router, const Services& services) {
     api::JsonWriter w(out);
     w.begin_object().key("object").string("list").key("data").begin_array();
     for (const ModelHandle& m : services.frontend->models()) append_model(w, m, created);
+    std::string last;  // of several versions of an encoder one is listed
+    for (const api::TensorModelPtr& m : services.tensors->loaded()) {
+      if (!m->encoder || m->config.name == last) continue;
+      append_model(w, last = m->config.name, m->encoder->info().max_tokens, created);
+    }
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });
   router.add("GET", "/v1/models/{id*}", [&services, created](Request&& request, WriterPtr writer) {
-    const Result<const ModelHandle*> model = services.frontend->find(request.params[0]);
-    if (!model.ok()) return writer->send(error_answer(request.path, model.status()));
     std::string out;
     api::JsonWriter w(out);
+    const Result<api::TensorModelPtr> encoder = services.tensors->find(request.params[0], {});
+    if (encoder.ok() && (*encoder)->encoder) {
+      append_model(w, (*encoder)->config.name, (*encoder)->encoder->info().max_tokens, created);
+      return writer->send(json_answer(std::move(out)));
+    }
+    const Result<const ModelHandle*> model = services.frontend->find(request.params[0]);
+    if (!model.ok()) return writer->send(error_answer(request.path, model.status()));
     append_model(w, **model, created);
     writer->send(json_answer(std::move(out)));
   });

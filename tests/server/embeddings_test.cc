@@ -111,6 +111,16 @@ TEST_CASE("Embeddings: every form of input") {
   CHECK(value == Approx(first[0]).margin(2e-6));
 }
 
+TEST_CASE("Embeddings: encoders are among the models") {
+  EncoderServer t;
+  const auto list = parse(http(t.server->http_port(), "GET", "/v1/models").body).at("data");
+  REQUIRE(list.as_array().size() == 2);
+  CHECK(list.at(0).at("id").as_string() == "bert");
+  CHECK(list.at(0).at("max_model_len").to_number<int>() == 40);
+  CHECK(parse(http(t.server->http_port(), "GET", "/v1/models/cross").body).at("id").as_string() == "cross");
+  CHECK(http(t.server->http_port(), "GET", "/v1/models/none").status == 404);
+}
+
 TEST_CASE("Embeddings: many texts, alone and together, over both transports") {
   EncoderServer t;
   std::string inputs;
