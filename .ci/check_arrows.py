@@ -59,7 +59,7 @@ BOOST_JSON = r"boost/json\b"
 THIRD_PARTY = [  # header, rooms where it may appear
     (BOOST_JSON, ("engine", "server", "clients", "tests", "train")),
     (r"boost/", ("server/http", "server/api", "tests/server", "tests/loadtest", "clients")),
-    (r"(grpc|grpcpp|google/protobuf)/", ("server/grpc", "proto", "clients", "tests/server")),
+    (r"(grpc|grpcpp|google/protobuf)/", ("server/grpc", "proto", "clients", "tests/server", "tests/bench")),
     (r"prometheus/", ("server/metrics",)),
     (r"openssl/", ("server", "clients", "tests/server")),
     (r"spdlog/", ("clients",)),
