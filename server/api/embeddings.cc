@@ -130,7 +130,7 @@ Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
   const json::value* input = f.find("input");
   if (f.ok() && !input) f.fail("input", "input is missing; send a text or a list of texts");
   if (f.ok() && format != "float" && format != "base64")
-    f.fail("encoding_format", cat("encoding_format must be float or base64, got ", quoted(format)));
+    f.fail("encoding_format", cat("encoding_format must be float or base64, got ", in_quotes(format)));
   if (!f.ok()) return f.status();
   out.base64 = format == "base64";
   out.truncate_to = truncate < 0 ? INT64_MAX : truncate;
@@ -176,12 +176,12 @@ Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::str
     return invalid_argument(cat("model is missing; name an encoder (", there, ")"), "model");
   }
   if (!catalog.has(name)) {
-    return Status(StatusCode::kNotFound, cat("no encoder ", quoted(name), " is served here; ", there),
+    return Status(StatusCode::kNotFound, cat("no encoder ", in_quotes(name), " is served here; ", there),
                   "model");
   }
   OAR_ASSIGN(TensorModelPtr model, catalog.find(name, {}));
   if (!model->encoder)
-    return invalid_argument(cat("the model ", quoted(name), " encodes no text; encoders: ", there), "model");
+    return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there), "model");
   return model;
 }
 
