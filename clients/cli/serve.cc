@@ -50,6 +50,11 @@ void print_facts(const api::TensorModel& m) {
     std::printf("  input  %s\n", io.to_string().c_str());
   for (const IoSpec& io : m.runner->predictor().outputs())
     std::printf("  output %s\n", io.to_string().c_str());
+  if (m.encoder) {
+    const TextEncoder::Info& e = m.encoder->info();
+    std::printf("  texts of up to %lld tokens: %s%s\n", static_cast<long long>(e.max_tokens),
+                m.encoder->embeds() ? "/v1/embeddings, " : "", "/v1/rerank");
+  }
   if (c.max_batch == 0) {
     std::printf("  no batch axis: each request runs alone\n");
   } else {

@@ -181,7 +181,8 @@ Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::str
   }
   OAR_ASSIGN(TensorModelPtr model, catalog.find(name, {}));
   if (!model->encoder)
-    return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there), "model");
+    return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there),
+                            "model");
   return model;
 }
 

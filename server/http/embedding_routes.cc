@@ -53,10 +53,15 @@ Status start(const Services& services, Prepare prepare, const Request& request, 
   OAR_ASSIGN(Work work, prepare(services, body));
   const auto task = api::EncodeTask::start(
       work.model, std::move(work.rows), work.want, context.deadline,
-      [writer, answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
-        Result<std::string> text =
-            results.ok() ? answer(std::move(*results)) : Result<std::string>(results.status());
-        writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer("/v1", text.status()));
+      [workers = services.workers->executor(), writer,
+       answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
+        // Thousands of vectors in JSON are not for the encoder's thread to write.
+        auto shared = std::make_shared<Result<std::vector<std::vector<float>>>>(std::move(results));
+        workers([writer, answer, shared] {
+          Result<std::string> text =
+              shared->ok() ? answer(std::move(**shared)) : Result<std::string>(shared->status());
+          writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer("/v1", text.status()));
+        });
       });
   writer->on_disconnect([task] { task->cancel(); });
   return ok_status();

@@ -63,9 +63,14 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   OAR_ASSIGN(InferJob job, api::make_job(model->config, std::move(parsed.inputs)));
   parsed.inputs.clear();
   job.deadline = api::queue_deadline(model->config, context.deadline, parsed.timeout_us);
-  job.done = [model, writer, parsed = std::move(parsed),
-              wanted = std::move(wanted)](Result<std::vector<Datum>> results) {
+  auto answer = [model, writer, parsed = std::move(parsed),
+                 wanted = std::move(wanted)](const Result<std::vector<Datum>>& results) {
     writer->send(infer_answer(model->config, parsed, results, wanted));
+  };
+  // Numbers in JSON are not for the model's thread to write.
+  job.done = [workers = services.workers->executor(),
+              answer = std::move(answer)](Result<std::vector<Datum>> results) {
+    workers([answer, results = std::move(results)] { answer(results); });
   };
   OAR_ASSIGN(const uint64_t ticket, model->runner->submit(std::move(job)));
   writer->on_disconnect([model, ticket] { model->runner->cancel(ticket); });

@@ -314,9 +314,10 @@ Result<TensorModelConfig> make_model_config(const std::string& name, const json:
   if (config.if_contains("max_batch_size") || config.if_contains("input") || config.if_contains("output")) {
     OAR_RETURN_IF_ERROR(read_int(config, "max_batch_size", 0, kMaxBatch, out.max_batch));
   } else {
-    out.max_batch = defaults.max_batch > 0      ? defaults.max_batch
-                    : has_batch_axis(predictor) ? defaults.auto_max_batch
-                                                : 0;
+    const bool variable =
+        check_batch_axis(out.inputs, "input", 1).ok() && check_batch_axis(out.outputs, "output", 1).ok();
+    if (defaults.max_batch > 0) out.max_batch = variable ? defaults.max_batch : 0;
+    else out.max_batch = has_batch_axis(predictor) ? defaults.auto_max_batch : 0;
     out.max_queue_delay_us = defaults.max_queue_delay_us;
     for (const int64_t rows : defaults.preferred_batches)
       if (rows <= out.max_batch) out.preferred_batches.push_back(rows);

@@ -9,7 +9,8 @@
 namespace oar {
 
 struct ConfigDefaults {
-  int64_t max_batch = 0;  // for models without a config: 0 looks for a batch axis, see infer_batch_axis()
+  int64_t max_batch =
+      0;  // for models without a config whose first axes are variable; 0: see has_batch_axis()
   int64_t auto_max_batch = 32;  // what then is the most rows of a run
   int64_t max_queue_delay_us = 0;
   std::vector<int64_t> preferred_batches;

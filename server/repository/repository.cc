@@ -126,9 +126,18 @@ Result<api::TensorModelPtr> Repository::load_version(const std::string& name, Mo
   std::unique_ptr<Predictor> predictor;
   std::shared_ptr<const TextEncoder> encoder;
   if (kind == ModelKind::kEncoder) {
-    OAR_ASSIGN(LoadedEncoder loaded, load_text_encoder(path, options_.predictor));
-    predictor = std::move(loaded.predictor);
-    encoder = std::move(loaded.encoder);
+    Result<LoadedEncoder> loaded = load_text_encoder(path, options_.predictor);
+    const std::string graph = find_graph_in(path);
+    if (!loaded.ok() && (graph.empty() || is_text_encoder(path))) return loaded.status();
+    if (loaded.ok()) {
+      predictor = std::move(loaded->predictor);
+      encoder = std::move(loaded->encoder);
+    } else {
+      // A graph beside a tokenizer need not be an encoder: its tensors are served all the same.
+      options_.log(LogLevel::kWarning,
+                   cat("model ", name, " is served without texts: ", loaded.status().message()));
+      OAR_ASSIGN(predictor, Predictor::open(graph, options_.predictor));
+    }
   } else {
     OAR_ASSIGN(predictor, Predictor::open(path, options_.predictor));
   }

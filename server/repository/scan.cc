@@ -165,6 +165,12 @@ FoundModel find_model_at(const std::string& path, const std::string& file) {
   return out;
 }
 
+std::string find_graph_in(const std::string& folder) {
+  if (const fs::path graph = tensor_model_in(folder, {}); !graph.empty()) return graph.string();
+  const fs::path exported = fs::path(folder) / "onnx/model.onnx";
+  return is_file(exported) ? exported.string() : std::string();
+}
+
 std::vector<FoundModel> find_models_in(const std::string& path) {
   std::vector<FoundModel> out;
   for (const fs::path& sub : entries(path)) {

@@ -32,6 +32,8 @@ struct FoundModel {
 // One model: a file, its folder, or its folder of versions. kNone when there is none. `file`: the model's
 // file name in each version's folder where it has another than the usual.
 FoundModel find_model_at(const std::string& path, const std::string& file = {});
+// The graph (ONNX file, or the folder itself for Paddle) in an encoder's folder; empty when there is none.
+std::string find_graph_in(const std::string& folder);
 // The models in the folders of `path`, by name; empty when it is no repository.
 std::vector<FoundModel> find_models_in(const std::string& path);
 // A model's name as clients may say it: one folder name of printable characters that cannot leave the

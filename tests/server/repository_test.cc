@@ -124,6 +124,31 @@ TEST_CASE("Repository: a batch axis is taken for one where the model says so") {
   CHECK(Repository::open(temp_dir() + "/nothing", "", {}).status().code() == StatusCode::kNotFound);
 }
 
+TEST_CASE("Repository: a graph beside a tokenizer that is no encoder is served as tensors") {
+  const std::string folder = write_repository();
+  write_below(folder, "two/1/vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n");
+  std::vector<std::string> log;
+  RepositoryOptions options;
+  options.log = {[&](LogLevel, std::string_view m) { log.emplace_back(m); }};
+  auto r = Repository::open(folder, "", options);
+  REQUIRE_OK(r);
+  const auto two = (*r)->find("two", "");
+  REQUIRE_OK(two);
+  CHECK((*two)->encoder == nullptr);
+  CHECK((*two)->config.inputs.size() == 2);
+  REQUIRE_FALSE(log.empty());
+  bool said = false;
+  for (const std::string& line : log)
+    said = said || line.find("two is served without texts") != std::string::npos;
+  CHECK(said);
+  RepositoryOptions batched;
+  batched.defaults.max_batch = 4;  // of those that can; the others run alone
+  auto b = Repository::open(folder, "", batched);
+  REQUIRE_OK(b);
+  CHECK((*(*b)->find("two", ""))->config.max_batch == 4);
+  CHECK((*(*b)->find("fixed", ""))->config.max_batch == 0);
+}
+
 TEST_CASE("Repository: Paddle models of both formats") {
   const auto pir = data_path("paddle3_pir/PP-LCNet_x0_25_textline_ori");
   const auto legacy = data_path("paddle/v3_ch_det");
