@@ -234,7 +234,7 @@ template <class F>
 struct KAmxCore {
   using Vnni = KVnniCore<F>;
   using Block = typename F::Block;
-  static constexpr int64_t kTileFrom = 4;  // tokens from which expanding pays
+  static constexpr int64_t kTileFrom = 8;  // tokens from which expanding pays
 
   struct Scratch {
     Expanded weights[kRowTiles];
@@ -350,6 +350,7 @@ void append_kquant_amx(KernelList& list) {
   OAR_FORMAT(Q6K512, "q6_k")
   OAR_FORMAT(Q3K512, "q3_k")
   OAR_FORMAT(Q2K512, "q2_k")
+  OAR_FORMAT(IQ4XS512, "iq4_xs")
 #undef OAR_FORMAT
 }
 

@@ -45,6 +45,22 @@ inline __m256i levels(const formats::q3_k::Block& b, int v) {
 }
 inline __m256i levels(const formats::q2_k::Block& b, int v) { return pairs(b.q, v); }
 
+// Signed: the table's own levels.
+inline __m256i levels(const formats::iq4_xs::Block& b, int v) {
+  const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b.q + 16 * v));
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(q), _mm_srli_epi16(q, 4), 1);
+  const __m128i table =
+      _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bits(both, 15));
+}
+
+// Sums of two products in 16 bits. Signed levels lend their signs to x: 2 * 127 * 127 = 32258 fits.
+template <bool kSigned>
+inline __m256i products(__m256i level, __m256i x) {
+  if constexpr (kSigned) return _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(x, level));
+  return _mm256_maddubs_epi16(level, x);
+}
+
 inline int32_t add_lanes(__m256i v) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, _MM_SHUFFLE(1, 0, 3, 2)));
@@ -113,14 +129,14 @@ struct KAvx2Core {
           const __m256i s = _mm256_shuffle_epi8(half[v / 4], at);
 #pragma GCC unroll 4
           for (int j = 0; j < N; ++j) {
-            const __m256i products = _mm256_maddubs_epi16(u, load(KToken::levels(x[j], b) + 32 * v));
-            acc[j] = _mm256_add_epi32(acc[j], _mm256_madd_epi16(products, s));
+            const __m256i sums = products<F::kWide>(u, load(KToken::levels(x[j], b) + 32 * v));
+            acc[j] = _mm256_add_epi32(acc[j], _mm256_madd_epi16(sums, s));
           }
         }
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) {
           const __m256i sums = load(KToken::sums(x[j], p.K, b));
-          if constexpr (F::kOffset != 0) {
+          if constexpr (F::kOffset != 0 && !F::kWide) {
             const __m256i offsets = _mm256_mullo_epi16(scales, _mm256_set1_epi16(F::kOffset));
             acc[j] = _mm256_sub_epi32(acc[j], _mm256_madd_epi16(offsets, sums));
           }
@@ -167,6 +183,7 @@ void append_kquant_avx2(KernelList& list) {
   OAR_FORMAT(Q6K, "q6_k")
   OAR_FORMAT(Q3K, "q3_k")
   OAR_FORMAT(Q2K, "q2_k")
+  OAR_FORMAT(IQ4XS, "iq4_xs")
 #undef OAR_FORMAT
 }
 

@@ -98,6 +98,15 @@ inline __m512i spread_scales(__m128i sixteen, int v) {
   at = _mm512_inserti32x4(at, lane(3), 3);
   return _mm512_srai_epi16(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), at), 8);
 }
+// Sixteen signed bytes as 32-bit numbers beside the dots of vector v, for formats whose dots do not pack.
+inline __m512i spread_wide(__m128i sixteen, int v) {
+  const auto lane = [v](int l) { return _mm_set1_epi32((4 * v + l) << 24 | 0x808080); };
+  __m512i at = _mm512_castsi128_si512(lane(0));
+  at = _mm512_inserti32x4(at, lane(1), 1);
+  at = _mm512_inserti32x4(at, lane(2), 2);
+  at = _mm512_inserti32x4(at, lane(3), 3);
+  return _mm512_srai_epi32(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), at), 24);
+}
 inline __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 inline __m512i both_halves(const uint8_t* p) {
@@ -254,6 +263,48 @@ struct Q2K512 : Q2K {
     return _mm_and_si128(_mm_srli_epi16(load16(b.scales), 4), _mm_set1_epi8(15));
   }
   static void levels(const Block& b, __m512i u[4]) { pairs_k2(b.q, u); }
+};
+
+struct IQ4XS512 : IQ4XS {
+  static __m128i scales(const Block& b) {
+    const __m128i low = _mm_loadu_si32(b.scales_low);
+    const __m128i nibbles = _mm_unpacklo_epi8(_mm_and_si128(low, _mm_set1_epi8(15)),
+                                              _mm_and_si128(_mm_srli_epi16(low, 4), _mm_set1_epi8(15)));
+    const __m128i shifted = _mm_srlv_epi16(_mm_set1_epi16(static_cast<int16_t>(b.scales_high)),
+                                           _mm_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14));
+    const __m128i top = _mm_packus_epi16(_mm_and_si128(shifted, _mm_set1_epi16(3)), _mm_setzero_si128());
+    const __m128i eight = _mm_sub_epi8(_mm_or_si128(nibbles, _mm_slli_epi16(top, 4)), _mm_set1_epi8(32));
+    return _mm_unpacklo_epi8(eight, eight);
+  }
+  static void heads(const char* const rows[kHeadRows], KHeads& h) {
+    const auto of = [&](int r) { return scales(*reinterpret_cast<const Block*>(rows[r])); };
+    __m512i v[4];
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; ++e) {
+      __m512i x = _mm512_castsi128_si512(of(e));
+      x = _mm512_inserti32x4(x, of(e + 4), 1);
+      x = _mm512_inserti32x4(x, of(e + 8), 2);
+      v[e] = _mm512_inserti32x4(x, of(e + 12), 3);
+    }
+    transpose4(v);
+    store_pairs<true>(v, h);
+    h.d = load_f16(rows, offsetof(Block, d));
+  }
+  static void levels(const Block& b, __m512i u[4]) {
+    const __m512i table =
+        pattern(_mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, static_cast<char>(129), static_cast<char>(141),
+                              static_cast<char>(153), static_cast<char>(166), static_cast<char>(181),
+                              static_cast<char>(197), static_cast<char>(217),
+                              static_cast<char>(241)));  // iq4_level(q) + 128
+    const __m512i twice = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
+    const __m512i by = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b.q + 32 * v));
+      const __m512i nibbles = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(q));
+      u[v] = _mm512_shuffle_epi8(table, low_bits(_mm512_srlv_epi64(nibbles, by), 15));
+    }
+  }
 };
 
 }  // namespace

@@ -12,6 +12,7 @@ void append_kquant_avx512vnni(KernelList& list) {
   OAR_FORMAT(Q6K512, "q6_k")
   OAR_FORMAT(Q3K512, "q3_k")
   OAR_FORMAT(Q2K512, "q2_k")
+  OAR_FORMAT(IQ4XS512, "iq4_xs")
 #undef OAR_FORMAT
 }
 

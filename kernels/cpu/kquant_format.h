@@ -1,9 +1,10 @@
-// What the kernels of GGUF's super-block formats (q2_k .. q6_k) have in common, read in place from the file.
+// What the kernels of GGUF's super-block formats (q2_k .. q6_k, iq4_xs) have in common, read in place from
+// the file.
 //
 // A super-block is 256 consecutive k of a row: levels u (small unsigned integers), an integer scale s for
 // every 16 of them (formats with groups of 32 repeat theirs), and
 //
-//   w = d * s * (u - kOffset)                     (q3_k, q6_k)
+//   w = d * s * (u - kOffset)                     (q3_k, q6_k, iq4_xs: u is the table's level + 128)
 //   w = d * s * u - dmin * m                      (q2_k, q4_k, q5_k: an integer minimum m per group)
 //
 // Activations are quantized to int8 under one scale per 256 k (kquant_token.h), so all sums within a
@@ -19,6 +20,7 @@
 
 #include <cstring>
 
+#include "quant/formats/iq4.h"
 #include "quant/formats/q2_k.h"
 #include "quant/formats/q3_k.h"
 #include "quant/formats/q4_k.h"
@@ -70,11 +72,13 @@ inline void head_of_k4(const Block& b, KHead& h) {
   h.dmin = to_f32(b.dmin);
 }
 
+// kWide: four products of a level and an activation need more than 16 bits.
 struct Q4K {
   using Block = formats::q4_k::Block;
   static constexpr const FormatInfo* kInfo = &formats::q4_k::kInfo;
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
+  static constexpr bool kWide = false;
   static void head(const Block& b, KHead& h) { head_of_k4(b, h); }
 };
 
@@ -83,6 +87,7 @@ struct Q5K {
   static constexpr const FormatInfo* kInfo = &formats::q5_k::kInfo;
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
+  static constexpr bool kWide = false;
   static void head(const Block& b, KHead& h) { head_of_k4(b, h); }
 };
 
@@ -91,6 +96,7 @@ struct Q6K {
   static constexpr const FormatInfo* kInfo = &formats::q6_k::kInfo;
   static constexpr bool kMins = false;
   static constexpr int kOffset = 32;
+  static constexpr bool kWide = false;
   static void head(const Block& b, KHead& h) {
     std::memcpy(h.scale, b.scales, sizeof h.scale);
     h.d = to_f32(b.d);
@@ -102,6 +108,7 @@ struct Q3K {
   static constexpr const FormatInfo* kInfo = &formats::q3_k::kInfo;
   static constexpr bool kMins = false;
   static constexpr int kOffset = 4;
+  static constexpr bool kWide = false;
   static void head(const Block& b, KHead& h) {
     for (int j = 0; j < kSuperGroups; ++j) {
       const int bottom = j < 8 ? b.scales[j] & 15 : b.scales[j - 8] >> 4;
@@ -117,6 +124,7 @@ struct Q2K {
   static constexpr const FormatInfo* kInfo = &formats::q2_k::kInfo;
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
+  static constexpr bool kWide = false;
   static void head(const Block& b, KHead& h) {
     for (int j = 0; j < kSuperGroups; ++j) {
       h.scale[j] = static_cast<int8_t>(b.scales[j] & 15);
@@ -124,6 +132,22 @@ struct Q2K {
     }
     h.d = to_f32(b.d);
     h.dmin = to_f32(b.dmin);
+  }
+};
+
+struct IQ4XS {
+  using Block = formats::iq4_xs::Block;
+  static constexpr const FormatInfo* kInfo = &formats::iq4_xs::kInfo;
+  static constexpr bool kMins = false;
+  static constexpr int kOffset = 128;
+  static constexpr bool kWide = true;
+  static void head(const Block& b, KHead& h) {
+    for (int j = 0; j < kSuperGroups; ++j) {
+      const int g = j / 2, low = b.scales_low[g / 2] >> (4 * (g % 2)) & 15,
+                high = b.scales_high >> (2 * g) & 3;
+      h.scale[j] = static_cast<int8_t>((low | high << 4) - 32);
+    }
+    h.d = to_f32(b.d);
   }
 };
 

@@ -1,11 +1,11 @@
 // Super-block matmul with AVX-512 VNNI, weights in place: sixteen rows at a time, for one token or a few.
 //
 // First row after row, as the bytes come: four vpdpbusd give sums of four products, at most 4 * 63 * 127 =
-// 32004, so two vectors of them pack into 16 bits without loss, and a vpdpwssd multiplies them with the
-// groups' scales and adds; four numbers of each super-block, row and token wait in scratch. Then super-block
-// after super-block, a row in each lane: what waited is added up, minima and offsets come from the heads of
-// sixteen rows, and floats begin. Reading a super-block of each of the sixteen rows in turn instead would be
-// one pass, but sequential reads are what a processor fetches ahead.
+// 32004, so two vectors of them pack into 16 bits without loss (not iq4_xs's), and a vpdpwssd multiplies them
+// with the groups' scales and adds; four numbers of each super-block, row and token wait in scratch. Then
+// super-block after super-block, a row in each lane: what waited is added up, minima and offsets come from
+// the heads of sixteen rows, and floats begin. Reading a super-block of each of the sixteen rows in turn
+// instead would be one pass, but sequential reads are what a processor fetches ahead.
 //
 // Roofline: one token, bytes of the weights over memory bandwidth. Many tokens: 13 vector instructions for
 // 256 products.
@@ -116,7 +116,15 @@ struct KVnniCore {
     __m512i u[4];
     F::levels(block, u);
     const auto packed = F::scales(block);
-    const __m512i scales01 = spread_scales(packed, 0), scales23 = spread_scales(packed, 2);
+    __m512i scales[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      if constexpr (F::kWide) {
+        scales[v] = spread_wide(packed, v);
+      } else if (v % 2 == 0) {
+        scales[v] = spread_scales(packed, v);
+      }
+    }
     for (int64_t j = 0; j < n; ++j, to += kWaiting) {
       const int8_t* xq = KToken::levels(x + j * token_bytes, b);
       __m512i dot[4];
@@ -124,8 +132,15 @@ struct KVnniCore {
       for (int64_t v = 0; v < 4; ++v) {
         dot[v] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u[v], _mm512_loadu_si512(xq + 64 * v));
       }
-      const __m512i s01 = _mm512_madd_epi16(_mm512_packs_epi32(dot[0], dot[1]), scales01);
-      const __m512i s = _mm512_dpwssd_epi32(s01, _mm512_packs_epi32(dot[2], dot[3]), scales23);
+      __m512i s;
+      if constexpr (F::kWide) {
+        s = _mm512_mullo_epi32(dot[0], scales[0]);
+#pragma GCC unroll 3
+        for (int64_t v = 1; v < 4; ++v) s = _mm512_add_epi32(s, _mm512_mullo_epi32(dot[v], scales[v]));
+      } else {
+        s = _mm512_madd_epi16(_mm512_packs_epi32(dot[0], dot[1]), scales[0]);
+        s = _mm512_dpwssd_epi32(s, _mm512_packs_epi32(dot[2], dot[3]), scales[2]);
+      }
       _mm_store_si128(reinterpret_cast<__m128i*>(to), add_lanes(s));
     }
   }

@@ -7,7 +7,7 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
+const char* const kFormats[] = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"};
 
 std::vector<float> product(const Kernel& kernel, Format format, const Guarded<char>& w,
                            const Guarded<float>& x, int64_t T, int64_t K, int64_t n) {

@@ -12,7 +12,7 @@ namespace {
 
 const char* const kFormats[] = {"f32",     "f16",        "bf16",   "q8_0",   "q4_0",      "q5_1",
                                 "i8_g128", "i8_channel", "i4_g64", "u4_g64", "i4_s8_g32", "nvfp4",
-                                "q2_k",    "q3_k",       "q4_k",   "q5_k",   "q6_k"};
+                                "q2_k",    "q3_k",       "q4_k",   "q5_k",   "q6_k",      "iq4_xs"};
 
 struct Shape {
   int64_t T, K;
@@ -95,7 +95,7 @@ struct Problem {
     double error = 0;
     if (name == "matmul.bf16.avx512vnni" || name == "matmul.bf16.amx") {
       for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(1.0, -8);
-    } else if (layout != "row-major" || name.find("_k.") != name.npos) {
+    } else if (layout != "row-major" || name.find("_k.") != name.npos || name.starts_with("matmul.iq4_xs.")) {
       for (int64_t b = 0; b < K; b += 256) {
         const int64_t end = std::min(K, b + 256);
         double x_most = 0, w_most = 0;
