@@ -4,11 +4,13 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
+#include "clients/cli/progress.h"
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_report.h"
+#include "engine/tune/quant_report.h"
 
 namespace oar::cli {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 struct InspectOptions {
   ModelOptions model;
   ReportOptions report;
-  bool tensors = false, json = false;
+  bool tensors = false, json = false, quant = false;
 };
 
 // Tensors of one storage format, together.
@@ -100,11 +102,26 @@ void print_text(const Checkpoint& c, const InspectOptions& o) {
   }
 }
 
+int inspect_quant(const std::string& path, const InspectOptions& o, const LanguageModelOptions& engine) {
+  LoadOptions load;
+  load.mmap = !o.model.no_mmap;
+  const auto checkpoint = load_checkpoint(path, load);
+  if (!checkpoint.ok()) return fail(checkpoint.status());
+  ProgressBar bar(o.model.quiet);
+  const auto report = quant_report(*checkpoint, engine, bar.callback());
+  bar.clear();
+  if (!report.ok()) return fail(report.status());
+  if (o.json) std::printf("%s\n", json::serialize(quant_json(*report)).c_str());
+  else std::fputs(quant_text(*report).c_str(), stdout);
+  return kSuccess;
+}
+
 int inspect(const InspectOptions& o) {
   const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
   std::string path;
   auto engine = engine_options(o.model, LogLevel::kWarning, path);
   if (!engine.ok()) return fail(engine.status());
+  if (o.quant) return inspect_quant(path, o, *engine);
   if (!planned || o.tensors || o.json) {
     LoadOptions load;
     load.mmap = !o.model.no_mmap;
@@ -132,6 +149,13 @@ void add_inspect(CLI::App& app, Action& action) {
   auto* graph = c->add_flag("--graph", o->report.graph, "the graph after all passes");
   auto* plan = c->add_flag("--plan", o->report.plan, "the kernel calls of a step");
   auto* memory = c->add_flag("--memory", o->report.memory, "what weights, activations and the KV cache take");
+  c->add_flag(
+       "--quant", o->quant,
+       "bits per weight by format, KV cache per token, scratch: as --weights, --kv and --rotate say; also "
+       "with --json")
+      ->excludes(graph)
+      ->excludes(plan)
+      ->excludes(memory);
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")
@@ -143,6 +167,7 @@ void add_inspect(CLI::App& app, Action& action) {
       "Examples:\n"
       "  oar inspect demo\n"
       "  oar inspect model.gguf --tensors\n"
+      "  oar inspect demo --quant --weights int4 --kv int4\n"
       "  oar inspect demo --graph --disable-pass fuse_qkv\n"
       "  oar inspect demo --dump-pass fuse_qkv");
   c->callback([o, &action] { action = [o] { return inspect(*o); }; });

@@ -5,8 +5,25 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/rotate.h"
+#include "engine/graph/weights.h"
 
 namespace oar {
+
+void for_each_matrix(const Graph& graph, const std::function<void(size_t, ValueId, Format)>& take) {
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& node = graph.nodes()[i];
+    if (!rotation::is_linear(node)) continue;
+    const auto wanted = Format::find(node.attrs.get_string("format"));
+    for (const size_t k : rotation::weight_operands(node)) {
+      const ValueId id = node.inputs[k];
+      if (id == kNoValue || graph.value(id).type.shape.size() != 2) continue;
+      const Format stored = graph.value(id).type.format;
+      const int64_t cols = graph.value(id).type.shape[1].const_value();
+      take(i, id, wanted && wanted->row_bytes(cols) ? *wanted : stored);
+    }
+  }
+}
 
 ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
   ModelBits out;
@@ -15,27 +32,19 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
   const int head = graph.outputs().empty() ? -1 : producers[graph.outputs()[0].value];
   std::set<ValueId> counted;
   uint64_t head_bytes = 0, head_weights = 0;
-  for (size_t i = 0; i < graph.nodes().size(); ++i) {
-    const Node& node = graph.nodes()[i];
-    const bool linear = node.is("linear");
-    if (!linear && !node.is("grouped_linear")) continue;
-    const std::string wanted = node.attrs.get_string("format");
-    for (const ValueId id : node.inputs) {
-      if (id == kNoValue || graph.value(id).kind != ValueKind::kConstant) continue;
-      const Tensor& w = graph.value(id).constant;
-      if (w.shape().rank() < 2 || !counted.insert(id).second) continue;
-      Format format = wanted.empty() ? w.format() : Format::find(wanted).value_or(w.format());
-      auto row = format.row_bytes(w.shape().cols());
-      if (!row) row = w.format().row_bytes(w.shape().cols());
-      const auto bytes = static_cast<uint64_t>(row.value_or(0) * w.shape().rows());
-      out.linear_bytes += bytes;
-      out.weights += static_cast<uint64_t>(w.numel());
-      if (static_cast<int>(i) == head) {
-        head_bytes += bytes;
-        head_weights += static_cast<uint64_t>(w.numel());
-      }
+  for_each_matrix(graph, [&](size_t node, ValueId id, Format format) {
+    if (!counted.insert(id).second) return;
+    counted.insert(weight_source(graph, graph.nodes(), id));
+    const DimVector& shape = graph.value(id).type.shape;
+    const int64_t rows = shape[0].const_value(), cols = shape.back().const_value();
+    const auto bytes = static_cast<uint64_t>(format.row_bytes(cols).value_or(0) * rows);
+    out.linear_bytes += bytes;
+    out.weights += static_cast<uint64_t>(rows * cols);
+    if (static_cast<int>(node) == head) {
+      head_bytes += bytes;
+      head_weights += static_cast<uint64_t>(rows * cols);
     }
-  }
+  });
   for (size_t id = 0; id < graph.num_values(); ++id) {
     const Value& v = graph.value(static_cast<ValueId>(id));
     if (v.kind == ValueKind::kConstant && !counted.contains(static_cast<ValueId>(id))) {

@@ -30,6 +30,11 @@ struct ModelBits {
     return kv_elements > 0 ? 8 * kv_bytes_per_token / static_cast<double>(kv_elements) : 0;
   }
 };
+// Every weight matrix of a linear layer, of expert mixtures too, with the node that reads it and the format
+// it is computed in: once for each reader.
+void for_each_matrix(const Graph& graph,
+                     const std::function<void(size_t node, ValueId weight, Format)>& take);
+
 // From the graph as planned: formats asked for at load count as what they become.
 ModelBits model_bits(const ServingGraph& graph, int32_t page_tokens);
 

@@ -231,6 +231,24 @@ class Run(Base):
             self.assertIn(b"forget the conversation", err)
 
 
+class InspectQuant(Base):
+    def test_memory_by_room(self):
+        with tempfile.TemporaryDirectory() as cache:
+            args = ("inspect", "demo", "--quant", "--cache-dir", cache, "--weights", "int4", "--kv", "int4")
+            told = json.loads(self.ok(*args, "--json").stdout)
+            self.assertEqual([f["format"] for f in told["formats"]], ["i4_s8_g32", "q6_k"])
+            self.assertEqual(sum(f["bytes"] for f in told["formats"]), told["linear_bytes"])
+            self.assertLess(told["bits_per_weight_without_head"], 4.4)  # 4.25 and 32 bits a row of 256 or 768
+            self.assertEqual((told["kv_bits"], told["kv_bytes_per_token"]), (4.5, 6 * 2 * 2 * 64 * 4.5 / 8))
+            # 64 and 16 tokens in bf16
+            self.assertEqual(told["kv_open_bytes_per_sequence"], 6 * 2 * 2 * 64 * 2 * (64 + 16))
+            self.assertIn("4.50 bits per element", self.ok(*args).stdout)
+        rotated = json.loads(self.ok("inspect", "demo", "--quant", "--rotate", "all", "--json").stdout)
+        self.assertEqual(rotated["rotation"], "r1,r2,r3,r4")
+        self.assertGreater(rotated["packed_bytes"], 0)
+        self.refused(2, "inspect", "demo", "--quant", "--plan", says=["--plan"])
+
+
 class Tune(Base):
     def test_a_decision_is_made_kept_and_used(self):
         with tempfile.TemporaryDirectory() as cache:
