@@ -12,7 +12,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-class AmxCodesEngine : public CodesEngine {
+class AmxCodesEngine : public IntEngine {
  public:
   static size_t scratch_bytes(int64_t rows, int64_t D) {
     // Bytes of a group's keys, of a span's values (and what a tile reads past the last dim), result tiles.
@@ -20,7 +20,7 @@ class AmxCodesEngine : public CodesEngine {
            static_cast<size_t>(kGroup * D + kSpan * D + 64 + 4 * 16 * 16 * 4);
   }
   AmxCodesEngine(const QuantKvShape& shape, int64_t rows, void* memory)
-      : CodesEngine(shape, rows, memory),
+      : IntEngine(shape, rows, memory),
         key_tiles_(static_cast<char*>(memory) + CodesEngine::scratch_bytes(rows, shape.head_dim)),
         value_tiles_(key_tiles_ + kGroup * D_),
         spill_(reinterpret_cast<int32_t*>(value_tiles_ + kSpan * D_ + 64)),
@@ -33,6 +33,7 @@ class AmxCodesEngine : public CodesEngine {
 
   // Tiles 0..3 accumulate, 4 and 5 are the operands, 6 and 7 those of a last, shorter step over dims.
   void begin(int64_t rows) {
+    if (rows <= kFewRows) return;
     rows = rows < 8 ? 2 * rows : 16;
     if (rows == tile_rows_) return;
     tile_rows_ = rows;
@@ -48,6 +49,8 @@ class AmxCodesEngine : public CodesEngine {
 
   template <class Rows>
   Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
+    // Few rows: a decoding query's. Registers are faster than tiles that wait for what was just stored.
+    if (t.rows <= kFewRows) return IntEngine::attend(t, span, panels, next);
     const Range rows = seeing(t, span);
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
@@ -59,6 +62,7 @@ class AmxCodesEngine : public CodesEngine {
   }
 
  private:
+  static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kGroup = 64, kGroupPanels = kGroup / kKvPanelTokens;
 
   // The intrinsics that read memory do not say so to the compiler (g++ 12): what they read is finished first.

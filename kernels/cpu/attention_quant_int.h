@@ -67,20 +67,19 @@ class CodesEngine {
     const float most = reduce_max(largest), inverse = most > 0x1p-100f ? 127.f / most : 0.f;
     q_scale_[r] = most / 127.f * scale + reduce_add(sum);
     float* codes = q_codes_ + r * D_;
+    alignas(64) int32_t integers[256 + kLanes];
+    Vf total = zero();
     for_lanes(D_, [&](int64_t i, int64_t n) {
-      store_part(codes + i, to_float(to_int(load_part(q + i, n) * set1(inverse))), n);
+      const Vf x = load_part(q + i, n) * set1(inverse);
+      const Vi code = to_int(select(is_nan(x), zero(), x));  // its scale says so
+      memcpy(integers + i, &code, sizeof code);
+      store_part(codes + i, to_float(code), n);
+      total = total + to_float(code);  // exact
     });
-    int32_t total = 0;
     for (int64_t d = 0; d < D_; d += 4) {
-      int32_t four[4];
-      for (int64_t i = 0; i < 4; ++i) {
-        const float x = codes[d + i];
-        four[i] = x >= -127.f && x <= 127.f ? static_cast<int32_t>(x) : 0;  // NaN: its scale says so
-        total += four[i];
-      }
-      store_factors(four, q_ + (r * (D_ / 4) + d / 4) * kFactorWords);
+      store_factors(integers + d, q_ + (r * (D_ / 4) + d / 4) * kFactorWords);
     }
-    q_sum_[r] = static_cast<float>(total);
+    q_sum_[r] = reduce_add(total);
   }
 
  protected:
@@ -300,14 +299,18 @@ class IntEngine : public CodesEngine {
     Vi acc[R][NP][kVectors];
     const char* k[NP];
     const char* next[NP];
+    OAR_UNROLL
     for (int p = 0; p < NP; ++p) {
       k[p] = key_panel(panels, g + p);
       next[p] = ahead != nullptr ? key_panel(*ahead, clamp(*ahead, g + p)) : k[p];
     }
+    OAR_UNROLL
     for (int i = 0; i < R; ++i) {
       // Bytes are stored with an offset of 128.
       const Vi start = kNibbles ? set1_int(0) : set1_int(-128 * static_cast<int32_t>(q_sum_[r + i]));
+      OAR_UNROLL
       for (int p = 0; p < NP; ++p) {
+        OAR_UNROLL
         for (int64_t v = 0; v < kVectors; ++v) acc[i][p][v] = start;
       }
     }
@@ -316,26 +319,37 @@ class IntEngine : public CodesEngine {
     constexpr int64_t kStep = kNibbles ? 2 : 1;  // groups of four dims per line
     for (int64_t four = 0, line = 0; four < fours; four += kStep, line += 64) {
       if (ahead != nullptr) {
+        OAR_UNROLL
         for (int p = 0; p < NP; ++p) prefetch(next[p] + line);
       }
+      OAR_UNROLL
       for (int64_t v = 0; v < kVectors; ++v) {
-        Line key[NP][kStep];
-        for (int p = 0; p < NP; ++p) {
-          const Vi x = load_line(k[p] + line + v * kLanes * 4);
-          key[p][0] = unsigned_line(kNibbles ? low_nibbles(x) : x);
-          if constexpr (kNibbles) key[p][1] = unsigned_line(high_nibbles(x));
-        }
-        for (int i = 0; i < R; ++i) {
-          for (int64_t s = 0; s < kStep; ++s) {
+        Vi x[NP];
+        OAR_UNROLL
+        for (int p = 0; p < NP; ++p) x[p] = load_line(k[p] + line + v * kLanes * 4);
+        // Nibbles one half after the other: 16 accumulators, 8 operands and a factor fit 32 registers.
+        OAR_UNROLL
+        for (int64_t s = 0; s < kStep; ++s) {
+          Line key[NP];
+          OAR_UNROLL
+          for (int p = 0; p < NP; ++p) {
+            key[p] = unsigned_line(!kNibbles ? x[p] : s == 0 ? low_nibbles(x[p]) : high_nibbles(x[p]));
+          }
+          OAR_UNROLL
+          for (int i = 0; i < R; ++i) {
             const KeyFactor f = key_factor(q + (i * fours + four + s) * kFactorWords);
-            for (int p = 0; p < NP; ++p) acc[i][p][v] = key_dot(acc[i][p][v], key[p][s], f);
+            OAR_UNROLL
+            for (int p = 0; p < NP; ++p) acc[i][p][v] = key_dot(acc[i][p][v], key[p], f);
           }
         }
       }
     }
+    OAR_UNROLL
     for (int p = 0; p < NP; ++p) {
+      OAR_UNROLL
       for (int64_t v = 0; v < kVectors; ++v) {
         const int64_t at = (g + p) * kKvPanelTokens + v * kLanes;
+        OAR_UNROLL
         for (int i = 0; i < R; ++i) {
           store(out + i * kLogitStride + at, logit<kNibbles>(acc[i][p][v], r + i, at));
         }
@@ -352,6 +366,7 @@ class IntEngine : public CodesEngine {
       dispatch(
           rows.hi - r, [&]<int R>() __attribute__((always_inline)) {
             float constant[R];
+            OAR_UNROLL
             for (int i = 0; i < R; ++i) constant[i] = t.acc[(r + i) * D_];
             float* acc = t.acc + r * D_;
             int64_t d = 0;
@@ -378,23 +393,32 @@ class IntEngine : public CodesEngine {
       const char* next = ahead != nullptr ? value_panel(*ahead, clamp(*ahead, g)) + d * 4 : v;
       const int32_t* p = probs(r, g / 4);
       for (int64_t line = 0; line < kLines; ++line) {
-        Line value[NC][kStep];
+        Vi x[NC];
+        OAR_UNROLL
         for (int c = 0; c < NC; ++c) {
           const int64_t at = line * D_ * 4 + c * kLanes * 4;
-          const Vi x = load_line(v + at);
+          x[c] = load_line(v + at);
           if (ahead != nullptr) prefetch(next + at);
-          value[c][0] = signed_line(kNibbles ? low_nibbles(x) : x);
-          if constexpr (kNibbles) value[c][1] = signed_line(high_nibbles(x));
         }
-        for (int i = 0; i < R; ++i) {
-          for (int64_t s = 0; s < kStep; ++s) {
+        OAR_UNROLL
+        for (int64_t s = 0; s < kStep; ++s) {
+          Line value[NC];
+          OAR_UNROLL
+          for (int c = 0; c < NC; ++c) {
+            value[c] = signed_line(!kNibbles ? x[c] : s == 0 ? low_nibbles(x[c]) : high_nibbles(x[c]));
+          }
+          OAR_UNROLL
+          for (int i = 0; i < R; ++i) {
             const ProbFactor f = prob_factor(p + i * kProbWords, g % 4 * 4 + line * kStep + s);
-            for (int c = 0; c < NC; ++c) value_dot(sum[i][c], value[c][s], f);
+            OAR_UNROLL
+            for (int c = 0; c < NC; ++c) value_dot(sum[i][c], value[c], f);
           }
         }
       }
     }
+    OAR_UNROLL
     for (int i = 0; i < R; ++i) {
+      OAR_UNROLL
       for (int c = 0; c < NC; ++c) {
         const Vf x = fma(to_float(total(sum[i][c])), set1(row_scale_[r + i]), set1(constant[i]));
         store_part(acc + i * D_ + d + c * kLanes, x, lanes);

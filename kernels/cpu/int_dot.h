@@ -14,6 +14,14 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
+// Before a loop over a register tile: unrolled while accumulators can still become registers (g++ 12
+// otherwise unrolls after it has given arrays of accumulators a place in memory).
+#if defined(__clang__)
+#define OAR_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OAR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 // Tokens packed by one call of pack_probs(), and words of 32 bits that these take for one row.
 inline constexpr int64_t kProbBlock = 64;
 
