@@ -25,12 +25,24 @@ inline void run(const void* args, int phase, int64_t begin, int64_t end, const K
                     : attention_run<Fallback>(args, phase, begin, end, scratch);
 }
 
+inline bool whole_quant_steps(const void* args) {
+  return static_cast<const QuantPagedAttentionArgs*>(args)->shape.page_tokens % AmxEngine::kStep == 0;
+}
+inline void plan_quant(const void* args, int workers, KernelPlan* out) {
+  whole_quant_steps(args) ? quant_plan<AmxEngine, AmxCodesEngine, Bf16Codec>(args, workers, out)
+                          : quant_plan<Fallback, AmxCodesEngine, Bf16Codec>(args, workers, out);
+}
+inline void run_quant(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  whole_quant_steps(args) ? quant_run<AmxEngine, AmxCodesEngine, Bf16Codec>(args, phase, begin, end, scratch)
+                          : quant_run<Fallback, AmxCodesEngine, Bf16Codec>(args, phase, begin, end, scratch);
+}
+
 }  // namespace amx
 
 void append_attention_amx(KernelList& list) {
   list.push_back({KernelFamily::kPagedAttention, Isa::kAmx, "paged_attention.bf16.amx", Format::bf16(),
                   amx::plan, amx::run});
-  amx::append_quant_attention<amx::Bf16Codec, amx::AmxCodesEngine>(list, Isa::kAmx,
-                                                                   "quant_paged_attention.amx");
+  list.push_back({KernelFamily::kQuantPagedAttention, Isa::kAmx, "quant_paged_attention.amx", std::nullopt,
+                  amx::plan_quant, amx::run_quant});
 }
 }  // namespace oar

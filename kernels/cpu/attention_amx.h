@@ -71,6 +71,9 @@ class AmxEngine {
     }
   }
 
+  // Somebody else has configured tiles since.
+  void forget() { loaded_ = nullptr; }
+
   void logits(const Rows& t, const SpanWork& w) {
     load_config(&logits_config_);
     for (int64_t g = w.panels->lo; g < w.panels->hi; g += 4) {

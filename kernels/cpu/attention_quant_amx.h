@@ -26,7 +26,7 @@ class AmxCodesEngine : public IntEngine {
         spill_(reinterpret_cast<int32_t*>(value_tiles_ + kSpan * D_ + 64)),
         values_in_place_(!layout_.value_nibbles && shape.page_tokens % kGroup == 0) {}
   ~AmxCodesEngine() {
-    if (tile_rows_ != 0) _tile_release();
+    if (configured_) _tile_release();
   }
   AmxCodesEngine(const AmxCodesEngine&) = delete;
   AmxCodesEngine& operator=(const AmxCodesEngine&) = delete;
@@ -34,14 +34,12 @@ class AmxCodesEngine : public IntEngine {
   // Tiles 0..3 accumulate, 4 and 5 are the operands, 6 and 7 those of a last, shorter step over dims.
   void begin(int64_t rows) {
     if (rows <= kFewRows) return;
-    rows = rows < 8 ? 2 * rows : 16;
-    if (rows == tile_rows_) return;
-    tile_rows_ = rows;
+    configured_ = true;
     TileConfig config;
-    for (int i = 0; i < 5; ++i) config.set(i, rows, 64);
+    for (int i = 0; i < 5; ++i) config.set(i, 16, 64);
     config.set(5, 16, 64);
     if (const int64_t dims = D_ % 64; dims != 0) {
-      config.set(6, rows, dims);
+      config.set(6, 16, dims);
       config.set(7, dims / 4, 64);
     }
     load_config(config);
@@ -62,7 +60,7 @@ class AmxCodesEngine : public IntEngine {
   }
 
  private:
-  static constexpr int64_t kFewRows = 8;
+  static constexpr int64_t kFewRows = 8, kTileRows = 16;
   static constexpr int64_t kGroup = 64, kGroupPanels = kGroup / kKvPanelTokens;
 
   // The intrinsics that read memory do not say so to the compiler (g++ 12): what they read is finished first.
@@ -95,7 +93,7 @@ class AmxCodesEngine : public IntEngine {
         }
       }
       finish_stores();
-      for (int64_t r = rows.lo; r < rows.hi; r += tile_rows_) {
+      for (int64_t r = rows.lo; r < rows.hi; r += kTileRows) {
         if (n == kGroupPanels) {
           products<kGroupPanels>(r, tiles);
           finish_logits<kNibbles, kGroupPanels>(t, r, rows.hi, g);
@@ -158,7 +156,7 @@ class AmxCodesEngine : public IntEngine {
 
   template <bool kNibbles, int NP, class Rows>
   void finish_logits(const Rows& t, int64_t r, int64_t end, int64_t g) {
-    const int64_t n = end - r < tile_rows_ ? end - r : tile_rows_;
+    const int64_t n = end - r < kTileRows ? end - r : kTileRows;
     for (int64_t i = 0; i < n; ++i) {
       const Vi start = set1_int(kNibbles ? 0 : -128 * static_cast<int32_t>(q_sum_[r + i]));
       for (int p = 0; p < NP; ++p) {
@@ -195,9 +193,9 @@ class AmxCodesEngine : public IntEngine {
       }
     }
     finish_stores();
-    for (int64_t r = rows.lo; r < rows.hi; r += tile_rows_ / 2) {
+    for (int64_t r = rows.lo; r < rows.hi; r += kTileRows / 2) {
       float constant[8];
-      const int64_t n = rows.hi - r < tile_rows_ / 2 ? rows.hi - r : tile_rows_ / 2;
+      const int64_t n = rows.hi - r < kTileRows / 2 ? rows.hi - r : kTileRows / 2;
       for (int64_t i = 0; i < n; ++i) constant[i] = t.acc[(r + i) * D_];
       for (int64_t d = 0; d < D_; d += 64) {
         switch ((D_ - d + 15) / 16) {
@@ -266,7 +264,7 @@ class AmxCodesEngine : public IntEngine {
   char *key_tiles_, *value_tiles_;
   int32_t* spill_;
   bool values_in_place_;
-  int64_t tile_rows_ = 0;
+  bool configured_ = false;
 };
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -20,29 +20,31 @@ inline const Kernel& reference_kernel() {
   return *KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference);
 }
 
-template <class Codec, class Codes>
+// Near, Codes: the engines of integers; fp8 goes through Codec.
+template <class Near, class Codes, class Codec>
 void quant_plan(const void* args, int workers, KernelPlan* out) {
-  using Near = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_plan<Near, Codes>(args, workers, out);
-    case CodeKind::kFp8: return quant_attention_plan<Near, Fp8Engine<Codec>>(args, workers, out);
+    case CodeKind::kFp8:
+      return quant_attention_plan<RegisterEngine<Codec>, Fp8Engine<Codec>>(args, workers, out);
     case CodeKind::kMixed: return reference_kernel().plan(args, workers, out);
   }
 }
-template <class Codec, class Codes>
+template <class Near, class Codes, class Codec>
 void quant_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
-  using Near = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
-    case CodeKind::kFp8: return quant_attention_run<Near, Fp8Engine<Codec>>(args, phase, begin, end, scratch);
+    case CodeKind::kFp8:
+      return quant_attention_run<RegisterEngine<Codec>, Fp8Engine<Codec>>(args, phase, begin, end, scratch);
     case CodeKind::kMixed: return reference_kernel().run(args, phase, begin, end, scratch);
   }
 }
 
-template <class Codec, class Codes = IntEngine>
+template <class Codec>
 void append_quant_attention(KernelList& list, Isa isa, const char* name) {
-  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt, quant_plan<Codec, Codes>,
-                  quant_run<Codec, Codes>});
+  using Near = RegisterEngine<Codec>;
+  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt,
+                  quant_plan<Near, IntEngine, Codec>, quant_run<Near, IntEngine, Codec>});
 }
 
 inline void append_quant_kv_append(KernelList& list, Isa isa, const char* name) {

@@ -161,6 +161,7 @@ class TileAttention {
     t_.a = args;
     t_.limits = limits;
     layout_ = KvLayout(args.shape);
+    if constexpr (requires { engine_.forget(); }) engine_.forget();
   }
   const KvLayout& layout() const { return layout_; }
   TileRows<Engine>& rows() { return t_; }
