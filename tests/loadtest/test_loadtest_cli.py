@@ -6,6 +6,7 @@ import html.parser
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ import unittest
 
 OAR = os.environ["OAR_BIN"]
 SERVER = os.environ["OAR_SSE_SERVER"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Server:
@@ -118,6 +120,24 @@ class Loadtest(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0, arguments)
                 if message != "cannot":
                     self.assertIn(message, done.stderr, arguments)
+
+    @unittest.skipIf(CHROMIUM is None, "skipped: chromium is not installed")
+    def test_the_page_in_a_browser(self):
+        """Rendered by headless Chromium: plots are there, and a hostile model name is text."""
+        hostile = "<img src=x onerror=document.title='caught'><script>document.title='caught'</script>"
+        with Server(1, 5, 2, 4) as url, tempfile.TemporaryDirectory() as folder:
+            page = os.path.join(folder, "a.html")
+            done = oar(url, "-n", "12", "-c", "2", "--model", hostile, "--html", page)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            dom = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + folder + "/profile",
+                                  "--virtual-time-budget=2000", "--dump-dom", "file://" + page],
+                                 capture_output=True, text=True, timeout=60).stdout
+            self.assertNotIn("<title>caught", dom)
+            self.assertNotIn("<img", dom)
+            self.assertNotIn("<script", dom)
+            self.assertIn("&lt;img src=x onerror", dom)
+            self.assertGreaterEqual(dom.count("<svg"), 2)
+            self.assertGreater(dom.count("<circle") + dom.count("<polyline") + dom.count("<path") + dom.count("<rect"), 3)
 
     def test_every_kind_of_trace(self):
         """The public traces that the collection holds, a few requests of each, as fast as the client can."""

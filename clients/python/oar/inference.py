@@ -12,6 +12,7 @@ or in one call: y, = predictor.run([x]).
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -28,7 +29,9 @@ _NUMBERS = {np.dtype(t): n for n, t in _TYPES.items() if n != 4}
 
 class Config:
     def __init__(self, prog_file: str, params_file: Optional[str] = None):
-        # The parameters of a Paddle model are found beside its program, by the same stem.
+        # The library finds a Paddle model's parameters beside its program, by the same stem.
+        if params_file is not None and os.path.splitext(params_file)[0] != os.path.splitext(prog_file)[0]:
+            raise ValueError(f"params_file: '{params_file}' must lie beside '{prog_file}' and differ in its ending alone")
         self._path, self._params, self._threads = prog_file, params_file, 0
 
     def prog_file(self) -> str:

@@ -213,6 +213,8 @@ class Embedded(unittest.TestCase):
             config = Config(path)
             config.set_cpu_math_library_num_threads(1)
             p = create_predictor(config)
+        with self.assertRaises(ValueError):
+            Config("a/inference.pdmodel", "b/inference.pdiparams")
         self.assertEqual((p.get_input_names(), p.get_output_names()), (["x", "y"], ["z"]))
         x = np.arange(8, dtype=np.float32).reshape(4, 2)
         z, = p.run([x, x])
