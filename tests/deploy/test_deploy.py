@@ -108,7 +108,7 @@ class Files(unittest.TestCase):
             if os.path.isfile(path) and (name == "Dockerfile" or name.endswith((".yaml", ".yml", ".service"))):
                 with open(path, encoding="utf-8") as f:
                     for line in f:
-                        if "serve" in line or "OAR_OPTIONS" in line:
+                        if not line.lstrip().startswith("#") and ("serve" in line or "OAR_OPTIONS" in line):
                             flags |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
         self.assertIn("--http", flags)
         for flag in flags:
