@@ -104,6 +104,16 @@ class Installed(unittest.TestCase):
         self.assertEqual(answer.count("---"), 4)
         self.assertRegex(answer, r"96 tokens in \d+ steps")
 
+    @unittest.skipIf(shutil.which("rustc") is None, "skipped: no rustc")
+    def test_rust_example(self):
+        program = os.path.join(self.temp.name, "tokens_rs")
+        run("rustc", "-D", "warnings", "-A", "dead_code", "--edition", "2021", os.path.join(EXAMPLES, "tokens.rs"), "-L", self.lib, "-l", "oar", "-o", program)
+        answer = run(program, DEMO, "Good morrow!", env=self.env)
+        self.assertRegex(answer, r"^\d+( \d+)+\n.{3}")
+        failed = subprocess.run([program, "/nonexistent"], capture_output=True, text=True, timeout=60, env=self.env)
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("/nonexistent", failed.stderr)
+
     def test_python_example(self):
         answer = run(sys.executable, os.path.join(EXAMPLES, "chat.py"), self.library, "demo", "Good morrow!", env=self.env)
         self.assertRegex(answer, r"\d+ tokens, the first after 0\.\d+ s")
