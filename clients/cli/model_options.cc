@@ -26,6 +26,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   if (set.formats) {
+    if (!set.kv.empty()) e.kv = set.kv;
     command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
         ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
         ->capture_default_str();
@@ -36,7 +37,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
             "with slashes between; or auto: what `oar tune` decided, or decides within --tune-seconds")
         ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
         ->type_name("TIER")
-        ->default_str("no narrower than the file");
+        ->default_str(set.kv.empty() ? "no narrower than the file" : set.kv);
     command
         .add_option("--tune-seconds", o.tune_seconds,
                     "what --kv auto may take to choose tiers when none were chosen before")

@@ -24,6 +24,7 @@ struct ModelOptionSet {
   bool model_required = true;
   bool memory_budget = true;  // --memory BYTES|%
   bool formats = true;  // --weights, --kv and --rotate, one of each; a command that takes lists has its own
+  std::string kv = {};  // the tier when --kv is not given; empty: no narrower than the file
 };
 // Adds MODEL and the options.
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});

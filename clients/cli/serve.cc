@@ -160,7 +160,7 @@ int serve(const ServeOptions& o) {
 void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
-  add_model_options(*c, o->model);
+  add_model_options(*c, o->model, {.kv = "int8"});
   c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--grpc", o->server.grpc_address, "host:port of gRPC; port 0 picks a free one, empty: none")

@@ -5,7 +5,8 @@
 //   attention_bench [threads [rounds [kv,..]]]      kv: bf16, int8, fp8, k8v4, int4, int4-mean
 //
 // Decode walks through enough layers (640 MB) that no cache holds them; pages of 64 tokens lie in shuffled
-// runs of 8. Each round measures the probe, then the kernel; the table has medians over rounds.
+// runs of 8. Each round measures the probe, then each cache; the table has medians over rounds, of times and
+// of the ratio to the first cache.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -143,64 +144,84 @@ struct Run {
   }
 };
 
-void bench_decode(const Cache& cache, oar::ThreadPool& pool, const Memory& memory, int64_t D, int64_t context,
-                  int rounds, Isa isa) {
-  const int64_t bytes = context / kPage * block_bytes(cache, D);
-  const int64_t layers = std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes);
-  Run run(cache, memory, D, context, 1, layers, pool.workers(), isa);
-  pool.reserve_scratch(run.plan.worker_scratch);
-  oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
-  std::vector<double> time, probe, percent;
-  for (int r = 0; r < rounds; ++r) {
-    probe.push_back(read.measure() / 1e9);
-    const double begin = seconds();
-    for (int64_t i = 0; i < layers; ++i) run.layer(pool, i);
-    time.push_back((seconds() - begin) / static_cast<double>(layers));
-    percent.push_back(static_cast<double>(bytes) / time.back() / 1e9 / probe.back() * 100);
-  }
-  std::printf("%-9s decode   d=%-4ld context %-6ld %8.1f us  %6.1f GB/s  %5.1f %% of read (%.1f GB/s)\n",
-              cache.name, D, context, median(time) * 1e6, static_cast<double>(bytes) / median(time) / 1e9,
-              median(percent), median(probe));
+// What a case measured: seconds per layer in each round.
+struct Timed {
+  const Cache& cache;
+  std::unique_ptr<Run> run;
+  int64_t layers, bytes;
+  std::vector<double> time, percent;
+};
+
+// Median over rounds of the first cache's time over this one's.
+double ratio(const Timed& first, const Timed& t) {
+  std::vector<double> r;
+  for (size_t i = 0; i < t.time.size(); ++i) r.push_back(first.time[i] / t.time[i]);
+  return median(r);
 }
 
-void bench_prefill(const Cache& cache, oar::ThreadPool& pool, const Memory& memory, int64_t D,
-                   int64_t context, int64_t T, int rounds, Isa isa) {
-  Run run(cache, memory, D, context, T, 1, pool.workers(), isa);
-  pool.reserve_scratch(run.plan.worker_scratch);
-  const int repeats = T > 1000 ? 1 : 8;
-  std::vector<double> time;
-  for (int r = 0; r < rounds; ++r) {
-    const double begin = seconds();
-    for (int i = 0; i < repeats; ++i) run.layer(pool, 0);
-    time.push_back((seconds() - begin) / repeats);
+// All caches take turns in each round, behind the probe: the machine's pace changes from second to second.
+void bench(const std::vector<const Cache*>& caches, oar::ThreadPool& pool, const Memory& memory, int64_t D,
+           int64_t context, int64_t T, int rounds, Isa isa) {
+  const bool decode = T == 1;
+  std::vector<Timed> all;
+  for (const Cache* cache : caches) {
+    const int64_t bytes = (context + kPage - 1) / kPage * block_bytes(*cache, D);
+    const int64_t layers =
+        decode ? std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes) : 1;
+    all.push_back({*cache,
+                   std::make_unique<Run>(*cache, memory, D, context, T, layers, pool.workers(), isa),
+                   layers,
+                   bytes,
+                   {},
+                   {}});
+    pool.reserve_scratch(all.back().run->plan.worker_scratch);
   }
-  // Two products over what is before each query.
+  oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
+  for (int r = 0; r < rounds; ++r) {
+    const double probe = decode ? read.measure() : 0;
+    for (Timed& t : all) {
+      const double begin = seconds();
+      for (int64_t i = 0; i < t.layers; ++i) t.run->layer(pool, i);
+      t.time.push_back((seconds() - begin) / static_cast<double>(t.layers));
+      if (decode) t.percent.push_back(static_cast<double>(t.bytes) / t.time.back() / probe * 100);
+    }
+  }
+  // Prefill: two products over what is before each query.
   const double seen =
       static_cast<double>(T) * (static_cast<double>(context) - static_cast<double>(T - 1) / 2);
   const double flops = 4.0 * seen * kHeads * static_cast<double>(D);
-  std::printf("%-9s prefill  d=%-4ld %ld of %-6ld  %10.1f us  %6.1f GFLOP/s\n", cache.name, D, T, context,
-              median(time) * 1e6, flops / median(time) / 1e9);
+  for (const Timed& t : all) {
+    const double time = median(t.time);
+    std::printf("%-9s d=%-4ld %4ld of %-6ld %10.1f us  %.2f x %s  ", t.cache.name, D, T, context, time * 1e6,
+                ratio(all[0], t), all[0].cache.name);
+    if (decode) {
+      std::printf("%6.1f GB/s  %5.1f %% of read\n", static_cast<double>(t.bytes) / time / 1e9,
+                  median(t.percent));
+    } else {
+      std::printf("%6.1f GFLOP/s\n", flops / time / 1e9);
+    }
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured is told even if the run is cut off
   const int threads = argc > 1 ? std::atoi(argv[1]) : 4, rounds = argc > 2 ? std::atoi(argv[2]) : 7;
   const Isa isa = oar::best_isa();
   oar::ThreadPool pool({.threads = threads, .pin = true});
   const Memory memory(kPoolBytes);
   const std::string wanted = std::string(",") + (argc > 3 ? argv[3] : "bf16,int8,int4") + ",";
+  std::vector<const Cache*> caches;
   for (const Cache& cache : kCaches) {
     if (wanted.find(std::string(",") + cache.name + ",") == std::string::npos) continue;
-    std::printf("%s, %d threads\n", find_kernel(cache, isa)->name, threads);
-    for (int64_t D : {64, 128}) {
-      for (int64_t context : {128, 1024, 4096, 16384})
-        bench_decode(cache, pool, memory, D, context, rounds, isa);
-    }
-    for (int64_t D : {64, 128}) {
-      bench_prefill(cache, pool, memory, D, 512, 512, rounds, isa);
-      bench_prefill(cache, pool, memory, D, 4096, 4096, rounds, isa);
-      bench_prefill(cache, pool, memory, D, 16384, 512, rounds, isa);
-    }
+    caches.push_back(&cache);
+    std::printf("%s: %s, %d threads\n", cache.name, find_kernel(cache, isa)->name, threads);
+  }
+  if (caches.empty()) return 1;
+  for (int64_t D : {64, 128}) {
+    for (int64_t context : {128, 1024, 4096, 16384}) bench(caches, pool, memory, D, context, 1, rounds, isa);
+    bench(caches, pool, memory, D, 512, 512, rounds, isa);
+    bench(caches, pool, memory, D, 16384, 512, rounds, isa);
   }
 }
