@@ -84,6 +84,29 @@ struct PoolArgs {
   bool count_pads = false;
 };
 
+// out[r, j] = exp(t[r, j] - max t[r]) / sum over j, t = x * scale + mask. A row whose scores are all
+// -infinity is NaN, as the definition says.
+struct SoftmaxArgs {
+  uint32_t size = sizeof(SoftmaxArgs);
+  uint32_t version = 1;
+  float* out = nullptr;         // [rows, n]; may equal x
+  const float* x = nullptr;     // [rows, n]
+  const float* mask = nullptr;  // rows of n, mask_row apart (0: one row for all), or null
+  int64_t rows = 0, n = 0, mask_row = 0;
+  float scale = 1.f;
+};
+
+// out = epilogue(x): an activation by itself.
+struct ActivateArgs {
+  uint32_t size = sizeof(ActivateArgs);
+  uint32_t version = 1;
+  float* out = nullptr;  // [n]; may equal x
+  const float* x = nullptr;
+  int64_t n = 0;
+  Epilogue epilogue = Epilogue::kNone;
+  float alpha = 0.f, beta = 0.f;
+};
+
 // Channels of one filter panel.
 int64_t panel_width(Isa isa);
 

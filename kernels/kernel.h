@@ -62,6 +62,8 @@ enum class KernelFamily : uint8_t {
   kConv,                 // conv.h
   kDepthwise,            // conv.h
   kPool,                 // conv.h
+  kSoftmax,              // conv.h
+  kActivate,             // conv.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

@@ -27,8 +27,13 @@ std::span<const Pass> tensor_passes() {
   static const Pass kPasses[] = {
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
       {"cse", "compute equal expressions once", passes::cse},
-      {"fuse_conv", "batch norm into the filters of a convolution, relu into its epilogue",
-       passes::fuse_conv},
+      {"fuse_spelled", "activations and layer norms that the file spells in smaller ops",
+       passes::fuse_spelled},
+      {"fuse_dense", "products with a constant matrix become layers", passes::fuse_dense},
+      {"fuse_attention", "softmax(q k^T) v with its transposes in one call", passes::fuse_attention},
+      {"fuse_epilogues", "bias, residual, activation and batch norm into convolutions and layers",
+       passes::fuse_epilogues},
+      {"channels_last", "images as (N, H, W, C), the layout of the kernels", passes::channels_last},
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;

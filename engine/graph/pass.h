@@ -22,7 +22,8 @@ struct Pass {
 // fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
 std::span<const Pass> default_passes();
 
-// Those of ordinary models (importers' graphs), in order: fold_evaluated, cse, fuse_conv, dce.
+// Those of ordinary models (importers' graphs), in order: fold_evaluated, cse, fuse_spelled, fuse_dense,
+// fuse_attention, fuse_epilogues, channels_last, dce.
 std::span<const Pass> tensor_passes();
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
@@ -55,7 +56,11 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
 namespace passes {
 Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
-Result<int> fuse_conv(Graph& graph);
+Result<int> fuse_spelled(Graph& graph);
+Result<int> fuse_dense(Graph& graph);
+Result<int> fuse_attention(Graph& graph);
+Result<int> fuse_epilogues(Graph& graph);
+Result<int> channels_last(Graph& graph);
 Result<int> cse(Graph& graph);
 Result<int> dce(Graph& graph);
 Result<int> fuse_definitions(Graph& graph);

@@ -5,6 +5,7 @@
 
 #include "kernels/conv.h"
 #include "kernels/cpu/vmath.h"
+#include "kernels/partition.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
@@ -46,6 +47,29 @@ OAR_INLINE void epilogue_map(float* p, int64_t n, F&& f) {
         const Vf cubic = fma(x * x * x, set1(0.044715f), x);
         return set1(0.5f) * x * (one + tanh(set1(0.797884561f) * cubic));
       });
+  }
+}
+
+// --- an activation by itself: chunks of whole cache lines ---
+
+OAR_INLINE int64_t activate_per(int64_t n) { return ceil_div(rows_per_chunk(n, 2 * sizeof(float)), 16) * 16; }
+inline void activate_plan(const void* args, int, KernelPlan* out) {
+  const int64_t n = static_cast<const ActivateArgs*>(args)->n;
+  *out = {1, {row_chunks(n, activate_per(n))}};
+}
+inline void activate_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const ActivateArgs*>(args);
+  const EpilogueArgs e{a.epilogue, a.alpha, a.beta};
+  const int64_t per = activate_per(a.n), last = end * per < a.n ? end * per : a.n;
+  // A block at a time, so that the second look at the values finds them in the first-level cache.
+  constexpr int64_t kBlock = 4096;
+  for (int64_t i = begin * per; i < last; i += kBlock) {
+    const int64_t n = last - i < kBlock ? last - i : kBlock;
+    const Vf low = e.low(), high = e.high();
+    for_lanes(n, [&](int64_t k, int64_t lanes) {
+      store_part(a.out + i + k, hold(load_part(a.x + i + k, lanes), low, high), lanes);
+    });
+    apply_epilogue(e, a.out + i, n);
   }
 }
 

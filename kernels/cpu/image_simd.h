@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/conv_simd.h"
 #include "kernels/cpu/depthwise_simd.h"
+#include "kernels/cpu/softmax_simd.h"
 #include "kernels/kernel_list.h"
 
 #define OAR_IMAGE_STRING_(x) #x
@@ -18,6 +19,8 @@ inline void append_image(KernelList& list, Isa isa) {
   OAR_ENTRY(kConv, "conv", conv_plan, conv_run);
   OAR_ENTRY(kDepthwise, "depthwise", depthwise_plan, depthwise_run);
   OAR_ENTRY(kPool, "pool", pool_plan, pool_run);
+  OAR_ENTRY(kSoftmax, "softmax", softmax_plan, softmax_run);
+  OAR_ENTRY(kActivate, "activate", activate_plan, activate_run);
 #undef OAR_ENTRY
 }
 

@@ -139,12 +139,46 @@ void pool_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
   }
 }
 
+void softmax_plan(const void* args, int, KernelPlan* out) {
+  *out = {1, {static_cast<const SoftmaxArgs*>(args)->rows}};
+}
+
+void softmax_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const SoftmaxArgs*>(args);
+  for (int64_t r = begin; r < end; ++r) {
+    const auto score = [&](int64_t j) {
+      const double mask = a.mask ? static_cast<double>(a.mask[r * a.mask_row + j]) : 0;
+      return static_cast<double>(a.x[r * a.n + j]) * static_cast<double>(a.scale) + mask;
+    };
+    double top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < a.n; ++j) top = std::max(top, score(j));
+    for (int64_t j = 0; j < a.n; ++j) sum += std::exp(score(j) - top);
+    for (int64_t j = 0; j < a.n; ++j) a.out[r * a.n + j] = static_cast<float>(std::exp(score(j) - top) / sum);
+  }
+}
+
+void activate_plan(const void* args, int, KernelPlan* out) {
+  *out = {1, {static_cast<const ActivateArgs*>(args)->n}};
+}
+
+void activate_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const ActivateArgs*>(args);
+  for (int64_t i = begin; i < end; ++i) {
+    a.out[i] = static_cast<float>(epilogue(a.epilogue, static_cast<double>(a.x[i]),
+                                           static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+  }
+}
+
 }  // namespace
 
 void append_conv_reference(KernelList& list) {
   list.push_back({KernelFamily::kConv, Isa::kReference, "conv.reference", std::nullopt, conv_plan, conv_run});
   list.push_back({KernelFamily::kDepthwise, Isa::kReference, "depthwise.reference", std::nullopt,
                   depthwise_plan, depthwise_run});
+  list.push_back({KernelFamily::kSoftmax, Isa::kReference, "softmax.reference", std::nullopt, softmax_plan,
+                  softmax_run});
+  list.push_back({KernelFamily::kActivate, Isa::kReference, "activate.reference", std::nullopt, activate_plan,
+                  activate_run});
   list.push_back({KernelFamily::kPool, Isa::kReference, "pool.reference", std::nullopt, pool_plan, pool_run});
 }
 

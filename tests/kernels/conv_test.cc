@@ -263,3 +263,31 @@ TEST_CASE("pool: equals the reference, NaN passes a maximum") {
     }
   }
 }
+
+TEST_CASE("softmax: equals the reference, with scale and mask") {
+  ThreadPool pool({.threads = 3});
+  for (int64_t n : {1, 5, 16, 17, 100, 1000}) {
+    for (int mode = 0; mode < 3; ++mode) {  // no mask, one row for all, a row each
+      SoftmaxArgs a;
+      a.rows = 37, a.n = n, a.scale = 0.3f, a.mask_row = mode == 2 ? n : 0;
+      const auto x = guarded(random_values(static_cast<size_t>(a.rows * n), Values::kNormal, 1));
+      auto mask = guarded(random_values(static_cast<size_t>(mode == 2 ? a.rows * n : n), Values::kNormal, 2));
+      if (n > 1) mask[0] = -INFINITY;
+      Guarded<float> exact(x.size()), got(x.size());
+      a.x = x.data(), a.mask = mode == 0 ? nullptr : mask.data(), a.out = exact.data();
+      run(kernel(KernelFamily::kSoftmax, Isa::kReference), &a, nullptr);
+      for (Isa isa : levels()) {
+        a.out = got.data();
+        run(kernel(KernelFamily::kSoftmax, isa), &a, &pool);
+        for (size_t i = 0; i < got.size(); ++i) {
+          // exp() errs by 2 ulp and by the rounding of its argument, below 8 eps here; the sum by n / lanes
+          // eps.
+          const double bound =
+              (12 + static_cast<double>(n) / 4) * 6e-8 * static_cast<double>(exact[i]) + 1e-38;
+          INFO(isa_name(isa) << " n " << n << " at " << i);
+          REQUIRE(std::fabs(static_cast<double>(got[i]) - static_cast<double>(exact[i])) <= bound);
+        }
+      }
+    }
+  }
+}

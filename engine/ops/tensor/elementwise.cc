@@ -1,9 +1,42 @@
 // Elementwise ops of one operand. Floats narrower than f32 are computed in f32 and rounded once.
 #include "engine/ops/tensor/evaluators.h"
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/activation.h"
 
 namespace oar::tensor {
 namespace {
+
+// The kernel of an f32 operand; false for other dtypes.
+Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kF32) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  static const Kernel& kernel = f32_kernel(KernelFamily::kUnary);
+  UnaryArgs a;
+  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
+  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, nanoseconds * static_cast<double>(a.n)));
+  ctx.set(0, std::move(y));
+  return true;
+}
+#define OAR_F32_KERNEL(ctx, op, nanoseconds)                                    \
+  do {                                                                          \
+    OAR_ASSIGN(const bool done, through_kernel(ctx, UnaryOp::op, nanoseconds)); \
+    if (done) return ok_status();                                               \
+  } while (false)
+
+// An epilogue kind on an f32 operand; false for other dtypes.
+Result<bool> through_epilogue(EvalContext& ctx, Epilogue kind, double alpha, double beta) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kF32) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  static const Kernel& kernel = f32_kernel(KernelFamily::kActivate);
+  ActivateArgs a;
+  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
+  a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);
+  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.3 * static_cast<double>(a.n)));
+  ctx.set(0, std::move(y));
+  return true;
+}
 
 // Rough nanoseconds per element, for the decision to go parallel.
 constexpr double kCheap = 0.3, kCostly = 5;
@@ -103,6 +136,8 @@ Status selu(EvalContext& c) {
 }
 Status hard_sigmoid(EvalContext& c) {
   const double alpha = attr(c, "alpha", 0.2), beta = attr(c, "beta", 0.5);
+  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kHardSigmoid, alpha, beta));
+  if (done) return ok_status();
   return unary_float(c, kCheap, [=](auto x) {
     using C = decltype(x);
     return std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
@@ -111,6 +146,8 @@ Status hard_sigmoid(EvalContext& c) {
 // x * hard_sigmoid(x), slope 1/6 unless the attributes say otherwise.
 Status hard_swish(EvalContext& c) {
   const double alpha = attr(c, "alpha", 1.0 / 6), beta = attr(c, "beta", 0.5);
+  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kHardSwish, alpha, beta));
+  if (done) return ok_status();
   return unary_float(c, kCheap, [=](auto x) {
     using C = decltype(x);
     return x * std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
@@ -134,6 +171,8 @@ Status sign(EvalContext& c) {
 }
 Status leaky_relu(EvalContext& c) {
   const double alpha = attr(c, "alpha", 0.01);
+  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kLeakyRelu, alpha, 0));
+  if (done) return ok_status();
   return unary_float(c, kCheap, [=](auto x) { return x < 0 ? static_cast<decltype(x)>(alpha) * x : x; });
 }
 Status shrink(EvalContext& c) {
@@ -252,15 +291,19 @@ Status abs(EvalContext& c) {
   });
 }
 Status exp(EvalContext& c) {
+  OAR_F32_KERNEL(c, kExp, 0.3);
   return unary_float(c, kCostly, [](auto x) { return std::exp(x); });
 }
 Status log(EvalContext& c) {
+  OAR_F32_KERNEL(c, kLog, 0.4);
   return unary_float(c, kCostly, [](auto x) { return std::log(x); });
 }
 Status sqrt(EvalContext& c) {
+  OAR_F32_KERNEL(c, kSqrt, 0.2);
   return unary_float(c, kCheap, [](auto x) { return std::sqrt(x); });
 }
 Status rsqrt(EvalContext& c) {
+  OAR_F32_KERNEL(c, kRsqrt, 0.3);
   return unary_float(c, kCheap, [](auto x) { return 1 / std::sqrt(x); });
 }
 Status square(EvalContext& c) {
@@ -273,12 +316,15 @@ Status reciprocal(EvalContext& c) {
   return unary_float(c, kCheap, [](auto x) { return 1 / x; });
 }
 Status tanh(EvalContext& c) {
+  OAR_F32_KERNEL(c, kTanh, 0.5);
   return unary_float(c, kCostly, [](auto x) { return std::tanh(x); });
 }
 Status sigmoid(EvalContext& c) {
+  OAR_F32_KERNEL(c, kSigmoid, 0.4);
   return unary_float(c, kCostly, [](auto x) { return sigmoid_of(x); });
 }
 Status erf(EvalContext& c) {
+  OAR_F32_KERNEL(c, kErf, 0.5);
   OAR_ASSIGN(const Tensor x, c.tensor(0));
   if (dtype_is_float(dtype_of(x))) return unary_float(c, kCostly, [](auto v) { return std::erf(v); });
   return unary_numeric(c, kCostly, [](auto v) { return std::erf(static_cast<double>(v)); });
@@ -293,14 +339,19 @@ Status floor(EvalContext& c) {
   return unary_float(c, kCheap, [](auto x) { return std::floor(x); });
 }
 Status relu(EvalContext& c) {
+  OAR_F32_KERNEL(c, kRelu, 0.1);
   // Written so that a NaN stays one.
   return unary_numeric(c, kCheap, [](auto x) { return x < 0 ? decltype(x){0} : x; });
 }
 Status silu(EvalContext& c) {
+  OAR_F32_KERNEL(c, kSilu, 0.4);
   return unary_float(c, kCostly, [](auto x) { return x * sigmoid_of(x); });
 }
 Status gelu(EvalContext& c) {
-  if (c.attrs().get_string("approximate", "none") == "tanh") {
+  const bool by_tanh = c.attrs().get_string("approximate", "none") == "tanh";
+  if (by_tanh) OAR_F32_KERNEL(c, kGeluTanh, 0.6);
+  else OAR_F32_KERNEL(c, kGeluErf, 0.6);
+  if (by_tanh) {
     return unary_float(c, kCostly, [](auto x) {
       using C = decltype(x);
       const C k = static_cast<C>(0.79788456080286535588);  // sqrt(2 / pi)

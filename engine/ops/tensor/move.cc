@@ -1,6 +1,6 @@
 // Ops that move elements of any dtype and compute nothing: shapes, slices, concatenation, padding, tiling.
 #include "engine/ops/tensor/evaluators.h"
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
 
 namespace oar::tensor {
 namespace {
@@ -570,7 +570,30 @@ Status transpose(EvalContext& ctx) {
     dims.push_back(x.shape()[axis]);
     strides.push_back(own[static_cast<size_t>(axis)]);
   }
+  // Where the axes that are longer than one stay in order nothing moves.
+  int64_t last = -1;
+  bool in_order = true;
+  for (int64_t p : perm) {
+    const int axis = static_cast<int>(p < 0 ? p + rank : p);
+    if (x.shape()[axis] == 1) continue;
+    in_order = in_order && axis > last;
+    last = axis;
+  }
+  if (in_order) {
+    OAR_ASSIGN(Tensor same, view(x, Shape(dims)));
+    return ctx.set(0, std::move(same)), ok_status();
+  }
   OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
+  // Images between (N, C, H, W) and (N, H, W, C).
+  const bool to_last = perm == std::vector<int64_t>{0, 2, 3, 1},
+             to_first = perm == std::vector<int64_t>{0, 3, 1, 2};
+  if ((to_last || to_first) && dtype_of(x) == DType::kF32 && x.numel() > 0) {
+    const Shape& s = x.shape();
+    float* to = mutable_elements<float>(y);
+    if (to_last) to_channels_last(ctx, elements<float>(x), to, s[0], s[1], s[2] * s[3]);
+    else to_channels_first(ctx, elements<float>(x), to, s[0], s[3], s[1] * s[2]);
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   gather_box(ctx, x, y, 0, strides);
   ctx.set(0, std::move(y));
   return ok_status();

@@ -1,5 +1,6 @@
 // Normalizations. Statistics in double; results rounded once.
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/norm.h"
 
 namespace oar::tensor {
 namespace {
@@ -143,6 +144,23 @@ Status layer_like(EvalContext& ctx, bool rms) {
   OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
   const Shape tail(std::span(x.shape().begin() + axis, static_cast<size_t>(x.shape().rank() - axis)));
   const int64_t n = tail.numel();
+  // The usual case: f32, parameters of exactly the normalized axes, no statistics wanted.
+  if (!rms && !ctx.wants(1) && dtype_of(x) == DType::kF32 && dtype_of(s) == DType::kF32 &&
+      s.shape() == tail && n > 0) {
+    Tensor b;
+    if (ctx.has(2)) { OAR_ASSIGN(b, ctx.tensor(2)); }
+    if (!b.defined() || (dtype_of(b) == DType::kF32 && b.shape() == tail)) {
+      OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+      static const Kernel& kernel = f32_kernel(KernelFamily::kLayerNorm);
+      LayerNormArgs a;
+      a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.w = elements<float>(s);
+      a.b = b.defined() ? elements<float>(b) : nullptr;
+      a.rows = x.numel() / n, a.cols = a.ldx = a.ldo = n;
+      a.eps = static_cast<float>(epsilon_of(ctx));
+      OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.3 * static_cast<double>(x.numel())));
+      return ctx.set(0, std::move(y)), ok_status();
+    }
+  }
   // Scale and bias broadcast to the normalized axes.
   auto spread = [&](size_t operand) -> Result<std::vector<double>> {
     OAR_ASSIGN(const Tensor t, ctx.tensor(operand));

@@ -1,7 +1,7 @@
 // Pooling over windows and whole planes.
 #include <limits>
 
-#include "engine/ops/tensor/window.h"
+#include "engine/ops/tensor/conv.h"
 
 namespace oar::tensor {
 namespace {
@@ -35,7 +35,35 @@ Result<Window> pool_window(const EvalContext& ctx, const Tensor& x, bool global)
                      ctx.attrs().get_int("ceil_mode") != 0);
 }
 
+// Pooling of (N, H, W, C), f32, through the kernel.
+Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (x.shape().rank() != 4) return invalid_argument("channels-last pooling needs four axes");
+  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  const Shape in = channels_first(x.shape());
+  Window w;
+  if (global) {
+    OAR_ASSIGN(w, make_window(Attrs(), in, std::vector<int64_t>{in[2], in[3]}, false));
+  } else {
+    OAR_ASSIGN(w, make_window(ctx.attrs(), in, ctx.attrs().get_ints("kernel_shape"),
+                              ctx.attrs().get_int("ceil_mode") != 0));
+  }
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w.out[0], w.out[1], in[1]}));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  static const Kernel& kernel = f32_kernel(KernelFamily::kPool);
+  PoolArgs a;
+  a.out = mutable_elements<float>(y), a.x = elements<float>(x);
+  a.window = kernel_window(w, in[0]);
+  a.C = in[1], a.op = op, a.count_pads = ctx.attrs().get_int("count_include_pad") != 0;
+  const double taps = static_cast<double>(std::min(w.kernel_size(), w.in_size()));
+  if (y.numel() > 0)
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.15 * taps * static_cast<double>(y.numel())));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
 Status max_over(EvalContext& ctx, bool global) {
+  if (is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kMax, global);
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
   OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
@@ -79,6 +107,7 @@ enum class Mean { kAverage, kLp };
 
 template <Mean kKind>
 Status mean_over(EvalContext& ctx, bool global) {
+  if (kKind == Mean::kAverage && is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kAverage, global);
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
   OAR_ASSIGN(const Shape shape, pooled_shape(x, w));

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "engine/ops/tensor/evaluators.h"
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
 
 namespace oar::tensor {
 namespace {
@@ -296,6 +296,13 @@ Status soft(EvalContext& ctx) {
   }
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
   if (x.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
+  if (kKind == Soft::kSoftmax && dtype_of(x) == DType::kF32 && inner == 1) {
+    static const Kernel& kernel = f32_kernel(KernelFamily::kSoftmax);
+    SoftmaxArgs a;
+    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.rows = x.numel() / n, a.n = n;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, static_cast<double>(x.numel())));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   if (!dispatch_float(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;

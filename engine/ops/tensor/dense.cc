@@ -1,0 +1,220 @@
+// Layers with a constant matrix, and attention of heads: products through the packed kernel with their bias,
+// residual and activation. What passes make of matmul and gemm (fuse_dense) and of the spelled-out attention
+// of encoders (fuse_attention).
+#include "engine/ops/tensor/kernel_call.h"
+
+namespace oar::tensor {
+namespace {
+
+struct PreparedDense {
+  Tensor packed;
+  int64_t K = 0, N = 0;
+};
+
+Result<std::shared_ptr<const void>> prepare_dense(const Node& node,
+                                                  std::span<const Tensor* const> constants) {
+  const bool transposed = node.attrs.get_int("transposed") != 0;
+  if (constants.size() < 2 || !constants[1] || !(constants[1]->format() == Format::f32()) ||
+      constants[1]->shape().rank() != 2) {
+    return invalid_argument("a dense layer needs a constant f32 matrix");
+  }
+  const Tensor& w = *constants[1];
+  auto p = std::make_shared<PreparedDense>();
+  p->K = w.shape()[transposed ? 1 : 0], p->N = w.shape()[transposed ? 0 : 1];
+  const int64_t width = filter_width();
+  OAR_ASSIGN(p->packed, allocate_elements({packed_filter_floats(p->N, 1, 1, p->K, width)}, DType::kF32));
+  pack_filters(mutable_elements<float>(p->packed), elements<float>(w), p->N, 1, 1, p->K,
+               transposed ? p->K : 1, transposed ? 1 : p->N, 0, width);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+// dense(x (..., K), w (K, N), bias (N)?, residual?) {transposed, matrix, activation, act_alpha, act_beta}:
+// activation(x . w + bias + residual) of f32, w constant, (N, K) when transposed. `matrix`: x has two axes.
+Status dense(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const auto* p = ctx.prepared<PreparedDense>();
+  if (!p) return internal_error("a dense layer was not prepared");
+  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  const int rank = x.shape().rank();
+  if (rank < 1 || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
+    return invalid_argument(cat("an operand ", x.shape().to_string(), " for a matrix product"));
+  if (x.shape()[rank - 1] != p->K) {
+    return invalid_argument(
+        cat("inner extents differ: ", x.shape().to_string(), " . [", p->K, ", ", p->N, "]"));
+  }
+  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims.back() = p->N;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  PackedProduct c;
+  Tensor bias, residual;
+  if (ctx.has(2)) {
+    OAR_ASSIGN(bias, ctx.tensor(2));
+    if (dtype_of(bias) != DType::kF32 || bias.numel() != p->N)
+      return invalid_argument("the bias needs one f32 value per column");
+    c.bias = elements<float>(bias);
+  }
+  if (ctx.has(3)) {
+    OAR_ASSIGN(residual, ctx.tensor(3));
+    OAR_RETURN_IF_ERROR(check_same_dtype(x, residual));
+  }
+  const bool fused = residual.defined() && residual.shape() == shape;
+  if (fused) c.residual = elements<float>(residual);
+  c.rows = x.numel() / std::max<int64_t>(p->K, 1), c.K = p->K, c.N = p->N;
+  c.x = elements<float>(x), c.w = elements<float>(p->packed), c.out = mutable_elements<float>(y);
+  if (!residual.defined() || fused) c.activation = act;
+  OAR_RETURN_IF_ERROR(packed_product(ctx, c));
+  if (residual.defined() && !fused) {  // of another shape: broadcast
+    OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
+    OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kF32));
+    zip_elements<float, float>(ctx, b, y, residual, out, [&](float u, float v) {
+      return act.given() ? static_cast<float>(act.apply(static_cast<double>(u + v))) : u + v;
+    });
+    y = std::move(out);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// --- attention ---
+
+// Runs a kernel on the calling thread with scratch of its own, reused from call to call.
+class OneThread {
+ public:
+  void run(const Kernel& kernel, const void* args) {
+    KernelPlan plan;
+    kernel.plan(args, 1, &plan);
+    const KernelScratch scratch{grown(worker_, plan.worker_scratch), grown(shared_, plan.shared_scratch)};
+    for (int phase = 0; phase < plan.phases; ++phase) kernel.run(args, phase, 0, plan.chunks[phase], scratch);
+  }
+
+ private:
+  static void* grown(Buffer& b, size_t bytes) {
+    if (b.size() < bytes) b = must_buffer(bytes);
+    return bytes > 0 ? b.mutable_data() : nullptr;
+  }
+  static Buffer must_buffer(size_t bytes) { return std::move(Buffer::allocate(bytes)).value(); }
+  Buffer worker_, shared_;
+};
+
+struct HeadShape {
+  int64_t B, H, S, T, D, DV;  // queries (B, S, HQ, D), keys (B, T, HK, D), values (B, T, HV, DV)
+  int64_t HQ, HK, HV;         // H, or 1 where one head serves all
+};
+
+// One head of one batch entry. `scratch` holds packed keys, packed values and scores.
+void attend(const HeadShape& s, const float* q, const float* k, const float* v, const float* mask,
+            int64_t mask_row, float scale, float* out, float* scratch, OneThread& thread) {
+  static const Kernel& product = f32_kernel(KernelFamily::kConv);
+  static const Kernel& softmax = f32_kernel(KernelFamily::kSoftmax);
+  const int64_t width = filter_width(), keys = packed_filter_floats(s.T, 1, 1, s.D, width);
+  const int64_t values = packed_filter_floats(s.DV, 1, 1, s.T, width);
+  float *pk = scratch, *pv = pk + keys, *scores = pv + values;
+  pack_filters(pk, k, s.T, 1, 1, s.D, s.HK * s.D, 1, 0, width);
+  pack_filters(pv, v, s.DV, 1, 1, s.T, 1, s.HV * s.DV, 0, width);
+  ConvArgs a;
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = s.S;
+  a.panel = width;
+  a.out = scores, a.x = q, a.w = pk, a.C = s.D, a.M = s.T, a.ldx = s.HQ * s.D, a.ldo = s.T;
+  thread.run(product, &a);
+  SoftmaxArgs soft;
+  soft.out = scores, soft.x = scores, soft.mask = mask, soft.mask_row = mask_row;
+  soft.rows = s.S, soft.n = s.T, soft.scale = scale;
+  thread.run(softmax, &soft);
+  a.out = out, a.x = scores, a.w = pv, a.C = s.T, a.M = s.DV, a.ldx = s.T, a.ldo = s.H * s.DV;
+  thread.run(product, &a);
+}
+
+// head_attention(q (B, S, H, D), k (B, T, H, D), v (B, T, H, DV), mask?) {scale} -> (B, S, H, DV):
+// softmax(q k^T scale + mask) v per head; the mask broadcasts to (B, H, S, T).
+Status head_attention(EvalContext& ctx) {
+  Tensor in[3];
+  for (size_t i = 0; i < 3; ++i) {
+    OAR_ASSIGN(in[i], ctx.tensor(i));
+    if (!dtype_is_float(dtype_of(in[i])) || in[i].shape().rank() != 4) return bad_dtype(in[i]);
+    OAR_RETURN_IF_ERROR(check_same_dtype(in[0], in[i]));
+  }
+  const DType dtype = dtype_of(in[0]);
+  const Shape &q = in[0].shape(), &k = in[1].shape(), &v = in[2].shape();
+  const HeadShape s{
+      std::max({q[0], k[0], v[0]}), std::max({q[2], k[2], v[2]}), q[1], k[1], q[3], v[3], q[2], k[2], v[2]};
+  // As matmul broadcasts: a batch entry or head of one serves all.
+  const auto fits = [](int64_t own, int64_t all) { return own == all || own == 1; };
+  bool match = k[3] == s.D && v[1] == s.T;
+  for (const Shape* shape : {&q, &k, &v}) match = match && fits((*shape)[0], s.B) && fits((*shape)[2], s.H);
+  if (!match) {
+    return invalid_argument(
+        cat("heads ", q.to_string(), ", ", k.to_string(), " and ", v.to_string(), " do not match"));
+  }
+  for (Tensor& t : in) { OAR_ASSIGN(t, as_f32(t)); }
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{s.B, s.S, s.H, s.DV}));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  // Where the mask's entries of one head lie: broadcast axes have stride 0.
+  Tensor mask;
+  int64_t mask_b = 0, mask_h = 0, mask_row = 0;
+  if (ctx.has(3)) {
+    OAR_ASSIGN(const Tensor given, ctx.tensor(3));
+    if (dtype_of(given) != dtype) return check_same_dtype(in[0], given);
+    OAR_ASSIGN(mask, as_f32(given));
+    const Shape full{s.B, s.H, s.S, s.T};
+    OAR_ASSIGN(const Broadcast b, Broadcast::make({&full, &mask.shape()}));
+    if (!(b.shape() == full)) return invalid_argument("the mask is larger than the scores");
+    std::vector<int64_t> dims(static_cast<size_t>(4 - mask.shape().rank()), 1);
+    dims.insert(dims.end(), mask.shape().begin(), mask.shape().end());
+    if (dims[3] != s.T) {  // one value for all keys
+      const Shape wide{dims[0], dims[1], dims[2], s.T};
+      OAR_ASSIGN(Tensor spread, ctx.allocate(wide, DType::kF32));
+      for (int64_t r = 0; r < spread.numel() / std::max<int64_t>(s.T, 1); ++r)
+        std::fill_n(mutable_elements<float>(spread) + r * s.T, s.T, elements<float>(mask)[r]);
+      mask = std::move(spread);
+    }
+    mask_row = dims[2] == 1 ? 0 : s.T;
+    mask_h = dims[1] == 1 ? 0 : dims[2] * s.T;
+    mask_b = dims[0] == 1 ? 0 : dims[1] * dims[2] * s.T;
+  }
+  if (y.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
+  const int64_t width = filter_width(), workers = ctx.options().pool ? ctx.options().pool->workers() : 1;
+  const int64_t floats = packed_filter_floats(std::max<int64_t>(s.T, 1), 1, 1, s.D, width) +
+                         packed_filter_floats(s.DV, 1, 1, s.T, width) + s.S * s.T;
+  // As many slices of scratch as there are ranges of heads in flight.
+  const int64_t heads = s.B * s.H, slices = std::min(heads, workers * 4);
+  OAR_ASSIGN(const Shape scratch_shape, checked_shape(std::vector<int64_t>{slices, floats}));
+  OAR_ASSIGN(Tensor scratch, ctx.allocate(scratch_shape, DType::kF32));
+  const auto scale = static_cast<float>(ctx.attrs().get_float("scale", 1));
+  const double cost = 0.05 * static_cast<double>(s.S * s.T) * static_cast<double>(s.D + s.DV);
+  ctx.parallel(slices, cost * static_cast<double>(heads) / static_cast<double>(slices),
+               [&](int64_t begin, int64_t end) {
+                 OneThread thread;
+                 for (int64_t slice = begin; slice < end; ++slice) {
+                   for (int64_t u = heads * slice / slices; u < heads * (slice + 1) / slices; ++u) {
+                     const int64_t b = u / s.H, h = u % s.H;
+                     // The first row of this head, of an operand (B or 1, rows, H or 1, width).
+                     const auto head = [&](const Tensor& t) {
+                       const Shape& o = t.shape();
+                       const int64_t ob = o[0] == 1 ? 0 : b, oh = o[2] == 1 ? 0 : h;
+                       return elements<float>(t) + (ob * o[1] * o[2] + oh) * o[3];
+                     };
+                     attend(s, head(in[0]), head(in[1]), head(in[2]),
+                            mask.defined() ? elements<float>(mask) + b * mask_b + h * mask_h : nullptr,
+                            mask_row, scale, mutable_elements<float>(y) + (b * s.S * s.H + h) * s.DV,
+                            mutable_elements<float>(scratch) + slice * floats, thread);
+                   }
+                 }
+               });
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace oar::tensor
+
+namespace oar {
+extern const OpDef op_dense = {.name = "dense",
+                               .gradient = Gradient::kNone,
+                               .evaluate = tensor::dense,
+                               .prepare = tensor::prepare_dense};
+OAR_TENSOR_OP(head_attention, tensor::head_attention);
+}  // namespace oar
