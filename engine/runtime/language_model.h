@@ -25,7 +25,7 @@ struct LanguageModelOptions {
   // auto (kv beside a quantized cache, else none), none, kv, all, or a list of r1, r2, r3, r4
   // (engine/graph/passes/rotate.h).
   std::string rotate = "auto";
-  int64_t max_context = 0;      // 0: the model's, as far as memory allows
+  int64_t max_context = 0;         // 0: the model's, as far as memory allows
   int64_t max_batch_tokens = 512;  // token budget of one step
   int64_t max_sequences = 64;      // running at once
   uint64_t memory_bytes = 0;       // budget for weights, KV and scratch together; 0: from memory_percent
