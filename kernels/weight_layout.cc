@@ -15,7 +15,7 @@ constexpr WeightLayout kRowMajor{"row-major", true, 1, &row_major_bytes, &row_ma
 const WeightLayout& weight_layout(Format format, Isa isa) {
   // The reference reads every format as the file has it.
   if (isa == Isa::kReference) return kRowMajor;
-  for (const char* name : {"q8_0", "i8_g64", "i8_g128", "i8_channel"}) {
+  for (const char* name : kInt8PanelFormats) {
     if (std::string_view(format.name()) == name) return kInt8PanelLayout;
   }
   const WeightLayout* int4 = int4_panel_layout(format);

@@ -32,18 +32,16 @@ template <class Arch, class Int8>
 struct Int4Core {
   using Rows = typename Arch::Int8;  // arithmetic on kLanes outputs
   using Store = Int8Core<Rows>;
-  static constexpr int64_t kAhead = 4096;  // as in int8_core.h
-  static constexpr int64_t kMostRows = 512;
-  static constexpr int64_t kPieceRows = 32;          // at least; a multiple of what the cores take at a time
-  static constexpr int64_t kPieceBytes = 512 << 10;  // expanded: a part of the second-level cache
+  static constexpr int64_t kAhead = 4096;    // as in int8_core.h
+  static constexpr int64_t kPieceRows = 32;  // at least; a multiple of what the cores take at a time
+  static constexpr int64_t kPieceBytes = Int8::kPieceBytes;  // expanded
   static constexpr int64_t kFewTokens = 32;
   static constexpr int64_t kFewBytes = 32 << 10;  // with few tokens a piece is read back at once
 
   static int64_t x_bytes(int64_t K) { return Int8::x_bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return int4_panel_bytes(v.K) / kPanelRows; }
   static int64_t piece_rows(int64_t K, int64_t budget) {
-    return std::clamp(budget / (panel_bytes(K) / kPanelRows) / kPieceRows * kPieceRows, kPieceRows,
-                      kMostRows);
+    return std::max(kPieceRows, budget / (panel_bytes(K) / kPanelRows) / kPieceRows * kPieceRows);
   }
   static int64_t scratch_bytes(const MatmulView& v) { return expanded_bytes(v.K) + Int8::scratch_bytes(v); }
   static int64_t expanded_bytes(int64_t K) {
@@ -85,7 +83,7 @@ struct Int4Core {
   }
 
  private:
-  static constexpr int64_t kManyTokensChunks = 32;
+  static constexpr int64_t kManyTokensChunks = 16;
 
   // One panel to int8.panel16.
   static void expand(const char* from, int64_t K, char* to) {
@@ -187,7 +185,7 @@ struct Int4Core {
 // Registers Core for every format that lies in int8.panel16, and the int4 core over it for int4.panel16's.
 template <class Core>
 void append_int8(KernelList& list, Isa isa, const char* level = nullptr) {
-  for (const char* name : {"q8_0", "i8_g64", "i8_g128", "i8_channel"}) {
+  for (const char* name : kInt8PanelFormats) {
     MatmulDriver<Core>::append(list, Format::find(name), isa, level);
   }
 }

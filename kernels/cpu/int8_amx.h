@@ -33,14 +33,15 @@ struct AmxInt8Core {
 
   static int64_t x_bytes(int64_t K) { return Vnni::x_bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return Vnni::w_bytes(v); }
-  static constexpr int64_t kMostRows = 512;  // of a call to panel()
-  // Blocks of K that two blocks of tokens pass in one go, 24 KB: they stay in the first-level cache while the
-  // panels pass.
-  static constexpr int64_t kChunkBlocks = 3;
+  // Rows of a call with many tokens: the panels and the packed tokens share 2 MB of second-level cache.
+  static constexpr int64_t kManyTokens = 128, kPieceBytes = 768 << 10, kMinChunks = 16;
 
-  static int64_t scratch_bytes(const MatmulView&) { return kMostRows / kRows * sizeof(Sums); }
+  static int64_t scratch_bytes(const MatmulView&) { return 0; }
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
-    return std::min(kMostRows, default_chunk_rows(v, total_rows, w_bytes(v), v.P / v.runs <= 1 ? 64 : kRows));
+    if (v.P / v.runs < kManyTokens) {
+      return default_chunk_rows(v, total_rows, w_bytes(v), v.P / v.runs <= 1 ? 64 : kRows);
+    }
+    return std::max(kRows, std::min(kPieceBytes / w_bytes(v), total_rows / kMinChunks) / kRows * kRows);
   }
   static void pack(void* run, const PackTask& p) { Vnni::pack(run, p); }
 
@@ -48,20 +49,16 @@ struct AmxInt8Core {
     if (p.tokens < kTileFrom) return Vnni::panel(p);
     const int64_t steps = panel_k(p.K) / kPanelStep, pairs = (p.row_end - p.row_begin + kRows - 1) / kRows;
     Ahead ahead = next_bytes(p, (p.tokens + 2 * kTile - 1) / (2 * kTile) * pairs * steps);
-    Sums* sums = static_cast<Sums*>(p.scratch);
     int64_t first = 0, second = 0;  // as configured
     for (int64_t t = 0; t < p.tokens; t += 2 * kTile) {
       const int64_t n0 = std::min(kTile, p.tokens - t), n1 = std::min(kTile, p.tokens - t - n0);
       if (n0 != first || n1 != second) configure(first = n0, second = n1);
-      for (int64_t b = 0; b < panel_blocks(p.K); b += kChunkBlocks) {
-        for (int64_t i = 0; i < pairs; ++i) {
-          const int64_t row = p.row_begin + i * kRows;
-          const bool two = row + kTile < p.row_end;
-          if (n1 > 0) {
-            two ? chunk<2, 2>(p, row, t, b, sums[i], ahead) : chunk<2, 1>(p, row, t, b, sums[i], ahead);
-          } else {
-            two ? chunk<1, 2>(p, row, t, b, sums[i], ahead) : chunk<1, 1>(p, row, t, b, sums[i], ahead);
-          }
+      for (int64_t row = p.row_begin; row < p.row_end; row += kRows) {
+        const bool two = row + kTile < p.row_end;
+        if (n1 > 0) {
+          two ? block<2, 2>(p, row, t, ahead) : block<2, 1>(p, row, t, ahead);
+        } else {
+          two ? block<1, 2>(p, row, t, ahead) : block<1, 1>(p, row, t, ahead);
         }
       }
     }
@@ -115,39 +112,22 @@ struct AmxInt8Core {
     }
   }
 
-  // Fetches the lines that a chunk will write at its end, or add to: they come from far away, and one at a
-  // time they would hold up the stores.
+  // NT blocks of tokens from t times NP panels from `row`.
   template <int NT, int NP>
-  static void want_output(const PanelTask& p, int64_t row, int64_t t) {
-    const int64_t tokens = std::min<int64_t>(NT * kTile, p.tokens - t);
-    for (int64_t j = 0; j < tokens; ++j) {
-      const int64_t at = (t + j) * p.ldo + row;
-      for (int64_t i = 0; i < NP; ++i) {
-        _mm_prefetch(p.out + at + i * kTile, _MM_HINT_T0);
-        if (p.residual != nullptr && p.residual != p.out) {
-          _mm_prefetch(p.residual + at + i * kTile, _MM_HINT_T0);
-        }
-      }
-    }
-  }
-
-  // NT blocks of tokens from t times NP panels from `row`, over kChunkBlocks blocks of K from `first`.
-  template <int NT, int NP>
-  static void chunk(const PanelTask& p, int64_t row, int64_t t, int64_t first, Sums& sums, Ahead& ahead) {
+  static void block(const PanelTask& p, int64_t row, int64_t t, Ahead& ahead) {
     const Int8Tokens x0(p.x, p.K, p.tokens, t), x1(p.x, p.K, p.tokens, t + (NT - 1) * kTile);
     const char* w0 = static_cast<const char*>(p.w) + row / kPanelRows * panel_bytes(p.K);
     const char* w1 = w0 + (NP - 1) * panel_bytes(p.K);
     Dots dots[2];
+    Sums sums{};
     const auto flush_tile = [&](int64_t b, int i) {
       const int tb = i / 2, panel = i % 2;
       if (tb >= NT || panel >= NP) return;
       flush(tb == 0 ? x0 : x1, b, (panel == 0 ? w0 : w1) + panel_block_at(b), dots[b % 2].at[tb][panel],
             sums.at[tb][panel]);
     };
-    const int64_t blocks = panel_blocks(p.K), end = std::min(blocks, first + kChunkBlocks);
-    if (first == 0) std::memset(&sums, 0, sizeof sums);
-    if (end == blocks) want_output<NT, NP>(p, row, t);
-    for (int64_t b = first; b < end; ++b) {
+    const int64_t blocks = panel_blocks(p.K);
+    for (int64_t b = 0; b < blocks; ++b) {
       _tile_zero(0);
       if constexpr (NP == 2) _tile_zero(1);
       if constexpr (NT == 2) _tile_zero(2);
@@ -175,9 +155,9 @@ struct AmxInt8Core {
           }
         }
         ahead.fetch();
-        if (b > first) flush_tile(b - 1, static_cast<int>(s));
+        if (b > 0) flush_tile(b - 1, static_cast<int>(s));
       }
-      if (b > first) {  // a short last block
+      if (b > 0) {  // a short last block
         for (int64_t s = steps; s < kPanelBlock / kPanelStep; ++s) flush_tile(b - 1, static_cast<int>(s));
       }
       Dots& d = dots[b % 2];
@@ -186,8 +166,7 @@ struct AmxInt8Core {
       if constexpr (NT == 2) _tile_stored(2, d.at[1][0], 64);
       if constexpr (NT == 2 && NP == 2) _tile_stored(3, d.at[1][1], 64);
     }
-    for (int i = 0; i < 4; ++i) flush_tile(end - 1, i);
-    if (end < blocks) return;
+    for (int i = 0; i < 4; ++i) flush_tile(blocks - 1, i);
     for (int tb = 0; tb < NT; ++tb) {
       for (int panel = 0; panel < NP; ++panel) {
         for (int64_t j = 0; j < (tb == 0 ? x0 : x1).size(); ++j) {
