@@ -130,7 +130,7 @@ TEST_CASE("gRPC under TLS, and against who is not trusted") {
   oar::ServerOptions o = with_key();
   o.tls = {folder + "crt", folder + "key", ""};
   TestServer t({}, o);
-  const std::string url = "https://localhost:" + std::to_string(t.grpc());
+  const std::string url = "https://127.0.0.1:" + std::to_string(t.grpc());
   for (const Record& r : run(*parse_server(url, {folder + "ca"}), spec_of(Endpoint::kGrpcStream), 4).records)
     CHECK(r.error == "");
   for (const Record& r :

@@ -46,7 +46,7 @@ struct Setup {
 std::shared_ptr<grpc::Channel> tls_channel(int port, const Setup& s, const Identity& id = {}) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel("localhost:" + std::to_string(port),
+  return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port),
                                    grpc::SslCredentials({s.ca.certificate(), id.key, id.certificate}),
                                    arguments);
 }
