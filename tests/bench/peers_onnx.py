@@ -3,8 +3,8 @@
     python tests/bench/peers_onnx.py BENCH_BINARY THREADS ROUNDS MODEL NAME=2x3x224x224 [NAME=...] [-- MODEL ...]
 
 BENCH_BINARY is predictor_bench. Packages that are not installed are left out. Prints one line per model: median
-milliseconds of each, Oar's speed relative to each (above 1: Oar is faster), and the largest difference of the
-outputs of one run relative to the largest value.
+and best milliseconds of each, Oar's speed relative to each by medians (above 1: Oar is faster), and the time from
+file to first result. Speed only: outputs are not compared here, and Oar's inputs are random values of its own.
 """
 import os
 import statistics
