@@ -1,0 +1,151 @@
+// Engines over real kernels, for every tier of the KV cache: what a request gets does not depend on the
+// prefix cache, on preemption, on choices that share a prompt, or on who else is in the batch. Tokens and
+// their log-probabilities, to the bit: a log-probability sees every key and value the token's query saw.
+#include <algorithm>
+
+#include "engine/runtime/engine.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/runtime/collect_sink.h"
+#include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+constexpr const char* kTierNames[] = {"bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "int8/int4"};
+
+struct Served {
+  std::unique_ptr<Engine> engine;
+  int64_t vocab = 0;
+
+  Served(const std::string& path, const std::string& tier, int32_t blocks, bool prefix_cache,
+         int64_t batch_tokens) {
+    LanguageModelOptions o;
+    o.threads = 2;
+    o.kv = tier;
+    o.max_batch_tokens = batch_tokens;
+    o.max_sequences = 8;
+    o.max_context = 192;
+    o.page_tokens = 16;
+    RunnerFixture model(path, o, blocks);
+    vocab = model.vocab();
+    EngineOptions e;
+    e.prefix_cache = prefix_cache;
+    e.seed = 5;
+    auto made = Engine::create(std::move(model.runner), e);
+    REQUIRE_OK(made);
+    engine = std::move(made).value();
+  }
+
+  std::shared_ptr<CollectSink> submit(const std::vector<int32_t>& prompt, int64_t max_tokens, int32_t n = 1,
+                                      uint64_t seed = 11) {
+    Request r;
+    r.prompt = prompt;
+    r.n = n;
+    r.stop.max_tokens = max_tokens;
+    r.sampling.seed = seed;
+    r.sampling.logprobs = 0;
+    auto sink = std::make_shared<CollectSink>(n);
+    r.sink = sink;
+    REQUIRE_OK(engine->submit(std::move(r)));
+    return sink;
+  }
+};
+
+struct Text {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  int64_t cached = 0, preemptions = 0;
+  bool operator==(const Text& o) const { return tokens == o.tokens && logprobs == o.logprobs; }
+};
+
+Text text_of(CollectSink& sink, size_t choice = 0) {
+  REQUIRE(sink.wait(std::chrono::seconds(60)));
+  const auto& c = sink.choices[choice];
+  REQUIRE(c.finish == FinishReason::kLength);
+  Text t;
+  for (const TokenEvent& e : c.events) {
+    if (!e.has_token) continue;
+    t.tokens.push_back(e.token);
+    t.logprobs.push_back(e.logprob);
+  }
+  t.cached = c.last.stats.cached_tokens;
+  t.preemptions = c.last.stats.preemptions;
+  return t;
+}
+
+std::vector<int32_t> prompt_of(uint64_t seed, size_t size, int64_t vocab) {
+  std::vector<int32_t> p;
+  for (size_t i = 0; i < size; ++i) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    p.push_back(static_cast<int32_t>((seed >> 33) % static_cast<uint64_t>(vocab)));
+  }
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("KV tiers: prefix hit equals miss, a batch equals each alone, choices equal requests") {
+  for (const std::string name :
+       {"llama3", "mistral", "qwen2"}) {  // mistral with a window, qwen2 with biased keys
+    const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
+    for (const std::string tier : kTierNames) {
+      if (tier.find('/') != std::string::npos && name != "llama3") continue;  // names llama3's two layers
+      INFO(name << " " << tier);
+      Served s(path, tier, 96, true, 48), plain(path, tier, 96, false, 512);
+      const auto prompt = prompt_of(3, 75, s.vocab);
+      auto longer = prompt;
+      for (int32_t t : prompt_of(4, 20, s.vocab)) longer.push_back(t);
+
+      // Alone, nothing cached, the prompt in one chunk.
+      const Text want = text_of(*plain.submit(prompt, 30)), want_longer = text_of(*plain.submit(longer, 30));
+      CHECK(want.cached == 0);
+      const Text miss = text_of(*s.submit(prompt, 30)), hit = text_of(*s.submit(prompt, 30)),
+                 continued = text_of(*s.submit(longer, 30));
+      CHECK(hit.cached >= 64);
+      CHECK(continued.cached >= 64);
+      CHECK((miss == want));
+      CHECK((hit == want));
+      CHECK((continued == want_longer));
+
+      // Eight at once: hits, misses, different lengths.
+      std::vector<std::shared_ptr<CollectSink>> sinks;
+      std::vector<Text> alone;
+      for (size_t i = 0; i < 8; ++i) {
+        const auto own = i % 3 == 0 ? prompt : prompt_of(20 + i, 9 + 13 * i, s.vocab);
+        alone.push_back(text_of(*plain.submit(own, 25, 1, 100 + i)));
+        sinks.push_back(s.submit(own, 25, 1, 100 + i));
+      }
+      for (size_t i = 0; i < sinks.size(); ++i) CHECK((text_of(*sinks[i]) == alone[i]));
+
+      // Choices share the prompt's pages, the last of them open, and write their own from there.
+      const auto many = s.submit(prompt_of(50, 41, s.vocab), 40, 3, 500);
+      for (size_t i = 0; i < 3; ++i) {
+        CHECK((text_of(*many, i) == text_of(*plain.submit(prompt_of(50, 41, s.vocab), 40, 1, 500 + i))));
+      }
+    }
+  }
+}
+
+TEST_CASE("KV tiers: preempted and resumed equals uninterrupted") {
+  const std::string path = write_tiny_model(load_tiny_golden("llama3"), TinyDtype::bf16);
+  for (const std::string tier : kTierNames) {
+    for (const bool prefix_cache : {false, true}) {
+      INFO(tier << (prefix_cache ? " with" : " without") << " prefix cache");
+      // Four sequences of up to 130 tokens want 9 pages each; there are 16.
+      Served roomy(path, tier, 96, false, 512), tight(path, tier, 16, prefix_cache, 512);
+      std::vector<std::shared_ptr<CollectSink>> sinks;
+      for (uint64_t i = 0; i < 4; ++i)
+        sinks.push_back(tight.submit(prompt_of(i, 30 + i, tight.vocab), 95, 1, i));
+      int64_t preemptions = 0;
+      for (uint64_t i = 0; i < 4; ++i) {
+        const Text got = text_of(*sinks[i]);
+        preemptions += got.preemptions;
+        CHECK((got == text_of(*roomy.submit(prompt_of(i, 30 + i, roomy.vocab), 95, 1, i))));
+      }
+      CHECK(preemptions > 0);
+    }
+  }
+}
