@@ -95,7 +95,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const uint64_t parameters = count_parameters(checkpoint);
   auto backend = make_backend(options);
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
-                                          backend->host_pool(), options.log, progress));
+                                          backend->host_pool(), options.log, progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
 
   auto model = std::unique_ptr<LanguageModel>(new LanguageModel());

@@ -48,11 +48,12 @@ struct QuantizedWeight {
 Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const calibrate::FitOptions& fit,
                                         std::span<const float> importance, ThreadPool& pool);
 
-// The checkpoint with its linear layers in `options.weights`, quantized now or mapped from the cache in
+// The checkpoint with its linear layers in `weights`, quantized now, after the rotations that `rotate` puts
+// into weights (rotated_checkpoint.h), or mapped from the cache in
 // `cache_dir` (empty: $XDG_CACHE_HOME/oar, else ~/.cache/oar). Where the cache cannot be written, says so and
 // keeps the weights in memory.
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
                                     const std::string& cache_dir, ThreadPool& pool, const Logger& log,
-                                    const Progress& progress);
+                                    const Progress& progress, const std::string& rotate = "none");
 
 }  // namespace oar

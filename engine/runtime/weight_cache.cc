@@ -15,6 +15,7 @@
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/rotated_checkpoint.h"
 
 namespace oar {
 namespace {
@@ -141,10 +142,17 @@ Status write_cache(const std::string& folder, const std::string& path, const std
 
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
                                     const std::string& cache_dir, ThreadPool& pool, const Logger& log,
-                                    const Progress& progress) {
+                                    const Progress& progress, const std::string& rotate) {
   OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
   if (scheme.by_kernel) return checkpoint;
-  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
+  if (rotate != "auto") {  // which asks for online transforms at most
+    OAR_ASSIGN(const RotationOptions wanted, parse_rotation(rotate));
+    if (rotates_weights(checkpoint, wanted)) {
+      OAR_ASSIGN(checkpoint, rotated_checkpoint(checkpoint, config, wanted, pool));
+      OAR_ASSIGN(config, read_model_config(checkpoint.config));
+    }
+  }
   OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint, config));
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;

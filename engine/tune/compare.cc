@@ -97,7 +97,7 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
     model.rotate = c.rotate;
     const auto backend = make_backend(model);
     auto quantized = quantize_at_load(*c.checkpoint, c.weights, model.cache_dir, backend->host_pool(),
-                                      model.log, progress);
+                                      model.log, progress, c.rotate);
     auto candidate = quantized.ok() ? open_case(c, *quantized, model, backend, options.rows, cuts, progress)
                                     : Result<std::unique_ptr<EvalModel>>(quantized.status());
     if (!candidate.ok()) {

@@ -37,8 +37,9 @@ double bits_of(uint64_t bytes, uint64_t weights) {
 Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOptions& options,
                                  const Progress& progress) {
   const auto backend = make_backend(options);
-  OAR_ASSIGN(const Checkpoint checkpoint, quantize_at_load(source, options.weights, options.cache_dir,
-                                                           backend->host_pool(), options.log, progress));
+  OAR_ASSIGN(const Checkpoint checkpoint,
+             quantize_at_load(source, options.weights, options.cache_dir, backend->host_pool(), options.log,
+                              progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   QuantReport out;

@@ -9,11 +9,11 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/passes/rotate.h"
-#include "engine/graph/weights.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/rotated_checkpoint.h"
 #include "engine/tune/calibrated_quantizer.h"
 #include "engine/tune/eval.h"
 #include "engine/tune/stage_runner.h"
@@ -390,26 +390,6 @@ Status Work::finish(const std::string& out) {
   return sync_folder(fs::absolute(out).parent_path().string());
 }
 
-// The same model in a rotated basis, and in its config the record of it, which loading and calibration read.
-// The rotated matrices are f32 in memory.
-Result<Checkpoint> rotated_checkpoint(const Checkpoint& checkpoint, const ModelConfig& config,
-                                      const std::string& rotations, ThreadPool& pool) {
-  OAR_ASSIGN(const RotationOptions wanted, parse_rotation(rotations));
-  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
-  OAR_ASSIGN(const RotationOptions applied, rotate(model.graph, wanted));
-  const Architecture* architecture = find_architecture(config.model_type);
-  Checkpoint out = checkpoint;
-  for (const NamedWeight& weight : named_weights(model.graph)) {
-    const bool head = weight.name == architecture->head && !checkpoint.tensors.contains(weight.name);
-    if (!head && !checkpoint.tensors.contains(weight.name)) continue;  // tables no checkpoint has
-    OAR_ASSIGN(Tensor tensor, evaluate_weight(model.graph, weight.value, pool));
-    if (head) out.config["tie_word_embeddings"] = false;
-    out.tensors.insert_or_assign(weight.name, std::move(tensor));
-  }
-  out.config["quantization_config"] = {{"rotation", rotation_record(applied)}};
-  return out;
-}
-
 }  // namespace
 
 std::vector<std::string> quantize_methods() { return {"rtn", "hqq", "gptq", "awq", "smoothquant"}; }
@@ -445,7 +425,8 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
   const std::shared_ptr<Backend> backend = make_backend(machine);
   Checkpoint source = checkpoint;
   if (options.rotate != "none") {
-    OAR_ASSIGN(source, rotated_checkpoint(checkpoint, config, options.rotate, backend->host_pool()));
+    OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
+    OAR_ASSIGN(source, rotated_checkpoint(checkpoint, config, wanted, backend->host_pool()));
     OAR_ASSIGN(config, read_model_config(source.config));
   }
   Work work(source, config, options, backend, on_layer, progress);

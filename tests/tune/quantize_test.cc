@@ -250,6 +250,24 @@ TEST_CASE("weights quantized at load are kept and mapped") {
         std::string::npos);
 }
 
+TEST_CASE("rotated and quantized at load: weights are rounded once") {
+  const Folder folder;
+  const Checkpoint demo = load(kDemo);
+  const auto tokenizer = make_tokenizer(demo.tokenizer, 2048).value();
+  CompareOptions compare;
+  compare.contexts = {128};
+  compare.model.cache_dir = folder / "cache";
+  const auto table = compare_models(
+      demo, *tokenizer, heldout().substr(0, 4000),
+      {{"plain", &demo, "int4", "f32", "none"}, {"rotated", &demo, "int4", "f32", "all"}}, compare);
+  REQUIRE_OK(table);
+  CHECK(table->rows[1].rotate == "r1,r2,r3,r4");
+  // Rounded twice, the rotated weights would lose about twice as much.
+  CHECK(table->rows[1].mean_kld < 1.4 * table->rows[0].mean_kld);
+  const auto files = fs::directory_iterator(folder / "cache/weights");
+  CHECK(std::distance(begin(files), end(files)) == 2);  // each basis has its own
+}
+
 TEST_CASE("every scheme loads every architecture, cut or not") {
   ThreadPool pool({.threads = 2});
   const Folder folder;
