@@ -2,6 +2,7 @@
 // and the promises of kernels/kv_quant.h: decode equals prefill bit for bit whatever the chunking, the batch,
 // the pages and the workers; nothing outside what a query sees reaches its result; no access past an operand.
 #include "tests/kernels/attention_quant_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -63,10 +64,12 @@ TEST_CASE("quantized attention: every level against the reference, every head si
 }
 
 TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
+  Sample sample;
   for (const Tier& tier : kTiers) {
     for (const Heads heads :
          {Heads{1, 1, 24}, Heads{3, 1, 40}, Heads{7, 1, 16}, Heads{5, 5, 64}, Heads{16, 2, 32}}) {
       for (int page : {16, 48, 64, 512}) {
+        if (!sample.take()) continue;
         check_against_reference(tier, heads, page, {700, 30}, 2, Queries::kExact, {});
         check_against_reference(tier, heads, page, {600}, 70, Queries::kExact, {.window = 53});
         check_against_reference(tier, heads, page, {530}, 9, Queries::kExact,
@@ -77,6 +80,7 @@ TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
 }
 
 TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch, to the bit") {
+  Sample sample;
   for (const Tier& tier : kTiers) {
     for (const Heads heads : {Heads{4, 1, 64}, Heads{3, 1, 40}, Heads{2, 2, 80}}) {
       for (int page : {16, 64, 96}) {
@@ -86,6 +90,7 @@ TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch
           const Options o{.window = window};
           const auto row = static_cast<size_t>(heads.H * heads.D);
           for (Isa isa : levels()) {
+            if (!sample.take()) continue;
             INFO(describe(tier, p, isa) << " window " << window);
             // Both sequences whole, in one call.
             const std::vector<float> all = p.run(isa, {{0, 421, 421}, {1, 77, 77}}, o);

@@ -2,6 +2,7 @@
 // kernels/attention.h: decode equals prefill bit for bit whatever the chunking, the batch, the pages and the
 // workers; nothing outside a query's window is read into its result; no access past an operand.
 #include "tests/kernels/attention_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -157,9 +158,11 @@ TEST_CASE("attention: decode equals prefill equals chunks, to the bit") {
                         {{3, 3, 8}, 16, 37}, {{8, 2, 80}, 32, 65}, {{5, 1, 128}, 64, 256},
                         {{2, 2, 24}, 32, 1}};
   constexpr int64_t kLength = 300;
+  Sample sample;
   for (const Case& c : cases) {
     for (DType type : kTypes) {
       for (Isa isa : levels()) {
+        if (!sample.take()) continue;
         AttentionProblem whole(c.heads, type, c.page, {kLength});
         INFO(describe(whole, isa) << " window=" << c.window);
         const Options o{.window = c.window};

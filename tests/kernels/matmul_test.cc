@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tests/kernels/matmul_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -176,12 +177,14 @@ bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 TEST_CASE("matmul: sizes around every tile edge") {
   ThreadPool pool({.threads = 3});
+  Sample sample;
   for_each_kernel([&](Format format, Isa isa) {
     for (int64_t K : {1, 7, 31, 32, 33, 64, 96, 172, 256, 2048, 2080}) {
       if (!storable(format, K)) continue;
       for (int64_t T : {1, 2, 5, 7, 16, 17, 33}) {
         for (int64_t n : {1, 3, 15, 16, 17, 33, 65}) {
           if (K * T * n > 400'000 && n != 33) continue;  // the large corner once
+          if (!sample.take()) continue;
           Problem p(format, isa, {T, K, {n}}, Values::kNormal, false, false);
           run_on_pool(pool, *p.kernel, &p.args);
           p.check();
@@ -244,6 +247,7 @@ TEST_CASE("matmul: segments, bias and residual, also in place") {
 }
 
 TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the chunks or the workers") {
+  Sample sample;
   for_each_kernel([&](Format format, Isa isa) {
     for (int64_t K : {256, 1280}) {
       const int64_t most = 70;
@@ -265,6 +269,7 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
       // Any run of rows alone.
       for (int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 17, 31, 32, 33, 48, 64, 69}) {
         for (int64_t first : {int64_t{0}, int64_t{1}, most - count}) {
+          if (!sample.take()) continue;
           MatmulArgs a = all.args;
           a.x = all.args.x + first * all.ldx;
           a.T = count;
@@ -303,10 +308,12 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
 
 TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
   ThreadPool pool({.threads = 3});
+  Sample sample;
   for_each_kernel([&](Format format, Isa isa) {
     for (int64_t K : {172, 512, 544, 2080, 4160}) {
       for (int64_t most : {129, 545}) {
         if (!storable(format, K) || (most == 545 && K > 2080)) continue;
+        if (!sample.take()) continue;
         const int64_t n = 150;
         Problem all(format, isa, {most, K, {n}}, Values::kNormal, true, true);
         run_on_pool(pool, *all.kernel, &all.args);
