@@ -11,6 +11,7 @@
 // whichever engine adds, a row gets the same bits.
 #pragma once
 
+#include "kernels/cpu/attention_float.h"
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/int_dot.h"
 #include "kernels/kv_quant.h"

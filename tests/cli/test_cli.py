@@ -418,7 +418,7 @@ class Serve(Base):
             self.assertNotIn(0, (server.http, server.grpc))
             answer = json.load(server.complete(16))
             self.assertEqual(answer["choices"][0]["text"],
-                             self.ok("generate", "demo", "--prompt", "ROMEO:", "-n", "16").stdout)
+                             self.ok("generate", "demo", "--prompt", "ROMEO:", "-n", "16", "--kv", "int8").stdout)
             socket.create_connection(("127.0.0.1", server.grpc), timeout=10).close()
             server.process.send_signal(signal.SIGTERM)
             self.assertEqual(server.process.wait(TIMEOUT), 0)
