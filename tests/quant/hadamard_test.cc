@@ -56,7 +56,7 @@ TEST_CASE("every dense core satisfies H H^T = n I in integers and has no entry b
   CHECK(cores > 60);
 }
 
-TEST_CASE("large dense cores satisfy H H^T = n I", "[slow]") {
+TEST_CASE("large dense cores satisfy H H^T = n I", "[slow][.]") {
   for (int64_t K = 264; K <= kLargestHadamardCore; K += 4) {
     const auto order = hadamard_order(K);
     if (!order || order->cores != std::vector<int64_t>{K}) continue;

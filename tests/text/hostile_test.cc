@@ -136,7 +136,7 @@ TEST_CASE("time grows with the text, not with its square") {
     }
 }
 
-TEST_CASE("ten megabytes without a space, and a million equal characters", "[slow]") {
+TEST_CASE("ten megabytes without a space, and a million equal characters", "[slow][.]") {
   const auto t = tokenizer_from_json(byte_level_json(kPatterns[1]));
   REQUIRE_OK(t);
   CHECK(seconds_to_encode(**t, std::string(1000000, 'a')) < 5.0);

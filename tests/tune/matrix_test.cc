@@ -40,7 +40,7 @@ double snr_db(const std::vector<float>& truth, const std::vector<float>& other) 
 
 }  // namespace
 
-TEST_CASE("every format, architecture and KV tier together", "[slow]") {
+TEST_CASE("every format, architecture and KV tier together", "[slow][.]") {
   // Least SNR, dB. 8-bit activations round a slightly different input differently, and a mixture's router may
   // choose another expert, so even a bf16 cache is only 19.6 dB from an f32 one in the worst combination;
   // what reads the wrong bytes has none. NaN fails.

@@ -54,7 +54,7 @@ std::string bytes_of(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("a quantized folder reads back, and error feedback beats rounding", "[slow]") {
+TEST_CASE("a quantized folder reads back, and error feedback beats rounding", "[slow][.]") {
   const Folder folder;
   const Checkpoint demo = load(kDemo);
   const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
