@@ -31,6 +31,9 @@ enum class Epilogue : int32_t {
   kGeluTanh,  // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 };
 
+// The activation of x in double: what the reference kernels compute and the host evaluator uses.
+double epilogue_value(Epilogue kind, double x, double alpha, double beta);
+
 // The window of convolution and pooling alike.
 struct WindowShape {
   int64_t N = 0, H = 0, W = 0, OH = 0, OW = 0;

@@ -7,18 +7,17 @@
 #include "kernels/kernel_list.h"
 
 namespace oar {
-namespace {
 
-double epilogue(Epilogue kind, double x, double a, double b) {
+double epilogue_value(Epilogue kind, double x, double alpha, double beta) {
   const auto hold = [](double v, double lo, double hi) { return v < lo ? lo : v > hi ? hi : v; };
   switch (kind) {
     case Epilogue::kNone: return x;
-    case Epilogue::kClamp: return hold(x, a, b);
+    case Epilogue::kClamp: return hold(x, alpha, beta);
     case Epilogue::kSigmoid: return 1 / (1 + std::exp(-x));
     case Epilogue::kSilu: return x / (1 + std::exp(-x));
-    case Epilogue::kHardSigmoid: return hold(a * x + b, 0, 1);
-    case Epilogue::kHardSwish: return x * hold(a * x + b, 0, 1);
-    case Epilogue::kLeakyRelu: return x < 0 ? a * x : x;
+    case Epilogue::kHardSigmoid: return hold(alpha * x + beta, 0, 1);
+    case Epilogue::kHardSwish: return x * hold(alpha * x + beta, 0, 1);
+    case Epilogue::kLeakyRelu: return x < 0 ? alpha * x : x;
     case Epilogue::kTanh: return std::tanh(x);
     case Epilogue::kGelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
     case Epilogue::kGeluTanh: {
@@ -28,6 +27,8 @@ double epilogue(Epilogue kind, double x, double a, double b) {
   }
   return x;
 }
+
+namespace {
 
 // f(tap, y, x) for the taps of output (oh, ow) that lie inside the operand.
 template <class F>
@@ -72,7 +73,7 @@ void conv_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
         if (a.bias) sum += static_cast<double>(a.bias[m]);
         if (a.residual) sum += static_cast<double>(a.residual[at]);
         a.out[at] = static_cast<float>(
-            epilogue(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+            epilogue_value(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
       }
     }
   }
@@ -98,7 +99,7 @@ void depthwise_run(const void* args, int, int64_t begin, int64_t end, const Kern
         if (a.bias) sum += static_cast<double>(a.bias[c]);
         if (a.residual) sum += static_cast<double>(a.residual[at]);
         a.out[at] = static_cast<float>(
-            epilogue(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+            epilogue_value(a.epilogue, sum, static_cast<double>(a.alpha), static_cast<double>(a.beta)));
       }
     }
   }
@@ -164,8 +165,8 @@ void activate_plan(const void* args, int, KernelPlan* out) {
 void activate_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const ActivateArgs*>(args);
   for (int64_t i = begin; i < end; ++i) {
-    a.out[i] = static_cast<float>(epilogue(a.epilogue, static_cast<double>(a.x[i]),
-                                           static_cast<double>(a.alpha), static_cast<double>(a.beta)));
+    a.out[i] = static_cast<float>(epilogue_value(a.epilogue, static_cast<double>(a.x[i]),
+                                                 static_cast<double>(a.alpha), static_cast<double>(a.beta)));
   }
 }
 

@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "tests/capi/fixture.h"
@@ -29,8 +32,40 @@ using namespace oar_test;
 
 bool complains() { return oar_last_error()[0] != '\0'; }
 
+#if defined(__SANITIZE_ADDRESS__)
+// The sanitizer's allocator, unlike glibc's, is not locked around fork() before version 17 of its runtime: a
+// thread that allocates at that moment leaves the child a lock that nobody opens. So wait until all other
+// threads sleep, seen twice with no switch of context between.
+void wait_until_others_sleep() {
+  const auto look = [](bool& asleep) {
+    asleep = true;
+    long switches = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      if (task.path().filename() == std::to_string(gettid())) continue;
+      std::ifstream status(task.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("State:")) asleep &= line.starts_with("State:\tS");
+        if (const size_t at = line.find("ctxt_switches:"); at != std::string::npos)
+          switches += std::stol(line.substr(at + 14));
+      }
+    }
+    return switches;
+  };
+  for (int i = 0; i < 3000; ++i) {
+    bool asleep = false, still = false;
+    const long before = look(asleep);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (look(still) == before && asleep && still) return;
+  }
+  FAIL("a thread of the library never rests");
+}
+#else
+void wait_until_others_sleep() {}
+#endif
+
 // Runs `body` in a child; its return value is the child's exit code.
 int in_child(const std::function<int()>& body) {
+  wait_until_others_sleep();
   const pid_t pid = fork();
   if (pid == 0) {
     alarm(60);

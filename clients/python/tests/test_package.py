@@ -14,12 +14,14 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(HERE, "../../../tests/support"))
 SOURCE = os.environ.get("OAR_SOURCE_DIR", os.path.join(HERE, "../../.."))
 DEMO = os.path.join(SOURCE, "configs/demo")
 OAR = os.environ["OAR_BIN"]
 
 import oar  # noqa: E402
 from oar.aio import AsyncClient  # noqa: E402
+from tiny_onnx import write_onnx  # noqa: E402
 
 
 def missing(*modules):
@@ -245,24 +247,6 @@ class Embedded(unittest.TestCase):
         np.testing.assert_array_equal(clone.run([x, x])[0], 2 * x)
         for i, r in results:
             np.testing.assert_array_equal(r, x * (i + 1))
-
-
-def write_onnx(path):
-    """z = x + y over f32[n, 2], as protobuf bytes."""
-    def field(number, data):
-        return bytes([number << 3 | 2, len(data)]) + data
-
-    def varint(number, v):
-        return bytes([number << 3, v])
-
-    def value(name):
-        shape = field(1, field(2, b"n")) + field(1, varint(1, 2))
-        return field(1, name) + field(2, field(1, varint(1, 1) + field(2, shape)))
-
-    node = field(1, b"x") + field(1, b"y") + field(2, b"z") + field(4, b"Add")
-    graph = field(1, node) + field(2, b"g") + field(11, value(b"x")) + field(11, value(b"y")) + field(12, value(b"z"))
-    with open(path, "wb") as f:
-        f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
 
 
 if __name__ == "__main__":

@@ -36,22 +36,7 @@ Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args
 }
 
 double Activation::apply(double x) const {
-  const double a = static_cast<double>(alpha), b = static_cast<double>(beta);
-  const auto hold = [](double v, double lo, double hi) { return v < lo ? lo : v > hi ? hi : v; };
-  switch (kind) {
-    case Epilogue::kNone: return x;
-    case Epilogue::kClamp: return hold(x, a, b);
-    case Epilogue::kSigmoid: return 1 / (1 + std::exp(-x));
-    case Epilogue::kSilu: return x / (1 + std::exp(-x));
-    case Epilogue::kHardSigmoid: return hold(a * x + b, 0, 1);
-    case Epilogue::kHardSwish: return x * hold(a * x + b, 0, 1);
-    case Epilogue::kLeakyRelu: return x < 0 ? a * x : x;
-    case Epilogue::kTanh: return std::tanh(x);
-    case Epilogue::kGelu: return x / 2 * (1 + std::erf(x * 0.70710678118654752440));
-    case Epilogue::kGeluTanh:
-      return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
-  }
-  return x;
+  return epilogue_value(kind, x, static_cast<double>(alpha), static_cast<double>(beta));
 }
 
 Result<Activation> activation_of(const Attrs& attrs) {
