@@ -10,6 +10,7 @@
 #include "clients/cli/batch_server.h"
 #include "clients/cli/command.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/signals.h"
 #include "clients/cli/tls_options.h"
 #include "clients/loadtest/http_request.h"
@@ -170,13 +171,13 @@ void add_batch(CLI::App& app, Action& action) {
   c->add_option("--api-key", o->api_key, "of that server")->envname("OAR_API_KEY");
   c->add_option("--set-model", o->set_model, "write this model's name into every request");
   c->add_option("-c,--concurrency", o->concurrency, "requests under way at once")
-      ->check(CLI::Range(1, 1024))
+      ->check(in_range(1, 1024))
       ->capture_default_str();
   c->add_option("--retries", o->retries, "of a request that the server was too busy for")
-      ->check(CLI::Range(0, 100))
+      ->check(in_range(0, 100))
       ->capture_default_str();
   c->add_option("--timeout", o->timeout, "seconds of one request")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_flag("--restart", o->restart, "do not keep the answers that OUTPUT already holds");
   add_tls_options(*c, o->tls);

@@ -17,6 +17,7 @@
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/ranges.h"
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/checkpoint.h"
@@ -253,18 +254,18 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::ExistingFile);
   c->add_flag("--keep", o->keep, "keep the random weights (in --cache-dir, else /var/tmp)");
   c->add_option("--prompt-tokens", o->prompt_tokens, "prompt length of the prefill")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_option("--gen-tokens", o->gen_tokens, "tokens to decode")
-      ->check(CLI::Range(2, 1 << 20))
+      ->check(in_range(2, 1 << 20))
       ->capture_default_str();
   c->add_option("--streams", o->streams, "sequences at once")
-      ->check(CLI::Range(1, 4096))
+      ->check(in_range(1, 4096))
       ->capture_default_str();
   c->add_option("--context", o->context, "tokens in the cache when decoding begins; 0: --prompt-tokens")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->capture_default_str();
-  c->add_option("--repeat", o->repeat, "rounds")->check(CLI::Range(1, 1000))->capture_default_str();
+  c->add_option("--repeat", o->repeat, "rounds")->check(in_range(1, 1000))->capture_default_str();
   c->add_flag("--json", o->json, "print one JSON object");
   c->footer(
       "Examples:\n"

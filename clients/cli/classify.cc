@@ -6,6 +6,7 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/image_file.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/text_reader.h"
 #include "engine/base/json.h"
 #include "engine/tensor/mapped_file.h"
@@ -110,15 +111,15 @@ void add_classify(CLI::App& app, Action& action) {
   c->add_option("images", o->images, "JPEG or PNG files")->required()->type_name("IMAGE");
   c->add_option("--model", o->model, "the classifier")->required()->type_name("MODEL");
   c->add_option("--labels", o->labels, "names of the classes, one per line")->type_name("FILE");
-  c->add_option("--top", o->top, "how many classes")->check(CLI::Range(1, 1000))->capture_default_str();
+  c->add_option("--top", o->top, "how many classes")->check(in_range(1, 1000))->capture_default_str();
   c->add_option("--size", o->size, "side of the input where the model leaves it open")
-      ->check(CLI::Range(1, 4096))
+      ->check(in_range(1, 4096))
       ->capture_default_str();
   c->add_option("--mean", o->mean, "per channel, of pixels in 0..1")->expected(3);
-  c->add_option("--std", o->std, "per channel")->expected(3)->check(CLI::PositiveNumber);
+  c->add_option("--std", o->std, "per channel")->expected(3)->check(above_zero());
   c->add_flag("--bgr", o->bgr, "channel 0 is blue");
   c->add_flag("--stretch", o->stretch, "the whole image, not its middle");
-  c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(CLI::Range(0, 1024));
+  c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_flag("--json", o->json, "one JSON object per image");
   c->footer("Example:\n  oar classify dog.jpg --model resnet50.onnx --labels imagenet.txt");
   c->callback([o, &action] { action = [o] { return classify(*o); }; });

@@ -1,6 +1,7 @@
 // oar eval: perplexity on a text (engine/tune/eval.h has the protocol), or, with a reference or more than one
 // format, the table that says what each format costs (engine/tune/compare.h).
 #include "engine/tune/eval.h"
+#include "clients/cli/ranges.h"
 
 #include <cstdio>
 #include <fstream>
@@ -182,7 +183,7 @@ void add_eval(CLI::App& app, Action& action) {
   c->add_option("--context", o->contexts,
                 "tokens per window, BOS included; 0: the model's context; several, by commas, make a table")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->type_name("N,..")
       ->default_str("0");
   c->add_option("--separator", o->eval.separator, "between documents; empty: the text is one")

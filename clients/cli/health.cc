@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/tls_options.h"
 #include "clients/loadtest/http_request.h"
 
@@ -33,7 +34,7 @@ void add_health(CLI::App& app, Action& action) {
   CLI::App* c = app.add_subcommand("health", "Ask a server whether it is ready: exit code 0 when it is");
   c->add_option("--url", o->url, "http[s]://host:port")->capture_default_str();
   c->add_flag("--live", o->live, "whether it answers at all, also while it loads or drains");
-  c->add_option("--timeout", o->timeout, "seconds")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--timeout", o->timeout, "seconds")->check(above_zero())->capture_default_str();
   add_tls_options(*c, o->tls);
   c->callback([o, &action] { action = [o] { return health(*o); }; });
 }

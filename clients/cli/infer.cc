@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "clients/cli/command.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/tensor_files.h"
 #include "engine/base/json.h"
 #include "engine/runtime/predictor.h"
@@ -127,7 +128,7 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--input", o->inputs, "an input: its name and a .npy, .pb or .bin file")
       ->type_name("NAME=FILE");
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
-  c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(CLI::Range(0, 1024));
+  c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
   c->add_flag("--graph", o->graph, "print the graph after all passes");
   c->add_flag("--profile", o->profile, "time per kind of op");

@@ -13,6 +13,7 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/prompt.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/tls_options.h"
 #include "clients/loadtest/compare.h"
 #include "clients/loadtest/report.h"
@@ -376,28 +377,28 @@ void add_workload(CLI::App& c, Options& o) {
   c.add_option("--slow-share", w.slow_share, "part of the requests whose client reads slowly")
       ->capture_default_str();
   c.add_option("--slow-bytes", o.run.slow_bytes_per_second, "bytes per second of a slow reader")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c.add_option("--tensor", w.tensors,
                "tensor endpoints: an input of random numbers, name:FP32:1,3,224,224; may be repeated")
       ->allow_extra_args(false);
   c.add_option("--body", o.body_file, "tensor endpoints: file with the JSON of an Open Inference request");
   c.add_option("--connections", o.run.connections, "gRPC: calls are spread over so many")
-      ->check(CLI::Range(1, 10000))
+      ->check(in_range(1, 10000))
       ->capture_default_str();
   c.add_option("--extra-body", o.extra, "JSON object whose fields are added to every request");
 }
 
 void add_schedule(CLI::App& c, Options& o) {
   c.add_option("-n,--requests", o.count, "how many; default 100, or what --duration takes")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   c.add_option("--duration", o.run.duration, "seconds after which nothing new is sent")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   c.add_option("-c,--concurrency", o.run.concurrency, "closed loop: requests under way at once")
-      ->check(CLI::Range(1, 1'000'000))
+      ->check(in_range(1, 1'000'000))
       ->capture_default_str();
   o.arrivals.rate = 0;
-  c.add_option("-r,--rate", o.arrivals.rate, "open loop: requests per second")->check(CLI::PositiveNumber);
+  c.add_option("-r,--rate", o.arrivals.rate, "open loop: requests per second")->check(above_zero());
   c.add_option("--arrival", o.arrival,
                "closed, constant, poisson (default with --rate), gamma, ramp, burst, trace");
   c.add_option("--burstiness", o.arrivals.burstiness, "gamma: shape; below 1 burstier")
@@ -410,17 +411,15 @@ void add_schedule(CLI::App& c, Options& o) {
   c.add_option("--trace-output", o.output_limit, "cut the trace's answers to this many tokens");
   c.add_option("--max-in-flight", o.run.max_in_flight,
                "open loop: more wait in the client, and their waiting counts")
-      ->check(CLI::NonNegativeNumber);
-  c.add_option("--warmup", o.warmup, "requests before measuring")->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
+  c.add_option("--warmup", o.warmup, "requests before measuring")->check(zero_or_more());
   c.add_option("--seed", o.arrivals.seed, "of prompts and arrival times")->capture_default_str();
-  c.add_option("--threads", o.run.threads, "of this client")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
+  c.add_option("--threads", o.run.threads, "of this client")->check(in_range(1, 256))->capture_default_str();
   c.add_option("--timeout", o.run.timeout, "seconds of one request")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c.add_option("--stall-timeout", o.run.stall_timeout, "seconds without a byte")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
 }
 
@@ -442,7 +441,7 @@ void add_loadtest(CLI::App& app, Action& action) {
   c->add_option("--find-share", o->find_share, "part of the requests that must meet it")
       ->capture_default_str();
   c->add_option("--against", o->other, "a second server: both in turns, ratios with confidence intervals");
-  c->add_option("--rounds", o->rounds, "of --against")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--rounds", o->rounds, "of --against")->check(above_zero())->capture_default_str();
   c->add_flag("--check", o->check, "afterwards ask everything again alone: the answers must be the same");
   c->add_option("--metrics", o->metrics,
                 "path or whole URL of the server's metrics, read once a second; '' for none")

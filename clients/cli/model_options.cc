@@ -2,6 +2,7 @@
 
 #include "clients/cli/logging.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/sizes.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/quantize_weights.h"
@@ -23,7 +24,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   add_model_argument(command, o, set.model_required);
   LanguageModelOptions& e = o.engine;
   command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
-      ->check(CLI::Range(0, 4096))
+      ->check(in_range(0, 4096))
       ->capture_default_str();
   if (set.formats) {
     if (!set.kv.empty()) e.kv = set.kv;
@@ -41,7 +42,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
     command
         .add_option("--tune-seconds", o.tune_seconds,
                     "what --kv auto may take to choose tiers when none were chosen before")
-        ->check(CLI::NonNegativeNumber)
+        ->check(zero_or_more())
         ->capture_default_str();
   }
   if (set.formats)
@@ -55,13 +56,13 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   command
       .add_option("--max-context", e.max_context,
                   "tokens of one sequence; 0: the model's, as far as memory allows")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->capture_default_str();
   command.add_option("--max-batch-tokens", e.max_batch_tokens, "token budget of one step")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command.add_option("--max-sequences", e.max_sequences, "sequences running at once")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   if (set.memory_budget) {
     command

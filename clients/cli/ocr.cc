@@ -5,6 +5,7 @@
 #include "clients/cli/command.h"
 #include "clients/cli/image_file.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/text_reader.h"
 #include "engine/base/json.h"
 
@@ -94,19 +95,19 @@ void add_ocr(CLI::App& app, Action& action) {
                 "the recognizer's characters, one per line; default: dict.txt beside it")
       ->type_name("FILE");
   c->add_option("--side", o->reader.side_limit, "longest side the detector sees")
-      ->check(CLI::Range(32, 8192))
+      ->check(in_range(32, 8192))
       ->capture_default_str();
   c->add_option("--box-threshold", o->reader.boxes.box_threshold, "mean probability of a box")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(in_range(0.0, 1.0))
       ->capture_default_str();
   c->add_option("--unclip", o->reader.boxes.unclip, "how far boxes grow")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(in_range(0.0, 10.0))
       ->capture_default_str();
   c->add_option("--min-confidence", o->reader.min_confidence, "lines below are left out")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(in_range(0.0, 1.0))
       ->capture_default_str();
   c->add_option("--threads", o->reader.threads, "threads; 0: all this process may use")
-      ->check(CLI::Range(0, 1024));
+      ->check(in_range(0, 1024));
   c->add_option("--draw", o->draw, "PNG with the boxes; a folder for several images")->type_name("PATH");
   c->add_flag("--json", o->json, "one JSON object per image");
   c->footer(

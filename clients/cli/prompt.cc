@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "clients/cli/ranges.h"
 #include "engine/base/format.h"
 #include "engine/tensor/mapped_file.h"
 
@@ -19,21 +20,20 @@ void add_sampling_options(CLI::App& command, SamplingOptions& o, int64_t max_tok
                           const char* temperature) {
   o.max_tokens = max_tokens;
   command.add_option("-n,--max-tokens", o.max_tokens, "tokens to generate at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->capture_default_str();
   command
       .add_option("--temperature", o.temperature,
                   std::string("0: always the likeliest token. Default: ") + temperature)
-      ->check(CLI::Range(0.f, 100.f));
+      ->check(in_range(0.f, 100.f));
   command.add_option("--top-p", o.top_p, "sample from the smallest set whose probability reaches this")
-      ->check(CLI::Range(0.f, 1.f));
-  command.add_option("--top-k", o.top_k, "sample from the k likeliest; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(0.f, 1.f));
+  command.add_option("--top-k", o.top_k, "sample from the k likeliest; 0: all")->check(zero_or_more());
   command.add_option("--min-p", o.min_p, "drop tokens below this part of the likeliest one's probability")
-      ->check(CLI::Range(0.f, 1.f));
+      ->check(in_range(0.f, 1.f));
   command
       .add_option("--repetition-penalty", o.repetition_penalty, "above 1: tokens seen before are less likely")
-      ->check(CLI::Range(1e-3f, 100.f));
+      ->check(in_range(0.001, 100.0));
   command.add_option("--seed", o.seed, "the same seed gives the same text");
   command.add_option("--stop", o.stop, "end before this text; may be repeated")->allow_extra_args(false);
 }

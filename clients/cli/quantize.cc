@@ -1,5 +1,6 @@
 // oar quantize: a model in 16 or 32 bits becomes a folder in a smaller storage format.
 #include "engine/tune/quantize.h"
+#include "clients/cli/ranges.h"
 
 #include <cstdio>
 
@@ -82,22 +83,22 @@ void add_quantize(CLI::App& app, Action& action) {
   c->add_option("--calibration", o->calibration, "text to calibrate on, for gptq, awq and smoothquant")
       ->type_name("FILE");
   c->add_option("--calibration-tokens", o->quantize.calibration_tokens, "at most this many tokens of it")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_option("--calibration-context", o->quantize.calibration_context, "tokens per window")
-      ->check(CLI::Range(2, 1 << 20))
+      ->check(in_range(2, 1 << 20))
       ->capture_default_str();
   c->add_option("--damping", o->quantize.damping, "gptq: added to the diagonal, of its mean")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_flag("!--no-act-order", o->quantize.activation_order,
               "gptq: columns from left to right, not by the power of their inputs");
   c->add_option("--smoothquant-alpha", o->quantize.smoothquant_alpha,
                 "how much difficulty goes to the weights")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(in_range(0.0, 1.0))
       ->capture_default_str();
   c->add_option("--threads", o->quantize.threads, "worker threads; 0: all usable processors")
-      ->check(CLI::Range(0, 4096))
+      ->check(in_range(0, 4096))
       ->capture_default_str();
   c->add_flag("-q,--quiet", o->quiet, "no progress, no line per matrix");
   c->footer(

@@ -1,5 +1,6 @@
 // oar serve: one model, or a folder of models, behind HTTP and gRPC until SIGTERM or SIGINT.
 // What happens then is in serve_loop.h.
+#include "clients/cli/ranges.h"
 #include "server/server.h"
 
 #include <cstdio>
@@ -183,31 +184,31 @@ void add_serve(CLI::App& app, Action& action) {
                 "an origin whose browser pages may call; may be repeated")
       ->allow_extra_args(false);
   c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_option(
        "--max-batch", o->batching.max_batch,
        "ordinary models without a config.pbtxt: rows of requests that run together at most; 0: 32 where "
        "the model's first axes are a batch, otherwise each request alone")
-      ->check(CLI::Range(0, 1 << 20))
+      ->check(in_range(0, 1 << 20))
       ->capture_default_str();
   c->add_option("--preferred-batch", o->batching.preferred_batches,
                 "rows at which a batch does not wait for more; may be repeated")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->allow_extra_args(false);
   c->add_option("--max-queue-delay", o->batching.max_queue_delay_us,
                 "microseconds a request may wait for others to share its run")
-      ->check(CLI::Range(0, 60'000'000))
+      ->check(in_range(0, 60'000'000))
       ->capture_default_str();
   c->add_option("--instances", o->batching.instances, "runs of one ordinary model at the same time")
-      ->check(CLI::Range(1, 256))
+      ->check(in_range(1, 256))
       ->capture_default_str();
   c->add_option("--max-message", o->max_message_mib,
                 "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
-      ->check(CLI::Range(0, 2047))
+      ->check(in_range(0, 2047))
       ->capture_default_str();
   c->add_option("--drain-timeout", o->drain_seconds, "seconds that running requests get after SIGTERM")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(in_range(0.0, 86400.0))
       ->capture_default_str();
   c->footer(
       "Examples:\n"

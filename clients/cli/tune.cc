@@ -6,6 +6,7 @@
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/prompt.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
 #include "engine/base/json.h"
@@ -100,16 +101,16 @@ void add_tune(CLI::App& app, Action& action) {
       ->capture_default_str();
   c->add_option("--text", o->text, "text to measure on; built-in text if not given")->type_name("FILE");
   c->add_option("--max-kld", o->tune.max_kld, "mean divergence from an f32 cache, in nats, not to exceed")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_option("--seconds", o->tune.seconds, "time to spend; 0: as long as it takes")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->capture_default_str();
   c->add_option("--tokens", o->tune.tokens, "at most this many tokens of the text")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   c->add_option("--context", o->tune.context, "tokens per window")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 20))
+      ->check(in_range(int64_t{2}, int64_t{1} << 20))
       ->capture_default_str();
   c->add_flag("--beside", o->beside, "keep the decision in the model's folder instead of the cache");
   c->add_flag("--dry-run", o->dry_run, "keep nothing");

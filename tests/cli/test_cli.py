@@ -78,7 +78,8 @@ class Errors(Base):
         self.refused(2, says=["subcommand"])
         self.refused(2, "generate", says=["MODEL", "oar generate --help"])
         self.refused(2, "generate", "demo", "--no-such-option", says=["--no-such-option"])
-        self.refused(2, "generate", "demo", "--max-tokens", "-1", says=["--max-tokens"])
+        self.refused(2, "generate", "demo", "--max-tokens", "-1", says=["--max-tokens: -1 must be 0 or more"])
+        self.refused(2, "generate", "demo", "--temperature", "nan", says=["--temperature: nan must be in 0..100"])
         self.refused(2, "generate", "demo", "--weights", "int3", says=["--weights", "int8"])
         self.refused(2, "generate", "demo", "--memory", "4Q", says=["4Q", "4GiB"])
         self.refused(2, "generate", "demo", "--memory", "101%", says=["101%"])
@@ -89,7 +90,6 @@ class Errors(Base):
         self.refused(1, "generate", "demo", "--memory", "1MB", says=["memory", "raise"])
         self.refused(1, "generate", "demo", "--prompt-file", "/no/such/file", says=["/no/such/file"])
         self.refused(1, "generate", "demo", "--prompt", "a " * 5000, says=["context"])
-        self.refused(1, "generate", "demo", "--temperature", "nan", says=["temperature", "nan"])
         self.refused(1, "inspect", "demo", "--dump-pass", "no_such_pass", says=["no_such_pass"])
         self.refused(1, "eval", "demo", "--text", "/dev/null", says=["regular file"])
 
