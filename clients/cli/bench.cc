@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "clients/cli/bench_probe.h"
 #include "clients/cli/bench_run.h"
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
@@ -35,7 +36,7 @@ struct BenchOptions {
   ModelOptions model;
   std::string shape;
   int64_t prompt_tokens = 512, gen_tokens = 128, streams = 1, context = 0, repeat = 5;
-  bool keep = false, json = false;
+  bool keep = false, probe = false, json = false;
 };
 
 // A folder of our own, removed with everything in it unless kept.
@@ -179,6 +180,7 @@ void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   out["slowest_token_ms"] = m.slowest_gap.report();
   if (const std::string why = decode_missing(m, o); !why.empty()) out["decode_missing"] = why;
   out["load_seconds"] = info.load_seconds;
+  if (o.keep && !o.shape.empty()) out["weights_folder"] = o.model.model;
   std::printf("%s\n", json::serialize(out).c_str());
 }
 
@@ -210,9 +212,15 @@ void print_text(const Measured& m, const BenchOptions& o, const ModelInfo& info)
 }
 
 Status bench(BenchOptions o) {
+  if (o.probe) {
+    if (!o.model.model.empty() || !o.shape.empty()) {
+      return invalid_argument("--probe measures the machine alone; leave out MODEL and --shape", "probe");
+    }
+    return print_machine_probe(o.model.engine.threads, o.repeat, o.json);
+  }
   if (o.model.model.empty() == o.shape.empty()) {
-    return invalid_argument("give a MODEL, or --shape CONFIG.json for random weights of that shape",
-                            "command line");
+    return invalid_argument(
+        "give a MODEL, or --shape CONFIG.json for random weights of that shape, or --probe", "command line");
   }
   if (o.context == 0) o.context = o.prompt_tokens;
   std::optional<WorkFolder> folder;
@@ -266,10 +274,12 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(zero_or_more())
       ->capture_default_str();
   c->add_option("--repeat", o->repeat, "rounds")->check(in_range(1, 1000))->capture_default_str();
+  c->add_flag("--probe", o->probe, "measure the machine alone: memory reads and peaks of arithmetic");
   c->add_flag("--json", o->json, "print one JSON object");
   c->footer(
       "Examples:\n"
       "  oar bench demo\n"
+      "  oar bench --probe\n"
       "  oar bench --shape configs/bench/llama-1b.json --threads 4\n"
       "  oar bench --shape configs/bench/llama-1b.json --weights int8 --streams 16 --json\n"
       "  oar bench model.gguf --context 4096 --gen-tokens 64\n"

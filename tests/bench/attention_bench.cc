@@ -2,7 +2,11 @@
 // reaches in the same round; prefill in GFLOP/s. One layer of 8 key/value heads x 4 queries, as in a 1B or 8B
 // model, over each kind of cache.
 //
-//   attention_bench [threads [rounds [kv,..]]]      kv: bf16, int8, fp8, k8v4, int4, int4-mean
+//   attention_bench [--threads N] [--rounds N] [--kv bf16,int8,fp8,k8v4,int4,int4-mean] [--dims 64,128]
+//                   [--decode 128,1024,4096,16384] [--prefill 0,15872] [--isa LEVEL] [--json]
+//
+// --decode: contexts of one query; --prefill: contexts before a prompt of 512. --json prints every round's
+// times and probes, for bench_cpu.py.
 //
 // Decode walks through enough layers (640 MB) that no cache holds them; pages of 64 tokens lie in shuffled
 // runs of 8. Each round measures the probe, then each cache; the table has medians over rounds, of times and
@@ -16,16 +20,18 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include <sys/mman.h>
 
+#include "engine/base/json.h"
+#include "engine/tune/arithmetic_peak.h"
 #include "engine/tune/bandwidth.h"
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
 #include "kernels/thread_pool.h"
-#include "tests/bench/probes.h"
 
 namespace {
 
@@ -144,12 +150,12 @@ struct Run {
   }
 };
 
-// What a case measured: seconds per layer in each round.
+// What a case measured: seconds per layer in each round, and the probes of these rounds.
 struct Timed {
   const Cache& cache;
   std::unique_ptr<Run> run;
   int64_t layers, bytes;
-  std::vector<double> time, percent;
+  std::vector<double> time, read, peak;
 };
 
 // Median over rounds of the first cache's time over this one's.
@@ -159,69 +165,144 @@ double ratio(const Timed& first, const Timed& t) {
   return median(r);
 }
 
-// All caches take turns in each round, behind the probe: the machine's pace changes from second to second.
-void bench(const std::vector<const Cache*>& caches, oar::ThreadPool& pool, const Memory& memory, int64_t D,
-           int64_t context, int64_t T, int rounds, Isa isa) {
-  const bool decode = T == 1;
-  std::vector<Timed> all;
-  for (const Cache* cache : caches) {
-    const int64_t bytes = (context + kPage - 1) / kPage * block_bytes(*cache, D);
-    const int64_t layers =
-        decode ? std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes) : 1;
-    all.push_back({*cache,
-                   std::make_unique<Run>(*cache, memory, D, context, T, layers, pool.workers(), isa),
-                   layers,
-                   bytes,
-                   {},
-                   {}});
-    pool.reserve_scratch(all.back().run->plan.worker_scratch);
-  }
-  oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
-  for (int r = 0; r < rounds; ++r) {
-    const double probe = decode ? read.measure() : 0;
-    for (Timed& t : all) {
-      const double begin = seconds();
-      for (int64_t i = 0; i < t.layers; ++i) t.run->layer(pool, i);
-      t.time.push_back((seconds() - begin) / static_cast<double>(t.layers));
-      if (decode) t.percent.push_back(static_cast<double>(t.bytes) / t.time.back() / probe * 100);
+struct Bench {
+  std::vector<const Cache*> caches;
+  oar::ThreadPool& pool;
+  const Memory& memory;
+  int rounds;
+  Isa isa;
+  bool as_json;
+  oar::json::array cases = {};
+
+  // All caches take turns in each round, behind the probes: the machine's pace changes from second to second.
+  void run(int64_t D, int64_t context, int64_t T) {
+    const bool decode = T == 1;
+    std::vector<Timed> all;
+    for (const Cache* cache : caches) {
+      const int64_t bytes = (context + kPage - 1) / kPage * block_bytes(*cache, D);
+      const int64_t layers =
+          decode ? std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes) : 1;
+      all.push_back({*cache,
+                     std::make_unique<Run>(*cache, memory, D, context, T, layers, pool.workers(), isa),
+                     layers,
+                     bytes,
+                     {},
+                     {},
+                     {}});
+      pool.reserve_scratch(all.back().run->plan.worker_scratch);
     }
+    oar::ReadProbe read(pool, oar::Buffer::wrap_const(memory.data, memory.bytes, nullptr));
+    for (int r = 0; r < rounds; ++r) {
+      const double bandwidth = decode || as_json ? read.measure() : 0;
+      const double bf16 = oar::arithmetic_peak(pool, oar::Arithmetic::kBf16, isa);
+      const double int8 = oar::arithmetic_peak(pool, oar::Arithmetic::kInt8, isa);
+      for (Timed& t : all) {
+        const double begin = seconds();
+        for (int64_t i = 0; i < t.layers; ++i) t.run->layer(pool, i);
+        t.time.push_back((seconds() - begin) / static_cast<double>(t.layers));
+        t.read.push_back(bandwidth);
+        t.peak.push_back(in_integers(t.cache) ? int8 : bf16);
+      }
+    }
+    for (const Timed& t : all) { as_json ? add_json(t, D, context, T) : print(all[0], t, D, context, T); }
   }
-  // Prefill: two products over what is before each query.
-  const double seen =
-      static_cast<double>(T) * (static_cast<double>(context) - static_cast<double>(T - 1) / 2);
-  const double flops = 4.0 * seen * kHeads * static_cast<double>(D);
-  for (const Timed& t : all) {
+
+ private:
+  static bool in_integers(const Cache& c) { return c.quantized && c.keys != oar::KvCode::kFp8; }
+  // Two products over what is before each query.
+  static double operations(int64_t D, int64_t context, int64_t T) {
+    const double seen =
+        static_cast<double>(T) * (static_cast<double>(context) - static_cast<double>(T - 1) / 2);
+    return 4.0 * seen * kHeads * static_cast<double>(D);
+  }
+  static void print(const Timed& first, const Timed& t, int64_t D, int64_t context, int64_t T) {
     const double time = median(t.time);
     std::printf("%-9s d=%-4ld %4ld of %-6ld %10.1f us  %.2f x %s  ", t.cache.name, D, T, context, time * 1e6,
-                ratio(all[0], t), all[0].cache.name);
-    if (decode) {
+                ratio(first, t), first.cache.name);
+    std::vector<double> percent;
+    for (size_t i = 0; i < t.time.size(); ++i) {
+      percent.push_back(T == 1 ? static_cast<double>(t.bytes) / t.time[i] / t.read[i] * 100
+                               : operations(D, context, T) / t.time[i] / t.peak[i] * 100);
+    }
+    if (T == 1) {
       std::printf("%6.1f GB/s  %5.1f %% of read\n", static_cast<double>(t.bytes) / time / 1e9,
-                  median(t.percent));
+                  median(percent));
     } else {
-      std::printf("%6.1f GFLOP/s\n", flops / time / 1e9);
+      std::printf("%6.1f GFLOP/s  %5.1f %% of %s peak\n", operations(D, context, T) / time / 1e9,
+                  median(percent), in_integers(t.cache) ? "int8" : "bf16");
     }
   }
+  void add_json(const Timed& t, int64_t D, int64_t context, int64_t T) {
+    std::ostringstream name;
+    if (T == 1) {
+      name << "attention, " << t.cache.name << ", heads of " << D << ", decode behind " << context;
+    } else {
+      name << "attention, " << t.cache.name << ", heads of " << D << ", prompt of " << T << " behind "
+           << context - T;
+    }
+    cases.push_back(oar::json::object{{"name", name.str()},
+                                      {"kernel", find_kernel(t.cache, isa)->name},
+                                      {"bytes", t.bytes},
+                                      {"ops", operations(D, context, T)},
+                                      {"arithmetic", in_integers(t.cache) ? "int8" : "bf16"},
+                                      {"seconds", oar::json::value_from(t.time)},
+                                      {"read", oar::json::value_from(t.read)},
+                                      {"peak", oar::json::value_from(t.peak)}});
+  }
+};
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> out;
+  std::stringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
+  return out;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured is told even if the run is cut off
-  const int threads = argc > 1 ? std::atoi(argv[1]) : 4, rounds = argc > 2 ? std::atoi(argv[2]) : 7;
-  const Isa isa = oar::best_isa();
+  int threads = 4, rounds = 7;
+  bool as_json = false;
+  Isa isa = oar::best_isa();
+  std::vector<std::string> kv{"bf16", "int8", "int4"}, dims{"64", "128"},
+      decode{"128", "1024", "4096", "16384"}, prefill{"0", "15872"};
+  for (int i = 1; i < argc; ++i) {
+    const std::string key = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (key == "--json") {
+      as_json = true;
+      continue;
+    }
+    ++i;
+    if (key == "--threads") threads = std::atoi(value.c_str());
+    if (key == "--rounds") rounds = std::atoi(value.c_str());
+    if (key == "--kv") kv = split(value);
+    if (key == "--dims") dims = split(value);
+    if (key == "--decode") decode = split(value);
+    if (key == "--prefill") prefill = split(value);
+    if (key == "--isa") {
+      for (int l = 0; l <= static_cast<int>(oar::best_isa()); ++l) {
+        if (value == oar::isa_name(static_cast<Isa>(l))) isa = static_cast<Isa>(l);
+      }
+    }
+  }
   oar::ThreadPool pool({.threads = threads, .pin = true});
   const Memory memory(kPoolBytes);
-  const std::string wanted = std::string(",") + (argc > 3 ? argv[3] : "bf16,int8,int4") + ",";
-  std::vector<const Cache*> caches;
+  Bench bench{{}, pool, memory, rounds, isa, as_json};
   for (const Cache& cache : kCaches) {
-    if (wanted.find(std::string(",") + cache.name + ",") == std::string::npos) continue;
-    caches.push_back(&cache);
-    std::printf("%s: %s, %d threads\n", cache.name, find_kernel(cache, isa)->name, threads);
+    if (std::ranges::find(kv, cache.name) == kv.end()) continue;
+    bench.caches.push_back(&cache);
+    if (!as_json) std::printf("%s: %s, %d threads\n", cache.name, find_kernel(cache, isa)->name, threads);
   }
-  if (caches.empty()) return 1;
-  for (int64_t D : {64, 128}) {
-    for (int64_t context : {128, 1024, 4096, 16384}) bench(caches, pool, memory, D, context, 1, rounds, isa);
-    bench(caches, pool, memory, D, 512, 512, rounds, isa);
-    bench(caches, pool, memory, D, 16384, 512, rounds, isa);
+  if (bench.caches.empty()) return 1;
+  for (const std::string& d : dims) {
+    const int64_t D = std::atol(d.c_str());
+    for (const std::string& context : decode) bench.run(D, std::atol(context.c_str()), 1);
+    for (const std::string& before : prefill) bench.run(D, std::atol(before.c_str()) + 512, 512);
+  }
+  if (as_json) {
+    const oar::json::object out{
+        {"threads", threads}, {"isa", oar::isa_name(isa)}, {"cases", std::move(bench.cases)}};
+    std::printf("%s\n", oar::json::serialize(out).c_str());
   }
 }

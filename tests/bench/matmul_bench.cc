@@ -3,7 +3,9 @@
 // medians of the ratios within a round.
 //
 //   matmul_bench [--threads N] [--rounds N] [--isa LEVEL] [--format bf16,q8_0] [--tokens 1,8,512] [--shape
-//   NxK,...]
+//   NxK,...] [--json]
+//
+// --json prints every round's times and probes, for bench_cpu.py.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,10 +20,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/json.h"
+#include "engine/tune/arithmetic_peak.h"
 #include "engine/tune/bandwidth.h"
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
-#include "tests/bench/probes.h"
 
 using namespace oar;
 
@@ -152,8 +155,13 @@ int main(int argc, char** argv) {
   Isa isa = best_isa();
   std::vector<std::string> formats{"bf16", "q8_0"}, tokens{"1", "4", "16", "64", "512"},
       shapes{"2048x2048", "8192x2048", "2048x8192"};
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string key = argv[i], value = argv[i + 1];
+  bool as_json = false;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string key = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (key == "--json") {
+      as_json = true;
+      --i;
+    }
     if (key == "--threads") threads = std::atoi(value.c_str());
     if (key == "--rounds") rounds = std::atoi(value.c_str());
     if (key == "--format") formats = split(value);
@@ -183,10 +191,31 @@ int main(int argc, char** argv) {
     return 1;
   }
   for (int r = 0; r < rounds; ++r) {
-    peak_bf16.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kBf16, isa));
-    peak_int8.push_back(oar_bench::peak(pool, oar_bench::Arithmetic::kInt8, isa));
+    peak_bf16.push_back(arithmetic_peak(pool, Arithmetic::kBf16, isa));
+    peak_int8.push_back(arithmetic_peak(pool, Arithmetic::kInt8, isa));
     read.push_back(read_probe->measure());
     for (auto& c : cases) c->measure(pool);
+  }
+  if (as_json) {
+    json::array list;
+    for (const auto& c : cases) {
+      const bool bf16 = c->format == Format::bf16();
+      const std::string shape = std::to_string(c->N) + " x " + std::to_string(c->K);
+      const double ops =
+          2.0 * static_cast<double>(c->N) * static_cast<double>(c->K) * static_cast<double>(c->T);
+      list.push_back(
+          json::object{{"name", c->format.name() + (" " + shape) + ", " + std::to_string(c->T) + " tokens"},
+                       {"kernel", c->kernel->name},
+                       {"bytes", c->weight_bytes},
+                       {"ops", ops},
+                       {"arithmetic", bf16 ? "bf16" : "int8"},
+                       {"seconds", json::value_from(c->seconds)},
+                       {"read", json::value_from(read)},
+                       {"peak", json::value_from(bf16 ? peak_bf16 : peak_int8)}});
+    }
+    const json::object out{{"threads", pool.workers()}, {"isa", isa_name(isa)}, {"cases", list}};
+    std::printf("%s\n", json::serialize(out).c_str());
+    return 0;
   }
   std::printf(
       "%d threads, %s, %d rounds; probes: read %.1f GB/s, bf16 %.0f GFLOP/s, int8 %.0f GOP/s (medians)\n",

@@ -1,5 +1,5 @@
-// The probes. Compiled for the baseline; functions carry the instruction set they use.
-#include "tests/bench/probes.h"
+// Compiled for the baseline; functions carry the instruction set they use.
+#include "engine/tune/arithmetic_peak.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,14 +9,14 @@
 #include <immintrin.h>
 #endif
 
-namespace oar_bench {
+namespace oar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 // Runs fn(worker) once on every worker, at the same time, and returns the seconds of the whole.
 template <class F>
-double on_all(oar::ThreadPool& pool, F&& fn) {
+double on_all(ThreadPool& pool, F&& fn) {
   const auto start = Clock::now();
   pool.parallel_for(pool.workers(), 1, [&](int64_t b, int64_t e) {
     for (int64_t w = b; w < e; ++w) fn(w);
@@ -98,8 +98,7 @@ __attribute__((target("amx-tile,amx-bf16,amx-int8"))) double tiles(bool bf16) {
   return 4.0 * kTileLoops * 16 * 16 * (bf16 ? 32 : 64) * 2;
 }
 
-double run_peak(Arithmetic arithmetic, oar::Isa isa) {
-  using oar::Isa;
+double run_peak(Arithmetic arithmetic, Isa isa) {
   if (isa >= Isa::kAmx && arithmetic != Arithmetic::kF32) return tiles(arithmetic == Arithmetic::kBf16);
   if (isa >= Isa::kAvx512Vnni && arithmetic == Arithmetic::kBf16) return dpbf16();
   if (isa >= Isa::kAvx512Vnni && arithmetic == Arithmetic::kInt8) return dpbusd();
@@ -110,13 +109,13 @@ double run_peak(Arithmetic arithmetic, oar::Isa isa) {
 
 #else
 
-double run_peak(Arithmetic, oar::Isa) { return 0; }
+double run_peak(Arithmetic, Isa) { return 0; }
 
 #endif
 
 }  // namespace
 
-double peak(oar::ThreadPool& pool, Arithmetic arithmetic, oar::Isa isa) {
+double arithmetic_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa) {
   std::vector<double> ops(static_cast<size_t>(pool.workers()));
   const double seconds =
       on_all(pool, [&](int64_t w) { ops[static_cast<size_t>(w)] = run_peak(arithmetic, isa); });
@@ -125,4 +124,4 @@ double peak(oar::ThreadPool& pool, Arithmetic arithmetic, oar::Isa isa) {
   return sum / seconds;
 }
 
-}  // namespace oar_bench
+}  // namespace oar

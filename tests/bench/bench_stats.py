@@ -1,0 +1,89 @@
+"""From rounds to figures: medians of paired ratios, rounds set aside, and what a model's step has to do."""
+import statistics
+
+# Virtual machines run for seconds or minutes with half their arithmetic (two virtual cores on one physical). A round
+# whose peak is below this part of the usual one says nothing about the program that ran in it.
+DISTURBED = 0.6
+
+
+def disturbed_rounds(peaks):
+    """Indices of the rounds whose probe is far below the usual peak: that which a quarter of the rounds exceed."""
+    if len(peaks) < 3:
+        return set()
+    usual = sorted(peaks)[(3 * len(peaks)) // 4]
+    return {i for i, peak in enumerate(peaks) if peak < DISTURBED * usual}
+
+
+def kept(values, aside):
+    return [v for i, v in enumerate(values) if i not in aside]
+
+
+def roofline_seconds(bytes_moved, operations, read, peak):
+    """The least time for the work: limited by memory or by arithmetic, whichever takes longer."""
+    return max(bytes_moved / read if read else 0, operations / peak if peak else 0)
+
+
+def kernel_row(case):
+    """One case of our_kernels() as figures. `limit` names the roof that is nearer in most rounds."""
+    aside = disturbed_rounds(case["peak"])
+    percents, memory = [], 0
+    for i, seconds in enumerate(case["seconds"]):
+        if i in aside:
+            continue
+        least = roofline_seconds(case["bytes"], case["ops"], case["read"][i], case["peak"][i])
+        memory += case["bytes"] / case["read"][i] >= least if case["read"][i] else 0
+        percents.append(100 * least / seconds)
+    times = kept(case["seconds"], aside)
+    return {
+        "name": case["name"],
+        "seconds": statistics.median(times),
+        "best_seconds": min(times),
+        "percent": statistics.median(percents),
+        "best_percent": max(percents),
+        "limit": "read" if 2 * memory > len(percents) else case["arithmetic"],
+        "rounds": len(times),
+        "aside": len(aside),
+    }
+
+
+def model_operations(config, tokens, context):
+    """(operations of the linear layers, of attention) for `tokens` new tokens of one sequence behind `context` others,
+    logits for the last alone, of a dense llama-like config.json."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim") or hidden // heads
+    per_token = layers * (hidden * dim * (heads + 2 * kv_heads) + heads * dim * hidden + 3 * hidden * config["intermediate_size"])
+    seen = tokens * (context + (tokens + 1) / 2)
+    return 2 * (per_token * tokens + hidden * config["vocab_size"]), 4 * layers * heads * dim * seen
+
+
+def model_row(name, rounds, what, limit_seconds):
+    """Figures of one whole-model scenario. A round is {"peak", "ours": {...}, "peers": {label: {...}}}; `what` is
+    "prefill" or "decode"; limit_seconds(round) the least time per token, or None. The peer of a round is the fastest
+    that answered in it."""
+    aside = disturbed_rounds([r["peak"] for r in rounds])
+    used = kept(rounds, aside)
+    ours = [r["ours"][what] for r in used]
+    row = {
+        "name": name,
+        "what": what,
+        "rate": statistics.median(ours),
+        "best_rate": max(ours),
+        "rounds": len(used),
+        "aside": len(aside),
+    }
+    if limit_seconds is not None:
+        row["percent"] = statistics.median(100 * limit_seconds(r) * r["ours"][what] for r in used)
+    ratios, peers, winners = [], [], []
+    for r in used:
+        answers = {label: rates[what] for label, rates in r["peers"].items() if rates.get(what)}
+        if not answers:
+            continue
+        label = max(answers, key=answers.get)
+        winners.append(label)
+        peers.append(answers[label])
+        ratios.append(r["ours"][what] / answers[label])
+    if ratios:
+        row.update(peer=statistics.mode(winners), peer_rate=statistics.median(peers), best_peer_rate=max(peers),
+                   ratio=statistics.median(ratios), pairs=len(ratios))
+    return row
