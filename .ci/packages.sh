@@ -19,6 +19,7 @@ build_packages() {
 }
 test_packages() { echo "$(build_packages)" python3-venv dpkg-dev; }
 fuzz_packages() { echo clang libclang-rt-dev; }
+browser_packages() { echo chromium; }
 neon_packages() { echo g++-aarch64-linux-gnu qemu-user; }
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }

@@ -189,6 +189,22 @@ slow_tests() {
   return "$status"
 }
 
+# The page at GET / and the load tester's report, in headless Chromium.
+browser_tests() {
+  OAR_BIN=build/release/bin/oar OAR_SOURCE_DIR=$PWD python3 tests/server/test_page.py
+  OAR_BIN=build/release/bin/oar OAR_SOURCE_DIR=$PWD OAR_SSE_SERVER=build/release/bin/sse_server \
+    python3 tests/loadtest/test_loadtest_cli.py Loadtest.test_the_page_in_a_browser
+}
+
+test_browser() {
+  need $(browser_packages) >build/logs/browser-packages.log 2>&1 || true
+  if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then
+    step browser tests browser_tests || true
+  else
+    skip browser "chromium is not installed (as root: apt-get install --no-install-recommends $(browser_packages))"
+  fi
+}
+
 # Tools of the image are asked for and may be missing; what is missing is said.
 test_image() {
   local obstacle
@@ -237,6 +253,7 @@ run_tests() {
     test_fuzz
     test_neon
     test_cuda
+    test_browser
     test_image
   fi
   echo "took $(((SECONDS - started + 59) / 60)) minutes"

@@ -10,6 +10,7 @@
 #include "server/grpc/grpc_server.h"
 #include "server/http/routes.h"
 #include "server/metrics/metrics.h"
+#include "server/ui/page.h"
 
 namespace oar {
 namespace {
@@ -18,6 +19,23 @@ std::vector<api::GenerationObserver*> observers_of(Metrics& metrics, size_t mode
   std::vector<api::GenerationObserver*> out;
   for (size_t i = 0; i < models; ++i) out.push_back(metrics.observer(i));
   return out;
+}
+
+// Open to all like the health endpoints: the page holds nothing; what it asks for needs the key.
+void add_page(http::Router& router) {
+  const http::Response answer = [] {
+    ui::Page page = ui::status_page();
+    return http::Response{200,
+                          "text/html; charset=utf-8",
+                          {{"Content-Security-Policy", std::move(page.content_security_policy)},
+                           {"X-Content-Type-Options", "nosniff"},
+                           {"Referrer-Policy", "no-referrer"},
+                           {"Cache-Control", "no-cache"}},
+                          std::move(page.html)};
+  }();
+  router.add(
+      "GET", "/", [answer](http::Request&&, std::shared_ptr<http::ResponseWriter> w) { w->send(answer); },
+      true);
 }
 
 class ServerImpl final : public Server {
@@ -77,15 +95,16 @@ Status ServerImpl::listen() {
     o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
       metrics_.on_http_request(route, method, status, seconds);
     };
-    OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), http::make_router(http_services_)));
+    http::Router router = http::make_router(http_services_);
+    add_page(router);
+    OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), std::move(router)));
     http_port_ = http_->port();
     metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
   }
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
-                          options_.grpc_address,
-                          {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_, &metrics_, keys,
-                           options_.tls, options_.grpc_limits, options_.log}));
+                          options_.grpc_address, {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_,
+                                                  &metrics_, keys, tls, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();

@@ -3,6 +3,7 @@
 
 #include "engine/capi/call.h"
 #include "engine/capi/handles.h"
+#include "engine/capi/outputs.h"
 #include "engine/runtime/predictor.h"
 
 namespace oar::capi {
@@ -11,11 +12,6 @@ class PredictorObject {
  public:
   explicit PredictorObject(std::unique_ptr<Predictor> p) : predictor(std::move(p)) {}
   const std::unique_ptr<Predictor> predictor;
-};
-
-class OutputsObject {
- public:
-  std::vector<Tensor> tensors;
 };
 
 namespace {

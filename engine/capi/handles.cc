@@ -50,7 +50,12 @@ void after_fork_in_child() {
 }
 
 const char* kind_name(Kind kind) {
-  constexpr const char* kNames[] = {"", "model", "generation", "predictor", "outputs"};
+  constexpr const char* kNames[] = {"", "model", "generation", "predictor", "outputs", "encoder"};
+  return kNames[static_cast<uint8_t>(kind)];
+}
+
+const char* with_article(Kind kind) {
+  constexpr const char* kNames[] = {"", "a model", "a generation", "a predictor", "outputs", "an encoder"};
   return kNames[static_cast<uint8_t>(kind)];
 }
 
@@ -68,11 +73,11 @@ Result<uint32_t> slot_of(const Table& t, Kind kind, uint64_t handle) {
   const auto use = static_cast<uint32_t>(handle >> 32) & (kUses - 1);
   const uint64_t its_kind = handle >> 56;
   const bool known = low >= 1 && low <= t.slots.size() && use <= t.slots[low - 1].use && its_kind >= 1 &&
-                     its_kind <= static_cast<uint64_t>(Kind::kOutputs);
+                     its_kind <= static_cast<uint64_t>(kLastKind);
   if (!known) return refuse("is no handle that the library gave out");
   if (its_kind != static_cast<uint64_t>(kind))
     return refuse(
-        cat("is the handle of a ", kind_name(static_cast<Kind>(its_kind)), ", not of a ", kind_name(kind)));
+        cat("is the handle of ", with_article(static_cast<Kind>(its_kind)), ", not of ", with_article(kind)));
   const Slot& slot = t.slots[low - 1];
   if (use != slot.use || slot.object == nullptr || slot.kind != kind) return refuse("was closed already");
   if (slot.process != t.process)

@@ -20,8 +20,10 @@ class Model;
 class Generation;
 class PredictorObject;
 class OutputsObject;
+class EncoderObject;
 
-enum class Kind : uint8_t { kModel = 1, kGeneration = 2, kPredictor = 3, kOutputs = 4 };
+enum class Kind : uint8_t { kModel = 1, kGeneration = 2, kPredictor = 3, kOutputs = 4, kEncoder = 5 };
+inline constexpr Kind kLastKind = Kind::kEncoder;
 
 template <class T>
 struct KindOf;
@@ -40,6 +42,10 @@ struct KindOf<PredictorObject> {
 template <>
 struct KindOf<OutputsObject> {
   static constexpr Kind value = Kind::kOutputs;
+};
+template <>
+struct KindOf<EncoderObject> {
+  static constexpr Kind value = Kind::kEncoder;
 };
 
 // FAILED_PRECONDITION after oar_shutdown().

@@ -14,9 +14,9 @@
  * remedy, is in oar_last_error() of the calling thread. No exception and no signal leaves the library for a
  * caller's or a file's fault.
  *
- * Handles. Models and generations are numbers, never pointers. Zero is never a handle. A handle that was
- * closed, was never given out or belongs to another kind of object is refused with OAR_INVALID_ARGUMENT, so
- * closing twice is an error message and not a crash.
+ * Handles. Models, generations, encoders, predictors and outputs are numbers, never pointers. Zero is never a
+ * handle. A handle that was closed, was never given out or belongs to another kind of object is refused with
+ * OAR_INVALID_ARGUMENT, so closing twice is an error message and not a crash.
  *
  * Threads. Every function may be called from any thread at any time, also on the same handle, except where a
  * function says otherwise. Closing a handle while another thread is inside a call with it is safe: the object
@@ -374,6 +374,67 @@ OAR_API oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* 
 /* A result: tensor->data points into memory that lives until oar_outputs_close(). */
 OAR_API oar_status oar_outputs_get(oar_outputs outputs, size_t index, oar_tensor* tensor);
 OAR_API oar_status oar_outputs_close(oar_outputs outputs);
+
+/* ---- Encoders ----------------------------------------------------------------------------------------- */
+
+/* Turns texts into vectors, and pairs of texts into scores: BERT, RoBERTa, ERNIE, MiniLM and their like. */
+typedef uint64_t oar_encoder;
+
+typedef enum oar_pooling {
+  OAR_POOLING_MODEL = 0, /* as the model's files say (1_Pooling/config.json); the mean where they do not */
+  OAR_POOLING_MEAN = 1,
+  OAR_POOLING_FIRST = 2, /* the vector of the first token, often called CLS */
+  OAR_POOLING_LAST = 3,
+  OAR_POOLING_MAX = 4,
+  OAR_POOLING_MEAN_SQRT = 5,    /* the sum over the square root of the number of tokens */
+  OAR_POOLING_WEIGHTED_MEAN = 6 /* token n of 1, 2, ... weighs n */
+} oar_pooling;
+
+/* How a vector is made of the vectors of a text's tokens. Fill with oar_embed_options_init(). */
+typedef struct oar_embed_options {
+  uint32_t struct_size; /* sizeof(oar_embed_options), set by the init function */
+  int32_t pooling;      /* an oar_pooling; a graph that pools by itself takes OAR_POOLING_MODEL alone */
+  int32_t normalize;    /* 1: to unit length; 0: not; negative: as the model's files say */
+  int32_t reserved;     /* 0 */
+  int64_t max_tokens;   /* longer texts are cut to so many; negative: to what the model takes; 0: refused */
+  int64_t dimensions;   /* > 0: the first so many numbers, made a unit vector again; 0: all */
+} oar_embed_options;
+
+/* Sets the defaults; `size` is sizeof(oar_embed_options). */
+OAR_API oar_status oar_embed_options_init(oar_embed_options* options, size_t size);
+
+/* Loads a folder with a tokenizer and either config.json and .safetensors, an ONNX or a Paddle model, as
+ * Hugging Face and sentence-transformers write them. `threads`: 0 for all usable processors, 1 for the
+ * caller's alone. */
+OAR_API oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder);
+
+/* Calls under way finish; the memory goes with the last of them. */
+OAR_API oar_status oar_encoder_close(oar_encoder encoder);
+
+typedef struct oar_encoder_info {
+  int64_t max_tokens; /* of one text, special tokens included */
+  int64_t dimensions; /* of a vector with the model's own pooling; 0: known only from an answer */
+  int32_t vocab_size;
+  int32_t embeds;     /* 1: oar_embed() has vectors */
+  int32_t scores;     /* 1: oar_score() has a classifier of one or two labels */
+  int32_t normalizes; /* 1: vectors have unit length unless the options say otherwise */
+} oar_encoder_info;
+
+/* `size` is sizeof(oar_encoder_info). */
+OAR_API oar_status oar_encoder_get_info(oar_encoder encoder, oar_encoder_info* info, size_t size);
+
+/* The vectors of `count` texts (at least 1, none empty), which run together in batches of like length.
+ * `options` may be NULL. Blocks until done. The results, a handle to be closed with oar_outputs_close(), are
+ * two tensors: 0, f32 [count, dimensions]; 1, i64 [count], the tokens of each text. A text's vector does not
+ * depend on its company, up to rounding. */
+OAR_API oar_status oar_embed(oar_encoder encoder, const char* const* texts, size_t count,
+                             const oar_embed_options* options, oar_outputs* vectors);
+
+/* How well each of `count` documents answers the query, by a model that was trained to say so (a cross
+ * encoder): documents are cut to what the model takes beside the query. The results: 0, f32 [count], larger
+ * is better; 1, i64 [count], the tokens of each pair. */
+OAR_API oar_status oar_score(oar_encoder encoder, const char* query, const char* const* documents,
+                             size_t count, oar_outputs* scores);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -115,32 +115,38 @@ Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::stri
   return out;
 }
 
-Result<std::vector<Datum>> TextEncoder::inputs(const EncoderTokens& tokens) const {
-  const auto length = static_cast<int64_t>(tokens.ids.size());
+Result<std::vector<Datum>> TextEncoder::inputs(std::span<const EncoderTokens> rows) const {
+  size_t longest = 0;
+  for (const EncoderTokens& row : rows) longest = std::max(longest, row.ids.size());
+  const auto length = static_cast<int64_t>(longest);
   const int64_t padded = shared_length(length, std::max(length, info_.max_tokens));
   std::vector<Datum> out(
       static_cast<size_t>(std::max({info_.ids_input, info_.mask_input, info_.types_input}) + 1));
   const auto fill = [&](int input, auto value_at, int64_t padding) -> Status {
     if (input < 0) return ok_status();
-    OAR_ASSIGN(Tensor t, allocate_elements({1, padded}, info_.integer));
+    OAR_ASSIGN(Tensor t, allocate_elements({static_cast<int64_t>(rows.size()), padded}, info_.integer));
     dispatch_integer(info_.integer, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      for (int64_t k = 0; k < padded; ++k)
-        mutable_elements<T>(t)[k] = static_cast<T>(k < length ? value_at(static_cast<size_t>(k)) : padding);
+      T* to = mutable_elements<T>(t);
+      for (const EncoderTokens& row : rows) {
+        for (size_t k = 0; k < static_cast<size_t>(padded); ++k)
+          *to++ = static_cast<T>(k < row.ids.size() ? value_at(row, k) : padding);
+      }
     });
     out[static_cast<size_t>(input)] = Datum(std::move(t));
     return ok_status();
   };
   OAR_RETURN_IF_ERROR(fill(
-      info_.ids_input, [&](size_t k) { return int64_t{tokens.ids[k]}; }, info_.pad));
+      info_.ids_input, [](const EncoderTokens& row, size_t k) { return int64_t{row.ids[k]}; }, info_.pad));
   OAR_RETURN_IF_ERROR(fill(
-      info_.mask_input, [](size_t) { return int64_t{1}; }, 0));
+      info_.mask_input, [](const EncoderTokens&, size_t) { return int64_t{1}; }, 0));
   OAR_RETURN_IF_ERROR(fill(
-      info_.types_input, [&](size_t k) { return int64_t{tokens.types[k]}; }, 0));
+      info_.types_input, [](const EncoderTokens& row, size_t k) { return int64_t{row.types[k]}; }, 0));
   return out;
 }
 
-Result<std::vector<float>> TextEncoder::pool(const Tensor& hidden, size_t tokens) const {
+Result<std::vector<float>> TextEncoder::pool(const Tensor& hidden, size_t tokens,
+                                             std::span<const Pooling> modes) const {
   const Shape& s = hidden.shape();
   if (s.rank() != 3 || s[0] != 1 || s[1] < static_cast<int64_t>(tokens) || s[2] < 1)
     return internal_error(cat("the encoder's hidden states are ", s.to_string(), " for ", tokens, " tokens"));
@@ -150,27 +156,32 @@ Result<std::vector<float>> TextEncoder::pool(const Tensor& hidden, size_t tokens
     rows.push_back(std::move(row));
   }
   std::vector<float> out;
-  for (const Pooling how : info_.pooling) {
+  for (const Pooling how : modes) {
     for (const double v : pool_one(how, rows)) out.push_back(static_cast<float>(v));
   }
   return out;
 }
 
-Result<std::vector<float>> TextEncoder::vector(const std::vector<Datum>& outputs, size_t tokens) const {
+Result<std::vector<float>> TextEncoder::vector(const std::vector<Datum>& outputs, size_t tokens,
+                                               const VectorOptions& options) const {
   std::vector<float> out;
   const int index = info_.vector_output >= 0 ? info_.vector_output : info_.hidden_output;
   if (index < 0) return unimplemented("the model classifies and has no embeddings");
   const Datum& d = outputs[static_cast<size_t>(index)];
   if (!d.is_tensor()) return internal_error("the encoder's output is no tensor");
   if (info_.vector_output >= 0) {
+    if (options.pooling)
+      return invalid_argument("the model's graph pools by itself; leave pooling to the model", "pooling");
     if (d.tensor.shape().rank() != 2 || d.tensor.shape()[0] != 1)
       return internal_error(cat("the encoder's embedding is ", d.tensor.shape().to_string()));
     OAR_ASSIGN(const std::vector<double> row, row_of(d.tensor, 0, d.tensor.shape()[1]));
     out.assign(row.begin(), row.end());
   } else {
-    OAR_ASSIGN(out, pool(d.tensor, tokens));
+    const std::span<const Pooling> modes =
+        options.pooling ? std::span<const Pooling>(&*options.pooling, 1) : info_.pooling;
+    OAR_ASSIGN(out, pool(d.tensor, tokens, modes));
   }
-  if (info_.normalize) {
+  if (options.normalize.value_or(info_.normalize)) {
     double square = 0;
     for (const float v : out) square += static_cast<double>(v) * static_cast<double>(v);
     const double norm = std::max(std::sqrt(square), 1e-12);

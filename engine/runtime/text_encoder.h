@@ -11,6 +11,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +23,12 @@
 namespace oar {
 
 enum class Pooling { kMean, kFirst, kLast, kMax, kMeanSqrt, kWeightedMean };
+
+// What a vector is made of, where that differs from what the model's files say.
+struct VectorOptions {
+  std::optional<Pooling> pooling;
+  std::optional<bool> normalize;
+};
 
 // One row of a batch: a text or a pair of texts, with the special tokens.
 struct EncoderTokens {
@@ -64,15 +72,18 @@ class TextEncoder {
 
   // The predictor's inputs for one row, padded to a length that others are padded to as well, so that rows of
   // about the same length can share a run. Padding is masked and changes nothing.
-  Result<std::vector<Datum>> inputs(const EncoderTokens& tokens) const;
-  // From the outputs of that row: its vector.
-  Result<std::vector<float>> vector(const std::vector<Datum>& outputs, size_t tokens) const;
+  Result<std::vector<Datum>> inputs(const EncoderTokens& tokens) const { return inputs({&tokens, 1}); }
+  // For several rows, padded to the longest's shared length.
+  Result<std::vector<Datum>> inputs(std::span<const EncoderTokens> rows) const;
+  // From the outputs of one row: its vector. `tokens` is its length, at least 1.
+  Result<std::vector<float>> vector(const std::vector<Datum>& outputs, size_t tokens,
+                                    const VectorOptions& options = {}) const;
   // Its score: the only label's logit (through a sigmoid where the model says so), of two labels the second's
   // probability.
   Result<float> score(const std::vector<Datum>& outputs) const;
 
  private:
-  Result<std::vector<float>> pool(const Tensor& hidden, size_t tokens) const;
+  Result<std::vector<float>> pool(const Tensor& hidden, size_t tokens, std::span<const Pooling> modes) const;
   const TokenizerPtr tokenizer_;
   const Info info_;
   std::vector<int32_t> first_, last_;  // special tokens before and behind a text

@@ -45,6 +45,7 @@ class GrpcServerImpl final : public GrpcServer {
   InferenceService inference_;
   GenerationService generation_;
   EncodingService encoding_;
+  std::shared_ptr<grpc::ServerCredentials> credentials_;  // outlives the server
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   std::thread watchdog_;
@@ -69,6 +70,7 @@ Status GrpcServerImpl::listen(const std::string& address) {
   const auto interval = static_cast<int>(limits.keepalive_interval.count());
   grpc::ResourceQuota quota("oar");
   quota.Resize(limits.memory_quota_bytes);
+  credentials_ = make_credentials(services_.tls);
   grpc::ServerBuilder builder;
   builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(limits.max_message_bytes);
@@ -80,7 +82,7 @@ Status GrpcServerImpl::listen(const std::string& address) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
-  builder.AddListeningPort(address, make_credentials(services_.tls), &port_);
+  builder.AddListeningPort(address, credentials_, &port_);
   builder.RegisterService(&inference_);
   builder.RegisterService(&generation_);
   builder.RegisterService(&encoding_);

@@ -1,4 +1,4 @@
-// gRPC's own TLS on the files of server/tls.
+// gRPC's own TLS on the texts of server/tls.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>
@@ -9,8 +9,9 @@
 
 namespace oar::grpc_api {
 
-// Plain text when `files` asks for no TLS. The files are read again when they change, by a thread of gRPC's
-// that looks once a second; connections that stand keep their certificate.
-std::shared_ptr<grpc::ServerCredentials> make_credentials(const tls::Files& files);
+// Plain text when `context` is null. Each handshake asks `context` for the newest texts that fit together, so
+// gRPC and HTTP change certificates by the same rules: files that cannot be used leave everything as it was.
+// The result must outlive the server, and serve one port.
+std::shared_ptr<grpc::ServerCredentials> make_credentials(std::shared_ptr<tls::ServerContext> context);
 
 }  // namespace oar::grpc_api

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 import urllib.request
 
@@ -105,7 +106,7 @@ class Files(unittest.TestCase):
         flags = set()
         for path in glob.glob(os.path.join(DEPLOY, "**/*"), recursive=True):
             name = os.path.basename(path)
-            if os.path.isfile(path) and (name == "Dockerfile" or name.endswith((".yaml", ".yml", ".service"))):
+            if os.path.isfile(path) and (name.startswith("Dockerfile") or name.endswith((".yaml", ".yml", ".service"))):
                 with open(path, encoding="utf-8") as f:
                     for line in f:
                         if not line.lstrip().startswith("#") and ("serve" in line or "OAR_OPTIONS" in line):
@@ -125,6 +126,58 @@ class Files(unittest.TestCase):
             known = f.read()
         for package in packages:
             self.assertIn(package, known)
+
+    def test_both_images_behave_alike(self):
+        """What a user meets is one: the last stages differ in the base and in what the GPU needs alone."""
+        def last_stage(name):
+            text = re.sub(r"\\\n\s*", " ", read("docker", name))
+            lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+            start = max(i for i, line in enumerate(lines) if line.startswith("FROM "))
+            return [line for line in lines[start:] if "NVIDIA_" not in line and "LD_LIBRARY_PATH" not in line]
+        self.assertEqual(last_stage("Dockerfile"), last_stage("Dockerfile.cuda"))
+        packages = [set(re.findall(r"(?<=\s)(lib[\w.+-]+-dev|g\+\+|cmake|ninja-build|protobuf-compiler[\w-]*|prometheus-cpp-dev)",
+                                   read("docker", name))) for name in ("Dockerfile", "Dockerfile.cuda")]
+        # Debian 12 has two versions of Boost, Ubuntu 24.04 one.
+        self.assertEqual(packages[0] - {"libboost1.81-dev"}, packages[1] - {"libboost-dev"})
+
+    def test_dockerfiles_are_understood(self):
+        """Every instruction carried out by the tool that builds them, on a base that is nearly empty: its shell does nothing
+        and succeeds. What comes out says user, ports, command and health check."""
+        obstacle = "buildah is not installed (apt-get install buildah)" if shutil.which("buildah") is None else \
+            "no C compiler" if shutil.which("cc") is None else "not root" if os.getuid() != 0 else None
+        if obstacle:
+            self.skipTest("skipped: " + obstacle)
+        with tempfile.TemporaryDirectory() as folder:
+            def build(name, path, *options):
+                return subprocess.run([*tool, "bud", "-q", "--format", "docker", "--isolation", "chroot", "--pull-never", *options,
+                                       "-t", "localhost/" + name, "-f", path, context], capture_output=True, text=True, timeout=60, env=env)
+            context, env = folder + "/context", dict(os.environ, TMPDIR=folder)
+            tool = ["buildah", "--root", folder + "/root", "--runroot", folder + "/run", "--storage-driver", "vfs"]
+            os.makedirs(context + "/base/bin")
+            os.makedirs(context + "/base/out/usr/bin")
+            with open(folder + "/sh.c", "w", encoding="utf-8") as f:
+                f.write("int main(void) { return 0; }\n")
+            subprocess.run(["cc", "-static", "-o", context + "/base/bin/sh", folder + "/sh.c"], check=True, timeout=60)
+            for name, text in (("stub", "FROM scratch\nCOPY base/ /\n"), ("broken", "FROM localhost/stub\nHEALTHCHEK CMD true\n")):
+                with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
+                    f.write(text)
+            made = build("stub", folder + "/stub")
+            if made.returncode != 0:
+                self.skipTest("skipped: buildah cannot build here: " + made.stderr.strip().splitlines()[-1])
+            self.assertIn("HEALTHCHEK", build("broken", folder + "/broken").stderr)
+            seen = []
+            for name in ("Dockerfile", "Dockerfile.cuda"):
+                made = build("image", os.path.join(DEPLOY, "docker", name), "--build-arg", "BASE=localhost/stub", "--build-arg",
+                             "BUILD_BASE=localhost/stub")
+                self.assertEqual(made.returncode, 0, made.stderr)
+                image = subprocess.run([*tool, "inspect", "--type", "image", "localhost/image"], capture_output=True, text=True,
+                                       timeout=60, env=env, check=True).stdout
+                config = json.loads(image)["Docker"]["config"]
+                seen.append({key: config[key] for key in ("User", "ExposedPorts", "Entrypoint", "Cmd", "Healthcheck", "StopSignal")})
+            self.assertEqual(seen[0], seen[1])
+            self.assertEqual(seen[0]["User"], "65532:65532")
+            self.assertEqual(set(seen[0]["ExposedPorts"]), {"8000/tcp", "8001/tcp"})
+            self.assertEqual(seen[0]["Healthcheck"]["Test"], ["CMD", "/usr/bin/oar", "health"])
 
     @unittest.skipIf(yaml is None, "skipped: PyYAML is not installed")
     def test_documents_and_selectors(self):

@@ -4,7 +4,9 @@
 
 #include <openssl/ssl.h>
 
+#include <cstdio>
 #include <future>
+#include <mutex>
 #include <thread>
 
 #include "tests/server/grpc_client.h"
@@ -60,7 +62,7 @@ bool live(const std::shared_ptr<grpc::Channel>& channel) {
          answer.live();
 }
 
-// The files are looked at once a second; gRPC's thread needs the same and a little.
+// The files are looked at by a handshake that comes a second after the last look.
 void wait_for_reload() { std::this_thread::sleep_for(milliseconds(1100)); }
 
 const std::string kStream = R"({"prompt":"a","stream":true,"ignore_eos":true,"max_tokens":300})";
@@ -145,6 +147,7 @@ TEST_CASE("a new certificate is for new connections; old ones and their streams 
   wait_for_reload();
   CHECK(TlsClient(t.http(), s.client()).peer() == "second");
   CHECK(live(channel));
+  CHECK(live(tls_channel(t.grpc(), s)));
   s.renew("third");
   wait_for_reload();
   CHECK(TlsClient(t.http(), s.client()).peer() == "third");
@@ -152,6 +155,67 @@ TEST_CASE("a new certificate is for new connections; old ones and their streams 
   REQUIRE(kept.send(make_request("GET", "/health/live")));
   CHECK(kept.read_until("\r\n\r\n").find("200") != std::string::npos);
   CHECK(stream.read_until(kEnd).find(kEnd) != std::string::npos);
+}
+
+TEST_CASE("files that cannot be used change nothing, over gRPC alone and under a stream of new connections") {
+  const Setup s("unusable");
+  std::mutex mutex;
+  std::string log;
+  oar::ServerOptions options = s.options;
+  options.http_address.clear();  // nobody but gRPC looks at the files
+  options.log.callback = [&](oar::LogLevel level, std::string_view line) {
+    std::lock_guard lock(mutex);
+    if (level == oar::LogLevel::kError) (log += line) += '\n';
+  };
+  FakeEngine engine{FakeEngineOptions{}};
+  const auto started = oar::Server::start(options, {fake_model(engine)});
+  REQUIRE_OK(started);
+  const int port = (*started)->grpc_port();
+  const auto peer = [&] { return TlsClient(port, s.client()).peer(); };
+  REQUIRE(peer() == "first");
+  const Identity next = s.ca.issue("next");
+  const auto logged = [&](const char* text) {
+    std::lock_guard lock(mutex);
+    const bool found = log.find(text) != std::string::npos;
+    log.clear();
+    return found;
+  };
+  const auto still_first = [&](const char* complaint) {
+    INFO(complaint);
+    wait_for_reload();
+    for (int i = 0; i < 5; ++i) CHECK(peer() == "first");
+    CHECK(live(tls_channel(port, s)));
+    CHECK(logged(complaint));
+  };
+  write_file(s.options.tls.key, next.key);  // of the certificate that is yet to come
+  still_first("does not belong to the certificate");
+  write_file(s.options.tls.key, "");
+  still_first("is no private key");
+  write_file(s.options.tls.certificate, next.certificate.substr(0, next.certificate.size() / 2));
+  still_first("holds no certificate");
+  REQUIRE(std::remove(s.options.tls.certificate.c_str()) == 0);
+  still_first("cannot be read");
+  write_file(s.options.tls.key, next.key);
+  write_file(s.options.tls.certificate, next.certificate + s.ca.certificate());  // with a chain
+  wait_for_reload();
+  CHECK(peer() == "next");
+  CHECK(live(tls_channel(port, s)));
+  CHECK_FALSE(logged("tls"));
+}
+
+TEST_CASE("a server with files that cannot be used does not start, over either transport") {
+  const Setup s("refused");
+  write_file(s.options.tls.key, "no key\n");
+  FakeEngine engine{FakeEngineOptions{}};
+  for (const bool http : {true, false}) {
+    oar::ServerOptions options = s.options;
+    options.http_address = http ? "127.0.0.1:0" : "";
+    options.grpc_address = http ? "" : "127.0.0.1:0";
+    const auto started = oar::Server::start(options, {fake_model(engine)});
+    REQUIRE_FALSE(started.ok());
+    CHECK(started.status().code() == oar::StatusCode::kInvalidArgument);
+    CHECK_THAT(started.status().message(), Contains("tls-key") && Contains("refused.key"));
+  }
 }
 
 TEST_CASE("mutual TLS: only certificates of the clients' authority come in") {

@@ -1,5 +1,7 @@
 #include "tests/support/test_data.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -31,6 +33,7 @@ std::string read_file(const std::string& path) {
 std::string temp_dir() {
   struct Dir {
     fs::path path;
+    const pid_t owner = getpid();  // a forked child that exits leaves it alone
     Dir() {
       std::string pattern = (fs::temp_directory_path() / "oar-test-XXXXXX").string();
       if (!mkdtemp(pattern.data())) throw std::runtime_error("mkdtemp failed");
@@ -38,7 +41,7 @@ std::string temp_dir() {
     }
     ~Dir() {
       std::error_code ec;
-      fs::remove_all(path, ec);
+      if (getpid() == owner) fs::remove_all(path, ec);
     }
   };
   static Dir dir;

@@ -17,3 +17,34 @@ def write_onnx(path):
     graph = field(1, node) + field(2, b"g") + field(11, value(b"x")) + field(11, value(b"y")) + field(12, value(b"z"))
     with open(path, "wb") as f:
         f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
+
+
+def write_lookup(folder):
+    """An encoder whose token t has the vector (t, t * t / 100, 1): model.onnx and vocab.txt in `folder`. Gives the table."""
+    import numpy as np
+
+    t = np.arange(96, dtype=np.float64)
+    table = np.stack([t, t * t / 100, np.ones(96)], 1).astype("<f4")
+
+    def size(n):
+        return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + size(n >> 7)
+
+    def field(number, data):
+        return size(number << 3 | 2) + size(len(data)) + data
+
+    def varint(number, v):
+        return size(number << 3) + size(v)
+
+    def value(name, dims, dtype):
+        shape = b"".join(field(1, field(2, d.encode()) if isinstance(d, str) else varint(1, d)) for d in dims)
+        return field(1, name) + field(2, field(1, varint(1, dtype) + field(2, shape)))
+
+    weights = varint(1, 96) + varint(1, 3) + varint(2, 1) + field(8, b"table") + field(9, table.tobytes())
+    node = field(1, b"table") + field(1, b"input_ids") + field(2, b"last_hidden_state") + field(4, b"Gather")
+    graph = field(1, node) + field(2, b"g") + field(5, weights) + field(11, value(b"input_ids", ["n", "s"], 7)) + \
+        field(12, value(b"last_hidden_state", ["n", "s", 3], 1))
+    with open(folder + "/model.onnx", "wb") as f:
+        f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
+    with open(folder + "/vocab.txt", "w", encoding="utf-8") as f:
+        f.write("".join(w + "\n" for w in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"w{k}" for k in range(5, 96)]))
+    return table.astype(np.float64)

@@ -4,6 +4,7 @@
     from oar.aio import AsyncClient
     from oar.grpc import GrpcClient                  # pip install oar[grpc]
     from oar.inference import Config, create_predictor   # NumPy and liboar.so
+    from oar.encoder import Encoder                      # texts to vectors; NumPy and liboar.so
 
 Nothing is imported before it is used: the HTTP clients need no NumPy, and no library of Oar.
 """

@@ -47,6 +47,16 @@ class TensorInfo(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK)]
 
 
+class EmbedOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("pooling", c_int32), ("normalize", c_int32), ("reserved", c_int32),
+                ("max_tokens", c_int64), ("dimensions", c_int64)]
+
+
+class EncoderInfo(ctypes.Structure):
+    _fields_ = [("max_tokens", c_int64), ("dimensions", c_int64), ("vocab_size", c_int32), ("embeds", c_int32),
+                ("scores", c_int32), ("normalizes", c_int32)]
+
+
 HANDLE = c_uint64
 _FUNCTIONS = {
     "oar_abi_version": (c_uint32, []),
@@ -76,6 +86,12 @@ _FUNCTIONS = {
     "oar_predictor_run": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(HANDLE)]),
     "oar_outputs_get": (c_int, [HANDLE, c_size_t, POINTER(Tensor)]),
     "oar_outputs_close": (c_int, [HANDLE]),
+    "oar_embed_options_init": (c_int, [POINTER(EmbedOptions), c_size_t]),
+    "oar_encoder_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),
+    "oar_encoder_close": (c_int, [HANDLE]),
+    "oar_encoder_get_info": (c_int, [HANDLE, POINTER(EncoderInfo), c_size_t]),
+    "oar_embed": (c_int, [HANDLE, POINTER(c_char_p), c_size_t, POINTER(EmbedOptions), POINTER(HANDLE)]),
+    "oar_score": (c_int, [HANDLE, c_char_p, POINTER(c_char_p), c_size_t, POINTER(HANDLE)]),
 }
 
 
@@ -88,7 +104,10 @@ def library() -> ctypes.CDLL:
     except OSError as e:
         raise OarError(f"cannot load {name} ({e}); install liboar0, or set OAR_LIBRARY to the path of liboar.so") from e
     for function, (result, arguments) in _FUNCTIONS.items():
-        f = getattr(found, function)
+        try:
+            f = getattr(found, function)
+        except AttributeError:
+            raise OarError(f"{name} has no {function}(): it is older than this package; update the library") from None
         f.restype, f.argtypes = result, arguments
     if found.oar_abi_version() != ABI_VERSION:
         raise OarError(f"{name} has ABI {found.oar_abi_version()}, this package needs {ABI_VERSION}")

@@ -21,7 +21,7 @@ OAR = os.environ["OAR_BIN"]
 
 import oar  # noqa: E402
 from oar.aio import AsyncClient  # noqa: E402
-from tiny_onnx import write_onnx  # noqa: E402
+from tiny_onnx import write_lookup, write_onnx  # noqa: E402
 
 
 def missing(*modules):
@@ -204,6 +204,32 @@ class Embedded(unittest.TestCase):
             oar.Model("/nonexistent")
         with self.assertRaises(oar.OarError):
             m.tokenize("closed")
+
+    @unittest.skipIf(missing("numpy"), missing("numpy"))
+    def test_encoder(self):
+        import numpy as np
+        from oar.encoder import Encoder
+        with tempfile.TemporaryDirectory() as folder:
+            table = write_lookup(folder)
+            with Encoder(folder, threads=2) as e:
+                self.assertEqual((e.dimensions, e.embeds, e.scores), (3, True, False))
+                want = np.array([table[[2, 5, 6, 3]].mean(0), table[[2, 9, 3]].mean(0)])
+                np.testing.assert_allclose(e.embed(["w5 w6", "w9"], normalize=False), want, rtol=1e-6)
+                want /= np.linalg.norm(want, axis=1, keepdims=True)
+                vectors = e.embed(["w5 w6", "w9"])
+                np.testing.assert_allclose(e.embed("w9", pooling="cls", normalize=False), table[2], rtol=1e-6)
+                self.assertEqual(e.embed("w9", dimensions=2).shape, (2,))
+                for wrong in ({"dimensions": 9}, {"max_tokens": 0, "texts": "w5 " * 600}):
+                    with self.assertRaises(oar.OarError) as raised:
+                        e.embed(**{"texts": "w5", **wrong})
+                    self.assertEqual(raised.exception.status, "INVALID_ARGUMENT")
+                with self.assertRaises(ValueError):
+                    e.embed("w5", pooling="median")
+                with self.assertRaises(oar.OarError):
+                    e.score("w5", ["w6"])
+            np.testing.assert_allclose(vectors, want, rtol=1e-6)  # results outlive their encoder
+            with self.assertRaises(oar.OarError):
+                e.embed("closed")
 
     @unittest.skipIf(missing("numpy"), missing("numpy"))
     def test_predictor(self):

@@ -1,0 +1,19 @@
+// The page that a browser gets from GET /: what is running, how it is doing, and a box to ask it. One file
+// (index.html, part of the program), nothing fetched from elsewhere. It is a client of the public endpoints
+// like any other: there is no endpoint for it alone, and it holds no data of its own.
+#pragma once
+
+#include <string>
+
+namespace oar::ui {
+
+struct Page {
+  std::string html;
+  // Value of the header Content-Security-Policy: nothing but the page's own script and style, known by their
+  // hashes, may run; only this server may be asked; no text may become markup.
+  std::string content_security_policy;
+};
+
+Page status_page();
+
+}  // namespace oar::ui
