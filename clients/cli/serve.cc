@@ -7,6 +7,7 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
+#include "clients/cli/option_file.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
@@ -22,6 +23,7 @@ struct ServeOptions {
   ConfigDefaults batching;  // of ordinary models without a config
   double drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
+  std::string config;
 };
 
 constexpr int kTensorMessageBytes = 64 << 20;
@@ -161,7 +163,13 @@ int serve(const ServeOptions& o) {
 void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
-  add_model_options(*c, o->model, {.kv = "int8"});
+  add_model_options(*c, o->model, {.model_required = false, .kv = "int8"});
+  c->add_option(
+       "--config", o->config,
+       "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "
+       "command line wins")
+      ->type_name("FILE")
+      ->envname("OAR_CONFIG");
   c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--grpc", o->server.grpc_address, "host:port of gRPC; port 0 picks a free one, empty: none")
@@ -218,13 +226,21 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve ./models                        a repository: NAME/[config.pbtxt], "
       "NAME/VERSION/model.onnx\n"
       "  oar serve ./Llama-3.2-1B --weights int8 --memory 6GiB --max-context 8192\n"
+      "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"
       "  curl -N localhost:8000/v1/completions -d "
       "'{\"model\":\"demo\",\"prompt\":\"ROMEO:\",\"stream\":true}' \\\n"
       "       -H 'content-type: application/json'\n"
       "SIGTERM or Ctrl-C finishes what is running and exits 0; a second one ends at once.\n"
       "An engine failure exits 1.");
-  c->callback([o, &action] { action = [o] { return serve(*o); }; });
+  c->callback([o, c, &action] {
+    if (!o->config.empty()) {
+      if (const Status s = apply_option_file(*c, o->config); !s.ok())
+        throw CLI::ValidationError("--config", s.message());
+    }
+    if (o->model.model.empty()) throw CLI::RequiredError("MODEL");
+    action = [o] { return serve(*o); };
+  });
 }
 
 }  // namespace oar::cli

@@ -497,6 +497,46 @@ class Serve(Base):
             with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
                 self.assertEqual(json.load(models)["data"][0]["id"], "bard")
 
+    def test_options_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "server.toml"
+
+            def refused(text, *says):
+                file.write_text(text, encoding="utf-8")
+                self.refused(2, "serve", "--config", str(file), says=[str(file), *says])
+            for text, *says in (
+                    ("http = '127.0.0.1:0'\nhtpp = 'x'\n", ":2:", "unknown key 'htpp'", "oar serve --help"),
+                    ("max_sequences = 3", "not key = value"),
+                    ("model = \"demo\"\nmodel = \"demo\"", ":2:", "line 1 already"),
+                    ("[server]\n", "no sections"),
+                    ("http 127.0.0.1:0", "not key = value"),
+                    ("http = 127.0.0.1:0", "stand in \"quotes\""),
+                    ("http = \"127.0.0.1:0", "closing quote"),
+                    ("http = \"a\" \"b\"", "left over"),
+                    ("cors-origin = [\"http://a\", \"http://b\"", "same line"),
+                    ("threads = -1", ":1:", "threads", "-1"),
+                    ("weights = \"int3\"", "int3"),
+                    ("memory = \"101%\"", "101%"),
+                    ("config = \"x\"", "unknown key 'config'"),
+                    ("help = true", "unknown key 'help'"),
+                    ("threads", "not key = value"),
+                    ("threads =", "value is missing")):
+                refused(text, *says)
+            file.write_text("threads = 1\n", encoding="utf-8")
+            self.refused(2, "serve", "--config", str(file), says=["MODEL"])
+            self.refused(2, "serve", "--config", folder + "/absent", says=["absent"])
+            file.write_text("# comment\r\n\r\nmodel = 'demo'  # the embedded one\nname = \"bard \\\"one\\\"\"\nhttp = \"127.0.0.1:1\"\n"
+                            "cors-origin = [\"http://a\", 'http://b']\nno-prefix-cache = true\nthreads = 2\nmax-context = 1_024\n", encoding="utf-8")
+            with Server("--threads", "1", model="--config=" + str(file)) as server:  # the command line has another --http
+                self.assertIn('model    bard "one"', server.out)
+                self.assertIn("context 1024", server.out)
+                self.assertRegex(server.out, r"\b1 threads?\b")
+                for origin in ("http://a", "http://b"):
+                    request = urllib.request.Request(server.url("/v1/models"), headers={"Origin": origin})
+                    with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
+                        self.assertEqual(models.headers["Access-Control-Allow-Origin"], origin)
+                        self.assertEqual(json.load(models)["data"][0]["id"], 'bard "one"')
+
     def test_port_in_use(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]

@@ -88,6 +88,22 @@ class Metrics(unittest.TestCase):
         self.assertEqual(metrics_of('sum by (le) (rate(a:b_bucket{model="x"}[5m])) / no_such'), {"a:b_bucket", "no_such"})
         self.assertNotIn("no_such", self.exported)
 
+    def test_configurations_start(self):
+        """Each config map, as the server reads it: the model and the ports replaced, the rest as deployed."""
+        for path in glob.glob(os.path.join(DEPLOY, "**/server.toml"), recursive=True):
+            for spoilt in (False, True):
+                with tempfile.NamedTemporaryFile("w", suffix=".toml") as f:
+                    with open(path, encoding="utf-8") as original:
+                        f.write(original.read() + ("drain-timeot = 3\n" if spoilt else ""))
+                    f.flush()
+                    server = subprocess.Popen([OAR, "serve", os.path.join(ROOT, "configs/demo"), "--config", f.name, "--http", "127.0.0.1:0",
+                                               "--grpc", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    ready = "ready\n" in iter(server.stdout.readline, "")
+                    server.terminate()
+                    complaint = server.communicate(timeout=30)[1]
+                self.assertEqual(ready, not spoilt, path + complaint)
+                self.assertEqual("unknown key 'drain-timeot'" in complaint, spoilt, complaint)
+
     def test_what_the_endpoint_picker_reads(self):
         for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info"):
             self.assertIn(name, self.exported)
@@ -111,6 +127,12 @@ class Files(unittest.TestCase):
                     for line in f:
                         if not line.lstrip().startswith("#") and ("serve" in line or "OAR_OPTIONS" in line):
                             flags |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
+        self.assertIn("--config", flags)
+        for path in glob.glob(os.path.join(DEPLOY, "**/*.toml"), recursive=True):
+            with open(path, encoding="utf-8") as f:
+                keys = set(re.findall(r"^([^#\s=]+) *=", f.read(), re.M))
+            self.assertIn("http", keys)
+            flags |= {"--" + key for key in keys - {"model"}}
         self.assertIn("--http", flags)
         for flag in flags:
             self.assertIn(flag, help_text)
@@ -214,6 +236,8 @@ class Files(unittest.TestCase):
             out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=60)
             self.assertEqual(out.returncode, 0, out.stderr)
             self.assertIn("app.kubernetes.io/name: oar", out.stdout)
+            config = re.search(r"kind: ConfigMap.*?name: (oar-server-\w+)", out.stdout, re.S)[1]
+            self.assertEqual(out.stdout.count(config), 2, folder)  # the map and the volume that holds it
 
     def test_alert_rules_with_promtool(self):
         if shutil.which("promtool") is None:
