@@ -48,7 +48,7 @@ struct ConvArgs {
   const float* x = nullptr;         // (N, H, W) pixels, ldx apart, of C channels; (N, C, H, W) when planar
   const float* w = nullptr;         // packed by pack_filters(), 64-byte aligned
   const float* bias = nullptr;      // [M] or null
-  const float* residual = nullptr;  // as out, or null
+  const float* residual = nullptr;  // as out, or null; may be `out` itself
   WindowShape window;
   int64_t C = 0, M = 0, groups = 1;
   int64_t ldx = 0, ldo = 0;
@@ -67,7 +67,7 @@ struct DepthwiseArgs {
   const float* x = nullptr;         // (N, H, W, C)
   const float* w = nullptr;         // (KH, KW, C)
   const float* bias = nullptr;      // [C] or null
-  const float* residual = nullptr;  // as out, or null
+  const float* residual = nullptr;  // as out, or null; may be `out` itself
   WindowShape window;
   int64_t C = 0;
   Epilogue epilogue = Epilogue::kNone;

@@ -6,7 +6,9 @@
 #include "clients/cli/command.h"
 #include "clients/cli/ranges.h"
 #include "clients/cli/tensor_files.h"
+#include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/runtime/chrome_trace.h"
 #include "engine/runtime/predictor.h"
 
 namespace oar::cli {
@@ -16,6 +18,7 @@ struct InferOptions {
   std::string model, output;
   std::vector<std::string> inputs, disabled;
   int threads = 0;
+  std::string trace;
   bool json = false, graph = false, profile = false;
 };
 
@@ -76,11 +79,24 @@ Status infer(const InferOptions& o) {
       return invalid_argument(cat("input ", s.to_string(), " is missing: --input ", s.name, "=FILE"));
     values.push_back(in[s.name]);
   }
+  std::vector<Shape> shapes;
+  for (const Datum& d : values) {
+    if (d.is_tensor()) shapes.push_back(d.tensor.shape());
+  }
+  const auto plan = predictor->plan(shapes);
+  if (!o.json && plan.ok()) {
+    std::printf("activations take %s: an arena of %s and results of %s\n",
+                format_bytes((*plan)->peak_bytes()).c_str(), format_bytes((*plan)->arena_bytes).c_str(),
+                format_bytes((*plan)->result_bytes).c_str());
+  } else if (!o.json && plan.status().code() == StatusCode::kFailedPrecondition) {
+    std::printf("activations: known after the run (%s)\n", std::string(plan.status().message()).c_str());
+  }
   std::vector<NodeTime> times;
   const auto run_start = Clock::now();
-  auto outputs = o.profile ? predictor->profile(values, &times) : predictor->run(values);
+  auto outputs = o.profile || !o.trace.empty() ? predictor->profile(values, &times) : predictor->run(values);
   OAR_RETURN_IF_ERROR(outputs.status());
   const double run_ms = ms_since(run_start);
+  if (!o.trace.empty()) OAR_RETURN_IF_ERROR(write_file(o.trace, chrome_trace(times, o.model)));
   if (o.profile) {
     std::map<std::string, std::pair<double, int>> by_op;
     for (const NodeTime& t : times)
@@ -112,6 +128,10 @@ Status infer(const InferOptions& o) {
   if (o.json) {
     boost::json::object out{
         {"model", o.model}, {"load_ms", load_ms}, {"run_ms", run_ms}, {"outputs", std::move(list)}};
+    if (plan.ok()) {
+      out["activation_bytes"] = (*plan)->peak_bytes();
+      out["arena_bytes"] = (*plan)->arena_bytes;
+    }
     std::printf("%s\n", boost::json::serialize(out).c_str());
   } else {
     std::printf("loaded in %.1f ms, ran in %.2f ms\n", load_ms, run_ms);
@@ -132,6 +152,8 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
   c->add_flag("--graph", o->graph, "print the graph after all passes");
   c->add_flag("--profile", o->profile, "time per kind of op");
+  c->add_option("--trace", o->trace, "a file for chrome://tracing and ui.perfetto.dev: when each op ran")
+      ->type_name("FILE");
   c->add_flag("--json", o->json, "print one JSON object");
   c->footer("Example:\n  oar infer squeezenet.onnx --input data_0=kitten.npy --output out");
   c->callback([o, &action] {

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "clients/cli/command.h"
+#include "clients/cli/inspect_predictor.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
 #include "engine/base/format.h"
@@ -18,6 +19,7 @@ namespace {
 struct InspectOptions {
   ModelOptions model;
   ReportOptions report;
+  std::vector<std::string> inputs;  // of ordinary models
   bool tensors = false, json = false, quant = false;
 };
 
@@ -118,6 +120,16 @@ int inspect_quant(const std::string& path, const InspectOptions& o, const Langua
 
 int inspect(const InspectOptions& o) {
   const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
+  if (is_predictor_path(o.model.model)) {
+    PredictorInspection what;
+    what.disabled_passes = {o.model.engine.disabled_passes.begin(), o.model.engine.disabled_passes.end()};
+    what.inputs = o.inputs;
+    what.dump_pass = o.report.dump_pass;
+    what.graph = o.report.graph;
+    what.plan = o.report.plan || o.report.memory;
+    const Status s = inspect_predictor(o.model.model, what);
+    return s.ok() ? kSuccess : fail(s);
+  }
   std::string path;
   auto engine = engine_options(o.model, LogLevel::kWarning, path);
   if (!engine.ok()) return fail(engine.status());
@@ -147,7 +159,8 @@ void add_inspect(CLI::App& app, Action& action) {
   add_model_options(*c, o->model, {.memory_budget = false});
   c->add_flag("--tensors", o->tensors, "list every tensor");
   auto* graph = c->add_flag("--graph", o->report.graph, "the graph after all passes");
-  auto* plan = c->add_flag("--plan", o->report.plan, "the kernel calls of a step");
+  auto* plan = c->add_flag("--plan", o->report.plan,
+                           "the kernel calls of a step; of an ONNX or Paddle model the memory of a run");
   auto* memory = c->add_flag("--memory", o->report.memory, "what weights, activations and the KV cache take");
   c->add_flag(
        "--quant", o->quant,
@@ -156,6 +169,8 @@ void add_inspect(CLI::App& app, Action& action) {
       ->excludes(graph)
       ->excludes(plan)
       ->excludes(memory);
+  c->add_option("--input", o->inputs, "with --plan of an ONNX or Paddle model: an input's extents")
+      ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")
@@ -168,6 +183,7 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect demo\n"
       "  oar inspect model.gguf --tensors\n"
       "  oar inspect demo --quant --weights int4 --kv int4\n"
+      "  oar inspect resnet50.onnx --plan --input input=8x3x224x224\n"
       "  oar inspect demo --graph --disable-pass fuse_qkv\n"
       "  oar inspect demo --dump-pass fuse_qkv");
   c->callback([o, &action] { action = [o] { return inspect(*o); }; });

@@ -1,6 +1,8 @@
 #include "engine/graph/evaluate.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "engine/base/format.h"
 
@@ -26,8 +28,8 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
 }
 
 Status evaluate_into(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
-                     const EvalOptions& options, const void* prepared) {
-  EvalContext ctx(node, inputs, outputs, options, prepared);
+                     const EvalOptions& options, const void* prepared, EvalContext::OperandFacts facts = {}) {
+  EvalContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
   Status s = node.op->evaluate(ctx);
   if (options.profile) options.profile(node, start, now_ns());
@@ -51,7 +53,37 @@ Result<Tensor> EvalContext::tensor(size_t i) const {
   return inputs_[i]->tensor;
 }
 
+Result<Tensor> EvalContext::allocate(const Shape& shape, DType dtype) const {
+  if (!options_.memory || dtype == DType::kString) {
+    return allocate_elements(shape, dtype, options_.tensor_limit, false);
+  }
+  OAR_ASSIGN(const uint64_t bytes, element_bytes(shape, dtype, options_.tensor_limit));
+  OAR_ASSIGN(Buffer buffer, options_.memory->allocate(bytes));
+  return Tensor::make(shape, element_format(dtype), std::move(buffer));
+}
+
+Result<Tensor> EvalContext::zeros(const Shape& shape, DType dtype) const {
+  if (!options_.memory || dtype == DType::kString) {
+    return allocate_elements(shape, dtype, options_.tensor_limit, true);
+  }
+  OAR_ASSIGN(Tensor t, allocate(shape, dtype));
+  if (!options_.sizing && t.bytes() > 0) std::memset(t.mutable_data(), 0, t.bytes());
+  return t;
+}
+
+bool EvalContext::may_overwrite(size_t i, const Tensor& x, const Shape& shape, DType dtype) const {
+  // Held by the evaluator and by `x`: a view, a sequence or the caller would be a third.
+  return i < facts_.last_use.size() && facts_.last_use[i] && x.buffer().transient() &&
+         x.buffer().holders() == 2 && x.shape() == shape && x.format() == element_format(dtype);
+}
+
+Status EvalContext::known(size_t i) const {
+  if (i >= facts_.unknown.size() || !facts_.unknown[i]) return ok_status();
+  return Status(StatusCode::kFailedPrecondition, cat("a size depends on the values of operand ", i));
+}
+
 Result<std::vector<int64_t>> EvalContext::ints(size_t i) const {
+  OAR_RETURN_IF_ERROR(known(i));
   OAR_ASSIGN(const Tensor t, tensor(i));
   const DType d = t.format().dtype();
   if (!(dtype_is_integer(d) || d == DType::kBool) || t.shape().rank() > 1) {
@@ -63,6 +95,7 @@ Result<std::vector<int64_t>> EvalContext::ints(size_t i) const {
 }
 
 Result<int64_t> EvalContext::scalar_int(size_t i) const {
+  OAR_RETURN_IF_ERROR(known(i));
   OAR_ASSIGN(const Tensor t, tensor(i));
   if (t.numel() != 1 || t.format().dtype() == DType::kString) {
     return invalid_argument(cat("operand ", i, " must hold one number"));
@@ -71,6 +104,7 @@ Result<int64_t> EvalContext::scalar_int(size_t i) const {
 }
 
 Result<double> EvalContext::scalar(size_t i) const {
+  OAR_RETURN_IF_ERROR(known(i));
   OAR_ASSIGN(const Tensor t, tensor(i));
   if (t.numel() != 1 || t.format().dtype() == DType::kString) {
     return invalid_argument(cat("operand ", i, " must hold one number"));
@@ -121,15 +155,20 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   const size_t n = g.nodes().size();
   e->prepared_.resize(n);
   e->last_.resize(n);
+  e->last_use_.resize(n);
   std::vector<uint8_t> kept(g.num_values(), 0);
   for (const auto& o : g.outputs()) kept[o.value] = 1;
   for (size_t i = n; i-- > 0;) {
     const Node& node = g.nodes()[i];
     if (!node.op->evaluate) return unimplemented(cat(node.op->name, " cannot be evaluated"));
-    for (ValueId v : node.inputs) {
+    e->last_use_[i].resize(node.inputs.size());
+    for (size_t k = 0; k < node.inputs.size(); ++k) {
+      const ValueId v = node.inputs[k];
       if (v == kNoValue || kept[v] || g.value(v).kind == ValueKind::kConstant) continue;
       kept[v] = 1;
       e->last_[i].push_back(v);
+      // An operand twice has two copies in the op, so that which of the two is marked does not matter.
+      e->last_use_[i][k] = g.value(v).kind == ValueKind::kResult;
     }
     for (ValueId v : node.outputs) {
       if (!kept[v]) e->last_[i].push_back(v);
@@ -171,6 +210,15 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
     }
     return known[v] ? &values[v] : nullptr;
   };
+  // While sizing: values of which only the shape is known, and options for nodes that see none of them.
+  std::vector<uint8_t> unknown, unknown_operands;
+  EvalOptions real;
+  if (options.sizing) {
+    unknown.resize(g.num_values());
+    for (ValueId v : g.inputs()) unknown[v] = 1;
+    real = options;
+    real.sizing = false;
+  }
   std::vector<const Datum*> operands;
   std::vector<Datum> results;
   for (size_t i = 0; i < g.nodes().size(); ++i) {
@@ -178,7 +226,22 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
     operands.clear();
     for (ValueId v : node.inputs) operands.push_back(v == kNoValue ? nullptr : fetch(v));
     results.assign(node.outputs.size(), {});
-    OAR_RETURN_IF_ERROR(evaluate_into(node, operands, results, options, prepared_[i].get()));
+    const EvalOptions* how = &options;
+    EvalContext::OperandFacts facts{last_use_[i], {}};
+    if (options.sizing) {
+      unknown_operands.clear();
+      for (ValueId v : node.inputs) unknown_operands.push_back(v != kNoValue && unknown[v]);
+      const bool any = std::count(unknown_operands.begin(), unknown_operands.end(), 1) > 0;
+      if (any && node.op->sizes == SizesFrom::kValues) {
+        return Status(StatusCode::kFailedPrecondition,
+                      cat(describe(node, operands), ": sizes depend on values"));
+      }
+      const bool computed = !any || node.op->sizes == SizesFrom::kItself;
+      if (computed) how = &real;
+      facts.unknown = unknown_operands;
+      for (ValueId v : node.outputs) unknown[v] = !computed;
+    }
+    OAR_RETURN_IF_ERROR(evaluate_into(node, operands, results, *how, prepared_[i].get(), facts));
     for (size_t k = 0; k < results.size(); ++k) {
       values[node.outputs[k]] = std::move(results[k]);
       known[node.outputs[k]] = 1;
@@ -192,6 +255,20 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
     out.push_back(*d);
   }
   return out;
+}
+
+Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& options) const {
+  RunMemory memory;
+  memory.begin_sizing();
+  EvalOptions sizing = options;
+  sizing.sizing = true;
+  sizing.memory = &memory;
+  sizing.profile = nullptr;
+  OAR_ASSIGN(const std::vector<Datum> results, run(std::move(inputs), sizing));
+  std::vector<BlockLife> lives = memory.end();
+  if (lives.empty() && !graph_->nodes().empty())
+    return Status(StatusCode::kFailedPrecondition, "too many values to plan");
+  return plan_blocks(std::move(lives));
 }
 
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/graph/op.h"
+#include "engine/graph/run_memory.h"
 #include "engine/tensor/element.h"
 #include "kernels/thread_pool.h"
 
@@ -42,9 +43,11 @@ struct Datum {
 
 struct EvalOptions {
   ThreadPool* pool = nullptr;                 // null: one thread
+  RunMemory* memory = nullptr;                // what results are allocated from; null: the system
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes of one tensor; a hostile file may ask for more
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
+  bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
   // Told each node's name and nanoseconds; null: not measured.
   std::function<void(const Node&, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
 };
@@ -55,9 +58,19 @@ using Prepared = std::shared_ptr<const void>;
 // One op instance with its operands in one run.
 class EvalContext {
  public:
+  // By operand, empty: none. What a node may know of its operands beyond their values.
+  struct OperandFacts {
+    std::span<const uint8_t> last_use;  // results of this graph that nobody reads after this node
+    std::span<const uint8_t> unknown;   // sizing: values are not known, only their shapes
+  };
   EvalContext(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
-              const EvalOptions& options, const void* prepared = nullptr)
-      : node_(node), inputs_(inputs), outputs_(outputs), options_(options), prepared_(prepared) {}
+              const EvalOptions& options, const void* prepared = nullptr, OperandFacts facts = {})
+      : node_(node),
+        inputs_(inputs),
+        outputs_(outputs),
+        options_(options),
+        prepared_(prepared),
+        facts_(facts) {}
 
   const Attrs& attrs() const { return node_.attrs; }
   const Node& node() const { return node_; }
@@ -88,11 +101,20 @@ class EvalContext {
   Result<std::vector<int64_t>> ints_or_attr(size_t i, const char* attr) const;
 
   // Uninitialized, and zeroed.
-  Result<Tensor> allocate(const Shape& shape, DType dtype) const {
-    return allocate_elements(shape, dtype, options_.tensor_limit, false);
+  Result<Tensor> allocate(const Shape& shape, DType dtype) const;
+  Result<Tensor> zeros(const Shape& shape, DType dtype) const;
+  // RESOURCE_EXHAUSTED when one such tensor would be too large.
+  Status check_size(const Shape& shape, DType dtype) const {
+    return element_bytes(shape, dtype, options_.tensor_limit).status();
   }
-  Result<Tensor> zeros(const Shape& shape, DType dtype) const {
-    return allocate_elements(shape, dtype, options_.tensor_limit, true);
+  // Whether a result may be written over operand i: nobody else will read it, and it is as large. For ops
+  // that read element k of it no later than they write element k. `x` is what tensor(i) gave, the op's only
+  // copy.
+  bool may_overwrite(size_t i, const Tensor& x, const Shape& shape, DType dtype) const;
+  // As allocate(), over operand i where that may be.
+  Result<Tensor> allocate_over(size_t i, const Tensor& x, const Shape& shape, DType dtype) const {
+    if (may_overwrite(i, x, shape, dtype)) return x;
+    return allocate(shape, dtype);
   }
   void set(size_t i, Datum d) {
     if (i < outputs_.size()) outputs_[i] = std::move(d);
@@ -103,6 +125,7 @@ class EvalContext {
   // number of nanoseconds per item.
   template <class F>
   void parallel(int64_t count, double cost, F&& fn) const {
+    if (options_.sizing) return;
     if (!options_.pool || static_cast<double>(count) * cost < 20000) return fn(int64_t{0}, count);
     const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
     using Fn = std::remove_reference_t<F>;
@@ -117,8 +140,10 @@ class EvalContext {
   const Node& node_;
   std::span<const Datum* const> inputs_;
   std::span<Datum> outputs_;
+  Status known(size_t i) const;
   const EvalOptions& options_;
   const void* prepared_;
+  const OperandFacts facts_;
 };
 
 // Shape from sizes computed by an op: INVALID_ARGUMENT when negative, of more than 8 axes or overflowing.
@@ -134,12 +159,17 @@ class Evaluator {
   // `inputs` in graph.inputs() order; outputs in graph.outputs() order. A value is dropped after its last
   // use.
   Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions& options) const;
+  // What run() would ask memory for, given inputs of these shapes; their values are not read. Shape
+  // arithmetic is computed, all else evaluated with its loops left out, in memory that is not touched.
+  // FAILED_PRECONDITION, naming the node, where a size depends on values.
+  Result<BlockPlan> size(std::vector<Datum> inputs, const EvalOptions& options) const;
 
  private:
   Evaluator() = default;
   std::shared_ptr<const Graph> graph_;
-  std::vector<Prepared> prepared_;          // by node
-  std::vector<std::vector<ValueId>> last_;  // by node: values not needed after it
+  std::vector<Prepared> prepared_;              // by node
+  std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it
+  std::vector<std::vector<uint8_t>> last_use_;  // by node and operand
 };
 
 // Evaluates one node by itself: constant folding, tests.

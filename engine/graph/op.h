@@ -33,6 +33,13 @@ struct Val {
   explicit operator bool() const { return id != kNoValue; }
 };
 
+// What an op of an ordinary model needs before the sizes of its results are known (Evaluator::size()).
+enum class SizesFrom : uint8_t {
+  kShapes,  // the operands' shapes, and operands read by EvalContext::ints() and scalars
+  kValues,  // the operands' values
+  kItself,  // the result is an operand's size: known with the shapes, value and all
+};
+
 struct OpDef {
   const char* name;
   Gradient gradient = Gradient::kSmooth;
@@ -54,6 +61,7 @@ struct OpDef {
   // Runs on concrete host tensors of any dtype; result shapes follow from the values (evaluate.h). Ops of
   // ordinary models have this and need no shape rule.
   Status (*evaluate)(EvalContext& ctx) = nullptr;
+  SizesFrom sizes = SizesFrom::kShapes;
   // Packs what is constant once, for evaluate(); null when nothing is worth it. `constants` has one entry per
   // operand, null where it is not constant.
   Result<std::shared_ptr<const void>> (*prepare)(const Node& node,

@@ -1,5 +1,11 @@
 #include "engine/runtime/predictor.h"
 
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "engine/runtime/run_plans.h"
+
 namespace oar {
 
 struct Predictor::Shared {
@@ -9,7 +15,32 @@ struct Predictor::Shared {
   std::vector<PassReport> passes;
   uint64_t tensor_limit = 0;
   int64_t loop_limit = 0;
+  mutable RunPlans plans;
+
+  explicit Shared(size_t planned_shapes) : plans(planned_shapes) {}
 };
+
+// Of one handle: an arena for each of its runs at the same time, waiting for the next.
+struct Predictor::Arenas {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<RunMemory>> idle;
+
+  std::unique_ptr<RunMemory> take() {
+    const std::lock_guard lock(mutex);
+    if (idle.empty()) return std::make_unique<RunMemory>();
+    auto memory = std::move(idle.back());
+    idle.pop_back();
+    return memory;
+  }
+  void give_back(std::unique_ptr<RunMemory> memory) {
+    const std::lock_guard lock(mutex);
+    idle.push_back(std::move(memory));
+  }
+};
+
+Predictor::Predictor(std::shared_ptr<const Shared> shared)
+    : shared_(std::move(shared)), arenas_(std::make_unique<Arenas>()) {}
+Predictor::~Predictor() = default;
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
   OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
@@ -17,7 +48,7 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
-  auto shared = std::make_shared<Shared>();
+  auto shared = std::make_shared<Shared>(options.planned_shapes);
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.observer = options.pass_observer;
@@ -42,6 +73,29 @@ const std::vector<IoSpec>& Predictor::outputs() const { return shared_->model.ou
 const std::vector<PassReport>& Predictor::passes() const { return shared_->passes; }
 const Graph& Predictor::graph() const { return *shared_->model.graph; }
 const std::string& Predictor::format() const { return shared_->model.format; }
+
+std::string Predictor::summary() const {
+  std::string s = cat("format   ", shared_->model.format);
+  if (!shared_->model.producer.empty()) s += cat(" by ", shared_->model.producer);
+  for (const IoSpec& spec : inputs()) s += cat("\ninput    ", spec.to_string());
+  for (const IoSpec& spec : outputs()) s += cat("\noutput   ", spec.to_string());
+  for (const PassReport& p : passes()) {
+    s += cat(
+        "\npass     ", p.name, ": ",
+        p.disabled ? "off" : cat(p.rewrites, " rewrites, ", p.nodes_before, " -> ", p.nodes_after, " ops"));
+  }
+  std::map<std::string, size_t> ops;
+  for (const Node& node : graph().nodes()) ++ops[node.op->name];
+  for (const auto& [name, count] : ops) s += cat("\nop       ", count, " x ", name);
+  uint64_t constants = 0;
+  for (size_t v = 0; v < graph().num_values(); ++v) {
+    const Value& value = graph().value(static_cast<ValueId>(v));
+    if (value.kind == ValueKind::kConstant) constants += value.constant.bytes();
+  }
+  s += cat("\nweights  ", format_bytes(constants));
+  s += cat("\nthreads  ", shared_->pool ? shared_->pool->workers() : 1);
+  return s + "\n";
+}
 
 namespace {
 
@@ -86,19 +140,141 @@ Result<std::vector<Datum>> Predictor::run(std::vector<Datum> in) const {
   return profile(std::move(in), nullptr);
 }
 
-Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector<NodeTime>* times) const {
+Status Predictor::check_inputs(const std::vector<Datum>& in) const {
   if (in.size() != inputs().size()) {
     return invalid_argument(cat("the model has ", inputs().size(), " inputs, ", in.size(), " are given"));
   }
   std::map<std::string, int64_t> symbols;
   for (size_t k = 0; k < in.size(); ++k) OAR_RETURN_IF_ERROR(check_input(inputs()[k], in[k], symbols));
+  return ok_status();
+}
+
+namespace {
+
+// Results that turned out to lie in the arena, which the next run will write over, move out of it. Planned
+// runs have none.
+Status move_out(const RunMemory& memory, Datum& d) {
+  if (d.kind == Datum::Kind::kSequence) {
+    std::vector<Datum> items = *d.items;
+    for (Datum& item : items) OAR_RETURN_IF_ERROR(move_out(memory, item));
+    d = Datum::sequence(std::move(items));
+    return ok_status();
+  }
+  if (!d.is_tensor() || d.tensor.bytes() == 0 || !memory.in_arena(d.tensor.data())) return ok_status();
+  OAR_ASSIGN(Tensor own, Tensor::allocate(d.tensor.shape(), d.tensor.format()));
+  std::memcpy(own.mutable_data(), d.tensor.data(), own.bytes());
+  d.tensor = std::move(own);
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector<NodeTime>* times) const {
+  OAR_RETURN_IF_ERROR(check_inputs(in));
+  const std::string key = shapes_key(in);
+  std::unique_ptr<RunMemory> memory = arenas_->take();
+  auto plan = key.empty() ? nullptr : shared_->plans.find(key);
+  if (!plan && !key.empty() && memory->arena_bytes() == 0) {
+    // The first run: so that its arena has the right size at once. Later ones with new shapes place their
+    // values in the arena that there is, and leave a plan for the next with these shapes.
+    if (auto sized = shared_->evaluator->size(in, eval_options()); sized.ok()) {
+      plan = std::make_shared<const BlockPlan>(std::move(*sized));
+      shared_->plans.put(key, plan);
+    }
+  }
+  OAR_RETURN_IF_ERROR(memory->begin(plan));
   EvalOptions options = eval_options();
+  options.memory = memory.get();
   if (times) {
     options.profile = [times](const Node& node, uint64_t start, uint64_t end) {
       times->push_back({node.op->name, node.name, start, end});
     };
   }
-  return shared_->evaluator->run(std::move(in), options);
+  auto results = shared_->evaluator->run(std::move(in), options);
+  std::vector<BlockLife> lives = memory->end();
+  if (results.ok()) {
+    for (Datum& d : *results) OAR_RETURN_IF_ERROR(move_out(*memory, d));
+    if (!key.empty()) shared_->plans.learn(key, std::move(lives));
+  }
+  arenas_->give_back(std::move(memory));
+  return results;
+}
+
+Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> shapes) const {
+  if (shapes.size() != inputs().size()) {
+    return invalid_argument(
+        cat("the model has ", inputs().size(), " inputs, shapes of ", shapes.size(), " are given"));
+  }
+  RunMemory memory;
+  memory.begin_sizing();
+  std::vector<Datum> in;
+  for (size_t k = 0; k < shapes.size(); ++k) {
+    const IoSpec& spec = inputs()[k];
+    if (spec.kind != IoSpec::Kind::kTensor || !spec.typed || spec.dtype == DType::kString) {
+      return Status(StatusCode::kFailedPrecondition, cat("input '", spec.name, "' is no tensor of numbers"),
+                    spec.name);
+    }
+    OAR_ASSIGN(const uint64_t bytes, element_bytes(shapes[k], spec.dtype, shared_->tensor_limit));
+    OAR_ASSIGN(Buffer zeros, memory.allocate(bytes));
+    OAR_ASSIGN(Tensor t, Tensor::make(shapes[k], element_format(spec.dtype), std::move(zeros)));
+    in.emplace_back(std::move(t));
+  }
+  OAR_RETURN_IF_ERROR(check_inputs(in));
+  const std::string key = shapes_key(in);
+  if (auto known = shared_->plans.find(key)) return known;
+  OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options()));
+  auto plan = std::make_shared<const BlockPlan>(std::move(sized));
+  shared_->plans.put(key, plan);
+  return plan;
+}
+
+uint64_t Predictor::arena_bytes() const {
+  const std::lock_guard lock(arenas_->mutex);
+  uint64_t sum = 0;
+  for (const auto& memory : arenas_->idle) sum += memory->arena_bytes();
+  return sum;
+}
+
+size_t Predictor::kept_plans() const { return shared_->plans.size(); }
+
+uint64_t Predictor::shrink() const {
+  shared_->plans.clear();
+  std::vector<std::unique_ptr<RunMemory>> idle;
+  {
+    const std::lock_guard lock(arenas_->mutex);
+    idle.swap(arenas_->idle);
+  }
+  uint64_t sum = 0;
+  for (const auto& memory : idle) sum += memory->arena_bytes();
+  return sum;
+}
+
+PredictorPool::PredictorPool(std::unique_ptr<Predictor> first, size_t size) {
+  handles_.push_back(std::move(first));
+  while (handles_.size() < size) handles_.push_back(handles_.front()->clone());
+}
+
+uint64_t PredictorPool::shrink() const {
+  uint64_t sum = 0;
+  for (const auto& handle : handles_) sum += handle->shrink();
+  return sum;
+}
+
+Result<Tensor> share_memory(const void* data, uint64_t bytes, const Shape& shape, DType dtype,
+                            std::shared_ptr<const void> owner) {
+  if (dtype == DType::kString || dtype == DType::kBytes) {
+    return invalid_argument(cat("elements of type ", dtype_name(dtype), " have no memory to share"), "dtype");
+  }
+  const Format format = element_format(dtype);
+  OAR_ASSIGN(const int64_t wanted, tensor_bytes(shape, format));
+  if (bytes != static_cast<uint64_t>(wanted)) {
+    return invalid_argument(
+        cat("bytes is ", bytes, " but ", format.name(), shape.to_string(), " takes ", wanted), "bytes");
+  }
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<size_t>(format.info().alignment) != 0) {
+    return invalid_argument(cat("data is not aligned to ", format.info().alignment, " bytes"), "data");
+  }
+  return Tensor::make(shape, format, Buffer::wrap_const(data, bytes, std::move(owner)));
 }
 
 Result<std::map<std::string, Datum>> Predictor::run(const std::map<std::string, Datum>& named) const {

@@ -1,13 +1,18 @@
 // Predictor: runs a tensor graph (an ONNX or Paddle model). The facade for ordinary models, as Engine is for
-// language models.
+// language models. docs/predictor.md is its guide.
 //
 //   Threads: run() may be called from any thread, by many at once: the model is immutable, values of a run
-//   are its own. clone() gives another handle on the same weights.
-//   Shapes: any that the model accepts, new ones at each run; nothing is kept per shape.
+//   are its own. clone() gives another handle on the same weights, threads and memory plans.
+//   Shapes: any that the model accepts, new ones at each run.
+//   Memory: the intermediate values of a run lie in one arena, at offsets planned for its input shapes; the
+//   plans of the shapes used last are kept. A handle keeps one arena per run at once, as large as the largest
+//   run so far needed, and allocates none once that is reached; shrink() gives it back. Results are memory of
+//   their own and live as long as the caller holds them.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,10 +29,11 @@ struct PredictorOptions {
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
+  size_t planned_shapes = 32;                 // sets of input shapes whose memory plans are kept
   ImportOptions import;
 };
 
-// What one node took, in the order of execution.
+// What one node took, in the order of execution. chrome_trace() (chrome_trace.h) makes a file of it.
 struct NodeTime {
   std::string op, name;
   uint64_t start_ns = 0, end_ns = 0;
@@ -39,7 +45,8 @@ class Predictor {
   static Result<std::unique_ptr<Predictor>> open(const std::string& path,
                                                  const PredictorOptions& options = {});
   static Result<std::unique_ptr<Predictor>> create(ImportedModel model, const PredictorOptions& options = {});
-  // Another handle on the same model and pool.
+  ~Predictor();
+  // Another handle on the same model and pool, with arenas of its own.
   std::unique_ptr<Predictor> clone() const;
 
   const std::vector<IoSpec>& inputs() const;
@@ -47,6 +54,8 @@ class Predictor {
   const std::vector<PassReport>& passes() const;
   const Graph& graph() const;
   const std::string& format() const;
+  // Inputs, outputs, passes with their rewrites, ops by number, weights: for people.
+  std::string summary() const;
 
   // One value per input in the model's order; checked against the declared dtypes, ranks and extents. Errors
   // name the input. Outputs in the model's order.
@@ -56,11 +65,43 @@ class Predictor {
   // As run(), measuring each node; one thread at a time.
   Result<std::vector<Datum>> profile(std::vector<Datum> inputs, std::vector<NodeTime>* times) const;
 
+  // The memory that a run with inputs of these shapes, in the model's order, will take beside the weights:
+  // before any run, and what that run will then use. FAILED_PRECONDITION where sizes depend on values.
+  Result<std::shared_ptr<const BlockPlan>> plan(std::span<const Shape> shapes) const;
+  // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
+  uint64_t arena_bytes() const;
+  size_t kept_plans() const;
+  // Frees arenas that no run is using, and the plans; returns the arenas' bytes.
+  uint64_t shrink() const;
+
  private:
   struct Shared;
-  explicit Predictor(std::shared_ptr<const Shared> shared) : shared_(std::move(shared)) {}
+  struct Arenas;
+  explicit Predictor(std::shared_ptr<const Shared> shared);
   EvalOptions eval_options() const;
+  Status check_inputs(const std::vector<Datum>& inputs) const;
   std::shared_ptr<const Shared> shared_;
+  std::unique_ptr<Arenas> arenas_;
 };
+
+// A fixed number of clones, by index: one for each thread of a program that keeps its own.
+class PredictorPool {
+ public:
+  // `size` handles in all, at least 1.
+  PredictorPool(std::unique_ptr<Predictor> first, size_t size);
+  size_t size() const { return handles_.size(); }
+  const Predictor& at(size_t index) const { return *handles_.at(index); }
+  // Of all handles.
+  uint64_t shrink() const;
+
+ private:
+  std::vector<std::unique_ptr<Predictor>> handles_;
+};
+
+// The caller's memory as an input, without a copy: dense, row-major, aligned for its element type (64 bytes
+// are best), unchanged until the run is over. `owner`, where given, is held as long as the tensor is used.
+// INVALID_ARGUMENT when `bytes` is not what dtype and shape make.
+Result<Tensor> share_memory(const void* data, uint64_t bytes, const Shape& shape, DType dtype,
+                            std::shared_ptr<const void> owner = nullptr);
 
 }  // namespace oar

@@ -43,6 +43,17 @@ class Buffer {
     return b;
   }
 
+  // Memory of one evaluation that nobody outside of it sees: whoever turns out to be its only holder may
+  // write a result over it (EvalContext::allocate_over).
+  static Buffer wrap_transient(void* data, uint64_t size, std::shared_ptr<const void> owner) {
+    Buffer b = wrap(data, size, std::move(owner));
+    b.transient_ = true;
+    return b;
+  }
+  bool transient() const { return transient_; }
+  // Buffers that share these bytes, this one included; 0 without an owner.
+  int64_t holders() const { return owner_.use_count(); }
+
   const void* data() const { return data_; }
   // Our own bug to call on a read-only buffer.
   void* mutable_data() const {
@@ -58,6 +69,7 @@ class Buffer {
     OAR_CHECK(offset <= size_ && size <= size_ - offset, "slice outside the buffer");
     Buffer b(data_ + offset, size, owner_, kind_, writable_);
     b.mapped_ = mapped_;
+    b.transient_ = transient_;
     return b;
   }
 
@@ -76,6 +88,7 @@ class Buffer {
   MemoryKind kind_ = MemoryKind::kHost;
   bool writable_ = false;
   bool mapped_ = false;
+  bool transient_ = false;
 };
 
 }  // namespace oar

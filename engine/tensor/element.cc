@@ -69,7 +69,7 @@ Format element_format(DType dtype) {
   }
 }
 
-Result<Tensor> allocate_elements(const Shape& shape, DType dtype, uint64_t limit, bool zeroed) {
+Result<uint64_t> element_bytes(const Shape& shape, DType dtype, uint64_t limit) {
   const Format format = element_format(dtype);
   OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
   if (static_cast<uint64_t>(bytes) > limit) {
@@ -77,10 +77,16 @@ Result<Tensor> allocate_elements(const Shape& shape, DType dtype, uint64_t limit
                                   format_bytes(static_cast<uint64_t>(bytes)), "; the limit is ",
                                   format_bytes(limit)));
   }
+  return static_cast<uint64_t>(bytes);
+}
+
+Result<Tensor> allocate_elements(const Shape& shape, DType dtype, uint64_t limit, bool zeroed) {
+  const Format format = element_format(dtype);
+  OAR_ASSIGN(const uint64_t bytes, element_bytes(shape, dtype, limit));
   if (dtype != DType::kString) return zeroed ? Tensor::zeros(shape, format) : Tensor::allocate(shape, format);
   auto strings = std::make_shared<std::vector<std::string>>(static_cast<size_t>(shape.numel()));
   void* data = strings->data();
-  return Tensor::make(shape, format, Buffer::wrap(data, static_cast<uint64_t>(bytes), std::move(strings)));
+  return Tensor::make(shape, format, Buffer::wrap(data, bytes, std::move(strings)));
 }
 
 double element_as_double(const Tensor& t, int64_t index) {

@@ -24,6 +24,9 @@ struct DTypeOf<std::string> {
 Format element_format(DType dtype);
 inline Tensor must(Result<Tensor> t) { return std::move(t).value(); }
 
+// Bytes of such a tensor; RESOURCE_EXHAUSTED beyond `limit`.
+Result<uint64_t> element_bytes(const Shape& shape, DType dtype, uint64_t limit);
+
 // New host memory, uninitialized unless `zeroed` (strings are always empty). RESOURCE_EXHAUSTED beyond
 // `limit` bytes, which a hostile file may ask for.
 Result<Tensor> allocate_elements(const Shape& shape, DType dtype, uint64_t limit = uint64_t{1} << 36,

@@ -35,9 +35,10 @@ struct ConvTile {
   float* out;              // of the first of the NV vectors
   const int64_t* offsets;  // of each row's pixel in out
   const float* residual;   // as out, or null
-  const float* bias;       // or null
-  int64_t last_lanes;      // of the last vector
-  bool first, last;        // part of the sum
+  bool over;           // the residual lies in `out`: the sum starts from it, before parts of it are written
+  const float* bias;   // or null
+  int64_t last_lanes;  // of the last vector
+  bool first, last;    // part of the sum
   Vf low, high;
 };
 
@@ -45,7 +46,7 @@ template <int MR, int NV>
 void conv_tile(const ConvTile& t) {
   Vf acc[MR][NV];
   const auto lanes = [&](int v) { return v + 1 < NV ? kLanes : t.last_lanes; };
-  if (t.first) {
+  if (t.first && !t.over) {
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 4
@@ -85,7 +86,7 @@ void conv_tile(const ConvTile& t) {
         for (int r = 0; r < MR; ++r) acc[r][v] = acc[r][v] + bias;
       }
     }
-    if (t.residual) {
+    if (t.residual && !t.over) {
 #pragma GCC unroll 8
       for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 4
@@ -281,6 +282,7 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
   t.panel = work.K * kLanes;
   t.out = a.out + channel0;
   t.residual = a.residual ? a.residual + channel0 : nullptr;
+  t.over = a.residual == a.out;
   t.bias = a.bias ? a.bias + channel0 : nullptr;
   t.last_lanes = m1 - (panel1 - 1) * kLanes;
   t.low = epilogue.low(), t.high = epilogue.high();

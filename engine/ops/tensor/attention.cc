@@ -83,7 +83,7 @@ Status dense_attention(EvalContext& ctx) {
       return invalid_argument("one length per batch entry is needed");
   }
   const Shape full({B, H, S, L});
-  OAR_RETURN_IF_ERROR(ctx.allocate(full, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(full, DType::kF64));
   Vec bias;
   if (ctx.has(3)) {
     OAR_ASSIGN(const Tensor mask, ctx.tensor(3));

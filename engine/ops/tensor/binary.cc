@@ -19,6 +19,12 @@ Result<Tensor> align(const EvalContext& ctx, const Tensor& x, const Tensor& y) {
   return y.reshape(Shape(dims));
 }
 
+// Over whichever of the operands, of the result's dtype, is as large as the result and not needed any more.
+Result<Tensor> result_over(const EvalContext& ctx, const Shape& shape, const Tensor& x, const Tensor& y) {
+  if (ctx.may_overwrite(0, x, shape, dtype_of(x))) return x;
+  return ctx.allocate_over(1, y, shape, dtype_of(x));
+}
+
 // f(a, b) for every dtype that `dispatch` offers, result of dtype `to` (default: the operands').
 template <class Dispatch, class F>
 Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
@@ -27,7 +33,7 @@ Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
   OAR_ASSIGN(y, align(ctx, x, y));
   OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
-  OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
+  OAR_ASSIGN(Tensor out, result_over(ctx, b.shape(), x, y));
   if (!dispatch(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;

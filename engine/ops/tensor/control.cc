@@ -339,17 +339,18 @@ Status optional_has_element(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(concat_from_sequence, tensor::concat_from_sequence);
-extern const OpDef op_if_else = {.name = "if", .gradient = Gradient::kNone, .evaluate = tensor::if_};
-OAR_TENSOR_OP(loop, tensor::loop);
+extern const OpDef op_if_else = {
+    .name = "if", .gradient = Gradient::kNone, .evaluate = tensor::if_, .sizes = SizesFrom::kValues};
+OAR_TENSOR_OP(loop, tensor::loop, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(optional_get_element, tensor::optional_get_element);
-OAR_TENSOR_OP(optional_has_element, tensor::optional_has_element);
-OAR_TENSOR_OP(scan, tensor::scan);
+OAR_TENSOR_OP(optional_has_element, tensor::optional_has_element, .sizes = SizesFrom::kItself);
+OAR_TENSOR_OP(scan, tensor::scan, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(sequence_at, tensor::sequence_at);
 OAR_TENSOR_OP(sequence_construct, tensor::sequence_construct);
 OAR_TENSOR_OP(sequence_empty, tensor::sequence_empty);
 OAR_TENSOR_OP(sequence_erase, tensor::sequence_erase);
 OAR_TENSOR_OP(sequence_insert, tensor::sequence_insert);
-OAR_TENSOR_OP(sequence_length, tensor::sequence_length);
-OAR_TENSOR_OP(sequence_map, tensor::sequence_map);
-OAR_TENSOR_OP(split_to_sequence, tensor::split_to_sequence);
+OAR_TENSOR_OP(sequence_length, tensor::sequence_length, .sizes = SizesFrom::kItself);
+OAR_TENSOR_OP(sequence_map, tensor::sequence_map, .sizes = SizesFrom::kValues);
+OAR_TENSOR_OP(split_to_sequence, tensor::split_to_sequence, .sizes = SizesFrom::kValues);
 }  // namespace oar

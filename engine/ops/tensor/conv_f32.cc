@@ -178,7 +178,11 @@ Status conv(EvalContext& ctx) {
     OAR_ASSIGN(w, as_f32(w));
     if (bias.defined()) { OAR_ASSIGN(bias, as_f32(bias)); }
     const float* b = bias.defined() ? elements<float>(bias) : nullptr;
-    OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+    if (fused) {
+      OAR_ASSIGN(y, ctx.allocate_over(3, residual, shape, DType::kF32));
+    } else {
+      OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+    }
     float* out = mutable_elements<float>(y);
     if (c.w.axes > 2) {
       if (nhwc) return unimplemented("channels-last convolution of three axes");

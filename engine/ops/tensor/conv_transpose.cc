@@ -157,7 +157,7 @@ Status conv_transpose(EvalContext& ctx) {
   if (nhwc) return unimplemented("channels-last transposed convolution with overlapping windows");
   const std::vector<double> px = to_doubles(x), pw = to_doubles(w),
                             pb = bias.defined() ? to_doubles(bias) : std::vector<double>();
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   std::vector<double> y(static_cast<size_t>(shape.numel()), 0);
   ctx.parallel(N * M, static_cast<double>(per_in * ins * kernel), [&](int64_t begin, int64_t end) {
     for (int64_t nm = begin; nm < end; ++nm) {

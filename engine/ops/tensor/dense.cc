@@ -46,7 +46,6 @@ Status dense(EvalContext& ctx) {
   std::vector<int64_t> dims = dims_of(x.shape());
   dims.back() = p->N;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
   PackedProduct c;
   Tensor bias, residual;
   if (ctx.has(2)) {
@@ -60,6 +59,12 @@ Status dense(EvalContext& ctx) {
     OAR_RETURN_IF_ERROR(check_same_dtype(x, residual));
   }
   const bool fused = residual.defined() && residual.shape() == shape;
+  Tensor y;
+  if (fused) {
+    OAR_ASSIGN(y, ctx.allocate_over(3, residual, shape, DType::kF32));
+  } else {
+    OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+  }
   if (fused) c.residual = elements<float>(residual);
   c.rows = x.numel() / std::max<int64_t>(p->K, 1), c.K = p->K, c.N = p->N;
   c.x = elements<float>(x), c.w = elements<float>(p->packed), c.out = mutable_elements<float>(y);

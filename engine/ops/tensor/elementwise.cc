@@ -10,7 +10,7 @@ namespace {
 Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return false;
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
   static const Kernel& kernel = f32_kernel(KernelFamily::kUnary);
   UnaryArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
@@ -28,7 +28,7 @@ Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
 Result<bool> through_epilogue(EvalContext& ctx, Epilogue kind, double alpha, double beta) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return false;
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
   static const Kernel& kernel = f32_kernel(KernelFamily::kActivate);
   ActivateArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
@@ -195,7 +195,7 @@ Status clip(EvalContext& ctx) {
     OAR_RETURN_IF_ERROR(check_same_dtype(x, bound));
     if (bound.numel() != 1) return invalid_argument("bounds must be scalars");
   }
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
@@ -259,7 +259,7 @@ Status logical_not(EvalContext& ctx) {
 
 Status bitwise_not(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_integer(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         map_elements<T, T>(ctx, x, y, kCheap, [](T v) { return static_cast<T>(~v); });

@@ -407,15 +407,15 @@ Status top_k(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(compress, tensor::compress);
+OAR_TENSOR_OP(compress, tensor::compress, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(gather, tensor::gather);
 OAR_TENSOR_OP(gather_elements, tensor::gather_elements);
 OAR_TENSOR_OP(gather_nd, tensor::gather_nd);
-OAR_TENSOR_OP(non_zero, tensor::non_zero);
+OAR_TENSOR_OP(non_zero, tensor::non_zero, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(one_hot, tensor::one_hot);
 OAR_TENSOR_OP(scatter_elements, tensor::scatter_elements);
 OAR_TENSOR_OP(scatter_nd, tensor::scatter_nd);
 OAR_TENSOR_OP(tensor_scatter, tensor::tensor_scatter);
 OAR_TENSOR_OP(top_k, tensor::top_k);
-OAR_TENSOR_OP(unique, tensor::unique);
+OAR_TENSOR_OP(unique, tensor::unique, .sizes = SizesFrom::kValues);
 }  // namespace oar

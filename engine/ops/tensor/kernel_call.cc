@@ -21,6 +21,7 @@ Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args
   if (plan.shared_scratch > 0) {
     OAR_ASSIGN(shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));
   }
+  if (pool && ctx.options().sizing) return ok_status();
   if (pool) {
     pool->reserve_scratch(plan.worker_scratch);
     pool->run(kernel, args, plan, plan.shared_scratch > 0 ? shared.mutable_data() : nullptr);
@@ -29,6 +30,7 @@ Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args
   if (plan.worker_scratch > 0) {
     OAR_ASSIGN(own, ctx.allocate({static_cast<int64_t>(plan.worker_scratch)}, DType::kU8));
   }
+  if (ctx.options().sizing) return ok_status();
   const KernelScratch scratch{plan.worker_scratch > 0 ? own.mutable_data() : nullptr,
                               plan.shared_scratch > 0 ? shared.mutable_data() : nullptr};
   for (int phase = 0; phase < plan.phases; ++phase) kernel.run(args, phase, 0, plan.chunks[phase], scratch);

@@ -30,13 +30,15 @@ Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const fl
   ThreadPool* pool = M * N * K > (1 << 16) ? ctx.options().pool : nullptr;
   KernelPlan plan;
   kernel->plan(&args, pool ? pool->workers() : 1, &plan);
-  OAR_ASSIGN(Buffer shared, Buffer::allocate(plan.shared_scratch));
+  OAR_ASSIGN(const Tensor shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));
   if (pool) {
+    if (ctx.options().sizing) return ok_status();
     pool->reserve_scratch(plan.worker_scratch);
     pool->run(*kernel, &args, plan, shared.mutable_data());
     return ok_status();
   }
-  OAR_ASSIGN(Buffer own, Buffer::allocate(plan.worker_scratch));
+  OAR_ASSIGN(const Tensor own, ctx.allocate({static_cast<int64_t>(plan.worker_scratch)}, DType::kU8));
+  if (ctx.options().sizing) return ok_status();
   const KernelScratch scratch{own.mutable_data(), shared.mutable_data()};
   for (int phase = 0; phase < plan.phases; ++phase) kernel->run(&args, phase, 0, plan.chunks[phase], scratch);
   return ok_status();

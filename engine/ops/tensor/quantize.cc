@@ -114,7 +114,7 @@ Status dequantize_linear(EvalContext& ctx) {
     const auto w = static_cast<size_t>(which(static_cast<int64_t>(k)));
     v[k] = (v[k] - (zero.empty() ? 0 : zero[w])) * s[w];
   }
-  OAR_RETURN_IF_ERROR(ctx.allocate(x.shape(), to).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(x.shape(), to));
   ctx.set(0, from_doubles(ctx, x.shape(), to, v));
   return ok_status();
 }

@@ -34,7 +34,7 @@ Status generate(EvalContext& ctx, F&& f) {
     fallback = dtype_of(ctx.datum(1).tensor);
   OAR_ASSIGN(const DType dtype, dtype_attr(ctx, "dtype", fallback));
   if (!dtype_is_float(dtype)) return invalid_argument("random numbers are floats");
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   Random random(ctx.attrs().get_float("seed"));
   std::vector<double> v(static_cast<size_t>(shape.numel()));
   for (double& e : v) e = f(random);
@@ -71,7 +71,7 @@ Status multinomial(EvalContext& ctx) {
   if (x.shape().rank() != 2 || x.shape()[1] < 1 || !dtype_is_float(dtype_of(x)) || !dtype_is_integer(dtype))
     return invalid_argument("needs a float matrix");
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{x.shape()[0], samples}));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   Random random(ctx.attrs().get_float("seed"));
   const std::vector<double> v = to_doubles(x);
   std::vector<double> out;

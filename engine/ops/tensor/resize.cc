@@ -136,7 +136,7 @@ Status resize(EvalContext& ctx) {
     }
   }
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const double fill = a.get_float("extrapolation_value", 0);
   std::vector<double> v = to_doubles(x);
   std::vector<int64_t> now = dims_of(x.shape());

@@ -15,7 +15,7 @@ Status window(EvalContext& ctx) {
   const int64_t dims[] = {n};
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   if (dtype == DType::kString) return invalid_argument("a window holds numbers");
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const double period = static_cast<double>(ctx.attrs().get_int("periodic", 1) ? n : n - 1);
   std::vector<double> v(static_cast<size_t>(n));
   for (int64_t k = 0; k < n; ++k) {
@@ -128,7 +128,7 @@ Status stft(EvalContext& ctx) {
   if ((parts != 1 && parts != 2) || L < n) return invalid_argument("the signal is shorter than a frame");
   const int64_t frames = 1 + (L - n) / step, bins = onesided ? n / 2 + 1 : n;
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{B, frames, bins, 2}));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const std::vector<double> v = to_doubles(x);
   std::vector<double> y(static_cast<size_t>(shape.numel())), re(static_cast<size_t>(n)), im(re), fr(re),
       fi(re);
@@ -163,7 +163,7 @@ Status mel_weight_matrix(EvalContext& ctx) {
     return invalid_argument("sizes and rate must be positive");
   const int64_t rows = length / 2 + 1;
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{rows, bins}));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   auto mel = [](double hz) { return 2595 * std::log10(1 + hz / 700); };
   std::vector<int64_t> edge;
   const double step = (mel(high) - mel(low)) / static_cast<double>(bins + 2);

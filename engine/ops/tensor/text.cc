@@ -173,8 +173,8 @@ Status tf_idf_vectorizer(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(string_concat, tensor::string_concat);
-OAR_TENSOR_OP(string_normalizer, tensor::string_normalizer);
-OAR_TENSOR_OP(string_split, tensor::string_split);
-OAR_TENSOR_OP(tf_idf_vectorizer, tensor::tf_idf_vectorizer);
+OAR_TENSOR_OP(string_concat, tensor::string_concat, .sizes = SizesFrom::kValues);
+OAR_TENSOR_OP(string_normalizer, tensor::string_normalizer, .sizes = SizesFrom::kValues);
+OAR_TENSOR_OP(string_split, tensor::string_split, .sizes = SizesFrom::kValues);
+OAR_TENSOR_OP(tf_idf_vectorizer, tensor::tf_idf_vectorizer, .sizes = SizesFrom::kValues);
 }  // namespace oar

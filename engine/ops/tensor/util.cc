@@ -64,8 +64,8 @@ std::vector<double> to_doubles(const Tensor& t) {
 }
 
 Tensor from_doubles(const EvalContext& ctx, const Shape& shape, DType dtype, const std::vector<double>& v) {
-  (void)ctx;
-  Tensor t = must(allocate_elements(shape, dtype));
+  auto allocated = ctx.allocate(shape, dtype);
+  Tensor t = allocated.ok() ? std::move(*allocated) : must(allocate_elements(shape, dtype));
   dispatch_number(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = typename Element<T>::Compute;

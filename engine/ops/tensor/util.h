@@ -81,7 +81,7 @@ void map_elements(const EvalContext& ctx, const Tensor& x, Tensor& y, double cos
 template <class F>
 Status unary_float(EvalContext& ctx, double cost, F&& f) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_float(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         map_elements<T, T>(ctx, x, y, cost, f);
@@ -95,7 +95,7 @@ Status unary_float(EvalContext& ctx, double cost, F&& f) {
 template <class F>
 Status unary_numeric(EvalContext& ctx, double cost, F&& f) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         map_elements<T, T>(ctx, x, y, cost,
@@ -161,6 +161,7 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
 
 }  // namespace oar::tensor
 
-// Defines the OpDef of an ordinary op.
-#define OAR_TENSOR_OP(op, function) \
-  extern const OpDef op_##op = {.name = #op, .gradient = Gradient::kNone, .evaluate = function}
+// Defines the OpDef of an ordinary op; further fields may follow.
+#define OAR_TENSOR_OP(op, function, ...) \
+  extern const OpDef op_##op = {         \
+      .name = #op, .gradient = Gradient::kNone, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}

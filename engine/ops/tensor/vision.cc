@@ -111,7 +111,7 @@ Status affine_grid(EvalContext& ctx) {
   dims.insert(dims.end(), size.begin() + 2, size.end());
   dims.push_back(A);
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const bool corners = ctx.attrs().get_int("align_corners") != 0;
   const Vec t = to_doubles(theta);
   Vec y(static_cast<size_t>(shape.numel()));
@@ -154,7 +154,7 @@ Status roi_align(EvalContext& ctx) {
   }
   const int64_t N = x.shape()[0], C = x.shape()[1], H = x.shape()[2], W = x.shape()[3];
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{R, C, oh, ow}));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const Vec px = to_doubles(x), pr = to_doubles(rois);
   Vec y(static_cast<size_t>(shape.numel()), 0);
   for (int64_t r = 0; r < R; ++r) {
@@ -217,7 +217,7 @@ Status max_roi_pool(EvalContext& ctx) {
   }
   const int64_t C = x.shape()[1], H = x.shape()[2], W = x.shape()[3], R = rois.shape()[0];
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{R, C, pooled[0], pooled[1]}));
-  OAR_RETURN_IF_ERROR(ctx.allocate(shape, DType::kF64).status());
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   const double scale = ctx.attrs().get_float("spatial_scale", 1);
   const Vec px = to_doubles(x), pr = to_doubles(rois);
   Vec y(static_cast<size_t>(shape.numel()), 0);
@@ -312,6 +312,6 @@ namespace oar {
 OAR_TENSOR_OP(affine_grid, tensor::affine_grid);
 OAR_TENSOR_OP(grid_sample, tensor::grid_sample);
 OAR_TENSOR_OP(max_roi_pool, tensor::max_roi_pool);
-OAR_TENSOR_OP(non_max_suppression, tensor::non_max_suppression);
+OAR_TENSOR_OP(non_max_suppression, tensor::non_max_suppression, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(roi_align, tensor::roi_align);
 }  // namespace oar

@@ -1,0 +1,226 @@
+#include "engine/graph/run_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "engine/base/format.h"
+
+namespace oar {
+namespace {
+
+// Planning compares each block with those placed before; a run with more requests (a long loop) places them
+// as they come.
+constexpr size_t kMostBlocks = 8192;
+
+constexpr uint64_t rounded(uint64_t bytes) {
+  return (bytes + Buffer::kAlignment - 1) / Buffer::kAlignment * Buffer::kAlignment;
+}
+
+// Zeros that the system provides page by page as they are touched.
+Result<Buffer> untouched_zeros(uint64_t bytes) {
+  constexpr uint64_t kSmall = 64 << 10;
+  if (bytes < kSmall) return Buffer::zeros(bytes);
+  void* p =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return resource_exhausted(cat("cannot reserve ", format_bytes(bytes)));
+  return Buffer::wrap(p, bytes, std::shared_ptr<const void>(p, [bytes](const void* at) {
+                        ::munmap(const_cast<void*>(at), bytes);
+                      }));
+}
+
+}  // namespace
+
+BlockPlan plan_blocks(std::vector<BlockLife> blocks) {
+  BlockPlan plan;
+  plan.blocks = std::move(blocks);
+  const size_t n = plan.blocks.size();
+  plan.offsets.assign(n, BlockPlan::kOutside);
+  std::vector<size_t> order;
+  std::vector<std::pair<uint32_t, int64_t>> changes;  // tick, bytes
+  for (size_t i = 0; i < n; ++i) {
+    const BlockLife& b = plan.blocks[i];
+    if (b.end == BlockLife::kHeld) {
+      plan.result_bytes += b.bytes;
+      continue;
+    }
+    order.push_back(i);
+    changes.emplace_back(b.begin, static_cast<int64_t>(rounded(b.bytes)));
+    changes.emplace_back(b.end, -static_cast<int64_t>(rounded(b.bytes)));
+  }
+  std::sort(changes.begin(), changes.end());
+  int64_t live = 0;
+  for (const auto& [tick, bytes] : changes) {
+    live += bytes;
+    plan.live_bytes = std::max(plan.live_bytes, static_cast<uint64_t>(live));
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return plan.blocks[a].bytes > plan.blocks[b].bytes; });
+  std::vector<size_t> placed;  // by offset
+  for (const size_t i : order) {
+    const BlockLife& b = plan.blocks[i];
+    const uint64_t size = rounded(b.bytes);
+    uint64_t at = 0;
+    for (const size_t p : placed) {
+      const BlockLife& o = plan.blocks[p];
+      if (o.end <= b.begin || b.end <= o.begin) continue;
+      if (plan.offsets[p] >= at + size) break;
+      at = std::max(at, plan.offsets[p] + rounded(o.bytes));
+    }
+    plan.offsets[i] = at;
+    plan.arena_bytes = std::max(plan.arena_bytes, at + size);
+    const auto after = std::upper_bound(placed.begin(), placed.end(), at,
+                                        [&](uint64_t v, size_t p) { return v < plan.offsets[p]; });
+    placed.insert(after, i);
+  }
+  return plan;
+}
+
+struct RunMemory::State {
+  struct Range {
+    uint64_t offset, size;
+  };
+  mutable std::mutex mutex;
+  Buffer arena;
+  std::vector<Range> taken;  // by offset
+  std::shared_ptr<const BlockPlan> plan;
+  std::vector<BlockLife> lives;
+  uint32_t tick = 0;
+  uint64_t requests = 0;
+  uint64_t run = 0;  // blocks of earlier runs leave no trace in this one
+  bool sizing = false;
+
+  // A free place for `size` bytes; kOutside when there is none.
+  uint64_t place(uint64_t size, uint64_t wish) const {
+    uint64_t best = BlockPlan::kOutside, best_gap = UINT64_MAX, from = 0;
+    for (size_t i = 0; i <= taken.size(); ++i) {
+      const uint64_t to = i < taken.size() ? taken[i].offset : arena.size();
+      if (wish >= from && wish <= to && size <= to - wish) return wish;
+      if (to - from >= size && to - from < best_gap) best = from, best_gap = to - from;
+      if (i < taken.size()) from = taken[i].offset + taken[i].size;
+    }
+    return best;
+  }
+  void take(uint64_t offset, uint64_t size) {
+    const auto after = std::upper_bound(taken.begin(), taken.end(), offset,
+                                        [](uint64_t v, const Range& r) { return v < r.offset; });
+    taken.insert(after, {offset, size});
+  }
+  void release(uint64_t of_run, size_t block, uint64_t offset) {
+    const std::lock_guard lock(mutex);
+    if (offset != BlockPlan::kOutside) {
+      const auto at = std::lower_bound(taken.begin(), taken.end(), offset,
+                                       [](const Range& r, uint64_t v) { return r.offset < v; });
+      taken.erase(at);
+    }
+    if (of_run == run && block < lives.size()) lives[block].end = tick++;
+  }
+};
+
+// What the owner of a block does when its last view is gone. Blocks in the arena keep it alive; those outside
+// keep only themselves.
+struct RunMemory::Release {
+  std::shared_ptr<State> arena;
+  std::weak_ptr<State> outside;
+  Buffer own;
+  uint64_t run;
+  size_t block;
+  uint64_t offset;
+  void operator()(const void*) {
+    const std::shared_ptr<State> state = arena ? arena : outside.lock();
+    if (state) state->release(run, block, offset);
+  }
+};
+
+RunMemory::RunMemory() : state_(std::make_shared<State>()) {}
+
+Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
+  const uint64_t wanted = plan ? plan->arena_bytes : 0;
+  {
+    const std::lock_guard lock(state_->mutex);
+    State& s = *state_;
+    s.plan = std::move(plan);
+    s.lives.clear();
+    s.tick = 0, s.requests = 0, ++s.run;
+    s.sizing = false;
+    if (wanted <= s.arena.size()) return ok_status();
+    if (s.taken.empty()) s.arena = {};  // before the new one, so that both are never there
+  }
+  OAR_ASSIGN(Buffer arena, Buffer::allocate(wanted));
+  const std::lock_guard lock(state_->mutex);
+  if (state_->taken.empty()) state_->arena = std::move(arena);
+  return ok_status();
+}
+
+void RunMemory::begin_sizing() {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  s.plan = nullptr;
+  s.lives.clear();
+  s.tick = 0, s.requests = 0, ++s.run;
+  s.sizing = true;
+}
+
+Result<Buffer> RunMemory::allocate(uint64_t bytes) {
+  if (bytes == 0) return Buffer();
+  Release release{nullptr, {}, {}, 0, 0, BlockPlan::kOutside};
+  void* data = nullptr;
+  bool sizing = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    State& s = *state_;
+    release.run = s.run;
+    release.block = s.requests++;
+    if (release.block < kMostBlocks) s.lives.push_back({bytes, s.tick++, BlockLife::kHeld});
+    sizing = s.sizing;
+    if (!sizing && bytes <= s.arena.size()) {
+      const bool planned =
+          s.plan && release.block < s.plan->blocks.size() && s.plan->blocks[release.block].bytes == bytes;
+      const uint64_t wish = planned ? s.plan->offsets[release.block] : BlockPlan::kOutside;
+      // A result outlives the run and the arena must not.
+      if (!planned || wish != BlockPlan::kOutside) release.offset = s.place(rounded(bytes), wish);
+      if (release.offset != BlockPlan::kOutside) {
+        s.take(release.offset, rounded(bytes));
+        release.arena = state_;
+        data = static_cast<std::byte*>(s.arena.mutable_data()) + release.offset;
+      }
+    }
+  }
+  if (!data) {
+    release.outside = state_;
+    OAR_ASSIGN(release.own, sizing ? untouched_zeros(bytes) : Buffer::allocate(bytes));
+    data = release.own.mutable_data();
+  }
+  return Buffer::wrap_transient(data, bytes, std::shared_ptr<const void>(data, std::move(release)));
+}
+
+std::vector<BlockLife> RunMemory::end() {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  std::vector<BlockLife> lives = s.requests > kMostBlocks ? std::vector<BlockLife>() : s.lives;
+  s.plan = nullptr;
+  s.sizing = false;
+  ++s.run;
+  return lives;
+}
+
+bool RunMemory::in_arena(const void* data) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  const auto begin = reinterpret_cast<uintptr_t>(state_->arena.data());
+  return at >= begin && at - begin < state_->arena.size();
+}
+
+uint64_t RunMemory::arena_bytes() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->arena.size();
+}
+
+uint64_t RunMemory::shrink() {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->taken.empty()) return 0;
+  return std::exchange(state_->arena, Buffer()).size();
+}
+
+}  // namespace oar

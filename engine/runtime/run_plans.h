@@ -1,0 +1,45 @@
+// Memory plans of a predictor, by the shapes of its inputs: the few used last are kept, whatever number of
+// shapes passes by. Shared by clones; any thread.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/graph/evaluate.h"
+
+namespace oar {
+
+// What makes two runs alike as far as memory goes; empty: nothing does (an input is no tensor).
+std::string shapes_key(const std::vector<Datum>& inputs);
+
+class RunPlans {
+ public:
+  explicit RunPlans(size_t capacity) : capacity_(capacity) {}
+  // Null when there is none.
+  std::shared_ptr<const BlockPlan> find(const std::string& key);
+  // After a run with these shapes that asked for `lives`: makes or corrects their plan. A model whose
+  // requests depend on values never settles, and keeps the last of a few corrections.
+  void learn(const std::string& key, std::vector<BlockLife> lives);
+  void put(const std::string& key, std::shared_ptr<const BlockPlan> plan);
+  size_t size() const;
+  void clear();
+
+ private:
+  static constexpr int kCorrections = 4;
+  struct Entry {
+    std::string key;
+    std::shared_ptr<const BlockPlan> plan;
+    int corrections = 0;
+  };
+  Entry* touch(const std::string& key);  // to the front; null when there is none
+  mutable std::mutex mutex_;
+  const size_t capacity_;
+  std::list<Entry> entries_;  // most recently used first
+  std::map<std::string, std::list<Entry>::iterator, std::less<>> by_key_;
+};
+
+}  // namespace oar

@@ -1,0 +1,125 @@
+// What users of Predictor see besides results: shared memory, wrong inputs, the trace, the summary.
+#include "engine/runtime/predictor.h"
+
+#include <fstream>
+
+#include "engine/base/json.h"
+#include "engine/runtime/chrome_trace.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+
+using namespace oar;       // NOLINT
+using namespace oar_test;  // NOLINT
+
+// y = exp(x w), x (batch, 3).
+std::unique_ptr<Predictor> small_model(const PredictorOptions& options = {}) {
+  const std::string path = temp_dir() + "/predictor.onnx";
+  std::ofstream(path, std::ios::binary)
+      << model_bytes(graph_proto({node_proto("MatMul", {"x", "w"}, {"a"}), node_proto("Exp", {"a"}, {"y"})},
+                                 {tensor_proto("w", {3, 2}, {1, 0, 0, 1, 0, 0})}, {value_proto("x", {-1, 3})},
+                                 {value_proto("y", {-1, 2})}));
+  auto predictor = Predictor::open(path, options);
+  REQUIRE_OK(predictor);
+  return std::move(*predictor);
+}
+
+}  // namespace
+
+TEST_CASE("predictor: the caller's memory is an input without a copy") {
+  const auto p = small_model();
+  alignas(64) float x[6] = {0, 1, 2, 3, 4, 5};
+  auto owner = std::make_shared<int>(0);
+  {
+    auto shared = share_memory(x, sizeof x, {2, 3}, DType::kF32, owner);
+    REQUIRE_OK(shared);
+    CHECK(shared->data() == x);
+    CHECK(owner.use_count() == 2);
+    const auto results = p->run(std::vector<Datum>{*shared});
+    REQUIRE_OK(results);
+    CHECK(std::abs((*results)[0].tensor.values<float>()[1] - std::exp(1.0f)) < 1e-6f);
+    x[1] = 0;
+    const auto again = p->run(std::vector<Datum>{*shared});
+    REQUIRE_OK(again);
+    CHECK((*again)[0].tensor.values<float>()[1] == 1.0f);
+  }
+  CHECK(owner.use_count() == 1);
+  CHECK(share_memory(x, 20, {2, 3}, DType::kF32).status().message() == "bytes is 20 but f32[2, 3] takes 24");
+  CHECK(share_memory(reinterpret_cast<char*>(x) + 1, 12, {1, 3}, DType::kF32).status().message() ==
+        "data is not aligned to 4 bytes");
+  CHECK_FALSE(share_memory(x, 24, {2}, DType::kString).ok());
+}
+
+TEST_CASE("predictor: a profile is a trace that viewers read") {
+  const auto p = small_model();
+  std::vector<NodeTime> times;
+  REQUIRE_OK(p->profile({Datum(must(Tensor::zeros({4, 3}, Format::f32())))}, &times));
+  REQUIRE(times.size() == p->graph().nodes().size());
+  times[0].name = "quote \" and \\ and \n";
+  const auto parsed = parse_json(chrome_trace(times, "a model"), "trace");
+  REQUIRE_OK(parsed);
+  const auto& events = parsed->at("traceEvents").as_array();
+  REQUIRE(events.size() == times.size() + 1);
+  CHECK(events[0].at("args").at("name").as_string() == "a model");
+  double end = 0;
+  for (size_t k = 0; k < times.size(); ++k) {
+    const auto& e = events[k + 1];
+    CHECK(e.at("ph").as_string() == "X");
+    CHECK(e.at("name").as_string() == times[k].op);
+    CHECK(e.at("args").at("node").as_string() == times[k].name);
+    CHECK(e.at("ts").to_number<double>() >= end);
+    end = e.at("ts").to_number<double>() + e.at("dur").to_number<double>() - 1e-6;
+  }
+  CHECK(parse_json(chrome_trace({}, "nothing"), "trace").ok());
+}
+
+TEST_CASE("predictor: the summary names inputs, passes, ops and what was switched off") {
+  PredictorOptions options;
+  options.threads = 1;
+  options.disabled_passes = {"fuse_dense"};
+  const std::string s = small_model(options)->summary();
+  for (const char* part :
+       {"format   onnx by test", "input    x: f32[batch, 3]", "output   y: f32[batch, 2]",
+        "pass     fuse_dense: off", "op       1 x matmul", "op       1 x exp", "threads  1"}) {
+    INFO(s);
+    CHECK(s.find(part) != std::string::npos);
+  }
+  options.disabled_passes = {"fuse_danse"};
+  const auto unknown = Predictor::open(temp_dir() + "/predictor.onnx", options);
+  REQUIRE_FALSE(unknown.ok());
+  CHECK(unknown.status().message().find("fuse_danse") != std::string::npos);
+}
+
+TEST_CASE("predictor: wrong inputs are refused by name, and the next run is right") {
+  const auto p = small_model();
+  const auto refused = [&](Datum d, const char* part) {
+    const auto r = p->run(std::vector<Datum>{std::move(d)});
+    REQUIRE(r.status().code() == StatusCode::kInvalidArgument);
+    INFO(r.status().message());
+    CHECK(r.status().message().find(part) != std::string::npos);
+    CHECK(r.status().message().find("'x'") != std::string::npos);
+  };
+  refused(Datum(), "missing");
+  refused(Datum::sequence({}), "given a sequence");
+  refused(must(Tensor::zeros({2, 4}, Format::f32())), "f32[2, 4]");
+  refused(must(Tensor::zeros({3}, Format::f32())), "f32[3]");
+  refused(must(Tensor::zeros({2, 3}, Format::of(DType::kI32))), "i32[2, 3]");
+  CHECK_FALSE(p->run(std::vector<Datum>{}).ok());
+  CHECK_FALSE(p->run(std::map<std::string, Datum>{}).ok());
+  const auto by_other_name = p->run(std::map<std::string, Datum>{{"z", Datum()}});
+  CHECK(by_other_name.status().message().find("its inputs are x") != std::string::npos);
+  CHECK_FALSE(p->plan(std::vector<Shape>{}).ok());
+  CHECK_FALSE(p->plan(std::vector<Shape>{{2, 4}}).ok());
+  // No rows at all are a batch like any other.
+  const auto none = p->run(std::vector<Datum>{must(Tensor::zeros({0, 3}, Format::f32()))});
+  REQUIRE_OK(none);
+  CHECK((*none)[0].tensor.shape() == Shape({0, 2}));
+  // Values are the model's affair: NaN goes in and comes out.
+  Tensor nan = must(Tensor::zeros({1, 3}, Format::f32()));
+  nan.mutable_values<float>()[0] = std::nanf("");
+  const auto spread = p->run(std::vector<Datum>{nan});
+  REQUIRE_OK(spread);
+  CHECK(std::isnan((*spread)[0].tensor.values<float>()[0]));
+}
