@@ -97,6 +97,7 @@ void HttpExchange::wait() {
     if (self->over_) return;
     if (ec) return self->closed_by_server(ec);
     self->read();
+    self->worker_.after_event();
   });
 }
 

@@ -33,6 +33,14 @@ struct WorkerContext {
   int64_t bytes = 0, chunks = 0;
   LoadProgress* progress = nullptr;
 
+  // When the next request of an open loop is due, and what sends it: asked after each event, so that a pile
+  // of answers (after a moment without the processor, say) never holds back a request.
+  int64_t due = INT64_MAX;
+  std::function<void()> send_due;
+  void after_event() {
+    if (due <= now()) send_due();
+  }
+
   int64_t now() const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
   }

@@ -177,8 +177,10 @@ class Call final : public Exchange,
   void OnReadDone(bool ok) override {
     if (!ok) return RemoveHold();
     const int64_t now = worker_.now();
-    asio::post(worker_.io,
-               [self = self_, now, m = std::move(message_)]() mutable { self->received(m, now); });
+    asio::post(worker_.io, [self = self_, now, m = std::move(message_)]() mutable {
+      self->received(m, now);
+      self->worker_.after_event();
+    });
     message_ = ModelStreamInferResponse();
     if (!record_slow_) return StartRead(&message_);
     const double seconds =

@@ -70,7 +70,8 @@ class Worker {
       for (int64_t i = 0; i < slots_; ++i) asio::post(context_.io, [this] { dispatch_closed(); });
     } else {
       prepare();
-      asio::post(context_.io, [this] { dispatch_open(); });
+      context_.send_due = [this] { dispatch_open(); };
+      asio::post(context_.io, context_.send_due);
     }
     asio::post(context_.io, [this] { maybe_finished(); });
     context_.io.run();
@@ -199,6 +200,7 @@ void Worker::dispatch_closed() {
 }
 
 void Worker::dispatch_open() {
+  context_.due = INT64_MAX;  // not again from an event that is handled below
   while (!ended() && ready_) {
     const auto due = static_cast<int64_t>(plans_[next_].at * 1e9);
     int64_t now = context_.now();
@@ -207,6 +209,7 @@ void Worker::dispatch_open() {
       timer_.async_wait([this](boost::system::error_code ec) {
         if (!ec) dispatch_open();
       });
+      context_.due = due;
       return;
     }
     while (now < due) now = context_.now();

@@ -6,6 +6,7 @@ import html.parser
 import io
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -168,6 +169,45 @@ class Loadtest(unittest.TestCase):
                 server.terminate()
                 server.wait(timeout=30)
                 server.stdout.close()
+
+    def test_live_view_on_a_terminal(self):
+        """One line that is rewritten while it runs and gone at the end; nothing of it where stderr is no terminal."""
+        with Server(1, 5, 100, 20) as url:
+            ours, theirs = pty.openpty()
+            process = subprocess.Popen([OAR, "loadtest", url, "-n", "6", "-c", "3"], stdout=subprocess.PIPE, stderr=theirs, text=True)
+            os.close(theirs)
+            seen = b""
+            try:
+                while piece := os.read(ours, 4096):
+                    seen += piece
+            except OSError:  # the other end is closed
+                pass
+            out, _ = process.communicate(timeout=30)
+            os.close(ours)
+            self.assertEqual(process.returncode, 0)
+            self.assertIn("6 completed", out)
+            lines = [x for x in seen.split(b"\r\x1b[K") if x]
+            self.assertGreater(len(lines), 3)
+            for line in lines:
+                self.assertRegex(line.decode(), r"^\d+ sent, \d+ in flight, \d+ done, 0 failed, \d+ chunks/s$")
+            self.assertTrue(any(b"3 in flight" in line for line in lines))
+            self.assertTrue(seen.endswith(b"\r\x1b[K"))
+            self.assertEqual(oar(url, "-n", "3").stderr, "")
+
+    def test_every_arrival(self):
+        """Each kind of open loop, by the times that its requests were meant for."""
+        with Server(2, 1, 0, 2) as url, tempfile.TemporaryDirectory() as folder:
+            for kind, more, span in (("constant", ["-r", "200"], (0.49, 0.5)), ("poisson", ["-r", "200"], (0.3, 0.8)),
+                                     ("gamma", ["-r", "200", "--burstiness", "0.5"], (0.2, 1.0)),
+                                     ("ramp", ["-r", "100", "--rate-end", "300"], (0.48, 0.52)), ("burst", ["-r", "200", "--burst", "25"], (0.37, 0.38))):
+                path = os.path.join(folder, kind)
+                done = oar(url, "--arrival", kind, *more, "-n", "100", "--jsonl", path)
+                self.assertIn("100 completed", done.stdout, done.stderr)
+                with open(path, encoding="utf-8") as f:
+                    intended = [json.loads(line)["intended_ms"] / 1000 for line in f]
+                self.assertGreaterEqual(intended[-1], span[0], kind)
+                self.assertLessEqual(intended[-1], span[1], kind)
+                self.assertEqual(len(set(intended)), 4 if kind == "burst" else 100, kind)
 
     def test_interrupt_reports_what_there_is(self):
         with Server(1, 5, 500, 100) as url:
