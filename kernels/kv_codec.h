@@ -10,7 +10,7 @@
 namespace oar {
 
 struct KvScale {
-  f16 scale, minimum;
+  f16 scale, minimum;     // of int4_mean the minimum is kv_mean_minimum() of the scale, and not stored
   float inverse, offset;  // code = round((x - offset) * inverse)
 };
 
@@ -18,7 +18,9 @@ struct KvScale {
 // NaN or infinite; the scale is NaN then, so that it comes out again, and codes stay in range.
 inline KvScale kv_scale(KvCode code, float lo, float hi, float poison, int64_t D) {
   float scale = std::max(hi, -lo) / (code == KvCode::kInt8 ? 127.f : 448.f), minimum = 0;
-  if (code >= KvCode::kInt4) {
+  if (code == KvCode::kInt4Mean) {
+    scale = std::max(hi, -lo) * quant_kv_shrink(D) / 7.5f;
+  } else if (code == KvCode::kInt4) {
     const float half = (hi - lo) * 0.5f, middle = lo + half, kept = half * quant_kv_shrink(D);
     minimum = middle - kept;
     scale = kept / 7.5f;
@@ -26,7 +28,7 @@ inline KvScale kv_scale(KvCode code, float lo, float hi, float poison, int64_t D
   KvScale s{to_f16(scale + poison), to_f16(minimum), 0, 0};
   const float stored = to_f32(s.scale);
   s.inverse = stored > 0 && std::isfinite(stored) ? 1.f / stored : 0.f;
-  s.offset = to_f32(s.minimum);
+  s.offset = code == KvCode::kInt4Mean ? kv_mean_minimum(stored) : to_f32(s.minimum);
   return s;
 }
 

@@ -21,8 +21,10 @@
 //   fp8         x ~ s q          s = max|x| / 448, q in e4m3
 //   int4        x ~ s q + m      q in [0, 15]; the range is shrunk towards its middle where D is large, which
 //                                trades rare clipping for a finer step (quant_kv_shrink)
-//   int4_mean   keys only: int4 of x - mu, mu the mean key of the page (int8 codes, one f32 scale), so that a
-//               constant bias of the keys costs no resolution; q . mu is added to a page's logits
+//   int4_mean   keys only: x - mu ~ s (q - 7.5), mu the mean key of the page (int8 codes, one f32 scale), so
+//               that a constant bias of the keys costs no resolution; q . mu is added to a page's logits.
+//               What is left lies around 0: the minimum is not stored, which pays for the mean (4.5 bits at
+//               64)
 // Elements per token and head, both sides: int4 takes 4 + 32 / D bits (4.5 at 64, 4.25 at 128, 5 at 32, 8 at
 // 8), int8 and fp8 take 8 + 16 / D.
 #pragma once
@@ -55,19 +57,24 @@ size_t quant_kv_block_bytes(const QuantKvShape& shape);
 // and 0.2 at 64; short groups have no tails to give up.
 constexpr float quant_kv_shrink(int64_t D) { return D >= 64 ? 0.95f : D >= 32 ? 0.97f : 1.f; }
 
+// The minimum of int4_mean: the value of the code 0 where 16 levels lie evenly around zero. Exact, as scales
+// have 11 bits.
+constexpr float kv_mean_minimum(float scale) { return -7.5f * scale; }
+
 // Where codes and scales lie inside a quantized block: the one place that knows. Heads follow each other;
 // within a head
 //   [key codes P x D][value codes P x D][key scales P][key minima P][value scales P][value minima P][mu D][mu
 //   scale]
-// of which minima exist for int4 and mu for int4_mean. Codes lie in panels of 16 tokens as dwords, so that
-// one vector holds a dword of 16 tokens (keys) or of 16 dims (values), ready for the dot products of bytes:
+// of which minima exist for int4 and mu for int4_mean keys. Codes lie in panels of 16 tokens as dwords, so
+// that one vector holds a dword of 16 tokens (keys) or of 16 dims (values), ready for the dot products of
+// bytes:
 //   8 bits: key dword (dims 4i..4i+3) of token t at [i][t]; value dword (tokens 4i..4i+3) of dim d at [i][d]
 //   4 bits: eight elements per dword; element e < 4 is the low nibble of byte e, e >= 4 the high nibble of e
 //   - 4
 // All members are bytes or byte offsets unless named otherwise.
 struct QuantKvLayout {
   int64_t head_dim, page_tokens;
-  bool key_nibbles, value_nibbles, mean;
+  bool key_nibbles, value_nibbles, has_key_minima, mean;
   int64_t value_codes, key_scales, key_minima, value_scales, value_minima, mu, mu_scale;  // inside a head
   int64_t head_bytes, block_bytes;
 
@@ -76,11 +83,12 @@ struct QuantKvLayout {
         page_tokens(s.page_tokens),
         key_nibbles(s.keys >= KvCode::kInt4),
         value_nibbles(s.values >= KvCode::kInt4),
+        has_key_minima(s.keys == KvCode::kInt4),
         mean(s.keys == KvCode::kInt4Mean),
         value_codes(page_tokens * head_dim / (key_nibbles ? 2 : 1)),
         key_scales(value_codes + page_tokens * head_dim / (value_nibbles ? 2 : 1)),
         key_minima(key_scales + 2 * page_tokens),
-        value_scales(key_minima + (key_nibbles ? 2 * page_tokens : 0)),
+        value_scales(key_minima + (has_key_minima ? 2 * page_tokens : 0)),
         value_minima(value_scales + 2 * page_tokens),
         mu(value_minima + (value_nibbles ? 2 * page_tokens : 0)),
         mu_scale(mu + (mean ? head_dim : 0)),

@@ -24,13 +24,14 @@ struct EvalCommand {
   ModelOptions model;
   PerplexityOptions eval;
   std::string text, reference, plot;
-  std::vector<std::string> weights{"auto"}, kv{"auto"}, rotations{"auto"}, candidates;
+  std::vector<std::string> weights{"auto"}, kv{"auto"}, rotations{"auto"}, candidates, activations{""};
   std::vector<int64_t> contexts{0};
   bool no_bos = false, json = false, kv_auto = false;
 
   bool is_table() const {
     return !reference.empty() || !plot.empty() || !candidates.empty() || weights.size() > 1 ||
-           kv.size() > 1 || rotations.size() > 1 || contexts.size() > 1 || peer_kv(kv[0]).has_value();
+           !activations[0].empty() || kv.size() > 1 || rotations.size() > 1 || contexts.size() > 1 ||
+           peer_kv(kv[0]).has_value();
   }
 };
 
@@ -111,10 +112,15 @@ Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
   std::vector<CompareCase> cases;
   for (const std::string& kv : o.kv) {
     for (const std::string& rotate : o.rotations) {
-      for (const std::string& weights : o.weights) {
-        cases.push_back({model.name, &model.checkpoint, weights, kv, rotate});
+      for (const std::string& activations : o.activations) {
+        const std::string rule = activations == "auto" ? "" : activations;
+        for (const std::string& weights : o.weights) {
+          cases.push_back({model.name, &model.checkpoint, weights, kv, rotate, rule});
+        }
+        for (const Opened& other : others) {
+          cases.push_back({other.name, &other.checkpoint, "auto", kv, rotate, rule});
+        }
       }
-      for (const Opened& other : others) cases.push_back({other.name, &other.checkpoint, "auto", kv, rotate});
     }
   }
   OAR_ASSIGN(const ModelConfig config, read_model_config(truth.config));
@@ -173,6 +179,13 @@ void add_eval(CLI::App& app, Action& action) {
                 "Hadamard rotations, as in `oar serve`; may be repeated, for a table")
       ->type_name("LIST")
       ->allow_extra_args(false)
+      ->default_str("auto");
+  c->add_option(
+       "--activations", o->activations,
+       "round the input of every linear layer: bf16, int8 (a scale for each token and 256 channels) or\n"
+       "fp8 (for each token); auto: as the kernels take them; several, by commas, make a table")
+      ->delimiter(',')
+      ->type_name("TYPE,..")
       ->default_str("auto");
   c->add_option("--candidate", o->candidates, "another checkpoint of the same vocabulary, a row of its own")
       ->type_name("MODEL")

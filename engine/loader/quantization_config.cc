@@ -1,12 +1,14 @@
 #include "engine/loader/quantization_config.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <set>
 
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/oar_quantized.h"
+#include "kernels/thread_pool.h"
 
 namespace oar {
 namespace {
@@ -69,6 +71,44 @@ void erase_activation_scales(TensorMap& tensors, std::vector<std::string>* notic
                            " stored scales of activations or of the KV cache are not used: activations keep ",
                            "their own precision, --kv chooses the cache's"));
   }
+}
+
+struct Repacked {
+  std::string module, notice;
+  Tensor weight;
+  Status status;
+};
+
+// The weights of all quantized modules, by name, several at a time. Of several errors the first module's.
+Result<std::vector<Repacked>> repack(const QuantReader& reader, const TensorMap& tensors) {
+  std::set<std::string> modules;
+  uint64_t bytes = 0;
+  for (const auto& [tensor, value] : tensors) {
+    const SplitName s = split(tensor);
+    if (!contains(reader.parts(), s.part)) continue;
+    modules.emplace(s.module);
+    bytes += value.bytes();
+  }
+  std::vector<Repacked> out;
+  for (const std::string& module : modules) out.push_back({module, {}, {}, {}});
+  std::atomic<size_t> failed{out.size()};
+  auto work = [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end) && i < failed; ++i) {
+      auto weight = reader.weight(QuantModule(out[i].module, tensors), &out[i].notice);
+      out[i].status = weight.status();
+      if (weight.ok()) {
+        out[i].weight = std::move(*weight);
+        continue;
+      }
+      for (size_t first = failed; i < first && !failed.compare_exchange_weak(first, i);) {}
+    }
+  };
+  // Threads of its own: this is long before a backend with a pool is chosen.
+  constexpr uint64_t kWorthThreads = uint64_t{4} << 20;
+  ThreadPool pool({.threads = bytes < kWorthThreads ? 1 : 0});
+  pool.parallel_for(static_cast<int64_t>(out.size()), 1, std::move(work));
+  if (failed < out.size()) return out[failed].status;
+  return out;
 }
 
 }  // namespace
@@ -148,21 +188,14 @@ Status apply_quantization_config(const json::object& config, TensorMap& tensors,
   OAR_ASSIGN(const std::unique_ptr<QuantReader> reader, method->open(quant));
   erase_activation_scales(tensors, notices);
 
-  std::set<std::string> modules;
-  for (const auto& [tensor, value] : tensors) {
-    const SplitName s = split(tensor);
-    if (contains(reader->parts(), s.part)) modules.emplace(s.module);
-  }
+  OAR_ASSIGN(std::vector<Repacked> modules, repack(*reader, tensors));
   std::map<std::string, int> told;
-  for (const std::string& module : modules) {
-    const QuantModule m(module, tensors);
-    std::string notice;
-    OAR_ASSIGN(Tensor weight, reader->weight(m, &notice));
-    if (!notice.empty()) ++told[notice];
+  for (Repacked& m : modules) {
+    if (!m.notice.empty()) ++told[m.notice];
     for (std::string_view part : reader->parts()) {
-      if (const auto at = tensors.find(cat(module, ".", part)); at != tensors.end()) tensors.erase(at);
+      if (const auto at = tensors.find(cat(m.module, ".", part)); at != tensors.end()) tensors.erase(at);
     }
-    tensors.insert_or_assign(cat(module, ".weight"), std::move(weight));
+    tensors.insert_or_assign(cat(m.module, ".weight"), std::move(m.weight));
   }
   for (const auto& [notice, count] : told) notices->push_back(cat(count, " weights: ", notice));
 

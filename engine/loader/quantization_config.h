@@ -3,11 +3,11 @@
 // out is the one tensor "...q_proj.weight" in one of our storage formats, decoding to the method's own
 // numbers bit for bit; so no model file, graph or kernel knows that methods exist.
 //
-// A weight is repacked once, alone, from the mapped file into memory of its own: beside the result, one
-// tensor's scales and some rows are in memory at a time. A weight no format of ours holds exactly (activation
-// order, groups that are no multiple of 32, scales outside f16) is kept decoded, in the type of its scales,
-// and a notice says so. Activation scales are dropped: activations are quantized by what computes, or not at
-// all.
+// A weight is repacked once, from the mapped file into memory of its own, several at a time: beside the
+// result, a worker has one tensor's scales and some rows in memory. A weight no format of ours holds exactly
+// (activation order, groups that are no multiple of 32, scales outside f16) is kept decoded, in the type of
+// its scales, and a notice says so. Activation scales are dropped: activations are quantized by what
+// computes, or not at all.
 //
 // To add a method: a file quant_<method>.cc with a QuantReader, and its line in kMethods of
 // quantization_config.cc.

@@ -49,7 +49,7 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
                                         std::span<const float> importance, ThreadPool& pool);
 
 // The checkpoint with its linear layers in `weights`, quantized now, after the rotations that `rotate` puts
-// into weights (rotated_checkpoint.h), or mapped from the cache in
+// into weights (rotated_model.h), or mapped from the cache in
 // `cache_dir` (empty: $XDG_CACHE_HOME/oar, else ~/.cache/oar). Where the cache cannot be written, says so and
 // keeps the weights in memory.
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,

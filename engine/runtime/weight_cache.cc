@@ -9,13 +9,15 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/quantize_weights.h"
-#include "engine/runtime/rotated_checkpoint.h"
+#include "engine/runtime/rotated_model.h"
 
 namespace oar {
 namespace {
@@ -23,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when the same input would give other bytes.
-constexpr int kCacheVersion = 1;
+constexpr int kCacheVersion = 2;
 
 void add_source_files(ContentHash& hash, const std::string& path) {
   std::error_code ec;
@@ -47,19 +49,33 @@ void add_source_files(ContentHash& hash, const std::string& path) {
   }
 }
 
+// A matrix that is not as in the file: a target of the scheme, or any other that a rotation changes.
 struct Job {
   WeightTarget target;
   Format format;
-  const Tensor* source = nullptr;
+  const Tensor* source = nullptr;  // before any rotation
 };
+
+// What is made, of what, how.
+struct Work {
+  std::vector<Job> jobs;
+  WeightScheme scheme;
+  const RotatedModel* rotated = nullptr;  // or none
+};
+
+// The numbers of a job: as they lie in the file, or rotated now.
+Result<Tensor> source_of(const Work& work, const Job& job, ThreadPool& pool) {
+  if (work.rotated == nullptr || !work.rotated->changes(job.target.source)) return *job.source;
+  return work.rotated->tensor(job.target.source, pool);
+}
 
 // The quantized tensors go into the checkpoint in place of their sources.
 void put(Checkpoint& checkpoint, const std::string& name, Tensor tensor) {
   checkpoint.tensors.insert_or_assign(name, std::move(tensor));
 }
 
-void finish(Checkpoint& checkpoint, const std::vector<Job>& jobs) {
-  for (const Job& job : jobs) {
+void finish(Checkpoint& checkpoint, const Work& work) {
+  for (const Job& job : work.jobs) {
     if (job.target.name != job.target.source) checkpoint.config["tie_word_embeddings"] = false;
   }
   checkpoint.bytes = 0;
@@ -86,32 +102,32 @@ Status map_cached(const std::string& path, const std::vector<Job>& jobs, Checkpo
 
 // Calls `take` with each quantized tensor, in order.
 template <class Take>
-Status quantize_all(const std::vector<Job>& jobs, const WeightScheme& scheme, ThreadPool& pool,
-                    const Progress& progress, Take&& take) {
+Status quantize_all(const Work& work, ThreadPool& pool, const Progress& progress, Take&& take) {
   uint64_t total = 0, done = 0;
-  for (const Job& job : jobs) total += job.source->bytes();
-  for (const Job& job : jobs) {
-    auto made = quantize_weight(*job.source, job.format, {.method = scheme.method}, {}, pool);
+  for (const Job& job : work.jobs) total += job.source->bytes();
+  for (const Job& job : work.jobs) {
+    OAR_ASSIGN(const Tensor source, source_of(work, job, pool));
+    auto made = quantize_weight(source, job.format, {.method = work.scheme.method}, {}, pool);
     if (!made.ok()) {
       return Status(made.status().code(), cat("tensor ", job.target.source, ": ", made.status().message()));
     }
     OAR_RETURN_IF_ERROR(take(job, std::move(made->tensor)));
     done += job.source->bytes();
-    if (progress && !progress(cat("quantizing to ", scheme.name), done, total)) {
+    if (progress && !progress(cat("quantizing to ", work.scheme.name), done, total)) {
       return Status(StatusCode::kCancelled, "stopped");
     }
   }
   return ok_status();
 }
 
-Status write_cache(const std::string& folder, const std::string& path, const std::vector<Job>& jobs,
-                   const WeightScheme& scheme, ThreadPool& pool, const Progress& progress) {
+Status write_cache(const std::string& folder, const std::string& path, const Work& work, ThreadPool& pool,
+                   const Progress& progress) {
   std::error_code ec;
   fs::create_directories(folder, ec);
   if (ec) return unavailable(cat("cannot create ", folder, ": ", ec.message()));
   json::object described;
   std::vector<SafetensorsEntry> entries;
-  for (const Job& job : jobs) {
+  for (const Job& job : work.jobs) {
     const int64_t rows = job.source->shape().rows(), cols = job.source->shape().cols();
     const int64_t row_bytes = *job.format.row_bytes(cols);
     described[job.target.name] = {{"format", job.format.name()}, {"shape", {rows, cols}}};
@@ -121,7 +137,7 @@ Status write_cache(const std::string& folder, const std::string& path, const std
   const auto write = [&]() -> Status {
     OAR_ASSIGN(SafetensorsWriter writer,
                SafetensorsWriter::open(temporary, entries, {{"oar", json::serialize(described)}}, false));
-    OAR_RETURN_IF_ERROR(quantize_all(jobs, scheme, pool, progress, [&](const Job& job, Tensor tensor) {
+    OAR_RETURN_IF_ERROR(quantize_all(work, pool, progress, [&](const Job& job, Tensor tensor) {
       return writer.write(job.target.name, tensor.data(), tensor.bytes());
     }));
     return writer.sync();
@@ -138,6 +154,25 @@ Status write_cache(const std::string& folder, const std::string& path, const std
   return sync_folder(folder);
 }
 
+// The scheme's targets, then what else a rotation changes, as it is stored.
+Status add_jobs(const Checkpoint& checkpoint, const ModelConfig& config, const TensorMap& sources,
+                Work& work) {
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint, config));
+  std::set<std::string> taken;
+  for (const WeightTarget& target : targets) {
+    const Tensor& source = sources.at(target.source);
+    const auto format = target_format(work.scheme, target, source);
+    if (!format) continue;
+    work.jobs.push_back({target, *format, &source});
+    taken.insert(target.name);
+  }
+  for (const auto& [name, source] : sources) {
+    if (work.rotated == nullptr || !work.rotated->changes(name) || taken.contains(name)) continue;
+    if (source.shape().rank() == 2) work.jobs.push_back({{name, name}, source.format(), &source});
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
@@ -146,33 +181,40 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
   if (scheme.by_kernel) return checkpoint;
   OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
+  Work work;
+  work.scheme = scheme;
+  std::optional<RotatedModel> rotated;
   if (rotate != "auto") {  // which asks for online transforms at most
     OAR_ASSIGN(const RotationOptions wanted, parse_rotation(rotate));
     if (rotates_weights(checkpoint, wanted)) {
-      OAR_ASSIGN(checkpoint, rotated_checkpoint(checkpoint, config, wanted, pool));
+      OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
+      checkpoint = rotated->layout();
       OAR_ASSIGN(config, read_model_config(checkpoint.config));
+      work.rotated = &*rotated;
     }
   }
-  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint, config));
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;
-  std::vector<Job> jobs;
-  ContentHash hash;
-  hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
-               static_cast<int>(scheme.method)));
-  for (const WeightTarget& target : targets) {
-    const Tensor& source = sources.at(target.source);
-    const auto format = target_format(scheme, target, source);
-    if (!format) continue;
-    jobs.push_back({target, *format, &source});
-    hash.add(cat(target.name, " ", format->name()));
-    hash.add(source);
-  }
-  if (jobs.empty()) {
+  OAR_RETURN_IF_ERROR(add_jobs(checkpoint, config, sources, work));
+  if (std::none_of(work.jobs.begin(), work.jobs.end(), [](const Job& j) { return !j.format.plain(); })) {
     log(LogLevel::kWarning, cat("--weights ", weights,
                                 ": the model has no matrix in 16 or 32 bits to "
                                 "quantize; it stays as it is"));
-    return checkpoint;
+    if (!rotated) return checkpoint;
+  }
+  ContentHash hash;
+  hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
+               static_cast<int>(scheme.method)));
+  if (rotated) hash.add(json::serialize(checkpoint.config.at("quantization_config")));
+  for (const Job& job : work.jobs) {
+    hash.add(cat(job.target.name, " ", job.format.name()));
+    hash.add(*job.source);
+  }
+  // What a rotation changes besides matrices: norms whose weights moved into what reads them.
+  for (const auto& [name, tensor] : sources) {
+    if (!rotated || !rotated->changes(name) || tensor.shape().rank() == 2) continue;
+    OAR_ASSIGN(Tensor changed, rotated->tensor(name, pool));
+    put(checkpoint, name, std::move(changed));
   }
   add_source_files(hash, checkpoint.source_path);
   const std::string base = cache_dir.empty() ? default_cache_dir() : cache_dir;
@@ -180,29 +222,29 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
     const std::string folder = base + "/weights", path = cat(folder, "/", hash.hex(), ".safetensors");
     std::error_code ec;
     if (fs::exists(path, ec)) {
-      const Status mapped = map_cached(path, jobs, checkpoint);
+      const Status mapped = map_cached(path, work.jobs, checkpoint);
       if (mapped.ok()) {
-        finish(checkpoint, jobs);
+        finish(checkpoint, work);
         return checkpoint;
       }
       log(LogLevel::kWarning,
           cat("the cache ", path, " cannot be used (", mapped.message(), "); it is made anew"));
     }
-    const Status written = write_cache(folder, path, jobs, scheme, pool, progress);
+    const Status written = write_cache(folder, path, work, pool, progress);
     if (written.ok()) {
-      OAR_RETURN_IF_ERROR(map_cached(path, jobs, checkpoint));
+      OAR_RETURN_IF_ERROR(map_cached(path, work.jobs, checkpoint));
       log(LogLevel::kInfo, cat("weights quantized to ", scheme.name, " are kept in ", path));
-      finish(checkpoint, jobs);
+      finish(checkpoint, work);
       return checkpoint;
     }
     if (written.code() == StatusCode::kCancelled || written.code() == StatusCode::kDataLoss) return written;
     log(LogLevel::kWarning, cat("quantized weights cannot be kept for the next start: ", written.message()));
   }
-  OAR_RETURN_IF_ERROR(quantize_all(jobs, scheme, pool, progress, [&](const Job& job, Tensor tensor) {
+  OAR_RETURN_IF_ERROR(quantize_all(work, pool, progress, [&](const Job& job, Tensor tensor) {
     put(checkpoint, job.target.name, std::move(tensor));
     return ok_status();
   }));
-  finish(checkpoint, jobs);
+  finish(checkpoint, work);
   return checkpoint;
 }
 

@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/tune/activation_rounding.h"
 #include "engine/tune/divergence.h"
 #include "engine/tune/peer_kv.h"
 
@@ -18,6 +19,7 @@ CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t contex
   row.weights = c.weights == "auto" ? model.weights() : c.weights;
   row.kv = peer_kv(c.kv) ? c.kv : model.kv();
   row.rotate = model.rotation();
+  row.activations = c.activations;
   row.context = context;
   row.positions = d.positions();
   row.bits = model.bits();
@@ -41,7 +43,14 @@ Result<std::unique_ptr<EvalModel>> open_case(const CompareCase& c, const Checkpo
                                              const std::shared_ptr<Backend>& backend, int64_t rows,
                                              const std::vector<EvalWindows>& cuts, const Progress& progress) {
   const auto peer = peer_kv(c.kv);
-  if (!peer) return EvalModel::open(checkpoint, model, backend, rows, progress);
+  const auto code = activation_code(c.activations);
+  if (!c.activations.empty() && !code) {
+    std::string known;
+    for (const std::string& name : activation_code_names()) known += (known.empty() ? "" : ", ") + name;
+    return invalid_argument(cat("activations '", c.activations, "' are not one of ", known), "activations");
+  }
+  const auto round = [&](Graph& g) { return code ? insert_activation_rounding(g, *code) : ok_status(); };
+  if (!peer) return EvalModel::open(checkpoint, model, backend, rows, progress, round);
   model.kv = "f32";
   std::vector<KvRange> ranges;
   if (peer->code == PeerCode::kStaticChannel4) {
@@ -57,8 +66,10 @@ Result<std::unique_ptr<EvalModel>> open_case(const CompareCase& c, const Checkpo
       }
     }
   }
-  return EvalModel::open(checkpoint, model, backend, rows, progress,
-                         [&](Graph& g) { return insert_peer_kv(g, *peer, ranges); });
+  return EvalModel::open(checkpoint, model, backend, rows, progress, [&](Graph& g) {
+    OAR_RETURN_IF_ERROR(insert_peer_kv(g, *peer, ranges));
+    return round(g);
+  });
 }
 
 double seconds_since(Clock::time_point start) {

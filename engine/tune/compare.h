@@ -18,6 +18,7 @@ struct CompareCase {
   const Checkpoint* checkpoint = nullptr;
   std::string weights = "auto", kv = "auto";  // as LanguageModelOptions; kv also a name of peer_kv()
   std::string rotate = "auto";
+  std::string activations;  // a name of activation_code(); empty: as the kernels take them
 };
 
 struct CompareOptions {
@@ -28,7 +29,7 @@ struct CompareOptions {
 };
 
 struct CompareRow {
-  std::string label, weights, kv, rotate;
+  std::string label, weights, kv, rotate, activations;
   int64_t context = 0, positions = 0;
   ModelBits bits;
   double perplexity = 0, reference_perplexity = 0;

@@ -17,9 +17,14 @@ std::string number(double v, const char* format) {
   return buffer;
 }
 
+// "w4a8 x int8" where activations were rounded as asked.
+std::string weights_of(const CompareRow& r) {
+  return r.activations.empty() ? r.weights : cat(r.weights, " x ", r.activations);
+}
+
 std::vector<std::string> cells(const CompareRow& r) {
   return {r.label,
-          r.weights,
+          weights_of(r),
           number(r.bits.bits_per_weight, "%.2f"),
           r.kv,
           r.rotate,
@@ -90,6 +95,7 @@ json::object compare_json(const CompareReport& report) {
   for (const CompareRow& r : report.rows) {
     json::object row{{"model", r.label},
                      {"weights", r.weights},
+                     {"activations", r.activations.empty() ? "kernel" : r.activations},
                      {"kv", r.kv},
                      {"rotate", r.rotate},
                      {"context", r.context},
@@ -136,7 +142,7 @@ std::string compare_svg(const CompareReport& report) {
     PlotSeries series{cat("context ", context), {}};
     for (const CompareRow& r : report.rows) {
       if (r.context != context) continue;
-      std::string label = by_kv ? r.kv : r.weights;
+      std::string label = by_kv ? r.kv : weights_of(r);
       if (by_kv && rotations.size() > 1) label += " (" + r.rotate + ")";
       if (!by_kv && kv_bits.size() > 1) label += " / " + r.kv;
       series.points.push_back(

@@ -13,7 +13,7 @@
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/quantize_weights.h"
-#include "engine/runtime/rotated_checkpoint.h"
+#include "engine/runtime/rotated_model.h"
 #include "engine/tune/calibrated_quantizer.h"
 #include "engine/tune/eval.h"
 #include "engine/tune/stage_runner.h"
@@ -26,16 +26,35 @@ namespace fs = std::filesystem;
 struct Job {
   WeightTarget target;
   Format format;
-  Tensor source;
+  Tensor source;  // before any rotation
 };
+
+// The tensor in a plain format, rows in parallel; itself where it is.
+Result<Tensor> converted(const Tensor& t, Format format, ThreadPool& pool) {
+  if (t.format() == format || t.numel() == 0) return t;
+  const int64_t cols = t.shape().cols(), from_bytes = t.format().stride(cols), to_bytes = format.stride(cols);
+  OAR_ASSIGN(Tensor out, Tensor::allocate(t.shape(), format));
+  const auto* from = static_cast<const std::byte*>(t.data());
+  auto* to = static_cast<std::byte*>(out.mutable_data());
+  pool.parallel_for(t.numel() / cols, std::max<int64_t>(1, 16384 / cols), [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(cols));
+    for (int64_t r = begin; r < end; ++r) {
+      t.format().decode_row(from + r * from_bytes, cols, row.data());
+      format.encode_row(row.data(), cols, to + r * to_bytes);
+    }
+  });
+  return out;
+}
 
 // One quantization on its way to the disk.
 class Work {
  public:
-  Work(const Checkpoint& checkpoint, const ModelConfig& config, const QuantizeOptions& options,
-       std::shared_ptr<Backend> backend, const std::function<void(const LayerError&)>& on_layer,
-       const Progress& progress)
+  // `rotated` (may be null) has the numbers of `checkpoint`, which is its layout then.
+  Work(const Checkpoint& checkpoint, const RotatedModel* rotated, const ModelConfig& config,
+       const QuantizeOptions& options, std::shared_ptr<Backend> backend,
+       const std::function<void(const LayerError&)>& on_layer, const Progress& progress)
       : source_(checkpoint),
+        rotated_(rotated),
         config_(config),
         o_(options),
         backend_(std::move(backend)),
@@ -55,6 +74,10 @@ class Work {
  private:
   ThreadPool& pool() { return backend_->host_pool(); }
   bool channel_method() const { return o_.method == "awq" || o_.method == "smoothquant"; }
+  // A tensor with its numbers: as it lies in the file, or rotated now.
+  Result<Tensor> load(const std::string& name) {
+    return rotated_ != nullptr ? rotated_->tensor(name, pool()) : source_.tensors.at(name);
+  }
   Status lay_out();
   Status write_unchanged();
   Status note_done();
@@ -68,6 +91,7 @@ class Work {
   Status restore_done();
 
   const Checkpoint& source_;
+  const RotatedModel* const rotated_;
   const ModelConfig& config_;
   const QuantizeOptions& o_;
   const std::shared_ptr<Backend> backend_;
@@ -195,8 +219,9 @@ Status Work::restore_done() {
 Status Work::write_unchanged() {
   for (const SafetensorsEntry& entry : entries_) {
     if (described_.contains(entry.name)) continue;
-    Tensor tensor = source_.tensors.at(entry.name);
-    if (tensor.bytes() != entry.bytes) { OAR_ASSIGN(tensor, to_f32(tensor)); }
+    OAR_ASSIGN(Tensor tensor, load(entry.name));
+    const DType stored = entry.dtype == "F32" ? DType::kF32 : source_.tensors.at(entry.name).format().dtype();
+    OAR_ASSIGN(tensor, converted(tensor, Format::of(stored), pool()));
     OAR_RETURN_IF_ERROR(writer_->write(entry.name, tensor.data(), tensor.bytes()));
   }
   return ok_status();
@@ -232,7 +257,8 @@ Status Work::without_data() {
   uint64_t unsynced = 0;
   for (const Job& job : jobs_) {
     if (done_.contains(job.target.name)) continue;
-    auto made = quantize_weight(job.source, job.format, fit, {}, pool());
+    OAR_ASSIGN(const Tensor source, load(job.target.source));
+    auto made = quantize_weight(source, job.format, fit, {}, pool());
     if (!made.ok()) {
       return Status(made.status().code(), cat("tensor ", job.target.source, ": ", made.status().message()));
     }
@@ -271,11 +297,15 @@ Status Work::calibrate_input(const LinearInput& input, InputStatistics& statisti
   std::vector<float> scale;
   if (channel_method() && !input.norm.empty() && jobs.size() == input.weights.size()) {
     std::vector<std::pair<Tensor, Format>> weights;
-    for (const Job* job : jobs) weights.emplace_back(job->source, job->format);
+    for (const Job* job : jobs) {
+      OAR_ASSIGN(Tensor source, load(job->target.source));
+      weights.emplace_back(std::move(source), job->format);
+    }
     OAR_ASSIGN(scale, channel_scales(o_, statistics, weights, pool()));
     std::vector<float> inverse(scale.size());
     std::transform(scale.begin(), scale.end(), inverse.begin(), [](float s) { return 1 / s; });
-    OAR_ASSIGN(Tensor norm, scale_columns(source_.tensors.at(input.norm), inverse));
+    OAR_ASSIGN(const Tensor unscaled, load(input.norm));
+    OAR_ASSIGN(Tensor norm, scale_columns(unscaled, inverse));
     OAR_RETURN_IF_ERROR(writer_->write(input.norm, norm.data(), norm.bytes()));
     current_.insert_or_assign(input.norm, std::move(norm));
     done_.insert(input.norm);  // noted with its stage, never without the matrices behind it
@@ -283,7 +313,7 @@ Status Work::calibrate_input(const LinearInput& input, InputStatistics& statisti
   }
   CalibratedQuantizer quantizer(o_, statistics, pool());
   for (const Job* job : jobs) {
-    Tensor w = job->source;
+    OAR_ASSIGN(Tensor w, load(job->target.source));
     if (!scale.empty()) { OAR_ASSIGN(w, scale_columns(w, scale)); }
     auto made = quantizer.quantize(w, job->format);
     if (!made.ok()) {
@@ -335,7 +365,11 @@ Status Work::with_data(const Tokenizer& tokenizer) {
     const auto runner_now = [&]() -> Result<std::unique_ptr<StageRunner>> {
       Checkpoint now = source_;
       for (const auto& [name, tensor] : current_) now.tensors.insert_or_assign(name, tensor);
-      return StageRunner::make(now, config_, stage, backend_, longest);
+      return StageRunner::make(
+          now, config_, stage, backend_, longest, [&](const std::string& name, Tensor t) {
+            const bool rotate = rotated_ != nullptr && rotated_->changes(name) && !current_.contains(name);
+            return rotate ? load(name) : Result<Tensor>(std::move(t));
+          });
     };
     OAR_ASSIGN(auto runner, runner_now());
     const Status calibrated = calibrate_stage(*runner, windows, hidden);
@@ -423,13 +457,14 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
   LanguageModelOptions machine;
   machine.threads = options.threads;
   const std::shared_ptr<Backend> backend = make_backend(machine);
-  Checkpoint source = checkpoint;
+  std::optional<RotatedModel> rotated;
   if (options.rotate != "none") {
     OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
-    OAR_ASSIGN(source, rotated_checkpoint(checkpoint, config, wanted, backend->host_pool()));
-    OAR_ASSIGN(config, read_model_config(source.config));
+    OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
+    OAR_ASSIGN(config, read_model_config(rotated->layout().config));
   }
-  Work work(source, config, options, backend, on_layer, progress);
+  Work work(rotated ? rotated->layout() : checkpoint, rotated ? &*rotated : nullptr, config, options, backend,
+            on_layer, progress);
   const auto run = [&]() -> Status {
     OAR_RETURN_IF_ERROR(work.begin(out));
     OAR_RETURN_IF_ERROR(data ? work.with_data(*tokenizer) : work.without_data());

@@ -88,9 +88,9 @@ Result<size_t> count_stages(const Checkpoint& checkpoint, const ModelConfig& con
   return cuts.stages();
 }
 
-Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpoint,
-                                                       const ModelConfig& config, size_t stage,
-                                                       std::shared_ptr<Backend> backend, int64_t max_tokens) {
+Result<std::unique_ptr<StageRunner>> StageRunner::make(
+    const Checkpoint& checkpoint, const ModelConfig& config, size_t stage, std::shared_ptr<Backend> backend,
+    int64_t max_tokens, const std::function<Result<Tensor>(const std::string&, Tensor)>& weight) {
   BuildOptions build;
   build.max_batch_tokens = max_tokens;
   build.max_logit_rows = max_tokens;
@@ -108,12 +108,14 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
   for (const auto& symbol : whole.symbols()) g.add_symbol(symbol.name, symbol.max);  // the same ids
   std::map<ValueId, ValueId> map;
   if (stage > 0) { map[cuts.enters[stage]] = g.add_input("hidden", whole.value(cuts.enters[stage]).type); }
-  const auto mapped = [&](ValueId id) {
+  const auto mapped = [&](ValueId id) -> Result<ValueId> {
     if (id == kNoValue) return kNoValue;
     if (const auto it = map.find(id); it != map.end()) return it->second;
     const Value& v = whole.value(id);
-    return map[id] = v.kind == ValueKind::kConstant ? g.add_constant(v.name, v.constant)
-                                                    : g.add_input(v.name, v.type);
+    if (v.kind != ValueKind::kConstant) return map[id] = g.add_input(v.name, v.type);
+    Tensor t = v.constant;
+    if (weight) { OAR_ASSIGN(t, weight(v.name, std::move(t))); }
+    return map[id] = g.add_constant(v.name, std::move(t));
   };
   const std::vector<int> producers = whole.producers(), uses = whole.use_counts();
   std::vector<std::pair<ValueId, LinearInput>> inputs;  // by value of the whole graph
@@ -138,16 +140,21 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(const Checkpoint& checkpo
       if (last && node.outputs[0] == whole.outputs()[0].value) continue;  // logits are not wanted
     }
     std::vector<ValueId> operands;
-    for (const ValueId id : node.inputs) operands.push_back(mapped(id));
+    for (const ValueId id : node.inputs) {
+      OAR_ASSIGN(const ValueId operand, mapped(id));
+      operands.push_back(operand);
+    }
     OAR_ASSIGN(const std::vector<ValueId> results, g.add_node(node.op, std::move(operands), node.attrs));
     for (size_t k = 0; k < results.size(); ++k) map[node.outputs[k]] = results[k];
   }
   if (!last) {
-    g.add_output("next", mapped(cuts.enters[stage + 1]));
+    OAR_ASSIGN(const ValueId next, mapped(cuts.enters[stage + 1]));
+    g.add_output("next", next);
     out->has_next_ = true;
   }
   for (auto& [value, input] : inputs) {
-    g.add_output(cat("input", out->inputs_.size()), mapped(value));
+    OAR_ASSIGN(const ValueId read, mapped(value));
+    g.add_output(cat("input", out->inputs_.size()), read);
     out->inputs_.push_back(std::move(input));
   }
   OAR_RETURN_IF_ERROR(run_passes(g, default_passes(), {}).status());

@@ -35,10 +35,11 @@ struct LinearInput {
 
 class StageRunner {
  public:
-  // `stage` of the model as `checkpoint` has it, for sequences of up to `max_tokens`.
-  static Result<std::unique_ptr<StageRunner>> make(const Checkpoint& checkpoint, const ModelConfig& config,
-                                                   size_t stage, std::shared_ptr<Backend> backend,
-                                                   int64_t max_tokens);
+  // `stage` of the model as `checkpoint` has it, for sequences of up to `max_tokens`. `weight` (may be empty)
+  // is given each tensor that the stage reads and returns the one to compute with.
+  static Result<std::unique_ptr<StageRunner>> make(
+      const Checkpoint& checkpoint, const ModelConfig& config, size_t stage, std::shared_ptr<Backend> backend,
+      int64_t max_tokens, const std::function<Result<Tensor>(const std::string& name, Tensor)>& weight = {});
   const std::vector<LinearInput>& inputs() const { return inputs_; }
 
   // One sequence from its beginning. `tokens` are its ids (used by the first stage alone); `hidden`

@@ -106,7 +106,11 @@ class CodesEngine {
       };
       widen(layout_.key_scales, key_scale_);
       widen(layout_.value_scales, value_scale_);
-      if (layout_.key_nibbles) widen(layout_.key_minima, key_minimum_);
+      if (layout_.has_key_minima) widen(layout_.key_minima, key_minimum_);
+      for (int64_t j = 0; j < kKvPanelTokens && layout_.mean; j += kLanes) {
+        const int64_t k = i * kKvPanelTokens + j;
+        store(key_minimum_ + k, load(key_scale_ + k) * set1(kv_mean_minimum(1.f)));
+      }
       if (layout_.value_nibbles) widen(layout_.value_minima, value_minimum_);
     }
   }

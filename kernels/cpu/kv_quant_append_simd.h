@@ -63,7 +63,8 @@ class PageQuantizer {
       switch (shape_.keys) {
         case KvCode::kInt8: keys<KvCode::kInt8>(k, panel, to); break;
         case KvCode::kFp8: keys<KvCode::kFp8>(k, panel, to); break;
-        default: keys<KvCode::kInt4>(k, panel, to); break;
+        case KvCode::kInt4: keys<KvCode::kInt4>(k, panel, to); break;
+        case KvCode::kInt4Mean: keys<KvCode::kInt4Mean>(k, panel, to); break;
       }
       switch (shape_.values) {
         case KvCode::kInt8: values<KvCode::kInt8>(v, panel, to); break;
@@ -98,10 +99,10 @@ class PageQuantizer {
     return x;
   }
 
-  void store_scale(char* to, int64_t scales, int64_t minima, bool nibbles, int64_t t,
+  void store_scale(char* to, int64_t scales, int64_t minima, bool has_minima, int64_t t,
                    const KvScale& s) const {
     reinterpret_cast<f16*>(to + scales)[t] = s.scale;
-    if (nibbles) reinterpret_cast<f16*>(to + minima)[t] = s.minimum;
+    if (has_minima) reinterpret_cast<f16*>(to + minima)[t] = s.minimum;
   }
 
   template <KvCode kCode>
@@ -122,7 +123,7 @@ class PageQuantizer {
       store(poisons, poison);
       for (int64_t j = 0; j < kLanes; ++j) {
         const KvScale s = kv_scale(kCode, los[j], his[j], poisons[j], D);
-        store_scale(to, layout_.key_scales, layout_.key_minima, kNibbles,
+        store_scale(to, layout_.key_scales, layout_.key_minima, layout_.has_key_minima,
                     panel * kKvPanelTokens + vec * kLanes + j, s);
         inverse[j] = s.inverse;
         offset[j] = s.offset;

@@ -101,7 +101,7 @@ void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::
     }
     const KvScale k = scale_of(shape.keys, x, D);
     store_f16(head + layout.key_scales, t, k.scale);
-    if (layout.key_nibbles) store_f16(head + layout.key_minima, t, k.minimum);
+    if (layout.has_key_minima) store_f16(head + layout.key_minima, t, k.minimum);
     for (int64_t d = 0; d < D; ++d) {
       store_code(head, layout.key(t, d), layout.key_nibbles,
                  encode(shape.keys, k, x[d]) ^ kv_key_offset(shape.keys));
@@ -194,12 +194,14 @@ struct Query {
         static_cast<const std::byte*>(a.common.pool) + index * quant.block_bytes + kv_head * quant.head_bytes;
     const KvCode code = keys ? a.shape.keys : a.shape.values;
     const bool nibbles = keys ? quant.key_nibbles : quant.value_nibbles;
-    const double scale = to_f32(load_f16(head + (keys ? quant.key_scales : quant.value_scales), t));
-    const double minimum =
-        nibbles ? to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t)) : 0;
+    const float scale = to_f32(load_f16(head + (keys ? quant.key_scales : quant.value_scales), t));
+    float minimum = keys && quant.mean ? kv_mean_minimum(scale) : 0;
+    if (keys ? quant.has_key_minima : quant.value_nibbles) {
+      minimum = to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t));
+    }
     for (int64_t d = 0; d < D; ++d) {
       const uint32_t bits = load_code(head, keys ? quant.key(t, d) : quant.value(t, d), nibbles);
-      x[d] = decode(code, keys ? bits ^ kv_key_offset(code) : bits, scale, minimum);
+      x[d] = decode(code, keys ? bits ^ kv_key_offset(code) : bits, double{scale}, double{minimum});
       if (keys && quant.mean) x[d] += mean_of(quant, head, d);
     }
   }

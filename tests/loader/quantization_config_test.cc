@@ -235,6 +235,40 @@ TEST_CASE("quantized checkpoints that lie: the tensor, the value, what to do") {
   }
 }
 
+TEST_CASE("many modules are repacked side by side, and the first that fails is named") {
+  const Golden one = load_golden("awq_g128");
+  const auto many = [&](TensorMap& tensors, int modules) {
+    for (int i = 0; i < modules; ++i) {
+      const std::string number = std::to_string(10000 + i);
+      for (const char* part : {"qweight", "qzeros", "scales"}) {
+        tensors.emplace("model.layers." + number + ".mlp.up_proj." + part, one.tensors.at(kAwq + part));
+      }
+    }
+  };
+  // Beyond 4 MB of parts several threads do it.
+  const int modules = 4200;
+  TensorMap tensors;
+  many(tensors, modules);
+  std::vector<std::string> notices;
+  REQUIRE(apply_quantization_config(one.config, tensors, &notices).ok());
+  REQUIRE(tensors.size() == static_cast<size_t>(modules));
+  TensorMap alone = one.tensors;
+  REQUIRE(apply_quantization_config(one.config, alone, &notices).ok());
+  const Tensor& want = alone.at(kAwq + "weight");
+  for (const auto& [name, tensor] : tensors) {
+    REQUIRE(tensor.bytes() == want.bytes());
+    REQUIRE(memcmp(tensor.data(), want.data(), want.bytes()) == 0);
+  }
+  tensors.clear();
+  many(tensors, modules);
+  for (const char* bad : {"13999", "10777", "12000"}) {
+    tensors["model.layers." + std::string(bad) + ".mlp.up_proj.scales"] =
+        tensor_of({2, 16}, Format::f16(), 1);
+  }
+  const Status s = apply_quantization_config(one.config, tensors, &notices);
+  CHECK_THAT(s.message(), Contains("model.layers.10777."));
+}
+
 TEST_CASE("scales outside f16 keep the weight decoded, in the reference's own numbers") {
   Golden g = load_golden("ct_w4a16_g128");
   g.tensors[kCt + "weight_scale"] = tensor_of({16, 1}, Format::bf16(), std::ldexp(1.0f, -30));

@@ -2,11 +2,14 @@
 // there is none, and refuses what it cannot compare.
 #include "engine/tune/compare.h"
 
+#include <cmath>
 #include <fstream>
 #include <sstream>
 
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/model_tokenizer.h"
+#include "engine/runtime/quantize_weights.h"
+#include "engine/tune/activation_rounding.h"
 #include "engine/tune/svg_plot.h"
 #include "tests/support/catch.h"
 
@@ -75,6 +78,51 @@ TEST_CASE("comparing measures what the engine serves") {
   const std::string plot = compare_svg(*report);
   CHECK(plot.starts_with("<svg"));
   CHECK(plot.ends_with("</svg>\n"));
+}
+
+TEST_CASE("rounded activations") {
+  // Whole numbers up to 127 and a channel in the next 256 that does not disturb them.
+  std::vector<float> x(512), y(512);
+  for (size_t i = 0; i < 256; ++i) x[i] = static_cast<float>(i) - 128.f + (i == 0 ? 1.f : 0.f);
+  x[256] = 1e6f;
+  x[257] = 1000.f;
+  round_activations(ActivationCode::kInt8, x.data(), 512, y.data());
+  for (size_t i = 0; i < 256; ++i) CHECK(y[i] == x[i]);
+  CHECK(y[256] == Approx(1e6f));
+  CHECK(y[257] == 0);  // less than half a step of 1e6 / 127
+  // e4m3: three bits behind the leading one, so 2^-4 of each number.
+  round_activations(ActivationCode::kFp8, x.data(), 256, y.data());
+  for (size_t i = 0; i < 256; ++i) CHECK(std::abs(y[i] - x[i]) <= std::abs(x[i]) / 16);
+  round_activations(ActivationCode::kBf16, x.data(), 512, y.data());
+  for (size_t i = 0; i < 512; ++i) CHECK(std::abs(y[i] - x[i]) <= std::abs(x[i]) / 256);
+  x.assign(512, 0.f);
+  round_activations(ActivationCode::kFp8, x.data(), 512, y.data());
+  CHECK(y == x);
+}
+
+TEST_CASE("8-bit activations as served are those that are measured, and cost W4A8 less than 0.3 %") {
+  const Demo demo;
+  CompareOptions options;
+  options.contexts = {256};
+  ThreadPool pool({.threads = 2});
+  const auto w4a8 = quantize_at_load(demo.checkpoint, "w4a8", "/dev/null/none", pool, {}, {});
+  REQUIRE(w4a8.ok());
+  // Levels of 8 bits under a scale: held in f32, the weights are exactly those of the file.
+  const auto report = compare_models(demo.checkpoint, *demo.tokenizer, heldout(12000),
+                                     {{"served", &*w4a8, "auto", "f32", "none"},
+                                      {"wide", &*w4a8, "f32", "f32", "none", "bf16"},
+                                      {"int8", &*w4a8, "f32", "f32", "none", "int8"}},
+                                     options);
+  REQUIRE(report.ok());
+  const CompareRow &served = report->rows[0], &wide = report->rows[1], &narrow = report->rows[2];
+  CHECK(std::abs(served.perplexity / wide.perplexity - 1) < 0.003);
+  // The same rounding but for ties (a quotient here, a product with the reciprocal in the kernels).
+  CHECK(served.mean_kld == Approx(narrow.mean_kld).epsilon(0.02));
+  CHECK(served.perplexity == Approx(narrow.perplexity).epsilon(5e-4));
+  CHECK(compare_table(*report).find("f32 x int8") != std::string::npos);
+  const auto bad = compare_models(demo.checkpoint, *demo.tokenizer, "some text to predict",
+                                  {{"demo", &demo.checkpoint, "auto", "f32", "none", "int3"}}, options);
+  CHECK(bad.status().message().find("int3") != std::string::npos);
 }
 
 TEST_CASE("comparing refuses what cannot be compared") {

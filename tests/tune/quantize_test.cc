@@ -2,8 +2,10 @@
 // goes on, errors leave nothing behind, and error feedback is worth its time.
 #include "engine/tune/quantize.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -187,6 +189,96 @@ TEST_CASE("quantizing refuses what it cannot do and leaves nothing behind") {
   CHECK(bad.status().message().find("layers.3.self_attn.q_proj") != std::string::npos);
   CHECK_FALSE(fs::exists(folder / "a"));
   CHECK_FALSE(fs::exists(folder / "a.partial"));
+}
+
+// A disk that is full, as far as this process can tell: writes beyond `bytes` of a file fail while it lives.
+class FullDisk {
+ public:
+  FullDisk() { getrlimit(RLIMIT_FSIZE, &before_); }
+  void fill(rlim_t bytes) const {
+    const rlimit now{bytes, before_.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &now) == 0);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit before_ = {};
+  void (*handler_)(int) = std::signal(SIGXFSZ, SIG_IGN);
+};
+
+TEST_CASE("a disk that fills half-way leaves nothing half-written") {
+  const Folder folder;
+  const Checkpoint demo = shallow();
+  QuantizeOptions o;
+  o.method = "rtn";
+  o.weights = "q4_0";
+  std::string message;
+  size_t done_before = 0;
+  {
+    const FullDisk disk;
+    const auto report = quantize_model(demo, nullptr, folder / "out", o, {},
+                                       [&](std::string_view, uint64_t done, uint64_t total) {
+                                         if (2 * done > total) disk.fill(4096);
+                                         else ++done_before;
+                                         return true;
+                                       });
+    message = report.status().message();
+    CHECK_FALSE(report.ok());
+  }
+  INFO(message);
+  CHECK(done_before > 0);
+  CHECK(message.find("cannot write") != std::string::npos);
+  CHECK(message.find("out.partial") != std::string::npos);
+  CHECK(fs::is_empty(folder.path));
+  {  // no room from the start
+    const FullDisk disk;
+    disk.fill(4096);
+    CHECK_FALSE(quantize_model(demo, nullptr, folder / "out", o).ok());
+  }
+  CHECK(fs::is_empty(folder.path));
+  // At load the model is served all the same, from memory, and says so.
+  std::string said;
+  const Logger log{[&](LogLevel, std::string_view m) { said += m; }};
+  ThreadPool pool({.threads = 2});
+  {
+    const FullDisk disk;
+    const auto loaded = quantize_at_load(demo, "w4a8", folder / "cache", pool, log,
+                                         [&](std::string_view, uint64_t done, uint64_t total) {
+                                           if (2 * done > total) disk.fill(4096);
+                                           return true;
+                                         });
+    REQUIRE_OK(loaded);
+    CHECK(loaded->tensors.at("model.layers.0.mlp.up_proj.weight").format() == *Format::find("w4a8_g128"));
+  }
+  CHECK(said.find("cannot be kept") != std::string::npos);
+  CHECK(fs::is_empty(folder / "cache/weights"));
+}
+
+TEST_CASE("a layer whose matrices differ in format computes what they say") {
+  Checkpoint mixed = shallow();
+  ThreadPool pool({.threads = 2});
+  const std::pair<const char*, const char*> formats[] = {
+      {"self_attn.q_proj", "q4_0"},     {"self_attn.k_proj", "i8_channel"}, {"self_attn.v_proj", "w4a8_g128"},
+      {"self_attn.o_proj", "u4_g64"},   {"mlp.gate_proj", "i4_s8_g32"},     {"mlp.up_proj", "q8_0"},
+      {"mlp.down_proj", "e4m3_channel"}};
+  for (const auto& [matrix, format] : formats) {
+    const std::string name = std::string("model.layers.1.") + matrix + ".weight";
+    auto made = quantize_weight(mixed.tensors.at(name), *Format::find(format), {}, {}, pool);
+    REQUIRE_OK(made);
+    mixed.tensors.insert_or_assign(name, made->tensor);
+  }
+  Checkpoint decoded = mixed;
+  for (auto& [name, tensor] : decoded.tensors) tensor = to_f32(tensor).value();
+  const auto tokenizer = std::move(make_tokenizer(mixed.tokenizer, 2048)).value();
+  CompareOptions compare;
+  compare.contexts = {64};
+  const auto table = compare_models(decoded, *tokenizer, heldout().substr(0, 1500),
+                                    {{"mixed", &mixed, "auto", "f32"}}, compare);
+  REQUIRE_OK(table);
+  CHECK(table->rows[0].logit_snr_db > 30);  // what 8-bit activations leave; a matrix misread leaves nothing
 }
 
 TEST_CASE("a folder of ours that contradicts itself is refused") {

@@ -1,0 +1,50 @@
+#include "engine/runtime/rotated_model.h"
+
+#include <algorithm>
+
+#include "engine/graph/weights.h"
+
+namespace oar {
+
+Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const ModelConfig& config,
+                                        const RotationOptions& wanted) {
+  RotatedModel out;
+  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
+  out.graph_ = std::move(model.graph);
+  OAR_ASSIGN(const RotationOptions applied, rotate(out.graph_, wanted));
+  const Architecture* architecture = find_architecture(config.model_type);
+  out.layout_ = checkpoint;
+  for (const NamedWeight& weight : named_weights(out.graph_)) {
+    const bool head = weight.name == architecture->head && !checkpoint.tensors.contains(weight.name);
+    if (!head && !checkpoint.tensors.contains(weight.name)) continue;  // tables no checkpoint has
+    if (head) {
+      out.layout_.config["tie_word_embeddings"] = false;
+      out.layout_.tensors.insert_or_assign(weight.name, checkpoint.tensors.at(architecture->embedding));
+    }
+    // An expression, or a constant that a pass put in the tensor's place (a norm's ones).
+    const Value& value = out.graph_.value(weight.value);
+    const bool same = value.kind == ValueKind::kConstant &&
+                      value.constant.data() == out.layout_.tensors.at(weight.name).data();
+    if (!same) out.values_.emplace(weight.name, weight.value);
+  }
+  out.layout_.config["quantization_config"] = {{"rotation", rotation_record(applied)}};
+  return out;
+}
+
+Result<Tensor> RotatedModel::tensor(const std::string& name, ThreadPool& pool) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) return layout_.tensors.at(name);
+  OAR_ASSIGN(Tensor t, evaluate_weight(graph_, it->second, pool));
+  return to_f32(t);
+}
+
+bool rotates_weights(const Checkpoint& checkpoint, const RotationOptions& wanted) {
+  if (!wanted.residual && !wanted.ffn && (!wanted.values || wanted.values_online)) return false;
+  const auto stored = stored_rotation(checkpoint.config);
+  if (!stored.ok() || stored->any() || stored->stored_residual || stored->stored_values) return false;
+  return std::all_of(checkpoint.tensors.begin(), checkpoint.tensors.end(), [](const auto& named) {
+    return named.second.shape().rank() < 2 || named.second.format().plain();
+  });
+}
+
+}  // namespace oar

@@ -1,0 +1,41 @@
+// A model in a rotated basis (engine/graph/passes/rotate.h), one weight at a time: what is quantized after a
+// rotation is made of this, so that weights are rounded once and never more than one of them is in memory.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "engine/graph/passes/rotate.h"
+#include "engine/loader/checkpoint.h"
+#include "engine/models/model.h"
+#include "kernels/thread_pool.h"
+
+namespace oar {
+
+class RotatedModel {
+ public:
+  // Decides what is rotated; computes nothing. Refers to the tensors of `checkpoint`, not to itself.
+  static Result<RotatedModel> make(const Checkpoint& checkpoint, const ModelConfig& config,
+                                   const RotationOptions& wanted);
+
+  // The checkpoint to be, but for its numbers: names, shapes and formats of all tensors, a tied head among
+  // them under its own name, and in config.json the record that tells loading and calibration what the
+  // weights carry. The bytes of tensors that change() names are those before the rotation.
+  const Checkpoint& layout() const { return layout_; }
+  bool changes(const std::string& name) const { return values_.contains(name); }
+
+  // A tensor of layout() with its numbers: f32 in new memory where changes(), as it lies otherwise.
+  Result<Tensor> tensor(const std::string& name, ThreadPool& pool) const;
+
+ private:
+  RotatedModel() = default;
+  Graph graph_;
+  Checkpoint layout_;
+  std::map<std::string, ValueId> values_;  // of what changes
+};
+
+// Whether weights of `checkpoint` would change under `wanted`: it asks for more than online transforms, the
+// matrices are plain floats, and they carry no rotation yet.
+bool rotates_weights(const Checkpoint& checkpoint, const RotationOptions& wanted);
+
+}  // namespace oar
