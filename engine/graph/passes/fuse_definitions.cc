@@ -80,9 +80,10 @@ bool trace(const OpDef* op, int64_t rank, Pattern* p) {
   return true;
 }
 
-class Matcher {
+class DefinitionMatcher {
  public:
-  Matcher(const Pattern& p, const Graph& g, const std::vector<int>& producer, const std::vector<int>& uses)
+  DefinitionMatcher(const Pattern& p, const Graph& g, const std::vector<int>& producer,
+                    const std::vector<int>& uses)
       : p_(p), g_(g), producer_(producer), uses_(uses), p_producer_(p.graph.producers()) {}
 
   bool match(ValueId root) { return match_value(p_.output, root, true); }
@@ -179,7 +180,7 @@ Result<int> fuse_definitions(Graph& graph) {
       const Node& root = graph.nodes()[i];
       if (root.outputs.size() != 1 || root.op == p.op) continue;
       const std::vector<int> producer = graph.producers(), uses = graph.use_counts();
-      Matcher m(p, graph, producer, uses);
+      DefinitionMatcher m(p, graph, producer, uses);
       const ValueId result = root.outputs[0];
       if (!m.match(result)) continue;
       std::vector<ValueId> inputs;
