@@ -173,6 +173,12 @@ Status Plan::lower(const PlanOptions& options) {
   evaluated_.resize(dims.size());
   slot_offsets_.resize(memory_.slot_bytes.size());
   states_.resize(graph_.states().size());
+  // Every version of a state is the same memory.
+  for (size_t v = 0; v < operands_.size(); ++v) {
+    for (size_t s = 0; s < states_.size(); ++s) {
+      if (live_[v] && memory_.placements[v].root == graph_.states()[s]) state_values_.emplace_back(v, s);
+    }
+  }
 
   const int64_t arena = memory_.total_bytes().upper_bound(graph_.symbols());
   if (arena > (int64_t{1} << 46)) return resource_exhausted(cat("activations would take ", arena, " bytes"));
@@ -201,13 +207,8 @@ void Plan::resolve(std::span<const int64_t> symbols, std::byte* arena) {
       o.data = const_cast<void*>(graph_.value(static_cast<ValueId>(v)).constant.data());
     }
   }
-  for (size_t s = 0; s < states_.size(); ++s) {
-    // Every version of a state is the same memory.
-    for (size_t v = 0; v < operands_.size(); ++v) {
-      if (live_[v] && memory_.placements[v].root == graph_.states()[s]) {
-        operands_[v].data = states_[s].size() > 0 ? states_[s].mutable_data() : nullptr;
-      }
-    }
+  for (const auto& [value, state] : state_values_) {
+    operands_[value].data = states_[state].size() > 0 ? states_[state].mutable_data() : nullptr;
   }
   for (Step& step : steps_) {
     for (size_t k = 0; k < step.in.size(); ++k) {
@@ -229,6 +230,7 @@ Status Plan::foresee_scratch() {
   // Scratch need not grow with every symbol (decode splits what prefill does not), so powers of two of each
   // symbol are tried against all or one of the others.
   uint64_t shared = 0, worker = 0;
+  prepared_ = false;
   std::vector<int64_t> most;
   for (const Symbol& s : graph_.symbols()) most.push_back(s.max);
   auto try_sizes = [&](std::span<const int64_t> symbols) {
@@ -262,7 +264,30 @@ Status Plan::grow_scratch(uint64_t shared, uint64_t worker) {
   return ok_status();
 }
 
-void Plan::bind_state(size_t index, Buffer buffer) { states_[index] = std::move(buffer); }
+void Plan::bind_state(size_t index, Buffer buffer) {
+  states_[index] = std::move(buffer);
+  prepared_ = false;
+}
+
+Status Plan::prepare(std::span<const int64_t> symbols) {
+  if (prepared_ && std::ranges::equal(symbols, prepared_for_)) return ok_status();
+  prepared_ = false;
+  resolve(symbols, static_cast<std::byte*>(arena_.mutable_data()));
+  for (Step& step : steps_) {
+    step.op->bind(step.in_operands.data(), step.out_operands.data());
+    const Kernel* kernel = step.op->kernel();
+    if (!kernel) continue;
+    kernel->plan(step.op->args(), backend_.workers(), &step.plan);
+    if (step.plan.shared_scratch > scratch_.size() || step.plan.worker_scratch > worker_scratch_) {
+      log_(LogLevel::kWarning, cat(kernel->name, " needs ", step.plan.shared_scratch, " + ",
+                                   step.plan.worker_scratch, " bytes of scratch, more than foreseen"));
+      OAR_RETURN_IF_ERROR(grow_scratch(step.plan.shared_scratch, step.plan.worker_scratch));
+    }
+  }
+  prepared_for_.assign(symbols.begin(), symbols.end());
+  prepared_ = true;
+  return ok_status();
+}
 
 Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> inputs) {
   OAR_CHECK(symbols.size() == graph_.symbols().size() && inputs.size() == graph_.inputs().size(),
@@ -270,7 +295,7 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
   for (size_t s = 0; s < symbols.size(); ++s) {
     OAR_CHECK(symbols[s] >= 0 && symbols[s] <= graph_.symbols()[s].max, "symbol above its bound");
   }
-  resolve(symbols, static_cast<std::byte*>(arena_.mutable_data()));
+  OAR_RETURN_IF_ERROR(prepare(symbols));
   for (size_t k = 0; k < inputs.size(); ++k) {
     const Operand& o = operands_[graph_.inputs()[k]];
     if (!inputs[k]) continue;
@@ -278,20 +303,11 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
         backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
   }
   for (Step& step : steps_) {
-    step.op->bind(step.in_operands.data(), step.out_operands.data());
-    const Kernel* kernel = step.op->kernel();
-    if (!kernel) {
+    if (const Kernel* kernel = step.op->kernel()) {
+      OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data()));
+    } else {
       OAR_RETURN_IF_ERROR(step.op->execute());
-      continue;
     }
-    KernelPlan kp;
-    kernel->plan(step.op->args(), backend_.workers(), &kp);
-    if (kp.shared_scratch > scratch_.size() || kp.worker_scratch > worker_scratch_) {
-      log_(LogLevel::kWarning, cat(kernel->name, " needs ", kp.shared_scratch, " + ", kp.worker_scratch,
-                                   " bytes of scratch, more than foreseen"));
-      OAR_RETURN_IF_ERROR(grow_scratch(kp.shared_scratch, kp.worker_scratch));
-    }
-    OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), kp, scratch_.mutable_data()));
   }
   return ok_status();
 }

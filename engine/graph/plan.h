@@ -137,11 +137,15 @@ class Plan {
     const Node* node;
     std::vector<int32_t> in, out;  // indices into operands_, -1 for left out
     std::vector<Operand> in_operands, out_operands;
+    KernelPlan plan;  // of the last prepare()
   };
   explicit Plan(Graph graph, Backend& backend) : graph_(std::move(graph)), backend_(backend) {}
   Status lower(const PlanOptions& options);
   Status foresee_scratch();
   void resolve(std::span<const int64_t> symbols, std::byte* arena);
+  // resolve(), bind() and plan() for these sizes, unless the last run had the same: one decode step mostly
+  // does as the one before, and a small model's step is no longer than this takes.
+  Status prepare(std::span<const int64_t> symbols);
   Status grow_scratch(uint64_t shared, uint64_t worker);
 
   Graph graph_;
@@ -155,6 +159,9 @@ class Plan {
   std::vector<int64_t> evaluated_;
   std::vector<uint64_t> slot_offsets_;
   std::vector<Buffer> states_;
+  std::vector<std::pair<size_t, size_t>> state_values_;  // (value, its state)
+  std::vector<int64_t> prepared_for_;                    // the symbols of the last prepare()
+  bool prepared_ = false;
   std::vector<Buffer> owned_;
   uint64_t owned_bytes_ = 0, in_place_bytes_ = 0;
   Buffer arena_, scratch_;       // scratch_ is shared by the workers

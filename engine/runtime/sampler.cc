@@ -7,6 +7,7 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "engine/base/format.h"
@@ -17,27 +18,63 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// The largest value, and whether any is NaN or +inf. Four independent chains hide the latency of max.
+// Scans go by vectors of the size that every 64-bit processor has (a row of logits comes from other cores'
+// caches, no faster than that), and by blocks that are looked into only when something in them matters.
+using Floats = float __attribute__((vector_size(16)));
+using Masks = int32_t __attribute__((vector_size(16)));
+constexpr size_t kLanes = 4, kBlock = 64;
+
+Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+bool any(const Masks& m) {
+  uint64_t words[2];
+  std::memcpy(words, &m, sizeof words);
+  return (words[0] | words[1]) != 0;
+}
+
+// The largest value, where the first of them may be sought from, and whether any is NaN or +inf.
 struct Extent {
   float largest;
+  size_t from;
   bool bad;
 };
 Extent extent(std::span<const float> x) {
-  float m[4] = {kLowest, kLowest, kLowest, kLowest};
-  bool bad = false;
+  const Floats lowest = Floats{} + kLowest, most = Floats{} + FLT_MAX;
+  Floats largest = lowest;
+  Masks bad = {};
+  Extent e{kLowest, 0, false};
   size_t i = 0;
-  for (; i + 4 <= x.size(); i += 4) {
-    for (size_t j = 0; j < 4; ++j) {
-      const float v = x[i + j];
-      m[j] = v > m[j] ? v : m[j];
-      bad |= !(v <= FLT_MAX);
+  for (; i + kBlock <= x.size(); i += kBlock) {
+    Floats m = load(&x[i]);
+    bad |= ~(m <= most);
+    for (size_t j = kLanes; j < kBlock; j += kLanes) {
+      const Floats v = load(&x[i + j]);
+      bad |= ~(v <= most);
+      m = v > m ? v : m;
     }
+    if (!any(m > largest)) continue;
+    for (size_t j = 0; j < kLanes; ++j) {
+      if (m[j] > e.largest) e.largest = m[j], e.from = i;
+    }
+    largest = Floats{} + e.largest;
   }
+  e.bad = any(bad);
   for (; i < x.size(); ++i) {
-    m[0] = x[i] > m[0] ? x[i] : m[0];
-    bad |= !(x[i] <= FLT_MAX);
+    if (x[i] > e.largest) e.largest = x[i], e.from = i;
+    e.bad |= !(x[i] <= FLT_MAX);
   }
-  return {std::max(std::max(m[0], m[1]), std::max(m[2], m[3])), bad};
+  return e;
+}
+
+// Whether one of kBlock values reaches `floor`.
+bool reaches(const float* x, float floor) {
+  const Floats limit = Floats{} + floor;
+  Masks m = {};
+  for (size_t j = 0; j < kBlock; j += kLanes) m |= load(x + j) >= limit;
+  return any(m);
 }
 
 Status bad_logits() {
@@ -131,7 +168,7 @@ std::span<const float> Sampler::adjust(std::span<const float> logits, const Samp
 }
 
 Status Sampler::prepare(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
-                        std::span<const int32_t> banned, std::span<const float>& row, float& largest) {
+                        std::span<const int32_t> banned, std::span<const float>& row, Peak& peak) {
   OAR_CHECK(logits.size() == adjusted_.size() && state.ready);
   row = adjust(logits, p, state, banned);
   Extent e = extent(row);
@@ -142,17 +179,19 @@ Status Sampler::prepare(std::span<const float> logits, const SamplingParams& p, 
   }
   if (e.bad) return bad_logits();
   if (e.largest == kLowest) return internal_error("no token can be sampled: every logit is -inf");
-  largest = e.largest;
+  peak = {e.largest, e.from};
   return ok_status();
 }
 
 Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
                        int64_t n, std::span<const int32_t> banned, Sampled& out) {
   std::span<const float> row;
-  float largest = 0;
-  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, largest));
+  Peak peak{};
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, peak));
+  const float largest = peak.logit;
   if (p.temperature == 0.f) {
-    out.token = static_cast<int32_t>(std::find(row.begin(), row.end(), largest) - row.begin());
+    const auto first = std::find(row.begin() + static_cast<ptrdiff_t>(peak.from), row.end(), largest);
+    out.token = static_cast<int32_t>(first - row.begin());
   } else {
     // The inverse of the cumulative distribution over what is kept, in order of token ids.
     double left = uniform(state.seed, static_cast<uint64_t>(n)) * keep(row, largest, p);
@@ -178,9 +217,9 @@ Status Sampler::distribution(std::span<const float> logits, const SamplingParams
                              std::vector<Probability>& out) {
   OAR_CHECK(p.temperature > 0.f);
   std::span<const float> row;
-  float largest = 0;
-  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, largest));
-  const double total = keep(row, largest, p);
+  Peak peak{};
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, peak));
+  const double total = keep(row, peak.logit, p);
   out.clear();
   for (size_t i = 0; i < weights_.size(); ++i)
     if (weights_[i] > 0) out.push_back({candidates_[i].token, weights_[i] / total});
@@ -194,8 +233,12 @@ double Sampler::keep(std::span<const float> row, float largest, const SamplingPa
   const double inverse = 1.0 / static_cast<double>(p.temperature);
   const float floor = static_cast<float>(largest - reach * static_cast<double>(p.temperature));
   candidates_.clear();
-  for (size_t i = 0; i < row.size(); ++i)
-    if (row[i] >= floor && row[i] != kLowest) candidates_.push_back({row[i], static_cast<int32_t>(i)});
+  for (size_t block = 0; block < row.size(); block += kBlock) {
+    const size_t end = std::min(block + kBlock, row.size());
+    if (end - block == kBlock && !reaches(&row[block], floor)) continue;
+    for (size_t i = block; i < end; ++i)
+      if (row[i] >= floor && row[i] != kLowest) candidates_.push_back({row[i], static_cast<int32_t>(i)});
+  }
   if (p.top_k > 0 && static_cast<size_t>(p.top_k) < candidates_.size()) keep_top_k(p.top_k);
   weights_.clear();
   for (const Candidate& c : candidates_)

@@ -81,9 +81,14 @@ class Sampler {
   };
   std::span<const float> adjust(std::span<const float> logits, const SamplingParams& params,
                                 const SamplerState& state, std::span<const int32_t> banned);
+  // The largest of a row, and where the search for its first place may begin.
+  struct Peak {
+    float logit;
+    size_t from;
+  };
   // adjust(), checked: the row to draw from and its largest value.
   Status prepare(std::span<const float> logits, const SamplingParams& params, const SamplerState& state,
-                 std::span<const int32_t> banned, std::span<const float>& row, float& largest);
+                 std::span<const int32_t> banned, std::span<const float>& row, Peak& peak);
   // Fills candidates_ and weights_ (0: not kept); returns their sum.
   double keep(std::span<const float> row, float largest, const SamplingParams& params);
   void keep_top_k(int32_t k);

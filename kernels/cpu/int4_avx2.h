@@ -16,17 +16,24 @@ struct Avx2Int4 {
   using Bytes = __m256i;
   using X = __m256i;
   using Dot = __m256i;
-  static constexpr int kParts = 2, kStreams = 1;
+  static constexpr int kParts = 2, kStreams = 1, kTokens = 2;
 
-  // m as the high byte of a word: mulhrs gives (256 m * 16 (q - 8) + 2^14) >> 15.
-  static Bytes table(const char* m, int part, int j) {
+  struct Codebook {
+    __m256i low, high;  // in each lane
+  };
+  static Codebook codebook(const int16_t* c) {
+    const auto half = [](const int16_t* p) {
+      return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    };
+    return {half(c), half(c + 8)};
+  }
+  // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
+  static Bytes table(const Codebook& c, const char* m, int part, int j) {
     const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
     const __m256i pick = _mm256_add_epi16(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080)),
                                           _mm256_set1_epi16(static_cast<short>((8 * part + j) << 8)));
     const __m256i word = _mm256_shuffle_epi8(all, pick);
-    const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
-    const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
-    return _mm256_packs_epi16(_mm256_mulhrs_epi16(word, low), _mm256_mulhrs_epi16(word, high));
+    return _mm256_packs_epi16(_mm256_mulhrs_epi16(word, c.low), _mm256_mulhrs_epi16(word, c.high));
   }
   static Bytes biased(Bytes table) { return table; }
   static Bytes load(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

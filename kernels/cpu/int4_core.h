@@ -1,7 +1,12 @@
-// Matmul of weights in int4.panel16 (int4_panel.h). One token: levels are looked up in the group's table of
-// bytes on their way from memory to the dot product. Several: panels are expanded to int8.panel16 in the
-// worker's scratch, a piece at a time, and multiplied there by the core of 8-bit weights. Both compute the
-// same integers and the same floats from them.
+// Matmul of weights in int4.panel16 (int4_panel.h), three ways that compute the same integers and the same
+// floats from them:
+//
+//   one token, or as many as Arch::kTokens   levels are looked up in the group's table of bytes on their way
+//                                            from memory to the dot product
+//   a few, where Int8 can (int8_amx.h)       a block is expanded to int8.panel16 in the first-level cache
+//                                            while the block before it is multiplied
+//   any number                               panels are expanded in the worker's scratch, a piece at a time,
+//                                            and multiplied there by the core of 8-bit weights
 //
 // An Arch works on vectors of 16-byte lanes, a row's 16 k in each:
 //
@@ -10,8 +15,10 @@
 //     using Bytes, X, Dot;
 //     static constexpr int kParts;    // vectors of a line: 1, 2 or 4
 //     static constexpr int kStreams;  // panels in flight for one token
+//     static constexpr int kTokens;   // how many tokens may share a lookup, each with four registers of dots
+//     using Codebook;  static Codebook codebook(const int16_t*);  // int4_codebook()'s
 //     // The sixteen weights of a group for rows 4 i + j of the vector's lanes i; m: the group's multipliers.
-//     static Bytes table(const char* m, int part, int j);
+//     static Bytes table(const Codebook&, const char* m, int part, int j);
 //     static Bytes biased(Bytes table);               // as dot() wants them
 //     static Bytes load(const char*);  static void store(char*, Bytes);
 //     static Bytes low(Bytes);  static Bytes high(Bytes);      // levels of k = 0 .. 15 and 16 .. 31
@@ -50,7 +57,7 @@ struct Int4Core {
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
     if (v.P / v.runs <= kFewTokens) {
       return default_chunk_rows(v, total_rows, w_bytes(v),
-                                std::max<int64_t>(kPieceRows, 16 * Arch::kStreams));
+                                std::max<int64_t>(kPieceRows, kPanelRows * Arch::kStreams));
     }
     return std::clamp(total_rows / kManyTokensChunks / kPieceRows * kPieceRows, kPieceRows,
                       piece_rows(v.K, kPieceBytes));
@@ -58,14 +65,19 @@ struct Int4Core {
   static void pack(void* run, const PackTask& p) { Int8::pack(run, p); }
 
   static void panel(const PanelTask& p) {
-    if (p.tokens == 1) return gemv(p);
+    if (p.tokens <= Arch::kTokens) return few_tokens<Arch::kTokens>(p);
+    if constexpr (requires { Int8::kInPassingTokens; }) {
+      if (p.tokens <= Int8::kInPassingTokens) return Int8::in_passing(p, InPassing(p));
+    }
     const int64_t bytes = int4_panel_bytes(p.K);
     const int64_t step = piece_rows(p.K, p.tokens <= kFewTokens ? kFewBytes : kPieceBytes);
     char* piece = static_cast<char*>(p.scratch);
     for (int64_t row = p.row_begin; row < p.row_end; row += step) {
       const int64_t n = std::min(step, p.row_end - row), panels = (n + kPanelRows - 1) / kPanelRows;
       const char* w = static_cast<const char*>(p.w) + row / kPanelRows * bytes;
-      for (int64_t i = 0; i < panels; ++i) expand(w + i * bytes, p.K, piece + i * panel_bytes(p.K));
+      for (int64_t i = 0; i < panels; ++i) {
+        expand(codebook(p), w + i * bytes, p.K, piece + i * panel_bytes(p.K));
+      }
       PanelTask q = p;
       q.w = piece;
       q.scratch = piece + expanded_bytes(p.K);
@@ -84,99 +96,192 @@ struct Int4Core {
 
  private:
   static constexpr int64_t kManyTokensChunks = 16;
+  static constexpr int64_t kVectorBytes = kPanelLine / Arch::kParts;
+  using Codebook = typename Arch::Codebook;
+
+  static Codebook codebook(const PanelTask& p) { return Arch::codebook(int4_codebook(p.format)); }
+
+  // What to add to an address in block b of a panel for one that is wanted kAhead later, when `panels` of
+  // them are read side by side: behind the end of a panel comes the one that many further on.
+  static int64_t ahead(int64_t K, int64_t b, int64_t panels) {
+    const int64_t bytes = int4_panel_bytes(K);
+    return int4_block_at(b) + kAhead < bytes ? kAhead : kAhead + (panels - 1) * bytes;
+  }
+
+  // Group g of a block to eight lines of int8.panel16.
+  static void expand_group(const Codebook& codes, const char* block, int64_t g, int64_t ahead, char* out) {
+    const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes;
+    const char* m = block + kPanelLine + g * kPanelRows;
+    for (int part = 0; part < Arch::kParts; ++part) {
+      typename Arch::Bytes low[4], high[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const char* at = lines + j * kPanelLine + part * kVectorBytes;
+        __builtin_prefetch(at + ahead, 0, 3);
+        const auto levels = Arch::load(at);
+        const auto table = Arch::table(codes, m, part, j);
+        low[j] = Arch::lookup(table, Arch::low(levels));
+        high[j] = Arch::lookup(table, Arch::high(levels));
+      }
+      Arch::transpose(low);
+      Arch::transpose(high);
+#pragma GCC unroll 4
+      for (int l = 0; l < 4; ++l) {
+        Arch::store(out + l * kPanelLine + part * kVectorBytes, low[l]);
+        Arch::store(out + (4 + l) * kPanelLine + part * kVectorBytes, high[l]);
+      }
+    }
+  }
+
+  // Step s of a block of `groups` groups to 16 lines, 64 k; half of the last one may not exist.
+  static void expand_step(const Codebook& codes, const char* block, int64_t groups, int64_t s, int64_t ahead,
+                          char* out) {
+    expand_group(codes, block, 2 * s, ahead, out);
+    if (2 * s + 1 < groups) {
+      expand_group(codes, block, 2 * s + 1, ahead, out + 8 * kPanelLine);
+    } else {
+      std::memset(out + 8 * kPanelLine, 0, 8 * kPanelLine);
+    }
+  }
 
   // One panel to int8.panel16.
-  static void expand(const char* from, int64_t K, char* to) {
-    constexpr int64_t kBytes = kPanelLine / Arch::kParts;
+  static void expand(const Codebook& codes, const char* from, int64_t K, char* to) {
     for (int64_t b = 0; b < panel_blocks(K); ++b) {
       const char* block = from + int4_block_at(b);
       char* out = to + panel_block_at(b);
       std::memcpy(out, block, kPanelLine);
-      out += kPanelLine;
-      const int64_t groups = int4_block_groups(K, b);
-      for (int64_t g = 0; g < groups; ++g) {
-        const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes;
-        const char* m = block + kPanelLine + g * kPanelRows;
-        for (int part = 0; part < Arch::kParts; ++part) {
-          typename Arch::Bytes low[4], high[4];
-#pragma GCC unroll 4
-          for (int j = 0; j < 4; ++j) {
-            const char* at = lines + j * kPanelLine + part * kBytes;
-            __builtin_prefetch(at + kAhead, 0, 3);
-            const auto levels = Arch::load(at);
-            const auto table = Arch::table(m, part, j);
-            low[j] = Arch::lookup(table, Arch::low(levels));
-            high[j] = Arch::lookup(table, Arch::high(levels));
-          }
-          Arch::transpose(low);
-          Arch::transpose(high);
-#pragma GCC unroll 4
-          for (int l = 0; l < 4; ++l) {
-            Arch::store(out + (8 * g + l) * kPanelLine + part * kBytes, low[l]);
-            Arch::store(out + (8 * g + 4 + l) * kPanelLine + part * kBytes, high[l]);
-          }
-        }
+      for (int64_t s = 0; s < panel_steps(K, b); ++s) {
+        expand_step(codes, block, int4_block_groups(K, b), s, kAhead,
+                    out + kPanelLine + s * kStepLines * kPanelLine);
       }
-      if (groups % 2 != 0) std::memset(out + 8 * groups * kPanelLine, 0, 8 * kPanelLine);  // a half step
     }
   }
 
-  static void gemv(const PanelTask& p) {
+  // The weights of a chunk as Int8::in_passing() asks for them: pairs of panels, block by block, each
+  // expanded while the one before it is multiplied, into the half of a buffer that that one does not use.
+  class InPassing {
+   public:
+    explicit InPassing(const PanelTask& p)
+        : codes_(codebook(p)),
+          w_(static_cast<const char*>(p.w) + p.row_begin / kPanelRows * int4_panel_bytes(p.K)),
+          K_(p.K),
+          panels_((p.row_end - p.row_begin + kPanelRows - 1) / kPanelRows),
+          buffer_(static_cast<char*>(p.scratch)) {
+      for (int64_t i = 0; i < std::min<int64_t>(2, panels_); ++i) {
+        for (int64_t s = 0; s < kPanelBlock / kPanelStep; ++s) expand_ahead(i, 0, s);
+      }
+    }
+    const char* scales(int i, int64_t b) const { return w_ + i * int4_panel_bytes(K_) + int4_block_at(b); }
+    const char* lines(int i, int64_t b) const { return half(turn_ + b) + i * kPanelBlock * kPanelRows; }
+    // Once for panel i of NP and each step of block b.
+    template <int NP>
+    void during(int i, int64_t b, int64_t s) {
+      if (b + 1 < panel_blocks(K_)) {
+        expand_ahead(i, b + 1, s);
+      } else if (i + 2 < panels_) {
+        expand_ahead(i + 2, 0, s);
+      }
+    }
+    void next_pair() {
+      w_ += 2 * int4_panel_bytes(K_);
+      panels_ -= 2;
+      turn_ += panel_blocks(K_);
+    }
+
+   private:
+    char* half(int64_t turn) const { return buffer_ + turn % 2 * 2 * kPanelBlock * kPanelRows; }
+    // Step s of block b, of panel i counted from this pair.
+    void expand_ahead(int64_t i, int64_t b, int64_t s) {
+      if (s >= panel_steps(K_, b)) return;
+      const int64_t turn = turn_ + (i < 2 ? 0 : panel_blocks(K_)) + b;
+      expand_step(codes_, w_ + i * int4_panel_bytes(K_) + int4_block_at(b), int4_block_groups(K_, b), s,
+                  ahead(K_, b, 2),
+                  half(turn) + i % 2 * kPanelBlock * kPanelRows + s * kStepLines * kPanelLine);
+    }
+
+    Codebook codes_;
+    const char* w_;       // the pair that is multiplied
+    int64_t K_, panels_;  // from w_ on
+    char* buffer_;
+    int64_t turn_ = 0;  // blocks multiplied
+  };
+
+  template <int NT>
+  static void few_tokens(const PanelTask& p) {
+    if constexpr (NT > 1) {
+      if (p.tokens < NT) return few_tokens<NT - 1>(p);
+    }
+    constexpr int NP = std::max(1, Arch::kStreams / NT);
     int64_t row = p.row_begin;
-    for (; row + (Arch::kStreams - 1) * kPanelRows < p.row_end; row += Arch::kStreams * kPanelRows) {
-      panels<Arch::kStreams>(p, row);
-    }
-    if constexpr (Arch::kStreams > 1) {
-      for (; row < p.row_end; row += kPanelRows) panels<1>(p, row);
+    for (; row + (NP - 1) * kPanelRows < p.row_end; row += NP * kPanelRows) panels<NP, NT>(p, row);
+    if constexpr (NP > 1) {
+      for (; row < p.row_end; row += kPanelRows) panels<1, NT>(p, row);
     }
   }
 
-  // NP panels from `row` times the token. A part of the lines at a time where vectors are narrow.
-  template <int NP>
-  static void panels(const PanelTask& p, int64_t row) {
-    constexpr int64_t kBytes = kPanelLine / Arch::kParts, kLanes = Rows::kLanes;
-    const Int8Tokens x(p.x, p.K, 1, 0);
+  // NP panels from `row` times NT tokens. A part of the lines at a time where vectors are narrow.
+  template <int NP, int NT>
+  [[gnu::noinline]] static void panels(const PanelTask& p, int64_t row) {
+    constexpr int64_t kLanes = Rows::kLanes;
+    const Int8Tokens x(p.x, p.K, NT, 0);
+    const Codebook codes = codebook(p);
     const char* w[NP];
     for (int i = 0; i < NP; ++i) {
       w[i] = static_cast<const char*>(p.w) + (row / kPanelRows + i) * int4_panel_bytes(p.K);
     }
     for (int part = 0; part < Arch::kParts; ++part) {
-      alignas(64) float sums[NP][kLanes] = {};
+      alignas(64) float sums[NP][NT][kLanes] = {};
       for (int64_t b = 0; b < panel_blocks(p.K); ++b) {
-        typename Arch::Dot dot[NP][4];
+        typename Arch::Dot dot[NP][NT][4];
         for (auto& panel : dot) {
-          for (auto& d : panel) d = Arch::zero();
+          for (auto& token : panel) {
+            for (auto& d : token) d = Arch::zero();
+          }
         }
-        const int64_t groups = int4_block_groups(p.K, b), at = int4_block_at(b);
-        const int8_t* xb = x.at(0, b * (kPanelBlock / kPanelStep));
+        const int64_t groups = int4_block_groups(p.K, b), at = int4_block_at(b), further = ahead(p.K, b, NP);
+        const int64_t step = b * (kPanelBlock / kPanelStep);
         for (int64_t g = 0; g < groups; ++g) {
-          const auto x_low = Arch::load_x(xb + g * kInt4Group),
-                     x_high = Arch::load_x(xb + g * kInt4Group + 16);
+          typename Arch::X x_low[NT], x_high[NT];
+#pragma GCC unroll 4
+          for (int t = 0; t < NT; ++t) {
+            const int8_t* xt = x.at(t, step + g / 2) + g % 2 * kInt4Group;
+            x_low[t] = Arch::load_x(xt);
+            x_high[t] = Arch::load_x(xt + kInt4Group / 2);
+          }
 #pragma GCC unroll 4
           for (int i = 0; i < NP; ++i) {
-            const char* lines = w[i] + at + kInt4HeadBytes + g * kInt4GroupBytes + part * kBytes;
+            const char* lines = w[i] + at + kInt4HeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
             const char* m = w[i] + at + kPanelLine + g * kPanelRows;
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
               const char* line = lines + j * kPanelLine;
-              if (Arch::kParts == 1 || part == 0) __builtin_prefetch(line + kAhead, 0, 3);
+              if (Arch::kParts == 1 || part == 0) __builtin_prefetch(line + further, 0, 3);
               const auto levels = Arch::load(line);
-              const auto table = Arch::biased(Arch::table(m, part, j));
-              dot[i][j] = Arch::dot(dot[i][j], Arch::lookup(table, Arch::low(levels)), x_low);
-              dot[i][j] = Arch::dot(dot[i][j], Arch::lookup(table, Arch::high(levels)), x_high);
+              const auto table = Arch::biased(Arch::table(codes, m, part, j));
+              const auto low = Arch::lookup(table, Arch::low(levels)),
+                         high = Arch::lookup(table, Arch::high(levels));
+#pragma GCC unroll 4
+              for (int t = 0; t < NT; ++t) {
+                dot[i][t][j] = Arch::dot(dot[i][t][j], low, x_low[t]);
+                dot[i][t][j] = Arch::dot(dot[i][t][j], high, x_high[t]);
+              }
             }
           }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < NP; ++i) {
-          const auto total = Arch::total(dot[i], Rows::kBiased ? x.starts(b)[0] : 0);
           const auto scale = Rows::load(reinterpret_cast<const float*>(w[i] + at) + part * kLanes);
-          Rows::store(sums[i], Rows::flush(Rows::load(sums[i]), total, scale, x.scales(b)[0]));
+#pragma GCC unroll 4
+          for (int t = 0; t < NT; ++t) {
+            const auto total = Arch::total(dot[i][t], Rows::kBiased ? x.starts(b)[t] : 0);
+            Rows::store(sums[i][t], Rows::flush(Rows::load(sums[i][t]), total, scale, x.scales(b)[t]));
+          }
         }
       }
       for (int i = 0; i < NP; ++i) {
         const int64_t r = row + i * kPanelRows + part * kLanes;
-        if (r < p.row_end) Store::store(p, r, 0, Rows::load(sums[i]));
+        if (r >= p.row_end) continue;
+        for (int t = 0; t < NT; ++t) Store::store(p, r, t, Rows::load(sums[i][t]));
       }
     }
   }
@@ -191,7 +296,7 @@ void append_int8(KernelList& list, Isa isa, const char* level = nullptr) {
 }
 template <class Arch, class Int8>
 void append_int4(KernelList& list, Isa isa, const char* level = nullptr) {
-  for (const char* name : {"i4_s8_g32", "q4_0", "i4_g64", "i4_g128"}) {
+  for (const char* name : kInt4PanelFormats) {
     MatmulDriver<Int4Core<Arch, Int8>>::append(list, Format::find(name), isa, level);
   }
 }

@@ -16,13 +16,15 @@ struct GenericInt4 {
     int32_t v[16];
   };
   using X = const int8_t*;
-  static constexpr int kParts = 1, kStreams = 1;
+  static constexpr int kParts = 1, kStreams = 1, kTokens = 1;
 
-  static Bytes table(const char* m, int /*part*/, int j) {
+  using Codebook = const int16_t*;
+  static Codebook codebook(const int16_t* c) { return c; }
+  static Bytes table(Codebook c, const char* m, int /*part*/, int j) {
     Bytes t;
     for (int i = 0; i < 64; ++i) {
       const int multiplier = static_cast<int8_t>(m[i / 16 * 4 + j]);
-      t.v[i] = static_cast<int8_t>((multiplier * (i % 16 - 8) + 4) >> 3);
+      t.v[i] = static_cast<int8_t>((multiplier * c[i % 16] + 64) >> 7);
     }
     return t;
   }

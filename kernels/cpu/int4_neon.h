@@ -13,15 +13,16 @@ struct NeonInt4 {
   using Bytes = int8x16_t;
   using X = int8x16_t;
   using Dot = int32x4_t;
-  static constexpr int kParts = 4, kStreams = 1;
+  static constexpr int kParts = 4, kStreams = 1, kTokens = 2;
 
-  // The doubling multiply gives (256 m * 16 (q - 8) + 2^14) >> 15.
-  static Bytes table(const char* m, int part, int j) {
-    static const int16_t kLevels[16] = {-128, -112, -96, -80, -64, -48, -32, -16,
-                                        0,    16,   32,  48,  64,  80,  96,  112};
+  struct Codebook {
+    int16x8_t low, high;
+  };
+  static Codebook codebook(const int16_t* c) { return {vld1q_s16(c), vld1q_s16(c + 8)}; }
+  // The doubling multiply gives (256 m * c + 2^14) >> 15.
+  static Bytes table(const Codebook& c, const char* m, int part, int j) {
     const int16x8_t word = vdupq_n_s16(static_cast<int16_t>(static_cast<int8_t>(m[4 * part + j]) * 256));
-    return vcombine_s8(vmovn_s16(vqrdmulhq_s16(word, vld1q_s16(kLevels))),
-                       vmovn_s16(vqrdmulhq_s16(word, vld1q_s16(kLevels + 8))));
+    return vcombine_s8(vmovn_s16(vqrdmulhq_s16(word, c.low)), vmovn_s16(vqrdmulhq_s16(word, c.high)));
   }
   static Bytes biased(Bytes table) { return table; }
   static Bytes load(const char* p) { return vld1q_s8(reinterpret_cast<const int8_t*>(p)); }

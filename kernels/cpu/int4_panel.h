@@ -1,16 +1,19 @@
-// "int4.panel16": how symmetric 4-bit weights lie for the CPU kernels, packed once at load from q4_0, i4_g64,
-// i4_g128 and i4_s8_g32; 4.375 bits per weight.
+// "int4.panel16": how weights of 4 bits and a scale lie for the CPU kernels, packed once at load; 4.375 bits
+// per weight.
 //
 // The weight of level q in a group of 32 k is scale * w8 with the signed byte
 //
-//   w8 = (m * (q - 8) + 4) >> 3                          (an arithmetic shift: rounding to nearest)
+//   w8 = (m * c[q] + 64) >> 7                            (an arithmetic shift: rounding to nearest)
 //
-// of the group's signed multiplier m and the f32 scale of its block of 256 k: with the groups' own scales d,
-// m = round(127 * d / max|d|) and scale = 8 * max|d| / 127. So the sixteen weights of a group are a table of
-// bytes, one shuffle turns levels into them, and the rest of the arithmetic is that of int8.panel16, exactly:
+// of the group's signed multiplier m, the f32 scale of its block of 256 k and the format's codebook c: 16 (q
+// - 8) for q4_0, i4_g64, i4_g128 and i4_s8_g32, the 16 levels of iq4_nl, 20 times mxfp4's (e2m1). With the
+// groups' own scales d, m = round(127 * d / max|d|) and scale = 128/127 * max|d| / 16, / 1, / 20. So the
+// sixteen weights of a group are a table of bytes, one shuffle turns levels into them, and the rest of the
+// arithmetic is that of int8.panel16, exactly:
 // a token has the same value whether levels are looked up on the way (one token) or the panel was expanded
 // first (several). The price is one step of scale at most for a weight, half of it for rounding m and half
-// for rounding w8: |error| <= 8 / 127 max|d|, 21 dB below the rounding to 4 bits that has already happened.
+// for rounding w8: |error| <= 8 / 127 max|d| of linear levels, 21 dB below the rounding to 4 bits that has
+// already happened.
 //
 // A panel is 16 weight rows, and holds blocks of 256 k, the last one perhaps with fewer groups:
 //
@@ -43,8 +46,13 @@ constexpr int64_t int4_block_groups(int64_t K, int64_t b) {
   return left < kInt4BlockGroups ? left : kInt4BlockGroups;
 }
 
+// Names of the formats whose matmul is that of the layout, and the codebook of one of them.
+inline constexpr const char* kInt4PanelFormats[] = {"i4_s8_g32", "q4_0",   "i4_g64",
+                                                    "i4_g128",   "iq4_nl", "mxfp4"};
+const int16_t* int4_codebook(Format format);
+
 // The layout of matmul.h for `format`, or null when it is none of those above. f32, f16 and bf16 rows are
-// quantized to `format` on the way.
+// quantized to `format` on the way, if it has an encoder.
 const WeightLayout* int4_panel_layout(Format format);
 
 }  // namespace oar

@@ -14,10 +14,19 @@ struct VnniInt4 {
   using Bytes = __m512i;
   using X = __m512i;
   using Dot = __m512i;
-  static constexpr int kParts = 1, kStreams = 1;
+  static constexpr int kParts = 1, kStreams = 1, kTokens = 4;
 
-  // m as the high byte of a word: mulhrs gives (256 m * 16 (q - 8) + 2^14) >> 15.
-  static Bytes table(const char* m, int /*part*/, int j) {
+  struct Codebook {
+    __m512i low, high;  // in each lane
+  };
+  static Codebook codebook(const int16_t* c) {
+    const auto half = [](const int16_t* p) {
+      return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    };
+    return {half(c), half(c + 8)};
+  }
+  // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
+  static Bytes table(const Codebook& c, const char* m, int /*part*/, int j) {
     const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
     // Lane i: word = byte 4 i + j, above a zero.
     const __m512i pick = _mm512_add_epi16(
@@ -26,9 +35,7 @@ struct VnniInt4 {
             _mm256_set_m128i(_mm_set1_epi16(0x0c80), _mm_set1_epi16(0x0880)), 1),
         _mm512_set1_epi16(static_cast<short>(j << 8)));
     const __m512i word = _mm512_shuffle_epi8(all, pick);
-    const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
-    const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
-    return _mm512_packs_epi16(_mm512_mulhrs_epi16(word, low), _mm512_mulhrs_epi16(word, high));
+    return _mm512_packs_epi16(_mm512_mulhrs_epi16(word, c.low), _mm512_mulhrs_epi16(word, c.high));
   }
   static Bytes biased(Bytes table) { return _mm512_xor_si512(table, _mm512_set1_epi8(-128)); }
   static Bytes load(const char* p) { return _mm512_loadu_si512(p); }

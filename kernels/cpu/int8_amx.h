@@ -53,15 +53,19 @@ struct AmxInt8Core {
     for (int64_t t = 0; t < p.tokens; t += 2 * kTile) {
       const int64_t n0 = std::min(kTile, p.tokens - t), n1 = std::min(kTile, p.tokens - t - n0);
       if (n0 != first || n1 != second) configure(first = n0, second = n1);
-      for (int64_t row = p.row_begin; row < p.row_end; row += kRows) {
-        const bool two = row + kTile < p.row_end;
-        if (n1 > 0) {
-          two ? block<2, 2>(p, row, t, ahead) : block<2, 1>(p, row, t, ahead);
-        } else {
-          two ? block<1, 2>(p, row, t, ahead) : block<1, 1>(p, row, t, ahead);
-        }
-      }
+      sweep(p, t, InPlace(p, t == 0), ahead);
     }
+    _tile_release();
+  }
+
+  // As panel(), for so few tokens that each weight passes once, of weights in another form: `Weights`, which
+  // has the interface of InPlace, brings a block of them to int8.panel16 while the one before is multiplied.
+  static constexpr int64_t kInPassingTokens = 2 * kTile;
+  template <class Weights>
+  static void in_passing(const PanelTask& p, Weights w) {
+    configure(std::min(kTile, p.tokens), std::max<int64_t>(0, p.tokens - kTile));
+    Ahead nothing(nullptr, 0, 1);
+    sweep(p, 0, w, nothing);
     _tile_release();
   }
 
@@ -80,6 +84,68 @@ struct AmxInt8Core {
     const char *at_, *end_;
     int64_t part_;
   };
+
+  // The lines that a block of 32 rows will write, asked for while it is multiplied: a store that finds its
+  // line elsewhere would wait for it, and the next one behind it.
+  class OutLines {
+   public:
+    OutLines(const PanelTask& p, int64_t row, int64_t t, int64_t tokens)
+        : at_(p.out + t * p.ldo + row),
+          ldo_(p.ldo),
+          left_(tokens),
+          per_step_(tokens / (panel_k(p.K) / kPanelStep) + 1) {}
+    void fetch() {
+      for (int64_t i = std::min(per_step_, left_); i > 0; --i, --left_, at_ += ldo_) {
+        _m_prefetchw(at_);
+        _m_prefetchw(at_ + kTile);
+      }
+    }
+
+   private:
+    float* at_;
+    int64_t ldo_, left_, per_step_;
+  };
+
+  // Pairs of panels where they lie in memory.
+  class InPlace {
+   public:
+    InPlace(const PanelTask& p, bool first_time)
+        : w_(static_cast<const char*>(p.w) + p.row_begin / kPanelRows * panel_bytes(p.K)),
+          bytes_(panel_bytes(p.K)),
+          first_time_(first_time) {}
+    // Of panel i of the pair, block b.
+    const char* scales(int i, int64_t b) const { return w_ + i * bytes_ + panel_block_at(b); }
+    const char* lines(int i, int64_t b) const { return scales(i, b) + kPanelLine; }
+    // Beside the product of panel i (of NP), step s of block b: the first time past a panel brings it from
+    // memory. Behind its end comes the panel NP further on.
+    template <int NP>
+    void during(int i, int64_t b, int64_t s) const {
+      if (!first_time_) return;
+      const int64_t at = panel_block_at(b) + Vnni::kAhead;
+      const char* line = w_ + (at < bytes_ ? i * bytes_ + at : (NP - 1 + i) * bytes_ + at) +
+                         (s * kStepLines + 1) * kPanelLine;
+      for (int64_t l = 0; l < kStepLines; ++l) _mm_prefetch(line + l * kPanelLine, _MM_HINT_T0);
+    }
+    void next_pair() { w_ += 2 * bytes_; }
+
+   private:
+    const char* w_;
+    int64_t bytes_;
+    bool first_time_;
+  };
+
+  // All rows of the chunk times the tokens from t, at most 32, as configured.
+  template <class Weights>
+  static void sweep(const PanelTask& p, int64_t t, Weights w, Ahead& ahead) {
+    for (int64_t row = p.row_begin; row < p.row_end; row += kRows, w.next_pair()) {
+      const bool two = row + kTile < p.row_end;
+      if (p.tokens - t > kTile) {
+        two ? block<2, 2>(p, row, t, w, ahead) : block<2, 1>(p, row, t, w, ahead);
+      } else {
+        two ? block<1, 2>(p, row, t, w, ahead) : block<1, 1>(p, row, t, w, ahead);
+      }
+    }
+  }
 
   // The bytes after the chunk, unless the caller knows better.
   static Ahead next_bytes(const PanelTask& p, int64_t parts) {
@@ -113,52 +179,52 @@ struct AmxInt8Core {
   }
 
   // NT blocks of tokens from t times NP panels from `row`.
-  template <int NT, int NP>
-  static void block(const PanelTask& p, int64_t row, int64_t t, Ahead& ahead) {
+  template <int NT, int NP, class Weights>
+  static void block(const PanelTask& p, int64_t row, int64_t t, Weights& w, Ahead& ahead) {
     const Int8Tokens x0(p.x, p.K, p.tokens, t), x1(p.x, p.K, p.tokens, t + (NT - 1) * kTile);
-    const char* w0 = static_cast<const char*>(p.w) + row / kPanelRows * panel_bytes(p.K);
-    const char* w1 = w0 + (NP - 1) * panel_bytes(p.K);
     Dots dots[2];
     Sums sums{};
-    const auto flush_tile = [&](int64_t b, int i) {
-      const int tb = i / 2, panel = i % 2;
-      if (tb >= NT || panel >= NP) return;
-      flush(tb == 0 ? x0 : x1, b, (panel == 0 ? w0 : w1) + panel_block_at(b), dots[b % 2].at[tb][panel],
+    // Half of the tiles are absent with one block of tokens; the others have more time until they are scaled.
+    const auto flush_tile = [&](int64_t b, int64_t i) {
+      if (NT == 1) i -= 2;
+      const int64_t tb = i / 2, panel = i % 2;
+      if (i < 0 || panel >= NP) return;
+      flush(tb == 0 ? x0 : x1, b, w.scales(static_cast<int>(panel), b), dots[b % 2].at[tb][panel],
             sums.at[tb][panel]);
     };
     const int64_t blocks = panel_blocks(p.K);
+    OutLines out(p, row, t, x0.size() + (NT == 2 ? x1.size() : 0));
     for (int64_t b = 0; b < blocks; ++b) {
       _tile_zero(0);
       if constexpr (NP == 2) _tile_zero(1);
       if constexpr (NT == 2) _tile_zero(2);
       if constexpr (NT == 2 && NP == 2) _tile_zero(3);
-      const int64_t steps = panel_steps(p.K, b), at = panel_block_at(b) + kPanelLine;
+      const int64_t steps = panel_steps(p.K, b);
+      const char *w0 = w.lines(0, b), *w1 = w.lines(NP - 1, b);
       for (int64_t s = 0; s < steps; ++s) {
-        const int64_t k = b * (kPanelBlock / kPanelStep) + s, line = at + s * kStepLines * kPanelLine;
+        const int64_t k = b * (kPanelBlock / kPanelStep) + s, line = s * kStepLines * kPanelLine;
         __asm__ volatile("" ::: "memory");  // the tile loads do not tell the compiler that they read memory
         _tile_loadd(4, x0.at(0, k), kPanelStep);
         _tile_loadd(6, w0 + line, kPanelLine);
         _tile_dpbssd(0, 4, 6);
+        w.template during<NP>(0, b, s);
         if constexpr (NP == 2) {
           _tile_loadd(7, w1 + line, kPanelLine);
           _tile_dpbssd(1, 4, 7);
+          w.template during<NP>(1, b, s);
         }
         if constexpr (NT == 2) {
           _tile_loadd(5, x1.at(0, k), kPanelStep);
           _tile_dpbssd(2, 5, 6);
           if constexpr (NP == 2) _tile_dpbssd(3, 5, 7);
         }
-        if (t == 0) {  // the first time past a panel brings it from memory
-          for (int64_t l = 0; l < kStepLines; ++l) {
-            _mm_prefetch(w0 + line + l * kPanelLine + Vnni::kAhead, _MM_HINT_T0);
-            if constexpr (NP == 2) _mm_prefetch(w1 + line + l * kPanelLine + Vnni::kAhead, _MM_HINT_T0);
-          }
-        }
         ahead.fetch();
-        if (b > 0) flush_tile(b - 1, static_cast<int>(s));
+        out.fetch();
+        if (b > 0) flush_tile(b - 1, s);
       }
-      if (b > 0) {  // a short last block
-        for (int64_t s = steps; s < kPanelBlock / kPanelStep; ++s) flush_tile(b - 1, static_cast<int>(s));
+      for (int64_t s = steps; s < kPanelBlock / kPanelStep; ++s) {  // a short last block
+        for (int i = 0; i < NP; ++i) w.template during<NP>(i, b, s);
+        if (b > 0) flush_tile(b - 1, s);
       }
       Dots& d = dots[b % 2];
       _tile_stored(0, d.at[0][0], 64);

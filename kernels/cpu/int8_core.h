@@ -53,6 +53,8 @@ struct Int8Core {
     for (int i = 0; i < NV; ++i) {
       w[i] = static_cast<const char*>(p.w) + (row + i * kLanes) / kPanelRows * panel_bytes(p.K);
     }
+    constexpr int64_t kPanels = (NV * kLanes + kPanelRows - 1) / kPanelRows;
+    const int64_t skip = (kPanels - 1) * panel_bytes(p.K);
     constexpr auto lane = [](int i, int64_t first) { return (first + i * kLanes) % kPanelRows * 4; };
     alignas(64) float sums[NV][NT][kLanes] = {};
     for (int64_t b = 0; b < panel_blocks(p.K); ++b) {
@@ -64,6 +66,8 @@ struct Int8Core {
         for (int i = 0; i < NV; ++i) dot[i][j] = Arch::start(Arch::kBiased ? starts[j] : 0);
       }
       const int64_t steps = panel_steps(p.K, b), at = panel_block_at(b) + kPanelLine;
+      // Behind the end of a panel comes the one that follows those read here.
+      const int64_t ahead = at + kAhead < panel_bytes(p.K) ? kAhead : kAhead + skip;
       for (int64_t s = 0; s < steps; ++s) {
         const int8_t* xs = x.at(j0, b * (kPanelBlock / kPanelStep) + s);
 #pragma GCC unroll 4
@@ -73,7 +77,7 @@ struct Int8Core {
           for (int i = 0; i < NV; ++i) {
             const char* line = w[i] + at + (s * kStepLines + l) * kPanelLine + lane(i, row);
             wr[i] = Arch::load_w(line);
-            if constexpr (kPrefetch) __builtin_prefetch(line + kAhead, 0, 3);
+            if constexpr (kPrefetch) __builtin_prefetch(line + ahead, 0, 3);
           }
 #pragma GCC unroll 16
           for (int j = 0; j < NT; ++j) {

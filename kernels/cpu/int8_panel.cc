@@ -8,6 +8,10 @@
 
 #include "quant/formats/i8_channel.h"
 #include "quant/formats/i8_group.h"
+#include "quant/formats/nvfp4.h"
+#include "quant/formats/q4_1.h"
+#include "quant/formats/q5_0.h"
+#include "quant/formats/q5_1.h"
 #include "quant/formats/q8_0.h"
 #include "quant/formats/u4_group.h"
 #include "quant/formats/w4a8.h"
@@ -35,7 +39,11 @@ bool accepts(Format from, int64_t /*n*/, int64_t K) {
                           Format(&formats::i8_channel::kInfo),
                           Format(&formats::u4_g32::kInfo),
                           Format(&formats::u4_g64::kInfo),
-                          Format(&formats::u4_g128::kInfo)};
+                          Format(&formats::u4_g128::kInfo),
+                          Format(&formats::q4_1::kInfo),
+                          Format(&formats::q5_0::kInfo),
+                          Format(&formats::q5_1::kInfo),
+                          Format(&formats::nvfp4::kInfo)};
   return (is_progressive(from) || std::ranges::find(taken, from) != std::end(taken)) &&
          K % from.block_elems() == 0;
 }

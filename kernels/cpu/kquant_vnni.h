@@ -54,7 +54,7 @@ struct KVnniCore {
   using Block = typename F::Block;
   static constexpr int64_t kTokens = 16;                  // that share an unpacking
   static constexpr int64_t kWaiting = 4 * 4 * kHeadRows;  // bytes of a super-block and token
-  static constexpr int64_t kAhead = 2048;
+  static constexpr int64_t kAhead = 2048;  // how far each run of rows is fetched before it is read
   // One token reads so many rows at once: more than one page at a time is on its way (Sapphire Rapids).
   static constexpr int64_t kStreams = 4;
 
@@ -92,26 +92,34 @@ struct KVnniCore {
     const int64_t blocks = p.K / kSuperBlock, token_bytes = x_bytes(p.K);
     const char* x = static_cast<const char*>(p.x) + t * token_bytes;
     char* waiting = static_cast<char*>(p.scratch);  // [kBlocks][blocks][n][row % 4][row / 4][4] int32
+    constexpr auto size = static_cast<int64_t>(sizeof(Block));
+    const int64_t run = kHeadRows * blocks * size;  // rows of one of the kBlocks
     for (int64_t r = 0; r < kHeadRows; ++r) {
       const Block* w[kBlocks];
       for (int64_t i = 0; i < kBlocks; ++i) w[i] = at(p, row + i * kHeadRows + r);
       char* to = waiting + r % 4 * 64 + r / 4 * 16;
       for (int64_t b = 0; b < blocks; ++b, to += n * kWaiting) {
+        // Behind the end of a run comes the one kBlocks further on.
+        const int64_t left = run - (r * blocks + b) * size;
+        const int64_t ahead = left > kAhead ? kAhead : kAhead + (kBlocks - 1) * run;
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kBlocks; ++i)
-          super(w[i][b], x, token_bytes, b, n, to + i * blocks * n * kWaiting);
+          super(w[i][b], ahead, x, token_bytes, b, n, to + i * blocks * n * kWaiting);
       }
     }
-    for (int64_t i = 0; i < kBlocks; ++i) {
-      finish<kN>(p, row + i * kHeadRows, t, n, waiting + i * blocks * n * kWaiting);
+    // Memory goes on working meanwhile: kAhead more of what comes next.
+    const char* next = reinterpret_cast<const char*>(at(p, row)) + kBlocks * run + kAhead;
+    for (int64_t i = 0; i < kBlocks; ++i, next += run) {
+      finish<kN>(p, row + i * kHeadRows, t, n, waiting + i * blocks * n * kWaiting, next);
     }
   }
 
   // The integer dots of one super-block, four for each token.
-  static void super(const Block& block, const char* x, int64_t token_bytes, int64_t b, int64_t n, char* to) {
+  static void super(const Block& block, int64_t ahead, const char* x, int64_t token_bytes, int64_t b,
+                    int64_t n, char* to) {
     // Past the end of the weights a prefetch does nothing.
-    for (size_t line = 0; line < sizeof(Block); line += 64) {
-      __builtin_prefetch(reinterpret_cast<const char*>(&block) + kAhead + line, 0, 3);
+    for (int64_t line = 0; line < static_cast<int64_t>(sizeof(Block)); line += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(&block) + ahead + line, 0, 3);
     }
     __m512i u[4];
     F::levels(block, u);
@@ -145,10 +153,12 @@ struct KVnniCore {
     }
   }
 
-  // From the dots of sixteen rows to outputs.
+  // From the dots of sixteen rows to outputs. `next`: kAhead bytes to fetch.
   template <int kN>
-  static void finish(const PanelTask& p, int64_t row, int64_t t, int64_t n, const char* waiting) {
+  static void finish(const PanelTask& p, int64_t row, int64_t t, int64_t n, const char* waiting,
+                     const char* next) {
     if (row >= p.row_end) return;
+    const char* next_end = next + kAhead;
     const int64_t blocks = p.K / kSuperBlock, token_bytes = x_bytes(p.K);
     const char* x = static_cast<const char*>(p.x) + t * token_bytes;
     const char* heads[kHeadRows];
@@ -157,6 +167,7 @@ struct KVnniCore {
     __m512 sum[kMost];
     for (__m512& s : sum) s = _mm512_setzero_ps();
     for (int64_t b = 0; b < blocks; ++b) {
+      for (int i = 0; i < 4 && next < next_end; ++i, next += 64) __builtin_prefetch(next, 0, 3);
       KHeads h;
       F::heads(heads, h);
       for (const char*& a : heads) a += sizeof(Block);

@@ -40,7 +40,7 @@ struct MatmulView {
 };
 
 // Tokens [t_begin, t_end) of a run of `tokens`, columns [k_begin, k_end). t_begin is a multiple of
-// kPackTokens, k_begin of kPackColumns; the last column slice also writes the padding.
+// kPackTokens, k_begin of 512; the last column slice also writes the padding.
 struct PackTask {
   const float* x;        // row 0
   const int32_t* token;  // rows of x, indexed by the token's place in the run; null: that place itself
@@ -48,7 +48,6 @@ struct PackTask {
   const float* row(int64_t t) const { return x + (token == nullptr ? t : token[t]) * ldx; }
 };
 inline constexpr int64_t kPackTokens = 16;
-inline constexpr int64_t kPackColumns = 2048;
 
 struct PanelTask {
   const void* w;  // the segment's weight
@@ -106,8 +105,11 @@ struct MatmulDriver {
     return chunks;
   }
 
+  // Columns of a chunk of packing: sixteen tokens give every worker some, one token is quicker than a
+  // barrier.
+  static int64_t pack_columns(const MatmulView& v) { return v.P < 4 ? 2048 : 512; }
   static int64_t pack_slices(const MatmulView& v) {
-    return std::max<int64_t>(1, (v.K + kPackColumns - 1) / kPackColumns);
+    return std::max<int64_t>(1, (v.K + pack_columns(v) - 1) / pack_columns(v));
   }
   // Upper bound: each run may end in a partial block.
   static int64_t pack_blocks(const MatmulView& v) { return v.P / kPackTokens + v.runs; }
@@ -154,17 +156,16 @@ struct MatmulDriver {
 
   // Chunk = block * slices + slice, blocks counted through the runs in order; those past the last do nothing.
   static void pack_chunks(const MatmulView& v, char* x, int64_t begin, int64_t end) {
-    const int64_t slices = pack_slices(v);
+    const int64_t slices = pack_slices(v), columns = pack_columns(v);
     int64_t first = 0;  // block number of the run's first block
     for (int64_t run = 0; run < v.runs && first * slices < end; ++run) {
       const int64_t t0 = v.run_begin(run), tokens = v.run_end(run) - t0;
       const int64_t blocks = (tokens + kPackTokens - 1) / kPackTokens;
       for (int64_t c = std::max(begin, first * slices); c < std::min(end, (first + blocks) * slices); ++c) {
-        const int64_t t = (c / slices - first) * kPackTokens, k = c % slices * kPackColumns;
-        Core::pack(
-            x + t0 * Core::x_bytes(v.K),
-            {v.token == nullptr ? v.x + t0 * v.ldx : v.x, v.token == nullptr ? nullptr : v.token + t0, v.ldx,
-             v.K, tokens, t, std::min(tokens, t + kPackTokens), k, std::min(v.K, k + kPackColumns)});
+        const int64_t t = (c / slices - first) * kPackTokens, k = c % slices * columns;
+        Core::pack(x + t0 * Core::x_bytes(v.K),
+                   {v.token == nullptr ? v.x + t0 * v.ldx : v.x, v.token == nullptr ? nullptr : v.token + t0,
+                    v.ldx, v.K, tokens, t, std::min(tokens, t + kPackTokens), k, std::min(v.K, k + columns)});
       }
       first += blocks;
     }

@@ -11,9 +11,10 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {
-    "f32",       "f16",       "bf16",  "q8_0", "q4_0", "q5_1", "i8_g128", "i8_channel", "i4_g64", "u4_g64",
-    "w4a8_g128", "i4_s8_g32", "nvfp4", "q2_k", "q3_k", "q4_k", "q5_k",    "q6_k",       "iq4_xs"};
+const char* const kFormats[] = {"f32",     "f16",        "bf16",   "q8_0",   "q4_0",      "q5_1",
+                                "i8_g128", "i8_channel", "i4_g64", "u4_g64", "w4a8_g128", "i4_s8_g32",
+                                "nvfp4",   "q4_1",       "q5_0",   "iq4_nl", "mxfp4",     "q2_k",
+                                "q3_k",    "q4_k",       "q5_k",   "q6_k",   "iq4_xs"};
 
 struct Shape {
   int64_t T, K;
@@ -88,8 +89,8 @@ struct Problem {
   // What the kernel may lose of one output by rounding its operands. bf16 has 8 significant bits, so to
   // nearest is within 2^-8. The integer kernels round the activations of 256 k to half a step of absmax / 127
   // (a little more: the quotient is rounded too) and the weights as int8_panel.h and int4_panel.h say: to
-  // half a step of absmax / 127, and to 8 / 127 of the largest scale, of which the largest weight is at least
-  // seven; K-quants are read as they are.
+  // half a step of absmax / 127, and to a step of the codebook's units, 8 / 127 of the largest scale when it
+  // is linear and the largest weight has seven or more of these; K-quants are read as they are.
   double operand_error(const float* wr, const float* xr) const {
     const std::string_view name = kernel->name, layout = weight_layout(format, isa).name;
     const int64_t K = shape.K;
@@ -108,12 +109,20 @@ struct Problem {
         const double dw = layout == "row-major" || format.name() == std::string("i8_channel") ||
                                   name.find("w4a8") != name.npos
                               ? 0
-                          : layout == "int4.panel16" ? w_most / 7 * 8 / 127 * 1.00001
+                          : layout == "int4.panel16" ? w_most * table_step() * 1.00001
                                                      : w_most / 127 * 0.50001;
         for (int64_t k = b; k < end; ++k) error += std::abs(wr[k]) * dx + dw * (std::abs(xr[k]) + dx);
       }
     }
     return error;
+  }
+
+  // A step of int4.panel16 relative to the block's largest weight: mxfp4's has 4 scales at least; of random
+  // iq4_nl levels the largest is no smaller than 65 but for a chance of (9/16)^32.
+  double table_step() const {
+    const std::string_view name = format.name();
+    if (name == "iq4_nl") return 128. / 127 / 65;
+    return name == "mxfp4" ? 128. / 127 / 20 / 4 : 8. / 127 / 7;
   }
 
   // Compares `out` with sums in double; `before` holds what residual was when it is out itself.
