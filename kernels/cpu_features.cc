@@ -73,9 +73,13 @@ Isa detect_isa() {
   return Isa::kAmx;
 }
 
+bool detect_avx_vnni() { return detect_isa() >= Isa::kAvx2 && bit(cpuid(7, 1).eax, 4); }
+
 #elif defined(__aarch64__)
+bool detect_avx_vnni() { return false; }
 Isa detect_isa() { return Isa::kNeon; }  // part of the baseline of the architecture
 #else
+bool detect_avx_vnni() { return false; }
 Isa detect_isa() { return Isa::kGeneric; }
 #endif
 
@@ -196,6 +200,11 @@ const char* isa_name(Isa isa) {
 Isa best_isa() {
   static const Isa isa = capped_isa();
   return isa;
+}
+
+bool has_avx_vnni() {
+  static const bool has = detect_avx_vnni();
+  return has;
 }
 
 int usable_processors() {

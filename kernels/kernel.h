@@ -82,6 +82,8 @@ const char* isa_name(Isa isa);
 // the environment variable OAR_ISA=reference|generic|neon|avx2|avx512|avx512vnni|amx. Computed once,
 // thread-safe.
 Isa best_isa();
+// AVX-VNNI, which stands beside the levels: found with AVX2 alone as well as with AVX-512.
+bool has_avx_vnni();
 
 struct Kernel {
   KernelFamily family;

@@ -7,7 +7,8 @@
 //     is down, so nobody can be inside a job that the caller has left, and a worker that slept through a job
 //     never sees it. (Flag and ticket are sequentially consistent: either the worker sees the gate closed or
 //     the caller sees the flag.)
-//   - A range is one word, (begin, end). Its owner takes from the front, a quarter of what is left at a time;
+//   - A range is one word, (begin, end). Its owner takes from the front, a sixteenth of what is left at a
+//   time;
 //     thieves take from the tail. All ranges empty and all flags down means the phase is complete: there is
 //     no count of finished chunks to fight over.
 //   - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range
@@ -134,13 +135,14 @@ struct ThreadPool::Impl {
     return list;
   }
 
-  // The next piece of the owner's range: a quarter of what is left, at least one unit.
+  // The next piece of the owner's range: a sixteenth of what is left, at least one unit. What a worker has
+  // taken nobody can take over when its processor goes to somebody else for milliseconds.
   Range take_own(Slot& slot) {
     uint64_t word = slot.range.load(std::memory_order_relaxed);
     while (true) {
       const Range r = unpack(word);
       if (r.empty()) return {};
-      const uint32_t n = std::max(1u, r.size() / 4);
+      const uint32_t n = std::max(1u, r.size() / 16);
       if (slot.range.compare_exchange_weak(word, pack({r.begin + n, r.end}), std::memory_order_relaxed)) {
         return {r.begin, r.begin + n};
       }

@@ -109,7 +109,8 @@ struct Int4Core {
   }
 
   // Group g of a block to eight lines of int8.panel16.
-  static void expand_group(const Codebook& codes, const char* block, int64_t g, int64_t ahead, char* out) {
+  [[gnu::always_inline]] static void expand_group(const Codebook& codes, const char* block, int64_t g,
+                                                  int64_t ahead, char* out) {
     const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes;
     const char* m = block + kPanelLine + g * kPanelRows;
     for (int part = 0; part < Arch::kParts; ++part) {
@@ -136,12 +137,9 @@ struct Int4Core {
   // Step s of a block of `groups` groups to 16 lines, 64 k; half of the last one may not exist.
   static void expand_step(const Codebook& codes, const char* block, int64_t groups, int64_t s, int64_t ahead,
                           char* out) {
-    expand_group(codes, block, 2 * s, ahead, out);
-    if (2 * s + 1 < groups) {
-      expand_group(codes, block, 2 * s + 1, ahead, out + 8 * kPanelLine);
-    } else {
-      std::memset(out + 8 * kPanelLine, 0, 8 * kPanelLine);
-    }
+    const int64_t end = std::min(2 * s + 2, groups);
+    for (int64_t g = 2 * s; g < end; ++g, out += 8 * kPanelLine) expand_group(codes, block, g, ahead, out);
+    if (end % 2 != 0) std::memset(out, 0, 8 * kPanelLine);
   }
 
   // One panel to int8.panel16.

@@ -18,23 +18,25 @@ struct VnniInt4 {
 
   struct Codebook {
     __m512i low, high;  // in each lane
+    __m512i pick[4];    // what puts byte 4 i + j above a zero, in each word of lane i
   };
   static Codebook codebook(const int16_t* c) {
     const auto half = [](const int16_t* p) {
       return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     };
-    return {half(c), half(c + 8)};
+    Codebook out{half(c), half(c + 8), {}};
+    const __m512i lanes = _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080))),
+        _mm256_set_m128i(_mm_set1_epi16(0x0c80), _mm_set1_epi16(0x0880)), 1);
+    for (int j = 0; j < 4; ++j) {
+      out.pick[j] = _mm512_add_epi16(lanes, _mm512_set1_epi16(static_cast<short>(j << 8)));
+    }
+    return out;
   }
   // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
   static Bytes table(const Codebook& c, const char* m, int /*part*/, int j) {
     const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
-    // Lane i: word = byte 4 i + j, above a zero.
-    const __m512i pick = _mm512_add_epi16(
-        _mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080))),
-            _mm256_set_m128i(_mm_set1_epi16(0x0c80), _mm_set1_epi16(0x0880)), 1),
-        _mm512_set1_epi16(static_cast<short>(j << 8)));
-    const __m512i word = _mm512_shuffle_epi8(all, pick);
+    const __m512i word = _mm512_shuffle_epi8(all, c.pick[j]);
     return _mm512_packs_epi16(_mm512_mulhrs_epi16(word, c.low), _mm512_mulhrs_epi16(word, c.high));
   }
   static Bytes biased(Bytes table) { return _mm512_xor_si512(table, _mm512_set1_epi8(-128)); }

@@ -366,6 +366,17 @@ TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") 
         INFO(p.describe());
         CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_bits));
       }
+      // Those that stand beside a level too: of equals, only the first is found.
+      Problem p(format, Isa::kGeneric, {T, K, {n}}, Values::kNormal, true, true,
+                static_cast<uint32_t>(round));
+      for (const Kernel* k : KernelRegistry::cpu().all()) {
+        if (k->family != KernelFamily::kMatmul || k->format != format || k->isa == Isa::kReference) continue;
+        p.kernel = k;
+        std::ranges::fill(p.out, -7.f);
+        run_on_pool(pool, *k, &p.args);
+        INFO(p.describe());
+        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_bits));
+      }
     }
   }
 }

@@ -167,3 +167,16 @@ TEST_CASE("thread pool: pinned workers run too") {
   ThreadPool pool({.threads = 3, .pin = true});
   run_and_check(pool, 2, 100);
 }
+
+TEST_CASE("thread pool: what a held-up worker has taken is a small part of its share") {
+  for (int threads : {2, 4}) {
+    ThreadPool pool({.threads = threads});
+    constexpr int64_t kShare = 64;
+    std::atomic<int64_t> largest{0};
+    pool.parallel_for(kShare * threads, 1, [&](int64_t begin, int64_t end) {
+      int64_t most = largest.load();
+      while (end - begin > most && !largest.compare_exchange_weak(most, end - begin)) {}
+    });
+    CHECK(largest.load() <= kShare / 8);
+  }
+}
