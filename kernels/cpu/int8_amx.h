@@ -96,8 +96,8 @@ struct AmxInt8Core {
           per_step_(tokens / (panel_k(p.K) / kPanelStep) + 1) {}
     void fetch() {
       for (int64_t i = std::min(per_step_, left_); i > 0; --i, --left_, at_ += ldo_) {
-        _m_prefetchw(at_);
-        _m_prefetchw(at_ + kTile);
+        __builtin_prefetch(at_, 1);
+        __builtin_prefetch(at_ + kTile, 1);
       }
     }
 

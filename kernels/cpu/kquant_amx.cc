@@ -22,10 +22,9 @@
 namespace oar {
 namespace {
 
-constexpr int64_t kTile = 16;         // rows of a weight tile, tokens of an activation tile
-constexpr int64_t kTileBytes = 1024;  // of a full tile
-constexpr int64_t kSteps = 4;         // tiles of 64 k in a super-block
-constexpr int64_t kRowTiles = 2;      // row tiles that share a tile of activations in the first-level cache
+constexpr int64_t kTile = 16;     // rows of a weight tile, tokens of an activation tile
+constexpr int64_t kSteps = 4;     // tiles of 64 k in a super-block
+constexpr int64_t kRowTiles = 2;  // row tiles that share a tile of activations in the first-level cache
 constexpr int64_t kRows = kRowTiles * kTile;
 constexpr int64_t kTokenBlock = 512;  // tokens whose partial sums wait together
 
