@@ -32,6 +32,7 @@ ALLOWED = {
     "engine/compile": BELOW_OPS | {"engine/ops"},
     "engine/loader": BELOW_GRAPH,
     "engine/import": BELOW_OPS | {"engine/ops", "engine/loader"},
+    "engine/export": BELOW_OPS | {"engine/ops", "engine/loader", "engine/import"},
     "engine/models": BELOW_MODELS,
     "engine/text": {"engine/base"},
     "engine/vision": {"engine/base"},

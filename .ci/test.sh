@@ -116,6 +116,26 @@ onnx_conformance() {
   awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 97.0) } END { exit !ok }' "$log"
 }
 
+# The same models after `oar convert`: written as ONNX and read back, they must still pass. (What cannot be read is not
+# converted; onnx_conformance counts it.)
+onnx_converted() {
+  local folder=${OAR_ONNX_TESTS:-build/onnx_node_tests} out=build/onnx_converted log=build/logs/onnx-converted.txt test name
+  rm -rf "$out"
+  # shellcheck disable=SC2086
+  find -L $folder -mindepth 2 -maxdepth 2 -name model.onnx | while read -r test; do
+    test=$(dirname "$(realpath "$test")") name=$(basename "$test")
+    mkdir -p "$out/$name"
+    if build/release/bin/oar convert "$test/model.onnx" -o "$out/$name/model.onnx" >/dev/null 2>&1; then
+      ln -s "$test"/test_data_set_* "$out/$name/"
+    else
+      rm -rf "${out:?}/$name"
+    fi
+  done
+  build/release/bin/oar conformance onnx "$out" >"$log" || true
+  cat "$log"
+  awk '/ passed, /{ split($0, a, /: | %/); split($1, n, " "); ok = (a[2] >= 97.0 && n[1] > 1500) } END { exit !ok }' "$log"
+}
+
 # Rendered manifests against Kubernetes' own schemas, which come with the package kubernetes-validate.
 test_manifests() {
   if build/venv/bin/python -c 'import kubernetes_validate, yaml' 2>/dev/null ||
@@ -132,6 +152,7 @@ test_onnx() {
     { [ -x build/venv/bin/python ] && build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 \
       --timeout 15 onnx ml_dtypes >>build/logs/venv.log 2>&1 </dev/null; }; then
     step onnx-conformance check onnx_conformance || true
+    step onnx-converted check onnx_converted || true
   else
     skip onnx-conformance "no package onnx in build/venv (build/logs/venv.log), and OAR_ONNX_TESTS is not set"
   fi

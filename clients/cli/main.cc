@@ -47,6 +47,7 @@ int run(int argc, char** argv) {
   add_check(app, action);
   add_infer(app, action);
   add_conformance(app, action);
+  add_convert(app, action);
   add_ocr(app, action);
   add_classify(app, action);
   add_tokenize(app, action);

@@ -84,6 +84,9 @@ struct OnnxOp {
 
 // Null when no line has this name; `newest` tells a name that exists in later opsets only.
 const OnnxOp* find_onnx_op(std::string_view name, int64_t opset, bool* newer);
+// The same table from right to left, for the export: a line that renames `ours`, the newest up to `opset`,
+// else the oldest after it; null when there is none.
+const OnnxOp* find_onnx_spelling(std::string_view ours, int64_t opset);
 // Of com.microsoft, the few that exporters of ordinary models write.
 const OnnxOp* find_contrib_op(std::string_view name);
 

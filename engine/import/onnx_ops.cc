@@ -333,6 +333,19 @@ const OnnxOp* find_onnx_op(std::string_view name, int64_t opset, bool* newer) {
   return best;
 }
 
+const OnnxOp* find_onnx_spelling(std::string_view ours, int64_t opset) {
+  const OnnxOp* best = nullptr;
+  for (const OnnxOp& op : kOps) {
+    if (op.graph_op == nullptr || ours != op.graph_op) continue;
+    // The newest there is at `opset`, else the oldest after it.
+    const bool better =
+        best == nullptr || (op.since <= opset ? best->since > opset || op.since > best->since
+                                              : best->since > opset && op.since < best->since);
+    if (better) best = &op;
+  }
+  return best;
+}
+
 const OnnxOp* find_contrib_op(std::string_view name) {
   for (const OnnxOp& op : kContrib) {
     if (name == op.name) return &op;

@@ -297,6 +297,20 @@ class Eval(Base):
 
 
 class Inspect(Base):
+    def test_convert(self):
+        sys.path.insert(0, str(SOURCE / "tests/support"))
+        from tiny_onnx import write_onnx
+        with tempfile.TemporaryDirectory() as folder:
+            model, copy = folder + "/add.onnx", folder + "/copy.onnx"
+            write_onnx(model)
+            self.assertIn("1 ops, from onnx", self.ok("convert", model, "-o", copy).stdout)
+            self.assertIn("z", self.ok("inspect", copy).stdout)
+            self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx"])
+            self.refused(1, "convert", model, "-o", model, says=["the model itself"])
+            self.refused(1, "convert", folder + "/absent.onnx", "-o", copy, says=["absent.onnx"])
+            self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot write"])
+            self.refused(2, "convert", model, says=["--output"])
+
     def test_files(self):
         told = json.loads(self.ok("inspect", "demo", "--tensors", "--json").stdout)
         self.assertEqual(told["kind"], "safetensors")

@@ -1,0 +1,125 @@
+// The file around the graph: inputs and outputs with their types, versions, and constants that are too large
+// for it.
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/export/export.h"
+#include "engine/export/onnx_writer.h"
+#include "engine/import/onnx.h"
+
+namespace oar {
+namespace {
+
+using onnx::FileWriter;
+using onnx::GraphWriter;
+
+// The IR version that came with an opset. https://github.com/onnx/onnx/blob/main/docs/Versioning.md
+int64_t ir_version(int64_t opset) {
+  if (opset <= 22) return 10;
+  if (opset == 23) return 11;
+  return opset <= 25 ? 12 : 13;
+}
+
+// TypeProto.
+Result<ProtoWriter> type_proto(const IoSpec& io) {
+  ProtoWriter tensor;
+  if (io.typed) {
+    const int type = onnx_type_of(io.dtype);
+    if (type == 0)
+      return unimplemented(
+          cat("'", io.name, "' is of ", dtype_name(io.dtype), ", which ONNX cannot express"));
+    tensor.number(1, type);
+  }
+  if (io.ranked) {
+    ProtoWriter shape;
+    for (const IoDim& d : io.dims) {
+      ProtoWriter dim;
+      if (d.value >= 0) dim.number(1, d.value);
+      else if (!d.name.empty()) dim.text(2, d.name);
+      shape.message(1, dim);
+    }
+    tensor.message(2, shape);
+  }
+  ProtoWriter type;
+  type.message(1, tensor);
+  if (io.kind == IoSpec::Kind::kSequence) return ProtoWriter().message(4, ProtoWriter().message(1, type));
+  if (io.kind == IoSpec::Kind::kOptional) return ProtoWriter().message(9, ProtoWriter().message(1, type));
+  return type;
+}
+
+Result<std::vector<ProtoWriter>> value_infos(const std::vector<IoSpec>& specs) {
+  std::vector<ProtoWriter> out;
+  for (const IoSpec& io : specs) {
+    OAR_ASSIGN(const ProtoWriter type, type_proto(io));
+    out.push_back(std::move(ProtoWriter().text(1, io.name).message(2, type)));
+  }
+  return out;
+}
+
+uint64_t constant_bytes(const Graph& g) {
+  uint64_t sum = 0;
+  for (size_t id = 0; id < g.num_values(); ++id)
+    if (g.value(static_cast<ValueId>(id)).kind == ValueKind::kConstant)
+      sum += g.value(static_cast<ValueId>(id)).constant.bytes();
+  return sum;
+}
+
+// Beside the file, then in its place: a model that is being read is never half a one.
+Status write_file(const std::string& path, std::string_view bytes) {
+  const std::string part = cat(path, ".part-", getpid());
+  {
+    std::ofstream out(part, std::ios::binary | std::ios::trunc);
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    out.close();
+    if (!out) {
+      std::remove(part.c_str());
+      return unavailable(cat("cannot write ", path, "; is there room, and a folder?"));
+    }
+  }
+  if (std::rename(part.c_str(), path.c_str()) != 0) {
+    std::remove(part.c_str());
+    return unavailable(cat("cannot write ", path));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Status export_onnx(const ImportedModel& model, const std::string& path, const OnnxExportOptions& options) {
+  const Graph& g = *model.graph;
+  FileWriter file;
+  file.data_name = std::filesystem::path(path).filename().string() + ".data";
+  if (constant_bytes(g) > options.inline_bytes) file.inline_bytes = 0;
+  GraphWriter main(file, g, true);
+  std::vector<std::string> outputs;
+  for (size_t k = 0; k < model.inputs.size(); ++k) {
+    file.taken.insert(model.inputs[k].name);
+    main.set_name(g.inputs()[k], model.inputs[k].name);
+  }
+  for (const IoSpec& io : model.outputs) {
+    if (!file.taken.insert(io.name).second)
+      return unimplemented(
+          cat("'", io.name, "' is the name of two inputs or outputs, which ONNX cannot express"));
+    outputs.push_back(io.name);
+  }
+  main.name_outputs(outputs);
+  OAR_RETURN_IF_ERROR(main.write_nodes());
+  OAR_ASSIGN(const std::vector<ProtoWriter> in, value_infos(model.inputs));
+  OAR_ASSIGN(const std::vector<ProtoWriter> out, value_infos(model.outputs));
+  ProtoWriter proto;
+  proto.number(1, ir_version(file.opset)).text(2, "oar").message(7, main.finish("oar", in, out));
+  proto.message(8, ProtoWriter().text(1, "").number(2, file.opset));
+  for (const auto& [key, value] : model.metadata)
+    proto.message(14, ProtoWriter().text(1, key).text(2, value));
+  if (proto.bytes().size() > INT32_MAX)
+    return unimplemented(
+        cat("the file would have ", proto.bytes().size(),
+            " bytes, and no protobuf message may have 2 GiB; lower the limit of constants in it"));
+  if (!file.data.empty()) OAR_RETURN_IF_ERROR(write_file(path + ".data", file.data));
+  return write_file(path, proto.bytes());
+}
+
+}  // namespace oar
