@@ -50,7 +50,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
         .add_option("--rotate", e.rotate,
                     "Hadamard rotations that spread outliers: auto (kv beside a quantized cache), none, all, "
                     "kv, or a "
-                    "list of r1, r2, r3, r4")
+                    "list of r1, r2, r3, r4 (or r4-exact)")
         ->type_name("LIST")
         ->capture_default_str();
   command

@@ -77,7 +77,8 @@ void add_quantize(CLI::App& app, Action& action) {
       ->check(CLI::IsMember(quantize_methods()))
       ->capture_default_str();
   c->add_option("--rotate", o->quantize.rotate,
-                "Hadamard rotations of the weights first: none, all, or a list of r1, r2, r3, r4")
+                "Hadamard rotations of the weights first: none, all, or a list of r1, r2, r3 and r4 (or\n"
+                "r4-exact: one transform of the whole width)")
       ->type_name("LIST")
       ->capture_default_str();
   c->add_option("--calibration", o->calibration, "text to calibrate on, for gptq, awq and smoothquant")

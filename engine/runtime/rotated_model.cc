@@ -5,6 +5,22 @@
 #include "engine/graph/weights.h"
 
 namespace oar {
+namespace {
+
+// Whether the graph reads a stored matrix transposed (GPT-2 in the Hugging Face layout).
+bool reads_transposed(const Graph& graph, ValueId value) {
+  const std::vector<int> producers = graph.producers();
+  bool transposed = false;
+  while (producers[value] >= 0) {
+    const Node& node = graph.nodes()[static_cast<size_t>(producers[value])];
+    if (node.inputs.empty() || node.inputs[0] == kNoValue) break;
+    transposed ^= node.is("transpose");
+    value = node.inputs[0];
+  }
+  return transposed;
+}
+
+}  // namespace
 
 Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const ModelConfig& config,
                                         const RotationOptions& wanted) {
@@ -21,6 +37,12 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
       out.layout_.config["tie_word_embeddings"] = false;
       out.layout_.tensors.insert_or_assign(weight.name, checkpoint.tensors.at(architecture->embedding));
     }
+    // Expressions end as the graph reads them: such a model is written with its matrices (out, in).
+    if (reads_transposed(out.graph_, weight.value)) {
+      Tensor& t = out.layout_.tensors.at(weight.name);
+      OAR_ASSIGN(t, Tensor::make({t.shape()[1], t.shape()[0]}, t.format(), t.buffer()));
+      out.layout_.config["linear_out_in"] = true;
+    }
     // An expression, or a constant that a pass put in the tensor's place (a norm's ones).
     const Value& value = out.graph_.value(weight.value);
     const bool same = value.kind == ValueKind::kConstant &&
@@ -35,7 +57,7 @@ Result<Tensor> RotatedModel::tensor(const std::string& name, ThreadPool& pool) c
   const auto it = values_.find(name);
   if (it == values_.end()) return layout_.tensors.at(name);
   OAR_ASSIGN(Tensor t, evaluate_weight(graph_, it->second, pool));
-  return to_f32(t);
+  return t.format() == Format::f32() ? t : to_f32(t);
 }
 
 bool rotates_weights(const Checkpoint& checkpoint, const RotationOptions& wanted) {

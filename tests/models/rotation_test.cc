@@ -55,7 +55,7 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
     const auto before = plain.run_prompt(golden.tokens);
     const std::vector<int32_t> prompt(golden.tokens.begin(), golden.tokens.begin() + 7);
     const auto text = greedy(plain, prompt, 16);
-    for (const char* rotate : {"r1", "r2", "r3", "r4", "kv", "all"}) {
+    for (const char* rotate : {"r1", "r2", "r3", "r4", "r4-exact", "kv", "all"}) {
       for (const bool fused : {true, false}) {
         auto options = small_options(rotate);
         if (!fused) options.disabled_passes = {"fuse_residual_norm", "fuse_head_norm_rope", "fuse_linear"};
@@ -150,7 +150,7 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
 }
 
 TEST_CASE("rotation options and records: what was written is read, what is unknown is refused") {
-  for (const char* text : {"none", "r1", "r2,r4", "r1,r2,r3,r4"}) {
+  for (const char* text : {"none", "r1", "r2,r4", "r1,r4-exact", "r1,r2,r3,r4"}) {
     const auto o = parse_rotation(text);
     REQUIRE_OK(o);
     CHECK(rotation_names(*o) == text);

@@ -26,11 +26,14 @@ Result<RotationOptions> parse_rotation(std::string_view text) {
     if (word == "r1") o.residual = true;
     else if (word == "r2") o.values = true;
     else if (word == "r3") o.queries_keys = true;
-    else if (word == "r4") o.ffn = true;
-    else
-      return invalid_argument(
-          cat("rotate '", whole, "': '", word, "' is not one of none, all, kv, or a list of r1, r2, r3, r4"),
-          "rotate");
+    else if (word == "r4" || word == "r4-exact") {
+      o.ffn = true;
+      o.ffn_exact = word != "r4";
+    } else {
+      return invalid_argument(cat("rotate '", whole, "': '", word,
+                                  "' is not one of none, all, kv, or a list of r1, r2, r3, r4 (or r4-exact)"),
+                              "rotate");
+    }
   }
   return o;
 }
@@ -43,7 +46,7 @@ std::string rotation_names(const RotationOptions& o) {
   add(o.residual || o.stored_residual, "r1");
   add(o.values || o.stored_values, "r2");
   add(o.queries_keys, "r3");
-  add(o.ffn || o.stored_ffn, "r4");
+  add(o.ffn || o.stored_ffn, o.ffn_exact ? "r4-exact" : "r4");
   return s.empty() ? "none" : s;
 }
 

@@ -60,7 +60,7 @@ struct RotationOptions {
 };
 
 // "none", "all" (r1,r2,r3,r4), "kv" (r2 and r3, online: for a quantized cache over mapped weights), or a list
-// such as "r1,r2". The error names the word.
+// such as "r1,r2"; "r4-exact" is r4 by one exact transform of the whole width. The error names the word.
 Result<RotationOptions> parse_rotation(std::string_view text);
 // "r1,r2,r3,r4" of what is asked for or stored; "none".
 std::string rotation_names(const RotationOptions& options);
