@@ -74,8 +74,9 @@ void check_port(Report& report, uint16_t port) {
   report.note(cat("port ", port, ": ", std::strerror(error), "; serve with another one (--http, --grpc)"));
 }
 
-void check_model(Report& report, const std::string& name) {
+void check_model(Report& report, const std::string& name, const std::string& device) {
   LanguageModelOptions options;
+  options.device = device;
   options.max_sequences = 1;
   options.max_context = 256;
   options.log = make_logger(LogLevel::kError);
@@ -84,8 +85,8 @@ void check_model(Report& report, const std::string& name) {
   auto model = LanguageModel::load(*path, options);
   if (!model.ok()) return report.line(false, cat("load ", *path, ": ", model.status().message()));
   const ModelInfo& info = (*model)->info();
-  report.line(
-      true, cat("loaded ", info.name, ": ", info.architecture, ", weights ", info.weights, ", KV ", info.kv));
+  report.line(true, cat("loaded ", info.name, ": ", info.architecture, ", weights ", info.weights, ", KV ",
+                        info.kv, ", on ", info.isa));
 
   const Tokenizer& tokenizer = *(*model)->tokenizer();
   const std::string text =
@@ -111,14 +112,14 @@ void check_model(Report& report, const std::string& name) {
               status.ok() ? cat("generated ", tokens, " of 8 tokens") : cat("generate: ", status.message()));
 }
 
-int check(const std::string& model) {
+int check(const std::string& model, const std::string& device) {
   Report report;
   check_machine(report);
   ThreadPool pool;
   for (const KernelCheck& c : check_kernels(pool)) {
     report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
   }
-  check_model(report, model);
+  check_model(report, model, device);
   if (kHasServer) {
     check_port(report, 8000);
     check_port(report, 8001);
@@ -136,9 +137,12 @@ int check(const std::string& model) {
 }  // namespace
 
 void add_check(CLI::App& app, Action& action) {
-  auto model = std::make_shared<std::string>("demo");
+  auto model = std::make_shared<std::string>("demo"), device = std::make_shared<std::string>("cpu");
   CLI::App* c = app.add_subcommand("check", "Check that this build works on this machine");
   c->add_option("MODEL", *model, "the model to try")->capture_default_str();
+  c->add_option("--device", *device, "where the model runs, as for `oar generate`")
+      ->type_name("cpu|PLUGIN")
+      ->capture_default_str();
   c->footer(
       "Examples:\n"
       "  oar check\n"
@@ -146,7 +150,7 @@ void add_check(CLI::App& app, Action& action) {
       "Compares a matrix product and attention of every instruction-set level with the scalar reference, "
       "then loads\n"
       "the model and generates a few tokens.");
-  c->callback([model, &action] { action = [model] { return check(*model); }; });
+  c->callback([model, device, &action] { action = [model, device] { return check(*model, *device); }; });
 }
 
 }  // namespace oar::cli

@@ -23,6 +23,12 @@ void add_model_argument(CLI::App& command, ModelOptions& o, bool required) {
 void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet& set) {
   add_model_argument(command, o, set.model_required);
   LanguageModelOptions& e = o.engine;
+  command
+      .add_option("--device", e.device,
+                  "cpu, or a plug-in's device: NAME or NAME:INDEX for a liboar_NAME.so beside the program, "
+                  "or the path of one")
+      ->type_name("cpu|PLUGIN")
+      ->default_str("cpu");
   command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
       ->check(in_range(0, 4096))
       ->capture_default_str();

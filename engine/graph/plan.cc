@@ -2,64 +2,40 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/host_op.h"
 #include "engine/graph/pass.h"
-#include "engine/graph/reference.h"
 #include "engine/graph/weights.h"
 
 namespace oar {
 namespace {
 
-// Runs a node by its reference on host memory: slow, right, and only for backends whose memory the host can
-// read.
-class HostOp final : public LoweredOp {
- public:
-  explicit HostOp(const Node& node) : node_(node) {}
-  const Kernel* kernel() const override { return nullptr; }
-  void bind(const Operand* in, const Operand* out) override { in_ = in, out_ = out; }
-
-  Status execute() override {
-    std::vector<HostValue> values(node_.inputs.size());
-    std::vector<const HostValue*> operands;
-    for (size_t k = 0; k < node_.inputs.size(); ++k) {
-      if (node_.inputs[k] == kNoValue) {
-        operands.push_back(nullptr);
-        continue;
-      }
-      OAR_ASSIGN(values[k], load(in_[k]));
-      operands.push_back(&values[k]);
-    }
-    OAR_ASSIGN(const auto results, evaluate_node(*node_.op, operands, node_.attrs));
-    for (size_t k = 0; k < results.size(); ++k) {
-      OAR_ASSIGN(const Tensor t, to_tensor(results[k]));
-      std::memcpy(out_[k].data, t.data(), t.bytes());
-    }
-    return ok_status();
+// The format that says most about a node: of its first matrix, its state, or its first operand.
+std::string node_format(const Graph& graph, const Node& n) {
+  const Value* said = nullptr;
+  for (ValueId v : n.inputs) {
+    if (v == kNoValue) continue;
+    const Value& value = graph.value(v);
+    if (said == nullptr) said = &value;
+    if (value.kind == ValueKind::kConstant && value.type.shape.size() >= 2) return value.type.format.name();
   }
-
- private:
-  static Result<HostValue> load(const Operand& o) {
-    const Shape shape(std::span<const int64_t>(o.dims, static_cast<size_t>(o.rank)));
-    const int64_t width = o.format.block_bytes();
-    OAR_ASSIGN(Tensor t, Tensor::allocate(shape, o.format));
-    const int64_t outer = o.rank > 0 ? o.dims[0] : 1;
-    const int64_t row = outer > 0 ? shape.numel() / outer : 0;
-    for (int64_t r = 0; r < outer; ++r) {
-      std::memcpy(static_cast<std::byte*>(t.mutable_data()) + r * row * width,
-                  static_cast<const std::byte*>(o.data) + r * (o.rank > 0 ? o.row_stride : row) * width,
-                  static_cast<size_t>(row * width));
-    }
-    return host_value(t);
-  }
-
-  const Node& node_;
-  const Operand* in_ = nullptr;
-  const Operand* out_ = nullptr;
-};
+  const std::string kv = n.attrs.get_string("format");
+  return !kv.empty() ? kv : said != nullptr ? said->type.format.name() : "f32";
+}
 
 }  // namespace
+
+// Ops without a kernel, for one warning each.
+struct Plan::Missing {
+  struct Entry {
+    int64_t calls = 0, bytes = 0;  // copied to the processor and back by one run at its largest
+    const char* where = nullptr;
+  };
+  std::map<std::pair<std::string, std::string>, Entry> ops;  // by op and format
+};
 
 Result<const float*> LowerContext::f32_constant(size_t input) {
   if (input >= node.inputs.size() || node.inputs[input] == kNoValue)
@@ -67,6 +43,7 @@ Result<const float*> LowerContext::f32_constant(size_t input) {
   const Value& v = graph.value(node.inputs[input]);
   if (v.kind != ValueKind::kConstant)
     return invalid_argument(cat(node.op->name, ": operand ", input, " is not a constant"));
+  taken.push_back(input);
   OAR_ASSIGN(const Tensor f32, to_f32(v.constant));
   OAR_ASSIGN(Buffer device, backend.allocate(std::max<uint64_t>(f32.bytes(), 4)));
   OAR_RETURN_IF_ERROR(backend.upload(device.mutable_data(), f32.data(), f32.bytes()));
@@ -84,6 +61,7 @@ bool LowerContext::is_weight(size_t input) const {
 }
 
 Result<Tensor> LowerContext::weight(size_t input) const {
+  taken.push_back(input);
   return evaluate_weight(graph, expressions, node.inputs[input], backend.host_pool());
 }
 
@@ -110,7 +88,8 @@ Status Plan::lower(const PlanOptions& options) {
   OAR_RETURN_IF_ERROR(insert_copies(graph_));
   OAR_ASSIGN(memory_, plan_memory(graph_));
 
-  std::set<std::string> warned;
+  place_states(options);
+  Missing missing;
   std::set<const void*> in_place;
   live_.assign(graph_.num_values(), 0);
   steps_.reserve(graph_.nodes().size());
@@ -125,20 +104,7 @@ Status Plan::lower(const PlanOptions& options) {
     if (view) continue;
     Step step;
     step.node = &n;
-    if (n.op->lower) {
-      LowerContext ctx{graph_, n, backend_, options.progress, owned_, expressions_};
-      OAR_ASSIGN(step.op, n.op->lower(ctx));
-    }
-    if (!step.op) {
-      if (backend_.memory() != MemoryKind::kHost) {
-        return unimplemented(cat("backend ", backend_.name(), " has no kernel for ", n.op->name));
-      }
-      if (warned.insert(n.op->name).second) {
-        log_(LogLevel::kWarning, cat("no kernel for ", n.op->name, " on ", backend_.name(),
-                                     ": it runs by its reference, slowly"));
-      }
-      step.op = std::make_unique<HostOp>(n);
-    }
+    OAR_RETURN_IF_ERROR(lower_step(n, options, missing, step));
     owned_bytes_ += step.op->owned_bytes;
     if (step.op->owned_bytes == 0) {
       for (ValueId v : n.inputs) {
@@ -154,6 +120,20 @@ Status Plan::lower(const PlanOptions& options) {
     steps_.push_back(std::move(step));
   }
   expressions_.clear();
+  for (const auto& [op, entry] : missing.ops) {
+    std::string cost;
+    if (backend_.memory() != MemoryKind::kHost) {
+      cost = cat(" on the processor (", entry.where, "), ", entry.calls,
+                 entry.calls == 1 ? " call" : " calls", " with up to ",
+                 format_bytes(static_cast<uint64_t>(entry.bytes)), " of copies and a wait each run");
+    } else {
+      cost = " by its reference, slowly";
+    }
+    log_(LogLevel::kWarning,
+         cat("no kernel for ", op.first, " (", op.second, ") on ", backend_.name(), ": it runs", cost));
+  }
+  capturable_ = backend_.captures() && std::all_of(steps_.begin(), steps_.end(),
+                                                   [](const Step& s) { return s.op->kernel() != nullptr; });
   for (ValueId v : graph_.inputs()) live_[v] = 1;
   for (const auto& o : graph_.outputs()) live_[o.value] = 1;
 
@@ -186,6 +166,102 @@ Status Plan::lower(const PlanOptions& options) {
   return ok_status();
 }
 
+// A state's ops share its memory. On a device that lacks one of them, all run on the processor, and so do
+// those that also use another state of theirs.
+void Plan::place_states(const PlanOptions& options) {
+  host_states_.assign(graph_.states().size(), 0);
+  if (backend_.memory() == MemoryKind::kHost) return;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const Node& n : graph_.nodes()) {
+      std::vector<size_t> used;
+      for (ValueId v : n.inputs) {
+        for (size_t s = 0; v != kNoValue && s < graph_.states().size(); ++s) {
+          if (memory_.placements[v].root == graph_.states()[s]) used.push_back(s);
+        }
+      }
+      if (used.empty()) continue;
+      bool host = std::any_of(used.begin(), used.end(), [&](size_t s) { return host_states_[s] != 0; });
+      if (!host) {
+        std::vector<Buffer> unused;
+        LowerContext probe{graph_, n, backend_, options.progress, unused, expressions_};
+        const auto op = n.op->lower ? n.op->lower(probe) : Lowered(std::unique_ptr<LoweredOp>());
+        host = !op.ok() || *op == nullptr || (*op)->kernel() == nullptr;
+      }
+      for (size_t s : used) {
+        if (host && !host_states_[s]) host_states_[s] = changed = true;
+      }
+    }
+  }
+}
+
+bool Plan::on_host_state(ValueId value) const {
+  for (size_t s = 0; s < host_states_.size(); ++s) {
+    if (host_states_[s] && memory_.placements[value].root == graph_.states()[s]) return true;
+  }
+  return false;
+}
+
+Status Plan::lower_step(const Node& n, const PlanOptions& options, Missing& missing, Step& step) {
+  const bool device = backend_.memory() != MemoryKind::kHost;
+  const bool pinned = std::any_of(n.inputs.begin(), n.inputs.end(),
+                                  [&](ValueId v) { return v != kNoValue && on_host_state(v); });
+  if (n.op->lower && !pinned) {
+    LowerContext ctx{graph_, n, backend_, options.progress, owned_, expressions_};
+    OAR_ASSIGN(step.op, n.op->lower(ctx));
+    // An op that runs on the host by itself would read the device's memory.
+    if (device && step.op && step.op->kernel() == nullptr) step.op.reset();
+    if (device && step.op) return upload_constants(ctx.taken, step);
+  }
+  return step.op ? ok_status() : lower_to_host(n, options, missing, step);
+}
+
+Status Plan::lower_to_host(const Node& n, const PlanOptions& options, Missing& missing, Step& step) {
+  const bool device = backend_.memory() != MemoryKind::kHost;
+  if (device && n.op->lower) {
+    LowerContext ctx{graph_, n, backend_.host(), options.progress, owned_, expressions_};
+    OAR_ASSIGN(step.op, n.op->lower(ctx));
+  }
+  if (!step.op) {
+    if (!n.op->reference && !n.op->define) {
+      return unimplemented(cat("neither ", backend_.name(), " nor the processor has a kernel for ",
+                               n.op->name, " of ", node_format(graph_, n)));
+    }
+    step.op = make_reference_op(n);
+  }
+  Missing::Entry& entry = missing.ops[{n.op->name, node_format(graph_, n)}];
+  ++entry.calls;
+  entry.where = step.op->where();
+  if (!device) return ok_status();
+  const auto place = [&](ValueId v) {
+    if (v == kNoValue) return HostOperand::kAbsent;
+    if (on_host_state(v) || graph_.value(v).kind == ValueKind::kConstant) return HostOperand::kHost;
+    Dim elements = 1;
+    for (const Dim& d : graph_.value(v).type.shape) elements = elements * d;
+    entry.bytes += elements.upper_bound(graph_.symbols()) * graph_.value(v).type.format.block_bytes();
+    return HostOperand::kCopied;
+  };
+  std::vector<HostOperand> in, out;
+  for (ValueId v : n.inputs) in.push_back(place(v));
+  for (ValueId v : n.outputs) out.push_back(place(v));
+  step.op = make_copied_op(backend_, std::move(step.op), std::move(in), std::move(out));
+  return ok_status();
+}
+
+Status Plan::upload_constants(const std::vector<size_t>& taken, Step& step) {
+  const Node& n = *step.node;
+  for (size_t k = 0; k < n.inputs.size(); ++k) {
+    if (n.inputs[k] == kNoValue || std::find(taken.begin(), taken.end(), k) != taken.end()) continue;
+    const Value& v = graph_.value(n.inputs[k]);
+    if (v.kind != ValueKind::kConstant) continue;
+    OAR_ASSIGN(Buffer buffer, backend_.allocate(std::max<uint64_t>(v.constant.bytes(), 4)));
+    OAR_RETURN_IF_ERROR(backend_.upload(buffer.mutable_data(), v.constant.data(), v.constant.bytes()));
+    step.device_constants.emplace_back(k, buffer.mutable_data());
+    owned_.push_back(std::move(buffer));
+  }
+  return ok_status();
+}
+
 void Plan::resolve(std::span<const int64_t> symbols, std::byte* arena) {
   program_->evaluate(symbols, evaluated_);
   size_t at = evaluated_.size() - slot_offsets_.size();
@@ -214,6 +290,7 @@ void Plan::resolve(std::span<const int64_t> symbols, std::byte* arena) {
     for (size_t k = 0; k < step.in.size(); ++k) {
       step.in_operands[k] = step.in[k] >= 0 ? operands_[step.in[k]] : Operand{};
     }
+    for (const auto& [k, data] : step.device_constants) step.in_operands[k].data = data;
     for (size_t k = 0; k < step.out.size(); ++k) step.out_operands[k] = operands_[step.out[k]];
   }
 }
@@ -233,23 +310,24 @@ Status Plan::foresee_scratch() {
   prepared_ = false;
   std::vector<int64_t> most;
   for (const Symbol& s : graph_.symbols()) most.push_back(s.max);
-  auto try_sizes = [&](std::span<const int64_t> symbols) {
+  auto try_sizes = [&](std::span<const int64_t> symbols) -> Status {
     resolve(symbols, static_cast<std::byte*>(arena_.mutable_data()));
     for (Step& step : steps_) {
       if (!step.op->kernel()) continue;
       step.op->bind(step.in_operands.data(), step.out_operands.data());
       KernelPlan kp;
-      step.op->kernel()->plan(step.op->args(), backend_.workers(), &kp);
+      OAR_RETURN_IF_ERROR(backend_.plan(*step.op->kernel(), step.op->args(), &kp));
       shared = std::max<uint64_t>(shared, kp.shared_scratch);
       worker = std::max<uint64_t>(worker, kp.worker_scratch);
     }
+    return ok_status();
   };
-  try_sizes(most);
+  OAR_RETURN_IF_ERROR(try_sizes(most));
   for (size_t s = 0; s < most.size(); ++s) {
     for (int64_t value = 1; value < most[s]; value *= 2) {
       std::vector<int64_t> sizes = most;
       sizes[s] = value;
-      try_sizes(sizes);
+      OAR_RETURN_IF_ERROR(try_sizes(sizes));
     }
   }
   return grow_scratch(shared, worker);
@@ -260,11 +338,15 @@ Status Plan::grow_scratch(uint64_t shared, uint64_t worker) {
     backend_.reserve_worker_scratch(worker);
     worker_scratch_ = worker;
   }
-  if (shared > scratch_.size()) { OAR_ASSIGN(scratch_, backend_.allocate(shared)); }
+  if (shared > scratch_.size()) {
+    captures_.clear();  // they hold the old one
+    OAR_ASSIGN(scratch_, backend_.allocate(shared));
+  }
   return ok_status();
 }
 
 void Plan::bind_state(size_t index, Buffer buffer) {
+  captures_.clear();
   states_[index] = std::move(buffer);
   prepared_ = false;
 }
@@ -277,7 +359,7 @@ Status Plan::prepare(std::span<const int64_t> symbols) {
     step.op->bind(step.in_operands.data(), step.out_operands.data());
     const Kernel* kernel = step.op->kernel();
     if (!kernel) continue;
-    kernel->plan(step.op->args(), backend_.workers(), &step.plan);
+    OAR_RETURN_IF_ERROR(backend_.plan(*kernel, step.op->args(), &step.plan));
     if (step.plan.shared_scratch > scratch_.size() || step.plan.worker_scratch > worker_scratch_) {
       log_(LogLevel::kWarning, cat(kernel->name, " needs ", step.plan.shared_scratch, " + ",
                                    step.plan.worker_scratch, " bytes of scratch, more than foreseen"));
@@ -302,6 +384,17 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
     OAR_RETURN_IF_ERROR(
         backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
   }
+  CaptureCache::Entry* const seen = capturable_ ? captures_.find(symbols) : nullptr;
+  if (seen == nullptr) return run_steps();
+  if (!seen->capture) {
+    OAR_RETURN_IF_ERROR(backend_.begin_capture());
+    OAR_RETURN_IF_ERROR(run_steps());
+    OAR_ASSIGN(seen->capture, backend_.end_capture());
+  }
+  return backend_.replay(seen->capture);
+}
+
+Status Plan::run_steps() {
   for (Step& step : steps_) {
     if (const Kernel* kernel = step.op->kernel()) {
       OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data()));
@@ -314,6 +407,23 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
 
 Operand Plan::output(size_t index) const { return operands_[graph_.outputs()[index].value]; }
 
+Status Plan::read_output(size_t index, std::span<float> to) {
+  const Operand o = output(index);
+  OAR_CHECK(o.format == Format::f32() && static_cast<int64_t>(to.size()) == o.numel(), "another output");
+  const int64_t outer = o.rank > 0 ? o.dims[0] : 1;
+  const int64_t row = outer > 0 ? o.numel() / outer : 0;
+  if (row == 0) return ok_status();
+  const bool dense = o.rank == 0 || o.row_stride == row;
+  const auto span = static_cast<size_t>(dense ? outer * row : (outer - 1) * o.row_stride + row);
+  if (!dense) strided_.resize(span);
+  OAR_RETURN_IF_ERROR(backend_.download(dense ? to.data() : strided_.data(), o.data, span * sizeof(float)));
+  OAR_RETURN_IF_ERROR(backend_.synchronize());
+  for (int64_t r = 0; !dense && r < outer; ++r) {
+    std::copy_n(strided_.begin() + r * o.row_stride, row, to.begin() + r * row);
+  }
+  return ok_status();
+}
+
 std::string Plan::to_string() const {
   const SymbolTable& symbols = graph_.symbols();
   std::string out =
@@ -323,8 +433,7 @@ std::string Plan::to_string() const {
     out += cat("slot ", s, ": ", memory_.slot_bytes[s].to_string(symbols), " bytes\n");
   }
   for (const Step& step : steps_) {
-    const Kernel* k = step.op->kernel();
-    out += cat(step.node->op->name, " -> ", k ? k->name : "host reference", "  ");
+    out += cat(step.node->op->name, " -> ", step.op->where(), "  ");
     for (ValueId v : step.node->outputs) {
       const TensorType& t = graph_.value(v).type;
       out += cat(" %", v, ":", graph_.type_string(t), "@", memory_.placements[v].slot);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
+#include "engine/graph/capture_cache.h"
 #include "engine/graph/memory_planner.h"
 #include "engine/graph/op.h"
 #include "engine/tensor/backend.h"
@@ -48,6 +49,8 @@ class LoweredOp {
   virtual const void* args() const { return nullptr; }
   virtual void bind(const Operand* in, const Operand* out) = 0;
   virtual Status execute() { return ok_status(); }
+  // Who computes it, for people.
+  virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }
   uint64_t owned_bytes = 0;   // weights packed or converted for this op
   uint64_t weight_bytes = 0;  // weights a run streams through once, owned or in place; a table's few rows: 0
 };
@@ -63,6 +66,8 @@ struct LowerContext {
   std::vector<Buffer>& owned;
   // The weight expressions (weights.h) of ops that declare weight_expressions.
   std::span<const Node> expressions = {};
+  // Inputs whose bytes the op took over by f32_constant() or weight(), and so will not look for at run time.
+  mutable std::vector<size_t> taken = {};
 
   // Whether operand `input` is a constant or an expression over constants.
   bool is_weight(size_t input) const;
@@ -109,7 +114,9 @@ struct PlanOptions {
 class Plan {
  public:
   // Lowers every node; a composite without a kernel is replaced by its definition, a primitive without one
-  // runs on the host (warned about once, with its name).
+  // runs on the processor: beside a device with copies of its operands. Warned about once for each op and
+  // format, with the cost. Ops that share a state run on the device together or not at all, so that a state
+  // lies in one place.
   static Result<std::unique_ptr<Plan>> compile(Graph graph, Backend& backend, const PlanOptions& options);
 
   const Graph& graph() const { return graph_; }
@@ -122,7 +129,8 @@ class Plan {
   uint64_t weight_bytes(KernelFamily family) const;
   std::string to_string() const;  // steps, kernels, slots, sizes as expressions
 
-  // Binds graph.states()[index]; `buffer` stays with the Plan.
+  // Binds graph.states()[index]; `buffer`, memory of state_backend(index), stays with the Plan.
+  Backend& state_backend(size_t index) const { return host_states_[index] ? backend_.host() : backend_; }
   void bind_state(size_t index, Buffer buffer);
 
   // Uploads the inputs (host bytes, in graph.inputs() order, sized by this run's symbols; null: not used) and
@@ -130,6 +138,8 @@ class Plan {
   Status run(std::span<const int64_t> symbols, std::span<const void* const> inputs);
   // Device memory of graph.outputs()[index], valid until the next run; shape from the last run.
   Operand output(size_t index) const;
+  // Copies an f32 output to the host, its rows one behind the other, and waits; `to` has its numel().
+  Status read_output(size_t index, std::span<float> to);
 
  private:
   struct Step {
@@ -138,9 +148,18 @@ class Plan {
     std::vector<int32_t> in, out;  // indices into operands_, -1 for left out
     std::vector<Operand> in_operands, out_operands;
     KernelPlan plan;  // of the last prepare()
+    // Constants that the op reads as operands, where they lie on the device.
+    std::vector<std::pair<size_t, void*>> device_constants;
   };
+  struct Missing;
   explicit Plan(Graph graph, Backend& backend) : graph_(std::move(graph)), backend_(backend) {}
   Status lower(const PlanOptions& options);
+  Status lower_step(const Node& node, const PlanOptions& options, Missing& missing, Step& step);
+  Status lower_to_host(const Node& node, const PlanOptions& options, Missing& missing, Step& step);
+  void place_states(const PlanOptions& options);
+  bool on_host_state(ValueId value) const;
+  Status upload_constants(const std::vector<size_t>& taken, Step& step);
+  Status run_steps();
   Status foresee_scratch();
   void resolve(std::span<const int64_t> symbols, std::byte* arena);
   // resolve(), bind() and plan() for these sizes, unless the last run had the same: one decode step mostly
@@ -162,6 +181,10 @@ class Plan {
   std::vector<std::pair<size_t, size_t>> state_values_;  // (value, its state)
   std::vector<int64_t> prepared_for_;                    // the symbols of the last prepare()
   bool prepared_ = false;
+  std::vector<uint8_t> host_states_;  // by state: lies in host memory beside a device
+  CaptureCache captures_;
+  bool capturable_ = false;     // every step is a kernel of a backend that captures
+  std::vector<float> strided_;  // of read_output()
   std::vector<Buffer> owned_;
   uint64_t owned_bytes_ = 0, in_place_bytes_ = 0;
   Buffer arena_, scratch_;       // scratch_ is shared by the workers

@@ -39,6 +39,9 @@ Lowered lower(LowerContext& ctx) {
     owned = table.bytes();
   }
   EmbeddingArgs args;
+  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, table.format()) == nullptr) {
+    return std::unique_ptr<LoweredOp>();
+  }
   args.format = table.format();
   args.V = table.shape()[0];
   args.E = table.shape()[1];

@@ -53,6 +53,7 @@ Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format fo
     }
     OAR_ASSIGN(Buffer device, ctx.backend.allocate(t.bytes()));
     OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), t.data(), t.bytes()));
+    t.buffer().release_pages();
     ctx.owned.push_back(device);
     return device.data();
   }
@@ -160,6 +161,8 @@ Lowered lower(LowerContext& ctx) {
     const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
+    // Before the weight is copied anywhere.
+    if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return std::unique_ptr<LoweredOp>();
     OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
     if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
     OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
@@ -170,7 +173,6 @@ Lowered lower(LowerContext& ctx) {
     }
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
-  if (!kernel) return unimplemented(cat("no matmul kernel reads ", format->name(), " weights"));
   auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
   prepared.give(*op);
   return std::unique_ptr<LoweredOp>(std::move(op));

@@ -159,6 +159,9 @@ Lowered grouped_lower(LowerContext& ctx) {
     const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
+    if (ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, own) == nullptr) {
+      return std::unique_ptr<LoweredOp>();
+    }
     if ((k - 3) % per_expert == 0) column = 0;
     OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
     if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
@@ -166,7 +169,6 @@ Lowered grouped_lower(LowerContext& ctx) {
     column += w.shape()[0];
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
-  if (!kernel) return unimplemented(cat("no grouped matmul kernel reads ", format->name(), " weights"));
   auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
   prepared.give(*op);
   return std::unique_ptr<LoweredOp>(std::move(op));

@@ -93,7 +93,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
   for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   const uint64_t parameters = count_parameters(checkpoint);
-  auto backend = make_backend(options);
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
                                           backend->host_pool(), options.log, progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
@@ -115,9 +115,11 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 
   // The budget, before anything large is allocated.
+  OAR_ASSIGN(const std::optional<uint64_t> on_device, backend->available_memory());
+  const uint64_t available = on_device.value_or(available_memory());
   const uint64_t budget = options.memory_bytes > 0
                               ? options.memory_bytes
-                              : static_cast<uint64_t>(static_cast<double>(available_memory()) *
+                              : static_cast<uint64_t>(static_cast<double>(available) *
                                                       std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);

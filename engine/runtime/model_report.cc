@@ -43,8 +43,8 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   if (!options.plan && !options.memory) return out;
 
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);
-  OAR_ASSIGN(const ServingPlan serving,
-             compile_serving_plan(std::move(graph), config, model, make_backend(model), {}));
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
+  OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, backend, {}));
   if (options.plan) out += "# plan\n" + serving.plan->to_string() + "\n";
   if (options.memory) {
     uint64_t per_block = 0;

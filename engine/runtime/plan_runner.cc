@@ -39,8 +39,9 @@ class PlanRunner final : public ModelRunner {
       for (size_t layer = 0; layer < pools_[g].size(); ++layer) {
         const uint64_t bytes = s_.layout.groups[g].state_block_bytes[layer];
         auto* pool = static_cast<std::byte*>(pools_[g][layer].mutable_data());
-        OAR_RETURN_IF_ERROR(s_.backend->copy(pool + static_cast<uint64_t>(c.to) * bytes,
-                                             pool + static_cast<uint64_t>(c.from) * bytes, bytes));
+        Backend& backend = s_.plan->state_backend(s_.layout.groups[g].states[layer]);
+        OAR_RETURN_IF_ERROR(backend.copy(pool + static_cast<uint64_t>(c.to) * bytes,
+                                         pool + static_cast<uint64_t>(c.from) * bytes, bytes));
       }
     }
     return ok_status();
@@ -99,8 +100,9 @@ Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::
     pools.emplace_back();
     for (size_t layer = 0; layer < group.states.size(); ++layer) {
       // Pages are touched when first written, so an unused pool costs address space only.
-      OAR_ASSIGN(Buffer pool, serving.backend->allocate(static_cast<uint64_t>(num_blocks[g]) *
-                                                        group.state_block_bytes[layer]));
+      OAR_ASSIGN(Buffer pool,
+                 serving.plan->state_backend(group.states[layer])
+                     .allocate(static_cast<uint64_t>(num_blocks[g]) * group.state_block_bytes[layer]));
       serving.plan->bind_state(group.states[layer], pool);
       pools.back().push_back(std::move(pool));
     }

@@ -158,11 +158,14 @@ uint64_t foreseen_weight_copies(const Graph& graph) {
   return bytes;
 }
 
-std::shared_ptr<Backend> make_backend(const LanguageModelOptions& options) {
+Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options) {
   ThreadPoolOptions pool;
   pool.threads = options.threads;
-  return make_cpu_backend(std::make_shared<ThreadPool>(pool),
-                          options.reference ? Isa::kReference : best_isa());
+  auto host =
+      make_cpu_backend(std::make_shared<ThreadPool>(pool), options.reference ? Isa::kReference : best_isa());
+  if (options.device.empty() || options.device == "cpu") return std::shared_ptr<Backend>(std::move(host));
+  OAR_ASSIGN(auto device, make_plugin_backend(options.device, std::move(host), options.log));
+  return std::shared_ptr<Backend>(std::move(device));
 }
 
 Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config,

@@ -44,7 +44,8 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
                                          const LanguageModelOptions& options,
                                          std::shared_ptr<Backend> backend, const Progress& progress);
 
-std::shared_ptr<Backend> make_backend(const LanguageModelOptions& options);
+// options.device, or the processor.
+Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options);
 
 // Bytes of KV cache a token takes for good, over all layers; the 16-bit pages beside a quantized cache apart.
 uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);

@@ -2,12 +2,18 @@
 // ask for and kernels it orders; nothing above may assume that device memory is host memory. The CPU is one
 // implementation; a GPU is another with the same calls.
 //
-// Threads: one thread at a time per Backend. Work is ordered: launch() and the copies happen in call order,
-// and synchronize() waits for all of them.
+// Threads: one thread at a time per Backend, the release of its buffers included. Work is ordered: launch()
+// and the copies happen in call order, and synchronize() waits for all of them.
+//
+// Errors: RESOURCE_EXHAUSTED of allocate() changes nothing. Any other error of a device stays: every later
+// call returns it again, and nothing the device computed may be believed.
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "engine/base/log.h"
 #include "engine/tensor/tensor.h"
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
@@ -20,7 +26,12 @@ class Backend {
   virtual const char* name() const = 0;  // "cpu.avx512vnni"
   virtual MemoryKind memory() const = 0;
 
-  virtual Result<Buffer> allocate(uint64_t bytes) = 0;  // 64-byte aligned, uninitialized
+  // 64-byte aligned, uninitialized.
+  virtual Result<Buffer> allocate(uint64_t bytes) = 0;
+  // Bytes that allocate() may still give, as far as the device knows; nullopt: the host's memory.
+  virtual Result<std::optional<uint64_t>> available_memory() { return std::optional<uint64_t>(); }
+  // upload(): the host's bytes may change once it has returned. download(): they are there after
+  // synchronize(). copy(): ranges do not overlap.
   virtual Status upload(void* device, const void* host, uint64_t bytes) = 0;
   virtual Status download(void* host, const void* device, uint64_t bytes) = 0;
   virtual Status copy(void* to, const void* from, uint64_t bytes) = 0;
@@ -30,15 +41,36 @@ class Backend {
   virtual const Kernel* find_kernel(KernelFamily family, Format format) const = 0;
   virtual const WeightLayout& weight_layout(Format format) const = 0;
   virtual int workers() const = 0;
+  // How a launch with these arguments divides, and the scratch it needs.
+  virtual Status plan(const Kernel& kernel, const void* args, KernelPlan* out) {
+    kernel.plan(args, workers(), out);
+    return ok_status();
+  }
   // Makes launch() allocation-free for kernels that need up to this much scratch per worker.
   virtual void reserve_worker_scratch(size_t bytes) = 0;
   virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan,
                         void* shared_scratch) = 0;
   // Host threads for work at load time.
   virtual ThreadPool& host_pool() = 0;
+  // The processor beside the device, which runs what the device has no kernel for; the processor itself.
+  virtual Backend& host() { return *this; }
+
+  // Recording, where captures(): between begin and end, launches and copy() are recorded instead of run; a
+  // replay does them again, with the same pointers and whatever the memory then holds. A capture may outlive
+  // the Backend.
+  using Capture = std::shared_ptr<const void>;
+  virtual bool captures() const { return false; }
+  virtual Status begin_capture() { return unimplemented("no capture"); }
+  virtual Result<Capture> end_capture() { return unimplemented("no capture"); }
+  virtual Status replay(const Capture&) { return unimplemented("no capture"); }
 };
 
 // The processor, at the given instruction-set level and below. The pool may be shared with other backends.
 std::unique_ptr<Backend> make_cpu_backend(std::shared_ptr<ThreadPool> pool, Isa isa);
+
+// A device of a plug-in (plugin.h): "NAME", "NAME:INDEX" or a path, as plugin_table.h says; `host` is the CPU
+// backend beside it. NOT_FOUND, INVALID_ARGUMENT (field "device") or UNAVAILABLE say what is wrong.
+Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, std::unique_ptr<Backend> host,
+                                                     const Logger& log);
 
 }  // namespace oar

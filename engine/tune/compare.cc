@@ -97,8 +97,8 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
   model.weights = "auto";
   model.kv = "f32";
   model.rotate = "none";
-  OAR_ASSIGN(const auto truth,
-             EvalModel::open(reference, model, make_backend(model), options.rows, progress));
+  OAR_ASSIGN(const std::shared_ptr<Backend> reference_backend, make_backend(model));
+  OAR_ASSIGN(const auto truth, EvalModel::open(reference, model, reference_backend, options.rows, progress));
   CompareReport report;
   report.reference = truth->weights() + " weights, " + truth->kv() + " KV";
   for (const CompareCase& c : cases) {
@@ -106,7 +106,7 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
     model.weights = c.weights;
     model.kv = c.kv;
     model.rotate = c.rotate;
-    const auto backend = make_backend(model);
+    OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
     auto quantized = quantize_at_load(*c.checkpoint, c.weights, model.cache_dir, backend->host_pool(),
                                       model.log, progress, c.rotate);
     auto candidate = quantized.ok() ? open_case(c, *quantized, model, backend, options.rows, cuts, progress)

@@ -36,7 +36,7 @@ double bits_of(uint64_t bytes, uint64_t weights) {
 
 Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOptions& options,
                                  const Progress& progress) {
-  const auto backend = make_backend(options);
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
   OAR_ASSIGN(const Checkpoint checkpoint,
              quantize_at_load(source, options.weights, options.cache_dir, backend->host_pool(), options.log,
                               progress, options.rotate));

@@ -456,7 +456,7 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
   OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions machine;
   machine.threads = options.threads;
-  const std::shared_ptr<Backend> backend = make_backend(machine);
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(machine));
   std::optional<RotatedModel> rotated;
   if (options.rotate != "none") {
     OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));

@@ -168,8 +168,8 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(
   const int64_t blocks = (max_tokens + out->page_tokens_ - 1) / out->page_tokens_;
   for (const ServeLayout::Group& group : out->layout_.groups) {
     for (size_t k = 0; k < group.states.size(); ++k) {
-      OAR_ASSIGN(Buffer pool,
-                 out->backend_->allocate(static_cast<uint64_t>(blocks) * group.state_block_bytes[k]));
+      OAR_ASSIGN(Buffer pool, out->plan_->state_backend(group.states[k])
+                                  .allocate(static_cast<uint64_t>(blocks) * group.state_block_bytes[k]));
       out->plan_->bind_state(group.states[k], std::move(pool));
     }
   }
@@ -205,20 +205,13 @@ Status StageRunner::run(std::span<const int32_t> tokens, std::span<float> hidden
   OAR_RETURN_IF_ERROR(plan_->run(symbols, inputs));
   std::vector<float> rows;
   const size_t first = has_next_ ? 1 : 0;
-  const auto copy = [&](size_t output, std::span<float> to) {
-    const Operand o = plan_->output(output);
-    const int64_t stride = o.rank == 2 && o.row_stride > 0 ? o.row_stride : o.cols();
-    for (int64_t r = 0; r < o.rows(); ++r) {
-      std::copy_n(o.as<const float>() + r * stride, o.cols(), to.data() + r * o.cols());
-    }
-  };
   for (size_t k = 0; k < inputs_.size() && take; ++k) {
     rows.resize(static_cast<size_t>(count * inputs_[k].cols));
-    copy(first + k, rows);
+    OAR_RETURN_IF_ERROR(plan_->read_output(first + k, rows));
     take(k, rows);
   }
-  if (has_next_) copy(0, hidden.first(static_cast<size_t>(count * width_)));
-  return ok_status();
+  if (!has_next_) return ok_status();
+  return plan_->read_output(0, hidden.first(static_cast<size_t>(count * width_)));
 }
 
 }  // namespace oar

@@ -80,7 +80,7 @@ Status Bench::prepare(const Tokenizer& tokenizer, const std::string& text) {
   model_ = o_.model;
   model_.max_context = cut.context;
   model_.rotate = "auto";
-  backend_ = make_backend(model_);
+  OAR_ASSIGN(backend_, make_backend(model_));
   OAR_ASSIGN(quantized_, quantize_at_load(source_, model_.weights, model_.cache_dir, backend_->host_pool(),
                                           model_.log, progress_));
   OAR_ASSIGN(truth_, open("f32"));

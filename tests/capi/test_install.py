@@ -68,9 +68,9 @@ class Installed(unittest.TestCase):
         self.assertLess(size, 12e6)
 
     def test_header_is_c11_and_cpp(self):
-        header = self.files["oar.h"]
-        for compiler, options in (("cc", ["-std=c11", "-x", "c"]), ("c++", ["-std=c++11", "-x", "c++"])):
-            run(compiler, *options, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", header)
+        for name in ("oar.h", "oar_plugin.h"):
+            for compiler, options in (("cc", ["-std=c11", "-x", "c"]), ("c++", ["-std=c++11", "-x", "c++"])):
+                run(compiler, *options, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", self.files[name])
 
     def test_pkg_config_builds_the_example_and_it_answers(self):
         if shutil.which("pkg-config") is None:

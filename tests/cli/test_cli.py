@@ -347,6 +347,47 @@ class Check(Base):
             self.assertIn(words, text)
 
 
+class Device(Base):
+    """On the loopback device of tests/plugin, which lies beside the program in a build folder."""
+    ARGS = ("generate", "demo", "--prompt", "ROMEO:", "--max-tokens", "8", "--temperature", "0", "--reference")
+
+    def setUp(self):
+        if not (pathlib.Path(OAR).parent / "liboar_loopback.so").exists():
+            self.skipTest("no loopback plug-in beside the program")
+
+    def test_the_same_text(self):
+        want = self.ok(*self.ARGS).stdout
+        self.assertEqual(self.ok(*self.ARGS, "--device", "loopback").stdout, want)
+        path = pathlib.Path(OAR).parent / "liboar_loopback.so"
+        self.assertEqual(self.ok(*self.ARGS, "--device", f"{path}:0").stdout, want)
+        poor = self.ok(*self.ARGS, "--device", "loopback", env={"OAR_LOOPBACK": "missing=paged_attention+matmul"})
+        self.assertEqual(poor.stdout, want)
+        self.assertRegex(poor.stderr, r"no kernel for linear \(bf16\) on loopback:0.*: it runs on the processor "
+                                      r"\(matmul.*, \d+ calls with up to .*iB of copies")
+        self.assertIn("on loopback:0", self.ok("check", "--device", "loopback").stdout)
+
+    def test_what_is_not_there(self):
+        self.refused(1, *self.ARGS, "--device", "nothing", says=["liboar_nothing.so", "`cpu`"])
+        self.refused(1, *self.ARGS, "--device", "loopback:7", says=["has 1 device"])
+        self.refused(1, *self.ARGS, "--device", "loopback:x", says=["number of a device"])
+
+    def test_a_device_that_fails_ends_the_program_with_an_error(self):
+        for how in ("fail_launch=5", "fail_later=5", "fail_later=600"):
+            done = oar(*self.ARGS, "--device", "loopback", env={"OAR_LOOPBACK": how})
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("was asked for", done.stderr)
+
+    def test_a_server_drains_and_exits_with_an_error(self):
+        if not has_server():
+            self.skipTest("no server in this build")
+        args = (OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "", "--device", "loopback", "--kv", "bf16")
+        process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   env={**os.environ, "OAR_LOOPBACK": "fail_launch=5"})
+        text, _ = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 1, text)
+        self.assertIn("was asked for", text)
+
+
 class Bench(Base):
     def test_random_weights_of_a_shape(self):
         with tempfile.TemporaryDirectory() as folder:

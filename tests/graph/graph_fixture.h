@@ -59,11 +59,16 @@ struct GraphFixture {
     return r->at("out").f;
   }
 
-  // Through kernels on `backend`, T = rows.
+  // Through kernels of the processor, T = rows.
   std::vector<double> planned(oar::Isa isa = oar::best_isa()) const {
     auto backend =
         oar::make_cpu_backend(std::make_shared<oar::ThreadPool>(oar::ThreadPoolOptions{.threads = 2}), isa);
-    auto plan = oar::Plan::compile(graph, *backend, {});
+    return planned_on(*backend);
+  }
+  // Through `backend`, `runs` times over the same inputs; the last result.
+  std::vector<double> planned_on(oar::Backend& backend, const oar::PlanOptions& options = {},
+                                 int runs = 1) const {
+    auto plan = oar::Plan::compile(graph, backend, options);
     REQUIRE_OK(plan);
     std::vector<oar::Tensor> tensors;
     std::vector<const void*> bytes;
@@ -74,9 +79,13 @@ struct GraphFixture {
       bytes.push_back(tensors.back().data());
     }
     const std::vector<int64_t> symbols{rows};
-    REQUIRE_OK((*plan)->run(symbols, bytes));
-    const oar::Operand out = (*plan)->output(0);
-    return {out.as<float>(), out.as<float>() + out.numel()};
+    std::vector<float> out;
+    for (int k = 0; k < runs; ++k) {
+      REQUIRE_OK((*plan)->run(symbols, bytes));
+      out.assign(static_cast<size_t>((*plan)->output(0).numel()), NAN);
+      REQUIRE_OK((*plan)->read_output(0, out));
+    }
+    return {out.begin(), out.end()};
   }
 };
 

@@ -26,7 +26,7 @@ RunnerFixture::RunnerFixture(Checkpoint opened, LanguageModelOptions options, in
   ServingGraph graph = must(build_serving_graph(checkpoint, config, options));
   const size_t groups = graph.layout.groups.size();
   ServingPlan serving =
-      must(compile_serving_plan(std::move(graph), config, options, make_backend(options), {}));
+      must(compile_serving_plan(std::move(graph), config, options, must(make_backend(options)), {}));
   runner = must(make_plan_runner(std::move(serving), std::vector<int32_t>(groups, num_blocks)));
 }
 

@@ -60,7 +60,7 @@ int check_matrix(Wanted&& wanted) {
   options.threads = 1;
   options.page_tokens = 16;
   options.max_context = 64;
-  const auto backend = make_backend(options);
+  const auto backend = make_backend(options).value();
   std::set<std::string> architectures;
   int combinations = 0;
   size_t architecture = 0;

@@ -177,7 +177,7 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
       options.threads = 2;
       options.kv = "f32";
       options.rotate = rotate;
-      const auto model = EvalModel::open(c, options, make_backend(options), 16);
+      const auto model = EvalModel::open(c, options, make_backend(options).value(), 16);
       REQUIRE_OK(model);
       const auto out = (*model)->append(tokens);
       REQUIRE_OK(out);
@@ -423,7 +423,7 @@ TEST_CASE("every scheme loads every architecture, cut or not") {
       LanguageModelOptions options;
       options.weights = scheme;
       options.threads = 2;
-      const auto model = EvalModel::open(*c, options, make_backend(options), 16);
+      const auto model = EvalModel::open(*c, options, make_backend(options).value(), 16);
       REQUIRE_OK(model);
       const std::vector<int32_t> tokens(golden.tokens.begin(), golden.tokens.begin() + 8);
       const auto logits = (*model)->append(tokens);

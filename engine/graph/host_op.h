@@ -1,0 +1,27 @@
+// Ops of a plan that no kernel of its backend does. On the processor itself the reference runs; on a device
+// the processor does them beside it: operands are copied over, the CPU kernel (or the reference) runs,
+// results are copied back. Right and slow; Plan warns with the cost.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/graph/plan.h"
+
+namespace oar {
+
+// The node by its reference or definition, on operands in host memory. `node` must outlive it.
+std::unique_ptr<LoweredOp> make_reference_op(const Node& node);
+
+// How an operand reaches the processor.
+enum class HostOperand : uint8_t {
+  kAbsent,
+  kCopied,  // lies on the device
+  kHost,    // lies in host memory already: constants, and states all of whose ops run there
+};
+
+// `inner` (for operands in host memory) as an op of `device`. One entry per input and output.
+std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<LoweredOp> inner,
+                                          std::vector<HostOperand> in, std::vector<HostOperand> out);
+
+}  // namespace oar

@@ -1,0 +1,372 @@
+// The Backend over a plug-in's table: one opened device, one stream. Small uploads go through page-locked
+// staging memory where the plug-in has it, so that a step's inputs cost no wait; everything else is a call of
+// the table and a look at its status.
+#include <cstring>
+#include <map>
+
+#include "engine/base/format.h"
+#include "engine/tensor/backend.h"
+#include "engine/tensor/plugin_table.h"
+
+namespace oar {
+namespace {
+
+constexpr uint64_t kStagingHalf = uint64_t{256} << 10;  // a step's inputs are some tens of KiB
+constexpr uint64_t kStagingAlign = 64;
+
+const char* family_name(KernelFamily family) {
+  switch (family) {
+    case KernelFamily::kMatmul: return "matmul";
+    case KernelFamily::kGroupedMatmul: return "grouped_matmul";
+    case KernelFamily::kMoeRoute: return "moe_route";
+    case KernelFamily::kMoeCombine: return "moe_combine";
+    case KernelFamily::kRmsNorm: return "rms_norm";
+    case KernelFamily::kLayerNorm: return "layer_norm";
+    case KernelFamily::kRope: return "rope";
+    case KernelFamily::kKvAppend: return "kv_append";
+    case KernelFamily::kPagedAttention: return "paged_attention";
+    case KernelFamily::kSwiGlu: return "swiglu";
+    case KernelFamily::kUnary: return "unary";
+    case KernelFamily::kBinary: return "binary";
+    case KernelFamily::kEmbedding: return "embedding";
+    case KernelFamily::kGatherRows: return "gather_rows";
+    case KernelFamily::kHadamard: return "hadamard";
+    default: return nullptr;  // not in the plug-in interface
+  }
+}
+
+const char* status_name(oar_plugin_status status) {
+  switch (status) {
+    case OAR_PLUGIN_OUT_OF_MEMORY: return "out of memory";
+    case OAR_PLUGIN_UNSUPPORTED: return "unsupported";
+    case OAR_PLUGIN_INVALID: return "invalid argument";
+    case OAR_PLUGIN_DEVICE_ERROR: return "device error";
+    default: return "unknown status";
+  }
+}
+
+std::string words(const oar_plugin& table, oar_plugin_device* device, oar_plugin_status status) {
+  const char* text = table.error_message != nullptr ? table.error_message(device) : nullptr;
+  return text != nullptr && *text != '\0' ? cat(status_name(status), ": ", text)
+                                          : cat(status_name(status), " (", status, ")");
+}
+
+// An opened device with its stream, and the first error that it met. Buffers and captures share it: it is
+// closed when the last of them is gone.
+struct Device {
+  oar_plugin table{};
+  std::string name;
+  oar_plugin_device* handle = nullptr;
+  oar_plugin_stream* stream = nullptr;
+  Status fault;
+
+  ~Device() {
+    if (stream != nullptr) table.destroy_stream(handle, stream);
+    if (handle != nullptr) table.close(handle);
+  }
+  // Remembers what is no mere lack of memory.
+  Status check(oar_plugin_status status, const char* what) {
+    if (status == OAR_PLUGIN_OK) return ok_status();
+    fault = unavailable(cat("device ", name, ": ", what, " failed: ", words(table, handle, status)));
+    return fault;
+  }
+};
+
+// What a Buffer of device memory owns.
+struct Allocation {
+  Allocation(std::shared_ptr<Device> d, void* m) : device(std::move(d)), memory(m) {}
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+  ~Allocation() {
+    // Work that still reads it must be over; an error shows at the next call that matters.
+    if (device->fault.ok())
+      (void)device->check(device->table.synchronize(device->handle, device->stream), "synchronize");
+    if (memory != nullptr) device->table.release(device->handle, memory);
+  }
+  std::shared_ptr<Device> device;
+  void* memory;
+};
+
+struct Recorded {
+  Recorded(std::shared_ptr<Device> d, oar_plugin_capture* c) : device(std::move(d)), capture(c) {}
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  ~Recorded() {
+    // A replay may still be under way.
+    if (device->fault.ok())
+      (void)device->check(device->table.synchronize(device->handle, device->stream), "synchronize");
+    device->table.destroy_capture(device->handle, capture);
+  }
+  std::shared_ptr<Device> device;
+  oar_plugin_capture* capture;
+};
+
+// What the graph sees as a Kernel: its plan and run are this backend's affair.
+struct PluginKernel : Kernel {
+  std::string text;
+  const oar_plugin_kernel* handle = nullptr;
+};
+
+// Two halves of host memory: while copies out of one are under way the other is written.
+class Staging {
+ public:
+  explicit Staging(std::shared_ptr<Device> device) : d_(std::move(device)) {}
+  ~Staging() {
+    for (Half& h : halves_) {
+      if (h.event != nullptr) d_->table.destroy_event(d_->handle, h.event);
+      if (h.locked != nullptr) d_->table.host_release(d_->handle, h.locked);
+    }
+  }
+
+  Status open() {
+    const oar_plugin& t = d_->table;
+    for (Half& h : halves_) {
+      void* memory = nullptr;
+      if (t.host_allocate != nullptr && t.host_allocate(d_->handle, kStagingHalf, &memory) == OAR_PLUGIN_OK) {
+        h.locked = h.memory = static_cast<std::byte*>(memory);
+      } else {
+        OAR_ASSIGN(h.ordinary, Buffer::allocate(kStagingHalf));
+        h.memory = static_cast<std::byte*>(h.ordinary.mutable_data());
+      }
+      if (t.create_event != nullptr)
+        OAR_RETURN_IF_ERROR(d_->check(t.create_event(d_->handle, &h.event), "create_event"));
+    }
+    return ok_status();
+  }
+
+  // Memory for `bytes` <= kStagingHalf that no copy reads any more.
+  Result<std::byte*> take(uint64_t bytes) {
+    const oar_plugin& t = d_->table;
+    if (halves_[at_].used + bytes > kStagingHalf) {
+      if (t.create_event != nullptr) {
+        OAR_RETURN_IF_ERROR(
+            d_->check(t.record_event(d_->handle, d_->stream, halves_[at_].event), "record_event"));
+        halves_[at_].pending = true;
+        at_ = 1 - at_;
+        if (halves_[at_].pending)
+          OAR_RETURN_IF_ERROR(
+              d_->check(t.synchronize_event(d_->handle, halves_[at_].event), "synchronize_event"));
+        halves_[at_].pending = false;
+        halves_[at_].used = 0;
+      } else {
+        OAR_RETURN_IF_ERROR(d_->check(t.synchronize(d_->handle, d_->stream), "synchronize"));
+        reset();
+      }
+    }
+    std::byte* p = halves_[at_].memory + halves_[at_].used;
+    halves_[at_].used += (bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
+    return p;
+  }
+  // All copies are over.
+  void reset() {
+    for (Half& h : halves_) h.used = 0, h.pending = false;
+    at_ = 0;
+  }
+
+ private:
+  struct Half {
+    std::byte* memory = nullptr;
+    std::byte* locked = nullptr;  // the same, where the plug-in gave it
+    Buffer ordinary;
+    uint64_t used = 0;
+    oar_plugin_event* event = nullptr;
+    bool pending = false;
+  };
+  std::shared_ptr<Device> d_;
+  Half halves_[2];
+  int at_ = 0;
+};
+
+class PluginBackend final : public Backend {
+ public:
+  PluginBackend(std::shared_ptr<Device> device, std::unique_ptr<Backend> host)
+      : d_(std::move(device)), table_(d_->table), host_(std::move(host)), staging_(d_) {}
+
+  ~PluginBackend() override {
+    // Copies out of the staging memory must be over.
+    if (d_->fault.ok()) (void)d_->check(table_.synchronize(d_->handle, d_->stream), "synchronize");
+  }
+
+  Status open() { return table_.copy_to_device_async != nullptr ? staging_.open() : ok_status(); }
+
+  const char* name() const override { return d_->name.c_str(); }
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+
+  Result<Buffer> allocate(uint64_t bytes) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (bytes == 0) return Buffer();
+    void* memory = nullptr;
+    const oar_plugin_status status = table_.allocate(d_->handle, bytes, &memory);
+    if (status == OAR_PLUGIN_OUT_OF_MEMORY) {
+      return resource_exhausted(cat("device ", d_->name, " cannot allocate ", format_bytes(bytes)));
+    }
+    OAR_RETURN_IF_ERROR(d_->check(status, "allocate"));
+    auto owner = std::make_shared<Allocation>(d_, memory);
+    if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % Buffer::kAlignment != 0) {
+      d_->fault = internal_error(cat("device ", d_->name, ": allocate returned memory that is not aligned"));
+      return d_->fault;
+    }
+    return Buffer::wrap(memory, bytes, std::move(owner), MemoryKind::kDevice);
+  }
+
+  Result<std::optional<uint64_t>> available_memory() override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (table_.memory_stats == nullptr) return total_ > 0 ? std::optional(total_) : std::nullopt;
+    oar_plugin_memory memory{};
+    memory.size = sizeof memory;
+    OAR_RETURN_IF_ERROR(d_->check(table_.memory_stats(d_->handle, &memory), "memory_stats"));
+    return std::optional(memory.free_bytes);
+  }
+  void set_total(uint64_t bytes) { total_ = bytes; }
+
+  Status upload(void* to, const void* from, uint64_t bytes) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (bytes == 0) return ok_status();
+    if (table_.copy_to_device_async == nullptr || bytes > kStagingHalf) {
+      return d_->check(table_.copy_to_device(d_->handle, d_->stream, to, from, bytes), "copy_to_device");
+    }
+    OAR_ASSIGN(std::byte* const staged, staging_.take(bytes));
+    std::memcpy(staged, from, bytes);
+    return d_->check(table_.copy_to_device_async(d_->handle, d_->stream, to, staged, bytes),
+                     "copy_to_device_async");
+  }
+  Status download(void* to, const void* from, uint64_t bytes) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (bytes == 0) return ok_status();
+    if (table_.copy_to_host_async != nullptr) {
+      return d_->check(table_.copy_to_host_async(d_->handle, d_->stream, to, from, bytes),
+                       "copy_to_host_async");
+    }
+    return d_->check(table_.copy_to_host(d_->handle, d_->stream, to, from, bytes), "copy_to_host");
+  }
+  Status copy(void* to, const void* from, uint64_t bytes) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (bytes == 0) return ok_status();
+    return d_->check(table_.copy_on_device(d_->handle, d_->stream, to, from, bytes), "copy_on_device");
+  }
+  Status synchronize() override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    OAR_RETURN_IF_ERROR(d_->check(table_.synchronize(d_->handle, d_->stream), "synchronize"));
+    staging_.reset();
+    return ok_status();
+  }
+
+  const Kernel* find_kernel(KernelFamily family, Format format) const override {
+    const char* known = family_name(family);
+    if (known == nullptr || !d_->fault.ok()) return nullptr;
+    auto [it, is_new] = kernels_.try_emplace({family, format.name()});
+    if (is_new) {
+      const oar_plugin_query query = {sizeof query, static_cast<int32_t>(family), format.name()};
+      const oar_plugin_kernel* handle = nullptr;
+      const oar_plugin_status status = table_.find_kernel(d_->handle, &query, &handle);
+      if (status == OAR_PLUGIN_OK) {
+        auto k = std::make_unique<PluginKernel>();
+        k->text = cat(table_.name, ".", known, ".", format.name());
+        k->family = family;
+        k->isa = Isa::kGeneric;
+        k->name = k->text.c_str();
+        k->format = format;
+        k->plan = nullptr;
+        k->run = nullptr;
+        k->handle = handle;
+        it->second = std::move(k);
+      } else if (status != OAR_PLUGIN_UNSUPPORTED) {
+        (void)d_->check(status, "find_kernel");  // the next call says so
+      }
+    }
+    return it->second.get();
+  }
+  // Weights as the file has them: kernels of plug-ins read stored rows.
+  const WeightLayout& weight_layout(Format format) const override {
+    return oar::weight_layout(format, Isa::kReference);
+  }
+  int workers() const override { return host_->workers(); }
+
+  Status plan(const Kernel& kernel, const void* args, KernelPlan* out) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    *out = KernelPlan{};
+    if (table_.kernel_scratch == nullptr) return ok_status();
+    uint64_t bytes = 0;
+    OAR_RETURN_IF_ERROR(
+        d_->check(table_.kernel_scratch(d_->handle, handle_of(kernel), args, &bytes), "kernel_scratch"));
+    out->shared_scratch = bytes;
+    return ok_status();
+  }
+  void reserve_worker_scratch(size_t) override {}
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    const oar_plugin_status status =
+        table_.launch(d_->handle, d_->stream, handle_of(kernel), args,
+                      plan.shared_scratch > 0 ? shared : nullptr, plan.shared_scratch);
+    return status == OAR_PLUGIN_OK ? ok_status() : d_->check(status, kernel.name);
+  }
+  ThreadPool& host_pool() override { return host_->host_pool(); }
+  Backend& host() override { return *host_; }
+
+  bool captures() const override { return table_.begin_capture != nullptr; }
+  Status begin_capture() override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    return d_->check(table_.begin_capture(d_->handle, d_->stream), "begin_capture");
+  }
+  Result<Capture> end_capture() override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    oar_plugin_capture* capture = nullptr;
+    OAR_RETURN_IF_ERROR(d_->check(table_.end_capture(d_->handle, d_->stream, &capture), "end_capture"));
+    return Capture(std::make_shared<Recorded>(d_, capture));
+  }
+  Status replay(const Capture& capture) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    const auto* recorded = static_cast<const Recorded*>(capture.get());
+    return d_->check(table_.replay(d_->handle, d_->stream, recorded->capture), "replay");
+  }
+
+ private:
+  static const oar_plugin_kernel* handle_of(const Kernel& k) {
+    return static_cast<const PluginKernel&>(k).handle;
+  }
+
+  std::shared_ptr<Device> d_;
+  const oar_plugin& table_;
+  std::unique_ptr<Backend> host_;
+  Staging staging_;
+  uint64_t total_ = 0;
+  mutable std::map<std::pair<KernelFamily, std::string>, std::unique_ptr<PluginKernel>> kernels_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, std::unique_ptr<Backend> host,
+                                                     const Logger& log) {
+  OAR_ASSIGN(const DeviceName wanted, parse_device_name(device));
+  auto d = std::make_shared<Device>();
+  OAR_ASSIGN(d->table, load_plugin(wanted.plugin, log));
+  const oar_plugin& t = d->table;
+  int32_t count = 0;
+  if (const auto status = t.device_count(&count); status != OAR_PLUGIN_OK) {
+    return unavailable(cat("plug-in ", t.name, ": device_count failed: ", words(t, nullptr, status)));
+  }
+  if (wanted.index >= count) {
+    return unavailable(count == 0 ? cat("plug-in ", t.name, " finds no device on this machine")
+                                  : cat("plug-in ", t.name, " has ", count, " device", count > 1 ? "s" : "",
+                                        ", numbered from 0; there is no ", wanted.index));
+  }
+  oar_plugin_device_info info{};
+  info.size = sizeof info;
+  if (const auto status = t.device_info(wanted.index, &info); status != OAR_PLUGIN_OK) {
+    return unavailable(cat("plug-in ", t.name, ": device_info failed: ", words(t, nullptr, status)));
+  }
+  info.name[sizeof info.name - 1] = '\0';
+  d->name = cat(t.name, ":", wanted.index, info.name[0] != '\0' ? cat(" (", info.name, ")") : "");
+  if (const auto status = t.open(wanted.index, &d->handle); status != OAR_PLUGIN_OK) {
+    d->handle = nullptr;
+    return unavailable(cat("device ", d->name, " cannot be opened: ", words(t, nullptr, status)));
+  }
+  if (t.create_stream != nullptr)
+    OAR_RETURN_IF_ERROR(d->check(t.create_stream(d->handle, &d->stream), "create_stream"));
+  auto backend = std::make_unique<PluginBackend>(std::move(d), std::move(host));
+  backend->set_total(info.memory_bytes);
+  OAR_RETURN_IF_ERROR(backend->open());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace oar

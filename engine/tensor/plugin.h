@@ -1,0 +1,456 @@
+/* oar_plugin.h: how a device comes to Oar. A plug-in is a shared library that exports one function,
+ * oar_plugin_entry, which returns a table of about 25 functions; 12 are required. There is no other door:
+ * what the table says is all that Oar knows of a device.
+ *
+ * It is C11 (and C++) and needs nothing else. docs/plugins.md says how to write one; a complete one is
+ * tests/plugin/loopback.cc.
+ *
+ * ABI rules
+ *   - Structs only grow at their end. Each begins with its size as the side that made it was compiled; a
+ * reader looks at no field beyond that. Oar takes functions beyond a table's size as NULL.
+ *   - OAR_PLUGIN_MAJOR changes when something already here changes meaning; then plug-ins must be rebuilt,
+ * and Oar refuses those of another major version. OAR_PLUGIN_MINOR counts what was appended.
+ *   - An argument struct's `version` is raised when a field gets a new meaning. A kernel that meets a version
+ * it does not know returns OAR_PLUGIN_UNSUPPORTED.
+ *   - `bool`s are int32_t of 0 or 1, sizes are bytes unless a field says otherwise, strings are UTF-8 and end
+ * in NUL. No function may throw, exit or call back into Oar, other than through oar_plugin_host.log.
+ *
+ * Threads
+ *   Calls for one open device never overlap, but may come from different threads one after the other. Calls
+ * for different devices, two openings of the same one included, may overlap; so may device_count and
+ * device_info.
+ *
+ * Order
+ *   Copies and launches on a stream take effect in the order of the calls. The blocking copies of an opened
+ *   device behave as if they were put on the given stream and waited for.
+ *
+ * Errors
+ *   Any status but OAR_PLUGIN_OK from a call that works (and not: OUT_OF_MEMORY of an allocation, UNSUPPORTED
+ * of find_kernel) means the device cannot be trusted any more. Oar then fails what is in flight, calls only
+ * the functions that release, destroy and close, and never opens that device again in this engine. */
+#ifndef OAR_PLUGIN_H
+#define OAR_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OAR_PLUGIN_MAJOR 1
+#define OAR_PLUGIN_MINOR 0
+
+typedef int32_t oar_plugin_status;
+enum {
+  OAR_PLUGIN_OK = 0,
+  OAR_PLUGIN_OUT_OF_MEMORY = 1, /* of an allocation: nothing has changed, the device goes on */
+  OAR_PLUGIN_UNSUPPORTED = 2,   /* of find_kernel: there is none */
+  OAR_PLUGIN_INVALID = 3,       /* an argument that cannot be: a bug of the caller's */
+  OAR_PLUGIN_DEVICE_ERROR = 4   /* the device failed, now or in work given to it earlier */
+};
+
+/* Made by the plug-in, opaque to Oar. */
+typedef struct oar_plugin_device oar_plugin_device;   /* one opening of a device */
+typedef struct oar_plugin_stream oar_plugin_stream;   /* a queue of work */
+typedef struct oar_plugin_event oar_plugin_event;     /* a mark in a stream */
+typedef struct oar_plugin_kernel oar_plugin_kernel;   /* a kernel, owned by the device that found it */
+typedef struct oar_plugin_capture oar_plugin_capture; /* recorded work */
+
+/* ---- kernels: families and their arguments ----------------------------------------------------------------
+ *
+ * Pointers in argument structs are device pointers (anywhere inside allocations of this device) unless a
+ * field says "host". The structs themselves and their host arrays are valid during the call only. Tensors are
+ * row-major; ld* are row strides in elements. Activations are f32, indices i32. Pointers to f32 and i32 are
+ * 4-byte aligned; those to allocations are as allocate() returned them. Sizes have been checked: a kernel
+ * answers for the device only. Any size may be 0; then nothing is to be done.
+ *
+ * Batch invariance: an output element must not depend on how many other rows or sequences there are; then
+ * decoding equals prefill and a batch of N equals N alone. Oar does not check it, its users notice.
+ *
+ * Formats are named as in docs/formats.md ("f32", "bf16", "q4_k", ...) and describe the stored bytes of a
+ * weight row by row as they lie in a model file. */
+
+enum {
+  OAR_FAMILY_MATMUL = 0,          /* format: of the weights             oar_matmul_args */
+  OAR_FAMILY_GROUPED_MATMUL = 1,  /* format: of the weights             oar_grouped_matmul_args */
+  OAR_FAMILY_MOE_ROUTE = 2,       /* format: "f32"                      oar_moe_route_args */
+  OAR_FAMILY_MOE_COMBINE = 3,     /* format: "f32"                      oar_moe_combine_args */
+  OAR_FAMILY_RMS_NORM = 4,        /* format: "f32"                      oar_rms_norm_args */
+  OAR_FAMILY_LAYER_NORM = 5,      /* format: "f32"                      oar_layer_norm_args */
+  OAR_FAMILY_ROPE = 6,            /* format: "f32"                      oar_rope_args */
+  OAR_FAMILY_KV_APPEND = 7,       /* format: of keys and values         oar_kv_append_args */
+  OAR_FAMILY_PAGED_ATTENTION = 8, /* format: of keys and values         oar_paged_attention_args */
+  OAR_FAMILY_SWIGLU = 11,         /* format: "f32"                      oar_swiglu_args */
+  OAR_FAMILY_UNARY = 12,          /* format: "f32"                      oar_unary_args */
+  OAR_FAMILY_BINARY = 13,         /* format: "f32"                      oar_binary_args */
+  OAR_FAMILY_EMBEDDING = 14,      /* format: of the table               oar_embedding_args */
+  OAR_FAMILY_GATHER_ROWS = 15,    /* format: "f32"                      oar_gather_rows_args */
+  OAR_FAMILY_HADAMARD = 16        /* format: "f32"                      oar_hadamard_args */
+  /* 9 and 10 are kept for attention over a quantized cache, which runs on the processor for now. */
+};
+
+/* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
+typedef struct oar_matmul_segment {
+  const void* w;     /* [n, K] row by row in the format asked for, as uploaded: 256-byte aligned */
+  const float* bias; /* [n] or NULL */
+  int64_t n;
+  int64_t out_col;
+} oar_matmul_segment;
+
+/* out[T, :] = x . concat(w)^T (+ bias) (+ residual) */
+typedef struct oar_matmul_args {
+  uint32_t size, version;
+  float* out;                         /* [T, ldo] */
+  const float* x;                     /* [T, ldx] */
+  const float* residual;              /* [T, ldo] or NULL; may be out */
+  const oar_matmul_segment* segments; /* host: [num_segments], of device pointers */
+  int64_t num_segments;
+  int64_t T, K, ldx, ldo;
+  const void* internal; /* Oar's own, not to be read */
+} oar_matmul_args;
+
+/* out[p, :] = x[row(p), :] . w[e]^T for pairs p in [expert_start[e], expert_start[e + 1]); row(p) is
+ * pair_token[p], or p where pair_token is NULL. */
+typedef struct oar_grouped_matmul_args {
+  uint32_t size, version;
+  float* out;                         /* [P, ldo] */
+  const float* x;                     /* [.., ldx] */
+  const int32_t* pair_token;          /* [P] or NULL */
+  const int32_t* expert_start;        /* [experts + 1] */
+  const oar_matmul_segment* segments; /* host: [experts * segments_per_expert] */
+  int64_t segments_per_expert, experts;
+  int64_t P, K, ldx, ldo;
+  const void* internal; /* Oar's own, not to be read */
+} oar_grouped_matmul_args;
+
+/* softmax of logits[t, :]; the top_k largest (ties: lower index first), divided by their sum where
+ * `normalize`; pairs (t, j) sorted by expert, stably by t. */
+typedef struct oar_moe_route_args {
+  uint32_t size, version;
+  int32_t* pair_token;   /* [T * top_k] token of each sorted pair */
+  int32_t* pair_slot;    /* [T, top_k] place of pair (t, j) in that order */
+  float* pair_weight;    /* [T, top_k] */
+  int32_t* expert_start; /* [experts + 1] */
+  const float* logits;   /* [T, experts] */
+  int64_t T, experts, top_k;
+  int32_t normalize;
+} oar_moe_route_args;
+
+/* out[t, :] = sum over j of pair_weight[t, j] * y[pair_slot[t, j], :], j ascending */
+typedef struct oar_moe_combine_args {
+  uint32_t size, version;
+  float* out;               /* [T, E] */
+  const float* y;           /* [T * top_k, E] */
+  const int32_t* pair_slot; /* [T, top_k] */
+  const float* pair_weight; /* [T, top_k] */
+  int64_t T, top_k, E;
+} oar_moe_combine_args;
+
+/* h = x + residual (sum_out = h where given); out = h / sqrt(mean(h^2) + eps) * (w + w_offset) */
+typedef struct oar_rms_norm_args {
+  uint32_t size, version;
+  float* out;            /* [rows, ldo] */
+  float* sum_out;        /* [rows, cols] or NULL; may be residual */
+  const float* x;        /* [rows, ldx] */
+  const float* residual; /* [rows, cols] or NULL */
+  const float* w;        /* [cols] */
+  int64_t rows, cols, ldx, ldo;
+  float eps, w_offset;
+} oar_rms_norm_args;
+
+/* h as above; out = (h - mean(h)) / sqrt(var(h) + eps) * w + b */
+typedef struct oar_layer_norm_args {
+  uint32_t size, version;
+  float* out;
+  float* sum_out;
+  const float* x;
+  const float* residual;
+  const float* w; /* [cols] or NULL: 1 */
+  const float* b; /* [cols] or NULL: 0 */
+  int64_t rows, cols, ldx, ldo;
+  float eps;
+} oar_layer_norm_args;
+
+/* Rotates pairs of dims by positions[t] * inv_freq[i], cos and sin times mscale; pairs are (i, i + rot_dim /
+ * 2), or (2 i, 2 i + 1) where `interleaved`. Dims from rot_dim on pass. norm_w given: RMS norm over D first.
+ */
+typedef struct oar_rope_args {
+  uint32_t size, version;
+  float* out;               /* [T, heads, D], row stride ldo; may be x */
+  const float* x;           /* [T, heads, D], row stride ldx */
+  const int32_t* positions; /* [T] */
+  const float* inv_freq;    /* [rot_dim / 2] */
+  const float* norm_w;      /* [D] or NULL */
+  int64_t T, heads, D, rot_dim, ldx, ldo;
+  float norm_eps, mscale;
+  int32_t interleaved;
+} oar_rope_args;
+
+/* A paged cache of keys and values: [blocks][block bytes]. A block holds P tokens of K heads, keys and
+ * values, and is (2 * P * K * D elements) large; how they lie inside is the plug-in's own affair, Oar only
+ * copies whole blocks. Blocks need no initialization and may hold anything before they are written, NaN
+ * included. */
+typedef struct oar_kv_shape {
+  uint8_t type;        /* Oar's own; the format asked for says it */
+  int32_t page_tokens; /* P, a multiple of 16 */
+  int32_t kv_heads;    /* K */
+  int32_t head_dim;    /* D, a multiple of 8 up to 256 */
+} oar_kv_shape;
+
+typedef struct oar_kv_append_args {
+  uint32_t size, version;
+  void* pool;
+  const float* k;       /* [T, K, D], row stride ldk */
+  const float* v;       /* [T, K, D], row stride ldv */
+  const int32_t* slots; /* [T] block * P + offset; negative: do not store */
+  int64_t T, ldk, ldv;
+  oar_kv_shape shape;
+} oar_kv_append_args;
+
+/* Query t of sequence b sits at pos = context_len[b] - (seq_start[b + 1] - seq_start[b]) + (t - seq_start[b])
+ * and sees positions [max(0, pos - window + 1), pos]. out = softmax(cap(q . k * scale)) . v, with cap(s) =
+ * softcap * tanh(s / softcap) where softcap > 0. Query head h reads key head h / (H / K). Entries of the
+ * table beyond context and window may be stale. */
+typedef struct oar_paged_attention_args {
+  uint32_t size, version;
+  float* out;     /* [T, H, D], row stride ldo */
+  const float* q; /* [T, H, D], row stride ldq */
+  const void* pool;
+  const int32_t* block_tables; /* [B, max_blocks]; entry j: positions [j P, (j + 1) P) */
+  const int32_t* seq_start;    /* [B + 1] ascending, from 0 to T */
+  const int32_t* context_len;  /* [B] tokens in the cache, this chunk's included */
+  int64_t T, B, H, ldq, ldo, max_blocks;
+  oar_kv_shape shape;
+  float scale, softcap;
+  int64_t window; /* 0: the whole context */
+} oar_paged_attention_args;
+
+/* out[t, f] = gate / (1 + exp(-gate)) * up */
+typedef struct oar_swiglu_args {
+  uint32_t size, version;
+  float* out;        /* [T, F], row stride ldo */
+  const float* gate; /* row stride ldg */
+  const float* up;   /* row stride ldu */
+  int64_t T, F, ldo, ldg, ldu;
+} oar_swiglu_args;
+
+enum {
+  OAR_UNARY_NEG = 0,
+  OAR_UNARY_ABS,
+  OAR_UNARY_EXP,
+  OAR_UNARY_LOG,
+  OAR_UNARY_SQRT,
+  OAR_UNARY_RSQRT,
+  OAR_UNARY_SQUARE,
+  OAR_UNARY_RECIPROCAL,
+  OAR_UNARY_TANH,
+  OAR_UNARY_SIGMOID,
+  OAR_UNARY_SILU,
+  OAR_UNARY_RELU,
+  OAR_UNARY_ERF,
+  OAR_UNARY_GELU_ERF,
+  OAR_UNARY_GELU_TANH,
+  OAR_UNARY_SIN,
+  OAR_UNARY_COS,
+  OAR_UNARY_FLOOR
+};
+typedef struct oar_unary_args {
+  uint32_t size, version;
+  float* out; /* [n]; may be x */
+  const float* x;
+  int64_t n;
+  int32_t op; /* OAR_UNARY_*; a kernel serves them all */
+} oar_unary_args;
+
+enum {
+  OAR_BINARY_ADD = 0,
+  OAR_BINARY_SUB,
+  OAR_BINARY_MUL,
+  OAR_BINARY_DIV,
+  OAR_BINARY_MAX,
+  OAR_BINARY_MIN,
+  OAR_BINARY_POW
+};
+/* out[i, j] = a[i, j] op b[i * b_row, j * b_col] */
+typedef struct oar_binary_args {
+  uint32_t size, version;
+  float* out; /* [rows, cols]; may be a or, where of its size, b */
+  const float* a;
+  const float* b; /* [rows or 1, cols or 1] */
+  int64_t rows, cols;
+  int32_t b_row, b_col; /* 0 or 1 */
+  int32_t op;           /* OAR_BINARY_*; a kernel serves them all */
+} oar_binary_args;
+
+/* out[t, :] = table[ids[t], :] * scale, decoded */
+typedef struct oar_embedding_args {
+  uint32_t size, version;
+  float* out;         /* [T, E] */
+  const void* table;  /* [V, E] row by row in the format asked for */
+  const int32_t* ids; /* [T], each in [0, V) */
+  int64_t T, E, V;
+  const void* internal; /* Oar's own, not to be read */
+  float scale;
+} oar_embedding_args;
+
+/* out[r, :] = x[rows[r], :] */
+typedef struct oar_gather_rows_args {
+  uint32_t size, version;
+  float* out;          /* [R, E] */
+  const float* x;      /* [.., E] */
+  const int32_t* rows; /* [R] */
+  int64_t R, E;
+} oar_gather_rows_args;
+
+/* Every run of `block` elements times one orthonormal matrix: H (signs * x) / sqrt(block), or its inverse
+ * signs * (H^T x) / sqrt(block). H is the Kronecker product of Sylvester's matrix of order `power`
+ * (outermost) and the dense cores, innermost first; for the inverse the cores come transposed. */
+typedef struct oar_hadamard_args {
+  uint32_t size, version;
+  float* out;            /* [rows, n], row stride ldo; may be x */
+  const float* x;        /* row stride ldx */
+  const float* signs;    /* [n] of +-1, or NULL */
+  const float* cores[4]; /* [core_order, core_order] of +-1 each */
+  int64_t core_order[4];
+  int32_t num_cores, inverse;
+  int64_t rows, n, ldx, ldo, block, power;
+} oar_hadamard_args;
+
+/* ---- the table --------------------------------------------------------------------------------------------
+ */
+
+typedef struct oar_plugin_device_info {
+  uint32_t size;         /* set by Oar; the plug-in fills no field beyond */
+  char name[128];        /* for people: "NVIDIA H100 80GB HBM3" */
+  uint64_t memory_bytes; /* of the whole device; 0: unknown */
+} oar_plugin_device_info;
+
+typedef struct oar_plugin_memory {
+  uint32_t size;        /* set by Oar */
+  uint64_t total_bytes; /* of the device */
+  uint64_t free_bytes;  /* that allocate() could still give */
+} oar_plugin_memory;
+
+typedef struct oar_plugin_query {
+  uint32_t size;
+  int32_t family;     /* OAR_FAMILY_* */
+  const char* format; /* as the family's line says */
+} oar_plugin_query;
+
+/* Where a plug-in's words go. Valid as long as the process lives; callable from any thread. */
+typedef struct oar_plugin_host {
+  uint32_t size;
+  uint32_t major, minor;                    /* of the header Oar was compiled with */
+  void (*log)(int level, const char* text); /* 0 debug, 1 information, 2 warning, 3 error */
+} oar_plugin_host;
+
+typedef struct oar_plugin {
+  uint32_t size;         /* sizeof(oar_plugin) as the plug-in was compiled */
+  uint32_t major, minor; /* OAR_PLUGIN_MAJOR, OAR_PLUGIN_MINOR as the plug-in was compiled */
+  uint32_t reserved;     /* 0 */
+  const char* name;      /* of the plug-in, short: "cuda"; part of kernel names and messages */
+
+  /* -- required -- */
+
+  /* Devices that can be opened now. No driver or no device is 0, not an error. */
+  oar_plugin_status (*device_count)(int32_t* count);
+  /* Fills *info for device `index`, 0 <= index < count. */
+  oar_plugin_status (*device_info)(int32_t index, oar_plugin_device_info* info);
+  /* Makes a device ready: contexts, libraries. One device may be opened several times. */
+  oar_plugin_status (*open)(int32_t index, oar_plugin_device** device);
+  /* Ends an opening, when all its memory, streams, events and captures have been given back. */
+  void (*close)(oar_plugin_device* device);
+
+  /* `bytes` > 0 of device memory, 256-byte aligned, uninitialized. May wait for the device. OUT_OF_MEMORY is
+   * told to the user, with the bytes, and is no fault. Oar allocates at load, never per step. */
+  oar_plugin_status (*allocate)(oar_plugin_device* device, uint64_t bytes, void** memory);
+  /* Gives it back. Work on it has been waited for. */
+  void (*release)(oar_plugin_device* device, void* memory);
+
+  /* Copies of `bytes` > 0, any alignment, ranges that do not overlap. to_device returns when the host's bytes
+   * may be changed; to_host when they are there; on_device may return at once. */
+  oar_plugin_status (*copy_to_device)(oar_plugin_device*, oar_plugin_stream*, void* device, const void* host,
+                                      uint64_t bytes);
+  oar_plugin_status (*copy_to_host)(oar_plugin_device*, oar_plugin_stream*, void* host, const void* device,
+                                    uint64_t bytes);
+  oar_plugin_status (*copy_on_device)(oar_plugin_device*, oar_plugin_stream*, void* to, const void* from,
+                                      uint64_t bytes);
+  /* Waits for all work on the stream. Errors of earlier work that could not be told then are told here. */
+  oar_plugin_status (*synchronize)(oar_plugin_device*, oar_plugin_stream*);
+
+  /* The kernel for a family and format, or UNSUPPORTED. It belongs to the device and is good until close().
+   * What a device lacks runs anyway: a composite op by its definition, any other on the processor with copies
+   * of its activations, which Oar warns about once with op, format and bytes. Two kernels on one cache
+   * (append and attention) are only used together. */
+  oar_plugin_status (*find_kernel)(oar_plugin_device*, const oar_plugin_query* query,
+                                   const oar_plugin_kernel** kernel);
+  /* Puts the kernel on the stream with its family's argument struct, and returns at once where it can.
+   * `scratch`: kernel_scratch() bytes of device memory, 256-byte aligned, NULL where that is 0 or not given;
+   * contents are undefined and shared by all launches of a stream, in their order. */
+  oar_plugin_status (*launch)(oar_plugin_device*, oar_plugin_stream*, const oar_plugin_kernel* kernel,
+                              const void* args, void* scratch, uint64_t scratch_bytes);
+
+  /* -- optional: NULL is allowed; functions under one remark are given together or not at all -- */
+
+  /* What went wrong last on this device (device NULL: in device_count, device_info or open), in words, valid
+   * until the next call. NULL: Oar reports the function and the status. */
+  const char* (*error_message)(oar_plugin_device*);
+
+  /* How much memory there is. NULL: the default budget is a share of device_info's memory_bytes. */
+  oar_plugin_status (*memory_stats)(oar_plugin_device*, oar_plugin_memory* memory);
+
+  /* Host memory that the device copies from at full speed (page-locked), 64-byte aligned. NULL: ordinary. */
+  oar_plugin_status (*host_allocate)(oar_plugin_device*, uint64_t bytes, void** memory);
+  void (*host_release)(oar_plugin_device*, void* memory);
+
+  /* Copies that return at once; Oar leaves the host's bytes alone until a synchronize or an event says so.
+   * NULL: the blocking ones are used. Each may be given alone. */
+  oar_plugin_status (*copy_to_device_async)(oar_plugin_device*, oar_plugin_stream*, void* device,
+                                            const void* host, uint64_t bytes);
+  oar_plugin_status (*copy_to_host_async)(oar_plugin_device*, oar_plugin_stream*, void* host,
+                                          const void* device, uint64_t bytes);
+
+  /* Queues of work; Oar makes one for each engine. NULL: one queue per opening, and NULL is passed for it. */
+  oar_plugin_status (*create_stream)(oar_plugin_device*, oar_plugin_stream** stream);
+  void (*destroy_stream)(oar_plugin_device*, oar_plugin_stream*);
+
+  /* Marks in a stream. record: the event stands for all work on the stream so far, and no longer for what it
+   * was recorded for before; synchronize_event waits for that, at once where it was never recorded. Oar uses
+   * them to know when page-locked memory may be written again. NULL: it synchronizes the stream instead. */
+  oar_plugin_status (*create_event)(oar_plugin_device*, oar_plugin_event** event);
+  void (*destroy_event)(oar_plugin_device*, oar_plugin_event*);
+  oar_plugin_status (*record_event)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_event*);
+  oar_plugin_status (*synchronize_event)(oar_plugin_device*, oar_plugin_event*);
+
+  /* Bytes of scratch that launch() needs for these arguments; a function of their sizes, called with pointers
+   * that may not be valid yet. NULL: none ever. */
+  oar_plugin_status (*kernel_scratch)(oar_plugin_device*, const oar_plugin_kernel*, const void* args,
+                                      uint64_t* bytes);
+
+  /* Recording. Between begin and end launches and copies on the device are put into the capture and not run;
+   * argument structs and host arrays are taken over then, tensors are read and written at replay. replay()
+   * puts all of it on the stream. Oar captures a step whose every op has a kernel on the device, once it has
+   * seen the same sizes twice, and keeps a bounded number. A step's inputs lie in device memory, so that a
+   * replay sees new ones. NULL: every step is launched kernel by kernel. */
+  oar_plugin_status (*begin_capture)(oar_plugin_device*, oar_plugin_stream*);
+  oar_plugin_status (*end_capture)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_capture** capture);
+  oar_plugin_status (*replay)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_capture*);
+  void (*destroy_capture)(oar_plugin_device*, oar_plugin_capture*);
+} oar_plugin;
+
+/* What the library exports under the name OAR_PLUGIN_ENTRY: the table, which stays valid and unchanged, or
+ * NULL to refuse (having said why through host->log). May be called more than once. */
+#define OAR_PLUGIN_ENTRY "oar_plugin_entry"
+typedef const oar_plugin* (*oar_plugin_entry_fn)(const oar_plugin_host* host);
+
+#if defined(__GNUC__)
+#define OAR_PLUGIN_EXPORT __attribute__((visibility("default")))
+#else
+#define OAR_PLUGIN_EXPORT
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,130 @@
+// Proves at compile time that the argument structs of the public plug-in header are those of kernels/*.h,
+// which Oar passes through as they are. Where an assertion fails: a struct may only grow at its end, and then
+// the one in plugin.h (with OAR_PLUGIN_MINOR) grows as well; a changed meaning raises the struct's version.
+#include <cstddef>
+#include <type_traits>
+
+#include "engine/tensor/plugin.h"
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/hadamard.h"
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+
+namespace oar {
+namespace {
+
+#define OAR_SAME_SIZE(Ours, Theirs)                                                  \
+  static_assert(sizeof(Ours) == sizeof(Theirs) && std::is_standard_layout_v<Ours> && \
+                std::is_trivially_copyable_v<Ours>)
+#define OAR_SAME_FIELD(Ours, Theirs, field)                         \
+  static_assert(offsetof(Ours, field) == offsetof(Theirs, field) && \
+                sizeof(Ours::field) == sizeof(Theirs::field))
+// The fields of a struct, two at least.
+#define OAR_F1(O, T, a) OAR_SAME_FIELD(O, T, a);
+#define OAR_F2(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F1(O, T, __VA_ARGS__)
+#define OAR_F3(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F2(O, T, __VA_ARGS__)
+#define OAR_F4(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F3(O, T, __VA_ARGS__)
+#define OAR_F5(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F4(O, T, __VA_ARGS__)
+#define OAR_F6(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F5(O, T, __VA_ARGS__)
+#define OAR_F7(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F6(O, T, __VA_ARGS__)
+#define OAR_F8(O, T, a, ...) \
+  OAR_SAME_FIELD(O, T, a);   \
+  OAR_F7(O, T, __VA_ARGS__)
+
+OAR_SAME_SIZE(MatmulSegment, oar_matmul_segment);
+OAR_F4(MatmulSegment, oar_matmul_segment, w, bias, n, out_col)
+
+OAR_SAME_SIZE(MatmulArgs, oar_matmul_args);
+OAR_F6(MatmulArgs, oar_matmul_args, size, version, out, x, residual, segments)
+OAR_F5(MatmulArgs, oar_matmul_args, num_segments, T, K, ldx, ldo)
+
+OAR_SAME_SIZE(GroupedMatmulArgs, oar_grouped_matmul_args);
+OAR_F6(GroupedMatmulArgs, oar_grouped_matmul_args, out, x, pair_token, expert_start, segments, experts)
+OAR_F5(GroupedMatmulArgs, oar_grouped_matmul_args, segments_per_expert, P, K, ldx, ldo)
+
+OAR_SAME_SIZE(MoeRouteArgs, oar_moe_route_args);
+OAR_F5(MoeRouteArgs, oar_moe_route_args, pair_token, pair_slot, pair_weight, expert_start, logits)
+OAR_F4(MoeRouteArgs, oar_moe_route_args, T, experts, top_k, normalize)
+
+OAR_SAME_SIZE(MoeCombineArgs, oar_moe_combine_args);
+OAR_F7(MoeCombineArgs, oar_moe_combine_args, out, y, pair_slot, pair_weight, T, top_k, E)
+
+OAR_SAME_SIZE(RmsNormArgs, oar_rms_norm_args);
+OAR_F5(RmsNormArgs, oar_rms_norm_args, out, sum_out, x, residual, w)
+OAR_F6(RmsNormArgs, oar_rms_norm_args, rows, cols, ldx, ldo, eps, w_offset)
+
+OAR_SAME_SIZE(LayerNormArgs, oar_layer_norm_args);
+OAR_F6(LayerNormArgs, oar_layer_norm_args, out, sum_out, x, residual, w, b)
+OAR_F5(LayerNormArgs, oar_layer_norm_args, rows, cols, ldx, ldo, eps)
+
+OAR_SAME_SIZE(RopeArgs, oar_rope_args);
+OAR_F6(RopeArgs, oar_rope_args, out, x, positions, inv_freq, norm_w, T)
+OAR_F8(RopeArgs, oar_rope_args, heads, D, rot_dim, ldx, ldo, norm_eps, mscale, interleaved)
+
+OAR_SAME_SIZE(KvShape, oar_kv_shape);
+OAR_F4(KvShape, oar_kv_shape, type, page_tokens, kv_heads, head_dim)
+
+OAR_SAME_SIZE(KvAppendArgs, oar_kv_append_args);
+OAR_F8(KvAppendArgs, oar_kv_append_args, pool, k, v, slots, T, ldk, ldv, shape)
+
+OAR_SAME_SIZE(PagedAttentionArgs, oar_paged_attention_args);
+OAR_F8(PagedAttentionArgs, oar_paged_attention_args, out, q, pool, block_tables, seq_start, context_len, T, B)
+OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, shape, scale, softcap, window)
+
+OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
+OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
+
+OAR_SAME_SIZE(UnaryArgs, oar_unary_args);
+OAR_F4(UnaryArgs, oar_unary_args, out, x, n, op)
+static_assert(static_cast<int>(UnaryOp::kFloor) == OAR_UNARY_FLOOR &&
+              static_cast<int>(UnaryOp::kSilu) == OAR_UNARY_SILU);
+
+OAR_SAME_SIZE(BinaryArgs, oar_binary_args);
+OAR_F8(BinaryArgs, oar_binary_args, out, a, b, rows, cols, b_row, b_col, op)
+static_assert(static_cast<int>(BinaryOp::kPow) == OAR_BINARY_POW);
+
+OAR_SAME_SIZE(EmbeddingArgs, oar_embedding_args);
+OAR_F7(EmbeddingArgs, oar_embedding_args, out, table, ids, T, E, V, scale)
+
+OAR_SAME_SIZE(GatherRowsArgs, oar_gather_rows_args);
+OAR_F5(GatherRowsArgs, oar_gather_rows_args, out, x, rows, R, E)
+
+OAR_SAME_SIZE(HadamardArgs, oar_hadamard_args);
+OAR_F7(HadamardArgs, oar_hadamard_args, out, x, signs, cores, core_order, num_cores, inverse)
+OAR_F6(HadamardArgs, oar_hadamard_args, rows, n, ldx, ldo, block, power)
+
+#define OAR_SAME_FAMILY(ours, theirs) static_assert(static_cast<int>(KernelFamily::ours) == theirs)
+OAR_SAME_FAMILY(kMatmul, OAR_FAMILY_MATMUL);
+OAR_SAME_FAMILY(kGroupedMatmul, OAR_FAMILY_GROUPED_MATMUL);
+OAR_SAME_FAMILY(kMoeRoute, OAR_FAMILY_MOE_ROUTE);
+OAR_SAME_FAMILY(kMoeCombine, OAR_FAMILY_MOE_COMBINE);
+OAR_SAME_FAMILY(kRmsNorm, OAR_FAMILY_RMS_NORM);
+OAR_SAME_FAMILY(kLayerNorm, OAR_FAMILY_LAYER_NORM);
+OAR_SAME_FAMILY(kRope, OAR_FAMILY_ROPE);
+OAR_SAME_FAMILY(kKvAppend, OAR_FAMILY_KV_APPEND);
+OAR_SAME_FAMILY(kPagedAttention, OAR_FAMILY_PAGED_ATTENTION);
+OAR_SAME_FAMILY(kSwiGlu, OAR_FAMILY_SWIGLU);
+OAR_SAME_FAMILY(kUnary, OAR_FAMILY_UNARY);
+OAR_SAME_FAMILY(kBinary, OAR_FAMILY_BINARY);
+OAR_SAME_FAMILY(kEmbedding, OAR_FAMILY_EMBEDDING);
+OAR_SAME_FAMILY(kGatherRows, OAR_FAMILY_GATHER_ROWS);
+OAR_SAME_FAMILY(kHadamard, OAR_FAMILY_HADAMARD);
+
+}  // namespace
+}  // namespace oar

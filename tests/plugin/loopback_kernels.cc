@@ -1,0 +1,205 @@
+#include "tests/plugin/loopback_kernels.h"
+
+#include <cstring>
+#include <memory>
+
+#include "engine/tensor/plugin.h"
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+
+namespace loopback {
+namespace {
+
+struct Family {
+  int32_t id;
+  const char* name;
+  size_t size;
+  std::vector<size_t> pointers;  // offsets of device pointers in the argument struct
+};
+
+#define AT(Struct, field) offsetof(Struct, field)
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {
+      {OAR_FAMILY_MATMUL,
+       "matmul",
+       sizeof(oar_matmul_args),
+       {AT(oar_matmul_args, out), AT(oar_matmul_args, x), AT(oar_matmul_args, residual)}},
+      {OAR_FAMILY_GROUPED_MATMUL,
+       "grouped_matmul",
+       sizeof(oar_grouped_matmul_args),
+       {AT(oar_grouped_matmul_args, out), AT(oar_grouped_matmul_args, x),
+        AT(oar_grouped_matmul_args, pair_token), AT(oar_grouped_matmul_args, expert_start)}},
+      {OAR_FAMILY_MOE_ROUTE,
+       "moe_route",
+       sizeof(oar_moe_route_args),
+       {AT(oar_moe_route_args, pair_token), AT(oar_moe_route_args, pair_slot),
+        AT(oar_moe_route_args, pair_weight), AT(oar_moe_route_args, expert_start),
+        AT(oar_moe_route_args, logits)}},
+      {OAR_FAMILY_MOE_COMBINE,
+       "moe_combine",
+       sizeof(oar_moe_combine_args),
+       {AT(oar_moe_combine_args, out), AT(oar_moe_combine_args, y), AT(oar_moe_combine_args, pair_slot),
+        AT(oar_moe_combine_args, pair_weight)}},
+      {OAR_FAMILY_RMS_NORM,
+       "rms_norm",
+       sizeof(oar_rms_norm_args),
+       {AT(oar_rms_norm_args, out), AT(oar_rms_norm_args, sum_out), AT(oar_rms_norm_args, x),
+        AT(oar_rms_norm_args, residual), AT(oar_rms_norm_args, w)}},
+      {OAR_FAMILY_LAYER_NORM,
+       "layer_norm",
+       sizeof(oar_layer_norm_args),
+       {AT(oar_layer_norm_args, out), AT(oar_layer_norm_args, sum_out), AT(oar_layer_norm_args, x),
+        AT(oar_layer_norm_args, residual), AT(oar_layer_norm_args, w), AT(oar_layer_norm_args, b)}},
+      {OAR_FAMILY_ROPE,
+       "rope",
+       sizeof(oar_rope_args),
+       {AT(oar_rope_args, out), AT(oar_rope_args, x), AT(oar_rope_args, positions),
+        AT(oar_rope_args, inv_freq), AT(oar_rope_args, norm_w)}},
+      {OAR_FAMILY_KV_APPEND,
+       "kv_append",
+       sizeof(oar_kv_append_args),
+       {AT(oar_kv_append_args, pool), AT(oar_kv_append_args, k), AT(oar_kv_append_args, v),
+        AT(oar_kv_append_args, slots)}},
+      {OAR_FAMILY_PAGED_ATTENTION,
+       "paged_attention",
+       sizeof(oar_paged_attention_args),
+       {AT(oar_paged_attention_args, out), AT(oar_paged_attention_args, q),
+        AT(oar_paged_attention_args, pool), AT(oar_paged_attention_args, block_tables),
+        AT(oar_paged_attention_args, seq_start), AT(oar_paged_attention_args, context_len)}},
+      {OAR_FAMILY_SWIGLU,
+       "swiglu",
+       sizeof(oar_swiglu_args),
+       {AT(oar_swiglu_args, out), AT(oar_swiglu_args, gate), AT(oar_swiglu_args, up)}},
+      {OAR_FAMILY_UNARY, "unary", sizeof(oar_unary_args), {AT(oar_unary_args, out), AT(oar_unary_args, x)}},
+      {OAR_FAMILY_BINARY,
+       "binary",
+       sizeof(oar_binary_args),
+       {AT(oar_binary_args, out), AT(oar_binary_args, a), AT(oar_binary_args, b)}},
+      {OAR_FAMILY_EMBEDDING,
+       "embedding",
+       sizeof(oar_embedding_args),
+       {AT(oar_embedding_args, out), AT(oar_embedding_args, table), AT(oar_embedding_args, ids)}},
+      {OAR_FAMILY_GATHER_ROWS,
+       "gather_rows",
+       sizeof(oar_gather_rows_args),
+       {AT(oar_gather_rows_args, out), AT(oar_gather_rows_args, x), AT(oar_gather_rows_args, rows)}},
+      {OAR_FAMILY_HADAMARD,
+       "hadamard",
+       sizeof(oar_hadamard_args),
+       {AT(oar_hadamard_args, out), AT(oar_hadamard_args, x), AT(oar_hadamard_args, signs),
+        AT(oar_hadamard_args, cores), AT(oar_hadamard_args, cores) + 8, AT(oar_hadamard_args, cores) + 16,
+        AT(oar_hadamard_args, cores) + 24}}};
+  return all;
+}
+
+const Family* find_family(int32_t id) {
+  for (const Family& f : families()) {
+    if (f.id == id) return &f;
+  }
+  return nullptr;
+}
+
+template <class T>
+T& field(std::vector<std::byte>& bytes, size_t offset) {
+  return *reinterpret_cast<T*>(bytes.data() + offset);
+}
+
+struct AlignedFree {
+  void operator()(void* p) const { std::free(p); }
+};
+
+}  // namespace
+
+const char* Launch::family_name(int32_t family) {
+  const Family* f = find_family(family);
+  return f != nullptr ? f->name : nullptr;
+}
+
+const oar::Kernel* Launch::find(int32_t family, const std::string& format) {
+  const auto stored = oar::Format::find(format);
+  if (find_family(family) == nullptr || !stored) return nullptr;
+  return oar::KernelRegistry::cpu().find(static_cast<oar::KernelFamily>(family), *stored,
+                                         oar::Isa::kReference);
+}
+
+Launch::Launch(int32_t family, const std::string& format, const void* args)
+    : family_(family), format_(format) {
+  const Family& f = *find_family(family);
+  const auto* from = static_cast<const std::byte*>(args);
+  args_.assign(from, from + f.size);
+  const auto stored = *oar::Format::find(format);
+  const auto copy_segments = [&](size_t at, int64_t count) {
+    const auto* segments = field<const std::byte*>(args_, at);
+    segments_.assign(segments, segments + static_cast<size_t>(count) * sizeof(oar_matmul_segment));
+  };
+  // What the table calls internal is filled by this device alone: it trusts nothing of Oar's.
+  if (family == OAR_FAMILY_MATMUL) {
+    const auto& a = *static_cast<const oar_matmul_args*>(args);
+    copy_segments(offsetof(oar_matmul_args, segments), a.num_segments);
+    std::memcpy(args_.data() + offsetof(oar_matmul_args, internal), &stored, sizeof stored);
+  } else if (family == OAR_FAMILY_GROUPED_MATMUL) {
+    const auto& a = *static_cast<const oar_grouped_matmul_args*>(args);
+    copy_segments(offsetof(oar_grouped_matmul_args, segments), a.experts * a.segments_per_expert);
+    std::memcpy(args_.data() + offsetof(oar_grouped_matmul_args, internal), &stored, sizeof stored);
+  } else if (family == OAR_FAMILY_EMBEDDING) {
+    std::memcpy(args_.data() + offsetof(oar_embedding_args, internal), &stored, sizeof stored);
+  } else if (family == OAR_FAMILY_KV_APPEND) {
+    field<oar_kv_shape>(args_, offsetof(oar_kv_append_args, shape)).type =
+        static_cast<uint8_t>(stored.dtype());
+  } else if (family == OAR_FAMILY_PAGED_ATTENTION) {
+    field<oar_kv_shape>(args_, offsetof(oar_paged_attention_args, shape)).type =
+        static_cast<uint8_t>(stored.dtype());
+  }
+}
+
+uint64_t Launch::shared_scratch() const {
+  oar::KernelPlan plan;
+  std::vector<std::byte> args = args_, segments = segments_;
+  if (family_ == OAR_FAMILY_MATMUL)
+    field<const void*>(args, offsetof(oar_matmul_args, segments)) = segments.data();
+  if (family_ == OAR_FAMILY_GROUPED_MATMUL)
+    field<const void*>(args, offsetof(oar_grouped_matmul_args, segments)) = segments.data();
+  find(family_, format_)->plan(args.data(), 1, &plan);
+  return plan.shared_scratch;
+}
+
+std::string Launch::run(const Translate& translate, void* shared) const {
+  const Family& f = *find_family(family_);
+  std::vector<std::byte> args = args_, segments = segments_;
+  std::string wrong;
+  const auto move = [&](std::vector<std::byte>& bytes, size_t offset) {
+    const void*& p = field<const void*>(bytes, offset);
+    if (p == nullptr) return;
+    p = translate(p);
+    if (p == nullptr)
+      wrong = std::string(f.name) + ": byte " + std::to_string(offset) +
+              " of the arguments does not point to device memory";
+  };
+  if (field<uint32_t>(args, 0) < f.size || field<uint32_t>(args, 4) != 1)
+    return std::string(f.name) + ": arguments of an unknown version";
+  for (size_t offset : f.pointers) move(args, offset);
+  for (size_t at = 0; at < segments.size(); at += sizeof(oar_matmul_segment)) {
+    move(segments, at + offsetof(oar_matmul_segment, w));
+    move(segments, at + offsetof(oar_matmul_segment, bias));
+  }
+  if (family_ == OAR_FAMILY_MATMUL)
+    field<const void*>(args, offsetof(oar_matmul_args, segments)) = segments.data();
+  if (family_ == OAR_FAMILY_GROUPED_MATMUL)
+    field<const void*>(args, offsetof(oar_grouped_matmul_args, segments)) = segments.data();
+  if (!wrong.empty()) return wrong;
+
+  const oar::Kernel* kernel = find(family_, format_);
+  oar::KernelPlan plan;
+  kernel->plan(args.data(), 1, &plan);
+  std::unique_ptr<void, AlignedFree> worker;
+  if (plan.worker_scratch > 0) worker.reset(std::aligned_alloc(64, (plan.worker_scratch + 63) / 64 * 64));
+  for (int phase = 0; phase < plan.phases; ++phase) {
+    kernel->run(args.data(), phase, 0, plan.chunks[phase], {worker.get(), shared});
+  }
+  return "";
+}
+
+}  // namespace loopback

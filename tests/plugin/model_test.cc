@@ -1,0 +1,147 @@
+// Whole models on the loopback device: the logits of the processor's reference kernels, bit for bit where
+// both run the same kernels, and the same tokens where a definition or the processor stands in.
+#include "engine/runtime/text_stream.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/plugin/loopback_device.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+
+LanguageModelOptions small_options(const std::string& device = "cpu") {
+  LanguageModelOptions o;
+  o.device = device;
+  o.reference = true;
+  o.threads = 2;
+  o.max_batch_tokens = 64;
+  o.max_sequences = 64;  // rows of logits
+  o.page_tokens = 16;
+  o.memory_bytes = uint64_t{256} << 20;
+  return o;
+}
+
+std::vector<int32_t> greedy(LanguageModel& model, const std::string& prompt, int64_t max_tokens) {
+  Request request;
+  request.prompt = model.tokenizer()->encode(prompt).value();
+  request.sampling.temperature = 0;
+  request.stop.max_tokens = max_tokens;
+  auto stream = TextStream::create(model.tokenizer(), {}, 1);
+  REQUIRE_OK(stream->start(model.engine(), std::move(request)));
+  std::vector<int32_t> ids;
+  while (!stream->done()) {
+    auto event = stream->next(std::chrono::seconds(120));
+    REQUIRE(event.has_value());
+    for (const auto& token : event->tokens) ids.push_back(token.id);
+  }
+  return ids;
+}
+
+}  // namespace
+
+TEST_CASE("plugin: every architecture gives the processor's logits, prompts, batches and decoding") {
+  for (const std::string& name : tiny_golden_names()) {
+    INFO(name);
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+    RunnerFixture cpu(path, small_options());
+    RunnerFixture device(path, small_options("loopback"));
+    const auto& t = golden.tokens;
+    CHECK(device.run_prompt(t) == cpu.run_prompt(t));
+    // Two sequences in a batch, then single tokens behind the first.
+    const std::vector<int32_t> head(t.begin(), t.begin() + 5), tail(t.begin() + 5, t.begin() + 8);
+    const std::vector<Chunk> batch = {{head, 0, {3}, true}, {t, 0, device.blocks(t.size(), 5), false}};
+    CHECK(device.run(batch) == cpu.run(batch));
+    for (size_t k = 0; k < tail.size(); ++k) {
+      const std::vector<Chunk> step = {{{tail[k]}, 5 + static_cast<int32_t>(k), {3}, true}};
+      CHECK(device.run(step) == cpu.run(step));
+    }
+  }
+}
+
+TEST_CASE("plugin: models on a device that lacks what it may lack") {
+  struct Case {
+    const char* config;
+    bool same_bits;  // no definition stands in for a fused kernel
+  };
+  const Case cases[] = {
+      {"missing=gather_rows+embedding", true},
+      {"missing=matmul+grouped_matmul", true},
+      {"missing=paged_attention", true},  // the cache then lies beside the device, kv_append runs there too
+      {"missing=kv_append+moe_route", true},
+      {"missing=rope+swiglu", false},
+      {"missing=rms_norm+layer_norm+binary+unary", false},
+      {"plain=1", true},
+      {"plain=1,missing=matmul+rope+rms_norm+paged_attention", false},
+  };
+  for (const std::string name : {"llama3", "qwen3-moe", "gpt2"}) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    RunnerFixture cpu(path, small_options());
+    const auto expected = cpu.run_prompt(golden.tokens);
+    for (const Case& c : cases) {
+      INFO(name << " " << c.config);
+      LoopbackConfig config(c.config);
+      RunnerFixture device(path, small_options("loopback"));
+      const auto got = device.run_prompt(golden.tokens);
+      if (c.same_bits) CHECK(got == expected);
+      // f32 arithmetic in another order: what the processor's own kernels are held to (golden_test.cc).
+      CHECK(relative_error(got, expected) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("plugin: quantized weights and caches") {
+  const TinyGolden golden = load_tiny_golden("llama3");
+  const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+  for (const char* weights : {"int8", "auto"}) {
+    for (const char* kv : {"bf16", "int8", "int4"}) {
+      INFO(weights << " " << kv);
+      auto options = small_options();
+      options.weights = weights;
+      options.kv = kv;
+      RunnerFixture cpu(path, options);
+      options.device = "loopback";
+      RunnerFixture device(path, options);
+      CHECK(device.run_prompt(golden.tokens) == cpu.run_prompt(golden.tokens));
+    }
+  }
+}
+
+TEST_CASE("plugin: blocks are copied where their state lies") {
+  const TinyGolden golden = load_tiny_golden("llama3");
+  const std::string path = write_tiny_model(golden, TinyDtype::f32);
+  for (const char* text : {"", "missing=kv_append"}) {
+    LoopbackConfig config(text);
+    RunnerFixture device(path, small_options("loopback"));
+    const std::vector<int32_t> head(golden.tokens.begin(), golden.tokens.begin() + 6);
+    device.run({{head, 0, {1}, true}});
+    const BlockCopy copy[] = {{0, 1, 4}};
+    REQUIRE_OK(device.runner->copy_blocks(copy));
+    const std::vector<int32_t> next = {golden.tokens[6]};
+    CHECK(device.run({{next, 6, {1}, true}}) == device.run({{next, 6, {4}, true}}));
+  }
+}
+
+TEST_CASE("plugin: the default model says the same on the device") {
+  std::vector<std::vector<int32_t>> answers;
+  for (const char* device : {"cpu", "loopback"}) {
+    auto model = LanguageModel::load(source_path("configs/demo"), small_options(device));
+    REQUIRE_OK(model);
+    CHECK(((*model)->info().isa.find("loopback:0") == 0) == (std::string(device) == "loopback"));
+    answers.push_back(greedy(**model, "The capital of France", 12));
+    CHECK(answers.back().size() > 4);
+  }
+  CHECK(answers[0] == answers[1]);
+}
+
+TEST_CASE("plugin: the device's memory is the budget, and too little is refused with a message") {
+  const TinyGolden golden = load_tiny_golden("llama3");
+  LoopbackConfig config("memory=100000");
+  auto options = small_options("loopback");
+  options.memory_bytes = 0;
+  const auto model = LanguageModel::load(source_path("configs/demo"), options);
+  REQUIRE_FALSE(model.ok());
+  CHECK(model.status().code() == StatusCode::kResourceExhausted);
+}
