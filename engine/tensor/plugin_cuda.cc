@@ -1,0 +1,258 @@
+// liboar_cuda.so: NVIDIA devices as a plug-in, an ordinary user of plugin.h. Devices, memory, streams,
+// events, captures (CUDA graphs) and the kernels of kernels/cuda; what has no kernel yet runs on the
+// processor.
+//
+// It needs a driver at run time only (cudart is linked statically); without one it finds no device.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "engine/tensor/plugin.h"
+#include "kernels/cuda/norm.h"
+
+struct oar_plugin_kernel {
+  int32_t family;
+  const char* format;
+  oar::cuda::CudaStatus (*launch)(const void* args, oar::cuda::Stream stream);
+};
+
+struct oar_plugin_device {
+  int index;
+  std::string error;
+};
+
+// The table's handles are CUDA's own.
+struct oar_plugin_stream;   // cudaStream_t
+struct oar_plugin_event;    // cudaEvent_t
+struct oar_plugin_capture;  // cudaGraphExec_t
+
+namespace {
+
+thread_local std::string t_error;  // of calls without a device
+
+const oar_plugin_kernel kKernels[] = {
+    {OAR_FAMILY_RMS_NORM, "f32",
+     [](const void* args, oar::cuda::Stream stream) {
+       return oar::cuda::rms_norm(*static_cast<const oar::RmsNormArgs*>(args), stream);
+     }},
+};
+
+std::string words(cudaError_t error) {
+  return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+}
+
+oar_plugin_status tell(oar_plugin_device* d, cudaError_t error) {
+  if (error == cudaSuccess) return OAR_PLUGIN_OK;
+  d->error = words(error);
+  return error == cudaErrorMemoryAllocation ? OAR_PLUGIN_OUT_OF_MEMORY : OAR_PLUGIN_DEVICE_ERROR;
+}
+
+// The current device belongs to the thread, and calls come from any.
+cudaError_t use(const oar_plugin_device* d) { return cudaSetDevice(d->index); }
+
+template <class Call>
+oar_plugin_status on(oar_plugin_device* d, Call&& call) {
+  cudaError_t error = use(d);
+  if (error == cudaSuccess) error = call();
+  return tell(d, error);
+}
+
+cudaStream_t handle(oar_plugin_stream* s) { return reinterpret_cast<cudaStream_t>(s); }
+cudaEvent_t handle(oar_plugin_event* e) { return reinterpret_cast<cudaEvent_t>(e); }
+cudaGraphExec_t handle(oar_plugin_capture* c) { return reinterpret_cast<cudaGraphExec_t>(c); }
+
+oar_plugin_status device_count(int32_t* count) {
+  int n = 0;
+  // No driver, an old one or no device: nothing that could be opened.
+  *count = cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+  return OAR_PLUGIN_OK;
+}
+
+oar_plugin_status device_info(int32_t index, oar_plugin_device_info* info) {
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess) {
+    t_error = words(error);
+    return OAR_PLUGIN_DEVICE_ERROR;
+  }
+  std::snprintf(info->name, sizeof info->name, "%s", properties.name);
+  info->memory_bytes = properties.totalGlobalMem;
+  return OAR_PLUGIN_OK;
+}
+
+oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
+  cudaError_t error = cudaSetDevice(index);
+  if (error == cudaSuccess) error = cudaFree(nullptr);  // makes the context
+  if (error != cudaSuccess) {
+    t_error = words(error);
+    return OAR_PLUGIN_DEVICE_ERROR;
+  }
+  *device = new oar_plugin_device{index, {}};
+  return OAR_PLUGIN_OK;
+}
+
+void close_device(oar_plugin_device* d) { delete d; }
+
+oar_plugin_status allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
+  return on(d, [&] { return cudaMalloc(memory, bytes); });
+}
+
+void release(oar_plugin_device* d, void* memory) {
+  if (use(d) == cudaSuccess) (void)cudaFree(memory);
+}
+
+oar_plugin_status copy_async(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                             uint64_t bytes, cudaMemcpyKind kind, bool wait) {
+  return on(d, [&] {
+    const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, handle(s));
+    return error == cudaSuccess && wait ? cudaStreamSynchronize(handle(s)) : error;
+  });
+}
+
+oar_plugin_status copy_to_device(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                                 uint64_t bytes) {
+  return copy_async(d, s, to, from, bytes, cudaMemcpyHostToDevice, true);
+}
+oar_plugin_status copy_to_host(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                               uint64_t bytes) {
+  return copy_async(d, s, to, from, bytes, cudaMemcpyDeviceToHost, true);
+}
+oar_plugin_status copy_on_device(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                                 uint64_t bytes) {
+  return copy_async(d, s, to, from, bytes, cudaMemcpyDeviceToDevice, false);
+}
+oar_plugin_status copy_to_device_async(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                                       uint64_t bytes) {
+  return copy_async(d, s, to, from, bytes, cudaMemcpyHostToDevice, false);
+}
+oar_plugin_status copy_to_host_async(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
+                                     uint64_t bytes) {
+  return copy_async(d, s, to, from, bytes, cudaMemcpyDeviceToHost, false);
+}
+
+oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
+  return on(d, [&] { return cudaStreamSynchronize(handle(s)); });
+}
+
+oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
+                              const oar_plugin_kernel** kernel) {
+  for (const oar_plugin_kernel& k : kKernels) {
+    if (k.family != query->family || std::strcmp(k.format, query->format) != 0) continue;
+    *kernel = &k;
+    return OAR_PLUGIN_OK;
+  }
+  return OAR_PLUGIN_UNSUPPORTED;
+}
+
+oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
+                         const void* args, void*, uint64_t) {
+  return on(d, [&] { return static_cast<cudaError_t>(k->launch(args, handle(s)).code); });
+}
+
+const char* error_message(oar_plugin_device* d) { return d != nullptr ? d->error.c_str() : t_error.c_str(); }
+
+oar_plugin_status memory_stats(oar_plugin_device* d, oar_plugin_memory* memory) {
+  size_t free_bytes = 0, total_bytes = 0;
+  const oar_plugin_status status = on(d, [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
+  memory->free_bytes = free_bytes;
+  memory->total_bytes = total_bytes;
+  return status;
+}
+
+oar_plugin_status host_allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
+  return on(d, [&] { return cudaMallocHost(memory, bytes); });
+}
+void host_release(oar_plugin_device* d, void* memory) {
+  if (use(d) == cudaSuccess) (void)cudaFreeHost(memory);
+}
+
+oar_plugin_status create_stream(oar_plugin_device* d, oar_plugin_stream** stream) {
+  // Not the legacy stream's follower: engines beside each other shall not wait for one another.
+  return on(d, [&] {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+  });
+}
+void destroy_stream(oar_plugin_device* d, oar_plugin_stream* s) {
+  if (use(d) == cudaSuccess) (void)cudaStreamDestroy(handle(s));
+}
+
+oar_plugin_status create_event(oar_plugin_device* d, oar_plugin_event** event) {
+  return on(d, [&] {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
+  });
+}
+void destroy_event(oar_plugin_device* d, oar_plugin_event* event) {
+  if (use(d) == cudaSuccess) (void)cudaEventDestroy(handle(event));
+}
+oar_plugin_status record_event(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_event* event) {
+  return on(d, [&] { return cudaEventRecord(handle(event), handle(s)); });
+}
+oar_plugin_status synchronize_event(oar_plugin_device* d, oar_plugin_event* event) {
+  return on(d, [&] { return cudaEventSynchronize(handle(event)); });
+}
+
+oar_plugin_status begin_capture(oar_plugin_device* d, oar_plugin_stream* s) {
+  // Thread-local: other engines of the process may allocate meanwhile.
+  return on(d, [&] { return cudaStreamBeginCapture(handle(s), cudaStreamCaptureModeThreadLocal); });
+}
+oar_plugin_status end_capture(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_capture** capture) {
+  return on(d, [&] {
+    cudaGraph_t graph = nullptr;
+    cudaError_t error = cudaStreamEndCapture(handle(s), &graph);
+    if (error != cudaSuccess) return error;
+    error = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(capture), graph, 0);
+    (void)cudaGraphDestroy(graph);
+    return error;
+  });
+}
+oar_plugin_status replay(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_capture* capture) {
+  return on(d, [&] { return cudaGraphLaunch(handle(capture), handle(s)); });
+}
+void destroy_capture(oar_plugin_device* d, oar_plugin_capture* capture) {
+  if (use(d) == cudaSuccess) (void)cudaGraphExecDestroy(handle(capture));
+}
+
+oar_plugin make_table() {
+  oar_plugin t = {};
+  t.size = sizeof t;
+  t.major = OAR_PLUGIN_MAJOR;
+  t.minor = OAR_PLUGIN_MINOR;
+  t.name = "cuda";
+  t.device_count = device_count;
+  t.device_info = device_info;
+  t.open = open_device;
+  t.close = close_device;
+  t.allocate = allocate;
+  t.release = release;
+  t.copy_to_device = copy_to_device;
+  t.copy_to_host = copy_to_host;
+  t.copy_on_device = copy_on_device;
+  t.synchronize = synchronize;
+  t.find_kernel = find_kernel;
+  t.launch = launch;
+  t.error_message = error_message;
+  t.memory_stats = memory_stats;
+  t.host_allocate = host_allocate;
+  t.host_release = host_release;
+  t.copy_to_device_async = copy_to_device_async;
+  t.copy_to_host_async = copy_to_host_async;
+  t.create_stream = create_stream;
+  t.destroy_stream = destroy_stream;
+  t.create_event = create_event;
+  t.destroy_event = destroy_event;
+  t.record_event = record_event;
+  t.synchronize_event = synchronize_event;
+  t.begin_capture = begin_capture;
+  t.end_capture = end_capture;
+  t.replay = replay;
+  t.destroy_capture = destroy_capture;
+  return t;
+}
+
+const oar_plugin kTable = make_table();
+
+}  // namespace
+
+extern "C" OAR_PLUGIN_EXPORT const oar_plugin* oar_plugin_entry(const oar_plugin_host*) { return &kTable; }

@@ -1,0 +1,60 @@
+// liboar_cuda.so through the public table: the handshake anywhere, everything else where there is a device.
+#include "engine/tensor/plugin_table.h"
+#include "tests/cuda/device_memory.h"
+#include "tests/graph/graph_fixture.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+std::unique_ptr<Backend> host() {
+  return make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), Isa::kReference);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: the plug-in passes the handshake, and without a device says so") {
+  REQUIRE_OK(load_plugin("cuda", {}));
+  if (no_device().empty()) return;
+  const auto backend = make_plugin_backend("cuda", host(), {});
+  REQUIRE_FALSE(backend.ok());
+  CHECK(backend.status().message() == "plug-in cuda finds no device on this machine");
+}
+
+TEST_CASE("cuda: memory and copies through the plug-in", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  auto b = make_plugin_backend("cuda", host(), {});
+  REQUIRE_OK(b);
+  for (size_t n : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
+    std::vector<float> sent(n), got(n);
+    for (size_t k = 0; k < n; ++k) sent[k] = static_cast<float>(k % 1001) - 500;
+    auto memory = (*b)->allocate(2 * n * sizeof(float));
+    REQUIRE_OK(memory);
+    auto* from = static_cast<float*>(memory->mutable_data());
+    REQUIRE_OK((*b)->upload(from, sent.data(), n * sizeof(float)));
+    REQUIRE_OK((*b)->copy(from + n, from, n * sizeof(float)));
+    REQUIRE_OK((*b)->download(got.data(), from + n, n * sizeof(float)));
+    REQUIRE_OK((*b)->synchronize());
+    CHECK(got == sent);
+  }
+  const auto refused = (*b)->allocate(uint64_t{1} << 45);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.status().code() == StatusCode::kResourceExhausted);
+  CHECK((*b)->allocate(64).ok());
+}
+
+TEST_CASE("cuda: a graph on the device, launched and captured, with the processor's help", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  auto b = make_plugin_backend("cuda", host(), {});
+  REQUIRE_OK(b);
+  GraphFixture f;
+  const Val norm = f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"eps", 1e-6}});
+  f.output(norm);
+  // f32 sums of 96 squares, root, two products: below 100 roundings.
+  CHECK(distance(f.planned_on(**b, {}, 4), f.reference()) < 100.0 / (1 << 24));
+  GraphFixture mixed;  // silu has no kernel there
+  mixed.output(mixed.b.op("silu", {mixed.b.op("rms_norm", {mixed.input("x", {96}), mixed.constant("w", {96})},
+                                              {{"eps", 1e-6}})}));
+  CHECK(distance(mixed.planned_on(**b, {}, 4), mixed.reference()) < 2.0 * 100 / (1 << 24));
+}
