@@ -47,15 +47,18 @@ class AmxCodesEngine : public IntEngine {
 
   template <class Rows>
   Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
-    // Few rows: a decoding query's. Registers are faster than tiles that wait for what was just stored.
+    // Few rows: a decoding query's. Registers are faster than tiles, whose loads wait where a vector's do
+    // not.
     if (t.rows <= kFewRows) return IntEngine::attend(t, span, panels, next);
     const Range rows = seeing(t, span);
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
-    const QuantPanels& ahead = next.hi > next.lo ? next : panels;
-    layout_.key_nibbles ? logits<true>(t, rows, panels, ahead) : logits<false>(t, rows, panels, ahead);
-    for (int64_t r = rows.lo; r < rows.hi; ++r) softmax(t, r, span, panels);
-    values(t, rows, panels, ahead);
+    const int64_t count = rows.hi - rows.lo;
+    look_ahead(next, count * (kSpan / kProbBlock) +
+                         ceil_div(count, kTileRows) * (kSpan / kGroup + 2 * ceil_div(D_, kGroup)));
+    layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
+    softmax(t, rows, span, panels);
+    values(t, rows, panels);
     return rows;
   }
 
@@ -65,22 +68,16 @@ class AmxCodesEngine : public IntEngine {
 
   // The intrinsics that read memory do not say so to the compiler (g++ 12): what they read is finished first.
   OAR_INLINE static void finish_stores() { __asm__ volatile("" ::: "memory"); }
-  OAR_INLINE static void prefetch_lines(const char* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) prefetch(p + i);
-  }
 
   // ---- q . k, in groups of four panels
 
   template <bool kNibbles, class Rows>
-  void logits(const Rows& t, Range rows, const QuantPanels& panels, const QuantPanels& ahead) {
+  void logits(const Rows& t, Range rows, const QuantPanels& panels) {
     for (int64_t g = panels.lo; g < panels.hi; g += kGroupPanels) {
       const int64_t n = panels.hi - g < kGroupPanels ? panels.hi - g : kGroupPanels;
       const char* tiles[kGroupPanels];
       for (int64_t i = 0; i < n; ++i) {
         const char* k = key_panel(panels, g + i);
-        const int64_t next = clamp(ahead, g + i);
-        prefetch_scales(ahead, next);
-        prefetch_lines(key_panel(ahead, next), key_bytes_);
         tiles[i] = k;
         if constexpr (kNibbles) {
           char* out = key_tiles_ + i * kKvPanelTokens * D_;
@@ -94,13 +91,16 @@ class AmxCodesEngine : public IntEngine {
       }
       finish_stores();
       for (int64_t r = rows.lo; r < rows.hi; r += kTileRows) {
+        ahead_.step();
+        float* out = t.logits + r * kLogitStride + g * kKvPanelTokens;
+        const int64_t left = t.rows - r;  // behind them memory may end
         if (n == kGroupPanels) {
           products<kGroupPanels>(r, tiles);
-          finish_logits<kNibbles, kGroupPanels>(t, r, rows.hi, g);
+          store_dots<kGroupPanels>(out, left);
         } else {
           for (int64_t i = 0; i < n; ++i) {
             products<1>(r, tiles + i);
-            finish_logits<kNibbles, 1>(t, r, rows.hi, g + i);
+            store_dots<1>(out + i * kKvPanelTokens, left);
           }
         }
       }
@@ -143,7 +143,6 @@ class AmxCodesEngine : public IntEngine {
         _tile_dpbsud(3, 6, 7);
       }
     }
-    store_results<NP>();
   }
 
   template <int N>
@@ -154,15 +153,22 @@ class AmxCodesEngine : public IntEngine {
     if constexpr (N > 3) _tile_stored(3, spill_ + 768, 64);
   }
 
-  template <bool kNibbles, int NP, class Rows>
-  void finish_logits(const Rows& t, int64_t r, int64_t end, int64_t g) {
-    const int64_t n = end - r < kTileRows ? end - r : kTileRows;
-    for (int64_t i = 0; i < n; ++i) {
-      const Vi start = set1_int(kNibbles ? 0 : -128 * static_cast<int32_t>(q_sum_[r + i]));
-      for (int p = 0; p < NP; ++p) {
-        const int64_t at = (g + p) * kKvPanelTokens;
-        const Vi dot = load_int(spill_ + p * 256 + i * 16) + start;
-        store(t.logits + (r + i) * kLogitStride + at, logit<kNibbles>(dot, r + i, at));
+  template <int N>
+  void store_dots(float* out, int64_t rows) {
+    constexpr size_t kStride = kLogitStride * sizeof(float);
+    if (rows >= kTileRows) {
+      _tile_stored(0, out, kStride);
+      if constexpr (N > 1) _tile_stored(1, out + kKvPanelTokens, kStride);
+      if constexpr (N > 2) _tile_stored(2, out + 2 * kKvPanelTokens, kStride);
+      if constexpr (N > 3) _tile_stored(3, out + 3 * kKvPanelTokens, kStride);
+      finish_stores();
+      return;
+    }
+    store_results<N>();
+    finish_stores();
+    for (int p = 0; p < N; ++p) {
+      for (int64_t i = 0; i < rows; ++i) {
+        memcpy(out + i * kLogitStride + p * kKvPanelTokens, spill_ + p * 256 + i * 16, 64);
       }
     }
   }
@@ -170,7 +176,7 @@ class AmxCodesEngine : public IntEngine {
   // ---- p . V, in groups of 64 tokens: positions in the span are multiples of 64
 
   template <class Rows>
-  void values(Rows& t, Range rows, const QuantPanels& panels, const QuantPanels& ahead) {
+  void values(Rows& t, Range rows, const QuantPanels& panels) {
     const int64_t first = panels.lo / kGroupPanels, last = ceil_div(panels.hi, kGroupPanels);
     const char* tiles[kSpan / kGroup];
     for (int64_t g = first; g < last; ++g) {
@@ -182,7 +188,6 @@ class AmxCodesEngine : public IntEngine {
       }
     }
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
-      prefetch_lines(value_panel(ahead, clamp(ahead, i)), value_bytes_);
       if (values_in_place_) continue;
       const char* v = value_panel(panels, i);
       char* out = value_tiles_ + i * kKvPanelTokens * D_;
@@ -198,6 +203,7 @@ class AmxCodesEngine : public IntEngine {
       const int64_t n = rows.hi - r < kTileRows / 2 ? rows.hi - r : kTileRows / 2;
       for (int64_t i = 0; i < n; ++i) constant[i] = t.acc[(r + i) * D_];
       for (int64_t d = 0; d < D_; d += 64) {
+        ahead_.step();
         switch ((D_ - d + 15) / 16) {
           case 1: columns<1>(t, {first, last}, tiles, r, n, d, constant); break;
           case 2: columns<2>(t, {first, last}, tiles, r, n, d, constant); break;
@@ -253,8 +259,7 @@ class AmxCodesEngine : public IntEngine {
     for (int64_t i = 0; i < n; ++i) {
       for (int c = 0; c < NC; ++c) {
         const int32_t* sum = spill_ + c * 256 + i * 32;
-        const Vf x = fma(to_float(shift_left<8>(load_int(sum)) + load_int(sum + 16)), set1(row_scale_[r + i]),
-                         set1(constant[i]));
+        const Vf x = scaled(shift_left<8>(load_int(sum)) + load_int(sum + 16), r + i, constant[i]);
         const int64_t at = d + c * 16, lanes = D_ - at < 16 ? D_ - at : 16;
         store_part(t.acc + (r + i) * D_ + at, x, lanes);
       }

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/attention_quant_int.h"
+#include "kernels/cpu/attention_quant_codes.h"
 #include "kernels/cpu/attention_register.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -52,18 +52,21 @@ class Fp8Engine : public CodesEngine {
   Range attend(TileRows<Near>& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
     const Range rows = seeing(t, span);
     load_scales(panels);
-    const QuantPanels& ahead = next.hi > next.lo ? next : panels;
+    look_ahead(next, 2 * kSpanPanels + rows.hi - rows.lo);
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
-      const int64_t j = clamp(ahead, i);
-      prefetch_scales(ahead, j);
-      widen(key_panel(panels, i), key_panel(ahead, j), 16, D_ / 4, wide_.k[i]);
-      widen(value_panel(panels, i), value_panel(ahead, j), D_, 4, wide_.v[i]);
+      ahead_.step();
+      widen(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
+      ahead_.step();
+      widen(value_panel(panels, i), D_, 4, wide_.v[i]);
     }
     wide_.lo = panels.lo;
     wide_.hi = panels.hi;
     const SpanWork w{span, &wide_, nullptr, rows.lo, rows.hi};
     near_.logits(t, w);
-    for (int64_t r = rows.lo; r < rows.hi; ++r) weigh(t, r, span);
+    for (int64_t r = rows.lo; r < rows.hi; ++r) {
+      ahead_.step();
+      weigh(t, r, span);
+    }
     near_.values(t, w);
     return rows;
   }
@@ -72,14 +75,12 @@ class Fp8Engine : public CodesEngine {
   using Prob = typename Codec::Prob;
 
   // Lines of dwords with four codes each: twice as many with two numbers of 16 bits each.
-  OAR_INLINE static void widen(const char* codes, const char* ahead, int64_t dwords, int64_t lines,
-                               const char* panel) {
+  OAR_INLINE static void widen(const char* codes, int64_t dwords, int64_t lines, const char* panel) {
     auto* out = reinterpret_cast<float*>(const_cast<char*>(panel));  // 32 bits are 32 bits
     for (int64_t i = 0; i < lines; ++i, out += 2 * dwords) {
       for_lanes(
           dwords, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
             const int64_t at = (i * dwords + d) * 4;
-            prefetch(ahead + at);
             const Bf16Pairs x = widen_e4m3(load_line(codes + at));
             store_part(out + d, from_bits(x.low), n);
             store_part(out + dwords + d, from_bits(x.high), n);

@@ -14,14 +14,6 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-// Before a loop over a register tile: unrolled while accumulators can still become registers (g++ 12
-// otherwise unrolls after it has given arrays of accumulators a place in memory).
-#if defined(__clang__)
-#define OAR_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define OAR_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 // Tokens packed by one call of pack_probs(), and words of 32 bits that these take for one row.
 inline constexpr int64_t kProbBlock = 64;
 
@@ -65,10 +57,11 @@ OAR_INLINE void value_dot(ValueSum& sum, Line v, ProbFactor f) {
 }
 OAR_INLINE Vi total(const ValueSum& sum) { return shift_left<8>(sum.high) + sum.low; }
 
-// round(w * inverse), in [0, 32767], of 64 tokens.
-OAR_INLINE void pack_probs(const float* w, Vf inverse, int32_t* block) {
+// round(w), in [0, 32767], of 64 tokens.
+OAR_INLINE void pack_probs(const Vf* w, int32_t* block) {
   __m512i v[4];
-  for (int i = 0; i < 4; ++i) v[i] = to_int(load(w + 16 * i) * inverse).v;
+  OAR_UNROLL
+  for (int i = 0; i < 4; ++i) v[i] = to_int(w[i]).v;
   // Packing works within quarters of the vectors: four tokens of v[0], of v[1], v[2], v[3] side by side.
   const __m512i a = _mm512_packus_epi32(v[0], v[1]), b = _mm512_packus_epi32(v[2], v[3]);
   const __m512i low_byte = _mm512_set1_epi16(0xff);
@@ -126,10 +119,11 @@ OAR_INLINE void value_dot(ValueSum& sum, Line v, ProbFactor f) { sum.sum = key_d
 OAR_INLINE Vi total(const ValueSum& sum) { return sum.sum; }
 
 // Words (0, 1, 2, 3) of a quarter to (0, 2, 1, 3).
-OAR_INLINE void pack_probs(const float* w, Vf inverse, int32_t* block) {
+OAR_INLINE void pack_probs(const Vf* w, int32_t* block) {
   const __m128i words = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  OAR_UNROLL
   for (int64_t i = 0; i < kProbBlock; i += 2 * kLanes) {
-    const Vi a = to_int(load(w + i) * inverse), b = to_int(load(w + i + kLanes) * inverse);
+    const Vi a = to_int(w[i / kLanes]), b = to_int(w[i / kLanes + 1]);
 #if defined(__AVX512F__)
     const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     const __m512i packed = _mm512_permutexvar_epi64(order, _mm512_packus_epi32(a.v, b.v));
@@ -180,9 +174,9 @@ OAR_INLINE void value_dot(ValueSum& sum, const Line& v, const ProbFactor& f) {
 }
 OAR_INLINE Vi total(const ValueSum& sum) { return sum.sum; }
 
-OAR_INLINE void pack_probs(const float* w, Vf inverse, int32_t* block) {
+OAR_INLINE void pack_probs(const Vf* w, int32_t* block) {
   for (int64_t i = 0; i < kProbBlock; i += kLanes) {
-    const Vi p = to_int(load(w + i) * inverse);
+    const Vi p = to_int(w[i / kLanes]);
     memcpy(block + i, &p, sizeof p);
   }
 }

@@ -28,6 +28,14 @@
 
 #define OAR_INLINE [[gnu::always_inline]] inline
 
+// Before a loop over a register tile: unrolled while accumulators can still become registers (g++ 12
+// otherwise unrolls after it has given arrays of accumulators a place in memory).
+#if defined(__clang__)
+#define OAR_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OAR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace oar::OAR_SIMD_NAMESPACE {
 
 #if defined(__AVX512F__)

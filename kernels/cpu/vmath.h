@@ -88,6 +88,30 @@ OAR_INLINE Vf exp2_nonpositive(Vf x) {
 #endif
 }
 
+// exp2_nonpositive<4>() of N vectors, in place, to the bit. Step by step over all of them: a compiler that
+// finishes one vector before the next fills the processor's scheduler with operations that wait for each
+// other.
+template <int N>
+OAR_INLINE void exp2_nonpositive_all(Vf* x) {
+#if defined(__AVX512F__)
+  __m512 r[N], q[N];
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = _mm512_reduce_ps(x[i].v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) q[i] = _mm512_fmadd_ps(set1(kExp2Terms4[3]).v, r[i], set1(kExp2Terms4[2]).v);
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) q[i] = _mm512_fmadd_ps(q[i], r[i], set1(kExp2Terms4[1]).v);
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) q[i] = _mm512_fmadd_ps(q[i], r[i], set1(kExp2Terms4[0]).v);
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) q[i] = _mm512_fmadd_ps(q[i], r[i], set1(1.f).v);
+  OAR_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = {_mm512_scalef_ps(q[i], x[i].v)};
+#else
+  for (int i = 0; i < N; ++i) x[i] = exp2_nonpositive<4>(x[i]);
+#endif
+}
+
 OAR_INLINE Vf log(Vf x) {
   // Subnormals are scaled up by 2^23 first.
   const Mask tiny = x < set1(1.17549435e-38f);

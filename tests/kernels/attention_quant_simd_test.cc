@@ -128,6 +128,50 @@ TEST_CASE("quantized attention: any number of workers, to the bit") {
   }
 }
 
+TEST_CASE("quantized attention: a long context of few heads is dealt out, of a window only what it shows") {
+  // A single query of one key/value head behind 16,384 tokens: spans of 256 are work for many workers. (That
+  // pages a window has left are not looked at is tested by tables that point nowhere: see QuantProblem::run.)
+  for (const Tier& tier : kTiers) {
+    for (Isa isa : levels()) {
+      QuantPagedAttentionArgs a;
+      a.shape = {tier.keys, tier.values, 64, 1, 64};
+      a.open_max_blocks = a.sink_max_blocks = a.common.max_blocks = 256;
+      a.common.T = a.common.B = 1;
+      a.common.H = 4;
+      a.common.shape = open_kv_shape(a.shape);
+      const Kernel* kernel =
+          KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), isa);
+      KernelPlan whole, window;
+      kernel->plan(&a, 4, &whole);
+      a.common.window = 512;
+      kernel->plan(&a, 4, &window);
+      INFO(kernel->name << " " << tier.name);
+      CHECK(whole.phases == 2);
+      CHECK(whole.chunks[0] >= 32);
+      CHECK(window.chunks[0] <= 8);
+      CHECK(window.shared_scratch * 8 <= whole.shared_scratch);
+    }
+  }
+}
+
+TEST_CASE("quantized attention: values of very different scales") {
+  // Probabilities keep 15 bits relative to the largest scale seen: a token of huge values must not blur what
+  // the rest of its span says beyond the bound, and a token of tiny ones must not be lost where it alone
+  // counts.
+  for (const Tier& tier : kTiers) {
+    for (const float factor : {1e3f, 1e-3f}) {
+      QuantProblem p(tier, {4, 2, 64}, 64, {520}, Queries::kExact);
+      for (size_t i = 0; i < 128; ++i) p.v[0][100 * 128 + i] *= factor;
+      p.append_all(Isa::kReference);
+      const std::vector<float> want = p.run(Isa::kReference, {{0, 520, 3}}, {});
+      for (Isa isa : levels()) {
+        INFO(describe(tier, p, isa) << " factor " << factor);
+        CHECK(largest_difference(p.run(isa, {{0, 520, 3}}, {}), want) <= p.bound(Queries::kExact, {}));
+      }
+    }
+  }
+}
+
 TEST_CASE("quantized attention: a NaN or infinity comes out where it is seen, and nowhere else") {
   for (const Tier& tier : kTiers) {
     for (const float bad : {NAN, INFINITY}) {
