@@ -36,4 +36,42 @@ void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t
   }
 }
 
+int64_t winograd_filter_floats(int64_t M, int64_t C, int64_t width) {
+  return 36 * ((M + width - 1) / width) * C * width;
+}
+
+// G g G^T of `width` output channels beside each other.
+void pack_winograd(float* dst, const float* w, int64_t M, int64_t C, int64_t width) {
+  constexpr int64_t kMaxWidth = 16;
+  const int64_t panels = (M + width - 1) / width, matrix = panels * C * width;
+  // out[0..6) = G g[0..3), `step` apart
+  const auto expand = [](const double* g0, const double* g1, const double* g2, double* out, int64_t step) {
+    for (int64_t i = 0; i < kMaxWidth; ++i) {
+      const double a = g0[i], b = g1[i], c = g2[i];
+      out[i] = a / 4;
+      out[step + i] = -(a + c + b) / 6;
+      out[2 * step + i] = -(a + c - b) / 6;
+      out[3 * step + i] = (a / 4 + c + b / 2) / 6;
+      out[4 * step + i] = (a / 4 + c - b / 2) / 6;
+      out[5 * step + i] = c;
+    }
+  };
+  double g[9][kMaxWidth] = {}, half[6][3][kMaxWidth], full[6][6][kMaxWidth];
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t n = M - p * width < width ? M - p * width : width;
+    for (int64_t c = 0; c < C; ++c) {
+      for (int64_t i = 0; i < width; ++i) {
+        const float* from = w + ((p * width + i) * C + c) * 9;
+        for (int64_t t = 0; t < 9; ++t) g[t][i] = i < n ? static_cast<double>(from[t]) : 0;
+      }
+      for (int64_t j = 0; j < 3; ++j) expand(g[j], g[3 + j], g[6 + j], half[0][j], 3 * kMaxWidth);
+      for (int64_t i = 0; i < 6; ++i) expand(half[i][0], half[i][1], half[i][2], full[i][0], kMaxWidth);
+      for (int64_t k = 0; k < 36; ++k) {
+        float* to = dst + k * matrix + (p * C + c) * width;
+        for (int64_t i = 0; i < width; ++i) to[i] = static_cast<float>(full[k / 6][k % 6][i]);
+      }
+    }
+  }
+}
+
 }  // namespace oar

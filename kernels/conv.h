@@ -41,6 +41,11 @@ struct WindowShape {
   int64_t pad_top = 0, pad_left = 0, pad_bottom = 0, pad_right = 0;
 };
 
+// Of kConv, and of kWinograd: windows of 3x3 with stride 1, dilation 1 and one group over pixels whose
+// channels lie together, filters packed by pack_winograd(). kWinograd has a quarter of kConv's
+// multiplications and rounds more: its transforms scale values by up to 10 x 10 on the way in and 1 + 4 x 8
+// on the way out, so that errors are some ten times those of the plain sum. It has no reference kernel of its
+// own: kConv's is.
 struct ConvArgs {
   uint32_t size = sizeof(ConvArgs);
   uint32_t version = 1;
@@ -119,5 +124,9 @@ int64_t packed_filter_floats(int64_t M, int64_t groups, int64_t taps, int64_t c_
 // C / groups * taps, taps and 1, a matrix (C, M) has 1, M and 0, its transpose (M, C) has C, 1 and 0.
 void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t taps, int64_t c_per_group,
                   int64_t stride_m, int64_t stride_c, int64_t stride_tap, int64_t width);
+
+// Filters (M, C, 3, 3) as the 36 matrices of kWinograd, (36, panels, C, width), transformed in double.
+int64_t winograd_filter_floats(int64_t M, int64_t C, int64_t width);
+void pack_winograd(float* dst, const float* w, int64_t M, int64_t C, int64_t width);
 
 }  // namespace oar

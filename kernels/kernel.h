@@ -60,6 +60,8 @@ enum class KernelFamily : uint8_t {
   kGatherRows,           // embedding.h
   kHadamard,             // hadamard.h
   kConv,                 // conv.h
+  kWinograd,             // conv.h
+  kQuantizedConv,        // quantized_conv.h
   kDepthwise,            // conv.h
   kPool,                 // conv.h
   kSoftmax,              // conv.h

@@ -20,7 +20,7 @@ struct InspectOptions {
   ModelOptions model;
   ReportOptions report;
   std::vector<std::string> inputs;  // of ordinary models
-  bool tensors = false, json = false, quant = false;
+  bool tensors = false, json = false, quant = false, explain = false;
 };
 
 // Tensors of one storage format, together.
@@ -126,6 +126,7 @@ int inspect(const InspectOptions& o) {
     what.inputs = o.inputs;
     what.dump_pass = o.report.dump_pass;
     what.graph = o.report.graph;
+    what.explain = o.explain;
     what.plan = o.report.plan || o.report.memory;
     const Status s = inspect_predictor(o.model.model, what);
     return s.ok() ? kSuccess : fail(s);
@@ -173,6 +174,8 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
+  c->add_flag("--explain", o->explain,
+              "of an ONNX or Paddle model: what each pass did, and why two ops were not fused");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")
       ->excludes(graph)
       ->excludes(plan)
@@ -185,7 +188,8 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect demo --quant --weights int4 --kv int4\n"
       "  oar inspect resnet50.onnx --plan --input input=8x3x224x224\n"
       "  oar inspect demo --graph --disable-pass fuse_qkv\n"
-      "  oar inspect demo --dump-pass fuse_qkv");
+      "  oar inspect demo --dump-pass fuse_qkv\n"
+      "  oar inspect resnet50.onnx --explain");
   c->callback([o, &action] { action = [o] { return inspect(*o); }; });
 }
 

@@ -75,6 +75,21 @@ void print_plan(const BlockPlan& plan) {
   }
 }
 
+void print_passes(std::span<const PassReport> passes) {
+  std::printf("passes    (rewrites, nodes before and after)\n");
+  for (const PassReport& p : passes) {
+    if (p.disabled) std::printf("  %-16s off\n", p.name.c_str());
+    else std::printf("  %-16s %5d  %5zu %5zu\n", p.name.c_str(), p.rewrites, p.nodes_before, p.nodes_after);
+  }
+  std::printf("not fused (what each pass left apart, and the first condition that failed)\n");
+  for (const PassReport& p : passes) {
+    for (const Refusal& r : p.refusals) {
+      std::printf("  %-16s %s%s%s: %s\n", p.name.c_str(), r.first.c_str(),
+                  r.first.empty() || r.second.empty() ? "" : " -> ", r.second.c_str(), r.reason.c_str());
+    }
+  }
+}
+
 }  // namespace
 
 bool is_predictor_path(const std::string& path) { return path.ends_with(".onnx") || is_paddle_path(path); }
@@ -82,6 +97,7 @@ bool is_predictor_path(const std::string& path) { return path.ends_with(".onnx")
 Status inspect_predictor(const std::string& path, const PredictorInspection& what) {
   PredictorOptions options;
   options.disabled_passes = what.disabled_passes;
+  options.explain = what.explain;
   bool dumped = what.dump_pass.empty();
   if (!dumped) {
     options.pass_observer = [&](const Pass& pass, const Graph& graph, bool after) {
@@ -97,6 +113,7 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
     return invalid_argument(cat("--dump-pass ", what.dump_pass, ": the passes are ", names));
   }
   std::fputs(predictor->summary().c_str(), stdout);
+  if (what.explain) print_passes(predictor->passes());
   if (what.graph) std::fputs(predictor->graph().to_string().c_str(), stdout);
   if (!what.plan) return ok_status();
   OAR_ASSIGN(const std::vector<Shape> shapes, shapes_of(*predictor, what.inputs));

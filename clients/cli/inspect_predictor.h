@@ -14,6 +14,7 @@ struct PredictorInspection {
   std::vector<std::string> inputs;  // NAME=2x3x224x224: extents for the plan
   std::string dump_pass;
   bool graph = false, plan = false;
+  bool explain = false;  // what each pass did, and why neighbouring ops were not fused
 };
 
 // True for files that hold a graph of ops: what `oar infer` runs.

@@ -25,15 +25,21 @@ std::span<const Pass> default_passes() {
 
 std::span<const Pass> tensor_passes() {
   static const Pass kPasses[] = {
+      {"fuse_quantized", "quantized layers as ops of 8-bit integers", passes::fuse_quantized,
+       passes::explain_quantized},
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
       {"cse", "compute equal expressions once", passes::cse},
       {"fuse_spelled", "activations and layer norms that the file spells in smaller ops",
-       passes::fuse_spelled},
-      {"fuse_dense", "products with a constant matrix become layers", passes::fuse_dense},
-      {"fuse_attention", "softmax(q k^T) v with its transposes in one call", passes::fuse_attention},
+       passes::fuse_spelled, passes::explain_spelled},
+      {"fuse_dense", "products with a constant matrix become layers", passes::fuse_dense,
+       passes::explain_dense},
+      {"fuse_attention", "softmax(q k^T) v with its transposes in one call", passes::fuse_attention,
+       passes::explain_attention},
       {"fuse_epilogues", "bias, residual, activation and batch norm into convolutions and layers",
-       passes::fuse_epilogues},
+       passes::fuse_epilogues, passes::explain_epilogues},
       {"channels_last", "images as (N, H, W, C), the layout of the kernels", passes::channels_last},
+      {"winograd", "3x3 convolutions with a quarter of the multiplications", passes::winograd,
+       passes::explain_winograd},
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;
@@ -65,6 +71,7 @@ Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> p
       if (options.observer) options.observer(pass, graph, false);
       OAR_ASSIGN(r.rewrites, pass.run(graph));
       if (options.observer) options.observer(pass, graph, true);
+      if (options.explain && pass.explain) r.refusals = pass.explain(graph);
     }
     r.nodes_after = graph.nodes().size();
     reports.push_back(std::move(r));

@@ -12,18 +12,26 @@
 
 namespace oar {
 
+// Why two neighbouring nodes stayed apart: the first condition of a fusion that did not hold. `second` reads
+// what `first` computes; both are "op 'name'".
+struct Refusal {
+  std::string first, second, reason;
+};
+
 struct Pass {
   const char* name;
   const char* summary;  // one line for `oar inspect`
   // Returns how many rewrites it made.
   std::function<Result<int>(Graph& graph)> run;
+  // What the pass left apart in a graph that it has been over, by the conditions it used; null: it has none.
+  std::vector<Refusal> (*explain)(const Graph& graph) = nullptr;
 };
 
 // fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
 std::span<const Pass> default_passes();
 
-// Those of ordinary models (importers' graphs), in order: fold_evaluated, cse, fuse_spelled, fuse_dense,
-// fuse_attention, fuse_epilogues, channels_last, dce.
+// Those of ordinary models (importers' graphs), in order: fuse_quantized, fold_evaluated, cse, fuse_spelled,
+// fuse_dense, fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
@@ -37,10 +45,12 @@ struct PassReport {
   int rewrites = 0;
   size_t nodes_before = 0, nodes_after = 0;
   bool disabled = false;
+  std::vector<Refusal> refusals;  // where PassOptions::explain asked for them
 };
 
 struct PassOptions {
   std::set<std::string> disabled;
+  bool explain = false;
   // Called around each pass that runs; the graph may be printed.
   std::function<void(const Pass&, const Graph& graph, bool after)> observer;
 };
@@ -54,13 +64,21 @@ Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> p
 Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep);
 
 namespace passes {
+std::vector<Refusal> explain_quantized(const Graph& graph);
+std::vector<Refusal> explain_spelled(const Graph& graph);
+std::vector<Refusal> explain_dense(const Graph& graph);
+std::vector<Refusal> explain_attention(const Graph& graph);
+std::vector<Refusal> explain_epilogues(const Graph& graph);
+std::vector<Refusal> explain_winograd(const Graph& graph);
 Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
+Result<int> fuse_quantized(Graph& graph);
 Result<int> fuse_spelled(Graph& graph);
 Result<int> fuse_dense(Graph& graph);
 Result<int> fuse_attention(Graph& graph);
 Result<int> fuse_epilogues(Graph& graph);
 Result<int> channels_last(Graph& graph);
+Result<int> winograd(Graph& graph);
 Result<int> cse(Graph& graph);
 Result<int> dce(Graph& graph);
 Result<int> fuse_definitions(Graph& graph);

@@ -176,6 +176,17 @@ void old_add(OnnxNode& n) { old_binary(n, "add"); }
 void old_sub(OnnxNode& n) { old_binary(n, "sub"); }
 void old_mul(OnnxNode& n) { old_binary(n, "mul"); }
 void old_div(OnnxNode& n) { old_binary(n, "div"); }
+void old_pow(OnnxNode& n) { old_binary(n, "pow"); }
+
+// Before opset 7 Gemm had to be asked to broadcast its third operand.
+void old_gemm(OnnxNode& n) {
+  n.get_int("broadcast", 0);
+  n.out(0, n.w().op("gemm", n.ins(),
+                    {{"alpha", n.get_float("alpha", 1)},
+                     {"beta", n.get_float("beta", 1)},
+                     {"transA", n.get_int("transA", 0)},
+                     {"transB", n.get_int("transB", 0)}}));
+}
 
 void reshape(OnnxNode& n) {
   if (n.opset() < 5) {
@@ -220,6 +231,7 @@ void resize(OnnxNode& n) {
 
 void batch_norm(OnnxNode& n) {
   n.get_int("spatial", 1);
+  n.get_int("is_test", 1);  // opset 6 alone
   n.get_float("momentum", 0.9);
   Attrs attrs{{"epsilon", n.get_float("epsilon", 1e-5)}, {"momentum", n.get_float("momentum", 0.9)}};
   // Opset 14 says it is training; before that five outputs did, which inference models do not have.

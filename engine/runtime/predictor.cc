@@ -51,6 +51,7 @@ Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const 
   auto shared = std::make_shared<Shared>(options.planned_shapes);
   PassOptions passes;
   passes.disabled = options.disabled_passes;
+  passes.explain = options.explain;
   passes.observer = options.pass_observer;
   OAR_ASSIGN(shared->passes, run_passes(*model.graph, tensor_passes(), passes));
   shared->model = std::move(model);

@@ -27,6 +27,7 @@ struct PredictorOptions {
   std::shared_ptr<ThreadPool> pool;       // shared with others instead of one of its own
   std::set<std::string> disabled_passes;  // by name, see tensor_passes()
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
+  bool explain = false;                       // passes() says what was not fused, and why
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
   size_t planned_shapes = 32;                 // sets of input shapes whose memory plans are kept

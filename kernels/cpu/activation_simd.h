@@ -102,37 +102,42 @@ OAR_INLINE void binary_row(const float* a, const float* b, int32_t b_col, float*
   });
 }
 
-OAR_INLINE int64_t binary_per(const BinaryArgs& a) { return rows_per_chunk(a.rows, a.cols * 12); }
+// Operands that walk together, or meet one number, are one row: chunks are then runs of elements.
+OAR_INLINE bool binary_flat(const BinaryArgs& a) { return (a.b_row != 0) == (a.b_col != 0); }
+OAR_INLINE int64_t binary_per(const BinaryArgs& a) {
+  if (binary_flat(a)) return ceil_div(rows_per_chunk(a.rows * a.cols, 12), kLanes) * kLanes;
+  return rows_per_chunk(a.rows, a.cols * 12);
+}
 
 inline void binary_plan(const void* args, int, KernelPlan* out) {
   const auto& a = *static_cast<const BinaryArgs*>(args);
-  *out = {1, {row_chunks(a.rows, binary_per(a))}};
+  *out = {1, {row_chunks(binary_flat(a) ? a.rows * a.cols : a.rows, binary_per(a))}};
+}
+
+inline void binary_part(const BinaryArgs& a, const float* x, const float* b, float* out, int64_t n) {
+  switch (a.op) {
+    case BinaryOp::kAdd: return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return p + q; });
+    case BinaryOp::kSub: return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return p - q; });
+    case BinaryOp::kMul: return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return p * q; });
+    case BinaryOp::kDiv: return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return p / q; });
+    case BinaryOp::kMax:  // max() gives its second operand on NaN: a NaN in p is put back
+      return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return select(is_nan(p), p, max(p, q)); });
+    case BinaryOp::kMin:
+      return binary_row(x, b, a.b_col, out, n, [](Vf p, Vf q) { return select(is_nan(p), p, min(p, q)); });
+    case BinaryOp::kPow:
+      for (int64_t j = 0; j < n; ++j) out[j] = powf(x[j], b[j * a.b_col]);
+  }
 }
 
 inline void binary_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const BinaryArgs*>(args);
-  const int64_t per = binary_per(a), last = end * per < a.rows ? end * per : a.rows;
+  const int64_t per = binary_per(a), units = binary_flat(a) ? a.rows * a.cols : a.rows;
+  const int64_t from = begin * per, last = end * per < units ? end * per : units;
+  if (a.cols == 0 || from >= last) return;
+  if (binary_flat(a)) return binary_part(a, a.a + from, a.b + from * a.b_col, a.out + from, last - from);
   const int64_t b_cols = a.b_col != 0 ? a.cols : 1;
-  if (a.cols == 0) return;
-  for (int64_t r = begin * per; r < last; ++r) {
-    const float *x = a.a + r * a.cols, *b = a.b + r * a.b_row * b_cols;
-    float* out = a.out + r * a.cols;
-    switch (a.op) {
-      case BinaryOp::kAdd: binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return p + q; }); break;
-      case BinaryOp::kSub: binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return p - q; }); break;
-      case BinaryOp::kMul: binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return p * q; }); break;
-      case BinaryOp::kDiv: binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return p / q; }); break;
-      case BinaryOp::kMax:  // max() gives its second operand on NaN: a NaN in p is put back
-        binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return select(is_nan(p), p, max(p, q)); });
-        break;
-      case BinaryOp::kMin:
-        binary_row(x, b, a.b_col, out, a.cols, [](Vf p, Vf q) { return select(is_nan(p), p, min(p, q)); });
-        break;
-      case BinaryOp::kPow:
-        for (int64_t j = 0; j < a.cols; ++j) out[j] = powf(x[j], b[j * a.b_col]);
-        break;
-    }
-  }
+  for (int64_t r = from; r < last; ++r)
+    binary_part(a, a.a + r * a.cols, a.b + r * a.b_row * b_cols, a.out + r * a.cols, a.cols);
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

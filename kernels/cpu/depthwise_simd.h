@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/epilogue_simd.h"
+#include "kernels/cpu/global_pool_simd.h"
 #include "kernels/partition.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -166,6 +167,7 @@ struct PoolWork {
 };
 inline void pool_plan(const void* args, int, KernelPlan* out) {
   const PoolWork w(*static_cast<const PoolArgs*>(args));
+  if (is_global_pool(w.a)) return global_pool_plan(w.a, out);
   *out = {1, {row_chunks(w.rows * w.parts, w.per)}};
 }
 
@@ -219,8 +221,10 @@ inline void pool_row(const PoolArgs& a, int64_t row, int64_t c0, int64_t c1) {
   }
 }
 
-inline void pool_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+inline void pool_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
   const PoolWork w(*static_cast<const PoolArgs*>(args));
+  if (is_global_pool(w.a))
+    return global_pool_run(w.a, phase, begin, end, static_cast<float*>(scratch.shared));
   const int64_t last = std::min(end * w.per, w.rows * w.parts);
   for (int64_t u = begin * w.per; u < last; ++u) {
     const int64_t part = u % w.parts;

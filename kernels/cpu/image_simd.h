@@ -5,6 +5,7 @@
 #include "kernels/cpu/conv_simd.h"
 #include "kernels/cpu/depthwise_simd.h"
 #include "kernels/cpu/softmax_simd.h"
+#include "kernels/cpu/winograd_simd.h"
 #include "kernels/kernel_list.h"
 
 #define OAR_IMAGE_STRING_(x) #x
@@ -17,6 +18,7 @@ inline void append_image(KernelList& list, Isa isa) {
   list.push_back(                          \
       {KernelFamily::family, isa, name "." OAR_IMAGE_STRING(OAR_SIMD_NAMESPACE), std::nullopt, plan, run})
   OAR_ENTRY(kConv, "conv", conv_plan, conv_run);
+  OAR_ENTRY(kWinograd, "winograd", winograd_plan, winograd_run);
   OAR_ENTRY(kDepthwise, "depthwise", depthwise_plan, depthwise_run);
   OAR_ENTRY(kPool, "pool", pool_plan, pool_run);
   OAR_ENTRY(kSoftmax, "softmax", softmax_plan, softmax_run);

@@ -41,6 +41,21 @@ inline Proto ints_proto(const std::string& name, const std::vector<int64_t>& val
   for (int64_t v : values) t.number(7, v);
   return t;
 }
+// Raw values of any element type of ONNX's numbering: 2 u8, 3 i8, 6 i32.
+template <class T>
+Proto raw_proto(const std::string& name, int64_t type, const std::vector<int64_t>& dims,
+                const std::vector<T>& values) {
+  Proto t;
+  for (int64_t d : dims) t.number(1, d);
+  t.number(2, type).text(8, name);
+  return t.text(9, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
+}
+inline Proto ints_attr(const std::string& name, const std::vector<int64_t>& values) {
+  Proto p;
+  p.text(1, name).number(20, 7);
+  for (int64_t v : values) p.number(8, v);
+  return p;
+}
 inline Proto int_attr(const std::string& name, int64_t v) {
   return Proto().text(1, name).number(3, v).number(20, 2);
 }

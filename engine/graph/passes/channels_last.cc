@@ -94,12 +94,15 @@ class Conversion {
   Result<bool> convert(const Node& n) {
     if (n.inputs.empty() || n.inputs[0] == kNoValue || !n.subgraphs.empty()) return false;
     if (named(n, "conv")) return convolution(n);
+    if (named(n, "quantized_conv")) return quantized(n);
     if (named(n, "conv_transpose")) return enlarging(n);
     if (one_of(n, kBinary)) return binary(n);
+    if (named(n, "quantized_add")) return quantized_sum(n);
     if (named(n, "concat")) return concat(n);
     if (!last(n.inputs[0])) return false;
     if (one_of(n, kPools)) return pool(n);
     if (one_of(n, kUnary)) return unary(n);
+    if (named(n, "quantize_linear") || named(n, "dequantize_linear")) return rescaled(n);
     if (named(n, "resize")) return resize(n);
     if (named(n, "reduce_mean") || named(n, "reduce_max") || named(n, "reduce_sum")) return reduce(n);
     if (named(n, "softmax")) return along_axis(n, -1);
@@ -129,6 +132,30 @@ class Conversion {
     if (planar) attrs.set("planar_input", int64_t{1});
     else inputs[0] = to_last(inputs[0]);
     emit(n, std::move(inputs), std::move(attrs));
+    return true;
+  }
+  Result<bool> quantized(const Node& n) {
+    const Tensor* w = constant(Matcher::operand(n, 1));
+    if (!w || w->shape().rank() != 4) return false;
+    Attrs attrs = n.attrs;
+    attrs.set("layout", std::string("nhwc"));
+    std::vector<ValueId> inputs = n.inputs;
+    inputs[0] = to_last(inputs[0]);
+    emit(n, std::move(inputs), std::move(attrs));
+    return true;
+  }
+  Result<bool> quantized_sum(const Node& n) {
+    if (n.inputs.size() != 2 || !last(n.inputs[0]) || !last(n.inputs[1])) return false;
+    emit(n, {last_[n.inputs[0]], last_[n.inputs[1]]}, n.attrs);
+    return true;
+  }
+  // To or from integers with one scale for all.
+  Result<bool> rescaled(const Node& n) {
+    const Tensor* scale = constant(Matcher::operand(n, 1));
+    if (!scale || scale->numel() != 1 || n.attrs.get_int("block_size") != 0) return false;
+    std::vector<ValueId> inputs = n.inputs;
+    inputs[0] = last_[inputs[0]];
+    emit(n, std::move(inputs), n.attrs);
     return true;
   }
   Result<bool> enlarging(const Node& n) {

@@ -28,22 +28,32 @@ void set_operand(Node& n, size_t k, ValueId v) {
 
 float at(const Tensor& t, int64_t k) { return static_cast<const float*>(t.data())[k]; }
 
+// Conditions come before the rewrites, as functions that return null or the first one that fails: what
+// `oar inspect --explain` prints is what decided.
+
 // conv(x, w, b?) then batch_norm(., scale, bias, mean, variance).
-Result<bool> fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
-  if (!named(conv, "conv")) return false;
+const char* why_not_norm(const Matcher& m, const Node& conv, const Node& norm) {
+  if (!named(conv, "conv")) return "a batch norm folds into a convolution only";
+  if (!m.f32_constant(conv.inputs[1])) return "the filters are not constants of f32";
+  const ValueId bias = Matcher::operand(conv, 2);
+  const Tensor* b = m.f32_constant(bias);
+  const int64_t M = m.f32_constant(conv.inputs[1])->shape()[0];
+  if (bias != kNoValue && (!b || b->numel() != M)) return "the convolution's bias is no constant of f32";
+  if (norm.attrs.get_int("training_mode") || norm.outputs.size() != 1) return "the batch norm is training";
+  if (Matcher::operand(conv, 3) != kNoValue) return "a residual was added before";
+  for (size_t k = 1; k <= 4; ++k) {
+    const Tensor* p = m.f32_constant(Matcher::operand(norm, k));
+    if (!p || p->numel() != M) return "the batch norm's numbers are not constants of f32, one per filter";
+  }
+  return nullptr;
+}
+
+Status fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
   const Tensor* w = m.f32_constant(conv.inputs[1]);
   const Tensor* b = m.f32_constant(Matcher::operand(conv, 2));
   const Tensor* parts[4];
   for (size_t k = 0; k < 4; ++k) parts[k] = m.f32_constant(Matcher::operand(norm, k + 1));
-  if (!w || (Matcher::operand(conv, 2) != kNoValue && !b) || norm.attrs.get_int("training_mode") ||
-      norm.outputs.size() != 1 || Matcher::operand(conv, 3) != kNoValue) {
-    return false;
-  }
   const int64_t M = w->shape()[0], per = M > 0 ? w->numel() / M : 0;
-  for (const Tensor* p : parts) {
-    if (!p || p->numel() != M) return false;
-  }
-  if (b && b->numel() != M) return false;
   OAR_ASSIGN(Tensor w2, Tensor::allocate(w->shape(), Format::f32()));
   OAR_ASSIGN(Tensor b2, Tensor::allocate({M}, Format::f32()));
   const double epsilon = norm.attrs.get_float("epsilon", 1e-5);
@@ -60,7 +70,7 @@ Result<bool> fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm)
   const ValueId wid = g.add_constant(name + "'", std::move(w2)),
                 bid = g.add_constant(name + ".bias'", std::move(b2));
   conv.inputs = {conv.inputs[0], wid, bid};
-  return true;
+  return ok_status();
 }
 
 // A constant added to each filter's output alike: its M values, or one for all.
@@ -74,76 +84,130 @@ bool is_bias(const Node& n, const Node& sum, const Tensor& t, int64_t M) {
   return s.rank() >= 2 && s[s.rank() == 4 ? 1 : 0] == M && (s.rank() == 3 || s.rank() == 4);
 }
 
-Result<bool> fold_bias(Graph& g, const Matcher& m, Node& n, const Node& sum, size_t side) {
+const char* why_not_bias(const Matcher& m, const Node& n, const Node& sum, size_t side) {
   const Tensor* t = m.f32_constant(sum.inputs[side]);
   const Tensor* w = m.f32_constant(n.inputs[1]);
   const int64_t M = filters_of(m, n);
-  if (!t || !w || M < 1 || !is_bias(n, sum, *t, M)) return false;
-  if (!named(n, "dense") && !sum.attrs.has("axis") && t->numel() != 1 && w->shape().rank() != 4) return false;
+  if (!t) return "the constant added is not f32";
+  if (!w) return "the weights are not f32";
+  if (!is_bias(n, sum, *t, M)) return "the constant added is not one number per filter";
+  if (!named(n, "dense") && !sum.attrs.has("axis") && t->numel() != 1 && w->shape().rank() != 4)
+    return "one number per filter of a convolution that is not over images";
   const ValueId old = Matcher::operand(n, 2);
   const Tensor* b = m.f32_constant(old);
-  if (old != kNoValue && (!b || b->numel() != M)) return false;
+  if (old != kNoValue && (!b || b->numel() != M)) return "the bias there is no constant of f32";
+  return nullptr;
+}
+
+Status fold_bias(Graph& g, const Matcher& m, Node& n, const Node& sum, size_t side) {
+  const Tensor* t = m.f32_constant(sum.inputs[side]);
+  const Tensor* b = m.f32_constant(Matcher::operand(n, 2));
+  const int64_t M = filters_of(m, n);
   OAR_ASSIGN(Tensor bias, Tensor::allocate({M}, Format::f32()));
   for (int64_t k = 0; k < M; ++k) {
     static_cast<float*>(bias.mutable_data())[k] = at(*t, t->numel() == 1 ? 0 : k) + (b ? at(*b, k) : 0.f);
   }
   set_operand(n, 2, g.add_constant(g.value(sum.inputs[side]).name, std::move(bias)));
-  return true;
+  return ok_status();
 }
 
-// Sets the attributes that make `act` the node's epilogue.
-bool take_activation(const Matcher& m, Node& n, const Node& act) {
+// An activation that a call can end with.
+struct Ending {
+  std::string kind;
+  double alpha = 0, beta = 0;
+};
+std::optional<Ending> ending_of(const Matcher& m, const Node& act) {
   const std::string_view name = act.op->name;
-  const auto set = [&](const char* kind, double alpha = 0, double beta = 0) {
-    n.attrs.set("activation", std::string(kind));
-    n.attrs.set("act_alpha", alpha);
-    n.attrs.set("act_beta", beta);
-    return true;
-  };
   const Attrs& a = act.attrs;
-  if (name == "relu" || name == "sigmoid" || name == "silu" || name == "tanh") return set(act.op->name);
-  if (name == "swish" && a.get_float("alpha", 1) == 1) return set("silu");
-  if (name == "gelu") return set(a.get_string("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu");
-  if (name == "leaky_relu") return set("leaky_relu", a.get_float("alpha", 0.01));
-  if (name == "hard_sigmoid") return set("hard_sigmoid", a.get_float("alpha", 0.2), a.get_float("beta", 0.5));
-  if (name == "hard_swish") return set("hard_swish", a.get_float("alpha", 1.0 / 6), a.get_float("beta", 0.5));
+  if (name == "relu" || name == "sigmoid" || name == "silu" || name == "tanh") return Ending{act.op->name};
+  if (name == "swish" && a.get_float("alpha", 1) == 1) return Ending{"silu"};
+  if (name == "gelu") return Ending{a.get_string("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu"};
+  if (name == "leaky_relu") return Ending{"leaky_relu", a.get_float("alpha", 0.01)};
+  if (name == "hard_sigmoid")
+    return Ending{"hard_sigmoid", a.get_float("alpha", 0.2), a.get_float("beta", 0.5)};
+  if (name == "hard_swish")
+    return Ending{"hard_swish", a.get_float("alpha", 1.0 / 6), a.get_float("beta", 0.5)};
   if (name == "clip") {
     double bounds[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
     for (size_t k = 0; k < 2; ++k) {
       const ValueId v = Matcher::operand(act, k + 1);
       if (v == kNoValue) continue;
       const auto c = m.number(v);
-      if (!c) return false;
+      if (!c) return std::nullopt;
       bounds[k] = *c;
     }
-    return set("clip", bounds[0], bounds[1]);
+    return Ending{"clip", bounds[0], bounds[1]};
   }
-  return false;
+  return std::nullopt;
+}
+
+bool is_layer(const Node& n) { return named(n, "conv") || named(n, "conv_transpose") || named(n, "dense"); }
+
+// Null where `reader`, the only one of n's result, can become part of n.
+const char* why_not(const Matcher& m, const Node& n, const Node& reader) {
+  if (n.attrs.has("activation")) return "an activation ends the call already";
+  if (filters_of(m, n) < 1) return "the weights are no constant, or a transposed convolution has groups";
+  if (!Matcher::whole(reader) || reader.outputs.size() != 1) return "the reader has other than one result";
+  const ValueId out = n.outputs[0];
+  if (named(reader, "batch_norm") && reader.inputs[0] == out) return why_not_norm(m, n, reader);
+  if (named(reader, "add") && reader.inputs[0] != reader.inputs[1]) {
+    const size_t other = reader.inputs[0] == out ? 1 : 0;
+    if (Matcher::operand(n, 3) != kNoValue) return "a residual was added before";
+    if (m.constant(reader.inputs[other])) {
+      if (reader.attrs.has("axis") && other == 0) return "the constant keeps its shape, not the result";
+      return why_not_bias(m, n, reader, other);
+    }
+    if (reader.attrs.has("axis")) return "the sum names an axis";
+    if (named(n, "conv_transpose")) return "a transposed convolution adds no residual";
+    if (reader.inputs[other] == kNoValue) return "the other operand is missing";
+    return nullptr;
+  }
+  if (reader.inputs[0] != out) return "the reader has the result as another operand";
+  if (!ending_of(m, reader)) return "no call ends with this op";
+  return nullptr;
 }
 
 // Takes the only reader of n's result into n, if that is possible.
 Result<bool> absorb(Graph& g, const Matcher& m, Node& n, const Node& reader) {
-  if (n.attrs.has("activation") || filters_of(m, n) < 1 || !Matcher::whole(reader) ||
-      reader.outputs.size() != 1) {
-    return false;
-  }
+  if (why_not(m, n, reader)) return false;
   const ValueId out = n.outputs[0];
-  if (named(reader, "batch_norm") && reader.inputs[0] == out) return fold_norm(g, m, n, reader);
-  if (named(reader, "add") && reader.inputs[0] != reader.inputs[1]) {
+  if (named(reader, "batch_norm")) {
+    OAR_RETURN_IF_ERROR(fold_norm(g, m, n, reader));
+  } else if (named(reader, "add") && reader.inputs[0] != reader.inputs[1]) {
     const size_t other = reader.inputs[0] == out ? 1 : 0;
-    if (Matcher::operand(n, 3) != kNoValue) return false;
-    if (m.constant(reader.inputs[other])) {
-      // With an axis the first operand is the one that keeps its shape.
-      if (reader.attrs.has("axis") && other == 0) return false;
-      return fold_bias(g, m, n, reader, other);
-    }
-    if (reader.attrs.has("axis") || named(n, "conv_transpose") || reader.inputs[other] == kNoValue)
-      return false;
-    set_operand(n, 3, reader.inputs[other]);
-    return true;
+    if (m.constant(reader.inputs[other])) OAR_RETURN_IF_ERROR(fold_bias(g, m, n, reader, other));
+    else set_operand(n, 3, reader.inputs[other]);
+  } else {
+    const Ending e = *ending_of(m, reader);
+    n.attrs.set("activation", e.kind);
+    n.attrs.set("act_alpha", e.alpha);
+    n.attrs.set("act_beta", e.beta);
   }
-  if (reader.inputs[0] != out) return false;
-  return take_activation(m, n, reader);
+  return true;
+}
+
+}  // namespace
+
+namespace {
+
+// Null where a product can become a layer.
+const char* why_not_dense(const Matcher& m, const Node& n) {
+  const bool gemm = named(n, "gemm");
+  if (n.inputs.size() < 2) return "an operand is missing";
+  const Tensor* w = m.f32_constant(n.inputs[1]);
+  if (!w) return "the second operand is no constant of f32";
+  if (w->shape().rank() != 2 || w->numel() == 0) return "the constant is no matrix";
+  if (m.constant(n.inputs[0])) return "both operands are constants";
+  if (!gemm) return nullptr;
+  if (n.attrs.get_int("transA") != 0) return "the first operand is transposed";
+  if (n.attrs.get_float("alpha", 1) != 1 || n.attrs.get_float("beta", 1) != 1)
+    return "alpha or beta is not 1";
+  const ValueId bias = Matcher::operand(n, 2);
+  const Tensor* b = m.f32_constant(bias);
+  const int64_t N = w->shape()[n.attrs.get_int("transB") != 0 ? 0 : 1];
+  if (bias != kNoValue && (!b || b->numel() != N || b->shape()[b->shape().rank() - 1] != N))
+    return "the third operand is no constant of f32 with one number per column";
+  return nullptr;
 }
 
 }  // namespace
@@ -153,28 +217,26 @@ Result<int> fuse_dense(Graph& graph) {
   const Matcher m(graph);
   int made = 0;
   for (Node& n : graph.nodes()) {
-    const bool product = named(n, "matmul"), gemm = named(n, "gemm");
-    if ((!product && !gemm) || n.inputs.size() < 2) continue;
-    const Tensor* w = m.f32_constant(n.inputs[1]);
-    if (!w || w->shape().rank() != 2 || w->numel() == 0 || m.constant(n.inputs[0])) continue;
-    const bool transposed = gemm && n.attrs.get_int("transB") != 0;
-    ValueId bias = kNoValue;
-    if (gemm) {
-      if (n.attrs.get_int("transA") != 0 || n.attrs.get_float("alpha", 1) != 1 ||
-          n.attrs.get_float("beta", 1) != 1)
-        continue;
-      bias = Matcher::operand(n, 2);
-      const Tensor* b = m.f32_constant(bias);
-      const int64_t N = w->shape()[transposed ? 0 : 1];
-      if (bias != kNoValue && (!b || b->numel() != N || b->shape()[b->shape().rank() - 1] != N)) continue;
-    }
+    const bool gemm = named(n, "gemm");
+    if ((!named(n, "matmul") && !gemm) || why_not_dense(m, n)) continue;
+    const int64_t transposed = gemm && n.attrs.get_int("transB") != 0 ? 1 : 0;
     n.op = dense;
-    n.inputs = {n.inputs[0], n.inputs[1], bias};
-    n.attrs = Attrs{{"transposed", int64_t{transposed}}};
+    n.inputs = {n.inputs[0], n.inputs[1], gemm ? Matcher::operand(n, 2) : kNoValue};
+    n.attrs = Attrs{{"transposed", transposed}};
     if (gemm) n.attrs.set("matrix", int64_t{1});
     ++made;
   }
   return made;
+}
+
+std::vector<Refusal> explain_dense(const Graph& graph) {
+  const Matcher m(graph);
+  std::vector<Refusal> out;
+  for (const Node& n : graph.nodes()) {
+    if (!named(n, "matmul") && !named(n, "gemm")) continue;
+    if (const char* reason = why_not_dense(m, n)) out.push_back({node_label(n), "", reason});
+  }
+  return out;
 }
 
 Result<int> fuse_epilogues(Graph& graph) {
@@ -210,6 +272,25 @@ Result<int> fuse_epilogues(Graph& graph) {
     graph.sort();
   }
   return fused;
+}
+
+std::vector<Refusal> explain_epilogues(const Graph& graph) {
+  const Matcher m(graph);
+  std::vector<Refusal> out;
+  for (const Node& reader : graph.nodes()) {
+    for (ValueId v : reader.inputs) {
+      const Node* n = m.maker(v);
+      if (!n || !is_layer(*n) || n->outputs.size() != 1) continue;
+      // What never follows a layer's sum as part of its call is no missed fusion.
+      const bool candidate = named(reader, "batch_norm") || named(reader, "add") || ending_of(m, reader) ||
+                             named(reader, "clip");
+      if (!candidate) continue;
+      const char* reason = m.uses(v) != 1 ? "others read the result too" : why_not(m, *n, reader);
+      out.push_back(
+          {node_label(*n), node_label(reader), reason ? reason : "the sum went into its other operand"});
+    }
+  }
+  return out;
 }
 
 }  // namespace oar::passes

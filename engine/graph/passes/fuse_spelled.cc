@@ -101,41 +101,61 @@ bool over_last(const Matcher& m, const Node& n) {
   return axes == std::vector<int64_t>{-1} && n.attrs.get_int("keepdims", 1) != 0;
 }
 
-bool match_layer_norm(const Matcher& m, const Node& root, Found& found) {
-  if (!named(root, "add") || root.attrs.has("axis")) return false;
+// root = (x - mean x) / sqrt(mean((x - mean x)^2) + eps) g + b. Null where it is, else the first condition
+// that fails; "" where root does not even end like a norm.
+const char* match_layer_norm(const Matcher& m, const Node& root, Found& found) {
+  const char* reason = "";
+  if (!named(root, "add") || root.attrs.has("axis")) return reason;
   for (size_t side = 0; side < 2; ++side) {
     const Tensor* bias = m.f32_constant(root.inputs[1 - side]);
     const Node* scaled = m.made_by(root.inputs[side], "mul");
-    if (!bias || !scaled || bias->shape().rank() != 1 || scaled->attrs.has("axis")) continue;
+    if (!scaled || scaled->attrs.has("axis")) continue;
     for (size_t k = 0; k < 2; ++k) {
       const Tensor* gain = m.f32_constant(scaled->inputs[1 - k]);
       const Node* quotient = m.made_by(scaled->inputs[k], "div");
-      if (!gain || !quotient || gain->shape().rank() != 1 || !(gain->shape() == bias->shape())) continue;
+      const Node* root_of = quotient ? m.made_by(quotient->inputs[1], "sqrt") : nullptr;
+      if (!quotient || !root_of) continue;
       const ValueId d = quotient->inputs[0];
       const Node* difference = m.made_by(d, "sub");
-      const Node* root_of = m.made_by(quotient->inputs[1], "sqrt");
-      const Node* sum = root_of ? m.made_by(root_of->inputs[0], "add") : nullptr;
-      if (!difference || !sum) continue;
+      const Node* sum = m.made_by(root_of->inputs[0], "add");
+      if (!bias || !gain || bias->shape().rank() != 1 || gain->shape().rank() != 1 ||
+          !(gain->shape() == bias->shape())) {
+        reason = "gain and bias are not f32 constants of one axis";
+        continue;
+      }
+      if (!difference || !sum) {
+        reason = "the quotient is not of a difference and the root of a sum";
+        continue;
+      }
       const ValueId x = difference->inputs[0];
       const Node* mean = m.made_by(difference->inputs[1], "reduce_mean");
-      if (!mean || mean->inputs[0] != x || !over_last(m, *mean)) continue;
+      if (!mean || mean->inputs[0] != x || !over_last(m, *mean)) {
+        reason = "what is subtracted is not the mean over the last axis";
+        continue;
+      }
       for (size_t s = 0; s < 2; ++s) {
         const auto epsilon = m.number(sum->inputs[1 - s]);
         const Node* variance = m.made_by(sum->inputs[s], "reduce_mean");
-        if (!epsilon || !variance || !over_last(m, *variance)) continue;
+        if (!epsilon || !variance || !over_last(m, *variance)) {
+          reason = "below the root is not a mean over the last axis and a number";
+          continue;
+        }
         const Node* power = m.made_by(variance->inputs[0], "pow");
         const Node* square = m.made_by(variance->inputs[0], "mul");
-        const bool squared = (power && power->inputs[0] == d && m.is_number(power->inputs[1], 2)) ||
-                             (square && square->inputs[0] == d && square->inputs[1] == d);
-        if (!squared) continue;
-        found = {"layer_normalization",
-                 {x, scaled->inputs[1 - k], root.inputs[1 - side]},
-                 Attrs{{"axis", int64_t{-1}}, {"epsilon", *epsilon}}};
-        return true;
+        const Node* squared = m.made_by(variance->inputs[0], "square");
+        if ((power && power->inputs[0] == d && m.is_number(power->inputs[1], 2)) ||
+            (square && square->inputs[0] == d && square->inputs[1] == d) ||
+            (squared && squared->inputs[0] == d)) {
+          found = {"layer_normalization",
+                   {x, scaled->inputs[1 - k], root.inputs[1 - side]},
+                   Attrs{{"axis", int64_t{-1}}, {"epsilon", *epsilon}}};
+          return nullptr;
+        }
+        reason = "the variance is not of the difference squared";
       }
     }
   }
-  return false;
+  return reason;
 }
 
 }  // namespace
@@ -147,7 +167,7 @@ Result<int> fuse_spelled(Graph& graph) {
   for (Node& node : graph.nodes()) {
     Found found;
     if (!Matcher::whole(node) || node.outputs.size() != 1) continue;
-    if (!match_gated(m, node, found) && !match_layer_norm(m, node, found)) continue;
+    if (!match_gated(m, node, found) && match_layer_norm(m, node, found)) continue;
     node.op = find_op(found.op);
     OAR_CHECK(node.op && node.op->evaluate, "a fused op does not exist");
     node.inputs = found.inputs;
@@ -156,6 +176,21 @@ Result<int> fuse_spelled(Graph& graph) {
   }
   if (fused > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
   return fused;
+}
+
+std::vector<Refusal> explain_spelled(const Graph& graph) {
+  const Matcher m(graph);
+  std::vector<Refusal> out;
+  for (const Node& n : graph.nodes()) {
+    if (!Matcher::whole(n) || n.outputs.size() != 1) continue;
+    Found found;
+    if (named(n, "erf")) out.push_back({node_label(n), "", "it is no part of x (erf(x / sqrt 2) + 1) / 2"});
+    const char* reason = match_layer_norm(m, n, found);
+    if (reason && *reason != 0)
+      out.push_back(
+          {node_label(*m.maker(n.inputs[m.made_by(n.inputs[0], "mul") ? 0 : 1])), node_label(n), reason});
+  }
+  return out;
 }
 
 }  // namespace oar::passes

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <optional>
 
+#include "engine/base/format.h"
 #include "engine/graph/op.h"
+#include "engine/graph/pass.h"
 #include "engine/tensor/element.h"
 
 namespace oar::passes {
@@ -61,5 +63,10 @@ class Matcher {
   const Graph& g_;
   std::vector<int> producer_, uses_;
 };
+
+// "conv 'stem/conv1'", as refusals name a node.
+inline std::string node_label(const Node& n) {
+  return cat(n.op->name, n.name.empty() ? "" : cat(" '", n.name, "'"));
+}
 
 }  // namespace oar::passes

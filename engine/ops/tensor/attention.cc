@@ -109,7 +109,7 @@ Status dense_attention(EvalContext& ctx) {
     OAR_ASSIGN(const Broadcast b, Broadcast::make({&full, &ms}));
     if (!(b.shape() == full)) return invalid_argument("the mask does not broadcast to the scores");
     bias.resize(static_cast<size_t>(full.numel()));
-    b.rows(0, b.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+    b.runs(0, b.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
       for (int64_t e = 0; e < n; ++e)
         bias[static_cast<size_t>(at + e)] = m[static_cast<size_t>(from[1] + e * step[1])];
     });

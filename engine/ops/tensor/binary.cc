@@ -3,7 +3,8 @@
 #include <atomic>
 
 #include "engine/ops/tensor/evaluators.h"
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/activation.h"
 
 namespace oar::tensor {
 namespace {
@@ -44,6 +45,57 @@ Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
   ctx.set(0, std::move(out));
   return ok_status();
 }
+
+// Arithmetic of f32 through the kernel where it fits: one operand dense, the other repeated along rows,
+// columns or neither, under few leading axes. False where it does not fit.
+Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.tensor(1));
+  if (dtype_of(x) != DType::kF32 || dtype_of(y) != DType::kF32) return false;
+  OAR_ASSIGN(y, align(ctx, x, y));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  const int rank = b.rank(), last = rank - 1;
+  const auto dense = [&](int operand) {
+    int64_t stride = 1;
+    for (int k = last; k >= 0; stride *= b.dim(k), --k) {
+      if (b.stride(operand, k) != stride && b.dim(k) != 1) return false;
+    }
+    return true;
+  };
+  const bool commutes = op == BinaryOp::kAdd || op == BinaryOp::kMul;
+  const int a_side = dense(0) ? 0 : 1;
+  if (b.numel() == 0 || !dense(a_side) || (a_side == 1 && !commutes)) return false;
+  const Tensor &full = a_side == 0 ? x : y, &other = a_side == 0 ? y : x;
+  const auto step = [&](int axis) { return axis < 0 ? int64_t{0} : b.stride(1 - a_side, axis); };
+  BinaryArgs a;
+  a.cols = b.dim(last), a.rows = rank > 1 ? b.dim(last - 1) : 1;
+  a.b_col = step(last) != 0 ? 1 : 0, a.b_row = step(last - 1) != 0 ? 1 : 0;
+  if (rank == 1) a.b_row = a.b_col;  // one row: as flat as it gets
+  a.op = op;
+  int64_t outer = 1;
+  for (int k = 0; k < last - 1; ++k) outer *= b.dim(k);
+  const int64_t inner = a.rows * a.cols;
+  if (step(last) > 1 || (a.b_row != 0 && rank > 1 && step(last - 1) != (a.b_col != 0 ? a.cols : 1)) ||
+      outer > std::max<int64_t>(1, b.numel() / 4096)) {
+    return false;
+  }
+  OAR_ASSIGN(Tensor out, result_over(ctx, b.shape(), x, y));
+  static const Kernel& kernel = f32_kernel(KernelFamily::kBinary);
+  for (int64_t o = 0; o < outer; ++o) {
+    int64_t rest = o, at = 0;
+    for (int k = last - 2; k >= 0; --k) at += rest % b.dim(k) * step(k), rest /= b.dim(k);
+    a.out = mutable_elements<float>(out) + o * inner;
+    a.a = elements<float>(full) + o * inner, a.b = elements<float>(other) + at;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(inner)));
+  }
+  ctx.set(0, std::move(out));
+  return true;
+}
+#define OAR_BINARY_KERNEL(ctx, op)                                  \
+  do {                                                              \
+    OAR_ASSIGN(const bool done, through_kernel(ctx, BinaryOp::op)); \
+    if (done) return ok_status();                                   \
+  } while (false)
 
 constexpr auto kNumeric = [](DType t, auto&& f) { return dispatch_numeric(t, f); };
 constexpr auto kInteger = [](DType t, auto&& f) { return dispatch_integer(t, f); };
@@ -196,8 +248,8 @@ Status where(EvalContext& ctx) {
   OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
   dispatch_move(x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    ctx.parallel(b.num_rows(), static_cast<double>(b.row()), [&](int64_t begin, int64_t end) {
-      b.rows(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+    ctx.parallel(b.numel(), 1.0, [&](int64_t begin, int64_t end) {
+      b.runs(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
         const uint8_t* pc = elements<uint8_t>(c) + from[0];
         const T* px = elements<T>(x) + from[1];
         const T* py = elements<T>(y) + from[2];
@@ -226,18 +278,21 @@ C integer_power(C base, double exponent) {
 }  // namespace
 
 Status add(EvalContext& c) {
+  OAR_BINARY_KERNEL(c, kAdd);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) + static_cast<uint64_t>(b);
     else return a + b;
   });
 }
 Status sub(EvalContext& c) {
+  OAR_BINARY_KERNEL(c, kSub);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) - static_cast<uint64_t>(b);
     else return a - b;
   });
 }
 Status mul(EvalContext& c) {
+  OAR_BINARY_KERNEL(c, kMul);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) * static_cast<uint64_t>(b);
     else return a * b;
@@ -245,6 +300,7 @@ Status mul(EvalContext& c) {
 }
 // Integers truncate towards zero.
 Status div(EvalContext& ctx) {
+  OAR_BINARY_KERNEL(ctx, kDiv);
   std::atomic<bool> by_zero{false};
   OAR_RETURN_IF_ERROR(zip(ctx, kNumeric, [&](auto a, auto b) {
     using C = decltype(a);
@@ -277,8 +333,8 @@ Status pow(EvalContext& ctx) {
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
-        ctx.parallel(b.num_rows(), 20.0 * static_cast<double>(b.row()), [&](int64_t begin, int64_t end) {
-          b.rows(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+        ctx.parallel(b.numel(), 20.0, [&](int64_t begin, int64_t end) {
+          b.runs(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
             for (int64_t k = 0; k < n; ++k) {
               const C base = Element<T>::load(elements<T>(x)[from[0] + k * step[0]]);
               const double power = e[static_cast<size_t>(from[1] + k * step[1])];

@@ -9,7 +9,28 @@ namespace {
 struct PreparedConv {
   Tensor packed;
   bool depthwise = false;
+  bool winograd = false;  // packed for KernelFamily::kWinograd
 };
+
+// Floats of transformed operands and products that one call of the Winograd kernel may take: a batch goes
+// through in groups of images that the last cache holds.
+constexpr int64_t kWinogradFloats = 2 << 20;
+
+// Null where this processor's level has none.
+const Kernel* winograd_kernel() {
+  static const Kernel* kernel =
+      KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), best_isa());
+  return kernel;
+}
+
+Result<PreparedConv> pack_winograd_of(const float* w, int64_t M, int64_t C) {
+  PreparedConv p;
+  p.winograd = true;
+  const int64_t width = filter_width();
+  OAR_ASSIGN(p.packed, allocate_elements({winograd_filter_floats(M, C, width)}, DType::kF32));
+  pack_winograd(mutable_elements<float>(p.packed), w, M, C, width);
+  return p;
+}
 
 bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
 
@@ -47,7 +68,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
     a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
     return run_kernel(ctx, kernel, &a, 0.1 * flops);
   }
-  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  static const Kernel& plain = f32_kernel(KernelFamily::kConv);
   ConvArgs a;
   a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
   a.window = kernel_window(c.w, c.N);
@@ -55,7 +76,18 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
   a.panel = filter_width();
   a.planar = planar;
   a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
-  return run_kernel(ctx, kernel, &a, 0.02 * flops);
+  if (!p.winograd) return run_kernel(ctx, plain, &a, 0.02 * flops);
+  const int64_t tiles = ((a.window.OH + 3) / 4) * ((a.window.OW + 3) / 4);
+  const int64_t images = std::clamp<int64_t>(kWinogradFloats / (36 * tiles * (c.C + c.M)), 1, c.N);
+  for (int64_t n = 0; n < c.N; n += images) {
+    ConvArgs part = a;
+    part.window.N = std::min(images, c.N - n);
+    const int64_t at = n * a.window.OH * a.window.OW * c.M;
+    part.x += n * a.window.H * a.window.W * c.C, part.out += at;
+    if (residual) part.residual += at;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(), &part, 0.01 * flops));
+  }
+  return ok_status();
 }
 
 // The kernel reads planar operands through a padded copy, which must not outgrow the operand by much: pads
@@ -137,7 +169,11 @@ Result<std::shared_ptr<const void>> prepare_conv(const Node& node, std::span<con
   int64_t channels;
   if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
   OAR_ASSIGN(const Tensor f32, as_f32(w));
-  OAR_ASSIGN(PreparedConv p, pack(elements<float>(f32), w.shape(), groups));
+  // The pass `winograd` has seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
+  const bool winograd = node.attrs.get_int("winograd") != 0 && winograd_kernel() != nullptr &&
+                        w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
+  OAR_ASSIGN(PreparedConv p, winograd ? pack_winograd_of(elements<float>(f32), w.shape()[0], w.shape()[1])
+                                      : pack(elements<float>(f32), w.shape(), groups));
   return std::shared_ptr<const void>(std::make_shared<PreparedConv>(std::move(p)));
 }
 

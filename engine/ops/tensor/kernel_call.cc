@@ -77,7 +77,8 @@ Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, i
 namespace {
 
 // y (cols, rows) = x (rows, cols)^T for rows [r0, r1), in tiles that the first-level cache holds.
-void turn(const float* x, float* y, int64_t rows, int64_t cols, int64_t r0, int64_t r1) {
+template <class T>
+void turn(const T* x, T* y, int64_t rows, int64_t cols, int64_t r0, int64_t r1) {
   constexpr int64_t kTile = 16;
   for (int64_t r = r0; r < r1; r += kTile) {
     for (int64_t c = 0; c < cols; c += kTile) {
@@ -89,7 +90,8 @@ void turn(const float* x, float* y, int64_t rows, int64_t cols, int64_t r0, int6
   }
 }
 
-void turn_all(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t rows, int64_t cols) {
+template <class T>
+void turn_all(const EvalContext& ctx, const T* x, T* y, int64_t N, int64_t rows, int64_t cols) {
   constexpr int64_t kBand = 64;
   const int64_t bands = (rows + kBand - 1) / kBand;
   ctx.parallel(N * bands, 0.7 * static_cast<double>(std::min(rows, kBand) * cols),
@@ -109,6 +111,10 @@ void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t 
 void to_channels_first(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C,
                        int64_t inner) {
   turn_all(ctx, x, y, N, inner, C);
+}
+
+void turn_bytes(const EvalContext& ctx, const uint8_t* x, uint8_t* y, int64_t N, int64_t rows, int64_t cols) {
+  turn_all(ctx, x, y, N, rows, cols);
 }
 
 Status packed_product(const EvalContext& ctx, const PackedProduct& p) {

@@ -30,6 +30,8 @@ Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, i
 // y = x with the axes of (N, C, inner) exchanged to (N, inner, C), and back. Both dense.
 void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
 void to_channels_first(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
+// y (N, cols, rows) = x (N, rows, cols) of bytes.
+void turn_bytes(const EvalContext& ctx, const uint8_t* x, uint8_t* y, int64_t N, int64_t rows, int64_t cols);
 
 // out (rows, N) = x (rows, K) . w packed for the convolution kernel, + bias + residual, activation.
 struct PackedProduct {

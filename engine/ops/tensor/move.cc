@@ -98,10 +98,12 @@ Status expand(EvalContext& ctx) {
   OAR_ASSIGN(Tensor y, ctx.allocate(b.shape(), dtype_of(x)));
   dispatch_move(x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    b.rows(0, b.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
-      const T* p = elements<T>(x) + from[0];
-      T* o = mutable_elements<T>(y) + at;
-      for (int64_t k = 0; k < n; ++k) o[k] = p[k * step[0]];
+    ctx.parallel(b.numel(), 0.5, [&](int64_t begin, int64_t end) {
+      b.runs(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+        const T* p = elements<T>(x) + from[0];
+        T* o = mutable_elements<T>(y) + at;
+        for (int64_t k = 0; k < n; ++k) o[k] = p[k * step[0]];
+      });
     });
   });
   ctx.set(0, std::move(y));
@@ -618,12 +620,22 @@ Status concat(EvalContext& ctx) {
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(first)));
   const int64_t outer = extent(shape, 0, axis), inner = extent(shape, axis + 1, shape.rank());
-  int64_t at = 0;
-  for (const Tensor& t : parts) {
-    const int64_t n = t.shape()[axis] * inner;
-    for (int64_t o = 0; o < outer; ++o) copy_elements(t, o * n, y, o * shape[axis] * inner + at, n);
-    at += n;
-  }
+  const int64_t row = shape[axis] * inner;
+  // Elements of the result, cut anywhere: one long row and many short ones divide alike.
+  ctx.parallel(outer * row, 0.3, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t o = begin / row;
+      int64_t start = o * row;
+      for (const Tensor& t : parts) {
+        const int64_t n = t.shape()[axis] * inner, stop = std::min(start + n, end);
+        if (begin < stop) {
+          copy_elements(t, o * n + begin - start, y, begin, stop - begin);
+          begin = stop;
+        }
+        start += n;
+      }
+    }
+  });
   ctx.set(0, std::move(y));
   return ok_status();
 }

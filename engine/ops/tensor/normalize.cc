@@ -170,7 +170,7 @@ Status layer_like(EvalContext& ctx, bool rms) {
       return invalid_argument(cat("operand ", operand, " does not broadcast to the normalized axes"));
     const std::vector<double> v = to_doubles(t);
     std::vector<double> out(static_cast<size_t>(n));
-    b.rows(0, b.num_rows(), [&](int64_t at, const auto& from, int64_t m, const auto& step) {
+    b.runs(0, b.numel(), [&](int64_t at, const auto& from, int64_t m, const auto& step) {
       for (int64_t k = 0; k < m; ++k)
         out[static_cast<size_t>(at + k)] = v[static_cast<size_t>(from[1] + k * step[1])];
     });

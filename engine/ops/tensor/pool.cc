@@ -35,11 +35,39 @@ Result<Window> pool_window(const EvalContext& ctx, const Tensor& x, bool global)
                      ctx.attrs().get_int("ceil_mode") != 0);
 }
 
-// Pooling of (N, H, W, C), f32, through the kernel.
+// The greatest byte of every window of (N, H, W, C).
+template <class T>
+void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowShape& w, int64_t C) {
+  const T* px = elements<T>(x);
+  T* py = mutable_elements<T>(y);
+  ctx.parallel(w.N * w.OH * w.OW, 0.1 * static_cast<double>(w.KH * w.KW * C),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t p = begin; p < end; ++p) {
+                   const int64_t n = p / (w.OH * w.OW), y0 = p / w.OW % w.OH * w.stride_h - w.pad_top;
+                   const int64_t x0 = p % w.OW * w.stride_w - w.pad_left;
+                   T* to = py + p * C;
+                   std::fill_n(to, C, std::numeric_limits<T>::lowest());
+                   for (int64_t i = 0; i < w.KH; ++i) {
+                     const int64_t row = y0 + i * w.dilation_h;
+                     if (row < 0 || row >= w.H) continue;
+                     for (int64_t j = 0; j < w.KW; ++j) {
+                       const int64_t column = x0 + j * w.dilation_w;
+                       if (column < 0 || column >= w.W) continue;
+                       const T* from = px + ((n * w.H + row) * w.W + column) * C;
+                       for (int64_t c = 0; c < C; ++c) to[c] = std::max(to[c], from[c]);
+                     }
+                   }
+                 }
+               });
+}
+
+// Pooling of (N, H, W, C): f32 through the kernel, and the maximum of bytes.
 Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (x.shape().rank() != 4) return invalid_argument("channels-last pooling needs four axes");
-  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  const DType dtype = dtype_of(x);
+  const bool bytes = op == PoolOp::kMax && (dtype == DType::kU8 || dtype == DType::kI8);
+  if (dtype != DType::kF32 && !bytes) return bad_dtype(x);
   const Shape in = channels_first(x.shape());
   Window w;
   if (global) {
@@ -49,7 +77,13 @@ Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
                               ctx.attrs().get_int("ceil_mode") != 0));
   }
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w.out[0], w.out[1], in[1]}));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype));
+  if (bytes) {
+    if (dtype == DType::kU8) max_bytes<uint8_t>(ctx, x, y, kernel_window(w, in[0]), in[1]);
+    else max_bytes<int8_t>(ctx, x, y, kernel_window(w, in[0]), in[1]);
+    ctx.set(0, std::move(y));
+    return ok_status();
+  }
   static const Kernel& kernel = f32_kernel(KernelFamily::kPool);
   PoolArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x);

@@ -3,6 +3,7 @@
 
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/gemm.h"
+#include "engine/ops/tensor/quantized.h"
 #include "kernels/matmul.h"
 
 namespace oar::tensor {
@@ -125,7 +126,7 @@ Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const 
     } else {
       OAR_ASSIGN(Tensor turned, ctx.allocate({N, K}, DType::kF32));
       int64_t last = -1;
-      batch.rows(0, batch.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+      batch.runs(0, batch.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
         for (int64_t k = 0; k < n && status.ok(); ++k) {
           const int64_t ib = from[1] + k * step[1];
           if (ib != last) transpose_f32(pb + ib * K * N, mutable_elements<float>(turned), K, N);
@@ -141,7 +142,7 @@ Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const 
   bool known = dispatch_numeric(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_arithmetic_v<T>) {
-      batch.rows(0, batch.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+      batch.runs(0, batch.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
         for (int64_t k = 0; k < n; ++k) {
           plain_product(elements<T>(a) + (from[0] + k * step[0]) * M * K,
                         elements<T>(b) + (from[1] + k * step[1]) * K * N,
@@ -271,7 +272,41 @@ Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_r
   return y;
 }
 
+// A constant i8 second operand whose zero points are 0 goes through the kernel.
+Result<std::shared_ptr<const void>> prepare_matmul_integer(const Node&,
+                                                           std::span<const Tensor* const> constants) {
+  const Tensor* w = constants.size() > 1 ? constants[1] : nullptr;
+  if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != 2 || w->numel() == 0)
+    return std::shared_ptr<const void>();
+  return prepare_integer_matrix(*w);
+}
+
+bool all_zero(const EvalContext& ctx, size_t operand) {
+  if (!ctx.has(operand)) return true;
+  const Result<Tensor> t = ctx.tensor(operand);
+  if (!t.ok() || !check_number(*t).ok()) return false;
+  const std::vector<double> z = to_doubles(*t);
+  return std::all_of(z.begin(), z.end(), [](double e) { return e == 0; });
+}
+
 Status matmul_integer(EvalContext& ctx) {
+  if (const void* prepared = ctx.prepared<void>(); prepared && all_zero(ctx, 3)) {
+    OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+    int64_t zero = 0;
+    bool single = true;
+    if (ctx.has(2)) {
+      OAR_ASSIGN(const Tensor z, ctx.tensor(2));
+      single = z.numel() == 1 && dtype_of(z) != DType::kString;
+      if (single) zero = element_as_int(z, 0);
+    }
+    const int rank = x.shape().rank();
+    if (single && (dtype_of(x) == DType::kU8 || dtype_of(x) == DType::kI8) && rank > 0 &&
+        x.shape()[rank - 1] == integer_matrix_k(prepared)) {
+      OAR_ASSIGN(Tensor y, integer_product(ctx, x, static_cast<int32_t>(zero), prepared));
+      ctx.set(0, std::move(y));
+      return ok_status();
+    }
+  }
   OAR_ASSIGN(const Tensor a, centered(ctx, 0, 2, true));
   OAR_ASSIGN(const Tensor b, centered(ctx, 1, 3, false));
   OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b, nullptr));
@@ -467,6 +502,9 @@ OAR_TENSOR_OP(det, tensor::det);
 OAR_TENSOR_OP(einsum, tensor::einsum);
 extern const OpDef op_gemm = {
     .name = "gemm", .gradient = Gradient::kNone, .evaluate = tensor::gemm, .prepare = tensor::prepare_gemm};
-OAR_TENSOR_OP(matmul_integer, tensor::matmul_integer);
+extern const OpDef op_matmul_integer = {.name = "matmul_integer",
+                                        .gradient = Gradient::kNone,
+                                        .evaluate = tensor::matmul_integer,
+                                        .prepare = tensor::prepare_matmul_integer};
 OAR_TENSOR_OP(qlinear_matmul, tensor::qlinear_matmul);
 }  // namespace oar

@@ -1,4 +1,6 @@
 // Linear quantization: y = saturate(round(x / scale) + zero) and back, per tensor, per axis or in blocks.
+#include <limits>
+
 #include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
@@ -46,6 +48,44 @@ bool integer_range(DType t, double* low, double* high) {
   return true;
 }
 
+// f32 with one scale to and from bytes, several at a time.
+constexpr float kRound = 12582912.f;  // 1.5 2^23: added and taken, rounds half to even what is below 2^22
+
+template <class Q>
+void quantize_bytes(const EvalContext& ctx, const float* x, Q* y, int64_t n, float scale, int32_t zero) {
+  const float low = static_cast<float>(std::numeric_limits<Q>::lowest() - zero),
+              high = static_cast<float>(std::numeric_limits<Q>::max() - zero);
+  ctx.parallel(n, 0.3, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      float t = x[k] / scale;
+      const bool number = t == t;
+      t = t > low ? t : low;
+      t = t < high ? t : high;
+      const auto q = static_cast<int32_t>((t + kRound) - kRound) + zero;
+      y[k] = static_cast<Q>(number ? q : 0);
+    }
+  });
+}
+template <class Q>
+void dequantize_bytes(const EvalContext& ctx, const Q* x, float* y, int64_t n, float scale, int32_t zero) {
+  ctx.parallel(n, 0.3, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      y[k] = static_cast<float>(static_cast<int32_t>(x[k]) - zero) * scale;
+  });
+}
+// One f32 scale and one zero point, or none, of a byte type.
+bool single_scale(const EvalContext& ctx, const Tensor& scale, int32_t& zero, DType& bytes) {
+  if (dtype_of(scale) != DType::kF32 || scale.numel() != 1 || ctx.attrs().get_int("block_size") != 0)
+    return false;
+  if (!ctx.has(2)) return bytes == DType::kU8 || bytes == DType::kI8;
+  const Result<Tensor> z = ctx.tensor(2);
+  if (!z.ok() || z->numel() != 1) return false;
+  bytes = dtype_of(*z);
+  if (bytes != DType::kU8 && bytes != DType::kI8) return false;
+  zero = static_cast<int32_t>(element_as_int(*z, 0));
+  return true;
+}
+
 // quantize_linear(x, scale, zero?) {axis, block_size, output_dtype, saturate}
 Status quantize_linear(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -53,6 +93,15 @@ Status quantize_linear(EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_number(x));
   OAR_RETURN_IF_ERROR(check_number(scale));
   OAR_ASSIGN(DType to, dtype_attr(ctx, "output_dtype", DType::kU8));
+  if (int32_t z = 0; dtype_of(x) == DType::kF32 && single_scale(ctx, scale, z, to)) {
+    OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
+    const float s = elements<float>(scale)[0];
+    if (to == DType::kU8)
+      quantize_bytes(ctx, elements<float>(x), mutable_elements<uint8_t>(y), x.numel(), s, z);
+    else quantize_bytes(ctx, elements<float>(x), mutable_elements<int8_t>(y), x.numel(), s, z);
+    ctx.set(0, std::move(y));
+    return ok_status();
+  }
   std::vector<double> zero;
   if (ctx.has(2)) {
     OAR_ASSIGN(const Tensor z, ctx.tensor(2));
@@ -100,6 +149,16 @@ Status dequantize_linear(EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_number(x));
   OAR_RETURN_IF_ERROR(check_number(scale));
   OAR_ASSIGN(const DType to, dtype_attr(ctx, "output_dtype", dtype_of(scale)));
+  DType bytes = dtype_of(x);
+  if (int32_t z = 0; to == DType::kF32 && single_scale(ctx, scale, z, bytes) && bytes == dtype_of(x)) {
+    OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+    const float s = elements<float>(scale)[0];
+    if (bytes == DType::kU8)
+      dequantize_bytes(ctx, elements<uint8_t>(x), mutable_elements<float>(y), x.numel(), s, z);
+    else dequantize_bytes(ctx, elements<int8_t>(x), mutable_elements<float>(y), x.numel(), s, z);
+    ctx.set(0, std::move(y));
+    return ok_status();
+  }
   std::vector<double> zero;
   if (ctx.has(2)) {
     OAR_ASSIGN(const Tensor z, ctx.tensor(2));

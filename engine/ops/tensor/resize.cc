@@ -1,4 +1,6 @@
 // resize: nearest, linear and cubic interpolation, one axis after the other, since every filter is separable.
+// Where every entry is a copy of one (nearest), all axes go at once and any element type is moved as it is;
+// f32 and narrower floats are summed in f32, everything else in double.
 // https://onnx.ai/onnx/operators/onnx__Resize.html
 #include "engine/ops/tensor/util.h"
 
@@ -8,7 +10,6 @@ namespace {
 struct Taps {  // weights of input entries for one output entry
   std::vector<int64_t> at;
   std::vector<double> weight;
-  bool outside = false;  // takes the extrapolation value
 };
 
 double cubic(double x, double a) {
@@ -74,6 +75,152 @@ Taps taps_at(const Filter& f, double x, double scale, int64_t n) {
   return t;
 }
 
+// The taps of every output entry along one axis.
+struct AxisTaps {
+  int axis = 0;
+  int64_t in = 0, out = 0;
+  std::vector<int64_t> first;  // out + 1 of them: where each entry's taps begin in the lists below
+  std::vector<int64_t> at;
+  std::vector<double> weight;
+  std::vector<uint8_t> outside;  // per entry: takes the extrapolation value; empty: none does
+  bool copies() const {
+    return outside.empty() && static_cast<int64_t>(at.size()) == out &&
+           std::all_of(weight.begin(), weight.end(), [](double w) { return w == 1; });
+  }
+};
+using Plan = std::vector<AxisTaps>;
+
+AxisTaps axis_taps(const Filter& f, int axis, double scale, int64_t in, int64_t out, double roi0, double roi1,
+                   bool crop) {
+  AxisTaps a;
+  a.axis = axis, a.in = in, a.out = out;
+  a.first.push_back(0);
+  for (int64_t k = 0; k < out; ++k) {
+    const double x = source(f, k, scale, in, out, roi0, roi1);
+    const Taps t = taps_at(f, x, scale, in);
+    a.at.insert(a.at.end(), t.at.begin(), t.at.end());
+    a.weight.insert(a.weight.end(), t.weight.begin(), t.weight.end());
+    a.first.push_back(static_cast<int64_t>(a.at.size()));
+    if (crop) a.outside.push_back(x < 0 || x > static_cast<double>(in - 1));
+  }
+  return a;
+}
+
+// n elements of W bytes each from here to there: a switch for the compiler's sake, no call per element.
+template <int W>
+void copy_run(std::byte* to, const std::byte* from, int64_t n) {
+  std::memcpy(to, from, static_cast<size_t>(n * W));
+}
+
+// Every output entry is one of the input's.
+template <int W>
+void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Plan& plan) {
+  const Shape& shape = y.shape();
+  const int last = plan.back().axis;
+  const int64_t inner = extent(shape, last + 1, shape.rank()), out = shape[last];
+  const auto strides = strides_of(x.shape());
+  const AxisTaps* of[Shape::kMaxRank] = {};
+  for (const AxisTaps& t : plan) of[t.axis] = &t;
+  const auto* px = elements<std::byte>(x);
+  auto* py = mutable_elements<std::byte>(y);
+  const int64_t* at = of[last]->at.data();
+  ctx.parallel(
+      extent(shape, 0, last), 0.3 * static_cast<double>(out * inner) + 10, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          int64_t rest = r, from = 0;
+          for (int k = last - 1; k >= 0; --k) {
+            const int64_t i = rest % shape[k];
+            rest /= shape[k];
+            from += (of[k] ? of[k]->at[static_cast<size_t>(i)] : i) * strides[static_cast<size_t>(k)];
+          }
+          const std::byte* row = px + from * W;
+          std::byte* to = py + r * out * inner * W;
+          if (inner == 1) {
+            for (int64_t k = 0; k < out; ++k) copy_run<W>(to + k * W, row + at[k] * W, 1);
+          } else {
+            for (int64_t k = 0; k < out; ++k) copy_run<W>(to + k * inner * W, row + at[k] * inner * W, inner);
+          }
+        }
+      });
+}
+
+Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape, const Plan& plan) {
+  if (plan.empty()) return x;
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  switch (x.format().block_bytes()) {
+    case 1: pick_as<1>(ctx, x, y, plan); break;
+    case 2: pick_as<2>(ctx, x, y, plan); break;
+    case 4: pick_as<4>(ctx, x, y, plan); break;
+    case 8: pick_as<8>(ctx, x, y, plan); break;
+    default: return bad_dtype(x);
+  }
+  return y;
+}
+
+// y = x with one axis filtered, in T's arithmetic.
+template <class T>
+Result<Tensor> filter_axis(const EvalContext& ctx, const Tensor& x, const AxisTaps& t, DType dtype) {
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims[static_cast<size_t>(t.axis)] = t.out;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype));
+  const int64_t outer = extent(shape, 0, t.axis), inner = extent(shape, t.axis + 1, shape.rank());
+  const std::vector<T> weight(t.weight.begin(), t.weight.end());
+  const int64_t *at = t.at.data(), *first = t.first.data();
+  const T *w = weight.data(), *px = elements<T>(x);
+  T* py = mutable_elements<T>(y);
+  const double cost = static_cast<double>(t.at.size()) / static_cast<double>(std::max<int64_t>(t.out, 1));
+  if (inner == 1) {
+    ctx.parallel(outer * t.out, cost, [&](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end;) {
+        const int64_t o = e / t.out, stop = std::min(end, (o + 1) * t.out);
+        const T* row = px + o * t.in;
+        for (int64_t k = e - o * t.out; e < stop; ++e, ++k) {
+          T sum = 0;
+          for (int64_t i = first[k]; i < first[k + 1]; ++i) sum += w[i] * row[at[i]];
+          py[e] = sum;
+        }
+      }
+    });
+    return y;
+  }
+  ctx.parallel(outer * t.out, 0.3 * cost * static_cast<double>(inner) + 5, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t k = r % t.out;
+      const T* image = px + r / t.out * t.in * inner;
+      T* to = py + r * inner;
+      int64_t i = first[k];
+      if (first[k + 1] - i == 2) {  // linear
+        const T *a = image + at[i] * inner, *b = image + at[i + 1] * inner;
+        for (int64_t e = 0; e < inner; ++e) to[e] = w[i] * a[e] + w[i + 1] * b[e];
+        continue;
+      }
+      std::fill_n(to, inner, T{0});
+      for (; i < first[k + 1]; ++i) {
+        const T* from = image + at[i] * inner;
+        for (int64_t e = 0; e < inner; ++e) to[e] += w[i] * from[e];
+      }
+    }
+  });
+  return y;
+}
+
+// Entries that lie outside of the region take the extrapolation value.
+template <class T>
+void fill_outside(const EvalContext& ctx, Tensor& y, const Plan& plan, T fill) {
+  for (const AxisTaps& t : plan) {
+    if (std::find(t.outside.begin(), t.outside.end(), 1) == t.outside.end()) continue;
+    const int64_t inner = extent(y.shape(), t.axis + 1, y.shape().rank());
+    ctx.parallel(extent(y.shape(), 0, t.axis) * t.out, static_cast<double>(inner),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t r = begin; r < end; ++r) {
+                     if (t.outside[static_cast<size_t>(r % t.out)] != 0)
+                       std::fill_n(mutable_elements<T>(y) + r * inner, inner, fill);
+                   }
+                 });
+  }
+}
+
 // resize(x, roi?, scales?, sizes?)
 Status resize(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -137,51 +284,34 @@ Status resize(EvalContext& ctx) {
   }
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
-  const double fill = a.get_float("extrapolation_value", 0);
-  std::vector<double> v = to_doubles(x);
-  std::vector<int64_t> now = dims_of(x.shape());
-  std::vector<std::vector<bool>> outside(n);
+  Plan plan;
   for (int axis = 0; axis < rank; ++axis) {
     const auto i = static_cast<size_t>(axis);
-    const int64_t in = now[i], out = dims[i];
     const bool crop = f.transform == "tf_crop_and_resize";
-    if (in == out && scales[i] == 1 && !crop) continue;
-    std::vector<Taps> taps;
-    for (int64_t k = 0; k < out; ++k) {
-      const double at = source(f, k, scales[i], in, out, roi0[i], roi1[i]);
-      taps.push_back(taps_at(f, at, scales[i], in));
-      if (crop) outside[i].push_back(at < 0 || at > static_cast<double>(in - 1));
+    if (x.shape()[axis] == dims[i] && scales[i] == 1 && !crop) continue;
+    plan.push_back(axis_taps(f, axis, scales[i], x.shape()[axis], dims[i], roi0[i], roi1[i], crop));
+  }
+  const double fill = a.get_float("extrapolation_value", 0);
+  const DType dtype = dtype_of(x);
+  if (std::all_of(plan.begin(), plan.end(), [](const AxisTaps& t) { return t.copies(); })) {
+    OAR_ASSIGN(Tensor y, pick(ctx, x, shape, plan));
+    ctx.set(0, std::move(y));
+  } else if (dtype_is_float(dtype) && dtype != DType::kF64) {
+    OAR_ASSIGN(Tensor y, as_f32(x));
+    for (const AxisTaps& t : plan) { OAR_ASSIGN(y, filter_axis<float>(ctx, y, t, DType::kF32)); }
+    fill_outside<float>(ctx, y, plan, static_cast<float>(fill));
+    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+    ctx.set(0, std::move(y));
+  } else {
+    Tensor y = from_doubles(ctx, x.shape(), DType::kF64, to_doubles(x));
+    for (const AxisTaps& t : plan) { OAR_ASSIGN(y, filter_axis<double>(ctx, y, t, DType::kF64)); }
+    fill_outside<double>(ctx, y, plan, fill);
+    std::vector<double> v = to_doubles(y);
+    if (dtype_is_integer(dtype)) {
+      for (double& e : v) e = std::nearbyint(e);
     }
-    int64_t outer = 1, inner = 1;
-    for (int k = 0; k < axis; ++k) outer *= now[static_cast<size_t>(k)];
-    for (int k = axis + 1; k < rank; ++k) inner *= now[static_cast<size_t>(k)];
-    OAR_ASSIGN(const Shape mid, checked_shape(std::vector<int64_t>{outer, out, inner}));
-    std::vector<double> next(static_cast<size_t>(mid.numel()), 0);
-    ctx.parallel(outer * out, 4.0 * static_cast<double>(inner), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const Taps& t = taps[static_cast<size_t>(r % out)];
-        double* to = next.data() + r * inner;
-        for (size_t k = 0; k < t.at.size(); ++k) {
-          const double* from = v.data() + (r / out * in + t.at[k]) * inner;
-          for (int64_t e = 0; e < inner; ++e) to[e] += t.weight[k] * from[e];
-        }
-      }
-    });
-    v = std::move(next);
-    now[i] = out;
+    ctx.set(0, from_doubles(ctx, shape, dtype, v));
   }
-  const auto strides = strides_of(shape);
-  for (size_t i = 0; i < n; ++i) {
-    if (std::find(outside[i].begin(), outside[i].end(), true) == outside[i].end()) continue;
-    for (size_t k = 0; k < v.size(); ++k) {
-      if (outside[i][static_cast<size_t>(static_cast<int64_t>(k) / strides[i] % shape[static_cast<int>(i)])])
-        v[k] = fill;
-    }
-  }
-  if (dtype_is_integer(dtype_of(x))) {
-    for (double& e : v) e = std::nearbyint(e);
-  }
-  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), v));
   return ok_status();
 }
 

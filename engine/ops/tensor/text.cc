@@ -17,7 +17,7 @@ Status string_concat(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor y, strings(ctx, 1));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
   OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kString));
-  b.rows(0, b.num_rows(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+  b.runs(0, b.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
     for (int64_t k = 0; k < n; ++k) {
       mutable_elements<std::string>(out)[at + k] =
           elements<std::string>(x)[from[0] + k * step[0]] + elements<std::string>(y)[from[1] + k * step[1]];

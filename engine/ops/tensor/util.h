@@ -39,25 +39,31 @@ class Broadcast {
   static constexpr int kMaxOperands = 4;
   static Result<Broadcast> make(std::initializer_list<const Shape*> shapes);
   const Shape& shape() const { return shape_; }
-  // Calls f(out offset, operand offsets, count, operand steps) for each innermost run of rows [begin, end).
+  // Calls f(out offset, operand offsets, count, operand steps) for each innermost run of the result's
+  // elements [begin, end), counted row-major.
   template <class F>
-  void rows(int64_t begin, int64_t end, F&& f) const {
+  void runs(int64_t begin, int64_t end, F&& f) const {
     const int64_t inner = dims_[rank_ - 1];
     std::array<int64_t, kMaxOperands> at{}, step{};
     for (int o = 0; o < operands_; ++o) step[o] = strides_[o][rank_ - 1];
-    for (int64_t r = begin; r < end; ++r) {
-      int64_t rest = r;
-      at.fill(0);
+    while (begin < end) {
+      const int64_t column = begin % inner, count = std::min(inner - column, end - begin);
+      int64_t rest = begin / inner;
+      for (int o = 0; o < operands_; ++o) at[o] = column * step[o];
       for (int k = rank_ - 2; k >= 0; --k) {
         const int64_t i = rest % dims_[k];
         rest /= dims_[k];
         for (int o = 0; o < operands_; ++o) at[o] += i * strides_[o][k];
       }
-      f(r * inner, at, inner, step);
+      f(begin, at, count, step);
+      begin += count;
     }
   }
-  int64_t num_rows() const { return shape_.numel() == 0 ? 0 : shape_.numel() / dims_[rank_ - 1]; }
-  int64_t row() const { return dims_[rank_ - 1]; }
+  int64_t numel() const { return shape_.numel(); }
+  // The axes after merging, and an operand's step along each.
+  int rank() const { return rank_; }
+  int64_t dim(int axis) const { return dims_[axis]; }
+  int64_t stride(int operand, int axis) const { return strides_[operand][axis]; }
 
  private:
   Shape shape_;
@@ -114,8 +120,8 @@ void zip_elements(const EvalContext& ctx, const Broadcast& b, const Tensor& x, c
   const T* px = elements<T>(x);
   const T* py = elements<T>(y);
   U* po = mutable_elements<U>(out);
-  ctx.parallel(b.num_rows(), static_cast<double>(b.row()), [&](int64_t begin, int64_t end) {
-    b.rows(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+  ctx.parallel(b.numel(), 0.5, [&](int64_t begin, int64_t end) {
+    b.runs(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
       const T* p = px + from[0];
       const T* q = py + from[1];
       U* o = po + at;

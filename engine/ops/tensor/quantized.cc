@@ -1,0 +1,275 @@
+// Layers of 8-bit integers that the pass fuse_quantized makes of what files spell as DequantizeLinear, an op
+// of floats and QuantizeLinear, or as QLinearConv and QLinearMatMul: exact sums of integers, scaled and
+// rounded once (kernels/quantized_conv.h).
+#include <limits>
+
+#include "engine/ops/tensor/conv.h"
+#include "engine/ops/tensor/quantized.h"
+#include "kernels/quantized_conv.h"
+
+namespace oar::tensor {
+namespace {
+
+// A constant i8 weight for the kernel.
+struct PreparedQuantized {
+  Tensor packed;  // bytes
+  std::vector<int32_t> sums, bias;
+  std::vector<float> scale, shift;
+  Shape weight;  // (M, C, KH, KW), or (M, K) of a matrix
+};
+
+DType y_dtype(const Attrs& a) {
+  return a.get_string("y_dtype") == "i8"   ? DType::kI8
+         : a.get_string("y_dtype") == "u8" ? DType::kU8
+                                           : DType::kF32;
+}
+
+// constants: x, w, w_scale, bias.
+Result<std::shared_ptr<const void>> prepare_quantized(const Node& node,
+                                                      std::span<const Tensor* const> constants) {
+  const auto constant = [&](size_t k) { return k < constants.size() ? constants[k] : nullptr; };
+  const Tensor *w = constant(1), *ws = constant(2), *bias = constant(3);
+  const bool matrix = node.is("quantized_dense"), turned = matrix && node.attrs.get_int("transposed") == 0;
+  if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != (matrix ? 2 : 4) || !ws ||
+      dtype_of(*ws) != DType::kF32) {
+    return invalid_argument("a quantized layer needs a constant i8 weight and its f32 scales");
+  }
+  auto p = std::make_shared<PreparedQuantized>();
+  const Shape& s = w->shape();
+  p->weight = turned ? Shape({s[1], s[0]}) : s;
+  const int64_t M = p->weight[0], C = p->weight[1], taps = extent(p->weight, 2, p->weight.rank());
+  if ((ws->numel() != 1 && ws->numel() != M) || (bias && bias->numel() != M) ||
+      (bias && dtype_of(*bias) != DType::kI32 && dtype_of(*bias) != DType::kF32)) {
+    return invalid_argument("scales or bias of a quantized layer do not match its weight");
+  }
+  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, taps * C)}, DType::kI8));
+  p->sums.resize(static_cast<size_t>(M));
+  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(*w), M, taps,
+                         C, turned ? 1 : C * taps, 1, turned ? M : taps);
+  const bool integers = y_dtype(node.attrs) != DType::kF32;
+  const double sx = node.attrs.get_float("x_scale", 1),
+               sy = integers ? node.attrs.get_float("y_scale", 1) : 1;
+  for (int64_t m = 0; m < M; ++m) {
+    const auto sw = static_cast<double>(elements<float>(*ws)[ws->numel() == 1 ? 0 : m]);
+    p->scale.push_back(static_cast<float>(sx * sw / sy));
+    if (bias && dtype_of(*bias) == DType::kI32) p->bias.push_back(elements<int32_t>(*bias)[m]);
+    else if (bias)
+      p->shift.push_back(static_cast<float>(static_cast<double>(elements<float>(*bias)[m]) / sy));
+  }
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+// What conv and dense share: the layer's numbers into the kernel's arguments.
+void set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& attrs) {
+  a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
+  a.bias = p.bias.empty() ? nullptr : p.bias.data();
+  a.scale = p.scale.data(), a.shift = p.shift.empty() ? nullptr : p.shift.data();
+  a.x_zero = static_cast<int32_t>(attrs.get_int("x_zero")),
+  a.y_zero = static_cast<int32_t>(attrs.get_int("y_zero"));
+  const DType to = y_dtype(attrs);
+  a.out_type = to == DType::kI8   ? QuantizedOut::kI8
+               : to == DType::kU8 ? QuantizedOut::kU8
+                                  : QuantizedOut::kF32;
+  // Bounds of an activation hold for the rounded value as well as for the value: rounding keeps order.
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double low = attrs.get_float("low", -kInfinity), high = attrs.get_float("high", kInfinity);
+  if (to != DType::kF32) {
+    const double sy = attrs.get_float("y_scale", 1), zero = a.y_zero, least = to == DType::kI8 ? -128 : 0;
+    low = std::clamp(std::nearbyint(low / sy), least - zero, least + 255 - zero);
+    high = std::clamp(std::nearbyint(high / sy), least - zero, least + 255 - zero);
+  }
+  a.low = static_cast<float>(low), a.high = static_cast<float>(high);
+}
+
+Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
+  static const Kernel& kernel = f32_kernel(KernelFamily::kQuantizedConv);
+  const WindowShape& w = a.window;
+  const double products =
+      static_cast<double>(w.N * w.OH * w.OW * a.M) * static_cast<double>(w.KH * w.KW * a.C);
+  return products > 0 ? run_kernel(ctx, kernel, &a, 0.005 * products) : ok_status();
+}
+
+// quantized_conv(x, w (M, C, KH, KW), w_scale, bias?) {those of conv, x_scale, x_zero, y_dtype, y_scale,
+// y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m]; bias i32
+// in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and `high`
+// bound its value.
+Status quantized_conv(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return internal_error("a quantized convolution was not prepared");
+  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
+  if (x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
+  const bool nhwc = is_nhwc(ctx.attrs());
+  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), nhwc ? channels_first(x.shape()) : x.shape(), p->weight));
+  const DType to = y_dtype(ctx.attrs());
+  if (!nhwc) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), dtype_of(x)));
+    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(turned), c.N, c.C, c.w.in_size());
+    x = std::move(turned);
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(channels_last(c.out), to));
+  QuantizedConvArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
+  a.window = kernel_window(c.w, c.N);
+  a.C = c.C, a.M = c.M, a.x_signed = dtype_of(x) == DType::kI8;
+  set_layer(a, *p, ctx.attrs());
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  if (!nhwc) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
+    if (to == DType::kF32)
+      to_channels_first(ctx, elements<float>(y), mutable_elements<float>(turned), c.N, c.M, c.w.out_size());
+    else turn_bytes(ctx, elements<uint8_t>(y), mutable_elements<uint8_t>(turned), c.N, c.w.out_size(), c.M);
+    y = std::move(turned);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// quantized_dense(x (..., K), w (K, N), w_scale, bias?): the same of a product; w (N, K) when `transposed`.
+Status quantized_dense(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return internal_error("a quantized layer was not prepared");
+  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
+  const int rank = x.shape().rank();
+  const int64_t M = p->weight[0], K = p->weight[1];
+  if (rank < 1 || x.shape()[rank - 1] != K || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
+    return invalid_argument(cat("inner extents differ: ", x.shape().to_string(), " . [", K, ", ", M, "]"));
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims.back() = M;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, y_dtype(ctx.attrs())));
+  QuantizedConvArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
+  a.C = K, a.M = M, a.x_signed = dtype_of(x) == DType::kI8;
+  set_layer(a, *p, ctx.attrs());
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// One side of a sum: its real value is (q - zero) scale.
+struct Side {
+  float scale, zero;
+};
+
+// How the sum is bounded and rounded.
+struct Rounding {
+  float scale, low, high;
+  int32_t zero;
+};
+
+template <class A, class B, class Y>
+void add_quantized(const EvalContext& ctx, const Broadcast& shape, const Tensor& a, const Tensor& b,
+                   Tensor& y, Side sa, Side sb, Rounding to) {
+  constexpr float kRound = 12582912.f;  // 1.5 2^23: added and taken, rounds half to even what is below 2^22
+  const auto one = [=](float p, float q) {
+    float t = ((p - sa.zero) * sa.scale + (q - sb.zero) * sb.scale) / to.scale;
+    t = t > to.low ? t : to.low;
+    t = t < to.high ? t : to.high;
+    return static_cast<Y>(static_cast<int32_t>((t + kRound) - kRound) + to.zero);
+  };
+  ctx.parallel(shape.numel(), 0.3, [&](int64_t begin, int64_t end) {
+    shape.runs(begin, end, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+      const A* pa = elements<A>(a) + from[0];
+      const B* pb = elements<B>(b) + from[1];
+      Y* py = mutable_elements<Y>(y) + at;
+      if (step[0] == 1 && step[1] == 1) {
+        for (int64_t k = 0; k < n; ++k) py[k] = one(static_cast<float>(pa[k]), static_cast<float>(pb[k]));
+      } else {
+        for (int64_t k = 0; k < n; ++k)
+          py[k] = one(static_cast<float>(pa[k * step[0]]), static_cast<float>(pb[k * step[1]]));
+      }
+    });
+  });
+}
+
+// quantized_add(a, b) {a_scale, a_zero, b_scale, b_zero, y_dtype, y_scale, y_zero, low, high}, broadcast:
+// what dequantizing both, adding and quantizing compute, operation by operation.
+Status quantized_add(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor a, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor b, ctx.tensor(1));
+  const Attrs& attrs = ctx.attrs();
+  for (const Tensor* t : {&a, &b}) {
+    if (dtype_of(*t) != DType::kU8 && dtype_of(*t) != DType::kI8) return bad_dtype(*t);
+  }
+  const auto side = [&](const char* scale, const char* zero) {
+    return Side{static_cast<float>(attrs.get_float(scale, 1)), static_cast<float>(attrs.get_int(zero))};
+  };
+  const Side sa = side("a_scale", "a_zero"), sb = side("b_scale", "b_zero");
+  QuantizedConvArgs bounds;
+  set_layer(bounds, PreparedQuantized(), attrs);
+  const DType to = y_dtype(attrs);
+  if (to == DType::kF32) return invalid_argument("a quantized sum is u8 or i8");
+  OAR_ASSIGN(const Broadcast shape, Broadcast::make({&a.shape(), &b.shape()}));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape.shape(), to));
+  const Rounding rounding{static_cast<float>(attrs.get_float("y_scale", 1)), bounds.low, bounds.high,
+                          bounds.y_zero};
+  const auto run = [&]<class A, class B, class Y>() {
+    add_quantized<A, B, Y>(ctx, shape, a, b, y, sa, sb, rounding);
+  };
+  const auto second = [&]<class A, class B>() {
+    if (to == DType::kU8) run.template operator()<A, B, uint8_t>();
+    else run.template operator()<A, B, int8_t>();
+  };
+  const auto first = [&]<class A>() {
+    if (dtype_of(b) == DType::kU8) second.template operator()<A, uint8_t>();
+    else second.template operator()<A, int8_t>();
+  };
+  if (dtype_of(a) == DType::kU8) first.template operator()<uint8_t>();
+  else first.template operator()<int8_t>();
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Tensor> integer_product(const EvalContext& ctx, const Tensor& x, int32_t x_zero,
+                               const void* prepared) {
+  const auto& p = *static_cast<const PreparedQuantized*>(prepared);
+  const int64_t M = p.weight[0], K = p.weight[1];
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims.back() = M;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
+  QuantizedConvArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
+  a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
+  a.C = K, a.M = M, a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
+  a.out_type = QuantizedOut::kI32;
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  return y;
+}
+
+int64_t integer_matrix_k(const void* prepared) {
+  return static_cast<const PreparedQuantized*>(prepared)->weight[1];
+}
+
+Result<std::shared_ptr<const void>> prepare_integer_matrix(const Tensor& w) {
+  auto p = std::make_shared<PreparedQuantized>();
+  const int64_t M = w.shape()[1], K = w.shape()[0];
+  p->weight = Shape({M, K});
+  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, K)}, DType::kI8));
+  p->sums.resize(static_cast<size_t>(M));
+  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(w), M, 1, K, 1,
+                         0, M);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+}  // namespace oar::tensor
+
+namespace oar {
+extern const OpDef op_quantized_conv = {.name = "quantized_conv",
+                                        .gradient = Gradient::kNone,
+                                        .evaluate = tensor::quantized_conv,
+                                        .prepare = tensor::prepare_quantized};
+extern const OpDef op_quantized_dense = {.name = "quantized_dense",
+                                         .gradient = Gradient::kNone,
+                                         .evaluate = tensor::quantized_dense,
+                                         .prepare = tensor::prepare_quantized};
+OAR_TENSOR_OP(quantized_add, tensor::quantized_add);
+}  // namespace oar

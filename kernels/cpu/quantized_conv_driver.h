@@ -1,0 +1,210 @@
+// What 8-bit convolution (kernels/quantized_conv.h) does around its innermost product, the same for every
+// instruction set: dividing the work, gathering windows into rows, scaling the sums. A Core gives the
+// product:
+//
+//   static constexpr int64_t kRows, kPanels;       largest tile: rows of pixels, panels of 16 channels
+//   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
+//                                                  with its sign bit turned (128 more)
+//   static void begin(), end();                    around a chunk
+//   static void tile(const Tile&)                  acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
+//
+// Included by quantized_conv_<isa>.cc, compiled with that set's flags; everything is local to the file.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernel_list.h"
+#include "kernels/partition.h"
+#include "kernels/quantized_conv.h"
+
+namespace oar {
+namespace {
+
+struct QuantizedTile {
+  const uint8_t* x;       // row r at x + r * ldx
+  int64_t ldx, rows;      // rows <= kRows
+  bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
+  const int8_t* w;        // the first panel; the next `panel` bytes further
+  int64_t panel, panels;  // panels <= kPanels
+  int64_t Kp;
+  int32_t* acc;  // [rows][panels * 16], ldacc apart, 64-byte aligned
+  int64_t ldacc;
+};
+
+struct QuantizedWork {
+  const QuantizedConvArgs& a;
+  int64_t taps, K, Kp, panels, pixels;
+  int64_t block, blocks;  // of pixels
+  int64_t group, groups;  // of panels
+  bool direct;            // rows are read where they lie
+  explicit QuantizedWork(const QuantizedConvArgs& args) : a(args) {
+    const WindowShape& w = a.window;
+    taps = w.KH * w.KW, K = taps * a.C, Kp = quantized_k(K);
+    panels = ceil_div(a.M, kQuantizedPanel);
+    pixels = w.N * w.OH * w.OW;
+    direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
+             w.pad_top == 0 && w.pad_left == 0;
+    // Gathered rows stay in the second-level cache; few blocks divide the channels as well.
+    constexpr int64_t kBlockBytes = 256 << 10, kMinChunks = 32;
+    block = std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
+    block = std::min(pixels,
+                     std::min(block, std::max<int64_t>(32, ceil_div(ceil_div(pixels, kMinChunks), 32) * 32)));
+    blocks = ceil_div(pixels, std::max<int64_t>(block, 1));
+    const int64_t wanted = std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), ceil_div(panels, 4));
+    group = ceil_div(panels, wanted);
+    groups = ceil_div(panels, group);
+  }
+  size_t scratch_bytes() const { return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep); }
+};
+
+inline void quantized_plan(const void* args, int, KernelPlan* out) {
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args));
+  *out = {1, {w.blocks * w.groups}};
+  out->worker_scratch = w.scratch_bytes();
+}
+
+// n bytes of which up to 15 behind may be read and written: `room` says whether that is so for the source.
+[[gnu::always_inline]] inline void copy_short(uint8_t* to, const uint8_t* from, int64_t n, bool room) {
+  if (!room) {
+    std::memcpy(to, from, static_cast<size_t>(n));
+    return;
+  }
+  for (int64_t i = 0; i < n; i += 16) std::memcpy(to + i, from + i, 16);
+}
+
+// Windows of pixels [p0, p1) as rows of Kp bytes.
+inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, uint8_t* rows) {
+  const QuantizedConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const int64_t C = a.C, line = w.KW * C;
+  const uint8_t* end = a.x + w.N * w.H * w.W * C;
+  const auto padding = static_cast<uint8_t>(a.x_zero);
+  int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
+  for (int64_t p = p0; p < p1; ++p) {
+    uint8_t* to = rows + (p - p0) * work.Kp;
+    const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
+    const bool inside = w.dilation_w == 1 && x0 >= 0 && x0 + w.KW <= w.W;
+    for (int64_t i = 0; i < w.KH; ++i, to += line) {
+      const int64_t y = y0 + i * w.dilation_h;
+      if (y < 0 || y >= w.H) {
+        std::memset(to, padding, static_cast<size_t>(line));
+        continue;
+      }
+      const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
+      if (inside) {
+        copy_short(to, row + x0 * C, line, row + x0 * C + line + 15 < end);
+        continue;
+      }
+      for (int64_t j = 0; j < w.KW; ++j) {
+        const int64_t x = x0 + j * w.dilation_w;
+        if (x >= 0 && x < w.W) std::memcpy(to + j * C, row + x * C, static_cast<size_t>(C));
+        else std::memset(to + j * C, padding, static_cast<size_t>(C));
+      }
+    }
+    std::memset(to, 0, static_cast<size_t>(work.Kp - work.K));  // also what a short copy wrote too far
+    if (++ow == w.OW) {
+      ow = 0;
+      if (++oh == w.OH) oh = 0, ++n;
+    }
+  }
+}
+
+// Scaled results of one pixel's channels [m0, m0 + N), N <= 16, from their sums.
+template <class T, class Count>
+[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a, const int32_t* acc,
+                                                   const int32_t* start, int64_t pixel, int64_t m0,
+                                                   Count count) {
+  T* out = static_cast<T*>(a.out) + pixel * a.M + m0;
+  const int64_t n = count;
+  // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
+  constexpr float kRound = 12582912.f;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto s = static_cast<int32_t>(static_cast<uint32_t>(acc[i]) + static_cast<uint32_t>(start[i]));
+    if constexpr (std::is_same_v<T, int32_t>) {
+      out[i] = s;
+    } else {
+      float t = static_cast<float>(s) * a.scale[m0 + i] + (a.shift ? a.shift[m0 + i] : 0.f);
+      t = t > a.low ? t : a.low;
+      t = t < a.high ? t : a.high;
+      if constexpr (std::is_same_v<T, float>) out[i] = t;
+      else out[i] = static_cast<T>(static_cast<int32_t>((t + kRound) - kRound) + a.y_zero);
+    }
+  }
+}
+
+template <class T>
+void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t, const int32_t* start, int64_t pixel,
+                      int64_t panel0) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    for (int64_t p = 0; p < t.panels; ++p) {
+      const int64_t m0 = (panel0 + p) * kQuantizedPanel, n = std::min(kQuantizedPanel, a.M - m0);
+      const int32_t* acc = t.acc + r * t.ldacc + p * kQuantizedPanel;
+      if (n == kQuantizedPanel)
+        quantized_store<T>(a, acc, start + p * kQuantizedPanel, pixel + r, m0,
+                           std::integral_constant<int64_t, kQuantizedPanel>{});
+      else quantized_store<T>(a, acc, start + p * kQuantizedPanel, pixel + r, m0, n);
+    }
+  }
+}
+
+template <class Core>
+void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args));
+  const QuantizedConvArgs& a = work.a;
+  if (work.pixels == 0) return;
+  const bool flip = a.x_signed && !Core::kSignedX;
+  alignas(64) int32_t acc[Core::kRows * Core::kPanels * kQuantizedPanel];
+  alignas(64) int32_t start[Core::kPanels * kQuantizedPanel];
+  QuantizedTile t;
+  t.flip = flip, t.x_signed = a.x_signed;
+  t.panel = kQuantizedPanel * work.Kp, t.Kp = work.Kp;
+  t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
+  Core::begin();
+  int64_t gathered = -1;
+  for (int64_t id = begin; id < end; ++id) {
+    const int64_t which = id / work.groups, g = id % work.groups;
+    const int64_t p0 = work.pixels * which / work.blocks, p1 = work.pixels * (which + 1) / work.blocks;
+    const uint8_t* rows = a.x + p0 * a.C;
+    t.ldx = a.C;
+    if (!work.direct) {
+      rows = static_cast<const uint8_t*>(scratch.worker);
+      t.ldx = work.Kp;
+      if (gathered != which) quantized_gather(work, p0, p1, static_cast<uint8_t*>(scratch.worker));
+      gathered = which;
+    }
+    const int64_t last = std::min(work.panels, (g + 1) * work.group);
+    for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
+      t.panels = std::min(Core::kPanels, last - panel);
+      t.w = a.w + panel * t.panel;
+      for (int64_t i = 0; i < t.panels * kQuantizedPanel; ++i) {
+        const int64_t m = panel * kQuantizedPanel + i;
+        const uint32_t zero = static_cast<uint32_t>(a.x_zero) + (flip ? 128u : 0u);
+        start[i] = m < a.M ? static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
+                                                  zero * static_cast<uint32_t>(a.w_sums[m]))
+                           : 0;
+      }
+      for (int64_t r = 0; r < p1 - p0; r += Core::kRows) {
+        t.rows = std::min(Core::kRows, p1 - p0 - r);
+        t.x = rows + r * t.ldx;
+        Core::tile(t);
+        switch (a.out_type) {
+          case QuantizedOut::kF32: quantized_finish<float>(a, t, start, p0 + r, panel); break;
+          case QuantizedOut::kU8: quantized_finish<uint8_t>(a, t, start, p0 + r, panel); break;
+          case QuantizedOut::kI8: quantized_finish<int8_t>(a, t, start, p0 + r, panel); break;
+          case QuantizedOut::kI32: quantized_finish<int32_t>(a, t, start, p0 + r, panel); break;
+        }
+      }
+    }
+  }
+  Core::end();
+}
+
+template <class Core>
+void append_quantized_conv(KernelList& list, Isa isa, const char* name) {
+  list.push_back(
+      {KernelFamily::kQuantizedConv, isa, name, std::nullopt, quantized_plan, quantized_run<Core>});
+}
+
+}  // namespace
+}  // namespace oar

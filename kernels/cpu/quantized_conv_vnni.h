@@ -1,0 +1,68 @@
+// The product of 8-bit convolution with AVX-512 VNNI: four multiplications of u8 and i8 added to an i32 per
+// lane. Six rows by four panels hold 24 sums in registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/quantized_conv_driver.h"
+
+namespace oar {
+namespace {
+
+struct VnniQuantizedCore {
+  static constexpr int64_t kRows = 6, kPanels = 4;
+  static constexpr bool kSignedX = false;
+  static void begin() {}
+  static void end() {}
+
+  template <int R, int P>
+  static void part(const QuantizedTile& t) {
+    __m512i acc[R][P];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) acc[r][p] = _mm512_setzero_si512();
+    }
+    const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
+    for (int64_t k = 0; k < t.Kp; k += 4) {
+      __m512i w[P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(t.w + p * t.panel + k * kQuantizedPanel);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        std::memcpy(&four, t.x + r * t.ldx + k, 4);
+        const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(four), flip);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, w[p]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) _mm512_store_si512(t.acc + r * t.ldacc + p * kQuantizedPanel, acc[r][p]);
+    }
+  }
+  template <int P>
+  static void parts(const QuantizedTile& t) {
+    switch (t.rows) {
+      case 6: return part<6, P>(t);
+      case 5: return part<5, P>(t);
+      case 4: return part<4, P>(t);
+      case 3: return part<3, P>(t);
+      case 2: return part<2, P>(t);
+      default: return part<1, P>(t);
+    }
+  }
+  static void tile(const QuantizedTile& t) {
+    switch (t.panels) {
+      case 4: return parts<4>(t);
+      case 3: return parts<3>(t);
+      case 2: return parts<2>(t);
+      default: return parts<1>(t);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace oar

@@ -1,0 +1,214 @@
+// 3x3 convolution of stride 1 by Winograd's minimal filtering F(4x4, 3x3) for one instruction set
+// (kernels/conv.h says what and when). A tile of 4 x 4 output pixels reads 6 x 6 pixels d and computes
+//
+//   Y = A^T [ sum over c of (G g G^T) * (B^T d B) ] A          (* elementwise)
+//
+// with the points 0, 1, -1, 2, -2 (Lavin and Gray, https://arxiv.org/abs/1509.09308): 36 multiplications
+// where the sum over the window has 144. The elementwise products over channels are 36 matrix products,
+// (tiles x C) . (C x M), which the tiles of conv_simd.h compute.
+//
+// Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation.
+#pragma once
+
+#include "kernels/cpu/conv_simd.h"
+
+namespace oar::OAR_SIMD_NAMESPACE {
+
+inline constexpr int64_t kWinogradTile = 4, kWinogradPatch = 6, kWinogradPoints = 36;
+
+struct WinogradWork {
+  const ConvArgs& a;
+  int64_t tiles_h, tiles_w, tiles;
+  int64_t panels, groups_of_panels;
+  int64_t block, blocks;       // tiles of one product
+  int64_t v_matrix, m_matrix;  // floats from one of the 36 matrices to the next
+  int64_t ldm;
+  explicit WinogradWork(const ConvArgs& args) : a(args) {
+    const WindowShape& w = a.window;
+    tiles_h = ceil_div(w.OH, kWinogradTile), tiles_w = ceil_div(w.OW, kWinogradTile);
+    tiles = w.N * tiles_h * tiles_w;
+    panels = ceil_div(a.M, kLanes);
+    groups_of_panels = ceil_div(panels, kMaxVectors);
+    // A product of some 4 MFLOP, of whole register tiles.
+    const double row =
+        2.0 * static_cast<double>(a.C * kLanes) * static_cast<double>(std::min<int64_t>(panels, kMaxVectors));
+    block = std::min(tiles, std::max<int64_t>(24, static_cast<int64_t>(std::min(4e6 / row, 240.0))));
+    blocks = ceil_div(tiles, block);
+    ldm = panels * kLanes;
+    // A line more, so that the 36 streams of a tile do not meet in one set of the cache.
+    v_matrix = ceil_div(tiles * a.C, 16) * 16 + 16;
+    m_matrix = tiles * ldm + 16;
+  }
+  // Chunks of the transforms: tiles together where there are many.
+  int64_t per(int64_t channels) const {
+    return rows_per_chunk(tiles, kWinogradPoints * channels * static_cast<int64_t>(sizeof(float)));
+  }
+};
+
+inline void winograd_plan(const void* args, int, KernelPlan* out) {
+  const WinogradWork w(*static_cast<const ConvArgs*>(args));
+  *out = {};
+  out->phases = 3;
+  out->chunks[0] = row_chunks(w.tiles, w.per(w.a.C));
+  out->chunks[1] = kWinogradPoints * w.groups_of_panels * w.blocks;
+  out->chunks[2] = row_chunks(w.tiles, w.per(w.a.M));
+  out->shared_scratch = static_cast<size_t>(kWinogradPoints * (w.v_matrix + w.m_matrix)) * sizeof(float);
+  out->worker_scratch = static_cast<size_t>(w.block) * (sizeof(void*) + sizeof(int64_t));
+}
+
+// out[0..6) = B^T d
+OAR_INLINE void winograd_input(const Vf (&d)[6], Vf (&out)[6]) {
+  const Vf four = set1(4.f), five = set1(-5.f), two = set1(2.f);
+  out[0] = fma(four, d[0], fma(five, d[2], d[4]));
+  const Vf even = fma(set1(-4.f), d[2], d[4]), odd = fma(set1(-4.f), d[1], d[3]);
+  out[1] = even + odd;
+  out[2] = even - odd;
+  const Vf e = d[4] - d[2], o = two * (d[3] - d[1]);
+  out[3] = e + o;
+  out[4] = e - o;
+  out[5] = fma(four, d[1], fma(five, d[3], d[5]));
+}
+// out[0..4) = A^T m
+OAR_INLINE void winograd_output(const Vf (&m)[6], Vf (&out)[4]) {
+  const Vf s1 = m[1] + m[2], d1 = m[1] - m[2], s2 = m[3] + m[4], d2 = m[3] - m[4];
+  out[0] = m[0] + s1 + s2;
+  out[1] = fma(set1(2.f), d2, d1);
+  out[2] = fma(set1(4.f), s2, s1);
+  out[3] = fma(set1(8.f), d2, d1) + m[5];
+}
+
+// Where tile t lies.
+struct WinogradPlace {
+  int64_t n, oh, ow;
+  WinogradPlace(const WinogradWork& w, int64_t t)
+      : n(t / (w.tiles_h * w.tiles_w)),
+        oh(t / w.tiles_w % w.tiles_h * kWinogradTile),
+        ow(t % w.tiles_w * kWinogradTile) {}
+};
+
+inline void winograd_transform(const WinogradWork& work, int64_t t, float* v) {
+  const ConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const WinogradPlace at(work, t);
+  const float* pixel[6][6];  // null: padding
+  for (int i = 0; i < 6; ++i) {
+    const int64_t y = at.oh + i - w.pad_top;
+    for (int j = 0; j < 6; ++j) {
+      const int64_t x = at.ow + j - w.pad_left;
+      pixel[i][j] =
+          y >= 0 && y < w.H && x >= 0 && x < w.W ? a.x + ((at.n * w.H + y) * w.W + x) * a.ldx : nullptr;
+    }
+  }
+  for_lanes(a.C, [&](int64_t c, int64_t lanes) {
+    Vf half[6][6];  // B^T d, column by column
+    for (int j = 0; j < 6; ++j) {
+      Vf d[6], out[6];
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; ++i) d[i] = pixel[i][j] ? load_part(pixel[i][j] + c, lanes) : zero();
+      winograd_input(d, out);
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; ++i) half[i][j] = out[i];
+    }
+    for (int i = 0; i < 6; ++i) {
+      Vf out[6];
+      winograd_input(half[i], out);
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; ++j) store_part(v + (i * 6 + j) * work.v_matrix + t * a.C + c, out[j], lanes);
+    }
+  });
+}
+
+inline void winograd_finish(const WinogradWork& work, int64_t t, const float* m,
+                            const EpilogueArgs& epilogue) {
+  const ConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const WinogradPlace at(work, t);
+  const int64_t rows = std::min(kWinogradTile, w.OH - at.oh), columns = std::min(kWinogradTile, w.OW - at.ow);
+  const int64_t line = a.out_row != 0 ? a.out_row : w.OW * a.ldo;
+  const int64_t offset = (at.n * w.OH + at.oh) * line + at.ow * a.ldo;
+  const Vf low = epilogue.low(), high = epilogue.high();
+  for_lanes(a.M, [&](int64_t c, int64_t lanes) {
+    Vf half[4][6];  // A^T m
+    const float* from = m + t * work.ldm + c;
+    for (int j = 0; j < 6; ++j) {
+      Vf column[6], out[4];
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; ++i) column[i] = load(from + (i * 6 + j) * work.m_matrix);
+      winograd_output(column, out);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) half[i][j] = out[i];
+    }
+    const Vf bias = a.bias ? load_part(a.bias + c, lanes) : zero();
+    for (int64_t i = 0; i < rows; ++i) {
+      Vf out[4];
+      winograd_output(half[i], out);
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t to = offset + i * line + j * a.ldo + c;
+        Vf y = out[j] + bias;
+        if (a.residual) y = y + load_part(a.residual + to, lanes);
+        store_part(a.out + to, hold(y, low, high), lanes);
+      }
+    }
+  });
+  if (!epilogue.later()) return;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j)
+      apply_epilogue(epilogue, a.out + offset + i * line + j * a.ldo, a.M);
+  }
+}
+
+// Product `point` of tiles [t0, t1) with a group of panels.
+inline void winograd_product(const WinogradWork& work, int64_t point, int64_t group, int64_t t0, int64_t t1,
+                             const float* v, float* m, const KernelScratch& scratch) {
+  const ConvArgs& a = work.a;
+  const int64_t panel0 = work.panels * group / work.groups_of_panels,
+                panel1 = work.panels * (group + 1) / work.groups_of_panels, nv = panel1 - panel0;
+  auto** rows = static_cast<const float**>(scratch.worker);
+  auto* offsets = reinterpret_cast<int64_t*>(rows + work.block);
+  const int64_t count = t1 - t0;
+  for (int64_t r = 0; r < count; ++r) {
+    rows[r] = v + point * work.v_matrix + (t0 + r) * a.C;
+    offsets[r] = (t0 + r) * work.ldm;
+  }
+  ConvTile t{};
+  t.table = count, t.taps = 1, t.C = a.C;
+  t.panel = a.C * kLanes;
+  t.b = a.w + (point * work.panels + panel0) * t.panel;
+  t.out = m + point * work.m_matrix + panel0 * kLanes;
+  t.last_lanes = kLanes;
+  t.first = t.last = true;
+  t.low = set1(-INFINITY), t.high = set1(INFINITY);
+  const int64_t tiles = ceil_div(count, kTileRows[nv]);
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t r0 = count * i / tiles, r1 = count * (i + 1) / tiles;
+    t.rows = rows + r0;
+    t.offsets = offsets + r0;
+    conv_tile_of(r1 - r0, nv)(t);
+  }
+}
+
+inline void winograd_run(const void* args, int phase, int64_t begin, int64_t end,
+                         const KernelScratch& scratch) {
+  const WinogradWork work(*static_cast<const ConvArgs*>(args));
+  const ConvArgs& a = work.a;
+  auto* v = static_cast<float*>(scratch.shared);
+  float* m = v + kWinogradPoints * work.v_matrix;
+  if (phase == 1) {
+    // Neighbouring chunks share their filters.
+    for (int64_t id = begin; id < end; ++id) {
+      const int64_t which = id % work.blocks, rest = id / work.blocks;
+      winograd_product(work, rest / work.groups_of_panels, rest % work.groups_of_panels,
+                       work.tiles * which / work.blocks, work.tiles * (which + 1) / work.blocks, v, m,
+                       scratch);
+    }
+    return;
+  }
+  const int64_t per = work.per(phase == 0 ? a.C : a.M), last = std::min(end * per, work.tiles);
+  const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
+  for (int64_t t = begin * per; t < last; ++t) {
+    if (phase == 0) winograd_transform(work, t, v);
+    else winograd_finish(work, t, m, epilogue);
+  }
+}
+
+}  // namespace oar::OAR_SIMD_NAMESPACE

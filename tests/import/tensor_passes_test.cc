@@ -1,0 +1,312 @@
+// The passes of ordinary models, one by one: each finds what it looks for, leaves the values, and leaves
+// alone what only looks like it. A model is run with all passes and without the one in question.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "engine/import/onnx.h"
+#include "engine/runtime/predictor.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/support/catch.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+std::unique_ptr<Predictor> open_without(const std::string& bytes, const std::set<std::string>& off) {
+  auto owner = std::make_shared<std::string>(bytes);
+  auto imported = import_onnx_bytes(Buffer::wrap_const(owner->data(), owner->size(), owner), "test.onnx", "");
+  REQUIRE_OK(imported);
+  PredictorOptions o;
+  o.threads = 1;
+  o.disabled_passes = off;
+  auto p = Predictor::create(std::move(*imported), o);
+  REQUIRE_OK(p);
+  return std::move(*p);
+}
+
+int count(const Predictor& p, std::string_view op) {
+  const auto& nodes = p.graph().nodes();
+  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const Node& n) { return n.is(op); }));
+}
+
+int rewrites(const Predictor& p, std::string_view pass) {
+  for (const PassReport& r : p.passes()) {
+    if (r.name == pass) return r.rewrites;
+  }
+  FAIL("there is no pass " << pass);
+  return 0;
+}
+
+std::vector<float> random_floats(size_t n, uint32_t seed) {
+  std::mt19937 gen(seed);
+  std::uniform_real_distribution<float> u(-1, 1);
+  std::vector<float> v(n);
+  for (float& e : v) e = u(gen);
+  return v;
+}
+
+Datum image(const Shape& shape) {
+  Tensor t = must(Tensor::allocate(shape, Format::f32()));
+  const auto v = random_floats(static_cast<size_t>(t.numel()), 99);
+  std::copy(v.begin(), v.end(), t.mutable_values<float>().begin());
+  return Datum(t);
+}
+
+std::vector<float> values(const Predictor& p, const Datum& x) {
+  auto out = p.run({x});
+  REQUIRE_OK(out);
+  const auto v = (*out)[0].tensor.values<float>();
+  return {v.begin(), v.end()};
+}
+
+// All passes and all but one: the largest difference of the results.
+double difference(const std::string& model, const Datum& x, const std::string& pass) {
+  const auto with = open_without(model, {}), without = open_without(model, {pass});
+  const auto a = values(*with, x), b = values(*without, x);
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (size_t k = 0; k < a.size(); ++k) {
+    const double d = std::abs(static_cast<double>(a[k]) - static_cast<double>(b[k]));
+    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
+  }
+  return worst;
+}
+
+// One input x and one output y of floats.
+std::string model(const std::vector<Proto>& nodes, const std::vector<Proto>& constants,
+                  const std::vector<int64_t>& x, const std::vector<int64_t>& y) {
+  return model_bytes(graph_proto(nodes, constants, {value_proto("x", x)}, {value_proto("y", y)}));
+}
+Proto number(const std::string& name, float v) { return tensor_proto(name, {}, {v}); }
+
+}  // namespace
+
+TEST_CASE("fold_evaluated, cse, dce: constants, equal expressions, what nobody needs") {
+  const std::string m = model({node_proto("Add", {"a", "b"}, {"c"}), node_proto("Mul", {"x", "c"}, {"p"}),
+                               node_proto("Mul", {"x", "c"}, {"q"}), node_proto("Exp", {"x"}, {"unused"}),
+                               node_proto("Sub", {"p", "q"}, {"d"}), node_proto("Abs", {"d"}, {"y"})},
+                              {number("a", 1), number("b", 2)}, {3}, {3});
+  const auto p = open_without(m, {});
+  CHECK(count(*p, "add") == 0);
+  CHECK(count(*p, "mul") == 1);
+  CHECK(count(*p, "exp") == 0);
+  for (const char* pass : {"fold_evaluated", "cse", "dce"}) {
+    INFO(pass);
+    CHECK(difference(m, image({3}), pass) == 0);
+  }
+}
+
+TEST_CASE("fuse_spelled: gelu, silu, hard swish and layer norm in their spellings") {
+  struct Spelling {
+    const char* op;
+    std::vector<Proto> nodes;
+  };
+  const std::vector<Proto> constants = {number("r2", std::sqrt(2.f)),
+                                        number("ir2", 1 / std::sqrt(2.f)),
+                                        number("one", 1),
+                                        number("half", 0.5f),
+                                        number("two", 2),
+                                        number("three", 3),
+                                        number("zero", 0),
+                                        number("six", 6),
+                                        number("eps", 1e-5f),
+                                        tensor_proto("g", {8}, random_floats(8, 1)),
+                                        tensor_proto("b", {8}, random_floats(8, 2))};
+  const auto n = [](const char* op, std::vector<std::string> in, const char* out) {
+    return node_proto(op, in, {out});
+  };
+  const auto mean = [](const char* in, const char* out) {
+    return node_proto("ReduceMean", {in}, {out}, {ints_attr("axes", {-1}), int_attr("keepdims", 1)});
+  };
+  const Spelling spellings[] = {
+      {"gelu",
+       {n("Div", {"x", "r2"}, "a"), n("Erf", {"a"}, "e"), n("Add", {"e", "one"}, "s"),
+        n("Mul", {"x", "s"}, "t"), n("Mul", {"t", "half"}, "y")}},
+      {"gelu",
+       {n("Mul", {"x", "ir2"}, "a"), n("Erf", {"a"}, "e"), n("Add", {"one", "e"}, "s"),
+        n("Mul", {"half", "x"}, "t"), n("Mul", {"t", "s"}, "y")}},
+      {"gelu",
+       {n("Div", {"x", "two"}, "h"), n("Mul", {"x", "ir2"}, "a"), n("Erf", {"a"}, "e"),
+        n("Add", {"e", "one"}, "s"), n("Mul", {"s", "h"}, "y")}},
+      {"silu", {n("Sigmoid", {"x"}, "s"), n("Mul", {"s", "x"}, "y")}},
+      {"hard_swish",
+       {n("Add", {"x", "three"}, "a"), n("Clip", {"a", "zero", "six"}, "c"), n("Mul", {"x", "c"}, "t"),
+        n("Div", {"t", "six"}, "y")}},
+      {"hard_swish",
+       {n("Add", {"three", "x"}, "a"), n("Clip", {"a", "zero", "six"}, "c"), n("Div", {"c", "six"}, "t"),
+        n("Mul", {"x", "t"}, "y")}},
+      {"layer_normalization",
+       {mean("x", "m"), n("Sub", {"x", "m"}, "d"), n("Pow", {"d", "two"}, "q"), mean("q", "v"),
+        n("Add", {"v", "eps"}, "w"), n("Sqrt", {"w"}, "s"), n("Div", {"d", "s"}, "h"),
+        n("Mul", {"h", "g"}, "i"), n("Add", {"i", "b"}, "y")}},
+      {"layer_normalization",
+       {mean("x", "m"), n("Sub", {"x", "m"}, "d"), n("Mul", {"d", "d"}, "q"), mean("q", "v"),
+        n("Add", {"eps", "v"}, "w"), n("Sqrt", {"w"}, "s"), n("Div", {"d", "s"}, "h"),
+        n("Mul", {"g", "h"}, "i"), n("Add", {"b", "i"}, "y")}},
+  };
+  for (size_t k = 0; k < std::size(spellings); ++k) {
+    INFO(spellings[k].op << " " << k);
+    const std::string m = model(spellings[k].nodes, constants, {5, 8}, {5, 8});
+    CHECK(count(*open_without(m, {}), spellings[k].op) == 1);
+    CHECK(open_without(m, {})->graph().nodes().size() == 1);
+    // Values below 3; a dozen roundings and functions good to a few units in the last place.
+    CHECK(difference(m, image({5, 8}), "fuse_spelled") < 3e-6);
+  }
+  // Three where six belongs: not a hard swish.
+  const std::string other = model({n("Add", {"x", "three"}, "a"), n("Clip", {"a", "zero", "three"}, "c"),
+                                   n("Mul", {"x", "c"}, "t"), n("Div", {"t", "six"}, "y")},
+                                  constants, {5, 8}, {5, 8});
+  CHECK(count(*open_without(other, {}), "hard_swish") == 0);
+}
+
+TEST_CASE("fuse_dense, fuse_epilogues: a product with its bias, residual and activation") {
+  const std::string m =
+      model({node_proto("MatMul", {"x", "w"}, {"p"}), node_proto("Add", {"b", "p"}, {"q"}),
+             node_proto("Add", {"q", "x"}, {"r"}), node_proto("Relu", {"r"}, {"y"})},
+            {tensor_proto("w", {8, 8}, random_floats(64, 1)), tensor_proto("b", {8}, random_floats(8, 2))},
+            {4, 8}, {4, 8});
+  const auto p = open_without(m, {});
+  CHECK(p->graph().nodes().size() == 1);
+  CHECK(count(*p, "dense") == 1);
+  for (const char* pass : {"fuse_dense", "fuse_epilogues"}) {
+    INFO(pass);
+    CHECK(difference(m, image({4, 8}), pass) < 16 * 6e-8 * 8);  // sums of 10 terms below 1
+  }
+  // A value that somebody else reads stays.
+  const std::string shared = model({node_proto("MatMul", {"x", "w"}, {"p"}), node_proto("Relu", {"p"}, {"q"}),
+                                    node_proto("Mul", {"p", "q"}, {"y"})},
+                                   {tensor_proto("w", {8, 8}, random_floats(64, 1))}, {4, 8}, {4, 8});
+  CHECK(count(*open_without(shared, {}), "relu") == 1);
+}
+
+TEST_CASE("fuse_attention: heads, mask and scale in one call") {
+  const int64_t E = 8, H = 2, D = 4, S = 5;
+  const auto weight = [&](const char* name, uint32_t seed) {
+    return tensor_proto(name, {E, E}, random_floats(static_cast<size_t>(E * E), seed));
+  };
+  const auto split = [](const std::string& in, const std::string& out, const std::vector<int64_t>& perm) {
+    return std::vector<Proto>{node_proto("MatMul", {"x", "w" + in}, {in + "p"}),
+                              node_proto("Reshape", {in + "p", "heads"}, {in + "h"}),
+                              node_proto("Transpose", {in + "h"}, {out}, {ints_attr("perm", perm)})};
+  };
+  for (bool late_scale : {false, true}) {
+    std::vector<Proto> nodes;
+    for (auto& n : split("q", "q", {0, 2, 1, 3})) nodes.push_back(n);
+    for (auto& n : split("k", "k", {0, 2, 3, 1})) nodes.push_back(n);
+    for (auto& n : split("v", "v", {0, 2, 1, 3})) nodes.push_back(n);
+    nodes.push_back(node_proto("MatMul", {"q", "k"}, {"s0"}));
+    if (late_scale) nodes.push_back(node_proto("Mul", {"scale", "s0"}, {"s1"}));
+    else nodes.push_back(node_proto("Div", {"s0", "two"}, {"s1"}));
+    nodes.push_back(node_proto("Add", {"s1", "mask"}, {"s2"}));
+    nodes.push_back(node_proto("Softmax", {"s2"}, {"a"}, {int_attr("axis", -1)}));
+    nodes.push_back(node_proto("MatMul", {"a", "v"}, {"o"}));
+    nodes.push_back(node_proto("Transpose", {"o"}, {"t"}, {ints_attr("perm", {0, 2, 1, 3})}));
+    nodes.push_back(node_proto("Reshape", {"t", "joined"}, {"y"}));
+    std::vector<float> mask(static_cast<size_t>(S), 0.f);
+    mask.back() = -1e9f;
+    const std::string m = model(nodes,
+                                {weight("wq", 1), weight("wk", 2), weight("wv", 3), number("two", 2),
+                                 number("scale", 0.5f), ints_proto("heads", {0, 0, H, D}),
+                                 ints_proto("joined", {0, 0, E}), tensor_proto("mask", {1, 1, 1, S}, mask)},
+                                {1, S, E}, {1, S, E});
+    INFO("scale " << (late_scale ? "multiplied" : "divided"));
+    CHECK(count(*open_without(m, {}), "head_attention") == 1);
+    CHECK(count(*open_without(m, {}), "softmax") == 0);
+    CHECK(difference(m, image({1, S, E}), "fuse_attention") < 2e-6);
+  }
+}
+
+TEST_CASE("channels_last, winograd: images lie with their channels together, 3x3 windows in fewer products") {
+  const std::vector<Proto> pads = {ints_attr("pads", {1, 1, 1, 1})};
+  const std::string m = model(
+      {node_proto("Conv", {"x", "w1", "b1"}, {"c1"}, pads), node_proto("Relu", {"c1"}, {"r1"}),
+       node_proto("Conv", {"r1", "w2"}, {"c2"}, pads), node_proto("Add", {"c2", "r1"}, {"s"}),
+       node_proto("MaxPool", {"s"}, {"p"}, {ints_attr("kernel_shape", {2, 2}), ints_attr("strides", {2, 2})}),
+       node_proto("GlobalAveragePool", {"p"}, {"y"})},
+      {tensor_proto("w1", {16, 3, 3, 3}, random_floats(432, 1)),
+       tensor_proto("b1", {16}, random_floats(16, 2)),
+       tensor_proto("w2", {16, 16, 3, 3}, random_floats(2304, 3))},
+      {2, 3, 10, 13}, {2, 16, 1, 1});
+  const auto p = open_without(m, {});
+  CHECK(rewrites(*p, "channels_last") == 4);
+  CHECK(rewrites(*p, "winograd") == 1);  // the first has three channels
+  CHECK(count(*p, "transpose") == 1);    // where the result leaves
+  // Sums of 144 products below 1; Winograd's error is some ten times a plain sum's.
+  CHECK(difference(m, image({2, 3, 10, 13}), "channels_last") < 1e-4);
+  CHECK(difference(m, image({2, 3, 10, 13}), "winograd") < 1e-4);
+}
+
+namespace {
+
+// x f32 -> quantized -> conv(+relu) -> + the quantized input's own branch -> pool -> product -> f32
+std::string quantized_model(bool relu, int64_t zero_dtype) {
+  const auto q = [](const std::string& x, const std::string& s, const std::string& out) {
+    return node_proto("QuantizeLinear", {x, s, s + "z"}, {out});
+  };
+  const auto dq = [](const std::string& x, const std::string& s, const std::string& out) {
+    return node_proto("DequantizeLinear", {x, s, s + "z"}, {out});
+  };
+  std::vector<Proto> nodes = {
+      q("x", "sx", "xq"), dq("xq", "sx", "xd"),
+      node_proto("DequantizeLinear", {"w", "sw", "swz"}, {"wd"}, {int_attr("axis", 0)}),
+      node_proto("DequantizeLinear", {"b", "sb"}, {"bd"}, {int_attr("axis", 0)}),
+      node_proto("Conv", {"xd", "wd", "bd"}, {"c"}, {ints_attr("pads", {1, 1, 1, 1})})};
+  if (relu) nodes.push_back(node_proto("Relu", {"c"}, {"cr"}));
+  for (const Proto& n :
+       {q(relu ? "cr" : "c", "sy", "cq"), dq("cq", "sy", "cd"), node_proto("Add", {"cd", "xd"}, {"s"}),
+        q("s", "sy", "sq"), dq("sq", "sy", "sd"),
+        node_proto("MaxPool", {"sd"}, {"p"},
+                   {ints_attr("kernel_shape", {2, 2}), ints_attr("strides", {2, 2})}),
+        q("p", "sy", "pq"), dq("pq", "sy", "pd"), node_proto("Flatten", {"pd"}, {"f"}), q("f", "sy", "fq"),
+        dq("fq", "sy", "fd"), dq("m", "sm", "md"), node_proto("MatMul", {"fd", "md"}, {"y"})}) {
+    nodes.push_back(n);
+  }
+  std::vector<int8_t> w(4 * 4 * 9), m(36 * 5);
+  std::vector<int32_t> b = {100, -200, 300, 0};
+  std::vector<float> sw = {0.01f, 0.02f, 0.015f, 0.03f}, sb(4);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  for (size_t k = 0; k < m.size(); ++k) m[k] = static_cast<int8_t>(static_cast<int>(k * 91 % 255) - 127);
+  for (size_t k = 0; k < 4; ++k) sb[k] = sw[k] * 0.0078125f;
+  const auto zero = [&](const std::string& name, int v) {
+    return raw_proto<uint8_t>(name, zero_dtype, {}, {static_cast<uint8_t>(v)});
+  };
+  return model(nodes,
+               {number("sx", 0.0078125f), zero("sxz", zero_dtype == 2 ? 128 : -3), number("sy", 0.0625f),
+                zero("syz", zero_dtype == 2 ? 100 : 5), tensor_proto("sw", {4}, sw),
+                raw_proto<int8_t>("swz", 3, {4}, {0, 0, 0, 0}), raw_proto("w", 3, {4, 4, 3, 3}, w),
+                raw_proto("b", 6, {4}, b), tensor_proto("sb", {4}, sb), number("sm", 0.01f),
+                raw_proto<int8_t>("smz", 3, {}, {0}), raw_proto("m", 3, {36, 5}, m)},
+               {1, 4, 6, 6}, {1, 5});
+}
+
+}  // namespace
+
+TEST_CASE("fuse_quantized: layers between quantizations compute in integers") {
+  for (const int64_t zero_dtype : {2, 3}) {  // u8, i8
+    for (const bool relu : {false, true}) {
+      INFO("dtype " << zero_dtype << " relu " << relu);
+      const std::string m = quantized_model(relu, zero_dtype);
+      const auto p = open_without(m, {});
+      CHECK(count(*p, "quantized_conv") == 1);
+      CHECK(count(*p, "quantized_add") == 1);
+      CHECK(count(*p, "quantized_dense") == 1);
+      CHECK(count(*p, "conv") + count(*p, "matmul") + count(*p, "dense") + count(*p, "add") == 0);
+      // Floats round sums that integers have exactly; a result near the middle of two integers may then
+      // differ by one step, which the next layers carry on: one of 36 values by 0.0625 times a weight
+      // below 1.27.
+      CHECK(difference(m, image({1, 4, 6, 6}), "fuse_quantized") <= 0.0625 * 1.27 + 1e-4);
+    }
+  }
+}
+
+TEST_CASE("every pass of ordinary models has been named here") {
+  const std::set<std::string> tested = {
+      "fuse_quantized", "fold_evaluated", "cse",           "fuse_spelled", "fuse_dense",
+      "fuse_attention", "fuse_epilogues", "channels_last", "winograd",     "dce"};
+  std::set<std::string> all;
+  for (const Pass& p : tensor_passes()) all.insert(p.name);
+  CHECK(all == tested);
+}

@@ -1,0 +1,149 @@
+// 8-bit convolution: every level equals the reference to the bit, operands ending at guard pages, whatever
+// the chunks.
+#include "kernels/quantized_conv.h"
+
+#include <cmath>
+#include <random>
+
+#include "tests/kernels/matmul_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+struct QuantizedCase {
+  int64_t N, C, H, W, M, KH, KW, stride, pad, dilation;
+  bool x_signed;
+  QuantizedOut out;
+  bool bias, shift;
+};
+
+template <class T>
+Guarded<T> random_integers(size_t n, int low, int high, uint32_t seed, size_t align = 1) {
+  std::mt19937 gen(seed);
+  std::uniform_int_distribution<int> u(low, high);
+  Guarded<T> g(n, align);
+  for (size_t i = 0; i < n; ++i) g[i] = static_cast<T>(u(gen));
+  return g;
+}
+
+class QuantizedProblem {
+ public:
+  explicit QuantizedProblem(const QuantizedCase& c)
+      : x_(random_integers<uint8_t>(static_cast<size_t>(c.N * c.C * c.H * c.W), 0, 255, 1)),
+        bias_(random_integers<int32_t>(static_cast<size_t>(c.M), -5000, 5000, 3, alignof(int32_t))),
+        packed_(static_cast<size_t>(quantized_filter_bytes(c.M, c.C * c.KH * c.KW)), 64),
+        sums_(static_cast<size_t>(c.M)),
+        scale_(static_cast<size_t>(c.M)),
+        shift_(static_cast<size_t>(c.M)) {
+    const int64_t taps = c.KH * c.KW;
+    const auto w = random_integers<int8_t>(static_cast<size_t>(c.M * c.C * taps), -128, 127, 2);
+    pack_quantized_filters(packed_.data(), sums_.data(), w.data(), c.M, taps, c.C, c.C * taps, 1, taps);
+    for (size_t m = 0; m < scale_.size(); ++m) {
+      // Sums spread over some ten times the range of a byte: many results, some at the bounds.
+      scale_[m] = 0.02f / std::sqrt(static_cast<float>(c.C * taps)) * (1 + 0.01f * static_cast<float>(m));
+      shift_[m] = 0.37f * static_cast<float>(m % 7);
+    }
+    WindowShape& v = a_.window;
+    v.N = c.N, v.H = c.H, v.W = c.W, v.KH = c.KH, v.KW = c.KW;
+    v.stride_h = v.stride_w = c.stride, v.dilation_h = v.dilation_w = c.dilation;
+    v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = c.pad;
+    v.OH = (c.H + 2 * c.pad - (c.KH - 1) * c.dilation - 1) / c.stride + 1;
+    v.OW = (c.W + 2 * c.pad - (c.KW - 1) * c.dilation - 1) / c.stride + 1;
+    a_.x = x_.data(), a_.w = packed_.data(), a_.w_sums = sums_.data();
+    a_.bias = c.bias ? bias_.data() : nullptr;
+    a_.scale = scale_.data(), a_.shift = c.shift ? shift_.data() : nullptr;
+    a_.C = c.C, a_.M = c.M;
+    a_.x_signed = c.x_signed, a_.x_zero = c.x_signed ? -7 : 121;
+    a_.out_type = c.out;
+    a_.y_zero = c.out == QuantizedOut::kU8 ? 100 : c.out == QuantizedOut::kI8 ? -20 : 0;
+    a_.low = c.out == QuantizedOut::kU8 ? -100.f : c.out == QuantizedOut::kI8 ? -108.f : -3.5f;
+    a_.high = c.out == QuantizedOut::kF32 ? 1e6f : a_.low + 255;
+    width_ = c.out == QuantizedOut::kF32 || c.out == QuantizedOut::kI32 ? 4 : 1;
+  }
+
+  std::vector<uint8_t> result(Isa isa, ThreadPool* pool) const {
+    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+    REQUIRE(k != nullptr);
+    QuantizedConvArgs a = a_;
+    const WindowShape& v = a.window;
+    Guarded<uint8_t> out(static_cast<size_t>(v.N * v.OH * v.OW * a.M * width_), 4);
+    a.out = out.data();
+    KernelPlan plan;
+    k->plan(&a, pool ? pool->workers() : 1, &plan);
+    Guarded<uint8_t> own(plan.worker_scratch + 64, 64);
+    if (pool) {
+      pool->reserve_scratch(plan.worker_scratch);
+      pool->run(*k, &a, plan, nullptr);
+    } else {
+      for (int64_t c = plan.chunks[0]; c-- > 0;) k->run(&a, 0, c, c + 1, {own.data(), nullptr});
+    }
+    return {out.begin(), out.end()};
+  }
+
+ private:
+  QuantizedConvArgs a_;
+  Guarded<uint8_t> x_;
+  Guarded<int32_t> bias_;
+  Guarded<int8_t> packed_;
+  std::vector<int32_t> sums_;
+  std::vector<float> scale_, shift_;
+  int64_t width_ = 1;
+};
+
+constexpr auto kU8 = QuantizedOut::kU8;
+const QuantizedCase kQuantizedCases[] = {
+    {1, 1, 1, 1, 1, 1, 1, 1, 0, 1, false, kU8, false, false},
+    {1, 64, 7, 7, 16, 1, 1, 1, 0, 1, false, kU8, true, false},
+    {2, 128, 9, 5, 70, 1, 1, 1, 0, 1, true, QuantizedOut::kI8, true, true},
+    {1, 3, 23, 21, 40, 7, 7, 2, 3, 1, false, kU8, true, false},
+    {2, 20, 11, 8, 24, 3, 3, 2, 1, 1, true, kU8, false, true},
+    {1, 64, 14, 13, 100, 3, 3, 1, 1, 1, false, QuantizedOut::kI8, true, false},
+    {1, 33, 8, 8, 19, 3, 3, 1, 2, 2, false, QuantizedOut::kF32, true, true},
+    {1, 5, 6, 6, 33, 3, 2, 1, 3, 1, true, QuantizedOut::kI32, false, false},  // windows wholly in the padding
+    {1, 770, 1, 37, 50, 1, 1, 1, 0, 1, false, QuantizedOut::kF32, false, false},  // a matrix product
+    {1, 64, 40, 41, 130, 1, 1, 1, 0, 1, false, kU8, true, false},
+};
+
+}  // namespace
+
+TEST_CASE("quantized conv: every level gives the reference's bits") {
+  ThreadPool pool({.threads = 3});
+  for (const QuantizedCase& c : kQuantizedCases) {
+    const QuantizedProblem p(c);
+    const auto exact = p.result(Isa::kReference, nullptr);
+    for (Isa isa : levels()) {
+      INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH);
+      CHECK(p.result(isa, &pool) == exact);
+      CHECK(p.result(isa, nullptr) == exact);
+    }
+  }
+}
+
+TEST_CASE("quantized conv: the reference is the definition, worked out by hand") {
+  // x = 10 and 200 with zero point 10: 0 and 190; w = 3 and -2: a sum of -380, and 7 more.
+  const uint8_t x[] = {10, 200};
+  const int8_t w[] = {3, -2};
+  alignas(64) int8_t packed[16 * 64];
+  int32_t sum = 0;
+  REQUIRE(quantized_filter_bytes(1, 2) == 16 * 64);
+  pack_quantized_filters(packed, &sum, w, 1, 1, 2, 2, 0, 1);
+  CHECK(sum == 1);
+  const int32_t bias = 7;
+  const float scale = 0.5f;
+  uint8_t y = 0;
+  QuantizedConvArgs a;
+  a.out = &y, a.x = x, a.w = packed, a.w_sums = &sum, a.bias = &bias, a.scale = &scale;
+  a.window.N = a.window.H = a.window.W = a.window.OH = a.window.OW = 1;
+  a.C = 2, a.M = 1, a.x_zero = 10, a.y_zero = 200, a.low = -200, a.high = 55;
+  std::vector<Isa> all = levels();
+  all.push_back(Isa::kReference);
+  for (Isa isa : all) {
+    alignas(64) uint8_t own[1 << 16];
+    y = 0;
+    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+    k->run(&a, 0, 0, 1, {own, nullptr});
+    CHECK(y == 14);  // -186.5 rounds to the even -186
+  }
+}
