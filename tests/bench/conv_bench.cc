@@ -11,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
+#include "engine/tune/arithmetic_peak.h"
 #include "kernels/conv.h"
-#include "tests/bench/probes.h"
 
 using namespace oar;
 
@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
                  width);
     a.x = aligned(x), a.out = aligned(out), a.bias = bias.data(), a.w = aligned(packed);
     const double flops = 2.0 * static_cast<double>(w.OH * w.OW * l.M * l.C * l.K * l.K);
-    const double peak = oar_bench::peak(one, oar_bench::Arithmetic::kF32, best_isa());
+    const double peak = arithmetic_peak(one, Arithmetic::kF32, best_isa());
     const double plain =
         time_of(*KernelRegistry::cpu().find(KernelFamily::kConv, Format::f32(), best_isa()), a);
     std::printf("%-26s %9.3f %9.1f %5.0f%%", l.name, plain * 1e3, flops / plain / 1e9,
