@@ -113,7 +113,7 @@ onnx_conformance() {
   # shellcheck disable=SC2086
   build/release/bin/oar conformance onnx $folder >"$log" || true
   cat "$log"
-  awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 97.0) } END { exit !ok }' "$log"
+  awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 99.0) } END { exit !ok }' "$log"
 }
 
 # The same models after `oar convert`: written as ONNX and read back, they must still pass. (What cannot be read is not

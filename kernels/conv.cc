@@ -44,16 +44,18 @@ int64_t winograd_filter_floats(int64_t M, int64_t C, int64_t width) {
 void pack_winograd(float* dst, const float* w, int64_t M, int64_t C, int64_t width) {
   constexpr int64_t kMaxWidth = 16;
   const int64_t panels = (M + width - 1) / width, matrix = panels * C * width;
-  // out[0..6) = G g[0..3), `step` apart
+  // out[0..6) = G g[0..3), `step` apart: the filter's polynomial at each point p, divided by the product of
+  // p's distances to the others.
+  constexpr double a = kWinogradA, b = kWinogradB, a2 = a * a, b2 = b * b;
+  constexpr double at_0 = 1 / (a2 * b2), at_a = 1 / (2 * a2 * (a2 - b2)), at_b = 1 / (2 * b2 * (b2 - a2));
   const auto expand = [](const double* g0, const double* g1, const double* g2, double* out, int64_t step) {
     for (int64_t i = 0; i < kMaxWidth; ++i) {
-      const double a = g0[i], b = g1[i], c = g2[i];
-      out[i] = a / 4;
-      out[step + i] = -(a + c + b) / 6;
-      out[2 * step + i] = -(a + c - b) / 6;
-      out[3 * step + i] = (a / 4 + c + b / 2) / 6;
-      out[4 * step + i] = (a / 4 + c - b / 2) / 6;
-      out[5 * step + i] = c;
+      out[i] = g0[i] * at_0;
+      out[step + i] = (g0[i] + a2 * g2[i] + a * g1[i]) * at_a;
+      out[2 * step + i] = (g0[i] + a2 * g2[i] - a * g1[i]) * at_a;
+      out[3 * step + i] = (g0[i] + b2 * g2[i] + b * g1[i]) * at_b;
+      out[4 * step + i] = (g0[i] + b2 * g2[i] - b * g1[i]) * at_b;
+      out[5 * step + i] = g2[i];
     }
   };
   double g[9][kMaxWidth] = {}, half[6][3][kMaxWidth], full[6][6][kMaxWidth];

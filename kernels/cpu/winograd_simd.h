@@ -3,9 +3,9 @@
 //
 //   Y = A^T [ sum over c of (G g G^T) * (B^T d B) ] A          (* elementwise)
 //
-// with the points 0, 1, -1, 2, -2 (Lavin and Gray, https://arxiv.org/abs/1509.09308): 36 multiplications
-// where the sum over the window has 144. The elementwise products over channels are 36 matrix products,
-// (tiles x C) . (C x M), which the tiles of conv_simd.h compute.
+// with the points 0, +-a, +-b of kernels/conv.h (Lavin and Gray, https://arxiv.org/abs/1509.09308): 36
+// multiplications where the sum over the window has 144. The elementwise products over channels are 36 matrix
+// products, (tiles x C) . (C x M), which the tiles of conv_simd.h compute.
 //
 // Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation.
 #pragma once
@@ -56,25 +56,34 @@ inline void winograd_plan(const void* args, int, KernelPlan* out) {
   out->worker_scratch = static_cast<size_t>(w.block) * (sizeof(void*) + sizeof(int64_t));
 }
 
-// out[0..6) = B^T d
-OAR_INLINE void winograd_input(const Vf (&d)[6], Vf (&out)[6]) {
-  const Vf four = set1(4.f), five = set1(-5.f), two = set1(2.f);
-  out[0] = fma(four, d[0], fma(five, d[2], d[4]));
-  const Vf even = fma(set1(-4.f), d[2], d[4]), odd = fma(set1(-4.f), d[1], d[3]);
-  out[1] = even + odd;
-  out[2] = even - odd;
-  const Vf e = d[4] - d[2], o = two * (d[3] - d[1]);
-  out[3] = e + o;
-  out[4] = e - o;
-  out[5] = fma(four, d[1], fma(five, d[3], d[5]));
+// A power product of the points, exact in f32.
+template <int A, int B>
+OAR_INLINE Vf point() {
+  double v = 1;
+  for (int k = 0; k < A; ++k) v *= kWinogradA;
+  for (int k = 0; k < B; ++k) v *= kWinogradB;
+  return set1(static_cast<float>(v));
 }
-// out[0..4) = A^T m
+// out[0..6) = B^T d: the rows are the coefficients of x (x^2 - a^2) (x^2 - b^2) without one factor each.
+OAR_INLINE void winograd_input(const Vf (&d)[6], Vf (&out)[6]) {
+  const Vf a = point<1, 0>(), b = point<0, 1>(), none = zero();
+  const Vf a2 = none - point<2, 0>(), b2 = none - point<0, 2>(), sum = a2 + b2, product = point<2, 2>();
+  out[0] = fma(product, d[0], fma(sum, d[2], d[4]));
+  const Vf even_a = fma(b2, d[2], d[4]), odd_a = a * fma(b2, d[1], d[3]);
+  out[1] = even_a + odd_a;
+  out[2] = even_a - odd_a;
+  const Vf even_b = fma(a2, d[2], d[4]), odd_b = b * fma(a2, d[1], d[3]);
+  out[3] = even_b + odd_b;
+  out[4] = even_b - odd_b;
+  out[5] = fma(product, d[1], fma(sum, d[3], d[5]));
+}
+// out[0..4) = A^T m: powers 0 to 3 of the points.
 OAR_INLINE void winograd_output(const Vf (&m)[6], Vf (&out)[4]) {
   const Vf s1 = m[1] + m[2], d1 = m[1] - m[2], s2 = m[3] + m[4], d2 = m[3] - m[4];
   out[0] = m[0] + s1 + s2;
-  out[1] = fma(set1(2.f), d2, d1);
-  out[2] = fma(set1(4.f), s2, s1);
-  out[3] = fma(set1(8.f), d2, d1) + m[5];
+  out[1] = fma(point<0, 1>(), d2, point<1, 0>() * d1);
+  out[2] = fma(point<0, 2>(), s2, point<2, 0>() * s1);
+  out[3] = fma(point<0, 3>(), d2, fma(point<3, 0>(), d1, m[5]));
 }
 
 // Where tile t lies.
