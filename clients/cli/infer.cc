@@ -18,7 +18,7 @@ struct InferOptions {
   std::string model, output;
   std::vector<std::string> inputs, disabled;
   int threads = 0;
-  std::string trace;
+  std::string trace, cache_dir;
   bool json = false, graph = false, profile = false;
 };
 
@@ -53,6 +53,10 @@ Status save(const Datum& d, const std::string& base, std::vector<std::string>& w
 Status infer(const InferOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
+  options.cache_dir = o.cache_dir;
+  options.log.callback = [](LogLevel level, std::string_view message) {
+    if (level >= LogLevel::kWarning) std::fprintf(stderr, "oar: %s\n", std::string(message).c_str());
+  };
   options.disabled_passes = {o.disabled.begin(), o.disabled.end()};
   const auto start = Clock::now();
   OAR_ASSIGN(const auto predictor, Predictor::open(o.model, options));
@@ -152,6 +156,9 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
   c->add_flag("--graph", o->graph, "print the graph after all passes");
   c->add_flag("--profile", o->profile, "time per kind of op");
+  c->add_option("--cache-dir", o->cache_dir,
+                "where the prepared model is kept, which the next load maps; nowhere if not given")
+      ->type_name("DIR");
   c->add_option("--trace", o->trace, "a file for chrome://tracing and ui.perfetto.dev: when each op ran")
       ->type_name("FILE");
   c->add_flag("--json", o->json, "print one JSON object");

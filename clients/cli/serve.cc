@@ -86,6 +86,8 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
   }
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
+  r.predictor.cache_dir = o.model.cache_dir;
+  r.predictor.log = log;
   r.predictor.import.mmap = !o.model.no_mmap;
   r.predictor.disabled_passes = {o.model.engine.disabled_passes.begin(),
                                  o.model.engine.disabled_passes.end()};

@@ -28,13 +28,7 @@ oar_dtype to_c(DType dtype) {
   return OAR_DTYPE_NONE;
 }
 
-// A view of the caller's memory.
-Result<Tensor> view(const oar_tensor& t, const std::string& name) {
-  const auto type =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& e) { return e.first == t.dtype; });
-  if (type == std::end(kTypes))
-    return invalid_argument(cat("input ", name, ": dtype ", static_cast<int>(t.dtype), " is no oar_dtype"),
-                            "dtype");
+Result<Shape> shape_of(const oar_tensor& t, const std::string& name) {
   if (t.rank < 0 || t.rank > OAR_MAX_RANK)
     return invalid_argument(
         cat("input ", name, ": rank is ", t.rank, "; it must be between 0 and ", int{OAR_MAX_RANK}), "rank");
@@ -42,7 +36,22 @@ Result<Tensor> view(const oar_tensor& t, const std::string& name) {
     if (t.shape[i] < 0)
       return invalid_argument(cat("input ", name, ": shape[", i, "] is ", t.shape[i], "; it must be >= 0"),
                               "shape");
-  const Shape shape(std::span<const int64_t>(t.shape, static_cast<size_t>(t.rank)));
+  return Shape(std::span<const int64_t>(t.shape, static_cast<size_t>(t.rank)));
+}
+
+Status check_count(size_t count, size_t inputs) {
+  if (count == inputs) return ok_status();
+  return invalid_argument(cat("count is ", count, " but the model has ", inputs, " inputs"), "count");
+}
+
+// A view of the caller's memory.
+Result<Tensor> view(const oar_tensor& t, const std::string& name) {
+  const auto type =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& e) { return e.first == t.dtype; });
+  if (type == std::end(kTypes))
+    return invalid_argument(cat("input ", name, ": dtype ", static_cast<int>(t.dtype), " is no oar_dtype"),
+                            "dtype");
+  OAR_ASSIGN(const Shape shape, shape_of(t, name));
   const Format format = Format::of(type->second);
   OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
   if (t.bytes != static_cast<uint64_t>(bytes))
@@ -59,8 +68,7 @@ bool inside(const Tensor& t, const oar_tensor& input) {
 
 Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, OutputsObject& out) {
   const std::vector<IoSpec>& specs = p.predictor->inputs();
-  if (count != specs.size())
-    return invalid_argument(cat("count is ", count, " but the model has ", specs.size(), " inputs"), "count");
+  OAR_RETURN_IF_ERROR(check_count(count, specs.size()));
   if (inputs == nullptr && count > 0) return null_argument("inputs");
   std::vector<Datum> data;
   data.reserve(count);
@@ -174,6 +182,35 @@ oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, 
     auto results = std::make_shared<OutputsObject>();
     OAR_RETURN_IF_ERROR(run(*object, inputs, count, *results));
     OAR_ASSIGN(*outputs, put(std::move(results)));
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_memory(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                                uint64_t* bytes) {
+  return call([&]() -> Status {
+    if (bytes == nullptr) return null_argument("bytes");
+    *bytes = 0;
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    const std::vector<IoSpec>& specs = object->predictor->inputs();
+    OAR_RETURN_IF_ERROR(check_count(count, specs.size()));
+    if (inputs == nullptr && count > 0) return null_argument("inputs");
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < count; ++i) {
+      OAR_ASSIGN(const Shape shape, shape_of(inputs[i], specs[i].name));
+      shapes.push_back(shape);
+    }
+    OAR_ASSIGN(const auto plan, object->predictor->plan(shapes));
+    *bytes = plan->peak_bytes();
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_shrink(oar_predictor predictor, uint64_t* freed) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    const uint64_t bytes = object->predictor->shrink();
+    if (freed != nullptr) *freed = bytes;
     return ok_status();
   });
 }

@@ -371,6 +371,13 @@ OAR_API oar_status oar_predictor_output(oar_predictor predictor, size_t index, o
 OAR_API oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, size_t count,
                                      oar_outputs* outputs);
 
+/* The bytes that a run takes beside the weights, before any run: its intermediate values and its results. Of
+ * `inputs` only `shape` and `rank` are read. OAR_FAILED_PRECONDITION where sizes depend on values. */
+OAR_API oar_status oar_predictor_memory(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                                        uint64_t* bytes);
+/* Gives back the memory that this handle keeps between runs; `freed` (its bytes) may be null. */
+OAR_API oar_status oar_predictor_shrink(oar_predictor predictor, uint64_t* freed);
+
 /* A result: tensor->data points into memory that lives until oar_outputs_close(). */
 OAR_API oar_status oar_outputs_get(oar_outputs outputs, size_t index, oar_tensor* tensor);
 OAR_API oar_status oar_outputs_close(oar_outputs outputs);

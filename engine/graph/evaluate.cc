@@ -148,7 +148,15 @@ Result<int> checked_axis(int64_t axis, int rank) {
   return static_cast<int>(axis < 0 ? axis + rank : axis);
 }
 
-Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph) {
+Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
+                                                           PackedWeights* weights) {
+  return create(std::move(graph), weights, "");
+}
+
+// `prefix` tells the weights of subgraphs apart.
+Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
+                                                           PackedWeights* weights,
+                                                           const std::string& prefix) {
   auto e = std::unique_ptr<Evaluator>(new Evaluator());
   e->graph_ = std::move(graph);
   const Graph& g = *e->graph_;
@@ -157,7 +165,8 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   e->last_.resize(n);
   e->last_use_.resize(n);
   std::vector<uint8_t> kept(g.num_values(), 0);
-  for (const auto& o : g.outputs()) kept[o.value] = 1;
+  std::vector<uint8_t> read(g.num_values(), 0);  // as values, by some node or the caller
+  for (const auto& o : g.outputs()) kept[o.value] = read[o.value] = 1;
   for (size_t i = n; i-- > 0;) {
     const Node& node = g.nodes()[i];
     if (!node.op->evaluate) return unimplemented(cat(node.op->name, " cannot be evaluated"));
@@ -173,10 +182,11 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
     for (ValueId v : node.outputs) {
       if (!kept[v]) e->last_[i].push_back(v);
     }
+    uint32_t spent = 0;
     if (!node.subgraphs.empty()) {
       auto inner = std::make_shared<std::vector<std::unique_ptr<const Evaluator>>>();
       for (const auto& s : node.subgraphs) {
-        OAR_ASSIGN(auto sub, Evaluator::create(s));
+        OAR_ASSIGN(auto sub, Evaluator::create(s, weights, cat(prefix, i, ".", inner->size(), "/")));
         inner->push_back(std::move(sub));
       }
       e->prepared_[i] = std::move(inner);
@@ -186,8 +196,17 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
         const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
         constants.push_back(constant ? &g.value(v).constant : nullptr);
       }
-      OAR_ASSIGN(e->prepared_[i], node.op->prepare(node, constants));
+      PrepareContext ctx(node, constants, weights, cat(prefix, i));
+      OAR_ASSIGN(e->prepared_[i], node.op->prepare(ctx));
+      for (size_t k = 0; k < node.inputs.size() && k < 32; ++k) spent |= uint32_t{ctx.spent(k)} << k;
     }
+    for (size_t k = 0; k < node.inputs.size(); ++k) {
+      if (node.inputs[k] != kNoValue && !(k < 32 && (spent >> k & 1) != 0)) read[node.inputs[k]] = 1;
+    }
+  }
+  for (size_t v = 0; v < g.num_values(); ++v) {
+    const auto id = static_cast<ValueId>(v);
+    if (!read[v] && g.value(id).kind == ValueKind::kConstant) e->spent_.push_back(id);
   }
   return std::unique_ptr<const Evaluator>(std::move(e));
 }

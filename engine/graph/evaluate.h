@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/graph/op.h"
+#include "engine/graph/packed_weights.h"
 #include "engine/graph/run_memory.h"
 #include "engine/tensor/element.h"
 #include "kernels/thread_pool.h"
@@ -154,8 +155,13 @@ Result<int> checked_axis(int64_t axis, int rank);
 // A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
 class Evaluator {
  public:
-  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph);
+  // `weights`, where given, holds what is packed already and receives what is packed now.
+  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
+                                                         PackedWeights* weights = nullptr);
   const Graph& graph() const { return *graph_; }
+  // Constants whose values no run will read: packed into another layout, or of no use. Whoever owns the graph
+  // may replace them by Tensor::without_bytes() before the first run.
+  const std::vector<ValueId>& spent_constants() const { return spent_; }
   // `inputs` in graph.inputs() order; outputs in graph.outputs() order. A value is dropped after its last
   // use.
   Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions& options) const;
@@ -166,7 +172,10 @@ class Evaluator {
 
  private:
   Evaluator() = default;
+  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
+                                                         PackedWeights* weights, const std::string& prefix);
   std::shared_ptr<const Graph> graph_;
+  std::vector<ValueId> spent_;
   std::vector<Prepared> prepared_;              // by node
   std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand

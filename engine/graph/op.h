@@ -15,10 +15,11 @@
 namespace oar {
 
 class Builder;
-class LoweredOp;      // plan.h
-struct LowerContext;  // plan.h
-struct HostValue;     // reference.h
-class EvalContext;    // evaluate.h
+class LoweredOp;       // plan.h
+struct LowerContext;   // plan.h
+struct HostValue;      // reference.h
+class EvalContext;     // evaluate.h
+class PrepareContext;  // packed_weights.h
 class ThreadPool;
 
 enum class Gradient : uint8_t {
@@ -62,10 +63,8 @@ struct OpDef {
   // ordinary models have this and need no shape rule.
   Status (*evaluate)(EvalContext& ctx) = nullptr;
   SizesFrom sizes = SizesFrom::kShapes;
-  // Packs what is constant once, for evaluate(); null when nothing is worth it. `constants` has one entry per
-  // operand, null where it is not constant.
-  Result<std::shared_ptr<const void>> (*prepare)(const Node& node,
-                                                 std::span<const Tensor* const> constants) = nullptr;
+  // Packs what is constant once, for evaluate(); null when nothing is worth it.
+  Result<std::shared_ptr<const void>> (*prepare)(PrepareContext& ctx) = nullptr;
   // Results depend on more than the operands (random numbers): never folded or merged.
   bool impure = false;
   // Makes the kernel call, or returns null when the backend has no kernel for these operands.

@@ -406,7 +406,9 @@ Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, c
     // Before IR version 3 a model named no operator set: version 1.
     if (msg.opsets.empty() && msg.ir_version < 3) msg.opsets.push_back({"", 1});
     onnx::TensorSource source(bytes, folder, options.mmap);
-    return onnx::GraphImporter(msg, source).run();
+    OAR_ASSIGN(ImportedModel imported, onnx::GraphImporter(msg, source).run());
+    imported.files = source.external_files();
+    return imported;
   }();
   if (!model.ok()) return Status(model.status().code(), cat(name, ": ", model.status().message()));
   return model;
@@ -417,8 +419,11 @@ Result<ImportedModel> import_onnx(const std::string& path, const ImportOptions& 
   file.mmap = options.mmap;
   OAR_ASSIGN(const auto mapped, MappedFile::open(path, file));
   const size_t slash = path.rfind('/');
-  return import_onnx_bytes(file_slice(mapped, 0, mapped->size()), path,
-                           slash == std::string::npos ? "." : path.substr(0, slash), options);
+  OAR_ASSIGN(ImportedModel model,
+             import_onnx_bytes(file_slice(mapped, 0, mapped->size()), path,
+                               slash == std::string::npos ? "." : path.substr(0, slash), options));
+  model.files.push_back(path);
+  return model;
 }
 
 }  // namespace oar

@@ -119,6 +119,12 @@ Result<Buffer> TensorSource::external(const TensorMsg& t) {
   return file_slice(file, t.external_offset, length);
 }
 
+std::vector<std::string> TensorSource::external_files() const {
+  std::vector<std::string> paths;
+  for (const auto& [location, file] : files_) paths.push_back(folder_ + "/" + location);
+  return paths;
+}
+
 Result<Tensor> TensorSource::read(const TensorMsg& m) {
   const auto dtype = dtype_of_onnx(m.type);
   if (!dtype) {

@@ -18,6 +18,8 @@ class TensorSource {
   // Sparse to dense.
   Result<Tensor> read(const SparseMsg& s);
   const Buffer& file() const { return file_; }
+  // Of external data, as far as it was read.
+  std::vector<std::string> external_files() const;
 
  private:
   Result<Buffer> external(const TensorMsg& t);

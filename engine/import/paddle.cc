@@ -344,7 +344,18 @@ Result<ImportedModel> import_paddle(const std::string& path, const ImportOptions
   paddle::OpenOptions open;
   open.file.mmap = options.mmap;
   OAR_ASSIGN(const paddle::Model model, paddle::open_model(path, open));
-  return import_paddle_model(model);
+  OAR_ASSIGN(ImportedModel imported, import_paddle_model(model));
+  imported.files.push_back(model.program.file);
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  if (fs::is_directory(model.parameter_path, ec)) {
+    for (const paddle::ValueIndex v : model.program.parameters) {
+      imported.files.push_back((fs::path(model.parameter_path) / model.program.values[v].name).string());
+    }
+  } else if (!model.parameter_path.empty()) {
+    imported.files.push_back(model.parameter_path);
+  }
+  return imported;
 }
 
 }  // namespace oar

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "engine/base/format.h"
+#include "engine/runtime/prepared_model.h"
 #include "engine/runtime/run_plans.h"
 
 namespace oar {
@@ -15,6 +17,7 @@ struct Predictor::Shared {
   std::vector<PassReport> passes;
   uint64_t tensor_limit = 0;
   int64_t loop_limit = 0;
+  uint64_t packed_bytes = 0;
   mutable RunPlans plans;
 
   explicit Shared(size_t planned_shapes) : plans(planned_shapes) {}
@@ -42,27 +45,79 @@ Predictor::Predictor(std::shared_ptr<const Shared> shared)
     : shared_(std::move(shared)), arenas_(std::make_unique<Arenas>()) {}
 Predictor::~Predictor() = default;
 
-Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
-  OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
-  return create(std::move(model), options);
-}
+namespace {
 
-Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
-  auto shared = std::make_shared<Shared>(options.planned_shapes);
+Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options) {
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.explain = options.explain;
   passes.observer = options.pass_observer;
-  OAR_ASSIGN(shared->passes, run_passes(*model.graph, tensor_passes(), passes));
-  shared->model = std::move(model);
+  PreparedModel out;
+  OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(), passes));
+  out.model = std::move(model);
+  return out;
+}
+
+}  // namespace
+
+// Packs what is not packed, and drops from the graph what no run will read.
+Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, const PredictorOptions& options) {
+  auto shared = std::make_shared<Shared>(options.planned_shapes);
+  OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, &prepared.packed));
+  for (const ValueId v : shared->evaluator->spent_constants()) {
+    Tensor& constant = prepared.model.graph->value(v).constant;
+    constant.buffer().release_pages();
+    constant = Tensor::without_bytes(constant.shape(), constant.format());
+  }
+  shared->model = prepared.model;
+  shared->passes = prepared.passes;
+  for (const auto& [name, tensor] : prepared.packed.tensors) shared->packed_bytes += tensor.bytes();
   shared->pool = options.pool;
   if (!shared->pool && options.threads != 1) {
     shared->pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
   }
   shared->tensor_limit = options.tensor_limit;
   shared->loop_limit = options.loop_limit;
-  OAR_ASSIGN(shared->evaluator, Evaluator::create(shared->model.graph));
   return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
+}
+
+Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
+  return make(prepared, options);
+}
+
+Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
+  std::string entry;
+  // An observer wants to see the passes run.
+  if (!options.cache_dir.empty() && !options.pass_observer) {
+    OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes));
+  }
+  const auto load = [&]() -> Result<std::unique_ptr<Predictor>> {
+    OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry));
+    return make(prepared, options);
+  };
+  if (!entry.empty()) {
+    auto loaded = load();
+    if (loaded.ok()) return loaded;
+    if (loaded.status().code() != StatusCode::kNotFound) {
+      options.log(LogLevel::kWarning, cat("the prepared model ", entry, " cannot be used (",
+                                          loaded.status().message(), "); it is made anew"));
+    }
+  }
+  OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
+  OAR_ASSIGN(auto predictor, make(prepared, options));
+  if (entry.empty()) return predictor;
+  const Status saved = save_prepared_model(entry, prepared);
+  if (!saved.ok()) {
+    options.log(LogLevel::kWarning,
+                cat("the prepared model cannot be kept for the next load: ", saved.message()));
+    return predictor;
+  }
+  options.log(LogLevel::kInfo, cat("the prepared model is kept in ", entry));
+  // Mapped weights are shared by all processes that serve the model.
+  if (auto mapped = load(); mapped.ok()) return mapped;
+  return predictor;
 }
 
 std::unique_ptr<Predictor> Predictor::clone() const {
@@ -93,7 +148,8 @@ std::string Predictor::summary() const {
     const Value& value = graph().value(static_cast<ValueId>(v));
     if (value.kind == ValueKind::kConstant) constants += value.constant.bytes();
   }
-  s += cat("\nweights  ", format_bytes(constants));
+  s += cat("\nweights  ", format_bytes(shared_->packed_bytes), " packed, ", format_bytes(constants),
+           " as in the file");
   s += cat("\nthreads  ", shared_->pool ? shared_->pool->workers() : 1);
   return s + "\n";
 }

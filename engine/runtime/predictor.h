@@ -16,11 +16,14 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/log.h"
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
 #include "engine/import/import.h"
 
 namespace oar {
+
+struct PreparedModel;  // prepared_model.h
 
 struct PredictorOptions {
   int threads = 0;                        // 0: the processors this process may use; 1: the caller's
@@ -30,7 +33,11 @@ struct PredictorOptions {
   bool explain = false;                       // passes() says what was not fused, and why
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
-  size_t planned_shapes = 32;                 // sets of input shapes whose memory plans are kept
+  // Folder where the graph after all passes and its packed weights are kept for the next load of the same
+  // file (prepared_model.h); empty: nowhere. What cannot be kept is logged, never an error.
+  std::string cache_dir;
+  Logger log;
+  size_t planned_shapes = 32;  // sets of input shapes whose memory plans are kept
   ImportOptions import;
 };
 
@@ -42,7 +49,7 @@ struct NodeTime {
 
 class Predictor {
  public:
-  // Imports the file, runs the passes, packs weights.
+  // Imports the file, runs the passes, packs weights; or maps what `cache_dir` has of that.
   static Result<std::unique_ptr<Predictor>> open(const std::string& path,
                                                  const PredictorOptions& options = {});
   static Result<std::unique_ptr<Predictor>> create(ImportedModel model, const PredictorOptions& options = {});
@@ -78,6 +85,7 @@ class Predictor {
  private:
   struct Shared;
   struct Arenas;
+  static Result<std::unique_ptr<Predictor>> make(PreparedModel& prepared, const PredictorOptions& options);
   explicit Predictor(std::shared_ptr<const Shared> shared);
   EvalOptions eval_options() const;
   Status check_inputs(const std::vector<Datum>& inputs) const;

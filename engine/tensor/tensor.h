@@ -25,6 +25,11 @@ class Tensor {
   static Result<Tensor> allocate(const Shape& shape, Format format);
   static Result<Tensor> zeros(const Shape& shape, Format format);
 
+  // Shape and format of bytes that have left memory: what is made of weights once they are packed. Its data()
+  // is null and bytes() 0; a view of it has no bytes either.
+  static Tensor without_bytes(const Shape& shape, Format format) { return Tensor(shape, format, Buffer()); }
+  bool has_bytes() const { return buffer_.data() != nullptr || numel() == 0; }
+
   bool defined() const { return defined_; }
   const Shape& shape() const { return shape_; }
   Format format() const { return format_; }
@@ -64,7 +69,7 @@ class Tensor {
 
   Shape shape_;
   Format format_;
-  Buffer buffer_;  // exactly the tensor's bytes
+  Buffer buffer_;  // exactly the tensor's bytes, or none of them
   bool defined_ = false;
 };
 

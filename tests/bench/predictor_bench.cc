@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
       rounds = std::max(1, static_cast<int>(std::strtol(next().c_str(), nullptr, 10)));
     else if (a == "--serve") serve = true;
     else if (a == "--profile") profile = true;
+    else if (a == "--cache-dir") options.cache_dir = next();
     else if (a == "--off") options.disabled_passes.insert(next());
     else if (a == "--input") {
       const std::string v = next();

@@ -74,11 +74,19 @@ TEST_CASE("predictor: load, describe, run, clone, close") {
   REQUIRE(oar_predictor_clone(p, &clone) == OAR_OK);
   REQUIRE(oar_predictor_close(p) == OAR_OK);
   CHECK(oar_predictor_close(p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_shrink(p, nullptr) == OAR_INVALID_ARGUMENT);
 
   std::vector<float> x = {1, 2, 3, 4}, y = {10, 20, 30, 40};
   const oar_tensor in[] = {tensor(x), tensor(y)};
   oar_outputs out = 0;
+  uint64_t bytes = 0, freed = 1;
+  REQUIRE(oar_predictor_memory(clone, in, 2, &bytes) == OAR_OK);
+  CHECK(bytes >= 16);  // the sum, at least
+  CHECK(oar_predictor_memory(clone, in, 1, &bytes) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_memory(clone, in, 2, nullptr) == OAR_INVALID_ARGUMENT);
   REQUIRE(oar_predictor_run(clone, in, 2, &out) == OAR_OK);
+  CHECK(oar_predictor_shrink(clone, &freed) == OAR_OK);
+  CHECK(oar_predictor_shrink(clone, nullptr) == OAR_OK);
   x.assign(4, -1);  // what was handed through is not the caller's memory any more
   CHECK(values(out, 0) == std::vector<float>{11, 22, 33, 44});
   CHECK(values(out, 1) == std::vector<float>{1, 2, 3, 4});

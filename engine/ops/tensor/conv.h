@@ -24,7 +24,7 @@ Status conv(EvalContext& ctx);
 void direct_conv_f32(const EvalContext& ctx, const Conv& c, const float* x, const float* w, float* y);
 void direct_conv_f64(const EvalContext& ctx, const Conv& c, const double* x, const double* w, double* y);
 // Packs constant filters.
-Result<std::shared_ptr<const void>> prepare_conv(const Node& node, std::span<const Tensor* const> constants);
+Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx);
 
 // conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?), same layouts and activations.
 Status conv_transpose(EvalContext& ctx);

@@ -23,34 +23,22 @@ const Kernel* winograd_kernel() {
   return kernel;
 }
 
-Result<PreparedConv> pack_winograd_of(const float* w, int64_t M, int64_t C) {
-  PreparedConv p;
-  p.winograd = true;
-  const int64_t width = filter_width();
-  OAR_ASSIGN(p.packed, allocate_elements({winograd_filter_floats(M, C, width)}, DType::kF32));
-  pack_winograd(mutable_elements<float>(p.packed), w, M, C, width);
-  return p;
-}
-
 bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
 
-// Filters (M, per, taps) in the kernel's layout.
-Result<PreparedConv> pack(const float* w, const Shape& shape, int64_t groups) {
-  PreparedConv p;
+// Filters (M, per, taps) in the kernel's layout: how many floats, and what writes them.
+int64_t packed_floats(const Shape& shape, int64_t groups) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
-  p.depthwise = is_depthwise(M, per * groups, groups);
-  if (p.depthwise) {
-    OAR_ASSIGN(p.packed, allocate_elements({taps, M}, DType::kF32));
-    float* to = mutable_elements<float>(p.packed);
-    for (int64_t m = 0; m < M; ++m) {
-      for (int64_t t = 0; t < taps; ++t) to[t * M + m] = w[m * taps + t];
-    }
-    return p;
+  if (is_depthwise(M, per * groups, groups)) return taps * M;
+  return packed_filter_floats(M, groups, taps, per, filter_width());
+}
+void pack(const float* w, const Shape& shape, int64_t groups, float* to) {
+  const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
+  if (!is_depthwise(M, per * groups, groups)) {
+    return pack_filters(to, w, M, groups, taps, per, per * taps, taps, 1, filter_width());
   }
-  const int64_t width = filter_width();
-  OAR_ASSIGN(p.packed, allocate_elements({packed_filter_floats(M, groups, taps, per, width)}, DType::kF32));
-  pack_filters(mutable_elements<float>(p.packed), w, M, groups, taps, per, per * taps, taps, 1, width);
-  return p;
+  for (int64_t m = 0; m < M; ++m) {
+    for (int64_t t = 0; t < taps; ++t) to[t * M + m] = w[m * taps + t];
+  }
 }
 
 // The kernel of one call on pixels: x (N, H, W, C), or (N, C, H, W) when planar; y and residual (N, OH, OW,
@@ -158,23 +146,37 @@ WindowShape kernel_window(const Window& w, int64_t N) {
   return k;
 }
 
-Result<std::shared_ptr<const void>> prepare_conv(const Node& node, std::span<const Tensor* const> constants) {
-  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
-  const Tensor& w = *constants[1];
-  const int64_t groups = node.attrs.get_int("group", 1);
+Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
+  if (!ctx.constant(1)) return std::shared_ptr<const void>();
+  const Tensor& w = *ctx.constant(1);
+  const int64_t groups = ctx.node().attrs.get_int("group", 1);
   if (!dtype_is_float(dtype_of(w)) || dtype_of(w) == DType::kF64 || w.shape().rank() < 3 ||
       w.shape().rank() > 4 || groups < 1 || w.shape()[0] % groups != 0 || w.numel() == 0) {
     return std::shared_ptr<const void>();
   }
   int64_t channels;
   if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
-  OAR_ASSIGN(const Tensor f32, as_f32(w));
   // The pass `winograd` has seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
-  const bool winograd = node.attrs.get_int("winograd") != 0 && winograd_kernel() != nullptr &&
-                        w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
-  OAR_ASSIGN(PreparedConv p, winograd ? pack_winograd_of(elements<float>(f32), w.shape()[0], w.shape()[1])
-                                      : pack(elements<float>(f32), w.shape(), groups));
-  return std::shared_ptr<const void>(std::make_shared<PreparedConv>(std::move(p)));
+  auto p = std::make_shared<PreparedConv>();
+  p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel() != nullptr &&
+                w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
+  const int64_t M = w.shape()[0], C = w.shape()[1];
+  if (p->winograd) {
+    const int64_t width = filter_width();
+    OAR_ASSIGN(p->packed,
+               ctx.pack("winograd", {winograd_filter_floats(M, C, width)}, DType::kF32, [&](Tensor& t) {
+                 const Tensor f32 = must(as_f32(w));
+                 pack_winograd(mutable_elements<float>(t), elements<float>(f32), M, C, width);
+               }));
+  } else {
+    p->depthwise = is_depthwise(M, channels, groups);
+    OAR_ASSIGN(p->packed, ctx.pack("w", {packed_floats(w.shape(), groups)}, DType::kF32, [&](Tensor& t) {
+      const Tensor f32 = must(as_f32(w));
+      pack(elements<float>(f32), w.shape(), groups, mutable_elements<float>(t));
+    }));
+  }
+  ctx.spend(1);
+  return std::shared_ptr<const void>(std::move(p));
 }
 
 Status conv(EvalContext& ctx) {
@@ -211,7 +213,8 @@ Status conv(EvalContext& ctx) {
     }
   } else {
     OAR_ASSIGN(x, as_f32(x));
-    OAR_ASSIGN(w, as_f32(w));
+    const auto* prepared = ctx.prepared<PreparedConv>();
+    if (!prepared) { OAR_ASSIGN(w, as_f32(w)); }
     if (bias.defined()) { OAR_ASSIGN(bias, as_f32(bias)); }
     const float* b = bias.defined() ? elements<float>(bias) : nullptr;
     if (fused) {
@@ -226,10 +229,13 @@ Status conv(EvalContext& ctx) {
       if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
       OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
     } else if (y.numel() > 0) {
-      const auto* prepared = ctx.prepared<PreparedConv>();
       PreparedConv own;
       if (!prepared) {
-        OAR_ASSIGN(own, pack(elements<float>(w), w.shape(), c.groups));
+        own.depthwise = is_depthwise(c.M, c.C, c.groups);
+        OAR_ASSIGN(own.packed, ctx.allocate({packed_floats(w.shape(), c.groups)}, DType::kF32));
+        if (!ctx.options().sizing) {
+          pack(elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
+        }
         prepared = &own;
       }
       if (nhwc && planar && (prepared->depthwise || !may_copy(c))) {

@@ -26,25 +26,27 @@ bool separate_windows(const Attrs& a, const Shape& w) {
          (auto_pad == "NOTSET" || auto_pad == "VALID" || auto_pad.empty());
 }
 
-Result<std::shared_ptr<const void>> prepare(const Node& node, std::span<const Tensor* const> constants) {
-  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
-  const Tensor& w = *constants[1];
-  if (dtype_of(w) != DType::kF32 || !separate_windows(node.attrs, w.shape()))
+Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
+  if (!ctx.constant(1)) return std::shared_ptr<const void>();
+  const Tensor& w = *ctx.constant(1);
+  if (dtype_of(w) != DType::kF32 || !separate_windows(ctx.node().attrs, w.shape()))
     return std::shared_ptr<const void>();
   const int64_t C = w.shape()[0], M = w.shape()[1], KH = w.shape()[2], KW = w.shape()[3];
   auto p = std::make_shared<PreparedTranspose>();
   p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width());
-  OAR_ASSIGN(p->packed, allocate_elements({KH * p->row}, DType::kF32));
-  std::vector<float> matrix(static_cast<size_t>(C * KW * M));  // (C, KW, M) of one window row
-  for (int64_t i = 0; i < KH; ++i) {
-    for (int64_t c = 0; c < C; ++c)
-      for (int64_t j = 0; j < KW; ++j)
-        for (int64_t m = 0; m < M; ++m)
-          matrix[static_cast<size_t>((c * KW + j) * M + m)] =
-              elements<float>(w)[((c * M + m) * KH + i) * KW + j];
-    pack_filters(mutable_elements<float>(p->packed) + i * p->row, matrix.data(), KW * M, 1, 1, C, 1, KW * M,
-                 0, filter_width());
-  }
+  const auto fill = [&](Tensor& t) {
+    std::vector<float> matrix(static_cast<size_t>(C * KW * M));  // (C, KW, M) of one window row
+    for (int64_t i = 0; i < KH; ++i) {
+      for (int64_t c = 0; c < C; ++c)
+        for (int64_t j = 0; j < KW; ++j)
+          for (int64_t m = 0; m < M; ++m)
+            matrix[static_cast<size_t>((c * KW + j) * M + m)] =
+                elements<float>(w)[((c * M + m) * KH + i) * KW + j];
+      pack_filters(mutable_elements<float>(t) + i * p->row, matrix.data(), KW * M, 1, 1, C, 1, KW * M, 0,
+                   filter_width());
+    }
+  };
+  OAR_ASSIGN(p->packed, ctx.pack("w", {KH * p->row}, DType::kF32, fill));
   return std::shared_ptr<const void>(std::move(p));
 }
 

@@ -11,20 +11,22 @@ struct PreparedDense {
   int64_t K = 0, N = 0;
 };
 
-Result<std::shared_ptr<const void>> prepare_dense(const Node& node,
-                                                  std::span<const Tensor* const> constants) {
-  const bool transposed = node.attrs.get_int("transposed") != 0;
-  if (constants.size() < 2 || !constants[1] || !(constants[1]->format() == Format::f32()) ||
-      constants[1]->shape().rank() != 2) {
+Result<std::shared_ptr<const void>> prepare_dense(PrepareContext& ctx) {
+  const bool transposed = ctx.node().attrs.get_int("transposed") != 0;
+  if (!ctx.constant(1) || !(ctx.constant(1)->format() == Format::f32()) ||
+      ctx.constant(1)->shape().rank() != 2) {
     return invalid_argument("a dense layer needs a constant f32 matrix");
   }
-  const Tensor& w = *constants[1];
+  const Tensor& w = *ctx.constant(1);
   auto p = std::make_shared<PreparedDense>();
   p->K = w.shape()[transposed ? 1 : 0], p->N = w.shape()[transposed ? 0 : 1];
   const int64_t width = filter_width();
-  OAR_ASSIGN(p->packed, allocate_elements({packed_filter_floats(p->N, 1, 1, p->K, width)}, DType::kF32));
-  pack_filters(mutable_elements<float>(p->packed), elements<float>(w), p->N, 1, 1, p->K,
-               transposed ? p->K : 1, transposed ? 1 : p->N, 0, width);
+  const Shape floats{packed_filter_floats(p->N, 1, 1, p->K, width)};
+  OAR_ASSIGN(p->packed, ctx.pack("w", floats, DType::kF32, [&](Tensor& t) {
+    pack_filters(mutable_elements<float>(t), elements<float>(w), p->N, 1, 1, p->K, transposed ? p->K : 1,
+                 transposed ? 1 : p->N, 0, width);
+  }));
+  ctx.spend(1);
   return std::shared_ptr<const void>(std::move(p));
 }
 

@@ -41,7 +41,6 @@ OAR_EVALUATOR(concat);
 OAR_EVALUATOR(cast);
 #undef OAR_EVALUATOR
 
-Result<std::shared_ptr<const void>> prepare_matmul(const Node& node,
-                                                   std::span<const Tensor* const> constants);
+Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx);
 
 }  // namespace oar::tensor

@@ -155,13 +155,14 @@ Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const 
   return out;
 }
 
-Result<std::shared_ptr<const void>> prepare_matmul(const Node&, std::span<const Tensor* const> constants) {
-  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
-  const Tensor& b = *constants[1];
+Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx) {
+  if (!ctx.constant(1)) return std::shared_ptr<const void>();
+  const Tensor& b = *ctx.constant(1);
   if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
   auto p = std::make_shared<PreparedMatmul>();
-  OAR_ASSIGN(p->transposed, allocate_elements({b.shape()[1], b.shape()[0]}, DType::kF32));
-  transpose_f32(elements<float>(b), mutable_elements<float>(p->transposed), b.shape()[0], b.shape()[1]);
+  OAR_ASSIGN(p->transposed, ctx.pack("bt", {b.shape()[1], b.shape()[0]}, DType::kF32, [&](Tensor& t) {
+    transpose_f32(elements<float>(b), mutable_elements<float>(t), b.shape()[0], b.shape()[1]);
+  }));
   return std::shared_ptr<const void>(std::move(p));
 }
 
@@ -188,11 +189,11 @@ Result<Tensor> turned(const EvalContext& ctx, const Tensor& t) {
   return out;
 }
 
-Result<std::shared_ptr<const void>> prepare_gemm(const Node& node, std::span<const Tensor* const> constants) {
-  if (constants.size() < 2 || !constants[1]) return std::shared_ptr<const void>();
-  const Tensor& b = *constants[1];
+Result<std::shared_ptr<const void>> prepare_gemm(PrepareContext& ctx) {
+  if (!ctx.constant(1)) return std::shared_ptr<const void>();
+  const Tensor& b = *ctx.constant(1);
   if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
-  if (!node.attrs.get_int("transB")) return prepare_matmul(node, constants);
+  if (!ctx.node().attrs.get_int("transB")) return prepare_matmul(ctx);
   auto p = std::make_shared<PreparedMatmul>();
   p->transposed = b;  // as it lies in the file
   return std::shared_ptr<const void>(std::move(p));
@@ -273,9 +274,8 @@ Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_r
 }
 
 // A constant i8 second operand whose zero points are 0 goes through the kernel.
-Result<std::shared_ptr<const void>> prepare_matmul_integer(const Node&,
-                                                           std::span<const Tensor* const> constants) {
-  const Tensor* w = constants.size() > 1 ? constants[1] : nullptr;
+Result<std::shared_ptr<const void>> prepare_matmul_integer(PrepareContext& ctx) {
+  const Tensor* w = ctx.constant(1);
   if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != 2 || w->numel() == 0)
     return std::shared_ptr<const void>();
   return prepare_integer_matrix(*w);

@@ -25,10 +25,9 @@ DType y_dtype(const Attrs& a) {
 }
 
 // constants: x, w, w_scale, bias.
-Result<std::shared_ptr<const void>> prepare_quantized(const Node& node,
-                                                      std::span<const Tensor* const> constants) {
-  const auto constant = [&](size_t k) { return k < constants.size() ? constants[k] : nullptr; };
-  const Tensor *w = constant(1), *ws = constant(2), *bias = constant(3);
+Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
+  const Node& node = ctx.node();
+  const Tensor *w = ctx.constant(1), *ws = ctx.constant(2), *bias = ctx.constant(3);
   const bool matrix = node.is("quantized_dense"), turned = matrix && node.attrs.get_int("transposed") == 0;
   if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != (matrix ? 2 : 4) || !ws ||
       dtype_of(*ws) != DType::kF32) {

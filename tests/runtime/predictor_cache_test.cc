@@ -1,0 +1,244 @@
+// The cache of prepared models: what it gives runs like what it was made of, damage and changed files are
+// noticed, and weights are in memory once.
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "engine/base/format.h"
+#include "engine/runtime/predictor.h"
+#include "engine/runtime/prepared_model.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+
+using namespace oar;       // NOLINT
+using namespace oar_test;  // NOLINT
+namespace fs = std::filesystem;
+
+std::vector<float> random_floats(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> v(n);
+  for (float& x : v) x = uniform(random);
+  return v;
+}
+
+// A folder with a model, a cache, and what was logged.
+struct Kept {
+  std::string folder = [] {
+    static int number = 0;
+    std::string path = cat(temp_dir(), "/prepared", number++);
+    fs::create_directories(path);
+    return path;
+  }();
+  std::string model = folder + "/model.onnx", cache = folder + "/cache";
+  std::vector<std::pair<LogLevel, std::string>> logged;
+  std::set<std::string> disabled;
+
+  void write(const Proto& graph) const { std::ofstream(model, std::ios::binary) << model_bytes(graph); }
+  std::unique_ptr<Predictor> open() {
+    logged.clear();
+    PredictorOptions options;
+    options.threads = 1;
+    options.cache_dir = cache;
+    options.disabled_passes = disabled;
+    options.log.callback = [this](LogLevel level, std::string_view m) { logged.emplace_back(level, m); };
+    auto p = Predictor::open(model, options);
+    REQUIRE_OK(p);
+    return std::move(*p);
+  }
+  bool was_logged(LogLevel level, const char* part) const {
+    for (const auto& [l, m] : logged) {
+      if (l == level && m.find(part) != std::string::npos) return true;
+    }
+    return false;
+  }
+  std::vector<std::string> entries() const {
+    std::vector<std::string> out;
+    for (const auto& e : fs::directory_iterator(cache + "/prepared")) out.push_back(e.path().string());
+    return out;
+  }
+};
+
+Proto convolutions(uint32_t seed) {
+  const Proto pads =
+      Proto().text(1, "pads").number(8, 1).number(8, 1).number(8, 1).number(8, 1).number(20, 7);
+  return graph_proto(
+      {node_proto("Conv", {"x", "w1", "b1"}, {"a"}, {pads}), node_proto("Relu", {"a"}, {"b"}),
+       node_proto("Conv", {"b", "w2"}, {"c"}, {pads}), node_proto("Add", {"c", "b"}, {"d"}),
+       node_proto("GlobalAveragePool", {"d"}, {"e"}), node_proto("Flatten", {"e"}, {"f"}),
+       node_proto("MatMul", {"f", "w3"}, {"g"}), node_proto("Mul", {"g", "s"}, {"y"})},
+      {tensor_proto("w1", {8, 3, 3, 3}, random_floats(216, seed)),
+       tensor_proto("b1", {8}, random_floats(8, 2)), tensor_proto("w2", {8, 8, 3, 3}, random_floats(576, 3)),
+       tensor_proto("w3", {8, 5}, random_floats(40, 4)), tensor_proto("s", {5}, random_floats(5, 5))},
+      {value_proto("x", {-1, 3, 10, 10})}, {value_proto("y", {-1, 5})});
+}
+std::vector<float> answer(const Predictor& p, const Shape& shape = {2, 3, 10, 10}) {
+  Tensor x = must(Tensor::allocate(shape, Format::f32()));
+  const std::vector<float> v = random_floats(static_cast<size_t>(x.numel()), 77);
+  std::copy(v.begin(), v.end(), x.mutable_values<float>().begin());
+  const auto r = p.run(std::vector<Datum>{x});
+  REQUIRE_OK(r);
+  return {(*r)[0].tensor.values<float>().begin(), (*r)[0].tensor.values<float>().end()};
+}
+
+}  // namespace
+
+TEST_CASE("prepared models: the second load maps the first one's graph and weights") {
+  Kept kept;
+  kept.write(convolutions(1));
+  const auto first = kept.open();
+  CHECK(kept.was_logged(LogLevel::kInfo, "is kept in"));
+  REQUIRE(kept.entries().size() == 1);
+  PredictorOptions plain;
+  plain.threads = 1;
+  const auto without = Predictor::open(kept.model, plain);
+  REQUIRE_OK(without);
+  const std::vector<float> expected = answer(**without);
+  CHECK(answer(*first) == expected);
+  const auto second = kept.open();
+  CHECK(kept.logged.empty());
+  CHECK(answer(*second) == expected);
+  CHECK(second->summary() == (*without)->summary());
+  CHECK(second->inputs()[0].to_string() == "x: f32[batch, 3, 10, 10]");
+  CHECK(second->outputs()[0].name == "y");
+  // Another choice of passes is another entry.
+  kept.disabled = {"fuse_epilogues"};
+  const auto other = kept.open();
+  CHECK(kept.entries().size() == 2);
+  CHECK(other->graph().nodes().size() > second->graph().nodes().size());
+  kept.disabled = {"fuse_epilogue"};
+  PredictorOptions wrong;
+  wrong.cache_dir = kept.cache;
+  wrong.disabled_passes = kept.disabled;
+  CHECK_FALSE(Predictor::open(kept.model, wrong).ok());
+}
+
+TEST_CASE("prepared models: a changed file is another model") {
+  Kept kept;
+  kept.write(convolutions(1));
+  const std::vector<float> before = answer(*kept.open());
+  kept.write(convolutions(9));
+  PredictorOptions plain;
+  plain.threads = 1;
+  const std::vector<float> expected = answer(**Predictor::open(kept.model, plain));
+  CHECK(expected != before);
+  CHECK(answer(*kept.open()) == expected);
+  CHECK(answer(*kept.open()) == expected);
+}
+
+TEST_CASE("prepared models: external data that changed is noticed") {
+  Kept kept;
+  const auto weights = [&](float value) {
+    const std::vector<float> w(12, value);
+    std::ofstream(kept.folder + "/w.bin", std::ios::binary)
+        .write(reinterpret_cast<const char*>(w.data()), 12 * sizeof(float));
+  };
+  weights(1);
+  Proto w;
+  w.number(1, 3).number(1, 4).number(2, 1).text(8, "w").number(14, 1);
+  w.message(13, Proto().text(1, "location").text(2, "w.bin"));
+  kept.write(graph_proto({node_proto("MatMul", {"x", "w"}, {"y"})}, {w}, {value_proto("x", {-1, 3})},
+                         {value_proto("y", {-1, 4})}));
+  const std::vector<float> ones = answer(*kept.open(), {2, 3});
+  CHECK(answer(*kept.open(), {2, 3}) == ones);
+  CHECK(kept.logged.empty());
+  weights(3);
+  fs::last_write_time(kept.folder + "/w.bin", fs::file_time_type::clock::now() + std::chrono::seconds(5));
+  const std::vector<float> threes = answer(*kept.open(), {2, 3});
+  for (size_t k = 0; k < ones.size(); ++k) CHECK(std::abs(threes[k] - 3 * ones[k]) < 1e-5f);
+  CHECK(answer(*kept.open(), {2, 3}) == threes);
+  CHECK(kept.logged.empty());
+}
+
+TEST_CASE("prepared models: damaged entries are made anew, with a warning") {
+  Kept kept;
+  kept.write(convolutions(1));
+  const std::vector<float> expected = answer(*kept.open());
+  const std::string entry = kept.entries().at(0);
+  std::stringstream whole;
+  whole << std::ifstream(entry, std::ios::binary).rdbuf();
+  const std::string bytes = whole.str();
+  std::mt19937 random(8);
+  int noticed = 0, tried = 0;
+  const auto damage = [&](std::string with) {
+    // A new file, as a crash or a disk leaves it: the old one may still be mapped.
+    fs::remove(entry);
+    std::ofstream(entry, std::ios::binary) << with;
+    ++tried;
+    const auto p = kept.open();
+    noticed += kept.was_logged(LogLevel::kWarning, "it is made anew");
+    REQUIRE(answer(*p) == expected);
+    const auto again = kept.open();
+    REQUIRE(kept.logged.empty());
+    REQUIRE(answer(*again) == expected);
+  };
+  for (size_t at = 0; at < bytes.size(); at += 1 + bytes.size() / 60) damage(bytes.substr(0, at));
+  CHECK(noticed == tried);
+  for (int k = 0; k < 60; ++k) {
+    std::string flipped = bytes;
+    flipped[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    damage(std::move(flipped));
+  }
+  // Padding may flip unnoticed: of the header to 64 bytes, of each tensor to 64.
+  CHECK(noticed > tried - 20);
+  for (const auto& e : kept.entries()) CHECK(e.find(".tmp") == std::string::npos);
+}
+
+TEST_CASE(
+    "prepared models: branches are kept, strings are not, and a cache that cannot be written is no error") {
+  const auto branch = [](const char* op, const char* w) {
+    return graph_proto({node_proto(op, {"x", w}, {cat("r", op)})}, {}, {}, {name_proto(cat("r", op))});
+  };
+  Kept kept;
+  kept.write(graph_proto({node_proto("If", {"c"}, {"y"},
+                                     {graph_attr("then_branch", branch("MatMul", "w")),
+                                      graph_attr("else_branch", branch("Sub", "s"))})},
+                         {tensor_proto("w", {3, 3}, random_floats(9, 1)), tensor_proto("s", {3}, {1, 2, 3})},
+                         {value_proto("c", {}, 9), value_proto("x", {-1, 3})}, {value_proto("y", {-1, 3})}));
+  const auto run = [](const Predictor& p, bool c) {
+    Tensor flag = must(allocate_elements({}, DType::kBool));
+    *mutable_elements<uint8_t>(flag) = c;
+    Tensor x = must(Tensor::zeros({2, 3}, Format::f32()));
+    x.mutable_values<float>()[1] = 2;
+    const auto r = p.run(std::vector<Datum>{flag, x});
+    REQUIRE_OK(r);
+    return std::vector<float>((*r)[0].tensor.values<float>().begin(), (*r)[0].tensor.values<float>().end());
+  };
+  const auto first = kept.open();
+  CHECK(kept.was_logged(LogLevel::kInfo, "is kept in"));
+  const auto second = kept.open();
+  CHECK(kept.logged.empty());
+  for (bool c : {false, true}) CHECK(run(*first, c) == run(*second, c));
+  CHECK(run(*second, false) == std::vector<float>{-1, 0, -3, -1, -2, -3});
+
+  Kept nowhere;
+  nowhere.write(convolutions(1));
+  nowhere.cache = nowhere.model + "/cache";  // below a file
+  const auto p = nowhere.open();
+  CHECK(nowhere.was_logged(LogLevel::kWarning, "cannot be kept"));
+  CHECK(answer(*p).size() == 10);
+}
+
+TEST_CASE("prepared models: packed weights replace those of the file in memory") {
+  Kept kept;
+  kept.write(convolutions(1));
+  PredictorOptions plain;
+  plain.threads = 1;
+  const auto p = Predictor::open(kept.model, plain);
+  REQUIRE_OK(p);
+  uint64_t left = 0, hollow = 0;
+  for (size_t v = 0; v < (*p)->graph().num_values(); ++v) {
+    const Value& value = (*p)->graph().value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant) continue;
+    left += value.constant.bytes();
+    hollow += !value.constant.has_bytes();
+  }
+  // Biases and shapes stay; the 216 + 576 + 40 weights do not.
+  CHECK(left < 400);
+  CHECK(hollow >= 3);
+  CHECK(answer(**p).size() == 10);
+}
