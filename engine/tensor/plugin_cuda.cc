@@ -77,7 +77,8 @@ oar_plugin_status device_info(int32_t index, oar_plugin_device_info* info) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  std::snprintf(info->name, sizeof info->name, "%s", properties.name);
+  std::snprintf(info->name, sizeof info->name, "%.*s", static_cast<int>(sizeof info->name) - 1,
+                properties.name);
   info->memory_bytes = properties.totalGlobalMem;
   return OAR_PLUGIN_OK;
 }
