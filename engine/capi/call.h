@@ -41,6 +41,12 @@ inline Status null_argument(const char* name) {
   return invalid_argument(cat(name, " is NULL; pass an address"), name);
 }
 
+// The number of threads that a predictor or an encoder is asked for.
+inline Status check_threads(int32_t threads) {
+  if (threads >= 0 && threads <= 4096) return ok_status();
+  return invalid_argument(cat("threads is ", threads, "; give 0 (all) to 4096"), "threads");
+}
+
 // Sizes beyond this are no structure of ours, but memory that nobody initialized.
 inline constexpr size_t kMaxStruct = 4096;
 

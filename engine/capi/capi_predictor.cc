@@ -124,8 +124,7 @@ oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* 
     *predictor = 0;
     if (path == nullptr) return null_argument("path");
     OAR_RETURN_IF_ERROR(check_open());
-    if (threads < 0 || threads > 4096)
-      return invalid_argument(cat("threads is ", threads, "; give 0 (all) to 4096"), "threads");
+    OAR_RETURN_IF_ERROR(check_threads(threads));
     PredictorOptions options;
     options.threads = threads;
     OAR_ASSIGN(auto opened, Predictor::open(path, options));

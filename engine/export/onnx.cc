@@ -1,14 +1,11 @@
 // The file around the graph: inputs and outputs with their types, versions, and constants that are too large
 // for it.
-#include <unistd.h>
-
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "engine/export/export.h"
 #include "engine/export/onnx_writer.h"
 #include "engine/import/onnx.h"
+#include "engine/loader/safetensors_writer.h"
 
 namespace oar {
 namespace {
@@ -67,25 +64,6 @@ uint64_t constant_bytes(const Graph& g) {
   return sum;
 }
 
-// Beside the file, then in its place: a model that is being read is never half a one.
-Status write_file(const std::string& path, std::string_view bytes) {
-  const std::string part = cat(path, ".part-", getpid());
-  {
-    std::ofstream out(part, std::ios::binary | std::ios::trunc);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    out.close();
-    if (!out) {
-      std::remove(part.c_str());
-      return unavailable(cat("cannot write ", path, "; is there room, and a folder?"));
-    }
-  }
-  if (std::rename(part.c_str(), path.c_str()) != 0) {
-    std::remove(part.c_str());
-    return unavailable(cat("cannot write ", path));
-  }
-  return ok_status();
-}
-
 }  // namespace
 
 Status export_onnx(const ImportedModel& model, const std::string& path, const OnnxExportOptions& options) {
@@ -118,8 +96,8 @@ Status export_onnx(const ImportedModel& model, const std::string& path, const On
     return unimplemented(
         cat("the file would have ", proto.bytes().size(),
             " bytes, and no protobuf message may have 2 GiB; lower the limit of constants in it"));
-  if (!file.data.empty()) OAR_RETURN_IF_ERROR(write_file(path + ".data", file.data));
-  return write_file(path, proto.bytes());
+  if (!file.data.empty()) OAR_RETURN_IF_ERROR(write_file_atomically(path + ".data", file.data));
+  return write_file_atomically(path, proto.bytes());
 }
 
 }  // namespace oar

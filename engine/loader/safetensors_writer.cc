@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -152,17 +153,28 @@ Status SafetensorsWriter::sync() {
   return fdatasync(fd_) == 0 ? ok_status() : io_error("cannot write", path_, errno);
 }
 
-Status write_file_atomically(const std::string& path, const std::string& contents) {
-  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()));
-  const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-  if (fd < 0) return io_error("cannot create", temporary, errno);
-  int error = write_at(fd, contents.data(), contents.size(), 0);
-  if (error == 0 && fsync(fd) != 0) error = errno;
-  if (close(fd) != 0 && error == 0) error = errno;
-  if (error == 0 && rename(temporary.c_str(), path.c_str()) != 0) error = errno;
-  if (error == 0) return ok_status();
-  unlink(temporary.c_str());
-  return io_error("cannot write", path, error);
+Status replace_file(const std::string& path, const std::function<Status(const std::string&)>& write) {
+  static std::atomic<int> serial{0};  // threads of one process may write the same file
+  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()), "-", serial++);
+  Status status = write(temporary);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
+    status = io_error("cannot write", path, errno);
+  if (!status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
+  return sync_folder(std::filesystem::path(path).parent_path().string());
+}
+
+Status write_file_atomically(const std::string& path, std::string_view contents) {
+  return replace_file(path, [&](const std::string& temporary) -> Status {
+    const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+    if (fd < 0) return io_error("cannot create", path, errno);
+    int error = write_at(fd, contents.data(), contents.size(), 0);
+    if (error == 0 && fsync(fd) != 0) error = errno;
+    if (close(fd) != 0 && error == 0) error = errno;
+    return error == 0 ? ok_status() : io_error("cannot write", path, error);
+  });
 }
 
 Status sync_folder(const std::string& folder) {

@@ -1,9 +1,7 @@
 #include "engine/runtime/prepared_model.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
 
 #include "engine/base/format.h"
@@ -223,25 +221,13 @@ Status save_prepared_model(const std::string& entry, const PreparedModel& prepar
   const std::string folder = fs::path(entry).parent_path().string();
   fs::create_directories(folder, ec);
   if (ec) return unavailable(cat("cannot create ", folder, ": ", ec.message()));
-  static std::atomic<int> serial{0};
-  const std::string temporary = cat(entry, ".tmp-", static_cast<int64_t>(getpid()), "-", serial++);
-  const auto write = [&]() -> Status {
+  return replace_file(entry, [&](const std::string& temporary) -> Status {
     OAR_ASSIGN(SafetensorsWriter writer,
                SafetensorsWriter::open(temporary, entries,
                                        {{"oar.model", text}, {"oar.digest", digest(text, tensors)}}, false));
     for (const auto& [name, t] : tensors) OAR_RETURN_IF_ERROR(writer.write(name, t.data(), t.bytes()));
     return writer.sync();
-  };
-  if (const Status status = write(); !status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
-  fs::rename(temporary, entry, ec);
-  if (ec) {
-    unlink(temporary.c_str());
-    return unavailable(cat("cannot rename to ", entry, ": ", ec.message()));
-  }
-  return sync_folder(folder);
+  });
 }
 
 }  // namespace oar

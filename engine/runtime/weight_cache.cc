@@ -5,7 +5,6 @@
 // spread): reading all of a large model would cost the second that the cache is there to save. Files that
 // differ where the sample does not look are told apart by their size and time of change.
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -133,25 +132,14 @@ Status write_cache(const std::string& folder, const std::string& path, const Wor
     described[job.target.name] = {{"format", job.format.name()}, {"shape", {rows, cols}}};
     entries.push_back({job.target.name, "U8", {rows, row_bytes}, static_cast<uint64_t>(rows * row_bytes)});
   }
-  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()));
-  const auto write = [&]() -> Status {
+  return replace_file(path, [&](const std::string& temporary) -> Status {
     OAR_ASSIGN(SafetensorsWriter writer,
                SafetensorsWriter::open(temporary, entries, {{"oar", json::serialize(described)}}, false));
     OAR_RETURN_IF_ERROR(quantize_all(work, pool, progress, [&](const Job& job, Tensor tensor) {
       return writer.write(job.target.name, tensor.data(), tensor.bytes());
     }));
     return writer.sync();
-  };
-  if (const Status status = write(); !status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
-  fs::rename(temporary, path, ec);
-  if (ec) {
-    unlink(temporary.c_str());
-    return unavailable(cat("cannot rename to ", path, ": ", ec.message()));
-  }
-  return sync_folder(folder);
+  });
 }
 
 // The scheme's targets, then what else a rotation changes, as it is stored.

@@ -20,7 +20,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,7 @@
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
 #include "kernels/thread_pool.h"
+#include "tests/bench/bench_options.h"
 
 namespace {
 
@@ -251,58 +251,40 @@ struct Bench {
   }
 };
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out;
-  std::stringstream stream(text);
-  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
-  return out;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured is told even if the run is cut off
-  int threads = 4, rounds = 7;
-  bool as_json = false;
-  Isa isa = oar::best_isa();
-  std::vector<std::string> kv{"bf16", "int8", "int4"}, dims{"64", "128"},
-      decode{"128", "1024", "4096", "16384"}, prefill{"0", "15872"};
-  for (int i = 1; i < argc; ++i) {
-    const std::string key = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-    if (key == "--json") {
-      as_json = true;
-      continue;
-    }
-    ++i;
-    if (key == "--threads") threads = std::atoi(value.c_str());
-    if (key == "--rounds") rounds = std::atoi(value.c_str());
-    if (key == "--kv") kv = split(value);
-    if (key == "--dims") dims = split(value);
-    if (key == "--decode") decode = split(value);
-    if (key == "--prefill") prefill = split(value);
-    if (key == "--isa") {
-      for (int l = 0; l <= static_cast<int>(oar::best_isa()); ++l) {
-        if (value == oar::isa_name(static_cast<Isa>(l))) isa = static_cast<Isa>(l);
-      }
-    }
-  }
-  oar::ThreadPool pool({.threads = threads, .pin = true});
+  oar_bench::Options options{.threads = 4, .rounds = 7};
+  std::vector<std::string> kv{"bf16", "int8", "int4"};
+  std::vector<int64_t> dims{64, 128}, decode{128, 1024, 4096, 16384}, prefill{0, 15872};
+  CLI::App app("Attention against the machine");
+  options.add_to(app);
+  std::vector<std::string> names;
+  for (const Cache& cache : kCaches) names.emplace_back(cache.name);
+  app.add_option("--kv", kv)->delimiter(',')->check(CLI::IsMember(names));
+  app.add_option("--dims", dims, "head sizes")->delimiter(',')->check(CLI::Range(8, 256));
+  app.add_option("--decode", decode, "contexts of one query")->delimiter(',')->check(CLI::Range(1, 1 << 20));
+  app.add_option("--prefill", prefill, "contexts before a prompt of 512")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 20));
+  CLI11_PARSE(app, argc, argv);
+  oar::ThreadPool pool({.threads = options.threads, .pin = true});
   const Memory memory(kPoolBytes);
-  Bench bench{{}, pool, memory, rounds, isa, as_json};
+  Bench bench{{}, pool, memory, options.rounds, options.isa, options.json};
   for (const Cache& cache : kCaches) {
     if (std::ranges::find(kv, cache.name) == kv.end()) continue;
     bench.caches.push_back(&cache);
-    if (!as_json) std::printf("%s: %s, %d threads\n", cache.name, find_kernel(cache, isa)->name, threads);
+    if (!options.json)
+      std::printf("%s: %s, %d threads\n", cache.name, find_kernel(cache, options.isa)->name, pool.workers());
   }
-  if (bench.caches.empty()) return 1;
-  for (const std::string& d : dims) {
-    const int64_t D = std::atol(d.c_str());
-    for (const std::string& context : decode) bench.run(D, std::atol(context.c_str()), 1);
-    for (const std::string& before : prefill) bench.run(D, std::atol(before.c_str()) + 512, 512);
+  for (const int64_t D : dims) {
+    for (const int64_t context : decode) bench.run(D, context, 1);
+    for (const int64_t before : prefill) bench.run(D, before + 512, 512);
   }
-  if (as_json) {
+  if (options.json) {
     const oar::json::object out{
-        {"threads", threads}, {"isa", oar::isa_name(isa)}, {"cases", std::move(bench.cases)}};
+        {"threads", pool.workers()}, {"isa", oar::isa_name(options.isa)}, {"cases", std::move(bench.cases)}};
     std::printf("%s\n", oar::json::serialize(out).c_str());
   }
 }

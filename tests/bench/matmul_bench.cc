@@ -9,15 +9,17 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/base/json.h"
@@ -25,6 +27,7 @@
 #include "engine/tune/bandwidth.h"
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
+#include "tests/bench/bench_options.h"
 
 using namespace oar;
 
@@ -41,11 +44,14 @@ double median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out;
-  std::stringstream stream(text);
-  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
-  return out;
+std::optional<std::pair<int64_t, int64_t>> parse_shape(const std::string& text) {
+  int64_t n = 0, k = 0;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, n);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != 'x') return std::nullopt;
+  const auto second = std::from_chars(first.ptr + 1, end, k);
+  if (second.ec != std::errc() || second.ptr != end || n < 1 || k < 1) return std::nullopt;
+  return std::pair(n, k);
 }
 
 // Pages of weights; huge ones where the kernel gives them, as for a model that is read once.
@@ -151,37 +157,27 @@ struct Case {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int threads = 0, rounds = 9;
-  Isa isa = best_isa();
-  std::vector<std::string> formats{"bf16", "q8_0"}, tokens{"1", "4", "16", "64", "512"},
-      shapes{"2048x2048", "8192x2048", "2048x8192"};
-  bool as_json = false;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string key = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-    if (key == "--json") {
-      as_json = true;
-      --i;
-    }
-    if (key == "--threads") threads = std::atoi(value.c_str());
-    if (key == "--rounds") rounds = std::atoi(value.c_str());
-    if (key == "--format") formats = split(value);
-    if (key == "--tokens") tokens = split(value);
-    if (key == "--shape") shapes = split(value);
-    if (key == "--isa") {
-      for (int l = 0; l <= static_cast<int>(best_isa()); ++l) {
-        if (value == isa_name(static_cast<Isa>(l))) isa = static_cast<Isa>(l);
-      }
-    }
-  }
-  ThreadPool pool({.threads = threads, .pin = true});
+  oar_bench::Options options{.rounds = 9};
+  std::vector<std::string> formats{"bf16", "q8_0"}, shapes{"2048x2048", "8192x2048", "2048x8192"};
+  std::vector<int64_t> tokens{1, 4, 16, 64, 512};
+  CLI::App app("Matmul kernels beside what the machine can do");
+  options.add_to(app);
+  app.add_option("--format", formats)->delimiter(',')->check([](const std::string& name) {
+    return Format::find(name) ? "" : name + " is no storage format";
+  });
+  app.add_option("--tokens", tokens)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+  app.add_option("--shape", shapes, "NxK")->delimiter(',')->check([](const std::string& text) {
+    return parse_shape(text) ? "" : text + " is not NxK, for instance 2048x8192";
+  });
+  CLI11_PARSE(app, argc, argv);
+  const Isa isa = options.isa;
+  ThreadPool pool({.threads = options.threads, .pin = true});
   std::vector<std::unique_ptr<Case>> cases;
   for (const std::string& f : formats) {
     for (const std::string& s : shapes) {
-      for (const std::string& t : tokens) {
-        cases.push_back(std::make_unique<Case>(*Format::find(f), isa, std::atol(s.c_str()),
-                                               std::atol(s.c_str() + s.find('x') + 1), std::atol(t.c_str()),
-                                               pool));
-      }
+      const auto [N, K] = *parse_shape(s);
+      for (const int64_t t : tokens)
+        cases.push_back(std::make_unique<Case>(*Format::find(f), isa, N, K, t, pool));
     }
   }
   std::vector<double> read, peak_bf16, peak_int8;
@@ -190,13 +186,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", read_probe.status().message().c_str());
     return 1;
   }
-  for (int r = 0; r < rounds; ++r) {
+  for (int r = 0; r < options.rounds; ++r) {
     peak_bf16.push_back(arithmetic_peak(pool, Arithmetic::kBf16, isa));
     peak_int8.push_back(arithmetic_peak(pool, Arithmetic::kInt8, isa));
     read.push_back(read_probe->measure());
     for (auto& c : cases) c->measure(pool);
   }
-  if (as_json) {
+  if (options.json) {
     json::array list;
     for (const auto& c : cases) {
       const bool bf16 = c->format == Format::bf16();
@@ -219,7 +215,7 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "%d threads, %s, %d rounds; probes: read %.1f GB/s, bf16 %.0f GFLOP/s, int8 %.0f GOP/s (medians)\n",
-      pool.workers(), isa_name(isa), rounds, median(read) / 1e9, median(peak_bf16) / 1e9,
+      pool.workers(), isa_name(isa), options.rounds, median(read) / 1e9, median(peak_bf16) / 1e9,
       median(peak_int8) / 1e9);
   std::printf("%-28s %12s %5s %10s %8s %7s %9s %7s\n", "kernel", "N x K", "T", "us", "GB/s", "% read",
               "GFLOP/s", "% peak");

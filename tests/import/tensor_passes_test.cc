@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include "engine/import/onnx.h"
 #include "engine/runtime/predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
+#include "tests/support/random.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -38,14 +38,6 @@ int rewrites(const Predictor& p, std::string_view pass) {
   }
   FAIL("there is no pass " << pass);
   return 0;
-}
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 gen(seed);
-  std::uniform_real_distribution<float> u(-1, 1);
-  std::vector<float> v(n);
-  for (float& e : v) e = u(gen);
-  return v;
 }
 
 Datum image(const Shape& shape) {

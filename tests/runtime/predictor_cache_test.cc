@@ -10,6 +10,7 @@
 #include "engine/runtime/prepared_model.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
+#include "tests/support/random.h"
 #include "tests/support/test_data.h"
 
 namespace {
@@ -17,14 +18,6 @@ namespace {
 using namespace oar;       // NOLINT
 using namespace oar_test;  // NOLINT
 namespace fs = std::filesystem;
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> v(n);
-  for (float& x : v) x = uniform(random);
-  return v;
-}
 
 // A folder with a model, a cache, and what was logged.
 struct Kept {

@@ -7,6 +7,7 @@
 #include "engine/runtime/predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
+#include "tests/support/random.h"
 #include "tests/support/test_data.h"
 
 namespace {
@@ -14,13 +15,6 @@ namespace {
 using namespace oar;       // NOLINT
 using namespace oar_test;  // NOLINT
 
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> v(n);
-  for (float& x : v) x = uniform(random);
-  return v;
-}
 Proto ints_attr(const std::string& name, const std::vector<int64_t>& values) {
   Proto p;
   p.text(1, name);

@@ -8,6 +8,7 @@
 #include "engine/runtime/predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
+#include "tests/support/random.h"
 #include "tests/support/test_data.h"
 
 namespace {
@@ -33,13 +34,6 @@ std::unique_ptr<Predictor> predictor_of(const Proto& graph, int threads = 1) {
   return std::move(*predictor);
 }
 
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> v(n);
-  for (float& x : v) x = uniform(random);
-  return v;
-}
 Tensor random_tensor(const Shape& shape, uint32_t seed) {
   Tensor t = must(Tensor::allocate(shape, Format::f32()));
   const std::vector<float> v = random_floats(static_cast<size_t>(t.numel()), seed);
