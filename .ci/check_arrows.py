@@ -64,7 +64,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"prometheus/", ("server/metrics",)),
     (r"openssl/", ("server", "clients", "tests/server")),
     (r"spdlog/", ("clients",)),
-    (r"CLI/", ("clients",)),
+    (r"CLI/", ("clients", "tests/bench")),
     (r"(jpeglib|png)\.h", ("clients", "tests")),
     (r"catch2/", ("tests",)),
     (r"oar\.h$", ("clients/c",)),  # as an installed library's header: the examples are what a user writes
