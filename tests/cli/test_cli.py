@@ -309,7 +309,7 @@ class Inspect(Base):
             self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx"])
             self.refused(1, "convert", model, "-o", model, says=["the model itself"])
             self.refused(1, "convert", folder + "/absent.onnx", "-o", copy, says=["absent.onnx"])
-            self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot write"])
+            self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot create"])
             self.refused(2, "convert", model, says=["--output"])
 
     def test_files(self):
