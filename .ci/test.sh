@@ -188,12 +188,16 @@ test_neon() {
   fi
 }
 
+# The archive in a root of its own, with nothing but the C library beside it.
+bundle_test() { make_bundle && OAR_BUNDLE=$(ls build/cuda/oar-*.tar.xz) python3 tests/deploy/test_bundle.py; }
+
 test_cuda() {
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     skip cuda "no nvcc"
   elif step build-cuda build build cuda; then
     # Tests of the device say that they are skipped where there is none.
     step tests-cuda tests ctest_run cuda -R '^(kernels|cuda)$' || true
+    step bundle tests bundle_test || true
   fi
 }
 
@@ -259,7 +263,7 @@ run_tests() {
     test_manifests
   fi
   step arrows check python3 .ci/check_arrows.py || true
-  step headers check python3 .ci/check_headers.py --jobs "$(jobs)" || true
+  step headers check python3 .ci/check_headers.py --jobs "$(jobs)" ${all:+--all} || true
   # Another version breaks lines elsewhere, so only the one the sources are kept in decides.
   tool=$(command -v clang-format-14 || true)
   if [ -n "$tool" ]; then step format check format --check || true; else skip format "no clang-format-14"; fi

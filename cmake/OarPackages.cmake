@@ -2,11 +2,13 @@
 #   oar        the program and its systemd unit          component program
 #   liboar0    the shared library, the default model      component library
 #   liboar-dev header, liboar.a, pkg-config, CMake        component development
+#   oar-cuda   the plug-in for NVIDIA devices             component cuda, where nvcc was found
 # Needs of other packages are read off the binaries (dpkg-shlibdeps, of dpkg-dev). The name of the library's package
-# carries its soname, so that two ABI versions can be installed side by side.
+# carries its soname, so that two ABI versions can be installed side by side. With OAR_BUNDLE (preset cuda; ./dev bundle)
+# cpack makes one archive instead: OarBundle.cmake.
 include(GNUInstallDirs)
 if(TARGET oar)
-  install(TARGETS oar RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  install(TARGETS oar RUNTIME_DEPENDENCY_SET oar_libraries RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
   if(OAR_SERVER)
     install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/oar.service DESTINATION lib/systemd/system COMPONENT program)
   endif()
@@ -23,6 +25,9 @@ set(CPACK_THREADS 0)
 set(CPACK_COMPONENTS_ALL library development)
 if(TARGET oar)
   list(APPEND CPACK_COMPONENTS_ALL program)
+endif()
+if(TARGET oar_cuda)
+  list(APPEND CPACK_COMPONENTS_ALL cuda)
 endif()
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_GROUPING IGNORE)
@@ -46,7 +51,16 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "liboar${OAR_ABI_VERSION} (= ${PROJECT_VERSION})")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "Inference engine: header, static library, pkg-config and CMake packages\n\
  For programs that embed the engine.")
+# The CUDA runtime is linked into the plug-in; the driver comes with the machine, as its maker's packages name it.
+set(CPACK_DEBIAN_CUDA_PACKAGE_NAME oar-cuda)
+set(CPACK_DEBIAN_CUDA_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_CUDA_PACKAGE_ENHANCES "oar, liboar${OAR_ABI_VERSION}")
+set(CPACK_COMPONENT_CUDA_DESCRIPTION "Inference engine: plug-in for NVIDIA devices\n\
+ For oar --device cuda. Needs the driver of the device.")
 # ldconfig learns of the library as of any other.
 file(WRITE ${CMAKE_BINARY_DIR}/deb/triggers "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/deb/triggers)
+if(OAR_BUNDLE)
+  include(OarBundle)
+endif()
 include(CPack)

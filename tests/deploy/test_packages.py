@@ -45,7 +45,8 @@ class Packages(unittest.TestCase):
         return run("dpkg-deb", "-f", self.files[package], name).strip()
 
     def test_three_packages_and_what_they_need(self):
-        self.assertEqual(set(self.files), {"oar", "liboar0", "liboar-dev"})
+        # oar-cuda is there where nvcc is.
+        self.assertEqual(set(self.files) - {"oar-cuda"}, {"oar", "liboar0", "liboar-dev"})
         libraries = set(re.findall(r"[a-z0-9+.-]+(?= |,|$)", re.sub(r"\([^)]*\)", "", self.field("liboar0", "Depends"))))
         self.assertEqual(libraries, {"libc6", "libgcc-s1", "libstdc++6"})
         self.assertIn("libgrpc++", self.field("oar", "Depends"))

@@ -84,6 +84,8 @@ _FUNCTIONS = {
     "oar_predictor_input": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
     "oar_predictor_output": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
     "oar_predictor_run": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(HANDLE)]),
+    "oar_predictor_memory": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(c_uint64)]),
+    "oar_predictor_shrink": (c_int, [HANDLE, POINTER(c_uint64)]),
     "oar_outputs_get": (c_int, [HANDLE, c_size_t, POINTER(Tensor)]),
     "oar_outputs_close": (c_int, [HANDLE]),
     "oar_embed_options_init": (c_int, [POINTER(EmbedOptions), c_size_t]),

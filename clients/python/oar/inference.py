@@ -135,6 +135,21 @@ class Predictor:
     def close(self) -> None:
         self._close()
 
+    def memory(self, shapes: Sequence[Sequence[int]]) -> int:
+        """The bytes that a run with inputs of these shapes takes beside the weights, told before it. An OarError of
+        status FAILED_PRECONDITION where sizes depend on values."""
+        tensors, needed = (Tensor * len(shapes))(), ctypes.c_uint64()
+        for tensor, shape, name in zip(tensors, shapes, self._inputs):
+            self._set_shape(tensor, shape, name)
+        check(self._lib.oar_predictor_memory(self._handle, tensors, len(shapes), needed))
+        return needed.value
+
+    def try_shrink_memory(self) -> int:
+        """Gives back what this predictor keeps between runs; how many bytes that was."""
+        freed = ctypes.c_uint64()
+        check(self._lib.oar_predictor_shrink(self._handle, freed))
+        return freed.value
+
     def run(self, inputs: Optional[Sequence[np.ndarray]] = None) -> Any:
         """With arrays in the order of get_input_names(): their outputs. Without: on the handles; True."""
         if inputs is not None:
@@ -148,17 +163,22 @@ class Predictor:
             tensor._array = array
         return True
 
+    @staticmethod
+    def _set_shape(tensor: Tensor, shape: Sequence[int], name: str) -> None:
+        if len(shape) > MAX_RANK:
+            raise OarError(f"input '{name}': rank {len(shape)} is more than {MAX_RANK}", "INVALID_ARGUMENT")
+        tensor.rank = len(shape)
+        tensor.shape[:len(shape)] = shape
+
     def _run(self, arrays: List[np.ndarray]) -> List[np.ndarray]:
         tensors = (Tensor * len(arrays))()
         for t, a, name in zip(tensors, arrays, self._inputs):
             if a.dtype not in _NUMBERS:
                 raise OarError(f"input '{name}': dtype {a.dtype} is not supported", "INVALID_ARGUMENT")
-            if a.ndim > MAX_RANK:
-                raise OarError(f"input '{name}': rank {a.ndim} is more than {MAX_RANK}", "INVALID_ARGUMENT")
+            self._set_shape(t, a.shape, name)
             # A file that wants bf16 takes its bits as uint16.
             t.dtype = 4 if self._inputs[name]._dtype == 4 and a.dtype == np.uint16 else _NUMBERS[a.dtype]
-            t.rank, t.data, t.bytes = a.ndim, a.ctypes.data, a.nbytes
-            t.shape[:a.ndim] = a.shape
+            t.data, t.bytes = a.ctypes.data, a.nbytes
         outputs = HANDLE()
         check(self._lib.oar_predictor_run(self._handle, tensors, len(arrays), outputs))
         owner = Outputs(self._lib, outputs)
@@ -169,3 +189,18 @@ def create_predictor(config: Config) -> Predictor:
     handle = HANDLE()
     check(library().oar_predictor_load(config.prog_file().encode(), config.cpu_math_library_num_threads(), handle))
     return Predictor(handle)
+
+
+class PredictorPool:
+    """So many predictors on the same weights, one for each thread that uses handles."""
+
+    def __init__(self, config: Config, size: int):
+        if size < 1:
+            raise ValueError(f"size: {size} must be at least 1")
+        first = create_predictor(config)
+        self._predictors = [first, *(first.clone() for _ in range(size - 1))]
+
+    def retrieve(self, index: int) -> Predictor:
+        return self._predictors[index]
+
+    retrive = retrieve  # as Paddle spells it

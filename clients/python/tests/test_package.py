@@ -234,13 +234,18 @@ class Embedded(unittest.TestCase):
     @unittest.skipIf(missing("numpy"), missing("numpy"))
     def test_predictor(self):
         import numpy as np
-        from oar.inference import Config, create_predictor
+        from oar.inference import Config, PredictorPool, create_predictor
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "add.onnx")
             write_onnx(path)
             config = Config(path)
             config.set_cpu_math_library_num_threads(1)
             p = create_predictor(config)
+            pool = PredictorPool(config, 2)
+        np.testing.assert_array_equal(pool.retrieve(0).run([np.ones((1, 2), np.float32)] * 2)[0],
+                                      pool.retrieve(1).run([np.ones((1, 2), np.float32)] * 2)[0])
+        with self.assertRaises(ValueError):
+            PredictorPool(config, 0)
         with self.assertRaises(ValueError):
             Config("a/inference.pdmodel", "b/inference.pdiparams")
         self.assertEqual((p.get_input_names(), p.get_output_names()), (["x", "y"], ["z"]))
@@ -261,6 +266,13 @@ class Embedded(unittest.TestCase):
                 p.run(wrong)
         with self.assertRaises(oar.OarError):
             p.clone().run()
+        self.assertGreaterEqual(p.memory([[400, 2], [400, 2]]), 400 * 2 * 4)  # its result at least
+        for wrong in ([[4, 2]], [[4, 2], [5, 2]], [[4, 2], [1] * 9]):
+            with self.assertRaises(oar.OarError):
+                p.memory(wrong)
+        self.assertGreaterEqual(p.try_shrink_memory(), 0)
+        self.assertEqual(p.try_shrink_memory(), 0)
+        np.testing.assert_array_equal(p.run([x, x])[0], 2 * x)
         # Results outlive their predictor, and threads share one.
         results = []
         threads = [threading.Thread(target=lambda i=i: results.append((i, p.run([x * i, x])[0]))) for i in range(8)]
