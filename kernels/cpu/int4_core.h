@@ -3,8 +3,9 @@
 //
 //   one token, or as many as Arch::kTokens   levels are looked up in the group's table of bytes on their way
 //                                            from memory to the dot product
-//   a few, where Int8 can (int8_amx.h)       a block is expanded to int8.panel16 in the first-level cache
-//                                            while the block before it is multiplied
+//   a few, where Int8 can (int8_amx.h)       a step of 64 k is expanded to int8.panel16 in the first-level
+//   cache
+//                                            while the step before it is multiplied
 //   any number                               panels are expanded in the worker's scratch, a piece at a time,
 //                                            and multiplied there by the core of 8-bit weights
 //
@@ -155,53 +156,55 @@ struct Int4Core {
     }
   }
 
-  // The weights of a chunk as Int8::in_passing() asks for them: pairs of panels, block by block, each
-  // expanded while the one before it is multiplied, into the half of a buffer that that one does not use.
+  // The weights of a chunk as Int8::in_passing() asks for them: pairs of panels, step by step, each expanded
+  // while the one before it is multiplied. What waits is no more than that, 2 KB of a pair in either half of
+  // the buffer: sixteen tokens of K = 2048 and all of this share the first-level cache.
   class InPassing {
    public:
     explicit InPassing(const PanelTask& p)
         : codes_(codebook(p)),
           w_(static_cast<const char*>(p.w) + p.row_begin / kPanelRows * int4_panel_bytes(p.K)),
           K_(p.K),
+          steps_(panel_k(p.K) / kPanelStep),
           panels_((p.row_end - p.row_begin + kPanelRows - 1) / kPanelRows),
           buffer_(static_cast<char*>(p.scratch)) {
-      for (int64_t i = 0; i < std::min<int64_t>(2, panels_); ++i) {
-        for (int64_t s = 0; s < kPanelBlock / kPanelStep; ++s) expand_ahead(i, 0, s);
-      }
+      for (int64_t i = 0; i < std::min<int64_t>(2, panels_); ++i) expand_ahead(i, 0);
     }
     const char* scales(int i, int64_t b) const { return w_ + i * int4_panel_bytes(K_) + int4_block_at(b); }
-    const char* lines(int i, int64_t b) const { return half(turn_ + b) + i * kPanelBlock * kPanelRows; }
+    const char* lines(int i, int64_t b, int64_t s) const { return at(turn_ + b * kBlockSteps + s, i); }
     // Once for panel i of NP and each step of block b.
     template <int NP>
     void during(int i, int64_t b, int64_t s) {
-      if (b + 1 < panel_blocks(K_)) {
-        expand_ahead(i, b + 1, s);
-      } else if (i + 2 < panels_) {
-        expand_ahead(i + 2, 0, s);
+      const int64_t next = b * kBlockSteps + s + 1;
+      if (next < steps_) {
+        expand_ahead(i, next);
+      } else if (next == steps_ && i + 2 < panels_) {
+        expand_ahead(i + 2, 0);
       }
     }
     void next_pair() {
       w_ += 2 * int4_panel_bytes(K_);
       panels_ -= 2;
-      turn_ += panel_blocks(K_);
+      turn_ += steps_;
     }
 
    private:
-    char* half(int64_t turn) const { return buffer_ + turn % 2 * 2 * kPanelBlock * kPanelRows; }
-    // Step s of block b, of panel i counted from this pair.
-    void expand_ahead(int64_t i, int64_t b, int64_t s) {
-      if (s >= panel_steps(K_, b)) return;
-      const int64_t turn = turn_ + (i < 2 ? 0 : panel_blocks(K_)) + b;
-      expand_step(codes_, w_ + i * int4_panel_bytes(K_) + int4_block_at(b), int4_block_groups(K_, b), s,
-                  ahead(K_, b, 2),
-                  half(turn) + i % 2 * kPanelBlock * kPanelRows + s * kStepLines * kPanelLine);
+    static constexpr int64_t kBlockSteps = kPanelBlock / kPanelStep;
+    static constexpr int64_t kStepBytes = kStepLines * kPanelLine;
+
+    char* at(int64_t turn, int64_t i) const { return buffer_ + (turn % 2 * 2 + i % 2) * kStepBytes; }
+    // Step k of panel i counted from this pair.
+    void expand_ahead(int64_t i, int64_t k) {
+      const int64_t b = k / kBlockSteps;
+      expand_step(codes_, w_ + i * int4_panel_bytes(K_) + int4_block_at(b), int4_block_groups(K_, b),
+                  k % kBlockSteps, ahead(K_, b, 2), at(turn_ + (i < 2 ? 0 : steps_) + k, i));
     }
 
     Codebook codes_;
-    const char* w_;       // the pair that is multiplied
-    int64_t K_, panels_;  // from w_ on
+    const char* w_;               // the pair that is multiplied
+    int64_t K_, steps_, panels_;  // panels from w_ on
     char* buffer_;
-    int64_t turn_ = 0;  // blocks multiplied
+    int64_t turn_ = 0;  // steps multiplied before this pair
   };
 
   template <int NT>
