@@ -11,6 +11,12 @@
 //   time;
 //     thieves take from the tail. All ranges empty and all flags down means the phase is complete: there is
 //     no count of finished chunks to fight over.
+//   - A worker or caller that was in a phase for longer than a millisecond asks the system how much of that
+//   it
+//     waited for a processor (run_delay.h). If that was a millisecond, the pool has one thread more than
+//     there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
+//     was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
+//     that was too early the next rest is twice as long.
 //   - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range
 //   is then
 //     simply stolen, so waking up is never waited for.
@@ -27,8 +33,21 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/numa.h"
+#include "kernels/run_delay.h"
+
 namespace oar {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Schedulers give a thread away for 3 to 5 ms. A shorter wait is no reason to lose a worker for much longer,
+// nor is a single one: resting costs a share of the arithmetic, which is worth it from one such wait in
+// kOften on.
+constexpr std::chrono::milliseconds kHeldUp{1}, kOften{50};
+// How long a worker rests at first and at most. A trial that fails costs one wait: a tenth of the time at
+// first, then less and less.
+constexpr std::chrono::milliseconds kRest{50}, kMostRest{1600};
 
 // Pauses an idle worker lets pass before it steals: about 2 us, long enough not to disturb workers that are
 // about to finish, short beside the milliseconds a preempted one is away.
@@ -72,8 +91,26 @@ struct alignas(kApart) Slot {
   alignas(kApart) std::atomic<uint32_t> inside{0};
   std::atomic<uint64_t> steals{0};
   std::atomic<uint64_t> parks{0};
+  std::atomic<bool> held_up{false};  // since the caller looked last
+  std::atomic<uint32_t> resting{0};  // written by the caller between phases, waited on by the worker
   AlignedBytes scratch;
 };
+
+// What the calling thread knew of its delays when it looked last.
+uint64_t read_run_delay() {
+  thread_local RunDelay delay;
+  delay.open();
+  return delay.total_ns();
+}
+bool was_held_up(uint64_t (*run_delay_ns)()) {
+  thread_local bool known = false;
+  thread_local uint64_t last = 0;
+  const uint64_t now = run_delay_ns != nullptr ? run_delay_ns() : read_run_delay();
+  const bool held_up = known && std::chrono::nanoseconds(now - last) >= kHeldUp;
+  known = true;
+  last = now;
+  return held_up;
+}
 
 // One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks.
 struct Job {
@@ -104,17 +141,24 @@ void call_range_fn(const Job& job, int64_t begin, int64_t end, const KernelScrat
 
 struct ThreadPool::Impl {
   Impl(int count, const ThreadPoolOptions& options)
-      : slots(static_cast<size_t>(count)), spin(std::chrono::microseconds(std::max(0, options.spin_us))) {
-    std::vector<int> processors;
-    if (options.pin) processors = affinity_list();
+      : slots(static_cast<size_t>(count)),
+        spin(std::chrono::microseconds(std::max(0, options.spin_us))),
+        most_resting(count == 1 ? 0 : (count + 3) / 4),
+        run_delay_ns(options.run_delay_ns) {
+    const std::vector<NumaNode> nodes = numa_nodes(allowed_processors());
+    const std::vector<WorkerPlace> places = place_workers(nodes, count);
     for (int w = 1; w < count; ++w) {
       threads.emplace_back([this, w] { worker_main(w); });
-      if (!processors.empty()) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(processors[static_cast<size_t>(w) % processors.size()], &set);
-        pthread_setaffinity_np(threads.back().native_handle(), sizeof set, &set);
+      if (places.empty() || !(options.pin || nodes.size() > 1)) continue;
+      const WorkerPlace& place = places[static_cast<size_t>(w)];
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      if (options.pin) {
+        CPU_SET(place.processor, &set);
+      } else {
+        for (const int p : nodes[place.node].processors) CPU_SET(p, &set);
       }
+      pthread_setaffinity_np(threads.back().native_handle(), sizeof set, &set);
     }
   }
 
@@ -122,17 +166,8 @@ struct ThreadPool::Impl {
     stopping.store(true);
     ticket.fetch_add(2);  // stays even: nobody enters
     ticket.notify_all();
+    for (Slot& s : slots) wake(s);
     for (std::thread& t : threads) t.join();
-  }
-
-  static std::vector<int> affinity_list() {
-    std::vector<int> list;
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return list;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) list.push_back(cpu);
-    }
-    return list;
   }
 
   // The next piece of the owner's range: a sixteenth of what is left, at least one unit. What a worker has
@@ -178,6 +213,15 @@ struct ThreadPool::Impl {
   }
 
   void work(Slot& slot) {
+    const Clock::time_point start = Clock::now();
+    work_until_empty(slot);
+    if (Clock::now() - start >= kHeldUp && was_held_up(run_delay_ns)) {
+      slot.held_up.store(true, std::memory_order_relaxed);
+      someone_held_up.store(true, std::memory_order_relaxed);  // seen by the caller once `inside` is down
+    }
+  }
+
+  void work_until_empty(Slot& slot) {
     const KernelScratch scratch{slot.scratch.get(), job.shared};
     const auto run = [&](Range r) {
       job.call(job, r.begin * job.unit, r.end == job.units ? job.chunks : r.end * job.unit, scratch);
@@ -201,6 +245,10 @@ struct ThreadPool::Impl {
       if (stopping.load(std::memory_order_relaxed)) return;
       seen = now;
       if (now % 2 == 0) continue;  // closed again before we came
+      if (slot.resting.load() != 0) {
+        slot.resting.wait(1);
+        continue;
+      }
       slot.inside.store(1);
       if (ticket.load() == now) work(slot);
       slot.inside.store(0, std::memory_order_release);
@@ -211,14 +259,14 @@ struct ThreadPool::Impl {
   uint32_t wait_for_ticket(Slot& slot, uint32_t seen) {
     uint32_t now = ticket.load(std::memory_order_acquire);
     if (now != seen) return now;
-    const auto deadline = std::chrono::steady_clock::now() + spin;
+    const auto deadline = Clock::now() + spin;
     do {
       for (int i = 0; i < kPausesPerClockLook; ++i) {
         pause();
         now = ticket.load(std::memory_order_acquire);
         if (now != seen) return now;
       }
-    } while (std::chrono::steady_clock::now() < deadline);
+    } while (Clock::now() < deadline);
     slot.parks.fetch_add(1, std::memory_order_relaxed);
     parked.fetch_add(1);
     while ((now = ticket.load()) == seen) ticket.wait(seen);
@@ -226,9 +274,46 @@ struct ThreadPool::Impl {
     return now;
   }
 
+  static void wake(Slot& slot) {
+    slot.resting.store(0);
+    slot.resting.notify_one();
+  }
+
+  // Between phases, when a thread was held up or a worker rests: who takes part in the next one.
+  void choose_workers() {
+    const Clock::time_point now = Clock::now();
+    if (resting > 0 && now >= rest_ends) {
+      for (Slot& s : slots) {
+        if (s.resting.load(std::memory_order_relaxed) != 0) wake(s);
+      }
+      resting = 0;
+    }
+    if (!someone_held_up.exchange(false, std::memory_order_relaxed)) return;
+    bool often = now - held_up_at < kOften || now - rest_ends < kOften;
+    held_up_at = now;
+    for (size_t w = 0; w < slots.size(); ++w) {
+      if (!slots[w].held_up.exchange(false, std::memory_order_relaxed)) continue;
+      if (often && resting < most_resting) let_rest(w, now);
+      often = true;  // two of them at once
+    }
+  }
+
+  // Worker w, or the last one instead of the caller.
+  void let_rest(size_t w, Clock::time_point now) {
+    if (w == 0) w = slots.size() - 1;
+    while (w > 0 && slots[w].resting.load(std::memory_order_relaxed) != 0) --w;
+    if (w == 0) return;
+    slots[w].resting.store(1);
+    ++resting;
+    rests.fetch_add(1, std::memory_order_relaxed);
+    rest = now - rest_ends < kOften ? std::min<Clock::duration>(2 * rest, kMostRest) : kRest;
+    rest_ends = now + rest;
+  }
+
   // Runs `job` to completion on all workers. The caller holds `turn`.
   void run_phase() {
-    const int64_t count = static_cast<int64_t>(slots.size());
+    if (resting > 0 || someone_held_up.load(std::memory_order_relaxed)) choose_workers();
+    const int64_t count = static_cast<int64_t>(slots.size()) - resting;
     constexpr int64_t kMaxUnits = int64_t{1} << 31;
     job.unit = job.chunks / kMaxUnits + 1;
     const int64_t units = job.units = job.chunks / job.unit + (job.chunks % job.unit != 0);
@@ -236,9 +321,12 @@ struct ThreadPool::Impl {
       if (job.chunks > 0) job.call(job, 0, job.chunks, {slots[0].scratch.get(), job.shared});
       return;
     }
-    for (int64_t w = 0; w < count; ++w) {
+    int64_t w = 0;
+    for (Slot& s : slots) {
+      if (resting > 0 && s.resting.load(std::memory_order_relaxed) != 0) continue;
       const Range r{static_cast<uint32_t>(units * w / count), static_cast<uint32_t>(units * (w + 1) / count)};
-      slots[static_cast<size_t>(w)].range.store(pack(r), std::memory_order_relaxed);
+      s.range.store(pack(r), std::memory_order_relaxed);
+      ++w;
     }
     ticket.fetch_add(1);  // odd: open
     if (parked.load() != 0) ticket.notify_all();
@@ -250,11 +338,18 @@ struct ThreadPool::Impl {
   }
 
   std::vector<Slot> slots;
-  const std::chrono::steady_clock::duration spin;
+  const Clock::duration spin;
+  const int64_t most_resting;  // a quarter of the threads; fewer would be giving up
+  uint64_t (*const run_delay_ns)();
+  // The caller's, under `turn`.
+  int64_t resting = 0;
+  Clock::duration rest = kRest;
+  Clock::time_point rest_ends{}, held_up_at{};  // or ended, or was
   size_t scratch_bytes = 0;
   Job job;
   std::mutex turn;  // one run at a time
-  std::atomic<uint64_t> runs{0};
+  std::atomic<uint64_t> runs{0}, rests{0};
+  std::atomic<bool> someone_held_up{false};
   alignas(kApart) std::atomic<uint32_t> ticket{0};
   alignas(kApart) std::atomic<uint32_t> parked{0};
   std::atomic<bool> stopping{false};
@@ -295,7 +390,7 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx
 }
 
 ThreadPool::Counters ThreadPool::counters() const {
-  Counters c{impl_->runs.load(std::memory_order_relaxed), 0, 0};
+  Counters c{impl_->runs.load(std::memory_order_relaxed), 0, 0, impl_->rests.load(std::memory_order_relaxed)};
   for (const Slot& s : impl_->slots) {
     c.steals += s.steals.load(std::memory_order_relaxed);
     c.parks += s.parks.load(std::memory_order_relaxed);

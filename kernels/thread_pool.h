@@ -1,9 +1,11 @@
 // The CPU pool: runs the phases of a kernel over fixed workers. The calling thread is worker 0, so a pool of
 // N has N - 1 threads of its own. Workers spin for a bounded time and then park; a futex sleep inside a step
 // costs ~50 us on virtual machines, so spinning is the rule within a step and parking between steps. Each
-// worker first does its own contiguous range of chunks and then steals from the tails of others, so one
-// preempted worker does not hold up the rest. One pool may serve several engines: run() calls from different
-// threads take turns.
+// worker first does its own contiguous range of chunks and then steals from the tails of others, so a worker
+// that is late does not hold up the rest. One that loses its processor inside a chunk does: nobody else may
+// finish what it has begun. When that happens the pool works with one thread less for a while, which leaves
+// a processor to whoever wants it (docs/decisions/0012-preempted-workers-rest.md). One pool may serve several
+// engines: run() calls from different threads take turns.
 #pragma once
 
 #include <memory>
@@ -14,8 +16,11 @@ namespace oar {
 
 struct ThreadPoolOptions {
   int threads = 0;   // 0: the processors this process may use (affinity mask and cgroup quota)
-  bool pin = false;  // pin workers to processors of the affinity mask
+  bool pin = false;  // pin workers to processors of the affinity mask; if not, to their NUMA node (numa.h)
   int spin_us = 50;  // how long an idle worker spins before it parks
+  // For tests: how long the calling thread has been ready without a processor, in ns, instead of asking the
+  // system.
+  uint64_t (*run_delay_ns)() = nullptr;
 };
 
 // Number of processors usable by this process: min(affinity mask, cgroup v1/v2 CPU quota rounded up), at
@@ -44,9 +49,9 @@ class ThreadPool {
     parallel_for(
         count, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<F*>(c))(b, e); }, &f);
   }
-  // Steals and parks since start, for `oar bench` and metrics.
+  // Since start, for `oar bench` and metrics. rests: how often a worker was left out for a while.
   struct Counters {
-    uint64_t runs, steals, parks;
+    uint64_t runs, steals, parks, rests;
   };
   Counters counters() const;
 

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/run_delay.h"
 #include "kernels/thread_pool.h"
 #include "tests/support/catch.h"
 
@@ -166,6 +167,93 @@ TEST_CASE("thread pool: scratch is private, aligned and large enough") {
 TEST_CASE("thread pool: pinned workers run too") {
   ThreadPool pool({.threads = 3, .pin = true});
   run_and_check(pool, 2, 100);
+}
+
+namespace {
+
+// What this thread pretends to have waited for a processor, in ns.
+thread_local uint64_t pretended_delay = 0;
+
+}  // namespace
+
+TEST_CASE("thread pool: a worker that waited for a processor inside a phase is left out for a while") {
+  using namespace std::chrono_literals;
+  using Clock = std::chrono::steady_clock;
+  for (int threads : {2, 4}) {
+    ThreadPool pool({.threads = threads, .run_delay_ns = [] { return pretended_delay; }});
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<std::thread::id> victim{};
+    // One phase of 64 chunks, each once. Says whether the victim took part; when asked, it is held up.
+    const auto phase = [&](bool hold_up) {
+      std::atomic<int> done{0};
+      std::atomic<bool> seen{false};
+      pool.parallel_for(64, 1, [&](int64_t begin, int64_t end) {
+        const std::thread::id self = std::this_thread::get_id();
+        std::thread::id none{};
+        if (self != caller && hold_up) victim.compare_exchange_strong(none, self);
+        if (self == victim.load()) {
+          if (hold_up && !seen) {
+            std::this_thread::sleep_for(3ms);
+            pretended_delay += 3'000'000;
+          }
+          seen = true;
+        } else {
+          std::this_thread::sleep_for(20us);  // so that nobody does it all
+        }
+        done += static_cast<int>(end - begin);
+      });
+      REQUIRE(done == 64);
+      return seen.load();
+    };
+    const auto give_up = Clock::now() + 20s;
+    // The first time a thread asks it only learns how long it has waited so far, the second may be chance.
+    auto last = Clock::now();
+    while (pool.counters().rests == 0 && Clock::now() < give_up) {
+      last = Clock::now();
+      phase(true);
+    }
+    REQUIRE(pool.counters().rests == 1);
+    while (true) {
+      const bool seen = phase(false);
+      if (Clock::now() - last > 50ms) break;
+      CHECK_FALSE(seen);
+    }
+    bool back = false;
+    while (!back && Clock::now() < give_up) back = phase(false);
+    CHECK(back);
+    CHECK(pool.counters().rests == 1);
+  }
+}
+
+TEST_CASE("thread pool: a long phase is no reason to rest") {
+  ThreadPool pool({.threads = 3, .run_delay_ns = [] { return pretended_delay; }});
+  for (int i = 0; i < 5; ++i) run_and_check(pool, 2, 8, 3);  // a chunk of it sleeps for 2 ms
+  CHECK(pool.counters().rests == 0);
+}
+
+TEST_CASE("thread pool: a caller that was held up lets the last worker rest") {
+  ThreadPool pool({.threads = 4, .run_delay_ns = [] { return pretended_delay; }});
+  const std::thread::id caller = std::this_thread::get_id();
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (pool.counters().rests == 0 && std::chrono::steady_clock::now() < give_up) {
+    std::atomic<bool> slept{false};
+    pool.parallel_for(64, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() != caller || slept.exchange(true)) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      pretended_delay += 3'000'000;
+    });
+  }
+  run_and_check(pool, 2, 64);
+  CHECK(pool.counters().rests == 1);  // a quarter of the threads at most
+}
+
+TEST_CASE("thread pool: what the system says about a thread's delays does not shrink") {
+  RunDelay delay;
+  CHECK(delay.total_ns() == 0);
+  delay.open();
+  const uint64_t before = delay.total_ns();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(delay.total_ns() >= before);
 }
 
 TEST_CASE("thread pool: what a held-up worker has taken is a small part of its share") {
