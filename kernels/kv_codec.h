@@ -19,11 +19,11 @@ struct KvScale {
 inline KvScale kv_scale(KvCode code, float lo, float hi, float poison, int64_t D) {
   float scale = std::max(hi, -lo) / (code == KvCode::kInt8 ? 127.f : 448.f), minimum = 0;
   if (code == KvCode::kInt4Mean) {
-    scale = std::max(hi, -lo) * quant_kv_shrink(D) / 7.5f;
-  } else if (code == KvCode::kInt4) {
-    const float half = (hi - lo) * 0.5f, middle = lo + half, kept = half * quant_kv_shrink(D);
+    scale = std::max(hi, -lo) * quant_kv_shrink(code, D) / 7.5f;
+  } else if (code == KvCode::kInt4 || code == KvCode::kInt3) {
+    const float half = (hi - lo) * 0.5f, middle = lo + half, kept = half * quant_kv_shrink(code, D);
     minimum = middle - kept;
-    scale = kept / 7.5f;
+    scale = kept / (code == KvCode::kInt3 ? 3.5f : 7.5f);
   }
   KvScale s{to_f16(scale + poison), to_f16(minimum), 0, 0};
   const float stored = to_f32(s.scale);

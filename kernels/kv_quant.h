@@ -1,5 +1,5 @@
-// Attention over a quantized KV cache, and the append that fills it: 8 and 4 bits per element, one scale per
-// token and head, with the newest page and the first tokens of a sequence kept in 16 bits.
+// Attention over a quantized KV cache, and the append that fills it: 8, 4 and 3 bits per element, one scale
+// per token and head, with the newest page and the first tokens of a sequence kept in 16 bits.
 //
 // The rule of visibility. A query at position p sees the token at position t
 //   in bf16       if t < kKvSinkTokens (attention sinks), or if t lies in p's own page,
@@ -25,8 +25,10 @@
 //               that a constant bias of the keys costs no resolution; q . mu is added to a page's logits.
 //               What is left lies around 0: the minimum is not stored, which pays for the mean (4.5 bits at
 //               64)
+//   int3        values only: x ~ s q + m, q in [0, 7], the range shrunk as of int4 but further
 // Elements per token and head, both sides: int4 takes 4 + 32 / D bits (4.5 at 64, 4.25 at 128, 5 at 32, 8 at
-// 8), int8 and fp8 take 8 + 16 / D.
+// 8), int8 and fp8 take 8 + 16 / D; int4_mean keys beside int3 values 3.5 + 24 / D and the mean (4.0 at 64,
+// 3.78 at 128).
 #pragma once
 
 #include "kernels/attention.h"
@@ -35,10 +37,10 @@ namespace oar {
 
 inline constexpr int32_t kKvSinkTokens = 16;
 
-enum class KvCode : uint8_t { kInt8, kFp8, kInt4, kInt4Mean };
+enum class KvCode : uint8_t { kInt8, kFp8, kInt4, kInt4Mean, kInt3 };
 
 struct QuantKvShape {
-  KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // values: not kInt4Mean
+  KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // keys: not kInt3; values: not kInt4Mean
   int32_t page_tokens = 64;                             // P, a multiple of 16
   int32_t kv_heads = 0;                                 // K
   int32_t head_dim = 0;                                 // D, any multiple of 8 up to 256
@@ -53,9 +55,14 @@ inline KvShape sink_kv_shape(const QuantKvShape& s) {
 // Bytes of one quantized block, a multiple of 64.
 size_t quant_kv_block_bytes(const QuantKvShape& shape);
 
-// Factor on the half range of int4 codes over D elements. For Gaussian values 0.95 gains 0.3 dB at D = 128
-// and 0.2 at 64; short groups have no tails to give up.
-constexpr float quant_kv_shrink(int64_t D) { return D >= 64 ? 0.95f : D >= 32 ? 0.97f : 1.f; }
+// Factor on the half range of 4- and 3-bit codes over D elements. For Gaussian values 0.95 of int4 gains 0.3
+// dB at D = 128 and 0.2 at 64; what is best for int3 gains 1.2 and 0.8. Short groups have no tails to give
+// up.
+constexpr float quant_kv_shrink(KvCode code, int64_t D) {
+  if (code == KvCode::kInt3)
+    return D >= 192 ? 0.75f : D >= 128 ? 0.8f : D >= 64 ? 0.85f : D >= 32 ? 0.9f : 1.f;
+  return D >= 64 ? 0.95f : D >= 32 ? 0.97f : 1.f;
+}
 
 // The minimum of int4_mean: the value of the code 0 where 16 levels lie evenly around zero. Exact, as scales
 // have 11 bits.
@@ -71,10 +78,17 @@ constexpr float kv_mean_minimum(float scale) { return -7.5f * scale; }
 //   8 bits: key dword (dims 4i..4i+3) of token t at [i][t]; value dword (tokens 4i..4i+3) of dim d at [i][d]
 //   4 bits: eight elements per dword; element e < 4 is the low nibble of byte e, e >= 4 the high nibble of e
 //   - 4
+//   3 bits: two planes, from which a mask each makes the two lines of nibbles of a panel. First the lower two
+//   bits, one dword per dim: those of line 0 at 0x33333333, of line 1 two bits higher. Then the upper bits,
+//   one dword for dims d and d + D / 2: of d's line 0 at 0x11111111, of its line 1 one bit higher, of the
+//   other's two lines two and three bits higher.
 // All members are bytes or byte offsets unless named otherwise.
 struct QuantKvLayout {
   int64_t head_dim, page_tokens;
-  bool key_nibbles, value_nibbles, has_key_minima, mean;
+  bool key_nibbles,
+      value_nibbles;  // 16 levels or fewer; those of values, and of keys without a mean, have minima
+  bool value_threes;  // of which 8
+  bool has_key_minima, mean;
   int64_t value_codes, key_scales, key_minima, value_scales, value_minima, mu, mu_scale;  // inside a head
   int64_t head_bytes, block_bytes;
 
@@ -83,10 +97,11 @@ struct QuantKvLayout {
         page_tokens(s.page_tokens),
         key_nibbles(s.keys >= KvCode::kInt4),
         value_nibbles(s.values >= KvCode::kInt4),
+        value_threes(s.values == KvCode::kInt3),
         has_key_minima(s.keys == KvCode::kInt4),
         mean(s.keys == KvCode::kInt4Mean),
         value_codes(page_tokens * head_dim / (key_nibbles ? 2 : 1)),
-        key_scales(value_codes + page_tokens * head_dim / (value_nibbles ? 2 : 1)),
+        key_scales(value_codes + page_tokens / 16 * value_panel_bytes()),
         key_minima(key_scales + 2 * page_tokens),
         value_scales(key_minima + (has_key_minima ? 2 * page_tokens : 0)),
         value_minima(value_scales + 2 * page_tokens),
@@ -95,7 +110,11 @@ struct QuantKvLayout {
         head_bytes((mu_scale + (mean ? 4 : 0) + 63) / 64 * 64),
         block_bytes(s.kv_heads * head_bytes) {}
 
-  // Place of one code: its byte inside the head, and whether it is the upper nibble.
+  constexpr int64_t value_panel_bytes() const {
+    return head_dim * (value_threes ? 6 : value_nibbles ? 8 : 16);
+  }
+
+  // Place of one code: its byte inside the head, and whether it is the upper nibble. Not of 3-bit values.
   struct Place {
     int64_t byte;
     bool high;
@@ -104,8 +123,22 @@ struct QuantKvLayout {
   constexpr Place value(int64_t t, int64_t d) const {
     return place(value_codes, value_nibbles, t / 16, head_dim, t % 16, d);
   }
+  // Bits of a 3-bit value: a byte inside the head and the lowest of them in it.
+  struct Bits {
+    int64_t byte;
+    int shift;
+  };
+  constexpr Bits two_bits(int64_t t, int64_t d) const {
+    return {three(t) + d * 4 + t % 4, static_cast<int>(t % 8 / 4 * 4 + t % 16 / 8 * 2)};
+  }
+  constexpr Bits upper_bit(int64_t t, int64_t d) const {
+    const int64_t half = head_dim / 2;
+    return {three(t) + (head_dim + d % half) * 4 + t % 4,
+            static_cast<int>(t % 8 / 4 * 4 + d / half * 2 + t % 16 / 8)};
+  }
 
  private:
+  constexpr int64_t three(int64_t t) const { return value_codes + t / 16 * value_panel_bytes(); }
   // `along`: the index that shares a dword; `lane`: which dword of a line of `lanes`.
   constexpr Place place(int64_t base, bool nibbles, int64_t panel, int64_t lanes, int64_t along,
                         int64_t lane) const {

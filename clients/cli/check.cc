@@ -1,5 +1,6 @@
 // oar check: does this build work on this machine? Processor, memory, kernels against the reference, the
-// embedded model's tokenizer and a few of its tokens, and whether the default ports are free.
+// embedded (or a given) model's weights, its tokenizer and a few of its tokens, and whether the default ports
+// are free.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -13,6 +14,8 @@
 #include "clients/cli/command.h"
 #include "clients/cli/logging.h"
 #include "engine/base/format.h"
+#include "engine/loader/checkpoint.h"
+#include "engine/loader/weight_scan.h"
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/text_stream.h"
@@ -74,7 +77,7 @@ void check_port(Report& report, uint16_t port) {
   report.note(cat("port ", port, ": ", std::strerror(error), "; serve with another one (--http, --grpc)"));
 }
 
-void check_model(Report& report, const std::string& name, const std::string& device) {
+void check_model(Report& report, ThreadPool& pool, const std::string& name, const std::string& device) {
   LanguageModelOptions options;
   options.device = device;
   options.max_sequences = 1;
@@ -82,6 +85,11 @@ void check_model(Report& report, const std::string& name, const std::string& dev
   options.log = make_logger(LogLevel::kError);
   auto path = resolve_model_path(name);
   if (!path.ok()) return report.line(false, path.status().message());
+  if (const auto checkpoint = load_checkpoint(*path); checkpoint.ok()) {  // else loading below says why
+    const Status weights = check_weights(checkpoint->tensors, pool);
+    if (!weights.ok()) return report.line(false, cat(*path, ": ", weights.message()));
+    report.line(true, cat("weights: every number of ", checkpoint->tensors.size(), " tensors is finite"));
+  }
   auto model = LanguageModel::load(*path, options);
   if (!model.ok()) return report.line(false, cat("load ", *path, ": ", model.status().message()));
   const ModelInfo& info = (*model)->info();
@@ -119,7 +127,7 @@ int check(const std::string& model, const std::string& device) {
   for (const KernelCheck& c : check_kernels(pool)) {
     report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
   }
-  check_model(report, model, device);
+  check_model(report, pool, model, device);
   if (kHasServer) {
     check_port(report, 8000);
     check_port(report, 8001);

@@ -4,6 +4,7 @@
 #include "clients/cli/ranges.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "clients/cli/command.h"
@@ -106,7 +107,11 @@ Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
   const Checkpoint& truth = reference ? reference->checkpoint : model.checkpoint;
   std::vector<Opened> others;
   for (const std::string& candidate : o.candidates) {
-    OAR_ASSIGN(Opened opened, open_checkpoint(o, candidate, progress));
+    // NAME=MODEL, unless such a file exists.
+    const size_t equals = std::filesystem::exists(candidate) ? std::string::npos : candidate.find('=');
+    const size_t begin = equals == std::string::npos ? 0 : equals + 1;
+    OAR_ASSIGN(Opened opened, open_checkpoint(o, candidate.substr(begin), progress));
+    if (begin > 0) opened.name = candidate.substr(0, equals);
     others.push_back(std::move(opened));
   }
   std::vector<CompareCase> cases;
@@ -187,8 +192,11 @@ void add_eval(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->type_name("TYPE,..")
       ->default_str("auto");
-  c->add_option("--candidate", o->candidates, "another checkpoint of the same vocabulary, a row of its own")
-      ->type_name("MODEL")
+  c->add_option(
+       "--candidate", o->candidates,
+       "another checkpoint of the same vocabulary, a row of its own; of one NAME several make a curve\n"
+       "of the plot")
+      ->type_name("[NAME=]MODEL")
       ->allow_extra_args(false);
   c->add_option("--reference", o->reference,
                 "what to compare with, as in its file and with an f32 cache; MODEL itself if not given")

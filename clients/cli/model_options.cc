@@ -40,7 +40,8 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
     command
         .add_option(
             "--kv", e.kv,
-            "how keys and values are kept: f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean; one per layer, "
+            "how keys and values are kept: f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, k4v3; one per "
+            "layer, "
             "with slashes between; or auto: what `oar tune` decided, or decides within --tune-seconds")
         ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
         ->type_name("TIER")

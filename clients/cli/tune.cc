@@ -119,7 +119,7 @@ void add_tune(CLI::App& app, Action& action) {
       "Examples:\n"
       "  oar tune ./Llama-3.2-1B --text mine.txt\n"
       "  oar serve ./Llama-3.2-1B --kv auto\n"
-      "Tiers tried, cheapest first: int4, int4-mean, k8v4, int8. When one of them will not do for all "
+      "Tiers tried, cheapest first: k4v3, int4, int4-mean, k8v4, int8. When one of them will not do for all "
       "layers, "
       "each\n"
       "layer is measured by itself and the layers that lose most get more bits.");

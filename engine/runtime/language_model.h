@@ -20,8 +20,8 @@ struct LanguageModelOptions {
   int threads = 0;               // 0: all usable processors
   std::string weights = "auto";  // auto (as in the file), or a name of weight_scheme()
   std::string cache_dir;         // for weights quantized at load; see quantize_at_load()
-  // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean; or one of these per
-  // layer, with slashes between.
+  // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, k4v3; or one of these
+  // per layer, with slashes between.
   std::string kv = "auto";
   // auto (kv beside a quantized cache, else none), none, kv, all, or a list of r1, r2, r3, r4
   // (engine/graph/passes/rotate.h).

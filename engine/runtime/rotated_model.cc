@@ -49,7 +49,7 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
                       value.constant.data() == out.layout_.tensors.at(weight.name).data();
     if (!same) out.values_.emplace(weight.name, weight.value);
   }
-  out.layout_.config["quantization_config"] = {{"rotation", rotation_record(applied)}};
+  if (wanted.any()) { out.layout_.config["quantization_config"] = {{"rotation", rotation_record(applied)}}; }
   return out;
 }
 
@@ -58,6 +58,16 @@ Result<Tensor> RotatedModel::tensor(const std::string& name, ThreadPool& pool) c
   if (it == values_.end()) return layout_.tensors.at(name);
   OAR_ASSIGN(Tensor t, evaluate_weight(graph_, it->second, pool));
   return t.format() == Format::f32() ? t : to_f32(t);
+}
+
+Result<bool> stores_transposed(const Checkpoint& checkpoint, const ModelConfig& config) {
+  OAR_ASSIGN(const BuiltModel model, build_model(checkpoint, config, {}));
+  const auto weights = named_weights(model.graph);
+  return std::any_of(weights.begin(), weights.end(), [&](const NamedWeight& weight) {
+    const auto it = checkpoint.tensors.find(weight.name);
+    return it != checkpoint.tensors.end() && it->second.format().plain() &&
+           reads_transposed(model.graph, weight.value);
+  });
 }
 
 bool rotates_weights(const Checkpoint& checkpoint, const RotationOptions& wanted) {

@@ -1,5 +1,7 @@
 // A model in a rotated basis (engine/graph/passes/rotate.h), one weight at a time: what is quantized after a
 // rotation is made of this, so that weights are rounded once and never more than one of them is in memory.
+// The same turns matrices that are stored (in, out), as GPT-2's at Hugging Face, into rows of outputs, which
+// storage formats are blocks of; without any rotation too.
 #pragma once
 
 #include <map>
@@ -33,6 +35,9 @@ class RotatedModel {
   Checkpoint layout_;
   std::map<std::string, ValueId> values_;  // of what changes
 };
+
+// Whether the graph reads a plain matrix of `checkpoint` transposed.
+Result<bool> stores_transposed(const Checkpoint& checkpoint, const ModelConfig& config);
 
 // Whether weights of `checkpoint` would change under `wanted`: it asks for more than online transforms, the
 // matrices are plain floats, and they carry no rotation yet.

@@ -78,7 +78,9 @@ bool reaches(const float* x, float floor) {
 }
 
 Status bad_logits() {
-  return internal_error("model produced NaN logits (or +inf): the weights or a kernel are broken");
+  return internal_error(
+      "model produced NaN logits (or +inf): the weights or a kernel are broken; `oar "
+      "check MODEL` reads all weights and names a damaged one");
 }
 
 bool penalizes(const SamplingParams& p) {

@@ -48,7 +48,8 @@ void add_source_files(ContentHash& hash, const std::string& path) {
   }
 }
 
-// A matrix that is not as in the file: a target of the scheme, or any other that a rotation changes.
+// A matrix that is not as in the file: a target of the scheme, or any other that a rotation or transposition
+// changes.
 struct Job {
   WeightTarget target;
   Format format;
@@ -172,14 +173,17 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   Work work;
   work.scheme = scheme;
   std::optional<RotatedModel> rotated;
+  RotationOptions wanted;
   if (rotate != "auto") {  // which asks for online transforms at most
-    OAR_ASSIGN(const RotationOptions wanted, parse_rotation(rotate));
-    if (rotates_weights(checkpoint, wanted)) {
-      OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
-      checkpoint = rotated->layout();
-      OAR_ASSIGN(config, read_model_config(checkpoint.config));
-      work.rotated = &*rotated;
-    }
+    OAR_ASSIGN(wanted, parse_rotation(rotate));
+    if (!rotates_weights(checkpoint, wanted)) wanted = {};
+  }
+  OAR_ASSIGN(const bool transposed, stores_transposed(checkpoint, config));
+  if (wanted.any() || transposed) {
+    OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
+    checkpoint = rotated->layout();
+    OAR_ASSIGN(config, read_model_config(checkpoint.config));
+    work.rotated = &*rotated;
   }
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;
@@ -193,7 +197,8 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   ContentHash hash;
   hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
                static_cast<int>(scheme.method)));
-  if (rotated) hash.add(json::serialize(checkpoint.config.at("quantization_config")));
+  if (wanted.any()) hash.add(json::serialize(checkpoint.config.at("quantization_config")));
+  if (transposed) hash.add("transposed");
   for (const Job& job : work.jobs) {
     hash.add(cat(job.target.name, " ", job.format.name()));
     hash.add(*job.source);

@@ -90,7 +90,10 @@ Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format f
   const bool feedback = options_.method == "gptq" && grid != nullptr;
   if (feedback && factor_ == nullptr) {
     factor_ = std::make_unique<SharedFactor>();
-    const calibrate::GptqOptions gptq{options_.damping, options_.activation_order};
+    const calibrate::GptqOptions gptq{options_.damping, options_.activation_order,
+                                      [&](int64_t count, const auto& fn) {
+                                        pool_.parallel_for(count, 1, [&](int64_t b, int64_t e) { fn(b, e); });
+                                      }};
     if (!calibrate::gptq_factor(statistics_.hessian(), cols, gptq, factor_->gptq)) {
       return data_loss("the calibration text gives NaN or infinite activations; use a method without it");
     }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <set>
 
 #include "engine/base/format.h"
@@ -124,9 +125,11 @@ json::object compare_json(const CompareReport& report) {
 std::string compare_svg(const CompareReport& report) {
   std::set<double> weight_bits, kv_bits;
   std::set<std::string> rotations;
+  std::map<std::string, size_t> labels;  // and how many rows each has
   std::vector<int64_t> contexts;
   for (const CompareRow& r : report.rows) {
     rotations.insert(r.rotate);
+    ++labels[r.label];
     weight_bits.insert(r.bits.bits_per_weight);
     kv_bits.insert(r.bits.kv_bits());
     if (std::find(contexts.begin(), contexts.end(), r.context) == contexts.end())
@@ -138,8 +141,20 @@ std::string compare_svg(const CompareReport& report) {
                              : "bits per weight (linear layers and head)",
             .y_label = "mean KLD (nats)",
             .series = {}};
+  // Several checkpoints of each of several names: a curve for each name.
+  const bool curves = !by_kv && contexts.size() == 1 && labels.size() > 1 &&
+                      std::all_of(labels.begin(), labels.end(), [](const auto& l) { return l.second > 1; });
+  for (auto label = labels.begin(); curves && label != labels.end(); ++label) {
+    PlotSeries series{label->first, {}, true};
+    for (const CompareRow& r : report.rows) {
+      if (r.label != label->first) continue;
+      series.points.push_back({weights_of(r), r.bits.bits_per_weight, r.mean_kld});
+    }
+    plot.series.push_back(std::move(series));
+  }
+  if (curves) return svg(plot);
   for (const int64_t context : contexts) {
-    PlotSeries series{cat("context ", context), {}};
+    PlotSeries series{cat("context ", context), {}, false};
     for (const CompareRow& r : report.rows) {
       if (r.context != context) continue;
       std::string label = by_kv ? r.kv : weights_of(r);

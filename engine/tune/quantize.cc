@@ -49,7 +49,8 @@ Result<Tensor> converted(const Tensor& t, Format format, ThreadPool& pool) {
 // One quantization on its way to the disk.
 class Work {
  public:
-  // `rotated` (may be null) has the numbers of `checkpoint`, which is its layout then.
+  // `rotated` (null: neither rotated nor transposed) has the numbers of `checkpoint`, which is its layout
+  // then.
   Work(const Checkpoint& checkpoint, const RotatedModel* rotated, const ModelConfig& config,
        const QuantizeOptions& options, std::shared_ptr<Backend> backend,
        const std::function<void(const LayerError&)>& on_layer, const Progress& progress)
@@ -458,8 +459,9 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
   machine.threads = options.threads;
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(machine));
   std::optional<RotatedModel> rotated;
-  if (options.rotate != "none") {
-    OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
+  OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
+  OAR_ASSIGN(const bool transposed, stores_transposed(checkpoint, config));
+  if (wanted.any() || transposed) {
     OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
     OAR_ASSIGN(config, read_model_config(rotated->layout().config));
   }

@@ -105,6 +105,11 @@ std::string svg(const Plot& plot) {
     std::vector<PlotPoint> points = plot.series[k].points;
     std::stable_sort(points.begin(), points.end(),
                      [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+    std::string path;
+    for (const PlotPoint& p : points) path += cat(number(px(p.x)), ",", number(py(p.y)), " ");
+    if (plot.series[k].joined) {
+      out += cat("<polyline points=\"", path, "\" fill=\"none\" stroke=\"", color, "\"/>\n");
+    }
     for (const PlotPoint& p : points) {
       out += cat("<circle cx=\"", number(px(p.x)), "\" cy=\"", number(py(p.y)), "\" r=\"4\" fill=\"", color,
                  "\"><title>", escaped(p.label), ": ", number(p.x, "%.4g"), ", ", number(p.y, "%.4g"),

@@ -1,5 +1,5 @@
-// A scatter plot as SVG text: points with names, joined within a series, y on a logarithmic scale. Just what
-// the tables of this room need; not a plotting library.
+// A scatter plot as SVG text: points with names, y on a logarithmic scale, a series joined to a curve if
+// asked. Just what the tables of this room need; not a plotting library.
 #pragma once
 
 #include <string>
@@ -15,6 +15,7 @@ struct PlotPoint {
 struct PlotSeries {
   std::string name;
   std::vector<PlotPoint> points;
+  bool joined = false;  // by a line, from the least x to the largest
 };
 
 struct Plot {

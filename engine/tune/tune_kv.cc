@@ -16,7 +16,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 // Cheapest first; the last is the safest.
-constexpr const char* kTiers[] = {"int4", "int4-mean", "k8v4", "int8"};
+constexpr const char* kTiers[] = {"k4v3", "int4", "int4-mean", "k8v4", "int8"};
 constexpr size_t kTierCount = std::size(kTiers), kSafest = kTierCount - 1;
 
 // A tier (index into kTiers) for each layer.

@@ -1,8 +1,9 @@
 // Chooses a tier of the KV cache for each layer: as few bits as keep the mean KLD from an f32 cache under a
 // bound. What is stored and found again is a KvDecision (engine/runtime/kv_decision.h).
 //
-//   1. each tier for all layers, cheapest first; the first under the bound is the answer when it is int4
-//   2. else, each layer alone in each cheaper tier among layers of the safest: what it costs by itself
+//   1. the cheapest tier for all layers: the answer when it is under the bound
+//   2. else, every tier for all layers, and each layer alone in each cheaper tier among layers of the safest:
+//      what it costs by itself
 //   3. all layers in the cheapest tier; while the sum of costs is above the bound, the step with the most
 //      divergence saved per bit is taken; then the whole is measured, and steps go on until it holds
 // A decision is always of a configuration that was measured as a whole. When the time is over, the cheapest

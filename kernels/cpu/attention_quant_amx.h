@@ -58,6 +58,7 @@ class AmxCodesEngine : public IntEngine {
                          ceil_div(count, kTileRows) * (kSpan / kGroup + 2 * ceil_div(D_, kGroup)));
     layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
     softmax(t, rows, span, panels);
+    widen_values(panels);
     values(t, rows, panels);
     return rows;
   }
@@ -189,7 +190,7 @@ class AmxCodesEngine : public IntEngine {
     }
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
       if (values_in_place_) continue;
-      const char* v = value_panel(panels, i);
+      const char* v = value_lines(panels, i);
       char* out = value_tiles_ + i * kKvPanelTokens * D_;
       if (layout_.value_nibbles) {
         part_values(v, out);

@@ -77,14 +77,15 @@ class CodesEngine {
   // Rows are padded for engines that read more of them than there are.
   static size_t scratch_bytes(int64_t rows, int64_t D) {
     rows += kRowPadding;
-    const int64_t words = 6 * kSpan + D + rows * (3 + kSpanPanels + D + D / 4 * kFactorWords + kProbRow);
+    const int64_t words = 6 * kSpan + D + rows * (3 + kSpanPanels + D + D / 4 * kFactorWords + kProbRow) +
+                          kSpan * D / 8 + kLanes;
     return static_cast<size_t>((words + 15) / 16 * 16) * sizeof(float);
   }
   CodesEngine(const QuantKvShape& shape, int64_t rows, void* memory)
       : layout_(shape),
         D_(shape.head_dim),
         key_bytes_(layout_.key_nibbles ? 8 * D_ : 16 * D_),
-        value_bytes_(layout_.value_nibbles ? 8 * D_ : 16 * D_),
+        value_bytes_(layout_.value_panel_bytes()),
         rows_(rows) {
     rows += kRowPadding;
     probs_ = static_cast<int32_t*>(memory);  // aligned to lines
@@ -101,6 +102,7 @@ class CodesEngine {
     row_scale_ = q_sum_ + rows;
     mean_logit_ = row_scale_ + rows;
     q_codes_ = mean_logit_ + rows * kSpanPanels;
+    lines_ = reinterpret_cast<char*>(q_codes_ + rows * D_);
   }
 
   const QuantKvLayout& layout() const { return layout_; }
@@ -276,6 +278,34 @@ class CodesEngine {
   const char* value_panel(const QuantPanels& panels, int64_t i) const {
     return panels.head[i] + layout_.value_codes + panels.index[i] * value_bytes_;
   }
+  // A panel of values as its products read it: of 3-bit codes the lines of nibbles that widen_values() made.
+  const char* value_lines(const QuantPanels& panels, int64_t i) const {
+    return layout_.value_threes ? lines_ + i * 8 * D_ : value_panel(panels, i);
+  }
+  // Once per span for all rows of a tile.
+  void widen_values(const QuantPanels& panels) {
+    if (!layout_.value_threes) return;
+    const Vi two = set1_int(0x33333333), upper = set1_int(0x44444444);
+    for (int64_t i = panels.lo; i < panels.hi; ++i) {
+      const char* from = value_panel(panels, i);
+      char* to = lines_ + i * 8 * D_;
+      for_lanes(
+          D_ / 2, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
+            const auto load = [&](int64_t at) __attribute__((always_inline)) {
+              return bits(load_part(reinterpret_cast<const float*>(from + at * 4), n));
+            };
+            const auto put = [&](Vi x, int64_t at) __attribute__((always_inline)) {
+              store_part(reinterpret_cast<float*>(to + at * 4), from_bits(x), n);
+            };
+            const int64_t e = D_ / 2 + d;
+            const Vi u = load(D_ + d), a = load(d), b = load(e);
+            put((a & two) | (shift_left<2>(u) & upper), d);
+            put((shift_right<2>(a) & two) | (shift_left<1>(u) & upper), D_ + d);
+            put((b & two) | (u & upper), e);
+            put((shift_right<2>(b) & two) | (shift_right<1>(u) & upper), D_ + e);
+          });
+    }
+  }
   // Page after page in the order of memory, which the processor's own prefetcher then follows too.
   void look_ahead(const QuantPanels& next, int64_t steps) {
     ahead_.clear();
@@ -306,6 +336,7 @@ class CodesEngine {
   // codes.
   float *q_scale_, *q_sum_, *row_scale_, *mean_logit_, *q_codes_;
   int32_t *q_, *probs_;  // factors of queries and of probabilities
+  char* lines_;  // [panel of the span][2 lines][D] of 3-bit values as nibbles, and a vector to read past
 
  private:
   static constexpr int64_t kRowsAtOnce = 4;

@@ -25,6 +25,7 @@ class IntEngine : public CodesEngine {
                tiles * kSpanPanels * (1 + ceil_div(D_, kColumns * kLanes)) + count * (kSpan / kProbBlock));
     layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
     softmax(t, rows, span, panels);
+    widen_values(panels);
     layout_.value_nibbles ? values<true>(t, rows, panels) : values<false>(t, rows, panels);
     return rows;
   }
@@ -138,7 +139,7 @@ class IntEngine : public CodesEngine {
     ValueSum sum[R][NC];
     constexpr int64_t kStep = kNibbles ? 2 : 1, kLines = kKvPanelTokens / 4 / kStep;
     for (int64_t g = panels.lo; g < panels.hi; ++g) {
-      const char* v = value_panel(panels, g) + d * 4;
+      const char* v = value_lines(panels, g) + d * 4;
       ahead_.step();
       const int32_t* p = probs(r, g / 4);
       for (int64_t line = 0; line < kLines; ++line) {

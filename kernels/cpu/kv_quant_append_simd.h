@@ -34,7 +34,7 @@ OAR_INLINE Vi encode_kv(Vf x, const VecScale& s) {
   if constexpr (kCode == KvCode::kFp8) return encode_e4m3(z);
   if constexpr (kCode == KvCode::kInt8)
     return to_int(min(max(z, set1(-127.f)), set1(127.f))) & set1_int(0xff);
-  return to_int(min(max(z, set1(0.f)), set1(15.f)));
+  return to_int(min(max(z, set1(0.f)), set1(kCode == KvCode::kInt3 ? 7.f : 15.f)));
 }
 
 // The two numbers of 16 bits in each lane of a bf16 panel.
@@ -65,10 +65,12 @@ class PageQuantizer {
         case KvCode::kFp8: keys<KvCode::kFp8>(k, panel, to); break;
         case KvCode::kInt4: keys<KvCode::kInt4>(k, panel, to); break;
         case KvCode::kInt4Mean: keys<KvCode::kInt4Mean>(k, panel, to); break;
+        case KvCode::kInt3: break;  // of values alone
       }
       switch (shape_.values) {
         case KvCode::kInt8: values<KvCode::kInt8>(v, panel, to); break;
         case KvCode::kFp8: values<KvCode::kFp8>(v, panel, to); break;
+        case KvCode::kInt3: values<KvCode::kInt3>(v, panel, to); break;
         default: values<KvCode::kInt4>(v, panel, to); break;
       }
     }
@@ -181,21 +183,39 @@ class PageQuantizer {
         s[t] = {set1(scale.inverse), set1(scale.offset)};
       }
     }
-    char* out = to + layout_.value(panel * kKvPanelTokens, 0).byte;
+    char* out = to + layout_.value_codes + panel * layout_.value_panel_bytes();
     constexpr int64_t kTokens = kNibbles ? 8 : 4;  // of one line
+    // The line of tokens from t on, of n dims from d on.
+    const auto line = [&](int64_t t, int64_t d, int64_t n) __attribute__((always_inline)) {
+      const auto four = [&](int64_t at) __attribute__((always_inline)) {
+        const char* pair = v + at / 2 * pair_bytes + d * 4;
+        const PairOf a = load_pair(pair, n), b = load_pair(pair + pair_bytes, n);
+        return pack(encode_kv<kCode>(a.even, s[at]), encode_kv<kCode>(a.odd, s[at + 1]),
+                    encode_kv<kCode>(b.even, s[at + 2]), encode_kv<kCode>(b.odd, s[at + 3]));
+      };
+      Vi codes = four(t);
+      if constexpr (kNibbles) codes = codes | shift_left<4>(four(t + 4));
+      return codes;
+    };
+    const auto put = [&](Vi x, int64_t at, int64_t n) __attribute__((always_inline)) {
+      store_part(reinterpret_cast<float*>(out + at * 4), from_bits(x), n);
+    };
+    if constexpr (kCode == KvCode::kInt3) {
+      const Vi two = set1_int(0x33333333), upper = set1_int(0x44444444);
+      for_lanes(
+          D / 2, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
+            const auto both = [&](int64_t at) __attribute__((always_inline)) {  // returns the upper bits
+              const Vi a = line(0, at, n), b = line(8, at, n);
+              put((a & two) | shift_left<2>(b & two), at, n);
+              return shift_right<2>(a & upper) | shift_right<1>(b & upper);
+            };
+            put(both(d) | shift_left<2>(both(D / 2 + d)), D + d, n);
+          });
+      return;
+    }
     for (int64_t t = 0; t < kKvPanelTokens; t += kTokens, out += D * 4) {
       for_lanes(
-          D, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
-            const auto four = [&](int64_t at) __attribute__((always_inline)) {
-              const char* pair = v + at / 2 * pair_bytes + d * 4;
-              const PairOf a = load_pair(pair, n), b = load_pair(pair + pair_bytes, n);
-              return pack(encode_kv<kCode>(a.even, s[at]), encode_kv<kCode>(a.odd, s[at + 1]),
-                          encode_kv<kCode>(b.even, s[at + 2]), encode_kv<kCode>(b.odd, s[at + 3]));
-            };
-            Vi line = four(t);
-            if constexpr (kNibbles) line = line | shift_left<4>(four(t + 4));
-            store_part(reinterpret_cast<float*>(out + d * 4), from_bits(line), n);
-          });
+          D, [&](int64_t d, int64_t n) __attribute__((always_inline)) { put(line(t, d, n), d, n); });
     }
   }
 

@@ -41,6 +41,24 @@ uint32_t load_code(const std::byte* head, Place at, bool nibbles) {
   return !nibbles ? byte : at.high ? byte >> 4 : byte & 15u;
 }
 
+void store_bits(std::byte* head, QuantKvLayout::Bits at, uint32_t mask, uint32_t bits) {
+  auto& byte = reinterpret_cast<uint8_t&>(head[at.byte]);
+  byte = static_cast<uint8_t>((byte & ~(mask << at.shift)) | (bits & mask) << at.shift);
+}
+
+void store_value(const QuantKvLayout& layout, std::byte* head, int64_t t, int64_t d, uint32_t code) {
+  if (!layout.value_threes) return store_code(head, layout.value(t, d), layout.value_nibbles, code);
+  store_bits(head, layout.two_bits(t, d), 3, code);
+  store_bits(head, layout.upper_bit(t, d), 1, code >> 2);
+}
+
+uint32_t load_value(const QuantKvLayout& layout, const std::byte* head, int64_t t, int64_t d) {
+  if (!layout.value_threes) return load_code(head, layout.value(t, d), layout.value_nibbles);
+  const QuantKvLayout::Bits two = layout.two_bits(t, d), upper = layout.upper_bit(t, d);
+  return (static_cast<uint32_t>(head[two.byte]) >> two.shift & 3u) |
+         (static_cast<uint32_t>(head[upper.byte]) >> upper.shift & 1u) << 2;
+}
+
 KvScale scale_of(KvCode code, const float* x, int64_t D) {
   float lo = x[0], hi = x[0], poison = 0;
   for (int64_t d = 0; d < D; ++d) {
@@ -58,7 +76,7 @@ uint32_t encode(KvCode code, const KvScale& s, float x) {
   if (code == KvCode::kInt8) {
     return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(std::clamp(z, -127.f, 127.f))));
   }
-  return static_cast<uint32_t>(std::nearbyint(std::clamp(z, 0.f, 15.f)));
+  return static_cast<uint32_t>(std::nearbyint(std::clamp(z, 0.f, code == KvCode::kInt3 ? 7.f : 15.f)));
 }
 
 double decode(KvCode code, uint32_t bits, double scale, double minimum) {
@@ -112,9 +130,7 @@ void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::
     const KvScale v = scale_of(shape.values, x, D);
     store_f16(head + layout.value_scales, t, v.scale);
     if (layout.value_nibbles) store_f16(head + layout.value_minima, t, v.minimum);
-    for (int64_t d = 0; d < D; ++d) {
-      store_code(head, layout.value(t, d), layout.value_nibbles, encode(shape.values, v, x[d]));
-    }
+    for (int64_t d = 0; d < D; ++d) { store_value(layout, head, t, d, encode(shape.values, v, x[d])); }
   }
 }
 
@@ -193,15 +209,15 @@ struct Query {
     const std::byte* head =
         static_cast<const std::byte*>(a.common.pool) + index * quant.block_bytes + kv_head * quant.head_bytes;
     const KvCode code = keys ? a.shape.keys : a.shape.values;
-    const bool nibbles = keys ? quant.key_nibbles : quant.value_nibbles;
     const float scale = to_f32(load_f16(head + (keys ? quant.key_scales : quant.value_scales), t));
     float minimum = keys && quant.mean ? kv_mean_minimum(scale) : 0;
     if (keys ? quant.has_key_minima : quant.value_nibbles) {
       minimum = to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t));
     }
     for (int64_t d = 0; d < D; ++d) {
-      const uint32_t bits = load_code(head, keys ? quant.key(t, d) : quant.value(t, d), nibbles);
-      x[d] = decode(code, keys ? bits ^ kv_key_offset(code) : bits, double{scale}, double{minimum});
+      const uint32_t bits = keys ? load_code(head, quant.key(t, d), quant.key_nibbles) ^ kv_key_offset(code)
+                                 : load_value(quant, head, t, d);
+      x[d] = decode(code, bits, double{scale}, double{minimum});
       if (keys && quant.mean) x[d] += mean_of(quant, head, d);
     }
   }

@@ -7,48 +7,119 @@
 namespace oar::calibrate {
 namespace {
 
-// H = M M^T with M upper triangular, in place (the upper triangle of `h`): from the last column to the first,
-// every inner product runs along two rows. Then H^-1 = U^T U with U = M^-1. False when a pivot is not
-// positive.
-bool factor_upper(std::vector<double>& h, int64_t n) {
-  const auto at = [n](int64_t i, int64_t j) { return static_cast<size_t>(i * n + j); };
-  for (int64_t j = n - 1; j >= 0; --j) {
-    const double* right = h.data() + at(j, 0);
-    double pivot = right[j];
-    for (int64_t k = j + 1; k < n; ++k) pivot -= right[k] * right[k];
-    if (!(pivot > 0) || !std::isfinite(pivot)) return false;
-    const double root = std::sqrt(pivot);
-    h[at(j, j)] = root;
-    for (int64_t i = 0; i < j; ++i) {
-      const double* left = h.data() + at(i, 0);
-      double sum[4] = {left[j], 0, 0, 0};
-      int64_t k = j + 1;
-      for (; k + 4 <= n; k += 4) {
-        for (int l = 0; l < 4; ++l) sum[l] -= left[k + l] * right[k + l];
-      }
-      for (; k < n; ++k) sum[0] -= left[k] * right[k];
-      h[at(i, j)] = ((sum[0] + sum[2]) + (sum[1] + sum[3])) / root;
+// Rows, or columns, that are worked on together: what they all read comes from memory once.
+constexpr int64_t kBlock = 32;
+constexpr int64_t kChunk = 512;  // columns: 32 rows of them stay in the second-level cache
+
+// out[r] = the inner product of a[lo, hi) and b[r][lo, hi).
+template <int R>
+void dots(const double* a, const double* const* b, int64_t lo, int64_t hi, double* out) {
+  double sum[R][4] = {};
+  int64_t k = lo;
+  for (; k + 4 <= hi; k += 4) {
+    for (int r = 0; r < R; ++r) {
+      for (int l = 0; l < 4; ++l) sum[r][l] += a[k + l] * b[r][k + l];
     }
+  }
+  for (; k < hi; ++k) {
+    for (int r = 0; r < R; ++r) sum[r][0] += a[k] * b[r][k];
+  }
+  for (int r = 0; r < R; ++r) out[r] = (sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3]);
+}
+
+// to += factor * from, n numbers that do not overlap.
+void add_scaled(double* __restrict to, const double* __restrict from, double factor, int64_t n) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int l = 0; l < 4; ++l) to[i + l] += factor * from[i + l];
+  }
+  for (; i < n; ++i) to[i] += factor * from[i];
+}
+
+// H = M M^T with M upper triangular, in place (`h`: a packed triangle), a block of columns after the other
+// from the last to the first; every inner product runs along two rows. Then H^-1 = U^T U with U = M^-1. False
+// when a pivot is not positive.
+bool factor_upper(std::vector<double>& h, int64_t n, const Parallel& parallel) {
+  const auto row = [&](int64_t i) { return triangle_row(h.data(), n, i); };
+  for (int64_t j1 = n; j1 > 0;) {
+    const int64_t j0 = std::max<int64_t>(j1 - kBlock, 0);
+    // What the columns behind the block take from row i of it.
+    const auto subtract = [&](int64_t i) {
+      double* left = row(i);
+      for (int64_t j = std::max(i, j0); j < j1;) {
+        const double* right[4];
+        double sum[4];
+        const int64_t count = std::min<int64_t>(4, j1 - j);
+        for (int64_t r = 0; r < count; ++r) right[r] = row(j + r);
+        if (count == 4) {
+          dots<4>(left, right, j1, n, sum);
+        } else {
+          for (int64_t r = 0; r < count; ++r) dots<1>(left, right + r, j1, n, sum + r);
+        }
+        for (int64_t r = 0; r < count; ++r) left[j + r] -= sum[r];
+        j += count;
+      }
+    };
+    const auto solve = [&](int64_t i, int64_t j) {
+      double* left = row(i);
+      const double* right = row(j);
+      double sum = left[j];
+      for (int64_t k = j + 1; k < j1; ++k) sum -= left[k] * right[k];
+      left[j] = sum / right[j];
+    };
+    for (int64_t i = j0; i < j1; ++i) subtract(i);
+    for (int64_t j = j1 - 1; j >= j0; --j) {
+      double* right = row(j);
+      double pivot = right[j];
+      for (int64_t k = j + 1; k < j1; ++k) pivot -= right[k] * right[k];
+      if (!(pivot > 0) || !std::isfinite(pivot)) return false;
+      right[j] = std::sqrt(pivot);
+      for (int64_t i = j0; i < j; ++i) solve(i, j);
+    }
+    parallel(j0, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        subtract(i);
+        for (int64_t j = j1 - 1; j >= j0; --j) solve(i, j);
+      }
+    });
+    j1 = j0;
   }
   return true;
 }
 
-// The inverse of an upper triangular matrix, rows from the last to the first.
-void invert_upper(const std::vector<double>& m, int64_t n, std::vector<float>& out) {
-  std::vector<double> u(static_cast<size_t>(n * n), 0.0);
-  for (int64_t i = n - 1; i >= 0; --i) {
-    const double inverse = 1 / m[static_cast<size_t>(i * n + i)];
-    double* row = u.data() + i * n;
-    for (int64_t k = i + 1; k < n; ++k) {
-      const double factor = m[static_cast<size_t>(i * n + k)] * -inverse;
-      if (factor == 0) continue;
-      const double* below = u.data() + k * n;
-      for (int64_t j = k; j < n; ++j) row[j] += factor * below[j];
+// The inverse of an upper triangular matrix in its place, a block of rows after the other from the last to
+// the first: row i is -1 / M_ii times the sum over k > i of M_ik and row k.
+void invert_upper(std::vector<double>& m, int64_t n, const Parallel& parallel) {
+  const auto row = [&](int64_t i) { return triangle_row(m.data(), n, i); };
+  std::vector<double> old(static_cast<size_t>(kBlock * n));
+  for (int64_t i1 = n; i1 > 0;) {
+    const int64_t i0 = std::max<int64_t>(i1 - kBlock, 0);
+    const auto old_row = [&](int64_t i) { return old.data() + (i - i0) * n; };
+    for (int64_t i = i0; i < i1; ++i) {
+      std::copy(row(i) + i, row(i) + n, old_row(i) + i);
+      std::fill(row(i) + i, row(i) + n, 0.0);
     }
-    row[i] = inverse;
+    parallel((n - i0 + kChunk - 1) / kChunk, [&](int64_t begin, int64_t end) {
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        const int64_t c0 = i0 + chunk * kChunk, c1 = std::min(c0 + kChunk, n);
+        const auto add = [&](int64_t i, int64_t k) {
+          const int64_t c = std::max(k, c0);
+          if (const double factor = old_row(i)[k]; factor != 0)
+            add_scaled(row(i) + c, row(k) + c, factor, c1 - c);
+        };
+        for (int64_t k = i1; k < c1; ++k) {
+          for (int64_t i = i0; i < i1; ++i) add(i, k);
+        }
+        for (int64_t i = std::min(i1, c1) - 1; i >= i0; --i) {
+          for (int64_t k = i + 1; k < std::min(i1, c1); ++k) add(i, k);
+          const double inverse = 1 / old_row(i)[i];
+          for (int64_t c = std::max(i, c0); c < c1; ++c) row(i)[c] *= -inverse;
+          if (i >= c0) row(i)[i] = inverse;
+        }
+      }
+    });
+    i1 = i0;
   }
-  out.resize(u.size());
-  std::transform(u.begin(), u.end(), out.begin(), [](double v) { return static_cast<float>(v); });
 }
 
 }  // namespace
@@ -73,15 +144,20 @@ bool gptq_factor(std::span<const float> hessian, int64_t size, const GptqOptions
   }
   double damping = options.damping * mean;
   if (!(damping > 0)) damping = options.damping;
+  const auto serial = [](int64_t count, const auto& fn) { fn(0, count); };
+  const Parallel parallel = options.parallel ? options.parallel : Parallel(serial);
   for (int attempt = 0; attempt < 8; ++attempt, damping *= 10) {
-    std::vector<double> h(n * n);
+    std::vector<double> h(n * (n + 1) / 2);
     for (size_t i = 0; i < n; ++i) {
       const auto row = static_cast<size_t>(out.order[i]);
-      for (size_t j = i; j < n; ++j) h[i * n + j] = hessian[row * n + static_cast<size_t>(out.order[j])];
-      h[i * n + i] = (diagonal[row] == 0 ? 1 : diagonal[row]) + damping;
+      double* packed = triangle_row(h.data(), size, static_cast<int64_t>(i));
+      for (size_t j = i; j < n; ++j) packed[j] = hessian[row * n + static_cast<size_t>(out.order[j])];
+      packed[i] = (diagonal[row] == 0 ? 1 : diagonal[row]) + damping;
     }
-    if (!factor_upper(h, size)) continue;
-    invert_upper(h, size, out.upper);
+    if (!factor_upper(h, size, parallel)) continue;
+    invert_upper(h, size, parallel);
+    out.upper.resize(h.size());
+    std::transform(h.begin(), h.end(), out.upper.begin(), [](double v) { return static_cast<float>(v); });
     out.damping = damping;
     return true;
   }
@@ -104,7 +180,7 @@ void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec,
     }
     for (size_t j = 0; j < n; ++j) {
       const auto column = static_cast<size_t>(factor.order[j]);
-      const float* u = factor.upper.data() + j * n;
+      const float* u = triangle_row(factor.upper.data(), factor.size, static_cast<int64_t>(j));
       float error[kLanes] = {};
       for (size_t r = 0; r < lanes; ++r) {
         const size_t g = (first + r) * groups + column / width;

@@ -2,7 +2,7 @@
 // reaches in the same round; prefill in GFLOP/s. One layer of 8 key/value heads x 4 queries, as in a 1B or 8B
 // model, over each kind of cache.
 //
-//   attention_bench [--threads N] [--rounds N] [--kv bf16,int8,fp8,k8v4,int4,int4-mean] [--dims 64,128]
+//   attention_bench [--threads N] [--rounds N] [--kv bf16,int8,fp8,k8v4,int4,int4-mean,k4v3] [--dims 64,128]
 //                   [--decode 128,1024,4096,16384] [--prefill 0,15872] [--isa LEVEL] [--json]
 //
 // --decode: contexts of one query; --prefill: contexts before a prompt of 512. --json prints every round's
@@ -77,7 +77,8 @@ constexpr Cache kCaches[] = {{"bf16", false, {}, {}},
                              {"fp8", true, oar::KvCode::kFp8, oar::KvCode::kFp8},
                              {"k8v4", true, oar::KvCode::kInt8, oar::KvCode::kInt4},
                              {"int4", true, oar::KvCode::kInt4, oar::KvCode::kInt4},
-                             {"int4-mean", true, oar::KvCode::kInt4Mean, oar::KvCode::kInt4}};
+                             {"int4-mean", true, oar::KvCode::kInt4Mean, oar::KvCode::kInt4},
+                             {"k4v3", true, oar::KvCode::kInt4Mean, oar::KvCode::kInt3}};
 
 oar::QuantKvShape quant_shape(const Cache& cache, int64_t D) {
   return {cache.keys, cache.values, kPage, kKvHeads, static_cast<int32_t>(D)};

@@ -255,12 +255,12 @@ class Tune(Base):
         with tempfile.TemporaryDirectory() as cache:
             args = ("tune", "demo", "--cache-dir", cache, "--max-kld", "0.01", "--tokens", "300", "--json")
             told = json.loads(self.ok(*args).stdout)
-            self.assertEqual((told["kv"], told["within"], told["complete"]), ("int4", True, True))
+            self.assertEqual((told["kv"], told["within"], told["complete"]), ("k4v3", True, True))
             self.assertTrue(pathlib.Path(told["file"]).is_relative_to(cache))
             kept = json.loads(pathlib.Path(told["file"]).read_text())
-            self.assertEqual((kept["kv"], kept["mean_kld"]), ("int4", told["mean_kld"]))
+            self.assertEqual((kept["kv"], kept["mean_kld"]), ("k4v3", told["mean_kld"]))
             used = self.ok("eval", "demo", "--cache-dir", cache, "--kv", "auto", "--text", told["file"], "--json")
-            self.assertEqual(json.loads(used.stdout)["kv"], "int4")
+            self.assertEqual(json.loads(used.stdout)["kv"], "k4v3")
             self.refused(1, "tune", "demo", "--cache-dir", cache, "--seconds", "0.000001", says=["--seconds"])
         self.refused(2, "tune", "demo", "--max-kld", "0", says=["max-kld"])
 
@@ -343,8 +343,25 @@ class Check(Base):
     def test_check_passes(self):
         text = self.ok("check").stdout
         self.assertNotIn("FAIL", text)
-        for words in ("matmul bf16", "attention bf16", "tokenizer round trip", "Oar works here"):
+        for words in ("matmul bf16", "attention bf16", "every number of", "tokenizer round trip", "Oar works here"):
             self.assertIn(words, text)
+
+    def test_a_damaged_scale_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = pathlib.Path(folder) / "damaged"
+            self.ok("quantize", "demo", "-o", str(damaged), "--weights", "q4_0", "--method", "rtn")
+            weights = damaged / "model.safetensors"
+            data = bytearray(weights.read_bytes())
+            header = 8 + int.from_bytes(data[:8], "little")
+            name = "model.layers.2.mlp.down_proj.weight"
+            begin = header + json.loads(data[8:header])[name]["data_offsets"][0]
+            data[begin + 18:begin + 20] = b"\x00\x7e"  # the scale of the row's second block: NaN
+            weights.write_bytes(data)
+            out = oar("check", str(damaged))
+            self.assertEqual(out.returncode, 1)
+            self.assertIn(f"{name} (q4_0): row 0, block 1 (columns 32 to 63)", out.stdout)
+            out = oar("generate", str(damaged), "--prompt", "ROMEO:", "--max-tokens", "2")
+            self.assertIn("oar check", out.stderr)
 
 
 class Device(Base):

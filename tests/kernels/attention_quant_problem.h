@@ -23,7 +23,8 @@ inline constexpr Tier kTiers[] = {{"int8", oar::KvCode::kInt8, oar::KvCode::kInt
                                   {"fp8", oar::KvCode::kFp8, oar::KvCode::kFp8},
                                   {"k8v4", oar::KvCode::kInt8, oar::KvCode::kInt4},
                                   {"int4", oar::KvCode::kInt4, oar::KvCode::kInt4},
-                                  {"int4-mean", oar::KvCode::kInt4Mean, oar::KvCode::kInt4}};
+                                  {"int4-mean", oar::KvCode::kInt4Mean, oar::KvCode::kInt4},
+                                  {"k4v3", oar::KvCode::kInt4Mean, oar::KvCode::kInt3}};
 
 enum class Queries {
   kNormal,

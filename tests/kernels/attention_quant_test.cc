@@ -93,18 +93,25 @@ TEST_CASE("quantized kv layout: codes and scales tile the head") {
       const QuantKvLayout layout(shape);
       CHECK(layout.head_bytes % 64 == 0);
       CHECK(quant_kv_block_bytes(shape) == static_cast<size_t>(2 * layout.head_bytes));
-      std::vector<int> nibbles(static_cast<size_t>(layout.key_scales) * 2, 0);
-      const auto mark = [&](QuantKvLayout::Place at, bool half) {
-        if (!half || !at.high) ++nibbles[static_cast<size_t>(at.byte * 2)];
-        if (!half || at.high) ++nibbles[static_cast<size_t>(at.byte * 2 + 1)];
+      std::vector<int> bits(static_cast<size_t>(layout.key_scales) * 8, 0);
+      const auto mark = [&](int64_t byte, int shift, int count) {
+        for (int i = 0; i < count; ++i) ++bits[static_cast<size_t>(byte * 8 + shift + i)];
+      };
+      const auto mark_place = [&](QuantKvLayout::Place at, bool half) {
+        mark(at.byte, at.high ? 4 : 0, half ? 4 : 8);
       };
       for (int64_t t = 0; t < 48; ++t) {
         for (int64_t d = 0; d < D; ++d) {
-          mark(layout.key(t, d), layout.key_nibbles);
-          mark(layout.value(t, d), layout.value_nibbles);
+          mark_place(layout.key(t, d), layout.key_nibbles);
+          if (layout.value_threes) {
+            mark(layout.two_bits(t, d).byte, layout.two_bits(t, d).shift, 2);
+            mark(layout.upper_bit(t, d).byte, layout.upper_bit(t, d).shift, 1);
+          } else {
+            mark_place(layout.value(t, d), layout.value_nibbles);
+          }
         }
       }
-      CHECK(std::ranges::all_of(nibbles, [](int n) { return n == 1; }));
+      CHECK(std::ranges::all_of(bits, [](int n) { return n == 1; }));
     }
   }
 }
@@ -118,6 +125,13 @@ TEST_CASE("quantized kv: int4 takes at most 4.5 bits for heads of 64 and more, 5
     for (int32_t D : {64, 80, 96, 112, 128, 192, 256}) CHECK(bits(D) <= 4.5);
     CHECK(bits(32) <= 5);
     CHECK(bits(8) <= 8);
+  }
+}
+
+TEST_CASE("quantized kv: 4-bit keys beside 3-bit values take at most 4 bits for heads of 64 and more") {
+  for (const int32_t D : {64, 80, 96, 112, 128, 192, 256}) {
+    const QuantKvShape shape{KvCode::kInt4Mean, KvCode::kInt3, 64, 4, D};
+    CHECK(8.0 * static_cast<double>(quant_kv_block_bytes(shape)) / (64.0 * 4 * D * 2) <= 4.0);
   }
 }
 
@@ -142,8 +156,11 @@ TEST_CASE("quantized kv: full pages are quantized, own page and sinks are 16 bit
     const std::vector<float> later = c.attend(32, 33, 0);
     // The largest error of one code: half a step, and what clipping cuts off; fp8 keeps 3 bits: 2^-4 of 127.
     const bool nibbles = tier.values >= KvCode::kInt4;
-    const double step = nibbles ? 254 / 15.0 * 0.95 : tier.values == KvCode::kFp8 ? 16 : 1;
-    const double bound = 16.0 / 33 * (step / 2 + (nibbles ? 254 * 0.025 : 0.07));
+    const double kept = static_cast<double>(quant_kv_shrink(tier.values, 64));
+    const double step = nibbles ? 254 / (tier.values == KvCode::kInt3 ? 7.0 : 15.0) * kept
+                        : tier.values == KvCode::kFp8 ? 16
+                                                      : 1;
+    const double bound = 16.0 / 33 * (step / 2 + (nibbles ? 254 * (1 - kept) / 2 : 0.07));
     double largest = 0;
     for (int64_t d = 0; d < 64; ++d) {
       const double want = (sum[d] + static_cast<double>(c.v[static_cast<size_t>(32 * 64 + d)])) / 33;

@@ -91,7 +91,7 @@ TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and 
     while (longer.tokens.size() < 56) {
       longer.tokens.push_back(longer.tokens[longer.tokens.size() - golden.tokens.size()]);
     }
-    for (const std::string tier : {"int8", "fp8", "k8v4", "int4", "int4-mean"}) {
+    for (const std::string tier : {"int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"}) {
       auto options = small_options();
       options.kv = tier;
       options.max_context = 64;

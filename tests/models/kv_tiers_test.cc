@@ -14,7 +14,8 @@ using namespace oar_test;
 
 namespace {
 
-constexpr const char* kTierNames[] = {"bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "int8/int4"};
+constexpr const char* kTierNames[] = {"bf16", "int8",      "fp8",  "k8v4",
+                                      "int4", "int4-mean", "k4v3", "int8/int4"};
 
 struct Served {
   std::unique_ptr<Engine> engine;

@@ -13,6 +13,12 @@
 
 namespace oar_test {
 
+#ifdef OAR_TEST_SANITIZED
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 class Sample {
  public:
   bool take() {

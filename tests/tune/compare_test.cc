@@ -12,6 +12,7 @@
 #include "engine/tune/activation_rounding.h"
 #include "engine/tune/svg_plot.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 
@@ -108,11 +109,12 @@ TEST_CASE("8-bit activations as served are those that are measured, and cost W4A
   const auto w4a8 = quantize_at_load(demo.checkpoint, "w4a8", "/dev/null/none", pool, {}, {});
   REQUIRE(w4a8.ok());
   // Levels of 8 bits under a scale: held in f32, the weights are exactly those of the file.
-  const auto report = compare_models(demo.checkpoint, *demo.tokenizer, heldout(12000),
-                                     {{"served", &*w4a8, "auto", "f32", "none"},
-                                      {"wide", &*w4a8, "f32", "f32", "none", "bf16"},
-                                      {"int8", &*w4a8, "f32", "f32", "none", "int8"}},
-                                     options);
+  const auto report =
+      compare_models(demo.checkpoint, *demo.tokenizer, heldout(oar_test::kSanitized ? 3000 : 12000),
+                     {{"served", &*w4a8, "auto", "f32", "none"},
+                      {"wide", &*w4a8, "f32", "f32", "none", "bf16"},
+                      {"int8", &*w4a8, "f32", "f32", "none", "int8"}},
+                     options);
   REQUIRE(report.ok());
   const CompareRow &served = report->rows[0], &wide = report->rows[1], &narrow = report->rows[2];
   CHECK(std::abs(served.perplexity / wide.perplexity - 1) < 0.003);
@@ -144,11 +146,33 @@ TEST_CASE("comparing refuses what cannot be compared") {
   CHECK(stopped.status().code() == StatusCode::kCancelled);
 }
 
+TEST_CASE("checkpoints of one name are a curve, of different names points") {
+  CompareReport report;
+  const auto row = [](const char* label, double bits, double kld) {
+    CompareRow r;
+    r.label = label;
+    r.context = 64;
+    r.bits.bits_per_weight = bits;
+    r.mean_kld = kld;
+    return r;
+  };
+  report.rows = {row("rtn", 4.5, 0.008), row("rtn", 4.25, 0.01), row("gptq", 4.5, 0.005)};
+  CHECK(compare_svg(report).find("<polyline") == std::string::npos);
+  report.rows.push_back(row("gptq", 4.25, 0.006));
+  const std::string plot = compare_svg(report);
+  size_t curves = 0;
+  for (size_t at = plot.find("<polyline"); at != std::string::npos; at = plot.find("<polyline", at + 1))
+    ++curves;
+  CHECK(curves == 2);
+  CHECK(plot.find(">gptq</text>") != std::string::npos);
+}
+
 TEST_CASE("a plot survives odd points") {
-  const std::string plot = svg({.title = "a < b & c",
-                                .x_label = "x",
-                                .y_label = "y",
-                                .series = {{"s\"", {{"zero", 1, 0}, {"one", 1, 1}}}, {"empty", {}}}});
+  const std::string plot =
+      svg({.title = "a < b & c",
+           .x_label = "x",
+           .y_label = "y",
+           .series = {{"s\"", {{"zero", 1, 0}, {"one", 1, 1}}, true}, {"empty", {}, false}}});
   CHECK(plot.find("a &lt; b &amp; c") != std::string::npos);
   CHECK(plot.find("nan") == std::string::npos);
   CHECK(svg({}).ends_with("</svg>\n"));

@@ -11,6 +11,7 @@
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/tune/compare.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 
@@ -85,11 +86,12 @@ TEST_CASE("our tiers lose less than other engines' at equal or fewer bits") {
   std::stringstream text;
   text << file.rdbuf();
   std::vector<CompareCase> cases;
-  for (const char* kv : {"int8", "int4", "int4-mean"}) cases.push_back({"demo", &checkpoint, "auto", kv});
+  for (const char* kv : {"int8", "int4", "k4v3"}) cases.push_back({"demo", &checkpoint, "auto", kv});
   for (const std::string& name : peer_kv_names()) cases.push_back({"demo", &checkpoint, "auto", name});
   CompareOptions options;
   options.contexts = {256};
-  const auto report = compare_models(checkpoint, *tokenizer, text.str().substr(0, 3000), cases, options);
+  const auto report = compare_models(
+      checkpoint, *tokenizer, text.str().substr(0, oar_test::kSanitized ? 1500 : 3000), cases, options);
   REQUIRE(report.ok());
   const auto row = [&](const std::string& kv) {
     for (const CompareRow& r : report->rows) {
@@ -100,6 +102,7 @@ TEST_CASE("our tiers lose less than other engines' at equal or fewer bits") {
   };
   CHECK(row("int8").bits.kv_bits() == 8.25);
   CHECK(row("int4").bits.kv_bits() == 4.5);
+  CHECK(row("k4v3").bits.kv_bits() == 4.0);
   CHECK(row("int8").rotate == "r2,r3");
   CHECK(row("int8").mean_kld < 1e-3);
   for (const std::string& name : peer_kv_names()) {
@@ -107,6 +110,8 @@ TEST_CASE("our tiers lose less than other engines' at equal or fewer bits") {
     INFO(name << " " << peer.mean_kld);
     CHECK(peer.bits.kv_bits() == peer_kv(name)->bits);
     CHECK(peer.mean_kld > 0);
-    CHECK(row(peer.bits.kv_bits() > 8 ? "int8" : "int4").mean_kld < peer.mean_kld);
+    const CompareRow ours = row(peer.bits.kv_bits() > 8 ? "int8" : peer.bits.kv_bits() > 4 ? "int4" : "k4v3");
+    CHECK(ours.bits.kv_bits() <= peer.bits.kv_bits());
+    CHECK(ours.mean_kld < peer.mean_kld);
   }
 }

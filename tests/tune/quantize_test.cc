@@ -11,12 +11,15 @@
 #include <fstream>
 #include <sstream>
 
+#include "engine/graph/passes/rotate.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/compare.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"
+#include "tests/tune/shallow.h"
 
 using namespace oar;
 namespace fs = std::filesystem;
@@ -98,24 +101,12 @@ TEST_CASE("a quantized folder reads back, and error feedback beats rounding", "[
   CHECK(awq < 1.1 * rtn);  // scales are taken where they help a layer's output
 }
 
-// Two layers of the default model: enough to be interrupted between, quick to calibrate.
-Checkpoint shallow() {
-  Checkpoint demo = load(kDemo);
-  demo.config["num_hidden_layers"] = 2;
-  std::erase_if(demo.tensors, [](const auto& t) {
-    for (const char* later : {".2.", ".3.", ".4.", ".5."}) {
-      if (t.first.starts_with(std::string("model.layers") + later)) return true;
-    }
-    return false;
-  });
-  return demo;
-}
-
 TEST_CASE("an interrupted run goes on to the same bytes") {
   const Folder folder;
-  const Checkpoint demo = shallow();
+  const Checkpoint demo = oar_test::shallow_demo();
   const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
   for (const std::string method : {"hqq", "gptq", "smoothquant"}) {
+    if (oar_test::kSanitized && method != "gptq") continue;  // the one that keeps most between its stages
     INFO(method);
     QuantizeOptions o;
     o.method = method;
@@ -145,9 +136,10 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
 
 TEST_CASE("a rotated folder computes the same model") {
   const Folder folder;
-  const Checkpoint demo = shallow();
+  const Checkpoint demo = oar_test::shallow_demo();
   const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
   for (const std::string method : {"rtn", "gptq"}) {
+    if (oar_test::kSanitized && method != "gptq") continue;
     INFO(method);
     QuantizeOptions o;
     o.method = method;
@@ -165,34 +157,66 @@ TEST_CASE("a rotated folder computes the same model") {
   }
 }
 
+// Logits of a tiny golden's first tokens, and the ratio of what other logits differ from them.
+std::vector<float> tiny_logits(const oar_test::TinyGolden& golden, const Checkpoint& c,
+                               const std::string& rotate) {
+  LanguageModelOptions options;
+  options.threads = 2;
+  options.kv = "f32";
+  options.rotate = rotate;
+  const auto model = EvalModel::open(c, options, make_backend(options).value(), 16);
+  REQUIRE_OK(model);
+  const auto out = (*model)->append(std::span(golden.tokens).first(8));
+  REQUIRE_OK(out);
+  return std::vector<float>(out->begin(), out->end());
+}
+
+double snr_db(const std::vector<float>& want, const std::vector<float>& got) {
+  double signal = 0, noise = 1e-30;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+    signal += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+    noise += d * d;
+  }
+  return 10 * std::log10(signal / noise);
+}
+
+TEST_CASE("matrices stored (in, out) are quantized as rows of outputs") {
+  const Folder folder;
+  const auto golden = oar_test::load_tiny_golden("gpt2");
+  const Checkpoint source = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::f32));
+  const std::vector<float> want = tiny_logits(golden, source, "none");
+  const Tensor& up = source.tensors.at("transformer.h.0.mlp.c_fc.weight");
+  QuantizeOptions o;
+  o.method = "rtn";
+  o.weights = "q8_0";
+  const auto report = quantize_model(source, nullptr, folder / "gpt2", o);
+  REQUIRE_OK(report);
+  CHECK(report->layers.size() == 2 * 4 + 1);  // two layers, and the head that shares the embedding
+  ThreadPool pool({.threads = 2});
+  const auto at_load = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {});
+  REQUIRE_OK(at_load);
+  const auto again = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {});  // mapped
+  REQUIRE_OK(again);
+  const Checkpoint offline = load(folder / "gpt2");
+  CHECK(stored_rotation(offline.config)->any() == false);
+  for (const Checkpoint* made : {&offline, &*at_load, &*again}) {
+    const Tensor& t = made->tensors.at("transformer.h.0.mlp.c_fc.weight");
+    CHECK(t.format() == *Format::find("q8_0"));
+    CHECK(t.shape() == Shape({up.shape()[1], up.shape()[0]}));
+    CHECK(snr_db(want, tiny_logits(golden, *made, "none")) > 25);
+  }
+}
+
 TEST_CASE("every architecture, rotated and quantized, offline and at load, computes the same model") {
   const Folder folder;
+  oar_test::Sample sample;
   for (const std::string& name : oar_test::tiny_golden_names()) {
+    if (!sample.take()) continue;
     INFO(name);
     const auto golden = oar_test::load_tiny_golden(name);
     const Checkpoint source = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::f32));
-    const std::vector<int32_t> tokens(golden.tokens.begin(), golden.tokens.begin() + 8);
-    const auto logits = [&](const Checkpoint& c, const std::string& rotate) {
-      LanguageModelOptions options;
-      options.threads = 2;
-      options.kv = "f32";
-      options.rotate = rotate;
-      const auto model = EvalModel::open(c, options, make_backend(options).value(), 16);
-      REQUIRE_OK(model);
-      const auto out = (*model)->append(tokens);
-      REQUIRE_OK(out);
-      return std::vector<float>(out->begin(), out->end());
-    };
-    const std::vector<float> want = logits(source, "none");
-    const auto snr = [&](const std::vector<float>& got) {
-      double signal = 0, noise = 1e-30;
-      for (size_t i = 0; i < want.size(); ++i) {
-        const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
-        signal += static_cast<double>(want[i]) * static_cast<double>(want[i]);
-        noise += d * d;
-      }
-      return 10 * std::log10(signal / noise);
-    };
+    const std::vector<float> want = tiny_logits(golden, source, "none");
     QuantizeOptions o;
     o.method = "rtn";
     o.weights = "q8_0";
@@ -207,10 +231,10 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     // expert for a token.
     const double least =
         name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos ? 15 : 25;
-    CHECK(snr(logits(load(folder / name), "none")) > least);
-    const std::vector<float> loaded = logits(*at_load, "all");
-    CHECK(snr(loaded) > least);
-    CHECK(loaded == logits(*again, "all"));
+    CHECK(snr_db(want, tiny_logits(golden, load(folder / name), "none")) > least);
+    const std::vector<float> loaded = tiny_logits(golden, *at_load, "all");
+    CHECK(snr_db(want, loaded) > least);
+    CHECK(loaded == tiny_logits(golden, *again, "all"));
   }
 }
 
@@ -261,7 +285,7 @@ class FullDisk {
 
 TEST_CASE("a disk that fills half-way leaves nothing half-written") {
   const Folder folder;
-  const Checkpoint demo = shallow();
+  const Checkpoint demo = oar_test::shallow_demo();
   QuantizeOptions o;
   o.method = "rtn";
   o.weights = "q4_0";
@@ -308,7 +332,7 @@ TEST_CASE("a disk that fills half-way leaves nothing half-written") {
 }
 
 TEST_CASE("a layer whose matrices differ in format computes what they say") {
-  Checkpoint mixed = shallow();
+  Checkpoint mixed = oar_test::shallow_demo();
   ThreadPool pool({.threads = 2});
   const std::pair<const char*, const char*> formats[] = {
       {"self_attn.q_proj", "q4_0"},     {"self_attn.k_proj", "i8_channel"}, {"self_attn.v_proj", "w4a8_g128"},
@@ -336,7 +360,7 @@ TEST_CASE("a folder of ours that contradicts itself is refused") {
   QuantizeOptions o;
   o.method = "rtn";
   o.weights = "q4_0";
-  REQUIRE_OK(quantize_model(load(kDemo), nullptr, folder / "q", o));
+  REQUIRE_OK(quantize_model(oar_test::shallow_demo(), nullptr, folder / "q", o));
   const std::string path = folder / "q/config.json", good = bytes_of(path);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -360,7 +384,7 @@ TEST_CASE("weights quantized at load are kept and mapped") {
   std::string said;
   const Logger log{[&](LogLevel, std::string_view m) { said += m; }};
   const auto load_int4 = [&](const std::string& cache) {
-    auto c = quantize_at_load(load(kDemo), "int4", cache, pool, log, {});
+    auto c = quantize_at_load(oar_test::shallow_demo(), "int4", cache, pool, log, {});
     REQUIRE_OK(c);
     return std::move(*c);
   };
@@ -394,13 +418,13 @@ TEST_CASE("weights quantized at load are kept and mapped") {
 
 TEST_CASE("rotated and quantized at load: weights are rounded once") {
   const Folder folder;
-  const Checkpoint demo = load(kDemo);
+  const Checkpoint demo = oar_test::kSanitized ? oar_test::shallow_demo() : load(kDemo);
   const auto tokenizer = make_tokenizer(demo.tokenizer, 2048).value();
   CompareOptions compare;
   compare.contexts = {128};
   compare.model.cache_dir = folder / "cache";
   const auto table = compare_models(
-      demo, *tokenizer, heldout().substr(0, 4000),
+      demo, *tokenizer, heldout().substr(0, oar_test::kSanitized ? 1500 : 4000),
       {{"plain", &demo, "int4", "f32", "none"}, {"rotated", &demo, "int4", "f32", "all"}}, compare);
   REQUIRE_OK(table);
   CHECK(table->rows[1].rotate == "r1,r2,r3,r4");
@@ -411,12 +435,14 @@ TEST_CASE("rotated and quantized at load: weights are rounded once") {
 }
 
 TEST_CASE("every scheme loads every architecture, cut or not") {
+  oar_test::Sample sample;
   ThreadPool pool({.threads = 2});
   const Folder folder;
   for (const std::string& name : oar_test::tiny_golden_names()) {
     const auto golden = oar_test::load_tiny_golden(name);
     const std::string path = oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16);
     for (const std::string& scheme : weight_scheme_names()) {
+      if (!sample.take()) continue;
       INFO(name << " " << scheme);
       auto c = quantize_at_load(load(path), scheme, folder / "cache", pool, {}, {});
       REQUIRE_OK(c);

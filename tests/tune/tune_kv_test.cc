@@ -11,6 +11,7 @@
 #include "engine/runtime/model_tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
+#include "tests/tune/shallow.h"
 
 using namespace oar;
 namespace fs = std::filesystem;
@@ -49,14 +50,14 @@ double kld_of(const TuneKvReport& report, const std::string& kv) {
 
 }  // namespace
 
-TEST_CASE("a loose bound takes int4 at once") {
+TEST_CASE("a loose bound takes the cheapest tier at once") {
   const Demo demo;
   TuneKvOptions o = small();
   o.max_kld = 0.01;
   const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
   REQUIRE(report.ok());
-  CHECK(report->decision.kv == "int4");
-  CHECK(report->decision.kv_bits == 4.5);
+  CHECK(report->decision.kv == "k4v3");
+  CHECK(report->decision.kv_bits == 4.0);
   CHECK(report->decision.positions >= 380);
   CHECK(report->steps.size() == 1);
   CHECK(report->within);
@@ -64,7 +65,8 @@ TEST_CASE("a loose bound takes int4 at once") {
 }
 
 TEST_CASE("a bound between the tiers gives a mixture that was measured under it") {
-  const Demo demo;
+  Demo demo;
+  demo.checkpoint = oar_test::shallow_demo(3);  // each layer is measured in each tier
   TuneKvOptions o = small();
   const auto uniform = [&](double bound) {
     o.max_kld = bound;
@@ -76,7 +78,7 @@ TEST_CASE("a bound between the tiers gives a mixture that was measured under it"
   CHECK_FALSE(all.within);
   CHECK(all.complete);
   CHECK(all.decision.kv == "int8");
-  const double four = kld_of(all, "int4"), eight = kld_of(all, "int8");
+  const double four = kld_of(all, "k4v3"), eight = kld_of(all, "int8");
   REQUIRE(four > 2 * eight);
   const TuneKvReport mixed = uniform((four + eight) / 2);
   CAPTURE(mixed.decision.kv, mixed.decision.mean_kld, four, eight);
@@ -115,11 +117,11 @@ TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so"
   said.clear();
   o.seconds = 120;
   o.max_kld = 0.01;
-  CHECK(choose_kv(demo.path, o).value() == "int4");
+  CHECK(choose_kv(demo.path, o).value() == "k4v3");
   CHECK(said.find("kept in " + folder.path) != std::string::npos);
   said.clear();
   o.seconds = 0;
-  CHECK(choose_kv(demo.path, o).value() == "int4");
+  CHECK(choose_kv(demo.path, o).value() == "k4v3");
   CHECK(said.find("decided before") != std::string::npos);
   // Another model's, or a damaged one, is passed over.
   const std::string file = fs::directory_iterator(folder.path + "/kv")->path().string();

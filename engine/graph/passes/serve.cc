@@ -131,10 +131,11 @@ Result<KvFormat> kv_format(std::string_view name) {
   if (name == "int8") return quantized(KvCode::kInt8, KvCode::kInt8);
   if (name == "fp8") return quantized(KvCode::kFp8, KvCode::kFp8);
   if (name == "k8v4") return quantized(KvCode::kInt8, KvCode::kInt4);
+  if (name == "k4v3") return quantized(KvCode::kInt4Mean, KvCode::kInt3);
   if (name == "int4") return quantized(KvCode::kInt4, KvCode::kInt4);
   if (name == "int4-mean") return quantized(KvCode::kInt4Mean, KvCode::kInt4);
   return invalid_argument(
-      cat("kv '", name, "' is not one of f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean"), "kv");
+      cat("kv '", name, "' is not one of f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, k4v3"), "kv");
 }
 
 Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {

@@ -19,7 +19,8 @@ struct KvFormat {
   KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // of a quantized one
   std::string name = "bf16";
 };
-// "f32", "f16", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean"; INVALID_ARGUMENT (field "kv") lists them.
+// "f32", "f16", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"; INVALID_ARGUMENT (field "kv")
+// lists them.
 Result<KvFormat> kv_format(std::string_view name);
 
 struct ServeOptions {
