@@ -141,11 +141,12 @@ std::string compare_svg(const CompareReport& report) {
                              : "bits per weight (linear layers and head)",
             .y_label = "mean KLD (nats)",
             .series = {}};
-  // Several checkpoints of each of several names: a curve for each name.
-  const bool curves = !by_kv && contexts.size() == 1 && labels.size() > 1 &&
-                      std::all_of(labels.begin(), labels.end(), [](const auto& l) { return l.second > 1; });
+  // Several checkpoints of each of several names: a curve for each name. Names with one row are points.
+  const bool curves =
+      !by_kv && contexts.size() == 1 &&
+      std::count_if(labels.begin(), labels.end(), [](const auto& l) { return l.second > 1; }) > 1;
   for (auto label = labels.begin(); curves && label != labels.end(); ++label) {
-    PlotSeries series{label->first, {}, true};
+    PlotSeries series{label->first, {}, label->second > 1};
     for (const CompareRow& r : report.rows) {
       if (r.label != label->first) continue;
       series.points.push_back({weights_of(r), r.bits.bits_per_weight, r.mean_kld});
