@@ -45,7 +45,7 @@ skip() {
 ctest_run() {
   local preset=$1
   shift
-  ctest --test-dir "build/$preset" -V --no-tests=error --timeout 900 -j "$(jobs)" "$@"
+  ctest --test-dir "build/$preset" -V --no-tests=error --timeout 1800 -j "$(jobs)" "$@"
 }
 
 # Packages of PyPI for the client tests, in build/venv; not an error where PyPI cannot be reached.

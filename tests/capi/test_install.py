@@ -16,7 +16,7 @@ DEMO = os.path.join(SOURCE, "configs/demo")
 
 
 def run(*command, **kw):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **kw)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, **kw)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -110,7 +110,7 @@ class Installed(unittest.TestCase):
         run("rustc", "-D", "warnings", "-A", "dead_code", "--edition", "2021", os.path.join(EXAMPLES, "tokens.rs"), "-L", self.lib, "-l", "oar", "-o", program)
         answer = run(program, DEMO, "Good morrow!", env=self.env)
         self.assertRegex(answer, r"^\d+( \d+)+\n.{3}")
-        failed = subprocess.run([program, "/nonexistent"], capture_output=True, text=True, timeout=60, env=self.env)
+        failed = subprocess.run([program, "/nonexistent"], capture_output=True, text=True, timeout=240, env=self.env)
         self.assertEqual(failed.returncode, 1)
         self.assertIn("/nonexistent", failed.stderr)
 

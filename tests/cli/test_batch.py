@@ -128,7 +128,7 @@ class Batch(unittest.TestCase):
             while not os.path.exists(self.output) or os.path.getsize(self.output) < 300:
                 time.sleep(0.02)
             batch.send_signal(signal.SIGINT)
-            self.assertEqual(batch.wait(timeout=30), 130)
+            self.assertEqual(batch.wait(timeout=120), 130)
             self.assertLessEqual(s.most, 4)
             asked = len(s.seen)
             done = len(self.answers())

@@ -56,14 +56,14 @@ class Metrics(unittest.TestCase):
                 break
         body = json.dumps({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Good morrow"}]})
         request = urllib.request.Request(url + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=30).read()
+        urllib.request.urlopen(request, timeout=120).read()
         cls.exported = set(re.findall(r"^([A-Za-z_:][A-Za-z0-9_:]*)[ {]",
                                       urllib.request.urlopen(url + "/metrics", timeout=10).read().decode(), re.M))
 
     @classmethod
     def tearDownClass(cls):
         cls.server.terminate()
-        cls.server.wait(timeout=30)
+        cls.server.wait(timeout=120)
         cls.server.stdout.close()
 
     def check(self, where, expression):
@@ -100,7 +100,7 @@ class Metrics(unittest.TestCase):
                                                "--grpc", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                     ready = "ready\n" in iter(server.stdout.readline, "")
                     server.terminate()
-                    complaint = server.communicate(timeout=30)[1]
+                    complaint = server.communicate(timeout=120)[1]
                 self.assertEqual(ready, not spoilt, path + complaint)
                 self.assertEqual("unknown key 'drain-timeot'" in complaint, spoilt, complaint)
 
@@ -118,7 +118,7 @@ class Files(unittest.TestCase):
         self.assertEqual([p["title"] for p in json.loads(before)["panels"]], [p[0] for p in scope["PANELS"]])
 
     def test_every_flag_exists(self):
-        help_text = subprocess.run([OAR, "serve", "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
+        help_text = subprocess.run([OAR, "serve", "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
         flags = set()
         for path in glob.glob(os.path.join(DEPLOY, "**/*"), recursive=True):
             name = os.path.basename(path)
@@ -172,14 +172,14 @@ class Files(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             def build(name, path, *options):
                 return subprocess.run([*tool, "bud", "-q", "--format", "docker", "--isolation", "chroot", "--pull-never", *options,
-                                       "-t", "localhost/" + name, "-f", path, context], capture_output=True, text=True, timeout=60, env=env)
+                                       "-t", "localhost/" + name, "-f", path, context], capture_output=True, text=True, timeout=240, env=env)
             context, env = folder + "/context", dict(os.environ, TMPDIR=folder)
             tool = ["buildah", "--root", folder + "/root", "--runroot", folder + "/run", "--storage-driver", "vfs"]
             os.makedirs(context + "/base/bin")
             os.makedirs(context + "/base/out/usr/bin")
             with open(folder + "/sh.c", "w", encoding="utf-8") as f:
                 f.write("int main(void) { return 0; }\n")
-            subprocess.run(["cc", "-static", "-o", context + "/base/bin/sh", folder + "/sh.c"], check=True, timeout=60)
+            subprocess.run(["cc", "-static", "-o", context + "/base/bin/sh", folder + "/sh.c"], check=True, timeout=240)
             for name, text in (("stub", "FROM scratch\nCOPY base/ /\n"), ("broken", "FROM localhost/stub\nHEALTHCHEK CMD true\n")):
                 with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
                     f.write(text)
@@ -193,7 +193,7 @@ class Files(unittest.TestCase):
                              "BUILD_BASE=localhost/stub")
                 self.assertEqual(made.returncode, 0, made.stderr)
                 image = subprocess.run([*tool, "inspect", "--type", "image", "localhost/image"], capture_output=True, text=True,
-                                       timeout=60, env=env, check=True).stdout
+                                       timeout=240, env=env, check=True).stdout
                 config = json.loads(image)["Docker"]["config"]
                 seen.append({key: config[key] for key in ("User", "ExposedPorts", "Entrypoint", "Cmd", "Healthcheck", "StopSignal")})
             self.assertEqual(seen[0], seen[1])
@@ -233,7 +233,7 @@ class Files(unittest.TestCase):
             self.skipTest("skipped: neither kustomize nor kubectl is installed")
         command = [tool, "build"] if tool.endswith("kustomize") else [tool, "kustomize"]
         for folder in ("kubernetes/base", "kubernetes/overlays/production", "kubernetes/overlays/tls"):
-            out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=60)
+            out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=240)
             self.assertEqual(out.returncode, 0, out.stderr)
             self.assertIn("app.kubernetes.io/name: oar", out.stdout)
             config = re.search(r"kind: ConfigMap.*?name: (oar-server-\w+)", out.stdout, re.S)[1]
@@ -245,14 +245,14 @@ class Files(unittest.TestCase):
         folder = os.path.join(DEPLOY, "compose")
         for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"],
                           ["check", "config", "--syntax-only", "prometheus.yml"]):
-            out = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+            out = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=240)
             self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
 
     def test_unit_file(self):
         if shutil.which("systemd-analyze") is None:
             self.skipTest("skipped: systemd-analyze is not installed")
         out = subprocess.run(["systemd-analyze", "verify", "--man=no", os.path.join(DEPLOY, "systemd/oar.service")],
-                             capture_output=True, text=True, timeout=60)
+                             capture_output=True, text=True, timeout=240)
         unknown = [line for line in out.stderr.splitlines() if "oar.service" in line and "Unknown" in line]
         self.assertEqual(unknown, [], out.stderr)
 

@@ -39,7 +39,7 @@ def rendered():
         return
     command = [tool, "build"] if tool.endswith("kustomize") else [tool, "kustomize"]
     for folder in folders:
-        done = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=240)
         if done.returncode != 0:
             raise SystemExit(f"{folder}: {done.stderr}")
         for d in yaml.safe_load_all(done.stdout):

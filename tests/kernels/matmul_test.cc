@@ -233,11 +233,13 @@ TEST_CASE("matmul: small integers are exact in the float kernels") {
 }
 
 TEST_CASE("matmul: segments, bias and residual, also in place") {
+  Sample sample;
   for (int workers = 1; workers <= 5; ++workers) {
     ThreadPool pool({.threads = workers});
     for_each_kernel([&](Format format, Isa isa) {
       const int64_t K = 256;
       for (int64_t T : {1, 19}) {
+        if (!sample.take()) continue;
         Problem p(format, isa, {T, K, {64, 17, 1, 130}}, Values::kNormal, true, true);
         run_on_pool(pool, *p.kernel, &p.args);
         p.check();
@@ -288,10 +290,12 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
       }
       // Chunks in other groups and in the opposite order.
       for (int64_t step : {1, 2, 5}) {
+        if (!sample.take()) continue;
         run_in_steps(*all.kernel, &all.args, step, true);
         check_rows("chunks", 0, most);
       }
       for (int workers = 1; workers <= 5; ++workers) {
+        if (!sample.take()) continue;
         ThreadPool pool({.threads = workers});
         run_on_pool(pool, *all.kernel, &all.args);
         check_rows("workers", 0, most);
@@ -351,10 +355,12 @@ TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
 TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") {
   ThreadPool pool({.threads = 2});
   std::mt19937 gen(17);
+  Sample sample;
   for (const char* name : kFormats) {
     const Format format = *Format::find(name);
     if (weight_layout(format, Isa::kGeneric).in_place) continue;
     for (int round = 0; round < 40; ++round) {
+      if (!sample.take()) continue;
       const int64_t T = 1 + static_cast<int64_t>(gen() % 3 == 0 ? gen() % 50 : gen() % 9);
       const int64_t K = (1 + static_cast<int64_t>(gen() % 20)) * std::max(format.block_elems(), 32);
       const int64_t n = 1 + static_cast<int64_t>(gen() % 100);

@@ -39,7 +39,7 @@ class Server:
         self.process.stdout.close()
 
 
-def oar(*arguments, timeout=60):
+def oar(*arguments, timeout=240):
     return subprocess.run([OAR, "loadtest", *arguments], capture_output=True, text=True, timeout=timeout)
 
 
@@ -118,7 +118,7 @@ class Loadtest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             dom = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + folder + "/profile",
                                   "--virtual-time-budget=2000", "--dump-dom", "file://" + page],
-                                 capture_output=True, text=True, timeout=60).stdout
+                                 capture_output=True, text=True, timeout=240).stdout
             self.assertNotIn("<title>caught", dom)
             self.assertNotIn("<img", dom)
             self.assertNotIn("<script", dom)
@@ -167,7 +167,7 @@ class Loadtest(unittest.TestCase):
                 self.assertIn("INVALID_ARGUMENT", done.stdout)
             finally:
                 server.terminate()
-                server.wait(timeout=30)
+                server.wait(timeout=120)
                 server.stdout.close()
 
     def test_live_view_on_a_terminal(self):
@@ -182,7 +182,7 @@ class Loadtest(unittest.TestCase):
                     seen += piece
             except OSError:  # the other end is closed
                 pass
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=120)
             os.close(ours)
             self.assertEqual(process.returncode, 0)
             self.assertIn("6 completed", out)
@@ -215,7 +215,7 @@ class Loadtest(unittest.TestCase):
                                        stderr=subprocess.PIPE, text=True)
             time.sleep(1)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=120)
             self.assertEqual(process.returncode, 130)
             self.assertIn("interrupted", out)
 

@@ -209,7 +209,7 @@ class Served(unittest.TestCase):
             client.async_stream_infer("scale", [tensor], request_id=str(i))
         got = {}
         for _ in range(10):
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=120)
             self.assertIsNone(error)
             got[result.get_response().id] = result.as_numpy("y")[0, 0]
         client.stop_stream()

@@ -47,7 +47,7 @@ class Served(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.server.terminate()
-        cls.server.wait(timeout=30)
+        cls.server.wait(timeout=120)
         cls.server.stdout.close()
 
 
@@ -121,7 +121,7 @@ class Http(Served):
             if "liboar" in example or "grpc" in example and missing("grpc", "grpc_tools", "numpy"):
                 continue
             code = example.replace("http://127.0.0.1:8000", self.url).replace("127.0.0.1:8001", self.grpc)
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240,
                                   env=dict(os.environ, OAR_API_KEY="secret", PYTHONPATH=os.path.dirname(HERE)))
             self.assertEqual(done.returncode, 0, code + done.stderr)
             self.assertTrue(done.stdout.strip())
@@ -166,7 +166,7 @@ class Grpc(Served):
                         c.infer("add", {"x": x})
             finally:
                 server.terminate()
-                server.wait(timeout=30)
+                server.wait(timeout=120)
                 server.stdout.close()
 
 
