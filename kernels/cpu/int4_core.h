@@ -160,6 +160,9 @@ struct Int4Core {
   // while the one before it is multiplied. What waits is no more than that, 2 KB of a pair in either half of
   // the buffer: sixteen tokens of K = 2048 and all of this share the first-level cache.
   class InPassing {
+    static constexpr int64_t kBlockSteps = kPanelBlock / kPanelStep;
+    static constexpr int64_t kStepBytes = kStepLines * kPanelLine;
+
    public:
     explicit InPassing(const PanelTask& p)
         : codes_(codebook(p)),
@@ -171,7 +174,12 @@ struct Int4Core {
       for (int64_t i = 0; i < std::min<int64_t>(2, panels_); ++i) expand_ahead(i, 0);
     }
     const char* scales(int i, int64_t b) const { return w_ + i * int4_panel_bytes(K_) + int4_block_at(b); }
-    const char* lines(int i, int64_t b, int64_t s) const { return at(turn_ + b * kBlockSteps + s, i); }
+    struct Steps {
+      const char* buffer;
+      int64_t first;
+      const char* operator[](int64_t s) const { return buffer + (first + s) % 2 * 2 * kStepBytes; }
+    };
+    Steps steps(int i, int64_t b) const { return {buffer_ + i % 2 * kStepBytes, turn_ + b * kBlockSteps}; }
     // Once for panel i of NP and each step of block b.
     template <int NP>
     void during(int i, int64_t b, int64_t s) {
@@ -189,9 +197,6 @@ struct Int4Core {
     }
 
    private:
-    static constexpr int64_t kBlockSteps = kPanelBlock / kPanelStep;
-    static constexpr int64_t kStepBytes = kStepLines * kPanelLine;
-
     char* at(int64_t turn, int64_t i) const { return buffer_ + (turn % 2 * 2 + i % 2) * kStepBytes; }
     // Step k of panel i counted from this pair.
     void expand_ahead(int64_t i, int64_t k) {

@@ -115,9 +115,13 @@ struct AmxInt8Core {
           first_time_(first_time) {}
     // Of panel i of the pair, block b.
     const char* scales(int i, int64_t b) const { return w_ + i * bytes_ + panel_block_at(b); }
-    const char* lines(int i, int64_t b, int64_t s) const {
-      return scales(i, b) + kPanelLine + s * kStepLines * kPanelLine;
-    }
+    // Its steps. A value: members would be read again after each tile load, which may write anything as far
+    // as the compiler knows.
+    struct Steps {
+      const char* first;
+      const char* operator[](int64_t s) const { return first + s * kStepLines * kPanelLine; }
+    };
+    Steps steps(int i, int64_t b) const { return {scales(i, b) + kPanelLine}; }
     // Beside the product of panel i (of NP), step s of block b: the first time past a panel brings it from
     // memory. Behind its end comes the panel NP further on.
     template <int NP>
@@ -167,23 +171,16 @@ struct AmxInt8Core {
     load_config(c);
   }
 
-  // sums += dots of one tile, scaled: quarter q of its tokens. Rows of absent tokens are neither written by
-  // the tiles nor read here.
-  static void flush(const Int8Tokens& x, int64_t b, int64_t q, const char* scale_at,
-                    const int32_t (*dots)[kTile], float (*sums)[kTile]) {
+  // sums += dots of one tile, scaled. Rows of absent tokens are neither written by the tiles nor read here.
+  static void flush(const Int8Tokens& x, int64_t b, const char* scale_at, const int32_t (*dots)[kTile],
+                    float (*sums)[kTile]) {
     const __m512 scale_w = _mm512_loadu_ps(scale_at);
     const float* scales = x.scales(b);
-    const auto add = [&](int64_t j) {
+    const int64_t n = x.size();
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < n; ++j) {
       const __m512 sum = _mm512_load_ps(sums[j]);
       _mm512_store_ps(sums[j], VnniInt8::flush(sum, _mm512_load_si512(dots[j]), scale_w, scales[j]));
-    };
-    constexpr int64_t kQuarter = kTile / 4;
-    const int64_t first = q * kQuarter;
-    if (x.size() >= first + kQuarter) {
-#pragma GCC unroll 4
-      for (int64_t j = first; j < first + kQuarter; ++j) add(j);
-    } else {
-      for (int64_t j = first; j < x.size(); ++j) add(j);
     }
   }
 
@@ -193,14 +190,13 @@ struct AmxInt8Core {
     const Int8Tokens x0(p.x, p.K, p.tokens, t), x1(p.x, p.K, p.tokens, t + (NT - 1) * kTile);
     Dots dots[2];
     Sums sums{};
-    const auto flush_quarter = [&](int64_t b, int64_t q) {
-#pragma GCC unroll 2
-      for (int tb = 0; tb < NT; ++tb) {
-#pragma GCC unroll 2
-        for (int panel = 0; panel < NP; ++panel) {
-          flush(tb == 0 ? x0 : x1, b, q, w.scales(panel, b), dots[b % 2].at[tb][panel], sums.at[tb][panel]);
-        }
-      }
+    // Half of the tiles are absent with one block of tokens; the others have more time until they are scaled.
+    const auto flush_tile = [&](int64_t b, int64_t i) {
+      if (NT == 1) i -= 2;
+      const int64_t tb = i / 2, panel = i % 2;
+      if (i < 0 || panel >= NP) return;
+      flush(tb == 0 ? x0 : x1, b, w.scales(static_cast<int>(panel), b), dots[b % 2].at[tb][panel],
+            sums.at[tb][panel]);
     };
     const int64_t blocks = panel_blocks(p.K);
     OutLines out(p, row, t, x0.size() + (NT == 2 ? x1.size() : 0));
@@ -210,15 +206,16 @@ struct AmxInt8Core {
       if constexpr (NT == 2) _tile_zero(2);
       if constexpr (NT == 2 && NP == 2) _tile_zero(3);
       const int64_t steps = panel_steps(p.K, b);
+      const auto w0 = w.steps(0, b), w1 = w.steps(NP - 1, b);
       for (int64_t s = 0; s < steps; ++s) {
         const int64_t k = b * (kPanelBlock / kPanelStep) + s;
         __asm__ volatile("" ::: "memory");  // the tile loads do not tell the compiler that they read memory
         _tile_loadd(4, x0.at(0, k), kPanelStep);
-        _tile_loadd(6, w.lines(0, b, s), kPanelLine);
+        _tile_loadd(6, w0[s], kPanelLine);
         _tile_dpbssd(0, 4, 6);
         w.template during<NP>(0, b, s);
         if constexpr (NP == 2) {
-          _tile_loadd(7, w.lines(1, b, s), kPanelLine);
+          _tile_loadd(7, w1[s], kPanelLine);
           _tile_dpbssd(1, 4, 7);
           w.template during<NP>(1, b, s);
         }
@@ -229,11 +226,11 @@ struct AmxInt8Core {
         }
         ahead.fetch();
         out.fetch();
-        if (b > 0) flush_quarter(b - 1, s);
+        if (b > 0) flush_tile(b - 1, s);
       }
       for (int64_t s = steps; s < kPanelBlock / kPanelStep; ++s) {  // a short last block
         for (int i = 0; i < NP; ++i) w.template during<NP>(i, b, s);
-        if (b > 0) flush_quarter(b - 1, s);
+        if (b > 0) flush_tile(b - 1, s);
       }
       Dots& d = dots[b % 2];
       _tile_stored(0, d.at[0][0], 64);
@@ -241,7 +238,7 @@ struct AmxInt8Core {
       if constexpr (NT == 2) _tile_stored(2, d.at[1][0], 64);
       if constexpr (NT == 2 && NP == 2) _tile_stored(3, d.at[1][1], 64);
     }
-    for (int q = 0; q < 4; ++q) flush_quarter(blocks - 1, q);
+    for (int i = 0; i < 4; ++i) flush_tile(blocks - 1, i);
     for (int tb = 0; tb < NT; ++tb) {
       for (int panel = 0; panel < NP; ++panel) {
         for (int64_t j = 0; j < (tb == 0 ? x0 : x1).size(); ++j) {

@@ -2,7 +2,8 @@
 // (kquant_vnni.h) is as fast as memory and is used as it is; this is for more.
 //
 // The product of a level and its group's scale is an integer of at most 13 bits and a sign, p = 256 * hi + lo
-// with two signed bytes: a super-block of 16 rows is expanded to two planes of tiles once for all tokens, and
+// with an unsigned byte lo and a signed one: a super-block of 16 rows is expanded to two planes of tiles once
+// for all tokens, and
 //
 //   S = sum (lo * x) + 256 * sum (hi * x),      M = sum of minima times sums of x
 //
@@ -115,28 +116,26 @@ struct alignas(64) Expanded {
 };
 
 // Row r of it. Levels are unsigned bytes and scales signed ones, so one vpmaddubsw multiplies those of even
-// k, where the scales stand below zeros, and another those of odd k. With 128 added the upper byte of a
-// product is hi, and the lower one lo + 128.
+// k, where the scales stand below zeros, and another those of odd k.
 template <class F>
 inline void expand_row(const typename F::Block& block, int64_t r, Expanded& out) {
   __m512i u[4];
   F::levels(block, u);
   const auto packed = F::scales(block);
-  const __m512i even = _mm512_set1_epi16(0xff), half = _mm512_set1_epi16(128);
+  const __m512i even = _mm512_set1_epi16(0xff);
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
     const __m512i above = scales_above(packed, v);
-    __m512i plus = half;
+    __m512i a = _mm512_maddubs_epi16(u[v], _mm512_srli_epi16(above, 8));
+    __m512i b = _mm512_maddubs_epi16(u[v], above);
     if constexpr (F::kOffset != 0) {
       // 256 s >> 8 - log2(offset) is offset * s.
-      constexpr int kShift = 8 - std::countr_zero(static_cast<unsigned>(F::kOffset));
-      plus = _mm512_sub_epi16(half, _mm512_srai_epi16(above, kShift));
+      const __m512i less = _mm512_srai_epi16(above, 8 - std::countr_zero(static_cast<unsigned>(F::kOffset)));
+      a = _mm512_sub_epi16(a, less);
+      b = _mm512_sub_epi16(b, less);
     }
-    const __m512i a = _mm512_add_epi16(_mm512_maddubs_epi16(u[v], _mm512_srli_epi16(above, 8)), plus);
-    const __m512i b = _mm512_add_epi16(_mm512_maddubs_epi16(u[v], above), plus);
     constexpr int kSelect = 0xca;  // where the first operand is set the second, else the third
-    const __m512i lo = _mm512_ternarylogic_epi32(even, a, _mm512_slli_epi16(b, 8), kSelect);
-    _mm512_store_si512(out.lo[v][r], _mm512_xor_si512(lo, _mm512_set1_epi8(-128)));
+    _mm512_store_si512(out.lo[v][r], _mm512_ternarylogic_epi32(even, a, _mm512_slli_epi16(b, 8), kSelect));
     _mm512_store_si512(out.hi[v][r], _mm512_ternarylogic_epi32(even, _mm512_srli_epi16(a, 8), b, kSelect));
   }
   if constexpr (F::kMins) {
@@ -213,12 +212,12 @@ inline void multiply_step(const Expanded& w, const XBlock& x0, const XBlock& x1,
   __asm__ volatile("" ::: "memory");
   _tile_loadd(4, w.lo[s], 64);
   _tile_loadd(6, x0.levels(b, s), static_cast<size_t>(4 * x0.n));
-  _tile_dpbssd(0, 4, 6);
+  _tile_dpbusd(0, 4, 6);
   _tile_loadd(5, w.hi[s], 64);
   _tile_dpbssd(2, 5, 6);
   if constexpr (NT == 2) {
     _tile_loadd(7, x1.levels(b, s), static_cast<size_t>(4 * x1.n));
-    _tile_dpbssd(1, 4, 7);
+    _tile_dpbusd(1, 4, 7);
     _tile_dpbssd(3, 5, 7);
   }
 }
