@@ -86,7 +86,8 @@ class Work {
   Status cancelled_if_asked();
   const Job* job_of(const std::string& name) const;
   Result<std::vector<std::vector<int32_t>>> calibration_windows(const Tokenizer& tokenizer) const;
-  Status calibrate_stage(StageRunner& runner, const std::vector<std::vector<int32_t>>& windows,
+  Status calibrate_stage(std::unique_ptr<StageRunner> runner,
+                         const std::vector<std::vector<int32_t>>& windows,
                          const std::vector<std::vector<float>>& hidden);
   Status calibrate_input(const LinearInput& input, InputStatistics& statistics);
   Status restore_done();
@@ -326,11 +327,13 @@ Status Work::calibrate_input(const LinearInput& input, InputStatistics& statisti
   return ok_status();
 }
 
-Status Work::calibrate_stage(StageRunner& runner, const std::vector<std::vector<int32_t>>& windows,
+Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
+                             const std::vector<std::vector<int32_t>>& windows,
                              const std::vector<std::vector<float>>& hidden) {
+  const std::vector<LinearInput> inputs = runner->inputs();
   std::vector<InputStatistics> statistics;
   std::vector<bool> wanted;
-  for (const LinearInput& input : runner.inputs()) {
+  for (const LinearInput& input : inputs) {
     wanted.push_back(std::any_of(input.weights.begin(), input.weights.end(), [&](const std::string& name) {
       const Job* job = job_of(name);
       return job != nullptr && !done_.contains(job->target.name);
@@ -341,15 +344,16 @@ Status Work::calibrate_stage(StageRunner& runner, const std::vector<std::vector<
   std::vector<float> stream;
   for (size_t w = 0; w < windows.size(); ++w) {
     stream = hidden[w];
-    OAR_RETURN_IF_ERROR(runner.run(windows[w], stream, [&](size_t k, std::span<const float> rows) {
+    OAR_RETURN_IF_ERROR(runner->run(windows[w], stream, [&](size_t k, std::span<const float> rows) {
       if (wanted[k]) statistics[k].add(rows, pool());
     }));
     OAR_RETURN_IF_ERROR(cancelled_if_asked());
   }
+  runner.reset();  // a rotated layer in f32, which the factors need the room of
   for (size_t k = 0; k < statistics.size(); ++k) {
     if (!wanted[k]) continue;
     statistics[k].finish();
-    OAR_RETURN_IF_ERROR(calibrate_input(runner.inputs()[k], statistics[k]));
+    OAR_RETURN_IF_ERROR(calibrate_input(inputs[k], statistics[k]));
     statistics[k] = InputStatistics(0);
   }
   return ok_status();
@@ -373,7 +377,7 @@ Status Work::with_data(const Tokenizer& tokenizer) {
           });
     };
     OAR_ASSIGN(auto runner, runner_now());
-    const Status calibrated = calibrate_stage(*runner, windows, hidden);
+    const Status calibrated = calibrate_stage(std::move(runner), windows, hidden);
     // A cancelled stage keeps the matrices it finished; channel scales are all or nothing.
     if (!calibrated.ok()) return calibrated;
     OAR_RETURN_IF_ERROR(note_done());
