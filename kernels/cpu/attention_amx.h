@@ -74,25 +74,30 @@ class AmxEngine {
   // Somebody else has configured tiles since.
   void forget() { loaded_ = nullptr; }
 
+  // What logits() and values() fetch meanwhile: a share with each product.
+  void look_ahead(const Rows&, const SpanWork& w, const SpanPanels& next, int64_t panel_bytes) {
+    ahead_.clear();
+    ahead_.add(next, panel_bytes);
+    const int64_t tiles = ceil_div(w.row_end - w.row_begin, tile_rows_);
+    ahead_.begin(tiles * (D_ / kStep * kSpanPanels + D_ / kTile * (kSpan / kStep)) + 1);
+  }
+
   void logits(const Rows& t, const SpanWork& w) {
     load_config(&logits_config_);
     for (int64_t g = w.panels->lo; g < w.panels->hi; g += 4) {
       const int64_t n = w.panels->hi - g < 4 ? w.panels->hi - g : 4;
-      const char* const* ahead = w.panels->v + g;
       for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
         const int64_t r_last = (r + tile_rows_ < w.row_end ? r + tile_rows_ : w.row_end) - 1;
         if (t.in_span(r_last, w.span).hi <= g * kKvPanelTokens) continue;
         if (t.in_span(r, w.span).lo >= (g + n) * kKvPanelTokens) continue;
         float* out = t.logits + r * kLogitStride + g * kKvPanelTokens;
         if (n == 4) {
-          logits_tile<4>(t.q + r * D_, w.panels->k + g, ahead, out);
+          logits_tile<4>(t.q + r * D_, w.panels->k + g, out);
         } else {
           for (int64_t i = 0; i < n; ++i) {
-            logits_tile<1>(t.q + r * D_, w.panels->k + g + i, ahead != nullptr ? ahead + i : nullptr,
-                           out + i * kKvPanelTokens);
+            logits_tile<1>(t.q + r * D_, w.panels->k + g + i, out + i * kKvPanelTokens);
           }
         }
-        ahead = nullptr;
       }
     }
   }
@@ -100,11 +105,10 @@ class AmxEngine {
   void values(const Rows& t, const SpanWork& w) {
     load_config(D_ % kStep == 0 ? &logits_config_ : &values_config_);  // the same shapes then
     // Columns outside, rows inside: the values of 64 columns (32 KB) stay in L1 for all rows.
-    const char* const* ahead = w.ahead;
     int64_t d = 0;
-    for (; d + 4 * kTile <= D_; d += 4 * kTile) all_rows<4>(t, w, ahead, d);
-    for (; d + kTile <= D_; d += kTile) all_rows<1>(t, w, ahead, d);
-    if (d < D_) all_rows<0>(t, w, ahead, d);
+    for (; d + 4 * kTile <= D_; d += 4 * kTile) all_rows<4>(t, w, d);
+    for (; d + kTile <= D_; d += kTile) all_rows<1>(t, w, d);
+    if (d < D_) all_rows<0>(t, w, d);
     for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
       const int64_t n = rows_from(w, r);
       const Range first = t.in_span(r, w.span), last = t.in_span(r + n - 1, w.span);
@@ -124,14 +128,9 @@ class AmxEngine {
     loaded_ = config;
   }
 
-  // One tile's worth of lines.
-  OAR_INLINE static void prefetch_tile(const char* p, int64_t stride) {
-    for (int64_t i = 0; i < 16; ++i) prefetch(p + i * stride);
-  }
-
   // Logits of a tile of rows for NP panels.
   template <int NP>
-  void logits_tile(const Query* q, const char* const* k, const char* const* ahead, float* out) {
+  void logits_tile(const Query* q, const char* const* k, float* out) {
     _tile_zero(0);
     if constexpr (NP > 1) {
       _tile_zero(1);
@@ -145,17 +144,17 @@ class AmxEngine {
       const int64_t offset = d * 32;  // 16 tokens x 2 bytes per dim
       _tile_loadd(5, k[0] + offset, 64);
       _tile_dpbf16ps(0, 4, 5);
-      if (ahead != nullptr) prefetch_tile(ahead[0] + offset, 64);
+      ahead_.step();
       if constexpr (NP > 1) {
         _tile_loadd(5, k[1] + offset, 64);
         _tile_dpbf16ps(1, 4, 5);
-        if (ahead != nullptr) prefetch_tile(ahead[1] + offset, 64);
+        ahead_.step();
         _tile_loadd(5, k[2] + offset, 64);
         _tile_dpbf16ps(2, 4, 5);
-        if (ahead != nullptr) prefetch_tile(ahead[2] + offset, 64);
+        ahead_.step();
         _tile_loadd(5, k[3] + offset, 64);
         _tile_dpbf16ps(3, 4, 5);
-        if (ahead != nullptr) prefetch_tile(ahead[3] + offset, 64);
+        ahead_.step();
       }
     }
     if (d < D_) {
@@ -185,10 +184,9 @@ class AmxEngine {
   }
 
   template <int NC>
-  void all_rows(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t d) {
+  void all_rows(const Rows& t, const SpanWork& w, int64_t d) {
     for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
-      columns_values<NC>(t, w, ahead, r, rows_from(w, r), d);
-      ahead = nullptr;
+      columns_values<NC>(t, w, r, rows_from(w, r), d);
     }
   }
 
@@ -197,9 +195,9 @@ class AmxEngine {
     for (int64_t i = r; i < r + n;) {
       const int64_t next = (i / t.p.group + 1) * t.p.group, end = next < r + n ? next : r + n;
       int64_t d = 0;
-      for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, nullptr, i, end - i, d);
-      for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, nullptr, i, end - i, d);
-      if (d < D_) columns_values<0>(t, w, nullptr, i, end - i, d);
+      for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, i, end - i, d);
+      for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, i, end - i, d);
+      if (d < D_) columns_values<0>(t, w, i, end - i, d);
       i = end;
     }
   }
@@ -207,8 +205,7 @@ class AmxEngine {
   // acc of rows [r, r + n) = p . V over what any of them sees, NC tiles of columns from d on; 0: the narrow
   // one.
   template <int NC>
-  void columns_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t r, int64_t n,
-                      int64_t d) {
+  void columns_values(const Rows& t, const SpanWork& w, int64_t r, int64_t n, int64_t d) {
     const Range seen = {t.in_span(r, w.span).lo, t.in_span(r + n - 1, w.span).hi};
     constexpr int64_t kProbStride = kLogitStride * static_cast<int64_t>(sizeof(float));
     const int64_t stride = D_ * 4;  // a pair of tokens
@@ -222,8 +219,6 @@ class AmxEngine {
     for (int64_t s = seen.lo / kStep * kStep; s < seen.hi; s += kStep) {
       const bool whole = s >= seen.lo && s + kStep <= seen.hi;
       const char* v = (whole ? w.panels->v[s / kKvPanelTokens] : masked_values(w, s, seen, d, NC)) + d * 4;
-      // A page holds both panels or neither, but the first may lie before the window.
-      const char* next = whole && ahead != nullptr ? ahead[s / kKvPanelTokens] + d * 4 : nullptr;
       if (!whole) finish_stores();
       _tile_loadd(4, t.probs(r) + s, kProbStride);
       if constexpr (NC == 0) {
@@ -232,18 +227,18 @@ class AmxEngine {
       } else {
         _tile_loadd(5, v, stride);
         _tile_dpbf16ps(0, 4, 5);
-        if (next != nullptr) prefetch_tile(next, stride);
+        ahead_.step();
       }
       if constexpr (NC == 4) {
         _tile_loadd(5, v + 64, stride);
         _tile_dpbf16ps(1, 4, 5);
-        if (next != nullptr) prefetch_tile(next + 64, stride);
+        ahead_.step();
         _tile_loadd(5, v + 128, stride);
         _tile_dpbf16ps(2, 4, 5);
-        if (next != nullptr) prefetch_tile(next + 128, stride);
+        ahead_.step();
         _tile_loadd(5, v + 192, stride);
         _tile_dpbf16ps(3, 4, 5);
-        if (next != nullptr) prefetch_tile(next + 192, stride);
+        ahead_.step();
       }
     }
     const bool all_rows = n == tile_rows_;
@@ -298,6 +293,7 @@ class AmxEngine {
   }
 
   int64_t D_;
+  SpanAhead ahead_;
   char* masked_values_;
   float* spill_;
   TileConfig logits_config_, values_config_;

@@ -12,14 +12,12 @@
 //   add_values<R>()            acc += p . V for R rows over a run of tokens
 #pragma once
 
-#include "kernels/cpu/attention_partition.h"
+#include "kernels/cpu/attention_ahead.h"
 #include "kernels/cpu/vmath.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
 inline constexpr int64_t kPanelVectors = kKvPanelTokens / kLanes;
-
-OAR_INLINE void prefetch(const char* p) { __builtin_prefetch(p, 0, 2); }
 
 // Loaders: kDims dims of a key panel as vectors of tokens (lines kKeyStride apart); kTokens tokens of a value
 // panel as vectors of dims (kDimBytes apart).

@@ -16,7 +16,7 @@
 // and s / s' multiplied once per span for all rows.
 #pragma once
 
-#include "kernels/cpu/attention_float.h"
+#include "kernels/cpu/attention_ahead.h"
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/int_dot.h"
 #include "kernels/kv_quant.h"
@@ -28,47 +28,6 @@ struct QuantPanels {
   int64_t lo = 0, hi = 0;         // panels [lo, hi) of the span are set
   const char* head[kSpanPanels];  // the head's bytes inside the page
   int64_t index[kSpanPanels];     // of the panel inside its page
-};
-
-// The bytes of the next span, fetched from memory while the current one is worked on. A span's phases need
-// memory at very different rates (keys and values while they are multiplied, nothing in the softmax), so who
-// multiplies does not prefetch what it will need but takes its share of a list.
-class SpanAhead {
- public:
-  // Of all `lines`, about one in `steps` per step().
-  void begin(int64_t steps) {
-    next_ = 0;
-    if (count_ > 0) at_ = piece_[0].begin;
-    per_step_ = ceil_div(lines_, steps);
-  }
-  void clear() { count_ = lines_ = 0; }
-  void add(const char* bytes, int64_t size) {
-    const int64_t lines = (size + 63) / 64;
-    lines_ += lines;
-    if (count_ > 0 && piece_[count_ - 1].end == bytes) {
-      piece_[count_ - 1].end += lines * 64;
-    } else {
-      piece_[count_++] = {bytes, bytes + lines * 64};
-    }
-  }
-  OAR_INLINE void step() {
-    int64_t left = per_step_;
-    while (left > 0 && next_ < count_) {
-      const char* end = piece_[next_].end;
-      const char* stop = end - at_ > left * 64 ? at_ + left * 64 : end;
-      left -= (stop - at_) / 64;
-      for (; at_ < stop; at_ += 64) prefetch(at_);
-      if (at_ == end && ++next_ < count_) at_ = piece_[next_].begin;
-    }
-  }
-
- private:
-  struct Piece {
-    const char *begin, *end;
-  };
-  Piece piece_[3 * kSpanPanels];
-  const char* at_ = nullptr;
-  int64_t count_ = 0, next_ = 0, lines_ = 0, per_step_ = 0;
 };
 
 // What a codes engine does but for the products, and what it keeps per tile besides what is in TileRows.
@@ -130,9 +89,7 @@ class CodesEngine {
       store_part(codes + i, to_float(code), n);
       total = total + to_float(code);  // exact
     });
-    for (int64_t d = 0; d < D_; d += 4) {
-      store_factors(integers + d, q_ + (r * (D_ / 4) + d / 4) * kFactorWords);
-    }
+    store_factors(integers, D_, q_ + r * (D_ / 4) * kFactorWords);
     q_sum_[r] = reduce_add(total);
   }
 
@@ -208,18 +165,21 @@ class CodesEngine {
     block_begin_ = panels.lo * kKvPanelTokens / kProbBlock;
     block_end_ = ceil_div(panels.hi * kKvPanelTokens, kProbBlock);
     const int64_t begin = block_begin_ * kProbBlock, end = block_end_ * kProbBlock;
-    const auto only_seen = [&](const float* from, float* to) __attribute__((always_inline)) {
+    const bool all = range.lo <= begin && range.hi >= end;
+    const auto only_seen = [&](const float* from, float* to) {
+      if (all) return from;
       for (int64_t i = begin; i < range.lo; ++i) to[i] = 0.f;
       if (range.hi > range.lo) {
         memcpy(to + range.lo, from + range.lo, static_cast<size_t>(range.hi - range.lo) * sizeof(float));
       }
       for (int64_t i = range.hi > range.lo ? range.hi : range.lo; i < end; ++i) to[i] = 0.f;
+      return static_cast<const float*>(to);
     };
-    only_seen(value_scale_, seen_factor_);
-    if (layout_.value_nibbles) only_seen(value_minimum_, seen_minimum_);
+    const float* scale = only_seen(value_scale_, seen_factor_);
+    if (layout_.value_nibbles) seen_minima_ = only_seen(value_minimum_, seen_minimum_);
     Vf largest = zero(), bad = zero();
     for (int64_t i = begin; i < end; i += kLanes) {
-      const Vf s = load(seen_factor_ + i);
+      const Vf s = load(scale + i);
       largest = max(s, largest);
       bad = bad + (s - s);
     }
@@ -227,7 +187,7 @@ class CodesEngine {
     seen_scale_ = most / 32767.f;
     seen_bad_ = reduce_add(bad);  // NaN where a scale that is seen is not finite, else 0
     const Vf inverse = set1(most > 0 ? 32767.f / most : 0.f);
-    for (int64_t i = begin; i < end; i += kLanes) store(seen_factor_ + i, load(seen_factor_ + i) * inverse);
+    for (int64_t i = begin; i < end; i += kLanes) store(seen_factor_ + i, load(scale + i) * inverse);
   }
 
   // ---- softmax relative to the span's largest logit. Takes the dot products in t.logits (integers); leaves
@@ -306,15 +266,17 @@ class CodesEngine {
           });
     }
   }
-  // Page after page in the order of memory, which the processor's own prefetcher then follows too.
+  // Page after page in the order of memory.
   void look_ahead(const QuantPanels& next, int64_t steps) {
     ahead_.clear();
     for (int64_t i = next.lo; i < next.hi;) {
       int64_t end = i + 1;
       while (end < next.hi && next.head[end] == next.head[i]) ++end;
-      ahead_.add(key_panel(next, i), (end - i) * key_bytes_);
-      ahead_.add(value_panel(next, i), (end - i) * value_bytes_);
-      if (next.index[i] == 0) {
+      if ((end - i) * kKvPanelTokens == layout_.page_tokens) {
+        ahead_.add(next.head[i], layout_.head_bytes);
+      } else {
+        ahead_.add(key_panel(next, i), (end - i) * key_bytes_);
+        ahead_.add(value_panel(next, i), (end - i) * value_bytes_);
         ahead_.add(next.head[i] + layout_.key_scales, layout_.head_bytes - layout_.key_scales);
       }
       i = end;
@@ -329,6 +291,7 @@ class CodesEngine {
   float *key_scale_, *key_minimum_, *value_scale_, *value_minimum_, *mean_;
   // Of the tokens of the span that a row sees: scales relative to the largest, times 32767, and minima.
   float *seen_factor_, *seen_minimum_;
+  const float* seen_minima_ = nullptr;  // seen_minimum_, or value_minimum_ where all is seen
   float seen_scale_ = 0, seen_bad_ = 0;
   Range seen_{-1, -1};
   int64_t block_begin_ = 0, block_end_ = 0;
@@ -387,7 +350,7 @@ class CodesEngine {
   template <bool kMinima, class Rows>
   OAR_INLINE void weigh(Rows& t, int64_t r, Vf factor, Vf negative) {
     constexpr int64_t kVectors = kProbBlock / kLanes;
-    const float *x = t.logits + r * kLogitStride, *scale = seen_factor_, *minimum = seen_minimum_;
+    const float *x = t.logits + r * kLogitStride, *scale = seen_factor_, *minimum = seen_minima_;
     Vf sum = zero(), constant = zero();
     for (int64_t b = block_begin_; b < block_end_; ++b) {
       ahead_.step();

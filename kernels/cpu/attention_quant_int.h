@@ -20,14 +20,20 @@ class IntEngine : public CodesEngine {
     const Range rows = seeing(t, span);
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
-    const int64_t count = rows.hi - rows.lo, tiles = ceil_div(count, kRows);
-    look_ahead(next,
-               tiles * kSpanPanels * (1 + ceil_div(D_, kColumns * kLanes)) + count * (kSpan / kProbBlock));
-    layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
+    const int64_t count = rows.hi - rows.lo, columns = ceil_div(D_, kColumns * kLanes);
+    look_ahead(next, key_steps(count) * (1 + columns) + count * (kSpan / kProbBlock));
+    dots(t, rows, panels);
     softmax(t, rows, span, panels);
     widen_values(panels);
     layout_.value_nibbles ? values<true>(t, rows, panels) : values<false>(t, rows, panels);
     return rows;
+  }
+
+ protected:
+  static int64_t key_steps(int64_t rows) { return ceil_div(rows, kRows) * kSpanPanels; }
+  template <class Rows>
+  void dots(const Rows& t, Range rows, const QuantPanels& panels) {
+    layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
   }
 
  private:

@@ -46,16 +46,17 @@ OAR_INLINE Partition quant_partition(const QuantPagedAttentionArgs& args) {
     const int64_t in_window = ceil_div(a.window - 1, kSpan) + 1;
     p.max_spans = in_window < p.max_spans ? in_window : p.max_spans;
   }
+  const int64_t code_spans = p.max_spans;
   p.max_spans += 2 + ceil_div(P, kSpan);  // the first tokens, the own page
   p.parts = 1;
-  if (a.max_blocks > 1) {
+  if (code_spans > 1) {
     const int64_t per_query = a.H * p.max_spans * partial_floats(a);
     int64_t limit = (kMinUnits - 1) / K;
     const int64_t by_bytes = kMaxSplitBytes / (per_query * static_cast<int64_t>(sizeof(float)));
     limit = by_bytes < limit ? by_bytes : limit;
     if (a.T > 0 && a.T <= limit) {
       const int64_t wanted = ceil_div(kSplitUnits, (p.tiles > 0 ? p.tiles : 1) * K);
-      p.parts = wanted < p.max_spans ? wanted : p.max_spans;
+      p.parts = wanted < code_spans ? wanted : code_spans;
     }
     p.split_floats = (a.T < limit ? a.T : limit) * per_query;
   }
@@ -94,8 +95,11 @@ inline QuantWork find_quant_work(const QuantPagedAttentionArgs& a, const Partiti
     const Tile tile = find_quant_tile(a.common, p, chunk / p.parts % p.tiles);
     if (tile.queries == 0) continue;
     const QuantRanges ranges = quant_ranges(a, tile.position, tile.position + tile.queries - 1);
-    const int64_t count = ranges.items();
-    const Range items = {count * part / p.parts, count * (part + 1) / p.parts};
+    // Parts are of codes; the first tokens go with the first of them, the own page with the last.
+    const Range codes = ranges.code_spans();
+    const int64_t count = codes.hi - codes.lo, sinks = ranges.has_sinks() ? 1 : 0;
+    const Range items = {part == 0 ? 0 : sinks + count * part / p.parts,
+                         part + 1 == p.parts ? ranges.items() : sinks + count * (part + 1) / p.parts};
     if (items.lo < items.hi) return {chunk, tile, chunk / p.parts / p.tiles, ranges, items};
   }
   return {end, {}, 0, {}, {}};
@@ -111,13 +115,12 @@ inline void quant_panels(const QuantPagedAttentionArgs& a, const QuantKvLayout& 
   out->lo = begin - first;
   out->hi = end > begin ? end - first : out->lo;
   int64_t page = begin / per_page, in_page = begin % per_page;
-  for (int64_t i = out->lo; i < out->hi; ++i) {
-    out->head[i] = static_cast<const char*>(a.common.pool) + table[page] * layout.block_bytes +
-                   w.kv_head * layout.head_bytes;
-    out->index[i] = in_page;
-    if (++in_page == per_page) {
-      in_page = 0;
-      ++page;
+  for (int64_t i = out->lo; i < out->hi; ++page, in_page = 0) {
+    const char* head = static_cast<const char*>(a.common.pool) + table[page] * layout.block_bytes +
+                       w.kv_head * layout.head_bytes;
+    for (; i < out->hi && in_page < per_page; ++i, ++in_page) {
+      out->head[i] = head;
+      out->index[i] = in_page;
     }
   }
 }
@@ -217,12 +220,9 @@ class QuantTileAttention {
 
   // Merges the rows' results of one item, or stores each in its slot: numbered as the row's own items.
   void keep(Range rows, int64_t span, Part part, float* partials) {
+    if (partials == nullptr) return near_.merge(rows);
     auto& t = near_.rows();
-    for (int64_t r = rows.lo; r < rows.hi; ++r) {
-      if (partials == nullptr) {
-        near_.merge(r);
-        continue;
-      }
+    for (int64_t r = rows.lo; r < rows.hi; r += p_.group) {  // the rows of a query
       const int64_t position = t.tile.position + r / p_.group;
       const QuantRanges ranges = quant_ranges(a_, position, position);
       const Range codes = ranges.code_spans(), own = ranges.own_spans();
@@ -233,7 +233,9 @@ class QuantTileAttention {
       int64_t slot = span - all.lo;
       if (part != Part::kSinks) slot += ranges.has_sinks() ? 1 : 0;
       if (part == Part::kOwn) slot += codes.hi - codes.lo;
-      near_.store_partial(r, partial(a_.common, p_, partials, t.token(r), t.head(r), slot));
+      for (int64_t i = r; i < r + p_.group; ++i) {
+        near_.store_partial(i, partial(a_.common, p_, partials, t.token(i), t.head(i), slot));
+      }
     }
   }
 
@@ -273,10 +275,8 @@ inline void merge_quant_partials(const QuantPagedAttentionArgs& args, const Part
     const int64_t items = quant_ranges(args, position, position).items();
     RowState merged = {-INFINITY, 0.f};
     memset(total, 0, static_cast<size_t>(D) * sizeof(float));
-    for (int64_t i = 0; i < items; ++i) {
-      const float* slot = partial(a, p, static_cast<float*>(scratch.shared), t, h, i);
-      merge_span({slot[D], slot[D + 1]}, slot, &merged, total, D);
-    }
+    merge_items(partial(a, p, static_cast<float*>(scratch.shared), t, h, 0), partial_floats(a), items,
+                &merged, total, D);
     write_row(a, t, h, merged, total);
   }
 }

@@ -13,7 +13,7 @@
 //   entries are left undefined values(tile, span)         t.acc = p . V of the span
 #pragma once
 
-#include "kernels/cpu/attention_partition.h"
+#include "kernels/cpu/attention_ahead.h"
 #include "kernels/cpu/vmath.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -89,32 +89,78 @@ struct TileRows {
   }
 };
 
-// Adds a span's (state, acc) to the running (merged, total). Ascending spans only.
-OAR_INLINE void merge_span(RowState state, const float* acc, RowState* merged, float* total, int64_t D) {
-  const float max = merged->max > state.max ? merged->max : state.max;
-  const float reference = max == -INFINITY ? 0.f : max;  // so that exp2(-inf - reference) is 0
-  const Vf keep = exp2_nonpositive<6>(set1(merged->max - reference));
-  const Vf add = exp2_nonpositive<6>(set1(state.max - reference));
-  for_lanes(D, [&](int64_t i, int64_t n) {
-    store_part(total + i, fma(load_part(total + i, n), keep, load_part(acc + i, n) * add), n);
-  });
-  float sum[kLanes];
-  store(sum, fma(set1(merged->sum), keep, set1(state.sum) * add));
-  *merged = {max, sum[0]};
+// Adding a span's (state, acc) to the running (merged, total), in ascending order of spans: both are scaled
+// to the larger maximum. The factors are exponentials, made for kLanes additions at once; whose they are
+// (those of as many rows, or as many spans of one row) does not change their bits.
+struct MergeFactors {
+  alignas(64) float before[kLanes] = {}, item[kLanes] = {}, reference[kLanes] = {};  // maxima
+  alignas(64) float keep[kLanes], add[kLanes];
+
+  // Addition i of one with maximum `span` to what has `merged`. Returns the maximum of both.
+  OAR_INLINE float set(int64_t i, float merged, float span) {
+    const float most = merged > span ? merged : span;
+    before[i] = merged;
+    item[i] = span;
+    reference[i] = most == -INFINITY ? 0.f : most;  // so that exp2(-inf - reference) is 0
+    return most;
+  }
+  OAR_INLINE void make() {
+    const Vf most = load(reference);
+    store(keep, exp2_nonpositive<6>(load(before) - most));
+    store(add, exp2_nonpositive<6>(load(item) - most));
+  }
+  OAR_INLINE void merge_acc(int64_t i, const float* acc, float* total, int64_t D) const {
+    const Vf k = set1(keep[i]), a = set1(add[i]);
+    for_lanes(D, [&](int64_t d, int64_t n) {
+      store_part(total + d, fma(load_part(total + d, n), k, load_part(acc + d, n) * a), n);
+    });
+  }
+};
+
+// The spans of one row, `items` of them, `stride` floats apart, each (acc[D], max, sum).
+OAR_INLINE void merge_items(const float* slot, int64_t stride, int64_t items, RowState* merged, float* total,
+                            int64_t D) {
+  for (int64_t first = 0; first < items; first += kLanes) {
+    const int64_t n = items - first < kLanes ? items - first : kLanes;
+    MergeFactors f;
+    for (int64_t i = 0; i < n; ++i) merged->max = f.set(i, merged->max, slot[i * stride + D]);
+    f.make();
+    Vf sum = set1(merged->sum);
+    for (int64_t i = 0; i < n; ++i, slot += stride) {
+      sum = fma(sum, set1(f.keep[i]), set1(slot[D + 1]) * set1(f.add[i]));
+      f.merge_acc(i, slot, total, D);
+    }
+    float sums[kLanes];
+    store(sums, sum);
+    merged->sum = sums[0];
+  }
 }
 
 OAR_INLINE void write_row(const PagedAttentionArgs& a, int64_t t, int64_t h, RowState state,
                           const float* total) {
   const int64_t D = a.shape.head_dim;
   float* out = a.out + t * a.ldo + h * D;
-  for_lanes(D,
-            [&](int64_t i, int64_t n) { store_part(out + i, load_part(total + i, n) / set1(state.sum), n); });
+  const Vf inverse = set1(1.f / state.sum);
+  for_lanes(D, [&](int64_t i, int64_t n) { store_part(out + i, load_part(total + i, n) * inverse, n); });
 }
 
 // Where span number `span` of a query's own spans is kept between the phases of a split batch.
 OAR_INLINE float* partial(const PagedAttentionArgs& a, const Partition& p, float* partials, int64_t t,
                           int64_t h, int64_t span) {
   return partials + ((t * a.H + h) * p.max_spans + span) * partial_floats(a);
+}
+
+// Of a panel's logits, those before (or from) token `at` on become minus infinity. By whole vectors: they are
+// read as such next, which would wait for parts of them to be written.
+template <bool kBefore>
+OAR_INLINE void hide_logits(float* x, int64_t at) {
+  static constexpr float kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Vf limit = set1(static_cast<float>(at)), hidden = set1(-INFINITY);
+  for (int64_t i = 0; i < kKvPanelTokens; i += kLanes) {
+    const Mask before = load(kIndex + i) < limit;
+    const Vf y = load(x + i);
+    store(x + i, kBefore ? select(before, hidden, y) : select(before, y, hidden));
+  }
 }
 
 template <class Engine>
@@ -135,13 +181,13 @@ class TileAttention {
       const bool last = span + 1 == work.spans.hi;
       if (!last) chunk_panels(t_.a, layout_, work, span + 1, &next);
       const Range rows = attend(span, current, last ? after : next);
+      if (partials == nullptr) {
+        merge(rows);
+        continue;
+      }
       for (int64_t r = rows.lo; r < rows.hi; ++r) {
-        if (partials != nullptr) {
-          const int64_t slot = span - spans_of(t_.seen(r)).lo;
-          store_partial(r, partial(t_.a, t_.p, partials, t_.token(r), t_.head(r), slot));
-        } else {
-          merge(r);
-        }
+        const int64_t slot = span - spans_of(t_.seen(r)).lo;
+        store_partial(r, partial(t_.a, t_.p, partials, t_.token(r), t_.head(r), slot));
       }
     }
     if (partials == nullptr) finish();
@@ -165,8 +211,24 @@ class TileAttention {
   }
   const KvLayout& layout() const { return layout_; }
   TileRows<Engine>& rows() { return t_; }
-  void merge(int64_t r) {
-    merge_span(t_.state[r], t_.acc + r * t_.D, &t_.merged[r], t_.total + r * t_.D, t_.D);
+  void merge(Range rows) {
+    for (int64_t r = rows.lo; r < rows.hi; r += kLanes) {
+      const int64_t n = rows.hi - r < kLanes ? rows.hi - r : kLanes;
+      MergeFactors f;
+      alignas(64) float merged[kLanes] = {}, span[kLanes] = {};
+      for (int64_t i = 0; i < n; ++i) {
+        RowState& m = t_.merged[r + i];
+        merged[i] = m.sum;
+        span[i] = t_.state[r + i].sum;
+        m.max = f.set(i, m.max, t_.state[r + i].max);
+      }
+      f.make();
+      store(merged, fma(load(merged), load(f.keep), load(span) * load(f.add)));
+      for (int64_t i = 0; i < n; ++i) {
+        t_.merged[r + i].sum = merged[i];
+        f.merge_acc(i, t_.acc + (r + i) * t_.D, t_.total + (r + i) * t_.D, t_.D);
+      }
+    }
   }
   void store_partial(int64_t r, float* slot) const {
     memcpy(slot, t_.acc + r * t_.D, static_cast<size_t>(t_.D) * sizeof(float));
@@ -184,9 +246,11 @@ class TileAttention {
     // Ranges ascend with the row, so the rows that see anything of the span are consecutive.
     while (t_.in_span(w.row_begin, span).hi <= 0) w.row_begin += t_.p.group;
     while (t_.in_span(w.row_end - 1, span).lo >= kSpan) w.row_end -= t_.p.group;
-    // Panels that the next span lacks are replaced by this one's, already near.
     const char* ahead[kSpanPanels];
-    if (next.hi > next.lo) {
+    if constexpr (requires { engine_.look_ahead(t_, w, next, layout_.panel_bytes); }) {
+      engine_.look_ahead(t_, w, next, layout_.panel_bytes);
+    } else if (next.hi > next.lo) {
+      // Panels that the next span lacks are replaced by this one's, already near.
       for (int64_t i = panels.lo; i < panels.hi; ++i) {
         ahead[i] = i >= next.lo && i < next.hi ? next.k[i] : panels.k[i];
       }
@@ -223,8 +287,8 @@ class TileAttention {
       const Vf cap = set1(softcap * kLog2E);
       for (int64_t i = begin; i < end; i += kLanes) store(x + i, tanh(load(x + i)) * cap);
     }
-    for (int64_t i = begin; i < range.lo; ++i) x[i] = -INFINITY;
-    for (int64_t i = range.hi; i < end; ++i) x[i] = -INFINITY;
+    if (begin != range.lo) hide_logits<true>(x + begin, range.lo - begin);
+    if (end != range.hi) hide_logits<false>(x + end - kKvPanelTokens, range.hi + kKvPanelTokens - end);
     // A panel is 1, 2 or 4 vectors; the order of taking maxima does not matter.
     Vf largest[2] = {set1(-INFINITY), set1(-INFINITY)};
     for (int64_t i = begin, k = 0; i < end; i += kLanes, k ^= 1) largest[k] = max(load(x + i), largest[k]);
@@ -238,8 +302,9 @@ class TileAttention {
       constexpr int64_t kAlign = Engine::kProbAlign;
       const int64_t all_begin = w.panels->lo * kKvPanelTokens / kAlign * kAlign;
       const int64_t all_end = ceil_div(w.panels->hi * kKvPanelTokens, kAlign) * kAlign;
-      if (begin > all_begin) memset(p + all_begin, 0, static_cast<size_t>(begin - all_begin) * sizeof(Prob));
-      if (end < all_end) memset(p + end, 0, static_cast<size_t>(all_end - end) * sizeof(Prob));
+      constexpr size_t kPanel = kKvPanelTokens * sizeof(Prob);  // known, so that no function is called
+      for (int64_t i = all_begin; i < begin; i += kKvPanelTokens) memset(p + i, 0, kPanel);
+      for (int64_t i = end; i < all_end; i += kKvPanelTokens) memset(p + i, 0, kPanel);
     }
   }
 
@@ -277,10 +342,8 @@ inline void merge_partials(const PagedAttentionArgs& a, const Partition& p, int6
     const Range spans = spans_of(visible(a, a.context_len[b] - a.seq_start[b + 1] + t));
     RowState merged = {-INFINITY, 0.f};
     memset(total, 0, static_cast<size_t>(D) * sizeof(float));
-    for (int64_t i = 0; i < spans.hi - spans.lo; ++i) {
-      const float* slot = partial(a, p, static_cast<float*>(scratch.shared), t, h, i);
-      merge_span({slot[D], slot[D + 1]}, slot, &merged, total, D);
-    }
+    merge_items(partial(a, p, static_cast<float*>(scratch.shared), t, h, 0), partial_floats(a),
+                spans.hi - spans.lo, &merged, total, D);
     write_row(a, t, h, merged, total);
   }
 }

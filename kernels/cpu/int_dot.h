@@ -34,10 +34,12 @@ OAR_INLINE Line signed_line(Vi bytes) { return {bytes}; }
 struct KeyFactor {
   Vi q;
 };
-OAR_INLINE void store_factors(const int32_t* q, int32_t* out) {
-  *out = static_cast<int32_t>(
-      (static_cast<uint32_t>(q[0]) & 0xffu) | (static_cast<uint32_t>(q[1]) & 0xffu) << 8 |
-      (static_cast<uint32_t>(q[2]) & 0xffu) << 16 | static_cast<uint32_t>(q[3]) << 24);
+// Of D dims, a multiple of 8; `q` is readable to whole vectors.
+OAR_INLINE void store_factors(const int32_t* q, int64_t D, int32_t* out) {
+  for_lanes(D, [&](int64_t d, int64_t n) {
+    const auto lanes = static_cast<__mmask16>((1u << n) - 1u);
+    _mm512_mask_cvtepi32_storeu_epi8(out + d / 4, lanes, load_int(q + d).v);
+  });
 }
 OAR_INLINE KeyFactor key_factor(const int32_t* p) { return {set1_int(*p)}; }
 OAR_INLINE Vi key_dot(Vi acc, Line k, KeyFactor f) { return {_mm512_dpbusd_epi32(acc.v, k.bytes.v, f.q.v)}; }
@@ -103,9 +105,11 @@ struct KeyFactor {
 OAR_INLINE int32_t pair16(int32_t low, int32_t high) {
   return static_cast<int32_t>((static_cast<uint32_t>(low) & 0xffffu) | static_cast<uint32_t>(high) << 16);
 }
-OAR_INLINE void store_factors(const int32_t* q, int32_t* out) {
-  out[0] = pair16(q[0], q[2]);
-  out[1] = pair16(q[1], q[3]);
+OAR_INLINE void store_factors(const int32_t* q, int64_t D, int32_t* out) {
+  for (int64_t d = 0; d < D; d += 4, q += 4, out += kFactorWords) {
+    out[0] = pair16(q[0], q[2]);
+    out[1] = pair16(q[1], q[3]);
+  }
 }
 OAR_INLINE KeyFactor key_factor(const int32_t* p) { return {set1_int(p[0]), set1_int(p[1])}; }
 OAR_INLINE Vi key_dot(Vi acc, Line k, KeyFactor f) { return acc + madd(k.even, f.even) + madd(k.odd, f.odd); }
@@ -155,7 +159,9 @@ OAR_INLINE Line signed_line(Vi x) {
 struct KeyFactor {
   Vi q[4];
 };
-OAR_INLINE void store_factors(const int32_t* q, int32_t* out) { memcpy(out, q, 4 * sizeof *q); }
+OAR_INLINE void store_factors(const int32_t* q, int64_t D, int32_t* out) {
+  memcpy(out, q, static_cast<size_t>(D) * sizeof *q);
+}
 OAR_INLINE KeyFactor key_factor(const int32_t* p) {
   return {{set1_int(p[0]), set1_int(p[1]), set1_int(p[2]), set1_int(p[3])}};
 }
