@@ -62,6 +62,8 @@ enum class KernelFamily : uint8_t {
   kConv,                 // conv.h
   kWinograd,             // conv.h
   kQuantizedConv,        // quantized_conv.h
+  kBf16Conv,             // quantized_conv.h
+  kNarrow,               // narrow.h
   kDepthwise,            // conv.h
   kPool,                 // conv.h
   kSoftmax,              // conv.h

@@ -1,32 +1,72 @@
-// Packing of 8-bit filters: plain moves, done once at load.
+// Packing of narrow filters: plain moves, done once at load.
 #include "kernels/quantized_conv.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace oar {
+namespace {
 
-int64_t quantized_filter_bytes(int64_t M, int64_t K) {
-  return (M + kQuantizedPanel - 1) / kQuantizedPanel * kQuantizedPanel * quantized_k(K);
+// put(m, k, index in w, where its first byte belongs) for every weight.
+template <class Put>
+void each_weight(int8_t* dst, int64_t width, int64_t M, int64_t taps, int64_t C, int64_t stride_m,
+                 int64_t stride_tap, int64_t stride_c, Put&& put) {
+  const int64_t Kp = quantized_k(taps * C, width), group = 4 / width;
+  for (int64_t m = 0; m < M; ++m) {
+    int8_t* panel = dst + m / kQuantizedPanel * kQuantizedPanel * Kp + m % kQuantizedPanel * 4;
+    int64_t k = 0;
+    for (int64_t t = 0; t < taps; ++t) {
+      for (int64_t c = 0; c < C; ++c, ++k) {
+        put(m, m * stride_m + t * stride_tap + c * stride_c,
+            panel + k / group * 4 * kQuantizedPanel + k % group * width);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t quantized_filter_bytes(int64_t M, int64_t K, int64_t width) {
+  return (M + kQuantizedPanel - 1) / kQuantizedPanel * kQuantizedPanel * quantized_k(K, width);
 }
 
 void pack_quantized_filters(int8_t* dst, int32_t* sums, const int8_t* w, int64_t M, int64_t taps, int64_t C,
                             int64_t stride_m, int64_t stride_tap, int64_t stride_c) {
-  const int64_t Kp = quantized_k(taps * C);
   std::memset(dst, 0, static_cast<size_t>(quantized_filter_bytes(M, taps * C)));
+  std::memset(sums, 0, static_cast<size_t>(M) * sizeof(int32_t));
+  each_weight(dst, 1, M, taps, C, stride_m, stride_tap, stride_c, [&](int64_t m, int64_t from, int8_t* to) {
+    *to = w[from];
+    sums[m] += w[from];
+  });
+}
+
+void pack_bf16_filters(int8_t* dst, const float* w, int64_t M, int64_t taps, int64_t C, int64_t stride_m,
+                       int64_t stride_tap, int64_t stride_c) {
+  std::memset(dst, 0, static_cast<size_t>(quantized_filter_bytes(M, taps * C, 2)));
+  each_weight(dst, 2, M, taps, C, stride_m, stride_tap, stride_c, [&](int64_t, int64_t from, int8_t* to) {
+    const bf16 rounded = to_bf16(w[from]);
+    std::memcpy(to, &rounded, sizeof(rounded));
+  });
+}
+
+void pack_rounded_filters(int8_t* dst, int32_t* sums, float* scale, const float* w, int64_t M, int64_t taps,
+                          int64_t C, int64_t stride_m, int64_t stride_tap, int64_t stride_c) {
+  std::memset(dst, 0, static_cast<size_t>(quantized_filter_bytes(M, taps * C)));
+  std::memset(sums, 0, static_cast<size_t>(M) * sizeof(int32_t));
   for (int64_t m = 0; m < M; ++m) {
-    int8_t* panel = dst + m / kQuantizedPanel * kQuantizedPanel * Kp + m % kQuantizedPanel * 4;
-    int32_t sum = 0;
-    int64_t k = 0;
+    float most = 0;
     for (int64_t t = 0; t < taps; ++t) {
-      const int8_t* from = w + m * stride_m + t * stride_tap;
-      for (int64_t c = 0; c < C; ++c, ++k) {
-        const int8_t v = from[c * stride_c];
-        panel[k / 4 * 4 * kQuantizedPanel + k % 4] = v;
-        sum += v;
-      }
+      for (int64_t c = 0; c < C; ++c)
+        most = std::fmax(most, std::fabs(w[m * stride_m + t * stride_tap + c * stride_c]));
     }
-    sums[m] = sum;
+    scale[m] = most / 127;
   }
+  each_weight(dst, 1, M, taps, C, stride_m, stride_tap, stride_c, [&](int64_t m, int64_t from, int8_t* to) {
+    // A scale may be too small to divide by.
+    const float q = scale[m] > 0 ? std::nearbyint(w[from] / scale[m]) : 0.f;
+    *to = static_cast<int8_t>(std::fmin(std::fmax(q, -127.f), 127.f));
+    sums[m] += *to;
+  });
 }
 
 }  // namespace oar

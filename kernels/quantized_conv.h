@@ -1,18 +1,26 @@
-// Convolution of 8-bit integers over pixels whose channels lie together, and products with 8-bit matrices
-// (the case H = KH = KW = 1). Sums are exact in i32; each is scaled, bounded and rounded once. Every kernel
-// gives the same bits.
+// Convolution of narrow operands over pixels whose channels lie together, and products with narrow matrices
+// (the case H = KH = KW = 1): 8-bit integers (kQuantizedConv) and bf16 (kBf16Conv).
 //
-//   s = bias[m] + sum over the window of (x - x_zero) w[m]                       (i32, wrapping)
-//   t = clamp(float(s) scale[m] + shift[m], low, high)                           (f32, two roundings)
-//   out = t (kF32), or round half to even (t) + y_zero (kU8, kI8), or s (kI32)
+// 8-bit integers: sums are exact in i32; each is scaled, bounded and rounded once, so that every kernel gives
+// the same bits (but for `epilogue`, whose functions differ in the last places between instruction sets).
 //
-// Padding stands for x_zero. A window's K = KH KW C values are gathered into a row, so that one product of
-// rows and panels serves every window; rows of 1x1 windows with C a multiple of 64 are read where they lie.
+//   s = bias[m] + sum over the window of (x - zero) w[m]                         (i32, wrapping)
+//   t = clamp(float(s) (scale[m] x_scale[n]) + shift[m] + residual, low, high)   (f32, each step rounded)
+//   out = epilogue(t) (kF32), or round half to even (t) + y_zero (kU8, kI8), or s (kI32)
 //
-// Roofline: 2 N OH OW M K over the machine's int8 peak; gathering reads and writes N OH OW K bytes.
+// bf16: s = sum over the window of x w[m], in f32, in an order that depends on K alone, subnormals taken for
+// zero; t = s + shift[m] + residual, and on as above with kF32. Against exact sums of the rounded operands
+// the error is that of K additions in f32; bf16 itself rounds each operand by at most 2^-8 of its value.
 //
-// Filters are packed into panels of 16 channels: (panels, Kp / 4, 16, 4) with k = (tap, channel) and
-// Kp = K rounded up to 64, padded with zeros: the operand of VNNI and AMX alike.
+// Padding stands for the zero point. A window's K = KH KW C values are gathered into a row, so that one
+// product of rows and panels serves every window; rows of 1x1 windows with C values of a multiple of 64 bytes
+// are read where they lie.
+//
+// Roofline: 2 N OH OW M K over the machine's int8 (bf16) peak; gathering reads and writes N OH OW K values.
+//
+// Filters are packed into panels of 16 channels: (panels, Kp / 4, 16, 4) bytes with k = (tap, channel) and Kp
+// = the bytes of K values rounded up to 64, padded with zeros: the operand of VNNI, AVX512-BF16 and AMX
+// alike.
 #pragma once
 
 #include "kernels/conv.h"
@@ -23,13 +31,13 @@ enum class QuantizedOut : int32_t { kF32, kU8, kI8, kI32 };
 
 struct QuantizedConvArgs {
   uint32_t size = sizeof(QuantizedConvArgs);
-  uint32_t version = 1;
-  void* out = nullptr;              // (N, OH, OW, M)
-  const uint8_t* x = nullptr;       // (N, H, W, C): u8, or i8 when x_signed
-  const int8_t* w = nullptr;        // packed by pack_quantized_filters(), 64-byte aligned
-  const int32_t* w_sums = nullptr;  // [M]: sums of each filter's weights, from the same call
-  const int32_t* bias = nullptr;    // [M] or null
-  const float* scale = nullptr;     // [M]; not read for kI32
+  uint32_t version = 2;
+  void* out = nullptr;         // (N, OH, OW, M)
+  const uint8_t* x = nullptr;  // (N, H, W, C): u8, i8 when x_signed, or bf16
+  const int8_t* w = nullptr;   // packed by pack_quantized_filters() or pack_bf16_filters(), 64-byte aligned
+  const int32_t* w_sums = nullptr;  // [M]: sums of each filter's weights, from the same call; not for bf16
+  const int32_t* bias = nullptr;    // [M] or null; not for bf16
+  const float* scale = nullptr;     // [M]; not read for kI32 and bf16
   const float* shift = nullptr;     // [M] or null
   WindowShape window;
   int64_t C = 0, M = 0;
@@ -38,16 +46,32 @@ struct QuantizedConvArgs {
   QuantizedOut out_type = QuantizedOut::kU8;
   // For kU8 and kI8 integers within the type's range less y_zero.
   float low = 0.f, high = 0.f;
+  // Scale and zero point of each image instead of x_zero: [N], or null both. kF32 only.
+  const float* x_scale = nullptr;
+  const int32_t* x_zeros = nullptr;
+  // As out, or null; may be `out` itself. kF32 only.
+  const float* residual = nullptr;
+  // What follows the bounds; kNone or kClamp: nothing. kF32 only.
+  Epilogue epilogue = Epilogue::kNone;
+  float alpha = 0.f, beta = 0.f;
 };
 
 inline constexpr int64_t kQuantizedPanel = 16, kQuantizedStep = 64;
 
-// K rounded up, and bytes of packed filters.
-inline int64_t quantized_k(int64_t K) { return (K + kQuantizedStep - 1) / kQuantizedStep * kQuantizedStep; }
-int64_t quantized_filter_bytes(int64_t M, int64_t K);
+// Bytes of K values of one filter rounded up, and of packed filters; `width`: bytes of a value.
+inline int64_t quantized_k(int64_t K, int64_t width = 1) {
+  return (K * width + kQuantizedStep - 1) / kQuantizedStep * kQuantizedStep;
+}
+int64_t quantized_filter_bytes(int64_t M, int64_t K, int64_t width = 1);
 // From w[m * stride_m + tap * stride_tap + c * stride_c]; a file's (M, C, KH, KW) has strides C taps, 1 and
 // taps, a matrix (C, M) has 1, 0 and M, its transpose (M, C) has C, 0 and 1. sums: [M].
 void pack_quantized_filters(int8_t* dst, int32_t* sums, const int8_t* w, int64_t M, int64_t taps, int64_t C,
                             int64_t stride_m, int64_t stride_tap, int64_t stride_c);
+// The same of f32 filters rounded to bf16, and to 8-bit integers with one scale per filter: the largest
+// weight becomes 127 or -127. scale: [M]; 0 for a filter of zeros. Weights must be finite.
+void pack_bf16_filters(int8_t* dst, const float* w, int64_t M, int64_t taps, int64_t C, int64_t stride_m,
+                       int64_t stride_tap, int64_t stride_c);
+void pack_rounded_filters(int8_t* dst, int32_t* sums, float* scale, const float* w, int64_t M, int64_t taps,
+                          int64_t C, int64_t stride_m, int64_t stride_tap, int64_t stride_c);
 
 }  // namespace oar

@@ -18,7 +18,7 @@ struct InferOptions {
   std::string model, output;
   std::vector<std::string> inputs, disabled;
   int threads = 0;
-  std::string trace, cache_dir;
+  std::string trace, cache_dir, precision = "f32";
   bool json = false, graph = false, profile = false;
 };
 
@@ -53,6 +53,7 @@ Status save(const Datum& d, const std::string& base, std::vector<std::string>& w
 Status infer(const InferOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
+  OAR_ASSIGN(options.precision, parse_precision(o.precision));
   options.cache_dir = o.cache_dir;
   options.log.callback = [](LogLevel level, std::string_view message) {
     if (level >= LogLevel::kWarning) std::fprintf(stderr, "oar: %s\n", std::string(message).c_str());
@@ -154,6 +155,9 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
   c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
+  c->add_option("--precision", o->precision, "what convolutions and layers of f32 are computed in")
+      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
+      ->capture_default_str();
   c->add_flag("--graph", o->graph, "print the graph after all passes");
   c->add_flag("--profile", o->profile, "time per kind of op");
   c->add_option("--cache-dir", o->cache_dir,

@@ -20,6 +20,7 @@ struct InspectOptions {
   ModelOptions model;
   ReportOptions report;
   std::vector<std::string> inputs;  // of ordinary models
+  std::string precision = "f32";    // of those
   bool tensors = false, json = false, quant = false, explain = false;
 };
 
@@ -125,6 +126,7 @@ int inspect(const InspectOptions& o) {
     what.disabled_passes = {o.model.engine.disabled_passes.begin(), o.model.engine.disabled_passes.end()};
     what.inputs = o.inputs;
     what.dump_pass = o.report.dump_pass;
+    what.precision = o.precision;
     what.graph = o.report.graph;
     what.explain = o.explain;
     what.plan = o.report.plan || o.report.memory;
@@ -174,6 +176,10 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
+  c->add_option("--precision", o->precision,
+                "of an ONNX or Paddle model: what convolutions and layers of f32 are computed in")
+      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
+      ->capture_default_str();
   c->add_flag("--explain", o->explain,
               "of an ONNX or Paddle model: what each pass did, and why two ops were not fused");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")

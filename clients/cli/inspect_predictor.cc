@@ -98,6 +98,7 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   PredictorOptions options;
   options.disabled_passes = what.disabled_passes;
   options.explain = what.explain;
+  OAR_ASSIGN(options.precision, parse_precision(what.precision));
   bool dumped = what.dump_pass.empty();
   if (!dumped) {
     options.pass_observer = [&](const Pass& pass, const Graph& graph, bool after) {
@@ -109,7 +110,8 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   OAR_ASSIGN(const auto predictor, Predictor::open(path, options));
   if (!dumped) {
     std::string names;
-    for (const Pass& pass : tensor_passes()) names += cat(names.empty() ? "" : ", ", pass.name);
+    for (const Pass& pass : tensor_passes(options.precision))
+      names += cat(names.empty() ? "" : ", ", pass.name);
     return invalid_argument(cat("--dump-pass ", what.dump_pass, ": the passes are ", names));
   }
   std::fputs(predictor->summary().c_str(), stdout);

@@ -13,6 +13,7 @@ struct PredictorInspection {
   std::set<std::string> disabled_passes;
   std::vector<std::string> inputs;  // NAME=2x3x224x224: extents for the plan
   std::string dump_pass;
+  std::string precision = "f32";
   bool graph = false, plan = false;
   bool explain = false;  // what each pass did, and why neighbouring ops were not fused
 };

@@ -23,7 +23,7 @@ struct ServeOptions {
   ConfigDefaults batching;  // of ordinary models without a config
   double drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
-  std::string config;
+  std::string config, precision = "f32";
 };
 
 constexpr int kTensorMessageBytes = 64 << 20;
@@ -87,6 +87,7 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
   r.predictor.cache_dir = o.model.cache_dir;
+  OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));
   r.predictor.log = log;
   r.predictor.import.mmap = !o.model.no_mmap;
   r.predictor.disabled_passes = {o.model.engine.disabled_passes.begin(),
@@ -212,6 +213,10 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   c->add_option("--instances", o->batching.instances, "runs of one ordinary model at the same time")
       ->check(in_range(1, 256))
+      ->capture_default_str();
+  c->add_option("--precision", o->precision,
+                "what convolutions and layers of ordinary models of f32 are computed in")
+      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
       ->capture_default_str();
   c->add_option("--max-message", o->max_message_mib,
                 "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")

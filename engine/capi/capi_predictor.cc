@@ -98,6 +98,21 @@ Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, Out
   return ok_status();
 }
 
+Status open(const char* path, const oar_predictor_options& o, oar_predictor* predictor) {
+  if (predictor == nullptr) return null_argument("predictor");
+  *predictor = 0;
+  if (path == nullptr) return null_argument("path");
+  OAR_RETURN_IF_ERROR(check_open());
+  OAR_RETURN_IF_ERROR(check_threads(o.threads));
+  PredictorOptions options;
+  options.threads = o.threads;
+  if (o.precision != nullptr) { OAR_ASSIGN(options.precision, parse_precision(o.precision)); }
+  if (o.cache_dir != nullptr) options.cache_dir = o.cache_dir;
+  OAR_ASSIGN(auto opened, Predictor::open(path, options));
+  OAR_ASSIGN(*predictor, put(std::make_shared<PredictorObject>(std::move(opened))));
+  return ok_status();
+}
+
 Status describe(const std::vector<IoSpec>& specs, size_t index, oar_tensor_info* info, size_t size) {
   if (index >= specs.size())
     return {StatusCode::kOutOfRange, cat("index is ", index, " but there are ", specs.size()), "index"};
@@ -119,17 +134,27 @@ using namespace oar::capi;  // NOLINT
 extern "C" {
 
 oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* predictor) {
-  return call([&]() -> Status {
-    if (predictor == nullptr) return null_argument("predictor");
-    *predictor = 0;
-    if (path == nullptr) return null_argument("path");
-    OAR_RETURN_IF_ERROR(check_open());
-    OAR_RETURN_IF_ERROR(check_threads(threads));
-    PredictorOptions options;
+  return call([&] {
+    oar_predictor_options options = {};
     options.threads = threads;
-    OAR_ASSIGN(auto opened, Predictor::open(path, options));
-    OAR_ASSIGN(*predictor, put(std::make_shared<PredictorObject>(std::move(opened))));
-    return ok_status();
+    return open(path, options, predictor);
+  });
+}
+
+oar_status oar_predictor_options_init(oar_predictor_options* options, size_t size) {
+  return call([&] {
+    oar_predictor_options defaults = {};
+    defaults.struct_size = static_cast<uint32_t>(size);
+    return write_struct(defaults, "options", options, size);
+  });
+}
+
+oar_status oar_predictor_open(const char* path, const oar_predictor_options* options,
+                              oar_predictor* predictor) {
+  return call([&]() -> Status {
+    oar_predictor_options given = {};
+    if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "predictor_options", given));
+    return open(path, given, predictor);
   });
 }
 

@@ -351,6 +351,20 @@ typedef struct oar_tensor_info {
 /* Loads a model file. `threads`: 0 for all usable processors, 1 for the caller's alone. */
 OAR_API oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* predictor);
 
+/* Fill with oar_predictor_options_init(), then change what should differ. */
+typedef struct oar_predictor_options {
+  uint32_t struct_size;  /* sizeof(oar_predictor_options), set by the init function */
+  int32_t threads;       /* as for oar_predictor_load() */
+  const char* precision; /* of convolutions and layers of f32; NULL: f32; or bf16, int8 */
+  const char* cache_dir; /* keeps the prepared model for the next load; NULL: kept nowhere */
+} oar_predictor_options;
+
+/* Sets the defaults; `size` is sizeof(oar_predictor_options). */
+OAR_API oar_status oar_predictor_options_init(oar_predictor_options* options, size_t size);
+/* oar_predictor_load() with more to choose. `options` may be NULL. */
+OAR_API oar_status oar_predictor_open(const char* path, const oar_predictor_options* options,
+                                      oar_predictor* predictor);
+
 /* Another handle on the same weights and threads; costs next to nothing. A pool of predictors is so many
  * clones, though one predictor may also be run by many threads at once. */
 OAR_API oar_status oar_predictor_clone(oar_predictor predictor, oar_predictor* clone);

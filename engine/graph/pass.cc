@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
+#include "engine/graph/passes/narrow_layers.h"
 #include "engine/graph/passes/rotate.h"
 
 namespace oar {
@@ -43,6 +44,18 @@ std::span<const Pass> tensor_passes() {
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;
+}
+
+std::vector<Pass> tensor_passes(Precision precision) {
+  std::vector<Pass> all;
+  for (const Pass& p : tensor_passes()) {
+    all.push_back(p);
+    if (std::string_view(p.name) != "channels_last" || precision == Precision::kF32) continue;
+    all.push_back({"lower_precision", "convolutions and layers in bf16 or 8-bit integers, where asked for",
+                   [precision](Graph& g) { return passes::lower_precision(g, precision); },
+                   passes::explain_precision});
+  }
+  return all;
 }
 
 std::vector<Pass> language_model_passes(const RotationOptions& rotation) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/graph/graph.h"
+#include "engine/graph/precision.h"
 
 namespace oar {
 
@@ -33,6 +34,8 @@ std::span<const Pass> default_passes();
 // Those of ordinary models (importers' graphs), in order: fuse_quantized, fold_evaluated, cse, fuse_spelled,
 // fuse_dense, fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
+// The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32.
+std::vector<Pass> tensor_passes(Precision precision);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
 // they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn. Those not asked

@@ -47,14 +47,37 @@ Predictor::~Predictor() = default;
 
 namespace {
 
+// Convolutions and layers of floats, and how many of them are computed in fewer bits.
+struct Layers {
+  int all = 0, lowered = 0;
+  std::string precision;
+};
+Layers layers_of(const Graph& graph) {
+  Layers out;
+  for (const Node& n : graph.nodes()) {
+    if (!n.is("conv") && !n.is("dense")) continue;
+    ++out.all;
+    if (!n.attrs.has("precision")) continue;
+    ++out.lowered;
+    out.precision = n.attrs.get_string("precision");
+  }
+  return out;
+}
+
 Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options) {
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.explain = options.explain;
   passes.observer = options.pass_observer;
   PreparedModel out;
-  OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(), passes));
+  OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(options.precision), passes));
   out.model = std::move(model);
+  if (options.precision != Precision::kF32 && layers_of(*out.model.graph).lowered == 0) {
+    options.log(LogLevel::kWarning,
+                cat("precision ", precision_name(options.precision),
+                    ": no layer of this model can be computed so on this processor; it runs in f32 "
+                    "(`oar inspect --explain` says why)"));
+  }
   return out;
 }
 
@@ -90,7 +113,8 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
   std::string entry;
   // An observer wants to see the passes run.
   if (!options.cache_dir.empty() && !options.pass_observer) {
-    OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes));
+    OAR_ASSIGN(entry,
+               prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision));
   }
   const auto load = [&]() -> Result<std::unique_ptr<Predictor>> {
     OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry));
@@ -139,6 +163,10 @@ std::string Predictor::summary() const {
     s += cat(
         "\npass     ", p.name, ": ",
         p.disabled ? "off" : cat(p.rewrites, " rewrites, ", p.nodes_before, " -> ", p.nodes_after, " ops"));
+  }
+  if (const Layers l = layers_of(graph()); l.all > 0) {
+    s += cat("\nprecision ",
+             l.lowered > 0 ? cat(l.precision, ": ", l.lowered, " of ", l.all, " layers") : "f32");
   }
   std::map<std::string, size_t> ops;
   for (const Node& node : graph().nodes()) ++ops[node.op->name];

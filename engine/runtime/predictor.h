@@ -30,6 +30,10 @@ struct PredictorOptions {
   std::shared_ptr<ThreadPool> pool;       // shared with others instead of one of its own
   std::set<std::string> disabled_passes;  // by name, see tensor_passes()
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
+  // In how many bits convolutions and layers of f32 are computed. Results differ from f32's by what rounding
+  // their operands costs (docs/predictor.md). Where nothing can be computed so, that is logged and said by
+  // summary(), and the model runs in f32.
+  Precision precision = Precision::kF32;
   bool explain = false;                       // passes() says what was not fused, and why
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop

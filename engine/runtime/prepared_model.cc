@@ -150,14 +150,15 @@ json::object describe(const NamedTensors& tensors) {
 }  // namespace
 
 Result<std::string> prepared_model_path(const std::string& cache_dir, const std::string& path,
-                                        const std::set<std::string>& disabled_passes) {
+                                        const std::set<std::string>& disabled_passes, Precision precision) {
   std::error_code ec;
   const std::string absolute = fs::weakly_canonical(path, ec).string();
   OAR_ASSIGN(const json::object file, identity(absolute));
   ContentHash hash;
   hash.add(cat("oar prepared model ", kVersion, " ", isa_name(best_isa()), " ", sizeof(void*)));
   hash.add(json::serialize(file));
-  for (const Pass& pass : tensor_passes()) hash.add(std::string_view(pass.name));
+  for (const Pass& pass : tensor_passes(precision)) hash.add(std::string_view(pass.name));
+  hash.add(std::string_view(precision_name(precision)));
   // Also names that are none: the load that finds no entry then refuses them.
   for (const std::string& name : disabled_passes) hash.add(cat(name, " off"));
   if (fs::is_regular_file(absolute, ec)) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/conv_simd.h"
 #include "kernels/cpu/depthwise_simd.h"
+#include "kernels/cpu/narrow_simd.h"
 #include "kernels/cpu/softmax_simd.h"
 #include "kernels/cpu/winograd_simd.h"
 #include "kernels/kernel_list.h"
@@ -23,6 +24,7 @@ inline void append_image(KernelList& list, Isa isa) {
   OAR_ENTRY(kPool, "pool", pool_plan, pool_run);
   OAR_ENTRY(kSoftmax, "softmax", softmax_plan, softmax_run);
   OAR_ENTRY(kActivate, "activate", activate_plan, activate_run);
+  OAR_ENTRY(kNarrow, "narrow", narrow_plan, narrow_run);
 #undef OAR_ENTRY
 }
 

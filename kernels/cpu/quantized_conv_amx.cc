@@ -1,13 +1,16 @@
-// 8-bit convolution on AMX tiles: two blocks of 16 pixels by two panels of 16 channels, 64 values at a time,
-// four products for four loads.
+// Narrow convolution on AMX tiles: two blocks of 16 pixels by two panels of 16 channels, 64 bytes of values
+// at a time, four products for four loads.
+#define OAR_SIMD_NAMESPACE quantized_amx
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/quantized_conv_driver.h"
 
 namespace oar {
 namespace {
 
+// W: bytes of a value.
+template <int64_t W>
 struct AmxQuantizedCore {
-  static constexpr int64_t kTile = 16, kRows = 32, kPanels = 2;
+  static constexpr int64_t kTile = 16, kRows = 32, kPanels = 2, kWidth = W;
   static constexpr bool kSignedX = true;
   static void begin() { configure(kTile, kTile); }
   static void end() { _tile_release(); }
@@ -23,10 +26,11 @@ struct AmxQuantizedCore {
   }
 
 // Tiles are named by literals: a macro, not a function.
-#define OAR_MULTIPLY(sum, x, w)                     \
-  do {                                              \
-    if constexpr (kSigned) _tile_dpbssd(sum, x, w); \
-    else _tile_dpbusd(sum, x, w);                   \
+#define OAR_MULTIPLY(sum, x, w)                          \
+  do {                                                   \
+    if constexpr (W == 2) _tile_dpbf16ps(sum, x, w);     \
+    else if constexpr (kSigned) _tile_dpbssd(sum, x, w); \
+    else _tile_dpbusd(sum, x, w);                        \
   } while (false)
 
   template <int B, int P, bool kSigned>
@@ -77,7 +81,8 @@ struct AmxQuantizedCore {
 }  // namespace
 
 void append_quantized_conv_amx(KernelList& list) {
-  append_quantized_conv<AmxQuantizedCore>(list, Isa::kAmx, "quantized_conv.amx");
+  append_quantized_conv<AmxQuantizedCore<1>>(list, Isa::kAmx, "quantized_conv.amx");
+  append_quantized_conv<AmxQuantizedCore<2>>(list, Isa::kAmx, "bf16_conv.amx");
 }
 
 }  // namespace oar

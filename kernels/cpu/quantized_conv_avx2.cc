@@ -1,5 +1,6 @@
 // 8-bit convolution with AVX2: pairs of products by pmaddwd, which is exact where the byte form saturates.
 // The two partial sums of a channel lie beside each other until the end.
+#define OAR_SIMD_NAMESPACE quantized_avx2
 #include <immintrin.h>
 
 #include "kernels/cpu/quantized_conv_driver.h"
@@ -8,7 +9,7 @@ namespace oar {
 namespace {
 
 struct Avx2QuantizedCore {
-  static constexpr int64_t kRows = 2, kPanels = 1;
+  static constexpr int64_t kRows = 2, kPanels = 1, kWidth = 1;
   static constexpr bool kSignedX = true;
   static void begin() {}
   static void end() {}

@@ -1,19 +1,24 @@
-// What 8-bit convolution (kernels/quantized_conv.h) does around its innermost product, the same for every
-// instruction set: dividing the work, gathering windows into rows, scaling the sums. A Core gives the
-// product:
+// What convolution of narrow operands (kernels/quantized_conv.h) does around its innermost product, the same
+// for every instruction set: dividing the work, gathering windows into rows, scaling the sums. A Core gives
+// the product:
 //
 //   static constexpr int64_t kRows, kPanels;       largest tile: rows of pixels, panels of 16 channels
+//   static constexpr int64_t kWidth;               bytes of a value: 1, or 2 of bf16, whose sums are f32 bits
 //   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
 //                                                  with its sign bit turned (128 more)
 //   static void begin(), end();                    around a chunk
 //   static void tile(const Tile&)                  acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
 //
-// Included by quantized_conv_<isa>.cc, compiled with that set's flags; everything is local to the file.
+// Included by quantized_conv_<isa>.cc, which defines OAR_SIMD_NAMESPACE (simd.h) and is compiled with that
+// set's flags; everything is local to the file.
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/epilogue_simd.h"
 #include "kernels/kernel_list.h"
 #include "kernels/partition.h"
 #include "kernels/quantized_conv.h"
@@ -34,13 +39,14 @@ struct QuantizedTile {
 
 struct QuantizedWork {
   const QuantizedConvArgs& a;
-  int64_t taps, K, Kp, panels, pixels;
+  int64_t taps, C, K, Kp;  // the last three in bytes
+  int64_t panels, pixels;
   int64_t block, blocks;  // of pixels
   int64_t group, groups;  // of panels
   bool direct;            // rows are read where they lie
-  explicit QuantizedWork(const QuantizedConvArgs& args) : a(args) {
+  QuantizedWork(const QuantizedConvArgs& args, int64_t width) : a(args) {
     const WindowShape& w = a.window;
-    taps = w.KH * w.KW, K = taps * a.C, Kp = quantized_k(K);
+    taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = quantized_k(K);
     panels = ceil_div(a.M, kQuantizedPanel);
     pixels = w.N * w.OH * w.OW;
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
@@ -58,8 +64,9 @@ struct QuantizedWork {
   size_t scratch_bytes() const { return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep); }
 };
 
-inline void quantized_plan(const void* args, int, KernelPlan* out) {
-  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args));
+template <class Core>
+void quantized_plan(const void* args, int, KernelPlan* out) {
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
   *out = {1, {w.blocks * w.groups}};
   out->worker_scratch = w.scratch_bytes();
 }
@@ -77,12 +84,12 @@ inline void quantized_plan(const void* args, int, KernelPlan* out) {
 inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, uint8_t* rows) {
   const QuantizedConvArgs& a = work.a;
   const WindowShape& w = a.window;
-  const int64_t C = a.C, line = w.KW * C;
+  const int64_t C = work.C, line = w.KW * C;
   const uint8_t* end = a.x + w.N * w.H * w.W * C;
-  const auto padding = static_cast<uint8_t>(a.x_zero);
   int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
   for (int64_t p = p0; p < p1; ++p) {
     uint8_t* to = rows + (p - p0) * work.Kp;
+    const auto padding = static_cast<uint8_t>(a.x_zeros ? a.x_zeros[n] : a.x_zero);
     const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
     const bool inside = w.dilation_w == 1 && x0 >= 0 && x0 + w.KW <= w.W;
     for (int64_t i = 0; i < w.KH; ++i, to += line) {
@@ -110,47 +117,92 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
   }
 }
 
+// Of the image that a pixel belongs to.
+struct QuantizedImage {
+  float scale;
+  uint32_t zero;
+};
+
 // Scaled results of one pixel's channels [m0, m0 + N), N <= 16, from their sums.
-template <class T, class Count>
+template <class Core, class T, bool kImages, class Count>
 [[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a, const int32_t* acc,
-                                                   const int32_t* start, int64_t pixel, int64_t m0,
-                                                   Count count) {
-  T* out = static_cast<T*>(a.out) + pixel * a.M + m0;
+                                                   const int32_t* start, QuantizedImage image, int64_t at,
+                                                   int64_t m0, Count count) {
+  T* out = static_cast<T*>(a.out) + at;
+  const float* residual = std::is_same_v<T, float> && a.residual ? a.residual + at : nullptr;
   const int64_t n = count;
   // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
   constexpr float kRound = 12582912.f;
   for (int64_t i = 0; i < n; ++i) {
-    const auto s = static_cast<int32_t>(static_cast<uint32_t>(acc[i]) + static_cast<uint32_t>(start[i]));
-    if constexpr (std::is_same_v<T, int32_t>) {
-      out[i] = s;
+    float t;
+    if constexpr (Core::kWidth == 2) {
+      t = std::bit_cast<float>(acc[i]) + (a.shift ? a.shift[m0 + i] : 0.f);
     } else {
-      float t = static_cast<float>(s) * a.scale[m0 + i] + (a.shift ? a.shift[m0 + i] : 0.f);
-      t = t > a.low ? t : a.low;
-      t = t < a.high ? t : a.high;
-      if constexpr (std::is_same_v<T, float>) out[i] = t;
-      else out[i] = static_cast<T>(static_cast<int32_t>((t + kRound) - kRound) + a.y_zero);
+      auto sum = static_cast<uint32_t>(acc[i]) + static_cast<uint32_t>(start[i]);
+      if constexpr (kImages) sum -= image.zero * static_cast<uint32_t>(a.w_sums[m0 + i]);
+      const auto s = static_cast<int32_t>(sum);
+      if constexpr (std::is_same_v<T, int32_t>) {
+        out[i] = s;
+        continue;
+      }
+      const float scale = kImages ? a.scale[m0 + i] * image.scale : a.scale[m0 + i];
+      t = static_cast<float>(s) * scale + (a.shift ? a.shift[m0 + i] : 0.f);
     }
+    if (residual) t += residual[i];
+    t = t > a.low ? t : a.low;
+    t = t < a.high ? t : a.high;
+    if constexpr (std::is_same_v<T, float>) out[i] = t;
+    else out[i] = static_cast<T>(static_cast<int32_t>((t + kRound) - kRound) + a.y_zero);
   }
 }
 
-template <class T>
+template <class Core, class T, bool kImages = false>
 void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t, const int32_t* start, int64_t pixel,
                       int64_t panel0) {
+  const int64_t first = panel0 * kQuantizedPanel,
+                channels = std::min(t.panels * kQuantizedPanel, a.M - first);
+  const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   for (int64_t r = 0; r < t.rows; ++r) {
+    const int64_t at = (pixel + r) * a.M;
+    QuantizedImage image = {1.f, 0};
+    if constexpr (kImages) {
+      const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
+      image = {a.x_scale[n], static_cast<uint32_t>(a.x_zeros[n])};
+    }
     for (int64_t p = 0; p < t.panels; ++p) {
-      const int64_t m0 = (panel0 + p) * kQuantizedPanel, n = std::min(kQuantizedPanel, a.M - m0);
-      const int32_t* acc = t.acc + r * t.ldacc + p * kQuantizedPanel;
+      const int64_t m0 = first + p * kQuantizedPanel, n = std::min(kQuantizedPanel, a.M - m0);
+      const int32_t *acc = t.acc + r * t.ldacc + p * kQuantizedPanel, *base = start + p * kQuantizedPanel;
       if (n == kQuantizedPanel)
-        quantized_store<T>(a, acc, start + p * kQuantizedPanel, pixel + r, m0,
-                           std::integral_constant<int64_t, kQuantizedPanel>{});
-      else quantized_store<T>(a, acc, start + p * kQuantizedPanel, pixel + r, m0, n);
+        quantized_store<Core, T, kImages>(a, acc, base, image, at + m0, m0,
+                                          std::integral_constant<int64_t, kQuantizedPanel>{});
+      else quantized_store<Core, T, kImages>(a, acc, base, image, at + m0, m0, n);
+    }
+    if (std::is_same_v<T, float> && epilogue.later())
+      OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at + first, channels);
+  }
+}
+
+template <class Core>
+void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t, const int32_t* start,
+                       int64_t pixel, int64_t panel) {
+  if constexpr (Core::kWidth == 2) {
+    quantized_finish<Core, float>(a, t, start, pixel, panel);
+  } else {
+    switch (a.out_type) {
+      case QuantizedOut::kF32:
+        if (a.x_zeros) quantized_finish<Core, float, true>(a, t, start, pixel, panel);
+        else quantized_finish<Core, float>(a, t, start, pixel, panel);
+        break;
+      case QuantizedOut::kU8: quantized_finish<Core, uint8_t>(a, t, start, pixel, panel); break;
+      case QuantizedOut::kI8: quantized_finish<Core, int8_t>(a, t, start, pixel, panel); break;
+      case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, start, pixel, panel); break;
     }
   }
 }
 
 template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
-  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args));
+  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
   const QuantizedConvArgs& a = work.a;
   if (work.pixels == 0) return;
   const bool flip = a.x_signed && !Core::kSignedX;
@@ -165,8 +217,8 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   for (int64_t id = begin; id < end; ++id) {
     const int64_t which = id / work.groups, g = id % work.groups;
     const int64_t p0 = work.pixels * which / work.blocks, p1 = work.pixels * (which + 1) / work.blocks;
-    const uint8_t* rows = a.x + p0 * a.C;
-    t.ldx = a.C;
+    const uint8_t* rows = a.x + p0 * work.C;
+    t.ldx = work.C;
     if (!work.direct) {
       rows = static_cast<const uint8_t*>(scratch.worker);
       t.ldx = work.Kp;
@@ -177,9 +229,9 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
       t.panels = std::min(Core::kPanels, last - panel);
       t.w = a.w + panel * t.panel;
-      for (int64_t i = 0; i < t.panels * kQuantizedPanel; ++i) {
+      for (int64_t i = 0; Core::kWidth == 1 && i < t.panels * kQuantizedPanel; ++i) {
         const int64_t m = panel * kQuantizedPanel + i;
-        const uint32_t zero = static_cast<uint32_t>(a.x_zero) + (flip ? 128u : 0u);
+        const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
         start[i] = m < a.M ? static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
                                                   zero * static_cast<uint32_t>(a.w_sums[m]))
                            : 0;
@@ -188,12 +240,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
         t.rows = std::min(Core::kRows, p1 - p0 - r);
         t.x = rows + r * t.ldx;
         Core::tile(t);
-        switch (a.out_type) {
-          case QuantizedOut::kF32: quantized_finish<float>(a, t, start, p0 + r, panel); break;
-          case QuantizedOut::kU8: quantized_finish<uint8_t>(a, t, start, p0 + r, panel); break;
-          case QuantizedOut::kI8: quantized_finish<int8_t>(a, t, start, p0 + r, panel); break;
-          case QuantizedOut::kI32: quantized_finish<int32_t>(a, t, start, p0 + r, panel); break;
-        }
+        quantized_results<Core>(a, t, start, p0 + r, panel);
       }
     }
   }
@@ -202,8 +249,8 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
 
 template <class Core>
 void append_quantized_conv(KernelList& list, Isa isa, const char* name) {
-  list.push_back(
-      {KernelFamily::kQuantizedConv, isa, name, std::nullopt, quantized_plan, quantized_run<Core>});
+  const KernelFamily family = Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv;
+  list.push_back({family, isa, name, std::nullopt, quantized_plan<Core>, quantized_run<Core>});
 }
 
 }  // namespace

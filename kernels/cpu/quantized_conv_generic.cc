@@ -1,11 +1,12 @@
 // 8-bit convolution for any processor.
+#define OAR_SIMD_NAMESPACE quantized_generic
 #include "kernels/cpu/quantized_conv_driver.h"
 
 namespace oar {
 namespace {
 
 struct GenericQuantizedCore {
-  static constexpr int64_t kRows = 4, kPanels = 1;
+  static constexpr int64_t kRows = 4, kPanels = 1, kWidth = 1;
   static constexpr bool kSignedX = true;
   static void begin() {}
   static void end() {}

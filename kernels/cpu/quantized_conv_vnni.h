@@ -1,5 +1,5 @@
-// The product of 8-bit convolution with AVX-512 VNNI: four multiplications of u8 and i8 added to an i32 per
-// lane. Six rows by four panels hold 24 sums in registers.
+// The product of narrow convolution with AVX-512: four multiplications of u8 and i8 added to an i32 per lane
+// (VNNI), or two of bf16 added to an f32 (BF16). Six rows by four panels hold 24 sums in registers.
 #pragma once
 
 #include <immintrin.h>
@@ -9,11 +9,20 @@
 namespace oar {
 namespace {
 
-struct VnniQuantizedCore {
-  static constexpr int64_t kRows = 6, kPanels = 4;
+// W: bytes of a value.
+template <int64_t W>
+struct DotQuantizedCore {
+  static constexpr int64_t kRows = 6, kPanels = 4, kWidth = W;
   static constexpr bool kSignedX = false;
   static void begin() {}
   static void end() {}
+
+  [[gnu::always_inline]] static __m512i dot(__m512i sum, __m512i x, __m512i w) {
+    if constexpr (W == 1) return _mm512_dpbusd_epi32(sum, x, w);
+    else
+      return _mm512_castps_si512(
+          _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), std::bit_cast<__m512bh>(x), std::bit_cast<__m512bh>(w)));
+  }
 
   template <int R, int P>
   static void part(const QuantizedTile& t) {
@@ -34,7 +43,7 @@ struct VnniQuantizedCore {
         std::memcpy(&four, t.x + r * t.ldx + k, 4);
         const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(four), flip);
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, w[p]);
+        for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
       }
     }
 #pragma GCC unroll 6

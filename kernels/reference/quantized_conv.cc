@@ -1,5 +1,6 @@
-// 8-bit convolution as kernels/quantized_conv.h defines it, window by window.
+// Convolution of narrow operands as kernels/quantized_conv.h defines it, window by window.
 #include <cmath>
+#include <cstring>
 
 #include "kernels/kernel_list.h"
 #include "kernels/quantized_conv.h"
@@ -17,38 +18,80 @@ int32_t weight_at(const QuantizedConvArgs& a, int64_t Kp, int64_t m, int64_t k) 
              (k / 4 * kQuantizedPanel + m % kQuantizedPanel) * 4 + k % 4];
 }
 
+// f(k, from) for every value of a window that lies in the operand: k counts taps and channels, `from` is the
+// value's index in x.
+template <class F>
+void each_value(const QuantizedConvArgs& a, int64_t p, F&& f) {
+  const WindowShape& w = a.window;
+  const int64_t ow = p % w.OW, oh = p / w.OW % w.OH, n = p / w.OW / w.OH;
+  for (int64_t i = 0; i < w.KH; ++i) {
+    const int64_t y = oh * w.stride_h - w.pad_top + i * w.dilation_h;
+    for (int64_t j = 0; j < w.KW; ++j) {
+      const int64_t x = ow * w.stride_w - w.pad_left + j * w.dilation_w;
+      if (y < 0 || y >= w.H || x < 0 || x >= w.W) continue;  // padding is the zero point
+      for (int64_t c = 0; c < a.C; ++c) f((i * w.KW + j) * a.C + c, ((n * w.H + y) * w.W + x) * a.C + c);
+    }
+  }
+}
+
+// What follows the scaled sum where the result is f32.
+float finished(const QuantizedConvArgs& a, float t, int64_t at) {
+  if (a.residual) t += a.residual[at];
+  t = std::fmin(std::fmax(t, a.low), a.high);
+  if (a.epilogue == Epilogue::kNone || a.epilogue == Epilogue::kClamp) return t;
+  return static_cast<float>(epilogue_value(a.epilogue, static_cast<double>(t), static_cast<double>(a.alpha),
+                                           static_cast<double>(a.beta)));
+}
+
 void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const QuantizedConvArgs*>(args);
   const WindowShape& w = a.window;
   const int64_t Kp = quantized_k(w.KH * w.KW * a.C);
   for (int64_t p = begin; p < end; ++p) {
-    const int64_t ow = p % w.OW, oh = p / w.OW % w.OH, n = p / w.OW / w.OH;
+    const int64_t image = p / w.OW / w.OH;
+    const int32_t zero = a.x_zeros ? a.x_zeros[image] : a.x_zero;
     for (int64_t m = 0; m < a.M; ++m) {
       uint32_t sum = a.bias ? static_cast<uint32_t>(a.bias[m]) : 0;
-      for (int64_t i = 0; i < w.KH; ++i) {
-        const int64_t y = oh * w.stride_h - w.pad_top + i * w.dilation_h;
-        for (int64_t j = 0; j < w.KW; ++j) {
-          const int64_t x = ow * w.stride_w - w.pad_left + j * w.dilation_w;
-          if (y < 0 || y >= w.H || x < 0 || x >= w.W) continue;  // padding is x_zero
-          const uint8_t* pixel = a.x + ((n * w.H + y) * w.W + x) * a.C;
-          for (int64_t c = 0; c < a.C; ++c) {
-            const int32_t v = a.x_signed ? static_cast<int8_t>(pixel[c]) : pixel[c];
-            sum += static_cast<uint32_t>((v - a.x_zero) * weight_at(a, Kp, m, (i * w.KW + j) * a.C + c));
-          }
-        }
-      }
+      each_value(a, p, [&](int64_t k, int64_t from) {
+        const int32_t v = a.x_signed ? static_cast<int8_t>(a.x[from]) : a.x[from];
+        sum += static_cast<uint32_t>((v - zero) * weight_at(a, Kp, m, k));
+      });
       const int64_t at = p * a.M + m;
       const auto s = static_cast<int32_t>(sum);
       if (a.out_type == QuantizedOut::kI32) {
         static_cast<int32_t*>(a.out)[at] = s;
         continue;
       }
-      const float scaled = static_cast<float>(s) * a.scale[m];
-      const float t = std::fmin(std::fmax(scaled + (a.shift ? a.shift[m] : 0.f), a.low), a.high);
-      if (a.out_type == QuantizedOut::kF32) static_cast<float*>(a.out)[at] = t;
+      const float scale = a.x_scale ? a.scale[m] * a.x_scale[image] : a.scale[m];
+      const float scaled = static_cast<float>(s) * scale, t = scaled + (a.shift ? a.shift[m] : 0.f);
+      if (a.out_type == QuantizedOut::kF32) static_cast<float*>(a.out)[at] = finished(a, t, at);
       else
-        static_cast<uint8_t*>(a.out)[at] =
-            static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(t)) + a.y_zero);
+        static_cast<uint8_t*>(a.out)[at] = static_cast<uint8_t>(
+            static_cast<int32_t>(std::nearbyint(std::fmin(std::fmax(t, a.low), a.high))) + a.y_zero);
+    }
+  }
+}
+
+// Sums of bf16 in double.
+void bf16_reference_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const QuantizedConvArgs*>(args);
+  const int64_t Kp = quantized_k(a.window.KH * a.window.KW * a.C, 2);
+  const auto value = [](const void* p) {
+    bf16 v;
+    std::memcpy(&v, p, sizeof(v));
+    return static_cast<double>(to_f32(v));
+  };
+  for (int64_t p = begin; p < end; ++p) {
+    for (int64_t m = 0; m < a.M; ++m) {
+      double sum = 0;
+      each_value(a, p, [&](int64_t k, int64_t from) {
+        const int8_t* w = a.w + m / kQuantizedPanel * kQuantizedPanel * Kp +
+                          (k / 2 * kQuantizedPanel + m % kQuantizedPanel) * 4 + k % 2 * 2;
+        sum += value(a.x + 2 * from) * value(w);
+      });
+      const int64_t at = p * a.M + m;
+      const float t = static_cast<float>(sum) + (a.shift ? a.shift[m] : 0.f);
+      static_cast<float*>(a.out)[at] = finished(a, t, at);
     }
   }
 }
@@ -58,6 +101,8 @@ void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, 
 void append_quantized_conv_reference(KernelList& list) {
   list.push_back({KernelFamily::kQuantizedConv, Isa::kReference, "quantized_conv.reference", std::nullopt,
                   quantized_reference_plan, quantized_reference_run});
+  list.push_back({KernelFamily::kBf16Conv, Isa::kReference, "bf16_conv.reference", std::nullopt,
+                  quantized_reference_plan, bf16_reference_run});
 }
 
 }  // namespace oar

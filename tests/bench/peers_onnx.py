@@ -1,11 +1,18 @@
 """Oar beside ONNX Runtime and OpenVINO on the same ONNX files: interleaved rounds in one run, medians.
 
     python tests/bench/peers_onnx.py BENCH_BINARY THREADS ROUNDS MODEL NAME=2x3x224x224 [NAME=...] [-- MODEL ...]
+    python tests/bench/peers_onnx.py BENCH_BINARY THREADS ROUNDS --table FOLDER
 
 BENCH_BINARY is predictor_bench. Packages that are not installed are left out. Prints one line per model: median
-and best milliseconds of each, Oar's speed relative to each by medians (above 1: Oar is faster), and the time from
-file to first result. Speed only: outputs are not compared here, and Oar's inputs are random values of its own.
+and best milliseconds of each, Oar's speed relative to each by medians (above 1: Oar is faster), the time from
+file to first result, and memory: what the first run adds to the process at its peak (activations and what a
+runtime allocates on first use), and the resident size after it, each runtime in a process of its own. Speed only:
+outputs are not compared here, and Oar's inputs are random values of its own.
+
+--table runs the usual models of FOLDER (TABLE below), those that are there, and prints the geometric mean of the
+ratios over the f32 models at the end. OAR_ARGS in the environment goes to predictor_bench (`--precision bf16`).
 """
+import math
 import os
 import statistics
 import subprocess
@@ -13,6 +20,33 @@ import sys
 import time
 
 import numpy as np
+
+TABLE = (
+    ("resnet50.onnx", "x=1x3x224x224"),
+    ("mobilenet_v2.onnx", "x=1x3x224x224"),
+    ("mobilenet_v3_large.onnx", "x=1x3x224x224"),
+    ("minilm.onnx", "input_ids=1x128 attention_mask=1x128"),
+    ("bert_base.onnx", "input_ids=1x128 attention_mask=1x128"),
+    ("ppocr_det.onnx", "x=1x3x640x640"),
+    ("ppocr_rec.onnx", "x=1x3x32x320"),
+    ("resnet50.onnx", "x=8x3x224x224"),
+    ("mobilenet_v3_large.onnx", "x=8x3x224x224"),
+    ("minilm.onnx", "input_ids=8x128 attention_mask=8x128"),
+    ("bert_base.onnx", "input_ids=8x128 attention_mask=8x128"),
+    ("ppocr_rec.onnx", "x=8x3x32x320"),
+    ("resnet50_int8.onnx", "x=1x3x224x224"),
+    ("resnet50_int8.onnx", "x=8x3x224x224"),
+    ("mobilenet_v2_int8.onnx", "x=1x3x224x224"),
+)
+
+
+def status_mib(key):
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(key + ":")) / 1024
+
+
+def parse_specs(arguments):
+    return {k: [int(d) for d in v.split("x")] for k, v in (a.split("=") for a in arguments)}
 
 
 def inputs_of(specs, session):
@@ -27,78 +61,136 @@ def inputs_of(specs, session):
     return values
 
 
+def open_onnxruntime(model, specs, threads):
+    """A function that runs the model once, and its inputs."""
+    import onnxruntime as ort
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if os.environ.get("NO_SPIN") else "1")
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    values = inputs_of(specs, session)
+    return lambda: session.run(None, values)
+
+
+def open_openvino(model, specs, threads):
+    import openvino
+    core = openvino.Core()
+    m = core.read_model(model)
+    m.reshape(specs)
+    compiled = core.compile_model(m, "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+                                            "INFERENCE_PRECISION_HINT": "f32"})
+    rng = np.random.default_rng(1)
+    values = {}
+    for i in compiled.inputs:
+        dims = specs[i.any_name]
+        integer = np.issubdtype(i.element_type.to_dtype(), np.integer)
+        values[i.any_name] = rng.integers(0, 2, dims) if integer else rng.uniform(-1, 1, dims).astype(np.float32)
+    request = compiled.create_infer_request()
+    return lambda: request.infer(values)
+
+
+PEERS = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+
+
+def print_memory(peer, model, specs, threads):
+    """What a first run adds at its peak and the resident size after it, in MiB; for a process of its own."""
+    run = PEERS[peer](model, specs, threads)
+    before = status_mib("VmRSS")
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # the peak begins anew
+    run()
+    print(status_mib("VmHWM") - before, status_mib("VmRSS"))
+
+
+def memory_of(peer, model, specs, threads):
+    out = subprocess.run([sys.executable, __file__, "--memory", peer, str(threads), model, *spec_arguments(specs)],
+                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return tuple(map(float, out.stdout.split())) if out.returncode == 0 else (math.nan, math.nan)
+
+
+def spec_arguments(specs):
+    return [name + "=" + "x".join(map(str, dims)) for name, dims in specs.items()]
+
+
+def timed(f, n):
+    out = []
+    for _ in range(n):
+        t = time.perf_counter()
+        f()
+        out.append((time.perf_counter() - t) * 1e3)
+    return out
+
+
+def compare(binary, threads, rounds, model, specs):
+    """Prints the model's line; returns Oar's speed relative to each peer."""
+    memory = {}
+    runs, first = {}, {}
+    for peer, open_peer in PEERS.items():
+        try:
+            t = time.perf_counter()
+            runs[peer] = open_peer(model, specs, threads)
+            runs[peer]()
+            first[peer] = (time.perf_counter() - t) * 1e3
+        except ImportError:
+            continue
+        memory[peer] = memory_of(peer, model, specs, threads)
+    command = [binary, model, "--threads", str(threads), "--serve", *os.environ.get("OAR_ARGS", "").split()]
+    for s in spec_arguments(specs):
+        command += ["--input", s]
+    ours = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    load, first_run, *memory["oar"] = map(float, ours.stdout.readline().split())
+    first["oar"] = load + first_run
+    times = {"oar": [], **{peer: [] for peer in runs}}
+    count = 5
+    for r in range(rounds):
+        order = list(times)
+        for who in order[r % len(order):] + order[:r % len(order)]:
+            if who == "oar":
+                ours.stdin.write(f"{count + 1}\n")
+                ours.stdin.flush()
+                got = [float(x) for x in ours.stdout.readline().split()]
+            else:
+                got = timed(runs[who], count + 1)
+            times[who] += got[1:]  # the first of a turn finds the others' data in the caches
+            time.sleep(0.002)  # spinning threads of the last one park
+    ours.stdin.close()
+    ours.wait()
+    medians = {k: statistics.median(v) for k, v in times.items()}
+    ratios = {k: v / medians["oar"] for k, v in medians.items() if k != "oar"}
+    shape = ",".join("x".join(map(str, v)) for v in list(specs.values())[:1])
+    line = f"{os.path.basename(os.path.dirname(model)) + '/' + os.path.basename(model):40s} {shape:16s}"
+    line += " ".join(f"{k} {v:8.2f} ms (best {min(times[k]):.2f})" for k, v in medians.items())
+    line += "  oar is " + ", ".join(f"{v:.2f}x {k}" for k, v in ratios.items())
+    line += "  load+first: " + ", ".join(f"{k} {first[k]:.0f} ms" for k in times)
+    line += "  first run adds, resident after: " + ", ".join(
+        f"{k} {memory[k][0]:.0f}, {memory[k][1]:.0f} MiB" for k in times)
+    print(line, flush=True)
+    return ratios
+
+
 def main():
+    if sys.argv[1] == "--memory":
+        return print_memory(sys.argv[2], sys.argv[4], parse_specs(sys.argv[5:]), int(sys.argv[3]))
     binary, threads, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     jobs, rest = [], sys.argv[4:]
+    if rest[0] == "--table":
+        jobs = [(os.path.join(rest[1], name), parse_specs(specs.split())) for name, specs in TABLE]
+        for model in sorted({m for m, _ in jobs if not os.path.exists(m)}):
+            print(f"{model} is not there", flush=True)
+        jobs = [j for j in jobs if os.path.exists(j[0])]
+        rest = []
     while rest:
         end = rest.index("--") if "--" in rest else len(rest)
-        specs = dict(a.split("=") for a in rest[1:end])
-        jobs.append((rest[0], {k: [int(d) for d in v.split("x")] for k, v in specs.items()}))
+        jobs.append((rest[0], parse_specs(rest[1:end])))
         rest = rest[end + 1:]
-    import onnxruntime as ort
-    try:
-        import openvino
-    except ImportError:
-        openvino = None
+    ratios = {}
     for model, specs in jobs:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0" if os.environ.get("NO_SPIN") else "1")
-        t = time.perf_counter()
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        values = inputs_of(specs, session)
-        session.run(None, values)
-        ort_first = (time.perf_counter() - t) * 1e3
-        request = None
-        if openvino:
-            core = openvino.Core()
-            m = core.read_model(model)
-            m.reshape({k: v.shape for k, v in values.items()})
-            compiled = core.compile_model(m, "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
-                                                    "INFERENCE_PRECISION_HINT": "f32"})
-            request = compiled.create_infer_request()
-            request.infer(values)
-        command = [binary, model, "--threads", str(threads), "--serve"]
-        for name, dims in specs.items():
-            command += ["--input", name + "=" + "x".join(map(str, dims))]
-        ours = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        load, first = map(float, ours.stdout.readline().split())
-        times = {"oar": [], "onnxruntime": []}
-        if request:
-            times["openvino"] = []
-
-        def timed(f, n):
-            out = []
-            for _ in range(n):
-                t = time.perf_counter()
-                f()
-                out.append((time.perf_counter() - t) * 1e3)
-            return out
-
-        runs = 5
-        for r in range(rounds):
-            order = list(times)
-            for who in order[r % len(order):] + order[:r % len(order)]:
-                if who == "oar":
-                    ours.stdin.write(f"{runs + 1}\n")
-                    ours.stdin.flush()
-                    got = [float(x) for x in ours.stdout.readline().split()]
-                elif who == "onnxruntime":
-                    got = timed(lambda: session.run(None, values), runs + 1)
-                else:
-                    got = timed(lambda: request.infer(values), runs + 1)
-                times[who] += got[1:]  # the first of a turn finds the others' data in the caches
-                time.sleep(0.002)  # spinning threads of the last one park
-        ours.stdin.close()
-        ours.wait()
-        medians = {k: statistics.median(v) for k, v in times.items()}
-        shape = ",".join("x".join(map(str, v)) for v in list(specs.values())[:1])
-        line = f"{os.path.basename(os.path.dirname(model)) + '/' + os.path.basename(model):40s} {shape:16s}"
-        line += " ".join(f"{k} {v:8.2f} ms (best {min(times[k]):.2f})" for k, v in medians.items())
-        line += "  oar is " + ", ".join(f"{v / medians['oar']:.2f}x {k}" for k, v in medians.items() if k != "oar")
-        line += f"  load+first: oar {load + first:.0f} ms, onnxruntime {ort_first:.0f} ms"
-        print(line, flush=True)
+        for peer, ratio in compare(binary, threads, rounds, model, specs).items():
+            if not model.endswith("_int8.onnx"):
+                ratios.setdefault(peer, []).append(ratio)
+    for peer, all_of_them in ratios.items():
+        print(f"geometric mean over {len(all_of_them)} f32 models: {statistics.geometric_mean(all_of_them):.2f}x {peer}")
 
 
 main()

@@ -1,16 +1,19 @@
 // How long a model takes in a Predictor: median and best of runs, and with --profile each op's share.
 //
-//   predictor_bench MODEL [--input NAME=2x3x224x224]... [--threads N] [--rounds N] [--profile] [--off
-//   PASS]... predictor_bench MODEL ... --serve
+//   predictor_bench MODEL [--input NAME=2x3x224x224]... [--threads N] [--rounds N] [--profile] [--off PASS]...
+//                   [--precision f32|bf16|int8] [--serve]
 //
 // Inputs are random: floats in [-1, 1), integers 0 or 1; extents the file leaves open must be given. With
-// --serve each line on stdin asks for that many runs and is answered with their times in milliseconds, so
+// --serve the first line tells milliseconds of loading and of the first run, MiB that this run added to the
+// process at its peak and that it has after it; then each line on stdin asks for that many runs and is answered with their times in milliseconds, so
 // that another program can take turns with a peer (peers_onnx.py does).
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <random>
 #include <string>
@@ -25,6 +28,15 @@ using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point t) {
   return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
+}
+
+// MiB of this process: VmRSS, what is resident, or VmHWM, the most that ever was. NaN where there is no /proc.
+double status_mib(const char* key) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(std::string(key) + ":")) return std::strtod(line.c_str() + 6, nullptr) / 1024;
+  }
+  return NAN;
 }
 
 [[noreturn]] void fail(const std::string& why) {
@@ -88,7 +100,11 @@ int main(int argc, char** argv) {
     else if (a == "--serve") serve = true;
     else if (a == "--profile") profile = true;
     else if (a == "--cache-dir") options.cache_dir = next();
-    else if (a == "--off") options.disabled_passes.insert(next());
+    else if (a == "--precision") {
+      const auto precision = parse_precision(next());
+      if (!precision.ok()) fail(precision.status().message());
+      options.precision = *precision;
+    } else if (a == "--off") options.disabled_passes.insert(next());
     else if (a == "--input") {
       const std::string v = next();
       shapes[v.substr(0, v.find('='))] = parse_dims(v.substr(std::min(v.size(), v.find('=') + 1)));
@@ -108,9 +124,11 @@ int main(int argc, char** argv) {
       fail("say the extents of " + spec.to_string() + " with --input " + spec.name + "=...");
     in.push_back(random_value(spec, dims));
   }
+  const double before = status_mib("VmRSS");
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
   const double first = once(**p, in);
   if (serve) {
-    std::printf("%.3f %.3f\n", load, first);
+    std::printf("%.3f %.3f %.1f %.1f\n", load, first, status_mib("VmHWM") - before, status_mib("VmRSS"));
     std::fflush(stdout);
     char line[64];
     while (std::fgets(line, sizeof line, stdin)) {

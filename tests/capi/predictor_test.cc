@@ -98,6 +98,27 @@ TEST_CASE("predictor: load, describe, run, clone, close") {
   CHECK(oar_outputs_get(out, 0, &t) == OAR_INVALID_ARGUMENT);
 }
 
+TEST_CASE("predictor: options") {
+  oar_predictor_options o;
+  REQUIRE(oar_predictor_options_init(&o, sizeof o) == OAR_OK);
+  CHECK(o.struct_size == sizeof o);
+  oar_predictor p = 0;
+  const std::string path = write_model("Add");
+  for (const char* precision : {static_cast<const char*>(nullptr), "f32", "bf16", "int8"}) {
+    o.threads = 1, o.precision = precision;
+    REQUIRE(oar_predictor_open(path.c_str(), &o, &p) == OAR_OK);
+    CHECK(oar_predictor_close(p) == OAR_OK);
+  }
+  REQUIRE(oar_predictor_open(path.c_str(), nullptr, &p) == OAR_OK);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+  o.precision = "int7";
+  CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error()).find("f32, bf16 or int8") != std::string::npos);
+  o.precision = nullptr, o.struct_size = 0;
+  CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(p == 0);
+}
+
 TEST_CASE("predictor: every wrong argument has its message") {
   oar_predictor p = 0;
   CHECK(oar_predictor_load(nullptr, 1, &p) == OAR_INVALID_ARGUMENT);

@@ -1,8 +1,10 @@
-// 8-bit convolution: every level equals the reference to the bit, operands ending at guard pages, whatever
-// the chunks.
+// Convolution of 8-bit integers: every level equals the reference to the bit, operands ending at guard pages,
+// whatever the chunks. Of bf16: within the rounding of its sums.
 #include "kernels/quantized_conv.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "tests/kernels/matmul_problem.h"
@@ -145,5 +147,130 @@ TEST_CASE("quantized conv: the reference is the definition, worked out by hand")
     const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
     k->run(&a, 0, 0, 1, {own, nullptr});
     CHECK(y == 14);  // -186.5 rounds to the even -186
+  }
+}
+
+namespace {
+
+// f32 results with what may follow the sum, of 8-bit integers with a scale per image, or of bf16.
+class NarrowProblem {
+ public:
+  NarrowProblem(const QuantizedCase& c, bool bf16, Values values, Epilogue epilogue)
+      : x_(static_cast<size_t>(c.N * c.C * c.H * c.W) * (bf16 ? 2 : 1), 2),
+        packed_(static_cast<size_t>(quantized_filter_bytes(c.M, c.C * c.KH * c.KW, bf16 ? 2 : 1)), 64),
+        sums_(static_cast<size_t>(c.M)),
+        scale_(static_cast<size_t>(c.M)),
+        bf16_(bf16) {
+    const int64_t taps = c.KH * c.KW;
+    const auto x = random_values(static_cast<size_t>(c.N * c.C * c.H * c.W), values, 4);
+    const auto w = random_values(static_cast<size_t>(c.M * c.C * taps), values, 5);
+    for (size_t k = 0; k < x.size(); ++k) {
+      const oar::bf16 rounded = to_bf16(x[k]);
+      if (bf16) std::memcpy(x_.data() + 2 * k, &rounded, 2);
+      else x_[k] = static_cast<uint8_t>(std::clamp(x[k] * 40 + 120, 0.f, 255.f));
+    }
+    if (bf16) pack_bf16_filters(packed_.data(), w.data(), c.M, taps, c.C, c.C * taps, 1, taps);
+    else
+      pack_rounded_filters(packed_.data(), sums_.data(), scale_.data(), w.data(), c.M, taps, c.C, c.C * taps,
+                           1, taps);
+    for (int64_t n = 0; n < c.N; ++n) {
+      x_scale_.push_back(0.02f * static_cast<float>(n + 1));
+      x_zeros_.push_back(static_cast<int32_t>(120 - 30 * n));
+    }
+    WindowShape& v = a_.window;
+    v.N = c.N, v.H = c.H, v.W = c.W, v.KH = c.KH, v.KW = c.KW;
+    v.stride_h = v.stride_w = c.stride, v.dilation_h = v.dilation_w = c.dilation;
+    v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = c.pad;
+    v.OH = (c.H + 2 * c.pad - (c.KH - 1) * c.dilation - 1) / c.stride + 1;
+    v.OW = (c.W + 2 * c.pad - (c.KW - 1) * c.dilation - 1) / c.stride + 1;
+    const auto results = static_cast<size_t>(v.N * v.OH * v.OW * c.M);
+    residual_ = random_values(results, values, 6),
+    shift_ = random_values(static_cast<size_t>(c.M), values, 7);
+    a_.x = x_.data(), a_.w = packed_.data();
+    a_.shift = c.shift ? shift_.data() : nullptr;
+    a_.residual = c.bias ? residual_.data() : nullptr;
+    if (!bf16) a_.w_sums = sums_.data(), a_.scale = scale_.data();
+    if (!bf16) a_.x_scale = x_scale_.data(), a_.x_zeros = x_zeros_.data();
+    a_.C = c.C, a_.M = c.M, a_.out_type = QuantizedOut::kF32;
+    a_.low = epilogue == Epilogue::kClamp ? -1.f : -INFINITY;
+    a_.high = epilogue == Epilogue::kClamp ? 2.f : INFINITY;
+    a_.epilogue = epilogue, a_.alpha = 1.f / 6, a_.beta = 0.5f;
+  }
+
+  std::vector<float> result(Isa isa, ThreadPool* pool) const {
+    const Kernel* k = KernelRegistry::cpu().find(
+        bf16_ ? KernelFamily::kBf16Conv : KernelFamily::kQuantizedConv, Format::f32(), isa);
+    REQUIRE(k != nullptr);
+    QuantizedConvArgs a = a_;
+    const WindowShape& v = a.window;
+    Guarded<float> out(static_cast<size_t>(v.N * v.OH * v.OW * a.M));
+    // A residual may be the result's own memory.
+    if (a.residual) std::copy(residual_.begin(), residual_.end(), out.begin()), a.residual = out.data();
+    a.out = out.data();
+    KernelPlan plan;
+    k->plan(&a, pool ? pool->workers() : 1, &plan);
+    Guarded<uint8_t> own(plan.worker_scratch + 64, 64);
+    if (pool) {
+      pool->reserve_scratch(plan.worker_scratch);
+      pool->run(*k, &a, plan, nullptr);
+    } else {
+      for (int64_t c = plan.chunks[0]; c-- > 0;) k->run(&a, 0, c, c + 1, {own.data(), nullptr});
+    }
+    return {out.begin(), out.end()};
+  }
+
+ private:
+  QuantizedConvArgs a_;
+  Guarded<uint8_t> x_;
+  Guarded<int8_t> packed_;
+  std::vector<int32_t> sums_, x_zeros_;
+  std::vector<float> scale_, x_scale_, residual_, shift_;
+  bool bf16_;
+};
+
+}  // namespace
+
+TEST_CASE("quantized conv: a scale per image, a residual and an activation") {
+  ThreadPool pool({.threads = 3});
+  for (const QuantizedCase& c : kQuantizedCases) {
+    if (c.x_signed) continue;
+    for (const Epilogue e : {Epilogue::kNone, Epilogue::kClamp, Epilogue::kHardSwish, Epilogue::kGelu}) {
+      const NarrowProblem p(c, false, Values::kNormal, e);
+      const auto exact = p.result(Isa::kReference, nullptr);
+      for (Isa isa : levels()) {
+        INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH << " epilogue "
+                           << static_cast<int>(e));
+        const auto y = p.result(isa, &pool);
+        CHECK(p.result(isa, nullptr) == y);
+        if (e == Epilogue::kNone || e == Epilogue::kClamp) {
+          CHECK(y == exact);
+          continue;
+        }
+        // Activations in f32 instead of double: some units in the last place (2^-24) of their largest part.
+        for (size_t k = 0; k < y.size(); ++k)
+          REQUIRE(std::abs(y[k] - exact[k]) <= 1e-6f * (1 + std::abs(exact[k])));
+      }
+    }
+  }
+}
+
+TEST_CASE("bf16 conv: sums of rounded operands") {
+  ThreadPool pool({.threads = 3});
+  for (const QuantizedCase& c : kQuantizedCases) {
+    // Integers and their sums are exact in f32: results equal the reference's to the bit.
+    const NarrowProblem integers(c, true, Values::kIntegers, Epilogue::kClamp);
+    const auto exact = integers.result(Isa::kReference, nullptr);
+    const NarrowProblem p(c, true, Values::kNormal, Epilogue::kNone);
+    const auto wanted = p.result(Isa::kReference, nullptr);
+    // K additions of products of which few exceed 4 x 4, each rounded by 2^-24 of a sum below 16 sqrt(K):
+    const auto K = static_cast<float>(c.C * c.KH * c.KW);
+    const float bound = K * 16 * std::sqrt(K) * 0x1p-24f + 1e-6f;
+    for (Isa isa : levels()) {
+      INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH);
+      CHECK(integers.result(isa, &pool) == exact);
+      const auto y = p.result(isa, nullptr);
+      CHECK(p.result(isa, &pool) == y);
+      for (size_t k = 0; k < y.size(); ++k) REQUIRE(std::abs(y[k] - wanted[k]) <= bound);
+    }
   }
 }

@@ -47,6 +47,10 @@ class TensorInfo(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK)]
 
 
+class PredictorOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("precision", c_char_p), ("cache_dir", c_char_p)]
+
+
 class EmbedOptions(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("pooling", c_int32), ("normalize", c_int32), ("reserved", c_int32),
                 ("max_tokens", c_int64), ("dimensions", c_int64)]
@@ -78,6 +82,8 @@ _FUNCTIONS = {
     "oar_generation_next": (c_int, [HANDLE, c_int64, POINTER(POINTER(Event))]),
     "oar_generation_close": (c_int, [HANDLE]),
     "oar_predictor_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),
+    "oar_predictor_options_init": (c_int, [POINTER(PredictorOptions), c_size_t]),
+    "oar_predictor_open": (c_int, [c_char_p, POINTER(PredictorOptions), POINTER(HANDLE)]),
     "oar_predictor_clone": (c_int, [HANDLE, POINTER(HANDLE)]),
     "oar_predictor_close": (c_int, [HANDLE]),
     "oar_predictor_counts": (c_int, [HANDLE, POINTER(c_size_t), POINTER(c_size_t)]),

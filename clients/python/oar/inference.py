@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from oar._library import HANDLE, MAX_RANK, Tensor, TensorInfo, check, library
+from oar._library import HANDLE, MAX_RANK, PredictorOptions, Tensor, TensorInfo, check, library
 from oar._outputs import TYPES, Outputs
 from oar._wire import OarError
 
@@ -31,6 +31,7 @@ class Config:
         if params_file is not None and os.path.splitext(params_file)[0] != os.path.splitext(prog_file)[0]:
             raise ValueError(f"params_file: '{params_file}' must lie beside '{prog_file}' and differ in its ending alone")
         self._path, self._params, self._threads = prog_file, params_file, 0
+        self._precision = "f32"
 
     def prog_file(self) -> str:
         return self._path
@@ -44,6 +45,18 @@ class Config:
 
     def cpu_math_library_num_threads(self) -> int:
         return self._threads
+
+    def enable_mkldnn_bfloat16(self) -> None:
+        """Convolutions and layers in bf16, where the processor multiplies it; elsewhere they stay f32."""
+        self._precision = "bf16"
+
+    def enable_mkldnn_int8(self) -> None:
+        """Convolutions and layers in 8-bit integers: a scale per filter, and per image or row of the operands."""
+        self._precision = "int8"
+
+    def precision(self) -> str:
+        """One of "f32", "bf16" and "int8"."""
+        return self._precision
 
     def disable_gpu(self) -> None:
         """Predictors run on the CPU."""
@@ -187,7 +200,11 @@ class Predictor:
 
 def create_predictor(config: Config) -> Predictor:
     handle = HANDLE()
-    check(library().oar_predictor_load(config.prog_file().encode(), config.cpu_math_library_num_threads(), handle))
+    options = PredictorOptions()
+    check(library().oar_predictor_options_init(options, ctypes.sizeof(options)))
+    options.threads = config.cpu_math_library_num_threads()
+    options.precision = config.precision().encode()
+    check(library().oar_predictor_open(config.prog_file().encode(), options, handle))
     return Predictor(handle)
 
 

@@ -242,6 +242,12 @@ class Embedded(unittest.TestCase):
             config.set_cpu_math_library_num_threads(1)
             p = create_predictor(config)
             pool = PredictorPool(config, 2)
+            for enable, precision in ((Config.enable_mkldnn_bfloat16, "bf16"), (Config.enable_mkldnn_int8, "int8")):
+                narrow = Config(path)
+                self.assertEqual(narrow.precision(), "f32")
+                enable(narrow)
+                self.assertEqual(narrow.precision(), precision)
+                create_predictor(narrow).close()
         np.testing.assert_array_equal(pool.retrieve(0).run([np.ones((1, 2), np.float32)] * 2)[0],
                                       pool.retrieve(1).run([np.ones((1, 2), np.float32)] * 2)[0])
         with self.assertRaises(ValueError):

@@ -16,6 +16,7 @@ constexpr int64_t kFewChannels = 16, kMostFilters = 1 << 16;
 
 // Null where a convolution fits.
 const char* why_not(const Matcher& m, const Node& n) {
+  if (n.attrs.has("precision")) return "it is computed in fewer bits";
   const Tensor* w = m.f32_constant(Matcher::operand(n, 1));
   if (!w || w->shape().rank() != 4) return "the filters are no f32 constant of images";
   if (w->shape()[2] != 3 || w->shape()[3] != 3) return "the window is not 3x3";

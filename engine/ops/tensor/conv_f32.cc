@@ -2,6 +2,7 @@
 // filters) is packed once, bias, residual and activation are part of the call. Operands that lie as the file
 // has them, (N, C, ...), are turned around the kernel; the channels_last pass makes that rare.
 #include "engine/ops/tensor/conv.h"
+#include "engine/ops/tensor/narrow.h"
 
 namespace oar::tensor {
 namespace {
@@ -9,7 +10,8 @@ namespace {
 struct PreparedConv {
   Tensor packed;
   bool depthwise = false;
-  bool winograd = false;  // packed for KernelFamily::kWinograd
+  bool winograd = false;                // packed for KernelFamily::kWinograd
+  std::optional<NarrowWeights> narrow;  // instead of `packed`
 };
 
 // Floats of transformed operands and products that one call of the Winograd kernel may take: a batch goes
@@ -55,6 +57,9 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
     a.C = c.C;
     a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
     return run_kernel(ctx, kernel, &a, 0.1 * flops);
+  }
+  if (p.narrow) {
+    return run_narrow(ctx, *p.narrow, {kernel_window(c.w, c.N), c.C, c.M, x, bias, residual, y, act});
   }
   static const Kernel& plain = f32_kernel(KernelFamily::kConv);
   ConvArgs a;
@@ -156,12 +161,18 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   }
   int64_t channels;
   if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
-  // The pass `winograd` has seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
+  // The passes have seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
   auto p = std::make_shared<PreparedConv>();
   p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel() != nullptr &&
                 w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
   const int64_t M = w.shape()[0], C = w.shape()[1];
-  if (p->winograd) {
+  const bool narrow = precision_of(ctx.node().attrs) != Precision::kF32 && w.shape().rank() == 4 &&
+                      w.format() == Format::f32() && groups == 1 && is_nhwc(ctx.node().attrs) &&
+                      ctx.node().attrs.get_int("planar_input") == 0;
+  if (narrow) {
+    const int64_t taps = extent(w.shape(), 2, 4);
+    OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {w, M, taps, C, C * taps, 1, taps}));
+  } else if (p->winograd) {
     const int64_t width = filter_width();
     OAR_ASSIGN(p->packed,
                ctx.pack("winograd", {winograd_filter_floats(M, C, width)}, DType::kF32, [&](Tensor& t) {

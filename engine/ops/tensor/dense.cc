@@ -1,13 +1,14 @@
 // Layers with a constant matrix, and attention of heads: products through the packed kernel with their bias,
 // residual and activation. What passes make of matmul and gemm (fuse_dense) and of the spelled-out attention
 // of encoders (fuse_attention).
-#include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/tensor/narrow.h"
 
 namespace oar::tensor {
 namespace {
 
 struct PreparedDense {
   Tensor packed;
+  std::optional<NarrowWeights> narrow;  // instead of `packed`
   int64_t K = 0, N = 0;
 };
 
@@ -20,6 +21,12 @@ Result<std::shared_ptr<const void>> prepare_dense(PrepareContext& ctx) {
   const Tensor& w = *ctx.constant(1);
   auto p = std::make_shared<PreparedDense>();
   p->K = w.shape()[transposed ? 1 : 0], p->N = w.shape()[transposed ? 0 : 1];
+  if (precision_of(ctx.node().attrs) != Precision::kF32) {
+    OAR_ASSIGN(p->narrow,
+               prepare_narrow(ctx, {w, p->N, 1, p->K, transposed ? p->K : 1, 0, transposed ? 1 : p->N}));
+    ctx.spend(1);
+    return std::shared_ptr<const void>(std::move(p));
+  }
   const int64_t width = filter_width();
   const Shape floats{packed_filter_floats(p->N, 1, 1, p->K, width)};
   OAR_ASSIGN(p->packed, ctx.pack("w", floats, DType::kF32, [&](Tensor& t) {
@@ -69,9 +76,18 @@ Status dense(EvalContext& ctx) {
   }
   if (fused) c.residual = elements<float>(residual);
   c.rows = x.numel() / std::max<int64_t>(p->K, 1), c.K = p->K, c.N = p->N;
-  c.x = elements<float>(x), c.w = elements<float>(p->packed), c.out = mutable_elements<float>(y);
+  c.x = elements<float>(x), c.out = mutable_elements<float>(y);
   if (!residual.defined() || fused) c.activation = act;
-  OAR_RETURN_IF_ERROR(packed_product(ctx, c));
+  if (p->narrow) {
+    // Each row is an image of one pixel: it has a scale of its own.
+    WindowShape rows;
+    rows.N = c.rows, rows.H = rows.W = rows.OH = rows.OW = 1;
+    OAR_RETURN_IF_ERROR(
+        run_narrow(ctx, *p->narrow, {rows, c.K, c.N, c.x, c.bias, c.residual, c.out, c.activation}));
+  } else {
+    c.w = elements<float>(p->packed);
+    OAR_RETURN_IF_ERROR(packed_product(ctx, c));
+  }
   if (residual.defined() && !fused) {  // of another shape: broadcast
     OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
     OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kF32));

@@ -2,6 +2,7 @@
 // pool where the work is worth waking it.
 #pragma once
 
+#include "engine/graph/precision.h"
 #include "engine/ops/tensor/util.h"
 #include "kernels/conv.h"
 

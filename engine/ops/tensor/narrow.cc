@@ -1,0 +1,85 @@
+#include "engine/ops/tensor/narrow.h"
+
+#include <limits>
+
+#include "kernels/narrow.h"
+#include "kernels/quantized_conv.h"
+
+namespace oar::tensor {
+
+Precision precision_of(const Attrs& attrs) {
+  const std::string name = attrs.get_string("precision", "");
+  return name == "bf16" ? Precision::kBf16 : name == "int8" ? Precision::kInt8 : Precision::kF32;
+}
+
+Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f) {
+  NarrowWeights p;
+  const Attrs& attrs = ctx.node().attrs;
+  p.bf16 = precision_of(attrs) == Precision::kBf16;
+  p.low = static_cast<float>(attrs.get_float("x_low", 1));
+  p.high = static_cast<float>(attrs.get_float("x_high", 0));
+  const int64_t K = f.taps * f.C;
+  const auto from = [&] { return elements<float>(f.w); };
+  if (p.bf16) {
+    OAR_ASSIGN(p.packed, ctx.pack("bf16", {quantized_filter_bytes(f.M, K, 2)}, DType::kI8, [&](Tensor& t) {
+      pack_bf16_filters(mutable_elements<int8_t>(t), from(), f.M, f.taps, f.C, f.stride_m, f.stride_tap,
+                        f.stride_c);
+    }));
+    return p;
+  }
+  // One packing makes all three; each is asked for by name, so that a cache can hold it.
+  Tensor packed, sums, scale;
+  const auto fill = [&] {
+    if (packed.defined()) return;
+    packed = must(allocate_elements({quantized_filter_bytes(f.M, K)}, DType::kI8));
+    sums = must(allocate_elements({f.M}, DType::kI32));
+    scale = must(allocate_elements({f.M}, DType::kF32));
+    pack_rounded_filters(mutable_elements<int8_t>(packed), mutable_elements<int32_t>(sums),
+                         mutable_elements<float>(scale), from(), f.M, f.taps, f.C, f.stride_m, f.stride_tap,
+                         f.stride_c);
+  };
+  const auto copy = [&](Tensor& to, const Tensor& made) {
+    std::memcpy(to.mutable_data(), made.data(), made.bytes());
+  };
+  OAR_ASSIGN(p.packed, ctx.pack("int8", {quantized_filter_bytes(f.M, K)}, DType::kI8,
+                                [&](Tensor& t) { fill(), copy(t, packed); }));
+  OAR_ASSIGN(p.sums, ctx.pack("int8_sums", {f.M}, DType::kI32, [&](Tensor& t) { fill(), copy(t, sums); }));
+  OAR_ASSIGN(p.scale, ctx.pack("int8_scale", {f.M}, DType::kF32, [&](Tensor& t) { fill(), copy(t, scale); }));
+  return p;
+}
+
+Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c) {
+  static const Kernel& narrow = f32_kernel(KernelFamily::kNarrow);
+  static const Kernel& bf16_conv = f32_kernel(KernelFamily::kBf16Conv);
+  static const Kernel& int8_conv = f32_kernel(KernelFamily::kQuantizedConv);
+  const WindowShape& v = c.window;
+  if (v.N * v.OH * v.OW * c.M == 0) return ok_status();
+  NarrowArgs n;
+  n.rows = v.N, n.n = v.H * v.W * c.C;
+  n.x = c.x, n.bf16 = w.bf16, n.low = w.low, n.high = w.high;
+  OAR_ASSIGN(Tensor x, ctx.allocate({n.rows * n.n}, w.bf16 ? DType::kBF16 : DType::kU8));
+  Tensor scale, zero;
+  n.out = mutable_elements<std::byte>(x);
+  QuantizedConvArgs a;
+  if (!w.bf16) {
+    OAR_ASSIGN(scale, ctx.allocate({n.rows}, DType::kF32));
+    OAR_ASSIGN(zero, ctx.allocate({n.rows}, DType::kI32));
+    n.scale = mutable_elements<float>(scale), n.zero = mutable_elements<int32_t>(zero);
+    a.x_scale = n.scale, a.x_zeros = n.zero;
+    a.w_sums = elements<int32_t>(w.sums), a.scale = elements<float>(w.scale);
+  }
+  OAR_RETURN_IF_ERROR(run_kernel(ctx, narrow, &n, 0.2 * static_cast<double>(n.rows * n.n)));
+  a.out = c.out, a.x = elements<uint8_t>(x), a.w = elements<int8_t>(w.packed);
+  a.shift = c.bias, a.residual = c.residual;
+  a.window = v, a.C = c.C, a.M = c.M;
+  a.out_type = QuantizedOut::kF32;
+  const bool clamp = c.activation.kind == Epilogue::kClamp;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  a.low = clamp ? c.activation.alpha : -kInfinity, a.high = clamp ? c.activation.beta : kInfinity;
+  a.epilogue = c.activation.kind, a.alpha = c.activation.alpha, a.beta = c.activation.beta;
+  const double products =
+      static_cast<double>(v.N * v.OH * v.OW * c.M) * static_cast<double>(v.KH * v.KW * c.C);
+  return run_kernel(ctx, w.bf16 ? bf16_conv : int8_conv, &a, (w.bf16 ? 0.01 : 0.005) * products);
+}
+
+}  // namespace oar::tensor

@@ -1,0 +1,43 @@
+// Layers of f32 models computed in fewer bits on request (passes/lower_precision.cc): constant weights as
+// bf16, or as 8-bit integers with one scale per filter; operands rounded to the same, sums in f32 or i32,
+// results f32.
+#pragma once
+
+#include "engine/ops/tensor/kernel_call.h"
+
+namespace oar::tensor {
+
+// A layer's weights for kernels/quantized_conv.h.
+struct NarrowWeights {
+  Tensor packed;
+  Tensor sums, scale;  // [M] of i32 and f32; 8-bit only
+  bool bf16 = false;
+  // The range of x that calibration saw (attributes x_low and x_high); low > high: found in each run.
+  float low = 1.f, high = 0.f;
+};
+
+// What the attribute "precision" of a node says; kF32 where it has none.
+Precision precision_of(const Attrs& attrs);
+
+// The layer's M filters of `taps` taps and C channels, from f32 memory with these strides (see
+// pack_quantized_filters()).
+struct NarrowFilters {
+  const Tensor& w;
+  int64_t M, taps, C, stride_m, stride_tap, stride_c;
+};
+Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f);
+
+// out (N, OH, OW, M) = activation(conv of x (N, H, W, C) + bias + residual), all f32; bias and residual may
+// be null, residual may be `out`. 8-bit integers have a scale for each of the N images.
+struct NarrowCall {
+  WindowShape window;
+  int64_t C = 0, M = 0;
+  const float* x = nullptr;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  float* out = nullptr;
+  Activation activation;
+};
+Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c);
+
+}  // namespace oar::tensor

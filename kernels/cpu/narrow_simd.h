@@ -1,0 +1,135 @@
+// f32 rows as bf16 or 8-bit integers (kernels/narrow.h) for one instruction set; included by image_<isa>.cc.
+// Rows are cut into segments, so that a single image keeps every worker busy. Where a row's range is not
+// given, a first phase finds each segment's, and the second joins those of its row: least and largest do not
+// depend on the order.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+#include "kernels/narrow.h"
+#include "kernels/partition.h"
+
+namespace oar::OAR_SIMD_NAMESPACE {
+
+struct NarrowWork {
+  int64_t segment, segments;  // of one row
+  int64_t per, chunks;        // segments of one chunk
+  bool search;
+  explicit NarrowWork(const NarrowArgs& a) {
+    constexpr int64_t kSegment = 8192;
+    segment = a.n < kSegment ? (a.n > 0 ? a.n : 1) : kSegment;
+    segments = ceil_div(a.n > 0 ? a.n : 1, segment);
+    const int64_t all = a.rows * segments;
+    per = rows_per_chunk(all, segment * static_cast<int64_t>(sizeof(float)));
+    chunks = row_chunks(all, per);
+    search = !a.bf16 && a.low > a.high;
+  }
+};
+
+// Of one segment: `finite` is NaN when a value is not finite.
+struct NarrowRange {
+  float low, high, finite;
+};
+
+inline void narrow_plan(const void* args, int, KernelPlan* out) {
+  const auto& a = *static_cast<const NarrowArgs*>(args);
+  const NarrowWork w(a);
+  if (!w.search) {
+    *out = {1, {w.chunks}};
+    return;
+  }
+  *out = {2, {w.chunks, w.chunks}};
+  out->shared_scratch = static_cast<size_t>(a.rows * w.segments) * sizeof(NarrowRange);
+}
+
+inline NarrowRange narrow_range(const float* x, int64_t n) {
+  Vf low = zero(), high = zero(), finite = zero();
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    const Vf v = load_part(x + i, k);
+    low = min(low, v), high = max(high, v);
+    finite = finite + v * zero();
+  });
+  return {-reduce_max(-low), reduce_max(high), reduce_add(finite)};
+}
+
+// The n first lanes as bytes, and as halfwords.
+OAR_INLINE void store_bytes(uint8_t* p, Vi v, int64_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_cvtepi32_storeu_epi8(p, n == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(n), v.v);
+#else
+  int32_t wide[kLanes];
+  memcpy(wide, &v.v, sizeof wide);
+  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(wide[i]);
+#endif
+}
+OAR_INLINE void store_halves(uint16_t* p, Vi v, int64_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_cvtepi32_storeu_epi16(p, n == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(n), v.v);
+#else
+  int32_t wide[kLanes];
+  memcpy(wide, &v.v, sizeof wide);
+  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(wide[i]);
+#endif
+}
+
+inline void narrow_bf16(const float* x, uint16_t* out, int64_t n) {
+  const Vi one = set1_int(1), half = set1_int(0x7fff);
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    const Vf v = load_part(x + i, k);
+    const Vi b = bits(v);
+    const Vi rounded = b + (half + (shift_right<16>(b) & one));
+    const Vf kept = select(is_nan(v), from_bits(set1_int(0x7fc00000)), from_bits(rounded));
+    store_halves(out + i, shift_right<16>(bits(kept)), k);
+  });
+}
+
+inline void narrow_u8(const float* x, uint8_t* out, int64_t n, NarrowScale s) {
+  // Bounds before rounding: integers far from the range, and NaN, have no conversion.
+  const Vf inverse = set1(s.inverse), low = set1(static_cast<float>(-s.zero)),
+           high = set1(static_cast<float>(255 - s.zero));
+  const Vi offset = set1_int(s.zero);
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    const Vf t = min(max(load_part(x + i, k) * inverse, low), high);
+    store_bytes(out + i, to_int(t) + offset, k);
+  });
+}
+
+inline void narrow_run(const void* args, int phase, int64_t begin, int64_t end,
+                       const KernelScratch& scratch) {
+  const auto& a = *static_cast<const NarrowArgs*>(args);
+  const NarrowWork w(a);
+  auto* ranges = static_cast<NarrowRange*>(scratch.shared);
+  const int64_t all = a.rows * w.segments, last = end * w.per < all ? end * w.per : all;
+  int64_t known = -1;  // the row that `s` is of
+  NarrowScale s = {1.f, 1.f, 0};
+  for (int64_t u = begin * w.per; u < last; ++u) {
+    const int64_t row = u / w.segments, from = u % w.segments * w.segment;
+    const int64_t n = a.n - from < w.segment ? a.n - from : w.segment, at = row * a.n + from;
+    if (a.bf16) {
+      narrow_bf16(a.x + at, static_cast<uint16_t*>(a.out) + at, n);
+      continue;
+    }
+    if (w.search && phase == 0) {
+      ranges[u] = narrow_range(a.x + at, n);
+      continue;
+    }
+    if (row != known) {
+      NarrowRange r = {a.low, a.high, 0.f};
+      if (w.search) {
+        r = ranges[row * w.segments];
+        for (int64_t k = 1; k < w.segments; ++k) {
+          const NarrowRange& o = ranges[row * w.segments + k];
+          r.low = o.low < r.low ? o.low : r.low;
+          r.high = o.high > r.high ? o.high : r.high;
+          r.finite += o.finite;
+        }
+      }
+      s = narrow_scale(r.low, r.high);
+      s.scale += r.finite;
+      known = row;
+    }
+    if (from == 0) a.scale[row] = s.scale, a.zero[row] = s.zero;
+    narrow_u8(a.x + at, static_cast<uint8_t*>(a.out) + at, n, s);
+  }
+}
+
+}  // namespace oar::OAR_SIMD_NAMESPACE

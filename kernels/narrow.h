@@ -1,0 +1,47 @@
+// f32 values as the narrow operands of kernels/quantized_conv.h: bf16, or 8-bit integers with a scale and a
+// zero point per row (an image, or a row of a product), found from its values or given as one range.
+//
+//   bf16:    out = round half to even (x); a NaN stays one
+//   u8:      scale = (high - low) / 255, zero = round(-low / scale), out = clamp(round(x inverse) + zero, 0,
+//   255)
+//            with inverse = 1 / scale, low = min(0, least of the row) and high = max(0, largest): a real 0 is
+//            exact, and |x - (out - zero) scale| <= scale for every x of the row. Given a range, what lies
+//            beyond it becomes its end. A row with a value that is not finite gets the scale NaN, which then
+//            reaches every result of that row; given a range, NaN becomes an end of it.
+//
+// Roofline: bytes of x, twice where a row's range is looked for, and of out, over memory bandwidth.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace oar {
+
+struct NarrowArgs {
+  uint32_t size = sizeof(NarrowArgs);
+  uint32_t version = 1;
+  void* out = nullptr;       // [rows, n] of u8 or bf16
+  const float* x = nullptr;  // [rows, n]
+  int64_t rows = 0, n = 0;
+  bool bf16 = false;
+  float* scale = nullptr;       // [rows]: written; u8 only
+  int32_t* zero = nullptr;      // [rows]: written; u8 only
+  float low = 1.f, high = 0.f;  // the range, low <= 0 <= high; low > high: each row's own
+};
+
+struct NarrowScale {
+  float scale, inverse;
+  int32_t zero;
+};
+// Of a range low <= 0 <= high.
+inline NarrowScale narrow_scale(float low, float high) {
+  const float scale = (high - low) / 255.f;
+  constexpr float kLeast = 1e-37f;  // beneath it a quotient may overflow: such values count as 0
+  if (scale >= kLeast && scale < 3e36f) {
+    const float zero = -low / scale + 0.5f;
+    return {scale, 1.f / scale, static_cast<int32_t>(zero)};
+  }
+  if (scale < kLeast) return {1.f, 1.f, 0};
+  return {scale - scale, 0.f, 0};  // infinite or NaN: NaN
+}
+
+}  // namespace oar

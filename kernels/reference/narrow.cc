@@ -1,0 +1,52 @@
+// f32 rows as narrow operands, as kernels/narrow.h defines them.
+#include "kernels/narrow.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kernel_list.h"
+
+namespace oar {
+namespace {
+
+void narrow_reference_plan(const void* args, int, KernelPlan* out) {
+  *out = {1, {static_cast<const NarrowArgs*>(args)->rows}};
+}
+
+void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const NarrowArgs*>(args);
+  for (int64_t r = begin; r < end; ++r) {
+    const float* x = a.x + r * a.n;
+    if (a.bf16) {
+      for (int64_t k = 0; k < a.n; ++k) static_cast<bf16*>(a.out)[r * a.n + k] = to_bf16(x[k]);
+      continue;
+    }
+    float low = a.low, high = a.high;
+    bool finite = true;
+    if (low > high) {
+      low = high = 0;
+      for (int64_t k = 0; k < a.n; ++k) {
+        finite = finite && std::isfinite(x[k]);
+        low = std::fmin(low, x[k]), high = std::fmax(high, x[k]);
+      }
+    }
+    const NarrowScale s = finite ? narrow_scale(low, high) : NarrowScale{NAN, 0.f, 0};
+    a.scale[r] = s.scale, a.zero[r] = s.zero;
+    for (int64_t k = 0; k < a.n; ++k) {
+      const float t = x[k] * s.inverse;
+      const float held =
+          std::fmin(std::fmax(t, static_cast<float>(-s.zero)), static_cast<float>(255 - s.zero));
+      static_cast<uint8_t*>(a.out)[r * a.n + k] =
+          static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(held)) + s.zero);
+    }
+  }
+}
+
+}  // namespace
+
+void append_narrow_reference(KernelList& list) {
+  list.push_back({KernelFamily::kNarrow, Isa::kReference, "narrow.reference", std::nullopt,
+                  narrow_reference_plan, narrow_reference_run});
+}
+
+}  // namespace oar

@@ -1,0 +1,117 @@
+// Rounding of f32 rows to bf16 and 8-bit integers: every level equals the reference to the bit, and rounding
+// stays within the bounds that kernels/narrow.h gives.
+#include "kernels/narrow.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/kernels/matmul_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+struct Narrowed {
+  std::vector<uint8_t> bytes;
+  std::vector<float> scale;
+  std::vector<int32_t> zero;
+  bool operator==(const Narrowed& o) const {
+    return bytes == o.bytes && zero == o.zero && scale.size() == o.scale.size() &&
+           std::memcmp(scale.data(), o.scale.data(), scale.size() * sizeof(float)) == 0;
+  }
+};
+
+Narrowed narrowed(Isa isa, const Guarded<float>& x, int64_t rows, int64_t n, bool to_bf16, float low = 1,
+                  float high = 0, ThreadPool* pool = nullptr) {
+  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+  REQUIRE(k != nullptr);
+  Guarded<uint8_t> out(static_cast<size_t>(rows * n * (to_bf16 ? 2 : 1)), 2);
+  Guarded<float> scale(static_cast<size_t>(rows));
+  Guarded<int32_t> zero(static_cast<size_t>(rows));
+  NarrowArgs a;
+  a.out = out.data(), a.x = x.data(), a.rows = rows, a.n = n, a.bf16 = to_bf16;
+  a.scale = scale.data(), a.zero = zero.data(), a.low = low, a.high = high;
+  KernelPlan plan;
+  k->plan(&a, 1, &plan);
+  std::vector<double> shared(plan.shared_scratch / sizeof(double) + 1);
+  if (pool) {
+    pool->run(*k, &a, plan, shared.data());
+  } else {
+    for (int phase = 0; phase < plan.phases; ++phase) {
+      for (int64_t c = plan.chunks[phase]; c-- > 0;) k->run(&a, phase, c, c + 1, {nullptr, shared.data()});
+    }
+  }
+  return {{out.begin(), out.end()}, {scale.begin(), scale.end()}, {zero.begin(), zero.end()}};
+}
+
+Guarded<float> guarded(const std::vector<float>& v) {
+  Guarded<float> g(v.size());
+  std::copy(v.begin(), v.end(), g.begin());
+  return g;
+}
+
+}  // namespace
+
+TEST_CASE("narrow: every level gives the reference's bits, whatever the chunks") {
+  ThreadPool pool({.threads = 3});
+  for (const auto& [rows, n] :
+       {std::pair<int64_t, int64_t>{1, 1}, {3, 17}, {128, 40}, {1, 8192}, {2, 8193}, {1, 70001}}) {
+    auto v = random_values(static_cast<size_t>(rows * n), Values::kNormal, 5);
+    for (int64_t k = 0; k < n; ++k)
+      v[static_cast<size_t>(k)] = std::abs(v[static_cast<size_t>(k)]);  // zero = 0
+    const Guarded<float> x = guarded(v);
+    for (const bool to_bf16 : {false, true}) {
+      const Narrowed exact = narrowed(Isa::kReference, x, rows, n, to_bf16);
+      const Narrowed held = narrowed(Isa::kReference, x, rows, n, to_bf16, -0.5f, 0.75f);
+      for (Isa isa : levels()) {
+        INFO(isa_name(isa) << " " << rows << " x " << n << (to_bf16 ? " bf16" : " u8"));
+        CHECK(narrowed(isa, x, rows, n, to_bf16) == exact);
+        CHECK(narrowed(isa, x, rows, n, to_bf16, 1, 0, &pool) == exact);
+        CHECK(narrowed(isa, x, rows, n, to_bf16, -0.5f, 0.75f) == held);
+      }
+    }
+  }
+}
+
+TEST_CASE("narrow: errors stay within one step, zero is exact") {
+  const auto v = random_values(5000, Values::kNormal, 6);
+  auto with_zero = v;
+  with_zero[77] = 0;
+  const Guarded<float> x = guarded(with_zero);
+  for (Isa isa : levels()) {
+    const Narrowed q = narrowed(isa, x, 1, 5000, false);
+    double worst = 0;
+    for (size_t k = 0; k < 5000; ++k) {
+      const double back = (q.bytes[k] - q.zero[0]) * static_cast<double>(q.scale[0]);
+      worst = std::max(worst, std::abs(back - static_cast<double>(x[k])));
+    }
+    // One step, and the roundings of scale and quotient.
+    CHECK(worst <= static_cast<double>(q.scale[0]) * (1 + 1e-4));
+    CHECK(worst >= static_cast<double>(q.scale[0]) * 0.4);
+    CHECK(q.bytes[77] == q.zero[0]);
+  }
+}
+
+TEST_CASE("narrow: what has no range") {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const Guarded<float> x = guarded({0, 0, 0, 1, nan, 2, -inf, 1, 3, 3e38f, -3e38f, 0, 1e-44f, 0, 0});
+  std::vector<Isa> all = levels();
+  all.push_back(Isa::kReference);
+  for (Isa isa : all) {
+    INFO(isa_name(isa));
+    const Narrowed q = narrowed(isa, x, 5, 3, false);
+    CHECK(q.scale[0] == 1);  // nothing but zeros
+    CHECK(std::isnan(q.scale[1]));
+    CHECK(std::isnan(q.scale[2]));
+    CHECK(std::isnan(q.scale[3]));  // a range beyond f32
+    CHECK(q.scale[4] == 1);         // too small to divide by: counts as 0
+    CHECK(q.bytes[12] == 0);
+    const Narrowed b = narrowed(isa, x, 5, 3, true);
+    bf16 v[15];
+    std::memcpy(v, b.bytes.data(), sizeof v);
+    CHECK(std::isnan(to_f32(v[4])));
+    CHECK(to_f32(v[6]) == -inf);
+    CHECK(to_f32(v[3]) == 1);
+  }
+}
