@@ -29,6 +29,19 @@ namespace oar {
 
 enum class QuantizedOut : int32_t { kF32, kU8, kI8, kI32 };
 
+// What may follow an 8-bit result r: the sum with another 8-bit tensor, bounded and rounded once more, as
+// dequantizing both, adding and quantizing compute:
+//   out = round half to even (clamp(((r - y_zero) scale + (o - other_zero) other_scale) / sum_scale, low,
+//   high))
+//         + zero
+struct QuantizedSum {
+  const uint8_t* other = nullptr;  // as out, or null: no sum; may be `out` itself
+  bool other_signed = false;
+  float scale = 1.f, other_scale = 1.f, other_zero = 0.f, sum_scale = 1.f;
+  float low = 0.f, high = 0.f;  // integers within the type's range less `zero`
+  int32_t zero = 0;
+};
+
 struct QuantizedConvArgs {
   uint32_t size = sizeof(QuantizedConvArgs);
   uint32_t version = 2;
@@ -46,6 +59,7 @@ struct QuantizedConvArgs {
   QuantizedOut out_type = QuantizedOut::kU8;
   // For kU8 and kI8 integers within the type's range less y_zero.
   float low = 0.f, high = 0.f;
+  QuantizedSum sum;  // kU8 and kI8 only
   // Scale and zero point of each image instead of x_zero: [N], or null both. kF32 only.
   const float* x_scale = nullptr;
   const int32_t* x_zeros = nullptr;

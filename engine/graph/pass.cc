@@ -28,6 +28,8 @@ std::span<const Pass> tensor_passes() {
   static const Pass kPasses[] = {
       {"fuse_quantized", "quantized layers as ops of 8-bit integers", passes::fuse_quantized,
        passes::explain_quantized},
+      {"fuse_quantized_sums", "sums of 8-bit integers into the convolutions before them",
+       passes::fuse_quantized_sums, passes::explain_quantized_sums},
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
       {"cse", "compute equal expressions once", passes::cse},
       {"fuse_spelled", "activations and layer norms that the file spells in smaller ops",

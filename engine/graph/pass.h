@@ -31,8 +31,9 @@ struct Pass {
 // fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
 std::span<const Pass> default_passes();
 
-// Those of ordinary models (importers' graphs), in order: fuse_quantized, fold_evaluated, cse, fuse_spelled,
-// fuse_dense, fuse_attention, fuse_epilogues, channels_last, winograd, dce.
+// Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_quantized_sums,
+// fold_evaluated, cse, fuse_spelled, fuse_dense, fuse_attention, fuse_epilogues, channels_last, winograd,
+// dce.
 std::span<const Pass> tensor_passes();
 // The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32.
 std::vector<Pass> tensor_passes(Precision precision);
@@ -68,6 +69,7 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
 
 namespace passes {
 std::vector<Refusal> explain_quantized(const Graph& graph);
+std::vector<Refusal> explain_quantized_sums(const Graph& graph);
 std::vector<Refusal> explain_spelled(const Graph& graph);
 std::vector<Refusal> explain_dense(const Graph& graph);
 std::vector<Refusal> explain_attention(const Graph& graph);
@@ -76,6 +78,7 @@ std::vector<Refusal> explain_winograd(const Graph& graph);
 Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
 Result<int> fuse_quantized(Graph& graph);
+Result<int> fuse_quantized_sums(Graph& graph);
 Result<int> fuse_spelled(Graph& graph);
 Result<int> fuse_dense(Graph& graph);
 Result<int> fuse_attention(Graph& graph);

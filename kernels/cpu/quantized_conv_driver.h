@@ -117,85 +117,175 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
   }
 }
 
+// Sixteen channels: vectors that the compiler splits to the width of the set.
+using QuantizedInts = int32_t __attribute__((vector_size(64)));
+using QuantizedFloats = float __attribute__((vector_size(64)));
+using QuantizedBytes = uint8_t __attribute__((vector_size(16)));
+
+// What the channels of a tile need beside their sums, padded to whole panels.
+template <int64_t kPanels>
+struct alignas(64) QuantizedLanes {
+  int32_t start[kPanels * kQuantizedPanel] = {}, w_sums[kPanels * kQuantizedPanel] = {};
+  float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
+};
+
+template <class V>
+[[gnu::always_inline]] inline void load_lanes(V& v, const void* from) {
+  std::memcpy(&v, from, sizeof v);
+}
+// n values of up to a whole vector, the others zero.
+template <class V>
+[[gnu::always_inline]] inline void load_lanes(V& v, const void* from, size_t n, size_t width) {
+  if (n * width == sizeof v) return load_lanes(v, from);
+  v = V{};
+  std::memcpy(&v, from, n * width);
+}
+
+// Sums wrap, as in unsigned numbers.
+using QuantizedUnsigned = uint32_t __attribute__((vector_size(64)));
+[[gnu::always_inline]] inline void add_wrapping(QuantizedInts& s, const QuantizedInts& by) {
+  s = reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(s) +
+                                      reinterpret_cast<QuantizedUnsigned>(by));
+}
+
 // Of the image that a pixel belongs to.
 struct QuantizedImage {
   float scale;
-  uint32_t zero;
+  int32_t zero;
 };
 
-// Scaled results of one pixel's channels [m0, m0 + N), N <= 16, from their sums.
-template <class Core, class T, bool kImages, class Count>
-[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a, const int32_t* acc,
-                                                   const int32_t* start, QuantizedImage image, int64_t at,
-                                                   int64_t m0, Count count) {
+// What a result has beside its sums: nothing, a scale of its image, or another tensor added.
+enum class QuantizedTail { kPlain, kImages, kSum };
+
+// Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
+template <class Core, class T, QuantizedTail kTail>
+[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
+                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
+                                                   const int32_t* acc, QuantizedImage image, int64_t at,
+                                                   size_t n) {
   T* out = static_cast<T*>(a.out) + at;
-  const float* residual = std::is_same_v<T, float> && a.residual ? a.residual + at : nullptr;
-  const int64_t n = count;
-  // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
-  constexpr float kRound = 12582912.f;
-  for (int64_t i = 0; i < n; ++i) {
-    float t;
-    if constexpr (Core::kWidth == 2) {
-      t = std::bit_cast<float>(acc[i]) + (a.shift ? a.shift[m0 + i] : 0.f);
-    } else {
-      auto sum = static_cast<uint32_t>(acc[i]) + static_cast<uint32_t>(start[i]);
-      if constexpr (kImages) sum -= image.zero * static_cast<uint32_t>(a.w_sums[m0 + i]);
-      const auto s = static_cast<int32_t>(sum);
-      if constexpr (std::is_same_v<T, int32_t>) {
-        out[i] = s;
-        continue;
-      }
-      const float scale = kImages ? a.scale[m0 + i] * image.scale : a.scale[m0 + i];
-      t = static_cast<float>(s) * scale + (a.shift ? a.shift[m0 + i] : 0.f);
+  QuantizedInts s;
+  QuantizedFloats t, shift;
+  load_lanes(s, acc);
+  if constexpr (Core::kWidth == 2) {
+    t = reinterpret_cast<QuantizedFloats>(s);
+  } else {
+    QuantizedInts start;
+    load_lanes(start, lanes.start + lane);
+    add_wrapping(s, start);
+    if constexpr (kTail == QuantizedTail::kImages) {
+      QuantizedInts w_sums;
+      load_lanes(w_sums, lanes.w_sums + lane);
+      add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(w_sums) *
+                                                      (0u - static_cast<uint32_t>(image.zero))));
     }
-    if (residual) t += residual[i];
-    t = t > a.low ? t : a.low;
-    t = t < a.high ? t : a.high;
-    if constexpr (std::is_same_v<T, float>) out[i] = t;
-    else out[i] = static_cast<T>(static_cast<int32_t>((t + kRound) - kRound) + a.y_zero);
+    if constexpr (std::is_same_v<T, int32_t>) {
+      std::memcpy(out, &s, n * sizeof(T));
+      return;
+    }
+    QuantizedFloats scale;
+    load_lanes(scale, lanes.scale + lane);
+    if constexpr (kTail == QuantizedTail::kImages) scale *= image.scale;
+    t = __builtin_convertvector(s, QuantizedFloats) * scale;
+  }
+  load_lanes(shift, lanes.shift + lane);
+  t += shift;
+  const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
+  if constexpr (std::is_same_v<T, float>) {
+    if (a.residual) {
+      QuantizedFloats residual;
+      load_lanes(residual, a.residual + at, n, sizeof(float));
+      t += residual;
+    }
+    t = t < low ? low : t;  // NaN stays
+    t = t > high ? high : t;
+    std::memcpy(out, &t, n * sizeof(T));
+  } else {
+    // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
+    constexpr float kRound = 12582912.f;
+    t = t > low ? t : low;
+    t = t < high ? t : high;
+    t = (t + kRound) - kRound;
+    int32_t zero = a.y_zero;
+    if constexpr (kTail == QuantizedTail::kSum) {
+      const QuantizedSum& sum = a.sum;
+      // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
+      const uint8_t turn = sum.other_signed ? 0x80 : 0;
+      QuantizedBytes bytes;
+      load_lanes(bytes, sum.other + at, n, 1);
+      const QuantizedFloats other = __builtin_convertvector(bytes ^ turn, QuantizedFloats) -
+                                    (sum.other_zero + static_cast<float>(turn));
+      t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
+      t = t > sum.low ? t : QuantizedFloats{} + sum.low;
+      t = t < sum.high ? t : QuantizedFloats{} + sum.high;
+      t = (t + kRound) - kRound;
+      zero = sum.zero;
+    }
+    const QuantizedInts whole = __builtin_convertvector(t, QuantizedInts) + zero;
+    const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
+    if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);
+    else std::memcpy(out, &bytes, n);
   }
 }
 
-template <class Core, class T, bool kImages = false>
-void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t, const int32_t* start, int64_t pixel,
-                      int64_t panel0) {
+template <class Core, class T, QuantizedTail kTail = QuantizedTail::kPlain>
+void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t,
+                      const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0) {
   const int64_t first = panel0 * kQuantizedPanel,
                 channels = std::min(t.panels * kQuantizedPanel, a.M - first);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   for (int64_t r = 0; r < t.rows; ++r) {
-    const int64_t at = (pixel + r) * a.M;
+    const int64_t at = (pixel + r) * a.M + first;
     QuantizedImage image = {1.f, 0};
-    if constexpr (kImages) {
+    if constexpr (kTail == QuantizedTail::kImages) {
       const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
-      image = {a.x_scale[n], static_cast<uint32_t>(a.x_zeros[n])};
+      image = {a.x_scale[n], a.x_zeros[n]};
     }
-    for (int64_t p = 0; p < t.panels; ++p) {
-      const int64_t m0 = first + p * kQuantizedPanel, n = std::min(kQuantizedPanel, a.M - m0);
-      const int32_t *acc = t.acc + r * t.ldacc + p * kQuantizedPanel, *base = start + p * kQuantizedPanel;
-      if (n == kQuantizedPanel)
-        quantized_store<Core, T, kImages>(a, acc, base, image, at + m0, m0,
-                                          std::integral_constant<int64_t, kQuantizedPanel>{});
-      else quantized_store<Core, T, kImages>(a, acc, base, image, at + m0, m0, n);
+    for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
+      quantized_store<Core, T, kTail>(a, lanes, c, t.acc + r * t.ldacc + c, image, at + c,
+                                      static_cast<size_t>(std::min(kQuantizedPanel, channels - c)));
     }
     if (std::is_same_v<T, float> && epilogue.later())
-      OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at + first, channels);
+      OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at, channels);
+  }
+}
+
+// The lanes of the tile's channels. `flip`: x is 128 more than it means.
+template <int64_t kPanels>
+void quantized_lanes(const QuantizedConvArgs& a, int64_t panel, int64_t panels, bool flip,
+                     QuantizedLanes<kPanels>& lanes) {
+  const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
+  const int64_t first = panel * kQuantizedPanel, n = std::min(panels * kQuantizedPanel, a.M - first);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t m = first + i;
+    lanes.shift[i] = a.shift ? a.shift[m] : 0.f;
+    lanes.scale[i] = a.scale ? a.scale[m] : 1.f;
+    lanes.w_sums[i] = a.w_sums ? a.w_sums[m] : 0;
+    lanes.start[i] = static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
+                                          zero * static_cast<uint32_t>(lanes.w_sums[i]));
   }
 }
 
 template <class Core>
-void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t, const int32_t* start,
-                       int64_t pixel, int64_t panel) {
+void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
+                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel) {
   if constexpr (Core::kWidth == 2) {
-    quantized_finish<Core, float>(a, t, start, pixel, panel);
+    quantized_finish<Core, float>(a, t, lanes, pixel, panel);
   } else {
     switch (a.out_type) {
       case QuantizedOut::kF32:
-        if (a.x_zeros) quantized_finish<Core, float, true>(a, t, start, pixel, panel);
-        else quantized_finish<Core, float>(a, t, start, pixel, panel);
+        if (a.x_zeros) quantized_finish<Core, float, QuantizedTail::kImages>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, float>(a, t, lanes, pixel, panel);
         break;
-      case QuantizedOut::kU8: quantized_finish<Core, uint8_t>(a, t, start, pixel, panel); break;
-      case QuantizedOut::kI8: quantized_finish<Core, int8_t>(a, t, start, pixel, panel); break;
-      case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, start, pixel, panel); break;
+      case QuantizedOut::kU8:
+        if (a.sum.other) quantized_finish<Core, uint8_t, QuantizedTail::kSum>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, uint8_t>(a, t, lanes, pixel, panel);
+        break;
+      case QuantizedOut::kI8:
+        if (a.sum.other) quantized_finish<Core, int8_t, QuantizedTail::kSum>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, int8_t>(a, t, lanes, pixel, panel);
+        break;
+      case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, lanes, pixel, panel); break;
     }
   }
 }
@@ -207,7 +297,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   if (work.pixels == 0) return;
   const bool flip = a.x_signed && !Core::kSignedX;
   alignas(64) int32_t acc[Core::kRows * Core::kPanels * kQuantizedPanel];
-  alignas(64) int32_t start[Core::kPanels * kQuantizedPanel];
+  QuantizedLanes<Core::kPanels> lanes;
   QuantizedTile t;
   t.flip = flip, t.x_signed = a.x_signed;
   t.panel = kQuantizedPanel * work.Kp, t.Kp = work.Kp;
@@ -229,18 +319,12 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
       t.panels = std::min(Core::kPanels, last - panel);
       t.w = a.w + panel * t.panel;
-      for (int64_t i = 0; Core::kWidth == 1 && i < t.panels * kQuantizedPanel; ++i) {
-        const int64_t m = panel * kQuantizedPanel + i;
-        const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
-        start[i] = m < a.M ? static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
-                                                  zero * static_cast<uint32_t>(a.w_sums[m]))
-                           : 0;
-      }
+      quantized_lanes(a, panel, t.panels, flip, lanes);
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
         t.x = rows + r * t.ldx;
         Core::tile(t);
-        quantized_results<Core>(a, t, start, p0 + r, panel);
+        quantized_results<Core>(a, t, lanes, p0 + r, panel);
       }
     }
   }

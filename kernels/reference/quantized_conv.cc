@@ -37,10 +37,23 @@ void each_value(const QuantizedConvArgs& a, int64_t p, F&& f) {
 // What follows the scaled sum where the result is f32.
 float finished(const QuantizedConvArgs& a, float t, int64_t at) {
   if (a.residual) t += a.residual[at];
-  t = std::fmin(std::fmax(t, a.low), a.high);
+  t = t < a.low ? a.low : t > a.high ? a.high : t;  // NaN stays
   if (a.epilogue == Epilogue::kNone || a.epilogue == Epilogue::kClamp) return t;
   return static_cast<float>(epilogue_value(a.epilogue, static_cast<double>(t), static_cast<double>(a.alpha),
                                            static_cast<double>(a.beta)));
+}
+
+uint8_t byte_result(const QuantizedConvArgs& a, float t, int64_t at) {
+  const auto rounded = [](float v, float low, float high) {
+    return std::nearbyint(std::fmin(std::fmax(v, low), high));
+  };
+  const float r = rounded(t, a.low, a.high);
+  const QuantizedSum& s = a.sum;
+  if (!s.other) return static_cast<uint8_t>(static_cast<int32_t>(r) + a.y_zero);
+  const int32_t o = s.other_signed ? static_cast<int8_t>(s.other[at]) : s.other[at];
+  const float mine = r * s.scale, others = (static_cast<float>(o) - s.other_zero) * s.other_scale;
+  return static_cast<uint8_t>(static_cast<int32_t>(rounded((mine + others) / s.sum_scale, s.low, s.high)) +
+                              s.zero);
 }
 
 void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
@@ -65,9 +78,7 @@ void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, 
       const float scale = a.x_scale ? a.scale[m] * a.x_scale[image] : a.scale[m];
       const float scaled = static_cast<float>(s) * scale, t = scaled + (a.shift ? a.shift[m] : 0.f);
       if (a.out_type == QuantizedOut::kF32) static_cast<float*>(a.out)[at] = finished(a, t, at);
-      else
-        static_cast<uint8_t*>(a.out)[at] = static_cast<uint8_t>(
-            static_cast<int32_t>(std::nearbyint(std::fmin(std::fmax(t, a.low), a.high))) + a.y_zero);
+      else static_cast<uint8_t*>(a.out)[at] = byte_result(a, t, at);
     }
   }
 }

@@ -305,6 +305,9 @@ class Inspect(Base):
             model, copy = folder + "/add.onnx", folder + "/copy.onnx"
             write_onnx(model)
             self.assertIn("1 ops, from onnx", self.ok("convert", model, "-o", copy).stdout)
+            self.assertIn("lower_precision", self.ok("inspect", model, "--precision", "int8", "--explain").stdout)
+            self.refused(2, "inspect", model, "--precision", "int9", says=["--precision", "int8"])
+            self.refused(2, "infer", model, "--precision", "int9", says=["--precision", "int8"])
             self.assertIn("z", self.ok("inspect", copy).stdout)
             self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx"])
             self.refused(1, "convert", model, "-o", model, says=["the model itself"])

@@ -14,11 +14,14 @@ using namespace oar_test;
 
 namespace {
 
+constexpr auto kU8 = QuantizedOut::kU8;
+
 struct QuantizedCase {
   int64_t N, C, H, W, M, KH, KW, stride, pad, dilation;
   bool x_signed;
   QuantizedOut out;
   bool bias, shift;
+  bool sum = false, other_signed = false;
 };
 
 template <class T>
@@ -62,6 +65,13 @@ class QuantizedProblem {
     a_.y_zero = c.out == QuantizedOut::kU8 ? 100 : c.out == QuantizedOut::kI8 ? -20 : 0;
     a_.low = c.out == QuantizedOut::kU8 ? -100.f : c.out == QuantizedOut::kI8 ? -108.f : -3.5f;
     a_.high = c.out == QuantizedOut::kF32 ? 1e6f : a_.low + 255;
+    if (c.sum) {
+      other_ = random_integers<uint8_t>(static_cast<size_t>(v.N * v.OH * v.OW * c.M), 0, 255, 9);
+      a_.sum.other = other_.data(), a_.sum.other_signed = c.other_signed;
+      a_.sum.scale = 0.031f, a_.sum.other_scale = 0.027f, a_.sum.other_zero = c.other_signed ? -5.f : 110.f;
+      a_.sum.sum_scale = 0.05f, a_.sum.zero = c.out == kU8 ? 90 : -30;
+      a_.sum.low = c.out == kU8 ? -90.f : -98.f, a_.sum.high = a_.sum.low + 255;
+    }
     width_ = c.out == QuantizedOut::kF32 || c.out == QuantizedOut::kI32 ? 4 : 1;
   }
 
@@ -72,6 +82,8 @@ class QuantizedProblem {
     const WindowShape& v = a.window;
     Guarded<uint8_t> out(static_cast<size_t>(v.N * v.OH * v.OW * a.M * width_), 4);
     a.out = out.data();
+    // The other operand may be the result's own memory.
+    if (a.sum.other) std::copy(other_.begin(), other_.end(), out.begin()), a.sum.other = out.data();
     KernelPlan plan;
     k->plan(&a, pool ? pool->workers() : 1, &plan);
     Guarded<uint8_t> own(plan.worker_scratch + 64, 64);
@@ -86,7 +98,7 @@ class QuantizedProblem {
 
  private:
   QuantizedConvArgs a_;
-  Guarded<uint8_t> x_;
+  Guarded<uint8_t> x_, other_;
   Guarded<int32_t> bias_;
   Guarded<int8_t> packed_;
   std::vector<int32_t> sums_;
@@ -94,7 +106,6 @@ class QuantizedProblem {
   int64_t width_ = 1;
 };
 
-constexpr auto kU8 = QuantizedOut::kU8;
 const QuantizedCase kQuantizedCases[] = {
     {1, 1, 1, 1, 1, 1, 1, 1, 0, 1, false, kU8, false, false},
     {1, 64, 7, 7, 16, 1, 1, 1, 0, 1, false, kU8, true, false},
@@ -106,6 +117,8 @@ const QuantizedCase kQuantizedCases[] = {
     {1, 5, 6, 6, 33, 3, 2, 1, 3, 1, true, QuantizedOut::kI32, false, false},  // windows wholly in the padding
     {1, 770, 1, 37, 50, 1, 1, 1, 0, 1, false, QuantizedOut::kF32, false, false},  // a matrix product
     {1, 64, 40, 41, 130, 1, 1, 1, 0, 1, false, kU8, true, false},
+    {2, 64, 9, 9, 40, 1, 1, 1, 0, 1, false, kU8, true, false, true, false},
+    {1, 20, 9, 7, 19, 3, 3, 1, 1, 1, true, QuantizedOut::kI8, true, true, true, true},
 };
 
 }  // namespace

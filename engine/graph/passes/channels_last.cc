@@ -140,6 +140,10 @@ class Conversion {
     Attrs attrs = n.attrs;
     attrs.set("layout", std::string("nhwc"));
     std::vector<ValueId> inputs = n.inputs;
+    // An operand of unknown rank cannot be turned.
+    const ValueId other = Matcher::operand(n, 4);
+    if (other != kNoValue && !last(other)) return false;
+    if (other != kNoValue) inputs[4] = last_[other];
     inputs[0] = to_last(inputs[0]);
     emit(n, std::move(inputs), std::move(attrs));
     return true;

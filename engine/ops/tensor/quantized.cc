@@ -88,67 +88,6 @@ Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
   return products > 0 ? run_kernel(ctx, kernel, &a, 0.005 * products) : ok_status();
 }
 
-// quantized_conv(x, w (M, C, KH, KW), w_scale, bias?) {those of conv, x_scale, x_zero, y_dtype, y_scale,
-// y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m]; bias i32
-// in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and `high`
-// bound its value.
-Status quantized_conv(EvalContext& ctx) {
-  OAR_ASSIGN(Tensor x, ctx.tensor(0));
-  const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return internal_error("a quantized convolution was not prepared");
-  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
-  if (x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
-  const bool nhwc = is_nhwc(ctx.attrs());
-  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), nhwc ? channels_first(x.shape()) : x.shape(), p->weight));
-  const DType to = y_dtype(ctx.attrs());
-  if (!nhwc) {
-    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), dtype_of(x)));
-    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(turned), c.N, c.C, c.w.in_size());
-    x = std::move(turned);
-  }
-  OAR_ASSIGN(Tensor y, ctx.allocate(channels_last(c.out), to));
-  QuantizedConvArgs a;
-  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
-  a.window = kernel_window(c.w, c.N);
-  a.C = c.C, a.M = c.M, a.x_signed = dtype_of(x) == DType::kI8;
-  set_layer(a, *p, ctx.attrs());
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
-  if (!nhwc) {
-    OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
-    if (to == DType::kF32)
-      to_channels_first(ctx, elements<float>(y), mutable_elements<float>(turned), c.N, c.M, c.w.out_size());
-    else turn_bytes(ctx, elements<uint8_t>(y), mutable_elements<uint8_t>(turned), c.N, c.w.out_size(), c.M);
-    y = std::move(turned);
-  }
-  ctx.set(0, std::move(y));
-  return ok_status();
-}
-
-// quantized_dense(x (..., K), w (K, N), w_scale, bias?): the same of a product; w (N, K) when `transposed`.
-Status quantized_dense(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return internal_error("a quantized layer was not prepared");
-  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
-  const int rank = x.shape().rank();
-  const int64_t M = p->weight[0], K = p->weight[1];
-  if (rank < 1 || x.shape()[rank - 1] != K || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
-    return invalid_argument(cat("inner extents differ: ", x.shape().to_string(), " . [", K, ", ", M, "]"));
-  std::vector<int64_t> dims = dims_of(x.shape());
-  dims.back() = M;
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, y_dtype(ctx.attrs())));
-  QuantizedConvArgs a;
-  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
-  a.window.N = a.window.H = a.window.OH = 1;
-  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
-  a.C = K, a.M = M, a.x_signed = dtype_of(x) == DType::kI8;
-  set_layer(a, *p, ctx.attrs());
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
-  ctx.set(0, std::move(y));
-  return ok_status();
-}
-
 // One side of a sum: its real value is (q - zero) scale.
 struct Side {
   float scale, zero;
@@ -187,10 +126,7 @@ void add_quantized(const EvalContext& ctx, const Broadcast& shape, const Tensor&
 
 // quantized_add(a, b) {a_scale, a_zero, b_scale, b_zero, y_dtype, y_scale, y_zero, low, high}, broadcast:
 // what dequantizing both, adding and quantizing compute, operation by operation.
-Status quantized_add(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor a, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor b, ctx.tensor(1));
-  const Attrs& attrs = ctx.attrs();
+Result<Tensor> added(const EvalContext& ctx, const Attrs& attrs, const Tensor& a, const Tensor& b) {
   for (const Tensor* t : {&a, &b}) {
     if (dtype_of(*t) != DType::kU8 && dtype_of(*t) != DType::kI8) return bad_dtype(*t);
   }
@@ -219,6 +155,114 @@ Status quantized_add(EvalContext& ctx) {
   };
   if (dtype_of(a) == DType::kU8) first.template operator()<uint8_t>();
   else first.template operator()<int8_t>();
+  return y;
+}
+
+Status quantized_add(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor a, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor b, ctx.tensor(1));
+  OAR_ASSIGN(Tensor y, added(ctx, ctx.attrs(), a, b));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
+
+// The attributes of quantized_add within those of a convolution.
+Attrs sum_attrs(const Attrs& attrs) {
+  Attrs out;
+  for (const char* name : {"a_scale", "b_scale", "y_scale", "low", "high"})
+    out.set(name, attrs.get_float(cat("sum.", name)));
+  for (const char* name : {"a_zero", "b_zero", "y_zero"}) out.set(name, attrs.get_int(cat("sum.", name)));
+  out.set("y_dtype", attrs.get_string("sum.y_dtype", "f32"));
+  return out;
+}
+
+void set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
+  QuantizedConvArgs bounds;
+  set_layer(bounds, PreparedQuantized(), sum);
+  a.sum.other = elements<uint8_t>(other), a.sum.other_signed = dtype_of(other) == DType::kI8;
+  a.sum.scale = static_cast<float>(sum.get_float("a_scale", 1));
+  a.sum.other_scale = static_cast<float>(sum.get_float("b_scale", 1));
+  a.sum.other_zero = static_cast<float>(sum.get_int("b_zero"));
+  a.sum.sum_scale = static_cast<float>(sum.get_float("y_scale", 1));
+  a.sum.low = bounds.low, a.sum.high = bounds.high, a.sum.zero = bounds.y_zero;
+  a.out_type = bounds.out_type;
+}
+
+// quantized_conv(x, w (M, C, KH, KW), w_scale, bias?, other?) {those of conv, x_scale, x_zero, y_dtype,
+// y_scale, y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m];
+// bias i32 in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and
+// `high` bound its value. Given `other`, u8 or i8 and as the result, quantized_add() of both follows, whose
+// attributes are those of that op with "sum." before their names; `a` is the convolution.
+Status quantized_conv(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return internal_error("a quantized convolution was not prepared");
+  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
+  if (x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
+  const bool nhwc = is_nhwc(ctx.attrs());
+  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), nhwc ? channels_first(x.shape()) : x.shape(), p->weight));
+  const DType to = y_dtype(ctx.attrs());
+  if (!nhwc) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), dtype_of(x)));
+    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(turned), c.N, c.C, c.w.in_size());
+    x = std::move(turned);
+  }
+  Tensor other;
+  if (ctx.has(4)) { OAR_ASSIGN(other, ctx.tensor(4)); }
+  Attrs sum;  // of quantized_add
+  if (other.defined()) sum = sum_attrs(ctx.attrs());
+  // In the call where the other operand lies as the result and types are right; else behind it.
+  const bool fused = other.defined() && nhwc && other.shape() == channels_last(c.out) &&
+                     is_byte(dtype_of(other)) && y_dtype(sum) != DType::kF32 && to != DType::kF32;
+  const DType type = fused ? y_dtype(sum) : to;
+  Tensor y;
+  if (fused) {
+    OAR_ASSIGN(y, ctx.allocate_over(4, other, channels_last(c.out), type));
+  } else {
+    OAR_ASSIGN(y, ctx.allocate(channels_last(c.out), type));
+  }
+  QuantizedConvArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
+  a.window = kernel_window(c.w, c.N);
+  a.C = c.C, a.M = c.M, a.x_signed = dtype_of(x) == DType::kI8;
+  set_layer(a, *p, ctx.attrs());
+  if (fused) set_sum(a, sum, other);
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  if (!nhwc) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
+    if (to == DType::kF32)
+      to_channels_first(ctx, elements<float>(y), mutable_elements<float>(turned), c.N, c.M, c.w.out_size());
+    else turn_bytes(ctx, elements<uint8_t>(y), mutable_elements<uint8_t>(turned), c.N, c.w.out_size(), c.M);
+    y = std::move(turned);
+  }
+  if (other.defined() && !fused) { OAR_ASSIGN(y, added(ctx, sum, y, other)); }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// quantized_dense(x (..., K), w (K, N), w_scale, bias?): the same of a product; w (N, K) when `transposed`.
+Status quantized_dense(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return internal_error("a quantized layer was not prepared");
+  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
+  const int rank = x.shape().rank();
+  const int64_t M = p->weight[0], K = p->weight[1];
+  if (rank < 1 || x.shape()[rank - 1] != K || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
+    return invalid_argument(cat("inner extents differ: ", x.shape().to_string(), " . [", K, ", ", M, "]"));
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims.back() = M;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, y_dtype(ctx.attrs())));
+  QuantizedConvArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
+  a.C = K, a.M = M, a.x_signed = dtype_of(x) == DType::kI8;
+  set_layer(a, *p, ctx.attrs());
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
   ctx.set(0, std::move(y));
   return ok_status();
 }
