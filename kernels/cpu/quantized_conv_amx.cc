@@ -69,12 +69,11 @@ struct AmxQuantizedCore {
     if (t.rows > kTile) t.panels == 2 ? product<2, 2, kSigned>(t) : product<2, 1, kSigned>(t);
     else t.panels == 2 ? product<1, 2, kSigned>(t) : product<1, 1, kSigned>(t);
   }
-  static void tile(const QuantizedTile& t) {
-    const int64_t first = std::min(kTile, t.rows), second = t.rows - first;
-    const bool full = t.rows == kRows;
-    if (!full) configure(first, second);
+  static void tile(QuantizedTile& t) {
+    // Setting up the registers costs as much as a tile of 64 values: it waits until the rows change.
+    if (t.rows != t.configured) configure(std::min(kTile, t.rows), t.rows - std::min(kTile, t.rows));
+    t.configured = t.rows;
     t.x_signed ? dispatch<true>(t) : dispatch<false>(t);
-    if (!full) configure(kTile, kTile);
   }
 };
 

@@ -7,7 +7,7 @@
 //   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
 //                                                  with its sign bit turned (128 more)
 //   static void begin(), end();                    around a chunk
-//   static void tile(const Tile&)                  acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
+//   static void tile(Tile&)                        acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
 //
 // Included by quantized_conv_<isa>.cc, which defines OAR_SIMD_NAMESPACE (simd.h) and is compiled with that
 // set's flags; everything is local to the file.
@@ -35,6 +35,7 @@ struct QuantizedTile {
   int64_t Kp;
   int32_t* acc;  // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
+  int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
 };
 
 struct QuantizedWork {
@@ -51,7 +52,8 @@ struct QuantizedWork {
     pixels = w.N * w.OH * w.OW;
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
              w.pad_top == 0 && w.pad_left == 0;
-    // Gathered rows stay in the second-level cache; few blocks divide the channels as well.
+    // Gathered rows stay in the second-level cache; few blocks divide the channels as well. Blocks begin at
+    // multiples of 32 rows, the largest tile: only the last one has partial tiles.
     constexpr int64_t kBlockBytes = 256 << 10, kMinChunks = 32;
     block = std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
     block = std::min(pixels,
@@ -213,8 +215,9 @@ template <class Core, class T, QuantizedTail kTail>
       const uint8_t turn = sum.other_signed ? 0x80 : 0;
       QuantizedBytes bytes;
       load_lanes(bytes, sum.other + at, n, 1);
-      const QuantizedFloats other = __builtin_convertvector(bytes ^ turn, QuantizedFloats) -
-                                    (sum.other_zero + static_cast<float>(turn));
+      const QuantizedInts wide = __builtin_convertvector(bytes ^ turn, QuantizedInts);
+      const QuantizedFloats other =
+          __builtin_convertvector(wide, QuantizedFloats) - (sum.other_zero + static_cast<float>(turn));
       t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
       t = t > sum.low ? t : QuantizedFloats{} + sum.low;
       t = t < sum.high ? t : QuantizedFloats{} + sum.high;
@@ -301,12 +304,13 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   QuantizedTile t;
   t.flip = flip, t.x_signed = a.x_signed;
   t.panel = kQuantizedPanel * work.Kp, t.Kp = work.Kp;
+  t.configured = Core::kRows;
   t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
   Core::begin();
   int64_t gathered = -1;
   for (int64_t id = begin; id < end; ++id) {
     const int64_t which = id / work.groups, g = id % work.groups;
-    const int64_t p0 = work.pixels * which / work.blocks, p1 = work.pixels * (which + 1) / work.blocks;
+    const int64_t p0 = which * work.block, p1 = std::min(work.pixels, p0 + work.block);
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
     if (!work.direct) {

@@ -42,6 +42,7 @@ void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowS
   T* py = mutable_elements<T>(y);
   ctx.parallel(w.N * w.OH * w.OW, 0.1 * static_cast<double>(w.KH * w.KW * C),
                [&](int64_t begin, int64_t end) {
+                 const int64_t channels = C;  // a byte written could change what is captured
                  for (int64_t p = begin; p < end; ++p) {
                    const int64_t n = p / (w.OH * w.OW), y0 = p / w.OW % w.OH * w.stride_h - w.pad_top;
                    const int64_t x0 = p % w.OW * w.stride_w - w.pad_left;
@@ -54,7 +55,7 @@ void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowS
                        const int64_t column = x0 + j * w.dilation_w;
                        if (column < 0 || column >= w.W) continue;
                        const T* from = px + ((n * w.H + row) * w.W + column) * C;
-                       for (int64_t c = 0; c < C; ++c) to[c] = std::max(to[c], from[c]);
+                       for (int64_t c = 0; c < channels; ++c) to[c] = std::max(to[c], from[c]);
                      }
                    }
                  }
