@@ -1,12 +1,13 @@
 // How long a model takes in a Predictor: median and best of runs, and with --profile each op's share.
 //
-//   predictor_bench MODEL [--input NAME=2x3x224x224]... [--threads N] [--rounds N] [--profile] [--off PASS]...
-//                   [--precision f32|bf16|int8] [--serve]
+//   predictor_bench MODEL [--input NAME=2x3x224x224]... [--threads N] [--rounds N] [--profile]
+//                   [--off PASS]... [--precision f32|bf16|int8] [--cache-dir DIR] [--serve]
 //
 // Inputs are random: floats in [-1, 1), integers 0 or 1; extents the file leaves open must be given. With
-// --serve the first line tells milliseconds of loading and of the first run, MiB that this run added to the
-// process at its peak and that it has after it; then each line on stdin asks for that many runs and is answered with their times in milliseconds, so
-// that another program can take turns with a peer (peers_onnx.py does).
+// --serve the first line tells milliseconds of loading and of the first run, then MiB that this run added to
+// the process at its peak and that it has after it. Each line on stdin asks for that many runs and is
+// answered with their times in milliseconds, so that another program can take turns with a peer
+// (peers_onnx.py does).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -30,7 +31,8 @@ double ms_since(Clock::time_point t) {
   return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
 }
 
-// MiB of this process: VmRSS, what is resident, or VmHWM, the most that ever was. NaN where there is no /proc.
+// MiB of this process: VmRSS, what is resident, or VmHWM, the most that ever was. NaN where there is no
+// /proc.
 double status_mib(const char* key) {
   std::ifstream in("/proc/self/status");
   for (std::string line; std::getline(in, line);) {
