@@ -12,6 +12,9 @@
 // zero; t = s + shift[m] + residual, and on as above with kF32. Against exact sums of the rounded operands
 // the error is that of K additions in f32; bf16 itself rounds each operand by at most 2^-8 of its value.
 //
+// Depthwise (8-bit only): each channel has one filter of its own, C = M, the same formula; filters are (KH,
+// KW, C) as they are, w_sums is not read, neither are x_scale, x_zeros, residual and epilogue.
+//
 // Padding stands for the zero point. A window's K = KH KW C values are gathered into a row, so that one
 // product of rows and panels serves every window; rows of 1x1 windows with C values of a multiple of 64 bytes
 // are read where they lie.
@@ -56,6 +59,7 @@ struct QuantizedConvArgs {
   int64_t C = 0, M = 0;
   int32_t x_zero = 0, y_zero = 0;
   bool x_signed = false;
+  bool depthwise = false;
   QuantizedOut out_type = QuantizedOut::kU8;
   // For kU8 and kI8 integers within the type's range less y_zero.
   float low = 0.f, high = 0.f;

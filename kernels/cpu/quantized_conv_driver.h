@@ -14,11 +14,10 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/epilogue_simd.h"
+#include "kernels/cpu/quantized_depthwise.h"
 #include "kernels/kernel_list.h"
 #include "kernels/partition.h"
 #include "kernels/quantized_conv.h"
@@ -68,6 +67,7 @@ struct QuantizedWork {
 
 template <class Core>
 void quantized_plan(const void* args, int, KernelPlan* out) {
+  if (static_cast<const QuantizedConvArgs*>(args)->depthwise) return quantized_depthwise_plan(args, out);
   const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
   *out = {1, {w.blocks * w.groups}};
   out->worker_scratch = w.scratch_bytes();
@@ -116,118 +116,6 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
       ow = 0;
       if (++oh == w.OH) oh = 0, ++n;
     }
-  }
-}
-
-// Sixteen channels: vectors that the compiler splits to the width of the set.
-using QuantizedInts = int32_t __attribute__((vector_size(64)));
-using QuantizedFloats = float __attribute__((vector_size(64)));
-using QuantizedBytes = uint8_t __attribute__((vector_size(16)));
-
-// What the channels of a tile need beside their sums, padded to whole panels.
-template <int64_t kPanels>
-struct alignas(64) QuantizedLanes {
-  int32_t start[kPanels * kQuantizedPanel] = {}, w_sums[kPanels * kQuantizedPanel] = {};
-  float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
-};
-
-template <class V>
-[[gnu::always_inline]] inline void load_lanes(V& v, const void* from) {
-  std::memcpy(&v, from, sizeof v);
-}
-// n values of up to a whole vector, the others zero.
-template <class V>
-[[gnu::always_inline]] inline void load_lanes(V& v, const void* from, size_t n, size_t width) {
-  if (n * width == sizeof v) return load_lanes(v, from);
-  v = V{};
-  std::memcpy(&v, from, n * width);
-}
-
-// Sums wrap, as in unsigned numbers.
-using QuantizedUnsigned = uint32_t __attribute__((vector_size(64)));
-[[gnu::always_inline]] inline void add_wrapping(QuantizedInts& s, const QuantizedInts& by) {
-  s = reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(s) +
-                                      reinterpret_cast<QuantizedUnsigned>(by));
-}
-
-// Of the image that a pixel belongs to.
-struct QuantizedImage {
-  float scale;
-  int32_t zero;
-};
-
-// What a result has beside its sums: nothing, a scale of its image, or another tensor added.
-enum class QuantizedTail { kPlain, kImages, kSum };
-
-// Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
-template <class Core, class T, QuantizedTail kTail>
-[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
-                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
-                                                   const int32_t* acc, QuantizedImage image, int64_t at,
-                                                   size_t n) {
-  T* out = static_cast<T*>(a.out) + at;
-  QuantizedInts s;
-  QuantizedFloats t, shift;
-  load_lanes(s, acc);
-  if constexpr (Core::kWidth == 2) {
-    t = reinterpret_cast<QuantizedFloats>(s);
-  } else {
-    QuantizedInts start;
-    load_lanes(start, lanes.start + lane);
-    add_wrapping(s, start);
-    if constexpr (kTail == QuantizedTail::kImages) {
-      QuantizedInts w_sums;
-      load_lanes(w_sums, lanes.w_sums + lane);
-      add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(w_sums) *
-                                                      (0u - static_cast<uint32_t>(image.zero))));
-    }
-    if constexpr (std::is_same_v<T, int32_t>) {
-      std::memcpy(out, &s, n * sizeof(T));
-      return;
-    }
-    QuantizedFloats scale;
-    load_lanes(scale, lanes.scale + lane);
-    if constexpr (kTail == QuantizedTail::kImages) scale *= image.scale;
-    t = __builtin_convertvector(s, QuantizedFloats) * scale;
-  }
-  load_lanes(shift, lanes.shift + lane);
-  t += shift;
-  const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
-  if constexpr (std::is_same_v<T, float>) {
-    if (a.residual) {
-      QuantizedFloats residual;
-      load_lanes(residual, a.residual + at, n, sizeof(float));
-      t += residual;
-    }
-    t = t < low ? low : t;  // NaN stays
-    t = t > high ? high : t;
-    std::memcpy(out, &t, n * sizeof(T));
-  } else {
-    // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
-    constexpr float kRound = 12582912.f;
-    t = t > low ? t : low;
-    t = t < high ? t : high;
-    t = (t + kRound) - kRound;
-    int32_t zero = a.y_zero;
-    if constexpr (kTail == QuantizedTail::kSum) {
-      const QuantizedSum& sum = a.sum;
-      // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
-      const uint8_t turn = sum.other_signed ? 0x80 : 0;
-      QuantizedBytes bytes;
-      load_lanes(bytes, sum.other + at, n, 1);
-      const QuantizedInts wide = __builtin_convertvector(bytes ^ turn, QuantizedInts);
-      const QuantizedFloats other =
-          __builtin_convertvector(wide, QuantizedFloats) - (sum.other_zero + static_cast<float>(turn));
-      t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
-      t = t > sum.low ? t : QuantizedFloats{} + sum.low;
-      t = t < sum.high ? t : QuantizedFloats{} + sum.high;
-      t = (t + kRound) - kRound;
-      zero = sum.zero;
-    }
-    const QuantizedInts whole = __builtin_convertvector(t, QuantizedInts) + zero;
-    const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
-    if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);
-    else std::memcpy(out, &bytes, n);
   }
 }
 
@@ -295,6 +183,8 @@ void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
 
 template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
+    return quantized_depthwise_run(args, begin, end);
   const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
   const QuantizedConvArgs& a = work.a;
   if (work.pixels == 0) return;

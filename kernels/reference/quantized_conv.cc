@@ -66,8 +66,10 @@ void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, 
     for (int64_t m = 0; m < a.M; ++m) {
       uint32_t sum = a.bias ? static_cast<uint32_t>(a.bias[m]) : 0;
       each_value(a, p, [&](int64_t k, int64_t from) {
+        // Every filter sees all channels, or its own.
+        if (a.depthwise && k % a.C != m) return;
         const int32_t v = a.x_signed ? static_cast<int8_t>(a.x[from]) : a.x[from];
-        sum += static_cast<uint32_t>((v - zero) * weight_at(a, Kp, m, k));
+        sum += static_cast<uint32_t>((v - zero) * (a.depthwise ? a.w[k] : weight_at(a, Kp, m, k)));
       });
       const int64_t at = p * a.M + m;
       const auto s = static_cast<int32_t>(sum);

@@ -287,3 +287,72 @@ TEST_CASE("bf16 conv: sums of rounded operands") {
     }
   }
 }
+
+TEST_CASE("quantized depthwise: every level gives the reference's bits") {
+  ThreadPool pool({.threads = 3});
+  struct Case {
+    int64_t N, C, H, W, K, stride, pad, dilation;
+    bool x_signed;
+    QuantizedOut out;
+    bool sum;
+  };
+  const Case cases[] = {{1, 1, 5, 5, 3, 1, 1, 1, false, kU8, false},
+                        {2, 64, 9, 8, 3, 1, 1, 1, false, kU8, true},
+                        {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false},
+                        {1, 133, 8, 9, 3, 1, 2, 2, false, QuantizedOut::kF32, false},
+                        {1, 40, 6, 6, 3, 2, 0, 1, true, QuantizedOut::kI32, false},
+                        {3, 17, 2, 2, 3, 1, 3, 1, true, QuantizedOut::kI8, true}};
+  for (const Case& c : cases) {
+    const auto x = random_integers<uint8_t>(static_cast<size_t>(c.N * c.C * c.H * c.W), 0, 255, 1);
+    const auto w = random_integers<int8_t>(static_cast<size_t>(c.C * c.K * c.K), -128, 127, 2);
+    const auto bias = random_integers<int32_t>(static_cast<size_t>(c.C), -900, 900, 3, alignof(int32_t));
+    std::vector<float> scale, shift;
+    for (int64_t m = 0; m < c.C; ++m) {
+      scale.push_back(0.004f * (1 + 0.01f * static_cast<float>(m)));
+      shift.push_back(0.37f * static_cast<float>(m % 7));
+    }
+    QuantizedConvArgs a;
+    WindowShape& v = a.window;
+    v.N = c.N, v.H = c.H, v.W = c.W, v.KH = v.KW = c.K;
+    v.stride_h = v.stride_w = c.stride, v.dilation_h = v.dilation_w = c.dilation;
+    v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = c.pad;
+    v.OH = (c.H + 2 * c.pad - (c.K - 1) * c.dilation - 1) / c.stride + 1;
+    v.OW = (c.W + 2 * c.pad - (c.K - 1) * c.dilation - 1) / c.stride + 1;
+    a.x = x.data(), a.w = w.data(), a.bias = bias.data(), a.scale = scale.data(), a.shift = shift.data();
+    a.depthwise = true, a.C = a.M = c.C, a.x_signed = c.x_signed, a.x_zero = c.x_signed ? -7 : 121,
+    a.out_type = c.out;
+    const bool bytes = c.out == kU8 || c.out == QuantizedOut::kI8;
+    a.y_zero = c.out == kU8 ? 100 : c.out == QuantizedOut::kI8 ? -20 : 0;
+    a.low = c.out == kU8 ? -100.f : c.out == QuantizedOut::kI8 ? -108.f : -3.5f;
+    a.high = bytes ? a.low + 255 : 1e6f;
+    const auto results = static_cast<size_t>(v.N * v.OH * v.OW * c.C);
+    const auto other = random_integers<uint8_t>(results, 0, 255, 4);
+    if (c.sum) {
+      a.sum.other = other.data(), a.sum.other_signed = c.x_signed, a.sum.scale = 0.031f;
+      a.sum.other_scale = 0.027f, a.sum.other_zero = 3, a.sum.sum_scale = 0.05f, a.sum.zero = a.y_zero;
+      a.sum.low = a.low, a.sum.high = a.high;
+    }
+    const auto result = [&](Isa isa, ThreadPool* on) {
+      const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+      REQUIRE(k != nullptr);
+      Guarded<uint8_t> out(results * (bytes ? 1 : 4), 4);
+      QuantizedConvArgs call = a;
+      call.out = out.data();
+      KernelPlan plan;
+      k->plan(&call, on ? on->workers() : 1, &plan);
+      if (on) {
+        on->run(*k, &call, plan, nullptr);
+      } else {
+        for (int64_t chunk = plan.chunks[0]; chunk-- > 0;)
+          k->run(&call, 0, chunk, chunk + 1, {nullptr, nullptr});
+      }
+      return std::vector<uint8_t>(out.begin(), out.end());
+    };
+    const auto exact = result(Isa::kReference, nullptr);
+    for (Isa isa : levels()) {
+      INFO(isa_name(isa) << " C " << c.C << " K " << c.K << " stride " << c.stride);
+      CHECK(result(isa, &pool) == exact);
+      CHECK(result(isa, nullptr) == exact);
+    }
+  }
+}

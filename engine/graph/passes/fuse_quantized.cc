@@ -32,6 +32,12 @@ struct Integers {
 bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
 const char* byte_name(DType t) { return t == DType::kI8 ? "i8" : "u8"; }
 
+// A convolution of one group, or of one per channel with one filter each.
+bool one_or_each(const Node& n, const Shape& weight) {
+  const int64_t groups = n.attrs.get_int("group", 1);
+  return groups == 1 || (weight[1] == 1 && weight[0] == groups);
+}
+
 class Quantizer {
  public:
   explicit Quantizer(Graph& g) : g_(g), m_(g), readers_(g.num_values()) {
@@ -196,7 +202,7 @@ class Quantizer {
     if (!t)
       return refuse("the weights are no constant of i8 with zero point 0, one scale for all or per filter");
     if (t->shape().rank() != (conv ? 4 : 2)) return refuse("the weights are of no image or matrix");
-    if (conv && n.attrs.get_int("group", 1) != 1) return refuse("there are groups");
+    if (conv && !one_or_each(n, t->shape())) return refuse("there are groups of several channels");
     const auto bias = bias_of(Matcher::operand(n, 2), *x, *w, t->shape()[static_cast<int>(axis)]);
     if (!bias) return refuse("the bias is no constant of f32, or i32 in units of the operands' scales");
     const Tail tail = tail_of(i);
@@ -218,7 +224,7 @@ class Quantizer {
     const int64_t axis = conv ? 0 : 1;
     const auto w = weights(n.inputs[3], n.inputs[4], n.inputs[5], axis, axis);
     const Tensor* t = w ? m_.constant(w->w) : nullptr;
-    if (!t || t->shape().rank() != (conv ? 4 : 2) || (conv && n.attrs.get_int("group", 1) != 1)) return false;
+    if (!t || t->shape().rank() != (conv ? 4 : 2) || (conv && !one_or_each(n, t->shape()))) return false;
     const ValueId bias = Matcher::operand(n, 8);
     const Tensor* b = m_.constant(bias);
     if (bias != kNoValue &&

@@ -5,6 +5,9 @@
 // Runs when layers have their final form. Left in f32: what is no product with constant f32 weights, grouped
 // and depthwise convolutions (bound by memory, not by products), an input image in planes, and layers so
 // small that rounding their operands costs what the products save.
+#include <algorithm>
+#include <cmath>
+
 #include "engine/graph/passes/match.h"
 #include "engine/graph/passes/narrow_layers.h"
 #include "kernels/kernel.h"

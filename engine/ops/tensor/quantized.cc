@@ -16,6 +16,7 @@ struct PreparedQuantized {
   std::vector<int32_t> sums, bias;
   std::vector<float> scale, shift;
   Shape weight;  // (M, C, KH, KW), or (M, K) of a matrix
+  bool depthwise = false;
 };
 
 DType y_dtype(const Attrs& a) {
@@ -41,10 +42,23 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
       (bias && dtype_of(*bias) != DType::kI32 && dtype_of(*bias) != DType::kF32)) {
     return invalid_argument("scales or bias of a quantized layer do not match its weight");
   }
-  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, taps * C)}, DType::kI8));
-  p->sums.resize(static_cast<size_t>(M));
-  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(*w), M, taps,
-                         C, turned ? 1 : C * taps, 1, turned ? M : taps);
+  const int64_t groups = matrix ? 1 : node.attrs.get_int("group", 1);
+  p->depthwise = groups != 1;
+  if (p->depthwise) {
+    if (C != 1 || groups != M)
+      return invalid_argument(
+          "a quantized convolution has one group, or one per channel with one filter each");
+    OAR_ASSIGN(p->packed, allocate_elements({taps, M}, DType::kI8));
+    for (int64_t m = 0; m < M; ++m) {
+      for (int64_t t = 0; t < taps; ++t)
+        mutable_elements<int8_t>(p->packed)[t * M + m] = elements<int8_t>(*w)[m * taps + t];
+    }
+  } else {
+    OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, taps * C)}, DType::kI8));
+    p->sums.resize(static_cast<size_t>(M));
+    pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(*w), M, taps,
+                           C, turned ? 1 : C * taps, 1, turned ? M : taps);
+  }
   const bool integers = y_dtype(node.attrs) != DType::kF32;
   const double sx = node.attrs.get_float("x_scale", 1),
                sy = integers ? node.attrs.get_float("y_scale", 1) : 1;
@@ -61,6 +75,7 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
 // What conv and dense share: the layer's numbers into the kernel's arguments.
 void set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& attrs) {
   a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
+  a.depthwise = p.depthwise;
   a.bias = p.bias.empty() ? nullptr : p.bias.data();
   a.scale = p.scale.data(), a.shift = p.shift.empty() ? nullptr : p.shift.data();
   a.x_zero = static_cast<int32_t>(attrs.get_int("x_zero")),
@@ -83,9 +98,9 @@ void set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& at
 Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
   static const Kernel& kernel = f32_kernel(KernelFamily::kQuantizedConv);
   const WindowShape& w = a.window;
-  const double products =
-      static_cast<double>(w.N * w.OH * w.OW * a.M) * static_cast<double>(w.KH * w.KW * a.C);
-  return products > 0 ? run_kernel(ctx, kernel, &a, 0.005 * products) : ok_status();
+  const double products = static_cast<double>(w.N * w.OH * w.OW * a.M) *
+                          static_cast<double>(w.KH * w.KW * (a.depthwise ? 1 : a.C));
+  return products > 0 ? run_kernel(ctx, kernel, &a, (a.depthwise ? 0.1 : 0.005) * products) : ok_status();
 }
 
 // One side of a sum: its real value is (q - zero) scale.
