@@ -1,25 +1,21 @@
 // The CPU pool (contract: thread_pool.h). How a phase runs:
 //
-//   - The caller divides the chunks into one contiguous range per worker and opens the gate by publishing a
-//   new
-//     odd ticket. A worker that sees the ticket raises its `inside` flag, looks at the ticket again, and only
-//     then touches the job. The caller closes the gate with the next even ticket and waits until every flag
-//     is down, so nobody can be inside a job that the caller has left, and a worker that slept through a job
-//     never sees it. (Flag and ticket are sequentially consistent: either the worker sees the gate closed or
-//     the caller sees the flag.)
-//   - A range is one word, (begin, end). Its owner takes from the front, a sixteenth of what is left at a
-//   time;
-//     thieves take from the tail. All ranges empty and all flags down means the phase is complete: there is
-//     no count of finished chunks to fight over.
-//   - A worker or caller that was in a phase for longer than a millisecond asks the system how much of that
-//   it
-//     waited for a processor (run_delay.h). If that was a millisecond, the pool has one thread more than
-//     there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
-//     was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
-//     that was too early the next rest is twice as long.
-//   - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range
-//   is then
-//     simply stolen, so waking up is never waited for.
+// - The caller divides the chunks into one contiguous range per worker and opens the gate by publishing a new
+//   odd ticket. A worker that sees the ticket raises its `inside` flag, looks at the ticket again, and only
+//   then touches the job. The caller closes the gate with the next even ticket and waits until every flag
+//   is down, so nobody can be inside a job that the caller has left, and a worker that slept through a job
+//   never sees it. (Flag and ticket are sequentially consistent: either the worker sees the gate closed or
+//   the caller sees the flag.)
+// - A range is one word, (begin, end). Its owner takes from the front, a sixteenth of what is left at a time;
+//   thieves take from the tail. All ranges empty and all flags down means the phase is complete: there is
+//   no count of finished chunks to fight over.
+// - A worker or caller that was in a phase for longer than a millisecond asks the system how much of that it
+//   waited for a processor (run_delay.h). If that was a millisecond, the pool has one thread more than
+//   there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
+//   was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
+//   that was too early the next rest is twice as long.
+// - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range is
+//   then simply stolen, so waking up is never waited for.
 #include "kernels/thread_pool.h"
 
 #include <pthread.h>
@@ -344,7 +340,8 @@ struct ThreadPool::Impl {
   // The caller's, under `turn`.
   int64_t resting = 0;
   Clock::duration rest = kRest;
-  Clock::time_point rest_ends{}, held_up_at{};  // or ended, or was
+  Clock::time_point rest_ends{};   // of the rest under way, or of the last one
+  Clock::time_point held_up_at{};  // when it was last seen
   size_t scratch_bytes = 0;
   Job job;
   std::mutex turn;  // one run at a time

@@ -292,7 +292,8 @@ const Predictor& BatchedPredictor::predictor() const { return *state_->predictor
 const BatchedPredictorOptions& BatchedPredictor::options() const { return state_->options; }
 
 Result<uint64_t> BatchedPredictor::submit(InferJob job) {
-  State& s = *state_;
+  const std::shared_ptr<State> kept = state_;  // the job's `done` may end this object before we have left
+  State& s = *kept;
   OAR_CHECK(s.options.max_batch == 0 || (job.rows >= 1 && job.rows <= s.options.max_batch),
             "rows were checked");
   Batcher::Item item;
@@ -318,7 +319,8 @@ Result<uint64_t> BatchedPredictor::submit(InferJob job) {
 }
 
 void BatchedPredictor::cancel(uint64_t ticket) {
-  State& s = *state_;
+  const std::shared_ptr<State> kept = state_;  // as in submit()
+  State& s = *kept;
   std::optional<State::Job> job;
   {
     std::lock_guard lock(s.mutex);

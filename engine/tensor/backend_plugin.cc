@@ -70,6 +70,12 @@ struct Device {
     fault = unavailable(cat("device ", name, ": ", what, " failed: ", words(table, handle, status)));
     return fault;
   }
+  // Waits for what was given to the device before something it may still read is released: also after a
+  // fault, which need not have ended the work before it. An error shows at the next call that matters.
+  void settle() {
+    const oar_plugin_status status = table.synchronize(handle, stream);
+    if (fault.ok()) (void)check(status, "synchronize");
+  }
 };
 
 // What a Buffer of device memory owns.
@@ -78,9 +84,7 @@ struct Allocation {
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
   ~Allocation() {
-    // Work that still reads it must be over; an error shows at the next call that matters.
-    if (device->fault.ok())
-      (void)device->check(device->table.synchronize(device->handle, device->stream), "synchronize");
+    device->settle();
     if (memory != nullptr) device->table.release(device->handle, memory);
   }
   std::shared_ptr<Device> device;
@@ -92,9 +96,7 @@ struct Recorded {
   Recorded(const Recorded&) = delete;
   Recorded& operator=(const Recorded&) = delete;
   ~Recorded() {
-    // A replay may still be under way.
-    if (device->fault.ok())
-      (void)device->check(device->table.synchronize(device->handle, device->stream), "synchronize");
+    device->settle();  // a replay may still be under way
     device->table.destroy_capture(device->handle, capture);
   }
   std::shared_ptr<Device> device;
@@ -184,7 +186,7 @@ class PluginBackend final : public Backend {
 
   ~PluginBackend() override {
     // Copies out of the staging memory must be over.
-    if (d_->fault.ok()) (void)d_->check(table_.synchronize(d_->handle, d_->stream), "synchronize");
+    d_->settle();
   }
 
   Status open() { return table_.copy_to_device_async != nullptr ? staging_.open() : ok_status(); }
