@@ -54,17 +54,16 @@ class AmxCodesEngine : public IntEngine {
     if (layout_.mean) mean_logits(panels, rows);
     const int64_t count = rows.hi - rows.lo;
     if (t.rows <= kFewRows) {
-      look_ahead(next,
-                 key_steps(count) + count * (kSpan / kProbBlock) + ceil_div(D_, kGroup) * kSpan / kGroup);
+      look_ahead(next, key_steps(count) + count * (kSpan / kProbBlock) + column_tiles(D_) * kSpan / kGroup);
       dots(t, rows, panels);
       softmax(t, rows, span, panels);
       widen_values(panels);
       few_values(t, rows, panels);
       return rows;
     }
-    look_ahead(next, count * (kSpan / kProbBlock) +
-                         ceil_div(count, kTileRows) *
-                             (kSpan / kGroup + 2 * ceil_div(D_, kGroup) * (kSpan / kGroup)));
+    look_ahead(next,
+               count * (kSpan / kProbBlock) +
+                   ceil_div(count, kTileRows) * (kSpan / kGroup + 2 * column_tiles(D_) * (kSpan / kGroup)));
     layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
     softmax(t, rows, span, panels);
     widen_values(panels);
@@ -292,24 +291,27 @@ class AmxCodesEngine : public IntEngine {
     if constexpr (NC > 2) _tile_zero(2);
     if constexpr (NC > 3) _tile_zero(3);
     for (int64_t g = groups.lo; g < groups.hi; ++g) {
-      ahead_.step();
       const ValueTiles v = tiles(g);
       const auto stride = static_cast<size_t>(v.stride);
       finish_stores();
       _tile_loadd(4, probs(r, g), 64);
       _tile_loadd(5, v.at, stride);
       _tile_dpbusd(0, 4, 5);
+      ahead_.step();
       if constexpr (NC > 1) {
         _tile_loadd(5, v.at + v.next, stride);
         _tile_dpbusd(1, 4, 5);
+        ahead_.step();
       }
       if constexpr (NC > 2) {
         _tile_loadd(5, v.at + 2 * v.next, stride);
         _tile_dpbusd(2, 4, 5);
+        ahead_.step();
       }
       if constexpr (NC > 3) {
         _tile_loadd(5, v.at + 3 * v.next, stride);
         _tile_dpbusd(3, 4, 5);
+        ahead_.step();
       }
     }
     store_results<NC>();

@@ -21,7 +21,8 @@ class IntEngine : public CodesEngine {
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
     const int64_t count = rows.hi - rows.lo, columns = ceil_div(D_, kColumns * kLanes);
-    look_ahead(next, key_steps(count) * (1 + columns) + count * (kSpan / kProbBlock));
+    look_ahead(next, key_steps(count) + ceil_div(count, kRows) * kSpanPanels * columns +
+                         count * (kSpan / kProbBlock));
     dots(t, rows, panels);
     softmax(t, rows, span, panels);
     widen_values(panels);
@@ -30,7 +31,10 @@ class IntEngine : public CodesEngine {
   }
 
  protected:
-  static int64_t key_steps(int64_t rows) { return ceil_div(rows, kRows) * kSpanPanels; }
+  // Steps of ahead_ that dots() takes: with every 16 dims, so that what they fetch comes evenly.
+  int64_t key_steps(int64_t rows) const {
+    return ceil_div(rows, kRows) * (kSpanPanels / kKeyPanels) * ceil_div(D_, 16);
+  }
   template <class Rows>
   void dots(const Rows& t, Range rows, const QuantPanels& panels) {
     layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
@@ -49,7 +53,6 @@ class IntEngine : public CodesEngine {
     for (int64_t g = panels.lo; g < panels.hi; g += kKeyPanels) {
       const int64_t n = panels.hi - g < kKeyPanels ? panels.hi - g : kKeyPanels;
       for (int64_t r = rows.lo; r < rows.hi; r += kRows) {
-        for (int i = 0; i < kKeyPanels; ++i) ahead_.step();
         dispatch(
             rows.hi - r, [&]<int R>() __attribute__((always_inline)) {
               float* out = t.logits + r * kLogitStride;
@@ -65,7 +68,7 @@ class IntEngine : public CodesEngine {
 
   // Dot products, as integers.
   template <bool kNibbles, int R, int NP>
-  OAR_INLINE void logits_tile(const QuantPanels& panels, int64_t g, int64_t r, float* out) const {
+  OAR_INLINE void logits_tile(const QuantPanels& panels, int64_t g, int64_t r, float* out) {
     Vi acc[R][NP][kVectors];
     const char* k[NP];
     OAR_UNROLL
@@ -82,6 +85,7 @@ class IntEngine : public CodesEngine {
     const int32_t* q = q_ + r * fours * kFactorWords;
     constexpr int64_t kStep = kNibbles ? 2 : 1;  // groups of four dims per line
     for (int64_t four = 0, line = 0; four < fours; four += kStep, line += 64) {
+      if (four % 4 == 0) ahead_.step();
       OAR_UNROLL
       for (int64_t v = 0; v < kVectors; ++v) {
         Vi x[NP];
