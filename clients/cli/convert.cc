@@ -15,18 +15,38 @@ struct ConvertOptions {
   bool external = false;
 };
 
+Status write_model(const ImportedModel& model, const ConvertOptions& o) {
+  const std::string suffix = std::filesystem::path(o.output).extension().string();
+  if (suffix == ".onnx") {
+    OnnxExportOptions options;
+    if (o.external) options.inline_bytes = 0;
+    return export_onnx(model, o.output, options);
+  }
+  return export_paddle(model, o.output, suffix == ".json" ? PaddleFormat::kPir : PaddleFormat::kProgramDesc);
+}
+
 Status convert(const ConvertOptions& o) {
-  if (!std::filesystem::path(o.output).extension().string().ends_with(".onnx"))
-    return invalid_argument(
-        cat("output: '", o.output, "' names no format that can be written; end it in .onnx"), "output");
-  std::error_code ignored;
-  if (std::filesystem::equivalent(o.model, o.output, ignored))
-    return invalid_argument("output: is the model itself; its constants are read while the file is written",
+  const std::filesystem::path output(o.output);
+  const std::string suffix = output.extension().string();
+  if (suffix != ".onnx" && suffix != ".pdmodel" && suffix != ".json")
+    return invalid_argument(cat("output: '", o.output,
+                                "' names no format that can be written; end it in .onnx, .pdmodel or .json"),
                             "output");
+  if (o.external && suffix != ".onnx")
+    return invalid_argument(
+        "external-data: is of ONNX; a Paddle model's parameters are always in NAME.pdiparams",
+        "external-data");
   OAR_ASSIGN(const ImportedModel model, import_model(o.model));
-  OnnxExportOptions options;
-  if (o.external) options.inline_bytes = 0;
-  OAR_RETURN_IF_ERROR(export_onnx(model, o.output, options));
+  const std::filesystem::path beside = std::filesystem::path(o.output).replace_extension(".pdiparams");
+  for (const std::string& read : model.files) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(read, output, ignored) ||
+        (suffix != ".onnx" && std::filesystem::equivalent(read, beside, ignored)))
+      return invalid_argument(
+          cat("output: ", read, " is the model itself; its constants are read while the file is written"),
+          "output");
+  }
+  OAR_RETURN_IF_ERROR(write_model(model, o));
   std::printf("%s: %zu ops, from %s%s%s\n", o.output.c_str(), model.graph->nodes().size(),
               model.format.c_str(), model.producer.empty() ? "" : " of ", model.producer.c_str());
   return ok_status();
@@ -36,16 +56,23 @@ Status convert(const ConvertOptions& o) {
 
 void add_convert(CLI::App& app, Action& action) {
   auto o = std::make_shared<ConvertOptions>();
-  CLI::App* c = app.add_subcommand("convert", "Write an ONNX or Paddle model as ONNX");
+  CLI::App* c = app.add_subcommand("convert", "Write an ONNX or Paddle model in another of these formats");
   c->add_option("MODEL", o->model, "an .onnx, .pdmodel or .json file, or a folder with a Paddle model")
       ->required();
-  c->add_option("-o,--output", o->output, "the file to write, NAME.onnx")->required()->type_name("FILE");
-  c->add_flag("--external-data", o->external,
-              "constants into NAME.onnx.data; done without asking where they would not fit into the file");
+  c->add_option("-o,--output", o->output,
+                "the file to write; its ending says in what: NAME.onnx, NAME.pdmodel (Paddle 2) or NAME.json "
+                "(Paddle 3), the last two with NAME.pdiparams beside it")
+      ->required()
+      ->type_name("FILE");
+  c->add_flag(
+      "--external-data", o->external,
+      "ONNX: constants into NAME.onnx.data; done without asking where they would not fit into the file");
   c->footer(
-      "What ONNX cannot express is an error that names node and op.\n"
+      "What a format cannot express is an error that names node and op.\n"
       "Examples:\n"
       "  oar convert ./ppocr_det -o det.onnx\n"
+      "  oar convert model.onnx -o inference.json\n"
+      "  oar convert inference.json -o old/inference.pdmodel\n"
       "  oar convert inference.pdmodel -o model.onnx --external-data");
   c->callback([o, &action] {
     action = [o] {

@@ -3,8 +3,10 @@
 // elsewhere.
 //
 // The ONNX op table is the importer's own (import/onnx_ops.inc), read from right to left; what an op means
-// beyond a change of names is a function in onnx_ops.cc. An op, attribute or type that the format cannot
-// express is an error that names node and op; nothing is left out silently.
+// beyond a change of names is a function in onnx_ops.cc. Paddle's programs are written in PIR's spelling
+// (paddle_ops_*.cc, one function per op of ours), from which either of its file formats is made; the table of
+// spellings is paddle_schema.cc. An op, attribute or type that the format cannot express is an error that
+// names node and op; nothing is left out silently.
 #pragma once
 
 #include <string>
@@ -24,5 +26,15 @@ struct OnnxExportOptions {
 // been written.
 Status export_onnx(const ImportedModel& model, const std::string& path,
                    const OnnxExportOptions& options = {});
+
+enum class PaddleFormat : uint8_t {
+  kProgramDesc,  // .pdmodel
+  kPir,          // .json, version 4
+};
+
+// The program to `path`, the parameters beside it as NAME.pdiparams; names of inputs and outputs are kept.
+// UNIMPLEMENTED naming node and op; UNAVAILABLE when a file cannot be written. Existing files are replaced
+// when everything has been written.
+Status export_paddle(const ImportedModel& model, const std::string& path, PaddleFormat format);
 
 }  // namespace oar

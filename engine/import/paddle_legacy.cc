@@ -73,6 +73,7 @@ constexpr Signature kSignatures[] = {
     {"hard_sigmoid", "hardsigmoid", "X", "Out"},
     {"hard_swish", "hardswish", "X", "Out"},
     {"increment", "increment", "X", "Out"},
+    {"index_put", "index_put", "x indices value", "out"},
     {"index_sample", "index_sample", "X Index", "Out"},
     {"index_select", "index_select", "X Index", "Out"},
     {"instance_norm", "instance_norm", "X Scale Bias", "Y"},
@@ -149,13 +150,14 @@ constexpr Signature kSignatures[] = {
 
 // Ops whose names did not change, X [and Y] to Out.
 constexpr const char* kSameName[] = {
-    "abs",         "acos",      "asin",        "atan",          "bitwise_and",  "bitwise_not", "bitwise_or",
-    "bitwise_xor", "ceil",      "cos",         "cosh",          "elu",          "equal",       "erf",
-    "exp",         "floor",     "gelu",        "greater_equal", "greater_than", "leaky_relu",  "less_equal",
-    "less_than",   "log",       "log_softmax", "logical_and",   "logical_not",  "logical_or",  "logical_xor",
-    "mish",        "not_equal", "reciprocal",  "relu",          "relu6",        "round",       "rsqrt",
-    "sigmoid",     "sign",      "silu",        "sin",           "sinh",         "softmax",     "softplus",
-    "softsign",    "sqrt",      "square",      "swish",         "tan",          "tanh"};
+    "abs",           "acos",         "acosh",      "asin",        "asinh",     "atan",      "atanh",
+    "bitwise_and",   "bitwise_not",  "bitwise_or", "bitwise_xor", "ceil",      "celu",      "cos",
+    "cosh",          "elu",          "equal",      "erf",         "exp",       "floor",     "gelu",
+    "greater_equal", "greater_than", "leaky_relu", "less_equal",  "less_than", "log",       "log_softmax",
+    "logical_and",   "logical_not",  "logical_or", "logical_xor", "mish",      "not_equal", "reciprocal",
+    "relu",          "relu6",        "round",      "rsqrt",       "selu",      "sigmoid",   "sign",
+    "silu",          "sin",          "sinh",       "softmax",     "softplus",  "softsign",  "sqrt",
+    "square",        "swish",        "tan",        "tanh"};
 
 // Operands that change nothing at inference.
 bool is_ignorable(std::string_view slot) {

@@ -53,8 +53,11 @@ OAR_BINARY(less)
 OAR_BINARY(less_equal)
 OAR_UNARY(abs)
 OAR_UNARY(acos)
+OAR_UNARY(acosh)
 OAR_UNARY(asin)
+OAR_UNARY(asinh)
 OAR_UNARY(atan)
+OAR_UNARY(atanh)
 OAR_UNARY(ceil)
 OAR_UNARY(cos)
 OAR_UNARY(cosh)
@@ -178,6 +181,12 @@ void gelu(Node& n) {
 }
 void leaky_relu(Node& n) {
   n.out(0, n.w().op("leaky_relu", {n.in(0)}, {{"alpha", n.get_float("negative_slope|alpha", 0.02)}}));
+}
+void celu(Node& n) { n.out(0, n.w().op("celu", {n.in(0)}, {{"alpha", n.get_float("alpha", 1)}})); }
+void selu(Node& n) {
+  n.out(0, n.w().op("selu", {n.in(0)},
+                    {{"alpha", n.get_float("alpha", 1.67326319217681884765625)},
+                     {"gamma", n.get_float("scale", 1.05070102214813232421875)}}));
 }
 void elu(Node& n) { n.out(0, n.w().op("elu", {n.in(0)}, {{"alpha", n.get_float("alpha", 1)}})); }
 void softplus(Node& n) {
@@ -352,6 +361,7 @@ void einsum(Node& n) { n.out(0, n.w().op("einsum", n.list(0), {{"equation", n.ge
 constexpr OpEntry kOps[] = {
     {"abs", magnitude},
     {"acos", acos},
+    {"acosh", acosh},
     {"add", add},
     {"add_n", add_n},
     {"addmm", addmm},
@@ -360,15 +370,18 @@ constexpr OpEntry kOps[] = {
     {"argmax", argmax},
     {"argmin", argmin},
     {"asin", asin},
+    {"asinh", asinh},
     {"assign", identity},
     {"assign_out", identity},
     {"atan", atan},
+    {"atanh", atanh},
     {"bitwise_and", bitwise_and},
     {"bitwise_not", bitwise_not},
     {"bitwise_or", bitwise_or},
     {"bitwise_xor", bitwise_xor},
     {"bmm", bmm},
     {"ceil", ceil},
+    {"celu", celu},
     {"clip", clip},
     {"cos", cos},
     {"cosh", cosh},
@@ -426,6 +439,7 @@ constexpr OpEntry kOps[] = {
     {"round", round},
     {"rsqrt", rsqrt},
     {"scale", scale},
+    {"selu", selu},
     {"share_data", identity},
     {"sigmoid", sigmoid},
     {"sign", sign},

@@ -1,5 +1,6 @@
 // Constants, shapes, movement and indexing of Paddle (phi/ops/yaml/ops.yaml).
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <numeric>
 
@@ -12,12 +13,12 @@ namespace {
 
 void full_of(Node& n, Val shape, Val value) { n.out(0, n.w().op("constant_of_shape", {shape, value})); }
 
-// A ProgramDesc writes the value as text too, which alone is exact for inf and nan.
+// A ProgramDesc writes the value as text too, which alone is exact: the attribute is a float.
 double fill_value(Node& n) {
   const std::string text = n.get_string("str_value");
-  if (text == "inf") return std::numeric_limits<double>::infinity();
-  if (text == "-inf") return -std::numeric_limits<double>::infinity();
-  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+  double value = 0;  // from_chars knows inf and nan
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return value;
   return n.get_float("value", 0);
 }
 // full(shape; value, dtype); operands of a ProgramDesc: shape, value.

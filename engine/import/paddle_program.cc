@@ -64,6 +64,20 @@ std::string_view dtype_word(int64_t var_type) {
   return {};
 }
 
+std::string_view word_of(DType dtype) {
+  for (const DTypeWord& d : kDTypes) {
+    if (d.dtype == dtype && d.var_type >= 0) return d.word;
+  }
+  return {};
+}
+
+int64_t var_type_of(std::string_view word) {
+  for (const DTypeWord& d : kDTypes) {
+    if (word == d.word) return d.var_type;
+  }
+  return -1;
+}
+
 Result<Program> parse_program(std::string_view bytes, std::string_view file) {
   const size_t first = bytes.find_first_not_of(" \t\r\n");
   // A ProgramDesc begins with field 1, 4 or 5 (0x0a, 0x22, 0x2a): 0x0a is a newline too, but no json follows

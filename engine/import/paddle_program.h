@@ -99,6 +99,9 @@ Result<Program> parse_program(std::string_view bytes, std::string_view file);
 std::optional<DType> dtype_named(std::string_view word);
 // The word for a number of VarType.Type; empty when it is no tensor element.
 std::string_view dtype_word(int64_t var_type);
+// The way back: word and number of a dtype; empty and -1 where no Paddle tensor can hold it.
+std::string_view word_of(DType dtype);
+int64_t var_type_of(std::string_view word);
 
 // The tensors of a combined parameter file, in program.parameters order. Every record must match its
 // parameter's dtype and shape, and the file must end after the last. Tensors view `file` where their bytes

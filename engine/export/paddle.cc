@@ -1,0 +1,162 @@
+// The files around a Paddle program: its inputs and outputs, the program's own bytes in either generation,
+// and the parameters beside it.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/base/format.h"
+#include "engine/export/export.h"
+#include "engine/export/paddle_writer.h"
+#include "engine/export/proto_writer.h"
+#include "engine/loader/safetensors_writer.h"
+
+namespace oar {
+namespace {
+
+using paddle::BlockWriter;
+using paddle::Declared;
+using paddle::ProgramWriter;
+using paddle::ValueIndex;
+
+template <class T>
+void append_raw(std::string& out, T v) {
+  out.append(reinterpret_cast<const char*>(&v), sizeof v);
+}
+
+// What stands before a tensor's elements in a parameter file (import/paddle_params.cc).
+std::string record_head(const Tensor& t) {
+  ProtoWriter desc;
+  desc.number(1, paddle::var_type_of(paddle::word_of(t.format().dtype())));
+  for (const int64_t d : t.shape()) desc.number(2, d);
+  std::string head;
+  append_raw(head, uint32_t{0});
+  append_raw(head, uint64_t{0});  // LoD levels
+  append_raw(head, uint32_t{0});
+  append_raw(head, static_cast<int32_t>(desc.bytes().size()));
+  return head + desc.bytes();
+}
+
+// A file written from front to back; the first error sticks.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path)
+      : fd_(open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644)) {
+    if (fd_ < 0) error_ = errno;
+  }
+  ~OutputFile() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(const void* data, uint64_t size) {
+    const auto* p = static_cast<const char*>(data);
+    while (size > 0 && error_ == 0) {
+      const ssize_t n = ::write(fd_, p, std::min<uint64_t>(size, uint64_t{1} << 30));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) error_ = errno;
+      else p += n, size -= static_cast<uint64_t>(n);
+    }
+  }
+  // On the disk when it returns 0, else the errno.
+  int finish() {
+    if (error_ == 0 && fsync(fd_) != 0) error_ = errno;
+    if (fd_ >= 0 && ::close(fd_) != 0 && error_ == 0) error_ = errno;
+    fd_ = -1;
+    return error_;
+  }
+
+ private:
+  int fd_, error_ = 0;
+};
+
+Status write_parameters(const std::string& path, const std::vector<Tensor>& parameters) {
+  return replace_file(path, [&](const std::string& temporary) -> Status {
+    OutputFile file(temporary);
+    for (const Tensor& t : parameters) {
+      const std::string head = record_head(t);
+      file.write(head.data(), head.size());
+      file.write(t.data(), t.bytes());
+    }
+    const int error = file.finish();
+    if (error == 0) return ok_status();
+    return unavailable(cat("cannot write ", path, ": ", std::strerror(error)));
+  });
+}
+
+Result<Declared> declared(const IoSpec& io) {
+  if (io.kind != IoSpec::Kind::kTensor || !io.typed || !io.ranked)
+    return unimplemented(cat("input '", io.name, "' is ",
+                             io.kind != IoSpec::Kind::kTensor ? "no tensor" : "of no declared type and rank",
+                             ", which Paddle cannot express; write ONNX instead"));
+  Declared d{io.dtype, {}};
+  for (const IoDim& dim : io.dims) d.dims.push_back(dim.value);
+  return d;
+}
+
+// Outputs are results of their own there: what is an input, a constant or another output too is copied.
+Status name_outputs(const ImportedModel& model, ProgramWriter& file, BlockWriter& main) {
+  const Graph& g = *model.graph;
+  std::set<ValueIndex> used;
+  for (const paddle::Port& port : file.program.inputs) used.insert(port.value);
+  for (size_t k = 0; k < model.outputs.size(); ++k) {
+    const std::string& name = model.outputs[k].name;
+    OAR_ASSIGN(ValueIndex v, main.value_of(g.outputs()[k].value));
+    if (file.program.values[static_cast<size_t>(v)].parameter || !used.insert(v).second) {
+      OAR_ASSIGN(const ValueIndex copy, file.add_value("output", Declared(file.type(v))));
+      paddle::Op assign;
+      assign.type = "assign";
+      assign.inputs.push_back({"", {v}});
+      assign.outputs.push_back({"", {copy}});
+      main.add_op(std::move(assign));
+      used.insert(copy);
+      v = copy;
+    }
+    file.program.values[static_cast<size_t>(v)].name = name;
+    file.program.outputs.push_back({name, v});
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Status export_paddle(const ImportedModel& model, const std::string& path, PaddleFormat format) {
+  const Graph& g = *model.graph;
+  ProgramWriter file;
+  BlockWriter main(file, g, 0);
+  for (const auto* specs : {&model.inputs, &model.outputs}) {
+    for (const IoSpec& io : *specs) {
+      if (!file.taken.insert(io.name).second)
+        return unimplemented(
+            cat("'", io.name, "' is the name of two inputs or outputs, which Paddle cannot express"));
+    }
+  }
+  for (size_t k = 0; k < model.inputs.size(); ++k) {
+    OAR_ASSIGN(const Declared type, declared(model.inputs[k]));
+    auto v = file.add_value("input", type);
+    if (!v.ok())
+      return Status(v.status().code(), cat("input '", model.inputs[k].name, "': ", v.status().message()));
+    file.program.values[static_cast<size_t>(*v)].name = model.inputs[k].name;
+    file.program.inputs.push_back({model.inputs[k].name, *v});
+    main.bind(g.inputs()[k], *v);
+  }
+  OAR_RETURN_IF_ERROR(main.write_nodes());
+  OAR_RETURN_IF_ERROR(name_outputs(model, file, main));
+  file.sort_parameters();
+  OAR_ASSIGN(const std::string bytes,
+             format == PaddleFormat::kPir ? paddle::pir_text(file) : paddle::program_desc_bytes(file));
+  // The parameters take their name once the program is on the disk too.
+  const std::string beside = std::filesystem::path(path).replace_extension(".pdiparams").string();
+  return replace_file(path, [&](const std::string& temporary) -> Status {
+    OutputFile out(temporary);
+    out.write(bytes.data(), bytes.size());
+    if (const int error = out.finish(); error != 0)
+      return unavailable(cat("cannot write ", path, ": ", std::strerror(error)));
+    return write_parameters(beside, file.parameters);
+  });
+}
+
+}  // namespace oar
