@@ -66,9 +66,9 @@ void size_of(NodeWriter& n) {
 void reshape_by(NodeWriter& n) {
   n.expect_attrs({"allowzero"});
   const auto shape = n.known_ints(1);
+  const bool zeros = !shape || std::find(shape->begin(), shape->end(), 0) != shape->end();
+  if (n.attrs().get_bool("allowzero", false) && zeros) return n.fail("a shape whose zeros are extents");
   if (!shape) return n.out(0, n.reshape_to(n.in(0), n.in(1)));
-  if (n.attrs().get_bool("allowzero", false) && std::find(shape->begin(), shape->end(), 0) != shape->end())
-    return n.fail("a shape whose zeros are extents");
   n.out(0, n.reshape(n.in(0), *shape));
 }
 // A matrix, split at `axis`.

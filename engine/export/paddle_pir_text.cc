@@ -1,6 +1,7 @@
 // A program as PIR json of version 4 (its keys: import/paddle_pir.cc). Lists that an op takes or yields are
 // put together and taken apart by builtin.combine and builtin.split here; ids count from 1 over the whole
 // file, absent operands are 0.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -88,12 +89,17 @@ class PirText {
   explicit PirText(const ProgramWriter& file) : program_(file.program), ids_(program_.values.size(), 0) {}
 
   Result<std::string> write() {
+    for (const Block& block : program_.blocks)
+      for (const Op& op : block.ops)
+        for (const Slot& s : op.inputs) used_.insert(s.values.begin(), s.values.end());
+    for (const Port& port : program_.outputs) used_.insert(port.value);
     json::array ops;
     for (const ValueIndex v : program_.parameters) {
       ops.push_back(json::object{{"#", "p"},
                                  {"A", json::array{0, 1, 1, program_.values[at(v)].name}},
                                  {"DA", json::array{}},
                                  {"O", result(v)},
+                                 {"OA", json::array{1, 1, 0}},  // persistable, stop_gradient, trainable
                                  {"QA", json::array{}}});
     }
     for (const Port& port : program_.inputs) {
@@ -103,8 +109,7 @@ class PirText {
       attrs.push_back(attribute("shape", 'A', t.dims));
       attrs.push_back(attribute("dtype", 't', t.dtype));
       attrs.push_back(attribute("place", 'p', {}));
-      ops.push_back(json::object{
-          {"#", "1.data"}, {"A", attrs}, {"I", json::array{}}, {"O", json::array{result(port.value)}}});
+      ops.push_back(op_json("1.data", std::move(attrs), {}, one(result(port.value))));
     }
     OAR_RETURN_IF_ERROR(write_ops(0, ops));
     for (size_t k = 0; k < program_.outputs.size(); ++k) {
@@ -113,11 +118,10 @@ class PirText {
       attrs.push_back(attribute("name", 's', port.name));
       attrs.push_back(attribute("col", 'i', static_cast<int64_t>(k)));
       const json::object fetched{{"%", next_++}, {"TT", tensor_type(program_.values[at(port.value)].type)}};
-      ops.push_back(json::object{
-          {"#", "1.fetch"}, {"A", attrs}, {"I", json::array{use(port.value)}}, {"O", json::array{fetched}}});
+      ops.push_back(op_json("1.fetch", std::move(attrs), one(use(port.value)), one(fetched)));
     }
     json::object document{
-        {"base_code", json::object{{"magic", "pir"}, {"trainable", false}, {"version", kPirVersion}}},
+        {"base_code", json::object{{"magic", "pir"}, {"trainable", true}, {"version", kPirVersion}}},
         {"program", json::object{{"regions", json::array{region(json::array{}, std::move(ops))}}}}};
     return json::serialize(document);
   }
@@ -131,6 +135,28 @@ class PirText {
   }
   static json::object attribute(std::string_view name, char type, const AttrData& d) {
     return {{"N", name}, {"AT", pir_value(type, d)}};
+  }
+
+  static json::array one(json::object v) {
+    json::array list;
+    list.push_back(std::move(v));
+    return list;
+  }
+  // What an op says of its results beside its attributes.
+  static json::object per_result(const char* name, size_t results) {
+    json::array flags;
+    for (size_t k = 0; k < results; ++k) flags.push_back(typed("0.a_bool", true));
+    return {{"N", name}, {"AT", typed("0.a_array", std::move(flags))}};
+  }
+  static json::object op_json(std::string_view name, json::array attrs, json::array in, json::array out) {
+    json::array beside;
+    if (name == "1.fetch") beside.push_back(per_result("persistable", out.size()));
+    if (!out.empty()) beside.push_back(per_result("stop_gradient", out.size()));
+    return {{"#", name},
+            {"A", std::move(attrs)},
+            {"I", std::move(in)},
+            {"O", std::move(out)},
+            {"OA", std::move(beside)}};
   }
   json::object region(json::array args, json::array ops) {
     const int64_t k = regions_++;
@@ -180,8 +206,7 @@ class PirText {
     if (op.type == "cf.yield") {
       json::array in;
       for (const Slot& s : op.inputs) in.push_back(use(s.values[0]));
-      ops.push_back(
-          json::object{{"#", "2.yield"}, {"A", json::array{}}, {"I", std::move(in)}, {"O", json::array{}}});
+      ops.push_back(op_json("2.yield", {}, std::move(in), {}));
       return ok_status();
     }
     const OpSchema* schema = find_schema(op.type);
@@ -216,11 +241,14 @@ class PirText {
       OAR_RETURN_IF_ERROR(write_ops(b, body));
       regions.push_back(region(std::move(args), std::move(body)));
     }
-    json::object written{
-        {"#", cat("1.", op.type)}, {"A", std::move(attrs)}, {"I", std::move(in)}, {"O", std::move(out)}};
+    json::object written = op_json(cat("1.", op.type), std::move(attrs), std::move(in), std::move(out));
     if (!regions.empty()) written["regions"] = std::move(regions);
     ops.push_back(std::move(written));
-    for (const auto& [id, slot] : lists) take_apart(id, slot->values, ops);
+    for (const auto& [id, slot] : lists) {
+      const auto& values = slot->values;  // of a list that nobody reads, nothing is taken
+      if (std::any_of(values.begin(), values.end(), [&](ValueIndex v) { return used_.count(v) != 0; }))
+        take_apart(id, values, ops);
+    }
     return ok_status();
   }
 
@@ -228,23 +256,18 @@ class PirText {
     json::array in;
     for (const ValueIndex v : values) in.push_back(use(v));
     const int64_t id = next_++;
-    ops.push_back(json::object{{"#", "0.combine"},
-                               {"A", json::array{}},
-                               {"I", std::move(in)},
-                               {"O", json::array{json::object{{"%", id}, {"TT", list_type(values)}}}}});
+    ops.push_back(op_json("0.combine", {}, std::move(in), one({{"%", id}, {"TT", list_type(values)}})));
     return {{"%", id}};
   }
   void take_apart(int64_t id, const std::vector<ValueIndex>& values, json::array& ops) {
     json::array out;
     for (const ValueIndex v : values) out.push_back(result(v));
-    ops.push_back(json::object{{"#", "0.split"},
-                               {"A", json::array{}},
-                               {"I", json::array{json::object{{"%", id}}}},
-                               {"O", std::move(out)}});
+    ops.push_back(op_json("0.split", {}, one({{"%", id}}), std::move(out)));
   }
 
   const Program& program_;
   std::vector<int64_t> ids_;  // by value
+  std::set<ValueIndex> used_;
   int64_t next_ = 1, next_arg_ = -1, regions_ = 0;
 };
 

@@ -27,7 +27,8 @@ std::string ProgramWriter::unique(std::string_view wanted) {
 Result<ValueIndex> ProgramWriter::add_value(std::string_view wanted_name, const Declared& type) {
   const std::string_view word = word_of(type.dtype);
   if (word.empty())
-    return unimplemented(cat("a value of ", dtype_name(type.dtype), ", which Paddle cannot express"));
+    return unimplemented(
+        cat("a value of ", dtype_name(type.dtype), ", which Paddle cannot express; write ONNX instead"));
   Value v;
   v.name = unique(wanted_name);
   v.type.kind = ValueType::Kind::kTensor;

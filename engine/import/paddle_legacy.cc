@@ -95,6 +95,7 @@ constexpr Signature kSignatures[] = {
     {"pad3d", "pad3d", "X Paddings", "Out"},
     {"pixel_shuffle", "pixel_shuffle", "X", "Out"},
     {"pool2d", "pool2d", "X", "Out"},
+    {"pool3d", "pool3d", "X", "Out"},
     {"pow", "pow", "X FactorTensor", "Out"},
     {"prelu", "prelu", "X Alpha", "Out"},
     {"put_along_axis", "put_along_axis", "Input Index Value", "Result"},

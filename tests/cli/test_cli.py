@@ -309,7 +309,12 @@ class Inspect(Base):
             self.refused(2, "inspect", model, "--precision", "int9", says=["--precision", "int8"])
             self.refused(2, "infer", model, "--precision", "int9", says=["--precision", "int8"])
             self.assertIn("z", self.ok("inspect", copy).stdout)
-            self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx"])
+            for name in ("copy.pdmodel", "copy.json"):
+                self.assertIn("1 ops", self.ok("convert", model, "-o", f"{folder}/{name}").stdout)
+                self.assertIn("z", self.ok("inspect", f"{folder}/{name}").stdout)
+            self.refused(1, "convert", model, "-o", folder + "/x.json", "--external-data", says=["pdiparams"])
+            self.refused(1, "convert", model, "-o", folder + "/no/such/x.json", says=["cannot write"])
+            self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx", ".pdmodel", ".json"])
             self.refused(1, "convert", model, "-o", model, says=["the model itself"])
             self.refused(1, "convert", folder + "/absent.onnx", "-o", copy, says=["absent.onnx"])
             self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot create"])
