@@ -67,7 +67,7 @@ ValueIndex flag(NodeWriter& n, ValueIndex v) { return n.type(v).rank() == 0 ? v 
 
 // Where a branch yields no value, nobody reads one; Paddle wants one of the other branch's type.
 void fill_nothing(NodeWriter& n, Body& body, const Body& other) {
-  const Graph none;
+  const Graph none{};
   BlockWriter inside(n.file(), none, body.block);
   NodeWriter w(inside, n.node());
   for (size_t j = 0; j < body.results.size(); ++j) {
@@ -144,7 +144,7 @@ void loop(NodeWriter& n) {
       return n.fail(cat("state ", k, " that changes its type or rank"));
   }
   // In the body: the next count, and whether another trip follows.
-  const Graph none;
+  const Graph none{};
   BlockWriter inside(n.file(), none, body.block);
   NodeWriter w(inside, n.node());
   const ValueIndex count = w.binary("add", args[0], one);

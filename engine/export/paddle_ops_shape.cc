@@ -1,5 +1,6 @@
 // What our constants, shapes and movements are in Paddle (phi/ops/yaml/ops.yaml).
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "engine/base/format.h"

@@ -1,6 +1,7 @@
 // A program as ProgramDesc (framework.proto; field numbers as in import/paddle_protobuf.cc). Operands get
 // their names, computed attributes that are constants become attributes, and PIR's control flow becomes
 // blocks that write variables around them.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -37,7 +38,7 @@ struct DescBlock {
 class DescWriter {
  public:
   explicit DescWriter(const ProgramWriter& file)
-      : file_(file), program_(file.program), names_(program_.values.size()), taken_(file.taken) {
+      : program_(file.program), names_(program_.values.size()), taken_(file.taken) {
     for (size_t v = 0; v < names_.size(); ++v) names_[v] = program_.values[v].name;
   }
 
@@ -437,7 +438,6 @@ class DescWriter {
     return ok_status();
   }
 
-  const ProgramWriter& file_;
   const Program& program_;
   std::vector<std::string> names_;  // of the variable that a value is
   std::set<std::string, std::less<>> taken_;
