@@ -40,7 +40,8 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
                                                   int64_t x0, int64_t c, size_t n, int32_t* sums) {
   const WindowShape& w = a.window;
   // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
-  const uint8_t turn = a.x_signed ? 0x80 : 0;
+  constexpr uint8_t kTurn = 0x80;
+  const uint8_t turn = a.x_signed ? kTurn : 0;
   const int32_t zero = a.x_zero + turn;
   QuantizedInts total = {};
   for (int64_t i = 0; i < w.KH; ++i) {
@@ -52,9 +53,9 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
       QuantizedBytes pixel, filter;
       load_lanes(pixel, a.x + ((image * w.H + y) * w.W + x) * a.C + c, n, 1);
       load_lanes(filter, a.w + (i * w.KW + j) * a.C + c, n, 1);
-      using Signed = int8_t __attribute__((vector_size(16)));
+      // The same turn makes bytes of weights, which g++ widens in vectors as it does not widen i8.
       add_wrapping(total, (__builtin_convertvector(pixel ^ turn, QuantizedInts) - zero) *
-                              __builtin_convertvector(reinterpret_cast<Signed>(filter), QuantizedInts));
+                              (__builtin_convertvector(filter ^ kTurn, QuantizedInts) - 128));
     }
   }
   std::memcpy(sums, &total, sizeof total);
