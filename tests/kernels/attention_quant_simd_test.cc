@@ -257,9 +257,11 @@ TEST_CASE("quantized append: a NaN or infinity poisons its token's scale at ever
 TEST_CASE("quantized attention: AMX and VNNI give the same bits") {
   // The integers; 16-bit pages of whole AMX steps are summed in another order.
   if (best_isa() < Isa::kAmx) OAR_SKIP("no AMX here");
+  Sample sample;
   for (const Tier& tier : kTiers) {
     for (const Heads heads : {Heads{4, 1, 64}, Heads{9, 3, 80}, Heads{1, 1, 8}, Heads{16, 1, 136}}) {
       for (int page : {16, 48}) {
+        if (!sample.take()) continue;
         QuantProblem p(tier, heads, page, {700, 65}, Queries::kNormal);
         p.append_all(Isa::kAmx);
         for (int64_t window : {0, 90}) {
