@@ -145,6 +145,9 @@ Status export_paddle(const ImportedModel& model, const std::string& path, Paddle
   }
   OAR_RETURN_IF_ERROR(main.write_nodes());
   OAR_RETURN_IF_ERROR(name_outputs(model, file, main));
+  // Paddle opens no PIR program without parameters.
+  if (file.parameters.empty())
+    OAR_RETURN_IF_ERROR(file.add_parameter(must(allocate_elements({1}, DType::kF32)), "unused").status());
   file.sort_parameters();
   OAR_ASSIGN(const std::string bytes,
              format == PaddleFormat::kPir ? paddle::pir_text(file) : paddle::program_desc_bytes(file));

@@ -182,6 +182,19 @@ void pool(NodeWriter& n, const char* kind) {
     x.dims.insert(x.dims.begin() + 2, 1);
   }
   const bool ceil = n.attrs().get_bool("ceil_mode", false);
+  // Paddle counts no more of the padding behind than there is in front: zeros of their own are counted all.
+  const bool counted = n.attrs().get_bool("count_include_pad", false) && kind == std::string_view("avg");
+  bool even = w.algorithm == "EXPLICIT";
+  for (size_t k = 0; k < w.kernel.size(); ++k) even = even && w.paddings[2 * k] == w.paddings[2 * k + 1];
+  if (counted && !even) {
+    if (ceil || w.algorithm != "EXPLICIT") return n.fail("pads that are counted, differ, and may be cut");
+    Ints zeros(4, 0);
+    zeros.insert(zeros.end(), w.paddings.begin(), w.paddings.end());
+    for (size_t k = 0; k < w.kernel.size(); ++k)
+      if (x.dims[k + 2] >= 0) x.dims[k + 2] += w.paddings[2 * k] + w.paddings[2 * k + 1];
+    input = n.op("pad", {input, n.number(0, x.dtype)}, {{"paddings", zeros}}, x);
+    std::fill(w.paddings.begin(), w.paddings.end(), 0);
+  }
   Declared t = x;
   for (size_t k = 0; k < w.kernel.size(); ++k) t.dims[k + 2] = w.places(k, x.dims[k + 2], ceil);
   const ValueIndex y = pool_op(n, input, w,
@@ -200,8 +213,10 @@ void global_pool(NodeWriter& n, const char* kind) {
   const ValueIndex input = rank == 3 ? n.unsqueeze(n.in(0), {2}) : n.in(0);
   if (rank == 3) t.dims.insert(t.dims.begin() + 2, 1);
   std::fill(t.dims.begin() + 2, t.dims.end(), 1);
+  // Paddle's own exporters write "adaptive" for means; its maxima do not know it.
+  const char* whole = kind == std::string_view("max") ? "global_pooling" : "adaptive";
   const Window all{Ints(axes, 1), Ints(axes, 1), Ints(axes, 1), Ints(2 * axes, 0)};
-  const ValueIndex y = pool_op(n, input, all, {{"pooling_type", std::string(kind)}, {"adaptive", true}}, t);
+  const ValueIndex y = pool_op(n, input, all, {{"pooling_type", std::string(kind)}, {whole, true}}, t);
   n.out(0, rank == 3 ? n.squeeze(y, {2}) : y);
 }
 
