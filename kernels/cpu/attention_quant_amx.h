@@ -234,8 +234,9 @@ class AmxCodesEngine : public IntEngine {
     take_constants(t, rows.lo, rows.hi - rows.lo, constant);
     for (int64_t d = 0; d < D_; d += kGroup) {
       const auto make = [&](int64_t g) {
-        return values_in_place_ ? tiles_in_place(panels, g, d)
-                                : make_tiles(panels, g, d, value_tiles_ + g % 2 * kGroup * kGroup);
+        return values_in_place_
+                   ? tiles_in_place(panels, g, d)
+                   : make_tiles(panels, g, d, value_tiles_ + g % 2 * column_tiles(D_) * kTileBytes);
       };
       ValueTiles next = make(groups.lo);
       columns(t, groups, rows.lo, rows.hi - rows.lo, d, constant, [&](int64_t g) {
