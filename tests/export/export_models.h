@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <string>
 
 #include "engine/import/import.h"
 #include "engine/runtime/predictor.h"
@@ -30,6 +31,9 @@ inline IoSpec result(const std::string& name, DType dtype = DType::kF32) {
   io.typed = true;
   return io;
 }
+
+// A path in the test's own folder.
+inline std::string temp(const std::string& name) { return temp_dir() + "/" + name; }
 
 inline Tensor numbers(const Shape& shape, DType dtype, uint32_t seed) {
   Tensor t = must(allocate_elements(shape, dtype));

@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string temp(const std::string& name) { return temp_dir() + "/" + name; }
-
 // Exports, reads back, and compares the two on `inputs`. False: it does not run on these. 1e-6: what an op
 // spelled out (swish) rounds elsewhere.
 bool round_trip(const ImportedModel& model, const std::vector<Datum>& inputs, double tolerance = 1e-6,

@@ -25,8 +25,6 @@ struct Format {
 constexpr Format kFormats[] = {{PaddleFormat::kProgramDesc, "written.pdmodel"},
                                {PaddleFormat::kPir, "written.json"}};
 
-std::string temp(const std::string& name) { return temp_dir() + "/" + name; }
-
 // Rank, element type and known extents of the outputs are as the file says.
 void check_declared(const std::string& path, const std::vector<Datum>& outputs) {
   const std::string bytes = read_file(path);
