@@ -29,7 +29,9 @@ struct SearchResult {
 // A rate is met when `share` of its requests are good and the client kept its schedule.
 bool meets(const Summary& summary, double share);
 
-// `run` makes one run at a rate. Ends with the first error of a run.
+// `run` makes one run at a rate. Ends with the first error of a run, and UNAVAILABLE when the client was late
+// before any rate was met: at lower rates it would be late as well, in longer and longer runs. Once a rate
+// was met a late client bounds the search like a slow server.
 Result<SearchResult> search_rate(const SearchSpec& spec, const std::function<Result<Summary>(double)>& run);
 
 }  // namespace oar::loadtest

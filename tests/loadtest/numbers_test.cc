@@ -207,6 +207,27 @@ TEST_CASE("the rate search closes in on the limit") {
   const auto never = search_rate({.start = 1}, [](double) -> Result<Summary> { return Summary{}; });
   CHECK(never->rate == 0);
   CHECK(!search_rate({.start = 1}, [](double) -> Result<Summary> { return unavailable("gone"); }).ok());
+  // A late client says nothing of the server; above a rate that was met it is a bound.
+  runs = 0;
+  const auto late = search_rate({.start = 1}, [&](double) -> Result<Summary> {
+    ++runs;
+    Summary s;
+    s.valid = false;
+    s.slip_p99_ms = 7.5;
+    return s;
+  });
+  CHECK(late.status().code() == StatusCode::kUnavailable);
+  CHECK(late.status().message().find("late by 7.5 ms") != std::string::npos);
+  CHECK(runs == 1);
+  found = search_rate({.start = 1, .share = 0.99, .precision = 0.05}, [&](double rate) -> Result<Summary> {
+    Summary s;
+    s.requests = s.good = 100;
+    s.valid = rate <= 10;
+    return s;
+  });
+  REQUIRE(found.ok());
+  CHECK(found->rate <= 10);
+  CHECK(found->rate > 9);
 }
 
 TEST_CASE("goodput limits are read by name") {

@@ -82,7 +82,10 @@ class Loadtest(unittest.TestCase):
     def test_open_loop_search_against_and_check(self):
         with Server(1, 10, 1, 3) as url:
             done = oar(url, "--rate", "20", "--find-rate", "--goodput", "ttft:500", "-n", "10", "--threads", "1")
-            self.assertIn("highest rate", done.stdout, done.stderr)
+            if "client was late" in done.stderr:  # this machine was busy: said, instead of searching on
+                self.assertEqual(done.returncode, 1)
+            else:
+                self.assertIn("highest rate", done.stdout, done.stderr)
             done = oar(url, "--against", url, "-n", "8", "-c", "2", "--rounds", "3")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, r"TTFT p50 +\d\.\d+ +\[")
