@@ -115,6 +115,7 @@ class Worker {
   void dispatch_closed();
   void dispatch_open();
   void watch_stop();
+  bool all_finished() const { return in_flight_.empty() && queue_.empty() && ended(); }
   void maybe_finished();
 
   const RunSpec& spec_;
@@ -230,7 +231,11 @@ void Worker::watch_stop() {
   stop_timer_.expires_after(kStopPoll);
   stop_timer_.async_wait([this](boost::system::error_code ec) {
     if (ec) return;
-    if (!*spec_.stop) return watch_stop();
+    if (!*spec_.stop) {
+      // All may have ended while this call was on its way, too late for a cancellation.
+      if (!all_finished()) watch_stop();
+      return;
+    }
     stopping_ = true;
     timer_.cancel();
     queue_.clear();
@@ -241,7 +246,7 @@ void Worker::watch_stop() {
 }
 
 void Worker::maybe_finished() {
-  if (in_flight_.empty() && queue_.empty() && ended()) stop_timer_.cancel();
+  if (all_finished()) stop_timer_.cancel();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Runs against a server whose times are known: what is reported must be what happened.
 #include "clients/loadtest/run.h"
 
+#include <atomic>
 #include <thread>
 
 #include "clients/loadtest/scrape.h"
@@ -55,6 +56,27 @@ TEST_CASE("reported latencies are the server's") {
   CHECK(p(s.e2el, 50) < 215);
   CHECK(p(s.tpot, 50) == Approx(15).margin(4));
   CHECK(server.connections() == 4);  // kept and used again
+}
+
+TEST_CASE("a run ends also when its last answer comes while it looks whether to stop") {
+  // It looks every 50 ms; answers that come about then met it once.
+  const Workload w = make({});
+  for (int i = 0; i < 12; ++i) {
+    const SseServer server({.first_ms = 47 + 0.3 * i, .chunks = 1});
+    RunSpec spec = closed(server, 8);
+    std::atomic<bool> stop{false}, ended{false};
+    spec.stop = &stop;
+    std::thread watch([&] {
+      for (int k = 0; k < 1000 && !ended; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      stop = true;
+    });
+    auto run = run_load(spec, w, w.plan(8, {}));
+    CHECK_FALSE(stop);
+    ended = true;
+    watch.join();
+    REQUIRE_OK(run);
+    CHECK(run->records.size() == 8);
+  }
 }
 
 TEST_CASE("queueing shows from the intended time and not from the actual one") {
