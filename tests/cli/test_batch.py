@@ -38,7 +38,7 @@ class Server:
                     outer.seen.append(body["messages"][0]["content"])
                     busy, outer.busy = outer.busy > 0, outer.busy - 1
                 time.sleep(delay)
-                status = 503 if busy else 400 if "bad" in outer.seen[-1] and "bad" in body["messages"][0]["content"] else 200
+                status = 503 if busy else 400 if "bad" in body["messages"][0]["content"] else 200
                 text = json.dumps({"id": "x-1", "model": body["model"], "key": self.headers.get("Authorization")}).encode()
                 with lock:
                     outer.open -= 1
