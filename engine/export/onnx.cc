@@ -5,7 +5,7 @@
 #include "engine/export/export.h"
 #include "engine/export/onnx_writer.h"
 #include "engine/import/onnx.h"
-#include "engine/loader/safetensors_writer.h"
+#include "engine/loader/file_writer.h"
 
 namespace oar {
 namespace {

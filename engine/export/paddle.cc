@@ -1,17 +1,12 @@
 // The files around a Paddle program: its inputs and outputs, the program's own bytes in either generation,
 // and the parameters beside it.
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 
 #include "engine/base/format.h"
 #include "engine/export/export.h"
 #include "engine/export/paddle_writer.h"
 #include "engine/export/proto_writer.h"
-#include "engine/loader/safetensors_writer.h"
+#include "engine/loader/file_writer.h"
 
 namespace oar {
 namespace {
@@ -39,52 +34,15 @@ std::string record_head(const Tensor& t) {
   return head + desc.bytes();
 }
 
-// A file written from front to back; the first error sticks.
-class OutputFile {
- public:
-  explicit OutputFile(const std::string& path)
-      : fd_(open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) error_ = errno;
-  }
-  ~OutputFile() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  void write(const void* data, uint64_t size) {
-    const auto* p = static_cast<const char*>(data);
-    while (size > 0 && error_ == 0) {
-      const ssize_t n = ::write(fd_, p, std::min<uint64_t>(size, uint64_t{1} << 30));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) error_ = errno;
-      else p += n, size -= static_cast<uint64_t>(n);
-    }
-  }
-  // On the disk when it returns 0, else the errno.
-  int finish() {
-    if (error_ == 0 && fsync(fd_) != 0) error_ = errno;
-    if (fd_ >= 0 && ::close(fd_) != 0 && error_ == 0) error_ = errno;
-    fd_ = -1;
-    return error_;
-  }
-
- private:
-  int fd_, error_ = 0;
-};
-
 Status write_parameters(const std::string& path, const std::vector<Tensor>& parameters) {
-  return replace_file(path, [&](const std::string& temporary) -> Status {
-    OutputFile file(temporary);
-    for (const Tensor& t : parameters) {
-      const std::string head = record_head(t);
-      file.write(head.data(), head.size());
-      file.write(t.data(), t.bytes());
-    }
-    const int error = file.finish();
-    if (error == 0) return ok_status();
-    return unavailable(cat("cannot write ", path, ": ", std::strerror(error)));
-  });
+  std::vector<std::string> heads;
+  for (const Tensor& t : parameters) heads.push_back(record_head(t));
+  std::vector<std::string_view> pieces;
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    pieces.push_back(heads[k]);
+    pieces.emplace_back(static_cast<const char*>(parameters[k].data()), parameters[k].bytes());
+  }
+  return write_file_atomically(path, pieces);
 }
 
 Result<Declared> declared(const IoSpec& io) {
@@ -154,10 +112,8 @@ Status export_paddle(const ImportedModel& model, const std::string& path, Paddle
   // The parameters take their name once the program is on the disk too.
   const std::string beside = std::filesystem::path(path).replace_extension(".pdiparams").string();
   return replace_file(path, [&](const std::string& temporary) -> Status {
-    OutputFile out(temporary);
-    out.write(bytes.data(), bytes.size());
-    if (const int error = out.finish(); error != 0)
-      return unavailable(cat("cannot write ", path, ": ", std::strerror(error)));
+    const std::string_view program = bytes;
+    OAR_RETURN_IF_ERROR(write_file(temporary, std::span(&program, 1), path));
     return write_parameters(beside, file.parameters);
   });
 }

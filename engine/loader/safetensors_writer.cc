@@ -5,38 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/loader/file_writer.h"
 
 namespace oar {
-namespace {
-
-Status io_error(const std::string& what, const std::string& path, int error) {
-  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  return {full ? StatusCode::kResourceExhausted : StatusCode::kUnavailable,
-          cat(what, " ", path, ": ", std::strerror(error),
-              full ? "; free space there or choose another folder" : "")};
-}
-
-// 0, or errno.
-int write_at(int fd, const void* data, uint64_t size, uint64_t offset) {
-  const char* p = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    p += n, offset += static_cast<uint64_t>(n), size -= static_cast<uint64_t>(n);
-  }
-  return 0;
-}
-
-}  // namespace
-
 std::string safetensors_dtype(DType dtype) {
   switch (dtype) {
     case DType::kF64: return "F64";
@@ -151,38 +128,6 @@ Status SafetensorsWriter::write(const std::string& name, const void* data, uint6
 
 Status SafetensorsWriter::sync() {
   return fdatasync(fd_) == 0 ? ok_status() : io_error("cannot write", path_, errno);
-}
-
-Status replace_file(const std::string& path, const std::function<Status(const std::string&)>& write) {
-  static std::atomic<int> serial{0};  // threads of one process may write the same file
-  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()), "-", serial++);
-  Status status = write(temporary);
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
-    status = io_error("cannot write", path, errno);
-  if (!status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
-  return sync_folder(std::filesystem::path(path).parent_path().string());
-}
-
-Status write_file_atomically(const std::string& path, std::string_view contents) {
-  return replace_file(path, [&](const std::string& temporary) -> Status {
-    const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-    if (fd < 0) return io_error("cannot create", path, errno);
-    int error = write_at(fd, contents.data(), contents.size(), 0);
-    if (error == 0 && fsync(fd) != 0) error = errno;
-    if (close(fd) != 0 && error == 0) error = errno;
-    return error == 0 ? ok_status() : io_error("cannot write", path, error);
-  });
-}
-
-Status sync_folder(const std::string& folder) {
-  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return io_error("cannot open", folder, errno);
-  const int error = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
-  return error == 0 || error == EINVAL ? ok_status() : io_error("cannot sync", folder, error);
 }
 
 }  // namespace oar

@@ -3,10 +3,8 @@
 // temporary name, sync(), rename.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/base/status.h"
@@ -50,15 +48,5 @@ class SafetensorsWriter {
   uint64_t file_bytes_ = 0;
   int fd_ = -1;
 };
-
-// `write` fills a file of a temporary name beside `path`, on the disk when it returns; the file then takes
-// the place of `path`, durably, so that a reader never meets half a one. After an error nothing of it is
-// left. The folder must exist.
-Status replace_file(const std::string& path,
-                    const std::function<Status(const std::string& temporary)>& write);
-// The same with bytes at hand.
-Status write_file_atomically(const std::string& path, std::string_view contents);
-// Makes renames and new names within a folder durable.
-Status sync_folder(const std::string& folder);
 
 }  // namespace oar

@@ -6,7 +6,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/passes/serve.h"
 #include "engine/loader/byte_reader.h"
-#include "engine/loader/safetensors_writer.h"
+#include "engine/loader/file_writer.h"
 #include "engine/runtime/content_hash.h"
 
 namespace oar {

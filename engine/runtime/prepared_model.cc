@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/graph_json.h"
+#include "engine/loader/file_writer.h"
 #include "engine/loader/safetensors.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/content_hash.h"

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/loader/file_writer.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/content_hash.h"

@@ -10,6 +10,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/loader/byte_reader.h"
+#include "engine/loader/file_writer.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/quantize_weights.h"

@@ -51,23 +51,17 @@ inline NarrowRange narrow_range(const float* x, int64_t n) {
   return {-reduce_max(-low), reduce_max(high), reduce_add(finite)};
 }
 
-// The n first lanes as bytes, and as halfwords.
-OAR_INLINE void store_bytes(uint8_t* p, Vi v, int64_t n) {
+// The n first lanes, each as its low bytes: T is uint8_t or uint16_t.
+template <class T>
+OAR_INLINE void store_narrow(T* p, Vi v, int64_t n) {
 #if defined(__AVX512F__)
-  _mm512_mask_cvtepi32_storeu_epi8(p, n == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(n), v.v);
+  const __mmask16 mask = n == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(n);
+  if constexpr (sizeof(T) == 1) _mm512_mask_cvtepi32_storeu_epi8(p, mask, v.v);
+  else _mm512_mask_cvtepi32_storeu_epi16(p, mask, v.v);
 #else
   int32_t wide[kLanes];
   memcpy(wide, &v.v, sizeof wide);
-  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(wide[i]);
-#endif
-}
-OAR_INLINE void store_halves(uint16_t* p, Vi v, int64_t n) {
-#if defined(__AVX512F__)
-  _mm512_mask_cvtepi32_storeu_epi16(p, n == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(n), v.v);
-#else
-  int32_t wide[kLanes];
-  memcpy(wide, &v.v, sizeof wide);
-  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(wide[i]);
+  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<T>(wide[i]);
 #endif
 }
 
@@ -78,7 +72,7 @@ inline void narrow_bf16(const float* x, uint16_t* out, int64_t n) {
     const Vi b = bits(v);
     const Vi rounded = b + (half + (shift_right<16>(b) & one));
     const Vf kept = select(is_nan(v), from_bits(set1_int(0x7fc00000)), from_bits(rounded));
-    store_halves(out + i, shift_right<16>(bits(kept)), k);
+    store_narrow(out + i, shift_right<16>(bits(kept)), k);
   });
 }
 
@@ -89,7 +83,7 @@ inline void narrow_u8(const float* x, uint8_t* out, int64_t n, NarrowScale s) {
   const Vi offset = set1_int(s.zero);
   for_lanes(n, [&](int64_t i, int64_t k) {
     const Vf t = min(max(load_part(x + i, k) * inverse, low), high);
-    store_bytes(out + i, to_int(t) + offset, k);
+    store_narrow(out + i, to_int(t) + offset, k);
   });
 }
 

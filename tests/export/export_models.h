@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -229,6 +230,27 @@ inline Datum made_up(const IoSpec& io, const std::array<int64_t, 3>& free) {
   if (io.dtype == DType::kI64)  // tokens, masks, types; a sampling rate
     std::fill_n(mutable_elements<int64_t>(t), t.numel(), t.shape().rank() == 0 ? 16'000 : 1);
   return t;
+}
+
+// fn(name, model, inputs made up for it) for each published model that is there; how many times it returned
+// true, or nullopt where none is there.
+template <class Fn>
+std::optional<size_t> each_published(Fn&& fn) {
+  size_t compared = 0, missing = 0;
+  for (const Published& p : kPublished) {
+    INFO(p.path);
+    const auto file = data_path(p.path);
+    if (!file) {
+      ++missing;
+      continue;
+    }
+    const auto model = import_model(*file);
+    REQUIRE_OK(model);
+    std::vector<Datum> inputs;
+    for (const IoSpec& io : model->inputs) inputs.push_back(made_up(io, p.free));
+    if (fn(p.path, *model, inputs)) ++compared;
+  }
+  return missing == std::size(kPublished) ? std::nullopt : std::optional(compared);
 }
 
 }  // namespace oar_test

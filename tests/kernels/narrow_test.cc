@@ -32,16 +32,8 @@ Narrowed narrowed(Isa isa, const Guarded<float>& x, int64_t rows, int64_t n, boo
   NarrowArgs a;
   a.out = out.data(), a.x = x.data(), a.rows = rows, a.n = n, a.bf16 = to_bf16;
   a.scale = scale.data(), a.zero = zero.data(), a.low = low, a.high = high;
-  KernelPlan plan;
-  k->plan(&a, 1, &plan);
-  std::vector<double> shared(plan.shared_scratch / sizeof(double) + 1);
-  if (pool) {
-    pool->run(*k, &a, plan, shared.data());
-  } else {
-    for (int phase = 0; phase < plan.phases; ++phase) {
-      for (int64_t c = plan.chunks[phase]; c-- > 0;) k->run(&a, phase, c, c + 1, {nullptr, shared.data()});
-    }
-  }
+  if (pool) run_on_pool(*pool, *k, &a);
+  else run_in_steps(*k, &a, 1, true);
   return {{out.begin(), out.end()}, {scale.begin(), scale.end()}, {zero.begin(), zero.end()}};
 }
 

@@ -84,15 +84,8 @@ class QuantizedProblem {
     a.out = out.data();
     // The other operand may be the result's own memory.
     if (a.sum.other) std::copy(other_.begin(), other_.end(), out.begin()), a.sum.other = out.data();
-    KernelPlan plan;
-    k->plan(&a, pool ? pool->workers() : 1, &plan);
-    Guarded<uint8_t> own(plan.worker_scratch + 64, 64);
-    if (pool) {
-      pool->reserve_scratch(plan.worker_scratch);
-      pool->run(*k, &a, plan, nullptr);
-    } else {
-      for (int64_t c = plan.chunks[0]; c-- > 0;) k->run(&a, 0, c, c + 1, {own.data(), nullptr});
-    }
+    if (pool) run_on_pool(*pool, *k, &a);
+    else run_in_steps(*k, &a, 1, true);
     return {out.begin(), out.end()};
   }
 
@@ -220,15 +213,8 @@ class NarrowProblem {
     // A residual may be the result's own memory.
     if (a.residual) std::copy(residual_.begin(), residual_.end(), out.begin()), a.residual = out.data();
     a.out = out.data();
-    KernelPlan plan;
-    k->plan(&a, pool ? pool->workers() : 1, &plan);
-    Guarded<uint8_t> own(plan.worker_scratch + 64, 64);
-    if (pool) {
-      pool->reserve_scratch(plan.worker_scratch);
-      pool->run(*k, &a, plan, nullptr);
-    } else {
-      for (int64_t c = plan.chunks[0]; c-- > 0;) k->run(&a, 0, c, c + 1, {own.data(), nullptr});
-    }
+    if (pool) run_on_pool(*pool, *k, &a);
+    else run_in_steps(*k, &a, 1, true);
     return {out.begin(), out.end()};
   }
 

@@ -14,10 +14,7 @@ Precision precision_of(const Attrs& attrs) {
 
 Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f) {
   NarrowWeights p;
-  const Attrs& attrs = ctx.node().attrs;
-  p.bf16 = precision_of(attrs) == Precision::kBf16;
-  p.low = static_cast<float>(attrs.get_float("x_low", 1));
-  p.high = static_cast<float>(attrs.get_float("x_high", 0));
+  p.bf16 = precision_of(ctx.node().attrs) == Precision::kBf16;
   const int64_t K = f.taps * f.C;
   const auto from = [&] { return elements<float>(f.w); };
   if (p.bf16) {
@@ -56,7 +53,7 @@ Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCa
   if (v.N * v.OH * v.OW * c.M == 0) return ok_status();
   NarrowArgs n;
   n.rows = v.N, n.n = v.H * v.W * c.C;
-  n.x = c.x, n.bf16 = w.bf16, n.low = w.low, n.high = w.high;
+  n.x = c.x, n.bf16 = w.bf16;
   OAR_ASSIGN(Tensor x, ctx.allocate({n.rows * n.n}, w.bf16 ? DType::kBF16 : DType::kU8));
   Tensor scale, zero;
   n.out = mutable_elements<std::byte>(x);

@@ -12,8 +12,6 @@ struct NarrowWeights {
   Tensor packed;
   Tensor sums, scale;  // [M] of i32 and f32; 8-bit only
   bool bf16 = false;
-  // The range of x that calibration saw (attributes x_low and x_high); low > high: found in each run.
-  float low = 1.f, high = 0.f;
 };
 
 // What the attribute "precision" of a node says; kF32 where it has none.

@@ -1,0 +1,78 @@
+#include "engine/loader/file_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/base/format.h"
+
+namespace oar {
+
+Status io_error(const std::string& what, const std::string& path, int error) {
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  return {full ? StatusCode::kResourceExhausted : StatusCode::kUnavailable,
+          cat(what, " ", path, ": ", std::strerror(error),
+              full ? "; free space there or choose another folder" : "")};
+}
+
+int write_at(int fd, const void* data, uint64_t size, uint64_t offset) {
+  const char* p = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    p += n, offset += static_cast<uint64_t>(n), size -= static_cast<uint64_t>(n);
+  }
+  return 0;
+}
+
+Status write_file(const std::string& path, std::span<const std::string_view> pieces,
+                  const std::string& named) {
+  const int fd = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return io_error("cannot create", named, errno);
+  int error = 0;
+  uint64_t at = 0;
+  for (const std::string_view piece : pieces) {
+    if (error == 0) error = write_at(fd, piece.data(), piece.size(), at);
+    at += piece.size();
+  }
+  if (error == 0 && fsync(fd) != 0) error = errno;
+  if (close(fd) != 0 && error == 0) error = errno;
+  return error == 0 ? ok_status() : io_error("cannot write", named, error);
+}
+
+Status replace_file(const std::string& path, const std::function<Status(const std::string&)>& write) {
+  static std::atomic<int> serial{0};  // threads of one process may write the same file
+  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()), "-", serial++);
+  Status status = write(temporary);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
+    status = io_error("cannot write", path, errno);
+  if (!status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
+  return sync_folder(std::filesystem::path(path).parent_path().string());
+}
+
+Status write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
+  return replace_file(path,
+                      [&](const std::string& temporary) { return write_file(temporary, pieces, path); });
+}
+
+Status write_file_atomically(const std::string& path, std::string_view contents) {
+  return write_file_atomically(path, std::span(&contents, 1));
+}
+
+Status sync_folder(const std::string& folder) {
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return io_error("cannot open", folder, errno);
+  const int error = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  return error == 0 || error == EINVAL ? ok_status() : io_error("cannot sync", folder, error);
+}
+
+}  // namespace oar
