@@ -7,13 +7,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <numbers>
 #include <optional>
 
 #include "engine/base/format.h"
+#include "engine/loader/file_writer.h"
 #include "engine/text/byte_alphabet.h"
 #include "quant/dtype.h"
 
@@ -76,30 +75,6 @@ std::vector<uint16_t> normal_table(uint64_t seed, double stddev) {
     out[i + 1] = to_bf16(static_cast<float>(radius * std::sin(angle))).bits;
   }
   return out;
-}
-
-Status write_error(const std::string& path, int error) {
-  return {error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kUnavailable,
-          cat("cannot write ", path, ": ", std::strerror(error))};
-}
-
-// 0, or errno.
-int write_at(int fd, const void* data, size_t size, uint64_t offset) {
-  const char* p = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    p += n, offset += static_cast<uint64_t>(n), size -= static_cast<size_t>(n);
-  }
-  return 0;
-}
-
-Status write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  return file ? ok_status() : write_error(path, errno);
 }
 
 // Byte-level BPE without merges: each byte is a token, so any text can be encoded and any id below 256
@@ -249,13 +224,13 @@ Status write_random_checkpoint(const json::object& config, const std::string& fo
   }
   json::object written = config;
   written["torch_dtype"] = "bfloat16";
-  OAR_RETURN_IF_ERROR(write_text(folder + "/config.json", json::serialize(written)));
+  OAR_RETURN_IF_ERROR(write_file_atomically(folder + "/config.json", json::serialize(written)));
   const json::value* vocab = config.if_contains("vocab_size");
-  OAR_RETURN_IF_ERROR(write_text(folder + "/tokenizer.json", byte_tokenizer(vocab->get_int64())));
+  OAR_RETURN_IF_ERROR(write_file_atomically(folder + "/tokenizer.json", byte_tokenizer(vocab->get_int64())));
 
   const std::string path = folder + "/model.safetensors";
   const int fd = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-  if (fd < 0) return write_error(path, errno);
+  if (fd < 0) return io_error("cannot create", path, errno);
   Status status;
   std::atomic<int> error = write_at(fd, layout.header.data(), layout.header.size(), 0);
   const std::vector<uint16_t> table = normal_table(options.seed, options.stddev);
@@ -286,7 +261,7 @@ Status write_random_checkpoint(const json::object& config, const std::string& fo
     }
   }
   if (close(fd) != 0 && error == 0) error = errno;
-  if (error != 0) return write_error(path, error);
+  if (error != 0) return io_error("cannot write", path, error);
   return status;
 }
 
