@@ -313,7 +313,7 @@ class Inspect(Base):
                 self.assertIn("1 ops", self.ok("convert", model, "-o", f"{folder}/{name}").stdout)
                 self.assertIn("z", self.ok("inspect", f"{folder}/{name}").stdout)
             self.refused(1, "convert", model, "-o", folder + "/x.json", "--external-data", says=["pdiparams"])
-            self.refused(1, "convert", model, "-o", folder + "/no/such/x.json", says=["cannot write"])
+            self.refused(1, "convert", model, "-o", folder + "/no/such/x.json", says=["cannot create"])
             self.refused(1, "convert", model, "-o", folder + "/x.pb", says=["x.pb", ".onnx", ".pdmodel", ".json"])
             self.refused(1, "convert", model, "-o", model, says=["the model itself"])
             self.refused(1, "convert", folder + "/absent.onnx", "-o", copy, says=["absent.onnx"])
