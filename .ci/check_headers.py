@@ -2,13 +2,14 @@
 """Compiles headers alone: check_headers.py [--build build/release] [--jobs N] [--all] [HEADER...].
 
 A header that needs another one first is a trap for the next who includes it. Each is given to the compiler as a file of its
-own (-fsyntax-only); the build folder must hold the generated sources. Without --all those are left out whose own source file
-includes them first: the presets that compile file by file (embed, cuda) prove the same of them.
+own (-fsyntax-only); the build folder must hold the generated sources. Without --all those are left out that some source file
+includes first: the presets that compile file by file (embed, cuda) prove the same of them.
 """
 import argparse
 import concurrent.futures
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -43,14 +44,19 @@ def check(compiler, build, header, x86):
     return header, message
 
 
-def proven(header):
-    """Whether x.cc beside x.h begins by including it."""
-    try:
-        with open(header[:-2] + ".cc", encoding="utf-8") as source:
+def included_first():
+    """The headers with which a source file begins."""
+    found = set()
+    for name in tracked("*.cc"):
+        with open(name, encoding="utf-8") as source:
             first = next((line for line in source if line.startswith("#include")), "")
-    except FileNotFoundError:
-        return False
-    return f'"{header}"' in first
+        found.update(re.findall('"(.+)"', first))
+    return found
+
+
+def tracked(pattern):
+    names = subprocess.run(["git", "ls-files", "-z", pattern], check=True, capture_output=True, text=True).stdout.split("\0")
+    return [name for name in names if name and os.path.exists(name)]
 
 
 def main():
@@ -64,14 +70,13 @@ def main():
     if not os.path.isdir(f"{arguments.build}/generated"):
         sys.exit(f"{arguments.build}/generated is missing: ./dev build first")
     x86 = platform.machine() in ("x86_64", "AMD64")
-    headers = arguments.header or [
-        h for h in subprocess.run(["git", "ls-files", "-z", "*.h"], check=True, capture_output=True, text=True).stdout.split("\0")
-        if h and os.path.exists(h)]
+    headers = arguments.header or tracked("*.h")
     if x86:
         headers = [h for h in headers if not h.endswith("_neon.h")]
     if not arguments.all and not arguments.header:
+        proven = included_first()
         # The server is in no preset that compiles file by file.
-        headers = [h for h in headers if h.startswith("server/") or not proven(h)]
+        headers = [h for h in headers if h.startswith("server/") or h not in proven]
     compiler = os.environ.get("CXX", "g++")
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -49,6 +49,24 @@ Result<Broadcast> Broadcast::make(std::initializer_list<const Shape*> shapes) {
   return b;
 }
 
+void Broadcast::visit_runs(int64_t begin, int64_t end, Visitor visit, void* f) const {
+  const int64_t inner = dims_[rank_ - 1];
+  Offsets at{}, step{};
+  for (int o = 0; o < operands_; ++o) step[o] = strides_[o][rank_ - 1];
+  while (begin < end) {
+    const int64_t column = begin % inner, count = std::min(inner - column, end - begin);
+    int64_t rest = begin / inner;
+    for (int o = 0; o < operands_; ++o) at[o] = column * step[o];
+    for (int k = rank_ - 2; k >= 0; --k) {
+      const int64_t i = rest % dims_[k];
+      rest /= dims_[k];
+      for (int o = 0; o < operands_; ++o) at[o] += i * strides_[o][k];
+    }
+    visit(f, begin, at, count, step);
+    begin += count;
+  }
+}
+
 Status check_number(const Tensor& t) {
   if (dtype_of(t) == DType::kString) return bad_dtype(t);
   return ok_status();

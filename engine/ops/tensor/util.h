@@ -39,25 +39,19 @@ class Broadcast {
   static constexpr int kMaxOperands = 4;
   static Result<Broadcast> make(std::initializer_list<const Shape*> shapes);
   const Shape& shape() const { return shape_; }
+  // One number per operand.
+  using Offsets = std::array<int64_t, kMaxOperands>;
   // Calls f(out offset, operand offsets, count, operand steps) for each innermost run of the result's
   // elements [begin, end), counted row-major.
   template <class F>
   void runs(int64_t begin, int64_t end, F&& f) const {
-    const int64_t inner = dims_[rank_ - 1];
-    std::array<int64_t, kMaxOperands> at{}, step{};
-    for (int o = 0; o < operands_; ++o) step[o] = strides_[o][rank_ - 1];
-    while (begin < end) {
-      const int64_t column = begin % inner, count = std::min(inner - column, end - begin);
-      int64_t rest = begin / inner;
-      for (int o = 0; o < operands_; ++o) at[o] = column * step[o];
-      for (int k = rank_ - 2; k >= 0; --k) {
-        const int64_t i = rest % dims_[k];
-        rest /= dims_[k];
-        for (int o = 0; o < operands_; ++o) at[o] += i * strides_[o][k];
-      }
-      f(begin, at, count, step);
-      begin += count;
-    }
+    using Fn = std::remove_reference_t<F>;
+    visit_runs(
+        begin, end,
+        [](void* g, int64_t at, const Offsets& from, int64_t n, const Offsets& step) {
+          (*static_cast<Fn*>(g))(at, from, n, step);
+        },
+        &f);
   }
   int64_t numel() const { return shape_.numel(); }
   // The axes after merging, and an operand's step along each.
@@ -66,6 +60,10 @@ class Broadcast {
   int64_t stride(int operand, int axis) const { return strides_[operand][axis]; }
 
  private:
+  using Visitor = void (*)(void* f, int64_t at, const Offsets& from, int64_t n, const Offsets& step);
+  // Not a template: a hundred loops over elements share it.
+  void visit_runs(int64_t begin, int64_t end, Visitor visit, void* f) const;
+
   Shape shape_;
   int rank_ = 1;  // after merging, at least 1
   int operands_ = 0;
