@@ -8,12 +8,15 @@
 //   t = clamp(float(s) (scale[m] x_scale[n]) + shift[m] + residual, low, high)   (f32, each step rounded)
 //   out = epilogue(t) (kF32), or round half to even (t) + y_zero (kU8, kI8), or s (kI32)
 //
+// Bytes behind an epilogue that is no clamp: t is not bounded, and
+//   out = round half to even (clamp(epilogue(t) y_inverse, low, high)) + y_zero (kU8, kI8; no sum)
+//
 // bf16: s = sum over the window of x w[m], in f32, in an order that depends on K alone, subnormals taken for
 // zero; t = s + shift[m] + residual, and on as above with kF32. Against exact sums of the rounded operands
 // the error is that of K additions in f32; bf16 itself rounds each operand by at most 2^-8 of its value.
 //
 // Depthwise (8-bit only): each channel has one filter of its own, C = M, the same formula; filters are (KH,
-// KW, C) as they are, w_sums is not read, neither are x_scale, x_zeros, residual and epilogue.
+// KW, C) as they are, w_sums is not read, neither are x_scale, x_zeros and residual.
 //
 // Padding stands for the zero point. A window's K = KH KW C values are gathered into a row, so that one
 // product of rows and panels serves every window; rows of 1x1 windows with C values of a multiple of 64 bytes
@@ -47,7 +50,7 @@ struct QuantizedSum {
 
 struct QuantizedConvArgs {
   uint32_t size = sizeof(QuantizedConvArgs);
-  uint32_t version = 2;
+  uint32_t version = 3;
   void* out = nullptr;         // (N, OH, OW, M)
   const uint8_t* x = nullptr;  // (N, H, W, C): u8, i8 when x_signed, or bf16
   const int8_t* w = nullptr;   // packed by pack_quantized_filters() or pack_bf16_filters(), 64-byte aligned
@@ -69,9 +72,10 @@ struct QuantizedConvArgs {
   const int32_t* x_zeros = nullptr;
   // As out, or null; may be `out` itself. kF32 only.
   const float* residual = nullptr;
-  // What follows the bounds; kNone or kClamp: nothing. kF32 only.
+  // What follows the bounds (kF32) or precedes them (kU8, kI8); kNone or kClamp: nothing.
   Epilogue epilogue = Epilogue::kNone;
   float alpha = 0.f, beta = 0.f;
+  float y_inverse = 1.f;  // of bytes behind an epilogue: 1 / their scale
 };
 
 inline constexpr int64_t kQuantizedPanel = 16, kQuantizedStep = 64;

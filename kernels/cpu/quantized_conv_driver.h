@@ -128,6 +128,18 @@ void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t,
   for (int64_t r = 0; r < t.rows; ++r) {
     const int64_t at = (pixel + r) * a.M + first;
     QuantizedImage image = {1.f, 0};
+    if constexpr (sizeof(T) == 1 && kTail == QuantizedTail::kPlain) {
+      if (epilogue.later()) {
+        alignas(64) float row[Core::kPanels * kQuantizedPanel];
+        for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
+          QuantizedFloats v;
+          quantized_scaled<Core, kTail>(v, lanes, c, t.acc + r * t.ldacc + c, image);
+          std::memcpy(row + c, &v, sizeof v);
+        }
+        quantized_activated(a, row, at, channels);
+        continue;
+      }
+    }
     if constexpr (kTail == QuantizedTail::kImages) {
       const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
       image = {a.x_scale[n], a.x_zeros[n]};

@@ -9,6 +9,9 @@
 
 #include "kernels/cpu/quantized_finish.h"
 #include "kernels/partition.h"
+#ifdef __AVX512VNNI__
+#include "kernels/cpu/quantized_depthwise_vnni.h"
+#endif
 
 namespace oar {
 namespace {
@@ -61,7 +64,25 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
   std::memcpy(sums, &total, sizeof total);
 }
 
-template <class T, QuantizedTail kTail>
+// The same for a chunk's channels one pixel after the other.
+class DepthwiseSums {
+ public:
+  DepthwiseSums(const QuantizedConvArgs& a, int64_t first, int64_t channels)
+      : a_(a), first_(first), channels_(channels) {}
+  void sums(int64_t image, int64_t y0, int64_t x0, int32_t* sums) const {
+    for (int64_t c = 0; c < channels_; c += kQuantizedPanel) {
+      const auto n = static_cast<size_t>(std::min(kQuantizedPanel, channels_ - c));
+      if (n == kQuantizedPanel) depthwise_sums(a_, image, y0, x0, first_ + c, kQuantizedPanel, sums + c);
+      else depthwise_sums(a_, image, y0, x0, first_ + c, n, sums + c);
+    }
+  }
+
+ private:
+  const QuantizedConvArgs& a_;
+  int64_t first_, channels_;
+};
+
+template <class Sums, class T, QuantizedTail kTail>
 void quantized_depthwise_rows(const QuantizedConvArgs& a, int64_t first, int64_t r0, int64_t r1) {
   constexpr int64_t kChannels = DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
   const WindowShape& w = a.window;
@@ -72,18 +93,45 @@ void quantized_depthwise_rows(const QuantizedConvArgs& a, int64_t first, int64_t
     lanes.scale[i] = a.scale ? a.scale[first + i] : 1.f;
     lanes.shift[i] = a.shift ? a.shift[first + i] : 0.f;
   }
-  alignas(64) int32_t sums[kQuantizedPanel];
+  alignas(64) int32_t sums[kChannels];
+  alignas(64) float row[kChannels];
+  const Sums pixel(a, first, channels);
+  const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
+  const bool activated = sizeof(T) == 1 && kTail == QuantizedTail::kPlain && epilogue.later();
   for (int64_t r = r0; r < r1; ++r) {
     const int64_t image = r / w.OH, y0 = r % w.OH * w.stride_h - w.pad_top;
     for (int64_t ow = 0; ow < w.OW; ++ow) {
       const int64_t at = (r * w.OW + ow) * a.M + first, x0 = ow * w.stride_w - w.pad_left;
+      pixel.sums(image, y0, x0, sums);
       for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
         const auto n = static_cast<size_t>(std::min(kQuantizedPanel, channels - c));
-        if (n == kQuantizedPanel) depthwise_sums(a, image, y0, x0, first + c, kQuantizedPanel, sums);
-        else depthwise_sums(a, image, y0, x0, first + c, n, sums);
-        quantized_store<DepthwiseQuantizedCore, T, kTail>(a, lanes, c, sums, {1.f, 0}, at + c, n);
+        if (activated) {
+          QuantizedFloats v;
+          quantized_scaled<DepthwiseQuantizedCore, QuantizedTail::kPlain>(v, lanes, c, sums + c, {1.f, 0});
+          std::memcpy(row + c, &v, sizeof v);
+        } else {
+          quantized_store<DepthwiseQuantizedCore, T, kTail>(a, lanes, c, sums + c, {1.f, 0}, at + c, n);
+        }
       }
+      if (activated) quantized_activated(a, row, at, channels);
+      if (std::is_same_v<T, float> && epilogue.later())
+        OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at, channels);
     }
+  }
+}
+
+template <class Sums>
+void quantized_depthwise_chunk(const QuantizedConvArgs& a, int64_t first, int64_t r0, int64_t r1) {
+  constexpr QuantizedTail kPlain = QuantizedTail::kPlain;
+  const auto bytes = [&]<class T>() {
+    if (a.sum.other) quantized_depthwise_rows<Sums, T, QuantizedTail::kSum>(a, first, r0, r1);
+    else quantized_depthwise_rows<Sums, T, kPlain>(a, first, r0, r1);
+  };
+  switch (a.out_type) {
+    case QuantizedOut::kF32: return quantized_depthwise_rows<Sums, float, kPlain>(a, first, r0, r1);
+    case QuantizedOut::kI32: return quantized_depthwise_rows<Sums, int32_t, kPlain>(a, first, r0, r1);
+    case QuantizedOut::kU8: return bytes.template operator()<uint8_t>();
+    case QuantizedOut::kI8: return bytes.template operator()<int8_t>();
   }
 }
 
@@ -93,20 +141,13 @@ inline void quantized_depthwise_run(const void* args, int64_t begin, int64_t end
   for (int64_t id = begin; id < end; ++id) {
     const int64_t first = id / work.runs * DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
     const int64_t r0 = id % work.runs * work.per, r1 = std::min(work.rows, r0 + work.per);
-    const auto rows = [&]<class T>() {
-      if (a.sum.other) quantized_depthwise_rows<T, QuantizedTail::kSum>(a, first, r0, r1);
-      else quantized_depthwise_rows<T, QuantizedTail::kPlain>(a, first, r0, r1);
-    };
-    switch (a.out_type) {
-      case QuantizedOut::kF32:
-        quantized_depthwise_rows<float, QuantizedTail::kPlain>(a, first, r0, r1);
-        break;
-      case QuantizedOut::kI32:
-        quantized_depthwise_rows<int32_t, QuantizedTail::kPlain>(a, first, r0, r1);
-        break;
-      case QuantizedOut::kU8: rows.template operator()<uint8_t>(); break;
-      case QuantizedOut::kI8: rows.template operator()<int8_t>(); break;
+#ifdef __AVX512VNNI__
+    if (VnniDepthwise::fits(a)) {
+      quantized_depthwise_chunk<VnniDepthwise>(a, first, r0, r1);
+      continue;
     }
+#endif
+    quantized_depthwise_chunk<DepthwiseSums>(a, first, r0, r1);
   }
 }
 

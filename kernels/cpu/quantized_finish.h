@@ -3,9 +3,11 @@
 // quantized_conv_<isa>.cc through its driver; everything is local to the file.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cpu/epilogue_simd.h"
 #include "kernels/quantized_conv.h"
 
 namespace oar {
@@ -51,32 +53,34 @@ struct QuantizedImage {
 // What a result has beside its sums: nothing, a scale of its image, or another tensor added.
 enum class QuantizedTail { kPlain, kImages, kSum };
 
-// Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
-template <class Core, class T, QuantizedTail kTail>
-[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
-                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
-                                                   const int32_t* acc, QuantizedImage image, int64_t at,
-                                                   size_t n) {
-  T* out = static_cast<T*>(a.out) + at;
-  QuantizedInts s;
-  QuantizedFloats t, shift;
+// Sums of sixteen channels, complete. (Vectors of 64 bytes are returned in no register that all sets have.)
+template <class Core, QuantizedTail kTail>
+[[gnu::always_inline]] inline void quantized_sums(QuantizedInts& s,
+                                                  const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
+                                                  const int32_t* acc, QuantizedImage image) {
+  QuantizedInts start;
   load_lanes(s, acc);
+  load_lanes(start, lanes.start + lane);
+  add_wrapping(s, start);
+  if constexpr (kTail == QuantizedTail::kImages) {
+    QuantizedInts w_sums;
+    load_lanes(w_sums, lanes.w_sums + lane);
+    add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(w_sums) *
+                                                    (0u - static_cast<uint32_t>(image.zero))));
+  }
+}
+
+// Scaled and shifted.
+template <class Core, QuantizedTail kTail>
+[[gnu::always_inline]] inline void quantized_scaled(QuantizedFloats& t,
+                                                    const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
+                                                    const int32_t* acc, QuantizedImage image) {
+  QuantizedFloats shift;
   if constexpr (Core::kWidth == 2) {
-    t = reinterpret_cast<QuantizedFloats>(s);
+    load_lanes(t, acc);
   } else {
-    QuantizedInts start;
-    load_lanes(start, lanes.start + lane);
-    add_wrapping(s, start);
-    if constexpr (kTail == QuantizedTail::kImages) {
-      QuantizedInts w_sums;
-      load_lanes(w_sums, lanes.w_sums + lane);
-      add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(w_sums) *
-                                                      (0u - static_cast<uint32_t>(image.zero))));
-    }
-    if constexpr (std::is_same_v<T, int32_t>) {
-      std::memcpy(out, &s, n * sizeof(T));
-      return;
-    }
+    QuantizedInts s;
+    quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
     QuantizedFloats scale;
     load_lanes(scale, lanes.scale + lane);
     if constexpr (kTail == QuantizedTail::kImages) scale *= image.scale;
@@ -84,42 +88,79 @@ template <class Core, class T, QuantizedTail kTail>
   }
   load_lanes(shift, lanes.shift + lane);
   t += shift;
+}
+
+// Bounded, rounded to n bytes at `at`; with kSum, added to the other tensor and rounded again.
+template <QuantizedTail kTail>
+[[gnu::always_inline]] inline void quantized_bytes(const QuantizedConvArgs& a, QuantizedFloats& t, int64_t at,
+                                                   size_t n) {
   const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
-  if constexpr (std::is_same_v<T, float>) {
-    if (a.residual) {
-      QuantizedFloats residual;
-      load_lanes(residual, a.residual + at, n, sizeof(float));
-      t += residual;
-    }
-    t = t < low ? low : t;  // NaN stays
-    t = t > high ? high : t;
-    std::memcpy(out, &t, n * sizeof(T));
-  } else {
-    // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
-    constexpr float kRound = 12582912.f;
-    t = t > low ? t : low;
-    t = t < high ? t : high;
+  // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
+  constexpr float kRound = 12582912.f;
+  t = t > low ? t : low;
+  t = t < high ? t : high;
+  t = (t + kRound) - kRound;
+  int32_t zero = a.y_zero;
+  if constexpr (kTail == QuantizedTail::kSum) {
+    const QuantizedSum& sum = a.sum;
+    // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
+    const uint8_t turn = sum.other_signed ? 0x80 : 0;
+    QuantizedBytes bytes;
+    load_lanes(bytes, sum.other + at, n, 1);
+    const QuantizedInts wide = __builtin_convertvector(bytes ^ turn, QuantizedInts);
+    const QuantizedFloats other =
+        __builtin_convertvector(wide, QuantizedFloats) - (sum.other_zero + static_cast<float>(turn));
+    t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
+    t = t > sum.low ? t : QuantizedFloats{} + sum.low;
+    t = t < sum.high ? t : QuantizedFloats{} + sum.high;
     t = (t + kRound) - kRound;
-    int32_t zero = a.y_zero;
-    if constexpr (kTail == QuantizedTail::kSum) {
-      const QuantizedSum& sum = a.sum;
-      // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
-      const uint8_t turn = sum.other_signed ? 0x80 : 0;
-      QuantizedBytes bytes;
-      load_lanes(bytes, sum.other + at, n, 1);
-      const QuantizedInts wide = __builtin_convertvector(bytes ^ turn, QuantizedInts);
-      const QuantizedFloats other =
-          __builtin_convertvector(wide, QuantizedFloats) - (sum.other_zero + static_cast<float>(turn));
-      t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
-      t = t > sum.low ? t : QuantizedFloats{} + sum.low;
-      t = t < sum.high ? t : QuantizedFloats{} + sum.high;
-      t = (t + kRound) - kRound;
-      zero = sum.zero;
+    zero = sum.zero;
+  }
+  const QuantizedInts whole = __builtin_convertvector(t, QuantizedInts) + zero;
+  const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
+  uint8_t* out = static_cast<uint8_t*>(a.out) + at;
+  if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);
+  else std::memcpy(out, &bytes, n);
+}
+
+// Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
+template <class Core, class T, QuantizedTail kTail>
+[[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
+                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
+                                                   const int32_t* acc, QuantizedImage image, int64_t at,
+                                                   size_t n) {
+  if constexpr (std::is_same_v<T, int32_t>) {
+    QuantizedInts s;
+    quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
+    std::memcpy(static_cast<T*>(a.out) + at, &s, n * sizeof(T));
+  } else {
+    QuantizedFloats t;
+    quantized_scaled<Core, kTail>(t, lanes, lane, acc, image);
+    if constexpr (std::is_same_v<T, float>) {
+      if (a.residual) {
+        QuantizedFloats residual;
+        load_lanes(residual, a.residual + at, n, sizeof(float));
+        t += residual;
+      }
+      const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
+      t = t < low ? low : t;  // NaN stays
+      t = t > high ? high : t;
+      std::memcpy(static_cast<T*>(a.out) + at, &t, n * sizeof(T));
+    } else {
+      quantized_bytes<kTail>(a, t, at, n);
     }
-    const QuantizedInts whole = __builtin_convertvector(t, QuantizedInts) + zero;
-    const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
-    if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);
-    else std::memcpy(out, &bytes, n);
+  }
+}
+
+// Values of `row`, a multiple of sixteen of which `channels` count, through the epilogue and to bytes.
+inline void quantized_activated(const QuantizedConvArgs& a, float* row, int64_t at, int64_t channels) {
+  OAR_SIMD_NAMESPACE::apply_epilogue({a.epilogue, a.alpha, a.beta}, row, channels);
+  for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
+    QuantizedFloats t;
+    load_lanes(t, row + c);
+    t *= a.y_inverse;
+    quantized_bytes<QuantizedTail::kPlain>(a, t, at + c,
+                                           static_cast<size_t>(std::min(kQuantizedPanel, channels - c)));
   }
 }
 

@@ -35,19 +35,24 @@ void each_value(const QuantizedConvArgs& a, int64_t p, F&& f) {
 }
 
 // What follows the scaled sum where the result is f32.
+bool bends(const QuantizedConvArgs& a) {
+  return a.epilogue != Epilogue::kNone && a.epilogue != Epilogue::kClamp;
+}
+float bent(const QuantizedConvArgs& a, float t) {
+  return static_cast<float>(epilogue_value(a.epilogue, static_cast<double>(t), static_cast<double>(a.alpha),
+                                           static_cast<double>(a.beta)));
+}
 float finished(const QuantizedConvArgs& a, float t, int64_t at) {
   if (a.residual) t += a.residual[at];
   t = t < a.low ? a.low : t > a.high ? a.high : t;  // NaN stays
-  if (a.epilogue == Epilogue::kNone || a.epilogue == Epilogue::kClamp) return t;
-  return static_cast<float>(epilogue_value(a.epilogue, static_cast<double>(t), static_cast<double>(a.alpha),
-                                           static_cast<double>(a.beta)));
+  return bends(a) ? bent(a, t) : t;
 }
 
 uint8_t byte_result(const QuantizedConvArgs& a, float t, int64_t at) {
   const auto rounded = [](float v, float low, float high) {
     return std::nearbyint(std::fmin(std::fmax(v, low), high));
   };
-  const float r = rounded(t, a.low, a.high);
+  const float r = rounded(bends(a) ? bent(a, t) * a.y_inverse : t, a.low, a.high);
   const QuantizedSum& s = a.sum;
   if (!s.other) return static_cast<uint8_t>(static_cast<int32_t>(r) + a.y_zero);
   const int32_t o = s.other_signed ? static_cast<int8_t>(s.other[at]) : s.other[at];

@@ -75,6 +75,13 @@ class QuantizedProblem {
     width_ = c.out == QuantizedOut::kF32 || c.out == QuantizedOut::kI32 ? 4 : 1;
   }
 
+  // Bytes of the whole range behind an activation.
+  void end_with(Epilogue e) {
+    a_.epilogue = e, a_.alpha = 1.f / 6, a_.beta = 0.5f, a_.y_inverse = 0.7f;
+    a_.low = a_.out_type == kU8 ? static_cast<float>(-a_.y_zero) : static_cast<float>(-128 - a_.y_zero);
+    a_.high = a_.low + 255;
+  }
+
   std::vector<uint8_t> result(Isa isa, ThreadPool* pool) const {
     const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
     REQUIRE(k != nullptr);
@@ -129,6 +136,44 @@ TEST_CASE("quantized conv: every level gives the reference's bits") {
   }
 }
 
+namespace {
+
+// Functions differ in the last places between instruction sets, so that a value at the border of two steps
+// may fall to either: at most one step, for at most one value of a hundred (and one more).
+void check_steps(const std::vector<uint8_t>& y, const std::vector<uint8_t>& wanted, bool is_signed) {
+  REQUIRE(y.size() == wanted.size());
+  size_t moved = 0;
+  for (size_t k = 0; k < y.size(); ++k) {
+    const auto whole = [&](uint8_t v) {
+      return is_signed ? static_cast<int>(static_cast<int8_t>(v)) : int{v};
+    };
+    REQUIRE(std::abs(whole(y[k]) - whole(wanted[k])) <= 1);
+    moved += y[k] != wanted[k];
+  }
+  CHECK(moved <= 1 + y.size() / 100);
+}
+
+}  // namespace
+
+TEST_CASE("quantized conv: bytes behind an activation") {
+  ThreadPool pool({.threads = 3});
+  for (const QuantizedCase& c : kQuantizedCases) {
+    if (c.sum || (c.out != kU8 && c.out != QuantizedOut::kI8)) continue;
+    for (const Epilogue e : {Epilogue::kHardSwish, Epilogue::kGelu, Epilogue::kSigmoid}) {
+      QuantizedProblem p(c);
+      p.end_with(e);
+      const auto wanted = p.result(Isa::kReference, nullptr);
+      for (Isa isa : levels()) {
+        INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH << " activation "
+                           << static_cast<int>(e));
+        const auto y = p.result(isa, nullptr);
+        CHECK(p.result(isa, &pool) == y);
+        check_steps(y, wanted, c.out == QuantizedOut::kI8);
+      }
+    }
+  }
+}
+
 TEST_CASE("quantized conv: the reference is the definition, worked out by hand") {
   // x = 10 and 200 with zero point 10: 0 and 190; w = 3 and -2: a sum of -380, and 7 more.
   const uint8_t x[] = {10, 200};
@@ -153,6 +198,11 @@ TEST_CASE("quantized conv: the reference is the definition, worked out by hand")
     const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
     k->run(&a, 0, 0, 1, {own, nullptr});
     CHECK(y == 14);  // -186.5 rounds to the even -186
+    // -186.5, the hundredth part of it behind a leaky relu, in steps of 1/4: -7.46
+    QuantizedConvArgs bent = a;
+    bent.epilogue = Epilogue::kLeakyRelu, bent.alpha = 0.01f, bent.y_inverse = 4;
+    k->run(&bent, 0, 0, 1, {own, nullptr});
+    CHECK(y == 193);
   }
 }
 
@@ -281,13 +331,18 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
     bool x_signed;
     QuantizedOut out;
     bool sum;
+    Epilogue epilogue = Epilogue::kNone;
   };
   const Case cases[] = {{1, 1, 5, 5, 3, 1, 1, 1, false, kU8, false},
                         {2, 64, 9, 8, 3, 1, 1, 1, false, kU8, true},
                         {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false},
                         {1, 133, 8, 9, 3, 1, 2, 2, false, QuantizedOut::kF32, false},
                         {1, 40, 6, 6, 3, 2, 0, 1, true, QuantizedOut::kI32, false},
-                        {3, 17, 2, 2, 3, 1, 3, 1, true, QuantizedOut::kI8, true}};
+                        {3, 17, 2, 2, 3, 1, 3, 1, true, QuantizedOut::kI8, true},
+                        {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false, Epilogue::kHardSwish},
+                        {2, 133, 9, 8, 3, 1, 1, 1, false, kU8, false, Epilogue::kSilu},
+                        {1, 20, 9, 9, 7, 1, 3, 1, false, kU8, false},
+                        {1, 70, 9, 9, 8, 1, 4, 1, true, kU8, false}};
   for (const Case& c : cases) {
     const auto x = random_integers<uint8_t>(static_cast<size_t>(c.N * c.C * c.H * c.W), 0, 255, 1);
     const auto w = random_integers<int8_t>(static_cast<size_t>(c.C * c.K * c.K), -128, 127, 2);
@@ -311,6 +366,10 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
     a.y_zero = c.out == kU8 ? 100 : c.out == QuantizedOut::kI8 ? -20 : 0;
     a.low = c.out == kU8 ? -100.f : c.out == QuantizedOut::kI8 ? -108.f : -3.5f;
     a.high = bytes ? a.low + 255 : 1e6f;
+    if (c.epilogue != Epilogue::kNone) {
+      a.epilogue = c.epilogue, a.alpha = 1.f / 6, a.beta = 0.5f, a.y_inverse = 1.7f;
+      a.low = static_cast<float>((c.out == kU8 ? 0 : -128) - a.y_zero), a.high = a.low + 255;
+    }
     const auto results = static_cast<size_t>(v.N * v.OH * v.OW * c.C);
     const auto other = random_integers<uint8_t>(results, 0, 255, 4);
     if (c.sum) {
@@ -337,8 +396,10 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
     const auto exact = result(Isa::kReference, nullptr);
     for (Isa isa : levels()) {
       INFO(isa_name(isa) << " C " << c.C << " K " << c.K << " stride " << c.stride);
-      CHECK(result(isa, &pool) == exact);
-      CHECK(result(isa, nullptr) == exact);
+      const auto y = result(isa, nullptr);
+      CHECK(result(isa, &pool) == y);
+      if (c.epilogue == Epilogue::kNone) CHECK(y == exact);
+      else check_steps(y, exact, c.out == QuantizedOut::kI8);
     }
   }
 }

@@ -59,9 +59,9 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
     pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(*w), M, taps,
                            C, turned ? 1 : C * taps, 1, turned ? M : taps);
   }
-  const bool integers = y_dtype(node.attrs) != DType::kF32;
-  const double sx = node.attrs.get_float("x_scale", 1),
-               sy = integers ? node.attrs.get_float("y_scale", 1) : 1;
+  // Behind an activation the real value is needed first (kernels/quantized_conv.h).
+  const bool units = y_dtype(node.attrs) != DType::kF32 && !node.attrs.has("activation");
+  const double sx = node.attrs.get_float("x_scale", 1), sy = units ? node.attrs.get_float("y_scale", 1) : 1;
   for (int64_t m = 0; m < M; ++m) {
     const auto sw = static_cast<double>(elements<float>(*ws)[ws->numel() == 1 ? 0 : m]);
     p->scale.push_back(static_cast<float>(sx * sw / sy));
@@ -73,7 +73,7 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
 }
 
 // What conv and dense share: the layer's numbers into the kernel's arguments.
-void set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& attrs) {
+Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& attrs) {
   a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
   a.depthwise = p.depthwise;
   a.bias = p.bias.empty() ? nullptr : p.bias.data();
@@ -93,6 +93,10 @@ void set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& at
     high = std::clamp(std::nearbyint(high / sy), least - zero, least + 255 - zero);
   }
   a.low = static_cast<float>(low), a.high = static_cast<float>(high);
+  OAR_ASSIGN(const Activation act, activation_of(attrs));
+  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+  a.y_inverse = static_cast<float>(1 / attrs.get_float("y_scale", 1));
+  return ok_status();
 }
 
 Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
@@ -150,7 +154,7 @@ Result<Tensor> added(const EvalContext& ctx, const Attrs& attrs, const Tensor& a
   };
   const Side sa = side("a_scale", "a_zero"), sb = side("b_scale", "b_zero");
   QuantizedConvArgs bounds;
-  set_layer(bounds, PreparedQuantized(), attrs);
+  OAR_RETURN_IF_ERROR(set_layer(bounds, PreparedQuantized(), attrs));
   const DType to = y_dtype(attrs);
   if (to == DType::kF32) return invalid_argument("a quantized sum is u8 or i8");
   OAR_ASSIGN(const Broadcast shape, Broadcast::make({&a.shape(), &b.shape()}));
@@ -193,9 +197,9 @@ Attrs sum_attrs(const Attrs& attrs) {
   return out;
 }
 
-void set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
+Status set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
   QuantizedConvArgs bounds;
-  set_layer(bounds, PreparedQuantized(), sum);
+  OAR_RETURN_IF_ERROR(set_layer(bounds, PreparedQuantized(), sum));
   a.sum.other = elements<uint8_t>(other), a.sum.other_signed = dtype_of(other) == DType::kI8;
   a.sum.scale = static_cast<float>(sum.get_float("a_scale", 1));
   a.sum.other_scale = static_cast<float>(sum.get_float("b_scale", 1));
@@ -203,13 +207,15 @@ void set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
   a.sum.sum_scale = static_cast<float>(sum.get_float("y_scale", 1));
   a.sum.low = bounds.low, a.sum.high = bounds.high, a.sum.zero = bounds.y_zero;
   a.out_type = bounds.out_type;
+  return ok_status();
 }
 
 // quantized_conv(x, w (M, C, KH, KW), w_scale, bias?, other?) {those of conv, x_scale, x_zero, y_dtype,
 // y_scale, y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m];
 // bias i32 in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and
-// `high` bound its value. Given `other`, u8 or i8 and as the result, quantized_add() of both follows, whose
-// attributes are those of that op with "sum." before their names; `a` is the convolution.
+// `high` bound its value; `activation` (as of conv) follows, before any rounding to y_scale, and then there
+// are no bounds where the result is u8 or i8. Given `other`, u8 or i8 and as the result, quantized_add() of
+// both follows, whose attributes are those of that op with "sum." before their names; `a` is the convolution.
 Status quantized_conv(EvalContext& ctx) {
   OAR_ASSIGN(Tensor x, ctx.tensor(0));
   const auto* p = ctx.prepared<PreparedQuantized>();
@@ -242,8 +248,8 @@ Status quantized_conv(EvalContext& ctx) {
   a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
   a.window = kernel_window(c.w, c.N);
   a.C = c.C, a.M = c.M, a.x_signed = dtype_of(x) == DType::kI8;
-  set_layer(a, *p, ctx.attrs());
-  if (fused) set_sum(a, sum, other);
+  OAR_RETURN_IF_ERROR(set_layer(a, *p, ctx.attrs()));
+  if (fused) OAR_RETURN_IF_ERROR(set_sum(a, sum, other));
   OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
   if (!nhwc) {
     OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
@@ -257,7 +263,8 @@ Status quantized_conv(EvalContext& ctx) {
   return ok_status();
 }
 
-// quantized_dense(x (..., K), w (K, N), w_scale, bias?): the same of a product; w (N, K) when `transposed`.
+// quantized_dense(x (..., K), w (K, N), w_scale, bias?, residual?): the same of a product; w (N, K) when
+// `transposed`. A residual is f32 and added to an f32 result without an activation.
 Status quantized_dense(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const auto* p = ctx.prepared<PreparedQuantized>();
@@ -270,14 +277,31 @@ Status quantized_dense(EvalContext& ctx) {
   std::vector<int64_t> dims = dims_of(x.shape());
   dims.back() = M;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, y_dtype(ctx.attrs())));
+  Tensor y, residual;
+  if (ctx.has(4)) {
+    OAR_ASSIGN(residual, ctx.tensor(4));
+    if (dtype_of(residual) != DType::kF32) return bad_dtype(residual);
+  }
+  const bool fused = residual.defined() && residual.shape() == shape;
+  if (fused) {
+    OAR_ASSIGN(y, ctx.allocate_over(4, residual, shape, DType::kF32));
+  } else {
+    OAR_ASSIGN(y, ctx.allocate(shape, y_dtype(ctx.attrs())));
+  }
   QuantizedConvArgs a;
   a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
   a.window.N = a.window.H = a.window.OH = 1;
   a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
   a.C = K, a.M = M, a.x_signed = dtype_of(x) == DType::kI8;
-  set_layer(a, *p, ctx.attrs());
+  OAR_RETURN_IF_ERROR(set_layer(a, *p, ctx.attrs()));
+  if (fused) a.residual = elements<float>(residual);
   OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  if (residual.defined() && !fused) {  // of another shape: broadcast
+    OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
+    OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF32));
+    zip_elements<float, float>(ctx, b, y, residual, sum, [](float u, float v) { return u + v; });
+    y = std::move(sum);
+  }
   ctx.set(0, std::move(y));
   return ok_status();
 }
