@@ -1,9 +1,12 @@
 // oar convert: a model file of one framework becomes one of another. What is written is the graph as it was
-// read, before any optimization, so that the other runtime makes its own.
+// read, before any optimization, so that the other runtime makes its own; with --precision int8 and samples
+// it is quantized first.
 #include <cstdio>
 #include <filesystem>
 
+#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
+#include "clients/cli/ranges.h"
 #include "engine/base/format.h"
 #include "engine/export/export.h"
 
@@ -11,7 +14,9 @@ namespace oar::cli {
 namespace {
 
 struct ConvertOptions {
-  std::string model, output;
+  std::string model, output, precision = "f32";
+  CalibrationOptions calibration;
+  int threads = 0;
   bool external = false;
 };
 
@@ -36,7 +41,15 @@ Status convert(const ConvertOptions& o) {
     return invalid_argument(
         "external-data: is of ONNX; a Paddle model's parameters are always in NAME.pdiparams",
         "external-data");
-  OAR_ASSIGN(const ImportedModel model, import_model(o.model));
+  OAR_ASSIGN(const auto samples, calibration_samples(o.calibration));
+  if (o.precision == "bf16")
+    return invalid_argument("precision: a model is written in f32 or int8; bf16 is of a run", "precision");
+  if ((o.precision == "int8") != (samples != nullptr)) {
+    return invalid_argument(samples ? "calibrate: is of --precision int8"
+                                    : "precision: int8 needs --calibrate DIR with sample inputs",
+                            "precision");
+  }
+  OAR_ASSIGN(ImportedModel model, import_model(o.model));
   const std::filesystem::path beside = std::filesystem::path(o.output).replace_extension(".pdiparams");
   for (const std::string& read : model.files) {
     std::error_code ignored;
@@ -46,7 +59,16 @@ Status convert(const ConvertOptions& o) {
           cat("output: ", read, " is the model itself; its constants are read while the file is written"),
           "output");
   }
+  CalibrationReport report;
+  if (samples) {
+    ThreadPool pool(ThreadPoolOptions{.threads = o.threads});
+    OAR_ASSIGN(report, quantize_statically(model, *samples, &pool));
+  }
   OAR_RETURN_IF_ERROR(write_model(model, o));
+  if (samples) {
+    std::printf("%d of %d layers in 8-bit integers, ranges of %d values from %zu samples (%s)\n",
+                report.quantized, report.layers, report.values, report.samples, o.calibration.method.c_str());
+  }
   std::printf("%s: %zu ops, from %s%s%s\n", o.output.c_str(), model.graph->nodes().size(),
               model.format.c_str(), model.producer.empty() ? "" : " of ", model.producer.c_str());
   return ok_status();
@@ -67,13 +89,18 @@ void add_convert(CLI::App& app, Action& action) {
   c->add_flag(
       "--external-data", o->external,
       "ONNX: constants into NAME.onnx.data; done without asking where they would not fit into the file");
+  add_precision_option(*c, o->precision);
+  add_calibration_options(*c, o->calibration);
+  c->add_option("--threads", o->threads, "threads that calibrate; 0: all this process may use")
+      ->check(in_range(0, 1024));
   c->footer(
       "What a format cannot express is an error that names node and op.\n"
       "Examples:\n"
       "  oar convert ./ppocr_det -o det.onnx\n"
       "  oar convert model.onnx -o inference.json\n"
       "  oar convert inference.json -o old/inference.pdmodel\n"
-      "  oar convert inference.pdmodel -o model.onnx --external-data");
+      "  oar convert inference.pdmodel -o model.onnx --external-data\n"
+      "  oar convert resnet50.onnx -o resnet50_int8.onnx --precision int8 --calibrate samples");
   c->callback([o, &action] {
     action = [o] {
       const Status s = convert(*o);

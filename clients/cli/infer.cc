@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/ranges.h"
 #include "clients/cli/tensor_files.h"
@@ -19,19 +20,13 @@ struct InferOptions {
   std::vector<std::string> inputs, disabled;
   int threads = 0;
   std::string trace, cache_dir, precision = "f32";
+  CalibrationOptions calibration;
   bool json = false, graph = false, profile = false;
 };
 
 using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-// A value's name as a file name: letters, digits, dot, dash and underscore.
-std::string file_name(const std::string& name) {
-  std::string s;
-  for (char c : name) s += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' ? c : '_';
-  return s.empty() || s[0] == '.' ? "_" + s : s;
 }
 
 Status save(const Datum& d, const std::string& base, std::vector<std::string>& written) {
@@ -54,6 +49,7 @@ Status infer(const InferOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
   OAR_ASSIGN(options.precision, parse_precision(o.precision));
+  OAR_ASSIGN(options.calibration, calibration_samples(o.calibration));
   options.cache_dir = o.cache_dir;
   options.log.callback = [](LogLevel level, std::string_view message) {
     if (level >= LogLevel::kWarning) std::fprintf(stderr, "oar: %s\n", std::string(message).c_str());
@@ -118,7 +114,7 @@ Status infer(const InferOptions& o) {
     const std::string& name = predictor->outputs()[k].name;
     const Datum& d = (*outputs)[k];
     std::vector<std::string> files;
-    if (!o.output.empty()) OAR_RETURN_IF_ERROR(save(d, o.output + "/" + file_name(name), files));
+    if (!o.output.empty()) OAR_RETURN_IF_ERROR(save(d, o.output + "/" + value_file_name(name), files));
     if (o.json) {
       boost::json::object item{{"name", name}, {"type", d.to_string()}};
       boost::json::array paths;
@@ -155,9 +151,8 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
   c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
-  c->add_option("--precision", o->precision, "what convolutions and layers of f32 are computed in")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
-      ->capture_default_str();
+  add_precision_option(*c, o->precision);
+  add_calibration_options(*c, o->calibration);
   c->add_flag("--graph", o->graph, "print the graph after all passes");
   c->add_flag("--profile", o->profile, "time per kind of op");
   c->add_option("--cache-dir", o->cache_dir,
@@ -166,7 +161,10 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--trace", o->trace, "a file for chrome://tracing and ui.perfetto.dev: when each op ran")
       ->type_name("FILE");
   c->add_flag("--json", o->json, "print one JSON object");
-  c->footer("Example:\n  oar infer squeezenet.onnx --input data_0=kitten.npy --output out");
+  c->footer(
+      "Examples:\n"
+      "  oar infer squeezenet.onnx --input data_0=kitten.npy --output out\n"
+      "  oar infer resnet50.onnx --precision int8 --calibrate samples --input x=cat.npy");
   c->callback([o, &action] {
     action = [o] {
       const Status s = infer(*o);

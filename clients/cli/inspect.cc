@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 
+#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/inspect_predictor.h"
 #include "clients/cli/model_options.h"
@@ -176,10 +177,7 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
-  c->add_option("--precision", o->precision,
-                "of an ONNX or Paddle model: what convolutions and layers of f32 are computed in")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
-      ->capture_default_str();
+  add_precision_option(*c, o->precision);
   c->add_flag("--explain", o->explain,
               "of an ONNX or Paddle model: what each pass did, and why two ops were not fused");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")

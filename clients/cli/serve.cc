@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/option_file.h"
@@ -214,10 +215,7 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--instances", o->batching.instances, "runs of one ordinary model at the same time")
       ->check(in_range(1, 256))
       ->capture_default_str();
-  c->add_option("--precision", o->precision,
-                "what convolutions and layers of ordinary models of f32 are computed in")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
-      ->capture_default_str();
+  add_precision_option(*c, o->precision);
   c->add_option("--max-message", o->max_message_mib,
                 "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
       ->check(in_range(0, 2047))

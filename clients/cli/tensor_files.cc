@@ -146,6 +146,12 @@ std::optional<std::string> npy_bytes(const Tensor& t) {
   return out;
 }
 
+std::string value_file_name(const std::string& name) {
+  std::string s;
+  for (char c : name) s += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' ? c : '_';
+  return s.empty() || s[0] == '.' ? "_" + s : s;
+}
+
 Status write_file(const std::string& path, std::string_view bytes) {
   std::FILE* f = std::fopen(path.c_str(), "wb");
   const bool wrote = f && std::fwrite(bytes.data(), 1, bytes.size(), f) == bytes.size();

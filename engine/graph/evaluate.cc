@@ -261,6 +261,7 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
       for (ValueId v : node.outputs) unknown[v] = !computed;
     }
     OAR_RETURN_IF_ERROR(evaluate_into(node, operands, results, *how, prepared_[i].get(), facts));
+    if (options.observe && options.depth == 0) OAR_RETURN_IF_ERROR(options.observe(node, results));
     for (size_t k = 0; k < results.size(); ++k) {
       values[node.outputs[k]] = std::move(results[k]);
       known[node.outputs[k]] = 1;

@@ -51,6 +51,9 @@ struct EvalOptions {
   bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
   // Told each node's name and nanoseconds; null: not measured.
   std::function<void(const Node&, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
+  // Shown each node's results, of the graph itself and not of its branches and loops, before anything reads
+  // them. An error ends the run. Null: not observed.
+  std::function<Status(const Node&, std::span<const Datum> results)> observe = nullptr;
 };
 
 // What prepare() made of a node's constants (a packed weight): immutable, shared by every clone.

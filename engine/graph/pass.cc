@@ -34,6 +34,8 @@ std::span<const Pass> tensor_passes() {
       {"cse", "compute equal expressions once", passes::cse},
       {"fuse_spelled", "activations and layer norms that the file spells in smaller ops",
        passes::fuse_spelled, passes::explain_spelled},
+      {"fuse_quantized_epilogues", "what follows a layer of 8-bit integers into its call",
+       passes::fuse_quantized_epilogues, passes::explain_quantized_epilogues},
       {"fuse_dense", "products with a constant matrix become layers", passes::fuse_dense,
        passes::explain_dense},
       {"fuse_attention", "softmax(q k^T) v with its transposes in one call", passes::fuse_attention,

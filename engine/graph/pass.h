@@ -32,8 +32,8 @@ struct Pass {
 std::span<const Pass> default_passes();
 
 // Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_quantized_sums,
-// fold_evaluated, cse, fuse_spelled, fuse_dense, fuse_attention, fuse_epilogues, channels_last, winograd,
-// dce.
+// fold_evaluated, cse, fuse_spelled, fuse_quantized_epilogues, fuse_dense, fuse_attention, fuse_epilogues,
+// channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
 // The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32.
 std::vector<Pass> tensor_passes(Precision precision);
@@ -70,6 +70,7 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
 namespace passes {
 std::vector<Refusal> explain_quantized(const Graph& graph);
 std::vector<Refusal> explain_quantized_sums(const Graph& graph);
+std::vector<Refusal> explain_quantized_epilogues(const Graph& graph);
 std::vector<Refusal> explain_spelled(const Graph& graph);
 std::vector<Refusal> explain_dense(const Graph& graph);
 std::vector<Refusal> explain_attention(const Graph& graph);
@@ -79,6 +80,7 @@ Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
 Result<int> fuse_quantized(Graph& graph);
 Result<int> fuse_quantized_sums(Graph& graph);
+Result<int> fuse_quantized_epilogues(Graph& graph);
 Result<int> fuse_spelled(Graph& graph);
 Result<int> fuse_dense(Graph& graph);
 Result<int> fuse_attention(Graph& graph);

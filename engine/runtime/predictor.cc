@@ -49,12 +49,13 @@ namespace {
 
 // Convolutions and layers of floats, and how many of them are computed in fewer bits.
 struct Layers {
-  int all = 0, lowered = 0;
+  int all = 0, lowered = 0, integers = 0;
   std::string precision;
 };
 Layers layers_of(const Graph& graph) {
   Layers out;
   for (const Node& n : graph.nodes()) {
+    out.integers += n.is("quantized_conv") || n.is("quantized_dense");
     if (!n.is("conv") && !n.is("dense")) continue;
     ++out.all;
     if (!n.attrs.has("precision")) continue;
@@ -64,7 +65,26 @@ Layers layers_of(const Graph& graph) {
   return out;
 }
 
+// With the user's samples: first integers where they lie, then the passes as for any quantized model.
+Status calibrate_model(ImportedModel& model, const PredictorOptions& options) {
+  if (!options.calibration) return ok_status();
+  if (options.precision != Precision::kInt8) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        cat("calibration is for precision int8, and the precision is ", precision_name(options.precision)),
+        "precision");
+  }
+  std::shared_ptr<ThreadPool> pool = options.pool;
+  if (!pool && options.threads != 1)
+    pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  OAR_ASSIGN(const CalibrationReport report, quantize_statically(model, *options.calibration, pool.get()));
+  options.log(LogLevel::kInfo, cat(report.quantized, " of ", report.layers, " layers have ranges from ",
+                                   report.samples, " samples"));
+  return ok_status();
+}
+
 Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options) {
+  OAR_RETURN_IF_ERROR(calibrate_model(model, options));
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.explain = options.explain;
@@ -72,7 +92,8 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
   PreparedModel out;
   OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(options.precision), passes));
   out.model = std::move(model);
-  if (options.precision != Precision::kF32 && layers_of(*out.model.graph).lowered == 0) {
+  if (options.precision != Precision::kF32 && !options.calibration &&
+      layers_of(*out.model.graph).lowered == 0) {
     options.log(LogLevel::kWarning,
                 cat("precision ", precision_name(options.precision),
                     ": no layer of this model can be computed so on this processor; it runs in f32 "
@@ -111,10 +132,14 @@ Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const 
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
   std::string entry;
-  // An observer wants to see the passes run.
-  if (!options.cache_dir.empty() && !options.pass_observer) {
-    OAR_ASSIGN(entry,
-               prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision));
+  // An observer wants to see the passes run, and samples without a key cannot be told from others.
+  const CalibrationSamples* samples = options.calibration.get();
+  const std::string calibration =
+      samples ? cat(calibrate::range_method_name(samples->method), " ", samples->key) : "";
+  const bool known = !samples || !samples->key.empty();
+  if (!options.cache_dir.empty() && !options.pass_observer && known) {
+    OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision,
+                                          calibration));
   }
   const auto load = [&]() -> Result<std::unique_ptr<Predictor>> {
     OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry));
@@ -164,7 +189,9 @@ std::string Predictor::summary() const {
         "\npass     ", p.name, ": ",
         p.disabled ? "off" : cat(p.rewrites, " rewrites, ", p.nodes_before, " -> ", p.nodes_after, " ops"));
   }
-  if (const Layers l = layers_of(graph()); l.all > 0) {
+  const Layers l = layers_of(graph());
+  if (l.integers > 0) s += cat("\nintegers ", l.integers, " layers with fixed ranges");
+  if (l.all > 0) {
     s += cat("\nprecision ",
              l.lowered > 0 ? cat(l.precision, ": ", l.lowered, " of ", l.all, " layers") : "f32");
   }
@@ -182,37 +209,6 @@ std::string Predictor::summary() const {
   return s + "\n";
 }
 
-namespace {
-
-Status check_input(const IoSpec& spec, const Datum& d, std::map<std::string, int64_t>& symbols) {
-  auto wrong = [&](std::string why) {
-    return Status(StatusCode::kInvalidArgument,
-                  cat("input '", spec.name, "': ", why, "; the model wants ", spec.to_string()), spec.name);
-  };
-  if (spec.kind == IoSpec::Kind::kOptional) return ok_status();
-  if (spec.kind == IoSpec::Kind::kSequence) {
-    return d.kind == Datum::Kind::kSequence ? ok_status() : wrong(cat("given ", d.to_string()));
-  }
-  if (!d.is_tensor()) return wrong(d.kind == Datum::Kind::kNone ? "missing" : "given a sequence");
-  if (spec.typed && !(d.tensor.format() == element_format(spec.dtype)))
-    return wrong(cat("given ", d.to_string()));
-  if (!spec.ranked) return ok_status();
-  const Shape& s = d.tensor.shape();
-  if (s.rank() != static_cast<int>(spec.dims.size())) return wrong(cat("given ", d.to_string()));
-  for (int k = 0; k < s.rank(); ++k) {
-    const IoDim& dim = spec.dims[static_cast<size_t>(k)];
-    if (dim.value >= 0 && dim.value != s[k]) return wrong(cat("given ", d.to_string()));
-    if (dim.value >= 0 || dim.name.empty()) continue;
-    const auto [it, fresh] = symbols.emplace(dim.name, s[k]);
-    if (!fresh && it->second != s[k]) {
-      return wrong(cat("'", dim.name, "' is ", s[k], " here and ", it->second, " in another input"));
-    }
-  }
-  return ok_status();
-}
-
-}  // namespace
-
 EvalOptions Predictor::eval_options() const {
   EvalOptions o;
   o.pool = shared_->pool.get();
@@ -223,15 +219,6 @@ EvalOptions Predictor::eval_options() const {
 
 Result<std::vector<Datum>> Predictor::run(std::vector<Datum> in) const {
   return profile(std::move(in), nullptr);
-}
-
-Status Predictor::check_inputs(const std::vector<Datum>& in) const {
-  if (in.size() != inputs().size()) {
-    return invalid_argument(cat("the model has ", inputs().size(), " inputs, ", in.size(), " are given"));
-  }
-  std::map<std::string, int64_t> symbols;
-  for (size_t k = 0; k < in.size(); ++k) OAR_RETURN_IF_ERROR(check_input(inputs()[k], in[k], symbols));
-  return ok_status();
 }
 
 namespace {
@@ -255,7 +242,7 @@ Status move_out(const RunMemory& memory, Datum& d) {
 }  // namespace
 
 Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector<NodeTime>* times) const {
-  OAR_RETURN_IF_ERROR(check_inputs(in));
+  OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
   std::unique_ptr<RunMemory> memory = arenas_->take();
   auto plan = key.empty() ? nullptr : shared_->plans.find(key);
@@ -304,7 +291,7 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> 
     OAR_ASSIGN(Tensor t, Tensor::make(shapes[k], element_format(spec.dtype), std::move(zeros)));
     in.emplace_back(std::move(t));
   }
-  OAR_RETURN_IF_ERROR(check_inputs(in));
+  OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
   if (auto known = shared_->plans.find(key)) return known;
   OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options()));

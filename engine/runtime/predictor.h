@@ -20,6 +20,7 @@
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
 #include "engine/import/import.h"
+#include "engine/runtime/calibration.h"
 
 namespace oar {
 
@@ -34,6 +35,9 @@ struct PredictorOptions {
   // their operands costs (docs/predictor.md). Where nothing can be computed so, that is logged and said by
   // summary(), and the model runs in f32.
   Precision precision = Precision::kF32;
+  // With kInt8: samples of the user's own, from which layers get fixed ranges and hand over bytes; null: the
+  // range of each image or row is found in the run. Layers that cannot be quantized so still are as without.
+  std::shared_ptr<const CalibrationSamples> calibration;
   bool explain = false;                       // passes() says what was not fused, and why
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
@@ -92,7 +96,6 @@ class Predictor {
   static Result<std::unique_ptr<Predictor>> make(PreparedModel& prepared, const PredictorOptions& options);
   explicit Predictor(std::shared_ptr<const Shared> shared);
   EvalOptions eval_options() const;
-  Status check_inputs(const std::vector<Datum>& inputs) const;
   std::shared_ptr<const Shared> shared_;
   std::unique_ptr<Arenas> arenas_;
 };

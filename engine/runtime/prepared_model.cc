@@ -151,7 +151,8 @@ json::object describe(const NamedTensors& tensors) {
 }  // namespace
 
 Result<std::string> prepared_model_path(const std::string& cache_dir, const std::string& path,
-                                        const std::set<std::string>& disabled_passes, Precision precision) {
+                                        const std::set<std::string>& disabled_passes, Precision precision,
+                                        std::string_view calibration) {
   std::error_code ec;
   const std::string absolute = fs::weakly_canonical(path, ec).string();
   OAR_ASSIGN(const json::object file, identity(absolute));
@@ -160,6 +161,7 @@ Result<std::string> prepared_model_path(const std::string& cache_dir, const std:
   hash.add(json::serialize(file));
   for (const Pass& pass : tensor_passes(precision)) hash.add(std::string_view(pass.name));
   hash.add(std::string_view(precision_name(precision)));
+  if (!calibration.empty()) hash.add(cat("calibration ", calibration));
   // Also names that are none: the load that finds no entry then refuses them.
   for (const std::string& name : disabled_passes) hash.add(cat(name, " off"));
   if (fs::is_regular_file(absolute, ec)) {

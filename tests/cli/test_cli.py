@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -319,6 +320,74 @@ class Inspect(Base):
             self.refused(1, "convert", folder + "/absent.onnx", "-o", copy, says=["absent.onnx"])
             self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot create"])
             self.refused(2, "convert", model, says=["--output"])
+
+    def test_calibrate(self):
+        sys.path.insert(0, str(SOURCE / "tests/support"))
+        from tiny_onnx import write_npy, write_onnx, write_product
+        with tempfile.TemporaryDirectory() as folder:
+            model, samples, narrow = folder + "/product.onnx", folder + "/samples", folder + "/narrow.onnx"
+            weights = write_product(model)
+            int8 = ("--precision", "int8", "--calibrate", samples)
+            convert = ("convert", model, "-o", narrow)
+            infer = ("infer", model, "--input", f"x={folder}/x.npy")
+            self.refused(1, *convert, *int8, says=["--calibrate", "no such folder"])
+            os.mkdir(samples)
+            pathlib.Path(samples, "notes.txt").write_text("no sample")
+            self.refused(1, *convert, *int8, says=["--calibrate", "no samples", ".npy"])
+            rows = [[((3 * k + 5 * r) % 17 - 8) / 8 for k in range(16)] for r in range(6)]
+            write_npy(samples + "/a.npy", rows)
+            write_npy(folder + "/x.npy", rows)
+            self.refused(1, *convert, "--precision", "int8", says=["precision", "--calibrate"])
+            self.refused(1, *convert, "--calibrate", samples, says=["calibrate", "--precision int8"])
+            self.refused(1, *convert, "--precision", "bf16", says=["precision"])
+            self.refused(1, *infer, "--calibrate", samples, says=["precision int8"])
+            self.refused(2, *convert, *int8, "--calibrate-method", "entropy", says=["mse"])
+            self.assertIn("1 of 1 layers in 8-bit integers, ranges of 1 values from 1 samples (mse)",
+                          self.ok(*convert, *int8).stdout)
+            self.assertIn("1 layers with fixed ranges", self.ok("inspect", narrow).stdout)
+            self.refused(1, "convert", narrow, "-o", folder + "/twice.onnx", *int8, says=["quantized already"])
+
+            def run(*command):
+                self.ok(*command, "--output", folder + "/out")
+                data = pathlib.Path(folder, "out/y.npy").read_bytes()[-6 * 8 * 4:]
+                return struct.unpack("<48f", data)
+
+            told = run(*infer, *int8, "--cache-dir", folder + "/cache")
+            self.assertEqual(told, run(*infer, *int8, "--cache-dir", folder + "/cache"))
+            self.assertEqual(told, run("infer", narrow, "--input", f"x={folder}/x.npy"))
+            for r in range(6):
+                for m in range(8):
+                    want = sum(rows[r][k] * weights[k][m] for k in range(16))
+                    # Half a step of x (2 / 255) and of w (15 / 16 / 127), times the other's sum of magnitudes.
+                    self.assertLess(abs(told[8 * r + m] - want), 16 * (1 / 255 + 0.5 / 127))
+
+            # What does not fit is named with its file.
+            write_npy(samples + "/b.npy", [row[:15] for row in rows])
+            self.refused(1, *convert, *int8, says=["b.npy", "'x'", "[6, 15]"])
+            write_npy(samples + "/b.npy", rows, "<f8")
+            self.refused(1, *convert, *int8, says=["b.npy", "'x'", "f64"])
+            write_npy(samples + "/b.npy", [[float("nan")] * 16])
+            self.refused(1, *infer, *int8, says=["b.npy", "'x'", "NaN"])
+            pathlib.Path(samples, "b.npy").write_bytes(b"\x93NUMPY")
+            self.refused(1, *infer, *int8, says=["b.npy", "not a .npy file"])
+            os.remove(samples + "/b.npy")
+            # A folder per sample, by name or as ONNX's tests lie.
+            os.mkdir(samples + "/one")
+            self.refused(1, *convert, *int8, says=["one", "x.npy"])
+            write_npy(samples + "/one/x.npy", rows)
+            self.assertIn("from 2 samples", self.ok(*convert, *int8).stdout)
+            write_npy(samples + "/one/mask.npy", rows)
+            self.refused(1, *convert, *int8, says=["one", "no input 'mask'", "x"])
+            two = folder + "/two.onnx"
+            write_product(two, add=True)
+            self.refused(1, "convert", two, "-o", narrow, *int8, says=["a.npy", "2 inputs", "x, z"])
+            os.remove(samples + "/a.npy")
+            os.remove(samples + "/one/mask.npy")
+            self.refused(1, "convert", two, "-o", narrow, *int8, says=["one", "z.npy"])
+            write_npy(samples + "/one/z.npy", [row[:8] for row in rows])
+            self.assertIn("1 of 1 layers", self.ok("convert", two, "-o", narrow, *int8).stdout)
+            write_onnx(two)
+            self.refused(1, "convert", two, "-o", narrow, *int8, says=["no convolution or product"])
 
     def test_files(self):
         told = json.loads(self.ok("inspect", "demo", "--tensors", "--json").stdout)

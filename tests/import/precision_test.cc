@@ -7,8 +7,7 @@
 #include <fstream>
 
 #include "engine/graph/passes/narrow_layers.h"
-#include "engine/import/onnx.h"
-#include "engine/runtime/predictor.h"
+#include "tests/import/onnx_predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
 #include "tests/support/random.h"
@@ -21,29 +20,11 @@ namespace {
 
 std::unique_ptr<Predictor> open_with(const std::string& bytes, Precision precision, int threads = 1,
                                      bool explain = false) {
-  auto owner = std::make_shared<std::string>(bytes);
-  auto imported = import_onnx_bytes(Buffer::wrap_const(owner->data(), owner->size(), owner), "test.onnx", "");
-  REQUIRE_OK(imported);
   PredictorOptions o;
   o.threads = threads;
   o.precision = precision;
   o.explain = explain;
-  auto p = Predictor::create(std::move(*imported), o);
-  REQUIRE_OK(p);
-  return std::move(*p);
-}
-
-Datum input(const Shape& shape, std::span<const float> v) {
-  Tensor t = must(Tensor::allocate(shape, Format::f32()));
-  REQUIRE(static_cast<size_t>(t.numel()) == v.size());
-  std::copy(v.begin(), v.end(), t.mutable_values<float>().begin());
-  return Datum(t);
-}
-std::vector<float> values(const Predictor& p, const Datum& x) {
-  auto out = p.run({x});
-  REQUIRE_OK(out);
-  const auto v = (*out)[0].tensor.values<float>();
-  return {v.begin(), v.end()};
+  return open_test_model(bytes, o);
 }
 
 // The precisions that this processor computes.

@@ -4,8 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/import/onnx.h"
-#include "engine/runtime/predictor.h"
+#include "tests/import/onnx_predictor.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
 #include "tests/support/random.h"
@@ -16,15 +15,9 @@ using namespace oar_test;
 namespace {
 
 std::unique_ptr<Predictor> open_without(const std::string& bytes, const std::set<std::string>& off) {
-  auto owner = std::make_shared<std::string>(bytes);
-  auto imported = import_onnx_bytes(Buffer::wrap_const(owner->data(), owner->size(), owner), "test.onnx", "");
-  REQUIRE_OK(imported);
   PredictorOptions o;
-  o.threads = 1;
   o.disabled_passes = off;
-  auto p = Predictor::create(std::move(*imported), o);
-  REQUIRE_OK(p);
-  return std::move(*p);
+  return open_test_model(bytes, o);
 }
 
 int count(const Predictor& p, std::string_view op) {
@@ -41,17 +34,7 @@ int rewrites(const Predictor& p, std::string_view pass) {
 }
 
 Datum image(const Shape& shape) {
-  Tensor t = must(Tensor::allocate(shape, Format::f32()));
-  const auto v = random_floats(static_cast<size_t>(t.numel()), 99);
-  std::copy(v.begin(), v.end(), t.mutable_values<float>().begin());
-  return Datum(t);
-}
-
-std::vector<float> values(const Predictor& p, const Datum& x) {
-  auto out = p.run({x});
-  REQUIRE_OK(out);
-  const auto v = (*out)[0].tensor.values<float>();
-  return {v.begin(), v.end()};
+  return input(shape, random_floats(static_cast<size_t>(shape.numel()), 99));
 }
 
 // All passes and all but one: the largest difference of the results.
@@ -321,10 +304,83 @@ TEST_CASE("fuse_quantized: a depthwise convolution computes in integers, one of 
   }
 }
 
+TEST_CASE(
+    "fuse_quantized_epilogues: bias, residual, activation and quantization go into layers of integers") {
+  // Steps of results: 1/32. What the two spellings round differently is a few units in the last place, which
+  // may move a result over the border of a step.
+  const auto q = [](const std::string& x, const std::string& out) {
+    return node_proto("QuantizeLinear", {x, "s", "z"}, {out});
+  };
+  const auto dq = [](const std::string& x, const std::string& out) {
+    return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
+  };
+  std::vector<int8_t> w(9 * 16);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  const std::vector<Proto> constants = {number("s", 0.03125f),
+                                        raw_proto<uint8_t>("z", 2, {}, {120}),
+                                        number("sw", 0.01f),
+                                        raw_proto("w", 3, {9, 16}, w),
+                                        raw_proto("wd", 3, {16, 1, 3, 3}, w),
+                                        tensor_proto("b", {16}, random_floats(16, 5))};
+  const auto dense = [&](std::vector<Proto> more, const std::string& result) {
+    std::vector<Proto> nodes = {q("x", "xq"), dq("xq", "xd"),
+                                node_proto("DequantizeLinear", {"w", "sw"}, {"wf"}),
+                                node_proto("MatMul", {"xd", "wf"}, {"m"})};
+    for (Proto& n : more) nodes.push_back(std::move(n));
+    nodes.push_back(node_proto("Identity", {result}, {"y"}));
+    return model(nodes, constants, {5, 9}, {5, 16});
+  };
+  struct Case {
+    std::string model;
+    int rewrites, left;  // ops that stay beside the layer, the input's quantization and the identity
+  };
+  const Proto bias = node_proto("Add", {"m", "b"}, {"h"});
+  const std::vector<Case> cases = {
+      {dense({bias}, "h"), 1, 0},
+      {dense({bias, node_proto("HardSwish", {"h"}, {"a"}), q("a", "aq"), dq("aq", "ad")}, "ad"), 3, 1},
+      {dense({bias, node_proto("Relu", {"h"}, {"a"}), q("a", "aq"), dq("aq", "ad")}, "ad"), 3, 1},
+      {dense({node_proto("Sigmoid", {"m"}, {"a"})}, "a"), 1, 0},
+      // The same residual for both: one product becomes the other's.
+      {dense({bias, node_proto("Tanh", {"xd"}, {"t"}), node_proto("ReduceSum", {"t"}, {"r"}),
+              node_proto("Add", {"h", "r"}, {"a"})},
+             "a"),
+       2, 3},
+      // Another reads the sum: nothing may go behind it.
+      {dense({bias, node_proto("Tanh", {"h"}, {"t"}), node_proto("Add", {"h", "t"}, {"a"})}, "a"), 1, 2}};
+  for (size_t k = 0; k < cases.size(); ++k) {
+    INFO("case " << k);
+    const auto p = open_without(cases[k].model, {});
+    INFO(p->graph().to_string());
+    CHECK(count(*p, "quantized_dense") == 1);
+    CHECK(rewrites(*p, "fuse_quantized_epilogues") == cases[k].rewrites);
+    CHECK(static_cast<int>(p->graph().nodes().size()) == 3 + cases[k].left);
+    CHECK(difference(cases[k].model, image({5, 9}), "fuse_quantized_epilogues") <= 0.03125 + 1e-5);
+  }
+  // A depthwise convolution, and one whose result others read as floats.
+  for (const bool shared : {false, true}) {
+    std::vector<Proto> nodes = {q("x", "xq"),
+                                dq("xq", "xd"),
+                                node_proto("DequantizeLinear", {"wd", "sw"}, {"wf"}),
+                                node_proto("Conv", {"xd", "wf"}, {"c"}, {int_attr("group", 16)}),
+                                node_proto("HardSwish", {"c"}, {"h"}),
+                                q("h", "hq"),
+                                dq("hq", "hd")};
+    nodes.push_back(shared ? node_proto("Add", {"hd", "h"}, {"y"}) : node_proto("Identity", {"hd"}, {"y"}));
+    const std::string m = model(nodes, constants, {1, 16, 6, 6}, {1, 16, 4, 4});
+    const auto p = open_without(m, {});
+    CHECK(count(*p, "hard_swish") == 0);
+    CHECK(count(*p, "quantize_linear") == (shared ? 2 : 1));
+    CHECK(difference(m, image({1, 16, 6, 6}), "fuse_quantized_epilogues") <= 0.03125 + 1e-5);
+  }
+}
+
 TEST_CASE("every pass of ordinary models has been named here") {
-  const std::set<std::string> tested = {
-      "fuse_quantized", "fuse_quantized_sums", "fold_evaluated", "cse",      "fuse_spelled", "fuse_dense",
-      "fuse_attention", "fuse_epilogues",      "channels_last",  "winograd", "dce"};
+  const std::set<std::string> tested = {"fuse_quantized", "fuse_quantized_sums",
+                                        "fold_evaluated", "cse",
+                                        "fuse_spelled",   "fuse_quantized_epilogues",
+                                        "fuse_dense",     "fuse_attention",
+                                        "fuse_epilogues", "channels_last",
+                                        "winograd",       "dce"};
   std::set<std::string> all;
   for (const Pass& p : tensor_passes()) all.insert(p.name);
   CHECK(all == tested);

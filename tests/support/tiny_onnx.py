@@ -48,3 +48,46 @@ def write_lookup(folder):
     with open(folder + "/vocab.txt", "w", encoding="utf-8") as f:
         f.write("".join(w + "\n" for w in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"w{k}" for k in range(5, 96)]))
     return table.astype(np.float64)
+
+
+def write_product(path, add=False):
+    """y = x . w over f32[n, 16], w(k, m) = (k - m) / 16 of 16 x 8; with `add` y = x . w + z. Gives w's rows."""
+    import struct
+
+    def size(n):
+        return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + size(n >> 7)
+
+    def field(number, data):
+        return size(number << 3 | 2) + size(len(data)) + data
+
+    def varint(number, v):
+        return size(number << 3) + size(v)
+
+    def value(name, columns):
+        shape = field(1, field(2, b"n")) + field(1, varint(1, columns))
+        return field(1, name) + field(2, field(1, varint(1, 1) + field(2, shape)))
+
+    rows = [[(k - m) / 16 for m in range(8)] for k in range(16)]
+    data = b"".join(struct.pack("<8f", *row) for row in rows)
+    weights = varint(1, 16) + varint(1, 8) + varint(2, 1) + field(8, b"w") + field(9, data)
+    nodes = field(1, field(1, b"x") + field(1, b"w") + field(2, b"p" if add else b"y") + field(4, b"MatMul"))
+    inputs = field(11, value(b"x", 16))
+    if add:
+        nodes += field(1, field(1, b"p") + field(1, b"z") + field(2, b"y") + field(4, b"Add"))
+        inputs += field(11, value(b"z", 8))
+    graph = nodes + field(2, b"g") + field(5, weights) + inputs + field(12, value(b"y", 8))
+    with open(path, "wb") as f:
+        f.write(varint(1, 8) + field(7, graph) + field(8, varint(2, 17)))
+    return rows
+
+
+def write_npy(path, rows, dtype="<f4"):
+    """A matrix as NumPy writes it: '<f4' or '<f8'."""
+    import struct
+
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    header += " " * (63 - (10 + len(header)) % 64) + "\n"
+    values = [v for row in rows for v in row]
+    with open(path, "wb") as f:
+        f.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
+        f.write(struct.pack("<%d%s" % (len(values), "f" if dtype == "<f4" else "d"), *values))

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/absorb.h"
+#include "engine/graph/passes/insert_quantization.h"
 #include "engine/graph/passes/match.h"
 
 namespace oar::passes {
@@ -111,36 +113,6 @@ Status fold_bias(Graph& g, const Matcher& m, Node& n, const Node& sum, size_t si
   return ok_status();
 }
 
-// An activation that a call can end with.
-struct Ending {
-  std::string kind;
-  double alpha = 0, beta = 0;
-};
-std::optional<Ending> ending_of(const Matcher& m, const Node& act) {
-  const std::string_view name = act.op->name;
-  const Attrs& a = act.attrs;
-  if (name == "relu" || name == "sigmoid" || name == "silu" || name == "tanh") return Ending{act.op->name};
-  if (name == "swish" && a.get_float("alpha", 1) == 1) return Ending{"silu"};
-  if (name == "gelu") return Ending{a.get_string("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu"};
-  if (name == "leaky_relu") return Ending{"leaky_relu", a.get_float("alpha", 0.01)};
-  if (name == "hard_sigmoid")
-    return Ending{"hard_sigmoid", a.get_float("alpha", 0.2), a.get_float("beta", 0.5)};
-  if (name == "hard_swish")
-    return Ending{"hard_swish", a.get_float("alpha", 1.0 / 6), a.get_float("beta", 0.5)};
-  if (name == "clip") {
-    double bounds[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
-    for (size_t k = 0; k < 2; ++k) {
-      const ValueId v = Matcher::operand(act, k + 1);
-      if (v == kNoValue) continue;
-      const auto c = m.number(v);
-      if (!c) return std::nullopt;
-      bounds[k] = *c;
-    }
-    return Ending{"clip", bounds[0], bounds[1]};
-  }
-  return std::nullopt;
-}
-
 bool is_layer(const Node& n) { return named(n, "conv") || named(n, "conv_transpose") || named(n, "dense"); }
 
 // Null where `reader`, the only one of n's result, can become part of n.
@@ -186,9 +158,12 @@ Result<bool> absorb(Graph& g, const Matcher& m, Node& n, const Node& reader) {
   return true;
 }
 
-}  // namespace
-
-namespace {
+// What becomes part of the filters or the bias of a convolution, which stays the op that files spell.
+bool becomes_constant(const Matcher& m, const Node& n, const Node& reader) {
+  if (!named(n, "conv") || n.outputs.size() != 1 || !Matcher::whole(reader)) return false;
+  if (named(reader, "batch_norm")) return true;
+  return named(reader, "add") && m.constant(reader.inputs[reader.inputs[0] == n.outputs[0] ? 1 : 0]);
+}
 
 // Null where a product can become a layer.
 const char* why_not_dense(const Matcher& m, const Node& n) {
@@ -211,6 +186,31 @@ const char* why_not_dense(const Matcher& m, const Node& n) {
 }
 
 }  // namespace
+
+std::optional<Ending> ending_of(const Matcher& m, const Node& act) {
+  const std::string_view name = act.op->name;
+  const Attrs& a = act.attrs;
+  if (name == "relu" || name == "sigmoid" || name == "silu" || name == "tanh") return Ending{act.op->name};
+  if (name == "swish" && a.get_float("alpha", 1) == 1) return Ending{"silu"};
+  if (name == "gelu") return Ending{a.get_string("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu"};
+  if (name == "leaky_relu") return Ending{"leaky_relu", a.get_float("alpha", 0.01)};
+  if (name == "hard_sigmoid")
+    return Ending{"hard_sigmoid", a.get_float("alpha", 0.2), a.get_float("beta", 0.5)};
+  if (name == "hard_swish")
+    return Ending{"hard_swish", a.get_float("alpha", 1.0 / 6), a.get_float("beta", 0.5)};
+  if (name == "clip") {
+    double bounds[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
+    for (size_t k = 0; k < 2; ++k) {
+      const ValueId v = Matcher::operand(act, k + 1);
+      if (v == kNoValue) continue;
+      const auto c = m.number(v);
+      if (!c) return std::nullopt;
+      bounds[k] = *c;
+    }
+    return Ending{"clip", bounds[0], bounds[1]};
+  }
+  return std::nullopt;
+}
 
 Result<int> fuse_dense(Graph& graph) {
   const OpDef* dense = find_op("dense");
@@ -239,7 +239,7 @@ std::vector<Refusal> explain_dense(const Graph& graph) {
   return out;
 }
 
-Result<int> fuse_epilogues(Graph& graph) {
+Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
   int fused = 0;
   // From the last node to the first: of two convolutions that meet in a sum, the later one takes it.
   for (bool changed = true; changed;) {
@@ -272,6 +272,15 @@ Result<int> fuse_epilogues(Graph& graph) {
     graph.sort();
   }
   return fused;
+}
+
+Result<int> fuse_epilogues(Graph& graph) { return absorb_readers(graph, absorb); }
+
+Result<int> fold_layer_constants(Graph& graph) {
+  return absorb_readers(graph, [](Graph& g, const Matcher& m, Node& n, const Node& reader) -> Result<bool> {
+    if (!becomes_constant(m, n, reader)) return false;
+    return absorb(g, m, n, reader);
+  });
 }
 
 std::vector<Refusal> explain_epilogues(const Graph& graph) {

@@ -4,8 +4,9 @@
 //   quantize(act(conv(dequantize x, dequantize w, b)))    quantized_conv     (also without the quantize: f32
 //   out) quantize(act(dequantize x . dequantize w + b))        quantized_dense    from matmul and gemm
 //   quantize(act(dequantize a + dequantize b))            quantized_add
-//   quantize(pool(dequantize x)) with equal scales        the pool on integers: max and order do not depend
-//   on them
+//   quantize(move(dequantize x)) with equal scales        max pools, turns and concatenations on integers:
+//   what
+//                                                         is moved does not depend on its scale
 //
 // Scales and zero points must be constants; weights i8 with zero point 0, one scale for all or one per
 // filter. Activations in between are bounds (relu, clip). Runs before constants are folded, which would make
@@ -59,7 +60,10 @@ class Quantizer {
     if (named(n, "conv")) return layer(i, n, "quantized_conv");
     if (named(n, "matmul") || named(n, "gemm")) return layer(i, n, "quantized_dense");
     if (named(n, "add")) return sum(i, n);
-    if (named(n, "max_pool")) return pool(i, n);
+    for (const char* name :
+         {"max_pool", "reshape", "flatten", "transpose", "squeeze", "unsqueeze", "concat"}) {
+      if (named(n, name)) return move(i, n);
+    }
     if (named(n, "qlinear_conv")) return qlinear(i, n, "quantized_conv");
     if (named(n, "qlinear_matmul")) return qlinear(i, n, "quantized_dense");
     return false;
@@ -249,15 +253,23 @@ class Quantizer {
     return become(tail.end, n, "quantized_add", {a->q, b->q}, std::move(attrs));
   }
 
-  bool pool(size_t i, const Node& n) {
+  bool move(size_t i, const Node& n) {
     const auto x = dequantized(n.inputs[0]);
-    const Tail tail = tail_of(i);
     if (!x) return false;
-    if (!tail.integers || tail.low > -kInfinity || tail.high < kInfinity || tail.y.scale != x->scale ||
-        tail.y.zero != x->zero || tail.y.dtype != x->dtype) {
+    const Tail tail = tail_of(i);
+    const auto same = [&](const Integers& o) {
+      return o.scale == x->scale && o.zero == x->zero && o.dtype == x->dtype;
+    };
+    if (!tail.integers || tail.low > -kInfinity || tail.high < kInfinity || !same(tail.y))
       return refuse("the result is not quantized with the operand's scale");
+    std::vector<ValueId> inputs = n.inputs;
+    inputs[0] = x->q;
+    for (size_t k = 1; named(n, "concat") && k < inputs.size(); ++k) {
+      const auto o = dequantized(inputs[k]);
+      if (!o || !same(*o)) return refuse("the operands are not quantized with one scale");
+      inputs[k] = o->q;
     }
-    return become(tail.end, n, "max_pool", {x->q}, n.attrs);
+    return become(tail.end, n, n.op->name, std::move(inputs), n.attrs);
   }
 
   Graph& g_;
