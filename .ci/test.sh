@@ -116,21 +116,29 @@ onnx_conformance() {
   awk '/ passed, /{ split($0, a, /: | %/); ok = (a[2] >= 99.0) } END { exit !ok }' "$log"
 }
 
+# convert_node_tests OUT TEST...: the model of each written anew from our graph, beside links to its data.
+convert_node_tests() {
+  local out=$1 test copy
+  shift
+  for test in "$@"; do
+    copy=$out/${test##*/}
+    mkdir -p "$copy"
+    if build/release/bin/oar convert "$test/model.onnx" -o "$copy/model.onnx" >/dev/null 2>&1; then
+      ln -s "$test"/test_data_set_* "$copy/"
+    else
+      rm -rf "$copy"
+    fi
+  done
+}
+
 # The same models after `oar convert`: written as ONNX and read back, they must still pass. (What cannot be read is not
 # converted; onnx_conformance counts it.)
 onnx_converted() {
-  local folder=${OAR_ONNX_TESTS:-build/onnx_node_tests} out=build/onnx_converted log=build/logs/onnx-converted.txt test name
+  local folder=${OAR_ONNX_TESTS:-build/onnx_node_tests} out=build/onnx_converted log=build/logs/onnx-converted.txt
   rm -rf "$out"
-  # shellcheck disable=SC2086
-  find -L $folder -mindepth 2 -maxdepth 2 -name model.onnx | while read -r test; do
-    test=$(dirname "$(realpath "$test")") name=$(basename "$test")
-    mkdir -p "$out/$name"
-    if build/release/bin/oar convert "$test/model.onnx" -o "$out/$name/model.onnx" >/dev/null 2>&1; then
-      ln -s "$test"/test_data_set_* "$out/$name/"
-    else
-      rm -rf "${out:?}/$name"
-    fi
-  done
+  # shellcheck disable=SC2046,SC2086
+  find -L $(realpath $folder) -mindepth 2 -maxdepth 2 -name model.onnx -printf '%h\0' |
+    xargs -0 -n 40 -P "$(jobs)" ./dev call convert_node_tests "$out"
   build/release/bin/oar conformance onnx "$out" >"$log" || true
   cat "$log"
   awk '/ passed, /{ split($0, a, /: | %/); split($1, n, " "); ok = (a[2] >= 97.0 && n[1] > 1500) } END { exit !ok }' "$log"
