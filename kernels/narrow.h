@@ -8,6 +8,8 @@
 //            exact, and |x - (out - zero) scale| <= scale for every x of the row. Given a range, what lies
 //            beyond it becomes its end. A row with a value that is not finite gets the scale NaN, which then
 //            reaches every result of that row; given a range, NaN becomes an end of it.
+//   given a scale (`divisor` above 0, as QuantizeLinear has it): out = clamp(round half even (x / divisor) +
+//            offset, least, least + 255) as a u8 (least 0) or i8 (least -128); NaN gives 0
 //
 // Roofline: bytes of x, twice where a row's range is looked for, and of out, over memory bandwidth.
 #pragma once
@@ -18,7 +20,7 @@ namespace oar {
 
 struct NarrowArgs {
   uint32_t size = sizeof(NarrowArgs);
-  uint32_t version = 1;
+  uint32_t version = 2;
   void* out = nullptr;       // [rows, n] of u8 or bf16
   const float* x = nullptr;  // [rows, n]
   int64_t rows = 0, n = 0;
@@ -26,6 +28,8 @@ struct NarrowArgs {
   float* scale = nullptr;       // [rows]: written; u8 only
   int32_t* zero = nullptr;      // [rows]: written; u8 only
   float low = 1.f, high = 0.f;  // the range, low <= 0 <= high; low > high: each row's own
+  float divisor = 0.f;          // above 0: the scale, and then nothing is written to `scale` and `zero`
+  int32_t offset = 0, least = 0;
 };
 
 struct NarrowScale {

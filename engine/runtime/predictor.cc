@@ -92,8 +92,8 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
   PreparedModel out;
   OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(options.precision), passes));
   out.model = std::move(model);
-  if (options.precision != Precision::kF32 && !options.calibration &&
-      layers_of(*out.model.graph).lowered == 0) {
+  const Layers layers = layers_of(*out.model.graph);
+  if (options.precision != Precision::kF32 && layers.lowered + layers.integers == 0) {
     options.log(LogLevel::kWarning,
                 cat("precision ", precision_name(options.precision),
                     ": no layer of this model can be computed so on this processor; it runs in f32 "

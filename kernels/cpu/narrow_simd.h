@@ -21,7 +21,7 @@ struct NarrowWork {
     const int64_t all = a.rows * segments;
     per = rows_per_chunk(all, segment * static_cast<int64_t>(sizeof(float)));
     chunks = row_chunks(all, per);
-    search = !a.bf16 && a.low > a.high;
+    search = !a.bf16 && !(a.divisor > 0) && a.low > a.high;
   }
 };
 
@@ -87,6 +87,22 @@ inline void narrow_u8(const float* x, uint8_t* out, int64_t n, NarrowScale s) {
   });
 }
 
+// Quotients by a product with the reciprocal, which is off by less than 2^-22 of them: where one of a vector
+// is so close to the middle of two integers that this could matter, all are divided.
+inline void quantize_u8(const float* x, uint8_t* out, int64_t n, const NarrowArgs& a) {
+  const float least = static_cast<float>(a.least - a.offset), reciprocal = 1.f / a.divisor;
+  const bool divide = !(reciprocal < 1e30f);  // the product would overflow where the quotient does not
+  const Vf d = set1(a.divisor), inverse = set1(reciprocal), low = set1(least), high = set1(least + 255);
+  const Vf close = set1(0.4999f), nothing = set1(static_cast<float>(-a.offset));
+  const Vi offset = set1_int(a.offset);
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    const Vf v = load_part(x + i, k);
+    Vf t = min(max(v * inverse, low), high);
+    if (divide || any(close < abs(t - round(t)))) t = min(max(v / d, low), high);
+    store_narrow(out + i, to_int(select(is_nan(v), nothing, t)) + offset, k);
+  });
+}
+
 inline void narrow_run(const void* args, int phase, int64_t begin, int64_t end,
                        const KernelScratch& scratch) {
   const auto& a = *static_cast<const NarrowArgs*>(args);
@@ -100,6 +116,10 @@ inline void narrow_run(const void* args, int phase, int64_t begin, int64_t end,
     const int64_t n = a.n - from < w.segment ? a.n - from : w.segment, at = row * a.n + from;
     if (a.bf16) {
       narrow_bf16(a.x + at, static_cast<uint16_t*>(a.out) + at, n);
+      continue;
+    }
+    if (a.divisor > 0) {
+      quantize_u8(a.x + at, static_cast<uint8_t*>(a.out) + at, n, a);
       continue;
     }
     if (w.search && phase == 0) {

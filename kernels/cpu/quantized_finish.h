@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -99,9 +100,10 @@ template <QuantizedTail kTail>
   constexpr float kRound = 12582912.f;
   t = t > low ? t : low;
   t = t < high ? t : high;
-  t = (t + kRound) - kRound;
+  t += kRound;
   int32_t zero = a.y_zero;
   if constexpr (kTail == QuantizedTail::kSum) {
+    t -= kRound;
     const QuantizedSum& sum = a.sum;
     // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
     const uint8_t turn = sum.other_signed ? 0x80 : 0;
@@ -113,10 +115,11 @@ template <QuantizedTail kTail>
     t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
     t = t > sum.low ? t : QuantizedFloats{} + sum.low;
     t = t < sum.high ? t : QuantizedFloats{} + sum.high;
-    t = (t + kRound) - kRound;
+    t += kRound;
     zero = sum.zero;
   }
-  const QuantizedInts whole = __builtin_convertvector(t, QuantizedInts) + zero;
+  // In 1.5 2^23 + i the low bits are the integer i.
+  const QuantizedInts whole = reinterpret_cast<QuantizedInts>(t) + (zero - std::bit_cast<int32_t>(kRound));
   const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
   uint8_t* out = static_cast<uint8_t*>(a.out) + at;
   if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);

@@ -21,6 +21,15 @@ void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, con
       for (int64_t k = 0; k < a.n; ++k) static_cast<bf16*>(a.out)[r * a.n + k] = to_bf16(x[k]);
       continue;
     }
+    if (a.divisor > 0) {
+      for (int64_t k = 0; k < a.n; ++k) {
+        const float t = x[k] / a.divisor, least = static_cast<float>(a.least - a.offset);
+        const float q = std::nearbyint(std::fmin(std::fmax(t, least), least + 255));
+        static_cast<uint8_t*>(a.out)[r * a.n + k] =
+            std::isnan(t) ? 0 : static_cast<uint8_t>(static_cast<int32_t>(q) + a.offset);
+      }
+      continue;
+    }
     float low = a.low, high = a.high;
     bool finite = true;
     if (low > high) {

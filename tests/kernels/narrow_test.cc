@@ -66,6 +66,46 @@ TEST_CASE("narrow: every level gives the reference's bits, whatever the chunks")
   }
 }
 
+TEST_CASE("narrow: quotients by a given scale round as divisions do") {
+  ThreadPool pool({.threads = 3});
+  // Halves of steps and their neighbours among other values; what is far out, infinite and no number.
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float scale : {0.125f, 0.0123f, 3.7f, 1e-39f, 2e-37f}) {
+    for (const auto& [offset, least] : {std::pair{0, 0}, {131, 0}, {255, 0}, {-7, -128}, {127, -128}}) {
+      auto v = random_values(20011, Values::kNormal, 8);
+      for (float& x : v) x *= 60 * scale;
+      for (int k = 0; k < 600; ++k) {
+        const float half = (static_cast<float>(k - 300) + 0.5f) * scale;
+        v[static_cast<size_t>(20 * k)] = half;
+        v[static_cast<size_t>(20 * k + 1)] = std::nextafter(half, inf);
+        v[static_cast<size_t>(20 * k + 2)] = std::nextafter(half, -inf);
+      }
+      v[5] = inf, v[6] = -inf, v[7] = std::numeric_limits<float>::quiet_NaN(), v[8] = 3e38f, v[9] = -0.f;
+      const Guarded<float> x = guarded(v);
+      const auto run = [&](Isa isa, ThreadPool* on) {
+        const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+        REQUIRE(k != nullptr);
+        Guarded<uint8_t> out(v.size(), 1);
+        NarrowArgs a;
+        a.out = out.data(), a.x = x.data(), a.rows = 1, a.n = static_cast<int64_t>(v.size());
+        a.divisor = scale, a.offset = offset, a.least = least;
+        if (on) run_on_pool(*on, *k, &a);
+        else run_in_steps(*k, &a, 1, true);
+        return std::vector<uint8_t>(out.begin(), out.end());
+      };
+      const auto exact = run(Isa::kReference, nullptr);
+      CHECK(exact[7] == 0);
+      CHECK(exact[5] == static_cast<uint8_t>(least + 255));
+      CHECK(exact[6] == static_cast<uint8_t>(least));
+      for (Isa isa : levels()) {
+        INFO(isa_name(isa) << " scale " << scale << " offset " << offset);
+        CHECK(run(isa, &pool) == exact);
+        CHECK(run(isa, nullptr) == exact);
+      }
+    }
+  }
+}
+
 TEST_CASE("narrow: errors stay within one step, zero is exact") {
   const auto v = random_values(5000, Values::kNormal, 6);
   auto with_zero = v;

@@ -90,8 +90,30 @@ void turn(const T* x, T* y, int64_t rows, int64_t cols, int64_t r0, int64_t r1) 
   }
 }
 
+// The same of columns [c0, c1) where R rows are so few that a tile would be one of them.
+template <int64_t R, class T>
+void turn_few(const T* x, T* y, int64_t cols, int64_t c0, int64_t c1) {
+  for (int64_t c = c0; c < c1; ++c) {
+    for (int64_t r = 0; r < R; ++r) y[c * R + r] = x[r * cols + c];
+  }
+}
+
 template <class T>
 void turn_all(const EvalContext& ctx, const T* x, T* y, int64_t N, int64_t rows, int64_t cols) {
+  if (rows >= 2 && rows <= 4) {  // the planes of an image
+    ctx.parallel(N * cols, 0.3 * static_cast<double>(rows), [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t n = begin / cols, c0 = begin % cols, c1 = std::min(cols, c0 + end - begin);
+        const T* from = x + n * rows * cols;
+        T* to = y + n * rows * cols;
+        if (rows == 2) turn_few<2>(from, to, cols, c0, c1);
+        else if (rows == 3) turn_few<3>(from, to, cols, c0, c1);
+        else turn_few<4>(from, to, cols, c0, c1);
+        begin += c1 - c0;
+      }
+    });
+    return;
+  }
   constexpr int64_t kBand = 64;
   const int64_t bands = (rows + kBand - 1) / kBand;
   ctx.parallel(N * bands, 0.7 * static_cast<double>(std::min(rows, kBand) * cols),

@@ -589,6 +589,13 @@ Status transpose(EvalContext& ctx) {
   // Images between (N, C, H, W) and (N, H, W, C).
   const bool to_last = perm == std::vector<int64_t>{0, 2, 3, 1},
              to_first = perm == std::vector<int64_t>{0, 3, 1, 2};
+  const bool bytes = dtype_of(x) == DType::kU8 || dtype_of(x) == DType::kI8;
+  if ((to_last || to_first) && bytes && x.numel() > 0) {
+    const Shape& s = x.shape();
+    const int64_t rows = to_last ? s[1] : s[1] * s[2], cols = to_last ? s[2] * s[3] : s[3];
+    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(y), s[0], rows, cols);
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   if ((to_last || to_first) && dtype_of(x) == DType::kF32 && x.numel() > 0) {
     const Shape& s = x.shape();
     float* to = mutable_elements<float>(y);

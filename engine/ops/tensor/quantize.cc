@@ -1,7 +1,8 @@
 // Linear quantization: y = saturate(round(x / scale) + zero) and back, per tensor, per axis or in blocks.
 #include <limits>
 
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/narrow.h"
 
 namespace oar::tensor {
 namespace {
@@ -48,24 +49,7 @@ bool integer_range(DType t, double* low, double* high) {
   return true;
 }
 
-// f32 with one scale to and from bytes, several at a time.
-constexpr float kRound = 12582912.f;  // 1.5 2^23: added and taken, rounds half to even what is below 2^22
-
-template <class Q>
-void quantize_bytes(const EvalContext& ctx, const float* x, Q* y, int64_t n, float scale, int32_t zero) {
-  const float low = static_cast<float>(std::numeric_limits<Q>::lowest() - zero),
-              high = static_cast<float>(std::numeric_limits<Q>::max() - zero);
-  ctx.parallel(n, 0.3, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      float t = x[k] / scale;
-      const bool number = t == t;
-      t = t > low ? t : low;
-      t = t < high ? t : high;
-      const auto q = static_cast<int32_t>((t + kRound) - kRound) + zero;
-      y[k] = static_cast<Q>(number ? q : 0);
-    }
-  });
-}
+// Bytes with one scale as f32.
 template <class Q>
 void dequantize_bytes(const EvalContext& ctx, const Q* x, float* y, int64_t n, float scale, int32_t zero) {
   ctx.parallel(n, 0.3, [&](int64_t begin, int64_t end) {
@@ -93,12 +77,15 @@ Status quantize_linear(EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_number(x));
   OAR_RETURN_IF_ERROR(check_number(scale));
   OAR_ASSIGN(DType to, dtype_attr(ctx, "output_dtype", DType::kU8));
-  if (int32_t z = 0; dtype_of(x) == DType::kF32 && single_scale(ctx, scale, z, to)) {
+  if (int32_t z = 0; dtype_of(x) == DType::kF32 && single_scale(ctx, scale, z, to) &&
+                     elements<float>(scale)[0] > 0 && std::isfinite(elements<float>(scale)[0]) &&
+                     x.numel() > 0) {
     OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
-    const float s = elements<float>(scale)[0];
-    if (to == DType::kU8)
-      quantize_bytes(ctx, elements<float>(x), mutable_elements<uint8_t>(y), x.numel(), s, z);
-    else quantize_bytes(ctx, elements<float>(x), mutable_elements<int8_t>(y), x.numel(), s, z);
+    static const Kernel& kernel = f32_kernel(KernelFamily::kNarrow);
+    NarrowArgs a;
+    a.out = mutable_elements<std::byte>(y), a.x = elements<float>(x), a.rows = 1, a.n = x.numel();
+    a.divisor = elements<float>(scale)[0], a.offset = z, a.least = to == DType::kI8 ? -128 : 0;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(a.n)));
     ctx.set(0, std::move(y));
     return ok_status();
   }
