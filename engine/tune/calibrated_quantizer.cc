@@ -5,6 +5,7 @@
 
 #include "engine/base/format.h"
 #include "quant/calibrate/channel_scales.h"
+#include "quant/calibrate/descent.h"
 #include "quant/calibrate/gptq.h"
 #include "quant/calibrate/grid_format.h"
 
@@ -127,7 +128,11 @@ Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format f
         calibrate::fit_row(row, power, grid->spec, {}, s, z);
         if (!feedback) { calibrate::round_row(row, grid->spec, s, z, std::span(levels).subspan(r * n, n)); }
       }
-      if (feedback) { calibrate::gptq_rows(original, count, grid->spec, scale, zero, factor_->gptq, levels); }
+      if (feedback) {
+        calibrate::gptq_rows(original, count, grid->spec, scale, zero, factor_->gptq, levels);
+        calibrate::descend_rows(original, count, grid->spec, scale, zero, statistics_.hessian(), cols,
+                                {.damping = factor_->gptq.damping}, levels);
+      }
       Sums& sum = sums[static_cast<size_t>(tile)];
       for (size_t r = 0; r < total; ++r) {
         std::byte* bytes = to + (first + static_cast<int64_t>(r)) * to_bytes;

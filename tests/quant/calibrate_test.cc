@@ -7,6 +7,7 @@
 
 #include "engine/base/json.h"
 #include "quant/calibrate/channel_scales.h"
+#include "quant/calibrate/descent.h"
 #include "quant/calibrate/gptq.h"
 #include "quant/calibrate/grid.h"
 #include "quant/calibrate/grid_format.h"
@@ -204,6 +205,57 @@ TEST_CASE("the factor of the inverse, over several blocks and any split of the w
       }
     }
     CHECK(worst < 20 * 2 * std::ldexp(1.0, -24) * std::sqrt(static_cast<double>(n)));
+  }
+}
+
+TEST_CASE("descent on levels: from anywhere down to where no single level improves") {
+  const Golden g;
+  const auto n = static_cast<size_t>(g.cols);
+  GptqFactor factor;
+  REQUIRE(gptq_factor(g.hessian, g.cols, {}, factor));
+  for (const GridSpec& spec : {GridSpec{.group = g.group}, GridSpec{.signed_scale = true, .group = g.group},
+                               GridSpec{.low = 0, .high = 15, .has_zero = true, .group = g.group}}) {
+    const Fitted grid = fit(g, spec, {});
+    std::vector<int8_t> feedback(g.weights.size());
+    gptq_rows(g.weights, g.rows, spec, grid.scale, grid.zero, factor, feedback);
+    // d (H + damping) d^T of one row, in double.
+    const auto loss = [&](size_t row, std::span<const int8_t> levels) {
+      std::vector<float> read(n);
+      const size_t s = row * g.groups();
+      read_row(levels, spec, std::span(grid.scale).subspan(s, g.groups()),
+               std::span(grid.zero).subspan(s, g.groups()), read);
+      double sum = 0;
+      for (size_t i = 0; i < n; ++i) {
+        const double d = static_cast<double>(g.weights[row * n + i]) - static_cast<double>(read[i]);
+        for (size_t j = 0; j < n; ++j) {
+          const double e = static_cast<double>(g.weights[row * n + j]) - static_cast<double>(read[j]);
+          sum += d * e * (static_cast<double>(g.hessian[i * n + j]) + (i == j ? factor.damping : 0));
+        }
+      }
+      return sum;
+    };
+    double gained = 0;
+    for (const std::vector<int8_t>& start : {grid.levels, feedback}) {
+      std::vector<int8_t> levels = start;
+      descend_rows(g.weights, g.rows, spec, grid.scale, grid.zero, g.hessian, g.cols,
+                   {.damping = factor.damping, .sweeps = 100}, levels);
+      for (size_t r = 0; r < static_cast<size_t>(g.rows); ++r) {
+        const auto row = std::span(levels).subspan(r * n, n);
+        const double before = loss(r, std::span(start).subspan(r * n, n)), after = loss(r, row);
+        CHECK(after <= before * (1 + 1e-5));
+        gained += before - after;
+        for (size_t j = 0; j < n; ++j) {
+          const int8_t chosen = row[j];
+          for (const int other : {chosen - 1, chosen + 1}) {
+            if (other < spec.low || other > spec.high) continue;
+            row[j] = static_cast<int8_t>(other);
+            CHECK(loss(r, row) >= after * (1 - 1e-5));
+          }
+          row[j] = chosen;
+        }
+      }
+    }
+    CHECK(gained > 0);
   }
 }
 
