@@ -16,7 +16,7 @@ struct HadamardArgs {
   uint32_t version = 1;
   float* out = nullptr;          // [rows, n], row stride ldo; may equal x (with ldo = ldx)
   const float* x = nullptr;      // [rows, n], row stride ldx
-  const float* signs = nullptr;  // [n] of +-1, or null: all +1
+  const float* signs = nullptr;  // [n] of +-1, or of any factors: signs times scales; null: all +1
   // Dense cores, innermost first: [order, order] of +-1; for the inverse the caller passes them transposed.
   const float* cores[kMaxHadamardCores] = {};
   int64_t core_order[kMaxHadamardCores] = {};

@@ -73,6 +73,9 @@ struct OpDef {
   // speed of memory. False, and x untouched, for operands it does not do; the reference does those.
   Result<bool> (*fold_inplace)(Tensor& x, std::span<const Tensor> rest, const Attrs& attrs,
                                ThreadPool& pool) = nullptr;
+  // The same for ops that make little of much (sums over a matrix): reads the operands as they lie, in their
+  // own formats; those left out are empty tensors.
+  Result<Tensor> (*fold)(std::span<const Tensor> operands, const Attrs& attrs, ThreadPool& pool) = nullptr;
   // Matrix operands may be weight expressions: lower() reads them through LowerContext::weight().
   bool weight_expressions = false;
 };

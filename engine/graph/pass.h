@@ -39,8 +39,8 @@ std::span<const Pass> tensor_passes();
 std::vector<Pass> tensor_passes(Precision precision);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
-// they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn. Those not asked
-// for do nothing.
+// they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn, equalize_heads.
+// Those not asked for do nothing.
 struct RotationOptions;
 std::vector<Pass> language_model_passes(const RotationOptions& rotation);
 

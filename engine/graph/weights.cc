@@ -48,14 +48,19 @@ Result<Tensor> evaluate_node(const Graph& graph, std::span<const Node> nodes, co
     OAR_ASSIGN(const bool done, node.op->fold_inplace(x, rest, node.attrs, pool));
     if (done) return x;
   }
-  std::vector<HostValue> values;
-  for (ValueId v : node.inputs) {
-    OAR_ASSIGN(const Tensor t, evaluate_weight(graph, nodes, v, pool));
-    OAR_ASSIGN(HostValue value, host_value(t));
-    values.push_back(std::move(value));
+  std::vector<Tensor> tensors(node.inputs.size());
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    if (node.inputs[k] == kNoValue) continue;
+    OAR_ASSIGN(tensors[k], evaluate_weight(graph, nodes, node.inputs[k], pool));
   }
-  std::vector<const HostValue*> operands;
-  for (const HostValue& v : values) operands.push_back(&v);
+  if (node.op->fold) return node.op->fold(tensors, node.attrs, pool);
+  std::vector<HostValue> values(tensors.size());
+  std::vector<const HostValue*> operands(tensors.size(), nullptr);
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    if (node.inputs[k] == kNoValue) continue;
+    OAR_ASSIGN(values[k], host_value(tensors[k]));
+    operands[k] = &values[k];
+  }
   OAR_ASSIGN(const auto out, oar::evaluate_node(*node.op, operands, node.attrs));
   return to_tensor(out[0]);
 }
@@ -78,9 +83,10 @@ std::vector<bool> weight_nodes(const Graph& graph) {
     changed = false;
     for (size_t i = 0; i < graph.nodes().size(); ++i) {
       const Node& n = graph.nodes()[i];
-      if (out[i] || n.op->effect || n.inputs.empty() || n.outputs.size() != 1) continue;
+      if (out[i] || n.op->effect || n.inputs.empty() || n.inputs[0] == kNoValue || n.outputs.size() != 1)
+        continue;
       if (!std::all_of(n.inputs.begin(), n.inputs.end(),
-                       [&](ValueId v) { return v != kNoValue && weight[v]; }))
+                       [&](ValueId v) { return v == kNoValue || weight[v]; }))
         continue;
       out[i] = weight[n.outputs[0]] = changed = true;
     }

@@ -14,7 +14,8 @@
 
 namespace oar {
 
-// By node: whether it is pure and all its operands are constants or results of such nodes.
+// By node: whether it is pure and all its operands (those left out aside) are constants or results of such
+// nodes.
 std::vector<bool> weight_nodes(const Graph& graph);
 
 // A constant is returned as it lies (its own format, no copy); an expression as f32 in new memory. Rows or

@@ -1,11 +1,14 @@
-// hadamard(x) {block, axis, inverse, seed, begin, end} -> like x: every run of `block` elements along the
-// axis is multiplied by the orthonormal matrix H diag(s), or its inverse (quant/transforms/hadamard.h; s:
-// random signs of `seed` counted along the whole axis, none for seed 0). A rotation, so its gradient is the
-// inverse applied.
+// hadamard(x, scale or nothing) {block, axis, inverse, seed, begin, end, divide, head} -> like x: every run
+// of `block` elements along the axis is multiplied by the orthonormal matrix H diag(s), or its inverse
+// (quant/transforms/hadamard.h; s: random signs of `seed` counted along the whole axis, none for seed 0).
 //   axis -1 (the default)   rows: activations, and weights on the side of their input
 //   axis 0                  columns: weights and biases on the side of their output; [begin, end) limits it
 //   to these
 //                           rows (end 0: all), as where one matrix makes query, key and value
+// scale: positive factors f of the channels, H diag(s f) x or diag(s f) H^T x; `divide`: 1 / f. As many as
+// there are channels below axis 0 (in [begin, end) along it), or as many as a part of them: query heads of
+// `head` channels take the factors of the key head they share.
+// Without a scale it is a rotation, and its gradient the inverse applied.
 #include <algorithm>
 #include <cmath>
 
@@ -29,7 +32,7 @@ struct Transform {
 bool along_columns(const Attrs& attrs, size_t rank) { return attrs.get_int("axis", -1) == 0 && rank > 1; }
 
 Types infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   const DimVector& x = shape_of(g, in[0]);
   if (x.empty()) return invalid_argument("x is a scalar");
   const int64_t axis = attrs.get_int("axis", -1), block = attrs.get_int("block");
@@ -44,6 +47,16 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   const auto order = hadamard_order(block);
   if (!order || order->cores.size() > kMaxHadamardCores)
     return invalid_argument(cat("there is no Hadamard matrix of order ", block, " here"));
+  if (given(in, 1)) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "scale"));
+    const bool part = axis == 0 || x.size() == 1;
+    const Dim channels = part ? Dim(end - begin) : product(x, 1);
+    const int64_t scales = shape_of(g, in[1])[0].const_value(), head = attrs.get_int("head", scales);
+    if (!channels.is_const() || scales < 1 || head < 1 || scales % head != 0 ||
+        channels.const_value() % scales != 0)
+      return invalid_argument(cat("a scale of ", scales, " factors in heads of ", head,
+                                  " does not suit the channels of ", g.type_string(type_of(g, in[0]))));
+  }
   return std::vector<TensorType>{f32_type(x)};
 }
 
@@ -71,6 +84,24 @@ Transform transform_of(const Attrs& attrs, size_t rank, int64_t extent) {
   return t;
 }
 
+// What channels 0 .. are multiplied by in front of the transform, or behind the inverse one; empty: nothing.
+std::vector<float> factors(const Transform& t, const Attrs& attrs, int64_t channels,
+                           std::span<const float> scale) {
+  std::vector<float> out;
+  if (t.signs.empty() && scale.empty()) return out;
+  const auto scales = static_cast<int64_t>(scale.size()), head = attrs.get_int("head", scales);
+  const int64_t extent = t.end - t.begin, sharing = scale.empty() ? 1 : channels / scales;
+  for (int64_t i = 0; i < channels; ++i) {
+    float f = t.signs.empty() ? 1.f : t.signs[static_cast<size_t>(i % extent)];
+    if (!scale.empty()) {
+      const float by = scale[static_cast<size_t>(i / head / sharing * head + i % head)];
+      f = attrs.get_bool("divide") ? f / by : f * by;
+    }
+    out.push_back(f);
+  }
+  return out;
+}
+
 Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& shape = in[0]->shape;
   const auto rank = static_cast<size_t>(shape.rank());
@@ -79,7 +110,13 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const int64_t inner = columns && extent > 0 ? shape.numel() / extent : 1;
   const Transform t = transform_of(attrs, rank, extent);
   const int64_t block = t.order.n, lines = extent > 0 ? shape.numel() / extent : 0;
-  const double scale = 1 / std::sqrt(static_cast<double>(block));
+  const double norm = 1 / std::sqrt(static_cast<double>(block));
+  const int64_t channels = columns || rank == 1 ? t.end - t.begin
+                           : shape[0] > 0       ? shape.numel() / shape[0]
+                                                : 0;
+  std::vector<float> scale;
+  if (in.size() > 1) scale.assign(in[1]->f.begin(), in[1]->f.end());
+  const std::vector<float> factor = factors(t, attrs, channels, scale);
   out[0].f = in[0]->f;
   std::vector<double> v(static_cast<size_t>(block));
   for (int64_t line = 0; line < lines; ++line) {
@@ -87,14 +124,15 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
       const auto at = [&](int64_t i) {
         return static_cast<size_t>(columns ? (first + i) * inner + line : line * extent + first + i);
       };
-      const auto sign = [&](int64_t i) {
-        return t.signs.empty() ? 1.0 : static_cast<double>(t.signs[static_cast<size_t>(first - t.begin + i)]);
+      const auto by = [&](int64_t i) {
+        const int64_t channel = first - t.begin + i + (columns ? 0 : line * extent % channels);
+        return factor.empty() ? 1.0 : static_cast<double>(factor[static_cast<size_t>(channel)]);
       };
       for (int64_t i = 0; i < block; ++i)
-        v[static_cast<size_t>(i)] = in[0]->f[at(i)] * (t.inverse ? 1.0 : sign(i));
+        v[static_cast<size_t>(i)] = in[0]->f[at(i)] * (t.inverse ? 1.0 : by(i));
       hadamard_transform(v.data(), t.order, t.inverse);
       for (int64_t i = 0; i < block; ++i)
-        out[0].f[at(i)] = v[static_cast<size_t>(i)] * scale * (t.inverse ? sign(i) : 1.0);
+        out[0].f[at(i)] = v[static_cast<size_t>(i)] * norm * (t.inverse ? by(i) : 1.0);
     }
   }
   return ok_status();
@@ -110,7 +148,6 @@ HadamardArgs arguments(const Transform& t) {
     a.cores[c] = t.cores[c].data();
   }
   a.num_cores = static_cast<int32_t>(t.cores.size());
-  a.signs = t.signs.empty() ? nullptr : t.signs.data();
   return a;
 }
 
@@ -126,17 +163,21 @@ void run_rows(const Kernel& kernel, HadamardArgs a, std::vector<float>& scratch)
 }
 
 // Weights: rows in parallel, columns by tiles of them turned into rows.
-Result<bool> fold_inplace(Tensor& x, std::span<const Tensor>, const Attrs& attrs, ThreadPool& pool) {
+Result<bool> fold_inplace(Tensor& x, std::span<const Tensor> rest, const Attrs& attrs, ThreadPool& pool) {
   const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kHadamard, Format::f32(), best_isa());
   OAR_CHECK(kernel != nullptr, "every level has a hadamard kernel");
   const Shape& shape = x.shape();
+  if (!rest.empty() && shape.rank() > 2) return false;
   const bool columns = along_columns(attrs, static_cast<size_t>(shape.rank()));
   const int64_t extent = columns ? shape[0] : shape.cols();
   const Transform t = transform_of(attrs, static_cast<size_t>(shape.rank()), extent);
   const int64_t lines = extent > 0 ? shape.numel() / extent : 0;
+  const std::vector<float> factor =
+      factors(t, attrs, t.end - t.begin, rest.empty() ? std::span<const float>() : rest[0].values<float>());
   float* values = x.mutable_values<float>().data();
   HadamardArgs a = arguments(t);
   a.n = t.end - t.begin;
+  a.signs = factor.empty() ? nullptr : factor.data();
   if (!columns) {
     pool.parallel_for(lines, std::max<int64_t>(1, 65536 / extent), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch;
@@ -186,19 +227,21 @@ Lowered lower(LowerContext& ctx) {
   const Transform t = transform_of(attrs, shape.size(), shape.back().const_value());
   HadamardArgs args = arguments(t);
   // A row of the kernel is everything below axis 0: its heads' blocks repeat the signs of the last axis.
-  int64_t heads = 1;
-  for (size_t k = 1; k + 1 < shape.size(); ++k) {
-    if (!shape[k].is_const()) return std::unique_ptr<LoweredOp>();
-    heads *= shape[k].const_value();
+  const Dim channels = shape.size() > 1 ? product(shape, 1) : shape[0];
+  if (!channels.is_const()) return std::unique_ptr<LoweredOp>();
+  std::vector<float> scale;
+  if (given(ctx.node.inputs, 1)) {
+    if (!ctx.is_weight(1)) return std::unique_ptr<LoweredOp>();
+    OAR_ASSIGN(const Tensor stored, ctx.weight(1));
+    OAR_ASSIGN(const Tensor f32, to_f32(stored));
+    const auto values = f32.values<float>();
+    scale.assign(values.begin(), values.end());
   }
+  const std::vector<float> factor = factors(t, attrs, channels.const_value(), scale);
   for (int c = 0; c < args.num_cores; ++c) {
     OAR_ASSIGN(args.cores[c], to_device(ctx, t.cores[static_cast<size_t>(c)]));
   }
-  if (args.signs != nullptr) {
-    std::vector<float> signs;
-    for (int64_t h = 0; h < heads; ++h) signs.insert(signs.end(), t.signs.begin(), t.signs.end());
-    OAR_ASSIGN(args.signs, to_device(ctx, signs));
-  }
+  if (!factor.empty()) { OAR_ASSIGN(args.signs, to_device(ctx, factor)); }
   return lower_kernel(ctx, KernelFamily::kHadamard, Format::f32(), args,
                       [](HadamardArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();

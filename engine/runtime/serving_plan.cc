@@ -105,7 +105,12 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   passes.observer = std::move(observer);
   OAR_ASSIGN(const RotationOptions wanted, wanted_rotation(options.rotate, serving.kv));
   OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
-  const RotationOptions rotation = merge_rotation(stored, wanted);
+  RotationOptions rotation = merge_rotation(stored, wanted);
+  rotation.key_mean_tokens.clear();
+  for (const KvFormat& f : serving.kv) {
+    const bool mean = f.quantized && f.keys == KvCode::kInt4Mean;
+    rotation.key_mean_tokens.push_back(mean ? options.page_tokens : 0);
+  }
   out.rotation = rotation_names(rotation);
   out.pass_list = language_model_passes(rotation);
   OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));

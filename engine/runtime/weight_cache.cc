@@ -198,7 +198,9 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   ContentHash hash;
   hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
                static_cast<int>(scheme.method)));
-  if (wanted.any()) hash.add(json::serialize(checkpoint.config.at("quantization_config")));
+  if (wanted.any()) {
+    hash.add(cat(kRotationVersion, " ", json::serialize(checkpoint.config.at("quantization_config"))));
+  }
   if (transposed) hash.add("transposed");
   for (const Job& job : work.jobs) {
     hash.add(cat(job.target.name, " ", job.format.name()));

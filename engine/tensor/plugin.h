@@ -310,7 +310,7 @@ typedef struct oar_hadamard_args {
   uint32_t size, version;
   float* out;            /* [rows, n], row stride ldo; may be x */
   const float* x;        /* row stride ldx */
-  const float* signs;    /* [n] of +-1, or NULL */
+  const float* signs;    /* [n] of +-1 or other factors, or NULL */
   const float* cores[4]; /* [core_order, core_order] of +-1 each */
   int64_t core_order[4];
   int32_t num_cores, inverse;

@@ -162,8 +162,8 @@ Status Work::lay_out() {
 Status Work::begin(const std::string& out) {
   OAR_RETURN_IF_ERROR(lay_out());
   partial_ = out + ".partial";
-  key_ = cat(o_.weights, " ", o_.method, " ", o_.rotate, " ", o_.calibration_tokens, " ",
-             o_.calibration_context, " ", o_.damping, " ", int{o_.activation_order}, " ",
+  key_ = cat(o_.weights, " ", o_.method, " ", o_.rotate, " ", kRotationVersion, " ", o_.calibration_tokens,
+             " ", o_.calibration_context, " ", o_.damping, " ", int{o_.activation_order}, " ",
              o_.smoothquant_alpha, " ", o_.calibration.size(), " ", std::hash<std::string>{}(o_.calibration),
              " ", fs::absolute(source_.source_path).string(), " ", source_.bytes);
   std::error_code ec;

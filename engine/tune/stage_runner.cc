@@ -31,9 +31,10 @@ bool is_weight(const Graph& g, ValueId id) {
   return id != kNoValue && g.value(id).kind == ValueKind::kConstant && g.value(id).name != "rope.inv_freq";
 }
 
-// What weights in a rotated basis need online.
+// What weights in a rotated basis need online. Scales of heads are for a quantized cache; here there is none.
 Status insert_rotations(Graph& graph, const Checkpoint& checkpoint) {
-  OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
+  OAR_ASSIGN(RotationOptions stored, stored_rotation(checkpoint.config));
+  stored.equalize = false;
   return stored.any() ? rotate(graph, stored).status() : ok_status();
 }
 

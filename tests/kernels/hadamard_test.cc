@@ -18,7 +18,9 @@ struct Problem {
   std::vector<std::vector<float>> cores;
   Guarded<float> x, out, signs;
 
-  Problem(int64_t rows, int64_t n, int64_t block, bool with_signs, bool inverse, int64_t ldx = 0) {
+  // `factors`: signs times scales of 1/4 to 4.
+  Problem(int64_t rows, int64_t n, int64_t block, bool with_signs, bool inverse, int64_t ldx = 0,
+          bool factors = false) {
     order = *hadamard_order(block);
     ldx = ldx > 0 ? ldx : n;
     a.rows = rows;
@@ -49,7 +51,8 @@ struct Problem {
     if (with_signs) {
       signs = Guarded<float>(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i)
-        signs[static_cast<size_t>(i)] = static_cast<float>(random_sign(3, static_cast<uint64_t>(i)));
+        signs[static_cast<size_t>(i)] = static_cast<float>(random_sign(3, static_cast<uint64_t>(i))) *
+                                        (factors ? std::exp2(static_cast<float>(i % 9) / 2 - 2) : 1.f);
       a.signs = signs.data();
     }
     a.x = x.data();
@@ -66,8 +69,10 @@ struct Problem {
   double magnitude(int64_t row, int64_t column) const {
     double sum = 0;
     const int64_t first = column / a.block * a.block;
-    for (int64_t i = 0; i < a.block; ++i) sum += std::fabs(a.x[row * a.ldx + first + i]);
-    return sum / std::sqrt(static_cast<double>(a.block));
+    const auto factor = [&](int64_t i) { return a.signs != nullptr ? std::fabs(a.signs[i]) : 1.f; };
+    for (int64_t i = first; i < first + a.block; ++i)
+      sum += std::fabs(a.x[row * a.ldx + i]) * (a.inverse != 0 ? 1.f : factor(i));
+    return sum / std::sqrt(static_cast<double>(a.block)) * (a.inverse != 0 ? factor(column) : 1.f);
   }
 };
 
@@ -91,17 +96,18 @@ const Size kSizes[] = {{1, 1},       {7, 1},       {2, 2},       {6, 2},       {
 
 }  // namespace
 
-TEST_CASE("hadamard: every level against the reference, forward and inverse, with and without signs") {
+TEST_CASE("hadamard: every level against the reference, forward and inverse, with signs or factors") {
   const double u = std::ldexp(1.0, -24);
   for (const Size& size : kSizes) {
     for (bool inverse : {false, true}) {
-      for (bool with_signs : {false, true}) {
+      for (int with : {0, 1, 2}) {  // nothing, signs, factors
         const int64_t rows = size.n > 4000 ? 2 : 3, ldx = size.n + 3;
-        Problem p(rows, size.n, size.block, with_signs, inverse, ldx);
+        Problem p(rows, size.n, size.block, with > 0, inverse, ldx, with == 2);
         run_in_steps(kernel(Isa::kReference), &p.a, 1, false);
         const std::vector<float> want(p.out.begin(), p.out.end());
-        // Each addition rounds once, so do the scale and its product, and the reference's result.
-        const double roundings = static_cast<double>(p.depth()) + 4;
+        // Each addition rounds once, so do the scale, its product, that with a factor, and the reference's
+        // result.
+        const double roundings = static_cast<double>(p.depth()) + 5;
         for (Isa isa : levels()) {
           const Kernel& k = kernel(isa);
           INFO(k.name << " n=" << size.n << " block=" << size.block << " inverse=" << inverse);

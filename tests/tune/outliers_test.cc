@@ -129,8 +129,12 @@ class Snr {
       : demo_(load_checkpoint(oar_test::source_path("configs/demo")).value()),
         model_(random_model(planted, demo_)),
         tokenizer_(make_tokenizer(demo_.tokenizer, 2048).value()) {}
-  double operator()(const std::string& kv, const std::string& rotate) const {
+  // Rotated alone: without the scales that equalize_heads puts before it.
+  double alone(const std::string& kv) const { return (*this)(kv, "auto", {"equalize_heads"}); }
+  double operator()(const std::string& kv, const std::string& rotate,
+                    const std::vector<std::string>& without = {}) const {
     CompareOptions options;
+    options.model.disabled_passes = without;
     options.contexts = {256};
     const std::string text = oar_test::read_file(oar_test::source_path("configs/demo/heldout.txt"));
     const auto report = compare_models(model_, *tokenizer_, text.substr(0, 1200),
@@ -149,21 +153,34 @@ class Snr {
 TEST_CASE("outlier channels: a rotated 4-bit cache keeps 8 dB more") {
   for (const bool all : {false, true}) {
     const Snr snr({.channels = true, .bias = all, .token0 = all, .spikes = all});
-    const double plain = snr("int4", "none"), rotated = snr("int4", "auto");
-    CAPTURE(all, plain, rotated);
+    const double plain = snr("int4", "none"), rotated = snr.alone("int4"), balanced = snr("int4", "auto");
+    CAPTURE(all, plain, rotated, balanced);
     CHECK(rotated >= plain + 8);
+    CHECK(balanced >= rotated + 4);
   }
 }
 
 TEST_CASE("a bias of the keys: page means keep 8 dB more again") {
   const Snr snr({.bias = true});
-  const double rotated = snr("int4", "auto"), mean = snr("int4-mean", "auto");
-  CAPTURE(rotated, mean);
+  const double rotated = snr.alone("int4"), balanced = snr("int4", "auto"), mean = snr("int4-mean", "auto");
+  CAPTURE(rotated, balanced, mean);
   CHECK(mean >= rotated + 8);
+  CHECK(balanced >= rotated + 3);  // a scale does what it can without means
+  CHECK(mean >= balanced + 2);
   // Where there is no bias they cost what keys lose by levels that lie evenly around zero: the farther end of
   // 64 Gaussian values asks for a step 0.9 dB larger than their range does. Values lose nothing.
   const Snr none({});
   CHECK(none("int4-mean", "auto") >= none("int4", "auto") - 0.7);
+}
+
+TEST_CASE("outlier channels: balanced before they are rotated, k4v3 beats a static scale per channel") {
+  const Snr snr({.channels = true}), none({});
+  const double ours = snr("k4v3", "auto"), paddle = snr("paddle-c4", "none");
+  CAPTURE(ours, paddle, none("k4v3", "auto"), none("int4", "auto"), snr("int4", "auto"));
+  CHECK(ours > paddle);
+  // The imbalance is all in the weights, so that it costs next to nothing.
+  CHECK(ours > none("k4v3", "auto") - 0.5);
+  CHECK(snr("int4", "auto") > none("int4", "auto") - 0.5);
 }
 
 TEST_CASE("8 bits survive everything that was planted") {

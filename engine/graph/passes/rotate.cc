@@ -63,6 +63,8 @@ std::vector<Pass> rotation_passes(const RotationOptions& options) {
       {"rotate_values", "R2: value heads, undone by the output projection", bound(passes::rotate_values)},
       {"rotate_queries_keys", "R3: queries and keys after rope, online", bound(passes::rotate_queries_keys)},
       {"rotate_ffn", "R4: the input of the down projection, online", bound(passes::rotate_ffn)},
+      {"equalize_heads", "a scale for each channel of R2 and R3, from the weights around attention",
+       bound(passes::equalize_heads)},
   };
 }
 

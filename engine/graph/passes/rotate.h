@@ -14,6 +14,9 @@
 //
 // rotate_ffn (R4): the input of the down projection, online; its weights take the inverse.
 //
+// equalize_heads: R2 and R3 divide the channels of values and keys by a scale of each first, which the output
+// projection and the queries undo: channels that are large by the choice of basis alone cost nothing then.
+//
 // One rule makes transposes unnecessary: where activations go through x' = T(x), the rows of the weight that
 // reads them go through the same T, since W T^t T x = W x; a weight that writes them has its columns
 // transformed.
@@ -46,6 +49,11 @@ struct RotationOptions {
   bool values_online = false;
   // Weights of block formats may be decoded, rotated and encoded again (a second rounding).
   bool reencode = true;
+  // Scales of channels in R2 and R3 (equalize_heads).
+  bool equalize = true;
+  // Over how many tokens each attention layer's cache takes the mean off its keys, 0 where it keeps them
+  // whole: for all layers, or one per layer. A bias of the keys weighs less in their scale where it does.
+  std::vector<int64_t> key_mean_tokens = {0};
   uint64_t seed = 0x6f61720000000001;  // of R1's random signs; 0: none
   // R4: independent blocks of the largest power of two that divides the width (exact product of Paley cores
   // where that is below 32), no larger than this; or one exact transform of the whole width.
@@ -65,7 +73,10 @@ Result<RotationOptions> parse_rotation(std::string_view text);
 // "r1,r2,r3,r4" of what is asked for or stored; "none".
 std::string rotation_names(const RotationOptions& options);
 
-// The five passes, in order.
+// Goes into the keys of what is kept of rotated weights. Raise it when the same options would give others.
+inline constexpr int kRotationVersion = 2;
+
+// The six passes, in order.
 std::vector<Pass> rotation_passes(const RotationOptions& options);
 
 // Runs them on a model's graph and returns what was applied: the options with each rotation that found no
@@ -87,6 +98,7 @@ Result<int> rotate_residual(Graph& graph, const RotationOptions& options);
 Result<int> rotate_values(Graph& graph, const RotationOptions& options);
 Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options);
 Result<int> rotate_ffn(Graph& graph, const RotationOptions& options);
+Result<int> equalize_heads(Graph& graph, const RotationOptions& options);
 }  // namespace passes
 
 // What the passes share.
