@@ -111,7 +111,10 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
         else std::memset(to + j * C, padding, static_cast<size_t>(C));
       }
     }
-    std::memset(to, 0, static_cast<size_t>(work.Kp - work.K));  // also what a short copy wrote too far
+    // Also what a short copy wrote too far. Up to 15 bytes of the next row, which comes after, or of the room
+    // behind the last.
+    constexpr uint8_t kZeros[16] = {};
+    for (int64_t i = 0; i < work.Kp - work.K; i += 16) std::memcpy(to + i, kZeros, 16);
     if (++ow == w.OW) {
       ow = 0;
       if (++oh == w.OH) oh = 0, ++n;
@@ -159,6 +162,7 @@ void quantized_lanes(const QuantizedConvArgs& a, int64_t panel, int64_t panels, 
                      QuantizedLanes<kPanels>& lanes) {
   const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
   const int64_t first = panel * kQuantizedPanel, n = std::min(panels * kQuantizedPanel, a.M - first);
+  lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t m = first + i;
     lanes.shift[i] = a.shift ? a.shift[m] : 0.f;

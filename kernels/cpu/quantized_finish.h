@@ -7,6 +7,9 @@
 #include <bit>
 #include <cstring>
 #include <type_traits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #include "kernels/cpu/epilogue_simd.h"
 #include "kernels/quantized_conv.h"
@@ -24,7 +27,9 @@ template <int64_t kPanels>
 struct alignas(64) QuantizedLanes {
   int32_t start[kPanels * kQuantizedPanel] = {}, w_sums[kPanels * kQuantizedPanel] = {};
   float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
+  float sum_inverse = 1.f;  // 1 / sum_scale, or NaN where that is too large to multiply by
 };
+inline float quantized_inverse(float scale) { return 1.f / scale < 1e30f ? 1.f / scale : __builtin_nanf(""); }
 
 template <class V>
 [[gnu::always_inline]] inline void load_lanes(V& v, const void* from) {
@@ -91,10 +96,33 @@ template <class Core, QuantizedTail kTail>
   t += shift;
 }
 
+// u / scale, bounded to [low, high], as integers after rounding. By the reciprocal, whose product is off by
+// less than 2^-22 of the quotient: where one of the vector is so close to the middle of two integers that
+// this could matter, all are divided, which takes as long as everything else here.
+[[gnu::always_inline]] inline void quantized_quotient(QuantizedFloats& u, const QuantizedSum& sum,
+                                                      [[maybe_unused]] float inverse) {
+#ifdef __AVX512F__
+  const __m512 low = _mm512_set1_ps(sum.low), high = _mm512_set1_ps(sum.high),
+               round = _mm512_set1_ps(12582912.f);
+  __m512 t = _mm512_mul_ps(u, _mm512_set1_ps(inverse));
+  t = _mm512_min_ps(_mm512_max_ps(t, low), high);
+  const __m512 off = _mm512_sub_ps(t, _mm512_sub_ps(_mm512_add_ps(t, round), round));
+  // A reciprocal that is NaN ends at a bound, which has no fraction.
+  if (inverse == inverse &&
+      _mm512_cmp_ps_mask(_mm512_abs_ps(off), _mm512_set1_ps(0.4999f), _CMP_GT_OQ) == 0) {
+    u = t;
+    return;
+  }
+#endif
+  u /= sum.sum_scale;
+  u = u > sum.low ? u : QuantizedFloats{} + sum.low;
+  u = u < sum.high ? u : QuantizedFloats{} + sum.high;
+}
+
 // Bounded, rounded to n bytes at `at`; with kSum, added to the other tensor and rounded again.
 template <QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_bytes(const QuantizedConvArgs& a, QuantizedFloats& t, int64_t at,
-                                                   size_t n) {
+                                                   size_t n, [[maybe_unused]] float sum_inverse = 1.f) {
   const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
   // Adding and taking 1.5 2^23 rounds half to even what is smaller than 2^22.
   constexpr float kRound = 12582912.f;
@@ -112,9 +140,8 @@ template <QuantizedTail kTail>
     const QuantizedInts wide = __builtin_convertvector(bytes ^ turn, QuantizedInts);
     const QuantizedFloats other =
         __builtin_convertvector(wide, QuantizedFloats) - (sum.other_zero + static_cast<float>(turn));
-    t = (t * sum.scale + other * sum.other_scale) / sum.sum_scale;
-    t = t > sum.low ? t : QuantizedFloats{} + sum.low;
-    t = t < sum.high ? t : QuantizedFloats{} + sum.high;
+    t = t * sum.scale + other * sum.other_scale;
+    quantized_quotient(t, sum, sum_inverse);
     t += kRound;
     zero = sum.zero;
   }
@@ -150,7 +177,7 @@ template <class Core, class T, QuantizedTail kTail>
       t = t > high ? high : t;
       std::memcpy(static_cast<T*>(a.out) + at, &t, n * sizeof(T));
     } else {
-      quantized_bytes<kTail>(a, t, at, n);
+      quantized_bytes<kTail>(a, t, at, n, lanes.sum_inverse);
     }
   }
 }

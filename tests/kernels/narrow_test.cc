@@ -71,7 +71,10 @@ TEST_CASE("narrow: quotients by a given scale round as divisions do") {
   // Halves of steps and their neighbours among other values; what is far out, infinite and no number.
   const float inf = std::numeric_limits<float>::infinity();
   for (const float scale : {0.125f, 0.0123f, 3.7f, 1e-39f, 2e-37f}) {
-    for (const auto& [offset, least] : {std::pair{0, 0}, {131, 0}, {255, 0}, {-7, -128}, {127, -128}}) {
+    struct Place {
+      int32_t offset, least;
+    };
+    for (const Place p : {Place{0, 0}, {131, 0}, {255, 0}, {-7, -128}, {127, -128}}) {
       auto v = random_values(20011, Values::kNormal, 8);
       for (float& x : v) x *= 60 * scale;
       for (int k = 0; k < 600; ++k) {
@@ -88,17 +91,17 @@ TEST_CASE("narrow: quotients by a given scale round as divisions do") {
         Guarded<uint8_t> out(v.size(), 1);
         NarrowArgs a;
         a.out = out.data(), a.x = x.data(), a.rows = 1, a.n = static_cast<int64_t>(v.size());
-        a.divisor = scale, a.offset = offset, a.least = least;
+        a.divisor = scale, a.offset = p.offset, a.least = p.least;
         if (on) run_on_pool(*on, *k, &a);
         else run_in_steps(*k, &a, 1, true);
         return std::vector<uint8_t>(out.begin(), out.end());
       };
       const auto exact = run(Isa::kReference, nullptr);
       CHECK(exact[7] == 0);
-      CHECK(exact[5] == static_cast<uint8_t>(least + 255));
-      CHECK(exact[6] == static_cast<uint8_t>(least));
+      CHECK(exact[5] == static_cast<uint8_t>(p.least + 255));
+      CHECK(exact[6] == static_cast<uint8_t>(p.least));
       for (Isa isa : levels()) {
-        INFO(isa_name(isa) << " scale " << scale << " offset " << offset);
+        INFO(isa_name(isa) << " scale " << scale << " offset " << p.offset);
         CHECK(run(isa, &pool) == exact);
         CHECK(run(isa, nullptr) == exact);
       }
