@@ -90,6 +90,43 @@ TEST_CASE("powers of rows and columns: as they lie in every kind of format, agai
   }
 }
 
+TEST_CASE("powers of long rows and columns: a sample, as good as its size") {
+  ThreadPool pool({.threads = 3});
+  for (const char* name : {"bf16", "q8_0", "w4a8_g128"}) {
+    GraphFixture f;
+    const Format format = *Format::find(name);
+    const int64_t n = 2304;
+    auto w = Tensor::allocate({n, n}, format);
+    REQUIRE_OK(w);
+    std::normal_distribution<float> normal;
+    std::vector<float> row(static_cast<size_t>(n));
+    for (int64_t r = 0; r < n; ++r) {
+      for (float& x : row) x = normal(f.random);
+      format.encode_row(row.data(), n, static_cast<std::byte*>(w->mutable_data()) + r * format.stride(n));
+    }
+    const Val weight = f.b.constant("w", *w);
+    for (const char* op : {"row_power", "column_power"}) {
+      INFO(name << " " << op);
+      const bool rows = std::string_view(op) == "row_power";
+      const Val power = rows ? f.b.op(op, {weight, Val{}, Val{}, Val{}}) : f.b.op(op, {weight});
+      const auto got = evaluate_weight(f.graph, power.id, pool);
+      REQUIRE_OK(got);
+      // Normal numbers: n on average, sqrt(2 / 512) off; 5 deviations hold for all of 2304 with near
+      // certainty.
+      const auto values = got->values<float>();
+      REQUIRE(values.size() == static_cast<size_t>(n));
+      double mean = 0;
+      bool near = true;
+      for (const float v : values) {
+        mean += static_cast<double>(v) / static_cast<double>(n * n);
+        near = near && std::abs(v / static_cast<float>(n) - 1) < 5 * std::sqrt(2.f / 512);
+      }
+      CHECK(near);
+      CHECK(std::abs(mean - 1) < 0.01);
+    }
+  }
+}
+
 TEST_CASE("the scale of heads: least loss, the same power kept, query heads added up") {
   std::mt19937 random(3);
   const size_t D = 16;
