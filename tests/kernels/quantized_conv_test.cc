@@ -71,6 +71,8 @@ class QuantizedProblem {
       a_.sum.scale = 0.031f, a_.sum.other_scale = 0.027f, a_.sum.other_zero = c.other_signed ? -5.f : 110.f;
       a_.sum.sum_scale = 0.05f, a_.sum.zero = c.out == kU8 ? 90 : -30;
       a_.sum.low = c.out == kU8 ? -90.f : -98.f, a_.sum.high = a_.sum.low + 255;
+      // Every other quotient lies between two integers.
+      if (c.M == 40) a_.sum.scale = a_.sum.other_scale = 0.25f, a_.sum.sum_scale = 0.5f;
     }
     width_ = c.out == QuantizedOut::kF32 || c.out == QuantizedOut::kI32 ? 4 : 1;
   }
