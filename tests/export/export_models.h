@@ -11,6 +11,7 @@
 #include "engine/import/import.h"
 #include "engine/runtime/predictor.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 #include "tests/support/test_data.h"
 
 namespace oar_test {
@@ -237,7 +238,9 @@ inline Datum made_up(const IoSpec& io, const std::array<int64_t, 3>& free) {
 template <class Fn>
 std::optional<size_t> each_published(Fn&& fn) {
   size_t compared = 0, missing = 0;
+  Sample sample(2);
   for (const Published& p : kPublished) {
+    if (!sample.take()) continue;
     INFO(p.path);
     const auto file = data_path(p.path);
     if (!file) {
@@ -250,7 +253,7 @@ std::optional<size_t> each_published(Fn&& fn) {
     for (const IoSpec& io : model->inputs) inputs.push_back(made_up(io, p.free));
     if (fn(p.path, *model, inputs)) ++compared;
   }
-  return missing == std::size(kPublished) ? std::nullopt : std::optional(compared);
+  return compared == 0 && missing > 0 ? std::nullopt : std::optional(compared);
 }
 
 }  // namespace oar_test

@@ -55,8 +55,10 @@ void check_against_reference(const Tier& tier, Heads heads, int page, std::vecto
 }  // namespace
 
 TEST_CASE("quantized attention: every level against the reference, every head size") {
+  Sample sample(3);
   for (const Tier& tier : kTiers) {
     for (int64_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256}) {
+      if (!sample.take()) continue;
       check_against_reference(tier, {4, 2, D}, 64, {1, 63, 64, 65, 400}, 3, Queries::kExact, {});
     }
     check_against_reference(tier, {4, 2, 64}, 64, {300}, 5, Queries::kNormal, {});
@@ -64,7 +66,7 @@ TEST_CASE("quantized attention: every level against the reference, every head si
 }
 
 TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
-  Sample sample;
+  Sample sample(9);
   for (const Tier& tier : kTiers) {
     for (const Heads heads :
          {Heads{1, 1, 24}, Heads{3, 1, 40}, Heads{7, 1, 16}, Heads{5, 5, 64}, Heads{16, 2, 32}}) {
@@ -80,7 +82,7 @@ TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
 }
 
 TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch, to the bit") {
-  Sample sample;
+  Sample sample(13);
   for (const Tier& tier : kTiers) {
     for (const Heads heads : {Heads{4, 1, 64}, Heads{3, 1, 40}, Heads{2, 2, 80}}) {
       for (int page : {16, 64, 96}) {
@@ -112,10 +114,12 @@ TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch
 }
 
 TEST_CASE("quantized attention: any number of workers, to the bit") {
+  Sample sample(4);
   for (const Tier& tier : kTiers) {
     QuantProblem p(tier, {8, 2, 64}, 64, {1500, 333}, Queries::kNormal);
     p.append_all(Isa::kReference);
     for (Isa isa : levels()) {
+      if (!sample.take()) continue;
       INFO(describe(tier, p, isa));
       for (int64_t count : {1, 40}) {
         const auto chunks = last_queries(p, count);

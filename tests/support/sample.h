@@ -1,6 +1,7 @@
 // Exhaustive sweeps of cases, thinned where each case is slow. A sanitizer build runs a kernel five to ten
-// times slower and looks for faults that a fifth of the cases shows as well: there a sweep takes every fifth
-// case it comes to, which is another one in each turn of the outer loops. All other builds take every case.
+// times slower and looks for faults that a part of the cases shows as well: there a sweep takes every nth
+// case it comes to (n prime to the number of cases in the inner loops, so that it is another one in each turn
+// of the outer ones). All other builds take every case.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -21,18 +22,11 @@ inline constexpr bool kSanitized = false;
 
 class Sample {
  public:
-  bool take() {
-#ifdef OAR_TEST_SANITIZED
-    return seen_++ % 5 == 0;
-#else
-    return true;
-#endif
-  }
+  explicit Sample(unsigned nth = 5) : nth_(kSanitized ? nth : 1) {}
+  bool take() { return seen_++ % nth_ == 0; }
 
-#ifdef OAR_TEST_SANITIZED
  private:
-  unsigned seen_ = 0;
-#endif
+  unsigned nth_, seen_ = 0;
 };
 
 }  // namespace oar_test
