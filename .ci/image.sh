@@ -32,10 +32,10 @@ image_close() {
 podman_() { podman "${image_store[@]}" --cgroup-manager cgroupfs "$@" 2> >(grep -vE 'CNI|systemd connection' >&2); }
 
 image_base() {
-  [ -s "$image_dir/base.tar" ] ||
-    mmdebstrap --quiet --variant=minbase --include=ca-certificates bookworm "$image_dir/base.tar.new" \
+  [ -f "$image_dir/base.tar" ] ||
+    mmdebstrap --quiet --format=tar --variant=minbase --include=ca-certificates bookworm "$image_dir/base.tar.new" \
       /etc/apt/sources.list.d/debian.sources || return 1
-  [ -s "$image_dir/base.tar" ] || mv "$image_dir/base.tar.new" "$image_dir/base.tar"
+  [ -f "$image_dir/base.tar" ] || mv "$image_dir/base.tar.new" "$image_dir/base.tar"
   podman_ import -q "$image_dir/base.tar" localhost/debian:bookworm-slim
 }
 
