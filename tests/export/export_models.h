@@ -237,10 +237,11 @@ inline Datum made_up(const IoSpec& io, const std::array<int64_t, 3>& free) {
 // true, or nullopt where none is there.
 template <class Fn>
 std::optional<size_t> each_published(Fn&& fn) {
-  size_t compared = 0, missing = 0;
+  size_t compared = 0, taken = 0, missing = 0;
   Sample sample(2);
   for (const Published& p : kPublished) {
     if (!sample.take()) continue;
+    ++taken;
     INFO(p.path);
     const auto file = data_path(p.path);
     if (!file) {
@@ -253,7 +254,7 @@ std::optional<size_t> each_published(Fn&& fn) {
     for (const IoSpec& io : model->inputs) inputs.push_back(made_up(io, p.free));
     if (fn(p.path, *model, inputs)) ++compared;
   }
-  return compared == 0 && missing > 0 ? std::nullopt : std::optional(compared);
+  return missing == taken ? std::nullopt : std::optional(compared);
 }
 
 }  // namespace oar_test

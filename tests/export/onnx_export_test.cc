@@ -159,7 +159,7 @@ TEST_CASE("ONNX export: published models of three formats compute the same when 
         return true;
       });
   if (!compared) OAR_SKIP("no published models in the test data");
-  CHECK(*compared > (kSanitized ? 2 : 5));
+  CHECK(*compared > 5);
 }
 
 }  // namespace

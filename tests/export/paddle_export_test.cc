@@ -112,7 +112,7 @@ TEST_CASE("Paddle export: published models of three formats compute the same whe
         return true;
       });
   if (!compared) OAR_SKIP("no published models in the test data");
-  CHECK(*compared > (kSanitized ? 2 : 5));
+  CHECK(*compared > 5);
 }
 
 // A model of one op over inputs of these types; their first extents are free.
