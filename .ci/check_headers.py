@@ -3,7 +3,7 @@
 
 A header that needs another one first is a trap for the next who includes it. Each is given to the compiler as a file of its
 own (-fsyntax-only); the build folder must hold the generated sources. Without --all those are left out that some source file
-includes first: the presets that compile file by file (embed, cuda) prove the same of them.
+includes first: whoever compiles file by file (presets embed and cuda, which have no server) has proven the same of them.
 """
 import argparse
 import concurrent.futures
@@ -75,8 +75,7 @@ def main():
         headers = [h for h in headers if not h.endswith("_neon.h")]
     if not arguments.all and not arguments.header:
         proven = included_first()
-        # The server is in no preset that compiles file by file.
-        headers = [h for h in headers if h.startswith("server/") or h not in proven]
+        headers = [h for h in headers if h not in proven]
     compiler = os.environ.get("CXX", "g++")
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

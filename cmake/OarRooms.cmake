@@ -51,7 +51,7 @@ endif()
 # Presets that are built from nothing (release, dev, tsan) compile several files of a room as one, which takes a third
 # less time. Two files that cannot share a compilation, because each has its own local `infer` say, name
 # themselves with oar_alone(). Presets embed and cuda compile file by file and prove that each stands by itself.
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
 function(oar_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()

@@ -13,9 +13,9 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 // The steps of one request on an io_context of its own; the caller runs it for as long as it wants to wait.
-class Call {
+class HttpCall {
  public:
-  Call(asio::io_context& io, const Server& server, std::string request, size_t most)
+  HttpCall(asio::io_context& io, const Server& server, std::string request, size_t most)
       : link_(server.links->make(io)),
         request_(std::move(request)),
         most_(most),
@@ -86,7 +86,7 @@ Result<HttpReply> http_request(const Server& server, const std::string& method, 
   error_code ec;
   const auto found = tcp::resolver(io).resolve(server.host, server.port, ec);
   if (ec) return unavailable(cat(server.url, ": ", ec.message()));
-  Call call(io, server, std::move(request), most);
+  HttpCall call(io, server, std::move(request), most);
   call.start(found);
   io.run_for(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout)));
   if (!call.done()) {

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when a graph op, a pass or a packed layout changes what it means.
-constexpr int kVersion = 1;
+constexpr int kFormatVersion = 1;
 // Every stored tensor begins at a multiple of this: what kernels want of packed weights.
 constexpr uint64_t kAlignment = Buffer::kAlignment;
 
@@ -157,7 +157,7 @@ Result<std::string> prepared_model_path(const std::string& cache_dir, const std:
   const std::string absolute = fs::weakly_canonical(path, ec).string();
   OAR_ASSIGN(const json::object file, identity(absolute));
   ContentHash hash;
-  hash.add(cat("oar prepared model ", kVersion, " ", isa_name(best_isa()), " ", sizeof(void*)));
+  hash.add(cat("oar prepared model ", kFormatVersion, " ", isa_name(best_isa()), " ", sizeof(void*)));
   hash.add(json::serialize(file));
   for (const Pass& pass : tensor_passes(precision)) hash.add(std::string_view(pass.name));
   hash.add(std::string_view(precision_name(precision)));

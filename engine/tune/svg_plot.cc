@@ -14,7 +14,7 @@ constexpr double kWidth = 860, kHeight = 520, kLeft = 80, kRight = 30, kTop = 50
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                    "#e69f00", "#56b4e9", "#000000", "#b8a800"};
 
-std::string number(double v, const char* format = "%.2f") {
+std::string decimal(double v, const char* format = "%.2f") {
   char buffer[48];
   std::snprintf(buffer, sizeof buffer, format, v);
   return buffer;
@@ -38,12 +38,13 @@ struct Scale {
 };
 
 std::string text(double x, double y, const std::string& s, const char* attributes = "") {
-  return cat("<text x=\"", number(x), "\" y=\"", number(y), "\" ", attributes, ">", escaped(s), "</text>\n");
+  return cat("<text x=\"", decimal(x), "\" y=\"", decimal(y), "\" ", attributes, ">", escaped(s),
+             "</text>\n");
 }
 
 std::string line(double x0, double y0, double x1, double y1, const char* stroke) {
-  return cat("<line x1=\"", number(x0), "\" y1=\"", number(y0), "\" x2=\"", number(x1), "\" y2=\"",
-             number(y1), "\" stroke=\"", stroke, "\"/>\n");
+  return cat("<line x1=\"", decimal(x0), "\" y1=\"", decimal(y0), "\" x2=\"", decimal(x1), "\" y2=\"",
+             decimal(y1), "\" stroke=\"", stroke, "\"/>\n");
 }
 
 // A step of 1, 2 or 5 times a power of ten that cuts `span` into at most ten parts.
@@ -79,23 +80,23 @@ std::string svg(const Plot& plot) {
     return kHeight - kBottom - y.at(exponent) * (kHeight - kTop - kBottom);
   };
 
-  std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(kWidth, "%.0f"),
-                        " ", number(kHeight, "%.0f"),
+  std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", decimal(kWidth, "%.0f"),
+                        " ", decimal(kHeight, "%.0f"),
                         "\" font-family=\"sans-serif\" font-size=\"12\">\n"
                         "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
   out += text(kWidth / 2, 24, plot.title, "text-anchor=\"middle\" font-size=\"15\"");
   out += text(kWidth / 2, kHeight - 14, plot.x_label, "text-anchor=\"middle\"");
-  out += cat("<text transform=\"translate(18 ", number(kHeight / 2),
+  out += cat("<text transform=\"translate(18 ", decimal(kHeight / 2),
              ") rotate(-90)\" text-anchor=\"middle\">", escaped(plot.y_label), "</text>\n");
   for (double e = y.low; e <= y.high + 0.5; ++e) {
     const double v = std::pow(10.0, e);
     out += line(kLeft, py(v), kWidth - kRight, py(v), "#dddddd");
-    out += text(kLeft - 8, py(v) + 4, number(v, "%.0e"), "text-anchor=\"end\"");
+    out += text(kLeft - 8, py(v) + 4, decimal(v, "%.0e"), "text-anchor=\"end\"");
   }
   const double step = nice_step(x.high - x.low);
   for (double v = std::ceil(x.low / step) * step; v <= x.high; v += step) {
     out += line(px(v), kHeight - kBottom, px(v), kHeight - kBottom + 5, "#000000");
-    out += text(px(v), kHeight - kBottom + 20, number(v, "%.4g"), "text-anchor=\"middle\"");
+    out += text(px(v), kHeight - kBottom + 20, decimal(v, "%.4g"), "text-anchor=\"middle\"");
   }
   out += line(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#000000");
   out += line(kLeft, kTop, kLeft, kHeight - kBottom, "#000000");
@@ -106,19 +107,19 @@ std::string svg(const Plot& plot) {
     std::stable_sort(points.begin(), points.end(),
                      [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
     std::string path;
-    for (const PlotPoint& p : points) path += cat(number(px(p.x)), ",", number(py(p.y)), " ");
+    for (const PlotPoint& p : points) path += cat(decimal(px(p.x)), ",", decimal(py(p.y)), " ");
     if (plot.series[k].joined) {
       out += cat("<polyline points=\"", path, "\" fill=\"none\" stroke=\"", color, "\"/>\n");
     }
     for (const PlotPoint& p : points) {
-      out += cat("<circle cx=\"", number(px(p.x)), "\" cy=\"", number(py(p.y)), "\" r=\"4\" fill=\"", color,
-                 "\"><title>", escaped(p.label), ": ", number(p.x, "%.4g"), ", ", number(p.y, "%.4g"),
+      out += cat("<circle cx=\"", decimal(px(p.x)), "\" cy=\"", decimal(py(p.y)), "\" r=\"4\" fill=\"", color,
+                 "\"><title>", escaped(p.label), ": ", decimal(p.x, "%.4g"), ", ", decimal(p.y, "%.4g"),
                  "</title></circle>\n");
       out += text(px(p.x) + 6, py(p.y) - 6, p.label, "font-size=\"10\"");
     }
     const double row = kTop + 16.0 * static_cast<double>(k);
-    out += cat("<circle cx=\"", number(kWidth - kRight - 170), "\" cy=\"", number(row), "\" r=\"4\" fill=\"",
-               color, "\"/>\n");
+    out += cat("<circle cx=\"", decimal(kWidth - kRight - 170), "\" cy=\"", decimal(row),
+               "\" r=\"4\" fill=\"", color, "\"/>\n");
     out += text(kWidth - kRight - 160, row + 4, plot.series[k].name);
   }
   return out + "</svg>\n";

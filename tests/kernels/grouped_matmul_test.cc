@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/kernels/matmul_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -26,6 +27,7 @@ std::vector<int32_t> random_starts(int64_t P, int64_t experts, uint32_t seed) {
 
 TEST_CASE("grouped matmul: equals the plain matmul of each expert to the bit") {
   ThreadPool pool({.threads = 3});
+  Sample sample(3);
   for (const char* name : {"f32", "f16", "bf16", "q8_0", "q4_0", "i4_s8_g32", "q4_k", "q6_k"}) {
     const Format format = *Format::find(name);
     for (Isa isa : levels()) {
@@ -35,6 +37,7 @@ TEST_CASE("grouped matmul: equals the plain matmul of each expert to the bit") {
       if (grouped->isa != isa) continue;
       for (int64_t P : {1, 4, 37, 150}) {
         for (bool gather : {true, false}) {
+          if (!sample.take()) continue;
           const int64_t experts = 5, K = format.block_elems() == 256 ? 512 : 160, n0 = 48, n1 = 21,
                         tokens = 40, ldx = K + 1, ldo = n0 + n1 + 2;
           std::vector<Weight> w;

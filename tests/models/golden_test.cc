@@ -5,6 +5,7 @@
 
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"
 
 namespace {
@@ -83,6 +84,7 @@ TEST_CASE("every pass can be switched off without changing the logits") {
 }
 
 TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and chunks, to the bit") {
+  Sample sample;
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
@@ -92,6 +94,7 @@ TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and 
       longer.tokens.push_back(longer.tokens[longer.tokens.size() - golden.tokens.size()]);
     }
     for (const std::string tier : {"int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"}) {
+      if (!sample.take()) continue;
       auto options = small_options();
       options.kv = tier;
       options.max_context = 64;

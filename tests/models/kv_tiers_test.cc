@@ -7,6 +7,7 @@
 #include "tests/models/runner_fixture.h"
 #include "tests/runtime/collect_sink.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"
 
 using namespace oar;
@@ -89,11 +90,13 @@ std::vector<int32_t> prompt_of(uint64_t seed, size_t size, int64_t vocab) {
 }  // namespace
 
 TEST_CASE("KV tiers: prefix hit equals miss, a batch equals each alone, choices equal requests") {
+  oar_test::Sample sample(2);
   for (const std::string name :
        {"llama3", "mistral", "qwen2"}) {  // mistral with a window, qwen2 with biased keys
     const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
     for (const std::string tier : kTierNames) {
       if (tier.find('/') != std::string::npos && name != "llama3") continue;  // names llama3's two layers
+      if (!sample.take()) continue;
       INFO(name << " " << tier);
       Served s(path, tier, 96, true, 48), plain(path, tier, 96, false, 512);
       const auto prompt = prompt_of(3, 75, s.vocab);
@@ -131,9 +134,11 @@ TEST_CASE("KV tiers: prefix hit equals miss, a batch equals each alone, choices 
 }
 
 TEST_CASE("KV tiers: preempted and resumed equals uninterrupted") {
+  oar_test::Sample sample(3);
   const std::string path = write_tiny_model(load_tiny_golden("llama3"), TinyDtype::bf16);
   for (const std::string tier : kTierNames) {
     for (const bool prefix_cache : {false, true}) {
+      if (!sample.take()) continue;
       INFO(tier << (prefix_cache ? " with" : " without") << " prefix cache");
       // Four sequences of up to 130 tokens want 9 pages each; there are 16.
       Served roomy(path, tier, 96, false, 512), tight(path, tier, 16, prefix_cache, 512);

@@ -9,6 +9,7 @@
 #include "engine/graph/weights.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"
 
 namespace {
@@ -48,6 +49,7 @@ int rewrites(const ServingGraph& g, const char* pass) {
 }  // namespace
 
 TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the greedy text") {
+  Sample sample(3);
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
@@ -57,6 +59,7 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
     const auto text = greedy(plain, prompt, 16);
     for (const char* rotate : {"r1", "r2", "r3", "r4", "r4-exact", "kv", "all"}) {
       for (const bool fused : {true, false}) {
+        if (!sample.take()) continue;
         auto options = small_options(rotate);
         if (!fused) options.disabled_passes = {"fuse_residual_norm", "fuse_head_norm_rope", "fuse_linear"};
         RunnerFixture model(path, options);
@@ -151,6 +154,7 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
 }
 
 TEST_CASE("scales of heads: found in every architecture, the function is the same with and without") {
+  Sample sample(3);
   for (const std::string& name : tiny_golden_names()) {
     // Outliers where keys, queries, values and the output projection have them: a scale in the wrong place
     // or of the wrong head is wrong by its square.
@@ -178,6 +182,7 @@ TEST_CASE("scales of heads: found in every architecture, the function is the sam
     const std::vector<int32_t> prompt(golden.tokens.begin(), golden.tokens.begin() + 7);
     const auto text = greedy(plain, prompt, 16);
     for (const char* rotate : {"r2", "r3", "kv", "all"}) {
+      if (!sample.take()) continue;
       auto options = small_options(rotate);
       RunnerFixture with(planted, options);
       options.disabled_passes = {"equalize_heads"};

@@ -5,16 +5,13 @@
 
 #include "tests/runtime/trace.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 
 using namespace oar_test;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kTraces = 20'000;  // a sanitizer makes each ten times as slow
-#else
-constexpr uint64_t kTraces = 100'000;
-#endif
+constexpr uint64_t kTraces = kSanitized ? 10'000 : 100'000;  // a sanitizer makes each ten times as slow
 
 struct Totals {
   int64_t traces = 0, steps = 0;
