@@ -46,7 +46,7 @@ image_build() {
     cache=(-v "$(ccache --get-config cache_dir):/root/.cache/ccache")
   fi
   buildah "${image_store[@]}" bud --format docker --isolation chroot --pull-never "${cache[@]}" \
-    --build-arg BASE=localhost/debian:bookworm-slim -f deploy/docker/Dockerfile -t "$image_name" .
+    --build-arg BASE=localhost/debian:bookworm-slim --build-arg SRC="$PWD" -f deploy/docker/Dockerfile -t "$image_name" .
 }
 
 # What is above the base at most 80 MB, as the layers say; and the whole, compressed.

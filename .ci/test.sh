@@ -258,7 +258,7 @@ run_tests() {
     '') ;;
     *) fail "unknown option '$1'; ./dev test [--all]" ;;
   esac
-  need $(test_packages)
+  need $(test_packages) ${all:+ccache} # the image's compilations are those of the release build
   mkdir -p build/logs
   total_passed=0 total_failed=0 total_skipped=0
   local started=$SECONDS tool
