@@ -3,7 +3,7 @@
 
 A header that needs another one first is a trap for the next who includes it. Each is given to the compiler as a file of its
 own (-fsyntax-only); the build folder must hold the generated sources. Without --all those are left out that some source file
-includes first: whoever compiles file by file (presets embed and cuda, which have no server) has proven the same of them.
+includes first: whoever compiles file by file (presets fuzz and cuda, which have no server) has proven the same of them.
 """
 import argparse
 import concurrent.futures
