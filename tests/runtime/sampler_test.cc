@@ -170,7 +170,7 @@ TEST_CASE("bias, penalties and bans, computed by hand", "[sampler]") {
 
 TEST_CASE("every draw is the reference's draw", "[sampler]") {
   constexpr int kSeeds = oar_test::kSanitized ? 1500 : 6000;
-  int compared = 0, skipped = 0;
+  int skipped = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto pick = [&](uint64_t n, uint64_t range) {
       return static_cast<size_t>(uniform(seed ^ 0xabcdef, n) * static_cast<double>(range));
@@ -211,12 +211,10 @@ TEST_CASE("every draw is the reference's draw", "[sampler]") {
       ++skipped;
       continue;
     }
-    ++compared;
     INFO("seed " << seed << " vocab " << v);
     REQUIRE(got.sampled.token == token);
   }
-  CHECK(compared > kSeeds - kSeeds / 60);
-  CHECK(compared + skipped == kSeeds);
+  CHECK(skipped < kSeeds / 60);
 }
 
 TEST_CASE("draws follow the distribution", "[sampler]") {
