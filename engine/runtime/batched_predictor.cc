@@ -63,6 +63,7 @@ struct BatchedPredictor::State {
   struct Job {
     InferJob job;
     Clock::time_point arrived;
+    bool running = false;  // counted in totals.running until it is answered
   };
   struct Running {
     std::vector<Job> jobs;
@@ -124,6 +125,7 @@ void BatchedPredictor::State::work(const Predictor& instance) {
     for (const uint64_t id : decision.expired) expired.push_back(std::move(waiting.extract(id).mapped()));
     for (const uint64_t id : decision.run) {
       batch.jobs.push_back(std::move(waiting.extract(id).mapped()));
+      batch.jobs.back().running = true;
       batch.rows += batch.jobs.back().job.rows;
     }
     totals.running += batch.jobs.size();
@@ -147,6 +149,7 @@ void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result
   {
     std::lock_guard lock(mutex);
     totals.last_ms = now_ms();
+    totals.running -= job.running ? 1 : 0;
     if (result.ok()) {
       ++totals.success;
       totals.success_ns += total;
@@ -188,8 +191,7 @@ Result<std::vector<Datum>> BatchedPredictor::State::run_model(const Predictor& i
 
 void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
   batch.start = Clock::now();
-  const size_t count = batch.jobs.size();
-  if (count == 1) {
+  if (batch.jobs.size() == 1) {
     run_apart(instance, batch);
   } else if (const Status s = run_together(instance, batch); !s.ok()) {
     bool tell;
@@ -205,8 +207,6 @@ void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
     }
     run_apart(instance, batch);
   }
-  std::lock_guard lock(mutex);
-  totals.running -= count;
 }
 
 // One run for all; nobody has been answered when this returns an error.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/base/format.h"
+#include "kernels/conv.h"
 #include "quant/calibrate/channel_scales.h"
 #include "quant/calibrate/descent.h"
 #include "quant/calibrate/gptq.h"
@@ -21,19 +22,52 @@ InputStatistics::InputStatistics(int64_t cols)
       maximum_(static_cast<size_t>(cols)),
       absolute_(static_cast<size_t>(cols)) {}
 
-void InputStatistics::add(std::span<const float> rows, ThreadPool& pool) {
-  const auto n = static_cast<size_t>(cols_), count = rows.size() / n;
-  samples_ += static_cast<int64_t>(count);
-  pool.parallel_for(cols_, 8, [&](int64_t begin, int64_t end) {
-    calibrate::add_outer_products(rows, cols_, begin, end, hessian_);
-    for (auto j = static_cast<size_t>(begin); j < static_cast<size_t>(end); ++j) {
-      for (size_t t = 0; t < count; ++t) {
-        const float a = std::abs(rows[t * n + j]);
-        absolute_[j] += static_cast<double>(a);
-        maximum_[j] = std::max(maximum_[j], a);
+// The sum of outer products is X^T X, a product of f32 matrices: the kernel of convolution computes it, whose
+// operands are the columns of X as rows, and the same as packed filters. A block of rows of the upper
+// triangle at a time; its corner below the diagonal is computed too and means nothing.
+Status InputStatistics::add(std::span<const float> rows, ThreadPool& pool) {
+  constexpr int64_t kBlock = 256;  // rows of the triangle, a multiple of every panel width
+  const int64_t n = cols_, count = static_cast<int64_t>(rows.size()) / std::max<int64_t>(n, 1);
+  if (count == 0) return ok_status();
+  samples_ += count;
+  const int64_t width = panel_width(best_isa());
+  OAR_ASSIGN(Tensor columns, Tensor::allocate({n, count}, Format::f32()));
+  OAR_ASSIGN(Tensor filters, Tensor::allocate({packed_filter_floats(n, 1, 1, count, width)}, Format::f32()));
+  float* const column = columns.mutable_values<float>().data();
+  float* const filter = filters.mutable_values<float>().data();
+  pool.parallel_for((n + width - 1) / width, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * width, last = std::min(n, end * width);
+    pack_filters(filter + first * count, rows.data() + first, last - first, 1, 1, count, 1, n, 0, width);
+    for (int64_t t = 0; t < count; ++t) {
+      for (int64_t j = first; j < last; ++j) column[j * count + t] = rows[static_cast<size_t>(t * n + j)];
+    }
+    for (int64_t j = first; j < last; ++j) {
+      const auto at = static_cast<size_t>(j);
+      for (int64_t t = 0; t < count; ++t) {
+        const float a = std::abs(column[j * count + t]);
+        absolute_[at] += static_cast<double>(a);
+        maximum_[at] = std::max(maximum_[at], a);
       }
     }
   });
+  const Kernel* product = KernelRegistry::cpu().find(KernelFamily::kConv, Format::f32(), best_isa());
+  OAR_CHECK(product != nullptr, "kernel family without a kernel");
+  for (int64_t i = 0; i < n; i += kBlock) {
+    ConvArgs a;
+    a.window.N = a.window.H = a.window.OH = 1;
+    a.window.W = a.window.OW = std::min(kBlock, n - i);
+    a.x = column + i * count, a.ldx = a.C = count;
+    a.w = filter + i * count, a.M = n - i, a.panel = width;
+    a.out = hessian_.data() + i * n + i, a.ldo = n;
+    a.residual = a.out;
+    KernelPlan plan;
+    product->plan(&a, pool.workers(), &plan);
+    const auto floats = static_cast<int64_t>(plan.shared_scratch / sizeof(float) + 1);
+    OAR_ASSIGN(Tensor shared, Tensor::allocate({floats}, Format::f32()));
+    pool.reserve_scratch(plan.worker_scratch);
+    pool.run(*product, &a, plan, shared.mutable_data());
+  }
+  return ok_status();
 }
 
 void InputStatistics::finish() {

@@ -14,8 +14,9 @@ namespace oar {
 class InputStatistics {
  public:
   explicit InputStatistics(int64_t cols);
-  // Rows (count, cols) of activations; sums spread over the pool, the same for any number of threads.
-  void add(std::span<const float> rows, ThreadPool& pool);
+  // Rows (count, cols) of activations, twice whose size is allocated for the call; sums are spread over the
+  // pool and the same for any number of threads.
+  Status add(std::span<const float> rows, ThreadPool& pool);
 
   int64_t cols() const { return cols_; }
   int64_t samples() const { return samples_; }

@@ -345,9 +345,11 @@ Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
   std::vector<float> stream;
   for (size_t w = 0; w < windows.size(); ++w) {
     stream = hidden[w];
+    Status added;
     OAR_RETURN_IF_ERROR(runner->run(windows[w], stream, [&](size_t k, std::span<const float> rows) {
-      if (wanted[k]) statistics[k].add(rows, pool());
+      if (wanted[k] && added.ok()) added = statistics[k].add(rows, pool());
     }));
+    OAR_RETURN_IF_ERROR(added);
     OAR_RETURN_IF_ERROR(cancelled_if_asked());
   }
   runner.reset();  // a rotated layer in f32, which the factors need the room of

@@ -2,17 +2,27 @@
 
 #include <vector>
 
+#include "quant/calibrate/for_each_isa.h"
+
 namespace oar::calibrate {
 namespace {
 
-// to += factor * from
-void accumulate(float* __restrict to, const float* __restrict from, float factor, size_t n) {
+// to += factor * from, n numbers that do not overlap.
+struct Scaled {
+  float* to;
+  const float* from;
+  float factor;
+  size_t n;
+};
+OAR_BODY void accumulate_body(const Scaled& a) {
+  using Floats [[gnu::vector_size(64), gnu::aligned(4), gnu::may_alias]] = float;
   size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (size_t l = 0; l < 16; ++l) to[i + l] += factor * from[i + l];
+  for (; i + 16 <= a.n; i += 16) {
+    *reinterpret_cast<Floats*>(a.to + i) += a.factor * *reinterpret_cast<const Floats*>(a.from + i);
   }
-  for (; i < n; ++i) to[i] += factor * from[i];
+  for (; i < a.n; ++i) a.to[i] += a.factor * a.from[i];
 }
+OAR_FOR_EACH_ISA(accumulate, accumulate_body, const Scaled)
 
 }  // namespace
 
@@ -31,7 +41,9 @@ void descend_rows(std::span<const float> rows, int64_t count, const GridSpec& sp
   // A row of H is read once for all rows of W.
   for (size_t k = 0; k < n; ++k) {
     for (size_t r = 0; r < total; ++r) {
-      if (lost[r * n + k] != 0) accumulate(pull.data() + r * n, hessian.data() + k * n, lost[r * n + k], n);
+      if (lost[r * n + k] != 0) {
+        accumulate({pull.data() + r * n, hessian.data() + k * n, lost[r * n + k], n});
+      }
     }
   }
   for (size_t r = 0; r < total; ++r) {
@@ -51,7 +63,7 @@ void descend_rows(std::span<const float> rows, int64_t count, const GridSpec& sp
         const float step = s * (static_cast<float>(level) - z) - q;
         stored = static_cast<int8_t>(level);
         d[j] -= step;
-        accumulate(p, hessian.data() + j * n, -step, n);
+        accumulate({p, hessian.data() + j * n, -step, n});
         changed = true;
       }
     }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "quant/calibrate/for_each_isa.h"
+
 namespace oar::calibrate {
 namespace {
 
@@ -12,29 +14,61 @@ constexpr int64_t kBlock = 32;
 constexpr int64_t kChunk = 512;  // columns: 32 rows of them stay in the second-level cache
 
 // out[r] = the inner product of a[lo, hi) and b[r][lo, hi).
+struct Dots {
+  const double* a;
+  const double* const* b;
+  int64_t lo, hi;
+  double* out;
+};
 template <int R>
-void dots(const double* a, const double* const* b, int64_t lo, int64_t hi, double* out) {
-  double sum[R][4] = {};
-  int64_t k = lo;
-  for (; k + 4 <= hi; k += 4) {
-    for (int r = 0; r < R; ++r) {
-      for (int l = 0; l < 4; ++l) sum[r][l] += a[k + l] * b[r][k + l];
-    }
+OAR_BODY void dots_body(const Dots& d) {
+  using Doubles [[gnu::vector_size(32), gnu::aligned(8), gnu::may_alias]] = double;
+  Doubles sum[R] = {};
+  int64_t k = d.lo;
+  for (; k + 4 <= d.hi; k += 4) {
+    const Doubles a = *reinterpret_cast<const Doubles*>(d.a + k);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) sum[r] += a * *reinterpret_cast<const Doubles*>(d.b[r] + k);
   }
-  for (; k < hi; ++k) {
-    for (int r = 0; r < R; ++r) sum[r][0] += a[k] * b[r][k];
+  for (; k < d.hi; ++k) {
+    for (int r = 0; r < R; ++r) sum[r][0] += d.a[k] * d.b[r][k];
   }
-  for (int r = 0; r < R; ++r) out[r] = (sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3]);
+  for (int r = 0; r < R; ++r) d.out[r] = (sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3]);
 }
+OAR_FOR_EACH_ISA(one_dot, dots_body<1>, const Dots)
+OAR_FOR_EACH_ISA(four_dots, dots_body<4>, const Dots)
 
 // to += factor * from, n numbers that do not overlap.
-void add_scaled(double* __restrict to, const double* __restrict from, double factor, int64_t n) {
+struct Scaled {
+  double* to;
+  const double* from;
+  double factor;
+  int64_t n;
+};
+OAR_BODY void add_scaled_body(const Scaled& a) {
+  using Doubles [[gnu::vector_size(64), gnu::aligned(8), gnu::may_alias]] = double;
   int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    for (int l = 0; l < 4; ++l) to[i + l] += factor * from[i + l];
+  for (; i + 8 <= a.n; i += 8) {
+    *reinterpret_cast<Doubles*>(a.to + i) += a.factor * *reinterpret_cast<const Doubles*>(a.from + i);
   }
-  for (; i < n; ++i) to[i] += factor * from[i];
+  for (; i < a.n; ++i) a.to[i] += a.factor * a.from[i];
 }
+OAR_FOR_EACH_ISA(add_scaled, add_scaled_body, const Scaled)
+
+// Errors of kLanes rows of weights, made up for in the n columns to come: w (columns, kLanes), factors of a
+// row of U.
+constexpr size_t kLanes = 16;  // side by side, so that a row of U is read once for all of them
+struct Feedback {
+  float* w;
+  const float *factors, *error;
+  size_t n;
+};
+OAR_BODY void feed_back_body(const Feedback& f) {
+  using Lanes [[gnu::vector_size(4 * kLanes), gnu::aligned(4), gnu::may_alias]] = float;
+  const Lanes error = *reinterpret_cast<const Lanes*>(f.error);
+  for (size_t k = 0; k < f.n; ++k) *reinterpret_cast<Lanes*>(f.w + k * kLanes) -= error * f.factors[k];
+}
+OAR_FOR_EACH_ISA(feed_back, feed_back_body, const Feedback)
 
 // H = M M^T with M upper triangular, in place (`h`: a packed triangle), a block of columns after the other
 // from the last to the first; every inner product runs along two rows. Then H^-1 = U^T U with U = M^-1. False
@@ -52,9 +86,9 @@ bool factor_upper(std::vector<double>& h, int64_t n, const Parallel& parallel) {
         const int64_t count = std::min<int64_t>(4, j1 - j);
         for (int64_t r = 0; r < count; ++r) right[r] = row(j + r);
         if (count == 4) {
-          dots<4>(left, right, j1, n, sum);
+          four_dots({left, right, j1, n, sum});
         } else {
-          for (int64_t r = 0; r < count; ++r) dots<1>(left, right + r, j1, n, sum + r);
+          for (int64_t r = 0; r < count; ++r) one_dot({left, right + r, j1, n, sum + r});
         }
         for (int64_t r = 0; r < count; ++r) left[j + r] -= sum[r];
         j += count;
@@ -105,7 +139,7 @@ void invert_upper(std::vector<double>& m, int64_t n, const Parallel& parallel) {
         const auto add = [&](int64_t i, int64_t k) {
           const int64_t c = std::max(k, c0);
           if (const double factor = old_row(i)[k]; factor != 0)
-            add_scaled(row(i) + c, row(k) + c, factor, c1 - c);
+            add_scaled({row(i) + c, row(k) + c, factor, c1 - c});
         };
         for (int64_t k = i1; k < c1; ++k) {
           for (int64_t i = i0; i < i1; ++i) add(i, k);
@@ -166,7 +200,6 @@ bool gptq_factor(std::span<const float> hessian, int64_t size, const GptqOptions
 
 void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec, std::span<const float> scale,
                std::span<const float> zero, const GptqFactor& factor, std::span<int8_t> levels) {
-  constexpr size_t kLanes = 16;  // rows side by side, so that a row of U is read once for all of them
   const auto n = static_cast<size_t>(factor.size), total = static_cast<size_t>(count);
   const auto groups = static_cast<size_t>(spec.groups(factor.size));
   const auto width = static_cast<size_t>(spec.columns(factor.size));
@@ -189,25 +222,7 @@ void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec,
         levels[(first + r) * n + column] = static_cast<int8_t>(level);
         error[r] = (x - scale[g] * (static_cast<float>(level) - zero[g])) / u[j];
       }
-      for (size_t k = j + 1; k < n; ++k) {
-        const float factor_k = u[k];
-        float* later = w.data() + k * kLanes;
-        for (size_t r = 0; r < kLanes; ++r) later[r] -= error[r] * factor_k;
-      }
-    }
-  }
-}
-
-void add_outer_products(std::span<const float> samples, int64_t size, int64_t first, int64_t last,
-                        std::span<float> hessian) {
-  const auto n = static_cast<size_t>(size), count = samples.size() / n;
-  for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
-    float* h = hessian.data() + i * n;
-    for (size_t t = 0; t < count; ++t) {
-      const float* x = samples.data() + t * n;
-      const float factor = x[i];
-      if (factor == 0) continue;
-      for (size_t j = i; j < n; ++j) h[j] += factor * x[j];
+      feed_back({w.data() + (j + 1) * kLanes, u + j + 1, error, n - j - 1});
     }
   }
 }

@@ -53,11 +53,6 @@ bool gptq_factor(std::span<const float> hessian, int64_t size, const GptqOptions
 void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec, std::span<const float> scale,
                std::span<const float> zero, const GptqFactor& factor, std::span<int8_t> levels);
 
-// hessian += X^T X for rows (samples, size) of inputs: rows [first, last) of the upper triangle, so that
-// callers may spread them over threads.
-void add_outer_products(std::span<const float> samples, int64_t size, int64_t first, int64_t last,
-                        std::span<float> hessian);
-
 // sum over rows of d H d^T: the squared output error that a weight error d (count rows) makes on the samples
 // of H.
 double output_error(std::span<const float> difference, int64_t count, std::span<const float> hessian,

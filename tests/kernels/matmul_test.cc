@@ -258,9 +258,10 @@ TEST_CASE("matmul: segments, bias and residual, also in place") {
 }
 
 TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the chunks or the workers") {
-  Sample sample(11);
+  Sample kernels(3), sample;
   for_each_kernel([&](Format format, Isa isa) {
     for (int64_t K : {256, 1280}) {
+      if (!kernels.take()) continue;
       const int64_t most = 70;
       Problem all(format, isa, {most, K, {83}}, Values::kNormal, true, false);
       run_in_steps(*all.kernel, &all.args, 1, false);

@@ -170,10 +170,11 @@ TEST_CASE("the factor of the inverse, over several blocks and any split of the w
     std::normal_distribution<float> normal;
     std::vector<float> samples(static_cast<size_t>(3 * n * n)), hessian(static_cast<size_t>(n * n));
     for (float& x : samples) x = normal(rng);
-    add_outer_products(samples, n, 0, n, hessian);
     const auto at = [n](int64_t i, int64_t j) { return static_cast<size_t>(i * n + j); };
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < i; ++j) hessian[at(i, j)] = hessian[at(j, i)];
+    for (int64_t t = 0; t < 3 * n; ++t) {
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < n; ++j) hessian[at(i, j)] += samples[at(t, i)] * samples[at(t, j)];
+      }
     }
     GptqFactor factor, split;
     REQUIRE(gptq_factor(hessian, n, {}, factor));
