@@ -61,7 +61,7 @@ Result<int64_t> integer(const json::object& o, std::initializer_list<const char*
 class Writer {
  public:
   Writer(Graph& graph, const Checkpoint& checkpoint, const EncoderConfig& config, const Family& family)
-      : graph_(graph), checkpoint_(checkpoint), c_(config), family_(family) {
+      : graph_(graph), checkpoint_(checkpoint), c_(config) {
     const std::string probe = "embeddings.word_embeddings.weight";
     prefix_ = checkpoint.tensors.count(family.prefix + probe) > 0 ? family.prefix : "";
   }
@@ -168,7 +168,6 @@ class Writer {
   Graph& graph_;
   const Checkpoint& checkpoint_;
   const EncoderConfig& c_;
-  const Family& family_;
   std::string prefix_, scope_;
   Status status_;
 };

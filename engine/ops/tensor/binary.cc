@@ -104,11 +104,16 @@ constexpr auto kInteger = [](DType t, auto&& f) { return dispatch_integer(t, f);
 template <class C>
 constexpr bool kInt = std::is_integral_v<C>;
 
+// f(a, b), or f(b, a), or not: three functions serve six comparisons, each of them for every dtype.
+struct Turned {
+  bool exchanged = false, inverted = false;
+};
 template <class F>
-Status compare(EvalContext& ctx, F&& f) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+Status compare(EvalContext& ctx, F&& f, Turned turned = {}) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.tensor(1));
   OAR_RETURN_IF_ERROR(check_same_dtype(x, y));
+  if (turned.exchanged) std::swap(x, y);
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
   OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), DType::kBool));
   auto run = [&](auto tag) {
@@ -119,28 +124,32 @@ Status compare(EvalContext& ctx, F&& f) {
   };
   if (dtype_of(x) == DType::kString) run(TypeTag<std::string>{});
   else if (!dispatch_number(dtype_of(x), run)) return bad_dtype(x);
+  if (turned.inverted) {
+    uint8_t* bytes = mutable_elements<uint8_t>(out);
+    for (int64_t k = 0; k < out.numel(); ++k) bytes[k] ^= 1;
+  }
   ctx.set(0, std::move(out));
   return ok_status();
 }
 
-Status equal(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a == b; });
+Status equals(EvalContext& c, Turned turned) {
+  return compare(
+      c, [](const auto& a, const auto& b) { return a == b; }, turned);
 }
-Status not_equal(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a != b; });
+Status precedes(EvalContext& c, Turned turned) {
+  return compare(
+      c, [](const auto& a, const auto& b) { return a < b; }, turned);
 }
-Status greater(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a > b; });
+Status precedes_or_equals(EvalContext& c, Turned turned) {
+  return compare(
+      c, [](const auto& a, const auto& b) { return a <= b; }, turned);
 }
-Status greater_equal(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a >= b; });
-}
-Status less(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a < b; });
-}
-Status less_equal(EvalContext& c) {
-  return compare(c, [](const auto& a, const auto& b) { return a <= b; });
-}
+Status equal(EvalContext& c) { return equals(c, {}); }
+Status not_equal(EvalContext& c) { return equals(c, {.inverted = true}); }
+Status less(EvalContext& c) { return precedes(c, {}); }
+Status greater(EvalContext& c) { return precedes(c, {.exchanged = true}); }
+Status less_equal(EvalContext& c) { return precedes_or_equals(c, {}); }
+Status greater_equal(EvalContext& c) { return precedes_or_equals(c, {.exchanged = true}); }
 
 template <class F>
 Status logical(EvalContext& ctx, F&& f) {

@@ -71,9 +71,16 @@ void for_each_result(const EvalContext& ctx, const Tensor& x, const Axes& a, F&&
   });
 }
 
-// Sum of g(x) over the axes, then h(sum, count).
-template <class G, class H>
-Status reduce_with(EvalContext& ctx, G&& g, H&& h) {
+// What becomes of a sum, of as many elements. Called by pointer, for once in a result: what adds up is
+// compiled for every dtype.
+struct Finish {
+  int64_t (*integer)(int64_t sum, double count);
+  double (*real)(double sum, double count);
+};
+
+// Sum of g(x) over the axes, finished.
+template <class G>
+Status sum_with(EvalContext& ctx, G&& g, const Finish& finish) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
   OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
@@ -90,11 +97,11 @@ Status reduce_with(EvalContext& ctx, G&& g, H&& h) {
             walk([&](int64_t at) {
               sum += static_cast<uint64_t>(static_cast<int64_t>(g(static_cast<int64_t>(in[at]))));
             });
-            out[o] = static_cast<T>(h(static_cast<int64_t>(sum), count));
+            out[o] = static_cast<T>(finish.integer(static_cast<int64_t>(sum), count));
           } else {
             double sum = 0;
             walk([&](int64_t at) { sum += g(static_cast<double>(Element<T>::load(in[at]))); });
-            out[o] = Element<T>::store(static_cast<C>(h(sum, count)));
+            out[o] = Element<T>::store(static_cast<C>(finish.real(sum, count)));
           }
         });
       })) {
@@ -104,7 +111,7 @@ Status reduce_with(EvalContext& ctx, G&& g, H&& h) {
   return ok_status();
 }
 
-constexpr auto kSame = [](auto v, double) { return v; };
+constexpr Finish kSame = {[](int64_t v, double) { return v; }, [](double v, double) { return v; }};
 constexpr auto kItself = [](auto v) { return v; };
 
 int64_t wrap_mul(int64_t a, int64_t b) {
@@ -120,18 +127,17 @@ constexpr auto kAbs = [](auto v) {
   else return std::abs(v);
 };
 
-Status reduce_l1(EvalContext& c) { return reduce_with(c, kAbs, kSame); }
-Status reduce_sum_square(EvalContext& c) { return reduce_with(c, kSquare, kSame); }
+Status reduce_l1(EvalContext& c) { return sum_with(c, kAbs, kSame); }
+Status reduce_sum_square(EvalContext& c) { return sum_with(c, kSquare, kSame); }
 Status reduce_l2(EvalContext& c) {
-  return reduce_with(
-      c, kSquare, [](auto v, double) { return static_cast<decltype(v)>(std::sqrt(static_cast<double>(v))); });
+  return sum_with(c, kSquare,
+                  {[](int64_t v, double) { return static_cast<int64_t>(std::sqrt(static_cast<double>(v))); },
+                   [](double v, double) { return std::sqrt(v); }});
 }
 Status reduce_log_sum(EvalContext& c) {
-  return reduce_with(c, kItself, [](auto v, double) {
-    using C = decltype(v);
-    if constexpr (std::is_integral_v<C>) return saturate_cast<C>(std::log(static_cast<double>(v)));
-    else return std::log(v);
-  });
+  return sum_with(c, kItself,
+                  {[](int64_t v, double) { return saturate_cast<int64_t>(std::log(static_cast<double>(v))); },
+                   [](double v, double) { return std::log(v); }});
 }
 
 template <bool kMax>
@@ -345,12 +351,12 @@ Status hardmax(EvalContext& c) { return soft<Soft::kHard>(c); }
 
 }  // namespace
 
-Status reduce_sum(EvalContext& c) { return reduce_with(c, kItself, kSame); }
+Status reduce_sum(EvalContext& c) { return sum_with(c, kItself, kSame); }
 Status reduce_mean(EvalContext& c) {
-  return reduce_with(c, kItself, [](auto v, double count) {
-    if constexpr (std::is_integral_v<decltype(v)>) return count > 0 ? v / static_cast<int64_t>(count) : 0;
-    else return v / count;
-  });
+  return sum_with(
+      c, kItself,
+      {[](int64_t v, double count) { return count > 0 ? v / static_cast<int64_t>(count) : int64_t{0}; },
+       [](double v, double count) { return v / count; }});
 }
 Status reduce_max(EvalContext& c) { return reduce_extreme<true>(c); }
 Status softmax(EvalContext& c) { return soft<Soft::kSoftmax>(c); }
