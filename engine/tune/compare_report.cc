@@ -145,20 +145,23 @@ std::string compare_svg(const CompareReport& report) {
   const bool curves =
       !by_kv && contexts.size() == 1 &&
       std::count_if(labels.begin(), labels.end(), [](const auto& l) { return l.second > 1; }) > 1;
+  // The reference itself has no loss to draw, and its bits would stretch the axis.
   for (auto label = labels.begin(); curves && label != labels.end(); ++label) {
     PlotSeries series{label->first, {}, label->second > 1};
     for (const CompareRow& r : report.rows) {
-      if (r.label != label->first) continue;
+      if (r.label != label->first || r.mean_kld <= 0) continue;
       series.points.push_back({weights_of(r), r.bits.bits_per_weight, r.mean_kld});
     }
-    plot.series.push_back(std::move(series));
+    if (!series.points.empty()) plot.series.push_back(std::move(series));
   }
   if (curves) return svg(plot);
   for (const int64_t context : contexts) {
     PlotSeries series{cat("context ", context), {}, false};
     for (const CompareRow& r : report.rows) {
-      if (r.context != context) continue;
-      std::string label = by_kv ? r.kv : weights_of(r);
+      if (r.context != context || r.mean_kld <= 0) continue;
+      // A checkpoint with a row of its own goes by its name.
+      const bool named = labels.size() > 1 && labels.at(r.label) == contexts.size();
+      std::string label = by_kv ? r.kv : named ? r.label : weights_of(r);
       if (by_kv && rotations.size() > 1) label += " (" + r.rotate + ")";
       if (!by_kv && kv_bits.size() > 1) label += " / " + r.kv;
       series.points.push_back(

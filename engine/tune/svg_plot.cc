@@ -56,6 +56,46 @@ double nice_step(double span) {
   return power * 10;
 }
 
+struct Box {
+  double left, top, right, bottom;
+  bool meets(const Box& o) const {
+    return left < o.right && o.left < right && top < o.bottom && o.top < bottom;
+  }
+};
+
+// Where names of points go: beside, above or below them where nothing is yet, else farther off with a line to
+// the point.
+class Labels {
+ public:
+  void take(const Box& box) { taken_.push_back(box); }
+  std::string place(double x, double y, const std::string& name) {
+    constexpr double kHigh = 11, kWide = 5.8;  // of a line and, about, a character of 10 points
+    const double wide = kWide * static_cast<double>(name.size());
+    for (int away = 0; away < 12; ++away) {
+      for (const double side : {-1.0, 1.0}) {
+        const double middle = y + side * away * kHigh;
+        for (const double left : {x + 8, x - 8 - wide}) {
+          const Box box{left, middle - kHigh / 2, left + wide, middle + kHigh / 2};
+          if (!free(box)) continue;
+          take(box);
+          std::string out = text(left, middle + 3.5, name, "font-size=\"10\"");
+          if (away > 1) out += line(x, y, left > x ? left - 1 : left + wide + 1, middle, "#bbbbbb");
+          return out;
+        }
+      }
+    }
+    return "";  // the point's title has it
+  }
+
+ private:
+  bool free(const Box& box) const {
+    if (box.left < kLeft || box.right > kWidth || box.top < kTop - 10 || box.bottom > kHeight - kBottom)
+      return false;
+    return std::none_of(taken_.begin(), taken_.end(), [&](const Box& b) { return b.meets(box); });
+  }
+  std::vector<Box> taken_;
+};
+
 }  // namespace
 
 std::string svg(const Plot& plot) {
@@ -72,8 +112,7 @@ std::string svg(const Plot& plot) {
   const double margin = std::max((x_high - x_low) * 0.08, 0.1);
   const Scale x{x_low - margin, x_high + margin};
   if (y_high <= 0) y_low = 1e-6, y_high = 1;
-  const Scale y{std::floor(std::log10(y_low)),
-                std::max(std::ceil(std::log10(y_high)), std::floor(std::log10(y_low)) + 1)};
+  const Scale y{std::log10(y_low) - 0.1, std::log10(y_high) + 0.1};
   const auto px = [&](double v) { return kLeft + x.at(v) * (kWidth - kLeft - kRight); };
   const auto py = [&](double v) {
     const double exponent = v > 0 ? std::log10(v) : y.low;
@@ -88,10 +127,14 @@ std::string svg(const Plot& plot) {
   out += text(kWidth / 2, kHeight - 14, plot.x_label, "text-anchor=\"middle\"");
   out += cat("<text transform=\"translate(18 ", decimal(kHeight / 2),
              ") rotate(-90)\" text-anchor=\"middle\">", escaped(plot.y_label), "</text>\n");
-  for (double e = y.low; e <= y.high + 0.5; ++e) {
-    const double v = std::pow(10.0, e);
-    out += line(kLeft, py(v), kWidth - kRight, py(v), "#dddddd");
-    out += text(kLeft - 8, py(v) + 4, decimal(v, "%.0e"), "text-anchor=\"end\"");
+  // Powers of ten, and 2 and 5 times them where those would be few.
+  for (double e = std::floor(y.low); e <= y.high; ++e) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double v = factor * std::pow(10.0, e), at = std::log10(v);
+      if (at < y.low || at > y.high || (factor > 1 && y.high - y.low > 3)) continue;
+      out += line(kLeft, py(v), kWidth - kRight, py(v), "#dddddd");
+      out += text(kLeft - 8, py(v) + 4, decimal(v, "%.3g"), "text-anchor=\"end\"");
+    }
   }
   const double step = nice_step(x.high - x.low);
   for (double v = std::ceil(x.low / step) * step; v <= x.high; v += step) {
@@ -101,6 +144,19 @@ std::string svg(const Plot& plot) {
   out += line(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#000000");
   out += line(kLeft, kTop, kLeft, kHeight - kBottom, "#000000");
 
+  Labels labels;
+  std::string legend;
+  for (size_t k = 0; k < plot.series.size(); ++k) {
+    const double x0 = kWidth - kRight - 170, row = kTop + 16.0 * static_cast<double>(k);
+    legend += cat("<circle cx=\"", decimal(x0), "\" cy=\"", decimal(row), "\" r=\"4\" fill=\"",
+                  kColors[k % std::size(kColors)], "\"/>\n");
+    legend += text(x0 + 10, row + 4, plot.series[k].name);
+    labels.take({x0 - 6, row - 8, kWidth - kRight, row + 8});
+    for (const PlotPoint& p : plot.series[k].points) {
+      labels.take({px(p.x) - 4, py(p.y) - 4, px(p.x) + 4, py(p.y) + 4});
+    }
+  }
+  std::string points_and_names;
   for (size_t k = 0; k < plot.series.size(); ++k) {
     const char* color = kColors[k % std::size(kColors)];
     std::vector<PlotPoint> points = plot.series[k].points;
@@ -112,16 +168,13 @@ std::string svg(const Plot& plot) {
       out += cat("<polyline points=\"", path, "\" fill=\"none\" stroke=\"", color, "\"/>\n");
     }
     for (const PlotPoint& p : points) {
-      out += cat("<circle cx=\"", decimal(px(p.x)), "\" cy=\"", decimal(py(p.y)), "\" r=\"4\" fill=\"", color,
-                 "\"><title>", escaped(p.label), ": ", decimal(p.x, "%.4g"), ", ", decimal(p.y, "%.4g"),
-                 "</title></circle>\n");
-      out += text(px(p.x) + 6, py(p.y) - 6, p.label, "font-size=\"10\"");
+      points_and_names += labels.place(px(p.x), py(p.y), p.label);
+      points_and_names += cat("<circle cx=\"", decimal(px(p.x)), "\" cy=\"", decimal(py(p.y)),
+                              "\" r=\"4\" fill=\"", color, "\"><title>", escaped(p.label), ": ",
+                              decimal(p.x, "%.4g"), ", ", decimal(p.y, "%.4g"), "</title></circle>\n");
     }
-    const double row = kTop + 16.0 * static_cast<double>(k);
-    out += cat("<circle cx=\"", decimal(kWidth - kRight - 170), "\" cy=\"", decimal(row),
-               "\" r=\"4\" fill=\"", color, "\"/>\n");
-    out += text(kWidth - kRight - 160, row + 4, plot.series[k].name);
   }
+  out += points_and_names + legend;
   return out + "</svg>\n";
 }
 

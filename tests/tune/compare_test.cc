@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <fstream>
+#include <set>
 #include <sstream>
 
+#include "engine/base/format.h"
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
@@ -165,6 +167,22 @@ TEST_CASE("checkpoints of one name are a curve, of different names points") {
     ++curves;
   CHECK(curves == 2);
   CHECK(plot.find(">gptq</text>") != std::string::npos);
+  // The reference beside itself is no point: its bits would stretch the axis.
+  report.rows.push_back(row("reference", 16, 0));
+  CHECK(compare_svg(report) == plot);
+}
+
+TEST_CASE("names of points that lie together are all there, each in a place of its own") {
+  Plot plot{.title = "", .x_label = "", .y_label = "", .series = {{"", {}, false}}};
+  for (int k = 0; k < 10; ++k) plot.series[0].points.push_back({cat("name", k), 4.5, 0.01 + 1e-5 * k});
+  const std::string drawn = svg(plot);
+  std::set<std::string> places;
+  for (int k = 0; k < 10; ++k) {
+    const size_t end = drawn.find(cat(">name", k, "</text>"));
+    REQUIRE(end != std::string::npos);
+    places.insert(drawn.substr(drawn.rfind("<text", end), end - drawn.rfind("<text", end)));
+  }
+  CHECK(places.size() == 10);
 }
 
 TEST_CASE("a plot survives odd points") {
