@@ -131,7 +131,7 @@ TEST_CASE("run memory: a plan of another run is a hint, blocks in use never over
   std::mt19937 random(6);
   RunMemory memory;
   std::shared_ptr<const BlockPlan> plan;
-  for (int run = 0; run < (oar_test::kSanitized ? 20 : 50); ++run) {
+  for (int run = 0; run < (oar_test::kSlow ? 20 : 50); ++run) {
     REQUIRE(memory.begin(plan).ok());
     struct Block {
       Buffer buffer;
@@ -264,7 +264,7 @@ void random_shapes(int rounds) {
 
 }  // namespace
 
-TEST_CASE("predictor memory: flat over random shapes") { random_shapes(oar_test::kSanitized ? 400 : 1500); }
+TEST_CASE("predictor memory: flat over random shapes") { random_shapes(oar_test::kSlow ? 400 : 1500); }
 TEST_CASE("predictor memory: flat over 100000 random shapes", "[slow][.]") { random_shapes(100000); }
 
 TEST_CASE("predictor memory: clones on threads of their own, and one handle on many, with shapes at once") {

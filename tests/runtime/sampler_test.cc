@@ -169,7 +169,7 @@ TEST_CASE("bias, penalties and bans, computed by hand", "[sampler]") {
 }
 
 TEST_CASE("every draw is the reference's draw", "[sampler]") {
-  constexpr int kSeeds = oar_test::kSanitized ? 1500 : 6000;
+  constexpr int kSeeds = oar_test::kSlow ? 1500 : 6000;
   int skipped = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto pick = [&](uint64_t n, uint64_t range) {

@@ -11,7 +11,7 @@ using namespace oar_test;
 
 namespace {
 
-constexpr uint64_t kTraces = kSanitized ? 10'000 : 100'000;  // a sanitizer makes each ten times as slow
+constexpr uint64_t kTraces = kSlow ? 10'000 : 100'000;  // a sanitizer makes each ten times as slow
 
 struct Totals {
   int64_t traces = 0, steps = 0;

@@ -38,7 +38,7 @@ struct Demo {
 
 TEST_CASE("comparing measures what the engine serves") {
   const Demo demo;
-  const std::string text = heldout(oar_test::kSanitized ? 1200 : 3000);
+  const std::string text = heldout(oar_test::kSlow ? 1200 : 3000);
   CompareOptions options;
   options.contexts = {48, 200};
   options.rows = 64;  // windows of 200 take several chunks
@@ -112,7 +112,7 @@ TEST_CASE("8-bit activations as served are those that are measured, and cost W4A
   REQUIRE(w4a8.ok());
   // Levels of 8 bits under a scale: held in f32, the weights are exactly those of the file.
   const auto report =
-      compare_models(demo.checkpoint, *demo.tokenizer, heldout(oar_test::kSanitized ? 1500 : 12000),
+      compare_models(demo.checkpoint, *demo.tokenizer, heldout(oar_test::kSlow ? 1500 : 12000),
                      {{"served", &*w4a8, "auto", "f32", "none"},
                       {"wide", &*w4a8, "f32", "f32", "none", "bf16"},
                       {"int8", &*w4a8, "f32", "f32", "none", "int8"}},

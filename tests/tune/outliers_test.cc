@@ -153,7 +153,7 @@ class Snr {
 
 TEST_CASE("outlier channels: a rotated 4-bit cache keeps 8 dB more") {
   for (const bool all : {false, true}) {
-    if (oar_test::kSanitized && !all) continue;
+    if (oar_test::kSlow && !all) continue;
     const Snr snr({.channels = true, .bias = all, .token0 = all, .spikes = all});
     const double plain = snr("int4", "none"), rotated = snr.alone("int4"), balanced = snr("int4", "auto");
     CAPTURE(all, plain, rotated, balanced);
@@ -169,7 +169,7 @@ TEST_CASE("a bias of the keys: page means keep 8 dB more again") {
   CHECK(mean >= rotated + 8);
   CHECK(balanced >= rotated + 3);  // a scale does what it can without means
   CHECK(mean >= balanced + 2);
-  if (oar_test::kSanitized) return;
+  if (oar_test::kSlow) return;
   // Where there is no bias they cost what keys lose by levels that lie evenly around zero: the farther end of
   // 64 Gaussian values asks for a step 0.9 dB larger than their range does. Values lose nothing.
   const Snr none({});
@@ -181,7 +181,7 @@ TEST_CASE("outlier channels: balanced before they are rotated, k4v3 beats a stat
   const double ours = snr("k4v3", "auto"), paddle = snr("paddle-c4", "none");
   CAPTURE(ours, paddle);
   CHECK(ours > paddle);
-  if (oar_test::kSanitized) return;
+  if (oar_test::kSlow) return;
   // The imbalance is all in the weights, so that it costs next to nothing.
   CHECK(ours > none("k4v3", "auto") - 0.5);
   CHECK(snr("int4", "auto") > none("int4", "auto") - 0.5);

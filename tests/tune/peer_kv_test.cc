@@ -90,8 +90,8 @@ TEST_CASE("our tiers lose less than other engines' at equal or fewer bits") {
   for (const std::string& name : peer_kv_names()) cases.push_back({"demo", &checkpoint, "auto", name});
   CompareOptions options;
   options.contexts = {256};
-  const auto report = compare_models(
-      checkpoint, *tokenizer, text.str().substr(0, oar_test::kSanitized ? 1500 : 3000), cases, options);
+  const auto report = compare_models(checkpoint, *tokenizer,
+                                     text.str().substr(0, oar_test::kSlow ? 1500 : 3000), cases, options);
   REQUIRE(report.ok());
   const auto row = [&](const std::string& kv) {
     for (const CompareRow& r : report->rows) {

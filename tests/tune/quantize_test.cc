@@ -106,7 +106,7 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
   const Checkpoint demo = oar_test::shallow_demo();
   const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
   for (const std::string method : {"hqq", "gptq", "smoothquant"}) {
-    if (oar_test::kSanitized && method != "gptq") continue;  // the one that keeps most between its stages
+    if (oar_test::kSlow && method != "gptq") continue;  // the one that keeps most between its stages
     INFO(method);
     QuantizeOptions o;
     o.method = method;
@@ -139,7 +139,7 @@ TEST_CASE("a rotated folder computes the same model") {
   const Checkpoint demo = oar_test::shallow_demo();
   const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
   for (const std::string method : {"rtn", "gptq"}) {
-    if (oar_test::kSanitized && method != "gptq") continue;
+    if (oar_test::kSlow && method != "gptq") continue;
     INFO(method);
     QuantizeOptions o;
     o.method = method;
@@ -418,13 +418,13 @@ TEST_CASE("weights quantized at load are kept and mapped") {
 
 TEST_CASE("rotated and quantized at load: weights are rounded once") {
   const Folder folder;
-  const Checkpoint demo = oar_test::kSanitized ? oar_test::shallow_demo() : load(kDemo);
+  const Checkpoint demo = oar_test::kSlow ? oar_test::shallow_demo() : load(kDemo);
   const auto tokenizer = make_tokenizer(demo.tokenizer, 2048).value();
   CompareOptions compare;
   compare.contexts = {128};
   compare.model.cache_dir = folder / "cache";
   const auto table = compare_models(
-      demo, *tokenizer, heldout().substr(0, oar_test::kSanitized ? 1500 : 4000),
+      demo, *tokenizer, heldout().substr(0, oar_test::kSlow ? 1500 : 4000),
       {{"plain", &demo, "int4", "f32", "none"}, {"rotated", &demo, "int4", "f32", "all"}}, compare);
   REQUIRE_OK(table);
   CHECK(table->rows[1].rotate == "r1,r2,r3,r4");

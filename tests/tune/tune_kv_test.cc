@@ -36,7 +36,7 @@ struct Demo {
 
 TuneKvOptions small() {
   TuneKvOptions o;
-  o.tokens = oar_test::kSanitized ? 192 : 384;
+  o.tokens = oar_test::kSlow ? 192 : 384;
   o.context = 192;
   o.model.threads = 2;
   return o;
