@@ -9,12 +9,15 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <span>
 #include <sstream>
 
 #include "engine/graph/passes/rotate.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/tune/calibrated_quantizer.h"
 #include "engine/tune/compare.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
@@ -59,6 +62,37 @@ std::string bytes_of(const std::string& path) {
 }
 
 }  // namespace
+
+TEST_CASE("statistics of inputs are the sums they stand for, over several blocks and calls") {
+  constexpr int64_t kCols = 301;  // more than a block of the triangle, and no multiple of a panel
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(37 * kCols);
+  for (float& v : rows) v = normal(random);
+  for (const int threads : {1, 3}) {
+    ThreadPool pool({.threads = threads});
+    InputStatistics statistics(kCols);
+    const std::span<const float> all(rows);
+    REQUIRE_OK(statistics.add(all.first(20 * kCols), pool));
+    REQUIRE_OK(statistics.add(all.subspan(20 * kCols), pool));
+    statistics.finish();
+    CHECK(statistics.samples() == 37);
+    double worst = 0;
+    for (int64_t i = 0; i < kCols; ++i) {
+      for (int64_t j = 0; j < kCols; ++j) {
+        double sum = 0;
+        for (int64_t t = 0; t < 37; ++t) {
+          sum += static_cast<double>(rows[static_cast<size_t>(t * kCols + i)]) *
+                 static_cast<double>(rows[static_cast<size_t>(t * kCols + j)]);
+        }
+        const double got = statistics.hessian()[static_cast<size_t>(i * kCols + j)];
+        worst = std::max(worst, std::abs(got - sum));
+      }
+    }
+    // 38 additions, each off by at most 2^-24 of a sum below 37 x 4 x 4.
+    CHECK(worst < 38 * 37 * 16 * 0x1p-24);
+  }
+}
 
 TEST_CASE("a quantized folder reads back, and error feedback beats rounding", "[slow][.]") {
   const Folder folder;
