@@ -4,8 +4,8 @@
 //   one token, or as many as Arch::kTokens   levels are looked up in the group's table of bytes on their way
 //                                            from memory to the dot product
 //   a few, where Int8 can (int8_amx.h)       a step of 64 k is expanded to int8.panel16 in the first-level
-//   cache
-//                                            while the step before it is multiplied
+//                                            cache while the step before it is multiplied
+//   a few, up to Arch::kRegisterTokens       a group is expanded to registers and multiplied from there
 //   any number                               panels are expanded in the worker's scratch, a piece at a time,
 //                                            and multiplied there by the core of 8-bit weights
 //
@@ -40,8 +40,8 @@ template <class Arch, class Int8>
 struct Int4Core {
   using Rows = typename Arch::Int8;  // arithmetic on kLanes outputs
   using Store = Int8Core<Rows>;
-  static constexpr int64_t kAhead = 4096;    // as in int8_core.h
-  static constexpr int64_t kPieceRows = 32;  // at least; a multiple of what the cores take at a time
+  static constexpr int64_t kAhead = 4096;                    // as in int8_core.h
+  static constexpr int64_t kPieceRows = Int8::kTileRows;     // at least, and a multiple
   static constexpr int64_t kPieceBytes = Int8::kPieceBytes;  // expanded
   static constexpr int64_t kFewTokens = 32;
   static constexpr int64_t kFewBytes = 32 << 10;  // with few tokens a piece is read back at once
@@ -69,6 +69,14 @@ struct Int4Core {
     if (p.tokens <= Arch::kTokens) return few_tokens<Arch::kTokens>(p);
     if constexpr (requires { Int8::kInPassingTokens; }) {
       if (p.tokens <= Int8::kInPassingTokens) return Int8::in_passing(p, InPassing(p));
+    } else if constexpr (requires { Arch::kRegisterTokens; }) {
+      if (p.tokens <= Arch::kRegisterTokens) {
+        for (int64_t t = 0; t < p.tokens; t += Int8Tokens::kBlock) {
+          const Int8Tokens x(p.x, p.K, p.tokens, t);
+          in_registers<Int8Tokens::kBlock>(p, x, t);
+        }
+        return;
+      }
     }
     const int64_t bytes = int4_panel_bytes(p.K);
     const int64_t step = piece_rows(p.K, p.tokens <= kFewTokens ? kFewBytes : kPieceBytes);
@@ -109,29 +117,34 @@ struct Int4Core {
     return int4_block_at(b) + kAhead < bytes ? kAhead : kAhead + (panels - 1) * bytes;
   }
 
+  // Part `part` of group g of a block: of the eight lines of int8.panel16 that it stands for, as dot() wants
+  // them if kBiased.
+  template <bool kBiased>
+  [[gnu::always_inline]] static void expand_part(const Codebook& codes, const char* block, int64_t g,
+                                                 int part, int64_t ahead, typename Arch::Bytes out[8]) {
+    const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
+    const char* m = block + kPanelLine + g * kPanelRows;
+    unrolled<4>([&](auto j) OAR_INLINE_BODY {
+      const char* at = lines + j * kPanelLine;
+      __builtin_prefetch(at + ahead, 0, 3);
+      const auto levels = Arch::load(at);
+      const auto words = Arch::table(codes, m, part, j);
+      const auto table = kBiased ? Arch::biased(words) : words;
+      out[j] = Arch::lookup(table, Arch::low(levels));
+      out[4 + j] = Arch::lookup(table, Arch::high(levels));
+    });
+    Arch::transpose(out);
+    Arch::transpose(out + 4);
+  }
+
   // Group g of a block to eight lines of int8.panel16.
   [[gnu::always_inline]] static void expand_group(const Codebook& codes, const char* block, int64_t g,
                                                   int64_t ahead, char* out) {
-    const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes;
-    const char* m = block + kPanelLine + g * kPanelRows;
     for (int part = 0; part < Arch::kParts; ++part) {
-      typename Arch::Bytes low[4], high[4];
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const char* at = lines + j * kPanelLine + part * kVectorBytes;
-        __builtin_prefetch(at + ahead, 0, 3);
-        const auto levels = Arch::load(at);
-        const auto table = Arch::table(codes, m, part, j);
-        low[j] = Arch::lookup(table, Arch::low(levels));
-        high[j] = Arch::lookup(table, Arch::high(levels));
-      }
-      Arch::transpose(low);
-      Arch::transpose(high);
-#pragma GCC unroll 4
-      for (int l = 0; l < 4; ++l) {
-        Arch::store(out + l * kPanelLine + part * kVectorBytes, low[l]);
-        Arch::store(out + (4 + l) * kPanelLine + part * kVectorBytes, high[l]);
-      }
+      typename Arch::Bytes line[8];
+      expand_part<false>(codes, block, g, part, ahead, line);
+      unrolled<8>([&](auto l)
+                      OAR_INLINE_BODY { Arch::store(out + l * kPanelLine + part * kVectorBytes, line[l]); });
     }
   }
 
@@ -211,6 +224,44 @@ struct Int4Core {
     char* buffer_;
     int64_t turn_ = 0;  // steps multiplied before this pair
   };
+
+  // Up to a block of tokens with sixteen rows at a time: a group is expanded to registers and multiplied from
+  // there. Nothing is written, the next group is expanded while this one is multiplied, and memory is read
+  // evenly.
+  template <int NT>
+  static void in_registers(const PanelTask& p, const Int8Tokens& x, int64_t t) {
+    if constexpr (NT > 1) {
+      if (x.size() < NT) return in_registers<NT - 1>(p, x, t);
+    }
+    for (int64_t row = p.row_begin; row < p.row_end; row += kPanelRows) panel_in_registers<NT>(p, x, row, t);
+  }
+
+  template <int NT>
+  [[gnu::noinline]] static void panel_in_registers(const PanelTask& p, const Int8Tokens& x, int64_t row,
+                                                   int64_t t) {
+    static_assert(Arch::kParts == 1 && Rows::kLanes == kPanelRows);
+    const Codebook codes = codebook(p);
+    const char* w = static_cast<const char*>(p.w) + row / kPanelRows * int4_panel_bytes(p.K);
+    alignas(64) float sums[NT][kPanelRows] = {};
+    for (int64_t b = 0; b < panel_blocks(p.K); ++b) {
+      const char* block = w + int4_block_at(b);
+      typename Rows::Dot dot[NT];
+      const int32_t* starts = x.starts(b);
+      unrolled<NT>([&](auto j) OAR_INLINE_BODY { dot[j] = Rows::start(Rows::kBiased ? starts[j] : 0); });
+      for (int64_t g = 0; g < int4_block_groups(p.K, b); ++g) {
+        typename Arch::Bytes line[8];
+        expand_part<true>(codes, block, g, 0, kAhead, line);
+        const int8_t* xs = x.at(0, b * (kPanelBlock / kPanelStep) + g / 2) + g % 2 * kInt4Group;
+        unrolled<8>([&](auto l) OAR_INLINE_BODY {
+          unrolled<NT>([&](auto j) OAR_INLINE_BODY {
+            dot[j] = Rows::dot(dot[j], line[l], Rows::load_x(xs + j * kPanelStep + l * 4));
+          });
+        });
+      }
+      Store::template flush<NT>(dot, sums, reinterpret_cast<const float*>(block), x.scales(b));
+    }
+    for (int j = 0; j < NT; ++j) Store::store(p, row, t + j, Rows::load(sums[j]));
+  }
 
   template <int NT>
   static void few_tokens(const PanelTask& p) {

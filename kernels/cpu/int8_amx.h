@@ -21,6 +21,7 @@ struct AmxInt8Core {
   using Vnni = Int8Core<VnniInt8Streams>;
   static constexpr int64_t kTile = 16;
   static constexpr int64_t kRows = 2 * kTile;
+  static constexpr int64_t kTileRows = kRows;
   // From here on tiles cost less than vectors, even when they are not full.
   static constexpr int64_t kTileFrom = 4;
 
@@ -48,7 +49,7 @@ struct AmxInt8Core {
   static void panel(const PanelTask& p) {
     if (p.tokens < kTileFrom) return Vnni::panel(p);
     const int64_t steps = panel_k(p.K) / kPanelStep, pairs = (p.row_end - p.row_begin + kRows - 1) / kRows;
-    Ahead ahead = next_bytes(p, (p.tokens + 2 * kTile - 1) / (2 * kTile) * pairs * steps);
+    Ahead ahead = Vnni::next_bytes(p, (p.tokens + 2 * kTile - 1) / (2 * kTile) * pairs * steps);
     int64_t first = 0, second = 0;  // as configured
     for (int64_t t = 0; t < p.tokens; t += 2 * kTile) {
       const int64_t n0 = std::min(kTile, p.tokens - t), n1 = std::min(kTile, p.tokens - t - n0);
@@ -70,42 +71,6 @@ struct AmxInt8Core {
   }
 
  private:
-  // Bytes wanted soon, fetched to the second-level cache in equal parts while the tiles work.
-  class Ahead {
-   public:
-    Ahead(const char* at, int64_t bytes, int64_t parts)
-        : at_(at), end_(at + bytes), part_((bytes / 64 + parts) / parts * 64) {}
-    void fetch() {
-      const char* stop = at_ + std::min<int64_t>(part_, end_ - at_);
-      for (; at_ < stop; at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
-    }
-
-   private:
-    const char *at_, *end_;
-    int64_t part_;
-  };
-
-  // The lines that a block of 32 rows will write, asked for while it is multiplied: a store that finds its
-  // line elsewhere would wait for it, and the next one behind it.
-  class OutLines {
-   public:
-    OutLines(const PanelTask& p, int64_t row, int64_t t, int64_t tokens)
-        : at_(p.out + t * p.ldo + row),
-          ldo_(p.ldo),
-          left_(tokens),
-          per_step_(tokens / (panel_k(p.K) / kPanelStep) + 1) {}
-    void fetch() {
-      for (int64_t i = std::min(per_step_, left_); i > 0; --i, --left_, at_ += ldo_) {
-        __builtin_prefetch(at_, 1);
-        __builtin_prefetch(at_ + kTile, 1);
-      }
-    }
-
-   private:
-    float* at_;
-    int64_t ldo_, left_, per_step_;
-  };
-
   // Pairs of panels where they lie in memory.
   class InPlace {
    public:
@@ -153,14 +118,6 @@ struct AmxInt8Core {
     }
   }
 
-  // The bytes after the chunk, unless the caller knows better.
-  static Ahead next_bytes(const PanelTask& p, int64_t parts) {
-    if (p.ahead != nullptr) return {p.ahead, p.ahead_bytes, parts};
-    const int64_t end = (p.row_end + kTile - 1) / kTile, rows = (p.row_end - p.row_begin + kTile - 1) / kTile;
-    const int64_t next = std::min(rows, (p.rows + kTile - 1) / kTile - end), bytes = panel_bytes(p.K);
-    return {static_cast<const char*>(p.w) + end * bytes, next * bytes, parts};
-  }
-
   // Tiles 0..3 receive the dots [token block][panel], 4..5 hold activations, 6..7 weights.
   static void configure(int64_t first, int64_t second) {
     const int64_t n[] = {first, std::max<int64_t>(second, 1)};
@@ -199,7 +156,7 @@ struct AmxInt8Core {
             sums.at[tb][panel]);
     };
     const int64_t blocks = panel_blocks(p.K);
-    OutLines out(p, row, t, x0.size() + (NT == 2 ? x1.size() : 0));
+    OutLines out(p, row, 2, t, x0.size() + (NT == 2 ? x1.size() : 0), panel_k(p.K) / kPanelStep);
     for (int64_t b = 0; b < blocks; ++b) {
       _tile_zero(0);
       if constexpr (NP == 2) _tile_zero(1);

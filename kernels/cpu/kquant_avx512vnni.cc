@@ -1,12 +1,13 @@
-// Super-block matmul (kquant_vnni.h) for processors with AVX-512 VNNI.
-#include "kernels/cpu/kquant_vnni.h"
+// Super-block matmul (kquant_panel.h) for processors with AVX-512 VNNI.
+#include "kernels/cpu/kquant_panel.h"
 
 namespace oar {
 
 void append_kquant_avx512vnni(KernelList& list) {
-#define OAR_FORMAT(Type, name)                                                       \
-  MatmulDriver<KVnniCore<Type>>::append(list, Format(Type::kInfo), Isa::kAvx512Vnni, \
-                                        "matmul." name ".avx512vnni", "grouped_matmul." name ".avx512vnni");
+#define OAR_FORMAT(Type, name)                                                        \
+  MatmulDriver<KPanelCore<Type>>::append(list, Format(Type::kInfo), Isa::kAvx512Vnni, \
+                                         "matmul." name ".avx512vnni",                \
+                                         "grouped_matmul." name ".avx512vnni");
   OAR_FORMAT(Q4K512, "q4_k")
   OAR_FORMAT(Q5K512, "q5_k")
   OAR_FORMAT(Q6K512, "q6_k")
