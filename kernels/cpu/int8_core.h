@@ -49,6 +49,11 @@ struct Int8Core {
   }
   static void pack(void* run, const PackTask& p) { Int8Tokens::pack(run, p); }
 
+  // What is read after this, to be fetched meanwhile.
+  struct Soon {
+    Ahead weights, tokens;
+  };
+
   // Adds the dots of a block and NT tokens to their sums. By way of memory, or g++ 12, short of registers
   // from here on, stores every dot of the tile at each step.
   template <int NT>
@@ -67,7 +72,7 @@ struct Int8Core {
   // of which is token t of the run.
   template <int NV, int NT, bool kPrefetch>
   [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, const Int8Tokens& x, int64_t t,
-                                     int64_t j0, Ahead& more) {
+                                     int64_t j0, Soon& soon) {
     const char* w[NV];  // at the panel's first byte
     for (int i = 0; i < NV; ++i) {
       w[i] = static_cast<const char*>(p.w) + (row + i * kLanes) / kPanelRows * panel_bytes(p.K);
@@ -90,7 +95,8 @@ struct Int8Core {
       const int64_t ahead = at + kAhead < panel_bytes(p.K) ? kAhead : kAhead + skip;
       for (int64_t s = 0; s < steps; ++s) {
         const int8_t* xs = x.at(j0, b * (kPanelBlock / kPanelStep) + s);
-        more.fetch();
+        soon.weights.fetch();
+        soon.tokens.fetch();
         out.fetch();
         for (int64_t l = 0; l < kStepLines; ++l) {
           typename Arch::WReg wr[NV];
@@ -134,25 +140,25 @@ struct Int8Core {
   }
 
   template <int NV, int NT, bool kPrefetch>
-  static void sweep(const PanelTask& p, const Int8Tokens& x, int64_t t, int64_t j, Ahead& more) {
+  static void sweep(const PanelTask& p, const Int8Tokens& x, int64_t t, int64_t j, Soon& soon) {
     int64_t row = p.row_begin;
     for (; row + (NV - 1) * kLanes < p.row_end; row += NV * kLanes) {
-      tile<NV, NT, kPrefetch>(p, row, x, t, j, more);
+      tile<NV, NT, kPrefetch>(p, row, x, t, j, soon);
     }
     if constexpr (NV > 1) {
-      for (; row < p.row_end; row += kLanes) tile<1, NT, kPrefetch>(p, row, x, t, j, more);
+      for (; row < p.row_end; row += kLanes) tile<1, NT, kPrefetch>(p, row, x, t, j, soon);
     }
   }
 
   // The last `left` tokens of a block, fewer than a tile: the whole of a small batch, or what is left of a
   // large one. Prefetching costs the latter little and is not worth a second copy of the code.
   template <int NT>
-  static void last_tokens(const PanelTask& p, const Int8Tokens& x, int64_t t, int64_t j, Ahead& more) {
+  static void last_tokens(const PanelTask& p, const Int8Tokens& x, int64_t t, int64_t j, Soon& soon) {
     if constexpr (NT > 0) {
       if (x.size() - j == NT) {
-        sweep<NT == 1 ? Arch::kGemvVectors : Arch::kTileVectors, NT, true>(p, x, t, j, more);
+        sweep<NT == 1 ? Arch::kGemvVectors : Arch::kTileVectors, NT, true>(p, x, t, j, soon);
       } else {
-        last_tokens<NT - 1>(p, x, t, j, more);
+        last_tokens<NT - 1>(p, x, t, j, soon);
       }
     }
   }
@@ -170,19 +176,29 @@ struct Int8Core {
   static void panel(const PanelTask& p) {
     constexpr int NT = Arch::kTileTokens, kVectors = Arch::kTileVectors * kLanes;
     static_assert(Int8Tokens::kBlock % NT == 0);
-    const int64_t tiles = (p.tokens + NT - 1) / NT * ((p.row_end - p.row_begin + kVectors - 1) / kVectors);
-    Ahead more = p.tokens > NT ? next_bytes(p, tiles * (panel_k(p.K) / kPanelStep)) : Ahead(nullptr, 0, 1);
+    const int64_t steps = panel_k(p.K) / kPanelStep,
+                  blocks = (p.tokens + Int8Tokens::kBlock - 1) / Int8Tokens::kBlock;
+    // Of a block of tokens.
+    const int64_t parts =
+        steps * (Int8Tokens::kBlock / NT) * ((p.row_end - p.row_begin + kVectors - 1) / kVectors);
+    const Ahead nothing(nullptr, 0, 1);
+    Soon soon{p.tokens > NT ? next_bytes(p, blocks * parts) : nothing, nothing};
     for (int64_t t = 0; t < p.tokens; t += Int8Tokens::kBlock) {
       const Int8Tokens x(p.x, p.K, p.tokens, t);
+      const int64_t next = t + Int8Tokens::kBlock;
+      if (next < p.tokens) {
+        const int64_t n = std::min(Int8Tokens::kBlock, p.tokens - next);
+        soon.tokens = {static_cast<const char*>(p.x) + next * x_bytes(p.K), n * x_bytes(p.K), parts};
+      }
       int64_t j = 0;
       for (; j + NT <= x.size(); j += NT) {
         if (t + j == 0) {
-          sweep<Arch::kTileVectors, NT, true>(p, x, t, j, more);
+          sweep<Arch::kTileVectors, NT, true>(p, x, t, j, soon);
         } else {
-          sweep<Arch::kTileVectors, NT, false>(p, x, t, j, more);
+          sweep<Arch::kTileVectors, NT, false>(p, x, t, j, soon);
         }
       }
-      last_tokens<NT - 1>(p, x, t, j, more);
+      last_tokens<NT - 1>(p, x, t, j, soon);
     }
   }
 };
