@@ -23,6 +23,7 @@
 #include <cstring>
 
 #include "kernels/cpu/matmul_driver.h"
+#include "kernels/cpu/unrolled.h"
 
 namespace oar {
 
@@ -33,6 +34,8 @@ struct RowDotCore {
   using Acc = typename Arch::Acc;
   static constexpr int kRows = 8;  // chunks hold whole tiles
   static constexpr int kStep = Arch::kStep;
+  // Six tokens of a piece are 24 KB.
+  static constexpr int64_t kPiece = 4096 / sizeof(X), kHeldRows = 32;
 
   static int64_t padded(int64_t K) { return (K + kStep - 1) / kStep * kStep; }
   // Elements of one packed token: rows start at multiples of 64 bytes.
@@ -54,50 +57,60 @@ struct RowDotCore {
     }
   }
 
-  // NR rows from `row` times NT tokens from `t`.
+  // Sums on their way through K, where it is taken in pieces.
+  template <int NR, int NT>
+  struct Held {
+    Acc at[NR][NT];
+  };
+
+  // NR rows from `row` times NT tokens from `t`, k_begin <= k < k_end, both multiples of kStep or K. Sums
+  // come from `held` unless k_begin is 0, and go there unless k_end is K.
   template <int NR, int NT, bool kPrefetch>
-  [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, int64_t t) {
+  [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, int64_t t, int64_t k_begin,
+                                     int64_t k_end, Held<NR, NT>* held) {
     static_assert(NR % 4 == 0);
     const W* w = static_cast<const W*>(p.w) + row * p.K;
-    const int64_t ldx = stride(p.K), K = p.K, full = K / kStep * kStep;
+    const int64_t ldx = stride(p.K), K = p.K, full = k_end / kStep * kStep;
     const X* x = static_cast<const X*>(p.x) + t * ldx;
     Acc acc[NR][NT];
-    for (auto& r : acc) {
-      for (Acc& a : r) a = Arch::zero();
-    }
-    for (int64_t k = 0; k < full; k += kStep) {
+    unrolled<NR>([&](auto i) OAR_INLINE_BODY {
+      unrolled<NT>([&](auto j) OAR_INLINE_BODY { acc[i][j] = k_begin == 0 ? Arch::zero() : held->at[i][j]; });
+    });
+    for (int64_t k = k_begin; k < full; k += kStep) {
       typename Arch::XReg xr[NT];
-#pragma GCC unroll 8
-      for (int j = 0; j < NT; ++j) xr[j] = Arch::load_x(x + j * ldx + k);
-#pragma GCC unroll 16
-      for (int i = 0; i < NR; ++i) {
+      unrolled<NT>([&](auto j) OAR_INLINE_BODY { xr[j] = Arch::load_x(x + j * ldx + k); });
+      unrolled<NR>([&](auto i) OAR_INLINE_BODY {
         const auto wr = Arch::load_w(w + i * K + k);
         // The same column of the next NR rows: the distance that needs no special case at the end of a row.
         // Past the end of the weights a prefetch does nothing.
         if constexpr (kPrefetch) __builtin_prefetch(w + (NR + i) * K + k, 0, 2);
-#pragma GCC unroll 8
-        for (int j = 0; j < NT; ++j) acc[i][j] = Arch::dot(acc[i][j], wr, xr[j]);
-      }
+        unrolled<NT>([&](auto j) OAR_INLINE_BODY { acc[i][j] = Arch::dot(acc[i][j], wr, xr[j]); });
+      });
     }
-    if (full < K) {  // the tail of each row, zero-extended so that no load passes the end of the weights
-#pragma GCC unroll 16
-      for (int i = 0; i < NR; ++i) {
+    if (full < k_end) {  // the tail of each row, zero-extended so that no load passes the end of the weights
+      unrolled<NR>([&](auto i) OAR_INLINE_BODY {
         W tail[kStep] = {};
         std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
         const auto wr = Arch::load_w(tail);
-#pragma GCC unroll 8
-        for (int j = 0; j < NT; ++j) acc[i][j] = Arch::dot(acc[i][j], wr, Arch::load_x(x + j * ldx + full));
-      }
+        unrolled<NT>([&](auto j) OAR_INLINE_BODY {
+          acc[i][j] = Arch::dot(acc[i][j], wr, Arch::load_x(x + j * ldx + full));
+        });
+      });
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < NT; ++j) {
-#pragma GCC unroll 4
-      for (int i = 0; i < NR; i += 4) {
+    if (k_end < K) {
+      unrolled<NR>([&](auto i) OAR_INLINE_BODY {
+        unrolled<NT>([&](auto j) OAR_INLINE_BODY { held->at[i][j] = acc[i][j]; });
+      });
+      return;
+    }
+    unrolled<NT>([&](auto j) OAR_INLINE_BODY {
+      unrolled<NR / 4>([&](auto four) OAR_INLINE_BODY {
+        constexpr int i = 4 * four;
         alignas(16) float sums[4];
         Arch::reduce4(acc[i][j], acc[i + 1][j], acc[i + 2][j], acc[i + 3][j], sums);
         store(p, row + i, t + j, sums, 4);
-      }
-    }
+      });
+    });
   }
 
   static void store(const PanelTask& p, int64_t row, int64_t t, const float* sums, int n) {
@@ -132,13 +145,25 @@ struct RowDotCore {
     }
   }
 
-  // All rows of the panel against NT tokens.
+  // All rows of the panel against NT tokens. Of a long K a piece at a time, so that the tokens' part of it
+  // stays in the first-level cache while kHeldRows rows pass; sums are the same.
   template <int NR, int NT, bool kPrefetch>
   static void sweep(const PanelTask& p, int64_t t) {
     int64_t row = p.row_begin;
-    for (; row + NR <= p.row_end; row += NR) tile<NR, NT, kPrefetch>(p, row, t);
+    if (NT > 1 && p.K > kPiece) {
+      Held<NR, NT> held[kHeldRows / NR];
+      for (int64_t end; row + NR <= p.row_end; row = end) {
+        end = row + std::min(kHeldRows, (p.row_end - row) / NR * NR);
+        for (int64_t k = 0; k < p.K; k += kPiece) {
+          for (int64_t r = row; r < end; r += NR) {
+            tile<NR, NT, kPrefetch>(p, r, t, k, std::min(p.K, k + kPiece), held + (r - row) / NR);
+          }
+        }
+      }
+    }
+    for (; row + NR <= p.row_end; row += NR) tile<NR, NT, kPrefetch>(p, row, t, 0, p.K, nullptr);
     if constexpr (NR > 4) {
-      for (; row + 4 <= p.row_end; row += 4) tile<4, NT, kPrefetch>(p, row, t);
+      for (; row + 4 <= p.row_end; row += 4) tile<4, NT, kPrefetch>(p, row, t, 0, p.K, nullptr);
     }
   }
 
