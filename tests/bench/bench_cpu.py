@@ -129,12 +129,13 @@ class Peer:
                 out[label] = {"prefill": rows[-1]["prefill"], "decode": rows[-1]["decode"]}
                 continue
             rates = {}
+            depth = ["-d", str(context)] if context else []  # an option that ik_llama.cpp does not know
             tests = [("prefill", s["prompt"], 0)] if "prefill" in s["what"] else []
             tests += [("decode", 0, s["gen"])] if "decode" in s["what"] else []
             for what, prompt, gen in tests:
                 rates[what] = read.llama_bench(run(
                     [os.path.join(self.folder, "llama-bench"), "-m", model, "-t", str(self.threads), "-p", str(prompt),
-                     "-n", str(gen), "-d", str(context), "-r", "1", "-fa", str(flash), "-o", "json"], 1800))[0]["rate"]
+                     "-n", str(gen), *depth, "-r", "1", "-fa", str(flash), "-o", "json"], 1800))[0]["rate"]
             out[label] = rates
         if streams == 1 and context == 0 and os.path.exists(os.path.join(self.folder, "llama-sweep-bench")):
             rows = read.llama_table(run(
