@@ -26,12 +26,13 @@ struct KPanelShape {
   static constexpr bool kMins = kMinsOf;
   static constexpr int kLines = static_cast<int>(kSuperBlock) / 4;
   static constexpr int kGroupLines = kLines / kGroups;
+  static constexpr int kMinPairs = kMins ? kGroups / 2 : 1;
 
   struct alignas(64) Super {
     uint8_t lines[kLines][64];  // [16 rows][4 k] levels
     int32_t scales[kGroups][kHeadRows];
     float d[kHeadRows], dmin[kHeadRows];
-    __m512i mins[kMins ? 8 : 1];  // KHeads::pairs
+    __m512i mins[kMinPairs];  // of two groups that follow each other, 16 bits each
   };
 
   // What a tile works on. Panel i begins at panels + i * blocks.
@@ -41,6 +42,21 @@ struct KPanelShape {
     int64_t blocks, token_bytes;
     Ahead& ahead;
   };
+
+  // What the sums of a token's sixteen groups are needed as: without minima the dots' starts, one for each
+  // group; with them pairs of 16 bits, one for each of Super::mins.
+  [[gnu::always_inline]] static void token_sums(const char* group_sums, int offset,
+                                                int32_t out[kSuperGroups]) {
+    const __m256i sums = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group_sums));
+    if constexpr (!kMins) {
+      _mm512_store_si512(out, _mm512_mullo_epi32(_mm512_cvtepi16_epi32(sums), _mm512_set1_epi32(-offset)));
+    } else if constexpr (kGroups == 16) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(out), sums);
+    } else {  // of 32 k, at most 32 * 127
+      const __m256i twice = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+      _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtepi32_epi16(twice));
+    }
+  }
 
   // NP panels, whose first row is `row`, times NT tokens from t. kOffset: of the format's levels.
   template <int NP, int NT>
@@ -52,16 +68,8 @@ struct KPanelShape {
     for (int64_t b = 0; b < q.blocks; ++b) {
       q.ahead.fetch();
       out.fetch();
-      alignas(64) int32_t starts[NT][kSuperGroups];
-      if constexpr (!kMins) {
-        for (int j = 0; j < NT; ++j) {
-          const __m256i group_sums = _mm256_loadu_si256(
-              reinterpret_cast<const __m256i*>(KToken::sums(x + j * q.token_bytes, p.K, b)));
-          const __m512i start =
-              _mm512_mullo_epi32(_mm512_cvtepi16_epi32(group_sums), _mm512_set1_epi32(-offset));
-          _mm512_store_si512(starts[j], start);
-        }
-      }
+      alignas(64) int32_t starts[NT][kSuperGroups];  // with minima: pairs of sums instead
+      for (int j = 0; j < NT; ++j) token_sums(KToken::sums(x + j * q.token_bytes, p.K, b), offset, starts[j]);
       __m512i S[NP][NT];
       unrolled<NP>([&](auto i) OAR_INLINE_BODY {
         unrolled<NT>([&](auto j) OAR_INLINE_BODY { S[i][j] = _mm512_setzero_si512(); });
@@ -99,24 +107,20 @@ struct KPanelShape {
         unrolled<NT>([&](auto j) OAR_INLINE_BODY { done[i][j] = S[i][j]; });
       });
       asm volatile("" : : "r"(&done) : "memory");
-      for (int i = 0; i < NP; ++i) {
-        const Super& w = panel[i * q.blocks + b];
-        for (int j = 0; j < NT; ++j) {
-          const char* token = x + j * q.token_bytes;
+      for (int j = 0; j < NT; ++j) {
+        const __m512 scale_x = _mm512_set1_ps(KToken::scale(x + j * q.token_bytes, p.K, b));
+        unrolled<NP>([&](auto i) OAR_INLINE_BODY {
+          const Super& w = panel[i * q.blocks + b];
           __m512i M = _mm512_setzero_si512();
           if constexpr (kMins) {
-            const char* group_sums = KToken::sums(token, p.K, b);
-            for (int g = 0; g < 8; ++g) {
-              int32_t two;
-              std::memcpy(&two, group_sums + 4 * g, 4);
-              M = _mm512_dpwssd_epi32(M, w.mins[g], _mm512_set1_epi32(two));
-            }
+            unrolled<kMinPairs>([&](auto g) OAR_INLINE_BODY {
+              M = _mm512_dpwssd_epi32(M, w.mins[g], _mm512_set1_epi32(starts[j][g]));
+            });
           }
-          const __m512 sum =
-              add_super<KPanelShape>(_mm512_load_ps(sums[i][j]), _mm512_load_ps(w.d), _mm512_load_ps(w.dmin),
-                                     done[i][j], M, _mm512_set1_ps(KToken::scale(token, p.K, b)));
+          const __m512 sum = add_super<KPanelShape>(_mm512_load_ps(sums[i][j]), _mm512_load_ps(w.d),
+                                                    _mm512_load_ps(w.dmin), done[i][j], M, scale_x);
           _mm512_store_ps(sums[i][j], sum);
-        }
+        });
       }
     }
     for (int i = 0; i < NP; ++i) {
@@ -160,7 +164,7 @@ struct KPanelCore {
       std::is_same_v<decltype(F::scales(std::declval<const Block&>())), int64_t>;
   using Shape = KPanelShape<kEightScales ? 8 : 16, F::kMins>;
   using Super = typename Shape::Super;
-  static constexpr int64_t kFromTokens = 5;
+  static constexpr int64_t kFromTokens = 7;
   static constexpr int64_t kRows = 2 * kHeadRows;
   static constexpr int64_t kPieceBytes = 384 << 10;  // of panels, which stay in the second-level cache
 
@@ -247,7 +251,11 @@ struct KPanelCore {
       _mm512_store_ps(to->d, h.d);
       if constexpr (F::kMins) {
         _mm512_store_ps(to->dmin, h.dmin);
-        unrolled<8>([&](auto j) OAR_INLINE_BODY { to->mins[j] = h.pairs[j]; });
+        // Where groups have 32 k, the pair of group 2 j holds the same number twice.
+        unrolled<Shape::kMinPairs>([&](auto j) OAR_INLINE_BODY {
+          to->mins[j] = kEightScales ? _mm512_mask_blend_epi16(0xaaaaaaaa, h.pairs[2 * j], h.pairs[2 * j + 1])
+                                     : h.pairs[j];
+        });
       }
       for (const char*& at : rows) at += sizeof(Block);
     }

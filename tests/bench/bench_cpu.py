@@ -46,8 +46,8 @@ class Failure(Exception):
     pass
 
 
-def run(command, seconds):
-    """Standard output of a program; Failure says what it was and how it ended."""
+def run(command, seconds, stderr=False):
+    """Standard output of a program, and its errors on request; Failure says what it was and how it ended."""
     name = os.path.basename(command[0])
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
@@ -57,7 +57,7 @@ def run(command, seconds):
         raise Failure(f"{name} took more than {seconds} s: {' '.join(command[1:])}") from None
     if done.returncode != 0:
         raise Failure(f"{name} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
-    return done.stdout
+    return done.stdout + (done.stderr if stderr else "")
 
 
 def processor():
@@ -125,7 +125,7 @@ class Peer:
                 rows = read.llama_table(run(
                     [os.path.join(self.folder, "llama-batched-bench"), "-m", model, "-t", str(self.threads), "-c", str(total),
                      "-b", "2048", "-ub", "512", "-npp", str(s["prompt"]), "-ntg", str(s["gen"]), "-npl", str(streams),
-                     "-fa", ("off", "on")[flash]], 1800))
+                     "-fa", ("off", "on")[flash]], 1800, stderr=True))
                 out[label] = {"prefill": rows[-1]["prefill"], "decode": rows[-1]["decode"]}
                 continue
             rates = {}
@@ -140,7 +140,7 @@ class Peer:
         if streams == 1 and context == 0 and os.path.exists(os.path.join(self.folder, "llama-sweep-bench")):
             rows = read.llama_table(run(
                 [os.path.join(self.folder, "llama-sweep-bench"), "-m", model, "-t", str(self.threads), "-c", str(s["prompt"]),
-                 "-ub", str(s["prompt"]), "-fa"], 1800))
+                 "-ub", str(s["prompt"]), "-fa", "on"], 1800, stderr=True))  # ik_llama.cpp's tables go there
             out[f"{self.name}, sweep"] = {what: rows[0][what] for what in s["what"]}
         return out
 
