@@ -15,23 +15,31 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // Reads a piece as kStreams runs side by side, as kernels do that work on several rows: how many the memory
 // likes best differs between processors (Sapphire Rapids gives eight runs a third more than one, Zen 5 is
 // fastest with one).
+//
+// In quarters of a line, the vectors that every compilation has: word by word one core of Zen 5 got through 22 GB/s
+// of the 40 that its memory gives it.
 template <int kStreams>
 uint64_t read_piece(const std::byte* bytes) {
-  constexpr size_t kWords = 8;  // a cache line
+  using Quarter = uint64_t __attribute__((vector_size(16)));
   constexpr uint64_t kRun = kPiece / kStreams;
-  uint64_t sum[kWords] = {};
-  for (uint64_t offset = 0; offset < kRun; offset += sizeof sum) {
+  Quarter a = {}, b = {}, c = {}, d = {};
+  const auto load = [](const std::byte* at) {
+    Quarter q;
+    std::memcpy(&q, at, sizeof q);
+    return q;
+  };
+  for (uint64_t offset = 0; offset < kRun; offset += 64) {
     for (uint64_t s = 0; s < kStreams; ++s) {
-      uint64_t line[kWords];
-      std::memcpy(line, bytes + s * kRun + offset, sizeof line);
-      // The hardware prefetcher stops at 4 KiB pages.
-      __builtin_prefetch(bytes + s * kRun + offset + 4096 / kStreams);
-      for (size_t i = 0; i < kWords; ++i) sum[i] |= line[i];
+      const std::byte* at = bytes + s * kRun + offset;
+      __builtin_prefetch(at + 4096 / kStreams);  // the hardware prefetcher stops at 4 KiB pages
+      a |= load(at);
+      b |= load(at + 16);
+      c |= load(at + 32);
+      d |= load(at + 48);
     }
   }
-  uint64_t all = 0;
-  for (uint64_t s : sum) all |= s;
-  return all;
+  const Quarter all = a | b | c | d;
+  return all[0] | all[1];
 }
 
 }  // namespace
