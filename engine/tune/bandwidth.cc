@@ -16,8 +16,8 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // likes best differs between processors (Sapphire Rapids gives eight runs a third more than one, Zen 5 is
 // fastest with one).
 //
-// In quarters of a line, the vectors that every compilation has: word by word one core of Zen 5 got through 22 GB/s
-// of the 40 that its memory gives it.
+// In quarters of a line, the vectors that every compilation has: word by word one core of Zen 5 got through
+// 22 GB/s of the 40 that its memory gives it.
 template <int kStreams>
 uint64_t read_piece(const std::byte* bytes) {
   using Quarter = uint64_t __attribute__((vector_size(16)));

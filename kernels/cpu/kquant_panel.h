@@ -158,7 +158,7 @@ inline __m128i scale_bytes(__m128i sixteen) { return sixteen; }
 // F: one of the formats of kquant_avx512.h.
 template <class F>
 struct KPanelCore {
-  using Few = KVnniCore<F>;
+  using Few = KVnniCore<F, 1>;
   using Block = typename F::Block;
   static constexpr bool kEightScales =
       std::is_same_v<decltype(F::scales(std::declval<const Block&>())), int64_t>;

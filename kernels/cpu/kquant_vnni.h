@@ -48,15 +48,16 @@ inline void store_rows(const PanelTask& p, int64_t row, int64_t t, __m512 sum) {
   _mm512_mask_storeu_ps(p.out + at, mask, sum);
 }
 
-// F: one of the formats of kquant_avx512.h.
-template <class F>
+// F: one of the formats of kquant_avx512.h. kRowStreams: so many rows at once for one token. Sapphire Rapids
+// likes four, each from another page; Zen 5 reads a third more from one that is fetched twice as far ahead.
+template <class F, int64_t kRowStreams = 4>
 struct KVnniCore {
   using Block = typename F::Block;
   static constexpr int64_t kTokens = 16;                  // that share an unpacking
   static constexpr int64_t kWaiting = 4 * 4 * kHeadRows;  // bytes of a super-block and token
-  static constexpr int64_t kAhead = 2048;  // how far each run of rows is fetched before it is read
-  // One token reads so many rows at once: more than one page at a time is on its way (Sapphire Rapids).
-  static constexpr int64_t kStreams = 4;
+  static constexpr int64_t kStreams = kRowStreams;
+  // How far each run of rows is fetched before it is read.
+  static constexpr int64_t kAhead = kStreams == 1 ? 4096 : 2048;
 
   static int64_t x_bytes(int64_t K) { return KToken::bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return v.format.stride(v.K); }
