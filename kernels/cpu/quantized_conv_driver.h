@@ -123,8 +123,13 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
 }
 
 template <class Core, class T, QuantizedTail kTail = QuantizedTail::kPlain>
-void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t,
+void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0) {
+  // Copies whose address nobody has: bytes that are stored might otherwise be theirs, and each of the sixteen
+  // channels' constants would be read anew.
+  const QuantizedConvArgs a = args;
+  const QuantizedTile t = tile;
+  const float sum_inverse = lanes.sum_inverse;
   const int64_t first = panel0 * kQuantizedPanel,
                 channels = std::min(t.panels * kQuantizedPanel, a.M - first);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
@@ -139,7 +144,7 @@ void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t,
           quantized_scaled<Core, kTail>(v, lanes, c, t.acc + r * t.ldacc + c, image);
           std::memcpy(row + c, &v, sizeof v);
         }
-        quantized_activated(a, row, at, channels);
+        quantized_activated(args, row, at, channels);
         continue;
       }
     }
@@ -149,7 +154,8 @@ void quantized_finish(const QuantizedConvArgs& a, const QuantizedTile& t,
     }
     for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
       quantized_store<Core, T, kTail>(a, lanes, c, t.acc + r * t.ldacc + c, image, at + c,
-                                      static_cast<size_t>(std::min(kQuantizedPanel, channels - c)));
+                                      static_cast<size_t>(std::min(kQuantizedPanel, channels - c)),
+                                      sum_inverse);
     }
     if (std::is_same_v<T, float> && epilogue.later())
       OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at, channels);

@@ -83,7 +83,8 @@ class DepthwiseSums {
 };
 
 template <class Sums, class T, QuantizedTail kTail>
-void quantized_depthwise_rows(const QuantizedConvArgs& a, int64_t first, int64_t r0, int64_t r1) {
+void quantized_depthwise_rows(const QuantizedConvArgs& args, int64_t first, int64_t r0, int64_t r1) {
+  const QuantizedConvArgs a = args;  // as in quantized_finish()
   constexpr int64_t kChannels = DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
   const WindowShape& w = a.window;
   const int64_t channels = std::min(kChannels, a.M - first);
@@ -93,10 +94,10 @@ void quantized_depthwise_rows(const QuantizedConvArgs& a, int64_t first, int64_t
     lanes.scale[i] = a.scale ? a.scale[first + i] : 1.f;
     lanes.shift[i] = a.shift ? a.shift[first + i] : 0.f;
   }
-  lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
+  const float sum_inverse = lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
   alignas(64) int32_t sums[kChannels];
   alignas(64) float row[kChannels];
-  const Sums pixel(a, first, channels);
+  const Sums pixel(args, first, channels);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   const bool activated = sizeof(T) == 1 && kTail == QuantizedTail::kPlain && epilogue.later();
   for (int64_t r = r0; r < r1; ++r) {
@@ -111,10 +112,11 @@ void quantized_depthwise_rows(const QuantizedConvArgs& a, int64_t first, int64_t
           quantized_scaled<DepthwiseQuantizedCore, QuantizedTail::kPlain>(v, lanes, c, sums + c, {1.f, 0});
           std::memcpy(row + c, &v, sizeof v);
         } else {
-          quantized_store<DepthwiseQuantizedCore, T, kTail>(a, lanes, c, sums + c, {1.f, 0}, at + c, n);
+          quantized_store<DepthwiseQuantizedCore, T, kTail>(a, lanes, c, sums + c, {1.f, 0}, at + c, n,
+                                                            sum_inverse);
         }
       }
-      if (activated) quantized_activated(a, row, at, channels);
+      if (activated) quantized_activated(args, row, at, channels);
       if (std::is_same_v<T, float> && epilogue.later())
         OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at, channels);
     }

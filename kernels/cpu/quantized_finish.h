@@ -158,7 +158,7 @@ template <class Core, class T, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
                                                    const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
                                                    const int32_t* acc, QuantizedImage image, int64_t at,
-                                                   size_t n) {
+                                                   size_t n, [[maybe_unused]] float sum_inverse) {
   if constexpr (std::is_same_v<T, int32_t>) {
     QuantizedInts s;
     quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
@@ -177,7 +177,7 @@ template <class Core, class T, QuantizedTail kTail>
       t = t > high ? high : t;
       std::memcpy(static_cast<T*>(a.out) + at, &t, n * sizeof(T));
     } else {
-      quantized_bytes<kTail>(a, t, at, n, lanes.sum_inverse);
+      quantized_bytes<kTail>(a, t, at, n, sum_inverse);
     }
   }
 }
