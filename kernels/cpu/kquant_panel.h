@@ -5,9 +5,10 @@
 // In a panel a line of 64 bytes holds four k of the sixteen rows, so that one vpdpbusd with four activations
 // of a token, broadcast, adds four products to sixteen outputs. The dots of a group are multiplied with its
 // scales and added in integers; offsets are what the dots start from (-kOffset times the group's sum of
-// activations). So 256 k of a row and a token take 64 dots, 8 or 16 multiplications and, with minima, 8 more
-// dots of pairs: four fifths of the dot products' peak at best. KVnniCore's way, row by row from the file,
-// needs 13 instructions for each 256 products and is kept for so few tokens that expanding does not pay.
+// activations). So 256 k of a row and a token take 64 dots, 8 or 16 multiplications and, with minima, half as
+// many dots of pairs: 0.8 to 0.85 of the dot products' peak at best. KVnniCore's way, row by row from the
+// file, needs 13 instructions for each 256 products and is kept for so few tokens that expanding does not
+// pay.
 //
 // Exact integers, then add_super(): the bits of every other kernel of these formats.
 #pragma once
@@ -35,11 +36,11 @@ struct KPanelShape {
     __m512i mins[kMinPairs];  // of two groups that follow each other, 16 bits each
   };
 
-  // What a tile works on. Panel i begins at panels + i * blocks.
+  // What the tiles of a piece have in common. `offset`: the format's kOffset.
   struct Task {
     const PanelTask& p;
-    const Super* panels;
     int64_t blocks, token_bytes;
+    int offset;
     Ahead& ahead;
   };
 
@@ -58,9 +59,9 @@ struct KPanelShape {
     }
   }
 
-  // NP panels, whose first row is `row`, times NT tokens from t. kOffset: of the format's levels.
+  // NP panels, each `blocks` long, whose first row is `row`, times NT tokens from t.
   template <int NP, int NT>
-  [[gnu::noinline]] static void tile(const Task& q, const Super* panel, int64_t row, int64_t t, int offset) {
+  [[gnu::noinline]] static void tile(const Task& q, const Super* panel, int64_t row, int64_t t) {
     const PanelTask& p = q.p;
     const char* x = static_cast<const char*>(p.x) + t * q.token_bytes;
     alignas(64) float sums[NP][NT][kHeadRows] = {};
@@ -69,7 +70,8 @@ struct KPanelShape {
       q.ahead.fetch();
       out.fetch();
       alignas(64) int32_t starts[NT][kSuperGroups];  // with minima: pairs of sums instead
-      for (int j = 0; j < NT; ++j) token_sums(KToken::sums(x + j * q.token_bytes, p.K, b), offset, starts[j]);
+      for (int j = 0; j < NT; ++j)
+        token_sums(KToken::sums(x + j * q.token_bytes, p.K, b), q.offset, starts[j]);
       __m512i S[NP][NT];
       unrolled<NP>([&](auto i) OAR_INLINE_BODY {
         unrolled<NT>([&](auto j) OAR_INLINE_BODY { S[i][j] = _mm512_setzero_si512(); });
@@ -130,9 +132,9 @@ struct KPanelShape {
 
   // `tokens` from t with as many tiles of NT as fit, then with smaller ones.
   template <int NP, int NT>
-  static void sweep(const Task& q, const Super* panel, int64_t row, int64_t t, int offset) {
-    for (; t + NT <= q.p.tokens; t += NT) tile<NP, NT>(q, panel, row, t, offset);
-    if constexpr (NT > 1) sweep<NP, NT == 6 ? 4 : NT / 2>(q, panel, row, t, offset);
+  static void sweep(const Task& q, const Super* panel, int64_t row, int64_t t) {
+    for (; t + NT <= q.p.tokens; t += NT) tile<NP, NT>(q, panel, row, t);
+    if constexpr (NT > 1) sweep<NP, NT == 6 ? 4 : NT / 2>(q, panel, row, t);
   }
 };
 
@@ -200,13 +202,13 @@ struct KPanelCore {
       const int64_t next = std::min(end + step, p.rows) - end;
       Ahead ahead(reinterpret_cast<const char*>(static_cast<const Block*>(p.w) + end * blocks),
                   next * blocks * static_cast<int64_t>(sizeof(Block)), tiles * blocks);
-      const typename Shape::Task task{p, panels, blocks, x_bytes(p.K), ahead};
+      const typename Shape::Task task{p, blocks, x_bytes(p.K), F::kOffset, ahead};
       for (int64_t row = begin; row < end; row += kRows) {
         const Super* at = panels + (row - begin) / kHeadRows * blocks;
         if (row + kHeadRows < end) {
-          Shape::template sweep<2, 6>(task, at, row, 0, F::kOffset);
+          Shape::template sweep<2, 6>(task, at, row, 0);
         } else {
-          Shape::template sweep<1, 6>(task, at, row, 0, F::kOffset);
+          Shape::template sweep<1, 6>(task, at, row, 0);
         }
       }
     }
