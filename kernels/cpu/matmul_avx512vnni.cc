@@ -17,6 +17,7 @@ struct Bf16Arch {
   using XReg = __m512bh;
   using Acc = __m512;
   static constexpr int kStep = 32, kTileRows = 4, kTileTokens = 6, kGemvRows = 4;
+  static constexpr bool kOneStream = true;  // Zen 5 reads most from one
   static Acc zero() { return _mm512_setzero_ps(); }
   static __m512bh load(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
   static WReg load_w(const W* p) { return load(p); }

@@ -11,12 +11,11 @@
 //     static constexpr int kStep;    // elements of K per step
 //     static constexpr int kTileRows, kTileTokens;   // the tile for many tokens
 //     static constexpr int kGemvRows;                // rows in flight for one token
-//     static Acc zero();
-//     static WReg load_w(const W*);  static XReg load_x(const X*);   // kStep elements, any alignment (X: 64)
-//     static Acc dot(Acc, WReg, XReg);
-//     static void reduce4(Acc, Acc, Acc, Acc, float out[4]);
-//     static void pack(X* dst, const float* src, int64_t n);         // n elements, zeros up to a multiple of
-//     kStep
+//     static constexpr bool kOneStream;              // optional: rows of one token one after the other
+//     instead static Acc zero(); static WReg load_w(const W*);  static XReg load_x(const X*);   // kStep
+//     elements, any alignment (X: 64) static Acc dot(Acc, WReg, XReg); static void reduce4(Acc, Acc, Acc,
+//     Acc, float out[4]); static void pack(X* dst, const float* src, int64_t n);         // n elements, zeros
+//     up to a multiple of kStep
 //   };
 #pragma once
 
@@ -113,6 +112,30 @@ struct RowDotCore {
     });
   }
 
+  // Four rows of one token, one after the other: the same sums.
+  [[gnu::noinline]] static void four_rows(const PanelTask& p, int64_t row, int64_t t) {
+    constexpr int64_t kAhead = 4096 / sizeof(W);
+    const W* w = static_cast<const W*>(p.w) + row * p.K;
+    const X* x = static_cast<const X*>(p.x) + t * stride(p.K);
+    const int64_t K = p.K, full = K / kStep * kStep;
+    Acc acc[4];
+    unrolled<4>([&](auto i) OAR_INLINE_BODY {
+      acc[i] = Arch::zero();
+      for (int64_t k = 0; k < full; k += kStep) {
+        __builtin_prefetch(w + i * K + k + kAhead, 0, 3);
+        acc[i] = Arch::dot(acc[i], Arch::load_w(w + i * K + k), Arch::load_x(x + k));
+      }
+      if (full < K) {
+        W tail[kStep] = {};
+        std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
+        acc[i] = Arch::dot(acc[i], Arch::load_w(tail), Arch::load_x(x + full));
+      }
+    });
+    alignas(16) float sums[4];
+    Arch::reduce4(acc[0], acc[1], acc[2], acc[3], sums);
+    store(p, row, t, sums, 4);
+  }
+
   static void store(const PanelTask& p, int64_t row, int64_t t, const float* sums, int n) {
     float* out = p.out + t * p.ldo + row;
     for (int i = 0; i < n; ++i) {
@@ -150,6 +173,10 @@ struct RowDotCore {
   template <int NR, int NT, bool kPrefetch>
   static void sweep(const PanelTask& p, int64_t t) {
     int64_t row = p.row_begin;
+    if constexpr (NT == 1 && requires { Arch::kOneStream; }) {
+      for (; row + 4 <= p.row_end; row += 4) four_rows(p, row, t);
+      return;
+    }
     if (NT > 1 && p.K > kPiece) {
       Held<NR, NT> held[kHeldRows / NR];
       for (int64_t end; row + NR <= p.row_end; row = end) {
