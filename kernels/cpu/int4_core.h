@@ -226,8 +226,7 @@ struct Int4Core {
   };
 
   // Up to a block of tokens with sixteen rows at a time: a group is expanded to registers and multiplied from
-  // there. Nothing is written, the next group is expanded while this one is multiplied, and memory is read
-  // evenly.
+  // there. Nothing is written, and memory is read evenly.
   template <int NT>
   static void in_registers(const PanelTask& p, const Int8Tokens& x, int64_t t) {
     if constexpr (NT > 1) {

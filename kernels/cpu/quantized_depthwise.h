@@ -94,7 +94,7 @@ void quantized_depthwise_rows(const QuantizedConvArgs& args, int64_t first, int6
     lanes.scale[i] = a.scale ? a.scale[first + i] : 1.f;
     lanes.shift[i] = a.shift ? a.shift[first + i] : 0.f;
   }
-  const float sum_inverse = lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
+  const float sum_inverse = quantized_inverse(a.sum.sum_scale);
   alignas(64) int32_t sums[kChannels];
   alignas(64) float row[kChannels];
   const Sums pixel(args, first, channels);

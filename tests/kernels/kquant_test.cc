@@ -101,6 +101,26 @@ TEST_CASE("kquants: every instruction set gives the same bits") {
   }
 }
 
+// Kernels that expand weights do so in pieces of some hundred KB: of rows as long as these a chunk has
+// several.
+TEST_CASE("kquants: a chunk of more rows than are expanded at a time") {
+  constexpr int64_t kRows = 64 * 64 + 17, K = 32 * 256, T = 7;
+  for (const char* name : {"q4_k", "q6_k"}) {
+    const Format format = *Format::find(name);
+    Guarded<char> w(static_cast<size_t>(kRows * format.stride(K)), 2);
+    fill_random_blocks(*random_blocks(format), format.block_bytes(), w, 11);
+    Guarded<float> x(static_cast<size_t>(T * K));
+    std::ranges::copy(random_values(x.size(), Values::kNormal, 12), x.begin());
+    std::vector<float> first;
+    for (const Kernel* kernel : kernels_of(format)) {
+      const std::vector<float> out = product(*kernel, format, w, x, T, K, kRows);
+      if (first.empty()) first = out;
+      INFO(kernel->name << " " << name);
+      CHECK(std::memcmp(first.data(), out.data(), out.size() * sizeof(float)) == 0);
+    }
+  }
+}
+
 TEST_CASE("kquants: the largest levels, scales and activations do not overflow") {
   for (const char* name : kFormats) {
     const Format format = *Format::find(name);
