@@ -112,30 +112,26 @@ struct RowDotCore {
     });
   }
 
-  // A row of weights times a packed token, what follows the row in memory being fetched meanwhile: a tile's
-  // sum.
-  [[gnu::always_inline]] static Acc row_sum(const W* w, const X* x, int64_t K) {
-    constexpr int64_t kAhead = 4096 / sizeof(W);
-    const int64_t full = K / kStep * kStep;
-    Acc acc = Arch::zero();
-    for (int64_t k = 0; k < full; k += kStep) {
-      __builtin_prefetch(w + k + kAhead, 0, 3);
-      acc = Arch::dot(acc, Arch::load_w(w + k), Arch::load_x(x + k));
-    }
-    if (full < K) {
-      W tail[kStep] = {};
-      std::memcpy(tail, w + full, static_cast<size_t>(K - full) * sizeof(W));
-      acc = Arch::dot(acc, Arch::load_w(tail), Arch::load_x(x + full));
-    }
-    return acc;
-  }
-
-  // Four rows of one token, one after the other.
+  // Four rows of one token, one after the other: the same sums. Not by a function of a row shared with
+  // last_rows(): measured in turns that read 8 % less, with the same inner loop.
   [[gnu::noinline]] static void four_rows(const PanelTask& p, int64_t row, int64_t t) {
+    constexpr int64_t kAhead = 4096 / sizeof(W);
     const W* w = static_cast<const W*>(p.w) + row * p.K;
     const X* x = static_cast<const X*>(p.x) + t * stride(p.K);
+    const int64_t K = p.K, full = K / kStep * kStep;
     Acc acc[4];
-    unrolled<4>([&](auto i) OAR_INLINE_BODY { acc[i] = row_sum(w + i * p.K, x, p.K); });
+    unrolled<4>([&](auto i) OAR_INLINE_BODY {
+      acc[i] = Arch::zero();
+      for (int64_t k = 0; k < full; k += kStep) {
+        __builtin_prefetch(w + i * K + k + kAhead, 0, 3);
+        acc[i] = Arch::dot(acc[i], Arch::load_w(w + i * K + k), Arch::load_x(x + k));
+      }
+      if (full < K) {
+        W tail[kStep] = {};
+        std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
+        acc[i] = Arch::dot(acc[i], Arch::load_w(tail), Arch::load_x(x + full));
+      }
+    });
     alignas(16) float sums[4];
     Arch::reduce4(acc[0], acc[1], acc[2], acc[3], sums);
     store(p, row, t, sums, 4);
@@ -153,11 +149,20 @@ struct RowDotCore {
 
   // Fewer than four rows at the end of a segment, one at a time.
   static void last_rows(const PanelTask& p, int64_t row) {
+    const int64_t ldx = stride(p.K), full = p.K / kStep * kStep;
     for (; row < p.row_end; ++row) {
+      const W* w = static_cast<const W*>(p.w) + row * p.K;
       for (int64_t t = 0; t < p.tokens; ++t) {
-        const Acc acc = row_sum(static_cast<const W*>(p.w) + row * p.K,
-                                static_cast<const X*>(p.x) + t * stride(p.K), p.K);
-        alignas(16) float sums[4];
+        const X* x = static_cast<const X*>(p.x) + t * ldx;
+        Acc acc = Arch::zero();
+        for (int64_t k = 0; k < full; k += kStep)
+          acc = Arch::dot(acc, Arch::load_w(w + k), Arch::load_x(x + k));
+        if (full < p.K) {
+          W tail[kStep] = {};
+          std::memcpy(tail, w + full, static_cast<size_t>(p.K - full) * sizeof(W));
+          acc = Arch::dot(acc, Arch::load_w(tail), Arch::load_x(x + full));
+        }
+        float sums[4];
         Arch::reduce4(acc, Arch::zero(), Arch::zero(), Arch::zero(), sums);
         store(p, row, t, sums, 1);
       }
