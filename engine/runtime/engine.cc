@@ -12,6 +12,7 @@
 #include "engine/runtime/random.h"
 #include "engine/runtime/sampler.h"
 #include "engine/runtime/scheduler.h"
+#include "engine/runtime/step_pacer.h"
 
 namespace oar {
 namespace {
@@ -123,6 +124,7 @@ class EngineImpl final : public Engine {
 
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<Scheduler> scheduler_;
+  StepPacer pacer_;
   Sampler sampler_;
   Step step_;
   std::vector<Submission> arrived_;
@@ -207,6 +209,7 @@ void EngineImpl::main() {
       status = internal_error(cat("the warm-up request did not produce a token: ", warm_up_error_.message()));
     scheduler_->blocks().clear_cache();
     scheduler_->reset_stats();
+    pacer_ = {};  // the warm-up found everything cold
     std::fill(std::begin(finished_), std::end(finished_), 0);
     steps_ = 0;
     step_seconds_ = 0;
@@ -265,7 +268,8 @@ Status EngineImpl::step() {
   const Clock::time_point began = Clock::now();
   scheduler_->expire(began, outcomes_);
   emit();
-  if (!scheduler_->next(began, step_)) {
+  const Scheduler::Demand demand = scheduler_->demand();
+  if (!scheduler_->next(began, step_, pacer_.prompt_rows(demand.decodes, demand.prompts))) {
     publish_stats();
     return scheduler_->idle() ? ok_status() : internal_error("the scheduler has work but plans no step");
   }
@@ -277,6 +281,8 @@ Status EngineImpl::step() {
   const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
   ++steps_;
   step_seconds_ += seconds;
+  const int64_t rows = static_cast<int64_t>(step_.tokens.size());
+  pacer_.ran(rows - step_.prefill_tokens, step_.prefill_tokens, seconds);
   publish_stats();
   std::shared_ptr<const std::function<void(const StepInfo&)>> observer;
   {
@@ -284,8 +290,7 @@ Status EngineImpl::step() {
     observer = observer_;
   }
   if (observer && *observer)
-    (*observer)({static_cast<int64_t>(step_.tokens.size()), step_.prefill_tokens,
-                 static_cast<int64_t>(step_.entries.size()), seconds});
+    (*observer)({rows, step_.prefill_tokens, static_cast<int64_t>(step_.entries.size()), seconds});
   return ok_status();
 }
 

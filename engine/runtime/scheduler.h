@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -105,8 +106,15 @@ class Scheduler {
   // Ends everything.
   void cancel_all(FinishReason reason, std::vector<Outcome>& out);
 
-  // Plans a step. False when there is nothing to run now: no work, or (depth 1) all of it waits for a commit.
-  bool next(Clock::time_point now, Step& step);
+  // Plans a step, with at most `prompt_rows` rows that are not the single row of a decode; when no decode has
+  // a row, that does not count. False when there is nothing to run now: no work, or (depth 1) all of it waits
+  // for a commit.
+  bool next(Clock::time_point now, Step& step, int64_t prompt_rows = std::numeric_limits<int64_t>::max());
+  // How many sequences the next step can hold, by what they want.
+  struct Demand {
+    int64_t decodes = 0, prompts = 0;
+  };
+  Demand demand();
   // What a step's samples drew, in the order of next(): ordinarily one token each. None takes the sample
   // back: its last row runs again. Several append them all and compute those not yet computed (tokens forced
   // by a grammar). In both cases work of this sequence that is in flight behind this step is dropped.

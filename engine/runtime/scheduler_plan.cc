@@ -31,7 +31,18 @@ void Scheduler::clear(Step& step) const {
   step.prefill_tokens = 0;
 }
 
-bool Scheduler::next(Clock::time_point now, Step& step) {
+Scheduler::Demand Scheduler::demand() {
+  Demand d;
+  for (int32_t i = running_.head; i >= 0; i = sequence(i).next) {
+    const Sequence& s = sequence(i);
+    if (s.uncomputed() > 1) ++d.prompts;
+    else if (s.uncomputed() == 1 && !s.at_end()) ++d.decodes;
+  }
+  d.prompts += std::min(waiting_.size, options_.max_sequences - running_.size);
+  return d;
+}
+
+bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
   OAR_CHECK(in_flight_ <= options_.depth);
   clear(step);
   step_ = &step;
@@ -45,6 +56,7 @@ bool Scheduler::next(Clock::time_point now, Step& step) {
     Sequence& s = sequence(i);
     if (s.uncomputed() == 1 && !s.at_end()) plan_decode(s);
   }
+  if (rows_left_ < options_.max_batch_tokens) rows_left_ = std::min(rows_left_, prompt_rows);
   int64_t prefills = 0;
   for (int32_t i = running_.head; i >= 0; i = sequence(i).next) prefills += sequence(i).uncomputed() > 1;
   for (int32_t i = running_.head; i >= 0 && rows_left_ > 0; i = sequence(i).next) {

@@ -61,7 +61,8 @@ class Fp8Engine : public CodesEngine {
     }
     wide_.lo = panels.lo;
     wide_.hi = panels.hi;
-    const SpanWork w{span, &wide_, nullptr, rows.lo, rows.hi};
+    SpanWork w{span, &wide_, rows.lo, rows.hi};
+    w.look_ahead({});
     near_.logits(t, w);
     for (int64_t r = rows.lo; r < rows.hi; ++r) {
       ahead_.step();

@@ -29,7 +29,7 @@ class RegisterEngine {
   void logits(const Rows& t, const SpanWork& w) {
     for (int64_t g = w.panels->lo; g < w.panels->hi; g += Codec::kLogitPanels) {
       const int64_t rest = w.panels->hi - g, n = rest < Codec::kLogitPanels ? rest : Codec::kLogitPanels;
-      const char* const* ahead = w.panels->v + g;
+      const char* const* ahead = w.beside_k + g;
       for (int64_t r = w.row_begin; r < w.row_end;) {
         const int64_t rows = w.row_end - r < Codec::kLogitRows ? w.row_end - r : Codec::kLogitRows;
         const Range first = t.in_span(r, w.span), last = t.in_span(r + rows - 1, w.span);
@@ -51,7 +51,7 @@ class RegisterEngine {
            static_cast<size_t>((w.row_end - w.row_begin) * t.D) * sizeof(float));
     for (int64_t b = w.panels->lo * kKvPanelTokens / kBlock * kBlock; b < w.panels->hi * kKvPanelTokens;
          b += kBlock) {
-      const char* const* ahead = w.ahead;
+      const char* const* ahead = w.beside_v;
       for (int64_t r = w.row_begin; r < w.row_end;) {
         const int64_t rows = w.row_end - r < Codec::kValueRows ? w.row_end - r : Codec::kValueRows;
         auto in_block = [&](int64_t row) {

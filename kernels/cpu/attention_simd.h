@@ -25,14 +25,29 @@ struct RowState {
   float max, sum;
 };
 
-// One span of a tile. Panel arrays are indexed by panel of the span; what comes next is prefetched panel by
-// panel: the values while the keys are read, the keys of `ahead` while the values are. That is half a span's
-// bytes ahead, enough for memory to deliver, and little enough to stay in L2.
+// One span of a tile. Panel arrays are indexed by panel of the span.
 struct SpanWork {
   int64_t span;
   const SpanPanels* panels;
-  const char* const* ahead;    // key panels of the next span, of this worker's next chunk, or null
   int64_t row_begin, row_end;  // rows that see anything of the span
+  // For engines that prefetch as they read: what to fetch beside each panel of keys and of values.
+  const char *beside_k[kSpanPanels] = {}, *beside_v[kSpanPanels] = {};
+
+  // The panel that is read kPanelsAhead later: keys, then values, then the keys of the next span. A page of
+  // 64 tokens, 8 KB of 64 dims in 16 bits, is enough for memory to deliver, and stays in L1 with what is
+  // being read. Half a span ahead, as much as L1 holds, one core of Zen 5 reads 17 % less.
+  static constexpr int64_t kPanelsAhead = 4;
+  void look_ahead(const SpanPanels& next) {
+    const SpanPanels& now = *panels;
+    for (int64_t i = now.lo; i < now.hi; ++i) {
+      const int64_t past = i + kPanelsAhead - now.hi;  // >= 0: so far behind the last panel of its kind
+      const int64_t value = now.lo + past < now.hi ? now.lo + past : i;
+      beside_k[i] = past < 0 ? now.k[i + kPanelsAhead] : now.v[value];
+      beside_v[i] = past < 0                   ? now.v[i + kPanelsAhead]
+                    : past < next.hi - next.lo ? next.k[next.lo + past]
+                                               : now.v[i];  // nothing: this one, near already
+    }
+  }
 };
 
 // A tile's rows and their scratch.
@@ -242,19 +257,14 @@ class TileAttention {
   }
   // Returns the rows whose state and acc are now those of the span.
   Range attend(int64_t span, const SpanPanels& panels, const SpanPanels& next) {
-    SpanWork w{span, &panels, nullptr, 0, t_.rows};
+    SpanWork w{span, &panels, 0, t_.rows};
     // Ranges ascend with the row, so the rows that see anything of the span are consecutive.
     while (t_.in_span(w.row_begin, span).hi <= 0) w.row_begin += t_.p.group;
     while (t_.in_span(w.row_end - 1, span).lo >= kSpan) w.row_end -= t_.p.group;
-    const char* ahead[kSpanPanels];
     if constexpr (requires { engine_.look_ahead(t_, w, next, layout_.panel_bytes); }) {
       engine_.look_ahead(t_, w, next, layout_.panel_bytes);
-    } else if (next.hi > next.lo) {
-      // Panels that the next span lacks are replaced by this one's, already near.
-      for (int64_t i = panels.lo; i < panels.hi; ++i) {
-        ahead[i] = i >= next.lo && i < next.hi ? next.k[i] : panels.k[i];
-      }
-      w.ahead = ahead;
+    } else {
+      w.look_ahead(next);
     }
     engine_.logits(t_, w);
     for (int64_t r = w.row_begin; r < w.row_end; ++r) softmax(r, w);

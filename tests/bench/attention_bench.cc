@@ -3,10 +3,10 @@
 // model, over each kind of cache.
 //
 //   attention_bench [--threads N] [--rounds N] [--kv bf16,int8,fp8,k8v4,int4,int4-mean,k4v3] [--dims 64,128]
-//                   [--decode 128,1024,4096,16384] [--prefill 0,15872] [--isa LEVEL] [--json]
+//                   [--decode 128,1024,4096,16384] [--prefill 0,15872] [--prompt 512] [--isa LEVEL] [--json]
 //
-// --decode: contexts of one query; --prefill: contexts before a prompt of 512. --json prints every round's
-// times and probes, for bench_cpu.py.
+// --decode: contexts of one query; --prefill: contexts before a prompt of --prompt tokens. --json prints
+// every round's times and probes, for bench_cpu.py.
 //
 // Decode walks through enough layers (640 MB) that no cache holds them; pages of 64 tokens lie in shuffled
 // runs of 8. Each round measures the probe, then each cache; the table has medians over rounds, of times and
@@ -258,7 +258,7 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured is told even if the run is cut off
   oar_bench::Options options{.threads = 4, .rounds = 7};
   std::vector<std::string> kv{"bf16", "int8", "int4"};
-  std::vector<int64_t> dims{64, 128}, decode{128, 1024, 4096, 16384}, prefill{0, 15872};
+  std::vector<int64_t> dims{64, 128}, decode{128, 1024, 4096, 16384}, prefill{0, 15872}, prompt{512};
   CLI::App app("Attention against the machine");
   options.add_to(app);
   std::vector<std::string> names;
@@ -266,9 +266,10 @@ int main(int argc, char** argv) {
   app.add_option("--kv", kv)->delimiter(',')->check(CLI::IsMember(names));
   app.add_option("--dims", dims, "head sizes")->delimiter(',')->check(CLI::Range(8, 256));
   app.add_option("--decode", decode, "contexts of one query")->delimiter(',')->check(CLI::Range(1, 1 << 20));
-  app.add_option("--prefill", prefill, "contexts before a prompt of 512")
+  app.add_option("--prefill", prefill, "contexts before a prompt")
       ->delimiter(',')
       ->check(CLI::Range(0, 1 << 20));
+  app.add_option("--prompt", prompt, "tokens of a prompt")->delimiter(',')->check(CLI::Range(2, 8192));
   CLI11_PARSE(app, argc, argv);
   oar::ThreadPool pool({.threads = options.threads, .pin = true});
   const Memory memory(kPoolBytes);
@@ -281,7 +282,8 @@ int main(int argc, char** argv) {
   }
   for (const int64_t D : dims) {
     for (const int64_t context : decode) bench.run(D, context, 1);
-    for (const int64_t before : prefill) bench.run(D, before + 512, 512);
+    for (const int64_t before : prefill)
+      for (const int64_t tokens : prompt) bench.run(D, before + tokens, tokens);
   }
   if (options.json) {
     const oar::json::object out{

@@ -39,6 +39,7 @@ struct Driver {
   Clock::time_point now{std::chrono::hours(1)};
   std::vector<std::pair<uint64_t, FinishReason>> finished;
   int64_t tokens = 0;
+  int64_t prompt_rows = 1 << 20;
   static constexpr int32_t kToken = 5;
 
   explicit Driver(const SchedulerOptions& o) {
@@ -48,7 +49,7 @@ struct Driver {
   }
   void add(uint64_t id, Request r) { REQUIRE_OK(s->add(id, std::move(r), 1, now)); }
   bool advance() {
-    if (!s->next(now, step)) return false;
+    if (!s->next(now, step, prompt_rows)) return false;
     spans.assign(step.samples.size(), {&kToken, 1});
     s->commit(step, spans, now, out);
     for (const Outcome& o : out) {
@@ -78,6 +79,32 @@ TEST_CASE("decodes run in every step of a long prefill", "[scheduler]") {
     REQUIRE(d.step.tokens.size() == 64);  // and the budget is used up
   }
   CHECK(steps == (9000 + 59) / 60);
+}
+
+TEST_CASE("rows of prompts are limited beside decodes and only there", "[scheduler]") {
+  Driver d(options(64, 8, 1000, 16'000));
+  d.prompt_rows = 5;
+  d.add(1, request(100, 200, 1));
+  d.advance();
+  CHECK(d.rows(0) == 64);  // nobody decodes: the whole budget
+  d.advance();             // the rest of the prompt, and the first token
+  d.add(2, request(60, 3, 2));
+  CHECK(d.s->demand().decodes == 1);
+  CHECK(d.s->demand().prompts == 1);
+  for (int i = 0; i < 12; ++i) {
+    d.advance();
+    REQUIRE(d.step.entries.size() == 2);
+    CHECK(d.step.prefill_tokens == 5);
+    REQUIRE_OK(d.s->verify());
+  }
+  d.prompt_rows = 0;
+  d.add(3, request(60, 3, 3));
+  d.advance();
+  CHECK(d.step.prefill_tokens == 0);
+  CHECK(d.s->stats().waiting == 1);  // not admitted in vain
+  while (d.finished.size() < 2) REQUIRE(d.advance());
+  CHECK(d.advance());  // with nobody decoding the limit does not count
+  CHECK(d.step.prefill_tokens == 60);
 }
 
 TEST_CASE("a short prompt behind a long one does not wait for it", "[scheduler]") {

@@ -190,7 +190,9 @@ class Trace {
       flight = std::move(spare_.back());
       spare_.pop_back();
     }
-    launched_ = scheduler_->next(now_, flight.step);
+    // A pacer that limits rows of prompts, and at times allows none.
+    launched_ = dice_.chance(75) ? scheduler_->next(now_, flight.step)
+                                 : scheduler_->next(now_, flight.step, dice_.roll(0, 12));
     if (!launched_) {
       if (flying_.empty() && !scheduler_->idle()) fail("there is work, but no step");
       return;
