@@ -68,6 +68,7 @@ enum class KernelFamily : uint8_t {
   kPool,                 // conv.h
   kSoftmax,              // conv.h
   kActivate,             // conv.h
+  kRecurrent,            // recurrent.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

@@ -1,10 +1,11 @@
-// The families of ordinary models (kernels/conv.h) of one instruction set as registry entries.
-// image_<isa>.cc names the set and includes this.
+// The families of ordinary models (kernels/conv.h, kernels/recurrent.h) of one instruction set as registry
+// entries. image_<isa>.cc names the set and includes this.
 #pragma once
 
 #include "kernels/cpu/conv_simd.h"
 #include "kernels/cpu/depthwise_simd.h"
 #include "kernels/cpu/narrow_simd.h"
+#include "kernels/cpu/recurrent_simd.h"
 #include "kernels/cpu/softmax_simd.h"
 #include "kernels/cpu/winograd_simd.h"
 #include "kernels/kernel_list.h"
@@ -25,6 +26,7 @@ inline void append_image(KernelList& list, Isa isa) {
   OAR_ENTRY(kSoftmax, "softmax", softmax_plan, softmax_run);
   OAR_ENTRY(kActivate, "activate", activate_plan, activate_run);
   OAR_ENTRY(kNarrow, "narrow", narrow_plan, narrow_run);
+  OAR_ENTRY(kRecurrent, "recurrent", recurrent_plan, recurrent_run);
 #undef OAR_ENTRY
 }
 

@@ -193,6 +193,83 @@ TEST_CASE("onnx: convolution, batch norm and relu become one op with the same va
     CHECK(std::abs((*a)[0].tensor.values<float>()[k] - (*b)[0].tensor.values<float>()[k]) <= tolerance);
 }
 
+// Constant weights go through kernels, weights that come in as inputs are computed in double.
+TEST_CASE("onnx: recurrent layers by kernels equal those in double") {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> u(-0.5f, 0.5f);
+  const auto some = [&](int64_t n) {
+    std::vector<float> v(static_cast<size_t>(n));
+    for (float& e : v) e = u(random);
+    return v;
+  };
+  const int64_t T = 5, B = 3, I = 6, H = 10;
+  struct Case {
+    const char *op, *direction;
+    int64_t gates, layout;
+    bool bias, lengths, states;
+    std::vector<Proto> more;
+  };
+  const Case cases[] = {
+      {"LSTM", "bidirectional", 4, 0, true, true, true, {}},
+      {"LSTM", "reverse", 4, 1, true, false, false, {}},
+      {"GRU", "bidirectional", 3, 0, true, false, true, {int_attr("linear_before_reset", 1)}},
+      {"GRU", "forward", 3, 1, true, true, false, {}},
+      {"GRU", "forward", 3, 0, false, false, true, {int_attr("linear_before_reset", 1)}},
+      {"RNN", "reverse", 1, 0, true, true, true, {}}};
+  for (const Case& c : cases) {
+    INFO(c.op << " " << c.direction << " layout " << c.layout);
+    const bool lstm = c.gates == 4;
+    const int64_t D = std::string(c.direction) == "bidirectional" ? 2 : 1, GH = c.gates * H;
+    const std::vector<float> w = some(D * GH * I), r = some(D * GH * H), b = some(D * 2 * GH),
+                             x = some(T * B * I), h0 = some(D * B * H), c0 = some(D * B * H);
+    std::vector<Proto> attrs = c.more, constants, inputs;
+    attrs.push_back(text_attr("direction", c.direction));
+    attrs.push_back(int_attr("hidden_size", H));
+    attrs.push_back(int_attr("layout", c.layout));
+    const std::vector<int64_t> state = c.layout == 1 ? std::vector{B, D, H} : std::vector{D, B, H};
+    if (c.lengths) constants.push_back(raw_proto<int32_t>("l", 6, {B}, {5, 0, 3}));
+    if (c.states) constants.push_back(tensor_proto("h0", state, h0));
+    if (c.states && lstm) constants.push_back(tensor_proto("c0", state, c0));
+    std::vector<std::string> names{
+        "x", "w", "r", c.bias ? "b" : "", c.lengths ? "l" : "", c.states ? "h0" : ""};
+    if (lstm) names.emplace_back(c.states ? "c0" : "");
+    const Proto node = node_proto(
+        c.op, names, lstm ? std::vector<std::string>{"y", "h", "c"} : std::vector<std::string>{"y", "h"},
+        attrs);
+    std::vector<Proto> outputs{value_proto("y", {-1, -1, -1, H}), value_proto("h", {-1, -1, H})};
+    if (lstm) outputs.push_back(value_proto("c", {-1, -1, H}));
+    const std::vector<int64_t> dims = c.layout == 1 ? std::vector{B, T, I} : std::vector{T, B, I};
+    const Proto in = value_proto("x", dims);
+
+    std::vector<Proto> all = constants;
+    all.push_back(tensor_proto("w", {D, GH, I}, w));
+    all.push_back(tensor_proto("r", {D, GH, H}, r));
+    std::vector<Proto> given{in, value_proto("w", {D, GH, I}), value_proto("r", {D, GH, H})};
+    std::vector<Datum> data{floats(Shape(dims), x), floats({D, GH, I}, w), floats({D, GH, H}, r)};
+    if (c.bias) {
+      all.push_back(tensor_proto("b", {D, 2 * GH}, b));
+      given.push_back(value_proto("b", {D, 2 * GH}));
+      data.push_back(floats({D, 2 * GH}, b));
+    }
+    auto fast = load(model_bytes(graph_proto({node}, all, {in}, outputs)));
+    auto exact = load(model_bytes(graph_proto({node}, constants, given, outputs)));
+    REQUIRE_OK(fast);
+    REQUIRE_OK(exact);
+    auto got = (*fast)->run({data[0]}), want = (*exact)->run(data);
+    REQUIRE_OK(got);
+    REQUIRE_OK(want);
+    REQUIRE(got->size() == want->size());
+    for (size_t o = 0; o < want->size(); ++o) {
+      REQUIRE((*got)[o].tensor.shape() == (*want)[o].tensor.shape());
+      const auto g = (*got)[o].tensor.values<float>(), e = (*want)[o].tensor.values<float>();
+      for (size_t k = 0; k < e.size(); ++k) {  // five steps of some 20 roundings of values around 1
+        INFO("output " << o << " at " << k);
+        REQUIRE(std::abs(g[k] - e[k]) <= 5 * 20 * 0x1p-24);
+      }
+    }
+  }
+}
+
 TEST_CASE("onnx: functions are inlined, with their own attributes") {
   Proto f;
   f.text(1, "Twice").text(4, "a").text(5, "b").text(6, "axis");

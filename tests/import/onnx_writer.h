@@ -59,6 +59,9 @@ inline Proto ints_attr(const std::string& name, const std::vector<int64_t>& valu
 inline Proto int_attr(const std::string& name, int64_t v) {
   return Proto().text(1, name).number(3, v).number(20, 2);
 }
+inline Proto text_attr(const std::string& name, const std::string& v) {
+  return Proto().text(1, name).text(4, v).number(20, 3);
+}
 inline Proto graph_attr(const std::string& name, const Proto& graph) {
   return Proto().text(1, name).message(6, graph).number(20, 5);
 }

@@ -1,8 +1,11 @@
-// Recurrent layers: RNN, GRU and LSTM over a sequence, in one or both directions, in double.
+// Recurrent layers: RNN, GRU and LSTM over a sequence, in one or both directions. Of f32 with constant
+// weights and the usual activations by kernels: one product with the inputs of all steps, then step by step
+// (kernels/recurrent.h). All others in double, as the definition says.
 // https://onnx.ai/onnx/operators/onnx__LSTM.html
 #include <functional>
 
-#include "engine/ops/tensor/util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/recurrent.h"
 
 namespace oar::tensor {
 namespace {
@@ -36,15 +39,162 @@ double default_beta(const std::string& name) {
   return name == "HardSigmoid" ? 0.5 : name == "ScaledTanh" ? 1.0 : 0.0;
 }
 
-enum class Cell { kRnn, kGru, kLstm };
+using Cell = RecurrentCell;
+
+// --- by kernels ---
+
+struct PreparedRecurrent {
+  Tensor w;       // packed for products: all directions' gates as columns
+  Tensor bias;    // [D G H], of both products; or undefined
+  Tensor r;       // [D][H][G][H]
+  Tensor r_bias;  // [D][H], of a GRU's candidate where the reset gate scales it; or undefined
+  int64_t D = 0, H = 0, I = 0;
+};
+
+bool usual(const Attrs& attrs, Cell cell, int64_t D) {
+  if (attrs.get_float("clip", 0) != 0 || attrs.get_int("input_forget") != 0) return false;
+  const std::vector<std::string> given = attrs.get_strings("activations");
+  const size_t per = cell == Cell::kRnn ? 1 : cell == Cell::kGru ? 2 : 3;
+  if (given.empty()) return true;
+  if (given.size() != per * static_cast<size_t>(D)) return false;
+  for (size_t k = 0; k < given.size(); ++k) {
+    const bool gate = cell != Cell::kRnn && k % per == 0;
+    if (given[k] != (gate ? "Sigmoid" : "Tanh")) return false;
+  }
+  return true;
+}
+
+template <Cell kCell>
+Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
+  constexpr int64_t G = recurrent_gates(kCell);
+  const auto given = [&](size_t i) {
+    return i < ctx.node().inputs.size() && ctx.node().inputs[i] != kNoValue;
+  };
+  const auto f32 = [](const Tensor* t, int rank) {
+    return t && t->format() == Format::f32() && t->shape().rank() == rank;
+  };
+  const Tensor *w = ctx.constant(1), *r = ctx.constant(2), *b = ctx.constant(3);
+  const std::shared_ptr<const void> none;
+  if (!f32(w, 3) || !f32(r, 3) || (given(3) && !f32(b, 2)) || given(7)) return none;  // 7: peepholes
+  const int64_t D = w->shape()[0], I = w->shape()[2], H = r->shape()[2];
+  const bool both = ctx.node().attrs.get_string("direction", "forward") == "bidirectional";
+  if (D != (both ? 2 : 1) || H == 0 || I == 0 || !(w->shape() == Shape({D, G * H, I})) ||
+      !(r->shape() == Shape({D, G * H, H})) || (b && b->numel() != D * 2 * G * H) ||
+      !usual(ctx.node().attrs, kCell, D)) {
+    return none;
+  }
+  auto p = std::make_shared<PreparedRecurrent>();
+  p->D = D, p->H = H, p->I = I;
+  const int64_t N = D * G * H, width = filter_width();
+  OAR_ASSIGN(p->w, ctx.pack("w", Shape{packed_filter_floats(N, 1, 1, I, width)}, DType::kF32, [&](Tensor& t) {
+    pack_filters(mutable_elements<float>(t), elements<float>(*w), N, 1, 1, I, I, 1, 0, width);
+  }));
+  OAR_ASSIGN(p->r, ctx.pack("r", Shape{D * H * G * H}, DType::kF32, [&](Tensor& t) {
+    for (int64_t d = 0; d < D; ++d)
+      for (int64_t g = 0; g < G * H; ++g)
+        for (int64_t k = 0; k < H; ++k)
+          mutable_elements<float>(t)[(d * H + k) * G * H + g] = elements<float>(*r)[(d * G * H + g) * H + k];
+  }));
+  if (b) {
+    const bool apart = kCell == Cell::kGru && ctx.node().attrs.get_int("linear_before_reset") != 0;
+    OAR_ASSIGN(p->bias, ctx.pack("b", Shape{N}, DType::kF32, [&](Tensor& t) {
+      for (int64_t i = 0; i < N; ++i) {
+        const float* of = elements<float>(*b) + i / (G * H) * 2 * G * H + i % (G * H);
+        mutable_elements<float>(t)[i] = apart && i % (G * H) >= 2 * H ? of[0] : of[0] + of[G * H];
+      }
+    }));
+    if (apart) {
+      OAR_ASSIGN(p->r_bias, ctx.pack("rb", Shape{D * H}, DType::kF32, [&](Tensor& t) {
+        for (int64_t i = 0; i < D * H; ++i)
+          mutable_elements<float>(t)[i] = elements<float>(*b)[(i / H * 2 + 1) * G * H + 2 * H + i % H];
+      }));
+    }
+  }
+  for (size_t i = 1; i <= 3; ++i) ctx.spend(i);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+// Entries' lengths, or none: then all have T steps.
+Result<std::vector<int64_t>> lengths_of(EvalContext& ctx, int64_t B, int64_t T) {
+  std::vector<int64_t> lengths;
+  if (!ctx.has(4)) return lengths;
+  OAR_ASSIGN(lengths, ctx.ints(4));
+  if (static_cast<int64_t>(lengths.size()) != B)
+    return invalid_argument("one length per batch entry is needed");
+  for (int64_t l : lengths) {
+    if (l < 0 || l > T) return invalid_argument(cat("length ", l, " is out of range"));
+  }
+  return lengths;
+}
+
+template <Cell kCell>
+Status recurrent_by_kernels(EvalContext& ctx, const PreparedRecurrent& p, const Tensor& x) {
+  constexpr int64_t G = recurrent_gates(kCell);
+  const bool batch_first = ctx.attrs().get_int("layout") == 1;
+  const int64_t T = x.shape()[batch_first ? 1 : 0], B = x.shape()[batch_first ? 0 : 1];
+  const int64_t D = p.D, H = p.H, N = D * G * H;
+  OAR_ASSIGN(const std::vector<int64_t> lengths, lengths_of(ctx, B, T));
+  Tensor states[2];
+  for (size_t k = 0; k < (kCell == Cell::kLstm ? 2 : 1); ++k) {
+    if (!ctx.has(5 + k)) continue;
+    OAR_ASSIGN(states[k], ctx.tensor(5 + k));
+    if (dtype_of(states[k]) != DType::kF32 || states[k].numel() != D * B * H)
+      return invalid_argument(cat("operand ", 5 + k, " needs ", D * B * H, " values of f32"));
+  }
+  OAR_ASSIGN(const Shape y_shape, checked_shape(batch_first ? std::vector<int64_t>{B, T, D, H}
+                                                            : std::vector<int64_t>{T, D, B, H}));
+  const Shape h_shape = batch_first ? Shape({B, D, H}) : Shape({D, B, H});
+  OAR_ASSIGN(Tensor gates, ctx.allocate({T * B, N}, DType::kF32));
+  PackedProduct in;
+  in.rows = T * B, in.K = p.I, in.N = N;
+  in.x = elements<float>(x), in.w = elements<float>(p.w), in.out = mutable_elements<float>(gates);
+  if (p.bias.defined()) in.bias = elements<float>(p.bias);
+  OAR_RETURN_IF_ERROR(packed_product(ctx, in));
+  OAR_ASSIGN(Tensor y, ctx.allocate(y_shape, DType::kF32));
+  OAR_ASSIGN(Tensor h, ctx.allocate(h_shape, DType::kF32));
+  Tensor c;
+  if constexpr (kCell == Cell::kLstm) { OAR_ASSIGN(c, ctx.allocate(h_shape, DType::kF32)); }
+  RecurrentArgs a;
+  a.cell = kCell;
+  a.reverse = ctx.attrs().get_string("direction", "forward") == "reverse";
+  a.linear_before_reset = ctx.attrs().get_int("linear_before_reset") != 0;
+  a.T = T, a.B = B, a.D = D, a.H = H;
+  a.gates = elements<float>(gates);
+  a.gates_t = batch_first ? N : B * N, a.gates_b = batch_first ? T * N : N;
+  a.r = elements<float>(p.r);
+  if (p.r_bias.defined()) a.r_bias = elements<float>(p.r_bias);
+  if (!lengths.empty()) a.lengths = lengths.data();
+  if (states[0].defined()) a.h0 = elements<float>(states[0]);
+  if (states[1].defined()) a.c0 = elements<float>(states[1]);
+  a.h = mutable_elements<float>(h), a.c = c.defined() ? mutable_elements<float>(c) : nullptr;
+  a.state_d = batch_first ? H : B * H, a.state_b = batch_first ? D * H : H;
+  a.y = mutable_elements<float>(y);
+  a.y_t = D * B * H, a.y_d = B * H, a.y_b = H;
+  if (batch_first) a.y_t = D * H, a.y_d = H, a.y_b = T * D * H;
+  if (a.lengths && !ctx.options().sizing) std::fill_n(a.y, y.numel(), 0.f);
+  static const Kernel& kernel = f32_kernel(KernelFamily::kRecurrent);
+  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.05 * static_cast<double>(T * B * N * H)));
+  ctx.set(0, std::move(y));
+  ctx.set(1, std::move(h));
+  if (c.defined()) ctx.set(2, std::move(c));
+  return ok_status();
+}
+
+// --- in double ---
 
 // operands: x (T, B, I), w (D, G H, I), r (D, G H, H), b (D, 2 G H)?, lengths (B)?, h0 (D, B, H)?, and for
 // LSTM c0 (D, B, H)?, peepholes (D, 3 H)?; layout 1 puts the batch first.
 template <Cell kCell>
 Status recurrent(EvalContext& ctx) {
-  constexpr int64_t G = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 3 : 4;
+  constexpr int64_t G = recurrent_gates(kCell);
   constexpr size_t kActivations = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 2 : 3;
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (const auto* p = ctx.prepared<PreparedRecurrent>()) {
+    if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+    if (x.shape().rank() != 3 || x.shape()[2] != p->I)
+      return invalid_argument(cat("x ", x.shape().to_string(), " needs three axes, the last of ", p->I));
+    return recurrent_by_kernels<kCell>(ctx, *p, x);
+  }
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(const Tensor r, ctx.tensor(2));
   if (x.shape().rank() != 3 || w.shape().rank() != 3 || r.shape().rank() != 3 ||
@@ -73,13 +223,8 @@ Status recurrent(EvalContext& ctx) {
     OAR_ASSIGN(c0, operand(6, D * B * H));
     OAR_ASSIGN(peep, operand(7, D * 3 * H));
   }
-  std::vector<int64_t> lengths(static_cast<size_t>(B), T);
-  if (ctx.has(4)) { OAR_ASSIGN(lengths, ctx.ints(4)); }
-  if (static_cast<int64_t>(lengths.size()) != B)
-    return invalid_argument("one length per batch entry is needed");
-  for (int64_t l : lengths) {
-    if (l < 0 || l > T) return invalid_argument(cat("length ", l, " is out of range"));
-  }
+  OAR_ASSIGN(std::vector<int64_t> lengths, lengths_of(ctx, B, T));
+  lengths.resize(static_cast<size_t>(B), T);  // as given, or all
   std::vector<std::string> names = ctx.attrs().get_strings("activations");
   const Vec alphas = ctx.attrs().get_floats("activation_alpha"),
             betas = ctx.attrs().get_floats("activation_beta");
@@ -181,7 +326,10 @@ Status recurrent(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(gru, tensor::recurrent<tensor::Cell::kGru>);
-OAR_TENSOR_OP(lstm, tensor::recurrent<tensor::Cell::kLstm>);
-OAR_TENSOR_OP(rnn, tensor::recurrent<tensor::Cell::kRnn>);
+OAR_TENSOR_OP(gru, tensor::recurrent<RecurrentCell::kGru>,
+              .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>);
+OAR_TENSOR_OP(lstm, tensor::recurrent<RecurrentCell::kLstm>,
+              .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>);
+OAR_TENSOR_OP(rnn, tensor::recurrent<RecurrentCell::kRnn>,
+              .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>);
 }  // namespace oar
