@@ -10,7 +10,7 @@ namespace {
 // W: bytes of a value.
 template <int64_t W>
 struct AmxQuantizedCore {
-  static constexpr int64_t kTile = 16, kRows = 32, kPanels = 2, kWidth = W;
+  static constexpr int64_t kTile = 16, kRows = 32, kPanels = 2, kWidth = W, kStep = kQuantizedStep;
   static constexpr bool kSignedX = true;
   static void begin() { configure(kTile, kTile); }
   static void end() { _tile_release(); }

@@ -9,7 +9,7 @@ namespace oar {
 namespace {
 
 struct Avx2QuantizedCore {
-  static constexpr int64_t kRows = 2, kPanels = 1, kWidth = 1;
+  static constexpr int64_t kRows = 2, kPanels = 1, kWidth = 1, kStep = 4;
   static constexpr bool kSignedX = true;
   static void begin() {}
   static void end() {}

@@ -4,6 +4,7 @@
 //
 //   static constexpr int64_t kRows, kPanels;       largest tile: rows of pixels, panels of 16 channels
 //   static constexpr int64_t kWidth;               bytes of a value: 1, or 2 of bf16, whose sums are f32 bits
+//   static constexpr int64_t kStep;                bytes of a row it takes at a time: 4, or a divisor of 64
 //   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
 //                                                  with its sign bit turned (128 more)
 //   static void begin(), end();                    around a chunk
@@ -31,7 +32,7 @@ struct QuantizedTile {
   bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
   const int8_t* w;        // the first panel; the next `panel` bytes further
   int64_t panel, panels;  // panels <= kPanels
-  int64_t Kp;
+  int64_t Kp;             // bytes of a row, a multiple of kStep
   int32_t* acc;  // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
   int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
@@ -39,14 +40,14 @@ struct QuantizedTile {
 
 struct QuantizedWork {
   const QuantizedConvArgs& a;
-  int64_t taps, C, K, Kp;  // the last three in bytes
+  int64_t taps, C, K, Kp;  // the last three in bytes; Kp: K with what fills the last step
   int64_t panels, pixels;
   int64_t block, blocks;  // of pixels
   int64_t group, groups;  // of panels
   bool direct;            // rows are read where they lie
-  QuantizedWork(const QuantizedConvArgs& args, int64_t width) : a(args) {
+  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step) : a(args) {
     const WindowShape& w = a.window;
-    taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = quantized_k(K);
+    taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = ceil_div(K, step) * step;
     panels = ceil_div(a.M, kQuantizedPanel);
     pixels = w.N * w.OH * w.OW;
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
@@ -68,7 +69,7 @@ struct QuantizedWork {
 template <class Core>
 void quantized_plan(const void* args, int, KernelPlan* out) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise) return quantized_depthwise_plan(args, out);
-  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep);
   *out = {1, {w.blocks * w.groups}};
   out->worker_scratch = w.scratch_bytes();
 }
@@ -207,7 +208,7 @@ template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
     return quantized_depthwise_run(args, begin, end);
-  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth);
+  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep);
   const QuantizedConvArgs& a = work.a;
   if (work.pixels == 0) return;
   const bool flip = a.x_signed && !Core::kSignedX;
@@ -215,7 +216,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   QuantizedLanes<Core::kPanels> lanes;
   QuantizedTile t;
   t.flip = flip, t.x_signed = a.x_signed;
-  t.panel = kQuantizedPanel * work.Kp, t.Kp = work.Kp;
+  t.panel = kQuantizedPanel * quantized_k(work.K), t.Kp = work.Kp;
   t.configured = Core::kRows;
   t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
   Core::begin();

@@ -6,7 +6,7 @@ namespace oar {
 namespace {
 
 struct GenericQuantizedCore {
-  static constexpr int64_t kRows = 4, kPanels = 1, kWidth = 1;
+  static constexpr int64_t kRows = 4, kPanels = 1, kWidth = 1, kStep = 4;
   static constexpr bool kSignedX = true;
   static void begin() {}
   static void end() {}

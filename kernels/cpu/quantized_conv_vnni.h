@@ -12,7 +12,7 @@ namespace {
 // W: bytes of a value.
 template <int64_t W>
 struct DotQuantizedCore {
-  static constexpr int64_t kRows = 6, kPanels = 4, kWidth = W;
+  static constexpr int64_t kRows = 6, kPanels = 4, kWidth = W, kStep = 4;
   static constexpr bool kSignedX = false;
   static void begin() {}
   static void end() {}

@@ -10,7 +10,7 @@
 #include "kernels/cpu/quantized_finish.h"
 #include "kernels/partition.h"
 #ifdef __AVX512VNNI__
-#include "kernels/cpu/quantized_depthwise_vnni.h"
+#include "kernels/cpu/quantized_depthwise3.h"
 #endif
 
 namespace oar {
@@ -145,6 +145,10 @@ inline void quantized_depthwise_run(const void* args, int64_t begin, int64_t end
     const int64_t first = id / work.runs * DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
     const int64_t r0 = id % work.runs * work.per, r1 = std::min(work.rows, r0 + work.per);
 #ifdef __AVX512VNNI__
+    if (VnniDepthwise3::fits(a)) {
+      VnniDepthwise3(a, first, std::min(VnniDepthwise3::kChannels, a.M - first)).rows(r0, r1);
+      continue;
+    }
     if (VnniDepthwise::fits(a)) {
       quantized_depthwise_chunk<VnniDepthwise>(a, first, r0, r1);
       continue;

@@ -72,7 +72,6 @@ class VnniDepthwise {
     }
   }
 
- private:
   // out[j] holds of each quarter of 16 channels those from 4 j on, the four rows' bytes of each together.
   [[gnu::always_inline]] static void weave(const __m512i* row, __m512i* out) {
     const __m512i a = _mm512_unpacklo_epi8(row[0], row[1]), b = _mm512_unpackhi_epi8(row[0], row[1]);
@@ -81,6 +80,7 @@ class VnniDepthwise {
     out[2] = _mm512_unpacklo_epi16(b, d), out[3] = _mm512_unpackhi_epi16(b, d);
   }
 
+ private:
   template <class Load>
   [[gnu::always_inline]] void add(Load load, int32_t* sums) const {
     __m512i s[4] = {start_[0], start_[1], start_[2], start_[3]};
