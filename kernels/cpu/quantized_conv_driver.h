@@ -134,6 +134,16 @@ void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
   const int64_t first = panel0 * kQuantizedPanel,
                 channels = std::min(t.panels * kQuantizedPanel, a.M - first);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
+#ifdef __AVX512BW__
+  if constexpr (sizeof(T) == 1 && kTail == QuantizedTail::kPlain && Core::kPanels == 4) {
+    if (channels > 2 * kQuantizedPanel && !epilogue.later()) {  // fewer: 64 at once are no gain
+      const QuantizedBytes64<std::is_signed_v<T>> bytes(a, lanes, channels);
+      for (int64_t r = 0; r < t.rows; ++r)
+        bytes.store(t.acc + r * t.ldacc, static_cast<uint8_t*>(a.out) + (pixel + r) * a.M + first);
+      return;
+    }
+  }
+#endif
   for (int64_t r = 0; r < t.rows; ++r) {
     const int64_t at = (pixel + r) * a.M + first;
     QuantizedImage image = {1.f, 0};

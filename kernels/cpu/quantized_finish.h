@@ -182,6 +182,44 @@ template <class Core, class T, QuantizedTail kTail>
   }
 }
 
+#ifdef __AVX512BW__
+// Up to 64 channels of a pixel to bytes at once, as quantized_store() of kPlain does sixteen. Packing works
+// within quarters of a vector, so that each has four channels of all four sums: a last permutation.
+template <bool kSigned>
+class QuantizedBytes64 {
+ public:
+  QuantizedBytes64(const QuantizedConvArgs& a, const QuantizedLanes<4>& lanes, int64_t channels)
+      : low_(_mm512_set1_ps(a.low)),
+        high_(_mm512_set1_ps(a.high)),
+        zero_(_mm512_set1_epi16(static_cast<int16_t>(a.y_zero))),
+        mask_(channels == 64 ? ~__mmask64{0} : (__mmask64{1} << channels) - 1) {
+    for (int j = 0; j < 4; ++j) {
+      start_[j] = _mm512_load_si512(lanes.start + 16 * j);
+      scale_[j] = _mm512_load_ps(lanes.scale + 16 * j), shift_[j] = _mm512_load_ps(lanes.shift + 16 * j);
+    }
+  }
+  [[gnu::always_inline]] void store(const int32_t* acc, uint8_t* out) const {
+    __m512i y[4];
+    for (int j = 0; j < 4; ++j) {
+      const __m512i s = _mm512_add_epi32(_mm512_load_si512(acc + 16 * j), start_[j]);
+      const __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), scale_[j]), shift_[j]);
+      y[j] = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(t, low_), high_));
+    }
+    const __m512i lo = _mm512_add_epi16(_mm512_packs_epi32(y[0], y[1]), zero_);
+    const __m512i hi = _mm512_add_epi16(_mm512_packs_epi32(y[2], y[3]), zero_);
+    const __m512i turned = kSigned ? _mm512_packs_epi16(lo, hi) : _mm512_packus_epi16(lo, hi);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_mask_storeu_epi8(out, mask_, _mm512_permutexvar_epi32(order, turned));
+  }
+
+ private:
+  __m512i start_[4];
+  __m512 scale_[4], shift_[4], low_, high_;
+  __m512i zero_;
+  __mmask64 mask_;
+};
+#endif
+
 // Values of `row`, a multiple of sixteen of which `channels` count, through the epilogue and to bytes.
 inline void quantized_activated(const QuantizedConvArgs& a, float* row, int64_t at, int64_t channels) {
   OAR_SIMD_NAMESPACE::apply_epilogue({a.epilogue, a.alpha, a.beta}, row, channels);
