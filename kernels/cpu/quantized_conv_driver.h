@@ -33,7 +33,7 @@ struct QuantizedTile {
   const int8_t* w;        // the first panel; the next `panel` bytes further
   int64_t panel, panels;  // panels <= kPanels
   int64_t Kp;             // bytes of a row, a multiple of kStep
-  int32_t* acc;  // [rows][panels * 16], ldacc apart, 64-byte aligned
+  int32_t* acc;           // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
   int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
 };

@@ -27,8 +27,10 @@ struct QuantizedDepthwiseWork {
     const WindowShape& w = a.window;
     groups = ceil_div(a.M, DepthwiseQuantizedCore::kPanels * kQuantizedPanel);
     rows = w.N * w.OH;
-    // Each value is read by KH rows, and multiplying takes longer than memory.
-    per = std::min<int64_t>(rows_per_chunk(rows, w.OW * w.KH * w.KW * 64), std::max<int64_t>(rows, 1));
+    // Three taps of 64 channels take about as long as a line of memory; preparing a chunk, as ten pixels of 3
+    // x 3.
+    per = std::min<int64_t>(rows_per_chunk(rows, w.OW * ceil_div(w.KH * w.KW, 3) * 64),
+                            std::max<int64_t>(rows, 1));
     runs = row_chunks(rows, per);
   }
 };

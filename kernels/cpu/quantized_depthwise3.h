@@ -1,11 +1,14 @@
-// Depthwise convolution of 8-bit integers by windows of 3 x 3 to bytes, with AVX-512 VNNI: what mobile networks
-// are made of. 64 channels of a row, pixel after pixel. The three rows of a column (and a row of nothing) are
-// woven once, so that the taps of a channel lie together, and serve all windows that contain the column; what
-// unpacking took apart, packing the results to bytes puts together again, so that nothing is turned in between.
-// Some 60 instructions for 64 results where any window (quantized_depthwise_vnni.h) takes 130.
+// Depthwise convolution of 8-bit integers by windows of 3 x 3 to bytes, with AVX-512 VNNI: what mobile
+// networks are made of. 64 channels of a row, pixel after pixel. The three rows of a column (and a row of
+// nothing) are woven once, so that the taps of a channel lie together, and serve all windows that contain the
+// column; what unpacking took apart, packing the results to bytes puts together again, so that nothing is
+// turned in between. Some 60 instructions for 64 results where any window (quantized_depthwise_vnni.h) takes
+// 130.
 //
 // Included by quantized_depthwise.h; local to the file. Same bits as there.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/cpu/quantized_depthwise_vnni.h"
 #include "kernels/cpu/quantized_finish.h"
@@ -44,18 +47,13 @@ class VnniDepthwise3 {
       VnniDepthwise::weave(row, filters_[x]);
       for (int j = 0; j < 4; ++j) w_sums[j] = _mm512_dpbusd_epi32(w_sums[j], ones, filters_[x][j]);
     }
-    for (int64_t j = 0; j < 4; ++j) {
-      alignas(64) int32_t bias[16];
-      alignas(64) float scale[16], shift[16];
-      for (int64_t e = 0; e < 16; ++e) {  // where weaving puts the channels
-        const int64_t c = e / 4 * 16 + 4 * j + e % 4;
-        const bool there = c < channels;
-        bias[e] = there && a.bias ? a.bias[first + c] : 0;
-        scale[e] = there && a.scale ? a.scale[first + c] : 1.f;
-        shift[e] = there && a.shift ? a.shift[first + c] : 0.f;
-      }
-      start_[j] = _mm512_add_epi32(_mm512_load_si512(bias), _mm512_mullo_epi32(w_sums[j], _mm512_set1_epi32(-zero)));
-      scale_[j] = _mm512_load_ps(scale), shift_[j] = _mm512_load_ps(shift);
+    __m512i bias[4], scale[4], shift[4];
+    of_channels(a.bias, none, bias);
+    of_channels(a.scale, _mm512_castps_si512(_mm512_set1_ps(1.f)), scale);
+    of_channels(a.shift, none, shift);
+    for (int j = 0; j < 4; ++j) {
+      start_[j] = _mm512_add_epi32(bias[j], _mm512_mullo_epi32(w_sums[j], _mm512_set1_epi32(-zero)));
+      scale_[j] = _mm512_castsi512_ps(scale[j]), shift_[j] = _mm512_castsi512_ps(shift[j]);
     }
   }
 
@@ -71,6 +69,20 @@ class VnniDepthwise3 {
   struct Rows {
     const uint8_t* from[3];  // null: outside of the image
   };
+
+  // Four bytes of each channel, from `values` or all `absent`, where weaving puts the channels: quarter q of
+  // vector j has those from 16 q + 4 j on.
+  void of_channels(const void* values, __m512i absent, __m512i* out) const {
+    if (!values) return std::fill_n(out, 4, absent), void();
+    __m512i v[4];
+    for (int q = 0; q < 4; ++q)
+      v[q] = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lanes_ >> 16 * q),
+                                      static_cast<const int32_t*>(values) + first_ + 16 * q);
+    const __m512i a = _mm512_shuffle_i32x4(v[0], v[1], 0x44), b = _mm512_shuffle_i32x4(v[0], v[1], 0xee);
+    const __m512i c = _mm512_shuffle_i32x4(v[2], v[3], 0x44), d = _mm512_shuffle_i32x4(v[2], v[3], 0xee);
+    out[0] = _mm512_shuffle_i32x4(a, c, 0x88), out[1] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    out[2] = _mm512_shuffle_i32x4(b, d, 0x88), out[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
 
   template <int kStride>
   void row(int64_t r) const {
@@ -116,7 +128,8 @@ class VnniDepthwise3 {
     const bool inside = x >= 0 && x < a_.window.W;
     for (int i = 0; i < 3; ++i) {
       const uint8_t* from = rows.from[i];
-      row[i] = inside && from ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(lanes_, from + x * a_.C), turn_) : pad_;
+      row[i] =
+          inside && from ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(lanes_, from + x * a_.C), turn_) : pad_;
     }
     row[3] = row[2];  // times 0
     VnniDepthwise::weave(row, c.x);

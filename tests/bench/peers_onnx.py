@@ -142,7 +142,8 @@ def compare(binary, threads, rounds, model, specs):
     load, first_run, *memory["oar"] = map(float, ours.stdout.readline().split())
     first["oar"] = load + first_run
     times = {"oar": [], **{peer: [] for peer in runs}}
-    count = 5
+    # Enough runs of a small model that its turn is not all warming up.
+    count = max(5, min(30, round(30 / max(first_run, 0.1))))
     for r in range(rounds):
         order = list(times)
         for who in order[r % len(order):] + order[:r % len(order)]:
@@ -153,7 +154,7 @@ def compare(binary, threads, rounds, model, specs):
             else:
                 got = timed(runs[who], count + 1)
             times[who] += got[1:]  # the first of a turn finds the others' data in the caches
-            time.sleep(0.002)  # spinning threads of the last one park
+            time.sleep(0.03)  # spinning threads of the last one park: ONNX Runtime's take more than 2 ms
     ours.stdin.close()
     ours.wait()
     medians = {k: statistics.median(v) for k, v in times.items()}
