@@ -135,11 +135,11 @@ void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
                 channels = std::min(t.panels * kQuantizedPanel, a.M - first);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
 #ifdef __AVX512BW__
-  if constexpr (sizeof(T) == 1 && kTail == QuantizedTail::kPlain && Core::kPanels == 4) {
+  if constexpr (sizeof(T) == 1 && Core::kPanels == 4) {
     if (channels > 2 * kQuantizedPanel && !epilogue.later()) {  // fewer: 64 at once are no gain
-      const QuantizedBytes64<std::is_signed_v<T>> bytes(a, lanes, channels);
+      const QuantizedBytes64<std::is_signed_v<T>, kTail> bytes(a, lanes, channels);
       for (int64_t r = 0; r < t.rows; ++r)
-        bytes.store(t.acc + r * t.ldacc, static_cast<uint8_t*>(a.out) + (pixel + r) * a.M + first);
+        bytes.store(t.acc + r * t.ldacc, static_cast<uint8_t*>(a.out), (pixel + r) * a.M + first);
       return;
     }
   }

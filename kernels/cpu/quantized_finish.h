@@ -183,40 +183,82 @@ template <class Core, class T, QuantizedTail kTail>
 }
 
 #ifdef __AVX512BW__
-// Up to 64 channels of a pixel to bytes at once, as quantized_store() of kPlain does sixteen. Packing works
+// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit. Packing works
 // within quarters of a vector, so that each has four channels of all four sums: a last permutation.
-template <bool kSigned>
+template <bool kSigned, QuantizedTail kTail>
 class QuantizedBytes64 {
  public:
   QuantizedBytes64(const QuantizedConvArgs& a, const QuantizedLanes<4>& lanes, int64_t channels)
       : low_(_mm512_set1_ps(a.low)),
         high_(_mm512_set1_ps(a.high)),
-        zero_(_mm512_set1_epi16(static_cast<int16_t>(a.y_zero))),
+        zero_(_mm512_set1_epi16(static_cast<int16_t>(kTail == QuantizedTail::kSum ? a.sum.zero : a.y_zero))),
+        sum_(a.sum),
+        inverse_(lanes.sum_inverse),
         mask_(channels == 64 ? ~__mmask64{0} : (__mmask64{1} << channels) - 1) {
     for (int j = 0; j < 4; ++j) {
       start_[j] = _mm512_load_si512(lanes.start + 16 * j);
       scale_[j] = _mm512_load_ps(lanes.scale + 16 * j), shift_[j] = _mm512_load_ps(lanes.shift + 16 * j);
     }
   }
-  [[gnu::always_inline]] void store(const int32_t* acc, uint8_t* out) const {
-    __m512i y[4];
+  // `at`: where the first channel goes, and lies in the tensor that is added.
+  [[gnu::always_inline]] void store(const int32_t* acc, uint8_t* out, int64_t at) const {
+    __m512 t[4];
     for (int j = 0; j < 4; ++j) {
       const __m512i s = _mm512_add_epi32(_mm512_load_si512(acc + 16 * j), start_[j]);
-      const __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), scale_[j]), shift_[j]);
-      y[j] = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(t, low_), high_));
+      t[j] = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), scale_[j]), shift_[j]);
+      t[j] = _mm512_min_ps(_mm512_max_ps(t[j], low_), high_);
     }
+    if constexpr (kTail == QuantizedTail::kSum) add_other(t, at);
+    __m512i y[4];
+    for (int j = 0; j < 4; ++j) y[j] = _mm512_cvtps_epi32(t[j]);
     const __m512i lo = _mm512_add_epi16(_mm512_packs_epi32(y[0], y[1]), zero_);
     const __m512i hi = _mm512_add_epi16(_mm512_packs_epi32(y[2], y[3]), zero_);
     const __m512i turned = kSigned ? _mm512_packs_epi16(lo, hi) : _mm512_packus_epi16(lo, hi);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_mask_storeu_epi8(out, mask_, _mm512_permutexvar_epi32(order, turned));
+    _mm512_mask_storeu_epi8(out + at, mask_, _mm512_permutexvar_epi32(order, turned));
   }
 
  private:
+  [[gnu::always_inline]] void add_other(__m512* t, int64_t at) const {
+    // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
+    const uint8_t turn = sum_.other_signed ? 0x80 : 0;
+    const __m512 low = _mm512_set1_ps(sum_.low), high = _mm512_set1_ps(sum_.high);
+    const __m512 zero = _mm512_set1_ps(sum_.other_zero + static_cast<float>(turn));
+    __m512 quotient[4];
+    __mmask16 close = inverse_ == inverse_ ? 0 : 0xffff;
+    for (int j = 0; j < 4; ++j) {
+      const __m128i bytes =
+          _mm_xor_si128(_mm_maskz_loadu_epi8(static_cast<__mmask16>(mask_ >> 16 * j), sum_.other + at + 16 * j),
+                        _mm_set1_epi8(static_cast<char>(turn)));
+      const __m512 other = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), zero);
+      t[j] = _mm512_add_ps(_mm512_mul_ps(whole(t[j]), _mm512_set1_ps(sum_.scale)),
+                           _mm512_mul_ps(other, _mm512_set1_ps(sum_.other_scale)));
+      // By the reciprocal, where that cannot matter (quantized_quotient).
+      quotient[j] = _mm512_mul_ps(t[j], _mm512_set1_ps(inverse_));
+      quotient[j] = _mm512_min_ps(_mm512_max_ps(quotient[j], low), high);
+      const __m512 off = _mm512_sub_ps(quotient[j], whole(quotient[j]));
+      close |= _mm512_cmp_ps_mask(_mm512_abs_ps(off), _mm512_set1_ps(0.4999f), _CMP_GT_OQ);
+    }
+    for (int j = 0; j < 4; ++j) {
+      if (close != 0) [[unlikely]] {
+        quotient[j] = _mm512_div_ps(t[j], _mm512_set1_ps(sum_.sum_scale));
+        quotient[j] = _mm512_min_ps(_mm512_max_ps(quotient[j], low), high);
+      }
+      t[j] = quotient[j];
+    }
+  }
+  // Rounded half to even.
+  [[gnu::always_inline]] static __m512 whole(__m512 x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  const __m512 low_, high_;
+  const __m512i zero_;
+  const QuantizedSum sum_;
+  const float inverse_;
+  const __mmask64 mask_;
   __m512i start_[4];
-  __m512 scale_[4], shift_[4], low_, high_;
-  __m512i zero_;
-  __mmask64 mask_;
+  __m512 scale_[4], shift_[4];
 };
 #endif
 
