@@ -56,7 +56,14 @@ Status fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
   const Tensor* parts[4];
   for (size_t k = 0; k < 4; ++k) parts[k] = m.f32_constant(Matcher::operand(norm, k + 1));
   const int64_t M = w->shape()[0], per = M > 0 ? w->numel() / M : 0;
-  OAR_ASSIGN(Tensor w2, Tensor::allocate(w->shape(), Format::f32()));
+  // In place where nobody else has the weights: loading is mostly waiting for new pages.
+  const bool own = m.uses(conv.inputs[1]) == 1 && w->buffer().writable() && w->buffer().holders() == 1;
+  Tensor w2 = *w;
+  if (!own) {
+    OAR_ASSIGN(w2, Tensor::allocate(w->shape(), Format::f32()));
+  }
+  const float* from = w->values<float>().data();
+  float* to = w2.mutable_values<float>().data();
   OAR_ASSIGN(Tensor b2, Tensor::allocate({M}, Format::f32()));
   const double epsilon = norm.attrs.get_float("epsilon", 1e-5);
   for (int64_t k = 0; k < M; ++k) {
@@ -64,9 +71,8 @@ Status fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
     const double s = value(0) / std::sqrt(value(3) + epsilon);
     const double bias = b ? static_cast<double>(at(*b, k)) : 0;
     static_cast<float*>(b2.mutable_data())[k] = static_cast<float>((bias - value(2)) * s + value(1));
-    for (int64_t e = k * per; e < (k + 1) * per; ++e) {
-      static_cast<float*>(w2.mutable_data())[e] = static_cast<float>(static_cast<double>(at(*w, e)) * s);
-    }
+    for (int64_t e = k * per; e < (k + 1) * per; ++e)
+      to[e] = static_cast<float>(static_cast<double>(from[e]) * s);
   }
   const std::string name = g.value(conv.inputs[1]).name;
   const ValueId wid = g.add_constant(name + "'", std::move(w2)),
