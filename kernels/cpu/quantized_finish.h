@@ -183,8 +183,8 @@ template <class Core, class T, QuantizedTail kTail>
 }
 
 #ifdef __AVX512BW__
-// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit. Packing works
-// within quarters of a vector, so that each has four channels of all four sums: a last permutation.
+// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit. Packing
+// works within quarters of a vector, so that each has four channels of all four sums: a last permutation.
 template <bool kSigned, QuantizedTail kTail>
 class QuantizedBytes64 {
  public:
@@ -227,9 +227,9 @@ class QuantizedBytes64 {
     __m512 quotient[4];
     __mmask16 close = inverse_ == inverse_ ? 0 : 0xffff;
     for (int j = 0; j < 4; ++j) {
-      const __m128i bytes =
-          _mm_xor_si128(_mm_maskz_loadu_epi8(static_cast<__mmask16>(mask_ >> 16 * j), sum_.other + at + 16 * j),
-                        _mm_set1_epi8(static_cast<char>(turn)));
+      const __m128i bytes = _mm_xor_si128(
+          _mm_maskz_loadu_epi8(static_cast<__mmask16>(mask_ >> 16 * j), sum_.other + at + 16 * j),
+          _mm_set1_epi8(static_cast<char>(turn)));
       const __m512 other = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), zero);
       t[j] = _mm512_add_ps(_mm512_mul_ps(whole(t[j]), _mm512_set1_ps(sum_.scale)),
                            _mm512_mul_ps(other, _mm512_set1_ps(sum_.other_scale)));

@@ -59,9 +59,7 @@ Status fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
   // In place where nobody else has the weights: loading is mostly waiting for new pages.
   const bool own = m.uses(conv.inputs[1]) == 1 && w->buffer().writable() && w->buffer().holders() == 1;
   Tensor w2 = *w;
-  if (!own) {
-    OAR_ASSIGN(w2, Tensor::allocate(w->shape(), Format::f32()));
-  }
+  if (!own) { OAR_ASSIGN(w2, Tensor::allocate(w->shape(), Format::f32())); }
   const float* from = w->values<float>().data();
   float* to = w2.mutable_values<float>().data();
   OAR_ASSIGN(Tensor b2, Tensor::allocate({M}, Format::f32()));
