@@ -41,23 +41,46 @@ struct DepthwiseRow {
   float* out;  // the output row
 };
 
-// One output pixel whose window may hang over the border.
+// Sums of V vectors of channels of one output pixel whose window may hang over the border; n: lanes of the
+// last.
+template <int V>
+OAR_INLINE void depthwise_channels(const DepthwiseRow& r, int64_t ow, int64_t x0, const TapRange& taps_w,
+                                   int64_t c, int64_t n) {
+  const WindowShape& w = r.a.window;
+  const int64_t C = r.a.C;
+  const auto lanes = [&](int v) { return v + 1 < V ? kLanes : n; };
+  Vf acc[V];
+  OAR_UNROLL
+  for (int v = 0; v < V; ++v) acc[v] = r.a.bias ? load_part(r.a.bias + c + v * kLanes, lanes(v)) : zero();
+  for (int64_t i = r.taps_h.first; i < r.taps_h.last; ++i) {
+    const float* row = r.x + ((r.y0 + i * w.dilation_h) * w.W + x0) * C + c;
+    const float* filter = r.a.w + i * w.KW * C + c;
+    for (int64_t j = taps_w.first; j < taps_w.last; ++j) {
+      OAR_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const int64_t at = v * kLanes;
+        acc[v] = fma(load_part(row + j * w.dilation_w * C + at, lanes(v)),
+                     load_part(filter + j * C + at, lanes(v)), acc[v]);
+      }
+    }
+  }
+  OAR_UNROLL
+  for (int v = 0; v < V; ++v) {
+    const int64_t at = ow * C + c + v * kLanes;
+    if (r.residual) acc[v] = acc[v] + load_part(r.residual + at, lanes(v));
+    store_part(r.out + at, hold(acc[v], r.epilogue.low(), r.epilogue.high()), lanes(v));
+  }
+}
+
+// Of a small image, whose windows mostly hang over, these are most pixels: four sums at a time hide what one
+// waits for.
 inline void depthwise_pixel(const DepthwiseRow& r, int64_t ow) {
   const WindowShape& w = r.a.window;
   const int64_t C = r.a.C, x0 = ow * w.stride_w - w.pad_left;
   const TapRange taps_w(x0, w.KW, w.dilation_w, w.W);
-  const Vf low = r.epilogue.low(), high = r.epilogue.high();
-  for_lanes(C, [&](int64_t c, int64_t n) {
-    Vf acc = r.a.bias ? load_part(r.a.bias + c, n) : zero();
-    for (int64_t i = r.taps_h.first; i < r.taps_h.last; ++i) {
-      for (int64_t j = taps_w.first; j < taps_w.last; ++j) {
-        const int64_t at = (r.y0 + i * w.dilation_h) * w.W + x0 + j * w.dilation_w;
-        acc = fma(load_part(r.x + at * C + c, n), load_part(r.a.w + (i * w.KW + j) * C + c, n), acc);
-      }
-    }
-    if (r.residual) acc = acc + load_part(r.residual + ow * C + c, n);
-    store_part(r.out + ow * C + c, hold(acc, low, high), n);
-  });
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= C; c += 4 * kLanes) depthwise_channels<4>(r, ow, x0, taps_w, c, kLanes);
+  for (; c < C; c += kLanes) depthwise_channels<1>(r, ow, x0, taps_w, c, std::min<int64_t>(kLanes, C - c));
 }
 
 // T neighbouring pixels, KW and S known: each loaded column serves all the windows it lies in.
