@@ -181,6 +181,13 @@ struct Bench {
     std::vector<Timed> all;
     for (const Cache* cache : caches) {
       const int64_t bytes = (context + kPage - 1) / kPage * block_bytes(*cache, D);
+      // Tables are made of whole runs of blocks.
+      const int64_t need = bytes + kRun * block_bytes(*cache, D);
+      if (need > static_cast<int64_t>(kPoolBytes)) {
+        std::fprintf(stderr, "%s, heads of %ld: %ld tokens take %ld MB, the pool has %zu; ask for fewer\n",
+                     cache->name, D, context, need >> 20, kPoolBytes >> 20);
+        std::exit(2);
+      }
       const int64_t layers =
           decode ? std::max<int64_t>(1, static_cast<int64_t>(kPoolBytes * 15 / 16) / bytes) : 1;
       all.push_back({*cache,
