@@ -239,13 +239,15 @@ inline void conv_gather(const ConvWork& work, const float* copy, int64_t g, int6
   const int64_t ld = work.copied ? a.C : a.ldx, top = work.copied ? 0 : w.pad_top;
   const int64_t left = work.copied ? 0 : w.pad_left;
   const float* x = (work.copied ? copy : a.x) + g * (a.C / a.groups);
-  // A product: pixels follow each other in both tensors. Where a window is one of few values, finding the
-  // next one takes as long as multiplying it.
+  // A product: pixels follow each other. Where a window is one of few values, finding the next one takes as
+  // long as multiplying it.
   if (work.taps() == 1 && w.stride_h == 1 && w.stride_w == 1 && top == 0 && left == 0 && H == w.OH &&
-      W == w.OW && out_row == w.OW * a.ldo) {
-    for (int64_t r = 0; r < rows; ++r) {
+      W == w.OW) {
+    int64_t column = p0 % w.OW, out = p0 / w.OW * out_row + column * a.ldo;
+    for (int64_t r = 0; r < rows; ++r, out += a.ldo) {
       table[r] = x + (p0 + r) * ld;
-      offsets[r] = (p0 + r) * a.ldo;
+      offsets[r] = out;
+      if (++column == w.OW) column = 0, out += out_row - w.OW * a.ldo;
     }
     return;
   }
