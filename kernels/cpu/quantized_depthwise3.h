@@ -137,20 +137,17 @@ class VnniDepthwise3 {
 
   [[gnu::always_inline]] void store(const Column& a, const Column& b, const Column& c, uint8_t* out) const {
     const __m512 low = _mm512_set1_ps(a_.low), high = _mm512_set1_ps(a_.high);
-    const __m512i zero = _mm512_set1_epi32(a_.y_zero);
-    __m512i y[4];
+    const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(a_.y_zero));
+    __m512 t[4];
     for (int j = 0; j < 4; ++j) {
       __m512i s = _mm512_dpbusd_epi32(start_[j], a.x[j], filters_[0][j]);
       s = _mm512_dpbusd_epi32(s, b.x[j], filters_[1][j]);
       s = _mm512_dpbusd_epi32(s, c.x[j], filters_[2][j]);
-      __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), scale_[j]), shift_[j]);
-      t = _mm512_min_ps(_mm512_max_ps(t, low), high);
-      y[j] = _mm512_add_epi32(_mm512_cvtps_epi32(t), zero);
+      t[j] = quantized_bounded(s, scale_[j], shift_[j], low, high);
     }
-    const __m512i lo = _mm512_packs_epi32(y[0], y[1]), hi = _mm512_packs_epi32(y[2], y[3]);
-    const __m512i bytes =
-        a_.out_type == QuantizedOut::kU8 ? _mm512_packus_epi16(lo, hi) : _mm512_packs_epi16(lo, hi);
-    _mm512_mask_storeu_epi8(out, lanes_, bytes);
+    _mm512_mask_storeu_epi8(out, lanes_,
+                            a_.out_type == QuantizedOut::kU8 ? quantized_packed<false>(t, zero)
+                                                             : quantized_packed<true>(t, zero));
   }
 
   const QuantizedConvArgs a_;  // a copy: stores of bytes could change what a reference names

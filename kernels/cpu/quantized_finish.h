@@ -183,8 +183,24 @@ template <class Core, class T, QuantizedTail kTail>
 }
 
 #ifdef __AVX512BW__
-// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit. Packing
-// works within quarters of a vector, so that each has four channels of all four sums: a last permutation.
+// Sixteen sums scaled, shifted and bounded, as quantized_scaled() and quantized_bytes() do.
+[[gnu::always_inline]] inline __m512 quantized_bounded(__m512i sums, __m512 scale, __m512 shift, __m512 low,
+                                                       __m512 high) {
+  const __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), shift);
+  return _mm512_min_ps(_mm512_max_ps(t, low), high);
+}
+// Rounded half to even, + zero (16-bit lanes), to bytes: quarter q of the result has quarter q of t[0], t[1],
+// t[2] and t[3].
+template <bool kSigned>
+[[gnu::always_inline]] inline __m512i quantized_packed(const __m512* t, __m512i zero) {
+  __m512i y[4];
+  for (int j = 0; j < 4; ++j) y[j] = _mm512_cvtps_epi32(t[j]);
+  const __m512i lo = _mm512_add_epi16(_mm512_packs_epi32(y[0], y[1]), zero);
+  const __m512i hi = _mm512_add_epi16(_mm512_packs_epi32(y[2], y[3]), zero);
+  return kSigned ? _mm512_packs_epi16(lo, hi) : _mm512_packus_epi16(lo, hi);
+}
+
+// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit.
 template <bool kSigned, QuantizedTail kTail>
 class QuantizedBytes64 {
  public:
@@ -205,15 +221,10 @@ class QuantizedBytes64 {
     __m512 t[4];
     for (int j = 0; j < 4; ++j) {
       const __m512i s = _mm512_add_epi32(_mm512_load_si512(acc + 16 * j), start_[j]);
-      t[j] = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), scale_[j]), shift_[j]);
-      t[j] = _mm512_min_ps(_mm512_max_ps(t[j], low_), high_);
+      t[j] = quantized_bounded(s, scale_[j], shift_[j], low_, high_);
     }
     if constexpr (kTail == QuantizedTail::kSum) add_other(t, at);
-    __m512i y[4];
-    for (int j = 0; j < 4; ++j) y[j] = _mm512_cvtps_epi32(t[j]);
-    const __m512i lo = _mm512_add_epi16(_mm512_packs_epi32(y[0], y[1]), zero_);
-    const __m512i hi = _mm512_add_epi16(_mm512_packs_epi32(y[2], y[3]), zero_);
-    const __m512i turned = kSigned ? _mm512_packs_epi16(lo, hi) : _mm512_packus_epi16(lo, hi);
+    const __m512i turned = quantized_packed<kSigned>(t, zero_);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_mask_storeu_epi8(out + at, mask_, _mm512_permutexvar_epi32(order, turned));
   }

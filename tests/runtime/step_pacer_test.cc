@@ -18,6 +18,14 @@ struct Machine {
   }
 };
 
+// What a server has seen before a prompt meets `decodes` streams: a prompt alone, the streams alone.
+StepPacer acquainted(const Machine& m, int64_t decodes) {
+  StepPacer pacer;
+  pacer.ran(0, 512, m.step(0, 512));
+  pacer.ran(decodes, 0, m.step(decodes, 0));
+  return pacer;
+}
+
 // Runs steps of `decodes` beside prompts that always want `budget` rows; returns the last step with prompts.
 double settle(StepPacer& pacer, const Machine& m, int64_t decodes, int64_t prompts, int steps,
               int64_t budget = 512) {
@@ -37,8 +45,7 @@ TEST_CASE("prompts get as much time as decodes, at any context", "[step_pacer]")
   CHECK(pacer.prompt_rows(0, 1) == StepPacer::kNoLimit);  // nobody decodes
   CHECK(pacer.prompt_rows(3, 1) == StepPacer::kNoLimit);  // nothing is known
   Machine m{0.015, 0.0005, 0.0007};
-  pacer.ran(0, 512, m.step(0, 512));
-  pacer.ran(8, 0, m.step(8, 0));
+  pacer = acquainted(m, 8);
   CHECK(settle(pacer, m, 8, 1, 20) == Approx(2 * m.alone(8)).epsilon(0.06));
   // Rows grow dearer with the context in front of them; a step stays as long as it was.
   for (; m.row < 0.004; m.row *= 1.02) settle(pacer, m, 8, 1, 2);
@@ -49,27 +56,21 @@ TEST_CASE("prompts get as much time as decodes, at any context", "[step_pacer]")
 }
 
 TEST_CASE("with several prompts all are slowed alike, up to the budget of rows", "[step_pacer]") {
-  StepPacer pacer;
   const Machine m{0.015, 0.0005, 0.0007};
-  pacer.ran(0, 512, m.step(0, 512));
-  pacer.ran(8, 0, m.step(8, 0));
+  StepPacer pacer = acquainted(m, 8);
   CHECK(settle(pacer, m, 8, 4, 20) == Approx(5 * m.alone(8)).epsilon(0.06));
   CHECK(pacer.prompt_rows(8, 31) > 512);
 }
 
 TEST_CASE("a prompt always gets on, however dear its rows", "[step_pacer]") {
-  StepPacer pacer;
   const Machine m{0.010, 0.0005, 0.1};
-  pacer.ran(0, 64, m.step(0, 64));
-  pacer.ran(2, 0, m.step(2, 0));
+  StepPacer pacer = acquainted(m, 2);
   CHECK(pacer.prompt_rows(2, 1) == StepPacer::kFewestRows);
 }
 
 TEST_CASE("what decodes cost alone is learned again while a prompt goes on and on", "[step_pacer]") {
-  StepPacer pacer;
   Machine m{0.015, 0.0005, 0.0007};
-  pacer.ran(0, 512, m.step(0, 512));
-  pacer.ran(8, 0, m.step(8, 0));
+  StepPacer pacer = acquainted(m, 8);
   settle(pacer, m, 8, 1, 20);
   m.base = 0.045;  // their contexts have grown
   int without = 0;
@@ -83,10 +84,8 @@ TEST_CASE("what decodes cost alone is learned again while a prompt goes on and o
 }
 
 TEST_CASE("a number of decodes not seen before is judged by its neighbour", "[step_pacer]") {
-  StepPacer pacer;
   const Machine m{0.015, 0.0005, 0.0007};
-  pacer.ran(0, 512, m.step(0, 512));
-  pacer.ran(4, 0, m.step(4, 0));
+  StepPacer pacer = acquainted(m, 4);
   pacer.ran(20, 0, m.step(20, 0));
   CHECK(pacer.prompt_rows(9, 1) == pacer.prompt_rows(4, 1));  // fewer rather than more
   CHECK(pacer.prompt_rows(1, 1) == pacer.prompt_rows(4, 1));
@@ -94,10 +93,8 @@ TEST_CASE("a number of decodes not seen before is judged by its neighbour", "[st
 }
 
 TEST_CASE("one step that lost its processor does not stop prompts", "[step_pacer]") {
-  StepPacer pacer;
   const Machine m{0.015, 0.0005, 0.0007};
-  pacer.ran(0, 512, m.step(0, 512));
-  pacer.ran(8, 0, m.step(8, 0));
+  StepPacer pacer = acquainted(m, 8);
   settle(pacer, m, 8, 1, 20);
   const int64_t rows = pacer.prompt_rows(8, 1);
   pacer.ran(8, rows, 5.0);
