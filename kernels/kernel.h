@@ -90,6 +90,13 @@ Isa best_isa();
 // AVX-VNNI, which stands beside the levels: found with AVX2 alone as well as with AVX-512.
 bool has_avx_vnni();
 
+// Weights in memory: where a chunk begins to read them, and the bytes from there to the end of those that the
+// chunks after it read in turn.
+struct WeightSpan {
+  const void* at = nullptr;
+  int64_t bytes = 0;
+};
+
 struct Kernel {
   KernelFamily family;
   Isa isa;
@@ -99,6 +106,16 @@ struct Kernel {
   std::optional<Format> format;
   void (*plan)(const void* args, int workers, KernelPlan* out);
   void (*run)(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch);
+  // What a chunk of the last phase reads of its weights, so that somebody who waits may fetch it; null for
+  // kernels without weights of their own. Looks at sizes and addresses only.
+  WeightSpan (*weights)(const void* args, int64_t chunk) = nullptr;
+};
+
+// A kernel to come that reads weights. A hint: it need not be run.
+struct NextKernel {
+  const Kernel* kernel = nullptr;  // null: none known; else one with weights()
+  const void* args = nullptr;
+  int64_t chunks = 0;  // of its last phase
 };
 
 // All kernels compiled in, best first within a family. Immutable after start, any thread.

@@ -14,6 +14,8 @@
 //   there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
 //   was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
 //   that was too early the next rest is twice as long.
+// - Who has nothing to do fetches the weights that it will read first in the next kernel that has some (Soon):
+//   while a phase ends, one thread computes alone or a gate is closed, memory need not stand still.
 // - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range is
 //   then simply stolen, so waking up is never waited for.
 #include "kernels/thread_pool.h"
@@ -50,6 +52,10 @@ constexpr std::chrono::milliseconds kRest{50}, kMostRest{1600};
 constexpr int kPausesBeforeStealing = 50;
 constexpr int kPausesPerClockLook = 64;
 
+// What a waiting worker fetches at most, a part of its second-level cache (512 KB and more), and how much of
+// it between two looks at whether the wait is over.
+constexpr int64_t kSoonBytes = 256 << 10, kSoonStep = 4 * 64;
+
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -81,15 +87,42 @@ constexpr Range unpack(uint64_t word) {
   return {static_cast<uint32_t>(word >> 32), static_cast<uint32_t>(word)};
 }
 
+// The weights that a worker will read first in the next kernel that has some, on their way to its caches.
+// Addresses only: they may be gone when they are asked for, which a prefetch does not mind.
+class Soon {
+ public:
+  // Share `rank` of `count` of the next kernel's chunks. While it stays the next one, what has been fetched
+  // stays fetched.
+  void expect(const NextKernel& next, int64_t rank, int64_t count) {
+    if (next.args == args_) return;
+    args_ = next.args;
+    const WeightSpan span = next.kernel->weights(next.args, next.chunks * rank / count);
+    at_ = reinterpret_cast<uintptr_t>(span.at);
+    end_ = at_ + static_cast<uintptr_t>(std::min(span.bytes, kSoonBytes));
+  }
+  // Passes a moment.
+  void wait() {
+    const uintptr_t stop = std::min<uintptr_t>(at_ + kSoonStep, end_);
+    for (; at_ < stop; at_ += 64) __builtin_prefetch(reinterpret_cast<const void*>(at_), 0, 2);
+    pause();
+  }
+
+ private:
+  const void* args_ = nullptr;
+  uintptr_t at_ = 0, end_ = 0;
+};
+
 // One worker's place; each on lines of its own.
 struct alignas(kApart) Slot {
   std::atomic<uint64_t> range{0};
+  int32_t rank = 0, count = 1;  // the worker's place among those who take part in the phase
   alignas(kApart) std::atomic<uint32_t> inside{0};
   std::atomic<uint64_t> steals{0};
   std::atomic<uint64_t> parks{0};
   std::atomic<bool> held_up{false};  // since the caller looked last
   std::atomic<uint32_t> resting{0};  // written by the caller between phases, waited on by the worker
   AlignedBytes scratch;
+  alignas(kApart) Soon soon;  // the worker's own, looked at in every wait
 };
 
 // What the calling thread knew of its delays when it looked last.
@@ -108,16 +141,20 @@ bool was_held_up(uint64_t (*run_delay_ns)()) {
   return held_up;
 }
 
-// One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks.
-struct Job {
+// One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks. One
+// cache line: each worker fetches it at the start of each phase.
+struct alignas(64) Job {
   void (*call)(const Job& job, int64_t begin, int64_t end, const KernelScratch& scratch) = nullptr;
   const void* fn = nullptr;  // the Kernel or a RangeFn
   const void* args = nullptr;
-  int phase = 0;
-  int64_t chunks = 0;
   void* shared = nullptr;
-  int64_t unit = 1, units = 0;  // set by run_phase()
+  const NextKernel* next = nullptr;  // null: none known
+  int64_t chunks = 0;
+  int32_t phase = 0;
+  uint32_t units = 0;  // set by run_phase(), as is
+  int64_t unit = 1;
 };
+static_assert(sizeof(Job) == 64);
 
 void call_kernel(const Job& job, int64_t begin, int64_t end, const KernelScratch& scratch) {
   static_cast<const Kernel*>(job.fn)->run(job.args, job.phase, begin, end, scratch);
@@ -223,10 +260,11 @@ struct ThreadPool::Impl {
       job.call(job, r.begin * job.unit, r.end == job.units ? job.chunks : r.end * job.unit, scratch);
     };
     for (Range r = take_own(slot); !r.empty(); r = take_own(slot)) run(r);
+    if (job.next != nullptr) slot.soon.expect(*job.next, slot.rank, slot.count);
     for (int pauses = 0; !all_empty();) {
       if (pauses < kPausesBeforeStealing) {
         ++pauses;
-        pause();
+        slot.soon.wait();
         continue;
       }
       if (const Range r = steal(slot); !r.empty()) run(r);
@@ -258,7 +296,7 @@ struct ThreadPool::Impl {
     const auto deadline = Clock::now() + spin;
     do {
       for (int i = 0; i < kPausesPerClockLook; ++i) {
-        pause();
+        slot.soon.wait();
         now = ticket.load(std::memory_order_acquire);
         if (now != seen) return now;
       }
@@ -312,7 +350,8 @@ struct ThreadPool::Impl {
     const int64_t count = static_cast<int64_t>(slots.size()) - resting;
     constexpr int64_t kMaxUnits = int64_t{1} << 31;
     job.unit = job.chunks / kMaxUnits + 1;
-    const int64_t units = job.units = job.chunks / job.unit + (job.chunks % job.unit != 0);
+    const int64_t units = job.chunks / job.unit + (job.chunks % job.unit != 0);
+    job.units = static_cast<uint32_t>(units);
     if (units <= 1 || count == 1) {
       if (job.chunks > 0) job.call(job, 0, job.chunks, {slots[0].scratch.get(), job.shared});
       return;
@@ -322,14 +361,15 @@ struct ThreadPool::Impl {
       if (resting > 0 && s.resting.load(std::memory_order_relaxed) != 0) continue;
       const Range r{static_cast<uint32_t>(units * w / count), static_cast<uint32_t>(units * (w + 1) / count)};
       s.range.store(pack(r), std::memory_order_relaxed);
-      ++w;
+      s.rank = static_cast<int32_t>(w++);
+      s.count = static_cast<int32_t>(count);
     }
     ticket.fetch_add(1);  // odd: open
     if (parked.load() != 0) ticket.notify_all();
     work(slots[0]);
     ticket.fetch_add(1);  // even: closed
     for (Slot& s : slots) {
-      while (s.inside.load() != 0) pause();
+      while (s.inside.load() != 0) slots[0].soon.wait();
     }
   }
 
@@ -360,11 +400,17 @@ ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::workers() const { return static_cast<int>(impl_->slots.size()); }
 
-void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared) {
+void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,
+                     const NextKernel& next) {
   std::lock_guard lock(impl_->turn);
   impl_->runs.fetch_add(1, std::memory_order_relaxed);
+  // While x is packed, what comes next is this kernel's own weights.
+  const NextKernel own{&kernel, args, plan.chunks[plan.phases - 1]};
   for (int phase = 0; phase < plan.phases; ++phase) {
-    impl_->job = Job{&call_kernel, &kernel, args, phase, plan.chunks[phase], shared};
+    const bool last = phase + 1 == plan.phases;
+    const NextKernel* soon = next.kernel == nullptr ? nullptr : last || kernel.weights == nullptr ? &next : &own;
+    impl_->job = {.call = &call_kernel, .fn = &kernel, .args = args, .shared = shared, .next = soon,
+                  .chunks = plan.chunks[phase], .phase = phase};
     impl_->run_phase();
   }
 }
@@ -382,7 +428,7 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx
   grain = std::max<int64_t>(grain, 1);
   const RangeFn range_fn{fn, ctx, count, grain};
   std::lock_guard lock(impl_->turn);
-  impl_->job = Job{&call_range_fn, &range_fn, nullptr, 0, (count - 1) / grain + 1, nullptr};
+  impl_->job = {.call = &call_range_fn, .fn = &range_fn, .chunks = (count - 1) / grain + 1};
   impl_->run_phase();
 }
 

@@ -38,7 +38,9 @@ class ThreadPool {
   // Runs every phase of the kernel to completion; `plan` is what kernel.plan() said for these args, `shared`
   // has plan.shared_scratch bytes (64-byte aligned). Worker scratch comes from the pool and grows only
   // through reserve_scratch(). Blocking; callable from any thread, one at a time.
-  void run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared);
+  // `next`: workers without work bring its first weights to their caches; its args are looked at until run()
+  // returns.
+  void run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared, const NextKernel& next = {});
   // Makes sure each worker owns that many bytes of scratch, so that run() never allocates.
   void reserve_scratch(size_t bytes_per_worker);
   // Runs fn(ctx, begin, end) over [0, count): for work at load time (packing, decoding), not per step.

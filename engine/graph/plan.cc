@@ -132,6 +132,7 @@ Status Plan::lower(const PlanOptions& options) {
     log_(LogLevel::kWarning,
          cat("no kernel for ", op.first, " (", op.second, ") on ", backend_.name(), ": it runs", cost));
   }
+  find_next_weights();
   capturable_ = backend_.captures() && std::all_of(steps_.begin(), steps_.end(),
                                                    [](const Step& s) { return s.op->kernel() != nullptr; });
   for (ValueId v : graph_.inputs()) live_[v] = 1;
@@ -394,10 +395,31 @@ Status Plan::run(std::span<const int64_t> symbols, std::span<const void* const> 
   return backend_.replay(seen->capture);
 }
 
+void Plan::find_next_weights() {
+  // Smaller ones stay in caches from run to run, and who fetches hears later that the wait is over.
+  const uint64_t worthwhile = static_cast<uint64_t>(backend_.workers()) * (128 << 10);
+  const auto reads = [&](const Step& s) {
+    const Kernel* k = s.op->kernel();
+    return k != nullptr && k->weights != nullptr && s.op->weight_bytes >= worthwhile;
+  };
+  const auto first = std::find_if(steps_.begin(), steps_.end(), reads);
+  size_t next = static_cast<size_t>(first - steps_.begin());
+  for (size_t i = steps_.size(); i-- > 0;) {
+    steps_[i].next = first == steps_.end() ? i : next;
+    if (reads(steps_[i])) next = i;
+  }
+}
+
 Status Plan::run_steps() {
-  for (Step& step : steps_) {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
     if (const Kernel* kernel = step.op->kernel()) {
-      OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data()));
+      NextKernel next;
+      if (step.next != i) {
+        const Step& s = steps_[step.next];
+        next = {s.op->kernel(), s.op->args(), s.plan.chunks[s.plan.phases - 1]};
+      }
+      OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data(), next));
     } else {
       OAR_RETURN_IF_ERROR(step.op->execute());
     }

@@ -148,6 +148,7 @@ class Plan {
     std::vector<int32_t> in, out;  // indices into operands_, -1 for left out
     std::vector<Operand> in_operands, out_operands;
     KernelPlan plan;  // of the last prepare()
+    size_t next = 0;  // the step that reads weights next, in this run or the following one; itself: none other
     // Constants that the op reads as operands, where they lie on the device.
     std::vector<std::pair<size_t, void*>> device_constants;
   };
@@ -159,6 +160,7 @@ class Plan {
   void place_states(const PlanOptions& options);
   bool on_host_state(ValueId value) const;
   Status upload_constants(const std::vector<size_t>& taken, Step& step);
+  void find_next_weights();
   Status run_steps();
   Status foresee_scratch();
   void resolve(std::span<const int64_t> symbols, std::byte* arena);

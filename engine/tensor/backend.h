@@ -48,8 +48,9 @@ class Backend {
   }
   // Makes launch() allocation-free for kernels that need up to this much scratch per worker.
   virtual void reserve_worker_scratch(size_t bytes) = 0;
-  virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan,
-                        void* shared_scratch) = 0;
+  // `next`: a launch to come that reads weights, which the processor may fetch while it waits.
+  virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared_scratch,
+                        const NextKernel& next = {}) = 0;
   // Host threads for work at load time.
   virtual ThreadPool& host_pool() = 0;
   // The processor beside the device, which runs what the device has no kernel for; the processor itself.

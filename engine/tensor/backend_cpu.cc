@@ -30,8 +30,9 @@ class CpuBackend final : public Backend {
   const WeightLayout& weight_layout(Format format) const override { return oar::weight_layout(format, isa_); }
   int workers() const override { return pool_->workers(); }
   void reserve_worker_scratch(size_t bytes) override { pool_->reserve_scratch(bytes); }
-  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared) override {
-    pool_->run(kernel, args, plan, shared);
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,
+                const NextKernel& next) override {
+    pool_->run(kernel, args, plan, shared, next);
     return ok_status();
   }
   ThreadPool& host_pool() override { return *pool_; }

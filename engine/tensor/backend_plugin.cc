@@ -295,7 +295,8 @@ class PluginBackend final : public Backend {
     return ok_status();
   }
   void reserve_worker_scratch(size_t) override {}
-  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared) override {
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,
+                const NextKernel&) override {
     OAR_RETURN_IF_ERROR(d_->fault);
     const oar_plugin_status status =
         table_.launch(d_->handle, d_->stream, handle_of(kernel), args,

@@ -57,7 +57,7 @@ struct KVnniCore {
   static constexpr int64_t kWaiting = 4 * 4 * kHeadRows;  // bytes of a super-block and token
   static constexpr int64_t kStreams = kRowStreams;
   // How far each run of rows is fetched before it is read.
-  static constexpr int64_t kAhead = kStreams == 1 ? 4096 : 2048;
+  static constexpr int64_t kAhead = kStreams == 1 ? 8192 : 2048;
 
   static int64_t x_bytes(int64_t K) { return KToken::bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return v.format.stride(v.K); }

@@ -195,6 +195,22 @@ struct MatmulDriver {
     }
   }
 
+  // From the first row of the chunk to the end of its segment. Which experts a grouped matmul reads is not known
+  // before it runs.
+  static WeightSpan weights(const void* args, int64_t chunk) {
+    const MatmulView v = view(*static_cast<const MatmulArgs*>(args));
+    const int64_t rows = chunk_rows(v), row_bytes = Core::w_bytes(v);
+    for (int64_t s = 0; s < v.segments_per_run; ++s) {
+      const MatmulSegment& seg = v.segments[s];
+      const int64_t chunks = (seg.n + rows - 1) / rows;
+      if (chunk < chunks) {
+        return {static_cast<const char*>(seg.w) + chunk * rows * row_bytes, (seg.n - chunk * rows) * row_bytes};
+      }
+      chunk -= chunks;
+    }
+    return {};
+  }
+
   // Registers the plain and the grouped kernel as "matmul.FORMAT.LEVEL"; `level` is the ISA's name if null.
   static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level) {
     const std::string suffix = std::string(".") + (format ? format->name() : "any") + "." +
@@ -205,7 +221,8 @@ struct MatmulDriver {
   // The same with string literals for names.
   static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* name,
                      const char* grouped_name) {
-    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>});
+    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>,
+                    &weights});
     list.push_back({KernelFamily::kGroupedMatmul, isa, grouped_name, format, &plan<GroupedMatmulArgs>,
                     &run<GroupedMatmulArgs>});
   }

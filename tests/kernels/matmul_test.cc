@@ -409,6 +409,36 @@ TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {
   });
 }
 
+TEST_CASE("matmul: weights() says where the rows of a chunk lie") {
+  for_each_kernel([&](Format format, Isa isa) {
+    const std::vector<int64_t> n = {300, 17, 200};
+    Problem p(format, isa, {1, 512, n}, Values::kNormal, false, false);
+    INFO(p.describe());
+    if (p.kernel->weights == nullptr) return;  // the reference
+    KernelPlan plan;
+    p.kernel->plan(&p.args, 1, &plan);
+    AlignedScratch worker(plan.worker_scratch), shared(plan.shared_scratch);
+    const oar::KernelScratch scratch{worker.data(), shared.data()};
+    const int last = plan.phases - 1;
+    for (int phase = 0; phase < last; ++phase) p.kernel->run(&p.args, phase, 0, plan.chunks[phase], scratch);
+    for (int64_t c = 0; c < plan.chunks[last]; ++c) {
+      std::ranges::fill(p.out, -7.f);
+      p.kernel->run(&p.args, last, c, c + 1, scratch);
+      const int64_t first = std::ranges::find_if(p.out, [](float v) { return v != -7.f; }) - p.out.begin();
+      const size_t s = first < n[0] ? 0 : first < n[0] + n[1] ? 1 : 2;
+      const int64_t row = first - p.segments[s].out_col;
+      const WeightSpan span = p.kernel->weights(&p.args, c);
+      const int64_t at = static_cast<const char*>(span.at) - static_cast<const char*>(p.segments[s].w);
+      REQUIRE(span.bytes % (n[s] - row) == 0);
+      const int64_t row_bytes = span.bytes / (n[s] - row);
+      CHECK(at == row * row_bytes);
+      // A packed row may be longer than the file's, and shorter by no more than scales.
+      CHECK(row_bytes * 10 >= format.stride(512) * 9);
+    }
+    CHECK(p.kernel->weights(&p.args, plan.chunks[last]).bytes == 0);
+  });
+}
+
 TEST_CASE("matmul: no rows of x, no work") {
   for_each_kernel([&](Format format, Isa isa) {
     Problem p(format, isa, {1, 256, {40}}, Values::kNormal, false, false);

@@ -1,5 +1,6 @@
 // The pool: every chunk of every phase exactly once, phases in order, from any thread, however slow a worker
 // is.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -162,6 +163,38 @@ TEST_CASE("thread pool: scratch is private, aligned and large enough") {
   plan.worker_scratch = 1000;
   pool.run(kernel, &args, plan, nullptr);
   CHECK(args.bad.load() == 0);
+}
+
+TEST_CASE("thread pool: who waits asks for its share of the next kernel's weights") {
+  // Which chunks were asked for. The addresses it gets are nobody's: a hint may be stale.
+  struct Asked {
+    std::atomic<uint64_t> chunks{0};
+  } asked;
+  static constexpr int64_t kChunks = 40;
+  Kernel next = kCount;
+  next.weights = [](const void* a, int64_t chunk) {
+    const_cast<Asked*>(static_cast<const Asked*>(a))->chunks.fetch_or(uint64_t{1} << chunk);
+    return WeightSpan{reinterpret_cast<const void*>(uintptr_t{4096}), int64_t{1} << 40};
+  };
+  ThreadPool pool({.threads = 4, .spin_us = 100000});
+  for (int turn = 0; turn < 20; ++turn) {
+    // Its slow chunk gives the others time to finish and ask.
+    std::vector<std::vector<int>> counts(1, std::vector<int>(64));
+    std::atomic<int64_t> early{0};
+    const CountArgs args{1, 64, &counts, &early, 5};
+    KernelPlan plan;
+    kCount.plan(&args, pool.workers(), &plan);
+    pool.run(kCount, &args, plan, nullptr, {&next, &asked, kChunks});
+    REQUIRE(std::ranges::all_of(counts[0], [](int n) { return n == 1; }));
+  }
+  const uint64_t chunks = asked.chunks.load();
+  CHECK(chunks != 0);
+  // With one of four at rest, shares begin at thirds.
+  uint64_t shares = 0;
+  for (const int64_t count : {3, 4}) {
+    for (int64_t w = 0; w < count; ++w) shares |= uint64_t{1} << kChunks * w / count;
+  }
+  CHECK((chunks & ~shares) == 0);
 }
 
 TEST_CASE("thread pool: pinned workers run too") {
