@@ -14,7 +14,8 @@
 //   there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
 //   was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
 //   that was too early the next rest is twice as long.
-// - Who has nothing to do fetches the weights that it will read first in the next kernel that has some (Soon):
+// - Who has nothing to do fetches the weights that it will read first in the next kernel that has some
+// (Soon):
 //   while a phase ends, one thread computes alone or a gate is closed, memory need not stand still.
 // - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range is
 //   then simply stolen, so waking up is never waited for.
@@ -141,8 +142,8 @@ bool was_held_up(uint64_t (*run_delay_ns)()) {
   return held_up;
 }
 
-// One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks. One
-// cache line: each worker fetches it at the start of each phase.
+// One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks.
+// One cache line: each worker fetches it at the start of each phase.
 struct alignas(64) Job {
   void (*call)(const Job& job, int64_t begin, int64_t end, const KernelScratch& scratch) = nullptr;
   const void* fn = nullptr;  // the Kernel or a RangeFn
@@ -408,9 +409,16 @@ void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& p
   const NextKernel own{&kernel, args, plan.chunks[plan.phases - 1]};
   for (int phase = 0; phase < plan.phases; ++phase) {
     const bool last = phase + 1 == plan.phases;
-    const NextKernel* soon = next.kernel == nullptr ? nullptr : last || kernel.weights == nullptr ? &next : &own;
-    impl_->job = {.call = &call_kernel, .fn = &kernel, .args = args, .shared = shared, .next = soon,
-                  .chunks = plan.chunks[phase], .phase = phase};
+    const NextKernel* soon = next.kernel == nullptr              ? nullptr
+                             : last || kernel.weights == nullptr ? &next
+                                                                 : &own;
+    impl_->job = {.call = &call_kernel,
+                  .fn = &kernel,
+                  .args = args,
+                  .shared = shared,
+                  .next = soon,
+                  .chunks = plan.chunks[phase],
+                  .phase = phase};
     impl_->run_phase();
   }
 }

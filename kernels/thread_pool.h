@@ -40,7 +40,8 @@ class ThreadPool {
   // through reserve_scratch(). Blocking; callable from any thread, one at a time.
   // `next`: workers without work bring its first weights to their caches; its args are looked at until run()
   // returns.
-  void run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared, const NextKernel& next = {});
+  void run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,
+           const NextKernel& next = {});
   // Makes sure each worker owns that many bytes of scratch, so that run() never allocates.
   void reserve_scratch(size_t bytes_per_worker);
   // Runs fn(ctx, begin, end) over [0, count): for work at load time (packing, decoding), not per step.

@@ -18,7 +18,7 @@ struct ClassifyOptions {
   std::string model, labels;
   std::vector<std::string> images;
   std::vector<float> mean{0.485f, 0.456f, 0.406f}, std{0.229f, 0.224f, 0.225f};
-  int top = 5, threads = 0, size = 224;
+  int top = 5, threads = 0, size = 0;
   bool bgr = false, stretch = false, json = false;
 };
 
@@ -51,8 +51,9 @@ Status classify_one(const ClassifyOptions& o, const Predictor& model, const std:
                     const std::string& path) {
   OAR_ASSIGN(const vision::Image image, read_image(path));
   OAR_ASSIGN(ImageInput in, image_input(model, o.model));
-  if (in.height == 0) in.height = o.size;
-  if (in.width == 0) in.width = o.size;
+  const auto open_side = [&](int usual) { return o.size > 0 ? o.size : usual > 0 ? usual : 224; };
+  if (in.height == 0) in.height = open_side(in.usual_height);
+  if (in.width == 0) in.width = open_side(in.usual_width);
   vision::Normalization how;
   std::copy_n(o.mean.begin(), 3, how.mean.begin());
   std::copy_n(o.std.begin(), 3, how.std.begin());
@@ -112,9 +113,9 @@ void add_classify(CLI::App& app, Action& action) {
   c->add_option("--model", o->model, "the classifier")->required()->type_name("MODEL");
   c->add_option("--labels", o->labels, "names of the classes, one per line")->type_name("FILE");
   c->add_option("--top", o->top, "how many classes")->check(in_range(1, 1000))->capture_default_str();
-  c->add_option("--size", o->size, "side of the input where the model leaves it open")
-      ->check(in_range(1, 4096))
-      ->capture_default_str();
+  c->add_option("--size", o->size,
+                "side of the input where the model leaves it open; default: what it was made for, or 224")
+      ->check(in_range(1, 4096));
   c->add_option("--mean", o->mean, "per channel, of pixels in 0..1")->expected(3);
   c->add_option("--std", o->std, "per channel")->expected(3)->check(above_zero());
   c->add_flag("--bgr", o->bgr, "channel 0 is blue");

@@ -46,7 +46,7 @@ Result<Tensor> from_raw(Buffer bytes, const IoSpec& spec) {
   std::vector<int64_t> dims;
   int64_t known = 1, unknown = -1;
   for (size_t k = 0; k < spec.dims.size(); ++k) {
-    dims.push_back(spec.dims[k].value);
+    dims.push_back(spec.dims[k].declared());
     if (dims[k] < 0 && unknown >= 0) dims[k] = 1;  // further unknown extents: 1 (a batch of one)
     else if (dims[k] < 0) unknown = static_cast<int64_t>(k);
     if (dims[k] >= 0 && __builtin_mul_overflow(known, dims[k], &known))

@@ -39,7 +39,8 @@ Result<ImageInput> image_input(const Predictor& model, const std::string& name) 
     return invalid_argument(cat(name, " takes ", in.to_string(), "; f32[batch, 3, height, width] is meant"));
   }
   auto side = [](int64_t v) { return v > 0 && v <= vision::kMaxSide ? static_cast<int>(v) : 0; };
-  return ImageInput{side(in.dims[2].value), side(in.dims[3].value)};
+  const IoDim &height = in.dims[2], &width = in.dims[3];
+  return ImageInput{side(height.value), side(width.value), side(height.declared()), side(width.declared())};
 }
 
 Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
@@ -97,7 +98,7 @@ Result<std::vector<vision::TextBox>> TextReader::detect(const vision::Image& ima
 
 Result<vision::ReadText> TextReader::recognize(const vision::Image& line) const {
   OAR_ASSIGN(ImageInput in, image_input(*recognizer_, options_.recognizer));
-  if (in.height == 0) in.height = 48;
+  if (in.height == 0) in.height = in.usual_height > 0 ? in.usual_height : 48;
   const double ratio = static_cast<double>(line.width) / line.height;
   const int natural = std::clamp(static_cast<int>(std::ceil(in.height * ratio)), 1, 16384);
   // Short lines are padded to the width that training used.

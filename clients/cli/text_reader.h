@@ -48,10 +48,11 @@ class TextReader {
   std::vector<std::string> lines_;  // of the dictionary
 };
 
-// The one image input of a model: its declared height and width, 0 where any will do. An error when the model
-// takes something else.
+// The one image input of a model: the height and width it wants, 0 where any will do, and those it was made
+// for, 0 where it does not say. An error when the model takes something else.
 struct ImageInput {
   int height = 0, width = 0;
+  int usual_height = 0, usual_width = 0;
 };
 Result<ImageInput> image_input(const Predictor& model, const std::string& name);
 // Runs the model on one image of exactly width x height (plus zero columns up to `row`); its first output in

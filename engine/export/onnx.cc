@@ -34,7 +34,7 @@ Result<ProtoWriter> type_proto(const IoSpec& io) {
     ProtoWriter shape;
     for (const IoDim& d : io.dims) {
       ProtoWriter dim;
-      if (d.value >= 0) dim.number(1, d.value);
+      if (d.declared() >= 0) dim.number(1, d.declared());  // what is only usual cannot be said
       else if (!d.name.empty()) dim.text(2, d.name);
       shape.message(1, dim);
     }

@@ -302,9 +302,9 @@ void from_table(NodeWriter& n, const OnnxOp& op) {
       std::string_view(op.attrs).find("axis:") == std::string_view::npos)
     return binary(n, op.name, op.attrs);
   const bool axes = ours.starts_with("reduce_") || ours == "squeeze" || ours == "unsqueeze";
-  constexpr std::array<std::string_view, 1> handled = {"axes"};
-  const Attributes a = n.attributes(
-      op.attrs, axes ? std::span<const std::string_view>(handled) : std::span<const std::string_view>());
+  // A window too large for its operand is an error in ONNX, whether Paddle would have cut it or not.
+  constexpr std::array<std::string_view, 2> handled = {"cut_windows", "axes"};
+  const Attributes a = n.attributes(op.attrs, std::span(handled).first(axes ? 2 : 1));
   std::vector<std::string> in = n.ins();
   if (axes && n.attrs().has("axes") && !n.has(1)) {
     in.resize(1);

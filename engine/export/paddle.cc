@@ -51,7 +51,7 @@ Result<Declared> declared(const IoSpec& io) {
                              io.kind != IoSpec::Kind::kTensor ? "no tensor" : "of no declared type and rank",
                              ", which Paddle cannot express; write ONNX instead"));
   Declared d{io.dtype, {}};
-  for (const IoDim& dim : io.dims) d.dims.push_back(dim.value);
+  for (const IoDim& dim : io.dims) d.dims.push_back(dim.declared());
   return d;
 }
 

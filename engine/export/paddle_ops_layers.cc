@@ -164,8 +164,9 @@ ValueIndex pool_op(NodeWriter& n, ValueIndex x, const Window& w, std::vector<Att
   return n.op("pool3d", {x}, std::move(attrs), t);
 }
 void pool(NodeWriter& n, const char* kind) {
-  n.expect_attrs({"auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads",
-                  "storage_order", "strides"});
+  // Of windows too large for their operand (cut_windows) Paddle cuts all.
+  n.expect_attrs({"auto_pad", "ceil_mode", "count_include_pad", "cut_windows", "dilations", "kernel_shape",
+                  "pads", "storage_order", "strides"});
   if (n.wants(1)) return n.fail("the places of the maxima");
   Declared x = n.in_type(0);
   const Ints kernel = n.attrs().get_ints("kernel_shape");

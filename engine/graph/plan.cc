@@ -419,7 +419,8 @@ Status Plan::run_steps() {
         const Step& s = steps_[step.next];
         next = {s.op->kernel(), s.op->args(), s.plan.chunks[s.plan.phases - 1]};
       }
-      OAR_RETURN_IF_ERROR(backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data(), next));
+      OAR_RETURN_IF_ERROR(
+          backend_.launch(*kernel, step.op->args(), step.plan, scratch_.mutable_data(), next));
     } else {
       OAR_RETURN_IF_ERROR(step.op->execute());
     }

@@ -17,7 +17,8 @@ std::string IoSpec::to_string() const {
   s += "[";
   for (size_t k = 0; k < dims.size(); ++k) {
     s += k ? ", " : "";
-    s += dims[k].value >= 0 ? cat(dims[k].value) : dims[k].name.empty() ? "?" : dims[k].name;
+    const IoDim& d = dims[k];
+    s += d.value >= 0 ? cat(d.value) : d.usual >= 0 ? cat("~", d.usual) : d.name.empty() ? "?" : d.name;
   }
   return s + "]";
 }

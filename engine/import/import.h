@@ -24,6 +24,8 @@ namespace oar {
 struct IoDim {
   int64_t value = -1;  // -1: any
   std::string name;    // of the symbol ("batch"), where the file gives one
+  int64_t usual = -1;  // where any will do: the extent the model was made for, if the file says; else -1
+  int64_t declared() const { return value >= 0 ? value : usual; }
 };
 
 // A named input or output. Names are the file's own.
@@ -35,7 +37,7 @@ struct IoSpec {
   bool typed = false;         // false: the file does not say
   bool ranked = false;        // false: `dims` means nothing
   std::vector<IoDim> dims;
-  std::string to_string() const;  // "x: f32[batch, 3, 224, 224]"
+  std::string to_string() const;  // "x: f32[batch, 3, ~224, ~224]", ~ before usual extents
 };
 
 struct ImportedModel {

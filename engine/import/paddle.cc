@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "engine/import/paddle_node.h"
 #include "engine/loader/byte_reader.h"
@@ -308,12 +309,35 @@ bool is_paddle_path(const std::string& path) {
   return p.extension() == ".pdmodel" || p.extension() == ".json" || p.filename() == "__model__";
 }
 
-Result<ImportedModel> import_paddle_model(const paddle::Model& model) {
+namespace {
+
+void any_extent(IoDim& d) {
+  if (d.value > 0) d.usual = std::exchange(d.value, -1);
+}
+// Height and width of images are free: a program declares those of its training, and Paddle runs it at others
+// (PP-OCR's angle classifier declares 32 x 100 and is meant for 48 x 192).
+bool free_image_size(IoSpec& input) {
+  if (!input.ranked || input.dims.size() != 4) return false;
+  const auto channels = [&](size_t axis) {
+    const int64_t n = input.dims[axis].value;
+    return n == 1 || n == 3 || n == 4;
+  };
+  if (!channels(1) && !channels(3)) return false;
+  const bool channels_last = !channels(1);
+  IoDim &height = input.dims[channels_last ? 1 : 2], &width = input.dims[channels_last ? 2 : 3];
+  const bool fixed = height.value > 0 || width.value > 0;
+  any_extent(height);
+  any_extent(width);
+  return fixed;
+}
+// What follows from them: maps and sequences, not (batch, classes).
+void free_size(IoSpec& output) {
+  for (size_t k = 1; output.dims.size() > 2 && k < output.dims.size(); ++k) any_extent(output.dims[k]);
+}
+
+// `any_size`: tries images of any size; false in it when the program leaves no choice.
+Result<ImportedModel> import_program(const paddle::Model& model, bool& any_size) {
   const paddle::Program& program = model.program;
-  if (model.parameters.size() != program.parameters.size()) {
-    return invalid_argument(cat(program.file, ": ", model.parameters.size(), " parameters for a program of ",
-                                program.parameters.size()));
-  }
   paddle::Scope scope(program, nullptr);
   ImportedModel out;
   out.format = program.kind == paddle::Program::Kind::kPir ? "paddle.pir" : "paddle";
@@ -322,8 +346,10 @@ Result<ImportedModel> import_paddle_model(const paddle::Model& model) {
     const paddle::ValueIndex v = program.parameters[k];
     scope.define(v, {scope.writer().constant(model.parameters[k], program.values[v].name)});
   }
+  bool freed = false;
   for (const paddle::Port& port : program.inputs) {
     out.inputs.push_back(spec_of(program, port));
+    if (any_size && free_image_size(out.inputs.back())) freed = true;
     scope.define(port.value, {Val{add_graph_input(*scope.graph(), out.inputs.back())}});
   }
   OAR_RETURN_IF_ERROR(scope.run(program.blocks[0], nullptr));
@@ -333,11 +359,26 @@ Result<ImportedModel> import_paddle_model(const paddle::Model& model) {
       return data_loss(cat(program.file, ": output ", show_name(port.name), " is not computed"));
     }
     out.outputs.push_back(spec_of(program, port));
+    if (freed) free_size(out.outputs.back());
     scope.graph()->add_output(port.name, vals[0].id);
   }
   if (out.outputs.empty()) return data_loss(cat(program.file, ": the program has no outputs"));
   out.graph = scope.graph();
+  any_size = !(freed && scope.relies_on_extents());
   return out;
+}
+
+}  // namespace
+
+Result<ImportedModel> import_paddle_model(const paddle::Model& model) {
+  if (model.parameters.size() != model.program.parameters.size()) {
+    return invalid_argument(cat(model.program.file, ": ", model.parameters.size(),
+                                " parameters for a program of ", model.program.parameters.size()));
+  }
+  bool any_size = true;
+  OAR_ASSIGN(ImportedModel imported, import_program(model, any_size));
+  if (!any_size) { OAR_ASSIGN(imported, import_program(model, any_size)); }
+  return imported;
 }
 
 Result<ImportedModel> import_paddle(const std::string& path, const ImportOptions& options) {

@@ -109,12 +109,18 @@ class Scope {
   Scope* outer() { return outer_; }
   // A formal input of a body.
   Val add_formal(const std::string& name) { return {graph_->add_input(name, TensorType::unknown())}; }
+  // Somebody took a declared extent for a fact: the inputs must have those that the program declares.
+  void rely_on_extents() { outermost().relies_on_extents_ = true; }
+  bool relies_on_extents() { return outermost().relies_on_extents_; }
   // Translates the block's ops; stops at cf.yield, whose operands it hands back.
   Status run(const Block& block, std::vector<ValueIndex>* yielded);
 
  private:
+  Scope& outermost() { return outer_ ? outer_->outermost() : *this; }
+
   const Program& program_;
   Scope* outer_;
+  bool relies_on_extents_ = false;
   int depth_;  // bounded: a hostile file may nest blocks without end
   std::shared_ptr<Graph> graph_;
   OpWriter writer_;

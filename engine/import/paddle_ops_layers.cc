@@ -108,6 +108,7 @@ void pool(Node& n) {
       const int64_t extent = t->dims[k + (channels_last(n) ? 1 : 2)], out = (*kernel)[k];
       if (extent > 0 && out > 0 && extent % out == 0) window.push_back(extent / out);
     }
+    n.scope().rely_on_extents();
     if (window.size() != axes)
       return n.fail(unimplemented("adaptive pooling to sizes that do not divide a declared extent"));
     attrs = {{"kernel_shape", window}, {"strides", window}};
@@ -115,6 +116,7 @@ void pool(Node& n) {
     if (!window_attrs(n, axes, attrs)) return;
     attrs.set("kernel_shape", *kernel);
     attrs.set("ceil_mode", n.get_int("ceil_mode", 0));
+    attrs.set("cut_windows", int64_t{1});  // funcs/pooling.h divides as C does, towards zero
   }
   if (average) attrs.set("count_include_pad", int64_t{!n.get_bool("exclusive", true)});
   with_channels_first(n, [&](Val x) { return n.w().op(average ? "average_pool" : "max_pool", {x}, attrs); });

@@ -121,7 +121,10 @@ void squeeze(Node& n) {
   for (int64_t a : *axes) {
     const auto rank = t ? static_cast<int64_t>(t->dims.size()) : 0;
     const int64_t k = a < 0 ? a + rank : a;
-    if (k >= 0 && k < rank && t->dims[static_cast<size_t>(k)] > 1) continue;
+    if (k >= 0 && k < rank && t->dims[static_cast<size_t>(k)] > 1) {
+      n.scope().rely_on_extents();
+      continue;
+    }
     keep.push_back(a);
   }
   n.out(0, keep.empty() ? n.in(0) : n.squeeze(n.in(0), keep));
@@ -267,6 +270,7 @@ void unbind(Node& n) {
   const int64_t at = axis < 0 ? axis + rank : axis;
   const int64_t count = at >= 0 && at < rank ? t->dims[static_cast<size_t>(at)] : -1;
   if (count < 1 || count > 4096) return n.fail(unimplemented("an extent that the program does not declare"));
+  n.scope().rely_on_extents();
   std::vector<Val> parts = pieces(n, {}, static_cast<size_t>(count), axis);
   for (Val& v : parts) v = n.squeeze(v, {axis});
   n.out_list(0, std::move(parts));

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when a graph op, a pass or a packed layout changes what it means.
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 // Every stored tensor begins at a multiple of this: what kernels want of packed weights.
 constexpr uint64_t kAlignment = Buffer::kAlignment;
 
@@ -40,7 +40,7 @@ json::array specs_to_json(const std::vector<IoSpec>& specs) {
   json::array out;
   for (const IoSpec& s : specs) {
     json::array dims;
-    for (const IoDim& d : s.dims) dims.emplace_back(json::array{d.value, json_bytes(d.name)});
+    for (const IoDim& d : s.dims) dims.emplace_back(json::array{d.value, json_bytes(d.name), d.usual});
     out.emplace_back(json::object{{"name", json_bytes(s.name)},
                                   {"kind", static_cast<int64_t>(s.kind)},
                                   {"type", s.typed ? dtype_name(s.dtype) : ""},
@@ -64,7 +64,7 @@ std::vector<IoSpec> specs_from_json(const json::value& list) {
     if (dtype) s.dtype = *dtype;
     s.ranked = v.at("ranked").as_bool();
     for (const json::value& d : v.at("dims").as_array()) {
-      s.dims.push_back({d.at(0).as_int64(), bytes_of_json(d.at(1)).value()});
+      s.dims.push_back({d.at(0).as_int64(), bytes_of_json(d.at(1)).value(), d.at(2).as_int64()});
     }
     out.push_back(std::move(s));
   }

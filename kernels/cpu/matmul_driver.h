@@ -195,8 +195,8 @@ struct MatmulDriver {
     }
   }
 
-  // From the first row of the chunk to the end of its segment. Which experts a grouped matmul reads is not known
-  // before it runs.
+  // From the first row of the chunk to the end of its segment. Which experts a grouped matmul reads is not
+  // known before it runs.
   static WeightSpan weights(const void* args, int64_t chunk) {
     const MatmulView v = view(*static_cast<const MatmulArgs*>(args));
     const int64_t rows = chunk_rows(v), row_bytes = Core::w_bytes(v);
@@ -204,7 +204,8 @@ struct MatmulDriver {
       const MatmulSegment& seg = v.segments[s];
       const int64_t chunks = (seg.n + rows - 1) / rows;
       if (chunk < chunks) {
-        return {static_cast<const char*>(seg.w) + chunk * rows * row_bytes, (seg.n - chunk * rows) * row_bytes};
+        return {static_cast<const char*>(seg.w) + chunk * rows * row_bytes,
+                (seg.n - chunk * rows) * row_bytes};
       }
       chunk -= chunks;
     }
@@ -221,8 +222,7 @@ struct MatmulDriver {
   // The same with string literals for names.
   static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* name,
                      const char* grouped_name) {
-    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>,
-                    &weights});
+    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>, &weights});
     list.push_back({KernelFamily::kGroupedMatmul, isa, grouped_name, format, &plan<GroupedMatmulArgs>,
                     &run<GroupedMatmulArgs>});
   }

@@ -1,4 +1,6 @@
-"""Oar beside ONNX Runtime and OpenVINO on the same ONNX files: interleaved rounds in one run, medians.
+"""Oar beside ONNX Runtime, OpenVINO and Paddle Inference on the same ONNX files: interleaved rounds in one run,
+medians. Paddle gets the .pdmodel that `oar convert` makes of the file (its PIR path is slower and, with oneDNN,
+wrong on encoders).
 
     python tests/bench/peers_onnx.py BENCH_BINARY THREADS ROUNDS MODEL NAME=2x3x224x224 [NAME=...] [-- MODEL ...]
     python tests/bench/peers_onnx.py BENCH_BINARY THREADS ROUNDS --table FOLDER
@@ -17,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -90,7 +93,44 @@ def open_openvino(model, specs, threads):
     return lambda: request.infer(values)
 
 
-PEERS = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+def open_paddle(model, specs, threads):
+    if model.endswith("_int8.onnx"):
+        raise ImportError  # it computes them in f32, by 100 times as slow kernels
+    import paddle.inference
+    with tempfile.TemporaryDirectory() as folder:
+        program, weights = os.path.join(folder, "m.pdmodel"), os.path.join(folder, "m.pdiparams")
+        subprocess.run([OAR, "convert", model, "-o", program], check=True, stdout=subprocess.DEVNULL)
+        config = paddle.inference.Config(program, weights)
+        config.disable_gpu()
+        config.enable_mkldnn()
+        config.enable_memory_optim()
+        config.set_cpu_math_library_num_threads(threads)
+        config.disable_glog_info()
+        predictor = paddle.inference.create_predictor(config)
+    rng = np.random.default_rng(1)
+    about = subprocess.run([OAR, "inspect", model], check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")
+    for name in predictor.get_input_names():
+        integer = any(line.split()[:2] == ["input", name + ":"] and " i64[" in line for line in about)
+        handle = predictor.get_input_handle(name)
+        handle.copy_from_cpu(rng.integers(0, 2, specs[name]).astype(np.int64) if integer else
+                             rng.uniform(-1, 1, specs[name]).astype(np.float32))
+    outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
+
+    def run():
+        predictor.run()
+        return [o.copy_to_cpu() for o in outputs]
+    return run
+
+
+PEERS = {"onnxruntime": open_onnxruntime, "openvino": open_openvino, "paddle": open_paddle}
+# Seconds until a peer's spinning threads park: ONNX Runtime's take more than 2 ms, those of Intel's OpenMP 200.
+PARKING = {"paddle": 0.3}
+OAR = ""  # the program that converts for Paddle, beside predictor_bench
+
+
+def set_oar(path):
+    global OAR
+    OAR = path
 
 
 def print_memory(peer, model, specs, threads):
@@ -104,7 +144,7 @@ def print_memory(peer, model, specs, threads):
 
 
 def memory_of(peer, model, specs, threads):
-    out = subprocess.run([sys.executable, __file__, "--memory", peer, str(threads), model, *spec_arguments(specs)],
+    out = subprocess.run([sys.executable, __file__, "--memory", OAR, peer, str(threads), model, *spec_arguments(specs)],
                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return tuple(map(float, out.stdout.split())) if out.returncode == 0 else (math.nan, math.nan)
 
@@ -134,6 +174,10 @@ def compare(binary, threads, rounds, model, specs):
             first[peer] = (time.perf_counter() - t) * 1e3
         except ImportError:
             continue
+        except Exception as error:  # Paddle knows few 8-bit models
+            print(f"{peer} does not run {model}: {str(error).strip().splitlines()[-1]}", flush=True)
+            runs.pop(peer, None)
+            continue
         memory[peer] = memory_of(peer, model, specs, threads)
     command = [binary, model, "--threads", str(threads), "--serve", *os.environ.get("OAR_ARGS", "").split()]
     for s in spec_arguments(specs):
@@ -154,7 +198,7 @@ def compare(binary, threads, rounds, model, specs):
             else:
                 got = timed(runs[who], count + 1)
             times[who] += got[1:]  # the first of a turn finds the others' data in the caches
-            time.sleep(0.03)  # spinning threads of the last one park: ONNX Runtime's take more than 2 ms
+            time.sleep(PARKING.get(who, 0.03))
     ours.stdin.close()
     ours.wait()
     medians = {k: statistics.median(v) for k, v in times.items()}
@@ -172,8 +216,10 @@ def compare(binary, threads, rounds, model, specs):
 
 def main():
     if sys.argv[1] == "--memory":
-        return print_memory(sys.argv[2], sys.argv[4], parse_specs(sys.argv[5:]), int(sys.argv[3]))
+        set_oar(sys.argv[2])
+        return print_memory(sys.argv[3], sys.argv[5], parse_specs(sys.argv[6:]), int(sys.argv[4]))
     binary, threads, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    set_oar(os.path.join(os.path.dirname(os.path.abspath(binary)), "oar"))
     jobs, rest = [], sys.argv[4:]
     if rest[0] == "--table":
         jobs = [(os.path.join(rest[1], name), parse_specs(specs.split())) for name, specs in TABLE]

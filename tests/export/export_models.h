@@ -226,7 +226,9 @@ inline Datum made_up(const IoSpec& io, const std::array<int64_t, 3>& free) {
   std::vector<int64_t> dims;
   size_t next = 0;
   for (const IoDim& d : io.dims)
-    dims.push_back(d.value >= 0 ? d.value : next < free.size() && free[next] > 0 ? free[next++] : 1);
+    dims.push_back(d.declared() >= 0                      ? d.declared()
+                   : next < free.size() && free[next] > 0 ? free[next++]
+                                                          : 1);
   Tensor t = numbers(Shape(std::span<const int64_t>(dims)), io.dtype, 5);
   if (io.dtype == DType::kI64)  // tokens, masks, types; a sampling rate
     std::fill_n(mutable_elements<int64_t>(t), t.numel(), t.shape().rank() == 0 ? 16'000 : 1);

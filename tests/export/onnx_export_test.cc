@@ -17,6 +17,12 @@ namespace fs = std::filesystem;
 
 // Exports, reads back, and compares the two on `inputs`. False: it does not run on these. 1e-6: what an op
 // spelled out (swish) rounds elsewhere.
+// ONNX cannot say that an extent is only the usual one.
+IoSpec declared(IoSpec io) {
+  for (IoDim& d : io.dims) d = {d.declared(), d.name};
+  return io;
+}
+
 bool round_trip(const ImportedModel& model, const std::vector<Datum>& inputs, double tolerance = 1e-6,
                 const OnnxExportOptions& options = {}) {
   const std::string path = temp("round_trip.onnx");
@@ -27,7 +33,7 @@ bool round_trip(const ImportedModel& model, const std::vector<Datum>& inputs, do
   REQUIRE_OK(again);
   REQUIRE(again->inputs.size() == model.inputs.size());
   for (size_t k = 0; k < model.inputs.size(); ++k)
-    CHECK(again->inputs[k].to_string() == model.inputs[k].to_string());
+    CHECK(again->inputs[k].to_string() == declared(model.inputs[k]).to_string());
   REQUIRE(again->outputs.size() == model.outputs.size());
   for (size_t k = 0; k < model.outputs.size(); ++k) CHECK(again->outputs[k].name == model.outputs[k].name);
   // Once more: what was read back is written as it was.

@@ -19,6 +19,7 @@ MODELS = [  # path, input shape
     ("paddle/fuse_pass/conv_bn_hard_swish.pdmodel", None),
     ("paddle/v3_ch_det/inference.pdmodel", (1, 3, 96, 160)),
     ("paddle/v2_cls/inference.pdmodel", (2, 3, 48, 192)),
+    ("paddle/v2_cls/inference.pdmodel", (2, 3, 32, 100)),  # as declared: its last pool is cut
     ("paddle/v2_en_rec/inference.pdmodel", (1, 3, 32, 160)),
     ("paddle/v2_korean_rec/inference.pdmodel", (1, 3, 32, 320)),
     ("paddle3_pir/PP-LCNet_x0_25_textline_ori/inference.json", (2, 3, 80, 160)),

@@ -44,6 +44,23 @@ TEST_CASE("a recognizer reads one line as published") {
   CHECK(lines[0].read.confidence > 0.95f);
 }
 
+TEST_CASE("the angle classifier turns a line that stands on its head") {
+  const Found f = find("en_rec.jpg", "v2_en_rec");
+  const auto classifier = oar_test::data_path("paddle/v2_cls");  // declares 32 x 100, is meant for 48 x 192
+  if (!f.all() || !classifier) OAR_SKIP("no real data");
+  const auto image = read_image(*f.image);
+  REQUIRE_OK(image);
+  TextReaderOptions options;
+  options.recognizer = *f.recognizer;
+  options.classifier = *classifier;
+  const auto upright = lines_of(options, *image);
+  const auto turned = lines_of(options, vision::rotate_180(*image));
+  REQUIRE(upright.size() == 1);
+  REQUIRE(turned.size() == 1);
+  CHECK(upright[0].read.text.starts_with("To facilitate the shot type analysis"));
+  CHECK(turned[0].read.text == upright[0].read.text);
+}
+
 TEST_CASE("a Korean line is found and read") {
   const Found f = find("korean.jpg", "v2_korean_rec");
   if (!f.all()) OAR_SKIP("no real data");

@@ -60,11 +60,14 @@ inline Result<Window> make_window(const Attrs& attrs, const Shape& x, std::span<
     if (std::abs(w.begin[k]) > kMost || std::abs(w.end[k]) > kMost)
       return invalid_argument("pads are out of range");
     const int64_t room = w.in[k] + w.begin[k] + w.end[k] - reach;
-    if (room < 0)
+    // Paddle's pools: a window that is too large by less than a step is cut.
+    const bool cut =
+        room < 0 && -room < w.stride[k] && w.begin[k] < reach && attrs.get_int("cut_windows") != 0;
+    if (room < 0 && !cut)
       return invalid_argument(
           cat("a window of ", reach, " does not fit axis ", k + 2, " of extent ", w.in[k], " with its pads"));
-    w.out[k] = room / w.stride[k] + 1;
-    if (ceil_mode && room % w.stride[k] != 0) {
+    w.out[k] = cut ? 1 : room / w.stride[k] + 1;
+    if (ceil_mode && !cut && room % w.stride[k] != 0) {
       // One more, unless that window would begin behind the operand.
       if (w.out[k] * w.stride[k] < w.in[k] + w.begin[k]) ++w.out[k];
     }
