@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/activation.h"
-#include "kernels/cpu/vmath.h"
+#include "kernels/cpu/gelu_simd.h"
 #include "kernels/partition.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -36,12 +36,6 @@ inline void swiglu_run(const void* args, int, int64_t begin, int64_t end, const 
 }
 
 // --- Unary ---
-
-OAR_INLINE Vf gelu_erf(Vf x) { return set1(0.5f) * x * (set1(1.f) + erf(x * set1(0.707106781f))); }
-OAR_INLINE Vf gelu_tanh(Vf x) {
-  const Vf cubic = fma(x * x * x, set1(0.044715f), x);
-  return set1(0.5f) * x * (set1(1.f) + tanh(set1(0.797884561f) * cubic));
-}
 
 template <class F>
 OAR_INLINE void map(const UnaryArgs& a, int64_t begin, int64_t end, F&& f) {

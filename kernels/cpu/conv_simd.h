@@ -177,11 +177,19 @@ inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
       2.0 * static_cast<double>(K * kLanes) * static_cast<double>(std::min<int64_t>(panels, kMaxVectors));
   const double whole = row * static_cast<double>(pixels) * static_cast<double>(groups_of_panels * a.groups);
   const double target = std::max(2.5e5, std::min(4e6, whole / 32));
-  const auto wanted = static_cast<int64_t>(std::min(target / row, 240.0));
-  block = std::min(pixels, std::max<int64_t>(24, wanted));
+  auto wanted = std::max<int64_t>(24, static_cast<int64_t>(std::min(target / row, 240.0)));
+  // Pixels outermost: each worker reads and writes pixels of its own, which it mostly made in the op before
+  // and will read in the next one; another core's may come at a fifth of the speed. That wants filters that
+  // stay in the second-level cache, or blocks of so many pixels that it matters little where filters come
+  // from (2 / block bytes an operation), and that are no larger than it either.
+  constexpr int64_t kWide = 96, kWideBytes = 3 * kFilterBytes;  // what a part of the sum reads is half of it
+  const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
+  const bool wide = pixels >= 8 * kWide && bytes(kWide * a.C) <= kWideBytes;
+  pixels_outer = bytes(K * a.M) <= kFilterBytes || wide;
+  if (wide) wanted = std::max(wanted, kWide);
+  block = std::min(pixels, wanted);
   blocks = ceil_div(pixels, block);
   block = ceil_div(pixels, blocks);
-  pixels_outer = K * a.M * static_cast<int64_t>(sizeof(float)) <= kFilterBytes;
 }
 
 inline void conv_plan(const void* args, int, KernelPlan* out) {

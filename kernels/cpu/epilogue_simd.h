@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/conv.h"
-#include "kernels/cpu/vmath.h"
+#include "kernels/cpu/gelu_simd.h"
 #include "kernels/partition.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -40,13 +40,8 @@ OAR_INLINE void epilogue_map(float* p, int64_t n, F&& f) {
       return epilogue_map(p, n, [&](Vf x) { return x * hold(fma(a, x, b), none, one); });
     case Epilogue::kLeakyRelu: return epilogue_map(p, n, [&](Vf x) { return select(x < none, a * x, x); });
     case Epilogue::kTanh: return epilogue_map(p, n, [](Vf x) { return tanh(x); });
-    case Epilogue::kGelu:
-      return epilogue_map(p, n, [&](Vf x) { return set1(0.5f) * x * (one + erf(x * set1(0.707106781f))); });
-    case Epilogue::kGeluTanh:
-      return epilogue_map(p, n, [&](Vf x) {
-        const Vf cubic = fma(x * x * x, set1(0.044715f), x);
-        return set1(0.5f) * x * (one + tanh(set1(0.797884561f) * cubic));
-      });
+    case Epilogue::kGelu: return epilogue_map(p, n, [](Vf x) { return gelu_erf(x); });
+    case Epilogue::kGeluTanh: return epilogue_map(p, n, [](Vf x) { return gelu_tanh(x); });
   }
 }
 

@@ -123,6 +123,7 @@ const Case kCases[] = {
     {1, 12, 2, 2, 20, 3, 3, 1, 1, 1, 1, false, Epilogue::kGelu, true},
     {1, 4, 3, 3, 4, 3, 3, 1, 4, 1, 1, false, Epilogue::kGeluTanh},         // windows wholly in the padding
     {1, 600, 1, 37, 150, 1, 1, 1, 0, 1, 1},                                // a matrix product
+    {9, 290, 10, 9, 470, 1, 1, 1, 0, 1, 1, false, Epilogue::kGelu, true},  // a large one
     {1, 8200, 1, 3, 20, 1, 1, 1, 0, 1, 1, false, Epilogue::kClamp, true},  // the sum in parts
     {1, 1030, 3, 3, 70, 3, 3, 1, 1, 1, 1, false, Epilogue::kHardSigmoid},  // the same, by taps
 };
@@ -181,16 +182,18 @@ TEST_CASE("winograd: equals the reference convolution") {
 }
 
 TEST_CASE("conv: an image alone equals an image in a batch, bit for bit") {
+  ThreadPool pool({.threads = 3});
+  // The second batch has so many pixels and filters that it divides in another way than its first image.
+  const Case batches[] = {{3, 19, 9, 11, 70, 3, 3, 1, 1, 1, 1}, {9, 290, 10, 9, 470, 1, 1, 1, 0, 1, 1}};
   for (Isa isa : levels()) {
-    const int64_t C = 19, M = 70, H = 9, W = 11;
-    const Case three{3, C, H, W, M, 3, 3, 1, 1, 1, 1};
-    const ConvProblem batch(three, Values::kNormal);
-    const auto all = batch.result(isa, nullptr);
-    Case one = three;
-    one.N = 1;
-    // Generators are prefix-stable, so the first image and the filters are the same.
-    const auto alone = ConvProblem(one, Values::kNormal).result(isa, nullptr);
-    CHECK(std::equal(alone.begin(), alone.end(), all.begin()));
+    for (const Case& batch : batches) {
+      const auto all = ConvProblem(batch, Values::kNormal).result(isa, &pool);
+      Case one = batch;
+      one.N = 1;
+      // Generators are prefix-stable, so the first image and the filters are the same.
+      const auto alone = ConvProblem(one, Values::kNormal).result(isa, nullptr);
+      CHECK(std::equal(alone.begin(), alone.end(), all.begin()));
+    }
   }
 }
 
