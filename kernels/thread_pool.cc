@@ -48,9 +48,6 @@ constexpr std::chrono::milliseconds kHeldUp{1}, kOften{50};
 // first, then less and less.
 constexpr std::chrono::milliseconds kRest{50}, kMostRest{1600};
 
-// Pauses an idle worker lets pass before it steals: about 2 us, long enough not to disturb workers that are
-// about to finish, short beside the milliseconds a preempted one is away.
-constexpr int kPausesBeforeStealing = 50;
 constexpr int kPausesPerClockLook = 64;
 
 // What a waiting worker fetches at most, a part of its second-level cache (512 KB and more), and how much of
@@ -262,12 +259,8 @@ struct ThreadPool::Impl {
     };
     for (Range r = take_own(slot); !r.empty(); r = take_own(slot)) run(r);
     if (job.next != nullptr) slot.soon.expect(*job.next, slot.rank, slot.count);
-    for (int pauses = 0; !all_empty();) {
-      if (pauses < kPausesBeforeStealing) {
-        ++pauses;
-        slot.soon.wait();
-        continue;
-      }
+    // At once: the others began a microsecond later, as long as it takes them to hear of the phase.
+    while (!all_empty()) {
       if (const Range r = steal(slot); !r.empty()) run(r);
     }
   }

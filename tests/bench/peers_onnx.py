@@ -7,8 +7,8 @@ wrong on encoders).
 
 BENCH_BINARY is predictor_bench. Packages that are not installed are left out. Prints one line per model: median
 and best milliseconds of each, Oar's speed relative to each by medians (above 1: Oar is faster), the time from
-file to first result, and memory: what the first run adds to the process at its peak (activations and what a
-runtime allocates on first use), and the resident size after it, each runtime in a process of its own. Speed only:
+file to first result, and memory: what the first run allocates and keeps (activations, and what a runtime sets up on
+first use), and the resident size after it, each runtime in a process of its own. Speed only:
 outputs are not compared here, and Oar's inputs are random values of its own.
 
 --table runs the usual models of FOLDER (TABLE below), those that are there, and prints the geometric mean of the
@@ -134,13 +134,12 @@ def set_oar(path):
 
 
 def print_memory(peer, model, specs, threads):
-    """What a first run adds at its peak and the resident size after it, in MiB; for a process of its own."""
+    """Anonymous memory that a first run adds and keeps (no code that it touches first), and the resident size after
+    it, in MiB; for a process of its own."""
     run = PEERS[peer](model, specs, threads)
-    before = status_mib("VmRSS")
-    with open("/proc/self/clear_refs", "w") as f:
-        f.write("5")  # the peak begins anew
+    before = status_mib("RssAnon")
     run()
-    print(status_mib("VmHWM") - before, status_mib("VmRSS"))
+    print(status_mib("RssAnon") - before, status_mib("VmRSS"))
 
 
 def memory_of(peer, model, specs, threads):
