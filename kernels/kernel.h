@@ -69,6 +69,7 @@ enum class KernelFamily : uint8_t {
   kSoftmax,              // conv.h
   kActivate,             // conv.h
   kRecurrent,            // recurrent.h
+  kGatedMatmul,          // matmul.h
 };
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.

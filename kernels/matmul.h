@@ -34,6 +34,17 @@ struct MatmulArgs {
   Format format;  // storage format of every segment
 };
 
+// The same of silu(gate) * x instead of x, computed block by block while x is packed: the second layer of a
+// gated feed-forward network reads the first one's output, and nothing lies between.
+struct GatedMatmulArgs {
+  uint32_t size = sizeof(GatedMatmulArgs);
+  uint32_t version = 1;
+  MatmulArgs matmul;
+  const float* gate = nullptr;  // [T, ld_gate]
+  int64_t ld_gate = 0;
+  const Kernel* swiglu = nullptr;  // activation.h: what computes it, to the same bits as a call of its own
+};
+
 // Exactly one of these per (format, isa). bytes(): size of a packed [n, K] weight (0 when in place). pack():
 // rows [row_begin, row_end) of a row-major weight in `from` format into dst (the whole packed weight, 64-byte
 // aligned); row_begin and row_end are multiples of `row_granule`, or n. Disjoint ranges may be packed by

@@ -19,6 +19,8 @@ std::span<const Pass> default_passes() {
       {"fuse_head_norm_rope", "norm of query and key heads into their rotation", passes::fuse_head_norm_rope},
       {"fuse_linear", "linear layers of one input in one call (q/k/v, gate/up); residual into the epilogue",
        passes::fuse_linear},
+      {"fuse_gated_linear", "silu(gate) * up into the packing of the layer behind it",
+       passes::fuse_gated_linear},
       {"dce", "drop what no output needs", passes::dce},
   };
   return kPasses;

@@ -28,7 +28,8 @@ struct Pass {
   std::vector<Refusal> (*explain)(const Graph& graph) = nullptr;
 };
 
-// fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear, dce.
+// fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear,
+// fuse_gated_linear, dce.
 std::span<const Pass> default_passes();
 
 // Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_quantized_sums,
@@ -93,6 +94,7 @@ Result<int> fuse_definitions(Graph& graph);
 Result<int> fuse_residual_norm(Graph& graph);
 Result<int> fuse_head_norm_rope(Graph& graph);
 Result<int> fuse_linear(Graph& graph);
+Result<int> fuse_gated_linear(Graph& graph);
 }  // namespace passes
 
 }  // namespace oar

@@ -80,6 +80,7 @@ Status Plan::lower(const PlanOptions& options) {
     if (!n.op->lower) return false;
     std::vector<Buffer> unused;
     LowerContext probe{graph_, n, backend_, options.progress, unused};
+    probe.probe = true;
     auto r = n.op->lower(probe);
     return r.ok() && *r != nullptr;
   };

@@ -66,6 +66,8 @@ struct LowerContext {
   std::vector<Buffer>& owned;
   // The weight expressions (weights.h) of ops that declare weight_expressions.
   std::span<const Node> expressions = {};
+  // Only whether there is a kernel is asked: weights need not be prepared, and may be expressions.
+  bool probe = false;
   // Inputs whose bytes the op took over by f32_constant() or weight(), and so will not look for at run time.
   mutable std::vector<size_t> taken = {};
 

@@ -122,6 +122,16 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   return ok_status();
 }
 
+void bind_matmul(MatmulArgs& a, const Operand& x, const Operand& residual, const Operand& out) {
+  a.x = x.as<const float>();
+  a.residual = residual.as<const float>();
+  a.out = out.as<float>();
+  a.K = x.cols();
+  a.T = x.rows();
+  a.ldx = x.rank == 2 ? x.row_stride : a.K;
+  a.ldo = out.cols();
+}
+
 // The segment list lives beside the args that point to it.
 class LinearOp final : public LoweredOp {
  public:
@@ -133,20 +143,35 @@ class LinearOp final : public LoweredOp {
   }
   const Kernel* kernel() const override { return kernel_; }
   const void* args() const override { return &args_; }
-  void bind(const Operand* in, const Operand* out) override {
-    args_.x = in[0].as<const float>();
-    args_.residual = in[1].as<const float>();
-    args_.out = out[0].as<float>();
-    args_.K = in[0].cols();
-    args_.T = in[0].rows();
-    args_.ldx = in[0].rank == 2 ? in[0].row_stride : args_.K;
-    args_.ldo = out[0].cols();
-  }
+  void bind(const Operand* in, const Operand* out) override { bind_matmul(args_, in[0], in[1], out[0]); }
 
  private:
   const Kernel* kernel_;
   std::vector<MatmulSegment> segments_;
   MatmulArgs args_;
+};
+
+class GatedLinearOp final : public LoweredOp {
+ public:
+  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, MatmulSegment segment, Format format)
+      : kernel_(kernel), segment_(segment) {
+    args_.matmul.segments = &segment_;
+    args_.matmul.num_segments = 1;
+    args_.matmul.format = format;
+    args_.swiglu = swiglu;
+  }
+  const Kernel* kernel() const override { return kernel_; }
+  const void* args() const override { return &args_; }
+  void bind(const Operand* in, const Operand* out) override {
+    bind_matmul(args_.matmul, in[1], in[2], out[0]);
+    args_.gate = in[0].as<const float>();
+    args_.ld_gate = in[0].row_stride;
+  }
+
+ private:
+  const Kernel* kernel_;
+  MatmulSegment segment_;
+  GatedMatmulArgs args_;
 };
 
 Lowered lower(LowerContext& ctx) {
@@ -178,6 +203,48 @@ Lowered lower(LowerContext& ctx) {
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
+// linear(silu(gate) * up, residual, w, b): the second layer of a gated feed-forward network in one call
+// (passes/fuse_gated_linear.cc).
+Types gated_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  if (in.size() != 5) return invalid_argument("takes gate, up, residual, weight and bias");
+  if (shape_of(g, in[0]).size() != 2 || !(shape_of(g, in[0]) == shape_of(g, in[1])))
+    return invalid_argument("gate and up must be matrices of one shape");
+  return infer(g, in.subspan(1), attrs);
+}
+
+std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("linear", {b.op("swiglu", {in[0], in[1]}), in[2], in[3], in[4]}, attrs)};
+}
+
+Lowered gated_lower(LowerContext& ctx) {
+  const Kernel* swiglu = ctx.backend.find_kernel(KernelFamily::kSwiGlu, Format::f32());
+  if (swiglu == nullptr) return std::unique_ptr<LoweredOp>();
+  if (ctx.probe) {
+    // Weights are packed in the format that is asked for or the stored one.
+    const std::string wanted = ctx.node.attrs.get_string("format");
+    const Format stored = ctx.graph.value(ctx.node.inputs[3]).type.format;
+    for (const Format f : {Format::find(wanted).value_or(stored), stored}) {
+      if (ctx.backend.find_kernel(KernelFamily::kGatedMatmul, f) == nullptr)
+        return std::unique_ptr<LoweredOp>();
+    }
+    return std::unique_ptr<LoweredOp>(
+        std::make_unique<GatedLinearOp>(swiglu, swiglu, MatmulSegment{}, Format::f32()));
+  }
+  OAR_ASSIGN(const Tensor w, ctx.weight(3));
+  const Format own = compute_format(w, ctx.node.attrs.get_string("format"), ctx.backend);
+  PreparedBytes prepared;
+  OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
+  if (data == w.data() && ctx.is_expression(3)) prepared.owned += w.bytes();
+  OAR_ASSIGN(const float* bias, ctx.f32_constant(4));
+  if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
+    return Status(StatusCode::kCancelled, "loading was cancelled");
+  }
+  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGatedMatmul, own);
+  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, MatmulSegment{data, bias, w.shape()[0], 0}, own);
+  prepared.give(*op);
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
 }  // namespace
 
 extern const OpDef op_linear = {.name = "linear",
@@ -186,5 +253,11 @@ extern const OpDef op_linear = {.name = "linear",
                                 .reference = reference,
                                 .lower = lower,
                                 .weight_expressions = true};
+extern const OpDef op_gated_linear = {.name = "gated_linear",
+                                      .strided_inputs = 3,
+                                      .infer = gated_infer,
+                                      .define = gated_define,
+                                      .lower = gated_lower,
+                                      .weight_expressions = true};
 
 }  // namespace oar

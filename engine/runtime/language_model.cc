@@ -151,7 +151,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.architecture = config.model_type;
   info.parameters = parameters;
   info.weight_bytes = weights;
-  info.linear_bytes = serving.plan->weight_bytes(KernelFamily::kMatmul);
+  info.linear_bytes = serving.plan->weight_bytes(KernelFamily::kMatmul) +
+                      serving.plan->weight_bytes(KernelFamily::kGatedMatmul);
   info.expert_bytes = serving.plan->weight_bytes(KernelFamily::kGroupedMatmul);
   info.kv_bytes = pool_bytes(serving.layout, blocks);
   info.scratch_bytes = scratch;

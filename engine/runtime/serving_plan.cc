@@ -10,10 +10,10 @@
 namespace oar {
 namespace {
 
-bool is_linear(const Node& n) { return n.is("linear") || n.is("grouped_linear"); }
+bool is_linear(const Node& n) { return n.is("linear") || n.is("gated_linear") || n.is("grouped_linear"); }
 
 size_t first_weight(const Node& n) { return n.is("linear") ? 2 : 3; }
-size_t weight_step(const Node& n) { return n.is("linear") ? 2 : 1; }
+size_t weight_step(const Node& n) { return n.is("grouped_linear") ? 1 : 2; }
 
 // What kernels shall compute in; empty: as stored. Schemes that are not by_kernel have quantized the
 // checkpoint before the graph was built (quantize_at_load).

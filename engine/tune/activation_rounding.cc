@@ -5,6 +5,7 @@
 #include <map>
 
 #include "engine/graph/op.h"
+#include "engine/graph/pass.h"
 #include "engine/graph/plan.h"
 #include "quant/dtype.h"
 
@@ -91,6 +92,8 @@ void round_activations(ActivationCode code, const float* x, int64_t n, float* ou
 }
 
 Status insert_activation_rounding(Graph& graph, ActivationCode code) {
+  // What goes into a gated layer has to be a value.
+  OAR_RETURN_IF_ERROR(decompose(graph, [](const Node& n) { return !n.is("gated_linear"); }).status());
   std::map<ValueId, ValueId> rounded;  // several layers may read one value
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {

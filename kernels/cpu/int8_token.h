@@ -82,7 +82,7 @@ class Int8Tokens {
     for (int64_t k = p.k_begin; k < p.k_end; k += kPanelBlock) {
       const int64_t b = k / kPanelBlock, count = std::min(kPanelBlock, p.K - k);
       for (int64_t j = 0; j < n; ++j) {
-        const float* v = p.row(p.t_begin + j) + k;
+        const float* v = p.at(p.t_begin + j, k);
         alignas(64) float padded[kPanelBlock];
         if (count < kPanelBlock) {
           std::memset(padded, 0, sizeof padded);

@@ -64,7 +64,7 @@ inline void pack_columns(void* run, const PackTask& p) {
   for (int64_t k = p.k_begin; k < p.k_end; k += kSuperBlock) {
     const int64_t b = k / kSuperBlock;
     for (int64_t t = 0; t < x.n; ++t) {
-      const float scale = quantize_super(p.row(p.t_begin + t) + k, q[t], sums[t]);
+      const float scale = quantize_super(p.at(p.t_begin + t, k), q[t], sums[t]);
       std::memcpy(x.scales(b) + 4 * t, &scale, 4);
     }
     __m512 m[16];
@@ -439,19 +439,15 @@ struct KAmxCore {
   }
 };
 
+template <class... Types>
+void append_each(KernelList& list) {
+  (MatmulDriver<KAmxCore<Types>>::append(list, Format(Types::kInfo), Isa::kAmx), ...);
+}
+
 }  // namespace
 
 void append_kquant_amx(KernelList& list) {
-#define OAR_FORMAT(Type, name)                                                                      \
-  MatmulDriver<KAmxCore<Type>>::append(list, Format(Type::kInfo), Isa::kAmx, "matmul." name ".amx", \
-                                       "grouped_matmul." name ".amx");
-  OAR_FORMAT(Q4K512, "q4_k")
-  OAR_FORMAT(Q5K512, "q5_k")
-  OAR_FORMAT(Q6K512, "q6_k")
-  OAR_FORMAT(Q3K512, "q3_k")
-  OAR_FORMAT(Q2K512, "q2_k")
-  OAR_FORMAT(IQ4XS512, "iq4_xs")
-#undef OAR_FORMAT
+  append_each<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>(list);
 }
 
 }  // namespace oar

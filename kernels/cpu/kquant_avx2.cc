@@ -172,19 +172,13 @@ struct KAvx2Core {
   }
 };
 
+template <class... Types>
+void append_each(KernelList& list) {
+  (MatmulDriver<KAvx2Core<Types>>::append(list, Format(Types::kInfo), Isa::kAvx2), ...);
+}
+
 }  // namespace
 
-void append_kquant_avx2(KernelList& list) {
-#define OAR_FORMAT(Type, name)                                                                         \
-  MatmulDriver<KAvx2Core<Type>>::append(list, Format(Type::kInfo), Isa::kAvx2, "matmul." name ".avx2", \
-                                        "grouped_matmul." name ".avx2");
-  OAR_FORMAT(Q4K, "q4_k")
-  OAR_FORMAT(Q5K, "q5_k")
-  OAR_FORMAT(Q6K, "q6_k")
-  OAR_FORMAT(Q3K, "q3_k")
-  OAR_FORMAT(Q2K, "q2_k")
-  OAR_FORMAT(IQ4XS, "iq4_xs")
-#undef OAR_FORMAT
-}
+void append_kquant_avx2(KernelList& list) { append_each<Q4K, Q5K, Q6K, Q3K, Q2K, IQ4XS>(list); }
 
 }  // namespace oar

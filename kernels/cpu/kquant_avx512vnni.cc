@@ -3,18 +3,17 @@
 
 namespace oar {
 
+namespace {
+
+template <class... Types>
+void append_each(KernelList& list) {
+  (MatmulDriver<KPanelCore<Types>>::append(list, Format(Types::kInfo), Isa::kAvx512Vnni), ...);
+}
+
+}  // namespace
+
 void append_kquant_avx512vnni(KernelList& list) {
-#define OAR_FORMAT(Type, name)                                                        \
-  MatmulDriver<KPanelCore<Type>>::append(list, Format(Type::kInfo), Isa::kAvx512Vnni, \
-                                         "matmul." name ".avx512vnni",                \
-                                         "grouped_matmul." name ".avx512vnni");
-  OAR_FORMAT(Q4K512, "q4_k")
-  OAR_FORMAT(Q5K512, "q5_k")
-  OAR_FORMAT(Q6K512, "q6_k")
-  OAR_FORMAT(Q3K512, "q3_k")
-  OAR_FORMAT(Q2K512, "q2_k")
-  OAR_FORMAT(IQ4XS512, "iq4_xs")
-#undef OAR_FORMAT
+  append_each<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>(list);
 }
 
 }  // namespace oar

@@ -71,7 +71,7 @@ inline void pack_tokens(void* run, const PackTask& p) {
     for (int64_t k = p.k_begin; k < p.k_end; k += kSuperBlock) {
       const int64_t b = k / kSuperBlock;
       const float scale =
-          quantize_super(p.row(t) + k, reinterpret_cast<int8_t*>(token) + k,
+          quantize_super(p.at(t, k), reinterpret_cast<int8_t*>(token) + k,
                          reinterpret_cast<int16_t*>(const_cast<char*>(KToken::sums(token, p.K, b))));
       std::memcpy(token + p.K + p.K / kSuperBlock * KToken::kSums + b * 4, &scale, 4);
     }

@@ -160,7 +160,7 @@ struct AmxBf16Core {
       for (int64_t t = 0; t < 16; ++t) {
         m[t] = _mm512_setzero_ps();
         if (t >= n) continue;
-        const float* x = p.row(p.t_begin + t) + k;
+        const float* x = p.at(p.t_begin + t, k);
         const __m512 lo = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
         const __m512 hi = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16);
         m[t] = (__m512)_mm512_cvtne2ps_pbh(hi, lo);
@@ -360,8 +360,7 @@ struct AmxBf16Core {
 }  // namespace
 
 void append_matmul_amx(KernelList& list) {
-  MatmulDriver<AmxBf16Core>::append(list, Format::bf16(), Isa::kAmx, "matmul.bf16.amx",
-                                    "grouped_matmul.bf16.amx");
+  MatmulDriver<AmxBf16Core>::append(list, Format::bf16(), Isa::kAmx);
 }
 
 }  // namespace oar

@@ -55,17 +55,13 @@ void append_matmul_avx2(KernelList& list) {
   // The first of equals is found. Processors with AVX-512 have better kernels than either.
   const bool vnni = has_avx_vnni(), best = best_isa() == Isa::kAvx2;
   if (vnni && best) append_matmul_avxvnni(list);
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx2, "matmul.f32.avx2",
-                                "grouped_matmul.f32.avx2");
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx2, "matmul.f16.avx2",
-                                "grouped_matmul.f16.avx2");
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2, "matmul.bf16.avx2",
-                                 "grouped_matmul.bf16.avx2");
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx2);
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx2);
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2);
   append_int8<Int8Core<Avx2Int8>>(list, Isa::kAvx2);
   append_int4<Avx2Int4<Avx2Int8>, Int8Core<Avx2Int8>>(list, Isa::kAvx2);
   if (vnni && !best) append_matmul_avxvnni(list);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx2, "matmul.any.avx2",
-                                            "grouped_matmul.any.avx2");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx2);
 }
 
 }  // namespace oar

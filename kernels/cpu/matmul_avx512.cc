@@ -82,15 +82,11 @@ using Bf16Core = RowDotCore<Avx512Arch<bf16>>;
 }  // namespace
 
 void append_matmul_avx512(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512, "matmul.f32.avx512",
-                                "grouped_matmul.f32.avx512");
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512, "matmul.f16.avx512",
-                                "grouped_matmul.f16.avx512");
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512, "matmul.bf16.avx512",
-                                 "grouped_matmul.bf16.avx512");
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512);
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512);
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512);
   append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512, "matmul.any.avx512",
-                                            "grouped_matmul.any.avx512");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512);
 }
 
 }  // namespace oar

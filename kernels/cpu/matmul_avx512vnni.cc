@@ -39,8 +39,7 @@ struct Bf16Arch {
 }  // namespace
 
 void append_matmul_avx512vnni(KernelList& list) {
-  MatmulDriver<RowDotCore<Bf16Arch>>::append(list, Format::bf16(), Isa::kAvx512Vnni, "matmul.bf16.avx512vnni",
-                                             "grouped_matmul.bf16.avx512vnni");
+  MatmulDriver<RowDotCore<Bf16Arch>>::append(list, Format::bf16(), Isa::kAvx512Vnni);
   append_int8<Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
   append_int4<VnniInt4, Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
 }

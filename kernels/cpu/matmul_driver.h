@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/activation.h"
 #include "kernels/kernel_list.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
@@ -34,6 +35,9 @@ struct MatmulView {
   const MatmulSegment* segments;
   int64_t segments_per_run, runs, P, K, ldx, ldo;
   Format format;
+  const float* gate = nullptr;  // GatedMatmulArgs'
+  int64_t ld_gate = 0;
+  const Kernel* swiglu = nullptr;
 
   int64_t run_begin(int64_t run) const { return start == nullptr ? 0 : start[run]; }
   int64_t run_end(int64_t run) const { return start == nullptr ? P : start[run + 1]; }
@@ -45,7 +49,11 @@ struct PackTask {
   const float* x;        // row 0
   const int32_t* token;  // rows of x, indexed by the token's place in the run; null: that place itself
   int64_t ldx, K, tokens, t_begin, t_end, k_begin, k_end;
-  const float* row(int64_t t) const { return x + (token == nullptr ? t : token[t]) * ldx; }
+  bool block = false;  // x holds the task's rows and columns alone
+  const float* at(int64_t t, int64_t k) const {
+    if (block) return x + (t - t_begin) * ldx + (k - k_begin);
+    return x + (token == nullptr ? t : token[t]) * ldx + k;
+  }
 };
 inline constexpr int64_t kPackTokens = 16;
 
@@ -85,6 +93,11 @@ struct MatmulDriver {
     return {a.out, a.x, a.residual, nullptr, nullptr, a.segments, a.num_segments,
             1,     a.T, a.K,        a.ldx,   a.ldo,   a.format};
   }
+  static MatmulView view(const GatedMatmulArgs& a) {
+    MatmulView v = view(a.matmul);
+    v.gate = a.gate, v.ld_gate = a.ld_gate, v.swiglu = a.swiglu;
+    return v;
+  }
   static MatmulView view(const GroupedMatmulArgs& a) {
     return {a.out,     a.x, nullptr, a.pair_token, a.expert_start, a.segments, a.segments_per_expert,
             a.experts, a.P, a.K,     a.ldx,        a.ldo,          a.format};
@@ -114,12 +127,18 @@ struct MatmulDriver {
   // Upper bound: each run may end in a partial block.
   static int64_t pack_blocks(const MatmulView& v) { return v.P / kPackTokens + v.runs; }
 
-  // Packing twice costs less than a barrier when x and W are both small.
+  // Packing twice costs less than a barrier when x and W are both small; a gate's exponentials do not.
   static bool one_phase(const MatmulView& v) {
-    return v.runs == 1 && v.P * v.K <= 4096 && total_rows(v) * Core::w_bytes(v) <= (1 << 20);
+    return v.gate == nullptr && v.runs == 1 && v.P * v.K <= 4096 &&
+           total_rows(v) * Core::w_bytes(v) <= (1 << 20);
   }
 
   static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+  // Of a chunk of packing, behind a gate.
+  static int64_t gate_bytes(const MatmulView& v) {
+    if (v.gate == nullptr) return 0;
+    return std::min(v.P, kPackTokens) * pack_columns(v) * static_cast<int64_t>(sizeof(float));
+  }
 
   template <class Args>
   static void plan(const void* args, int /*workers*/, KernelPlan* out) {
@@ -135,7 +154,7 @@ struct MatmulDriver {
       out->phases = 2;
       out->chunks[0] = v.P == 0 ? 0 : pack_blocks(v) * pack_slices(v);
       out->chunks[1] = chunks;
-      out->worker_scratch = static_cast<size_t>(scratch);
+      out->worker_scratch = static_cast<size_t>(std::max(scratch, gate_bytes(v)));
       out->shared_scratch = static_cast<size_t>(packed);
     }
   }
@@ -145,17 +164,18 @@ struct MatmulDriver {
     const MatmulView v = view(*static_cast<const Args*>(args));
     if (one_phase(v)) {
       char* x = static_cast<char*>(scratch.worker) + aligned(Core::scratch_bytes(v));
-      pack_chunks(v, x, 0, pack_blocks(v) * pack_slices(v));
+      pack_chunks(v, x, 0, pack_blocks(v) * pack_slices(v), nullptr);
       multiply(v, x, begin, end, scratch.worker);
     } else if (phase == 0) {
-      pack_chunks(v, static_cast<char*>(scratch.shared), begin, end);
+      pack_chunks(v, static_cast<char*>(scratch.shared), begin, end, scratch.worker);
     } else {
       multiply(v, static_cast<const char*>(scratch.shared), begin, end, scratch.worker);
     }
   }
 
   // Chunk = block * slices + slice, blocks counted through the runs in order; those past the last do nothing.
-  static void pack_chunks(const MatmulView& v, char* x, int64_t begin, int64_t end) {
+  // `gated`: gate_bytes() behind a gate.
+  static void pack_chunks(const MatmulView& v, char* x, int64_t begin, int64_t end, void* gated) {
     const int64_t slices = pack_slices(v), columns = pack_columns(v);
     int64_t first = 0;  // block number of the run's first block
     for (int64_t run = 0; run < v.runs && first * slices < end; ++run) {
@@ -163,12 +183,33 @@ struct MatmulDriver {
       const int64_t blocks = (tokens + kPackTokens - 1) / kPackTokens;
       for (int64_t c = std::max(begin, first * slices); c < std::min(end, (first + blocks) * slices); ++c) {
         const int64_t t = (c / slices - first) * kPackTokens, k = c % slices * columns;
-        Core::pack(x + t0 * Core::x_bytes(v.K),
-                   {v.token == nullptr ? v.x + t0 * v.ldx : v.x, v.token == nullptr ? nullptr : v.token + t0,
-                    v.ldx, v.K, tokens, t, std::min(tokens, t + kPackTokens), k, std::min(v.K, k + columns)});
+        PackTask task{v.token == nullptr ? v.x + t0 * v.ldx : v.x,
+                      v.token == nullptr ? nullptr : v.token + t0,
+                      v.ldx,
+                      v.K,
+                      tokens,
+                      t,
+                      std::min(tokens, t + kPackTokens),
+                      k,
+                      std::min(v.K, k + columns)};
+        if (v.gate != nullptr) pass_gate(v, task, static_cast<float*>(gated));
+        Core::pack(x + t0 * Core::x_bytes(v.K), task);
       }
       first += blocks;
     }
+  }
+
+  // The task's part of silu(gate) * x, to be packed instead of x's. (One run, no list of tokens.)
+  static void pass_gate(const MatmulView& v, PackTask& task, float* to) {
+    SwiGluArgs a;
+    a.T = task.t_end - task.t_begin, a.F = task.k_end - task.k_begin;
+    a.gate = v.gate + task.t_begin * v.ld_gate + task.k_begin, a.ldg = v.ld_gate;
+    a.up = task.at(task.t_begin, task.k_begin), a.ldu = v.ldx;
+    a.out = to, a.ldo = a.F;
+    KernelPlan plan;
+    v.swiglu->plan(&a, 1, &plan);
+    v.swiglu->run(&a, 0, 0, plan.chunks[0], {});
+    task.x = to, task.ldx = a.F, task.block = true;
   }
 
   // Chunk = run * chunks_per_run + place among the row blocks of the run's segments.
@@ -197,8 +238,9 @@ struct MatmulDriver {
 
   // From the first row of the chunk to the end of its segment. Which experts a grouped matmul reads is not
   // known before it runs.
+  template <class Args>
   static WeightSpan weights(const void* args, int64_t chunk) {
-    const MatmulView v = view(*static_cast<const MatmulArgs*>(args));
+    const MatmulView v = view(*static_cast<const Args*>(args));
     const int64_t rows = chunk_rows(v), row_bytes = Core::w_bytes(v);
     for (int64_t s = 0; s < v.segments_per_run; ++s) {
       const MatmulSegment& seg = v.segments[s];
@@ -212,19 +254,17 @@ struct MatmulDriver {
     return {};
   }
 
-  // Registers the plain and the grouped kernel as "matmul.FORMAT.LEVEL"; `level` is the ISA's name if null.
-  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level) {
+  // Registers the plain, the gated and the grouped kernel as "matmul.FORMAT.LEVEL", "gated_matmul..." and
+  // "grouped_matmul..."; `level` is the ISA's name if null.
+  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level = nullptr) {
     const std::string suffix = std::string(".") + (format ? format->name() : "any") + "." +
                                (level != nullptr ? level : isa_name(isa));
-    append(list, format, isa, kernel_name("matmul" + suffix), kernel_name("grouped_matmul" + suffix));
-  }
-
-  // The same with string literals for names.
-  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* name,
-                     const char* grouped_name) {
-    list.push_back({KernelFamily::kMatmul, isa, name, format, &plan<MatmulArgs>, &run<MatmulArgs>, &weights});
-    list.push_back({KernelFamily::kGroupedMatmul, isa, grouped_name, format, &plan<GroupedMatmulArgs>,
-                    &run<GroupedMatmulArgs>});
+    list.push_back({KernelFamily::kMatmul, isa, kernel_name("matmul" + suffix), format, &plan<MatmulArgs>,
+                    &run<MatmulArgs>, &weights<MatmulArgs>});
+    list.push_back({KernelFamily::kGatedMatmul, isa, kernel_name("gated_matmul" + suffix), format,
+                    &plan<GatedMatmulArgs>, &run<GatedMatmulArgs>, &weights<GatedMatmulArgs>});
+    list.push_back({KernelFamily::kGroupedMatmul, isa, kernel_name("grouped_matmul" + suffix), format,
+                    &plan<GroupedMatmulArgs>, &run<GroupedMatmulArgs>});
   }
 };
 

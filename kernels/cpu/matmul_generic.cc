@@ -87,16 +87,12 @@ using Bf16Core = RowDotCore<GenericArch<bf16>>;
 }  // namespace
 
 void append_matmul_generic(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kGeneric, "matmul.f32.generic",
-                                "grouped_matmul.f32.generic");
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kGeneric, "matmul.f16.generic",
-                                "grouped_matmul.f16.generic");
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kGeneric, "matmul.bf16.generic",
-                                 "grouped_matmul.bf16.generic");
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kGeneric);
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kGeneric);
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kGeneric);
   append_int8<Int8Core<GenericInt8>>(list, Isa::kGeneric);
   append_int4<GenericInt4<GenericInt8>, Int8Core<GenericInt8>>(list, Isa::kGeneric);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kGeneric, "matmul.any.generic",
-                                            "grouped_matmul.any.generic");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kGeneric);
 }
 
 }  // namespace oar

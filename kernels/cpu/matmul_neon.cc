@@ -61,16 +61,12 @@ using Bf16Core = RowDotCore<NeonArch<bf16>>;
 }  // namespace
 
 void append_matmul_neon(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kNeon, "matmul.f32.neon",
-                                "grouped_matmul.f32.neon");
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kNeon, "matmul.f16.neon",
-                                "grouped_matmul.f16.neon");
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon, "matmul.bf16.neon",
-                                 "grouped_matmul.bf16.neon");
+  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kNeon);
+  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kNeon);
+  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon);
   append_int8<Int8Core<NeonInt8>>(list, Isa::kNeon);
   append_int4<NeonInt4<NeonInt8>, Int8Core<NeonInt8>>(list, Isa::kNeon);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon, "matmul.any.neon",
-                                            "grouped_matmul.any.neon");
+  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon);
 }
 
 }  // namespace oar

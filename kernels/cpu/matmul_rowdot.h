@@ -51,8 +51,7 @@ struct RowDotCore {
 
   static void pack(void* run, const PackTask& p) {
     for (int64_t t = p.t_begin; t < p.t_end; ++t) {
-      Arch::pack(static_cast<X*>(run) + t * stride(p.K) + p.k_begin, p.row(t) + p.k_begin,
-                 p.k_end - p.k_begin);
+      Arch::pack(static_cast<X*>(run) + t * stride(p.K) + p.k_begin, p.at(t, p.k_begin), p.k_end - p.k_begin);
     }
   }
 

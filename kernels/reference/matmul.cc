@@ -14,7 +14,7 @@ struct ReferenceCore {
   static void pack(void* run, const PackTask& p) {
     for (int64_t t = p.t_begin; t < p.t_end; ++t) {
       float* dst = reinterpret_cast<float*>(static_cast<char*>(run) + t * x_bytes(p.K));
-      for (int64_t k = p.k_begin; k < p.k_end; ++k) dst[k] = p.row(t)[k];
+      for (int64_t k = p.k_begin; k < p.k_end; ++k) dst[k] = *p.at(t, k);
     }
   }
 
@@ -38,8 +38,7 @@ struct ReferenceCore {
 }  // namespace
 
 void append_matmul_reference(KernelList& list) {
-  MatmulDriver<ReferenceCore>::append(list, std::nullopt, Isa::kReference, "matmul.any.reference",
-                                      "grouped_matmul.any.reference");
+  MatmulDriver<ReferenceCore>::append(list, std::nullopt, Isa::kReference);
 }
 
 }  // namespace oar

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/activation.h"
 #include "tests/kernels/matmul_problem.h"
 #include "tests/support/sample.h"
 
@@ -405,6 +406,43 @@ TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {
           CHECK(finite == (t == bad ? 0 : 40));
         }
       }
+    }
+  });
+}
+
+TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
+  Sample sample;
+  ThreadPool pool({.threads = 3});
+  for_each_kernel([&](Format format, Isa isa) {
+    const Kernel* gated = KernelRegistry::cpu().find(KernelFamily::kGatedMatmul, format, isa);
+    const Kernel* swiglu = KernelRegistry::cpu().find(KernelFamily::kSwiGlu, Format::f32(), isa);
+    REQUIRE(gated != nullptr);
+    REQUIRE(gated->isa == isa);
+    // One phase, one and several slices of packing, several blocks of tokens.
+    const Shape shapes[] = {{1, 256, {40}}, {2, 2304, {33}}, {5, 2304, {33}}, {37, 768, {70}}};
+    for (const Shape& s : shapes) {
+      if (!sample.take()) continue;
+      Problem p(format, isa, s, Values::kNormal, true, true);
+      INFO(p.describe());
+      const int64_t ld_gate = s.K + 5;
+      Guarded<float> gate(static_cast<size_t>((s.T - 1) * ld_gate + s.K));
+      std::ranges::copy(random_values(gate.size(), Values::kNormal, 77), gate.begin());
+      GatedMatmulArgs a;
+      a.matmul = p.args, a.gate = gate.data(), a.ld_gate = ld_gate, a.swiglu = swiglu;
+      run_on_pool(pool, *gated, &a);
+      const std::vector<float> fused(p.out.begin(), p.out.end());
+      std::ranges::fill(p.out, -7.f);
+      run_in_steps(*gated, &a, 1, true);
+      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_bits));
+
+      SwiGluArgs first;
+      first.T = s.T, first.F = s.K;
+      first.gate = gate.data(), first.ldg = ld_gate, first.up = p.x.data(), first.ldu = p.ldx;
+      first.out = p.x.data(), first.ldo = p.ldx;
+      run_on_pool(pool, *swiglu, &first);
+      std::ranges::fill(p.out, -7.f);
+      run_on_pool(pool, *p.kernel, &p.args);
+      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_bits));
     }
   });
 }
