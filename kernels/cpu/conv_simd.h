@@ -40,6 +40,8 @@ struct ConvTile {
   int64_t last_lanes;  // of the last vector
   bool first, last;    // part of the sum
   Vf low, high;
+  const char* ahead;   // fetched meanwhile: filters that come next, a line for each channel of each tap
+  int64_t ahead_step;  // 64, or 0: nothing is
 };
 
 template <int MR, int NV>
@@ -60,12 +62,15 @@ void conv_tile(const ConvTile& t) {
     }
   }
   const float* b = t.b;
-  const int64_t panel = t.panel, C = t.C;
+  const int64_t panel = t.panel, C = t.C, ahead_step = t.ahead_step;
+  const char* ahead = t.ahead;
   for (int64_t tap = 0; tap < t.taps; ++tap) {
     const float* x[MR];
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) x[r] = t.rows[tap * t.table + r] + t.channel;
     for (int64_t c = 0; c < C; ++c, b += kLanes) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += ahead_step;
       Vf w[NV];
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) w[v] = load(b + v * panel);
@@ -143,6 +148,7 @@ struct ConvWork {
   int64_t K, panels, groups_of_panels;  // of one convolution group
   int64_t pixels, block, blocks;        // of output pixels
   bool pixels_outer;                    // chunk order: pixel blocks outermost
+  bool filters_ahead;                   // the next group's are fetched in time
   explicit ConvWork(const ConvArgs& args);
   int64_t chunks() const { return a.groups * groups_of_panels * blocks; }
   int64_t taps() const { return taps_h * taps_w; }
@@ -185,7 +191,10 @@ inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
   constexpr int64_t kWide = 96, kWideBytes = 3 * kFilterBytes;  // what a part of the sum reads is half of it
   const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
   const bool wide = pixels >= 8 * kWide && bytes(kWide * a.C) <= kWideBytes;
-  pixels_outer = bytes(K * a.M) <= kFilterBytes || wide;
+  const bool many_filters = bytes(K * a.M) > kFilterBytes;
+  // Where a worker has a few groups, most of what it fetched would be for another one.
+  filters_ahead = many_filters && (wide || groups_of_panels >= 12);
+  pixels_outer = !many_filters || wide;
   if (wide) wanted = std::max(wanted, kWide);
   block = std::min(pixels, wanted);
   blocks = ceil_div(pixels, block);
@@ -290,9 +299,10 @@ inline void conv_gather(const ConvWork& work, const float* copy, int64_t g, int6
   }
 }
 
-// One block of pixels x one group of panels of convolution group g.
+// One block of pixels x one group of panels of convolution group g; meanwhile [ahead, ahead_end) is fetched.
 inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t panel1, int64_t rows,
-                       const float* const* table, const int64_t* offsets) {
+                       const float* const* table, const int64_t* offsets, const float* ahead,
+                       const float* ahead_end) {
   const ConvArgs& a = work.a;
   const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   const int64_t per = a.M / a.groups, nv = panel1 - panel0, m0 = panel0 * kLanes;
@@ -306,6 +316,7 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
   t.bias = a.bias ? a.bias + channel0 : nullptr;
   t.last_lanes = m1 - (panel1 - 1) * kLanes;
   t.low = epilogue.low(), t.high = epilogue.high();
+  t.ahead = reinterpret_cast<const char*>(ahead);
   const float* b = a.w + (g * work.panels + panel0) * t.panel;
   const int64_t tiles = ceil_div(rows, kTileRows[nv]);
   // Parts of the sum: whole taps, or channels of the only tap.
@@ -326,7 +337,9 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
       const int64_t r0 = rows * i / tiles, r1 = rows * (i + 1) / tiles;
       t.rows = part_table + r0;
       t.offsets = offsets + r0;
+      t.ahead_step = t.ahead < reinterpret_cast<const char*>(ahead_end) ? 64 : 0;
       conv_tile_of(r1 - r0, nv)(t);
+      t.ahead += t.taps * t.C * t.ahead_step;
       if (t.last && epilogue.later()) {
         for (int64_t r = r0; r < r1; ++r) apply_epilogue(epilogue, t.out + offsets[r], m1 - m0);
       }
@@ -353,7 +366,19 @@ inline void conv_run(const void* args, int phase, int64_t begin, int64_t end, co
       conv_gather(work, copy, g, p0, p1, zeros, table, offsets);
       gathered = which, gathered_group = g;
     }
-    conv_block(work, g, work.panels * group / G, work.panels * (group + 1) / G, p1 - p0, table, offsets);
+    const int64_t panel0 = work.panels * group / G, panel1 = work.panels * (group + 1) / G;
+    // The filters of the next group: all of them where it comes next, this block's share where all blocks are
+    // taken first. Without that the first rows wait for memory: they want 60 GB/s of a core's 25.
+    const ConvArgs& a = work.a;
+    const float *ahead = a.w, *ahead_end = a.w;
+    if (const int64_t next = group + 1; work.filters_ahead && next < G) {
+      const int64_t first = g * work.panels + work.panels * next / G;
+      const int64_t floats = (g * work.panels + work.panels * (next + 1) / G - first) * work.K * kLanes;
+      const int64_t share = work.pixels_outer ? 0 : which, shares = work.pixels_outer ? 1 : work.blocks;
+      const float* filters = a.w + first * work.K * kLanes;
+      ahead = filters + floats * share / shares, ahead_end = filters + floats * (share + 1) / shares;
+    }
+    conv_block(work, g, panel0, panel1, p1 - p0, table, offsets, ahead, ahead_end);
   }
 }
 
