@@ -5,7 +5,9 @@
 //   static constexpr int64_t kRows, kPanels;       largest tile: rows of pixels, panels of 16 channels
 //   static constexpr int64_t kWidth;               bytes of a value: 1, or 2 of bf16, whose sums are f32 bits
 //   static constexpr int64_t kStep;                bytes of a row it takes at a time: 4, or a divisor of 64
-//   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
+//   static constexpr bool kTaps;                   takes windows tap by tap where they lie
+//   (QuantizedTile::taps) static constexpr bool kSignedX;                multiplies i8 x as they are;
+//   otherwise x arrives as u8, i8
 //                                                  with its sign bit turned (128 more)
 //   static void begin(), end();                    around a chunk
 //   static void tile(Tile&)                        acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
@@ -27,8 +29,12 @@ namespace oar {
 namespace {
 
 struct QuantizedTile {
-  const uint8_t* x;       // row r at x + r * ldx
-  int64_t ldx, rows;      // rows <= kRows
+  const uint8_t* x;   // row r at x + r * ldx
+  int64_t ldx, rows;  // rows <= kRows
+  // With kTaps: where the first tap of each row lies, the next tap `table` pointers further, `per_tap` bytes
+  // each; null: rows lie at x, one tap.
+  const uint8_t* const* tap_rows;
+  int64_t table, taps, per_tap;
   bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
   const int8_t* w;        // the first panel; the next `panel` bytes further
   int64_t panel, panels;  // panels <= kPanels
@@ -45,17 +51,19 @@ struct QuantizedWork {
   int64_t block, blocks;  // of pixels
   int64_t group, groups;  // of panels
   bool direct;            // rows are read where they lie
-  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step) : a(args) {
+  bool tabled;            // taps are
+  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, bool by_taps) : a(args) {
     const WindowShape& w = a.window;
     taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = ceil_div(K, step) * step;
     panels = ceil_div(a.M, kQuantizedPanel);
     pixels = w.N * w.OH * w.OW;
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
              w.pad_top == 0 && w.pad_left == 0;
+    tabled = by_taps && !direct && C % step == 0 && a.x_zeros == nullptr;
     // Gathered rows stay in the second-level cache; few blocks divide the channels as well. Blocks begin at
     // multiples of 32 rows, the largest tile: only the last one has partial tiles.
     constexpr int64_t kBlockBytes = 256 << 10, kMinChunks = 32;
-    block = std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
+    block = tabled ? 128 : std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
     block = std::min(pixels,
                      std::min(block, std::max<int64_t>(32, ceil_div(ceil_div(pixels, kMinChunks), 32) * 32)));
     blocks = ceil_div(pixels, std::max<int64_t>(block, 1));
@@ -63,13 +71,16 @@ struct QuantizedWork {
     group = ceil_div(panels, wanted);
     groups = ceil_div(panels, group);
   }
-  size_t scratch_bytes() const { return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep); }
+  size_t scratch_bytes() const {
+    if (tabled) return static_cast<size_t>(block * taps) * sizeof(void*) + static_cast<size_t>(C);
+    return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep);
+  }
 };
 
 template <class Core>
 void quantized_plan(const void* args, int, KernelPlan* out) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise) return quantized_depthwise_plan(args, out);
-  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep);
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep, Core::kTaps);
   *out = {1, {w.blocks * w.groups}};
   out->worker_scratch = w.scratch_bytes();
 }
@@ -116,6 +127,31 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
     // behind the last.
     constexpr uint8_t kZeros[16] = {};
     for (int64_t i = 0; i < work.Kp - work.K; i += 16) std::memcpy(to + i, kZeros, 16);
+    if (++ow == w.OW) {
+      ow = 0;
+      if (++oh == w.OH) oh = 0, ++n;
+    }
+  }
+}
+
+// Where the taps of pixels [p0, p1) lie: [taps][p1 - p0]; `padding`: C bytes for those outside.
+inline void quantized_taps(const QuantizedWork& work, int64_t p0, int64_t p1, const uint8_t* padding,
+                           const uint8_t** table) {
+  const QuantizedConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const int64_t C = work.C, rows = p1 - p0;
+  int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
+    const uint8_t** to = table + r;
+    for (int64_t i = 0; i < w.KH; ++i) {
+      const int64_t y = y0 + i * w.dilation_h;
+      const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
+      for (int64_t j = 0; j < w.KW; ++j, to += rows) {
+        const int64_t x = x0 + j * w.dilation_w;
+        *to = y >= 0 && y < w.H && x >= 0 && x < w.W ? row + x * C : padding;
+      }
+    }
     if (++ow == w.OW) {
       ow = 0;
       if (++oh == w.OH) oh = 0, ++n;
@@ -218,7 +254,8 @@ template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
     return quantized_depthwise_run(args, begin, end);
-  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep);
+  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep,
+                           Core::kTaps);
   const QuantizedConvArgs& a = work.a;
   if (work.pixels == 0) return;
   const bool flip = a.x_signed && !Core::kSignedX;
@@ -229,6 +266,13 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   t.panel = kQuantizedPanel * quantized_k(work.K), t.Kp = work.Kp;
   t.configured = Core::kRows;
   t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
+  t.tap_rows = nullptr, t.taps = 1, t.per_tap = work.Kp;
+  auto** table = static_cast<const uint8_t**>(scratch.worker);
+  if (work.tabled) {
+    auto* padding = reinterpret_cast<uint8_t*>(table + work.block * work.taps);
+    std::memset(padding, static_cast<uint8_t>(a.x_zero), static_cast<size_t>(work.C));
+    t.taps = work.taps, t.per_tap = work.C;
+  }
   Core::begin();
   int64_t gathered = -1;
   for (int64_t id = begin; id < end; ++id) {
@@ -236,7 +280,11 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     const int64_t p0 = which * work.block, p1 = std::min(work.pixels, p0 + work.block);
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
-    if (!work.direct) {
+    if (work.tabled) {
+      const auto* padding = reinterpret_cast<const uint8_t*>(table + work.block * work.taps);
+      if (gathered != which) quantized_taps(work, p0, p1, padding, table);
+      gathered = which, t.table = p1 - p0;
+    } else if (!work.direct) {
       rows = static_cast<const uint8_t*>(scratch.worker);
       t.ldx = work.Kp;
       if (gathered != which) quantized_gather(work, p0, p1, static_cast<uint8_t*>(scratch.worker));
@@ -250,6 +298,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
         t.x = rows + r * t.ldx;
+        if (work.tabled) t.tap_rows = table + r;
         Core::tile(t);
         quantized_results<Core>(a, t, lanes, p0 + r, panel);
       }

@@ -13,7 +13,7 @@ namespace {
 template <int64_t W>
 struct DotQuantizedCore {
   static constexpr int64_t kRows = 6, kPanels = 4, kWidth = W, kStep = 4;
-  static constexpr bool kSignedX = false;
+  static constexpr bool kTaps = true, kSignedX = false;
   static void begin() {}
   static void end() {}
 
@@ -33,17 +33,24 @@ struct DotQuantizedCore {
       for (int p = 0; p < P; ++p) acc[r][p] = _mm512_setzero_si512();
     }
     const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
-    for (int64_t k = 0; k < t.Kp; k += 4) {
-      __m512i w[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(t.w + p * t.panel + k * kQuantizedPanel);
+    const int8_t* filters = t.w;
+    const int64_t panel = t.panel, per_tap = t.per_tap;
+    for (int64_t tap = 0; tap < t.taps; ++tap) {
+      const uint8_t* rows[R];
 #pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        int32_t four;
-        std::memcpy(&four, t.x + r * t.ldx + k, 4);
-        const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(four), flip);
+      for (int r = 0; r < R; ++r) rows[r] = t.tap_rows ? t.tap_rows[tap * t.table + r] : t.x + r * t.ldx;
+      for (int64_t k = 0; k < per_tap; k += 4, filters += 4 * kQuantizedPanel) {
+        __m512i w[P];
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
+        for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(filters + p * panel);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+          int32_t four;
+          std::memcpy(&four, rows[r] + k, 4);
+          const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(four), flip);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
+        }
       }
     }
 #pragma GCC unroll 6
