@@ -14,9 +14,8 @@
 //   there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
 //   was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
 //   that was too early the next rest is twice as long.
-// - Who has nothing to do fetches the weights that it will read first in the next kernel that has some
-// (Soon):
-//   while a phase ends, one thread computes alone or a gate is closed, memory need not stand still.
+// - Who has nothing to do, while a phase ends, one thread computes alone or the gate is closed, fetches the
+//   weights that it will read first in the next kernel that has some (Soon): memory need not stand still.
 // - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range is
 //   then simply stolen, so waking up is never waited for.
 #include "kernels/thread_pool.h"
