@@ -134,6 +134,24 @@ std::optional<AttrValue> OnnxNode::get_any(std::string_view name) {
       return std::nullopt;
   }
 }
+Attrs OnnxNode::get_all(std::string_view spec) {
+  Attrs attrs;
+  while (!spec.empty()) {
+    const size_t colon = spec.find(':'), end = std::min(spec.find(' '), spec.size());
+    const std::string_view name = spec.substr(0, colon);
+    const char type = spec[colon + 1];
+    if (auto v = get_any(name)) {
+      static constexpr std::string_view kTypes = "ifsIFS";  // in the order of AttrValue
+      if (v->index() == kTypes.find(type)) {
+        attrs.set(name, std::move(*v));
+      } else {
+        fail(invalid_argument(cat("attribute '", name, "' has another type than ONNX gives it")));
+      }
+    }
+    spec = end < spec.size() ? spec.substr(end + 1) : std::string_view();
+  }
+  return attrs;
+}
 TensorSource& OnnxNode::tensors() { return importer_.source(); }
 std::string_view OnnxNode::unread() const {
   for (const AttrMsg& a : msg_.attrs) {
@@ -239,21 +257,7 @@ Status GraphImporter::node(const NodeMsg& n, Scope& scope, const std::vector<Ops
   if (op->import) {
     op->import(context);
   } else {
-    Attrs attrs;
-    for (std::string_view rest = op->attrs ? op->attrs : ""; !rest.empty();) {
-      const size_t colon = rest.find(':'), end = std::min(rest.find(' '), rest.size());
-      const std::string_view name = rest.substr(0, colon);
-      const char type = rest[colon + 1];
-      if (auto v = context.get_any(name)) {
-        static constexpr std::string_view kTypes = "ifsIFS";  // in the order of AttrValue
-        // An empty list may carry either list type.
-        if (v->index() != kTypes.find(type)) {
-          return invalid_argument(cat("attribute '", name, "' has another type than ONNX gives it"));
-        }
-        attrs.set(name, std::move(*v));
-      }
-      rest = end < rest.size() ? rest.substr(end + 1) : std::string_view();
-    }
+    Attrs attrs = context.get_all(op->attrs ? op->attrs : "");
     context.outs(scope.writer.ops(op->graph_op, context.ins(), n.outputs.size(), std::move(attrs)));
   }
   scope_ = outer_scope;

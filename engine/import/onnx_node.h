@@ -49,8 +49,8 @@ class OnnxNode {
   // A tensor attribute; an error when absent.
   Result<Tensor> get_tensor(std::string_view name);
   Result<Subgraph> get_graph(std::string_view name);
-  // The attribute as ours, whatever its type (scalars, strings and lists of them); nullopt when absent.
-  std::optional<AttrValue> get_any(std::string_view name);
+  // Those of `spec` (OnnxOp::attrs) that are there, as ours; fails where one has another type.
+  Attrs get_all(std::string_view spec);
   const AttrMsg* find(std::string_view name);  // marks it as read
 
   TensorSource& tensors();
@@ -60,6 +60,8 @@ class OnnxNode {
 
  private:
   const AttrMsg* typed(std::string_view name, AttrType type);
+  // Scalars, strings and lists of them; nullopt when absent.
+  std::optional<AttrValue> get_any(std::string_view name);
   const NodeMsg& msg_;
   std::vector<Val> inputs_;
   std::vector<Val> outputs_;

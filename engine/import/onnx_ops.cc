@@ -200,11 +200,9 @@ void reshape(OnnxNode& n) {
 void upsample(OnnxNode& n) {
   Val scales = n.in(1);
   if (n.has("scales")) {
-    const auto any = n.get_any("scales");
-    const auto* list = any ? std::get_if<std::vector<double>>(&*any) : nullptr;
-    if (!list) return n.fail(invalid_argument("attribute 'scales' must be floats"));
-    Tensor t = must(allocate_elements({static_cast<int64_t>(list->size())}, DType::kF32));
-    std::copy(list->begin(), list->end(), mutable_elements<float>(t));
+    const std::vector<double> list = n.get_all("scales:F").get_floats("scales");
+    Tensor t = must(allocate_elements({static_cast<int64_t>(list.size())}, DType::kF32));
+    std::copy(list.begin(), list.end(), mutable_elements<float>(t));
     scales = n.w().constant(std::move(t));
   }
   n.out(0, n.w().op("resize", {n.in(0), {}, scales, {}},
@@ -220,12 +218,9 @@ void resize(OnnxNode& n) {
                        {"nearest_mode", std::string("floor")}}));
     return;
   }
-  Attrs attrs;
-  for (const char* name :
-       {"mode", "coordinate_transformation_mode", "nearest_mode", "keep_aspect_ratio_policy", "antialias",
-        "axes", "cubic_coeff_a", "exclude_outside", "extrapolation_value"}) {
-    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
-  }
+  const Attrs attrs = n.get_all(
+      "mode:s coordinate_transformation_mode:s nearest_mode:s keep_aspect_ratio_policy:s antialias:i axes:I "
+      "cubic_coeff_a:f exclude_outside:i extrapolation_value:f");
   n.out(0, n.w().op("resize", {n.in(0), n.in(1), n.in(2), n.in(3)}, attrs));
 }
 
@@ -264,22 +259,19 @@ void random_uniform(OnnxNode& n) { random_op(n, "random_uniform", false); }
 void random_uniform_like(OnnxNode& n) { random_op(n, "random_uniform", true); }
 
 // Ops whose one peculiar attribute is an element type.
-void with_dtype(OnnxNode& n, const char* op, const char* attr, std::initializer_list<const char*> others) {
-  Attrs attrs;
+void with_dtype(OnnxNode& n, const char* op, const char* attr, const char* others) {
+  Attrs attrs = n.get_all(others);
   if (!dtype_attr(n, attr, attrs, attr)) return;
-  for (const char* name : others) {
-    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
-  }
   n.outs(n.w().ops(op, n.ins(), n.num_outputs(), attrs));
 }
-void eye_like(OnnxNode& n) { with_dtype(n, "eye_like", "dtype", {"k"}); }
-void bernoulli(OnnxNode& n) { with_dtype(n, "bernoulli", "dtype", {"seed"}); }
-void multinomial(OnnxNode& n) { with_dtype(n, "multinomial", "dtype", {"sample_size", "seed"}); }
-void sequence_empty(OnnxNode& n) { with_dtype(n, "sequence_empty", "dtype", {}); }
+void eye_like(OnnxNode& n) { with_dtype(n, "eye_like", "dtype", "k:i"); }
+void bernoulli(OnnxNode& n) { with_dtype(n, "bernoulli", "dtype", "seed:f"); }
+void multinomial(OnnxNode& n) { with_dtype(n, "multinomial", "dtype", "sample_size:i seed:f"); }
+void sequence_empty(OnnxNode& n) { with_dtype(n, "sequence_empty", "dtype", ""); }
 void quantize(OnnxNode& n) {
-  with_dtype(n, "quantize_linear", "output_dtype", {"axis", "saturate", "block_size", "precision"});
+  with_dtype(n, "quantize_linear", "output_dtype", "axis:i saturate:i block_size:i precision:i");
 }
-void dequantize(OnnxNode& n) { with_dtype(n, "dequantize_linear", "output_dtype", {"axis", "block_size"}); }
+void dequantize(OnnxNode& n) { with_dtype(n, "dequantize_linear", "output_dtype", "axis:i block_size:i"); }
 void window(OnnxNode& n, const char* kind) {
   Attrs attrs{{"kind", std::string(kind)}, {"periodic", n.get_int("periodic", 1)}};
   if (!dtype_attr(n, "output_datatype", attrs, "dtype")) return;
@@ -288,7 +280,7 @@ void window(OnnxNode& n, const char* kind) {
 void hann(OnnxNode& n) { window(n, "hann"); }
 void hamming(OnnxNode& n) { window(n, "hamming"); }
 void blackman(OnnxNode& n) { window(n, "blackman"); }
-void mel(OnnxNode& n) { with_dtype(n, "mel_weight_matrix", "output_datatype", {}); }
+void mel(OnnxNode& n) { with_dtype(n, "mel_weight_matrix", "output_datatype", ""); }
 
 void dft(OnnxNode& n) {
   Val axis = n.in(2);
@@ -304,23 +296,20 @@ void optional(OnnxNode& n) {
 
 // Opset 16 moved the samples by half a pixel, and lets files ask for the old way.
 void roi_align(OnnxNode& n) {
-  Attrs attrs{{"coordinate_transformation_mode",
-               n.opset() < 16 ? std::string("output_half_pixel")
-                              : n.get_string("coordinate_transformation_mode", "half_pixel")}};
-  for (const char* name : {"mode", "output_height", "output_width", "sampling_ratio", "spatial_scale"}) {
-    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
-  }
+  Attrs attrs = n.get_all("mode:s output_height:i output_width:i sampling_ratio:i spatial_scale:f");
+  attrs.set("coordinate_transformation_mode",
+            n.opset() < 16 ? std::string("output_half_pixel")
+                           : n.get_string("coordinate_transformation_mode", "half_pixel"));
   n.out(0, n.w().op("roi_align", {n.in(0), n.in(1), n.in(2)}, attrs));
 }
 
 void flatten(OnnxNode& n) { n.out(0, n.w().op("flatten", {n.in(0)}, {{"axis", n.get_int("axis", 1)}})); }
 
 void attention(OnnxNode& n) {
-  Attrs attrs;
-  for (const char* name : {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale",
-                           "softcap", "softmax_precision", "left_window_size", "right_window_size"}) {
-    if (auto v = n.get_any(name)) attrs.set(name, std::move(*v));
-  }
+  const Attrs attrs = n.get_all(
+      "is_causal:i kv_num_heads:i q_num_heads:i qk_matmul_output_mode:i scale:f softcap:f "
+      "softmax_precision:i "
+      "left_window_size:i right_window_size:i");
   n.outs(n.w().ops("dense_attention", n.ins(), n.num_outputs(), attrs));
 }
 

@@ -37,6 +37,7 @@ Status read_tensor_desc(std::string_view bytes, std::string_view where, ValueTyp
     }
   }
   if (!reader.ok()) return data_loss(cat(where, ": the tensor description is damaged"));
+  if (type.dtype.empty()) return data_loss(cat(where, ": the tensor description names no data type"));
   return ok_status();
 }
 

@@ -270,6 +270,25 @@ TEST_CASE("onnx: recurrent layers by kernels equal those in double") {
   }
 }
 
+TEST_CASE("onnx: an attribute of another type is an error that names it, whoever imports the op") {
+  const std::pair<const char*, Proto> nodes[] = {
+      {"DequantizeLinear", text_attr("axis", "one")},
+      {"QuantizeLinear", ints_attr("block_size", {2, 2})},
+      {"Resize", int_attr("mode", 1)},
+      {"RoiAlign", text_attr("output_height", "7")},
+      {"EyeLike", text_attr("k", "1")},
+  };
+  for (const auto& [op, attr] : nodes) {
+    const Proto node = node_proto(op, {"x", "y", "z"}, {"out"}, {attr});
+    const auto model = load(model_bytes(graph_proto(
+        {node}, {}, {value_proto("x", {2, 2, 2, 2}), value_proto("y", {2}), value_proto("z", {2})},
+        {value_proto("out", {-1})})));
+    INFO(op << ": " << model.status().message());
+    REQUIRE_FALSE(model.ok());
+    CHECK(model.status().message().find("has another type than ONNX gives it") != std::string::npos);
+  }
+}
+
 TEST_CASE("onnx: functions are inlined, with their own attributes") {
   Proto f;
   f.text(1, "Twice").text(4, "a").text(5, "b").text(6, "axis");

@@ -114,6 +114,18 @@ TEST_CASE("parameters that do not fit their program are named") {
   CHECK(mentions(error(versioned), "version 1"));
 }
 
+TEST_CASE("a parameter without a data type is refused, also where the program declares none") {
+  const auto p = parse_program(pd::small_program(), "small");
+  REQUIRE(p.ok());
+  Program untyped = *p;
+  for (Value& v : untyped.values) v.type.dtype.clear();
+  const std::string desc = pd::num(2, 3);  // dims alone
+  const std::string record = pd::raw(uint32_t{0}) + pd::raw(uint64_t{0}) + pd::raw(uint32_t{0}) +
+                             pd::raw(static_cast<int32_t>(desc.size())) + desc + std::string(12, '\0');
+  CHECK(mentions(read_copy(*p, record).status(), "no data type"));
+  CHECK(mentions(read_copy(untyped, record).status(), "no data type"));
+}
+
 TEST_CASE("a program that declares overflowing sizes fails on its parameters, not in arithmetic") {
   const auto p =
       parse_program(pd::block(0, -1, pd::var("w", {int64_t{1} << 40, int64_t{1} << 40}, true)), "huge");
