@@ -45,6 +45,14 @@ TEST_CASE("tensor sizes are exact or refused") {
   CHECK_FALSE(tensor_bytes({0, INT64_MAX}, Format::f32()).ok());
 }
 
+TEST_CASE("rows of nothing are converted at once, however many") {
+  const auto t = Tensor::allocate({int64_t{1} << 62, 0}, Format::f16());
+  REQUIRE(t.ok());
+  const auto f = to_f32(*t);
+  REQUIRE(f.ok());
+  CHECK(f->shape() == t->shape());
+}
+
 TEST_CASE("tensors share, slice and reshape their bytes") {
   auto made = Tensor::zeros({4, 3}, Format::f32());
   REQUIRE_OK(made);
