@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
 import urllib.request
 
@@ -57,8 +58,13 @@ class Metrics(unittest.TestCase):
         body = json.dumps({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Good morrow"}]})
         request = urllib.request.Request(url + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
         urllib.request.urlopen(request, timeout=120).read()
-        cls.exported = set(re.findall(r"^([A-Za-z_:][A-Za-z0-9_:]*)[ {]",
-                                      urllib.request.urlopen(url + "/metrics", timeout=10).read().decode(), re.M))
+        # A request is counted when its answer has been sent, which may be after the client has it.
+        for _ in range(200):
+            text = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()
+            cls.exported = set(re.findall(r"^([A-Za-z_:][A-Za-z0-9_:]*)[ {]", text, re.M))
+            if "oar_http_requests_total" in cls.exported:
+                break
+            time.sleep(0.05)
 
     @classmethod
     def tearDownClass(cls):
