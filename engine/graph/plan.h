@@ -150,8 +150,8 @@ class Plan {
     std::vector<int32_t> in, out;  // indices into operands_, -1 for left out
     std::vector<Operand> in_operands, out_operands;
     KernelPlan plan;  // of the last prepare()
-    size_t next =
-        0;  // the step that reads weights next, in this run or the following one; itself: none other
+    // The step that reads weights next, in this run or the following one; itself: none other.
+    size_t next = 0;
     // Constants that the op reads as operands, where they lie on the device.
     std::vector<std::pair<size_t, void*>> device_constants;
   };

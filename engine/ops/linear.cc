@@ -174,6 +174,18 @@ class GatedLinearOp final : public LoweredOp {
   GatedMatmulArgs args_;
 };
 
+// Weight `w`, operand k, in the format it is computed in, with the bias behind it.
+Result<MatmulSegment> prepare_segment(LowerContext& ctx, const Tensor& w, size_t k, Format format,
+                                      int64_t column, PreparedBytes& prepared) {
+  OAR_ASSIGN(const void* data, prepare_weight(ctx, w, format, prepared));
+  if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
+  OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
+  if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
+    return Status(StatusCode::kCancelled, "loading was cancelled");
+  }
+  return MatmulSegment{data, bias, w.shape()[0], column};
+}
+
 Lowered lower(LowerContext& ctx) {
   const Node& node = ctx.node;
   std::vector<MatmulSegment> segments;
@@ -188,14 +200,9 @@ Lowered lower(LowerContext& ctx) {
     format = own;
     // Before the weight is copied anywhere.
     if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return std::unique_ptr<LoweredOp>();
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
-    if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
-    OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
-    segments.push_back({data, bias, w.shape()[0], column});
-    column += w.shape()[0];
-    if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
-      return Status(StatusCode::kCancelled, "loading was cancelled");
-    }
+    OAR_ASSIGN(const MatmulSegment segment, prepare_segment(ctx, w, k, own, column, prepared));
+    segments.push_back(segment);
+    column += segment.n;
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
   auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
@@ -232,15 +239,11 @@ Lowered gated_lower(LowerContext& ctx) {
   }
   OAR_ASSIGN(const Tensor w, ctx.weight(3));
   const Format own = compute_format(w, ctx.node.attrs.get_string("format"), ctx.backend);
-  PreparedBytes prepared;
-  OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
-  if (data == w.data() && ctx.is_expression(3)) prepared.owned += w.bytes();
-  OAR_ASSIGN(const float* bias, ctx.f32_constant(4));
-  if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
-    return Status(StatusCode::kCancelled, "loading was cancelled");
-  }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGatedMatmul, own);
-  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, MatmulSegment{data, bias, w.shape()[0], 0}, own);
+  OAR_CHECK(kernel != nullptr, "the probe asked for both formats it may be");
+  PreparedBytes prepared;
+  OAR_ASSIGN(const MatmulSegment segment, prepare_segment(ctx, w, 3, own, 0, prepared));
+  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, segment, own);
   prepared.give(*op);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
