@@ -68,18 +68,22 @@ Isa detect_isa() {
   if (!avx512 || !os_saves(kZmm)) return Isa::kAvx2;
   const bool vnni_bf16 = bit(l7.ecx, 11) && bit(l7s1.eax, 5);
   if (!vnni_bf16) return Isa::kAvx512;
-  const bool amx = bit(l7.edx, 24) /*TILE*/ && bit(l7.edx, 22) /*BF16*/ && bit(l7.edx, 25) /*INT8*/;
+  const bool amx = bit(l7.edx, 24) /*TILE*/ && bit(l7.edx, 22) /*BF16*/ && bit(l7.edx, 25) /*INT8*/ &&
+                   bit(l7.ecx, 1) /*AVX512_VBMI, as all that have AMX*/;
   if (!amx || !os_saves(kTiles) || !request_amx()) return Isa::kAvx512Vnni;
   return Isa::kAmx;
 }
 
 bool detect_avx_vnni() { return detect_isa() >= Isa::kAvx2 && bit(cpuid(7, 1).eax, 4); }
+bool detect_avx512_vbmi() { return detect_isa() >= Isa::kAvx512Vnni && bit(cpuid(7, 0).ecx, 1); }
 
 #elif defined(__aarch64__)
 bool detect_avx_vnni() { return false; }
+bool detect_avx512_vbmi() { return false; }
 Isa detect_isa() { return Isa::kNeon; }  // part of the baseline of the architecture
 #else
 bool detect_avx_vnni() { return false; }
+bool detect_avx512_vbmi() { return false; }
 Isa detect_isa() { return Isa::kGeneric; }
 #endif
 
@@ -204,6 +208,11 @@ Isa best_isa() {
 
 bool has_avx_vnni() {
   static const bool has = detect_avx_vnni();
+  return has;
+}
+
+bool has_avx512_vbmi() {
+  static const bool has = detect_avx512_vbmi();
   return has;
 }
 

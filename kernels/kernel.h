@@ -90,6 +90,8 @@ const char* isa_name(Isa isa);
 Isa best_isa();
 // AVX-VNNI, which stands beside the levels: found with AVX2 alone as well as with AVX-512.
 bool has_avx_vnni();
+// Whether this processor has byte permutations of AVX-512 (VBMI) beside VNNI and BF16: all but Cooper Lake.
+bool has_avx512_vbmi();
 
 // Weights in memory: where a chunk begins to read them, and the bytes from there to the end of those that the
 // chunks after it read in turn.

@@ -15,7 +15,10 @@
 // Roofline: 16 cycles a tile product. With both operands in the second-level cache the four loads of a 2 x 2
 // step take about 28 cycles a product (measured on Sapphire Rapids; both in the first level: 20).
 #include "kernels/cpu/amx.h"
+#include "kernels/cpu/bf16_avx512.h"
+#include "kernels/cpu/f8_vbmi.h"
 #include "kernels/cpu/matmul_driver.h"
+#include "kernels/cpu/matmul_f8.h"
 
 namespace oar {
 namespace {
@@ -94,8 +97,11 @@ inline void store_tile(const PanelTask& p, const float* sums, int64_t row, int64
   const __m512 bias = p.bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, p.bias + row);
   float* out = p.out + t * p.ldo + row;
   const float* residual = p.residual == nullptr ? nullptr : p.residual + t * p.ldo + row;
+  const __m512 scale =
+      p.row_scale == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, p.row_scale + row);
   for (int64_t j = 0; j < tokens; ++j) {
     __m512 v = m[j];
+    if (p.row_scale != nullptr) v = _mm512_mul_ps(v, scale);
     if (p.bias != nullptr) v = _mm512_add_ps(v, bias);
     if (residual != nullptr) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, residual + j * p.ldo));
     _mm512_mask_storeu_ps(out + j * p.ldo, mask, v);
@@ -361,6 +367,7 @@ struct AmxBf16Core {
 
 void append_matmul_amx(KernelList& list) {
   MatmulDriver<AmxBf16Core>::append(list, Format::bf16(), Isa::kAmx);
+  append_f8<Bf16Arch, VbmiWiden, AmxBf16Core, false>(list, Isa::kAmx);
 }
 
 }  // namespace oar

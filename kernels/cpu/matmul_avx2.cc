@@ -4,6 +4,7 @@
 #include "kernels/cpu/int4_avx2.h"
 #include "kernels/cpu/int8_avx2.h"
 #include "kernels/cpu/matmul_decode.h"
+#include "kernels/cpu/matmul_f8.h"
 
 namespace oar {
 namespace {
@@ -43,6 +44,30 @@ struct Avx2Arch {
   }
 };
 
+// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high byte,
+// e4m3 is 2^8 of it but for NaN.
+template <class T>
+struct Avx2Widen {
+  using Number = float;
+  using Reg = __m256;
+  static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
+  static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static Reg plain(const uint8_t* p) {
+    __m128i v = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    if constexpr (kE4m3) {
+      const __m128i nan = _mm_set1_epi16(0x3f80);
+      v = _mm_and_si128(_mm_slli_epi16(v, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+      const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(v, nan), nan);
+      v = _mm_or_si128(v, _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
+    } else {
+      v = _mm_slli_epi16(v, 8);
+    }
+    return _mm256_cvtph_ps(v);
+  }
+  static Reg scaled(const uint8_t* p, float d) { return _mm256_mul_ps(plain(p), _mm256_set1_ps(d)); }
+  static void store(float* p, Reg v) { _mm256_storeu_ps(p, v); }
+};
+
 using F32Core = RowDotCore<Avx2Arch<float>>;
 using F16Core = RowDotCore<Avx2Arch<f16>>;
 using Bf16Core = RowDotCore<Avx2Arch<bf16>>;
@@ -58,6 +83,7 @@ void append_matmul_avx2(KernelList& list) {
   MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx2);
   MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx2);
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2);
+  append_f8<Avx2Arch<float>, Avx2Widen>(list, Isa::kAvx2);
   append_int8<Int8Core<Avx2Int8>>(list, Isa::kAvx2);
   append_int4<Avx2Int4<Avx2Int8>, Int8Core<Avx2Int8>>(list, Isa::kAvx2);
   if (vnni && !best) append_matmul_avxvnni(list);

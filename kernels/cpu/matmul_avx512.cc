@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/int4_core.h"
 #include "kernels/cpu/matmul_decode.h"
+#include "kernels/cpu/matmul_f8.h"
 #include "kernels/cpu/x86_reduce.h"
 
 namespace oar {
@@ -37,6 +38,30 @@ struct Avx512Arch {
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
     for (; n % kStep != 0; ++n) dst[n] = 0.f;
   }
+};
+
+// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high byte,
+// e4m3 is 2^8 of it but for NaN.
+template <class T>
+struct Avx512Widen {
+  using Number = float;
+  using Reg = __m512;
+  static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
+  static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static Reg plain(const uint8_t* p) {
+    __m256i v = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    if constexpr (kE4m3) {
+      const __m256i nan = _mm256_set1_epi16(0x3f80);
+      v = _mm256_and_si256(_mm256_slli_epi16(v, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+      const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(v, nan), nan);
+      v = _mm256_mask_mov_epi16(v, is_nan, _mm256_set1_epi16(0x7e00));
+    } else {
+      v = _mm256_slli_epi16(v, 8);
+    }
+    return _mm512_cvtph_ps(v);
+  }
+  static Reg scaled(const uint8_t* p, float d) { return _mm512_mul_ps(plain(p), _mm512_set1_ps(d)); }
+  static void store(float* p, Reg v) { _mm512_storeu_ps(p, v); }
 };
 
 // Sixteen rows at a time. Without a dot-product instruction: |w| times x with w's sign, as in the AVX2
@@ -85,6 +110,7 @@ void append_matmul_avx512(KernelList& list) {
   MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512);
   MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512);
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512);
+  append_f8<Avx512Arch<float>, Avx512Widen>(list, Isa::kAvx512);
   append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512);
 }

@@ -70,6 +70,7 @@ struct PanelTask {
   int64_t ldo;
   void* scratch;
   Format format;
+  const float* row_scale = nullptr;  // [rows]: sums are multiplied by it before bias is added; or null
   // What this worker will read from memory next, or null: a core with time to spare may fetch it.
   const char* ahead = nullptr;
   int64_t ahead_bytes = 0;

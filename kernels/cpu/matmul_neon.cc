@@ -2,6 +2,7 @@
 // by widening multiplies, unless the processor has sdot (matmul_neon_dot.cc).
 #include "kernels/cpu/int4_neon.h"
 #include "kernels/cpu/matmul_decode.h"
+#include "kernels/cpu/matmul_f8.h"
 
 namespace oar {
 namespace {
@@ -45,6 +46,36 @@ struct NeonArch {
   }
 };
 
+// Through f16, which knows the exponents of both: e5m2 is its high byte, e4m3 is 2^8 of it but for NaN.
+template <class T>
+struct NeonWiden {
+  using Number = float;
+  using Reg = Eight;
+  static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
+  static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static Reg plain(const uint8_t* p) {
+    uint16x8_t v = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p))));
+    if constexpr (kE4m3) {
+      const uint16x8_t nan = vdupq_n_u16(0x3f80);
+      v = vandq_u16(vshlq_n_u16(v, 7), vdupq_n_u16(0xbf80));
+      const uint16x8_t is_nan = vceqq_u16(vandq_u16(v, nan), nan);
+      v = vorrq_u16(v, vandq_u16(is_nan, vdupq_n_u16(0x7e00)));
+    } else {
+      v = vshlq_n_u16(v, 8);
+    }
+    const float16x8_t h = vreinterpretq_f16_u16(v);
+    return {vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
+  }
+  static Reg scaled(const uint8_t* p, float d) {
+    const Eight v = plain(p);
+    return {vmulq_n_f32(v.lo, d), vmulq_n_f32(v.hi, d)};
+  }
+  static void store(float* p, Reg v) {
+    vst1q_f32(p, v.lo);
+    vst1q_f32(p + 4, v.hi);
+  }
+};
+
 struct NeonInt8 : NeonInt8Base {
   // Products of bytes fit 16 bits; pairs of them are joined in 32.
   static Dot dot(Dot d, WReg w, XReg x) {
@@ -64,6 +95,7 @@ void append_matmul_neon(KernelList& list) {
   MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kNeon);
   MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kNeon);
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon);
+  append_f8<NeonArch<float>, NeonWiden>(list, Isa::kNeon);
   append_int8<Int8Core<NeonInt8>>(list, Isa::kNeon);
   append_int4<NeonInt4<NeonInt8>, Int8Core<NeonInt8>>(list, Isa::kNeon);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon);

@@ -17,6 +17,12 @@
 //     Acc, float out[4]); static void pack(X* dst, const float* src, int64_t n);         // n elements, zeros
 //     up to a multiple of kStep
 //   };
+//
+// Where rows are more than their elements, instead of load_w():
+//
+//     static int64_t row_bytes(int64_t K);
+//     static WReg load_at(const W* row, int64_t k);               // elements k .. k + kStep - 1 of a row
+//     static WReg load_last(const W* row, int64_t k, int64_t n);  // n < kStep, and zeros
 #pragma once
 
 #include <cstring>
@@ -43,7 +49,7 @@ struct RowDotCore {
     return (padded(K) + kLine - 1) / kLine * kLine;
   }
   static int64_t x_bytes(int64_t K) { return stride(K) * static_cast<int64_t>(sizeof(X)); }
-  static int64_t w_bytes(const MatmulView& v) { return v.K * static_cast<int64_t>(sizeof(W)); }
+  static int64_t w_bytes(const MatmulView& v) { return row_stride(v.K) * static_cast<int64_t>(sizeof(W)); }
   static int64_t scratch_bytes(const MatmulView&) { return 0; }
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
     return default_chunk_rows(v, total_rows, w_bytes(v), kRows);
@@ -52,6 +58,26 @@ struct RowDotCore {
   static void pack(void* run, const PackTask& p) {
     for (int64_t t = p.t_begin; t < p.t_end; ++t) {
       Arch::pack(static_cast<X*>(run) + t * stride(p.K) + p.k_begin, p.at(t, p.k_begin), p.k_end - p.k_begin);
+    }
+  }
+
+  // W from one row to the next.
+  static int64_t row_stride(int64_t K) {
+    if constexpr (requires { Arch::row_bytes(K); }) return Arch::row_bytes(K);
+    else return K;
+  }
+  [[gnu::always_inline]] static auto load(const W* row, int64_t k) {
+    if constexpr (requires { Arch::load_at(row, k); }) return Arch::load_at(row, k);
+    else return Arch::load_w(row + k);
+  }
+  // The tail of a row, zero-extended so that no load passes the end of the weights.
+  static auto load_last(const W* row, int64_t k, int64_t n) {
+    if constexpr (requires { Arch::load_last(row, k, n); }) {
+      return Arch::load_last(row, k, n);
+    } else {
+      W last[kStep] = {};
+      std::memcpy(last, row + k, static_cast<size_t>(n) * sizeof(W));
+      return Arch::load_w(last);
     }
   }
 
@@ -67,8 +93,8 @@ struct RowDotCore {
   [[gnu::noinline]] static void tile(const PanelTask& p, int64_t row, int64_t t, int64_t k_begin,
                                      int64_t k_end, Held<NR, NT>* held) {
     static_assert(NR % 4 == 0);
-    const W* w = static_cast<const W*>(p.w) + row * p.K;
-    const int64_t ldx = stride(p.K), K = p.K, full = k_end / kStep * kStep;
+    const int64_t ldw = row_stride(p.K), ldx = stride(p.K), K = p.K, full = k_end / kStep * kStep;
+    const W* w = static_cast<const W*>(p.w) + row * ldw;
     const X* x = static_cast<const X*>(p.x) + t * ldx;
     Acc acc[NR][NT];
     unrolled<NR>([&](auto i) OAR_INLINE_BODY {
@@ -78,18 +104,16 @@ struct RowDotCore {
       typename Arch::XReg xr[NT];
       unrolled<NT>([&](auto j) OAR_INLINE_BODY { xr[j] = Arch::load_x(x + j * ldx + k); });
       unrolled<NR>([&](auto i) OAR_INLINE_BODY {
-        const auto wr = Arch::load_w(w + i * K + k);
+        const auto wr = load(w + i * ldw, k);
         // The same column of the next NR rows: the distance that needs no special case at the end of a row.
         // Past the end of the weights a prefetch does nothing.
-        if constexpr (kPrefetch) __builtin_prefetch(w + (NR + i) * K + k, 0, 2);
+        if constexpr (kPrefetch) __builtin_prefetch(w + (NR + i) * ldw + k, 0, 2);
         unrolled<NT>([&](auto j) OAR_INLINE_BODY { acc[i][j] = Arch::dot(acc[i][j], wr, xr[j]); });
       });
     }
-    if (full < k_end) {  // the tail of each row, zero-extended so that no load passes the end of the weights
+    if (full < k_end) {
       unrolled<NR>([&](auto i) OAR_INLINE_BODY {
-        W tail[kStep] = {};
-        std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
-        const auto wr = Arch::load_w(tail);
+        const auto wr = load_last(w + i * ldw, full, K - full);
         unrolled<NT>([&](auto j) OAR_INLINE_BODY {
           acc[i][j] = Arch::dot(acc[i][j], wr, Arch::load_x(x + j * ldx + full));
         });
@@ -115,20 +139,18 @@ struct RowDotCore {
   // last_rows(): measured in turns that read 8 % less, with the same inner loop.
   [[gnu::noinline]] static void four_rows(const PanelTask& p, int64_t row, int64_t t) {
     constexpr int64_t kAhead = 4096 / sizeof(W);
-    const W* w = static_cast<const W*>(p.w) + row * p.K;
+    const int64_t ldw = row_stride(p.K), K = p.K, full = K / kStep * kStep;
+    const W* w = static_cast<const W*>(p.w) + row * ldw;
     const X* x = static_cast<const X*>(p.x) + t * stride(p.K);
-    const int64_t K = p.K, full = K / kStep * kStep;
     Acc acc[4];
     unrolled<4>([&](auto i) OAR_INLINE_BODY {
       acc[i] = Arch::zero();
       for (int64_t k = 0; k < full; k += kStep) {
-        __builtin_prefetch(w + i * K + k + kAhead, 0, 3);
-        acc[i] = Arch::dot(acc[i], Arch::load_w(w + i * K + k), Arch::load_x(x + k));
+        __builtin_prefetch(w + i * ldw + k + kAhead, 0, 3);
+        acc[i] = Arch::dot(acc[i], load(w + i * ldw, k), Arch::load_x(x + k));
       }
       if (full < K) {
-        W tail[kStep] = {};
-        std::memcpy(tail, w + i * K + full, static_cast<size_t>(K - full) * sizeof(W));
-        acc[i] = Arch::dot(acc[i], Arch::load_w(tail), Arch::load_x(x + full));
+        acc[i] = Arch::dot(acc[i], load_last(w + i * ldw, full, K - full), Arch::load_x(x + full));
       }
     });
     alignas(16) float sums[4];
@@ -140,6 +162,7 @@ struct RowDotCore {
     float* out = p.out + t * p.ldo + row;
     for (int i = 0; i < n; ++i) {
       float v = sums[i];
+      if (p.row_scale != nullptr) v *= p.row_scale[row + i];
       if (p.bias != nullptr) v += p.bias[row + i];
       if (p.residual != nullptr) v += p.residual[t * p.ldo + row + i];
       out[i] = v;
@@ -148,18 +171,16 @@ struct RowDotCore {
 
   // Fewer than four rows at the end of a segment, one at a time.
   static void last_rows(const PanelTask& p, int64_t row) {
-    const int64_t ldx = stride(p.K), full = p.K / kStep * kStep;
+    const int64_t ldw = row_stride(p.K), ldx = stride(p.K), full = p.K / kStep * kStep;
     for (; row < p.row_end; ++row) {
-      const W* w = static_cast<const W*>(p.w) + row * p.K;
+      const W* w = static_cast<const W*>(p.w) + row * ldw;
       for (int64_t t = 0; t < p.tokens; ++t) {
         const X* x = static_cast<const X*>(p.x) + t * ldx;
         Acc acc = Arch::zero();
         for (int64_t k = 0; k < full; k += kStep)
-          acc = Arch::dot(acc, Arch::load_w(w + k), Arch::load_x(x + k));
+          acc = Arch::dot(acc, load(w, k), Arch::load_x(x + k));
         if (full < p.K) {
-          W tail[kStep] = {};
-          std::memcpy(tail, w + full, static_cast<size_t>(p.K - full) * sizeof(W));
-          acc = Arch::dot(acc, Arch::load_w(tail), Arch::load_x(x + full));
+          acc = Arch::dot(acc, load_last(w, full, p.K - full), Arch::load_x(x + full));
         }
         float sums[4];
         Arch::reduce4(acc, Arch::zero(), Arch::zero(), Arch::zero(), sums);

@@ -12,10 +12,11 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32",     "f16",        "bf16",   "q8_0",   "q4_0",      "q5_1",
-                                "i8_g128", "i8_channel", "i4_g64", "u4_g64", "w4a8_g128", "i4_s8_g32",
-                                "nvfp4",   "q4_1",       "q5_0",   "iq4_nl", "mxfp4",     "q2_k",
-                                "q3_k",    "q4_k",       "q5_k",   "q6_k",   "iq4_xs"};
+const char* const kFormats[] = {"f32",          "f16",          "bf16",      "q8_0",     "q4_0",      "q5_1",
+                                "i8_g128",      "i8_channel",   "i4_g64",    "u4_g64",   "w4a8_g128", "i4_s8_g32",
+                                "nvfp4",        "q4_1",         "q5_0",      "iq4_nl",   "mxfp4",     "q2_k",
+                                "q3_k",         "q4_k",         "q5_k",      "q6_k",     "iq4_xs",
+                                "e4m3_channel", "e5m2_channel", "e4m3_g128", "e5m2_g128"};
 
 struct Shape {
   int64_t T, K;
@@ -88,7 +89,7 @@ struct Problem {
   }
 
   // What the kernel may lose of one output by rounding its operands. bf16 has 8 significant bits, so to
-  // nearest is within 2^-8. The integer kernels round the activations of 256 k to half a step of absmax / 127
+  // nearest is within 2^-8; 8-bit floats under a scale are rounded to it as well. The integer kernels round the activations of 256 k to half a step of absmax / 127
   // (a little more: the quotient is rounded too) and the weights as int8_panel.h and int4_panel.h say: to
   // half a step of absmax / 127, and to a step of the codebook's units, 8 / 127 of the largest scale when it
   // is linear and the largest weight has seven or more of these; K-quants are read as they are.
@@ -96,8 +97,10 @@ struct Problem {
     const std::string_view name = kernel->name, layout = weight_layout(format, isa).name;
     const int64_t K = shape.K;
     double error = 0;
-    if (name == "matmul.bf16.avx512vnni" || name == "matmul.bf16.amx") {
-      for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(1.0, -8);
+    const bool f8 = name.starts_with("matmul.e4m3_") || name.starts_with("matmul.e5m2_");
+    if ((f8 || name.starts_with("matmul.bf16.")) && (name.ends_with("vnni") || name.ends_with("amx"))) {
+      const double both = name.find("_g128.") != name.npos ? 2.01 : 1;
+      for (int64_t k = 0; k < K; ++k) error += std::abs(double{wr[k]} * xr[k]) * std::ldexp(both, -8);
     } else if (layout != "row-major" || name.find("_k.") != name.npos || name.starts_with("matmul.iq4_xs.")) {
       for (int64_t b = 0; b < K; b += 256) {
         const int64_t end = std::min(K, b + 256);
@@ -388,6 +391,58 @@ TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") 
       }
     }
   }
+}
+
+TEST_CASE("matmul: every 8-bit float is itself, and those that are no number reach their row") {
+  ThreadPool pool({.threads = 2});
+  for_each_kernel([&](Format format, Isa isa) {
+    const std::string_view name = format.name();
+    if (!name.starts_with("e4m3_") && !name.starts_with("e5m2_")) return;
+    const bool e4m3s = name.starts_with("e4m3_");
+    const auto value = [&](int64_t code) {
+      const auto bits = static_cast<uint8_t>(code);
+      return e4m3s ? to_f32(e4m3{bits}) : to_f32(e5m2{bits});
+    };
+    // One of each token's activations is 1, so that its outputs are a column of weights.
+    const int64_t K = 128, n = 256, stride = format.stride(K);
+    const float scale = 0.5f;
+    Guarded<char> w(static_cast<size_t>(n * stride), 4);
+    for (int64_t T : {K, int64_t{5}}) {
+      Guarded<float> x(static_cast<size_t>(T * K)), out(static_cast<size_t>(T * n));
+      for (int64_t t = 0; t < T; ++t) x[static_cast<size_t>(t * K + t)] = 1;
+      for (bool finite : {true, false}) {
+        for (int64_t r = 0; r < n; ++r) {
+          std::memcpy(w.data() + r * stride, &scale, 4);
+          for (int64_t k = 0; k < K; ++k) {
+            const int64_t code = (r + k) % 256;
+            const bool skip = finite && !std::isfinite(value(code));
+            w[static_cast<size_t>(r * stride + 4 + k)] = static_cast<char>(skip ? 0 : code);
+          }
+        }
+        MatmulSegment segment{w.data(), nullptr, n, 0};
+        MatmulArgs a;
+        a.out = out.data(), a.x = x.data(), a.segments = &segment, a.num_segments = 1;
+        a.T = T, a.K = K, a.ldx = K, a.ldo = n, a.format = format;
+        const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+        run_on_pool(pool, *kernel, &a);
+        INFO(kernel->name << " T=" << T << " finite " << finite);
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < T; ++t) {
+          for (int64_t r = 0; r < n; ++r) {
+            const float got = out[static_cast<size_t>(t * n + r)], element = value((r + t) % 256);
+            if (finite) {
+              wrong += got != (std::isfinite(element) ? element * scale : 0);
+            } else {  // a row of 128 codes has some that are no number, or none
+              bool all = true;
+              for (int64_t k = 0; k < K; ++k) all = all && std::isfinite(value((r + k) % 256));
+              wrong += std::isfinite(got) != all;
+            }
+          }
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  });
 }
 
 TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {

@@ -1,0 +1,12 @@
+// Matmul of 8-bit floats with AVX-512 BF16 dot products and VBMI (Zen 4 and 5, Sapphire Rapids).
+#include "kernels/cpu/bf16_avx512.h"
+#include "kernels/cpu/f8_vbmi.h"
+#include "kernels/cpu/matmul_f8.h"
+
+namespace oar {
+
+void append_matmul_f8_vbmi(KernelList& list) {
+  append_f8<Bf16Arch, VbmiWiden>(list, Isa::kAvx512Vnni);
+}
+
+}  // namespace oar
