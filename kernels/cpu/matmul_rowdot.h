@@ -194,7 +194,7 @@ struct RowDotCore {
   template <int NR, int NT, bool kPrefetch>
   static void sweep(const PanelTask& p, int64_t t) {
     int64_t row = p.row_begin;
-    if constexpr (NT == 1 && requires { Arch::kOneStream; }) {
+    if constexpr (NT == 1 && requires { requires Arch::kOneStream; }) {
       for (; row + 4 <= p.row_end; row += 4) four_rows(p, row, t);
       return;
     }
