@@ -1,6 +1,6 @@
-// The Arch of matmul_rowdot.h with AVX-512 BF16 dot products. Activations are rounded to bf16, to nearest even;
-// products are exact and sums are f32. vdpbf16ps treats subnormal inputs and sums as zero. Only for files
-// compiled with it.
+// The Arch of matmul_rowdot.h with AVX-512 BF16 dot products. Activations are rounded to bf16, to nearest
+// even; products are exact and sums are f32. vdpbf16ps treats subnormal inputs and sums as zero. Only for
+// files compiled with it.
 #pragma once
 
 #include <immintrin.h>

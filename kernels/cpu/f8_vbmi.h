@@ -61,13 +61,15 @@ struct VbmiWiden {
   using Number = bf16;
   using Reg = __m512bh;
   static constexpr float kUnit = 1;
+  static constexpr int kSweeps = 4;
 
   static Reg plain(const uint8_t* p) { return (Reg)words(p, kInOrder); }
   // Words k and 16 + k side by side, so that the conversion below puts them where they belong.
   static Reg scaled(const uint8_t* p, float d) {
     const __m512i w = words(p, kInPairs);
     const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-    const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    const __m512 second =
+        _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
     const __m512 scale = _mm512_set1_ps(d);
     return _mm512_cvtne2ps_pbh(_mm512_mul_ps(second, scale), _mm512_mul_ps(first, scale));
   }
@@ -78,8 +80,10 @@ struct VbmiWiden {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m512i x = _mm512_permutexvar_epi8(_mm512_load_si512(&order.at), _mm512_castsi256_si512(bytes));
     const auto& t = kF8Table<T>;
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(&t.low[0]), x, _mm512_load_si512(&t.low[64]));
-    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(&t.high[0]), x, _mm512_load_si512(&t.high[64]));
+    const __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(&t.low[0]), x, _mm512_load_si512(&t.low[64]));
+    const __m512i high =
+        _mm512_permutex2var_epi8(_mm512_load_si512(&t.high[0]), x, _mm512_load_si512(&t.high[64]));
     const __m512i both = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, low, high);
     // both | (x & sign)
     return _mm512_ternarylogic_epi32(both, x, _mm512_set1_epi16(static_cast<short>(0x8000)), 0xf8);

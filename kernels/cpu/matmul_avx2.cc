@@ -44,14 +44,15 @@ struct Avx2Arch {
   }
 };
 
-// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high byte,
-// e4m3 is 2^8 of it but for NaN.
+// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high
+// byte, e4m3 is 2^8 of it but for NaN.
 template <class T>
 struct Avx2Widen {
   using Number = float;
   using Reg = __m256;
   static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
   static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static constexpr int kSweeps = 1;
   static Reg plain(const uint8_t* p) {
     __m128i v = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     if constexpr (kE4m3) {

@@ -40,14 +40,15 @@ struct Avx512Arch {
   }
 };
 
-// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high byte,
-// e4m3 is 2^8 of it but for NaN.
+// Through f16, which knows the exponents of both and converts subnormals at full speed: e5m2 is its high
+// byte, e4m3 is 2^8 of it but for NaN.
 template <class T>
 struct Avx512Widen {
   using Number = float;
   using Reg = __m512;
   static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
   static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static constexpr int kSweeps = 4;
   static Reg plain(const uint8_t* p) {
     __m256i v = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     if constexpr (kE4m3) {

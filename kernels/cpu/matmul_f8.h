@@ -12,6 +12,7 @@
 //     using Number;                   // of the core's weights: float or bf16
 //     using Reg;                      // the core's register of kStep weights
 //     static constexpr float kUnit;   // what all elements are to be multiplied by
+//     static constexpr int kSweeps;   // how many tiles of tokens may each widen a row for themselves
 //     static Reg plain(const uint8_t*);            // kStep elements / kUnit
 //     static Reg scaled(const uint8_t*, float d);  // kStep elements / kUnit * d
 //     static void store(Number*, Reg);
@@ -56,29 +57,31 @@ struct F8Core {
   using Direct = RowDotCore<Arch>;
   using Number = typename Widen::Number;
   static constexpr int64_t kRows = 32;
-  static constexpr int64_t kPieceBytes = 256 << 10, kFewBytes = 32 << 10;  // widened; as in int4_core.h
-  static constexpr int64_t kFewTokens = 32;
+  // Scaling elements costs as much again: then one tile.
+  static constexpr int64_t kDirectTokens = Arch::kTileTokens * (kGrouped ? 1 : Widen::kSweeps);
+  static constexpr int64_t kPieceBytes = 256 << 10;  // of widened rows, which stay in the second-level cache
 
   static int64_t x_bytes(int64_t K) { return Base::x_bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return Arch::row_bytes(v.K); }
-  static int64_t piece_rows(int64_t K, int64_t tokens) {
-    const int64_t budget = tokens <= kFewTokens ? kFewBytes : kPieceBytes;
-    return std::max<int64_t>(1, budget / (K * static_cast<int64_t>(sizeof(Number))) / kRows) * kRows;
+  static int64_t piece_rows(int64_t K) {
+    const int64_t rows = kPieceBytes / (K * static_cast<int64_t>(sizeof(Number)));
+    return std::clamp<int64_t>(rows, kRows, 256) / kRows * kRows;
   }
-  static int64_t piece_bytes(int64_t K, int64_t tokens) {
-    const int64_t bytes = piece_rows(K, tokens) * (K * static_cast<int64_t>(sizeof(Number)) + 4);
-    return (bytes + 63) / 64 * 64;
+  // The scales of a piece's rows, then the rows.
+  static int64_t scales_bytes(int64_t K) { return (piece_rows(K) * 4 + 63) / 64 * 64; }
+  static int64_t piece_bytes(int64_t K) {
+    return scales_bytes(K) + piece_rows(K) * K * static_cast<int64_t>(sizeof(Number)) / 64 * 64 + 64;
   }
-  static int64_t scratch_bytes(const MatmulView& v) { return piece_bytes(v.K, v.P) + Base::scratch_bytes(v); }
+  static int64_t scratch_bytes(const MatmulView& v) { return piece_bytes(v.K) + Base::scratch_bytes(v); }
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
     return default_chunk_rows(v, total_rows, w_bytes(v), kRows);
   }
   static void pack(void* run, const PackTask& p) { Base::pack(run, p); }
 
   static void panel(const PanelTask& p) {
-    const int64_t bytes = Arch::row_bytes(p.K), rows = piece_rows(p.K, p.tokens);
-    auto* numbers = static_cast<Number*>(p.scratch);
-    auto* scale = reinterpret_cast<float*>(numbers + rows * p.K);
+    const int64_t bytes = Arch::row_bytes(p.K), rows = piece_rows(p.K);
+    auto* scale = static_cast<float*>(p.scratch);
+    auto* numbers = reinterpret_cast<Number*>(static_cast<char*>(p.scratch) + scales_bytes(p.K));
     for (int64_t row = p.row_begin; row < p.row_end; row += rows) {
       const uint8_t* w = static_cast<const uint8_t*>(p.w) + row * bytes;
       const int64_t n = std::min(rows, p.row_end - row);
@@ -92,13 +95,13 @@ struct F8Core {
         for (int64_t i = 0; i < n; ++i) scale[i] = Arch::scale_at(w + i * bytes);
         q.row_scale = scale;
       }
-      if (kDirect && p.tokens <= Arch::kTileTokens) {
+      if (kDirect && p.tokens <= kDirectTokens) {
         q.w = w;
         Direct::panel(q);
       } else {
         for (int64_t i = 0; i < n; ++i) widen(w + i * bytes, p.K, numbers + i * p.K);
         q.w = numbers;
-        q.scratch = static_cast<char*>(p.scratch) + piece_bytes(p.K, p.tokens);
+        q.scratch = static_cast<char*>(p.scratch) + piece_bytes(p.K);
         Base::panel(q);
       }
     }

@@ -5,8 +5,6 @@
 
 namespace oar {
 
-void append_matmul_f8_vbmi(KernelList& list) {
-  append_f8<Bf16Arch, VbmiWiden>(list, Isa::kAvx512Vnni);
-}
+void append_matmul_f8_vbmi(KernelList& list) { append_f8<Bf16Arch, VbmiWiden>(list, Isa::kAvx512Vnni); }
 
 }  // namespace oar

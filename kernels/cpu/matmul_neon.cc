@@ -53,6 +53,7 @@ struct NeonWiden {
   using Reg = Eight;
   static constexpr bool kE4m3 = std::is_same_v<T, e4m3>;
   static constexpr float kUnit = kE4m3 ? 256 : 1;
+  static constexpr int kSweeps = 1;
   static Reg plain(const uint8_t* p) {
     uint16x8_t v = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p))));
     if constexpr (kE4m3) {

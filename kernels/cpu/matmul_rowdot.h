@@ -177,11 +177,8 @@ struct RowDotCore {
       for (int64_t t = 0; t < p.tokens; ++t) {
         const X* x = static_cast<const X*>(p.x) + t * ldx;
         Acc acc = Arch::zero();
-        for (int64_t k = 0; k < full; k += kStep)
-          acc = Arch::dot(acc, load(w, k), Arch::load_x(x + k));
-        if (full < p.K) {
-          acc = Arch::dot(acc, load_last(w, full, p.K - full), Arch::load_x(x + full));
-        }
+        for (int64_t k = 0; k < full; k += kStep) acc = Arch::dot(acc, load(w, k), Arch::load_x(x + k));
+        if (full < p.K) { acc = Arch::dot(acc, load_last(w, full, p.K - full), Arch::load_x(x + full)); }
         float sums[4];
         Arch::reduce4(acc, Arch::zero(), Arch::zero(), Arch::zero(), sums);
         store(p, row, t, sums, 1);

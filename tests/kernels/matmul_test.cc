@@ -12,11 +12,11 @@ using namespace oar_test;
 
 namespace {
 
-const char* const kFormats[] = {"f32",          "f16",          "bf16",      "q8_0",     "q4_0",      "q5_1",
-                                "i8_g128",      "i8_channel",   "i4_g64",    "u4_g64",   "w4a8_g128", "i4_s8_g32",
-                                "nvfp4",        "q4_1",         "q5_0",      "iq4_nl",   "mxfp4",     "q2_k",
-                                "q3_k",         "q4_k",         "q5_k",      "q6_k",     "iq4_xs",
-                                "e4m3_channel", "e5m2_channel", "e4m3_g128", "e5m2_g128"};
+const char* const kFormats[] = {
+    "f32",        "f16",    "bf16",         "q8_0",         "q4_0",      "q5_1",     "i8_g128",
+    "i8_channel", "i4_g64", "u4_g64",       "w4a8_g128",    "i4_s8_g32", "nvfp4",    "q4_1",
+    "q5_0",       "iq4_nl", "mxfp4",        "q2_k",         "q3_k",      "q4_k",     "q5_k",
+    "q6_k",       "iq4_xs", "e4m3_channel", "e5m2_channel", "e4m3_g128", "e5m2_g128"};
 
 struct Shape {
   int64_t T, K;
@@ -89,10 +89,11 @@ struct Problem {
   }
 
   // What the kernel may lose of one output by rounding its operands. bf16 has 8 significant bits, so to
-  // nearest is within 2^-8; 8-bit floats under a scale are rounded to it as well. The integer kernels round the activations of 256 k to half a step of absmax / 127
-  // (a little more: the quotient is rounded too) and the weights as int8_panel.h and int4_panel.h say: to
-  // half a step of absmax / 127, and to a step of the codebook's units, 8 / 127 of the largest scale when it
-  // is linear and the largest weight has seven or more of these; K-quants are read as they are.
+  // nearest is within 2^-8; 8-bit floats under a scale are rounded to it as well. The integer kernels round
+  // the activations of 256 k to half a step of absmax / 127 (a little more: the quotient is rounded too) and
+  // the weights as int8_panel.h and int4_panel.h say: to half a step of absmax / 127, and to a step of the
+  // codebook's units, 8 / 127 of the largest scale when it is linear and the largest weight has seven or more
+  // of these; K-quants are read as they are.
   double operand_error(const float* wr, const float* xr) const {
     const std::string_view name = kernel->name, layout = weight_layout(format, isa).name;
     const int64_t K = shape.K;
