@@ -11,7 +11,7 @@ namespace {
 template <int64_t W>
 struct AmxQuantizedCore {
   static constexpr int64_t kTile = 16, kRows = 32, kPanels = 2, kWidth = W, kStep = kQuantizedStep;
-  static constexpr bool kTaps = false, kSignedX = true;
+  static constexpr bool kTaps = false, kStarts = false, kSignedX = true;
   static void begin() { configure(kTile, kTile); }
   static void end() { _tile_release(); }
 

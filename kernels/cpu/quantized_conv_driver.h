@@ -6,8 +6,9 @@
 //   static constexpr int64_t kWidth;               bytes of a value: 1, or 2 of bf16, whose sums are f32 bits
 //   static constexpr int64_t kStep;                bytes of a row it takes at a time: 4, or a divisor of 64
 //   static constexpr bool kTaps;                   takes windows tap by tap where they lie
-//   (QuantizedTile::taps) static constexpr bool kSignedX;                multiplies i8 x as they are;
-//   otherwise x arrives as u8, i8
+//                                                  (QuantizedTile::taps)
+//   static constexpr bool kStarts;                 sums begin with QuantizedTile::start; otherwise with 0
+//   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
 //                                                  with its sign bit turned (128 more)
 //   static void begin(), end();                    around a chunk
 //   static void tile(Tile&)                        acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
@@ -35,10 +36,12 @@ struct QuantizedTile {
   // each; null: rows lie at x, one tap.
   const uint8_t* const* tap_rows;
   int64_t table, taps, per_tap;
+  uint64_t skip;          // taps of which every row has padding that adds nothing, a bit each
   bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
   const int8_t* w;        // the first panel; the next `panel` bytes further
   int64_t panel, panels;  // panels <= kPanels
   int64_t Kp;             // bytes of a row, a multiple of kStep
+  const int32_t* start;   // [panels * 16], 64-byte aligned
   int32_t* acc;           // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
   int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
@@ -72,7 +75,7 @@ struct QuantizedWork {
     groups = ceil_div(panels, group);
   }
   size_t scratch_bytes() const {
-    if (tabled) return static_cast<size_t>(block * taps) * sizeof(void*) + static_cast<size_t>(C);
+    if (tabled) return static_cast<size_t>(block * (taps + 1)) * sizeof(void*) + static_cast<size_t>(C);
     return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep);
   }
 };
@@ -134,22 +137,35 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
   }
 }
 
-// Where the taps of pixels [p0, p1) lie: [taps][p1 - p0]; `padding`: C bytes for those outside.
+// Where the taps of pixels [p0, p1) lie: [taps][p1 - p0]; `padding`: C bytes for those outside, which
+// `missing` tells by a bit each, of the first 64.
 inline void quantized_taps(const QuantizedWork& work, int64_t p0, int64_t p1, const uint8_t* padding,
-                           const uint8_t** table) {
+                           const uint8_t** table, uint64_t* missing) {
   const QuantizedConvArgs& a = work.a;
   const WindowShape& w = a.window;
   const int64_t C = work.C, rows = p1 - p0;
+  const int64_t last_h = (w.KH - 1) * w.dilation_h, last_w = (w.KW - 1) * w.dilation_w;
   int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
     const uint8_t** to = table + r;
-    for (int64_t i = 0; i < w.KH; ++i) {
-      const int64_t y = y0 + i * w.dilation_h;
-      const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
-      for (int64_t j = 0; j < w.KW; ++j, to += rows) {
-        const int64_t x = x0 + j * w.dilation_w;
-        *to = y >= 0 && y < w.H && x >= 0 && x < w.W ? row + x * C : padding;
+    missing[r] = 0;
+    if (y0 >= 0 && y0 + last_h < w.H && x0 >= 0 && x0 + last_w < w.W) {
+      const uint8_t* row = a.x + ((n * w.H + y0) * w.W + x0) * C;
+      for (int64_t i = 0; i < w.KH; ++i, row += w.dilation_h * w.W * C) {
+        for (int64_t j = 0; j < w.KW; ++j, to += rows) *to = row + j * w.dilation_w * C;
+      }
+    } else {
+      uint64_t bit = 1;
+      for (int64_t i = 0; i < w.KH; ++i) {
+        const int64_t y = y0 + i * w.dilation_h;
+        const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
+        for (int64_t j = 0; j < w.KW; ++j, to += rows, bit <<= 1) {
+          const int64_t x = x0 + j * w.dilation_w;
+          const bool inside = y >= 0 && y < w.H && x >= 0 && x < w.W;
+          *to = inside ? row + x * C : padding;
+          if (!inside) missing[r] |= bit;
+        }
       }
     }
     if (++ow == w.OW) {
@@ -216,6 +232,7 @@ void quantized_lanes(const QuantizedConvArgs& a, int64_t panel, int64_t panels, 
   const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
   const int64_t first = panel * kQuantizedPanel, n = std::min(panels * kQuantizedPanel, a.M - first);
   lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
+  lanes.products = quantized_products(a);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t m = first + i;
     lanes.shift[i] = a.shift ? a.shift[m] : 0.f;
@@ -265,12 +282,16 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   t.flip = flip, t.x_signed = a.x_signed;
   t.panel = kQuantizedPanel * quantized_k(work.K), t.Kp = work.Kp;
   t.configured = Core::kRows;
+  t.start = lanes.start;
   t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
-  t.tap_rows = nullptr, t.taps = 1, t.per_tap = work.Kp;
+  t.tap_rows = nullptr, t.taps = 1, t.per_tap = work.Kp, t.skip = 0;
   auto** table = static_cast<const uint8_t**>(scratch.worker);
+  auto* missing = reinterpret_cast<uint64_t*>(table + work.block * work.taps);
+  auto* padding = reinterpret_cast<uint8_t*>(missing + work.block);
+  const auto pad = static_cast<uint8_t>(a.x_zero);
+  const bool skips = work.taps <= 64 && (flip ? pad ^ 0x80 : pad) == 0;
   if (work.tabled) {
-    auto* padding = reinterpret_cast<uint8_t*>(table + work.block * work.taps);
-    std::memset(padding, static_cast<uint8_t>(a.x_zero), static_cast<size_t>(work.C));
+    std::memset(padding, pad, static_cast<size_t>(work.C));
     t.taps = work.taps, t.per_tap = work.C;
   }
   Core::begin();
@@ -281,8 +302,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
     if (work.tabled) {
-      const auto* padding = reinterpret_cast<const uint8_t*>(table + work.block * work.taps);
-      if (gathered != which) quantized_taps(work, p0, p1, padding, table);
+      if (gathered != which) quantized_taps(work, p0, p1, padding, table, missing);
       gathered = which, t.table = p1 - p0;
     } else if (!work.direct) {
       rows = static_cast<const uint8_t*>(scratch.worker);
@@ -298,7 +318,11 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
         t.x = rows + r * t.ldx;
-        if (work.tabled) t.tap_rows = table + r;
+        if (work.tabled) {
+          t.tap_rows = table + r;
+          t.skip = skips ? ~uint64_t{0} : 0;
+          for (int64_t i = 0; i < t.rows; ++i) t.skip &= missing[r + i];
+        }
         Core::tile(t);
         quantized_results<Core>(a, t, lanes, p0 + r, panel);
       }

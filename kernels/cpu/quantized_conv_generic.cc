@@ -7,7 +7,7 @@ namespace {
 
 struct GenericQuantizedCore {
   static constexpr int64_t kRows = 4, kPanels = 1, kWidth = 1, kStep = 4;
-  static constexpr bool kTaps = false, kSignedX = true;
+  static constexpr bool kTaps = false, kStarts = false, kSignedX = true;
   static void begin() {}
   static void end() {}
 

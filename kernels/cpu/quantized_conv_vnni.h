@@ -13,7 +13,7 @@ namespace {
 template <int64_t W>
 struct DotQuantizedCore {
   static constexpr int64_t kRows = 6, kPanels = 4, kWidth = W, kStep = 4;
-  static constexpr bool kTaps = true, kSignedX = false;
+  static constexpr bool kTaps = true, kStarts = W == 1, kSignedX = false;
   static void begin() {}
   static void end() {}
 
@@ -30,12 +30,18 @@ struct DotQuantizedCore {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) acc[r][p] = _mm512_setzero_si512();
+      for (int p = 0; p < P; ++p) {
+        acc[r][p] = kStarts ? _mm512_load_si512(t.start + p * kQuantizedPanel) : _mm512_setzero_si512();
+      }
     }
     const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
     const int8_t* filters = t.w;
     const int64_t panel = t.panel, per_tap = t.per_tap;
     for (int64_t tap = 0; tap < t.taps; ++tap) {
+      if (t.skip != 0 && (t.skip >> tap & 1) != 0) {
+        filters += per_tap * kQuantizedPanel;
+        continue;
+      }
       const uint8_t* rows[R];
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) rows[r] = t.tap_rows ? t.tap_rows[tap * t.table + r] : t.x + r * t.ldx;

@@ -18,6 +18,7 @@ namespace {
 
 struct DepthwiseQuantizedCore {  // what quantized_store() asks of a Core
   static constexpr int64_t kPanels = 4, kWidth = 1;
+  static constexpr bool kStarts = false;
 };
 
 struct QuantizedDepthwiseWork {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #ifdef __AVX512F__
@@ -22,12 +23,31 @@ using QuantizedInts = int32_t __attribute__((vector_size(64)));
 using QuantizedFloats = float __attribute__((vector_size(64)));
 using QuantizedBytes = uint8_t __attribute__((vector_size(16)));
 
+// The sum with another tensor as r by + (o other_by + offset). Where that is further than `surely` from an
+// integer it might round to another one than the quotient of QuantizedSum does.
+struct QuantizedProducts {
+  float by = 0, other_by = 0, offset = 0, surely = -1;
+};
+inline QuantizedProducts quantized_products(const QuantizedConvArgs& a) {
+  const QuantizedSum& sum = a.sum;
+  QuantizedProducts p;
+  p.by = sum.scale / sum.sum_scale, p.other_by = sum.other_scale / sum.sum_scale;
+  p.offset = -sum.other_zero * p.other_by;
+  // How far off it may be, in 2^-24: the three constants are rounded, so is each step here and there, and
+  // results beyond 300 end at a bound.
+  const float most = std::max(std::fabs(a.low), std::fabs(a.high));
+  const float off = 2 * most * p.by + 4 * 255 * p.other_by + 3 * 300;
+  p.surely = off < 1e5f ? 0.5f - off * 6.3e-8f : -1.f;  // also where something is not finite
+  return p;
+}
+
 // What the channels of a tile need beside their sums, padded to whole panels.
 template <int64_t kPanels>
 struct alignas(64) QuantizedLanes {
   int32_t start[kPanels * kQuantizedPanel] = {}, w_sums[kPanels * kQuantizedPanel] = {};
   float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
   float sum_inverse = 1.f;  // 1 / sum_scale, or NaN where that is too large to multiply by
+  QuantizedProducts products;
 };
 inline float quantized_inverse(float scale) { return 1.f / scale < 1e30f ? 1.f / scale : __builtin_nanf(""); }
 
@@ -64,10 +84,12 @@ template <class Core, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_sums(QuantizedInts& s,
                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
                                                   const int32_t* acc, QuantizedImage image) {
-  QuantizedInts start;
   load_lanes(s, acc);
-  load_lanes(start, lanes.start + lane);
-  add_wrapping(s, start);
+  if constexpr (!Core::kStarts) {
+    QuantizedInts start;
+    load_lanes(start, lanes.start + lane);
+    add_wrapping(s, start);
+  }
   if constexpr (kTail == QuantizedTail::kImages) {
     QuantizedInts w_sums;
     load_lanes(w_sums, lanes.w_sums + lane);
@@ -189,18 +211,19 @@ template <class Core, class T, QuantizedTail kTail>
   const __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), shift);
   return _mm512_min_ps(_mm512_max_ps(t, low), high);
 }
-// Rounded half to even, + zero (16-bit lanes), to bytes: quarter q of the result has quarter q of t[0], t[1],
-// t[2] and t[3].
+// Rounded half to even, + zero (16-bit lanes), to bytes, each step saturating: quarter q of the result has
+// quarter q of t[0], t[1], t[2] and t[3].
 template <bool kSigned>
 [[gnu::always_inline]] inline __m512i quantized_packed(const __m512* t, __m512i zero) {
   __m512i y[4];
   for (int j = 0; j < 4; ++j) y[j] = _mm512_cvtps_epi32(t[j]);
-  const __m512i lo = _mm512_add_epi16(_mm512_packs_epi32(y[0], y[1]), zero);
-  const __m512i hi = _mm512_add_epi16(_mm512_packs_epi32(y[2], y[3]), zero);
+  const __m512i lo = _mm512_adds_epi16(_mm512_packs_epi32(y[0], y[1]), zero);
+  const __m512i hi = _mm512_adds_epi16(_mm512_packs_epi32(y[2], y[3]), zero);
   return kSigned ? _mm512_packs_epi16(lo, hi) : _mm512_packus_epi16(lo, hi);
 }
 
-// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit.
+// Up to 64 channels of a pixel to bytes at once, as quantized_store() does sixteen, bit for bit. Of a Core
+// with kStarts.
 template <bool kSigned, QuantizedTail kTail>
 class QuantizedBytes64 {
  public:
@@ -209,20 +232,30 @@ class QuantizedBytes64 {
         high_(_mm512_set1_ps(a.high)),
         zero_(_mm512_set1_epi16(static_cast<int16_t>(kTail == QuantizedTail::kSum ? a.sum.zero : a.y_zero))),
         sum_(a.sum),
-        inverse_(lanes.sum_inverse),
+        products_(lanes.products),
+        shifted_(a.shift != nullptr),
         mask_(channels == 64 ? ~__mmask64{0} : (__mmask64{1} << channels) - 1) {
     for (int j = 0; j < 4; ++j) {
-      start_[j] = _mm512_load_si512(lanes.start + 16 * j);
       scale_[j] = _mm512_load_ps(lanes.scale + 16 * j), shift_[j] = _mm512_load_ps(lanes.shift + 16 * j);
     }
+    constexpr float kLeast = kSigned ? -128 : 0;
+    least_ = kTail == QuantizedTail::kSum ? sum_.low == kLeast - static_cast<float>(sum_.zero)
+                                          : a.low == kLeast - static_cast<float>(a.y_zero);
   }
   // `at`: where the first channel goes, and lies in the tensor that is added.
   [[gnu::always_inline]] void store(const int32_t* acc, uint8_t* out, int64_t at) const {
     __m512 t[4];
     for (int j = 0; j < 4; ++j) {
-      const __m512i s = _mm512_add_epi32(_mm512_load_si512(acc + 16 * j), start_[j]);
-      t[j] = quantized_bounded(s, scale_[j], shift_[j], low_, high_);
+      t[j] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(acc + 16 * j)), scale_[j]);
     }
+    if (shifted_) {
+      for (int j = 0; j < 4; ++j) t[j] = _mm512_add_ps(t[j], shift_[j]);
+    }
+    // The least byte is where packing saturates; the largest is not, of numbers beyond 2^31.
+    if (kTail == QuantizedTail::kSum || !least_) {
+      for (int j = 0; j < 4; ++j) t[j] = _mm512_max_ps(t[j], low_);
+    }
+    for (int j = 0; j < 4; ++j) t[j] = _mm512_min_ps(high_, t[j]);  // NaN stays, and packs to the least
     if constexpr (kTail == QuantizedTail::kSum) add_other(t, at);
     const __m512i turned = quantized_packed<kSigned>(t, zero_);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -231,31 +264,35 @@ class QuantizedBytes64 {
 
  private:
   [[gnu::always_inline]] void add_other(__m512* t, int64_t at) const {
-    // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
-    const uint8_t turn = sum_.other_signed ? 0x80 : 0;
-    const __m512 low = _mm512_set1_ps(sum_.low), high = _mm512_set1_ps(sum_.high);
-    const __m512 zero = _mm512_set1_ps(sum_.other_zero + static_cast<float>(turn));
-    __m512 quotient[4];
-    __mmask16 close = inverse_ == inverse_ ? 0 : 0xffff;
+    __m512 other[4], quotient[4];
     for (int j = 0; j < 4; ++j) {
-      const __m128i bytes = _mm_xor_si128(
-          _mm_maskz_loadu_epi8(static_cast<__mmask16>(mask_ >> 16 * j), sum_.other + at + 16 * j),
-          _mm_set1_epi8(static_cast<char>(turn)));
-      const __m512 other = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), zero);
-      t[j] = _mm512_add_ps(_mm512_mul_ps(whole(t[j]), _mm512_set1_ps(sum_.scale)),
-                           _mm512_mul_ps(other, _mm512_set1_ps(sum_.other_scale)));
-      // By the reciprocal, where that cannot matter (quantized_quotient).
-      quotient[j] = _mm512_mul_ps(t[j], _mm512_set1_ps(inverse_));
-      quotient[j] = _mm512_min_ps(_mm512_max_ps(quotient[j], low), high);
-      const __m512 off = _mm512_sub_ps(quotient[j], whole(quotient[j]));
-      close |= _mm512_cmp_ps_mask(_mm512_abs_ps(off), _mm512_set1_ps(0.4999f), _CMP_GT_OQ);
+      const __m128i bytes =
+          _mm_maskz_loadu_epi8(static_cast<__mmask16>(mask_ >> 16 * j), sum_.other + at + 16 * j);
+      other[j] =
+          _mm512_cvtepi32_ps(sum_.other_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+      t[j] = whole(t[j]);
+    }
+    // By products, where these cannot round to another integer than quotients of the sum (the definition).
+    __m512 off = _mm512_setzero_ps();
+    for (int j = 0; j < 4; ++j) {
+      const __m512 added =
+          _mm512_fmadd_ps(other[j], _mm512_set1_ps(products_.other_by), _mm512_set1_ps(products_.offset));
+      quotient[j] = _mm512_fmadd_ps(t[j], _mm512_set1_ps(products_.by), added);
+      constexpr int kAbsMax = 0b1011;
+      off = _mm512_range_ps(off, _mm512_reduce_ps(quotient[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                            kAbsMax);
+    }
+    if (_mm512_cmp_ps_mask(off, _mm512_set1_ps(products_.surely), _CMP_NLT_UQ) != 0) [[unlikely]] {
+      for (int j = 0; j < 4; ++j) {
+        const __m512 added = _mm512_mul_ps(_mm512_sub_ps(other[j], _mm512_set1_ps(sum_.other_zero)),
+                                           _mm512_set1_ps(sum_.other_scale));
+        quotient[j] = _mm512_add_ps(_mm512_mul_ps(t[j], _mm512_set1_ps(sum_.scale)), added);
+        quotient[j] = _mm512_div_ps(quotient[j], _mm512_set1_ps(sum_.sum_scale));
+      }
     }
     for (int j = 0; j < 4; ++j) {
-      if (close != 0) [[unlikely]] {
-        quotient[j] = _mm512_div_ps(t[j], _mm512_set1_ps(sum_.sum_scale));
-        quotient[j] = _mm512_min_ps(_mm512_max_ps(quotient[j], low), high);
-      }
-      t[j] = quotient[j];
+      if (!least_) quotient[j] = _mm512_max_ps(quotient[j], _mm512_set1_ps(sum_.low));
+      t[j] = _mm512_min_ps(_mm512_set1_ps(sum_.high), quotient[j]);
     }
   }
   // Rounded half to even.
@@ -266,9 +303,10 @@ class QuantizedBytes64 {
   const __m512 low_, high_;
   const __m512i zero_;
   const QuantizedSum sum_;
-  const float inverse_;
+  const QuantizedProducts products_;
+  const bool shifted_;
+  bool least_;  // the last bound below is the type's
   const __mmask64 mask_;
-  __m512i start_[4];
   __m512 scale_[4], shift_[4];
 };
 #endif
