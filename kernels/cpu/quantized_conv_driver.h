@@ -40,9 +40,11 @@ struct QuantizedTile {
   bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
   const int8_t* w;        // the first panel; the next `panel` bytes further
   int64_t panel, panels;  // panels <= kPanels
-  int64_t Kp;             // bytes of a row, a multiple of kStep
-  const int32_t* start;   // [panels * 16], 64-byte aligned
-  int32_t* acc;           // [rows][panels * 16], ldacc apart, 64-byte aligned
+  const int8_t* ahead;   // filters that come next, to be fetched meanwhile: one line for each four bytes of a
+  int64_t ahead_step;    // row, this many bytes apart
+  int64_t Kp;            // bytes of a row, a multiple of kStep
+  const int32_t* start;  // [panels * 16], 64-byte aligned
+  int32_t* acc;          // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
   int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
 };
@@ -314,8 +316,14 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
       t.panels = std::min(Core::kPanels, last - panel);
       t.w = a.w + panel * t.panel;
+      // The filters after these, in parts by rows: without that the first rows wait for memory.
+      const int64_t tiles = ceil_div(p1 - p0, Core::kRows), after = panel + t.panels;
+      const bool more = after < work.panels && (after < last || id + 1 < end);
+      t.ahead = more ? t.w + t.panels * t.panel : t.w;
+      t.ahead_step =
+          more ? ceil_div(4 * kQuantizedPanel * std::min(Core::kPanels, work.panels - after), tiles) : 0;
       quantized_lanes(a, panel, t.panels, flip, lanes);
-      for (int64_t r = 0; r < p1 - p0; r += Core::kRows) {
+      for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
         t.x = rows + r * t.ldx;
         if (work.tabled) {

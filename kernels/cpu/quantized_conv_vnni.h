@@ -37,6 +37,7 @@ struct DotQuantizedCore {
     const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
     const int8_t* filters = t.w;
     const int64_t panel = t.panel, per_tap = t.per_tap;
+    const int8_t* ahead = t.ahead;
     for (int64_t tap = 0; tap < t.taps; ++tap) {
       if (t.skip != 0 && (t.skip >> tap & 1) != 0) {
         filters += per_tap * kQuantizedPanel;
@@ -49,6 +50,8 @@ struct DotQuantizedCore {
         __m512i w[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(filters + p * panel);
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += t.ahead_step;
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
           int32_t four;
