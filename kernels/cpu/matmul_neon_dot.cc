@@ -13,11 +13,14 @@ struct NeonDotInt8 : NeonInt8Base {
 
 }  // namespace
 
+void append_kquant_neon_dot(KernelList& list);  // kquant_neon_dot.cc
+
 void append_matmul_neon_dot(KernelList& list) {
   constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP, asm/hwcap.h
   if ((getauxval(AT_HWCAP) & kAsimdDotProduct) == 0) return;
   append_int8<Int8Core<NeonDotInt8>>(list, Isa::kNeon, "neon_dot");
   append_int4<NeonInt4<NeonDotInt8>, Int8Core<NeonDotInt8>>(list, Isa::kNeon, "neon_dot");
+  append_kquant_neon_dot(list);
 }
 
 }  // namespace oar
