@@ -1,4 +1,5 @@
-// What the NEON Archs of int8_core.h share: everything but the dot product itself. Four rows at a time.
+// What the NEON Archs of int8_core.h share, everything but the dot product itself, and that with sdot. Four
+// rows at a time.
 #pragma once
 
 #include <arm_neon.h>
@@ -29,6 +30,12 @@ struct NeonInt8Base {
   static Sum add(Sum a, Sum b) { return vaddq_f32(a, b); }
   static void store(float* p, Sum s) { vst1q_f32(p, s); }
 };
+
+#if defined(__ARM_FEATURE_DOTPROD)
+struct NeonDotInt8 : NeonInt8Base {
+  static Dot dot(Dot d, WReg w, XReg x) { return vdotq_s32(d, w, x); }
+};
+#endif
 
 }  // namespace
 }  // namespace oar

@@ -13,8 +13,9 @@
 //   64 lines   line l holds k = 4 l .. 4 l + 3 of the 16 rows, [16 rows][4 k]; a multiple of 16 lines
 //
 // One line against four activations of one token, broadcast, is a dot-product instruction on every
-// architecture that has one (vpdpbusd, sdot), with the 16 rows in the lanes of the result; sixteen lines are
-// an AMX B tile of 64 k x 16 rows. Rows and k that do not exist are zero.
+// architecture that has one (vpdpbusd, sdot), with the 16 rows in the lanes of the result; two lines zipped
+// by dwords are operands of smmla, 2 rows x 8 k; sixteen lines are an AMX B tile of 64 k x 16 rows. Rows and
+// k that do not exist are zero.
 #pragma once
 
 #include <cstddef>

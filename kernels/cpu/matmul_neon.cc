@@ -1,5 +1,5 @@
-// Matmul with NEON, the baseline of aarch64: every float weight becomes f32 and is multiplied with FMA; q8_0
-// by widening multiplies, unless the processor has sdot (matmul_neon_dot.cc).
+// Matmul with NEON, the baseline of aarch64: every float weight becomes f32 and is multiplied with FMA;
+// integers by widening multiplies, unless the processor has sdot (matmul_neon_dot.cc).
 #include "kernels/cpu/int4_neon.h"
 #include "kernels/cpu/matmul_decode.h"
 #include "kernels/cpu/matmul_f8.h"

@@ -26,12 +26,11 @@ std::vector<float> product(const Kernel& kernel, Format format, const Guarded<ch
   return out;
 }
 
-// Kernels made for the format, one for each level that has one.
+// Kernels made for the format that run here, those that stand beside a level too.
 std::vector<const Kernel*> kernels_of(Format format) {
   std::vector<const Kernel*> out;
-  for (Isa isa : levels()) {
-    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
-    if (k->isa == isa && k->format.has_value()) out.push_back(k);
+  for (const Kernel* k : KernelRegistry::cpu().all()) {
+    if (k->family == KernelFamily::kMatmul && k->format == format && k->isa <= best_isa()) out.push_back(k);
   }
   return out;
 }
@@ -74,6 +73,64 @@ TEST_CASE("kquants: no rounding but of a few floats for each super-block") {
           CHECK(wrong == 0);
         }
       }
+    }
+  }
+}
+
+// The definition in kquant_format.h, for processors that have nothing else to be compared with.
+TEST_CASE("kquants: the floats of the definition, in its order") {
+  constexpr int64_t K = 1024, n = 23, T = 6;
+  for (const char* name : kFormats) {
+    const Format format = *Format::find(name);
+    const RandomBlocks& r = *random_blocks(format);
+    const Guarded<char> w = encode(random_values(static_cast<size_t>(n * K), Values::kNormal, 8), K, format);
+    // Under scales of one, values are products of integers: scale * level without minima, minima without d.
+    const auto integers = [&](float d, float dmin) {
+      Guarded<char> v(w.size(), 2);
+      std::ranges::copy(w, v.begin());
+      const f16 scales[] = {to_f16(d), to_f16(dmin)};
+      for (size_t b = 0; b < v.size(); b += static_cast<size_t>(format.block_bytes())) {
+        std::memcpy(v.data() + b + r.d, &scales[0], 2);
+        if (r.dmin >= 0) std::memcpy(v.data() + b + r.dmin, &scales[1], 2);
+      }
+      return decode(v, K, format);
+    };
+    const std::vector<float> scaled = integers(1, 0), minima = integers(0, 1);
+    // Thrice an integer, of which each block has 127: a scale of 3.
+    std::vector<int> q(static_cast<size_t>(T * K));
+    std::mt19937 gen(9);
+    for (int& v : q) v = static_cast<int>(gen() % 255) - 127;
+    for (size_t b = 0; b < q.size(); b += 256) q[b + gen() % 256] = 127;
+    Guarded<float> x(q.size());
+    std::ranges::transform(q, x.begin(), [](int v) { return 3.f * static_cast<float>(v); });
+    std::vector<float> expected;
+    for (int64_t t = 0; t < T; ++t) {
+      for (int64_t row = 0; row < n; ++row) {
+        float sum = 0;
+        for (int64_t b = 0; b < K / 256; ++b) {
+          const char* block = w.data() + (row * (K / 256) + b) * format.block_bytes();
+          f16 d, dmin{};
+          std::memcpy(&d, block + r.d, 2);
+          if (r.dmin >= 0) std::memcpy(&dmin, block + r.dmin, 2);
+          int64_t S = 0, M = 0;
+          for (int64_t k = 256 * b; k < 256 * (b + 1); ++k) {
+            const auto at = static_cast<size_t>(row * K + k);
+            S += static_cast<int64_t>(scaled[at]) * q[static_cast<size_t>(t * K + k)];
+            M -= static_cast<int64_t>(minima[at]) * q[static_cast<size_t>(t * K + k)];
+          }
+          float product = to_f32(d) * static_cast<float>(S);
+          if (r.dmin >= 0) product = std::fma(-to_f32(dmin), static_cast<float>(M), product);
+          sum = std::fma(product, 3.f, sum);
+        }
+        expected.push_back(sum);
+      }
+    }
+    for (const Kernel* kernel : kernels_of(format)) {
+      INFO(kernel->name);
+      const std::vector<float> out = product(*kernel, format, w, x, T, K, n);
+      CHECK(std::memcmp(expected.data(), out.data(), out.size() * sizeof(float)) == 0);
+      const std::vector<float> one = product(*kernel, format, w, x, 1, K, n);
+      CHECK(std::memcmp(expected.data(), one.data(), one.size() * sizeof(float)) == 0);
     }
   }
 }
