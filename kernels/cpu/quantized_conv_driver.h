@@ -269,6 +269,20 @@ void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
   }
 }
 
+// Asks for what is added to pixels [p0, p1) and for where the results go. A line of 64 channels of each pixel
+// is no order that a processor follows, and between two tiles there is not enough work to wait for memory.
+inline constexpr int64_t kSumAhead = 4;  // tiles
+inline void fetch_sum_lines(const QuantizedConvArgs& a, int64_t p0, int64_t p1, int64_t panel,
+                            int64_t panels) {
+  for (int64_t p = p0; p < p1; ++p) {
+    const int64_t at = p * a.M + panel * kQuantizedPanel;
+    for (int64_t c = at; c < at + panels * kQuantizedPanel; c += 64) {
+      __builtin_prefetch(a.sum.other + c, 0, 3);
+      __builtin_prefetch(static_cast<uint8_t*>(a.out) + c, 1, 3);
+    }
+  }
+}
+
 template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
@@ -325,6 +339,11 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       quantized_lanes(a, panel, t.panels, flip, lanes);
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
+        if (a.sum.other != nullptr) {
+          const int64_t soon = r + kSumAhead * Core::kRows;
+          fetch_sum_lines(a, p0 + (r == 0 ? 0 : soon), std::min(p1, p0 + soon + Core::kRows), panel,
+                          t.panels);
+        }
         t.x = rows + r * t.ldx;
         if (work.tabled) {
           t.tap_rows = table + r;
