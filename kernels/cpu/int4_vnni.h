@@ -20,25 +20,39 @@ struct VnniInt4 {
   struct Codebook {
     __m512i low, high;  // in each lane
     __m512i pick[4];    // what puts byte 4 i + j above a zero, in each word of lane i
+    __m512i spread[4];  // and in each byte
   };
   static Codebook codebook(const int16_t* c) {
     const auto half = [](const int16_t* p) {
       return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     };
-    Codebook out{half(c), half(c + 8), {}};
+    Codebook out{half(c), half(c + 8), {}, {}};
     const __m512i lanes = _mm512_inserti64x4(
         _mm512_castsi256_si512(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080))),
         _mm256_set_m128i(_mm_set1_epi16(0x0c80), _mm_set1_epi16(0x0880)), 1);
     for (int j = 0; j < 4; ++j) {
       out.pick[j] = _mm512_add_epi16(lanes, _mm512_set1_epi16(static_cast<short>(j << 8)));
+      out.spread[j] = _mm512_or_si512(_mm512_srli_epi16(out.pick[j], 8),
+                                      _mm512_and_si512(out.pick[j], _mm512_set1_epi16(0x7f00)));
     }
     return out;
   }
+  static __m512i of_group(const char* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
   static Bytes table(const Codebook& c, const char* m, int /*part*/, int j) {
-    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
-    const __m512i word = _mm512_shuffle_epi8(all, c.pick[j]);
+    const __m512i word = _mm512_shuffle_epi8(of_group(m), c.pick[j]);
     return _mm512_packs_epi16(_mm512_mulhrs_epi16(word, c.low), _mm512_mulhrs_epi16(word, c.high));
+  }
+  // mulhi gives (256 m * c) >> 16. Adding 128 to all bytes is what biased() does to them.
+  template <bool kBiased>
+  static Bytes table(const Codebook& c, const char* m, const char* o, int /*part*/, int j) {
+    const __m512i word = _mm512_shuffle_epi8(of_group(m), c.pick[j]);
+    const __m512i products =
+        _mm512_packus_epi16(_mm512_mulhi_epu16(word, c.low), _mm512_mulhi_epu16(word, c.high));
+    const __m512i offsets = kBiased ? biased(of_group(o)) : of_group(o);
+    return _mm512_add_epi8(products, _mm512_shuffle_epi8(offsets, c.spread[j]));
   }
   static Bytes biased(Bytes table) { return _mm512_xor_si512(table, _mm512_set1_epi8(-128)); }
   static Bytes load(const char* p) { return _mm512_loadu_si512(p); }
