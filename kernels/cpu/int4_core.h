@@ -49,6 +49,7 @@ struct Int4Core {
   static constexpr int64_t kPieceBytes = Int8::kPieceBytes;  // expanded
   static constexpr int64_t kFewTokens = 32;
   static constexpr int64_t kFewBytes = 32 << 10;  // with few tokens a piece is read back at once
+  static constexpr int64_t kSomeTokens = 128;     // chunks stay small, for the workers' balance
 
   static int64_t x_bytes(int64_t K) { return Int8::x_bytes(K); }
   static int64_t w_bytes(const MatmulView& v) { return Panel::bytes(v.K) / kPanelRows; }
@@ -65,7 +66,7 @@ struct Int4Core {
                                 std::max<int64_t>(kPieceRows, kPanelRows * Arch::kStreams));
     }
     return std::clamp(total_rows / kManyTokensChunks / kPieceRows * kPieceRows, kPieceRows,
-                      piece_rows(v.K, kPieceBytes));
+                      v.P / v.runs <= kSomeTokens ? 2 * kPieceRows : piece_rows(v.K, kPieceBytes));
   }
   static void pack(void* run, const PackTask& p) { Int8::pack(run, p); }
 

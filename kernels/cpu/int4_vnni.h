@@ -15,7 +15,7 @@ struct VnniInt4 {
   using X = __m512i;
   using Dot = __m512i;
   static constexpr int kParts = 1, kStreams = 1, kTokens = 4;
-  static constexpr int64_t kRegisterTokens = 32;
+  static constexpr int64_t kRegisterTokens = 16;
 
   struct Codebook {
     __m512i low, high;  // in each lane
