@@ -27,13 +27,31 @@ struct Avx2Int4 {
     };
     return {half(c), half(c + 8)};
   }
-  // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
-  static Bytes table(const Codebook& c, const char* m, int part, int j) {
-    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
+  static __m256i of_group(const char* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  // m as the high byte of a word.
+  static __m256i words(const char* m, int part, int j) {
     const __m256i pick = _mm256_add_epi16(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080)),
                                           _mm256_set1_epi16(static_cast<short>((8 * part + j) << 8)));
-    const __m256i word = _mm256_shuffle_epi8(all, pick);
+    return _mm256_shuffle_epi8(of_group(m), pick);
+  }
+  // mulhrs gives (256 m * c + 2^14) >> 15.
+  static Bytes table(const Codebook& c, const char* m, int part, int j) {
+    const __m256i word = words(m, part, j);
     return _mm256_packs_epi16(_mm256_mulhrs_epi16(word, c.low), _mm256_mulhrs_epi16(word, c.high));
+  }
+  // mulhi gives (256 m * c) >> 16. Adding 128 to all bytes is what biased() does to them.
+  template <bool kBiased>
+  static Bytes table(const Codebook& c, const char* m, const char* o, int part, int j) {
+    const __m256i word = words(m, part, j);
+    const __m256i products =
+        _mm256_packus_epi16(_mm256_mulhi_epu16(word, c.low), _mm256_mulhi_epu16(word, c.high));
+    const __m256i spread = _mm256_add_epi8(_mm256_set_m128i(_mm_set1_epi8(4), _mm_setzero_si128()),
+                                           _mm256_set1_epi8(static_cast<char>(8 * part + j)));
+    __m256i offsets = of_group(o);
+    if constexpr (kBiased && Int8::kBiased) offsets = _mm256_xor_si256(offsets, _mm256_set1_epi8(-128));
+    return _mm256_add_epi8(products, _mm256_shuffle_epi8(offsets, spread));
   }
   static Bytes biased(Bytes table) { return table; }
   static Bytes load(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

@@ -1,5 +1,5 @@
-// Matmul of weights in int4.panel16 (int4_panel.h), three ways that compute the same integers and the same
-// floats from them:
+// Matmul of weights in int4.panel16 and int4z.panel16 (int4_panel.h), three ways that compute the same
+// integers and the same floats from them:
 //
 //   one token, or as many as Arch::kTokens   levels are looked up in the group's table of bytes on their way
 //                                            from memory to the dot product
@@ -21,6 +21,9 @@
 //     // The sixteen weights of a group for rows 4 i + j of the vector's lanes i; m: the group's multipliers.
 //     static Bytes table(const Codebook&, const char* m, int part, int j);
 //     static Bytes biased(Bytes table);               // as dot() wants them
+//     // With the group's offsets, and as dot() wants them if kBiased.
+//     template <bool kBiased>
+//     static Bytes table(const Codebook&, const char* m, const char* o, int part, int j);
 //     static Bytes load(const char*);  static void store(char*, Bytes);
 //     static Bytes low(Bytes);  static Bytes high(Bytes);      // levels of k = 0 .. 15 and 16 .. 31
 //     static Bytes lookup(Bytes table, Bytes levels);
@@ -36,8 +39,9 @@
 
 namespace oar {
 
-template <class Arch, class Int8>
+template <class Arch, class Int8, bool kOffsets = false>
 struct Int4Core {
+  using Panel = Int4Panel<kOffsets>;
   using Rows = typename Arch::Int8;  // arithmetic on kLanes outputs
   using Store = Int8Core<Rows>;
   static constexpr int64_t kAhead = 4096;                    // as in int8_core.h
@@ -45,9 +49,10 @@ struct Int4Core {
   static constexpr int64_t kPieceBytes = Int8::kPieceBytes;  // expanded
   static constexpr int64_t kFewTokens = 32;
   static constexpr int64_t kFewBytes = 32 << 10;  // with few tokens a piece is read back at once
+  static constexpr int64_t kSomeTokens = 128;     // chunks stay small, for the workers' balance
 
   static int64_t x_bytes(int64_t K) { return Int8::x_bytes(K); }
-  static int64_t w_bytes(const MatmulView& v) { return int4_panel_bytes(v.K) / kPanelRows; }
+  static int64_t w_bytes(const MatmulView& v) { return Panel::bytes(v.K) / kPanelRows; }
   static int64_t piece_rows(int64_t K, int64_t budget) {
     return std::max(kPieceRows, budget / (panel_bytes(K) / kPanelRows) / kPieceRows * kPieceRows);
   }
@@ -61,7 +66,7 @@ struct Int4Core {
                                 std::max<int64_t>(kPieceRows, kPanelRows * Arch::kStreams));
     }
     return std::clamp(total_rows / kManyTokensChunks / kPieceRows * kPieceRows, kPieceRows,
-                      piece_rows(v.K, kPieceBytes));
+                      v.P / v.runs <= kSomeTokens ? 2 * kPieceRows : piece_rows(v.K, kPieceBytes));
   }
   static void pack(void* run, const PackTask& p) { Int8::pack(run, p); }
 
@@ -78,7 +83,7 @@ struct Int4Core {
         return;
       }
     }
-    const int64_t bytes = int4_panel_bytes(p.K);
+    const int64_t bytes = Panel::bytes(p.K);
     const int64_t step = piece_rows(p.K, p.tokens <= kFewTokens ? kFewBytes : kPieceBytes);
     char* piece = static_cast<char*>(p.scratch);
     for (int64_t row = p.row_begin; row < p.row_end; row += step) {
@@ -110,11 +115,22 @@ struct Int4Core {
 
   static Codebook codebook(const PanelTask& p) { return Arch::codebook(int4_codebook(p.format)); }
 
+  template <bool kBiased>
+  [[gnu::always_inline]] static typename Arch::Bytes table(const Codebook& codes, const char* m, int part,
+                                                           int j) {
+    if constexpr (kOffsets) {
+      return Arch::template table<kBiased>(codes, m, m + kInt4GroupsBytes, part, j);
+    } else {
+      const auto words = Arch::table(codes, m, part, j);
+      return kBiased ? Arch::biased(words) : words;
+    }
+  }
+
   // What to add to an address in block b of a panel for one that is wanted kAhead later, when `panels` of
   // them are read side by side: behind the end of a panel comes the one that many further on.
   static int64_t ahead(int64_t K, int64_t b, int64_t panels) {
-    const int64_t bytes = int4_panel_bytes(K);
-    return int4_block_at(b) + kAhead < bytes ? kAhead : kAhead + (panels - 1) * bytes;
+    const int64_t bytes = Panel::bytes(K);
+    return Panel::block_at(b) + kAhead < bytes ? kAhead : kAhead + (panels - 1) * bytes;
   }
 
   // Part `part` of group g of a block: of the eight lines of int8.panel16 that it stands for, as dot() wants
@@ -122,14 +138,13 @@ struct Int4Core {
   template <bool kBiased>
   [[gnu::always_inline]] static void expand_part(const Codebook& codes, const char* block, int64_t g,
                                                  int part, int64_t ahead, typename Arch::Bytes out[8]) {
-    const char* lines = block + kInt4HeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
+    const char* lines = block + Panel::kHeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
     const char* m = block + kPanelLine + g * kPanelRows;
     unrolled<4>([&](auto j) OAR_INLINE_BODY {
       const char* at = lines + j * kPanelLine;
       __builtin_prefetch(at + ahead, 0, 3);
       const auto levels = Arch::load(at);
-      const auto words = Arch::table(codes, m, part, j);
-      const auto table = kBiased ? Arch::biased(words) : words;
+      const auto table = Int4Core::table<kBiased>(codes, m, part, j);
       out[j] = Arch::lookup(table, Arch::low(levels));
       out[4 + j] = Arch::lookup(table, Arch::high(levels));
     });
@@ -159,7 +174,7 @@ struct Int4Core {
   // One panel to int8.panel16.
   static void expand(const Codebook& codes, const char* from, int64_t K, char* to) {
     for (int64_t b = 0; b < panel_blocks(K); ++b) {
-      const char* block = from + int4_block_at(b);
+      const char* block = from + Panel::block_at(b);
       char* out = to + panel_block_at(b);
       std::memcpy(out, block, kPanelLine);
       for (int64_t s = 0; s < panel_steps(K, b); ++s) {
@@ -179,14 +194,14 @@ struct Int4Core {
    public:
     explicit InPassing(const PanelTask& p)
         : codes_(codebook(p)),
-          w_(static_cast<const char*>(p.w) + p.row_begin / kPanelRows * int4_panel_bytes(p.K)),
+          w_(static_cast<const char*>(p.w) + p.row_begin / kPanelRows * Panel::bytes(p.K)),
           K_(p.K),
           steps_(panel_k(p.K) / kPanelStep),
           panels_((p.row_end - p.row_begin + kPanelRows - 1) / kPanelRows),
           buffer_(static_cast<char*>(p.scratch)) {
       for (int64_t i = 0; i < std::min<int64_t>(2, panels_); ++i) expand_ahead(i, 0);
     }
-    const char* scales(int i, int64_t b) const { return w_ + i * int4_panel_bytes(K_) + int4_block_at(b); }
+    const char* scales(int i, int64_t b) const { return w_ + i * Panel::bytes(K_) + Panel::block_at(b); }
     struct Steps {
       const char* buffer;
       int64_t first;
@@ -204,7 +219,7 @@ struct Int4Core {
       }
     }
     void next_pair() {
-      w_ += 2 * int4_panel_bytes(K_);
+      w_ += 2 * Panel::bytes(K_);
       panels_ -= 2;
       turn_ += steps_;
     }
@@ -214,7 +229,7 @@ struct Int4Core {
     // Step k of panel i counted from this pair.
     void expand_ahead(int64_t i, int64_t k) {
       const int64_t b = k / kBlockSteps;
-      expand_step(codes_, w_ + i * int4_panel_bytes(K_) + int4_block_at(b), int4_block_groups(K_, b),
+      expand_step(codes_, w_ + i * Panel::bytes(K_) + Panel::block_at(b), int4_block_groups(K_, b),
                   k % kBlockSteps, ahead(K_, b, 2), at(turn_ + (i < 2 ? 0 : steps_) + k, i));
     }
 
@@ -240,10 +255,10 @@ struct Int4Core {
                                                    int64_t t) {
     static_assert(Arch::kParts == 1 && Rows::kLanes == kPanelRows);
     const Codebook codes = codebook(p);
-    const char* w = static_cast<const char*>(p.w) + row / kPanelRows * int4_panel_bytes(p.K);
+    const char* w = static_cast<const char*>(p.w) + row / kPanelRows * Panel::bytes(p.K);
     alignas(64) float sums[NT][kPanelRows] = {};
     for (int64_t b = 0; b < panel_blocks(p.K); ++b) {
-      const char* block = w + int4_block_at(b);
+      const char* block = w + Panel::block_at(b);
       typename Rows::Dot dot[NT];
       const int32_t* starts = x.starts(b);
       unrolled<NT>([&](auto j) OAR_INLINE_BODY { dot[j] = Rows::start(Rows::kBiased ? starts[j] : 0); });
@@ -283,7 +298,7 @@ struct Int4Core {
     const Codebook codes = codebook(p);
     const char* w[NP];
     for (int i = 0; i < NP; ++i) {
-      w[i] = static_cast<const char*>(p.w) + (row / kPanelRows + i) * int4_panel_bytes(p.K);
+      w[i] = static_cast<const char*>(p.w) + (row / kPanelRows + i) * Panel::bytes(p.K);
     }
     for (int part = 0; part < Arch::kParts; ++part) {
       alignas(64) float sums[NP][NT][kLanes] = {};
@@ -294,7 +309,8 @@ struct Int4Core {
             for (auto& d : token) d = Arch::zero();
           }
         }
-        const int64_t groups = int4_block_groups(p.K, b), at = int4_block_at(b), further = ahead(p.K, b, NP);
+        const int64_t groups = int4_block_groups(p.K, b), at = Panel::block_at(b),
+                      further = ahead(p.K, b, NP);
         const int64_t step = b * (kPanelBlock / kPanelStep);
         for (int64_t g = 0; g < groups; ++g) {
           typename Arch::X x_low[NT], x_high[NT];
@@ -306,14 +322,14 @@ struct Int4Core {
           }
 #pragma GCC unroll 4
           for (int i = 0; i < NP; ++i) {
-            const char* lines = w[i] + at + kInt4HeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
+            const char* lines = w[i] + at + Panel::kHeadBytes + g * kInt4GroupBytes + part * kVectorBytes;
             const char* m = w[i] + at + kPanelLine + g * kPanelRows;
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
               const char* line = lines + j * kPanelLine;
               if (Arch::kParts == 1 || part == 0) __builtin_prefetch(line + further, 0, 3);
               const auto levels = Arch::load(line);
-              const auto table = Arch::biased(Arch::table(codes, m, part, j));
+              const auto table = Int4Core::table<true>(codes, m, part, j);
               const auto low = Arch::lookup(table, Arch::low(levels)),
                          high = Arch::lookup(table, Arch::high(levels));
 #pragma GCC unroll 4
@@ -343,7 +359,8 @@ struct Int4Core {
   }
 };
 
-// Registers Core for every format that lies in int8.panel16, and the int4 core over it for int4.panel16's.
+// Registers Core for every format that lies in int8.panel16, and the int4 core over it for int4.panel16's and
+// int4z.panel16's.
 template <class Core>
 void append_int8(KernelList& list, Isa isa, const char* level = nullptr) {
   for (const char* name : kInt8PanelFormats) {
@@ -354,6 +371,9 @@ template <class Arch, class Int8>
 void append_int4(KernelList& list, Isa isa, const char* level = nullptr) {
   for (const char* name : kInt4PanelFormats) {
     MatmulDriver<Int4Core<Arch, Int8>>::append(list, Format::find(name), isa, level);
+  }
+  for (const char* name : kInt4OffsetFormats) {
+    MatmulDriver<Int4Core<Arch, Int8, true>>::append(list, Format::find(name), isa, level);
   }
 }
 

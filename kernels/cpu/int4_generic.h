@@ -28,6 +28,15 @@ struct GenericInt4 {
     }
     return t;
   }
+  template <bool kBiased>
+  static Bytes table(Codebook c, const char* m, const char* o, int /*part*/, int j) {
+    Bytes t;
+    for (int i = 0; i < 64; ++i) {
+      const int row = i / 16 * 4 + j, product = static_cast<uint8_t>(m[row]) * c[i % 16] >> 8;
+      t.v[i] = static_cast<int8_t>(product + o[row]);
+    }
+    return t;
+  }
   static Bytes biased(Bytes table) { return table; }
   static Bytes load(const char* p) {
     Bytes b;

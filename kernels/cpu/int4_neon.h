@@ -24,6 +24,15 @@ struct NeonInt4 {
     const int16x8_t word = vdupq_n_s16(static_cast<int16_t>(static_cast<int8_t>(m[4 * part + j]) * 256));
     return vcombine_s8(vmovn_s16(vqrdmulhq_s16(word, c.low)), vmovn_s16(vqrdmulhq_s16(word, c.high)));
   }
+  // Products modulo 2^16, of which the high byte is wanted.
+  template <bool kBiased>
+  static Bytes table(const Codebook& c, const char* m, const char* o, int part, int j) {
+    const uint16x8_t word = vdupq_n_u16(static_cast<uint8_t>(m[4 * part + j]));
+    const uint8x8_t low = vshrn_n_u16(vmulq_u16(word, vreinterpretq_u16_s16(c.low)), 8);
+    const uint8x8_t high = vshrn_n_u16(vmulq_u16(word, vreinterpretq_u16_s16(c.high)), 8);
+    return vaddq_s8(vreinterpretq_s8_u8(vcombine_u8(low, high)),
+                    vdupq_n_s8(static_cast<int8_t>(o[4 * part + j])));
+  }
   static Bytes biased(Bytes table) { return table; }
   static Bytes load(const char* p) { return vld1q_s8(reinterpret_cast<const int8_t*>(p)); }
   static void store(char* p, Bytes v) { vst1q_s8(reinterpret_cast<int8_t*>(p), v); }

@@ -1,4 +1,4 @@
-// Packing of int4.panel16 (int4_panel.h). At load, memory bound; not a kernel.
+// Packing of int4.panel16 and int4z.panel16 (int4_panel.h). At load, memory bound; not a kernel.
 #include "kernels/cpu/int4_panel.h"
 
 #include <algorithm>
@@ -13,6 +13,9 @@
 #include "quant/formats/iq4.h"
 #include "quant/formats/mxfp4.h"
 #include "quant/formats/q4_0.h"
+#include "quant/formats/q4_1.h"
+#include "quant/formats/u4_group.h"
+#include "quant/formats/w4a8.h"
 
 namespace oar {
 namespace {
@@ -59,8 +62,126 @@ constexpr Codebook kLinear{{-128, -112, -96, -80, -64, -48, -32, -16, 0, 16, 32,
 constexpr Codebook kIq4{{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, 1.f};
 constexpr Codebook kE2m1{{0, 10, 20, 30, 40, 60, 80, 120, 0, -10, -20, -30, -40, -60, -80, -120}, 1.f / 20};
 
+// With offsets: `step` for a level. `error` of a byte is what rounding can make of it.
+struct OffsetCodebook {
+  int16_t c[16];
+  int step;
+  float error;
+};
+constexpr OffsetCodebook multiples(int step, float error) {
+  OffsetCodebook out{{}, step, error};
+  for (int q = 0; q < 16; ++q) out.c[q] = static_cast<int16_t>(step * q);
+  return out;
+}
+constexpr OffsetCodebook kSixteenths = multiples(16, 1.21f);  // a level is m / 16
+constexpr OffsetCodebook kWhole = multiples(256, 4.25f);      // and m
+
+// A group with an offset: level q is d * q + a.
+struct OffsetGroup {
+  float d, a;
+  const uint8_t* levels;
+};
+
+template <int G>
+OffsetGroup group_of_u4(const char* row, int64_t g) {
+  using Block = formats::U4Group<G>;
+  const char* block = row + g * kInt4Group / G * static_cast<int64_t>(sizeof(Block));
+  oar::f16 head[2];
+  std::memcpy(head, block, sizeof head);
+  const float d = to_f32(head[0]);
+  return {d, -d * to_f32(head[1]),
+          reinterpret_cast<const uint8_t*>(block) + sizeof head + g % (G / kInt4Group) * kLevelBytes};
+}
+
+OffsetGroup group_of_q4_1(const char* row, int64_t g) {
+  const char* block = row + g * static_cast<int64_t>(sizeof(formats::q4_1::Block));
+  oar::f16 head[2];
+  std::memcpy(head, block, sizeof head);
+  return {to_f32(head[0]), to_f32(head[1]), reinterpret_cast<const uint8_t*>(block) + sizeof head};
+}
+
+// In units of the row's scale.
+template <int G>
+OffsetGroup group_of_w4a8(const char* row, int64_t g) {
+  using Block = formats::W4A8Group<G>;
+  const uint8_t* block = reinterpret_cast<const uint8_t*>(row + sizeof(typename Block::Head)) +
+                         g * kInt4Group / G * sizeof(Block);
+  const int s = block[0], z = block[1];
+  return {static_cast<float>(s), static_cast<float>(-s * z), block + 2 + g % (G / kInt4Group) * kLevelBytes};
+}
+
+// What stands at the head of a block, of one row. Levels of the file become (level ^ flip) - least.
+struct Fit {
+  float scale = 0;
+  uint8_t m[kInt4BlockGroups] = {}, o[kInt4BlockGroups] = {};
+  uint8_t flip[kInt4BlockGroups] = {}, least[kInt4BlockGroups] = {};
+};
+
+// Rounded as int4_panel.h says, so that no level of any group leaves a byte.
+template <const OffsetCodebook* kCodes>
+Fit rounded(const OffsetGroup* groups, int64_t n) {
+  float most = 0, step = 0;
+  bool finite = true;
+  for (int64_t g = 0; g < n; ++g) {
+    const auto [d, a, levels] = groups[g];
+    finite = finite && std::isfinite(d) && std::isfinite(a);
+    most = std::max({most, std::fabs(a), std::fabs(a + 15 * d)});
+    step = std::max(step, std::fabs(d));
+  }
+  Fit out;
+  // A scale that is no number must reach the outputs, though no multiplier can say so.
+  if (!finite) out.scale = std::numeric_limits<float>::quiet_NaN();
+  if (!finite || most <= 1e-30f) return out;
+  constexpr float kPerLevel = 256.f / kCodes->step;  // m
+  out.scale = std::max(most / (127 - kCodes->error), step * kPerLevel / 255);
+  const float inverse = 1 / out.scale;
+  for (int64_t g = 0; g < n; ++g) {
+    const float d = groups[g].d * inverse, mean = groups[g].a * inverse + 7.5f * d;
+    const auto m = static_cast<int>(std::lrint(std::fabs(d) * kPerLevel));
+    int products = 0;
+    for (const int c : kCodes->c) products += m * c >> 8;
+    out.m[g] = static_cast<uint8_t>(m);
+    out.o[g] = static_cast<uint8_t>(std::lrint(mean - static_cast<float>(products) / 16));
+    out.flip[g] = d < 0 ? 15 : 0;
+  }
+  return out;
+}
+
+// Whole steps and offsets, as they are; false when they make anything but a signed byte of a level that
+// occurs.
+bool whole(const OffsetGroup* groups, int64_t n, Fit& out) {
+  out.scale = 1;
+  for (int64_t g = 0; g < n; ++g) {
+    const int s = static_cast<int>(groups[g].d), a = static_cast<int>(groups[g].a);
+    int least = 15, most = 0;
+    for (int64_t i = 0; i < kLevelBytes; ++i) {
+      const int low = groups[g].levels[i] & 15, high = groups[g].levels[i] >> 4;
+      least = std::min({least, low, high});
+      most = std::max({most, low, high});
+    }
+    if (s * least + a < -128 || s * most + a > 127) return false;
+    out.m[g] = static_cast<uint8_t>(s);
+    out.o[g] = static_cast<uint8_t>(s * least + a);
+    out.least[g] = static_cast<uint8_t>(least);
+  }
+  return true;
+}
+
+Fit fit_u4(const char* /*row*/, const OffsetGroup* groups, int64_t n) {
+  return rounded<&kSixteenths>(groups, n);
+}
+
+Fit fit_w4a8(const char* row, const OffsetGroup* groups, int64_t n) {
+  Fit out;
+  if (!whole(groups, n, out)) out = rounded<&kWhole>(groups, n);
+  const float scale = detail::load_head<float>(row);
+  out.scale = std::isfinite(scale) ? out.scale * scale : std::numeric_limits<float>::quiet_NaN();
+  return out;
+}
+
+template <bool kOffsets>
 size_t bytes(int64_t n, int64_t K) {
-  return static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * int4_panel_bytes(K));
+  return static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * Int4Panel<kOffsets>::bytes(K));
 }
 
 template <const FormatInfo* kTo>
@@ -71,27 +192,29 @@ bool accepts(Format from, int64_t /*n*/, int64_t K) {
 }
 
 // One stored row, or zeros for a row that does not exist, into its lane of a panel.
-template <class GroupOf>
-void pack_row(char* panel, int64_t lane, const char* row, int64_t K, GroupOf group, float unit) {
+template <auto kGroupOf, const Codebook* kCodes>
+void pack_scaled(char* panel, int64_t lane, const char* row, int64_t K) {
+  using Panel = Int4Panel<false>;
   const int64_t line = lane % 4 * kPanelLine + lane / 4 * kLevelBytes;
   for (int64_t b = 0; b < panel_blocks(K); ++b) {
-    char* block = panel + int4_block_at(b);
+    char* block = panel + Panel::block_at(b);
     float d[kInt4BlockGroups] = {}, most = 0;
     bool finite = true;
     for (int64_t g = 0; g < int4_block_groups(K, b); ++g) {
-      char* levels = block + kInt4HeadBytes + g * kInt4GroupBytes + line;
+      char* levels = block + Panel::kHeadBytes + g * kInt4GroupBytes + line;
       if (row == nullptr) {
         std::memset(levels, 0, kLevelBytes);
         continue;
       }
-      const Group from = group(row, b * kInt4BlockGroups + g);
+      const Group from = kGroupOf(row, b * kInt4BlockGroups + g);
       std::memcpy(levels, from.levels, kLevelBytes);
       d[g] = from.d;
       finite = finite && std::isfinite(d[g]);
       most = std::max(most, std::fabs(d[g]));
     }
     // A scale that is no number must reach the outputs, though no multiplier can say so.
-    const float scale = finite ? most * (128.f / 127.f) * unit : std::numeric_limits<float>::quiet_NaN();
+    const float scale =
+        finite ? most * (128.f / 127.f) * kCodes->unit : std::numeric_limits<float>::quiet_NaN();
     std::memcpy(block + lane * 4, &scale, 4);
     const float per_step = finite && most > 1e-36f ? 127.f / most : 0.f;
     for (int64_t g = 0; g < kInt4BlockGroups; ++g) {
@@ -101,7 +224,40 @@ void pack_row(char* panel, int64_t lane, const char* row, int64_t K, GroupOf gro
   }
 }
 
-template <const FormatInfo* kTo, auto kGroupOf, const Codebook* kCodes>
+template <auto kGroupOf, auto kFit>
+void pack_with_offsets(char* panel, int64_t lane, const char* row, int64_t K) {
+  using Panel = Int4Panel<true>;
+  const int64_t line = lane % 4 * kPanelLine + lane / 4 * kLevelBytes;
+  for (int64_t b = 0; b < panel_blocks(K); ++b) {
+    char* block = panel + Panel::block_at(b);
+    const int64_t n = int4_block_groups(K, b);
+    OffsetGroup groups[kInt4BlockGroups];
+    Fit fit;
+    if (row != nullptr) {
+      for (int64_t g = 0; g < n; ++g) groups[g] = kGroupOf(row, b * kInt4BlockGroups + g);
+      fit = kFit(row, groups, n);
+    }
+    for (int64_t g = 0; g < n; ++g) {
+      char* levels = block + Panel::kHeadBytes + g * kInt4GroupBytes + line;
+      if (row == nullptr) {
+        std::memset(levels, 0, kLevelBytes);
+        continue;
+      }
+      const int flip = fit.flip[g] * 0x11, least = fit.least[g] * 0x11;
+      for (int64_t i = 0; i < kLevelBytes; ++i) {
+        levels[i] = static_cast<char>((groups[g].levels[i] ^ flip) - least);
+      }
+    }
+    std::memcpy(block + lane * 4, &fit.scale, 4);
+    char* m = block + kPanelLine + lane;
+    for (int64_t g = 0; g < kInt4BlockGroups; ++g, m += kPanelRows) {
+      m[0] = static_cast<char>(fit.m[g]);
+      m[kInt4GroupsBytes] = static_cast<char>(fit.o[g]);
+    }
+  }
+}
+
+template <const FormatInfo* kTo, bool kOffsets, auto kPackRow>
 void pack(void* dst, const void* src, Format from, int64_t n, int64_t K, int64_t row_begin, int64_t row_end) {
   const int64_t row_bytes = from.stride(K);
   // The last panel's missing rows are written by whoever packs its existing ones.
@@ -116,15 +272,20 @@ void pack(void* dst, const void* src, Format from, int64_t n, int64_t K, int64_t
       to.encode_row(numbers.data(), K, stored.data());
       source = stored.data();
     }
-    pack_row(static_cast<char*>(dst) + row / kPanelRows * int4_panel_bytes(K), row % kPanelRows, source, K,
-             kGroupOf, kCodes->unit);
+    kPackRow(static_cast<char*>(dst) + row / kPanelRows * Int4Panel<kOffsets>::bytes(K), row % kPanelRows,
+             source, K);
   }
 }
 
 template <const FormatInfo* kTo, auto kGroupOf, const Codebook* kCodes = &kLinear>
 constexpr WeightLayout layout() {
   return {"int4.panel16", false,         static_cast<int>(kPanelRows),
-          &bytes,         &accepts<kTo>, &pack<kTo, kGroupOf, kCodes>};
+          &bytes<false>,  &accepts<kTo>, &pack<kTo, false, &pack_scaled<kGroupOf, kCodes>>};
+}
+template <const FormatInfo* kTo, auto kGroupOf, auto kFit>
+constexpr WeightLayout offset_layout() {
+  return {"int4z.panel16", false,         static_cast<int>(kPanelRows),
+          &bytes<true>,    &accepts<kTo>, &pack<kTo, true, &pack_with_offsets<kGroupOf, kFit>>};
 }
 
 // q4_0's block is that of the family, its levels too.
@@ -133,7 +294,7 @@ static_assert(sizeof(formats::q4_0::Block) == sizeof(formats::I4Group<32>));
 struct Entry {
   const FormatInfo* format;
   WeightLayout layout;
-  const Codebook* codes = &kLinear;
+  const int16_t* codes = kLinear.c;
 };
 constexpr Entry kLayouts[] = {
     {&formats::i4_s8_g32::kInfo, layout<&formats::i4_s8_g32::kInfo, &group_of_s8>()},
@@ -143,17 +304,30 @@ constexpr Entry kLayouts[] = {
     {&formats::iq4_nl::kInfo,
      layout<&formats::iq4_nl::kInfo, &group_of_32<formats::iq4_nl::Block, &formats::iq4_nl::Block::d>,
             &kIq4>(),
-     &kIq4},
+     kIq4.c},
     {&formats::mxfp4::kInfo,
      layout<&formats::mxfp4::kInfo, &group_of_32<formats::mxfp4::Block, &formats::mxfp4::Block::e>, &kE2m1>(),
-     &kE2m1},
+     kE2m1.c},
+    {&formats::w4a8_g32::kInfo, offset_layout<&formats::w4a8_g32::kInfo, &group_of_w4a8<32>, &fit_w4a8>(),
+     kWhole.c},
+    {&formats::w4a8_g64::kInfo, offset_layout<&formats::w4a8_g64::kInfo, &group_of_w4a8<64>, &fit_w4a8>(),
+     kWhole.c},
+    {&formats::w4a8_g128::kInfo, offset_layout<&formats::w4a8_g128::kInfo, &group_of_w4a8<128>, &fit_w4a8>(),
+     kWhole.c},
+    {&formats::u4_g32::kInfo, offset_layout<&formats::u4_g32::kInfo, &group_of_u4<32>, &fit_u4>(),
+     kSixteenths.c},
+    {&formats::u4_g64::kInfo, offset_layout<&formats::u4_g64::kInfo, &group_of_u4<64>, &fit_u4>(),
+     kSixteenths.c},
+    {&formats::u4_g128::kInfo, offset_layout<&formats::u4_g128::kInfo, &group_of_u4<128>, &fit_u4>(),
+     kSixteenths.c},
+    {&formats::q4_1::kInfo, offset_layout<&formats::q4_1::kInfo, &group_of_q4_1, &fit_u4>(), kSixteenths.c},
 };
 
 }  // namespace
 
 const int16_t* int4_codebook(Format format) {
   for (const Entry& e : kLayouts) {
-    if (format == Format(e.format)) return e.codes->c;
+    if (format == Format(e.format)) return e.codes;
   }
   return kLinear.c;
 }

@@ -1,70 +1,18 @@
 // The Arch of int4_core.h with AVX-512 VNNI. Only for files compiled with it.
 #pragma once
 
-#include "kernels/cpu/int4_core.h"
+#include "kernels/cpu/int4_avx512.h"
 #include "kernels/cpu/int8_vnni.h"
 
 namespace oar {
 namespace {
 
-// Four lanes. About twelve instructions for the 128 weights of a line, six cycles: 25 GB/s of a core at 2.5
-// GHz, more than a core's share of memory.
-struct VnniInt4 {
-  using Int8 = VnniInt8;
-  using Bytes = __m512i;
-  using X = __m512i;
-  using Dot = __m512i;
-  static constexpr int kParts = 1, kStreams = 1, kTokens = 4;
-  static constexpr int64_t kRegisterTokens = 32;
-
-  struct Codebook {
-    __m512i low, high;  // in each lane
-    __m512i pick[4];    // what puts byte 4 i + j above a zero, in each word of lane i
-  };
-  static Codebook codebook(const int16_t* c) {
-    const auto half = [](const int16_t* p) {
-      return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    };
-    Codebook out{half(c), half(c + 8), {}};
-    const __m512i lanes = _mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm256_set_m128i(_mm_set1_epi16(0x0480), _mm_set1_epi16(0x0080))),
-        _mm256_set_m128i(_mm_set1_epi16(0x0c80), _mm_set1_epi16(0x0880)), 1);
-    for (int j = 0; j < 4; ++j) {
-      out.pick[j] = _mm512_add_epi16(lanes, _mm512_set1_epi16(static_cast<short>(j << 8)));
-    }
-    return out;
-  }
-  // m as the high byte of a word: mulhrs gives (256 m * c + 2^14) >> 15.
-  static Bytes table(const Codebook& c, const char* m, int /*part*/, int j) {
-    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(m)));
-    const __m512i word = _mm512_shuffle_epi8(all, c.pick[j]);
-    return _mm512_packs_epi16(_mm512_mulhrs_epi16(word, c.low), _mm512_mulhrs_epi16(word, c.high));
-  }
+// About twelve instructions for the 128 weights of a line, one more with offsets, six cycles: 25 GB/s of a
+// core at 2.5 GHz, more than a core's share of memory.
+struct VnniInt4 : Avx512Int4<VnniInt8> {
+  static constexpr int64_t kRegisterTokens = 16;
   static Bytes biased(Bytes table) { return _mm512_xor_si512(table, _mm512_set1_epi8(-128)); }
-  static Bytes load(const char* p) { return _mm512_loadu_si512(p); }
-  static void store(char* p, Bytes v) { _mm512_storeu_si512(p, v); }
-  static Bytes low(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
-  static Bytes high(Bytes v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
-  static Bytes lookup(Bytes table, Bytes levels) { return _mm512_shuffle_epi8(table, levels); }
-  static X load_x(const int8_t* x) {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-  }
-  static Dot zero() { return _mm512_setzero_si512(); }
   static Dot dot(Dot d, Bytes w, X x) { return _mm512_dpbusd_epi32(d, w, x); }
-  static void transpose(Bytes v[4]) {
-    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-    const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-    v[0] = _mm512_unpacklo_epi64(a, c);
-    v[1] = _mm512_unpackhi_epi64(a, c);
-    v[2] = _mm512_unpacklo_epi64(b, d);
-    v[3] = _mm512_unpackhi_epi64(b, d);
-  }
-  static Int8::Dot total(const Dot d[4], int32_t start) {
-    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
-    const __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
-    const __m512i sum = _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
-    return _mm512_add_epi32(sum, _mm512_set1_epi32(start));
-  }
 };
 
 // As VnniInt8Streams.

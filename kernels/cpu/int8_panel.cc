@@ -9,12 +9,9 @@
 #include "quant/formats/i8_channel.h"
 #include "quant/formats/i8_group.h"
 #include "quant/formats/nvfp4.h"
-#include "quant/formats/q4_1.h"
 #include "quant/formats/q5_0.h"
 #include "quant/formats/q5_1.h"
 #include "quant/formats/q8_0.h"
-#include "quant/formats/u4_group.h"
-#include "quant/formats/w4a8.h"
 
 namespace oar {
 namespace {
@@ -24,10 +21,6 @@ size_t bytes(int64_t n, int64_t K) {
 }
 
 bool is_channel(Format f) { return f == Format(&formats::i8_channel::kInfo); }
-bool is_progressive(Format f) {
-  return f == Format(&formats::w4a8_g32::kInfo) || f == Format(&formats::w4a8_g64::kInfo) ||
-         f == Format(&formats::w4a8_g128::kInfo);
-}
 
 bool accepts(Format from, int64_t /*n*/, int64_t K) {
   const Format taken[] = {Format::f32(),
@@ -37,15 +30,10 @@ bool accepts(Format from, int64_t /*n*/, int64_t K) {
                           Format(&formats::i8_g64::kInfo),
                           Format(&formats::i8_g128::kInfo),
                           Format(&formats::i8_channel::kInfo),
-                          Format(&formats::u4_g32::kInfo),
-                          Format(&formats::u4_g64::kInfo),
-                          Format(&formats::u4_g128::kInfo),
-                          Format(&formats::q4_1::kInfo),
                           Format(&formats::q5_0::kInfo),
                           Format(&formats::q5_1::kInfo),
                           Format(&formats::nvfp4::kInfo)};
-  return (is_progressive(from) || std::ranges::find(taken, from) != std::end(taken)) &&
-         K % from.block_elems() == 0;
+  return std::ranges::find(taken, from) != std::end(taken) && K % from.block_elems() == 0;
 }
 
 // `count` values to signed bytes under one scale, absmax / 127, which is returned; q: kPanelBlock bytes. A
@@ -74,17 +62,6 @@ float quantize(const float* v, int64_t count, int8_t* q) {
   return absmax / 127.f;
 }
 
-// Values that are whole multiples of `scale` to those; false when one of them is no signed byte.
-bool whole_steps(const float* v, int64_t count, float scale, int8_t* q) {
-  if (!(std::fabs(scale) > 1e-30f && std::fabs(scale) < 1e30f)) return false;
-  for (int64_t i = 0; i < count; ++i) {
-    const float n = std::nearbyint(v[i] / scale);
-    if (!(std::fabs(n) <= 127.f)) return false;
-    q[i] = static_cast<int8_t>(n);
-  }
-  return true;
-}
-
 // k .. k + count of a row.
 float block_of(const char* row, Format from, int64_t k, int64_t count, int8_t* q) {
   if (is_channel(from)) {
@@ -93,10 +70,6 @@ float block_of(const char* row, Format from, int64_t k, int64_t count, int8_t* q
   }
   float v[kPanelBlock];
   from.info().decode(row, k / from.block_elems(), count / from.block_elems(), v);
-  if (is_progressive(from)) {
-    const float scale = detail::load_head<float>(row);
-    if (whole_steps(v, count, scale, q)) return scale;
-  }
   return quantize(v, count, q);
 }
 

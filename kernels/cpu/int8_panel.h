@@ -5,7 +5,7 @@
 // each (row, 256 k). Blocks this long leave the inner loop to integers, a few hundred dot-product
 // instructions for one conversion to float. The price is a second rounding of formats with smaller groups
 // (q8_0): at most half a step, 1/254 of the largest weight of the block, 44 dB below Gaussian weights.
-// i8_channel's bytes and those that a w4a8 level stands for are taken as they are.
+// i8_channel's bytes are taken as they are.
 //
 // A panel is 16 weight rows, and holds blocks of 256 k, the last one perhaps shorter:
 //
@@ -42,13 +42,12 @@ constexpr int64_t panel_bytes(int64_t K) { return panel_k(K) * kPanelRows + pane
 // Byte offset of block b in a panel; its lines follow its scales.
 constexpr int64_t panel_block_at(int64_t b) { return b * (kPanelBlock * kPanelRows + kPanelLine); }
 
-// The layout of matmul.h for q8_0, i8_g64, i8_g128, i8_channel, and for formats of 4 and 5 bits whose levels
-// are no table under a scale for 32 k (asymmetric w4a8_*, u4_*, q4_1, q5_1; q5_0; nvfp4), which take 8 bits
-// here. f32, f16 and bf16 rows are quantized on the way.
+// The layout of matmul.h for q8_0, i8_g64, i8_g128, i8_channel, and for formats whose levels are no table of
+// sixteen for 32 k (q5_0, q5_1; nvfp4), which take 8 bits here. f32, f16 and bf16 rows are quantized on the
+// way.
 extern const WeightLayout kInt8PanelLayout;
 // Names of the formats whose matmul is that of the layout.
-inline constexpr const char* kInt8PanelFormats[] = {
-    "q8_0",   "i8_g64", "i8_g128", "i8_channel", "w4a8_g32", "w4a8_g64", "w4a8_g128",
-    "u4_g32", "u4_g64", "u4_g128", "q4_1",       "q5_0",     "q5_1",     "nvfp4"};
+inline constexpr const char* kInt8PanelFormats[] = {"q8_0", "i8_g64", "i8_g128", "i8_channel",
+                                                    "q5_0", "q5_1",   "nvfp4"};
 
 }  // namespace oar

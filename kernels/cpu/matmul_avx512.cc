@@ -2,7 +2,7 @@
 // with this on processors that have AVX512-FP16 too: sums of f16 products in f16 are not precise enough.
 #include <immintrin.h>
 
-#include "kernels/cpu/int4_core.h"
+#include "kernels/cpu/int4_avx512.h"
 #include "kernels/cpu/matmul_decode.h"
 #include "kernels/cpu/matmul_f8.h"
 #include "kernels/cpu/x86_reduce.h"
@@ -78,10 +78,8 @@ struct Avx512Int8 {
   using Sum = __m512;
   static constexpr int kLanes = 16, kTileVectors = 1, kTileTokens = 8, kGemvVectors = 2;
   static constexpr bool kBiased = false;
-  static WReg load_w(const char* line) {
-    const __m512i w = _mm512_loadu_si512(line);
-    return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
-  }
+  static WReg weights(__m512i w) { return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)}; }
+  static WReg load_w(const char* line) { return weights(_mm512_loadu_si512(line)); }
   static XReg load_x(const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, sizeof four);
@@ -93,6 +91,7 @@ struct Avx512Int8 {
     const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, signed_x);
     return _mm512_add_epi32(d, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
+  static Dot dot_signed(Dot d, __m512i w, XReg x) { return dot(d, weights(w), x); }
   static Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static Sum flush(Sum s, Dot d, Sum scale_w, float scale_x) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), _mm512_mul_ps(scale_w, _mm512_set1_ps(scale_x)), s);
@@ -113,6 +112,7 @@ void append_matmul_avx512(KernelList& list) {
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512);
   append_f8<Avx512Arch<float>, Avx512Widen>(list, Isa::kAvx512);
   append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
+  append_int4<Avx512Int4<Avx512Int8>, Int8Core<Avx512Int8>>(list, Isa::kAvx512);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512);
 }
 

@@ -1,6 +1,7 @@
 // Every matmul kernel this machine can run against double-precision sums computed here, and the promises of
 // kernels/kernel.h: no access past an operand, values independent of batch, segments, chunks and workers.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "kernels/activation.h"
@@ -13,10 +14,10 @@ using namespace oar_test;
 namespace {
 
 const char* const kFormats[] = {
-    "f32",        "f16",    "bf16",         "q8_0",         "q4_0",      "q5_1",     "i8_g128",
-    "i8_channel", "i4_g64", "u4_g64",       "w4a8_g128",    "i4_s8_g32", "nvfp4",    "q4_1",
-    "q5_0",       "iq4_nl", "mxfp4",        "q2_k",         "q3_k",      "q4_k",     "q5_k",
-    "q6_k",       "iq4_xs", "e4m3_channel", "e5m2_channel", "e4m3_g128", "e5m2_g128"};
+    "f32",    "f16",          "bf16",         "q8_0",      "q4_0",     "q5_1",      "i8_g128", "i8_channel",
+    "i4_g64", "u4_g64",       "u4_g128",      "w4a8_g128", "w4a8_g32", "i4_s8_g32", "nvfp4",   "q4_1",
+    "q5_0",   "iq4_nl",       "mxfp4",        "q2_k",      "q3_k",     "q4_k",      "q5_k",    "q6_k",
+    "iq4_xs", "e4m3_channel", "e5m2_channel", "e4m3_g128", "e5m2_g128"};
 
 struct Shape {
   int64_t T, K;
@@ -93,7 +94,7 @@ struct Problem {
   // the activations of 256 k to half a step of absmax / 127 (a little more: the quotient is rounded too) and
   // the weights as int8_panel.h and int4_panel.h say: to half a step of absmax / 127, and to a step of the
   // codebook's units, 8 / 127 of the largest scale when it is linear and the largest weight has seven or more
-  // of these; K-quants are read as they are.
+  // of these; K-quants are read as they are, w4a8's bytes are taken so.
   double operand_error(const float* wr, const float* xr) const {
     const std::string_view name = kernel->name, layout = weight_layout(format, isa).name;
     const int64_t K = shape.K;
@@ -114,8 +115,8 @@ struct Problem {
         const double dw = layout == "row-major" || format.name() == std::string("i8_channel") ||
                                   name.find("w4a8") != name.npos
                               ? 0
-                          : layout == "int4.panel16" ? w_most * table_step() * 1.00001
-                                                     : w_most / 127 * 0.50001;
+                          : layout.starts_with("int4") ? w_most * table_step() * 1.00001
+                                                       : w_most / 127 * 0.50001;
         for (int64_t k = b; k < end; ++k) error += std::abs(wr[k]) * dx + dw * (std::abs(xr[k]) + dx);
       }
     }
@@ -123,9 +124,11 @@ struct Problem {
   }
 
   // A step of int4.panel16 relative to the block's largest weight: mxfp4's has 4 scales at least; of random
-  // iq4_nl levels the largest is no smaller than 65 but for a chance of (9/16)^32.
+  // iq4_nl levels the largest is no smaller than 65 but for a chance of (9/16)^32. 1.21 of int4z.panel16's,
+  // where random groups use all sixteen levels: the largest weight has seven and a half scales.
   double table_step() const {
     const std::string_view name = format.name();
+    if (weight_layout(format, isa).name == std::string_view("int4z.panel16")) return 1.21 * 16 / 255 / 7.5;
     if (name == "iq4_nl") return 128. / 127 / 65;
     return name == "mxfp4" ? 128. / 127 / 20 / 4 : 8. / 127 / 7;
   }
@@ -444,6 +447,139 @@ TEST_CASE("matmul: every 8-bit float is itself, and those that are no number rea
       }
     }
   });
+}
+
+// Every scale s and zero z of w4a8, with all the levels whose bracket s * (q - z) is a signed byte.
+TEST_CASE("matmul: w4a8 takes every signed byte exactly") {
+  const Format format = *Format::find("w4a8_g32");
+  const int64_t K = 256, groups = K / 32, block = format.block_bytes();
+  std::vector<std::array<uint8_t, 18>> blocks;
+  for (int s = 0; s < 256; ++s) {
+    for (int z = 0; z < 256; ++z) {
+      std::vector<uint8_t> levels;
+      for (uint8_t q = 0; q < 16; ++q) {
+        if (s * (q - z) >= -128 && s * (q - z) <= 127) levels.push_back(q);
+      }
+      if (levels.empty()) continue;
+      auto& b = blocks.emplace_back();
+      b[0] = static_cast<uint8_t>(s), b[1] = static_cast<uint8_t>(z);
+      for (size_t i = 0; i < 16; ++i) {
+        b[2 + i] = static_cast<uint8_t>(levels[i % levels.size()] |
+                                        levels[levels.size() - 1 - i % levels.size()] << 4);
+      }
+    }
+  }
+  while (blocks.size() % static_cast<size_t>(groups) != 0) blocks.push_back(blocks.front());
+  const int64_t n = static_cast<int64_t>(blocks.size()) / groups, stride = format.stride(K);
+  std::vector<char> rows(static_cast<size_t>(n * stride));
+  const float scale = 0.25f;
+  for (int64_t r = 0; r < n; ++r) {
+    char* row = rows.data() + r * stride;
+    std::memcpy(row, &scale, 4);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::memcpy(row + stride - (groups - g) * block, blocks[static_cast<size_t>(r * groups + g)].data(),
+                  static_cast<size_t>(block));
+    }
+  }
+  std::vector<float> w(static_cast<size_t>(n * K));
+  for (int64_t r = 0; r < n; ++r) format.decode_row(rows.data() + r * stride, K, w.data() + r * K);
+  // Token k asks for column k: 127 is 127 steps of 1.
+  std::vector<float> x(static_cast<size_t>(K * K));
+  for (int64_t k = 0; k < K; ++k) x[static_cast<size_t>(k * K + k)] = 127;
+  ThreadPool pool({.threads = 3});
+  for (const Kernel* kernel : KernelRegistry::cpu().all()) {
+    if (kernel->family != KernelFamily::kMatmul || kernel->format != format) continue;
+    if (kernel->isa == Isa::kReference || kernel->isa > best_isa()) continue;
+    INFO(kernel->name);
+    const WeightLayout& layout = weight_layout(format, kernel->isa);
+    Guarded<char> packed(layout.bytes(n, K), 64);
+    layout.pack(packed.data(), rows.data(), format, n, K, 0, n);
+    const MatmulSegment segment{packed.data(), nullptr, n, 0};
+    int64_t wrong = 0;
+    for (const int64_t T : {K, int64_t{16}, int64_t{1}}) {
+      for (int64_t t = 0; t < K; t += T) {
+        std::vector<float> out(static_cast<size_t>(T * n));
+        MatmulArgs a;
+        a.out = out.data(), a.x = x.data() + t * K, a.segments = &segment, a.num_segments = 1;
+        a.T = T, a.K = K, a.ldx = K, a.ldo = n, a.format = format;
+        run_on_pool(pool, *kernel, &a);
+        for (int64_t i = 0; i < T * n; ++i) {
+          wrong += out[static_cast<size_t>(i)] != 127 * w[static_cast<size_t>(i % n * K + t + i / n)];
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+// Groups that share a block: largest weights that are not those of the largest scales, zeros far from the
+// levels, scales that are negative or 0, w4a8 whose brackets are no signed bytes. And a scale that is no
+// number.
+TEST_CASE("matmul: asymmetric groups of one block keep the bound of its largest") {
+  std::mt19937 gen(5);
+  std::normal_distribution<float> normal;
+  ThreadPool pool({.threads = 3});
+  for (const char* name : {"u4_g32", "q4_1", "w4a8_g32"}) {
+    const Format format = *Format::find(name);
+    const int64_t K = 512, n = 48, groups = K / 32, block = format.block_bytes(), stride = format.stride(K);
+    const bool u4 = name == std::string_view("u4_g32"), w4a8 = name == std::string_view("w4a8_g32");
+    std::vector<char> rows(static_cast<size_t>(n * stride));
+    for (char& c : rows) c = static_cast<char>(gen());
+    std::vector<float> bound(static_cast<size_t>(n * K / 256));  // of a row's block
+    for (int64_t g = 0; g < n * groups; ++g) {
+      char* at = rows.data() + g / groups * stride + stride - (groups - g % groups) * block;
+      float d, least, levels = 16.f, error = 1.21f;  // m of a level
+      if (w4a8) {
+        const float scale = 0.5f;
+        std::memcpy(rows.data() + g / groups * stride, &scale, 4);
+        const float s = static_cast<uint8_t>(at[0]), z = static_cast<uint8_t>(at[1]);
+        d = scale * s, least = -scale * s * z, levels = 1, error = 4.25f;
+      } else {
+        const float zero = gen() % 4 == 0 ? 200 * normal(gen) : 15.f * static_cast<float>(gen() % 64) / 64;
+        const float step =
+            std::exp(normal(gen)) * (gen() % 4 == 0 ? -1.f : 1.f) * (gen() % 8 == 0 ? 0.f : 1.f);
+        const f16 head[2] = {to_f16(step), to_f16(u4 ? zero : -zero * step)};
+        std::memcpy(at, head, sizeof head);
+        d = to_f32(head[0]), least = u4 ? -d * to_f32(head[1]) : to_f32(head[1]);
+      }
+      const float most = std::max(std::abs(least), std::abs(least + 15 * d));
+      float& b = bound[static_cast<size_t>(g / 8)];
+      b = std::max({b, error * std::abs(d) * levels / 255, error * most / (127 - error)});
+    }
+    std::vector<float> w(static_cast<size_t>(n * K));
+    for (int64_t r = 0; r < n; ++r) format.decode_row(rows.data() + r * stride, K, w.data() + r * K);
+    const int64_t damaged = 20;
+    const uint32_t nan = 0x7fc07fc0u;
+    char* bad = rows.data() + damaged * stride;
+    std::memcpy(w4a8 ? bad : bad + 3 * block, &nan, w4a8 ? 4 : 2);
+    std::vector<float> x(static_cast<size_t>(K * K));
+    for (int64_t k = 0; k < K; ++k) x[static_cast<size_t>(k * K + k)] = 127;
+    for (Isa isa : levels()) {
+      const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+      INFO(kernel->name);
+      const WeightLayout& layout = weight_layout(format, isa);
+      Guarded<char> packed(layout.bytes(n, K), 64);
+      layout.pack(packed.data(), rows.data(), format, n, K, 0, n);
+      const MatmulSegment segment{packed.data(), nullptr, n, 0};
+      std::vector<float> out(static_cast<size_t>(K * n));
+      MatmulArgs a;
+      a.out = out.data(), a.x = x.data(), a.segments = &segment, a.num_segments = 1;
+      a.T = K, a.K = K, a.ldx = K, a.ldo = n, a.format = format;
+      run_on_pool(pool, *kernel, &a);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < K * n; ++i) {
+        const int64_t row = i % n, k = i / n;
+        const float value = out[static_cast<size_t>(i)] / 127;
+        if (row == damaged) {
+          wrong += !std::isnan(value);
+          continue;
+        }
+        const float error = std::abs(value - w[static_cast<size_t>(row * K + k)]);
+        wrong += !(error <= 1.0001f * bound[static_cast<size_t>(row * (K / 256) + k / 256)]);
+      }
+      CHECK(wrong == 0);
+    }
+  }
 }
 
 TEST_CASE("matmul: NaN and infinity reach exactly the outputs they belong to") {
