@@ -56,8 +56,13 @@ struct QuantizedWork {
   int64_t block, blocks;  // of pixels
   int64_t group, groups;  // of panels
   bool direct;            // rows are read where they lie
+  bool many_filters;      // more than a worker's share of the second-level cache
+  bool large_sum;         // the tensor that is added is
+  bool groups_outer;      // the order of chunks: a worker has few groups and all pixels
   bool tabled;            // taps are
-  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, bool by_taps) : a(args) {
+  static constexpr int64_t kManyFilters = 512 << 10;
+  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, int64_t rows, bool by_taps)
+      : a(args) {
     const WindowShape& w = a.window;
     taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = ceil_div(K, step) * step;
     panels = ceil_div(a.M, kQuantizedPanel);
@@ -65,15 +70,23 @@ struct QuantizedWork {
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
              w.pad_top == 0 && w.pad_left == 0;
     tabled = by_taps && !direct && C % step == 0 && a.x_zeros == nullptr;
-    // Gathered rows stay in the second-level cache; few blocks divide the channels as well. Blocks begin at
-    // multiples of 32 rows, the largest tile: only the last one has partial tiles.
+    many_filters = panels * kQuantizedPanel * Kp > kManyFilters;
+    large_sum = a.sum.other != nullptr && pixels * a.M > kManyFilters;
+    groups_outer = many_filters && (direct || tabled);
+    // Gathered rows stay in the second-level cache; few blocks divide the channels as well. Only the last
+    // block has a partial tile.
     constexpr int64_t kBlockBytes = 256 << 10, kMinChunks = 32;
-    block = tabled ? 128 : std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
-    block = std::min(pixels,
-                     std::min(block, std::max<int64_t>(32, ceil_div(ceil_div(pixels, kMinChunks), 32) * 32)));
+    const int64_t tiles = ceil_div(panels, 4);
+    const int64_t wanted_blocks = groups_outer ? ceil_div(kMinChunks, tiles) : kMinChunks;
+    const int64_t most = tabled || direct ? 128 : std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
+    const int64_t least = std::max<int64_t>(18, rows);
+    block = std::max(least, ceil_div(ceil_div(pixels, wanted_blocks), rows) * rows);
+    if (!groups_outer) block = std::min(block, most / rows * rows);
+    block = std::min(pixels, block);
     blocks = ceil_div(pixels, std::max<int64_t>(block, 1));
-    const int64_t wanted = std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), ceil_div(panels, 4));
-    group = ceil_div(panels, wanted);
+    const int64_t wanted =
+        groups_outer ? tiles : std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), tiles);
+    group = groups_outer ? 4 : ceil_div(panels, wanted);
     groups = ceil_div(panels, group);
   }
   size_t scratch_bytes() const {
@@ -85,7 +98,8 @@ struct QuantizedWork {
 template <class Core>
 void quantized_plan(const void* args, int, KernelPlan* out) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise) return quantized_depthwise_plan(args, out);
-  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep, Core::kTaps);
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep, Core::kRows,
+                        Core::kTaps);
   *out = {1, {w.blocks * w.groups}};
   out->worker_scratch = w.scratch_bytes();
 }
@@ -288,7 +302,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
     return quantized_depthwise_run(args, begin, end);
   const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep,
-                           Core::kTaps);
+                           Core::kRows, Core::kTaps);
   const QuantizedConvArgs& a = work.a;
   if (work.pixels == 0) return;
   const bool flip = a.x_signed && !Core::kSignedX;
@@ -313,7 +327,8 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   Core::begin();
   int64_t gathered = -1;
   for (int64_t id = begin; id < end; ++id) {
-    const int64_t which = id / work.groups, g = id % work.groups;
+    const int64_t which = work.groups_outer ? id % work.blocks : id / work.groups;
+    const int64_t g = work.groups_outer ? id / work.blocks : id % work.groups;
     const int64_t p0 = which * work.block, p1 = std::min(work.pixels, p0 + work.block);
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
@@ -332,14 +347,14 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       t.w = a.w + panel * t.panel;
       // The filters after these, in parts by rows: without that the first rows wait for memory.
       const int64_t tiles = ceil_div(p1 - p0, Core::kRows), after = panel + t.panels;
-      const bool more = after < work.panels && (after < last || id + 1 < end);
+      const bool more = work.many_filters && after < work.panels && (after < last || id + 1 < end);
       t.ahead = more ? t.w + t.panels * t.panel : t.w;
       t.ahead_step =
           more ? ceil_div(4 * kQuantizedPanel * std::min(Core::kPanels, work.panels - after), tiles) : 0;
       quantized_lanes(a, panel, t.panels, flip, lanes);
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
-        if (a.sum.other != nullptr) {
+        if (work.large_sum) {
           const int64_t soon = r + kSumAhead * Core::kRows;
           fetch_sum_lines(a, p0 + (r == 0 ? 0 : soon), std::min(p1, p0 + soon + Core::kRows), panel,
                           t.panels);
