@@ -29,7 +29,7 @@ inline constexpr int64_t kF8Head = 4, kF8Group = 128, kF8GroupBytes = kF8Head + 
 template <class Numbers, class Widen, bool kGrouped>
 struct F8Arch : Numbers {
   using W = uint8_t;
-  static constexpr bool kOneStream = false;
+  static constexpr bool kOneStream = false, kInOrder = true;
   static int64_t row_bytes(int64_t K) { return kGrouped ? K / kF8Group * kF8GroupBytes : kF8Head + K; }
   static typename Widen::Reg load_at(const uint8_t* row, int64_t k) {
     if constexpr (kGrouped) {

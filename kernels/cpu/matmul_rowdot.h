@@ -12,6 +12,7 @@
 //     static constexpr int kTileRows, kTileTokens;   // the tile for many tokens
 //     static constexpr int kGemvRows;                // rows in flight for one token
 //     static constexpr bool kOneStream;              // optional: rows of one token one after the other
+//     static constexpr bool kInOrder;                // optional: for one token rows are fetched so
 //     instead static Acc zero(); static WReg load_w(const W*);  static XReg load_x(const X*);   // kStep
 //     elements, any alignment (X: 64) static Acc dot(Acc, WReg, XReg); static void reduce4(Acc, Acc, Acc,
 //     Acc, float out[4]); static void pack(X* dst, const float* src, int64_t n);         // n elements, zeros
@@ -39,6 +40,8 @@ struct RowDotCore {
   using Acc = typename Arch::Acc;
   static constexpr int kRows = 8;  // chunks hold whole tiles
   static constexpr int kStep = Arch::kStep;
+  static constexpr bool kInOrder = requires { requires Arch::kInOrder; };
+  static constexpr int kLine = 64;
   // Six tokens of a piece are 24 KB.
   static constexpr int64_t kPiece = 4096 / sizeof(X), kHeldRows = 32;
 
@@ -105,9 +108,15 @@ struct RowDotCore {
       unrolled<NT>([&](auto j) OAR_INLINE_BODY { xr[j] = Arch::load_x(x + j * ldx + k); });
       unrolled<NR>([&](auto i) OAR_INLINE_BODY {
         const auto wr = load(w + i * ldw, k);
-        // The same column of the next NR rows: the distance that needs no special case at the end of a row.
-        // Past the end of the weights a prefetch does nothing.
-        if constexpr (kPrefetch) __builtin_prefetch(w + (NR + i) * ldw + k, 0, 2);
+        // Of the next NR rows the same column: the distance that needs no special case at the end of a row.
+        // Or their lines in the order of memory, which is one stream. Past the end of the weights a prefetch
+        // does nothing.
+        if constexpr (kPrefetch && NT == 1 && kInOrder) {
+          constexpr int kEvery = kLine / (kStep * static_cast<int>(sizeof(W)));
+          if constexpr (i % kEvery == 0) __builtin_prefetch(w + NR * (ldw + k) + i * kStep, 0, 3);
+        } else if constexpr (kPrefetch) {
+          __builtin_prefetch(w + (NR + i) * ldw + k, 0, 2);
+        }
         unrolled<NT>([&](auto j) OAR_INLINE_BODY { acc[i][j] = Arch::dot(acc[i][j], wr, xr[j]); });
       });
     }
