@@ -104,13 +104,16 @@ void quantized_plan(const void* args, int, KernelPlan* out) {
   out->worker_scratch = w.scratch_bytes();
 }
 
-// n bytes of which up to 15 behind may be read and written: `room` says whether that is so for the source.
+// n bytes, of which up to 31 behind may be read and written: `room` says whether that is so for the source.
 [[gnu::always_inline]] inline void copy_short(uint8_t* to, const uint8_t* from, int64_t n, bool room) {
+  struct Part {
+    uint8_t bytes[32];
+  };
   if (!room) {
     std::memcpy(to, from, static_cast<size_t>(n));
     return;
   }
-  for (int64_t i = 0; i < n; i += 16) std::memcpy(to + i, from + i, 16);
+  for (int64_t i = 0; i < n; i += sizeof(Part)) std::memcpy(to + i, from + i, sizeof(Part));
 }
 
 // Windows of pixels [p0, p1) as rows of Kp bytes.
@@ -133,7 +136,7 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
       }
       const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
       if (inside) {
-        copy_short(to, row + x0 * C, line, row + x0 * C + line + 15 < end);
+        copy_short(to, row + x0 * C, line, row + x0 * C + line + 31 < end);
         continue;
       }
       for (int64_t j = 0; j < w.KW; ++j) {
@@ -142,7 +145,7 @@ inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, 
         else std::memset(to + j * C, padding, static_cast<size_t>(C));
       }
     }
-    // Also what a short copy wrote too far. Up to 15 bytes of the next row, which comes after, or of the room
+    // Also what a short copy wrote too far. Up to 31 bytes of the next row, which comes after, or of the room
     // behind the last.
     constexpr uint8_t kZeros[16] = {};
     for (int64_t i = 0; i < work.Kp - work.K; i += 16) std::memcpy(to + i, kZeros, 16);
