@@ -53,14 +53,14 @@ struct QuantizedWork {
   const QuantizedConvArgs& a;
   int64_t taps, C, K, Kp;  // the last three in bytes; Kp: K with what fills the last step
   int64_t panels, pixels;
-  int64_t block, blocks;  // of pixels
-  int64_t group, groups;  // of panels
-  bool direct;            // rows are read where they lie
-  bool many_filters;      // more than a worker's share of the second-level cache
-  bool large_sum;         // the tensor that is added is
-  bool groups_outer;      // the order of chunks: a worker has few groups and all pixels
-  bool tabled;            // taps are
-  static constexpr int64_t kManyFilters = 512 << 10;
+  int64_t block, blocks;                       // of pixels
+  int64_t group, groups;                       // of panels
+  bool direct;                                 // rows are read where they lie
+  bool many_filters;                           // too much of the second-level cache
+  bool large_sum;                              // so is the tensor that is added
+  bool groups_outer;                           // the order of chunks: a worker has few groups and all pixels
+  bool tabled;                                 // taps are
+  static constexpr int64_t kMuch = 512 << 10;  // half of a second-level cache
   QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, int64_t rows, bool by_taps)
       : a(args) {
     const WindowShape& w = a.window;
@@ -70,23 +70,25 @@ struct QuantizedWork {
     direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
              w.pad_top == 0 && w.pad_left == 0;
     tabled = by_taps && !direct && C % step == 0 && a.x_zeros == nullptr;
-    many_filters = panels * kQuantizedPanel * Kp > kManyFilters;
-    large_sum = a.sum.other != nullptr && pixels * a.M > kManyFilters;
+    many_filters = panels * kQuantizedPanel * Kp > kMuch;
+    large_sum = a.sum.other != nullptr && pixels * a.M > kMuch;
     groups_outer = many_filters && (direct || tabled);
-    // Gathered rows stay in the second-level cache; few blocks divide the channels as well. Only the last
-    // block has a partial tile.
-    constexpr int64_t kBlockBytes = 256 << 10, kMinChunks = 32;
-    const int64_t tiles = ceil_div(panels, 4);
-    const int64_t wanted_blocks = groups_outer ? ceil_div(kMinChunks, tiles) : kMinChunks;
-    const int64_t most = tabled || direct ? 128 : std::clamp<int64_t>(kBlockBytes / Kp / 32 * 32, 32, 128);
-    const int64_t least = std::max<int64_t>(18, rows);
-    block = std::max(least, ceil_div(ceil_div(pixels, wanted_blocks), rows) * rows);
-    if (!groups_outer) block = std::min(block, most / rows * rows);
-    block = std::min(pixels, block);
+    // Enough chunks to balance, of whole tiles but for the last block. Where a worker keeps its filters, all
+    // groups of four panels are chunks and blocks only as many as are wanted beside them. Otherwise blocks
+    // come first, no larger than gathered rows that stay in the second-level cache, and groups only where
+    // blocks are few.
+    constexpr int64_t kMinChunks = 32, kLeast = 18, kMost = 128, kMostKept = 512, kGathered = 256 << 10;
+    const int64_t fours = ceil_div(panels, 4);
+    const int64_t most = groups_outer       ? kMostKept
+                         : tabled || direct ? kMost
+                                            : std::clamp<int64_t>(kGathered / Kp / 32 * 32, 32, kMost);
+    const int64_t wanted = ceil_div(pixels, groups_outer ? ceil_div(kMinChunks, fours) : kMinChunks);
+    block = std::max(std::max(kLeast, rows), ceil_div(wanted, rows) * rows);
+    block = std::min(pixels, std::min(block, most / rows * rows));
     blocks = ceil_div(pixels, std::max<int64_t>(block, 1));
-    const int64_t wanted =
-        groups_outer ? tiles : std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), tiles);
-    group = groups_outer ? 4 : ceil_div(panels, wanted);
+    group = groups_outer
+                ? 4
+                : ceil_div(panels, std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), fours));
     groups = ceil_div(panels, group);
   }
   size_t scratch_bytes() const {
@@ -350,10 +352,11 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       t.w = a.w + panel * t.panel;
       // The filters after these, in parts by rows: without that the first rows wait for memory.
       const int64_t tiles = ceil_div(p1 - p0, Core::kRows), after = panel + t.panels;
-      const bool more = work.many_filters && after < work.panels && (after < last || id + 1 < end);
-      t.ahead = more ? t.w + t.panels * t.panel : t.w;
-      t.ahead_step =
-          more ? ceil_div(4 * kQuantizedPanel * std::min(Core::kPanels, work.panels - after), tiles) : 0;
+      const bool next_group = id + 1 < end && (!work.groups_outer || which + 1 == work.blocks);
+      const bool more = work.many_filters && after < work.panels && (after < last || next_group);
+      const int64_t next = more ? std::min(Core::kPanels, work.panels - after) : 0;
+      t.ahead = t.w + (more ? t.panels * t.panel : 0);
+      t.ahead_step = ceil_div(4 * kQuantizedPanel * next, tiles);
       quantized_lanes(a, panel, t.panels, flip, lanes);
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);

@@ -7,7 +7,9 @@
 // multiplications where the sum over the window has 144. The elementwise products over channels are 36 matrix
 // products, (tiles x C) . (C x M), which the tiles of conv_simd.h compute.
 //
-// Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation.
+// Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation. Where all
+// filters fit a second-level cache and tiles are many, a worker does all three for a strip of tiles that fits
+// beside them: one phase, and scratch for strips instead of images.
 #pragma once
 
 #include "kernels/cpu/conv_simd.h"
@@ -21,6 +23,7 @@ struct WinogradWork {
   int64_t tiles_h, tiles_w, tiles;
   int64_t panels, groups_of_panels;
   int64_t block, blocks;       // tiles of one product
+  int64_t strip;               // tiles that are transformed at once: all, or those of a chunk
   int64_t v_matrix, m_matrix;  // floats from one of the 36 matrices to the next
   int64_t ldm;
   explicit WinogradWork(const ConvArgs& args) : a(args) {
@@ -32,13 +35,24 @@ struct WinogradWork {
     // A product of some 4 MFLOP, of whole register tiles.
     const double row =
         2.0 * static_cast<double>(a.C * kLanes) * static_cast<double>(std::min<int64_t>(panels, kMaxVectors));
-    block = std::min(tiles, std::max<int64_t>(24, static_cast<int64_t>(std::min(4e6 / row, 240.0))));
-    blocks = ceil_div(tiles, block);
     ldm = panels * kLanes;
+    constexpr int64_t kFilterBytes = 640 << 10, kStripBytes = 384 << 10, kMinStrips = 32;
+    const auto bytes = [](int64_t floats) {
+      return kWinogradPoints * floats * static_cast<int64_t>(sizeof(float));
+    };
+    strip = std::max<int64_t>(12, kStripBytes / bytes(a.C + ldm) / 12 * 12);  // whole register tiles
+    if (bytes(a.C * ldm) > kFilterBytes || tiles < kMinStrips * strip) strip = tiles;
+    block = std::min(strip, std::max<int64_t>(24, static_cast<int64_t>(std::min(4e6 / row, 240.0))));
+    blocks = ceil_div(strip, block);
     // A line more, so that the 36 streams of a tile do not meet in one set of the cache.
-    v_matrix = ceil_div(tiles * a.C, 16) * 16 + 16;
-    m_matrix = tiles * ldm + 16;
+    v_matrix = ceil_div(strip * a.C, 16) * 16 + 16;
+    m_matrix = strip * ldm + 16;
   }
+  bool strips() const { return strip < tiles; }
+  size_t transformed_bytes() const {
+    return static_cast<size_t>(kWinogradPoints * (v_matrix + m_matrix)) * sizeof(float);
+  }
+  size_t table_bytes() const { return static_cast<size_t>(block) * (sizeof(void*) + sizeof(int64_t)); }
   // Chunks of the transforms: tiles together where there are many.
   int64_t per(int64_t channels) const {
     return rows_per_chunk(tiles, kWinogradPoints * channels * static_cast<int64_t>(sizeof(float)));
@@ -48,12 +62,17 @@ struct WinogradWork {
 inline void winograd_plan(const void* args, int, KernelPlan* out) {
   const WinogradWork w(*static_cast<const ConvArgs*>(args));
   *out = {};
+  if (w.strips()) {
+    out->chunks[0] = ceil_div(w.tiles, w.strip);
+    out->worker_scratch = w.transformed_bytes() + w.table_bytes();
+    return;
+  }
   out->phases = 3;
   out->chunks[0] = row_chunks(w.tiles, w.per(w.a.C));
   out->chunks[1] = kWinogradPoints * w.groups_of_panels * w.blocks;
   out->chunks[2] = row_chunks(w.tiles, w.per(w.a.M));
-  out->shared_scratch = static_cast<size_t>(kWinogradPoints * (w.v_matrix + w.m_matrix)) * sizeof(float);
-  out->worker_scratch = static_cast<size_t>(w.block) * (sizeof(void*) + sizeof(int64_t));
+  out->shared_scratch = w.transformed_bytes();
+  out->worker_scratch = w.table_bytes();
 }
 
 // A power product of the points, exact in f32.
@@ -95,7 +114,8 @@ struct WinogradPlace {
         ow(t % w.tiles_w * kWinogradTile) {}
 };
 
-inline void winograd_transform(const WinogradWork& work, int64_t t, float* v) {
+// Of tile t, row `row` of the 36 matrices.
+inline void winograd_transform(const WinogradWork& work, int64_t t, int64_t row, float* v) {
   const ConvArgs& a = work.a;
   const WindowShape& w = a.window;
   const WinogradPlace at(work, t);
@@ -122,12 +142,12 @@ inline void winograd_transform(const WinogradWork& work, int64_t t, float* v) {
       Vf out[6];
       winograd_input(half[i], out);
 #pragma GCC unroll 6
-      for (int j = 0; j < 6; ++j) store_part(v + (i * 6 + j) * work.v_matrix + t * a.C + c, out[j], lanes);
+      for (int j = 0; j < 6; ++j) store_part(v + (i * 6 + j) * work.v_matrix + row * a.C + c, out[j], lanes);
     }
   });
 }
 
-inline void winograd_finish(const WinogradWork& work, int64_t t, const float* m,
+inline void winograd_finish(const WinogradWork& work, int64_t t, int64_t row, const float* m,
                             const EpilogueArgs& epilogue) {
   const ConvArgs& a = work.a;
   const WindowShape& w = a.window;
@@ -138,7 +158,7 @@ inline void winograd_finish(const WinogradWork& work, int64_t t, const float* m,
   const Vf low = epilogue.low(), high = epilogue.high();
   for_lanes(a.M, [&](int64_t c, int64_t lanes) {
     Vf half[4][6];  // A^T m
-    const float* from = m + t * work.ldm + c;
+    const float* from = m + row * work.ldm + c;
     for (int j = 0; j < 6; ++j) {
       Vf column[6], out[4];
 #pragma GCC unroll 6
@@ -166,13 +186,13 @@ inline void winograd_finish(const WinogradWork& work, int64_t t, const float* m,
   }
 }
 
-// Product `point` of tiles [t0, t1) with a group of panels.
+// Product `point` of rows [t0, t1) with a group of panels. `table`: table_bytes().
 inline void winograd_product(const WinogradWork& work, int64_t point, int64_t group, int64_t t0, int64_t t1,
-                             const float* v, float* m, const KernelScratch& scratch) {
+                             const float* v, float* m, void* table) {
   const ConvArgs& a = work.a;
   const int64_t panel0 = work.panels * group / work.groups_of_panels,
                 panel1 = work.panels * (group + 1) / work.groups_of_panels, nv = panel1 - panel0;
-  auto** rows = static_cast<const float**>(scratch.worker);
+  auto** rows = static_cast<const float**>(table);
   auto* offsets = reinterpret_cast<int64_t*>(rows + work.block);
   const int64_t count = t1 - t0;
   for (int64_t r = 0; r < count; ++r) {
@@ -196,10 +216,35 @@ inline void winograd_product(const WinogradWork& work, int64_t point, int64_t gr
   }
 }
 
+// All of tiles [t0, t1).
+inline void winograd_strip(const WinogradWork& work, int64_t t0, int64_t t1, const EpilogueArgs& epilogue,
+                           void* scratch) {
+  auto* v = static_cast<float*>(scratch);
+  float* m = v + kWinogradPoints * work.v_matrix;
+  void* table = static_cast<char*>(scratch) + work.transformed_bytes();
+  for (int64_t t = t0; t < t1; ++t) winograd_transform(work, t, t - t0, v);
+  for (int64_t point = 0; point < kWinogradPoints; ++point) {
+    for (int64_t group = 0; group < work.groups_of_panels; ++group) {
+      for (int64_t r = 0; r < t1 - t0; r += work.block) {
+        winograd_product(work, point, group, r, std::min(t1 - t0, r + work.block), v, m, table);
+      }
+    }
+  }
+  for (int64_t t = t0; t < t1; ++t) winograd_finish(work, t, t - t0, m, epilogue);
+}
+
 inline void winograd_run(const void* args, int phase, int64_t begin, int64_t end,
                          const KernelScratch& scratch) {
   const WinogradWork work(*static_cast<const ConvArgs*>(args));
   const ConvArgs& a = work.a;
+  const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
+  if (work.strips()) {
+    for (int64_t id = begin; id < end; ++id) {
+      winograd_strip(work, id * work.strip, std::min(work.tiles, (id + 1) * work.strip), epilogue,
+                     scratch.worker);
+    }
+    return;
+  }
   auto* v = static_cast<float*>(scratch.shared);
   float* m = v + kWinogradPoints * work.v_matrix;
   if (phase == 1) {
@@ -208,15 +253,14 @@ inline void winograd_run(const void* args, int phase, int64_t begin, int64_t end
       const int64_t which = id % work.blocks, rest = id / work.blocks;
       winograd_product(work, rest / work.groups_of_panels, rest % work.groups_of_panels,
                        work.tiles * which / work.blocks, work.tiles * (which + 1) / work.blocks, v, m,
-                       scratch);
+                       scratch.worker);
     }
     return;
   }
   const int64_t per = work.per(phase == 0 ? a.C : a.M), last = std::min(end * per, work.tiles);
-  const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   for (int64_t t = begin * per; t < last; ++t) {
-    if (phase == 0) winograd_transform(work, t, v);
-    else winograd_finish(work, t, m, epilogue);
+    if (phase == 0) winograd_transform(work, t, t, v);
+    else winograd_finish(work, t, t, m, epilogue);
   }
 }
 

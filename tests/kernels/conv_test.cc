@@ -163,6 +163,7 @@ TEST_CASE("winograd: equals the reference convolution") {
       {1, 64, 14, 13, 100, 3, 3, 1, 0, 1, 1, false, Epilogue::kHardSwish},
       {3, 20, 5, 6, 24, 3, 3, 1, 2, 1, 1, false, Epilogue::kNone, true},
       {1, 130, 28, 28, 40, 3, 3, 1, 1, 1, 1, false, Epilogue::kSilu},
+      {1, 90, 81, 83, 20, 3, 3, 1, 1, 1, 1, false, Epilogue::kHardSwish, true},  // in strips
   };
   for (const Case& c : cases) {
     const ConvProblem p(c, Values::kNormal);
@@ -178,6 +179,21 @@ TEST_CASE("winograd: equals the reference convolution") {
       }
       CHECK(p.result(isa, nullptr, false, KernelFamily::kWinograd) == got);
     }
+  }
+}
+
+TEST_CASE("winograd: strips of tiles have the bits of a whole image") {
+  ThreadPool pool({.threads = 3});
+  const Case batch{5, 90, 42, 40, 20, 3, 3, 1, 1, 1, 1};
+  Case one = batch;
+  one.N = 1;
+  for (Isa isa : levels()) {
+    const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), isa);
+    if (!kernel) continue;
+    const auto all = ConvProblem(batch, Values::kNormal).result(isa, &pool, false, KernelFamily::kWinograd);
+    const auto alone = ConvProblem(one, Values::kNormal).result(isa, nullptr, false, KernelFamily::kWinograd);
+    INFO(kernel->name);
+    CHECK(std::equal(alone.begin(), alone.end(), all.begin()));
   }
 }
 
