@@ -352,11 +352,12 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       t.w = a.w + panel * t.panel;
       // The filters after these, in parts by rows: without that the first rows wait for memory.
       const int64_t tiles = ceil_div(p1 - p0, Core::kRows), after = panel + t.panels;
-      const bool next_group = id + 1 < end && (!work.groups_outer || which + 1 == work.blocks);
-      const bool more = work.many_filters && after < work.panels && (after < last || next_group);
+      const bool own_next = work.groups_outer ? (end - 1) / work.blocks > g : id + 1 < end;
+      const bool more = work.many_filters && after < work.panels && (after < last || own_next);
       const int64_t next = more ? std::min(Core::kPanels, work.panels - after) : 0;
-      t.ahead = t.w + (more ? t.panels * t.panel : 0);
-      t.ahead_step = ceil_div(4 * kQuantizedPanel * next, tiles);
+      const int64_t parts = work.groups_outer ? work.blocks : 1;
+      t.ahead_step = ceil_div(4 * kQuantizedPanel * next, tiles * parts);
+      t.ahead = t.w + (more ? t.panels * t.panel + which % parts * tiles * t.ahead_step * (t.Kp / 4) : 0);
       quantized_lanes(a, panel, t.panels, flip, lanes);
       for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
         t.rows = std::min(Core::kRows, p1 - p0 - r);
