@@ -367,7 +367,7 @@ struct AmxBf16Core {
 
 void append_matmul_amx(KernelList& list) {
   MatmulDriver<AmxBf16Core>::append(list, Format::bf16(), Isa::kAmx);
-  append_f8<Bf16Arch, VbmiWiden, AmxBf16Core, false>(list, Isa::kAmx);
+  append_f8<Bf16Arch, VbmiWiden, AmxBf16Core, 0>(list, Isa::kAmx);
 }
 
 }  // namespace oar

@@ -110,7 +110,7 @@ void append_matmul_avx512(KernelList& list) {
   MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512);
   MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512);
   MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512);
-  append_f8<Avx512Arch<float>, Avx512Widen>(list, Isa::kAvx512);
+  append_f8<Avx512Arch<float>, Avx512Widen, F32Core, 1>(list, Isa::kAvx512);
   append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
   append_int4<Avx512Int4<Avx512Int8>, Int8Core<Avx512Int8>>(list, Isa::kAvx512);
   MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512);

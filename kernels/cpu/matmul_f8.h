@@ -19,6 +19,8 @@
 //   };
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cpu/matmul_rowdot.h"
 
 namespace oar {
@@ -95,15 +97,17 @@ struct F8Core {
         for (int64_t i = 0; i < n; ++i) scale[i] = Arch::scale_at(w + i * bytes);
         q.row_scale = scale;
       }
-      if (kDirect && p.tokens <= kDirectTokens) {
-        q.w = w;
-        Direct::panel(q);
-      } else {
-        for (int64_t i = 0; i < n; ++i) widen(w + i * bytes, p.K, numbers + i * p.K);
-        q.w = numbers;
-        q.scratch = static_cast<char*>(p.scratch) + piece_bytes(p.K);
-        Base::panel(q);
+      if constexpr (kDirect) {
+        if (p.tokens <= kDirectTokens) {
+          q.w = w;
+          Direct::panel(q);
+          continue;
+        }
       }
+      for (int64_t i = 0; i < n; ++i) widen(w + i * bytes, p.K, numbers + i * p.K);
+      q.w = numbers;
+      q.scratch = static_cast<char*>(p.scratch) + piece_bytes(p.K);
+      Base::panel(q);
     }
   }
 
@@ -122,12 +126,15 @@ struct F8Core {
   }
 };
 
-// Registers the four formats. Widen<T> is the Widen of elements T.
-template <class Numbers, template <class> class Widen, class Base = RowDotCore<Numbers>, bool kDirect = true>
+// Registers the four formats. Widen<T> is the Widen of elements T. Few tokens are multiplied directly by e4m3
+// with scales per row if kDirect is 1, also per group if it is 2: each takes a set of tiles of its own. e5m2
+// is rare.
+template <class Numbers, template <class> class Widen, class Base = RowDotCore<Numbers>, int kDirect = 2>
 void append_f8(KernelList& list, Isa isa) {
   const auto append = [&]<class T, bool kGrouped>(const char* format) {
     using Arch = F8Arch<Numbers, Widen<T>, kGrouped>;
-    MatmulDriver<F8Core<Arch, Widen<T>, Base, kGrouped, kDirect>>::append(list, Format::find(format), isa);
+    constexpr bool direct = std::is_same_v<T, e4m3> && kDirect > (kGrouped ? 1 : 0);
+    MatmulDriver<F8Core<Arch, Widen<T>, Base, kGrouped, direct>>::append(list, Format::find(format), isa);
   };
   append.template operator()<e4m3, false>("e4m3_channel");
   append.template operator()<e5m2, false>("e5m2_channel");
