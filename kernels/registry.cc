@@ -12,6 +12,16 @@ const char* kernel_name(std::string text) {
   return names.emplace_back(std::move(text)).c_str();
 }
 
+void append_matmul_kernels(KernelList& list, const Kernel (&kernels)[3], const char* level) {
+  const char* const families[] = {"matmul", "gated_matmul", "grouped_matmul"};
+  for (int i = 0; i < 3; ++i) {
+    Kernel k = kernels[i];
+    k.name = kernel_name(std::string(families[i]) + "." + (k.format ? k.format->name() : "any") + "." +
+                         (level != nullptr ? level : isa_name(k.isa)));
+    list.push_back(k);
+  }
+}
+
 namespace {
 
 class CpuTable {

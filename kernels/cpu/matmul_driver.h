@@ -255,17 +255,15 @@ struct MatmulDriver {
     return {};
   }
 
-  // Registers the plain, the gated and the grouped kernel as "matmul.FORMAT.LEVEL", "gated_matmul..." and
-  // "grouped_matmul..."; `level` is the ISA's name if null.
+  // Registers the plain, the gated and the grouped kernel as append_matmul_kernels() names them.
   static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level = nullptr) {
-    const std::string suffix = std::string(".") + (format ? format->name() : "any") + "." +
-                               (level != nullptr ? level : isa_name(isa));
-    list.push_back({KernelFamily::kMatmul, isa, kernel_name("matmul" + suffix), format, &plan<MatmulArgs>,
-                    &run<MatmulArgs>, &weights<MatmulArgs>});
-    list.push_back({KernelFamily::kGatedMatmul, isa, kernel_name("gated_matmul" + suffix), format,
-                    &plan<GatedMatmulArgs>, &run<GatedMatmulArgs>, &weights<GatedMatmulArgs>});
-    list.push_back({KernelFamily::kGroupedMatmul, isa, kernel_name("grouped_matmul" + suffix), format,
-                    &plan<GroupedMatmulArgs>, &run<GroupedMatmulArgs>});
+    const Kernel kernels[] = {{KernelFamily::kMatmul, isa, nullptr, format, &plan<MatmulArgs>,
+                               &run<MatmulArgs>, &weights<MatmulArgs>},
+                              {KernelFamily::kGatedMatmul, isa, nullptr, format, &plan<GatedMatmulArgs>,
+                               &run<GatedMatmulArgs>, &weights<GatedMatmulArgs>},
+                              {KernelFamily::kGroupedMatmul, isa, nullptr, format, &plan<GroupedMatmulArgs>,
+                               &run<GroupedMatmulArgs>}};
+    append_matmul_kernels(list, kernels, level);
   }
 };
 
