@@ -36,7 +36,7 @@ struct WinogradWork {
     const double row =
         2.0 * static_cast<double>(a.C * kLanes) * static_cast<double>(std::min<int64_t>(panels, kMaxVectors));
     ldm = panels * kLanes;
-    constexpr int64_t kFilterBytes = 640 << 10, kStripBytes = 384 << 10, kMinStrips = 32;
+    constexpr int64_t kFilterBytes = 2600 << 10, kStripBytes = 384 << 10, kMinStrips = 32;
     const auto bytes = [](int64_t floats) {
       return kWinogradPoints * floats * static_cast<int64_t>(sizeof(float));
     };
