@@ -3,7 +3,6 @@
 // kernels/.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "kernels/kernel.h"
@@ -11,9 +10,6 @@
 namespace oar {
 
 using KernelList = std::vector<Kernel>;
-
-// `text` with static storage, for Kernel::name.
-const char* kernel_name(std::string text);
 
 // Appends the plain, the gated and the grouped matmul of one format and level, named "matmul.FORMAT.LEVEL",
 // "gated_matmul..." and "grouped_matmul..."; `level` is the ISA's name if null. Not a part of the template

@@ -2,15 +2,21 @@
 // functions.
 #include <algorithm>
 #include <deque>
+#include <string>
 
 #include "kernels/kernel_list.h"
 
 namespace oar {
 
+namespace {
+
+// `text` with static storage.
 const char* kernel_name(std::string text) {
   static std::deque<std::string> names;  // filled while the table is built, once
   return names.emplace_back(std::move(text)).c_str();
 }
+
+}  // namespace
 
 void append_matmul_kernels(KernelList& list, const Kernel (&kernels)[3], const char* level) {
   const char* const families[] = {"matmul", "gated_matmul", "grouped_matmul"};

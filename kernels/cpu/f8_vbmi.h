@@ -13,7 +13,8 @@ namespace oar {
 namespace {
 
 // The bf16 bits of the 128 magnitudes of a float with Exp exponent and Man mantissa bits, low and high byte
-// apart. All of them are exact, NaN and infinity included; e4m3 has one NaN and no infinity.
+// apart. All of them are exact, NaN and infinity included; e4m3 has one NaN and no infinity. Made by the
+// compiler, not by to_f32(): what a file with these flags ran at start-up would stop other processors.
 struct F8Table {
   alignas(64) std::array<uint8_t, 128> low, high;
 };

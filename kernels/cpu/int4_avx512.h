@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/int4_core.h"
+#include "kernels/cpu/x86_reduce.h"
 
 namespace oar {
 namespace {
@@ -67,19 +68,9 @@ struct Avx512Int4 {
   }
   static Dot zero() { return _mm512_setzero_si512(); }
   static Dot dot(Dot d, Bytes w, X x) { return Int8::dot_signed(d, w, x); }
-  static void transpose(Bytes v[4]) {
-    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-    const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-    v[0] = _mm512_unpacklo_epi64(a, c);
-    v[1] = _mm512_unpackhi_epi64(a, c);
-    v[2] = _mm512_unpacklo_epi64(b, d);
-    v[3] = _mm512_unpackhi_epi64(b, d);
-  }
+  static void transpose(Bytes v[4]) { transpose4(v); }
   static typename Int8::Dot total(const Dot d[4], int32_t start) {
-    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
-    const __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
-    const __m512i sum = _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
-    return _mm512_add_epi32(sum, _mm512_set1_epi32(start));
+    return _mm512_add_epi32(add_four(d[0], d[1], d[2], d[3]), _mm512_set1_epi32(start));
   }
 };
 

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/kquant_format.h"
+#include "kernels/cpu/x86_reduce.h"
 
 namespace oar {
 namespace {
@@ -17,16 +18,6 @@ struct KHeads {
   __m512 d, dmin;
   __m512i pairs[8];
 };
-
-// v[e], lane L, dword i -> v[i], lane L, dword e. Rows e + 4 L become elements of row 4 L + e.
-inline void transpose4(__m512i v[4]) {
-  const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-  const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-  v[0] = _mm512_unpacklo_epi64(a, c);
-  v[1] = _mm512_unpackhi_epi64(a, c);
-  v[2] = _mm512_unpacklo_epi64(b, d);
-  v[3] = _mm512_unpackhi_epi64(b, d);
-}
 
 // Sixteen bytes of each row, at `at` from the row's block: v[e] holds rows e, e + 4, e + 8, e + 12.
 inline void load_heads(const char* const rows[kHeadRows], int64_t at, __m512i v[4]) {

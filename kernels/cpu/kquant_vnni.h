@@ -17,12 +17,6 @@
 namespace oar {
 namespace {
 
-// In each 128-bit lane, the sums of a's, b's, c's and d's four dwords.
-inline __m512i add_four(__m512i a, __m512i b, __m512i c, __m512i d) {
-  const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-  const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-  return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-}
 // Sixteen dwords to four with the same sum.
 inline __m128i add_lanes(__m512i v) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));

@@ -21,7 +21,7 @@
 //
 // Where rows are more than their elements, instead of load_w():
 //
-//     static int64_t row_bytes(int64_t K);
+//     static int64_t row_bytes(int64_t K);                        // W is a byte
 //     static WReg load_at(const W* row, int64_t k);               // elements k .. k + kStep - 1 of a row
 //     static WReg load_last(const W* row, int64_t k, int64_t n);  // n < kStep, and zeros
 #pragma once
@@ -187,7 +187,7 @@ struct RowDotCore {
         const X* x = static_cast<const X*>(p.x) + t * ldx;
         Acc acc = Arch::zero();
         for (int64_t k = 0; k < full; k += kStep) acc = Arch::dot(acc, load(w, k), Arch::load_x(x + k));
-        if (full < p.K) { acc = Arch::dot(acc, load_last(w, full, p.K - full), Arch::load_x(x + full)); }
+        if (full < p.K) acc = Arch::dot(acc, load_last(w, full, p.K - full), Arch::load_x(x + full));
         float sums[4];
         Arch::reduce4(acc, Arch::zero(), Arch::zero(), Arch::zero(), sums);
         store(p, row, t, sums, 1);

@@ -36,7 +36,7 @@ inline QuantizedProducts quantized_products(const QuantizedConvArgs& a) {
   // How far off it may be, in 2^-24: the three constants are rounded, so is each step here and there, and
   // results beyond 300 end at a bound.
   const float most = std::max(std::fabs(a.low), std::fabs(a.high));
-  const float off = 2 * most * p.by + 4 * 255 * p.other_by + 3 * 300;
+  const float off = 2 * most * std::fabs(p.by) + 4 * 255 * std::fabs(p.other_by) + 3 * 300;
   p.surely = off < 1e5f ? 0.5f - off * 6.3e-8f : -1.f;  // also where something is not finite
   return p;
 }

@@ -22,6 +22,8 @@ struct QuantizedCase {
   QuantizedOut out;
   bool bias, shift;
   bool sum = false, other_signed = false;
+  bool empty_padding =
+      false;  // the zero point is the lowest number: padding adds nothing, and may be skipped
 };
 
 template <class T>
@@ -61,6 +63,7 @@ class QuantizedProblem {
     a_.scale = scale_.data(), a_.shift = c.shift ? shift_.data() : nullptr;
     a_.C = c.C, a_.M = c.M;
     a_.x_signed = c.x_signed, a_.x_zero = c.x_signed ? -7 : 121;
+    if (c.empty_padding) a_.x_zero = c.x_signed ? -128 : 0;
     a_.out_type = c.out;
     a_.y_zero = c.out == QuantizedOut::kU8 ? 100 : c.out == QuantizedOut::kI8 ? -20 : 0;
     a_.low = c.out == QuantizedOut::kU8 ? -100.f : c.out == QuantizedOut::kI8 ? -108.f : -3.5f;
@@ -73,6 +76,7 @@ class QuantizedProblem {
       a_.sum.low = c.out == kU8 ? -90.f : -98.f, a_.sum.high = a_.sum.low + 255;
       // Every other quotient lies between two integers.
       if (c.M == 40) a_.sum.scale = a_.sum.other_scale = 0.25f, a_.sum.sum_scale = 0.5f;
+      if (c.M == 77) a_.sum.scale = -0.031f;  // odd, but nothing forbids it
     }
     width_ = c.out == QuantizedOut::kF32 || c.out == QuantizedOut::kI32 ? 4 : 1;
   }
@@ -121,6 +125,11 @@ const QuantizedCase kQuantizedCases[] = {
     {1, 64, 40, 41, 130, 1, 1, 1, 0, 1, false, kU8, true, false},
     {2, 64, 9, 9, 40, 1, 1, 1, 0, 1, false, kU8, true, false, true, false},
     {1, 20, 9, 7, 19, 3, 3, 1, 1, 1, true, QuantizedOut::kI8, true, true, true, true},
+    {2, 64, 8, 7, 77, 3, 3, 1, 1, 1, false, kU8, true, false, false, false, true},
+    {1, 64, 8, 7, 77, 3, 3, 1, 1, 1, true, QuantizedOut::kI8, true, false, true, true, true},
+    {1, 512, 7, 7, 128, 3, 3, 1, 1, 1, false, kU8, true, false, false, false, true},  // many filters
+    {1, 4160, 5, 7, 140, 1, 1, 1, 0, 1, false, kU8, true, false},                     // also where rows lie
+    {1, 4, 64, 66, 130, 1, 1, 1, 0, 1, false, kU8, true, false, true, false},  // a sum larger than the cache
 };
 
 }  // namespace
