@@ -88,8 +88,10 @@ class Installed(unittest.TestCase):
             self.assertLessEqual(len(source.readlines()), 40)
         run("cc", "-std=c11", "-Wall", "-Werror", os.path.join(EXAMPLES, "chat.c"), *flags, "-o", program)
         # `demo` is found beside the installed library.
-        answer = run(program, "demo", input='Good "morrow" \\ friend\n', env=self.env)
-        self.assertGreater(len(answer.strip()), 3)
+        # Sampled without a seed: one answer may be as short as "Ha!", eight in a row are not.
+        answer = run(program, "demo", input='Good "morrow" \\ friend\n' * 8, env=self.env)
+        self.assertGreaterEqual(answer.count("\n"), 8)
+        self.assertGreater(len(answer.strip()), 3 * 8)
 
     def test_cmake_package_shared_and_static(self):
         project = os.path.join(self.temp.name, "project")
@@ -115,15 +117,18 @@ class Installed(unittest.TestCase):
     def test_rust_example(self):
         program = os.path.join(self.temp.name, "tokens_rs")
         run("rustc", "-D", "warnings", "-A", "dead_code", "--edition", "2021", os.path.join(EXAMPLES, "tokens.rs"), "-L", self.lib, "-l", "oar", "-o", program)
-        answer = run(program, DEMO, "Good morrow!", env=self.env)
-        self.assertRegex(answer, r"^\d+( \d+)+\n.{3}")
+        # Sampled without a seed: one answer in a hundred is empty or nothing but line ends.
+        answers = [run(program, DEMO, "Good morrow!", env=self.env) for _ in range(4)]
+        for answer in answers:
+            self.assertRegex(answer, r"^\d+( \d+)+\n")
+        self.assertTrue(any(re.search(r"\n\s*\S", answer) for answer in answers), answers)
         failed = subprocess.run([program, "/nonexistent"], capture_output=True, text=True, timeout=240, env=self.env)
         self.assertEqual(failed.returncode, 1)
         self.assertIn("/nonexistent", failed.stderr)
 
     def test_python_example(self):
         answer = run(sys.executable, os.path.join(EXAMPLES, "chat.py"), self.library, "demo", "Good morrow!", env=self.env)
-        self.assertRegex(answer, r"\d+ tokens, the first after 0\.\d+ s")
+        self.assertRegex(answer, r"\d+ tokens, the first after \d+\.\d+ s")
 
 
 if __name__ == "__main__":
