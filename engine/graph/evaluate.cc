@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "engine/base/format.h"
+#include "engine/graph/packed_weights.h"
+#include "engine/tensor/load_threads.h"
 
 namespace oar {
 namespace {
@@ -149,13 +151,13 @@ Result<int> checked_axis(int64_t axis, int rank) {
 }
 
 Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
-                                                           PackedWeights* weights) {
-  return create(std::move(graph), weights, "");
+                                                           PackedWeights* weights, int threads) {
+  return create(std::move(graph), weights, threads, "");
 }
 
 // `prefix` tells the weights of subgraphs apart.
 Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
-                                                           PackedWeights* weights,
+                                                           PackedWeights* weights, int threads,
                                                            const std::string& prefix) {
   auto e = std::unique_ptr<Evaluator>(new Evaluator());
   e->graph_ = std::move(graph);
@@ -182,33 +184,65 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
     for (ValueId v : node.outputs) {
       if (!kept[v]) e->last_[i].push_back(v);
     }
-    uint32_t spent = 0;
     if (!node.subgraphs.empty()) {
       auto inner = std::make_shared<std::vector<std::unique_ptr<const Evaluator>>>();
       for (const auto& s : node.subgraphs) {
-        OAR_ASSIGN(auto sub, Evaluator::create(s, weights, cat(prefix, i, ".", inner->size(), "/")));
+        OAR_ASSIGN(auto sub, Evaluator::create(s, weights, threads, cat(prefix, i, ".", inner->size(), "/")));
         inner->push_back(std::move(sub));
       }
       e->prepared_[i] = std::move(inner);
-    } else if (node.op->prepare) {
-      std::vector<const Tensor*> constants;
-      for (ValueId v : node.inputs) {
-        const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
-        constants.push_back(constant ? &g.value(v).constant : nullptr);
-      }
-      PrepareContext ctx(node, constants, weights, cat(prefix, i));
-      OAR_ASSIGN(e->prepared_[i], node.op->prepare(ctx));
-      for (size_t k = 0; k < node.inputs.size() && k < 32; ++k) spent |= uint32_t{ctx.spent(k)} << k;
-    }
-    for (size_t k = 0; k < node.inputs.size(); ++k) {
-      if (node.inputs[k] != kNoValue && !(k < 32 && (spent >> k & 1) != 0)) read[node.inputs[k]] = 1;
     }
   }
+  OAR_RETURN_IF_ERROR(e->prepare_nodes(weights, threads, prefix, read));
   for (size_t v = 0; v < g.num_values(); ++v) {
     const auto id = static_cast<ValueId>(v);
     if (!read[v] && g.value(id).kind == ValueKind::kConstant) e->spent_.push_back(id);
   }
   return std::unique_ptr<const Evaluator>(std::move(e));
+}
+
+// Sets read[v] of values that nodes still read when their constants are ready.
+Status Evaluator::prepare_nodes(PackedWeights* weights, int threads, const std::string& prefix,
+                                std::vector<uint8_t>& read) {
+  const Graph& g = *graph_;
+  std::vector<PrepareContext> contexts;
+  std::vector<size_t> which;    // node of each
+  std::vector<uint64_t> sizes;  // of its constants
+  for (size_t i = 0; i < g.nodes().size(); ++i) {
+    const Node& node = g.nodes()[i];
+    if (node.op->prepare == nullptr || !node.subgraphs.empty()) {
+      for (ValueId v : node.inputs) {
+        if (v != kNoValue) read[v] = 1;
+      }
+      continue;
+    }
+    std::vector<const Tensor*> constants;
+    uint64_t bytes = 0;
+    for (ValueId v : node.inputs) {
+      const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
+      constants.push_back(constant ? &g.value(v).constant : nullptr);
+      if (constant) bytes += constants.back()->bytes();
+    }
+    contexts.emplace_back(node, std::move(constants), weights, cat(prefix, i));
+    which.push_back(i);
+    sizes.push_back(bytes);
+  }
+  std::vector<Status> statuses(which.size());
+  for_each_largest_first(threads, sizes, [&](size_t k) {
+    auto prepared = g.nodes()[which[k]].op->prepare(contexts[k]);
+    if (prepared.ok()) prepared_[which[k]] = std::move(*prepared);
+    else statuses[k] = prepared.status();
+  });
+  for (size_t k = 0; k < which.size(); ++k) {
+    OAR_RETURN_IF_ERROR(statuses[k]);
+    const std::vector<ValueId>& inputs = g.nodes()[which[k]].inputs;
+    for (size_t j = 0; j < inputs.size(); ++j) {
+      if (inputs[j] != kNoValue && !contexts[k].spent(j)) read[inputs[j]] = 1;
+    }
+    if (weights == nullptr) continue;
+    for (auto& [name, tensor] : contexts[k].take_packed()) weights->tensors[name] = std::move(tensor);
+  }
+  return ok_status();
 }
 
 Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalOptions& options) const {

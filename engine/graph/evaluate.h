@@ -158,9 +158,9 @@ Result<int> checked_axis(int64_t axis, int rank);
 // A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
 class Evaluator {
  public:
-  // `weights`, where given, holds what is packed already and receives what is packed now.
+  // `weights`, where given, holds what is packed already and receives what is packed now. `threads` pack.
   static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
-                                                         PackedWeights* weights = nullptr);
+                                                         PackedWeights* weights = nullptr, int threads = 1);
   const Graph& graph() const { return *graph_; }
   // Constants whose values no run will read: packed into another layout, or of no use. Whoever owns the graph
   // may replace them by Tensor::without_bytes() before the first run.
@@ -176,7 +176,10 @@ class Evaluator {
  private:
   Evaluator() = default;
   static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
-                                                         PackedWeights* weights, const std::string& prefix);
+                                                         PackedWeights* weights, int threads,
+                                                         const std::string& prefix);
+  Status prepare_nodes(PackedWeights* weights, int threads, const std::string& prefix,
+                       std::vector<uint8_t>& read);
   std::shared_ptr<const Graph> graph_;
   std::vector<ValueId> spent_;
   std::vector<Prepared> prepared_;              // by node

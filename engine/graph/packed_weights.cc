@@ -24,7 +24,7 @@ Result<Tensor> PrepareContext::pack(std::string_view name, const Shape& shape, D
   }
   OAR_ASSIGN(Tensor t, allocate_elements(shape, dtype, uint64_t{1} << 36, false));
   fill(t);
-  if (weights_) weights_->tensors[key] = t;
+  packed_.emplace_back(key, t);
   return t;
 }
 

@@ -4,8 +4,9 @@
 
 #include <functional>
 #include <map>
-#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/graph/graph.h"
 
@@ -17,14 +18,15 @@ struct PackedWeights {
   bool complete = false;
 };
 
-// One node whose constants are made ready, once, before any run.
+// One node whose constants are made ready, once, before any run. Nodes may be made ready by several threads,
+// each with a context of its own: `weights` is only read, and take_packed() hands over what is to be kept.
 class PrepareContext {
  public:
-  // `constants` has one entry per operand, null where it is not constant. `weights` may be null: nothing is
-  // kept.
-  PrepareContext(const Node& node, std::span<const Tensor* const> constants, PackedWeights* weights,
+  // `constants` has one entry per operand, null where it is not constant. `weights` may be null: there are
+  // none yet.
+  PrepareContext(const Node& node, std::vector<const Tensor*> constants, const PackedWeights* weights,
                  std::string name)
-      : node_(node), constants_(constants), weights_(weights), name_(std::move(name)) {}
+      : node_(node), constants_(std::move(constants)), weights_(weights), name_(std::move(name)) {}
 
   const Node& node() const { return node_; }
   // Null where operand i is missing or not constant. Its bytes are only there inside of pack()'s `fill`.
@@ -38,13 +40,16 @@ class PrepareContext {
   // like that, they leave memory.
   void spend(size_t i) { spent_ |= uint32_t{1} << i; }
   bool spent(size_t i) const { return i < 32 && (spent_ >> i & 1) != 0; }
+  // What pack() made, by the name under which PackedWeights keeps it.
+  std::vector<std::pair<std::string, Tensor>> take_packed() { return std::move(packed_); }
 
  private:
   const Node& node_;
-  std::span<const Tensor* const> constants_;
-  PackedWeights* weights_;
+  std::vector<const Tensor*> constants_;
+  const PackedWeights* weights_;
   std::string name_;
   uint32_t spent_ = 0;
+  std::vector<std::pair<std::string, Tensor>> packed_;
 };
 
 }  // namespace oar

@@ -89,7 +89,7 @@ ValueId add_graph_input(Graph& graph, const IoSpec& spec) {
   return graph.add_input(spec.name, std::move(type));
 }
 
-Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer) {
+Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer, DeferredCopies* later) {
   const Format format = element_format(dtype);
   OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
   if (static_cast<uint64_t>(bytes) != buffer.size()) {
@@ -101,6 +101,10 @@ Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer)
     return Tensor::make(shape, format, std::move(buffer));
   }
   OAR_ASSIGN(Tensor t, Tensor::allocate(shape, format));
+  if (later && dtype != DType::kBool) {
+    later->add(t.mutable_data(), buffer.data(), buffer.size());
+    return t;
+  }
   if (bytes > 0) std::memcpy(t.mutable_data(), buffer.data(), static_cast<size_t>(bytes));
   if (dtype == DType::kBool) {  // a file may hold any byte; evaluation relies on 0 and 1
     for (int64_t k = 0; k < bytes; ++k) mutable_elements<uint8_t>(t)[k] = elements<uint8_t>(t)[k] != 0;

@@ -17,6 +17,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
+#include "engine/tensor/load_threads.h"
 
 namespace oar {
 
@@ -51,6 +52,7 @@ struct ImportedModel {
 
 struct ImportOptions {
   bool mmap = true;
+  int threads = 1;  // that copy what cannot be viewed in the file
 };
 
 // Reads a model file, by its content and name. NOT_FOUND, INVALID_ARGUMENT, DATA_LOSS or UNIMPLEMENTED with
@@ -96,8 +98,10 @@ class OpWriter {
 // Adds a graph input for `spec`, with a symbol for each named or unknown extent (equal names: one symbol).
 ValueId add_graph_input(Graph& graph, const IoSpec& spec);
 
-// A tensor of numbers made of bytes: views `buffer` where it is aligned for the dtype, copies otherwise.
+// A tensor of numbers made of bytes: views `buffer` where it is aligned for the dtype, copies otherwise; with
+// `later` given the copy may wait there for its run(), until which `buffer` must stay.
 // The bytes are dense elements, one per byte also for types narrower than a byte.
-Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer);
+Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer,
+                                 DeferredCopies* later = nullptr);
 
 }  // namespace oar

@@ -178,11 +178,13 @@ Val GraphImporter::lookup(Scope& scope, const std::string& name) {
 }
 
 Status GraphImporter::initializers(const GraphMsg& g, Scope& scope) {
+  DeferredCopies copies;
   for (const TensorMsg& t : g.initializers) {
-    OAR_ASSIGN(Tensor tensor, source_.read(t));
+    OAR_ASSIGN(Tensor tensor, source_.read(t, &copies));
     const std::string name(t.name);
     scope.names[name] = {scope.graph.add_constant(name, std::move(tensor))};
   }
+  copies.run(source_.options().threads);
   for (const SparseMsg& s : g.sparse) {
     OAR_ASSIGN(Tensor tensor, source_.read(s));
     const std::string name(s.values.name);
@@ -409,7 +411,7 @@ Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, c
     OAR_ASSIGN(onnx::ModelMsg msg, onnx::read_model(view));
     // Before IR version 3 a model named no operator set: version 1.
     if (msg.opsets.empty() && msg.ir_version < 3) msg.opsets.push_back({"", 1});
-    onnx::TensorSource source(bytes, folder, options.mmap);
+    onnx::TensorSource source(bytes, folder, options);
     OAR_ASSIGN(ImportedModel imported, onnx::GraphImporter(msg, source).run());
     imported.files = source.external_files();
     return imported;

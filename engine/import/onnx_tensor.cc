@@ -106,7 +106,7 @@ Result<Buffer> TensorSource::external(const TensorMsg& t) {
   auto& file = files_[location];
   if (!file) {
     FileOptions options;
-    options.mmap = mmap_;
+    options.mmap = options_.mmap;
     OAR_ASSIGN(file, MappedFile::open(folder_ + "/" + location, options));
   }
   const uint64_t length = t.external_sized                    ? t.external_length
@@ -125,7 +125,7 @@ std::vector<std::string> TensorSource::external_files() const {
   return paths;
 }
 
-Result<Tensor> TensorSource::read(const TensorMsg& m) {
+Result<Tensor> TensorSource::read(const TensorMsg& m, DeferredCopies* later) {
   const auto dtype = dtype_of_onnx(m.type);
   if (!dtype) {
     return unimplemented(cat("tensor '", m.name, "' at byte ", m.offset, " has element type ", m.type,
@@ -148,7 +148,7 @@ Result<Tensor> TensorSource::read(const TensorMsg& m) {
     }
     if (*dtype == DType::kString) return data_loss(cat("tensor '", m.name, "': strings in raw data"));
     if (!narrow) {
-      auto t = tensor_from_bytes(shape, *dtype, std::move(bytes));
+      auto t = tensor_from_bytes(shape, *dtype, std::move(bytes), later);
       if (!t.ok()) {
         return Status(t.status().code(),
                       cat("tensor '", m.name, "' at byte ", m.offset, ": ", t.status().message()));
@@ -233,7 +233,7 @@ Result<Datum> container_value(TensorSource& source, const ContainerMsg& c, bool 
 
 Result<Datum> read_onnx_value(Buffer bytes, IoSpec::Kind kind, const std::string& name) {
   const std::string_view view(static_cast<const char*>(bytes.data()), bytes.size());
-  onnx::TensorSource source(bytes, "", true);
+  onnx::TensorSource source(bytes, "", ImportOptions());
   auto value = [&]() -> Result<Datum> {
     if (kind == IoSpec::Kind::kTensor) {
       OAR_ASSIGN(const onnx::TensorMsg m, onnx::read_tensor(view));

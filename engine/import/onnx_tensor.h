@@ -12,12 +12,14 @@ namespace oar::onnx {
 // Where a tensor's bytes may lie: the model's own buffer and files beside it.
 class TensorSource {
  public:
-  TensorSource(Buffer file, std::string folder, bool mmap)
-      : file_(std::move(file)), folder_(std::move(folder)), mmap_(mmap) {}
-  Result<Tensor> read(const TensorMsg& t);
+  TensorSource(Buffer file, std::string folder, const ImportOptions& options)
+      : file_(std::move(file)), folder_(std::move(folder)), options_(options) {}
+  // `later`: as in tensor_from_bytes(); what is read then stays until this source is gone.
+  Result<Tensor> read(const TensorMsg& t, DeferredCopies* later = nullptr);
   // Sparse to dense.
   Result<Tensor> read(const SparseMsg& s);
   const Buffer& file() const { return file_; }
+  const ImportOptions& options() const { return options_; }
   // Of external data, as far as it was read.
   std::vector<std::string> external_files() const;
 
@@ -25,7 +27,7 @@ class TensorSource {
   Result<Buffer> external(const TensorMsg& t);
   Buffer file_;
   std::string folder_;
-  bool mmap_;
+  ImportOptions options_;
   std::map<std::string, std::shared_ptr<const MappedFile>> files_;
 };
 

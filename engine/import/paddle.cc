@@ -384,6 +384,7 @@ Result<ImportedModel> import_paddle_model(const paddle::Model& model) {
 Result<ImportedModel> import_paddle(const std::string& path, const ImportOptions& options) {
   paddle::OpenOptions open;
   open.file.mmap = options.mmap;
+  open.threads = options.threads;
   OAR_ASSIGN(const paddle::Model model, paddle::open_model(path, open));
   OAR_ASSIGN(ImportedModel imported, import_paddle_model(model));
   imported.files.push_back(model.program.file);

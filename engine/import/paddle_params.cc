@@ -9,6 +9,7 @@
 #include "engine/import/paddle_program.h"
 #include "engine/import/paddle_wire.h"
 #include "engine/loader/byte_reader.h"
+#include "engine/tensor/load_threads.h"
 
 namespace oar::paddle {
 namespace {
@@ -41,9 +42,10 @@ Status read_tensor_desc(std::string_view bytes, std::string_view where, ValueTyp
   return ok_status();
 }
 
-// One record, which must be what `value` declares.
-Result<Tensor> read_record(const Value& value, const Buffer& file, ByteReader& reader,
-                           std::string_view name) {
+// One record, which must be what `value` declares. With `later` given the copy of unaligned values waits
+// there.
+Result<Tensor> read_record(const Value& value, const Buffer& file, ByteReader& reader, std::string_view name,
+                           DeferredCopies* later) {
   const std::string where = cat(name, ": parameter ", show_name(value.name), " at byte ", reader.position());
   uint32_t version = 0;
   OAR_RETURN_IF_ERROR(reader.read(cat("the version of ", show_name(value.name)), version));
@@ -92,7 +94,8 @@ Result<Tensor> read_record(const Value& value, const Buffer& file, ByteReader& r
     return Tensor::make(shape, format, file.slice(at, data.size()));
   }
   OAR_ASSIGN(Tensor copy, Tensor::allocate(shape, format));
-  if (!data.empty()) memcpy(copy.mutable_data(), data.data(), data.size());
+  if (later) later->add(copy.mutable_data(), data.data(), data.size());
+  else if (!data.empty()) memcpy(copy.mutable_data(), data.data(), data.size());
   return copy;
 }
 
@@ -139,19 +142,21 @@ std::string parameters_beside(const fs::path& program) {
 
 }  // namespace
 
-Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer& file,
-                                            std::string_view name) {
+Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer& file, std::string_view name,
+                                            int threads) {
   ByteReader reader({static_cast<const std::byte*>(file.data()), file.size()}, name);
   std::vector<Tensor> tensors;
   tensors.reserve(program.parameters.size());
+  DeferredCopies copies;
   for (ValueIndex v : program.parameters) {
-    OAR_ASSIGN(Tensor t, read_record(program.values[v], file, reader, name));
+    OAR_ASSIGN(Tensor t, read_record(program.values[v], file, reader, name, &copies));
     tensors.push_back(std::move(t));
   }
   if (reader.remaining() != 0) {
     return data_loss(cat(name, ": ", reader.remaining(), " bytes follow the last of ", tensors.size(),
                          " parameters; the file belongs to another program"));
   }
+  copies.run(threads);
   return tensors;
 }
 
@@ -167,7 +172,7 @@ Result<std::vector<Tensor>> read_separate_parameters(const Program& program, con
     OAR_ASSIGN(auto file, MappedFile::open(path, options));
     const Buffer bytes = file_slice(file, 0, file->size());
     ByteReader reader({file->data(), file->size()}, path);
-    OAR_ASSIGN(Tensor t, read_record(value, bytes, reader, path));
+    OAR_ASSIGN(Tensor t, read_record(value, bytes, reader, path, nullptr));
     if (reader.remaining() != 0)
       return data_loss(cat(path, ": ", reader.remaining(), " bytes follow the tensor"));
     tensors.push_back(std::move(t));
@@ -201,7 +206,8 @@ Result<Model> open_model(const std::string& path, const OpenOptions& options) {
     return model;
   }
   OAR_ASSIGN(auto params, MappedFile::open(source, options.file));
-  OAR_ASSIGN(model.parameters, read_parameters(model.program, file_slice(params, 0, params->size()), source));
+  OAR_ASSIGN(model.parameters,
+             read_parameters(model.program, file_slice(params, 0, params->size()), source, options.threads));
   OAR_RETURN_IF_ERROR(params->still_whole());
   return model;
 }

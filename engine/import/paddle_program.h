@@ -105,9 +105,9 @@ int64_t var_type_of(std::string_view word);
 
 // The tensors of a combined parameter file, in program.parameters order. Every record must match its
 // parameter's dtype and shape, and the file must end after the last. Tensors view `file` where their bytes
-// are aligned, which Paddle does not provide for, and are copies elsewhere.
-Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer& file,
-                                            std::string_view name);
+// are aligned, which Paddle does not provide for, and are copies elsewhere, made by `threads` threads.
+Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer& file, std::string_view name,
+                                            int threads = 1);
 // One file per parameter, named by it, in `folder`.
 Result<std::vector<Tensor>> read_separate_parameters(const Program& program, const std::string& folder,
                                                      const FileOptions& options = {});
@@ -122,6 +122,7 @@ struct OpenOptions {
   FileOptions file = {};
   std::string parameters = {};  // path of the parameter file or folder; empty: looked for beside the program
   bool allow_topology = false;  // a program whose weights are not there is no error
+  int threads = 1;              // that copy parameters
 };
 
 // `path`: a program (.pdmodel, .json, __model__) or a folder that holds one.

@@ -65,6 +65,14 @@ Layers layers_of(const Graph& graph) {
   return out;
 }
 
+PredictorOptions with_pool(PredictorOptions options) {
+  if (!options.pool && options.threads != 1) {
+    options.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  }
+  return options;
+}
+int load_threads(const PredictorOptions& options) { return options.pool ? options.pool->workers() : 1; }
+
 // With the user's samples: first integers where they lie, then the passes as for any quantized model.
 Status calibrate_model(ImportedModel& model, const PredictorOptions& options) {
   if (!options.calibration) return ok_status();
@@ -74,10 +82,8 @@ Status calibrate_model(ImportedModel& model, const PredictorOptions& options) {
         cat("calibration is for precision int8, and the precision is ", precision_name(options.precision)),
         "precision");
   }
-  std::shared_ptr<ThreadPool> pool = options.pool;
-  if (!pool && options.threads != 1)
-    pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  OAR_ASSIGN(const CalibrationReport report, quantize_statically(model, *options.calibration, pool.get()));
+  OAR_ASSIGN(const CalibrationReport report,
+             quantize_statically(model, *options.calibration, options.pool.get()));
   options.log(LogLevel::kInfo, cat(report.quantized, " of ", report.layers, " layers have ranges from ",
                                    report.samples, " samples"));
   return ok_status();
@@ -104,33 +110,37 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
 
 }  // namespace
 
-// Packs what is not packed, and drops from the graph what no run will read.
+// Packs what is not packed, and drops from the graph what no run will read. The options have the pool.
 Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, const PredictorOptions& options) {
   auto shared = std::make_shared<Shared>(options.planned_shapes);
-  OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, &prepared.packed));
-  for (const ValueId v : shared->evaluator->spent_constants()) {
-    Tensor& constant = prepared.model.graph->value(v).constant;
+  const int threads = load_threads(options);
+  OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, &prepared.packed, threads));
+  const std::vector<ValueId>& spent = shared->evaluator->spent_constants();
+  std::vector<uint64_t> sizes;
+  for (const ValueId v : spent) sizes.push_back(prepared.model.graph->value(v).constant.bytes());
+  for_each_largest_first(threads, sizes, [&](size_t k) {
+    Tensor& constant = prepared.model.graph->value(spent[k]).constant;
     constant.buffer().release_pages();
     constant = Tensor::without_bytes(constant.shape(), constant.format());
-  }
+  });
   shared->model = prepared.model;
   shared->passes = prepared.passes;
   for (const auto& [name, tensor] : prepared.packed.tensors) shared->packed_bytes += tensor.bytes();
   shared->pool = options.pool;
-  if (!shared->pool && options.threads != 1) {
-    shared->pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  }
   shared->tensor_limit = options.tensor_limit;
   shared->loop_limit = options.loop_limit;
   return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
 }
 
-Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
+Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& given) {
+  const PredictorOptions options = with_pool(given);
   OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
   return make(prepared, options);
 }
 
-Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& options) {
+Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& given) {
+  PredictorOptions options = with_pool(given);
+  options.import.threads = load_threads(options);
   std::string entry;
   // An observer wants to see the passes run, and samples without a key cannot be told from others.
   const CalibrationSamples* samples = options.calibration.get();

@@ -1,0 +1,60 @@
+#include "engine/tensor/load_threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <system_error>
+#include <thread>
+
+namespace oar {
+namespace {
+
+constexpr uint64_t kWorthThreads = 2 << 20;  // bytes: a thread takes some 50 us to start, 2 MB some 500 us
+constexpr uint64_t kPiece = 1 << 20;
+
+}  // namespace
+
+void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
+                            const std::function<void(size_t)>& fn) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::vector<std::thread> others;
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t k; (k = next.fetch_add(1, std::memory_order_relaxed)) < order.size();) fn(order[k]);
+  };
+  if (threads > 1 && std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}) >= kWorthThreads) {
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
+    const size_t wanted = std::min(static_cast<size_t>(threads), order.size()) - 1;
+    others.reserve(wanted);
+    try {
+      while (others.size() < wanted) others.emplace_back(work);
+    } catch (const std::system_error&) {
+      // The system refuses another thread: those that there are do its share.
+    }
+  }
+  work();
+  for (std::thread& t : others) t.join();
+}
+
+void DeferredCopies::add(void* to, const void* from, uint64_t bytes) {
+  // In pieces, so that one large tensor is divided, too.
+  for (uint64_t at = 0; at < bytes; at += kPiece) {
+    pieces_.push_back({static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
+                       std::min(kPiece, bytes - at)});
+  }
+}
+
+void DeferredCopies::run(int threads) {
+  std::vector<uint64_t> sizes;
+  sizes.reserve(pieces_.size());
+  for (const Piece& p : pieces_) sizes.push_back(p.bytes);
+  for_each_largest_first(threads, sizes, [&](size_t i) {
+    const Piece& p = pieces_[i];
+    std::memcpy(p.to, p.from, p.bytes);
+  });
+  pieces_.clear();
+}
+
+}  // namespace oar

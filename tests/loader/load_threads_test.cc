@@ -1,0 +1,79 @@
+// Work of loading on several threads: each item once, whatever the number of threads; copies arrive whole.
+#include "engine/tensor/load_threads.h"
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "tests/support/catch.h"
+
+namespace oar {
+namespace {
+
+TEST_CASE("load threads: every item once, for any number of threads and sizes") {
+  for (const int threads : {0, 1, 2, 3, 16}) {
+    for (const size_t count : {0, 1, 2, 5, 1000}) {
+      std::vector<uint64_t> sizes(count);
+      for (size_t i = 0; i < count; ++i) sizes[i] = i * 7919 % 97 << 20;
+      std::vector<std::atomic<int>> calls(count);
+      for_each_largest_first(threads, sizes, [&](size_t i) { ++calls[i]; });
+      for (const auto& c : calls) REQUIRE(c == 1);
+    }
+  }
+}
+
+TEST_CASE("load threads: the caller alone does little work, in order") {
+  const std::vector<uint64_t> sizes = {1, 1000, 20, 300};
+  std::vector<size_t> order;
+  const auto me = std::this_thread::get_id();
+  for_each_largest_first(8, sizes, [&](size_t i) {
+    REQUIRE(std::this_thread::get_id() == me);
+    order.push_back(i);
+  });
+  CHECK(order == std::vector<size_t>{0, 1, 2, 3});
+}
+
+TEST_CASE("load threads: large work is divided, the largest items begun first") {
+  const std::vector<uint64_t> sizes = {1 << 20, 8 << 20, 2 << 20, 4 << 20};
+  std::mutex mutex;
+  std::vector<size_t> begun;
+  std::set<std::thread::id> seen;
+  std::atomic<int> waiting{0};
+  for_each_largest_first(2, sizes, [&](size_t i) {
+    {
+      const std::lock_guard lock(mutex);
+      begun.push_back(i);
+      seen.insert(std::this_thread::get_id());
+    }
+    // The first two items wait for each other: one thread alone would never come to the second.
+    if (i == 1 || i == 3) {
+      ++waiting;
+      while (waiting < 2) std::this_thread::yield();
+    }
+  });
+  REQUIRE(begun.size() == 4);
+  CHECK(std::set<size_t>(begun.begin(), begun.begin() + 2) == std::set<size_t>{1, 3});
+  CHECK(seen.size() == 2);
+}
+
+TEST_CASE("load threads: deferred copies arrive whole, once") {
+  std::vector<uint8_t> from(5'000'003), to(from.size() + 1, 0xee);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
+  for (const int threads : {1, 4}) {
+    DeferredCopies copies;
+    copies.add(to.data(), from.data() + 3, 3'000'000);
+    copies.add(to.data() + 3'000'000, from.data() + 3'000'003, 2'000'000);
+    copies.add(to.data(), nullptr, 0);
+    CHECK(to[0] == 0xee);
+    copies.run(threads);
+    CHECK(std::equal(to.begin(), to.begin() + 5'000'000, from.begin() + 3));
+    CHECK(to[5'000'000] == 0xee);
+    std::fill(to.begin(), to.end(), uint8_t{0xee});
+    copies.run(threads);  // nothing is left
+    CHECK(to[0] == 0xee);
+  }
+}
+
+}  // namespace
+}  // namespace oar
