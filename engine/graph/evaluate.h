@@ -125,12 +125,14 @@ class EvalContext {
   }
   bool wants(size_t i) const { return i < outputs_.size(); }
 
+  // Nanoseconds of work that are worth waking the pool and meeting at its barrier, a few microseconds.
+  static constexpr double kWorthPool = 10000;
   // Runs fn(begin, end) over [0, count), in parallel where there is a pool and enough work: `cost` is a rough
   // number of nanoseconds per item.
   template <class F>
   void parallel(int64_t count, double cost, F&& fn) const {
     if (options_.sizing) return;
-    if (!options_.pool || static_cast<double>(count) * cost < 20000) return fn(int64_t{0}, count);
+    if (!options_.pool || static_cast<double>(count) * cost < kWorthPool) return fn(int64_t{0}, count);
     const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
     using Fn = std::remove_reference_t<F>;
     options_.pool->parallel_for(

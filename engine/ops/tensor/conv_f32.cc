@@ -47,8 +47,8 @@ void pack(const float* w, const Shape& shape, int64_t groups, float* to) {
 // M).
 Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
             const float* bias, const float* residual, const Activation& act, float* y) {
-  const double flops = static_cast<double>(c.out.numel()) * static_cast<double>(c.C / c.groups) *
-                       static_cast<double>(c.w.kernel_size());
+  const auto weights = static_cast<double>(c.M * (c.C / c.groups) * c.w.kernel_size());
+  const auto pixels = static_cast<double>(c.N * c.w.out_size());
   if (p.depthwise) {
     static const Kernel& kernel = f32_kernel(KernelFamily::kDepthwise);
     DepthwiseArgs a;
@@ -56,7 +56,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
     a.window = kernel_window(c.w, c.N);
     a.C = c.C;
     a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
-    return run_kernel(ctx, kernel, &a, 0.1 * flops);
+    return run_kernel(ctx, kernel, &a, 0.1 * pixels * weights);
   }
   if (p.narrow) {
     return run_narrow(ctx, *p.narrow, {kernel_window(c.w, c.N), c.C, c.M, x, bias, residual, y, act});
@@ -69,7 +69,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
   a.panel = filter_width();
   a.planar = planar;
   a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
-  if (!p.winograd) return run_kernel(ctx, plain, &a, 0.02 * flops);
+  if (!p.winograd) return run_kernel(ctx, plain, &a, product_ns(pixels, weights, 0.02, 4));
   const int64_t tiles = ((a.window.OH + 3) / 4) * ((a.window.OW + 3) / 4);
   const int64_t images = std::clamp<int64_t>(kWinogradFloats / (36 * tiles * (c.C + c.M)), 1, c.N);
   for (int64_t n = 0; n < c.N; n += images) {
@@ -78,7 +78,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
     const int64_t at = n * a.window.OH * a.window.OW * c.M;
     part.x += n * a.window.H * a.window.W * c.C, part.out += at;
     if (residual) part.residual += at;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(), &part, 0.01 * flops));
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(), &part, 0.01 * pixels * weights));
   }
   return ok_status();
 }

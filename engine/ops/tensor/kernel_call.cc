@@ -13,8 +13,7 @@ const Kernel& f32_kernel(KernelFamily family) {
 int64_t filter_width() { return panel_width(best_isa()); }
 
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
-  // Waking the pool and meeting at its barrier costs a few microseconds.
-  ThreadPool* pool = nanoseconds > 10000 ? ctx.options().pool : nullptr;
+  ThreadPool* pool = nanoseconds > EvalContext::kWorthPool ? ctx.options().pool : nullptr;
   KernelPlan plan;
   kernel.plan(args, pool ? pool->workers() : 1, &plan);
   Tensor shared, own;
@@ -150,7 +149,8 @@ Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
   a.ldx = p.ldx != 0 ? p.ldx : p.K, a.ldo = p.ldo != 0 ? p.ldo : p.N;
   a.panel = filter_width();
   a.epilogue = p.activation.kind, a.alpha = p.activation.alpha, a.beta = p.activation.beta;
-  return run_kernel(ctx, kernel, &a, 0.02 * static_cast<double>(p.rows) * static_cast<double>(p.K * p.N));
+  return run_kernel(ctx, kernel, &a,
+                    product_ns(static_cast<double>(p.rows), static_cast<double>(p.K * p.N), 0.02, 4));
 }
 
 }  // namespace oar::tensor

@@ -15,6 +15,11 @@ int64_t filter_width();
 
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
+// For run_kernel(): how long one worker takes to multiply `rows` by `weights`, at `ns` a product. Each weight
+// comes from the last cache once, at some 40 GB/s, which is most of it where rows are few.
+inline double product_ns(double rows, double weights, double ns, double bytes_per_weight) {
+  return weights * (rows * ns + bytes_per_weight / 40);
+}
 
 // An epilogue as attributes of a node: `activation` (relu, clip, sigmoid, ...), `act_alpha`, `act_beta`.
 struct Activation {

@@ -74,9 +74,10 @@ Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCa
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   a.low = clamp ? c.activation.alpha : -kInfinity, a.high = clamp ? c.activation.beta : kInfinity;
   a.epilogue = c.activation.kind, a.alpha = c.activation.alpha, a.beta = c.activation.beta;
-  const double products =
-      static_cast<double>(v.N * v.OH * v.OW * c.M) * static_cast<double>(v.KH * v.KW * c.C);
-  return run_kernel(ctx, w.bf16 ? bf16_conv : int8_conv, &a, (w.bf16 ? 0.01 : 0.005) * products);
+  const auto pixels = static_cast<double>(v.N * v.OH * v.OW);
+  const auto weights = static_cast<double>(c.M * v.KH * v.KW * c.C);
+  return run_kernel(ctx, w.bf16 ? bf16_conv : int8_conv, &a,
+                    product_ns(pixels, weights, w.bf16 ? 0.01 : 0.005, w.bf16 ? 2 : 1));
 }
 
 }  // namespace oar::tensor

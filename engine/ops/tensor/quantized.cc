@@ -102,9 +102,10 @@ Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& 
 Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
   static const Kernel& kernel = f32_kernel(KernelFamily::kQuantizedConv);
   const WindowShape& w = a.window;
-  const double products = static_cast<double>(w.N * w.OH * w.OW * a.M) *
-                          static_cast<double>(w.KH * w.KW * (a.depthwise ? 1 : a.C));
-  return products > 0 ? run_kernel(ctx, kernel, &a, (a.depthwise ? 0.1 : 0.005) * products) : ok_status();
+  const auto pixels = static_cast<double>(w.N * w.OH * w.OW);
+  const auto weights = static_cast<double>(a.M * w.KH * w.KW * (a.depthwise ? 1 : a.C));
+  if (!(pixels * weights > 0)) return ok_status();
+  return run_kernel(ctx, kernel, &a, product_ns(pixels, weights, a.depthwise ? 0.1 : 0.005, 1));
 }
 
 // One side of a sum: its real value is (q - zero) scale.
