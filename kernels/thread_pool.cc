@@ -1,20 +1,20 @@
 // The CPU pool (contract: thread_pool.h). How a phase runs:
 //
-// - The caller divides the chunks into one contiguous range per worker and opens the gate by publishing a new
-//   odd ticket. A worker that sees the ticket raises its `inside` flag, looks at the ticket again, and only
-//   then touches the job. The caller closes the gate with the next even ticket and waits until every flag
-//   is down, so nobody can be inside a job that the caller has left, and a worker that slept through a job
-//   never sees it. (Flag and ticket are sequentially consistent: either the worker sees the gate closed or
-//   the caller sees the flag.)
+// - The caller divides the chunks into one contiguous range per worker and tells each of a new phase on the
+//   cache line that its range is on: a transfer between cores takes 100 ns and more, and a short phase is
+//   little else. The caller's own first piece needs no word at all.
 // - A range is one word, (begin, end). Its owner takes from the front, a sixteenth of what is left at a time;
-//   thieves take from the tail. All ranges empty and all flags down means the phase is complete: there is
-//   no count of finished chunks to fight over.
+//   thieves take from the tail.
+// - Each worker counts the units that it has finished; the phase is over when the counts have grown by all of
+//   its units. Until then whoever has taken a piece may look at the job, and nobody else may: taking is a
+//   compare-and-swap on a range, which is empty between phases, so a worker that slept through a phase takes
+//   from the one under way or nothing. Nobody waits for a worker that has taken nothing.
 // - A worker or caller that was in a phase for longer than a millisecond asks the system how much of that it
 //   waited for a processor (run_delay.h). If that was a millisecond, the pool has one thread more than
 //   there are processors for it: before the next phase the caller lets a worker rest, that one or, if it
-//   was the caller itself, the last. It gets no range and sleeps; after kRest it is let in again, and if
-//   that was too early the next rest is twice as long.
-// - Who has nothing to do, while a phase ends, one thread computes alone or the gate is closed, fetches the
+//   was the caller itself, the last. It is told of no phase and sleeps; after kRest it is let in again, and
+//   if that was too early the next rest is twice as long.
+// - Who has nothing to do, while a phase ends, one thread computes alone or no phase has begun, fetches the
 //   weights that it will read first in the next kernel that has some (Soon): memory need not stand still.
 // - Between phases nobody sleeps. A worker parks in the kernel only after spin_us without work; its range is
 //   then simply stolen, so waking up is never waited for.
@@ -111,9 +111,12 @@ class Soon {
 
 // One worker's place; each on lines of its own.
 struct alignas(kApart) Slot {
+  // What the caller says of a phase.
   std::atomic<uint64_t> range{0};
-  int32_t rank = 0, count = 1;  // the worker's place among those who take part in the phase
-  alignas(kApart) std::atomic<uint32_t> inside{0};
+  int32_t rank = 0, count = 1;     // the worker's place among those who take part in the phase
+  std::atomic<uint32_t> phase{0};  // its number, written last
+  // What the worker says.
+  alignas(kApart) std::atomic<uint64_t> finished{0};  // units of all phases
   std::atomic<uint64_t> steals{0};
   std::atomic<uint64_t> parks{0};
   std::atomic<bool> held_up{false};  // since the caller looked last
@@ -139,7 +142,7 @@ bool was_held_up(uint64_t (*run_delay_ns)()) {
 }
 
 // One phase: call(self, begin, end, scratch) for chunks [0, chunks), handed out in units of `unit` chunks.
-// One cache line: each worker fetches it at the start of each phase.
+// One cache line: each worker fetches it with its first piece of each phase.
 struct alignas(64) Job {
   void (*call)(const Job& job, int64_t begin, int64_t end, const KernelScratch& scratch) = nullptr;
   const void* fn = nullptr;  // the Kernel or a RangeFn
@@ -194,21 +197,26 @@ struct ThreadPool::Impl {
 
   ~Impl() {
     stopping.store(true);
-    ticket.fetch_add(2);  // stays even: nobody enters
-    ticket.notify_all();
+    for (Slot& s : slots) s.phase.fetch_add(1);
+    unpark();
     for (Slot& s : slots) wake(s);
     for (std::thread& t : threads) t.join();
   }
 
-  // The next piece of the owner's range: a sixteenth of what is left, at least one unit. What a worker has
-  // taken nobody can take over when its processor goes to somebody else for milliseconds.
+  // A sixteenth of what is left, at least one unit: what a worker has taken nobody can take over when its
+  // processor goes to somebody else for milliseconds.
+  static uint32_t own_piece(Range left) { return std::max(1u, left.size() / 16); }
+
+  // The next piece of the owner's range. Who has taken one sees the job: the caller wrote it before the
+  // ranges.
   Range take_own(Slot& slot) {
     uint64_t word = slot.range.load(std::memory_order_relaxed);
     while (true) {
       const Range r = unpack(word);
       if (r.empty()) return {};
-      const uint32_t n = std::max(1u, r.size() / 16);
-      if (slot.range.compare_exchange_weak(word, pack({r.begin + n, r.end}), std::memory_order_relaxed)) {
+      const uint32_t n = own_piece(r);
+      if (slot.range.compare_exchange_weak(word, pack({r.begin + n, r.end}), std::memory_order_acquire,
+                                           std::memory_order_relaxed)) {
         return {r.begin, r.begin + n};
       }
     }
@@ -228,7 +236,8 @@ struct ThreadPool::Impl {
       const Range r = unpack(word);
       if (r.empty()) return {};
       const uint32_t n = std::max(1u, r.size() / 8);
-      if (victim->range.compare_exchange_weak(word, pack({r.begin, r.end - n}), std::memory_order_relaxed)) {
+      if (victim->range.compare_exchange_weak(word, pack({r.begin, r.end - n}), std::memory_order_acquire,
+                                              std::memory_order_relaxed)) {
         thief.steals.fetch_add(1, std::memory_order_relaxed);
         return {r.end - n, r.end};
       }
@@ -242,63 +251,81 @@ struct ThreadPool::Impl {
     return true;
   }
 
-  void work(Slot& slot) {
+  // Computes pieces, `first` and what follows it in the worker's range and then others', until there are
+  // none.
+  void work(Slot& slot, Range first) {
     const Clock::time_point start = Clock::now();
-    work_until_empty(slot);
-    if (Clock::now() - start >= kHeldUp && was_held_up(run_delay_ns)) {
-      slot.held_up.store(true, std::memory_order_relaxed);
-      someone_held_up.store(true, std::memory_order_relaxed);  // seen by the caller once `inside` is down
+    uint32_t units = 0;
+    for (Range r = first; !r.empty(); r = take_own(slot)) compute(slot, r), units += r.size();
+    if (units > 0) finish(slot, units, start);
+    // At once: the others began a microsecond later, as long as it takes them to hear of the phase.
+    while (!all_empty()) {
+      if (const Range r = steal(slot); !r.empty()) compute(slot, r), finish(slot, r.size(), start);
     }
   }
 
-  void work_until_empty(Slot& slot) {
-    const KernelScratch scratch{slot.scratch.get(), job.shared};
-    const auto run = [&](Range r) {
-      job.call(job, r.begin * job.unit, r.end == job.units ? job.chunks : r.end * job.unit, scratch);
-    };
-    for (Range r = take_own(slot); !r.empty(); r = take_own(slot)) run(r);
-    if (job.next != nullptr) slot.soon.expect(*job.next, slot.rank, slot.count);
-    // At once: the others began a microsecond later, as long as it takes them to hear of the phase.
-    while (!all_empty()) {
-      if (const Range r = steal(slot); !r.empty()) run(r);
+  void compute(const Slot& slot, Range r) const {
+    job.call(job, r.begin * job.unit, r.end == job.units ? job.chunks : r.end * job.unit,
+             {slot.scratch.get(), job.shared});
+  }
+
+  // Counts units that the worker has computed since `start`: its last look at the job.
+  void finish(Slot& slot, uint32_t units, Clock::time_point start) {
+    if (Clock::now() - start >= kHeldUp && was_held_up(run_delay_ns)) {
+      slot.held_up.store(true, std::memory_order_relaxed);
+      someone_held_up.store(true, std::memory_order_relaxed);
     }
+    if (job.next != nullptr) slot.soon.expect(*job.next, slot.rank, slot.count);
+    slot.finished.store(slot.finished.load(std::memory_order_relaxed) + units, std::memory_order_release);
+  }
+
+  uint64_t all_finished() const {
+    uint64_t units = 0;
+    for (const Slot& s : slots) units += s.finished.load(std::memory_order_acquire);
+    return units;
   }
 
   void worker_main(int w) {
     Slot& slot = slots[static_cast<size_t>(w)];
     uint32_t seen = 0;
     while (true) {
-      const uint32_t now = wait_for_ticket(slot, seen);
+      seen = wait_for_phase(slot, seen);
       if (stopping.load(std::memory_order_relaxed)) return;
-      seen = now;
-      if (now % 2 == 0) continue;  // closed again before we came
-      if (slot.resting.load() != 0) {
-        slot.resting.wait(1);
-        continue;
-      }
-      slot.inside.store(1);
-      if (ticket.load() == now) work(slot);
-      slot.inside.store(0, std::memory_order_release);
+      __builtin_prefetch(&job);
+      work(slot, take_own(slot));
     }
   }
 
-  // Returns the ticket once it differs from `seen`: spins, then parks.
-  uint32_t wait_for_ticket(Slot& slot, uint32_t seen) {
-    uint32_t now = ticket.load(std::memory_order_acquire);
+  // Returns the worker's phase once it differs from `seen`, or when it has rested: spins, then parks.
+  uint32_t wait_for_phase(Slot& slot, uint32_t seen) {
+    uint32_t now = slot.phase.load(std::memory_order_acquire);
     if (now != seen) return now;
     const auto deadline = Clock::now() + spin;
     do {
       for (int i = 0; i < kPausesPerClockLook; ++i) {
         slot.soon.wait();
-        now = ticket.load(std::memory_order_acquire);
+        now = slot.phase.load(std::memory_order_acquire);
         if (now != seen) return now;
       }
     } while (Clock::now() < deadline);
     slot.parks.fetch_add(1, std::memory_order_relaxed);
+    // Either the caller sees that somebody is parked, or the worker sees the phase that the caller wrote
+    // before it looked: both change `parked`.
     parked.fetch_add(1);
-    while ((now = ticket.load()) == seen) ticket.wait(seen);
+    while (true) {
+      const uint32_t before = unparked.load();
+      now = slot.phase.load();
+      if (now != seen || slot.resting.load() != 0) break;
+      unparked.wait(before);
+    }
     parked.fetch_sub(1);
+    slot.resting.wait(1);
     return now;
+  }
+
+  void unpark() {
+    unparked.fetch_add(1);
+    unparked.notify_all();
   }
 
   static void wake(Slot& slot) {
@@ -349,21 +376,28 @@ struct ThreadPool::Impl {
       if (job.chunks > 0) job.call(job, 0, job.chunks, {slots[0].scratch.get(), job.shared});
       return;
     }
-    int64_t w = 0;
-    for (Slot& s : slots) {
-      if (resting > 0 && s.resting.load(std::memory_order_relaxed) != 0) continue;
-      const Range r{static_cast<uint32_t>(units * w / count), static_cast<uint32_t>(units * (w + 1) / count)};
-      s.range.store(pack(r), std::memory_order_relaxed);
-      s.rank = static_cast<int32_t>(w++);
+    handed_out += static_cast<uint64_t>(units);
+    ++phases;
+    const auto begin_of = [&](int64_t rank) { return static_cast<uint32_t>(units * rank / count); };
+    const auto tell = [&](Slot& s, int64_t rank, uint32_t taken) {
+      s.rank = static_cast<int32_t>(rank);
       s.count = static_cast<int32_t>(count);
+      s.range.store(pack({begin_of(rank) + taken, begin_of(rank + 1)}), std::memory_order_release);
+      s.phase.store(phases, std::memory_order_release);
+    };
+    int64_t rank = 1;
+    for (size_t w = 1; w < slots.size(); ++w) {
+      if (resting > 0 && slots[w].resting.load(std::memory_order_relaxed) != 0) continue;
+      tell(slots[w], rank++, 0);
     }
-    ticket.fetch_add(1);  // odd: open
-    if (parked.load() != 0) ticket.notify_all();
-    work(slots[0]);
-    ticket.fetch_add(1);  // even: closed
-    for (Slot& s : slots) {
-      while (s.inside.load() != 0) slots[0].soon.wait();
-    }
+    const Range first{0, std::min(begin_of(1), own_piece({0, begin_of(1)}))};  // empty where units are few
+    tell(slots[0], 0, first.end);
+    const bool seen = parked.load(std::memory_order_relaxed) != 0;
+    if (seen) unpark();
+    work(slots[0], first);
+    // Who parked just when the phase began may still help, and must hear of it.
+    if (parked.fetch_add(0) != 0 && !seen) unpark();
+    while (all_finished() != handed_out) slots[0].soon.wait();
   }
 
   std::vector<Slot> slots;
@@ -376,12 +410,14 @@ struct ThreadPool::Impl {
   Clock::time_point rest_ends{};   // of the rest under way, or of the last one
   Clock::time_point held_up_at{};  // when it was last seen
   size_t scratch_bytes = 0;
+  uint32_t phases = 0;
+  uint64_t handed_out = 0;  // units of all phases
   Job job;
   std::mutex turn;  // one run at a time
   std::atomic<uint64_t> runs{0}, rests{0};
   std::atomic<bool> someone_held_up{false};
-  alignas(kApart) std::atomic<uint32_t> ticket{0};
   alignas(kApart) std::atomic<uint32_t> parked{0};
+  std::atomic<uint32_t> unparked{0};  // how often all were woken
   std::atomic<bool> stopping{false};
   std::vector<std::thread> threads;  // last: they use everything above
 };
