@@ -113,7 +113,9 @@ class Soon {
 struct alignas(kApart) Slot {
   // What the caller says of a phase.
   std::atomic<uint64_t> range{0};
-  int32_t rank = 0, count = 1;     // the worker's place among those who take part in the phase
+  // The worker's place among those who take part. Who steals before being told has that of the last phase,
+  // which for a hint of what to fetch will do.
+  std::atomic<int32_t> rank{0}, count{1};
   std::atomic<uint32_t> phase{0};  // its number, written last
   // What the worker says.
   alignas(kApart) std::atomic<uint64_t> finished{0};  // units of all phases
@@ -275,7 +277,10 @@ struct ThreadPool::Impl {
       slot.held_up.store(true, std::memory_order_relaxed);
       someone_held_up.store(true, std::memory_order_relaxed);
     }
-    if (job.next != nullptr) slot.soon.expect(*job.next, slot.rank, slot.count);
+    if (job.next != nullptr) {
+      slot.soon.expect(*job.next, slot.rank.load(std::memory_order_relaxed),
+                       slot.count.load(std::memory_order_relaxed));
+    }
     slot.finished.store(slot.finished.load(std::memory_order_relaxed) + units, std::memory_order_release);
   }
 
@@ -380,8 +385,8 @@ struct ThreadPool::Impl {
     ++phases;
     const auto begin_of = [&](int64_t rank) { return static_cast<uint32_t>(units * rank / count); };
     const auto tell = [&](Slot& s, int64_t rank, uint32_t taken) {
-      s.rank = static_cast<int32_t>(rank);
-      s.count = static_cast<int32_t>(count);
+      s.rank.store(static_cast<int32_t>(rank), std::memory_order_relaxed);
+      s.count.store(static_cast<int32_t>(count), std::memory_order_relaxed);
       s.range.store(pack({begin_of(rank) + taken, begin_of(rank + 1)}), std::memory_order_release);
       s.phase.store(phases, std::memory_order_release);
     };
