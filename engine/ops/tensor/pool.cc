@@ -1,4 +1,5 @@
 // Pooling over windows and whole planes.
+#include <cstring>
 #include <limits>
 
 #include "engine/ops/tensor/conv.h"
@@ -35,6 +36,33 @@ Result<Window> pool_window(const EvalContext& ctx, const Tensor& x, bool global)
                      ctx.attrs().get_int("ceil_mode") != 0);
 }
 
+// to[c] = the greatest of taps[...][c]: 64 channels at a time stay in registers until all taps are seen.
+template <class T>
+void max_pixel(const T* const* taps, size_t count, int64_t channels, T* to) {
+  using V [[gnu::vector_size(16)]] = T;
+  constexpr int64_t kVectors = 4, kBlock = kVectors * static_cast<int64_t>(sizeof(V));
+  constexpr T kLowest = std::numeric_limits<T>::lowest();
+  int64_t c = 0;
+  for (; c + kBlock <= channels; c += kBlock) {
+    V most[kVectors];
+    for (V& m : most) m = V{} + kLowest;
+    for (size_t k = 0; k < count; ++k) {
+#pragma GCC unroll 4
+      for (int64_t v = 0; v < kVectors; ++v) {
+        V x;
+        std::memcpy(&x, taps[k] + c + v * static_cast<int64_t>(sizeof(V)), sizeof x);
+        most[v] = most[v] > x ? most[v] : x;
+      }
+    }
+    std::memcpy(to + c, most, sizeof most);
+  }
+  for (; c < channels; ++c) {
+    T most = kLowest;
+    for (size_t k = 0; k < count; ++k) most = std::max(most, taps[k][c]);
+    to[c] = most;
+  }
+}
+
 // The greatest byte of every window of (N, H, W, C).
 template <class T>
 void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowShape& w, int64_t C) {
@@ -43,21 +71,21 @@ void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowS
   ctx.parallel(w.N * w.OH * w.OW, 0.1 * static_cast<double>(w.KH * w.KW * C),
                [&](int64_t begin, int64_t end) {
                  const int64_t channels = C;  // a byte written could change what is captured
+                 std::vector<const T*> taps(static_cast<size_t>(std::min(w.KH, w.H) * std::min(w.KW, w.W)));
                  for (int64_t p = begin; p < end; ++p) {
                    const int64_t n = p / (w.OH * w.OW), y0 = p / w.OW % w.OH * w.stride_h - w.pad_top;
                    const int64_t x0 = p % w.OW * w.stride_w - w.pad_left;
-                   T* to = py + p * C;
-                   std::fill_n(to, C, std::numeric_limits<T>::lowest());
+                   size_t count = 0;
                    for (int64_t i = 0; i < w.KH; ++i) {
                      const int64_t row = y0 + i * w.dilation_h;
                      if (row < 0 || row >= w.H) continue;
                      for (int64_t j = 0; j < w.KW; ++j) {
                        const int64_t column = x0 + j * w.dilation_w;
                        if (column < 0 || column >= w.W) continue;
-                       const T* from = px + ((n * w.H + row) * w.W + column) * C;
-                       for (int64_t c = 0; c < channels; ++c) to[c] = std::max(to[c], from[c]);
+                       taps[count++] = px + ((n * w.H + row) * w.W + column) * channels;
                      }
                    }
+                   max_pixel(taps.data(), count, channels, py + p * channels);
                  }
                });
 }
