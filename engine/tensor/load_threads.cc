@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -21,8 +23,16 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
   std::iota(order.begin(), order.end(), size_t{0});
   std::vector<std::thread> others;
   std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr thrown;
   const auto work = [&] {
-    for (size_t k; (k = next.fetch_add(1, std::memory_order_relaxed)) < order.size();) fn(order[k]);
+    try {
+      for (size_t k; (k = next.fetch_add(1, std::memory_order_relaxed)) < order.size();) fn(order[k]);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      thrown = std::current_exception();
+      next = order.size();
+    }
   };
   if (threads > 1 && std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}) >= kWorthThreads) {
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
@@ -36,6 +46,7 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
   }
   work();
   for (std::thread& t : others) t.join();
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 void DeferredCopies::add(void* to, const void* from, uint64_t bytes) {

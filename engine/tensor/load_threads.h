@@ -12,7 +12,7 @@ namespace oar {
 
 // Calls fn(i) once for each i < sizes.size(), from up to `threads` threads with the calling one, the items
 // with most bytes first; returns when all are done. Without threads to be had, or with little to do, the
-// caller does it all, in order of i. fn must not throw.
+// caller does it all, in order of i. What fn throws reaches the caller, and items not begun are left out.
 void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
                             const std::function<void(size_t)>& fn);
 

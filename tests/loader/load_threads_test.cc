@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -55,6 +56,21 @@ TEST_CASE("load threads: large work is divided, the largest items begun first") 
   REQUIRE(begun.size() == 4);
   CHECK(std::set<size_t>(begun.begin(), begun.begin() + 2) == std::set<size_t>{1, 3});
   CHECK(seen.size() == 2);
+}
+
+TEST_CASE("load threads: what an item throws reaches the caller") {
+  for (const int threads : {1, 4}) {
+    const std::vector<uint64_t> sizes(64, 1 << 20);
+    std::atomic<int> calls{0};
+    CHECK_THROWS_AS(for_each_largest_first(threads, sizes,
+                                           [&](size_t i) {
+                                             ++calls;
+                                             if (i == 5) throw std::bad_alloc();
+                                           }),
+                    std::bad_alloc);
+    CHECK(calls >= 1);
+    CHECK(calls <= 64);
+  }
 }
 
 TEST_CASE("load threads: deferred copies arrive whole, once") {
