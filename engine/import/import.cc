@@ -102,7 +102,7 @@ Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer,
   }
   OAR_ASSIGN(Tensor t, Tensor::allocate(shape, format));
   if (later && dtype != DType::kBool) {
-    later->add(t.mutable_data(), buffer.data(), buffer.size());
+    later->add(t.mutable_data(), buffer);
     return t;
   }
   if (bytes > 0) std::memcpy(t.mutable_data(), buffer.data(), static_cast<size_t>(bytes));

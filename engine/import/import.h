@@ -99,7 +99,7 @@ class OpWriter {
 ValueId add_graph_input(Graph& graph, const IoSpec& spec);
 
 // A tensor of numbers made of bytes: views `buffer` where it is aligned for the dtype, copies otherwise; with
-// `later` given the copy may wait there for its run(), until which `buffer` must stay.
+// `later` given the copy may wait there for its run().
 // The bytes are dense elements, one per byte also for types narrower than a byte.
 Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer,
                                  DeferredCopies* later = nullptr);

@@ -14,7 +14,7 @@ class TensorSource {
  public:
   TensorSource(Buffer file, std::string folder, const ImportOptions& options)
       : file_(std::move(file)), folder_(std::move(folder)), options_(options) {}
-  // `later`: as in tensor_from_bytes(); what is read then stays until this source is gone.
+  // `later`: as in tensor_from_bytes().
   Result<Tensor> read(const TensorMsg& t, DeferredCopies* later = nullptr);
   // Sparse to dense.
   Result<Tensor> read(const SparseMsg& s);

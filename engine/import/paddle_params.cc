@@ -94,7 +94,7 @@ Result<Tensor> read_record(const Value& value, const Buffer& file, ByteReader& r
     return Tensor::make(shape, format, file.slice(at, data.size()));
   }
   OAR_ASSIGN(Tensor copy, Tensor::allocate(shape, format));
-  if (later) later->add(copy.mutable_data(), data.data(), data.size());
+  if (later) later->add(copy.mutable_data(), file.slice(at, data.size()));
   else if (!data.empty()) memcpy(copy.mutable_data(), data.data(), data.size());
   return copy;
 }

@@ -49,21 +49,21 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
   if (thrown) std::rethrow_exception(thrown);
 }
 
-void DeferredCopies::add(void* to, const void* from, uint64_t bytes) {
+void DeferredCopies::add(void* to, const Buffer& from) {
   // In pieces, so that one large tensor is divided, too.
-  for (uint64_t at = 0; at < bytes; at += kPiece) {
-    pieces_.push_back({static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
-                       std::min(kPiece, bytes - at)});
+  for (uint64_t at = 0; at < from.size(); at += kPiece) {
+    pieces_.push_back({static_cast<std::byte*>(to) + at, from.slice(at, std::min(kPiece, from.size() - at))});
   }
 }
 
 void DeferredCopies::run(int threads) {
   std::vector<uint64_t> sizes;
   sizes.reserve(pieces_.size());
-  for (const Piece& p : pieces_) sizes.push_back(p.bytes);
+  for (const Piece& p : pieces_) sizes.push_back(p.from.size());
   for_each_largest_first(threads, sizes, [&](size_t i) {
     const Piece& p = pieces_[i];
-    std::memcpy(p.to, p.from, p.bytes);
+    std::memcpy(p.to, p.from.data(), p.from.size());
+    p.from.release_pages();
   });
   pieces_.clear();
 }

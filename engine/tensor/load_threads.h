@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/tensor/buffer.h"
+
 namespace oar {
 
 // Calls fn(i) once for each i < sizes.size(), from up to `threads` threads with the calling one, the items
@@ -17,17 +19,17 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
                             const std::function<void(size_t)>& fn);
 
 // Copies of bytes that may wait: of tensors that lie unaligned in a file, all at once when all are known.
+// What has been copied from a mapped file leaves the process's memory, which would have it twice.
 class DeferredCopies {
  public:
-  // Both must stay until run().
-  void add(void* to, const void* from, uint64_t bytes);
+  // `to` has room for all of `from`, and stays until run().
+  void add(void* to, const Buffer& from);
   void run(int threads);
 
  private:
   struct Piece {
     std::byte* to;
-    const std::byte* from;
-    uint64_t bytes;
+    Buffer from;
   };
   std::vector<Piece> pieces_;
 };

@@ -2,15 +2,33 @@
 #include "engine/tensor/load_threads.h"
 
 #include <atomic>
+#include <cstdio>
+#include <fstream>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <set>
 #include <thread>
 
+#include "engine/tensor/mapped_file.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 namespace oar {
 namespace {
+
+// KB of the mapping around `address` that this process has in memory.
+uint64_t resident_kb(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  std::ifstream in("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    uintptr_t from = 0, to = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &from, &to) == 2) inside = from <= at && at < to;
+    if (inside && line.rfind("Rss:", 0) == 0) return std::stoull(line.substr(4));
+  }
+  return 0;
+}
 
 TEST_CASE("load threads: every item once, for any number of threads and sizes") {
   for (const int threads : {0, 1, 2, 3, 16}) {
@@ -78,9 +96,10 @@ TEST_CASE("load threads: deferred copies arrive whole, once") {
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
   for (const int threads : {1, 4}) {
     DeferredCopies copies;
-    copies.add(to.data(), from.data() + 3, 3'000'000);
-    copies.add(to.data() + 3'000'000, from.data() + 3'000'003, 2'000'000);
-    copies.add(to.data(), nullptr, 0);
+    const Buffer all = Buffer::wrap_const(from.data(), from.size(), nullptr);
+    copies.add(to.data(), all.slice(3, 3'000'000));
+    copies.add(to.data() + 3'000'000, all.slice(3'000'003, 2'000'000));
+    copies.add(to.data(), Buffer());
     CHECK(to[0] == 0xee);
     copies.run(threads);
     CHECK(std::equal(to.begin(), to.begin() + 5'000'000, from.begin() + 3));
@@ -88,6 +107,27 @@ TEST_CASE("load threads: deferred copies arrive whole, once") {
     std::fill(to.begin(), to.end(), uint8_t{0xee});
     copies.run(threads);  // nothing is left
     CHECK(to[0] == 0xee);
+  }
+}
+
+TEST_CASE("load threads: what was copied from a mapped file is in memory once") {
+  const std::string path = oar_test::temp_dir() + "/mapped.bin";
+  const uint64_t size = 8 << 20;
+  std::ofstream(path, std::ios::binary) << std::string(size, 'x');
+  auto file = MappedFile::open(path, FileOptions());
+  REQUIRE_OK(file);
+  const Buffer bytes = file_slice(*file, 1, size - 1);
+  std::vector<uint8_t> to(size - 1);
+  for (const int threads : {1, 4}) {
+    DeferredCopies copies;
+    copies.add(to.data(), bytes);
+    const uint64_t sum =
+        std::accumulate(static_cast<const uint8_t*>(bytes.data()),
+                        static_cast<const uint8_t*>(bytes.data()) + bytes.size(), uint64_t{0});
+    CHECK(resident_kb(bytes.data()) >= size >> 10);
+    copies.run(threads);
+    CHECK(resident_kb(bytes.data()) <= 1024);
+    CHECK(std::accumulate(to.begin(), to.end(), uint64_t{0}) == sum);
   }
 }
 
