@@ -50,22 +50,28 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
 }
 
 void DeferredCopies::add(void* to, const Buffer& from) {
+  sources_.push_back(from);
   // In pieces, so that one large tensor is divided, too.
   for (uint64_t at = 0; at < from.size(); at += kPiece) {
-    pieces_.push_back({static_cast<std::byte*>(to) + at, from.slice(at, std::min(kPiece, from.size() - at))});
+    pieces_.push_back({static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from.data()) + at,
+                       std::min(kPiece, from.size() - at)});
   }
 }
 
 void DeferredCopies::run(int threads) {
   std::vector<uint64_t> sizes;
   sizes.reserve(pieces_.size());
-  for (const Piece& p : pieces_) sizes.push_back(p.from.size());
+  for (const Piece& p : pieces_) sizes.push_back(p.bytes);
   for_each_largest_first(threads, sizes, [&](size_t i) {
     const Piece& p = pieces_[i];
-    std::memcpy(p.to, p.from.data(), p.from.size());
-    p.from.release_pages();
+    std::memcpy(p.to, p.from, p.bytes);
   });
+  // Only now: reading a page brings its neighbours, which may have been given back already.
+  sizes.clear();
+  for (const Buffer& b : sources_) sizes.push_back(b.size());
+  for_each_largest_first(threads, sizes, [&](size_t i) { sources_[i].release_pages(); });
   pieces_.clear();
+  sources_.clear();
 }
 
 }  // namespace oar

@@ -29,8 +29,10 @@ class DeferredCopies {
  private:
   struct Piece {
     std::byte* to;
-    Buffer from;
+    const std::byte* from;
+    uint64_t bytes;
   };
+  std::vector<Buffer> sources_;
   std::vector<Piece> pieces_;
 };
 
