@@ -166,3 +166,44 @@ TEST_CASE("sizes that overflow in the middle of a network are errors of plan and
   REQUIRE_FALSE(r.ok());
   CHECK(r.status().message().find("overflows") != std::string::npos);
 }
+
+TEST_CASE("layers that sum nothing give their bias") {
+  // A convolution without channels divided by their number; others left what memory held.
+  struct Case {
+    const char* op;
+    std::vector<int64_t> x, w;
+    std::vector<int64_t> y;
+  };
+  const std::vector<float> bias = {1, 2, -3};
+  for (const Case& c : std::vector<Case>{{"Conv", {2, 0, 5, 5}, {3, 0, 3, 3}, {2, 3, 3, 3}},
+                                         {"Conv", {2, 0, 5, 5}, {3, 0, 1, 1}, {2, 3, 5, 5}},
+                                         {"Conv", {2, 0, 5}, {3, 0, 3}, {2, 3, 3}},
+                                         {"Conv", {1, 0, 4, 4, 4}, {3, 0, 2, 2, 2}, {1, 3, 3, 3, 3}},
+                                         {"ConvTranspose", {2, 0, 4, 4}, {0, 3, 2, 2}, {2, 3, 5, 5}},
+                                         {"Gemm", {2, 0}, {0, 3}, {2, 3}}}) {
+    INFO(c.op << " " << c.x.size());
+    for (const bool constant : {true, false}) {
+      std::vector<Proto> weights = {tensor_proto("b", {3}, bias)}, inputs = {value_proto("x", c.x)};
+      if (constant) weights.push_back(tensor_proto("w", c.w, {}));
+      else inputs.push_back(value_proto("w", c.w));
+      const std::string path = temp_dir() + "/nothing.onnx";
+      std::ofstream(path, std::ios::binary) << model_bytes(
+          graph_proto({node_proto(c.op, {"x", "w", "b"}, {"c"}), node_proto("Relu", {"c"}, {"y"})}, weights,
+                      inputs, {value_proto("y", c.y)}));
+      const auto p = Predictor::open(path);
+      REQUIRE_OK(p);
+      std::vector<Datum> in = {Datum(must(Tensor::zeros(Shape(c.x), Format::f32())))};
+      if (!constant) in.emplace_back(must(Tensor::zeros(Shape(c.w), Format::f32())));
+      const auto out = (*p)->run(std::move(in));
+      REQUIRE_OK(out);
+      const Tensor& y = (*out)[0].tensor;
+      REQUIRE(y.shape() == Shape(c.y));
+      const int64_t inner = y.numel() / c.y[0] / 3;
+      bool same = true;
+      for (int64_t k = 0; k < y.numel(); ++k)
+        same = same && y.values<float>()[static_cast<size_t>(k)] ==
+                           std::max(0.f, bias[static_cast<size_t>(k / inner % 3)]);
+      CHECK(same);
+    }
+  }
+}

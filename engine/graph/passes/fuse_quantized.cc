@@ -92,14 +92,15 @@ class Quantizer {
     x.q = n->inputs[0];
     return x;
   }
-  // Constant i8 weights with f32 scales, per tensor or per entry of `axis`.
+  // Constant i8 weights with f32 scales, per tensor or per entry of `axis`. Sums of nothing are left to the
+  // definitions.
   struct Weights {
     ValueId w = kNoValue, scale = kNoValue;
   };
   std::optional<Weights> weights(ValueId w, ValueId scale, ValueId zero, int64_t axis,
                                  int64_t given_axis) const {
     const Tensor *t = m_.constant(w), *s = m_.f32_constant(scale), *z = m_.constant(zero);
-    if (!t || t->format().dtype() != DType::kI8 || !s || s->shape().rank() > 1) return {};
+    if (!t || t->format().dtype() != DType::kI8 || t->numel() == 0 || !s || s->shape().rank() > 1) return {};
     const int rank = t->shape().rank();
     if (s->numel() != 1 && (given_axis < 0 ? given_axis + rank : given_axis) != axis) return {};
     if (s->numel() != 1 && s->numel() != t->shape()[static_cast<int>(axis)]) return {};

@@ -239,6 +239,13 @@ Status conv(EvalContext& ctx) {
       direct_conv_f32(ctx, c, elements<float>(x), elements<float>(w), out);
       if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
       OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
+    } else if (y.numel() > 0 && c.C == 0) {  // sums of nothing; such images are never channels last
+      if (nhwc) return unimplemented("channels-last convolution without channels");
+      if (!ctx.options().sizing) {
+        std::fill_n(out, y.numel(), 0.f);
+        if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
+        OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
+      }
     } else if (y.numel() > 0) {
       PreparedConv own;
       if (!prepared) {
