@@ -91,20 +91,19 @@ void bit_cast(OnnxNode& n) {
 }
 
 // Sum, Mean, Max, Min of any number of operands.
-void fold(OnnxNode& n, const char* op) {
-  if (n.num_inputs() == 0) return n.fail(invalid_argument("at least one operand is needed"));
+Val folded(OnnxNode& n, const char* op) {
+  if (n.num_inputs() == 0) return n.fail(invalid_argument("at least one operand is needed")), Val{};
   Val v = n.in(0);
   for (size_t k = 1; k < n.num_inputs(); ++k) v = n.w().op(op, {v, n.in(k)});
-  n.out(0, n.num_inputs() == 1 ? n.w().op("identity", {v}) : v);
+  return n.num_inputs() == 1 ? n.w().op("identity", {v}) : v;
 }
-void sum(OnnxNode& n) { fold(n, "add"); }
-void max(OnnxNode& n) { fold(n, "max"); }
-void min(OnnxNode& n) { fold(n, "min"); }
+void sum(OnnxNode& n) { n.out(0, folded(n, "add")); }
+void max(OnnxNode& n) { n.out(0, folded(n, "max")); }
+void min(OnnxNode& n) { n.out(0, folded(n, "min")); }
 void mean(OnnxNode& n) {
-  fold(n, "add");
-  if (n.num_inputs() == 0) return;
+  const Val total = folded(n, "add");
   const Val count = n.w().op("cast_like", {n.w().float_scalar(static_cast<double>(n.num_inputs())), n.in(0)});
-  n.out(0, n.w().op("div", {n.results()[0], count}));
+  n.out(0, n.w().op("div", {total, count}));
 }
 
 void clip(OnnxNode& n) {
