@@ -207,3 +207,33 @@ TEST_CASE("layers that sum nothing give their bias") {
     }
   }
 }
+
+TEST_CASE("8-bit layers that sum nothing give their zero point") {
+  const auto bytes = [](const char* name, const std::vector<int64_t>& dims, int type,
+                        const std::string& raw) {
+    Proto t;
+    for (int64_t d : dims) t.number(1, d);
+    return t.number(2, type).text(8, name).text(9, raw);
+  };
+  constexpr int kF32 = 1, kU8 = 2, kI8 = 3;
+  for (const bool conv : {false, true}) {
+    const std::vector<int64_t> w = conv ? std::vector<int64_t>{3, 0, 3, 3} : std::vector<int64_t>{0, 3};
+    const std::vector<int64_t> x = conv ? std::vector<int64_t>{2, 0, 5, 5} : std::vector<int64_t>{2, 0};
+    const float tenth = 0.1f;
+    const std::string scale(reinterpret_cast<const char*>(&tenth), sizeof tenth);
+    const std::string path = temp_dir() + "/nothing8.onnx";
+    std::ofstream(path, std::ios::binary) << model_bytes(graph_proto(
+        {node_proto(conv ? "QLinearConv" : "QLinearMatMul", {"x", "s", "z", "w", "s", "wz", "s", "z"},
+                    {"y"})},
+        {bytes("s", {}, kF32, scale), bytes("z", {}, kU8, "\x05"), bytes("wz", {}, kI8, std::string(1, '\0')),
+         bytes("w", w, kI8, "")},
+        {value_proto("x", x, kU8)},
+        {value_proto("y", conv ? std::vector<int64_t>{2, 3, 3, 3} : std::vector<int64_t>{2, 3}, kU8)}));
+    const auto p = Predictor::open(path);
+    REQUIRE_OK(p);
+    const auto out =
+        (*p)->run(std::vector<Datum>{Datum(must(Tensor::zeros(Shape(x), Format::of(DType::kU8))))});
+    REQUIRE_OK(out);
+    for (const uint8_t y : (*out)[0].tensor.values<uint8_t>()) REQUIRE(y == 5);
+  }
+}
