@@ -6,10 +6,10 @@
 
 #include "engine/base/format.h"
 #include "engine/base/wire_reader.h"
+#include "engine/import/import.h"
 #include "engine/import/paddle_program.h"
 #include "engine/import/paddle_wire.h"
 #include "engine/loader/byte_reader.h"
-#include "engine/tensor/load_threads.h"
 
 namespace oar::paddle {
 namespace {
@@ -90,13 +90,7 @@ Result<Tensor> read_record(const Value& value, const Buffer& file, ByteReader& r
   std::span<const std::byte> data;
   OAR_RETURN_IF_ERROR(
       reader.take(static_cast<uint64_t>(bytes), cat("the values of ", show_name(value.name)), data));
-  if (reinterpret_cast<uintptr_t>(data.data()) % static_cast<uintptr_t>(format.info().alignment) == 0) {
-    return Tensor::make(shape, format, file.slice(at, data.size()));
-  }
-  OAR_ASSIGN(Tensor copy, Tensor::allocate(shape, format));
-  if (later) later->add(copy.mutable_data(), file.slice(at, data.size()));
-  else if (!data.empty()) memcpy(copy.mutable_data(), data.data(), data.size());
-  return copy;
+  return tensor_from_bytes(shape, format.dtype(), file.slice(at, data.size()), later);
 }
 
 // A parameter's name as a file beside the program: never a way out of its folder.

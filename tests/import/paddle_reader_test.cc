@@ -84,6 +84,20 @@ TEST_CASE("a ProgramDesc gives ops, attributes, ports and parameters in stored o
   CHECK((*tensors)[1].values<float>()[5] == 6);
 }
 
+TEST_CASE("a boolean parameter is 0 or 1, whatever byte the file has") {
+  Program p;
+  p.values.resize(1);
+  p.values[0].name = "mask";
+  p.values[0].type = {ValueType::Kind::kTensor, "bool", {4}};
+  p.parameters = {0};
+  const std::string records = pd::record(0, {4}, std::string("\x00\x01\x02\xff", 4));
+  const auto tensors = read_parameters(p, buffer_of(records), "mask.pdiparams");
+  INFO(tensors.status().message());
+  REQUIRE(tensors.ok());
+  const auto* values = static_cast<const uint8_t*>((*tensors)[0].data());
+  CHECK(std::vector<int>(values, values + 4) == std::vector<int>{0, 1, 1, 1});
+}
+
 TEST_CASE("every attribute type of a ProgramDesc is read, lists packed and unpacked") {
   const auto with = [](const std::string& attrs) {
     const std::string bytes =

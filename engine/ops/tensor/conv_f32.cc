@@ -234,18 +234,11 @@ Status conv(EvalContext& ctx) {
       OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
     }
     float* out = mutable_elements<float>(y);
-    if (c.w.axes > 2) {
-      if (nhwc) return unimplemented("channels-last convolution of three axes");
+    if (c.w.axes > 2 || c.C == 0) {  // kernels have two axes and something to sum
+      if (nhwc) return unimplemented("channels-last convolution of three axes or without channels");
       direct_conv_f32(ctx, c, elements<float>(x), elements<float>(w), out);
-      if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
+      if (b && !ctx.options().sizing) add_bias(b, out, c.N, c.M, c.w.out_size());
       OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
-    } else if (y.numel() > 0 && c.C == 0) {  // sums of nothing; such images are never channels last
-      if (nhwc) return unimplemented("channels-last convolution without channels");
-      if (!ctx.options().sizing) {
-        std::fill_n(out, y.numel(), 0.f);
-        if (b) add_bias(b, out, c.N, c.M, c.w.out_size());
-        OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
-      }
     } else if (y.numel() > 0) {
       PreparedConv own;
       if (!prepared) {
