@@ -51,7 +51,7 @@ struct GatedMatmulArgs {
 // several threads at once. pack reads any storage format for which it returns true from accepts():
 // a layout may also take floating-point rows and quantize them on the way ("int8.panel16" does).
 struct WeightLayout {
-  const char* name;  // "row-major", "int8.panel16", "int4.panel16", "int4z.panel16"
+  const char* name;  // "row-major", "int8.panel16", "int4.panel16", "int4z.g128.panel32" and the like
   bool in_place;     // true: use the mapped bytes as they are, pack is null
   int row_granule;
   size_t (*bytes)(int64_t n, int64_t K);

@@ -1,4 +1,5 @@
 // Which layout the matmul kernels of each level want for a storage format. One table, read by the loader.
+#include "kernels/cpu/int4_groups.h"
 #include "kernels/cpu/int4_panel.h"
 #include "kernels/cpu/int8_panel.h"
 #include "kernels/matmul.h"
@@ -18,7 +19,8 @@ const WeightLayout& weight_layout(Format format, Isa isa) {
   for (const char* name : kInt8PanelFormats) {
     if (std::string_view(format.name()) == name) return kInt8PanelLayout;
   }
-  const WeightLayout* int4 = int4_panel_layout(format);
+  const WeightLayout* groups = isa == Isa::kAvx512Vnni ? int4_groups_layout(format) : nullptr;
+  const WeightLayout* int4 = groups != nullptr ? groups : int4_panel_layout(format);
   return int4 != nullptr ? *int4 : kRowMajor;
 }
 

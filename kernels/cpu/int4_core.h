@@ -359,22 +359,16 @@ struct Int4Core {
   }
 };
 
-// Registers Core for every format that lies in int8.panel16, and the int4 core over it for int4.panel16's and
-// int4z.panel16's.
-template <class Core>
-void append_int8(KernelList& list, Isa isa, const char* level = nullptr) {
-  for (const char* name : kInt8PanelFormats) {
-    MatmulDriver<Core>::append(list, Format::find(name), isa, level);
-  }
-}
+// Registers the core for every format that lies in int4.panel16 or int4z.panel16 at this level.
 template <class Arch, class Int8>
 void append_int4(KernelList& list, Isa isa, const char* level = nullptr) {
-  for (const char* name : kInt4PanelFormats) {
-    MatmulDriver<Int4Core<Arch, Int8>>::append(list, Format::find(name), isa, level);
-  }
-  for (const char* name : kInt4OffsetFormats) {
-    MatmulDriver<Int4Core<Arch, Int8, true>>::append(list, Format::find(name), isa, level);
-  }
+  const auto append = [&]<bool kOffsets>(const char* name) {
+    const auto format = Format::find(name);
+    if (weight_layout(*format, isa).name != int4_panel_layout(*format)->name) return;
+    MatmulDriver<Int4Core<Arch, Int8, kOffsets>>::append(list, format, isa, level);
+  };
+  for (const char* name : kInt4PanelFormats) append.template operator()<false>(name);
+  for (const char* name : kInt4OffsetFormats) append.template operator()<true>(name);
 }
 
 }  // namespace oar

@@ -5,52 +5,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
-#include "quant/formats/i4_group.h"
-#include "quant/formats/i4_s8_g32.h"
-#include "quant/formats/iq4.h"
-#include "quant/formats/mxfp4.h"
-#include "quant/formats/q4_0.h"
-#include "quant/formats/q4_1.h"
-#include "quant/formats/u4_group.h"
-#include "quant/formats/w4a8.h"
+#include "kernels/cpu/int4_stored.h"
 
 namespace oar {
 namespace {
-
-constexpr int64_t kLevelBytes = kInt4Group / 2;
-
-// Scale and levels of group g of a stored row.
-struct Group {
-  float d;
-  const uint8_t* levels;
-};
-
-template <int G>
-Group group_of(const char* row, int64_t g) {
-  using Block = formats::I4Group<G>;
-  const char* block = row + g * kInt4Group / G * static_cast<int64_t>(sizeof(Block));
-  oar::f16 d;
-  std::memcpy(&d, block, 2);
-  return {to_f32(d), reinterpret_cast<const uint8_t*>(block) + 2 + g % (G / kInt4Group) * kLevelBytes};
-}
-
-Group group_of_s8(const char* row, int64_t g) {
-  using namespace formats::i4_s8_g32;
-  const char* block = row + sizeof(Head) + g * static_cast<int64_t>(sizeof(Block));
-  return {detail::load_head<Head>(row).scale * static_cast<float>(static_cast<uint8_t>(*block)),
-          reinterpret_cast<const uint8_t*>(block) + 1};
-}
-
-template <class Block, auto kScale>
-Group group_of_32(const char* row, int64_t g) {
-  const char* block = row + g * static_cast<int64_t>(sizeof(Block));
-  std::remove_cvref_t<decltype(Block{}.*kScale)> d;
-  std::memcpy(&d, block, sizeof d);
-  return {to_f32(d), reinterpret_cast<const uint8_t*>(block) + sizeof d};
-}
 
 // Sixteen levels, `unit` of which are one of the codebook's.
 struct Codebook {
@@ -75,40 +35,6 @@ constexpr OffsetCodebook multiples(int step, float error) {
 }
 constexpr OffsetCodebook kSixteenths = multiples(16, 1.21f);  // a level is m / 16
 constexpr OffsetCodebook kWhole = multiples(256, 4.25f);      // and m
-
-// A group with an offset: level q is d * q + a.
-struct OffsetGroup {
-  float d, a;
-  const uint8_t* levels;
-};
-
-template <int G>
-OffsetGroup group_of_u4(const char* row, int64_t g) {
-  using Block = formats::U4Group<G>;
-  const char* block = row + g * kInt4Group / G * static_cast<int64_t>(sizeof(Block));
-  oar::f16 head[2];
-  std::memcpy(head, block, sizeof head);
-  const float d = to_f32(head[0]);
-  return {d, -d * to_f32(head[1]),
-          reinterpret_cast<const uint8_t*>(block) + sizeof head + g % (G / kInt4Group) * kLevelBytes};
-}
-
-OffsetGroup group_of_q4_1(const char* row, int64_t g) {
-  const char* block = row + g * static_cast<int64_t>(sizeof(formats::q4_1::Block));
-  oar::f16 head[2];
-  std::memcpy(head, block, sizeof head);
-  return {to_f32(head[0]), to_f32(head[1]), reinterpret_cast<const uint8_t*>(block) + sizeof head};
-}
-
-// In units of the row's scale.
-template <int G>
-OffsetGroup group_of_w4a8(const char* row, int64_t g) {
-  using Block = formats::W4A8Group<G>;
-  const uint8_t* block = reinterpret_cast<const uint8_t*>(row + sizeof(typename Block::Head)) +
-                         g * kInt4Group / G * sizeof(Block);
-  const int s = block[0], z = block[1];
-  return {static_cast<float>(s), static_cast<float>(-s * z), block + 2 + g % (G / kInt4Group) * kLevelBytes};
-}
 
 // What stands at the head of a block, of one row. Levels of the file become (level ^ flip) - least.
 struct Fit {
@@ -287,9 +213,6 @@ constexpr WeightLayout offset_layout() {
   return {"int4z.panel16", false,         static_cast<int>(kPanelRows),
           &bytes<true>,    &accepts<kTo>, &pack<kTo, true, &pack_with_offsets<kGroupOf, kFit>>};
 }
-
-// q4_0's block is that of the family, its levels too.
-static_assert(sizeof(formats::q4_0::Block) == sizeof(formats::I4Group<32>));
 
 struct Entry {
   const FormatInfo* format;

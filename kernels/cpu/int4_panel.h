@@ -65,7 +65,8 @@ constexpr int64_t int4_block_groups(int64_t K, int64_t b) {
   return left < kInt4BlockGroups ? left : kInt4BlockGroups;
 }
 
-// Names of the formats whose matmul is that of the layout, without and with offsets.
+// Names of the formats whose matmul is that of the layout, without and with offsets; with AVX-512 VNNI those
+// with groups of 64 and 128 lie otherwise (int4_groups.h).
 inline constexpr const char* kInt4PanelFormats[] = {"i4_s8_g32", "q4_0",   "i4_g64",
                                                     "i4_g128",   "iq4_nl", "mxfp4"};
 inline constexpr const char* kInt4OffsetFormats[] = {"w4a8_g32", "w4a8_g64", "w4a8_g128", "u4_g32",
