@@ -71,10 +71,10 @@ struct Fit {
   uint8_t flip[kMostGroups] = {}, least[kMostGroups] = {};
 };
 
-// Rounded as int4_groups.h says.
-Fit rounded(const Steps* groups, int64_t n, int shift) {
+// Rounded as int4_groups.h says. `bytes`: no level of any group leaves a signed byte.
+Fit rounded(const Steps* groups, int64_t n, int shift, bool bytes) {
   Fit out;
-  float d[kMostGroups], a[kMostGroups], most_d = 0, most_a = 0;
+  float d[kMostGroups], a[kMostGroups], most_d = 0, most = 0;
   for (int64_t g = 0; g < n; ++g) {
     const bool down = groups[g].d < 0;
     d[g] = std::fabs(groups[g].d);
@@ -85,11 +85,12 @@ Fit rounded(const Steps* groups, int64_t n, int shift) {
       return out;
     }
     most_d = std::max(most_d, d[g]);
-    most_a = std::max(most_a, std::fabs(a[g]));
+    most = std::max({most, std::fabs(a[g]), bytes ? std::fabs(a[g] + 15 * d[g]) : 0});
   }
-  if (std::max(most_d, most_a) <= 1e-30f) return out;
+  if (std::max(most_d, most) <= 1e-30f) return out;
   const auto unit = static_cast<float>(1 << shift);
-  out.scale = std::max(most_d / 255, most_a / (127 * unit - 4));
+  const float room = bytes ? 4.25f : 4.f;  // for what rounding adds
+  out.scale = std::max(most_d / 255, most / (127 * unit - room));
   const float inverse = 1 / out.scale;
   for (int64_t g = 0; g < n; ++g) {
     const auto m = static_cast<float>(std::lrint(d[g] * inverse));
@@ -123,11 +124,13 @@ bool whole(const Steps* groups, int64_t n, Fit& out) {
 
 constexpr int kU4Shift = 4, kW4a8Shift = 0;
 
-Fit fit_u4(const char* /*row*/, const Steps* groups, int64_t n) { return rounded(groups, n, kU4Shift); }
+Fit fit_u4(const char* /*row*/, const Steps* groups, int64_t n) {
+  return rounded(groups, n, kU4Shift, false);
+}
 
 Fit fit_w4a8(const char* row, const Steps* groups, int64_t n) {
   Fit out;
-  if (!whole(groups, n, out)) out = rounded(groups, n, kW4a8Shift);
+  if (!whole(groups, n, out)) out = rounded(groups, n, kW4a8Shift, true);
   const float scale = detail::load_head<float>(row);
   out.scale = std::isfinite(scale) ? out.scale * scale : kNaN;
   return out;

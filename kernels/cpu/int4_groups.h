@@ -21,12 +21,14 @@
 // every eight dot products (decision 18).
 //
 // Rounding. Without offsets m = round(127 d / max|d|) of the groups' own scales d, so |error| <= 4 / 127 of
-// the largest. With them, scale = max(max|d| / 255, max|a| / ((127 << shift) - 4)) for groups d q + a, m =
+// the largest. With them, scale = max(max|d| / 255, max|a| / (127 * 16 - 4)) for groups d q + a of u4_*, m =
 // round(d / scale), and o brings the mean over the levels to the group's, to nearest: |error| <= (7.5 / 2 +
-// 2^shift / 2) scale. For u4_* shift is 4, and levels under a negative d are counted from 15 downwards. For
-// w4a8_*, whose scale is the row's and whose m is s, it is 0, and levels are counted from the least that
-// occurs in a group, q', so that o = s (q' - z) is a byte whenever all s (q - z) are signed bytes, as the
-// format wants them: exact. A block with others is rounded, |error| <= 4.25 scale.
+// 8) scale; shift is 4, and levels under a negative d are counted from 15 downwards. For w4a8_*, whose scale
+// is the row's and whose m is s, shift is 0, and levels are counted from the least that occurs in a group,
+// q', so that o = s (q' - z) is a byte whenever all s (q - z) are signed bytes, as the format wants them:
+// exact. A block with others is rounded so that all weights are bytes again, |error| <= 4.25 scale. Being
+// bytes, many tokens may have them expanded to int8.panel16 (int8_panel.h): the same integers, without a
+// multiplication for each group.
 //
 // A panel is 32 weight rows, and holds blocks of 256 k, the last one perhaps with fewer steps of 32 k:
 //

@@ -7,12 +7,14 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/int4_groups_core.h"
+#include "kernels/cpu/int8_vnni.h"
 #include "kernels/cpu/x86_reduce.h"
 
 namespace oar {
 namespace {
 
 struct VnniInt4Groups {
+  using Int8 = VnniInt8;
   // 2 x 6 dots, as many sums of the block, two lines, an activation, a mask: 28 of 32 registers.
   static constexpr int kTileTokens = 6;
 
@@ -50,6 +52,41 @@ struct VnniInt4Groups {
       to->sums[g] = static_cast<int16_t>(sum);
     }
     to->scale = absmax / 127.f;
+  }
+
+  // m q + o, in bytes. Lines of 32 k hold the first sixteen low and the others high.
+  template <int G>
+  static void expand(const char* block, int64_t groups, int64_t half, char* to) {
+    using Panel = Int4GroupsPanel<G, true>;
+    std::memcpy(to, block + half * kPanelLine, kPanelLine);
+    to += kPanelLine;
+    const char* lines = block + Panel::kLevels + half * kPanelLine;
+    const __m512i level = _mm512_set1_epi16(15), low_byte = _mm512_set1_epi16(0xff);
+    for (int64_t g = 0; g < groups; ++g) {
+      const __m512i rows = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(
+          block + Panel::kMultipliers + g * kGroupsRows + half * kPanelRows)));
+      const __m512i m = _mm512_or_si512(rows, _mm512_slli_epi32(rows, 16));
+      const __m512i pairs = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(
+          block + Panel::kOffsets + (g / 2 * kGroupsRows + half * kPanelRows) * 2)));
+      const __m512i of_row = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+      const __m512i o =
+          _mm512_shuffle_epi8(pairs, _mm512_add_epi8(of_row, _mm512_set1_epi8(static_cast<char>(g % 2))));
+      const auto weights = [&](__m512i even, __m512i odd) OAR_INLINE_BODY {
+        const __m512i products = _mm512_or_si512(_mm512_and_si512(_mm512_mullo_epi16(even, m), low_byte),
+                                                 _mm512_slli_epi16(_mm512_mullo_epi16(odd, m), 8));
+        return _mm512_add_epi8(products, o);
+      };
+      for (int s = 0; s < G / kGroupsStep; ++s, lines += Panel::kStepBytes, to += 8 * kPanelLine) {
+        for (int j = 0; j < 4; ++j) {
+          const __m512i v = _mm512_loadu_si512(lines + j * kHalves * kPanelLine);
+          _mm512_storeu_si512(to + j * kPanelLine, weights(_mm512_and_si512(v, level),
+                                                           _mm512_and_si512(_mm512_srli_epi16(v, 8), level)));
+          _mm512_storeu_si512(
+              to + (4 + j) * kPanelLine,
+              weights(_mm512_and_si512(_mm512_srli_epi16(v, 4), level), _mm512_srli_epi16(v, 12)));
+        }
+      }
+    }
   }
 
   template <int G, bool kOffsets, int NT, int kFetch>
