@@ -8,8 +8,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/block_absmax.h"
 #include "kernels/cpu/int4_groups.h"
 #include "kernels/cpu/matmul_driver.h"
 
@@ -34,18 +36,10 @@ struct alignas(32) GroupsToken {
   // A block with a NaN or an infinity gets a NaN scale, which reaches every output of its token. Below 1e-30
   // a block counts as zero: the reciprocal of its scale would overflow.
   static void quantize(const float* x, GroupsToken* to) {
-    uint32_t most = 0;
-    for (int64_t i = 0; i < kGroupsBlock; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, x + i, 4);
-      bits &= 0x7fffffffu;
-      most = bits > most ? bits : most;
-    }
-    float absmax;
-    std::memcpy(&absmax, &most, sizeof absmax);
-    const bool finite = most < 0x7f800000u;
+    const float absmax = block_absmax(x, kGroupsBlock);
+    const bool finite = std::isfinite(absmax);
     std::memset(to, 0, sizeof *to);
-    if (!finite || absmax <= 1e-30f) {
+    if (!finite || absmax <= kLeastAbsmax) {
       to->scale = finite ? 0.f : __builtin_nanf("");
       return;
     }

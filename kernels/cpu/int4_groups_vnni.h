@@ -28,7 +28,7 @@ struct VnniInt4Groups {
       most = _mm512_max_epu32(most, bits);
     });
     const float absmax = __builtin_bit_cast(float, _mm512_reduce_max_epu32(most));
-    if (!(absmax > 1e-30f && absmax <= __FLT_MAX__)) return GroupsToken<G>::quantize(x, to);
+    if (!(absmax > kLeastAbsmax && std::isfinite(absmax))) return GroupsToken<G>::quantize(x, to);
     const __m512 inverse = _mm512_set1_ps(127.f / absmax);
     __m512i fours[4];  // sums of four k
     unrolled<4>([&](auto i) OAR_INLINE_BODY {

@@ -11,8 +11,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/block_absmax.h"
 #include "kernels/cpu/int8_panel.h"
 #include "kernels/cpu/matmul_driver.h"
 
@@ -45,19 +47,12 @@ class Int8Tokens {
   // 256 values (missing ones zero) to bytes. A block with a NaN or an infinity gets a NaN scale, which
   // reaches every output of its token. Below 1e-30 a block counts as zero: its reciprocal would overflow.
   static float quantize(const float* v, int8_t* q, int32_t* sum) {
-    uint32_t most = 0;
-    for (int64_t i = 0; i < kPanelBlock; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, v + i, 4);
-      bits &= 0x7fffffffu;
-      most = bits > most ? bits : most;
-    }
-    float absmax;
-    std::memcpy(&absmax, &most, 4);
+    const float absmax = block_absmax(v, kPanelBlock);
+    const bool finite = std::isfinite(absmax);
     *sum = 0;
-    if (!(most < 0x7f800000u && absmax > 1e-30f)) {
+    if (!finite || absmax <= kLeastAbsmax) {
       std::memset(q, 0, kPanelBlock);
-      return most < 0x7f800000u ? 0.f : __builtin_nanf("");
+      return finite ? 0.f : __builtin_nanf("");
     }
     const float inverse = 127.f / absmax;
     int32_t total = 0;

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/block_absmax.h"
 #include "kernels/cpu/kquant_format.h"
 #include "kernels/cpu/matmul_driver.h"
 
@@ -32,17 +34,9 @@ struct KToken {
 // reaches every output of its token. Blocks below 1e-30 count as zero: the reciprocal of their scale would
 // overflow.
 inline float quantize_super(const float* x, int8_t* q, int16_t* sums) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < kSuperBlock; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
-  float absmax;
-  std::memcpy(&absmax, &most, sizeof absmax);
-  const bool finite = most < 0x7f800000u;
-  if (!finite || absmax <= 1e-30f) {
+  const float absmax = block_absmax(x, kSuperBlock);
+  const bool finite = std::isfinite(absmax);
+  if (!finite || absmax <= kLeastAbsmax) {
     std::memset(q, 0, kSuperBlock);
     std::memset(sums, 0, KToken::kSums);
     return finite ? 0.f : __builtin_nanf("");
