@@ -53,8 +53,6 @@ struct Scaled {
   }
 };
 
-constexpr int64_t kMostGroups = 4;  // of a block
-
 // A group with an offset, whose levels of 32 k each are wherever `steps` says.
 struct Steps {
   float d, a;
@@ -65,16 +63,16 @@ struct Steps {
 // Integers of a block's groups, of one row.
 struct Fit {
   float scale = 0;
-  uint8_t m[kMostGroups] = {};
-  int8_t o[kMostGroups] = {};
+  uint8_t m[kGroupsOfBlock] = {};
+  int8_t o[kGroupsOfBlock] = {};
   // Levels of the file become (level ^ flip) - least.
-  uint8_t flip[kMostGroups] = {}, least[kMostGroups] = {};
+  uint8_t flip[kGroupsOfBlock] = {}, least[kGroupsOfBlock] = {};
 };
 
 // Rounded as int4_groups.h says. `bytes`: no level of any group leaves a signed byte.
 Fit rounded(const Steps* groups, int64_t n, int shift, bool bytes) {
   Fit out;
-  float d[kMostGroups], a[kMostGroups], most_d = 0, most = 0;
+  float d[kGroupsOfBlock], a[kGroupsOfBlock], most_d = 0, most = 0;
   for (int64_t g = 0; g < n; ++g) {
     const bool down = groups[g].d < 0;
     d[g] = std::fabs(groups[g].d);

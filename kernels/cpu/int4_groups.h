@@ -53,7 +53,16 @@ namespace oar {
 
 inline constexpr int64_t kGroupsRows = 32;
 inline constexpr int64_t kGroupsBlock = 256;
-inline constexpr int64_t kGroupsStep = 32;  // k
+inline constexpr int64_t kGroupsStep = 32;    // k
+inline constexpr int64_t kGroupsOfBlock = 4;  // at most
+
+// Where the parts of a block are. Kernels see this alone and serve both sizes of groups.
+struct Int4GroupsBlock {
+  const char *scales, *multipliers, *offsets, *levels;
+  int64_t groups;  // that exist
+  int64_t steps;   // of a group
+  static constexpr int64_t kStepBytes = kGroupsStep / 2 * kGroupsRows;
+};
 
 template <int G, bool kHasOffsets>
 struct Int4GroupsPanel {
@@ -64,7 +73,7 @@ struct Int4GroupsPanel {
   static constexpr int64_t kMultipliers = kGroupsRows * 4;
   static constexpr int64_t kOffsets = kMultipliers + kGroups * kGroupsRows;
   static constexpr int64_t kLevels = kOffsets + (kHasOffsets ? kGroups * kGroupsRows : 0);
-  static constexpr int64_t kStepBytes = kGroupsStep / 2 * kGroupsRows;
+  static constexpr int64_t kStepBytes = Int4GroupsBlock::kStepBytes;
   static constexpr int64_t kBlock = kLevels + kSteps * kStepBytes;
 
   static constexpr int64_t blocks(int64_t K) { return (K + kGroupsBlock - 1) / kGroupsBlock; }
@@ -73,6 +82,10 @@ struct Int4GroupsPanel {
   static constexpr int64_t groups(int64_t K, int64_t b) {
     const int64_t left = K / G - b * kGroups;
     return left < kGroups ? left : kGroups;
+  }
+  static constexpr Int4GroupsBlock block(const char* panel, int64_t K, int64_t b) {
+    const char* at = panel + b * kBlock;
+    return {at, at + kMultipliers, at + kOffsets, at + kLevels, groups(K, b), G / kGroupsStep};
   }
 };
 

@@ -13,14 +13,12 @@
 //   struct Arch {
 //     using Int8;  // int8_core.h's
 //     // Sixteen rows of a block, half `half` of its panel, to a block of int8.panel16.
-//     template <int G>
-//     static void expand(const char* block, int64_t groups, int64_t half, char* to);
+//     static void expand(const Int4GroupsBlock&, int64_t half, char* to);
 //     static constexpr int kTileTokens;
-//     template <int G>
-//     static void quantize(const float*, GroupsToken<G>*);  // as GroupsToken::quantize
+//     static void quantize(const float*, int64_t group, GroupsToken*);  // as GroupsToken::quantize
 //     // Adds the products of one block of 256 k and tiles of NT tokens to their sums.
-//     template <int G, bool kOffsets, int NT, int kFetch>
-//     static void block(const Int4GroupsTask<G>&);
+//     template <bool kOffsets, int NT, int kFetch>
+//     static void block(const Int4GroupsTask&);
 //   };
 //
 // Roofline: one token, bytes of the weights over memory bandwidth. Many: G / 4 dot products of sixteen rows
@@ -39,13 +37,11 @@ namespace oar {
 namespace {  // compiled with the flags of every instruction set
 
 // Tiles of a block and of as many tokens each, one after the other.
-template <int G>
 struct Int4GroupsTask {
-  const char* w;  // the panel's block
-  int64_t groups;
+  Int4GroupsBlock w;
   int shift;   // of offsets
   bool first;  // of the panel: the sums begin
-  const GroupsToken<G>* x;
+  const GroupsToken* x;
   float (*sums)[kGroupsRows];
   int64_t tiles;
   // Fetched meanwhile, the same number of lines by each of `ahead_tiles`. Those after them fetch the
@@ -64,7 +60,7 @@ template <int kLines>
 template <class Arch, int G, bool kOffsets, bool kBytes>
 struct Int4GroupsCore {
   using Panel = Int4GroupsPanel<G, kOffsets>;
-  using Token = GroupsToken<G>;
+  using Token = GroupsToken;
   // Tokens at a time: a block of theirs, its weights and the sums fit 32 KB, all of K the second-level cache.
   static constexpr int64_t kTokens = 64, kTokensBytes = 192 << 10;
   // 100 ns of latency at 20 GB/s of one core are 2 KB; four times that, since tiles of a block that is read
@@ -100,7 +96,7 @@ struct Int4GroupsCore {
   }
   static void pack(void* run, const PackTask& p) {
     if (expands(p.tokens)) return Int8Tokens::pack(run, p);
-    Token::pack(run, p, Arch::template quantize<G>);
+    Token::pack(run, p, G, Arch::quantize);
   }
 
   static void panel(const PanelTask& p) {
@@ -128,7 +124,7 @@ struct Int4GroupsCore {
             of = last ? 1 : tile < larger ? larger : tiles - tile;  // of the same size
             const int64_t j = tile * least + std::min(tile, larger), size = least + (tile < larger ? 1 : 0);
             block_of[static_cast<size_t>(size - 1)](
-                {block, Panel::groups(p.K, b), shift, b == 0, x + b * p.tokens + j, sums + j, of,
+                {Panel::block(w, p.K, b), shift, b == 0, x + b * p.tokens + j, sums + j, of,
                  block + kAhead + tile * kTileLines * 64, ahead_tiles - tile});
             if (last) store(p, row, t + j, size, sums + j);
           }
@@ -147,9 +143,8 @@ struct Int4GroupsCore {
         const char* w = static_cast<const char*>(p.w) + (row + r) / kGroupsRows * bytes;
         char* to = piece + r / kPanelRows * panel_bytes(p.K);
         for (int64_t b = 0; b < Panel::blocks(p.K); ++b) {
-          Arch::template expand<G>(w + b * Panel::kBlock, Panel::groups(p.K, b),
-                                   (row + r) / kPanelRows % (kGroupsRows / kPanelRows),
-                                   to + panel_block_at(b));
+          Arch::expand(Panel::block(w, p.K, b), (row + r) / kPanelRows % (kGroupsRows / kPanelRows),
+                       to + panel_block_at(b));
         }
       }
       PanelTask q = p;
@@ -178,14 +173,14 @@ struct Int4GroupsCore {
   static constexpr int64_t kTileLines = kFetch / kFetchTiles * Panel::kSteps;
   static_assert(kTileLines * kFetchTiles * 64 >= Panel::kBlock);
 
-  using Block = void (*)(const Int4GroupsTask<G>&);
+  using Block = void (*)(const Int4GroupsTask&);
   // By the number of tokens, from kLeast on.
   template <int kLines, int kLeast>
   static constexpr auto blocks_of() {
     return []<int... kToken>(std::integer_sequence<int, kToken...>) {
       return std::array<Block, kTile>{
           kToken + 1 < kLeast ? nullptr
-                              : &Arch::template block<G, kOffsets, std::max(kLeast, kToken + 1), kLines>...};
+                              : &Arch::template block<kOffsets, std::max(kLeast, kToken + 1), kLines>...};
     }
     (std::make_integer_sequence<int, kTile>{});
   }
