@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cpu/int4_groups_token.h"
 #include "kernels/cpu/int8_core.h"
@@ -88,8 +89,9 @@ struct Int4GroupsCore {
   static int64_t chunk_rows(const MatmulView& v, int64_t total_rows) {
     if (v.P / v.runs <= kTokens) return default_chunk_rows(v, total_rows, w_bytes(v), kGroupsRows);
     if (expands(v.P / v.runs)) {
-      return std::clamp(total_rows / kManyTokensChunks / Int8::kTileRows * Int8::kTileRows, Int8::kTileRows,
-                        piece_rows(v.K));
+      // Whole panels too: experts of a grouped matmul have few tokens or many.
+      constexpr int64_t kWhole = std::lcm(Int8::kTileRows, kGroupsRows);
+      return std::max(kWhole, std::min(total_rows / kManyTokensChunks, piece_rows(v.K)) / kWhole * kWhole);
     }
     const int64_t rows = std::min(total_rows / kManyTokensChunks, kPieceBytes / w_bytes(v));
     return std::max(kGroupsRows, rows / kGroupsRows * kGroupsRows);

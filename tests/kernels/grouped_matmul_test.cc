@@ -41,8 +41,8 @@ TEST_CASE("grouped matmul: equals the plain matmul of each expert to the bit") {
         if (P > 150 && name != std::string_view("w4a8_g128")) continue;
         for (bool gather : {true, false}) {
           if (!sample.take()) continue;
-          const int64_t experts = 5, K = format.block_elems() > 32 ? 512 : 160, n0 = 48, n1 = 21, tokens = 40,
-                        ldx = K + 1, ldo = n0 + n1 + 2;
+          const int64_t experts = 5, K = format.block_elems() > 32 ? 512 : 160, n0 = P > 150 ? 200 : 48,
+                        n1 = 21, tokens = 40, ldx = K + 1, ldo = n0 + n1 + 2;
           std::vector<Weight> w;
           std::vector<MatmulSegment> segments;
           const std::vector<float> bias = random_values(static_cast<size_t>(n0 + n1), Values::kNormal, 3);
