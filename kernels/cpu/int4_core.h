@@ -92,14 +92,8 @@ struct Int4Core {
       for (int64_t i = 0; i < panels; ++i) {
         expand(codebook(p), w + i * bytes, p.K, piece + i * panel_bytes(p.K));
       }
-      PanelTask q = p;
-      q.w = piece;
+      PanelTask q = piece_of(p, row, n, piece);
       q.scratch = piece + expanded_bytes(p.K);
-      q.rows = q.row_end = n;
-      q.row_begin = 0;
-      q.out += row;
-      if (q.bias != nullptr) q.bias += row;
-      if (q.residual != nullptr) q.residual += row;
       // The next piece, of this chunk or most likely of this worker's next one.
       const int64_t next = row + n, panels_left = (p.rows - next + kPanelRows - 1) / kPanelRows;
       q.ahead = w + panels * bytes;

@@ -171,13 +171,6 @@ size_t bytes(int64_t n, int64_t K) {
   return static_cast<size_t>((n + kGroupsRows - 1) / kGroupsRows * Panel::bytes(K));
 }
 
-template <const FormatInfo* kTo>
-bool accepts(Format from, int64_t /*n*/, int64_t K) {
-  if (K % kTo->block_elems != 0) return false;
-  return from == Format(kTo) || (kTo->encode != nullptr &&
-                                 (from == Format::f32() || from == Format::f16() || from == Format::bf16()));
-}
-
 // Panel by panel, and block by block, so that the lines being written stay in the first-level cache. Rows
 // that do not exist are zero; they are written by whoever packs the last panel's existing ones.
 template <const FormatInfo* kTo, class Rows>

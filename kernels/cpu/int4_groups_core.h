@@ -149,14 +149,7 @@ struct Int4GroupsCore {
                        to + panel_block_at(b));
         }
       }
-      PanelTask q = p;
-      q.w = piece;
-      q.scratch = nullptr;
-      q.rows = q.row_end = n;
-      q.row_begin = 0;
-      q.out += row;
-      if (q.bias != nullptr) q.bias += row;
-      if (q.residual != nullptr) q.residual += row;
+      PanelTask q = piece_of(p, row, n, piece);
       // The next piece, of this chunk or most likely of this worker's next one.
       const int64_t next = row + n;
       q.ahead = static_cast<const char*>(p.w) + next / kGroupsRows * bytes;

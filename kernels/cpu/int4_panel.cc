@@ -110,13 +110,6 @@ size_t bytes(int64_t n, int64_t K) {
   return static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * Int4Panel<kOffsets>::bytes(K));
 }
 
-template <const FormatInfo* kTo>
-bool accepts(Format from, int64_t /*n*/, int64_t K) {
-  if (K % kTo->block_elems != 0) return false;
-  return from == Format(kTo) || (kTo->encode != nullptr &&
-                                 (from == Format::f32() || from == Format::f16() || from == Format::bf16()));
-}
-
 // One stored row, or zeros for a row that does not exist, into its lane of a panel.
 template <auto kGroupOf, const Codebook* kCodes>
 void pack_scaled(char* panel, int64_t lane, const char* row, int64_t K) {

@@ -89,5 +89,13 @@ OffsetGroup group_of_w4a8(const char* row, int64_t g) {
 // q4_0's block is that of the family, its levels too.
 static_assert(sizeof(formats::q4_0::Block) == sizeof(formats::I4Group<32>));
 
+// Rows of the format itself, or of numbers to be encoded.
+template <const FormatInfo* kTo>
+bool accepts(Format from, int64_t /*n*/, int64_t K) {
+  if (K % kTo->block_elems != 0) return false;
+  return from == Format(kTo) || (kTo->encode != nullptr &&
+                                 (from == Format::f32() || from == Format::f16() || from == Format::bf16()));
+}
+
 }  // namespace
 }  // namespace oar

@@ -29,13 +29,7 @@ struct DecodeCore {
       for (int64_t i = 0; i < n; ++i) {
         p.format.decode_row(static_cast<const char*>(p.w) + (row + i) * bytes, p.K, rows + i * p.K);
       }
-      PanelTask q = p;
-      q.w = rows;
-      q.rows = q.row_end = n;
-      q.row_begin = 0;
-      q.out += row;
-      if (q.bias != nullptr) q.bias += row;
-      if (q.residual != nullptr) q.residual += row;
+      const PanelTask q = piece_of(p, row, n, rows);
       F32Core::panel(q);
     }
   }

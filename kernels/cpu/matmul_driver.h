@@ -76,6 +76,18 @@ struct PanelTask {
   int64_t ahead_bytes = 0;
 };
 
+// Rows [row, row + n) of `p` as a task of their own whose weights lie at `w`, where its row 0 is `row`.
+static inline PanelTask piece_of(const PanelTask& p, int64_t row, int64_t n, const void* w) {
+  PanelTask q = p;
+  q.w = w;
+  q.rows = q.row_end = n;
+  q.row_begin = 0;
+  q.out += row;
+  if (q.bias != nullptr) q.bias += row;
+  if (q.residual != nullptr) q.residual += row;
+  return q;
+}
+
 // Weight rows of one chunk, a multiple of `granule`: enough bytes to amortize a chunk's fixed cost, few
 // enough to balance. With many tokens the panel is read again for every token tile and has to stay in the
 // second-level cache.

@@ -87,12 +87,7 @@ struct F8Core {
     for (int64_t row = p.row_begin; row < p.row_end; row += rows) {
       const uint8_t* w = static_cast<const uint8_t*>(p.w) + row * bytes;
       const int64_t n = std::min(rows, p.row_end - row);
-      PanelTask q = p;
-      q.rows = q.row_end = n;
-      q.row_begin = 0;
-      q.out += row;
-      if (q.bias != nullptr) q.bias += row;
-      if (q.residual != nullptr) q.residual += row;
+      PanelTask q = piece_of(p, row, n, numbers);
       if constexpr (!kGrouped) {
         for (int64_t i = 0; i < n; ++i) scale[i] = Arch::scale_at(w + i * bytes);
         q.row_scale = scale;
@@ -105,7 +100,6 @@ struct F8Core {
         }
       }
       for (int64_t i = 0; i < n; ++i) widen(w + i * bytes, p.K, numbers + i * p.K);
-      q.w = numbers;
       q.scratch = static_cast<char*>(p.scratch) + piece_bytes(p.K);
       Base::panel(q);
     }
