@@ -103,7 +103,7 @@ struct Int4Core {
   }
 
  private:
-  static constexpr int64_t kManyTokensChunks = 16;
+  static constexpr int64_t kManyTokensChunks = 64;
   static constexpr int64_t kVectorBytes = kPanelLine / Arch::kParts;
   using Codebook = typename Arch::Codebook;
 

@@ -95,9 +95,11 @@ struct Int8Core {
       const int64_t ahead = at + kAhead < panel_bytes(p.K) ? kAhead : kAhead + skip;
       for (int64_t s = 0; s < steps; ++s) {
         const int8_t* xs = x.at(j0, b * (kPanelBlock / kPanelStep) + s);
-        soon.weights.fetch();
-        soon.tokens.fetch();
-        out.fetch();
+        if constexpr (NT > 1) {
+          soon.weights.fetch();
+          soon.tokens.fetch();
+          out.fetch();
+        }
         for (int64_t l = 0; l < kStepLines; ++l) {
           typename Arch::WReg wr[NV];
           unrolled<NV>([&](auto i) OAR_INLINE_BODY {
