@@ -156,7 +156,8 @@ std::string decode_missing(const Measured& m, const BenchOptions& o) {
   if (m.decode.mid() > 0) return {};
   return cat(
       "decode was not measured: the first of ", o.streams, " streams had its ", o.gen_tokens,
-      " tokens before the last one had its first; raise --gen-tokens, or lower --streams or --prompt-tokens");
+      " tokens before the last one had its first; raise --max-context or --gen-tokens, or lower --streams or "
+      "--prompt-tokens");
 }
 
 void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info) {
@@ -233,7 +234,10 @@ Status bench(BenchOptions o) {
   }
   LanguageModelOptions& e = o.model.engine;
   e.max_sequences = std::max(e.max_sequences, o.streams);
-  if (e.max_context == 0) e.max_context = std::max(o.prompt_tokens, o.context) + o.gen_tokens;
+  if (e.max_context == 0) {
+    e.max_context =
+        std::max(o.prompt_tokens, o.context) + o.gen_tokens + (o.streams > 1 ? kOverlapTokens : 0);
+  }
 
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(o.model.model, o.model.cache_dir));
   double share = 0;

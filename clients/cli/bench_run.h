@@ -11,9 +11,12 @@ namespace oar::cli {
 struct Load {
   int64_t streams = 1;
   int64_t prompt_tokens = 0;  // of each stream; random, so that no prefix is shared
-  int64_t gen_tokens = 0;     // of each stream; end tokens do not stop
+  int64_t gen_tokens = 0;     // of each stream once all have started; end tokens do not stop
   uint64_t seed = 0;
 };
+
+// Several streams may have had so many tokens more when the last one starts, or are not measured.
+inline constexpr int64_t kOverlapTokens = 1024;
 
 struct Timing {
   // From submit until every stream has its first token.

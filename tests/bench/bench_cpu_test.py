@@ -130,6 +130,10 @@ class Report(unittest.TestCase):
         texts = [node.firstChild.data for node in image.getElementsByTagName("text")]
         self.assertIn("k <1>", texts)
         self.assertIn("91", texts)
+        self.assertIn("1.25", texts)
+        self.assertEqual(texts.count("the fastest peer"), 1)
+        alone = dict(self.results, models=self.results["models"][1:])
+        self.assertNotIn("the fastest peer", bench_report.svg(alone))
 
 
 class Programs(unittest.TestCase):

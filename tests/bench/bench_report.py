@@ -48,30 +48,49 @@ def markdown(results):
 
 LINE, LABEL, BAR, MARGIN = 20, 330, 420, 16
 COLORS = {"read": "#3465a4", "int8": "#4e9a06", "bf16": "#c17d11", "f32": "#75507b"}
+PEER_COLOR = "#5c3566"
+
+
+def _panel(top, ticks, end, bars):
+    """Horizontal bars under an axis: ticks are (value, text), bars (label, value, text, colour); `end` is the right edge."""
+    bottom = top + (len(bars) + 1) * LINE
+    out = []
+    for value, text in ticks:
+        x = LABEL + BAR * value / end
+        out.append(f'<line x1="{x:.1f}" y1="{top + LINE}" x2="{x:.1f}" y2="{bottom}" stroke="#cccccc"/>'
+                   f'<text x="{x:.1f}" y="{top + LINE - 6}" text-anchor="middle" fill="#555555">{text}</text>')
+    for i, (label, value, text, color) in enumerate(bars):
+        y = top + (i + 1) * LINE
+        length = BAR * min(value, 1.1 * end) / end
+        out.append(f'<text x="{LABEL - 6}" y="{y + 14}" text-anchor="end">{escape(label)}</text>'
+                   f'<rect x="{LABEL}" y="{y + 3}" width="{length:.1f}" height="{LINE - 6}" fill="{color}"/>'
+                   f'<text x="{LABEL + length + 4:.1f}" y="{y + 14}" fill="#333333">{text}</text>')
+    return out, bottom
 
 
 def svg(results):
-    """Horizontal bars: percent of the limit of each kernel and model, coloured by what limits it."""
+    """Percent of the limit of each kernel and model, coloured by what limits it; below, models as multiples of the fastest
+    peer of each round."""
     bars = [(r["name"], r["percent"], r["limit"]) for r in results["kernels"]]
     bars += [(f"{r['name']}, {r['what']}", r["percent"], "read" if r["what"] == "decode" else "int8")
              for r in results["models"] if "percent" in r]
-    height = (len(bars) + 2) * LINE + 2 * MARGIN
-    width = LABEL + BAR + 60
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
-           f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
-    for tick in range(0, 101, 25):
-        x = LABEL + BAR * tick / 100
-        out.append(f'<line x1="{x:.1f}" y1="{MARGIN + LINE}" x2="{x:.1f}" y2="{height - MARGIN}" stroke="#cccccc"/>'
-                   f'<text x="{x:.1f}" y="{MARGIN + LINE - 6}" text-anchor="middle" fill="#555555">{tick} %</text>')
-    for i, (name, percent, limit) in enumerate(bars):
-        y = MARGIN + (i + 1) * LINE
-        length = BAR * min(percent, 110) / 100
-        out.append(f'<text x="{LABEL - 6}" y="{y + 14}" text-anchor="end">{escape(name)}</text>'
-                   f'<rect x="{LABEL}" y="{y + 3}" width="{length:.1f}" height="{LINE - 6}" fill="{COLORS.get(limit, "#888888")}"/>'
-                   f'<text x="{LABEL + length + 4:.1f}" y="{y + 14}" fill="#333333">{percent:.0f}</text>')
-    x = LABEL
+    panel, bottom = _panel(MARGIN, [(t, f"{t} %") for t in range(0, 101, 25)], 100,
+                           [(name, percent, f"{percent:.0f}", COLORS.get(limit, "#888888")) for name, percent, limit in bars])
+    x, y = LABEL, bottom + LINE
     for limit, color in COLORS.items():
-        out.append(f'<rect x="{x}" y="{height - MARGIN - 10}" width="10" height="10" fill="{color}"/>'
-                   f'<text x="{x + 14}" y="{height - MARGIN - 1}">limit: {limit}</text>')
+        panel.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{color}"/>'
+                     f'<text x="{x + 14}" y="{y - 1}">limit: {limit}</text>')
         x += 100
-    return "\n".join(out + ["</svg>"]) + "\n"
+    bottom = y + MARGIN
+    beside = [r for r in results["models"] if "ratio" in r]
+    if beside:
+        most = max(2, *(int(r["ratio"]) + 1 for r in beside))
+        ticks = [(t, "0" if t == 0 else "the fastest peer" if t == 1 else f"{t} times") for t in range(most + 1)]
+        more, bottom = _panel(bottom, ticks, most,
+                              [(f"{r['name']}, {r['what']}", r["ratio"], f"{r['ratio']:.2f}", PEER_COLOR) for r in beside])
+        panel += more
+        bottom += MARGIN
+    width = LABEL + BAR + 60
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom}" font-family="sans-serif" font-size="12">',
+           f'<rect width="{width}" height="{bottom}" fill="#ffffff"/>']
+    return "\n".join(out + panel + ["</svg>"]) + "\n"
