@@ -189,7 +189,8 @@ def bench_models(options, ours, peers, failures):
                     raw.append({"name": title, "rounds": rounds})
                     for what in scenario["what"]:
                         peak = "bf16" if weights == "bf16" else "int8"
-                        rows.append(stats.model_row(title, rounds, what, limit_of(config, scenario, what, peak)))
+                        row = stats.model_row(title, rounds, what, limit_of(config, scenario, what, peak))
+                        rows.append(dict(row, limit="read" if what == "decode" else peak))
         except Failure as failure:
             failures.append(f"{name}: {failure}")
         finally:

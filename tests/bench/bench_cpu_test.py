@@ -112,8 +112,8 @@ class Report(unittest.TestCase):
         "kernels": [{"name": "k <1>", "seconds": 2e-4, "best_seconds": 1e-4, "percent": 80.0, "best_percent": 90.0, "limit": "read",
                      "rounds": 8, "aside": 1}],
         "models": [{"name": "1b", "what": "decode", "rate": 50.0, "best_rate": 60.0, "rounds": 8, "aside": 0, "percent": 91.0,
-                    "peer": "clang, fa 0", "peer_rate": 40.0, "best_peer_rate": 41.0, "ratio": 1.25, "pairs": 8},
-                   {"name": "1b", "what": "prefill", "rate": 1500.0, "best_rate": 1600.0, "rounds": 8, "aside": 0}],
+                    "limit": "read", "peer": "clang, fa 0", "peer_rate": 40.0, "best_peer_rate": 41.0, "ratio": 1.25, "pairs": 8},
+                   {"name": "1b", "what": "prefill", "rate": 1500.0, "best_rate": 1600.0, "rounds": 8, "aside": 0, "limit": "int8"}],
         "failures": ["gcc: llama-bench ended with -11"],
     }
 

@@ -72,8 +72,7 @@ def svg(results):
     """Percent of the limit of each kernel and model, coloured by what limits it; below, models as multiples of the fastest
     peer of each round."""
     bars = [(r["name"], r["percent"], r["limit"]) for r in results["kernels"]]
-    bars += [(f"{r['name']}, {r['what']}", r["percent"], "read" if r["what"] == "decode" else "int8")
-             for r in results["models"] if "percent" in r]
+    bars += [(f"{r['name']}, {r['what']}", r["percent"], r["limit"]) for r in results["models"] if "percent" in r]
     panel, bottom = _panel(MARGIN, [(t, f"{t} %") for t in range(0, 101, 25)], 100,
                            [(name, percent, f"{percent:.0f}", COLORS.get(limit, "#888888")) for name, percent, limit in bars])
     x, y = LABEL, bottom + LINE
