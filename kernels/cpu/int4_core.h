@@ -103,9 +103,9 @@ struct Int4Core {
   }
 
  private:
-  // So that the last of them is not waited for. Where tiles multiply four times as fast, chunks of few rows
-  // would read the tokens at 50 GB/s of one core.
   static constexpr bool kTileUnit = requires { Int8::kInPassingTokens; };
+  // So many that the last of them is not waited for. A tile unit multiplies four times as fast: of chunks of
+  // few rows each core would read its tokens at 50 GB/s.
   static constexpr int64_t kManyTokensChunks = kTileUnit ? 16 : 64;
   static constexpr int64_t kVectorBytes = kPanelLine / Arch::kParts;
   using Codebook = typename Arch::Codebook;
