@@ -17,7 +17,8 @@ build_packages() {
     libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libssl-dev \
     prometheus-cpp-dev libspdlog-dev libcli11-dev libjpeg-dev libpng-dev
 }
-test_packages() { echo "$(build_packages)" python3-venv dpkg-dev; }
+# systemd: not its daemon, but what it knows of units and of groups of system calls.
+test_packages() { echo "$(build_packages)" python3-venv dpkg-dev systemd; }
 fuzz_packages() { echo clang libclang-rt-dev; }
 browser_packages() { echo chromium; }
 neon_packages() { echo g++-aarch64-linux-gnu qemu-user; }
