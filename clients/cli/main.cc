@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/embedded_demo.h"
 #include "clients/cli/faults.h"
 #include "engine/base/format.h"
 
@@ -72,5 +73,6 @@ int main(int argc, char** argv) {
   // A reader that goes away is an error of write(), not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
   oar::cli::install_fault_handler();
+  oar::set_embedded_files(oar::cli::embedded_demo());
   return oar::cli::run(argc, argv);
 }

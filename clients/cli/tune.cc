@@ -12,6 +12,7 @@
 #include "engine/base/json.h"
 #include "engine/models/model.h"
 #include "engine/runtime/model_tokenizer.h"
+#include "engine/tensor/embedded_files.h"
 #include "engine/tune/tune_kv.h"
 
 namespace oar::cli {
@@ -36,6 +37,10 @@ Result<Outcome> run(const TuneCommand& o) {
   std::string path, text;
   if (!o.text.empty()) { OAR_ASSIGN(text, read_text(o.text)); }
   OAR_ASSIGN(options.model, engine_options(o.model, LogLevel::kWarning, path));
+  if (o.beside && path.starts_with(kEmbeddedPrefix)) {
+    return invalid_argument(
+        cat("--beside: ", path, " lies in the program, not in a folder; leave --beside out"), "command line");
+  }
   LoadOptions load;
   load.mmap = !o.model.no_mmap;
   OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path, load, bar.callback()));

@@ -103,10 +103,6 @@ bool is_file(const fs::path& p) {
   std::error_code ec;
   return fs::is_regular_file(p, ec);
 }
-bool is_folder(const fs::path& p) {
-  std::error_code ec;
-  return fs::is_directory(p, ec);
-}
 
 // The program in a folder, by the names that Paddle's exporters write.
 Result<std::string> program_in(const std::string& folder) {

@@ -40,22 +40,19 @@ std::string listing(const fs::path& folder) {
 
 std::vector<fs::path> files_with_extension(const fs::path& folder, std::string_view extension) {
   std::vector<fs::path> out;
-  std::error_code ec;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
-    if (it->path().extension() == extension && it->is_regular_file(ec)) out.push_back(it->path());
+  for (const std::string& name : files_in(folder.string())) {
+    if (fs::path(name).extension() == extension) out.push_back(folder / name);
   }
-  std::sort(out.begin(), out.end());
   return out;
 }
 
 // config.json beside the weights, or an empty object when there is none.
 Result<json::object> read_config(const fs::path& folder) {
-  const fs::path path = folder / "config.json";
-  std::error_code ec;
-  if (!fs::exists(path, ec)) return json::object();
-  OAR_ASSIGN(const std::string text, read_small_file(path.string(), kMaxConfigBytes));
-  OAR_ASSIGN(json::value v, parse_json(text, path.string()));
-  if (!v.is_object()) return invalid_argument(cat(path.string(), " must hold a JSON object"));
+  const std::string path = (folder / "config.json").string();
+  if (!is_regular_file(path)) return json::object();
+  OAR_ASSIGN(const std::string text, read_small_file(path, kMaxConfigBytes));
+  OAR_ASSIGN(json::value v, parse_json(text, path));
+  if (!v.is_object()) return invalid_argument(cat(path, " must hold a JSON object"));
   json::object& config = v.get_object();
   if (!config.contains("torch_dtype") && config.contains("dtype")) {  // the key's newer spelling
     config["torch_dtype"] = json::value(config["dtype"]);
@@ -165,22 +162,21 @@ Result<Checkpoint> load_llama2c(const fs::path& path, const LoadOptions& options
 }
 
 Result<Checkpoint> load_folder(const fs::path& folder, const LoadOptions& options, const Progress& progress) {
-  std::error_code ec;
   const fs::path index = folder / "model.safetensors.index.json";
-  const bool has_index = fs::exists(index, ec);
+  const bool has_index = is_regular_file(index.string());
   const std::vector<fs::path> weights = files_with_extension(folder, ".safetensors");
   const std::vector<fs::path> ggufs = files_with_extension(folder, ".gguf");
   if (!has_index && weights.empty() && ggufs.size() == 1) return load_gguf(ggufs.front(), options, progress);
   if (!has_index && weights.empty()) {
     const std::string_view hint = ggufs.size() > 1 ? "; name one of the .gguf files" : "";
     const std::string_view pickle =
-        fs::exists(folder / "pytorch_model.bin", ec)
+        is_regular_file((folder / "pytorch_model.bin").string())
             ? "; pytorch_model.bin is a Python pickle, save the model as safetensors"
             : "";
     return not_found(
         cat("no model in folder ", folder.string(), ": ", kAccepted, "; ", listing(folder), hint, pickle));
   }
-  if (!fs::exists(folder / "config.json", ec)) {
+  if (!is_regular_file((folder / "config.json").string())) {
     return not_found(cat("folder ", folder.string(), " has weights but no config.json; ", listing(folder)));
   }
   if (has_index) {
@@ -224,13 +220,13 @@ Result<Checkpoint> load_file(const fs::path& path, const LoadOptions& options, c
 
 Result<Checkpoint> load_checkpoint(const std::string& path, const LoadOptions& options,
                                    const Progress& progress) {
+  const bool folder = is_folder(path);
   std::error_code ec;
-  const fs::file_status status = fs::status(path, ec);
-  if (path.empty() || status.type() == fs::file_type::not_found) {
+  if (path.empty() || (!folder && fs::status(path, ec).type() == fs::file_type::not_found)) {
     return not_found(cat("no such model: '", path, "'; ", kAccepted));
   }
-  OAR_ASSIGN(Checkpoint c, status.type() == fs::file_type::directory ? load_folder(path, options, progress)
-                                                                     : load_file(path, options, progress));
+  OAR_ASSIGN(Checkpoint c,
+             folder ? load_folder(path, options, progress) : load_file(path, options, progress));
   if (!options.tokenizer.empty()) {
     json::object generation = std::move(c.tokenizer.generation_config);
     OAR_ASSIGN(c.tokenizer, read_tokenizer(options.tokenizer));

@@ -15,16 +15,12 @@ constexpr uint64_t kMaxTokenizerBytes = uint64_t{256}
                                         << 20;  // the largest real tokenizer.json have about 35 MB
 constexpr uint64_t kMaxTokenizerConfigBytes = uint64_t{16} << 20;
 
-bool is_file(const fs::path& path) {
-  std::error_code ec;
-  return fs::is_regular_file(path, ec);
-}
-
 // The first of the files that exists; empty when none does.
 Result<std::string> read_first(const fs::path& folder, std::initializer_list<std::string> names,
                                uint64_t max_size) {
   for (const std::string& name : names) {
-    if (is_file(folder / name)) return read_small_file((folder / name).string(), max_size);
+    const std::string path = (folder / name).string();
+    if (is_regular_file(path)) return read_small_file(path, max_size);
   }
   return std::string();
 }
@@ -89,9 +85,8 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
 }
 
 Result<TokenizerFiles> read_tokenizer(const std::string& path) {
-  std::error_code ec;
   TokenizerFiles out;
-  if (fs::is_directory(path, ec)) {
+  if (is_folder(path)) {
     OAR_ASSIGN(out, read_tokenizer_folder(path));
     if (out.empty()) {
       return not_found(

@@ -8,6 +8,8 @@
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/file_writer.h"
 #include "engine/runtime/content_hash.h"
+#include "engine/tensor/embedded_files.h"
+#include "engine/tensor/mapped_file.h"
 
 namespace oar {
 namespace {
@@ -17,7 +19,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kVersion = 1;
 constexpr const char* kFile = "oar-kv.json";
 
+// Empty for a model that lies in the program.
 std::string beside_path(const Checkpoint& checkpoint) {
+  if (checkpoint.source_path.starts_with(kEmbeddedPrefix)) return {};
   std::error_code ec;
   fs::path folder = checkpoint.source_path;
   if (!fs::is_directory(folder, ec)) folder = folder.parent_path();
@@ -105,7 +109,10 @@ Result<std::string> store_kv_decision(const Checkpoint& checkpoint, const KvDeci
                                       const std::string& cache_dir, bool beside) {
   const std::string identity = model_identity(checkpoint);
   const std::string path = beside ? beside_path(checkpoint) : cached_path(cache_dir, identity);
-  if (path.empty()) return unavailable("there is no folder for caches: give --cache-dir");
+  if (path.empty()) {
+    return unavailable(beside ? "the embedded model lies in no folder; keep the decision in the cache"
+                              : "there is no folder for caches: give --cache-dir");
+  }
   std::error_code ec;
   fs::create_directories(fs::path(path).parent_path(), ec);
   if (ec)

@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kEmbeddedDemo = "embedded:demo";
+
 bool is_there(const fs::path& path) {
   std::error_code ec;
   return fs::exists(path, ec);
@@ -37,6 +39,7 @@ Result<std::string> find_demo() {
     return not_found(
         cat("OAR_DEMO names ", set, ", which does not exist; unset it or set it to a model folder"));
   }
+  if (is_folder(kEmbeddedDemo)) return std::string(kEmbeddedDemo);
   // Beside the program; in a program that embeds liboar.so, beside the library: lib/ or lib/<triplet>/.
   std::error_code ec;
   const fs::path program = fs::read_symlink("/proc/self/exe", ec);
@@ -112,7 +115,7 @@ Result<ResolvedModel> resolve_model(const std::string& model, const std::string&
     if (!absolute.has_filename()) absolute = absolute.parent_path();
     return ResolvedModel{model, absolute.filename().string()};
   }
-  if (model == "demo") {
+  if (model == "demo" || model == kEmbeddedDemo) {
     OAR_ASSIGN(std::string path, find_demo());
     return ResolvedModel{std::move(path), "demo"};
   }

@@ -1,5 +1,5 @@
 // Where a MODEL argument points: a path, `demo` (the embedded default model), or the name of a model that the
-// Hugging Face tools have already downloaded. Only looks at the file system; nothing is ever fetched.
+// Hugging Face tools have already downloaded. Nothing is ever fetched.
 #pragma once
 
 #include <string>
@@ -15,9 +15,10 @@ struct ResolvedModel {
 
 // In this order:
 //   an existing file or folder;
-//   "demo": $OAR_DEMO, ../share/oar/demo beside the program or the shared library, configs/demo of the source
-//   tree it was built from; "org/name": <hub>/models--org--name/snapshots/<revision of refs/main>, where
-//   <hub> is `cache_dir`, else $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
+//   "demo": $OAR_DEMO, the files that the program carries (embedded_files.h), ../share/oar/demo beside the
+//   program or the shared library, configs/demo of the source tree it was built from; "org/name":
+//   <hub>/models--org--name/snapshots/<revision of refs/main>, where <hub> is `cache_dir`, else
+//   $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
 // NOT_FOUND says where it looked.
 Result<ResolvedModel> resolve_model(const std::string& model, const std::string& cache_dir = {});
 

@@ -9,14 +9,34 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "engine/base/format.h"
+#include "engine/tensor/embedded_files.h"
 
 namespace oar {
 namespace {
+
+namespace fs = std::filesystem;
+
+std::span<const EmbeddedFile> g_embedded;  // a property of the program, as its name is
+
+const EmbeddedFile* find_embedded(std::string_view path) {
+  for (const EmbeddedFile& f : g_embedded) {
+    if (f.path == path) return &f;
+  }
+  return nullptr;
+}
+
+// The name within `folder` of an embedded file that lies in it, else empty.
+std::string_view name_in(const EmbeddedFile& f, const std::string& folder) {
+  const std::string_view path = f.path;
+  const bool inside = path.size() > folder.size() && path.starts_with(folder) && path[folder.size()] == '/';
+  return inside ? path.substr(folder.size() + 1) : std::string_view();
+}
 
 Status errno_status(const std::string& path, std::string_view action, int error) {
   const std::string message = cat("cannot ", action, " ", path, ": ", std::generic_category().message(error));
@@ -118,6 +138,9 @@ void forget_mapping(const std::byte* begin) {
 
 }  // namespace
 
+void set_embedded_files(std::span<const EmbeddedFile> files) { g_embedded = files; }
+std::span<const EmbeddedFile> embedded_files() { return g_embedded; }
+
 const char* mapped_file_at(const void* address) noexcept {
   const auto at = reinterpret_cast<uintptr_t>(address);
   for (const MappedRange& r : g_ranges) {
@@ -129,9 +152,23 @@ const char* mapped_file_at(const void* address) noexcept {
 
 Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path,
                                                            const FileOptions& options) {
-  OAR_ASSIGN(OpenFile source, open_regular(path));
   auto file = std::shared_ptr<MappedFile>(new MappedFile());
   file->path_ = path;
+  if (const EmbeddedFile* embedded = find_embedded(path)) {
+    file->size_ = embedded->size;
+    if (options.mmap) {
+      file->data_ = embedded->data;
+      file->mapped_ = true;
+      if (options.will_need) ::madvise(const_cast<std::byte*>(file->data_), file->size_, MADV_WILLNEED);
+    } else {
+      OAR_ASSIGN(file->copy_, Buffer::allocate(embedded->size));
+      memcpy(file->copy_.mutable_data(), embedded->data, embedded->size);
+      file->data_ = static_cast<const std::byte*>(file->copy_.data());
+    }
+    OAR_RETURN_IF_ERROR(report(options.progress, path, file->size_, file->size_));
+    return std::shared_ptr<const MappedFile>(file);
+  }
+  OAR_ASSIGN(OpenFile source, open_regular(path));
   file->size_ = source.size;
   if (source.size == 0) return std::shared_ptr<const MappedFile>(file);
   if (source.size > PTRDIFF_MAX) return resource_exhausted(cat(path, " is too large to address"));
@@ -160,15 +197,14 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& pa
 }
 
 MappedFile::~MappedFile() {
-  if (mapped_) {
-    forget_mapping(data_);
-    ::munmap(const_cast<std::byte*>(data_), size_);
-  }
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;  // a copy, or the program's own pages
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
+  ::close(fd_);
 }
 
 Status MappedFile::still_whole() const {
-  if (!mapped_) return ok_status();
+  if (fd_ < 0) return ok_status();
   struct stat st;
   if (::fstat(fd_, &st) != 0) return errno_status(path_, "stat", errno);
   if (static_cast<uint64_t>(st.st_size) != size_) {
@@ -186,13 +222,43 @@ Buffer file_slice(const std::shared_ptr<const MappedFile>& file, uint64_t offset
 }
 
 Result<std::string> read_small_file(const std::string& path, uint64_t max_size) {
-  OAR_ASSIGN(OpenFile source, open_regular(path));
-  if (source.size > max_size) {
-    return resource_exhausted(cat(path, " has ", source.size, " bytes; at most ", max_size, " are accepted"));
+  const auto too_large = [&](uint64_t size) {
+    return resource_exhausted(cat(path, " has ", size, " bytes; at most ", max_size, " are accepted"));
+  };
+  if (const EmbeddedFile* embedded = find_embedded(path)) {
+    if (embedded->size > max_size) return too_large(embedded->size);
+    return std::string(reinterpret_cast<const char*>(embedded->data), embedded->size);
   }
+  OAR_ASSIGN(OpenFile source, open_regular(path));
+  if (source.size > max_size) return too_large(source.size);
   std::string text(source.size, '\0');
   OAR_RETURN_IF_ERROR(read_fully(source.descriptor.fd, path, text.data(), text.size(), {}));
   return text;
+}
+
+bool is_regular_file(const std::string& path) {
+  std::error_code ec;
+  return find_embedded(path) != nullptr || fs::is_regular_file(path, ec);
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code ec;
+  return std::any_of(g_embedded.begin(), g_embedded.end(),
+                     [&](const EmbeddedFile& f) { return !name_in(f, path).empty(); }) ||
+         fs::is_directory(path, ec);
+}
+
+std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& f : g_embedded) {
+    if (const std::string_view name = name_in(f, folder); !name.empty()) names.emplace_back(name);
+  }
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+    if (it->is_regular_file(ec)) names.push_back(it->path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace oar

@@ -7,10 +7,13 @@
 // loaded with `mmap = false`. Replacing a model by rename() is always safe: the mapping keeps the old file.
 // A program may install a SIGBUS handler that asks mapped_file_at() which file it was; the library installs
 // none, signals belong to the program.
+//
+// A path may also be one of embedded_files.h.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/base/log.h"
 #include "engine/tensor/buffer.h"
@@ -38,7 +41,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
   const std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
-  // True when the pages are the file's own; false for a private copy.
+  // True when the pages are the file's own (or the program's); false for a private copy.
   bool mapped() const { return mapped_; }
 
   // DATA_LOSS when the file on disk no longer has the size it was opened with. Always ok for a private copy.
@@ -62,5 +65,10 @@ Buffer file_slice(const std::shared_ptr<const MappedFile>& file, uint64_t offset
 
 // A whole small file (configuration, tokenizer) as a string; RESOURCE_EXHAUSTED beyond max_size.
 Result<std::string> read_small_file(const std::string& path, uint64_t max_size);
+
+bool is_regular_file(const std::string& path);
+bool is_folder(const std::string& path);
+// The regular files of a folder (model.safetensors, not its path), sorted; none when it cannot be read.
+std::vector<std::string> files_in(const std::string& folder);
 
 }  // namespace oar

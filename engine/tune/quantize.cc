@@ -15,6 +15,7 @@
 #include "engine/loader/safetensors_writer.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/rotated_model.h"
+#include "engine/tensor/mapped_file.h"
 #include "engine/tune/calibrated_quantizer.h"
 #include "engine/tune/eval.h"
 #include "engine/tune/stage_runner.h"
@@ -410,18 +411,18 @@ Status Work::finish(const std::string& out) {
       config["quantization_config"].as_object()["rotation"] = *rotation;
     }
   }
-  std::error_code ec;
   fs::path folder = source_.source_path;
-  if (!fs::is_directory(folder, ec)) folder = folder.parent_path();
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
-    const std::string name = it->path().filename().string(), extension = it->path().extension().string();
+  if (!is_folder(source_.source_path)) folder = folder.parent_path();
+  for (const std::string& name : files_in(folder.string())) {
+    const std::string extension = fs::path(name).extension().string();
     const bool text = extension == ".json" || extension == ".jinja" || extension == ".model" ||
                       extension == ".txt" || extension == ".md";
-    if (!text || !it->is_regular_file(ec) || name == "config.json" || name.ends_with(".index.json")) continue;
-    std::error_code failed;
-    fs::copy_file(it->path(), fs::path(partial_) / name, fs::copy_options::overwrite_existing, failed);
-    if (failed) return unavailable(cat("cannot copy ", name, " to ", partial_, ": ", failed.message()));
+    if (!text || name == "config.json" || name.ends_with(".index.json")) continue;
+    OAR_ASSIGN(const auto file, MappedFile::open((folder / name).string()));
+    const std::string_view bytes(reinterpret_cast<const char*>(file->data()), file->size());
+    OAR_RETURN_IF_ERROR(write_file_atomically(cat(partial_, "/", name), bytes));
   }
+  std::error_code ec;
   OAR_RETURN_IF_ERROR(write_file_atomically(partial_ + "/config.json", json::serialize(config)));
   OAR_RETURN_IF_ERROR(writer_->sync());
   report.bytes = writer_->file_bytes();

@@ -136,6 +136,53 @@ class Errors(Base):
             self.refused(1, "inspect", "some/model", "--cache-dir", cache, says=["refs/main"])
 
 
+class EmbeddedModel(Base):
+    """The program carries `demo`: a copy of the one file, elsewhere, needs nothing beside it."""
+
+    DEMO = SOURCE / "configs/demo"
+    ARGS = ("--prompt", "ROMEO:", "--max-tokens", "12", "--temperature", "0")
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_a_copy_of_the_file_answers_as_the_folder_does(self):
+        alone = shutil.copy(OAR, self.folder / "alone")
+        done = subprocess.run([alone, "generate", "demo", *self.ARGS], capture_output=True, text=True, timeout=TIMEOUT, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, self.ok("generate", self.DEMO, *self.ARGS).stdout)
+        told = json.loads(self.ok("inspect", "demo", "--json").stdout)
+        self.assertEqual(told["path"], "embedded:demo")
+        same = json.loads(self.ok("inspect", self.DEMO, "--json").stdout)
+        self.assertEqual({**told, "path": ""}, {**same, "path": ""})
+
+    @unittest.skipUnless(has_server(), "built without the server")
+    def test_its_weights_are_the_programs_own_pages(self):
+        with Server() as server:
+            maps = pathlib.Path(f"/proc/{server.process.pid}/maps").read_text()
+            opened = [os.readlink(f) for f in pathlib.Path(f"/proc/{server.process.pid}/fd").iterdir() if f.exists()]
+        self.assertNotIn("configs/demo", maps + " ".join(opened))
+        self.assertIn("from embedded:demo", server.out)
+
+    def test_a_folder_in_oar_demo_comes_first(self):
+        told = json.loads(self.ok("inspect", "demo", "--json", env={"OAR_DEMO": str(self.DEMO)}).stdout)
+        self.assertEqual(told["path"], str(self.DEMO))
+        done = oar("inspect", "demo", env={"OAR_DEMO": "/no/such/folder"})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("/no/such/folder", done.stderr)
+
+    def test_what_is_written_from_it_is_whole(self):
+        out = self.folder / "written"
+        self.ok("quantize", "demo", "-o", out, "--weights", "q8_0", "--method", "rtn", "--quiet")
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            self.assertEqual((out / name).read_bytes(), (self.DEMO / name).read_bytes())
+        self.assertGreater(len(self.ok("generate", out, *self.ARGS).stdout), 3)
+
+    def test_nothing_is_written_beside_it(self):
+        self.refused(2, "tune", "demo", "--beside", says=["embedded:demo", "--beside"])
+
+
 class Generate(Base):
     def test_only_the_text_and_the_same_text(self):
         args = ("generate", "demo", "--prompt", "ROMEO:", "--max-tokens", "24")

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "engine/tensor/embedded_files.h"
 #include "engine/tensor/mapped_file.h"
 #include "tests/loader/builders.h"
 #include "tests/support/catch.h"
@@ -124,6 +125,39 @@ TEST_CASE("mapped and read files have the same bytes") {
   const auto cancelled = MappedFile::open(path, {.progress = [](auto, auto, auto) { return false; }});
   REQUIRE_FALSE(cancelled.ok());
   CHECK(cancelled.status().code() == StatusCode::kCancelled);
+}
+
+TEST_CASE("an embedded file is used where it lies") {
+  static const std::string config = R"({"a": 1})", weights(5000, 'w');
+  const auto file = [](const char* path, const std::string& bytes) {
+    return EmbeddedFile{path, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+  };
+  const EmbeddedFile files[] = {file("embedded:m/weights", weights), file("embedded:m/config.json", config)};
+  CHECK_FALSE(is_folder("embedded:m"));
+  set_embedded_files(files);
+  CHECK(is_folder("embedded:m"));
+  CHECK(files_in("embedded:m") == std::vector<std::string>{"config.json", "weights"});
+  CHECK(is_regular_file("embedded:m/config.json"));
+  CHECK(read_small_file("embedded:m/config.json", 100).value() == config);
+  CHECK(read_small_file("embedded:m/config.json", 2).status().code() == StatusCode::kResourceExhausted);
+  for (const bool mmap : {true, false}) {
+    CAPTURE(mmap);
+    const auto opened = MappedFile::open("embedded:m/weights", {.mmap = mmap});
+    REQUIRE_OK(opened);
+    CHECK((*opened)->mapped() == mmap);
+    CHECK(((*opened)->data() == files[0].data) == mmap);
+    REQUIRE((*opened)->size() == weights.size());
+    CHECK(memcmp((*opened)->data(), weights.data(), weights.size()) == 0);
+    REQUIRE_OK((*opened)->still_whole());
+  }
+  for (const char* other :
+       {"embedded:m", "embedded:", "embedded:m/", "embedded:m/none", "embedded:m2/weights"}) {
+    CAPTURE(other);
+    CHECK_FALSE(is_regular_file(other));
+    CHECK(MappedFile::open(other).status().code() == StatusCode::kNotFound);
+    CHECK(read_small_file(other, 100).status().code() == StatusCode::kNotFound);
+  }
+  set_embedded_files({});
 }
 
 TEST_CASE("a file that shrinks under its mapping is noticed") {
