@@ -100,7 +100,7 @@ constexpr OpSchema kSchemas[] = {
     {"where", "Condition X Y", "Out", ""},
     // constants
     {"full", "", "Out", "shape:A value:d dtype:t place:q", "fill_constant",
-     "shape=shape:L value=value:f +str_value:s +force_cpu:b=0 +place_type:i=-1"},
+     "shape=shape:L value=value:f +force_cpu:b=0 +place_type:i=-1"},
     {"full_int_array", "", "Out", "value:L dtype:t=int64 place:q"},
     {"full_with_tensor", "ValueTensor ShapeTensor@shape:L", "Out", "dtype:t", "fill_constant",
      "+value:f=0 +str_value:s +force_cpu:b=0 +place_type:i=-1"},

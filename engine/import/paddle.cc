@@ -107,6 +107,7 @@ Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
                               ? op->type
                               : program_.values[op->outputs[0].values[0]].name);
     entry->import(node);
+    if (writer_.status().ok()) writer_.fail(node.all_read());
     if (!writer_.status().ok()) {
       const Status& s = writer_.status();
       return {s.code(), cat(program_.where(raw), ": ", s.message())};
@@ -117,12 +118,14 @@ Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
 
 // ---- Node
 
-Node::Node(const Op& op, Scope& scope) : op_(op), scope_(scope) {}
+Node::Node(const Op& op, Scope& scope)
+    : op_(op), scope_(scope), attrs_read_(op.attrs.size()), inputs_read_(op.inputs.size()) {}
 OpWriter& Node::w() { return scope_.writer(); }
 
 std::vector<Val> Node::list(size_t i) {
   std::vector<Val> vals;
   if (!has_in(i)) return vals;
+  inputs_read_[i] = true;
   for (ValueIndex v : op_.inputs[i].values) {
     for (Val x : scope_.lookup(v)) vals.push_back(x);
   }
@@ -173,15 +176,42 @@ void Node::out_list(size_t i, std::vector<Val> vals) {
 }
 void Node::out(size_t i, Val v) { out_list(i, {v}); }
 
-const Attr* Node::find(std::string_view names) const {
+const Attr* Node::find(std::string_view names) {
   while (!names.empty()) {
     const size_t bar = names.find('|');
-    if (const Attr* a = op_.attr(names.substr(0, bar)); a && !std::holds_alternative<std::monostate>(a->data))
-      return a;
+    if (const Attr* a = op_.attr(names.substr(0, bar))) {
+      attrs_read_[static_cast<size_t>(a - op_.attrs.data())] = true;
+      if (!std::holds_alternative<std::monostate>(a->data)) return a;
+    }
     if (bar == std::string_view::npos) break;
     names.remove_prefix(bar + 1);
   }
   return nullptr;
+}
+void Node::ignore(std::string_view names) {
+  while (!names.empty()) {
+    const size_t bar = names.find('|');
+    find(names.substr(0, bar));
+    names.remove_prefix(bar == std::string_view::npos ? names.size() : bar + 1);
+  }
+}
+Status Node::all_read() const {
+  for (size_t k = 0; k < op_.attrs.size(); ++k) {
+    const Attr& a = op_.attrs[k];
+    if (attrs_read_[k] || no_effect(op_.type, a)) continue;
+    return unimplemented(
+        cat("attribute ", show_name(a.name), " (", a.to_string(),
+            ") is not supported here; where it changes nothing at inference, remove it from the "
+            "program, else export the model without it"));
+  }
+  for (size_t k = 0; k < op_.inputs.size(); ++k) {
+    const Slot& s = op_.inputs[k];
+    if (inputs_read_[k] || s.values.empty()) continue;
+    return unimplemented(cat("operand ", s.name.empty() ? cat(k) : show_name(s.name), " (",
+                             show_name(scope_.program().values[s.values[0]].name),
+                             ") is not supported here; export the model without it"));
+  }
+  return ok_status();
 }
 int64_t Node::get_int(std::string_view names, int64_t fallback) {
   const Attr* a = find(names);
@@ -250,6 +280,7 @@ Val Node::ints_in(size_t i, std::string_view attr) {
 }
 std::optional<std::vector<int64_t>> Node::known_ints(size_t i, std::string_view attr) {
   if (!has_in(i)) return get_ints(attr);
+  ignore(attr);  // the operand holds
   std::vector<int64_t> out;
   for (Val v : list(i)) {
     const Tensor* t = w().constant_of(v);
@@ -264,6 +295,7 @@ Val Node::scalar_in(size_t i, std::string_view attr, double fallback, DType dtyp
 }
 std::optional<double> Node::known_scalar(size_t i, std::string_view attr, double fallback) {
   if (!has_in(i)) return get_float(attr, fallback);
+  ignore(attr);
   const Tensor* t = w().constant_of(in(i));
   if (!t || t->numel() != 1) return std::nullopt;
   return element_as_double(*t, 0);

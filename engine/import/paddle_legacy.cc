@@ -22,8 +22,9 @@ constexpr Signature kSignatures[] = {
     {"argsort", "argsort", "X", "Out Indices"},
     {"assign", "assign", "X", "Out"},
     {"assign_value", "assign_value", "", "Out"},
-    {"batch_norm", "batch_norm", "X Mean Variance Scale Bias", "Y MeanOut VarianceOut"},
-    {"sync_batch_norm", "sync_batch_norm", "X Mean Variance Scale Bias", "Y MeanOut VarianceOut"},
+    {"batch_norm", "batch_norm", "X Mean Variance Scale Bias MomentumTensor", "Y MeanOut VarianceOut"},
+    {"sync_batch_norm", "sync_batch_norm", "X Mean Variance Scale Bias MomentumTensor",
+     "Y MeanOut VarianceOut"},
     {"bicubic_interp_v2", "bicubic_interp", "X OutSize SizeTensor Scale", "Out"},
     {"bilinear_interp_v2", "bilinear_interp", "X OutSize SizeTensor Scale", "Out"},
     {"bilinear_interp", "bilinear_interp", "X OutSize SizeTensor Scale", "Out"},
@@ -37,12 +38,12 @@ constexpr Signature kSignatures[] = {
     {"clip", "clip", "X Min Max", "Out"},
     {"concat", "concat", "X AxisTensor", "Out"},
     {"conditional_block", "conditional_block", "Cond Input", "Out Scope"},
-    {"conv2d", "conv2d", "Input Filter Bias", "Output"},
-    {"conv2d_transpose", "conv2d_transpose", "Input Filter OutputSizeTensor|OutputSize", "Output"},
-    {"conv3d", "conv3d", "Input Filter Bias", "Output"},
-    {"depthwise_conv2d", "depthwise_conv2d", "Input Filter Bias", "Output"},
-    {"depthwise_conv2d_transpose", "depthwise_conv2d_transpose", "Input Filter OutputSizeTensor|OutputSize",
-     "Output"},
+    {"conv2d", "conv2d", "Input Filter Bias ResidualData", "Output"},
+    {"conv2d_transpose", "conv2d_transpose", "Input Filter OutputSizeTensor|OutputSize Bias", "Output"},
+    {"conv3d", "conv3d", "Input Filter Bias ResidualData", "Output"},
+    {"depthwise_conv2d", "depthwise_conv2d", "Input Filter Bias ResidualData", "Output"},
+    {"depthwise_conv2d_transpose", "depthwise_conv2d_transpose",
+     "Input Filter OutputSizeTensor|OutputSize Bias", "Output"},
     {"deformable_conv", "deformable_conv", "Input Offset Filter Mask", "Output"},
     {"cumsum", "cumsum", "X AxisTensor|axis", "Out"},
     {"diag_v2", "diag", "X", "Out"},
@@ -160,11 +161,6 @@ constexpr const char* kSameName[] = {
     "silu",          "sin",          "sinh",       "softmax",     "softplus",  "softsign",  "sqrt",
     "square",        "swish",        "tan",        "tanh"};
 
-// Operands that change nothing at inference.
-bool is_ignorable(std::string_view slot) {
-  return slot == "MomentumTensor" || slot == "Seed" || slot == "ResidualData";
-}
-
 template <class F>
 void each_word(std::string_view words, char separator, F&& f) {
   while (!words.empty()) {
@@ -193,8 +189,7 @@ Result<Op> arranged(const Program& program, const Op& op, const char* name, std:
     out.inputs.push_back(std::move(chosen));
   });
   for (const Slot& s : op.inputs) {
-    if (s.values.empty() || is_ignorable(s.name) || std::find(used.begin(), used.end(), s.name) != used.end())
-      continue;
+    if (s.values.empty() || std::find(used.begin(), used.end(), s.name) != used.end()) continue;
     return unimplemented(cat(program.where(op), ": operand ", show_name(s.name), " is not supported"));
   }
   each_word(outputs, ' ', [&](std::string_view alternatives) {

@@ -2,6 +2,9 @@
 // with the older one behind a bar ("transpose_x|trans_x"), and the writer. An attribute that Paddle lets be
 // computed ("mutable") is an operand in PIR and either in a ProgramDesc: ints_in() and scalar_in() hide
 // which.
+//
+// A node remembers which attributes and operands were asked for. What is left when its function returns must
+// have no effect at inference (no_effect()), or the model is refused: nothing is dropped in silence.
 #pragma once
 
 #include "engine/import/paddle.h"
@@ -36,7 +39,7 @@ class Node {
   void out(size_t i, Val v);
   void out_list(size_t i, std::vector<Val> v);
 
-  bool has(std::string_view names) const { return find(names) != nullptr; }
+  bool has(std::string_view names) { return find(names) != nullptr; }
   int64_t get_int(std::string_view names, int64_t fallback);
   bool get_bool(std::string_view names, bool fallback) { return get_int(names, fallback) != 0; }
   double get_float(std::string_view names, double fallback);
@@ -45,6 +48,14 @@ class Node {
   std::vector<double> get_floats(std::string_view names);
   // The element type an attribute names, by word (PIR) or number (ProgramDesc); `fallback` when undefined.
   DType get_dtype(std::string_view names, DType fallback);
+
+  // Attributes and operands that change nothing in the case at hand: they count as read.
+  void ignore(std::string_view names);
+  void ignore_in(size_t i) {
+    if (i < op_.inputs.size()) inputs_read_[i] = true;
+  }
+  // An error that names what nobody read and what is not known to be without effect.
+  Status all_read() const;
 
   // Operand i as i64 of rank 1 (a tensor, a list of tensors of one element), else the attribute.
   Val ints_in(size_t i, std::string_view attr);
@@ -79,9 +90,11 @@ class Node {
   Val as_declared(size_t i, Val v);
 
  private:
-  const Attr* find(std::string_view names) const;
+  // The first of `names` that is there; marks it as read.
+  const Attr* find(std::string_view names);
   const Op& op_;
   Scope& scope_;
+  std::vector<bool> attrs_read_, inputs_read_;
 };
 
 // A graph under construction: the program's, or a branch's or body's. Values of the scopes around it that an
@@ -138,6 +151,9 @@ std::span<const OpEntry> math_ops();     // elementwise, comparisons, reductions
 std::span<const OpEntry> shape_ops();    // constants, movement, indexing
 std::span<const OpEntry> layer_ops();    // convolution, pooling, normalization, images, recurrent
 std::span<const OpEntry> control_ops();  // if, while, lists
+
+// True where an attribute of this op (PIR's name) has no effect at inference, or none at this value.
+bool no_effect(std::string_view op, const Attr& attr);
 
 // The op under PIR's name with operands in PIR's order; an error when a ProgramDesc op is not in the table.
 Result<Op> from_legacy(const Program& program, const Op& op);

@@ -126,6 +126,7 @@ void legacy_while(Node& n) {
     return n.fail(data_loss("a while needs a condition and a block"));
   const Block& block = p.blocks[static_cast<size_t>(n.op().blocks[0])];
   const ValueIndex condition = n.op().inputs[1].values[0];
+  n.ignore_in(0);  // what the body reads, which its ops say themselves
   // What the body writes is carried; what that is, the program says before the body is written.
   std::vector<ValueIndex> carried;
   std::vector<Val> states;
@@ -161,6 +162,7 @@ void conditional_block(Node& n) {
   if (n.op().blocks.size() != 1 || !n.has_in(0))
     return n.fail(data_loss("a conditional_block needs a condition and a block"));
   const Block& block = p.blocks[static_cast<size_t>(n.op().blocks[0])];
+  n.ignore_in(1);  // what the block reads
   Scope yes(p, &n.scope()), no(p, &n.scope());
   if (Status s = yes.run(block, nullptr); !s.ok()) return n.fail(std::move(s));
   std::vector<ValueIndex> results = written(n.scope(), yes, block);

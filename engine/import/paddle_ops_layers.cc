@@ -22,6 +22,28 @@ std::vector<int64_t> to_last(int rank) {
   perm.push_back(1);
   return perm;
 }
+// What oneDNN's fusions write into the op before: y activated. The words are Paddle's.
+Val fused_activation(Node& n, Val y) {
+  std::string word = n.get_string("fuse_activation");
+  double alpha = n.get_float("fuse_alpha", 0), beta = n.get_float("fuse_beta", 0);
+  const double bound = n.get_float("fuse_brelu_threshold", 6);
+  const bool relu = n.get_bool("fuse_relu", false), with_relu = n.get_bool("fuse_with_relu", false);
+  if (relu || with_relu) word = "relu";
+  if (n.get_bool("fuse_brelu", false)) word = "clip", alpha = 0, beta = bound;
+  if (word == "relu6") word = "clip", beta = alpha > 0 ? alpha : 6, alpha = 0;
+  if (word.empty() || word == "identity") return y;
+  for (const char* plain : {"relu", "abs", "mish", "sigmoid", "sqrt", "tanh", "hard_swish"}) {
+    if (word == plain) return n.w().op(plain, {y});
+  }
+  if (word == "leaky_relu" || word == "swish") return n.w().op(word, {y}, {{"alpha", alpha}});
+  if (word == "hard_sigmoid") return n.w().op(word, {y}, {{"alpha", alpha}, {"beta", beta}});
+  if (word == "clip") return n.w().op(word, {y, n.number(alpha, n.dtype(0)), n.number(beta, n.dtype(0))});
+  if (word == "gelu_erf" || word == "gelu_tanh")
+    return n.w().op("gelu", {y}, {{"approximate", std::string(word == "gelu_erf" ? "none" : "tanh")}});
+  n.fail(unimplemented(cat("attribute 'fuse_activation' is '", word,
+                           "', which is not supported; export the model without oneDNN's fusions")));
+  return y;
+}
 // Runs f on x with channels first and puts the layout back.
 template <class F>
 void with_channels_first(Node& n, F&& f) {
@@ -69,9 +91,19 @@ void conv(Node& n) {
   const auto axes = static_cast<size_t>(std::max(n.rank(1) - 2, 1));
   Attrs attrs{{"group", n.get_int("groups", 1)}};
   if (!window_attrs(n, axes, attrs)) return;
-  with_channels_first(n, [&](Val x) { return n.w().op("conv", {x, n.in(1), n.in(2)}, attrs); });
+  // conv2d(x, filter, bias?, residual?): the last two, and the activation, as oneDNN's fusions leave them.
+  const bool residual = n.get_bool("fuse_residual_connection", n.has_in(3));
+  if (residual != n.has_in(3))
+    return n.fail(invalid_argument("fuse_residual_connection without ResidualData, or the reverse"));
+  const bool to_last_axis = channels_last(n);
+  const int rank = static_cast<int>(axes) + 2;
+  with_channels_first(n, [&](Val x) {
+    Val y = n.w().op("conv", {x, n.in(1), n.in(2)}, attrs);
+    if (residual) y = n.w().op("add", {y, to_last_axis ? n.transpose(n.in(3), to_first(rank)) : n.in(3)});
+    return fused_activation(n, y);
+  });
 }
-// conv2d_transpose(x, filter, [output_size])
+// conv2d_transpose(x, filter, [output_size], bias?)
 void conv_transpose(Node& n) {
   const auto axes = static_cast<size_t>(std::max(n.rank(1) - 2, 1));
   const auto size = n.known_ints(2, "output_size");
@@ -79,7 +111,9 @@ void conv_transpose(Node& n) {
   Attrs attrs{{"group", n.get_int("groups", 1)}};
   if (!window_attrs(n, axes, attrs)) return;
   if (const auto extra = n.get_ints("output_padding"); !extra.empty()) attrs.set("output_padding", extra);
-  with_channels_first(n, [&](Val x) { return n.w().op("conv_transpose", {x, n.in(1)}, attrs); });
+  with_channels_first(n, [&](Val x) {
+    return fused_activation(n, n.w().op("conv_transpose", {x, n.in(1), n.in(3)}, attrs));
+  });
 }
 void deformable_conv(Node& n) {
   Attrs attrs{{"group", n.get_int("groups", 1)}, {"offset_group", n.get_int("deformable_groups", 1)}};
@@ -94,7 +128,9 @@ void pool(Node& n) {
   if (!kernel) return n.fail(unimplemented("a kernel size that is computed"));
   const bool adaptive = n.get_bool("adaptive", false);
   const bool ones = std::all_of(kernel->begin(), kernel->end(), [](int64_t k) { return k == 1; });
-  if (n.get_bool("global_pooling", false) || (adaptive && ones)) {
+  const bool whole = n.get_bool("global_pooling", false) || (adaptive && ones);
+  if (whole || adaptive) n.ignore("strides|paddings|padding_algorithm|ceil_mode|exclusive");
+  if (whole) {
     return with_channels_first(
         n, [&](Val x) { return n.w().op(average ? "global_average_pool" : "global_max_pool", {x}); });
   }
@@ -118,7 +154,8 @@ void pool(Node& n) {
     attrs.set("ceil_mode", n.get_int("ceil_mode", 0));
     attrs.set("cut_windows", int64_t{1});  // funcs/pooling.h divides as C does, towards zero
   }
-  if (average) attrs.set("count_include_pad", int64_t{!n.get_bool("exclusive", true)});
+  const bool exclusive = n.get_bool("exclusive", true);
+  if (average) attrs.set("count_include_pad", int64_t{!exclusive});
   with_channels_first(n, [&](Val x) { return n.w().op(average ? "average_pool" : "max_pool", {x}, attrs); });
 }
 
@@ -130,8 +167,9 @@ void batch_norm(Node& n) {
   }
   const Attrs attrs{{"epsilon", n.get_float("epsilon", 1e-5)}, {"training_mode", int64_t{0}}};
   with_channels_first(n, [&](Val x) {
-    return n.w().op("batch_norm", {x, n.in(3), n.in(4), n.in(1), n.in(2)}, attrs);
+    return fused_activation(n, n.w().op("batch_norm", {x, n.in(3), n.in(4), n.in(1), n.in(2)}, attrs));
   });
+  n.ignore_in(5);  // the momentum
   n.out(1, n.in(1));
   n.out(2, n.in(2));
 }
@@ -177,8 +215,9 @@ void dropout(Node& n) {
   Val x = n.in(0);
   if (!n.get_bool("is_test", true))
     return n.fail(unimplemented("dropout while training; export the model for inference"));
+  n.ignore_in(1);  // the seed
+  const auto p = n.known_scalar(2, "p|dropout_prob", 0.5);
   if (n.get_string("mode|dropout_implementation", "upscale_in_train") == "downgrade_in_infer") {
-    const auto p = n.known_scalar(2, "p|dropout_prob", 0.5);
     if (!p) return n.fail(unimplemented("a probability that is computed"));
     x = n.w().op("mul", {x, n.number(1 - *p, n.dtype(0))});
   }
@@ -190,9 +229,16 @@ void dropout(Node& n) {
 // interp(x, out_size?, size_tensor[]?, scale_tensor?): the size by tensors, by scale or by attributes.
 void interp(Node& n, const char* mode, size_t axes) {
   const bool corners = n.get_bool("align_corners", false);
-  const std::string_view kind = mode;
-  Attrs attrs{{"mode", std::string(mode)}};
-  const bool half = kind == "cubic" || (kind == "linear" && n.get_int("align_mode", 1) == 0);
+  const std::string method = n.get_string("interp_method");  // where given it holds, whatever the op's name
+  const std::string kind = method.empty()                                                    ? mode
+                           : method == "bicubic"                                             ? "cubic"
+                           : method.ends_with("linear") /* linear, bilinear and trilinear */ ? "linear"
+                                                                                             : method;
+  if (kind != "nearest" && kind != "linear" && kind != "cubic")
+    return n.fail(unimplemented(cat("attribute 'interp_method' is '", method, "'")));
+  Attrs attrs{{"mode", kind}};
+  const int64_t align_mode = n.get_int("align_mode", 1);
+  const bool half = kind == "cubic" || (kind == "linear" && align_mode == 0);
   attrs.set("coordinate_transformation_mode", std::string(corners ? "align_corners"
                                                           : half  ? "half_pixel"
                                                                   : "asymmetric"));
@@ -203,7 +249,11 @@ void interp(Node& n, const char* mode, size_t axes) {
   if (scale.size() == 1) scale.assign(axes, scale[0]);
   std::vector<int64_t> fixed;
   constexpr const char* kSides[] = {"out_d", "out_h", "out_w"};
-  for (size_t k = 3 - axes; k < 3; ++k) fixed.push_back(n.get_int(kSides[k], -1));
+  for (size_t k = 0; k < 3; ++k) {
+    const int64_t side = n.get_int(kSides[k], -1);
+    if (k >= 3 - axes) fixed.push_back(side);
+  }
+  for (size_t k = 1; k <= 3; ++k) n.ignore_in(k);  // the first of them that is there holds
   with_channels_first(n, [&](Val x) {
     Val scales, sizes;
     auto behind = [&](Val spatial) { return n.concat({n.shape_of(x, 0, 2), spatial}); };
@@ -263,8 +313,8 @@ void roi_align(Node& n) {
                       std::string(n.get_bool("aligned", true) ? "half_pixel" : "output_half_pixel")}}));
 }
 void pixel_shuffle(Node& n) {
-  n.out(0, n.w().op("depth_to_space", {n.in(0)},
-                    {{"blocksize", n.get_int("upscale_factor", 1)}, {"mode", std::string("CRD")}}));
+  const Attrs attrs{{"blocksize", n.get_int("upscale_factor", 1)}, {"mode", std::string("CRD")}};
+  with_channels_first(n, [&](Val x) { return n.w().op("depth_to_space", {x}, attrs); });
 }
 
 // ---- recurrence
@@ -285,6 +335,9 @@ void rnn(Node& n) {
   const int64_t layers = n.get_int("num_layers", 1), hidden = n.get_int("hidden_size", 0);
   const int64_t dirs = n.get_bool("is_bidirec", false) ? 2 : 1;
   const std::vector<Val> states = n.list(1), weights = n.list(2);
+  n.ignore_in(4);  // the state of dropout
+  if (n.get_float("dropout_prob", 0) != 0 && !n.get_bool("is_test", true))
+    return n.fail(unimplemented("dropout while training; export the model for inference"));
   if (layers < 1 || layers > 1024 || hidden < 1)
     return n.fail(invalid_argument(cat(layers, " layers of width ", hidden)));
   if (static_cast<int64_t>(weights.size()) != 4 * layers * dirs) {

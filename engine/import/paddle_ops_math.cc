@@ -83,7 +83,10 @@ OAR_UNARY(square)
 OAR_UNARY(tan)
 OAR_UNARY(tanh)
 
-void identity(Node& n) { n.out(0, n.in(0)); }
+void identity(Node& n) {
+  n.ignore_in(1);  // assign_out's destination
+  n.out(0, n.in(0));
+}
 void is_finite(Node& n) {
   const Val bad = n.w().op("logical_or", {n.w().op("is_nan", {n.in(0)}), n.w().op("is_inf", {n.in(0)})});
   n.out(0, n.w().op("logical_not", {bad}));
@@ -203,7 +206,8 @@ void prelu(Node& n) {
   const std::string mode = n.get_string("mode", "all");
   const int rank = n.rank(0);
   if (mode == "all") alpha = n.reshape(alpha, {});
-  if (mode == "channel" && n.get_string("data_format", "NCHW") != "NHWC") {
+  const std::string format = n.get_string("data_format", "NCHW");
+  if (mode == "channel" && format != "NHWC") {
     std::vector<int64_t> shape(static_cast<size_t>(std::max(rank - 1, 1)), 1);
     shape[0] = -1;
     alpha = n.reshape(alpha, shape);
@@ -216,7 +220,8 @@ void prelu(Node& n) {
 // Attributes of PIR (axis operand, keepdim) and of a ProgramDesc (dim, keep_dim, reduce_all).
 Val reduced(Node& n, const char* op, Val x, size_t axis_operand, bool has_axes = true) {
   const bool all = !has_axes || n.get_bool("reduce_all", false);
-  Val axes = all ? n.w().ints({}) : n.ints_in(axis_operand, "axis|dim");
+  if (all) n.ignore("axis|dim"), n.ignore_in(axis_operand);
+  const Val axes = all ? n.w().ints({}) : n.ints_in(axis_operand, "axis|dim");
   return n.as_declared(0, n.w().op(op, {x, axes}, {{"keepdims", n.get_int("keepdim|keep_dim", 0)}}));
 }
 void sum(Node& n) {
@@ -242,7 +247,8 @@ void p_norm(Node& n) {
   const bool flat = n.get_bool("asvector", false);
   const DType d = n.dtype(0);
   const Attrs keep{{"keepdims", n.get_int("keepdim", 0)}};
-  const Val axes = flat ? n.w().ints({}) : n.w().ints({n.get_int("axis", -1)});
+  const int64_t axis = n.get_int("axis", -1);
+  const Val axes = n.w().ints(flat ? std::vector<int64_t>{} : std::vector<int64_t>{axis});
   auto reduce = [&](const char* op, Val x) { return n.w().op(op, {x, axes}, keep); };
   const Val magnitude = n.w().op("abs", {n.in(0)});
   Val y;
@@ -276,6 +282,7 @@ void cumsum(Node& n) {
   Val x = n.in(0);
   const bool flat = n.get_bool("flatten", false);
   if (flat) x = n.reshape(x, {-1});
+  if (flat) n.ignore("axis"), n.ignore_in(1);
   const Val axis = flat ? n.w().int_scalar(0) : n.scalar_in(1, "axis", -1, DType::kI64);
   n.out(0, n.w().op("cum_sum", {x, axis},
                     {{"exclusive", n.get_int("exclusive", 0)}, {"reverse", n.get_int("reverse", 0)}}));

@@ -16,10 +16,11 @@ void full_of(Node& n, Val shape, Val value) { n.out(0, n.w().op("constant_of_sha
 // A ProgramDesc writes the value as text too, which alone is exact: the attribute is a float.
 double fill_value(Node& n) {
   const std::string text = n.get_string("str_value");
+  const double rounded = n.get_float("value", 0);
   double value = 0;  // from_chars knows inf and nan
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size()) return value;
-  return n.get_float("value", 0);
+  return rounded;
 }
 // full(shape; value, dtype); operands of a ProgramDesc: shape, value.
 void full(Node& n) {
@@ -64,15 +65,23 @@ void full_batch_size_like(Node& n) {
   const Val dims = n.concat({n.w().ints(head), n.shape_of(n.in(0), from, from + 1), n.w().ints(tail)});
   full_of(n, dims, n.number(fill_value(n), n.get_dtype("dtype", DType::kF32)));
 }
+// The one list that is not empty: a ProgramDesc has one per element type.
+std::vector<double> listed_values(Node& n) {
+  std::vector<double> values;
+  for (const char* name :
+       {"values", "fp32_values", "fp64_values", "int32_values", "int64_values", "bool_values"}) {
+    std::vector<double> list = n.get_floats(name);
+    if (!list.empty() && !values.empty()) n.fail(invalid_argument("values of two element types"));
+    if (!list.empty()) values = std::move(list);
+  }
+  return values;
+}
 // assign_value(; shape, dtype, values): a ProgramDesc names the list after the type.
 void assign_value(Node& n) {
   const std::vector<int64_t> shape = n.get_ints("shape");
   const DType dtype = n.get_dtype("dtype", DType::kF32);
-  std::vector<double> values;
-  for (const char* name :
-       {"values", "fp32_values", "fp64_values", "int32_values", "int64_values", "bool_values"}) {
-    if (values.empty() && n.has(name)) values = n.get_floats(name);
-  }
+  n.ignore_in(0);  // the destination of the in-place spelling
+  const std::vector<double> values = listed_values(n);
   int64_t count = 1;
   for (int64_t d : shape) {
     if (d < 0 || __builtin_mul_overflow(count, d, &count))
@@ -165,6 +174,7 @@ void expand(Node& n) {
   n.out(0, n.w().op("expand", {n.in(0), shape}));
 }
 void expand_as(Node& n) {
+  if (n.has_in(1)) n.ignore("target_shape");
   const Val shape = n.has_in(1) ? n.shape_of(n.in(1)) : n.w().ints(n.get_ints("target_shape"));
   n.out(0, n.w().op("expand", {n.in(0), shape}));
 }
@@ -233,11 +243,12 @@ void split(Node& n) {
   if (!axis) return n.fail(unimplemented("an axis that is computed"));
   const auto at = static_cast<int64_t>(*axis);
   const auto sizes = n.known_ints(1, "sections");
+  const int64_t num = n.get_int("num", 0);
   const size_t listed = n.op().outputs.empty() ? 0 : n.op().outputs[0].values.size();
   if (!sizes && listed < 2) return n.fail(unimplemented("sections that are computed"));
   if (!sizes) return n.out_list(0, pieces(n, n.ints_in(1, "sections"), listed, at));
   if (sizes->empty()) {
-    const auto count = static_cast<size_t>(std::clamp<int64_t>(n.get_int("num", 0), 0, 4096));
+    const auto count = static_cast<size_t>(std::clamp<int64_t>(num, 0, 4096));
     if (count == 0) return n.fail(invalid_argument("neither sections nor num"));
     return n.out_list(0, pieces(n, {}, count, at));
   }
@@ -319,13 +330,13 @@ void tril_triu(Node& n) { triangle(n, n.get_int("lower", 0) ? 0 : 1); }
 void diag(Node& n) {
   if (n.get_int("offset", 0) != 0) return n.fail(unimplemented("an offset"));
   const Val x = n.in(0);
+  const double padding = n.get_float("padding_value", 0);  // read for matrices too, which have none
   if (n.rank(0) == 2) return n.out(0, n.w().op("einsum", {x}, {{"equation", std::string("ii->i")}}));
   // The vector down a column, kept where row and column are the same.
   const Val size = n.w().op("size_of", {x});
   const Val k = n.w().op("range", {n.w().int_scalar(0), size, n.w().int_scalar(1)});
   const Val same = n.w().op("equal", {n.unsqueeze(k, {1}), k});
-  n.out(0, n.w().op("where",
-                    {same, n.unsqueeze(x, {1}), n.number(n.get_float("padding_value", 0), n.dtype(0))}));
+  n.out(0, n.w().op("where", {same, n.unsqueeze(x, {1}), n.number(padding, n.dtype(0))}));
 }
 void pad(Node& n) {
   const std::vector<int64_t> p = n.get_ints("paddings");
@@ -380,8 +391,7 @@ void take_along_axis(Node& n) {
 void index_sample(Node& n) {
   n.out(0, n.w().op("gather_elements", {n.in(0), n.in(1)}, {{"axis", int64_t{1}}}));
 }
-void embedding(Node& n) {
-  const Val ids = n.in(0);
+void embed(Node& n, Val ids) {
   Val y = n.w().op("gather", {n.in(1), ids}, {{"axis", int64_t{0}}});
   const int64_t padding = n.get_int("padding_idx", -1);
   if (padding >= 0) {  // that row reads as zeros
@@ -391,10 +401,9 @@ void embedding(Node& n) {
   }
   n.out(0, y);
 }
+void embedding(Node& n) { embed(n, n.in(0)); }
 // The first generation's lookup_table: ids have a last axis of one.
-void lookup_table(Node& n) {
-  n.out(0, n.w().op("gather", {n.in(1), n.squeeze(n.in(0), {-1})}, {{"axis", int64_t{0}}}));
-}
+void lookup_table(Node& n) { embed(n, n.squeeze(n.in(0), {-1})); }
 // scatter(x, index, updates; overwrite): rows replaced, or cleared and then added up.
 void scatter(Node& n) {
   const Val index = n.unsqueeze(flat_index(n, 1), {-1});
@@ -414,7 +423,7 @@ void put_along_axis(Node& n) {
                      : reduce == "add"                         ? "add"
                      : reduce == "mul" || reduce == "multiply" ? "mul"
                                                                : nullptr;
-  if (!ours || !n.get_bool("include_self", true))
+  if (!n.get_bool("include_self|Include_self", true) || !ours)
     return n.fail(unimplemented(cat("reduce '", reduce, "' or include_self")));
   n.out(0, n.w().op("scatter_elements", {n.in(0), n.in(1), n.in(2)},
                     {{"axis", n.get_int("axis|Axis", 0)}, {"reduction", std::string(ours)}}));
@@ -489,11 +498,7 @@ void set_value(Node& n, Val values, size_t first) {
 }
 void set_value_constant(Node& n) {
   const DType dtype = n.dtype(0);
-  std::vector<double> values;
-  for (const char* name :
-       {"values", "fp32_values", "fp64_values", "int32_values", "int64_values", "bool_values"}) {
-    if (values.empty() && n.has(name)) values = n.get_floats(name);
-  }
+  const std::vector<double> values = listed_values(n);
   const std::vector<int64_t> shape = n.get_ints("shape");
   int64_t count = 1;
   for (int64_t d : shape) {

@@ -1,5 +1,7 @@
 #include "engine/import/paddle_program.h"
 
+#include <algorithm>
+
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
 
@@ -39,7 +41,26 @@ constexpr DTypeWord kDTypes[] = {
     {"float8_e5m2", 33, DType::kE5M2},
 };
 
+std::string text_of(std::monostate) { return "null"; }
+std::string text_of(bool b) { return b ? "1" : "0"; }
+std::string text_of(int64_t i) { return cat(i); }
+std::string text_of(double d) { return cat(d); }
+std::string text_of(const std::string& s) { return show_name(s); }
+template <class T>
+std::string text_of(const std::vector<T>& list) {
+  constexpr size_t kMost = 32;
+  std::string s = "[";
+  for (size_t k = 0; k < std::min(list.size(), kMost); ++k) s += cat(k ? ", " : "", text_of(list[k]));
+  return s + "]";
+}
+
 }  // namespace
+
+std::string Attr::to_string() const {
+  constexpr size_t kLongest = 80;
+  const std::string s = std::visit([](const auto& v) { return text_of(v); }, data);
+  return s.size() > kLongest ? cat(s.substr(0, kLongest), "...") : s;
+}
 
 const Attr* Op::attr(std::string_view name) const { return find_named(attrs, name); }
 const Slot* Op::input(std::string_view name) const { return find_named(inputs, name); }

@@ -27,7 +27,12 @@ using AttrData = std::variant<std::monostate, bool, int64_t, double, std::string
 struct Attr {
   std::string name;
   AttrData data;  // lists of bool are lists of 0 and 1
+  // For messages: 1, 0.5, 'relu', [1, 2]; booleans as 0 and 1, long values cut.
+  std::string to_string() const;
 };
+
+// Of no op an inference reads this one, whatever its value (call stacks): readers need not keep it.
+bool is_noise(std::string_view attr);
 
 struct ValueType {
   enum class Kind : uint8_t { kNone, kTensor, kVector, kTensorArray, kOther };

@@ -46,13 +46,6 @@ enum : int64_t {
   kScalars,
 };
 
-// What the training side leaves behind; no inference reads it.
-bool is_noise(std::string_view attr) {
-  constexpr std::string_view kNoise[] = {"op_callstack", "op_device",   "op_namescope",
-                                         "op_role",      "op_role_var", "with_quant_attr"};
-  return std::find(std::begin(kNoise), std::end(kNoise), attr) != std::end(kNoise);
-}
-
 using Field = WireReader::Field;
 
 int32_t as_i32(const Field& f) { return static_cast<int32_t>(f.value); }
