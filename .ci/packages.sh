@@ -18,7 +18,8 @@ build_packages() {
     prometheus-cpp-dev libspdlog-dev libcli11-dev libjpeg-dev libpng-dev
 }
 # systemd: not its daemon, but what it knows of units and of groups of system calls.
-test_packages() { echo "$(build_packages)" python3-venv dpkg-dev systemd; }
+# qemu-user and valgrind: processors that this one is not.
+test_packages() { echo "$(build_packages)" python3-venv dpkg-dev systemd qemu-user valgrind; }
 fuzz_packages() { echo clang libclang-rt-dev; }
 browser_packages() { echo chromium; }
 neon_packages() { echo g++-aarch64-linux-gnu qemu-user; }

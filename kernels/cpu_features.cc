@@ -2,6 +2,7 @@
 // processors. Asked once; nothing here is on a hot path.
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -86,6 +87,15 @@ bool detect_avx_vnni() { return false; }
 bool detect_avx512_vbmi() { return false; }
 Isa detect_isa() { return Isa::kGeneric; }
 #endif
+
+// Whether the kernel's word `capability` of this process has all of `mask`.
+bool has_capability([[maybe_unused]] unsigned long capability, [[maybe_unused]] unsigned long mask) {
+#if defined(__aarch64__)
+  return (getauxval(capability) & mask) == mask;
+#else
+  return false;
+#endif
+}
 
 Isa capped_isa() {
   const Isa best = detect_isa();
@@ -215,6 +225,10 @@ bool has_avx512_vbmi() {
   static const bool has = detect_avx512_vbmi();
   return has;
 }
+
+// HWCAP_ASIMDDP and HWCAP2_I8MM of asm/hwcap.h.
+bool has_neon_dot() { return has_capability(AT_HWCAP, 1ul << 20); }
+bool has_neon_i8mm() { return has_neon_dot() && has_capability(AT_HWCAP2, 1ul << 13); }
 
 int usable_processors() {
   static const int processors = std::max(1, tighter(cgroup_processors(), std::max(1, affinity_processors())));

@@ -72,6 +72,8 @@ enum class KernelFamily : uint8_t {
   kGatedMatmul,          // matmul.h
 };
 
+const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
+
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.
 enum class Isa : uint8_t {
   kReference = 0,   // kernels/reference: scalar, double accumulation: the truth
@@ -92,6 +94,9 @@ Isa best_isa();
 bool has_avx_vnni();
 // Whether this processor has byte permutations of AVX-512 (VBMI) beside VNNI and BF16: all but Cooper Lake.
 bool has_avx512_vbmi();
+// Arm's dot products of bytes (Armv8.2) and products of byte matrices (Armv8.6), which stand beside NEON.
+bool has_neon_dot();
+bool has_neon_i8mm();
 
 // Weights in memory: where a chunk begins to read them, and the bytes from there to the end of those that the
 // chunks after it read in turn.
@@ -103,7 +108,7 @@ struct WeightSpan {
 struct Kernel {
   KernelFamily family;
   Isa isa;
-  const char* name;  // "matmul.bf16.avx512vnni"
+  const char* name;  // "matmul.bf16.avx512vnni"; without a format, "rope.avx2"
   // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type;
   // nullopt serves any.
   std::optional<Format> format;

@@ -1,22 +1,50 @@
-// How kernel files enter the registry: each defines `void append_<name>(KernelList&)`, which pushes its
-// Kernel values, and is named in kernels/CMakeLists.txt; the generated list calls them once. Internal to
-// kernels/.
+// How kernel files enter the registry: each defines `constinit const KernelTable kernels_<name>` and is named
+// in kernels/CMakeLists.txt; the generated list declares them. Internal to kernels/.
+//
+// Tables are constant data. A file compiled for an instruction set may use it anywhere, so no code of the
+// file may run before the processor is known to have that set: not to build a list, not before main(), and
+// not because the linker took its copy of an inline function for the program's. check_isa_objects.cmake
+// proves it of every object.
 #pragma once
 
-#include <vector>
+#include <array>
+#include <cstddef>
+#include <span>
 
 #include "kernels/kernel.h"
 
 namespace oar {
 
-using KernelList = std::vector<Kernel>;
+// A kernel as its file states it; the registry makes a Kernel of it.
+struct KernelEntry {
+  KernelFamily family = KernelFamily::kMatmul;
+  Isa isa = Isa::kReference;
+  void (*plan)(const void* args, int workers, KernelPlan* out) = nullptr;
+  void (*run)(const void* args, int phase, int64_t begin, int64_t end,
+              const KernelScratch& scratch) = nullptr;
+  const char* format = nullptr;                                      // as Format::find() knows it; null: any
+  WeightSpan (*weights)(const void* args, int64_t chunk) = nullptr;  // as Kernel's
+  const char* layout = nullptr;  // left out where weight_layout() names another for this level; null: never
+  const char* level = nullptr;   // the last word of the name, if not isa_name(isa)
+};
 
-// Appends the plain, the gated and the grouped matmul of one format and level, named "matmul.FORMAT.LEVEL",
-// "gated_matmul..." and "grouped_matmul..."; `level` is the ISA's name if null. Not a part of the template
-// that calls it, of which there are hundreds.
-void append_matmul_kernels(KernelList& list, const Kernel (&kernels)[3], const char* level);
+struct KernelTable {
+  std::span<const KernelEntry> entries;
+  bool (*available)() = nullptr;  // asked once; null: on every processor of the entries' levels
+};
 
-#define OAR_REGISTER(name) void append_##name(KernelList& list);
+template <size_t... N>
+consteval auto join(const std::array<KernelEntry, N>&... parts) {
+  std::array<KernelEntry, (N + ...)> all{};
+  size_t at = 0;
+  const auto add = [&](const auto& part) {
+    for (const KernelEntry& e : part) all[at++] = e;
+  };
+  (add(parts), ...);
+  return all;
+}
+
+#define OAR_REGISTER(name) extern const KernelTable kernels_##name;
 #include "oar_kernels.inc"
 #undef OAR_REGISTER
 

@@ -1,31 +1,47 @@
-// The table of all compiled kernels and the search in it. Built once from the generated list of append
-// functions.
+// The table of all compiled kernels and the search in it. Built once from the constant tables of the kernel
+// files, without entering their code.
 #include <algorithm>
 #include <deque>
 #include <string>
+#include <vector>
 
 #include "kernels/kernel_list.h"
+#include "kernels/matmul.h"
 
 namespace oar {
 
-namespace {
-
-// `text` with static storage.
-const char* kernel_name(std::string text) {
-  static std::deque<std::string> names;  // filled while the table is built, once
-  return names.emplace_back(std::move(text)).c_str();
-}
-
-}  // namespace
-
-void append_matmul_kernels(KernelList& list, const Kernel (&kernels)[3], const char* level) {
-  const char* const families[] = {"matmul", "gated_matmul", "grouped_matmul"};
-  for (int i = 0; i < 3; ++i) {
-    Kernel k = kernels[i];
-    k.name = kernel_name(std::string(families[i]) + "." + (k.format ? k.format->name() : "any") + "." +
-                         (level != nullptr ? level : isa_name(k.isa)));
-    list.push_back(k);
+const char* family_name(KernelFamily family) {
+  switch (family) {
+    case KernelFamily::kMatmul: return "matmul";
+    case KernelFamily::kGroupedMatmul: return "grouped_matmul";
+    case KernelFamily::kMoeRoute: return "moe_route";
+    case KernelFamily::kMoeCombine: return "moe_combine";
+    case KernelFamily::kRmsNorm: return "rms_norm";
+    case KernelFamily::kLayerNorm: return "layer_norm";
+    case KernelFamily::kRope: return "rope";
+    case KernelFamily::kKvAppend: return "kv_append";
+    case KernelFamily::kPagedAttention: return "paged_attention";
+    case KernelFamily::kQuantKvAppend: return "quant_kv_append";
+    case KernelFamily::kQuantPagedAttention: return "quant_paged_attention";
+    case KernelFamily::kSwiGlu: return "swiglu";
+    case KernelFamily::kUnary: return "unary";
+    case KernelFamily::kBinary: return "binary";
+    case KernelFamily::kEmbedding: return "embedding";
+    case KernelFamily::kGatherRows: return "gather_rows";
+    case KernelFamily::kHadamard: return "hadamard";
+    case KernelFamily::kConv: return "conv";
+    case KernelFamily::kWinograd: return "winograd";
+    case KernelFamily::kQuantizedConv: return "quantized_conv";
+    case KernelFamily::kBf16Conv: return "bf16_conv";
+    case KernelFamily::kNarrow: return "narrow";
+    case KernelFamily::kDepthwise: return "depthwise";
+    case KernelFamily::kPool: return "pool";
+    case KernelFamily::kSoftmax: return "softmax";
+    case KernelFamily::kActivate: return "activate";
+    case KernelFamily::kRecurrent: return "recurrent";
+    case KernelFamily::kGatedMatmul: return "gated_matmul";
   }
+  return "unknown";
 }
 
 namespace {
@@ -33,7 +49,7 @@ namespace {
 class CpuTable {
  public:
   CpuTable() {
-#define OAR_REGISTER(name) append_##name(kernels_);
+#define OAR_REGISTER(name) add(kernels_##name);
 #include "oar_kernels.inc"
 #undef OAR_REGISTER
     for (const Kernel& k : kernels_) sorted_.push_back(&k);
@@ -46,7 +62,22 @@ class CpuTable {
   std::span<const Kernel* const> sorted() const { return sorted_; }
 
  private:
-  KernelList kernels_;
+  void add(const KernelTable& table) {
+    if (table.available != nullptr && !table.available()) return;
+    for (const KernelEntry& e : table.entries) {
+      std::optional<Format> format;
+      if (e.format != nullptr) format = Format::find(e.format);
+      if (e.layout != nullptr && std::string_view(weight_layout(*format, e.isa).name) != e.layout) continue;
+      std::string name = family_name(e.family);
+      if (format) name.append(".").append(format->name());
+      name.append(".").append(e.level != nullptr ? e.level : isa_name(e.isa));
+      kernels_.push_back(
+          {e.family, e.isa, names_.emplace_back(std::move(name)).c_str(), format, e.plan, e.run, e.weights});
+    }
+  }
+
+  std::deque<std::string> names_;
+  std::deque<Kernel> kernels_;
   std::vector<const Kernel*> sorted_;
 };
 

@@ -14,25 +14,10 @@ namespace {
 constexpr uint64_t kStagingHalf = uint64_t{256} << 10;  // a step's inputs are some tens of KiB
 constexpr uint64_t kStagingAlign = 64;
 
-const char* family_name(KernelFamily family) {
-  switch (family) {
-    case KernelFamily::kMatmul: return "matmul";
-    case KernelFamily::kGroupedMatmul: return "grouped_matmul";
-    case KernelFamily::kMoeRoute: return "moe_route";
-    case KernelFamily::kMoeCombine: return "moe_combine";
-    case KernelFamily::kRmsNorm: return "rms_norm";
-    case KernelFamily::kLayerNorm: return "layer_norm";
-    case KernelFamily::kRope: return "rope";
-    case KernelFamily::kKvAppend: return "kv_append";
-    case KernelFamily::kPagedAttention: return "paged_attention";
-    case KernelFamily::kSwiGlu: return "swiglu";
-    case KernelFamily::kUnary: return "unary";
-    case KernelFamily::kBinary: return "binary";
-    case KernelFamily::kEmbedding: return "embedding";
-    case KernelFamily::kGatherRows: return "gather_rows";
-    case KernelFamily::kHadamard: return "hadamard";
-    default: return nullptr;  // not in the plug-in interface
-  }
+// Families of the plug-in interface (plugin.h).
+bool in_interface(KernelFamily family) {
+  return family <= KernelFamily::kHadamard && family != KernelFamily::kQuantKvAppend &&
+         family != KernelFamily::kQuantPagedAttention;
 }
 
 const char* status_name(oar_plugin_status status) {
@@ -254,8 +239,7 @@ class PluginBackend final : public Backend {
   }
 
   const Kernel* find_kernel(KernelFamily family, Format format) const override {
-    const char* known = family_name(family);
-    if (known == nullptr || !d_->fault.ok()) return nullptr;
+    if (!in_interface(family) || !d_->fault.ok()) return nullptr;
     auto [it, is_new] = kernels_.try_emplace({family, format.name()});
     if (is_new) {
       const oar_plugin_query query = {sizeof query, static_cast<int32_t>(family), format.name()};
@@ -263,7 +247,7 @@ class PluginBackend final : public Backend {
       const oar_plugin_status status = table_.find_kernel(d_->handle, &query, &handle);
       if (status == OAR_PLUGIN_OK) {
         auto k = std::make_unique<PluginKernel>();
-        k->text = cat(table_.name, ".", known, ".", format.name());
+        k->text = cat(table_.name, ".", family_name(family), ".", format.name());
         k->family = family;
         k->isa = Isa::kGeneric;
         k->name = k->text.c_str();

@@ -10,7 +10,7 @@
 namespace oar {
 namespace amx {
 
-// Pages of which a step of 32 tokens is no part go through registers, decode and prefill alike.
+// A page size that is no multiple of a step of 32 tokens goes through registers, decode and prefill alike.
 using Fallback = RegisterEngine<Bf16Codec>;
 
 inline bool whole_steps(const void* args) {
@@ -39,10 +39,13 @@ inline void run_quant(const void* args, int phase, int64_t begin, int64_t end, c
 
 }  // namespace amx
 
-void append_attention_amx(KernelList& list) {
-  list.push_back({KernelFamily::kPagedAttention, Isa::kAmx, "paged_attention.bf16.amx", Format::bf16(),
-                  amx::plan, amx::run});
-  list.push_back({KernelFamily::kQuantPagedAttention, Isa::kAmx, "quant_paged_attention.amx", std::nullopt,
-                  amx::plan_quant, amx::run_quant});
-}
+namespace {
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kPagedAttention, Isa::kAmx, amx::plan, amx::run, "bf16"},
+    {KernelFamily::kQuantPagedAttention, Isa::kAmx, amx::plan_quant, amx::run_quant},
+};
+}  // namespace
+
+constinit const KernelTable kernels_attention_amx{kEntries};
+
 }  // namespace oar

@@ -6,11 +6,15 @@
 #include "kernels/kernel_list.h"
 
 namespace oar {
-void append_attention_avx512vnni(KernelList& list) {
-  using namespace avx512vnni;
-  using Engine = RegisterEngine<Bf16Codec>;
-  list.push_back({KernelFamily::kPagedAttention, Isa::kAvx512Vnni, "paged_attention.bf16.avx512vnni",
-                  Format::bf16(), attention_plan<Engine>, attention_run<Engine>});
-  append_quant_attention<Bf16Codec>(list, Isa::kAvx512Vnni, "quant_paged_attention.avx512vnni");
-}
+namespace {
+using Engine = avx512vnni::RegisterEngine<avx512vnni::Bf16Codec>;
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kPagedAttention, Isa::kAvx512Vnni, avx512vnni::attention_plan<Engine>,
+     avx512vnni::attention_run<Engine>, "bf16"},
+    avx512vnni::quant_attention<avx512vnni::Bf16Codec>(Isa::kAvx512Vnni),
+};
+}  // namespace
+
+constinit const KernelTable kernels_attention_avx512vnni{kEntries};
+
 }  // namespace oar

@@ -10,10 +10,18 @@
 namespace oar::OAR_SIMD_NAMESPACE {
 
 template <class Loader>
-void append_float_attention(KernelList& list, Isa isa, Format format, const char* name) {
+consteval KernelEntry float_attention(const char* format, Isa isa) {
   using Engine = RegisterEngine<FloatCodec<Loader>>;
-  list.push_back(
-      {KernelFamily::kPagedAttention, isa, name, format, attention_plan<Engine>, attention_run<Engine>});
+  return {KernelFamily::kPagedAttention, isa, attention_plan<Engine>, attention_run<Engine>, format};
+}
+
+consteval std::array<KernelEntry, 6> attention_kernels(Isa isa) {
+  return {{{KernelFamily::kKvAppend, isa, kv_append_plan, kv_append_run},
+           float_attention<LoadF32>("f32", isa),
+           float_attention<LoadF16>("f16", isa),
+           float_attention<LoadBf16>("bf16", isa),
+           quant_attention<FloatCodec<LoadBf16>>(isa),
+           {KernelFamily::kQuantKvAppend, isa, quant_kv_append_plan, quant_kv_append_run}}};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

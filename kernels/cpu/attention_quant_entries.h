@@ -41,15 +41,10 @@ void quant_run(const void* args, int phase, int64_t begin, int64_t end, const Ke
 }
 
 template <class Codec>
-void append_quant_attention(KernelList& list, Isa isa, const char* name) {
+consteval KernelEntry quant_attention(Isa isa) {
   using Near = RegisterEngine<Codec>;
-  list.push_back({KernelFamily::kQuantPagedAttention, isa, name, std::nullopt,
-                  quant_plan<Near, IntEngine, Codec>, quant_run<Near, IntEngine, Codec>});
-}
-
-inline void append_quant_kv_append(KernelList& list, Isa isa, const char* name) {
-  list.push_back(
-      {KernelFamily::kQuantKvAppend, isa, name, std::nullopt, quant_kv_append_plan, quant_kv_append_run});
+  return {KernelFamily::kQuantPagedAttention, isa, quant_plan<Near, IntEngine, Codec>,
+          quant_run<Near, IntEngine, Codec>};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

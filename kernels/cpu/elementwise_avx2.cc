@@ -3,5 +3,10 @@
 #include "kernels/cpu/elementwise_simd.h"
 
 namespace oar {
-void append_elementwise_avx2(KernelList& list) { avx2::append_elementwise(list, Isa::kAvx2); }
+namespace {
+constexpr auto kEntries = avx2::elementwise_kernels(Isa::kAvx2);
+}  // namespace
+
+constinit const KernelTable kernels_elementwise_avx2{kEntries};
+
 }  // namespace oar

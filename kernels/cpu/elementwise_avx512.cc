@@ -3,5 +3,10 @@
 #include "kernels/cpu/elementwise_simd.h"
 
 namespace oar {
-void append_elementwise_avx512(KernelList& list) { avx512::append_elementwise(list, Isa::kAvx512); }
+namespace {
+constexpr auto kEntries = avx512::elementwise_kernels(Isa::kAvx512);
+}  // namespace
+
+constinit const KernelTable kernels_elementwise_avx512{kEntries};
+
 }  // namespace oar

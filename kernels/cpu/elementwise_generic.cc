@@ -3,5 +3,10 @@
 #include "kernels/cpu/elementwise_simd.h"
 
 namespace oar {
-void append_elementwise_generic(KernelList& list) { generic::append_elementwise(list, Isa::kGeneric); }
+namespace {
+constexpr auto kEntries = generic::elementwise_kernels(Isa::kGeneric);
+}  // namespace
+
+constinit const KernelTable kernels_elementwise_generic{kEntries};
+
 }  // namespace oar

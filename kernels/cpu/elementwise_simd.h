@@ -10,27 +10,20 @@
 #include "kernels/cpu/rope_simd.h"
 #include "kernels/kernel_list.h"
 
-#define OAR_STRING_(x) #x
-#define OAR_STRING(x) OAR_STRING_(x)
-
 namespace oar::OAR_SIMD_NAMESPACE {
 
-inline void append_elementwise(KernelList& list, Isa isa) {
-#define OAR_ENTRY(family, name, plan, run) \
-  list.push_back(                          \
-      {KernelFamily::family, isa, name "." OAR_STRING(OAR_SIMD_NAMESPACE), std::nullopt, plan, run})
-  OAR_ENTRY(kRmsNorm, "rms_norm", norm_plan<RmsNormArgs>, rms_norm_run);
-  OAR_ENTRY(kLayerNorm, "layer_norm", norm_plan<LayerNormArgs>, layer_norm_run);
-  OAR_ENTRY(kRope, "rope", rope_plan, rope_run);
-  OAR_ENTRY(kSwiGlu, "swiglu", swiglu_plan, swiglu_run);
-  OAR_ENTRY(kUnary, "unary", unary_plan, unary_run);
-  OAR_ENTRY(kBinary, "binary", binary_plan, binary_run);
-  OAR_ENTRY(kEmbedding, "embedding", embedding_plan, embedding_run);
-  OAR_ENTRY(kGatherRows, "gather_rows", gather_plan, gather_run);
-  OAR_ENTRY(kHadamard, "hadamard", hadamard_plan, hadamard_run);
-  OAR_ENTRY(kMoeRoute, "moe_route", route_plan, route_run);
-  OAR_ENTRY(kMoeCombine, "moe_combine", combine_plan, combine_run);
-#undef OAR_ENTRY
+consteval std::array<KernelEntry, 11> elementwise_kernels(Isa isa) {
+  return {{{KernelFamily::kRmsNorm, isa, norm_plan<RmsNormArgs>, rms_norm_run},
+           {KernelFamily::kLayerNorm, isa, norm_plan<LayerNormArgs>, layer_norm_run},
+           {KernelFamily::kRope, isa, rope_plan, rope_run},
+           {KernelFamily::kSwiGlu, isa, swiglu_plan, swiglu_run},
+           {KernelFamily::kUnary, isa, unary_plan, unary_run},
+           {KernelFamily::kBinary, isa, binary_plan, binary_run},
+           {KernelFamily::kEmbedding, isa, embedding_plan, embedding_run},
+           {KernelFamily::kGatherRows, isa, gather_plan, gather_run},
+           {KernelFamily::kHadamard, isa, hadamard_plan, hadamard_run},
+           {KernelFamily::kMoeRoute, isa, route_plan, route_run},
+           {KernelFamily::kMoeCombine, isa, combine_plan, combine_run}}};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

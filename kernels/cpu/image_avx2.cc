@@ -3,5 +3,10 @@
 #include "kernels/cpu/image_simd.h"
 
 namespace oar {
-void append_image_avx2(KernelList& list) { avx2::append_image(list, Isa::kAvx2); }
+namespace {
+constexpr auto kEntries = avx2::image_kernels(Isa::kAvx2);
+}  // namespace
+
+constinit const KernelTable kernels_image_avx2{kEntries};
+
 }  // namespace oar

@@ -3,5 +3,10 @@
 #include "kernels/cpu/image_simd.h"
 
 namespace oar {
-void append_image_avx512(KernelList& list) { avx512::append_image(list, Isa::kAvx512); }
+namespace {
+constexpr auto kEntries = avx512::image_kernels(Isa::kAvx512);
+}  // namespace
+
+constinit const KernelTable kernels_image_avx512{kEntries};
+
 }  // namespace oar

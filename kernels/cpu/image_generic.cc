@@ -3,5 +3,10 @@
 #include "kernels/cpu/image_simd.h"
 
 namespace oar {
-void append_image_generic(KernelList& list) { generic::append_image(list, Isa::kGeneric); }
+namespace {
+constexpr auto kEntries = generic::image_kernels(Isa::kGeneric);
+}  // namespace
+
+constinit const KernelTable kernels_image_generic{kEntries};
+
 }  // namespace oar

@@ -356,16 +356,13 @@ struct Int4Core {
   }
 };
 
-// Registers the core for every format that lies in int4.panel16 or int4z.panel16 at this level.
+// The core for every format that lies in int4.panel16 or int4z.panel16 at this level.
 template <class Arch, class Int8>
-void append_int4(KernelList& list, Isa isa, const char* level = nullptr) {
-  const auto append = [&]<bool kOffsets>(const char* name) {
-    const auto format = Format::find(name);
-    if (weight_layout(*format, isa).name != int4_panel_layout(*format)->name) return;
-    MatmulDriver<Int4Core<Arch, Int8, kOffsets>>::append(list, format, isa, level);
-  };
-  for (const char* name : kInt4PanelFormats) append.template operator()<false>(name);
-  for (const char* name : kInt4OffsetFormats) append.template operator()<true>(name);
+consteval auto int4_kernels(Isa isa, const char* level = nullptr) {
+  return join(
+      MatmulDriver<Int4Core<Arch, Int8, false>>::kernels(kInt4PanelFormats, isa, level, kInt4PanelLayoutName),
+      MatmulDriver<Int4Core<Arch, Int8, true>>::kernels(kInt4OffsetFormats, isa, level,
+                                                        kInt4OffsetLayoutName));
 }
 
 }  // namespace oar

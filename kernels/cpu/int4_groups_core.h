@@ -201,18 +201,15 @@ struct Int4GroupsCore {
   }
 };
 
-// Registers the core for the formats of the layouts.
+// The core for the formats of the layouts.
 template <class Arch>
-void append_int4_groups(KernelList& list, Isa isa, const char* level = nullptr) {
-  const auto append = [&]<int G, bool kOffsets, bool kBytes = false>(const char* name) {
-    MatmulDriver<Int4GroupsCore<Arch, G, kOffsets, kBytes>>::append(list, Format::find(name), isa, level);
-  };
-  append.template operator()<64, false>("i4_g64");
-  append.template operator()<128, false>("i4_g128");
-  append.template operator()<64, true>("u4_g64");
-  append.template operator()<128, true>("u4_g128");
-  append.template operator()<64, true, true>("w4a8_g64");
-  append.template operator()<128, true, true>("w4a8_g128");
+consteval auto int4_groups_kernels(Isa isa) {
+  return join(MatmulDriver<Int4GroupsCore<Arch, 64, false, false>>::kernels("i4_g64", isa),
+              MatmulDriver<Int4GroupsCore<Arch, 128, false, false>>::kernels("i4_g128", isa),
+              MatmulDriver<Int4GroupsCore<Arch, 64, true, false>>::kernels("u4_g64", isa),
+              MatmulDriver<Int4GroupsCore<Arch, 128, true, false>>::kernels("u4_g128", isa),
+              MatmulDriver<Int4GroupsCore<Arch, 64, true, true>>::kernels("w4a8_g64", isa),
+              MatmulDriver<Int4GroupsCore<Arch, 128, true, true>>::kernels("w4a8_g128", isa));
 }
 
 }  // namespace

@@ -198,13 +198,13 @@ void pack(void* dst, const void* src, Format from, int64_t n, int64_t K, int64_t
 
 template <const FormatInfo* kTo, auto kGroupOf, const Codebook* kCodes = &kLinear>
 constexpr WeightLayout layout() {
-  return {"int4.panel16", false,         static_cast<int>(kPanelRows),
-          &bytes<false>,  &accepts<kTo>, &pack<kTo, false, &pack_scaled<kGroupOf, kCodes>>};
+  return {kInt4PanelLayoutName, false,         static_cast<int>(kPanelRows),
+          &bytes<false>,        &accepts<kTo>, &pack<kTo, false, &pack_scaled<kGroupOf, kCodes>>};
 }
 template <const FormatInfo* kTo, auto kGroupOf, auto kFit>
 constexpr WeightLayout offset_layout() {
-  return {"int4z.panel16", false,         static_cast<int>(kPanelRows),
-          &bytes<true>,    &accepts<kTo>, &pack<kTo, true, &pack_with_offsets<kGroupOf, kFit>>};
+  return {kInt4OffsetLayoutName, false,         static_cast<int>(kPanelRows),
+          &bytes<true>,          &accepts<kTo>, &pack<kTo, true, &pack_with_offsets<kGroupOf, kFit>>};
 }
 
 struct Entry {

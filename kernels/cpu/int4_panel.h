@@ -67,10 +67,10 @@ constexpr int64_t int4_block_groups(int64_t K, int64_t b) {
 
 // Names of the formats whose matmul is that of the layout, without and with offsets; with AVX-512 VNNI those
 // with groups of 64 and 128 lie otherwise (int4_groups.h).
-inline constexpr const char* kInt4PanelFormats[] = {"i4_s8_g32", "q4_0",   "i4_g64",
-                                                    "i4_g128",   "iq4_nl", "mxfp4"};
-inline constexpr const char* kInt4OffsetFormats[] = {"w4a8_g32", "w4a8_g64", "w4a8_g128", "u4_g32",
-                                                     "u4_g64",   "u4_g128",  "q4_1"};
+constexpr const char* kInt4PanelFormats[] = {"i4_s8_g32", "q4_0", "i4_g64", "i4_g128", "iq4_nl", "mxfp4"};
+constexpr const char* kInt4OffsetFormats[] = {"w4a8_g32", "w4a8_g64", "w4a8_g128", "u4_g32",
+                                              "u4_g64",   "u4_g128",  "q4_1"};
+constexpr const char *kInt4PanelLayoutName = "int4.panel16", *kInt4OffsetLayoutName = "int4z.panel16";
 // The codebook of one of them.
 const int16_t* int4_codebook(Format format);
 

@@ -205,12 +205,10 @@ struct Int8Core {
   }
 };
 
-// Registers Core for every format that lies in int8.panel16.
+// Core for every format that lies in int8.panel16.
 template <class Core>
-void append_int8(KernelList& list, Isa isa, const char* level = nullptr) {
-  for (const char* name : kInt8PanelFormats) {
-    MatmulDriver<Core>::append(list, Format::find(name), isa, level);
-  }
+consteval auto int8_kernels(Isa isa, const char* level = nullptr) {
+  return MatmulDriver<Core>::kernels(kInt8PanelFormats, isa, level);
 }
 
 }  // namespace oar

@@ -47,7 +47,7 @@ constexpr int64_t panel_block_at(int64_t b) { return b * (kPanelBlock * kPanelRo
 // way.
 extern const WeightLayout kInt8PanelLayout;
 // Names of the formats whose matmul is that of the layout.
-inline constexpr const char* kInt8PanelFormats[] = {"q8_0", "i8_g64", "i8_g128", "i8_channel",
-                                                    "q5_0", "q5_1",   "nvfp4"};
+constexpr const char* kInt8PanelFormats[] = {"q8_0", "i8_g64", "i8_g128", "i8_channel",
+                                             "q5_0", "q5_1",   "nvfp4"};
 
 }  // namespace oar

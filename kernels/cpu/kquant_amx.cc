@@ -440,14 +440,13 @@ struct KAmxCore {
 };
 
 template <class... Types>
-void append_each(KernelList& list) {
-  (MatmulDriver<KAmxCore<Types>>::append(list, Format(Types::kInfo), Isa::kAmx), ...);
+consteval auto kernels_of() {
+  return join(MatmulDriver<KAmxCore<Types>>::kernels(Types::kFormat, Isa::kAmx)...);
 }
+constexpr auto kEntries = kernels_of<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>();
 
 }  // namespace
 
-void append_kquant_amx(KernelList& list) {
-  append_each<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>(list);
-}
+constinit const KernelTable kernels_kquant_amx{kEntries};
 
 }  // namespace oar

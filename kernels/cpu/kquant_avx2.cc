@@ -173,12 +173,13 @@ struct KAvx2Core {
 };
 
 template <class... Types>
-void append_each(KernelList& list) {
-  (MatmulDriver<KAvx2Core<Types>>::append(list, Format(Types::kInfo), Isa::kAvx2), ...);
+consteval auto kernels_of() {
+  return join(MatmulDriver<KAvx2Core<Types>>::kernels(Types::kFormat, Isa::kAvx2)...);
 }
+constexpr auto kEntries = kernels_of<Q4K, Q5K, Q6K, Q3K, Q2K, IQ4XS>();
 
 }  // namespace
 
-void append_kquant_avx2(KernelList& list) { append_each<Q4K, Q5K, Q6K, Q3K, Q2K, IQ4XS>(list); }
+constinit const KernelTable kernels_kquant_avx2{kEntries};
 
 }  // namespace oar

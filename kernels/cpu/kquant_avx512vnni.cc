@@ -6,14 +6,13 @@ namespace oar {
 namespace {
 
 template <class... Types>
-void append_each(KernelList& list) {
-  (MatmulDriver<KPanelCore<Types>>::append(list, Format(Types::kInfo), Isa::kAvx512Vnni), ...);
+consteval auto kernels_of() {
+  return join(MatmulDriver<KPanelCore<Types>>::kernels(Types::kFormat, Isa::kAvx512Vnni)...);
 }
+constexpr auto kEntries = kernels_of<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>();
 
 }  // namespace
 
-void append_kquant_avx512vnni(KernelList& list) {
-  append_each<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>(list);
-}
+constinit const KernelTable kernels_kquant_avx512vnni{kEntries};
 
 }  // namespace oar

@@ -75,7 +75,7 @@ inline void head_of_k4(const Block& b, KHead& h) {
 // kWide: four products of a level and an activation need more than 16 bits.
 struct Q4K {
   using Block = formats::q4_k::Block;
-  static constexpr const FormatInfo* kInfo = &formats::q4_k::kInfo;
+  static constexpr const char* kFormat = "q4_k";
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
   static constexpr bool kWide = false;
@@ -84,7 +84,7 @@ struct Q4K {
 
 struct Q5K {
   using Block = formats::q5_k::Block;
-  static constexpr const FormatInfo* kInfo = &formats::q5_k::kInfo;
+  static constexpr const char* kFormat = "q5_k";
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
   static constexpr bool kWide = false;
@@ -93,7 +93,7 @@ struct Q5K {
 
 struct Q6K {
   using Block = formats::q6_k::Block;
-  static constexpr const FormatInfo* kInfo = &formats::q6_k::kInfo;
+  static constexpr const char* kFormat = "q6_k";
   static constexpr bool kMins = false;
   static constexpr int kOffset = 32;
   static constexpr bool kWide = false;
@@ -105,7 +105,7 @@ struct Q6K {
 
 struct Q3K {
   using Block = formats::q3_k::Block;
-  static constexpr const FormatInfo* kInfo = &formats::q3_k::kInfo;
+  static constexpr const char* kFormat = "q3_k";
   static constexpr bool kMins = false;
   static constexpr int kOffset = 4;
   static constexpr bool kWide = false;
@@ -121,7 +121,7 @@ struct Q3K {
 
 struct Q2K {
   using Block = formats::q2_k::Block;
-  static constexpr const FormatInfo* kInfo = &formats::q2_k::kInfo;
+  static constexpr const char* kFormat = "q2_k";
   static constexpr bool kMins = true;
   static constexpr int kOffset = 0;
   static constexpr bool kWide = false;
@@ -137,7 +137,7 @@ struct Q2K {
 
 struct IQ4XS {
   using Block = formats::iq4_xs::Block;
-  static constexpr const FormatInfo* kInfo = &formats::iq4_xs::kInfo;
+  static constexpr const char* kFormat = "iq4_xs";
   static constexpr bool kMins = false;
   static constexpr int kOffset = 128;
   static constexpr bool kWide = true;

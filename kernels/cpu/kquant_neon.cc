@@ -34,8 +34,10 @@ struct NeonKProducts {
   }
 };
 
+constexpr auto kEntries = kquant_kernels<NeonKProducts>();
+
 }  // namespace
 
-void append_kquant_neon(KernelList& list) { append_kquant<NeonKProducts>(list); }
+constinit const KernelTable kernels_kquant_neon{kEntries};
 
 }  // namespace oar

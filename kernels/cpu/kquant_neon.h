@@ -352,11 +352,11 @@ struct KNeonCore {
 };
 
 template <class Arch>
-void append_kquant(KernelList& list, const char* level = nullptr) {
-  const auto append = [&]<class... Types>() {
-    (MatmulDriver<KNeonCore<Types, Arch>>::append(list, Format(Types::kInfo), Isa::kNeon, level), ...);
+consteval auto kquant_kernels(const char* level = nullptr) {
+  const auto of = [level]<class... Types>() consteval {
+    return join(MatmulDriver<KNeonCore<Types, Arch>>::kernels(Types::kFormat, Isa::kNeon, level)...);
   };
-  append.template operator()<Q4KNeon, Q5KNeon, Q6KNeon, Q3KNeon, Q2KNeon, IQ4XSNeon>();
+  return of.template operator()<Q4KNeon, Q5KNeon, Q6KNeon, Q3KNeon, Q2KNeon, IQ4XSNeon>();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Super-block matmul (kquant_neon.h) with sdot. matmul_neon_dot.cc says which processors have it.
+// Super-block matmul (kquant_neon.h) with sdot.
 #include "kernels/cpu/kquant_neon.h"
 
 namespace oar {
@@ -26,8 +26,10 @@ struct NeonKDots {
   }
 };
 
+constexpr auto kEntries = kquant_kernels<NeonKDots>("neon_dot");
+
 }  // namespace
 
-void append_kquant_neon_dot(KernelList& list) { append_kquant<NeonKDots>(list, "neon_dot"); }
+constinit const KernelTable kernels_kquant_neon_dot{kEntries, &has_neon_dot};
 
 }  // namespace oar

@@ -363,11 +363,11 @@ struct AmxBf16Core {
   }
 };
 
+constexpr auto kEntries = join(MatmulDriver<AmxBf16Core>::kernels("bf16", Isa::kAmx),
+                               f8_kernels<Bf16Arch, VbmiWiden, AmxBf16Core, 0>(Isa::kAmx));
+
 }  // namespace
 
-void append_matmul_amx(KernelList& list) {
-  MatmulDriver<AmxBf16Core>::append(list, Format::bf16(), Isa::kAmx);
-  append_f8<Bf16Arch, VbmiWiden, AmxBf16Core, 0>(list, Isa::kAmx);
-}
+constinit const KernelTable kernels_matmul_amx{kEntries};
 
 }  // namespace oar

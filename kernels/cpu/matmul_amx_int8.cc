@@ -4,10 +4,13 @@
 #include "kernels/cpu/int8_amx.h"
 
 namespace oar {
+namespace {
 
-void append_matmul_amx_int8(KernelList& list) {
-  append_int8<AmxInt8Core>(list, Isa::kAmx);
-  append_int4<VnniInt4Streams, AmxInt8Core>(list, Isa::kAmx);
-}
+constexpr auto kEntries =
+    join(int8_kernels<AmxInt8Core>(Isa::kAmx), int4_kernels<VnniInt4Streams, AmxInt8Core>(Isa::kAmx));
+
+}  // namespace
+
+constinit const KernelTable kernels_matmul_amx_int8{kEntries};
 
 }  // namespace oar

@@ -73,22 +73,15 @@ using F32Core = RowDotCore<Avx2Arch<float>>;
 using F16Core = RowDotCore<Avx2Arch<f16>>;
 using Bf16Core = RowDotCore<Avx2Arch<bf16>>;
 
+constexpr auto kEntries =
+    join(MatmulDriver<F32Core>::kernels("f32", Isa::kAvx2), MatmulDriver<F16Core>::kernels("f16", Isa::kAvx2),
+         MatmulDriver<Bf16Core>::kernels("bf16", Isa::kAvx2),
+         f8_kernels<Avx2Arch<float>, Avx2Widen>(Isa::kAvx2), int8_kernels<Int8Core<Avx2Int8>>(Isa::kAvx2),
+         int4_kernels<Avx2Int4<Avx2Int8>, Int8Core<Avx2Int8>>(Isa::kAvx2),
+         MatmulDriver<DecodeCore<F32Core>>::kernels(nullptr, Isa::kAvx2));
+
 }  // namespace
 
-void append_matmul_avxvnni(KernelList& list);  // matmul_avxvnni.cc
-
-void append_matmul_avx2(KernelList& list) {
-  // The first of equals is found. Processors with AVX-512 have better kernels than either.
-  const bool vnni = has_avx_vnni(), best = best_isa() == Isa::kAvx2;
-  if (vnni && best) append_matmul_avxvnni(list);
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx2);
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx2);
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx2);
-  append_f8<Avx2Arch<float>, Avx2Widen>(list, Isa::kAvx2);
-  append_int8<Int8Core<Avx2Int8>>(list, Isa::kAvx2);
-  append_int4<Avx2Int4<Avx2Int8>, Int8Core<Avx2Int8>>(list, Isa::kAvx2);
-  if (vnni && !best) append_matmul_avxvnni(list);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx2);
-}
+constinit const KernelTable kernels_matmul_avx2{kEntries};
 
 }  // namespace oar

@@ -104,16 +104,16 @@ using F32Core = RowDotCore<Avx512Arch<float>>;
 using F16Core = RowDotCore<Avx512Arch<f16>>;
 using Bf16Core = RowDotCore<Avx512Arch<bf16>>;
 
+constexpr auto kEntries = join(MatmulDriver<F32Core>::kernels("f32", Isa::kAvx512),
+                               MatmulDriver<F16Core>::kernels("f16", Isa::kAvx512),
+                               MatmulDriver<Bf16Core>::kernels("bf16", Isa::kAvx512),
+                               f8_kernels<Avx512Arch<float>, Avx512Widen, F32Core, 1>(Isa::kAvx512),
+                               int8_kernels<Int8Core<Avx512Int8>>(Isa::kAvx512),
+                               int4_kernels<Avx512Int4<Avx512Int8>, Int8Core<Avx512Int8>>(Isa::kAvx512),
+                               MatmulDriver<DecodeCore<F32Core>>::kernels(nullptr, Isa::kAvx512));
+
 }  // namespace
 
-void append_matmul_avx512(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kAvx512);
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kAvx512);
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kAvx512);
-  append_f8<Avx512Arch<float>, Avx512Widen, F32Core, 1>(list, Isa::kAvx512);
-  append_int8<Int8Core<Avx512Int8>>(list, Isa::kAvx512);
-  append_int4<Avx512Int4<Avx512Int8>, Int8Core<Avx512Int8>>(list, Isa::kAvx512);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kAvx512);
-}
+constinit const KernelTable kernels_matmul_avx512{kEntries};
 
 }  // namespace oar

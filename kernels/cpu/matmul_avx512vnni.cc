@@ -5,15 +5,15 @@
 #include "kernels/cpu/matmul_rowdot.h"
 
 namespace oar {
+namespace {
 
-void append_matmul_f8_vbmi(KernelList& list);  // matmul_f8_vbmi.cc
+constexpr auto kEntries = join(MatmulDriver<RowDotCore<Bf16Arch>>::kernels("bf16", Isa::kAvx512Vnni),
+                               int8_kernels<Int8Core<VnniInt8>>(Isa::kAvx512Vnni),
+                               int4_groups_kernels<VnniInt4Groups>(Isa::kAvx512Vnni),
+                               int4_kernels<VnniInt4, Int8Core<VnniInt8>>(Isa::kAvx512Vnni));
 
-void append_matmul_avx512vnni(KernelList& list) {
-  MatmulDriver<RowDotCore<Bf16Arch>>::append(list, Format::bf16(), Isa::kAvx512Vnni);
-  append_int8<Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
-  append_int4_groups<VnniInt4Groups>(list, Isa::kAvx512Vnni);
-  append_int4<VnniInt4, Int8Core<VnniInt8>>(list, Isa::kAvx512Vnni);
-  if (has_avx512_vbmi()) append_matmul_f8_vbmi(list);
-}
+}  // namespace
+
+constinit const KernelTable kernels_matmul_avx512vnni{kEntries};
 
 }  // namespace oar

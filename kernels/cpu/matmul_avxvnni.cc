@@ -1,6 +1,6 @@
 // Integer matmuls with AVX-VNNI, the dot product of 256 bits that processors without AVX-512 have (Alder Lake
 // and its successors, Sierra Forest). Dots are exact, so the values are those of the kernels without it, and
-// the level is theirs too: matmul_avx2.cc says which of the two is found.
+// the level is theirs too; they stand before matmul_avx2.cc in the list, and the first of equals is found.
 #include "kernels/cpu/int4_avx2.h"
 #include "kernels/cpu/int8_avx2.h"
 
@@ -30,11 +30,11 @@ struct AvxVnniInt4 : Avx2Int4<AvxVnniInt8> {
   }
 };
 
+constexpr auto kEntries = join(int8_kernels<Int8Core<AvxVnniInt8>>(Isa::kAvx2, "avxvnni"),
+                               int4_kernels<AvxVnniInt4, Int8Core<AvxVnniInt8>>(Isa::kAvx2, "avxvnni"));
+
 }  // namespace
 
-void append_matmul_avxvnni(KernelList& list) {
-  append_int8<Int8Core<AvxVnniInt8>>(list, Isa::kAvx2, "avxvnni");
-  append_int4<AvxVnniInt4, Int8Core<AvxVnniInt8>>(list, Isa::kAvx2, "avxvnni");
-}
+constinit const KernelTable kernels_matmul_avxvnni{kEntries, &has_avx_vnni};
 
 }  // namespace oar

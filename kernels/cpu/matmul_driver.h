@@ -267,15 +267,28 @@ struct MatmulDriver {
     return {};
   }
 
-  // Registers the plain, the gated and the grouped kernel as append_matmul_kernels() names them.
-  static void append(KernelList& list, std::optional<Format> format, Isa isa, const char* level = nullptr) {
-    const Kernel kernels[] = {{KernelFamily::kMatmul, isa, nullptr, format, &plan<MatmulArgs>,
-                               &run<MatmulArgs>, &weights<MatmulArgs>},
-                              {KernelFamily::kGatedMatmul, isa, nullptr, format, &plan<GatedMatmulArgs>,
-                               &run<GatedMatmulArgs>, &weights<GatedMatmulArgs>},
-                              {KernelFamily::kGroupedMatmul, isa, nullptr, format, &plan<GroupedMatmulArgs>,
-                               &run<GroupedMatmulArgs>}};
-    append_matmul_kernels(list, kernels, level);
+  // The plain, the gated and the grouped kernel. KernelEntry says what `layout` and `level` are.
+  static consteval std::array<KernelEntry, 3> kernels(const char* format, Isa isa,
+                                                      const char* level = nullptr,
+                                                      const char* layout = nullptr) {
+    return {{{KernelFamily::kMatmul, isa, &plan<MatmulArgs>, &run<MatmulArgs>, format, &weights<MatmulArgs>,
+              layout, level},
+             {KernelFamily::kGatedMatmul, isa, &plan<GatedMatmulArgs>, &run<GatedMatmulArgs>, format,
+              &weights<GatedMatmulArgs>, layout, level},
+             {KernelFamily::kGroupedMatmul, isa, &plan<GroupedMatmulArgs>, &run<GroupedMatmulArgs>, format,
+              nullptr, layout, level}}};
+  }
+  // The same for each of several formats.
+  template <size_t N>
+  static consteval std::array<KernelEntry, 3 * N> kernels(const char* const (&formats)[N], Isa isa,
+                                                          const char* level = nullptr,
+                                                          const char* layout = nullptr) {
+    std::array<KernelEntry, 3 * N> all{};
+    size_t at = 0;
+    for (const char* format : formats) {
+      for (const KernelEntry& e : kernels(format, isa, level, layout)) all[at++] = e;
+    }
+    return all;
   }
 };
 

@@ -120,20 +120,20 @@ struct F8Core {
   }
 };
 
-// Registers the four formats. Widen<T> is the Widen of elements T. Few tokens are multiplied directly by e4m3
+// The four formats. Widen<T> is the Widen of elements T. Few tokens are multiplied directly by e4m3
 // with scales per row if kDirect is 1, also per group if it is 2: each takes a set of tiles of its own. e5m2
 // is rare.
 template <class Numbers, template <class> class Widen, class Base = RowDotCore<Numbers>, int kDirect = 2>
-void append_f8(KernelList& list, Isa isa) {
-  const auto append = [&]<class T, bool kGrouped>(const char* format) {
+consteval auto f8_kernels(Isa isa) {
+  const auto of = [isa]<class T, bool kGrouped>(const char* format) consteval {
     using Arch = F8Arch<Numbers, Widen<T>, kGrouped>;
     constexpr bool direct = std::is_same_v<T, e4m3> && kDirect > (kGrouped ? 1 : 0);
-    MatmulDriver<F8Core<Arch, Widen<T>, Base, kGrouped, direct>>::append(list, Format::find(format), isa);
+    return MatmulDriver<F8Core<Arch, Widen<T>, Base, kGrouped, direct>>::kernels(format, isa);
   };
-  append.template operator()<e4m3, false>("e4m3_channel");
-  append.template operator()<e5m2, false>("e5m2_channel");
-  append.template operator()<e4m3, true>("e4m3_g128");
-  append.template operator()<e5m2, true>("e5m2_g128");
+  return join(of.template operator()<e4m3, false>("e4m3_channel"),
+              of.template operator()<e5m2, false>("e5m2_channel"),
+              of.template operator()<e4m3, true>("e4m3_g128"),
+              of.template operator()<e5m2, true>("e5m2_g128"));
 }
 
 }  // namespace oar

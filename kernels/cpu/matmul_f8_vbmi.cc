@@ -4,7 +4,12 @@
 #include "kernels/cpu/matmul_f8.h"
 
 namespace oar {
+namespace {
 
-void append_matmul_f8_vbmi(KernelList& list) { append_f8<Bf16Arch, VbmiWiden>(list, Isa::kAvx512Vnni); }
+constexpr auto kEntries = f8_kernels<Bf16Arch, VbmiWiden>(Isa::kAvx512Vnni);
+
+}  // namespace
+
+constinit const KernelTable kernels_matmul_f8_vbmi{kEntries, &has_avx512_vbmi};
 
 }  // namespace oar

@@ -84,15 +84,15 @@ using F32Core = RowDotCore<GenericArch<float>>;
 using F16Core = RowDotCore<GenericArch<f16>>;
 using Bf16Core = RowDotCore<GenericArch<bf16>>;
 
+constexpr auto kEntries = join(MatmulDriver<F32Core>::kernels("f32", Isa::kGeneric),
+                               MatmulDriver<F16Core>::kernels("f16", Isa::kGeneric),
+                               MatmulDriver<Bf16Core>::kernels("bf16", Isa::kGeneric),
+                               int8_kernels<Int8Core<GenericInt8>>(Isa::kGeneric),
+                               int4_kernels<GenericInt4<GenericInt8>, Int8Core<GenericInt8>>(Isa::kGeneric),
+                               MatmulDriver<DecodeCore<F32Core>>::kernels(nullptr, Isa::kGeneric));
+
 }  // namespace
 
-void append_matmul_generic(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kGeneric);
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kGeneric);
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kGeneric);
-  append_int8<Int8Core<GenericInt8>>(list, Isa::kGeneric);
-  append_int4<GenericInt4<GenericInt8>, Int8Core<GenericInt8>>(list, Isa::kGeneric);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kGeneric);
-}
+constinit const KernelTable kernels_matmul_generic{kEntries};
 
 }  // namespace oar

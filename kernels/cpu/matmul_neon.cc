@@ -90,16 +90,15 @@ using F32Core = RowDotCore<NeonArch<float>>;
 using F16Core = RowDotCore<NeonArch<f16>>;
 using Bf16Core = RowDotCore<NeonArch<bf16>>;
 
+constexpr auto kEntries =
+    join(MatmulDriver<F32Core>::kernels("f32", Isa::kNeon), MatmulDriver<F16Core>::kernels("f16", Isa::kNeon),
+         MatmulDriver<Bf16Core>::kernels("bf16", Isa::kNeon),
+         f8_kernels<NeonArch<float>, NeonWiden>(Isa::kNeon), int8_kernels<Int8Core<NeonInt8>>(Isa::kNeon),
+         int4_kernels<NeonInt4<NeonInt8>, Int8Core<NeonInt8>>(Isa::kNeon),
+         MatmulDriver<DecodeCore<F32Core>>::kernels(nullptr, Isa::kNeon));
+
 }  // namespace
 
-void append_matmul_neon(KernelList& list) {
-  MatmulDriver<F32Core>::append(list, Format::f32(), Isa::kNeon);
-  MatmulDriver<F16Core>::append(list, Format::f16(), Isa::kNeon);
-  MatmulDriver<Bf16Core>::append(list, Format::bf16(), Isa::kNeon);
-  append_f8<NeonArch<float>, NeonWiden>(list, Isa::kNeon);
-  append_int8<Int8Core<NeonInt8>>(list, Isa::kNeon);
-  append_int4<NeonInt4<NeonInt8>, Int8Core<NeonInt8>>(list, Isa::kNeon);
-  MatmulDriver<DecodeCore<F32Core>>::append(list, std::nullopt, Isa::kNeon);
-}
+constinit const KernelTable kernels_matmul_neon{kEntries};
 
 }  // namespace oar

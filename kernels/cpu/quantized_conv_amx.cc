@@ -77,11 +77,11 @@ struct AmxQuantizedCore {
   }
 };
 
+constexpr KernelEntry kEntries[] = {quantized_conv<AmxQuantizedCore<1>>(Isa::kAmx),
+                                    quantized_conv<AmxQuantizedCore<2>>(Isa::kAmx)};
+
 }  // namespace
 
-void append_quantized_conv_amx(KernelList& list) {
-  append_quantized_conv<AmxQuantizedCore<1>>(list, Isa::kAmx, "quantized_conv.amx");
-  append_quantized_conv<AmxQuantizedCore<2>>(list, Isa::kAmx, "bf16_conv.amx");
-}
+constinit const KernelTable kernels_quantized_conv_amx{kEntries};
 
 }  // namespace oar

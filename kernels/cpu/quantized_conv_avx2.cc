@@ -52,10 +52,10 @@ struct Avx2QuantizedCore {
   }
 };
 
+constexpr KernelEntry kEntries[] = {quantized_conv<Avx2QuantizedCore>(Isa::kAvx2)};
+
 }  // namespace
 
-void append_quantized_conv_avx2(KernelList& list) {
-  append_quantized_conv<Avx2QuantizedCore>(list, Isa::kAvx2, "quantized_conv.avx2");
-}
+constinit const KernelTable kernels_quantized_conv_avx2{kEntries};
 
 }  // namespace oar

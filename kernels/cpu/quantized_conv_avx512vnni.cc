@@ -4,9 +4,11 @@
 
 namespace oar {
 
-void append_quantized_conv_avx512vnni(KernelList& list) {
-  append_quantized_conv<DotQuantizedCore<1>>(list, Isa::kAvx512Vnni, "quantized_conv.avx512vnni");
-  append_quantized_conv<DotQuantizedCore<2>>(list, Isa::kAvx512Vnni, "bf16_conv.avx512vnni");
-}
+namespace {
+constexpr KernelEntry kEntries[] = {quantized_conv<DotQuantizedCore<1>>(Isa::kAvx512Vnni),
+                                    quantized_conv<DotQuantizedCore<2>>(Isa::kAvx512Vnni)};
+}  // namespace
+
+constinit const KernelTable kernels_quantized_conv_avx512vnni{kEntries};
 
 }  // namespace oar

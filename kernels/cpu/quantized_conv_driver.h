@@ -381,9 +381,9 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
 }
 
 template <class Core>
-void append_quantized_conv(KernelList& list, Isa isa, const char* name) {
-  const KernelFamily family = Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv;
-  list.push_back({family, isa, name, std::nullopt, quantized_plan<Core>, quantized_run<Core>});
+consteval KernelEntry quantized_conv(Isa isa) {
+  return {Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv, isa,
+          quantized_plan<Core>, quantized_run<Core>};
 }
 
 }  // namespace

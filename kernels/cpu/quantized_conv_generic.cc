@@ -30,10 +30,10 @@ struct GenericQuantizedCore {
   }
 };
 
+constexpr KernelEntry kEntries[] = {quantized_conv<GenericQuantizedCore>(Isa::kGeneric)};
+
 }  // namespace
 
-void append_quantized_conv_generic(KernelList& list) {
-  append_quantized_conv<GenericQuantizedCore>(list, Isa::kGeneric, "quantized_conv.generic");
-}
+constinit const KernelTable kernels_quantized_conv_generic{kEntries};
 
 }  // namespace oar

@@ -93,15 +93,14 @@ void binary_run(const void* args, int, int64_t begin, int64_t end, const KernelS
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kSwiGlu, Isa::kReference, swiglu_plan, swiglu_run},
+    {KernelFamily::kUnary, Isa::kReference, unary_plan, unary_run},
+    {KernelFamily::kBinary, Isa::kReference, binary_plan, binary_run},
+};
+
 }  // namespace
 
-void append_activation_reference(KernelList& list) {
-  list.push_back(
-      {KernelFamily::kSwiGlu, Isa::kReference, "swiglu.reference", std::nullopt, swiglu_plan, swiglu_run});
-  list.push_back(
-      {KernelFamily::kUnary, Isa::kReference, "unary.reference", std::nullopt, unary_plan, unary_run});
-  list.push_back(
-      {KernelFamily::kBinary, Isa::kReference, "binary.reference", std::nullopt, binary_plan, binary_run});
-}
+constinit const KernelTable kernels_activation_reference{kEntries};
 
 }  // namespace oar

@@ -113,13 +113,13 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kKvAppend, Isa::kReference, append_plan, append_run},
+    {KernelFamily::kPagedAttention, Isa::kReference, attention_plan, attention_run},
+};
+
 }  // namespace
 
-void append_attention_reference(KernelList& list) {
-  list.push_back({KernelFamily::kKvAppend, Isa::kReference, "kv_append.reference", std::nullopt, append_plan,
-                  append_run});
-  list.push_back({KernelFamily::kPagedAttention, Isa::kReference, "paged_attention.reference", std::nullopt,
-                  attention_plan, attention_run});
-}
+constinit const KernelTable kernels_attention_reference{kEntries};
 
 }  // namespace oar

@@ -266,13 +266,13 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kQuantKvAppend, Isa::kReference, append_plan, append_run},
+    {KernelFamily::kQuantPagedAttention, Isa::kReference, attention_plan, attention_run},
+};
+
 }  // namespace
 
-void append_attention_quant_reference(KernelList& list) {
-  list.push_back({KernelFamily::kQuantKvAppend, Isa::kReference, "quant_kv_append.reference", std::nullopt,
-                  append_plan, append_run});
-  list.push_back({KernelFamily::kQuantPagedAttention, Isa::kReference, "quant_paged_attention.reference",
-                  std::nullopt, attention_plan, attention_run});
-}
+constinit const KernelTable kernels_attention_quant_reference{kEntries};
 
 }  // namespace oar

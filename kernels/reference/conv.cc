@@ -170,17 +170,16 @@ void activate_run(const void* args, int, int64_t begin, int64_t end, const Kerne
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kConv, Isa::kReference, conv_plan, conv_run},
+    {KernelFamily::kDepthwise, Isa::kReference, depthwise_plan, depthwise_run},
+    {KernelFamily::kSoftmax, Isa::kReference, softmax_plan, softmax_run},
+    {KernelFamily::kActivate, Isa::kReference, activate_plan, activate_run},
+    {KernelFamily::kPool, Isa::kReference, pool_plan, pool_run},
+};
+
 }  // namespace
 
-void append_conv_reference(KernelList& list) {
-  list.push_back({KernelFamily::kConv, Isa::kReference, "conv.reference", std::nullopt, conv_plan, conv_run});
-  list.push_back({KernelFamily::kDepthwise, Isa::kReference, "depthwise.reference", std::nullopt,
-                  depthwise_plan, depthwise_run});
-  list.push_back({KernelFamily::kSoftmax, Isa::kReference, "softmax.reference", std::nullopt, softmax_plan,
-                  softmax_run});
-  list.push_back({KernelFamily::kActivate, Isa::kReference, "activate.reference", std::nullopt, activate_plan,
-                  activate_run});
-  list.push_back({KernelFamily::kPool, Isa::kReference, "pool.reference", std::nullopt, pool_plan, pool_run});
-}
+constinit const KernelTable kernels_conv_reference{kEntries};
 
 }  // namespace oar

@@ -36,13 +36,13 @@ void gather_run(const void* args, int, int64_t begin, int64_t end, const KernelS
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kEmbedding, Isa::kReference, embedding_plan, embedding_run},
+    {KernelFamily::kGatherRows, Isa::kReference, gather_plan, gather_run},
+};
+
 }  // namespace
 
-void append_embedding_reference(KernelList& list) {
-  list.push_back({KernelFamily::kEmbedding, Isa::kReference, "embedding.reference", std::nullopt,
-                  embedding_plan, embedding_run});
-  list.push_back({KernelFamily::kGatherRows, Isa::kReference, "gather_rows.reference", std::nullopt,
-                  gather_plan, gather_run});
-}
+constinit const KernelTable kernels_embedding_reference{kEntries};
 
 }  // namespace oar

@@ -61,11 +61,12 @@ void hadamard_run(const void* args, int, int64_t begin, int64_t end, const Kerne
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kHadamard, Isa::kReference, hadamard_plan, hadamard_run},
+};
+
 }  // namespace
 
-void append_hadamard_reference(KernelList& list) {
-  list.push_back({KernelFamily::kHadamard, Isa::kReference, "hadamard.reference", std::nullopt, hadamard_plan,
-                  hadamard_run});
-}
+constinit const KernelTable kernels_hadamard_reference{kEntries};
 
 }  // namespace oar

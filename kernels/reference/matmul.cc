@@ -35,10 +35,10 @@ struct ReferenceCore {
   }
 };
 
+constexpr auto kEntries = MatmulDriver<ReferenceCore>::kernels(nullptr, Isa::kReference);
+
 }  // namespace
 
-void append_matmul_reference(KernelList& list) {
-  MatmulDriver<ReferenceCore>::append(list, std::nullopt, Isa::kReference);
-}
+constinit const KernelTable kernels_matmul_reference{kEntries};
 
 }  // namespace oar

@@ -80,13 +80,13 @@ void combine_run(const void* args, int, int64_t begin, int64_t end, const Kernel
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kMoeRoute, Isa::kReference, route_plan, route_run},
+    {KernelFamily::kMoeCombine, Isa::kReference, combine_plan, combine_run},
+};
+
 }  // namespace
 
-void append_moe_reference(KernelList& list) {
-  list.push_back(
-      {KernelFamily::kMoeRoute, Isa::kReference, "moe_route.reference", std::nullopt, route_plan, route_run});
-  list.push_back({KernelFamily::kMoeCombine, Isa::kReference, "moe_combine.reference", std::nullopt,
-                  combine_plan, combine_run});
-}
+constinit const KernelTable kernels_moe_reference{kEntries};
 
 }  // namespace oar

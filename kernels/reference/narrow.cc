@@ -51,11 +51,12 @@ void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, con
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kNarrow, Isa::kReference, narrow_reference_plan, narrow_reference_run},
+};
+
 }  // namespace
 
-void append_narrow_reference(KernelList& list) {
-  list.push_back({KernelFamily::kNarrow, Isa::kReference, "narrow.reference", std::nullopt,
-                  narrow_reference_plan, narrow_reference_run});
-}
+constinit const KernelTable kernels_narrow_reference{kEntries};
 
 }  // namespace oar

@@ -65,13 +65,13 @@ void layer_run(const void* args, int, int64_t begin, int64_t end, const KernelSc
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kRmsNorm, Isa::kReference, rms_plan, rms_run},
+    {KernelFamily::kLayerNorm, Isa::kReference, layer_plan, layer_run},
+};
+
 }  // namespace
 
-void append_norm_reference(KernelList& list) {
-  list.push_back(
-      {KernelFamily::kRmsNorm, Isa::kReference, "rms_norm.reference", std::nullopt, rms_plan, rms_run});
-  list.push_back({KernelFamily::kLayerNorm, Isa::kReference, "layer_norm.reference", std::nullopt, layer_plan,
-                  layer_run});
-}
+constinit const KernelTable kernels_norm_reference{kEntries};
 
 }  // namespace oar

@@ -114,13 +114,13 @@ void bf16_reference_run(const void* args, int, int64_t begin, int64_t end, const
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kQuantizedConv, Isa::kReference, quantized_reference_plan, quantized_reference_run},
+    {KernelFamily::kBf16Conv, Isa::kReference, quantized_reference_plan, bf16_reference_run},
+};
+
 }  // namespace
 
-void append_quantized_conv_reference(KernelList& list) {
-  list.push_back({KernelFamily::kQuantizedConv, Isa::kReference, "quantized_conv.reference", std::nullopt,
-                  quantized_reference_plan, quantized_reference_run});
-  list.push_back({KernelFamily::kBf16Conv, Isa::kReference, "bf16_conv.reference", std::nullopt,
-                  quantized_reference_plan, bf16_reference_run});
-}
+constinit const KernelTable kernels_quantized_conv_reference{kEntries};
 
 }  // namespace oar

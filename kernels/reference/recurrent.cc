@@ -76,10 +76,12 @@ void run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&
   for (int64_t i = begin; i < end && i < a.D * a.B; ++i) sequence(a, i / a.B, i % a.B);
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kRecurrent, Isa::kReference, plan, run},
+};
+
 }  // namespace
 
-void append_recurrent_reference(KernelList& list) {
-  list.push_back({KernelFamily::kRecurrent, Isa::kReference, "recurrent.reference", std::nullopt, plan, run});
-}
+constinit const KernelTable kernels_recurrent_reference{kEntries};
 
 }  // namespace oar

@@ -46,10 +46,12 @@ void rope_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
   }
 }
 
+constexpr KernelEntry kEntries[] = {
+    {KernelFamily::kRope, Isa::kReference, rope_plan, rope_run},
+};
+
 }  // namespace
 
-void append_rope_reference(KernelList& list) {
-  list.push_back({KernelFamily::kRope, Isa::kReference, "rope.reference", std::nullopt, rope_plan, rope_run});
-}
+constinit const KernelTable kernels_rope_reference{kEntries};
 
 }  // namespace oar
