@@ -34,7 +34,7 @@ struct KernelTable {
 };
 
 template <size_t... N>
-consteval auto join(const std::array<KernelEntry, N>&... parts) {
+constexpr auto join(const std::array<KernelEntry, N>&... parts) {
   std::array<KernelEntry, (N + ...)> all{};
   size_t at = 0;
   const auto add = [&](const auto& part) {

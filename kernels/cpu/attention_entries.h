@@ -10,12 +10,12 @@
 namespace oar::OAR_SIMD_NAMESPACE {
 
 template <class Loader>
-consteval KernelEntry float_attention(const char* format, Isa isa) {
+constexpr KernelEntry float_attention(const char* format, Isa isa) {
   using Engine = RegisterEngine<FloatCodec<Loader>>;
   return {KernelFamily::kPagedAttention, isa, attention_plan<Engine>, attention_run<Engine>, format};
 }
 
-consteval std::array<KernelEntry, 6> attention_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 6> attention_kernels(Isa isa) {
   return {{{KernelFamily::kKvAppend, isa, kv_append_plan, kv_append_run},
            float_attention<LoadF32>("f32", isa),
            float_attention<LoadF16>("f16", isa),

@@ -41,7 +41,7 @@ void quant_run(const void* args, int phase, int64_t begin, int64_t end, const Ke
 }
 
 template <class Codec>
-consteval KernelEntry quant_attention(Isa isa) {
+constexpr KernelEntry quant_attention(Isa isa) {
   using Near = RegisterEngine<Codec>;
   return {KernelFamily::kQuantPagedAttention, isa, quant_plan<Near, IntEngine, Codec>,
           quant_run<Near, IntEngine, Codec>};

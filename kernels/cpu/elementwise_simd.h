@@ -12,7 +12,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-consteval std::array<KernelEntry, 11> elementwise_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 11> elementwise_kernels(Isa isa) {
   return {{{KernelFamily::kRmsNorm, isa, norm_plan<RmsNormArgs>, rms_norm_run},
            {KernelFamily::kLayerNorm, isa, norm_plan<LayerNormArgs>, layer_norm_run},
            {KernelFamily::kRope, isa, rope_plan, rope_run},

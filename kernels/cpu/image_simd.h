@@ -12,7 +12,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-consteval std::array<KernelEntry, 8> image_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 8> image_kernels(Isa isa) {
   return {{{KernelFamily::kConv, isa, conv_plan, conv_run},
            {KernelFamily::kWinograd, isa, winograd_plan, winograd_run},
            {KernelFamily::kDepthwise, isa, depthwise_plan, depthwise_run},

@@ -358,7 +358,7 @@ struct Int4Core {
 
 // The core for every format that lies in int4.panel16 or int4z.panel16 at this level.
 template <class Arch, class Int8>
-consteval auto int4_kernels(Isa isa, const char* level = nullptr) {
+constexpr auto int4_kernels(Isa isa, const char* level = nullptr) {
   return join(
       MatmulDriver<Int4Core<Arch, Int8, false>>::kernels(kInt4PanelFormats, isa, level, kInt4PanelLayoutName),
       MatmulDriver<Int4Core<Arch, Int8, true>>::kernels(kInt4OffsetFormats, isa, level,

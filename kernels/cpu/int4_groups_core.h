@@ -203,7 +203,7 @@ struct Int4GroupsCore {
 
 // The core for the formats of the layouts.
 template <class Arch>
-consteval auto int4_groups_kernels(Isa isa) {
+constexpr auto int4_groups_kernels(Isa isa) {
   return join(MatmulDriver<Int4GroupsCore<Arch, 64, false, false>>::kernels("i4_g64", isa),
               MatmulDriver<Int4GroupsCore<Arch, 128, false, false>>::kernels("i4_g128", isa),
               MatmulDriver<Int4GroupsCore<Arch, 64, true, false>>::kernels("u4_g64", isa),

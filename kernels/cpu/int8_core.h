@@ -207,7 +207,7 @@ struct Int8Core {
 
 // Core for every format that lies in int8.panel16.
 template <class Core>
-consteval auto int8_kernels(Isa isa, const char* level = nullptr) {
+constexpr auto int8_kernels(Isa isa, const char* level = nullptr) {
   return MatmulDriver<Core>::kernels(kInt8PanelFormats, isa, level);
 }
 

@@ -440,7 +440,7 @@ struct KAmxCore {
 };
 
 template <class... Types>
-consteval auto kernels_of() {
+constexpr auto kernels_of() {
   return join(MatmulDriver<KAmxCore<Types>>::kernels(Types::kFormat, Isa::kAmx)...);
 }
 constexpr auto kEntries = kernels_of<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>();

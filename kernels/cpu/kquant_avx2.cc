@@ -173,7 +173,7 @@ struct KAvx2Core {
 };
 
 template <class... Types>
-consteval auto kernels_of() {
+constexpr auto kernels_of() {
   return join(MatmulDriver<KAvx2Core<Types>>::kernels(Types::kFormat, Isa::kAvx2)...);
 }
 constexpr auto kEntries = kernels_of<Q4K, Q5K, Q6K, Q3K, Q2K, IQ4XS>();

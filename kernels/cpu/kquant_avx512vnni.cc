@@ -6,7 +6,7 @@ namespace oar {
 namespace {
 
 template <class... Types>
-consteval auto kernels_of() {
+constexpr auto kernels_of() {
   return join(MatmulDriver<KPanelCore<Types>>::kernels(Types::kFormat, Isa::kAvx512Vnni)...);
 }
 constexpr auto kEntries = kernels_of<Q4K512, Q5K512, Q6K512, Q3K512, Q2K512, IQ4XS512>();

@@ -352,8 +352,8 @@ struct KNeonCore {
 };
 
 template <class Arch>
-consteval auto kquant_kernels(const char* level = nullptr) {
-  const auto of = [level]<class... Types>() consteval {
+constexpr auto kquant_kernels(const char* level = nullptr) {
+  const auto of = [level]<class... Types>() constexpr {
     return join(MatmulDriver<KNeonCore<Types, Arch>>::kernels(Types::kFormat, Isa::kNeon, level)...);
   };
   return of.template operator()<Q4KNeon, Q5KNeon, Q6KNeon, Q3KNeon, Q2KNeon, IQ4XSNeon>();

@@ -268,7 +268,7 @@ struct MatmulDriver {
   }
 
   // The plain, the gated and the grouped kernel. KernelEntry says what `layout` and `level` are.
-  static consteval std::array<KernelEntry, 3> kernels(const char* format, Isa isa,
+  static constexpr std::array<KernelEntry, 3> kernels(const char* format, Isa isa,
                                                       const char* level = nullptr,
                                                       const char* layout = nullptr) {
     return {{{KernelFamily::kMatmul, isa, &plan<MatmulArgs>, &run<MatmulArgs>, format, &weights<MatmulArgs>,
@@ -280,7 +280,7 @@ struct MatmulDriver {
   }
   // The same for each of several formats.
   template <size_t N>
-  static consteval std::array<KernelEntry, 3 * N> kernels(const char* const (&formats)[N], Isa isa,
+  static constexpr std::array<KernelEntry, 3 * N> kernels(const char* const (&formats)[N], Isa isa,
                                                           const char* level = nullptr,
                                                           const char* layout = nullptr) {
     std::array<KernelEntry, 3 * N> all{};

@@ -124,8 +124,8 @@ struct F8Core {
 // with scales per row if kDirect is 1, also per group if it is 2: each takes a set of tiles of its own. e5m2
 // is rare.
 template <class Numbers, template <class> class Widen, class Base = RowDotCore<Numbers>, int kDirect = 2>
-consteval auto f8_kernels(Isa isa) {
-  const auto of = [isa]<class T, bool kGrouped>(const char* format) consteval {
+constexpr auto f8_kernels(Isa isa) {
+  const auto of = [isa]<class T, bool kGrouped>(const char* format) constexpr {
     using Arch = F8Arch<Numbers, Widen<T>, kGrouped>;
     constexpr bool direct = std::is_same_v<T, e4m3> && kDirect > (kGrouped ? 1 : 0);
     return MatmulDriver<F8Core<Arch, Widen<T>, Base, kGrouped, direct>>::kernels(format, isa);

@@ -381,7 +381,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
 }
 
 template <class Core>
-consteval KernelEntry quantized_conv(Isa isa) {
+constexpr KernelEntry quantized_conv(Isa isa) {
   return {Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv, isa,
           quantized_plan<Core>, quantized_run<Core>};
 }
