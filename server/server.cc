@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/frontend.h"
+#include "server/api/listen_address.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_server.h"
 #include "server/http/routes.h"
@@ -35,7 +36,7 @@ void add_page(http::Router& router) {
   }();
   router.add(
       "GET", "/", [answer](http::Request&&, std::shared_ptr<http::ResponseWriter> w) { w->send(answer); },
-      true);
+      http::Access::kOpen);
 }
 
 class ServerImpl final : public Server {
@@ -54,6 +55,7 @@ class ServerImpl final : public Server {
   Status listen();
   int http_port() const override { return http_port_; }
   int grpc_port() const override { return grpc_port_; }
+  int metrics_port() const override { return metrics_http_ ? metrics_http_->port() : 0; }
   bool ready() const override { return frontend_.ready(); }
   void set_ready(bool ready) override {
     frontend_.set_accepting(ready);
@@ -62,39 +64,76 @@ class ServerImpl final : public Server {
   bool drain_and_stop(std::chrono::milliseconds timeout) override;
 
  private:
+  http::HttpServerOptions http_options(const std::string& address);
+  void warn_if_open() const;
+
   const ServerOptions options_;
   const std::shared_ptr<api::TensorCatalog> tensors_;
   Metrics metrics_;
   api::Frontend frontend_;
   api::WorkerPool workers_, writers_, loaders_;
   http::Services http_services_;
-  std::unique_ptr<http::HttpServer> http_;
+  http::OriginPolicy origins_;
+  std::unique_ptr<http::HttpServer> http_, metrics_http_;
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
   int http_port_ = 0, grpc_port_ = 0;
   bool stopped_ = false, clean_ = true;
 };
 
+http::HttpServerOptions ServerImpl::http_options(const std::string& address) {
+  http::HttpServerOptions o;
+  o.address = address;
+  o.limits = options_.http_limits;
+  o.origins = origins_;
+  o.log = options_.log;
+  o.error_response = http::error_response;
+  o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
+    metrics_.on_http_request(route, method, status, seconds);
+  };
+  return o;
+}
+
+// Mutual TLS says who may come, as keys do.
+void ServerImpl::warn_if_open() const {
+  if (http_services_.keys || !options_.tls.client_ca.empty()) return;
+  for (const std::string& address : {options_.http_address, options_.grpc_address}) {
+    const auto where = api::split_address(address, "");
+    if (address.empty() || !where.ok() || api::is_loopback(where->host)) continue;
+    options_.log(LogLevel::kWarning, cat("whoever reaches ", address,
+                                         " can use this server: it listens beyond this machine and asks for "
+                                         "no key (--api-key-file, --tls-client-ca)"));
+  }
+}
+
 Status ServerImpl::listen() {
   OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> keys,
              api::ApiKeys::load(options_.api_key, options_.api_key_file, options_.log));
+  if (!options_.admin_key_file.empty() && !options_.model_control)
+    return invalid_argument(
+        "admin-key-file: its keys load and unload models, which is off; add "
+        "--model-control explicit, or leave the file out",
+        "admin-key-file");
+  OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> admin_keys,
+             api::ApiKeys::load("", options_.admin_key_file, options_.log, "admin-key-file"));
+  const api::ModelControl control{options_.model_control, admin_keys};
+  OAR_ASSIGN(origins_, http::OriginPolicy::create(options_.allowed_origins, options_.allowed_hosts));
   OAR_ASSIGN(const std::shared_ptr<tls::ServerContext> tls,
              tls::ServerContext::load(options_.tls, options_.log));
   metrics_.set_tensor_models(tensors_.get());
-  http_services_ = {&frontend_, tensors_.get(), &workers_, &loaders_, [this] { return metrics_.text(); },
-                    keys,       options_.log};
+  http_services_ = {&frontend_, tensors_.get(), &workers_,   &loaders_, [this] { return metrics_.text(); },
+                    keys,       control,        options_.log};
+  warn_if_open();
+  if (!options_.metrics_address.empty()) {
+    http::HttpServerOptions o = http_options(options_.metrics_address);
+    o.threads = 1;
+    OAR_ASSIGN(metrics_http_,
+               http::HttpServer::start(std::move(o), http::make_monitoring_router(http_services_)));
+  }
   if (!options_.http_address.empty()) {
-    http::HttpServerOptions o;
-    o.address = options_.http_address;
+    http::HttpServerOptions o = http_options(options_.http_address);
     o.threads = options_.http_threads;
-    o.limits = options_.http_limits;
     o.tls = tls;
-    o.cors_origins = options_.cors_origins;
-    o.log = options_.log;
     o.admit = http::make_admission(http_services_);
-    o.error_response = http::error_response;
-    o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
-      metrics_.on_http_request(route, method, status, seconds);
-    };
     http::Router router = http::make_router(http_services_);
     add_page(router);
     OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), std::move(router)));
@@ -103,8 +142,9 @@ Status ServerImpl::listen() {
   }
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
-                          options_.grpc_address, {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_,
-                                                  &metrics_, keys, tls, options_.grpc_limits, options_.log}));
+                          options_.grpc_address,
+                          {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_, &metrics_, keys,
+                           control, tls, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -119,11 +159,13 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (grpc_) grpc_clean = std::async(std::launch::async, [this, timeout] { return grpc_->stop(timeout); });
   if (http_) clean_ = http_->stop(timeout) && clean_;
   if (grpc_clean.valid()) clean_ = grpc_clean.get() && clean_;
+  if (metrics_http_) metrics_http_->stop(std::chrono::milliseconds(0));  // says "not ready" until the end
   workers_.stop();
   loaders_.stop();
   writers_.stop();
   grpc_.reset();
   http_.reset();
+  metrics_http_.reset();
   return clean_;
 }
 

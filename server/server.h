@@ -30,8 +30,12 @@ struct ServerOptions {
   std::string grpc_address = "127.0.0.1:8001";  // the same; empty: no gRPC
   std::string api_key;                          // empty: none asked for; never for health checks
   std::string api_key_file;                     // more keys, one per line, read again when it changes
+  std::string metrics_address;                  // HTTP with /metrics and health alone, without key or TLS
+  bool model_control = false;                   // whether clients load and unload models
+  std::string admin_key_file;                   // keys for that; empty: the API keys
   tls::Files tls;                               // of both; read again when they change
-  std::vector<std::string> cors_origins;        // browsers' origins allowed; "*" for all
+  // Origins whose pages may call, and names that Host may have beside loopback's (server/http/origin.h).
+  std::vector<std::string> allowed_origins, allowed_hosts;
   int http_threads = 2;
   int worker_threads = 2;  // parse, template, tokenize
   int writer_threads = 1;  // detokenize and frame gRPC's streams
@@ -50,6 +54,7 @@ class Server {
 
   virtual int http_port() const = 0;  // 0 when not served
   virtual int grpc_port() const = 0;
+  virtual int metrics_port() const = 0;
   // What the health endpoints say, and whether new generations are accepted. True after start(); an engine
   // that is not ready makes it false whatever is set here.
   virtual void set_ready(bool ready) = 0;

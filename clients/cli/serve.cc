@@ -12,6 +12,7 @@
 #include "clients/cli/progress.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
+#include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 #include "server/repository/repository.h"
 
@@ -24,6 +25,7 @@ struct ServeOptions {
   ConfigDefaults batching;  // of ordinary models without a config
   double drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
+  std::string model_control = "none";
   std::string config, precision = "f32";
 };
 
@@ -39,6 +41,17 @@ void print_facts(const ModelInfo& i) {
               format_bytes(i.kv_bytes_per_token).c_str(), static_cast<long long>(i.max_context));
   std::printf("compute  %d threads, %s, scratch %s\n", i.threads, i.isa.c_str(),
               format_bytes(i.scratch_bytes).c_str());
+}
+
+// A connection that finds no descriptor is not accepted at all, not even a probe's.
+void fit_connections(http::Limits& limits, const Logger& log) {
+  constexpr size_t kOthers = 512;  // model files, gRPC, the metrics listener, probes
+  const size_t descriptors = raise_descriptor_limit();
+  const size_t room = descriptors > 2 * kOthers ? descriptors - kOthers : descriptors / 2;
+  if (limits.max_connections <= room) return;
+  log(LogLevel::kWarning, cat("max-connections: ", limits.max_connections, " are more than the ", descriptors,
+                              " descriptors of this process allow (ulimit -n); ", room, " it is"));
+  limits.max_connections = room;
 }
 
 // host:port with the port that was really opened.
@@ -136,6 +149,8 @@ int serve(const ServeOptions& o) {
     engines.push_back(&model->engine());
   }
   ServerOptions server_options = o.server;
+  server_options.model_control = o.model_control == "explicit";
+  fit_connections(server_options.http_limits, engine_facts->log);
   server_options.log = engine_facts->log;
   if (models->repository) {
     for (const api::TensorModelPtr& m : models->repository->loaded()) print_facts(*m);
@@ -156,6 +171,10 @@ int serve(const ServeOptions& o) {
   if ((*server)->grpc_port() != 0) {
     std::printf("grpc     %s%s\n", with_port(o.server.grpc_address, (*server)->grpc_port()).c_str(),
                 o.server.tls.enabled() ? " (TLS)" : "");
+  }
+  if ((*server)->metrics_port() != 0) {
+    std::printf("metrics  http://%s/metrics\n",
+                with_port(o.server.metrics_address, (*server)->metrics_port()).c_str());
   }
   std::fflush(stdout);
 
@@ -192,9 +211,38 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--tls-client-ca", o->server.tls.client_ca,
                 "PEM file; clients must show a certificate signed by one of these (mutual TLS)")
       ->envname("OAR_TLS_CLIENT_CA");
-  c->add_option("--cors-origin", o->server.cors_origins,
-                "an origin whose browser pages may call; may be repeated")
+  c->add_option("--metrics", o->server.metrics_address,
+                "host:port of a second HTTP listener with /metrics and health alone, without key or TLS")
+      ->envname("OAR_METRICS");
+  c->add_option("--allowed-origins,--cors-origin", o->server.allowed_origins,
+                "an origin whose browser pages may call, for instance https://app.example; the server's own "
+                "always may; may be repeated; *: all")
+      ->delimiter(',')
       ->allow_extra_args(false);
+  c->add_option("--allowed-hosts", o->server.allowed_hosts,
+                "a name that requests may call the server by, beside localhost; checked on loopback, and "
+                "everywhere once one is given; may be repeated; *: all")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_option_function<std::string>(
+       "--model-control", [o](const std::string& mode) { o->model_control = mode; },
+       "explicit: clients may load and unload the repository's models; none: they may not")
+      ->check([](const std::string& mode) {
+        if (mode == "none" || mode == "explicit") return std::string();
+        if (mode == "poll")
+          return std::string(
+              "poll is not offered: the repository is not watched; use explicit, and load a "
+              "model when its folder has changed");
+        return "'" + mode + "' is neither none nor explicit";
+      })
+      ->default_str("none");
+  c->add_option("--admin-key-file", o->server.admin_key_file,
+                "the keys that load and unload models, one per line; without it the API keys do")
+      ->envname("OAR_ADMIN_KEY_FILE");
+  c->add_option("--max-connections", o->server.http_limits.max_connections,
+                "HTTP connections open at once; beyond, those that have been idle longest are closed")
+      ->check(in_range(1, 1 << 20))
+      ->capture_default_str();
   c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
       ->check(above_zero())
       ->capture_default_str();

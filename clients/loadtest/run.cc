@@ -12,6 +12,7 @@
 
 #include "clients/loadtest/exchange.h"
 #include "clients/loadtest/grpc_exchange.h"
+#include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 
 namespace oar::loadtest {
@@ -28,15 +29,6 @@ double cpu_seconds() {
     return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
   };
   return s(u.ru_utime) + s(u.ru_stime);
-}
-
-// Ten thousand streams are ten thousand descriptors.
-void raise_descriptor_limit() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
 }
 
 class Worker {
@@ -290,7 +282,7 @@ Result<RunResult> run_load(const RunSpec& spec, const Workload& workload, const 
   for (const std::string& h : spec.headers)
     if (h.find(':') == std::string::npos || h.find_first_of("\r\n") != std::string::npos)
       return invalid_argument(cat("header: '", h, "' is no header; write 'Name: value'"), "header");
-  raise_descriptor_limit();
+  raise_descriptor_limit();  // ten thousand streams are ten thousand descriptors
   std::shared_ptr<GrpcTarget> grpc;
   if (is_grpc(workload.spec().endpoint)) { OAR_ASSIGN(grpc, GrpcTarget::create(spec, workload)); }
   asio::io_context resolving;

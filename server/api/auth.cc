@@ -41,12 +41,14 @@ bool same_file(const struct stat& a, const struct stat& b) {
 
 }  // namespace
 
-Result<std::shared_ptr<ApiKeys>> ApiKeys::load(const std::string& key, const std::string& file, Logger log) {
+Result<std::shared_ptr<ApiKeys>> ApiKeys::load(const std::string& key, const std::string& file, Logger log,
+                                               std::string option) {
   if (key.empty() && file.empty()) return std::shared_ptr<ApiKeys>();
   std::shared_ptr<ApiKeys> keys(new ApiKeys());
   keys->own_ = key;
   keys->file_ = file;
   keys->log_ = std::move(log);
+  keys->option_ = std::move(option);
   keys->looked_ = std::chrono::steady_clock::now();
   if (!file.empty()) stat(file.c_str(), &keys->seen_);
   OAR_ASSIGN(keys->keys_, keys->read_file());
@@ -58,9 +60,9 @@ Result<ApiKeys::Keys> ApiKeys::read_file() const {
   if (!own_.empty()) keys->push_back(own_);
   if (file_.empty()) return Keys(keys);
   std::ifstream in(file_, std::ios::binary | std::ios::ate);
-  if (!in) return not_found(cat("api-key-file: ", file_, " cannot be read"));
+  if (!in) return not_found(cat(option_, ": ", file_, " cannot be read"));
   if (in.tellg() > kMaxFile)
-    return invalid_argument(cat("api-key-file: ", file_, " has more than 1 MiB"), "api-key-file");
+    return invalid_argument(cat(option_, ": ", file_, " has more than 1 MiB"), option_);
   in.seekg(0);
   size_t number = 0, found = 0;
   for (std::string line; std::getline(in, line);) {
@@ -69,15 +71,14 @@ Result<ApiKeys::Keys> ApiKeys::read_file() const {
     if (begin == std::string::npos || line[begin] == '#') continue;
     line = line.substr(begin, end - begin + 1);
     if (line.size() > kMaxKey || line.find_first_of(" \t") != std::string::npos)
-      return invalid_argument(cat("api-key-file: ", file_, ":", number,
-                                  " is no key: at most 4096 characters, none of them a space"),
-                              "api-key-file");
+      return invalid_argument(
+          cat(option_, ": ", file_, ":", number, " is no key: at most 4096 characters, none of them a space"),
+          option_);
     ++found;
     keys->push_back(std::move(line));
   }
   if (found == 0)
-    return invalid_argument(cat("api-key-file: ", file_, " holds no key; write one per line"),
-                            "api-key-file");
+    return invalid_argument(cat(option_, ": ", file_, " holds no key; write one per line"), option_);
   return Keys(keys);
 }
 
@@ -111,6 +112,12 @@ bool ApiKeys::accepts_bearer(std::string_view authorization) {
   bool any = false;
   for (const std::string& k : *current()) any |= bearer_matches(authorization, k);
   return any;
+}
+
+Status model_control_off() {
+  return {
+      StatusCode::kPermissionDenied,
+      "models are not loaded or unloaded by clients here; start the server with --model-control explicit"};
 }
 
 }  // namespace oar::api

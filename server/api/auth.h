@@ -27,9 +27,10 @@ bool bearer_matches(std::string_view authorization, std::string_view secret);
 // that cannot be read or holds no key leaves the keys as they were and is logged. Any thread.
 class ApiKeys {
  public:
-  // Null when both are empty: nothing is asked for. NOT_FOUND or INVALID_ARGUMENT for the file.
+  // Null when both are empty: nothing is asked for. NOT_FOUND or INVALID_ARGUMENT for the file; messages call
+  // it by `option`.
   static Result<std::shared_ptr<ApiKeys>> load(const std::string& key, const std::string& file,
-                                               Logger log = {});
+                                               Logger log = {}, std::string option = "api-key-file");
 
   bool accepts(std::string_view key);
   bool accepts_bearer(std::string_view authorization);
@@ -40,12 +41,20 @@ class ApiKeys {
   Keys current();
   Result<Keys> read_file() const;
 
-  std::string own_, file_;
+  std::string own_, file_, option_;
   Logger log_;
   std::mutex mutex_;
   Keys keys_;  // guarded by mutex_, as are the next two
   struct stat seen_ = {};
   std::chrono::steady_clock::time_point looked_;
 };
+
+// Whether clients may load and unload models, and with which keys.
+struct ModelControl {
+  bool enabled = false;
+  std::shared_ptr<ApiKeys> keys;  // null: the keys of every other request
+};
+// The answer where it is off.
+Status model_control_off();
 
 }  // namespace oar::api

@@ -1,5 +1,6 @@
 #include "server/grpc/call_support.h"
 
+#include "engine/base/format.h"
 #include "server/api/auth.h"
 
 namespace oar::grpc_api {
@@ -9,16 +10,30 @@ grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.message()};
 }
 
-Status authorize(const Services& services, const grpc::CallbackServerContext& context) {
-  if (services.keys == nullptr) return ok_status();
+namespace {
+
+Status check_key(api::ApiKeys* keys, const char* kind, const grpc::CallbackServerContext& context) {
+  if (keys == nullptr) return ok_status();
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find("authorization");
   const std::string_view value = found == metadata.end()
                                      ? std::string_view()
                                      : std::string_view(found->second.data(), found->second.size());
-  if (services.keys->accepts_bearer(value)) return ok_status();
+  if (keys->accepts_bearer(value)) return ok_status();
   return {StatusCode::kUnauthenticated,
-          "the API key is missing or wrong; send metadata authorization: Bearer <key>"};
+          cat("the ", kind, " key is missing or wrong; send metadata authorization: Bearer <key>")};
+}
+
+}  // namespace
+
+Status authorize(const Services& services, const grpc::CallbackServerContext& context) {
+  return check_key(services.keys.get(), "API", context);
+}
+
+Status authorize_control(const Services& services, const grpc::CallbackServerContext& context) {
+  OAR_RETURN_IF_ERROR(services.control.keys ? check_key(services.control.keys.get(), "admin", context)
+                                            : authorize(services, context));
+  return services.control.enabled ? ok_status() : api::model_control_off();
 }
 
 api::RequestContext context_of(const grpc::CallbackServerContext& context) {

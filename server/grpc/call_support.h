@@ -16,6 +16,9 @@ namespace oar::grpc_api {
 grpc::Status to_grpc(const Status& status);
 // UNAUTHENTICATED unless the metadata carries the API key (authorization: Bearer <key>), or none is set.
 Status authorize(const Services& services, const grpc::CallbackServerContext& context);
+// For loading and unloading models: by the admin key where there are any, and PERMISSION_DENIED where it is
+// off.
+Status authorize_control(const Services& services, const grpc::CallbackServerContext& context);
 // The call's deadline on the engine's clock; the request id from its metadata.
 api::RequestContext context_of(const grpc::CallbackServerContext& context);
 
@@ -78,11 +81,11 @@ grpc::ServerUnaryReactor* answer_now(const Services& services, grpc::CallbackSer
   return reactor;
 }
 
-// A call that may take seconds: `work` runs on a loader's thread and may use the request.
+// Model control, which may take seconds: `work` runs on a loader's thread and may use the request.
 template <class F>
-grpc::ServerUnaryReactor* answer_later(const Services& services, grpc::CallbackServerContext* context,
-                                       const char* method, F work) {
-  if (const Status s = authorize(services, *context); !s.ok())
+grpc::ServerUnaryReactor* control_models(const Services& services, grpc::CallbackServerContext* context,
+                                         const char* method, F work) {
+  if (const Status s = authorize_control(services, *context); !s.ok())
     return answer_now(services, context, method, true, [&] { return s; });
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   services.loaders->post([reactor, timer = CallTimer(services, method), work = std::move(work)] {

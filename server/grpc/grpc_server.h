@@ -26,7 +26,8 @@ struct Services {
   api::WorkerPool* writers = nullptr;     // turn tokens into messages: always short
   api::WorkerPool* loaders = nullptr;     // load models: seconds
   Metrics* metrics = nullptr;
-  std::shared_ptr<api::ApiKeys> keys;       // null: no authentication
+  std::shared_ptr<api::ApiKeys> keys;  // null: no authentication
+  api::ModelControl control;
   std::shared_ptr<tls::ServerContext> tls;  // null: plain text
   GrpcLimits limits;
   Logger log;

@@ -147,7 +147,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryIndex(Context* context,
 grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context,
                                                                 const RepositoryModelLoadRequest* request,
                                                                 RepositoryModelLoadResponse*) {
-  return answer_later(services_, context, "RepositoryModelLoad", [this, request]() -> Status {
+  return control_models(services_, context, "RepositoryModelLoad", [this, request]() -> Status {
     std::string config;
     for (const auto& [name, value] : request->parameters()) {
       if (name != "config") {
@@ -163,8 +163,8 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context
 grpc::ServerUnaryReactor* InferenceService::RepositoryModelUnload(Context* context,
                                                                   const RepositoryModelUnloadRequest* request,
                                                                   RepositoryModelUnloadResponse*) {
-  return answer_later(services_, context, "RepositoryModelUnload",
-                      [this, request] { return services_.tensors->unload(request->model_name()); });
+  return control_models(services_, context, "RepositoryModelUnload",
+                        [this, request] { return services_.tensors->unload(request->model_name()); });
 }
 
 grpc::ServerUnaryReactor* InferenceService::ModelInfer(Context* context, const ModelInferRequest* request,

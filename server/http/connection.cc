@@ -43,6 +43,12 @@ std::string http_date() {
   return {text, n};
 }
 
+bool is_loopback(const asio::ip::address& a) {
+  if (a.is_v6() && a.to_v6().is_v4_mapped())
+    return asio::ip::make_address_v4(asio::ip::v4_mapped, a.to_v6()).is_loopback();
+  return a.is_loopback();
+}
+
 // A header value must not start a new line, whoever made it.
 void append_header(std::string& out, std::string_view name, std::string_view value) {
   out += name;
@@ -103,15 +109,22 @@ class Exchange final : public ResponseWriter {
   bool ended_ = false;
 };
 
-Connection::Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket)
+Connection::Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket,
+                       bool vital_only)
     : host_(std::move(host)),
       limits_(host_->options.limits),
       io_(io),
       socket_(std::move(socket)),
-      timer_(io) {
+      timer_(io),
+      vital_only_(vital_only) {
   error_code ec;
   const auto endpoint = socket_.remote_endpoint(ec);
   if (!ec) peer_ = cat(endpoint.address().to_string(), ":", endpoint.port());
+  if (host_->loopback) {
+    host_check_ = HostCheck::kOwn;
+  } else if (host_->options.origins.names_hosts() || is_loopback(socket_.local_endpoint(ec).address())) {
+    host_check_ = HostCheck::kNames;
+  }
   socket_.set_option(Tcp::no_delay(true), ec);
   socket_.set_option(asio::socket_base::keep_alive(true), ec);
 }
@@ -168,6 +181,12 @@ void Connection::begin_drain() {
 
 void Connection::abort() {
   asio::post(io_, [self = shared_from_this()] { self->close(); });
+}
+
+void Connection::make_room() {
+  asio::post(io_, [self = shared_from_this()] {
+    if (self->waits_for_client()) self->close();
+  });
 }
 
 // ---- input ----
@@ -314,7 +333,7 @@ bool Connection::parse_header(std::string_view block) {
     request_.headers.push_back({std::string(name), std::string(field.value())});
   }
   head_only_ = request_.method == "HEAD";
-  keep_alive_ = parser_->keep_alive() && !host_->draining;
+  keep_alive_ = parser_->keep_alive() && !host_->draining && !vital_only_;
   if (encodings > 0) {
     if (request_.version < 11) return fail(400, "HTTP/1.0 knows no Transfer-Encoding");
     if (lengths > 0) return fail(400, "Content-Length and Transfer-Encoding exclude each other");
@@ -349,15 +368,19 @@ bool Connection::admit_request() {
     return false;
   };
   const HttpServerOptions& options = host_->options;
+  if (const auto why = options.origins.refusal(request_, host_check_))
+    return answer(options.error_response(&request_, 403, *why));
   if (request_.method == "OPTIONS") {
     Router::Match any = host_->router.match("OPTIONS", request_.path);
     if (any.allow.empty())
       return answer(options.error_response(&request_, 404, cat("no such path: ", request_.path)));
     Response response{204, "", {{"Allow", any.allow}}, ""};
-    if (request_.has_header("Access-Control-Request-Method") && !options.cors_origins.empty()) {
+    if (request_.has_header("Access-Control-Request-Method") &&
+        !options.origins.cors(trim(request_.header("Origin"))).empty()) {
       response.headers.push_back({"Access-Control-Allow-Methods", any.allow});
+      // The origin is trusted, whichever headers its client library sends.
       response.headers.push_back(
-          {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id"});
+          {"Access-Control-Allow-Headers", std::string(request_.header("Access-Control-Request-Headers"))});
       response.headers.push_back({"Access-Control-Max-Age", "600"});
     }
     return answer(std::move(response));
@@ -375,6 +398,11 @@ bool Connection::admit_request() {
   route_ = match.route;
   request_.route = route_->pattern;
   request_.params = std::move(match.params);
+  if (vital_only_ && !route_->vital) {
+    Response full = options.error_response(&request_, 503, "too many connections; try again later");
+    full.headers.push_back({"Retry-After", "1"});
+    return answer(std::move(full));
+  }
   if (options.admit) {
     if (auto refusal = options.admit(request_, *route_)) return answer(std::move(*refusal));
   }
@@ -478,13 +506,11 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
   if (chunked_) append_header(pending_, "Transfer-Encoding", "chunked");
   append_header(pending_, "Connection", keep_alive_ ? "keep-alive" : "close");
   for (const Header& h : response.headers) append_header(pending_, h.name, h.value);
-  if (const std::string_view origin = request_.header("Origin"); !origin.empty()) {
-    for (const std::string& allowed : host_->options.cors_origins) {
-      if (allowed != "*" && allowed != origin) continue;
-      append_header(pending_, "Access-Control-Allow-Origin", allowed);
-      append_header(pending_, "Vary", "Origin");
-      break;
-    }
+  const std::string_view origin = trim(request_.header("Origin"));
+  if (const std::string_view allowed = host_->options.origins.cors(origin);
+      !origin.empty() && !allowed.empty()) {
+    append_header(pending_, "Access-Control-Allow-Origin", allowed == "*" ? allowed : origin);
+    append_header(pending_, "Vary", "Origin");
   }
   pending_ += "\r\n";
 }
@@ -608,7 +634,10 @@ void Connection::complete_exchange() {
 // ---- life ----
 
 void Connection::enter(State state) {
+  const bool waited = waits_for_client();
   state_ = state;
+  const bool begins = state == State::kIdle || state == State::kHandshake;
+  if (host_->waits && (waited != waits_for_client() || begins)) host_->waits(this, waits_for_client());
   switch (state) {
     case State::kIdle:
       request_ = Request{};

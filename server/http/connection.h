@@ -39,17 +39,22 @@ struct ConnectionHost {
   std::atomic<size_t> body_bytes{0};                        // reserved for bodies being received
   std::atomic<bool> draining{false};
   std::atomic<bool> stopped{false};         // no thread runs any more: work posted now would never be done
+  bool loopback = false;                    // what it listens on
   std::function<void(Connection*)> closed;  // on the connection's thread, once
+  // On the connection's thread: begins or ends to wait for the client, and could be closed meanwhile.
+  std::function<void(Connection*, bool)> waits;
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket);
+  // `vital_only`: beyond the limit of connections.
+  Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket, bool vital_only);
   ~Connection();
 
   void start();        // on the connection's thread
   void begin_drain();  // any thread: closes when idle, otherwise after the present answer
   void abort();        // any thread: closes at once
+  void make_room();    // any thread: closes at once, if it still waits for its client
 
  private:
   friend class Exchange;
@@ -98,6 +103,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_timer();
   void linger();
   void close();
+  bool waits_for_client() const {
+    return state_ == State::kHandshake || state_ == State::kIdle || state_ == State::kHeader ||
+           state_ == State::kLingering;
+  }
 
   std::shared_ptr<ConnectionHost> host_;
   const Limits& limits_;
@@ -108,6 +117,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   SteadyTime deadline_ = SteadyTime::max();
   State state_ = State::kIdle;
   std::string peer_;
+  const bool vital_only_;
+  HostCheck host_check_ = HostCheck::kNone;
 
   std::string input_;   // received, not yet parsed
   size_t scanned_ = 0;  // of input_, holding no end of header

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
-#include <charconv>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
 
 #include "engine/base/format.h"
+#include "server/api/listen_address.h"
 #include "server/http/connection.h"
 
 namespace oar::http {
@@ -19,36 +20,13 @@ namespace {
 
 using boost::system::error_code;
 
-struct HostPort {
-  std::string host;
-  uint16_t port = 0;
-};
-
-Result<HostPort> split_address(const std::string& address) {
-  const std::string remedy = "write host:port, for instance 127.0.0.1:8000 or [::1]:0";
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) {
-    return invalid_argument(cat("listening address '", address, "' has no port; ", remedy), "http");
-  }
-  HostPort out;
-  out.host = address.substr(0, colon);
-  if (out.host.size() >= 2 && out.host.front() == '[' && out.host.back() == ']') {
-    out.host = out.host.substr(1, out.host.size() - 2);
-  }
-  const char* end = address.data() + address.size();
-  const auto parsed = std::from_chars(address.data() + colon + 1, end, out.port);
-  if (parsed.ec != std::errc() || parsed.ptr != end) {
-    return invalid_argument(cat("listening address '", address, "' has a bad port; ", remedy), "http");
-  }
-  return out;
-}
-
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(HttpServerOptions options, Router router) : host_(std::make_shared<ConnectionHost>()) {
     host_->options = std::move(options);
     host_->router = std::move(router);
     host_->closed = [this](Connection* c) { forget(c); };
+    host_->waits = [this](Connection* c, bool waits) { set_waiting(c, waits); };
     for (int i = 0; i < std::max(1, host_->options.threads); ++i) {
       host_->contexts.push_back(std::make_unique<asio::io_context>(1));
     }
@@ -70,6 +48,8 @@ class HttpServerImpl final : public HttpServer {
   void on_accept(error_code ec, Tcp::socket socket);
   void turn_away(Tcp::socket socket);
   void forget(Connection* c);
+  void set_waiting(Connection* c, bool waits);
+  bool close_longest_waiting();  // with mutex_ held; false when none waits
   asio::io_context& next_context() { return *host_->contexts[turn_ % host_->contexts.size()]; }
 
   std::shared_ptr<ConnectionHost> host_;
@@ -81,12 +61,22 @@ class HttpServerImpl final : public HttpServer {
   int port_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable empty_;
-  std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;  // guarded by mutex_
+  struct Entry {
+    std::shared_ptr<Connection> connection;
+    uint64_t waiting_since = 0;  // a key of waiting_, or 0
+    bool leaving = false;        // told to make room
+  };
+  // Guarded by mutex_.
+  std::unordered_map<Connection*, Entry> connections_;
+  std::map<uint64_t, Connection*> waiting_;  // for their clients; the longest first
+  uint64_t waits_ = 0;
+  size_t leaving_ = 0;
+  std::chrono::steady_clock::time_point said_full_;
 };
 
 Status HttpServerImpl::listen() {
   const std::string& address = host_->options.address;
-  OAR_ASSIGN(const HostPort where, split_address(address));
+  OAR_ASSIGN(const api::HostPort where, api::split_address(address, "http"));
   asio::io_context& io = *host_->contexts[0];
   error_code ec;
   Tcp::resolver resolver(io);
@@ -103,6 +93,7 @@ Status HttpServerImpl::listen() {
   if (!ec) acceptor_->listen(asio::socket_base::max_listen_connections, ec);
   if (ec) return unavailable(cat("cannot listen on ", address, ": ", ec.message(), "; choose another port"));
   port_ = acceptor_->local_endpoint(ec).port();
+  host_->loopback = endpoint.address().is_loopback();
   retry_ = std::make_unique<asio::steady_timer>(io);
   accept();
   for (auto& context : host_->contexts) {
@@ -136,6 +127,7 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
   if (ec) {
     // Out of descriptors or memory: waiting lets others finish; spinning would not.
     host_->options.log(LogLevel::kWarning, cat("http: accept failed: ", ec.message()));
+    if (std::lock_guard lock(mutex_); leaving_ == 0) close_longest_waiting();
     retry_->expires_after(std::chrono::milliseconds(100));
     retry_->async_wait([this](error_code stopped) {
       if (!stopped && acceptor_->is_open()) accept();
@@ -145,9 +137,12 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
   std::shared_ptr<Connection> connection;
   {
     std::lock_guard lock(mutex_);
-    if (connections_.size() < host_->options.limits.max_connections) {
-      connection = std::make_shared<Connection>(host_, next_context(), std::move(socket));
-      connections_.emplace(connection.get(), connection);
+    const size_t limit = host_->options.limits.max_connections;
+    const bool full = connections_.size() - leaving_ >= limit;
+    const bool made_room = full && close_longest_waiting();
+    if (connections_.size() - leaving_ < limit + kVitalConnections) {
+      connection = std::make_shared<Connection>(host_, next_context(), std::move(socket), full && !made_room);
+      connections_.emplace(connection.get(), Entry{connection});
     }
   }
   if (connection) {
@@ -156,6 +151,37 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
     turn_away(std::move(socket));
   }
   accept();
+}
+
+void HttpServerImpl::set_waiting(Connection* c, bool waits) {
+  std::lock_guard lock(mutex_);
+  const auto it = connections_.find(c);
+  if (it == connections_.end()) return;
+  Entry& entry = it->second;
+  waiting_.erase(entry.waiting_since);
+  leaving_ -= std::exchange(entry.leaving, false);  // its request came first
+  entry.waiting_since = waits ? ++waits_ : 0;
+  if (waits) waiting_.emplace(waits_, c);
+}
+
+bool HttpServerImpl::close_longest_waiting() {
+  if (waiting_.empty()) return false;
+  const auto longest = waiting_.begin();
+  Entry& entry = connections_.at(longest->second);
+  waiting_.erase(longest);
+  entry.waiting_since = 0;
+  entry.leaving = true;
+  ++leaving_;
+  entry.connection->make_room();
+  constexpr std::chrono::seconds kSayAgain{10};
+  const auto now = std::chrono::steady_clock::now();
+  if (now - said_full_ > kSayAgain) {
+    said_full_ = now;
+    host_->options.log(LogLevel::kWarning, cat("http: ", connections_.size(),
+                                               " connections are open; new ones close those that have "
+                                               "waited longest (--max-connections)"));
+  }
+  return true;
 }
 
 // Too many connections: one line, best effort, and no state kept.
@@ -173,7 +199,11 @@ void HttpServerImpl::turn_away(Tcp::socket socket) {
 
 void HttpServerImpl::forget(Connection* c) {
   std::lock_guard lock(mutex_);
-  connections_.erase(c);
+  const auto it = connections_.find(c);
+  if (it == connections_.end()) return;
+  waiting_.erase(it->second.waiting_since);
+  leaving_ -= it->second.leaving;
+  connections_.erase(it);
   if (connections_.empty()) empty_.notify_all();
 }
 
@@ -187,7 +217,7 @@ void HttpServerImpl::begin_drain() {
     });
   }
   std::lock_guard lock(mutex_);
-  for (auto& [raw, connection] : connections_) connection->begin_drain();
+  for (auto& [raw, entry] : connections_) entry.connection->begin_drain();
 }
 
 bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
@@ -197,12 +227,12 @@ bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
   {
     std::unique_lock lock(mutex_);
     clean = empty_.wait_for(lock, timeout, [this] { return connections_.empty(); });
-    for (auto& [raw, connection] : connections_) connection->abort();
+    for (auto& [raw, entry] : connections_) entry.connection->abort();
     // A connection whose start() is still queued closes there; accept may add one until the acceptor is
     // closed.
     while (!connections_.empty()) {
       empty_.wait_for(lock, std::chrono::milliseconds(20));
-      for (auto& [raw, connection] : connections_) connection->abort();
+      for (auto& [raw, entry] : connections_) entry.connection->abort();
     }
   }
   guards_.clear();

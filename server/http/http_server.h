@@ -17,12 +17,15 @@
 #include "engine/base/log.h"
 #include "engine/base/status.h"
 #include "server/http/message.h"
+#include "server/http/origin.h"
 #include "server/http/router.h"
 #include "server/tls/tls.h"
 
 namespace oar::http {
 
 struct Limits {
+  // Open at once. Beyond, the connection that has waited longest for its client is closed; with none, only
+  // vital routes are answered, on kVitalConnections more.
   size_t max_connections = 4096;
   size_t header_bytes = 16 << 10;       // request line and headers: 431 beyond
   size_t target_bytes = 8 << 10;        // request target: 414 beyond
@@ -37,12 +40,14 @@ struct Limits {
   std::chrono::milliseconds linger_timeout{5'000};   // reading away what a refused client still sends
 };
 
+inline constexpr size_t kVitalConnections = 32;  // probes and scrapers: a handful each
+
 struct HttpServerOptions {
   std::string address = "127.0.0.1:8000";  // host:port, [v6]:port; port 0 picks a free one
   int threads = 2;
   Limits limits;
   std::shared_ptr<tls::ServerContext> tls;  // null: plain HTTP
-  std::vector<std::string> cors_origins;    // allowed origins; "*" allows all; empty: no CORS headers
+  OriginPolicy origins;                     // whose pages may call, and under which names
   Logger log;
 
   // Looks at a request whose header has arrived and whose body has not; an answer here refuses it.

@@ -38,8 +38,8 @@ std::optional<std::vector<std::string>> match_pattern(std::string_view pattern, 
 
 }  // namespace
 
-void Router::add(std::string method, std::string pattern, Handler handler, bool open) {
-  routes_.push_back({std::move(method), std::move(pattern), std::move(handler), open});
+void Router::add(std::string method, std::string pattern, Handler handler, Access access, bool vital) {
+  routes_.push_back({std::move(method), std::move(pattern), std::move(handler), access, vital});
 }
 
 Router::Match Router::match(std::string_view method, std::string_view path) const {

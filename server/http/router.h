@@ -10,17 +10,26 @@
 
 namespace oar::http {
 
+// Whose requests a route answers.
+enum class Access {
+  kKey,    // who has an API key, where keys are asked for
+  kOpen,   // everybody
+  kAdmin,  // who has an admin key, where there are any; otherwise as kKey
+};
+
 struct Route {
   std::string method;
   std::string pattern;
   Handler handler;
-  bool open = false;  // answered without an API key
+  Access access = Access::kKey;
+  bool vital = false;  // answered also when the server has no connection left for anything else
 };
 
 class Router {
  public:
   // A GET route answers HEAD too. Routes are tried in order of registration.
-  void add(std::string method, std::string pattern, Handler handler, bool open = false);
+  void add(std::string method, std::string pattern, Handler handler, Access access = Access::kKey,
+           bool vital = false);
 
   struct Match {
     const Route* route = nullptr;     // null: no such path, or not with this method

@@ -20,10 +20,22 @@ void add_health(Router& router, const Services& services) {
   const auto ready = [&frontend = *services.frontend](Request&&, std::shared_ptr<ResponseWriter> w) {
     w->send(Response{frontend.ready() ? 200 : 503, "", {}, ""});
   };
-  router.add("GET", "/health/live", live, true);
-  router.add("GET", "/v2/health/live", live, true);
+  for (const char* path : {"/health/live", "/v2/health/live"})
+    router.add("GET", path, live, Access::kOpen, true);
   for (const char* path : {"/health", "/health/ready", "/v2/health/ready"})
-    router.add("GET", path, ready, true);
+    router.add("GET", path, ready, Access::kOpen, true);
+}
+
+void add_metrics(Router& router, const Services& services, Access access) {
+  const auto answer = [&services](Request&&, std::shared_ptr<ResponseWriter> w) {
+    w->send(
+        {200, "text/plain; version=0.0.4; charset=utf-8", {}, services.metrics ? services.metrics() : ""});
+  };
+  router.add("GET", "/metrics", answer, access, true);
+}
+
+bool accepted(api::ApiKeys& keys, const Request& request) {
+  return keys.accepts_bearer(request.header("Authorization")) || keys.accepts(request.header("X-Api-Key"));
 }
 
 }  // namespace
@@ -47,14 +59,15 @@ Response error_response(const Request* request, int status, const std::string& m
 
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(
     const Services& services) {
-  if (services.keys == nullptr) return {};
-  return [keys = services.keys](const Request& request, const Route& route) -> std::optional<Response> {
-    if (route.open) return std::nullopt;
-    if (keys->accepts_bearer(request.header("Authorization"))) return std::nullopt;
-    if (keys->accepts(request.header("X-Api-Key"))) return std::nullopt;
-    Response r = error_answer(request.path,
-                              Status(StatusCode::kUnauthenticated,
-                                     "the API key is missing or wrong; send Authorization: Bearer <key>"));
+  return [keys = services.keys, admin_keys = services.control.keys](
+             const Request& request, const Route& route) -> std::optional<Response> {
+    const bool admin = route.access == Access::kAdmin && admin_keys;
+    const auto& wanted = admin ? admin_keys : keys;
+    if (route.access == Access::kOpen || !wanted || accepted(*wanted, request)) return std::nullopt;
+    Response r =
+        error_answer(request.path, Status(StatusCode::kUnauthenticated,
+                                          cat("the ", admin ? "admin" : "API",
+                                              " key is missing or wrong; send Authorization: Bearer <key>")));
     r.headers.push_back({"WWW-Authenticate", "Bearer"});
     return r;
   };
@@ -85,10 +98,7 @@ Result<api::RequestContext> context_of(const Request& request) {
 Router make_router(const Services& services) {
   Router router;
   add_health(router, services);
-  router.add("GET", "/metrics", [&services](Request&&, std::shared_ptr<ResponseWriter> w) {
-    w->send(
-        {200, "text/plain; version=0.0.4; charset=utf-8", {}, services.metrics ? services.metrics() : ""});
-  });
+  add_metrics(router, services, Access::kKey);
   router.add("GET", "/version", [](Request&&, std::shared_ptr<ResponseWriter> w) {
     std::string out;
     api::JsonWriter j(out);
@@ -99,6 +109,13 @@ Router make_router(const Services& services) {
   add_embedding_routes(router, services);
   add_tensor_routes(router, services);
   add_oip_routes(router, services);
+  return router;
+}
+
+Router make_monitoring_router(const Services& services) {
+  Router router;
+  add_health(router, services);
+  add_metrics(router, services, Access::kOpen);
   return router;
 }
 

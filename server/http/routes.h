@@ -22,17 +22,20 @@ struct Services {
   api::WorkerPool* loaders = nullptr;    // load models: seconds
   std::function<std::string()> metrics;  // Prometheus text
   std::shared_ptr<api::ApiKeys> keys;    // null: no authentication
+  api::ModelControl control;
   Logger log;
 };
 
 // Every route. `services` must outlive the router's handlers.
 Router make_router(const Services& services);
+// Health and metrics alone, open to all: for a listener of their own.
+Router make_monitoring_router(const Services& services);
 void add_openai_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
 
-// The hooks of HttpServerOptions: the API key check, and error bodies in the dialect of the path.
+// The hooks of HttpServerOptions: the key check, and error bodies in the dialect of the path.
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);
 Response error_response(const Request* request, int status, const std::string& message);
 

@@ -123,23 +123,24 @@ void add_tensor_routes(Router& router, const Services& services) {
     for (api::ModelIndexEntry& e : services.tensors->index()) all.push_back(std::move(e));
     writer->send(json_answer(api::index_json(all)));
   });
-  router.add(
-      "POST", "/v2/repository/models/{model}/load",
-      on_worker(services.loaders,
-                [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) -> Status {
-                  OAR_ASSIGN(const std::string config, load_config(*request));
-                  OAR_RETURN_IF_ERROR(services.tensors->load(request->params[0], config));
-                  writer->send(json_answer("{}"));
-                  return ok_status();
-                }));
-  router.add(
-      "POST", "/v2/repository/models/{model}/unload",
-      on_worker(services.loaders,
-                [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) -> Status {
-                  OAR_RETURN_IF_ERROR(services.tensors->unload(request->params[0]));
-                  writer->send(json_answer("{}"));
-                  return ok_status();
-                }));
+  const auto control = [&](const char* path, auto work) {
+    router.add("POST", path,
+               on_worker(services.loaders,
+                         [&services, work](const std::shared_ptr<Request>& request,
+                                           const WriterPtr& writer) -> Status {
+                           if (!services.control.enabled) return api::model_control_off();
+                           OAR_RETURN_IF_ERROR(work(*request));
+                           writer->send(json_answer("{}"));
+                           return ok_status();
+                         }),
+               Access::kAdmin);
+  };
+  control("/v2/repository/models/{model}/load", [&services](const Request& request) -> Status {
+    OAR_ASSIGN(const std::string config, load_config(request));
+    return services.tensors->load(request.params[0], config);
+  });
+  control("/v2/repository/models/{model}/unload",
+          [&services](const Request& request) { return services.tensors->unload(request.params[0]); });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
     router.add("POST", model + "/infer",
                on_worker(services.workers,

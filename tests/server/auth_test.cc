@@ -76,4 +76,39 @@ TEST_CASE("a server with a key file") {
   CHECK(status({{"Authorization", "Bearer gamma"}}) == 401);
 }
 
+TEST_CASE("a listener of its own answers metrics and health without a key") {
+  oar::ServerOptions o;
+  o.api_key = "secret";
+  o.metrics_address = "127.0.0.1:0";
+  TestServer t({}, o);
+  const int port = t.server->metrics_port();
+  REQUIRE(port != 0);
+  CHECK(http(t.http(), "GET", "/metrics").status == 401);
+  const HttpReply metrics = http(port, "GET", "/metrics");
+  CHECK(metrics.status == 200);
+  CHECK_THAT(metrics.body, Contains("oar_step_duration_seconds_count"));
+  for (const char* path : {"/health", "/health/live", "/health/ready", "/v2/health/ready"})
+    CHECK(http(port, "GET", path).status == 200);
+  for (const char* path : {"/v1/models", "/", "/v2"}) CHECK(http(port, "GET", path).status == 404);
+  t.server->set_ready(false);
+  CHECK(http(port, "GET", "/health/ready").status == 503);
+}
+
+TEST_CASE("a server beyond loopback without a key says so") {
+  std::vector<std::string> warnings;
+  oar::ServerOptions o;
+  o.log.callback = [&](oar::LogLevel level, std::string_view text) {
+    if (level == oar::LogLevel::kWarning) warnings.emplace_back(text);
+  };
+  o.http_address = "127.0.0.1:0";
+  o.grpc_address = "[::1]:0";
+  CHECK((TestServer({}, o), warnings.empty()));
+  o.http_address = "0.0.0.0:0";
+  o.grpc_address = "";
+  CHECK((TestServer({}, o), warnings.size() == 1));
+  CHECK_THAT(warnings.at(0), Contains("0.0.0.0:0") && Contains("--api-key-file"));
+  o.api_key = "secret";
+  CHECK((TestServer({}, o), warnings.size() == 1));
+}
+
 }  // namespace

@@ -44,7 +44,7 @@ std::string error_message(const HttpReply& r) {
 TEST_CASE("framing that could smuggle a request is refused") {
   TestServer t({}, short_timeouts());
   const int port = t.http();
-  const std::string start = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n";
+  const std::string start = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n";
   CHECK(status_of(port, start + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n") == 400);
   CHECK(status_of(port, start + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n") == 400);
   CHECK(status_of(port, start + "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello") == 400);
@@ -59,13 +59,14 @@ TEST_CASE("framing that could smuggle a request is refused") {
   CHECK(status_of(port, start + "X-Folded: a\r\n b\r\n\r\n") == 400);
   CHECK(status_of(port, start + "X-Space : a\r\n\r\n") == 400);
   CHECK(status_of(port, start + "X-Bare: a\rb\r\n\r\n") == 400);
-  CHECK(status_of(port, "GET /health HTTP/1.1\nHost: x\r\n\r\n") == 400);
-  CHECK(status_of(port, std::string("GET /health HTTP/1.1\r\nHost: x\r\nX: a") + '\0' + "b\r\n\r\n") == 400);
+  CHECK(status_of(port, "GET /health HTTP/1.1\nHost: localhost\r\n\r\n") == 400);
+  CHECK(status_of(port, std::string("GET /health HTTP/1.1\r\nHost: localhost\r\nX: a") + '\0' +
+                            "b\r\n\r\n") == 400);
   CHECK(status_of(port, "GET /health HTTP/1.1\r\n\r\n") == 400);                        // no Host
   CHECK(status_of(port, "GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n") == 400);  // two
   CHECK(status_of(port, "POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n") ==
         400);
-  CHECK(status_of(port, "GET /health HTTP/2.0\r\nHost: x\r\n\r\n") == 505);
+  CHECK(status_of(port, "GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n") == 505);
   CHECK(status_of(port, std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15)) ==
         400);  // a TLS hello
   CHECK(status_of(port, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") >= 400);
@@ -74,7 +75,8 @@ TEST_CASE("framing that could smuggle a request is refused") {
 
 TEST_CASE("chunk framing is checked") {
   TestServer t({}, short_timeouts());
-  const std::string start = "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const std::string start =
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
   const auto answer = [&](const std::string& body) { return status_of(t.http(), start + body); };
   CHECK(answer("10\r\n{\"prompt\": \"abc\"\r\n1\r\n}\r\n0\r\n\r\n") == 200);
   CHECK(answer("10;name=value\r\n{\"prompt\": \"abc\"\r\n1\r\n}\r\n0\r\nTrailer: x\r\n\r\n") == 200);
@@ -93,7 +95,7 @@ TEST_CASE("a flood of one-byte chunks is cut short") {
   o.http_limits.body_timeout = milliseconds(20'000);
   TestServer t({}, o);
   RawClient c(t.http());
-  c.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  c.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
   std::string thousand;
   for (int i = 0; i < 1000; ++i) thousand += "1\r\nx\r\n";
   int sent = 0;
@@ -111,14 +113,14 @@ TEST_CASE("sizes have limits, and the refusal reaches a client that is still sen
   const HttpReply huge_header = http(port, "GET", "/health", "", {{"X-Huge", std::string(64 << 10, 'a')}});
   CHECK(huge_header.status == 431);
   CHECK(error_message(huge_header).find("16384") != std::string::npos);
-  std::string many = "GET /health HTTP/1.1\r\nHost: x\r\n";
+  std::string many = "GET /health HTTP/1.1\r\nHost: localhost\r\n";
   for (int i = 0; i < 20'000; ++i) many += "a: b\r\n";
   CHECK(status_of(port, many) == 431);
   CHECK(http(port, "GET", "/" + std::string(100'000, 'a')).status == 414);
   CHECK(http(port, "GET", "/" + std::string(10'000, 'a')).status == 414);
 
   RawClient c(port);
-  REQUIRE(c.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n"));
+  REQUIRE(c.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n"));
   const std::string part(100'000, 'x');
   int sent = 0;
   for (; sent < 80; ++sent) {
@@ -136,7 +138,7 @@ TEST_CASE("bodies together have a limit") {
   o.http_limits.total_body_bytes = 3000;
   o.http_limits.body_timeout = milliseconds(5000);
   TestServer t({}, o);
-  const std::string half = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n{";
+  const std::string half = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000\r\n\r\n{";
   RawClient first(t.http());
   first.send(half);
   RawClient probe(t.http());  // by the time this is answered the first header has been read
@@ -157,11 +159,11 @@ TEST_CASE("slow clients meet a deadline in every state") {
   TestServer t({}, short_timeouts());
   RawClient idle(t.http()), header(t.http()), body(t.http());
   header.send("GET /health HTT");
-  body.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"pro");
+  body.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{\"pro");
   std::atomic<bool> stop{false};
   std::thread dripper([&] {  // a slowloris: one header byte at a time, always in time for a per-byte timer
     RawClient drip(t.http());
-    drip.send("GET /health HTTP/1.1\r\nHost: x\r\n");
+    drip.send("GET /health HTTP/1.1\r\nHost: localhost\r\n");
     while (!stop && drip.send("a")) std::this_thread::sleep_for(milliseconds(20));
   });
   CHECK(header.read_reply().status == 408);
@@ -192,11 +194,12 @@ TEST_CASE("keep-alive, pipelining, HEAD, OPTIONS, HTTP/1.0, Expect") {
   const HttpReply options = c.read_reply();
   CHECK(options.status == 204);
   CHECK(options.headers.at("allow") == "POST");
-  REQUIRE(c.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n"));
+  REQUIRE(c.send(
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n"));
   CHECK(c.read_reply().status == 100);
   REQUIRE(c.send(R"({"prompt":"ab"})"));
   CHECK(c.read_reply().status == 200);
-  REQUIRE(c.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: tea\r\nContent-Length: 15\r\n\r\n"));
+  REQUIRE(c.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: tea\r\nContent-Length: 15\r\n\r\n"));
   CHECK(c.read_reply().status == 417);
   CHECK(c.closed_by_peer());
 
@@ -237,8 +240,8 @@ TEST_CASE("paths and methods") {
   CHECK(http(port, "TRACE", "/health").status == 405);
   CHECK(http(port, "DELETE", "/health").status == 405);
   CHECK(http(port, "BREW", "/health").status == 405);
-  CHECK(status_of(port, "CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n") >= 400);
-  CHECK(status_of(port, "GET http://test/health HTTP/1.1\r\nHost: x\r\n\r\n") == 200);
+  CHECK(status_of(port, "CONNECT example.com:443 HTTP/1.1\r\nHost: localhost\r\n\r\n") >= 400);
+  CHECK(status_of(port, "GET http://test/health HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200);
   CHECK(http(port, "POST", "/tokenize", "\x1f\x8b", {{"Content-Encoding", "gzip"}}).status == 415);
   CHECK(parse(http(port, "GET", "/v2/nothing").body).at("error").is_string());
 }
@@ -253,7 +256,7 @@ TEST_CASE("half-close: a finished answer arrives, a running generation counts as
   CHECK(quick.read_reply().status == 200);
   CHECK(quick.read_reply().status == 200);
   RawClient half(t.http());
-  half.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+  half.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
   half.shutdown_send();
   CHECK(half.receive_all().find(" 400 ") != std::string::npos);
   RawClient leaver(t.http());
@@ -340,24 +343,67 @@ TEST_CASE("a stream that stalls is dropped even within its budget") {
   CHECK(t.engine.stats().finished[static_cast<size_t>(oar::FinishReason::kCancelled)] == 16);
 }
 
-TEST_CASE("too many connections: the extra ones are told so") {
+TEST_CASE("too many connections: the one that was idle longest makes room") {
   oar::ServerOptions o;
   o.http_limits.max_connections = 3;
   TestServer t({}, o);
   RawClient a(t.http()), b(t.http()), c(t.http());
-  a.send(make_request("GET", "/health"));
-  b.send(make_request("GET", "/health"));
-  c.send(make_request("GET", "/health"));
-  CHECK(a.read_reply().status == 200);
-  CHECK(b.read_reply().status == 200);
-  CHECK(c.read_reply().status == 200);
+  const auto ask = [](RawClient& client) {
+    client.send(make_request("GET", "/v1/models"));
+    return client.read_reply().status;
+  };
+  CHECK(ask(a) == 200);
+  CHECK(ask(b) == 200);
+  CHECK(ask(c) == 200);
+  CHECK(ask(a) == 200);  // now b waits longest
   RawClient extra(t.http());
-  CHECK(extra.read_reply().status == 503);
-  a.close();
+  CHECK(ask(extra) == 200);
+  CHECK(b.closed_by_peer());
+  CHECK(ask(a) == 200);
+  CHECK(ask(c) == 200);
+}
+
+TEST_CASE("thousands of idle connections keep nobody out") {
+  oar::ServerOptions o;
+  o.http_limits.max_connections = 64;
+  TestServer t({}, o);
+  std::vector<std::unique_ptr<RawClient>> idle;
+  for (int i = 0; i < 400; ++i) {
+    idle.push_back(std::make_unique<RawClient>(t.http()));
+    if (i % 2) idle.back()->send("GET /slow HTTP/1.1\r\n");  // a header that does not end
+  }
+  for (int i = 0; i < 20; ++i) {
+    CHECK(http(t.http(), "GET", "/health/live").status == 200);
+    CHECK(http(t.http(), "POST", "/v1/chat/completions", kChat).status == 200);
+  }
+  const std::string metrics = http(t.http(), "GET", "/metrics").body;
+  const size_t at = metrics.find("\noar_http_connections ");
+  REQUIRE(at != std::string::npos);
+  CHECK(std::stoi(metrics.substr(at + 22)) <= 64 + static_cast<int>(oar::http::kVitalConnections));
+}
+
+TEST_CASE("where every connection is busy, health and metrics still answer") {
+  oar::ServerOptions o;
+  o.http_limits.max_connections = 3;
+  TestServer t({}, o);
+  std::vector<std::unique_ptr<RawClient>> busy;
+  for (int i = 0; i < 3; ++i) {
+    busy.push_back(std::make_unique<RawClient>(t.http()));
+    busy.back()->send(make_request("POST", "/v1/chat/completions", kStream));
+    REQUIRE(busy.back()->read_until("data: "));
+  }
+  t.engine.pause(true);
+  for (int i = 0; i < 40; ++i) CHECK(http(t.http(), "GET", "/health/live").status == 200);
+  CHECK(http(t.http(), "GET", "/metrics").status == 200);
+  const HttpReply full = http(t.http(), "GET", "/v1/models");
+  CHECK(full.status == 503);
+  CHECK(full.headers.at("retry-after") == "1");
+  CHECK(full.headers.at("connection") == "close");
+  busy[0]->reset();
   int status = 0;
-  for (int i = 0; i < 100 && status != 200; ++i) {
+  for (int i = 0; i < 200 && status != 200; ++i) {
     std::this_thread::sleep_for(milliseconds(5));
-    status = http(t.http(), "GET", "/health").status;
+    status = http(t.http(), "GET", "/v1/models").status;
   }
   CHECK(status == 200);
 }

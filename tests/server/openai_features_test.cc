@@ -251,7 +251,7 @@ TEST_CASE("models, version, Open Inference over REST") {
 TEST_CASE("API key and CORS") {
   oar::ServerOptions o;
   o.api_key = "secret";
-  o.cors_origins = {"https://ours.example"};
+  o.allowed_origins = {"https://ours.example"};
   TestServer t({}, o);
   const auto status = [&](const char* path, const Headers& headers) {
     return http(t.http(), "GET", path, "", headers).status;
@@ -276,13 +276,20 @@ TEST_CASE("API key and CORS") {
   const Headers asking = {{"Origin", "https://ours.example"}, {"Authorization", "Bearer secret"}};
   CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","stream":true})", asking)
             .headers.at("access-control-allow-origin") == "https://ours.example");
-  CHECK_FALSE(http(t.http(), "GET", "/health", "", {{"Origin", "https://other.example"}})
-                  .headers.count("access-control-allow-origin"));
-  const HttpReply preflight =
-      http(t.http(), "OPTIONS", "/v1/chat/completions", "",
-           {{"Origin", "https://ours.example"}, {"Access-Control-Request-Method", "POST"}});
-  CHECK(preflight.status == 204);
-  CHECK(preflight.headers.at("access-control-allow-methods") == "POST");
+  const HttpReply other = http(t.http(), "GET", "/health", "", {{"Origin", "https://other.example"}});
+  CHECK(other.status == 403);
+  CHECK_FALSE(other.headers.count("access-control-allow-origin"));
+  const auto preflight = [&](const char* origin) {
+    return http(t.http(), "OPTIONS", "/v1/chat/completions", "",
+                {{"Origin", origin},
+                 {"Access-Control-Request-Method", "POST"},
+                 {"Access-Control-Request-Headers", "authorization,x-stainless-lang"}});
+  };
+  const HttpReply allowed = preflight("https://ours.example");
+  CHECK(allowed.status == 204);
+  CHECK(allowed.headers.at("access-control-allow-methods") == "POST");
+  CHECK(allowed.headers.at("access-control-allow-headers") == "authorization,x-stainless-lang");
+  CHECK(preflight("https://other.example").status == 403);
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ HttpReply RawClient::read_reply(bool head_request) {
 std::string make_request(std::string_view method, std::string_view path, std::string_view body,
                          const Headers& headers) {
   std::string out;
-  out.append(method).append(" ").append(path).append(" HTTP/1.1\r\nHost: test\r\n");
+  out.append(method).append(" ").append(path).append(" HTTP/1.1\r\nHost: localhost\r\n");
   for (const auto& [name, value] : headers) out += name + ": " + value + "\r\n";
   if (!body.empty() || method == "POST") out += "Content-Length: " + std::to_string(body.size()) + "\r\n";
   out += "\r\n";

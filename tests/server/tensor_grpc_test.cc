@@ -2,6 +2,7 @@
 // that name the tensor, what was given and what is expected.
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "engine/base/format.h"
@@ -9,6 +10,7 @@
 #include "tests/server/tensor_server.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 namespace {
 
@@ -350,8 +352,36 @@ TEST_CASE("Tensors over gRPC: clients that leave") {
   CHECK(infer(*stub, floats("scale", "x", {1, 3}, {1, 2, 3}), response).ok());
 }
 
+TEST_CASE("Tensors over gRPC: models are not loaded and unloaded by everybody") {
+  const auto unload = [](const TensorServer& t, const char* key) {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", oar::cat("Bearer ", key));
+    RepositoryModelUnloadRequest ask;
+    ask.set_model_name("scale");
+    RepositoryModelUnloadResponse answer;
+    return stub_to(t)->RepositoryModelUnload(&context, ask, &answer);
+  };
+  {
+    TensorServer t;
+    const grpc::Status s = unload(t, "any");
+    CHECK(s.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+    CHECK_THAT(s.error_message(), Contains("--model-control explicit"));
+  }
+  oar::ServerOptions o;
+  o.api_key = "user";
+  o.model_control = true;
+  const std::string path = temp_dir() + "/grpc-admin-keys";
+  std::ofstream(path) << "admin\n";
+  o.admin_key_file = path;
+  TensorServer t(o);
+  CHECK(unload(t, "user").error_code() == grpc::StatusCode::UNAUTHENTICATED);
+  CHECK(unload(t, "admin").ok());
+}
+
 TEST_CASE("Tensors over gRPC: the repository while it serves") {
-  TensorServer t;
+  oar::ServerOptions options;
+  options.model_control = true;
+  TensorServer t(options);
   const auto stub = stub_to(t);
   const auto ready = [&](const std::string& name) {
     grpc::ClientContext context;

@@ -1,11 +1,13 @@
 // Ordinary models over REST: JSON and binary tensors, what can be asked about a model, refusals, metrics.
 #include <cstring>
+#include <fstream>
 
 #include "engine/base/format.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/tensor_server.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 namespace {
 
@@ -124,7 +126,9 @@ TEST_CASE("Tensors over REST: what is refused") {
 }
 
 TEST_CASE("Tensors over REST: about models, and the repository") {
-  TensorServer t;
+  oar::ServerOptions options;
+  options.model_control = true;
+  TensorServer t(options);
   CHECK(get(t, "/v2/models/scale/ready").status == 200);
   CHECK(get(t, "/v2/models/broken/ready").status == 503);
   CHECK(get(t, "/v2/models/none/ready").status == 404);
@@ -154,6 +158,31 @@ TEST_CASE("Tensors over REST: about models, and the repository") {
   const std::string metrics = get(t, "/metrics").body;
   CHECK_THAT(metrics, Contains("nv_inference_request_success{model=\"two\",version=\"1\"} 0") &&
                           Contains("nv_inference_pending_request_count"));
+}
+
+TEST_CASE("Tensors over REST: models are not loaded and unloaded by everybody") {
+  {
+    TensorServer t;
+    CHECK_THAT(refusal(post(t, "/v2/repository/models/scale/unload", "{}"), 403),
+               Contains("--model-control explicit"));
+    CHECK_THAT(refusal(post(t, "/v2/repository/models/scale/load", "{}"), 403),
+               Contains("--model-control explicit"));
+    CHECK(get(t, "/v2/models/scale/ready").status == 200);
+  }
+  oar::ServerOptions o;
+  o.api_key = "user";
+  o.model_control = true;
+  const std::string path = temp_dir() + "/admin-keys";
+  std::ofstream(path) << "admin\n";
+  o.admin_key_file = path;
+  TensorServer t(o);
+  const auto unload = [&](const char* key) {
+    return post(t, "/v2/repository/models/scale/unload", "{}", {{"Authorization", oar::cat("Bearer ", key)}})
+        .status;
+  };
+  CHECK(unload("user") == 401);
+  CHECK(unload("admin") == 200);
+  CHECK(http(t.http(), "GET", "/v2/models/stats", "", {{"X-Api-Key", "admin"}}).status == 401);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ says first is the reference for everything else (streaming, stop strings, seeds,
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import time
 import unittest
 import urllib.error
@@ -380,6 +382,43 @@ class TextTools(OpenAITest):
         for name in ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
                      "vllm:time_to_first_token_seconds_bucket", "vllm:request_success_total"):
             self.assertIn(name, text)
+
+
+class Callers(OpenAITest):
+    """Programs are served whatever they send as a type; pages of other sites are not."""
+    BODY = {"prompt": PROMPT, "max_tokens": 1}
+
+    def test_programs(self):
+        own = {"Origin": BASE, "Sec-Fetch-Site": "same-origin"}
+        for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}, own):
+            with self.subTest(headers=headers):
+                status, _, text = http("/v1/completions", {"model": self.model, **self.BODY}, headers=headers)
+                self.assertEqual(status, 200, text)
+
+    @unittest.skipUnless(shutil.which("curl"), "no curl")
+    def test_curl(self):
+        command = ["curl", "-s", "-o", os.devnull, "-w", "%{http_code}", "-H", f"Authorization: Bearer {KEY}", "-d",
+                   json.dumps({"model": self.model, **self.BODY})]
+
+        def status(path, *headers):
+            options = [part for header in headers for part in ("-H", header)]
+            return subprocess.run([*command, *options, BASE + path], capture_output=True, text=True, timeout=TIMEOUT).stdout
+
+        self.assertEqual(status("/v1/completions"), "200")
+        self.assertEqual(status("/v2/repository/models/m/unload", "Origin: http://evil.example", "Host: evil.example",
+                                "Content-Type: text/plain"), "403")
+
+    def test_pages_of_other_sites(self):
+        for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+            for content_type in ("text/plain", "application/json"):
+                with self.subTest(headers=headers, content_type=content_type):
+                    status, answer, text = http("/v1/completions", {"model": self.model, **self.BODY},
+                                                headers={**headers, "Content-Type": content_type})
+                    self.assert_error_object(status, text, 403)
+                    self.assertNotIn("Access-Control-Allow-Origin", answer)
+        status, _, _ = http("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
+                                          "Sec-Fetch-Dest": "document"})
+        self.assertEqual(status, 200)
 
 
 class Errors(OpenAITest):

@@ -88,8 +88,10 @@ oar::ModelHandle fake_model(oar::Engine& engine, std::string name) {
 
 TestServer::TestServer(FakeEngineOptions engine_options, oar::ServerOptions options)
     : engine(std::move(engine_options)) {
-  options.http_address = "127.0.0.1:0";
-  options.grpc_address = "127.0.0.1:0";
+  // The tests that listen elsewhere say so.
+  const oar::ServerOptions usual;
+  if (options.http_address == usual.http_address) options.http_address = "127.0.0.1:0";
+  if (options.grpc_address == usual.grpc_address) options.grpc_address = "127.0.0.1:0";
   auto started = oar::Server::start(std::move(options), {fake_model(engine)});
   if (!started.ok()) throw std::runtime_error(started.status().message());
   server = std::move(*started);

@@ -97,7 +97,8 @@ class Served(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.golden = write_repository(Path(cls.folder.name))
-        cls.server = subprocess.Popen([OAR, "serve", cls.folder.name, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
+        cls.server = subprocess.Popen([OAR, "serve", cls.folder.name, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+                                       "--model-control", "explicit"],
                                       stdout=subprocess.PIPE, text=True)
         text = ""
         for line in cls.server.stdout:
