@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Writes the pages that the program itself knows best: docs/serve-options.md from `oar serve --help`, docs/metrics.md from
+/metrics of a server with a language model and an ordinary one. Standard library only.
+
+    docs/generate.py            writes them
+    docs/generate.py --check    fails when a page is not what it would write (./dev test does this)
+
+$OAR_BIN names the program.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+OAR = os.environ.get("OAR_BIN", str(SOURCE / "build/release/bin/oar"))
+sys.path.insert(0, str(SOURCE / "tests/support"))
+import tiny_onnx  # noqa: E402
+
+
+def cell(text):
+    return text.replace("|", "\\|").strip()
+
+
+def parse_help(text):
+    """[(group, [(names, value, default, environment, meaning)])] of a command's help."""
+    groups, rows, started = [], None, False
+    for line in text.splitlines():
+        head = re.fullmatch(r"([A-Z][^:]*):", line)
+        if head:
+            started = head[1] not in ("Positionals", "Examples")
+            if started:
+                rows = []
+                groups.append((head[1], rows))
+            continue
+        if not started or not line.strip():
+            continue
+        option = re.match(r"  (-\S+)(.*)$", line)
+        if option:
+            # The meaning begins in column 30, or in a line of its own below a longer name.
+            spec, meaning = (line[:30], line[30:]) if line[29:30] == " " else (line, "")
+            spec = spec.strip().removeprefix(option[1])
+            environment = re.search(r"\(Env:(\w+)\)", spec)
+            spec = re.sub(r"\(Env:\w+\)|Excludes:.*|Needs:.*", "", spec).strip()
+            value, default = (re.split(r"(?<![<>])=", spec, maxsplit=1) + [""])[:2]
+            repeated = value.endswith(" ...")
+            rows.append([option[1], value.removesuffix(" ...").strip(), default.removesuffix(" ...").strip(),
+                         environment[1] if environment else "", meaning, repeated])
+        elif line.startswith("      "):
+            rows[-1][4] = f"{rows[-1][4]} {line.strip()}".strip()
+    return groups
+
+
+def options_page():
+    text = subprocess.run([OAR, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    page = """# Options of `oar serve`
+
+Written by `docs/generate.py` from `oar serve --help`. A key of the file that `--config` names is an option without its dashes:
+`max-sequences = 32`, `deterministic = true`, `cors-origin = ["https://a.example"]`, and `model = "..."` for the model. An unknown
+key is refused with its line. The command line wins over an environment word, and that over the file.
+"""
+    for group, rows in parse_help(text):
+        page += f"\n## {group}\n\n| option | value | default | meaning |\n|---|---|---|---|\n"
+        for names, value, default, environment, meaning, repeated in rows:
+            notes = ["may be repeated"] if repeated and "repeated" not in meaning else []
+            notes += [f"environment: `{environment}`"] if environment else []
+            meaning = cell(meaning) + (f" ({'; '.join(notes)})" if notes else "")
+            page += f"| `{names}` | {cell(value)} | {f'`{cell(default)}`' if default else ''} | {meaning} |\n"
+    return page
+
+
+def serve(folder):
+    """(process, port) of a server of the models in `folder`."""
+    process = subprocess.Popen([OAR, "serve", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        port = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        if port:
+            return process, port[1]
+    raise SystemExit(f"the server did not start:\n{''.join(lines)}")
+
+
+def ask(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return urllib.request.urlopen(request, timeout=60).read()
+
+
+def metrics_page():
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(SOURCE / "configs/demo", f"{folder}/demo")
+        os.makedirs(f"{folder}/sum/1")
+        tiny_onnx.write_onnx(f"{folder}/sum/1/model.onnx")
+        process, port = serve(folder)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            ask(f"{url}/v1/completions", {"model": "demo", "prompt": "KING:", "max_tokens": 2})
+            rows = {"datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+            ask(f"{url}/v2/models/sum/infer", {"inputs": [{"name": "x", **rows}, {"name": "y", **rows}]})
+            text = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    found = {}
+    for line in text.splitlines():
+        comment = re.match(r"# (HELP|TYPE) (\S+) ?(.*)$", line)
+        if comment:
+            found.setdefault(comment[2], {"HELP": "", "TYPE": "", "labels": set()})[comment[1]] = comment[3]
+            continue
+        sample = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", line)
+        if not sample:
+            continue
+        name = sample[1]
+        if name not in found:
+            name = re.sub(r"_(bucket|sum|count)$", "", name)
+        labels = {m[1] for m in re.finditer(r'(\w+)="', sample[2] or "")} - {"le"}
+        found.setdefault(name, {"HELP": "", "TYPE": "", "labels": set()})["labels"] |= labels
+    page = """# Metrics
+
+Written by `docs/generate.py` from `/metrics` of a server with a language model and an ordinary one. Names with `vllm:` and `nv_` are
+those that others' dashboards and autoscalers read.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+"""
+    for name in sorted(found):
+        about = found[name]
+        labels = ", ".join(f"`{label}`" for label in sorted(about["labels"]))
+        page += f"| `{name}` | {about['TYPE']} | {labels} | {cell(about['HELP'])} |\n"
+    return page
+
+
+def main():
+    check = sys.argv[1:] == ["--check"]
+    if sys.argv[1:] and not check:
+        raise SystemExit(__doc__)
+    stale = []
+    for name, page in {"serve-options.md": options_page(), "metrics.md": metrics_page()}.items():
+        path = SOURCE / "docs" / name
+        if check and (not path.exists() or path.read_text() != page):
+            stale.append(f"docs/{name}")
+        elif not check:
+            path.write_text(page)
+    if stale:
+        raise SystemExit(f"{', '.join(stale)}: not what the program says; run docs/generate.py")
+
+
+if __name__ == "__main__":
+    main()
