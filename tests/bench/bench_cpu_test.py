@@ -14,6 +14,7 @@ import bench_cpu  # noqa: E402
 import bench_output as read  # noqa: E402
 import bench_report  # noqa: E402
 import bench_stats as stats  # noqa: E402
+import regress  # noqa: E402
 
 
 def sample(name):
@@ -76,6 +77,21 @@ class Figures(unittest.TestCase):
         self.assertEqual(stats.disturbed_rounds([100, 52, 98, 101, 49]), {1, 4})
         self.assertEqual(stats.disturbed_rounds([100, 90, 80, 75]), set())
         self.assertEqual(stats.disturbed_rounds([50, 100]), set())  # which of two is usual nobody knows
+
+    def test_lower_bound_of_median(self):
+        self.assertIsNone(stats.lower_bound_of_median([1, 2, 3, 4]))  # all four above it: 1 of 16
+        self.assertEqual(stats.lower_bound_of_median([5, 1, 2, 3, 4]), 1)  # 1 of 32
+        self.assertEqual(stats.lower_bound_of_median(list(range(8))), 1)  # 9 of 256
+        self.assertEqual(stats.lower_bound_of_median(list(range(20))), 5)
+
+    def test_verdicts_of_regress(self):
+        fail = lambda: self.fail("no need to count")  # noqa: E731
+        self.assertEqual(regress.verdict([1.0] * 8, fail)[2], "holds")
+        self.assertEqual(regress.verdict([0.9] * 8, fail)[2], "slower")
+        noisy = [0.8, 0.8, 0.9, 1.0, 1.0, 1.1, 1.2, 1.2]
+        self.assertEqual(regress.verdict(noisy, lambda: (100, 102))[2], "holds")
+        self.assertEqual(regress.verdict(noisy, lambda: (100, 103))[2], "slower")
+        self.assertEqual(regress.verdict(noisy, lambda: (100, None))[2], "undecided")
 
     def test_kernel_row(self):
         case = {"name": "k", "bytes": 100.0, "ops": 1000.0, "arithmetic": "int8",

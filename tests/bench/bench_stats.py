@@ -1,4 +1,5 @@
 """From rounds to figures: medians of paired ratios, rounds set aside, and what a model's step has to do."""
+import math
 import statistics
 
 # Virtual machines run for seconds or minutes with half their arithmetic (two virtual cores on one physical). A round
@@ -16,6 +17,18 @@ def disturbed_rounds(peaks):
 
 def kept(values, aside):
     return [v for i, v in enumerate(values) if i not in aside]
+
+
+def lower_bound_of_median(values):
+    """The value that the true median exceeds with 95 % confidence, whatever the distribution; None below five values.
+    The k-th least is below the median unless fewer than k of n lie below it, which has the probability of fewer than k
+    heads in n tosses (the sign test)."""
+    n, tail, k = len(values), 0.0, 0
+    while True:
+        tail += math.comb(n, k) / 2**n
+        if tail > 0.05:
+            return sorted(values)[k - 1] if k > 0 else None
+        k += 1
 
 
 def roofline_seconds(bytes_moved, operations, read, peak):

@@ -22,8 +22,6 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-
 TABLE = (
     ("resnet50.onnx", "x=1x3x224x224"),
     ("mobilenet_v2.onnx", "x=1x3x224x224"),
@@ -53,6 +51,7 @@ def parse_specs(arguments):
 
 
 def inputs_of(specs, session):
+    import numpy as np
     rng = np.random.default_rng(1)
     values = {}
     for i in session.get_inputs():
@@ -77,6 +76,7 @@ def open_onnxruntime(model, specs, threads):
 
 
 def open_openvino(model, specs, threads):
+    import numpy as np
     import openvino
     core = openvino.Core()
     m = core.read_model(model)
@@ -96,6 +96,7 @@ def open_openvino(model, specs, threads):
 def open_paddle(model, specs, threads):
     if model.endswith("_int8.onnx"):
         raise ImportError  # it computes them in f32, by 100 times as slow kernels
+    import numpy as np
     import paddle.inference
     with tempfile.TemporaryDirectory() as folder:
         program, weights = os.path.join(folder, "m.pdmodel"), os.path.join(folder, "m.pdiparams")
@@ -239,4 +240,5 @@ def main():
         print(f"geometric mean over {len(all_of_them)} f32 models: {statistics.geometric_mean(all_of_them):.2f}x {peer}")
 
 
-main()
+if __name__ == "__main__":
+    main()
