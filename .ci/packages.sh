@@ -1,15 +1,17 @@
-# Debian packages, by name. Sourced by ./dev. Tested on Debian 12; the names also exist on Debian 13 and Ubuntu 24.04.
+# Debian packages, by name and release: within a release of the distribution a name stands for one version and its fixes.
+# Sourced by ./dev. Tested on Debian 12; the names also exist on Debian 13 and Ubuntu 24.04. What was really installed is in
+# build/logs/versions.txt after ./dev test, and in the SBOM beside each package and image.
 # Nothing is asked of apt when every package is there, so a second run needs no network.
 
-# Boost 1.81 or newer: the default of the distribution where it is new enough, Debian 12's second version otherwise.
+release() { sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null; }
+
+# Boost 1.81 or newer: Debian 12's second version, the only one of Debian 13 and Ubuntu 24.04, the default of what is untested.
 boost_package() {
-  if installed libboost1.81-dev; then
-    echo libboost1.81-dev
-  elif grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
-    echo libboost1.81-dev
-  else
-    echo libboost-dev
-  fi
+  case "$(release)" in
+    bookworm) echo libboost1.81-dev ;;
+    trixie | noble) echo libboost1.83-dev ;;
+    *) echo libboost-dev ;;
+  esac
 }
 
 build_packages() {
@@ -35,6 +37,13 @@ as_root() {
     echo "dev: packages are missing and neither root nor sudo is at hand; as root run: $*" >&2
     return 1
   fi
+}
+
+# The system and the versions of what was asked of it.
+package_versions() {
+  sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release
+  ! command -v dpkg-query >/dev/null || dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n' $(test_packages) 2>/dev/null |
+    sed -n 's/^installed //p' | sort
 }
 
 # need PACKAGE...: installs what is missing. A package list may be older than the mirror, hence update and a retry.

@@ -48,21 +48,26 @@ ctest_run() {
   ctest --test-dir "build/$preset" -V --no-tests=error --timeout 1800 -j "$(jobs)" "$@"
 }
 
-# Packages of PyPI for the client tests, in build/venv; not an error where PyPI cannot be reached.
+# Packages of PyPI for the tests: those of .ci/requirements.txt, by version and hash, in build/venv.
+install_pypi() {
+  [ -x build/venv/bin/python ] || python3 -m venv build/venv
+  build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 --timeout 15 --require-hashes \
+    --only-binary :all: -r .ci/requirements.txt
+  cp .ci/requirements.txt build/venv/installed.txt
+}
+
+# Sets test_python. Where PyPI cannot be reached, steps that need it are skipped; files of other hashes are a failure.
 find_python() {
-  local packages=(openai 'tritonclient[grpc]' grpcio-tools) check='import openai, tritonclient.grpc, grpc_tools'
-  if [ -n "${OAR_PYTHON:-}" ]; then
-    test_python=$OAR_PYTHON
-  else
-    test_python=build/venv/bin/python
-    if ! "$test_python" -c "$check" 2>/dev/null; then
-      python3 -m venv build/venv >build/logs/venv.log 2>&1 || true
-      "$test_python" -m pip install -q --disable-pip-version-check --retries 1 --timeout 15 "${packages[@]}" \
-        >>build/logs/venv.log 2>&1 </dev/null || true
-    fi
+  local check='import openai, tritonclient.grpc, grpc_tools'
+  test_python=${OAR_PYTHON:-build/venv/bin/python}
+  if [ -z "${OAR_PYTHON:-}" ] && ! cmp -s .ci/requirements.txt build/venv/installed.txt; then
+    ./dev call install_pypi >build/logs/venv.log 2>&1 </dev/null || true
+    if grep -q 'DO NOT MATCH THE HASHES' build/logs/venv.log; then step pypi-hashes check cat_and_fail build/logs/venv.log || true; fi
   fi
+  "$test_python" -m pip list --disable-pip-version-check --format=freeze >>build/logs/versions.txt 2>/dev/null || true
   "$test_python" -c "$check" 2>/dev/null
 }
+cat_and_fail() { cat "$1" && return 1; }
 
 # served_test SCRIPT: runs a Python client test against a served default model, then checks the orderly end.
 served_test() {
@@ -84,14 +89,14 @@ python_package() {
 tensor_client_test() { OAR=build/release/bin/oar "$test_python" tests/server/test_tensor_clients.py; }
 
 test_clients() {
-  if find_python; then
-    export test_python
+  local found=yes
+  find_python || found=
+  export test_python
+  if [ -n "$found" ]; then
     step python-package tests python_package || true
     step openai-client tests served_test tests/server/test_openai_client.py || true
     step triton-client tests served_test tests/server/test_triton_client.py || true
-    if "$test_python" -c 'import onnx, safetensors, tritonclient.http' 2>/dev/null ||
-      { [ "$test_python" = build/venv/bin/python ] && "$test_python" -m pip install -q --disable-pip-version-check --retries 1 \
-        --timeout 15 onnx safetensors 'tritonclient[http]' >>build/logs/venv.log 2>&1 </dev/null; }; then
+    if "$test_python" -c 'import onnx, safetensors, tritonclient.http' 2>/dev/null; then
       step tensor-clients tests tensor_client_test || true
     else
       skip tensor-clients "no packages onnx and safetensors in the Python of the client tests (build/logs/venv.log)"
@@ -103,12 +108,12 @@ test_clients() {
   fi
 }
 
-# ONNX's own node tests: the cases come with the package `onnx`, in build/venv; OAR_ONNX_TESTS names folders of them instead.
+# ONNX's own node tests: the cases come with the package `onnx`; OAR_ONNX_TESTS names folders of them instead.
 # The floor is the share that passed when it was last raised; `oar conformance onnx` names what fails.
 onnx_conformance() {
   local folder=${OAR_ONNX_TESTS:-build/onnx_node_tests} log=build/logs/onnx-conformance.txt
   if [ -z "${OAR_ONNX_TESTS:-}" ]; then
-    build/venv/bin/python tests/import/generate_node_tests.py "$folder" >/dev/null 2>&1 || return 1
+    "$test_python" tests/import/generate_node_tests.py "$folder" >/dev/null 2>&1 || return 1
   fi
   # shellcheck disable=SC2086
   build/release/bin/oar conformance onnx $folder >"$log" || true
@@ -146,23 +151,19 @@ onnx_converted() {
 
 # Rendered manifests against Kubernetes' own schemas, which come with the package kubernetes-validate.
 test_manifests() {
-  if build/venv/bin/python -c 'import kubernetes_validate, yaml' 2>/dev/null ||
-    { [ -x build/venv/bin/python ] && build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 \
-      --timeout 15 kubernetes-validate pyyaml >>build/logs/venv.log 2>&1 </dev/null; }; then
-    step manifests check build/venv/bin/python tests/deploy/validate_manifests.py || true
+  if "$test_python" -c 'import kubernetes_validate, yaml' 2>/dev/null; then
+    step manifests check "$test_python" tests/deploy/validate_manifests.py || true
   else
-    skip manifests "no package kubernetes-validate in build/venv (build/logs/venv.log)"
+    skip manifests "no package kubernetes-validate in $test_python (build/logs/venv.log)"
   fi
 }
 
 test_onnx() {
-  if [ -n "${OAR_ONNX_TESTS:-}" ] || build/venv/bin/python -c 'import onnx' 2>/dev/null ||
-    { [ -x build/venv/bin/python ] && build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 \
-      --timeout 15 onnx ml_dtypes >>build/logs/venv.log 2>&1 </dev/null; }; then
+  if [ -n "${OAR_ONNX_TESTS:-}" ] || "$test_python" -c 'import onnx' 2>/dev/null; then
     step onnx-conformance check onnx_conformance || true
     step onnx-converted check onnx_converted || true
   else
-    skip onnx-conformance "no package onnx in build/venv (build/logs/venv.log), and OAR_ONNX_TESTS is not set"
+    skip onnx-conformance "no package onnx in $test_python (build/logs/venv.log), and OAR_ONNX_TESTS is not set"
   fi
 }
 
@@ -258,10 +259,12 @@ run_tests() {
     '') ;;
     *) fail "unknown option '$1'; ./dev test [--all]" ;;
   esac
-  need $(test_packages) ${all:+ccache} # the image's compilations are those of the release build
+  need $(test_packages) ${all:+ccache lintian} # the image's compilations are those of the release build
   mkdir -p build/logs
   total_passed=0 total_failed=0 total_skipped=0
   local started=$SECONDS tool
+  package_versions >build/logs/versions.txt || true
+  echo "$(head -1 build/logs/versions.txt); versions of its packages and of PyPI's: build/logs/versions.txt"
 
   if step build-release build build release; then
     step tests-release tests ctest_run release || true
