@@ -81,6 +81,10 @@ image_run() {
   answer=$(python3 clients/python/stream_http.py --url http://127.0.0.1:18000 --max-tokens 24 "Speak, what news?")
   printf '%s\n' "$answer"
   [ -n "$answer" ] || { echo "ERROR: no answer" && return 1; }
+  # What is in it, beside it: the program's bill from where it was built, and the base's packages by their own list.
+  podman_ exec oar-ci cat /usr/share/doc/oar/oar.cdx.json >"$image_dir/oar.cdx.json" &&
+    podman_ exec oar-ci cat /var/lib/dpkg/status >"$image_dir/status" &&
+    python3 .ci/sbom.py "$image_dir/oar.cdx.json" --status "$image_dir/status" || return 1
   podman_ stop -t 30 oar-ci >/dev/null
   status=$(podman_ inspect --format '{{.State.ExitCode}}' oar-ci)
   [ "$status" = 0 ] || { echo "ERROR: it ended with status $status" && return 1; }

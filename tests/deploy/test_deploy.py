@@ -2,12 +2,16 @@
 """deploy/ against the server: every metric that a panel or an alert names is exported, every flag that a manifest passes
 exists, selectors meet their pods, documents parse. Tools that are not installed are skipped by name."""
 import glob
+import hashlib
+import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.request
@@ -20,9 +24,11 @@ except ImportError:
 OAR = os.environ["OAR_BIN"]
 ROOT = os.environ["OAR_SOURCE_DIR"]
 DEPLOY = os.path.join(ROOT, "deploy")
+sys.path.insert(0, os.path.join(ROOT, "tests/support"))
+from tiny_onnx import write_onnx  # noqa: E402
 # PromQL's own words and labels that look like names.
 NOT_METRICS = {"histogram_quantile", "sum", "by", "le", "rate", "model_name", "model", "finished_reason", "code", "and",
-               "job", "up", "label_values"}
+               "job", "up", "label_values", "reason", "method"}
 
 
 def read(*path):
@@ -46,23 +52,34 @@ def documents():
 class Metrics(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = subprocess.Popen([OAR, "serve", os.path.join(ROOT, "configs/demo"), "--http", "127.0.0.1:0", "--grpc",
+        # A language model and an ordinary one, each asked once, and one call over gRPC: then every metric is there.
+        cls.repository = tempfile.TemporaryDirectory()
+        os.makedirs(cls.repository.name + "/add/1")
+        write_onnx(cls.repository.name + "/add/1/model.onnx")
+        os.symlink(os.path.join(ROOT, "configs/demo"), cls.repository.name + "/demo")
+        cls.server = subprocess.Popen([OAR, "serve", cls.repository.name, "--http", "127.0.0.1:0", "--grpc",
                                        "127.0.0.1:0", "--threads", "1", "--memory", "512MiB"],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        url = None
+        url = grpc = None
         for line in cls.server.stdout:
             if line.startswith("http "):
                 url = line.split()[1]
+            if line.startswith("grpc "):
+                grpc = line.split()[1]
             if line.startswith("ready"):
                 break
-        body = json.dumps({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Good morrow"}]})
-        request = urllib.request.Request(url + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=120).read()
+        one = {"shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}
+        for path, body in (("/v1/chat/completions", {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Hail"}]}),
+                           ("/v2/models/add/infer", {"inputs": [{"name": "x", **one}, {"name": "y", **one}]})):
+            request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            urllib.request.urlopen(request, timeout=120).read()
+        subprocess.run([os.path.join(os.path.dirname(OAR), "oar_grpc_client"), "--address", grpc, "--model", "demo", "--max-tokens", "2", "Hail"],
+                       stdout=subprocess.DEVNULL, check=True, timeout=120)
         # A request is counted when its answer has been sent, which may be after the client has it.
         for _ in range(200):
             text = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()
             cls.exported = set(re.findall(r"^([A-Za-z_:][A-Za-z0-9_:]*)[ {]", text, re.M))
-            if "oar_http_requests_total" in cls.exported:
+            if {"oar_http_requests_total", "oar_grpc_requests_total"} <= cls.exported:
                 break
             time.sleep(0.05)
 
@@ -71,6 +88,7 @@ class Metrics(unittest.TestCase):
         cls.server.terminate()
         cls.server.wait(timeout=120)
         cls.server.stdout.close()
+        cls.repository.cleanup()
 
     def check(self, where, expression):
         names = metrics_of(expression)
@@ -79,10 +97,14 @@ class Metrics(unittest.TestCase):
 
     def test_every_panel(self):
         dashboard = json.loads(read("grafana", "oar.json"))
-        self.assertGreater(len(dashboard["panels"]), 10)
+        self.assertEqual([p["title"] for p in dashboard["panels"] if p["type"] == "row"],
+                         ["Language models", "Ordinary models", "HTTP and gRPC"])
+        self.assertGreater(len(dashboard["panels"]), 20)
         for panel in dashboard["panels"]:
-            for target in panel["targets"]:
+            for target in panel.get("targets", ()):
                 self.check(panel["title"], target["expr"])
+        for variable in dashboard["templating"]["list"]:
+            self.check(variable["name"], variable["query"])
 
     def test_every_alert(self):
         expressions = re.findall(r"^\s+expr: (.+)$", read("compose", "alerts.yml"), re.M)
@@ -103,7 +125,7 @@ class Metrics(unittest.TestCase):
                         f.write(original.read() + ("drain-timeot = 3\n" if spoilt else ""))
                     f.flush()
                     server = subprocess.Popen([OAR, "serve", os.path.join(ROOT, "configs/demo"), "--config", f.name, "--http", "127.0.0.1:0",
-                                               "--grpc", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                               "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                     ready = "ready\n" in iter(server.stdout.readline, "")
                     server.terminate()
                     complaint = server.communicate(timeout=120)[1]
@@ -117,11 +139,10 @@ class Metrics(unittest.TestCase):
 
 class Files(unittest.TestCase):
     def test_dashboard_is_what_its_script_writes(self):
-        before = read("grafana", "oar.json")
         script = read("grafana", "make_dashboard.py")
         scope = {"__name__": "dashboard", "__file__": "make_dashboard.py"}
         exec(compile(script, "make_dashboard.py", "exec"), scope)
-        self.assertEqual([p["title"] for p in json.loads(before)["panels"]], [p[0] for p in scope["PANELS"]])
+        self.assertEqual(json.loads(read("grafana", "oar.json")), scope["dashboard"]())
 
     def test_every_flag_exists(self):
         help_text = subprocess.run([OAR, "serve", "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
@@ -165,8 +186,8 @@ class Files(unittest.TestCase):
         self.assertEqual(last_stage("Dockerfile"), last_stage("Dockerfile.cuda"))
         packages = [set(re.findall(r"(?<=\s)(lib[\w.+-]+-dev|g\+\+|cmake|ninja-build|protobuf-compiler[\w-]*|prometheus-cpp-dev)",
                                    read("docker", name))) for name in ("Dockerfile", "Dockerfile.cuda")]
-        # Debian 12 has two versions of Boost, Ubuntu 24.04 one.
-        self.assertEqual(packages[0] - {"libboost1.81-dev"}, packages[1] - {"libboost-dev"})
+        # Each release has a Boost of its own.
+        self.assertEqual(packages[0] - {"libboost1.81-dev"}, packages[1] - {"libboost1.83-dev"})
 
     def test_dockerfiles_are_understood(self):
         """Every instruction carried out by the tool that builds them, on a base that is nearly empty: its shell does nothing
@@ -238,12 +259,68 @@ class Files(unittest.TestCase):
         if tool is None:
             self.skipTest("skipped: neither kustomize nor kubectl is installed")
         command = [tool, "build"] if tool.endswith("kustomize") else [tool, "kustomize"]
-        for folder in ("kubernetes/base", "kubernetes/overlays/production", "kubernetes/overlays/tls"):
+        for folder in ("kubernetes/base", *sorted(glob.glob("kubernetes/overlays/*", root_dir=DEPLOY))):
             out = subprocess.run([*command, os.path.join(DEPLOY, folder)], capture_output=True, text=True, timeout=240)
             self.assertEqual(out.returncode, 0, out.stderr)
             self.assertIn("app.kubernetes.io/name: oar", out.stdout)
             config = re.search(r"kind: ConfigMap.*?name: (oar-server-\w+)", out.stdout, re.S)[1]
             self.assertEqual(out.stdout.count(config), 2, folder)  # the map and the volume that holds it
+
+    def test_models_are_filled(self):
+        """The job's script: right files arrive once, wrong ones never, and nothing outside the folder."""
+        missing = [tool for tool in ("sh", "curl", "sha256sum") if shutil.which(tool) is None]
+        if missing:
+            self.skipTest(f"skipped: {', '.join(missing)} not installed")
+        script = os.path.join(DEPLOY, "kubernetes/components/production/fill.sh")
+        with tempfile.TemporaryDirectory() as folder:
+            asked = []
+
+            class Files(http.server.BaseHTTPRequestHandler):
+                def do_GET(self):
+                    asked.append((self.path, self.headers.get("Authorization")))
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(self.path.encode())
+
+                def log_message(self, *_):
+                    pass
+
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+
+            def fill(*lines, token=""):
+                with open(folder + "/list", "w", encoding="utf-8") as f:
+                    f.write("# a comment\n" + "".join(f"{s} {p} http://127.0.0.1:{server.server_port}{u}\n" for s, p, u in lines))
+                os.makedirs(folder + "/models", exist_ok=True)
+                return subprocess.run(["sh", script, folder + "/list", folder + "/models"], capture_output=True, text=True, timeout=120,
+                                      env=dict(os.environ, TOKEN=token))
+            sums = {u: hashlib.sha256(u.encode()).hexdigest() for u in ("/a", "/b")}
+            right = [(sums["/a"], "default/a", "/a"), (sums["/b"], "other/b", "/b")]
+            done = fill(*right, token="secret")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(asked, [("/a", "Bearer secret"), ("/b", "Bearer secret")])
+            with open(folder + "/models/other/b", encoding="utf-8") as f:
+                self.assertEqual(f.read(), "/b")
+            self.assertTrue(os.path.exists(folder + "/models/.complete"))
+            self.assertEqual(fill(*right).returncode, 0)
+            self.assertEqual(len(asked), 2)
+            done = fill(*right, (sums["/a"], "default/c", "/b"))
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("SHA-256", done.stderr)
+            self.assertEqual(asked[2:], [("/b", None)])
+            self.assertEqual(os.listdir(folder + "/models/default"), ["a"])
+            self.assertFalse(os.path.exists(folder + "/models/.complete"))
+            for path in ("../out", "/etc/out", "a/../../out"):
+                self.assertNotEqual(fill((sums["/a"], path, "/a")).returncode, 0, path)
+            self.assertEqual(sorted(os.listdir(folder)), ["list", "models"])
+            server.shutdown()
+            server.server_close()
+            # The list as it is deployed.
+            listed = [line.split() for line in read("kubernetes/components/production/models.txt").splitlines() if not line.startswith("#")]
+            for checksum, path, url in listed:
+                self.assertRegex(checksum, r"^[0-9a-f]{64}$")
+                self.assertRegex(url, r"^https://.*/[0-9a-f]{40}/")
+                self.assertTrue(path.startswith("default/"))
 
     def test_alert_rules_with_promtool(self):
         if shutil.which("promtool") is None:
