@@ -36,6 +36,20 @@ struct EvalCommand {
   }
 };
 
+// Bits per element of what the windows' queries saw in the cache.
+Result<double> cache_bits(const ModelOptions& o, const ModelInfo& info, const Tokenizer& tokenizer,
+                          const std::string& text, const PerplexityOptions& cut) {
+  std::string path;
+  OAR_ASSIGN(LanguageModelOptions engine, engine_options(o, LogLevel::kError, path));
+  engine.kv = info.kv;
+  engine.max_context = info.max_context;
+  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path));
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(const ServingGraph graph, build_serving_graph(checkpoint, config, engine));
+  OAR_ASSIGN(const EvalWindows all, eval_windows(tokenizer, text, cut));
+  return model_bits(graph, engine.page_tokens).kv_bits(open_share(all.windows, engine.page_tokens));
+}
+
 int perplexity(const EvalCommand& o, const std::string& text) {
   ModelOptions model_options = o.model;
   // Windows never repeat a prefix worth keeping, and --context beyond the default has to reach the engine.
@@ -55,7 +69,10 @@ int perplexity(const EvalCommand& o, const std::string& text) {
       evaluate_perplexity((*model)->engine(), *(*model)->tokenizer(), text, options, bar.callback());
   bar.clear();
   if (!result.ok()) return fail(result.status());
+  options.context = result->context;
   const EvalResult& r = *result;
+  const auto kv_bits = cache_bits(model_options, (*model)->info(), *(*model)->tokenizer(), text, options);
+  if (!kv_bits.ok()) return fail(kv_bits.status());
   if (o.json) {
     std::printf("%s\n", json::serialize(json::object{{"model", (*model)->info().name},
                                                      {"text", o.text},
@@ -69,6 +86,7 @@ int perplexity(const EvalCommand& o, const std::string& text) {
                                                      {"context", r.context},
                                                      {"weights", (*model)->info().weights},
                                                      {"kv", (*model)->info().kv},
+                                                     {"kv_bits", *kv_bits},
                                                      {"seconds", r.seconds}})
                             .c_str());
   } else {
@@ -78,12 +96,14 @@ int perplexity(const EvalCommand& o, const std::string& text) {
         r.perplexity(), static_cast<long long>(r.tokens), r.bits_per_byte(),
         static_cast<long long>(r.documents), static_cast<long long>(r.windows),
         static_cast<long long>(r.context), r.seconds);
+    std::printf("weights %s; KV cache %s: %.2f bits per element of what was read\n",
+                (*model)->info().weights.c_str(), (*model)->info().kv.c_str(), *kv_bits);
   }
   return kSuccess;
 }
 
 struct Opened {
-  std::string name;
+  std::string name, path;
   Checkpoint checkpoint;
 };
 
@@ -92,7 +112,7 @@ Result<Opened> open_checkpoint(const EvalCommand& o, const std::string& model, c
   LoadOptions load;
   load.mmap = !o.model.no_mmap;
   OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
-  return Opened{resolved.name, std::move(checkpoint)};
+  return Opened{resolved.name, resolved.path, std::move(checkpoint)};
 }
 
 Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
@@ -115,15 +135,27 @@ Result<CompareReport> measure(const EvalCommand& o, const std::string& text) {
     others.push_back(std::move(opened));
   }
   std::vector<CompareCase> cases;
+  // `--kv auto` is each model's own decision.
+  const auto settled = [&](const std::string& kv, const Opened& opened) -> Result<std::string> {
+    ModelOptions one = o.model;
+    one.kv_auto = o.kv_auto && kv == "auto";
+    LanguageModelOptions engine = options.model;
+    engine.kv = kv;
+    OAR_RETURN_IF_ERROR(settle_kv(one, opened.path, engine, progress));
+    return engine.kv;
+  };
   for (const std::string& kv : o.kv) {
+    OAR_ASSIGN(const std::string own, settled(kv, model));
+    std::vector<std::string> theirs;
+    for (const Opened& other : others) { OAR_ASSIGN(theirs.emplace_back(), settled(kv, other)); }
     for (const std::string& rotate : o.rotations) {
       for (const std::string& activations : o.activations) {
         const std::string rule = activations == "auto" ? "" : activations;
         for (const std::string& weights : o.weights) {
-          cases.push_back({model.name, &model.checkpoint, weights, kv, rotate, rule});
+          cases.push_back({model.name, &model.checkpoint, weights, own, rotate, rule});
         }
-        for (const Opened& other : others) {
-          cases.push_back({other.name, &other.checkpoint, "auto", kv, rotate, rule});
+        for (size_t k = 0; k < others.size(); ++k) {
+          cases.push_back({others[k].name, &others[k].checkpoint, "auto", theirs[k], rotate, rule});
         }
       }
     }
@@ -174,12 +206,14 @@ void add_eval(CLI::App& app, Action& action) {
       ->type_name("FORMAT,..")
       ->default_str("auto");
   c->add_option("--kv", o->kv,
-                "type of the KV cache; several, by commas, make a table. Also other engines' rules, for\n"
-                "comparison: llama-q8_0, llama-q4_0 (each also with -rot), paddle-c4, rtn-g32")
+                "type of the KV cache, as in `oar serve`; several, by commas, make a table. Also other\n"
+                "engines' rules, for comparison: llama-q8_0, llama-q4_0 (each also with -rot), paddle-c4,\n"
+                "rtn-g32")
       ->delimiter(',')
       ->each([raw = o.get()](const std::string& name) { raw->kv_auto |= name == "auto"; })
       ->type_name("TIER,..")
-      ->default_str("auto");
+      ->default_str("no narrower than the file");
+  add_tune_seconds(*c, o->model);
   c->add_option("--rotate", o->rotations,
                 "Hadamard rotations, as in `oar serve`; may be repeated, for a table")
       ->type_name("LIST")
@@ -224,7 +258,10 @@ void add_eval(CLI::App& app, Action& action) {
       "the\n"
       "row's next-token distribution from the reference's in nats, +- its standard error, top-1 how often "
       "the\n"
-      "likeliest token is the same, SNR that of the logits; bits/w counts linear layers and the head.");
+      "likeliest token is the same, SNR that of the logits; bits/w counts linear layers and the head, kv "
+      "bits "
+      "all\n"
+      "that queries saw, the 16-bit pages beside quantized ones among it.");
   c->callback([o, &action] { action = [o] { return eval(*o); }; });
 }
 

@@ -137,6 +137,12 @@ int inspect(const InspectOptions& o) {
   std::string path;
   auto engine = engine_options(o.model, LogLevel::kWarning, path);
   if (!engine.ok()) return fail(engine.status());
+  if (o.quant || planned) {
+    ProgressBar bar(o.model.quiet);
+    const Status settled = settle_kv(o.model, path, *engine, bar.callback());
+    bar.clear();
+    if (!settled.ok()) return fail(settled);
+  }
   if (o.quant) return inspect_quant(path, o, *engine);
   if (!planned || o.tensors || o.json) {
     LoadOptions load;

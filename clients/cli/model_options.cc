@@ -46,11 +46,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
         ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
         ->type_name("TIER")
         ->default_str(set.kv.empty() ? "no narrower than the file" : set.kv);
-    command
-        .add_option("--tune-seconds", o.tune_seconds,
-                    "what --kv auto may take to choose tiers when none were chosen before")
-        ->check(zero_or_more())
-        ->capture_default_str();
+    add_tune_seconds(command, o);
   }
   if (set.formats)
     command
@@ -94,6 +90,14 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
   auto* verbose = command.add_flag("-v,--verbose", o.verbose, "log more");
   command.add_flag("-q,--quiet", o.quiet, "log errors only, no progress")->excludes(verbose);
+}
+
+void add_tune_seconds(CLI::App& command, ModelOptions& o) {
+  command
+      .add_option("--tune-seconds", o.tune_seconds,
+                  "what --kv auto may take to choose tiers when none were chosen before")
+      ->check(zero_or_more())
+      ->capture_default_str();
 }
 
 Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel level, std::string& path) {

@@ -28,6 +28,8 @@ struct ModelOptionSet {
 };
 // Adds MODEL and the options.
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});
+// --tune-seconds, beside any --kv.
+void add_tune_seconds(CLI::App& command, ModelOptions& options);
 // MODEL and --cache-dir alone, for commands that only read files.
 void add_model_argument(CLI::App& command, ModelOptions& options, bool required = true);
 

@@ -26,8 +26,8 @@ struct QuantizeCommand {
 
 void print(const LayerError& e) {
   if (e.output_error >= 0) {
-    std::printf("%-52s %-10s weights %.4f  output %.4f\n", e.name.c_str(), e.format.c_str(), e.weight_error,
-                e.output_error);
+    std::printf("%-52s %-10s weights %.4f  output %.4f%s\n", e.name.c_str(), e.format.c_str(), e.weight_error,
+                e.output_error, e.fell_back ? "  rounded" : "");
   } else {
     std::printf("%-52s %-10s weights %.4f\n", e.name.c_str(), e.format.c_str(), e.weight_error);
   }
@@ -60,6 +60,15 @@ int quantize(const QuantizeCommand& o) {
   std::printf("%s: %s of weights, from %s, in %.1f s%s\n", o.out.c_str(), format_bytes(report->bytes).c_str(),
               format_bytes(report->source_bytes).c_str(), report->seconds,
               report->resumed > 0 ? cat("; ", report->resumed, " matrices were done before").c_str() : "");
+  if (!report->uneven.empty()) std::printf("%s\n", uneven_text(report->uneven).c_str());
+  std::string rounded;
+  for (const LayerError& e : report->layers) {
+    if (e.fell_back) rounded += cat(rounded.empty() ? "" : ", ", e.name);
+  }
+  if (!rounded.empty()) {
+    std::printf("rounded, as error feedback was no better on the tenth of the text held back: %s\n",
+                rounded.c_str());
+  }
   return kSuccess;
 }
 
@@ -83,8 +92,9 @@ void add_quantize(CLI::App& app, Action& action) {
       ->capture_default_str();
   c->add_option("--calibration", o->calibration, "text to calibrate on, for gptq, awq and smoothquant")
       ->type_name("FILE");
-  c->add_option("--calibration-tokens", o->quantize.calibration_tokens, "at most this many tokens of it")
-      ->check(above_zero())
+  c->add_option("--calibration-tokens", o->quantize.calibration_tokens,
+                "at most about this many tokens of it")
+      ->check(in_range(kCalibrationTokens, int64_t{1} << 40))
       ->capture_default_str();
   c->add_option("--calibration-context", o->quantize.calibration_context, "tokens per window")
       ->check(in_range(2, 1 << 20))
@@ -106,9 +116,12 @@ void add_quantize(CLI::App& app, Action& action) {
       "Examples:\n"
       "  oar quantize ./Llama-3.2-1B -o ./Llama-3.2-1B-int4\n"
       "  oar quantize demo -o demo-int4 --method gptq --calibration text.txt\n"
-      "Errors are relative: |W - W'| / |W|, and of the output on the calibration text. Interrupted, the same "
-      "command\n"
-      "goes on where it stopped. `oar eval OUT --reference MODEL --text FILE` measures the result.");
+      "MODEL may be a Hugging Face folder, a GGUF or a llama2.c file, in 16 or 32 bits. Errors are "
+      "relative:\n"
+      "|W - W'| / |W|, and of the output on the calibration text (gptq: on a tenth of it held back; a "
+      "matrix\n"
+      "that error feedback does not help there is rounded). Interrupted, the same command goes on where it\n"
+      "stopped. `oar eval OUT --reference MODEL --text FILE` measures the result.");
   c->callback([o, &action] { action = [o] { return quantize(*o); }; });
 }
 

@@ -1,6 +1,7 @@
 // oar tune: the tier of the KV cache for each layer that keeps the divergence under a bound, found by
 // measuring and kept for `--kv auto`.
 #include <cstdio>
+#include <optional>
 
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
@@ -21,7 +22,7 @@ namespace {
 struct TuneCommand {
   ModelOptions model;
   TuneKvOptions tune;
-  std::string text;
+  std::optional<std::string> text;
   bool beside = false, dry_run = false, json = false;
 };
 
@@ -34,8 +35,8 @@ Result<Outcome> run(const TuneCommand& o) {
   SignalWatcher signals;
   ProgressBar bar(o.model.quiet, [&] { return signals.requested(); });
   TuneKvOptions options = o.tune;
-  std::string path, text;
-  if (!o.text.empty()) { OAR_ASSIGN(text, read_text(o.text)); }
+  std::string path, text(tuning_text());
+  if (o.text) { OAR_ASSIGN(text, read_text(*o.text)); }
   OAR_ASSIGN(options.model, engine_options(o.model, LogLevel::kWarning, path));
   if (o.beside && path.starts_with(kEmbeddedPrefix)) {
     return invalid_argument(

@@ -118,6 +118,7 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
     OAR_ASSIGN(c.tokenizer, read_tokenizer_folder(path.parent_path().string(), vocabulary_size(c.config)));
     return c;
   }
+  c.tokenizer.gguf_metadata = file.bytes.slice(0, file.metadata_end);
   const GgufVocab& v = *c.tokenizer.gguf;
   c.tokenizer.chat_template = v.chat_template;
   if (!c.config.contains("vocab_size")) c.config["vocab_size"] = static_cast<int64_t>(v.tokens.size());

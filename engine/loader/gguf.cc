@@ -235,6 +235,7 @@ Result<GgufFile> parse_gguf(const Buffer& bytes, const std::string& name) {
     }
   }
   OAR_RETURN_IF_ERROR(read_alignment(file));
+  file.metadata_end = in.position();
 
   std::vector<DirectoryEntry> entries(tensor_count);
   for (DirectoryEntry& e : entries) OAR_RETURN_IF_ERROR(read_entry(in, name, e));

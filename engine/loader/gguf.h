@@ -51,6 +51,7 @@ struct GgufFile {
   std::map<std::string, GgufValue, std::less<>> metadata;  // views of the bytes the file holds
   std::map<std::string, Tensor, std::less<>> tensors;      // shapes row-major, outermost first: [out, in]
   Buffer bytes;                                            // keeps the views alive
+  uint64_t metadata_end = 0;                               // where in `bytes` the tensor directory begins
 
   // Lookups: nullopt when the key is absent, INVALID_ARGUMENT when its value has another type. Integers of
   // any width serve as unsigned when they are not negative, and as float; strings and arrays are copied.

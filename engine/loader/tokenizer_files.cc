@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "engine/base/format.h"
+#include "engine/loader/file_writer.h"
 #include "engine/loader/gguf.h"
 #include "engine/tensor/mapped_file.h"
 
@@ -42,6 +43,14 @@ std::string template_of(const json::object& config) {
   return {};
 }
 
+Status take_vocabulary(const GgufFile& file, TokenizerFiles& out) {
+  OAR_ASSIGN(out.gguf, gguf_vocab(file));
+  if (!out.gguf) return ok_status();
+  out.gguf_metadata = file.bytes.slice(0, file.metadata_end);
+  out.chat_template = out.gguf->chat_template;
+  return ok_status();
+}
+
 Result<json::object> parse_object(std::string_view text, const std::string& path) {
   OAR_ASSIGN(json::value v, parse_json(text, path));
   if (!v.is_object()) return invalid_argument(cat(path, " must hold a JSON object"));
@@ -68,7 +77,16 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
   OAR_ASSIGN(out.llama2c_bin,
              read_first(folder, {"tokenizer.bin", cat("tok", vocab, ".bin")}, kMaxTokenizerBytes));
 
-  OAR_ASSIGN(out.chat_template, read_first(folder, {"chat_template.jinja"}, kMaxTokenizerConfigBytes));
+  if (const std::string path = folder / "tokenizer.gguf"; out.empty() && is_regular_file(path)) {
+    // Of a split model it has the metadata of the first part, and stands alone all the same.
+    OAR_ASSIGN(auto mapped, MappedFile::open(path, {}));
+    OAR_ASSIGN(const GgufFile file, parse_gguf(file_slice(mapped, 0, mapped->size()), path));
+    OAR_RETURN_IF_ERROR(take_vocabulary(file, out));
+  }
+
+  OAR_ASSIGN(std::string chat_template,
+             read_first(folder, {"chat_template.jinja"}, kMaxTokenizerConfigBytes));
+  if (!chat_template.empty()) out.chat_template = std::move(chat_template);
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
     if (!out.chat_template.empty()) break;
     OAR_ASSIGN(const std::string text, read_first(folder, {name}, kMaxTokenizerConfigBytes));
@@ -82,6 +100,29 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
     OAR_ASSIGN(out.generation_config, parse_object(generation, (folder / "generation_config.json").string()));
   }
   return out;
+}
+
+Status write_tokenizer_folder(const TokenizerFiles& files, const std::string& folder) {
+  const std::string generation =
+      files.generation_config.empty() ? std::string() : json::serialize(files.generation_config);
+  for (const auto& [name, text] :
+       {std::pair<const char*, const std::string*>{"tokenizer.json", &files.tokenizer_json},
+        {"tokenizer_config.json", &files.tokenizer_config_json},
+        {"vocab.json", &files.vocab_json},
+        {"merges.txt", &files.merges_txt},
+        {"vocab.txt", &files.vocab_txt},
+        {"tokenizer.model", &files.sentencepiece_model},
+        {"tokenizer.bin", &files.llama2c_bin},
+        {"chat_template.jinja", &files.chat_template},
+        {"generation_config.json", &generation}}) {
+    if (!text->empty()) OAR_RETURN_IF_ERROR(write_file_atomically(cat(folder, "/", name), *text));
+  }
+  if (!files.gguf) return ok_status();
+  std::string metadata(static_cast<const char*>(files.gguf_metadata.data()), files.gguf_metadata.size());
+  constexpr size_t kTensorCountAt = 8;  // behind the magic and the version
+  OAR_CHECK(metadata.size() > kTensorCountAt + 8, "a GGUF vocabulary comes with its metadata");
+  std::fill_n(metadata.begin() + kTensorCountAt, 8, '\0');
+  return write_file_atomically(folder + "/tokenizer.gguf", metadata);
 }
 
 Result<TokenizerFiles> read_tokenizer(const std::string& path) {
@@ -105,8 +146,7 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
     OAR_ASSIGN(out.llama2c_bin, read_small_file(path, kMaxTokenizerBytes));
   } else if (extension == ".gguf") {
     OAR_ASSIGN(const GgufFile file, open_gguf(path));
-    OAR_ASSIGN(out.gguf, gguf_vocab(file));
-    if (out.gguf) out.chat_template = out.gguf->chat_template;
+    OAR_RETURN_IF_ERROR(take_vocabulary(file, out));
   } else {
     return invalid_argument(cat("tokenizer ", path,
                                 ": expected a tokenizer.json, a SentencePiece .model, a llama2.c .bin, a "

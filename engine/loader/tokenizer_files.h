@@ -8,6 +8,7 @@
 #include "engine/base/gguf_vocab.h"
 #include "engine/base/json.h"
 #include "engine/base/status.h"
+#include "engine/tensor/buffer.h"
 
 namespace oar {
 
@@ -20,6 +21,7 @@ struct TokenizerFiles {
   std::string sentencepiece_model;
   std::string llama2c_bin;
   std::optional<GgufVocab> gguf;
+  Buffer gguf_metadata;  // what `gguf` was read from: a GGUF file up to its tensors
   std::string
       chat_template;  // Jinja source: chat_template.jinja, or the one in tokenizer_config.json or GGUF
   json::object generation_config;  // generation_config.json; from GGUF: eos_token_id and bos_token_id
@@ -35,6 +37,10 @@ struct TokenizerFiles {
 // `vocab` is the model's vocabulary size if known: llama2.c calls its tokenizers tok<vocab>.bin and
 // tok<vocab>.model.
 Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder, int64_t vocab = 0);
+
+// The reverse: writes into `folder` what read_tokenizer_folder() makes the same of, however the sources were
+// called where they came from. A GGUF vocabulary becomes tokenizer.gguf, a file without tensors.
+Status write_tokenizer_folder(const TokenizerFiles& files, const std::string& folder);
 
 // A tokenizer.json, .model, .bin or .gguf file, or a folder: LoadOptions::tokenizer.
 Result<TokenizerFiles> read_tokenizer(const std::string& path);

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;  // 1 counted positions that see no quantized page
 constexpr const char* kFile = "oar-kv.json";
 
 // Empty for a model that lies in the program.
@@ -58,7 +58,7 @@ Result<KvDecision> read_kv_decision(const json::value& stored, const std::string
   };
   const json::value* version = field("version");
   if (version == nullptr || !version->is_int64() || version->get_int64() != kVersion) {
-    return wrong("version", "is not 1");
+    return wrong("version", "is not 2");
   }
   const json::value* model = field("model");
   if (model == nullptr || !model->is_string() || std::string_view(model->get_string()) != identity) {

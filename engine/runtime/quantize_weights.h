@@ -19,7 +19,7 @@ struct WeightScheme {
   std::string name;
   std::string body, head;
   // Scales and levels are chosen by this when the format is an integer grid; otherwise by its own encode().
-  calibrate::FitMethod method = calibrate::FitMethod::kHqq;
+  calibrate::FitMethod method = calibrate::FitMethod::kMse;
   // Left to the kernels, which pack such weights from 16 bits themselves when they load.
   bool by_kernel = false;
 };
@@ -39,6 +39,17 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, c
 // The format a target gets: none (as in the file) for routers, for tensors that are no 16- or 32-bit floats,
 // and where rows do not divide into the format's blocks.
 std::optional<Format> target_format(const WeightScheme& scheme, const WeightTarget& target, const Tensor& w);
+
+// Whether a matrix of this width keeps its plain format: it divides neither into the scheme's blocks nor into
+// those of 32 that stand in for them.
+bool stays_plain(const WeightScheme& scheme, int64_t cols);
+struct UnevenMatrix {
+  std::string name;
+  int64_t rows = 0, cols = 0;
+  std::string format;  // what it stays in
+};
+// One sentence that names each of them; empty where there are none.
+std::string uneven_text(const std::vector<UnevenMatrix>& matrices);
 
 struct QuantizedWeight {
   Tensor tensor;

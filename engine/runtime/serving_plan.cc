@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
-#include "engine/runtime/quantize_weights.h"
+#include "engine/graph/weights.h"
 
 namespace oar {
 namespace {
@@ -61,6 +61,39 @@ Result<std::vector<KvFormat>> kv_formats(std::string_view names, const Checkpoin
   }
 }
 
+}  // namespace
+
+void for_each_matrix(const Graph& graph, const std::function<void(size_t, ValueId, Format)>& take) {
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& node = graph.nodes()[i];
+    if (!is_linear(node)) continue;
+    const auto wanted = Format::find(node.attrs.get_string("format"));
+    for (size_t k = first_weight(node); k < node.inputs.size(); k += weight_step(node)) {
+      const ValueId id = node.inputs[k];
+      if (id == kNoValue || graph.value(id).type.shape.size() != 2) continue;
+      const Format stored = graph.value(id).type.format;
+      const int64_t cols = graph.value(id).type.shape[1].const_value();
+      take(i, id, wanted && wanted->row_bytes(cols) ? *wanted : stored);
+    }
+  }
+}
+
+namespace {
+// What weights at `options` leave in a plain format for their width.
+Result<std::vector<UnevenMatrix>> uneven_matrices(const Graph& graph, const std::string& weights) {
+  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
+  std::vector<UnevenMatrix> out;
+  std::set<std::string> seen;
+  for_each_matrix(graph, [&](size_t, ValueId id, Format format) {
+    const TensorType& type = graph.value(id).type;
+    const int64_t rows = type.shape[0].const_value(), cols = type.shape[1].const_value();
+    if (!format.plain() || !stays_plain(scheme, cols)) return;
+    const ValueId source = weight_source(graph, graph.nodes(), id);
+    const std::string& name = graph.value(source == kNoValue ? id : source).name;
+    if (seen.insert(name).second) out.push_back({name, rows, cols, format.name()});
+  });
+  return out;
+}
 }  // namespace
 
 Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv) {
@@ -120,6 +153,10 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
     }
   }
   out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
+  OAR_ASSIGN(out.uneven, uneven_matrices(out.model.graph, options.weights));
+  if (!out.uneven.empty()) {
+    options.log(LogLevel::kWarning, cat("--weights ", options.weights, ": ", uneven_text(out.uneven)));
+  }
   if (edit) OAR_RETURN_IF_ERROR(edit(out.model.graph));
   serving.page_tokens = options.page_tokens;
   serving.max_sequences = options.max_sequences;

@@ -12,6 +12,7 @@
 #include "engine/models/model.h"
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/plan_runner.h"
+#include "engine/runtime/quantize_weights.h"
 
 namespace oar {
 
@@ -19,12 +20,18 @@ struct ServingGraph {
   BuiltModel model;
   ServeLayout layout;
   std::vector<Pass> pass_list;
-  std::vector<PassReport> passes;  // one for each of pass_list
-  std::string kv;                  // how keys and values are kept, for people
-  std::string weights;             // what the linear layers compute with, for people
-  std::string rotation;            // rotation_names() of what is in the weights or online
+  std::vector<PassReport> passes;    // one for each of pass_list
+  std::string kv;                    // how keys and values are kept, for people
+  std::string weights;               // what the linear layers compute with, for people
+  std::string rotation;              // rotation_names() of what is in the weights or online
+  std::vector<UnevenMatrix> uneven;  // what --weights could not store in its format
   int64_t max_context = 0;
 };
+
+// Every weight matrix of a linear layer, of expert mixtures too, with the node that reads it and the format
+// it is computed in: once for each reader.
+void for_each_matrix(const Graph& graph,
+                     const std::function<void(size_t node, ValueId weight, Format)>& take);
 
 // What --rotate asks for over such a cache: "auto" rotates queries, keys and values online where any layer's
 // cache is quantized, and nothing where none is.

@@ -115,14 +115,25 @@ Result<Tensor> scale_columns(const Tensor& w, std::span<const float> scale) {
 }
 
 CalibratedQuantizer::CalibratedQuantizer(const QuantizeOptions& options, const InputStatistics& statistics,
-                                         ThreadPool& pool)
-    : options_(options), statistics_(statistics), pool_(pool) {}
+                                         const InputStatistics& held, ThreadPool& pool)
+    : options_(options), statistics_(statistics), held_(held), pool_(pool) {}
 CalibratedQuantizer::~CalibratedQuantizer() = default;
 
 Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format format) {
+  const bool feedback = options_.method == "gptq" && calibrate::find_grid_format(format) != nullptr;
+  OAR_ASSIGN(CalibratedWeight made, attempt(w, format, feedback, statistics_.power()));
+  if (!feedback || !judged()) return made;
+  OAR_ASSIGN(CalibratedWeight rounded, attempt(w, format, false, {}));
+  if (made.error.output_error < rounded.error.output_error) return made;
+  rounded.error.fell_back = true;
+  return rounded;
+}
+
+Result<CalibratedWeight> CalibratedQuantizer::attempt(const Tensor& w, Format format, bool feedback,
+                                                      std::span<const float> importance) {
   const int64_t rows = w.shape()[0], cols = w.shape()[1];
   const calibrate::GridFormat* grid = calibrate::find_grid_format(format);
-  const bool feedback = options_.method == "gptq" && grid != nullptr;
+  const std::span<const float> samples = judged() ? held_.hessian() : statistics_.hessian();
   if (feedback && factor_ == nullptr) {
     factor_ = std::make_unique<SharedFactor>();
     const calibrate::GptqOptions gptq{options_.damping, options_.activation_order,
@@ -138,7 +149,6 @@ Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format f
   const int64_t from_bytes = *w.format().row_bytes(cols), to_bytes = *format.row_bytes(cols);
   const auto* from = static_cast<const std::byte*>(w.data());
   auto* to = static_cast<std::byte*>(out.tensor.mutable_data());
-  const std::vector<float> power = statistics_.power();
   constexpr int64_t kTile = 16;  // rows that gptq_rows() takes side by side
   const int64_t tiles = (rows + kTile - 1) / kTile;
   struct Sums {
@@ -159,7 +169,7 @@ Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format f
         if (grid == nullptr) continue;
         const auto s = std::span(scale).subspan(r * groups, groups),
                    z = std::span(zero).subspan(r * groups, groups);
-        calibrate::fit_row(row, power, grid->spec, {}, s, z);
+        calibrate::fit_row(row, importance, grid->spec, {}, s, z);
         if (!feedback) { calibrate::round_row(row, grid->spec, s, z, std::span(levels).subspan(r * n, n)); }
       }
       if (feedback) {
@@ -179,13 +189,13 @@ Result<CalibratedWeight> CalibratedQuantizer::quantize(const Tensor& w, Format f
         }
         format.decode_row(bytes, cols, read.data() + r * n);
       }
-      sum.output_all = calibrate::output_error(original, count, statistics_.hessian(), cols);
+      sum.output_all = calibrate::output_error(original, count, samples, cols);
       for (size_t i = 0; i < original.size(); ++i) {
         sum.all += static_cast<double>(original[i]) * static_cast<double>(original[i]);
         read[i] = original[i] - read[i];
         sum.lost += static_cast<double>(read[i]) * static_cast<double>(read[i]);
       }
-      sum.output_lost = calibrate::output_error(read, count, statistics_.hessian(), cols);
+      sum.output_lost = calibrate::output_error(read, count, samples, cols);
     }
   });
   Sums total;
@@ -227,8 +237,10 @@ Result<std::vector<float>> channel_scales(const QuantizeOptions& options, const 
     scaled.divide(scale);
     for (const auto& [w, format] : weights) {
       auto columns = scale_columns(w, scale);
-      auto made = columns.ok() ? CalibratedQuantizer(plain, scaled, pool).quantize(*columns, format)
-                               : Result<CalibratedWeight>(columns.status());
+      auto made =
+          columns.ok()
+              ? CalibratedQuantizer(plain, scaled, InputStatistics(0), pool).quantize(*columns, format)
+              : Result<CalibratedWeight>(columns.status());
       if (!made.ok()) {
         failed = made.status();
         return std::nan("");

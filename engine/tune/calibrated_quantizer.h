@@ -41,17 +41,24 @@ struct CalibratedWeight {
 };
 
 // One matrix, by options.method gptq or (rounding alone) rtn. Formats that are no integer grid are rounded by
-// their own encode(). `factor` is made on first use and shared by the matrices of one input.
+// their own encode(). `factor` is made on first use and shared by the matrices of one input. `held` has the
+// samples that gptq is judged by (QuantizeOptions::method); none: it is not.
 struct SharedFactor;
 class CalibratedQuantizer {
  public:
-  CalibratedQuantizer(const QuantizeOptions& options, const InputStatistics& statistics, ThreadPool& pool);
+  CalibratedQuantizer(const QuantizeOptions& options, const InputStatistics& statistics,
+                      const InputStatistics& held, ThreadPool& pool);
   ~CalibratedQuantizer();
   Result<CalibratedWeight> quantize(const Tensor& w, Format format);
 
  private:
+  // `importance` by column, see calibrate::fit_row().
+  Result<CalibratedWeight> attempt(const Tensor& w, Format format, bool feedback,
+                                   std::span<const float> importance);
+  bool judged() const { return held_.samples() > 0; }
+
   const QuantizeOptions& options_;
-  const InputStatistics& statistics_;
+  const InputStatistics &statistics_, &held_;
   ThreadPool& pool_;
   std::unique_ptr<SharedFactor> factor_;
 };

@@ -13,7 +13,8 @@
 namespace oar {
 namespace {
 
-CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t context, const Divergence& d) {
+CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t context, double open,
+                    const Divergence& d) {
   CompareRow row;
   row.label = c.label;
   row.weights = c.weights == "auto" ? model.weights() : c.weights;
@@ -26,6 +27,7 @@ CompareRow make_row(const CompareCase& c, const EvalModel& model, int64_t contex
   if (const auto peer = peer_kv(c.kv)) {
     row.bits.kv_bytes_per_token = peer->bits / 8 * static_cast<double>(row.bits.kv_elements);
   }
+  row.kv_bits = row.bits.kv_bits(open);
   row.perplexity = d.perplexity();
   row.reference_perplexity = d.reference_perplexity();
   row.mean_kld = d.mean_kld();
@@ -129,7 +131,8 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
           return Status(StatusCode::kCancelled, "stopped");
         }
       }
-      report.rows.push_back(make_row(c, **candidate, options.contexts[k], divergence));
+      const double open = open_share(cuts[k].windows, model.page_tokens);
+      report.rows.push_back(make_row(c, **candidate, options.contexts[k], open, divergence));
       report.rows.back().seconds = seconds_since(row_start);
     }
   }

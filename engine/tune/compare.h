@@ -32,6 +32,7 @@ struct CompareRow {
   std::string label, weights, kv, rotate, activations;
   int64_t context = 0, positions = 0;
   ModelBits bits;
+  double kv_bits = 0;  // per element of what queries saw, 16-bit pages beside quantized ones among it
   double perplexity = 0, reference_perplexity = 0;
   double mean_kld = 0, mean_kld_error = 0, p99_kld = 0, top1 = 0, logit_snr_db = 0, seconds = 0;
   double perplexity_change() const { return perplexity / reference_perplexity - 1; }

@@ -29,7 +29,7 @@ std::vector<std::string> cells(const CompareRow& r) {
           number(r.bits.bits_per_weight, "%.2f"),
           r.kv,
           r.rotate,
-          number(r.bits.kv_bits(), "%.2f"),
+          number(r.kv_bits, "%.2f"),
           cat(r.context),
           number(r.perplexity, "%.4f"),
           number(100 * r.perplexity_change(), "%+.2f"),
@@ -104,7 +104,8 @@ json::object compare_json(const CompareReport& report) {
                      {"bits_per_weight", r.bits.bits_per_weight},
                      {"bits_per_weight_without_head", r.bits.body_bits_per_weight},
                      {"kv_bytes_per_token", r.bits.kv_bytes_per_token},
-                     {"kv_bits", r.bits.kv_bits()},
+                     {"kv_bits", r.kv_bits},
+                     {"kv_bits_of_quantized_pages", r.bits.kv_bits()},
                      {"perplexity", r.perplexity},
                      {"reference_perplexity", r.reference_perplexity},
                      {"perplexity_change", r.perplexity_change()},
@@ -131,13 +132,13 @@ std::string compare_svg(const CompareReport& report) {
     rotations.insert(r.rotate);
     ++labels[r.label];
     weight_bits.insert(r.bits.bits_per_weight);
-    kv_bits.insert(r.bits.kv_bits());
+    kv_bits.insert(r.kv_bits);
     if (std::find(contexts.begin(), contexts.end(), r.context) == contexts.end())
       contexts.push_back(r.context);
   }
   const bool by_kv = weight_bits.size() <= 1 && kv_bits.size() > 1;
   Plot plot{.title = cat("Loss against ", report.reference, ": ", report.text),
-            .x_label = by_kv ? "bits per element of the KV cache (16-bit pages apart)"
+            .x_label = by_kv ? "bits per element of the KV cache, as used"
                              : "bits per weight (linear layers and head)",
             .y_label = "mean KLD (nats)",
             .series = {}};
@@ -164,8 +165,7 @@ std::string compare_svg(const CompareReport& report) {
       std::string label = by_kv ? r.kv : named ? r.label : weights_of(r);
       if (by_kv && rotations.size() > 1) label += " (" + r.rotate + ")";
       if (!by_kv && kv_bits.size() > 1) label += " / " + r.kv;
-      series.points.push_back(
-          {std::move(label), by_kv ? r.bits.kv_bits() : r.bits.bits_per_weight, r.mean_kld});
+      series.points.push_back({std::move(label), by_kv ? r.kv_bits : r.bits.bits_per_weight, r.mean_kld});
     }
     plot.series.push_back(std::move(series));
   }

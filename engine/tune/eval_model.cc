@@ -5,25 +5,10 @@
 #include <set>
 
 #include "engine/base/format.h"
-#include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
+#include "kernels/kv_quant.h"
 
 namespace oar {
-
-void for_each_matrix(const Graph& graph, const std::function<void(size_t, ValueId, Format)>& take) {
-  for (size_t i = 0; i < graph.nodes().size(); ++i) {
-    const Node& node = graph.nodes()[i];
-    if (!rotation::is_linear(node)) continue;
-    const auto wanted = Format::find(node.attrs.get_string("format"));
-    for (const size_t k : rotation::weight_operands(node)) {
-      const ValueId id = node.inputs[k];
-      if (id == kNoValue || graph.value(id).type.shape.size() != 2) continue;
-      const Format stored = graph.value(id).type.format;
-      const int64_t cols = graph.value(id).type.shape[1].const_value();
-      take(i, id, wanted && wanted->row_bytes(cols) ? *wanted : stored);
-    }
-  }
-}
 
 ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
   ModelBits out;
@@ -61,11 +46,34 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
       out.kv_bytes_per_token += static_cast<double>(group.block_bytes) / page_tokens;
   }
   for (const Node& node : graph.nodes()) {
-    if (!node.is("kv_append") && !node.is("quant_kv_append")) continue;
-    out.kv_elements +=
-        static_cast<uint64_t>(2 * node.attrs.get_int("kv_heads") * node.attrs.get_int("head_dim"));
+    const bool quantized = node.is("quant_kv_append");
+    if (!node.is("kv_append") && !quantized) continue;
+    const int64_t heads = node.attrs.get_int("kv_heads"), dim = node.attrs.get_int("head_dim");
+    const auto elements = static_cast<uint64_t>(2 * heads * dim);
+    out.kv_elements += elements;
+    if (!quantized) continue;
+    QuantKvShape shape;
+    shape.keys = static_cast<KvCode>(node.attrs.get_int("key_code"));
+    shape.values = static_cast<KvCode>(node.attrs.get_int("value_code"));
+    shape.page_tokens = page_tokens;
+    shape.kv_heads = static_cast<int32_t>(heads);
+    shape.head_dim = static_cast<int32_t>(dim);
+    out.quantized_kv_elements += elements;
+    out.quantized_kv_bytes_per_token += static_cast<double>(quant_kv_block_bytes(shape)) / page_tokens;
   }
   return out;
+}
+
+double open_share(const std::vector<std::vector<int32_t>>& windows, int32_t page_tokens) {
+  double seen = 0, open = 0;
+  for (const auto& window : windows) {
+    for (int64_t p = 0; p + 1 < static_cast<int64_t>(window.size()); ++p) {
+      const int64_t own = p % page_tokens + 1;
+      seen += static_cast<double>(p + 1);
+      open += static_cast<double>(own + std::min<int64_t>(kKvSinkTokens, p + 1 - own));
+    }
+  }
+  return seen > 0 ? open / seen : 0;
 }
 
 Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint, LanguageModelOptions options,
@@ -124,7 +132,7 @@ Result<std::span<const float>> EvalModel::append(std::span<const int32_t> tokens
 }
 
 Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,
-                      Divergence& out) {
+                      Divergence& out, int64_t first) {
   reference.reset();
   candidate.reset();
   const auto vocab = static_cast<size_t>(reference.vocab());
@@ -137,13 +145,15 @@ Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<cons
     OAR_ASSIGN(const std::span<const float> q, candidate.append(chunk));
     rows.resize(count);
     reference.backend().host_pool().parallel_for(
-        static_cast<int64_t>(count), 4, [&](int64_t first, int64_t last) {
-          for (auto r = static_cast<size_t>(first); r < static_cast<size_t>(last); ++r) {
+        static_cast<int64_t>(count), 4, [&](int64_t low, int64_t high) {
+          for (auto r = static_cast<size_t>(low); r < static_cast<size_t>(high); ++r) {
             rows[r] = row_divergence(p.subspan(r * vocab, vocab), q.subspan(r * vocab, vocab),
                                      window[begin + r + 1]);
           }
         });
-    for (const RowDivergence& row : rows) out.add(row);
+    for (size_t r = 0; r < count; ++r) {
+      if (static_cast<int64_t>(begin + r) >= first) out.add(rows[r]);
+    }
     begin += count;
   }
   return ok_status();

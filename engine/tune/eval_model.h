@@ -26,14 +26,21 @@ struct ModelBits {
   uint64_t other_bytes = 0;         // every other constant: embedding table, norms, biases
   double kv_bytes_per_token = 0;    // over all layers; 16-bit pages beside a quantized cache apart
   uint64_t kv_elements = 0;         // keys and values of a token, over all layers
-  double kv_bits() const {          // per element
-    return kv_elements > 0 ? 8 * kv_bytes_per_token / static_cast<double>(kv_elements) : 0;
+  // Of these two, what quantized layers have.
+  double quantized_kv_bytes_per_token = 0;
+  uint64_t quantized_kv_elements = 0;
+  // Per element where a part of what queries see, `open_share`, lies in 16 bits beside quantized pages.
+  double kv_bits(double open_share = 0) const {
+    const double open = 16 * static_cast<double>(quantized_kv_elements) - 8 * quantized_kv_bytes_per_token;
+    return kv_elements > 0 ? (8 * kv_bytes_per_token + open_share * open) / static_cast<double>(kv_elements)
+                           : 0;
   }
 };
-// Every weight matrix of a linear layer, of expert mixtures too, with the node that reads it and the format
-// it is computed in: once for each reader.
-void for_each_matrix(const Graph& graph,
-                     const std::function<void(size_t node, ValueId weight, Format)>& take);
+
+// Of all the tokens that the queries of these windows see, the part in 16 bits beside quantized pages:
+// kernels/kv_quant.h has the rule. Every token before a query counts, also those that an attention with a
+// window does not look at.
+double open_share(const std::vector<std::vector<int32_t>>& windows, int32_t page_tokens);
 
 // From the graph as planned: formats asked for at load count as what they become.
 ModelBits model_bits(const ServingGraph& graph, int32_t page_tokens);
@@ -71,9 +78,9 @@ class EvalModel {
   std::vector<int32_t> positions_, slots_, logit_rows_, table_;
 };
 
-// One window (of at least two tokens) through both models, chunk by chunk; each but the last token's row is
-// added to `out`.
+// One window (of at least two tokens) through both models, chunk by chunk; the rows of positions from `first`
+// to the last but one are added to `out`.
 Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,
-                      Divergence& out);
+                      Divergence& out, int64_t first = 0);
 
 }  // namespace oar

@@ -48,6 +48,7 @@ Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOp
   out.weights = graph.weights;
   out.kv = graph.kv;
   out.rotation = graph.rotation;
+  out.uneven = graph.uneven;
   out.max_context = graph.max_context;
   for (const auto& group : graph.layout.groups) {
     if (group.pages != ServeLayout::Pages::kAll) out.open_bytes += group.block_bytes;
@@ -69,6 +70,7 @@ std::string quant_text(const QuantReport& r) {
                   static_cast<unsigned long long>(f.weights), format_bytes(f.bytes).c_str());
     out += line;
   }
+  if (!r.uneven.empty()) out += cat("  ", uneven_text(r.uneven), "\n");
   std::snprintf(line, sizeof line, "  all linear     %5.2f bits per weight, %.2f without the head; %s\n",
                 r.bits.bits_per_weight, r.bits.body_bits_per_weight,
                 format_bytes(r.bits.linear_bytes).c_str());
@@ -99,9 +101,14 @@ json::object quant_json(const QuantReport& r) {
                                    {"bytes", f.bytes},
                                    {"bits_per_weight", bits_of(f.bytes, f.weights)}});
   }
+  json::array uneven;
+  for (const UnevenMatrix& m : r.uneven) {
+    uneven.push_back(json::object{{"name", m.name}, {"shape", {m.rows, m.cols}}, {"format", m.format}});
+  }
   return {{"weights", r.weights},
           {"rotation", r.rotation},
           {"formats", std::move(formats)},
+          {"not_quantized", std::move(uneven)},
           {"bits_per_weight", r.bits.bits_per_weight},
           {"bits_per_weight_without_head", r.bits.body_bits_per_weight},
           {"linear_bytes", r.bits.linear_bytes},

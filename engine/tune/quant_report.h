@@ -16,7 +16,8 @@ struct QuantReport {
     std::string name;
     uint64_t matrices = 0, weights = 0, bytes = 0;  // of linear layers and the head
   };
-  std::vector<Format> formats;  // by name
+  std::vector<Format> formats;       // by name
+  std::vector<UnevenMatrix> uneven;  // what --weights could not store in its format
   ModelBits bits;
   std::string weights, kv, rotation;
   uint64_t in_place_bytes = 0, packed_bytes = 0;  // weights in memory: where they lie, and copies of ours

@@ -91,8 +91,9 @@ class Work {
   Status calibrate_stage(std::unique_ptr<StageRunner> runner,
                          const std::vector<std::vector<int32_t>>& windows,
                          const std::vector<std::vector<float>>& hidden);
-  Status calibrate_input(const LinearInput& input, InputStatistics& statistics);
+  Status calibrate_input(const LinearInput& input, InputStatistics& statistics, const InputStatistics& held);
   Status restore_done();
+  Status copy_terms();
 
   const Checkpoint& source_;
   const RotatedModel* const rotated_;
@@ -131,6 +132,10 @@ Status Work::lay_out() {
   for (const WeightTarget& target : targets) {
     const Tensor& tensor = source_.tensors.at(target.source);
     const auto format = target_format(scheme_, target, tensor);
+    if (!format && target.role != WeightRole::kRouter && stays_plain(scheme_, tensor.shape().cols())) {
+      report.uneven.push_back(
+          {target.name, tensor.shape().rows(), tensor.shape().cols(), tensor.format().name()});
+    }
     if (!format || format->plain()) continue;
     jobs_.push_back({target, *format, tensor});
     const int64_t rows = tensor.shape().rows(), row_bytes = *format->row_bytes(tensor.shape().cols());
@@ -141,7 +146,9 @@ Status Work::lay_out() {
   }
   if (jobs_.empty()) {
     return invalid_argument(
-        "the model has no matrix in 16 or 32 bits to quantize; start from the model as it was trained");
+        report.uneven.empty()
+            ? "the model has no matrix in 16 or 32 bits to quantize; start from the model as it was trained"
+            : cat("nothing would be quantized: ", uneven_text(report.uneven)));
   }
   for (const auto& [name, tensor] : source_.tensors) {
     if (replaced.contains(name)) continue;
@@ -288,11 +295,23 @@ Result<std::vector<std::vector<int32_t>>> Work::calibration_windows(const Tokeni
   const auto keep =
       static_cast<size_t>(std::max<int64_t>(1, total / std::max<int64_t>(o_.calibration_tokens, 1)));
   std::vector<std::vector<int32_t>> out;
-  for (size_t k = 0; k < all.windows.size(); k += keep) out.push_back(std::move(all.windows[k]));
+  int64_t kept = 0;
+  for (size_t k = 0; k < all.windows.size(); k += keep) {
+    kept += static_cast<int64_t>(all.windows[k].size());
+    out.push_back(std::move(all.windows[k]));
+  }
+  if (kept < kCalibrationTokens) {
+    return invalid_argument(
+        cat("method ", o_.method, " needs at least ", kCalibrationTokens,
+            " tokens to calibrate on and would get ", kept, " of the text's ", total, "; give a longer text",
+            total < kCalibrationTokens ? "" : ", or raise --calibration-tokens"),
+        "calibration");
+  }
   return out;
 }
 
-Status Work::calibrate_input(const LinearInput& input, InputStatistics& statistics) {
+Status Work::calibrate_input(const LinearInput& input, InputStatistics& statistics,
+                             const InputStatistics& held) {
   std::vector<const Job*> jobs;
   for (const std::string& name : input.weights) {
     if (const Job* job = job_of(name); job != nullptr && !done_.contains(job->target.name))
@@ -315,7 +334,7 @@ Status Work::calibrate_input(const LinearInput& input, InputStatistics& statisti
     done_.insert(input.norm);  // noted with its stage, never without the matrices behind it
     statistics.divide(scale);
   }
-  CalibratedQuantizer quantizer(o_, statistics, pool());
+  CalibratedQuantizer quantizer(o_, statistics, held, pool());
   for (const Job* job : jobs) {
     OAR_ASSIGN(Tensor w, load(job->target.source));
     if (!scale.empty()) { OAR_ASSIGN(w, scale_columns(w, scale)); }
@@ -333,7 +352,9 @@ Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
                              const std::vector<std::vector<int32_t>>& windows,
                              const std::vector<std::vector<float>>& hidden) {
   const std::vector<LinearInput> inputs = runner->inputs();
-  std::vector<InputStatistics> statistics;
+  // Error feedback is judged by rows that it has not seen: the last tenth of each window.
+  const int64_t tenth = o_.method == "gptq" ? 10 : INT64_MAX;
+  std::vector<InputStatistics> statistics, held;
   std::vector<bool> wanted;
   for (const LinearInput& input : inputs) {
     wanted.push_back(std::any_of(input.weights.begin(), input.weights.end(), [&](const std::string& name) {
@@ -341,14 +362,22 @@ Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
       return job != nullptr && !done_.contains(job->target.name);
     }));
     statistics.emplace_back(wanted.back() ? input.cols : 0);
+    held.emplace_back(wanted.back() && tenth == 10 ? input.cols : 0);
   }
   if (std::none_of(wanted.begin(), wanted.end(), [](bool w) { return w; })) return ok_status();
   std::vector<float> stream;
+  int64_t seen = 0;
   for (size_t w = 0; w < windows.size(); ++w) {
     stream = hidden[w];
+    const auto count = static_cast<int64_t>(windows[w].size());
+    const int64_t fitted = count - ((seen + count) / tenth - seen / tenth);
+    seen += count;
     Status added;
     OAR_RETURN_IF_ERROR(runner->run(windows[w], stream, [&](size_t k, std::span<const float> rows) {
-      if (wanted[k] && added.ok()) added = statistics[k].add(rows, pool());
+      if (!wanted[k] || !added.ok()) return;
+      const auto split = static_cast<size_t>(fitted * inputs[k].cols);
+      added = statistics[k].add(rows.first(split), pool());
+      if (added.ok() && fitted < count) added = held[k].add(rows.subspan(split), pool());
     }));
     OAR_RETURN_IF_ERROR(added);
     OAR_RETURN_IF_ERROR(cancelled_if_asked());
@@ -357,8 +386,9 @@ Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
   for (size_t k = 0; k < statistics.size(); ++k) {
     if (!wanted[k]) continue;
     statistics[k].finish();
-    OAR_RETURN_IF_ERROR(calibrate_input(inputs[k], statistics[k]));
-    statistics[k] = InputStatistics(0);
+    held[k].finish();
+    OAR_RETURN_IF_ERROR(calibrate_input(inputs[k], statistics[k], held[k]));
+    statistics[k] = held[k] = InputStatistics(0);
   }
   return ok_status();
 }
@@ -396,6 +426,19 @@ Status Work::with_data(const Tokenizer& tokenizer) {
   return without_data();  // what no stage's linear read: experts
 }
 
+// The terms of a model go with what is made of it.
+Status Work::copy_terms() {
+  if (!is_folder(source_.source_path)) return ok_status();
+  for (const std::string& name : files_in(source_.source_path)) {
+    if (!name.starts_with("LICENSE") && !name.starts_with("NOTICE") && !name.starts_with("USE_POLICY"))
+      continue;
+    OAR_ASSIGN(const auto file, MappedFile::open(cat(source_.source_path, "/", name)));
+    const std::string_view bytes(reinterpret_cast<const char*>(file->data()), file->size());
+    OAR_RETURN_IF_ERROR(write_file_atomically(cat(partial_, "/", name), bytes));
+  }
+  return ok_status();
+}
+
 Status Work::finish(const std::string& out) {
   json::object config = source_.config;
   for (const Job& job : jobs_) {
@@ -411,17 +454,8 @@ Status Work::finish(const std::string& out) {
       config["quantization_config"].as_object()["rotation"] = *rotation;
     }
   }
-  fs::path folder = source_.source_path;
-  if (!is_folder(source_.source_path)) folder = folder.parent_path();
-  for (const std::string& name : files_in(folder.string())) {
-    const std::string extension = fs::path(name).extension().string();
-    const bool text = extension == ".json" || extension == ".jinja" || extension == ".model" ||
-                      extension == ".txt" || extension == ".md";
-    if (!text || name == "config.json" || name.ends_with(".index.json")) continue;
-    OAR_ASSIGN(const auto file, MappedFile::open((folder / name).string()));
-    const std::string_view bytes(reinterpret_cast<const char*>(file->data()), file->size());
-    OAR_RETURN_IF_ERROR(write_file_atomically(cat(partial_, "/", name), bytes));
-  }
+  OAR_RETURN_IF_ERROR(write_tokenizer_folder(source_.tokenizer, partial_));
+  OAR_RETURN_IF_ERROR(copy_terms());
   std::error_code ec;
   OAR_RETURN_IF_ERROR(write_file_atomically(partial_ + "/config.json", json::serialize(config)));
   OAR_RETURN_IF_ERROR(writer_->sync());
@@ -435,9 +469,31 @@ Status Work::finish(const std::string& out) {
 
 }  // namespace
 
+namespace {
+// GGUF stacks a mixture's experts in one tensor; each becomes the matrix that it is.
+Result<Checkpoint> unstack_experts(Checkpoint checkpoint) {
+  constexpr std::string_view kStack = ".mlp.experts.";
+  TensorMap tensors;
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const size_t at = name.find(kStack);
+    if (at == std::string::npos || tensor.shape().rank() != 3) {
+      tensors.emplace(name, tensor);
+      continue;
+    }
+    const size_t part = at + kStack.size();
+    for (int64_t e = 0; e < tensor.shape()[0]; ++e) {
+      OAR_ASSIGN(Tensor one, tensor.slice(e, e + 1).reshape({tensor.shape()[1], tensor.shape()[2]}));
+      tensors.emplace(cat(name.substr(0, part), e, ".", name.substr(part)), std::move(one));
+    }
+  }
+  checkpoint.tensors = std::move(tensors);
+  return checkpoint;
+}
+}  // namespace
+
 std::vector<std::string> quantize_methods() { return {"rtn", "hqq", "gptq", "awq", "smoothquant"}; }
 
-Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokenizer* tokenizer,
+Result<QuantizeReport> quantize_model(const Checkpoint& source, const Tokenizer* tokenizer,
                                       const std::string& out, const QuantizeOptions& options,
                                       const std::function<void(const LayerError&)>& on_layer,
                                       const Progress& progress) {
@@ -453,15 +509,18 @@ Result<QuantizeReport> quantize_model(const Checkpoint& checkpoint, const Tokeni
     return invalid_argument(
         cat("method ", options.method, " needs a text to calibrate on: --calibration FILE"), "calibration");
   }
+  if (!data && !options.calibration.empty()) {
+    return invalid_argument(cat("method ", options.method,
+                                " takes no text to calibrate on; leave --calibration out, or choose --method "
+                                "gptq, awq or smoothquant"),
+                            "calibration");
+  }
   std::error_code ec;
   if (out.empty() || fs::exists(out, ec)) {
     return Status(StatusCode::kAlreadyExists,
                   cat("the output folder ", out, " exists; give a new one, or remove it"));
   }
-  if (checkpoint.kind != "safetensors") {
-    return invalid_argument(cat(checkpoint.source_path, " is a ", checkpoint.kind,
-                                " file; oar quantize reads a Hugging Face folder"));
-  }
+  OAR_ASSIGN(const Checkpoint checkpoint, unstack_experts(source));
   OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions machine;
   machine.threads = options.threads;

@@ -9,6 +9,7 @@
 #include "engine/tune/divergence.h"
 #include "engine/tune/eval.h"
 #include "engine/tune/eval_model.h"
+#include "kernels/kv_quant.h"
 
 namespace oar {
 namespace {
@@ -37,7 +38,7 @@ class Bench {
         TuneKvReport& report)
       : source_(checkpoint), o_(options), progress_(progress), report_(report), start_(Clock::now()) {}
 
-  Status prepare(const Tokenizer& tokenizer, const std::string& text);
+  Status prepare(const Tokenizer& tokenizer, std::string_view text);
   // Nothing: the time is over.
   Result<std::optional<TuneKvStep>> measure(const std::string& kv);
   // Another measurement would end in time.
@@ -48,6 +49,9 @@ class Bench {
 
  private:
   Result<std::unique_ptr<EvalModel>> open(const std::string& kv);
+  // Takes windows, `tokens` of them at most; how many positions count.
+  int64_t take_windows(const EvalWindows& cut, int64_t context, int64_t tokens);
+  Status too_few(const EvalWindows& cut, int64_t context, int64_t positions) const;
 
   const Checkpoint& source_;
   const TuneKvOptions& o_;
@@ -70,13 +74,43 @@ Result<std::unique_ptr<EvalModel>> Bench::open(const std::string& kv) {
   return EvalModel::open(*quantized_, model, backend_, 256);
 }
 
-Status Bench::prepare(const Tokenizer& tokenizer, const std::string& text) {
+int64_t Bench::take_windows(const EvalWindows& cut, int64_t context, int64_t tokens) {
+  const int64_t first = first_behind_quantized(o_.model.page_tokens);
+  int64_t total = 0, positions = 0;
+  windows_.clear();
+  for (const auto& window : cut.windows) {
+    auto size = static_cast<int64_t>(window.size());
+    // The last part of a document need not be as long as the rest, a part of a window at least half of it.
+    const int64_t least = std::max(first + 2, total + size > tokens ? std::min(context, size) / 2 : 0);
+    size = std::min(size, tokens - total);
+    if (size < least) continue;
+    total += size;
+    positions += size - 1 - first;  // the last token predicts nothing that is known
+    windows_.emplace_back(window.begin(), window.begin() + size);
+  }
+  return positions;
+}
+
+Status Bench::too_few(const EvalWindows& cut, int64_t context, int64_t positions) const {
+  size_t longest = 0;
+  for (const auto& window : cut.windows) longest = std::max(longest, window.size());
+  return invalid_argument(
+      cat("the text has ", positions, " positions that see quantized pages, and a decision needs ",
+          kTunePositions, ": a query sees them from position ", first_behind_quantized(o_.model.page_tokens),
+          " of its document on, and the longest of ", cut.windows.size(), " windows has ", longest,
+          " tokens (context ", context, ", ", o_.tokens,
+          " tokens at most). Give longer documents, raise --context or --tokens, or leave --text out"),
+      "text");
+}
+
+Status Bench::prepare(const Tokenizer& tokenizer, std::string_view text) {
   OAR_ASSIGN(const ModelConfig config, read_model_config(source_.config));
   report_.layers = config.layers;
   PerplexityOptions cut;
   cut.context = std::min<int64_t>({o_.context, config.max_context, std::max<int64_t>(o_.tokens, 2)});
-  OAR_ASSIGN(EvalWindows all,
-             eval_windows(tokenizer, text.empty() ? tuning_text() : std::string_view(text), cut));
+  OAR_ASSIGN(const EvalWindows all, eval_windows(tokenizer, text, cut));
+  positions_ = take_windows(all, cut.context, o_.tokens);
+  if (positions_ < kTunePositions) return too_few(all, cut.context, positions_);
   model_ = o_.model;
   model_.max_context = cut.context;
   model_.rotate = "auto";
@@ -85,31 +119,16 @@ Status Bench::prepare(const Tokenizer& tokenizer, const std::string& text) {
                                           model_.log, progress_));
   OAR_ASSIGN(truth_, open("f32"));
   // As many windows as the time allows: all uniform tiers and as many mixtures, both models each time.
-  int64_t allowed = o_.tokens;
-  if (o_.seconds > 0) {
-    const auto& longest = *std::max_element(all.windows.begin(), all.windows.end(),
-                                            [](const auto& a, const auto& b) { return a.size() < b.size(); });
-    const auto begin = Clock::now();
-    const size_t probe = std::min<size_t>(longest.size(), 64);
-    OAR_RETURN_IF_ERROR(truth_->append(std::span(longest).first(probe)).status());
-    const double per_token = Seconds(Clock::now() - begin).count() / static_cast<double>(probe);
-    const double each = (o_.seconds - seconds()) / (2 * 2 * static_cast<double>(kTierCount));
-    allowed = std::min(allowed, static_cast<int64_t>(std::max(0.0, each / std::max(per_token, 1e-9))));
-  }
-  int64_t total = 0;
-  for (auto& window : all.windows) {
-    if (window.size() < 2) continue;
-    if (total + static_cast<int64_t>(window.size()) > allowed) {
-      // A short window would measure sinks and open pages, which stay in 16 bits: half a context at least.
-      const int64_t rest = allowed - total;
-      if (rest < std::min<int64_t>(cut.context, static_cast<int64_t>(window.size())) / 2) break;
-      window.resize(static_cast<size_t>(rest));
-    }
-    total += static_cast<int64_t>(window.size());
-    positions_ += static_cast<int64_t>(window.size()) - 1;
-    windows_.push_back(std::move(window));
-    if (total >= allowed) break;
-  }
+  if (o_.seconds <= 0) return ok_status();
+  const auto begin = Clock::now();
+  const size_t probe = std::min<size_t>(windows_[0].size(), 64);
+  OAR_RETURN_IF_ERROR(truth_->append(std::span(windows_[0]).first(probe)).status());
+  const double per_token = Seconds(Clock::now() - begin).count() / static_cast<double>(probe);
+  const double each = (o_.seconds - seconds()) / (2 * 2 * static_cast<double>(kTierCount));
+  const double allowed = std::max(0.0, each / std::max(per_token, 1e-9));
+  if (allowed >= static_cast<double>(o_.tokens)) return ok_status();
+  positions_ = take_windows(all, cut.context, static_cast<int64_t>(allowed));
+  if (positions_ < kTunePositions) windows_.clear();  // there is no time for a measurement
   return ok_status();
 }
 
@@ -122,7 +141,8 @@ Result<std::optional<TuneKvStep>> Bench::measure(const std::string& kv) {
   OAR_ASSIGN(const auto candidate, open(kv));
   Divergence divergence;
   for (size_t k = 0; k < windows_.size(); ++k) {
-    OAR_RETURN_IF_ERROR(measure_window(*truth_, *candidate, windows_[k], divergence));
+    OAR_RETURN_IF_ERROR(measure_window(*truth_, *candidate, windows_[k], divergence,
+                                       first_behind_quantized(o_.model.page_tokens)));
     if (progress_ && !progress_("tuning the KV cache", report_.steps.size() * windows_.size() + k + 1,
                                 std::max<uint64_t>(expected_, report_.steps.size() + 1) * windows_.size())) {
       return Status(StatusCode::kCancelled, "stopped");
@@ -203,9 +223,12 @@ Status search_mixture(Bench& bench, const TuneKvOptions& o, TuneKvReport& report
 
 }  // namespace
 
-Result<TuneKvReport> tune_kv(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-                             const std::string& text, const TuneKvOptions& options,
-                             const Progress& progress) {
+int64_t first_behind_quantized(int32_t page_tokens) {
+  return (kKvSinkTokens / page_tokens + 1) * page_tokens;
+}
+
+Result<TuneKvReport> tune_kv(const Checkpoint& checkpoint, const Tokenizer& tokenizer, std::string_view text,
+                             const TuneKvOptions& options, const Progress& progress) {
   if (!(options.max_kld > 0)) {
     return invalid_argument(cat("max_kld ", options.max_kld, " is not above 0"), "max_kld");
   }
@@ -251,7 +274,11 @@ Result<std::string> choose_kv(const std::string& path, const TuneKvOptions& opti
   if (options.seconds <= 0) return fallback("no decision is stored and none may be searched");
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   OAR_ASSIGN(const auto tokenizer, make_tokenizer(checkpoint.tokenizer, config.vocab));
-  OAR_ASSIGN(const TuneKvReport report, tune_kv(checkpoint, *tokenizer, {}, options, progress));
+  const auto tuned = tune_kv(checkpoint, *tokenizer, tuning_text(), options, progress);
+  // A model of short contexts has nothing to decide on.
+  if (!tuned.ok() && tuned.status().param() == "text") return fallback(tuned.status().message());
+  OAR_RETURN_IF_ERROR(tuned.status());
+  const TuneKvReport& report = *tuned;
   if (!report.within) {
     return fallback(report.steps.empty() ? cat("nothing could be measured within ", options.seconds, " s")
                                          : cat("nothing measured within ", options.seconds,

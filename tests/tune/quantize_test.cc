@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <span>
 #include <sstream>
 
@@ -19,8 +20,11 @@
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/calibrated_quantizer.h"
 #include "engine/tune/compare.h"
+#include "engine/tune/quant_report.h"
+#include "tests/loader/builders.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
+#include "tests/support/test_data.h"
 #include "tests/support/tiny_weights.h"
 #include "tests/tune/shallow.h"
 
@@ -145,7 +149,7 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
     QuantizeOptions o;
     o.method = method;
     o.weights = "q4_0";
-    if (method != "hqq") o.calibration = heldout().substr(0, 1500);
+    if (method != "hqq") o.calibration = heldout().substr(0, 2500);
     o.calibration_context = 64;
     REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / (method + "-whole"), o));
     const std::string out = folder / method;
@@ -179,7 +183,7 @@ TEST_CASE("a rotated folder computes the same model") {
     o.method = method;
     o.weights = "q8_0";
     o.rotate = "all";
-    o.calibration = heldout().substr(0, 1500);
+    if (method != "rtn") o.calibration = heldout().substr(0, 2500);
     o.calibration_context = 64;
     REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / method, o));
     const Checkpoint made = load(folder / method);
@@ -270,6 +274,314 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     CHECK(snr_db(want, loaded) > least);
     CHECK(loaded == tiny_logits(golden, *again, "all"));
   }
+}
+
+TEST_CASE("int4 without a text is rounding, which loses less than HQQ on every real model at hand") {
+  CHECK(weight_scheme("int4").value().method == calibrate::FitMethod::kMse);
+  CHECK(QuantizeOptions{}.method == "rtn");
+  const Folder folder;
+  struct Real {
+    std::string name, path, text;
+    int64_t context;
+  };
+  std::vector<Real> models{{"demo", kDemo, heldout().substr(0, oar_test::kSlow ? 1500 : 6000), 256}};
+  const auto stories = oar_test::data_path("llm/stories260K/stories260K.bin");
+  const auto tale = oar_test::data_path("tokenizers/bpe_training_golden/tinystories_sample.txt");
+  if (stories && tale && !oar_test::kSlow) models.push_back({"stories", *stories, bytes_of(*tale), 512});
+  for (const Real& real : models) {
+    INFO(real.name);
+    const Checkpoint model = load(real.path);
+    const auto vocab = static_cast<int64_t>(model.config.at("vocab_size").as_int64());
+    const auto tokenizer = make_tokenizer(model.tokenizer, vocab).value();
+    QuantizeOptions o;
+    o.method = "hqq";
+    REQUIRE_OK(quantize_model(model, nullptr, folder / real.name, o));
+    const Checkpoint hqq = load(folder / real.name);
+    CompareOptions compare;
+    compare.contexts = {real.context};
+    compare.model.cache_dir = folder / "cache";
+    const auto table = compare_models(model, *tokenizer, real.text,
+                                      {{"m", &model, "int4", "f32"}, {"hqq", &hqq, "auto", "f32"}}, compare);
+    REQUIRE_OK(table);
+    CHECK(table->rows[0].bits.bits_per_weight == table->rows[1].bits.bits_per_weight);
+    CHECK(table->rows[0].mean_kld < table->rows[1].mean_kld);
+  }
+}
+
+TEST_CASE("matrices whose width is no multiple of 32 are named where they stay as they are") {
+  const Folder folder;
+  const auto golden = oar_test::load_tiny_golden("llama2");  // down projections of 176 columns
+  const Checkpoint source = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16));
+  QuantizeOptions o;
+  const auto report = quantize_model(source, nullptr, folder / "out", o);
+  REQUIRE_OK(report);
+  REQUIRE_FALSE(report->uneven.empty());
+  for (const UnevenMatrix& m : report->uneven) {
+    CHECK(m.name.ends_with(".mlp.down_proj.weight"));
+    CHECK(m.cols == 176);
+    CHECK(m.format == "bf16");
+  }
+  CHECK(uneven_text(report->uneven).find("model.layers.0.mlp.down_proj.weight (64 x 176, bf16)") !=
+        std::string::npos);
+  CHECK(uneven_text({}).empty());
+  // At load, whether the quantizer or the kernels make the format; a table of formats names them too.
+  for (const char* weights : {"int4", "int8", "auto"}) {
+    INFO(weights);
+    std::string said;
+    LanguageModelOptions options;
+    options.weights = weights;
+    options.cache_dir = folder / "cache";
+    options.log = Logger{[&](LogLevel, std::string_view m) { said += m; }};
+    const auto quant = quant_report(source, options);
+    REQUIRE_OK(quant);
+    const bool named = std::string_view(weights) != "auto";
+    CHECK((said.find("model.layers.0.mlp.down_proj.weight") != std::string::npos) == named);
+    CHECK((quant->uneven.size() == report->uneven.size()) == named);
+    CHECK((quant_text(*quant).find("multiple of 32") != std::string::npos) == named);
+    // Every matrix counts, those that a fused product reads too.
+    uint64_t matrices = 0;
+    for (const auto& format : quant->formats) matrices += format.matrices;
+    CHECK(matrices == report->layers.size() + report->uneven.size());
+  }
+}
+
+TEST_CASE("error feedback that does not help on what was held back gives way to rounding") {
+  constexpr int64_t kCols = 64, kRows = 16;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  const auto normals = [&](int64_t count) {
+    std::vector<float> out(static_cast<size_t>(count));
+    for (float& v : out) v = normal(random);
+    return out;
+  };
+  // Samples of few directions, whose errors feedback can move out of the way.
+  const std::vector<float> few = normals(4 * kCols), others = normals(4 * kCols);
+  const auto samples = [&](const std::vector<float>& directions, int64_t count) {
+    std::vector<float> rows(static_cast<size_t>(count * kCols));
+    for (int64_t r = 0; r < count; ++r) {
+      const std::vector<float> part = normals(4);
+      for (int64_t c = 0; c < kCols; ++c) {
+        for (int64_t d = 0; d < 4; ++d)
+          rows[static_cast<size_t>(r * kCols + c)] +=
+              part[static_cast<size_t>(d)] * directions[static_cast<size_t>(d * kCols + c)];
+      }
+    }
+    return rows;
+  };
+  ThreadPool pool({.threads = 2});
+  const auto statistics = [&](const std::vector<float>& rows) {
+    InputStatistics s(kCols);
+    REQUIRE_OK(s.add(rows, pool));
+    s.finish();
+    return s;
+  };
+  auto w = Tensor::allocate({kRows, kCols}, Format::f32());
+  REQUIRE_OK(w);
+  const std::vector<float> values = normals(kRows * kCols);
+  std::copy(values.begin(), values.end(), w->mutable_values<float>().data());
+  QuantizeOptions gptq;
+  gptq.method = "gptq";
+  const Format format = *Format::find("q4_0");
+  const InputStatistics fitted = statistics(samples(few, 600)), alike = statistics(samples(few, 60)),
+                        unlike = statistics(samples(others, 60));
+  const auto kept = CalibratedQuantizer(gptq, fitted, alike, pool).quantize(*w, format);
+  REQUIRE_OK(kept);
+  CHECK_FALSE(kept->error.fell_back);
+  const auto rounded = quantize_weight(*w, format, {}, {}, pool);
+  REQUIRE_OK(rounded);
+  const auto left = CalibratedQuantizer(gptq, fitted, unlike, pool).quantize(*w, format);
+  REQUIRE_OK(left);
+  CHECK(left->error.fell_back);
+  CHECK(std::memcmp(left->tensor.data(), rounded->tensor.data(), rounded->tensor.bytes()) == 0);
+  CHECK(kept->error.output_error < 0.5 * left->error.output_error);
+}
+
+TEST_CASE("a text too short to calibrate on is refused") {
+  const Folder folder;
+  const Checkpoint demo = oar_test::shallow_demo();
+  const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
+  QuantizeOptions o;
+  o.method = "gptq";
+  o.weights = "q4_0";
+  o.calibration = heldout().substr(0, 600);
+  const auto refused = quantize_model(demo, tokenizer.get(), folder / "out", o);
+  CHECK(refused.status().param() == "calibration");
+  CHECK(refused.status().message().find("at least 512 tokens") != std::string::npos);
+  o.calibration = heldout().substr(0, 20000);
+  o.calibration_tokens = 100;
+  o.calibration_context = 32;
+  const auto thinned = quantize_model(demo, tokenizer.get(), folder / "out", o);
+  CHECK(thinned.status().message().find("--calibration-tokens") != std::string::npos);
+  o.method = "rtn";
+  CHECK(quantize_model(demo, tokenizer.get(), folder / "out", o).status().message().find("gptq") !=
+        std::string::npos);
+  CHECK(fs::is_empty(folder.path));
+}
+
+TEST_CASE("the output has the model's files and no others, and brings its tokenizer") {
+  const Folder folder;
+  fs::copy(kDemo, folder / "source");
+  fs::remove(folder / "source/tokenizer.json");
+  const auto put = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder / ("source/" + name), std::ios::binary) << text;
+  };
+  // llama2.c's tokenizer: the longest token, then score, length and bytes of each.
+  std::string vocabulary("\4\0\0\0", 4);
+  for (int i = 0; i < 2048; ++i) {
+    std::string token = i < 3 ? "<" + std::to_string(i) + ">" : i < 259 ? std::string(1, char(i - 3)) : "t";
+    const float score = static_cast<float>(-i);
+    const auto length = static_cast<int32_t>(token.size());
+    vocabulary.append(reinterpret_cast<const char*>(&score), 4);
+    vocabulary.append(reinterpret_cast<const char*>(&length), 4);
+    vocabulary += token;
+  }
+  put("tokenizer.bin", vocabulary);
+  put("notes.txt", "mine");
+  put("training.json", "{}");
+  put("LICENSE", "terms");
+  QuantizeOptions o;
+  o.weights = "q4_0";
+  REQUIRE_OK(quantize_model(load(folder / "source"), nullptr, folder / "out", o));
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder / "out")) names.insert(entry.path().filename());
+  CHECK(names == std::set<std::string>{"LICENSE", "chat_template.jinja", "config.json",
+                                       "generation_config.json", "model.safetensors", "tokenizer.bin",
+                                       "tokenizer_config.json"});
+  const Checkpoint made = load(folder / "out");
+  CHECK(made.tokenizer.llama2c_bin == vocabulary);
+  CHECK(made.tokenizer.chat_template == load(folder / "source").tokenizer.chat_template);
+  REQUIRE_OK(make_tokenizer(made.tokenizer, 2048));
+}
+
+// A mixture as GGUF has it: experts in one tensor, the vocabulary in the metadata.
+std::string mixture_gguf(const oar_test::TinyGolden& golden) {
+  const json::object c = parse_json(golden.config, "config").value().as_object();
+  const auto count = [&](const char* key) { return static_cast<uint32_t>(c.at(key).as_int64()); };
+  const uint32_t layers = count("num_hidden_layers"), experts = count("num_local_experts");
+  oar_test::GgufBuilder b;
+  b.str("general.architecture", "llama");
+  b.u32("llama.embedding_length", count("hidden_size")).u32("llama.block_count", layers);
+  b.u32("llama.feed_forward_length", count("intermediate_size")).u32("llama.context_length", 256);
+  b.u32("llama.attention.head_count", count("num_attention_heads"));
+  b.u32("llama.attention.head_count_kv", count("num_key_value_heads"));
+  b.f32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  b.u32("llama.expert_count", experts).u32("llama.expert_used_count", count("num_experts_per_tok"));
+  std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types{2, 3, 3};
+  while (tokens.size() < static_cast<size_t>(golden.vocab)) {
+    const size_t k = tokens.size() - 3;
+    char byte[8];
+    std::snprintf(byte, sizeof byte, "<0x%02X>", static_cast<unsigned>(k % 256));
+    tokens.push_back(k < 26 ? std::string(1, static_cast<char>('a' + k)) : cat(byte, k < 256 ? "" : "+"));
+    types.push_back(k < 26 ? 1 : 6);
+  }
+  b.str("tokenizer.ggml.model", "llama").strings("tokenizer.ggml.tokens", tokens);
+  b.array<float>("tokenizer.ggml.scores", GgufType::kF32, std::vector<float>(tokens.size(), 0.f));
+  b.array<int32_t>("tokenizer.ggml.token_type", GgufType::kI32, types);
+  b.u32("tokenizer.ggml.bos_token_id", 1).u32("tokenizer.ggml.eos_token_id", 2);
+  b.str("tokenizer.chat_template", "{{ messages[0].content }}");
+  const auto add = [&](const std::string& name, const std::vector<std::string>& sources) {
+    std::string bytes;
+    std::vector<uint64_t> dims;
+    for (const std::string& source : sources) {
+      const auto t = std::find_if(golden.tensors.begin(), golden.tensors.end(),
+                                  [&](const auto& tensor) { return tensor.name == source; });
+      REQUIRE(t != golden.tensors.end());
+      const auto values = oar_test::tiny_weights(t->name, t->shape, golden.weight_seed);
+      bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+      dims.assign(t->shape.rbegin(), t->shape.rend());
+    }
+    if (sources.size() > 1) dims.push_back(sources.size());
+    b.tensor(name + ".weight", dims, 0, bytes);
+  };
+  add("token_embd", {"model.embed_tokens.weight"});
+  add("output_norm", {"model.norm.weight"});
+  add("output", {"lm_head.weight"});
+  for (uint32_t n = 0; n < layers; ++n) {
+    const std::string from = cat("model.layers.", n, "."), to = cat("blk.", n, ".");
+    for (const auto& [gguf, name] : std::initializer_list<std::pair<const char*, const char*>>{
+             {"attn_norm", "input_layernorm"},
+             {"attn_q", "self_attn.q_proj"},
+             {"attn_k", "self_attn.k_proj"},
+             {"attn_v", "self_attn.v_proj"},
+             {"attn_output", "self_attn.o_proj"},
+             {"ffn_norm", "post_attention_layernorm"},
+             {"ffn_gate_inp", "block_sparse_moe.gate"}}) {
+      add(to + gguf, {from + name + ".weight"});
+    }
+    for (const auto& [gguf, part] : std::initializer_list<std::pair<const char*, const char*>>{
+             {"ffn_gate_exps", "w1"}, {"ffn_up_exps", "w3"}, {"ffn_down_exps", "w2"}}) {
+      std::vector<std::string> sources;
+      for (uint32_t e = 0; e < experts; ++e)
+        sources.push_back(cat(from, "block_sparse_moe.experts.", e, ".", part, ".weight"));
+      add(to + gguf, sources);
+    }
+  }
+  return b.bytes();
+}
+
+TEST_CASE("a GGUF file is quantized, its experts and its vocabulary too") {
+  const Folder folder;
+  const auto golden = oar_test::load_tiny_golden("mixtral");
+  oar_test::write_file(folder / "m.gguf", mixture_gguf(golden));
+  const Checkpoint source = load(folder / "m.gguf");
+  REQUIRE(source.kind == "gguf");
+  QuantizeOptions o;
+  o.weights = "q8_0";
+  const auto report = quantize_model(source, nullptr, folder / "out", o);
+  REQUIRE_OK(report);
+  const Checkpoint made = load(folder / "out");
+  const Tensor& expert = made.tensors.at("model.layers.0.mlp.experts.1.up_proj.weight");
+  CHECK(expert.format() == *Format::find("q8_0"));
+  CHECK(snr_db(tiny_logits(golden, source, "none"), tiny_logits(golden, made, "none")) > 15);
+  const auto before = make_tokenizer(source.tokenizer, golden.vocab),
+             after = make_tokenizer(made.tokenizer, 0);
+  REQUIRE_OK(before);
+  REQUIRE_OK(after);
+  CHECK((*before)->encode("badge").value() == (*after)->encode("badge").value());
+  CHECK(made.tokenizer.chat_template == "{{ messages[0].content }}");
+  CHECK(made.tokenizer.generation_config == source.tokenizer.generation_config);
+  // And once more, from the folder.
+  o.weights = "int8";
+  CHECK(quantize_model(made, nullptr, folder / "again", o).status().message().find("16 or 32 bits") !=
+        std::string::npos);
+  // A file that is quantized already says so.
+  auto taken = load(folder / "m.gguf");
+  taken.tensors.insert_or_assign("model.layers.0.self_attn.q_proj.weight",
+                                 made.tensors.at("model.layers.0.self_attn.q_proj.weight"));
+  CHECK(quantize_model(taken, nullptr, folder / "again", o).status().message().find("q_proj") !=
+        std::string::npos);
+}
+
+TEST_CASE("a llama2.c file is quantized and brings its tokenizer") {
+  const Folder folder;
+  // dim, ffn, layers, heads, KV heads, vocabulary, context; then every weight and two tables of RoPE.
+  constexpr int32_t kHeader[] = {64, 96, 2, 4, 2, 300, 32};
+  std::string bytes(reinterpret_cast<const char*>(kHeader), sizeof kHeader);
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal(0, 0.1f);
+  const int count =
+      300 * 64 + 2 * (64 + 64 * 64 + 2 * 32 * 64 + 64 * 64 + 64 + 3 * 96 * 64) + 64 + 2 * 32 * 8;
+  for (int i = 0; i < count; ++i) oar_test::append(bytes, normal(random));
+  oar_test::write_file(folder / "m.bin", bytes);
+  std::string vocabulary("\1\0\0\0", 4);
+  for (int i = 0; i < 300; ++i) {
+    oar_test::append(vocabulary, static_cast<float>(-i));
+    oar_test::append(vocabulary, int32_t{1});
+    vocabulary += static_cast<char>(i % 256);
+  }
+  oar_test::write_file(folder / "tok300.bin", vocabulary);
+  const Checkpoint source = load(folder / "m.bin");
+  REQUIRE(source.kind == "llama2c");
+  QuantizeOptions o;
+  o.weights = "q8_0";
+  REQUIRE_OK(quantize_model(source, nullptr, folder / "out", o));
+  const Checkpoint made = load(folder / "out");
+  CHECK(made.tokenizer.llama2c_bin == vocabulary);
+  REQUIRE_OK(make_tokenizer(made.tokenizer, 300));
+  oar_test::TinyGolden golden;
+  golden.tokens = {1, 5, 9, 2, 7, 8, 3, 4};
+  CHECK(snr_db(tiny_logits(golden, source, "none"), tiny_logits(golden, made, "none")) > 25);
 }
 
 TEST_CASE("quantizing refuses what it cannot do and leaves nothing behind") {

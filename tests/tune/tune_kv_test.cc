@@ -36,8 +36,7 @@ struct Demo {
 
 TuneKvOptions small() {
   TuneKvOptions o;
-  o.tokens = oar_test::kSlow ? 192 : 384;
-  o.context = 192;
+  o.context = o.tokens = oar_test::kSlow ? 336 : 512;
   o.model.threads = 2;
   return o;
 }
@@ -55,11 +54,12 @@ TEST_CASE("a loose bound takes the cheapest tier at once") {
   const Demo demo;
   TuneKvOptions o = small();
   o.max_kld = 0.01;
-  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), o);
   REQUIRE(report.ok());
   CHECK(report->decision.kv == "k4v3");
   CHECK(report->decision.kv_bits == 4.0);
-  CHECK(report->decision.positions >= o.tokens - 4);
+  // The first page, beside which nothing is quantized, and the last token, which predicts nothing, are out.
+  CHECK(report->decision.positions == o.tokens - 64 - 1);
   CHECK(report->steps.size() == 1);
   CHECK(report->within);
   CHECK(report->complete);
@@ -71,7 +71,7 @@ TEST_CASE("a bound between the tiers gives a mixture that was measured under it"
   TuneKvOptions o = small();
   const auto uniform = [&](double bound) {
     o.max_kld = bound;
-    auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+    auto report = tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), o);
     REQUIRE(report.ok());
     return *report;
   };
@@ -94,15 +94,61 @@ TEST_CASE("no time, no decision; a stop is a stop; a bound of zero is refused") 
   const Demo demo;
   TuneKvOptions o = small();
   o.seconds = 1e-6;
-  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, "", o);
+  const auto report = tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), o);
   REQUIRE(report.ok());
   CHECK(report->decision.kv.empty());
   CHECK_FALSE(report->within);
   o.seconds = 0;
   const Progress stop = [](std::string_view, uint64_t, uint64_t) { return false; };
-  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, "", o, stop).status().code() == StatusCode::kCancelled);
+  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), o, stop).status().code() ==
+        StatusCode::kCancelled);
   o.max_kld = 0;
-  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, "", o).status().param() == "max_kld");
+  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), o).status().param() == "max_kld");
+}
+
+TEST_CASE("documents that lie within the 16-bit pages decide nothing") {
+  Demo demo;
+  demo.checkpoint = oar_test::shallow_demo();
+  TuneKvOptions o = small();
+  o.max_kld = 0.01;
+  std::string brief;
+  for (int k = 0; k < 60; ++k) brief += "Once more unto the breach, dear friends.\n<|endoftext|>\n";
+  for (const std::string& text : {brief, std::string("a"), std::string(tuning_text().substr(0, 300))}) {
+    const auto refused = tune_kv(demo.checkpoint, *demo.tokenizer, text, o);
+    CHECK(refused.status().param() == "text");
+    CHECK(refused.status().message().find("needs 256") != std::string::npos);
+    CHECK(refused.status().message().find("longer documents") != std::string::npos);
+  }
+  CHECK(tune_kv(demo.checkpoint, *demo.tokenizer, "", o).status().param() == "text");  // not the built-in one
+  TuneKvOptions narrow = o;
+  narrow.context = 64;
+  CHECK(
+      tune_kv(demo.checkpoint, *demo.tokenizer, tuning_text(), narrow).status().message().find("--context") !=
+      std::string::npos);
+  // Beside a long document they change nothing: not the count, not the divergence.
+  const std::string one(tuning_text().substr(0, 4000));
+  const auto alone = tune_kv(demo.checkpoint, *demo.tokenizer, one, o);
+  const auto among = tune_kv(demo.checkpoint, *demo.tokenizer, brief + one, o);
+  REQUIRE(alone.ok());
+  REQUIRE(among.ok());
+  CHECK(among->decision.positions == alone->decision.positions);
+  CHECK(among->decision.mean_kld == alone->decision.mean_kld);
+}
+
+TEST_CASE("--kv auto of a model whose context is one page is int8, and says so") {
+  const Folder folder;
+  const std::string model = folder.path + "/model";
+  fs::copy(oar_test::source_path("configs/demo"), model);
+  json::object config = parse_json(oar_test::read_file(model + "/config.json"), "config").value().as_object();
+  config["max_position_embeddings"] = 64;
+  std::ofstream(model + "/config.json") << json::serialize(config);
+  std::string said;
+  TuneKvOptions o = small();
+  o.model.cache_dir = folder.path;
+  o.model.log = Logger{[&](LogLevel, std::string_view m) { said += m; }};
+  o.seconds = 60;
+  CHECK(choose_kv(model, o).value() == "int8");
+  CHECK(said.find("needs 256") != std::string::npos);
 }
 
 TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so") {
@@ -126,7 +172,7 @@ TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so"
   CHECK(said.find("decided before") != std::string::npos);
   // Another model's, or a damaged one, is passed over.
   const std::string file = fs::directory_iterator(folder.path + "/kv")->path().string();
-  for (const char* text : {"{\"version\":1}", "{", "{\"version\":2,\"model\":\"x\",\"kv\":\"int4\"}"}) {
+  for (const char* text : {"{\"version\":1}", "{", "{\"version\":3,\"model\":\"x\",\"kv\":\"int4\"}"}) {
     std::ofstream(file) << text;
     said.clear();
     CHECK(choose_kv(demo.path, o).value() == "int8");
@@ -149,7 +195,7 @@ TEST_CASE("a decision is read back as written, and wrong fields are named") {
     o[field] = v;
     return read_kv_decision(o, "me").status().param();
   };
-  CHECK(with("version", 2) == "version");
+  CHECK(with("version", 1) == "version");
   CHECK(with("kv", 4) == "kv");
   CHECK(with("kv", "int4/int5") == "kv");
   CHECK(with("max_kld", "x") == "max_kld");
