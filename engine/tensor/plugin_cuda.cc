@@ -2,7 +2,8 @@
 // events, captures (CUDA graphs) and the kernels of kernels/cuda; what has no kernel yet runs on the
 // processor.
 //
-// It needs a driver at run time only (cudart is linked statically); without one it finds no device.
+// It needs a driver at run time only (cudart is linked statically); without one it finds no device. The same
+// source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -220,7 +221,7 @@ oar_plugin make_table() {
   t.size = sizeof t;
   t.major = OAR_PLUGIN_MAJOR;
   t.minor = OAR_PLUGIN_MINOR;
-  t.name = "cuda";
+  t.name = OAR_CUDA_PLUGIN;
   t.device_count = device_count;
   t.device_info = device_info;
   t.open = open_device;

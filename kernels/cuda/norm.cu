@@ -5,15 +5,17 @@
 // thread wrote.
 #include "kernels/cuda/norm.h"
 
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/device.h"
 
 namespace oar::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kWidth = 4;  // floats of one 16-byte access
+constexpr size_t kSharedBytes = 128;
 
 struct Quad {
   float v[kWidth];
@@ -21,9 +23,9 @@ struct Quad {
 
 // Elements [i, i + 4) of a row of `cols`; beyond the end zeros, which add nothing to a sum of squares.
 template <bool kAligned>
-__device__ Quad load(const float* row, int64_t i, int64_t cols) {
+OAR_DEVICE Quad load_quad(const float* row, int64_t i, int64_t cols) {
   if constexpr (kAligned) {
-    const float4 q = *reinterpret_cast<const float4*>(row + i);
+    const float4 q = load(reinterpret_cast<const float4*>(row + i));
     return {{q.x, q.y, q.z, q.w}};
   } else {
     Quad q;
@@ -34,9 +36,9 @@ __device__ Quad load(const float* row, int64_t i, int64_t cols) {
 }
 
 template <bool kAligned>
-__device__ void store(float* row, int64_t i, int64_t cols, const Quad& q) {
+OAR_DEVICE void store_quad(float* row, int64_t i, int64_t cols, const Quad& q) {
   if constexpr (kAligned) {
-    *reinterpret_cast<float4*>(row + i) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
+    store(reinterpret_cast<float4*>(row + i), make_float4(q.v[0], q.v[1], q.v[2], q.v[3]));
   } else {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
@@ -46,10 +48,10 @@ __device__ void store(float* row, int64_t i, int64_t cols, const Quad& q) {
 
 // The sum over the block, the same bits in every thread: a butterfly within each warp, then the warps in
 // order.
-__device__ float block_sum(float x) {
-  __shared__ float partial[kWarps];
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+OAR_DEVICE float block_sum(float x) {
+  static_assert(kWarps * sizeof(float) <= kSharedBytes);
+  float* partial = SharedMemory().take<float>(kWarps);
+  x = warp_sum(x);
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = x;
   __syncthreads();
   float sum = 0.f;
@@ -68,9 +70,9 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
 
   // h = x + residual, rounded to f32 as the stored sum is.
   const auto h_at = [&](int64_t i) {
-    Quad h = load<kAligned>(x, i, a.cols);
+    Quad h = load_quad<kAligned>(x, i, a.cols);
     if (residual != nullptr) {
-      const Quad add = load<kAligned>(residual, i, a.cols);
+      const Quad add = load_quad<kAligned>(residual, i, a.cols);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) h.v[j] = __fadd_rn(h.v[j], add.v[j]);
     }
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
   float squares = 0.f;
   for (int64_t i = int64_t{kWidth} * threadIdx.x; i < a.cols; i += kWidth * kThreads) {
     const Quad h = h_at(i);
-    if (sum_out != nullptr) store<kAligned>(sum_out, i, a.cols, h);
+    if (sum_out != nullptr) store_quad<kAligned>(sum_out, i, a.cols, h);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) squares = __fmaf_rn(h.v[j], h.v[j], squares);
   }
@@ -88,11 +90,11 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
 
   for (int64_t i = int64_t{kWidth} * threadIdx.x; i < a.cols; i += kWidth * kThreads) {
     // sum_out may have replaced the residual; what this thread wrote there is h.
-    Quad h = sum_out != nullptr ? load<kAligned>(sum_out, i, a.cols) : h_at(i);
-    const Quad w = load<kAligned>(a.w, i, a.cols);
+    Quad h = sum_out != nullptr ? load_quad<kAligned>(sum_out, i, a.cols) : h_at(i);
+    const Quad w = load_quad<kAligned>(a.w, i, a.cols);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) h.v[j] = h.v[j] * scale * (w.v[j] + a.w_offset);
-    store<kAligned>(out, i, a.cols, h);
+    store_quad<kAligned>(out, i, a.cols, h);
   }
 }
 
@@ -105,14 +107,8 @@ CudaStatus rms_norm(const RmsNormArgs& a, Stream stream) {
   if (a.rows == 0 || a.cols == 0) return {};
   const bool wide = a.cols % kWidth == 0 && a.ldx % kWidth == 0 && a.ldo % kWidth == 0 && aligned(a.x) &&
                     aligned(a.out) && aligned(a.w) && aligned(a.residual) && aligned(a.sum_out);
-  const auto blocks = static_cast<unsigned>(a.rows);
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (wide) {
-    rms_norm_kernel<true><<<blocks, kThreads, 0, on>>>(a);
-  } else {
-    rms_norm_kernel<false><<<blocks, kThreads, 0, on>>>(a);
-  }
-  return {cudaGetLastError()};
+  const auto kernel = wide ? rms_norm_kernel<true> : rms_norm_kernel<false>;
+  return {launch(kernel, static_cast<unsigned>(a.rows), kThreads, kSharedBytes, stream, a)};
 }
 
 }  // namespace oar::cuda

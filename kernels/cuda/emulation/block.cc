@@ -1,0 +1,216 @@
+// Fibers and meetings: how the threads of a block take turns on one thread of the processor.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "kernels/cuda/emulation/machine.h"
+
+// Saves the registers that a call preserves (System V x86-64), swaps stacks and returns on the other one.
+extern "C" void oar_cuda_switch(void** save, void* load);
+asm(R"(
+.text
+.globl oar_cuda_switch
+.hidden oar_cuda_switch
+.type oar_cuda_switch, @function
+oar_cuda_switch:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+.size oar_cuda_switch, . - oar_cuda_switch
+)");
+
+namespace oar::cuda::emulation {
+namespace {
+
+constexpr size_t kStackBytes = 64 << 10;
+constexpr int kSavedRegisters = 6;
+
+std::string g_error;
+const std::function<void()>* g_thread = nullptr;  // the kernel with its arguments
+void* g_scheduler_stack_pointer = nullptr;
+
+void fiber_main() {
+  (*g_thread)();
+  Fiber& f = *machine().now;
+  const auto pending = [](const std::vector<AsyncCopy>& group) { return !group.empty(); };
+  if (!f.open.empty() || std::any_of(f.groups.begin(), f.groups.end(), pending)) {
+    fail("a thread ends with copies that it has not waited for");
+  }
+  f.open.clear();
+  f.groups.clear();
+  f.state = Fiber::State::kDone;
+  yield_fiber();
+  __builtin_unreachable();  // nobody resumes what is done
+}
+
+void resume(Fiber& f) {
+  machine().now = &f;
+  oar_cuda_switch(&g_scheduler_stack_pointer, f.stack_pointer);
+}
+
+void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
+  if (f.stack == nullptr) {  // kept for the life of the process
+    f.stack = static_cast<std::byte*>(
+        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  }
+  const auto n = static_cast<unsigned>(number);
+  f.thread = {n % block.x, n / block.x % block.y, n / (block.x * block.y)};
+  f.block = index;
+  f.block_dim = block;
+  f.grid_dim = grid;
+  f.number = number;
+  f.state = Fiber::State::kReady;
+  f.open.clear();
+  f.groups.clear();
+  f.accesses.clear();
+  // As if it had called oar_cuda_switch: return address, then the registers. The stack is aligned as a call
+  // leaves it.
+  auto* top = reinterpret_cast<void**>(f.stack + kStackBytes - 64);
+  *--top = nullptr;
+  *--top = reinterpret_cast<void*>(&fiber_main);
+  for (int r = 0; r < kSavedRegisters; ++r) *--top = nullptr;
+  f.stack_pointer = top;
+}
+
+// Nobody can go on: all wait at the block's barrier, or something is wrong. True: go on.
+bool pass_barrier() {
+  Machine& m = machine();
+  const auto all = std::span(m.fibers).first(static_cast<size_t>(m.threads));
+  const auto stuck =
+      std::find_if(all.begin(), all.end(), [](const Fiber& f) { return f.state == Fiber::State::kInWarp; });
+  if (stuck != all.end()) {
+    m.now = &*stuck;
+    fail("a warp waits for lanes that never come", stuck->place);
+    return false;
+  }
+  const Fiber* first = nullptr;
+  bool ended = false;
+  for (const Fiber& f : all) {
+    ended = ended || f.state == Fiber::State::kDone;
+    if (f.state != Fiber::State::kAtBarrier) continue;
+    if (first == nullptr) first = &f;
+    if (f.place.line != first->place.line || std::strcmp(f.place.file, first->place.file) != 0) {
+      fail("__syncthreads is reached at different places", f.place);
+    }
+  }
+  if (ended) fail("__syncthreads is not reached by threads that have ended", first->place);
+  ++counters().barriers;
+  ++m.block_epoch;
+  for (Fiber& f : all) {
+    if (f.state == Fiber::State::kAtBarrier) f.state = Fiber::State::kReady;
+  }
+  return true;
+}
+
+void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
+  Machine& m = machine();
+  begin_block();
+  std::vector<int> order(static_cast<size_t>(m.threads));
+  for (int k = 0; k < m.threads; ++k) {
+    prepare(m.fibers[static_cast<size_t>(k)], k, grid, block, index);
+    order[static_cast<size_t>(k)] = options().order == Order::kDescending ? m.threads - 1 - k : k;
+  }
+  if (options().order == Order::kShuffled) std::shuffle(order.begin(), order.end(), random);
+  while (true) {
+    bool moved = false;
+    int done = 0;
+    for (int k : order) {
+      Fiber& f = m.fibers[static_cast<size_t>(k)];
+      if (f.state == Fiber::State::kReady) {
+        resume(f);
+        moved = true;
+      }
+      done += f.state == Fiber::State::kDone;
+    }
+    if (done == m.threads) break;
+    if (!moved && !pass_barrier()) break;  // fibers that never end are left where they are
+  }
+  finish_block();
+}
+
+}  // namespace
+
+Machine& machine() {
+  static auto* m = new Machine;  // larger than a stack; fibers keep theirs until the end
+  return *m;
+}
+Options& options() {
+  static Options o;
+  return o;
+}
+Counters& counters() {
+  static Counters c;
+  return c;
+}
+
+void fail(const std::string& what, Place place) {
+  if (!g_error.empty()) return;
+  const char* slash = std::strrchr(place.file, '/');
+  g_error = what;
+  if (place.line > 0) {
+    g_error += std::string(" (") + (slash != nullptr ? slash + 1 : place.file) + ":" +
+               std::to_string(place.line) + ")";
+  }
+  if (const Fiber* f = machine().now; f != nullptr) {
+    g_error += " [block " + std::to_string(f->block.x) + "," + std::to_string(f->block.y) + "," +
+               std::to_string(f->block.z) + " thread " + std::to_string(f->number) + "]";
+  }
+}
+std::string take_error() { return std::exchange(g_error, {}); }
+
+const Thread& current_thread() { return *machine().now; }
+int lane_of_current_thread() { return machine().now->lane(); }
+void* shared_memory() { return machine().shared; }
+
+void yield_fiber() { oar_cuda_switch(&machine().now->stack_pointer, g_scheduler_stack_pointer); }
+
+void block_barrier(Place place) {
+  Fiber& f = *machine().now;
+  f.state = Fiber::State::kAtBarrier;
+  f.place = place;
+  yield_fiber();
+}
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread) {
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  constexpr unsigned kMaxGridYZ = 65535;
+  if (shared_bytes > kMaxSharedBytes || threads == 0 || threads > kMaxThreads || grid.x == 0 || grid.y == 0 ||
+      grid.z == 0 || grid.y > kMaxGridYZ || grid.z > kMaxGridYZ) {
+    fail("invalid launch: " + std::to_string(threads) + " threads, " + std::to_string(shared_bytes) +
+         " bytes of shared memory, a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
+         " x " + std::to_string(grid.z));
+    return;
+  }
+  Machine& m = machine();
+  g_thread = &thread;
+  m.threads = static_cast<int>(threads);
+  m.shared_bytes = shared_bytes;
+  ++counters().launches;
+  std::mt19937 random(options().seed);
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) {
+        ++counters().blocks;
+        run_block(grid, block, {x, y, z}, random);
+      }
+    }
+  }
+  m.now = nullptr;
+}
+
+}  // namespace oar::cuda::emulation

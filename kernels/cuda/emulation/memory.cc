@@ -1,0 +1,295 @@
+// Device memory, shared memory, asynchronous copies, and what traced kernels let us see of each access.
+// Never compiled with -fsanitize=thread: the functions at the end are what instrumented kernels call.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <tuple>
+
+#include <utility>
+
+#include "kernels/cuda/emulation/machine.h"
+
+namespace oar::cuda::emulation {
+namespace {
+
+constexpr std::byte kNan{0xff};      // every float, bf16 and f16 of these bytes is NaN
+constexpr std::byte kGuard{0xa5};    // around each allocation
+constexpr size_t kSectorBytes = 32;  // of global memory
+constexpr size_t kBanks = 32, kBankBytes = 4;
+
+bool g_tracing = false;
+
+struct Allocation {
+  std::byte* base;  // with the guards
+  size_t bytes;
+};
+std::map<const std::byte*, Allocation> g_allocations;  // by first byte
+uint64_t g_allocated = 0;
+
+bool guards_hold(const Allocation& a) {
+  const auto whole = [](const std::byte* p) {
+    return std::all_of(p, p + kGuardBytes, [](std::byte b) { return b == kGuard; });
+  };
+  return whole(a.base) && whole(a.base + kGuardBytes + a.bytes);
+}
+
+// The allocation that holds the byte or has it in a guard; null: the host's memory.
+const Allocation* allocation_of(const void* p) {
+  const auto* at = static_cast<const std::byte*>(p);
+  auto it = g_allocations.upper_bound(at + kGuardBytes);
+  if (it == g_allocations.begin()) return nullptr;
+  const Allocation& a = std::prev(it)->second;
+  return at >= a.base && at < a.base + a.bytes + 2 * kGuardBytes ? &a : nullptr;
+}
+
+bool in_shared(const void* p) {
+  const auto* at = static_cast<const std::byte*>(p);
+  const Machine& m = machine();
+  return at >= m.shared && at < m.shared + sizeof m.shared;
+}
+
+// ---- races in shared memory ----
+
+// An access is ordered before the one that comes now if a barrier of the block, or of the common warp, lies
+// between them. Two readers are kept: one that comes later may be ordered behind one of them alone.
+struct Touch {
+  uint32_t block_epoch = 0, warp_epoch = 0;
+  int thread = -1;
+};
+struct Shadow {
+  Touch write, read, other_read;
+};
+std::vector<Shadow> g_shadow;  // a byte of shared memory each
+
+bool ordered(const Touch& before, const Fiber& now) {
+  const Machine& m = machine();
+  if (before.thread < 0 || before.thread == now.number || before.block_epoch != m.block_epoch) return true;
+  return before.thread / kLanes == now.warp() &&
+         before.warp_epoch < m.warp_epoch[static_cast<size_t>(now.warp())];
+}
+
+void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) {
+  const Machine& m = machine();
+  const auto offset = static_cast<size_t>(p - m.shared);
+  if (offset + bytes > m.shared_bytes) {
+    return fail(std::string(write ? "write" : "read") + " beyond the shared memory of the launch");
+  }
+  const Touch now{m.block_epoch, m.warp_epoch[static_cast<size_t>(f.warp())], f.number};
+  for (size_t k = offset; k < offset + bytes; ++k) {
+    Shadow& s = g_shadow[k];
+    const Touch* race = nullptr;
+    if (!ordered(s.write, f)) race = &s.write;
+    if (write && !ordered(s.read, f)) race = &s.read;
+    if (write && !ordered(s.other_read, f)) race = &s.other_read;
+    if (race != nullptr) {
+      fail("race in shared memory at byte " + std::to_string(k) + ": " + (write ? "written" : "read") +
+           " without a barrier behind thread " + std::to_string(race->thread));
+    }
+    if (write) s.write = now;
+    else if (ordered(s.read, f)) s.read = now;
+    else s.other_read = now;
+  }
+}
+
+// ---- requests: the accesses of a warp's lanes by one instruction between two meetings ----
+
+struct Request {
+  std::vector<uintptr_t> address;
+  size_t bytes = 0;
+  bool write = false, shared = false;
+};
+std::map<std::tuple<int, const void*, uint32_t, int>, Request> g_requests;
+
+void count_sectors(const Request& r) {
+  std::vector<uintptr_t> sectors;
+  for (uintptr_t a : r.address) {
+    for (uintptr_t s = a / kSectorBytes; s <= (a + r.bytes - 1) / kSectorBytes; ++s) sectors.push_back(s);
+  }
+  std::sort(sectors.begin(), sectors.end());
+  const auto distinct = static_cast<uint64_t>(std::unique(sectors.begin(), sectors.end()) - sectors.begin());
+  Counters& c = counters();
+  (r.write ? c.store_requests : c.load_requests) += 1;
+  (r.write ? c.store_sectors : c.load_sectors) += distinct;
+  (r.write ? c.store_bytes : c.load_bytes) += r.address.size() * r.bytes;
+}
+
+}  // namespace
+
+bool tracing() { return g_tracing; }
+
+// 16-byte accesses are served 8 lanes at a time, 8-byte ones 16, narrower ones 32.
+void count_wavefronts(const uintptr_t* address, int n, size_t bytes) {
+  const int at_once = bytes == 16 ? 8 : bytes == 8 ? 16 : 32;
+  for (int first = 0; first < n; first += at_once) {
+    std::vector<uintptr_t> words[kBanks];
+    for (int k = first; k < std::min(n, first + at_once); ++k) {
+      for (uintptr_t w = address[k] / kBankBytes; w <= (address[k] + bytes - 1) / kBankBytes; ++w) {
+        auto& bank = words[w % kBanks];
+        if (std::find(bank.begin(), bank.end(), w) == bank.end()) bank.push_back(w);
+      }
+    }
+    size_t most = 1;
+    for (const auto& bank : words) most = std::max(most, bank.size());
+    counters().shared_wavefronts += most;
+    ++counters().shared_ideal;
+  }
+}
+
+void watch_access(const void* p, size_t bytes, bool write, const void* instruction) {
+  Fiber* f = machine().now;
+  if (f == nullptr) return;
+  const auto* at = static_cast<const std::byte*>(p);
+  const bool shared = in_shared(p);
+  if (shared) {
+    watch_shared(at, bytes, write, *f);
+  } else if (const Allocation* a = allocation_of(p); a == nullptr) {
+    return;  // the fiber's stack, arguments, constants
+  } else if (at < a->base + kGuardBytes || at + bytes > a->base + kGuardBytes + a->bytes) {
+    return fail(std::string(write ? "write" : "read") + " outside of an allocation of " +
+                std::to_string(a->bytes) + " bytes");
+  }
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) return fail("misaligned access");
+  if (instruction == nullptr) return;  // counted by who asks
+  const int nth = f->accesses[instruction]++;
+  Request& r =
+      g_requests[{f->warp(), instruction, machine().warp_meetings[static_cast<size_t>(f->warp())], nth}];
+  r.address.push_back(reinterpret_cast<uintptr_t>(p));
+  r.bytes = bytes;
+  r.write = write;
+  r.shared = shared;
+}
+
+void begin_block() {
+  Machine& m = machine();
+  std::memset(m.shared, static_cast<int>(kNan), m.shared_bytes);
+  std::memset(m.shared + m.shared_bytes, static_cast<int>(kGuard), kGuardBytes);
+  ++m.block_epoch;
+  if (g_tracing) g_shadow.assign(m.shared_bytes, {});
+}
+
+void finish_block() {
+  Machine& m = machine();
+  const std::byte* end = m.shared + m.shared_bytes;
+  if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; })) {
+    fail("write beyond the shared memory of the launch");
+  }
+  for (const auto& [first, a] : g_allocations) {
+    if (!guards_hold(a)) fail("write outside of an allocation of " + std::to_string(a.bytes) + " bytes");
+  }
+  for (const auto& [key, r] : g_requests) {
+    if (r.shared) count_wavefronts(r.address.data(), static_cast<int>(r.address.size()), r.bytes);
+    else count_sectors(r);
+  }
+  g_requests.clear();
+}
+
+void* device_allocate(size_t bytes) {
+  if (bytes > kDeviceBytes - g_allocated) return nullptr;
+  constexpr size_t kAlign = 256;
+  static_assert(kGuardBytes % kAlign == 0);
+  const size_t whole = (bytes + 2 * kGuardBytes + kAlign - 1) / kAlign * kAlign;
+  auto* base = static_cast<std::byte*>(std::aligned_alloc(kAlign, whole));
+  if (base == nullptr) return nullptr;
+  std::memset(base, static_cast<int>(kGuard), kGuardBytes);
+  std::memset(base + kGuardBytes, static_cast<int>(kNan), bytes);
+  std::memset(base + kGuardBytes + bytes, static_cast<int>(kGuard), kGuardBytes);
+  g_allocations[base + kGuardBytes] = {base, bytes};
+  g_allocated += bytes;
+  return base + kGuardBytes;
+}
+
+bool device_release(void* p) {
+  const auto it = g_allocations.find(static_cast<std::byte*>(p));
+  if (it == g_allocations.end()) return false;
+  g_allocated -= it->second.bytes;
+  std::free(it->second.base);
+  g_allocations.erase(it);
+  return true;
+}
+
+uint64_t device_bytes() { return g_allocated; }
+
+__attribute__((noinline)) void copy_traced(void* to, const void* from, size_t bytes, const void* place,
+                                           bool write) {
+  if (g_tracing) watch_access(place, bytes, write, __builtin_return_address(0));
+  std::memcpy(to, from, bytes);
+}
+
+// ---- asynchronous copies ----
+
+namespace {
+void perform(const AsyncCopy& c) {
+  if (c.from != nullptr) std::memcpy(c.to, c.from, static_cast<size_t>(c.bytes));
+  else std::memset(c.to, 0, static_cast<size_t>(c.bytes));
+}
+}  // namespace
+
+void copy_async(void* shared, const void* global, int bytes) {
+  Fiber& f = *machine().now;
+  const auto size = static_cast<size_t>(bytes);
+  if (reinterpret_cast<uintptr_t>(shared) % size != 0 || reinterpret_cast<uintptr_t>(global) % size != 0) {
+    return fail("cp.async: an address is no multiple of its size");
+  }
+  const auto* to = static_cast<const std::byte*>(shared);
+  if (!in_shared(shared) || to + size > machine().shared + machine().shared_bytes) {
+    return fail("cp.async: the target lies outside of the launch's shared memory");
+  }
+  if (g_tracing) {
+    const auto* instruction = static_cast<const char*>(__builtin_return_address(0));
+    watch_access(shared, size, true, instruction);
+    if (global != nullptr) watch_access(global, size, false, instruction + 1);
+  }
+  const AsyncCopy copy{shared, global, bytes, !options().late_copies};
+  if (copy.done) perform(copy);
+  else std::memset(shared, static_cast<int>(kNan), size);
+  f.open.push_back(copy);
+}
+void copy_async_commit() {
+  Fiber& f = *machine().now;
+  f.groups.push_back(std::exchange(f.open, {}));
+}
+void copy_async_wait(int left) { finish_copies(*machine().now, static_cast<size_t>(left)); }
+
+void finish_copies(Fiber& f, size_t left) {
+  for (; f.groups.size() > left; f.groups.pop_front()) {
+    for (const AsyncCopy& c : f.groups.front()) {
+      if (!c.done) perform(c);
+    }
+  }
+}
+
+}  // namespace oar::cuda::emulation
+
+// ---- what code compiled with -fsanitize=thread calls (gcc/sanitizer.def) ----
+
+#define OAR_ACCESS(name, bytes, write)                                                  \
+  extern "C" __attribute__((noinline, visibility("hidden"))) void name(void* p) {       \
+    ::oar::cuda::emulation::watch_access(p, bytes, write, __builtin_return_address(0)); \
+  }
+#define OAR_ACCESSES(bytes)                    \
+  OAR_ACCESS(__tsan_read##bytes, bytes, false) \
+  OAR_ACCESS(__tsan_write##bytes, bytes, true)
+OAR_ACCESSES(1)
+OAR_ACCESSES(2)
+OAR_ACCESSES(4)
+OAR_ACCESSES(8)
+OAR_ACCESSES(16)
+OAR_ACCESS(__tsan_unaligned_read2, 2, false)
+OAR_ACCESS(__tsan_unaligned_read4, 4, false)
+OAR_ACCESS(__tsan_unaligned_read8, 8, false)
+OAR_ACCESS(__tsan_unaligned_read16, 16, false)
+OAR_ACCESS(__tsan_unaligned_write2, 2, true)
+OAR_ACCESS(__tsan_unaligned_write4, 4, true)
+OAR_ACCESS(__tsan_unaligned_write8, 8, true)
+OAR_ACCESS(__tsan_unaligned_write16, 16, true)
+#define OAR_IGNORED(signature) \
+  extern "C" __attribute__((visibility("hidden"))) void signature {}
+OAR_IGNORED(__tsan_func_entry(void*))
+OAR_IGNORED(__tsan_func_exit())
+OAR_IGNORED(__tsan_vptr_read(void**))
+OAR_IGNORED(__tsan_vptr_update(void**, void*))
+OAR_IGNORED(__tsan_read_range(void*, unsigned long))
+OAR_IGNORED(__tsan_write_range(void*, unsigned long))
+extern "C" __attribute__((visibility("hidden"))) void __tsan_init() {
+  ::oar::cuda::emulation::g_tracing = true;
+}

@@ -1,0 +1,181 @@
+// The part of the CUDA runtime that the plug-in and the tests call, over the emulator, with the toolkit's own
+// declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. An error
+// of a kernel sticks to the device, as on a real one.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include <utility>
+
+#include "kernels/cuda/emulation/machine.h"
+
+namespace {
+
+namespace emulation = oar::cuda::emulation;
+using Work = std::function<cudaError_t()>;
+using Graph = std::vector<Work>;
+
+struct Stream {
+  Graph* capture = nullptr;
+};
+Stream g_default_stream;
+std::recursive_mutex g_mutex;  // the emulator has one device, and that does one thing at a time
+cudaError_t g_sticky = cudaSuccess;
+thread_local cudaError_t t_last = cudaSuccess;
+
+Stream& of(cudaStream_t stream) {
+  return stream != nullptr ? *reinterpret_cast<Stream*>(stream) : g_default_stream;
+}
+
+cudaError_t submit(cudaStream_t stream, Work work) {
+  std::lock_guard lock(g_mutex);
+  if (Graph* capture = of(stream).capture; capture != nullptr) {
+    capture->push_back(std::move(work));
+    return cudaSuccess;
+  }
+  if (g_sticky == cudaSuccess) g_sticky = work();
+  return t_last = g_sticky;
+}
+
+cudaError_t sticky() {
+  std::lock_guard lock(g_mutex);
+  return g_sticky;
+}
+
+}  // namespace
+
+namespace oar::cuda::emulation {
+
+int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread) {
+  return submit(static_cast<cudaStream_t>(stream), [=] {
+    run_grid(grid, block, shared_bytes, thread);
+    const std::string error = take_error();
+    if (error.empty()) return cudaSuccess;
+    std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());
+    return cudaErrorLaunchFailure;
+  });
+}
+
+}  // namespace oar::cuda::emulation
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::snprintf(properties->name, sizeof properties->name, "emulated CUDA device");
+  properties->totalGlobalMem = emulation::kDeviceBytes;
+  properties->major = 9;
+  properties->warpSize = emulation::kLanes;
+  properties->sharedMemPerBlockOptin = emulation::kMaxSharedBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetLastError() { return std::exchange(t_last, sticky()); }
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    default: return "cudaError";
+  }
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorLaunchFailure: return "a kernel did what no kernel may do (standard error has the place)";
+    default: return "error of the emulated device";
+  }
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  std::lock_guard lock(g_mutex);
+  *memory = emulation::device_allocate(bytes);
+  return t_last = *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void* memory) {
+  std::lock_guard lock(g_mutex);
+  return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  std::lock_guard lock(g_mutex);
+  *total_bytes = emulation::kDeviceBytes;
+  *free_bytes = emulation::kDeviceBytes - emulation::device_bytes();
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return submit(stream, [=] {
+    std::memmove(to, from, bytes);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete reinterpret_cast<Stream*>(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return sticky(); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new char);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete reinterpret_cast<char*>(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return sticky(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return sticky(); }
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  std::lock_guard lock(g_mutex);
+  of(stream).capture = new Graph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  std::lock_guard lock(g_mutex);
+  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(of(stream).capture, nullptr));
+  return *graph != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete reinterpret_cast<Graph*>(executable);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  for (const Work& work : *reinterpret_cast<Graph*>(executable)) {
+    if (const cudaError_t error = submit(stream, work); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+}

@@ -1,0 +1,177 @@
+// The emulated device finds what kernels may not do, and computes what the PTX manual says.
+#include <cmath>
+#include <vector>
+
+#include "kernels/cuda/emulation/emulation.h"
+#include "quant/dtype.h"
+#include "tests/cuda/faulty_kernels.h"
+#include "tests/support/catch.h"
+
+namespace emulation = oar::cuda::emulation;
+using namespace oar_test;
+
+namespace {
+
+constexpr int kThreads = 64;
+constexpr size_t kSharedBytes = 1024;
+
+// `n` values of T in device memory.
+template <class T>
+class DeviceValues {
+ public:
+  explicit DeviceValues(size_t n)
+      : data_(static_cast<T*>(emulation::device_allocate(n * sizeof(T)))), size_(n) {}
+  ~DeviceValues() { emulation::device_release(data_); }
+  DeviceValues(const DeviceValues&) = delete;
+  DeviceValues& operator=(const DeviceValues&) = delete;
+  T* data() { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  size_t size() const { return size_; }
+
+ private:
+  T* data_;
+  size_t size_;
+};
+
+// What the emulator says of a run, or "NaN" for an output that is none; empty: all is well.
+std::string run(FaultyKernel kernel, bool fault) {
+  DeviceValues<float> in(kThreads), out(kThreads);
+  for (size_t i = 0; i < kThreads; ++i) in[i] = static_cast<float>(i);
+  emulation::run_grid(1, kThreads, kSharedBytes, [&] { kernel(out.data(), in.data(), fault); });
+  if (std::string error = emulation::take_error(); !error.empty()) return error;
+  for (size_t i = 0; i < kThreads; ++i) {
+    if (std::isnan(out[i])) return "NaN";
+  }
+  return {};
+}
+
+void in_every_order(const std::function<void()>& test) {
+  for (const auto order :
+       {emulation::Order::kAscending, emulation::Order::kDescending, emulation::Order::kShuffled}) {
+    for (const bool late : {true, false}) {
+      emulation::options() = {order, 7, late};
+      INFO("order " << static_cast<int>(order) << ", late copies " << late);
+      test();
+    }
+  }
+  emulation::options() = {};
+}
+
+}  // namespace
+
+TEST_CASE("emulated device: what a kernel may not do is found, whatever the order of threads") {
+  const struct {
+    const char* name;
+    FaultyKernel kernel;
+    const char* says;
+    bool late_only = false;  // copies that happen at once hide it
+  } cases[] = {
+      {"a read before the barrier", reads_before_the_barrier, "race in shared memory"},
+      {"a write while others read", writes_a_buffer_others_still_read, "race in shared memory"},
+      {"a barrier for some", barrier_for_some, "not reached by threads that have ended"},
+      {"barriers at two places", barriers_at_two_places, "reached at different places"},
+      {"a shuffle in half a warp", shuffle_in_half_a_warp, "lane"},
+      {"a shuffle from outside", shuffle_from_outside_the_mask, "outside of its mask"},
+      {"a read beyond", reads_beyond, "read outside of an allocation"},
+      {"a write beyond", writes_beyond, "write outside of an allocation"},
+      {"shared memory beyond", shared_beyond, "beyond the shared memory"},
+      {"a misaligned access", misaligned, "misaligned"},
+      {"copies without wait", copies_without_wait, "not waited for"},
+      {"a wait for too few", waits_for_too_few, "NaN", true},
+      {"shared memory that nobody wrote", reads_unwritten_shared, "NaN"},
+  };
+  for (const auto& c : cases) {
+    in_every_order([&] {
+      INFO(c.name);
+      CHECK(run(c.kernel, false) == "");
+      const std::string found = run(c.kernel, true);
+      INFO("found: " << found);
+      if (!c.late_only || emulation::options().late_copies) CHECK(found.find(c.says) != std::string::npos);
+    });
+  }
+}
+
+TEST_CASE("emulated device: launches beyond the limits are refused") {
+  const auto nothing = [] {};
+  for (const auto& [grid, block, shared] : std::vector<std::tuple<dim3, dim3, size_t>>{
+           {1, 1025, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 228 << 10}, {dim3(1, 65536), 1, 0}}) {
+    emulation::run_grid(grid, block, shared, nothing);
+    CHECK(emulation::take_error().find("invalid launch") != std::string::npos);
+  }
+  emulation::run_grid(dim3(2, 3, 4), dim3(4, 4, 2), 227 << 10, nothing);
+  CHECK(emulation::take_error() == "");
+}
+
+TEST_CASE("emulated device: sectors and bank conflicts of a warp's requests") {
+  DeviceValues<float> in(32 * 32), out(32);
+  for (const auto& [stride, sectors] : {std::pair{1, 4u}, {2, 8u}, {8, 32u}, {32, 32u}}) {
+    emulation::counters() = {};
+    emulation::run_grid(1, 32, 0, [&, stride = stride] { strided(out.data(), in.data(), stride); });
+    INFO("stride " << stride);
+    CHECK(emulation::counters().load_requests == 1);
+    CHECK(emulation::counters().load_sectors == sectors);
+    CHECK(emulation::counters().load_bytes == 128);
+    CHECK(emulation::counters().store_sectors == 4);
+  }
+  for (const auto& [stride, wavefronts] : {std::pair{1, 1u}, {2, 2u}, {32, 32u}, {33, 1u}}) {
+    emulation::counters() = {};
+    emulation::run_grid(1, 32, 32 * 33 * 4, [&, stride = stride] { banks(out.data(), in.data(), stride); });
+    INFO("stride " << stride);
+    CHECK(emulation::counters().shared_wavefronts == wavefronts);
+    CHECK(emulation::counters().shared_ideal == 1);
+  }
+  CHECK(emulation::take_error() == "");
+}
+
+// Small integers: every product and sum is exact in every type, so any order of additions gives the same.
+TEST_CASE("emulated device: matrix products with the manual's fragments") {
+  in_every_order([] {
+    const auto value = [](size_t i, size_t seed) {
+      return static_cast<int>((i * 7 + i / 5 + seed) % 13) - 6;
+    };
+    {
+      DeviceValues<uint16_t> a(16 * 16), columns(8 * 16), rows(16 * 8);
+      DeviceValues<float> c(16 * 8), d(16 * 8);
+      const auto bf16_of = [](int v) {
+        const float f = static_cast<float>(v);
+        uint32_t bits;
+        std::memcpy(&bits, &f, sizeof bits);
+        return static_cast<uint16_t>(bits >> 16);
+      };
+      for (size_t i = 0; i < a.size(); ++i) a[i] = bf16_of(value(i, 1));
+      for (size_t k = 0; k < 16; ++k) {
+        for (size_t n = 0; n < 8; ++n) columns[n * 16 + k] = rows[k * 8 + n] = bf16_of(value(k * 8 + n, 3));
+      }
+      emulation::run_grid(1, 32, kSharedBytes, [&] { multiply_bf16(c.data(), a.data(), columns.data()); });
+      emulation::run_grid(1, 32, kSharedBytes,
+                          [&] { multiply_bf16_transposed(d.data(), a.data(), rows.data()); });
+      REQUIRE(emulation::take_error() == "");
+      for (size_t m = 0; m < 16; ++m) {
+        for (size_t n = 0; n < 8; ++n) {
+          int want = 0;
+          for (size_t k = 0; k < 16; ++k) want += value(m * 16 + k, 1) * value(k * 8 + n, 3);
+          CHECK(c[m * 8 + n] == static_cast<float>(want));
+          CHECK(d[m * 8 + n] == static_cast<float>(want));
+        }
+      }
+    }
+    DeviceValues<int8_t> a(16 * 32), b(8 * 32);
+    DeviceValues<uint8_t> a8(16 * 32), b8(8 * 32);
+    DeviceValues<int32_t> c(16 * 8);
+    DeviceValues<float> c8(16 * 8);
+    const auto e4m3_of = [](int v) { return oar::to_e4m3(static_cast<float>(v)).bits; };
+    for (size_t i = 0; i < a.size(); ++i) a8[i] = e4m3_of(a[i] = static_cast<int8_t>(value(i, 5)));
+    for (size_t i = 0; i < b.size(); ++i) b8[i] = e4m3_of(b[i] = static_cast<int8_t>(value(i, 9)));
+    emulation::run_grid(1, 32, 0, [&] { multiply_s8(c.data(), a.data(), b.data()); });
+    emulation::run_grid(1, 32, 0, [&] { multiply_e4m3(c8.data(), a8.data(), b8.data()); });
+    REQUIRE(emulation::take_error() == "");
+    for (size_t m = 0; m < 16; ++m) {
+      for (size_t n = 0; n < 8; ++n) {
+        int want = 0;
+        for (size_t k = 0; k < 32; ++k) want += a[m * 32 + k] * b[n * 32 + k];
+        CHECK(c[m * 8 + n] == want);
+        CHECK(c8[m * 8 + n] == static_cast<float>(want));
+      }
+    }
+  });
+}

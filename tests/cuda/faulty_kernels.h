@@ -1,0 +1,40 @@
+// Small kernels for tests of the emulator: each does what a kernel may not do if `fault` is set, and the
+// right thing otherwise. Compiled like kernels/cuda, with every access seen.
+#pragma once
+
+#include <cstdint>
+
+namespace oar_test {
+
+// All for blocks of 64 threads and 1 KiB of shared memory.
+using FaultyKernel = void (*)(float* out, const float* in, bool fault);
+
+void reads_before_the_barrier(float* out, const float* in, bool fault);
+void writes_a_buffer_others_still_read(float* out, const float* in, bool fault);
+void barrier_for_some(float* out, const float* in, bool fault);
+void barriers_at_two_places(float* out, const float* in, bool fault);
+void shuffle_in_half_a_warp(float* out, const float* in, bool fault);
+void shuffle_from_outside_the_mask(float* out, const float* in, bool fault);
+void reads_beyond(float* out, const float* in, bool fault);
+void writes_beyond(float* out, const float* in, bool fault);
+void shared_beyond(float* out, const float* in, bool fault);
+void misaligned(float* out, const float* in, bool fault);
+void copies_without_wait(float* out, const float* in, bool fault);
+void waits_for_too_few(float* out, const float* in, bool fault);
+void reads_unwritten_shared(float* out, const float* in, bool fault);
+
+// out[t] = in[t * stride] for 32 threads.
+void strided(float* out, const float* in, int stride);
+// A word of shared memory per thread, `stride` words apart, 32 threads.
+void banks(float* out, const float* in, int stride);
+
+// One warp: c (16 x 8) = a (16 x 16) b (16 x 8), row-major bf16 in `a`, columns of b in `b` (8 x 16), through
+// ldmatrix.
+void multiply_bf16(float* c, const uint16_t* a, const uint16_t* b);
+// The same with b as it lies, (16 x 8), through transposing ldmatrix.
+void multiply_bf16_transposed(float* c, const uint16_t* a, const uint16_t* b);
+// One warp: c (16 x 8) = a (16 x 32) b, columns of b in `b` (8 x 32), bytes.
+void multiply_s8(int32_t* c, const int8_t* a, const int8_t* b);
+void multiply_e4m3(float* c, const uint8_t* a, const uint8_t* b);
+
+}  // namespace oar_test
