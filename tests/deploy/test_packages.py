@@ -2,6 +2,9 @@
 """The Debian packages: made by CPack, unpacked into a root of their own, and used there: the program serves the default
 model, an example is compiled and linked against liboar-dev and answers. Needs cpack, dpkg-deb and dpkg-shlibdeps."""
 import glob
+import gzip
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -67,6 +70,45 @@ class Packages(unittest.TestCase):
         self.assertEqual(seen["./usr/bin/oar"], "oar")
         self.assertEqual(seen["./usr/include/oar.h"], "liboar-dev")
         self.assertEqual(seen["./usr/lib/systemd/system/oar.service"], "oar")
+
+    def test_papers(self):
+        for package, path in self.files.items():
+            names = {line.split()[5] for line in run("dpkg-deb", "-c", path).splitlines()}
+            self.assertLessEqual({f"./usr/share/doc/{package}/copyright", f"./usr/share/doc/{package}/changelog.gz"}, names)
+            # What is in it, beside it.
+            with open(path.removesuffix(".deb") + ".deb.cdx.json", encoding="utf-8") as f:
+                bill = json.load(f)
+            with open(path, "rb") as f:
+                self.assertEqual(bill["metadata"]["component"]["hashes"][0]["content"], hashlib.sha256(f.read()).hexdigest())
+            if package != "liboar-dev":
+                self.assertIn("libc6", {c["name"] for c in bill["components"]})
+            for component in bill["components"]:
+                self.assertRegex(component["purl"], r"^pkg:deb/\w+/[\w.%-]+@[\w.%~-]+\?arch=\w+&distro=\S+$")
+        triplet = run("dpkg-architecture", "-qDEB_HOST_MULTIARCH").strip()
+        self.assertEqual(self.lib, os.path.join(self.root, "usr/lib", triplet))
+        self.assertRegex(run("dpkg-deb", "-I", self.files["liboar0"], "shlibs"), r"^liboar 0 liboar0 \(>= [\d.]+\)\n$")
+        for script in ("postinst", "prerm", "postrm"):
+            self.assertIn("#!/bin/sh", run("dpkg-deb", "-I", self.files["oar"], script))
+
+    def test_manual_pages(self):
+        """One for the program and one for each command, with every option that --help names."""
+        oar = os.path.join(BUILD, "bin/oar")
+        folder = os.path.join(self.root, "usr/share/man/man1")
+        commands = re.findall(r"^  ([a-z]+) ", run(oar, "--help").split("Subcommands:")[1].split("\n\n")[0], re.M)
+        self.assertIn("serve", commands)
+        self.assertEqual(set(os.listdir(folder)), {"oar.1.gz"} | {f"oar-{c}.1.gz" for c in commands})
+        for command in ("serve", "health", "quantize"):
+            with gzip.open(f"{folder}/oar-{command}.1.gz", "rt", encoding="utf-8") as f:
+                text = f.read()
+            self.assertIn(f".TH OAR-{command.upper()} 1", text)
+            tagged = " ".join(re.findall(r"^\.TP\n\\fB(.*)\\fR$", text, re.M)).replace("\\-", "-")
+            for option in re.findall(r"^  (-[^ ]+)", run(oar, command, "--help"), re.M):
+                self.assertIn(option, tagged)
+
+    @unittest.skipIf(shutil.which("lintian") is None, "skipped: lintian not installed")
+    def test_lintian(self):
+        done = subprocess.run(["lintian", "--allow-root", "--fail-on", "error", *self.files.values()], capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_program_finds_its_model(self):
         out = run(os.path.join(self.root, "usr/bin/oar"), "generate", "demo", "--prompt", "ROMEO:", "--max-tokens", "8", env=self.env)

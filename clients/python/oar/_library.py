@@ -16,8 +16,9 @@ class ModelOptions(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("weights", c_char_p), ("kv", c_char_p),
                 ("max_context", c_int64), ("max_batch_tokens", c_int64), ("max_sequences", c_int64),
                 ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
-                ("deterministic", c_int32), ("no_mmap", c_int32), ("reserved", c_int32), ("log", c_void_p),
-                ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
+                ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
+                ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
+                ("cache_bytes", c_uint64)]
 
 
 class Sampling(ctypes.Structure):
@@ -105,8 +106,10 @@ _FUNCTIONS = {
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The library that $OAR_LIBRARY names, or liboar.so.0 as the system finds it. ctypes gives up the GIL in every call."""
-    name = os.environ.get("OAR_LIBRARY", f"liboar.so.{ABI_VERSION}")
+    """The library that $OAR_LIBRARY names, else the one in this package (a wheel with the library has it), else liboar.so.0 as the
+    system finds it. ctypes gives up the GIL in every call."""
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"lib/liboar.so.{ABI_VERSION}")
+    name = os.environ.get("OAR_LIBRARY") or (own if os.path.exists(own) else f"liboar.so.{ABI_VERSION}")
     try:
         found = ctypes.CDLL(name)
     except OSError as e:
