@@ -3,6 +3,7 @@
 // nodes. Subgraphs are left alone: what they read from outside reaches them as operands.
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/substitution.h"
 
 namespace oar::passes {
 namespace {
@@ -16,8 +17,10 @@ Result<int> fold_evaluated(Graph& graph) {
   int folded = 0;
   std::vector<bool> dead(graph.nodes().size(), false);
   EvalOptions options;
+  Substitution constants(graph);
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
-    const Node& node = graph.nodes()[i];
+    Node& node = graph.nodes()[i];
+    constants.apply(node.inputs);
     if (!node.op->evaluate || node.op->effect || node.op->impure || !node.subgraphs.empty() ||
         node.inputs.empty())
       continue;
@@ -45,14 +48,13 @@ Result<int> fold_evaluated(Graph& graph) {
     bool tensors = true;
     for (const Datum& d : *results) tensors = tensors && d.is_tensor();
     if (!tensors) continue;
-    const std::vector<ValueId> outputs = node.outputs;
-    const std::string name = node.name;
-    for (size_t k = 0; k < outputs.size(); ++k) {
-      graph.replace_uses(outputs[k], graph.add_constant(name, std::move((*results)[k].tensor)));
+    for (size_t k = 0; k < node.outputs.size(); ++k) {
+      constants.add(node.outputs[k], graph.add_constant(node.name, std::move((*results)[k].tensor)));
     }
     dead[i] = true;
     ++folded;
   }
+  constants.apply(graph);
   graph.remove_nodes(dead);
   return folded;
 }

@@ -261,7 +261,7 @@ Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
       if (dead[i] || touched[i] || n.outputs.size() != 1 || m.uses(n.outputs[0]) != 1) continue;
       const int r = reader[static_cast<size_t>(n.outputs[0])];
       if (r < 0 || dead[static_cast<size_t>(r)] || touched[static_cast<size_t>(r)]) continue;
-      const Node next = graph.nodes()[static_cast<size_t>(r)];
+      const Node& next = graph.nodes()[static_cast<size_t>(r)];  // absorb() adds values, never nodes
       OAR_ASSIGN(const bool done, absorb(graph, m, n, next));
       if (!done) continue;
       graph.replace_uses(next.outputs[0], n.outputs[0]);
