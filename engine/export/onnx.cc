@@ -20,38 +20,11 @@ int64_t ir_version(int64_t opset) {
   return opset <= 25 ? 12 : 13;
 }
 
-// TypeProto.
-Result<ProtoWriter> type_proto(const IoSpec& io) {
-  ProtoWriter tensor;
-  if (io.typed) {
-    const int type = onnx_type_of(io.dtype);
-    if (type == 0)
-      return unimplemented(
-          cat("'", io.name, "' is of ", dtype_name(io.dtype), ", which ONNX cannot express"));
-    tensor.number(1, type);
-  }
-  if (io.ranked) {
-    ProtoWriter shape;
-    for (const IoDim& d : io.dims) {
-      ProtoWriter dim;
-      if (d.declared() >= 0) dim.number(1, d.declared());  // what is only usual cannot be said
-      else if (!d.name.empty()) dim.text(2, d.name);
-      shape.message(1, dim);
-    }
-    tensor.message(2, shape);
-  }
-  ProtoWriter type;
-  type.message(1, tensor);
-  if (io.kind == IoSpec::Kind::kSequence) return ProtoWriter().message(4, ProtoWriter().message(1, type));
-  if (io.kind == IoSpec::Kind::kOptional) return ProtoWriter().message(9, ProtoWriter().message(1, type));
-  return type;
-}
-
 Result<std::vector<ProtoWriter>> value_infos(const std::vector<IoSpec>& specs) {
   std::vector<ProtoWriter> out;
   for (const IoSpec& io : specs) {
-    OAR_ASSIGN(const ProtoWriter type, type_proto(io));
-    out.push_back(std::move(ProtoWriter().text(1, io.name).message(2, type)));
+    OAR_ASSIGN(ProtoWriter info, onnx::value_info(io));
+    out.push_back(std::move(info));
   }
   return out;
 }

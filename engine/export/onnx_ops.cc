@@ -220,8 +220,9 @@ void write_if(NodeWriter& n) {
 }
 
 // The first `formal` operands, and the body.
-void with_body(NodeWriter& n, const char* op, size_t formal, size_t own, Attributes a) {
-  auto body = n.body(0, own, formal);
+void with_body(NodeWriter& n, const char* op, size_t formal, size_t own, Attributes a,
+               const std::vector<IoSpec>& inputs = {}, const std::vector<IoSpec>& outputs = {}) {
+  auto body = n.body(0, own, formal, inputs, outputs);
   if (!body.ok()) return n.fail(body.status());
   std::vector<std::string> in;
   for (size_t i = 0; i < formal; ++i) in.push_back(n.in(i));
@@ -230,7 +231,17 @@ void with_body(NodeWriter& n, const char* op, size_t formal, size_t own, Attribu
 }
 void loop(NodeWriter& n) {
   const auto formal = static_cast<size_t>(n.attrs().get_int("states")) + 2;
-  with_body(n, "Loop", formal, formal, {});
+  // onnxruntime wants to know that the trip count and the condition are scalars; states are what the node is
+  // given, of extents that may change.
+  std::vector<IoSpec> inputs(2);
+  inputs[0].dtype = DType::kI64;
+  inputs[1].dtype = DType::kBool;
+  for (IoSpec& io : inputs) io.typed = io.ranked = true;
+  for (size_t k = 2; k < formal; ++k) inputs.push_back(n.operand_spec(k));
+  IoSpec condition;
+  condition.dtype = DType::kBool;
+  condition.typed = true;
+  with_body(n, "Loop", formal, formal, {}, inputs, {condition});
 }
 void scan(NodeWriter& n) {
   if (n.attrs().get_int("batched", 0) != 0) return n.fail("it has the batch axis of opset 8");

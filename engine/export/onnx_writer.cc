@@ -86,6 +86,32 @@ ProtoWriter tensor_attribute(std::string_view name, const std::string& tensor) {
   return attribute(name, kTensor).text(5, tensor);
 }
 
+Result<ProtoWriter> value_info(const IoSpec& io) {
+  ProtoWriter tensor;
+  if (io.typed) {
+    const int type = onnx_type_of(io.dtype);
+    if (type == 0)
+      return unimplemented(
+          cat("'", io.name, "' is of ", dtype_name(io.dtype), ", which ONNX cannot express"));
+    tensor.number(1, type);
+  }
+  if (io.ranked) {
+    ProtoWriter shape;
+    for (const IoDim& d : io.dims) {
+      ProtoWriter dim;
+      if (d.declared() >= 0) dim.number(1, d.declared());  // what is only usual cannot be said
+      else if (!d.name.empty()) dim.text(2, d.name);
+      shape.message(1, dim);
+    }
+    tensor.message(2, shape);
+  }
+  ProtoWriter type;
+  type.message(1, tensor);
+  if (io.kind == IoSpec::Kind::kSequence) type = ProtoWriter().message(4, ProtoWriter().message(1, type));
+  if (io.kind == IoSpec::Kind::kOptional) type = ProtoWriter().message(9, ProtoWriter().message(1, type));
+  return std::move(ProtoWriter().text(1, io.name).message(2, type));
+}
+
 std::string FileWriter::unique_in(std::set<std::string, std::less<>>& names, std::string_view wanted) {
   if (wanted.empty()) wanted = "v";
   std::string name(wanted);
@@ -257,10 +283,32 @@ void NodeWriter::dtype_attribute(std::string_view from, std::string_view to, std
   out.push_back(int_attribute(to, type));
 }
 
-Result<ProtoWriter> NodeWriter::body(size_t which, size_t formal, size_t captured) {
+IoSpec NodeWriter::operand_spec(size_t i) const {
+  IoSpec io;
+  if (!has(i)) return io;
+  const TensorType& type = graph_.graph().value(node_.inputs[i]).type;
+  io.typed = type.known && onnx_type_of(type.format.dtype()) != 0;
+  if (io.typed) io.dtype = type.format.dtype();
+  return io;
+}
+
+Result<ProtoWriter> NodeWriter::body(size_t which, size_t formal, size_t captured,
+                                     const std::vector<IoSpec>& own_inputs,
+                                     const std::vector<IoSpec>& own_outputs) {
   const Graph& g = *node_.subgraphs[which];
   GraphWriter inner(file(), g, false);
   std::vector<ProtoWriter> inputs, outputs;
+  const auto declare = [](std::vector<ProtoWriter>& infos, const std::string& name,
+                          const std::vector<IoSpec>& own) -> Status {
+    const size_t k = infos.size();
+    if (k >= own.size() || !own[k].typed)
+      return infos.push_back(std::move(ProtoWriter().text(1, name))), ok_status();
+    IoSpec io = own[k];
+    io.name = name;
+    OAR_ASSIGN(ProtoWriter info, value_info(io));
+    infos.push_back(std::move(info));
+    return ok_status();
+  };
   for (size_t k = 0; k < g.inputs().size(); ++k) {
     const ValueId id = g.inputs()[k];
     if (k >= formal) {
@@ -268,12 +316,12 @@ Result<ProtoWriter> NodeWriter::body(size_t which, size_t formal, size_t capture
       continue;
     }
     inner.set_name(id, file().unique(g.value(id).name));
-    inputs.push_back(ProtoWriter().text(1, *inner.name_of(id)));
+    OAR_RETURN_IF_ERROR(declare(inputs, *inner.name_of(id), own_inputs));
   }
   std::vector<std::string> names;
   for (const Graph::Output& o : g.outputs()) {
     names.push_back(file().unique(o.name));
-    outputs.push_back(ProtoWriter().text(1, names.back()));
+    OAR_RETURN_IF_ERROR(declare(outputs, names.back(), own_outputs));
   }
   inner.name_outputs(names);
   OAR_RETURN_IF_ERROR(inner.write_nodes());

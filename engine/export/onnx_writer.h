@@ -21,6 +21,9 @@ ProtoWriter ints_attribute(std::string_view name, std::span<const int64_t> v);
 ProtoWriter graph_attribute(std::string_view name, const ProtoWriter& graph);
 ProtoWriter tensor_attribute(std::string_view name, const std::string& tensor);
 
+// ValueInfoProto: name and type.
+Result<ProtoWriter> value_info(const IoSpec& io);
+
 // What all graphs of a file share.
 struct FileWriter {
   int64_t opset = 21;
@@ -105,8 +108,12 @@ class NodeWriter {
     graph_.add_node(op, inputs, outputs, attributes, node_.name);
   }
   // `body` of this node as a GraphProto: `formal` of its inputs are its own, the rest are the operands from
-  // `captured` on.
-  Result<ProtoWriter> body(size_t which, size_t formal, size_t captured);
+  // `captured` on. `inputs` and `outputs` say what the first of its own are, by type; others stay untyped, as
+  // bodies may leave them: a reader infers them from the node.
+  Result<ProtoWriter> body(size_t which, size_t formal, size_t captured,
+                           const std::vector<IoSpec>& inputs = {}, const std::vector<IoSpec>& outputs = {});
+  // What is declared of operand i: its element type where it is an input or a constant of its graph.
+  IoSpec operand_spec(size_t i) const;
 
  private:
   GraphWriter& graph_;

@@ -6,6 +6,7 @@
 
 #include "engine/export/export.h"
 #include "engine/import/onnx.h"
+#include "engine/import/onnx_proto.h"
 #include "tests/export/export_models.h"
 
 using namespace oar;
@@ -128,6 +129,22 @@ TEST_CASE("ONNX export: a loop keeps its state and what it scans") {
   g->add_output("all", out[1].id);
   model.outputs = {result("state"), result("all")};
   CHECK(round_trip(model, {Datum(numbers({3}, DType::kF32, 3)), Datum(numbers({3}, DType::kF32, 4))}));
+  // What onnxruntime wants to know of the body: its trip count and condition are scalars.
+  const std::string written = read_file(temp("round_trip.onnx"));
+  const auto msg = onnx::read_model(written);
+  REQUIRE_OK(msg);
+  const onnx::NodeMsg& node = msg->graph.nodes.at(0);
+  REQUIRE(node.op == "Loop");
+  const onnx::GraphMsg& inner_graph = node.attrs.at(0).graphs.at(0);
+  const auto typed = [](const onnx::ValueMsg& v, DType dtype, bool scalar) {
+    CHECK(v.type.elem == onnx_type_of(dtype));
+    CHECK(v.type.ranked == scalar);
+    CHECK(v.type.dims.empty());
+  };
+  typed(inner_graph.inputs.at(0), DType::kI64, true);
+  typed(inner_graph.inputs.at(1), DType::kBool, true);
+  typed(inner_graph.inputs.at(2), DType::kF32, false);  // its extents may change from trip to trip
+  typed(inner_graph.outputs.at(0), DType::kBool, false);
 }
 
 TEST_CASE("ONNX export: what cannot be written names node and op, and leaves the file alone") {
