@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "clients/cli/exif.h"
 #include "engine/base/format.h"
 #include "engine/tensor/mapped_file.h"
 
@@ -104,7 +105,10 @@ Result<vision::Image> decode_png(std::string_view bytes, const std::string& name
 }  // namespace
 
 Result<vision::Image> decode_image(std::string_view bytes, const std::string& name) {
-  if (bytes.starts_with("\x89PNG")) return decode_png(bytes, name);
+  if (bytes.starts_with("\x89PNG")) {
+    OAR_ASSIGN(vision::Image png, decode_png(bytes, name));
+    return upright(std::move(png), exif_orientation(bytes));
+  }
   if (!bytes.starts_with("\xff\xd8")) {
     return invalid_argument(cat(name, ": neither JPEG nor PNG; convert the image to one of them"));
   }
@@ -112,7 +116,7 @@ Result<vision::Image> decode_image(std::string_view bytes, const std::string& na
   std::vector<uint8_t> row;
   JpegError error{};
   switch (decode_jpeg(bytes, error, image, row)) {
-    case JpegResult::kDone: return image;
+    case JpegResult::kDone: return upright(std::move(image), exif_orientation(bytes));
     case JpegResult::kTooLarge:
       return invalid_argument(
           cat(name, ": sides must be 1 to ", vision::kMaxSide, " and the pixels fit in 1 GiB"));

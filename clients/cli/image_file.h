@@ -1,6 +1,7 @@
 // Image files of users: JPEG (grey, YCbCr, RGB, CMYK, YCCK) and PNG (every kind, transparency over white),
 // told apart by their first bytes, decoded by libjpeg-turbo and libpng. Files are untrusted: dimensions are
-// bounded before memory is taken, damage is an error and not half an image.
+// bounded before memory is taken, damage is an error and not half an image. Images come upright, as the
+// camera that took them noted down (exif.h).
 #pragma once
 
 #include <string>

@@ -21,6 +21,19 @@ Result<std::unique_ptr<Predictor>> open_model(const std::string& path, int threa
   return Predictor::open(path, options);
 }
 
+// Pixels in the element type that a model was exported in, f16 say.
+Result<Tensor> rounded(const Tensor& x, DType dtype) {
+  OAR_ASSIGN(Tensor y, Tensor::allocate(x.shape(), Format::of(dtype)));
+  const std::span<const float> from = x.values<float>();
+  dispatch_number(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* to = mutable_elements<T>(y);
+    for (size_t k = 0; k < from.size(); ++k)
+      to[k] = Element<T>::store(static_cast<typename Element<T>::Compute>(from[k]));
+  });
+  return y;
+}
+
 std::string dictionary_beside(const std::string& model) {
   namespace fs = std::filesystem;
   std::error_code ec;
@@ -35,8 +48,9 @@ Result<ImageInput> image_input(const Predictor& model, const std::string& name) 
     return invalid_argument(cat(name, " has ", model.inputs().size(), " inputs; one image is meant"));
   const IoSpec& in = model.inputs()[0];
   const bool image = in.ranked && in.dims.size() == 4 && (in.dims[1].value == 3 || in.dims[1].value < 0);
-  if (!image || in.dtype != DType::kF32) {
-    return invalid_argument(cat(name, " takes ", in.to_string(), "; f32[batch, 3, height, width] is meant"));
+  if (!image || !dtype_is_float(in.dtype)) {
+    return invalid_argument(
+        cat(name, " takes ", in.to_string(), "; floats [batch, 3, height, width] are meant"));
   }
   auto side = [](int64_t v) { return v > 0 && v <= vision::kMaxSide ? static_cast<int>(v) : 0; };
   const IoDim &height = in.dims[2], &width = in.dims[3];
@@ -47,6 +61,9 @@ Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
                             const vision::Normalization& how, int row) {
   OAR_ASSIGN(Tensor x, Tensor::allocate({1, 3, image.height, row}, Format::f32()));
   vision::normalize(image, how, row, static_cast<float*>(x.mutable_data()));
+  if (const DType wanted = model.inputs()[0].dtype; wanted != DType::kF32) {
+    OAR_ASSIGN(x, rounded(x, wanted));
+  }
   OAR_ASSIGN(const std::vector<Datum> out, model.run({Datum(std::move(x))}));
   if (out.empty() || !out[0].is_tensor()) return invalid_argument("the model's first output is no tensor");
   return to_f32(out[0].tensor);

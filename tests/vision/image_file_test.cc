@@ -3,11 +3,14 @@
 
 #include <jpeglib.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <random>
 
+#include "clients/cli/exif.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
 
@@ -114,6 +117,71 @@ TEST_CASE("a JPEG cut anywhere is an error; with flipped bits never a crash") {
     const auto r = decode_image(bytes, "flipped.jpg");
     CHECK((r.ok() || !r.status().message().empty()));
   }
+}
+
+namespace {
+
+// A TIFF header and a directory of one entry, the orientation.
+std::string exif(int orientation, bool little) {
+  const auto number = [little](uint32_t v, int bytes) {
+    std::string s;
+    for (int k = 0; k < bytes; ++k) s += static_cast<char>(v >> (8 * (little ? k : bytes - 1 - k)));
+    return s;
+  };
+  return (little ? "II" : "MM") + number(42, 2) + number(8, 4) + number(1, 2) + number(0x0112, 2) +
+         number(3, 2) + number(1, 4) + number(static_cast<uint32_t>(orientation), 2) + number(0, 2) +
+         number(0, 4);
+}
+std::string with_segment(const std::string& jpeg, const std::string& tiff) {
+  const std::string body = std::string("Exif\0\0", 6) + tiff;
+  const size_t length = body.size() + 2;
+  std::string segment = "\xff\xe1";
+  segment += static_cast<char>(length >> 8);
+  segment += static_cast<char>(length & 255);
+  return jpeg.substr(0, 2) + segment + body + jpeg.substr(2);
+}
+
+}  // namespace
+
+TEST_CASE("photographs are set upright as EXIF says") {
+  // Where the pixel at column 2, row 1 of a 5 x 3 image goes, by the table of the EXIF standard.
+  const vision::Image held = picture(5, 3);
+  const std::array<std::array<int, 4>, 8> where{{{5, 3, 2, 1},  // width, height, x, y
+                                                 {5, 3, 2, 1},
+                                                 {5, 3, 2, 1},
+                                                 {5, 3, 2, 1},
+                                                 {3, 5, 1, 2},
+                                                 {3, 5, 1, 2},
+                                                 {3, 5, 1, 2},
+                                                 {3, 5, 1, 2}}};
+  // And where its first pixel goes, which tells all eight apart.
+  const std::array<std::array<int, 2>, 8> first{
+      {{0, 0}, {4, 0}, {4, 2}, {0, 2}, {0, 0}, {2, 0}, {2, 4}, {0, 4}}};
+  for (size_t k = 0; k < 8; ++k) {
+    INFO(k + 1);
+    const auto seen = upright(held, static_cast<int>(k + 1));
+    REQUIRE_OK(seen);
+    CHECK(seen->width == where[k][0]);
+    CHECK(seen->height == where[k][1]);
+    CHECK(std::memcmp(seen->at(where[k][2], where[k][3]), held.at(2, 1), 3) == 0);
+    CHECK(std::memcmp(seen->at(first[k][0], first[k][1]), held.at(0, 0), 3) == 0);
+  }
+  const std::string jpeg = jpeg_of(20, 12, JCS_RGB, {200, 100, 50});
+  for (const bool little : {false, true}) {
+    const auto turned = decode_image(with_segment(jpeg, exif(6, little)), "turned.jpg");
+    REQUIRE_OK(turned);
+    CHECK(turned->width == 12);
+    CHECK(turned->height == 20);
+  }
+  // What is damaged counts as upright.
+  const std::string whole = exif(6, false);
+  for (size_t n = 0; n < whole.size() - 6; ++n) {
+    INFO(n);
+    CHECK(exif_orientation(with_segment(jpeg, whole.substr(0, n))) == 1);
+  }
+  CHECK(exif_orientation(with_segment(jpeg, exif(9, true))) == 1);
+  CHECK(exif_orientation(std::string("\x89PNG\r\n\x1a\n", 8) + std::string("\0\0\0\x1a", 4) + "eXIf" +
+                         exif(8, true)) == 8);
 }
 
 TEST_CASE("other files and sizes beyond reason are refused with the file's name") {

@@ -121,3 +121,32 @@ TEST_CASE("a missing dictionary and a model that takes no image say so") {
   options.dictionary = "/nonexistent/dict.txt";
   CHECK(TextReader::open(options).status().message().find("--dict") != std::string::npos);
 }
+
+TEST_CASE("a model of f16 sees the same pixels, rounded") {
+  ImportedModel model;
+  model.graph = std::make_shared<Graph>();
+  IoSpec in;
+  in.name = "x";
+  in.dtype = DType::kF16;
+  in.typed = in.ranked = true;
+  in.dims = {{-1, "batch"}, {3, ""}, {-1, "height"}, {-1, "width"}};
+  model.inputs.push_back(in);
+  IoSpec out;
+  out.name = "y";
+  model.outputs.push_back(out);
+  OpWriter w(*model.graph);
+  model.graph->add_output("y", w.op("neg", {Val{add_graph_input(*model.graph, in)}}).id);
+  PredictorOptions options;
+  options.threads = 1;
+  const auto p = Predictor::create(std::move(model), options);
+  REQUIRE_OK(p);
+  REQUIRE_OK(image_input(**p, "half.onnx"));
+  vision::Image image = std::move(vision::make_image(2, 1)).value();
+  image.rgb = {0, 51, 102, 153, 204, 255};
+  const vision::Normalization plain{{0, 0, 0}, {1, 1, 1}, false};
+  const auto y = run_on_image(**p, image, plain, 2);
+  REQUIRE_OK(y);
+  const std::vector<float> want{0, 0.6f, 0.2f, 0.8f, 0.4f, 1};  // channel by channel
+  for (size_t k = 0; k < want.size(); ++k)
+    CHECK(std::abs(y->values<float>()[k] + want[k]) <= want[k] / 2048);  // half a unit of f16's 11 bits
+}
