@@ -15,7 +15,7 @@ namespace oar::cli {
 namespace {
 
 struct ClassifyOptions {
-  std::string model, labels;
+  std::string model, params, labels;
   std::vector<std::string> images;
   std::vector<float> mean{0.485f, 0.456f, 0.406f}, std{0.229f, 0.224f, 0.225f};
   int top = 5, threads = 0, size = 0;
@@ -89,6 +89,7 @@ Status classify_one(const ClassifyOptions& o, const Predictor& model, const std:
 int classify(const ClassifyOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
+  options.import.parameters = o.params;
   const auto model = Predictor::open(o.model, options);
   if (!model.ok()) return fail(model.status());
   std::vector<std::string> labels;
@@ -111,6 +112,9 @@ void add_classify(CLI::App& app, Action& action) {
   CLI::App* c = app.add_subcommand("classify", "Name what images show with a classifier (ONNX or Paddle)");
   c->add_option("images", o->images, "JPEG or PNG files")->required()->type_name("IMAGE");
   c->add_option("--model", o->model, "the classifier")->required()->type_name("MODEL");
+  c->add_option("--params", o->params,
+                "Paddle: the file with the parameters; default: found beside the model")
+      ->type_name("FILE");
   c->add_option("--labels", o->labels, "names of the classes, one per line")->type_name("FILE");
   c->add_option("--top", o->top, "how many classes")->check(in_range(1, 1000))->capture_default_str();
   c->add_option("--size", o->size,

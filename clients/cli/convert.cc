@@ -14,7 +14,7 @@ namespace oar::cli {
 namespace {
 
 struct ConvertOptions {
-  std::string model, output, precision = "f32";
+  std::string model, params, output, precision = "f32";
   CalibrationOptions calibration;
   int threads = 0;
   bool external = false;
@@ -49,7 +49,7 @@ Status convert(const ConvertOptions& o) {
                                     : "precision: int8 needs --calibrate DIR with sample inputs",
                             "precision");
   }
-  OAR_ASSIGN(ImportedModel model, import_model(o.model));
+  OAR_ASSIGN(ImportedModel model, import_model(o.model, {.parameters = o.params}));
   const std::filesystem::path beside = std::filesystem::path(o.output).replace_extension(".pdiparams");
   for (const std::string& read : model.files) {
     std::error_code ignored;
@@ -86,6 +86,9 @@ void add_convert(CLI::App& app, Action& action) {
                 "(Paddle 3), the last two with NAME.pdiparams beside it")
       ->required()
       ->type_name("FILE");
+  c->add_option("--params", o->params,
+                "Paddle: the file with the parameters; default: found beside the model")
+      ->type_name("FILE");
   c->add_flag(
       "--external-data", o->external,
       "ONNX: constants into NAME.onnx.data; done without asking where they would not fit into the file");
@@ -97,6 +100,7 @@ void add_convert(CLI::App& app, Action& action) {
       "What a format cannot express is an error that names node and op.\n"
       "Examples:\n"
       "  oar convert ./ppocr_det -o det.onnx\n"
+      "  oar convert __model__ --params weights -o model.onnx\n"
       "  oar convert model.onnx -o inference.json\n"
       "  oar convert inference.json -o old/inference.pdmodel\n"
       "  oar convert inference.pdmodel -o model.onnx --external-data\n"

@@ -16,7 +16,7 @@ namespace oar::cli {
 namespace {
 
 struct InferOptions {
-  std::string model, output;
+  std::string model, params, output;
   std::vector<std::string> inputs, disabled;
   int threads = 0;
   std::string trace, cache_dir, precision = "f32";
@@ -51,6 +51,7 @@ Status infer(const InferOptions& o) {
   OAR_ASSIGN(options.precision, parse_precision(o.precision));
   OAR_ASSIGN(options.calibration, calibration_samples(o.calibration));
   options.cache_dir = o.cache_dir;
+  options.import.parameters = o.params;
   options.log.callback = [](LogLevel level, std::string_view message) {
     if (level >= LogLevel::kWarning) std::fprintf(stderr, "oar: %s\n", std::string(message).c_str());
   };
@@ -146,6 +147,9 @@ void add_infer(CLI::App& app, Action& action) {
   auto o = std::make_shared<InferOptions>();
   CLI::App* c = app.add_subcommand("infer", "Run an ONNX or Paddle model on inputs from files");
   c->add_option("model", o->model, "the model file")->required()->type_name("MODEL");
+  c->add_option("--params", o->params,
+                "Paddle: the file with the parameters; default: found beside the model")
+      ->type_name("FILE");
   c->add_option("--input", o->inputs, "an input: its name and a .npy, .pb or .bin file")
       ->type_name("NAME=FILE");
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");

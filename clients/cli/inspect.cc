@@ -22,6 +22,7 @@ struct InspectOptions {
   ReportOptions report;
   std::vector<std::string> inputs;  // of ordinary models
   std::string precision = "f32";    // of those
+  std::string params;               // of a Paddle model, where they are named
   bool tensors = false, json = false, quant = false, explain = false;
 };
 
@@ -128,6 +129,7 @@ int inspect(const InspectOptions& o) {
     what.inputs = o.inputs;
     what.dump_pass = o.report.dump_pass;
     what.precision = o.precision;
+    what.params = o.params;
     what.graph = o.report.graph;
     what.explain = o.explain;
     what.plan = o.report.plan || o.report.memory;
@@ -184,6 +186,9 @@ void add_inspect(CLI::App& app, Action& action) {
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
   add_precision_option(*c, o->precision);
+  c->add_option("--params", o->params,
+                "Paddle: the file with the parameters; default: found beside the model")
+      ->type_name("FILE");
   c->add_flag("--explain", o->explain,
               "of an ONNX or Paddle model: what each pass did, and why two ops were not fused");
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")

@@ -98,6 +98,7 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   PredictorOptions options;
   options.disabled_passes = what.disabled_passes;
   options.explain = what.explain;
+  options.import.parameters = what.params;
   OAR_ASSIGN(options.precision, parse_precision(what.precision));
   bool dumped = what.dump_pass.empty();
   if (!dumped) {

@@ -14,6 +14,7 @@ struct PredictorInspection {
   std::vector<std::string> inputs;  // NAME=2x3x224x224: extents for the plan
   std::string dump_pass;
   std::string precision = "f32";
+  std::string params;  // a Paddle model's parameter file; empty: found beside the program
   bool graph = false, plan = false;
   bool explain = false;  // what each pass did, and why neighbouring ops were not fused
 };

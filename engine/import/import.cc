@@ -113,8 +113,25 @@ Result<Tensor> tensor_from_bytes(const Shape& shape, DType dtype, Buffer buffer,
 }
 
 Result<ImportedModel> import_model(const std::string& path, const ImportOptions& options) {
-  if (is_paddle_path(path)) return import_paddle(path, options);
+  if (path.ends_with(".onnx") && !options.parameters.empty()) {
+    return invalid_argument(
+        cat("params: ", path, " is an ONNX model, whose parameters are in it or named by it; ",
+            options.parameters, " is of no use"),
+        "params");
+  }
+  if (is_paddle_path(path) || !options.parameters.empty()) return import_paddle(path, options);
   return import_onnx(path, options);
+}
+
+Result<ImportedModel> import_model_bytes(Buffer model, Buffer parameters, const std::string& name,
+                                         const ImportOptions& options) {
+  const std::string_view text(static_cast<const char*>(model.data()), model.size());
+  if (parameters.size() == 0 && !paddle::is_program(text)) return import_onnx_bytes(model, name, "", options);
+  paddle::Model opened;
+  OAR_ASSIGN(opened.program, paddle::parse_program(text, name));
+  OAR_ASSIGN(opened.parameters,
+             paddle::read_parameters(opened.program, parameters, cat(name, ": params"), options.threads));
+  return import_paddle_model(opened);
 }
 
 }  // namespace oar

@@ -53,11 +53,19 @@ struct ImportedModel {
 struct ImportOptions {
   bool mmap = true;
   int threads = 1;  // that copy what cannot be viewed in the file
+  // Paddle: the file with the parameters, or the folder with one file each; empty: looked for beside the
+  // program.
+  std::string parameters = {};
 };
 
 // Reads a model file, by its content and name. NOT_FOUND, INVALID_ARGUMENT, DATA_LOSS or UNIMPLEMENTED with
 // the file, the node and the offset.
 Result<ImportedModel> import_model(const std::string& path, const ImportOptions& options = {});
+
+// The same of a model in memory, told apart by its bytes: ONNX without external data, or a Paddle program
+// (either generation) and its parameter file. `name` stands for it in messages. What may view the bytes does.
+Result<ImportedModel> import_model_bytes(Buffer model, Buffer parameters, const std::string& name,
+                                         const ImportOptions& options = {});
 
 // Emits nodes into a Graph for an importer. Like Builder (graph/builder.h) without shape rules: keeps the
 // first error, so that import functions read as equations; check status() at the end of each foreign node.

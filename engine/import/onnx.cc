@@ -243,6 +243,8 @@ Status GraphImporter::node(const NodeMsg& n, Scope& scope, const std::vector<Ops
   const OnnxOp* op = standard ? find_onnx_op(n.op, opset, &newer)
                      : n.domain == "com.microsoft" || n.domain == "ai.onnx.preview" ? find_contrib_op(n.op)
                                                                                     : nullptr;
+  // onnxruntime's optimizer writes this one as if it were ONNX's.
+  if (!op && standard && n.op == "SimplifiedLayerNormalization") op = find_contrib_op(n.op);
   if (!op) {
     return unimplemented(
         newer ? cat("ai.onnx opset ", opset, " has no op ", n.op, "; later ones have")

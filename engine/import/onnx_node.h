@@ -89,7 +89,7 @@ const OnnxOp* find_onnx_op(std::string_view name, int64_t opset, bool* newer);
 // The same table from right to left, for the export: a line that renames `ours`, the newest up to `opset`,
 // else the oldest after it; null when there is none.
 const OnnxOp* find_onnx_spelling(std::string_view ours, int64_t opset);
-// Of com.microsoft, the few that exporters of ordinary models write.
+// Of com.microsoft, what onnxruntime's optimizer and quantizer write (onnx_ops_contrib.cc).
 const OnnxOp* find_contrib_op(std::string_view name);
 
 }  // namespace oar::onnx

@@ -315,11 +315,6 @@ constexpr OnnxOp kOps[] = {
 #include "engine/import/onnx_ops.inc"
 };
 
-constexpr OnnxOp kContrib[] = {
-    {"Gelu", 1, "gelu", "", nullptr},
-    {"QuickGelu", 1, "swish", "alpha:f", nullptr},
-};
-
 }  // namespace
 
 const OnnxOp* find_onnx_op(std::string_view name, int64_t opset, bool* newer) {
@@ -343,13 +338,6 @@ const OnnxOp* find_onnx_spelling(std::string_view ours, int64_t opset) {
     if (better) best = &op;
   }
   return best;
-}
-
-const OnnxOp* find_contrib_op(std::string_view name) {
-  for (const OnnxOp& op : kContrib) {
-    if (name == op.name) return &op;
-  }
-  return nullptr;
 }
 
 }  // namespace oar::onnx

@@ -17,7 +17,7 @@ std::string_view strip(std::string_view name) {
 }
 
 const OpEntry* find_entry(std::string_view name) {
-  for (auto part : {math_ops(), shape_ops(), layer_ops(), control_ops()}) {
+  for (auto part : {math_ops(), shape_ops(), layer_ops(), quantize_ops(), control_ops()}) {
     for (const OpEntry& e : part) {
       if (name == e.name) return &e;
     }
@@ -34,7 +34,7 @@ const T* data_if(const Attr* a) {
 
 std::vector<std::string> supported_ops() {
   std::vector<std::string> names;
-  for (auto part : {math_ops(), shape_ops(), layer_ops(), control_ops()}) {
+  for (auto part : {math_ops(), shape_ops(), layer_ops(), quantize_ops(), control_ops()}) {
     for (const OpEntry& e : part) names.emplace_back(e.name);
   }
   std::sort(names.begin(), names.end());
@@ -417,6 +417,7 @@ Result<ImportedModel> import_paddle(const std::string& path, const ImportOptions
   paddle::OpenOptions open;
   open.file.mmap = options.mmap;
   open.threads = options.threads;
+  open.parameters = options.parameters;
   OAR_ASSIGN(const paddle::Model model, paddle::open_model(path, open));
   OAR_ASSIGN(ImportedModel imported, import_paddle_model(model));
   imported.files.push_back(model.program.file);

@@ -126,8 +126,12 @@ std::string parameters_beside(const fs::path& program) {
   fs::path same = program;
   same.replace_extension(".pdiparams");
   if (is_file(same)) return same.string();
-  const fs::path params = program.parent_path() / "__params__";
-  return is_file(params) ? params.string() : std::string();
+  const bool unnamed = program.filename() == "__model__";
+  for (const char* name : {"__params__", "params"}) {
+    const fs::path params = program.parent_path() / name;
+    if (is_file(params) && (unnamed || name == std::string_view("__params__"))) return params.string();
+  }
+  return {};
 }
 
 }  // namespace
@@ -188,7 +192,8 @@ Result<Model> open_model(const std::string& path, const OpenOptions& options) {
     if (options.allow_topology) return model;
     return not_found(
         cat(program_path, ": its ", model.program.parameters.size(),
-            " parameters are not beside it (the same name with .pdiparams, __params__, or one file each)"));
+            " parameters are not beside it (the same name with .pdiparams, __params__, or one file each); "
+            "name their file (params)"));
   }
   model.parameter_path = source;
   if (is_folder(source)) {

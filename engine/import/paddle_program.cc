@@ -99,6 +99,13 @@ int64_t var_type_of(std::string_view word) {
   return -1;
 }
 
+bool is_program(std::string_view bytes) {
+  const size_t first = bytes.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return false;
+  // A ProgramDesc begins with field 1, 4 or 5.
+  return bytes[first] == '{' || bytes[0] == 0x0a || bytes[0] == 0x22 || bytes[0] == 0x2a;
+}
+
 Result<Program> parse_program(std::string_view bytes, std::string_view file) {
   const size_t first = bytes.find_first_not_of(" \t\r\n");
   // A ProgramDesc begins with field 1, 4 or 5 (0x0a, 0x22, 0x2a): 0x0a is a newline too, but no json follows

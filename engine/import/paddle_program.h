@@ -97,6 +97,8 @@ struct Program {
 // `file` names the bytes in messages. INVALID_ARGUMENT, DATA_LOSS or UNIMPLEMENTED.
 Result<Program> parse_program_desc(std::string_view bytes, std::string_view file);
 Result<Program> parse_pir(std::string_view text, std::string_view file);
+// Whether bytes begin as a program of either generation does; an ONNX model begins with its IR version.
+bool is_program(std::string_view bytes);
 // Either, told apart by the first character.
 Result<Program> parse_program(std::string_view bytes, std::string_view file);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "engine/base/format.h"
@@ -144,8 +145,12 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
   std::string entry;
   // An observer wants to see the passes run, and samples without a key cannot be told from others.
   const CalibrationSamples* samples = options.calibration.get();
-  const std::string calibration =
+  std::string calibration =
       samples ? cat(calibrate::range_method_name(samples->method), " ", samples->key) : "";
+  if (!options.import.parameters.empty()) {
+    std::error_code ec;
+    calibration += cat(" params ", std::filesystem::weakly_canonical(options.import.parameters, ec).string());
+  }
   const bool known = !samples || !samples->key.empty();
   if (!options.cache_dir.empty() && !options.pass_observer && known) {
     OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision,

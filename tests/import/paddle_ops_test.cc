@@ -1,72 +1,13 @@
 // Each Paddle op by itself: programs that PaddlePaddle exported, inputs, and what PaddlePaddle computed
 // (generate_paddle_ops.py). PIR json and ProgramDesc of the same cases.
-#include <cmath>
-
-#include "engine/base/json.h"
 #include "engine/import/paddle.h"
-#include "tests/support/catch.h"
+#include "tests/import/golden_case.h"
 #include "tests/support/test_data.h"
 
 using namespace oar;
+using namespace oar_test::golden;
 
 namespace {
-
-std::string text(const json::value& v) { return {v.get_string().data(), v.get_string().size()}; }
-
-std::string base64(const std::string& s) {
-  std::string out;
-  uint32_t bits = 0;
-  int have = 0;
-  for (char c : s) {
-    const int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-                  : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                  : c >= '0' && c <= '9' ? c - '0' + 52
-                  : c == '+'             ? 62
-                  : c == '/'             ? 63
-                                         : -1;
-    if (v < 0) continue;
-    bits = bits << 6 | static_cast<uint32_t>(v);
-    have += 6;
-    if (have >= 8) out += static_cast<char>(bits >> (have -= 8));
-  }
-  return out;
-}
-
-double number(const json::value& v) {
-  if (v.is_string()) return text(v) == "inf" ? INFINITY : text(v) == "-inf" ? -INFINITY : NAN;
-  return v.to_number<double>();
-}
-
-Tensor tensor(const json::value& v) {
-  std::vector<int64_t> dims;
-  for (const auto& d : v.at("shape").as_array()) dims.push_back(d.to_number<int64_t>());
-  const auto dtype = paddle::dtype_named(text(v.at("dtype")));
-  REQUIRE(dtype);
-  Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), *dtype));
-  const auto& data = v.at("data").as_array();
-  REQUIRE(static_cast<int64_t>(data.size()) == t.numel());
-  dispatch_number(*dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = typename Element<T>::Compute;
-    for (size_t k = 0; k < data.size(); ++k) {
-      mutable_elements<T>(t)[k] = Element<T>::store(static_cast<C>(number(data[k])));
-    }
-  });
-  return t;
-}
-
-// f32 of a few hundred products at most, in another order of summation, and functions within a few units of
-// the last place: 2e-5 relative is far above both and far below any wrong formula.
-void check_equal(const Tensor& got, const Tensor& want) {
-  REQUIRE(got.shape().to_string() == want.shape().to_string());
-  CHECK(got.format().name() == std::string(want.format().name()));
-  for (int64_t k = 0; k < want.numel(); ++k) {
-    const double w = element_as_double(want, k), g = element_as_double(got, k);
-    if (std::isnan(w) ? std::isnan(g) : w == g) continue;
-    INFO("element " << k << ": " << g << " instead of " << w);
-    REQUIRE(std::abs(g - w) <= 2e-5 * std::max(1.0, std::abs(w)));
-  }
-}
 
 void run_case(const json::value& c) {
   const json::value& program = c.at("program");
@@ -132,3 +73,5 @@ TEST_CASE("an op that does not exist is refused by name and place") {
   CHECK(s.code() == StatusCode::kUnimplemented);
   CHECK(s.message() == "model.pdmodel: op 'frobnicate' at byte 4711: this op is not supported");
 }
+
+TEST_CASE("quantization as PaddleSlim writes it equals PaddlePaddle") { run_all("paddle_quantize.json", 20); }

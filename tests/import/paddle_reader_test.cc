@@ -250,6 +250,10 @@ TEST_CASE("open_model finds programs and parameters by the names Paddle's export
   write_file(folder + "/b", pd::record(5, {3}, pd::floats({10, 20, 30})));
   write_file(folder + "/w", pd::record(5, {2, 3}, pd::floats({1, 2, 3, 4, 5, 6})));
   loads(folder);
+  fresh();
+  write_file(folder + "/__model__", pd::small_program());
+  write_file(folder + "/params", pd::small_parameters());
+  loads(folder);
 }
 
 namespace {

@@ -172,12 +172,16 @@ Status dense_attention(EvalContext& ctx) {
   return ok_status();
 }
 
-// rotary_embedding(x, cos, sin, positions?) {interleaved, num_heads, rotary_embedding_dim}
+// rotary_embedding(x, cos, sin, positions?) {interleaved, num_heads, rotary_embedding_dim}: one position
+// alone is that of the first token; without num_heads a head is as wide as its angles.
 Status rotary_embedding(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor tc, ctx.tensor(1));
   OAR_ASSIGN(const Tensor ts, ctx.tensor(2));
-  OAR_ASSIGN(Heads h, heads(x, ctx.attrs().get_int("num_heads")));
+  int64_t count = ctx.attrs().get_int("num_heads");
+  if (count == 0 && x.shape().rank() == 3 && tc.shape().rank() > 0 && tc.shape().cols() > 0)
+    count = x.shape()[2] / (2 * tc.shape().cols());
+  OAR_ASSIGN(Heads h, heads(x, count));
   if (!dtype_is_float(dtype_of(tc)) || !dtype_is_float(dtype_of(ts)) || !(tc.shape() == ts.shape()))
     return invalid_argument("cos and sin do not match");
   const Vec c = to_doubles(tc), s = to_doubles(ts);
@@ -188,9 +192,11 @@ Status rotary_embedding(EvalContext& ctx) {
   std::vector<int64_t> positions;
   if (ctx.has(3)) {
     OAR_ASSIGN(const Tensor p, ctx.tensor(3));
-    if (!dtype_is_integer(dtype_of(p)) || p.numel() != h.B * h.S)
+    const bool first = p.numel() == 1 && p.shape().rank() < 2;
+    if (!dtype_is_integer(dtype_of(p)) || (p.numel() != h.B * h.S && !first))
       return invalid_argument("one position per token is needed");
-    for (int64_t k = 0; k < p.numel(); ++k) positions.push_back(element_as_int(p, k));
+    for (int64_t k = 0; k < h.B * h.S; ++k)
+      positions.push_back(first ? element_as_int(p, 0) + k % h.S : element_as_int(p, k));
   }
   const int64_t rows = half > 0 ? tc.numel() / half : 0;
   if (dim < 2 || dim % 2 != 0 || dim > h.D || tc.shape().cols() != half ||

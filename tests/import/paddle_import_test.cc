@@ -1,8 +1,12 @@
-// Nothing of a Paddle op is dropped in silence: what an importer does not read has no effect, or is refused
-// by name, in both generations.
+// What the importer makes of a Paddle program. Nothing of an op is dropped in silence: what is not read has
+// no effect, or is refused by name, in both generations. Programs and parameters are found by any names.
+#include <filesystem>
+#include <fstream>
+
 #include "engine/import/paddle.h"
 #include "tests/import/paddle_builders.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 using namespace oar;
 using namespace oar::paddle;
@@ -63,6 +67,11 @@ std::string refusal(const std::string& bytes) {
 }
 
 using Values = std::vector<float>;
+
+Buffer buffer_of(const std::string& s) { return Buffer::wrap_const(s.data(), s.size(), nullptr); }
+void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
 
 }  // namespace
 
@@ -136,4 +145,28 @@ TEST_CASE("Paddle: the first generation's lookup_table has a padding row") {
   const std::string table = pd::record(5, {3, 1}, pd::floats({5, 6, 7}));
   CHECK(run(program(-1), table, {1}, DType::kI64) == Values{6});
   CHECK(run(program(1), table, {1}, DType::kI64) == Values{0});
+}
+
+TEST_CASE("a program and its parameters by any names, and from memory") {
+  namespace fs = std::filesystem;
+  const std::string folder = oar_test::temp_dir() + "/paddle_any_names";
+  fs::create_directories(folder + "/elsewhere");
+  const std::string program = folder + "/net", weights = folder + "/elsewhere/weights.bin";
+  write_file(program, pd::small_program());
+  write_file(weights, pd::small_parameters());
+  const auto named = import_model(program, {.parameters = weights});
+  REQUIRE_OK(named);
+  CHECK(named->inputs.at(0).name == "x");
+  CHECK(named->files == std::vector<std::string>{program, weights});
+  const auto refused = import_model("model.onnx", {.parameters = weights});
+  CHECK(refused.status().param() == "params");
+  CHECK_THAT(refused.status().message(), oar_test::Contains("is an ONNX model"));
+
+  const std::string bytes = pd::small_program(), records = pd::small_parameters();
+  const auto held = import_model_bytes(buffer_of(bytes), buffer_of(records), "the caller's model");
+  REQUIRE_OK(held);
+  CHECK(held->outputs.at(0).name == "y");
+  const auto cut =
+      import_model_bytes(buffer_of(bytes), buffer_of(records.substr(0, 9)), "the caller's model");
+  CHECK_THAT(cut.status().message(), oar_test::Contains("the caller's model: params"));
 }
