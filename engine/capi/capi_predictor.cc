@@ -39,9 +39,36 @@ Result<Shape> shape_of(const oar_tensor& t, const std::string& name) {
   return Shape(std::span<const int64_t>(t.shape, static_cast<size_t>(t.rank)));
 }
 
-Status check_count(size_t count, size_t inputs) {
-  if (count == inputs) return ok_status();
-  return invalid_argument(cat("count is ", count, " but the model has ", inputs, " inputs"), "count");
+Status check_count(size_t count, size_t ports, const char* param = "count", const char* what = "inputs") {
+  if (count == ports) return ok_status();
+  return invalid_argument(cat(param, " is ", count, " but the model has ", ports, " ", what), param);
+}
+
+// The caller's tensors in the model's order.
+Result<std::vector<oar_tensor>> in_order(const std::vector<IoSpec>& specs, const char* const* names,
+                                         const oar_tensor* inputs, size_t count) {
+  OAR_RETURN_IF_ERROR(check_count(count, specs.size()));
+  if (count > 0 && names == nullptr) return null_argument("names");
+  if (count > 0 && inputs == nullptr) return null_argument("inputs");
+  std::vector<const oar_tensor*> found(count, nullptr);
+  for (size_t i = 0; i < count; ++i) {
+    if (names[i] == nullptr) return null_argument("names");
+    const auto spec =
+        std::find_if(specs.begin(), specs.end(), [&](const IoSpec& s) { return s.name == names[i]; });
+    const auto k = static_cast<size_t>(spec - specs.begin());
+    if (spec == specs.end() || found[k] != nullptr) {
+      std::string known;
+      for (const IoSpec& s : specs) known += cat(known.empty() ? "" : ", ", s.name);
+      return invalid_argument(
+          cat("names: '", names[i], "' is ", spec == specs.end() ? "no input of the model" : "given twice",
+              "; its inputs are ", known),
+          "names");
+    }
+    found[k] = &inputs[i];
+  }
+  std::vector<oar_tensor> ordered;
+  for (const oar_tensor* t : found) ordered.push_back(*t);
+  return ordered;
 }
 
 // A view of the caller's memory.
@@ -98,19 +125,87 @@ Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, Out
   return ok_status();
 }
 
-Status open(const char* path, const oar_predictor_options& o, oar_predictor* predictor) {
-  if (predictor == nullptr) return null_argument("predictor");
-  *predictor = 0;
-  if (path == nullptr) return null_argument("path");
+void fill(const Tensor& t, oar_tensor& out) {
+  out.dtype = to_c(t.format().dtype());
+  out.rank = static_cast<int32_t>(t.shape().rank());
+  for (int32_t i = 0; i < out.rank; ++i) out.shape[i] = t.shape()[i];
+  out.bytes = t.bytes();
+}
+
+Status write_results(const OutputsObject& from, oar_tensor* results) {
+  bool fits = true;
+  for (size_t k = 0; k < from.tensors.size(); ++k) {
+    if (results[k].data == nullptr && from.tensors[k].bytes() > 0) return null_argument("data");
+    fits = fits && from.tensors[k].bytes() <= results[k].bytes;
+  }
+  for (size_t k = 0; k < from.tensors.size(); ++k) {
+    const Tensor& t = from.tensors[k];
+    fill(t, results[k]);
+    if (fits && t.bytes() > 0) std::memcpy(const_cast<void*>(results[k].data), t.data(), t.bytes());
+  }
+  if (fits) return ok_status();
+  return {StatusCode::kOutOfRange, "results: a result is larger than its memory; bytes says what each needs",
+          "results"};
+}
+
+Result<PredictorOptions> options_of(const oar_predictor_options& o) {
   OAR_RETURN_IF_ERROR(check_open());
   OAR_RETURN_IF_ERROR(check_threads(o.threads));
   PredictorOptions options;
   options.threads = o.threads;
   if (o.precision != nullptr) { OAR_ASSIGN(options.precision, parse_precision(o.precision)); }
   if (o.cache_dir != nullptr) options.cache_dir = o.cache_dir;
-  OAR_ASSIGN(auto opened, Predictor::open(path, options));
+  if (o.params != nullptr) options.import.parameters = o.params;
+  std::string_view names = o.disabled_passes == nullptr ? "" : o.disabled_passes;
+  if (names == "all") {
+    for (const Pass& p : tensor_passes()) options.disabled_passes.insert(p.name);
+    names = {};
+  }
+  while (!names.empty()) {
+    const size_t comma = std::min(names.find(','), names.size());
+    options.disabled_passes.emplace(names.substr(0, comma));
+    names.remove_prefix(std::min(comma + 1, names.size()));
+  }
+  return options;
+}
+
+Status hand_out(std::unique_ptr<Predictor> opened, oar_predictor* predictor) {
   OAR_ASSIGN(*predictor, put(std::make_shared<PredictorObject>(std::move(opened))));
   return ok_status();
+}
+
+Status open(const char* path, const oar_predictor_options& o, oar_predictor* predictor) {
+  if (predictor == nullptr) return null_argument("predictor");
+  *predictor = 0;
+  if (path == nullptr) return null_argument("path");
+  OAR_ASSIGN(const PredictorOptions options, options_of(o));
+  OAR_ASSIGN(auto opened, Predictor::open(path, options));
+  return hand_out(std::move(opened), predictor);
+}
+
+Result<Buffer> copied(const void* bytes, size_t size) {
+  OAR_ASSIGN(Buffer own, Buffer::allocate(size));
+  if (size > 0) std::memcpy(own.mutable_data(), bytes, size);
+  return own;
+}
+
+Status open_memory(std::pair<const void*, size_t> model, std::pair<const void*, size_t> params,
+                   const oar_predictor_options& o, oar_predictor* predictor) {
+  if (predictor == nullptr) return null_argument("predictor");
+  *predictor = 0;
+  if (model.first == nullptr) return null_argument("model");
+  if (params.first == nullptr && params.second > 0) return null_argument("params");
+  if (o.params != nullptr || o.cache_dir != nullptr) {
+    const char* name = o.params != nullptr ? "params" : "cache_dir";
+    return invalid_argument(cat(name, " is of a model in a file; this one is in memory"), name);
+  }
+  OAR_ASSIGN(const PredictorOptions options, options_of(o));
+  OAR_ASSIGN(Buffer program, copied(model.first, model.second));
+  OAR_ASSIGN(Buffer weights, copied(params.first, params.second));
+  OAR_ASSIGN(ImportedModel imported,
+             import_model_bytes(std::move(program), std::move(weights), "the model in memory"));
+  OAR_ASSIGN(auto opened, Predictor::create(std::move(imported), options));
+  return hand_out(std::move(opened), predictor);
 }
 
 Status describe(const std::vector<IoSpec>& specs, size_t index, oar_tensor_info* info, size_t size) {
@@ -155,6 +250,16 @@ oar_status oar_predictor_open(const char* path, const oar_predictor_options* opt
     oar_predictor_options given = {};
     if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "predictor_options", given));
     return open(path, given, predictor);
+  });
+}
+
+oar_status oar_predictor_open_memory(const void* model, size_t model_bytes, const void* params,
+                                     size_t params_bytes, const oar_predictor_options* options,
+                                     oar_predictor* predictor) {
+  return call([&]() -> Status {
+    oar_predictor_options given = {};
+    if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "predictor_options", given));
+    return open_memory({model, model_bytes}, {params, params_bytes}, given, predictor);
   });
 }
 
@@ -210,6 +315,34 @@ oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, 
   });
 }
 
+oar_status oar_predictor_run_named(oar_predictor predictor, const char* const* names,
+                                   const oar_tensor* inputs, size_t count, oar_outputs* outputs) {
+  return call([&]() -> Status {
+    if (outputs == nullptr) return null_argument("outputs");
+    *outputs = 0;
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    OAR_ASSIGN(const std::vector<oar_tensor> ordered,
+               in_order(object->predictor->inputs(), names, inputs, count));
+    auto results = std::make_shared<OutputsObject>();
+    OAR_RETURN_IF_ERROR(run(*object, ordered.data(), count, *results));
+    OAR_ASSIGN(*outputs, put(std::move(results)));
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_run_into(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                                  oar_tensor* results, size_t result_count) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    OAR_RETURN_IF_ERROR(
+        check_count(result_count, object->predictor->outputs().size(), "result_count", "outputs"));
+    if (results == nullptr && result_count > 0) return null_argument("results");
+    OutputsObject made;
+    OAR_RETURN_IF_ERROR(run(*object, inputs, count, made));
+    return write_results(made, results);
+  });
+}
+
 oar_status oar_predictor_memory(oar_predictor predictor, const oar_tensor* inputs, size_t count,
                                 uint64_t* bytes) {
   return call([&]() -> Status {
@@ -248,11 +381,8 @@ oar_status oar_outputs_get(oar_outputs outputs, size_t index, oar_tensor* tensor
               "index"};
     const Tensor& t = object->tensors[index];
     *tensor = {};
-    tensor->dtype = to_c(t.format().dtype());
-    tensor->rank = static_cast<int32_t>(t.shape().rank());
-    for (int32_t i = 0; i < tensor->rank; ++i) tensor->shape[i] = t.shape()[i];
+    fill(t, *tensor);
     tensor->data = t.data();
-    tensor->bytes = t.bytes();
     return ok_status();
   });
 }

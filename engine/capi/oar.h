@@ -353,10 +353,12 @@ OAR_API oar_status oar_predictor_load(const char* path, int32_t threads, oar_pre
 
 /* Fill with oar_predictor_options_init(), then change what should differ. */
 typedef struct oar_predictor_options {
-  uint32_t struct_size;  /* sizeof(oar_predictor_options), set by the init function */
-  int32_t threads;       /* as for oar_predictor_load() */
-  const char* precision; /* of convolutions and layers of f32; NULL: f32; or bf16, int8 */
-  const char* cache_dir; /* keeps the prepared model for the next load; NULL: kept nowhere */
+  uint32_t struct_size;        /* sizeof(oar_predictor_options), set by the init function */
+  int32_t threads;             /* as for oar_predictor_load() */
+  const char* precision;       /* of convolutions and layers of f32; NULL: f32; or bf16, int8 */
+  const char* cache_dir;       /* keeps the prepared model for the next load; NULL: kept nowhere */
+  const char* params;          /* Paddle: the file with the parameters; NULL: found beside the program */
+  const char* disabled_passes; /* names of graph passes with commas between them, or "all"; NULL: none */
 } oar_predictor_options;
 
 /* Sets the defaults; `size` is sizeof(oar_predictor_options). */
@@ -364,6 +366,12 @@ OAR_API oar_status oar_predictor_options_init(oar_predictor_options* options, si
 /* oar_predictor_load() with more to choose. `options` may be NULL. */
 OAR_API oar_status oar_predictor_open(const char* path, const oar_predictor_options* options,
                                       oar_predictor* predictor);
+
+/* The same of a model in memory: ONNX, or a Paddle program with its parameters (NULL and 0 where it has
+ * none). The bytes are copied. `options->params` and `options->cache_dir` must be NULL. */
+OAR_API oar_status oar_predictor_open_memory(const void* model, size_t model_bytes, const void* params,
+                                             size_t params_bytes, const oar_predictor_options* options,
+                                             oar_predictor* predictor);
 
 /* Another handle on the same weights and threads; costs next to nothing. A pool of predictors is so many
  * clones, though one predictor may also be run by many threads at once. */
@@ -384,6 +392,17 @@ OAR_API oar_status oar_predictor_output(oar_predictor predictor, size_t index, o
  * a handle of their own, to be closed. */
 OAR_API oar_status oar_predictor_run(oar_predictor predictor, const oar_tensor* inputs, size_t count,
                                      oar_outputs* outputs);
+
+/* The same with inputs by name: names[i] is whose tensor inputs[i] is, in any order, each once. */
+OAR_API oar_status oar_predictor_run_named(oar_predictor predictor, const char* const* names,
+                                           const oar_tensor* inputs, size_t count, oar_outputs* outputs);
+
+/* oar_predictor_run() with the results in the caller's memory: results[i].data points to results[i].bytes
+ * bytes that are written, though the member is const; it must not overlap an input. On return dtype, rank,
+ * shape and bytes are the result's. OAR_OUT_OF_RANGE when a result is larger; `bytes` of each says then what
+ * is needed, and nothing has been written. */
+OAR_API oar_status oar_predictor_run_into(oar_predictor predictor, const oar_tensor* inputs, size_t count,
+                                          oar_tensor* results, size_t result_count);
 
 /* The bytes that a run takes beside the weights, before any run: its intermediate values and its results. Of
  * `inputs` only `shape` and `rank` are read. OAR_FAILED_PRECONDITION where sizes depend on values. */

@@ -69,7 +69,7 @@ void erase_activation_scales(TensorMap& tensors, std::vector<std::string>* notic
   if (erased > 0) {
     notices->push_back(cat(erased,
                            " stored scales of activations or of the KV cache are not used: activations keep ",
-                           "their own precision, --kv chooses the cache's"));
+                           "their own precision, the option kv chooses the cache's"));
   }
 }
 
@@ -183,7 +183,7 @@ Status apply_quantization_config(const json::object& config, TensorMap& tensors,
   if (method == std::end(kMethods)) {
     return unimplemented(cat("config.json: quantization_config.quant_method is ", show_name(name),
                              "; read are ", method_list(),
-                             "; use such a checkpoint, or the unquantized one with --weights int4"));
+                             "; use such a checkpoint, or the unquantized one with weights int4"));
   }
   OAR_ASSIGN(const std::unique_ptr<QuantReader> reader, method->open(quant));
   erase_activation_scales(tensors, notices);

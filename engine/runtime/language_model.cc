@@ -128,7 +128,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
     return resource_exhausted(
         cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
             "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(least_kv),
-            "); raise --memory, or lower --max-batch-tokens, --max-sequences or --max-context"));
+            "); raise the memory, or lower max_batch_tokens, max_sequences or max_context"));
   };
   if (checkpoint.bytes + copies + least_kv > budget) return too_small(checkpoint.bytes + copies, 0);
 

@@ -119,6 +119,70 @@ TEST_CASE("predictor: options") {
   CHECK(p == 0);
 }
 
+TEST_CASE("predictor: inputs by name, results in the caller's memory, a model from memory") {
+  const std::string bytes = oar_test::read_file(write_model("Sub"));
+  oar_predictor_options o;
+  REQUIRE(oar_predictor_options_init(&o, sizeof o) == OAR_OK);
+  o.threads = 1;
+  o.disabled_passes = "all";
+  oar_predictor p = 0;
+  INFO(oar_last_error());
+  REQUIRE(oar_predictor_open_memory(bytes.data(), bytes.size(), nullptr, 0, &o, &p) == OAR_OK);
+
+  const std::vector<float> x = {10, 20, 30, 40}, y = {1, 2, 3, 4};
+  const oar_tensor swapped[] = {tensor(y), tensor(x)}, in[] = {tensor(x), tensor(y)};
+  const char* names[] = {"y", "x"};
+  oar_outputs out = 0;
+  REQUIRE(oar_predictor_run_named(p, names, swapped, 2, &out) == OAR_OK);
+  CHECK(values(out, 0) == std::vector<float>{9, 18, 27, 36});
+  CHECK(oar_outputs_close(out) == OAR_OK);
+  const char* twice[] = {"x", "x"};
+  CHECK(oar_predictor_run_named(p, twice, in, 2, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error()) == "names: 'x' is given twice; its inputs are x, y");
+  const char* wrong[] = {"x", "q"};
+  CHECK(oar_predictor_run_named(p, wrong, in, 2, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error()) == "names: 'q' is no input of the model; its inputs are x, y");
+  CHECK(std::string(oar_last_error_param()) == "names");
+  CHECK(oar_predictor_run_named(p, nullptr, in, 2, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_run_named(p, names, in, 1, &out) == OAR_INVALID_ARGUMENT);
+
+  std::vector<float> z(6, -1), w(4, -1);
+  oar_tensor results[2] = {};
+  results[0].data = z.data(), results[0].bytes = z.size() * sizeof(float);
+  results[1].data = w.data(), results[1].bytes = 8;
+  CHECK(oar_predictor_run_into(p, in, 2, results, 2) == OAR_OUT_OF_RANGE);
+  CHECK(results[1].bytes == 16);
+  CHECK(z[0] == -1);  // nothing has been written
+  results[0].bytes = z.size() * sizeof(float);
+  REQUIRE(oar_predictor_run_into(p, in, 2, results, 2) == OAR_OK);
+  CHECK(z == std::vector<float>{9, 18, 27, 36, -1, -1});
+  CHECK(w == x);
+  CHECK(results[0].bytes == 16);
+  CHECK(results[0].rank == 2);
+  CHECK(results[0].shape[0] == 2);
+  CHECK(results[0].dtype == OAR_F32);
+  CHECK(oar_predictor_run_into(p, in, 2, results, 1) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_run_into(p, in, 2, nullptr, 2) == OAR_INVALID_ARGUMENT);
+  results[1].data = nullptr;
+  CHECK(oar_predictor_run_into(p, in, 2, results, 2) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+
+  CHECK(oar_predictor_open_memory(nullptr, 0, nullptr, 0, nullptr, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_open_memory(bytes.data(), 9, nullptr, 0, nullptr, &p) != OAR_OK);
+  CHECK(oar_predictor_open_memory(bytes.data(), bytes.size(), nullptr, 3, nullptr, &p) ==
+        OAR_INVALID_ARGUMENT);
+  o.params = "beside.pdiparams";
+  CHECK(oar_predictor_open_memory(bytes.data(), bytes.size(), nullptr, 0, &o, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error_param()) == "params");
+  CHECK(oar_predictor_open(write_model("Sub").c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error()).find("is an ONNX model") != std::string::npos);
+  o.params = nullptr;
+  o.disabled_passes = "cse,frobnicate";
+  CHECK(oar_predictor_open(write_model("Sub").c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error()).find("'frobnicate'") != std::string::npos);
+  CHECK(p == 0);
+}
+
 TEST_CASE("predictor: every wrong argument has its message") {
   oar_predictor p = 0;
   CHECK(oar_predictor_load(nullptr, 1, &p) == OAR_INVALID_ARGUMENT);

@@ -8,14 +8,16 @@
 
 Nothing is imported before it is used: the HTTP clients need no NumPy, and no library of Oar.
 """
-from oar._wire import Answer, Chunk, OarError, Usage
+from typing import Any
+
+from oar._wire import Answer, Choice, Chunk, OarError, Usage
 from oar.client import Client
 
-__all__ = ["Answer", "Chunk", "Client", "Model", "OarError", "Usage"]
+__all__ = ["Answer", "Choice", "Chunk", "Client", "Model", "OarError", "Usage"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name == "Model":
         from oar.model import Model
         return Model

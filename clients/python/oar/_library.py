@@ -49,7 +49,8 @@ class TensorInfo(ctypes.Structure):
 
 
 class PredictorOptions(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("precision", c_char_p), ("cache_dir", c_char_p)]
+    _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("precision", c_char_p), ("cache_dir", c_char_p),
+                ("params", c_char_p), ("disabled_passes", c_char_p)]
 
 
 class EmbedOptions(ctypes.Structure):
@@ -85,12 +86,14 @@ _FUNCTIONS = {
     "oar_predictor_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),
     "oar_predictor_options_init": (c_int, [POINTER(PredictorOptions), c_size_t]),
     "oar_predictor_open": (c_int, [c_char_p, POINTER(PredictorOptions), POINTER(HANDLE)]),
+    "oar_predictor_open_memory": (c_int, [c_char_p, c_size_t, c_char_p, c_size_t, POINTER(PredictorOptions), POINTER(HANDLE)]),
     "oar_predictor_clone": (c_int, [HANDLE, POINTER(HANDLE)]),
     "oar_predictor_close": (c_int, [HANDLE]),
     "oar_predictor_counts": (c_int, [HANDLE, POINTER(c_size_t), POINTER(c_size_t)]),
     "oar_predictor_input": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
     "oar_predictor_output": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
     "oar_predictor_run": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(HANDLE)]),
+    "oar_predictor_run_into": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(Tensor), c_size_t]),
     "oar_predictor_memory": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(c_uint64)]),
     "oar_predictor_shrink": (c_int, [HANDLE, POINTER(c_uint64)]),
     "oar_outputs_get": (c_int, [HANDLE, c_size_t, POINTER(Tensor)]),

@@ -25,19 +25,33 @@ class Usage:
 
 @dataclass
 class Chunk:
-    """A piece of a stream. `finish_reason` is set on a choice's last one, `usage` on the stream's."""
+    """A piece of a stream. `finish_reason` is set on a choice's last one, `usage` on the stream's. `tokens` (of the embedded
+    model) and `logprobs` (one per token, where asked for) may come before their text."""
     text: str = ""
     index: int = 0
     finish_reason: Optional[str] = None
     usage: Optional[Usage] = None
+    tokens: List[int] = field(default_factory=list)
+    logprobs: Optional[List[float]] = None
+
+
+@dataclass
+class Choice:
+    """One of the n answers."""
+    text: str = ""
+    finish_reason: Optional[str] = None
+    tokens: List[int] = field(default_factory=list)
+    logprobs: Optional[List[float]] = None
 
 
 @dataclass
 class Answer:
+    """`text` and `finish_reason` are the first choice's; `choices` has every one of n."""
     text: str
     finish_reason: Optional[str] = None
     usage: Usage = field(default_factory=Usage)
     raw: Dict[str, Any] = field(default_factory=dict, repr=False)
+    choices: List[Choice] = field(default_factory=list)
 
 
 def chat_body(messages: Messages, model: Optional[str], stream: bool, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -50,7 +64,7 @@ def completion_body(prompt: Union[str, List[int]], model: Optional[str], stream:
     return _body({"prompt": prompt}, model, stream, options)
 
 
-def _body(body, model, stream, options):
+def _body(body: Dict[str, Any], model: Optional[str], stream: bool, options: Dict[str, Any]) -> Dict[str, Any]:
     if model is not None:
         body["model"] = model
     if stream:
@@ -77,9 +91,18 @@ def parse_usage(usage: Optional[Dict[str, Any]]) -> Optional[Usage]:
 
 
 def parse_answer(raw: Dict[str, Any]) -> Answer:
-    choice = raw["choices"][0]
+    choices = [_choice(c) for c in raw["choices"]]
+    return Answer(choices[0].text, choices[0].finish_reason, parse_usage(raw.get("usage")) or Usage(), raw, choices)
+
+
+def _choice(choice: Dict[str, Any]) -> Choice:
     text = choice["message"].get("content") or "" if "message" in choice else choice["text"]
-    return Answer(text, choice.get("finish_reason"), parse_usage(raw.get("usage")) or Usage(), raw)
+    given, logprobs = choice.get("logprobs") or {}, None
+    if given.get("content") is not None:
+        logprobs = [t["logprob"] for t in given["content"]]
+    elif given.get("token_logprobs") is not None:
+        logprobs = list(given["token_logprobs"])
+    return Choice(text, choice.get("finish_reason"), [], logprobs)
 
 
 class EventParser:

@@ -56,11 +56,14 @@ class AsyncClient:
             yield chunk
 
     async def _name(self, model: Optional[str]) -> str:
-        if model is None and self._model is None:
+        if model is not None:
+            return model
+        if self._model is None:
             self._model = (await self.models())[0]
-        return model or self._model
+        return self._model
 
-    async def _open(self, method: str, path: str, body: Optional[Dict[str, Any]]):
+    async def _open(self, method: str, path: str,
+                    body: Optional[Dict[str, Any]]) -> Tuple[asyncio.StreamWriter, int, AsyncIterator[bytes]]:
         port = self._url.port or (443 if self._tls else 80)
         reader, writer = await asyncio.open_connection(self._url.hostname, port, ssl=self._tls, limit=_MOST_LINE)
         data = b"" if body is None else json.dumps(body).encode()
@@ -78,7 +81,7 @@ class AsyncClient:
         return writer, status, _body(reader, headers)
 
     async def _json(self, method: str, path: str, body: Optional[Dict[str, Any]] = None) -> Any:
-        async def work():
+        async def work() -> Any:
             writer, status, pieces = await self._open(method, path, body)
             try:
                 text = b"".join([piece async for piece in pieces])

@@ -6,7 +6,7 @@ import json
 import os
 import ssl
 import urllib.parse
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from oar import _wire
 from oar._wire import Answer, Chunk, Messages, OarError
@@ -39,7 +39,7 @@ class Client:
         except OSError:
             return False
         connection.close()
-        return response.status == 200
+        return bool(response.status == 200)
 
     def models(self) -> List[str]:
         return [m["id"] for m in self._json("GET", "/v1/models")["data"]]
@@ -60,18 +60,22 @@ class Client:
         body = {"prompt": text}
         if name := self._name(model):
             body["model"] = name
-        return self._json("POST", "/tokenize", body)["tokens"]
+        tokens: List[int] = self._json("POST", "/tokenize", body)["tokens"]
+        return tokens
 
     # The server wants a name of every request; without one given, the first that it serves.
     def _name(self, model: Optional[str]) -> str:
-        if model is None and self._model is None:
+        if model is not None:
+            return model
+        if self._model is None:
             self._model = self.models()[0]
-        return model or self._model
+        return self._model
 
-    def _request(self, method: str, path: str, body: Optional[Dict[str, Any]] = None):
-        kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-        options = {"context": self._tls} if self._tls else {}
-        connection = kind(self._url.hostname, self._url.port, timeout=self._timeout, **options)
+    def _request(self, method: str, path: str,
+                 body: Optional[Dict[str, Any]] = None) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        host, port = self._url.hostname or "", self._url.port
+        connection = (http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls) if self._tls
+                      else http.client.HTTPConnection(host, port, timeout=self._timeout))
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = "Bearer " + self._key

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
+import weakref
+from typing import Any, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 from oar._library import Event, HANDLE, ModelOptions, Sampling, check, library
-from oar._wire import Answer, Chunk, Messages, OarError, Usage
+from oar._wire import Answer, Choice, Chunk, Messages, OarError, Usage
 
 _FINISH = {1: "stop", 2: "length", 3: "cancelled", 4: "deadline", 5: "error"}
-_INTS = {"max_tokens", "min_tokens", "top_k", "n", "ignore_eos", "keep_special_tokens", "include_stop", "timeout_ms"}
+_INTS = {"logprobs", "max_tokens", "min_tokens", "top_k", "n", "ignore_eos", "keep_special_tokens", "include_stop", "timeout_ms"}
 _FLOATS = {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 
 
@@ -20,7 +21,8 @@ class Model:
                 print(chunk.text, end="")
 
     Options of generating: temperature, top_p, min_p, top_k, repetition_penalty, presence_penalty, frequency_penalty,
-    max_tokens, min_tokens, n, seed, stop, ignore_eos, timeout_ms. A Model may be used by many threads at once.
+    max_tokens, min_tokens, n, seed, stop, ignore_eos, timeout_ms, logprobs (True: each choice has its tokens' natural
+    logarithms of probability). A Model may be used by many threads at once.
     """
 
     def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
@@ -49,7 +51,8 @@ class Model:
             self._lib.oar_model_close(self._handle)
 
     def describe(self) -> Dict[str, Any]:
-        return json.loads(self._text(self._lib.oar_model_describe, self._handle))
+        facts: Dict[str, Any] = json.loads(self._text(self._lib.oar_model_describe, self._handle))
+        return facts
 
     def tokenize(self, text: str, *, add_special: bool = True) -> List[int]:
         data, count = text.encode(), ctypes.c_size_t()
@@ -65,13 +68,27 @@ class Model:
     def chat_prompt(self, messages: Messages) -> str:
         return self._text(self._lib.oar_chat_prompt, self._handle, _messages(messages), None)
 
-    def generate(self, prompt: Union[str, Sequence[int]], **options: Any) -> Answer:
+    @overload
+    def generate(self, prompt: Union[str, Sequence[int]], **options: Any) -> Answer: ...
+
+    @overload
+    def generate(self, prompt: Union[List[str], List[List[int]]], **options: Any) -> List[Answer]: ...
+
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        """Of one prompt (a text or token ids) its answer; of a list of prompts, which run together, the list of theirs."""
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            streams = [self.stream(p, **options) for p in prompt]
+            try:
+                return [_collect(s) for s in streams]
+            finally:
+                for s in streams:
+                    s.close()
         return _collect(self.stream(prompt, **options))
 
     def chat(self, messages: Messages, **options: Any) -> Answer:
         return _collect(self.stream_chat(messages, **options))
 
-    def stream(self, prompt: Union[str, Sequence[int]], **options: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: Union[str, Sequence[int]], **options: Any) -> Generator[Chunk, None, None]:
         sampling, _keep = _sampling(self._lib, options)
         handle = HANDLE()
         if isinstance(prompt, str):
@@ -81,13 +98,18 @@ class Model:
             check(self._lib.oar_generate_tokens(self._handle, ids, len(prompt), sampling, None, None, handle))
         return self._events(handle)
 
-    def stream_chat(self, messages: Messages, **options: Any) -> Iterator[Chunk]:
+    def stream_chat(self, messages: Messages, **options: Any) -> Generator[Chunk, None, None]:
         sampling, _keep = _sampling(self._lib, options)
         handle = HANDLE()
         check(self._lib.oar_generate_chat(self._handle, _messages(messages), sampling, None, None, handle))
         return self._events(handle)
 
-    def _events(self, handle: HANDLE) -> Iterator[Chunk]:
+    def _events(self, handle: HANDLE) -> Generator[Chunk, None, None]:
+        events = self._read(handle)
+        weakref.finalize(events, self._lib.oar_generation_close, handle)  # also where nobody took the first
+        return events
+
+    def _read(self, handle: HANDLE) -> Generator[Chunk, None, None]:
         event = ctypes.POINTER(Event)()
         try:  # leaving early closes the generation, and that cancels it
             while True:
@@ -99,8 +121,9 @@ class Model:
                     raise OarError(e.message.decode(), self._lib.oar_status_name(e.status).decode())
                 usage = Usage(e.prompt_tokens, e.completion_tokens, e.cached_tokens) if e.finish else None
                 text = ctypes.string_at(e.text, e.text_length).decode()
-                if text or e.finish:
-                    yield Chunk(text, e.index, _FINISH.get(e.finish), usage)
+                logprobs = e.logprobs[:e.token_count] if e.logprobs else None
+                if text or e.finish or logprobs:
+                    yield Chunk(text, e.index, _FINISH.get(e.finish), usage, e.tokens[:e.token_count], logprobs)
         finally:
             self._lib.oar_generation_close(handle)
 
@@ -119,7 +142,7 @@ def _messages(messages: Messages) -> bytes:
 
 
 # Also gives what the structure points at, to be kept until the call has copied it.
-def _sampling(lib: Any, options: Dict[str, Any]):
+def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
     s, keep = Sampling(), []
     check(lib.oar_sampling_init(s, ctypes.sizeof(s)))
     for name, value in options.items():
@@ -140,10 +163,17 @@ def _sampling(lib: Any, options: Dict[str, Any]):
 
 
 def _collect(chunks: Iterator[Chunk]) -> Answer:
-    text, finish, usage = [], None, Usage()
+    choices: Dict[int, Choice] = {}
+    usage = Usage()
     for chunk in chunks:
-        if chunk.index == 0:
-            text.append(chunk.text)
-            finish = chunk.finish_reason or finish
-        usage = chunk.usage or usage
-    return Answer("".join(text), finish, usage)
+        choice = choices.setdefault(chunk.index, Choice())
+        choice.text += chunk.text
+        choice.finish_reason = chunk.finish_reason or choice.finish_reason
+        choice.tokens += chunk.tokens
+        if chunk.logprobs is not None:
+            choice.logprobs = (choice.logprobs or []) + chunk.logprobs
+        if chunk.usage:  # each choice tells the prompt's tokens and its own
+            usage = Usage(chunk.usage.prompt_tokens, usage.completion_tokens + chunk.usage.completion_tokens,
+                          max(usage.cached_tokens, chunk.usage.cached_tokens))
+    ordered = [choices[k] for k in sorted(choices)]
+    return Answer(ordered[0].text, ordered[0].finish_reason, usage, {}, ordered)

@@ -3,6 +3,7 @@
 the engine embedded through liboar.so. Environment: OAR_BIN, OAR_LIBRARY, OAR_SOURCE_DIR. The README's examples run too."""
 import asyncio
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
+sys.path[:0] = [os.path.dirname(HERE), HERE]
 sys.path.insert(0, os.path.join(HERE, "../../../tests/support"))
 SOURCE = os.environ.get("OAR_SOURCE_DIR", os.path.join(HERE, "../../.."))
 DEMO = os.path.join(SOURCE, "configs/demo")
@@ -200,6 +201,21 @@ class Embedded(unittest.TestCase):
             self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
             with self.assertRaises(TypeError):
                 m.generate("x", temprature=1)
+            # Every one of n, their tokens and log-probabilities, and prompts that run together.
+            three = m.generate("ROMEO:", n=3, seed=5, temperature=1.0, max_tokens=6, ignore_eos=True, logprobs=True)
+            self.assertEqual(len(three.choices), 3)
+            self.assertEqual(three.text, three.choices[0].text)
+            self.assertEqual(three.usage.completion_tokens, 18)
+            for choice in three.choices:
+                self.assertEqual((len(choice.tokens), len(choice.logprobs), choice.finish_reason), (6, 6, "length"))
+                self.assertTrue(all(p <= 0 for p in choice.logprobs))
+                self.assertEqual(m.detokenize(choice.tokens), choice.text)
+            self.assertIsNone(a.choices[0].logprobs)
+            many = m.generate(["ROMEO:", "JULIET:"], max_tokens=12, temperature=0)
+            self.assertEqual([x.text for x in many], [a.text, m.generate("JULIET:", max_tokens=12, temperature=0).text])
+            self.assertEqual(m.generate([m.tokenize("ROMEO:")], max_tokens=12, temperature=0)[0].text, a.text)
+            with self.assertRaises(oar.OarError):
+                m.generate(["ROMEO:", "x" * 100000], max_tokens=4)
         with self.assertRaises(oar.OarError):
             oar.Model("/nonexistent")
         with self.assertRaises(oar.OarError):
@@ -252,8 +268,6 @@ class Embedded(unittest.TestCase):
                                       pool.retrieve(1).run([np.ones((1, 2), np.float32)] * 2)[0])
         with self.assertRaises(ValueError):
             PredictorPool(config, 0)
-        with self.assertRaises(ValueError):
-            Config("a/inference.pdmodel", "b/inference.pdiparams")
         self.assertEqual((p.get_input_names(), p.get_output_names()), (["x", "y"], ["z"]))
         x = np.arange(8, dtype=np.float32).reshape(4, 2)
         z, = p.run([x, x])
@@ -291,6 +305,105 @@ class Embedded(unittest.TestCase):
         np.testing.assert_array_equal(clone.run([x, x])[0], 2 * x)
         for i, r in results:
             np.testing.assert_array_equal(r, x * (i + 1))
+
+
+    @unittest.skipIf(missing("numpy"), missing("numpy"))
+    def test_paddle_names(self):
+        from oar import inference
+        from paddle_names import CONFIG, PREDICTOR, TENSOR
+        self.assertEqual((len(CONFIG), len(PREDICTOR), len(TENSOR)), (113, 10, 9))
+        for names, there in ((CONFIG, inference.Config), (PREDICTOR, inference.Predictor), (TENSOR, inference.Tensor)):
+            self.assertEqual([n for n in names if not hasattr(there, n)], [])
+        # Each call without effect says so, and why.
+        config = inference.Config("model.onnx")
+        with self.assertLogs("oar.inference", "DEBUG") as logs:
+            for name in CONFIG:
+                if name.startswith(("enable_", "disable_", "switch_")) and name != "disable_glog_info" and not any(
+                        p.default is p.empty for p in inspect.signature(getattr(config, name)).parameters.values()):
+                    getattr(config, name)()
+            config.enable_use_gpu(100, 0)
+            config.collect_shape_range_info("shapes.txt")
+            config.delete_pass("conv_bn_fuse_pass")
+        said = "\n".join(logs.output)
+        for words in ("WARNING:oar.inference:Config.enable_use_gpu() has no effect: predictors run on the CPU",
+                      "enable_tensorrt_engine() has no effect: there is no TensorRT", "'conv_bn_fuse_pass' is no pass of Oar",
+                      "DEBUG:oar.inference:Config.enable_memory_optim() has no effect"):
+            self.assertIn(words, said)
+        self.assertFalse(config.use_gpu() or config.use_xpu() or config.tensorrt_engine_enabled())
+        self.assertEqual(config.precision(), "int8")  # the last that was asked for
+        config.disable_glog_info()
+        with self.assertLogs("oar.inference", "DEBUG") as logs:
+            config.enable_use_gpu(100, 0)
+        self.assertEqual([r.levelname for r in logs.records], ["DEBUG"])
+
+    @unittest.skipIf(missing("numpy"), missing("numpy"))
+    def test_paddle_programs(self):
+        import numpy as np
+        from oar import inference
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.onnx")
+            write_onnx(path)
+            with open(path, "rb") as f:
+                model = f.read()
+            # A typical program, as Paddle's documentation has it.
+            config = inference.Config()
+            config.set_model_buffer(model, len(model), b"", 0)
+            config.enable_memory_optim()
+            config.switch_ir_optim(True)
+            config.set_cpu_math_library_num_threads(2)
+            config.pass_builder().delete_pass("winograd")
+            self.assertEqual((config.model_from_memory(), config.disabled_passes()), (True, "winograd"))
+            self.assertIn("in memory", config.summary())
+            p = inference.create_predictor(config)
+            x = np.arange(8, dtype=np.float32).reshape(4, 2)
+            self.assertEqual(p.get_input_tensor_shape(), {"x": [-1, 2], "y": [-1, 2]})
+            self.assertEqual(p.get_output_types(), {"z": inference.DataType.FLOAT32})
+            handle = p.get_input_handle("x")
+            self.assertEqual((handle.shape(), handle.type(), handle.lod()), ([-1, 2], inference.DataType.FLOAT32, []))
+            for name in p.get_input_names():
+                t = p.get_input_handle(name)
+                t.reshape([4, 2])
+                t.copy_from_cpu(x)
+            p.run()
+            np.testing.assert_array_equal(p.get_output_handle("z").copy_to_cpu(), 2 * x)
+            # By name, and into the caller's arrays.
+            np.testing.assert_array_equal(p.run({"y": x, "x": x + 1})[0], 2 * x + 1)
+            z = np.zeros((4, 2), np.float32)
+            p.run_into({"x": x, "y": x}, [z])
+            np.testing.assert_array_equal(z, 2 * x)
+            p.run_into([x, x + 1], {"z": z})
+            np.testing.assert_array_equal(z, 2 * x + 1)
+            for call, param in ((lambda: p.run({"x": x}), "inputs"), (lambda: p.run({"x": x, "q": x}), "name"),
+                                (lambda: p.get_output_handle("q"), "name"), (lambda: p.run_into([x, x], []), "outputs"),
+                                (lambda: p.run_into([x, x], [np.zeros((3, 2), np.float32)]), "results"),
+                                (lambda: p.run_into([x, x], [np.zeros((8, 1), np.float32)]), "outputs"),
+                                (lambda: handle.set_lod([[0, 2]]), "lod")):
+                with self.assertRaises(oar.OarError) as e:
+                    call()
+                self.assertEqual(e.exception.param, param)
+            with self.assertRaises(ValueError):
+                p.run_into([x, x], [x])  # overlaps an input
+            with self.assertLogs("oar.inference", "WARNING"):
+                p.register_output_hook(lambda *_: None)
+            p.clear_intermediate_tensor()
+            # Files of any names; the whole graph as it was read.
+            plain = inference.Config(path)
+            plain.switch_ir_optim(False)
+            np.testing.assert_array_equal(inference.create_predictor(plain).run([x, x])[0], 2 * x)
+            named = inference.Config(path, os.path.join(folder, "weights"))
+            with self.assertRaises(oar.OarError) as e:
+                inference.create_predictor(named)
+            self.assertEqual(e.exception.param, "params")
+            with self.assertRaises(ValueError):
+                inference.create_predictor(inference.Config())
+            with self.assertRaises(ValueError):
+                config.set_model_buffer(b"abc", 4)
+
+    @unittest.skipIf(missing("mypy", "numpy"), missing("mypy", "numpy"))
+    def test_types(self):
+        done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "oar"], cwd=os.path.dirname(HERE), capture_output=True,
+                              text=True, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":
