@@ -25,6 +25,7 @@ SOURCE = pathlib.Path(os.environ.get("OAR_SOURCE_DIR", pathlib.Path(__file__).re
 OAR = os.environ.get("OAR_BIN", str(SOURCE / "build/release/bin/oar"))
 DATA = pathlib.Path(os.environ.get("OAR_TEST_DATA", SOURCE.parent / "shared/data"))
 STORIES = DATA / "llm/stories260K"
+TALES = SOURCE / "tests/data/tales"  # our own of that kind
 TIMEOUT = 240  # seconds; a sanitizer build on a busy machine
 
 
@@ -240,13 +241,16 @@ class Generate(Base):
             self.assertIn(b"closed", process.stderr.read())
             self.assertEqual(process.wait(TIMEOUT), 1)
 
-    @unittest.skipUnless(STORIES.exists(), f"no {STORIES}")
-    def test_published_greedy_text(self):
-        want = (STORIES / "expected_greedy_n200.txt").read_text()
-        for name in ("stories260K.bin", "stories260K.gguf"):
-            with self.subTest(name):
-                done = self.ok("generate", STORIES / name, "--max-tokens", "200", "--max-context", "512")
-                self.assertEqual(done.stdout, want)
+    def test_greedy_text_of_trained_models(self):
+        want = json.loads((TALES / "expected.json").read_text())["greedy_text"]
+        cases = [(TALES / name, "120", "256", want) for name in ("tales.bin", "tales.gguf")]
+        if STORIES.exists():
+            want = (STORIES / "expected_greedy_n200.txt").read_text()
+            cases += [(STORIES / name, "200", "512", want) for name in ("stories260K.bin", "stories260K.gguf")]
+        for model, tokens, context, want in cases:
+            with self.subTest(model):
+                done = self.ok("generate", model, "--max-tokens", tokens, "--max-context", context, "--ignore-eos")
+                self.assertEqual(done.stdout.strip(), want.strip())
 
 
 class Run(Base):
@@ -422,14 +426,18 @@ class Eval(Base):
                          says=["context 128", "64"])
             self.refused(1, "eval", "demo", "--text", file.name, "--context", "1", says=["context"])
 
-    @unittest.skipUnless(STORIES.exists(), f"no {STORIES}")
-    def test_published_perplexity(self):
-        text = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
-        for name in ("stories260K.bin", "stories260K.gguf"):
-            with self.subTest(name):
-                told = json.loads(self.ok("eval", STORIES / name, "--text", text, "--context", "512", "--json").stdout)
-                self.assertEqual(told["tokens"], 1804)
-                self.assertEqual(f"{told['perplexity']:.4f}", "3.5482")
+    def test_perplexity_of_independent_runs(self):
+        want = json.loads((TALES / "expected.json").read_text())
+        cases = [(TALES / name, TALES / "sample.txt", want["sample_context"], want["sample_tokens"], want["sample_perplexity"])
+                 for name in ("tales.bin", "tales.gguf")]
+        if STORIES.exists():
+            text = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
+            cases += [(STORIES / name, text, 512, 1804, 3.5482) for name in ("stories260K.bin", "stories260K.gguf")]
+        for model, text, context, tokens, perplexity in cases:
+            with self.subTest(model):
+                told = json.loads(self.ok("eval", model, "--text", text, "--context", context, "--json").stdout)
+                self.assertEqual(told["tokens"], tokens)
+                self.assertAlmostEqual(told["perplexity"], perplexity, delta=5e-5 * perplexity)
 
 
 class Inspect(Base):

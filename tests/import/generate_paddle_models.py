@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What PaddlePaddle computes for the published models and topologies of the real-data collection:
-generate_paddle_models.py DATA_FOLDER OUTPUT.json. Inputs, and the weights of topologies that come without, are filled
+"""What PaddlePaddle computes for Paddle models: generate_paddle_models.py DATA_FOLDER golden/paddle_models.json for the
+published models and topologies of the real-data collection, generate_paddle_models.py tests/data golden/paddle_own_models.json
+for our own. Inputs, and the weights of topologies that come without, are filled
 by the hash below, which paddle_models_test.cc repeats. Of each output its shape, 64 values at even distances and the sum
 of magnitudes are kept. Needs `pip install paddlepaddle` (made with 3.3.1)."""
 import json
@@ -29,6 +30,14 @@ MODELS = [  # path, input shape
     ("paddle3_pir/topology_only/PP-LCNet_x1_0_doc_ori/inference.json", (1, 3, 224, 224)),
     ("paddle3_pir/topology_only/PP-OCRv5_mobile_det_infer/inference.json", (1, 3, 64, 96)),
     ("paddle3_pir/topology_only/PP-OCRv5_server_rec_infer/inference.json", (1, 3, 48, 160)),
+]
+OWN = [
+    ("ocr/conv_bn/inference.pdmodel", (2, 3, 16, 16)),
+    ("ocr/conv_bn_relu/inference.pdmodel", (2, 3, 16, 16)),
+    ("ocr/conv_bn_hard_swish/inference.pdmodel", (2, 3, 16, 16)),
+    ("ocr/det/inference.pdmodel", (1, 3, 64, 96)),
+    ("ocr/rec/inference.pdmodel", (1, 3, 32, 160)),
+    ("ocr/cls/inference.json", (2, 3, 48, 192)),
 ]
 
 
@@ -72,7 +81,7 @@ def record(dims, values):
 def main():
     data, cases = sys.argv[1], []
     with tempfile.TemporaryDirectory() as folder:
-        for path, shape in MODELS:
+        for path, shape in OWN if os.path.exists(os.path.join(data, OWN[0][0])) else MODELS:
             full = os.path.join(data, path)
             params = os.path.splitext(full)[0] + ".pdiparams"
             listed, declared = parameters(full)

@@ -70,26 +70,31 @@ TEST_CASE("programs cut at every byte never read as whole by mistake") {
   }
 }
 
-TEST_CASE("a published program and its parameters cut at every byte") {
-  const auto model = oar_test::data_path("paddle/fuse_pass/conv_bn.pdmodel");
-  const auto params = oar_test::data_path("paddle/fuse_pass/conv_bn.pdiparams");
-  if (!model || !params) OAR_SKIP("no real data");
-  const std::string desc = oar_test::read_file(*model), records = oar_test::read_file(*params);
-  const auto whole = parse_program(desc, "whole");
-  REQUIRE(whole.ok());
-  int passed = 0;
-  for (size_t n = 0; n < desc.size(); ++n) passed += parse_program(std::string(desc.data(), n), "cut").ok();
-  CHECK(passed <= 2);  // at most the two borders between fields of the outermost message
-  REQUIRE(read_copy(*whole, records).ok());
-  // Headers at every byte, the long stretches of values at every 97th.
-  for (size_t n = 0; n < records.size(); n += n % 9000 < 600 || n > records.size() - 400 ? 1 : 97) {
-    const auto r = read_copy(*whole, records.substr(0, n));
-    INFO(n);
-    REQUIRE_FALSE(r.ok());
-    CHECK(mentions(r.status(), "byte"));
+TEST_CASE("a saved program and its parameters cut at every byte") {
+  const auto programs =
+      oar_test::files_of_kind("ocr/conv_bn/inference.pdmodel", "paddle/fuse_pass/conv_bn.pdmodel");
+  const auto parameters =
+      oar_test::files_of_kind("ocr/conv_bn/inference.pdiparams", "paddle/fuse_pass/conv_bn.pdiparams");
+  REQUIRE(programs.size() == parameters.size());
+  for (size_t k = 0; k < programs.size(); ++k) {
+    INFO(programs[k]);
+    const std::string desc = oar_test::read_file(programs[k]), records = oar_test::read_file(parameters[k]);
+    const auto whole = parse_program(desc, "whole");
+    REQUIRE(whole.ok());
+    int passed = 0;
+    for (size_t n = 0; n < desc.size(); ++n) passed += parse_program(std::string(desc.data(), n), "cut").ok();
+    CHECK(passed <= 2);  // at most the two borders between fields of the outermost message
+    REQUIRE(read_copy(*whole, records).ok());
+    // Headers at every byte, the long stretches of values at every 97th.
+    for (size_t n = 0; n < records.size(); n += n % 9000 < 600 || n > records.size() - 400 ? 1 : 97) {
+      const auto r = read_copy(*whole, records.substr(0, n));
+      INFO(n);
+      REQUIRE_FALSE(r.ok());
+      CHECK(mentions(r.status(), "byte"));
+    }
+    CHECK(mentions(read_copy(*whole, records + "x").status(), "another program"));
+    survives_flips(desc, 3000);
   }
-  CHECK(mentions(read_copy(*whole, records + "x").status(), "another program"));
-  survives_flips(desc, 3000);
 }
 
 TEST_CASE("flipped bits") {

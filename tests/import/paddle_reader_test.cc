@@ -258,7 +258,7 @@ TEST_CASE("open_model finds programs and parameters by the names Paddle's export
 
 namespace {
 
-struct Published {
+struct Expected {
   const char* path;
   int64_t version;
   size_t parameters;
@@ -269,12 +269,10 @@ struct Published {
   bool weights;
 };
 
-void check_published(const Published& want) {
-  const auto path = oar_test::data_path(want.path);
-  if (!path) OAR_SKIP(std::string("no real data: ") + want.path);
+void check_model(const std::string& path, const Expected& want) {
   OpenOptions options;
   options.allow_topology = !want.weights;
-  const auto m = open_model(*path, options);
+  const auto m = open_model(path, options);
   INFO(want.path << ": " << m.status().message());
   REQUIRE(m.ok());
   const Program& p = m->program;
@@ -298,12 +296,14 @@ void check_published(const Published& want) {
   }
 }
 
-}  // namespace
+void check_published(const Expected& want) {
+  if (const auto path = oar_test::data_path(want.path)) check_model(*path, want);
+}
 
-TEST_CASE("published Paddle 2 models read whole") {
+void check_published_paddle_2() {
   const std::string saved = "save_infer_model/scale_0.tmp_1";
   const auto mobile = [&](const char* path, int64_t version, int64_t elements) {
-    return Published{
+    return Expected{
         path, version,       229, elements, {{"conv2d", 42}, {"rnn", 1}, {"transpose2", 3}, {"fetch", 0}},
         "x",  saved.c_str(), true};
   };
@@ -338,7 +338,7 @@ TEST_CASE("published Paddle 2 models read whole") {
   }
 }
 
-TEST_CASE("published Paddle 2 topologies read without their weights") {
+void check_published_topologies() {
   check_published({"paddle/topology_only/ch_PP-OCRv4_det_infer",
                    2004001,
                    234,
@@ -365,7 +365,7 @@ TEST_CASE("published Paddle 2 topologies read without their weights") {
                    false});
 }
 
-TEST_CASE("published Paddle 3 programs read whole") {
+void check_published_paddle_3() {
   check_published({"paddle3_pir/PP-LCNet_x0_25_textline_ori",
                    1,
                    145,
@@ -382,4 +382,55 @@ TEST_CASE("published Paddle 3 programs read whole") {
                    "x",
                    "fetch_name_0",
                    false});
+}
+
+}  // namespace
+
+TEST_CASE("programs of both formats, as PaddlePaddle saved them, read whole") {
+  // Counts as Paddle's own protobuf classes and the JSON give them.
+  const std::string own = oar_test::source_path("tests/data/");
+  for (const Expected& want :
+       {Expected{"ocr/det",
+                 3003001,
+                 47,
+                 5649,
+                 {{"conv2d", 7},
+                  {"batch_norm", 9},
+                  {"depthwise_conv2d", 3},
+                  {"nearest_interp_v2", 2},
+                  {"feed", 0}},
+                 "x",
+                 "sigmoid_0.tmp_0",
+                 true},
+        Expected{"ocr/rec",
+                 3003001,
+                 41,
+                 39262,
+                 {{"conv2d", 4}, {"rnn", 1}, {"transpose2", 3}, {"fill_constant", 6}, {"fetch", 0}},
+                 "x",
+                 "softmax_0.tmp_0",
+                 true},
+        Expected{"ocr/conv_bn_hard_swish/inference.pdmodel",
+                 3003001,
+                 5,
+                 248,
+                 {{"conv2d", 1}, {"batch_norm", 1}, {"hard_swish", 1}},
+                 "x",
+                 "hardswish_0.tmp_0",
+                 true},
+        Expected{"ocr/cls",
+                 4,
+                 37,
+                 7986,
+                 {{"batch_norm_", 7}, {"hardswish", 7}, {"depthwise_conv2d", 3}, {"full_int_array", 1}},
+                 "x",
+                 "fetch_name_0",
+                 true}}) {
+    check_model(own + want.path, want);
+  }
+  // Published ones, where the data collection is there: with weights, without (counts alone), and of
+  // Paddle 3.
+  check_published_paddle_2();
+  check_published_topologies();
+  check_published_paddle_3();
 }

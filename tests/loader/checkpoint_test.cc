@@ -189,42 +189,51 @@ TEST_CASE("checkpoint: what is not a model says what was found") {
   CHECK(load_checkpoint("/dev/null").status().code() == StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("checkpoint: stories260K in its three forms is one model") {
-  const auto bin = oar_test::data_path("llm/stories260K/stories260K.bin");
-  const auto gguf = oar_test::data_path("llm/stories260K/stories260K.gguf");
-  if (!bin || !gguf) OAR_SKIP("stories260K is not there");
-  const auto a = load_checkpoint(*bin), b = load_checkpoint(*gguf, {.mmap = false});
-  REQUIRE_OK(a);
-  REQUIRE_OK(b);
-  for (const char* key :
-       {"model_type", "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "rope_interleaved",
-        "rope_theta", "hidden_act", "bos_token_id", "eos_token_id", "torch_dtype"}) {
-    CAPTURE(key);
-    CHECK(a->config.at(key) == b->config.at(key));
+TEST_CASE("checkpoint: a trained model in its three forms is one model") {
+  struct Forms {
+    std::string bin, gguf;
+    int64_t context, gguf_context;
+    size_t tokenizer_bin, tokenizer_model;
+  };
+  const std::string own = oar_test::source_path("tests/data/tales/");
+  std::vector<Forms> all = {{own + "tales.bin", own + "tales.gguf", 256, 128, 6231, 7488}};
+  if (const auto folder = oar_test::data_path("llm/stories260K"))
+    all.push_back({*folder + "/stories260K.bin", *folder + "/stories260K.gguf", 512, 128, 6227, 7645});
+  for (const Forms& f : all) {
+    CAPTURE(f.bin);
+    const auto a = load_checkpoint(f.bin), b = load_checkpoint(f.gguf, {.mmap = false});
+    REQUIRE_OK(a);
+    REQUIRE_OK(b);
+    for (const char* key :
+         {"model_type", "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads",
+          "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "rope_interleaved",
+          "rope_theta", "hidden_act", "bos_token_id", "eos_token_id", "torch_dtype"}) {
+      CAPTURE(key);
+      CHECK(a->config.at(key) == b->config.at(key));
+    }
+    CHECK(a->config.at("rms_norm_eps").as_double() == Approx(b->config.at("rms_norm_eps").as_double()));
+    CHECK(a->config.at("max_position_embeddings") == f.context);
+    CHECK(b->config.at("max_position_embeddings") == f.gguf_context);  // what the file says
+    CHECK(a->config.at("tie_word_embeddings") == true);
+    CHECK(b->config.at("tie_word_embeddings") == false);  // the classifier is written out
+    for (const auto& [name, t] : a->tensors) {
+      CAPTURE(name);
+      REQUIRE(b->tensors.count(name) == 1);
+      const Tensor& other = b->tensors.at(name);
+      REQUIRE(t.shape() == other.shape());
+      CHECK(memcmp(t.data(), other.data(), t.bytes()) == 0);
+    }
+    CHECK(b->tensors.size() == a->tensors.size() + 1);
+    const Tensor& embedding = a->tensors.at("model.embed_tokens.weight");
+    CHECK(memcmp(b->tensors.at("lm_head.weight").data(), embedding.data(), embedding.bytes()) == 0);
+    CHECK(a->tokenizer.llama2c_bin.size() == f.tokenizer_bin);
+    CHECK(a->tokenizer.sentencepiece_model.size() == f.tokenizer_model);
+    REQUIRE(b->tokenizer.gguf.has_value());
+    CHECK(b->tokenizer.gguf->tokens.size() == 512);
+    CHECK(b->tokenizer.gguf->bos_id == 1u);
+    CHECK_FALSE(b->tokenizer.gguf->separator_id.has_value());  // 0xFFFFFFFF in the file
+    CHECK_FALSE(b->tokenizer.gguf->padding_id.has_value());
   }
-  CHECK(a->config.at("rms_norm_eps").as_double() == Approx(b->config.at("rms_norm_eps").as_double()));
-  CHECK(a->config.at("max_position_embeddings") == 512);
-  CHECK(b->config.at("max_position_embeddings") == 128);  // what the file says
-  CHECK(a->config.at("tie_word_embeddings") == true);
-  CHECK(b->config.at("tie_word_embeddings") == false);  // the classifier is written out
-  for (const auto& [name, t] : a->tensors) {
-    CAPTURE(name);
-    REQUIRE(b->tensors.count(name) == 1);
-    const Tensor& other = b->tensors.at(name);
-    REQUIRE(t.shape() == other.shape());
-    CHECK(memcmp(t.data(), other.data(), t.bytes()) == 0);
-  }
-  CHECK(b->tensors.size() == a->tensors.size() + 1);
-  CHECK(memcmp(b->tensors.at("lm_head.weight").data(), a->tensors.at("model.embed_tokens.weight").data(),
-               a->tensors.at("model.embed_tokens.weight").bytes()) == 0);
-  CHECK(a->tokenizer.llama2c_bin.size() == 6227);
-  CHECK(a->tokenizer.sentencepiece_model.size() == 7645);
-  REQUIRE(b->tokenizer.gguf.has_value());
-  CHECK(b->tokenizer.gguf->tokens.size() == 512);
-  CHECK(b->tokenizer.gguf->bos_id == 1u);
-  CHECK_FALSE(b->tokenizer.gguf->separator_id.has_value());  // 0xFFFFFFFF in the file
-  CHECK_FALSE(b->tokenizer.gguf->padding_id.has_value());
 }
 
 }  // namespace

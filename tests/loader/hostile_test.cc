@@ -240,45 +240,51 @@ TEST_CASE("hostile: many tensors stay fast and in bounds") {
   CHECK(parse_bounded(&parse_gguf_bytes, b.bytes()));
 }
 
-TEST_CASE("hostile: real files cut at every 4 KB, and with damaged headers") {
+TEST_CASE("hostile: whole models cut at every 4 KB, and with damaged headers") {
   struct Real {
-    const char* path;
+    const char *own, *published;
     Parser parser;
   };
   for (const Real& real :
-       {Real{"llm/silero_safetensors/silero_vad_16k.safetensors", &parse_safetensors_bytes},
-        Real{"llm/stories260K/stories260K.gguf", &parse_gguf_bytes},
-        Real{"llm/stories260K/stories260K.bin", &parse_llama2c_bytes}}) {
-    CAPTURE(real.path);
-    const auto path = oar_test::data_path(real.path);
-    if (!path) OAR_SKIP("real model files are not there");
-    const std::string bytes = oar_test::read_file(*path);
-    REQUIRE(parse_bounded(real.parser, bytes));
-    for (size_t n = 0; n < bytes.size(); n += 4096) {
-      CAPTURE(n);
-      REQUIRE_FALSE(parse_bounded(real.parser, std::string_view(bytes).substr(0, n)));
-    }
-    REQUIRE_FALSE(parse_bounded(real.parser, std::string_view(bytes).substr(0, bytes.size() - 1)));
-    std::mt19937_64 rng(5);
-    for (int i = 0; i < 100; ++i) {
-      std::string damaged = bytes;
-      for (int flips = 0; flips < 4; ++flips) {
-        const size_t at = rng() % 1200;
-        damaged[at] = static_cast<char>(damaged[at] ^ (1 << rng() % 8));
+       {Real{"tales/tales.gguf", "llm/stories260K/stories260K.gguf", &parse_gguf_bytes},
+        Real{"tales/tales.bin", "llm/stories260K/stories260K.bin", &parse_llama2c_bytes},
+        Real{"../loader/quantized/ct_fp8.safetensors", "llm/silero_safetensors/silero_vad_16k.safetensors",
+             &parse_safetensors_bytes}}) {
+    for (const std::string& path : oar_test::files_of_kind(real.own, real.published)) {
+      CAPTURE(path);
+      const std::string bytes = oar_test::read_file(path);
+      REQUIRE(parse_bounded(real.parser, bytes));
+      for (size_t n = 0; n < bytes.size(); n += 4096) {
+        CAPTURE(n);
+        REQUIRE_FALSE(parse_bounded(real.parser, std::string_view(bytes).substr(0, n)));
       }
-      parse_bounded(real.parser, damaged);
+      REQUIRE_FALSE(parse_bounded(real.parser, std::string_view(bytes).substr(0, bytes.size() - 1)));
+      std::mt19937_64 rng(5);
+      for (int i = 0; i < 100; ++i) {
+        std::string damaged = bytes;
+        for (int flips = 0; flips < 4; ++flips) {
+          const size_t at = rng() % 1200;
+          damaged[at] = static_cast<char>(damaged[at] ^ (1 << rng() % 8));
+        }
+        parse_bounded(real.parser, damaged);
+      }
     }
   }
 }
 
 TEST_CASE("hostile: a vocabulary cut at every 4 KB") {
+  std::vector<std::string> paths;
+  for (const char* own : {"gpt2", "spm", "bert"})
+    paths.push_back(oar_test::source_path(cat("tests/data/vocab/", own, ".gguf")));
   for (const char* name : {"gpt-2", "llama-spm", "bert-bge", "deepseek-coder"}) {
-    const auto path = oar_test::data_path(cat("tokenizers/ggml-vocab/ggml-vocab-", name, ".gguf"));
-    if (!path) OAR_SKIP("ggml-vocab files are not there");
-    const std::string bytes = oar_test::read_file(*path);
+    if (const auto path = oar_test::data_path(cat("tokenizers/ggml-vocab/ggml-vocab-", name, ".gguf")))
+      paths.push_back(*path);
+  }
+  for (const std::string& path : paths) {
+    const std::string bytes = oar_test::read_file(path);
     REQUIRE(parse_bounded(&parse_gguf_bytes, bytes));
     for (size_t n = 0; n < bytes.size(); n += 4096) {
-      CAPTURE(name, n);
+      CAPTURE(path, n);
       REQUIRE_FALSE(parse_bounded(&parse_gguf_bytes, std::string_view(bytes).substr(0, n)));
     }
   }

@@ -54,6 +54,21 @@ TEST_CASE("wrong traces are refused with line and remedy") {
   CHECK(read_trace("/nonexistent.csv").status().code() == StatusCode::kNotFound);
 }
 
+TEST_CASE("traces of both published layouts") {
+  const auto requests = read_trace(oar_test::source_path("tests/data/traces/requests.csv"));
+  REQUIRE_OK(requests);
+  CHECK(requests->size() == 40);
+  CHECK((*requests)[0].at == 0);
+  CHECK((*requests)[1].at > 0);
+  const auto prefixes = read_trace(oar_test::source_path("tests/data/traces/prefixes.jsonl"), 100);
+  REQUIRE_OK(prefixes);
+  CHECK(prefixes->size() == 100);
+  for (const TraceEntry& one : *prefixes) {
+    const auto blocks = static_cast<int64_t>(one.prefix_blocks.size());
+    CHECK((one.input_tokens > 512 * (blocks - 1) && one.input_tokens <= 512 * blocks));
+  }
+}
+
 TEST_CASE("published traces") {
   const auto azure = oar_test::data_path("traces/AzureLLMInferenceTrace_code.csv");
   const auto mooncake = oar_test::data_path("traces/mooncake_synthetic_trace.jsonl");

@@ -150,10 +150,10 @@ TEST_CASE("Repository: a graph beside a tokenizer that is no encoder is served a
 }
 
 TEST_CASE("Repository: Paddle models of both formats") {
-  const auto pir = data_path("paddle3_pir/PP-LCNet_x0_25_textline_ori");
-  const auto legacy = data_path("paddle/v3_ch_det");
-  if (!pir || !legacy) OAR_SKIP("no Paddle models in the test data");
-  for (const std::string& path : {*pir, *legacy}) {
+  auto paths = files_of_kind("ocr/cls", "paddle3_pir/PP-LCNet_x0_25_textline_ori");
+  for (std::string& path : files_of_kind("ocr/det", "paddle/v3_ch_det")) paths.push_back(std::move(path));
+  for (const std::string& path : paths) {
+    INFO(path);
     auto r = Repository::open(path, "", {});
     REQUIRE_OK(r);
     CHECK((*r)->loaded().size() == 1);

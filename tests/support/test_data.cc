@@ -22,6 +22,12 @@ std::optional<std::string> data_path(const std::string& relative) {
   return p.string();
 }
 
+std::vector<std::string> files_of_kind(const std::string& own, const std::string& published) {
+  std::vector<std::string> paths = {source_path("tests/data/" + own)};
+  if (const auto path = data_path(published)) paths.push_back(*path);
+  return paths;
+}
+
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path);

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace oar_test {
 
@@ -10,8 +11,12 @@ namespace oar_test {
 std::string source_path(const std::string& relative);
 
 // Absolute path of a file of the real-data collection ($OAR_TEST_DATA, default ../shared/data beside the
-// repository), or nullopt when it is not there; the caller then says OAR_SKIP.
+// repository), or nullopt when it is not there; a test that has nothing else to run then says OAR_SKIP.
 std::optional<std::string> data_path(const std::string& relative);
+
+// What a test of a kind of file runs on: our own small file of that kind, in tests/data, and, where the
+// collection is there, a published one.
+std::vector<std::string> files_of_kind(const std::string& own, const std::string& published);
 
 // The whole file; fails the test when it cannot be read.
 std::string read_file(const std::string& path);

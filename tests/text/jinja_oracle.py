@@ -158,7 +158,8 @@ case("{% if %}x{% endif %}", "{% if yes %}", "{% endif %}", "{% for x nums %}{% 
      "{% if yes %}{% else %}{% else %}{% endif %}", "{% for x in nums %}{% else %}{% elif %}{% endfor %}", "{{ '\\x4' }}", "{{ '\\u12' }}", "{% set x = 1 = 2 %}", "{{ (1, 2, 3 }}", "{{ ]1[ }}", "{% if yes: %}x{% endif %}", "{% for x in nums: %}{{ x }}{% endfor %}", "{% extends 'a' %}", "{% include 'a' %}", "{% import 'a' as b %}", "{% from 'a' import b %}", "{% endset %}", "{% with a %}{% endwith %}", "{{ loop.x }}")
 
 
-def main():
+def environment(now):
+    """Hugging Face's, with strftime_now() at `now`."""
     env = jinja2.sandbox.SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                               extensions=[jinja2.ext.loopcontrols, jinja2.ext.do])
 
@@ -187,12 +188,15 @@ def main():
                 raise jinja2.exceptions.SecurityError(name)
             super().__setitem__(name, value)
 
-    now = datetime.datetime(2026, 1, 5, 9, 7, 3)
     env.filters["tojson"] = tojson
     env.globals["namespace"] = Namespace
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = lambda format: now.strftime(format)
+    return env
 
+
+def main():
+    env = environment(datetime.datetime(2026, 1, 5, 9, 7, 3))
     print(json.dumps({"context": CONTEXT}, ensure_ascii=False))
     seen = set()
     for template in CASES:

@@ -72,15 +72,13 @@ std::string repeat(std::string_view s, int n) {
   return out;
 }
 
-TEST_CASE("vendors' chat templates render as the reference does", "[jinja]") {
-  const auto dir = oar_test::data_path("chat_templates");
-  if (!dir) OAR_SKIP("chat_templates is not there");
-  const json::value cases = parse(oar_test::read_file(*dir + "/cases.json"));
+void render_whole(const std::string& folder, const std::string& expected, int rows) {
+  const json::value cases = parse(oar_test::read_file(folder + "/cases.json"));
   int count = 0;
-  for (const json::value& row : parse_lines(oar_test::read_file(*dir + "/expected_jinja2_share.jsonl"))) {
+  for (const json::value& row : parse_lines(oar_test::read_file(folder + "/" + expected))) {
     const std::string name = string_of(row.at("template"));
     const json::object& input = cases.at(string_of(row.at("case"))).as_object();
-    auto t = ChatTemplate::parse(oar_test::read_file(*dir + "/" + name));
+    auto t = ChatTemplate::parse(oar_test::read_file(folder + "/" + name));
     INFO(name << " " << string_of(row.at("case")));
     INFO(t.status().to_string());
     REQUIRE(t.ok());
@@ -103,7 +101,14 @@ TEST_CASE("vendors' chat templates render as the reference does", "[jinja]") {
     }
     ++count;
   }
-  CHECK(count == 198);
+  CHECK(count == rows);
+}
+
+TEST_CASE("whole chat templates render as the reference does", "[jinja]") {
+  // Ours: tests/golden/generate_chat_templates.py.
+  render_whole(oar_test::source_path("tests/data/chat_templates"), "expected.jsonl", 24);
+  if (const auto vendors = oar_test::data_path("chat_templates"))
+    render_whole(*vendors, "expected_jinja2_share.jsonl", 198);
 }
 
 TEST_CASE("snippets render as Python's jinja2 does", "[jinja]") {

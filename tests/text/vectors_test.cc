@@ -1,4 +1,5 @@
-// Published vectors: the real vocabularies of the data collection and the ids they must give.
+// Vocabularies as files, whole: our own of each kind with the ids that independent packages give them
+// (tests/golden/generate_vocabularies.py), and published ones where the data collection is there.
 #include <sstream>
 
 #include "engine/base/json.h"
@@ -34,173 +35,187 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path) {
   return all;
 }
 
+// The ids of the vectors beside a GGUF vocabulary, and, if asked, the texts back.
+void check_vectors(const Tokenizer& tokenizer, const std::string& gguf, bool back) {
+  const auto texts = read_texts(gguf + ".inp");
+  const auto expected = read_ids(gguf + ".out");
+  REQUIRE(texts.size() >= 46);
+  REQUIRE(texts.size() == expected.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    INFO(gguf << " text " << i << ": \"" << texts[i] << "\"");
+    const auto ids = tokenizer.encode(texts[i], kPlain);
+    REQUIRE_OK(ids);
+    CHECK(*ids == expected[i]);
+    if (back) CHECK(tokenizer.decode(*ids) == texts[i]);
+  }
+}
+
+void check_round_trip(const Tokenizer& tokenizer, const std::string& file) {
+  INFO(file);
+  const std::string content = oar_test::read_file(file);
+  const auto ids = tokenizer.encode(content, kPlain);
+  REQUIRE_OK(ids);
+  CHECK((tokenizer.decode(*ids) == content));
+}
+
+// Our own text and, where they are there, published ones in other languages.
+std::vector<std::string> texts_to_bring_back() {
+  std::vector<std::string> files = {oar_test::source_path("configs/demo/heldout.txt"),
+                                    oar_test::source_path("tests/data/chat_templates/cases.json")};
+  for (const char* name :
+       {"tokenizers/bpe_training_golden/german.txt", "tokenizers/bpe_training_golden/address.txt",
+        "tokenizers/bpe_training_golden/corpus.en", "text/poet.tang.0.json"}) {
+    if (const auto path = oar_test::data_path(name)) files.push_back(*path);
+  }
+  return files;
+}
+
+// The pair as a tokenizer.json says it.
+Result<TokenizerPtr> as_tokenizer_json(const std::string& vocab, const std::string& merges) {
+  json::object root;
+  json::array list;
+  std::istringstream lines(merges);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.empty() && !line.starts_with("#version")) list.emplace_back(line);
+  root["model"] = {{"type", "BPE"}, {"vocab", parse_json(vocab, "vocab.json").value()}, {"merges", list}};
+  root["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  root["decoder"] = {{"type", "ByteLevel"}};
+  return tokenizer_from_json(json::serialize(root));
+}
+
 }  // namespace
 
-TEST_CASE("GGUF vocabularies give the published ids") {
-  for (const char* name : {"llama-spm", "gpt-2", "deepseek-coder", "bert-bge"}) {
-    const std::string base = std::string("tokenizers/ggml-vocab/ggml-vocab-") + name + ".gguf";
-    const auto path = oar_test::data_path(base);
-    if (!path) OAR_SKIP("no " + base);
-    const auto vocab = oar_test::read_gguf_vocab(oar_test::read_file(*path));
+TEST_CASE("GGUF vocabularies give the ids of independent packages") {
+  const std::string published = "tokenizers/ggml-vocab/ggml-vocab-";
+  std::vector<std::string> paths;
+  for (const auto& [own, name] :
+       {std::pair("vocab/spm.gguf", "llama-spm.gguf"), std::pair("vocab/gpt2.gguf", "gpt-2.gguf"),
+        std::pair("vocab/bert.gguf", "bert-bge.gguf")}) {
+    for (const std::string& path : oar_test::files_of_kind(own, published + name)) paths.push_back(path);
+  }
+  if (const auto path = oar_test::data_path(published + "deepseek-coder.gguf")) paths.push_back(*path);
+  for (const std::string& path : paths) {
+    INFO(path);
+    const auto vocab = oar_test::read_gguf_vocab(oar_test::read_file(path));
     REQUIRE_OK(vocab);
     const auto tokenizer = tokenizer_from_gguf(*vocab);
     REQUIRE_OK(tokenizer);
-    const auto texts = read_texts(*path + ".inp");
-    const auto expected = read_ids(*path + ".out");
-    REQUIRE(texts.size() >= 46);
-    REQUIRE(texts.size() == expected.size());
-    for (size_t i = 0; i < texts.size(); ++i) {
-      INFO(name << " text " << i << ": \"" << texts[i] << "\"");
-      const auto ids = (*tokenizer)->encode(texts[i], kPlain);
-      REQUIRE_OK(ids);
-      CHECK(*ids == expected[i]);
+    check_vectors(**tokenizer, path, false);
+  }
+}
+
+TEST_CASE("GPT-2's vocab.json and merges.txt give the ids of its GGUF form") {
+  const auto folders = oar_test::files_of_kind("vocab/gpt2", "tokenizers/gpt2");
+  const auto vectors =
+      oar_test::files_of_kind("vocab/gpt2.gguf", "tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf");
+  REQUIRE(folders.size() == vectors.size());
+  for (size_t k = 0; k < folders.size(); ++k) {
+    INFO(folders[k]);
+    const std::string vocab = oar_test::read_file(folders[k] + "/vocab.json");
+    const std::string merges = oar_test::read_file(folders[k] + "/merges.txt");
+    const auto tokenizer = tokenizer_from_vocab_merges(vocab, merges);
+    REQUIRE_OK(tokenizer);
+    const int32_t end = (*tokenizer)->vocab_size() - 1;
+    CHECK(end == (k == 0 ? 768 : 50256));
+    CHECK((*tokenizer)->eos_id() == end);
+    CHECK((*tokenizer)->encode("a<|endoftext|>").value() == std::vector<int32_t>{64, end});
+    check_vectors(**tokenizer, vectors[k], true);
+    const auto json = as_tokenizer_json(vocab, merges);
+    REQUIRE_OK(json);
+    check_vectors(**json, vectors[k], true);
+    for (const std::string& file : texts_to_bring_back()) check_round_trip(**json, file);
+  }
+}
+
+TEST_CASE("a llama2.c model has the same vocabulary in its .model, .bin and GGUF forms") {
+  const auto folders = oar_test::files_of_kind("tales", "llm/stories260K");
+  for (const std::string& folder : folders) {
+    INFO(folder);
+    const bool own = folder == folders.front();
+    const auto a = tokenizer_from_sentencepiece(oar_test::read_file(folder + "/tok512.model"));
+    REQUIRE_OK(a);
+    const auto b = tokenizer_from_llama2c(oar_test::read_file(folder + "/tok512.bin"), 512);
+    REQUIRE_OK(b);
+    const auto vocab =
+        oar_test::read_gguf_vocab(oar_test::read_file(folder + (own ? "/tales.gguf" : "/stories260K.gguf")));
+    REQUIRE_OK(vocab);
+    const auto c = tokenizer_from_gguf(*vocab);
+    REQUIRE_OK(c);
+    CHECK((*a)->vocab_size() == 512);
+    CHECK((*c)->bos_id() == 1);
+    CHECK((*c)->adds_bos());
+    std::istringstream lines(oar_test::read_file(
+        own ? folder + "/sample.txt"
+            : *oar_test::data_path("tokenizers/bpe_training_golden/tinystories_sample.txt")));
+    size_t ids = 0;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.empty() || line.back() == ' ') continue;
+      const auto x = (*a)->encode(line, kPlain), y = (*b)->encode(line, kPlain),
+                 z = (*c)->encode(line, kPlain);
+      REQUIRE_OK(x);
+      CHECK(*x == *y);
+      CHECK(*x == *z);
+      CHECK((*a)->decode(*x) == line);
+      ids += x->size();
     }
+    CHECK(ids > 1000);
   }
 }
 
-TEST_CASE("GPT-2's vocab.json and merges.txt give the published ids") {
-  const auto vocab = oar_test::data_path("tokenizers/gpt2/vocab.json"),
-             merges = oar_test::data_path("tokenizers/gpt2/merges.txt"),
-             vectors = oar_test::data_path("tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf");
-  if (!vocab || !merges || !vectors) OAR_SKIP("no tokenizers/gpt2");
-  const auto tokenizer =
-      tokenizer_from_vocab_merges(oar_test::read_file(*vocab), oar_test::read_file(*merges));
-  REQUIRE_OK(tokenizer);
-  CHECK((*tokenizer)->vocab_size() == 50257);
-  CHECK((*tokenizer)->eos_id() == 50256);
-  CHECK((*tokenizer)->encode("a<|endoftext|>").value() == std::vector<int32_t>{64, 50256});
-  const auto texts = read_texts(*vectors + ".inp");
-  const auto expected = read_ids(*vectors + ".out");
-  REQUIRE(texts.size() == expected.size());
-  for (size_t i = 0; i < texts.size(); ++i) {
-    INFO("text " << i << ": \"" << texts[i] << "\"");
-    const auto ids = (*tokenizer)->encode(texts[i], kPlain);
-    REQUIRE_OK(ids);
-    CHECK(*ids == expected[i]);
-    CHECK((*tokenizer)->decode(*ids) == texts[i]);
-  }
-}
-
-TEST_CASE("stories260K has the same vocabulary in its .model, .bin and GGUF forms") {
-  const auto model = oar_test::data_path("llm/stories260K/tok512.model");
-  const auto bin = oar_test::data_path("llm/stories260K/tok512.bin");
-  const auto gguf = oar_test::data_path("llm/stories260K/stories260K.gguf");
-  const auto sample = oar_test::data_path("tokenizers/bpe_training_golden/tinystories_sample.txt");
-  if (!model || !bin || !gguf || !sample) OAR_SKIP("no llm/stories260K");
-  const auto a = tokenizer_from_sentencepiece(oar_test::read_file(*model));
-  REQUIRE_OK(a);
-  const auto b = tokenizer_from_llama2c(oar_test::read_file(*bin), 512);
-  REQUIRE_OK(b);
-  const auto vocab = oar_test::read_gguf_vocab(oar_test::read_file(*gguf));
-  REQUIRE_OK(vocab);
-  const auto c = tokenizer_from_gguf(*vocab);
-  REQUIRE_OK(c);
-  CHECK((*a)->vocab_size() == 512);
-  CHECK((*c)->bos_id() == 1);
-  CHECK((*c)->adds_bos());
-  std::istringstream lines(oar_test::read_file(*sample));
-  size_t ids = 0;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.empty() || line.back() == ' ') continue;
-    const auto x = (*a)->encode(line, kPlain), y = (*b)->encode(line, kPlain), z = (*c)->encode(line, kPlain);
-    REQUIRE_OK(x);
-    CHECK(*x == *y);
-    CHECK(*x == *z);
-    CHECK((*a)->decode(*x) == line);
-    ids += x->size();
-  }
-  CHECK(ids > 1000);
-}
-
-TEST_CASE("real tokenizers bring real texts back") {
-  struct Source {
-    const char* path;
-    bool json;
-  };
-  for (const Source& source : {Source{"tokenizers/minimind/tokenizer.json", true},
-                               {"tokenizers/mistral/tokenizer.model.v1", false}}) {
-    const auto path = oar_test::data_path(source.path);
-    if (!path) OAR_SKIP("no " + std::string(source.path));
-    const std::string bytes = oar_test::read_file(*path);
-    const auto t = source.json ? tokenizer_from_json(bytes) : tokenizer_from_sentencepiece(bytes);
+TEST_CASE("tokenizers bring whole texts back") {
+  std::vector<TokenizerPtr> tokenizers;
+  for (const std::string& path :
+       oar_test::files_of_kind("vocab/chat/tokenizer.json", "tokenizers/minimind/tokenizer.json")) {
+    auto t = tokenizer_from_json(oar_test::read_file(path));
     REQUIRE_OK(t);
-    for (const char* text :
-         {"tokenizers/bpe_training_golden/german.txt", "tokenizers/bpe_training_golden/address.txt",
-          "tokenizers/bpe_training_golden/corpus.en", "text/poet.tang.0.json"}) {
-      const auto file = oar_test::data_path(text);
-      if (!file) OAR_SKIP("no " + std::string(text));
-      const std::string content = oar_test::read_file(*file);
-      const auto ids = (*t)->encode(content, kPlain);
-      REQUIRE_OK(ids);
-      CHECK(((*t)->decode(*ids) == content));
-    }
+    tokenizers.push_back(std::move(*t));
   }
-}
-
-TEST_CASE(
-    "vocabularies of vocab.json and merges.txt: GPT-2's equals its GGUF form, a trained one brings texts "
-    "back") {
-  const auto load = [](const std::string& vocab, const std::string& merges) {
-    json::object root;
-    json::array list;
-    std::istringstream lines(oar_test::read_file(merges));
-    for (std::string line; std::getline(lines, line);)
-      if (!line.empty() && !line.starts_with("#version")) list.emplace_back(line);
-    root["model"] = {{"type", "BPE"},
-                     {"vocab", parse_json(oar_test::read_file(vocab), "vocab.json").value()},
-                     {"merges", list}};
-    root["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
-    root["decoder"] = {{"type", "ByteLevel"}};
-    return tokenizer_from_json(json::serialize(root));
-  };
-  const auto gguf = oar_test::data_path("tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf");
-  const auto vocab = oar_test::data_path("tokenizers/gpt2/vocab.json");
-  const auto trained = oar_test::data_path("tokenizers/bpe_training_golden/train-bpe-reference-vocab.json");
-  if (!gguf || !vocab || !trained) OAR_SKIP("no tokenizers/gpt2");
-  const auto gpt2 = load(*vocab, *oar_test::data_path("tokenizers/gpt2/merges.txt"));
-  REQUIRE_OK(gpt2);
-  const auto texts = read_texts(*gguf + ".inp");
-  const auto expected = read_ids(*gguf + ".out");
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const auto ids = (*gpt2)->encode(texts[i], kPlain);
-    REQUIRE_OK(ids);
-    CHECK(*ids == expected[i]);
-    CHECK((*gpt2)->decode(*ids) == texts[i]);
+  for (const std::string& path :
+       oar_test::files_of_kind("vocab/spm.model", "tokenizers/mistral/tokenizer.model.v1")) {
+    auto t = tokenizer_from_sentencepiece(oar_test::read_file(path));
+    REQUIRE_OK(t);
+    tokenizers.push_back(std::move(*t));
   }
-  const auto small =
-      load(*trained, *oar_test::data_path("tokenizers/bpe_training_golden/train-bpe-reference-merges.txt"));
-  REQUIRE_OK(small);
-  for (const char* name : {"german.txt", "address.txt", "corpus.en", "tinystories_sample.txt"}) {
-    const auto file = oar_test::data_path(std::string("tokenizers/bpe_training_golden/") + name);
-    const std::string content = oar_test::read_file(*file);
-    const auto ids = (*small)->encode(content, kPlain);
-    REQUIRE_OK(ids);
-    CHECK(((*small)->decode(*ids) == content));
+  // Of another trainer, in another order.
+  const std::string trained = "tokenizers/bpe_training_golden/train-bpe-reference-";
+  const auto vocab = oar_test::data_path(trained + "vocab.json"),
+             merges = oar_test::data_path(trained + "merges.txt");
+  if (vocab && merges) {
+    auto t = as_tokenizer_json(oar_test::read_file(*vocab), oar_test::read_file(*merges));
+    REQUIRE_OK(t);
+    tokenizers.push_back(std::move(*t));
+  }
+  for (const TokenizerPtr& t : tokenizers) {
+    for (const std::string& file : texts_to_bring_back()) check_round_trip(*t, file);
   }
 }
 
 TEST_CASE("chat markers in the text become special tokens only when asked") {
-  const auto path = oar_test::data_path("tokenizers/minimind/tokenizer.json");
-  const auto config = oar_test::data_path("tokenizers/minimind/tokenizer_config.json");
-  if (!path || !config) OAR_SKIP("no tokenizers/minimind");
-  const auto t = tokenizer_from_json(oar_test::read_file(*path), oar_test::read_file(*config));
-  REQUIRE_OK(t);
-  CHECK((*t)->bos_id() == 1);
-  CHECK((*t)->eos_id() == 2);
-  CHECK((*t)->pad_id() == 0);
-  CHECK_FALSE((*t)->adds_bos());
-  CHECK((*t)->is_special(1));
-  CHECK_FALSE((*t)->is_special(25));
-  CHECK((*t)->token_to_id("<think>") == 25);
-  CHECK((*t)->token_text(2) == "<|im_end|>");
-  const auto parsed = (*t)->encode("<|im_start|>hi<|im_end|>");
-  REQUIRE_OK(parsed);
-  CHECK(parsed->front() == 1);
-  CHECK(parsed->back() == 2);
-  CHECK((*t)->decode(*parsed) == "hi");
-  CHECK((*t)->decode(*parsed, false) == "<|im_start|>hi<|im_end|>");
-  const auto plain = (*t)->encode("<|im_start|>hi<|im_end|>", kPlain);
-  REQUIRE_OK(plain);
-  CHECK(plain->size() > 6);
-  CHECK((*t)->decode(*plain) == "<|im_start|>hi<|im_end|>");
+  for (const std::string& folder : oar_test::files_of_kind("vocab/chat", "tokenizers/minimind")) {
+    INFO(folder);
+    const bool own = folder == oar_test::source_path("tests/data/vocab/chat");
+    // Ours stand behind the vocabulary, the published ones before it.
+    const int32_t end = own ? 768 : 0, think = own ? end + 3 : 25;
+    const auto t = tokenizer_from_json(oar_test::read_file(folder + "/tokenizer.json"),
+                                       oar_test::read_file(folder + "/tokenizer_config.json"));
+    REQUIRE_OK(t);
+    CHECK((*t)->bos_id() == end + 1);
+    CHECK((*t)->eos_id() == end + 2);
+    CHECK((*t)->pad_id() == end);
+    CHECK_FALSE((*t)->adds_bos());
+    CHECK((*t)->is_special(end + 1));
+    CHECK_FALSE((*t)->is_special(think));
+    CHECK((*t)->token_to_id("<think>") == think);
+    CHECK((*t)->token_text(end + 2) == "<|im_end|>");
+    const auto parsed = (*t)->encode("<|im_start|>hi<|im_end|>");
+    REQUIRE_OK(parsed);
+    CHECK(parsed->front() == end + 1);
+    CHECK(parsed->back() == end + 2);
+    CHECK((*t)->decode(*parsed) == "hi");
+    CHECK((*t)->decode(*parsed, false) == "<|im_start|>hi<|im_end|>");
+    const auto plain = (*t)->encode("<|im_start|>hi<|im_end|>", kPlain);
+    REQUIRE_OK(plain);
+    CHECK(plain->size() > 6);
+    CHECK((*t)->decode(*plain) == "<|im_start|>hi<|im_end|>");
+  }
 }

@@ -51,16 +51,19 @@ TEST_CASE("vocab.txt: what is none") {
   for (size_t n = 0; n < kVocab.size(); ++n) (void)tokenizer_from_vocab_txt(kVocab.substr(0, n));
 }
 
-TEST_CASE("vocab.txt: a published one gives the ids of its tokenizer.json") {
-  const auto txt = data_path("tokenizers/bert_vocab/vocab.txt"),
-             json = data_path("tokenizers/bert_hf/tokenizer.json");
-  if (!txt || !json) OAR_SKIP("no BERT vocabulary in the test data");
-  const auto a = tokenizer_from_vocab_txt(read_file(*txt)), b = tokenizer_from_json(read_file(*json));
-  REQUIRE_OK(a);
-  REQUIRE_OK(b);
-  for (const char* text : {"Unaffable weather in Z\xC3\xBCrich, 1\xE2\x82\xAC!",
-                           "\xE6\x9D\xB1\xE4\xBA\xAC tower", "don't [SEP] stop"})
-    CHECK(ids(**a, text) == ids(**b, text));
+TEST_CASE("vocab.txt gives the ids of its tokenizer.json") {
+  const auto txt = files_of_kind("vocab/bert/vocab.txt", "tokenizers/bert_vocab/vocab.txt");
+  const auto json = files_of_kind("vocab/bert/tokenizer.json", "tokenizers/bert_hf/tokenizer.json");
+  REQUIRE(txt.size() == json.size());
+  for (size_t k = 0; k < txt.size(); ++k) {
+    INFO(txt[k]);
+    const auto a = tokenizer_from_vocab_txt(read_file(txt[k])), b = tokenizer_from_json(read_file(json[k]));
+    REQUIRE_OK(a);
+    REQUIRE_OK(b);
+    for (const char* text : {"Unaffable weather in Z\xC3\xBCrich, 1\xE2\x82\xAC!",
+                             "\xE6\x9D\xB1\xE4\xBA\xAC tower", "don't [SEP] stop"})
+      CHECK(ids(**a, text) == ids(**b, text));
+  }
 }
 
 }  // namespace
