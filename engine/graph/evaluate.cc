@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/packed_weights.h"
+#include "engine/graph/run_guard.h"
 #include "engine/tensor/load_threads.h"
 
 namespace oar {
@@ -31,6 +32,7 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
 
 Status evaluate_into(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
                      const EvalOptions& options, const void* prepared, EvalContext::OperandFacts facts = {}) {
+  OAR_RETURN_IF_ERROR(RunGuard::check());
   EvalContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
   Status s = node.op->evaluate(ctx);
@@ -122,6 +124,7 @@ Result<std::vector<int64_t>> EvalContext::ints_or_attr(size_t i, const char* att
 Result<std::vector<Datum>> EvalContext::run_subgraph(size_t which, std::vector<Datum> inputs) const {
   if (which >= node_.subgraphs.size()) return internal_error(cat("there is no subgraph ", which));
   if (options_.depth >= kMaxDepth) return invalid_argument("branches and loops nest too deeply");
+  OAR_RETURN_IF_ERROR(RunGuard::check());  // a body may have no node
   EvalOptions inner = options_;
   ++inner.depth;
   if (const auto* prepared = static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_)) {

@@ -1,12 +1,14 @@
 #include "engine/runtime/batched_predictor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "engine/base/format.h"
+#include "engine/graph/run_guard.h"
 #include "engine/tensor/element.h"
 
 namespace oar {
@@ -63,7 +65,17 @@ struct BatchedPredictor::State {
   struct Job {
     InferJob job;
     Clock::time_point arrived;
-    bool running = false;  // counted in totals.running until it is answered
+    uint64_t id = 0;
+    bool running = false;  // counted in totals.running, and in `active`, until it is answered
+    std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
+
+    // Whether somebody still wants its results.
+    Status wanted() const {
+      if (*cancelled) return Status(StatusCode::kCancelled, "cancelled");
+      if (job.end_by && Clock::now() >= *job.end_by)
+        return Status(StatusCode::kDeadlineExceeded, "the request's deadline passed while it was running");
+      return ok_status();
+    }
   };
   struct Running {
     std::vector<Job> jobs;
@@ -89,7 +101,8 @@ struct BatchedPredictor::State {
 
   void work(const Predictor& instance);
   void run(const Predictor& instance, Running batch);
-  Result<std::vector<Datum>> run_model(const Predictor& instance, std::vector<Datum> inputs);
+  Result<std::vector<Datum>> run_model(const Predictor& instance, std::vector<Datum> inputs,
+                                       std::span<const Job> jobs);
   Status run_together(const Predictor& instance, Running& batch);
   void run_apart(const Predictor& instance, Running& batch);
   void answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times);
@@ -102,6 +115,7 @@ struct BatchedPredictor::State {
   std::condition_variable wake;
   Batcher batcher;  // guarded by mutex, as is all below
   std::unordered_map<uint64_t, Job> waiting;
+  std::unordered_map<uint64_t, std::shared_ptr<std::atomic<bool>>> active;  // of running jobs: cancelled
   uint64_t last_id = 0;
   bool stopping = false, warned = false;
   InferStats totals;
@@ -126,6 +140,7 @@ void BatchedPredictor::State::work(const Predictor& instance) {
     for (const uint64_t id : decision.run) {
       batch.jobs.push_back(std::move(waiting.extract(id).mapped()));
       batch.jobs.back().running = true;
+      active.emplace(id, batch.jobs.back().cancelled);
       batch.rows += batch.jobs.back().job.rows;
     }
     totals.running += batch.jobs.size();
@@ -150,6 +165,7 @@ void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result
     std::lock_guard lock(mutex);
     totals.last_ms = now_ms();
     totals.running -= job.running ? 1 : 0;
+    totals.cancelled += active.erase(job.id) > 0 && result.status().code() == StatusCode::kCancelled;
     if (result.ok()) {
       ++totals.success;
       totals.success_ns += total;
@@ -179,9 +195,17 @@ void BatchedPredictor::State::count_run(int64_t rows, const InferTimes& times) {
   b.output_ns += times.output;
 }
 
-// Nothing that a model does with its inputs may end the process.
+// Nothing that a model does with its inputs may end the process. The run goes on while one of the jobs is
+// wanted.
 Result<std::vector<Datum>> BatchedPredictor::State::run_model(const Predictor& instance,
-                                                              std::vector<Datum> inputs) {
+                                                              std::vector<Datum> inputs,
+                                                              std::span<const Job> jobs) {
+  const RunGuard guard([jobs] {
+    Status last;
+    for (const Job& job : jobs)
+      if (last = job.wanted(); last.ok()) break;
+    return last;
+  });
   try {
     return instance.run(std::move(inputs));
   } catch (const std::bad_alloc&) {
@@ -194,11 +218,12 @@ void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
   if (batch.jobs.size() == 1) {
     run_apart(instance, batch);
   } else if (const Status s = run_together(instance, batch); !s.ok()) {
+    const bool unwanted = s.code() == StatusCode::kCancelled || s.code() == StatusCode::kDeadlineExceeded;
     bool tell;
     {
       std::lock_guard lock(mutex);
-      tell = !warned;
-      warned = true;
+      tell = !warned && !unwanted;
+      warned |= tell;
     }
     if (tell) {
       options.log(LogLevel::kWarning,
@@ -221,7 +246,7 @@ Status BatchedPredictor::State::run_together(const Predictor& instance, Running&
     inputs.emplace_back(std::move(joined));
   }
   const auto joined = Clock::now();
-  auto outputs = run_model(instance, std::move(inputs));
+  auto outputs = run_model(instance, std::move(inputs), batch.jobs);
   const auto computed = Clock::now();
   OAR_RETURN_IF_ERROR(outputs.status());
   for (size_t k = 0; k < outputs->size(); ++k) {
@@ -254,7 +279,7 @@ void BatchedPredictor::State::run_apart(const Predictor& instance, Running& batc
     InferTimes times;
     const auto start = Clock::now();
     times.queue = ns_between(job.arrived, start);
-    auto result = run_model(instance, std::move(job.job.inputs));
+    auto result = run_model(instance, std::move(job.job.inputs), {&job, 1});
     times.compute = ns_between(start, Clock::now());
     if (result.ok()) count_run(job.job.rows, times);
     answer(job, std::move(result), times);
@@ -312,7 +337,7 @@ Result<uint64_t> BatchedPredictor::submit(InferJob job) {
       ++s.totals.refused;
       return refused;
     }
-    s.waiting.emplace(id, State::Job{std::move(job), arrived});
+    s.waiting.emplace(id, State::Job{std::move(job), arrived, id});
   }
   s.wake.notify_one();
   return id;
@@ -324,6 +349,7 @@ void BatchedPredictor::cancel(uint64_t ticket) {
   std::optional<State::Job> job;
   {
     std::lock_guard lock(s.mutex);
+    if (const auto it = s.active.find(ticket); it != s.active.end()) *it->second = true;
     if (!s.batcher.remove(ticket)) return;
     job = std::move(s.waiting.extract(ticket).mapped());
     ++s.totals.cancelled;

@@ -49,6 +49,7 @@ struct InferJob {
       inputs;        // in the model's order, valid for it; with a batch axis of `rows` each when batching
   int64_t rows = 1;  // [1, max_batch] when batching
   std::optional<Clock::time_point> deadline;  // of being started
+  std::optional<Clock::time_point> end_by;    // of being answered: a run is ended there between two steps
   std::function<void(Result<std::vector<Datum>>)> done;
 };
 
@@ -83,7 +84,8 @@ class BatchedPredictor {
 
   // A ticket for cancel(). RESOURCE_EXHAUSTED when the queue is full: then `done` is not called.
   Result<uint64_t> submit(InferJob job);
-  // A job that still waits ends with CANCELLED before this returns; one that runs is not interrupted.
+  // A job that still waits ends with CANCELLED before this returns. One that runs ends so between two steps
+  // of its run, unless others share the run that want its results.
   void cancel(uint64_t ticket);
   InferStats stats() const;
 

@@ -61,6 +61,16 @@ Tensor index(std::vector<int64_t> values) {
   return t;
 }
 
+// A loop whose condition stays true.
+std::unique_ptr<Predictor> endless_model() {
+  const Proto body =
+      graph_proto({node_proto("Identity", {"c"}, {"go"}), node_proto("Add", {"s", "s"}, {"t"})}, {},
+                  {value_proto("i", {}, 7), value_proto("c", {}, 9), value_proto("s", {-1, 8})},
+                  {value_proto("go", {}, 9), value_proto("t", {-1, 8})});
+  return open_graph(graph_proto({node_proto("Loop", {"", "", "x"}, {"y"}, {graph_attr("body", body)})}, {},
+                                {value_proto("x", {-1, 8})}, {value_proto("y", {-1, 8})}));
+}
+
 struct Pending {
   std::future<Results> result;
   uint64_t ticket = 0;
@@ -281,6 +291,38 @@ TEST_CASE("BatchedPredictor: threads that submit and cancel at random get one an
   CHECK(answers + refused == 800);
   const InferStats s = p.stats();
   CHECK(s.success + s.failure + s.refused == 800);
+}
+
+TEST_CASE("BatchedPredictor: a run that nobody wants any more ends between two of its steps") {
+  BatchedPredictorOptions options;
+  options.max_batch = 4;
+  BatchedPredictor p(endless_model(), options);
+  const auto running = [&](size_t jobs) {
+    while (p.stats().running != jobs) std::this_thread::sleep_for(milliseconds(1));
+  };
+  Pending one = submit(p, rows_of(1, 1));
+  running(1);
+  // Two that share the next run, which goes on while one of them is wanted.
+  Pending two = submit(p, rows_of(1, 2)), three = submit(p, rows_of(1, 3));
+  p.cancel(one.ticket);
+  CHECK(one.result.get().status().code() == StatusCode::kCancelled);
+  running(2);
+  p.cancel(two.ticket);
+  CHECK(two.result.wait_for(milliseconds(50)) == std::future_status::timeout);
+  p.cancel(three.ticket);
+  CHECK(two.result.get().status().code() == StatusCode::kCancelled);
+  CHECK(three.result.get().status().code() == StatusCode::kCancelled);
+  CHECK(p.stats().cancelled == 3);
+  CHECK(p.stats().failure == 3);
+
+  auto promise = std::make_shared<std::promise<Results>>();
+  InferJob late;
+  late.inputs = {rows_of(1, 4)};
+  late.end_by = Clock::now() + milliseconds(30);
+  late.done = [promise](Results r) { promise->set_value(std::move(r)); };
+  REQUIRE_OK(p.submit(std::move(late)));
+  CHECK(promise->get_future().get().status().code() == StatusCode::kDeadlineExceeded);
+  CHECK(p.stats().running == 0);
 }
 
 }  // namespace
