@@ -39,6 +39,30 @@ void add_page(http::Router& router) {
       http::Access::kOpen);
 }
 
+// Who may come in, from the files and lists that the options name.
+struct Gate {
+  std::shared_ptr<api::ApiKeys> keys;
+  api::ModelControl control;
+  http::OriginPolicy origins;
+  std::shared_ptr<tls::ServerContext> tls;
+};
+
+Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
+  Gate out;
+  OAR_ASSIGN(out.keys, api::ApiKeys::load(o.api_key, o.api_key_file, log));
+  if (!o.admin_key_file.empty() && !o.model_control)
+    return invalid_argument(
+        "admin-key-file: its keys load and unload models, which is off; add "
+        "--model-control explicit, or leave the file out",
+        "admin-key-file");
+  OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> admin_keys,
+             api::ApiKeys::load("", o.admin_key_file, log, "admin-key-file"));
+  out.control = {o.model_control, admin_keys};
+  OAR_ASSIGN(out.origins, http::OriginPolicy::create(o.allowed_origins, o.allowed_hosts));
+  OAR_ASSIGN(out.tls, tls::ServerContext::load(o.tls, log));
+  return out;
+}
+
 class ServerImpl final : public Server {
  public:
   ServerImpl(ServerOptions options, const std::vector<ModelHandle>& models,
@@ -47,6 +71,7 @@ class ServerImpl final : public Server {
         tensors_(std::move(tensors)),
         metrics_(models),
         frontend_(models, observers_of(metrics_, models.size()), options_.api_limits),
+        served_(frontend_, *tensors_, [this](size_t model) { return metrics_.totals(model); }),
         workers_(options_.worker_threads),
         writers_(options_.writer_threads),
         loaders_(1) {}
@@ -71,6 +96,7 @@ class ServerImpl final : public Server {
   const std::shared_ptr<api::TensorCatalog> tensors_;
   Metrics metrics_;
   api::Frontend frontend_;
+  api::ServedModels served_;
   api::WorkerPool workers_, writers_, loaders_;
   http::Services http_services_;
   http::OriginPolicy origins_;
@@ -106,21 +132,12 @@ void ServerImpl::warn_if_open() const {
 }
 
 Status ServerImpl::listen() {
-  OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> keys,
-             api::ApiKeys::load(options_.api_key, options_.api_key_file, options_.log));
-  if (!options_.admin_key_file.empty() && !options_.model_control)
-    return invalid_argument(
-        "admin-key-file: its keys load and unload models, which is off; add "
-        "--model-control explicit, or leave the file out",
-        "admin-key-file");
-  OAR_ASSIGN(const std::shared_ptr<api::ApiKeys> admin_keys,
-             api::ApiKeys::load("", options_.admin_key_file, options_.log, "admin-key-file"));
-  const api::ModelControl control{options_.model_control, admin_keys};
-  OAR_ASSIGN(origins_, http::OriginPolicy::create(options_.allowed_origins, options_.allowed_hosts));
-  OAR_ASSIGN(const std::shared_ptr<tls::ServerContext> tls,
-             tls::ServerContext::load(options_.tls, options_.log));
+  OAR_ASSIGN(const Gate gate, open_gate(options_, options_.log));
+  const auto& [keys, control, origins, tls] = gate;
+  origins_ = origins;
   metrics_.set_tensor_models(tensors_.get());
-  http_services_ = {&frontend_, tensors_.get(), &workers_,   &loaders_, [this] { return metrics_.text(); },
+  http_services_ = {&frontend_, tensors_.get(), &served_,
+                    &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
   warn_if_open();
   if (!options_.metrics_address.empty()) {
@@ -143,8 +160,8 @@ Status ServerImpl::listen() {
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
                           options_.grpc_address,
-                          {&frontend_, tensors_.get(), &workers_, &writers_, &loaders_, &metrics_, keys,
-                           control, tls, options_.grpc_limits, options_.log}));
+                          {&frontend_, tensors_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
+                           keys, control, tls, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -170,6 +187,11 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
 }
 
 }  // namespace
+
+Status Server::check(const ServerOptions& options) {
+  OAR_RETURN_IF_ERROR(open_gate(options, {}).status());
+  return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
+}
 
 Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::vector<ModelHandle> models,
                                               std::shared_ptr<api::TensorCatalog> tensors) {

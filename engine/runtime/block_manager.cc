@@ -315,15 +315,23 @@ void BlockManager::clear_cache() {
 // ---- inspection
 // -----------------------------------------------------------------------------------------------
 
-BlockStats BlockManager::stats() const {
+BlockStats BlockManager::stats(int32_t group) const {
+  const Pool& p = pools_[static_cast<size_t>(group)];
   BlockStats s;
-  for (const Pool& p : pools_) {
-    s.total += static_cast<int64_t>(p.ref.size());
-    s.free += static_cast<int64_t>(p.free.size());
-    s.cached += p.cached;
-  }
+  s.total = static_cast<int64_t>(p.ref.size());
+  s.free = static_cast<int64_t>(p.free.size());
+  s.cached = p.cached;
   s.used = s.total - s.free - s.cached;
   return s;
+}
+
+BlockStats BlockManager::stats() const {
+  BlockStats sum;
+  for (int32_t g = 0; g < num_groups(); ++g) {
+    const BlockStats s = stats(g);
+    sum.total += s.total, sum.free += s.free, sum.used += s.used, sum.cached += s.cached;
+  }
+  return sum;
 }
 
 Status BlockManager::verify(std::span<const BlockTables* const> tables) const {

@@ -108,7 +108,8 @@ class BlockManager {
 
   // First table entry that a query at `position` sees: of its window, or of a kOpen group its own page.
   int64_t first_visible(int32_t group, int64_t position) const;
-  BlockStats stats() const;
+  BlockStats stats(int32_t group) const;
+  BlockStats stats() const;  // of all groups together
   int32_t references(int32_t group, int32_t block) const {
     return pools_[static_cast<size_t>(group)].ref[static_cast<size_t>(block)];
   }

@@ -417,7 +417,7 @@ void EngineImpl::fail(const Status& why) {
 
 void EngineImpl::publish_stats() {
   const SchedulerStats sched = scheduler_->stats();
-  const BlockStats blocks = scheduler_->blocks().stats();
+  const BlockStats blocks = scheduler_->blocks().stats(0);
   std::lock_guard lock(mutex_);
   EngineStats& s = stats_;
   s.running = sched.running;

@@ -32,6 +32,7 @@ enum class EngineHealth : uint8_t { kStarting, kReady, kDraining, kFailed };
 struct EngineStats {
   EngineHealth health = EngineHealth::kStarting;
   int64_t running = 0, waiting = 0;
+  // Of the first cache group, the one that ModelInfo::num_blocks counts.
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0;
   int32_t page_tokens = 0;
   uint64_t steps = 0;
@@ -58,7 +59,7 @@ class Engine {
   virtual ~Engine() = default;
 
   // Validates and queues. The id is unique in this engine. UNAVAILABLE when draining or failed,
-  // RESOURCE_EXHAUSTED when the queue is full or the prompt can never fit the pool.
+  // RESOURCE_EXHAUSTED when the queue is full, OUT_OF_RANGE when the prompt can never fit the pool.
   virtual Result<uint64_t> submit(Request request) = 0;
   // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open
   // choice gets its finish event with kCancelled.

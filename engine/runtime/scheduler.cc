@@ -127,10 +127,10 @@ Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_p
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t wanted = prompt + (request.stop.max_tokens > 0 ? 1 : 0);
   if (wanted > max_length_)
-    return resource_exhausted(cat("prompt: ", prompt, " tokens can never fit: the KV pool and context hold ",
-                                  max_length_,
-                                  " tokens of one sequence; shorten the prompt or give the KV pool more "
-                                  "memory"));
+    return Status(StatusCode::kOutOfRange,
+                  cat("prompt: ", prompt, " tokens can never fit: the KV pool and context hold ", max_length_,
+                      " tokens of one sequence; shorten the prompt or give the KV pool more memory"),
+                  "prompt");
   last_id_ = id;
   auto owned = std::make_unique<RequestState>();
   RequestState& r = *owned;

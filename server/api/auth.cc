@@ -52,6 +52,10 @@ Result<std::shared_ptr<ApiKeys>> ApiKeys::load(const std::string& key, const std
   keys->looked_ = std::chrono::steady_clock::now();
   if (!file.empty()) stat(file.c_str(), &keys->seen_);
   OAR_ASSIGN(keys->keys_, keys->read_file());
+  // A file that a server starts with is there to let somebody in.
+  if (!file.empty() && keys->keys_->size() == (key.empty() ? 0 : 1))
+    return invalid_argument(cat(keys->option_, ": ", file, " holds no key; write one per line"),
+                            keys->option_);
   return keys;
 }
 
@@ -64,7 +68,7 @@ Result<ApiKeys::Keys> ApiKeys::read_file() const {
   if (in.tellg() > kMaxFile)
     return invalid_argument(cat(option_, ": ", file_, " has more than 1 MiB"), option_);
   in.seekg(0);
-  size_t number = 0, found = 0;
+  size_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
     const size_t begin = line.find_first_not_of(" \t\r"), end = line.find_last_not_of(" \t\r");
@@ -74,11 +78,8 @@ Result<ApiKeys::Keys> ApiKeys::read_file() const {
       return invalid_argument(
           cat(option_, ": ", file_, ":", number, " is no key: at most 4096 characters, none of them a space"),
           option_);
-    ++found;
     keys->push_back(std::move(line));
   }
-  if (found == 0)
-    return invalid_argument(cat(option_, ": ", file_, " holds no key; write one per line"), option_);
   return Keys(keys);
 }
 
@@ -93,7 +94,14 @@ ApiKeys::Keys ApiKeys::current() {
   if (fresh.ok()) {
     seen_ = there;
     keys_ = std::move(*fresh);
-    log_(LogLevel::kInfo, cat("api keys read again: ", keys_->size()));
+    if (keys_->size() > (own_.empty() ? 0 : 1)) {
+      log_(LogLevel::kInfo, cat("api keys read again: ", keys_->size()));
+    } else {
+      log_(LogLevel::kWarning,
+           cat(option_, ": ", file_, " holds no key any more: all of its keys are revoked, ",
+               own_.empty() ? "and every request that needs one is refused"
+                            : "only the one of the command line is accepted"));
+    }
   } else if (!same_file(there, seen_)) {
     seen_ = there;  // said once per change
     log_(LogLevel::kError, cat(fresh.status().message(), "; the keys stay as they were"));

@@ -131,6 +131,7 @@ Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
   if (f.ok() && !input) f.fail("input", "input is missing; send a text or a list of texts");
   if (f.ok() && format != "float" && format != "base64")
     f.fail("encoding_format", cat("encoding_format must be float or base64, got ", in_quotes(format)));
+  f.refuse_rest();
   if (!f.ok()) return f.status();
   out.base64 = format == "base64";
   out.truncate_to = truncate < 0 ? INT64_MAX : truncate;
@@ -147,6 +148,7 @@ Result<RerankRequest> parse_rerank_request(const json::object& body) {
   f.integer("top_n", out.top_n, 0, INT32_MAX);
   f.boolean("return_documents", out.return_documents);
   const json::array* documents = f.array("documents");
+  f.refuse_rest();
   if (!f.ok()) return f.status();
   for (size_t k = 0; documents && k < documents->size(); ++k) {
     const json::value& v = (*documents)[k];
@@ -229,6 +231,7 @@ Status EncodeTask::submit(size_t row) {
   InferJob job;
   OAR_ASSIGN(job.inputs, model_->encoder->inputs(rows_[row]));
   job.deadline = queue_deadline(model_->config, deadline_, 0);
+  job.end_by = deadline_;
   job.done = [self = shared_from_this(), row](Result<std::vector<Datum>> outputs) {
     self->answered(row, std::move(outputs));
   };

@@ -1,10 +1,13 @@
 #include "server/api/fields.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/base/format.h"
+#include "engine/base/nearest.h"
 #include "engine/text/utf8.h"
 #include "server/api/json_writer.h"
+#include "server/api/unread_fields.h"
 
 namespace oar::api {
 
@@ -23,6 +26,7 @@ std::string describe(const json::value& v) {
 }
 
 const json::value* Fields::find(std::string_view name) const {
+  asked_.push_back(name);
   const json::value* v = object_.if_contains(json::string_view(name.data(), name.size()));
   return v == nullptr || v->is_null() ? nullptr : v;
 }
@@ -37,6 +41,24 @@ void Fields::wrong_type(std::string_view name, std::string_view wanted, const js
 
 void Fields::unsupported(std::string_view name, std::string_view remedy) {
   if (find(name)) fail(name, cat(path_of(name), " is not supported; ", remedy));
+}
+
+void Fields::refuse_rest() {
+  for (const auto& entry : object_) {
+    if (!ok()) return;
+    const std::string_view key(entry.key().data(), entry.key().size());
+    if (entry.value().is_null() || std::find(asked_.begin(), asked_.end(), key) != asked_.end()) continue;
+    const std::string name =
+        key.size() <= 64 ? std::string(key) : cat(repair_utf8(key.substr(0, previous_utf8(key, 64))), "...");
+    if (const UnreadField* known = find_unread_field(key)) {
+      if (asks_for_nothing(*known, entry.value())) continue;
+      fail(name, cat(path_of(name), " ", describe(entry.value()), " is not supported; ", known->remedy));
+      continue;
+    }
+    const std::string_view meant = nearest_name(name, asked_);
+    fail(name, cat(path_of(name), " is no field of this request; ",
+                   meant.empty() ? std::string("leave it out") : cat("did you mean ", meant, "?")));
+  }
 }
 
 void Fields::boolean(std::string_view name, bool& out) {

@@ -1,7 +1,7 @@
 // Typed reading of one JSON object of a request. The first fault sticks and later reads do nothing, so a
-// parser reads all its fields in a row and asks for status() once. An absent field and an explicit null both
-// leave the output alone; a wrong type or a value out of range is INVALID_ARGUMENT naming field, value and
-// remedy. Fields nobody reads are ignored.
+// parser reads all its fields in a row, then refuse_rest(), and asks for status() once. An absent field and
+// an explicit null both leave the output alone; a wrong type or a value out of range is INVALID_ARGUMENT
+// naming field, value and remedy.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace oar::api {
 
 class Fields {
  public:
-  // `path` prefixes names in messages, for instance "messages[2]."; the object must outlive this.
+  // `path` prefixes names in messages, for instance "messages[2]."; the object must outlive this, as must
+  // every name that is asked for.
   explicit Fields(const json::object& object, std::string path = {})
       : object_(object), path_(std::move(path)) {}
 
@@ -42,6 +43,10 @@ class Fields {
   // Refuses a field that would change the answer in a way this server does not offer, when present and not
   // null.
   void unsupported(std::string_view name, std::string_view remedy);
+  // To be called when everything has been asked for: refuses each field of the object that has not been,
+  // unless it cannot change the answer or its value asks for nothing (unread_fields.h). A field that nobody
+  // knows is refused with the nearest of those that were asked for.
+  void refuse_rest();
 
   void fail(std::string_view name, std::string message);
   std::string path_of(std::string_view name) const { return path_ + std::string(name); }
@@ -56,6 +61,7 @@ class Fields {
   const json::object& object_;
   std::string path_;
   Status status_;
+  mutable std::vector<std::string_view> asked_;  // what find() has been asked for
 };
 
 // What a value looks like in an error message: its JSON text, shortened.

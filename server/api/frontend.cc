@@ -63,9 +63,10 @@ Result<GenerationSpec> Frontend::make_spec(const ModelHandle& model,
     const auto size = static_cast<int64_t>(p.size());
     if (size == 0) return invalid_argument("the prompt has no tokens; send at least one", param);
     if (size >= context_size) {
-      return invalid_argument(cat("the prompt has ", size, " tokens but the model's context holds ",
-                                  context_size, ", answer included; shorten the prompt"),
-                              param);
+      return Status(StatusCode::kOutOfRange,
+                    cat("the prompt has ", size, " tokens but the model's context holds ", context_size,
+                        ", answer included; shorten the prompt"),
+                    param);
     }
     longest = std::max(longest, size);
   }
@@ -99,7 +100,7 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
   out.answer.echo = r.echo;
   if (r.echo) {
     const json::value& last = r.messages.back().at("content");
-    out.answer.echo_texts.emplace_back(last.is_string() ? std::string(last.get_string()) : std::string());
+    out.answer.echoes.push_back({last.is_string() ? std::string(last.get_string()) : std::string()});
   }
   OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, text, r.add_special_tokens));
   std::vector<std::vector<int32_t>> prompts;
@@ -120,12 +121,12 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
     if (const auto* text = std::get_if<std::string>(&prompt)) {
       OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, *text, r.add_special_tokens));
       prompts.push_back(std::move(tokens));
-      if (r.echo) out.answer.echo_texts.push_back(*text);
+      if (r.echo)
+        out.answer.echoes.push_back({*text, true, r.add_special_tokens && model->tokenizer->adds_bos()});
     } else {
       prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
-      if (r.echo)
-        out.answer.echo_texts.push_back(
-            detokenize(*model, prompts.back(), r.params.text.skip_special_tokens));
+      const bool skip = r.params.text.skip_special_tokens;
+      if (r.echo) out.answer.echoes.push_back({detokenize(*model, prompts.back(), skip), !skip});
     }
   }
   OAR_ASSIGN(out.spec, make_spec(*model, std::move(prompts), std::move(r.params), context, "cmpl-", "prompt",
@@ -141,21 +142,28 @@ Result<GenerationSpec> Frontend::prepare_text(const ModelHandle& model, const st
   f.boolean("add_special_tokens", special);
   if (!f.ok()) return f.status();
   OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(model, text, special));
-  return prepare_tokens(model, std::move(tokens), fields, context, "text_input", kCompletionMaxTokens);
+  return prepare_fields(model, std::move(tokens), f, context, "text_input", kCompletionMaxTokens);
 }
 
 Result<GenerationSpec> Frontend::prepare_tokens(const ModelHandle& model, std::vector<int32_t> tokens,
                                                 const json::object& fields, const RequestContext& context,
                                                 const std::string& param, int64_t default_max_tokens) const {
+  Fields f(fields);
+  return prepare_fields(model, std::move(tokens), f, context, param, default_max_tokens);
+}
+
+Result<GenerationSpec> Frontend::prepare_fields(const ModelHandle& model, std::vector<int32_t> tokens,
+                                                Fields& f, const RequestContext& context,
+                                                const std::string& param, int64_t default_max_tokens) const {
   GenerationParams params = default_params(model.defaults);
   const RequestLimits& engine = model.engine->request_limits();
-  Fields f(fields);
   read_params(f, engine, limits_, 1, params);
   if (const json::value* logprobs = f.find("logprobs")) {
     // true means the chosen tokens' own, a number also that many alternatives.
     if (logprobs->is_bool()) params.sampling.logprobs = logprobs->get_bool() ? 0 : -1;
     else f.integer("logprobs", params.sampling.logprobs, 0, engine.max_logprobs);
   }
+  f.refuse_rest();
   if (!f.ok()) return f.status();
   std::vector<std::vector<int32_t>> prompts;
   prompts.push_back(std::move(tokens));

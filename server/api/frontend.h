@@ -58,6 +58,9 @@ class Frontend {
 
  private:
   Result<const ModelHandle*> find_in(const json::object& body) const;
+  Result<GenerationSpec> prepare_fields(const ModelHandle& model, std::vector<int32_t> tokens, Fields& fields,
+                                        const RequestContext& context, const std::string& param,
+                                        int64_t default_max_tokens) const;
   Result<GenerationSpec> make_spec(const ModelHandle& model, std::vector<std::vector<int32_t>> prompts,
                                    GenerationParams params, const RequestContext& context,
                                    const char* id_prefix, const std::string& param,

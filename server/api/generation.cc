@@ -1,9 +1,30 @@
 #include "server/api/generation.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace oar::api {
 namespace {
 
 constexpr int kEventsPerTurn = 64;  // some ten microseconds of decoding and framing, far below a write budget
+
+// A choice that has ended, into what its prompt's choices are together.
+void add(const TextEvent& event, PromptOutcome& all) {
+  const SequenceStats& s = event.stats;
+  const auto earlier = [](Clock::time_point a, Clock::time_point b) {
+    return a == Clock::time_point{} ? b : b == Clock::time_point{} ? a : std::min(a, b);
+  };
+  all.stats.prompt_tokens = s.prompt_tokens;
+  all.stats.cached_tokens = std::max(all.stats.cached_tokens, s.cached_tokens);
+  all.stats.completion_tokens += s.completion_tokens;
+  all.stats.preemptions += s.preemptions;
+  all.stats.submitted = earlier(all.stats.submitted, s.submitted);
+  all.stats.scheduled = earlier(all.stats.scheduled, s.scheduled);
+  all.stats.first_token = earlier(all.stats.first_token, s.first_token);
+  all.stats.finished = std::max(all.stats.finished, s.finished);
+  const bool failed = event.finish != FinishReason::kStop && event.finish != FinishReason::kLength;
+  if (failed || all.finish == FinishReason::kNone) all.finish = event.finish;
+}
 
 }  // namespace
 
@@ -25,6 +46,8 @@ Status Generation::submit() {
   const size_t count = spec_.prompts.size();
   const std::weak_ptr<Generation> weak = weak_from_this();
   last_token_.resize(static_cast<size_t>(choices()));
+  progress_.resize(count);
+  for (Progress& p : progress_) p.open = spec_.params.n;
   open_choices_ = choices();
   submitted_ = Clock::now();
   // Events wait until everything is submitted: a refusal of the last prompt must not follow output of the
@@ -73,7 +96,7 @@ void Generation::deliver() {
         if (!event) break;
         --budget;
         const int32_t choice = static_cast<int32_t>(i) * spec_.params.n + event->index;
-        observe(choice, *event);
+        observe(i, choice, *event);
         if (event->finish != FinishReason::kNone) --open_choices_;
         on_event_(*this, choice, std::move(*event));
       }
@@ -85,20 +108,31 @@ void Generation::deliver() {
   if (open_choices_ == 0) on_event_ = nullptr;
 }
 
-void Generation::observe(int32_t choice, const TextEvent& event) {
+void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) {
   GenerationObserver* observer = spec_.observer;
   if (!observer) return;
+  Progress& progress = progress_[prompt];
   if (!event.tokens.empty()) {
     const Clock::time_point now = Clock::now();
     Clock::time_point& last = last_token_[static_cast<size_t>(choice)];
-    if (last == Clock::time_point{}) {
+    if (!std::exchange(progress.began, true)) {
       observer->on_first_token(std::chrono::duration<double>(now - submitted_).count());
-    } else {
+    } else if (last != Clock::time_point{}) {
       observer->on_next_tokens(std::chrono::duration<double>(now - last).count(), event.tokens.size());
     }
     last = now;
   }
-  if (event.finish != FinishReason::kNone) observer->on_finish(event.stats, event.finish, spec_.params);
+  if (event.finish == FinishReason::kNone) return;
+  add(event, progress.outcome);
+  if (event.stats.completion_tokens > 1 && event.stats.first_token < event.stats.finished) {
+    const std::chrono::duration<double> decode = event.stats.finished - event.stats.first_token;
+    progress.outcome.seconds_per_token +=
+        decode.count() / static_cast<double>(event.stats.completion_tokens - 1);
+    ++progress.timed;
+  }
+  if (--progress.open > 0) return;
+  if (progress.timed > 0) progress.outcome.seconds_per_token /= progress.timed;
+  observer->on_finish(progress.outcome, spec_.params);
 }
 
 Status failure_of(const TextEvent& event) {

@@ -18,14 +18,29 @@
 
 namespace oar::api {
 
-// What the metrics room wants to know of a request. Called on executor threads.
+// How the n choices of one prompt ended.
+struct PromptOutcome {
+  SequenceStats stats;  // from the earliest start to the latest end; completion tokens of all choices
+  FinishReason finish = FinishReason::kNone;  // a failed choice's, if there is one
+  double seconds_per_token = 0;  // after the first, mean over the choices with several tokens; 0: none has
+};
+
+// What the metrics room wants to know of a request. A request's prompts count one by one, and each once,
+// whatever its choices. Called on executor threads.
 class GenerationObserver {
  public:
   virtual ~GenerationObserver() = default;
-  virtual void on_first_token(double seconds_since_submit) = 0;
-  // `tokens` tokens arrived together, `seconds` after the ones before.
+  virtual void on_first_token(double seconds_since_submit) = 0;  // of any choice
+  // `tokens` tokens of a choice arrived together, `seconds` after the ones before.
   virtual void on_next_tokens(double seconds, size_t tokens) = 0;
-  virtual void on_finish(const SequenceStats& stats, FinishReason reason, const GenerationParams& params) = 0;
+  virtual void on_finish(const PromptOutcome& outcome, const GenerationParams& params) = 0;
+};
+
+// Sums over a model's finished requests, for protocols that report statistics themselves.
+struct RequestTotals {
+  uint64_t success = 0, failure = 0;  // counts
+  uint64_t success_ns = 0, failure_ns = 0, queue_ns = 0, compute_ns = 0;
+  uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
 };
 
 struct GenerationSpec {
@@ -58,7 +73,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Status submit();
   void wake();
   void deliver();
-  void observe(int32_t choice, const TextEvent& event);
+  void observe(size_t prompt, int32_t choice, const TextEvent& event);
 
   GenerationSpec spec_;
   Executor executor_;
@@ -67,6 +82,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::atomic<uint32_t> wakeups_{0};
   std::atomic<int32_t> open_choices_{0};
   Clock::time_point submitted_;
+  // For the observer.
+  struct Progress {
+    bool began = false;  // a choice has a token
+    int32_t open = 0;    // choices
+    int32_t timed = 0;   // choices in outcome.seconds_per_token, which is their sum until the end
+    PromptOutcome outcome;
+  };
+  std::vector<Progress> progress_;             // per prompt
   std::vector<Clock::time_point> last_token_;  // per choice; zero before the first
 };
 

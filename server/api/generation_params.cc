@@ -66,6 +66,9 @@ void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits
   read_logit_bias(f, engine, p.sampling);
 
   std::optional<int64_t> max_tokens;
+  // llama.cpp's name; -1: as many as the context holds.
+  if (const json::value* n = f.find("n_predict"); n && *n != -1)
+    f.integer("n_predict", max_tokens, min_max_tokens, kMaxTokens);
   f.integer("max_tokens", max_tokens, min_max_tokens, kMaxTokens);
   f.integer("max_completion_tokens", max_tokens, min_max_tokens, kMaxTokens);
   if (max_tokens) {
@@ -86,14 +89,6 @@ void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits
   f.integer("n", p.n, 1, engine.max_n);
   f.string("cache_salt", p.cache_salt, 256);
   f.number("timeout", p.timeout_seconds, 0.001, limits.max_timeout_seconds);
-
-  f.unsupported("use_beam_search", "leave it out; sampling is what this server does");
-  f.unsupported("allowed_token_ids", "use logit_bias");
-  f.unsupported("bad_words", "use logit_bias with -100");
-  for (const char* name :
-       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}) {
-    f.unsupported(name, "constrained decoding is not offered; leave it out");
-  }
 }
 
 }  // namespace oar::api

@@ -18,13 +18,6 @@ json::value unquote(std::string_view name, const json::value& v) {
   return !ec && parsed.is_number() ? parsed : v;
 }
 
-bool is_reserved(std::string_view name) {
-  for (const char* r :
-       {"sequence_id", "sequence_start", "sequence_end", "priority", "headers", "binary_data_output"})
-    if (name == r) return true;
-  return name.starts_with("triton_");
-}
-
 std::string_view view(const json::string& s) { return {s.data(), s.size()}; }
 std::string_view view(json::string_view s) { return {s.data(), s.size()}; }
 
@@ -45,21 +38,15 @@ Status merge_sampling_parameters(std::string_view text, json::object& fields) {
 }
 
 Status merge_parameter(std::string_view name, const json::value& value, OipTextRequest& request) {
-  if (is_reserved(name)) return ok_status();
-  if (name == "stream") {
+  const auto read_bool = [&](auto& out) {
     if (!value.is_bool())
-      return invalid_argument(cat("stream must be true or false, got ", describe(value)), "stream");
-    request.stream = value.get_bool();
+      return invalid_argument(cat(name, " must be true or false, got ", describe(value)), std::string(name));
+    out = value.get_bool();
     return ok_status();
-  }
-  if (name == "exclude_input_in_output") {
-    if (!value.is_bool()) {
-      return invalid_argument(cat("exclude_input_in_output must be true or false, got ", describe(value)),
-                              "exclude_input_in_output");
-    }
-    request.exclude_input = value.get_bool();
-    return ok_status();
-  }
+  };
+  if (name == "stream") return read_bool(request.stream);
+  if (name == "exclude_input_in_output") return read_bool(request.exclude_input);
+  if (name == "triton_enable_empty_final_response") return read_bool(request.empty_final);
   if (name == "sampling_parameters" && value.is_string()) {
     return merge_sampling_parameters(view(value.get_string()), request.fields);
   }
@@ -108,6 +95,8 @@ Result<OipTextRequest> parse_generate_body(const json::object& body, bool stream
       if (!entry.value().is_null()) OAR_RETURN_IF_ERROR(merge_parameter(view(entry.key()), entry.value(), r));
     }
   }
+  if (r.stream && !stream)
+    return invalid_argument("stream is true, but generate has one answer; POST to generate_stream", "stream");
   r.stream = stream;
   OAR_RETURN_IF_ERROR(check_oip_request(r));
   return r;

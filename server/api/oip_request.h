@@ -15,6 +15,7 @@ struct OipTextRequest {
   std::string id;
   std::string text;
   bool stream = false;
+  bool empty_final = false;           // a stream ends with a response of its own, without output if need be
   std::optional<bool> exclude_input;  // absent: excluded when streaming, included otherwise
   json::object fields;                // generation fields, merged
 
@@ -24,7 +25,7 @@ struct OipTextRequest {
 // Merges the JSON text of `sampling_parameters` into `fields`. Numbers and booleans written as strings
 // ("0.1"), which that backend's published examples use, are read as what they say.
 Status merge_sampling_parameters(std::string_view text, json::object& fields);
-// Merges one request parameter. Reserved names of the protocol are left out; `timeout` is microseconds there.
+// Merges one request parameter; `timeout` is microseconds there.
 Status merge_parameter(std::string_view name, const json::value& value, OipTextRequest& request);
 // Contradictions between fields.
 Status check_oip_request(const OipTextRequest& request);

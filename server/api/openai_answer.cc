@@ -31,6 +31,7 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
       prompt_logprobs_(spec.prompts.size()),
       want_logprobs_(spec.params.sampling.logprobs >= 0),
       want_prompt_logprobs_(spec.params.sampling.prompt_logprobs >= 0),
+      skip_special_tokens_(spec.params.text.skip_special_tokens),
       n_(spec.params.n),
       id_(spec.id),
       created_(static_cast<int64_t>(std::time(nullptr))),
@@ -95,7 +96,7 @@ void OpenAiAnswer::add_chat_token(Choice& c, const TextEvent::Token& token) cons
 }
 
 void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* logprob,
-                                        const std::vector<TokenLogprob>& top) const {
+                                        const std::vector<TokenLogprob>& top, int64_t length) const {
   const std::string text = repair_utf8(token_bytes(*spec_model_, token));
   std::string name, value, alternatives;
   append_json_string(name, text);
@@ -103,7 +104,12 @@ void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* l
   if (logprob) {
     v.number(*logprob);
     a.begin_object();
-    for (const TokenLogprob& t : top) a.key(token_bytes(*spec_model_, t.token)).number(t.logprob);
+    // By text: of tokens that read the same the token itself counts, which stands there in any case.
+    for (const TokenLogprob& t : top) {
+      const std::string other = repair_utf8(token_bytes(*spec_model_, t.token));
+      if (other != text) a.key(other).number(t.logprob);
+    }
+    a.key(text).number(*logprob);
     a.end_object();
   } else {
     v.null();
@@ -113,19 +119,24 @@ void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* l
   append_element(c.logprobs.token_logprobs, value);
   append_element(c.logprobs.top_logprobs, alternatives);
   append_element(c.logprobs.text_offset, cat(c.offset));
-  c.offset += count_code_points(text);
+  c.offset += length;
 }
 
 // They come with the request's first event, and every choice repeats them before its own.
 void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
   static const std::vector<TokenLogprob> kNone;
   const std::vector<int32_t>& tokens = prompts_[prompt];
+  const AnswerOptions::Echo& echo = options_.echoes[prompt];
+  IncrementalDetokenizer detokenizer(spec_model_->tokenizer, !echo.shows_special);
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto& alternatives = i < prompt_logprobs_[prompt].size() ? prompt_logprobs_[prompt][i] : kNone;
     const auto own = std::find_if(alternatives.begin(), alternatives.end(),
                                   [&](const TokenLogprob& t) { return t.token == tokens[i]; });
-    add_completion_token(c, tokens[i], own == alternatives.end() ? nullptr : &own->logprob, alternatives);
+    const bool hidden = i == 0 && echo.hides_first;
+    add_completion_token(c, tokens[i], own == alternatives.end() ? nullptr : &own->logprob, alternatives,
+                         hidden ? 0 : count_code_points(detokenizer.push(tokens[i])));
   }
+  c.offset = count_code_points(echo.text);
 }
 
 void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event) {
@@ -134,13 +145,18 @@ void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event
     for (const TextEvent::Token& t : event.tokens) add_chat_token(c, t);
     return;
   }
+  const size_t prompt = prompt_of(index);
   if (want_prompt_logprobs_) {
-    const size_t prompt = prompt_of(index);
     if (!event.prompt_logprobs.empty()) prompt_logprobs_[prompt] = event.prompt_logprobs;
     if (!c.prompt_reported) add_prompt_logprobs(c, prompt);
     c.prompt_reported = true;
   }
-  for (const TextEvent::Token& t : event.tokens) add_completion_token(c, t.id, &t.logprob, t.top);
+  if (!c.detokenizer) {
+    c.detokenizer.emplace(spec_model_->tokenizer, skip_special_tokens_);
+    c.detokenizer->prime(prompts_[prompt]);
+  }
+  for (const TextEvent::Token& t : event.tokens)
+    add_completion_token(c, t.id, &t.logprob, t.top, count_code_points(c.detokenizer->push(t.id)));
 }
 
 std::string OpenAiAnswer::format_logprobs(const Logprobs& l) const {
@@ -202,7 +218,7 @@ std::string OpenAiAnswer::start_choice(int32_t index) {
   std::string out;
   choices_[static_cast<size_t>(index)].started = true;
   if (options_.chat) append_delta(out, index, "assistant", "", "null", false);
-  if (options_.echo) append_delta(out, index, "", options_.echo_texts[prompt_of(index)], "null", false);
+  if (options_.echo) append_delta(out, index, "", options_.echoes[prompt_of(index)].text, "null", false);
   return out;
 }
 
@@ -262,7 +278,7 @@ std::string OpenAiAnswer::body() const {
   for (size_t i = 0; i < choices_.size(); ++i) {
     const Choice& c = choices_[i];
     const std::string text =
-        options_.echo ? options_.echo_texts[prompt_of(static_cast<int32_t>(i))] + c.text : c.text;
+        options_.echo ? options_.echoes[prompt_of(static_cast<int32_t>(i))].text + c.text : c.text;
     w.begin_object().key("index").number(static_cast<uint64_t>(i));
     if (options_.chat) {
       w.key("message").begin_object();

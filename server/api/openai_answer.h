@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/text/detokenizer.h"
 #include "server/api/generation.h"
 #include "server/api/json_writer.h"
 #include "server/api/openai_request.h"
@@ -14,9 +16,15 @@
 namespace oar::api {
 
 struct AnswerOptions {
+  // A prompt's text, as repeated before its choices'.
+  struct Echo {
+    std::string text;
+    bool shows_special = true;  // special tokens are part of it,
+    bool hides_first = false;   // but the first, which the tokenizer added, is not
+  };
   bool chat = false;
-  bool echo = false;                    // `echo_texts` before each choice's text
-  std::vector<std::string> echo_texts;  // per prompt
+  bool echo = false;         // `echoes` before each choice's text
+  std::vector<Echo> echoes;  // per prompt
   StreamOptions streaming;
 };
 
@@ -45,11 +53,12 @@ class OpenAiAnswer {
     bool empty() const { return content.empty() && tokens.empty(); }
   };
   struct Choice {
-    bool started = false;          // its first event has come
-    bool prompt_reported = false;  // its log-probabilities include the prompt's
-    std::string text;              // collected
-    Logprobs logprobs;             // not sent yet, or collected
-    int64_t offset = 0;            // code points of text that text_offset has passed
+    bool started = false;                               // its first event has come
+    bool prompt_reported = false;                       // its log-probabilities include the prompt's
+    std::string text;                                   // collected
+    Logprobs logprobs;                                  // not sent yet, or collected
+    int64_t offset = 0;                                 // code points of the text before the next token
+    std::optional<IncrementalDetokenizer> detokenizer;  // what the tokens add to the text; completions only
     int64_t completion_tokens = 0;
     FinishReason finish = FinishReason::kNone;
     std::string stop_reason = "null";
@@ -65,8 +74,9 @@ class OpenAiAnswer {
   void add_logprobs(Choice& c, int32_t index, const TextEvent& event);
   void add_prompt_logprobs(Choice& c, size_t prompt);
   void add_chat_token(Choice& c, const TextEvent::Token& token) const;
+  // `length`: code points that the token adds to the text.
   void add_completion_token(Choice& c, int32_t token, const float* logprob,
-                            const std::vector<TokenLogprob>& top) const;
+                            const std::vector<TokenLogprob>& top, int64_t length) const;
   std::string format_logprobs(const Logprobs& logprobs) const;
   void note_finish(Choice& c, const TextEvent& event);
   void append_usage(JsonWriter& w) const;
@@ -74,7 +84,7 @@ class OpenAiAnswer {
   const ModelHandle* spec_model_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
-  bool want_logprobs_, want_prompt_logprobs_;
+  bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;
   int32_t n_;
   std::string id_;
   int64_t created_;

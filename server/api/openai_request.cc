@@ -21,6 +21,7 @@ void read_streaming(Fields& f, StreamOptions& out) {
   Fields o(*options, "stream_options.");
   o.boolean("include_usage", out.include_usage);
   o.boolean("continuous_usage_stats", out.continuous_usage_stats);
+  o.refuse_rest();
   if (!o.ok()) f.fail(o.status().param(), o.status().message());
 }
 
@@ -80,29 +81,30 @@ Result<json::object> read_message(const json::value& v, const std::string& path)
   return message;
 }
 
-Result<json::array> read_messages(Fields& f, const ApiLimits& limits) {
-  if (!f.find("messages")) return invalid_argument("messages is missing", "messages");
+void read_messages(Fields& f, const ApiLimits& limits, json::array& out) {
+  if (!f.find("messages")) return f.fail("messages", "messages is missing");
   const json::array* list = f.array("messages");
-  if (!list) return f.status();
-  if (list->empty()) return invalid_argument("messages is empty; send at least one message", "messages");
+  if (!list) return;
+  if (list->empty()) return f.fail("messages", "messages is empty; send at least one message");
   if (list->size() > limits.max_messages) {
-    return invalid_argument(
-        cat("messages has ", list->size(), " elements; at most ", limits.max_messages, " are accepted"),
-        "messages");
+    return f.fail("messages", cat("messages has ", list->size(), " elements; at most ", limits.max_messages,
+                                  " are accepted"));
   }
-  json::array out;
   out.reserve(list->size());
   for (size_t i = 0; i < list->size(); ++i) {
-    OAR_ASSIGN(json::object message, read_message((*list)[i], cat("messages[", i, "]")));
-    out.emplace_back(std::move(message));
+    Result<json::object> message = read_message((*list)[i], cat("messages[", i, "]"));
+    if (!message.ok()) return f.fail(message.status().param(), message.status().message());
+    out.emplace_back(std::move(*message));
   }
-  return out;
 }
 
 // chat_template_kwargs reach the template as variables, so they must not replace what the server itself
 // passes.
 void read_template_kwargs(Fields& f, json::object& out) {
   const json::object* kwargs = f.object("chat_template_kwargs");
+  std::string effort;
+  f.string("reasoning_effort", effort, 64);
+  if (!effort.empty()) out["reasoning_effort"] = effort;  // what reads it is a template
   if (!kwargs) return;
   for (const char* name : {"messages", "tools", "documents", "bos_token", "eos_token",
                            "add_generation_prompt", "continue_final_message", "chat_template"}) {
@@ -110,37 +112,35 @@ void read_template_kwargs(Fields& f, json::object& out) {
       return f.fail("chat_template_kwargs", cat("chat_template_kwargs may not set ", name));
     }
   }
-  out = *kwargs;
+  for (const auto& entry : *kwargs) out[entry.key()] = entry.value();
 }
 
-void refuse_unsupported_chat(Fields& f) {
+// Without tools "none" and "auto" say the same, and parallel_tool_calls nothing.
+void read_tools(Fields& f) {
   const json::value* choice = f.find("tool_choice");
-  const bool no_tools = choice && choice->is_string() && choice->get_string() == "none";
+  const bool none = choice && *choice == "none", automatic = !choice || *choice == "auto";
   const json::value* tools = f.find("tools");
   if (tools && !tools->is_array()) f.fail("tools", cat("tools must be an array, got ", describe(*tools)));
-  if (tools && tools->is_array() && !tools->get_array().empty() && !no_tools) {
+  if (tools && tools->is_array() && !tools->get_array().empty() && !none)
     f.fail("tools", "tool calls are not supported; leave tools out or set tool_choice to \"none\"");
+  if (!none && !automatic) {
+    f.fail("tool_choice", cat("tool_choice ", describe(*choice),
+                              " is not supported; tool calls are not offered: leave it out"));
   }
-  f.unsupported("functions", "tool calls are not offered; leave it out");
-  f.unsupported("chat_template", "the model's own template is used; leave it out");
-  f.unsupported("audio", "answers are text; leave it out");
-  f.unsupported("documents", "put the text into a message");
 }
 
-void refuse_unsupported(Fields& f) {
-  if (const json::object* format = f.object("response_format")) {
-    Fields type(*format, "response_format.");
-    std::string name;
-    type.string("type", name, 64);
-    if (!type.ok()) return f.fail(type.status().param(), type.status().message());
-    if (name != "text") {
-      return f.fail("response_format", cat("response_format.type is ", describe(json::value(name)),
-                                           "; only \"text\" is supported"));
-    }
+// "text" is what answers are.
+void read_response_format(Fields& f) {
+  const json::object* format = f.object("response_format");
+  if (!format) return;
+  Fields type(*format, "response_format.");
+  std::string name;
+  type.string("type", name, 64);
+  if (!type.ok()) return f.fail(type.status().param(), type.status().message());
+  if (name != "text") {
+    f.fail("response_format",
+           cat("response_format.type is ", describe(json::value(name)), "; only \"text\" is supported"));
   }
-  f.unsupported("prompt_logprobs", "ask /v1/completions with echo and logprobs instead");
-  f.unsupported("truncate_prompt_tokens", "shorten the prompt");
-  f.unsupported("prompt_embeds", "send text or token ids");
 }
 
 Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path, int64_t vocab_size) {
@@ -201,6 +201,34 @@ Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_siz
   return prompts;
 }
 
+// Everything but refuse_rest(); a fault is in `f`.
+void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, ChatRequest& r) {
+  r.params = default_params(model.defaults);
+  const RequestLimits& engine = model.engine->request_limits();
+  f.string("model", r.model, kMaxModelName);
+  read_streaming(f, r.streaming);
+  read_params(f, engine, limits, 1, r.params);
+  f.boolean("logprobs", r.logprobs);
+  int32_t top = 0;
+  f.integer("top_logprobs", top, 0, engine.max_logprobs);
+  if (top > 0 && !r.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
+  if (r.logprobs) r.params.sampling.logprobs = top;
+  f.boolean("echo", r.echo);
+  f.boolean("add_generation_prompt", r.add_generation_prompt);
+  f.boolean("continue_final_message", r.continue_final_message);
+  if (r.continue_final_message) {
+    if (f.find("add_generation_prompt") && r.add_generation_prompt) {
+      f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+    }
+    r.add_generation_prompt = false;
+  }
+  f.boolean("add_special_tokens", r.add_special_tokens);
+  read_template_kwargs(f, r.template_kwargs);
+  read_response_format(f);
+  read_tools(f);
+  read_messages(f, limits, r.messages);
+}
+
 }  // namespace
 
 Result<json::object> parse_body(std::string_view body) {
@@ -222,32 +250,10 @@ Result<std::string> parse_model_field(const json::object& body) {
 Result<ChatRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
                                        const ApiLimits& limits) {
   ChatRequest r;
-  r.params = default_params(model.defaults);
-  const RequestLimits& engine = model.engine->request_limits();
   Fields f(body);
-  f.string("model", r.model, kMaxModelName);
-  read_streaming(f, r.streaming);
-  read_params(f, engine, limits, 1, r.params);
-  f.boolean("logprobs", r.logprobs);
-  int32_t top = 0;
-  f.integer("top_logprobs", top, 0, engine.max_logprobs);
-  if (top > 0 && !r.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
-  if (r.logprobs) r.params.sampling.logprobs = top;
-  f.boolean("echo", r.echo);
-  f.boolean("add_generation_prompt", r.add_generation_prompt);
-  f.boolean("continue_final_message", r.continue_final_message);
-  if (r.continue_final_message) {
-    if (f.find("add_generation_prompt") && r.add_generation_prompt) {
-      f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
-    }
-    r.add_generation_prompt = false;
-  }
-  f.boolean("add_special_tokens", r.add_special_tokens);
-  read_template_kwargs(f, r.template_kwargs);
-  refuse_unsupported(f);
-  refuse_unsupported_chat(f);
+  read_chat(f, model, limits, r);
+  f.refuse_rest();
   if (!f.ok()) return f.status();
-  OAR_ASSIGN(r.messages, read_messages(f, limits));
   return r;
 }
 
@@ -278,9 +284,11 @@ Result<CompletionRequest> parse_completion_request(const json::object& body, con
   std::string suffix;
   f.string("suffix", suffix, kNoLimit);
   if (!suffix.empty()) f.fail("suffix", "suffix is not supported; leave it out");
-  refuse_unsupported(f);
+  read_response_format(f);
+  const json::value* prompt = f.find("prompt");
+  f.refuse_rest();
   if (!f.ok()) return f.status();
-  OAR_ASSIGN(r.prompts, read_prompts(f.find("prompt"), engine.vocab_size, limits.max_prompts));
+  OAR_ASSIGN(r.prompts, read_prompts(prompt, engine.vocab_size, limits.max_prompts));
   const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.params.n;
   if (choices > limits.max_choices) {
     return invalid_argument(cat("n is ", r.params.n, " for ", r.prompts.size(), " prompts: ", choices,
@@ -298,13 +306,14 @@ Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const M
   f.boolean("return_token_strs", r.return_token_strs);
   r.is_chat = f.find("messages") != nullptr;
   if (r.is_chat) {
-    OAR_ASSIGN(r.chat, parse_chat_request(body, model, limits));
+    read_chat(f, model, limits, r.chat);
     r.add_special_tokens = r.chat.add_special_tokens;
-    return r;
+  } else {
+    f.boolean("add_special_tokens", r.add_special_tokens);
+    if (!f.find("prompt")) f.fail("prompt", "prompt is missing; send prompt (a string) or messages");
+    f.string("prompt", r.prompt, kNoLimit);
   }
-  f.boolean("add_special_tokens", r.add_special_tokens);
-  if (!f.find("prompt")) f.fail("prompt", "prompt is missing; send prompt (a string) or messages");
-  f.string("prompt", r.prompt, kNoLimit);
+  f.refuse_rest();
   if (!f.ok()) return f.status();
   return r;
 }
@@ -316,6 +325,7 @@ Result<DetokenizeRequest> parse_detokenize_request(const json::object& body, con
   f.boolean("skip_special_tokens", r.skip_special_tokens);
   if (!f.find("tokens")) f.fail("tokens", "tokens is missing; send an array of token ids");
   f.integers("tokens", r.tokens, kNoLimit, 0, model.engine->request_limits().vocab_size - 1);
+  f.refuse_rest();
   if (!f.ok()) return f.status();
   return r;
 }

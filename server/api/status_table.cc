@@ -17,13 +17,17 @@ constexpr ErrorKind kKinds[] = {
     {StatusCode::kResourceExhausted, 429, "rate_limit_error", "resource_exhausted"},
     {StatusCode::kFailedPrecondition, 400, "invalid_request_error", "failed_precondition"},
     {StatusCode::kAborted, 409, "server_error", "aborted"},
-    {StatusCode::kOutOfRange, 400, "invalid_request_error", "out_of_range"},
+    // What does not fit is a prompt: Frontend::make_spec() and Scheduler::add().
+    {StatusCode::kOutOfRange, 400, "invalid_request_error", "context_length_exceeded"},
     {StatusCode::kUnimplemented, 501, "invalid_request_error", "not_implemented"},
     {StatusCode::kInternal, 500, "server_error", "internal_error"},
     {StatusCode::kUnavailable, 503, "unavailable_error", "unavailable"},
     {StatusCode::kDataLoss, 500, "server_error", "data_loss"},
     {StatusCode::kUnauthenticated, 401, "authentication_error", "invalid_api_key"},
 };
+
+// OpenAI's for a model that is not there; another NOT_FOUND is a path.
+constexpr ErrorKind kNoModel = {StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found"};
 
 }  // namespace
 
@@ -48,7 +52,9 @@ StatusCode status_code_of_http(int http) {
 }
 
 std::string openai_error(const Status& status, int http) {
-  const ErrorKind& kind = error_kind(http == 0 ? status.code() : status_code_of_http(http));
+  const bool no_model = status.code() == StatusCode::kNotFound && status.param() == "model";
+  const ErrorKind& kind =
+      no_model ? kNoModel : error_kind(http == 0 ? status.code() : status_code_of_http(http));
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("error").begin_object();

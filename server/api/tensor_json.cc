@@ -106,16 +106,15 @@ class BodyReader {
     const json::array* outputs = f.array("outputs");
     const json::object* parameters = f.object("parameters");
     if (f.ok() && !inputs) f.fail("inputs", "inputs is missing; send an array of tensors");
+    f.refuse_rest();
     if (!f.ok()) return f.status();
     if (inputs->size() > kMaxTensors || (outputs && outputs->size() > kMaxTensors))
       return invalid_argument(cat("at most ", kMaxTensors, " inputs and outputs"), "inputs");
     if (parameters) {
       Fields p(*parameters, "parameters.");
       p.boolean("binary_data_output", out.binary_by_default);
-      int64_t timeout = 0;
-      p.integer("timeout", timeout, 0, INT64_MAX);
       if (!p.ok()) return p.status();
-      out.timeout_us = static_cast<uint64_t>(timeout);
+      OAR_ASSIGN(out.timeout_us, read_timeout(*parameters));
     }
     for (const json::value& v : *inputs) {
       if (!v.is_object())
@@ -146,6 +145,8 @@ class BodyReader {
     f.string("datatype", datatype, 64);
     const json::array* dims = f.array("shape");
     const json::object* parameters = f.object("parameters");
+    const json::value* data = f.find("data");
+    f.refuse_rest();
     if (!f.ok()) return f.status();
     if (out.name.empty()) return invalid_argument("an input has no name", "name");
     if (!dims) return bad(out.name, "has no shape", "shape");
@@ -159,12 +160,11 @@ class BodyReader {
       if (sizes.size() > 64) break;  // check_shape() says the rest
     }
     OAR_ASSIGN(const Shape shape, check_shape(out.name, sizes));
-    const json::value* data = f.find("data");
     int64_t binary = -1;
     if (parameters) {
       Fields p(*parameters, "parameters.");
       p.integer("binary_data_size", binary, 0, INT64_MAX);
-      p.unsupported("shared_memory_region", "send the tensor itself");
+      p.refuse_rest();
       if (!p.ok()) return p.status();
     }
     if (binary >= 0) {
@@ -197,12 +197,12 @@ class BodyReader {
     Fields f(o, "outputs[].");
     f.string("name", out.name, 1 << 16);
     const json::object* parameters = f.object("parameters");
+    f.refuse_rest();
     if (!f.ok()) return f.status();
     if (!parameters) return out;
     Fields p(*parameters, "parameters.");
     p.boolean("binary_data", out.binary);
-    p.unsupported("classification", "take the largest of the values yourself");
-    p.unsupported("shared_memory_region", "take the tensor itself");
+    p.refuse_rest();
     if (!p.ok()) return p.status();
     return out;
   }
@@ -298,9 +298,9 @@ void write_duration(JsonWriter& w, std::string_view key, uint64_t count, uint64_
   w.key(key).begin_object().key("count").number(count).key("ns").number(ns).end_object();
 }
 
-void write_statistics(JsonWriter& w, const TensorModel& m) {
-  const InferStats s = m.runner->stats();
-  w.begin_object().key("name").string(m.config.name).key("version").string(m.config.version);
+void write_statistics(JsonWriter& w, const ModelStatistics& m) {
+  const InferStats& s = m.stats;
+  w.begin_object().key("name").string(m.name).key("version").string(m.version);
   w.key("last_inference").number(s.last_ms);
   w.key("inference_count").number(s.inferences).key("execution_count").number(s.executions);
   w.key("inference_stats").begin_object();
@@ -327,6 +327,15 @@ std::string config_type(DType dtype) {
 }
 
 }  // namespace
+
+Result<uint64_t> read_timeout(const json::object& parameters) {
+  Fields p(parameters, "parameters.");
+  int64_t timeout = 0;
+  p.integer("timeout", timeout, 0, INT64_MAX);
+  p.refuse_rest();
+  if (!p.ok()) return p.status();
+  return static_cast<uint64_t>(timeout);
+}
 
 Result<JsonInferRequest> parse_infer_body(const TensorModelConfig& config, std::string_view body,
                                           std::optional<size_t> json_bytes,
@@ -384,37 +393,22 @@ Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const 
   return out;
 }
 
-std::string metadata_json(const ModelHandle& model) {
+std::string metadata_json(const ModelMetadata& m) {
   std::string out;
   JsonWriter w(out);
-  const auto tensor = [&](const char* name, const char* datatype) {
-    w.begin_object().key("name").string(name).key("datatype").string(datatype);
-    w.key("shape").begin_array().number(1).end_array().end_object();
-  };
-  w.begin_object().key("name").string(model.name);
-  w.key("versions").begin_array().string("1").end_array();
-  w.key("platform").string("oar");
-  w.key("inputs").begin_array();
-  tensor("text_input", "BYTES");
-  tensor("stream", "BOOL");
-  tensor("sampling_parameters", "BYTES");
-  tensor("exclude_input_in_output", "BOOL");
+  w.begin_object().key("name").string(m.config.name).key("versions").begin_array();
+  for (const std::string& v : m.versions) w.string(v);
+  w.end_array().key("platform").string(m.config.platform).key("inputs").begin_array();
+  for (const TensorSpec& spec : m.config.inputs) write_spec(w, spec);
   w.end_array().key("outputs").begin_array();
-  tensor("text_output", "BYTES");
-  w.end_array().end_object();
-  return out;
-}
-
-std::string metadata_json(const TensorModelConfig& config, const std::vector<std::string>& versions) {
-  std::string out;
-  JsonWriter w(out);
-  w.begin_object().key("name").string(config.name).key("versions").begin_array();
-  for (const std::string& v : versions) w.string(v);
-  w.end_array().key("platform").string(config.platform).key("inputs").begin_array();
-  for (const TensorSpec& spec : config.inputs) write_spec(w, spec);
-  w.end_array().key("outputs").begin_array();
-  for (const TensorSpec& spec : config.outputs) write_spec(w, spec);
-  w.end_array().end_object();
+  for (const TensorSpec& spec : m.config.outputs) write_spec(w, spec);
+  w.end_array();
+  if (!m.properties.empty()) {
+    w.key("properties").begin_object();
+    for (const auto& [name, value] : m.properties) w.key(name).string(value);
+    w.end_object();
+  }
+  w.end_object();
   return out;
 }
 
@@ -444,6 +438,8 @@ std::string config_json(const TensorModelConfig& c) {
       .key("count")
       .number(int64_t{c.instances});
   w.end_object().end_array();
+  if (c.decoupled)
+    w.key("model_transaction_policy").begin_object().key("decoupled").boolean(true).end_object();
   if (c.merge && c.max_batch > 0) {
     w.key("dynamic_batching").begin_object();
     write_dims(w, "preferred_batch_size", c.preferred_batches);
@@ -460,11 +456,11 @@ std::string config_json(const TensorModelConfig& c) {
   return out;
 }
 
-std::string statistics_json(const std::vector<TensorModelPtr>& models) {
+std::string statistics_json(const std::vector<ModelStatistics>& models) {
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("model_stats").begin_array();
-  for (const TensorModelPtr& m : models) write_statistics(w, *m);
+  for (const ModelStatistics& m : models) write_statistics(w, m);
   w.end_array().end_object();
   return out;
 }

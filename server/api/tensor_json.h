@@ -9,8 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/api/model_handle.h"
-#include "server/api/tensor_model.h"
+#include "server/api/served_models.h"
 
 namespace oar::api {
 
@@ -25,6 +24,10 @@ struct JsonInferRequest {
   bool binary_by_default = false;  // of outputs that do not say
   uint64_t timeout_us = 0;
 };
+
+// The parameter `timeout` of an infer request in microseconds, 0 when absent. Refuses parameters that would
+// change the answer in a way no model here offers.
+Result<uint64_t> read_timeout(const json::object& parameters);
 
 // `json_bytes`: how much of the body is JSON, from the header Inference-Header-Content-Length; absent: all of
 // it; 0: none, then the body is the one input of `config`. Tensors view the body where they can, which
@@ -41,10 +44,9 @@ Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const 
                                          const std::vector<Datum>& results,
                                          const std::vector<size_t>& wanted);
 
-std::string metadata_json(const ModelHandle& model);
-std::string metadata_json(const TensorModelConfig& config, const std::vector<std::string>& versions);
+std::string metadata_json(const ModelMetadata& metadata);
 std::string config_json(const TensorModelConfig& config);
-std::string statistics_json(const std::vector<TensorModelPtr>& models);
+std::string statistics_json(const std::vector<ModelStatistics>& models);
 std::string index_json(const std::vector<ModelIndexEntry>& entries);
 
 }  // namespace oar::api

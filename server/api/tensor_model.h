@@ -28,7 +28,7 @@ struct TensorSpec {
 
 struct TensorModelConfig {
   std::string name, version = "1";
-  std::string platform;  // "onnx", "paddle", "paddle.pir", "encoder"
+  std::string platform;  // "onnx", "paddle", "paddle.pir", "encoder"; "oar": a language model
   std::string path;      // the file it was loaded from
   int64_t max_batch =
       0;               // 0: no batch axis; otherwise the first axis of every tensor, and its largest extent
@@ -39,6 +39,7 @@ struct TensorModelConfig {
   int64_t default_timeout_us = 0;  // of waiting in the queue; 0: none
   bool allow_timeout_override = true;
   int instances = 1;
+  bool decoupled = false;                   // a request may have several answers, or one that comes in parts
   std::vector<TensorSpec> inputs, outputs;  // in the predictor's order
 };
 

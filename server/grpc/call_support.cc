@@ -1,7 +1,10 @@
 #include "server/grpc/call_support.h"
 
+#include <google/protobuf/unknown_field_set.h>
+
 #include "engine/base/format.h"
 #include "server/api/auth.h"
+#include "server/api/version.h"
 
 namespace oar::grpc_api {
 
@@ -10,9 +13,14 @@ grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.message()};
 }
 
+Status ill_formed_message(std::string_view method) {
+  return invalid_argument(cat("the request is no valid protobuf message of ", method,
+                              "; make it with the server's own .proto files (proto/)"));
+}
+
 namespace {
 
-Status check_key(api::ApiKeys* keys, const char* kind, const grpc::CallbackServerContext& context) {
+Status check_key(api::ApiKeys* keys, const char* kind, const grpc::ServerContextBase& context) {
   if (keys == nullptr) return ok_status();
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find("authorization");
@@ -26,7 +34,7 @@ Status check_key(api::ApiKeys* keys, const char* kind, const grpc::CallbackServe
 
 }  // namespace
 
-Status authorize(const Services& services, const grpc::CallbackServerContext& context) {
+Status authorize(const Services& services, const grpc::ServerContextBase& context) {
   return check_key(services.keys.get(), "API", context);
 }
 
@@ -34,6 +42,28 @@ Status authorize_control(const Services& services, const grpc::CallbackServerCon
   OAR_RETURN_IF_ERROR(services.control.keys ? check_key(services.control.keys.get(), "admin", context)
                                             : authorize(services, context));
   return services.control.enabled ? ok_status() : api::model_control_off();
+}
+
+Status refuse_unknown_fields(const google::protobuf::Message& message) {
+  using google::protobuf::FieldDescriptor;
+  const auto* reflection = message.GetReflection();
+  if (const auto& unknown = reflection->GetUnknownFields(message); unknown.field_count() > 0) {
+    return invalid_argument(cat(message.GetTypeName(), " has no field ", unknown.field(0).number(),
+                                " here; the client's .proto is newer than this server (", api::kVersion,
+                                "), leave the field out"));
+  }
+  std::vector<const FieldDescriptor*> fields;
+  reflection->ListFields(message, &fields);
+  for (const FieldDescriptor* f : fields) {
+    if (f->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE || f->is_map()) continue;
+    const int count = f->is_repeated() ? reflection->FieldSize(message, f) : 1;
+    for (int i = 0; i < count; ++i) {
+      OAR_RETURN_IF_ERROR(refuse_unknown_fields(f->is_repeated()
+                                                    ? reflection->GetRepeatedMessage(message, f, i)
+                                                    : reflection->GetMessage(message, f)));
+    }
+  }
+  return ok_status();
 }
 
 api::RequestContext context_of(const grpc::CallbackServerContext& context) {

@@ -2,6 +2,7 @@
 // registry through which stalled streams are found.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <mutex>
@@ -15,10 +16,15 @@ namespace oar::grpc_api {
 
 grpc::Status to_grpc(const Status& status);
 // UNAUTHENTICATED unless the metadata carries the API key (authorization: Bearer <key>), or none is set.
-Status authorize(const Services& services, const grpc::CallbackServerContext& context);
+Status authorize(const Services& services, const grpc::ServerContextBase& context);
 // For loading and unloading models: by the admin key where there are any, and PERMISSION_DENIED where it is
 // off.
 Status authorize_control(const Services& services, const grpc::CallbackServerContext& context);
+// INVALID_ARGUMENT: bytes that are no message of the method.
+Status ill_formed_message(std::string_view method);
+// INVALID_ARGUMENT when the message, or one in it, carries a field that this server's .proto does not have: a
+// newer client asks for what would be passed over.
+Status refuse_unknown_fields(const google::protobuf::Message& message);
 // The call's deadline on the engine's clock; the request id from its metadata.
 api::RequestContext context_of(const grpc::CallbackServerContext& context);
 

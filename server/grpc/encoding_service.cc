@@ -97,6 +97,7 @@ class EncodeCall final : public grpc::ServerUnaryReactor,
   Status run() {
     if (!services_.frontend->accepting())
       return unavailable("the server is shutting down; send the request to another one");
+    OAR_RETURN_IF_ERROR(refuse_unknown_fields(*request_));
     OAR_ASSIGN(Work work, prepare(services_, *request_, response_));
     auto task = EncodeTask::start(
         work.model, std::move(work.rows), work.want, context_of(*context_).deadline,

@@ -106,6 +106,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     });
   }
   Status run() {
+    OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
     OAR_ASSIGN(const ModelHandle* model, services_.frontend->find(request_.model()));
     OAR_ASSIGN(PromptTokens prompt, prompt_tokens(services_, *model, request_));
     json::object fields = to_fields(request_);
@@ -193,8 +194,10 @@ class WorkerCall final : public grpc::ServerUnaryReactor {
       : timer_(services, method) {
     // Finish is called by the job alone, so gRPC keeps request and response until then, also for a cancelled
     // call.
-    services.workers->post(
-        [this, &services, request, response, compute] { finish(compute(services, *request, *response)); });
+    services.workers->post([this, &services, request, response, compute] {
+      const Status s = refuse_unknown_fields(*request);
+      finish(s.ok() ? compute(services, *request, *response) : s);
+    });
   }
   WorkerCall(const Services& services, const char* method, const Status& refusal) : timer_(services, method) {
     finish(refusal);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "engine/base/format.h"
+#include "server/grpc/call_guard.h"
 #include "server/grpc/encoding_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/inference_service.h"
@@ -83,6 +84,7 @@ Status GrpcServerImpl::listen(const std::string& address) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
   builder.AddListeningPort(address, credentials_, &port_);
+  builder.experimental().SetInterceptorCreators(call_guards(services_));
   builder.RegisterService(&inference_);
   builder.RegisterService(&generation_);
   builder.RegisterService(&encoding_);

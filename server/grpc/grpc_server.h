@@ -10,7 +10,7 @@
 #include "engine/base/status.h"
 #include "server/api/auth.h"
 #include "server/api/frontend.h"
-#include "server/api/tensor_model.h"
+#include "server/api/served_models.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/metrics/metrics.h"
@@ -22,6 +22,7 @@ namespace oar::grpc_api {
 struct Services {
   api::Frontend* frontend = nullptr;      // language models
   api::TensorCatalog* tensors = nullptr;  // ordinary models
+  api::ServedModels* models = nullptr;    // both kinds, described
   api::WorkerPool* workers = nullptr;     // prepare requests: a long prompt may take a while
   api::WorkerPool* writers = nullptr;     // turn tokens into messages: always short
   api::WorkerPool* loaders = nullptr;     // load models: seconds

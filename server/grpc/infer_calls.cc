@@ -4,7 +4,6 @@
 
 #include "engine/base/format.h"
 #include "server/grpc/infer_codec.h"
-#include "server/grpc/inference_service.h"
 #include "server/grpc/stream_writer.h"
 #include "server/grpc/tensor_calls.h"
 
@@ -166,6 +165,10 @@ class StreamInferCall final
 
   void started() override {
     if (const Status s = authorize(services_, *context()); !s.ok()) return end(to_grpc(s));
+    start_read();
+  }
+  void start_read() {
+    incoming_.set_id(kUnread);
     StartRead(&incoming_);
   }
 
@@ -174,6 +177,8 @@ class StreamInferCall final
       {
         std::lock_guard lock(state_);
         half_closed_ = true;
+        // gRPC says the same of the stream's end and of bytes that are no message. Parsing clears first.
+        if (incoming_.id() != kUnread) outcome_ = ill_formed_message("ModelStreamInfer");
       }
       return end_if_idle();
     }
@@ -195,14 +200,14 @@ class StreamInferCall final
   }
   void read_next() {
     if (!hold()) return;
-    StartRead(&incoming_);
+    start_read();
     release();
   }
 
   Status run(const std::shared_ptr<ModelInferRequest>& message, uint64_t key,
              const api::RequestContext& about) {
-    OAR_ASSIGN(const ServedModel model,
-               find_model(services_, message->model_name(), message->model_version()));
+    OAR_ASSIGN(const api::ServedModel model,
+               services_.models->find(message->model_name(), message->model_version()));
     return model.tensor ? run_tensors(model.tensor, message, key, about)
                         : run_text(*model.language, *message, key, about);
   }
@@ -240,8 +245,7 @@ class StreamInferCall final
     item->stream = prepared.request.stream;
     if (prepared.request.prepends_input()) item->prefix = prepared.request.text;
     item->model = prepared.spec.model;
-    const auto flag = message.parameters().find("triton_enable_empty_final_response");
-    item->empty_final = flag != message.parameters().end() && flag->second.bool_param();
+    item->empty_final = prepared.request.empty_final;
     OAR_ASSIGN(auto generation,
                Generation::start(std::move(prepared.spec), services_.writers->executor(),
                                  [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
@@ -311,11 +315,13 @@ class StreamInferCall final
     end_if_idle();
   }
   void end_if_idle() {
+    Status outcome;
     {
       std::lock_guard lock(state_);
       if (!half_closed_ || !active_.empty()) return;
+      outcome = outcome_;
     }
-    end(grpc::Status::OK);
+    end(to_grpc(outcome));
   }
   void on_gone() override {
     std::map<uint64_t, std::function<void()>> active;
@@ -331,11 +337,13 @@ class StreamInferCall final
     return std::static_pointer_cast<StreamInferCall>(shared_from_this());
   }
 
-  ModelInferRequest incoming_;  // being read
+  static constexpr const char* kUnread = "not read";  // the id of `incoming_` while nothing has come
+  ModelInferRequest incoming_;                        // being read
   std::mutex state_;
   std::map<uint64_t, std::function<void()>> active_;  // how to cancel; empty until started
   uint64_t last_key_ = 0;
   bool half_closed_ = false, client_gone_ = false, reading_paused_ = false;
+  Status outcome_;  // of the whole stream
 };
 
 }  // namespace
@@ -346,7 +354,8 @@ grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackSe
     return answer_now(services, context, "ModelInfer", true, [&] { return status; });
   };
   if (const Status s = authorize(services, *context); !s.ok()) return refuse(s);
-  const Result<ServedModel> model = find_model(services, request->model_name(), request->model_version());
+  const Result<api::ServedModel> model =
+      services.models->find(request->model_name(), request->model_version());
   if (!model.ok()) return refuse(model.status());
   if (model->tensor) {
     if (!services.frontend->accepting()) return refuse(shutting_down());

@@ -170,6 +170,13 @@ json::value to_json(const inference::InferParameter& p) {
 
 }  // namespace
 
+json::object parameters_json(
+    const google::protobuf::Map<std::string, inference::InferParameter>& parameters) {
+  json::object out;
+  for (const auto& [name, value] : parameters) out[name] = to_json(value);
+  return out;
+}
+
 Status check_tensors(const ModelInferRequest& request) {
   if (request.inputs_size() > kMaxInputs) {
     return invalid_argument(cat("inputs has ", request.inputs_size(), " tensors; at most ", kMaxInputs),
@@ -190,6 +197,10 @@ Status check_tensors(const ModelInferRequest& request) {
       return invalid_argument(
           cat(label(input), " has contents beside raw_input_contents; use one of the two"), "contents");
     }
+    const json::object parameters = parameters_json(input.parameters());
+    api::Fields f(parameters, cat("inputs[", i, "].parameters."));
+    f.refuse_rest();
+    OAR_RETURN_IF_ERROR(f.status());
     OAR_RETURN_IF_ERROR(check_input(input, raw ? &request.raw_input_contents(i) : nullptr));
   }
   return ok_status();
@@ -199,8 +210,8 @@ Result<api::OipTextRequest> read_text_request(const ModelInferRequest& request) 
   OAR_RETURN_IF_ERROR(check_tensors(request));
   api::OipTextRequest out;
   out.id = request.id();
-  for (const auto& [name, value] : request.parameters()) {
-    OAR_RETURN_IF_ERROR(api::merge_parameter(name, to_json(value), out));
+  for (const auto& entry : parameters_json(request.parameters())) {
+    OAR_RETURN_IF_ERROR(api::merge_parameter(entry.key(), entry.value(), out));
   }
   bool has_text = false;
   const bool raw_used = request.raw_input_contents_size() > 0;

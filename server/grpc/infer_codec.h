@@ -15,6 +15,9 @@ namespace oar::grpc_api {
 // with contents; sizes equal to the shape's; shapes without negative dimensions or overflow.
 Status check_tensors(const inference::ModelInferRequest& request);
 
+// Parameters of a request, an input or an output.
+json::object parameters_json(const google::protobuf::Map<std::string, inference::InferParameter>& parameters);
+
 // A checked request as the text model's: known inputs, one element each, known outputs.
 Result<api::OipTextRequest> read_text_request(const inference::ModelInferRequest& request);
 

@@ -10,24 +10,6 @@ namespace oar::grpc_api {
 
 using namespace inference;  // NOLINT: this file is about that package's messages
 
-Result<ServedModel> find_model(const Services& services, const std::string& name,
-                               const std::string& version) {
-  if (name.empty()) return invalid_argument("model_name is missing", "model_name");
-  ServedModel out;
-  if (services.tensors->has(name)) {
-    OAR_ASSIGN(out.tensor, services.tensors->find(name, version));
-    return out;
-  }
-  OAR_ASSIGN(out.language, services.frontend->find(name));
-  if (!version.empty() && version != "1") {
-    return Status(StatusCode::kNotFound,
-                  cat("model ", name, " has no version ", api::describe(json::value(version)),
-                      "; leave it out or say \"1\""),
-                  "model_version");
-  }
-  return out;
-}
-
 grpc::ServerUnaryReactor* InferenceService::ServerLive(Context* context, const ServerLiveRequest*,
                                                        ServerLiveResponse* response) {
   return answer_now(services_, context, "ServerLive", true, [&] {
@@ -47,12 +29,8 @@ grpc::ServerUnaryReactor* InferenceService::ServerReady(Context* context, const 
 grpc::ServerUnaryReactor* InferenceService::ModelReady(Context* context, const ModelReadyRequest* request,
                                                        ModelReadyResponse* response) {
   return answer_now(services_, context, "ModelReady", true, [&]() -> Status {
-    const Result<ServedModel> model = find_model(services_, request->name(), request->version());
-    if (model.status().code() == StatusCode::kUnavailable)
-      return ok_status();  // known and not loaded: not ready
-    OAR_RETURN_IF_ERROR(model.status());
-    response->set_ready(services_.frontend->accepting() &&
-                        (model->tensor || api::Frontend::ready(*model->language)));
+    OAR_ASSIGN(const bool ready, services_.models->ready(request->name(), request->version()));
+    response->set_ready(ready);
     return ok_status();
   });
 }
@@ -74,12 +52,9 @@ grpc::ServerUnaryReactor* InferenceService::ModelMetadata(Context* context,
                                                           const ModelMetadataRequest* request,
                                                           ModelMetadataResponse* response) {
   return answer_now(services_, context, "ModelMetadata", false, [&]() -> Status {
-    OAR_ASSIGN(const ServedModel model, find_model(services_, request->name(), request->version()));
-    if (model.language) {
-      describe(*model.language, *response);
-    } else {
-      describe(*model.tensor, api::versions_of(services_.tensors->loaded(), request->name()), *response);
-    }
+    OAR_ASSIGN(const api::ModelMetadata model,
+               services_.models->metadata(request->name(), request->version()));
+    describe(model, *response);
     return ok_status();
   });
 }
@@ -87,12 +62,9 @@ grpc::ServerUnaryReactor* InferenceService::ModelMetadata(Context* context,
 grpc::ServerUnaryReactor* InferenceService::ModelConfig(Context* context, const ModelConfigRequest* request,
                                                         ModelConfigResponse* response) {
   return answer_now(services_, context, "ModelConfig", false, [&]() -> Status {
-    OAR_ASSIGN(const ServedModel model, find_model(services_, request->name(), request->version()));
-    if (model.language) {
-      configure(*model.language, *response->mutable_config());
-    } else {
-      configure(*model.tensor, *response->mutable_config());
-    }
+    OAR_ASSIGN(const api::TensorModelConfig config,
+               services_.models->config(request->name(), request->version()));
+    configure(config, *response->mutable_config());
     return ok_status();
   });
 }
@@ -101,24 +73,9 @@ grpc::ServerUnaryReactor* InferenceService::ModelStatistics(Context* context,
                                                             const ModelStatisticsRequest* request,
                                                             ModelStatisticsResponse* response) {
   return answer_now(services_, context, "ModelStatistics", false, [&]() -> Status {
-    if (!request->name().empty()) {
-      OAR_ASSIGN(const ServedModel model, find_model(services_, request->name(), request->version()));
-      if (model.tensor && !request->version().empty()) {
-        add_statistics(*model.tensor, *response->add_model_stats());
-        return ok_status();
-      }
-    }
-    const auto wanted = [&](const std::string& name) {
-      return request->name().empty() || request->name() == name;
-    };
-    const auto& models = services_.frontend->models();
-    for (size_t i = 0; i < models.size(); ++i) {
-      if (wanted(models[i].name))
-        add_statistics(models[i], services_.metrics->totals(i), *response->add_model_stats());
-    }
-    for (const api::TensorModelPtr& model : services_.tensors->loaded()) {
-      if (wanted(model->config.name)) add_statistics(*model, *response->add_model_stats());
-    }
+    OAR_ASSIGN(const std::vector<api::ModelStatistics> all,
+               services_.models->statistics(request->name(), request->version()));
+    for (const api::ModelStatistics& m : all) add_statistics(m, *response->add_model_stats());
     return ok_status();
   });
 }
@@ -127,19 +84,14 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryIndex(Context* context,
                                                             const RepositoryIndexRequest* request,
                                                             RepositoryIndexResponse* response) {
   return answer_now(services_, context, "RepositoryIndex", false, [&] {
-    const auto add = [&](const api::ModelIndexEntry& e) {
-      if (request->ready() && e.state != "READY") return;
+    for (const api::ModelIndexEntry& e : services_.models->index()) {
+      if (request->ready() && e.state != "READY") continue;
       auto* m = response->add_models();
       m->set_name(e.name);
       m->set_version(e.version);
       m->set_state(e.state);
       m->set_reason(e.reason);
-    };
-    for (const ModelHandle& model : services_.frontend->models()) {
-      const bool ready = api::Frontend::ready(model);
-      add({model.name, "1", ready ? "READY" : "UNAVAILABLE", ready ? "" : "the engine is not ready"});
     }
-    for (const api::ModelIndexEntry& e : services_.tensors->index()) add(e);
     return ok_status();
   });
 }

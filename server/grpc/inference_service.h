@@ -40,11 +40,4 @@ class InferenceService final : public inference::GRPCInferenceService::CallbackS
   StreamRegistry& registry_;
 };
 
-// The model a request means: one of the two is there. A language model has the one version "1".
-struct ServedModel {
-  const ModelHandle* language = nullptr;
-  api::TensorModelPtr tensor;
-};
-Result<ServedModel> find_model(const Services& services, const std::string& name, const std::string& version);
-
 }  // namespace oar::grpc_api

@@ -9,16 +9,6 @@ using namespace inference;  // NOLINT: this file is about that package's message
 
 namespace {
 
-constexpr const char* kPlatform = "oar";
-
-void add_text_tensor(google::protobuf::RepeatedPtrField<ModelMetadataResponse::TensorMetadata>* list,
-                     const char* name, const char* datatype) {
-  auto* t = list->Add();
-  t->set_name(name);
-  t->set_datatype(datatype);
-  t->add_shape(1);
-}
-
 void add_tensor(google::protobuf::RepeatedPtrField<ModelMetadataResponse::TensorMetadata>* list,
                 const api::TensorSpec& spec) {
   auto* t = list->Add();
@@ -55,56 +45,19 @@ void set(StatisticDuration* d, uint64_t count, uint64_t ns) {
 
 }  // namespace
 
-void describe(const ModelHandle& model, ModelMetadataResponse& out) {
-  out.set_name(model.name);
-  out.add_versions("1");
-  out.set_platform(kPlatform);
-  add_text_tensor(out.mutable_inputs(), "text_input", "BYTES");
-  add_text_tensor(out.mutable_inputs(), "stream", "BOOL");
-  add_text_tensor(out.mutable_inputs(), "sampling_parameters", "BYTES");
-  add_text_tensor(out.mutable_inputs(), "exclude_input_in_output", "BOOL");
-  add_text_tensor(out.mutable_outputs(), "text_output", "BYTES");
-  auto& properties = *out.mutable_properties();
-  properties["architecture"] = model.info.architecture;
-  properties["max_context"] = cat(model.engine->request_limits().max_context);
-}
-
-void describe(const api::TensorModel& model, const std::vector<std::string>& versions,
-              ModelMetadataResponse& out) {
+void describe(const api::ModelMetadata& model, ModelMetadataResponse& out) {
   out.set_name(model.config.name);
-  for (const std::string& v : versions) out.add_versions(v);
+  for (const std::string& v : model.versions) out.add_versions(v);
   out.set_platform(model.config.platform);
   for (const api::TensorSpec& spec : model.config.inputs) add_tensor(out.mutable_inputs(), spec);
   for (const api::TensorSpec& spec : model.config.outputs) add_tensor(out.mutable_outputs(), spec);
+  for (const auto& [name, value] : model.properties) (*out.mutable_properties())[name] = value;
 }
 
-void configure(const ModelHandle& model, ModelConfig& out) {
-  out.set_name(model.name);
-  out.set_platform(kPlatform);
-  out.set_backend(kPlatform);
-  const auto input = [&](const char* name, DataType type, bool optional) {
-    auto* i = out.add_input();
-    i->set_name(name);
-    i->set_data_type(type);
-    i->add_dims(1);
-    i->set_optional(optional);
-  };
-  input("text_input", TYPE_STRING, false);
-  input("stream", TYPE_BOOL, true);
-  input("sampling_parameters", TYPE_STRING, true);
-  input("exclude_input_in_output", TYPE_BOOL, true);
-  auto* output = out.add_output();
-  output->set_name("text_output");
-  output->set_data_type(TYPE_STRING);
-  output->add_dims(1);
-  out.mutable_model_transaction_policy()->set_decoupled(true);
-}
-
-void configure(const api::TensorModel& model, ModelConfig& out) {
-  const api::TensorModelConfig& c = model.config;
+void configure(const api::TensorModelConfig& c, ModelConfig& out) {
   out.set_name(c.name);
   out.set_platform(c.platform);
-  out.set_backend(kPlatform);
+  out.set_backend("oar");
   out.set_max_batch_size(static_cast<int32_t>(c.max_batch));
   // A configuration's dims leave the batch axis out.
   const size_t skip = c.max_batch > 0 ? 1 : 0;
@@ -125,6 +78,7 @@ void configure(const api::TensorModel& model, ModelConfig& out) {
   group->set_name(c.name + "_0");
   group->set_count(c.instances);
   group->set_kind(ModelInstanceGroup::KIND_CPU);
+  if (c.decoupled) out.mutable_model_transaction_policy()->set_decoupled(true);
   if (!c.merge || c.max_batch == 0) return;
   auto* batching = out.mutable_dynamic_batching();
   for (const int64_t rows : c.preferred_batches)
@@ -136,23 +90,10 @@ void configure(const api::TensorModel& model, ModelConfig& out) {
   policy->set_max_queue_size(static_cast<uint32_t>(c.max_queue));
 }
 
-void add_statistics(const ModelHandle& model, const RequestTotals& t, ModelStatistics& out) {
-  out.set_name(model.name);
-  out.set_version("1");
-  out.set_last_inference(t.last_finish_ms);
-  out.set_inference_count(t.success);
-  out.set_execution_count(model.engine->stats().steps);
-  auto* stats = out.mutable_inference_stats();
-  set(stats->mutable_success(), t.success, t.success_ns);
-  set(stats->mutable_fail(), t.failure, t.failure_ns);
-  set(stats->mutable_queue(), t.success, t.queue_ns);
-  set(stats->mutable_compute_infer(), t.success, t.compute_ns);
-}
-
-void add_statistics(const api::TensorModel& model, ModelStatistics& out) {
-  const InferStats s = model.runner->stats();
-  out.set_name(model.config.name);
-  out.set_version(model.config.version);
+void add_statistics(const api::ModelStatistics& m, ModelStatistics& out) {
+  const InferStats& s = m.stats;
+  out.set_name(m.name);
+  out.set_version(m.version);
   out.set_last_inference(s.last_ms);
   out.set_inference_count(s.inferences);
   out.set_execution_count(s.executions);

@@ -4,13 +4,14 @@
 #include <limits>
 
 #include "engine/base/format.h"
+#include "server/api/fields.h"
+#include "server/api/tensor_json.h"
 #include "server/api/tensor_wire.h"
 #include "server/grpc/infer_codec.h"
 
 namespace oar::grpc_api {
 namespace {
 
-using inference::InferParameter;
 using inference::InferTensorContents;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
@@ -71,16 +72,6 @@ Status fill_contents(const Input& input, Tensor& t) {
   }
 }
 
-Result<uint64_t> timeout_of(const ModelInferRequest& request) {
-  const auto it = request.parameters().find("timeout");
-  if (it == request.parameters().end()) return uint64_t{0};
-  const InferParameter& p = it->second;
-  if (p.parameter_choice_case() == InferParameter::kUint64Param) return p.uint64_param();
-  if (p.parameter_choice_case() == InferParameter::kInt64Param && p.int64_param() >= 0)
-    return static_cast<uint64_t>(p.int64_param());
-  return invalid_argument("the parameter timeout must be a number of microseconds, at least 0", "timeout");
-}
-
 class TensorInferCall final : public grpc::ServerUnaryReactor,
                               public std::enable_shared_from_this<TensorInferCall> {
  public:
@@ -110,6 +101,7 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
     };
     OAR_ASSIGN(const uint64_t ticket, model_->runner->submit(std::move(r.job)));
     ticket_ = ticket;
+    if (cancelled_) model_->runner->cancel(ticket);
     return ok_status();
   }
   void finish(const Status& status) {
@@ -118,6 +110,7 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
     Finish(s);
   }
   void OnCancel() override {
+    cancelled_ = true;
     if (const uint64_t ticket = ticket_; ticket != 0) model_->runner->cancel(ticket);
   }
   void OnDone() override { const std::shared_ptr<TensorInferCall> self = std::move(self_); }
@@ -129,6 +122,7 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
   CallTimer timer_;
   std::shared_ptr<TensorInferCall> self_;
   std::atomic<uint64_t> ticket_{0};
+  std::atomic<bool> cancelled_{false};  // perhaps before there was a ticket
 };
 
 }  // namespace
@@ -167,12 +161,17 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
       if (name.starts_with("shared_memory"))
         return unimplemented(cat("output ", api::in_quotes(output.name()), ": shared memory is not offered"));
     }
+    const json::object parameters = parameters_json(output.parameters());
+    api::Fields f(parameters, cat("outputs[", wanted.size(), "].parameters."));
+    f.refuse_rest();
+    OAR_RETURN_IF_ERROR(f.status());
     wanted.push_back(output.name());
   }
   OAR_ASSIGN(out.outputs, api::select_outputs(model.config, wanted));
-  OAR_ASSIGN(const uint64_t timeout, timeout_of(request));
+  OAR_ASSIGN(const uint64_t timeout, api::read_timeout(parameters_json(request.parameters())));
   OAR_ASSIGN(out.job, api::make_job(model.config, std::move(tensors)));
   out.job.deadline = api::queue_deadline(model.config, context.deadline, timeout);
+  out.job.end_by = context.deadline;
   return out;
 }
 

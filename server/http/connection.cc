@@ -58,6 +58,18 @@ void append_header(std::string& out, std::string_view name, std::string_view val
   out += "\r\n";
 }
 
+// Path and query of the target. False for a broken %-escape; the path is then what came before it.
+bool split_target(Request& request) {
+  std::string_view target = request.target;
+  if (const size_t scheme = target.find("://"); scheme != std::string_view::npos && target.front() != '/') {
+    const size_t slash = target.find('/', scheme + 3);  // absolute form, as a proxy sends it
+    target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
+  }
+  const size_t query = target.find('?');
+  if (query != std::string_view::npos) request.query = std::string(target.substr(query + 1));
+  return percent_decode(target.substr(0, query), request.path);
+}
+
 }  // namespace
 
 // A handler's hold on one request: forwards to the connection's thread, where the connection checks that the
@@ -314,16 +326,17 @@ bool Connection::parse_header(std::string_view block) {
   parser_->eager(false);
   error_code ec;
   parser_->put(asio::buffer(block.data(), block.size()), ec);
+  const auto& message = parser_->get();
+  request_.version = static_cast<int>(message.version());
+  request_.method = std::string(message.method_string());
+  request_.target = std::string(message.target());
+  const bool well_formed = split_target(request_);  // first: a refusal's dialect follows from the path
   if (ec == beast_http::error::body_limit) {
     return fail(413, cat("the request body is larger than ", limits_.body_bytes, " bytes"));
   }
   if (ec == beast_http::error::bad_version) return fail(505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
   if (ec || !parser_->is_header_done()) return fail(400, cat("malformed request header: ", ec.message()));
 
-  const auto& message = parser_->get();
-  request_.version = static_cast<int>(message.version());
-  request_.method = std::string(message.method_string());
-  request_.target = std::string(message.target());
   size_t hosts = 0, encodings = 0, lengths = 0;
   for (const auto& field : message) {
     const std::string_view name(field.name_string().data(), field.name_string().size());
@@ -344,16 +357,7 @@ bool Connection::parse_header(std::string_view block) {
   if (hosts > 1 || (hosts == 0 && request_.version >= 11)) {
     return fail(400, "an HTTP/1.1 request has exactly one Host header");
   }
-  std::string_view target = request_.target;
-  if (const size_t scheme = target.find("://"); scheme != std::string_view::npos && target.front() != '/') {
-    const size_t slash = target.find('/', scheme + 3);  // absolute form, as a proxy sends it
-    target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
-  }
-  const size_t query = target.find('?');
-  if (query != std::string_view::npos) request_.query = std::string(target.substr(query + 1));
-  if (!percent_decode(target.substr(0, query), request_.path)) {
-    return fail(400, "the request path holds a broken %-escape");
-  }
+  if (!well_formed) return fail(400, "the request path holds a broken %-escape");
   return true;
 }
 

@@ -20,6 +20,26 @@ namespace {
 
 using boost::system::error_code;
 
+// Bound and listening.
+Result<std::unique_ptr<Tcp::acceptor>> open_acceptor(asio::io_context& io, const std::string& address) {
+  OAR_ASSIGN(const api::HostPort where, api::split_address(address, "http"));
+  error_code ec;
+  Tcp::resolver resolver(io);
+  const auto found = resolver.resolve(where.host, std::to_string(where.port),
+                                      Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
+  if (ec || found.empty()) {
+    return invalid_argument(cat("cannot resolve listening address '", address, "': ", ec.message()), "http");
+  }
+  const Tcp::endpoint endpoint = *found.begin();
+  auto acceptor = std::make_unique<Tcp::acceptor>(io);
+  acceptor->open(endpoint.protocol(), ec);
+  if (!ec) acceptor->set_option(Tcp::acceptor::reuse_address(true), ec);
+  if (!ec) acceptor->bind(endpoint, ec);
+  if (!ec) acceptor->listen(asio::socket_base::max_listen_connections, ec);
+  if (ec) return unavailable(cat("cannot listen on ", address, ": ", ec.message(), "; choose another port"));
+  return acceptor;
+}
+
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(HttpServerOptions options, Router router) : host_(std::make_shared<ConnectionHost>()) {
@@ -76,24 +96,11 @@ class HttpServerImpl final : public HttpServer {
 
 Status HttpServerImpl::listen() {
   const std::string& address = host_->options.address;
-  OAR_ASSIGN(const api::HostPort where, api::split_address(address, "http"));
   asio::io_context& io = *host_->contexts[0];
+  OAR_ASSIGN(acceptor_, open_acceptor(io, address));
   error_code ec;
-  Tcp::resolver resolver(io);
-  const auto found = resolver.resolve(where.host, std::to_string(where.port),
-                                      Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
-  if (ec || found.empty()) {
-    return invalid_argument(cat("cannot resolve listening address '", address, "': ", ec.message()), "http");
-  }
-  const Tcp::endpoint endpoint = *found.begin();
-  acceptor_ = std::make_unique<Tcp::acceptor>(io);
-  acceptor_->open(endpoint.protocol(), ec);
-  if (!ec) acceptor_->set_option(Tcp::acceptor::reuse_address(true), ec);
-  if (!ec) acceptor_->bind(endpoint, ec);
-  if (!ec) acceptor_->listen(asio::socket_base::max_listen_connections, ec);
-  if (ec) return unavailable(cat("cannot listen on ", address, ": ", ec.message(), "; choose another port"));
   port_ = acceptor_->local_endpoint(ec).port();
-  host_->loopback = endpoint.address().is_loopback();
+  host_->loopback = acceptor_->local_endpoint(ec).address().is_loopback();
   retry_ = std::make_unique<asio::steady_timer>(io);
   accept();
   for (auto& context : host_->contexts) {
@@ -247,6 +254,17 @@ bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
 }
 
 }  // namespace
+
+Status check_addresses(const std::vector<std::string>& addresses) {
+  asio::io_context io;
+  std::vector<std::unique_ptr<Tcp::acceptor>> open;
+  for (const std::string& address : addresses) {
+    if (address.empty() || address.starts_with("unix:")) continue;
+    OAR_ASSIGN(auto acceptor, open_acceptor(io, address));
+    open.push_back(std::move(acceptor));
+  }
+  return ok_status();
+}
 
 Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerOptions options, Router router) {
   if (!options.error_response) {

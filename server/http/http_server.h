@@ -59,6 +59,9 @@ struct HttpServerOptions {
       on_complete;
 };
 
+// Whether a server could listen on all of them (host:port) at this moment; empty ones are none.
+Status check_addresses(const std::vector<std::string>& addresses);
+
 class HttpServer {
  public:
   // Binds, listens and starts the threads. UNAVAILABLE names the address that could not be had.

@@ -1,5 +1,5 @@
-// The Open Inference Protocol over REST: server and model metadata, readiness, and for language models
-// generate and generate_stream. Tensors (infer) are tensor_routes.cc's.
+// The Open Inference Protocol over REST: what there is to ask about the server and its models, and for
+// language models generate and generate_stream. Tensors (infer) are tensor_routes.cc's.
 #include "engine/base/format.h"
 #include "server/api/json_writer.h"
 #include "server/api/oip_request.h"
@@ -60,7 +60,10 @@ struct Answer {
 
 Status start_generation(const Services& services, const Request& request, bool stream,
                         const WriterPtr& writer) {
-  OAR_ASSIGN(const ModelHandle* model, services.frontend->find(request.params[0]));
+  OAR_ASSIGN(const api::ServedModel served, services.models->find(request.params[0], version_in(request)));
+  const ModelHandle* model = served.language;
+  if (model == nullptr)
+    return unimplemented(cat("the model ", request.params[0], " takes tensors: POST to infer"));
   OAR_ASSIGN(const api::RequestContext context, context_of(request));
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(const api::OipTextRequest parsed, api::parse_generate_body(body, stream));
@@ -89,40 +92,29 @@ Handler generate(const Services& services, bool stream) {
   };
 }
 
-// Metadata and readiness of either kind of model.
-void metadata(const Services& services, Request&& request, const WriterPtr& writer) {
-  const std::string& name = request.params[0];
-  const std::string version = request.params.size() > 1 ? request.params[1] : std::string();
-  if (!services.tensors->has(name)) {
-    const Result<const ModelHandle*> model = services.frontend->find(name);
-    return writer->send(model.ok() ? json_answer(api::metadata_json(**model))
-                                   : error_answer(request.path, model.status()));
-  }
-  const Result<api::TensorModelPtr> model = services.tensors->find(name, version);
-  writer->send(model.ok() ? json_answer(api::metadata_json(
-                                (*model)->config, api::versions_of(services.tensors->loaded(), name)))
-                          : error_answer(request.path, model.status()));
-}
-
-void readiness(const Services& services, Request&& request, const WriterPtr& writer) {
-  const std::string& name = request.params[0];
-  const std::string version = request.params.size() > 1 ? request.params[1] : std::string();
-  Status status;
-  bool ready = services.frontend->accepting();
-  if (services.tensors->has(name)) {
-    status = services.tensors->find(name, version).status();
-    if (status.code() == StatusCode::kUnavailable) ready = false, status = ok_status();
-  } else {
-    const Result<const ModelHandle*> model = services.frontend->find(name);
-    status = model.status();
-    if (model.ok()) ready = ready && api::Frontend::ready(**model);
-  }
-  writer->send(status.ok() ? Response{ready ? 200 : 503, "", {}, ""} : error_answer(request.path, status));
+// What there is to ask about a model of either kind, written by `write`.
+template <class Ask, class Write>
+Handler about(Ask ask, Write write) {
+  return [ask, write](Request&& request, WriterPtr writer) {
+    const auto answer = ask(request.params[0], version_in(request));
+    writer->send(answer.ok() ? write(*answer) : error_answer(request.path, answer.status()));
+  };
 }
 
 }  // namespace
 
+std::string version_in(const Request& request) {
+  return request.params.size() > 1 ? request.params[1] : std::string();
+}
+
 void add_oip_routes(Router& router, const Services& services) {
+  // Before the patterns that would take "stats" for a model's name.
+  router.add("GET", "/v2/models/stats", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(api::statistics_json(*services.models->statistics({}, {}))));
+  });
+  router.add("POST", "/v2/repository/index", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(api::index_json(services.models->index())));
+  });
   router.add("GET", "/v2", [](Request&&, WriterPtr writer) {
     std::string out;
     api::JsonWriter w(out);
@@ -141,12 +133,21 @@ void add_oip_routes(Router& router, const Services& services) {
     writer->send(json_answer(std::move(out)));
   });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
-    router.add("GET", model, [&services](Request&& request, WriterPtr writer) {
-      metadata(services, std::move(request), writer);
-    });
-    router.add("GET", model + "/ready", [&services](Request&& request, WriterPtr writer) {
-      readiness(services, std::move(request), writer);
-    });
+    const auto asks = [&services](auto method) {
+      return [&services, method](const std::string& name, const std::string& version) {
+        return (services.models->*method)(name, version);
+      };
+    };
+    const auto as_json = [](auto write) {
+      return [write](const auto& answer) { return json_answer(write(answer)); };
+    };
+    router.add("GET", model, about(asks(&api::ServedModels::metadata), as_json(api::metadata_json)));
+    router.add("GET", model + "/ready", about(asks(&api::ServedModels::ready), [](bool ready) {
+                 return Response{ready ? 200 : 503, "", {}, ""};
+               }));
+    router.add("GET", model + "/config", about(asks(&api::ServedModels::config), as_json(api::config_json)));
+    router.add("GET", model + "/stats",
+               about(asks(&api::ServedModels::statistics), as_json(api::statistics_json)));
     router.add("POST", model + "/generate", generate(services, false));
     router.add("POST", model + "/generate_stream", generate(services, true));
   }

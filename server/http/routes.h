@@ -8,7 +8,7 @@
 
 #include "server/api/auth.h"
 #include "server/api/frontend.h"
-#include "server/api/tensor_model.h"
+#include "server/api/served_models.h"
 #include "server/api/worker_pool.h"
 #include "server/http/http_server.h"
 
@@ -18,6 +18,7 @@ namespace oar::http {
 struct Services {
   api::Frontend* frontend = nullptr;      // language models
   api::TensorCatalog* tensors = nullptr;  // ordinary models
+  api::ServedModels* models = nullptr;    // both kinds, described
   api::WorkerPool* workers = nullptr;
   api::WorkerPool* loaders = nullptr;    // load models: seconds
   std::function<std::string()> metrics;  // Prometheus text
@@ -44,6 +45,8 @@ Response error_response(const Request* request, int status, const std::string& m
 // An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2.
 Response error_answer(std::string_view path, const Status& status);
 Response json_answer(std::string body);
+// The version that the path names; empty: none.
+std::string version_in(const Request& request);
 // Deadline and request id from the headers.
 Result<api::RequestContext> context_of(const Request& request);
 

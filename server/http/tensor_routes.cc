@@ -1,6 +1,4 @@
-// The Open Inference Protocol over REST, for ordinary models: infer, and what there is to ask about a model.
-// Where a path may mean either kind of model, the handlers here decide and pass language models on
-// (oip_routes.cc).
+// The Open Inference Protocol over REST, for ordinary models: infer, load and unload.
 #include <charconv>
 
 #include "engine/base/format.h"
@@ -11,10 +9,6 @@ namespace oar::http {
 namespace {
 
 using WriterPtr = std::shared_ptr<ResponseWriter>;
-
-std::string version_in(const Request& request) {
-  return request.params.size() > 1 ? request.params[1] : std::string();
-}
 
 Result<std::optional<size_t>> json_length(const Request& request) {
   const std::string_view text = trim(request.header("Inference-Header-Content-Length"));
@@ -43,14 +37,13 @@ Response infer_answer(const api::TensorModelConfig& config, const api::JsonInfer
 
 Status start_infer(const Services& services, const std::shared_ptr<Request>& request,
                    const WriterPtr& writer) {
-  if (!services.tensors->has(request->params[0])) {
-    OAR_RETURN_IF_ERROR(services.frontend->find(request->params[0]).status());
+  OAR_ASSIGN(const api::ServedModel served, services.models->find(request->params[0], version_in(*request)));
+  const api::TensorModelPtr model = served.tensor;
+  if (model == nullptr) {
     return unimplemented(
         cat("the language model ", request->params[0],
             " takes text: POST to generate or generate_stream, or use ModelInfer over gRPC"));
   }
-  OAR_ASSIGN(const api::TensorModelPtr model,
-             services.tensors->find(request->params[0], version_in(*request)));
   if (!services.frontend->accepting())
     return unavailable("the server is shutting down; send the request to another one");
   OAR_ASSIGN(const api::RequestContext context, context_of(*request));
@@ -63,6 +56,7 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   OAR_ASSIGN(InferJob job, api::make_job(model->config, std::move(parsed.inputs)));
   parsed.inputs.clear();
   job.deadline = api::queue_deadline(model->config, context.deadline, parsed.timeout_us);
+  job.end_by = context.deadline;
   auto answer = [model, writer, parsed = std::move(parsed),
                  wanted = std::move(wanted)](const Result<std::vector<Datum>>& results) {
     writer->send(infer_answer(model->config, parsed, results, wanted));
@@ -111,18 +105,6 @@ Result<std::string> load_config(const Request& request) {
 }  // namespace
 
 void add_tensor_routes(Router& router, const Services& services) {
-  router.add("GET", "/v2/models/stats", [&services](Request&&, WriterPtr writer) {
-    writer->send(json_answer(api::statistics_json(services.tensors->loaded())));
-  });
-  router.add("POST", "/v2/repository/index", [&services](Request&&, WriterPtr writer) {
-    std::vector<api::ModelIndexEntry> all;
-    for (const ModelHandle& m : services.frontend->models()) {
-      const bool ready = api::Frontend::ready(m);
-      all.push_back({m.name, "1", ready ? "READY" : "UNAVAILABLE", ready ? "" : "the engine is not ready"});
-    }
-    for (api::ModelIndexEntry& e : services.tensors->index()) all.push_back(std::move(e));
-    writer->send(json_answer(api::index_json(all)));
-  });
   const auto control = [&](const char* path, auto work) {
     router.add("POST", path,
                on_worker(services.loaders,
@@ -147,17 +129,6 @@ void add_tensor_routes(Router& router, const Services& services) {
                          [&services](const std::shared_ptr<Request>& request, const WriterPtr& writer) {
                            return start_infer(services, request, writer);
                          }));
-    const auto about = [&services](auto answer) {
-      return [&services, answer](Request&& request, WriterPtr writer) {
-        const Result<api::TensorModelPtr> found =
-            services.tensors->find(request.params[0], version_in(request));
-        writer->send(found.ok() ? json_answer(answer(*found)) : error_answer(request.path, found.status()));
-      };
-    };
-    router.add("GET", model + "/config",
-               about([](const api::TensorModelPtr& m) { return api::config_json(m->config); }));
-    router.add("GET", model + "/stats",
-               about([](const api::TensorModelPtr& m) { return api::statistics_json({m}); }));
   }
 }
 

@@ -65,8 +65,8 @@ class ModelMetrics final : public api::GenerationObserver {
   }
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
-  void on_finish(const SequenceStats& s, FinishReason reason, const api::GenerationParams& params) override;
-  RequestTotals totals() const {
+  void on_finish(const api::PromptOutcome& outcome, const api::GenerationParams& params) override;
+  api::RequestTotals totals() const {
     std::lock_guard lock(mutex_);
     return totals_;
   }
@@ -84,13 +84,12 @@ class ModelMetrics final : public api::GenerationObserver {
       make("vllm:time_to_first_token_seconds", "Seconds from submission to the first token.", kFirstToken);
   prometheus::Histogram& inter_token_ =
       make("vllm:inter_token_latency_seconds", "Seconds between consecutive tokens of a choice.", kPerToken);
-  prometheus::Histogram& per_output_token_ =
-      make("vllm:request_time_per_output_token_seconds",
-           "Mean seconds per token after the first, per choice.", kPerToken);
-  prometheus::Histogram& e2e_ =
-      make("vllm:e2e_request_latency_seconds", "Seconds from submission to the end of a choice.", kLatency);
+  prometheus::Histogram& per_output_token_ = make("vllm:request_time_per_output_token_seconds",
+                                                  "Mean seconds per token after the first.", kPerToken);
+  prometheus::Histogram& e2e_ = make("vllm:e2e_request_latency_seconds",
+                                     "Seconds from submission to the end of the last choice.", kLatency);
   prometheus::Histogram& queue_ =
-      make("vllm:request_queue_time_seconds", "Seconds a choice waited before it was scheduled.", kLatency);
+      make("vllm:request_queue_time_seconds", "Seconds a request waited before it was scheduled.", kLatency);
   prometheus::Histogram& prefill_ =
       make("vllm:request_prefill_time_seconds", "Seconds from being scheduled to the first token.", kLatency);
   prometheus::Histogram& decode_ =
@@ -98,9 +97,9 @@ class ModelMetrics final : public api::GenerationObserver {
   prometheus::Histogram& inference_ =
       make("vllm:request_inference_time_seconds", "Seconds from being scheduled to the end.", kLatency);
   prometheus::Histogram& prompt_tokens_ =
-      make("vllm:request_prompt_tokens", "Prompt tokens of a choice.", kTokens);
+      make("vllm:request_prompt_tokens", "Prompt tokens of a request.", kTokens);
   prometheus::Histogram& generation_tokens_ =
-      make("vllm:request_generation_tokens", "Tokens generated for a choice.", kTokens);
+      make("vllm:request_generation_tokens", "Tokens generated for a request, all choices.", kTokens);
   prometheus::Histogram& max_generation_tokens_ =
       make("vllm:request_max_num_generation_tokens", "Tokens a choice was allowed to generate.", kTokens);
   prometheus::Histogram& params_n_ = make("vllm:request_params_n", "Choices asked for.", kChoices);
@@ -112,28 +111,26 @@ class ModelMetrics final : public api::GenerationObserver {
       make("oar_step_duration_seconds", "Seconds of one engine step.", kStep);
 
   mutable std::mutex mutex_;
-  RequestTotals totals_;  // guarded by mutex_
+  api::RequestTotals totals_;  // guarded by mutex_
 };
 
-void ModelMetrics::on_finish(const SequenceStats& s, FinishReason reason,
-                             const api::GenerationParams& params) {
+void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::GenerationParams& params) {
+  const SequenceStats& s = outcome.stats;
   const double total = seconds_between(s.submitted, s.finished);
   const double queue = seconds_between(s.submitted, s.scheduled);
-  count(s, reason, total, queue);
-  if (reason != FinishReason::kStop && reason != FinishReason::kLength) return;
-  const double decode = seconds_between(s.first_token, s.finished);
+  count(s, outcome.finish, total, queue);
+  if (outcome.finish != FinishReason::kStop && outcome.finish != FinishReason::kLength) return;
   e2e_.Observe(total);
   queue_.Observe(queue);
   prefill_.Observe(seconds_between(s.scheduled, s.first_token));
-  decode_.Observe(decode);
+  decode_.Observe(seconds_between(s.first_token, s.finished));
   inference_.Observe(seconds_between(s.scheduled, s.finished));
   prompt_tokens_.Observe(static_cast<double>(s.prompt_tokens));
   generation_tokens_.Observe(static_cast<double>(s.completion_tokens));
   max_generation_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
   params_n_.Observe(params.n);
   if (params.max_tokens_given) params_max_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
-  if (s.completion_tokens > 1)
-    per_output_token_.Observe(decode / static_cast<double>(s.completion_tokens - 1));
+  if (outcome.seconds_per_token > 0) per_output_token_.Observe(outcome.seconds_per_token);
 }
 
 void ModelMetrics::count(const SequenceStats& s, FinishReason reason, double total, double queue) {
@@ -318,7 +315,7 @@ Metrics::Metrics(const std::vector<ModelHandle>& models) : impl_(std::make_uniqu
 Metrics::~Metrics() = default;
 
 api::GenerationObserver* Metrics::observer(size_t model) { return impl_->per_model[model].get(); }
-RequestTotals Metrics::totals(size_t model) const { return impl_->per_model[model]->totals(); }
+api::RequestTotals Metrics::totals(size_t model) const { return impl_->per_model[model]->totals(); }
 
 void Metrics::on_http_request(const std::string& route, const std::string& method, int status,
                               double seconds) {

@@ -16,13 +16,6 @@
 
 namespace oar {
 
-// Sums over a model's finished choices, for protocols that report statistics themselves.
-struct RequestTotals {
-  uint64_t success = 0, failure = 0;  // counts
-  uint64_t success_ns = 0, failure_ns = 0, queue_ns = 0, compute_ns = 0;
-  uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
-};
-
 // Thread-safe throughout.
 class Metrics {
  public:
@@ -32,7 +25,7 @@ class Metrics {
 
   // The observer to put into a model's GenerationSpecs; lives as long as this.
   api::GenerationObserver* observer(size_t model);
-  RequestTotals totals(size_t model) const;
+  api::RequestTotals totals(size_t model) const;
 
   void on_http_request(const std::string& route, const std::string& method, int status, double seconds);
   void on_grpc_request(const std::string& method, int code, double seconds);

@@ -39,6 +39,18 @@ std::vector<int32_t> count_from(int32_t first, int32_t n) {
 
 }  // namespace
 
+TEST_CASE("statistics are kept by group", "[blocks]") {
+  Pool p({{0, 1, 16}, {kPage, 1, 8}});
+  BlockTables a = p.fresh();
+  p.compute(a, count_from(0, 2 * kPage));
+  CHECK(p.m.stats(0).total == 16);
+  CHECK(p.m.stats(0).used == 2);
+  CHECK(p.m.stats(1).total == 8);
+  CHECK(p.m.stats().total == 24);
+  CHECK(p.m.stats().used == p.m.stats(0).used + p.m.stats(1).used);
+  p.expect({&a});
+}
+
 TEST_CASE("a full page is found again, an open one is not", "[blocks]") {
   Pool p({{0, 1, 16}});
   BlockTables a = p.fresh();

@@ -387,7 +387,7 @@ TEST_CASE("what cannot be served is refused at submit", "[engine]") {
   f.wait_ready();
   auto sink = std::make_shared<CollectSink>();
   const auto code = [&](Request r) { return f.engine->submit(std::move(r)).status().code(); };
-  CHECK(code(make_request(sink, prompt_of(1, 80), 5)) == StatusCode::kResourceExhausted);
+  CHECK(code(make_request(sink, prompt_of(1, 80), 5)) == StatusCode::kOutOfRange);
   CHECK(code(make_request(sink, prompt_of(1, 256), 5)) == StatusCode::kInvalidArgument);
   CHECK(code(make_request(nullptr, {1}, 5)) == StatusCode::kInvalidArgument);
   f.control->stall_ms = 20;

@@ -39,12 +39,15 @@ TEST_CASE("keys come from the command line and from a file") {
   CHECK(ApiKeys::load("", path).status().message().find(":1 is no key") != std::string::npos);
 }
 
-TEST_CASE("a changed file counts, a broken one does not") {
+TEST_CASE("a changed file counts, a broken one does not, an empty one revokes") {
   const std::string path = temp_dir() + "/rotating";
   write(path, "old\n");
-  int errors = 0;
+  int errors = 0, warnings = 0;
   oar::Logger log;
-  log.callback = [&](oar::LogLevel level, std::string_view) { errors += level == oar::LogLevel::kError; };
+  log.callback = [&](oar::LogLevel level, std::string_view) {
+    errors += level == oar::LogLevel::kError;
+    warnings += level == oar::LogLevel::kWarning;
+  };
   auto keys = ApiKeys::load("", path, log);
   REQUIRE_OK(keys);
   const auto later = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1050)); };
@@ -55,10 +58,28 @@ TEST_CASE("a changed file counts, a broken one does not") {
   write(path, "new\n");
   later();
   CHECK(!(*keys)->accepts("old"));
-  write(path, "");
+  write(path, "two words\n");
   later();
   CHECK((*keys)->accepts("new"));
   CHECK(errors == 1);
+  write(path, "# all of them left\n");
+  later();
+  for (const char* key : {"new", "old", ""}) {
+    CHECK(!(*keys)->accepts(key));
+    CHECK(!(*keys)->accepts_bearer(std::string("Bearer ") + key));
+  }
+  CHECK(warnings == 1);
+  write(path, "again\n");
+  later();
+  CHECK((*keys)->accepts("again"));
+
+  auto both = ApiKeys::load("own", path, log);
+  REQUIRE_OK(both);
+  write(path, "");
+  later();
+  CHECK(!(*both)->accepts("again"));
+  CHECK((*both)->accepts("own"));
+  CHECK(warnings == 2);
 }
 
 TEST_CASE("a server with a key file") {

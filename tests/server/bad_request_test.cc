@@ -226,7 +226,7 @@ TEST_CASE("JSON that is none, or too much") {
   no(R"({"prompt":"a","deep":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}", "64");
   CHECK(t.engine.submitted() == 0);
 
-  // Odd but right: escapes, duplicate keys (the last counts), many unknown keys, NUL as an escape.
+  // Odd but right: escapes, duplicate keys (the last counts), many keys that say nothing, NUL as an escape.
   const auto yes = [&](const std::string& body) {
     INFO(body.substr(0, 100));
     REQUIRE(c.send(make_request("POST", "/v1/completions", body)));
@@ -235,10 +235,34 @@ TEST_CASE("JSON that is none, or too much") {
   yes(R"({"prompt":"x","prompt":"\u0041\ud83d\ude00\u0000"})");
   CHECK(t.engine.last_request().prompt == std::vector<int32_t>{'A', 0xF0, 0x9F, 0x98, 0x80, 0});
   std::string many = R"({"prompt":"a")";
-  for (int i = 0; i < 100'000; ++i) many += ",\"unknown" + std::to_string(i) + "\":0";
+  for (int i = 0; i < 100'000; ++i) many += ",\"unknown" + std::to_string(i) + "\":null";
   yes(many + "}");
   yes(R"({"prompt":"a","user":"me","metadata":{"x":1},"store":false,"temperature":null,"logit_bias":{},"stop":null})");
   yes(R"({"prompt":"a","seed":-9223372036854775808,"top_k":-1,"max_tokens":16.0})");
+}
+
+TEST_CASE("error codes that clients look for") {
+  TestServer t;
+  const auto error = [&](const char* method, const char* path, const std::string& body, int status) {
+    const HttpReply r = http(t.http(), method, path, body);
+    INFO(r.body);
+    CHECK(r.status == status);
+    return parse(r.body).at("error");
+  };
+  for (const auto& e : {error("POST", "/v1/completions", R"({"prompt":"x","model":"other"})", 404),
+                        error("GET", "/v1/models/other", "", 404)}) {
+    CHECK(e.at("code") == "model_not_found");
+    CHECK(e.at("type") == "invalid_request_error");
+    CHECK(e.at("param") == "model");
+  }
+  CHECK(error("GET", "/v1/nothing", "", 404).at("code") == "not_found");
+  const std::string long_text(600, 'a');
+  for (const auto& e : {error("POST", "/v1/completions", R"({"prompt":")" + long_text + "\"}", 400),
+                        error("POST", "/v1/chat/completions",
+                              R"({"messages":[{"role":"user","content":")" + long_text + "\"}]}", 400)}) {
+    CHECK(e.at("code") == "context_length_exceeded");
+    CHECK(e.at("type") == "invalid_request_error");
+  }
 }
 
 TEST_CASE("the engine's refusals keep their meaning") {

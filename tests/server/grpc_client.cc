@@ -12,11 +12,12 @@ std::shared_ptr<grpc::Channel> channel_to(int port) {
                                    arguments);
 }
 
-std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method,
-                                              const std::string& message) {
+std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method, const std::string& message,
+                                              const std::string& authorization) {
   grpc::GenericStub stub(channel_to(port));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
   grpc::CompletionQueue queue;
   const grpc::Slice slice(message);
   const grpc::ByteBuffer request(&slice, 1);

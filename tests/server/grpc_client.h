@@ -15,8 +15,8 @@ namespace oar_test {
 
 std::shared_ptr<grpc::Channel> channel_to(int port);
 // Sends `message` to a unary method and returns the answer's bytes; also fits a stream that answers once.
-std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method,
-                                              const std::string& message);
+std::pair<grpc::Status, std::string> raw_call(int port, const std::string& method, const std::string& message,
+                                              const std::string& authorization = {});
 
 // A request for the fake model with text_input as contents.
 inference::ModelInferRequest text_request(const std::string& text,

@@ -107,6 +107,74 @@ TEST_CASE("Open Inference: server and model facts") {
   }
 }
 
+TEST_CASE("REST and gRPC say the same of a language model") {
+  TestServer t;
+  const auto stub = infer_stub(t.grpc());
+  CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","n":3})").status == 200);
+  const auto get = [&](const std::string& path) {
+    const HttpReply r = http(t.http(), "GET", "/v2/models/" + path);
+    INFO(path << " " << r.body);
+    REQUIRE(r.status == 200);
+    return parse(r.body);
+  };
+  const auto text = [](const oar::json::value& v) { return std::string(v.as_string()); };
+  {
+    grpc::ClientContext c;
+    inference::ModelMetadataRequest q;
+    inference::ModelMetadataResponse r;
+    q.set_name("fake");
+    REQUIRE(stub->ModelMetadata(&c, q, &r).ok());
+    const auto rest = get("fake");
+    CHECK(text(rest.at("platform")) == r.platform());
+    CHECK(text(rest.at("versions").at(0)) == r.versions(0));
+    REQUIRE(static_cast<int>(rest.at("inputs").as_array().size()) == r.inputs_size());
+    for (int i = 0; i < r.inputs_size(); ++i) {
+      const auto& input = rest.at("inputs").as_array()[static_cast<size_t>(i)];
+      CHECK(text(input.at("name")) == r.inputs(i).name());
+      CHECK(text(input.at("datatype")) == r.inputs(i).datatype());
+    }
+    CHECK(text(rest.at("properties").at("max_context")) == r.properties().at("max_context"));
+  }
+  {
+    grpc::ClientContext c;
+    inference::ModelConfigRequest q;
+    inference::ModelConfigResponse r;
+    q.set_name("fake");
+    REQUIRE(stub->ModelConfig(&c, q, &r).ok());
+    for (const char* path : {"fake/config", "fake/versions/1/config"}) {
+      const auto rest = get(path);
+      CHECK(rest.at("model_transaction_policy").at("decoupled") == true);
+      CHECK(rest.at("input").at(1).at("optional") == r.config().input(1).optional());
+      CHECK(text(rest.at("input").at(0).at("data_type")) == "TYPE_STRING");
+      CHECK(r.config().input(0).data_type() == inference::TYPE_STRING);
+      CHECK(text(rest.at("backend")) == r.config().backend());
+    }
+  }
+  {
+    grpc::ClientContext c;
+    inference::ModelStatisticsResponse r;
+    REQUIRE(stub->ModelStatistics(&c, {}, &r).ok());
+    REQUIRE(r.model_stats_size() == 1);
+    CHECK(r.model_stats(0).inference_count() == 1);  // a request, whatever its choices
+    for (const char* path : {"fake/stats", "fake/versions/1/stats", "stats"}) {
+      const auto rest = get(path).at("model_stats").at(0);
+      CHECK(text(rest.at("name")) == "fake");
+      CHECK(rest.at("inference_count") == 1);
+      CHECK(rest.at("inference_stats").at("success").at("ns").to_number<uint64_t>() ==
+            r.model_stats(0).inference_stats().success().ns());
+    }
+  }
+  for (const char* path : {"fake/versions/2", "fake/versions/2/config", "fake/versions/2/stats",
+                           "fake/versions/2/ready", "other", "other/config", "other/stats"}) {
+    INFO(path);
+    const HttpReply r = http(t.http(), "GET", std::string("/v2/models/") + path);
+    CHECK(r.status == 404);
+    CHECK(parse(r.body).at("error").is_string());
+  }
+  CHECK(http(t.http(), "POST", "/v2/models/fake/versions/2/generate", R"({"text_input":"x"})").status == 404);
+  CHECK(http(t.http(), "GET", "/v2/models/fake/versions/1/ready").status == 200);
+}
+
 TEST_CASE("ModelInfer: text in, text out") {
   TestServer t;
   const auto stub = infer_stub(t.grpc());
@@ -128,7 +196,7 @@ TEST_CASE("ModelInfer: text in, text out") {
   raw.add_raw_input_contents(std::string(1, '\1'));
   (*raw.mutable_parameters())["max_tokens"].set_int64_param(8);
   (*raw.mutable_parameters())["temperature"].set_double_param(0.5);
-  (*raw.mutable_parameters())["priority"].set_uint64_param(1);
+  (*raw.mutable_parameters())["priority"].set_uint64_param(0);
   raw.add_outputs()->set_name("text_output");
   response.Clear();
   REQUIRE(infer(*stub, raw, response).ok());
@@ -228,7 +296,7 @@ TEST_CASE("ModelInfer refuses what the protocol forbids, naming the input") {
   no(text_request("a", R"({"temperature":-1})"), "temperature");
   no(text_request("a", R"({"n":2})"), "n must be 1");
   no(text_request(""), "no tokens");
-  no(text_request(std::string(600, 'a')), "512");
+  no(text_request(std::string(600, 'a')), "512", grpc::StatusCode::OUT_OF_RANGE);
   r = text_request("a");
   (*r.mutable_parameters())["max_tokens"].set_string_param("many");
   no(r, "max_tokens");
@@ -245,6 +313,17 @@ TEST_CASE("garbage and oversized messages") {
   TestServer t({}, o);
   const std::string method = "/inference.GRPCInferenceService/ModelInfer";
   std::string noise;
+  const auto says_so = [](const grpc::Status& s) {
+    CHECK(s.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(s.error_message().find("no valid protobuf message") != std::string::npos);
+  };
+  for (const char* name :
+       {"/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ModelStreamInfer", "/oar.v1.Generation/Generate",
+        "/oar.v1.Generation/Tokenize", "/oar.v1.Encoding/Rerank"}) {
+    INFO(name);
+    says_so(raw_call(t.grpc(), name, "\xff\xff\xff\xff").first);
+  }
   uint32_t x = 1;
   for (int i = 0; i < 200; ++i) {
     noise.clear();
@@ -517,8 +596,15 @@ TEST_CASE("health follows the engine, reflection lists the services, keys are as
   CHECK(health == not_serving);
   t.engine.set_health(oar::EngineHealth::kReady);
 
-  const auto [reflected, list] = raw_call(
-      t.grpc(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\0", 2));
+  const std::string reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::string list_services("\x3a\0", 2);
+  for (const char* wrong : {"", "Bearer secreT"}) {
+    const auto [refused, nothing] = raw_call(t.grpc(), reflection, list_services, wrong);
+    CHECK(refused.error_code() == grpc::StatusCode::UNAUTHENTICATED);
+    CHECK(refused.error_message().find("API key") != std::string::npos);
+    CHECK(nothing.find("Generation") == std::string::npos);
+  }
+  const auto [reflected, list] = raw_call(t.grpc(), reflection, list_services, "Bearer secret");
   REQUIRE(reflected.ok());
   CHECK(list.find("inference.GRPCInferenceService") != std::string::npos);
   CHECK(list.find("oar.v1.Generation") != std::string::npos);

@@ -108,11 +108,23 @@ TEST_CASE("an address that cannot be had is an error, not a crash") {
     const auto failed = oar::Server::start(o, {fake_model(engine)});
     REQUIRE_FALSE(failed.ok());
     CHECK(failed.status().message().find(address) != std::string::npos);
+    CHECK(oar::Server::check(o).message() == failed.status().message());
   }
   oar::ServerOptions o;
   o.http_address.clear();
   o.grpc_address = "127.0.0.1:" + std::to_string(t.grpc());
   CHECK_FALSE(oar::Server::start(o, {fake_model(engine)}).ok());
+  CHECK_FALSE(oar::Server::check(o).ok());
+  o.grpc_address = o.http_address = "127.0.0.1:0";
+  CHECK(oar::Server::check(o).ok());
+  o.tls.certificate = "/nowhere/server.crt";
+  o.tls.key = "/nowhere/server.key";
+  CHECK(oar::Server::check(o).message().find("/nowhere/server.crt") != std::string::npos);
+  o.tls = {};
+  o.api_key_file = "/nowhere/keys";
+  CHECK(oar::Server::check(o).message().find("/nowhere/keys") != std::string::npos);
+  o.api_key_file.clear();
+  o.http_address.clear();
   o.grpc_address.clear();
   CHECK_FALSE(oar::Server::start(o, {}).ok());
 }
@@ -160,18 +172,20 @@ TEST_CASE("metrics: vLLM's names and ours, and they count") {
   CHECK(metric(m, "vllm:prompt_tokens_total", {l}) == 14);
   CHECK(metric(m, "vllm:generation_tokens_total", {l}) == 3 * 5 + 2 * 16);
   CHECK(metric(m, "vllm:request_success_total", {l, R"(finished_reason="length")"}) == 5);
-  CHECK(metric(m, "vllm:time_to_first_token_seconds_count", {l}) == 5);
+  CHECK(metric(m, "vllm:time_to_first_token_seconds_count", {l}) == 4);
   CHECK(metric(m, "vllm:inter_token_latency_seconds_count", {l}) == 3 * 4 + 2 * 15);
   CHECK(metric(m, "vllm:time_per_output_token_seconds_count", {l}) == 3 * 4 + 2 * 15);
-  CHECK(metric(m, "vllm:request_prompt_tokens_sum", {l}) == 3 * 4 + 2 * 2);
+  CHECK(metric(m, "vllm:request_prompt_tokens_sum", {l}) == 3 * 4 + 2);
   CHECK(metric(m, "vllm:request_generation_tokens_sum", {l}) == 3 * 5 + 2 * 16);
   CHECK(metric(m, "vllm:request_params_max_tokens_count", {l}) == 3);
+  CHECK(metric(m, "vllm:request_params_n_sum", {l}) == 3 * 1 + 2);
   for (const char* name :
        {"vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds",
         "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds",
         "vllm:request_inference_time_seconds", "vllm:request_params_n",
-        "vllm:request_max_num_generation_tokens", "vllm:request_time_per_output_token_seconds"}) {
-    CHECK(metric(m, std::string(name) + "_count", {l}) == 5);
+        "vllm:request_max_num_generation_tokens", "vllm:request_time_per_output_token_seconds",
+        "vllm:request_prompt_tokens", "vllm:request_generation_tokens"}) {
+    CHECK(metric(m, std::string(name) + "_count", {l}) == 4);  // a request counts once, whatever its n
   }
   CHECK(metric(m, "vllm:iteration_tokens_total_count", {l}) > 0);
   for (const char* name :

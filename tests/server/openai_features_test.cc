@@ -67,8 +67,10 @@ TEST_CASE("completions: log-probabilities, echo and offsets, the same streamed a
   CHECK(l.at("token_logprobs").at(1).to_number<double>() == Approx(-0.01 * ('b' + 1)));
   CHECK(l.at("token_logprobs").at(2).to_number<double>() == Approx(-0.01 * ('x' + 1)));
   CHECK(l.at("top_logprobs").at(0).is_null());
-  CHECK(l.at("top_logprobs").at(2).as_object().size() == 2);
-  CHECK(serialize(l.at("text_offset")) == "[0,1,2,3,4,5]");
+  // The two likeliest, and the token that was sampled.
+  CHECK(l.at("top_logprobs").at(2).as_object().size() == 3);
+  CHECK(l.at("top_logprobs").at(2).at("x") == l.at("token_logprobs").at(2));
+  CHECK(serialize(l.at("text_offset")) == "[0,1,2,3,3,4]");
   CHECK(c.at("finish_reason") == "stop");
 
   const Streamed s = streamed(t, R"("logprobs":2,"echo":true)");
@@ -82,6 +84,41 @@ TEST_CASE("completions: log-probabilities, echo and offsets, the same streamed a
   CHECK(prompt_only.at("choices").at(0).at("finish_reason") == "length");
   CHECK(prompt_only.at("usage").at("completion_tokens") == 0);
   CHECK(complete(t, R"("max_tokens":2)").at("choices").at(0).at("logprobs").is_null());
+}
+
+TEST_CASE("text_offset counts what is in the text: no added BOS, no special token that is left out") {
+  // The byte tokenizer, which here puts <s> before every text.
+  oar::json::object with_bos = parse(byte_tokenizer_json(true)).as_object();
+  with_bos["post_processor"] = parse(
+      R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],)"
+      R"("pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],)"
+      R"("special_tokens":{"<s>":{"id":"<s>","ids":[256],"tokens":["<s>"]}}})");
+  auto tokenizer = oar::tokenizer_from_json(serialize(with_bos));
+  REQUIRE_OK(tokenizer);
+  FakeEngine engine(replying("xy"));
+  oar::ModelHandle model = fake_model(engine);
+  model.tokenizer = *tokenizer;
+  oar::ServerOptions o;
+  o.http_address = "127.0.0.1:0";
+  o.grpc_address.clear();
+  auto server = oar::Server::start(o, {model});
+  REQUIRE_OK(server);
+  const auto logprobs = [&](const std::string& fields) {
+    const HttpReply r = http((*server)->http_port(), "POST", "/v1/completions",
+                             R"({"logprobs":0,"echo":true,)" + fields + "}");
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    return parse(r.body).at("choices").at(0).at("logprobs");
+  };
+  const value text = logprobs(R"("prompt":"ab")");
+  CHECK(serialize(text.at("tokens")) == R"(["<s>","a","b","x","y"])");
+  CHECK(serialize(text.at("text_offset")) == "[0,0,1,2,3]");
+  // One that the caller wrote is in the echoed text.
+  CHECK(serialize(logprobs(R"("prompt":"<s>ab")").at("text_offset")) == "[0,0,3,4,5,6]");
+  // Of tokens the text leaves special ones out, unless told otherwise.
+  CHECK(serialize(logprobs(R"("prompt":[256,97,98])").at("text_offset")) == "[0,0,1,2,3]");
+  CHECK(serialize(logprobs(R"("prompt":[256,97],"skip_special_tokens":false)").at("text_offset")) ==
+        "[0,3,4,5]");
 }
 
 TEST_CASE("chat log-probabilities: the tokens' bytes are the text's") {

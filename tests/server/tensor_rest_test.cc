@@ -123,6 +123,20 @@ TEST_CASE("Tensors over REST: what is refused") {
   CHECK_THAT(refusal(post(t, "/v2/models/broken/infer", "{}"), 503), Contains("not loaded"));
   CHECK(post(t, "/v2/models/scale/infer", with(R"("datatype":"FP32","shape":[1,3],"data":[1,2,3])")).status ==
         200);
+  // Before a handler sees them as well: the dialect follows from the path.
+  for (const char* head :
+       {"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        "POST /v2/models/scale/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+        "GET /v2/models/scale%zz HTTP/1.1\r\nHost: x\r\n\r\n",
+        "PATCH /v2/models/scale HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /v2/nothing/at/all HTTP/1.1\r\nHost: localhost\r\n\r\n"}) {
+    INFO(head);
+    RawClient c(t.http());
+    REQUIRE(c.send(head));
+    const HttpReply r = c.read_reply();
+    CHECK(r.status >= 400);
+    CHECK(parse(r.body).at("error").is_string());
+  }
 }
 
 TEST_CASE("Tensors over REST: about models, and the repository") {
@@ -142,7 +156,8 @@ TEST_CASE("Tensors over REST: about models, and the repository") {
   REQUIRE(post(t, "/v2/models/scale/infer",
                R"({"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,6]}]})")
               .status == 200);
-  const auto stats = parse(get(t, "/v2/models/scale/stats").body).at("model_stats").at(0);
+  CHECK(parse(get(t, "/v2/models/scale/stats").body).at("model_stats").as_array().size() == 2);
+  const auto stats = parse(get(t, "/v2/models/scale/versions/3/stats").body).at("model_stats").at(0);
   CHECK(stats.at("inference_count").to_number<int>() == 2);
   CHECK(stats.at("execution_count").to_number<int>() == 1);
   CHECK(stats.at("batch_stats").at(0).at("batch_size").to_number<int>() == 2);

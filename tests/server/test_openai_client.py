@@ -136,10 +136,21 @@ class Chat(OpenAITest):
         options = {"temperature": 1.0, "seed": 1234, "max_tokens": 24}
         self.assertEqual(self.chat(**options).choices[0].message.content, self.chat(**options).choices[0].message.content)
 
-    def test_harmless_and_unknown_fields(self):
+    def test_harmless_and_neutral_fields(self):
         r = self.chat(user="somebody", metadata={"a": "b"}, store=False, top_p=1.0, presence_penalty=0, frequency_penalty=0,
-                      extra_body={"some_new_field": {"x": [1]}, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
+                      service_tier="auto", parallel_tool_calls=True, modalities=["text"], prompt_cache_key="k",
+                      extra_body={"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "cache_prompt": True, "mirostat": 0,
+                                  "typical_p": 1.0, "dry_multiplier": 0.0, "length_penalty": 1.0, "use_beam_search": False,
+                                  "guided_json": None})
         self.assertEqual(r.choices[0].message.content, self.chat().choices[0].message.content)
+
+    def test_what_is_not_honoured_is_refused_by_name(self):
+        for name, value in (("regex", "a+"), ("json_schema", {"type": "object"}), ("mirostat", 2), ("return_token_ids", True),
+                            ("some_new_field", {"x": [1]}), ("temprature", 0.5)):
+            with self.subTest(field=name):
+                with self.assertRaises(openai.BadRequestError) as caught:
+                    self.chat(extra_body={name: value})
+                self.assertEqual(caught.exception.body["param"], name)
 
     def test_unicode_prompt(self):
         r = self.chat(messages=[{"role": "user", "content": "Grüße, 世界 🙂\u0000\u200b\n\"quoted\" \\ <b>&amp;"}])

@@ -342,7 +342,7 @@ class Errors(TritonTest):
         self.assert_fails("INVALID_ARGUMENT", lambda: self.infer(inputs(stream=True)), "stream")
 
     def test_too_long(self):
-        self.assert_fails("INVALID_ARGUMENT", lambda: self.infer(inputs("word " * 100_000)))
+        self.assert_fails("OUT_OF_RANGE", lambda: self.infer(inputs("word " * 100_000)))
 
     def test_raw_bytes_that_lie(self):
         def call(change):

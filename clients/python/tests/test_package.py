@@ -142,8 +142,12 @@ class Grpc(Served):
             with self.assertRaises(oar.OarError) as e:
                 c.generate("x", temperature=-1)
             self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
-            with self.assertRaises(TypeError):
-                c.generate("x", temprature=1)
+            for option in ("temprature", "regex", "mirostat"):
+                with self.assertRaisesRegex(TypeError, option):
+                    c.generate("x", **{option: 1})
+            with self.assertRaises(oar.OarError) as e:
+                self.client.complete("x", max_tokens=1, regex="a+")
+            self.assertEqual((e.exception.status, e.exception.param), (400, "regex"))
         with GrpcClient(self.grpc, api_key="wrong") as c, self.assertRaises(oar.OarError) as e:
             c.models()
         self.assertEqual(e.exception.status, "UNAUTHENTICATED")
@@ -199,8 +203,9 @@ class Embedded(unittest.TestCase):
             with self.assertRaises(oar.OarError) as e:
                 m.generate("x", top_p=7.0)
             self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
-            with self.assertRaises(TypeError):
-                m.generate("x", temprature=1)
+            for option in ("temprature", "regex", "mirostat"):
+                with self.assertRaisesRegex(TypeError, option):
+                    m.generate("x", **{option: 1})
             # Every one of n, their tokens and log-probabilities, and prompts that run together.
             three = m.generate("ROMEO:", n=3, seed=5, temperature=1.0, max_tokens=6, ignore_eos=True, logprobs=True)
             self.assertEqual(len(three.choices), 3)
