@@ -191,8 +191,8 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   OAR_RETURN_IF_ERROR(add_jobs(checkpoint, config, sources, work));
   if (std::none_of(work.jobs.begin(), work.jobs.end(), [](const Job& j) { return !j.format.plain(); })) {
     log(LogLevel::kWarning, cat("--weights ", weights,
-                                ": the model has no matrix in 16 or 32 bits to "
-                                "quantize; it stays as it is"));
+                                ": the model has no matrix in 16 or 32 bits that this could quantize; it "
+                                "stays as it is"));
     if (!rotated) return checkpoint;
   }
   ContentHash hash;

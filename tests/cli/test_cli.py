@@ -369,21 +369,34 @@ class Quantize(Base):
             self.refused(2, "quantize", "demo", "-o", out, "--calibration-tokens", "100", says=["512"])
             self.assertEqual([p.name for p in pathlib.Path(folder).iterdir()], ["text"])
 
-    @unittest.skipUnless(STORIES.exists(), f"no {STORIES}")
     def test_files_of_other_kinds(self):
-        text = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
+        want = json.loads((TALES / "expected.json").read_text())
+        cases = [(TALES / name, "i8_channel", TALES / "sample.txt", want["sample_context"], want["sample_tokens"],
+                  want["sample_perplexity"]) for name in ("tales.bin", "tales.gguf")]
+        if STORIES.exists():
+            text = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
+            cases += [(STORIES / name, "q8_0", text, 512, 1804, 3.5482) for name in ("stories260K.bin", "stories260K.gguf")]
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("stories260K.bin", "stories260K.gguf"):
-                with self.subTest(name):
-                    out = pathlib.Path(folder) / name
-                    told = self.ok("quantize", STORIES / name, "-o", out, "--weights", "q8_0")
-                    self.assertIn("not quantized, as their width is no multiple of 32: "
-                                  "model.layers.0.mlp.down_proj.weight (64 x 172, f32)", told.stdout)
-                    got = json.loads(self.ok("eval", out, "--text", text, "--context", "512", "--json").stdout)
-                    self.assertEqual(got["tokens"], 1804)
-                    self.assertAlmostEqual(got["perplexity"] / 3.5482, 1, delta=0.01)
-            loud = self.ok("generate", STORIES / "stories260K.bin", "-n", "2", "--weights", "int4", "--cache-dir", folder)
-            self.assertIn("model.layers.4.mlp.down_proj.weight", loud.stderr)
+            for model, weights, text, context, tokens, perplexity in cases:
+                with self.subTest(model.name):
+                    out = pathlib.Path(folder) / model.name
+                    told = self.ok("quantize", model, "-o", out, "--weights", weights)
+                    if weights == "q8_0":
+                        self.assertIn("not quantized, as their width is no multiple of 32: "
+                                      "model.layers.0.mlp.down_proj.weight (64 x 172, f32)", told.stdout)
+                    got = json.loads(self.ok("eval", out, "--text", text, "--context", context, "--json").stdout)
+                    self.assertEqual(got["tokens"], tokens)
+                    self.assertAlmostEqual(got["perplexity"] / perplexity, 1, delta=0.01)
+
+    def test_matrices_that_stay_wide_are_named(self):
+        named = "model.layers.2.mlp.down_proj.weight (48 x 132, f32)"
+        with tempfile.TemporaryDirectory() as folder:
+            self.refused(1, "quantize", TALES / "tales.gguf", "-o", pathlib.Path(folder) / "out", "-q",
+                         says=["nothing would be quantized", "no multiple of 32", named])
+            for weights in ("int4", "int8"):
+                args = ("--weights", weights, "--cache-dir", folder)
+                self.assertIn(named, self.ok("generate", TALES / "tales.bin", "-n", "2", *args).stderr)
+                self.assertIn(named, self.ok("inspect", TALES / "tales.bin", "--quant", *args).stdout)
 
 
 class Eval(Base):
