@@ -164,6 +164,7 @@ void add_batch(CLI::App& app, Action& action) {
   ModelOptionSet set;
   set.model_required = false;
   add_model_options(*c, o->model, set);
+  add_chat_options(*c, o->model);
   c->add_option("-o,--output", o->output, "JSONL with the responses, in the order in which they come")
       ->required();
   c->add_option("--server", o->server, "without MODEL: http[s]://host:port of an OpenAI-compatible server")

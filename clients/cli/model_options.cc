@@ -100,6 +100,12 @@ void add_tune_seconds(CLI::App& command, ModelOptions& o) {
       ->capture_default_str();
 }
 
+void add_chat_options(CLI::App& command, ModelOptions& options) {
+  command.add_flag("--allow-special-in-text", options.engine.allow_special_in_text,
+                   "read control tokens such as <|end|> also in the text of chat messages, where they stay "
+                   "text otherwise");
+}
+
 Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel level, std::string& path) {
   OAR_ASSIGN(ResolvedModel resolved, resolve_model(o.model, o.cache_dir));
   path = std::move(resolved.path);

@@ -30,6 +30,8 @@ struct ModelOptionSet {
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});
 // --tune-seconds, beside any --kv.
 void add_tune_seconds(CLI::App& command, ModelOptions& options);
+// --allow-special-in-text, for commands that take conversations.
+void add_chat_options(CLI::App& command, ModelOptions& options);
 // MODEL and --cache-dir alone, for commands that only read files.
 void add_model_argument(CLI::App& command, ModelOptions& options, bool required = true);
 

@@ -86,9 +86,10 @@ Result<std::vector<int32_t>> Chat::prompt() const {
   ChatTemplateOptions o;
   o.bos_token = model_.bos_token();
   o.eos_token = model_.eos_token();
-  OAR_ASSIGN(const std::string text, model_.chat_template().render(messages_, nullptr, o));
+  o.allow_special_in_text = model_.allows_special_in_text();
+  OAR_ASSIGN(const ChatPrompt prompt, model_.chat_template().render(messages_, nullptr, o));
   // The template has written the special tokens.
-  return model_.tokenizer()->encode(text, {.add_special_tokens = false, .parse_special = true});
+  return model_.tokenizer()->encode(prompt.text, {.add_special_tokens = false, .plain = prompt.user});
 }
 
 Status Chat::say(const std::string& text) {
@@ -187,6 +188,7 @@ void add_run(CLI::App& app, Action& action) {
   o->model.engine.max_sequences = 1;
   CLI::App* c = app.add_subcommand("run", "Chat with a model in the terminal");
   add_model_options(*c, o->model);
+  add_chat_options(*c, o->model);
   c->add_option("--system", o->system, "the system message of the conversation");
   add_sampling_options(*c, o->sampling, 512, "the model's, else 0.8");
   c->footer(

@@ -130,6 +130,9 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
 
 int serve(const ServeOptions& o) {
   const auto drain = std::chrono::milliseconds(static_cast<int64_t>(o.drain_seconds * 1000));
+  ServerOptions server_options = o.server;
+  server_options.model_control = o.model_control == "explicit";
+  if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals;
   std::string path;
   const auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
@@ -148,8 +151,6 @@ int serve(const ServeOptions& o) {
     handles.push_back(make_handle(*model));
     engines.push_back(&model->engine());
   }
-  ServerOptions server_options = o.server;
-  server_options.model_control = o.model_control == "explicit";
   fit_connections(server_options.http_limits, engine_facts->log);
   server_options.log = engine_facts->log;
   if (models->repository) {
@@ -187,6 +188,7 @@ void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
   add_model_options(*c, o->model, {.model_required = false, .kv = "int8"});
+  add_chat_options(*c, o->model);
   c->add_option(
        "--config", o->config,
        "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "

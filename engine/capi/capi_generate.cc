@@ -153,8 +153,8 @@ oar_status oar_generate_tokens(oar_model model, const int32_t* ids, size_t count
 oar_status oar_generate_chat(oar_model model, const char* messages, const oar_sampling* sampling,
                              oar_event_callback callback, void* user, oar_generation* generation) {
   return generate(model, sampling, callback, user, generation, [&](LanguageModel& m) -> Ids {
-    OAR_ASSIGN(const std::string text, chat_prompt(m, messages, nullptr));
-    return m.tokenizer()->encode(text, {.add_special_tokens = false, .parse_special = true});
+    OAR_ASSIGN(const ChatPrompt prompt, chat_prompt(m, messages, nullptr));
+    return m.tokenizer()->encode(prompt.text, {.add_special_tokens = false, .plain = prompt.user});
   });
 }
 

@@ -16,7 +16,7 @@ Result<json::array> parse_array(const char* text, const char* name) {
 
 }  // namespace
 
-Result<std::string> chat_prompt(LanguageModel& model, const char* messages, const char* tools) {
+Result<ChatPrompt> chat_prompt(LanguageModel& model, const char* messages, const char* tools) {
   if (messages == nullptr) return null_argument("messages");
   OAR_ASSIGN(const json::array conversation, parse_array(messages, "messages"));
   if (conversation.empty())
@@ -35,6 +35,7 @@ Result<std::string> chat_prompt(LanguageModel& model, const char* messages, cons
   ChatTemplateOptions options;
   options.bos_token = model.bos_token();
   options.eos_token = model.eos_token();
+  options.allow_special_in_text = model.allows_special_in_text();
   return model.chat_template().render(conversation, tools == nullptr ? nullptr : &tool_list, options);
 }
 
@@ -81,8 +82,8 @@ oar_status oar_chat_prompt(oar_model model, const char* messages, const char* to
                            size_t capacity, size_t* length) {
   return call([&]() -> Status {
     OAR_ASSIGN(const auto object, find<Model>(model));
-    OAR_ASSIGN(const std::string prompt, chat_prompt(object->language_model(), messages, tools));
-    return write_text(prompt, text, capacity, length);
+    OAR_ASSIGN(const ChatPrompt prompt, chat_prompt(object->language_model(), messages, tools));
+    return write_text(prompt.text, text, capacity, length);
   });
 }
 

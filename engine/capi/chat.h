@@ -8,6 +8,6 @@
 namespace oar::capi {
 
 // `tools` may be null. INVALID_ARGUMENT for what is no conversation or the template refuses.
-Result<std::string> chat_prompt(LanguageModel& model, const char* messages, const char* tools);
+Result<ChatPrompt> chat_prompt(LanguageModel& model, const char* messages, const char* tools);
 
 }  // namespace oar::capi

@@ -202,7 +202,8 @@ OAR_API oar_status oar_detokenize(oar_model model, const int32_t* ids, size_t co
 
 /* The prompt that the model's chat template makes of a conversation. `messages` is a JSON array of {"role",
  * "content"} objects as in OpenAI's interface, `tools` NULL or a JSON array of tools. Into `text` as at
- * oar_detokenize(). Tokenize the result with add_special 0: the template has written the special tokens. */
+ * oar_detokenize(). Tokenize the result with add_special 0: the template has written the special tokens.
+ * Control tokens in what users wrote count then; oar_generate_chat() leaves them text. */
 OAR_API oar_status oar_chat_prompt(oar_model model, const char* messages, const char* tools, char* text,
                                    size_t capacity, size_t* length);
 

@@ -111,6 +111,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   }
   model->chat_template_ = std::move(*chat_template);
   model->defaults_ = read_defaults(checkpoint.tokenizer.generation_config);
+  model->allow_special_in_text_ = options.allow_special_in_text;
   if (const auto bos = model->tokenizer_->bos_id()) model->bos_token_ = model->tokenizer_->token_text(*bos);
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 

@@ -36,6 +36,7 @@ struct LanguageModelOptions {
   bool deterministic = false;  // same reduction order for every batch, chunking and thread count
   bool reference = false;      // scalar double kernels: slow, the truth
   bool use_mmap = true;
+  bool allow_special_in_text = false;  // control tokens in the text of chat messages count
   size_t max_waiting = 4096;
   uint64_t seed = 0;
   std::vector<std::string> disabled_passes;
@@ -77,6 +78,7 @@ class LanguageModel {
   // Strings the chat template names: its beginning- and end-of-sequence tokens.
   const std::string& bos_token() const { return bos_token_; }
   const std::string& eos_token() const { return eos_token_; }
+  bool allows_special_in_text() const { return allow_special_in_text_; }
 
  private:
   LanguageModel() = default;
@@ -85,6 +87,7 @@ class LanguageModel {
   GenerationDefaults defaults_;
   ModelInfo info_;
   std::string bos_token_, eos_token_;
+  bool allow_special_in_text_ = false;
   std::unique_ptr<Engine> engine_;  // last: its thread stops before the rest goes
 };
 

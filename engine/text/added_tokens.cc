@@ -24,16 +24,40 @@ Result<AddedTokens> AddedTokens::create(std::vector<AddedToken> tokens,
   return a;
 }
 
+bool AddedTokens::has_special() const {
+  return std::any_of(tokens_.begin(), tokens_.end(), [](const AddedToken& t) { return t.special; });
+}
+
+namespace {
+
+// How many of `length` bytes from `begin` on lie before the next plain span.
+size_t trusted_length(std::span<const TextSpan> plain, size_t begin, size_t length) {
+  const auto next = std::upper_bound(plain.begin(), plain.end(), begin,
+                                     [](size_t p, const TextSpan& s) { return p < s.end; });
+  if (next == plain.end()) return length;
+  return next->begin <= begin ? 0 : std::min(length, next->begin - begin);
+}
+
+}  // namespace
+
 std::optional<AddedTokens::Hit> AddedTokens::next(std::string_view text, size_t from, size_t& cursor,
-                                                  bool parse_special) const {
+                                                  const SpecialTokens& special) const {
   for (; cursor < text.size(); ++cursor) {
     if (!trie_.starts_with(text[cursor])) continue;
-    const Trie::Match m = trie_.longest_prefix(text.substr(cursor));
+    Trie::Match m = trie_.longest_prefix(text.substr(cursor));
     if (m.length == 0) continue;
+    const size_t trusted = tokens_[static_cast<size_t>(m.value)].special
+                               ? trusted_length(special.plain, cursor, m.length)
+                               : m.length;
+    if (trusted < m.length) {
+      // It is the user's in part: a shorter one may stand before that, another begin within it.
+      m = trie_.longest_prefix(text.substr(cursor, trusted));
+      if (m.length == 0) continue;
+    }
     const AddedToken& t = tokens_[static_cast<size_t>(m.value)];
     size_t begin = cursor, end = cursor + m.length;
     cursor = end - 1;  // a match that does not count is stepped over as a whole
-    if (t.special && !parse_special) continue;
+    if (t.special && !special.parse) continue;
     if (t.single_word) {
       if (begin > 0 && is_word(decode_utf8(text, previous_utf8(text, begin)).value)) continue;
       if (end < text.size() && is_word(decode_utf8(text, end).value)) continue;

@@ -46,6 +46,24 @@ constexpr std::string_view kReserved[] = {
     "raise_exception", "range",  "strftime_now",          "namespace", "dict",
     "cycler",          "joiner", "chat_template"};
 
+// Templates make control tokens of roles ('<|' + role + '|>') and of switches. A plain word is none by
+// itself.
+jinja::Value trusted_word(const jinja::Value& v) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  };
+  if (!v.is_string() || !std::all_of(v.str().begin(), v.str().end(), plain)) return v;
+  return jinja::Value::borrowed(v.str());
+}
+
+jinja::Value message_value(jinja::Heap& heap, const json::value& message) {
+  jinja::Value v = heap.from_json(message);
+  if (!v.is(jinja::Type::kDict)) return v;
+  if (const jinja::Value* role = v.dict()->find("role"))
+    v.dict()->set(heap, jinja::Value::borrowed("role"), trusted_word(*role));
+  return v;
+}
+
 }  // namespace
 
 const char kDefaultChatTemplate[] =
@@ -69,14 +87,14 @@ Result<ChatTemplate> ChatTemplate::parse(std::string source) {
   }
 }
 
-Result<std::string> ChatTemplate::render(const json::array& messages, const json::array* tools,
-                                         const ChatTemplateOptions& options) const {
+Result<ChatPrompt> ChatTemplate::render(const json::array& messages, const json::array* tools,
+                                        const ChatTemplateOptions& options) const {
   return render(messages, tools, options, jinja::Limits{});
 }
 
-Result<std::string> ChatTemplate::render(const json::array& messages, const json::array* tools,
-                                         const ChatTemplateOptions& options,
-                                         const jinja::Limits& limits) const {
+Result<ChatPrompt> ChatTemplate::render(const json::array& messages, const json::array* tools,
+                                        const ChatTemplateOptions& options,
+                                        const jinja::Limits& limits) const {
   for (const std::string_view name : kReserved)
     if (options.extra.contains(name))
       return invalid_argument(
@@ -87,20 +105,28 @@ Result<std::string> ChatTemplate::render(const json::array& messages, const json
     const auto define = [&](std::string_view name, auto&& make) {
       if (in.mentions(name)) in.define(name, make());
     };
-    const auto array_value = [&](const json::array& a) {
+    const auto array_value = [&](const json::array& a, auto item) {
       std::vector<jinja::Value> items;
       items.reserve(a.size());
-      for (const json::value& v : a) items.push_back(in.heap().from_json(v));
+      for (const json::value& v : a) items.push_back(item(v));
       return in.heap().list(std::move(items));
     };
-    define("messages", [&] { return array_value(messages); });
-    if (tools != nullptr) define("tools", [&] { return array_value(*tools); });
+    define("messages", [&] {
+      return array_value(messages, [&](const json::value& v) { return message_value(in.heap(), v); });
+    });
+    if (tools != nullptr) {
+      define("tools", [&] {
+        return array_value(*tools, [&](const json::value& v) { return in.heap().from_json(v); });
+      });
+    }
     define("add_generation_prompt", [&] { return jinja::Value::boolean(options.add_generation_prompt); });
     define("bos_token", [&] { return jinja::Value::borrowed(options.bos_token); });
     define("eos_token", [&] { return jinja::Value::borrowed(options.eos_token); });
     for (const auto& [key, value] : options.extra)
-      define({key.data(), key.size()}, [&, &v = value] { return in.heap().from_json(v); });
-    return in.render();
+      define({key.data(), key.size()}, [&, &v = value] { return trusted_word(in.heap().from_json(v)); });
+    jinja::Text text = in.render();
+    if (options.allow_special_in_text) text.user.clear();
+    return ChatPrompt{std::move(text.bytes), std::move(text.user)};
   } catch (const jinja::Failure& f) { return to_status(f); } catch (const std::bad_alloc&) {
     return out_of_memory();
   }

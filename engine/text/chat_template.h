@@ -3,6 +3,9 @@
 // escapes, raise_exception, strftime_now, {% generation %}). Templates are hostile input: every render is
 // bounded in steps, memory, output and depth (jinja::Limits).
 //
+// What came with the messages is marked in the result, through all that a template does to it, so that the
+// tokenizer does not read a user's text as control tokens.
+//
 // Not here: which template a model uses by default in a GGUF, tool-call parsing, tokenization.
 #pragma once
 
@@ -11,9 +14,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/base/json.h"
 #include "engine/base/status.h"
+#include "engine/text/text_span.h"
 
 namespace oar {
 
@@ -28,8 +33,19 @@ struct ChatTemplateOptions {
   // The request's chat_template_kwargs: more variables for the template. Naming one that the server itself
   // sets (messages, tools, ...) is refused.
   json::object extra;
+  // Leaves ChatPrompt::user empty: control tokens in messages count.
+  bool allow_special_in_text = false;
   // Local time for strftime_now; the clock's when not given.
   std::optional<std::tm> now;
+};
+
+// A conversation as the model reads it. Tokenize it with Tokenizer::EncodeOptions::plain = user.
+struct ChatPrompt {
+  std::string text;
+  // What came with the request, ascending and apart: texts, names, tool results and definitions. A role, or a
+  // variable of the request, counts as the template's own while it is a plain word (letters, digits, _ and
+  // -).
+  std::vector<TextSpan> user;
 };
 
 // Immutable; render() may run on many threads at once.
@@ -42,10 +58,10 @@ class ChatTemplate {
   // INVALID_ARGUMENT when the template fails (raise_exception, a missing field, a wrong type),
   // RESOURCE_EXHAUSTED when it passes a limit; both with the line. `tools` may be null, and is then undefined
   // in the template (not none: vendors' templates loop over it unasked). The two arrays are only read.
-  Result<std::string> render(const json::array& messages, const json::array* tools,
-                             const ChatTemplateOptions& options) const;
-  Result<std::string> render(const json::array& messages, const json::array* tools,
-                             const ChatTemplateOptions& options, const jinja::Limits& limits) const;
+  Result<ChatPrompt> render(const json::array& messages, const json::array* tools,
+                            const ChatTemplateOptions& options) const;
+  Result<ChatPrompt> render(const json::array& messages, const json::array* tools,
+                            const ChatTemplateOptions& options, const jinja::Limits& limits) const;
 
   const std::string& source() const { return *source_; }
 

@@ -61,8 +61,9 @@ Value Interpreter::call_macro(const Callable& c, const CallArguments& arguments)
     else if (i >= first_default) assign(m.parameters[i], eval(*m.defaults[i - first_default]));
     else
       assign(m.parameters[i],
-             Value::undefined(Missing::kHint,
-                              heap_.string(cat("parameter '", m.parameter_names[i], "' was not provided"))));
+             Value::undefined(
+                 Missing::kHint,
+                 heap_.string(cat("parameter '", m.parameter_names[i], "' was not provided"), false)));
   }
   line_ = call_line;
   if (m.uses_caller) {

@@ -20,7 +20,7 @@ Value hint(std::string_view message) { return Value::undefined(Missing::kHint, V
 Value lowered(Interpreter& in, const Value& v) {
   if (!v.is_string()) return v;
   in.heap().work(4 * v.str().size());
-  return in.heap().string(to_lower(v.str()));
+  return in.heap().string(to_lower(v.str()), v.has_user_bytes());
 }
 
 // The sort key of filters with case_sensitive and attribute parameters; `attribute` null: the item itself.
@@ -77,15 +77,15 @@ Value f_join(Interpreter& in, const Value& v, const Bound& a) {
   Heap& heap = in.heap();
   const Value joint = a.has(0) ? to_str(heap, a[0]) : Value::borrowed("");
   const std::string_view separator = joint.str();
-  std::string out;
+  Text out;
   bool first = true;
   for (const Value& item : iterate(heap, v)) {
-    if (!first) out += separator;
+    if (!first) out.add(joint);
     first = false;
     const Value piece = to_str(heap, a.has(1) && !a[1].is_none() ? in.path(item, a[1]) : item);
-    heap.expect(out.size() + piece.str().size() + separator.size());
+    heap.expect(out.weight() + piece.str().size() + separator.size());
     heap.work(piece.str().size() + separator.size());
-    out += piece.str();
+    out.add(piece);
   }
   return heap.string(std::move(out));
 }

@@ -18,7 +18,7 @@ Value changed(Interpreter& in, const Value& v, Change change) {
   const Value s = to_str(in.heap(), v);
   in.heap().expect(4 * s.str().size());
   in.heap().work(4 * s.str().size());
-  return in.heap().string(change(s.str())).with_markup(s.is_markup());
+  return in.heap().string(change(s.str()), s.has_user_bytes()).with_markup(s.is_markup());
 }
 
 Value f_string(Interpreter& in, const Value& v, const Bound&) { return to_str(in.heap(), v); }
@@ -76,7 +76,8 @@ Value f_indent(Interpreter& in, const Value& v, const Bound& a) {
   if (v.is_undefined()) fail(v.undefined_message());
   const std::string_view s = to_text(v, "indent's value");
   std::string pad(4, ' ');
-  if (a.has(0) && a[0].is_string()) {
+  const bool chosen = a.has(0) && a[0].is_string();
+  if (chosen) {
     pad = a[0].str();
   } else if (a.has(0)) {
     const Int width = to_int(a[0], "indent's width");
@@ -90,11 +91,14 @@ Value f_indent(Interpreter& in, const Value& v, const Bound& a) {
   const std::vector<std::string_view> lines = split_lines(closed, false);
   heap.expect(s.size() + lines.size() * (pad.size() + 1));
   heap.work(s.size() + lines.size() * (pad.size() + 1));
-  std::string out = first ? pad : std::string();
+  const Value padding = chosen ? a[0] : heap.string(std::move(pad), false);
+  Text out;
+  if (first) out.add(padding);
   for (size_t i = 0; i < lines.size(); ++i) {
-    if (i != 0) out += '\n';
-    if (i != 0 && (blank || !lines[i].empty())) out += pad;
-    out += lines[i];
+    heap.expect(out.weight());
+    if (i != 0) out.add("\n");
+    if (i != 0 && (blank || !lines[i].empty())) out.add(padding);
+    out.add(v.slice(static_cast<size_t>(lines[i].data() - closed.data()), lines[i].size()));
   }
   return heap.string(std::move(out)).with_markup(v.is_markup());
 }
@@ -186,6 +190,7 @@ Value f_urlencode(Interpreter& in, const Value& v, const Bound&) {
     out += '=';
     quote_url(out, x.str(), true);
   };
+  const bool marked = heap.has_user_bytes(v);
   if (v.is(Type::kDict)) {
     for (const auto& [key, value] : v.dict()->entries) pair(key, value);
   } else {
@@ -195,7 +200,7 @@ Value f_urlencode(Interpreter& in, const Value& v, const Bound&) {
       pair(two[0], two[1]);
     }
   }
-  return heap.string(std::move(out));
+  return heap.string(std::move(out), marked);
 }
 
 Value f_xmlattr(Interpreter& in, const Value& v, const Bound& a) {
@@ -214,7 +219,7 @@ Value f_xmlattr(Interpreter& in, const Value& v, const Bound& a) {
                text.is_markup() ? std::string(text.str()) : escape_html(text.str()), "\"");
   }
   if (!out.empty() && (!a.has(0) || truthy(a[0]))) out.insert(0, 1, ' ');
-  return heap.string(std::move(out));
+  return heap.string(std::move(out), heap.has_user_bytes(v));
 }
 
 Value f_format(Interpreter& in, const Value& v, const Bound& a) {
@@ -317,7 +322,7 @@ Value f_filesizeformat(Interpreter& in, const Value& v, const Bound& a) {
   const bool binary = flag(a, 0);
   const double base = binary ? 1024 : 1000;
   if (bytes == 1) return Value::borrowed("1 Byte");
-  if (bytes < base) return in.heap().string(cat(format_int(static_cast<Int>(bytes)), " Bytes"));
+  if (bytes < base) return in.heap().string(cat(format_int(static_cast<Int>(bytes)), " Bytes"), false);
   static constexpr std::string_view kPrefixes = "kMGTPEZY";
   double unit = base;
   size_t i = 0;
@@ -327,7 +332,7 @@ Value f_filesizeformat(Interpreter& in, const Value& v, const Bound& a) {
   }
   const std::string prefix(1, binary && i == 0 ? 'K' : kPrefixes[i]);
   return in.heap().string(
-      cat(format_spec(in, Value::real(bytes / unit), ".1f"), " ", prefix, binary ? "iB" : "B"));
+      cat(format_spec(in, Value::real(bytes / unit), ".1f"), " ", prefix, binary ? "iB" : "B"), false);
 }
 
 // Hugging Face's tojson: json.dumps(x, ensure_ascii=False, indent, separators, sort_keys), no HTML escaping.
@@ -352,7 +357,8 @@ Value f_tojson(Interpreter& in, const Value& v, const Bound& a) {
     style.item_separator = to_text(two[0], "tojson's item separator");
     style.key_separator = to_text(two[1], "tojson's key separator");
   }
-  return in.heap().string(to_json(in.heap(), v, style));
+  const bool marked = in.heap().has_user_bytes(v);
+  return in.heap().string(to_json(in.heap(), v, style), marked);
 }
 
 constexpr Builtin kFilters[] = {

@@ -198,10 +198,10 @@ Value format_percent(Interpreter& in, const Value& format, const Value& argument
     return arguments.sequence()->items[next++];
   };
   bool by_name = false;
-  std::string out;
+  Text out;
   for (size_t pos = 0; pos < f.size();) {
     const size_t at = std::min(f.find('%', pos), f.size());
-    out += f.substr(pos, at - pos);
+    out.add(format.slice(pos, at - pos));
     pos = at + 1;
     if (at == f.size()) break;
     PercentSpec p;
@@ -250,15 +250,22 @@ Value format_percent(Interpreter& in, const Value& format, const Value& argument
     if (pos >= f.size()) fail("incomplete format");
     const char kind = f[pos++];
     if (kind == '%') {
-      out += '%';
+      out.add(format.slice(pos - 1, 1));
       continue;
     }
     if (!named) v = take();
+    const bool escaped = format.is_markup() && !v.is_markup();
+    if (kind == 's' && v.is_string() && p.width == 0 && !p.has_precision && !escaped) {
+      heap.expect(out.weight() + v.str().size());
+      heap.work(v.str().size());
+      out.add(v);
+      continue;
+    }
     std::string item = percent_item(in, v, kind, p);
-    if (format.is_markup() && !v.is_markup()) item = escape_html(item);
-    heap.expect(out.size() + item.size());
+    if (escaped) item = escape_html(item);
+    heap.expect(out.weight() + item.size());
     heap.work(item.size());
-    out += item;
+    out.add_marked(item, heap.has_user_bytes(v));
   }
   const bool all_used = arguments.is_undefined() ||
                         (is_tuple ? next >= arguments.sequence()->items.size()
@@ -396,19 +403,19 @@ class BraceFormatter {
   BraceFormatter(Interpreter& in, const Value& format, const CallArguments& arguments)
       : in_(in), markup_(format.is_markup()), arguments_(arguments) {}
 
-  std::string run(std::string_view f, int depth) {
+  Text run(const Value& format, int depth) {
     if (depth > 2) fail("Max string recursion exceeded");
     Heap& heap = in_.heap();
-    std::string out;
+    const std::string_view f = format.str();
+    Text out;
     for (size_t pos = 0; pos < f.size();) {
+      const size_t brace = std::min(f.find_first_of("{}", pos), f.size());
+      out.add(format.slice(pos, brace - pos));
+      pos = brace;
+      if (pos == f.size()) break;
       const char c = f[pos];
-      if (c != '{' && c != '}') {
-        out += c;
-        ++pos;
-        continue;
-      }
       if (pos + 1 < f.size() && f[pos + 1] == c) {
-        out += c;
+        out.add(format.slice(pos, 1));
         pos += 2;
         continue;
       }
@@ -419,10 +426,10 @@ class BraceFormatter {
         if (f[end] == '{') ++open;
         if (f[end] == '}' && --open == 0) break;
       }
-      const std::string item = field(f.substr(pos, end - pos), depth);
-      heap.expect(out.size() + item.size());
-      heap.work(item.size());
-      out += item;
+      const Value item = field(format.slice(pos, end - pos), depth);
+      heap.expect(out.weight() + item.str().size());
+      heap.work(item.str().size());
+      out.add(item);
       pos = end + 1;
     }
     heap.work(out.size());
@@ -431,7 +438,8 @@ class BraceFormatter {
 
  private:
   // name[.attribute|[index]]...[!conversion][:spec]
-  std::string field(std::string_view f, int depth) {
+  Value field(const Value& format, int depth) {
+    const std::string_view f = format.str();
     size_t pos = 0;
     while (pos < f.size() && f[pos] != '!' && f[pos] != ':')
       pos += f[pos] == '[' ? std::min(f.find(']', pos), f.size() - 1) - pos + 1 : 1;
@@ -445,14 +453,16 @@ class BraceFormatter {
     }
     Value v = value(name);  // before those of the spec: they share the automatic numbering
     std::string spec;
-    if (pos < f.size()) spec = run(f.substr(pos + 1), depth + 1);
+    if (pos < f.size()) spec = run(format.slice(pos + 1, f.size() - pos - 1), depth + 1).bytes;
     Heap& heap = in_.heap();
     if (conversion == 's') v = to_str(heap, v);
-    else if (conversion == 'r') v = heap.string(repr(heap, v));
-    else if (conversion == 'a') v = heap.string(ascii_repr(repr(heap, v)));
+    else if (conversion == 'r') v = heap.string(repr(heap, v), heap.has_user_bytes(v));
+    else if (conversion == 'a') v = heap.string(ascii_repr(repr(heap, v)), heap.has_user_bytes(v));
     else if (conversion != '\0') fail("Unknown conversion specifier '", conversion, "'");
+    const bool escaped = markup_ && !v.is_markup();
+    if (v.is_string() && spec.empty() && !escaped) return v;
     std::string text = format_spec(in_, v, spec);
-    return markup_ && !v.is_markup() ? escape_html(text) : text;
+    return heap.string(escaped ? escape_html(text) : text, heap.has_user_bytes(v));
   }
 
   Value value(std::string_view path) {
@@ -480,7 +490,7 @@ class BraceFormatter {
     while (pos < path.size()) {
       if (path[pos] == '.') {
         const size_t end = std::min(path.find_first_of(".[", pos + 1), path.size());
-        v = in_.attribute(v, heap.string(std::string(path.substr(pos + 1, end - pos - 1))));
+        v = in_.attribute(v, heap.string(std::string(path.substr(pos + 1, end - pos - 1)), true));
         pos = end;
         continue;
       }
@@ -488,8 +498,8 @@ class BraceFormatter {
       if (path[pos] != '[' || end == std::string_view::npos) fail("Missing ']' in format string");
       const std::string_view key = path.substr(pos + 1, end - pos - 1);
       const bool numeric = !key.empty() && key.size() < 10 && std::all_of(key.begin(), key.end(), is_digit);
-      v = in_.element(
-          v, numeric && parse_int(key, 10, &index) ? Value::integer(index) : heap.string(std::string(key)));
+      v = in_.element(v, numeric && parse_int(key, 10, &index) ? Value::integer(index)
+                                                               : heap.string(std::string(key), true));
       pos = end + 1;
     }
     return v;
@@ -506,7 +516,7 @@ class BraceFormatter {
 
 Value format_braces(Interpreter& in, const Value& format, const CallArguments& arguments) {
   return in.heap()
-      .string(BraceFormatter(in, format, arguments).run(format.str(), 0))
+      .string(BraceFormatter(in, format, arguments).run(format, 0))
       .with_markup(format.is_markup());
 }
 

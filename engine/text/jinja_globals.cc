@@ -72,7 +72,7 @@ Value g_raise_exception(Interpreter& in, const Value&, const Bound& a) {
 Value g_strftime_now(Interpreter& in, const Value&, const Bound& a) {
   const std::string_view format = to_text(a[0], "strftime_now's format");
   if (format.size() > 1000) fail("strftime_now's format is longer than 1000 bytes");
-  return in.heap().string(format_time(in.now(), format));
+  return in.heap().string(format_time(in.now(), format), true);
 }
 
 constexpr Builtin kFunctions[] = {

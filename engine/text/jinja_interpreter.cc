@@ -37,7 +37,7 @@ bool Interpreter::mentions(std::string_view name) const {
   return std::find(template_.symbols.begin(), template_.symbols.end(), name) != template_.symbols.end();
 }
 
-std::string Interpreter::render() {
+Text Interpreter::render() {
   try {
     push_scope();  // the template's own variables, apart from what it was given
     run(template_.body);
@@ -101,13 +101,16 @@ void Interpreter::assign_target(const Expr& target, Value v) {
 
 // --- output ---
 
-void Interpreter::write(std::string_view text) {
+void Interpreter::write(const Value& string) {
+  const std::string_view text = string.str();
   heap_.work(text.size());
   if (text.size() > heap_.limits().max_output - std::min(out_.size(), heap_.limits().max_output))
     throw Failure{StatusCode::kResourceExhausted,
                   cat("the template writes more than ", format_bytes(heap_.limits().max_output))};
-  if (capturing_) heap_.charge(text.size());
-  out_ += text;
+  const size_t before = out_.weight();
+  out_.add(string);
+  const size_t growth = out_.weight() - before;
+  heap_.charge(capturing_ ? growth : growth - text.size());
 }
 
 // --- statements ---
@@ -122,8 +125,8 @@ Interpreter::Flow Interpreter::run(const Stmt& stmt) {
   const Deeper deeper(*this);
   line_ = stmt.line;
   switch (stmt.kind) {
-    case StmtKind::kText: write(static_cast<const TextStmt&>(stmt).text); break;
-    case StmtKind::kPrint: write(to_str(heap_, eval(*static_cast<const ExprStmt&>(stmt).expr)).str()); break;
+    case StmtKind::kText: write(Value::borrowed(static_cast<const TextStmt&>(stmt).text)); break;
+    case StmtKind::kPrint: write(to_str(heap_, eval(*static_cast<const ExprStmt&>(stmt).expr))); break;
     case StmtKind::kDo: eval(*static_cast<const ExprStmt&>(stmt).expr); break;
     case StmtKind::kIf: return run_if(static_cast<const IfStmt&>(stmt));
     case StmtKind::kFor: return run_for(static_cast<const ForStmt&>(stmt));
@@ -142,7 +145,7 @@ Interpreter::Flow Interpreter::run(const Stmt& stmt) {
     case StmtKind::kFilterBlock: {
       const auto& s = static_cast<const FilterBlockStmt&>(stmt);
       const Value text = capture([&] { run_scoped(s.body); });
-      write(to_str(heap_, apply_chain(*s.filter, text)).str());
+      write(to_str(heap_, apply_chain(*s.filter, text)));
       break;
     }
     case StmtKind::kWith: return run_with(static_cast<const WithStmt&>(stmt));
@@ -211,7 +214,7 @@ void Interpreter::run_call_block(const CallBlockStmt& s) {
   eval_arguments(s.call->arguments, arguments);
   arguments.keyword.emplace_back(Value::borrowed("caller"), bind_macro(s.caller));
   line_ = s.line;
-  write(to_str(heap_, call(callee, arguments)).str());
+  write(to_str(heap_, call(callee, arguments)));
 }
 
 Interpreter::Flow Interpreter::run_scoped(const Block& body) {
@@ -315,9 +318,9 @@ Value Interpreter::eval_concat(const ItemsExpr& e) {
   }
   heap_.expect(size);
   heap_.work(size);
-  std::string out;
-  out.reserve(size);
-  for (const Value& p : pieces) out += p.str();  // "~" joins plain text: it neither escapes nor keeps markup
+  Text out;
+  out.bytes.reserve(size);
+  for (const Value& p : pieces) out.add(p);  // "~" joins plain text: it neither escapes nor keeps markup
   return heap_.string(std::move(out));
 }
 
@@ -458,7 +461,7 @@ Value Interpreter::element(const Value& object, const Value& key) {
   }
   const std::string shown =
       key.is_number() || key.is_none() ? repr(heap_, key) : cat("of type ", type_name(key));
-  return Value::undefined(Missing::kElement, heap_.string(shown), object.type(),
+  return Value::undefined(Missing::kElement, heap_.string(shown, true), object.type(),
                           object.is(Type::kSequence) ? static_cast<uint8_t>(object.sequence()->kind) : 0);
 }
 

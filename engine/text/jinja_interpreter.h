@@ -73,7 +73,7 @@ class Interpreter {
   bool mentions(std::string_view name) const;
 
   // Throws Failure, with the line where it happened.
-  std::string render();
+  Text render();
 
   Heap& heap() { return heap_; }
   const ClockTime& now() const { return now_; }
@@ -142,14 +142,14 @@ class Interpreter {
   void assign_target(const Expr& target, Value v);
   void push_scope();
 
-  void write(std::string_view text);
+  void write(const Value& text);
   // Runs `body` with output going to a string of its own.
   template <class Body>
   Value capture(Body body) {
-    std::string outer = std::exchange(out_, {});
+    Text outer = std::exchange(out_, {});
     const bool was_capturing = std::exchange(capturing_, true);
     body();
-    heap_.refund(out_.size());
+    heap_.refund(out_.weight());
     capturing_ = was_capturing;
     std::swap(out_, outer);
     return heap_.string(std::move(outer));
@@ -159,7 +159,7 @@ class Interpreter {
   Heap heap_;
   ClockTime now_;
   ScopePtr scope_;
-  std::string out_;
+  Text out_;
   bool capturing_ = false;
   int depth_ = 0;
   int line_ = 0;

@@ -29,14 +29,14 @@ bool given(const Bound& a, size_t i) { return a.has(i) && !a[i].is_none(); }
 Value text_argument(Interpreter& in, const Value& self, const Value& v, std::string_view what) {
   to_text(v, what);
   if (!self.is_markup() || v.is_markup()) return v;
-  return in.heap().string(escape_html(v.str()));
+  return in.heap().string(escape_html(v.str()), v.has_user_bytes());
 }
 
 template <std::string (*kChange)(std::string_view)>
 Value changed(Interpreter& in, const Value& self, const Bound&) {
   in.heap().expect(4 * self.str().size());
   in.heap().work(4 * self.str().size());
-  return in.heap().string(kChange(self.str())).with_markup(self.is_markup());
+  return in.heap().string(kChange(self.str()), self.has_user_bytes()).with_markup(self.is_markup());
 }
 
 template <bool kLeft, bool kRight>
@@ -168,14 +168,14 @@ Value m_replace(Interpreter& in, const Value& self, const Bound& a) {
   const auto cap = static_cast<long long>(std::clamp<Int>(limit, -1, 1LL << 40));
   heap.work(s.size());
   if (cap == 0) return self;
-  std::string out;
+  Text out;
   if (part.empty()) {
     // Between all code points and at both ends.
     long long left = cap;
     const auto insert = [&] {
       if (left == 0) return;
-      heap.expect(out.size() + to.size());
-      out += to;
+      heap.expect(out.weight() + to.size());
+      out.add(new_value);
       --left;
     };
     heap.step(s.size());
@@ -183,7 +183,7 @@ Value m_replace(Interpreter& in, const Value& self, const Bound& a) {
       insert();
       const size_t start = pos;
       decode_at(s, pos);
-      out += s.substr(start, pos - start);
+      out.add(self.slice(start, pos - start));
     }
     insert();
     heap.work(out.size());
@@ -196,11 +196,12 @@ Value m_replace(Interpreter& in, const Value& self, const Bound& a) {
     const size_t growth = to.size() - part.size();
     if (parts.size() > heap.limits().max_memory / growth) heap.expect(heap.limits().max_memory + 1);
     heap.expect(s.size() + (parts.size() - 1) * growth);
-    out.reserve(s.size() + (parts.size() - 1) * growth);
+    out.bytes.reserve(s.size() + (parts.size() - 1) * growth);
   }
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (i != 0) out += to;
-    out += parts[i];
+    if (i != 0) out.add(new_value);
+    out.add(share(self, parts[i]));
+    heap.expect(out.weight());
   }
   heap.work(out.size());
   return heap.string(std::move(out)).with_markup(self.is_markup());
@@ -208,15 +209,15 @@ Value m_replace(Interpreter& in, const Value& self, const Bound& a) {
 
 Value m_join(Interpreter& in, const Value& self, const Bound& a) {
   Heap& heap = in.heap();
-  std::string out;
+  Text out;
   size_t i = 0;
   for (const Value& item : iterate(heap, a[0])) {
     if (!item.is_string()) fail("sequence item ", i, ": expected str instance, ", type_name(item), " found");
     const Value piece = text_argument(in, self, item, "join's item");
-    heap.expect(out.size() + piece.str().size() + self.str().size());
+    heap.expect(out.weight() + piece.str().size() + self.str().size());
     heap.work(piece.str().size() + self.str().size());
-    if (i++ != 0) out += self.str();
-    out += piece.str();
+    if (i++ != 0) out.add(self);
+    out.add(piece);
   }
   return heap.string(std::move(out)).with_markup(self.is_markup());
 }
@@ -233,10 +234,11 @@ Value padded(Interpreter& in, const Value& self, const Bound& a, Int (*left_shar
   heap.expect(self.str().size() + static_cast<size_t>(missing) * fill.size());
   heap.work(static_cast<size_t>(missing) * fill.size());
   const Int left = left_share(missing, width);
-  std::string out;
-  for (Int i = 0; i < left; ++i) out += fill;
-  out += self.str();
-  for (Int i = left; i < missing; ++i) out += fill;
+  const bool fill_marked = a.has(1) && a[1].has_user_bytes();
+  Text out;
+  for (Int i = 0; i < left; ++i) out.add_marked(fill, fill_marked);
+  out.add(self);
+  for (Int i = left; i < missing; ++i) out.add_marked(fill, fill_marked);
   return heap.string(std::move(out)).with_markup(self.is_markup());
 }
 
@@ -263,7 +265,7 @@ Value m_zfill(Interpreter& in, const Value& self, const Bound& a) {
   std::string out(s.substr(0, sign));
   out.append(static_cast<size_t>(missing), '0');
   out += s.substr(sign);
-  return heap.string(std::move(out));
+  return heap.string(std::move(out), self.has_user_bytes());
 }
 
 Value m_expandtabs(Interpreter& in, const Value& self, const Bound& a) {
@@ -285,7 +287,7 @@ Value m_expandtabs(Interpreter& in, const Value& self, const Bound& a) {
     if (c == '\n' || c == '\r') column = 0;
     else if ((static_cast<unsigned char>(c) & 0xC0) != 0x80) ++column;
   }
-  return heap.string(std::move(out));
+  return heap.string(std::move(out), self.has_user_bytes());
 }
 
 // Whether the string is not empty and all its code points pass.

@@ -136,9 +136,12 @@ Value repeat(Heap& heap, const Value& v, Int count) {
   heap.expect(unit * n);
   heap.work(unit * n);
   if (text) {
-    std::string out;
-    out.reserve(unit * n);
-    for (size_t i = 0; i < n; ++i) out += v.str();
+    Text out;
+    out.bytes.reserve(unit * n);
+    for (size_t i = 0; i < n; ++i) {
+      out.add(v);
+      heap.expect(out.weight());
+    }
     return heap.string(std::move(out)).with_markup(v.is_markup());
   }
   std::vector<Value> items;
@@ -159,17 +162,17 @@ Value concatenate(Heap& heap, const Value& a, const Value& b) {
   const auto piece = [&](const Value& v) -> Value {
     if (!markup || v.is_markup()) return v;
     heap.work(v.str().size());
-    return heap.string(escape_html(v.str()));
+    return heap.string(escape_html(v.str()), v.has_user_bytes());
   };
   const Value x = piece(a), y = piece(b);
   if (y.str().empty()) return x.with_markup(markup);
   if (x.str().empty()) return y.with_markup(markup);
   heap.expect(x.str().size() + y.str().size());
   heap.work(x.str().size() + y.str().size());
-  std::string out;
-  out.reserve(x.str().size() + y.str().size());
-  out += x.str();
-  out += y.str();
+  Text out;
+  out.bytes.reserve(x.str().size() + y.str().size());
+  out.add(x);
+  out.add(y);
   return heap.string(std::move(out)).with_markup(markup);
 }
 
@@ -319,12 +322,12 @@ Value slice_value(Interpreter& in, const Value& object, const Value& start, cons
     const size_t from = starts[static_cast<size_t>(a)];
     return object.slice(from, b > a ? starts[static_cast<size_t>(b)] - from : 0);
   }
-  std::string out;
+  Text out;
   std::vector<Value> items;
   // A huge step must not overflow the index: stop as soon as the next one would leave [0, length).
   for (Int i = a; step > 0 ? i < b : i > b;) {
     const auto k = static_cast<size_t>(i);
-    if (text) out += object.str().substr(starts[k], starts[k + 1] - starts[k]);
+    if (text) out.add(object.slice(starts[k], starts[k + 1] - starts[k]));
     else items.push_back(object.sequence()->items[k]);
     if (step > length || step < -length) break;
     i += step;

@@ -297,7 +297,7 @@ std::string repr(Heap& heap, const Value& v) {
 Value to_str(Heap& heap, const Value& v) {
   if (v.is_string()) return v;
   if (v.is_undefined()) return Value::borrowed("");
-  return heap.string(repr(heap, v));
+  return heap.string(repr(heap, v), heap.has_user_bytes(v));
 }
 
 std::string to_json(Heap& heap, const Value& v, const JsonStyle& style) {

@@ -104,6 +104,12 @@ std::string_view name_of(Type type, SequenceKind kind) {
   return "object";
 }
 
+// The first span that ends behind `position`.
+std::vector<TextSpan>::const_iterator first_behind(const std::vector<TextSpan>& spans, size_t position) {
+  return std::upper_bound(spans.begin(), spans.end(), position,
+                          [](size_t p, const TextSpan& s) { return p < s.end; });
+}
+
 void check_depth(int depth, std::string_view doing) {
   if (depth > kMaxDataDepth)
     throw Failure{StatusCode::kResourceExhausted,
@@ -141,8 +147,40 @@ std::string Value::undefined_message() const {
 }
 
 void Value::release(StringBytes* bytes) {
-  bytes->heap->refund(sizeof(StringBytes) + bytes->text.capacity());
+  bytes->heap->refund(bytes->weight());
   delete bytes;
+}
+
+bool Value::has_user_bytes() const {
+  if (type_ != Type::kString || size_ == 0) return false;
+  if ((aux_ & kUser) != 0) return true;
+  if (string_.owner == nullptr) return false;
+  const Text& all = string_.owner->text;
+  const auto begin = static_cast<size_t>(string_.data - all.bytes.data());
+  const auto span = first_behind(all.user, begin);
+  return span != all.user.end() && span->begin < begin + size_;
+}
+
+void Text::add_marked(std::string_view text, bool from_user) {
+  if (from_user && !text.empty()) mark(bytes.size(), bytes.size() + text.size());
+  bytes += text;
+}
+
+void Text::add(const Value& string) {
+  const std::string_view text = string.str();
+  if ((string.aux_ & Value::kUser) != 0 || string.string_.owner == nullptr)
+    return add_marked(text, (string.aux_ & Value::kUser) != 0);
+  const Text& all = string.string_.owner->text;
+  const auto begin = static_cast<size_t>(text.data() - all.bytes.data());
+  const size_t end = begin + text.size(), at = bytes.size();
+  for (auto s = first_behind(all.user, begin); s != all.user.end() && s->begin < end; ++s)
+    mark(at + std::max(s->begin, begin) - begin, at + std::min(s->end, end) - begin);
+  bytes += text;
+}
+
+void Text::mark(size_t begin, size_t end) {
+  if (!user.empty() && user.back().end == begin) user.back().end = end;
+  else user.push_back({begin, end});
 }
 
 bool KeyLess::operator()(const Value& a, const Value& b) const { return compare_keys(a, b) < 0; }
@@ -192,14 +230,40 @@ void Dict::clear() {
   index_.clear();
 }
 
-Value Heap::string(std::string bytes) {
-  if (bytes.empty()) return Value::borrowed("");
-  charge(sizeof(StringBytes) + bytes.capacity());
+Value Heap::string(Text text) {
+  if (text.bytes.empty()) return Value::borrowed("");
+  auto owner = std::make_unique<StringBytes>(StringBytes{this, 1, std::move(text)});
+  charge(owner->weight());
   Value v(Type::kString);
-  v.size_ = bytes.size();
-  auto* owner = new StringBytes{this, 1, std::move(bytes)};
-  v.string_ = {owner->text.data(), owner};
+  v.size_ = owner->text.bytes.size();
+  v.string_ = {owner->text.bytes.data(), owner.get()};
+  owner.release();
   return v;
+}
+
+Value Heap::string(std::string bytes, bool from_user) {
+  const Value v = string(Text{std::move(bytes), {}});
+  return from_user ? v.from_user() : v;
+}
+
+bool Heap::has_user_bytes(const Value& v, int depth) {
+  step();
+  if (v.is_string()) return v.has_user_bytes();
+  if (depth > kMaxDataDepth) return true;
+  const auto any = [&](const auto& items) {
+    return std::any_of(items.begin(), items.end(),
+                       [&](const Value& x) { return has_user_bytes(x, depth + 1); });
+  };
+  switch (v.type()) {
+    case Type::kSequence: return any(v.sequence()->items);
+    case Type::kNamespace: return has_user_bytes(Value::of(v.name_space()->attributes), depth + 1);
+    case Type::kDict:
+      return std::any_of(v.dict()->entries.begin(), v.dict()->entries.end(), [&](const auto& e) {
+        return has_user_bytes(e.first, depth + 1) || has_user_bytes(e.second, depth + 1);
+      });
+    // Their printed forms name what the template wrote.
+    default: return false;
+  }
 }
 
 Value Heap::make(SequenceKind kind, std::vector<Value> items) {
@@ -219,7 +283,8 @@ Value Heap::from_json(const json::value& v, int depth) {
     case json::kind::int64: return Value::integer(v.get_int64());
     case json::kind::uint64: return Value::integer(v.get_uint64());
     case json::kind::double_: return Value::real(v.get_double());
-    case json::kind::string: return Value::borrowed({v.get_string().data(), v.get_string().size()});
+    case json::kind::string:
+      return Value::borrowed({v.get_string().data(), v.get_string().size()}).from_user();
     case json::kind::array: {
       std::vector<Value> items;
       expect(v.get_array().size() * sizeof(Value));
@@ -230,7 +295,7 @@ Value Heap::from_json(const json::value& v, int depth) {
     case json::kind::object: {
       Dict* d = dict();
       for (const auto& [key, item] : v.get_object())
-        d->set(*this, Value::borrowed({key.data(), key.size()}), from_json(item, depth + 1));
+        d->set(*this, Value::borrowed({key.data(), key.size()}).from_user(), from_json(item, depth + 1));
       return Value::of(d);
     }
   }

@@ -6,6 +6,9 @@
 // bytes. Everything is charged against the Limits as it is made, so a hostile template runs into an error,
 // never into the machine.
 //
+// Strings know which of their bytes came with the request: whoever makes one has to say so. What is put
+// together from pieces keeps each piece's marks (Text); where bytes are changed, one marked byte marks all.
+//
 // Not here: names, statements and attribute lookup (jinja_interpreter.h).
 #pragma once
 
@@ -20,6 +23,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/base/status.h"
+#include "engine/text/text_span.h"
 
 namespace oar::jinja {
 
@@ -58,11 +62,30 @@ struct Namespace;
 struct Callable;
 struct LoopState;
 
+// Text being put together, and which of it came with the request.
+struct Text {
+  std::string bytes;
+  std::vector<TextSpan> user;  // ascending, apart from each other
+
+  void add(std::string_view text) { bytes += text; }  // the template's own
+  void add_marked(std::string_view text, bool from_user);
+  void add(const Value& string);
+  size_t size() const { return bytes.size(); }
+  size_t weight() const { return bytes.size() + user.size() * sizeof(TextSpan); }
+
+ private:
+  void mark(size_t begin, size_t end);
+};
+
 // Bytes shared by strings and their slices; single-threaded reference count.
 struct StringBytes {
   Heap* heap;
   uint32_t references;
-  std::string text;
+  Text text;
+
+  size_t weight() const {
+    return sizeof(StringBytes) + text.bytes.capacity() + text.user.capacity() * sizeof(TextSpan);
+  }
 };
 
 enum class Type : uint8_t {
@@ -160,13 +183,21 @@ class Value {
   const void* identity() const { return object_; }
 
   // Markup: a string that |safe or |escape made; joining it with plain text escapes the plain text.
-  bool is_markup() const { return type_ == Type::kString && aux_ != 0; }
+  bool is_markup() const { return type_ == Type::kString && (aux_ & kMarkup) != 0; }
   Value with_markup(bool markup) const {
     Value v = *this;
-    v.aux_ = markup ? 1 : 0;
+    v.aux_ = static_cast<uint8_t>((aux_ & ~kMarkup) | (markup ? kMarkup : 0));
     return v;
   }
-  // Bytes [pos, pos + n) of this string, sharing its storage and its markup flag.
+  // This string, all of which came with the request.
+  Value from_user() const {
+    Value v = *this;
+    v.aux_ |= kUser;
+    return v;
+  }
+  // Whether any byte of this string did.
+  bool has_user_bytes() const;
+  // Bytes [pos, pos + n) of this string, sharing its storage, its markup flag and its marks.
   Value slice(size_t pos, size_t n) const {
     Value v = *this;
     v.string_.data += pos;
@@ -179,6 +210,8 @@ class Value {
 
  private:
   friend class Heap;
+  friend struct Text;
+  static constexpr uint8_t kMarkup = 1, kUser = 2;
   struct StringRef {
     const char* data;
     StringBytes* owner;  // null: borrowed
@@ -219,7 +252,7 @@ class Value {
   static void release(StringBytes* bytes);
 
   Type type_;
-  uint8_t aux_ = 0;                      // kString: markup; kUndefined: Missing
+  uint8_t aux_ = 0;                      // kString: kMarkup, kUser; kUndefined: Missing
   Type object_type_ = Type::kUndefined;  // kUndefined: what the attribute was missing from
   uint8_t object_kind_ = 0;              // kUndefined: that object's SequenceKind
   size_t size_ = 0;                      // kString, kUndefined: bytes
@@ -292,13 +325,17 @@ class Heap {
 
   const Limits& limits() const { return limits_; }
 
-  Value string(std::string bytes);
+  Value string(Text text);
+  // `from_user`: whether the bytes were made of anything that came with the request.
+  Value string(std::string bytes, bool from_user);
+  // Whether anything in the value came with the request.
+  bool has_user_bytes(const Value& v, int depth = 0);
   Value make(SequenceKind kind, std::vector<Value> items);
   Value list(std::vector<Value> items) { return make(SequenceKind::kList, std::move(items)); }
   Value tuple(std::vector<Value> items) { return make(SequenceKind::kTuple, std::move(items)); }
   Value iterator(std::vector<Value> items) { return make(SequenceKind::kIterator, std::move(items)); }
   Dict* dict() { return adopt(std::make_unique<Dict>()); }
-  // `v` must outlive the render: strings are borrowed.
+  // `v` must outlive the render: strings are borrowed. They are marked as the request's.
   Value from_json(const json::value& v, int depth = 0);
 
   template <class T>

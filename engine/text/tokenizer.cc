@@ -13,21 +13,80 @@ namespace {
 constexpr size_t kMaxTextBytes = size_t{1}
                                  << 30;  // positions in models are int32; normalization may triple the text
 
+// The spans within [offset, offset + size), counted from there.
+std::vector<TextSpan> clipped(std::span<const TextSpan> spans, size_t offset, size_t size) {
+  std::vector<TextSpan> out;
+  for (const TextSpan& s : spans) {
+    const size_t begin = std::max(s.begin, offset), end = std::min(s.end, offset + size);
+    if (begin < end) out.push_back({begin - offset, end - offset});
+  }
+  return out;
+}
+
+// Moves spans of `text` to where they lie once it is normalized, which takes `size` bytes. Normalizers look
+// at a few neighbours of a character: each stretch is normalized behind a little of what precedes it.
+Status follow(const Normalizer& normalizer, std::string_view text, size_t size,
+              std::vector<TextSpan>& spans) {
+  constexpr size_t kNeighbours = 64;  // bytes
+  size_t raw = 0, there = 0;
+  const auto length = [&](size_t begin, size_t end) -> Result<size_t> {
+    std::string out;
+    OAR_RETURN_IF_ERROR(normalizer.apply(text.substr(begin, end - begin), out));
+    return out.size();
+  };
+  const auto move_to = [&](size_t position) -> Status {
+    size_t from = raw > kNeighbours ? raw - kNeighbours : 0;
+    while (from > 0 && (text[from] & 0xC0) == 0x80) --from;
+    OAR_ASSIGN(const size_t whole, length(from, position));
+    OAR_ASSIGN(const size_t before, length(from, raw));
+    there += whole - before;
+    raw = position;
+    return ok_status();
+  };
+  if (spans.empty()) return ok_status();
+  for (TextSpan& s : spans) {
+    OAR_RETURN_IF_ERROR(move_to(s.begin));
+    s.begin = there;
+    OAR_RETURN_IF_ERROR(move_to(s.end));
+    s.end = there;
+  }
+  OAR_RETURN_IF_ERROR(move_to(text.size()));
+  if (there == size) return ok_status();
+  return unimplemented(
+      "this tokenizer's normalizer hides where the messages' text lies in the prompt; "
+      "--allow-special-in-text "
+      "reads control tokens everywhere");
+}
+
+// Well-formed UTF-8, with `spans` moved along.
+std::string repaired_text(std::string_view text, bool each_byte, std::vector<TextSpan>& spans) {
+  std::string out;
+  size_t done = 0;
+  for (TextSpan& s : spans) {
+    out += repair_utf8(text.substr(done, s.begin - done), each_byte);
+    const size_t begin = out.size();
+    out += repair_utf8(text.substr(s.begin, s.end - s.begin), each_byte);
+    done = s.end;
+    s = {begin, out.size()};
+  }
+  return out += repair_utf8(text.substr(done), each_byte);
+}
+
 // One encode() call.
 class Encoding {
  public:
-  Encoding(const TokenizerParts& parts, bool parse_special, size_t text_bytes)
-      : parts_(parts), parse_special_(parse_special) {
+  Encoding(const TokenizerParts& parts, const SpecialTokens& special, size_t text_bytes)
+      : parts_(parts), special_(special) {
     model_scratch_.cache.resize_for(text_bytes);
     pattern_scratch_.refill(text_bytes);
   }
 
   // `walk` splits text at the tokens of `added`; `rest` gets what lies between, with its offset.
   template <class Rest>
-  Status walk(const AddedTokens& added, std::string_view text, Rest&& rest) {
+  Status walk(const AddedTokens& added, const SpecialTokens& special, std::string_view text, Rest&& rest) {
     if (added.empty()) return rest(text, size_t{0});
     size_t done = 0, cursor = 0;
-    while (const auto hit = added.next(text, done, cursor, parse_special_)) {
+    while (const auto hit = added.next(text, done, cursor, special)) {
       if (hit->begin > done) OAR_RETURN_IF_ERROR(rest(text.substr(done, hit->begin - done), done));
       ids.push_back(hit->id);
       done = hit->end;
@@ -37,32 +96,38 @@ class Encoding {
   }
 
   Status run(std::string_view text) {
-    return walk(parts_.raw_added, text, [this](std::string_view section, size_t offset) {
+    return walk(parts_.raw_added, special_, text, [this](std::string_view section, size_t offset) {
       const bool at_start = offset == 0;
-      if (!parts_.normalizer) return normalized(section, at_start);
+      std::vector<TextSpan> plain;
+      if (!special_.plain.empty() && parts_.normalized_added.has_special())
+        plain = clipped(special_.plain, offset, section.size());
+      if (!parts_.normalizer) return normalized(section, plain, at_start);
       std::string out;
       out.reserve(section.size() + section.size() / 4 + 8);
       OAR_RETURN_IF_ERROR(parts_.normalizer->apply(section, out));
       if (out.size() > kMaxTextBytes) return resource_exhausted("the normalized text exceeds 2^30 bytes");
-      return normalized(out, at_start);
+      OAR_RETURN_IF_ERROR(follow(*parts_.normalizer, section, out.size(), plain));
+      return normalized(out, plain, at_start);
     });
   }
 
   std::vector<int32_t> ids;
 
  private:
-  Status normalized(std::string_view text, bool at_start) {
-    return walk(parts_.normalized_added, text, [this, at_start](std::string_view section, size_t offset) {
+  Status normalized(std::string_view text, const std::vector<TextSpan>& plain, bool at_start) {
+    const SpecialTokens special{special_.parse, plain};
+    const auto rest = [this, at_start](std::string_view section, size_t offset) {
       const Piece piece{section, at_start && offset == 0};
       const auto model = [this](Piece p) { parts_.model->encode(p.text, model_scratch_, ids); };
       if (parts_.pretokenizer) return parts_.pretokenizer->split(piece, pattern_scratch_, model);
       model(piece);
       return ok_status();
-    });
+    };
+    return walk(parts_.normalized_added, special, text, rest);
   }
 
   const TokenizerParts& parts_;
-  const bool parse_special_;
+  const SpecialTokens special_;
   ModelScratch model_scratch_;
   SplitPattern::Scratch pattern_scratch_;
 };
@@ -107,11 +172,15 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
     return invalid_argument(
         cat("a text of ", text.size(), " bytes; the tokenizer takes at most ", kMaxTextBytes));
   std::string repaired;
+  std::vector<TextSpan> moved;
+  SpecialTokens special{options.parse_special, options.plain};
   if (!is_valid_utf8(text)) {
-    repaired = repair_utf8(text, parts_->repair_each_byte);
+    moved.assign(options.plain.begin(), options.plain.end());
+    repaired = repaired_text(text, parts_->repair_each_byte, moved);
     text = repaired;
+    special.plain = moved;
   }
-  Encoding e(*parts_, options.parse_special, text.size());
+  Encoding e(*parts_, special, text.size());
   e.ids.reserve(text.size() / 4 + 8);
   if (options.add_special_tokens) e.ids = parts_->prefix;
   OAR_RETURN_IF_ERROR(e.run(text));

@@ -21,6 +21,7 @@
 
 #include "engine/base/gguf_vocab.h"
 #include "engine/base/status.h"
+#include "engine/text/text_span.h"
 
 namespace oar {
 
@@ -37,6 +38,8 @@ class Tokenizer {
   struct EncodeOptions {
     bool add_special_tokens = true;  // BOS, EOS, [CLS] ... as the model's files say
     bool parse_special = true;       // the text of a special token in the input becomes that token
+    // Ascending and apart: where a special token that lies there, even in part, stays text all the same.
+    std::span<const TextSpan> plain = {};
   };
   // Any bytes are accepted: ill-formed UTF-8 counts as U+FFFD. Errors: more than 2^30 bytes, or a split
   // pattern that takes too long on this text (patterns of published tokenizers never do).

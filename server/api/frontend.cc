@@ -93,7 +93,7 @@ Result<GenerationSpec> Frontend::make_spec(const ModelHandle& model,
 Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestContext& context) const {
   OAR_ASSIGN(const ModelHandle* model, find_in(body));
   OAR_ASSIGN(ChatRequest r, parse_chat_request(body, *model, limits_));
-  OAR_ASSIGN(const std::string text, render_chat(*model, r, limits_));
+  OAR_ASSIGN(const ChatPrompt prompt, render_chat(*model, r, limits_));
   Prepared out;
   out.answer.chat = true;
   out.answer.streaming = r.streaming;
@@ -102,7 +102,7 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
     const json::value& last = r.messages.back().at("content");
     out.answer.echoes.push_back({last.is_string() ? std::string(last.get_string()) : std::string()});
   }
-  OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, text, r.add_special_tokens));
+  OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, prompt, r.add_special_tokens));
   std::vector<std::vector<int32_t>> prompts;
   prompts.push_back(std::move(tokens));
   OAR_ASSIGN(out.spec,
@@ -173,8 +173,9 @@ Result<GenerationSpec> Frontend::prepare_fields(const ModelHandle& model, std::v
 Result<std::string> Frontend::tokenize_json(const json::object& body) const {
   OAR_ASSIGN(const ModelHandle* model, find_in(body));
   OAR_ASSIGN(TokenizeRequest r, parse_tokenize_request(body, *model, limits_));
-  if (r.is_chat) { OAR_ASSIGN(r.prompt, render_chat(*model, r.chat, limits_)); }
-  OAR_ASSIGN(const std::vector<int32_t> tokens, tokenize(*model, r.prompt, r.add_special_tokens));
+  ChatPrompt prompt{std::move(r.prompt), {}};
+  if (r.is_chat) { OAR_ASSIGN(prompt, render_chat(*model, r.chat, limits_)); }
+  OAR_ASSIGN(const std::vector<int32_t> tokens, tokenize(*model, prompt, r.add_special_tokens));
   std::string out;
   JsonWriter w(out);
   w.begin_object();

@@ -1,8 +1,8 @@
 #include "server/api/listen_address.h"
 
 #include <arpa/inet.h>
-#include <strings.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "engine/base/format.h"
@@ -47,7 +47,9 @@ bool is_loopback(std::string_view host) {
   in6_addr v6{};
   if (read_v4(text, v4)) return (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET;
   if (read_v6(text, v6)) return IN6_IS_ADDR_LOOPBACK(&v6);
-  return strcasecmp(text.c_str(), "localhost") == 0;
+  constexpr std::string_view kName = "localhost";
+  return std::equal(text.begin(), text.end(), kName.begin(), kName.end(),
+                    [](char given, char lower) { return (given | 0x20) == lower; });
 }
 
 }  // namespace oar::api

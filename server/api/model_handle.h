@@ -16,12 +16,14 @@ struct ModelHandle {
   const ChatTemplate* chat_template = nullptr;  // null: the model has none, chat requests are refused
   GenerationDefaults defaults;
   ModelInfo info;
-  std::string bos_token, eos_token;  // as chat templates name them
+  std::string bos_token, eos_token;    // as chat templates name them
+  bool allow_special_in_text = false;  // control tokens in the text of chat messages count
 };
 
 inline ModelHandle make_handle(LanguageModel& model) {
-  return {model.info().name, &model.engine(), model.tokenizer(), &model.chat_template(),
-          model.defaults(),  model.info(),    model.bos_token(), model.eos_token()};
+  return {model.info().name,      &model.engine(),   model.tokenizer(),
+          &model.chat_template(), model.defaults(),  model.info(),
+          model.bos_token(),      model.eos_token(), model.allows_special_in_text()};
 }
 
 }  // namespace oar

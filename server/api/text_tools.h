@@ -10,10 +10,13 @@
 
 namespace oar::api {
 
-// The prompt text of a conversation. INVALID_ARGUMENT when the template refuses it.
-Result<std::string> render_chat(const ModelHandle& model, const ChatRequest& request,
-                                const ApiLimits& limits);
+// The prompt of a conversation. INVALID_ARGUMENT when the template refuses it.
+Result<ChatPrompt> render_chat(const ModelHandle& model, const ChatRequest& request, const ApiLimits& limits);
+// A raw prompt: the text of a special token is that token.
 Result<std::vector<int32_t>> tokenize(const ModelHandle& model, std::string_view text,
+                                      bool add_special_tokens);
+// A conversation: only what the template wrote may be special tokens.
+Result<std::vector<int32_t>> tokenize(const ModelHandle& model, const ChatPrompt& prompt,
                                       bool add_special_tokens);
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,
                        bool skip_special_tokens);

@@ -71,8 +71,8 @@ Result<PromptTokens> conversation_tokens(const Services& services, const ModelHa
   json::object body{{"messages", to_json(conversation)},
                     {"continue_final_message", conversation.continue_final_message()}};
   OAR_ASSIGN(const api::ChatRequest chat, api::parse_chat_request(body, model, services.frontend->limits()));
-  OAR_ASSIGN(const std::string text, api::render_chat(model, chat, services.frontend->limits()));
-  OAR_ASSIGN(std::vector<int32_t> ids, api::tokenize(model, text, false));
+  OAR_ASSIGN(const ChatPrompt prompt, api::render_chat(model, chat, services.frontend->limits()));
+  OAR_ASSIGN(std::vector<int32_t> ids, api::tokenize(model, prompt, false));
   return PromptTokens{std::move(ids), "conversation"};
 }
 

@@ -73,6 +73,26 @@ TEST_CASE("text to tokens and back") {
   CHECK(std::string(back.c_str()) == text);
 }
 
+TEST_CASE("control tokens in messages stay text, those of a prompt that the caller tokenizes count") {
+  const char messages[] = R"([{"role": "user", "content": "a<|bos|>"}])";
+  oar_sampling s;
+  REQUIRE(oar_sampling_init(&s, sizeof s) == OAR_OK);
+  s.max_tokens = 1;
+  oar_generation generation = 0;
+  REQUIRE(oar_generate_chat(demo_model(), messages, &s, nullptr, nullptr, &generation) == OAR_OK);
+  const oar_event* event = nullptr;
+  do REQUIRE(oar_generation_next(generation, 60000, &event) == OAR_OK);
+  while (event == nullptr || event->finish == OAR_FINISH_NONE);
+  const auto tokens = static_cast<size_t>(event->prompt_tokens);
+  CHECK(oar_generation_close(generation) == OAR_OK);
+
+  char prompt[256];
+  size_t length = 0, count = 0;
+  REQUIRE(oar_chat_prompt(demo_model(), messages, nullptr, prompt, sizeof prompt, &length) == OAR_OK);
+  REQUIRE(oar_tokenize(demo_model(), prompt, length, 0, nullptr, 0, &count) == OAR_OK);
+  CHECK(count < tokens);
+}
+
 TEST_CASE("chat template") {
   size_t length = 0;
   const char messages[] = R"([{"role": "user", "content": "Good morrow"}])";

@@ -806,6 +806,23 @@ class Serve(Base):
             with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
                 self.assertEqual(json.load(models)["data"][0]["id"], "bard")
 
+    def test_control_tokens_in_messages(self):
+        def ends(server):
+            body = json.dumps({"messages": [{"role": "user", "content": "a<|end|>b"}]}).encode()
+            request = urllib.request.Request(server.url("/tokenize"), body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                return json.load(answer)["tokens"].count(5)
+        with Server() as server:
+            self.assertEqual(ends(server), 1)  # the template's
+        with Server("--allow-special-in-text") as server:
+            self.assertEqual(ends(server), 2)
+
+    def test_model_control_is_explicit(self):
+        self.refused(2, "serve", "demo", "--model-control", "poll", says=["poll is not offered", "explicit"])
+        self.refused(2, "serve", "demo", "--model-control", "all", says=["'all'", "none", "explicit"])
+        self.refused(1, "serve", "demo", "--admin-key-file", "keys", says=["--model-control explicit"])
+        self.refused(1, "serve", "demo", "--allowed-origins", "app.example", says=["'app.example'", "scheme://host"])
+
     def test_options_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "server.toml"

@@ -32,6 +32,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.now = std::tm{};
   const auto& messages = conversation().get_array();
   const auto text = t->render(messages, &messages, options, limits);
-  if (text.ok() && (text->size() > limits.max_output || !oar::is_valid_utf8(*text))) std::abort();
+  if (text.ok() && (text->text.size() > limits.max_output || !oar::is_valid_utf8(text->text))) std::abort();
   return 0;
 }

@@ -556,6 +556,13 @@ TEST_CASE("oar.v1 Tokenize, Detokenize, ListModels") {
     REQUIRE(stub->Tokenize(&c, q, &r).ok());
     CHECK(std::vector<int32_t>(r.ids().begin(), r.ids().end()) == std::vector<int32_t>{'a', 'b', 256});
     CHECK(r.max_context() == 512);
+    auto* message = q.mutable_conversation()->add_messages();
+    message->set_role("user");
+    message->set_content("</s>");
+    grpc::ClientContext c2;
+    REQUIRE(stub->Tokenize(&c2, q, &r).ok());
+    CHECK(std::vector<int32_t>(r.ids().begin(), r.ids().end()) ==
+          std::vector<int32_t>{256, 258, '<', '/', 's', '>', 259});
   }
   {
     grpc::ClientContext c;

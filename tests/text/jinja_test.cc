@@ -48,7 +48,8 @@ Result<std::string> render(const std::string& source, const ChatTemplateOptions&
                            const json::array& messages = {}, const json::array* tools = nullptr) {
   auto t = ChatTemplate::parse(source);
   if (!t.ok()) return t.status();
-  return t->render(messages, tools, options);
+  OAR_ASSIGN(ChatPrompt prompt, t->render(messages, tools, options));
+  return std::move(prompt.text);
 }
 
 std::string must_render(const std::string& source, const json::array& messages = {}) {
@@ -72,9 +73,47 @@ std::string repeat(std::string_view s, int n) {
   return out;
 }
 
+// Calls visit(n) for each place where `token` stands in the prompt: n of its bytes are marked.
+template <class Visit>
+void each_place(const ChatPrompt& p, std::string_view token, Visit visit) {
+  for (size_t at = p.text.find(token); at != std::string::npos; at = p.text.find(token, at + token.size())) {
+    size_t marked = 0;
+    for (const TextSpan& s : p.user) {
+      const size_t begin = std::max(s.begin, at), end = std::min(s.end, at + token.size());
+      if (begin < end) marked += end - begin;
+    }
+    visit(marked);
+  }
+}
+
+// No control token that the template wrote is marked; `given` is all that came with the request.
+void check_template_tokens(const ChatPrompt& p, const std::string& given, const std::string& bos) {
+  std::vector<std::string> tokens = {bos, "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>"};
+  for (size_t at = p.text.find("<|"); at != std::string::npos; at = p.text.find("<|", at + 2)) {
+    const size_t end = p.text.find("|>", at);
+    if (end != std::string::npos && end - at < 40) tokens.push_back(p.text.substr(at, end + 2 - at));
+  }
+  for (const std::string& token : tokens) {
+    if (token.empty() || given.find(token) != std::string::npos) continue;
+    each_place(p, token, [&](size_t marked) {
+      INFO(token);
+      CHECK(marked == 0);
+    });
+  }
+}
+
+// Puts a control token behind every string but roles and types, and into no key.
+void spike(json::value& v, std::string_view key = {}) {
+  if (v.is_string() && key != "role" && key != "type") v.get_string() += " <|zz|>";
+  if (v.is_array())
+    for (json::value& item : v.get_array()) spike(item, key);
+  if (v.is_object())
+    for (auto& member : v.get_object()) spike(member.value(), {member.key().data(), member.key().size()});
+}
+
 void render_whole(const std::string& folder, const std::string& expected, int rows) {
   const json::value cases = parse(oar_test::read_file(folder + "/cases.json"));
-  int count = 0;
+  int count = 0, spiked = 0;
   for (const json::value& row : parse_lines(oar_test::read_file(folder + "/" + expected))) {
     const std::string name = string_of(row.at("template"));
     const json::object& input = cases.at(string_of(row.at("case"))).as_object();
@@ -97,11 +136,25 @@ void render_whole(const std::string& folder, const std::string& expected, int ro
     } else {
       INFO(text.status().to_string());
       REQUIRE(text.ok());
-      CHECK(*text == string_of(row.at("expected")));
+      CHECK(text->text == string_of(row.at("expected")));
+      check_template_tokens(*text, serialize(input), options.bos_token);
+      json::value hostile = input;
+      spike(hostile);
+      const json::value* its_tools = hostile.get_object().if_contains("tools");
+      const auto prompt =
+          t->render(hostile.at("messages").as_array(), its_tools ? &its_tools->as_array() : nullptr, options);
+      if (prompt.ok()) {
+        check_template_tokens(*prompt, serialize(hostile), options.bos_token);
+        each_place(*prompt, "<|zz|>", [&](size_t marked) {
+          CHECK(marked == 6);
+          ++spiked;
+        });
+      }
     }
     ++count;
   }
   CHECK(count == rows);
+  CHECK(spiked > rows);
 }
 
 TEST_CASE("whole chat templates render as the reference does", "[jinja]") {
@@ -347,10 +400,10 @@ TEST_CASE("the default template is ChatML", "[jinja]") {
   REQUIRE(t.ok());
   const json::value m = parse(R"([{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}])");
   ChatTemplateOptions options;
-  CHECK(*t->render(m.as_array(), nullptr, options) ==
+  CHECK(t->render(m.as_array(), nullptr, options)->text ==
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
   options.add_generation_prompt = false;
-  CHECK(*t->render(m.as_array(), nullptr, options) ==
+  CHECK(t->render(m.as_array(), nullptr, options)->text ==
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
 }
 
@@ -386,10 +439,96 @@ TEST_CASE("one template renders on many threads at once", "[jinja]") {
   std::vector<std::thread> threads;
   for (std::string& result : results)
     threads.emplace_back([&] {
-      for (int i = 0; i < 200; ++i) result = *t->render(m.as_array(), nullptr, {});
+      for (int i = 0; i < 200; ++i) result = t->render(m.as_array(), nullptr, {})->text;
     });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& result : results) CHECK(result == "constantAconstantB2");
+}
+
+// The rendered text with what came with the messages in ⟦ ⟧.
+std::string marked(const std::string& source, const json::array& messages, ChatTemplateOptions options = {}) {
+  auto t = ChatTemplate::parse(source);
+  REQUIRE(t.ok());
+  options.bos_token = "<s>";
+  const json::value tools = parse(R"([{"name":"f|</s>"}])");
+  auto r = t->render(messages, &tools.as_array(), options);
+  INFO(source);
+  INFO(r.status().to_string());
+  REQUIRE(r.ok());
+  std::string out;
+  size_t done = 0;
+  for (const TextSpan& s : r->user) {
+    CHECK(s.begin >= done);
+    CHECK(s.begin < s.end);
+    out += r->text.substr(done, s.begin - done) + "⟦" + r->text.substr(s.begin, s.end - s.begin) + "⟧";
+    done = s.end;
+  }
+  CHECK(done <= r->text.size());
+  return out + r->text.substr(done);
+}
+
+TEST_CASE("what came with the messages is marked, whatever the template does to it", "[jinja]") {
+  const json::value m = parse(
+      R"([{"role":"user","content":" a<e> b\n","name":"n</s>","parts":[{"text":"p"},{"text":"q"}],"i":7}])");
+  const auto at = [&](const std::string& expression) {
+    return marked("{% set m = messages[0] %}{% set c = m.content %}{{ " + expression + " }}", m.as_array());
+  };
+  CHECK(at("bos_token ~ c ~ '<e>'") == "<s>⟦ a<e> b\n⟧<e>");
+  CHECK(at("bos_token + c + '<e>' + m.name") == "<s>⟦ a<e> b\n⟧<e>⟦n</s>⟧");
+  CHECK(at("'<|' + m.role + '|>' + c|trim + '<e>'") == "<|user|>⟦a<e> b⟧<e>");
+  CHECK(at("('<s>' + c + '</s>')[3:7]") == "⟦ a<e⟧");
+  CHECK(at("('<s>' + c + '</s>')[1:5]") == "s>⟦ a⟧");
+  CHECK(at("('<s>' + c)[::-1]") == "⟦\nb >e<a ⟧>s<");
+  CHECK(at("('<s>' + c).split('<e>')[1] + '!'") == "⟦ b\n⟧!");
+  CHECK(at("('<s>' + c).split('a')|join('<x>')") == "<s>⟦ ⟧<x>⟦<e> b\n⟧");
+  CHECK(at("['<s>', c, 'z']|join(m.name)") == "<s>⟦n</s> a<e> b\nn</s>⟧z");
+  CHECK(at("'-'.join(['<s>', c])") == "<s>-⟦ a<e> b\n⟧");
+  CHECK(at("m.parts|map(attribute='text')|join('<i>')") == "⟦p⟧<i>⟦q⟧");
+  CHECK(at("('<s>' + c).replace('<e>', '<t>')") == "<s>⟦ a⟧<t>⟦ b\n⟧");
+  CHECK(at("'<s>x<e>'.replace('x', m.name)") == "<s>⟦n</s>⟧<e>");
+  CHECK(at("'<s>%s<e>%d' % (m.name, m.i)") == "<s>⟦n</s>⟧<e>7");
+  CHECK(at("'<s>%-6s<e>' % m.name") == "<s>⟦n</s> ⟧<e>");
+  CHECK(at("'<s>{}<e>{n:>7}'.format(m.role, n=m.name)") == "<s>user<e>⟦  n</s>⟧");
+  CHECK(at("c.format('<s>')") == "⟦ a<e> b\n⟧");
+  CHECK(at("m.name * 2 + '<s>' * 2") == "⟦n</s>n</s>⟧<s><s>");
+  CHECK(at("m.name|upper + '<s>'|upper") == "⟦N</S>⟧<S>");
+  CHECK(at("('<s>' + c)|indent(2)") == "<s>⟦ a<e> b⟧\n");
+  CHECK(at("m.name.center(7) + '<s>'.center(5, '*')") == " ⟦n</s>⟧ *<s>*");
+  CHECK(at("m.name|truncate(4, true, '<e>', 0)") == "⟦n⟧<e>");
+  CHECK(at("bos_token ~ m.parts|tojson") == "<s>⟦[{\"text\": \"p\"}, {\"text\": \"q\"}]⟧");
+  CHECK(at("bos_token ~ [1, '<e>']|tojson") == "<s>[1, \"<e>\"]");
+  CHECK(at("bos_token ~ m.parts") == "<s>⟦[{'text': 'p'}, {'text': 'q'}]⟧");
+  CHECK(at("tools|tojson") == "⟦[{\"name\": \"f|</s>\"}]⟧");
+  CHECK(at("m.i ~ m.name|length ~ (m.name == 'n</s>') ~ ('</s>' in m.name)") == "75TrueTrue");
+  CHECK(at("m.keys()|first ~ '<s>'") == "⟦role⟧<s>");
+  // Through blocks and macros.
+  CHECK(
+      marked(
+          "{% macro turn(x) %}<s>{{ x }}<e>{% endmacro %}{% set t %}{{ turn(messages[0].name) }}|{% endset %}"
+          "{{ t|trim('|') }}{% filter upper %}x{% endfilter %}",
+          m.as_array()) == "<s>⟦n</s>⟧<e>X");
+  CHECK(marked("{% set ns = namespace(t='') %}{% for p in messages[0].parts %}{% set ns.t = ns.t + '<i>' + "
+               "p.text %}"
+               "{% endfor %}{{ ns.t }}",
+               m.as_array()) == "<i>⟦p⟧<i>⟦q⟧");
+}
+
+TEST_CASE("roles and the request's variables are the template's while they are plain words", "[jinja]") {
+  const json::value m = parse(R"([{"role":"x|><s><|","content":""}])");
+  CHECK(marked("<|{{ messages[0].role }}|>", m.as_array()) == "<|⟦x|><s><|⟧|>");
+  ChatTemplateOptions options;
+  options.extra = parse(R"({"mode":"no_think","other":"<s>","deep":["word"]})").as_object();
+  CHECK(marked("<|{{ mode }}|>{{ other }}{{ deep[0] }}", {}, options) == "<|no_think|>⟦<s>word⟧");
+  options.allow_special_in_text = true;
+  CHECK(marked("<|{{ mode }}|>{{ other }}", {}, options) == "<|no_think|><s>");
+}
+
+TEST_CASE("marks are paid for", "[jinja]") {
+  const json::value m = parse(R"([{"role":"user","content":"u"}])");
+  auto t = ChatTemplate::parse("{{ ('<' + messages[0].content) * 1000000 }}");
+  REQUIRE(t.ok());
+  CHECK(t->render(m.as_array(), nullptr, {}, small_limits()).status().code() ==
+        StatusCode::kResourceExhausted);
 }
 
 }  // namespace
