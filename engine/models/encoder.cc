@@ -12,6 +12,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
+#include "engine/models/config_reader.h"
 #include "engine/tensor/element.h"
 
 namespace oar {
@@ -41,20 +42,6 @@ std::string_view model_type_of(const json::object& config) {
   const json::value* v = config.if_contains("model_type");
   if (!v || !v->is_string()) return {};
   return {v->get_string().data(), v->get_string().size()};
-}
-
-// The first of the keys that is there.
-Result<int64_t> integer(const json::object& o, std::initializer_list<const char*> keys, int64_t least,
-                        int64_t most, int64_t fallback) {
-  for (const char* key : keys) {
-    const json::value* v = o.if_contains(key);
-    if (!v || v->is_null()) continue;
-    if (!v->is_int64() || v->get_int64() < least || v->get_int64() > most)
-      return invalid_argument(cat("config.json: '", key, "' must be an integer from ", least, " to ", most));
-    return v->get_int64();
-  }
-  if (fallback < least) return invalid_argument(cat("config.json has no '", *keys.begin(), "'"));
-  return fallback;
 }
 
 // A Graph under construction over a checkpoint; keeps the first error, so that the model reads as equations.
@@ -252,38 +239,45 @@ Result<EncoderConfig> read_encoder_config(const json::object& o) {
     for (const std::string& n : encoder_names()) names += (names.empty() ? "" : ", ") + n;
     return unimplemented(cat("model_type '", c.model_type, "' is no encoder that can be run: ", names));
   }
-  OAR_ASSIGN(c.width, integer(o, {"hidden_size", "dim"}, 1, 1 << 16, 0));
-  OAR_ASSIGN(c.layers, integer(o, {"num_hidden_layers", "n_layers"}, 1, 1024, 0));
-  OAR_ASSIGN(c.heads, integer(o, {"num_attention_heads", "n_heads"}, 1, 1024, 0));
-  OAR_ASSIGN(c.ffn, integer(o, {"intermediate_size", "hidden_dim"}, 1, 1 << 20, 0));
-  OAR_ASSIGN(c.vocab, integer(o, {"vocab_size"}, 1, INT32_MAX, 0));
-  OAR_ASSIGN(c.positions, integer(o, {"max_position_embeddings"}, 1, 1 << 24, 512));
-  if (!family->distil) { OAR_ASSIGN(c.types, integer(o, {"type_vocab_size"}, 0, 1024, 2)); }
+  // transformers' BertConfig, RobertaConfig, ErnieConfig and DistilBertConfig.
+  ConfigReader r(o);
+  const bool distil = family->distil;
+  const auto size = [&](const char* bert, const char* distil_bert, int64_t most) {
+    return distil ? r.integer({distil_bert, bert}, 1, most, std::nullopt)
+                  : r.integer({bert}, 1, most, std::nullopt);
+  };
+  OAR_ASSIGN(c.width, size("hidden_size", "dim", 1 << 16));
+  OAR_ASSIGN(c.layers, size("num_hidden_layers", "n_layers", 1024));
+  OAR_ASSIGN(c.heads, size("num_attention_heads", "n_heads", 1024));
+  OAR_ASSIGN(c.ffn, r.integer({distil ? "hidden_dim" : "intermediate_size"}, 1, 1 << 20, std::nullopt));
+  OAR_ASSIGN(c.vocab, r.integer({"vocab_size"}, 1, INT32_MAX, std::nullopt));
+  OAR_ASSIGN(c.positions, r.integer({"max_position_embeddings"}, 1, 1 << 24, 512));
+  OAR_ASSIGN(c.activation, r.text({distil ? "activation" : "hidden_act"}, "gelu"));
+  if (distil) {
+    r.without_effect("sinusoidal_pos_embds");  // the table lies in the checkpoint either way
+  } else {
+    OAR_ASSIGN(c.types, r.integer({"type_vocab_size"}, 0, 1024, 2));
+    OAR_ASSIGN(c.norm_eps, r.number({"layer_norm_eps"}, c.norm_eps));
+  }
+  r.without_effect("tie_word_embeddings task_type_vocab_size");
   if (c.width % c.heads != 0)
     return invalid_argument(
         cat("config.json: 'hidden_size' ", c.width, " is no multiple of 'num_attention_heads' ", c.heads));
   if (family->positions_after_padding) {
-    OAR_ASSIGN(const int64_t pad, integer(o, {"pad_token_id"}, 0, INT32_MAX, 1));
+    OAR_ASSIGN(const int64_t pad, r.integer({"pad_token_id"}, 0, INT32_MAX, 1));
     c.first_position = pad + 1;
     if (c.first_position >= c.positions)
       return invalid_argument(
           cat("config.json: 'pad_token_id' ", pad, " leaves no position of ", c.positions));
   }
-  if (const json::value* v = o.if_contains("layer_norm_eps"); v && v->is_number())
-    c.norm_eps = v->to_number<double>();
   if (!(c.norm_eps >= 0 && c.norm_eps < 1))
     return invalid_argument("config.json: 'layer_norm_eps' is not in [0, 1)");
-  for (const char* key : {"hidden_act", "activation"}) {
-    if (const json::value* v = o.if_contains(key); v && v->is_string())
-      c.activation = std::string(v->get_string());
+  OAR_ASSIGN(const std::string kind, r.text({"position_embedding_type"}, "absolute"));
+  if (kind != "absolute") {
+    return unimplemented(
+        cat("config.json: 'position_embedding_type' is '", kind, "'; only absolute positions are offered"));
   }
-  const json::value* kind = o.if_contains("position_embedding_type");
-  if (kind && kind->is_string() && kind->get_string() != "absolute")
-    return unimplemented(cat("config.json: position_embedding_type '", std::string(kind->get_string()),
-                             "'; only absolute positions"));
-  const json::value* task = o.if_contains("use_task_id");
-  if (task && task->is_bool() && task->get_bool())
-    return unimplemented("config.json: use_task_id; ERNIE's task embeddings are not offered");
+  OAR_ASSIGN(c.unknown_keys, r.finish(c.model_type));
   return c;
 }
 

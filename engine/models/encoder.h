@@ -27,6 +27,7 @@ struct EncoderConfig {
   int64_t types = 0;           // token types; 0: the model has none
   double norm_eps = 1e-12;
   std::string activation = "gelu";
+  std::string unknown_keys;  // of config.json, none of this architecture's; for the log
   int64_t max_tokens() const { return positions - first_position; }
 };
 

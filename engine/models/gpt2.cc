@@ -4,10 +4,32 @@
 //
 // Hugging Face stores the linear layers as (in, out); the transpose below is folded at load.
 #include "engine/base/format.h"
+#include "engine/models/config_reader.h"
 #include "engine/models/model.h"
 
 namespace oar {
 namespace {
+
+// transformers' GPT2Config.
+Status read_gpt2(ConfigReader& r, ModelConfig& c) {
+  OAR_ASSIGN(c.width, r.integer({"n_embd", "hidden_size"}, 1, 1 << 20, std::nullopt));
+  OAR_ASSIGN(c.layers, r.integer({"n_layer", "num_hidden_layers"}, 1, 4096, std::nullopt));
+  OAR_ASSIGN(c.heads, r.integer({"n_head", "num_attention_heads"}, 1, 1 << 16, std::nullopt));
+  OAR_ASSIGN(c.ffn, r.integer({"n_inner"}, 1, 1 << 22, 4 * c.width));
+  OAR_ASSIGN(c.max_context, r.integer({"n_positions", "max_position_embeddings"}, 1, INT32_MAX, 1024));
+  OAR_ASSIGN(c.norm_eps, r.number({"layer_norm_epsilon"}, 1e-5));
+  OAR_ASSIGN(c.activation, r.text({"activation_function"}, "gelu_new"));
+  OAR_ASSIGN(c.tied, r.boolean("tie_word_embeddings", true));
+  OAR_ASSIGN(c.scale_attention, r.boolean("scale_attn_weights", true));
+  OAR_ASSIGN(c.scale_by_layer, r.boolean("scale_attn_by_inverse_layer_idx", false));
+  OAR_ASSIGN(c.linear_out_in, r.boolean("linear_out_in", false));
+  // Cross-attention is a part for an encoder's states, of which a lone model has none. The second line is
+  // what GGUF's form of the config has besides.
+  r.without_effect("add_cross_attention is_decoder");
+  r.without_effect(
+      "intermediate_size hidden_act num_key_value_heads head_dim rope_theta attention_bias mlp_bias");
+  return ok_status();
+}
 
 Val linear(ModelBuilder& b, Val x, const std::string& name) {
   Val w = b.weight(name + ".weight");
@@ -17,9 +39,9 @@ Val linear(ModelBuilder& b, Val x, const std::string& name) {
 
 Val activation(ModelBuilder& b, Val x) {
   const std::string& a = b.c.activation;
-  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast" || a == "silu")
-    return b.op(a == "silu" ? "silu" : "gelu_tanh", {x});
+  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast") return b.op("gelu_tanh", {x});
   if (a == "gelu" || a == "relu") return b.op(a, {x});
+  if (a == "silu" || a == "swish") return b.op("silu", {x});
   b.fail(unimplemented(cat("config.json: activation_function '", a, "'")));
   return {};
 }
@@ -43,6 +65,7 @@ Val hidden(ModelBuilder& b) {
 
 }  // namespace
 
-extern const Architecture architecture_gpt2 = {"gpt2", hidden, "lm_head.weight", "transformer.wte.weight"};
+extern const Architecture architecture_gpt2 = {"gpt2", read_gpt2, hidden, "lm_head.weight",
+                                               "transformer.wte.weight"};
 
 }  // namespace oar

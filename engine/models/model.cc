@@ -1,5 +1,6 @@
 #include "engine/models/model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/base/format.h"
@@ -54,10 +55,19 @@ Val ModelBuilder::weight(const std::string& name) {
   return constants_[name] = constant(name, it->second);
 }
 
-Val ModelBuilder::linear(Val x, const std::string& name) {
-  const Val w = weight(name + ".weight");
-  const Val bias = has(name + ".bias") ? weight(name + ".bias") : Val{};
-  return op("linear", {x, Val{}, w, bias});
+Val ModelBuilder::linear(Val x, const std::string& name, bool biased) {
+  Val bias;
+  if (const auto it = checkpoint_.tensors.find(name + ".bias"); it != checkpoint_.tensors.end()) {
+    const Tensor& t = it->second;
+    if (biased) bias = weight(it->first);
+    const auto* bytes = static_cast<const char*>(t.data());
+    if (!biased && !std::all_of(bytes, bytes + t.bytes(), [](char b) { return b == 0; }))
+      fail(invalid_argument(cat("the checkpoint has '", it->first,
+                                "', but config.json's 'attention_bias' or "
+                                "'mlp_bias' does not say that ",
+                                c.model_type, " adds it")));
+  }
+  return op("linear", {x, Val{}, weight(name + ".weight"), bias});
 }
 
 Val ModelBuilder::rms_norm(Val x, const std::string& name) {
@@ -108,18 +118,16 @@ Val ModelBuilder::rope(Val x) {
 }
 
 Val ModelBuilder::attention(Val q, Val k, Val v, int64_t layer) {
+  const double scale = (c.scale_attention ? 1 / std::sqrt(static_cast<double>(c.head_dim)) : 1) /
+                       (c.scale_by_layer ? static_cast<double>(layer + 1) : 1);
   return op("attention", {q, k, v, in.positions, in.segments},
-            {{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))},
-             {"window", c.windows[static_cast<size_t>(layer)]}});
+            {{"scale", scale}, {"window", c.windows[static_cast<size_t>(layer)]}});
 }
 
 Val ModelBuilder::gated_mlp(Val x, const std::string& prefix) {
-  if (c.activation != "silu" && c.activation != "swish") {
-    fail(unimplemented(cat("config.json: hidden_act '", c.activation, "'; gated MLPs here use silu")));
-    return {};
-  }
-  const Val gate = linear(x, prefix + "gate_proj"), up = linear(x, prefix + "up_proj");
-  return linear(op("swiglu", {gate, up}), prefix + "down_proj");
+  const bool biased = c.mlp_bias;
+  const Val gate = linear(x, prefix + "gate_proj", biased), up = linear(x, prefix + "up_proj", biased);
+  return linear(op("swiglu", {gate, up}), prefix + "down_proj", biased);
 }
 
 // Expert e's matrix: a tensor of its own, or a slice of the stacked one (GGUF).
@@ -145,7 +153,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* part, in
 
 Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate,
                           const char* up, const char* down) {
-  const auto route = ops("moe_route", std::vector<Val>{linear(x, router)},
+  const auto route = ops("moe_route", std::vector<Val>{linear(x, router, false)},
                          {{"top_k", c.experts_per_token}, {"normalize", int64_t{c.normalize_experts}}});
   if (route.size() != 4) return {};
   const Val pair_token = route[0], pair_slot = route[1], pair_weight = route[2], start = route[3];
@@ -181,10 +189,9 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
   ModelBuilder b(g, checkpoint, config, in);
   const Val hidden = architecture->hidden(b);
   const Val wanted = b.op("gather_rows", {hidden, rows});
-  const bool own_head = !config.tied && b.has(architecture->head);
-  Val head = b.weight(own_head ? architecture->head : architecture->embedding);
+  Val head = b.weight(config.tied ? architecture->embedding : architecture->head);
   // A tied head is a weight of its own over the same bytes: a pass may change it and leave the table.
-  if (!own_head && head) head = b.constant(architecture->head, Tensor(g.value(head.id).constant));
+  if (config.tied && head) head = b.constant(architecture->head, Tensor(g.value(head.id).constant));
   const Val logits = b.op("linear", {wanted, Val{}, head, Val{}});
   OAR_RETURN_IF_ERROR(b.status());
   const int64_t vocab = b.dim(logits, -1).const_value();

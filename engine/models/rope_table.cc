@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "engine/base/format.h"
+#include "engine/models/config_reader.h"
 #include "engine/models/model.h"
 
 namespace oar {
@@ -21,11 +22,12 @@ Result<double> number(const json::object& o, const char* key, std::optional<doub
 }
 
 // Low frequencies divided by `factor`, high ones kept, a blend between (Llama 3.1's release).
-Status scale_llama3(const json::object& s, std::vector<double>& freq) {
+Status scale_llama3(const json::object& s, const ModelConfig& c, std::vector<double>& freq) {
   OAR_ASSIGN(const double factor, number(s, "factor", std::nullopt));
   OAR_ASSIGN(const double low, number(s, "low_freq_factor", std::nullopt));
   OAR_ASSIGN(const double high, number(s, "high_freq_factor", std::nullopt));
-  OAR_ASSIGN(const double original, number(s, "original_max_position_embeddings", std::nullopt));
+  OAR_ASSIGN(const double original,
+             number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
   if (!(factor >= 1 && low > 0 && high > low && original > 0))
     return invalid_argument("config.json: rope_scaling of type llama3 has values out of range");
   for (double& f : freq) {
@@ -44,11 +46,13 @@ Status scale_llama3(const json::object& s, std::vector<double>& freq) {
 // interpolated.
 Status scale_yarn(const json::object& s, const ModelConfig& c, int64_t dim, std::vector<double>& freq,
                   double* mscale) {
-  OAR_ASSIGN(const double factor, number(s, "factor", std::nullopt));
-  OAR_ASSIGN(const double fast, number(s, "beta_fast", 32));
-  OAR_ASSIGN(const double slow, number(s, "beta_slow", 1));
-  OAR_ASSIGN(const double original,
-             number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
+  const auto context = static_cast<double>(c.max_context);
+  OAR_ASSIGN(const double original, number(s, "original_max_position_embeddings", context));
+  OAR_ASSIGN(const double factor, number(s, "factor", context / original));
+  OAR_ASSIGN(double fast, number(s, "beta_fast", 32));
+  OAR_ASSIGN(double slow, number(s, "beta_slow", 1));
+  if (fast == 0) fast = 32;  // as transformers reads them
+  if (slow == 0) slow = 1;
   if (!(factor > 0 && fast > 0 && slow > 0 && original > 0))
     return invalid_argument("config.json: rope_scaling of type yarn has values out of range");
   const auto turns_to_dim = [&](double turns) {
@@ -76,6 +80,34 @@ Status scale_yarn(const json::object& s, const ModelConfig& c, int64_t dim, std:
 
 }  // namespace
 
+Status read_rope(ConfigReader& r, double theta, ModelConfig& c) {
+  OAR_ASSIGN(c.rope_theta, r.number({"rope_theta"}, theta));
+  OAR_ASSIGN(c.partial_rotary, r.number({"partial_rotary_factor"}, 1));
+  for (const char* key :
+       {"rope_parameters", "rope_scaling"}) {  // the older spelling goes first where both are
+    const json::value* v = r.value(key);
+    if (v == nullptr) continue;
+    if (!v->is_object()) return invalid_argument(cat("config.json: '", key, "' is not an object"));
+    if (!v->get_object().empty()) c.rope_scaling = v->get_object();
+  }
+  ConfigReader inner(c.rope_scaling);
+  OAR_ASSIGN(c.rope_theta, inner.number({"rope_theta"}, c.rope_theta));
+  OAR_ASSIGN(c.partial_rotary, inner.number({"partial_rotary_factor"}, c.partial_rotary));
+  inner.without_effect(
+      "type rope_type factor factors low_freq_factor high_freq_factor original_max_position_embeddings "
+      "beta_fast beta_slow mscale mscale_all_dim attention_factor truncate short_factor long_factor "
+      "finetuned");
+  OAR_ASSIGN(const std::string unknown, inner.finish("rope_scaling"));
+  if (!unknown.empty()) return unimplemented(cat("config.json: rope_scaling has ", unknown));
+  if (const json::value* v = r.value("original_max_position_embeddings"))
+    c.rope_scaling["original_max_position_embeddings"] = *v;
+  if (!(c.rope_theta > 0))
+    return invalid_argument(cat("config.json: 'rope_theta' is ", c.rope_theta, ", expected more than 0"));
+  if (!(c.partial_rotary > 0 && c.partial_rotary <= 1))
+    return invalid_argument("config.json: 'partial_rotary_factor' is not in (0, 1]");
+  return ok_status();
+}
+
 Result<RopeTable> rope_table(const ModelConfig& c) {
   const auto dim = static_cast<int64_t>(static_cast<double>(c.head_dim) * c.partial_rotary) / 2 * 2;
   if (dim < 2) return invalid_argument(cat("config.json: heads of ", c.head_dim, " have nothing to rotate"));
@@ -93,7 +125,7 @@ Result<RopeTable> rope_table(const ModelConfig& c) {
     if (!(factor > 0)) return invalid_argument("config.json: rope_scaling 'factor' must be more than 0");
     for (double& f : freq) f /= factor;
   } else if (type == "llama3") {
-    OAR_RETURN_IF_ERROR(scale_llama3(s, freq));
+    OAR_RETURN_IF_ERROR(scale_llama3(s, c, freq));
   } else if (type == "yarn") {
     OAR_RETURN_IF_ERROR(scale_yarn(s, c, dim, freq, &table.mscale));
   } else if (type == "freq_factors") {

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "engine/base/format.h"
+#include "engine/models/config_reader.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
@@ -97,6 +98,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
                                           backend->host_pool(), options.log, progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  if (!config.unknown_keys.empty())
+    options.log(LogLevel::kWarning, unknown_keys_notice(config.model_type, config.unknown_keys));
 
   auto model = std::unique_ptr<LanguageModel>(new LanguageModel());
   OAR_ASSIGN(model->tokenizer_, make_tokenizer(checkpoint.tokenizer, config.vocab));

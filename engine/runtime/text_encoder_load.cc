@@ -6,6 +6,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/tokenizer_files.h"
+#include "engine/models/config_reader.h"
 #include "engine/models/encoder.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/text_encoder.h"
@@ -203,6 +204,8 @@ Result<std::unique_ptr<Predictor>> open_checkpoint(const fs::path& folder, const
   load.mmap = options.import.mmap;
   OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(folder.string(), load));
   OAR_ASSIGN(const EncoderConfig config, read_encoder_config(checkpoint.config));
+  if (!config.unknown_keys.empty())
+    options.log(LogLevel::kWarning, unknown_keys_notice(config.model_type, config.unknown_keys));
   OAR_ASSIGN(BuiltEncoder built, build_encoder(checkpoint, config));
   info.name = config.model_type;
   info.max_tokens = config.max_tokens();
@@ -250,9 +253,9 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
     OAR_ASSIGN(out.predictor, Predictor::open(graph.string(), options));
     info.name = out.predictor->format();
     if (config.is_object() && is_encoder_config(config.get_object())) {
-      OAR_ASSIGN(const EncoderConfig c, read_encoder_config(config.get_object()));
-      info.max_tokens = c.max_tokens();
-      info.name = c.model_type;
+      // The graph computes, whatever the config says; only the length is asked of it.
+      const auto c = read_encoder_config(config.get_object());
+      if (c.ok()) info.max_tokens = c->max_tokens(), info.name = c->model_type;
     }
   }
   OAR_ASSIGN(const TokenizerFiles files, read_tokenizer_folder(folder_name));

@@ -9,10 +9,10 @@
 #include <cmath>
 #include <filesystem>
 #include <numbers>
-#include <optional>
 
 #include "engine/base/format.h"
 #include "engine/loader/file_writer.h"
+#include "engine/models/model.h"
 #include "engine/text/byte_alphabet.h"
 #include "quant/dtype.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 using Fill = TensorSpec::Fill;
 
-constexpr int64_t kMaxSize = int64_t{1} << 24;  // of one axis or count: larger than any real one
+constexpr int64_t kMaxVocabulary = int64_t{1} << 24;  // larger than any real one
 
 uint64_t splitmix64(uint64_t z) {
   z += 0x9E3779B97F4A7C15u;
@@ -29,33 +29,6 @@ uint64_t splitmix64(uint64_t z) {
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
   return z ^ (z >> 31);
 }
-
-// Reads sizes out of a config; the first fault stays.
-class Sizes {
- public:
-  explicit Sizes(const json::object& config) : config_(config) {}
-  int64_t get(std::string_view key, std::optional<int64_t> otherwise = std::nullopt) {
-    const json::value* v = config_.if_contains(key);
-    if ((v == nullptr || v->is_null()) && otherwise) return *otherwise;
-    const int64_t* n = v == nullptr ? nullptr : v->if_int64();
-    if (n != nullptr && *n > 0 && *n <= kMaxSize) return *n;
-    if (status.ok()) {
-      status = invalid_argument(v == nullptr ? cat("config.json: ", key, " is missing")
-                                             : cat("config.json: ", key, " must be a whole number from 1 to ",
-                                                   kMaxSize, ", got ", json::serialize(*v)),
-                                std::string(key));
-    }
-    return 1;
-  }
-  bool flag(std::string_view key, bool otherwise) const {
-    const json::value* v = config_.if_contains(key);
-    return v != nullptr && v->is_bool() ? v->get_bool() : otherwise;
-  }
-  Status status;
-
- private:
-  const json::object& config_;
-};
 
 uint64_t element_count(
     const TensorSpec& t) {  // axes and ranks are bounded: at most 2^72 is caught by kMaxBytes
@@ -133,12 +106,10 @@ Result<Layout> lay_out(const std::vector<TensorSpec>& tensors) {
 }  // namespace
 
 Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
-  const json::value* type_value = config.if_contains("model_type");
-  const std::string type = type_value != nullptr && type_value->is_string()
-                               ? std::string(type_value->get_string())
-                               : std::string();
-  const bool mixtral = type == "mixtral", qwen_moe = type == "qwen3_moe";
-  const bool qwen2 = type == "qwen2", qk_norm = type == "qwen3" || qwen_moe;
+  OAR_ASSIGN(const ModelConfig c, read_model_config(config));
+  const std::string& type = c.model_type;
+  const bool mixtral = type == "mixtral", qwen2 = type == "qwen2";
+  const bool qk_norm = type == "qwen3" || type == "qwen3_moe";
   if (type != "llama" && type != "mistral" && !qwen2 && !qk_norm && !mixtral) {
     return invalid_argument(
         cat("config.json: model_type must be llama, mistral, qwen2, qwen3, mixtral or qwen3_moe to "
@@ -146,25 +117,10 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
             type, "\""),
         "model_type");
   }
-  Sizes sizes(config);
-  const int64_t E = sizes.get("hidden_size"), V = sizes.get("vocab_size"), L = sizes.get("num_hidden_layers");
-  const int64_t H = sizes.get("num_attention_heads"), K = sizes.get("num_key_value_heads", H);
-  const int64_t D = sizes.get("head_dim", std::max<int64_t>(E / H, 1));
-  const int64_t F = sizes.get("intermediate_size");
-  const int64_t expert_F = qwen_moe ? sizes.get("moe_intermediate_size") : F;
-  const int64_t experts = mixtral ? sizes.get("num_local_experts") : qwen_moe ? sizes.get("num_experts") : 0;
-  const int64_t sparse_step = sizes.get("decoder_sparse_step", 1);
-  OAR_RETURN_IF_ERROR(sizes.status);
-  std::vector<int64_t> dense;  // layers of a mixture without experts
-  if (const json::value* list = config.if_contains("mlp_only_layers"); list != nullptr && list->is_array()) {
-    for (const json::value& l : list->get_array()) {
-      if (l.is_int64()) dense.push_back(l.get_int64());
-    }
-  }
-  if (L > 4096 || experts > 4096) {
-    return invalid_argument("config.json: more than 4096 layers or experts; lower num_hidden_layers");
-  }
-  const bool bias = sizes.flag("attention_bias", false);
+  const int64_t E = c.width, V = c.vocab, L = c.layers, H = c.heads, K = c.kv_heads, D = c.head_dim,
+                F = c.ffn;
+  if (V > kMaxVocabulary)
+    return invalid_argument(cat("config.json: vocab_size is ", V, ", expected at most ", kMaxVocabulary));
 
   std::vector<TensorSpec> out;
   out.push_back({"model.embed_tokens.weight", {V, E}});
@@ -178,35 +134,39 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
     add("self_attn.k_proj.weight", {K * D, E});
     add("self_attn.v_proj.weight", {K * D, E});
     add("self_attn.o_proj.weight", {E, H * D});
-    if (bias || qwen2) {
+    if (c.attention_bias) {
       add("self_attn.q_proj.bias", {H * D});
       add("self_attn.k_proj.bias", {K * D});
       add("self_attn.v_proj.bias", {K * D});
     }
-    if (bias && !qwen2) add("self_attn.o_proj.bias", {E});
+    if (c.attention_bias && !qwen2) add("self_attn.o_proj.bias", {E});
     if (qk_norm) {
       add("self_attn.q_norm.weight", {D}, Fill::kOnes);
       add("self_attn.k_norm.weight", {D}, Fill::kOnes);
     }
     add("post_attention_layernorm.weight", {E}, Fill::kOnes);
-    if (experts == 0 || (l + 1) % sparse_step != 0 ||
-        std::find(dense.begin(), dense.end(), l) != dense.end()) {
+    if (c.experts == 0 || c.dense_layer[static_cast<size_t>(l)]) {
       add("mlp.gate_proj.weight", {F, E});
       add("mlp.up_proj.weight", {F, E});
       add("mlp.down_proj.weight", {E, F});
+      if (c.mlp_bias) {
+        add("mlp.gate_proj.bias", {F});
+        add("mlp.up_proj.bias", {F});
+        add("mlp.down_proj.bias", {E});
+      }
       continue;
     }
     const std::string moe = mixtral ? "block_sparse_moe." : "mlp.";
-    add(moe + "gate.weight", {experts, E});
-    for (int64_t e = 0; e < experts; ++e) {
+    add(moe + "gate.weight", {c.experts, E});
+    for (int64_t e = 0; e < c.experts; ++e) {
       const std::string expert = cat(moe, "experts.", e, ".");
-      add(expert + (mixtral ? "w1.weight" : "gate_proj.weight"), {expert_F, E});
-      add(expert + (mixtral ? "w3.weight" : "up_proj.weight"), {expert_F, E});
-      add(expert + (mixtral ? "w2.weight" : "down_proj.weight"), {E, expert_F});
+      add(expert + (mixtral ? "w1.weight" : "gate_proj.weight"), {c.expert_ffn, E});
+      add(expert + (mixtral ? "w3.weight" : "up_proj.weight"), {c.expert_ffn, E});
+      add(expert + (mixtral ? "w2.weight" : "down_proj.weight"), {E, c.expert_ffn});
     }
   }
   out.push_back({"model.norm.weight", {E}, Fill::kOnes});
-  if (!sizes.flag("tie_word_embeddings", false)) out.push_back({"lm_head.weight", {V, E}});
+  if (!c.tied) out.push_back({"lm_head.weight", {V, E}});
   return out;
 }
 

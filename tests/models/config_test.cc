@@ -20,7 +20,7 @@ std::string error_of(const oar::json::object& config) {
 
 }  // namespace
 
-TEST_CASE("a config is read with Hugging Face's defaults") {
+TEST_CASE("a config is read with the defaults of its architecture") {
   const auto c = oar::read_model_config(base());
   REQUIRE_OK(c);
   CHECK(c->kv_heads == 4);
@@ -38,6 +38,7 @@ TEST_CASE("config errors name the key and the value") {
   const std::vector<Case> cases = {
       {"model_type", nullptr, "model_type"},
       {"model_type", "no_such_model", "no_such_model"},
+      {"model_type", "qwen2moe", "qwen2moe"},
       {"hidden_size", nullptr, "hidden_size"},
       {"hidden_size", -1, "-1"},
       {"hidden_size", "64", "not an integer"},

@@ -32,10 +32,14 @@ std::string write_tiny_encoder(const std::string& name, TinyDtype dtype) {
     tiny.tensors.push_back(std::move(tensor));
   }
   const std::string folder = write_tiny_model(tiny, dtype);
+  write_tiny_vocabulary(folder);
+  return folder;
+}
+
+void write_tiny_vocabulary(const std::string& folder) {
   std::ofstream vocab(std::filesystem::path(folder) / "vocab.txt", std::ios::binary);
   vocab << "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
   for (int k = 5; k < 96; ++k) vocab << "w" << k << "\n";
-  return folder;
 }
 
 }  // namespace oar_test

@@ -1,0 +1,177 @@
+#include "engine/models/config_reader.h"
+
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "engine/loader/byte_reader.h"
+
+namespace oar {
+namespace {
+
+// Keys that no forward pass of ours depends on, by the reason.
+constexpr std::string_view kWithoutEffect[] = {
+    // Training alone.
+    "attention_dropout attention_probs_dropout_prob attn_pdrop embd_pdrop resid_pdrop hidden_dropout "
+    "hidden_dropout_prob dropout qa_dropout seq_classif_dropout classifier_dropout embedding_dropout "
+    "initializer_range initializer_factor router_aux_loss_coef router_jitter_noise output_router_logits "
+    "gradient_checkpointing tf_legacy_loss tie_weights_",
+    // How a result is computed or returned, not which.
+    "use_cache output_attentions output_hidden_states output_past return_dict use_return_dict torchscript "
+    "chunk_size_feed_forward pretraining_tp reorder_and_upcast_attn attn_implementation _attn_implementation "
+    "_attn_implementation_autoset use_flash_attn use_flash_attention use_bfloat16 "
+    "keys_to_ignore_at_inference",
+    // Where the file comes from, and how its weights are stored (the loader reads that).
+    "model_type architectures auto_map transformers_version transformers.js_config _name_or_path "
+    "name_or_path _commit_hash unsloth_version unsloth_fixed torch_dtype dtype quantization_config "
+    "compression_config",
+    // Lengths that bind a tokenizer or a trainer; ids and sampling, which generation_config.json has.
+    "n_ctx model_max_length max_sequence_length seq_length max_length min_length tokenizer_class prefix "
+    "bos_token_id eos_token_id "
+    "pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id "
+    "forced_bos_token_id forced_eos_token_id do_sample early_stopping num_beams num_beam_groups "
+    "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores "
+    "return_dict_in_generate remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens",
+    // Other heads than the one that is run, and parts a lone model has not.
+    "id2label label2id num_labels problem_type finetuning_task task_specific_params summary_type "
+    "summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout tie_encoder_decoder "
+    "cross_attention_hidden_size directionality pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type sbert_ce_default_activation_function "
+    "sentence_transformers",
+};
+
+// Keys that change what a model computes, in some architecture, and the value that does not.
+struct Neutral {
+  const char* value;  // for the message
+  bool (*is)(const json::value& v);
+  std::string_view keys;
+};
+bool is_off(const json::value& v) {
+  if (v.is_null()) return true;
+  if (v.is_bool()) return !v.get_bool();
+  if (v.is_number()) return v.to_number<double>() == 0;
+  if (v.is_string()) return v.get_string().empty();
+  return v.is_array() ? v.get_array().empty() : v.get_object().empty();
+}
+bool is_one(const json::value& v) { return v.is_null() || (v.is_number() && v.to_number<double>() == 1); }
+bool is_true(const json::value& v) { return v.is_null() || (v.is_bool() && v.get_bool()); }
+
+constexpr Neutral kMatters[] = {
+    {"null, false or 0", is_off,
+     "is_encoder_decoder is_decoder add_cross_attention pruned_heads per_layer_config quantization "
+     "sliding_window use_sliding_window attention_chunk_size attn_temperature_tuning no_rope_layers alibi "
+     "use_alibi attn_logit_softcapping final_logit_softcapping clip_qkv qkv_bias use_bias bias use_qk_norm "
+     "qk_norm qk_layernorm parallel_attn use_parallel_residual attention_multiplier query_pre_attn_scalar "
+     "n_shared_experts num_shared_experts shared_expert_intermediate_size first_k_dense_replace "
+     "num_experts num_local_experts kv_lora_rank q_lora_rank embedding_size scale_attn_by_inverse_layer_idx "
+     "use_task_id use_mrope dim_model_base scale_depth"},
+    {"1", is_one,
+     "logit_scale logits_scaling embedding_multiplier residual_multiplier lm_head_multiplier key_multiplier "
+     "attention_in_multiplier attention_out_multiplier scale_emb partial_rotary_factor rotary_pct "
+     "routed_scaling_factor"},
+    {"true", is_true, "is_causal scale_attn_weights"},
+};
+
+// Whether `key` is one of the words of `list`.
+bool among(std::string_view list, std::string_view key) {
+  for (size_t at = list.find(key); at != std::string_view::npos; at = list.find(key, at + 1)) {
+    const size_t end = at + key.size();
+    if ((at == 0 || list[at - 1] == ' ') && (end == list.size() || list[end] == ' ')) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+const json::value* ConfigReader::find(Keys keys, const char** key) {
+  const json::value* found = nullptr;
+  *key = *keys.begin();
+  for (const char* k : keys) {
+    asked_.insert(k);
+    const json::value* v = config_.if_contains(k);
+    if (v == nullptr || (found != nullptr && (!found->is_null() || v->is_null()))) continue;
+    found = v, *key = k;
+  }
+  return found;
+}
+
+Result<int64_t> ConfigReader::integer(Keys keys, int64_t least, int64_t most, std::optional<int64_t> absent,
+                                      std::optional<int64_t> null) {
+  const char* key = nullptr;
+  const json::value* v = find(keys, &key);
+  if (v != nullptr && v->is_null() && null) return *null;
+  if (v == nullptr || v->is_null()) {
+    if (absent) return *absent;
+    return invalid_argument(cat("config.json has no '", key, "'"));
+  }
+  int64_t n = 0;
+  if (v->is_int64()) n = v->get_int64();
+  else if (v->is_double() && v->get_double() == std::floor(v->get_double()) &&
+           std::abs(v->get_double()) < 9e15)
+    n = static_cast<int64_t>(v->get_double());
+  else return invalid_argument(cat("config.json: '", key, "' is not an integer"));
+  if (n < least || n > most)
+    return invalid_argument(cat("config.json: '", key, "' is ", n, ", expected ", least, " to ", most));
+  return n;
+}
+
+Result<double> ConfigReader::number(Keys keys, double absent) {
+  const char* key = nullptr;
+  const json::value* v = find(keys, &key);
+  if (v == nullptr || v->is_null()) return absent;
+  if (!v->is_number()) return invalid_argument(cat("config.json: '", key, "' is not a number"));
+  return v->to_number<double>();
+}
+
+Result<bool> ConfigReader::boolean(const char* key, bool absent) {
+  const json::value* v = find({key}, &key);
+  if (v == nullptr || v->is_null()) return absent;
+  if (!v->is_bool()) return invalid_argument(cat("config.json: '", key, "' is neither true nor false"));
+  return v->get_bool();
+}
+
+Result<std::string> ConfigReader::text(Keys keys, const char* absent) {
+  const char* key = nullptr;
+  const json::value* v = find(keys, &key);
+  if (v == nullptr || v->is_null()) return std::string(absent);
+  if (!v->is_string()) return invalid_argument(cat("config.json: '", key, "' is not a text"));
+  return std::string(v->get_string());
+}
+
+const json::value* ConfigReader::value(const char* key) {
+  const json::value* v = find({key}, &key);
+  return v == nullptr || v->is_null() ? nullptr : v;
+}
+
+Result<std::string> ConfigReader::finish(std::string_view model_type) const {
+  std::string unknown;
+  const auto harmless = [&](std::string_view key) {
+    for (const std::string_view list : harmless_)
+      if (among(list, key)) return true;
+    for (const std::string_view list : kWithoutEffect)
+      if (among(list, key)) return true;
+    return false;
+  };
+  for (const auto& [name, value] : config_) {
+    const std::string_view key(name.data(), name.size());
+    if (asked_.contains(key) || harmless(key)) continue;
+    bool known = false;
+    for (const Neutral& n : kMatters) {
+      if (!among(n.keys, key)) continue;
+      if (!n.is(value)) {
+        return unimplemented(cat("config.json: '", key, "' is ", json::serialize(value).substr(0, 80),
+                                 ", which ", model_type, " is not run with here; expected ", n.value));
+      }
+      known = true;
+    }
+    if (!known) unknown += cat(unknown.empty() ? "" : ", ", show_name(key));
+  }
+  return unknown;
+}
+
+std::string unknown_keys_notice(std::string_view model_type, std::string_view names) {
+  return cat("config.json: ", model_type, " has no ", names, "; ignored");
+}
+
+}  // namespace oar

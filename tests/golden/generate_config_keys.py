@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""What every key of every config does to a tiny model, computed by Hugging Face transformers, for tests/models.
+
+    python3 tests/golden/generate_config_keys.py [MODEL_TYPE...]    # needs torch, transformers, safetensors, numpy
+
+Each key of each configuration class is varied, removed or set to null on its own. Writes
+tests/golden/config_keys/<model_type>.json: base (a config.json), tokens, weight_seed, tensors (name, shape) and cases:
+
+    set, remove   how the config differs from the base; null in `set` is a JSON null
+    tensors       the checkpoint's tensors where they differ from the base's
+    logits        PROBES of the values (T * V, or S * E for encoders, row-major) at evenly spaced places
+    same          instead of logits: the key has no effect, the values are the base's
+    refused       instead: we say so, naming this key, rather than compute something else
+
+A key of the class that no case varies ends the generator: a new version of transformers cannot add one unseen.
+"""
+
+import copy
+import json
+import sys
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from generate_encoders import MODELS as ENCODERS
+from generate_models import MODELS, checkpoint_shapes, load, run, tokens_of
+from tiny_weights import tiny_weights
+
+OUT = Path(__file__).resolve().parent / "config_keys"
+PROBES, SEED = 40, 1
+ABSENT = "(absent)"
+
+# Keys that the class has and no forward pass reads: all varied at once in one case, which must equal the base.
+WITHOUT_EFFECT = {
+    "initializer_range": 0.5, "use_cache": False, "pad_token_id": 3, "bos_token_id": 4, "eos_token_id": 5, "pretraining_tp": 2,
+    "attention_dropout": 0.5, "output_router_logits": True, "router_aux_loss_coef": 0.5, "router_jitter_noise": 0.5,
+    "resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "summary_type": "last", "summary_use_proj": False,
+    "summary_activation": "tanh", "summary_proj_to_labels": False, "summary_first_dropout": 0.5,
+    "hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5,
+    "classifier_dropout": 0.5, "dropout": 0.5, "qa_dropout": 0.5, "seq_classif_dropout": 0.5, "task_type_vocab_size": 7,
+    "transformers_version": "4.0.0", "architectures": None, "output_hidden_states": False, "return_dict": True,
+    "dtype": "float32", "chunk_size_feed_forward": 0, "id2label": None, "label2id": None, "problem_type": None,
+    "reorder_and_upcast_attn": False}  # true: the same in another order, which transformers cannot do in float64
+# Keys that we refuse to run with another value than this, where a reference would compute something else with it, or
+# another architecture does. By key: values that are refused.
+REFUSED = {"hidden_act": ["gelu"], "is_encoder_decoder": [True], "is_decoder": [True], "add_cross_attention": [True],
+           "is_causal": [False], "use_task_id": [True]}
+# Values tried for the keys that matter. A tuple sets several keys, for those that cannot change alone.
+DECODER = {
+    "vocab_size": [272], "hidden_size": [96], "num_hidden_layers": [1], "max_position_embeddings": [128],
+    "tie_word_embeddings": [True, False, ABSENT], "rms_norm_eps": [1e-2, ABSENT], "hidden_act": ["swish", ABSENT],
+    "head_dim": [8, 32, None, ABSENT], "num_attention_heads": [], "num_key_value_heads": [1],
+    "intermediate_size": [96], "attention_bias": [True, False, ABSENT], "mlp_bias": [True, False, ABSENT],
+    "rope_theta": [100.0, ABSENT],
+    "rope_parameters": [
+        None, {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500.0,
+         "original_max_position_embeddings": 64},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 5.0},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8, "beta_slow": 2},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 2.0, "mscale_all_dim": 0.5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32}],
+    "rope_scaling": [{"type": "linear", "factor": 2.0}, {"rope_type": "linear", "type": "default", "factor": 2.0}],
+    "sliding_window": [5, None, ABSENT], "use_sliding_window": [True, False, ABSENT], "max_window_layers": [1, ABSENT],
+    "layer_types": [None],
+    "num_local_experts": [2], "num_experts": [4], "num_experts_per_tok": [1, 3, ABSENT], "norm_topk_prob": [True, False, ABSENT],
+    "moe_intermediate_size": [32], "mlp_only_layers": [[0], [], None, ABSENT], "decoder_sparse_step": [1, ABSENT],
+}
+TOGETHER = {  # values that only mean something with others
+    "qwen2": [{"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+              {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+              {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "rope_scaling": {"type": "linear", "factor": 2.0}}],
+    "llama": [{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 32},
+              {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0}, "rope_theta": 100.0}],
+    "qwen3_moe": [{"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+                  {"decoder_sparse_step": 2, "mlp_only_layers": []}],
+    "gpt2": [{"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}],
+}
+TOGETHER["qwen3"] = TOGETHER["qwen2"]
+GPT2 = {
+    "vocab_size": [272], "n_positions": [80], "n_embd": [96], "n_layer": [1], "n_head": [2, 8], "n_inner": [100, ABSENT],
+    "activation_function": ["gelu", "relu", "silu", "swish", "gelu_pytorch_tanh", "gelu_fast", ABSENT],
+    "layer_norm_epsilon": [1e-2, ABSENT], "scale_attn_weights": [False, True, ABSENT],
+    "scale_attn_by_inverse_layer_idx": [True, False, ABSENT], "tie_word_embeddings": [False, True, ABSENT]}
+ENCODER = {
+    "vocab_size": [100], "hidden_size": [48], "num_hidden_layers": [1], "num_attention_heads": [2, 8],
+    "intermediate_size": [64], "hidden_act": ["relu", "gelu_new", "silu", ABSENT], "max_position_embeddings": [60],
+    "type_vocab_size": [3], "layer_norm_eps": [1e-2, ABSENT], "tie_word_embeddings": [False, ABSENT],
+    "dim": [48], "hidden_dim": [96], "n_layers": [1], "n_heads": [2], "activation": ["relu", ABSENT],
+    "sinusoidal_pos_embds": [True], "use_task_id": [False]}
+GENERIC = {"is_causal", "rope_theta", "rope_scaling"}  # keys that no class declares and some file has
+
+
+def key_names(config_class) -> list[str]:
+    return [f.name for f in fields(config_class)]
+
+
+def variations(model_type: str, base: dict, encoder: bool):
+    """(set, remove, refused) for every case."""
+    values = ENCODER if encoder else GPT2 if model_type == "gpt2" else DECODER
+    if values is DECODER: values = {**values, "num_attention_heads": [base["hidden_size"] // 8]}  # kernels want heads of 8 k
+    names = key_names(type(AutoConfig.for_model(model_type)))
+    refused = dict(REFUSED)
+    if encoder:
+        refused.pop("hidden_act"), refused.pop("is_causal")
+    else:  # a decoder is one; cross-attention needs states that are not there
+        refused.pop("is_decoder"), refused.pop("use_task_id"), refused.pop("add_cross_attention")
+    if model_type == "gpt2": refused.pop("hidden_act")
+    harmless = {k: v for k, v in WITHOUT_EFFECT.items() if k in names}
+    if model_type in ("roberta", "xlm-roberta", "camembert"): del harmless["pad_token_id"]
+    if model_type == "gpt2": harmless["add_cross_attention"] = False
+    yield harmless, [], None
+    known = set(harmless)
+    if "pad_token_id" not in known and encoder:
+        yield {"pad_token_id": 0}, [], None
+        yield {}, ["pad_token_id"], None
+        known.add("pad_token_id")
+    for key, tried in values.items():
+        if key not in names and key not in base and key not in GENERIC: continue
+        if key in GENERIC and "rope_parameters" not in names: continue
+        known.add(key)
+        for value in tried:
+            if value == ABSENT: yield {}, [key], None
+            else: yield {key: value}, [], None
+    for key, tried in refused.items():
+        if key not in names and key != "is_causal": continue
+        known.add(key)
+        for value in tried: yield {key: value}, [], key
+    for case in TOGETHER.get(model_type, []): yield case, [], None
+    forgotten = [n for n in names if n not in known]
+    assert not forgotten, (model_type, forgotten)
+
+
+def changed(base: dict, to_set: dict, to_remove: list[str]) -> dict:
+    config = {k: v for k, v in copy.deepcopy(base).items() if k not in to_remove}
+    config.update(copy.deepcopy(to_set))
+    return config
+
+
+def decoder_values(config: dict, tokens: list[int]):
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp)
+        (folder / "config.json").write_text(json.dumps(config))
+        shapes = checkpoint_shapes(folder)
+        weights = {n: tiny_weights(n, s, SEED) for n, s in shapes.items()}
+        logits, _ = run(load(folder, weights), tokens)
+    return shapes, logits
+
+
+@torch.no_grad()
+def encoder_values(config: dict, tokens: list[int]):
+    with tempfile.TemporaryDirectory() as temp:
+        (Path(temp) / "config.json").write_text(json.dumps(config))
+        made = AutoConfig.from_pretrained(temp)
+    made._attn_implementation = "eager"
+    model = AutoModel.from_config(made).double().eval()
+    shapes = {}
+    for key, value in model.state_dict().items():
+        if value.dtype != torch.float64: continue
+        shapes[key] = tuple(value.shape)
+        value.copy_(torch.from_numpy(tiny_weights(key, shapes[key], SEED).astype(np.float64)))
+    arguments = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
+    return shapes, model(**arguments, output_hidden_states=True).hidden_states[-1][0].numpy()
+
+
+def probes(values: np.ndarray) -> list[float]:
+    flat = values.flatten()
+    return [float(f"{v:.7g}") for v in flat[np.linspace(0, len(flat) - 1, PROBES).astype(int)]]
+
+
+def generate(model_type: str, base: dict, encoder: bool) -> None:
+    if sys.argv[1:] and model_type not in sys.argv[1:]: return
+    tokens = [5 + t % 90 for t in tokens_of(1, 20)] if encoder else tokens_of(7, 24)
+    compute = encoder_values if encoder else decoder_values
+    shapes, values = compute(base, tokens)
+    out = {"made_with": f"transformers {transformers.__version__}", "encoder": encoder, "base": base, "weight_seed": SEED,
+           "tokens": tokens, "tensors": [[n, list(s)] for n, s in shapes.items()], "logits": probes(values)}
+    cases, counts = [], {"same": 0, "logits": 0, "refused": 0}
+    for to_set, to_remove, refused in variations(model_type, base, encoder):
+        if not to_set and all(k not in base for k in to_remove): continue
+        case = {"set": to_set} if to_set else {"remove": to_remove}
+        if refused: case["refused"] = refused
+        else:
+            try: own, logits = compute(changed(base, to_set, to_remove), tokens)
+            except Exception as e:
+                print(f"  {model_type} {case}: the reference fails: {str(e)[:120]}")
+                continue
+            if own != shapes: case["tensors"] = [[n, list(s)] for n, s in own.items() if shapes.get(n) != s]
+            gone = [n for n in shapes if n not in own]
+            if gone: case["without"] = gone
+            if own == shapes and np.array_equal(logits, values): case["same"] = True
+            else: case["logits"] = probes(logits)
+        for k in counts: counts[k] += k in case
+        cases.append(case)
+    lines = [f'"{k}":{json.dumps(v, separators=(",", ":"))}' for k, v in out.items()]
+    lines.append('"cases":[\n' + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "]")
+    (OUT / f"{model_type}.json").write_text("{" + ",\n".join(lines) + "}\n")
+    print(model_type, counts)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    OUT.mkdir(exist_ok=True)
+    for name in ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "gpt2"):
+        base = {k: v for k, v in MODELS[name].items() if k not in ("rope_scaling", "torch_dtype", "architectures")}
+        generate(base["model_type"], {**base, "num_hidden_layers" if "n_layer" not in base else "n_layer": 2}, False)
+    for name in ("bert", "ernie", "roberta", "distilbert"):
+        base = {k: v for k, v in ENCODERS[name].items() if k != "architectures"}
+        for model_type in {"roberta": ["roberta", "xlm-roberta", "camembert"]}.get(name, [name]):
+            generate(model_type, {**base, "model_type": model_type}, True)
+
+
+if __name__ == "__main__":
+    main()
