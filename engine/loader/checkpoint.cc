@@ -103,7 +103,7 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
   OAR_ASSIGN(GgufFile file, open_gguf(path.string(), options, progress));
   Checkpoint c;
   c.kind = "gguf";
-  OAR_ASSIGN(c.config, gguf_config(file));
+  OAR_ASSIGN(c.config, gguf_config(file, &c.notices));
   OAR_ASSIGN(const auto architecture, file.get_string("general.architecture"));
   for (const auto& [name, tensor] : file.tensors) {
     if (name == "rope_freqs.weight") continue;  // in the config

@@ -1,7 +1,9 @@
 #include "engine/loader/gguf_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "engine/base/format.h"
@@ -34,10 +36,6 @@ constexpr Rename kDecoderNames[] = {
     {"blk.N.ffn_gate_exps", "model.layers.N.mlp.experts.gate_proj"},
     {"blk.N.ffn_up_exps", "model.layers.N.mlp.experts.up_proj"},
     {"blk.N.ffn_down_exps", "model.layers.N.mlp.experts.down_proj"},
-    {"blk.N.ffn_gate_inp_shexp", "model.layers.N.mlp.shared_expert_gate"},
-    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_expert.gate_proj"},
-    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_expert.up_proj"},
-    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_expert.down_proj"},
 };
 constexpr Rename kGpt2Names[] = {
     {"token_embd", "transformer.wte"},
@@ -64,7 +62,6 @@ struct Architecture {
 constexpr Architecture kArchitectures[] = {
     {"llama", "llama", "LlamaForCausalLM", "silu", true, true, kDecoderNames},
     {"qwen2", "qwen2", "Qwen2ForCausalLM", "silu", false, false, kDecoderNames},
-    {"qwen2moe", "qwen2_moe", "Qwen2MoeForCausalLM", "silu", false, false, kDecoderNames},
     {"qwen3", "qwen3", "Qwen3ForCausalLM", "silu", false, false, kDecoderNames},
     {"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", "silu", false, true, kDecoderNames},
     {"gpt2", "gpt2", "GPT2LMHeadModel", "gelu_new", false, false, kGpt2Names},
@@ -82,10 +79,42 @@ const Architecture* find_architecture(std::string_view gguf) {
   return nullptr;
 }
 
+// Keys that change what some architecture computes, and the value that changes nothing; NaN: none does here.
+struct Neutral {
+  std::string_view key;
+  double value;
+};
+constexpr Neutral kNeutral[] = {{"vocab_size", NAN},
+                                {"tensor_data_layout", NAN},
+                                {"rope.scaling.finetuned", NAN},
+                                {"rope.dimension_count", NAN},
+                                {"attention.causal", 1},
+                                {"attention.scale", 0},
+                                {"attention.clamp_kqv", 0},
+                                {"attention.max_alibi_bias", 0},
+                                {"attention.output_scale", 1},
+                                {"attention.temperature_scale", 0},
+                                {"attn_logit_softcapping", 0},
+                                {"final_logit_softcapping", 0},
+                                {"embedding_scale", 1},
+                                {"residual_scale", 1},
+                                {"logit_scale", 1},
+                                {"use_parallel_residual", 0},
+                                {"expert_count", 0},
+                                {"expert_used_count", 0},
+                                {"expert_shared_count", 0},
+                                {"expert_shared_feed_forward_length", 0},
+                                {"expert_weights_scale", 1},
+                                {"expert_weights_norm", 1},
+                                {"expert_gating_func", 1},
+                                {"leading_dense_block_count", 0},
+                                {"rope.scaling.yarn_ext_factor", 1},
+                                {"rope.scaling.yarn_log_multiplier", 0}};
+
 // Reads "<architecture>.<key>" values into config keys, keeping the first error.
-class ConfigReader {
+class MetadataReader {
  public:
-  ConfigReader(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
+  MetadataReader(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
 
   json::object config;
   Status status = ok_status();
@@ -93,7 +122,7 @@ class ConfigReader {
   // A count: at most 2^31 - 1. Some files give one value per layer, which serves when all are equal.
   std::optional<int64_t> count(std::string_view key) {
     if (!status.ok()) return std::nullopt;
-    const std::string full = prefix_ + std::string(key);
+    const std::string full = asked(key);
     const auto at = file_.metadata.find(full);
     if (at == file_.metadata.end()) return std::nullopt;
     if (at->second.type == GgufType::kArray) return uniform_count(full);
@@ -105,7 +134,7 @@ class ConfigReader {
   }
   std::optional<double> number(std::string_view key) {
     if (!status.ok()) return std::nullopt;
-    const auto v = file_.get_float(prefix_ + std::string(key));
+    const auto v = file_.get_float(asked(key));
     if (!v.ok()) return fail(v.status());
     if (*v && !std::isfinite(**v)) {
       return fail(data_loss(cat(file_.name, ": metadata ", prefix_, key, " is not a finite number")));
@@ -114,7 +143,7 @@ class ConfigReader {
   }
   std::optional<std::string> text(std::string_view key) {
     if (!status.ok()) return std::nullopt;
-    auto v = file_.get_string(prefix_ + std::string(key));
+    auto v = file_.get_string(asked(key));
     if (!v.ok()) return fail(v.status());
     return *std::move(v);
   }
@@ -126,7 +155,35 @@ class ConfigReader {
     if (const auto v = number(key)) config[name] = *v;
   }
 
+  // Of the architecture's keys that nobody asked for: one of kNeutral must have the value that changes
+  // nothing, else UNIMPLEMENTED names it. The names of those that nobody knows, for the log.
+  Result<std::string> finish() const {
+    std::string unknown;
+    for (const auto& [full, value] : file_.metadata) {
+      if (!full.starts_with(prefix_) || asked_.contains(full)) continue;
+      const std::string_view key = std::string_view(full).substr(prefix_.size());
+      const auto* rule = std::ranges::find(kNeutral, key, &Neutral::key);
+      if (rule == std::end(kNeutral)) {
+        unknown += cat(unknown.empty() ? "" : ", ", show_name(full));
+        continue;
+      }
+      if (std::isnan(rule->value)) continue;
+      double v = 0;
+      if (value.type == GgufType::kBool) v = file_.get_bool(full)->value();
+      else {
+        OAR_ASSIGN(const auto number, file_.get_float(full));
+        v = *number;
+      }
+      if (v != rule->value) {
+        return unimplemented(cat(file_.name, ": metadata ", full, " is ", v,
+                                 ", which is not supported; expected ", rule->value));
+      }
+    }
+    return unknown;
+  }
+
  private:
+  std::string asked(std::string_view key) { return *asked_.insert(cat(prefix_, key)).first; }
   std::nullopt_t fail(Status s) {
     status = std::move(s);
     return std::nullopt;
@@ -151,11 +208,29 @@ class ConfigReader {
 
   const GgufFile& file_;
   std::string prefix_;
+  std::set<std::string, std::less<>> asked_;
 };
 
 // rope_scaling from "rope.scaling.*", or from the table of factors that llama.cpp puts beside the weights.
-Status read_rope_scaling(const GgufFile& file, ConfigReader& in) {
+Status read_rope_scaling(const GgufFile& file, MetadataReader& in) {
+  auto type = in.text("rope.scaling.type");
+  auto factor = in.number("rope.scaling.factor");
+  const auto older = in.number("rope.scale_linear");
+  if (!type && !factor && older) type = "linear", factor = older;
+  const auto original = in.count("rope.scaling.original_context_length");
+  auto attention = in.number("rope.scaling.attn_factor");
+  if (const auto newer = in.number("rope.scaling.yarn_attn_factor")) attention = newer;
+  const auto fast = in.number("rope.scaling.yarn_beta_fast"), slow = in.number("rope.scaling.yarn_beta_slow");
+  const bool scaled = type && *type != "none" && factor;
+  const bool yarn = scaled && *type == "yarn";
+  if (attention && *attention != 1 && !yarn) {
+    return unimplemented(cat(file.name, ": metadata rope.scaling.attn_factor is ", *attention,
+                             " where rope.scaling.type is not yarn, which is not supported"));
+  }
   if (const auto at = file.tensors.find("rope_freqs.weight"); at != file.tensors.end()) {
+    if (scaled && *factor != 1)
+      return unimplemented(
+          cat(file.name, ": has both rope.scaling.type ", *type, " and a tensor of factors"));
     constexpr int64_t kMaxFactors = 4096;
     const Tensor& t = at->second;
     if (t.format() != Format::f32() || t.shape().rank() != 1 || t.numel() > kMaxFactors) {
@@ -173,31 +248,25 @@ Status read_rope_scaling(const GgufFile& file, ConfigReader& in) {
     in.config["rope_scaling"] = {{"rope_type", "freq_factors"}, {"factors", std::move(factors)}};
     return ok_status();
   }
-  auto type = in.text("rope.scaling.type");
-  auto factor = in.number("rope.scaling.factor");
-  if (!type && !factor) {  // the older spelling
-    factor = in.number("rope.scale_linear");
-    if (factor) type = "linear";
-  }
-  if (!type || *type == "none" || !factor) return ok_status();
+  if (!scaled) return ok_status();
   json::object scaling{{"rope_type", *type}, {"factor", *factor}};
-  if (const auto n = in.count("rope.scaling.original_context_length"))
-    scaling["original_max_position_embeddings"] = *n;
-  if (const auto f = in.number("rope.scaling.attn_factor")) scaling["attention_factor"] = *f;
-  if (const auto f = in.number("rope.scaling.yarn_beta_fast")) scaling["beta_fast"] = *f;
-  if (const auto f = in.number("rope.scaling.yarn_beta_slow")) scaling["beta_slow"] = *f;
+  if (original) scaling["original_max_position_embeddings"] = *original;
+  // Here a factor on YaRN's own, at Hugging Face in its place.
+  if (attention && yarn)
+    scaling["attention_factor"] = *attention * (1 + 0.1 * std::log(std::max(*factor, 1.0)));
+  if (fast) scaling["beta_fast"] = *fast;
+  if (slow) scaling["beta_slow"] = *slow;
   in.config["rope_scaling"] = std::move(scaling);
   return ok_status();
 }
 
-void read_experts(ConfigReader& in, const Architecture* arch) {
+void read_experts(MetadataReader& in, const Architecture* arch) {
   const auto experts = in.count("expert_count");
   if (!experts || *experts == 0) return;
   in.config["num_experts"] = *experts;
   in.config["num_local_experts"] = *experts;  // Mixtral's name for the same
   in.put_count("num_experts_per_tok", "expert_used_count");
   in.put_count("moe_intermediate_size", "expert_feed_forward_length");
-  in.put_count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
   if (arch) in.config["norm_topk_prob"] = arch->norm_topk_prob;
 }
 
@@ -222,7 +291,7 @@ const char* torch_dtype(Format format) {
 }
 
 // The head size, and the part of it that is rotated where that is not all.
-Status read_head_size(const GgufFile& file, ConfigReader& in) {
+Status read_head_size(const GgufFile& file, MetadataReader& in) {
   auto head = in.count("attention.key_length");
   const json::value* width = in.config.if_contains("hidden_size");
   const json::value* heads = in.config.if_contains("num_attention_heads");
@@ -272,11 +341,11 @@ std::string hugging_face_name(std::string_view architecture, std::string_view gg
   return std::string(gguf_name);
 }
 
-Result<json::object> gguf_config(const GgufFile& file) {
+Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>* notices) {
   OAR_ASSIGN(const auto name, file.get_string("general.architecture"));
   if (!name) return data_loss(cat(file.name, ": metadata general.architecture is missing"));
   const Architecture* arch = find_architecture(*name);
-  ConfigReader in(file, *name + ".");
+  MetadataReader in(file, *name + ".");
   json::object& c = in.config;
   if (*name == "llama") {
     if (in.count("expert_count").value_or(0) > 0) arch = &kMixtral;
@@ -287,6 +356,7 @@ Result<json::object> gguf_config(const GgufFile& file) {
     c["architectures"] = json::array{json::value(arch->architecture)};
     c["hidden_act"] = arch->activation;
     if (arch->rope_interleaved) c["rope_interleaved"] = true;
+    c["attention_bias"] = c["mlp_bias"] = true;  // the format takes the biases that are there
   }
   in.put_count("hidden_size", "embedding_length");
   in.put_count("num_hidden_layers", "block_count");
@@ -318,6 +388,9 @@ Result<json::object> gguf_config(const GgufFile& file) {
     add_gpt2_names(c);
   }
   if (!in.status.ok()) return in.status;
+  if (!arch) return std::move(c);
+  OAR_ASSIGN(const std::string unknown, in.finish());
+  if (!unknown.empty() && notices) notices->push_back(cat(file.name, ": metadata ignored: ", unknown));
   return std::move(c);
 }
 

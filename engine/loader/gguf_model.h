@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/base/json.h"
 #include "engine/base/status.h"
@@ -24,7 +25,8 @@ std::string hugging_face_name(std::string_view architecture, std::string_view gg
 //   frequency is
 //                         divided by its factor (llama.cpp's form of the llama3 scaling)
 // An architecture without a row of its own keeps its GGUF name as model_type and its GGUF tensor names: it
-// can be inspected, and engine/models says that it cannot be run.
-Result<json::object> gguf_config(const GgufFile& file);
+// can be inspected, and engine/models says that it cannot be run. A key that changes the computation and is
+// not read is UNIMPLEMENTED by name; names that nobody knows are appended to `notices`.
+Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>* notices = nullptr);
 
 }  // namespace oar

@@ -1,6 +1,8 @@
 // GGUF's names and metadata in Hugging Face's words.
 #include "engine/loader/gguf_model.h"
 
+#include <cmath>
+
 #include "tests/loader/builders.h"
 #include "tests/support/catch.h"
 
@@ -145,6 +147,53 @@ TEST_CASE("gguf config: rope scaling") {
   CHECK_THAT(
       config_of(small("llama").tensor("rope_freqs.weight", {2}, 1, std::string(4, '\0'))).status().message(),
       Contains("must be f32"));
+}
+
+TEST_CASE("gguf config: YaRN's factor of attention multiplies its own") {
+  const auto scaled = [](const char* key) {
+    return config_of(small("llama")
+                         .str("llama.rope.scaling.type", "yarn")
+                         .f32("llama.rope.scaling.factor", 4.0f)
+                         .f32(key, 0.5f));
+  };
+  for (const char* key : {"llama.rope.scaling.attn_factor", "llama.rope.scaling.yarn_attn_factor"}) {
+    const auto c = scaled(key);
+    REQUIRE_OK(c);
+    CHECK(c->at("rope_scaling").at("attention_factor").as_double() ==
+          Approx(0.5 * (1 + 0.1 * std::log(4.0))));
+  }
+  CHECK_THAT(config_of(small("llama").f32("llama.rope.scaling.attn_factor", 0.5f)).status().message(),
+             Contains("attn_factor"));
+  CHECK_THAT(config_of(small("llama")
+                           .str("llama.rope.scaling.type", "linear")
+                           .f32("llama.rope.scaling.factor", 4.0f)
+                           .tensor("rope_freqs.weight", {2}, 0, floats({1, 8})))
+                 .status()
+                 .message(),
+             Contains("tensor of factors"));
+}
+
+TEST_CASE("gguf config: a key that changes the computation and is not read is refused by name") {
+  for (const char* key : {"attention.clamp_kqv", "attn_logit_softcapping", "logit_scale",
+                          "expert_shared_count", "rope.scaling.yarn_log_multiplier"}) {
+    const std::string full = std::string("llama.") + key;
+    CHECK_THAT(config_of(small("llama").f32(full, 0.25f)).status().message(), Contains(full));
+  }
+  REQUIRE_OK(config_of(small("llama").f32("llama.logit_scale", 1.0f)));
+  REQUIRE_OK(config_of(small("llama").f32("llama.attn_logit_softcapping", 0.0f)));
+  const auto file = parse_gguf(exact_buffer(small("llama").u32("llama.unheard_of", 3).bytes()), "m.gguf");
+  REQUIRE_OK(file);
+  std::vector<std::string> notices;
+  REQUIRE_OK(gguf_config(*file, &notices));
+  REQUIRE(notices.size() == 1);
+  CHECK_THAT(notices[0], Contains("llama.unheard_of"));
+}
+
+TEST_CASE("gguf config: qwen2moe is no architecture of ours") {
+  const auto c = config_of(small("qwen2moe").u32("qwen2moe.expert_count", 60));
+  REQUIRE_OK(c);
+  CHECK(c->at("model_type") == "qwen2moe");  // engine/models refuses it by this name
+  CHECK_FALSE(c->contains("architectures"));
 }
 
 TEST_CASE("gguf config: per-layer values serve when equal") {
