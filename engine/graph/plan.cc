@@ -306,8 +306,10 @@ uint64_t Plan::weight_bytes(KernelFamily family) const {
 }
 
 Status Plan::foresee_scratch() {
-  // Scratch need not grow with every symbol (decode splits what prefill does not), so powers of two of each
-  // symbol are tried against all or one of the others.
+  // Scratch need not grow with every symbol: decode splits what prefill does not, and a matrix product packs
+  // few rows once per worker (up to 256 of them, matmul_driver.h). So each symbol is tried at every value up
+  // to there and at powers of two behind, the others at their bounds.
+  constexpr int64_t kEvery = 256;
   uint64_t shared = 0, worker = 0;
   prepared_ = false;
   std::vector<int64_t> most;
@@ -326,7 +328,7 @@ Status Plan::foresee_scratch() {
   };
   OAR_RETURN_IF_ERROR(try_sizes(most));
   for (size_t s = 0; s < most.size(); ++s) {
-    for (int64_t value = 1; value < most[s]; value *= 2) {
+    for (int64_t value = 1; value < most[s]; value += value < kEvery ? 1 : value) {
       std::vector<int64_t> sizes = most;
       sizes[s] = value;
       OAR_RETURN_IF_ERROR(try_sizes(sizes));

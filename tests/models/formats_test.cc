@@ -10,6 +10,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
 
 namespace {
 using namespace oar;
@@ -82,6 +83,31 @@ TEST_CASE("every storage format runs in a model as its decoded numbers do") {
     }
   }
   CHECK(formats >= 30);
+}
+
+// Few rows are packed once per worker, so 33 to 42 rows of 96 columns need more than 32 or 64 of them.
+TEST_CASE("the scratch of every number of rows is foreseen") {
+  const TinyGolden golden = load_tiny_golden("mistral");
+  const std::string path = write_tiny_model(golden, TinyDtype::f32);
+  for (const char* weights : {"int4", "int8", "f32"}) {
+    std::string warned;
+    LanguageModelOptions options;
+    options.threads = 2;
+    options.max_batch_tokens = 256;
+    options.max_sequences = 64;
+    options.page_tokens = 16;
+    if (std::string_view(weights) != "f32") options.weights = weights;
+    options.log.callback = [&](LogLevel level, std::string_view message) {
+      if (level >= LogLevel::kWarning) warned += message;
+    };
+    RunnerFixture model(path, options);
+    for (size_t n = 1; n <= 64; ++n) {
+      std::vector<int32_t> tokens(n, 7);
+      (void)model.run_prompt(tokens);
+    }
+    INFO(weights);
+    CHECK(warned == "");
+  }
 }
 
 }  // namespace
