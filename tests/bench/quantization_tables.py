@@ -124,8 +124,6 @@ def weights(models):
         "int4-gptq": models.quantized("demo-int4-gptq", "demo", "int4", "gptq", "shakespeare"),
         "int4-gptq-wiki": models.quantized("demo-int4-gptq-wiki", "demo", "int4", "gptq", "wikitext"),
         "gptq-rot": models.quantized("demo-gptq-rot", "demo", "int4", "gptq", "shakespeare", "--rotate", "all"),
-        "gptq-rot-long": models.quantized("demo-gptq-rot-long", "demo", "int4", "gptq", "shakespeare", "--rotate", "all",
-                                          "--calibration-tokens", 131072),
     }
     formats = "bf16,int8,fp8,w4a8,int4,q4_0,i4_g64,i4_g128,u4_g32,u4_g64,nvfp4,mxfp4"
     named = [f"--candidate={name}={folder}" for name, folder in candidates.items()]
