@@ -23,7 +23,7 @@ DATA = pathlib.Path(os.environ.get("OAR_TEST_DATA", SOURCE.parent / "shared/data
 PAGE = SOURCE / "docs/quantization.md"
 IMAGES = SOURCE / "docs/images"
 
-HELDOUT = SOURCE / "configs/demo/heldout.txt"
+HELDOUT = "configs/demo/heldout.txt"  # of SOURCE, as plots name it
 STORIES = DATA / "llm/stories260K/stories260K.bin"
 STORIES_TEXT = DATA / "tokenizers/bpe_training_golden/tinystories_sample.txt"
 SHAKESPEARE = DATA / "text/tinyshakespeare.txt"
@@ -33,7 +33,7 @@ WIKITEXT = DATA / "text/wikitext2_valid.txt"
 def oar(*args):
     command = [OAR, *map(str, args)]
     print("oar", *args, file=sys.stderr, flush=True)
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=SOURCE)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
     return done.stdout
@@ -171,7 +171,7 @@ def main():
         if name not in TABLES:
             parser.error(f"{name} is not one of {', '.join(TABLES)}")
     with tempfile.TemporaryDirectory() as temporary:
-        work = pathlib.Path(args.work or temporary)
+        work = pathlib.Path(args.work or temporary).resolve()
         work.mkdir(parents=True, exist_ok=True)
         for name in args.tables or TABLES:
             missing = [str(path) for path in NEEDS.get(name, ()) if not path.exists()]
