@@ -28,6 +28,13 @@ Val OpWriter::op(std::string_view name, std::vector<Val> inputs, Attrs attrs) {
   return r.empty() ? Val{} : r[0];
 }
 
+Val OpWriter::op(std::string_view name, std::initializer_list<Val> inputs) {
+  return op(name, inputs, Attrs());
+}
+Val OpWriter::op(std::string_view name, std::initializer_list<Val> inputs, const Attrs& attrs) {
+  return op(name, std::vector<Val>(inputs), attrs);
+}
+
 std::vector<Val> OpWriter::ops(std::string_view name, std::vector<Val> inputs, size_t outputs, Attrs attrs,
                                std::vector<std::shared_ptr<const Graph>> subgraphs) {
   if (!status_.ok()) return std::vector<Val>(outputs);

@@ -10,6 +10,7 @@
 // the mapped file wherever their alignment allows.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -82,6 +83,9 @@ class OpWriter {
 
   // One result; an op that does not exist is an error. An empty Val leaves an optional operand out.
   Val op(std::string_view name, std::vector<Val> inputs, Attrs attrs = {});
+  // What most calls are, without vectors to make and free where they stand: importers are thousands of them.
+  Val op(std::string_view name, std::initializer_list<Val> inputs);
+  Val op(std::string_view name, std::initializer_list<Val> inputs, const Attrs& attrs);
   std::vector<Val> ops(std::string_view name, std::vector<Val> inputs, size_t outputs, Attrs attrs = {},
                        std::vector<std::shared_ptr<const Graph>> subgraphs = {});
 
