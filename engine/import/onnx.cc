@@ -406,14 +406,14 @@ Result<ImportedModel> GraphImporter::run() {
 
 }  // namespace onnx
 
-Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, const std::string& folder,
+Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, const std::string& path,
                                         const ImportOptions& options) {
   const std::string_view view(static_cast<const char*>(bytes.data()), bytes.size());
   auto model = [&]() -> Result<ImportedModel> {
     OAR_ASSIGN(onnx::ModelMsg msg, onnx::read_model(view));
     // Before IR version 3 a model named no operator set: version 1.
     if (msg.opsets.empty() && msg.ir_version < 3) msg.opsets.push_back({"", 1});
-    onnx::TensorSource source(bytes, folder, options);
+    onnx::TensorSource source(bytes, path, options);
     OAR_ASSIGN(ImportedModel imported, onnx::GraphImporter(msg, source).run());
     imported.files = source.external_files();
     return imported;
@@ -426,10 +426,8 @@ Result<ImportedModel> import_onnx(const std::string& path, const ImportOptions& 
   FileOptions file;
   file.mmap = options.mmap;
   OAR_ASSIGN(const auto mapped, MappedFile::open(path, file));
-  const size_t slash = path.rfind('/');
   OAR_ASSIGN(ImportedModel model,
-             import_onnx_bytes(file_slice(mapped, 0, mapped->size()), path,
-                               slash == std::string::npos ? "." : path.substr(0, slash), options));
+             import_onnx_bytes(file_slice(mapped, 0, mapped->size()), path, path, options));
   model.files.push_back(path);
   return model;
 }

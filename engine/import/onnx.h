@@ -12,8 +12,9 @@ inline constexpr int64_t kOnnxNewest = 28;
 
 // `path` of a model file; external data is looked for beside it and nowhere else.
 Result<ImportedModel> import_onnx(const std::string& path, const ImportOptions& options = {});
-// The same from bytes in memory; `folder` is where external data lies (empty: none may be used).
-Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, const std::string& folder,
+// The same from bytes in memory; `path` is the file they are from, beside which external data lies, as
+// file_of_model() has it (empty: none may be used).
+Result<ImportedModel> import_onnx_bytes(Buffer bytes, const std::string& name, const std::string& path,
                                         const ImportOptions& options = {});
 
 // A serialized TensorProto, SequenceProto or OptionalProto: test vectors, inputs from files.

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "engine/tensor/model_file.h"
+
 namespace oar {
 namespace {
 
@@ -88,26 +90,20 @@ Status read_typed(const TensorMsg& m, DType dtype, int64_t count, Tensor& out) {
 
 Result<Buffer> TensorSource::external(const TensorMsg& t) {
   const std::string location(t.location);
-  if (folder_.empty()) {
+  if (path_.empty()) {
     return invalid_argument(
         cat("tensor '", t.name, "' lies in another file, '", location, "', and this model has no folder"));
-  }
-  // Only below the model's folder: an absolute path or ".." could name any file of this machine.
-  bool inside = !location.empty() && location[0] != '/' && location.find('\0') == std::string::npos;
-  for (size_t at = 0; inside && at < location.size();) {
-    const size_t end = std::min(location.find('/', at), location.size());
-    if (location.substr(at, end - at) == "..") inside = false;
-    at = end + 1;
-  }
-  if (!inside) {
-    return invalid_argument(
-        cat("tensor '", t.name, "': external data '", location, "' must lie in the model's folder or below"));
   }
   auto& file = files_[location];
   if (!file) {
     FileOptions options;
     options.mmap = options_.mmap;
-    OAR_ASSIGN(file, MappedFile::open(folder_ + "/" + location, options));
+    const auto real = file_of_model(path_, location);
+    if (!real.ok()) {
+      return Status(real.status().code(),
+                    cat("tensor '", t.name, "': external data ", real.status().message()));
+    }
+    OAR_ASSIGN(file, MappedFile::open(*real, options));
   }
   const uint64_t length = t.external_sized                    ? t.external_length
                           : file->size() >= t.external_offset ? file->size() - t.external_offset
@@ -120,8 +116,10 @@ Result<Buffer> TensorSource::external(const TensorMsg& t) {
 }
 
 std::vector<std::string> TensorSource::external_files() const {
+  const size_t slash = path_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "./" : path_.substr(0, slash + 1);
   std::vector<std::string> paths;
-  for (const auto& [location, file] : files_) paths.push_back(folder_ + "/" + location);
+  for (const auto& [location, file] : files_) paths.push_back(folder + location);
   return paths;
 }
 

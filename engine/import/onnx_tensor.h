@@ -12,8 +12,9 @@ namespace oar::onnx {
 // Where a tensor's bytes may lie: the model's own buffer and files beside it.
 class TensorSource {
  public:
-  TensorSource(Buffer file, std::string folder, const ImportOptions& options)
-      : file_(std::move(file)), folder_(std::move(folder)), options_(options) {}
+  // `path`: of the model's file; empty where it has none, and then no other file may be named.
+  TensorSource(Buffer file, std::string path, const ImportOptions& options)
+      : file_(std::move(file)), path_(std::move(path)), options_(options) {}
   // `later`: as in tensor_from_bytes().
   Result<Tensor> read(const TensorMsg& t, DeferredCopies* later = nullptr);
   // Sparse to dense.
@@ -26,7 +27,7 @@ class TensorSource {
  private:
   Result<Buffer> external(const TensorMsg& t);
   Buffer file_;
-  std::string folder_;
+  std::string path_;
   ImportOptions options_;
   std::map<std::string, std::shared_ptr<const MappedFile>> files_;
 };

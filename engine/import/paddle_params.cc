@@ -10,6 +10,7 @@
 #include "engine/import/paddle_program.h"
 #include "engine/import/paddle_wire.h"
 #include "engine/loader/byte_reader.h"
+#include "engine/tensor/model_file.h"
 
 namespace oar::paddle {
 namespace {
@@ -154,7 +155,7 @@ Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer
   return tensors;
 }
 
-Result<std::vector<Tensor>> read_separate_parameters(const Program& program, const std::string& folder,
+Result<std::vector<Tensor>> read_separate_parameters(const Program& program, const std::string& model,
                                                      const FileOptions& options) {
   std::vector<Tensor> tensors;
   for (ValueIndex v : program.parameters) {
@@ -162,7 +163,7 @@ Result<std::vector<Tensor>> read_separate_parameters(const Program& program, con
     if (!is_plain_name(value.name)) {
       return invalid_argument(cat(program.file, ": parameter ", show_name(value.name), " is no file name"));
     }
-    const std::string path = (fs::path(folder) / value.name).string();
+    OAR_ASSIGN(const std::string path, file_of_model(model, value.name));
     OAR_ASSIGN(auto file, MappedFile::open(path, options));
     const Buffer bytes = file_slice(file, 0, file->size());
     ByteReader reader({file->data(), file->size()}, path);
@@ -197,7 +198,9 @@ Result<Model> open_model(const std::string& path, const OpenOptions& options) {
   }
   model.parameter_path = source;
   if (is_folder(source)) {
-    OAR_ASSIGN(model.parameters, read_separate_parameters(model.program, source, options.file));
+    OAR_ASSIGN(model.parameters,
+               read_separate_parameters(model.program, options.parameters.empty() ? program_path : source,
+                                        options.file));
     return model;
   }
   OAR_ASSIGN(auto params, MappedFile::open(source, options.file));

@@ -115,8 +115,8 @@ int64_t var_type_of(std::string_view word);
 // are aligned, which Paddle does not provide for, and are copies elsewhere, made by `threads` threads.
 Result<std::vector<Tensor>> read_parameters(const Program& program, const Buffer& file, std::string_view name,
                                             int threads = 1);
-// One file per parameter, named by it, in `folder`.
-Result<std::vector<Tensor>> read_separate_parameters(const Program& program, const std::string& folder,
+// One file per parameter, named by it, as file_of_model() has it beside `model`: the program, or a folder.
+Result<std::vector<Tensor>> read_separate_parameters(const Program& program, const std::string& model,
                                                      const FileOptions& options = {});
 
 struct Model {

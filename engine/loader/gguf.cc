@@ -8,6 +8,7 @@
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/gguf_wire.h"
 #include "engine/loader/ranges.h"
+#include "engine/tensor/model_file.h"
 
 namespace oar {
 namespace {
@@ -313,7 +314,9 @@ Result<GgufFile> open_gguf(const std::string& path, const LoadOptions& options, 
         return progress(what, done + read, std::max(total, done + read));
       };
     }
-    OAR_ASSIGN(GgufFile file, open_one(part_path, options, step));
+    OAR_ASSIGN(const std::string real,
+               file_of_model(path, std::filesystem::path(part_path).filename().string()));
+    OAR_ASSIGN(GgufFile file, open_one(real, options, step));
     done += file.bytes.size();
     OAR_ASSIGN(const auto count, file.get_uint("split.count"));
     OAR_ASSIGN(const auto number, file.get_uint("split.no"));

@@ -9,6 +9,7 @@
 #include "engine/base/json.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/ranges.h"
+#include "engine/tensor/model_file.h"
 
 namespace oar {
 namespace {
@@ -361,7 +362,8 @@ Result<TensorMap> open_sharded_safetensors(const std::string& index_path, const 
         return progress(what, done + read, std::max(total, done + read));
       };
     }
-    OAR_ASSIGN(Safetensors shard, open_safetensors((folder / file).string(), options, step));
+    OAR_ASSIGN(const std::string real, file_of_model(index_path, file));
+    OAR_ASSIGN(Safetensors shard, open_safetensors(real, options, step));
     done += shard_size;
     for (const std::string& tensor : tensors) {
       const auto at = shard.tensors.find(tensor);

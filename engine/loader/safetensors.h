@@ -32,7 +32,8 @@ Result<Safetensors> open_safetensors(const std::string& path, const LoadOptions&
                                      const Progress& progress = {});
 
 // A model split over several files: `index_path` is a model.safetensors.index.json whose weight_map names,
-// for each tensor, a file in the same folder. Tensors a shard holds beyond those listed are left out.
+// for each tensor, a file in the same folder (as file_of_model() has it). Tensors a shard holds beyond those
+// listed are left out.
 Result<TensorMap> open_sharded_safetensors(const std::string& index_path, const LoadOptions& options = {},
                                            const Progress& progress = {});
 

@@ -299,6 +299,10 @@ TEST_CASE("gguf: split models") {
   CHECK_THAT(open_gguf(dir + "/m-00001-of-00002.gguf").status().message(),
              Contains("does not say that it is part 2 of 2"));
   std::filesystem::remove(dir + "/m-00002-of-00002.gguf");
+  write_file(temp_dir() + "/elsewhere.gguf", part(1, 2, "b"));
+  std::filesystem::create_symlink("../elsewhere.gguf", dir + "/m-00002-of-00002.gguf");
+  CHECK_THAT(open_gguf(dir + "/m-00001-of-00002.gguf").status().message(), Contains("elsewhere.gguf"));
+  std::filesystem::remove(dir + "/m-00002-of-00002.gguf");
   CHECK(open_gguf(dir + "/m-00001-of-00002.gguf").status().code() == StatusCode::kNotFound);
 }
 

@@ -197,6 +197,12 @@ TEST_CASE("safetensors: shards") {
   CHECK_THAT(open("[]").status().message(), Contains("weight_map"));
   CHECK_THAT(open("{").status().message(), Contains("not valid JSON"));
 
+  // A shard is a file of the model's, not a link out of its folder.
+  write_file(temp_dir() + "/elsewhere.safetensors", one("a"));
+  std::filesystem::create_symlink("../elsewhere.safetensors", dir + "/link.safetensors");
+  CHECK_THAT(open(R"({"weight_map":{"a":"link.safetensors"}})").status().message(),
+             Contains("link.safetensors") && Contains("elsewhere") && Contains("copy it there"));
+
   // Progress covers all shards; stopping it stops the load.
   uint64_t last = 0, total = 0;
   write_file(dir + "/model.safetensors.index.json",

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 
 #include "engine/tensor/embedded_files.h"
 #include "engine/tensor/mapped_file.h"
+#include "engine/tensor/model_file.h"
 #include "tests/loader/builders.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
@@ -169,6 +171,47 @@ TEST_CASE("a file that shrinks under its mapping is noticed") {
   const Status s = (*file)->still_whole();
   CHECK(s.code() == StatusCode::kDataLoss);
   CHECK_THAT(s.message(), oar_test::Contains("10000") && oar_test::Contains("5000"));
+}
+
+TEST_CASE("files that a model names lie with the model, wherever links lead") {
+  namespace fs = std::filesystem;
+  const std::string root = temp_dir() + "/named";
+  for (const char* folder : {"/m/below", "/mm", "/blobs", "/snapshots/1"})
+    fs::create_directories(root + folder);
+  for (const char* file :
+       {"/m/model", "/m/w", "/m/below/w", "/mm/w", "/secret.bin", "/blobs/a", "/blobs/b"}) {
+    write_file(root + file, file);
+  }
+  fs::create_symlink("../secret.bin", root + "/m/link.bin");
+  fs::create_symlink("below/w", root + "/m/inside");
+  fs::create_symlink("../mm", root + "/m/folder");
+  // As the Hugging Face cache has it: names are links into one folder of contents.
+  fs::create_symlink("../../blobs/a", root + "/snapshots/1/model");
+  fs::create_symlink("../../blobs/b", root + "/snapshots/1/w");
+  fs::create_symlink("../../secret.bin", root + "/snapshots/1/out");
+  const auto named = [&](const char* model, const std::string& file) {
+    return file_of_model(root + model, file);
+  };
+  const std::string real = fs::canonical(root).string();
+  CHECK(named("/m/model", "w").value() == real + "/m/w");
+  CHECK(named("/m/model", "./below/../w").value() == real + "/m/w");
+  CHECK(named("/m/model", "inside").value() == real + "/m/below/w");
+  CHECK(named("/m", "below/w").value() == real + "/m/below/w");
+  CHECK(named("/snapshots/1/model", "w").value() == real + "/blobs/b");
+  for (const auto& [model, file] : {std::pair{"/m/model", "link.bin"},
+                                    {"/m/model", "../secret.bin"},
+                                    {"/m/model", "folder/w"},
+                                    {"/m/model", "../mm/w"},
+                                    {"/m", "link.bin"},
+                                    {"/snapshots/1/model", "out"},
+                                    {"/snapshots/1", "w"},
+                                    {"/m/model", ""}}) {
+    CAPTURE(model, file);
+    CHECK(named(model, file).status().code() == StatusCode::kInvalidArgument);
+  }
+  CHECK(named("/m/model", real + "/secret.bin").status().code() == StatusCode::kInvalidArgument);
+  CHECK(named("/m/model", std::string("w\0", 2)).status().code() == StatusCode::kInvalidArgument);
+  CHECK(named("/m/model", "absent").status().code() == StatusCode::kNotFound);
 }
 
 TEST_CASE("files that cannot be opened say why") {

@@ -1,0 +1,17 @@
+// Files that a model names: external data of ONNX, shards of an index, parts of a GGUF, parameters of Paddle.
+// A model is from somewhere, and its words could name any file of this machine.
+#pragma once
+
+#include <string>
+
+#include "engine/base/status.h"
+
+namespace oar {
+
+// Where the file really lies that a model calls `named`, relative to `model`, a folder, or a file and
+// then its folder: below that folder, links followed, or below the one where the model's file itself really
+// lies, as in the snapshots and blobs of the Hugging Face cache. Any other is INVALID_ARGUMENT, one that is
+// not there NOT_FOUND.
+Result<std::string> file_of_model(const std::string& model, const std::string& named);
+
+}  // namespace oar
