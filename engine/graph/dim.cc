@@ -121,6 +121,16 @@ Dim Dim::floordiv(const Dim& a, const Dim& b) {
     }
     if (terms.size() == a.poly_->terms.size()) return Dim(std::move(terms));
   }
+  if (b.is_const() && b.const_value() > 0) {
+    // Whole multiples leave the division: (63 + 1024 T) / 64 = 16 T + 63 / 64.
+    const int64_t d = b.const_value();
+    std::vector<Term> whole, rest;
+    for (const Term& t : a.poly_->terms) {
+      const bool divides = t.coefficient % d == 0;
+      (divides ? whole : rest).push_back({divides ? t.coefficient / d : t.coefficient, t.atoms, t.key});
+    }
+    if (!whole.empty()) return Dim(std::move(whole)) + floordiv(Dim(std::move(rest)), b);
+  }
   Atom x{};
   x.kind = Atom::kFloorDiv;
   x.a = a.poly_;
@@ -130,20 +140,42 @@ Dim Dim::floordiv(const Dim& a, const Dim& b) {
 }
 
 Dim Dim::max(const Dim& a, const Dim& b) {
-  if (a == b) return a;
-  if (a.is_const() && b.is_const()) return Dim(std::max(a.const_value(), b.const_value()));
-  // An extent is never negative, so a sum that only adds to the other operand wins without a run-time test.
-  const Dim diff = a - b;
-  const auto& terms = diff.poly_->terms;
-  if (std::all_of(terms.begin(), terms.end(), [](const Term& t) { return t.coefficient >= 0; })) return a;
-  if (std::all_of(terms.begin(), terms.end(), [](const Term& t) { return t.coefficient <= 0; })) return b;
-  const bool swap = b.key() < a.key();
-  Atom x{};
-  x.kind = Atom::kMax;
-  x.a = swap ? b.poly_ : a.poly_;
-  x.b = swap ? a.poly_ : b.poly_;
-  x.key = cat("max(", swap ? b.key() : a.key(), ",", swap ? a.key() : b.key(), ")");
-  return atom(std::move(x));
+  // An extent is never negative, so a sum that only adds to another operand wins without a run-time test.
+  const auto never_less = [](const Dim& x, const Dim& y) {
+    const Dim more = x - y;
+    return std::all_of(more.poly_->terms.begin(), more.poly_->terms.end(),
+                       [](const Term& t) { return t.coefficient >= 0; });
+  };
+  std::vector<Dim> operands;  // none never less than another
+  std::vector<std::shared_ptr<const Poly>> rest = {a.poly_, b.poly_};
+  while (!rest.empty()) {
+    const std::shared_ptr<const Poly> poly = std::move(rest.back());
+    rest.pop_back();
+    const auto& terms = poly->terms;
+    if (terms.size() == 1 && terms[0].coefficient == 1 && terms[0].atoms.size() == 1 &&
+        terms[0].atoms[0]->kind == Atom::kMax) {
+      rest.push_back(terms[0].atoms[0]->a);
+      rest.push_back(terms[0].atoms[0]->b);
+      continue;
+    }
+    Dim d;
+    d.poly_ = poly;
+    if (std::any_of(operands.begin(), operands.end(), [&](const Dim& o) { return never_less(o, d); }))
+      continue;
+    std::erase_if(operands, [&](const Dim& o) { return never_less(d, o); });
+    operands.push_back(std::move(d));
+  }
+  std::sort(operands.begin(), operands.end(), [](const Dim& x, const Dim& y) { return x.key() < y.key(); });
+  Dim out = operands[0];
+  for (size_t i = 1; i < operands.size(); ++i) {
+    Atom x{};
+    x.kind = Atom::kMax;
+    x.a = out.poly_;
+    x.b = operands[i].poly_;
+    x.key = cat("max(", out.key(), ",", operands[i].key(), ")");
+    out = atom(std::move(x));
+  }
+  return out;
 }
 
 int64_t Dim::evaluate(std::span<const int64_t> symbols) const {
@@ -177,7 +209,15 @@ std::string Dim::to_string(const SymbolTable& symbols) const {
           factors += a->id < static_cast<SymbolId>(symbols.size()) ? symbols[a->id].name : cat("s", a->id);
           break;
         case Atom::kFloorDiv: factors += cat("(", poly_string(a->a), ")/", poly_string(a->b)); break;
-        case Atom::kMax: factors += cat("max(", poly_string(a->a), ", ", poly_string(a->b), ")"); break;
+        case Atom::kMax: {
+          const std::string left = poly_string(a->a);
+          // Nested on the left: max(max(x, y), z) is written max(x, y, z).
+          const bool nested =
+              a->a->key.starts_with("1*max(") && a->a->terms.size() == 1 && a->a->terms[0].atoms.size() == 1;
+          factors +=
+              cat(nested ? left.substr(0, left.size() - 1) : "max(" + left, ", ", poly_string(a->b), ")");
+          break;
+        }
       }
     }
     if (factors.empty()) out += cat(c);

@@ -452,19 +452,47 @@ Status Plan::read_output(size_t index, std::span<float> to) {
 
 std::string Plan::to_string() const {
   const SymbolTable& symbols = graph_.symbols();
-  std::string out =
-      cat("plan on ", backend_.name(), ": ", steps_.size(), " steps, arena ", format_bytes(arena_.size()),
-          ", scratch ", format_bytes(scratch_.size()), ", packed weights ", format_bytes(owned_bytes_), "\n");
+  const auto column = [](std::string text, size_t width) {
+    text.resize(std::max(text.size() + 1, width), ' ');
+    return text;
+  };
+  std::string out = cat("plan on ", backend_.name(), ": ", steps_.size(), " steps, arena ",
+                        format_bytes(arena_.size()), ", scratch ", format_bytes(scratch_.size()),
+                        ", packed weights ", format_bytes(owned_bytes_), "\nslots of the arena, in bytes\n");
   for (size_t s = 0; s < memory_.slot_bytes.size(); ++s) {
-    out += cat("slot ", s, ": ", memory_.slot_bytes[s].to_string(symbols), " bytes\n");
+    const Dim& bytes = memory_.slot_bytes[s];
+    out += cat("  ", column(cat(s), 4), column(format_bytes(bytes.upper_bound(symbols)) + " at most", 20),
+               bytes.to_string(symbols), "\n");
   }
+  out += "steps: op, kernel, results in slots\n";
+  // Two steps are alike when they differ in nothing but which values they work on.
+  std::vector<std::string> kinds, results;
   for (const Step& step : steps_) {
-    out += cat(step.node->op->name, " -> ", step.op->where(), "  ");
+    std::string types, places;
     for (ValueId v : step.node->outputs) {
-      const TensorType& t = graph_.value(v).type;
-      out += cat(" %", v, ":", graph_.type_string(t), "@", memory_.placements[v].slot);
+      const std::string type = graph_.type_string(graph_.value(v).type);
+      const int slot = memory_.placements[v].slot;
+      types += " " + type;
+      places += cat(places.empty() ? "%" : ", %", v, " ", type, slot < 0 ? "" : cat(" in ", slot));
     }
-    out += "\n";
+    kinds.push_back(cat(step.node->op->name, " ", step.op->where(), types));
+    results.push_back(std::move(places));
+  }
+  for (size_t i = 0; i < steps_.size();) {
+    // The run of equal stretches from here that covers most: the layers of a model.
+    size_t length = 1, times = 1;
+    for (size_t n = 1; i + 2 * n <= steps_.size(); ++n) {
+      size_t same = 0;
+      while (i + n + same < steps_.size() && kinds[i + same] == kinds[i + n + same]) ++same;
+      if (const size_t fits = same / n + 1; fits > 1 && n * fits > length * times) length = n, times = fits;
+    }
+    for (size_t k = i; k < i + length; ++k)
+      out += cat("  ", column(cat(k), 5), column(steps_[k].node->op->name, 18),
+                 column(steps_[k].op->where(), 34), results[k], "\n");
+    if (times > 1)
+      out += cat("  ", i + length, " to ", i + length * times - 1, ": the same, ", times - 1,
+                 times == 2 ? " more time\n" : " more times\n");
+    i += length * times;
   }
   return out;
 }

@@ -15,6 +15,14 @@ TEST_CASE("equal extents compare equal however they were written") {
   CHECK(Dim::floordiv(T * Dim(64), T * Dim(4)) == Dim(16));
   CHECK(Dim::max(T, T + B) == T + B);
   CHECK(Dim::max(T, B) == Dim::max(B, T));
+  const Dim one = Dim::max(T, B), three = Dim::max(Dim::max(T, B), Dim(9));
+  CHECK(Dim::max(one, B) == one);
+  CHECK(Dim::max(one, T + B) == T + B);
+  CHECK(Dim::max(Dim(9), one) == three);
+  CHECK(Dim::max(three, Dim::max(Dim(7), B)) == three);
+  CHECK(Dim::floordiv(T * Dim(1024) + Dim(63), Dim(64)) == T * Dim(16));
+  CHECK(Dim::floordiv(T * Dim(1024) + B - Dim(1), Dim(64)) ==
+        T * Dim(16) + Dim::floordiv(B - Dim(1), Dim(64)));
 }
 
 TEST_CASE("extents evaluate, round up and saturate") {
@@ -24,6 +32,8 @@ TEST_CASE("extents evaluate, round up and saturate") {
   CHECK(Dim::align(T, 64).evaluate(at) == 64);
   CHECK(Dim::align(T * Dim(64), 64).evaluate(at) == 448);
   CHECK(Dim::max(T * Dim(2), B * Dim(5)).evaluate(at) == 15);
+  CHECK(Dim::max(Dim::max(T * Dim(2), B * Dim(5)), T + B + Dim(6)).evaluate(at) == 16);
+  CHECK(Dim::floordiv(T * Dim(8) - B - Dim(60), Dim(4)).evaluate(at) == -2);  // 56 - 63 = -7
   CHECK((T * Dim(INT64_MAX / 2) * B).evaluate(at) == INT64_MAX);
   CHECK(T.upper_bound({{"T", 100}, {"B", 2}}) == 100);
 }
@@ -43,4 +53,6 @@ TEST_CASE("extents print as people write them") {
   const oar::SymbolTable symbols{{"T", 8}, {"B", 2}};
   CHECK((Dim::symbol(0) * Dim(64) + Dim(1)).to_string(symbols) == "1 + 64*T");
   CHECK(Dim(0).to_string(symbols) == "0");
+  const Dim T = Dim::symbol(0), B = Dim::symbol(1);
+  CHECK(Dim::max(Dim::max(T, B), Dim(9)).to_string(symbols) == "max(T, B, 9)");
 }
