@@ -1,7 +1,6 @@
 // Chat templates: vendors' templates against reference renderings, small snippets against a golden that
 // Python's jinja2 wrote (jinja_oracle.py), and hostile templates against the limits.
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -200,17 +199,13 @@ jinja::Limits small_limits() {
 }
 
 void must_exhaust(const std::string& source, const jinja::Limits& limits = small_limits()) {
-  const auto start = std::chrono::steady_clock::now();
   auto t = ChatTemplate::parse(source);
   REQUIRE(t.ok());
-  const auto r = t->render({}, nullptr, {}, limits);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const auto r = t->render({}, nullptr, {}, limits);  // steps are counted: a hang ends the test's own limit
   INFO(source.substr(0, 200));
   REQUIRE_FALSE(r.ok());
   INFO(r.status().to_string());
   CHECK(r.status().code() == StatusCode::kResourceExhausted);
-  CHECK(took.count() <
-        60);  // a hang, not a speed, is what this looks for: sanitizers on a busy machine are slow
 }
 
 TEST_CASE("the default limits end a hostile render", "[jinja]") {
