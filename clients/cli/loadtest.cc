@@ -9,9 +9,9 @@
 #include <fstream>
 #include <map>
 #include <optional>
-#include <thread>
 
 #include "clients/cli/command.h"
+#include "clients/cli/loadtest_view.h"
 #include "clients/cli/prompt.h"
 #include "clients/cli/ranges.h"
 #include "clients/cli/tls_options.h"
@@ -43,40 +43,6 @@ struct Options {
 std::atomic<bool> stopped{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
 
-// One line on a terminal, rewritten twice a second.
-class LiveView {
- public:
-  LiveView(LoadProgress& progress, bool on) : progress_(progress) {
-    if (on) thread_ = std::thread([this] { main(); });
-  }
-  ~LiveView() {
-    done_ = true;
-    if (!thread_.joinable()) return;
-    thread_.join();
-    std::fprintf(stderr, "\r\033[K");
-  }
-
- private:
-  void main() {
-    int64_t before = 0;
-    for (int i = 0; !done_; ++i) {
-      if (i % 10 == 0) {
-        const int64_t tokens = progress_.tokens;
-        std::fprintf(stderr, "\r\033[K%lld sent, %lld in flight, %lld done, %lld failed, %lld chunks/s",
-                     static_cast<long long>(progress_.dispatched),
-                     static_cast<long long>(progress_.in_flight), static_cast<long long>(progress_.finished),
-                     static_cast<long long>(progress_.failed), static_cast<long long>((tokens - before) * 2));
-        std::fflush(stderr);
-        before = tokens;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-  }
-  LoadProgress& progress_;
-  std::atomic<bool> done_{false};
-  std::thread thread_;
-};
-
 Status write_file(const std::string& path, const std::string& text) {
   if (path == "-") {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -86,6 +52,23 @@ Status write_file(const std::string& path, const std::string& text) {
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   out.flush();
   return out ? ok_status() : unavailable(cat("cannot write ", path));
+}
+
+// What a server calls itself: Open Inference servers at /v2, vLLM and its like at /version. Empty: it does
+// not say, which is no error.
+std::string server_version(const Server& server, const std::vector<std::string>& headers) {
+  for (const char* path : {"/v2", "/version"}) {
+    const auto text = http_get(server, path, headers, 10);
+    const auto v = text.ok() ? parse_json(*text, path) : Result<json::value>(text.status());
+    const json::object* o = v.ok() ? v->if_object() : nullptr;
+    std::string out;
+    for (const char* key : {"name", "version"})
+      if (const json::value* word = o == nullptr ? nullptr : o->if_contains(key);
+          word != nullptr && word->is_string())
+        out += cat(out.empty() ? "" : " ", std::string_view(word->get_string()));
+    if (!out.empty()) return out;
+  }
+  return {};
 }
 
 // The name of the only or first model served, where the user gave none.
@@ -172,10 +155,13 @@ Workload salted(const Workload& workload, uint64_t salt) {
 }
 
 Result<std::unique_ptr<Side>> run_side(const Options& o, const Workload& workload, const Server& server,
-                                       double rate, std::string title) {
+                                       double rate, const std::string& title, const std::string& stage = {}) {
   auto side = std::make_unique<Side>();
   Report& r = side->report;
-  r.title = std::move(title);
+  r.title = title;
+  r.command = shown_command();
+  r.client_version = OAR_VERSION;
+  if (!is_grpc(o.workload.endpoint)) r.server_version = server_version(server, o.run.headers);
   r.spec = o.run;
   r.spec.server = server;
   r.workload = o.workload;
@@ -193,7 +179,11 @@ Result<std::unique_ptr<Side>> run_side(const Options& o, const Workload& workloa
     scraper.emplace(server, o.metrics, r.spec.headers, 1.0);
   }
   {
-    LiveView view(progress, live);
+    LoadGoal goal{stage, static_cast<int64_t>(plans.size()) * o.workload.turns, r.spec.duration};
+    // An open loop ends when the last request was due, and then some.
+    if (!r.spec.closed_loop && !plans.empty())
+      goal.seconds = goal.seconds > 0 ? std::min(goal.seconds, plans.back().at) : plans.back().at;
+    LiveView view(progress, std::move(goal), live);
     OAR_ASSIGN(side->run, run_load(r.spec, workload, plans, &progress));
   }
   if (scraper) r.samples = scraper->stop();
@@ -215,7 +205,8 @@ Status warm_up(const Options& o, const Workload& workload, const Server& server)
   return run_load(spec, warm, warm.plan(o.warmup, {})).status();
 }
 
-Status write_outputs(const Options& o, const std::vector<const Report*>& reports) {
+Status write_outputs(const Options& o, const std::vector<const Report*>& reports,
+                     const std::vector<Ratio>& ratios = {}) {
   const auto lines = [&](const std::string& path, auto&& make) -> Status {
     if (path.empty()) return ok_status();
     std::string all;
@@ -234,7 +225,7 @@ Status write_outputs(const Options& o, const std::vector<const Report*>& reports
   }
   OAR_RETURN_IF_ERROR(lines(o.jsonl_file, [](const Report& r) { return jsonl_report(r); }));
   OAR_RETURN_IF_ERROR(lines(o.csv_file, [](const Report& r) { return csv_report(r); }));
-  return o.html_file.empty() ? ok_status() : write_file(o.html_file, html_report(reports));
+  return o.html_file.empty() ? ok_status() : write_file(o.html_file, html_report(reports, ratios));
 }
 
 // Every answer under load against the same request alone: number of differences.
@@ -278,7 +269,8 @@ int run_search(const Options& o, const Workload& workload) {
     // A moment in which the machine kept this client waiting says nothing about the server: once more then.
     std::unique_ptr<Side> side;
     for (int attempt = 0; attempt < 3 && !stopped && (!side || !side->report.summary.valid); ++attempt) {
-      OAR_ASSIGN(side, run_side(o, salted(workload, ++runs), o.run.server, rate, cat("rate ", rate)));
+      OAR_ASSIGN(side, run_side(o, salted(workload, ++runs), o.run.server, rate, cat("rate ", rate),
+                                cat(rate, " req/s: ")));
     }
     if (!side) return Status(StatusCode::kCancelled, "interrupted");
     const Summary s = side->report.summary;
@@ -312,16 +304,18 @@ int run_against(const Options& o, const Workload& workload) {
     for (int turn = 0; turn < 2 && !stopped; ++turn) {
       const bool is_a = (round + turn) % 2 == 0;
       auto side = run_side(o, salted(workload, static_cast<uint64_t>(2 * round + turn + 1)),
-                           is_a ? o.run.server : *other, o.arrivals.rate, is_a ? "A" : "B");
+                           is_a ? o.run.server : *other, o.arrivals.rate, is_a ? "A" : "B",
+                           cat("round ", round + 1, " of ", o.rounds, ", ", is_a ? "A: " : "B: "));
       if (!side.ok()) return fail(side.status());
       (is_a ? a : b).push_back((*side)->report.summary);
       (is_a ? last_a : last_b) = std::move(*side);
     }
   }
   if (!last_a || !last_b) return kFailure;
+  const std::vector<Ratio> ratios = compare(a, b);
   std::printf("%s%s%s", text_report(last_a->report).c_str(), text_report(last_b->report).c_str(),
-              compare_text(compare(a, b)).c_str());
-  const Status written = write_outputs(o, {&last_a->report, &last_b->report});
+              compare_text(ratios).c_str());
+  const Status written = write_outputs(o, {&last_a->report, &last_b->report}, ratios);
   return written.ok() ? kSuccess : fail(written);
 }
 

@@ -71,15 +71,16 @@ std::vector<Ratio> compare(const std::vector<Summary>& a, const std::vector<Summ
   return out;
 }
 
+const char* verdict(const Ratio& r) {
+  return r.rounds < 2 ? "one round: no interval" : r.significant() ? "differs" : "no difference shown";
+}
+
 std::string compare_text(const std::vector<Ratio>& ratios) {
   std::string out = "B / A                 ratio   95 % interval\n";
   char line[160];
   for (const Ratio& r : ratios) {
     const int n = std::snprintf(line, sizeof line, "  %-20s %6.3f   [%.3f, %.3f]  %s\n", r.name.c_str(),
-                                r.ratio, r.low, r.high,
-                                r.rounds < 2      ? "one round: no interval"
-                                : r.significant() ? "differs"
-                                                  : "no difference shown");
+                                r.ratio, r.low, r.high, verdict(r));
     out.append(line, static_cast<size_t>(n));
   }
   return out;

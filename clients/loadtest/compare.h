@@ -19,6 +19,7 @@ struct Ratio {
 
 // One Summary of each side per round. Rounds in which a side has no value of a number are left out of it.
 std::vector<Ratio> compare(const std::vector<Summary>& a, const std::vector<Summary>& b);
+const char* verdict(const Ratio& ratio);  // what the interval shows, in words
 std::string compare_text(const std::vector<Ratio>& ratios);
 
 // Two-sided 95 % quantile of Student's t.

@@ -14,22 +14,12 @@ std::string percentile_name(double p) { return cat("p", p); }
 
 double ms(int64_t ns) { return to_ms(static_cast<double>(ns)); }
 
-std::string fixed(double v, int digits = 2) {
-  char buffer[64];
-  const int n = std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
-  return std::string(buffer, static_cast<size_t>(n));
-}
-
-void row(std::string& out, const std::string& name, const std::string& value) {
-  out += cat("  ", name, std::string(name.size() < 34 ? 34 - name.size() : 1, ' '), value, "\n");
-}
-
-void latency_row(std::string& out, const char* name, const Histogram& h,
+void add_latency(std::vector<LatencyRow>& rows, const char* name, const Histogram& h,
                  const std::vector<double>& percentiles) {
   if (h.count() == 0) return;
-  std::string value = cat("mean ", fixed(to_ms(h.mean())));
-  for (const double p : percentiles) value += cat("  ", percentile_name(p), " ", fixed(ms(h.percentile(p))));
-  row(out, name, value);
+  LatencyRow row{name, {fixed(to_ms(h.mean()))}};
+  for (const double p : percentiles) row.values.push_back(fixed(ms(h.percentile(p))));
+  rows.push_back(std::move(row));
 }
 
 void put(json::object& o, const char* name, const Histogram& h, const std::vector<double>& percentiles) {
@@ -37,14 +27,6 @@ void put(json::object& o, const char* name, const Histogram& h, const std::vecto
   o[cat("median_", name, "_ms")] = ms(h.percentile(50));
   o[cat("std_", name, "_ms")] = to_ms(h.stddev());
   for (const double p : percentiles) o[cat(percentile_name(p), "_", name, "_ms")] = ms(h.percentile(p));
-}
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm local = {};
-  localtime_r(&now, &local);
-  char buffer[32];
-  return std::string(buffer, std::strftime(buffer, sizeof buffer, "%Y%m%d-%H%M%S", &local));
 }
 
 json::object record_json(const Record& r) {
@@ -77,55 +59,99 @@ std::string csv_field(const std::string& s) {
 
 }  // namespace
 
-std::string text_report(const Report& r) {
+std::string now_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+  localtime_r(&now, &local);
+  char buffer[64];
+  return std::string(buffer, std::strftime(buffer, sizeof buffer, format, &local));
+}
+
+std::string fixed(double v, int digits) {
+  char buffer[64];
+  const int n = std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
+  return std::string(buffer, static_cast<size_t>(n));
+}
+
+std::vector<ReportRow> report_rows(const Report& r) {
   const Summary& s = r.summary;
-  std::string out = cat(r.title, ": ", r.spec.server.url, ", ", endpoint_name(r.workload.endpoint), "\n");
-  row(out, "requests",
-      cat(s.requests, " (", s.completed, " completed, ", s.failed, " failed, ", s.cancelled, " cancelled)"));
-  row(out, "duration", cat(fixed(s.seconds), " s"));
-  row(out, "request throughput", cat(fixed(s.per_second(s.completed)), " req/s"));
-  row(out, "output throughput",
-      cat(fixed(s.per_second(s.output_tokens)), " tokens/s",
-          s.counted_by_server ? "" : " (chunks counted: the server gives no usage)"));
-  row(out, "total throughput", cat(fixed(s.per_second(s.output_tokens + s.input_tokens)), " tokens/s"));
+  std::vector<ReportRow> rows = {
+      {"requests",
+       cat(s.requests, " (", s.completed, " completed, ", s.failed, " failed, ", s.cancelled, " cancelled)")},
+      {"duration", cat(fixed(s.seconds), " s")},
+      {"request throughput", cat(fixed(s.per_second(s.completed)), " req/s")},
+      {"output throughput", cat(fixed(s.per_second(s.output_tokens)), " tokens/s",
+                                s.counted_by_server ? "" : " (chunks counted: the server gives no usage)")},
+      {"total throughput", cat(fixed(s.per_second(s.output_tokens + s.input_tokens)), " tokens/s")}};
   if (r.limits.any())
-    row(out, "goodput",
-        cat(fixed(s.per_second(s.good)), " req/s (", s.good, " of ", s.requests, " within the limits)"));
+    rows.push_back({"goodput", cat(fixed(s.per_second(s.good)), " req/s (", s.good, " of ", s.requests,
+                                   " within the limits)")});
+  return rows;
+}
+
+std::vector<LatencyRow> latency_rows(const Report& r) {
+  const Summary& s = r.summary;
   const bool intended = !r.spec.closed_loop;
-  latency_row(out, "TTFT ms", s.ttft, r.percentiles);
-  if (intended) latency_row(out, "TTFT ms, from intended time", s.ttft_intended, r.percentiles);
-  latency_row(out, "TPOT ms", s.tpot, r.percentiles);
-  latency_row(out, "ITL ms", s.itl, r.percentiles);
-  latency_row(out, "end-to-end ms", s.e2el, r.percentiles);
-  if (intended) latency_row(out, "end-to-end ms, from intended time", s.e2el_intended, r.percentiles);
-  if (intended) {
-    row(out, "schedule slip",
-        cat("p99 ", fixed(s.slip_p99_ms, 3), " ms, worst ", fixed(ms(s.slip.max()), 3), " ms"));
-    if (!s.valid)
-      out += cat("  INVALID: this client was late by more than ", Summary::kMaxSlipMs,
-                 " ms at p99; use more --threads, or a lower rate\n");
-  }
-  row(out, "client CPU", cat(fixed(s.cpu_seconds), " s for ", s.chunks, " chunks"));
+  std::vector<LatencyRow> rows;
+  add_latency(rows, "TTFT ms", s.ttft, r.percentiles);
+  if (intended) add_latency(rows, "TTFT ms, from intended time", s.ttft_intended, r.percentiles);
+  add_latency(rows, "TPOT ms", s.tpot, r.percentiles);
+  add_latency(rows, "ITL ms", s.itl, r.percentiles);
+  add_latency(rows, "end-to-end ms", s.e2el, r.percentiles);
+  if (intended) add_latency(rows, "end-to-end ms, from intended time", s.e2el_intended, r.percentiles);
+  return rows;
+}
+
+std::vector<ReportRow> client_rows(const Report& r) {
+  const Summary& s = r.summary;
+  std::vector<ReportRow> rows;
+  if (!r.spec.closed_loop)
+    rows.push_back({"schedule slip",
+                    cat("p99 ", fixed(s.slip_p99_ms, 3), " ms, worst ", fixed(ms(s.slip.max()), 3), " ms")});
+  rows.push_back({"client CPU", cat(fixed(s.cpu_seconds), " s for ", s.chunks, " chunks")});
   std::map<std::string, int64_t> errors;
   for (const Record& record : r.run->records)
     if (!record.error.empty()) ++errors[record.error];
   int shown = 0;
   for (const auto& [error, count] : errors) {
     if (++shown > 5) break;
-    row(out, cat("error x", count), error);
+    rows.push_back({cat("error x", count), error});
   }
+  return rows;
+}
+
+std::string text_report(const Report& r) {
+  std::string out = cat(r.title, ": ", r.spec.server.url, ", ", endpoint_name(r.workload.endpoint), "\n");
+  const auto row = [&](const std::string& name, const std::string& value) {
+    out += cat("  ", name, std::string(name.size() < 34 ? 34 - name.size() : 1, ' '), value, "\n");
+  };
+  for (const ReportRow& line : report_rows(r)) row(line.name, line.value);
+  for (const LatencyRow& line : latency_rows(r)) {
+    std::string values = "mean " + line.values[0];
+    for (size_t i = 1; i < line.values.size(); ++i)
+      values += cat("  ", percentile_name(r.percentiles[i - 1]), " ", line.values[i]);
+    row(line.name, values);
+  }
+  if (!r.spec.closed_loop && !r.summary.valid)
+    out += cat("  INVALID: this client was late by more than ", Summary::kMaxSlipMs,
+               " ms at p99; use more --threads, or a lower rate\n");
+  for (const ReportRow& line : client_rows(r)) row(line.name, line.value);
   return out;
 }
 
 json::object json_report(const Report& r, bool detailed) {
   const Summary& s = r.summary;
   json::object o;
-  o["date"] = now_text();
+  o["date"] = now_text("%Y%m%d-%H%M%S");
   o["endpoint_type"] = r.workload.endpoint == Endpoint::kChat          ? "openai-chat"
                        : r.workload.endpoint == Endpoint::kCompletions ? "openai"
                                                                        : endpoint_name(r.workload.endpoint);
   o["backend"] = o["endpoint_type"];
   o["label"] = r.title;
+  o["command"] = r.command;
+  o["client_version"] = r.client_version;
+  o["server_version"] = r.server_version.empty() ? json::value(nullptr) : json::value(r.server_version);
+  o["seed"] = r.arrival.seed;
   o["base_url"] = r.spec.server.url;
   o["model_id"] = r.workload.model;
   o["tokenizer_id"] = nullptr;

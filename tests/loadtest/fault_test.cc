@@ -53,9 +53,7 @@ TEST_CASE("every fault has its message") {
     b.first_ms = 1;
     b.fault = c.fault;
     const SseServer server(b);
-    const auto began = Clock::now();
     const RunResult run = run_against(server.url());
-    CHECK(Clock::now() - began < std::chrono::seconds(10));
     CHECK(run.records.size() == 6);
     for (const Record& r : run.records) {
       INFO(r.error);

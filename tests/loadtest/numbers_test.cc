@@ -4,6 +4,7 @@
 
 #include "clients/loadtest/answer.h"
 #include "clients/loadtest/compare.h"
+#include "clients/loadtest/plot.h"
 #include "clients/loadtest/report.h"
 #include "clients/loadtest/response.h"
 #include "clients/loadtest/search.h"
@@ -267,6 +268,82 @@ TEST_CASE("hostile names stay text in the page, in CSV and in JSON") {
   REQUIRE_OK(parsed);
   CHECK(parsed->at("model_id").as_string() == r.workload.model);
   CHECK(parse_json(jsonl_report(r), "line").ok());
+}
+
+std::vector<std::string> labels(double highest, const char* unit) {
+  const Axis a = make_axis(highest, unit);
+  std::vector<std::string> out;
+  for (int i = 0; i <= a.count; ++i) out.push_back(a.label(i));
+  out.push_back(a.unit);
+  return out;
+}
+
+TEST_CASE("axes have round numbers in a unit that fits") {
+  using Texts = std::vector<std::string>;
+  CHECK(labels(5.265e-05, "s") == Texts{"0", "20", "40", "60", "µs"});
+  CHECK(labels(0.0179, "s") == Texts{"0", "5", "10", "15", "20", "ms"});
+  CHECK(labels(1, "s") == Texts{"0", "0.25", "0.50", "0.75", "1.00", "s"});
+  CHECK(labels(93, "s") == Texts{"0", "25", "50", "75", "100", "s"});
+  CHECK(labels(0.31, "") == Texts{"0", "0.1", "0.2", "0.3", "0.4", ""});
+  CHECK(labels(7, "") == Texts{"0", "2", "4", "6", "8", ""});
+  CHECK(labels(41000, "tokens/s") == Texts{"0", "20", "40", "60", "thousand tokens/s"});
+  CHECK(labels(1.5e9, "bytes") == Texts{"0", "0.5", "1.0", "1.5", "GiB"});
+  CHECK(labels(0, "s") == labels(1, "s"));
+  for (double highest = 1e-9; highest < 1e12; highest *= 1.37) {
+    const Axis a = make_axis(highest, "s");
+    INFO(highest);
+    CHECK(a.end() >= highest * 0.999);
+    CHECK(a.count <= 5);
+    CHECK(a.end() < highest * 2);
+    for (int i = 1; i <= a.count; ++i)
+      CHECK(std::stod(a.label(i)) == Approx(a.step * a.scale * i).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("two sides in the page are told apart, and their ratios have intervals") {
+  RunResult run;
+  for (int i = 0; i < 5; ++i) {
+    Record r;
+    r.intended = r.sent = i * 10'000;
+    r.first = r.sent + 4'000, r.last = r.end = r.sent + 9'000 * (i + 1);
+    r.output_tokens = 10;
+    run.records.push_back(r);
+  }
+  run.seconds = 1e-4;
+  Report a, b;
+  a.title = "A", b.title = "B";
+  a.spec.server.url = "http://one:8000", b.spec.server.url = "http://two:8000";
+  a.server_version = "oar 9.8.7";
+  a.command = "oar loadtest http://one:8000 --against http://two:8000 --seed 42";
+  a.client_version = "1.2.3";
+  a.arrival.seed = 42;
+  for (Report* r : {&a, &b}) {
+    r->run = &run;
+    r->summary = summarize(run, r->spec, {});
+    r->samples = {{0, {{"process_resident_memory_bytes", 5e6}}},
+                  {1, {{"process_resident_memory_bytes", 6e6}}}};
+  }
+  Ratio ratio;
+  ratio.name = "TTFT p50", ratio.ratio = 1.25, ratio.low = 1.125, ratio.high = 1.5, ratio.rounds = 4;
+  const std::string page = html_report({&a, &b}, {ratio});
+  for (const char* words :
+       {"B / A, 4 rounds", "TTFT p50", ">1.250<", ">1.125 to 1.500<", ">differs<", "--seed 42", "oar 1.2.3",
+        "http://one:8000 (oar 9.8.7)", "http://two:8000", "prefers-color-scheme:dark"}) {
+    INFO(words);
+    CHECK(page.find(words) != std::string::npos);
+  }
+  // Numbers on axes are round: none with an exponent.
+  CHECK(page.find("e-0") == std::string::npos);
+  // Each plot is titled by what it shows, and its legend names the sides in their colours.
+  const size_t memory = page.find("aria-label=\"process_resident_memory_bytes\"");
+  REQUIRE(memory != std::string::npos);
+  const std::string drawn = page.substr(memory, page.find("</svg>", memory) - memory);
+  for (const char* words : {"class=\"title\">process_resident_memory_bytes<", "class=\"name\">A<",
+                            "class=\"name\">B<", "<line class=\"line c0\"", "<line class=\"line c1\""}) {
+    INFO(words);
+    CHECK(drawn.find(words) != std::string::npos);
+  }
+  CHECK(page.find(".c0{stroke:var(--c0)}.c1{stroke:var(--c1)}") != std::string::npos);
 }
 
 TEST_CASE("the summary has the keys that tools for vLLM's benchmark read") {

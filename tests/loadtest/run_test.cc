@@ -47,15 +47,24 @@ TEST_CASE("reported latencies are the server's") {
   CHECK(s.output_tokens == 16 * 9);
   CHECK(s.input_tokens == 16 * 7);
   CHECK(s.counted_by_server);
-  // The server never sends early; a loaded machine may make it late, hence medians and room above.
+  // The server never sends early. A busy machine makes it late by any amount, so what is above is compared
+  // with other numbers of the same run.
   CHECK(p(s.ttft, 0) >= 59.9);
-  CHECK(p(s.ttft, 50) < 80);
-  CHECK(p(s.itl, 50) == Approx(15).margin(4));
   CHECK(s.itl.count() == 16 * 8);
   CHECK(p(s.e2el, 0) >= 60 + 8 * 15 - 0.1);
-  CHECK(p(s.e2el, 50) < 215);
-  CHECK(p(s.tpot, 50) == Approx(15).margin(4));
-  CHECK(server.connections() == 4);  // kept and used again
+  double streamed = 0, waited = 0;
+  for (const Record& r : run->records) {
+    streamed += to_ms(static_cast<double>(r.last - r.first));
+    waited += to_ms(static_cast<double>(r.end - r.sent));
+    CHECK(r.first >= r.sent);
+    CHECK(r.last >= r.first);
+    CHECK(r.end >= r.last);
+  }
+  CHECK(to_ms(s.itl.mean()) * 16 * 8 == Approx(streamed).epsilon(0.01));
+  CHECK(to_ms(s.tpot.mean()) * 16 * 8 == Approx(waited - to_ms(s.ttft.mean()) * 16).epsilon(0.01));
+  CHECK(to_ms(s.e2el.mean()) * 16 == Approx(waited).epsilon(0.01));
+  CHECK(waited <= 4 * run->seconds * 1000 * 1.01);  // four at once, one after the other
+  CHECK(server.connections() == 4);                 // kept and used again
 }
 
 TEST_CASE("a run ends also when its last answer comes while it looks whether to stop") {
@@ -92,14 +101,13 @@ TEST_CASE("queueing shows from the intended time and not from the actual one") {
   REQUIRE_OK(run);
   const Summary s = summarize(*run, spec, {});
   CHECK(s.completed == 20);
-  CHECK(p(s.ttft, 50) < 70);
   // Request n ends at 40 (n + 1) ms at the earliest and was due at 20 n: the last waited 420 ms in all.
   CHECK(p(s.ttft_intended, 100) >= 419);
-  CHECK(p(s.ttft_intended, 50) > 200);
+  CHECK(p(s.ttft_intended, 50) > 3 * p(s.ttft, 50));
 }
 
 TEST_CASE("open loop keeps its schedule") {
-  const SseServer server({.first_ms = 5, .gap_ms = 1, .chunks = 5});
+  const SseServer server({.first_ms = 100, .gap_ms = 1, .chunks = 5});
   const Workload w = make({});
   RunSpec spec = closed(server, 1);
   spec.closed_loop = false;
@@ -109,14 +117,17 @@ TEST_CASE("open loop keeps its schedule") {
   auto run = run_load(spec, w, plans);
   REQUIRE_OK(run);
   REQUIRE(run->records.size() == 200);
+  int64_t under_way = 0;
   for (size_t i = 0; i < 200; ++i) {
     CHECK(run->records[i].ok());
+    under_way += run->records[i].end - run->records[i].sent;
     CHECK(run->records[i].intended == static_cast<int64_t>(plans[i].at * 1e9));
     CHECK(run->records[i].dispatched >= run->records[i].intended);
   }
   const Summary s = summarize(*run, spec, {});
   CHECK(s.slip.count() == 200);
-  CHECK(p(s.slip, 50) < 1);
+  // No request waits for another's answer: of 400 a second that take 0.1 s, 40 are under way at once.
+  CHECK(static_cast<double>(under_way) * 1e-9 > 4 * run->seconds);
 }
 
 TEST_CASE("a client that is late says so") {
@@ -170,7 +181,8 @@ TEST_CASE("clients that leave and clients that dawdle") {
   const Summary s = summarize(*run, closed(server, 4), {});
   CHECK(s.cancelled == 12);
   CHECK(s.failed == 0);
-  for (const Record& r : run->records) CHECK(r.chunks < 20);
+  for (const Record& r : run->records) CHECK(r.chunks < 200);
+  CHECK(run->chunks < 12 * 200 / 2);
 
   const SseServer quick({.chunks = 40});
   WorkloadSpec slow_spec;
@@ -211,13 +223,13 @@ TEST_CASE("whole answers, comments, chunks counted without usage") {
 }
 
 TEST_CASE("many streams open at once from one thread") {
-  const SseServer server({.first_ms = 700, .gap_ms = 100, .chunks = 3}, 2);
+  const SseServer server({.gap_ms = 1, .chunks = 3, .hold_until_open = 800}, 2);
   const Workload w = make({});
   auto run = run_load(closed(server, 800), w, w.plan(800, {}));
   REQUIRE_OK(run);
   const Summary s = summarize(*run, closed(server, 800), {});
   CHECK(s.completed == 800);
-  CHECK(server.most_open() > 700);
+  CHECK(server.most_open() == 800);
 }
 
 TEST_CASE("a run can be stopped") {
@@ -231,24 +243,23 @@ TEST_CASE("a run can be stopped") {
     while (progress.tokens < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     stop = true;
   });
-  const auto began = Clock::now();
   auto run = run_load(spec, w, w.plan(1000, {}), &progress);
   stopper.join();
   REQUIRE_OK(run);
   CHECK(run->records.size() == 3);
-  CHECK(Clock::now() - began < std::chrono::seconds(20));
+  CHECK(run->chunks < 3 * 100);  // answers were dropped, not waited for
   spec.stop = nullptr;
   spec.duration = 0.2;
   const SseServer quick({.first_ms = 1, .chunks = 2});
   spec.server = *parse_server(quick.url());
   run = run_load(spec, w, w.plan(200'000, {}));
   REQUIRE_OK(run);
-  CHECK(run->records.size() > 10);
-  CHECK(run->records.size() < 100'000);
+  CHECK(run->records.size() >= 3);
+  CHECK(run->records.size() < 200'000);
 }
 
 TEST_CASE("the server's metrics are scraped beside the run") {
-  const SseServer server({.first_ms = 150, .chunks = 2}, 2);
+  const SseServer server({.chunks = 2, .hold_until_told = 5}, 2);
   Scraper scraper(*parse_server(server.url()), "/metrics", {}, 0.02);
   const Workload w = make({});
   auto run = run_load(closed(server, 5), w, w.plan(10, {}));
@@ -256,7 +267,6 @@ TEST_CASE("the server's metrics are scraped beside the run") {
   double most = 0;
   const auto samples = scraper.stop();
   for (const Sample& s : samples) most = std::max(most, s.values.at("vllm:num_requests_running"));
-  CHECK(samples.size() > 3);
   CHECK(most == 5);
 }
 

@@ -29,7 +29,7 @@ struct SseServer::Impl {
   tcp::acceptor acceptor{io};
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
   std::vector<std::thread> threads;
-  std::atomic<int64_t> requests{0}, connections{0}, disconnects{0}, open{0}, most_open{0};
+  std::atomic<int64_t> requests{0}, connections{0}, disconnects{0}, open{0}, most_open{0}, most_told{0};
   mutable std::mutex mutex;
   std::string last_body;
 
@@ -65,9 +65,11 @@ struct SseServer::Impl {
       const SseBehaviour& b = impl.behaviour;
       if (in.starts_with("GET ")) {
         std::string body;
-        if (in.starts_with("GET /metrics"))
-          body = "# TYPE x gauge\nvllm:num_requests_running{a=\"}\"} " + std::to_string(impl.open) + "\n";
-        else if (in.starts_with("GET /v1/models")) body = R"({"object": "list", "data": [{"id": "fake"}]})";
+        if (in.starts_with("GET /metrics")) {
+          const int64_t open = impl.open;
+          body = "# TYPE x gauge\nvllm:num_requests_running{a=\"}\"} " + std::to_string(open) + "\n";
+          raise(impl.most_told, open);
+        } else if (in.starts_with("GET /v1/models")) body = R"({"object": "list", "data": [{"id": "fake"}]})";
         in.clear();
         return finish("HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" +
                       body);
@@ -103,7 +105,7 @@ struct SseServer::Impl {
         return last_words("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: " +
                           std::to_string(says) + "\r\n\r\n" + text);
       }
-      impl.most_open = std::max(impl.most_open.load(), ++impl.open);
+      raise(impl.most_open, ++impl.open);
       if (whole) {
         const std::string json =
             R"({"choices": [{"index": 0, "message": {"role": "assistant", "content": "whole"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 5}})";
@@ -136,7 +138,20 @@ struct SseServer::Impl {
         next();
       });
     }
+    static void raise(std::atomic<int64_t>& most, int64_t value) {
+      for (int64_t seen = most; seen < value && !most.compare_exchange_weak(seen, value);) {}
+    }
+    bool held() const {
+      return sent == 0 && (impl.most_open < impl.behaviour.hold_until_open ||
+                           impl.most_told < impl.behaviour.hold_until_told);
+    }
     void at_due() {
+      if (held()) {
+        timer.expires_after(std::chrono::milliseconds(20));
+        return timer.async_wait([self = shared_from_this()](error_code ec) {
+          if (!ec) self->at_due();
+        });
+      }
       if (impl.behaviour.first_ms == 0 && impl.behaviour.gap_ms == 0) return step();
       timer.expires_at(due);
       timer.async_wait([self = shared_from_this()](error_code ec) {

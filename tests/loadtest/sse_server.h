@@ -25,12 +25,14 @@ struct SseBehaviour {
     kSilent,         // accepts and says nothing
     kCloseAtOnce,    // closes without an answer
   };
-  double first_ms = 0;    // from the end of the request to the first output
-  double gap_ms = 0;      // between outputs
-  int chunks = 5;         // outputs of a stream; 0: as many as max_tokens asks for
-  int per_write = 1;      // outputs handed to the kernel at once
-  bool usage = true;      // the last event tells token counts
-  bool comments = false;  // keep-alive comments and \r\n line ends between events
+  double first_ms = 0;          // from the end of the request to the first output
+  double gap_ms = 0;            // between outputs
+  int chunks = 5;               // outputs of a stream; 0: as many as max_tokens asks for
+  int per_write = 1;            // outputs handed to the kernel at once
+  bool usage = true;            // the last event tells token counts
+  bool comments = false;        // keep-alive comments and \r\n line ends between events
+  int64_t hold_until_open = 0;  // no output before so many streams have been open at once
+  int64_t hold_until_told = 0;  // no output before /metrics has told of so many
   Fault fault = kNone;
 };
 

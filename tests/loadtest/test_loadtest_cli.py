@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from tiny_onnx import write_onnx  # noqa: E402
@@ -89,6 +91,20 @@ class Loadtest(unittest.TestCase):
             done = oar(url, "--against", url, "-n", "8", "-c", "2", "--rounds", "3")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, r"TTFT p50 +\d\.\d+ +\[")
+            with tempfile.TemporaryDirectory() as folder:
+                page = os.path.join(folder, "a.html")
+                done = oar(url, "--against", url, "-n", "6", "-c", "2", "--rounds", "2", "--seed", "7", "--html", page,
+                           "--api-key", "sesame", "--header", "X-Tenant: blue", "--header=X-Tenant: red")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(page, encoding="utf-8") as f:
+                    text = f.read()
+            for words in ("B / A, 2 rounds", "server A", "server B", "oar loadtest http", "--seed 7 ", "<th>seed</th><td>7</td>"):
+                self.assertIn(words, text)
+            self.assertRegex(text, r"<td class=\"n\">\d\.\d{3} to \d+\.\d{3}</td>")
+            self.assertRegex(text, r"<th>client</th><td>oar \d+\.\d+\.\d+, ")
+            for secret in ("sesame", "blue", "red<", "red&"):
+                self.assertNotIn(secret, text)
+            self.assertIn("X-Tenant:...", text)
             done = oar(url, "-n", "6", "-c", "3", "--check")
             self.assertIn("6 answers compared with the same request alone, 0 differ", done.stdout)
 
@@ -192,8 +208,9 @@ class Loadtest(unittest.TestCase):
             lines = [x for x in seen.split(b"\r\x1b[K") if x]
             self.assertGreater(len(lines), 3)
             for line in lines:
-                self.assertRegex(line.decode(), r"^\d+ sent, \d+ in flight, \d+ done, 0 failed, \d+ chunks/s$")
+                self.assertRegex(line.decode(), r"^\d+ sent, \d+ in flight, \d+ done, 0 failed, \d+ chunks/s(, ETA \d+ s)?$")
             self.assertTrue(any(b"3 in flight" in line for line in lines))
+            self.assertTrue(any(b", ETA " in line for line in lines))
             self.assertTrue(seen.endswith(b"\r\x1b[K"))
             self.assertEqual(oar(url, "-n", "3").stderr, "")
 
@@ -216,7 +233,8 @@ class Loadtest(unittest.TestCase):
         with Server(1, 5, 500, 100) as url:
             process = subprocess.Popen([OAR, "loadtest", url, "-n", "50", "-c", "2"], stdout=subprocess.PIPE,
                                        stderr=subprocess.PIPE, text=True)
-            time.sleep(1)
+            while not re.search(r" 2$", urllib.request.urlopen(url + "/metrics").read().decode(), re.M):
+                time.sleep(0.02)  # until both are under way
             process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=120)
             self.assertEqual(process.returncode, 130)
