@@ -66,6 +66,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"spdlog/", ("clients",)),
     (r"CLI/", ("clients", "tests/bench")),
     (r"(jpeglib|png)\.h", ("clients", "tests")),
+    (r"histedit\.h", ("clients",)),
     (r"catch2/", ("tests",)),
     (r"oar\.h$", ("clients/c",)),  # as an installed library's header: the examples are what a user writes
     (r"(cuda|cublas|cudnn|cuda_runtime|nvrtc|vector_functions\.h|vector_types\.h)", ("kernels/cuda", "engine/tensor", "tests/cuda")),
@@ -73,7 +74,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
 # The C++ library (names without a dot), POSIX and SIMD.
 PLATFORM = re.compile(
     r"^([a-z0-9_]+|(sys|netinet|arpa|net|linux|asm)/[a-z0-9_/]+\.h|"
-    r"(arm_neon|cpuid|cxxabi|dirent|dlfcn|errno|fcntl|immintrin|inttypes|netdb|poll|pthread|sched|signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|unistd)\.h)$")
+    r"(arm_neon|cpuid|cxxabi|dirent|dlfcn|errno|fcntl|immintrin|inttypes|langinfo|netdb|poll|pthread|sched|signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|unistd)\.h)$")
 PROTO = re.compile(r"^(oar/v1|inference|google)/.*\.pb\.h$")
 GENERATED = re.compile(r"^oar_[a-z_]+\.(inc|h)$")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.M)

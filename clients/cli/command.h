@@ -30,6 +30,7 @@ void add_tune(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_classify(CLI::App& app, Action& action);
+void add_completions(CLI::App& app, Action& action);
 void add_conformance(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
 void add_health(CLI::App& app, Action& action);

@@ -225,6 +225,10 @@ void add_conformance(CLI::App& app, Action& action) {
   onnx->add_option("folders", o->folders, "test folders, or folders of them")->required()->type_name("DIR");
   onnx->add_option("--only", o->only, "names that contain this")->type_name("TEXT");
   onnx->add_flag("--verbose", o->verbose, "name each test before it runs");
+  onnx->footer(
+      "Examples:\n"
+      "  oar conformance onnx onnx/backend/test/data/node\n"
+      "  oar conformance onnx onnx/backend/test/data/node --only add --verbose");
   onnx->callback([o, &action] { action = [o] { return conformance(*o); }; });
 }
 

@@ -1,4 +1,5 @@
 // oar generate: one prompt, one answer. Standard output carries the text alone, as it comes.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -18,7 +19,15 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::string prompt, prompt_file;
   bool ignore_eos = false, json = false;
+  bool prompt_given = false;
 };
+
+// A pipe or a file on standard input; a terminal and /dev/null are neither.
+bool input_is_piped() {
+  struct stat info = {};
+  return fstat(STDIN_FILENO, &info) == 0 &&
+         (S_ISFIFO(info.st_mode) || S_ISREG(info.st_mode) || S_ISSOCK(info.st_mode));
+}
 
 struct Answer {
   std::string text;
@@ -85,6 +94,10 @@ int generate(const GenerateOptions& o) {
     auto file = read_text(o.prompt_file);
     if (!file.ok()) return fail(file.status());
     text = std::move(*file);
+  } else if (!o.prompt_given && input_is_piped()) {
+    auto piped = read_text("-");
+    if (!piped.ok()) return fail(piped.status());
+    text = std::move(*piped);
   }
   auto model = open_model(o.model, LogLevel::kWarning);
   if (!model.ok()) return fail(model.status());
@@ -126,7 +139,8 @@ void add_generate(CLI::App& app, Action& action) {
   CLI::App* c = app.add_subcommand("generate", "Continue one prompt; only the text goes to standard output");
   add_model_options(*c, o->model);
   auto* prompt =
-      c->add_option("-p,--prompt", o->prompt, "the text to continue; empty: from the beginning (BOS alone)");
+      c->add_option("-p,--prompt", o->prompt,
+                    "the text to continue, else what is piped in; empty: from the beginning (BOS alone)");
   c->add_option("--prompt-file", o->prompt_file, "take the prompt from a file; - is standard input")
       ->excludes(prompt);
   add_sampling_options(*c, o->sampling, 128, "0");
@@ -136,11 +150,15 @@ void add_generate(CLI::App& app, Action& action) {
   c->footer(
       "Examples:\n"
       "  oar generate demo --prompt 'ROMEO:' -n 100\n"
+      "  head -c 300 story.txt | oar generate demo -n 20\n"
       "  oar generate model.gguf --prompt-file story.txt --temperature 0.8 --top-p 0.95 --seed 7\n"
       "  oar generate demo --prompt '' --stop $'\\n\\n' --json\n"
       "Weights stay as the file has them and the KV cache is no narrower, unless --weights and --kv say "
       "otherwise.");
-  c->callback([o, &action] { action = [o] { return generate(*o); }; });
+  c->callback([o, prompt, &action] {
+    o->prompt_given = prompt->count() > 0;
+    action = [o] { return generate(*o); };
+  });
 }
 
 }  // namespace oar::cli

@@ -36,6 +36,10 @@ void add_health(CLI::App& app, Action& action) {
   c->add_flag("--live", o->live, "whether it answers at all, also while it loads or drains");
   c->add_option("--timeout", o->timeout, "seconds")->check(above_zero())->capture_default_str();
   add_tls_options(*c, o->tls);
+  c->footer(
+      "Examples:\n"
+      "  oar health\n"
+      "  oar health --url http://127.0.0.1:8000 --live --timeout 1");
   c->callback([o, &action] { action = [o] { return health(*o); }; });
 }
 

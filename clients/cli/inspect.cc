@@ -202,8 +202,8 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect model.gguf --tensors\n"
       "  oar inspect demo --quant --weights int4 --kv int4\n"
       "  oar inspect resnet50.onnx --plan --input input=8x3x224x224\n"
-      "  oar inspect demo --graph --disable-pass fuse_qkv\n"
-      "  oar inspect demo --dump-pass fuse_qkv\n"
+      "  oar inspect demo --graph --disable-pass fuse_linear\n"
+      "  oar inspect demo --dump-pass fuse_linear\n"
       "  oar inspect resnet50.onnx --explain");
   c->callback([o, &action] { action = [o] { return inspect(*o); }; });
 }

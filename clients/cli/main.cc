@@ -5,6 +5,7 @@
 #include "clients/cli/command.h"
 #include "clients/cli/embedded_demo.h"
 #include "clients/cli/faults.h"
+#include "clients/cli/help.h"
 #include "engine/base/format.h"
 
 namespace oar::cli {
@@ -31,6 +32,7 @@ constexpr const char* kFooter =
 int run(int argc, char** argv) {
   CLI::App app("Oar: an inference engine and model server.", "oar");
   app.footer(kFooter);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.require_subcommand(1);
   app.set_version_flag("--version", OAR_VERSION);
   Action action;
@@ -52,15 +54,20 @@ int run(int argc, char** argv) {
   add_ocr(app, action);
   add_classify(app, action);
   add_tokenize(app, action);
+  add_completions(app, action);
   add_version(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    const auto chosen = app.get_subcommands();
-    const std::string command = chosen.empty() ? "oar" : "oar " + chosen.front()->get_name();
-    std::fprintf(stderr, "oar: %s\nTry `%s --help`.\n", error.what(), command.c_str());
+    const CLI::App* command = &app;
+    std::string words = "oar";
+    for (auto chosen = app.get_subcommands(); !chosen.empty(); chosen = command->get_subcommands()) {
+      command = chosen.front();
+      words += " " + command->get_name();
+    }
+    std::fprintf(stderr, "oar: %s\nTry `%s --help`.\n", message_of(*command, error).c_str(), words.c_str());
     return kUsage;
   }
   return action();

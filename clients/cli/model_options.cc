@@ -21,17 +21,11 @@ void add_model_argument(CLI::App& command, ModelOptions& o, bool required) {
 }
 
 void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet& set) {
+  // Headings of --help, in the order in which they first appear; the command's own options stand above them.
+  const auto heading = [&](const char* name) { command.option_defaults()->group(name); };
+  heading("Model");
   add_model_argument(command, o, set.model_required);
   LanguageModelOptions& e = o.engine;
-  command
-      .add_option("--device", e.device,
-                  "cpu, or a plug-in's device: NAME or NAME:INDEX for a liboar_NAME.so beside the program, "
-                  "or the path of one")
-      ->type_name("cpu|PLUGIN")
-      ->default_str("cpu");
-  command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
-      ->check(in_range(0, 4096))
-      ->capture_default_str();
   if (set.formats) {
     if (!set.kv.empty()) e.kv = set.kv;
     command.add_option("--weights", e.weights, "how weights are held: auto is as in the file")
@@ -61,12 +55,6 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
                   "tokens of one sequence; 0: the model's, as far as memory allows")
       ->check(zero_or_more())
       ->capture_default_str();
-  command.add_option("--max-batch-tokens", e.max_batch_tokens, "token budget of one step")
-      ->check(above_zero())
-      ->capture_default_str();
-  command.add_option("--max-sequences", e.max_sequences, "sequences running at once")
-      ->check(above_zero())
-      ->capture_default_str();
   if (set.memory_budget) {
     command
         .add_option("--memory", o.memory,
@@ -78,6 +66,24 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
         ->type_name("BYTES|%")
         ->default_str("80%");
   }
+  command.add_flag("--no-mmap", o.no_mmap, "read weights into memory instead of mapping the file");
+  heading("Engine");
+  command
+      .add_option("--device", e.device,
+                  "cpu, or a plug-in's device: NAME or NAME:INDEX for a liboar_NAME.so beside the program, "
+                  "or the path of one")
+      ->type_name("cpu|PLUGIN")
+      ->default_str("cpu");
+  command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
+      ->check(in_range(0, 4096))
+      ->capture_default_str();
+  command.add_option("--max-batch-tokens", e.max_batch_tokens, "token budget of one step")
+      ->check(above_zero())
+      ->capture_default_str();
+  command.add_option("--max-sequences", e.max_sequences, "sequences running at once")
+      ->check(above_zero())
+      ->capture_default_str();
+  command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
   command.add_option("--disable-pass", e.disabled_passes, "leave a graph pass out; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
@@ -86,10 +92,10 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   // A table compares with a reference model; there the kernels have the longer name.
   command.add_flag(set.formats ? "--reference" : "--reference-kernels", e.reference,
                    "scalar double-precision kernels: slow, the truth");
-  command.add_flag("--no-mmap", o.no_mmap, "read weights into memory instead of mapping the file");
-  command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
+  heading("Messages");
   auto* verbose = command.add_flag("-v,--verbose", o.verbose, "log more");
   command.add_flag("-q,--quiet", o.quiet, "log errors only, no progress")->excludes(verbose);
+  heading("Options");
 }
 
 void add_tune_seconds(CLI::App& command, ModelOptions& o) {

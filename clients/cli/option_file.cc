@@ -7,6 +7,7 @@
 
 #include "clients/cli/prompt.h"
 #include "engine/base/format.h"
+#include "engine/base/nearest.h"
 
 namespace oar::cli {
 namespace {
@@ -64,13 +65,24 @@ Result<std::vector<std::string>> take_values(std::string_view& rest) {
   return out;
 }
 
+bool is_key(const std::string& name) { return name != "help" && name != "config"; }
+
 CLI::Option* find_option(CLI::App& command, std::string key) {
-  if (key == "help" || key == "config") return nullptr;
+  if (!is_key(key)) return nullptr;
   CLI::Option* option = command.get_option_no_throw("--" + key);
   if (option != nullptr) return option;
   std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::toupper(c); });
   option = command.get_option_no_throw(key);
   return option != nullptr && option->get_positional() ? option : nullptr;
+}
+
+// "; did you mean 'http'?", or nothing when no key resembles it.
+std::string proposal(const CLI::App& command, const std::string& key) {
+  std::vector<std::string> known = {"model"};
+  for (const CLI::Option* option : command.get_options())
+    std::copy_if(option->get_lnames().begin(), option->get_lnames().end(), std::back_inserter(known), is_key);
+  const std::string_view near = nearest_name(key, known);
+  return near.empty() ? "" : cat("; did you mean '", near, "'?");
 }
 
 // One line that holds something.
@@ -86,9 +98,10 @@ Status apply_line(CLI::App& command, std::string_view rest, size_t line,
   skip_spaces(rest);
   CLI::Option* option = find_option(command, key);
   if (option == nullptr)
-    return invalid_argument(cat("unknown key '", key, "'; keys are the options that `oar ",
-                                command.get_name(), " --help` lists, without their dashes"),
-                            key);
+    return invalid_argument(
+        cat("unknown key '", key, "'; keys are the options that `oar ", command.get_name(),
+            " --help` lists, without their dashes", proposal(command, key)),
+        key);
   if (const auto [at, first] = seen.emplace(key, line); !first)
     return invalid_argument(cat("'", key, "' stands in line ", at->second, " already"), key);
   OAR_ASSIGN(std::vector<std::string> values, take_values(rest));

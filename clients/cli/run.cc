@@ -1,18 +1,18 @@
 // oar run: a conversation in a terminal. Also reads piped input, one message per line.
-#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <optional>
+#include <sstream>
 
+#include "clients/cli/chat.h"
 #include "clients/cli/command.h"
+#include "clients/cli/help.h"
+#include "clients/cli/line_input.h"
 #include "clients/cli/model_options.h"
-#include "clients/cli/prompt.h"
 #include "engine/base/format.h"
-#include "engine/runtime/text_stream.h"
 
 namespace oar::cli {
 namespace {
@@ -20,148 +20,119 @@ namespace {
 struct RunOptions {
   ModelOptions model;
   SamplingOptions sampling;
-  std::string system;
+  std::string system, history = default_history();
 };
 
 // Set by Ctrl-C, taken by whoever waits.
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
 
-bool take_interrupt() { return interrupted.exchange(false); }
-
-// Lines of standard input. Polls, so that an interrupt is seen whichever thread got the signal.
-class LineReader {
- public:
-  enum class End { kLine, kInterrupt, kEof };
-  End next(std::string& line) {
-    while (true) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
-        line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        if (!line.empty() && line.back() == '\r') line.pop_back();
-        return End::kLine;
-      }
-      if (eof_) {
-        if (buffer_.empty()) return End::kEof;
-        line = std::move(buffer_);
-        buffer_.clear();
-        return End::kLine;
-      }
-      if (take_interrupt()) return End::kInterrupt;
-      pollfd fd{STDIN_FILENO, POLLIN, 0};
-      if (poll(&fd, 1, 100) <= 0) continue;
-      char bytes[4096];
-      const ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
-      if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
-      if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) eof_ = true;
-    }
-  }
-
- private:
-  std::string buffer_;
-  bool eof_ = false;
-};
-
-class Chat {
- public:
-  Chat(LanguageModel& model, const RunOptions& options) : model_(model), options_(options) { reset(); }
-
-  void reset() {
-    messages_.clear();
-    if (!options_.system.empty()) messages_.push_back({{"role", "system"}, {"content", options_.system}});
-  }
-  // Prints the answer as it comes and keeps both in the history, unless the turn fails.
-  Status say(const std::string& text);
-
- private:
-  Result<std::vector<int32_t>> prompt() const;
-
-  LanguageModel& model_;
-  const RunOptions& options_;
-  json::array messages_;
-  uint64_t turns_ = 0;
-};
-
-Result<std::vector<int32_t>> Chat::prompt() const {
-  ChatTemplateOptions o;
-  o.bos_token = model_.bos_token();
-  o.eos_token = model_.eos_token();
-  o.allow_special_in_text = model_.allows_special_in_text();
-  OAR_ASSIGN(const ChatPrompt prompt, model_.chat_template().render(messages_, nullptr, o));
-  // The template has written the special tokens.
-  return model_.tokenizer()->encode(prompt.text, {.add_special_tokens = false, .plain = prompt.user});
-}
-
-Status Chat::say(const std::string& text) {
-  messages_.push_back({{"role", "user"}, {"content", text}});
-  auto run = [&]() -> Status {
-    Request request;
-    request.id = cat("run-", turns_++);
-    OAR_ASSIGN(request.prompt, prompt());
-    request.sampling = sampling_params(options_.sampling, model_.defaults(), 0.8f);
-    request.stop.max_tokens = options_.sampling.max_tokens;
-    TextStreamOptions stream_options;
-    stream_options.stop = options_.sampling.stop;
-    auto stream = TextStream::create(model_.tokenizer(), std::move(stream_options), 1);
-    OAR_RETURN_IF_ERROR(stream->start(model_.engine(), std::move(request)));
-    std::string answer;
-    Status status;
-    while (!stream->done()) {
-      if (take_interrupt()) stream->cancel();
-      const auto event = stream->next(std::chrono::milliseconds(50));
-      if (!event) continue;
-      answer += event->text;
-      std::fwrite(event->text.data(), 1, event->text.size(), stdout);
-      if (std::fflush(stdout) != 0) stream->cancel(), status = unavailable("standard output is closed");
-      if (event->finish == FinishReason::kError) status = event->status;
-      if (event->finish == FinishReason::kCancelled) std::fprintf(stderr, " [stopped]");
-      if (event->finish == FinishReason::kLength) std::fprintf(stderr, " [cut at the token limit]");
-    }
-    std::printf("\n");
-    std::fflush(stdout);
-    OAR_RETURN_IF_ERROR(status);
-    messages_.push_back({{"role", "assistant"}, {"content", answer}});
-    return ok_status();
-  };
-  const Status status = run();
-  if (!status.ok()) messages_.pop_back();
-  return status;
-}
-
 constexpr const char* kHelp =
-    "/reset  forget the conversation\n"
-    "/exit   leave (also Ctrl-D)\n"
-    "/help   this text\n"
-    "Ctrl-C  stops the current answer; twice at the prompt, leaves\n";
+    "/help           this text\n"
+    "/reset          forget the conversation; system message and parameters stay\n"
+    "/system [TEXT]  show the system message, or set it from the next turn on; \"\" for none\n"
+    "/params [NAME VALUE ...]  show how answers are drawn, or set it: /params temperature 0.5 top-k 40\n"
+    "/save FILE      write the conversation, as JSON messages where FILE ends with .json, else as text\n"
+    "/exit           leave (also Ctrl-D)\n"
+    "Alt-Enter, or \\ at the end of a line, goes on in the next line; a pasted block is one message.\n"
+    "Arrows and Ctrl-R go through what was said before, in earlier runs too.\n"
+    "Ctrl-C stops the current answer; twice at the prompt, leaves.\n";
+
+constexpr int64_t kMaxTokens = 512;
+
+void print_params(const Chat& chat, const SamplingOptions& o) {
+  const SamplingParams p = chat.params();
+  std::fprintf(
+      stderr, "temperature %g, top-p %g, top-k %d, min-p %g, repetition-penalty %g, max-tokens %lld, seed %s",
+      static_cast<double>(p.temperature), static_cast<double>(p.top_p), static_cast<int>(p.top_k),
+      static_cast<double>(p.min_p), static_cast<double>(p.repetition_penalty),
+      static_cast<long long>(o.max_tokens), p.seed ? cat(*p.seed).c_str() : "random");
+  for (const std::string& stop : o.stop) std::fprintf(stderr, ", stop '%s'", stop.c_str());
+  std::fprintf(stderr, "\n");
+}
+
+// NAME VALUE pairs, or NAME=VALUE, with the names, ranges and messages of the command line's options.
+Status set_params(Chat& chat, const std::string& text) {
+  SamplingOptions changed = chat.sampling();
+  CLI::App options;
+  options.set_help_flag();
+  add_sampling_options(options, changed, changed.max_tokens, "the model's");
+  std::vector<std::string> words;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) {
+    // Every other word is a name, written as people write it: top_k, top-k, --top-k.
+    const size_t equals = word.find('=');
+    const bool name =
+        words.empty() || !words.back().starts_with("--") || words.back().find('=') != std::string::npos;
+    if (name) {
+      word.erase(0, word.find_first_not_of('-'));
+      std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(std::min(equals, word.size())),
+                   '_', '-');
+      word = "--" + word;
+    }
+    words.push_back(std::move(word));
+  }
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  try {
+    options.parse(words);
+  } catch (const CLI::ParseError& error) { return invalid_argument(message_of(options, error), "params"); }
+  chat.sampling() = std::move(changed);
+  return ok_status();
+}
+
+// A line that begins with /. False: leave.
+bool obey(Chat& chat, const std::string& line) {
+  const size_t space = std::min(line.find_first_of(" \t\n"), line.size());
+  const std::string command = line.substr(0, space);
+  const size_t begin = line.find_first_not_of(" \t\n", space);
+  const std::string rest =
+      begin == std::string::npos ? "" : line.substr(begin, line.find_last_not_of(" \t\n") + 1 - begin);
+  Status status;
+  if (command == "/exit" || command == "/quit") return false;
+  if (command == "/help") {
+    std::fputs(kHelp, stderr);
+  } else if (command == "/reset") {
+    chat.reset();
+    std::fprintf(stderr, "The conversation starts anew.\n");
+  } else if (command == "/system") {
+    if (!rest.empty()) chat.set_system(rest == "\"\"" ? "" : rest);
+    std::fprintf(stderr, "system: %s\n", chat.system().empty() ? "(none)" : chat.system().c_str());
+  } else if (command == "/params") {
+    if (!rest.empty()) status = set_params(chat, rest);
+    if (status.ok()) print_params(chat, chat.sampling());
+  } else if (command == "/save") {
+    status = rest.empty() ? invalid_argument("/save needs the name of a file to write") : chat.save(rest);
+    if (status.ok()) std::fprintf(stderr, "Saved in %s.\n", rest.c_str());
+  } else {
+    std::fprintf(stderr, "No such command; /help lists them.\n");
+  }
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
+  return true;
+}
 
 int converse(LanguageModel& model, const RunOptions& o) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
-  Chat chat(model, o);
-  LineReader input;
+  Chat chat(model, o.sampling, o.system, interrupted);
+  std::unique_ptr<LineInput> input;
+  if (terminal && isatty(STDERR_FILENO) != 0) input = edited_lines(interrupted, o.history);
+  if (!input) input = piped_lines(interrupted);
   if (terminal) std::fprintf(stderr, "%s. /help lists commands.\n", model.info().name.c_str());
   int failures = 0;
   bool warned = false;
+  std::string line;
   while (true) {
-    if (terminal) std::fprintf(stderr, "> ");
-    std::string line;
-    const LineReader::End end = input.next(line);
-    if (end == LineReader::End::kEof) break;
-    if (end == LineReader::End::kInterrupt) {
+    const LineInput::End end = input->next(line);
+    if (end == LineInput::End::kEof) break;
+    if (end == LineInput::End::kInterrupt) {
       if (!terminal || warned) return 128 + SIGINT;
       warned = true;
       std::fprintf(stderr, "\n(Ctrl-C once more, Ctrl-D or /exit leaves)\n");
       continue;
     }
     warned = false;
-    if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    if (line == "/exit" || line == "/quit") return failures == 0 ? kSuccess : kFailure;
-    if (line == "/reset") {
-      chat.reset();
-      std::fprintf(stderr, "The conversation starts anew.\n");
-    } else if (line == "/help") {
-      std::fputs(kHelp, stderr);
-    } else if (line[0] == '/') {
-      std::fprintf(stderr, "No such command; /help lists them.\n");
+    if (line.find_first_not_of(" \t\n") == std::string::npos) continue;
+    if (line[0] == '/') {
+      if (!obey(chat, line)) return failures == 0 ? kSuccess : kFailure;
     } else if (const Status status = chat.say(line); !status.ok()) {
       ++failures;
       fail(status);
@@ -190,7 +161,10 @@ void add_run(CLI::App& app, Action& action) {
   add_model_options(*c, o->model);
   add_chat_options(*c, o->model);
   c->add_option("--system", o->system, "the system message of the conversation");
-  add_sampling_options(*c, o->sampling, 512, "the model's, else 0.8");
+  c->add_option("--history", o->history, "file that keeps what was said at a terminal; '' for none")
+      ->type_name("FILE")
+      ->default_str("~/.local/state/oar/history");
+  add_sampling_options(*c, o->sampling, kMaxTokens, "the model's, else 0.8");
   c->footer(
       std::string("Examples:\n"
                   "  oar run demo\n"

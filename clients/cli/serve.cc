@@ -195,11 +195,30 @@ void add_serve(CLI::App& app, Action& action) {
        "command line wins")
       ->type_name("FILE")
       ->envname("OAR_CONFIG");
+  c->option_defaults()->group("Server");
   c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--grpc", o->server.grpc_address, "host:port of gRPC; port 0 picks a free one, empty: none")
       ->capture_default_str();
+  c->add_option("--metrics", o->server.metrics_address,
+                "host:port of a second HTTP listener with /metrics and health alone, without key or TLS")
+      ->envname("OAR_METRICS");
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
+  c->add_option("--max-connections", o->server.http_limits.max_connections,
+                "HTTP connections open at once; beyond, those that have been idle longest are closed")
+      ->check(in_range(1, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
+      ->check(above_zero())
+      ->capture_default_str();
+  c->add_option("--max-message", o->max_message_mib,
+                "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
+      ->check(in_range(0, 2047))
+      ->capture_default_str();
+  c->add_option("--drain-timeout", o->drain_seconds, "seconds that running requests get after SIGTERM")
+      ->check(in_range(0.0, 86400.0))
+      ->capture_default_str();
+  c->option_defaults()->group("Access");
   c->add_option("--api-key", o->server.api_key,
                 "require this bearer token of every request but health checks")
       ->envname("OAR_API_KEY");
@@ -213,9 +232,6 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--tls-client-ca", o->server.tls.client_ca,
                 "PEM file; clients must show a certificate signed by one of these (mutual TLS)")
       ->envname("OAR_TLS_CLIENT_CA");
-  c->add_option("--metrics", o->server.metrics_address,
-                "host:port of a second HTTP listener with /metrics and health alone, without key or TLS")
-      ->envname("OAR_METRICS");
   c->add_option("--allowed-origins,--cors-origin", o->server.allowed_origins,
                 "an origin whose browser pages may call, for instance https://app.example; the server's own "
                 "always may; may be repeated; *: all")
@@ -241,13 +257,7 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--admin-key-file", o->server.admin_key_file,
                 "the keys that load and unload models, one per line; without it the API keys do")
       ->envname("OAR_ADMIN_KEY_FILE");
-  c->add_option("--max-connections", o->server.http_limits.max_connections,
-                "HTTP connections open at once; beyond, those that have been idle longest are closed")
-      ->check(in_range(1, 1 << 20))
-      ->capture_default_str();
-  c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
-      ->check(above_zero())
-      ->capture_default_str();
+  c->option_defaults()->group("Ordinary models");
   c->add_option(
        "--max-batch", o->batching.max_batch,
        "ordinary models without a config.pbtxt: rows of requests that run together at most; 0: 32 where "
@@ -266,13 +276,6 @@ void add_serve(CLI::App& app, Action& action) {
       ->check(in_range(1, 256))
       ->capture_default_str();
   add_precision_option(*c, o->precision);
-  c->add_option("--max-message", o->max_message_mib,
-                "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
-      ->check(in_range(0, 2047))
-      ->capture_default_str();
-  c->add_option("--drain-timeout", o->drain_seconds, "seconds that running requests get after SIGTERM")
-      ->check(in_range(0.0, 86400.0))
-      ->capture_default_str();
   c->footer(
       "Examples:\n"
       "  oar serve demo\n"

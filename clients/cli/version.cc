@@ -25,9 +25,9 @@ int version() {
 }  // namespace
 
 void add_version(CLI::App& app, Action& action) {
-  app.add_subcommand("version", "Version, build and instruction set")->callback([&action] {
-    action = version;
-  });
+  CLI::App* c = app.add_subcommand("version", "Version, build and instruction set");
+  c->footer("Examples:\n  oar version");
+  c->callback([&action] { action = version; });
 }
 
 }  // namespace oar::cli
