@@ -1,5 +1,7 @@
 #include "clients/cli/option_file.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <string_view>
@@ -116,7 +118,76 @@ Status apply_line(CLI::App& command, std::string_view rest, size_t line,
   return ok_status();
 }
 
+// Words that others than a command's options read. The last is the systemd unit's.
+constexpr std::string_view kOtherWords[] = {"OAR_ISA", "OAR_OPTIONS"};
+// The build's and the tests'; the second kind begin so.
+constexpr std::string_view kBuildWords[] = {"OAR_BENCH_NODES",
+                                            "OAR_BIN",
+                                            "OAR_BUILD_DIR",
+                                            "OAR_BUNDLE",
+                                            "OAR_CCACHE",
+                                            "OAR_CLI",
+                                            "OAR_JOBS",
+                                            "OAR_LIBRARY",
+                                            "OAR_LOOPBACK",
+                                            "OAR_MODELS",
+                                            "OAR_NVCC",
+                                            "OAR_PYTHON",
+                                            "OAR_NORMALIZATION_TEST",
+                                            "OAR_ONNX_TESTS",
+                                            "OAR_SANITIZE",
+                                            "OAR_SCREENSHOT",
+                                            "OAR_SERVER",
+                                            "OAR_SOURCE_DIR",
+                                            "OAR_TESTS",
+                                            "OAR_WITH_SERVER"};
+constexpr std::string_view kWordsBeginning[] = {"OAR_TEST_", "OAR_SERVICE_", "OAR_PORT_"};
+
+bool is_foreign(std::string_view word) {
+  const auto is = [&](std::string_view known) { return word == known; };
+  return word == "OAR_PORT" || std::any_of(std::begin(kOtherWords), std::end(kOtherWords), is) ||
+         std::any_of(std::begin(kBuildWords), std::end(kBuildWords), is) ||
+         std::any_of(std::begin(kWordsBeginning), std::end(kWordsBeginning),
+                     [&](std::string_view start) { return word.starts_with(start); });
+}
+
+// "OAR_MAX_SEQUENCES": "max-sequences".
+std::string key_of_word(std::string_view word) {
+  std::string key(word.substr(std::string_view("OAR_").size()));
+  for (char& c : key) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return key;
+}
+
+Status apply_word(CLI::Option& option, const std::string& word, const std::string& value) {
+  if (option.count() > 0 || !option.get_envname().empty()) return ok_status();
+  const bool list = option.get_expected_max() > 1;
+  try {
+    option.add_result(list ? CLI::detail::split(value, ',') : std::vector<std::string>{value});
+    option.run_callback();
+  } catch (const CLI::Error& e) { return invalid_argument(cat(word, " = '", value, "': ", e.what()), word); }
+  return ok_status();
+}
+
 }  // namespace
+
+Result<std::vector<std::string>> apply_environment(CLI::App& command) {
+  std::vector<std::string> unread;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (!text.starts_with("OAR_") || equals == std::string_view::npos || equals + 1 == text.size()) continue;
+    const std::string word(text.substr(0, equals)), value(text.substr(equals + 1));
+    if (is_foreign(word)) continue;
+    const std::string key = key_of_word(word);
+    if (CLI::Option* option = find_option(command, key); option != nullptr) {
+      OAR_RETURN_IF_ERROR(apply_word(*option, word, value));
+    } else if (key != "config") {  // read before everything else
+      unread.push_back(word);
+    }
+  }
+  std::sort(unread.begin(), unread.end());
+  return unread;
+}
 
 Status apply_option_file(CLI::App& command, const std::string& path) {
   OAR_ASSIGN(const std::string text, read_text(path));

@@ -15,6 +15,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "engine/base/status.h"
 
@@ -23,5 +24,11 @@ namespace oar::cli {
 // Sets the options of `command` that have not been given, and runs their checks. INVALID_ARGUMENT says
 // "FILE:LINE: ..."; NOT_FOUND when there is no such file.
 Status apply_option_file(CLI::App& command, const std::string& path);
+
+// The same from the environment: OAR_MAX_SEQUENCES=32 is `max-sequences = 32`, OAR_CORS_ORIGIN="a,b" a list.
+// What the command line gives wins; an empty word counts as absent. Gives the words that begin with OAR_ and
+// nothing reads, for the log; those that Kubernetes writes for a Service called "oar" (OAR_SERVICE_HOST,
+// OAR_PORT_8000_TCP, ...) are none.
+Result<std::vector<std::string>> apply_environment(CLI::App& command);
 
 }  // namespace oar::cli

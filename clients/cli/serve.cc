@@ -27,6 +27,7 @@ struct ServeOptions {
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
   std::string config, precision = "f32";
+  std::vector<std::string> unread_words;  // of the environment
 };
 
 constexpr int kTensorMessageBytes = 64 << 20;
@@ -137,6 +138,9 @@ int serve(const ServeOptions& o) {
   std::string path;
   const auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
   if (!engine_facts.ok()) return fail(engine_facts.status());
+  server_options.log = engine_facts->log;
+  for (const std::string& word : o.unread_words)
+    engine_facts->log(LogLevel::kWarning, cat(word, " is set, and no option of `oar serve` is called so"));
   auto models = open_models(o, engine_facts->log, path, signals);
   if (signals.requested()) {
     std::fprintf(stderr, "stopped while loading\n");
@@ -152,7 +156,6 @@ int serve(const ServeOptions& o) {
     engines.push_back(&model->engine());
   }
   fit_connections(server_options.http_limits, engine_facts->log);
-  server_options.log = engine_facts->log;
   if (models->repository) {
     for (const api::TensorModelPtr& m : models->repository->loaded()) print_facts(*m);
     // Images and batches of them are larger than prompts.
@@ -192,7 +195,7 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option(
        "--config", o->config,
        "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "
-       "command line wins")
+       "command line wins, then the environment: OAR_HTTP is --http, and so for every option")
       ->type_name("FILE")
       ->envname("OAR_CONFIG");
   c->option_defaults()->group("Server");
@@ -292,6 +295,9 @@ void add_serve(CLI::App& app, Action& action) {
       "SIGTERM or Ctrl-C finishes what is running and exits 0; a second one ends at once.\n"
       "An engine failure exits 1.");
   c->callback([o, c, &action] {
+    auto unread = apply_environment(*c);
+    if (!unread.ok()) throw CLI::ValidationError("environment", unread.status().message());
+    o->unread_words = std::move(*unread);
     if (!o->config.empty()) {
       if (const Status s = apply_option_file(*c, o->config); !s.ok())
         throw CLI::ValidationError("--config", s.message());

@@ -732,6 +732,55 @@ class Serve(Base):
             server.process.send_signal(signal.SIGINT)
             self.assertEqual(server.process.wait(TIMEOUT), 0)
 
+    def test_what_cannot_be_served_is_told_before_a_model_is_loaded(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+            for words, mention in ((["--http", in_use], in_use), (["--grpc", in_use], in_use), (["--http", "nonsense"], "nonsense"),
+                                   (["--http", "127.0.0.1:9999999"], "9999999"),
+                                   (["--tls-cert", "/nowhere/x.pem", "--tls-key", "/nowhere/y.pem"], "/nowhere/x.pem"),
+                                   (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"), (["--precision", "f12"], "f12")):
+                with self.subTest(words):
+                    ports = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+                    for option in ("--http", "--grpc"):
+                        if option in words:
+                            at = ports.index(option)
+                            del ports[at:at + 2]
+                    failed = oar("serve", "/nowhere/model", *ports, *words)
+                    self.assertNotEqual(failed.returncode, 0)
+                    self.assertIn(mention, failed.stderr)
+                    self.assertNotIn("/nowhere/model", failed.stderr)
+                    self.assertEqual(failed.stdout, "")
+
+    def test_metrics_count_the_kv_blocks_that_the_start_told(self):
+        # Beside quantized pages lie 16-bit ones of positions that are still computed: a pool of their own.
+        for kv in ("int4", "int8"):
+            with self.subTest(kv), Server("--kv", kv) as server:
+                told = re.search(r": (\d+) blocks of", server.out)[1]
+                metrics = urllib.request.urlopen(server.url("/metrics"), timeout=TIMEOUT).read().decode()
+                self.assertRegex(metrics, r'oar_kv_blocks\{[^}]*state="total"[^}]*\} ' + told + r"\b")
+                self.assertIn(f'num_gpu_blocks="{told}"', metrics)
+
+    def test_words_of_the_environment_are_options(self):
+        links = {"OAR_SERVICE_HOST": "10.0.0.1", "OAR_SERVICE_PORT_HTTP": "8000", "OAR_PORT": "tcp://10.0.0.1:8000",
+                 "OAR_PORT_8000_TCP_ADDR": "10.0.0.1"}
+        env = {**os.environ, **links, "OAR_THRAEDS": "4", "OAR_MAX_WAITING": "7", "OAR_NO_PREFIX_CACHE": "true"}
+        with Server(env=env) as server:
+            server.process.send_signal(signal.SIGTERM)
+            out, err = server.process.communicate(timeout=TIMEOUT)
+            self.assertEqual(server.process.returncode, 0)
+            self.assertEqual((out + err).count("OAR_THRAEDS"), 1, err)
+            for word in links:
+                self.assertNotIn(word, out + err)
+        bad = subprocess.run([OAR, "serve", "/nowhere/model"], env={**os.environ, "OAR_MAX_WAITING": "-3"}, capture_output=True, text=True)
+        self.assertEqual(bad.returncode, 2)
+        self.assertIn("OAR_MAX_WAITING", bad.stderr)
+        # The command line wins; without it the word counts.
+        taken = subprocess.run([OAR, "serve", "/nowhere/model"], env={**os.environ, "OAR_HTTP": "nonsense", "OAR_GRPC": "127.0.0.1:0"},
+                               capture_output=True, text=True)
+        self.assertIn("nonsense", taken.stderr)
+        with Server(env={"OAR_HTTP": "nonsense"}):
+            pass
+
     def test_a_request_in_flight_is_finished(self):
         with Server() as server:
             with server.complete(1500, stream=True, ignore_eos=True) as stream:
