@@ -5,6 +5,7 @@
 
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
+#include "clients/cli/model_options.h"
 #include "clients/cli/ranges.h"
 #include "clients/cli/tensor_files.h"
 #include "engine/base/format.h"
@@ -20,6 +21,7 @@ struct InferOptions {
   std::vector<std::string> inputs, disabled;
   int threads = 0;
   std::string trace, cache_dir, precision = "f32";
+  uint64_t cache_bytes = kDefaultCacheBytes;
   CalibrationOptions calibration;
   bool json = false, graph = false, profile = false;
 };
@@ -51,6 +53,7 @@ Status infer(const InferOptions& o) {
   OAR_ASSIGN(options.precision, parse_precision(o.precision));
   OAR_ASSIGN(options.calibration, calibration_samples(o.calibration));
   options.cache_dir = o.cache_dir;
+  options.cache_bytes = o.cache_bytes;
   options.import.parameters = o.params;
   options.log.callback = [](LogLevel level, std::string_view message) {
     if (level >= LogLevel::kWarning) std::fprintf(stderr, "oar: %s\n", std::string(message).c_str());
@@ -162,6 +165,7 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--cache-dir", o->cache_dir,
                 "where the prepared model is kept, which the next load maps; nowhere if not given")
       ->type_name("DIR");
+  add_cache_size(*c, o->cache_bytes);
   c->add_option("--trace", o->trace, "a file for chrome://tracing and ui.perfetto.dev: when each op ran")
       ->type_name("FILE");
   c->add_flag("--json", o->json, "print one JSON object");

@@ -18,6 +18,19 @@ void add_model_argument(CLI::App& command, ModelOptions& o, bool required) {
                   "where downloaded models lie, in the layout of the Hugging Face hub's cache, and where "
                   "weights quantized at load are kept")
       ->type_name("DIR");
+  add_cache_size(command, o.cache_bytes);
+}
+
+void add_cache_size(CLI::App& command, uint64_t& bytes) {
+  command
+      .add_option_function<std::string>(
+          "--cache-size", [&bytes](const std::string& text) { bytes = *parse_size(text); },
+          "what prepared weights in the cache may take together, of which the least recently used go first; "
+          "0: "
+          "none are kept")
+      ->check([](const std::string& text) { return parse_size(text).status().message(); })
+      ->type_name("BYTES")
+      ->default_str("64GiB");
 }
 
 void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet& set) {
@@ -124,6 +137,7 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
   }
   e.use_mmap = !o.no_mmap;
   e.cache_dir = o.cache_dir;
+  e.cache_bytes = o.cache_bytes;
   e.prefix_cache = !o.no_prefix_cache;
   e.log = make_logger(o.verbose ? LogLevel::kDebug : o.quiet ? LogLevel::kError : level);
   return e;

@@ -14,6 +14,7 @@ struct ModelOptions {
   std::string model;   // as given
   std::string memory;  // --memory as given; empty: the engine's default
   std::string cache_dir;
+  uint64_t cache_bytes = kDefaultCacheBytes;
   double tune_seconds = 10;  // --tune-seconds: for --kv auto
   bool kv_auto = false;      // --kv auto was asked for
   bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
@@ -32,8 +33,11 @@ void add_model_options(CLI::App& command, ModelOptions& options, const ModelOpti
 void add_tune_seconds(CLI::App& command, ModelOptions& options);
 // --allow-special-in-text, for commands that take conversations.
 void add_chat_options(CLI::App& command, ModelOptions& options);
-// MODEL and --cache-dir alone, for commands that only read files.
+// MODEL, --cache-dir and --cache-size alone, for commands that only read files.
 void add_model_argument(CLI::App& command, ModelOptions& options, bool required = true);
+
+// --cache-size, of commands that keep what they prepare.
+void add_cache_size(CLI::App& command, uint64_t& bytes);
 
 // What the engine gets: memory parsed, logger installed at `level` (debug with --verbose), name and path
 // resolved. Fills `path`.

@@ -102,6 +102,7 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
   r.predictor.cache_dir = o.model.cache_dir;
+  r.predictor.cache_bytes = o.model.cache_bytes;
   OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));
   r.predictor.log = log;
   r.predictor.import.mmap = !o.model.no_mmap;

@@ -41,4 +41,12 @@ Result<MemoryBudget> parse_memory(std::string_view text) {
   return MemoryBudget{static_cast<uint64_t>(bytes), 0};
 }
 
+Result<uint64_t> parse_size(std::string_view text) {
+  if (text == "0") return uint64_t{0};
+  const auto parsed = parse_memory(text);
+  if (parsed.ok() && parsed->bytes > 0) return parsed->bytes;
+  return invalid_argument(cat("a size is like 4GiB or 500MB, or a number of bytes, got ", text),
+                          "command line");
+}
+
 }  // namespace oar::cli

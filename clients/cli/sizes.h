@@ -16,5 +16,7 @@ struct MemoryBudget {
 
 // "80%", "4GiB", "4G" (the same), "500MB" (10^6), "1073741824".
 Result<MemoryBudget> parse_memory(std::string_view text);
+// The same without percentages, and "0".
+Result<uint64_t> parse_size(std::string_view text);
 
 }  // namespace oar::cli

@@ -50,6 +50,9 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   out.prefix_cache = o.no_prefix_cache == 0;
   out.deterministic = o.deterministic != 0;
   out.use_mmap = o.no_mmap == 0;
+  if (o.cache_dir != nullptr) out.cache_dir = o.cache_dir;
+  if (o.cache_bytes != 0) out.cache_bytes = o.cache_bytes;
+  if (o.no_cache != 0) out.cache_bytes = 0;
   if (o.log != nullptr)
     out.log.callback = [log = o.log, user = o.log_user](LogLevel level, std::string_view message) {
       log(static_cast<oar_log_level>(level), std::string(message).c_str(), user);

@@ -131,11 +131,18 @@ typedef struct oar_model_options {
   int32_t no_prefix_cache;  /* 1: do not keep the pages of prompts for reuse */
   int32_t deterministic;    /* 1: one reduction order for every batch, chunking and number of threads */
   int32_t no_mmap;          /* 1: read the file instead of mapping it */
-  int32_t reserved;         /* 0 */
+  int32_t no_cache;         /* 1: keep no weights for the next load, and use none; see cache_dir */
   oar_log_callback log;     /* NULL: events are dropped */
   void* log_user;
   oar_progress_callback progress; /* NULL: none */
   void* progress_user;
+  /* Weights that `weights` has quantized are kept as files, which the next load maps in place of quantizing
+   * again: in `cache_dir`/weights; NULL: $XDG_CACHE_HOME/oar/weights, else ~/.cache/oar/weights, and without
+   * either they are kept nowhere. A file is used only while every byte of it is as written, and made anew
+   * otherwise. Before one is written, the least recently used are removed, so that all have at most
+   * `cache_bytes`; 0: 64 GiB. They may be removed at any time, and the folder be moved, copied or shared. */
+  const char* cache_dir;
+  uint64_t cache_bytes;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -357,7 +364,7 @@ typedef struct oar_predictor_options {
   uint32_t struct_size;        /* sizeof(oar_predictor_options), set by the init function */
   int32_t threads;             /* as for oar_predictor_load() */
   const char* precision;       /* of convolutions and layers of f32; NULL: f32; or bf16, int8 */
-  const char* cache_dir;       /* keeps the prepared model for the next load; NULL: kept nowhere */
+  const char* cache_dir;       /* keeps the prepared model for the next load, 64 GiB in all; NULL: nowhere */
   const char* params;          /* Paddle: the file with the parameters; NULL: found beside the program */
   const char* disabled_passes; /* names of graph passes with commas between them, or "all"; NULL: none */
 } oar_predictor_options;

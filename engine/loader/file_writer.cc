@@ -1,6 +1,7 @@
 #include "engine/loader/file_writer.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -45,17 +46,37 @@ Status write_file(const std::string& path, std::span<const std::string_view> pie
   return error == 0 ? ok_status() : io_error("cannot write", named, error);
 }
 
+namespace {
+constexpr char kTemporary[] = ".tmp-";
+}
+
 Status replace_file(const std::string& path, const std::function<Status(const std::string&)>& write) {
   static std::atomic<int> serial{0};  // threads of one process may write the same file
-  const std::string temporary = cat(path, ".tmp-", static_cast<int64_t>(getpid()), "-", serial++);
+  const std::string temporary = cat(path, kTemporary, static_cast<int64_t>(getpid()), "-", serial++);
+  // The lock goes with the process, however it ends, and tells remove_orphans() which files nobody writes.
+  const int fd = open(temporary.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+  if (fd < 0) return io_error("cannot create", temporary, errno);
+  flock(fd, LOCK_EX);  // without locks on this file system nothing is swept there either
   Status status = write(temporary);
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
     status = io_error("cannot write", path, errno);
-  if (!status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
+  if (!status.ok()) unlink(temporary.c_str());
+  close(fd);
+  OAR_RETURN_IF_ERROR(status);
   return sync_folder(std::filesystem::path(path).parent_path().string());
+}
+
+void remove_orphans(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string path = it->path().string();
+    if (path.find(kTemporary, folder.size()) == std::string::npos) continue;
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) continue;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path.c_str());
+    close(fd);
+  }
 }
 
 Status write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {

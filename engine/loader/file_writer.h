@@ -29,6 +29,9 @@ Status replace_file(const std::string& path,
 // The same with bytes at hand.
 Status write_file_atomically(const std::string& path, std::span<const std::string_view> pieces);
 Status write_file_atomically(const std::string& path, std::string_view contents);
+// What replace_file() had begun in this folder when its process ended: removed. Files that are still being
+// written, by any process, stay.
+void remove_orphans(const std::string& folder);
 // Makes renames and new names within a folder durable.
 Status sync_folder(const std::string& folder);
 

@@ -34,13 +34,14 @@ std::string safetensors_dtype(DType dtype) {
 Result<SafetensorsWriter> SafetensorsWriter::open(const std::string& path,
                                                   const std::vector<SafetensorsEntry>& entries,
                                                   const std::map<std::string, std::string>& metadata,
-                                                  bool resume) {
+                                                  bool resume, std::string_view last) {
   // A reader maps tensors in place, so each should begin at a multiple of what its type needs. Gaps are not
   // allowed; the header is padded to 64 bytes and tensors go in falling order of the largest power of two (up
   // to 64) that divides their size, so each begins at a multiple of its own.
   std::vector<const SafetensorsEntry*> order;
   for (const SafetensorsEntry& e : entries) order.push_back(&e);
-  const auto alignment = [](const SafetensorsEntry* e) {
+  const auto alignment = [&](const SafetensorsEntry* e) {
+    if (!last.empty() && e->name == last) return uint64_t{0};
     return e->bytes == 0 ? uint64_t{64} : std::min<uint64_t>(e->bytes & ~(e->bytes - 1), 64);
   };
   std::stable_sort(order.begin(), order.end(),

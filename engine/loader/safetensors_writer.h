@@ -26,8 +26,10 @@ class SafetensorsWriter {
  public:
   // Creates `path` at its full size, or, with `resume`, opens one made by the same entries and metadata
   // (DATA_LOSS when it differs). RESOURCE_EXHAUSTED before anything is written when the disk has no room.
+  // `last`: the tensor to lie at the end; the others come in the order of what their alignment needs.
   static Result<SafetensorsWriter> open(const std::string& path, const std::vector<SafetensorsEntry>& entries,
-                                        const std::map<std::string, std::string>& metadata, bool resume);
+                                        const std::map<std::string, std::string>& metadata, bool resume,
+                                        std::string_view last = {});
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&& other) noexcept;
   ~SafetensorsWriter();

@@ -95,8 +95,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   const uint64_t parameters = count_parameters(checkpoint);
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
-  OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights, options.cache_dir,
-                                          backend->host_pool(), options.log, progress, options.rotate));
+  OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights,
+                                          {options.cache_dir, options.cache_bytes}, backend->host_pool(),
+                                          options.log, progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   if (!config.unknown_keys.empty())
     options.log(LogLevel::kWarning, unknown_keys_notice(config.model_type, config.unknown_keys));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/base/log.h"
+#include "engine/runtime/cache_folder.h"
 #include "engine/runtime/engine.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
@@ -19,7 +20,8 @@ struct LanguageModelOptions {
   std::string device;            // cpu (also when empty), or a plug-in's: see make_plugin_backend()
   int threads = 0;               // 0: all usable processors
   std::string weights = "auto";  // auto (as in the file), or a name of weight_scheme()
-  std::string cache_dir;         // for weights quantized at load; see quantize_at_load()
+  std::string cache_dir;         // for weights quantized at load; see cache_folder.h
+  uint64_t cache_bytes = kDefaultCacheBytes;  // 0: none are kept
   // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, k4v3; or one of these
   // per layer, with slashes between.
   std::string kv = "auto";

@@ -152,12 +152,12 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
     calibration += cat(" params ", std::filesystem::weakly_canonical(options.import.parameters, ec).string());
   }
   const bool known = !samples || !samples->key.empty();
-  if (!options.cache_dir.empty() && !options.pass_observer && known) {
+  if (!options.cache_dir.empty() && options.cache_bytes > 0 && !options.pass_observer && known) {
     OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision,
                                           calibration));
   }
   const auto load = [&]() -> Result<std::unique_ptr<Predictor>> {
-    OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry));
+    OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry, load_threads(options)));
     return make(prepared, options);
   };
   if (!entry.empty()) {
@@ -172,7 +172,7 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
   OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
   OAR_ASSIGN(auto predictor, make(prepared, options));
   if (entry.empty()) return predictor;
-  const Status saved = save_prepared_model(entry, prepared);
+  const Status saved = save_prepared_model(entry, prepared, options.cache_bytes, load_threads(options));
   if (!saved.ok()) {
     options.log(LogLevel::kWarning,
                 cat("the prepared model cannot be kept for the next load: ", saved.message()));

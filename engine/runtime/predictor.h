@@ -20,6 +20,7 @@
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
 #include "engine/import/import.h"
+#include "engine/runtime/cache_folder.h"
 #include "engine/runtime/calibration.h"
 
 namespace oar {
@@ -44,6 +45,7 @@ struct PredictorOptions {
   // Folder where the graph after all passes and its packed weights are kept for the next load of the same
   // file (prepared_model.h); empty: nowhere. What cannot be kept is logged, never an error.
   std::string cache_dir;
+  uint64_t cache_bytes = kDefaultCacheBytes;  // see cache_folder.h
   Logger log;
   size_t planned_shapes = 32;  // sets of input shapes whose memory plans are kept
   ImportOptions import;

@@ -6,9 +6,8 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/graph_json.h"
-#include "engine/loader/file_writer.h"
-#include "engine/loader/safetensors.h"
-#include "engine/loader/safetensors_writer.h"
+#include "engine/loader/sealed_file.h"
+#include "engine/runtime/cache_folder.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/tensor/element.h"
 #include "engine/tensor/mapped_file.h"
@@ -20,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when a graph op, a pass or a packed layout changes what it means.
-constexpr int kFormatVersion = 3;
+constexpr int kFormatVersion = 4;
 // Every stored tensor begins at a multiple of this: what kernels want of packed weights.
 constexpr uint64_t kAlignment = Buffer::kAlignment;
 
@@ -71,16 +70,6 @@ std::vector<IoSpec> specs_from_json(const json::value& list) {
   return out;
 }
 
-std::string digest(std::string_view text, const NamedTensors& tensors) {
-  ContentHash hash;
-  hash.add(text);
-  for (const auto& [name, t] : tensors) {
-    hash.add(std::string_view(name));
-    hash.add(t);
-  }
-  return hash.hex();
-}
-
 uint64_t padded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Tensors of the file are plain bytes; their shapes and types are in the description.
@@ -103,15 +92,12 @@ Status restore(const json::value& described, const Safetensors& file, NamedTenso
 }
 
 Result<PreparedModel> parse(const Safetensors& file) {
-  const auto text = file.metadata.find("oar.model"), hash = file.metadata.find("oar.digest");
-  if (text == file.metadata.end() || hash == file.metadata.end()) return damaged("no description");
+  const auto text = file.metadata.find("oar.model");
+  if (text == file.metadata.end()) return damaged("no description");
   OAR_ASSIGN(const json::value root, parse_json(text->second, "a prepared model", {.max_depth = 1024}));
   NamedTensors constants, packed;
   OAR_RETURN_IF_ERROR(restore(root.at("constants"), file, constants));
   OAR_RETURN_IF_ERROR(restore(root.at("packed"), file, packed));
-  NamedTensors all = constants;
-  all.insert(packed.begin(), packed.end());
-  if (digest(text->second, all) != hash->second) return damaged("its content is not what was written");
   for (const json::value& f : root.at("files").as_array()) {
     OAR_ASSIGN(const json::object now, identity(text_at(f, "path")));
     if (!(now == f.as_object())) return not_found(cat(text_at(f, "path"), " has changed"));
@@ -174,24 +160,28 @@ Result<std::string> prepared_model_path(const std::string& cache_dir, const std:
   return cat(cache_dir, "/prepared/", hash.hex(), ".safetensors");
 }
 
-Result<PreparedModel> load_prepared_model(const std::string& entry) {
+Result<PreparedModel> load_prepared_model(const std::string& entry, int threads) {
   std::error_code ec;
   if (!fs::exists(entry, ec)) return not_found(cat("there is no ", entry));
-  auto file = open_safetensors(entry);
+  auto file = open_sealed(entry, threads);
   if (!file.ok()) return damaged(file.status().message());
   try {
-    return parse(*file);
+    auto prepared = parse(*file);
+    if (prepared.ok()) mark_used(entry);
+    return prepared;
   } catch (const std::exception& e) { return damaged(e.what()); }  // of at() and as_*(): a member is missing
 }
 
-Status save_prepared_model(const std::string& entry, const PreparedModel& prepared) {
+Status save_prepared_model(const std::string& entry, const PreparedModel& prepared, uint64_t limit,
+                           int threads) {
   const ImportedModel& m = prepared.model;
   NamedTensors tensors;
   OAR_ASSIGN(json::object graph, graph_to_json(*m.graph, "", tensors));
   json::array files, metadata, passes;
   for (const std::string& path : m.files) {
     std::error_code ec;
-    OAR_ASSIGN(json::object file, identity(fs::weakly_canonical(path, ec).string()));
+    // Not where it really lies: a link may be turned to another file.
+    OAR_ASSIGN(json::object file, identity(fs::absolute(path, ec).string()));
     files.emplace_back(std::move(file));
   }
   for (const auto& [key, value] : m.metadata) {
@@ -221,17 +211,16 @@ Status save_prepared_model(const std::string& entry, const PreparedModel& prepar
     const uint64_t bytes = padded(t.bytes());
     entries.push_back({name, "U8", {static_cast<int64_t>(bytes)}, bytes});
   }
-  std::error_code ec;
-  const std::string folder = fs::path(entry).parent_path().string();
-  fs::create_directories(folder, ec);
-  if (ec) return unavailable(cat("cannot create ", folder, ": ", ec.message()));
-  return replace_file(entry, [&](const std::string& temporary) -> Status {
-    OAR_ASSIGN(SafetensorsWriter writer,
-               SafetensorsWriter::open(temporary, entries,
-                                       {{"oar.model", text}, {"oar.digest", digest(text, tensors)}}, false));
-    for (const auto& [name, t] : tensors) OAR_RETURN_IF_ERROR(writer.write(name, t.data(), t.bytes()));
-    return writer.sync();
-  });
+  uint64_t total = text.size();
+  for (const SafetensorsEntry& e : entries) total += e.bytes;
+  OAR_RETURN_IF_ERROR(make_room(fs::path(entry).parent_path().string(), total, limit));
+  return write_sealed(entry, std::move(entries), {{"oar.model", text}}, threads,
+                      [&](SafetensorsWriter& writer) -> Status {
+                        for (const auto& [name, t] : tensors) {
+                          OAR_RETURN_IF_ERROR(writer.write(name, t.data(), t.bytes()));
+                        }
+                        return ok_status();
+                      });
 }
 
 }  // namespace oar

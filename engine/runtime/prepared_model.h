@@ -3,9 +3,9 @@
 //   the model's file (name, size, time of change, sampled content: content_hash.h), the passes, the
 //   processor's instruction set and the version below. Other files of the model (external data, parameters)
 //   are listed in the entry with size and time, and compared when it is opened.
-// Entries are written beside their name and renamed over it, so that readers see whole ones only; damage to
-// what describes the graph, to the file's size or to a sample of each tensor is DATA_LOSS. The folder belongs
-// to the user: an entry forged to pass these checks is trusted as the program is.
+// Entries are written beside their name and renamed over it, so that readers see whole ones only, and every
+// byte is checked when one is opened (sealed_file.h): damage is DATA_LOSS. The folder belongs to the user: an
+// entry forged to pass these checks is trusted as the program is.
 #pragma once
 
 #include <string>
@@ -29,7 +29,8 @@ Result<std::string> prepared_model_path(const std::string& cache_dir, const std:
                                         Precision precision = Precision::kF32,
                                         std::string_view calibration = {});
 // NOT_FOUND when there is no entry, or it was made of other files; DATA_LOSS when it is damaged.
-Result<PreparedModel> load_prepared_model(const std::string& entry);
-Status save_prepared_model(const std::string& entry, const PreparedModel& model);
+Result<PreparedModel> load_prepared_model(const std::string& entry, int threads);
+// `limit`: bytes of all entries, as make_room() has it.
+Status save_prepared_model(const std::string& entry, const PreparedModel& model, uint64_t limit, int threads);
 
 }  // namespace oar

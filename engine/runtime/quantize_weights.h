@@ -9,6 +9,7 @@
 #include "engine/base/log.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
+#include "engine/runtime/cache_folder.h"
 #include "kernels/thread_pool.h"
 #include "quant/calibrate/grid.h"
 
@@ -60,11 +61,10 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
                                         std::span<const float> importance, ThreadPool& pool);
 
 // The checkpoint with its linear layers in `weights`, quantized now, after the rotations that `rotate` puts
-// into weights (rotated_model.h), or mapped from the cache in
-// `cache_dir` (empty: $XDG_CACHE_HOME/oar, else ~/.cache/oar). Where the cache cannot be written, says so and
-// keeps the weights in memory.
+// into weights (rotated_model.h), or mapped from the cache, whose every byte is checked. Where the cache
+// cannot be written, says so and keeps the weights in memory.
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
-                                    const std::string& cache_dir, ThreadPool& pool, const Logger& log,
+                                    const CacheOptions& cache, ThreadPool& pool, const Logger& log,
                                     const Progress& progress, const std::string& rotate = "none");
 
 }  // namespace oar

@@ -3,7 +3,8 @@
 // The file's name is a hash of what the result depends on: scheme, this code's version of the method, and the
 // source tensors by name, shape, format and content. Content is sampled (up to 64 KiB of each tensor, evenly
 // spread): reading all of a large model would cost the second that the cache is there to save. Files that
-// differ where the sample does not look are told apart by their size and time of change.
+// differ where the sample does not look are told apart by their size and time of change. What the cache holds
+// is not sampled: it is mapped only as it was sealed (sealed_file.h).
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,9 +13,9 @@
 #include <set>
 
 #include "engine/base/format.h"
-#include "engine/loader/file_writer.h"
 #include "engine/loader/oar_quantized.h"
-#include "engine/loader/safetensors_writer.h"
+#include "engine/loader/sealed_file.h"
+#include "engine/runtime/cache_folder.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/rotated_model.h"
@@ -25,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when the same input would give other bytes.
-constexpr int kCacheVersion = 2;
+constexpr int kCacheVersion = 3;
 
 void add_source_files(ContentHash& hash, const std::string& path) {
   std::error_code ec;
@@ -83,8 +84,9 @@ void finish(Checkpoint& checkpoint, const Work& work) {
   for (const auto& [name, tensor] : checkpoint.tensors) checkpoint.bytes += tensor.bytes();
 }
 
-Status map_cached(const std::string& path, const std::vector<Job>& jobs, Checkpoint& checkpoint) {
-  OAR_ASSIGN(Safetensors file, open_safetensors(path));
+Status map_cached(const std::string& path, const std::vector<Job>& jobs, int threads,
+                  Checkpoint& checkpoint) {
+  OAR_ASSIGN(Safetensors file, open_sealed(path, threads));
   const auto described = file.metadata.find("oar");
   if (described == file.metadata.end()) return data_loss(cat(path, " is no cache of ours"));
   OAR_ASSIGN(const json::value formats, parse_json(described->second, path));
@@ -121,11 +123,9 @@ Status quantize_all(const Work& work, ThreadPool& pool, const Progress& progress
   return ok_status();
 }
 
-Status write_cache(const std::string& folder, const std::string& path, const Work& work, ThreadPool& pool,
+Status write_cache(const std::string& path, const Work& work, uint64_t limit, ThreadPool& pool,
                    const Progress& progress) {
-  std::error_code ec;
-  fs::create_directories(folder, ec);
-  if (ec) return unavailable(cat("cannot create ", folder, ": ", ec.message()));
+  uint64_t bytes = 0;
   json::object described;
   std::vector<SafetensorsEntry> entries;
   for (const Job& job : work.jobs) {
@@ -133,15 +133,15 @@ Status write_cache(const std::string& folder, const std::string& path, const Wor
     const int64_t row_bytes = *job.format.row_bytes(cols);
     described[job.target.name] = {{"format", job.format.name()}, {"shape", {rows, cols}}};
     entries.push_back({job.target.name, "U8", {rows, row_bytes}, static_cast<uint64_t>(rows * row_bytes)});
+    bytes += entries.back().bytes;
   }
-  return replace_file(path, [&](const std::string& temporary) -> Status {
-    OAR_ASSIGN(SafetensorsWriter writer,
-               SafetensorsWriter::open(temporary, entries, {{"oar", json::serialize(described)}}, false));
-    OAR_RETURN_IF_ERROR(quantize_all(work, pool, progress, [&](const Job& job, Tensor tensor) {
-      return writer.write(job.target.name, tensor.data(), tensor.bytes());
-    }));
-    return writer.sync();
-  });
+  OAR_RETURN_IF_ERROR(make_room(fs::path(path).parent_path().string(), bytes, limit));
+  return write_sealed(path, std::move(entries), {{"oar", json::serialize(described)}}, pool.workers(),
+                      [&](SafetensorsWriter& writer) {
+                        return quantize_all(work, pool, progress, [&](const Job& job, Tensor tensor) {
+                          return writer.write(job.target.name, tensor.data(), tensor.bytes());
+                        });
+                      });
 }
 
 // The scheme's targets, then what else a rotation changes, as it is stored.
@@ -166,7 +166,7 @@ Status add_jobs(const Checkpoint& checkpoint, const ModelConfig& config, const T
 }  // namespace
 
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
-                                    const std::string& cache_dir, ThreadPool& pool, const Logger& log,
+                                    const CacheOptions& cache, ThreadPool& pool, const Logger& log,
                                     const Progress& progress, const std::string& rotate) {
   OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
   if (scheme.by_kernel) return checkpoint;
@@ -213,22 +213,23 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
     put(checkpoint, name, std::move(changed));
   }
   add_source_files(hash, checkpoint.source_path);
-  const std::string base = cache_dir.empty() ? default_cache_dir() : cache_dir;
-  if (!base.empty()) {
-    const std::string folder = base + "/weights", path = cat(folder, "/", hash.hex(), ".safetensors");
+  const std::string base = cache.folder.empty() ? default_cache_dir() : cache.folder;
+  if (!base.empty() && cache.bytes > 0) {
+    const std::string path = cat(base, "/weights/", hash.hex(), ".safetensors");
     std::error_code ec;
     if (fs::exists(path, ec)) {
-      const Status mapped = map_cached(path, work.jobs, checkpoint);
+      const Status mapped = map_cached(path, work.jobs, pool.workers(), checkpoint);
       if (mapped.ok()) {
+        mark_used(path);
         finish(checkpoint, work);
         return checkpoint;
       }
       log(LogLevel::kWarning,
           cat("the cache ", path, " cannot be used (", mapped.message(), "); it is made anew"));
     }
-    const Status written = write_cache(folder, path, work, pool, progress);
+    const Status written = write_cache(path, work, cache.bytes, pool, progress);
     if (written.ok()) {
-      OAR_RETURN_IF_ERROR(map_cached(path, work.jobs, checkpoint));
+      OAR_RETURN_IF_ERROR(map_cached(path, work.jobs, pool.workers(), checkpoint));
       log(LogLevel::kInfo, cat("weights quantized to ", scheme.name, " are kept in ", path));
       finish(checkpoint, work);
       return checkpoint;

@@ -109,8 +109,8 @@ Result<CompareReport> compare_models(const Checkpoint& reference, const Tokenize
     model.kv = c.kv;
     model.rotate = c.rotate;
     OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
-    auto quantized = quantize_at_load(*c.checkpoint, c.weights, model.cache_dir, backend->host_pool(),
-                                      model.log, progress, c.rotate);
+    auto quantized = quantize_at_load(*c.checkpoint, c.weights, {model.cache_dir, model.cache_bytes},
+                                      backend->host_pool(), model.log, progress, c.rotate);
     auto candidate = quantized.ok() ? open_case(c, *quantized, model, backend, options.rows, cuts, progress)
                                     : Result<std::unique_ptr<EvalModel>>(quantized.status());
     if (!candidate.ok()) {

@@ -38,8 +38,8 @@ Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOp
                                  const Progress& progress) {
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
   OAR_ASSIGN(const Checkpoint checkpoint,
-             quantize_at_load(source, options.weights, options.cache_dir, backend->host_pool(), options.log,
-                              progress, options.rotate));
+             quantize_at_load(source, options.weights, {options.cache_dir, options.cache_bytes},
+                              backend->host_pool(), options.log, progress, options.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   QuantReport out;

@@ -115,8 +115,8 @@ Status Bench::prepare(const Tokenizer& tokenizer, std::string_view text) {
   model_.max_context = cut.context;
   model_.rotate = "auto";
   OAR_ASSIGN(backend_, make_backend(model_));
-  OAR_ASSIGN(quantized_, quantize_at_load(source_, model_.weights, model_.cache_dir, backend_->host_pool(),
-                                          model_.log, progress_));
+  OAR_ASSIGN(quantized_, quantize_at_load(source_, model_.weights, {model_.cache_dir, model_.cache_bytes},
+                                          backend_->host_pool(), model_.log, progress_));
   OAR_ASSIGN(truth_, open("f32"));
   // As many windows as the time allows: all uniform tiers and as many mixtures, both models each time.
   if (o_.seconds <= 0) return ok_status();

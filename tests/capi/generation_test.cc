@@ -2,11 +2,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
 #include "tests/capi/fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 namespace {
 using namespace oar_test;
@@ -265,6 +267,38 @@ TEST_CASE("many threads, many generations, statistics") {
   CHECK(stats.ready == 1);
   CHECK(stats.running == 0);
   CHECK(stats.generation_tokens > 100);
+}
+
+TEST_CASE("quantized weights are kept where the caller says, within what the caller allows, or nowhere") {
+  namespace fs = std::filesystem;
+  const std::string folder = temp_dir() + "/cache";
+  const auto kept = [&] {
+    std::error_code ec;
+    const fs::directory_iterator files(folder + "/weights", ec);
+    return ec ? 0 : std::distance(begin(files), end(files));
+  };
+  std::string text;
+  const auto load = [&](uint64_t bytes, int32_t none) {
+    oar_model_options o = small_options();
+    o.weights = "q8_0", o.cache_dir = folder.c_str(), o.cache_bytes = bytes, o.no_cache = none;
+    oar_model m = 0;
+    REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_OK);
+    const oar_sampling s = greedy(8);
+    oar_generation g = 0;
+    REQUIRE(oar_generate_text(m, "Good morrow", &s, nullptr, nullptr, &g) == OAR_OK);
+    const Answer a = drain(g);
+    CHECK(a.text == (text.empty() ? text = a.text : text));
+    oar_generation_close(g);
+    REQUIRE(oar_model_close(m) == OAR_OK);
+  };
+  load(0, 1);
+  CHECK(kept() == 0);
+  load(1000, 0);
+  CHECK(kept() == 0);
+  load(0, 0);
+  CHECK(kept() == 1);
+  load(0, 0);  // mapped
+  CHECK(kept() == 1);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ TEST_CASE("8-bit activations as served are those that are measured, and cost W4A
   CompareOptions options;
   options.contexts = {256};
   ThreadPool pool({.threads = 2});
-  const auto w4a8 = quantize_at_load(demo.checkpoint, "w4a8", "/dev/null/none", pool, {}, {});
+  const auto w4a8 = quantize_at_load(demo.checkpoint, "w4a8", {"/dev/null/none"}, pool, {}, {});
   REQUIRE(w4a8.ok());
   // Levels of 8 bits under a scale: held in f32, the weights are exactly those of the file.
   const auto report =

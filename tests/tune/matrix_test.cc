@@ -78,7 +78,7 @@ TEST_CASE("every format on every architecture with every KV tier") {
       if (!sample.take()) continue;
       const std::string& format = formats[f];
       // No folder for a cache: in memory.
-      const auto quantized = quantize_at_load(bf16, format, "/dev/null/none", backend->host_pool(), {}, {});
+      const auto quantized = quantize_at_load(bf16, format, {"/dev/null/none"}, backend->host_pool(), {}, {});
       INFO(name << " " << format);
       REQUIRE(quantized.ok());
       options.weights = format;

@@ -232,9 +232,9 @@ TEST_CASE("matrices stored (in, out) are quantized as rows of outputs") {
   REQUIRE_OK(report);
   CHECK(report->layers.size() == 2 * 4 + 1);  // two layers, and the head that shares the embedding
   ThreadPool pool({.threads = 2});
-  const auto at_load = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {});
+  const auto at_load = quantize_at_load(source, "q8_0", {folder / "cache"}, pool, {}, {});
   REQUIRE_OK(at_load);
-  const auto again = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {});  // mapped
+  const auto again = quantize_at_load(source, "q8_0", {folder / "cache"}, pool, {}, {});  // mapped
   REQUIRE_OK(again);
   const Checkpoint offline = load(folder / "gpt2");
   CHECK(stored_rotation(offline.config)->any() == false);
@@ -261,9 +261,9 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     o.rotate = "all";
     REQUIRE_OK(quantize_model(source, nullptr, folder / name, o));
     ThreadPool pool({.threads = 2});
-    const auto at_load = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {}, "all");
+    const auto at_load = quantize_at_load(source, "q8_0", {folder / "cache"}, pool, {}, {}, "all");
     REQUIRE_OK(at_load);
-    const auto again = quantize_at_load(source, "q8_0", folder / "cache", pool, {}, {}, "all");  // mapped
+    const auto again = quantize_at_load(source, "q8_0", {folder / "cache"}, pool, {}, {}, "all");  // mapped
     REQUIRE_OK(again);
     // 8 bits of weights and of activations; a wrong basis leaves nothing, and a mixture may choose another
     // expert for a token.
@@ -665,7 +665,7 @@ TEST_CASE("a disk that fills half-way leaves nothing half-written") {
   ThreadPool pool({.threads = 2});
   {
     const FullDisk disk;
-    const auto loaded = quantize_at_load(demo, "w4a8", folder / "cache", pool, log,
+    const auto loaded = quantize_at_load(demo, "w4a8", {folder / "cache"}, pool, log,
                                          [&](std::string_view, uint64_t done, uint64_t total) {
                                            if (2 * done > total) disk.fill(4096);
                                            return true;
@@ -730,7 +730,7 @@ TEST_CASE("weights quantized at load are kept and mapped") {
   std::string said;
   const Logger log{[&](LogLevel, std::string_view m) { said += m; }};
   const auto load_int4 = [&](const std::string& cache) {
-    auto c = quantize_at_load(oar_test::shallow_demo(), "int4", cache, pool, log, {});
+    auto c = quantize_at_load(oar_test::shallow_demo(), "int4", {cache}, pool, log, {});
     REQUIRE_OK(c);
     return std::move(*c);
   };
@@ -752,13 +752,29 @@ TEST_CASE("weights quantized at load are kept and mapped") {
     CHECK(std::memcmp(tensor.data(), b.data(), tensor.bytes()) == 0);
     CHECK(std::memcmp(tensor.data(), c.data(), tensor.bytes()) == 0);
   }
-  // A damaged cache is noticed and replaced.
-  fs::resize_file(cached, fs::file_size(cached) / 2);
-  said.clear();
+  // A damaged cache is noticed and replaced: cut, or with 64 KB lost in the middle.
+  const auto replaced = [&](const std::string& with) {
+    fs::remove(cached);  // the old one is mapped
+    std::ofstream(cached, std::ios::binary) << with;
+    said.clear();
+    const Checkpoint again = load_int4(folder / "cache");
+    CHECK(said.find("made anew") != std::string::npos);
+    for (const auto& [name, tensor] : first.tensors) {
+      CHECK(std::memcmp(tensor.data(), again.tensors.at(name).data(), tensor.bytes()) == 0);
+    }
+  };
+  std::string bytes = oar_test::read_file(cached);
+  replaced(bytes.substr(0, bytes.size() / 2));
+  std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 2), 64 << 10, '\0');
+  replaced(bytes);
+  // And it can be off.
+  fs::remove(cached);
+  const auto off = quantize_at_load(oar_test::shallow_demo(), "int4", {folder / "cache", 0}, pool, log, {});
+  REQUIRE_OK(off);
+  CHECK_FALSE(fs::exists(cached));
   const Checkpoint fourth = load_int4(folder / "cache");
-  CHECK(said.find("made anew") != std::string::npos);
   CHECK(fourth.bytes == first.bytes);
-  CHECK(quantize_at_load(load(kDemo), "int5", "", pool, log, {}).status().message().find("int4") !=
+  CHECK(quantize_at_load(load(kDemo), "int5", {}, pool, log, {}).status().message().find("int4") !=
         std::string::npos);
 }
 
@@ -790,7 +806,7 @@ TEST_CASE("every scheme loads every architecture, cut or not") {
     for (const std::string& scheme : weight_scheme_names()) {
       if (!sample.take()) continue;
       INFO(name << " " << scheme);
-      auto c = quantize_at_load(load(path), scheme, folder / "cache", pool, {}, {});
+      auto c = quantize_at_load(load(path), scheme, {folder / "cache"}, pool, {}, {});
       REQUIRE_OK(c);
       LanguageModelOptions options;
       options.weights = scheme;

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import weakref
 from typing import Any, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
@@ -26,13 +27,15 @@ class Model:
     """
 
     def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
-                 max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False):
+                 max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False, cache_dir: Optional[str] = None,
+                 cache_bytes: int = 0, no_cache: bool = False):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
         o.threads, o.max_context, o.memory_bytes, o.deterministic = threads, max_context, memory_bytes, int(deterministic)
         o.weights = weights.encode() if weights else None
         o.kv = kv.encode() if kv else None
+        o.cache_dir, o.cache_bytes, o.no_cache = os.fsencode(cache_dir) if cache_dir else None, cache_bytes, int(no_cache)
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
     def close(self) -> None:
