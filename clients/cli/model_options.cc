@@ -25,9 +25,7 @@ void add_cache_size(CLI::App& command, uint64_t& bytes) {
   command
       .add_option_function<std::string>(
           "--cache-size", [&bytes](const std::string& text) { bytes = *parse_size(text); },
-          "what prepared weights in the cache may take together, of which the least recently used go first; "
-          "0: "
-          "none are kept")
+          "what weights in the cache may take together; the least recently used go first; 0: none are kept")
       ->check([](const std::string& text) { return parse_size(text).status().message(); })
       ->type_name("BYTES")
       ->default_str("64GiB");

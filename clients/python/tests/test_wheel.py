@@ -2,6 +2,7 @@
 import glob
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ class Wheel(unittest.TestCase):
             wheel, = glob.glob(folder + "/*.whl")
             if old:
                 self.assertRegex(os.path.basename(wheel), rf"^oar-[\d.]+-py3-none-.*{target}\.whl$")
+            self.assertEqual(os.path.exists(wheel + ".cdx.json"), shutil.which("dpkg") is not None)
             print(f"{os.path.basename(wheel)}: {os.path.getsize(wheel) / 1e6:.2f} MB")
             self.run_(sys.executable, "-m", "venv", folder + "/empty")
             python = folder + "/empty/bin/python"
