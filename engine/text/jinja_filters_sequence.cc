@@ -166,7 +166,8 @@ Value f_sort(Interpreter& in, const Value& v, const Bound& a) {
 }
 
 Value f_unique(Interpreter& in, const Value& v, const Bound& a) {
-  Dict* seen = in.heap().dict();
+  const Value keys = Value::of(in.heap().dict());
+  Dict* const seen = keys.dict();
   Items out;
   for (const Value& item : iterate(in.heap(), v)) {
     const Value key = key_of(in, item, a.has(1) ? &a[1] : nullptr, flag(a, 0));

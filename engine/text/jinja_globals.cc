@@ -42,9 +42,9 @@ Value g_dict(Interpreter& in, const Value&, const Bound& a) {
 
 Value g_namespace(Interpreter& in, const Value&, const Bound& a) {
   auto ns = std::make_unique<Namespace>();
-  ns->attributes = in.heap().dict();
-  fill_dict(in, *ns->attributes, a, "namespace");
-  for (const auto& [key, value] : ns->attributes->entries)
+  ns->attributes = Value::of(in.heap().dict());
+  fill_dict(in, *ns->attributes.dict(), a, "namespace");
+  for (const auto& [key, value] : ns->attributes.dict()->entries)
     if (key.is_string() && key.str().starts_with('_'))
       fail("cannot store the underscore-prefixed attribute '", key.str(), "' on a namespace");
   return Value::of(in.heap().adopt(std::move(ns)));

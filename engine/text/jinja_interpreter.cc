@@ -13,7 +13,7 @@ std::string quoted(std::string_view name) { return cat("'", name, "'"); }
 }  // namespace
 
 Interpreter::Interpreter(const Template& t, const Limits& limits, const ClockTime& now)
-    : template_(t), heap_(limits), now_(now), scope_(std::make_shared<Scope>()) {
+    : template_(t), heap_(limits), now_(now), scope_(std::make_shared<Scope>(heap_, nullptr)) {
   for (const std::string& name : t.symbols)
     if (const Builtin* b = find_function(name)) {
       auto f = std::make_unique<Callable>();
@@ -50,11 +50,7 @@ Text Interpreter::render() {
 
 // --- scopes ---
 
-void Interpreter::push_scope() {
-  auto s = std::make_shared<Scope>();
-  s->parent = std::move(scope_);
-  scope_ = std::move(s);
-}
+void Interpreter::push_scope() { scope_ = std::make_shared<Scope>(heap_, std::move(scope_)); }
 
 Value Interpreter::lookup(Symbol s) {
   for (Scope* scope = scope_.get(); scope != nullptr; scope = scope->parent.get()) {
@@ -70,7 +66,7 @@ void Interpreter::assign(Symbol s, Value v) {
     *old = std::move(v);
     return;
   }
-  heap_.charge(sizeof(Value) + sizeof(Symbol));
+  heap_.charge(Scope::kVariableBytes);
   scope_->symbols.push_back(s);
   scope_->values.push_back(std::move(v));
 }
@@ -84,7 +80,7 @@ void Interpreter::assign_target(const Expr& target, Value v) {
       if (!ns.is(Type::kNamespace)) fail("cannot assign attribute on non-namespace object");
       if (t.name[0] == '_')
         fail("cannot store the underscore-prefixed attribute '", t.name, "' on a namespace");
-      ns.name_space()->attributes->set(heap_, Value::borrowed(t.name), std::move(v));
+      ns.name_space()->attributes.dict()->set(heap_, Value::borrowed(t.name), std::move(v));
       return;
     }
     default: {
@@ -183,7 +179,8 @@ Interpreter::Flow Interpreter::loop_over(const ForStmt& s, std::vector<Value> it
   }
   if (items.empty()) return run_scoped(s.otherwise);
   LoopState* loop = heap_.adopt(std::make_unique<LoopState>());
-  heap_.charge(items.size() * sizeof(Value));
+  const Value held = Value::of(loop);
+  heap_.charge(*loop, items.size() * sizeof(Value));
   loop->items = std::move(items);
   loop->depth = depth;
   if (s.recursive) {
@@ -193,7 +190,7 @@ Interpreter::Flow Interpreter::loop_over(const ForStmt& s, std::vector<Value> it
   for (; loop->index < loop->items.size(); ++loop->index) {
     scope_ = outer;
     push_scope();
-    assign(kLoopSymbol, Value::of(loop));
+    assign(kLoopSymbol, held);
     assign_target(*s.target, loop->items[loop->index]);
     if (run(s.body) == Flow::kBreak) break;
   }
@@ -405,7 +402,7 @@ Value Interpreter::attribute(const Value& object, const Value& name) {
       if (const Value* v = object.dict()->find(name)) return *v;
       break;
     case Type::kNamespace:
-      if (const Value* v = object.name_space()->attributes->find(name)) return *v;
+      if (const Value* v = object.name_space()->attributes.dict()->find(name)) return *v;
       break;
     default: break;
   }
@@ -423,7 +420,7 @@ Value Interpreter::element(const Value& object, const Value& key) {
       break;
     }
     case Type::kNamespace:
-      if (const Value* v = object.name_space()->attributes->find(key)) return *v;
+      if (const Value* v = object.name_space()->attributes.dict()->find(key)) return *v;
       break;
     case Type::kString:
     case Type::kSequence: {

@@ -27,6 +27,13 @@ std::string format_time(const ClockTime& t, std::string_view format);
 
 // Variables of one block. Macros keep the scope they were defined in alive.
 struct Scope {
+  Scope(Heap& h, std::shared_ptr<Scope> p) : heap(h), parent(std::move(p)) {}
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  ~Scope() { heap.refund(values.size() * kVariableBytes); }
+
+  static constexpr size_t kVariableBytes = sizeof(Value) + sizeof(Symbol);
+  Heap& heap;
   std::shared_ptr<Scope> parent;
   std::vector<Symbol> symbols;
   std::vector<Value> values;
@@ -49,6 +56,12 @@ struct Callable : Object {
   Value self;                        // kMethod: the object; kJoiner: the separator
   std::vector<Value> items;          // kCycler
   size_t position = 0;               // kCycler, kJoiner (calls so far)
+
+  void drop_values() override {
+    scope.reset();
+    self = Value();
+    items.clear();
+  }
 };
 
 // The `loop` variable.
@@ -60,7 +73,18 @@ struct LoopState : Object {
   ScopePtr scope;                 // recursive loops only: where the loop stands
   bool changed_called = false;
   std::vector<Value> last_changed;
+
+  void drop_values() override {
+    items.clear();
+    scope.reset();
+    last_changed.clear();
+  }
 };
+
+inline Value Value::of(Callable* p) { return Value(Type::kCallable, p); }
+inline Value Value::of(LoopState* p) { return Value(Type::kLoop, p); }
+inline Callable* Value::callable() const { return static_cast<Callable*>(object()); }
+inline LoopState* Value::loop() const { return static_cast<LoopState*>(object()); }
 
 class Interpreter {
  public:

@@ -33,7 +33,7 @@ Value l_extend(Interpreter& in, const Value& self, const Bound& a) {
 
 Value l_insert(Interpreter& in, const Value& self, const Bound& a) {
   auto& items = items_of(self);
-  in.heap().charge(sizeof(Value));
+  in.heap().charge(*self.sequence(), sizeof(Value));
   in.heap().step(items.size() / 8);
   items.insert(items.begin() + static_cast<ptrdiff_t>(clamped(items, to_int(a[0], "insert's index"))), a[1]);
   return Value::none();

@@ -71,7 +71,7 @@ class Printer {
       case Type::kDict: braces(*v.dict(), depth); return;
       case Type::kNamespace:
         out_ += "<Namespace ";
-        braces(*v.name_space()->attributes, depth);
+        braces(*v.name_space()->attributes.dict(), depth);
         out_ += '>';
         return;
       case Type::kCallable: out_ += describe_callable(*v.callable()); return;

@@ -146,16 +146,43 @@ std::string Value::undefined_message() const {
   return "value is undefined";
 }
 
-void Value::release(StringBytes* bytes) {
-  bytes->heap->refund(bytes->weight());
+void Value::release() {
+  Heap& heap = *string_.owner->heap;
+  if (type_ > Type::kString) return heap.bury(object());
+  auto* bytes = static_cast<StringBytes*>(string_.owner);
+  heap.refund(bytes->weight());
   delete bytes;
+}
+
+Heap::~Heap() {
+  // What is left lies in cycles: nobody goes before all are empty.
+  for (const auto& o : objects_) ++o->references;
+  for (const auto& o : objects_) o->drop_values();
+}
+
+void Heap::bury(Object* object) {
+  object->next = std::exchange(dead_, object);
+  if (burying_) return;  // the loop below meets it
+  burying_ = true;
+  while (dead_ != nullptr) {
+    const size_t place = dead_->place;
+    const std::unique_ptr<Object> gone = std::move(objects_[place]);
+    dead_ = gone->next;
+    refund(gone->charged);
+    if (place + 1 < objects_.size()) {
+      objects_[place] = std::move(objects_.back());
+      objects_[place]->place = place;
+    }
+    objects_.pop_back();
+  }
+  burying_ = false;
 }
 
 bool Value::has_user_bytes() const {
   if (type_ != Type::kString || size_ == 0) return false;
   if ((aux_ & kUser) != 0) return true;
   if (string_.owner == nullptr) return false;
-  const Text& all = string_.owner->text;
+  const Text& all = static_cast<const StringBytes*>(string_.owner)->text;
   const auto begin = static_cast<size_t>(string_.data - all.bytes.data());
   const auto span = first_behind(all.user, begin);
   return span != all.user.end() && span->begin < begin + size_;
@@ -170,7 +197,7 @@ void Text::add(const Value& string) {
   const std::string_view text = string.str();
   if ((string.aux_ & Value::kUser) != 0 || string.string_.owner == nullptr)
     return add_marked(text, (string.aux_ & Value::kUser) != 0);
-  const Text& all = string.string_.owner->text;
+  const Text& all = static_cast<const StringBytes*>(string.string_.owner)->text;
   const auto begin = static_cast<size_t>(text.data() - all.bytes.data());
   const size_t end = begin + text.size(), at = bytes.size();
   for (auto s = first_behind(all.user, begin); s != all.user.end() && s->begin < end; ++s)
@@ -205,7 +232,7 @@ void Dict::set(Heap& heap, const Value& key, Value value) {
     entries[static_cast<size_t>(at)].second = std::move(value);
     return;
   }
-  heap.charge(3 * sizeof(Value));
+  heap.charge(*this, 3 * sizeof(Value));
   entries.emplace_back(key, std::move(value));
   if (entries.size() == kScan + 1) {
     for (size_t i = 0; i < entries.size(); ++i) index_.emplace(entries[i].first, i);
@@ -232,7 +259,7 @@ void Dict::clear() {
 
 Value Heap::string(Text text) {
   if (text.bytes.empty()) return Value::borrowed("");
-  auto owner = std::make_unique<StringBytes>(StringBytes{this, 1, std::move(text)});
+  auto owner = std::make_unique<StringBytes>(StringBytes{{this, 1}, std::move(text)});
   charge(owner->weight());
   Value v(Type::kString);
   v.size_ = owner->text.bytes.size();
@@ -256,7 +283,7 @@ bool Heap::has_user_bytes(const Value& v, int depth) {
   };
   switch (v.type()) {
     case Type::kSequence: return any(v.sequence()->items);
-    case Type::kNamespace: return has_user_bytes(Value::of(v.name_space()->attributes), depth + 1);
+    case Type::kNamespace: return has_user_bytes(v.name_space()->attributes, depth + 1);
     case Type::kDict:
       return std::any_of(v.dict()->entries.begin(), v.dict()->entries.end(), [&](const auto& e) {
         return has_user_bytes(e.first, depth + 1) || has_user_bytes(e.second, depth + 1);
@@ -267,8 +294,8 @@ bool Heap::has_user_bytes(const Value& v, int depth) {
 }
 
 Value Heap::make(SequenceKind kind, std::vector<Value> items) {
-  charge(items.capacity() * sizeof(Value));
   auto s = std::make_unique<Sequence>();
+  charge(*s, items.capacity() * sizeof(Value));
   s->kind = kind;
   s->items = std::move(items);
   return Value::of(adopt(std::move(s)));

@@ -1,10 +1,10 @@
 // Values of the template language: Python's data model as far as chat templates see it (None, bool, int,
 // float, str, list, tuple, dict and friends), with Python's truth, equality, ordering, repr and JSON text.
 //
-// Memory: one Heap per render. Containers and callables live until the Heap dies (so reference cycles are
-// harmless and destruction never recurses); strings are reference counted, and a slice shares its parent's
-// bytes. Everything is charged against the Limits as it is made, so a hostile template runs into an error,
-// never into the machine.
+// Memory: one Heap per render. Strings, containers and callables are reference counted; a slice shares its
+// string's bytes, cycles of containers live until the Heap dies, and destruction never recurses. Everything
+// is charged against the Limits as it is made and refunded as it goes, so a hostile template runs into an
+// error, never into the machine.
 //
 // Strings know which of their bytes came with the request: whoever makes one has to say so. What is put
 // together from pieces keeps each piece's marks (Text); where bytes are changed, one marked byte marks all.
@@ -35,7 +35,7 @@ __extension__ typedef __int128 Int;
 // take about a second.
 struct Limits {
   uint64_t max_steps = 20'000'000;
-  size_t max_memory = size_t{256} << 20;  // live strings and all containers, bytes
+  size_t max_memory = size_t{256} << 20;  // live strings, containers and variables, bytes
   size_t max_output = size_t{32} << 20;   // rendered text, bytes
   int max_depth = 1500;                   // nested evaluation: statements, expressions and macro calls
   size_t max_range = 100'000;             // items of one range(), as in Jinja's sandbox
@@ -62,6 +62,12 @@ struct Namespace;
 struct Callable;
 struct LoopState;
 
+// What Values share; a single-threaded reference count.
+struct Counted {
+  Heap* heap = nullptr;
+  uint32_t references = 0;
+};
+
 // Text being put together, and which of it came with the request.
 struct Text {
   std::string bytes;
@@ -77,15 +83,24 @@ struct Text {
   void mark(size_t begin, size_t end);
 };
 
-// Bytes shared by strings and their slices; single-threaded reference count.
-struct StringBytes {
-  Heap* heap;
-  uint32_t references;
+// Bytes of strings and their slices.
+struct StringBytes : Counted {
   Text text;
 
   size_t weight() const {
     return sizeof(StringBytes) + text.bytes.capacity() + text.user.capacity() * sizeof(TextSpan);
   }
+};
+
+// Containers, callables and loops.
+struct Object : Counted {
+  virtual ~Object() = default;
+  // Lets go of every Value: what ends cycles.
+  virtual void drop_values() = 0;
+
+  size_t charged = 0;      // bytes of the heap's account that go when this goes
+  size_t place = 0;        // among the heap's objects
+  Object* next = nullptr;  // of those about to be deleted
 };
 
 enum class Type : uint8_t {
@@ -113,14 +128,14 @@ class Value {
   Value(Value&& o) noexcept { move_from(o); }
   Value& operator=(const Value& o) {
     if (this != &o) {
-      drop();
+      const Value old(std::move(*this));  // may hold `o`
       copy_from(o);
     }
     return *this;
   }
   Value& operator=(Value&& o) noexcept {
     if (this != &o) {
-      drop();
+      const Value old(std::move(*this));
       move_from(o);
     }
     return *this;
@@ -150,11 +165,12 @@ class Value {
     v.string_ = {bytes.data(), nullptr};
     return v;
   }
-  static Value of(Sequence* p) { return Value(Type::kSequence, p); }
-  static Value of(Dict* p) { return Value(Type::kDict, p); }
-  static Value of(Namespace* p) { return Value(Type::kNamespace, p); }
-  static Value of(Callable* p) { return Value(Type::kCallable, p); }
-  static Value of(LoopState* p) { return Value(Type::kLoop, p); }
+  // Shares `p`, which is the Heap's; the last Value to go deletes it.
+  static Value of(Sequence* p);
+  static Value of(Dict* p);
+  static Value of(Namespace* p);
+  static Value of(Callable* p);
+  static Value of(LoopState* p);
   // `name` is a string Value: the missing name, attribute or element, or for kHint the whole message.
   // `object_type` is a type_name() literal for kAttribute and kElement.
   static Value undefined(Missing how, const Value& name, Type object = Type::kUndefined,
@@ -175,12 +191,12 @@ class Value {
     return type_ == Type::kFloat ? real_ : static_cast<double>(integer_);
   }
   std::string_view str() const { return {string_.data, size_}; }  // kString
-  Sequence* sequence() const { return static_cast<Sequence*>(object_); }
-  Dict* dict() const { return static_cast<Dict*>(object_); }
-  Namespace* name_space() const { return static_cast<Namespace*>(object_); }
-  Callable* callable() const { return static_cast<Callable*>(object_); }
-  LoopState* loop() const { return static_cast<LoopState*>(object_); }
-  const void* identity() const { return object_; }
+  Sequence* sequence() const;
+  Dict* dict() const;
+  Namespace* name_space() const;
+  Callable* callable() const;
+  LoopState* loop() const;
+  const void* identity() const { return string_.owner; }
 
   // Markup: a string that |safe or |escape made; joining it with plain text escapes the plain text.
   bool is_markup() const { return type_ == Type::kString && (aux_ & kMarkup) != 0; }
@@ -212,13 +228,17 @@ class Value {
   friend class Heap;
   friend struct Text;
   static constexpr uint8_t kMarkup = 1, kUser = 2;
-  struct StringRef {
-    const char* data;
-    StringBytes* owner;  // null: borrowed
+  struct Shared {
+    const char* data;  // of strings
+    Counted* owner;    // StringBytes, null where the bytes are borrowed, or an Object
   };
   explicit Value(Type t) : type_(t) {}
-  Value(Type t, void* p) : type_(t) { object_ = p; }
-  bool counted() const { return type_ == Type::kString || type_ == Type::kUndefined; }
+  Value(Type t, Object* p) : type_(t) {
+    ++p->references;
+    string_.owner = p;
+  }
+  Object* object() const { return static_cast<Object*>(string_.owner); }
+  bool counted() const { return type_ == Type::kUndefined || type_ >= Type::kString; }
   void copy_from(const Value& o) {
     type_ = o.type_;
     aux_ = o.aux_;
@@ -240,6 +260,7 @@ class Value {
     size_ = o.size_;
     if (counted()) {
       string_ = o.string_;
+      o.type_ = Type::kUndefined;
       o.string_ = {nullptr, nullptr};
       o.size_ = 0;
     } else {
@@ -247,9 +268,9 @@ class Value {
     }
   }
   void drop() {
-    if (counted() && string_.owner != nullptr && --string_.owner->references == 0) release(string_.owner);
+    if (counted() && string_.owner != nullptr && --string_.owner->references == 0) release();
   }
-  static void release(StringBytes* bytes);
+  void release();
 
   Type type_;
   uint8_t aux_ = 0;                      // kString: kMarkup, kUser; kUndefined: Missing
@@ -257,15 +278,10 @@ class Value {
   uint8_t object_kind_ = 0;              // kUndefined: that object's SequenceKind
   size_t size_ = 0;                      // kString, kUndefined: bytes
   union {
-    StringRef string_ = {nullptr, nullptr};
+    Shared string_ = {nullptr, nullptr};
     Int integer_;
     double real_;
-    void* object_;
   };
-};
-
-struct Object {
-  virtual ~Object() = default;
 };
 
 enum class SequenceKind : uint8_t {
@@ -285,6 +301,7 @@ struct Sequence : Object {
   size_t taken = 0;  // kIterator: items already consumed
   Int stop = 0;      // kRange: its end, which the items do not tell
 
+  void drop_values() override { items.clear(); }
   bool is_list() const { return kind == SequenceKind::kList; }
   bool is_tuple() const { return kind == SequenceKind::kTuple || kind == SequenceKind::kGroup; }
   bool indexable() const { return is_list() || is_tuple() || kind == SequenceKind::kRange; }
@@ -305,6 +322,7 @@ struct Dict : Object {
   void set(Heap& heap, const Value& key, Value value);
   bool erase(Heap& heap, const Value& key);
   void clear();
+  void drop_values() override { clear(); }
 
  private:
   static constexpr size_t kScan = 8;
@@ -313,13 +331,22 @@ struct Dict : Object {
 };
 
 struct Namespace : Object {
-  Dict* attributes = nullptr;
+  Value attributes;  // a dict
+  void drop_values() override { attributes = Value(); }
 };
+
+inline Value Value::of(Sequence* p) { return Value(Type::kSequence, p); }
+inline Value Value::of(Dict* p) { return Value(Type::kDict, p); }
+inline Value Value::of(Namespace* p) { return Value(Type::kNamespace, p); }
+inline Sequence* Value::sequence() const { return static_cast<Sequence*>(object()); }
+inline Dict* Value::dict() const { return static_cast<Dict*>(object()); }
+inline Namespace* Value::name_space() const { return static_cast<Namespace*>(object()); }
 
 // Makes values and keeps the account of one render. Not thread-safe: one per render.
 class Heap {
  public:
   explicit Heap(const Limits& limits) : limits_(limits) {}
+  ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
@@ -340,14 +367,18 @@ class Heap {
 
   template <class T>
   T* adopt(std::unique_ptr<T> object) {
-    charge(sizeof(T) + sizeof(void*));
     T* raw = object.get();
+    charge(*raw, sizeof(T) + sizeof(void*));
+    raw->heap = this;
+    raw->place = objects_.size();
     objects_.push_back(std::move(object));
     return raw;
   }
+  // Deletes an object that no Value shares any more.
+  void bury(Object* object);
 
   void append(Sequence& s, Value v) {
-    charge(sizeof(Value));
+    charge(s, sizeof(Value));
     s.items.push_back(std::move(v));
   }
 
@@ -362,6 +393,11 @@ class Heap {
     memory_ += bytes;
     if (memory_ > limits_.max_memory) [[unlikely]]
       too_much_memory();
+  }
+  // Until `object` goes.
+  void charge(Object& object, size_t bytes) {
+    charge(bytes);
+    object.charged += bytes;
   }
   void refund(size_t bytes) { memory_ -= bytes; }
   // Fails early when a result of this size could not be kept, before anybody builds it.
@@ -379,6 +415,8 @@ class Heap {
   uint64_t steps_ = 0;
   size_t memory_ = 0;
   std::vector<std::unique_ptr<Object>> objects_;
+  Object* dead_ = nullptr;
+  bool burying_ = false;
 };
 
 // "str", "dict", "list": Python's names, for messages.

@@ -340,6 +340,62 @@ TEST_CASE("sharing long strings is cheap", "[jinja]") {
   CHECK(text.size() > 4'000'000);
 }
 
+TEST_CASE("what a template lets go of is no longer counted", "[jinja]") {
+  // For each of 2,000 messages Gemma's newest template looks back for the last one that is no tool's, through
+  // a range and a namespace of its own: two million variables and 64 MB of ranges, of which few live at a
+  // time.
+  json::array messages;
+  for (int i = 0; i < 2000; ++i)
+    messages.push_back(json::object{{"role", i % 2 ? "assistant" : "user"}, {"content", "words"}});
+  const std::string text = must_render(
+      "{% for m in messages %}{% set before = namespace(role=None, found=false) %}"
+      "{% for j in range(loop.index0 - 1, -1, -1) %}{% if not before.found %}{% if messages[j].role != "
+      "'tool' %}"
+      "{% set before.role = messages[j].role %}{% set before.found = true %}{% endif %}{% endif %}{% endfor "
+      "%}"
+      "{{ before.role }},{% endfor %}",
+      messages);
+  CHECK(text.starts_with("None,user,assistant,user,"));
+
+  jinja::Limits limits = small_limits();
+  limits.max_memory = size_t{64} << 10;
+  const auto within = [&](const std::string& source) {
+    auto t = ChatTemplate::parse(source);
+    REQUIRE_OK(t);
+    return t->render({}, nullptr, {}, limits);
+  };
+  // Each turn makes and drops some hundred bytes, 500 times: lists, dicts, namespaces, macros, cycles.
+  for (const char* body :
+       {"{% set x = [1, 2, 3] %}", "{% set x = {'a': [1], 'b': {}} %}", "{% set x = range(9) %}",
+        "{% set x = namespace(a=[1]) %}", "{% set x = [[[[]]]] %}", "{% set x = 'a,b'.split(',') %}",
+        "{% set x = [3, 1] | sort | list %}", "{% set x = {'a': 1}.items() | list %}",
+        "{% for a in [1, 2] %}{% set x = loop %}{% endfor %}", "{% set x = [1, 1] | unique | list %}",
+        "{% set x = joiner() %}{{ x() }}", "{% set x = cycler(1, 2) %}{% set y = x.next() %}"}) {
+    INFO(body);
+    const auto r = within(std::string("{% for i in range(500) %}") + body + "{% endfor %}");
+    CHECK(r.status().message() == "");
+  }
+  // What is still held counts, in a cycle too.
+  for (const char* body : {"{% set _ = kept.append([1]) %}", "{% set x = [] %}{% set _ = x.append(x) %}",
+                           "{% set x = namespace() %}{% set x.self = x %}"}) {
+    INFO(body);
+    const auto r =
+        within(std::string("{% set kept = [] %}{% for i in range(500) %}") + body + "{% endfor %}");
+    CHECK(r.status().code() == StatusCode::kResourceExhausted);
+  }
+  // A value that owns the one that takes its place.
+  CHECK(
+      must_render(
+          "{% set ns = namespace(x=[['a']]) %}{% set ns.x = ns.x[0] %}{% set ns.x = ns.x[0] %}{{ ns.x }}") ==
+      "a");
+  CHECK(must_render(
+            "{% set d = {'a': {'b': 'c'}} %}{% set _ = d.update(d.a) %}{{ d.pop('a').b }}{{ d.b }}") == "cc");
+  // A chain as long as memory allows is let go of without recursion.
+  CHECK(must_render(
+            "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}"
+            "{% set ns.x = 1 %}{{ ns.x }}") == "1");
+}
+
 TEST_CASE("errors name the line", "[jinja]") {
   CHECK(must_fail("a\nb\n{{ 1 + }}").message() == "chat template, line 3: unexpected '}}'");
   CHECK(must_fail("a\n{% if x %}\nb").message() ==
