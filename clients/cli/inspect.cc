@@ -12,6 +12,7 @@
 #include "engine/loader/checkpoint.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_report.h"
+#include "engine/text/tokenizer.h"
 #include "engine/tune/quant_report.h"
 
 namespace oar::cli {
@@ -52,6 +53,7 @@ Facts count(const Checkpoint& c) {
 const char* tokenizer_kind(const TokenizerFiles& t) {
   if (!t.tokenizer_json.empty()) return "tokenizer.json";
   if (t.gguf) return "GGUF vocabulary";
+  if (is_tiktoken(t.tiktoken) || is_tiktoken(t.sentencepiece_model)) return "tiktoken file";
   if (!t.sentencepiece_model.empty()) return "SentencePiece model";
   if (!t.llama2c_bin.empty()) return "llama2.c tokenizer";
   return "none";

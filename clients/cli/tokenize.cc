@@ -9,6 +9,7 @@
 #include "engine/loader/checkpoint.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
+#include "engine/text/utf8.h"
 
 namespace oar::cli {
 namespace {
@@ -26,17 +27,23 @@ Result<TokenizerPtr> open_tokenizer(const ModelOptions& o) {
   return make_tokenizer(checkpoint.tokenizer, vocab != nullptr && vocab->is_int64() ? vocab->get_int64() : 0);
 }
 
-// Bytes that a terminal shows as they are; others as \xNN.
+// Text as it is; what would not be seen, control characters and parts of a character, escaped.
 std::string printable(std::string_view bytes) {
   constexpr const char* kHex = "0123456789abcdef";
   std::string out;
-  for (char c : bytes) {
-    const auto b = static_cast<unsigned char>(c);
-    if (b >= 0x20 && b < 0x7f && c != '\\') {
-      out += c;
-    } else {
-      out += cat("\\x", kHex[b >> 4], kHex[b & 15]);
-    }
+  for (size_t at = 0; at < bytes.size();) {
+    const CodePoint c = decode_utf8(bytes, at);
+    const bool control = c.value < 0x20 || (c.value >= 0x7f && c.value < 0xa0);
+    if (c.valid && c.value == '\n') out += "\\n";
+    else if (c.valid && c.value == '\t') out += "\\t";
+    else if (c.valid && c.value == '\\') out += "\\\\";
+    else if (c.valid && !control) out += bytes.substr(at, c.length);
+    else
+      for (const char byte : bytes.substr(at, c.length)) {
+        const auto b = static_cast<unsigned char>(byte);
+        out += cat("\\x", kHex[b >> 4], kHex[b & 15]);
+      }
+    at += c.length;
   }
   return out;
 }

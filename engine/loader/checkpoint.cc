@@ -38,14 +38,6 @@ std::string listing(const fs::path& folder) {
   return names.size() > kShown ? cat(out, " and ", names.size() - kShown, " more") : out;
 }
 
-std::vector<fs::path> files_with_extension(const fs::path& folder, std::string_view extension) {
-  std::vector<fs::path> out;
-  for (const std::string& name : files_in(folder.string())) {
-    if (fs::path(name).extension() == extension) out.push_back(folder / name);
-  }
-  return out;
-}
-
 // config.json beside the weights, or an empty object when there is none.
 Result<json::object> read_config(const fs::path& folder) {
   const std::string path = (folder / "config.json").string();

@@ -59,6 +59,14 @@ Result<json::object> parse_object(std::string_view text, const std::string& path
 
 }  // namespace
 
+std::vector<fs::path> files_with_extension(const fs::path& folder, std::string_view extension) {
+  std::vector<fs::path> out;
+  for (const std::string& name : files_in(folder.string())) {
+    if (fs::path(name).extension() == extension) out.push_back(folder / name);
+  }
+  return out;
+}
+
 Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int64_t vocab) {
   const fs::path folder = folder_name;
   TokenizerFiles out;
@@ -74,6 +82,13 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
                                                  {"tokenizer.model", "spiece.model",
                                                   "sentencepiece.bpe.model", cat("tok", vocab, ".model")},
                                                  kMaxTokenizerBytes));
+  const auto ranks = files_with_extension(folder, ".tiktoken");
+  if (ranks.size() > 1)
+    return invalid_argument(
+        cat("folder ", folder_name, " has more than one .tiktoken file; name one of them"));
+  if (!ranks.empty()) {
+    OAR_ASSIGN(out.tiktoken, read_small_file(ranks.front().string(), kMaxTokenizerBytes));
+  }
   OAR_ASSIGN(out.llama2c_bin,
              read_first(folder, {"tokenizer.bin", cat("tok", vocab, ".bin")}, kMaxTokenizerBytes));
 
@@ -112,6 +127,7 @@ Status write_tokenizer_folder(const TokenizerFiles& files, const std::string& fo
         {"merges.txt", &files.merges_txt},
         {"vocab.txt", &files.vocab_txt},
         {"tokenizer.model", &files.sentencepiece_model},
+        {"tokenizer.tiktoken", &files.tiktoken},
         {"tokenizer.bin", &files.llama2c_bin},
         {"chat_template.jinja", &files.chat_template},
         {"generation_config.json", &generation}}) {
@@ -132,8 +148,8 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
     if (out.empty()) {
       return not_found(
           cat("tokenizer folder ", path,
-              " has no tokenizer.json, vocab.json with merges.txt, vocab.txt, tokenizer.model or "
-              "tokenizer.bin"));
+              " has no tokenizer.json, vocab.json with merges.txt, vocab.txt, tokenizer.model, .tiktoken "
+              "file or tokenizer.bin"));
     }
     return out;
   }
@@ -142,15 +158,18 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
     OAR_ASSIGN(out.tokenizer_json, read_small_file(path, kMaxTokenizerBytes));
   } else if (extension == ".model") {
     OAR_ASSIGN(out.sentencepiece_model, read_small_file(path, kMaxTokenizerBytes));
+  } else if (extension == ".tiktoken") {
+    OAR_ASSIGN(out.tiktoken, read_small_file(path, kMaxTokenizerBytes));
   } else if (extension == ".bin") {
     OAR_ASSIGN(out.llama2c_bin, read_small_file(path, kMaxTokenizerBytes));
   } else if (extension == ".gguf") {
     OAR_ASSIGN(const GgufFile file, open_gguf(path));
     OAR_RETURN_IF_ERROR(take_vocabulary(file, out));
   } else {
-    return invalid_argument(cat("tokenizer ", path,
-                                ": expected a tokenizer.json, a SentencePiece .model, a llama2.c .bin, a "
-                                ".gguf file or a folder with one of them"));
+    return invalid_argument(
+        cat("tokenizer ", path,
+            ": expected a tokenizer.json, a SentencePiece .model, a .tiktoken, a llama2.c "
+            ".bin, a .gguf file or a folder with one of them"));
   }
   if (out.empty()) return data_loss(cat("tokenizer ", path, " is empty"));
   return out;

@@ -13,6 +13,9 @@ Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_s
     return tokenizer_from_vocab_merges(files.vocab_json, files.merges_txt, files.tokenizer_config_json);
   if (!files.vocab_txt.empty()) return tokenizer_from_vocab_txt(files.vocab_txt, files.tokenizer_config_json);
   if (files.gguf) return tokenizer_from_gguf(*files.gguf);
+  for (const std::string* ranks : {&files.tiktoken, &files.sentencepiece_model})
+    if (is_tiktoken(*ranks)) return tokenizer_from_tiktoken(*ranks, files.tokenizer_config_json);
+  if (!files.tiktoken.empty()) return data_loss("the .tiktoken file does not begin with base64 and a rank");
   if (!files.sentencepiece_model.empty()) return tokenizer_from_sentencepiece(files.sentencepiece_model);
   if (!files.llama2c_bin.empty()) {
     if (vocab_size <= 0 || vocab_size > std::numeric_limits<int32_t>::max()) {
@@ -22,9 +25,8 @@ Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_s
     return tokenizer_from_llama2c(files.llama2c_bin, static_cast<int32_t>(vocab_size));
   }
   return not_found(
-      "the model brings no tokenizer; put tokenizer.json, vocab.json with merges.txt, tokenizer.model or "
-      "tokenizer.bin beside its "
-      "weights");
+      "the model brings no tokenizer; put tokenizer.json, vocab.json with merges.txt, tokenizer.model, a "
+      ".tiktoken file or tokenizer.bin beside its weights");
 }
 
 }  // namespace oar

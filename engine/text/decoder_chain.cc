@@ -1,7 +1,10 @@
 // Each step is what the Hugging Face decoder of that name does to one token.
 #include "engine/text/decoder_chain.h"
 
+#include <algorithm>
+
 #include "engine/text/byte_alphabet.h"
+#include "engine/text/tokenizer_parts.h"
 #include "engine/text/utf8.h"
 
 namespace oar {
@@ -88,6 +91,30 @@ Decoder::Token DecoderChain::describe(std::string_view text, bool special) const
     token.first = step(std::move(token.first), true);
   }
   return token;
+}
+
+void build_token_decoder(TokenizerParts& parts, const DecoderChain& chain) {
+  const int32_t known = parts.vocabulary.size();
+  parts.decoder = Decoder::build(
+      parts.added.empty() ? known : std::max(known, parts.added.back().id + 1),
+      [&](int32_t id) {
+        if (const AddedToken* t = parts.find_added(id)) {
+          Decoder::Token token;
+          token.known = true;
+          token.special = t->special;
+          token.bytes = token.first = t->content;
+          return token;
+        }
+        const std::string_view text = id < known ? parts.vocabulary.text(id) : std::string_view{};
+        return text.empty() ? Decoder::Token{} : chain.describe(text, false);
+      },
+      chain.rules);
+}
+
+void build_byte_level_decoder(TokenizerParts& parts) {
+  DecoderChain chain;
+  chain.add(DecoderChain::byte_level());
+  build_token_decoder(parts, chain);
 }
 
 }  // namespace oar

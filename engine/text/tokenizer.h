@@ -3,9 +3,11 @@
 //
 //   tokenizer.json            tokenizer_from_json          (Hugging Face: BPE, Unigram, WordPiece, WordLevel)
 //   vocab.txt                 tokenizer_from_vocab_txt     (BERT, ERNIE)
-//   vocab.json, merges.txt    tokenizer_from_vocab_merges  (GPT-2, Qwen2: what there was before
-//   tokenizer.json) tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram) GGUF metadata
-//   tokenizer_from_gguf llama2.c tokenizer.bin    tokenizer_from_llama2c
+//   vocab.json, merges.txt    tokenizer_from_vocab_merges  (GPT-2, Qwen2: before there was a tokenizer.json)
+//   tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram)
+//   *.tiktoken, and some .model   tokenizer_from_tiktoken  (Llama 3 as first released, Qwen 1)
+//   GGUF metadata             tokenizer_from_gguf
+//   llama2.c tokenizer.bin    tokenizer_from_llama2c
 //
 // encode() runs: added tokens -> normalizer -> added tokens in normalized text -> pre-tokenizer -> model ->
 // special tokens around it. For output token by token see detokenizer.h.
@@ -85,6 +87,12 @@ Result<TokenizerPtr> tokenizer_from_vocab_txt(std::string_view vocab_txt,
 Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab);
 // Bytes of a SentencePiece .model file.
 Result<TokenizerPtr> tokenizer_from_sentencepiece(std::string_view model);
+// Contents of a tiktoken file (Llama 3's original tokenizer.model, qwen.tiktoken), and of
+// tokenizer_config.json or empty. UNIMPLEMENTED when neither tells which encoding it is.
+Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file,
+                                             std::string_view tokenizer_config_json = {});
+// Whether a file is one: its first line is base64, a space and a number.
+bool is_tiktoken(std::string_view file);
 // Bytes of llama2.c's tokenizer.bin; the file does not say how many tokens it has, the model does.
 Result<TokenizerPtr> tokenizer_from_llama2c(std::string_view file, int32_t vocab_size);
 

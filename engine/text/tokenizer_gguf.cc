@@ -46,6 +46,23 @@ constexpr std::string_view kDeepSeek3 =
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kCjk = "[一-龥\u3040-\u309F\u30A0-\u30FF]+";
 constexpr std::string_view kDeepSeekCjk = "[一-龥\u0800-一가-\uD7FF]+";
+// Letters that have case, by the list of the vendor's tokenizer.json.
+constexpr std::string_view kDeepSeekLetters =
+    "\\s?["
+    "A-Za-z\u00B5\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u01BA\u01BC-\u01BF\u01C4-\u0293\u0295-\u02AF\u0370-"
+    "\u0373\u0376\u0377\u037B-\u037D\u037F\u0386\u0388-\u038A\u038C\u038E-\u03A1\u03A3-\u03F5\u03F7-"
+    "\u0481\u048A-\u052F\u0531-\u0556\u10A0-\u10C5\u13A0-\u13F5\u13F8-\u13FD\u1C90-\u1CBA\u1CBD-\u1CBF"
+    "\u1D00-\u1D2B\u1D6B-\u1D77\u1D79-\u1D9A\u1E00-\u1F15\u1F18-\u1F1D\u1F20-\u1F45\u1F48-\u1F4D\u1F50-"
+    "\u1F57\u1F59\u1F5B\u1F5D\u1F5F-\u1F7D\u1F80-\u1FB4\u1FB6-\u1FBC\u1FBE\u1FC2-\u1FC4\u1FC6-\u1FCC"
+    "\u1FD0-\u1FD3\u1FD6-\u1FDB\u1FE0-\u1FEC\u1FF2-\u1FF4\u1FF6-\u1FFC\u2102\u2107\u210A-\u2113\u2115"
+    "\u2119-\u211D\u2124\u2126\u2128\u212A-\u212D\u212F-\u2134\u2139\u213C-\u213F\u2145-\u2149\u214E"
+    "\u2183\u2184\u2C00-\u2C7B\u2C7E-\u2CE4\u2CEB-\u2CEE\u2CF2\u2CF3\uA640-\uA66D\uA680-\uA69B\uA722-"
+    "\uA76F\uA771-\uA787\uA78B-\uA78E\uAB70-\uABBF\uFB00-\uFB06\uFB13-\uFB17\uFF21-\uFF3A\uFF41-\uFF5A"
+    "\U00010400-\U0001044F\U000104B0-\U000104D3\U000104D8-\U000104FB\U00010C80-\U00010CB2\U00010CC0-"
+    "\U00010CF2\U000118A0-\U000118DF\U0001E900-\U0001E943"
+    "]+";
+constexpr std::string_view kDeepSeekMarks =
+    "\\s?[!-/:-~\uFF01-\uFF0F\uFF1A-\uFF5E\u2018-\u201F\u3000-\u3002]+";
 constexpr std::string_view kBloom = R"( ?[^(\s|.,!?…。，、।۔،)]+)";
 constexpr std::string_view kBailing =
     R"('(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
@@ -60,6 +77,7 @@ constexpr PreTokenizerEntry kPreTokenizers[] = {
     {"dbrx smaug-bpe chatglm-bpe glm4", {kLlama3}},
     {"qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", {kQwen2}},
     {"qwen35", {kQwen35}},
+    {"deepseek-llm", {"[\r\n]", kDeepSeekLetters, kDeepSeekMarks, R"(\s+$)", kDeepSeekCjk, R"(\p{N}+)"}},
     {"deepseek-coder", {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepSeekCjk, R"(\p{N})"}},
     {"deepseek-v3 hunyuan-dense joyai-llm", {R"(\p{N}{1,3})", kCjk, kDeepSeek3}},
     {"falcon", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, "[0-9][0-9][0-9]"}},
@@ -131,23 +149,6 @@ void set_roles(const GgufVocab& v, TokenizerParts& parts, bool add_bos, bool add
   parts.adds_eos = !parts.suffix.empty();
 }
 
-void build_decoder(TokenizerParts& parts, const DecoderChain& chain) {
-  parts.decoder = Decoder::build(
-      parts.vocabulary.size(),
-      [&](int32_t id) {
-        if (const AddedToken* t = parts.find_added(id)) {
-          Decoder::Token token;
-          token.known = true;
-          token.special = t->special;
-          token.bytes = token.first = t->content;
-          return token;
-        }
-        const std::string_view text = parts.vocabulary.text(id);
-        return text.empty() ? Decoder::Token{} : chain.describe(text, false);
-      },
-      chain.rules);
-}
-
 Result<TokenizerPtr> byte_level_bpe(GgufVocab v) {
   const std::string_view name = v.pre.empty() ? std::string_view("default") : std::string_view(v.pre);
   const PreTokenizerEntry* pre = find_pretokenizer(name);
@@ -189,9 +190,7 @@ Result<TokenizerPtr> byte_level_bpe(GgufVocab v) {
   collect_added(v, *parts);
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
   set_roles(v, *parts, pre->add_bos, false);
-  DecoderChain chain;
-  chain.add(DecoderChain::byte_level());
-  build_decoder(*parts, chain);
+  build_byte_level_decoder(*parts);
   return std::make_shared<const Tokenizer>(std::move(parts));
 }
 
@@ -241,7 +240,7 @@ Result<TokenizerPtr> word_piece(GgufVocab v) {
   parts->model = std::make_unique<WordPieceModel>(parts->vocabulary, std::move(config));
   DecoderChain chain;
   chain.add(DecoderChain::word_piece("##", true));
-  build_decoder(*parts, chain);
+  build_token_decoder(*parts, chain);
   return std::make_shared<const Tokenizer>(std::move(parts));
 }
 

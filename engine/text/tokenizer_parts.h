@@ -17,6 +17,10 @@
 
 namespace oar {
 
+// Qwen's, from the first to 3, as its tokenizer.json spells it.
+inline constexpr std::string_view kQwenSplitPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 struct TokenizerParts {
   Vocabulary vocabulary;          // of the model, without tokens that were only added; the model refers to it
   std::vector<AddedToken> added;  // all of them, by ascending id; their texts win over the vocabulary's
@@ -35,6 +39,11 @@ struct TokenizerParts {
 
   const AddedToken* find_added(int32_t id) const;
 };
+
+// Fills `decoder`: what the chain makes of the vocabulary's texts; added tokens are their content.
+class DecoderChain;
+void build_token_decoder(TokenizerParts& parts, const DecoderChain& chain);
+void build_byte_level_decoder(TokenizerParts& parts);
 
 // Fills raw_added, normalized_added and decode_texts from `added` (sorted here) and the normalizer.
 Status index_added_tokens(TokenizerParts& parts);

@@ -9,6 +9,7 @@
 #include "engine/base/json.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/tokenizer_json_stages.h"
+#include "engine/text/tokenizer_parts.h"
 
 namespace oar {
 namespace {
@@ -16,10 +17,6 @@ namespace {
 using namespace tokenizer_json;
 
 constexpr std::string_view kEndOfText = "<|endoftext|>";
-// Qwen2's own pattern, as its tokenizer.json spells it.
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 json::object byte_level(bool prefix_space, bool split) {
   return {{"type", "ByteLevel"},
           {"add_prefix_space", prefix_space},
@@ -118,7 +115,7 @@ Result<TokenizerPtr> tokenizer_from_vocab_merges(std::string_view vocab_json, st
     root["pre_tokenizer"] = json::object{
         {"type", "Sequence"},
         {"pretokenizers", json::array{json::object{{"type", "Split"},
-                                                   {"pattern", json::object{{"Regex", kQwen2Pattern}}},
+                                                   {"pattern", json::object{{"Regex", kQwenSplitPattern}}},
                                                    {"behavior", "Isolated"},
                                                    {"invert", false}},
                                       byte_level(false, false)}}};

@@ -565,6 +565,16 @@ class Inspect(Base):
         bare = json.loads(self.ok("tokenize", "demo", "Good morrow", "--no-special", "--json").stdout)
         self.assertEqual(told["tokens"][-bare["count"]:], bare["tokens"])
 
+    def test_tokenize_prints_text(self):
+        with tempfile.TemporaryDirectory() as folder:  # characters are tokens of their own here
+            vocab = {text: i for i, text in enumerate(["a", "é", "世", "🙂", "\n", "\t", "\x07", "\\"])}
+            pathlib.Path(folder, "tokenizer.json").write_text(json.dumps({
+                "model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": [], "decoder": {"type": "Fuse"}}))
+            shutil.copy(SOURCE / "configs/demo/config.json", folder)
+            shutil.copy(SOURCE / "configs/demo/model.safetensors", folder)
+            lines = self.ok("tokenize", folder, "aé世🙂\n\t\x07\\").stdout.splitlines()
+        self.assertEqual([line.split()[1] for line in lines], ["a", "é", "世", "🙂", "\\n", "\\t", "\\x07", "\\\\"])
+
 
 class Check(Base):
     def test_check_passes(self):

@@ -1,0 +1,133 @@
+// tiktoken files and GGUF pre-tokenizers on a small vocabulary, against the packages tiktoken and tokenizers
+// (generate_encodings.py).
+#include "engine/base/json.h"
+#include "engine/text/byte_alphabet.h"
+#include "engine/text/tokenizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+using namespace oar;
+
+namespace {
+
+constexpr Tokenizer::EncodeOptions kPlain{.add_special_tokens = false, .parse_special = false};
+
+const json::object& golden() {
+  static const json::value v =
+      json::parse(oar_test::read_file(oar_test::source_path("tests/text/golden/encodings.json")));
+  return v.get_object();
+}
+
+std::string base64(std::string_view bytes) {
+  constexpr const char* kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 4; ++k) out += i + k <= bytes.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+// The golden's ranks, filled up to `count` with tokens that no text has: bytes that begin no UTF-8.
+std::string ranks_file(size_t count) {
+  std::string out;
+  size_t rank = 0;
+  for (const json::value& t : golden().at("tokens").as_array())
+    out += std::string(t.as_string()) + " " + std::to_string(rank++) + "\n";
+  for (; rank < count; ++rank)
+    out += base64("\xFF\xFE" + std::to_string(rank)) + " " + std::to_string(rank) + "\n";
+  return out;
+}
+
+void must_equal(const Tokenizer& tokenizer, const char* name) {
+  const json::array& texts = golden().at("texts").as_array();
+  const json::array& ids = golden().at("ids").as_object().at(name).as_array();
+  REQUIRE(texts.size() == ids.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    INFO(name << ": " << std::string(texts[i].as_string()));
+    const auto got = tokenizer.encode(std::string_view(texts[i].as_string()), kPlain);
+    REQUIRE_OK(got);
+    CHECK(*got == json::value_to<std::vector<int32_t>>(ids[i]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("tiktoken files give the ids of tiktoken") {
+  struct Case {
+    const char* name;
+    size_t ranks;
+  };
+  for (const Case& c :
+       {Case{"Llama 3", 128000}, {"Qwen", 151643}, {"cl100k_base", 100256}, {"r50k_base", 50256}}) {
+    const std::string file = ranks_file(c.ranks);
+    CHECK(is_tiktoken(file));
+    const auto tokenizer = tokenizer_from_tiktoken(file);
+    REQUIRE_OK(tokenizer);
+    must_equal(**tokenizer, c.name);
+  }
+}
+
+TEST_CASE("a tiktoken file of Llama 3 has its special tokens") {
+  const auto made = tokenizer_from_tiktoken(ranks_file(128000));
+  REQUIRE_OK(made);
+  const Tokenizer& t = **made;
+  CHECK(t.vocab_size() == 128256);
+  CHECK(t.bos_id() == 128000);
+  CHECK(t.eos_id() == 128001);
+  CHECK(t.token_to_id("<|start_header_id|>") == 128006);
+  CHECK(t.token_to_id("<|eot_id|>") == 128009);
+  CHECK(t.token_to_id("<|reserved_special_token_247|>") == 128255);
+  const auto ids = t.encode("<|eot_id|>0");
+  REQUIRE_OK(ids);
+  REQUIRE(ids->size() == 3);
+  CHECK((*ids)[0] == 128000);
+  CHECK((*ids)[1] == 128009);
+  CHECK(t.decode(*ids) == "0");
+}
+
+TEST_CASE("a tiktoken file of Qwen is known by its class too") {
+  const auto made = tokenizer_from_tiktoken(ranks_file(0), R"({"tokenizer_class": "QWenTokenizer"})");
+  REQUIRE_OK(made);
+  must_equal(**made, "Qwen");
+  const int32_t ranks = static_cast<int32_t>(golden().at("tokens").as_array().size());
+  CHECK((*made)->token_to_id("<|im_end|>") == ranks + 2);
+  CHECK((*made)->token_to_id("<|extra_204|>") == ranks + 207);
+  CHECK_FALSE((*made)->adds_bos());
+}
+
+TEST_CASE("tiktoken files that are unknown or damaged are refused by name") {
+  using oar_test::Contains;
+  const auto message = [](std::string_view file) { return tokenizer_from_tiktoken(file).status().message(); };
+  CHECK_THAT(message(ranks_file(0)), Contains("480 tokens") && Contains("128000 (Llama 3)"));
+  CHECK_THAT(message("IQ== 0\nIg== 2\n"), Contains("line 2") && Contains("rank 2"));
+  CHECK_THAT(message("IQ== 0\nI!== 1\n"), Contains("line 2"));
+  CHECK_THAT(message("IQ== 0\nIg==\n"), Contains("line 2"));
+  CHECK_FALSE(is_tiktoken(""));
+  CHECK_FALSE(is_tiktoken("\x0A\x0E\x0A\x05<unk>\x15 0"));
+  CHECK_FALSE(is_tiktoken("#version: 0.2\n"));
+}
+
+TEST_CASE("GGUF's deepseek-llm splits as the vendor's tokenizer does") {
+  GgufVocab v;
+  v.model = "gpt2";
+  v.pre = "deepseek-llm";
+  const auto tiktoken = tokenizer_from_tiktoken(ranks_file(0), R"({"tokenizer_class": "QWenTokenizer"})");
+  REQUIRE_OK(tiktoken);
+  for (int32_t id = 0; id < static_cast<int32_t>(golden().at("tokens").as_array().size()); ++id)
+    v.tokens.emplace_back((*tiktoken)->token_text(id));
+  for (const json::value& m : golden().at("merges").as_array()) v.merges.emplace_back(m.as_string());
+  const auto tokenizer = tokenizer_from_gguf(v);
+  REQUIRE_OK(tokenizer);
+  must_equal(**tokenizer, "deepseek-llm");
+}
+
+TEST_CASE("a pre-tokenizer that nobody knows is refused by name") {
+  GgufVocab v;
+  v.model = "gpt2";
+  v.pre = "no-such-split";
+  v.tokens = {"a"};
+  CHECK_THAT(tokenizer_from_gguf(v).status().message(), oar_test::Contains("no-such-split"));
+}
