@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/base/nearest.h"
 #include "server/api/fields.h"
 #include "server/api/tensor_wire.h"
 
@@ -240,12 +241,36 @@ Status read_instances(const json::object& config, TensorModelConfig& out) {
   return ok_status();
 }
 
+// Fields of Triton's model_config.proto: what is read here, and what tunes back ends that are not here.
+constexpr std::string_view kRead[] = {
+    "name",   "platform",       "backend",          "max_batch_size", "input",
+    "output", "version_policy", "dynamic_batching", "instance_group", "default_model_filename"};
+constexpr std::string_view kWithoutEffect[] = {"optimization",
+                                               "parameters",
+                                               "model_warmup",
+                                               "cc_model_filenames",
+                                               "metric_tags",
+                                               "model_operations",
+                                               "response_cache",
+                                               "model_metrics",
+                                               "runtime",
+                                               "model_repository_agents",
+                                               "model_transaction_policy"};
+
 Status check_offered(const std::string& name, const json::object& config) {
   OAR_ASSIGN(const std::string own, read_string(config, "name"));
   if (!own.empty() && own != name)
     return invalid_argument(cat("config: the name is '", own, "', the model's folder is '", name, "'"));
   for (const char* field : {"ensemble_scheduling", "sequence_batching", "batch_input", "batch_output"}) {
     if (config.if_contains(field)) return unimplemented(cat("config: '", field, "' is not offered"));
+  }
+  for (const auto& field : config) {
+    const std::string_view key = field.key();
+    if (std::ranges::find(kRead, key) != std::end(kRead)) continue;
+    if (std::ranges::find(kWithoutEffect, key) != std::end(kWithoutEffect)) continue;
+    const std::string_view near = nearest_name(key, kRead);
+    return invalid_argument(cat("config: there is no field '", key, "'",
+                                near.empty() ? "" : cat("; did you mean '", near, "'?")));
   }
   for (const char* field : {"backend", "platform"}) {
     OAR_ASSIGN(const std::string value, read_string(config, field));
@@ -261,6 +286,14 @@ Status check_offered(const std::string& name, const json::object& config) {
 }
 
 }  // namespace
+
+std::vector<std::string> fields_without_effect(const json::object& config) {
+  std::vector<std::string> found;
+  for (const std::string_view field : kWithoutEffect) {
+    if (config.if_contains(field)) found.emplace_back(field);
+  }
+  return found;
+}
 
 Result<VersionPolicy> read_version_policy(const json::object& config) {
   VersionPolicy out;

@@ -1,6 +1,6 @@
 // From what a model file declares, and what a config.pbtxt (or its JSON) says over it, to a
 // TensorModelConfig. Fields that would change what a model answers in a way this server does not offer are
-// refused; tuning for other back ends is ignored.
+// refused by name, and so are fields that nobody knows; tuning for other back ends has no effect.
 #pragma once
 
 #include "engine/base/json.h"
@@ -31,6 +31,9 @@ Result<VersionPolicy> read_version_policy(const json::object& config);
 // exporters put the batch first. False when a run's rows may depend on each other (dynamic quantization takes
 // its range from the whole batch).
 bool has_batch_axis(const Predictor& predictor);
+
+// The fields of `config` that Triton knows and that have no effect here, for a line in the log.
+std::vector<std::string> fields_without_effect(const json::object& config);
 
 // `config` empty: there is none.
 Result<api::TensorModelConfig> make_model_config(const std::string& name, const json::object& config,

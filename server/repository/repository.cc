@@ -142,6 +142,10 @@ Result<api::TensorModelPtr> Repository::load_version(const std::string& name, Mo
     OAR_ASSIGN(predictor, Predictor::open(path, options_.predictor));
   }
   OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *predictor, options_.defaults));
+  for (const std::string& field : fields_without_effect(config)) {
+    options_.log(LogLevel::kWarning,
+                 cat("model ", name, ": '", field, "' of its config.pbtxt has no effect here"));
+  }
   made.version = cat(version);
   made.path = path;
   BatchedPredictorOptions o;

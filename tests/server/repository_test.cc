@@ -98,6 +98,8 @@ TEST_CASE("Repository: what a configuration may say") {
              Contains("larger than max_batch_size 4"));
   CHECK_THAT(load_error(folder, R"({"backend":"python"})"), Contains("python"));
   CHECK_THAT(load_error(folder, R"({"ensemble_scheduling":{}})"), Contains("ensemble_scheduling"));
+  CHECK_THAT(load_error(folder, R"({"dynamic_baching":{}})"),
+             Contains("no field 'dynamic_baching'; did you mean 'dynamic_batching'?"));
   CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_GPU"}]})"), Contains("KIND_GPU"));
   CHECK_THAT(load_error(folder, R"({"version_policy":{"specific":{"versions":[9]}}})"),
              Contains("none of the versions"));
