@@ -7,8 +7,8 @@
 // reaches a result.
 //
 // Roofline: decode: bytes of keys and values of the context over memory bandwidth; prefill: 4*T*S*H*D
-// operations. The sum over a query's context runs over fixed spans of positions in ascending order whatever
-// the chunking of the prompt or the number of workers, so decode equals prefill bit for bit within one ISA
+// operations. The sum over a query's context runs over fixed spans of positions in ascending order, whatever
+// the chunking of the prompt or the number of workers. So decode equals prefill bit for bit within one ISA
 // level.
 #pragma once
 

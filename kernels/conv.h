@@ -2,7 +2,7 @@
 // (N, H, W, C): the kernels of ordinary models. f32.
 //
 // Everything here reads whole channel vectors, so that one inner loop serves 1x1 and KxK windows, any stride,
-// dilation and padding: a row of the product is an output pixel, which gathers `KH * KW` input pixels of C
+// dilation and padding: a row of the product is an output pixel. It gathers `KH * KW` input pixels of C
 // channels each through a table of pointers (padding points at zeros). A matrix product is the case H = KH =
 // KW = 1: x (W rows, C columns).
 //
@@ -44,7 +44,7 @@ struct WindowShape {
 // Of kConv, and of kWinograd: windows of 3x3 with stride 1, dilation 1 and one group over pixels whose
 // channels lie together, filters packed by pack_winograd(). kWinograd has a quarter of kConv's
 // multiplications and rounds more: its transforms scale values by up to 4.5 x 4.5 on the way in and 8.2 x 8.2
-// on the way out, mostly cancelling, so that errors are several times those of the plain sum. It has no
+// on the way out. These mostly cancel, and errors are several times those of the plain sum. It has no
 // reference kernel of its own: kConv's is.
 struct ConvArgs {
   uint32_t size = sizeof(ConvArgs);
@@ -120,8 +120,8 @@ int64_t panel_width(Isa isa);
 
 // Floats of packed filters: groups * ceil(M / groups / width) * taps * (C / groups) * width.
 int64_t packed_filter_floats(int64_t M, int64_t groups, int64_t taps, int64_t c_per_group, int64_t width);
-// From w[m * stride_m + c * stride_c + tap * stride_tap]; a file's (M, C / groups, KH, KW) has strides
-// C / groups * taps, taps and 1, a matrix (C, M) has 1, M and 0, its transpose (M, C) has C, 1 and 0.
+// From w[m * stride_m + c * stride_c + tap * stride_tap]; a file's (M, C / groups, KH, KW) has strides C /
+// groups * taps, taps and 1. A matrix (C, M) has 1, M and 0; its transpose (M, C) has C, 1 and 0.
 void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t taps, int64_t c_per_group,
                   int64_t stride_m, int64_t stride_c, int64_t stride_tap, int64_t width);
 

@@ -1,5 +1,6 @@
 // f32 values as the narrow operands of kernels/quantized_conv.h: bf16, or 8-bit integers with a scale and a
-// zero point per row (an image, or a row of a product), found from its values or given as one range.
+// zero point per row (an image, or a row of a product). These are found from its values or given as one
+// range.
 //
 //   bf16:    out = round half to even (x); a NaN stays one
 //   u8:      scale = (high - low) / 255, zero = round(-low / scale), out = clamp(round(x inverse) + zero, 0,

@@ -1,6 +1,6 @@
-// Which processors share which memory. A page lies on the node of the thread that first writes it, weights
-// are packed by the workers that will read them (a pool divides the rows of a weight among its workers in
-// order, at load as in every step), so all it takes is that a worker stays on its node. On a machine with one
+// Which processors share which memory. A page lies on the node of the thread that first writes it. Weights
+// are packed by the workers that will read them: a pool divides the rows of a weight among its workers in
+// order, at load as in every step. So all it takes is that a worker stays on its node. On a machine with one
 // node, nothing is different.
 //
 // What it is not: weights read in place from a file lie where the page cache put them.

@@ -86,7 +86,7 @@ inline int64_t quantized_k(int64_t K, int64_t width = 1) {
 }
 int64_t quantized_filter_bytes(int64_t M, int64_t K, int64_t width = 1);
 // From w[m * stride_m + tap * stride_tap + c * stride_c]; a file's (M, C, KH, KW) has strides C taps, 1 and
-// taps, a matrix (C, M) has 1, 0 and M, its transpose (M, C) has C, 0 and 1. sums: [M].
+// taps. A matrix (C, M) has 1, 0 and M; its transpose (M, C) has C, 0 and 1. sums: [M].
 void pack_quantized_filters(int8_t* dst, int32_t* sums, const int8_t* w, int64_t M, int64_t taps, int64_t C,
                             int64_t stride_m, int64_t stride_tap, int64_t stride_c);
 // The same of f32 filters rounded to bf16, and to 8-bit integers with one scale per filter: the largest

@@ -1,10 +1,10 @@
 // The CPU pool: runs the phases of a kernel over fixed workers. The calling thread is worker 0, so a pool of
 // N has N - 1 threads of its own. Workers spin for a bounded time and then park; a futex sleep inside a step
 // costs ~50 us on virtual machines, so spinning is the rule within a step and parking between steps. Each
-// worker first does its own contiguous range of chunks and then steals from the tails of others, so a worker
+// worker first does its own contiguous range of chunks and then steals from the tails of others. So a worker
 // that is late does not hold up the rest. One that loses its processor inside a chunk does: nobody else may
-// finish what it has begun. When that happens the pool works with one thread less for a while, which leaves
-// a processor to whoever wants it (docs/decisions/0012-preempted-workers-rest.md). One pool may serve several
+// finish what it has begun. When that happens the pool works with one thread less for a while, which leaves a
+// processor to whoever wants it (docs/decisions/0012-preempted-workers-rest.md). One pool may serve several
 // engines: run() calls from different threads take turns.
 #pragma once
 

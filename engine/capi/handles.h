@@ -1,5 +1,5 @@
 // Handles: numbers that stand for objects. A handle names a slot, how often the slot has been given out, and
-// the kind of object, so that a stale, foreign or invented one is recognized and refused. A look-up returns a
+// the kind of object. So a stale, foreign or invented one is recognized and refused. A look-up returns a
 // shared reference: the object outlives every call that is using it, whoever closes the handle meanwhile.
 //
 // One table per process (a C interface has nowhere else to keep it), never destroyed: threads of models that

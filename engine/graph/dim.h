@@ -1,6 +1,5 @@
 // Dim: a tensor extent as an integer expression over named symbols (T tokens, B sequences, R logit rows,
-// ...), kept in a canonical form so that equal sizes compare equal and a plan can be made before any size is
-// known.
+// ...), kept in a canonical form. Equal sizes compare equal, and a plan can be made before any size is known.
 //
 //   canonical form:  sum of  coefficient * product of atoms,   atom = symbol | floordiv(Dim, Dim) | max(Dim,
 //   Dim)

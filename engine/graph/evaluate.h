@@ -1,4 +1,4 @@
-// Evaluation of ordinary graphs: each op runs on concrete host tensors of any dtype, and the shapes of its
+// Evaluation of ordinary graphs: each op runs on concrete host tensors of any dtype. The shapes of its
 // results follow from the values it is given (a Reshape's target, NonZero's count, a Loop's trips). This is
 // the executor beneath a Predictor, the host evaluator of shape arithmetic and what folds constants. Language
 // models do not pass here: their Plan (plan.h) knows every size from symbols.

@@ -1,7 +1,7 @@
 // GGUF v2 and v3: typed metadata, a tensor directory, then aligned tensor bytes.
 // https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-// Untrusted input: parsing only indexes the file. Metadata stays where it is and is decoded when asked for,
-// so a count in the file never becomes an allocation before the bytes behind it have been seen.
+// Untrusted input: parsing only indexes the file. Metadata stays where it is and is decoded when asked for. A
+// count in the file never becomes an allocation before the bytes behind it have been seen.
 #pragma once
 
 #include <map>

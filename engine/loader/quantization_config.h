@@ -4,10 +4,10 @@
 // numbers bit for bit; so no model file, graph or kernel knows that methods exist.
 //
 // A weight is repacked once, from the mapped file into memory of its own, several at a time: beside the
-// result, a worker has one tensor's scales and some rows in memory. A weight no format of ours holds exactly
-// (activation order, groups that are no multiple of 32, scales outside f16) is kept decoded, in the type of
-// its scales, and a notice says so. Activation scales are dropped: activations are quantized by what
-// computes, or not at all.
+// result, a worker has one tensor's scales and some rows in memory. A weight that no format of ours holds
+// exactly is kept decoded, in the type of its scales, and a notice says so. That is activation order, groups
+// that are no multiple of 32, scales outside f16. Activation scales are dropped: activations are quantized by
+// what computes, or not at all.
 //
 // To add a method: a file quant_<method>.cc with a QuantReader, and its line in kMethods of
 // quantization_config.cc.

@@ -1,7 +1,7 @@
 // safetensors: an 8-byte little-endian header length, a JSON header naming each tensor's dtype, shape and
 // byte range, then the bytes. https://github.com/huggingface/safetensors#format Untrusted input: the header
-// is parsed as a stream of events that accepts this one structure only, so memory stays proportional to the
-// tensors named, and every number is checked against the file before a tensor is made.
+// is parsed as a stream of events that accepts this one structure only. So memory stays proportional to the
+// tensors named. Every number is checked against the file before a tensor is made.
 #pragma once
 
 #include <functional>

@@ -3,8 +3,8 @@
 // between its protocols and a model.
 //
 //   A request's result does not depend on its company: rows are independent in a model that declares a batch
-//   axis, and a run that fails, or whose outputs are not one row per row of input, is repeated request by
-//   request, so that only the one at fault gets the error. Every accepted job's `done` is called exactly
+//   axis. A run that fails, or whose outputs are not one row per row of input, is repeated request by
+//   request. So only the one at fault gets the error. Every accepted job's `done` is called exactly
 //   once.
 //
 // Threads: all methods from any thread. `done` runs on an instance's thread, or inside cancel(); it must not

@@ -8,10 +8,10 @@
 //   used    referenced by one or more sequences
 //   cached  referenced by nobody, contents named by a node of the PrefixIndex, on the LRU list
 //
-// Windowed groups. A query at position q of a group with window W sees positions (q - W, q], so a block
-// leaves its sequence once all its positions are <= q - W. A prefix of L tokens is a hit when every
-// full-context group holds all its blocks and every windowed group holds those a query at position L can see;
-// what lies before them is not needed.
+// Windowed groups. A query at position q of a group with window W sees positions (q - W, q]. A block leaves
+// its sequence once all its positions are <= q - W. A prefix of L tokens is a hit when every full-context
+// group holds all its blocks. Every windowed group must hold those that a query at position L can see; what
+// lies before them is not needed.
 //
 // Groups beside quantized pages. A kOpen group holds the 16-bit pages of positions that may still be
 // computed: a query sees its own page alone, so to this file it is a window of one page, whose blocks are

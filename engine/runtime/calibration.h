@@ -1,5 +1,5 @@
-// Static quantization of an ordinary model of f32: a few of the user's own inputs are run, the ranges of the
-// values that convolutions and products read are found, and the graph gets 8-bit integers there (QDQ,
+// Static quantization of an ordinary model of f32: a few of the user's own inputs are run, and the ranges of
+// the values that convolutions and products read are found. The graph gets 8-bit integers there (QDQ,
 // graph/passes/insert_quantization.h). What comes out is an ordinary quantized model: the predictor makes
 // integer layers of it, and engine/export writes it for others. Not what --precision int8 does by itself,
 // which finds the range of every image in the run (docs/predictor.md compares them).

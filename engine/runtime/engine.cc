@@ -144,13 +144,7 @@ class EngineImpl final : public Engine {
 
 Result<uint64_t> EngineImpl::submit(Request request) {
   OAR_RETURN_IF_ERROR(validate_request(request, limits_));
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  if (prompt + (request.stop.max_tokens > 0 ? 1 : 0) >
-      scheduler_->max_length())  // constant, so safe to read here
-    return resource_exhausted(cat("prompt: ", prompt, " tokens can never fit: the KV pool holds ",
-                                  scheduler_->max_length(),
-                                  " tokens of one sequence; shorten the prompt or give the "
-                                  "KV pool more memory"));
+  OAR_RETURN_IF_ERROR(scheduler_->check_length(request));
   uint64_t id = 0;
   {
     std::lock_guard lock(mutex_);

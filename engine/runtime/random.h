@@ -1,7 +1,7 @@
 // Counter-based random numbers: Philox4x32-10,
 // https://www.thesalmons.org/john/random123/papers/random123sc11.pdf. The n-th number of a stream is a pure
-// function of (seed, n), so a token's draw depends on its position alone, not on the batch it was sampled in
-// nor on how often its sequence was preempted.
+// function of (seed, n). So a token's draw depends on its position alone, not on its batch nor on how often
+// its sequence was preempted.
 #pragma once
 
 #include <array>

@@ -122,15 +122,19 @@ void Scheduler::reclaim() {
 // ---- arrival and ends
 // -----------------------------------------------------------------------------------------
 
+Status Scheduler::check_length(const Request& request) const {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt + (request.stop.max_tokens > 0 ? 1 : 0) <= max_length_) return ok_status();
+  return Status(StatusCode::kOutOfRange,
+                cat("prompt: ", prompt, " tokens can never fit: the KV pool and context hold ", max_length_,
+                    " tokens of one sequence; shorten the prompt or give the KV pool more memory"),
+                "prompt");
+}
+
 Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_point now) {
   OAR_CHECK(id > last_id_ && !request.prompt.empty() && request.n > 0);
+  OAR_RETURN_IF_ERROR(check_length(request));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t wanted = prompt + (request.stop.max_tokens > 0 ? 1 : 0);
-  if (wanted > max_length_)
-    return Status(StatusCode::kOutOfRange,
-                  cat("prompt: ", prompt, " tokens can never fit: the KV pool and context hold ", max_length_,
-                      " tokens of one sequence; shorten the prompt or give the KV pool more memory"),
-                  "prompt");
   last_id_ = id;
   auto owned = std::make_unique<RequestState>();
   RequestState& r = *owned;

@@ -95,7 +95,9 @@ class Scheduler {
   // Tokens of the longest sequence that fits the pool alone and the context. Prompts must be shorter.
   int64_t max_length() const { return max_length_; }
 
-  // Queues a validated request; `id` must grow from call to call. OUT_OF_RANGE when it can never fit.
+  // OUT_OF_RANGE when the prompt can never fit. Constant, so any thread may ask.
+  Status check_length(const Request& request) const;
+  // Queues a validated request; `id` must grow from call to call. OUT_OF_RANGE as check_length().
   Status add(uint64_t id, Request request, uint64_t seed, Clock::time_point now);
   // Each open choice ends with `reason`; unknown ids are ignored. Works in every state.
   void cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out);

@@ -1,7 +1,7 @@
-// TextEncoder: the text side of an encoder model. Text becomes the token tensors its graph takes, and what
-// the graph answers becomes one vector per text (pooled and normalized as the model's files say) or a score
-// per pair. The graph itself is a Predictor, whatever the checkpoint was (safetensors, ONNX, Paddle), and
-// runs behind a BatchedPredictor like any other.
+// TextEncoder: the text side of an encoder model. Text becomes the token tensors its graph takes. What the
+// graph answers becomes one vector per text (pooled and normalized as the model's files say) or a score per
+// pair. The graph itself is a Predictor, whatever the checkpoint was (safetensors, ONNX, Paddle), and runs
+// behind a BatchedPredictor like any other.
 //
 // A folder holds: config.json with safetensors, or model.onnx (also in onnx/), or a Paddle model;
 // tokenizer.json or vocab.txt; and, as sentence-transformers writes them, modules.json,
@@ -70,8 +70,8 @@ class TextEncoder {
   // A query and a document; the document is shortened to what is left of max_tokens.
   Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document) const;
 
-  // The predictor's inputs for one row, padded to a length that others are padded to as well, so that rows of
-  // about the same length can share a run. Padding is masked and changes nothing.
+  // The predictor's inputs for one row. It is padded to a length shared with others, so that rows of about
+  // the same length can share a run. Padding is masked and changes nothing.
   Result<std::vector<Datum>> inputs(const EncoderTokens& tokens) const { return inputs({&tokens, 1}); }
   // For several rows, padded to the longest's shared length.
   Result<std::vector<Datum>> inputs(std::span<const EncoderTokens> rows) const;

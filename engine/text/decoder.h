@@ -3,7 +3,7 @@
 //
 // The decoders of tokenizer.json are functions on lists of strings; those in use treat each token by itself
 // but for whether it is the first. So a Decoder is a table of bytes per token, a second form for tokens at
-// the start, and a few rules for the text as a whole, and decoding piecemeal and at once are the same code.
+// the start, and a few rules for the text as a whole. Decoding piecemeal and at once are the same code.
 #pragma once
 
 #include <cstdint>

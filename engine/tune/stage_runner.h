@@ -1,5 +1,5 @@
 // A model cut into stages at its residual stream: embedding, each layer, head. Calibration walks through them
-// one at a time, so that only one layer's activations and statistics are in memory, and hands each linear
+// one at a time, so that only one layer's activations and statistics are in memory. It hands each linear
 // layer's input to whoever gathers statistics.
 //
 // Cuts are found in the graph, not by architecture: a layer begins at the first node that takes a constant

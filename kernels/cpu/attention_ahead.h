@@ -1,7 +1,7 @@
 // The bytes that attention reads next, fetched from memory while the current span is worked on.
 //
-// A span's phases need memory at very different rates (keys and values while they are multiplied, nothing in
-// the softmax), so who multiplies does not prefetch what it will need but takes its share of a list. The list
+// A span's phases need memory at very different rates: keys and values while they are multiplied, nothing in
+// the softmax. So who multiplies does not prefetch what it will need, but takes its share of a list. The list
 // is read at four places at once: the processor's own prefetcher follows each, but starts slowly and stops at
 // 4 KiB. One core of Sapphire Rapids gets 1.4 times the bytes from four streams that it gets from one, and no
 // more from eight; the distance (a span, 18 to 128 KB) matters less.

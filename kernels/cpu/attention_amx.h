@@ -6,8 +6,8 @@
 // decode, with the few rows of one query, and prefill agree to the bit as long as both see the same 32 values
 // in the same step; hence steps of 32 tokens aligned to positions, with zero for what a row does not see.
 //
-// Zero times NaN is NaN, so bytes that no row of a tile sees are copied out and zeroed first; and where the
-// rows of several queries share a tile and a NaN or infinity comes out, the queries are multiplied again one
+// Zero times NaN is NaN, so bytes that no row of a tile sees are copied out and zeroed first; the rows of
+// several queries may share a tile. Where a NaN or infinity comes out, the queries are multiplied again one
 // by one, since it may belong to the later ones alone.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Attention over a bf16 cache with the pair dot product (vdpbf16ps): a codec of attention_simd.h
 // (attention_float.h says what that is) for AVX512-BF16. Queries, with the scale folded in, and probabilities
-// are rounded to bf16, and the softmax sum is of the rounded probabilities, so what is lost is 2^-9 per
-// factor, as much as keys and values lost when they were stored.
+// are rounded to bf16. The softmax sum is of the rounded probabilities. So 2^-9 per factor is lost, as much
+// as keys and values lost when they were stored.
 #pragma once
 
 #include "kernels/cpu/attention_float.h"

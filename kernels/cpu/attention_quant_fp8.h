@@ -1,5 +1,5 @@
-// Attention over an fp8 cache: a codes engine of attention_quant_simd.h that widens the e4m3 codes of a span,
-// exactly, into panels of bf16 in L1 or L2, once for all rows of a tile, and multiplies them as a 16-bit
+// Attention over an fp8 cache: a codes engine of attention_quant_simd.h. It widens the e4m3 codes of a span,
+// exactly, into panels of bf16 in L1 or L2, once for all rows of a tile. It multiplies them as a 16-bit
 // engine does (attention_register.h). A key's scale multiplies its logit, a value's scale its probability.
 #pragma once
 

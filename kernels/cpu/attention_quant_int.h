@@ -141,8 +141,8 @@ class IntEngine : public CodesEngine {
     }
   }
 
-  // Vectors that reach past D, D being a multiple of 8 but not of 16, read into what follows (a panel, or the
-  // scales behind the last), and drop it.
+  // D is a multiple of 8 but may be none of 16. Vectors that reach past it read into what follows (a panel,
+  // or the scales behind the last) and drop it.
   template <bool kNibbles, int R, int NC>
   OAR_INLINE void values_tile(const QuantPanels& panels, int64_t d, int64_t lanes, int64_t r,
                               const float* constant, float* acc) {

@@ -187,7 +187,7 @@ inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
   // Pixels outermost: each worker reads and writes pixels of its own, which it mostly made in the op before
   // and will read in the next one; another core's may come at a fifth of the speed. That wants filters that
   // stay in the second-level cache, or blocks of so many pixels that it matters little where filters come
-  // from (2 / block bytes an operation), and that are no larger than it either.
+  // from (2 / block bytes an operation). Blocks are no larger than that cache either.
   constexpr int64_t kWide = 96, kWideBytes = 3 * kFilterBytes;  // what a part of the sum reads is half of it
   const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
   const bool wide = pixels >= 8 * kWide && bytes(kWide * a.C) <= kWideBytes;

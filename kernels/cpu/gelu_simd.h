@@ -1,9 +1,9 @@
 // GELU, https://arxiv.org/abs/1606.08415: x/2 (1 + erf(x / sqrt 2)), and its approximation by tanh.
 //
 // erf is what a layer with GELU spends on it. Where a permutation looks up sixteen floats (AVX-512), erf(a /
-// sqrt 2) is a polynomial of degree 5 in each sixteenth of [0, 6), 2^-25 from the truth, for half the
-// instructions of vmath.h's erf. That is an absolute error, as that of the sum with 1 is: the latter loses
-// as much. Elsewhere it is erf itself.
+// sqrt 2) is a polynomial of degree 5 in each sixteenth of [0, 6). It is 2^-25 from the truth, for half the
+// instructions of vmath.h's erf. That is an absolute error, as that of the sum with 1 is: the latter loses as
+// much. Elsewhere it is erf itself.
 #pragma once
 
 #include "kernels/cpu/vmath.h"

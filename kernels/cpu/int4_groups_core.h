@@ -7,8 +7,8 @@
 //
 // so weights are read evenly whatever the batch, and one arithmetic serves them all: an output depends on its
 // row, its token and K alone. The first tiles of a block fetch what comes kAhead later. For kManyTokens and
-// more weights that are bytes, w4a8's, are expanded to int8.panel16, a piece at a time, and multiplied by the
-// core of 8-bit weights, with the same result.
+// more, weights that are bytes (w4a8's) are expanded to int8.panel16, a piece at a time. The core of 8-bit
+// weights multiplies them, with the same result.
 //
 //   struct Arch {
 //     using Int8;  // int8_core.h's

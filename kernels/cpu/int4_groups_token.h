@@ -1,6 +1,6 @@
-// Activations for int4_groups_core.h: 256 k at a time become signed bytes under one f32 scale, absmax / 127,
-// with the exact sums of every 64 or 128 bytes, which offsets of the weights are multiplied with. A function
-// of those 256 values alone, so that a token's bytes do not depend on its batch.
+// Activations for int4_groups_core.h: 256 k at a time become signed bytes under one f32 scale, absmax / 127.
+// With them are the exact sums of every 64 or 128 bytes, which offsets of the weights are multiplied with. A
+// function of those 256 values alone, so that a token's bytes do not depend on its batch.
 //
 // A run of n tokens is [K / 256][n] of GroupsToken, so that the tokens of a tile lie beside each other. The
 // sums are there twice because both are read by broadcasts: made from each other in the tile, by way of

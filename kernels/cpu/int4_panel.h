@@ -9,12 +9,11 @@
 // of the group's signed multiplier m, the f32 scale of its block of 256 k and the format's codebook c: 16 (q
 // - 8) for q4_0, i4_g64, i4_g128 and i4_s8_g32, the 16 levels of iq4_nl, 20 times mxfp4's (e2m1). With the
 // groups' own scales d, m = round(127 * d / max|d|) and scale = 128/127 * max|d| / 16, / 1, / 20. So the
-// sixteen weights of a group are a table of bytes, one shuffle turns levels into them, and the rest of the
-// arithmetic is that of int8.panel16, exactly:
-// a token has the same value whether levels are looked up on the way (one token) or the panel was expanded
-// first (several). The price is one step of scale at most for a weight, half of it for rounding m and half
-// for rounding w8: |error| <= 8 / 127 max|d| of linear levels, 21 dB below the rounding to 4 bits that has
-// already happened.
+// sixteen weights of a group are a table of bytes, and one shuffle turns levels into them. The rest of the
+// arithmetic is that of int8.panel16, exactly: a token has the same value whether levels are looked up on the
+// way (one token) or the panel was expanded first (several). The price is one step of scale at most for a
+// weight, half of it for rounding m and half for rounding w8: |error| <= 8 / 127 max|d| of linear levels, 21
+// dB below the rounding to 4 bits that has already happened.
 //
 // With offsets, m is unsigned, and a signed byte o of each group is added to its table:
 //
@@ -36,8 +35,9 @@
 //   128 bytes   o, [8 groups][16 rows], where there are offsets
 //   32 lines    [groups][4 j]: row 4 i + j in 16-byte lane i, byte c with level k = c low, k = 16 + c high
 //
-// The bytes of a lane are those of the file. The order of rows makes four lines a 4 x 4 transposition of
-// dwords within lanes away from a line of int8.panel16, and their dots as far from the order of the outputs.
+// The bytes of a lane are those of the file. With this order of rows, transposing 4 x 4 dwords within lanes
+// makes lines of int8.panel16 of four lines. The same transpose brings their dots to the order of the
+// outputs.
 #pragma once
 
 #include "kernels/cpu/int8_panel.h"

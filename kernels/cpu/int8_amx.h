@@ -3,9 +3,9 @@
 // Sixteen lines of a panel are a B tile, 64 k x 16 rows; a step of 16 packed tokens is an A tile; their
 // product adds to the int32 dots [16 tokens][16 rows]. Two panels by two blocks of tokens go through K
 // together, four products for four loads. At the end of each 256 k the dots pass through a buffer to the
-// vector unit, which scales and adds them to sums in the first-level cache, a quarter of them in each step of
-// the following block, so that tiles and vectors work at the same time. Dots are exact and the additions are
-// those of int8_core.h: the values are the vector kernel's, to the bit.
+// vector unit, which scales and adds them to sums in the first-level cache. It does a quarter of them in each
+// step of the following block, so that tiles and vectors work at the same time. Dots are exact and the
+// additions are those of int8_core.h: the values are the vector kernel's, to the bit.
 //
 // Roofline: 16 products of 16 cycles for 32 rows x 32 tokens x 256 k; the vector unit takes 64 x 3
 // instructions, about 100 cycles on two ports, beside those 256.

@@ -15,8 +15,8 @@
 // Offsets of levels leave the same sums as scale * offset times the activations' sums of a group. All
 // integers, so the values are those of the other kernels (kquant_format.h).
 //
-// Of 32 registers four tokens take 4 for sums, 4 for scales, 2 for levels, 2 for activations, 2 to 4 for
-// products and a handful for masks and the bytes that levels are cut from.
+// Of 32 registers four tokens take 4 for sums, 4 for scales, 2 for levels, 2 for activations and 2 to 4 for
+// products. A handful is left for masks and the bytes that levels are cut from.
 #pragma once
 
 #include <arm_neon.h>

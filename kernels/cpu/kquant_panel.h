@@ -1,10 +1,10 @@
 // Super-block matmul with AVX-512 VNNI for several tokens: sixteen rows of weights are expanded to a panel in
-// the worker's scratch, a row in each 32-bit lane, and multiplied there by tiles of two panels times six
+// the worker's scratch, a row in each 32-bit lane. They are multiplied there by tiles of two panels times six
 // tokens.
 //
-// In a panel a line of 64 bytes holds four k of the sixteen rows, so that one vpdpbusd with four activations
-// of a token, broadcast, adds four products to sixteen outputs. The dots of a group are multiplied with its
-// scales and added in integers; offsets are what the dots start from (-kOffset times the group's sum of
+// In a panel a line of 64 bytes holds four k of the sixteen rows. One vpdpbusd with four activations of a
+// token, broadcast, adds four products to sixteen outputs. The dots of a group are multiplied with its scales
+// and added in integers; offsets are what the dots start from (-kOffset times the group's sum of
 // activations). So 256 k of a row and a token take 64 dots, 8 or 16 multiplications and, with minima, half as
 // many dots of pairs: 0.8 to 0.85 of the dot products' peak at best. KVnniCore's way, row by row from the
 // file, needs 13 instructions for each 256 products and is kept for so few tokens that expanding does not

@@ -1,6 +1,6 @@
 // Activations for the super-block kernels: 256 k at a time become signed bytes under one f32 scale, absmax /
-// 127 (so -128 never occurs), with the exact sums of every 16 bytes, which minima and offsets of the weights
-// are multiplied with.
+// 127 (so -128 never occurs). With them are the exact sums of every 16 bytes, which minima and offsets of the
+// weights are multiplied with.
 //
 // A packed token is [blocks][256] int8, then [blocks][16] int16 sums, then [blocks] f32 scales.
 #pragma once

@@ -1,8 +1,9 @@
 // Depthwise convolution of 8-bit integers by windows of 3 x 3 to bytes, with AVX-512 VNNI: what mobile
-// networks are made of. 64 channels of a row, pixel after pixel. The three rows of a column (and a row of
-// nothing) are woven once, so that the taps of a channel lie together, and serve all windows that contain the
-// column; what unpacking took apart, packing the results to bytes puts together again, so that nothing is
-// turned in between. Some 60 instructions for 64 results where any window (quantized_depthwise_vnni.h) takes
+// networks are made of. 64 channels of a row, pixel after pixel. The three rows of a column, and a row of
+// zeros, are interleaved once, so that the taps of a channel lie together. They serve all windows that
+// contain the column; what unpacking took apart, packing the results to bytes puts together again, so that
+// nothing is turned in between. Some 60 instructions for 64 results where any window
+// (quantized_depthwise_vnni.h) takes
 // 130.
 //
 // Included by quantized_depthwise.h; local to the file. Same bits as there.

@@ -119,8 +119,8 @@ template <class Core, QuantizedTail kTail>
 }
 
 // u / scale, bounded to [low, high], as integers after rounding. By the reciprocal, whose product is off by
-// less than 2^-22 of the quotient: where one of the vector is so close to the middle of two integers that
-// this could matter, all are divided, which takes as long as everything else here.
+// less than 2^-22 of the quotient: one of the vector may be so close to the middle of two integers that this
+// could matter. Then all are divided, which takes as long as everything else here.
 [[gnu::always_inline]] inline void quantized_quotient(QuantizedFloats& u, const QuantizedSum& sum,
                                                       [[maybe_unused]] float inverse) {
 #ifdef __AVX512F__

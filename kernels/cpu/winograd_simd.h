@@ -7,8 +7,8 @@
 // multiplications where the sum over the window has 144. The elementwise products over channels are 36 matrix
 // products, (tiles x C) . (C x M), which the tiles of conv_simd.h compute.
 //
-// Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation. Where tiles
-// are many and filters so few that they may be read anew for each strip of a dozen tiles or more, a worker
+// Phases: B^T d B of every tile; the 36 products; A^T m A with bias, residual and activation. Tiles may be
+// many and filters so few that they can be read anew for each strip of a dozen tiles or more. A worker then
 // does all three for a strip, which stays in the second-level cache: one phase, and no scratch for images.
 #pragma once
 

@@ -4,7 +4,7 @@
 // https://arxiv.org/abs/2309.01885
 //
 // With d = w - q of a row, the loss is d H d^T. In column j alone it is least where q_j moves by r_j / H_jj,
-// r = d H, so the nearest level to that is the best one, and r follows by a multiple of H's row j.
+// r = d H. The nearest level to that is the best one, and r follows by a multiple of H's row j.
 #pragma once
 
 #include <cstdint>

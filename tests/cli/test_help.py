@@ -138,6 +138,8 @@ def furnish(folder):
         (folder / paddle).parent.mkdir(exist_ok=True)
         made = oar("convert", folder / model, "-o", folder / paddle)
         assert made.returncode == 0, made.stderr
+    for old, new in (("inference.pdmodel", "__model__"), ("inference.pdiparams", "weights")):  # Paddle's names before 2.0
+        (folder / new).write_bytes((folder / old).read_bytes())
     (folder / "old").mkdir()
     (folder / "en_dict.txt").write_text("a\nb\n", encoding="utf-8")
     (folder / "imagenet.txt").write_text("".join(f"class {k}\n" for k in range(10)), encoding="utf-8")

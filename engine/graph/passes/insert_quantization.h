@@ -5,8 +5,8 @@
 //   x -> quantize (u8, one scale) -> dequantize -> conv <- dequantize <- i8 weights, a scale per filter
 //                                                       <- dequantize <- i32 bias, in units of both scales
 //
-// Residual sums between quantized layers, and what only moves values (max pools, concatenations, turns), are
-// quantized too, so that their neighbours hand over bytes; everything else reads f32.
+// Residual sums between quantized layers are quantized too, so that their neighbours hand over bytes. So is
+// what only moves values: max pools, concatenations, transposes; everything else reads f32.
 #pragma once
 
 #include <functional>
