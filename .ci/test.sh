@@ -279,6 +279,7 @@ run_tests() {
   if step build-release build build release; then
     step tests-release tests ctest_run release || true
     step demo check demo || true
+    step docs check python3 docs/generate.py --check || true
     test_clients
     test_onnx
     test_manifests

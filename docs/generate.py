@@ -63,7 +63,8 @@ def options_page():
 
 Written by `docs/generate.py` from `oar serve --help`. A key of the file that `--config` names is an option without its dashes:
 `max-sequences = 32`, `deterministic = true`, `cors-origin = ["https://a.example"]`, and `model = "..."` for the model. An unknown
-key is refused with its line. The command line wins over an environment word, and that over the file.
+key is refused with its line. An environment word is `OAR_` and the option in capitals: `OAR_MAX_SEQUENCES=32`. The command line wins
+over the environment, and that over the file.
 """
     for group, rows in parse_help(text):
         page += f"\n## {group}\n\n| option | value | default | meaning |\n|---|---|---|---|\n"

@@ -119,7 +119,7 @@ Status apply_line(CLI::App& command, std::string_view rest, size_t line,
 }
 
 // Words that others than a command's options read. The last is the systemd unit's.
-constexpr std::string_view kOtherWords[] = {"OAR_ISA", "OAR_OPTIONS"};
+constexpr std::string_view kOtherWords[] = {"OAR_DEMO", "OAR_ISA", "OAR_OPTIONS"};
 // The build's and the tests'; the second kind begin so.
 constexpr std::string_view kBuildWords[] = {"OAR_BENCH_NODES",
                                             "OAR_BIN",

@@ -192,7 +192,6 @@ void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
   add_model_options(*c, o->model, {.model_required = false, .kv = "int8"});
-  add_chat_options(*c, o->model);
   c->add_option(
        "--config", o->config,
        "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "
@@ -223,6 +222,7 @@ void add_serve(CLI::App& app, Action& action) {
       ->check(in_range(0.0, 86400.0))
       ->capture_default_str();
   c->option_defaults()->group("Access");
+  add_chat_options(*c, o->model);
   c->add_option("--api-key", o->server.api_key,
                 "require this bearer token of every request but health checks")
       ->envname("OAR_API_KEY");
