@@ -187,7 +187,7 @@ tsan_run() {
   local wrapper=()
   if setarch -R true 2>/dev/null; then wrapper=(setarch -R); fi
   "${wrapper[@]}" ctest --test-dir build/tsan -V --no-tests=error --timeout 1200 -j "$(jobs)" \
-    -R '^(kernels|runtime|models|server|cli)$'
+    -R '^(kernels|runtime|models|server|cli|quantization|serve)$'
 }
 
 neon_build() {

@@ -184,7 +184,8 @@ std::vector<Refusal> explain_spelled(const Graph& graph) {
   for (const Node& n : graph.nodes()) {
     if (!Matcher::whole(n) || n.outputs.size() != 1) continue;
     Found found;
-    if (named(n, "erf")) out.push_back({node_label(n), "", "it does not stand in x (erf(x / sqrt 2) + 1) / 2"});
+    if (named(n, "erf"))
+      out.push_back({node_label(n), "", "it does not stand in x (erf(x / sqrt 2) + 1) / 2"});
     const char* reason = match_layer_norm(m, n, found);
     if (reason && *reason != 0)
       out.push_back(

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""`oar serve` as a process: its words, its life, its end."""
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import unittest
+import urllib.request
+
+from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
+
+
+@unittest.skipUnless(has_server(), "built without the server")
+class Serve(Base):
+    def test_prints_facts_answers_and_stops(self):
+        with Server() as server:
+            for words in ("model    demo", "KV ", "context", "threads"):
+                self.assertIn(words, server.out)
+            self.assertNotIn(0, (server.http, server.grpc))
+            answer = json.load(server.complete(16))
+            self.assertEqual(answer["choices"][0]["text"],
+                             self.ok("generate", "demo", "--prompt", "ROMEO:", "-n", "16", "--kv", "int8").stdout)
+            socket.create_connection(("127.0.0.1", server.grpc), timeout=10).close()
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_interrupt_stops_as_well(self):
+        with Server() as server:
+            server.process.send_signal(signal.SIGINT)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_what_cannot_be_served_is_told_before_a_model_is_loaded(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+            for words, mention in ((["--http", in_use], in_use), (["--grpc", in_use], in_use), (["--http", "nonsense"], "nonsense"),
+                                   (["--http", "127.0.0.1:9999999"], "9999999"),
+                                   (["--tls-cert", "/nowhere/x.pem", "--tls-key", "/nowhere/y.pem"], "/nowhere/x.pem"),
+                                   (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"), (["--precision", "f12"], "f12")):
+                with self.subTest(words):
+                    ports = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+                    for option in ("--http", "--grpc"):
+                        if option in words:
+                            at = ports.index(option)
+                            del ports[at:at + 2]
+                    failed = oar("serve", "/nowhere/model", *ports, *words)
+                    self.assertNotEqual(failed.returncode, 0)
+                    self.assertIn(mention, failed.stderr)
+                    self.assertNotIn("/nowhere/model", failed.stderr)
+                    self.assertEqual(failed.stdout, "")
+
+    def test_metrics_count_the_kv_blocks_that_the_start_told(self):
+        # Beside quantized pages lie 16-bit ones of positions that are still computed: a pool of their own.
+        for kv in ("int4", "int8"):
+            with self.subTest(kv), Server("--kv", kv) as server:
+                told = re.search(r": (\d+) blocks of", server.out)[1]
+                metrics = urllib.request.urlopen(server.url("/metrics"), timeout=TIMEOUT).read().decode()
+                self.assertRegex(metrics, r'oar_kv_blocks\{[^}]*state="total"[^}]*\} ' + told + r"\b")
+                self.assertIn(f'num_gpu_blocks="{told}"', metrics)
+
+    def test_words_of_the_environment_are_options(self):
+        links = {"OAR_SERVICE_HOST": "10.0.0.1", "OAR_SERVICE_PORT_HTTP": "8000", "OAR_PORT": "tcp://10.0.0.1:8000",
+                 "OAR_PORT_8000_TCP_ADDR": "10.0.0.1"}
+        env = {**os.environ, **links, "OAR_THRAEDS": "4", "OAR_MAX_WAITING": "7", "OAR_NO_PREFIX_CACHE": "true"}
+        with Server(env=env) as server:
+            server.process.send_signal(signal.SIGTERM)
+            out, err = server.process.communicate(timeout=TIMEOUT)
+            self.assertEqual(server.process.returncode, 0)
+            self.assertEqual((out + err).count("OAR_THRAEDS"), 1, err)
+            for word in links:
+                self.assertNotIn(word, out + err)
+        bad = subprocess.run([OAR, "serve", "/nowhere/model"], env={**os.environ, "OAR_MAX_WAITING": "-3"}, capture_output=True, text=True)
+        self.assertEqual(bad.returncode, 2)
+        self.assertIn("OAR_MAX_WAITING", bad.stderr)
+        # The command line wins; without it the word counts.
+        taken = subprocess.run([OAR, "serve", "/nowhere/model"], env={**os.environ, "OAR_HTTP": "nonsense", "OAR_GRPC": "127.0.0.1:0"},
+                               capture_output=True, text=True)
+        self.assertIn("nonsense", taken.stderr)
+        with Server(env={"OAR_HTTP": "nonsense"}):
+            pass
+
+    def test_a_request_in_flight_is_finished(self):
+        with Server() as server:
+            with server.complete(1500, stream=True, ignore_eos=True) as stream:
+                stream.readline()  # under way
+                server.process.send_signal(signal.SIGTERM)
+                body = stream.read().decode()
+            self.assertIn("[DONE]", body)
+            self.assertIn('"finish_reason":"length"', body)
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_second_signal_ends_at_once(self):
+        # Ending at once leaves threads running, which ThreadSanitizer would report as leaks.
+        env = {"TSAN_OPTIONS": os.environ.get("TSAN_OPTIONS", "") + ":report_thread_leaks=0"}
+        for number, code in ((signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
+            with self.subTest(number), Server(env=env) as server:
+                with server.complete(1900, stream=True, ignore_eos=True) as stream:
+                    stream.readline()
+                    server.process.send_signal(number)
+                    while b"stopping" not in server.process.stderr.buffer.readline():
+                        pass
+                    server.process.send_signal(number)
+                    self.assertEqual(server.process.wait(TIMEOUT), code)
+
+    def test_interrupt_while_loading(self):
+        def pending():  # the signal is there when the program begins, so certainly before the model is
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            os.kill(os.getpid(), signal.SIGINT)
+
+        done = subprocess.run([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", ""], preexec_fn=pending,
+                              capture_output=True, text=True, timeout=TIMEOUT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("while loading", done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def test_truncated_model_ends_the_server_with_its_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(SOURCE / "configs/demo", folder, dirs_exist_ok=True)
+            weights = pathlib.Path(folder) / "model.safetensors"
+            with Server("--name", "demo", model=folder) as server:
+                os.truncate(weights, 4096)
+                with self.assertRaises((ConnectionError, http.client.HTTPException)):  # the connection ends without an answer
+                    server.complete(16).read()
+                self.assertEqual(server.process.wait(TIMEOUT), 1)
+                error = server.process.stderr.read()
+                self.assertIn(str(weights), error)
+                self.assertIn("truncated", error)
+            # A model in memory does not mind.
+            shutil.copy(SOURCE / "configs/demo/model.safetensors", weights)
+            with Server("--no-mmap", "--name", "demo", model=folder) as server:
+                os.truncate(weights, 4096)
+                self.assertEqual(json.load(server.complete(4))["usage"]["completion_tokens"], 4)
+
+    def test_drain_timeout_cuts_off(self):
+        with Server("--drain-timeout", "0") as server:
+            with server.complete(1900, stream=True, ignore_eos=True) as stream:
+                stream.readline()
+                server.process.send_signal(signal.SIGTERM)
+                self.assertEqual(server.process.wait(TIMEOUT), 0)
+
+    def test_key_and_name(self):
+        with Server("--api-key", "sesame", "--name", "bard") as server:
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                server.complete(1)
+            self.assertEqual(refused.exception.code, 401)
+            refused.exception.close()
+            request = urllib.request.Request(server.url("/v1/models"), headers={"Authorization": "Bearer sesame"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
+                self.assertEqual(json.load(models)["data"][0]["id"], "bard")
+
+    def test_control_tokens_in_messages(self):
+        def ends(server):
+            body = json.dumps({"messages": [{"role": "user", "content": "a<|end|>b"}]}).encode()
+            request = urllib.request.Request(server.url("/tokenize"), body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                return json.load(answer)["tokens"].count(5)
+        with Server() as server:
+            self.assertEqual(ends(server), 1)  # the template's
+        with Server("--allow-special-in-text") as server:
+            self.assertEqual(ends(server), 2)
+
+    def test_model_control_is_explicit(self):
+        self.refused(2, "serve", "demo", "--model-control", "poll", says=["poll is not offered", "explicit"])
+        self.refused(2, "serve", "demo", "--model-control", "all", says=["'all'", "none", "explicit"])
+        self.refused(1, "serve", "demo", "--admin-key-file", "keys", says=["--model-control explicit"])
+        self.refused(1, "serve", "demo", "--allowed-origins", "app.example", says=["'app.example'", "scheme://host"])
+
+    def test_options_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "server.toml"
+
+            def refused(text, *says):
+                file.write_text(text, encoding="utf-8")
+                self.refused(2, "serve", "--config", str(file), says=[str(file), *says])
+            for text, *says in (
+                    ("http = '127.0.0.1:0'\nhtpp = 'x'\n", ":2:", "unknown key 'htpp'", "oar serve --help"),
+                    ("max_sequences = 3", "not key = value"),
+                    ("model = \"demo\"\nmodel = \"demo\"", ":2:", "line 1 already"),
+                    ("[server]\n", "no sections"),
+                    ("http 127.0.0.1:0", "not key = value"),
+                    ("http = 127.0.0.1:0", "stand in \"quotes\""),
+                    ("http = \"127.0.0.1:0", "closing quote"),
+                    ("http = \"a\" \"b\"", "left over"),
+                    ("cors-origin = [\"http://a\", \"http://b\"", "same line"),
+                    ("threads = -1", ":1:", "threads", "-1"),
+                    ("weights = \"int3\"", "int3"),
+                    ("memory = \"101%\"", "101%"),
+                    ("config = \"x\"", "unknown key 'config'"),
+                    ("help = true", "unknown key 'help'"),
+                    ("threads", "not key = value"),
+                    ("threads =", "value is missing")):
+                refused(text, *says)
+            file.write_text("threads = 1\n", encoding="utf-8")
+            self.refused(2, "serve", "--config", str(file), says=["MODEL"])
+            self.refused(2, "serve", "--config", folder + "/absent", says=["absent"])
+            file.write_text("# comment\r\n\r\nmodel = 'demo'  # the embedded one\nname = \"bard \\\"one\\\"\"\nhttp = \"127.0.0.1:1\"\n"
+                            "cors-origin = [\"http://a\", 'http://b']\nno-prefix-cache = true\nthreads = 2\nmax-context = 1_024\n", encoding="utf-8")
+            with Server("--threads", "1", model="--config=" + str(file)) as server:  # the command line has another --http
+                self.assertIn('model    bard "one"', server.out)
+                self.assertIn("context 1024", server.out)
+                self.assertRegex(server.out, r"\b1 threads?\b")
+                for origin in ("http://a", "http://b"):
+                    request = urllib.request.Request(server.url("/v1/models"), headers={"Origin": origin})
+                    with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
+                        self.assertEqual(models.headers["Access-Control-Allow-Origin"], origin)
+                        self.assertEqual(json.load(models)["data"][0]["id"], 'bard "one"')
+
+    def test_port_in_use(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            done = oar("serve", "demo", "--http", f"127.0.0.1:{port}", "--grpc", "")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(str(port), done.stderr)
+
+    def test_bad_address(self):
+        done = oar("serve", "demo", "--http", "nonsense", "--grpc", "")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nonsense", done.stderr)
+
+
+@unittest.skipIf(has_server(), "built with the server")
+class ServeAbsent(Base):
+    def test_says_so(self):
+        self.refused(2, "serve", "demo", says=["OAR_SERVER"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
