@@ -114,6 +114,8 @@ class EditedLines : public LineInput {
     while (true) {
       int count = 0;
       std::fputs(kPasteOn, stderr);
+      // Before the prompt shows: keys that come sooner would be read by the terminal's own line editing.
+      el_set(edit_, EL_PREP_TERM, 1);
       const char* line = el_gets(edit_, &count);
       std::fputs(kPasteOff, stderr);
       if (interrupted_.exchange(false)) return End::kInterrupt;
