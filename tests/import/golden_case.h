@@ -6,6 +6,7 @@
 
 #include "engine/base/json.h"
 #include "engine/import/paddle_program.h"
+#include "engine/tensor/element.h"
 #include "tests/support/catch.h"
 
 namespace oar_test::golden {
