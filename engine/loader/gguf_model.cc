@@ -356,7 +356,8 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
     c["architectures"] = json::array{json::value(arch->architecture)};
     c["hidden_act"] = arch->activation;
     if (arch->rope_interleaved) c["rope_interleaved"] = true;
-    c["attention_bias"] = c["mlp_bias"] = true;  // the format takes the biases that are there
+    c["attention_bias"] = true;  // the format takes the biases that are there
+    c["mlp_bias"] = true;
   }
   in.put_count("hidden_size", "embedding_length");
   in.put_count("num_hidden_layers", "block_count");
