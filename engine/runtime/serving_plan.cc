@@ -155,7 +155,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
   OAR_ASSIGN(out.uneven, uneven_matrices(out.model.graph, options.weights));
   if (!out.uneven.empty()) {
-    options.log(LogLevel::kWarning, cat("--weights ", options.weights, ": ", uneven_text(out.uneven)));
+    options.log(LogLevel::kWarning, cat("weights ", options.weights, ": ", uneven_text(out.uneven)));
   }
   if (edit) OAR_RETURN_IF_ERROR(edit(out.model.graph));
   serving.page_tokens = options.page_tokens;

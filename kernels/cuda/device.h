@@ -15,12 +15,10 @@
 #include <cuda_runtime.h>
 #define OAR_DEVICE __device__ __forceinline__
 #define OAR_PLACE_PARAMETER
-#define OAR_PLACE_ARGUMENT
 #else
 #include "kernels/cuda/emulation/emulation.h"
 #define OAR_DEVICE inline
 #define OAR_PLACE_PARAMETER , ::oar::cuda::emulation::Place place = ::oar::cuda::emulation::Place::here()
-#define OAR_PLACE_ARGUMENT , place
 #endif
 
 namespace oar::cuda {
