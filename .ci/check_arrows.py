@@ -15,14 +15,20 @@ BELOW_GRAPH = {"quant", "kernels", "engine/base", "engine/tensor"}
 BELOW_OPS = BELOW_GRAPH | {"engine/graph"}
 BELOW_MODELS = BELOW_OPS | {"engine/ops", "engine/graph/passes", "engine/compile", "engine/loader"}
 BELOW_RUNTIME = BELOW_MODELS | {"engine/models", "engine/text", "engine/import"}
-BELOW_TUNE = BELOW_RUNTIME | {"engine/runtime", "engine/vision"}
-ENGINE = BELOW_TUNE | {"engine/tune", "engine/capi"}
-# What a server may know of the engine: the facades, text, status. Not tensors, graphs, kernels.
-SERVER = {"engine/base", "engine/runtime", "engine/text"}
+BELOW_TUNE = BELOW_RUNTIME | {"engine/runtime", "engine/runtime/core", "engine/vision"}
+ENGINE = BELOW_TUNE | {"engine/tune/measure", "engine/tune/quantize", "engine/capi"}
+# What a server may know of the engine: the facades, requests, text, status. Not tensors, graphs, kernels.
+SERVER = {"engine/base", "engine/runtime", "engine/runtime/core", "engine/text"}
 
 ALLOWED = {
     "quant": set(),
-    "kernels": {"quant"},
+    "kernels": {"quant", "kernels/cpu/matmul"},  # layouts of weights, and the driver of every matmul
+    # What the families of kernels share lies in kernels/cpu itself; the engine includes none of this.
+    "kernels/cpu/matmul": {"quant", "kernels"},
+    "kernels/cpu/attention": {"quant", "kernels"},
+    "kernels/cpu/elementwise": {"quant", "kernels"},
+    # image_<isa>.cc enters every kernel of ordinary models.
+    "kernels/cpu/conv": {"quant", "kernels", "kernels/cpu/elementwise"},
     "engine/base": set(),
     "engine/tensor": {"quant", "kernels", "engine/base"},
     "engine/graph": BELOW_GRAPH,
@@ -36,9 +42,13 @@ ALLOWED = {
     "engine/models": BELOW_MODELS,
     "engine/text": {"engine/base"},
     "engine/vision": {"engine/base"},
-    "engine/runtime": BELOW_RUNTIME,
-    "engine/tune": BELOW_TUNE,
-    "engine/capi": BELOW_TUNE | {"engine/tune"},
+    # What runs next: pure logic. It never includes a facade, a model or a tensor.
+    "engine/runtime/core": {"engine/base"},
+    "engine/runtime": BELOW_RUNTIME | {"engine/runtime/core"},
+    # Whoever quantizes measures first; whoever measures never quantizes.
+    "engine/tune/measure": BELOW_TUNE,
+    "engine/tune/quantize": BELOW_TUNE | {"engine/tune/measure"},
+    "engine/capi": BELOW_TUNE,
     "train": ENGINE,
     "proto": set(),
     "server/api": SERVER,

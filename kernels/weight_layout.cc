@@ -1,7 +1,7 @@
 // Which layout the matmul kernels of each level want for a storage format. One table, read by the loader.
-#include "kernels/cpu/int4_groups.h"
-#include "kernels/cpu/int4_panel.h"
-#include "kernels/cpu/int8_panel.h"
+#include "kernels/cpu/matmul/int4_groups.h"
+#include "kernels/cpu/matmul/int4_panel.h"
+#include "kernels/cpu/matmul/int8_panel.h"
 #include "kernels/matmul.h"
 
 namespace oar {

@@ -24,8 +24,8 @@
 #include "engine/loader/checkpoint.h"
 #include "engine/runtime/model_path.h"
 #include "engine/tensor/mapped_file.h"
-#include "engine/tune/bandwidth.h"
-#include "engine/tune/random_checkpoint.h"
+#include "engine/tune/measure/bandwidth.h"
+#include "engine/tune/measure/random_checkpoint.h"
 
 namespace oar::cli {
 namespace {

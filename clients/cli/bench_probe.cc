@@ -6,8 +6,8 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
-#include "engine/tune/arithmetic_peak.h"
-#include "engine/tune/bandwidth.h"
+#include "engine/tune/measure/arithmetic_peak.h"
+#include "engine/tune/measure/bandwidth.h"
 
 namespace oar::cli {
 namespace {

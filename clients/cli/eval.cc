@@ -1,6 +1,6 @@
-// oar eval: perplexity on a text (engine/tune/eval.h has the protocol), or, with a reference or more than one
-// format, the table that says what each format costs (engine/tune/compare.h).
-#include "engine/tune/eval.h"
+// oar eval: perplexity on a text (engine/tune/measure/eval.h has the protocol), or, with a reference or more
+// than one format, the table that says what each format costs (engine/tune/measure/compare.h).
+#include "engine/tune/measure/eval.h"
 #include "clients/cli/ranges.h"
 
 #include <cstdio>
@@ -15,8 +15,8 @@
 #include "engine/base/json.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
-#include "engine/tune/compare.h"
-#include "engine/tune/peer_kv.h"
+#include "engine/tune/measure/compare.h"
+#include "engine/tune/measure/peer_kv.h"
 
 namespace oar::cli {
 namespace {

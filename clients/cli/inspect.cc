@@ -13,7 +13,7 @@
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_report.h"
 #include "engine/text/tokenizer.h"
-#include "engine/tune/quant_report.h"
+#include "engine/tune/measure/quant_report.h"
 
 namespace oar::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include "clients/cli/sizes.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/quantize_weights.h"
-#include "engine/tune/tune_kv.h"
+#include "engine/tune/quantize/tune_kv.h"
 
 namespace oar::cli {
 

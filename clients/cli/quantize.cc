@@ -1,5 +1,5 @@
 // oar quantize: a model in 16 or 32 bits becomes a folder in a smaller storage format.
-#include "engine/tune/quantize.h"
+#include "engine/tune/quantize/quantize.h"
 #include "clients/cli/ranges.h"
 
 #include <cstdio>

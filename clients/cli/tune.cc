@@ -14,7 +14,7 @@
 #include "engine/models/model.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/tensor/embedded_files.h"
-#include "engine/tune/tune_kv.h"
+#include "engine/tune/quantize/tune_kv.h"
 
 namespace oar::cli {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
-#include "engine/runtime/batcher.h"
+#include "engine/runtime/core/batcher.h"
 #include "engine/runtime/predictor.h"
 
 namespace oar {

@@ -9,10 +9,10 @@
 #include <thread>
 
 #include "engine/base/format.h"
-#include "engine/runtime/random.h"
-#include "engine/runtime/sampler.h"
-#include "engine/runtime/scheduler.h"
-#include "engine/runtime/step_pacer.h"
+#include "engine/runtime/core/random.h"
+#include "engine/runtime/core/sampler.h"
+#include "engine/runtime/core/scheduler.h"
+#include "engine/runtime/core/step_pacer.h"
 
 namespace oar {
 namespace {

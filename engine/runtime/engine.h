@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "engine/base/log.h"
-#include "engine/runtime/model_runner.h"
-#include "engine/runtime/request.h"
+#include "engine/runtime/core/model_runner.h"
+#include "engine/runtime/core/request.h"
 
 namespace oar {
 

@@ -7,7 +7,7 @@
 
 #include "engine/graph/passes/serve.h"
 #include "engine/graph/plan.h"
-#include "engine/runtime/model_runner.h"
+#include "engine/runtime/core/model_runner.h"
 
 namespace oar {
 

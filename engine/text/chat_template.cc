@@ -4,8 +4,8 @@
 #include <new>
 
 #include "engine/base/format.h"
-#include "engine/text/jinja_interpreter.h"
-#include "engine/text/jinja_parser.h"
+#include "engine/text/jinja/interpreter.h"
+#include "engine/text/jinja/parser.h"
 #include "engine/text/utf8.h"
 
 namespace oar {

@@ -1,6 +1,6 @@
 // The truth for both matmuls: any storage format, sums in double in order of k, one rounding at the end. One
 // chunk is one weight row of one run.
-#include "kernels/cpu/matmul_driver.h"
+#include "kernels/cpu/matmul/matmul_driver.h"
 
 namespace oar {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/runtime/request.h"
+#include "engine/runtime/core/request.h"
 #include "engine/runtime/text_stream.h"
 #include "server/api/fields.h"
 #include "server/api/model_handle.h"

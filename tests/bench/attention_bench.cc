@@ -26,8 +26,8 @@
 #include <sys/mman.h>
 
 #include "engine/base/json.h"
-#include "engine/tune/arithmetic_peak.h"
-#include "engine/tune/bandwidth.h"
+#include "engine/tune/measure/arithmetic_peak.h"
+#include "engine/tune/measure/bandwidth.h"
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
 #include "kernels/thread_pool.h"

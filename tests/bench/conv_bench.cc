@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "engine/tune/arithmetic_peak.h"
+#include "engine/tune/measure/arithmetic_peak.h"
 #include "kernels/conv.h"
 
 using namespace oar;

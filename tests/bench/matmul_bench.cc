@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "engine/base/json.h"
-#include "engine/tune/arithmetic_peak.h"
-#include "engine/tune/bandwidth.h"
+#include "engine/tune/measure/arithmetic_peak.h"
+#include "engine/tune/measure/bandwidth.h"
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
 #include "tests/bench/bench_options.h"

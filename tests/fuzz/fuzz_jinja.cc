@@ -4,7 +4,7 @@
 #include <string>
 
 #include "engine/text/chat_template.h"
-#include "engine/text/jinja_value.h"
+#include "engine/text/jinja/value.h"
 #include "engine/text/utf8.h"
 
 namespace {

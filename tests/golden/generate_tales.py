@@ -164,7 +164,7 @@ def main():
     logits = forward(w, np.array(ids))
     top = [{"pos": p, "top5": [[int(i), float(f"{logits[p][i]:.8g}")] for i in np.argsort(-logits[p])[:5]]} for p in range(0, 120, 8)]
 
-    # Perplexity as engine/tune/eval.h defines it: windows of context - 1 ids, each behind BOS.
+    # Perplexity as engine/tune/measure/eval.h defines it: windows of context - 1 ids, each behind BOS.
     sample = text[:text.index("\n", 4000) + 1]
     (OUT / "sample.txt").write_text(sample)
     nll, encoded = 0.0, sp.encode(sample)

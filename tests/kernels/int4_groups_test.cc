@@ -1,6 +1,6 @@
-// The layouts of kernels/cpu/int4_groups.h and their kernels, bit by bit against what the header says, in
-// plain loops here. (What both may lose beside exact weights is in matmul_test.cc.)
-#include "kernels/cpu/int4_groups.h"
+// The layouts of kernels/cpu/matmul/int4_groups.h and their kernels, bit by bit against what the header says,
+// in plain loops here. (What both may lose beside exact weights is in matmul_test.cc.)
+#include "kernels/cpu/matmul/int4_groups.h"
 
 #include <cmath>
 #include <random>

@@ -1,5 +1,6 @@
-// What kernels/cpu/kquant_format.h promises of GGUF's super-block formats beyond what every matmul does: sums
-// within a super-block are exact, and an output has the same bits on every instruction set with a kernel.
+// What kernels/cpu/matmul/kquant_format.h promises of GGUF's super-block formats beyond what every matmul
+// does: sums within a super-block are exact, and an output has the same bits on every instruction set with a
+// kernel.
 #include "tests/kernels/matmul_problem.h"
 
 using namespace oar;

@@ -1,5 +1,5 @@
 // The batcher's rules, with a made-up clock, and random traces that hold them to what batcher.h promises.
-#include "engine/runtime/batcher.h"
+#include "engine/runtime/core/batcher.h"
 
 #include <algorithm>
 #include <random>

@@ -1,5 +1,5 @@
 // The block manager's rules, one by one.
-#include "engine/runtime/block_manager.h"
+#include "engine/runtime/core/block_manager.h"
 
 #include "tests/runtime/trace.h"
 #include "tests/support/catch.h"

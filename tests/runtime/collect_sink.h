@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "engine/runtime/request.h"
+#include "engine/runtime/core/request.h"
 
 namespace oar_test {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/base/format.h"
-#include "engine/runtime/model_runner.h"
-#include "engine/runtime/request.h"
+#include "engine/runtime/core/model_runner.h"
+#include "engine/runtime/core/request.h"
 
 namespace oar_test {
 

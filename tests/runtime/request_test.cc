@@ -1,5 +1,5 @@
 // Every field a caller can get wrong is refused by name.
-#include "engine/runtime/request.h"
+#include "engine/runtime/core/request.h"
 
 #include <functional>
 #include <limits>

@@ -1,6 +1,6 @@
 // The sampler against a plain double-precision reference that sorts everything, and its distribution against
 // chance.
-#include "engine/runtime/sampler.h"
+#include "engine/runtime/core/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "engine/base/json.h"
-#include "engine/runtime/random.h"
+#include "engine/runtime/core/random.h"
 #include "tests/runtime/fake_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"

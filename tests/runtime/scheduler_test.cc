@@ -1,5 +1,5 @@
 // Single promises of the scheduler, one scenario each; the random traces are in scheduler_property_test.cc.
-#include "engine/runtime/scheduler.h"
+#include "engine/runtime/core/scheduler.h"
 
 #include <cstdio>
 

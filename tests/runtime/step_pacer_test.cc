@@ -1,5 +1,5 @@
 // The pacer against machines whose steps have a known cost.
-#include "engine/runtime/step_pacer.h"
+#include "engine/runtime/core/step_pacer.h"
 
 #include <algorithm>
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/runtime/scheduler.h"
+#include "engine/runtime/core/scheduler.h"
 #include "tests/runtime/fake_model.h"
 
 namespace oar_test {

@@ -7,7 +7,7 @@
 
 #include "engine/base/json.h"
 #include "engine/text/chat_template.h"
-#include "engine/text/jinja_value.h"
+#include "engine/text/jinja/value.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
 

@@ -1,6 +1,6 @@
 // The instrument on the default model: it agrees with the perplexity of a serving engine, sees no loss where
 // there is none, and refuses what it cannot compare.
-#include "engine/tune/compare.h"
+#include "engine/tune/measure/compare.h"
 
 #include <cmath>
 #include <fstream>
@@ -11,8 +11,8 @@
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
-#include "engine/tune/activation_rounding.h"
-#include "engine/tune/svg_plot.h"
+#include "engine/tune/measure/activation_rounding.h"
+#include "engine/tune/measure/svg_plot.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 

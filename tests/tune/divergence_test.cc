@@ -1,5 +1,5 @@
 // Divergence against values worked out by hand.
-#include "engine/tune/divergence.h"
+#include "engine/tune/measure/divergence.h"
 
 #include <cmath>
 #include <vector>

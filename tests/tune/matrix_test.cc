@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/runtime/quantize_weights.h"
-#include "engine/tune/eval_model.h"
+#include "engine/tune/measure/eval_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "engine/runtime/model_tokenizer.h"
-#include "engine/tune/compare.h"
+#include "engine/tune/measure/compare.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/support/test_data.h"

@@ -1,7 +1,7 @@
 // Other engines' KV rules, as the instrument restates them: each against its rule done another way, and ours
 // against all of them on the default model. That q4_0 and q8_0 are ggml's own, byte for byte, is
 // tests/quant/format_test.cc's affair (goldens of the gguf package).
-#include "engine/tune/peer_kv.h"
+#include "engine/tune/measure/peer_kv.h"
 
 #include <cmath>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "engine/runtime/model_tokenizer.h"
-#include "engine/tune/compare.h"
+#include "engine/tune/measure/compare.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 

@@ -1,6 +1,6 @@
 // `oar quantize` and quantizing at load, on the default model: what is written reads back, an interrupted run
 // goes on, errors leave nothing behind, and error feedback is worth its time.
-#include "engine/tune/quantize.h"
+#include "engine/tune/quantize/quantize.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -18,9 +18,9 @@
 #include "engine/loader/oar_quantized.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
-#include "engine/tune/calibrated_quantizer.h"
-#include "engine/tune/compare.h"
-#include "engine/tune/quant_report.h"
+#include "engine/tune/measure/compare.h"
+#include "engine/tune/measure/quant_report.h"
+#include "engine/tune/quantize/calibrated_quantizer.h"
 #include "tests/loader/builders.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"

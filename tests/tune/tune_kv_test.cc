@@ -1,6 +1,6 @@
 // The choice of KV tiers: bounds are kept, time is kept, decisions are found again and refused when they are
 // another model's.
-#include "engine/tune/tune_kv.h"
+#include "engine/tune/quantize/tune_kv.h"
 
 #include <unistd.h>
 

@@ -1,0 +1,149 @@
+// BlockManager: who holds which block of the KV pools. Pages of several cache groups (layers of one page size
+// and window), one block table per sequence and group, reference counts, copy-on-write, and the prefix cache
+// with LRU eviction of blocks nobody references. It counts blocks; it never touches bytes and knows no
+// device.
+//
+// A block is in exactly one of three states, so free + cached + used == total in each group, always:
+//   free    on the free list, contents meaningless
+//   used    referenced by one or more sequences
+//   cached  referenced by nobody, contents named by a node of the PrefixIndex, on the LRU list
+//
+// Windowed groups. A query at position q of a group with window W sees positions (q - W, q]. A block leaves
+// its sequence once all its positions are <= q - W. A prefix of L tokens is a hit when every full-context
+// group holds all its blocks. Every windowed group must hold those that a query at position L can see; what
+// lies before them is not needed.
+//
+// Groups beside quantized pages. A kOpen group holds the 16-bit pages of positions that may still be
+// computed: a query sees its own page alone, so to this file it is a window of one page, whose blocks are
+// never cached (hits end at page borders, where a new page opens). A kFirst group holds one block per
+// sequence, of the first page, shared and cached with it; its table has one entry.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/status.h"
+#include "engine/runtime/core/model_runner.h"
+#include "engine/runtime/core/prefix_index.h"
+
+namespace oar {
+
+inline constexpr int32_t kNoBlock = -1;
+
+// The tokens of a sequence where they lie.
+struct TokenView {
+  std::span<const int32_t> prompt, output;
+  int64_t size() const { return static_cast<int64_t>(prompt.size() + output.size()); }
+  int32_t operator[](int64_t i) const {
+    const size_t u = static_cast<size_t>(i);
+    return u < prompt.size() ? prompt[u] : output[u - prompt.size()];
+  }
+};
+
+// One sequence's block tables; only BlockManager writes it. Entry i of a group holds positions [i P, (i + 1)
+// P).
+struct BlockTables {
+  struct Group {
+    std::vector<int32_t> blocks;  // kNoBlock: left the window
+    int32_t first = 0;            // entries before it have left the window
+  };
+  std::vector<Group> groups;
+  int32_t tail = PrefixIndex::kNone;  // node of the last published page, or the salt's root; pinned
+  int32_t published = 0;              // pages named in the index, from the first on
+};
+
+struct BlockStats {
+  int64_t total = 0, free = 0, used = 0, cached = 0;
+};
+
+// Engine thread only. No allocation after construction, except each BlockTables' vectors on first use and
+// salts.
+class BlockManager {
+ public:
+  struct Options {
+    int32_t page_tokens = 0;
+    std::vector<CacheGroup> groups;
+    int64_t max_context = 0;  // longest table
+    bool prefix_cache = true;
+    uint64_t hash_seed = 0;
+  };
+  explicit BlockManager(const Options& options);
+
+  int32_t page_tokens() const { return page_tokens_; }
+  int32_t num_groups() const { return static_cast<int32_t>(pools_.size()); }
+  int64_t window(int32_t group) const { return pools_[static_cast<size_t>(group)].window; }
+  CachePages pages(int32_t group) const { return pools_[static_cast<size_t>(group)].pages; }
+  int64_t blocks_for(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
+
+  // Blocks that an allocation can still get: free ones and cached ones.
+  int64_t available(int32_t group) const;
+  int64_t total(int32_t group) const {
+    return static_cast<int64_t>(pools_[static_cast<size_t>(group)].ref.size());
+  }
+  // Grows whenever a block becomes available: a caller that was refused need not ask again before.
+  uint64_t releases() const { return releases_; }
+
+  // Makes fresh tables ready. Their vectors never grow past this.
+  void prepare(BlockTables& tables) const;
+  // The longest cached prefix of at most `limit` tokens, in whole pages; references its blocks. Fresh tables
+  // only.
+  int64_t match(BlockTables& tables, std::string_view salt, const TokenView& tokens, int64_t limit);
+  // The most of `want` positions from `from` on that reserve() could make writable now.
+  int64_t reservable(const BlockTables& tables, int64_t from, int64_t want) const;
+  // Makes positions [from, to) writable: new blocks, and copies of shared ones appended to `copies` in the
+  // order they must be performed. False, with nothing changed, when the pool does not hold it.
+  bool reserve(BlockTables& tables, int64_t from, int64_t to, std::vector<BlockCopy>& copies);
+  // Names the pages of the first `computed` tokens in the prefix cache, and shares a block that holds the
+  // same tokens already. Only for tokens whose step has run and which will not be taken back.
+  void publish(BlockTables& tables, const TokenView& tokens, int64_t computed);
+  // Lets go of blocks that no query at `position` or later can see.
+  void leave_window(BlockTables& tables, int64_t position);
+  // `to` (fresh) shares all blocks of `from`.
+  void fork(const BlockTables& from, BlockTables& to);
+  void release(BlockTables& tables);
+  // Forgets every cached block.
+  void clear_cache();
+
+  // First table entry that a query at `position` sees: of its window, or of a kOpen group its own page.
+  int64_t first_visible(int32_t group, int64_t position) const;
+  BlockStats stats(int32_t group) const;
+  BlockStats stats() const;  // of all groups together
+  int32_t references(int32_t group, int32_t block) const {
+    return pools_[static_cast<size_t>(group)].ref[static_cast<size_t>(block)];
+  }
+  // Walks everything; for tests. `tables`: all that are alive. INTERNAL names the first broken invariant.
+  Status verify(std::span<const BlockTables* const> tables) const;
+
+ private:
+  // Blocks of one group. `next` and `prev` link the LRU list (oldest first) of cached blocks.
+  struct Pool {
+    int64_t window = 0;
+    CachePages pages = CachePages::kAll;
+    std::vector<int32_t> ref, node, next, prev, free;
+    int32_t lru_head = kNoBlock, lru_tail = kNoBlock;
+    int64_t cached = 0;
+  };
+  int32_t take(Pool& pool, int32_t group);
+  void acquire(Pool& pool, int32_t block);
+  void drop(Pool& pool, int32_t block);
+  void unlink(Pool& pool, int32_t block);
+  bool evict_oldest(int32_t group);
+  template <class Make>
+  int32_t make_node(Make&& make);
+  bool publish_page(BlockTables& tables, std::span<const int32_t> page);
+  std::span<const int32_t> page_of(const TokenView& tokens, int64_t index);
+
+  int32_t page_tokens_;
+  int64_t max_blocks_;
+  bool prefix_cache_;
+  std::vector<Pool> pools_;
+  PrefixIndex index_;
+  uint64_t releases_ = 0;
+  std::vector<int32_t> page_;  // [P] scratch
+  std::vector<int32_t> path_;  // nodes of a match, reserved
+  std::vector<int64_t> run_;   // [groups] blocks present without a gap up to the current depth
+};
+
+}  // namespace oar

@@ -1,0 +1,328 @@
+// Sampling one row. Work is linear in the vocabulary with small constants: greedy is two scans; drawing is
+// one scan for the maximum, one that gathers what can matter, and partial selections of the few that do. A
+// full sort never happens.
+#include "engine/runtime/core/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "engine/base/format.h"
+#include "engine/runtime/core/random.h"
+
+namespace oar {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// Scans go by vectors of the size that every 64-bit processor has (a row of logits comes from other cores'
+// caches, no faster than that), and by blocks that are looked into only when something in them matters.
+using Floats = float __attribute__((vector_size(16)));
+using Masks = int32_t __attribute__((vector_size(16)));
+constexpr size_t kLanes = 4, kBlock = 64;
+
+Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+bool any(const Masks& m) {
+  uint64_t words[2];
+  std::memcpy(words, &m, sizeof words);
+  return (words[0] | words[1]) != 0;
+}
+
+// The largest value, where the first of them may be sought from, and whether any is NaN or +inf.
+struct Extent {
+  float largest;
+  size_t from;
+  bool bad;
+};
+Extent extent(std::span<const float> x) {
+  const Floats lowest = Floats{} + kLowest, most = Floats{} + FLT_MAX;
+  Floats largest = lowest;
+  Masks bad = {};
+  Extent e{kLowest, 0, false};
+  size_t i = 0;
+  for (; i + kBlock <= x.size(); i += kBlock) {
+    Floats m = load(&x[i]);
+    bad |= ~(m <= most);
+    for (size_t j = kLanes; j < kBlock; j += kLanes) {
+      const Floats v = load(&x[i + j]);
+      bad |= ~(v <= most);
+      m = v > m ? v : m;
+    }
+    if (!any(m > largest)) continue;
+    for (size_t j = 0; j < kLanes; ++j) {
+      if (m[j] > e.largest) e.largest = m[j], e.from = i;
+    }
+    largest = Floats{} + e.largest;
+  }
+  e.bad = any(bad);
+  for (; i < x.size(); ++i) {
+    if (x[i] > e.largest) e.largest = x[i], e.from = i;
+    e.bad |= !(x[i] <= FLT_MAX);
+  }
+  return e;
+}
+
+// Whether one of kBlock values reaches `floor`.
+bool reaches(const float* x, float floor) {
+  const Floats limit = Floats{} + floor;
+  Masks m = {};
+  for (size_t j = 0; j < kBlock; j += kLanes) m |= load(x + j) >= limit;
+  return any(m);
+}
+
+Status bad_logits() {
+  return internal_error(
+      "model produced NaN logits (or +inf): the weights or a kernel are broken; `oar "
+      "check MODEL` reads all weights and names a damaged one");
+}
+
+bool penalizes(const SamplingParams& p) {
+  return p.repetition_penalty != 1.f || p.presence_penalty != 0.f || p.frequency_penalty != 0.f;
+}
+
+// Descending logits, ties by ascending token: the order of every selection.
+template <class C>
+bool ahead(const C& a, const C& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
+
+size_t bucket_of(int32_t token, size_t buckets) {
+  return (static_cast<uint32_t>(token) * 0x9E3779B1u) & (buckets - 1);  // 2^32 / golden ratio
+}
+
+}  // namespace
+
+// ---- counts
+// ---------------------------------------------------------------------------------------------------
+
+void TokenCounts::reset(size_t distinct) {
+  entries_.clear();
+  entries_.reserve(distinct);
+  table_.assign(std::bit_ceil(std::max<size_t>(2 * distinct, 16)), -1);
+}
+
+void TokenCounts::grow(size_t buckets) {
+  table_.assign(buckets, -1);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    size_t b = bucket_of(entries_[i].token, buckets);
+    while (table_[b] >= 0) b = (b + 1) & (buckets - 1);
+    table_[b] = static_cast<int32_t>(i);
+  }
+}
+
+void TokenCounts::add(int32_t token, bool output) {
+  if (2 * (entries_.size() + 1) > table_.size()) grow(std::max<size_t>(16, 2 * table_.size()));
+  size_t b = bucket_of(token, table_.size());
+  while (table_[b] >= 0 && entries_[static_cast<size_t>(table_[b])].token != token)
+    b = (b + 1) & (table_.size() - 1);
+  if (table_[b] < 0) {
+    table_[b] = static_cast<int32_t>(entries_.size());
+    entries_.push_back({token, 0});
+  }
+  if (output) ++entries_[static_cast<size_t>(table_[b])].output;
+}
+
+// ---- sampler
+// --------------------------------------------------------------------------------------------------
+
+Sampler::Sampler(int64_t vocab_size) {
+  const size_t v = static_cast<size_t>(vocab_size);
+  adjusted_.resize(v);
+  candidates_.reserve(v);
+  order_.reserve(v);
+  weights_.reserve(v);
+}
+
+void Sampler::start(SamplerState& state, const SamplingParams& params, uint64_t seed,
+                    std::span<const int32_t> prompt, int64_t length) const {
+  state.ready = true;
+  state.seed = seed;
+  state.counts_tokens = penalizes(params);
+  if (!state.counts_tokens) return;
+  state.counts.reset(std::min(static_cast<size_t>(length), adjusted_.size()));
+  for (int32_t t : prompt) state.counts.add(t, false);
+}
+
+void Sampler::observe(SamplerState& state, int32_t token) const {
+  if (state.counts_tokens) state.counts.add(token, true);
+}
+
+// The logits with bias and penalties; the row itself when there are none.
+std::span<const float> Sampler::adjust(std::span<const float> logits, const SamplingParams& p,
+                                       const SamplerState& state, std::span<const int32_t> banned) {
+  if (p.logit_bias.empty() && !state.counts_tokens && banned.empty()) return logits;
+  std::copy(logits.begin(), logits.end(), adjusted_.begin());
+  for (const auto& [token, bias] : p.logit_bias) adjusted_[static_cast<size_t>(token)] += bias;
+  for (const TokenCounts::Entry& e : state.counts.entries()) {
+    float& l = adjusted_[static_cast<size_t>(e.token)];
+    l = l > 0.f ? l / p.repetition_penalty : l * p.repetition_penalty;
+    if (e.output > 0) l -= p.presence_penalty + p.frequency_penalty * static_cast<float>(e.output);
+  }
+  for (int32_t token : banned) adjusted_[static_cast<size_t>(token)] = kLowest;
+  return adjusted_;
+}
+
+Status Sampler::prepare(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
+                        std::span<const int32_t> banned, std::span<const float>& row, Peak& peak) {
+  OAR_CHECK(logits.size() == adjusted_.size() && state.ready);
+  row = adjust(logits, p, state, banned);
+  Extent e = extent(row);
+  // A finite row stays so under finite parameters, except where a huge bias or penalty overflows: clamp that.
+  if (e.bad && row.data() == adjusted_.data() && !extent(logits).bad) {
+    for (float& l : adjusted_) l = std::min(l, FLT_MAX);
+    e = extent(adjusted_);
+  }
+  if (e.bad) return bad_logits();
+  if (e.largest == kLowest) return internal_error("no token can be sampled: every logit is -inf");
+  peak = {e.largest, e.from};
+  return ok_status();
+}
+
+Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, const SamplerState& state,
+                       int64_t n, std::span<const int32_t> banned, Sampled& out) {
+  std::span<const float> row;
+  Peak peak{};
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, peak));
+  const float largest = peak.logit;
+  if (p.temperature == 0.f) {
+    const auto first = std::find(row.begin() + static_cast<ptrdiff_t>(peak.from), row.end(), largest);
+    out.token = static_cast<int32_t>(first - row.begin());
+  } else {
+    // The inverse of the cumulative distribution over what is kept, in order of token ids.
+    double left = uniform(state.seed, static_cast<uint64_t>(n)) * keep(row, largest, p);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      if (weights_[i] == 0) continue;
+      out.token = candidates_[i].token;  // the last one, should rounding carry us past the end
+      if ((left -= weights_[i]) < 0) break;
+    }
+  }
+  out.top_logprobs.clear();
+  if (p.logprobs >= 0) {
+    const double lse = log_sum_exp(logits, row.data() == logits.data() ? largest : extent(logits).largest);
+    out.logprob = static_cast<float>(logits[static_cast<size_t>(out.token)] - lse);
+    top(logits, p.logprobs);
+    for (const Candidate& c : order_)
+      out.top_logprobs.push_back({c.token, static_cast<float>(c.logit - lse)});
+  }
+  return ok_status();
+}
+
+Status Sampler::distribution(std::span<const float> logits, const SamplingParams& p,
+                             const SamplerState& state, std::span<const int32_t> banned,
+                             std::vector<Probability>& out) {
+  OAR_CHECK(p.temperature > 0.f);
+  std::span<const float> row;
+  Peak peak{};
+  OAR_RETURN_IF_ERROR(prepare(logits, p, state, banned, row, peak));
+  const double total = keep(row, peak.logit, p);
+  out.clear();
+  for (size_t i = 0; i < weights_.size(); ++i)
+    if (weights_[i] > 0) out.push_back({candidates_[i].token, weights_[i] / total});
+  return ok_status();
+}
+
+double Sampler::keep(std::span<const float> row, float largest, const SamplingParams& p) {
+  // What lies this far below the maximum has, all of it together, less than 2^-24 of the probability: no more
+  // than one rounding of an f32. 24 ln 2 = 16.6, and V such tokens weigh V e^-x.
+  const double reach = 16.6356 + std::log(static_cast<double>(row.size()));
+  const double inverse = 1.0 / static_cast<double>(p.temperature);
+  const float floor = static_cast<float>(largest - reach * static_cast<double>(p.temperature));
+  candidates_.clear();
+  for (size_t block = 0; block < row.size(); block += kBlock) {
+    const size_t end = std::min(block + kBlock, row.size());
+    if (end - block == kBlock && !reaches(&row[block], floor)) continue;
+    for (size_t i = block; i < end; ++i)
+      if (row[i] >= floor && row[i] != kLowest) candidates_.push_back({row[i], static_cast<int32_t>(i)});
+  }
+  if (p.top_k > 0 && static_cast<size_t>(p.top_k) < candidates_.size()) keep_top_k(p.top_k);
+  weights_.clear();
+  for (const Candidate& c : candidates_)
+    weights_.push_back(std::exp((static_cast<double>(c.logit) - static_cast<double>(largest)) * inverse));
+  if (p.top_p < 1.f) keep_top_p(static_cast<double>(p.top_p));
+  double total = 0;
+  for (double& w : weights_) {
+    if (w < static_cast<double>(p.min_p)) w = 0;  // the largest weighs 1
+    total += w;
+  }
+  return total;
+}
+
+// Keeps the k largest, and all that equal the k-th.
+void Sampler::keep_top_k(int32_t k) {
+  order_ = candidates_;
+  std::nth_element(order_.begin(), order_.begin() + (k - 1), order_.end(), ahead<Candidate>);
+  const float kth = order_[static_cast<size_t>(k - 1)].logit;
+  std::erase_if(candidates_, [kth](const Candidate& c) { return c.logit < kth; });
+}
+
+// Keeps the smallest set, largest first, whose share reaches p. Sorts only as far as it must: chunks of
+// growing size.
+void Sampler::keep_top_p(double p) {
+  double total = 0;
+  for (double w : weights_) total += w;
+  order_.resize(candidates_.size());
+  for (size_t i = 0; i < candidates_.size(); ++i) order_[i] = {candidates_[i].logit, static_cast<int32_t>(i)};
+  const double wanted = p * total;
+  double sum = 0;
+  Candidate last = order_.front();
+  for (size_t begin = 0, size = 64; begin < order_.size() && sum < wanted; begin += size, size *= 4) {
+    const auto from = order_.begin() + static_cast<ptrdiff_t>(begin);
+    const auto to = order_.begin() + static_cast<ptrdiff_t>(std::min(begin + size, order_.size()));
+    if (to != order_.end()) std::nth_element(from, to, order_.end(), ahead<Candidate>);
+    std::sort(from, to, ahead<Candidate>);
+    for (auto it = from; it != to && sum < wanted; ++it) {
+      sum += weights_[static_cast<size_t>(it->token)];  // token: here an index into candidates_
+      last = *it;
+    }
+  }
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    if (ahead(last, Candidate{candidates_[i].logit, static_cast<int32_t>(i)})) weights_[i] = 0;
+}
+
+// ---- log-probabilities
+// ----------------------------------------------------------------------------------------
+
+double Sampler::log_sum_exp(std::span<const float> logits, float largest) const {
+  double sum = 0;
+  for (float l : logits) sum += std::exp(static_cast<double>(l) - static_cast<double>(largest));
+  return static_cast<double>(largest) + std::log(sum);
+}
+
+// order_ := the `count` largest, descending.
+void Sampler::top(std::span<const float> logits, int32_t count) {
+  order_.clear();
+  const size_t want = std::min(static_cast<size_t>(count), logits.size());
+  if (want == 0) return;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    // order_ is a heap whose front is the weakest kept; later ids lose ties.
+    if (order_.size() == want && !(logits[i] > order_.front().logit)) continue;
+    if (order_.size() == want) {
+      std::pop_heap(order_.begin(), order_.end(), ahead<Candidate>);
+      order_.pop_back();
+    }
+    order_.push_back({logits[i], static_cast<int32_t>(i)});
+    std::push_heap(order_.begin(), order_.end(), ahead<Candidate>);
+  }
+  std::sort_heap(order_.begin(), order_.end(), ahead<Candidate>);
+}
+
+Status Sampler::logprobs(std::span<const float> logits, int32_t token, int32_t count,
+                         std::vector<TokenLogprob>& out) {
+  const Extent e = extent(logits);
+  if (e.bad || e.largest == kLowest) return bad_logits();
+  const double lse = log_sum_exp(logits, e.largest);
+  out.clear();
+  out.push_back({token, static_cast<float>(logits[static_cast<size_t>(token)] - lse)});
+  top(logits, count);
+  for (const Candidate& c : order_) out.push_back({c.token, static_cast<float>(c.logit - lse)});
+  return ok_status();
+}
+
+}  // namespace oar

@@ -1,0 +1,354 @@
+// The life of requests and sequences: arrival, what a step brought, every way to end. Planning a step is in
+// scheduler_plan.cc.
+#include "engine/runtime/core/scheduler.h"
+
+#include <algorithm>
+
+#include "engine/base/format.h"
+
+namespace oar {
+
+Batch Step::batch() {
+  batch_groups.clear();
+  for (const Group& g : groups) batch_groups.push_back({g.slots, g.tables, g.max_blocks});
+  return {tokens, positions, seq_start, context_len, logit_rows, batch_groups};
+}
+
+Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) {
+  const auto refuse = [](std::string m) { return Status(StatusCode::kFailedPrecondition, std::move(m)); };
+  if (o.page_tokens <= 0 || o.groups.empty()) return refuse("the runner reports no KV pages");
+  if (o.max_batch_tokens < 1 || o.max_sequences < 1 || o.max_sequences > o.max_batch_tokens ||
+      o.max_context < 2)
+    return refuse(cat("max_batch_tokens ", o.max_batch_tokens, ", max_sequences ", o.max_sequences,
+                      ", max_context ", o.max_context,
+                      ": need 1 <= max_sequences <= max_batch_tokens and max_context >= 2"));
+  OAR_CHECK(o.depth == 0 || o.depth == 1);
+  int64_t length = o.max_context;
+  for (const CacheGroup& g : o.groups)
+    if (g.window == 0 && g.pages == CachePages::kAll)
+      length = std::min(length, int64_t{g.num_blocks} * o.page_tokens);
+  if (length < 2)
+    return refuse(
+        cat("the KV pool holds ", length, " token(s); one sequence needs at least 2: give it more memory"));
+  for (const CacheGroup& g : o.groups) {
+    if (g.pages != CachePages::kAll) {
+      // The page being written, and, with steps in flight, one that filled and one that follows.
+      const int32_t needed = g.pages == CachePages::kFirst ? 1 : 3;
+      if (g.num_blocks < needed)
+        return refuse(cat("the pool of 16-bit pages has ", g.num_blocks, " blocks; one sequence needs ",
+                          needed, ": give it more memory"));
+      continue;
+    }
+    if (g.window == 0) continue;
+    // What one step of one sequence touches: the window, the new row, and a row in flight (depth 1),
+    // unaligned.
+    const int64_t pages = (length + o.page_tokens - 1) / o.page_tokens;
+    const int64_t needed = std::min(pages, (g.window + o.page_tokens - 1) / o.page_tokens + 2);
+    if (g.num_blocks < needed)
+      return refuse(cat("the KV pool of a window of ", g.window, " tokens has ", g.num_blocks, " blocks of ",
+                        o.page_tokens, " tokens; one sequence needs ", needed, ": give it more memory"));
+  }
+  return std::unique_ptr<Scheduler>(new Scheduler(o, length));
+}
+
+Scheduler::Scheduler(const SchedulerOptions& o, int64_t max_length)
+    : options_(o),
+      max_length_(max_length),
+      blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed}) {
+  plan_.reserve(static_cast<size_t>(o.max_sequences));
+}
+
+// ---- lists and slots
+// ------------------------------------------------------------------------------------------
+
+bool Scheduler::before(const Sequence& a, const Sequence& b) {
+  return a.request->id != b.request->id ? a.request->id < b.request->id : a.index < b.index;
+}
+
+void Scheduler::insert(List& list, Sequence& s) {
+  int32_t after = list.tail;                                         // s goes behind it
+  if (list.head >= 0 && before(s, sequence(list.head))) after = -1;  // a preempted one returns to the front
+  while (after >= 0 && before(s, sequence(after))) after = sequence(after).prev;
+  s.prev = after;
+  s.next = after < 0 ? list.head : sequence(after).next;
+  (s.prev < 0 ? list.head : sequence(s.prev).next) = s.slot;
+  (s.next < 0 ? list.tail : sequence(s.next).prev) = s.slot;
+  ++list.size;
+}
+
+void Scheduler::remove(List& list, Sequence& s) {
+  (s.prev < 0 ? list.head : sequence(s.prev).next) = s.next;
+  (s.next < 0 ? list.tail : sequence(s.next).prev) = s.prev;
+  s.prev = s.next = -1;
+  --list.size;
+  refused_slot_ = -1;
+}
+
+Sequence& Scheduler::take_slot(RequestState& request) {
+  if (free_slots_.empty()) {
+    auto made = std::make_unique<Sequence>();
+    made->slot = static_cast<int32_t>(slots_.size());
+    free_slots_.push_back(made->slot);
+    slots_.push_back(std::move(made));
+  }
+  Sequence& s = sequence(free_slots_.back());
+  free_slots_.pop_back();
+  s.request = &request;
+  return s;
+}
+
+Sequence* Scheduler::live(int32_t slot, uint64_t token_version) {
+  Sequence& s = sequence(slot);
+  return s.token_version == token_version ? &s : nullptr;
+}
+
+void Scheduler::reclaim() {
+  for (int32_t slot : finished_slots_) {
+    Sequence& s = sequence(slot);
+    s.state = SequenceState::kFree;
+    s.request = nullptr;
+    s.output = {};
+    s.sampler = {};
+    s.pending = s.pending_sample = 0;
+    s.computed = s.committed = s.preemptions = 0;
+    s.first_token = {};
+    free_slots_.push_back(slot);
+  }
+  finished_slots_.clear();
+  for (uint64_t id : finished_requests_) requests_.erase(id);
+  finished_requests_.clear();
+}
+
+// ---- arrival and ends
+// -----------------------------------------------------------------------------------------
+
+Status Scheduler::check_length(const Request& request) const {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt + (request.stop.max_tokens > 0 ? 1 : 0) <= max_length_) return ok_status();
+  return Status(StatusCode::kOutOfRange,
+                cat("prompt: ", prompt, " tokens can never fit: the KV pool and context hold ", max_length_,
+                    " tokens of one sequence; shorten the prompt or give the KV pool more memory"),
+                "prompt");
+}
+
+Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_point now) {
+  OAR_CHECK(id > last_id_ && !request.prompt.empty() && request.n > 0);
+  OAR_RETURN_IF_ERROR(check_length(request));
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  last_id_ = id;
+  auto owned = std::make_unique<RequestState>();
+  RequestState& r = *owned;
+  r.id = id;
+  r.request = std::move(request);
+  r.seed = seed;
+  r.submitted = now;
+  r.max_length = prompt + std::min(r.request.stop.max_tokens, max_length_ - prompt);
+  r.open_choices = r.request.n;
+  r.open.assign(static_cast<size_t>(r.request.n), true);
+  if (r.wants_prompt_logprobs()) r.prompt_logprobs.resize(static_cast<size_t>(prompt));
+  if (r.request.deadline) earliest_deadline_ = std::min(earliest_deadline_, *r.request.deadline);
+  Sequence& s = take_slot(r);
+  r.slots.assign(static_cast<size_t>(r.request.n), s.slot);
+  s.index = 0;
+  s.state = SequenceState::kWaiting;
+  insert(waiting_, s);
+  requests_.emplace(id, std::move(owned));
+  return ok_status();
+}
+
+void Scheduler::finish(Sequence& s, const Outcome& outcome, std::vector<Outcome>& out) {
+  RequestState& r = *s.request;
+  remove(s.state == SequenceState::kRunning ? running_ : waiting_, s);
+  blocks_.release(s.blocks);
+  s.state = SequenceState::kFinished;
+  ++s.token_version;
+  ++s.block_version;
+  finished_slots_.push_back(s.slot);
+  r.open[static_cast<size_t>(outcome.index)] = false;
+  if (--r.open_choices == 0) {
+    r.ended = true;
+    finished_requests_.push_back(r.id);
+  }
+  out.push_back(outcome);
+}
+
+void Scheduler::end_choice(RequestState& r, int32_t index, FinishReason reason, std::vector<Outcome>& out) {
+  if (!r.open[static_cast<size_t>(index)]) return;
+  const int32_t slot = r.slots[static_cast<size_t>(index)];
+  Outcome outcome{&r, index, slot, -1, false, -1, reason, -1};
+  if (r.forked || r.open_choices == 1) {
+    finish(sequence(slot), outcome, out);
+    return;
+  }
+  outcome.slot = -1;  // the prompt goes on for the other choices
+  r.open[static_cast<size_t>(index)] = false;
+  --r.open_choices;
+  out.push_back(outcome);
+}
+
+void Scheduler::end_request(RequestState& r, FinishReason reason, std::vector<Outcome>& out) {
+  for (int32_t i = 0; i < r.request.n; ++i) end_choice(r, i, reason, out);
+}
+
+void Scheduler::cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out) {
+  if (const auto it = requests_.find(id); it != requests_.end()) end_request(*it->second, reason, out);
+}
+
+void Scheduler::finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out) {
+  const auto it = requests_.find(id);
+  if (it != requests_.end() && index >= 0 && index < it->second->request.n)
+    end_choice(*it->second, index, reason, out);
+}
+
+void Scheduler::expire(Clock::time_point now, std::vector<Outcome>& out) {
+  if (now < earliest_deadline_) return;
+  earliest_deadline_ = Clock::time_point::max();
+  for (auto& [id, r] : requests_) {
+    if (!r->request.deadline || r->ended) continue;
+    if (*r->request.deadline <= now) end_request(*r, FinishReason::kDeadline, out);
+    else earliest_deadline_ = std::min(earliest_deadline_, *r->request.deadline);
+  }
+}
+
+void Scheduler::cancel_all(FinishReason reason, std::vector<Outcome>& out) {
+  for (auto& [id, r] : requests_) end_request(*r, reason, out);
+}
+
+// ---- commit
+// ---------------------------------------------------------------------------------------------------
+
+bool Scheduler::stops(const RequestState& r, int32_t token) const {
+  const auto has = [token](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  const StopParams& stop = r.request.stop;
+  return (!stop.ignore_eos && has(options_.eos_token_ids)) || has(stop.stop_token_ids);
+}
+
+// Appends one known token. False when the sequence ended with it.
+bool Scheduler::append(Sequence& s, int32_t token, int32_t sample, Clock::time_point now,
+                       std::vector<Outcome>& out) {
+  RequestState& r = *s.request;
+  ++stats_.generation_tokens;
+  if (s.output.empty()) s.first_token = now;
+  Outcome o{&r, s.index, s.slot, sample, true, token, FinishReason::kNone, -1};
+  if (static_cast<int64_t>(s.output.size()) >= r.request.stop.min_tokens && stops(r, token)) {
+    o.has_token = false;
+    o.finish = FinishReason::kStop;
+    o.stop_token = token;
+  } else {
+    s.output.push_back(token);
+    if (s.known() >= r.max_length) o.finish = FinishReason::kLength;
+  }
+  if (o.finish == FinishReason::kNone) {
+    out.push_back(o);
+    return true;
+  }
+  finish(s, o, out);
+  return false;
+}
+
+// What is in flight for this sequence no longer counts; it goes on from `position`.
+void Scheduler::take_back(Sequence& s, int64_t position) {
+  ++s.token_version;
+  ++s.block_version;
+  s.pending = 0;
+  s.computed = std::min(s.computed, position);
+  s.committed = std::min(s.committed, s.computed);
+}
+
+void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sampled, Clock::time_point now,
+                       std::vector<Outcome>& out) {
+  OAR_CHECK(sampled.size() == step.samples.size() && in_flight_ > 0);
+  --in_flight_;
+  const auto computed_to = [&](Sequence& s, int64_t end) {
+    s.committed = std::max(s.committed, end);
+    blocks_.publish(s.blocks, s.tokens(), s.committed);
+  };
+  for (const Step::Entry& e : step.entries) {
+    Sequence& s = sequence(e.slot);
+    if (s.block_version != e.block_version) continue;
+    computed_to(s, e.end);
+    RequestState& r = *s.request;
+    if (!r.forked && e.end >= r.prompt_size() && r.max_length <= r.prompt_size())
+      end_request(r, FinishReason::kLength, out);  // max_tokens == 0: only the prompt was asked for
+  }
+  for (size_t i = 0; i < step.samples.size(); ++i) {
+    const Step::Sample& sample = step.samples[i];
+    Sequence* s = live(sample.slot, sample.token_version);
+    if (s == nullptr) continue;
+    const int64_t known = s->known();
+    // A choice born in this step has no entry of its own; the row it was sampled from speaks for it.
+    if (s->block_version == sample.block_version) computed_to(*s, known);
+    --s->pending;
+    bool goes_on = true;
+    for (int32_t token : sampled[i])
+      if (goes_on) goes_on = append(*s, token, static_cast<int32_t>(i), now, out);
+    if (goes_on && sampled[i].size() != 1) take_back(*s, sampled[i].empty() ? known - 1 : known);
+  }
+}
+
+// ---- inspection
+// -----------------------------------------------------------------------------------------------
+
+SequenceStats Scheduler::sequence_stats(const Outcome& o, Clock::time_point now) const {
+  const RequestState& r = *o.request;
+  SequenceStats st;
+  st.prompt_tokens = r.prompt_size();
+  st.cached_tokens = r.cached_tokens;
+  st.submitted = r.submitted;
+  st.scheduled = r.scheduled;
+  st.finished = now;
+  if (o.slot >= 0) {
+    const Sequence& s = *slots_[static_cast<size_t>(o.slot)];
+    st.completion_tokens = static_cast<int64_t>(s.output.size()) + (o.stop_token >= 0 ? 1 : 0);
+    st.preemptions = s.preemptions;
+    st.first_token = s.first_token;
+  }
+  return st;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats st = stats_;
+  st.running = running_.size;
+  st.waiting = waiting_.size;
+  return st;
+}
+
+Status Scheduler::verify() const {
+  std::vector<const BlockTables*> tables;
+  const auto walk = [&](const List& list, SequenceState state, const char* name) -> Status {
+    int64_t n = 0;
+    const Sequence* last = nullptr;
+    for (int32_t i = list.head; i >= 0; i = slots_[static_cast<size_t>(i)]->next, ++n) {
+      const Sequence& s = *slots_[static_cast<size_t>(i)];
+      if (s.state != state)
+        return internal_error(cat("slot ", i, " is in the ", name, " list in another state"));
+      if (last != nullptr && !before(*last, s))
+        return internal_error(cat("the ", name, " list is out of order"));
+      if (s.committed > s.computed || s.computed > s.total())
+        return internal_error(cat("slot ", i, ": positions"));
+      if (state == SequenceState::kWaiting && s.computed != 0)
+        return internal_error("a waiting sequence computed");
+      if (s.known() >= s.request->max_length && s.request->forked)
+        return internal_error("a sequence grew too long");
+      last = &s;
+    }
+    if (n != list.size) return internal_error(cat("the ", name, " list is miscounted"));
+    return ok_status();
+  };
+  OAR_RETURN_IF_ERROR(walk(waiting_, SequenceState::kWaiting, "waiting"));
+  OAR_RETURN_IF_ERROR(walk(running_, SequenceState::kRunning, "running"));
+  if (running_.size > options_.max_sequences) return internal_error("more sequences run than allowed");
+  for (const auto& s : slots_) {
+    if (s->state == SequenceState::kRunning) {
+      tables.push_back(&s->blocks);
+      continue;
+    }
+    for (const auto& g : s->blocks.groups)
+      if (!g.blocks.empty()) return internal_error(cat("slot ", s->slot, " holds blocks without running"));
+  }
+  return blocks_.verify(tables);
+}
+
+}  // namespace oar

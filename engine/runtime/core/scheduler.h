@@ -1,0 +1,198 @@
+// Scheduler: which tokens run in the next step. Continuous batching with one token budget for decodes and
+// prefill chunks, preemption by recompute, first come first served. Pure logic: no device, no threads, time
+// is passed in, and the same calls give the same steps. README.md states what it guarantees and why.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/runtime/core/block_manager.h"
+#include "engine/runtime/core/model_runner.h"
+#include "engine/runtime/core/request.h"
+#include "engine/runtime/core/sequence.h"
+
+namespace oar {
+
+struct SchedulerOptions {
+  int64_t max_context = 0;
+  int64_t max_batch_tokens = 0;  // rows of one step
+  int64_t max_sequences = 0;     // running at once, and rows of logits of one step; <= max_batch_tokens
+  int32_t page_tokens = 0;
+  std::vector<CacheGroup> groups;
+  std::vector<int32_t> eos_token_ids;
+  bool prefix_cache = true;
+  uint64_t hash_seed = 0;
+  // Steps that may be in flight when next() is called: 0 is lockstep, 1 overlaps host and device.
+  int32_t depth = 0;
+};
+
+// One step: rows for the runner, and who gets what comes back. Filled by next(); its memory is reused.
+struct Step {
+  struct Entry {
+    int32_t slot;
+    uint64_t block_version;
+    int64_t end;  // positions computed once the step has run
+  };
+  struct Sample {
+    int32_t slot;
+    uint64_t token_version, block_version;
+    int32_t logit_row;  // into Batch::logit_rows; the choices of a fork share one
+  };
+  struct PromptRow {
+    int32_t slot;
+    uint64_t token_version;
+    int32_t logit_row;
+    int64_t position;  // its logits tell of the token at position + 1
+  };
+  uint64_t number = 0;
+  std::vector<int32_t> tokens;  // >= 0: the token; ~s: what sample s of the step before drew (depth 1 only)
+  std::vector<int32_t> positions, seq_start, context_len, logit_rows;
+  struct Group {
+    std::vector<int32_t> slots, tables;
+    int64_t max_blocks = 0;
+  };
+  std::vector<Group> groups;
+  std::vector<BlockCopy> copies;  // to perform in this order before the rows
+  std::vector<Entry> entries;     // one per sequence
+  std::vector<Sample> samples;
+  std::vector<PromptRow> prompt_rows;
+  int64_t prefill_tokens = 0;  // rows that are not the single row of a decode
+  std::vector<Batch::Group> batch_groups;
+
+  bool empty() const { return entries.empty(); }
+  // Points into this object.
+  Batch batch();
+};
+
+// Something to tell a caller. `request` and `slot` are valid until reclaim().
+struct Outcome {
+  RequestState* request;
+  int32_t index;
+  int32_t slot;    // -1: a choice that ended before the fork
+  int32_t sample;  // in the committed step; -1: none
+  bool has_token;
+  int32_t token;
+  FinishReason finish;
+  int32_t stop_token;
+};
+
+struct SchedulerStats {
+  int64_t running = 0, waiting = 0;  // sequences
+  uint64_t preemptions = 0, prompt_tokens = 0, generation_tokens = 0, prefix_queries = 0, prefix_hits = 0;
+};
+
+// Engine thread only. next(), commit() and expire() do not allocate once the requests at hand have been
+// admitted.
+class Scheduler {
+ public:
+  // FAILED_PRECONDITION names the limit that does not hold one sequence.
+  static Result<std::unique_ptr<Scheduler>> create(const SchedulerOptions& options);
+
+  // Tokens of the longest sequence that fits the pool alone and the context. Prompts must be shorter.
+  int64_t max_length() const { return max_length_; }
+
+  // OUT_OF_RANGE when the prompt can never fit. Constant, so any thread may ask.
+  Status check_length(const Request& request) const;
+  // Queues a validated request; `id` must grow from call to call. OUT_OF_RANGE as check_length().
+  Status add(uint64_t id, Request request, uint64_t seed, Clock::time_point now);
+  // Each open choice ends with `reason`; unknown ids are ignored. Works in every state.
+  void cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out);
+  // One choice ends; what is in flight for it is dropped when it comes back.
+  void finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out);
+  // Ends what is past its deadline.
+  void expire(Clock::time_point now, std::vector<Outcome>& out);
+  // Ends everything.
+  void cancel_all(FinishReason reason, std::vector<Outcome>& out);
+
+  // Plans a step, with at most `prompt_rows` rows that are not the single row of a decode; when no decode has
+  // a row, that does not count. False when there is nothing to run now: no work, or (depth 1) all of it waits
+  // for a commit.
+  bool next(Clock::time_point now, Step& step, int64_t prompt_rows = std::numeric_limits<int64_t>::max());
+  // How many sequences the next step can hold, by what they want.
+  struct Demand {
+    int64_t decodes = 0, prompts = 0;
+  };
+  Demand demand();
+  // What a step's samples drew, in the order of next(): ordinarily one token each. None takes the sample
+  // back: its last row runs again. Several append them all and compute those not yet computed (tokens forced
+  // by a grammar). In both cases work of this sequence that is in flight behind this step is dropped.
+  void commit(Step& step, std::span<const std::span<const int32_t>> sampled, Clock::time_point now,
+              std::vector<Outcome>& out);
+  // Frees finished slots; Outcomes handed out before are void.
+  void reclaim();
+
+  bool idle() const { return running_.size == 0 && waiting_.size == 0; }
+  // The sequence of an entry that still counts, or nullptr.
+  Sequence* live(int32_t slot, uint64_t token_version);
+  Sequence& sequence(int32_t slot) { return *slots_[static_cast<size_t>(slot)]; }
+  SequenceStats sequence_stats(const Outcome& outcome, Clock::time_point now) const;
+  SchedulerStats stats() const;
+  void reset_stats() { stats_ = {}; }
+  BlockManager& blocks() { return blocks_; }
+  const BlockManager& blocks() const { return blocks_; }
+  // Is `token` one at which this request stops?
+  bool stops(const RequestState& request, int32_t token) const;
+  // Walks everything; for tests.
+  Status verify() const;
+
+ private:
+  // A doubly linked list through the sequences, in order of (request id, choice).
+  struct List {
+    int32_t head = -1, tail = -1;
+    int64_t size = 0;
+  };
+  explicit Scheduler(const SchedulerOptions& options, int64_t max_length);
+  Sequence& take_slot(RequestState& request);
+  static bool before(const Sequence& a, const Sequence& b);
+  void insert(List& list, Sequence& s);
+  void remove(List& list, Sequence& s);
+
+  void clear(Step& step) const;
+  void plan_decode(Sequence& s);
+  void plan_prefill(Sequence& s, bool others_want);
+  bool admit(Sequence& s, Clock::time_point now);
+  bool make_room(Sequence& s);
+  void top_up();
+  int64_t chunk(const Sequence& s, int64_t rows) const;
+  void plan_rows(Sequence& s, int64_t rows);
+  void preempt(Sequence& s);
+  bool has_headroom(const Sequence& s) const;
+  int64_t blocks_wanted(const Sequence& s, int32_t group) const;
+  void emit_rows(Sequence& s);
+  void fork(Sequence& s, int32_t logit_row);
+  void add_sample(Sequence& s, int32_t logit_row);
+
+  bool append(Sequence& s, int32_t token, int32_t sample, Clock::time_point now, std::vector<Outcome>& out);
+  void take_back(Sequence& s, int64_t position);
+  void finish(Sequence& s, const Outcome& outcome, std::vector<Outcome>& out);
+  void end_choice(RequestState& r, int32_t index, FinishReason reason, std::vector<Outcome>& out);
+  void end_request(RequestState& r, FinishReason reason, std::vector<Outcome>& out);
+
+  SchedulerOptions options_;
+  int64_t max_length_;
+  BlockManager blocks_;
+  std::unordered_map<uint64_t, std::unique_ptr<RequestState>> requests_;
+  std::vector<std::unique_ptr<Sequence>> slots_;
+  std::vector<int32_t> free_slots_, finished_slots_;
+  std::vector<uint64_t> finished_requests_;
+  List running_, waiting_;
+  uint64_t last_id_ = 0, step_number_ = 0;
+  int32_t in_flight_ = 0;
+  Clock::time_point earliest_deadline_ = Clock::time_point::max();  // a lower bound
+  SchedulerStats stats_;
+
+  // The step being built.
+  Step* step_ = nullptr;
+  std::vector<int32_t> plan_;  // slots in row order
+  int64_t rows_left_ = 0, logits_left_ = 0;
+  bool preempted_ = false;
+  // The waiting head that did not fit, and blocks_.releases() then: no use asking again before it moves.
+  int32_t refused_slot_ = -1;
+  uint64_t refused_at_ = 0;
+};
+
+}  // namespace oar

@@ -1,0 +1,330 @@
+// Planning one step: decodes, then running prefills, then admissions, all from one budget of rows. First
+// every sequence gets its rows and blocks (and may lose them to an older one), then the rows are written out.
+#include <algorithm>
+
+#include "engine/runtime/core/scheduler.h"
+
+namespace oar {
+
+// Empty, with room for the largest step: no step allocates after a Step's first.
+void Scheduler::clear(Step& step) const {
+  const size_t rows = static_cast<size_t>(options_.max_batch_tokens);
+  const size_t sequences = static_cast<size_t>(options_.max_sequences);
+  const auto reset = [](auto& v, size_t room) {
+    v.clear();
+    v.reserve(room);
+  };
+  reset(step.tokens, rows);
+  reset(step.positions, rows);
+  reset(step.seq_start, sequences + 1);
+  reset(step.context_len, sequences);
+  reset(step.logit_rows, sequences);
+  step.groups.resize(options_.groups.size());
+  for (auto& g : step.groups) {
+    reset(g.slots, rows);
+    reset(g.tables, sequences * static_cast<size_t>(blocks_.blocks_for(max_length_)));
+  }
+  reset(step.copies, sequences * options_.groups.size());
+  reset(step.entries, sequences);
+  reset(step.samples, sequences);
+  reset(step.prompt_rows, sequences);
+  step.prefill_tokens = 0;
+}
+
+Scheduler::Demand Scheduler::demand() {
+  Demand d;
+  for (int32_t i = running_.head; i >= 0; i = sequence(i).next) {
+    const Sequence& s = sequence(i);
+    if (s.uncomputed() > 1) ++d.prompts;
+    else if (s.uncomputed() == 1 && !s.at_end()) ++d.decodes;
+  }
+  d.prompts += std::min(waiting_.size, options_.max_sequences - running_.size);
+  return d;
+}
+
+bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
+  OAR_CHECK(in_flight_ <= options_.depth);
+  clear(step);
+  step_ = &step;
+  plan_.clear();
+  rows_left_ = options_.max_batch_tokens;
+  logits_left_ = options_.max_sequences - running_.size;  // every running sequence may have one row of logits
+  preempted_ = false;
+
+  // Making room preempts only sequences behind the needy one, so `next` links stay good.
+  for (int32_t i = running_.head; i >= 0; i = sequence(i).next) {
+    Sequence& s = sequence(i);
+    if (s.uncomputed() == 1 && !s.at_end()) plan_decode(s);
+  }
+  if (rows_left_ < options_.max_batch_tokens) rows_left_ = std::min(rows_left_, prompt_rows);
+  int64_t prefills = 0;
+  for (int32_t i = running_.head; i >= 0; i = sequence(i).next) prefills += sequence(i).uncomputed() > 1;
+  for (int32_t i = running_.head; i >= 0 && rows_left_ > 0; i = sequence(i).next) {
+    Sequence& s = sequence(i);
+    if (s.uncomputed() > 1) plan_prefill(s, --prefills > 0 || (waiting_.size > 0 && !preempted_));
+  }
+  while (!preempted_ && waiting_.head >= 0 && running_.size < options_.max_sequences && rows_left_ > 0 &&
+         logits_left_ > 0) {
+    Sequence& s = sequence(waiting_.head);
+    if (!admit(s, now)) break;  // nobody overtakes the head
+    --logits_left_;
+    plan_prefill(s, waiting_.size > 0);
+  }
+  top_up();
+
+  for (int32_t slot : plan_)
+    if (sequence(slot).planned > 0) emit_rows(sequence(slot));
+  step_ = nullptr;
+  if (step.empty()) return false;
+  step.seq_start.push_back(static_cast<int32_t>(step.tokens.size()));
+  step.number = ++step_number_;
+  ++in_flight_;
+  // Tables, [B, max_blocks]. A choice forked above shares blocks, which changes nobody's table.
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    Step::Group& group = step.groups[g];
+    group.max_blocks = 1;
+    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
+    for (const Step::Entry& e : step.entries)
+      if (!first_only) group.max_blocks = std::max<int64_t>(group.max_blocks, blocks_.blocks_for(e.end));
+    group.tables.assign(step.entries.size() * static_cast<size_t>(group.max_blocks), 0);
+    for (size_t b = 0; b < step.entries.size(); ++b) {
+      const Step::Entry& e = step.entries[b];
+      const auto& table = sequence(e.slot).blocks.groups[g];
+      int32_t* row = group.tables.data() + b * static_cast<size_t>(group.max_blocks);
+      // A sequence whose step was taken back may hold a block beyond what this step reaches.
+      const size_t used = first_only ? 1 : static_cast<size_t>(blocks_.blocks_for(e.end));
+      for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
+    }
+  }
+  return true;
+}
+
+// ---- who gets how many rows
+// -----------------------------------------------------------------------------------
+
+void Scheduler::plan_rows(Sequence& s, int64_t rows) {
+  const bool reserved =
+      blocks_.reserve(s.blocks, s.computed + s.planned, s.computed + s.planned + rows, step_->copies);
+  OAR_CHECK(reserved, "rows were planned that the pool does not hold");
+  if (s.planned == 0) plan_.push_back(s.slot);
+  s.planned += static_cast<int32_t>(rows);
+  rows_left_ -= rows;
+  const RequestState& r = *s.request;
+  if (r.wants_prompt_logprobs() && r.prompt_rows_asked < r.prompt_size() - 1) {
+    const int64_t wanted = s.computed + s.planned - std::max(s.computed, r.prompt_rows_asked);
+    const int32_t extra = static_cast<int32_t>(std::max<int64_t>(0, wanted - 1));
+    logits_left_ -= extra - s.planned_extra;
+    s.planned_extra = extra;
+  }
+}
+
+// Of `rows` in total for this step, as many as the rows of logits allow (prompt log-probabilities want many).
+int64_t Scheduler::chunk(const Sequence& s, int64_t rows) const {
+  const RequestState& r = *s.request;
+  if (!r.wants_prompt_logprobs() || r.prompt_rows_asked >= r.prompt_size() - 1) return rows;
+  const int64_t silent = std::max(s.computed, r.prompt_rows_asked) - s.computed;
+  return std::min(rows, silent + 1 + s.planned_extra + logits_left_);
+}
+
+// Preempts younger sequences until `s` can get one row. False when there is none younger: s waits for the
+// older ones (or for a commit) and keeps its blocks.
+bool Scheduler::make_room(Sequence& s) {
+  while (blocks_.reservable(s.blocks, s.computed, 1) == 0) {
+    if (running_.tail == s.slot) return false;
+    preempt(sequence(running_.tail));
+  }
+  return true;
+}
+
+void Scheduler::plan_decode(Sequence& s) {
+  blocks_.leave_window(s.blocks, s.committed);
+  if (make_room(s)) plan_rows(s, 1);
+}
+
+void Scheduler::plan_prefill(Sequence& s, bool others_want) {
+  blocks_.leave_window(s.blocks, s.committed);
+  if (!make_room(s)) return;
+  // Half of what is left, so that a long prompt does not hold up a short one behind it; the rest returns in
+  // top_up().
+  const int64_t share =
+      others_want ? std::max((rows_left_ + 1) / 2, std::min<int64_t>(rows_left_, options_.page_tokens))
+                  : rows_left_;
+  const int64_t rows = blocks_.reservable(s.blocks, s.computed, chunk(s, std::min(s.uncomputed(), share)));
+  if (rows > 0) plan_rows(s, rows);
+}
+
+// What nobody wanted goes to the planned prefills, oldest first.
+void Scheduler::top_up() {
+  for (size_t i = 0; i < plan_.size() && rows_left_ > 0; ++i) {
+    Sequence& s = sequence(plan_[i]);
+    if (s.planned == 0 || s.planned >= s.uncomputed()) continue;
+    const int64_t more = chunk(s, std::min(s.uncomputed(), s.planned + rows_left_)) - s.planned;
+    const int64_t rows = more > 0 ? blocks_.reservable(s.blocks, s.computed + s.planned, more) : 0;
+    if (rows > 0) plan_rows(s, rows);
+  }
+}
+
+void Scheduler::preempt(Sequence& s) {
+  // Rows planned above go back. A copy planned into a block given up here stays planned: copies and rows run
+  // in order, so it lands before anything of the block's next holder.
+  rows_left_ += s.planned;
+  logits_left_ += s.planned_extra;
+  s.planned = s.planned_extra = 0;
+  ++logits_left_;
+  remove(running_, s);
+  blocks_.release(s.blocks);
+  s.computed = s.committed = 0;
+  ++s.block_version;  // tokens in flight still count: they were sampled from what was there
+  ++s.preemptions;
+  ++stats_.preemptions;
+  s.state = SequenceState::kWaiting;
+  insert(waiting_, s);
+  preempted_ = true;
+}
+
+// ---- admission
+// ------------------------------------------------------------------------------------------------
+
+// Blocks that a sequence will still take until all its tokens and one more are computed.
+int64_t Scheduler::blocks_wanted(const Sequence& s, int32_t group) const {
+  const auto& table = s.blocks.groups[static_cast<size_t>(group)];
+  const int64_t held = static_cast<int64_t>(table.blocks.size());
+  if (blocks_.pages(group) != CachePages::kAll) return held > table.first ? 0 : 1;
+  int64_t wanted = blocks_.blocks_for(std::min(s.total() + 1, max_length_)) - held;
+  if (const int64_t window = blocks_.window(group); window > 0) {
+    const int64_t most =
+        std::min(blocks_.total(group), blocks_.blocks_for(window + options_.max_batch_tokens) + 1);
+    wanted = std::min(wanted, most - (held - table.first));
+  }
+  return std::max<int64_t>(wanted, 0);
+}
+
+// Room for all that is promised: what running sequences still want, a block for each of them to grow by (so
+// that an admission is not followed by a preemption at once), and `s` itself.
+bool Scheduler::has_headroom(const Sequence& s) const {
+  for (int32_t g = 0; g < blocks_.num_groups(); ++g) {
+    int64_t promised = blocks_wanted(s, g);
+    for (int32_t i = running_.head; i >= 0; i = slots_[static_cast<size_t>(i)]->next)
+      promised +=
+          blocks_wanted(*slots_[static_cast<size_t>(i)], g) + (blocks_.pages(g) != CachePages::kFirst);
+    if (promised > blocks_.available(g)) return false;
+  }
+  return true;
+}
+
+bool Scheduler::admit(Sequence& s, Clock::time_point now) {
+  RequestState& r = *s.request;
+  if (s.at_end()) return false;  // its last token is in flight
+  if (refused_slot_ == s.slot && refused_at_ == blocks_.releases()) return false;
+  // The last known row runs in any case: its logits are wanted, now or, with a token in flight, if that is
+  // taken back.
+  int64_t limit = s.known() - 1;
+  if (r.wants_prompt_logprobs() && r.prompt_rows_asked < r.prompt_size() - 1)
+    limit = std::min(limit, r.prompt_rows_asked);
+  blocks_.prepare(s.blocks);
+  const int64_t hit = blocks_.match(s.blocks, r.request.cache_salt, s.tokens(), limit);
+  if (!has_headroom(s)) {
+    blocks_.release(s.blocks);
+    refused_slot_ = s.slot;
+    refused_at_ = blocks_.releases();
+    return false;
+  }
+  remove(waiting_, s);
+  s.state = SequenceState::kRunning;
+  s.computed = s.committed = hit;
+  insert(running_, s);
+  if (r.scheduled == Clock::time_point{}) {
+    r.scheduled = now;
+    r.cached_tokens = hit;
+    r.prompt_computed = hit;
+    stats_.prefix_queries += static_cast<uint64_t>(r.prompt_size());
+    stats_.prefix_hits += static_cast<uint64_t>(hit);
+  }
+  return true;
+}
+
+// ---- rows
+// -----------------------------------------------------------------------------------------------------
+
+void Scheduler::emit_rows(Sequence& s) {
+  Step& step = *step_;
+  RequestState& r = *s.request;
+  const int32_t page = options_.page_tokens;
+  const int64_t begin = s.computed, end = begin + s.planned, known = s.known();
+  const int32_t first_row = static_cast<int32_t>(step.tokens.size());
+  const TokenView tokens = s.tokens();
+  step.seq_start.push_back(first_row);
+  step.context_len.push_back(static_cast<int32_t>(end));
+  step.entries.push_back({s.slot, s.block_version, end});
+  if (s.uncomputed() > 1) step.prefill_tokens += s.planned;
+  for (int64_t p = begin; p < end; ++p) {
+    step.tokens.push_back(p < known ? tokens[p] : ~s.pending_sample);
+    step.positions.push_back(static_cast<int32_t>(p));
+  }
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    const auto& table = s.blocks.groups[g].blocks;
+    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
+    for (int64_t p = begin; p < end; ++p)
+      if (first_only && p >= page) step.groups[g].slots.push_back(-1);
+      else
+        step.groups[g].slots.push_back(table[static_cast<size_t>(p / page)] * page +
+                                       static_cast<int32_t>(p % page));
+  }
+  if (r.wants_prompt_logprobs()) {
+    for (int64_t p = std::max(begin, r.prompt_rows_asked); p < std::min(end, r.prompt_size() - 1); ++p) {
+      step.prompt_rows.push_back({s.slot, s.token_version, static_cast<int32_t>(step.logit_rows.size()), p});
+      step.logit_rows.push_back(first_row + static_cast<int32_t>(p - begin));
+      r.prompt_rows_asked = p + 1;
+    }
+  }
+  if (const int64_t reached = std::min(end, r.prompt_size()); reached > r.prompt_computed) {
+    stats_.prompt_tokens += static_cast<uint64_t>(reached - r.prompt_computed);
+    r.prompt_computed = reached;
+  }
+  s.computed = end;
+  s.planned = s.planned_extra = 0;
+  if (end < s.total() || r.max_length <= r.prompt_size()) return;
+  const int32_t logit_row = static_cast<int32_t>(step.logit_rows.size());
+  step.logit_rows.push_back(static_cast<int32_t>(step.tokens.size()) - 1);
+  if (r.forked) add_sample(s, logit_row);
+  else fork(s, logit_row);
+}
+
+void Scheduler::add_sample(Sequence& s, int32_t logit_row) {
+  s.pending_sample = static_cast<int32_t>(step_->samples.size());
+  ++s.pending;
+  step_->samples.push_back({s.slot, s.token_version, s.block_version, logit_row});
+}
+
+// The prompt is computed: one sequence per open choice from here on, all sampled from the same row.
+void Scheduler::fork(Sequence& s, int32_t logit_row) {
+  RequestState& r = *s.request;
+  r.forked = true;
+  const size_t room = static_cast<size_t>(r.max_length - r.prompt_size());
+  bool first = true;
+  for (int32_t i = 0; i < r.request.n; ++i) {
+    if (!r.open[static_cast<size_t>(i)]) continue;
+    Sequence& c = first ? s : take_slot(r);
+    r.slots[static_cast<size_t>(i)] = c.slot;
+    c.index = i;
+    c.output.reserve(room);
+    add_sample(c, logit_row);
+    if (first) {
+      first = false;
+      continue;
+    }
+    if (running_.size < options_.max_sequences) {
+      c.computed = s.computed;
+      c.committed = s.committed;
+      blocks_.fork(s.blocks, c.blocks);
+      c.state = SequenceState::kRunning;
+      insert(running_, c);
+    } else {  // joins later, and finds the prompt's pages in the prefix cache
+      ++c.block_version;
+      c.state = SequenceState::kWaiting;
+      insert(waiting_, c);
+    }
+  }
+}
+
+}  // namespace oar

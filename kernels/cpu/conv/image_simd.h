@@ -1,0 +1,26 @@
+// The families of ordinary models (kernels/conv.h, kernels/recurrent.h) of one instruction set as registry
+// entries. image_<isa>.cc names the set and includes this.
+#pragma once
+
+#include "kernels/cpu/conv/conv_simd.h"
+#include "kernels/cpu/conv/depthwise_simd.h"
+#include "kernels/cpu/conv/winograd_simd.h"
+#include "kernels/cpu/elementwise/narrow_simd.h"
+#include "kernels/cpu/elementwise/recurrent_simd.h"
+#include "kernels/cpu/elementwise/softmax_simd.h"
+#include "kernels/kernel_list.h"
+
+namespace oar::OAR_SIMD_NAMESPACE {
+
+constexpr std::array<KernelEntry, 8> image_kernels(Isa isa) {
+  return {{{KernelFamily::kConv, isa, conv_plan, conv_run},
+           {KernelFamily::kWinograd, isa, winograd_plan, winograd_run},
+           {KernelFamily::kDepthwise, isa, depthwise_plan, depthwise_run},
+           {KernelFamily::kPool, isa, pool_plan, pool_run},
+           {KernelFamily::kSoftmax, isa, softmax_plan, softmax_run},
+           {KernelFamily::kActivate, isa, activate_plan, activate_run},
+           {KernelFamily::kNarrow, isa, narrow_plan, narrow_run},
+           {KernelFamily::kRecurrent, isa, recurrent_plan, recurrent_run}}};
+}
+
+}  // namespace oar::OAR_SIMD_NAMESPACE

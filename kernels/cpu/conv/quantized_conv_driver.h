@@ -1,0 +1,390 @@
+// What convolution of narrow operands (kernels/quantized_conv.h) does around its innermost product, the same
+// for every instruction set: dividing the work, gathering windows into rows, scaling the sums. A Core gives
+// the product:
+//
+//   static constexpr int64_t kRows, kPanels;       largest tile: rows of pixels, panels of 16 channels
+//   static constexpr int64_t kWidth;               bytes of a value: 1, or 2 of bf16, whose sums are f32 bits
+//   static constexpr int64_t kStep;                bytes of a row it takes at a time: 4, or a divisor of 64
+//   static constexpr bool kTaps;                   takes windows tap by tap where they lie
+//                                                  (QuantizedTile::taps)
+//   static constexpr bool kStarts;                 sums begin with QuantizedTile::start; otherwise with 0
+//   static constexpr bool kSignedX;                multiplies i8 x as they are; otherwise x arrives as u8, i8
+//                                                  with its sign bit turned (128 more)
+//   static void begin(), end();                    around a chunk
+//   static void tile(Tile&)                        acc[r][panel 16 + lane] = sum over k of x[r][k] w[k][lane]
+//
+// Included by quantized_conv_<isa>.cc, which defines OAR_SIMD_NAMESPACE (simd.h) and is compiled with that
+// set's flags; everything is local to the file.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/conv/epilogue_simd.h"
+#include "kernels/cpu/conv/quantized_depthwise.h"
+#include "kernels/kernel_list.h"
+#include "kernels/partition.h"
+#include "kernels/quantized_conv.h"
+
+namespace oar {
+namespace {
+
+struct QuantizedTile {
+  const uint8_t* x;   // row r at x + r * ldx
+  int64_t ldx, rows;  // rows <= kRows
+  // With kTaps: where the first tap of each row lies, the next tap `table` pointers further, `per_tap` bytes
+  // each; null: rows lie at x, one tap.
+  const uint8_t* const* tap_rows;
+  int64_t table, taps, per_tap;
+  uint64_t skip;          // taps of which every row has padding that adds nothing, a bit each
+  bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
+  const int8_t* w;        // the first panel; the next `panel` bytes further
+  int64_t panel, panels;  // panels <= kPanels
+  const int8_t* ahead;   // filters that come next, to be fetched meanwhile: one line for each four bytes of a
+  int64_t ahead_step;    // row, this many bytes apart
+  int64_t Kp;            // bytes of a row, a multiple of kStep
+  const int32_t* start;  // [panels * 16], 64-byte aligned
+  int32_t* acc;          // [rows][panels * 16], ldacc apart, 64-byte aligned
+  int64_t ldacc;
+  int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
+};
+
+struct QuantizedWork {
+  const QuantizedConvArgs& a;
+  int64_t taps, C, K, Kp;  // the last three in bytes; Kp: K with what fills the last step
+  int64_t panels, pixels;
+  int64_t block, blocks;                       // of pixels
+  int64_t group, groups;                       // of panels
+  bool direct;                                 // rows are read where they lie
+  bool many_filters;                           // too much of the second-level cache
+  bool large_sum;                              // so is the tensor that is added
+  bool groups_outer;                           // the order of chunks: a worker has few groups and all pixels
+  bool tabled;                                 // taps are
+  static constexpr int64_t kMuch = 512 << 10;  // half of a second-level cache
+  QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, int64_t rows, bool by_taps)
+      : a(args) {
+    const WindowShape& w = a.window;
+    taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = ceil_div(K, step) * step;
+    panels = ceil_div(a.M, kQuantizedPanel);
+    pixels = w.N * w.OH * w.OW;
+    direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
+             w.pad_top == 0 && w.pad_left == 0;
+    tabled = by_taps && !direct && C % step == 0 && a.x_zeros == nullptr;
+    many_filters = panels * kQuantizedPanel * Kp > kMuch;
+    large_sum = a.sum.other != nullptr && pixels * a.M > kMuch;
+    groups_outer = many_filters && (direct || tabled);
+    // Enough chunks to balance, of whole tiles but for the last block. Where a worker keeps its filters, all
+    // groups of four panels are chunks and blocks only as many as are wanted beside them. Otherwise blocks
+    // come first, no larger than gathered rows that stay in the second-level cache, and groups only where
+    // blocks are few.
+    constexpr int64_t kMinChunks = 32, kLeast = 18, kMost = 128, kMostKept = 512, kGathered = 256 << 10;
+    const int64_t fours = ceil_div(panels, 4);
+    const int64_t most = groups_outer       ? kMostKept
+                         : tabled || direct ? kMost
+                                            : std::clamp<int64_t>(kGathered / Kp / 32 * 32, 32, kMost);
+    const int64_t wanted = ceil_div(pixels, groups_outer ? ceil_div(kMinChunks, fours) : kMinChunks);
+    block = std::max(std::max(kLeast, rows), ceil_div(wanted, rows) * rows);
+    block = std::min(pixels, std::min(block, most / rows * rows));
+    blocks = ceil_div(pixels, std::max<int64_t>(block, 1));
+    group = groups_outer
+                ? 4
+                : ceil_div(panels, std::min(ceil_div(kMinChunks, std::max<int64_t>(blocks, 1)), fours));
+    groups = ceil_div(panels, group);
+  }
+  size_t scratch_bytes() const {
+    if (tabled) return static_cast<size_t>(block * (taps + 1)) * sizeof(void*) + static_cast<size_t>(C);
+    return direct ? 0 : static_cast<size_t>(block * Kp + kQuantizedStep);
+  }
+};
+
+template <class Core>
+void quantized_plan(const void* args, int, KernelPlan* out) {
+  if (static_cast<const QuantizedConvArgs*>(args)->depthwise) return quantized_depthwise_plan(args, out);
+  const QuantizedWork w(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep, Core::kRows,
+                        Core::kTaps);
+  *out = {1, {w.blocks * w.groups}};
+  out->worker_scratch = w.scratch_bytes();
+}
+
+// n bytes, of which up to 31 behind may be read and written: `room` says whether that is so for the source.
+[[gnu::always_inline]] inline void copy_short(uint8_t* to, const uint8_t* from, int64_t n, bool room) {
+  struct Part {
+    uint8_t bytes[32];
+  };
+  if (!room) {
+    std::memcpy(to, from, static_cast<size_t>(n));
+    return;
+  }
+  for (int64_t i = 0; i < n; i += sizeof(Part)) std::memcpy(to + i, from + i, sizeof(Part));
+}
+
+// Windows of pixels [p0, p1) as rows of Kp bytes.
+inline void quantized_gather(const QuantizedWork& work, int64_t p0, int64_t p1, uint8_t* rows) {
+  const QuantizedConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const int64_t C = work.C, line = w.KW * C;
+  const uint8_t* end = a.x + w.N * w.H * w.W * C;
+  int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
+  for (int64_t p = p0; p < p1; ++p) {
+    uint8_t* to = rows + (p - p0) * work.Kp;
+    const auto padding = static_cast<uint8_t>(a.x_zeros ? a.x_zeros[n] : a.x_zero);
+    const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
+    const bool inside = w.dilation_w == 1 && x0 >= 0 && x0 + w.KW <= w.W;
+    for (int64_t i = 0; i < w.KH; ++i, to += line) {
+      const int64_t y = y0 + i * w.dilation_h;
+      if (y < 0 || y >= w.H) {
+        std::memset(to, padding, static_cast<size_t>(line));
+        continue;
+      }
+      const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
+      if (inside) {
+        copy_short(to, row + x0 * C, line, row + x0 * C + line + 31 < end);
+        continue;
+      }
+      for (int64_t j = 0; j < w.KW; ++j) {
+        const int64_t x = x0 + j * w.dilation_w;
+        if (x >= 0 && x < w.W) std::memcpy(to + j * C, row + x * C, static_cast<size_t>(C));
+        else std::memset(to + j * C, padding, static_cast<size_t>(C));
+      }
+    }
+    // Also what a short copy wrote too far. Up to 31 bytes of the next row, which comes after, or of the room
+    // behind the last.
+    constexpr uint8_t kZeros[16] = {};
+    for (int64_t i = 0; i < work.Kp - work.K; i += 16) std::memcpy(to + i, kZeros, 16);
+    if (++ow == w.OW) {
+      ow = 0;
+      if (++oh == w.OH) oh = 0, ++n;
+    }
+  }
+}
+
+// Where the taps of pixels [p0, p1) lie: [taps][p1 - p0]; `padding`: C bytes for those outside, which
+// `missing` tells by a bit each, of the first 64.
+inline void quantized_taps(const QuantizedWork& work, int64_t p0, int64_t p1, const uint8_t* padding,
+                           const uint8_t** table, uint64_t* missing) {
+  const QuantizedConvArgs& a = work.a;
+  const WindowShape& w = a.window;
+  const int64_t C = work.C, rows = p1 - p0;
+  const int64_t last_h = (w.KH - 1) * w.dilation_h, last_w = (w.KW - 1) * w.dilation_w;
+  int64_t ow = p0 % w.OW, oh = p0 / w.OW % w.OH, n = p0 / w.OW / w.OH;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t y0 = oh * w.stride_h - w.pad_top, x0 = ow * w.stride_w - w.pad_left;
+    const uint8_t** to = table + r;
+    missing[r] = 0;
+    if (y0 >= 0 && y0 + last_h < w.H && x0 >= 0 && x0 + last_w < w.W) {
+      const uint8_t* row = a.x + ((n * w.H + y0) * w.W + x0) * C;
+      for (int64_t i = 0; i < w.KH; ++i, row += w.dilation_h * w.W * C) {
+        for (int64_t j = 0; j < w.KW; ++j, to += rows) *to = row + j * w.dilation_w * C;
+      }
+    } else {
+      uint64_t bit = 1;
+      for (int64_t i = 0; i < w.KH; ++i) {
+        const int64_t y = y0 + i * w.dilation_h;
+        const uint8_t* row = a.x + (n * w.H + y) * w.W * C;
+        for (int64_t j = 0; j < w.KW; ++j, to += rows, bit <<= 1) {
+          const int64_t x = x0 + j * w.dilation_w;
+          const bool inside = y >= 0 && y < w.H && x >= 0 && x < w.W;
+          *to = inside ? row + x * C : padding;
+          if (!inside) missing[r] |= bit;
+        }
+      }
+    }
+    if (++ow == w.OW) {
+      ow = 0;
+      if (++oh == w.OH) oh = 0, ++n;
+    }
+  }
+}
+
+template <class Core, class T, QuantizedTail kTail = QuantizedTail::kPlain>
+void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
+                      const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0) {
+  // Copies whose address nobody has: bytes that are stored might otherwise be theirs, and each of the sixteen
+  // channels' constants would be read anew.
+  const QuantizedConvArgs a = args;
+  const QuantizedTile t = tile;
+  const float sum_inverse = lanes.sum_inverse;
+  const int64_t first = panel0 * kQuantizedPanel,
+                channels = std::min(t.panels * kQuantizedPanel, a.M - first);
+  const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
+#ifdef __AVX512BW__
+  if constexpr (sizeof(T) == 1 && Core::kPanels == 4) {
+    if (channels > 2 * kQuantizedPanel && !epilogue.later()) {  // fewer: 64 at once are no gain
+      const QuantizedBytes64<std::is_signed_v<T>, kTail> bytes(a, lanes, channels);
+      for (int64_t r = 0; r < t.rows; ++r)
+        bytes.store(t.acc + r * t.ldacc, static_cast<uint8_t*>(a.out), (pixel + r) * a.M + first);
+      return;
+    }
+  }
+#endif
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const int64_t at = (pixel + r) * a.M + first;
+    QuantizedImage image = {1.f, 0};
+    if constexpr (sizeof(T) == 1 && kTail == QuantizedTail::kPlain) {
+      if (epilogue.later()) {
+        alignas(64) float row[Core::kPanels * kQuantizedPanel];
+        for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
+          QuantizedFloats v;
+          quantized_scaled<Core, kTail>(v, lanes, c, t.acc + r * t.ldacc + c, image);
+          std::memcpy(row + c, &v, sizeof v);
+        }
+        quantized_activated(args, row, at, channels);
+        continue;
+      }
+    }
+    if constexpr (kTail == QuantizedTail::kImages) {
+      const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
+      image = {a.x_scale[n], a.x_zeros[n]};
+    }
+    for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
+      quantized_store<Core, T, kTail>(a, lanes, c, t.acc + r * t.ldacc + c, image, at + c,
+                                      static_cast<size_t>(std::min(kQuantizedPanel, channels - c)),
+                                      sum_inverse);
+    }
+    if (std::is_same_v<T, float> && epilogue.later())
+      OAR_SIMD_NAMESPACE::apply_epilogue(epilogue, static_cast<float*>(a.out) + at, channels);
+  }
+}
+
+// The lanes of the tile's channels. `flip`: x is 128 more than it means.
+template <int64_t kPanels>
+void quantized_lanes(const QuantizedConvArgs& a, int64_t panel, int64_t panels, bool flip,
+                     QuantizedLanes<kPanels>& lanes) {
+  const uint32_t zero = (a.x_zeros ? 0u : static_cast<uint32_t>(a.x_zero)) + (flip ? 128u : 0u);
+  const int64_t first = panel * kQuantizedPanel, n = std::min(panels * kQuantizedPanel, a.M - first);
+  lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
+  lanes.products = quantized_products(a);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t m = first + i;
+    lanes.shift[i] = a.shift ? a.shift[m] : 0.f;
+    lanes.scale[i] = a.scale ? a.scale[m] : 1.f;
+    lanes.w_sums[i] = a.w_sums ? a.w_sums[m] : 0;
+    lanes.start[i] = static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
+                                          zero * static_cast<uint32_t>(lanes.w_sums[i]));
+  }
+}
+
+template <class Core>
+void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
+                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel) {
+  if constexpr (Core::kWidth == 2) {
+    quantized_finish<Core, float>(a, t, lanes, pixel, panel);
+  } else {
+    switch (a.out_type) {
+      case QuantizedOut::kF32:
+        if (a.x_zeros) quantized_finish<Core, float, QuantizedTail::kImages>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, float>(a, t, lanes, pixel, panel);
+        break;
+      case QuantizedOut::kU8:
+        if (a.sum.other) quantized_finish<Core, uint8_t, QuantizedTail::kSum>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, uint8_t>(a, t, lanes, pixel, panel);
+        break;
+      case QuantizedOut::kI8:
+        if (a.sum.other) quantized_finish<Core, int8_t, QuantizedTail::kSum>(a, t, lanes, pixel, panel);
+        else quantized_finish<Core, int8_t>(a, t, lanes, pixel, panel);
+        break;
+      case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, lanes, pixel, panel); break;
+    }
+  }
+}
+
+// Asks for what is added to pixels [p0, p1) and for where the results go. A line of 64 channels of each pixel
+// is no order that a processor follows, and between two tiles there is not enough work to wait for memory.
+inline constexpr int64_t kSumAhead = 4;  // tiles
+inline void fetch_sum_lines(const QuantizedConvArgs& a, int64_t p0, int64_t p1, int64_t panel,
+                            int64_t panels) {
+  for (int64_t p = p0; p < p1; ++p) {
+    const int64_t at = p * a.M + panel * kQuantizedPanel;
+    for (int64_t c = at; c < at + panels * kQuantizedPanel; c += 64) {
+      __builtin_prefetch(a.sum.other + c, 0, 3);
+      __builtin_prefetch(static_cast<uint8_t*>(a.out) + c, 1, 3);
+    }
+  }
+}
+
+template <class Core>
+void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
+    return quantized_depthwise_run(args, begin, end);
+  const QuantizedWork work(*static_cast<const QuantizedConvArgs*>(args), Core::kWidth, Core::kStep,
+                           Core::kRows, Core::kTaps);
+  const QuantizedConvArgs& a = work.a;
+  if (work.pixels == 0) return;
+  const bool flip = a.x_signed && !Core::kSignedX;
+  alignas(64) int32_t acc[Core::kRows * Core::kPanels * kQuantizedPanel];
+  QuantizedLanes<Core::kPanels> lanes;
+  QuantizedTile t;
+  t.flip = flip, t.x_signed = a.x_signed;
+  t.panel = kQuantizedPanel * quantized_k(work.K), t.Kp = work.Kp;
+  t.configured = Core::kRows;
+  t.start = lanes.start;
+  t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
+  t.tap_rows = nullptr, t.taps = 1, t.per_tap = work.Kp, t.skip = 0;
+  auto** table = static_cast<const uint8_t**>(scratch.worker);
+  auto* missing = reinterpret_cast<uint64_t*>(table + work.block * work.taps);
+  auto* padding = reinterpret_cast<uint8_t*>(missing + work.block);
+  const auto pad = static_cast<uint8_t>(a.x_zero);
+  const bool skips = work.taps <= 64 && (flip ? pad ^ 0x80 : pad) == 0;
+  if (work.tabled) {
+    std::memset(padding, pad, static_cast<size_t>(work.C));
+    t.taps = work.taps, t.per_tap = work.C;
+  }
+  Core::begin();
+  int64_t gathered = -1;
+  for (int64_t id = begin; id < end; ++id) {
+    const int64_t which = work.groups_outer ? id % work.blocks : id / work.groups;
+    const int64_t g = work.groups_outer ? id / work.blocks : id % work.groups;
+    const int64_t p0 = which * work.block, p1 = std::min(work.pixels, p0 + work.block);
+    const uint8_t* rows = a.x + p0 * work.C;
+    t.ldx = work.C;
+    if (work.tabled) {
+      if (gathered != which) quantized_taps(work, p0, p1, padding, table, missing);
+      gathered = which, t.table = p1 - p0;
+    } else if (!work.direct) {
+      rows = static_cast<const uint8_t*>(scratch.worker);
+      t.ldx = work.Kp;
+      if (gathered != which) quantized_gather(work, p0, p1, static_cast<uint8_t*>(scratch.worker));
+      gathered = which;
+    }
+    const int64_t last = std::min(work.panels, (g + 1) * work.group);
+    for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
+      t.panels = std::min(Core::kPanels, last - panel);
+      t.w = a.w + panel * t.panel;
+      // The filters after these, in parts by rows: without that the first rows wait for memory.
+      const int64_t tiles = ceil_div(p1 - p0, Core::kRows), after = panel + t.panels;
+      const bool own_next = work.groups_outer ? (end - 1) / work.blocks > g : id + 1 < end;
+      const bool more = work.many_filters && after < work.panels && (after < last || own_next);
+      const int64_t next = more ? std::min(Core::kPanels, work.panels - after) : 0;
+      const int64_t parts = work.groups_outer ? work.blocks : 1;
+      t.ahead_step = ceil_div(4 * kQuantizedPanel * next, tiles * parts);
+      t.ahead = t.w + (more ? t.panels * t.panel + which % parts * tiles * t.ahead_step * (t.Kp / 4) : 0);
+      quantized_lanes(a, panel, t.panels, flip, lanes);
+      for (int64_t r = 0; r < p1 - p0; r += Core::kRows, t.ahead += t.ahead_step * (t.Kp / 4)) {
+        t.rows = std::min(Core::kRows, p1 - p0 - r);
+        if (work.large_sum) {
+          const int64_t soon = r + kSumAhead * Core::kRows;
+          fetch_sum_lines(a, p0 + (r == 0 ? 0 : soon), std::min(p1, p0 + soon + Core::kRows), panel,
+                          t.panels);
+        }
+        t.x = rows + r * t.ldx;
+        if (work.tabled) {
+          t.tap_rows = table + r;
+          t.skip = skips ? ~uint64_t{0} : 0;
+          for (int64_t i = 0; i < t.rows; ++i) t.skip &= missing[r + i];
+        }
+        Core::tile(t);
+        quantized_results<Core>(a, t, lanes, p0 + r, panel);
+      }
+    }
+  }
+  Core::end();
+}
+
+template <class Core>
+constexpr KernelEntry quantized_conv(Isa isa) {
+  return {Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv, isa,
+          quantized_plan<Core>, quantized_run<Core>};
+}
+
+}  // namespace
+}  // namespace oar
