@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
-#include "server/api/generation_params.h"
+#include "server/api/generation_request.h"
 #include "server/api/model_handle.h"
 #include "server/api/tensor_model.h"
 #include "server/grpc/grpc_limits.h"

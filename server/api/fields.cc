@@ -1,11 +1,13 @@
 #include "server/api/fields.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "engine/base/format.h"
 #include "engine/base/nearest.h"
 #include "engine/text/utf8.h"
+#include "server/api/field_rules.h"
 #include "server/api/json_writer.h"
 #include "server/api/unread_fields.h"
 
@@ -72,7 +74,7 @@ std::optional<int64_t> Fields::as_integer(std::string_view name, int64_t min, in
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return std::nullopt;
   auto out_of_range = [&] {
-    fail(name, cat(path_of(name), " must be an integer in [", min, ", ", max, "], got ", describe(*v)));
+    fail(name, rules::outside(path_of(name), "an integer", min, max, describe(*v)));
     return std::nullopt;
   };
   int64_t value = 0;
@@ -126,7 +128,7 @@ std::optional<double> Fields::as_number(std::string_view name, double min, doubl
                        : v->is_int64() ? static_cast<double>(v->get_int64())
                                        : static_cast<double>(v->get_uint64());
   if (!(value >= min && value <= max)) {
-    fail(name, cat(path_of(name), " must be a number in [", min, ", ", max, "], got ", describe(*v)));
+    fail(name, rules::outside(path_of(name), "a number", min, max, describe(*v)));
     return std::nullopt;
   }
   return value;
@@ -145,8 +147,7 @@ void Fields::string(std::string_view name, std::string& out, size_t max_bytes) {
   if (!v) return;
   if (!v->is_string()) return wrong_type(name, "a string", *v);
   if (v->get_string().size() > max_bytes) {
-    return fail(name, cat(path_of(name), " is ", v->get_string().size(), " bytes long; at most ", max_bytes,
-                          " are accepted"));
+    return fail(name, rules::too_long(path_of(name), v->get_string().size(), max_bytes));
   }
   out.assign(v->get_string().data(), v->get_string().size());
 }
@@ -158,10 +159,9 @@ void Fields::strings(std::string_view name, std::vector<std::string>& out, size_
   auto add = [&](const json::value& element, const std::string& where) {
     if (!element.is_string()) return wrong_type(where, "a string", element);
     const auto& text = element.get_string();
-    if (text.empty()) return fail(where, cat(path_of(where), " is empty; leave it out"));
+    if (text.empty()) return fail(where, rules::empty(path_of(where)));
     if (text.size() > max_bytes) {
-      return fail(where, cat(path_of(where), " is ", text.size(), " bytes long; at most ", max_bytes,
-                             " are accepted"));
+      return fail(where, rules::too_long(path_of(where), text.size(), max_bytes));
     }
     out.emplace_back(text.data(), text.size());
   };
@@ -170,10 +170,8 @@ void Fields::strings(std::string_view name, std::vector<std::string>& out, size_
     return add(*v, std::string(name));
   }
   const json::array& list = v->get_array();
-  if (list.size() > max_count) {
-    return fail(name,
-                cat(path_of(name), " has ", list.size(), " elements; at most ", max_count, " are accepted"));
-  }
+  if (list.size() > max_count)
+    return fail(name, rules::too_many(path_of(name), "elements", list.size(), max_count));
   for (size_t i = 0; i < list.size() && ok(); ++i) add(list[i], cat(name, "[", i, "]"));
 }
 
@@ -181,19 +179,36 @@ void Fields::integers(std::string_view name, std::vector<int32_t>& out, size_t m
                       int64_t max) {
   const json::array* list = array(name);
   if (!list) return;
-  if (list->size() > max_count) {
-    return fail(name,
-                cat(path_of(name), " has ", list->size(), " elements; at most ", max_count, " are accepted"));
-  }
+  if (list->size() > max_count)
+    return fail(name, rules::too_many(path_of(name), "elements", list->size(), max_count));
   out.reserve(list->size());
   for (size_t i = 0; i < list->size(); ++i) {
     const json::value& v = (*list)[i];
     if (!v.is_int64() || v.get_int64() < min || v.get_int64() > max) {
       const std::string where = cat(name, "[", i, "]");
-      return fail(where,
-                  cat(path_of(where), " must be an integer in [", min, ", ", max, "], got ", describe(v)));
+      return fail(where, rules::outside(path_of(where), "an integer", min, max, describe(v)));
     }
     out.push_back(static_cast<int32_t>(v.get_int64()));
+  }
+}
+
+void Fields::weights(std::string_view name, std::vector<std::pair<int32_t, float>>& out, size_t max_count,
+                     int64_t ids, double min, double max) {
+  const json::object* given = object(name);
+  if (!given) return;
+  if (given->size() > max_count)
+    return fail(name, rules::too_many(path_of(name), "entries", given->size(), max_count));
+  for (const auto& entry : *given) {
+    const std::string_view key(entry.key().data(), entry.key().size());
+    int64_t id = -1;
+    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || id < 0 || id >= ids)
+      return fail(name, rules::weighted_token(path_of(name), describe(json::value(entry.key())), ids));
+    json::error_code ec;
+    const double value = entry.value().to_number<double>(ec);
+    if (ec || !(value >= min && value <= max))
+      return fail(name, rules::weight(path_of(name), id, min, max, describe(entry.value())));
+    out.emplace_back(static_cast<int32_t>(id), static_cast<float>(value));
   }
 }
 

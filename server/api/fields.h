@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/base/json.h"
@@ -35,6 +36,9 @@ class Fields {
   // A string or an array of strings, none empty.
   void strings(std::string_view name, std::vector<std::string>& out, size_t max_count, size_t max_bytes);
   void integers(std::string_view name, std::vector<int32_t>& out, size_t max_count, int64_t min, int64_t max);
+  // {"<id>": number}: ids in [0, ids), which JSON writes as strings, and numbers in [min, max].
+  void weights(std::string_view name, std::vector<std::pair<int32_t, float>>& out, size_t max_count,
+               int64_t ids, double min, double max);
 
   // The value, or null when absent or null.
   const json::value* find(std::string_view name) const;

@@ -7,13 +7,8 @@
 #include "server/api/text_tools.h"
 
 namespace oar::api {
-namespace {
-
-constexpr int64_t kCompletionMaxTokens = 16;  // the legacy completions default, and Triton's
-
-}  // namespace
-
-std::string make_id(const char* prefix) {
+std::string make_id(const char* prefix, const std::string& given) {
+  if (!given.empty()) return prefix + given;
   thread_local std::mt19937_64 random{std::random_device{}() ^ (uint64_t{std::random_device{}()} << 32)};
   static constexpr char kHex[] = "0123456789abcdef";
   std::string id = prefix;
@@ -52,130 +47,90 @@ bool Frontend::ready() const {
          std::all_of(models_.begin(), models_.end(), [](const ModelHandle& m) { return ready(m); });
 }
 
-Result<GenerationSpec> Frontend::make_spec(const ModelHandle& model,
-                                           std::vector<std::vector<int32_t>> prompts, GenerationParams params,
-                                           const RequestContext& context, const char* id_prefix,
-                                           const std::string& param, int64_t default_max_tokens) const {
+Result<GenerationSpec> Frontend::prepare(const ModelHandle& model, GenerationRequest request,
+                                         const RequestContext& context) const {
   if (!accepting_) return unavailable("the server is shutting down; send the request to another one");
+  GenerationSpec spec;
+  spec.model = &model;
+  OAR_ASSIGN(spec.prompts, prompt_tokens(model, request, limits_));
+  request.conversation.reset();
+  request.prompts.clear();
+  const std::string field(request.prompt_field);
   const int64_t context_size = model.engine->request_limits().max_context;
   int64_t longest = 0;
-  for (const auto& p : prompts) {
+  for (const auto& p : spec.prompts) {
     const auto size = static_cast<int64_t>(p.size());
-    if (size == 0) return invalid_argument("the prompt has no tokens; send at least one", param);
+    if (size == 0) return invalid_argument("the prompt has no tokens; send at least one", field);
     if (size >= context_size) {
       return Status(StatusCode::kOutOfRange,
                     cat("the prompt has ", size, " tokens but the model's context holds ", context_size,
                         ", answer included; shorten the prompt"),
-                    param);
+                    field);
     }
     longest = std::max(longest, size);
   }
-  if (!params.max_tokens_given) {
-    params.stop.max_tokens = default_max_tokens > 0 ? default_max_tokens : context_size - longest;
-    params.stop.max_tokens = std::max(params.stop.max_tokens, params.stop.min_tokens);
+  if (request.max_tokens) {
+    request.stop.max_tokens = *request.max_tokens;
+  } else {
+    const int64_t usual = request.default_max_tokens;
+    request.stop.max_tokens = std::max(usual > 0 ? usual : context_size - longest, request.stop.min_tokens);
   }
-  GenerationSpec spec;
-  spec.model = &model;
-  spec.prompts = std::move(prompts);
-  spec.id = make_id(id_prefix);
-  spec.deadline = context.deadline;
-  if (params.timeout_seconds) {
+  request.deadline = context.deadline;
+  if (request.timeout_seconds) {
     const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(*params.timeout_seconds));
-    spec.deadline = spec.deadline ? std::min(*spec.deadline, own) : own;
+                                        std::chrono::duration<double>(*request.timeout_seconds));
+    request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
   }
-  spec.params = std::move(params);
+  if (request.id.empty()) request.id = make_id("gen-", context.id);
+  spec.request = std::move(request);
   const auto index = static_cast<size_t>(&model - models_.data());
   if (index < observers_.size()) spec.observer = observers_[index];
   return spec;
 }
 
+Result<Prepared> Frontend::prepare_openai(const ModelHandle& model, GenerationRequest request,
+                                          AnswerOptions answer, const RequestContext& context,
+                                          const char* id_prefix) const {
+  request.id = make_id(id_prefix, context.id);
+  answer.streaming = request.streaming;
+  answer.echo = request.echo;
+  Prepared out;
+  out.answer = std::move(answer);
+  OAR_ASSIGN(out.spec, prepare(model, std::move(request), context));
+  return out;
+}
+
 Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestContext& context) const {
   OAR_ASSIGN(const ModelHandle* model, find_in(body));
-  OAR_ASSIGN(ChatRequest r, parse_chat_request(body, *model, limits_));
-  OAR_ASSIGN(const ChatPrompt prompt, render_chat(*model, r, limits_));
-  Prepared out;
-  out.answer.chat = true;
-  out.answer.streaming = r.streaming;
-  out.answer.echo = r.echo;
-  if (r.echo) {
-    const json::value& last = r.messages.back().at("content");
-    out.answer.echoes.push_back({last.is_string() ? std::string(last.get_string()) : std::string()});
-  }
-  OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, prompt, r.add_special_tokens));
-  std::vector<std::vector<int32_t>> prompts;
-  prompts.push_back(std::move(tokens));
-  OAR_ASSIGN(out.spec,
-             make_spec(*model, std::move(prompts), std::move(r.params), context, "chatcmpl-", "messages", 0));
-  return out;
+  OAR_ASSIGN(GenerationRequest r, parse_chat_request(body, *model, limits_));
+  AnswerOptions answer;
+  answer.chat = true;
+  if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
+  return prepare_openai(*model, std::move(r), std::move(answer), context, "chatcmpl-");
 }
 
 Result<Prepared> Frontend::prepare_completion(const json::object& body, const RequestContext& context) const {
   OAR_ASSIGN(const ModelHandle* model, find_in(body));
-  OAR_ASSIGN(CompletionRequest r, parse_completion_request(body, *model, limits_));
-  Prepared out;
-  out.answer.streaming = r.streaming;
-  out.answer.echo = r.echo;
-  std::vector<std::vector<int32_t>> prompts;
-  for (Prompt& prompt : r.prompts) {
-    if (const auto* text = std::get_if<std::string>(&prompt)) {
-      OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(*model, *text, r.add_special_tokens));
-      prompts.push_back(std::move(tokens));
-      if (r.echo)
-        out.answer.echoes.push_back({*text, true, r.add_special_tokens && model->tokenizer->adds_bos()});
-    } else {
-      prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
-      const bool skip = r.params.text.skip_special_tokens;
-      if (r.echo) out.answer.echoes.push_back({detokenize(*model, prompts.back(), skip), !skip});
+  OAR_ASSIGN(GenerationRequest r, parse_completion_request(body, *model, limits_));
+  AnswerOptions answer;
+  if (r.echo) {
+    for (const Prompt& prompt : r.prompts) {
+      if (const auto* text = std::get_if<std::string>(&prompt)) {
+        answer.echoes.push_back({*text, true, r.add_special_tokens && model->tokenizer->adds_bos()});
+      } else {
+        const bool skip = r.text.skip_special_tokens;
+        answer.echoes.push_back({detokenize(*model, std::get<std::vector<int32_t>>(prompt), skip), !skip});
+      }
     }
   }
-  OAR_ASSIGN(out.spec, make_spec(*model, std::move(prompts), std::move(r.params), context, "cmpl-", "prompt",
-                                 kCompletionMaxTokens));
-  return out;
-}
-
-Result<GenerationSpec> Frontend::prepare_text(const ModelHandle& model, const std::string& text,
-                                              const json::object& fields,
-                                              const RequestContext& context) const {
-  bool special = true;
-  Fields f(fields);
-  f.boolean("add_special_tokens", special);
-  if (!f.ok()) return f.status();
-  OAR_ASSIGN(std::vector<int32_t> tokens, tokenize(model, text, special));
-  return prepare_fields(model, std::move(tokens), f, context, "text_input", kCompletionMaxTokens);
-}
-
-Result<GenerationSpec> Frontend::prepare_tokens(const ModelHandle& model, std::vector<int32_t> tokens,
-                                                const json::object& fields, const RequestContext& context,
-                                                const std::string& param, int64_t default_max_tokens) const {
-  Fields f(fields);
-  return prepare_fields(model, std::move(tokens), f, context, param, default_max_tokens);
-}
-
-Result<GenerationSpec> Frontend::prepare_fields(const ModelHandle& model, std::vector<int32_t> tokens,
-                                                Fields& f, const RequestContext& context,
-                                                const std::string& param, int64_t default_max_tokens) const {
-  GenerationParams params = default_params(model.defaults);
-  const RequestLimits& engine = model.engine->request_limits();
-  read_params(f, engine, limits_, 1, params);
-  if (const json::value* logprobs = f.find("logprobs")) {
-    // true means the chosen tokens' own, a number also that many alternatives.
-    if (logprobs->is_bool()) params.sampling.logprobs = logprobs->get_bool() ? 0 : -1;
-    else f.integer("logprobs", params.sampling.logprobs, 0, engine.max_logprobs);
-  }
-  f.refuse_rest();
-  if (!f.ok()) return f.status();
-  std::vector<std::vector<int32_t>> prompts;
-  prompts.push_back(std::move(tokens));
-  return make_spec(model, std::move(prompts), std::move(params), context, "gen-", param, default_max_tokens);
+  return prepare_openai(*model, std::move(r), std::move(answer), context, "cmpl-");
 }
 
 Result<std::string> Frontend::tokenize_json(const json::object& body) const {
   OAR_ASSIGN(const ModelHandle* model, find_in(body));
-  OAR_ASSIGN(TokenizeRequest r, parse_tokenize_request(body, *model, limits_));
-  ChatPrompt prompt{std::move(r.prompt), {}};
-  if (r.is_chat) { OAR_ASSIGN(prompt, render_chat(*model, r.chat, limits_)); }
-  OAR_ASSIGN(const std::vector<int32_t> tokens, tokenize(*model, prompt, r.add_special_tokens));
+  OAR_ASSIGN(const TokenizeRequest r, parse_tokenize_request(body, *model, limits_));
+  OAR_ASSIGN(const std::vector<std::vector<int32_t>> prompts, prompt_tokens(*model, r.prompt, limits_));
+  const std::vector<int32_t>& tokens = prompts.front();
   std::string out;
   JsonWriter w(out);
   w.begin_object();

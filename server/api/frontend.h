@@ -16,7 +16,7 @@ namespace oar::api {
 
 // What the transport knows of a request.
 struct RequestContext {
-  std::string id;                             // for logs; made up when empty
+  std::string id;                             // how the caller calls it; made up when empty
   std::optional<Clock::time_point> deadline;  // the transport's own
 };
 
@@ -41,16 +41,12 @@ class Frontend {
   bool ready() const;
   static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
 
+  // From a parsed request to the engine's: tokens, what the context has room for, the deadline.
+  Result<GenerationSpec> prepare(const ModelHandle& model, GenerationRequest request,
+                                 const RequestContext& context) const;
+  // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
-  // One text prompt with the shared generation fields in `fields` (Open Inference, Triton).
-  Result<GenerationSpec> prepare_text(const ModelHandle& model, const std::string& text,
-                                      const json::object& fields, const RequestContext& context) const;
-  // One prompt given as tokens, the same way. `param` names the prompt's field in messages;
-  // `default_max_tokens` 0 means what the context has room for.
-  Result<GenerationSpec> prepare_tokens(const ModelHandle& model, std::vector<int32_t> tokens,
-                                        const json::object& fields, const RequestContext& context,
-                                        const std::string& param, int64_t default_max_tokens) const;
 
   // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"..."}.
   Result<std::string> tokenize_json(const json::object& body) const;
@@ -58,13 +54,8 @@ class Frontend {
 
  private:
   Result<const ModelHandle*> find_in(const json::object& body) const;
-  Result<GenerationSpec> prepare_fields(const ModelHandle& model, std::vector<int32_t> tokens, Fields& fields,
-                                        const RequestContext& context, const std::string& param,
-                                        int64_t default_max_tokens) const;
-  Result<GenerationSpec> make_spec(const ModelHandle& model, std::vector<std::vector<int32_t>> prompts,
-                                   GenerationParams params, const RequestContext& context,
-                                   const char* id_prefix, const std::string& param,
-                                   int64_t default_max_tokens) const;
+  Result<Prepared> prepare_openai(const ModelHandle& model, GenerationRequest request, AnswerOptions answer,
+                                  const RequestContext& context, const char* id_prefix) const;
 
   std::vector<ModelHandle> models_;
   std::vector<GenerationObserver*> observers_;
@@ -72,7 +63,7 @@ class Frontend {
   std::atomic<bool> accepting_{true};
 };
 
-// A fresh identifier: the prefix and 128 random bits in hexadecimal.
-std::string make_id(const char* prefix);
+// An identifier: the prefix, and what the caller calls the request or else 128 random bits in hexadecimal.
+std::string make_id(const char* prefix, const std::string& given = {});
 
 }  // namespace oar::api

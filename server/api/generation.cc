@@ -47,7 +47,7 @@ Status Generation::submit() {
   const std::weak_ptr<Generation> weak = weak_from_this();
   last_token_.resize(static_cast<size_t>(choices()));
   progress_.resize(count);
-  for (Progress& p : progress_) p.open = spec_.params.n;
+  for (Progress& p : progress_) p.open = spec_.request.n;
   open_choices_ = choices();
   submitted_ = Clock::now();
   // Events wait until everything is submitted: a refusal of the last prompt must not follow output of the
@@ -55,14 +55,17 @@ Status Generation::submit() {
   wakeups_ = 1;
   for (size_t i = 0; i < count; ++i) {
     Request request;
-    request.id = spec_.id;
+    const GenerationRequest& asked = spec_.request;
+    request.id = asked.id;
     request.prompt = spec_.prompts[i];
-    request.sampling = spec_.params.sampling;
-    request.stop = spec_.params.stop;
-    request.n = spec_.params.n;
-    request.deadline = spec_.deadline;
-    request.cache_salt = spec_.params.cache_salt;
-    auto stream = TextStream::create(spec_.model->tokenizer, spec_.params.text, spec_.params.n, [weak] {
+    request.sampling = asked.sampling;
+    request.sampling.logprobs = asked.logprobs.value_or(-1);
+    request.sampling.prompt_logprobs = asked.prompt_logprobs.value_or(-1);
+    request.stop = asked.stop;
+    request.n = asked.n;
+    request.deadline = asked.deadline;
+    request.cache_salt = asked.cache_salt;
+    auto stream = TextStream::create(spec_.model->tokenizer, asked.text, asked.n, [weak] {
       if (const auto self = weak.lock()) self->wake();
     });
     OAR_RETURN_IF_ERROR(stream->start(*spec_.model->engine, std::move(request)));
@@ -95,7 +98,7 @@ void Generation::deliver() {
         auto event = streams_[i]->next(std::chrono::milliseconds(0));
         if (!event) break;
         --budget;
-        const int32_t choice = static_cast<int32_t>(i) * spec_.params.n + event->index;
+        const int32_t choice = static_cast<int32_t>(i) * spec_.request.n + event->index;
         observe(i, choice, *event);
         if (event->finish != FinishReason::kNone) --open_choices_;
         on_event_(*this, choice, std::move(*event));
@@ -132,7 +135,7 @@ void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) 
   }
   if (--progress.open > 0) return;
   if (progress.timed > 0) progress.outcome.seconds_per_token /= progress.timed;
-  observer->on_finish(progress.outcome, spec_.params);
+  observer->on_finish(progress.outcome, spec_.request);
 }
 
 Status failure_of(const TextEvent& event) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/runtime/text_stream.h"
-#include "server/api/generation_params.h"
+#include "server/api/generation_request.h"
 #include "server/api/worker_pool.h"
 
 namespace oar::api {
@@ -33,7 +33,7 @@ class GenerationObserver {
   virtual void on_first_token(double seconds_since_submit) = 0;  // of any choice
   // `tokens` tokens of a choice arrived together, `seconds` after the ones before.
   virtual void on_next_tokens(double seconds, size_t tokens) = 0;
-  virtual void on_finish(const PromptOutcome& outcome, const GenerationParams& params) = 0;
+  virtual void on_finish(const PromptOutcome& outcome, const GenerationRequest& request) = 0;
 };
 
 // Sums over a model's finished requests, for protocols that report statistics themselves.
@@ -46,9 +46,7 @@ struct RequestTotals {
 struct GenerationSpec {
   const ModelHandle* model = nullptr;
   std::vector<std::vector<int32_t>> prompts;
-  GenerationParams params;
-  std::string id;
-  std::optional<Clock::time_point> deadline;
+  GenerationRequest request;               // settled: id, stop.max_tokens, deadline; its own prompts are gone
   GenerationObserver* observer = nullptr;  // may be null; outlives the generation
 };
 
@@ -64,7 +62,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void cancel();
   bool done() const { return open_choices_ == 0; }  // executor thread only: every choice has finished
-  int32_t choices() const { return static_cast<int32_t>(spec_.prompts.size()) * spec_.params.n; }
+  int32_t choices() const { return static_cast<int32_t>(spec_.prompts.size()) * spec_.request.n; }
   const GenerationSpec& spec() const { return spec_; }
 
  private:

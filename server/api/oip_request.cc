@@ -77,6 +77,24 @@ Status check_oip_request(const OipTextRequest& request) {
   return ok_status();
 }
 
+Result<GenerationRequest> text_generation(const OipTextRequest& request, const ModelHandle& model,
+                                          const ApiLimits& limits) {
+  GenerationRequest r = request_for(model);
+  r.default_max_tokens = kCompletionMaxTokens;
+  r.prompts.emplace_back(request.text);
+  r.prompt_field = "text_input";
+  Fields f(request.fields);
+  f.boolean("add_special_tokens", r.add_special_tokens);
+  read_params(f, model.engine->request_limits(), limits, r);
+  if (const json::value* logprobs = f.find("logprobs"); logprobs && *logprobs != false)
+    f.fail("logprobs", "logprobs have no place in text_output; use /v1/completions, or oar.v1 over gRPC");
+  f.refuse_rest();
+  if (!f.ok()) return f.status();
+  if (r.n != 1)
+    return invalid_argument("n must be 1 here: text_output is one text; use /v1/completions", "n");
+  return r;
+}
+
 Result<OipTextRequest> parse_generate_body(const json::object& body, bool stream) {
   OipTextRequest r;
   Fields f(body);

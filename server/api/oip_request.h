@@ -6,8 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/base/json.h"
-#include "engine/base/status.h"
+#include "server/api/generation_request.h"
 
 namespace oar::api {
 
@@ -29,6 +28,10 @@ Status merge_sampling_parameters(std::string_view text, json::object& fields);
 Status merge_parameter(std::string_view name, const json::value& value, OipTextRequest& request);
 // Contradictions between fields.
 Status check_oip_request(const OipTextRequest& request);
+
+// The request of the model, checked.
+Result<GenerationRequest> text_generation(const OipTextRequest& request, const ModelHandle& model,
+                                          const ApiLimits& limits);
 
 // Body of POST /v2/models/{m}/generate: {"id","text_input","parameters":{...}, more parameters}.
 Result<OipTextRequest> parse_generate_body(const json::object& body, bool stream);

@@ -1,8 +1,5 @@
 #include "server/api/openai_request.h"
 
-#include <algorithm>
-#include <array>
-
 #include "engine/base/format.h"
 
 namespace oar::api {
@@ -10,8 +7,6 @@ namespace {
 
 constexpr size_t kMaxModelName = 256;
 constexpr size_t kNoLimit = SIZE_MAX;  // the body's size bounds it already
-constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
-                                                    "assistant", "tool",      "function"};
 
 void read_streaming(Fields& f, StreamOptions& out) {
   f.boolean("stream", out.stream);
@@ -50,52 +45,44 @@ Result<std::string> flatten_parts(const json::array& parts, const std::string& p
   return text;
 }
 
-Result<json::object> read_message(const json::value& v, const std::string& path) {
+// What check_conversation() has no say in: that there is a content, and what it is made of.
+Result<ChatMessage> read_message(const json::value& v, const std::string& path) {
   if (!v.is_object()) return invalid_argument(cat(path, " must be an object, got ", describe(v)), path);
   Fields f(v.get_object(), path + ".");
-  if (!f.find("role")) return invalid_argument(cat(path, ".role is missing"), path + ".role");
-  std::string role;
-  f.string("role", role, 64);
-  if (f.ok() && std::find(kRoles.begin(), kRoles.end(), role) == kRoles.end()) {
-    f.fail("role", cat(path, ".role is ", describe(json::value(role)),
-                       "; use system, developer, user, assistant, tool or function"));
-  }
+  ChatMessage message;
+  f.string("role", message.role, 64);
   if (!f.ok()) return f.status();
-  json::object message = v.get_object();
   const json::value* content = f.find("content");
   if (!content) {
     const bool may_lack =
-        role == "assistant" && (f.find("tool_calls") || f.find("function_call") || f.find("refusal"));
-    if (!may_lack) {
+        message.role == "assistant" && (f.find("tool_calls") || f.find("function_call") || f.find("refusal"));
+    if (!may_lack)
       return invalid_argument(cat(path, ".content is missing; give a string"), path + ".content");
-    }
-    message["content"] = nullptr;
   } else if (content->is_array()) {
-    OAR_ASSIGN(const std::string text, flatten_parts(content->get_array(), path + ".content"));
-    message["content"] = text;
+    OAR_ASSIGN(message.content, flatten_parts(content->get_array(), path + ".content"));
   } else if (!content->is_string()) {
     return invalid_argument(
         cat(path, ".content must be a string or an array of parts, got ", describe(*content)),
         path + ".content");
+  } else {
+    message.content = std::string(content->get_string());
   }
+  for (const auto& member : v.get_object())
+    if (member.key() != "role" && member.key() != "content") message.other[member.key()] = member.value();
   return message;
 }
 
-void read_messages(Fields& f, const ApiLimits& limits, json::array& out) {
+void read_messages(Fields& f, const ApiLimits& limits, Conversation& out) {
   if (!f.find("messages")) return f.fail("messages", "messages is missing");
   const json::array* list = f.array("messages");
   if (!list) return;
-  if (list->empty()) return f.fail("messages", "messages is empty; send at least one message");
-  if (list->size() > limits.max_messages) {
-    return f.fail("messages", cat("messages has ", list->size(), " elements; at most ", limits.max_messages,
-                                  " are accepted"));
-  }
-  out.reserve(list->size());
+  out.messages.reserve(list->size());
   for (size_t i = 0; i < list->size(); ++i) {
-    Result<json::object> message = read_message((*list)[i], cat("messages[", i, "]"));
+    Result<ChatMessage> message = read_message((*list)[i], cat("messages[", i, "]"));
     if (!message.ok()) return f.fail(message.status().param(), message.status().message());
-    out.emplace_back(std::move(*message));
+    out.messages.push_back(std::move(*message));
   }
+  if (const Status s = check_conversation(out, limits, "messages"); !s.ok()) f.fail(s.param(), s.message());
 }
 
 // chat_template_kwargs reach the template as variables, so they must not replace what the server itself
@@ -149,12 +136,11 @@ Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path
   for (size_t i = 0; i < ids.size(); ++i) {
     const json::value& v = ids[i];
     if (!v.is_int64() || v.get_int64() < 0 || v.get_int64() >= vocab_size) {
-      return invalid_argument(
-          cat(path, "[", i, "] must be a token id in [0, ", vocab_size, "), got ", describe(v)), path);
+      return token_error(path, i, vocab_size, describe(v));
     }
     tokens.push_back(static_cast<int32_t>(v.get_int64()));
   }
-  if (tokens.empty()) return invalid_argument(cat(path, " has no tokens; send at least one"), path);
+  if (tokens.empty()) return no_tokens_error(path);
   return Prompt(std::move(tokens));
 }
 
@@ -202,31 +188,30 @@ Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_siz
 }
 
 // Everything but refuse_rest(); a fault is in `f`.
-void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, ChatRequest& r) {
-  r.params = default_params(model.defaults);
+void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, GenerationRequest& r) {
   const RequestLimits& engine = model.engine->request_limits();
+  Conversation& c = r.conversation.emplace();
+  r.prompt_field = "messages";
+  r.add_special_tokens = false;  // the template writes them itself
   f.string("model", r.model, kMaxModelName);
   read_streaming(f, r.streaming);
-  read_params(f, engine, limits, 1, r.params);
-  f.boolean("logprobs", r.logprobs);
+  read_params(f, engine, limits, r);
+  bool logprobs = false;
+  f.boolean("logprobs", logprobs);
   int32_t top = 0;
   f.integer("top_logprobs", top, 0, engine.max_logprobs);
-  if (top > 0 && !r.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
-  if (r.logprobs) r.params.sampling.logprobs = top;
+  if (top > 0 && !logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
+  if (logprobs) r.logprobs = top;
   f.boolean("echo", r.echo);
-  f.boolean("add_generation_prompt", r.add_generation_prompt);
-  f.boolean("continue_final_message", r.continue_final_message);
-  if (r.continue_final_message) {
-    if (f.find("add_generation_prompt") && r.add_generation_prompt) {
-      f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
-    }
-    r.add_generation_prompt = false;
-  }
+  f.boolean("add_generation_prompt", c.add_generation_prompt);
+  f.boolean("continue_final_message", c.continue_final_message);
+  if (c.continue_final_message && f.find("add_generation_prompt") && c.add_generation_prompt)
+    f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
   f.boolean("add_special_tokens", r.add_special_tokens);
-  read_template_kwargs(f, r.template_kwargs);
+  read_template_kwargs(f, c.template_kwargs);
   read_response_format(f);
   read_tools(f);
-  read_messages(f, limits, r.messages);
+  read_messages(f, limits, c);
 }
 
 }  // namespace
@@ -247,9 +232,9 @@ Result<std::string> parse_model_field(const json::object& body) {
   return model;
 }
 
-Result<ChatRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
-                                       const ApiLimits& limits) {
-  ChatRequest r;
+Result<GenerationRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
+                                             const ApiLimits& limits) {
+  GenerationRequest r = request_for(model);
   Fields f(body);
   read_chat(f, model, limits, r);
   f.refuse_rest();
@@ -257,29 +242,28 @@ Result<ChatRequest> parse_chat_request(const json::object& body, const ModelHand
   return r;
 }
 
-Result<CompletionRequest> parse_completion_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_completion_request(const json::object& body, const ModelHandle& model,
                                                    const ApiLimits& limits) {
-  CompletionRequest r;
-  r.params = default_params(model.defaults);
+  GenerationRequest r = request_for(model);
+  r.default_max_tokens = kCompletionMaxTokens;
   const RequestLimits& engine = model.engine->request_limits();
   Fields f(body);
   f.string("model", r.model, kMaxModelName);
   read_streaming(f, r.streaming);
   f.boolean("echo", r.echo);
-  read_params(f, engine, limits, r.echo ? 0 : 1, r.params);
+  read_params(f, engine, limits, r);
   if (const json::value* logprobs = f.find("logprobs"); logprobs && !logprobs->is_bool()) {
-    f.integer("logprobs", r.params.sampling.logprobs, 0, engine.max_logprobs);
+    f.integer("logprobs", r.logprobs.emplace(0), 0, engine.max_logprobs);
   } else if (logprobs && logprobs->get_bool()) {
     f.fail("logprobs", "logprobs must be an integer here: how many alternatives to report, for instance 0");
   }
-  if (r.echo && r.params.sampling.logprobs >= 0)
-    r.params.sampling.prompt_logprobs = r.params.sampling.logprobs;
+  if (r.echo) r.prompt_logprobs = r.logprobs;
   f.boolean("add_special_tokens", r.add_special_tokens);
   std::optional<int64_t> best_of;
   f.integer("best_of", best_of, 1, engine.max_n);
-  if (best_of && *best_of != r.params.n) {
+  if (best_of && *best_of != r.n) {
     f.fail("best_of",
-           cat("best_of ", *best_of, " is not supported; leave it out or set it to n (", r.params.n, ")"));
+           cat("best_of ", *best_of, " is not supported; leave it out or set it to n (", r.n, ")"));
   }
   std::string suffix;
   f.string("suffix", suffix, kNoLimit);
@@ -289,12 +273,7 @@ Result<CompletionRequest> parse_completion_request(const json::object& body, con
   f.refuse_rest();
   if (!f.ok()) return f.status();
   OAR_ASSIGN(r.prompts, read_prompts(prompt, engine.vocab_size, limits.max_prompts));
-  const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.params.n;
-  if (choices > limits.max_choices) {
-    return invalid_argument(cat("n is ", r.params.n, " for ", r.prompts.size(), " prompts: ", choices,
-                                " choices; at most ", limits.max_choices, " are accepted"),
-                            "n");
-  }
+  OAR_RETURN_IF_ERROR(check_choices(r, limits, "n"));
   return r;
 }
 
@@ -302,16 +281,16 @@ Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const M
                                                const ApiLimits& limits) {
   TokenizeRequest r;
   Fields f(body);
-  f.string("model", r.model, kMaxModelName);
   f.boolean("return_token_strs", r.return_token_strs);
-  r.is_chat = f.find("messages") != nullptr;
-  if (r.is_chat) {
-    read_chat(f, model, limits, r.chat);
-    r.add_special_tokens = r.chat.add_special_tokens;
+  if (f.find("messages")) {
+    read_chat(f, model, limits, r.prompt);
   } else {
-    f.boolean("add_special_tokens", r.add_special_tokens);
+    f.string("model", r.prompt.model, kMaxModelName);
+    f.boolean("add_special_tokens", r.prompt.add_special_tokens);
     if (!f.find("prompt")) f.fail("prompt", "prompt is missing; send prompt (a string) or messages");
-    f.string("prompt", r.prompt, kNoLimit);
+    std::string text;
+    f.string("prompt", text, kNoLimit);
+    r.prompt.prompts.emplace_back(std::move(text));
   }
   f.refuse_rest();
   if (!f.ok()) return f.status();

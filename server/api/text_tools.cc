@@ -16,12 +16,8 @@ std::string_view strip(std::string_view s) {
 
 // Leaves the last message open: cuts what the template put behind its text. Templates often strip the
 // content, so its stripped form is what is looked for, and trailing space is kept where the template kept it.
-Result<ChatPrompt> cut_after_last_message(ChatPrompt prompt, const json::array& messages) {
-  const json::value* content = messages.back().as_object().if_contains("content");
-  const std::string_view text =
-      content && content->is_string()
-          ? std::string_view(content->get_string().data(), content->get_string().size())
-          : std::string_view();
+Result<ChatPrompt> cut_after_last_message(ChatPrompt prompt, const ChatMessage& last) {
+  const std::string_view text = last.content ? std::string_view(*last.content) : std::string_view();
   const std::string_view core = strip(text);
   const size_t at = prompt.text.rfind(core);
   if (core.empty() || at == std::string::npos) {
@@ -38,46 +34,72 @@ Result<ChatPrompt> cut_after_last_message(ChatPrompt prompt, const json::array& 
   return prompt;
 }
 
-}  // namespace
+// As templates see messages.
+json::array to_json(const std::vector<ChatMessage>& messages) {
+  json::array out;
+  for (const ChatMessage& m : messages) {
+    json::object one{{"role", json::string(m.role)}, {"content", nullptr}};
+    if (m.content) one["content"] = json::string(*m.content);
+    for (const auto& member : m.other) one[member.key()] = member.value();
+    out.emplace_back(std::move(one));
+  }
+  return out;
+}
 
-Result<ChatPrompt> render_chat(const ModelHandle& model, const ChatRequest& request,
+Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest& request,
                                const ApiLimits& limits) {
+  const std::string field(request.prompt_field);
   if (!model.chat_template) {
     return Status(StatusCode::kFailedPrecondition,
-                  cat("the model ", model.name, " has no chat template; use /v1/completions"), "messages");
+                  cat("the model ", model.name, " has no chat template; use /v1/completions"), field);
   }
+  const Conversation& c = *request.conversation;
   ChatTemplateOptions options;
-  options.add_generation_prompt = request.add_generation_prompt;
+  options.add_generation_prompt = c.add_generation_prompt && !c.continue_final_message;
   options.bos_token = model.bos_token;
   options.eos_token = model.eos_token;
-  options.extra = request.template_kwargs;
+  options.extra = c.template_kwargs;
   options.allow_special_in_text = model.allow_special_in_text;
-  Result<ChatPrompt> rendered = model.chat_template->render(request.messages, nullptr, options);
+  Result<ChatPrompt> rendered = model.chat_template->render(to_json(c.messages), nullptr, options);
   if (!rendered.ok()) {
     // A template that runs past its limits does so because of this conversation: the caller's 400, not a 429.
     return invalid_argument(cat("the chat template refused the messages: ", rendered.status().message()),
-                            "messages");
+                            field);
   }
   if (rendered->text.size() > limits.max_template_bytes) {
     return invalid_argument(cat("the rendered messages are ", rendered->text.size(), " bytes long; at most ",
                                 limits.max_template_bytes, " are accepted"),
-                            "messages");
+                            field);
   }
-  if (!request.continue_final_message) return rendered;
-  return cut_after_last_message(std::move(*rendered), request.messages);
+  if (!c.continue_final_message) return rendered;
+  return cut_after_last_message(std::move(*rendered), c.messages.back());
 }
 
-Result<std::vector<int32_t>> tokenize(const ModelHandle& model, std::string_view text,
-                                      bool add_special_tokens) {
-  Tokenizer::EncodeOptions options;
-  options.add_special_tokens = add_special_tokens;
-  return model.tokenizer->encode(text, options);
-}
+}  // namespace
 
-Result<std::vector<int32_t>> tokenize(const ModelHandle& model, const ChatPrompt& prompt,
-                                      bool add_special_tokens) {
-  return model.tokenizer->encode(prompt.text,
-                                 {.add_special_tokens = add_special_tokens, .plain = prompt.user});
+Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model,
+                                                        const GenerationRequest& request,
+                                                        const ApiLimits& limits) {
+  const bool special = request.add_special_tokens;
+  std::vector<std::vector<int32_t>> out;
+  if (request.conversation) {
+    OAR_ASSIGN(const ChatPrompt prompt, render_chat(model, request, limits));
+    OAR_ASSIGN(std::vector<int32_t> tokens,
+               model.tokenizer->encode(prompt.text, {.add_special_tokens = special, .plain = prompt.user}));
+    out.push_back(std::move(tokens));
+    return out;
+  }
+  for (const Prompt& prompt : request.prompts) {
+    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
+      out.push_back(*ids);
+      continue;
+    }
+    Tokenizer::EncodeOptions options;
+    options.add_special_tokens = special;
+    OAR_ASSIGN(std::vector<int32_t> tokens, model.tokenizer->encode(std::get<std::string>(prompt), options));
+    out.push_back(std::move(tokens));
+  }
+  return out;
 }
 
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,

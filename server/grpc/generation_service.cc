@@ -1,5 +1,4 @@
-// oar.v1.Generation: messages become the JSON fields every protocol shares, so that one validator serves them
-// all.
+// oar.v1.Generation: messages become GenerationRequests, checked by the rules that all protocols share.
 #include "server/grpc/generation_service.h"
 
 #include "engine/base/format.h"
@@ -14,80 +13,76 @@ using Generation = api::Generation;
 using v1::GenerateChunk;
 using v1::GenerateRequest;
 
-json::array to_json(const v1::Conversation& conversation) {
-  json::array messages;
-  for (const v1::Message& m : conversation.messages()) {
-    messages.push_back(
-        json::object{{"role", json::string(m.role())}, {"content", json::string(m.content())}});
-  }
-  return messages;
+// The field's path in GenerateRequest: one of its own, or one of its parts'.
+std::string path_of(std::string_view name) {
+  if (name == "include_stop_str_in_output") name = "include_stop_in_output";
+  const std::string field(name);
+  if (v1::SamplingParams::descriptor()->FindFieldByName(field)) return "sampling." + field;
+  if (v1::StopParams::descriptor()->FindFieldByName(field)) return "stopping." + field;
+  if (v1::Conversation::descriptor()->FindFieldByName(field)) return "conversation." + field;
+  return field;
 }
 
-json::object to_fields(const GenerateRequest& r) {
-  json::object f;
-  const v1::SamplingParams& s = r.sampling();
-  if (s.has_temperature()) f["temperature"] = s.temperature();
-  if (s.has_top_k()) f["top_k"] = s.top_k();
-  if (s.has_top_p()) f["top_p"] = s.top_p();
-  if (s.has_min_p()) f["min_p"] = s.min_p();
-  if (s.has_repetition_penalty()) f["repetition_penalty"] = s.repetition_penalty();
-  if (s.has_presence_penalty()) f["presence_penalty"] = s.presence_penalty();
-  if (s.has_frequency_penalty()) f["frequency_penalty"] = s.frequency_penalty();
-  if (s.has_seed()) f["seed"] = static_cast<int64_t>(s.seed());  // read back modulo 2^64
-  if (s.logit_bias_size() > 0) {
-    json::object bias;
-    for (const auto& [id, value] : s.logit_bias()) bias[cat(id)] = value;
-    f["logit_bias"] = std::move(bias);
-  }
-  const v1::StopParams& stop = r.stopping();
-  if (stop.has_max_tokens()) f["max_tokens"] = stop.max_tokens();
-  f["min_tokens"] = stop.min_tokens();
-  if (stop.stop_size() > 0) {
-    json::array strings;
-    for (const std::string& text : stop.stop()) strings.emplace_back(json::string(text));
-    f["stop"] = std::move(strings);
-  }
-  if (stop.stop_token_ids_size() > 0) {
-    json::array ids;
-    for (const int32_t id : stop.stop_token_ids()) ids.emplace_back(id);
-    f["stop_token_ids"] = std::move(ids);
-  }
-  f["ignore_eos"] = stop.ignore_eos();
-  f["include_stop_str_in_output"] = stop.include_stop_in_output();
-  if (r.n() != 0) f["n"] = r.n();
-  if (!r.cache_salt().empty()) f["cache_salt"] = json::string(r.cache_salt());
-  if (r.has_skip_special_tokens()) f["skip_special_tokens"] = r.skip_special_tokens();
-  return f;
+void read_sampling(const v1::SamplingParams& s, api::GenerationRequest& r) {
+  if (s.has_temperature()) r.sampling.temperature = s.temperature();
+  if (s.has_top_k()) r.sampling.top_k = s.top_k();
+  if (s.has_top_p()) r.sampling.top_p = s.top_p();
+  if (s.has_min_p()) r.sampling.min_p = s.min_p();
+  if (s.has_repetition_penalty()) r.sampling.repetition_penalty = s.repetition_penalty();
+  if (s.has_presence_penalty()) r.sampling.presence_penalty = s.presence_penalty();
+  if (s.has_frequency_penalty()) r.sampling.frequency_penalty = s.frequency_penalty();
+  if (s.has_seed()) r.sampling.seed = s.seed();
+  r.sampling.logit_bias.assign(s.logit_bias().begin(), s.logit_bias().end());
+  if (s.has_logprobs()) r.logprobs = s.logprobs();
 }
 
-// The prompt's tokens of a request's or a tokenization's oneof, and the field they came from.
-struct PromptTokens {
-  std::vector<int32_t> ids;
-  std::string param;
-};
-
-Result<PromptTokens> conversation_tokens(const Services& services, const ModelHandle& model,
-                                         const v1::Conversation& conversation) {
-  json::object body{{"messages", to_json(conversation)},
-                    {"continue_final_message", conversation.continue_final_message()}};
-  OAR_ASSIGN(const api::ChatRequest chat, api::parse_chat_request(body, model, services.frontend->limits()));
-  OAR_ASSIGN(const ChatPrompt prompt, api::render_chat(model, chat, services.frontend->limits()));
-  OAR_ASSIGN(std::vector<int32_t> ids, api::tokenize(model, prompt, false));
-  return PromptTokens{std::move(ids), "conversation"};
+void read_stopping(const v1::StopParams& s, api::GenerationRequest& r) {
+  if (s.has_max_tokens()) r.max_tokens = s.max_tokens();
+  r.stop.min_tokens = s.min_tokens();
+  r.text.stop.assign(s.stop().begin(), s.stop().end());
+  r.stop.stop_token_ids.assign(s.stop_token_ids().begin(), s.stop_token_ids().end());
+  r.stop.ignore_eos = s.ignore_eos();
+  r.text.include_stop_in_output = s.include_stop_in_output();
 }
 
-template <class Message>  // GenerateRequest or TokenizeRequest
-Result<PromptTokens> prompt_tokens(const Services& services, const ModelHandle& model, const Message& m) {
-  if (m.has_conversation()) return conversation_tokens(services, model, m.conversation());
+// The oneof of a request or a tokenization.
+template <class Message>
+Status read_input(const Message& m, api::GenerationRequest& r) {
+  if (m.has_conversation()) {
+    api::Conversation& c = r.conversation.emplace();
+    for (const v1::Message& message : m.conversation().messages())
+      c.messages.push_back({message.role(), message.content(), {}});
+    c.continue_final_message = m.conversation().continue_final_message();
+    r.add_special_tokens = false;  // the template writes them itself
+    r.prompt_field = "conversation";
+    return ok_status();
+  }
   if constexpr (std::is_same_v<Message, GenerateRequest>) {
-    if (m.has_tokens()) return PromptTokens{{m.tokens().ids().begin(), m.tokens().ids().end()}, "tokens"};
+    if (m.has_tokens()) {
+      r.prompts.emplace_back(std::vector<int32_t>(m.tokens().ids().begin(), m.tokens().ids().end()));
+      r.prompt_field = "tokens.ids";
+      return ok_status();
+    }
   }
-  if (m.input_case() == Message::INPUT_NOT_SET) {
+  if (m.input_case() == Message::INPUT_NOT_SET)
     return invalid_argument("the input is missing; set prompt, tokens or conversation", "prompt");
-  }
-  const bool special = m.has_add_special_tokens() ? m.add_special_tokens() : true;
-  OAR_ASSIGN(std::vector<int32_t> ids, api::tokenize(model, m.prompt(), special));
-  return PromptTokens{std::move(ids), "prompt"};
+  if (m.has_add_special_tokens()) r.add_special_tokens = m.add_special_tokens();
+  r.prompts.emplace_back(m.prompt());
+  return ok_status();
+}
+
+Result<api::GenerationRequest> read_request(const GenerateRequest& m, const ModelHandle& model,
+                                            const api::ApiLimits& limits) {
+  api::GenerationRequest r = api::request_for(model);
+  OAR_RETURN_IF_ERROR(read_input(m, r));
+  read_sampling(m.sampling(), r);
+  read_stopping(m.stopping(), r);
+  if (m.n() != 0) r.n = m.n();
+  r.cache_salt = m.cache_salt();
+  if (m.has_skip_special_tokens()) r.text.skip_special_tokens = m.skip_special_tokens();
+  r.id = m.request_id().substr(0, 128);
+  OAR_RETURN_IF_ERROR(api::check_request(model.engine->request_limits(), limits, path_of, r));
+  return r;
 }
 
 class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<GenerateChunk>, GenerateChunk> {
@@ -108,13 +103,9 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
   Status run() {
     OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
     OAR_ASSIGN(const ModelHandle* model, services_.frontend->find(request_.model()));
-    OAR_ASSIGN(PromptTokens prompt, prompt_tokens(services_, *model, request_));
-    json::object fields = to_fields(request_);
-    want_logprobs_ = request_.sampling().has_logprobs();
-    if (want_logprobs_) fields["logprobs"] = request_.sampling().logprobs();
-    OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare_tokens(*model, std::move(prompt.ids),
-                                                                            fields, about_, prompt.param, 0));
-    if (!request_.request_id().empty()) spec.id = request_.request_id().substr(0, 128);
+    OAR_ASSIGN(api::GenerationRequest request, read_request(request_, *model, services_.frontend->limits()));
+    want_logprobs_ = request.logprobs.has_value();
+    OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(*model, std::move(request), about_));
     OAR_ASSIGN(auto generation,
                Generation::start(std::move(spec), services_.writers->executor(),
                                  [self = shared()](Generation& g, int32_t, TextEvent&& event) {
@@ -135,7 +126,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
       return generation.cancel();
     }
     GenerateChunk chunk;
-    chunk.set_request_id(generation.spec().id);
+    chunk.set_request_id(generation.spec().request.id);
     chunk.set_index(event.index);
     chunk.set_text(event.text);
     for (const TextEvent::Token& t : event.tokens) {
@@ -216,9 +207,14 @@ class WorkerCall final : public grpc::ServerUnaryReactor {
 Status tokenize(const Services& services, const v1::TokenizeRequest& request,
                 v1::TokenizeResponse& response) {
   OAR_ASSIGN(const ModelHandle* model, services.frontend->find(request.model()));
-  OAR_ASSIGN(const PromptTokens tokens, prompt_tokens(services, *model, request));
-  response.mutable_ids()->Add(tokens.ids.begin(), tokens.ids.end());
-  response.set_max_context(model->engine->request_limits().max_context);
+  const RequestLimits& engine = model->engine->request_limits();
+  const api::ApiLimits& limits = services.frontend->limits();
+  api::GenerationRequest wanted;
+  OAR_RETURN_IF_ERROR(read_input(request, wanted));
+  OAR_RETURN_IF_ERROR(api::check_request(engine, limits, path_of, wanted));
+  OAR_ASSIGN(const auto prompts, api::prompt_tokens(*model, wanted, limits));
+  response.mutable_ids()->Add(prompts.front().begin(), prompts.front().end());
+  response.set_max_context(engine.max_context);
   return ok_status();
 }
 

@@ -26,8 +26,9 @@ Result<PreparedInfer> prepare(const Services& services, const ModelHandle& model
   PreparedInfer out;
   OAR_ASSIGN(out.request, read_text_request(message));
   OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
-  OAR_ASSIGN(out.spec, services.frontend->prepare_text(model, out.request.text, out.request.fields, context));
-  if (out.spec.params.n != 1) return invalid_argument("n must be 1 here: text_output has one element", "n");
+  OAR_ASSIGN(api::GenerationRequest wanted,
+             api::text_generation(out.request, model, services.frontend->limits()));
+  OAR_ASSIGN(out.spec, services.frontend->prepare(model, std::move(wanted), context));
   return out;
 }
 

@@ -67,10 +67,9 @@ Status start_generation(const Services& services, const Request& request, bool s
   OAR_ASSIGN(const api::RequestContext context, context_of(request));
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(const api::OipTextRequest parsed, api::parse_generate_body(body, stream));
-  OAR_ASSIGN(api::GenerationSpec spec,
-             services.frontend->prepare_text(*model, parsed.text, parsed.fields, context));
-  if (spec.params.n != 1)
-    return invalid_argument("n must be 1 here; /v1/completions offers several choices", "n");
+  OAR_ASSIGN(api::GenerationRequest wanted,
+             api::text_generation(parsed, *model, services.frontend->limits()));
+  OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(*model, std::move(wanted), context));
   auto answer = std::make_shared<Answer>(
       Answer{parsed.id, model->name, stream, parsed.prepends_input() ? parsed.text : "", writer});
   OAR_ASSIGN(const std::shared_ptr<Generation> generation,

@@ -17,7 +17,7 @@ struct Answer {
       : streaming(options.streaming.stream),
         text(spec, std::move(options)),
         writer(std::move(w)),
-        id(spec.id) {}
+        id(spec.request.id) {}
 
   void open_stream() {
     if (!streaming || opened) return;

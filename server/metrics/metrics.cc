@@ -65,7 +65,7 @@ class ModelMetrics final : public api::GenerationObserver {
   }
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
-  void on_finish(const api::PromptOutcome& outcome, const api::GenerationParams& params) override;
+  void on_finish(const api::PromptOutcome& outcome, const api::GenerationRequest& request) override;
   api::RequestTotals totals() const {
     std::lock_guard lock(mutex_);
     return totals_;
@@ -114,7 +114,7 @@ class ModelMetrics final : public api::GenerationObserver {
   api::RequestTotals totals_;  // guarded by mutex_
 };
 
-void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::GenerationParams& params) {
+void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::GenerationRequest& request) {
   const SequenceStats& s = outcome.stats;
   const double total = seconds_between(s.submitted, s.finished);
   const double queue = seconds_between(s.submitted, s.scheduled);
@@ -127,9 +127,9 @@ void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::Gener
   inference_.Observe(seconds_between(s.scheduled, s.finished));
   prompt_tokens_.Observe(static_cast<double>(s.prompt_tokens));
   generation_tokens_.Observe(static_cast<double>(s.completion_tokens));
-  max_generation_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
-  params_n_.Observe(params.n);
-  if (params.max_tokens_given) params_max_tokens_.Observe(static_cast<double>(params.stop.max_tokens));
+  max_generation_tokens_.Observe(static_cast<double>(request.stop.max_tokens));
+  params_n_.Observe(request.n);
+  if (request.max_tokens) params_max_tokens_.Observe(static_cast<double>(*request.max_tokens));
   if (outcome.seconds_per_token > 0) per_output_token_.Observe(outcome.seconds_per_token);
 }
 

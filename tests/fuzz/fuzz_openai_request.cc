@@ -34,11 +34,11 @@ void require(bool ok) {
   if (!ok) std::abort();
 }
 
-void check_params(const oar::api::GenerationParams& p) {
+void check_params(const oar::api::GenerationRequest& p) {
   const oar::SamplingParams& s = p.sampling;
   require(std::isfinite(s.temperature) && s.temperature >= 0);
   require(s.top_p > 0 && s.top_p <= 1 && s.min_p >= 0 && s.min_p <= 1 && s.top_k >= 0);
-  require(p.n >= 1 && p.n <= 128 && p.stop.max_tokens >= 0 && p.stop.min_tokens >= 0);
+  require(p.n >= 1 && p.n <= 128 && p.max_tokens.value_or(0) >= 0 && p.stop.min_tokens >= 0);
   for (const auto& [id, bias] : s.logit_bias) require(id >= 0 && id < 1000 && std::fabs(bias) <= 100);
   for (const int32_t id : p.stop.stop_token_ids) require(id >= 0 && id < 1000);
   for (const std::string& stop : p.text.stop) require(!stop.empty());
@@ -74,16 +74,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 0: {
       const auto r = oar::api::parse_chat_request(*body, model, limits);
       if (!r.ok()) return check_error(r.status()), 0;
-      check_params(r->params);
-      require(!r->messages.empty());
-      for (const auto& m : r->messages) require(m.at("content").is_string() || m.at("content").is_null());
+      check_params(*r);
+      require(!r->conversation->messages.empty());
+      for (const auto& m : r->conversation->messages) require(!m.role.empty());
       return 0;
     }
     case 1: {
       const auto r = oar::api::parse_completion_request(*body, model, limits);
       if (!r.ok()) return check_error(r.status()), 0;
-      check_params(r->params);
-      require(!r->prompts.empty() && r->prompts.size() * static_cast<size_t>(r->params.n) <= 512);
+      check_params(*r);
+      require(!r->prompts.empty() && r->prompts.size() * static_cast<size_t>(r->n) <= 512);
       return 0;
     }
     case 2: {
@@ -100,10 +100,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     default: {
       const auto r = oar::api::parse_generate_body(*body, data[0] & 8);
       if (!r.ok()) return check_error(r.status()), 0;
-      oar::api::GenerationParams params;
-      oar::api::Fields fields(r->fields);
-      oar::api::read_params(fields, engine.request_limits(), limits, 1, params);
-      if (fields.ok()) check_params(params);
+      const auto wanted = oar::api::text_generation(*r, model, limits);
+      if (!wanted.ok()) return check_error(wanted.status()), 0;
+      check_params(*wanted);
       return 0;
     }
   }

@@ -204,6 +204,10 @@ TEST_CASE("Open Inference refuses parameters by name, over REST and gRPC") {
   (*r.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("region");
   CHECK(infer(r).error_message().find("shared_memory_region") != std::string::npos);
   CHECK(t.engine.submitted() == 0);
+  r = text_request("x", R"({"logprobs":2})");  // text_output has no place for them
+  CHECK(infer(r).error_message().find("logprobs have no place in text_output") == 0);
+  CHECK(t.engine.submitted() == 0);
+  CHECK(infer(text_request("x", R"({"logprobs":false})")).ok());
   r = text_request("x", std::string("{") + kHarmless + "}");
   for (const char* name : {"priority", "sequence_id"}) (*r.mutable_parameters())[name].set_int64_param(0);
   CHECK(infer(r).ok());

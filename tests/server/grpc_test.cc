@@ -545,6 +545,62 @@ TEST_CASE("oar.v1 Generate: prompts, choices, log-probabilities, stops") {
   no(bad, "role");
 }
 
+TEST_CASE("oar.v1 refuses values by the rules of JSON, and names fields as its own messages do") {
+  TestServer t;
+  const auto stub = oar_stub(t.grpc());
+  const auto refusal = [&](auto fill) {
+    GenerateRequest r;
+    r.set_prompt("x");
+    fill(r);
+    const auto [s, none] = generate(*stub, r);
+    CHECK(s.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(none.empty());
+    return s.error_message();
+  };
+  const auto json_refusal = [&](const std::string& fields) {
+    const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"x",)" + fields + "}");
+    CHECK(r.status == 400);
+    return std::string(parse(r.body).at("error").at("message").as_string());
+  };
+  CHECK(refusal([](auto& r) { r.mutable_sampling()->set_temperature(101); }) ==
+        "sampling." + json_refusal(R"("temperature":101)"));
+  CHECK(refusal([](auto& r) { r.mutable_sampling()->set_top_p(0); }) ==
+        "sampling." + json_refusal(R"("top_p":0)"));
+  CHECK(refusal([](auto& r) { r.mutable_sampling()->set_top_k(-2); }) ==
+        "sampling." + json_refusal(R"("top_k":-2)"));
+  CHECK(refusal([](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[7] = 101; }) ==
+        "sampling." + json_refusal(R"("logit_bias":{"7":101})"));
+  CHECK(refusal([](auto& r) {
+          (*r.mutable_sampling()->mutable_logit_bias())[260] = 1;
+        }).starts_with("sampling.logit_bias names token id 260; "));
+  CHECK(refusal([](auto& r) { r.mutable_sampling()->set_logprobs(21); }) ==
+        "sampling." + json_refusal(R"("logprobs":21)"));
+  CHECK(
+      refusal([](auto& r) { r.mutable_sampling()->set_logprobs(-1); }).starts_with("sampling.logprobs must"));
+  CHECK(refusal([](auto& r) { r.mutable_stopping()->add_stop_token_ids(260); }) ==
+        "stopping." + json_refusal(R"("stop_token_ids":[260])"));
+  CHECK(refusal([](auto& r) { r.mutable_stopping()->add_stop(""); }) ==
+        "stopping.stop[0] is empty; leave it out");
+  CHECK(refusal([](auto& r) { r.mutable_stopping()->add_stop(std::string(1025, 'x')); }) ==
+        "stopping." + json_refusal(R"("stop":[")" + std::string(1025, 'x') + R"("])"));
+  CHECK(refusal([](auto& r) {
+          r.mutable_stopping()->set_min_tokens(5);
+          r.mutable_stopping()->set_max_tokens(4);
+        }) == "stopping.min_tokens is 5 but stopping.max_tokens only 4");
+  CHECK(refusal([](auto& r) { r.set_n(-1); }) == json_refusal(R"("n":-1)"));
+  CHECK(refusal([](auto& r) { r.set_cache_salt(std::string(257, 'x')); }) ==
+        json_refusal(R"("cache_salt":")" + std::string(257, 'x') + "\""));
+  CHECK(refusal([](auto& r) {
+          r.mutable_tokens()->add_ids(-1);
+        }).starts_with("tokens.ids[0] must be a token id in [0, 260), got -1"));
+  CHECK(refusal([](auto& r) { r.mutable_tokens(); }).starts_with("tokens.ids has no tokens"));
+  CHECK(refusal([](auto& r) {
+          r.mutable_conversation()->add_messages()->set_role("villain");
+        }).starts_with("conversation.messages[0].role is \"villain\""));
+  CHECK(refusal([](auto& r) { r.mutable_conversation(); }).starts_with("conversation.messages is empty"));
+  CHECK(t.engine.submitted() == 0);
+}
+
 TEST_CASE("oar.v1 Tokenize, Detokenize, ListModels") {
   TestServer t;
   const auto stub = oar_stub(t.grpc());

@@ -52,6 +52,16 @@ TEST_CASE("a chat answer in one piece") {
   CHECK(t.engine.last_request().stop.max_tokens == 512 - 5);
 }
 
+TEST_CASE("a request is called what its X-Request-Id says") {
+  TestServer t;
+  const HttpReply r = http(t.http(), "POST", "/v1/completions", R"({"prompt":"x","max_tokens":1})",
+                           {{"Content-Type", "application/json"}, {"X-Request-Id", "mine-7"}});
+  REQUIRE(r.status == 200);
+  CHECK(parse(r.body).at("id") == "cmpl-mine-7");
+  CHECK(r.headers.at("x-request-id") == "cmpl-mine-7");
+  CHECK(t.engine.last_request().id == "cmpl-mine-7");
+}
+
 TEST_CASE("a streamed chat answer: role first, one finish chunk per choice, usage, [DONE]") {
   TestServer t;
   const HttpReply r = http(

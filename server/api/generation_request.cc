@@ -1,0 +1,207 @@
+#include "server/api/generation_request.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "server/api/field_rules.h"
+
+namespace oar::api {
+namespace {
+
+constexpr int64_t kMaxTokens = int64_t{1} << 31;  // far beyond any context; the engine stops at its end
+constexpr size_t kMaxSaltBytes = 256;
+constexpr double kMaxLogitBias = 100;
+constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
+                                                    "assistant", "tool",      "function"};
+
+// An answer without new tokens has a meaning only where the prompt is repeated.
+int64_t least_max_tokens(const GenerationRequest& r) { return r.echo && !r.conversation ? 0 : 1; }
+
+// The fields of every protocol: name, place, and which values they may have. V reads them from JSON (Fields)
+// or looks at what is there (TypedFields).
+template <class V>
+void visit_params(V& v, const RequestLimits& engine, const ApiLimits& limits, GenerationRequest& r) {
+  SamplingParams& s = r.sampling;
+  v.number("temperature", s.temperature, 0, 100);
+  v.number("top_p", s.top_p, 0, 1);
+  if (v.ok() && !(s.top_p > 0)) {
+    v.fail("top_p", cat(v.path_of("top_p"), " must be in (0, 1], got 0; use temperature 0 for greedy"));
+  }
+  v.integer("top_k", s.top_k, -1, INT32_MAX);
+  s.top_k = std::max(s.top_k, 0);  // vLLM writes -1 for all
+  v.number("min_p", s.min_p, 0, 1);
+  v.number("repetition_penalty", s.repetition_penalty, 0.01, 100);
+  v.number("presence_penalty", s.presence_penalty, -2, 2);
+  v.number("frequency_penalty", s.frequency_penalty, -2, 2);
+  v.bits("seed", s.seed);
+  v.weights("logit_bias", s.logit_bias, engine.max_logit_bias, engine.vocab_size, -kMaxLogitBias,
+            kMaxLogitBias);
+  v.integer("max_tokens", r.max_tokens, least_max_tokens(r), kMaxTokens);
+  v.integer("min_tokens", r.stop.min_tokens, 0, kMaxTokens);
+  v.boolean("ignore_eos", r.stop.ignore_eos);
+  v.integers("stop_token_ids", r.stop.stop_token_ids, engine.max_stop_tokens, 0, engine.vocab_size - 1);
+  v.strings("stop", r.text.stop, limits.max_stop_strings, limits.max_stop_bytes);
+  v.boolean("include_stop_str_in_output", r.text.include_stop_in_output);
+  v.boolean("skip_special_tokens", r.text.skip_special_tokens);
+  v.integer("n", r.n, 1, engine.max_n);
+  v.string("cache_salt", r.cache_salt, kMaxSaltBytes);
+  v.number("timeout", r.timeout_seconds, 0.001, limits.max_timeout_seconds);
+}
+
+template <class V>
+void check_lengths(V& v, const GenerationRequest& r) {
+  if (!v.ok() || !r.max_tokens || r.stop.min_tokens <= *r.max_tokens) return;
+  v.fail("min_tokens", cat(v.path_of("min_tokens"), " is ", r.stop.min_tokens, " but ",
+                           v.path_of("max_tokens"), " only ", *r.max_tokens));
+}
+
+// Fields' twin for values that are there already.
+class TypedFields {
+ public:
+  explicit TypedFields(const Spelling& spell) : spell_(spell) {}
+
+  template <class T>
+  void integer(std::string_view name, const T& value, int64_t min, int64_t max) {
+    if (value < min || value > max)
+      fail(name, rules::outside(path_of(name), "an integer", min, max, cat(value)));
+  }
+  template <class T>
+  void integer(std::string_view name, const std::optional<T>& value, int64_t min, int64_t max) {
+    if (value) integer(name, *value, min, max);
+  }
+  template <class T>
+  void number(std::string_view name, const T& value, double min, double max) {
+    if (!(value >= min && value <= max))
+      fail(name, rules::outside(path_of(name), "a number", min, max, cat(value)));
+  }
+  void number(std::string_view name, const std::optional<double>& value, double min, double max) {
+    if (value) number(name, *value, min, max);
+  }
+  void boolean(std::string_view, bool) {}
+  void bits(std::string_view, const std::optional<uint64_t>&) {}
+  void string(std::string_view name, const std::string& value, size_t max_bytes) {
+    if (value.size() > max_bytes) fail(name, rules::too_long(path_of(name), value.size(), max_bytes));
+  }
+  void strings(std::string_view name, const std::vector<std::string>& values, size_t max_count,
+               size_t max_bytes) {
+    if (values.size() > max_count)
+      fail(name, rules::too_many(path_of(name), "elements", values.size(), max_count));
+    for (size_t i = 0; i < values.size() && ok(); ++i) {
+      const std::string where = cat(path_of(name), "[", i, "]");
+      if (values[i].empty()) fail(name, rules::empty(where));
+      if (values[i].size() > max_bytes) fail(name, rules::too_long(where, values[i].size(), max_bytes));
+    }
+  }
+  void integers(std::string_view name, const std::vector<int32_t>& values, size_t max_count, int64_t min,
+                int64_t max) {
+    if (values.size() > max_count)
+      fail(name, rules::too_many(path_of(name), "elements", values.size(), max_count));
+    for (size_t i = 0; i < values.size() && ok(); ++i) {
+      if (values[i] < min || values[i] > max)
+        fail(name, rules::outside(cat(path_of(name), "[", i, "]"), "an integer", min, max, cat(values[i])));
+    }
+  }
+  void weights(std::string_view name, const std::vector<std::pair<int32_t, float>>& values, size_t max_count,
+               int64_t ids, double min, double max) {
+    if (values.size() > max_count)
+      fail(name, rules::too_many(path_of(name), "entries", values.size(), max_count));
+    for (const auto& [id, value] : values) {
+      if (!ok()) return;
+      if (id < 0 || id >= ids) fail(name, rules::weighted_token(path_of(name), cat(id), ids));
+      else if (!(value >= min && value <= max))
+        fail(name, rules::weight(path_of(name), id, min, max, cat(value)));
+    }
+  }
+
+  void fail(std::string_view name, std::string message) {
+    if (status_.ok()) status_ = invalid_argument(std::move(message), path_of(name));
+  }
+  std::string path_of(std::string_view name) const { return spell_(name); }
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+
+ private:
+  const Spelling& spell_;
+  Status status_;
+};
+
+Status check_message(const ChatMessage& m, const std::string& path) {
+  if (m.role.empty()) return invalid_argument(cat(path, ".role is missing"), path + ".role");
+  if (std::find(kRoles.begin(), kRoles.end(), m.role) != kRoles.end()) return ok_status();
+  return invalid_argument(cat(path, ".role is ", describe(json::value(m.role)),
+                              "; use system, developer, user, assistant, tool or function"),
+                          path + ".role");
+}
+
+}  // namespace
+
+GenerationRequest request_for(const ModelHandle& model) {
+  GenerationRequest r;
+  const GenerationDefaults& d = model.defaults;
+  if (d.temperature) r.sampling.temperature = *d.temperature;
+  if (d.top_p) r.sampling.top_p = *d.top_p;
+  if (d.min_p) r.sampling.min_p = *d.min_p;
+  if (d.top_k) r.sampling.top_k = *d.top_k;
+  if (d.repetition_penalty) r.sampling.repetition_penalty = *d.repetition_penalty;
+  return r;
+}
+
+void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits, GenerationRequest& r) {
+  // llama.cpp's name; -1: as many as the context holds.
+  if (const json::value* n = f.find("n_predict"); n && *n != -1)
+    f.integer("n_predict", r.max_tokens, least_max_tokens(r), kMaxTokens);
+  visit_params(f, engine, limits, r);
+  f.integer("max_completion_tokens", r.max_tokens, least_max_tokens(r), kMaxTokens);
+  check_lengths(f, r);
+}
+
+Status check_request(const RequestLimits& engine, const ApiLimits& limits, const Spelling& spell,
+                     GenerationRequest& r) {
+  TypedFields v(spell);
+  visit_params(v, engine, limits, r);
+  check_lengths(v, r);
+  v.integer("logprobs", r.logprobs, 0, engine.max_logprobs);
+  v.integer("prompt_logprobs", r.prompt_logprobs, 0, engine.max_logprobs);
+  OAR_RETURN_IF_ERROR(v.status());
+  if (r.conversation) return check_conversation(*r.conversation, limits, spell("messages"));
+  for (const Prompt& prompt : r.prompts) {
+    const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    const std::string path(r.prompt_field);
+    if (ids && ids->empty()) return no_tokens_error(path);
+    for (size_t i = 0; ids && i < ids->size(); ++i) {
+      const int32_t id = (*ids)[i];
+      if (id < 0 || id >= engine.vocab_size) return token_error(path, i, engine.vocab_size, cat(id));
+    }
+  }
+  return check_choices(r, limits, spell("n"));
+}
+
+Status check_conversation(const Conversation& c, const ApiLimits& limits, const std::string& path) {
+  if (c.messages.empty()) return invalid_argument(cat(path, " is empty; send at least one message"), path);
+  if (c.messages.size() > limits.max_messages)
+    return invalid_argument(rules::too_many(path, "elements", c.messages.size(), limits.max_messages), path);
+  for (size_t i = 0; i < c.messages.size(); ++i)
+    OAR_RETURN_IF_ERROR(check_message(c.messages[i], cat(path, "[", i, "]")));
+  return ok_status();
+}
+
+Status token_error(const std::string& path, size_t index, int64_t vocab_size, std::string_view got) {
+  return invalid_argument(cat(path, "[", index, "] must be a token id in [0, ", vocab_size, "), got ", got),
+                          path);
+}
+
+Status no_tokens_error(const std::string& path) {
+  return invalid_argument(cat(path, " has no tokens; send at least one"), path);
+}
+
+Status check_choices(const GenerationRequest& r, const ApiLimits& limits, std::string_view n) {
+  const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.n;
+  if (choices <= limits.max_choices) return ok_status();
+  return invalid_argument(cat(n, " is ", r.n, " for ", r.prompts.size(), " prompts: ", choices,
+                              " choices; at most ", limits.max_choices, " are accepted"),
+                          std::string(n));
+}
+
+}  // namespace oar::api

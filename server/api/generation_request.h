@@ -1,0 +1,107 @@
+// What any protocol asks of a language model, typed. Each protocol's parser fills one, starting from
+// request_for(model): OpenAI bodies and Triton's parameters through read_params(), which reads JSON by name,
+// and messages of oar.v1 member by member, followed by check_request(). Both apply the same rules, which
+// stand once in generation_request.cc: a new field is a member here, a line there, and a line in each parser
+// that offers it. Names and ranges are OpenAI's where it has them, vLLM's otherwise.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "engine/runtime/core/request.h"
+#include "engine/runtime/text_stream.h"
+#include "server/api/fields.h"
+#include "server/api/model_handle.h"
+
+namespace oar::api {
+
+// Bounds on what one request may ask for, beyond the engine's own RequestLimits.
+struct ApiLimits {
+  size_t max_messages = 4096;
+  size_t max_prompts = 256;   // of one completions request
+  int32_t max_choices = 512;  // prompts x n
+  size_t max_stop_strings = 64;
+  size_t max_stop_bytes = 1024;
+  size_t max_template_bytes = 16 << 20;  // a rendered chat prompt
+  double max_timeout_seconds = 86400;
+};
+
+struct ChatMessage {
+  std::string role;
+  std::optional<std::string> content;  // absent: null, for instance in an assistant's tool call
+  json::object other;                  // further members, which a template may read: name, tool_calls
+};
+
+// Messages that the model's chat template turns into the prompt.
+struct Conversation {
+  std::vector<ChatMessage> messages;
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;  // leave the last one open; then there is no generation prompt
+  json::object template_kwargs;         // variables of the template, beside the server's own
+};
+
+using Prompt = std::variant<std::string, std::vector<int32_t>>;  // text, or token ids
+
+struct StreamOptions {
+  bool stream = false;
+  bool include_usage = false;           // one more chunk with the usage before [DONE]
+  bool continuous_usage_stats = false;  // the usage so far in every chunk
+};
+
+inline constexpr int64_t kCompletionMaxTokens = 16;  // the default of completions, and of Triton
+
+struct GenerationRequest {
+  std::string model;  // as the caller wrote it; empty: the only one there is
+  std::string id;     // what answers and the log call it
+
+  // One of the two.
+  std::optional<Conversation> conversation;
+  std::vector<Prompt> prompts;
+  bool add_special_tokens = true;            // to text
+  std::string_view prompt_field = "prompt";  // how the protocol calls what holds the prompt; static
+
+  SamplingParams sampling;  // but for its log-probabilities, which are:
+  std::optional<int32_t> logprobs,
+      prompt_logprobs;                // alternatives beside each token; absent: none are reported
+  StopParams stop;                    // its max_tokens follows from these two (Frontend::prepare):
+  std::optional<int64_t> max_tokens;  // absent: default_max_tokens
+  int64_t default_max_tokens = 0;     // the protocol's; 0: what the context has room for
+  TextStreamOptions text;
+  int32_t n = 1;            // choices of each prompt
+  bool echo = false;        // the prompt's text before the answer
+  StreamOptions streaming;  // as HTTP's streams are asked for
+  std::string cache_salt;   // prefix-cache entries are shared only between equal salts
+  std::optional<double> timeout_seconds;
+  std::optional<Clock::time_point> deadline;  // the earlier of timeout_seconds and the transport's own
+};
+
+// A request with the protocols' common defaults and the model's generation_config on top.
+GenerationRequest request_for(const ModelHandle& model);
+
+// Reads the fields that all JSON protocols share over `request`. The first fault is in `fields`.
+void read_params(Fields& fields, const RequestLimits& engine, const ApiLimits& limits,
+                 GenerationRequest& request);
+
+// The same rules, and those of prompts and conversations, for a request filled from typed messages. `spell`
+// says how the protocol calls a field: "temperature" is "sampling.temperature" in oar.v1. Normalizes what has
+// two spellings (top_k -1 is 0).
+using Spelling = std::function<std::string(std::string_view)>;
+Status check_request(const RequestLimits& engine, const ApiLimits& limits, const Spelling& spell,
+                     GenerationRequest& request);
+
+// ---- rules of a prompt, for parsers ----
+
+// Roles and the number of messages. `path` names the list of messages.
+Status check_conversation(const Conversation& conversation, const ApiLimits& limits, const std::string& path);
+// What is wrong with a token id, or with a list of none.
+Status token_error(const std::string& path, size_t index, int64_t vocab_size, std::string_view got);
+Status no_tokens_error(const std::string& path);
+// That prompts x n are not too many.
+Status check_choices(const GenerationRequest& request, const ApiLimits& limits, std::string_view n);
+
+}  // namespace oar::api
