@@ -94,28 +94,67 @@ U convert(T in, bool saturate, const std::string& mode) {
   }
 }
 
-Status cast_to(EvalContext& ctx, DType to) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const DType from = dtype_of(x);
-  if (from == to) return ctx.set(0, x), ok_status();
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
+// Floats of 8 bits and integers of less are converted by way of a wide type, or there would be 484 loops of
+// which most never run. As a source it holds each of their values; as a target the cast from it is the same
+// as from any other: such floats are rounded from f32, such integers keep the low bits of i64.
+template <class T>
+using WideSource = typename Element<T>::Compute;
+template <class U>
+using WideTarget = std::conditional_t<std::is_integral_v<typename Element<U>::Compute>, int64_t, float>;
+
+Result<Tensor> converted(const EvalContext& ctx, Tensor x, DType to) {
   const bool saturate = ctx.attrs().get_int("saturate", 1) != 0;
   const std::string mode = ctx.attrs().get_string("round_mode", "up");
   const int64_t n = x.numel();
+  const DType from = dtype_of(x);
+  DType wide = from;
+  dispatch_narrow(from, [&](auto tag) { wide = DTypeOf<WideSource<typename decltype(tag)::type>>::value; });
+  const bool narrow_source = wide != from;
+  if (narrow_source && wide != to) {
+    OAR_ASSIGN(x, converted(ctx, x, wide));
+    return converted(ctx, std::move(x), to);
+  }
+  wide = to;
+  dispatch_narrow(to, [&](auto tag) { wide = DTypeOf<WideTarget<typename decltype(tag)::type>>::value; });
+  const bool narrow_target = wide != to;
+  if (narrow_target && wide != from && from != DType::kString) {
+    OAR_ASSIGN(x, converted(ctx, x, wide));
+    return converted(ctx, std::move(x), to);
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
   if (from == DType::kString) {
-    Status status;
-    for (int64_t k = 0; k < n && status.ok(); ++k) {
-      const auto v = number_of(elements<std::string>(x)[k]);
-      if (!v.ok()) return v.status();
+    for (int64_t k = 0; k < n; ++k) {
+      OAR_ASSIGN(const double v, number_of(elements<std::string>(x)[k]));
       dispatch_number(to, [&](auto tag) {
         using U = typename decltype(tag)::type;
-        mutable_elements<U>(y)[k] = to == DType::kBool ? U(convert<uint8_t, U>(*v != 0, true, mode))
-                                                       : convert<double, U>(*v, saturate, mode);
+        mutable_elements<U>(y)[k] = to == DType::kBool ? U(convert<uint8_t, U>(v != 0, true, mode))
+                                                       : convert<double, U>(v, saturate, mode);
       });
     }
-    return ctx.set(0, std::move(y)), ok_status();
+    return y;
   }
-  dispatch_number(from, [&](auto source) {
+  const auto convert_all = [&](auto source, auto target) {
+    using T = typename decltype(source)::type;
+    using U = typename decltype(target)::type;
+    const T* in = elements<T>(x);
+    U* out = mutable_elements<U>(y);
+    ctx.parallel(n, 1, [&](int64_t b, int64_t e) {
+      for (int64_t k = b; k < e; ++k) out[k] = convert<T, U>(in[k], saturate, mode);
+    });
+  };
+  if (narrow_source) {
+    dispatch_narrow(from, [&](auto source) {
+      convert_all(source, TypeTag<WideSource<typename decltype(source)::type>>{});
+    });
+    return y;
+  }
+  if (narrow_target) {
+    dispatch_narrow(to, [&](auto target) {
+      convert_all(TypeTag<WideTarget<typename decltype(target)::type>>{}, target);
+    });
+    return y;
+  }
+  dispatch_numeric(from == DType::kBool ? DType::kU8 : from, [&](auto source) {
     using T = typename decltype(source)::type;
     const T* in = elements<T>(x);
     if (to == DType::kString) {
@@ -123,16 +162,16 @@ Status cast_to(EvalContext& ctx, DType to) {
     } else if (to == DType::kBool) {
       for (int64_t k = 0; k < n; ++k) mutable_elements<uint8_t>(y)[k] = Element<T>::load(in[k]) != 0;
     } else {
-      dispatch_number(to, [&](auto target) {
-        using U = typename decltype(target)::type;
-        U* out = mutable_elements<U>(y);
-        ctx.parallel(n, 1, [&](int64_t b, int64_t e) {
-          for (int64_t k = b; k < e; ++k) out[k] = convert<T, U>(in[k], saturate, mode);
-        });
-      });
+      dispatch_numeric(to, [&](auto target) { convert_all(source, target); });
     }
   });
-  ctx.set(0, std::move(y));
+  return y;
+}
+
+Status cast_to(EvalContext& ctx, DType to) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != to) { OAR_ASSIGN(x, converted(ctx, std::move(x), to)); }
+  ctx.set(0, std::move(x));
   return ok_status();
 }
 
