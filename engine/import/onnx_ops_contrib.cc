@@ -133,6 +133,39 @@ void qlinear_concat(OnnxNode& n) {
   const Val y = n.w().op("concat", std::move(parts), {{"axis", n.get_int("axis", 0)}});
   n.out(0, integers(n, y, 0, n.in(2)));
 }
+// The product of two scales; known now where both are constants, as the passes want it.
+Val scale_product(OnnxNode& n, Val a, Val b) {
+  const Tensor *x = n.w().constant_of(a), *y = n.w().constant_of(b);
+  const bool known =
+      x && y && x->format() == Format::f32() && y->format() == Format::f32() && x->numel() == 1;
+  if (!known) return n.w().op("mul", {a, b});
+  auto made = allocate_elements(y->shape(), DType::kF32);
+  if (!made.ok()) return n.fail(made.status()), a;
+  for (int64_t k = 0; k < y->numel(); ++k)
+    mutable_elements<float>(*made)[k] = elements<float>(*x)[0] * elements<float>(*y)[k];
+  return n.w().constant(std::move(*made));
+}
+// QGemm(a, scale, zero, b, scale, zero, c?, y's scale?, y's zero?) = alpha (a' b' + c), a float without the
+// last two. The scale and zero of b may be one per column; c is i32 in units of both scales.
+void qgemm(OnnxNode& n) {
+  const bool turned = n.get_int("transB", 0) != 0;
+  const double alpha = n.get_float("alpha", 1);
+  Val c = n.in(6);
+  if (c) {
+    const Val unit = scale_product(n, n.in(1), n.in(4));
+    const Tensor* known = n.w().constant_of(c);
+    if (known && known->shape().rank() == 1)
+      c = n.w().op("dequantize_linear", {c, unit}, {{"axis", int64_t{0}}});
+    else c = n.w().op("mul", {n.w().op("cast_like", {c, unit}), unit});
+  }
+  const Val y = n.w().op(
+      "gemm", {numbers(n, 0), numbers(n, 3, {{"axis", int64_t{!turned}}}), c},
+      {{"alpha", alpha}, {"beta", alpha}, {"transA", n.get_int("transA", 0)}, {"transB", int64_t{turned}}});
+  if (n.in(7) && n.in(8)) return n.out(0, integers(n, y, 7, n.in(0)));
+  if (n.in(7) || n.in(8))
+    n.fail(invalid_argument("operands 'y_scale' and 'y_zero_point' go together; one is missing"));
+  n.out(0, y);
+}
 // DynamicQuantizeMatMul(a, b, b's scale, b's zero?, bias?): a is quantized by its range in the run.
 void dynamic_quantize_matmul(OnnxNode& n) {
   const auto a = n.w().ops("dynamic_quantize_linear", {n.in(0)}, 3);
@@ -155,6 +188,7 @@ constexpr OnnxOp kContrib[] = {
     {"FusedMatMul", 1, nullptr, nullptr, fused_matmul},
     {"Gelu", 1, "gelu", "", nullptr},
     {"MatMulIntegerToFloat", 1, nullptr, nullptr, matmul_integer_to_float},
+    {"QGemm", 1, nullptr, nullptr, qgemm},
     {"QLinearAdd", 1, nullptr, nullptr, qlinear_add},
     {"QLinearAveragePool", 1, nullptr, nullptr, qlinear_average_pool},
     {"QLinearConcat", 1, nullptr, nullptr, qlinear_concat},

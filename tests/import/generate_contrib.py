@@ -77,6 +77,26 @@ case("dynamic_matmul_channels", "DynamicQuantizeMatMul", [f(2, 6), u(6, 3), s([0
      constants=(1, 2, 3))
 case("matmul_integer_to_float", "MatMulIntegerToFloat",
      [u(2, 6), u(6, 3), s(0.02), s(0.03), z(100), z(120), f(3)], constants=(1, 3, 5, 6))
+QA, QB = u(3, 6), u(6, 4, dtype="int8")  # a product of 3 x 4
+BIAS = np.array([-900, 400, 0, 70], "int32")
+case("qgemm", "QGemm", [QA, s(0.02), z(120), QB, s(0.03), z(0, "int8"), BIAS, s(0.1), z(100)], constants=(1, 2, 3, 4, 5, 6, 7, 8))
+case("qgemm_float", "QGemm", [QA, s(0.02), z(120), QB, s([0.03]), z([4], "int8")], constants=(1, 2, 3, 4, 5), alpha=0.5)
+case("qgemm_alpha", "QGemm", [QA, s(0.02), z(120), QB, s(0.03), z(-7, "int8"), BIAS, s(0.05), z(90)], constants=(1, 2, 7, 8), alpha=0.25)
+COLUMNS = s([0.01, 0.02, 0.03, 0.04])
+case("qgemm_columns", "QGemm", [QA, s(0.02), z(120), QB, COLUMNS, z([0, 0, 0, 0], "int8"), BIAS, s(0.1), z(100)],
+     constants=(1, 2, 3, 4, 5, 6, 7, 8))
+case("qgemm_columns_float", "QGemm", [QA, s(0.02), z(120), QB, COLUMNS, z([1, -2, 3, 0], "int8"), BIAS], constants=(4, 5, 6))
+case("qgemm_transposed", "QGemm", [QA.T.copy(), s(0.02), z(120), QB.T.copy(), COLUMNS, z([0, 0, 0, 0], "int8"), BIAS, s(0.1), z(100)],
+     constants=(1, 2, 3, 4, 5, 6, 7, 8), transA=1, transB=1)
+case("qgemm_transposed_b", "QGemm", [QA, s(0.02), z(120), QB.T.copy(), COLUMNS, z([0, 0, 0, 0], "int8"), BIAS, s(0.1), z(100)],
+     constants=(1, 2, 3, 4, 5, 6, 7, 8), transB=1)
+case("qgemm_unsigned", "QGemm", [QA, s(0.02), z(120), u(6, 4), s(0.03), z(131), BIAS, s(0.1), z(100)], constants=(3, 4, 5, 6))
+case("qgemm_signed", "QGemm", [u(3, 6, dtype="int8"), s(0.02), z(-9, "int8"), QB, s(0.03), z(0, "int8"), BIAS.reshape(1, 4), s(0.1),
+                               z(3, "int8")], constants=(1, 2, 3, 4, 5, 6, 7, 8))
+case("qgemm_rows", "QGemm", [QA, s(0.02), z(120), QB, COLUMNS, z([0, 0, 0, 0], "int8"), BIAS[:3].reshape(3, 1).copy()],
+     constants=(1, 2, 3, 4, 5, 6))
+case("qgemm_scalar", "QGemm", [QA, s(0.02), z(120), QB, COLUMNS, z([0, 0, 0, 0], "int8"), np.array(500, "int32")],
+     constants=(1, 2, 3, 4, 5, 6))
 
 
 def tensor(a):
