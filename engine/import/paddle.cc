@@ -1,6 +1,7 @@
 #include "engine/import/paddle.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
@@ -16,8 +17,11 @@ std::string_view strip(std::string_view name) {
   return name;
 }
 
+std::array<std::span<const OpEntry>, 6> op_tables() {
+  return {math_ops(), shape_ops(), layer_ops(), detection_ops(), quantize_ops(), control_ops()};
+}
 const OpEntry* find_entry(std::string_view name) {
-  for (auto part : {math_ops(), shape_ops(), layer_ops(), quantize_ops(), control_ops()}) {
+  for (auto part : op_tables()) {
     for (const OpEntry& e : part) {
       if (name == e.name) return &e;
     }
@@ -34,7 +38,7 @@ const T* data_if(const Attr* a) {
 
 std::vector<std::string> supported_ops() {
   std::vector<std::string> names;
-  for (auto part : {math_ops(), shape_ops(), layer_ops(), quantize_ops(), control_ops()}) {
+  for (auto part : op_tables()) {
     for (const OpEntry& e : part) names.emplace_back(e.name);
   }
   std::sort(names.begin(), names.end());

@@ -147,11 +147,12 @@ struct OpEntry {
 };
 
 // The table's parts.
-std::span<const OpEntry> math_ops();      // elementwise, comparisons, reductions, products
-std::span<const OpEntry> shape_ops();     // constants, movement, indexing
-std::span<const OpEntry> layer_ops();     // convolution, pooling, normalization, images, recurrent
-std::span<const OpEntry> quantize_ops();  // to steps of a scale and back
-std::span<const OpEntry> control_ops();   // if, while, lists
+std::span<const OpEntry> math_ops();       // elementwise, comparisons, reductions, products
+std::span<const OpEntry> shape_ops();      // constants, movement, indexing
+std::span<const OpEntry> layer_ops();      // convolution, pooling, normalization, images, recurrent
+std::span<const OpEntry> detection_ops();  // boxes: where they may lie, which are chosen
+std::span<const OpEntry> quantize_ops();   // to steps of a scale and back
+std::span<const OpEntry> control_ops();    // if, while, lists
 
 // True where an attribute of this op (PIR's name) has no effect at inference, or none at this value.
 bool no_effect(std::string_view op, const Attr& attr);

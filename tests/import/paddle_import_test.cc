@@ -126,6 +126,88 @@ TEST_CASE("Paddle: what the importer does not know is refused with op, name, val
   CHECK_THAT(s, oar_test::Contains("operand 4 ('x') is not supported"));
 }
 
+TEST_CASE("Paddle: what detection ops do not do is refused by name") {
+  const std::string kIn = pd::slot(1, "BBoxes", {"a"}) + pd::slot(1, "Scores", {"b"});
+  // An op of operands a, b and c, all fed.
+  const auto refused = [](const std::string& type, const std::string& more, const std::vector<int64_t>& a,
+                          const std::vector<int64_t>& b) {
+    const auto imported =
+        import(pd::block(0, -1,
+                         pd::holder("feed", 9) + pd::holder("fetch", 10) + pd::var("a", a) + pd::var("b", b) +
+                             pd::var("c", {-1, 4}) + pd::var("y", {-1, 6}) + pd::feed("a", 0) +
+                             pd::feed("b", 1) + pd::feed("c", 2) + pd::op(type, more) + pd::fetch("y", 0)) +
+               pd::version(2004000));
+    REQUIRE_FALSE(imported.ok());
+    return imported.status().message();
+  };
+  const std::string out = pd::slot(2, "Out", {"y"}), coded = pd::slot(2, "OutputBox", {"y"}),
+                    boxes = pd::slot(2, "Boxes", {"y"});
+  CHECK_THAT(refused("multiclass_nms3", kIn + out, {-1, 5, 8}, {-1, 2, 5}),
+             oar_test::Contains("boxes of 8 coordinates"));
+  CHECK_THAT(refused("multiclass_nms3", kIn + out, {-1, 2, 4}, {-1, 2}), oar_test::Contains("'RoisNum'"));
+  CHECK_THAT(
+      refused("multiclass_nms3", kIn + out + pd::attr("wobble", 0, pd::num(3, 7)), {-1, 5, 4}, {-1, 2, 5}),
+      oar_test::Contains("attribute 'wobble' (7)"));
+
+  const std::string pair = pd::slot(1, "PriorBox", {"a"}) + pd::slot(1, "TargetBox", {"b"}) + coded;
+  const auto variance = [](int count) {
+    std::string s;
+    for (int k = 0; k < count; ++k) s += pd::f32(7, 0.5f);
+    return pd::attr("variance", 4, s);
+  };
+  CHECK_THAT(refused("box_coder", pair + pd::attr("code_type", 2, pd::msg(5, "wobble")), {-1, 4}, {-1, 4}),
+             oar_test::Contains("'code_type' is 'wobble'"));
+  CHECK_THAT(refused("box_coder", pair + variance(3), {-1, 4}, {-1, 4}),
+             oar_test::Contains("'variance' of 3 numbers"));
+  CHECK_THAT(refused("box_coder", pair + pd::slot(1, "PriorBoxVar", {"c"}) + variance(4), {-1, 4}, {-1, 4}),
+             oar_test::Contains("none beside operand 'PriorBoxVar'"));
+  CHECK_THAT(refused("box_coder", pair + pd::attr("axis", 0, pd::num(3, 2)), {-1, 4}, {-1, 4}),
+             oar_test::Contains("'axis' is 2"));
+
+  const std::string image = pd::slot(1, "X", {"a"}) + pd::slot(1, "ImgSize", {"b"}) + boxes;
+  CHECK_THAT(refused("yolo_box", image + pd::attr("anchors", 3, pd::num(6, 10)), {-1, 6, 2, 2}, {-1, 2}),
+             oar_test::Contains("'anchors' of 1 numbers"));
+  const std::string sizes = pd::slot(1, "Input", {"a"}) + pd::slot(1, "Image", {"b"}) + boxes +
+                            pd::attr("min_sizes", 4, pd::f32(7, 2)) +
+                            pd::attr("max_sizes", 4, pd::f32(7, 3) + pd::f32(7, 4));
+  CHECK_THAT(refused("prior_box", sizes, {-1, 1, 2, 2}, {-1, 1, 8, 8}),
+             oar_test::Contains("'min_sizes' of 1 numbers and 'max_sizes' of 2"));
+}
+
+TEST_CASE("Paddle: detection ops refuse operands that do not fit, before they read them") {
+  const auto status = [](const char* op, std::vector<Datum> inputs) {
+    Node node;
+    node.op = find_op(op);
+    REQUIRE(node.op);
+    node.outputs.resize(3);
+    std::vector<const Datum*> in;
+    for (const Datum& d : inputs) in.push_back(&d);
+    const auto y = evaluate_op(node, in, EvalOptions{});
+    return y.ok() ? std::string() : y.status().message();
+  };
+  const auto of = [](const Shape& shape, DType dtype = DType::kF32) {
+    Tensor t = must(allocate_elements(shape, dtype));
+    memset(t.mutable_data(), 0, t.bytes());
+    return Datum(t);
+  };
+  Datum counts = of({2}, DType::kI32);
+  mutable_elements<int32_t>(counts.tensor)[1] = 9;
+  CHECK(status("multiclass_nms", {of({1, 5, 4}), of({1, 2, 5})}).empty());
+  CHECK_THAT(status("multiclass_nms", {of({1, 5, 4}), of({1, 2, 6})}), oar_test::Contains("are meant"));
+  CHECK_THAT(status("multiclass_nms", {of({1, 5, 8}), of({1, 2, 5})}), oar_test::Contains("are meant"));
+  CHECK_THAT(status("multiclass_nms", {of({1, 5, 4}, DType::kF64), of({1, 2, 5})}),
+             oar_test::Contains("only f32 is supported"));
+  CHECK_THAT(status("multiclass_nms", {of({3, 2, 4}), of({3, 2}), counts}),
+             oar_test::Contains("an image has 9 of 3 boxes"));
+  const auto proposals = [&](const Shape& sizes, const Shape& anchors) {
+    return status("generate_proposals",
+                  {of({1, 2, 3, 3}), of({1, 8, 3, 3}), of(sizes), of(anchors), of({3, 3, 2, 4})});
+  };
+  CHECK(proposals({1, 2}, {3, 3, 2, 4}).empty());
+  CHECK_THAT(proposals({2, 2}, {3, 3, 2, 4}), oar_test::Contains("scores must be"));
+  CHECK_THAT(proposals({1, 2}, {3, 3, 1, 4}), oar_test::Contains("scores must be"));
+}
+
 TEST_CASE("Paddle: the first generation's lookup_table has a padding row") {
   const auto program = [](int64_t padding) {
     return pd::block(
