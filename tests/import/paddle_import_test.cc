@@ -193,6 +193,10 @@ TEST_CASE("Paddle: detection ops refuse operands that do not fit, before they re
   Datum counts = of({2}, DType::kI32);
   mutable_elements<int32_t>(counts.tensor)[1] = 9;
   CHECK(status("multiclass_nms", {of({1, 5, 4}), of({1, 2, 5})}).empty());
+  // Shapes without values may name anything.
+  CHECK_THAT(status("multiclass_nms", {of({int64_t{1} << 50, 0, 4}), of({int64_t{1} << 50, 2, 0})}),
+             oar_test::Contains("the limit is"));
+  CHECK(status("multiclass_nms", {of({1, 0, 4}), of({1, int64_t{1} << 60, 0})}).empty());
   CHECK_THAT(status("multiclass_nms", {of({1, 5, 4}), of({1, 2, 6})}), oar_test::Contains("are meant"));
   CHECK_THAT(status("multiclass_nms", {of({1, 5, 8}), of({1, 2, 5})}), oar_test::Contains("are meant"));
   CHECK_THAT(status("multiclass_nms", {of({1, 5, 4}, DType::kF64), of({1, 2, 5})}),
@@ -206,6 +210,9 @@ TEST_CASE("Paddle: detection ops refuse operands that do not fit, before they re
   CHECK(proposals({1, 2}, {3, 3, 2, 4}).empty());
   CHECK_THAT(proposals({2, 2}, {3, 3, 2, 4}), oar_test::Contains("scores must be"));
   CHECK_THAT(proposals({1, 2}, {3, 3, 1, 4}), oar_test::Contains("scores must be"));
+  CHECK_THAT(status("generate_proposals",
+                    {of({0, int64_t{1} << 62, 0, 1}), of({0, 8, 0, 1}), of({0, 2}), of({0, 4}), of({0, 4})}),
+             oar_test::Contains("scores must be"));
 }
 
 TEST_CASE("Paddle: the first generation's lookup_table has a padding row") {

@@ -40,14 +40,15 @@ float overlap(const float* a, const float* b, float unit) {
                      (std::min(a[3], b[3]) - std::max(a[1], b[1]) + unit);
   return both / (area(a, unit) + area(b, unit) - both);
 }
-// Drops from `order` what overlaps a better box too far. Two boxes without an area divide 0 by 0: the second
-// goes. Box k begins at boxes + k * stride.
-void suppress(std::vector<size_t>& order, const float* boxes, size_t stride, Overlap limit) {
+// Drops from `order`, best first, what overlaps a better box too far, and what follows the first `most` that
+// stay. Two boxes without an area divide 0 by 0: the second goes.
+void suppress(std::vector<size_t>& order, const std::vector<float>& boxes, Overlap limit, size_t most) {
   size_t kept = 0;
   for (size_t k : order) {
+    if (kept == most) break;
     bool stays = true;
     for (size_t j = 0; j < kept && stays; ++j)
-      stays = overlap(boxes + k * stride, boxes + order[j] * stride, limit.unit) <= limit.threshold;
+      stays = overlap(boxes.data() + k * 4, boxes.data() + order[j] * 4, limit.unit) <= limit.threshold;
     if (!stays) continue;
     order[kept++] = k;
     if (limit.eta < 1 && limit.threshold > 0.5f) limit.threshold *= limit.eta;
@@ -68,9 +69,10 @@ Status take_f32(const EvalContext& ctx, std::span<Tensor> operands) {
 float number(const EvalContext& ctx, const char* name) {
   return static_cast<float>(ctx.attrs().get_float(name));
 }
+// What `values` leave out is 0.
 template <class T>
 Status give(EvalContext& ctx, size_t i, const std::vector<T>& values, const Shape& shape, DType dtype) {
-  OAR_ASSIGN(Tensor t, ctx.allocate(shape, dtype));
+  OAR_ASSIGN(Tensor t, ctx.zeros(shape, dtype));
   std::copy(values.begin(), values.end(), mutable_elements<T>(t));
   ctx.set(i, std::move(t));
   return ok_status();
@@ -89,7 +91,10 @@ Status multiclass_nms(EvalContext& ctx) {
   if (b.rank() != 3 || b[2] != 4 || s.rank() < 2 || s.rank() > 3 || b[0] != s[0] || b[1] != s[s.rank() - 1])
     return invalid_argument(cat("boxes ", b.to_string(), " and scores ", s.to_string(),
                                 "; (N, B, 4) and (N, C, B), or (B, C, 4) and (B, C), are meant"));
-  std::vector<int64_t> counts(static_cast<size_t>(b[0]), b[1]);  // boxes per image
+  // Boxes per image; without values there may be more images than memory.
+  const bool empty = b.numel() == 0 || s.numel() == 0;
+  std::vector<int64_t> counts(static_cast<size_t>(empty ? 0 : b[0]), b[1]);
+  int64_t images = b[0];
   if (by_class) {
     OAR_ASSIGN(counts, ctx.ints(2));
     int64_t left = b[0];
@@ -97,6 +102,7 @@ Status multiclass_nms(EvalContext& ctx) {
       if (n < 0 || n > left) return invalid_argument(cat("an image has ", n, " of ", b[0], " boxes"));
       left -= n;
     }
+    images = static_cast<int64_t>(counts.size());
   }
   const int64_t classes = s[1], background = ctx.attrs().get_int("background_label"),
                 top = ctx.attrs().get_int("nms_top_k"), keep = ctx.attrs().get_int("keep_top_k");
@@ -124,7 +130,7 @@ Status multiclass_nms(EvalContext& ctx) {
       if (top > -1) keep_first(order, top);
       std::vector<float> corners;
       for (int64_t p : at) corners.insert(corners.end(), boxes + p * 4, boxes + p * 4 + 4);
-      suppress(order, corners.data(), 4, limit);
+      suppress(order, corners, limit, SIZE_MAX);
       if (by_class) std::sort(order.begin(), order.end());
       for (size_t k : order)
         labels.push_back(static_cast<float>(c)), row_scores.push_back(good[k]), row_places.push_back(at[k]);
@@ -140,12 +146,12 @@ Status multiclass_nms(EvalContext& ctx) {
     per_image.push_back(static_cast<int32_t>(order.size()));
     first += count;
   }
-  const auto M = static_cast<int64_t>(places.size()), N = static_cast<int64_t>(per_image.size());
+  const auto M = static_cast<int64_t>(places.size());
   if (M == 0 && ctx.attrs().get_int("mark_empty") != 0)
     OAR_RETURN_IF_ERROR(give<float>(ctx, 0, {-1.f}, {1, 1}, DType::kF32));
   else OAR_RETURN_IF_ERROR(give(ctx, 0, rows, {M, 6}, DType::kF32));
   OAR_RETURN_IF_ERROR(give(ctx, 1, places, {M, 1}, DType::kI32));
-  return give(ctx, 2, per_image, {N}, DType::kI32);
+  return give(ctx, 2, per_image, {images}, DType::kI32);
 }
 
 // generate_proposals(scores (N, A, H, W), deltas (N, 4 A, H, W), images (N, 2 or more) of height, width and
@@ -156,13 +162,14 @@ Status multiclass_nms(EvalContext& ctx) {
 Status generate_proposals(EvalContext& ctx) {
   Tensor operands[5];
   OAR_RETURN_IF_ERROR(take_f32(ctx, operands));
-  const Shape &s = operands[0].shape(), &sizes = operands[2].shape();
+  const Shape &s = operands[0].shape(), &d = operands[1].shape(), &sizes = operands[2].shape();
   const bool scaled = ctx.attrs().get_int("scaled") != 0, pixels = ctx.attrs().get_int("pixel_offset") != 0;
-  if (s.rank() != 4 || !(operands[1].shape() == Shape{s[0], 4 * s[1], s[2], s[3]}) || sizes.rank() != 2 ||
-      sizes[0] != s[0] || sizes[1] < (scaled ? 3 : 2) || operands[3].numel() != 4 * s[1] * s[2] * s[3] ||
+  if (s.rank() != 4 || s.numel() == 0 || !(d == Shape{s[0], 4 * s[1], s[2], s[3]}) || sizes.rank() != 2 ||
+      sizes[0] != s[0] || sizes[1] < (scaled ? 3 : 2) || operands[3].numel() != 4 * extent(s, 1, 4) ||
       operands[4].numel() != operands[3].numel()) {
     return invalid_argument(
-        "scores must be (N, A, H, W), deltas (N, 4 A, H, W), image sizes (N, 2) or with a scale (N, 3), "
+        "scores must be (N, A, H, W) and not empty, deltas (N, 4 A, H, W), image sizes (N, 2) or with a "
+        "scale (N, 3), "
         "anchors and variances (H, W, A, 4)");
   }
   const int64_t A = s[1], cells = s[2] * s[3], before = ctx.attrs().get_int("pre_nms_top_n"),
@@ -206,10 +213,8 @@ Status generate_proposals(EvalContext& ctx) {
     }
     if (chances.empty()) corners.assign(4, 0), chances.assign(1, 0);
     order = best_first(chances, limit.threshold > 0);
-    if (limit.threshold > 0) {
-      suppress(order, corners.data(), 4, limit);
-      if (after > 0) keep_first(order, after);
-    }
+    if (limit.threshold > 0)
+      suppress(order, corners, limit, after > 0 ? static_cast<size_t>(after) : SIZE_MAX);
     for (size_t k : order) {
       boxes.insert(boxes.end(), corners.data() + k * 4, corners.data() + k * 4 + 4);
       scores.push_back(chances[k]);
