@@ -71,6 +71,14 @@ void Graph::replace_uses(ValueId from, ValueId to) {
   }
 }
 
+void Graph::replace_uses(std::span<const ValueId> to) {
+  const auto replace = [&](ValueId& v) {
+    if (v != kNoValue && static_cast<size_t>(v) < to.size()) v = to[static_cast<size_t>(v)];
+  };
+  for (Node& n : nodes_) std::for_each(n.inputs.begin(), n.inputs.end(), replace);
+  for (Output& o : outputs_) replace(o.value);
+}
+
 std::vector<int> Graph::use_counts() const {
   std::vector<int> uses(values_.size(), 0);
   for (const Node& n : nodes_) {

@@ -91,9 +91,11 @@ class Graph {
   const std::vector<Output>& outputs() const { return outputs_; }
 
   // Rewriting helpers for passes.
-  void replace_uses(ValueId from, ValueId to);  // in every node input and graph output
-  std::vector<int> use_counts() const;          // by value, graph outputs included
-  std::vector<int> producers() const;           // node index by value, -1 for none
+  void replace_uses(ValueId from, ValueId to);  // in every node input and graph output: a sweep
+  // The same for many in one sweep: v by to[v]. Values past the end of `to` stay.
+  void replace_uses(std::span<const ValueId> to);
+  std::vector<int> use_counts() const;  // by value, graph outputs included
+  std::vector<int> producers() const;   // node index by value, -1 for none
   // Removes nodes whose `dead` flag is set.
   void remove_nodes(const std::vector<bool>& dead);
   // Restores topological order after a rewrite that appended nodes at the end.

@@ -375,31 +375,52 @@ TEST_CASE(
   }
 }
 
+// CPU seconds that the passes take of `build(graph, n)`, the best of three; `nodes` are left.
+template <class Build>
+double pass_seconds(const Build& build, int n, int nodes) {
+  double best = 1e9;
+  for (int k = 0; k < 3; ++k) {
+    Graph g;
+    build(g, n);
+    const std::clock_t start = std::clock();
+    REQUIRE_OK(run_passes(g, tensor_passes(), {}));
+    best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
+    CHECK(g.nodes().size() == static_cast<size_t>(nodes));
+  }
+  return best;
+}
+
 TEST_CASE("what a model takes to load grows with its nodes, not with their square") {
-  // `users` of one value that differ in an attribute, as many equal ones, and constants to be folded.
-  const auto seconds = [](int users) {
-    double best = 1e9;
-    for (int k = 0; k < 3; ++k) {
-      Graph g;
-      OpWriter w(g);
-      const Val x{g.add_input("x", TensorType::unknown())};
-      std::vector<Val> parts;
-      for (int i = 0; i < users; ++i) {
-        parts.push_back(w.op("leaky_relu", {x}, {{"alpha", 1.0 / (i + 2)}}));
-        parts.push_back(w.op("relu", {x}));
-        parts.push_back(w.op("add", {x, w.op("neg", {w.float_scalar(i)})}));
-      }
-      g.add_output("y", w.op("concat", std::move(parts), {{"axis", int64_t{0}}}).id);
-      REQUIRE(w.status().ok());
-      const std::clock_t start = std::clock();
-      REQUIRE_OK(run_passes(g, tensor_passes(), {}));
-      best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
-      CHECK(g.nodes().size() == static_cast<size_t>(2 * users + 2));  // the equal ones are one
+  // `n` users of one value that differ in an attribute, as many equal ones, and constants to be folded.
+  const auto users = [](Graph& g, int n) {
+    OpWriter w(g);
+    const Val x{g.add_input("x", TensorType::unknown())};
+    std::vector<Val> parts;
+    for (int i = 0; i < n; ++i) {
+      parts.push_back(w.op("leaky_relu", {x}, {{"alpha", 1.0 / (i + 2)}}));
+      parts.push_back(w.op("relu", {x}));
+      parts.push_back(w.op("add", {x, w.op("neg", {w.float_scalar(i)})}));
     }
-    return best;
+    g.add_output("y", w.op("concat", std::move(parts), {{"axis", int64_t{0}}}).id);
+    REQUIRE(w.status().ok());
   };
-  // Eight times the users: a square would take 64 times as long.
-  CHECK(seconds(16000) < 24 * seconds(2000));
+  // `n` layers in a row, each with an activation that it takes and a result that leaves the graph.
+  const auto layers = [](Graph& g, int n) {
+    OpWriter w(g);
+    auto filters = Tensor::allocate({4, 4}, Format::f32());
+    REQUIRE_OK(filters);
+    std::fill_n(filters->mutable_values<float>().data(), 16, 0.25f);
+    const Val weight{g.add_constant("w", std::move(*filters))};
+    Val x{g.add_input("x", TensorType::unknown())};
+    for (int i = 0; i < n; ++i) {
+      x = w.op("sigmoid", {w.op("matmul", {x, weight})});
+      g.add_output(cat("y", i), x.id);
+    }
+    REQUIRE(w.status().ok());
+  };
+  // Eight times as much: a square would take 64 times as long.
+  CHECK(pass_seconds(users, 16000, 2 * 16000 + 2) < 24 * pass_seconds(users, 2000, 2 * 2000 + 2));
+  CHECK(pass_seconds(layers, 16000, 16000) < 24 * pass_seconds(layers, 2000, 2000));
 }
 
 TEST_CASE("every pass of ordinary models has been named here") {

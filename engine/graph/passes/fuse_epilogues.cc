@@ -8,6 +8,7 @@
 #include "engine/graph/passes/absorb.h"
 #include "engine/graph/passes/insert_quantization.h"
 #include "engine/graph/passes/match.h"
+#include "engine/graph/passes/substitution.h"
 
 namespace oar::passes {
 namespace {
@@ -249,6 +250,7 @@ Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
   for (bool changed = true; changed;) {
     changed = false;
     const Matcher m(graph);
+    Substitution taken(graph);  // a sum that n took is n's own result at the end of the round
     std::vector<bool> dead(graph.nodes().size(), false), touched(graph.nodes().size(), false);
     std::vector<int> reader(graph.num_values(), -1);
     for (size_t i = 0; i < graph.nodes().size(); ++i) {
@@ -264,7 +266,7 @@ Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
       const Node& next = graph.nodes()[static_cast<size_t>(r)];  // absorb() adds values, never nodes
       OAR_ASSIGN(const bool done, absorb(graph, m, n, next));
       if (!done) continue;
-      graph.replace_uses(next.outputs[0], n.outputs[0]);
+      taken.add(next.outputs[0], n.outputs[0]);
       dead[static_cast<size_t>(r)] = touched[i] = true;
       // Whoever reads the sum now has other operands than the matcher knows: next round.
       const int after = reader[static_cast<size_t>(next.outputs[0])];
@@ -272,6 +274,7 @@ Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
       ++fused;
       changed = true;
     }
+    taken.apply(graph);
     graph.remove_nodes(dead);
     graph.sort();
   }

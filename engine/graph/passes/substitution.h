@@ -1,6 +1,6 @@
-// Values that stand for others, collected by a pass that visits nodes in their order: it hands each node's
-// operands to apply() as it comes to it and the graph at the end. One sweep for all rewrites, where
-// Graph::replace_uses() is a sweep for each.
+// Values that stand for others, collected by a pass that hands the graph to apply() at the end: one sweep for
+// all rewrites, where Graph::replace_uses() of one value is a sweep for each. A pass that visits nodes in
+// their order may hand each node's operands to apply() as it comes to it.
 #pragma once
 
 #include <numeric>
@@ -19,14 +19,7 @@ class Substitution {
     for (ValueId& v : operands) v = of(v);
   }
   // Everywhere, the outputs included.
-  void apply(Graph& g) const {
-    for (Node& n : g.nodes()) apply(n.inputs);
-    std::vector<ValueId> replaced;
-    for (const Graph::Output& o : g.outputs()) {
-      if (of(o.value) != o.value) replaced.push_back(o.value);
-    }
-    for (const ValueId v : replaced) g.replace_uses(v, of(v));
-  }
+  void apply(Graph& g) const { g.replace_uses(to_); }
 
  private:
   // Values that came later stand for themselves.
