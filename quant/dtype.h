@@ -249,9 +249,9 @@ inline OAR_HD e5m2fnuz to_e5m2fnuz(float x) {
   return {static_cast<uint8_t>(top == 0 ? 0 : (detail::sign_of(x) << 7) | top)};
 }
 
-// The two scalars of block formats (OCP MX): e2m1, four bits in the low nibble of a byte, the
-// values 0 0.5 1 1.5 2 3 4 6 with either sign, no infinity or NaN; e8m0, the power of two 2^(bits - 127), 255
-// is NaN.
+// The two scalars of block formats (OCP MX).
+// e2m1: four bits in the low nibble of a byte; 0 0.5 1 1.5 2 3 4 6 with either sign, no infinity or NaN.
+// e8m0: the power of two 2^(bits - 127); 255 is NaN.
 struct e2m1 {
   uint8_t bits;
 };

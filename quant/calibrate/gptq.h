@@ -1,8 +1,8 @@
-// GPTQ: rounding with error feedback. Columns are rounded in turn, and what each loses is made up for in
-// those to come, as the Hessian of the layer's output error tells. https://arxiv.org/abs/2210.17323
+// GPTQ: rounding with error feedback. Columns are rounded one after the other. What each loses is made up for
+// in those to come, by the Hessian of the layer's output error. https://arxiv.org/abs/2210.17323
 //
 // With X (inputs, samples), the loss of a row is (w - q) H (w - q)^T, H = X X^T. Let U be upper triangular
-// with H^-1 = U^T U. Column j: q_j = nearest level, e = (w_j - q_j) / U_jj, w_k -= e U_jk for k > j.
+// with H^-1 = U^T U. Column j: q_j = nearest code, e = (w_j - q_j) / U_jj, w_k -= e U_jk for k > j.
 //
 // The grid is fitted before (grid.h, from the original weights: "static groups"), so any scale rule of a
 // format works, and columns may be taken in any order.
@@ -48,7 +48,7 @@ struct GptqOptions {
 // definite in double; false when it never is (NaN or infinite entries). size^3 / 3 multiply-adds.
 bool gptq_factor(std::span<const float> hessian, int64_t size, const GptqOptions& options, GptqFactor& out);
 
-// Chooses levels for `count` rows of W (cols = factor.size) on their grids. All arrays row-major; scale and
+// Chooses codes for `count` rows of W (cols = factor.size) on their grids. All arrays row-major; scale and
 // zero have spec.groups(cols) entries a row. count * cols^2 / 2 multiply-adds.
 void gptq_rows(std::span<const float> rows, int64_t count, const GridSpec& spec, std::span<const float> scale,
                std::span<const float> zero, const GptqFactor& factor, std::span<int8_t> levels);

@@ -60,7 +60,7 @@ void snap_progressive(std::span<const float> row, const GridSpec& spec, std::spa
   const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
   for (size_t g = 0; g < scale.size(); ++g) {
     float multiple = unit > 0 ? round_clamped(scale[g] / unit, 1, 16) : 1;
-    // The zero keeps the value that the lowest level stood for.
+    // The zero keeps the value that the lowest code stood for.
     const float first = (low - zero[g]) * scale[g];
     while (true) {
       zero[g] = unit > 0 ? round_clamped(low - first / (unit * multiple), low, high) : low;

@@ -1,9 +1,9 @@
 // Integer grids of a weight matrix, row by row: a group of consecutive columns shares a scale (and a zero),
-// and each weight becomes a level. First a grid is fitted, then levels are chosen: by rounding here, with
+// and each weight becomes a code. First a grid is fitted, then codes are chosen: by rounding here, with
 // error feedback in gptq.h. Apart from storage: a format says which scales it can hold (ScaleRule) and packs
-// the levels (grid_format.h).
+// the codes (grid_format.h).
 //
-//   x ~= scale * (level - zero),   level an integer in [low, high]
+//   x ~= scale * (code - zero),   code an integer in [low, high]
 //
 // Convention: W (rows = outputs, cols = inputs), y = W x. A row is independent of all others, so callers
 // spread rows over threads; every function is deterministic and allocates only small scratch.
@@ -31,7 +31,7 @@ struct GridSpec {
   bool has_zero = false;  // a real zero per group; otherwise zero is 0
   // A negative scale is allowed: the longer side of [low, high] serves either sign.
   bool signed_scale = false;
-  // With a zero: 0 is always among the values that the levels reach.
+  // With a zero: 0 is always among the values that the codes reach.
   bool zero_in_range = false;
   int64_t group = 32;  // columns; the last group of a row may be shorter. 0: the whole row
   ScaleRule scales = ScaleRule::kF32;
@@ -59,15 +59,15 @@ struct FitOptions {
 void fit_row(std::span<const float> row, std::span<const float> importance, const GridSpec& spec,
              const FitOptions& options, std::span<float> scale, std::span<float> zero);
 
-// Nearest levels on a given grid, ties to even.
+// Nearest codes on a given grid, ties to even.
 void round_row(std::span<const float> row, const GridSpec& spec, std::span<const float> scale,
                std::span<const float> zero, std::span<int8_t> levels);
 
-// The weights that levels stand for. Levels of an unsigned grid up to 255 are stored as the same bits.
+// The weights that codes stand for. Codes of an unsigned grid up to 255 are stored as the same bits.
 void read_row(std::span<const int8_t> levels, const GridSpec& spec, std::span<const float> scale,
               std::span<const float> zero, std::span<float> row);
 
-// One level and its value: the step of error feedback.
+// One code and its value: the step of error feedback.
 inline int level_of(const GridSpec& spec, float x, float inverse_scale, float zero) {
   // Adding and subtracting 1.5 * 2^23 rounds to nearest even for |v| < 2^22.
   float v = x * inverse_scale + zero;

@@ -20,7 +20,7 @@ namespace {
 using Levels = std::span<const int8_t>;
 using Scales = std::span<const float>;
 
-// Levels -8..7 as the nibbles of a 32-element block: element i low, i + 16 high.
+// Codes -8..7 as the nibbles of a 32-element block: element i low, i + 16 high.
 void pack_nibbles(const int8_t* levels, int offset, uint8_t* out) {
   for (int i = 0; i < 16; ++i) {
     out[i] = static_cast<uint8_t>((levels[i] + offset) | (levels[i + 16] + offset) << 4);
@@ -77,7 +77,7 @@ void pack_q6_k(Levels levels, Scales scale, Scales, std::byte* out) {
   }
 }
 
-// Levels 0..15 in the order of quant/formats/group.h.
+// Codes 0..15 in the order of quant/formats/group.h.
 template <class Block>
 void pack_levels(const int8_t* levels, size_t count, int offset, Block& b) {
   for (size_t i = 0; i < count; ++i) { formats::set_nibble(b.q, static_cast<int>(i), levels[i] + offset); }

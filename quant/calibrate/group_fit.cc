@@ -28,8 +28,8 @@ constexpr int kMaxSteps = 128, kMaxCandidates = 2 * kMaxSteps;
 struct Candidates {
   const float *x, *importance;  // n each; importance may be null
   int64_t n;
-  float low, high;  // levels
-  // What fits: a range with its zero, or one end over the level that it takes, and over `other_level` too
+  float low, high;  // codes
+  // What fits: a range with its zero, or one end over the code that it takes, and over `other_level` too
   // where that is not 0.
   bool has_zero;
   Extremes range;
@@ -204,7 +204,7 @@ Extremes extremes(const float* x, int64_t n, const GridSpec& spec) {
 GroupGrid spanning(Extremes e, const GridSpec& spec, float part) {
   const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high);
   if (!spec.has_zero) {
-    // Levels reach farther down than up: with a free sign the farther end takes the longer side, otherwise
+    // Codes reach farther down than up: with a free sign the farther end takes the longer side, otherwise
     // both ends must fit the shorter one.
     const float end = farther_end(e);
     return {end * part / (spec.signed_scale ? low : std::copysign(high, end)), 0};

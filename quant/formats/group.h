@@ -1,5 +1,5 @@
-// What our own integer formats share: statistics of a group, the rounding of an element to a level, and where
-// 4-bit levels lie. Rounding is to nearest, ties to even, of the quotient x / scale with the scale as it is
+// What our own integer formats share: statistics of a group, the rounding of an element to a code, and where
+// 4-bit codes lie. Rounding is to nearest, ties to even, of the quotient x / scale with the scale as it is
 // stored: the definition other tools use as well (torch.round), so that the same weights give the same bytes.
 #pragma once
 
@@ -39,7 +39,7 @@ inline OAR_HD float signed_absmax(const float* x, int64_t n) {
   return best;
 }
 
-// Least and largest of the values and 0, as asymmetric levels that hit 0 want it.
+// Least and largest of the values and 0, as asymmetric codes that hit 0 want it.
 struct Range {
   float min = 0.0f, max = 0.0f;
 };
@@ -52,19 +52,19 @@ inline OAR_HD Range range_with_zero(const float* x, int64_t n) {
   return r;
 }
 
-// v rounded to nearest even and limited to [lo, hi]; NaN gives the level nearest 0.
+// v rounded to nearest even and limited to [lo, hi]; NaN gives the code nearest 0.
 inline OAR_HD int round_level(float v, int lo, int hi) {
   if (!(v > static_cast<float>(lo))) return v <= static_cast<float>(lo) || lo > 0 ? lo : 0;
   if (v >= static_cast<float>(hi)) return hi;
   return static_cast<int>(nearbyintf(v));
 }
 
-// x / scale as a level; 0 for a scale of 0.
+// x / scale as a code; 0 for a scale of 0.
 inline OAR_HD int quotient(float x, float scale, int lo, int hi) {
   return scale == 0.0f ? 0 : round_level(x / scale, lo, hi);
 }
 
-// 4-bit levels lie 32 to 16 bytes, in every format of ours as in GGUF's q4_0: byte i of the 16 holds element
+// 4-bit codes lie 32 to 16 bytes, in every format of ours as in GGUF's q4_0: byte i of the 16 holds element
 // i in its low and element i + 16 in its high nibble. One kernel's unpacking serves them all.
 inline OAR_HD int nibble(const uint8_t* q, int i) {
   const uint8_t byte = q[i / 32 * 16 + i % 16];

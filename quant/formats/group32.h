@@ -1,5 +1,5 @@
 // What the 32-element GGUF formats share: the statistics a block's scale is made from, and the rounding of an
-// element to an unsigned level. The order of operations is ggml's reference quantizer's, so that both produce
+// element to an unsigned code. The order of operations is ggml's reference quantizer's, so that both produce
 // the same bytes.
 #pragma once
 

@@ -1,6 +1,6 @@
-// i4_g64, i4_g128: 4-bit levels in groups under one f16 scale, x = d * (q - 8); 4.25 and 4.125 bits per
+// i4_g64, i4_g128: 4-bit codes in groups under one f16 scale, x = d * (q - 8); 4.25 and 4.125 bits per
 // weight. The member for groups of 32 is q4_0. Symmetric GPTQ and compressed-tensors checkpoints are held so:
-// same levels, same scales, other order of nibbles (group.h).
+// same codes, same scales, other order of nibbles (group.h).
 #pragma once
 
 #include "quant/format.h"
@@ -11,7 +11,7 @@ namespace oar::formats {
 template <int G>
 struct I4Group {
   oar::f16 d;
-  uint8_t q[G / 2];  // levels 0 .. 15, order of group.h
+  uint8_t q[G / 2];  // codes 0 .. 15, order of group.h
 
   static OAR_HD void decode(const I4Group& b, float* out) {
     const float d = to_f32(b.d);

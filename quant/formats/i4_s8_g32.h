@@ -1,4 +1,4 @@
-// i4_s8_g32: 4-bit levels in groups of 32 under an 8-bit sub-scale, one f32 scale per row,
+// i4_s8_g32: 4-bit codes in groups of 32 under an 8-bit sub-scale, one f32 scale per row,
 // x = scale * (s * (q - 8)); 4.25 bits per weight and 4 bytes per row. Made for integer arithmetic: with int8
 // activations a, |sum over 32 of (q - 8) * a| <= 8 * 127 * 32 = 32512 fits 16 bits. So one 16-bit
 // multiply-add applies s, and nothing in the inner loop is a float.
@@ -17,7 +17,7 @@ struct Head {
 
 struct Block {
   uint8_t s;
-  uint8_t q[kElems / 2];  // levels 0 .. 15, order of group.h
+  uint8_t q[kElems / 2];  // codes 0 .. 15, order of group.h
 };
 static_assert(sizeof(Block) == 17);
 

@@ -1,5 +1,5 @@
 // What q4_k and q5_k share: 256 elements in 8 groups of 32, each with a 6-bit scale and a 6-bit minimum,
-// packed into 12 bytes. Products of an f16 scale, a 6-bit scale and a level of at most 5 bits have no more
+// packed into 12 bytes. Products of an f16 scale, a 6-bit scale and a code of at most 5 bits have no more
 // than 22 significant bits. So a decoded element is rounded once, whatever the compiler contracts.
 #pragma once
 

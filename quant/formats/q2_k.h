@@ -1,5 +1,5 @@
-// q2_k: 256 two-bit levels in 16 groups of 16, each with a 4-bit scale and a 4-bit minimum,
-// x = (d * scale) * q - (dmin * min); 2.625 bits per weight. GGUF's GGML_TYPE_Q2_K. Decode only.
+// q2_k: 256 two-bit codes in 16 groups of 16, each with a 4-bit scale and a 4-bit minimum; 2.625 bits per
+// weight. x = (d * scale) * q - (dmin * min). GGUF's GGML_TYPE_Q2_K. Decode only.
 //
 // Byte i of each half's 32 holds elements i, 32 + i, 64 + i and 96 + i of the half, lowest bits first.
 #pragma once

@@ -1,4 +1,4 @@
-// q3_k: 256 three-bit levels in 16 groups of 16, each with a 6-bit scale, x = (d * (scale - 32)) * (q - 4);
+// q3_k: 256 three-bit codes in 16 groups of 16, each with a 6-bit scale, x = (d * (scale - 32)) * (q - 4);
 // 3.4375 bits per weight. GGUF's GGML_TYPE_Q3_K. Decode only.
 //
 // The low two bits lie as in q2_k; the third of element e is bit e / 32 of high[e % 32]. Scales 0-7 have

@@ -1,4 +1,4 @@
-// q4_0: 32 four-bit levels under one f16 scale, x = d * (q - 8); 4.5 bits per weight. GGUF's GGML_TYPE_Q4_0.
+// q4_0: 32 four-bit codes under one f16 scale, x = d * (q - 8); 4.5 bits per weight. GGUF's GGML_TYPE_Q4_0.
 // Byte i holds element i in its low and element i + 16 in its high nibble.
 #pragma once
 
@@ -21,7 +21,7 @@ inline OAR_HD void decode(const Block& b, float* out) {
   }
 }
 
-// The element of largest magnitude maps to level 0, that is to -8: d may be negative.
+// The element of largest magnitude maps to code 0, that is to -8: d may be negative.
 inline OAR_HD void encode(const float* in, Block& b) {
   const float d = signed_absmax(in) / -8.0f;
   const float inverse = reciprocal_or_zero(d);

@@ -1,4 +1,4 @@
-// q4_1: 32 four-bit levels with an f16 scale and an f16 minimum, x = d * q + m; 5 bits per weight. GGUF's
+// q4_1: 32 four-bit codes with an f16 scale and an f16 minimum, x = d * q + m; 5 bits per weight. GGUF's
 // GGML_TYPE_Q4_1. Byte i holds element i in its low and element i + 16 in its high nibble.
 #pragma once
 

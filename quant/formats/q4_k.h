@@ -1,4 +1,4 @@
-// q4_k: 256 four-bit levels, x = (d * scale) * q - (dmin * min) with the scales of k_scales.h; 4.5 bits per
+// q4_k: 256 four-bit codes, x = (d * scale) * q - (dmin * min) with the scales of k_scales.h; 4.5 bits per
 // weight. GGUF's GGML_TYPE_Q4_K. Decode only. Each run of 32 bytes holds two groups: the even one in the low
 // nibbles, the odd one in the high.
 #pragma once

@@ -1,4 +1,4 @@
-// q5_0: 32 five-bit levels under one f16 scale, x = d * (q - 16); 5.5 bits per weight. GGUF's GGML_TYPE_Q5_0.
+// q5_0: 32 five-bit codes under one f16 scale, x = d * (q - 16); 5.5 bits per weight. GGUF's GGML_TYPE_Q5_0.
 // Nibbles as in q4_0; bit i of the little-endian word `high` is element i's fifth bit.
 #pragma once
 
@@ -23,7 +23,7 @@ inline OAR_HD void decode(const Block& b, float* out) {
   }
 }
 
-// The element of largest magnitude maps to level 0, that is to -16: d may be negative.
+// The element of largest magnitude maps to code 0, that is to -16: d may be negative.
 inline OAR_HD void encode(const float* in, Block& b) {
   const float d = signed_absmax(in) / -16.0f;
   const float inverse = reciprocal_or_zero(d);

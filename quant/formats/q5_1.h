@@ -1,4 +1,4 @@
-// q5_1: 32 five-bit levels with an f16 scale and an f16 minimum, x = d * q + m; 6 bits per weight. GGUF's
+// q5_1: 32 five-bit codes with an f16 scale and an f16 minimum, x = d * q + m; 6 bits per weight. GGUF's
 // GGML_TYPE_Q5_1. Nibbles as in q4_1; bit i of the little-endian word `high` is element i's fifth bit.
 #pragma once
 

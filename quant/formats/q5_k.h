@@ -1,4 +1,4 @@
-// q5_k: 256 five-bit levels, x = (d * scale) * q - (dmin * min) with the scales of k_scales.h; 5.5 bits per
+// q5_k: 256 five-bit codes, x = (d * scale) * q - (dmin * min) with the scales of k_scales.h; 5.5 bits per
 // weight. GGUF's GGML_TYPE_Q5_K. Decode only. Nibbles as in q4_k; bit g of high[i] is the fifth bit of
 // element i of group g.
 #pragma once

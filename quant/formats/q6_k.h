@@ -1,9 +1,9 @@
-// q6_k: 256 six-bit levels in 16 groups of 16, each with a signed 8-bit scale, x = (d * scale) * (q -
+// q6_k: 256 six-bit codes in 16 groups of 16, each with a signed 8-bit scale, x = (d * scale) * (q -
 // 32); 6.5625 bits per weight. GGUF's GGML_TYPE_Q6_K. Decode only.
 //
 // Each half of the block (128 elements) has 64 bytes of low nibbles and 32 bytes of upper bit pairs. With r =
 // 0..3 the run of 32 elements and i the place in it: runs 0 and 1 take the low nibbles of bytes i and 32 + i,
-// runs 2 and 3 the high nibbles of the same bytes; the pair is bits 2r, 2r+1 of high[i].
+// runs 2 and 3 their high nibbles; the pair is bits 2r, 2r+1 of high[i].
 #pragma once
 
 #include "quant/format.h"

@@ -1,5 +1,5 @@
-// u4_g32, u4_g64, u4_g128: 4-bit levels in groups under an f16 scale and an f16 zero, x = d * (q - z); 5, 4.5
-// and 4.25 bits per weight. The zero is a level, not a value, and need not be whole: AWQ's and GPTQ's integer
+// u4_g32, u4_g64, u4_g128: 4-bit codes in groups under an f16 scale and an f16 zero, x = d * (q - z); 5, 4.5
+// and 4.25 bits per weight. The zero is a code, not a value, and need not be whole: AWQ's and GPTQ's integer
 // zeros (0 .. 16) are exact in it, and HQQ's real ones fit as well. q - z is exact in f32 for integer zeros,
 // so that decoding rounds once.
 #pragma once
@@ -13,7 +13,7 @@ template <int G>
 struct U4Group {
   oar::f16 d;
   oar::f16 z;
-  uint8_t q[G / 2];  // levels 0 .. 15, order of group.h
+  uint8_t q[G / 2];  // codes 0 .. 15, order of group.h
 
   static OAR_HD void decode(const U4Group& b, float* out) {
     const float d = to_f32(b.d), z = to_f32(b.z);

@@ -1,7 +1,7 @@
 // w4a8_g32, w4a8_g64, w4a8_g128: progressive 4-bit weights, x = scale * w8 with the integer w8 = (q - z) * s;
 // 4.5, 4.25 and 4.125 bits per weight and 4 bytes per row. A row is first int8 under one f32 scale, then each
-// group of w8 is 4-bit levels under an integer scale and an integer zero: a matmul with int8 activations
-// expands the levels to exactly those int8 values and never meets a float in its inner loop. QServe,
+// group of w8 is 4-bit codes under an integer scale and an integer zero: a matmul with int8 activations
+// expands the codes to exactly those int8 values and never meets a float in its inner loop. QServe,
 // https://arxiv.org/abs/2405.04532, section 4.1.
 #pragma once
 
@@ -14,7 +14,7 @@ template <int G>
 struct W4A8Group {
   uint8_t s;         // 1 .. 16 when encoded here
   uint8_t z;         // 0 .. 15 when encoded here
-  uint8_t q[G / 2];  // levels 0 .. 15, order of group.h
+  uint8_t q[G / 2];  // codes 0 .. 15, order of group.h
 
   struct Head {
     float scale;

@@ -4,11 +4,11 @@
 //   H_n = C_1 (x) C_2 (x) ... (x) [[1, 1], [1, -1]]^(x)m        n = K_1 K_2 ... 2^m
 //
 // so a transform costs n (sum K + m) additions instead of n^2. Cores, https://doi.org/10.1002/sapm1933121311:
-//   Paley I   order q + 1,    q = 3 mod 4 a prime power:  I + [[0, 1], [-1, Q]]              (inverse =
-//   transpose) Paley II  order 2(q + 1), q = 1 mod 4 a prime power:  C (x) [[1, 1], [1, -1]] + I (x) [[1,
-//   -1], [-1, -1]]
-//             with C = [[0, 1], [1, Q]]                                                      (symmetric)
-//   Q_ij = chi(a_i - a_j), chi the quadratic character of GF(q).
+//   Paley I   order q + 1, q = 3 mod 4 a prime power: I + [[0, 1], [-1, Q]]; the inverse is the transpose
+//   Paley II  order 2(q + 1), q = 1 mod 4 a prime power, symmetric:
+//             C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]] with C = [[0, 1], [1, Q]]
+//
+// with Q_ij = chi(a_i - a_j), chi the quadratic character of GF(q).
 // What it is not: fast (kernels/hadamard.h is), nor a decision where to rotate
 // (engine/graph/passes/rotate.h).
 #pragma once
