@@ -16,7 +16,7 @@
  *
  * Handles. Models, generations, encoders, predictors and outputs are numbers, never pointers. Zero is never a
  * handle. A handle that was closed, was never given out or belongs to another kind of object is refused with
- * OAR_INVALID_ARGUMENT, so closing twice is an error message and not a crash.
+ * OAR_INVALID_ARGUMENT. So closing twice is an error message and not a crash.
  *
  * Threads. Every function may be called from any thread at any time, also on the same handle, except where a
  * function says otherwise. Closing a handle while another thread is inside a call with it is safe: the object
@@ -119,7 +119,7 @@ typedef int (*oar_progress_callback)(const char* what, uint64_t done, uint64_t t
 /* Fill with oar_model_options_init(), then change what should differ. */
 typedef struct oar_model_options {
   uint32_t struct_size;     /* sizeof(oar_model_options), set by the init function */
-  int32_t threads;          /* 0: all usable processors */
+  int32_t threads;          /* 0: all usable CPUs */
   const char* weights;      /* NULL: as in the file; f32, bf16, f16, int8, ... */
   const char* kv;           /* NULL: no narrower than the file; f32, bf16, f16, ... */
   int64_t max_context;      /* tokens of one sequence; 0: the model's, as far as memory allows */
@@ -148,9 +148,9 @@ typedef struct oar_model_options {
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
 OAR_API oar_status oar_model_options_init(oar_model_options* options, size_t size);
 
-/* Loads a folder in the Hugging Face layout, a .gguf, .safetensors or llama2.c .bin file, a downloaded model
- * by its name "org/name", or "demo", the model that comes with Oar. `options` may be NULL. Returns when the
- * model can be asked. On failure *model is 0. Owns threads and memory until oar_model_close(). */
+/* Loads a model: a folder in the Hugging Face layout; a .gguf, .safetensors or llama2.c .bin file; a
+ * downloaded model by its name "org/name"; or "demo", which comes with Oar. `options` may be NULL. Returns
+ * when the model can be asked. On failure *model is 0. Owns threads and memory until oar_model_close(). */
 OAR_API oar_status oar_model_load(const char* path, const oar_model_options* options, oar_model* model);
 
 /* Cancels the model's generations, tells their callbacks so, and gives threads and memory back when the last
@@ -356,7 +356,7 @@ typedef struct oar_tensor_info {
   int64_t shape[OAR_MAX_RANK]; /* -1: any extent */
 } oar_tensor_info;
 
-/* Loads a model file. `threads`: 0 for all usable processors, 1 for the caller's alone. */
+/* Loads a model file. `threads`: 0 for all usable CPUs, 1 for the caller's alone. */
 OAR_API oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* predictor);
 
 /* Fill with oar_predictor_options_init(), then change what should differ. */
@@ -452,7 +452,7 @@ typedef struct oar_embed_options {
 OAR_API oar_status oar_embed_options_init(oar_embed_options* options, size_t size);
 
 /* Loads a folder with a tokenizer and either config.json and .safetensors, an ONNX or a Paddle model, as
- * Hugging Face and sentence-transformers write them. `threads`: 0 for all usable processors, 1 for the
+ * Hugging Face and sentence-transformers write them. `threads`: 0 for all usable CPUs, 1 for the
  * caller's alone. */
 OAR_API oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder);
 

@@ -1,6 +1,6 @@
-// Ops of a plan that no kernel of its backend does. On the processor itself the reference runs; on a device
-// the processor does them beside it: operands are copied over, the CPU kernel (or the reference) runs,
-// results are copied back. Right and slow; Plan warns with the cost.
+// Ops of a plan that no kernel of its backend does. On the CPU itself the reference runs; on a device the CPU
+// does them beside it: operands are copied over, the CPU kernel (or the reference) runs, results are copied
+// back. Right and slow; Plan warns with the cost.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace oar {
 // The node by its reference or definition, on operands in host memory. `node` must outlive it.
 std::unique_ptr<LoweredOp> make_reference_op(const Node& node);
 
-// How an operand reaches the processor.
+// How an operand reaches the CPU.
 enum class HostOperand : uint8_t {
   kAbsent,
   kCopied,  // lies on the device

@@ -1,7 +1,7 @@
 // The memory planner: gives every value of a graph its place in one arena before any size is known. Values
-// whose lifetimes do not overlap share a slot; a slot's size is the maximum of its tenants' sizes and its
-// offset the sum of the slots before it, both integer expressions of the symbols. Reshapes and column slices
-// are views, not copies.
+// whose lifetimes do not overlap share a slot. A slot's size is the maximum of its tenants' sizes, its offset
+// the sum of the slots before it; both are integer expressions of the symbols. Reshapes and column slices are
+// views, not copies.
 #pragma once
 
 #include <vector>

@@ -116,7 +116,7 @@ struct PlanOptions {
 class Plan {
  public:
   // Lowers every node; a composite without a kernel is replaced by its definition, a primitive without one
-  // runs on the processor: beside a device with copies of its operands. Warned about once for each op and
+  // runs on the CPU: beside a device with copies of its operands. Warned about once for each op and
   // format, with the cost. Ops that share a state run on the device together or not at all, so that a state
   // lies in one place.
   static Result<std::unique_ptr<Plan>> compile(Graph graph, Backend& backend, const PlanOptions& options);

@@ -1,6 +1,6 @@
 // Where the values of one evaluation lie: one arena, each value at an offset that was planned for the shapes
-// of this run. Values of ordinary models have sizes only once the inputs have, so the plan is made per set of
-// input shapes, from the requests that an evaluation made (or would make: Evaluator::size()).
+// of this run. Values of ordinary models have sizes only once the inputs have. So a plan is made for each set
+// of input shapes, from the requests that an evaluation made (or would make: Evaluator::size()).
 //
 // A plan is a hint. The same shapes may ask for other memory the next time (a branch taken, a loop longer, a
 // count that depends on values); a block is placed where the plan says only if that place is free now, else

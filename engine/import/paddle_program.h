@@ -3,8 +3,8 @@
 // (.pdmodel, paddle_protobuf.cc) and PIR json (.json, paddle_pir.cc). What it is not: our Graph. paddle.h
 // makes that of it, op by op, without having to know how the file spelled it.
 //
-// Files are hostile until checked: every index below lies inside its vector, PIR values are defined before
-// they are used, and nothing is allocated that the bytes present do not account for.
+// Files are hostile until checked: every index below lies inside its vector, and PIR values are defined
+// before they are used. Nothing larger is allocated than the bytes present account for.
 #pragma once
 
 #include <cstdint>

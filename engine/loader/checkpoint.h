@@ -4,9 +4,9 @@
 // checkpoints come out as tensors in our storage formats (quantization_config.h).
 //
 // Accepted: a folder in the Hugging Face layout (config.json with model.safetensors, or with
-// model.safetensors.index.json and its shards; or a folder whose only model is one .gguf file), a
-// .safetensors file (with config.json and tokenizer beside it, if any), a .gguf file (or one part of a split
-// one), a llama2.c .bin file (with tokenizer.bin or tok<vocab>.bin beside it, if any).
+// model.safetensors.index.json and its shards); a folder whose only model is one .gguf file; a .gguf file, or
+// one part of a split one; a .safetensors file, with config.json and tokenizer beside it, if any; a llama2.c
+// .bin file, with tokenizer.bin or tok<vocab>.bin beside it, if any.
 #pragma once
 
 #include <cstdint>

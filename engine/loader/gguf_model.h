@@ -19,11 +19,10 @@ namespace oar {
 std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name);
 
 // config.json's keys from "<architecture>.*". Beyond Hugging Face's:
-//   rope_interleaved      true when q and k are laid out for RoPE over neighbouring pairs
-//   linear_out_in         true for GPT-2, whose linear weights are [out, in] here and [in, out] at Hugging
-//   Face rope_scaling          may have rope_type "freq_factors" with `factors`, D/2 numbers: each inverse
-//   frequency is
-//                         divided by its factor (llama.cpp's form of the llama3 scaling)
+//   rope_interleaved   true when q and k are laid out for RoPE over neighbouring pairs
+//   linear_out_in      true for GPT-2: its linear weights are [out, in] here, [in, out] at Hugging Face
+//   rope_scaling       may have rope_type "freq_factors" with `factors`, D/2 numbers: llama.cpp's form of the
+//                      llama3 scaling, which divides each inverse frequency by its factor
 // An architecture without a row of its own keeps its GGUF name as model_type and its GGUF tensor names: it
 // can be inspected, and engine/models says that it cannot be run. A key that changes the computation and is
 // not read is UNIMPLEMENTED by name; names that nobody knows are appended to `notices`.

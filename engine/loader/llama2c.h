@@ -1,6 +1,6 @@
 // llama2.c's first checkpoint format: seven int32 (dim, hidden_dim, n_layers, n_heads, n_kv_heads,
-// vocab_size, seq_len; a negative vocab_size says that the classifier is not the embedding), then all weights
-// as f32, stacked over the layers, with two RoPE tables that nobody needs.
+// vocab_size, seq_len), then all weights as f32, stacked over the layers, with two RoPE tables that are
+// skipped. A negative vocab_size says that the classifier is not the embedding.
 // https://github.com/karpathy/llama2.c/blob/master/export.py The later "ak42" versions are refused by name.
 #pragma once
 

@@ -35,7 +35,7 @@ class QuantModule {
   const Tensor* find(std::string_view part) const;
   // DATA_LOSS naming the tensor when there is no such part.
   Result<const Tensor*> require(std::string_view part) const;
-  // The same, and a matrix of 32-bit words, which packed levels come in.
+  // The same, and a matrix of 32-bit words, which packed codes come in.
   Result<const Tensor*> require_words(std::string_view part) const;
   // "tensor 'model.layers.0.mlp.up_proj.scales' is f16 [4, 8]", the beginning of a message about it.
   std::string describe(std::string_view part) const;

@@ -1,6 +1,6 @@
-// Sealed safetensors: files that we write for ourselves to map at a later start, with a sum of each block, so
-// that a byte that a disk, a crash or a hand has changed since is noticed before anything is used. The sums
-// are a last tensor of the file, kSealTensor, so it stays a safetensors file.
+// Sealed safetensors: files that we write for ourselves to map at a later start, with a checksum of each
+// block. So a byte that a disk, a crash or a person has changed since is noticed before anything is used. The
+// checksums are a last tensor of the file, kSealTensor, so it stays a safetensors file.
 //
 // All of a file is read to check it, by several threads and at the speed of memory where it is cached. A
 // model's weights are read before its first token anyway; reading them here brings them in. What it is not: a

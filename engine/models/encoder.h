@@ -1,6 +1,6 @@
-// Text encoders: a checkpoint of the BERT family becomes an ordinary graph (graph/evaluate.h), the one that
-// exports to ONNX or Paddle of the same model also become, so that everything above treats them alike.
-// Language models, which generate, are model.h's.
+// Text encoders: a checkpoint of the BERT family becomes an ordinary graph (graph/evaluate.h). Exports of the
+// same model to ONNX or Paddle become the same, so that everything above treats them alike. Language models,
+// which generate, are model.h's.
 //
 // To add one: a function that writes its graph and its line in encoder.cc. Build time only.
 #pragma once

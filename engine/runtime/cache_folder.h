@@ -1,6 +1,6 @@
 // Folders of files that spare the next load some work: weights quantized once (weight_cache.cc), models after
-// all passes (prepared_model.h). Entries are named by what they were made of and are made anew when they are
-// gone, so anybody may remove any of them at any time; who has one mapped keeps it.
+// all passes (prepared_model.h). Entries are named by what they were made of, and made anew when they are
+// gone. So any of them may be removed at any time; a process that has one mapped keeps it.
 #pragma once
 
 #include <cstdint>

@@ -34,9 +34,9 @@ struct CalibrationReport {
   size_t samples = 0;
 };
 
-// Rewrites model.graph, which must be as it was imported. INVALID_ARGUMENT, naming the sample, where one does
-// not fit the model's inputs or holds a NaN, or a value that is to be quantized is not finite with it;
-// FAILED_PRECONDITION where nothing in the model can be quantized or it is quantized already.
+// Rewrites model.graph, which must be as it was imported. INVALID_ARGUMENT names a sample that does not fit
+// the model's inputs, holds a NaN, or with which a value to be quantized is not finite; FAILED_PRECONDITION
+// where nothing in the model can be quantized or it is quantized already.
 Result<CalibrationReport> quantize_statically(ImportedModel& model, const CalibrationSamples& samples,
                                               ThreadPool* pool = nullptr);
 

@@ -1,5 +1,5 @@
-// Names for things kept between runs: a hash of what they were made from. Tensors are sampled (up to 64 KiB
-// of each, evenly spread), since reading all of a large model would cost the time that keeping things saves.
+// Names for things kept between runs: a hash of what they were made from. Tensors are sampled, up to 64 KiB
+// of each, evenly spread: reading all of a large model would cost the time that keeping things saves.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ namespace oar {
 struct LanguageModelOptions {
   std::string name;              // what clients call it; empty: the folder's or file's name
   std::string device;            // cpu (also when empty), or a plug-in's: see make_plugin_backend()
-  int threads = 0;               // 0: all usable processors
+  int threads = 0;               // 0: all usable CPUs
   std::string weights = "auto";  // auto (as in the file), or a name of weight_scheme()
   std::string cache_dir;         // for weights quantized at load; see cache_folder.h
   uint64_t cache_bytes = kDefaultCacheBytes;  // 0: none are kept

@@ -3,8 +3,8 @@
 //   the model's file (name, size, time of change, sampled content: content_hash.h), the passes, the
 //   processor's instruction set and the version below. Other files of the model (external data, parameters)
 //   are listed in the entry with size and time, and compared when it is opened.
-// Entries are written beside their name and renamed over it, so that readers see whole ones only, and every
-// byte is checked when one is opened (sealed_file.h): damage is DATA_LOSS. The folder belongs to the user: an
+// Entries are written beside their name and renamed over it, so that readers see whole ones only. Every byte
+// is checked when one is opened (sealed_file.h): damage is DATA_LOSS. The folder belongs to the user: an
 // entry forged to pass these checks is trusted as the program is.
 #pragma once
 

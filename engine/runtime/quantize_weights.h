@@ -37,8 +37,8 @@ struct WeightTarget {
 // The matrices of all linear layers, in the order of the graph. Slices of stacked experts are left out.
 Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, const ModelConfig& config);
 
-// The format a target gets: none (as in the file) for routers, for tensors that are no 16- or 32-bit floats,
-// and where rows do not divide into the format's blocks.
+// The format a target gets; none means as in the file. None for routers, for tensors other than 16- and
+// 32-bit floats, and where rows do not divide into the format's blocks.
 std::optional<Format> target_format(const WeightScheme& scheme, const WeightTarget& target, const Tensor& w);
 
 // Whether a matrix of this width keeps its plain format: it divides neither into the scheme's blocks nor into
@@ -60,8 +60,8 @@ struct QuantizedWeight {
 Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const calibrate::FitOptions& fit,
                                         std::span<const float> importance, ThreadPool& pool);
 
-// The checkpoint with its linear layers in `weights`, quantized now, after the rotations that `rotate` puts
-// into weights (rotated_model.h), or mapped from the cache, whose every byte is checked. Where the cache
+// The checkpoint with its linear layers in `weights`: mapped from the cache, whose every byte is checked, or
+// quantized now, after the rotations that `rotate` puts into weights (rotated_model.h). Where the cache
 // cannot be written, says so and keeps the weights in memory.
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
                                     const CacheOptions& cache, ThreadPool& pool, const Logger& log,

@@ -1,7 +1,7 @@
-// A model in a rotated basis (engine/graph/passes/rotate.h), one weight at a time: what is quantized after a
-// rotation is made of this, so that weights are rounded once and never more than one of them is in memory.
-// The same turns matrices that are stored (in, out), as GPT-2's at Hugging Face, into rows of outputs, which
-// storage formats are blocks of; without any rotation too.
+// A model in a rotated basis (engine/graph/passes/rotate.h), one weight at a time. What is quantized after a
+// rotation is made of this: weights are rounded once, and never more than one of them is in memory. It also
+// transposes matrices that are stored (in, out), as GPT-2's at Hugging Face, with a rotation or without:
+// blocks of storage formats run along a row of inputs.
 #pragma once
 
 #include <map>
@@ -21,8 +21,8 @@ class RotatedModel {
                                    const RotationOptions& wanted);
 
   // The checkpoint to be, but for its numbers: names, shapes and formats of all tensors, a tied head among
-  // them under its own name, and in config.json the record that tells loading and calibration what the
-  // weights carry. The bytes of tensors that change() names are those before the rotation.
+  // them under its own name. The record in config.json tells loading and calibration what the weights carry.
+  // The bytes of tensors that change() names are those before the rotation.
   const Checkpoint& layout() const { return layout_; }
   bool changes(const std::string& name) const { return values_.contains(name); }
 

@@ -51,7 +51,7 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
                                          const LanguageModelOptions& options,
                                          std::shared_ptr<Backend> backend, const Progress& progress);
 
-// options.device, or the processor.
+// options.device, or the CPU.
 Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options);
 
 // Bytes of KV cache a token takes for good, over all layers; the 16-bit pages beside a quantized cache apart.
@@ -60,9 +60,9 @@ uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
 uint64_t least_kv_bytes(const ServeLayout& layout);
 
 // How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks. Beside
-// a quantized cache: 16-bit pages for what a step can write (every sequence may cross into a new page), first
-// pages for all running sequences and for some cached ones; together at most a quarter of the budget, as far
-// as one sequence allows.
+// a quantized cache there are 16-bit pages for what a step can write (every sequence may cross into a new
+// page). There are first pages for all running sequences and for some cached ones. Together they have at most
+// a quarter of the budget, as far as one sequence allows.
 struct PoolLimits {
   int64_t max_tokens, max_batch_tokens, max_sequences;
   int32_t page_tokens;

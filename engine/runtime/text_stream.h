@@ -1,6 +1,6 @@
-// From tokens to text on the reader's side: a TokenSink that queues events for a waiting thread or a notified
-// writer, and a per-choice decoder that detokenizes incrementally and finds stop strings across token
-// borders. One request, one TextStream. The engine thread pushes; one reader pulls.
+// From tokens to text on the reader's side. A TokenSink queues events for a waiting thread or a notified
+// writer. A decoder per choice detokenizes incrementally and finds stop strings across token borders. One
+// request, one TextStream. The engine thread pushes; one reader pulls.
 #pragma once
 
 #include <chrono>

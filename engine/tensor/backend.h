@@ -48,12 +48,12 @@ class Backend {
   }
   // Makes launch() allocation-free for kernels that need up to this much scratch per worker.
   virtual void reserve_worker_scratch(size_t bytes) = 0;
-  // `next`: a launch to come that reads weights, which the processor may fetch while it waits.
+  // `next`: a launch to come that reads weights, which the CPU may fetch while it waits.
   virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared_scratch,
                         const NextKernel& next = {}) = 0;
   // Host threads for work at load time.
   virtual ThreadPool& host_pool() = 0;
-  // The processor beside the device, which runs what the device has no kernel for; the processor itself.
+  // The CPU beside the device, which runs what the device has no kernel for; of the CPU: itself.
   virtual Backend& host() { return *this; }
 
   // Recording, where captures(): between begin and end, launches and copy() are recorded instead of run; a
@@ -66,7 +66,7 @@ class Backend {
   virtual Status replay(const Capture&) { return unimplemented("no capture"); }
 };
 
-// The processor, at the given instruction-set level and below. The pool may be shared with other backends.
+// The CPU, at the given instruction-set level and below. The pool may be shared with other backends.
 std::unique_ptr<Backend> make_cpu_backend(std::shared_ptr<ThreadPool> pool, Isa isa);
 
 // A device of a plug-in (plugin.h): "NAME", "NAME:INDEX" or a path, as plugin_table.h says; `host` is the CPU

@@ -8,10 +8,9 @@
 
 namespace oar {
 
-// Where the file really lies that a model calls `named`, relative to `model`, a folder, or a file and
-// then its folder: below that folder, links followed, or below the one where the model's file itself really
-// lies, as in the snapshots and blobs of the Hugging Face cache. Any other is INVALID_ARGUMENT, one that is
-// not there NOT_FOUND.
+// Where the file really lies that a model calls `named`, relative to `model`: a folder, or a file and then
+// its folder. With links followed it must lie below that folder, or below that of the model's real file (the
+// snapshots and blobs of the Hugging Face cache). Any other is INVALID_ARGUMENT, a missing one NOT_FOUND.
 Result<std::string> file_of_model(const std::string& model, const std::string& named);
 
 }  // namespace oar

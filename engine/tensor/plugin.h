@@ -68,8 +68,8 @@ typedef struct oar_plugin_capture oar_plugin_capture; /* recorded work */
  * Batch invariance: an output element must not depend on how many other rows or sequences there are; then
  * decoding equals prefill and a batch of N equals N alone. Oar does not check it, its users notice.
  *
- * Formats are named as in docs/formats.md ("f32", "bf16", "q4_k", ...) and describe the stored bytes of a
- * weight row by row as they lie in a model file. */
+ * Formats are named as in docs/formats.md ("f32", "bf16", "q4_k", ...). They describe the stored bytes of a
+ * weight row by row, as they lie in a model file. */
 
 enum {
   OAR_FAMILY_MATMUL = 0,          /* format: of the weights             oar_matmul_args */
@@ -87,7 +87,7 @@ enum {
   OAR_FAMILY_EMBEDDING = 14,      /* format: of the table               oar_embedding_args */
   OAR_FAMILY_GATHER_ROWS = 15,    /* format: "f32"                      oar_gather_rows_args */
   OAR_FAMILY_HADAMARD = 16        /* format: "f32"                      oar_hadamard_args */
-  /* 9 and 10 are kept for attention over a quantized cache, which runs on the processor for now. */
+  /* 9 and 10 are kept for attention over a quantized cache, which runs on the CPU for now. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -380,9 +380,9 @@ typedef struct oar_plugin {
   oar_plugin_status (*synchronize)(oar_plugin_device*, oar_plugin_stream*);
 
   /* The kernel for a family and format, or UNSUPPORTED. It belongs to the device and is good until close().
-   * What a device lacks runs anyway: a composite op by its definition, any other on the processor with copies
-   * of its activations, which Oar warns about once with op, format and bytes. Two kernels on one cache
-   * (append and attention) are only used together. */
+   * What a device lacks runs anyway: a composite op by its definition, any other on the CPU with copies of
+   * its activations. Oar warns about those once, with op, format and bytes. Two kernels on one cache (append
+   * and attention) are only used together. */
   oar_plugin_status (*find_kernel)(oar_plugin_device*, const oar_plugin_query* query,
                                    const oar_plugin_kernel** kernel);
   /* Puts the kernel on the stream with its family's argument struct, and returns at once where it can.
@@ -431,7 +431,7 @@ typedef struct oar_plugin {
   /* Recording. Between begin and end launches and copies on the device are put into the capture and not run;
    * argument structs and host arrays are taken over then, tensors are read and written at replay. replay()
    * puts all of it on the stream. Oar captures a step whose every op has a kernel on the device, once it has
-   * seen the same sizes twice, and keeps a bounded number. A step's inputs lie in device memory, so that a
+   * seen the same sizes twice. It keeps a bounded number. A step's inputs lie in device memory, so that a
    * replay sees new ones. NULL: every step is launched kernel by kernel. */
   oar_plugin_status (*begin_capture)(oar_plugin_device*, oar_plugin_stream*);
   oar_plugin_status (*end_capture)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_capture** capture);

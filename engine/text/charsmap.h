@@ -39,8 +39,8 @@ class Charsmap {
   std::string replacements_;     // valid UTF-8, zero-terminated strings
 };
 
-// tokenizer.json "Precompiled": a grapheme cluster of less than six bytes is replaced as a whole when some
-// rule covers its beginning, else each of its characters by itself.
+// tokenizer.json "Precompiled". A grapheme cluster of less than six bytes is replaced as a whole when some
+// rule covers its beginning, else each character by itself.
 NormalizerPtr make_precompiled_normalizer(Charsmap charsmap);
 
 struct SentencePieceNormalizerOptions {

@@ -1,9 +1,9 @@
-// Chat templates: the Jinja file that comes with a model turns a conversation into its prompt, exactly as
-// Hugging Face's apply_chat_template does (trim_blocks, lstrip_blocks, loop controls, tojson without HTML
-// escapes, raise_exception, strftime_now, {% generation %}). Templates are hostile input: every render is
+// Chat templates: the Jinja file that comes with a model makes a prompt of a conversation, exactly as Hugging
+// Face's apply_chat_template does. That has trim_blocks, lstrip_blocks, loop controls, tojson without HTML
+// escapes, raise_exception, strftime_now and {% generation %}. Templates are hostile input: every render is
 // bounded in steps, memory, output and depth (jinja::Limits).
 //
-// What came with the messages is marked in the result, through all that a template does to it, so that the
+// What came with the messages is marked in the result, through all that a template does to it. So the
 // tokenizer does not read a user's text as control tokens.
 //
 // Not here: which template a model uses by default in a GGUF, tool-call parsing, tokenization.

@@ -1,5 +1,5 @@
-// Sets of code points: built once by set algebra on sorted ranges, then asked for membership at text speed
-// through a two-stage bitmap (equal blocks of 256 code points are stored once; \p{L} takes about 20 KiB).
+// Sets of code points: built once by set algebra on sorted ranges, then asked for membership through a
+// two-stage bitmap. Equal blocks of 256 code points are stored once: \p{L} takes about 20 KiB.
 #pragma once
 
 #include <array>

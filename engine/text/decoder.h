@@ -1,9 +1,10 @@
 // The way back: what bytes each token contributes to the text, and how a stream of them becomes well-formed
 // UTF-8.
 //
-// The decoders of tokenizer.json are functions on lists of strings; those in use treat each token by itself
-// but for whether it is the first. So a Decoder is a table of bytes per token, a second form for tokens at
-// the start, and a few rules for the text as a whole. Decoding piecemeal and at once are the same code.
+// The decoders of tokenizer.json are functions on lists of strings. Those in use treat each token by itself,
+// apart from whether it is the first. So a Decoder is a table of bytes per token, with a second form for
+// tokens at the start. A few rules treat the text as a whole. Decoding piecemeal and at once are the same
+// code.
 #pragma once
 
 #include <cstdint>

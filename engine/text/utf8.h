@@ -1,6 +1,6 @@
 // UTF-8 in and out: the only place that knows how bytes become code points. Ill-formed input is defined, not
 // an error: every maximal ill-formed subpart stands for one U+FFFD (Unicode 15.0, section 3.9, "Best
-// Practices for Using U+FFFD"), which is also what Rust's String::from_utf8_lossy and the WHATWG decoder do.
+// Practices for Using U+FFFD"). Rust's String::from_utf8_lossy and the WHATWG decoder do the same.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The two-way map between token texts and ids, packed: one arena for all texts and one open-addressing table,
-// so that 256 k tokens cost about 6 MB and a look-up one or two cache misses.
+// The two-way map between token texts and ids, packed: one arena for all texts and one open-addressing table.
+// 256 k tokens cost about 6 MB, a look-up one or two cache misses.
 #pragma once
 
 #include <cstdint>

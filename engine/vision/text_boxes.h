@@ -1,7 +1,7 @@
 // From a text detector's probability map to boxes (differentiable binarization,
 // https://arxiv.org/abs/1911.08947, section 3.4): pixels above a threshold, their connected regions, the
-// smallest rectangle around each, its mean probability, and the rectangle grown again by what training had
-// shrunk it.
+// smallest rectangle around each and its mean probability. The rectangle is grown by what training had shrunk
+// it.
 #pragma once
 
 #include <span>

@@ -17,9 +17,8 @@
 // equalize_heads: R2 and R3 divide the channels of values and keys by a scale of each first, which the output
 // projection and the queries undo: channels that are large by the choice of basis alone cost nothing then.
 //
-// One rule makes transposes unnecessary: where activations go through x' = T(x), the rows of the weight that
-// reads them go through the same T, since W T^t T x = W x; a weight that writes them has its columns
-// transformed.
+// One rule makes transposes unnecessary. Where activations go through x' = T(x), the rows of the weight that
+// reads them go through the same T: W T^t T x = W x. A weight that writes them has its columns transformed.
 //
 // Whether a rotation applies is proved from the graph, not from the name of an architecture: R1 needs a set
 // of values, closed under additions, norms without weight and row gathers, that only embeddings and linear
@@ -55,8 +54,8 @@ struct RotationOptions {
   // whole: for all layers, or one per layer. A bias of the keys weighs less in their scale where it does.
   std::vector<int64_t> key_mean_tokens = {0};
   uint64_t seed = 0x6f61720000000001;  // of R1's random signs; 0: none
-  // R4: independent blocks of the largest power of two that divides the width (exact product of Paley cores
-  // where that is below 32), no larger than this; or one exact transform of the whole width.
+  // R4: independent blocks of the largest power of two that divides the width, no larger than this; exact
+  // products of Paley cores where it is below 32. Or one exact transform of the whole width.
   int64_t ffn_block = 8192;
   bool ffn_exact = false;
 

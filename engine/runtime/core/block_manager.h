@@ -1,7 +1,7 @@
-// BlockManager: who holds which block of the KV pools. Pages of several cache groups (layers of one page size
-// and window), one block table per sequence and group, reference counts, copy-on-write, and the prefix cache
-// with LRU eviction of blocks nobody references. It counts blocks; it never touches bytes and knows no
-// device.
+// BlockManager: who holds which block of the KV pools. It has pages of several cache groups (layers of one
+// page size and window) and one block table per sequence and group. It counts references, says what is copied
+// on write, and evicts unreferenced blocks of the prefix cache by LRU. It counts blocks; it never touches
+// bytes and knows no device.
 //
 // A block is in exactly one of three states, so free + cached + used == total in each group, always:
 //   free    on the free list, contents meaningless
@@ -14,9 +14,9 @@
 // lies before them is not needed.
 //
 // Groups beside quantized pages. A kOpen group holds the 16-bit pages of positions that may still be
-// computed: a query sees its own page alone, so to this file it is a window of one page, whose blocks are
-// never cached (hits end at page borders, where a new page opens). A kFirst group holds one block per
-// sequence, of the first page, shared and cached with it; its table has one entry.
+// computed: a query sees its own page alone, so to this file it is a window of one page. Its blocks are never
+// cached: hits end at page borders, where a new page opens. A kFirst group holds one block per sequence, of
+// the first page, shared and cached with it; its table has one entry.
 #pragma once
 
 #include <cstdint>

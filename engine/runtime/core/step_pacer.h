@@ -1,7 +1,7 @@
 // StepPacer: how many rows of prompts a step may hold while others decode. A prompt's rows come by the
-// hundred, a decode is one row, so a step filled with prompts makes everybody who reads an answer wait for
-// it. The pacer learns from steps that ran what a step costs without prompts and what a row of a prompt adds,
-// and shares time: prompts get as much of it as decodes, or more when there are more of them. A row of a long
+// hundred, a decode is one row. So a step filled with prompts makes everybody wait who reads an answer. The
+// pacer learns from steps that ran what a step costs without prompts and what a row of a prompt adds, and
+// shares time: prompts get as much of it as decodes, or more when there are more of them. A row of a long
 // prompt costs more with each page in front of it; the number of rows follows. With nobody decoding there is
 // no limit.
 #pragma once

@@ -2,8 +2,8 @@
 // shared and never written. A Failure ends the render, so nothing is restored on its way out.
 //
 // Attribute rules are those of Jinja's sandbox: x.name looks for a method first and a key second, x["name"]
-// the other way round, and a name that starts with an underscore is nobody's method. Unlike the sandbox,
-// list.append and its kind are allowed: all data is this render's own copy.
+// the other way round. A name that starts with an underscore is no method. Unlike the sandbox, list.append
+// and its kind are allowed: all data is this render's own copy.
 #pragma once
 
 #include <memory>

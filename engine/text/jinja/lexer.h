@@ -1,6 +1,6 @@
-// Template source -> tokens, with the whitespace rules of Hugging Face's environment: trim_blocks (the
-// newline after a block or comment tag goes) and lstrip_blocks (blanks before a block or comment tag that
-// starts its line go), the signs {%- -%} {%+ +%}, {% raw %}, comments, and one final newline dropped.
+// Template source -> tokens, with the whitespace rules of Hugging Face's environment. trim_blocks drops the
+// newline after a block or comment tag; lstrip_blocks drops blanks before such a tag that starts its line.
+// The signs {%- -%} {%+ +%}, {% raw %} and comments are read; one final newline is dropped.
 //
 // Not here: grammar (parser.h).
 #pragma once

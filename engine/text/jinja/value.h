@@ -1,10 +1,11 @@
-// Values of the template language: Python's data model as far as chat templates see it (None, bool, int,
-// float, str, list, tuple, dict and friends), with Python's truth, equality, ordering, repr and JSON text.
+// Values of the template language: Python's data model as far as chat templates see it, with Python's truth,
+// equality, ordering, repr and JSON text. There are None, bool, int, float, str, list, tuple, dict and a few
+// more.
 //
 // Memory: one Heap per render. Strings, containers and callables are reference counted; a slice shares its
 // string's bytes, cycles of containers live until the Heap dies, and destruction never recurses. Everything
-// is charged against the Limits as it is made and refunded as it goes, so a hostile template runs into an
-// error, never into the machine.
+// is charged against the Limits as it is made and refunded as it goes. So a hostile template ends with an
+// error and never exhausts the machine.
 //
 // Strings know which of their bytes came with the request: whoever makes one has to say so. What is put
 // together from pieces keeps each piece's marks (Text); where bytes are changed, one marked byte marks all.

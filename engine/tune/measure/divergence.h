@@ -2,7 +2,7 @@
 //
 // At each position the reference gives a distribution p over the vocabulary and the candidate q; the
 // Kullback-Leibler divergence is sum p ln(p / q), in nats. The mean says what is lost on average, the 99th
-// percentile what is lost where it hurts, and top-1 agreement how often the likeliest token stays the same.
+// percentile what is lost where it hurts. Top-1 agreement says how often the likeliest token stays the same.
 // All sums are in double and in the order of the positions.
 #pragma once
 

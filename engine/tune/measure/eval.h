@@ -4,8 +4,8 @@
 // Protocol. The text is cut into documents at `separator`; if it occurs at all, each document is stripped of
 // white space at both ends and empty ones are dropped. A document's ids (encoded without special tokens) are
 // cut into consecutive windows of context - 1 ids; each window is evaluated alone, behind one BOS when the
-// model has one. Every id is predicted once, from the BOS and the ids before it in its window (without BOS
-// the first id of a window is not predicted). Sums are in double.
+// model has one. Every id is predicted once, from the BOS and the ids before it in its window. Without BOS
+// the first id of a window is not predicted. Sums are in double.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Other engines' rules for a quantized KV cache, so that they stand beside ours in the instrument's table.
 // For measuring alone: each is a round trip of keys and values on their way into an f32 cache, so that
-// attention reads what that engine's would, of every token, the newest too (these rules keep none in 16
-// bits).
+// attention reads what that engine's would. That holds for every token, the newest too: these rules keep none
+// in 16 bits.
 //
 //   llama-q8_0, llama-q4_0           ggml's blocks of 32 (quant/formats/q8_0.h, q4_0.h)
 //   llama-q8_0-rot, llama-q4_0-rot   the same behind a Hadamard transform of each head: of the largest power

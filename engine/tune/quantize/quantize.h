@@ -1,6 +1,6 @@
 // `oar quantize`: a checkpoint in 16 or 32 bits, of any kind that is read, becomes a Hugging Face folder in
-// one of our schemes, a layer at a time. Never more than one layer's weights, statistics and activations of
-// the calibration text are in memory; the source is mapped.
+// one of our schemes. It goes a layer at a time. Never more than one layer's weights, statistics and
+// activations of the calibration text are in memory; the source is mapped.
 //
 // The result is written under OUT.partial and renamed when whole. After an interruption the same call goes on
 // where it stopped: each stage is synced to the disk and then noted in OUT.partial/progress.json.
@@ -21,8 +21,8 @@ namespace oar {
 struct QuantizeOptions {
   std::string weights = "int4";  // weight_scheme()
   // rtn: scales by clip search, plain rounding. hqq: half-quadratic. gptq: scales by clip search weighted
-  // with the inputs' power, rounding with error feedback; a matrix whose output error is no lower by it than
-  // by rtn, on a tenth of the text held back from the fit, is rounded. awq, smoothquant: scales of input
+  // with the inputs' power, rounding with error feedback. A tenth of the text is held back from that fit; a
+  // matrix whose output error there is no lower than by rtn is rounded. awq, smoothquant: scales of input
   // channels folded into the norm before, where there is one, then rtn.
   std::string method = "rtn";
   std::string rotate = "none";         // parse_rotation(): "all" spreads outliers before anything is rounded
