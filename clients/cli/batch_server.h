@@ -1,5 +1,5 @@
 // The server that `oar batch` starts for a model of its own: on the loopback, on a free port, behind a key
-// that only this process knows, so that a batch takes the same way as any other request.
+// that only this process knows. So a batch takes the same way as any other request.
 #pragma once
 
 #include <functional>

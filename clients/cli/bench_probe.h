@@ -5,7 +5,7 @@
 
 namespace oar::cli {
 
-// Measures and prints: memory reads of `threads` (0: all usable processors) and of one thread, and the peak
+// Measures and prints: memory reads of `threads` (0: all usable CPUs) and of one thread, and the peak
 // of each arithmetic at each level of instructions the processor has. Medians of `rounds`.
 Status print_machine_probe(int threads, int64_t rounds, bool as_json);
 

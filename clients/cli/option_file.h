@@ -8,9 +8,8 @@
 //   no-prefix-cache = true           a flag
 //   cors-origin = ["https://a.example", "https://b.example"]
 //
-// What the command line or the environment gives wins. Strict: an unknown or repeated key, a section, or a
-// value that the option refuses is an error with its line, so that a misspelt key is never silently the
-// default.
+// What the command line or the environment gives wins. An unknown or repeated key, a section, or a value that
+// the option refuses is an error with its line. So a misspelt key is never silently the default.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,9 +1,9 @@
 // The life of `oar serve` once it listens:
 //
 //   starting -> "ready" -> (signal) not ready, running requests get `drain` to finish -> kSuccess
-//                       -> (engine failure) everything is cut off -> kFailure, so that a supervisor restarts
-//                       it
+//                       -> (engine failure) everything is cut off -> kFailure
 //
+// After a failure a supervisor restarts the process.
 // A second signal ends the process at once (signals.h).
 #pragma once
 

@@ -1,5 +1,5 @@
-// A run on paper: a table for people, JSON with the keys of vLLM's benchmark, JSON lines and CSV with one
-// request per line, and one HTML page (html.cc) that needs nothing else.
+// What is written of a run: a table for people, JSON with the keys of vLLM's benchmark, JSON lines and CSV
+// with one request per line. And one HTML page (html.cc) that needs no other file.
 #pragma once
 
 #include <string>

@@ -21,11 +21,11 @@ bool equal_constant_time(std::string_view given, std::string_view secret);
 // Whether `authorization` is "Bearer <secret>", the scheme in any case.
 bool bearer_matches(std::string_view authorization, std::string_view secret);
 
-// The keys a server accepts: one from the command line, more from a file with one per line (blank lines and
-// lines that begin with # are skipped), so that keys change without a restart: add the new one, move the
-// clients, take the old one out. The file is looked at when a request comes and a second has passed. A file
-// that has been emptied revokes all of its keys; a key is asked for as before. A file that cannot be read, or
-// holds something that is no key, leaves the keys as they were and is logged. Any thread.
+// The keys a server accepts: one from the command line, more from a file with one per line. Blank lines and
+// lines that begin with # are skipped. So keys change without a restart: add the new one, move the clients,
+// take the old one out. The file is looked at when a request comes and a second has passed. A file that has
+// been emptied revokes all of its keys; a key is asked for as before. A file that cannot be read, or holds
+// something that is no key, leaves the keys as they were and is logged. Any thread.
 class ApiKeys {
  public:
   // Null when both are empty: nothing is asked for. NOT_FOUND or INVALID_ARGUMENT for the file; messages call

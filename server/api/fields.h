@@ -1,5 +1,5 @@
-// Typed reading of one JSON object of a request. The first fault sticks and later reads do nothing, so a
-// parser reads all its fields in a row, then refuse_rest(), and asks for status() once. An absent field and
+// Typed reading of one JSON object of a request. The first fault sticks and later reads do nothing. So a
+// parser reads all its fields in a row, calls refuse_rest(), and asks for status() once. An absent field and
 // an explicit null both leave the output alone; a wrong type or a value out of range is INVALID_ARGUMENT
 // naming field, value and remedy.
 #pragma once

@@ -1,6 +1,6 @@
 // OpenAI request bodies: parsing and validation, no templating and no tokens yet (frontend.h does those).
-// Unknown harmless fields are ignored, wrong types refused, and fields that would change the answer in a way
-// this server does not offer are refused too: silently ignoring those would answer another question.
+// Fields that cannot change an answer are ignored (unread_fields.h). Wrong types are refused, and so is every
+// field that is not honoured: passing over one in silence would answer another question.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// HTTP/1.1 server: keep-alive, pipelining, chunked bodies both ways, server-sent events, hard limits on
-// everything a client controls, and a deadline for every state a connection can be in. Boost.Asio and Beast's
-// parser behind this header, in connection.cc and http_server.cc alone.
+// HTTP/1.1 server: keep-alive, pipelining, chunked bodies both ways, server-sent events. There are hard
+// limits on everything a client controls, and a deadline for every state of a connection. Boost.Asio and
+// Beast's parser behind this header, in connection.cc and http_server.cc alone.
 //
 // TLS is OpenSSL's, from server/tls. Not here: HTTP/2 (a proxy in front), routes and their meaning
 // (routes.cc), authentication (a hook).

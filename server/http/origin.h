@@ -1,7 +1,7 @@
 // Which hosts and which browsers' origins a server answers. A page of another site can make its visitor's
-// browser send requests to a local server (CSRF), and can give its own name a local address (DNS rebinding).
-// Browsers say who asks: Origin and Sec-Fetch-Site cannot be set by a page, and Host is the name it used.
-// https://fetch.spec.whatwg.org/#origin-header, https://www.w3.org/TR/fetch-metadata/
+// browser send requests to a local server (CSRF). It can also give its own name a local address (DNS
+// rebinding). Browsers say who asks: Origin and Sec-Fetch-Site cannot be set by a page, and Host is the name
+// it used. https://fetch.spec.whatwg.org/#origin-header, https://www.w3.org/TR/fetch-metadata/
 //
 // Requests without these headers come from programs, and their content type does not matter.
 // Not here: who may use the server (API keys, server/api/auth.h).

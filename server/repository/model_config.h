@@ -1,6 +1,6 @@
 // From what a model file declares, and what a config.pbtxt (or its JSON) says over it, to a
-// TensorModelConfig. Fields that would change what a model answers in a way this server does not offer are
-// refused by name, and so are fields that nobody knows; tuning for other back ends has no effect.
+// TensorModelConfig. Fields that would change what a model answers, and are not honoured, are refused by
+// name, and so are unknown fields; tuning for other back ends has no effect.
 #pragma once
 
 #include "engine/base/json.h"
@@ -27,7 +27,7 @@ struct VersionPolicy {
 Result<VersionPolicy> read_version_policy(const json::object& config);
 
 // True when the first axis of every input and output can only be a batch: variable everywhere, and called so
-// by the file ("batch", "batch_size", "N", "B", "bs"), or left without a name in a Paddle file, whose
+// by the file ("batch", "batch_size", "N", "B", "bs"). A Paddle file may leave it without a name: its
 // exporters put the batch first. False when a run's rows may depend on each other (dynamic quantization takes
 // its range from the whole batch).
 bool has_batch_axis(const Predictor& predictor);

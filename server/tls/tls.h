@@ -33,8 +33,8 @@ struct Pem {
 };
 
 // New connections get the newest certificate; those that stand keep theirs. The files are looked at when a
-// connection comes and a second has passed, so that a mounted secret can be replaced under a running server;
-// files that cannot be used leave everything as it was, and are logged once per change. Any thread.
+// connection comes and a second has passed: a mounted secret can be replaced under a running server. Files
+// that cannot be used leave everything as it was, and are logged once per change. Any thread.
 class ServerContext {
  public:
   // Null when `files` asks for no TLS. INVALID_ARGUMENT or NOT_FOUND names the option and the file.
