@@ -125,7 +125,7 @@ void ServerImpl::warn_if_open() const {
   for (const std::string& address : {options_.http_address, options_.grpc_address}) {
     const auto where = api::split_address(address, "");
     if (address.empty() || !where.ok() || api::is_loopback(where->host)) continue;
-    options_.log(LogLevel::kWarning, cat("whoever reaches ", address,
+    options_.log(LogLevel::kWarning, cat("anyone who reaches ", address,
                                          " can use this server: it listens beyond this machine and asks for "
                                          "no key (--api-key-file, --tls-client-ca)"));
   }

@@ -55,7 +55,7 @@ std::string short_number(double x) {
 }
 
 void check_machine(Report& report) {
-  report.note(cat("oar ", OAR_VERSION, ", ", usable_processors(), " usable processors, ",
+  report.note(cat("oar ", OAR_VERSION, ", ", usable_processors(), " usable CPUs, ",
                   format_bytes(physical_memory()), " memory"));
   report.note(cat("instruction set: ", isa_name(best_isa()), " (lower it with OAR_ISA)"));
 }

@@ -85,7 +85,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
                   "or the path of one")
       ->type_name("cpu|PLUGIN")
       ->default_str("cpu");
-  command.add_option("--threads", e.threads, "worker threads; 0: all usable processors")
+  command.add_option("--threads", e.threads, "worker threads; 0: all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();
   command.add_option("--max-batch-tokens", e.max_batch_tokens, "token budget of one step")

@@ -82,7 +82,7 @@ void add_quantize(CLI::App& app, Action& action) {
   c->add_option("--weights", o->quantize.weights, "the scheme: int4, int8, or a storage format's name")
       ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
       ->capture_default_str();
-  c->add_option("--method", o->quantize.method, "how scales and levels are chosen")
+  c->add_option("--method", o->quantize.method, "how scales and codes are chosen")
       ->check(CLI::IsMember(quantize_methods()))
       ->capture_default_str();
   c->add_option("--rotate", o->quantize.rotate,
@@ -108,7 +108,7 @@ void add_quantize(CLI::App& app, Action& action) {
                 "how much difficulty goes to the weights")
       ->check(in_range(0.0, 1.0))
       ->capture_default_str();
-  c->add_option("--threads", o->quantize.threads, "worker threads; 0: all usable processors")
+  c->add_option("--threads", o->quantize.threads, "worker threads; 0: all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();
   c->add_flag("-q,--quiet", o->quiet, "no progress, no line per matrix");

@@ -76,7 +76,7 @@ void print_facts(const api::TensorModel& m) {
   if (c.max_batch == 0) {
     std::printf("  no batch axis: each request runs alone\n");
   } else {
-    std::printf("  up to %lld rows of requests run together, %lld us of waiting for company, %d instance%s\n",
+    std::printf("  up to %lld rows of requests run together, %lld us of waiting for more, %d instance%s\n",
                 static_cast<long long>(c.merge ? c.max_batch : 1),
                 static_cast<long long>(c.max_queue_delay_us), c.instances, c.instances == 1 ? "" : "s");
   }

@@ -21,10 +21,9 @@ Result<SearchResult> search_rate(const SearchSpec& spec, const std::function<Res
   const auto attempt = [&](double rate) -> Status {
     OAR_ASSIGN(Summary summary, run(rate));
     if (low == 0 && !summary.valid) {
-      return unavailable(
-          cat("search: at ", rate, " requests/s this client was late by ", summary.slip_p99_ms,
-              " ms at p99, which says nothing about the server; leave it a processor of its own, "
-              "or try --threads"));
+      return unavailable(cat("search: at ", rate, " requests/s this client was late by ", summary.slip_p99_ms,
+                             " ms at p99, which says nothing about the server; leave it a CPU of its own, "
+                             "or try --threads"));
     }
     const bool met = meets(summary, spec.share);
     (met ? low : high) = rate;

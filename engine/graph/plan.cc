@@ -124,9 +124,9 @@ Status Plan::lower(const PlanOptions& options) {
   for (const auto& [op, entry] : missing.ops) {
     std::string cost;
     if (backend_.memory() != MemoryKind::kHost) {
-      cost = cat(" on the processor (", entry.where, "), ", entry.calls,
-                 entry.calls == 1 ? " call" : " calls", " with up to ",
-                 format_bytes(static_cast<uint64_t>(entry.bytes)), " of copies and a wait each run");
+      cost = cat(" on the CPU (", entry.where, "), ", entry.calls, entry.calls == 1 ? " call" : " calls",
+                 " with up to ", format_bytes(static_cast<uint64_t>(entry.bytes)),
+                 " of copies and a wait each run");
     } else {
       cost = " by its reference, slowly";
     }
@@ -168,7 +168,7 @@ Status Plan::lower(const PlanOptions& options) {
   return ok_status();
 }
 
-// A state's ops share its memory. On a device that lacks one of them, all run on the processor, and so do
+// A state's ops share its memory. On a device that lacks one of them, all run on the CPU, and so do
 // those that also use another state of theirs.
 void Plan::place_states(const PlanOptions& options) {
   host_states_.assign(graph_.states().size(), 0);
@@ -226,8 +226,8 @@ Status Plan::lower_to_host(const Node& n, const PlanOptions& options, Missing& m
   }
   if (!step.op) {
     if (!n.op->reference && !n.op->define) {
-      return unimplemented(cat("neither ", backend_.name(), " nor the processor has a kernel for ",
-                               n.op->name, " of ", node_format(graph_, n)));
+      return unimplemented(cat("neither ", backend_.name(), " nor the CPU has a kernel for ", n.op->name,
+                               " of ", node_format(graph_, n)));
     }
     step.op = make_reference_op(n);
   }

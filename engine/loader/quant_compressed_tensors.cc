@@ -159,7 +159,7 @@ class CompressedTensorsReader : public QuantReader {
     }
     if (dims[0] != w.N || w.bits == 0) {
       return data_loss(cat(m.describe("weight_packed"), ", but weight_shape says [", dims[0], ", ", dims[1],
-                           "]; levels of 4 or 8 bits are packed along the columns"));
+                           "]; codes of 4 or 8 bits are packed along the columns"));
     }
     OAR_RETURN_IF_ERROR(read_groups(m, "weight_packed", w));
     const int64_t per_word = 32 / w.bits;

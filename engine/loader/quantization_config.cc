@@ -131,7 +131,7 @@ Result<const Tensor*> QuantModule::require_words(std::string_view part) const {
   OAR_ASSIGN(const Tensor* t, require(part));
   const bool words = t->format() == Format::i32() || t->format() == Format::of(DType::kU32);
   if (!words || t->shape().rank() != 2 || t->numel() == 0) {
-    return data_loss(cat(describe(part), "; packed levels are a matrix of i32"));
+    return data_loss(cat(describe(part), "; packed codes are a matrix of i32"));
   }
   return t;
 }

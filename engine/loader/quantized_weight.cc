@@ -126,7 +126,7 @@ Result<Tensor> make_integer_weight(const IntegerWeight& w, std::string* notice) 
   });
   if (target == std::end(kTargets)) {
     const std::string why = w.group % 32 != 0 ? cat("groups of ", w.group, " do not divide into blocks of 32")
-                                              : std::string("8-bit levels with zero points have no format");
+                                              : std::string("8-bit codes with zero points have no format");
     return decoded(w, why, notice);
   }
   const Format format = *Format::find(target->format);

@@ -223,7 +223,7 @@ Types scale_infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (given(in, 3)) {
     OAR_RETURN_IF_ERROR(check_rank(g, in, 3, 1, "inv_freq"));
     if (2 * shape_of(g, in[3])[0].const_value() > head)
-      return invalid_argument("inv_freq turns more channels than a head has");
+      return invalid_argument("inv_freq rotates more channels than a head has");
   }
   return std::vector<TensorType>{f32_type({Dim(kept)})};
 }

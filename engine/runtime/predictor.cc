@@ -103,7 +103,7 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
   if (options.precision != Precision::kF32 && layers.lowered + layers.integers == 0) {
     options.log(LogLevel::kWarning,
                 cat("precision ", precision_name(options.precision),
-                    ": no layer of this model can be computed so on this processor; it runs in f32 "
+                    ": no layer of this model can be computed so on this CPU; it runs in f32 "
                     "(`oar inspect --explain` says why)"));
   }
   return out;

@@ -19,7 +19,7 @@ struct Options {
     std::map<std::string, oar::Isa> levels;
     for (int l = 0; l <= static_cast<int>(oar::best_isa()); ++l)
       levels[oar::isa_name(static_cast<oar::Isa>(l))] = static_cast<oar::Isa>(l);
-    app.add_option("--threads", threads, "0: all usable processors")
+    app.add_option("--threads", threads, "0: all usable CPUs")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str();
     app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000))->capture_default_str();

@@ -409,7 +409,7 @@ class Device(Base):
         self.assertEqual(self.ok(*self.ARGS, "--device", f"{path}:0").stdout, want)
         poor = self.ok(*self.ARGS, "--device", "loopback", env={"OAR_LOOPBACK": "missing=paged_attention+matmul"})
         self.assertEqual(poor.stdout, want)
-        self.assertRegex(poor.stderr, r"no kernel for linear \(bf16\) on loopback:0.*: it runs on the processor "
+        self.assertRegex(poor.stderr, r"no kernel for linear \(bf16\) on loopback:0.*: it runs on the CPU "
                                       r"\(matmul.*, \d+ calls with up to .*iB of copies")
         self.assertIn("on loopback:0", self.ok("check", "--device", "loopback").stdout)
 

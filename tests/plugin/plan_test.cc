@@ -1,5 +1,5 @@
 // Graphs on a device: each kernel family through the table against the same kernel of the processor, bit for
-// bit; ops that the device lacks by their definitions or on the processor; captured runs.
+// bit; ops that the device lacks by their definitions or on the CPU; captured runs.
 #include "tests/graph/graph_fixture.h"
 #include "tests/plugin/loopback_device.h"
 
@@ -89,7 +89,7 @@ TEST_CASE("plugin: linear layers of every kind of format, on the device and besi
   }
 }
 
-TEST_CASE("plugin: an op the device lacks runs on the processor, and the warning says what that costs") {
+TEST_CASE("plugin: an op the device lacks runs on the CPU, and the warning says what that costs") {
   GraphFixture f;
   add_linear(f, "bf16");
   const auto backend = loopback_backend("missing=matmul");

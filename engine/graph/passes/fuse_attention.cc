@@ -85,8 +85,8 @@ const char* match_scores(const Matcher& m, ValueId scores, Heads& h) {
       h.scale *= q.scale * k.scale;
       h.q = turned_by(m, q.value, {0, 2, 1, 3});
       h.k = keys_of(m, k.value);
-      if (h.q == kNoValue) return "the queries are not turned by (0, 2, 1, 3)";
-      return h.k == kNoValue ? "the keys are not turned by (0, 2, 3, 1), in one turn or two" : nullptr;
+      if (h.q == kNoValue) return "the queries are not transposed by (0, 2, 1, 3)";
+      return h.k == kNoValue ? "the keys are not transposed by (0, 2, 3, 1), in one step or two" : nullptr;
     }
     if (named(*n, "mul") && !n->attrs.has("axis")) {
       const auto a = m.number(n->inputs[0]), b = m.number(n->inputs[1]);
@@ -108,7 +108,7 @@ const char* match_scores(const Matcher& m, ValueId scores, Heads& h) {
 // n = transpose(softmax(scores) . transpose(v)).
 const char* match_attention(const Matcher& m, const Node& n, Heads& h) {
   const Node* product = m.made_by(n.inputs[0], "matmul");
-  if (!product) return "no product before the turn";
+  if (!product) return "no product before the transpose";
   if (m.uses(n.inputs[0]) != 1) return "others read the product with the values too";
   const Node* soft = m.made_by(product->inputs[0], "softmax");
   if (!soft) return "no softmax before the product with the values";
@@ -118,7 +118,7 @@ const char* match_attention(const Matcher& m, const Node& n, Heads& h) {
     return "the softmax is not over the last axis";
   if (const char* why = match_scores(m, soft->inputs[0], h)) return why;
   h.v = turned_by(m, product->inputs[1], {0, 2, 1, 3});
-  return h.v == kNoValue ? "the values are not turned by (0, 2, 1, 3)" : nullptr;
+  return h.v == kNoValue ? "the values are not transposed by (0, 2, 1, 3)" : nullptr;
 }
 
 }  // namespace
@@ -151,7 +151,7 @@ std::vector<Refusal> explain_attention(const Graph& graph) {
                            : nullptr;
     if (!soft) continue;
     // As the pass sees it: from the turn of the product.
-    const char* reason = "the result is not turned by (0, 2, 1, 3)";
+    const char* reason = "the result is not transposed by (0, 2, 1, 3)";
     for (const Node& n : graph.nodes()) {
       if (!named(n, "transpose") || n.inputs.empty() || n.inputs[0] != product.outputs[0]) continue;
       Heads h;

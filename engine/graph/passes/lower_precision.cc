@@ -66,7 +66,7 @@ std::vector<Refusal> explain_precision(const Graph& graph) {
     if ((!named(n, "conv") && !named(n, "dense")) || n.attrs.has("precision")) continue;
     const char* reason = why_not_narrow(m, n);
     // What could be narrow and is not: the pass found no instructions for it.
-    out.push_back({node_label(n), "", reason ? reason : "this processor has no products of bf16"});
+    out.push_back({node_label(n), "", reason ? reason : "this CPU has no products of bf16"});
   }
   return out;
 }

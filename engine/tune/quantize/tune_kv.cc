@@ -96,8 +96,8 @@ Status Bench::too_few(const EvalWindows& cut, int64_t context, int64_t positions
   for (const auto& window : cut.windows) longest = std::max(longest, window.size());
   return invalid_argument(
       cat("the text has ", positions, " positions that see quantized pages, and a decision needs ",
-          kTunePositions, ": a query sees them from position ", first_behind_quantized(o_.model.page_tokens),
-          " of its document on, and the longest of ", cut.windows.size(), " windows has ", longest,
+          kTunePositions, ". A query sees them from position ", first_behind_quantized(o_.model.page_tokens),
+          " of its document on; the longest of ", cut.windows.size(), " windows has ", longest,
           " tokens (context ", context, ", ", o_.tokens,
           " tokens at most). Give longer documents, raise --context or --tokens, or leave --text out"),
       "text");
