@@ -37,7 +37,7 @@ struct KvAppendArgs {
 };
 
 // Query t of sequence b sits at position context_len[b] - (seq_start[b+1] - seq_start[b]) + (t -
-// seq_start[b]) and sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been
+// seq_start[b]). It sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been
 // appended already. out = softmax(softcap(q . k * scale)) . v, softcap(s) = cap * tanh(s / cap) when cap > 0.
 // Query head h reads key/value head h / (H / K). Table entries of pages wholly outside every query's window
 // are not looked at, so they may be stale. plan() needs sizes alone (T, B, H, max_blocks, window, shape), and

@@ -1,10 +1,10 @@
 // How kernel files enter the registry: each defines `constinit const KernelTable kernels_<name>` and is named
 // in kernels/CMakeLists.txt; the generated list declares them. Internal to kernels/.
 //
-// Tables are constant data. A file compiled for an instruction set may use it anywhere, so no code of the
-// file may run before the processor is known to have that set: not to build a list, not before main(), and
-// not because the linker took its copy of an inline function for the program's. check_isa_objects.cmake
-// proves it of every object.
+// Tables are constant data. A file compiled for an instruction set may use it anywhere. So no code of the
+// file may run before the CPU is known to have that set: not to build a list, not before main(), not as the
+// copy of an inline function that the linker chose for the program. check_isa_objects.cmake proves it of
+// every object.
 #pragma once
 
 #include <array>

@@ -2,23 +2,21 @@
 // kernels of every ISA level, the append kernels and the reference address the cache through KvLayout;
 // nothing above kernels/ does.
 //
-// A block holds P consecutive tokens of one sequence, for all K heads. Heads follow each other, and within a
-// head the keys of all its tokens come before their values, so that decoding one head reads one contiguous
-// run:
+// A block holds P consecutive tokens of one sequence, for all K heads. Heads follow each other. Within a head
+// the keys of all its tokens come before their values, so that decoding one head reads one contiguous run:
 //
 //   block: [head 0][head 1]..[head K-1]        head: [key panel 0]..[key panel P/16-1][value panel 0]..
 //
 // A panel covers 16 tokens and has 16 * D elements.
 //
-//   key panel, f32 and f16    [D][16 tokens]             a vector load gives one dim of 16 tokens: q.k
-//   accumulates
-//                                                        with one token per lane and needs no horizontal sums
+//   key panel, f32 and f16    [D][16 tokens]             a vector load gives one dim of 16 tokens:
+//                                                        q.k accumulates with one token per lane,
+//                                                        and needs no horizontal sums
 //   key panel, bf16           [D/2][16 tokens][2 dims]   the same for the dot product of bf16 pairs
-//   (vdpbf16ps); a
-//                                                        run of 16 such lines is also an AMX tile operand
+//                                                        (vdpbf16ps); a run of 16 such lines is also an
+//                                                        AMX tile operand
 //   value panel, f32 and f16  [16 tokens][D]             rows, to be scaled by p and added
-//   value panel, bf16         [8][D][2 tokens]           pairs of tokens per dim, again for the pair dot
-//   product
+//   value panel, bf16         [8][D][2 tokens]           pairs of tokens per dim, for the same dot product
 //
 // Bytes beyond a sequence's last token are undefined (a recycled block may hold anything, NaN included):
 // readers must not let them into arithmetic.

@@ -1,5 +1,5 @@
 // Attention over a quantized KV cache, and the append that fills it: 8, 4 and 3 bits per element, one scale
-// per token and head, with the newest page and the first tokens of a sequence kept in 16 bits.
+// per token and head. The newest page and the first tokens of a sequence are kept in 16 bits.
 //
 // The rule of visibility. A query at position p sees the token at position t
 //   in bf16       if t < kKvSinkTokens (attention sinks), or if t lies in p's own page,
@@ -8,23 +8,22 @@
 // preemption give the same bits.
 //
 // Three pools per layer, each with its own block tables:
-//   pool    [blocks][quant_kv_block_bytes]   quantized pages; written when a page's last token arrives, from
-//   the
-//                                            16-bit values of the open page
+//   pool    [blocks][quant_kv_block_bytes]   quantized pages; written when a page's last token arrives,
+//                                            from the 16-bit values of the open page
 //   open    [blocks][kv_block_bytes(open_kv_shape)]  bf16 pages, one or two per sequence, given up once full
 //   sinks   [blocks][kv_block_bytes(sink_kv_shape)]  the first kKvSinkTokens tokens in bf16, one per sequence
 //
 // Codes, of a token's key (or value) x[D] of one head; scales and minima are f16, codes are made with the
 // scale as stored:
 //   int8        x ~ s q          s = max|x| / 127, q in [-127, 127]; keys are stored as q + 128, as the dot
-//                                products of processors want one unsigned operand, values in two's complement
+//                                products of CPUs want one unsigned operand; values in two's complement
 //   fp8         x ~ s q          s = max|x| / 448, q in e4m3
 //   int4        x ~ s q + m      q in [0, 15]; the range is shrunk towards its middle where D is large, which
 //                                trades rare clipping for a finer step (quant_kv_shrink)
 //   int4_mean   keys only: x - mu ~ s (q - 7.5), mu the mean key of the page (int8 codes, one f32 scale), so
 //               that a constant bias of the keys costs no resolution; q . mu is added to a page's logits.
-//               What is left lies around 0: the minimum is not stored, which pays for the mean (4.5 bits at
-//               64)
+//               What is left lies around 0: the minimum is not stored, which pays for the mean (at 64:
+//               4.5 bits)
 //   int3        values only: x ~ s q + m, q in [0, 7], the range shrunk as of int4 but further
 // Elements per token and head, both sides: int4 takes 4 + 32 / D bits (4.5 at 64, 4.25 at 128, 5 at 32, 8 at
 // 8), int8 and fp8 take 8 + 16 / D; int4_mean keys beside int3 values 3.5 + 24 / D and the mean (4.0 at 64,
@@ -70,14 +69,14 @@ constexpr float kv_mean_minimum(float scale) { return -7.5f * scale; }
 
 // Where codes and scales lie inside a quantized block: the one place that knows. Heads follow each other;
 // within a head
-//   [key codes P x D][value codes P x D][key scales P][key minima P][value scales P][value minima P][mu D][mu
-//   scale]
+//   [key codes P x D][value codes P x D][key scales P][key minima P][value scales P][value minima P]
+//   [mu D][mu scale]
 // of which minima exist for int4 and mu for int4_mean keys. Codes lie in panels of 16 tokens as dwords, so
 // that one vector holds a dword of 16 tokens (keys) or of 16 dims (values), ready for the dot products of
 // bytes:
 //   8 bits: key dword (dims 4i..4i+3) of token t at [i][t]; value dword (tokens 4i..4i+3) of dim d at [i][d]
-//   4 bits: eight elements per dword; element e < 4 is the low nibble of byte e, e >= 4 the high nibble of e
-//   - 4
+//   4 bits: eight elements per dword; element e < 4 is the low nibble of byte e, e >= 4 the high
+//   nibble of e - 4
 //   3 bits: two planes, from which a mask each makes the two lines of nibbles of a panel. First the lower two
 //   bits, one dword per dim: those of line 0 at 0x33333333, of line 1 two bits higher. Then the upper bits,
 //   one dword for dims d and d + D / 2: of d's line 0 at 0x11111111, of its line 1 one bit higher, of the
@@ -86,7 +85,7 @@ constexpr float kv_mean_minimum(float scale) { return -7.5f * scale; }
 struct QuantKvLayout {
   int64_t head_dim, page_tokens;
   bool key_nibbles,
-      value_nibbles;  // 16 levels or fewer; those of values, and of keys without a mean, have minima
+      value_nibbles;  // 16 codes or fewer; those of values, and of keys without a mean, have minima
   bool value_threes;  // of which 8
   bool has_key_minima, mean;
   int64_t value_codes, key_scales, key_minima, value_scales, value_minima, mu, mu_scale;  // inside a head

@@ -4,9 +4,9 @@
 // peak. One call takes several weight segments (query/key/value, gate/up), so that x is converted once and
 // the pool meets one barrier, without copying the mapped weights together.
 //
-// A weight is read either as it lies in the file (row-major [n, K] in its storage format: bf16, f16 and f32
-// are used in place, mapped, never copied) or in a packed layout made once at load (weight_layout() says
-// which one the matmul kernel of this ISA wants for a format).
+// A weight is read either as it lies in the file or in a packed layout made once at load. In the file it is
+// row-major [n, K]; bf16, f16 and f32 are used in place, mapped, never copied. weight_layout() says which
+// layout the matmul kernel of this ISA wants for a format.
 #pragma once
 
 #include "kernels/kernel.h"

@@ -1,9 +1,9 @@
 // A vector of floats for kernels written once and compiled for every instruction set.
 //
 // A file that includes this (or anything built on it) first defines OAR_SIMD_NAMESPACE, e.g. `avx2`, and is
-// compiled with that set's flags; all code then lives in oar::OAR_SIMD_NAMESPACE, so that two compilations of
-// one header are two families of functions and the linker never takes one for the other. Three bodies:
-// AVX-512 (16 lanes), AVX2 with FMA and F16C (8), and compiler vector extensions (4), which is also NEON.
+// compiled with that set's flags; all code then lives in oar::OAR_SIMD_NAMESPACE. So two compilations of one
+// header are two families of functions, and the linker never takes one for the other. Three bodies: AVX-512
+// (16 lanes), AVX2 with FMA and F16C (8), and compiler vector extensions (4), which is also NEON.
 //
 // Not a general library: the operations below are the ones our kernels need. Contraction of a * b + c is off
 // for these files (-ffp-contract=off): where it may be fused it says fma(), so results do not depend on

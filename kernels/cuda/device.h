@@ -1,6 +1,6 @@
 // The vocabulary that kernels/cuda is written in: a thin layer over CUDA that compiles with nvcc (inline PTX)
 // and, for emulation/, with an ordinary C++ compiler. What a kernel does beside plain arithmetic it says with
-// these words, so that the very same source runs in tests on machines without a GPU.
+// these words. So the very same source runs in tests on machines without a GPU.
 //
 // Fragments of matrix products lie in registers as the PTX manual draws them
 // (https://docs.nvidia.com/cuda/parallel-thread-execution, "Matrix Fragments for mma"); below, g = lane / 4

@@ -3,8 +3,8 @@
 // key panel is 32 dims x 16 tokens per tile, a value panel pair 32 tokens x 16 dims.
 //
 // A tile product forms each of its 256 elements alone, in a fixed order, whatever the other rows hold. So
-// decode, with the few rows of one query, and prefill agree to the bit as long as both see the same 32 values
-// in the same step; hence steps of 32 tokens aligned to positions, with zero for what a row does not see.
+// decode, with the few rows of one query, and prefill agree to the bit if both see the same 32 values in the
+// same step. Steps are of 32 tokens aligned to positions, with zero for what a row does not see.
 //
 // Zero times NaN is NaN, so bytes that no row of a tile sees are copied out and zeroed first; the rows of
 // several queries may share a tile. Where a NaN or infinity comes out, the queries are multiplied again one

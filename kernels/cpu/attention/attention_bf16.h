@@ -82,8 +82,8 @@ struct Bf16Codec {
   }
 
  private:
-  // Even runs of pairs, but for the ends of a row's range: there the token that is not visible is masked out
-  // of the values (its probability is zero, but zero times what may lie there is not).
+  // Even runs of pairs, except at the ends of a row's range. There the token that is not visible is masked
+  // out of the values: its probability is zero, but zero times what may lie there need not be.
   template <int R, int NV>
   OAR_INLINE static void add_columns(const char* const* v, const char* const* ahead, int64_t lo, int64_t hi,
                                      const Prob* p, int64_t D, int64_t d0, int64_t n, float* acc) {

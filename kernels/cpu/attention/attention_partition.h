@@ -2,9 +2,9 @@
 //
 // The sums over a query's context are always formed the same way: positions are cut in spans of 256 aligned
 // to multiples of 256; each span gives (max, sum, acc) on its own; spans are merged in ascending order. A
-// query's result thus depends on its position, window and cache alone, not on who shared its tile, which
-// worker took which span, or whether the spans were merged as they came (many tiles) or in a second phase
-// (few: decode of a small batch).
+// query's result thus depends on its position, window and cache alone. It does not matter what shared its
+// tile, which worker took which span, or when spans were merged: as they came (many tiles) or in a second
+// phase (few: decode of a small batch).
 #pragma once
 
 #include "kernels/attention.h"

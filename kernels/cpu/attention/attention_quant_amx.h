@@ -1,9 +1,9 @@
 // The AMX codes engine of attention_quant_simd.h: int8 and int4 keys and values through tile products of
 // bytes (TDPBSUD, TDPBUSD). Tiles of int8 codes are read from the cache as it is; nibbles are parted into
 // bytes in L1 once for all rows of a tile. Sums of integers are exact, so results are those of the register
-// engine to the bit, and which of the two multiplies is a matter of speed alone: of a decoding query's few
-// rows registers are faster at the keys (a tile's results come out through memory), tiles at the values (a
-// span's results stay in tiles).
+// engine to the bit. Which of the two multiplies is a matter of speed alone. For a decoding query's few rows
+// registers are faster at the keys (a tile's results come out through memory), tiles at the values (a span's
+// results stay in tiles).
 //
 //   q . k  A: 16 rows x 64 dims of queries     B: a key panel, 16 lines of (16 tokens x 4 dims)
 //   p . V  A: 8 rows x {upper, lower bytes} x 64 tokens of probabilities    B: 16 token quads x 16 dims

@@ -1,5 +1,5 @@
-// Paged attention over a quantized cache for one instruction set, by a 16-bit engine for the first tokens and
-// the open page and a codes engine for all between; included by attention_<isa>.cc.
+// Paged attention over a quantized cache for one instruction set; included by attention_<isa>.cc. A 16-bit
+// engine takes the first tokens and the open page, a codes engine all between.
 //
 // A tile's queries lie in one page, so that all of them see the same tokens in 16 bits. What a query sees is
 // attended to in this order, whatever the tile, the chunk of the prompt or the split:

@@ -5,12 +5,13 @@
 // to the span's own maximum, p . V; then the span is merged into the running result or stored for phase 1.
 //
 // What an engine is (attention_register.h, attention_amx.h):
-//   Query, Prob, kExpTerms     types of a prepared query and of a stored probability, accuracy of its
-//   exponential kRowPadding                rows it may read past the last kProbAlign                 it reads
-//   probabilities of whole groups of this many tokens: zero where not visible prepare(), store_probs()
-//   conversions; the latter returns the probabilities as rounded begin(tile)                before the first
-//   span of a tile logits(tile, span)         t.logits of the rows and panels that see each other; other
-//   entries are left undefined values(tile, span)         t.acc = p . V of the span
+//   Query, Prob, kExpTerms     types of a prepared query and of a stored probability; accuracy of exp()
+//   kRowPadding                rows it may read past the last
+//   kProbAlign                 it reads probabilities in whole groups of this many tokens: zero if not
+//   visible prepare(), store_probs()   conversions; the latter returns the probabilities as rounded
+//   begin(tile)                before the first span of a tile
+//   logits(tile, span)         t.logits of the rows and panels that see each other; the rest is undefined
+//   values(tile, span)         t.acc = p . V of the span
 #pragma once
 
 #include "kernels/cpu/attention/attention_ahead.h"

@@ -1,7 +1,7 @@
 // Matmul of weights in int4.panel16 and int4z.panel16 (int4_panel.h), three ways that compute the same
 // integers and the same floats from them:
 //
-//   one token, or as many as Arch::kTokens   levels are looked up in the group's table of bytes on their way
+//   one token, or as many as Arch::kTokens   codes are looked up in the group's table of bytes on their way
 //                                            from memory to the dot product
 //   a few, where Int8 can (int8_amx.h)       a step of 64 k is expanded to int8.panel16 in the first-level
 //                                            cache while the step before it is multiplied
@@ -25,7 +25,7 @@
 //     template <bool kBiased>
 //     static Bytes table(const Codebook&, const char* m, const char* o, int part, int j);
 //     static Bytes load(const char*);  static void store(char*, Bytes);
-//     static Bytes low(Bytes);  static Bytes high(Bytes);      // levels of k = 0 .. 15 and 16 .. 31
+//     static Bytes low(Bytes);  static Bytes high(Bytes);      // codes of k = 0 .. 15 and 16 .. 31
 //     static Bytes lookup(Bytes table, Bytes levels);
 //     static X load_x(const int8_t*);                 // 16 bytes to all lanes
 //     static Dot zero();  static Dot dot(Dot, Bytes w, X x);   // sums within lanes, four of four k each

@@ -1,9 +1,9 @@
 // "int4.g64.panel32", "int4.g128.panel32": how weights of 4 bits with a scale for every 64 or 128 k lie for
-// processors whose dot products are of vectors, packed once at load; 4.25 and 4.19 bits per weight.
-// "int4z.g64.panel32" and "int4z.g128.panel32" are the same with offsets, for weights that have a zero
-// too; 4.38 and 4.25 bits. Smaller groups, and matrix units, have int4.panel16 (int4_panel.h).
+// CPUs whose dot products are of vectors. They are packed once at load; 4.25 and 4.19 bits per weight.
+// "int4z.g64.panel32" and "int4z.g128.panel32" are the same with offsets, for weights that have a zero too;
+// 4.38 and 4.25 bits. Smaller groups, and matrix units, have int4.panel16 (int4_panel.h).
 //
-// The weight of level q in a group is
+// The weight of code q in a group is
 //
 //   scale * m * (q - 8)                     without offsets
 //   scale * (m * q + (o << shift))          with them
@@ -15,16 +15,16 @@
 //   S = sum_g (m_g * sum_k q x + (o_g << shift) * sum_k x),      |S| < 2^28
 //   sum = fma(float(S), scale_w * scale_x, sum)                  blocks in ascending order
 //
-// Levels are multiplied as they are, and beside sixteen dot products of a group (or 32) there is one
-// multiplication with m. In int4.panel16 a level becomes a rounded byte m * (q - 8) before it is multiplied:
-// dearer for few tokens, who pay for it, and cheaper for groups of 32, which would need a multiplication for
-// every eight dot products (decision 18).
+// Codes are multiplied as they are, and beside sixteen dot products of a group (or 32) there is one
+// multiplication with m. In int4.panel16 a code becomes a rounded byte m * (q - 8) before it is multiplied.
+// That costs more for few tokens, and less for groups of 32, which would need a multiplication for every
+// eight dot products (decision 18).
 //
 // Rounding. Without offsets m = round(127 d / max|d|) of the groups' own scales d, so |error| <= 4 / 127 of
 // the largest. With them, scale = max(max|d| / 255, max|a| / (127 * 16 - 4)) for groups d q + a of u4_*, m =
-// round(d / scale), and o brings the mean over the levels to the group's, to nearest: |error| <= (7.5 / 2 +
-// 8) scale; shift is 4, and levels under a negative d are counted from 15 downwards. For w4a8_*, whose scale
-// is the row's and whose m is s, shift is 0, and levels are counted from the least that occurs in a group,
+// round(d / scale), and o brings the mean over the codes to the group's, to nearest: |error| <= (7.5 / 2 +
+// 8) scale; shift is 4, and codes under a negative d are counted from 15 downwards. For w4a8_*, whose scale
+// is the row's and whose m is s, shift is 0, and codes are counted from the least that occurs in a group,
 // q', so that o = s (q' - z) is a byte whenever all s (q - z) are signed bytes, as the format wants them:
 // exact. A block with others is rounded so that all weights are bytes again, |error| <= 4.25 scale. Being
 // bytes, many tokens may have them expanded to int8.panel16 (int8_panel.h): the same integers, without a
@@ -35,8 +35,8 @@
 //   128 bytes   f32 scales of the 32 rows
 //   [256 / G][32 rows]          m, bytes: signed, or unsigned where there are offsets
 //   [128 / G][32 rows][2]       o of two groups, signed bytes, where there are offsets
-//   [steps][4 j][2 halves][16 rows][4 bytes]    levels: byte i of a row's four has that of k = 4 j + i low
-//   and
+//   [steps][4 j][2 halves][16 rows][4 bytes]
+//                               codes: byte i of a row's four has that of k = 4 j + i low and
 //                               that of k = 16 + 4 j + i high
 //
 // A row's four bytes are those of the file. Low and high halves of a line of 64 bytes against four

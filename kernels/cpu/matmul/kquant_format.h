@@ -1,10 +1,10 @@
 // What the kernels of GGUF's super-block formats (q2_k .. q6_k, iq4_xs) have in common, read in place from
 // the file.
 //
-// A super-block is 256 consecutive k of a row: levels u (small unsigned integers), an integer scale s for
+// A super-block is 256 consecutive k of a row: codes u (small unsigned integers), an integer scale s for
 // every 16 of them (formats with groups of 32 repeat theirs), and
 //
-//   w = d * s * (u - kOffset)                     (q3_k, q6_k, iq4_xs: u is the table's level + 128)
+//   w = d * s * (u - kOffset)                     (q3_k, q6_k, iq4_xs: u is the table's value + 128)
 //   w = d * s * u - dmin * m                      (q2_k, q4_k, q5_k: an integer minimum m per group)
 //
 // Activations are quantized to int8 under one scale per 256 k (kquant_token.h), so all sums within a
@@ -15,7 +15,7 @@
 //
 // An output therefore has the same bits on every instruction set here, for every batch and chunk: the
 // instructions below only differ in how they get S and M. Bounds: |S| <= 256 * 127 * 128 * 32 < 2^31 (q6_k,
-// the largest product of scale and level); |M| <= 63 * 127 * 256 < 2^24, so it is exact in f32 as well.
+// the largest product of scale and code); |M| <= 63 * 127 * 256 < 2^24, so it is exact in f32 as well.
 #pragma once
 
 #include <cstring>
@@ -72,7 +72,7 @@ inline void head_of_k4(const Block& b, KHead& h) {
   h.dmin = to_f32(b.dmin);
 }
 
-// kWide: four products of a level and an activation need more than 16 bits.
+// kWide: four products of a code and an activation need more than 16 bits.
 struct Q4K {
   using Block = formats::q4_k::Block;
   static constexpr const char* kFormat = "q4_k";

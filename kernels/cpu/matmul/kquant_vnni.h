@@ -1,11 +1,11 @@
 // Super-block matmul with AVX-512 VNNI, weights in place: sixteen rows at a time, for one token or a few.
 //
 // First row after row, as the bytes come: four vpdpbusd give sums of four products, at most 4 * 63 * 127 =
-// 32004, so two vectors of them pack into 16 bits without loss (not iq4_xs's), and a vpdpwssd multiplies them
-// with the groups' scales and adds; four numbers of each super-block, row and token wait in scratch. Then
+// 32004. So two vectors of them pack into 16 bits without loss (not iq4_xs's), and a vpdpwssd multiplies them
+// with the groups' scales and adds. Four numbers of each super-block, row and token wait in scratch. Then
 // super-block after super-block, a row in each lane: what waited is added up, minima and offsets come from
 // the heads of sixteen rows, and floats begin. Reading a super-block of each of the sixteen rows in turn
-// instead would be one pass, but sequential reads are what a processor fetches ahead.
+// would be one pass, but sequential reads are what a CPU fetches ahead.
 //
 // Roofline: one token, bytes of the weights over memory bandwidth. Many tokens: 13 vector instructions for
 // 256 products.

@@ -1,5 +1,5 @@
-// CUDA's execution model on the processor, so that the very sources of kernels/cuda run and are checked where
-// there is no GPU. device.h includes this when the compiler is not nvcc.
+// CUDA's execution model on the CPU, so that the very sources of kernels/cuda run and are checked where there
+// is no GPU. device.h includes this when the compiler is not nvcc.
 //
 // A block's threads are fibers of one OS thread, and blocks run one after the other. A fiber runs until it
 // must meet others: the lanes of its warp (shuffles, ldmatrix, mma) or its block (__syncthreads). Whoever
