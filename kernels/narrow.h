@@ -3,8 +3,8 @@
 // range.
 //
 //   bf16:    out = round half to even (x); a NaN stays one
-//   u8:      scale = (high - low) / 255, zero = round(-low / scale), out = clamp(round(x inverse) + zero, 0,
-//   255)
+//   u8:      scale = (high - low) / 255, zero = round(-low / scale),
+//            out = clamp(round(x inverse) + zero, 0, 255)
 //            with inverse = 1 / scale, low = min(0, least of the row) and high = max(0, largest): a real 0 is
 //            exact, and |x - (out - zero) scale| <= scale for every x of the row. Given a range, what lies
 //            beyond it becomes its end. A row with a value that is not finite gets the scale NaN, which then

@@ -2,9 +2,9 @@
 // names:
 //
 //   DIR/*.npy .pb .bin               one sample each, of a model with one input
-//   DIR/SAMPLE/NAME.npy .pb .bin     one file for each of the model's inputs; of names other than letters,
-//   digits,
-//                                    dots and dashes become underscores
+//   DIR/SAMPLE/NAME.npy .pb .bin     one file for each of the model's inputs; in NAME,
+//                                    what is not a letter, a digit, a dot or a dash
+//                                    becomes an underscore
 //   DIR/SAMPLE/input_0.pb ...        the same by position, as ONNX's tests lie
 //
 // in the order of their names.

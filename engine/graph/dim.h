@@ -1,8 +1,8 @@
 // Dim: a tensor extent as an integer expression over named symbols (T tokens, B sequences, R logit rows,
 // ...), kept in a canonical form. Equal sizes compare equal, and a plan can be made before any size is known.
 //
-//   canonical form:  sum of  coefficient * product of atoms,   atom = symbol | floordiv(Dim, Dim) | max(Dim,
-//   Dim)
+//   canonical form:  sum of  coefficient * product of atoms
+//                    atom = symbol | floordiv(Dim, Dim) | max(Dim, Dim)
 //
 // A graph's SymbolTable gives each symbol an upper bound; upper bounds of expressions follow, because every
 // expression built here is monotone in its symbols where extents use it. Evaluation per run is a DimProgram:

@@ -1,8 +1,8 @@
 // OpDef: what the graph knows of an operation. Two kinds:
 //   primitive   carries the semantics: a shape rule and a reference in double precision (reference.h).
-//   composite   is defined once in primitives (`define`); that definition is its fallback when no kernel
-//   exists, its
-//               oracle in tests and the pattern fuse_definitions matches.
+//   composite   is defined once in primitives (`define`). That definition is its fallback where there is no
+//               kernel, its oracle in tests,
+//               and the pattern that fuse_definitions matches.
 // Either may have a kernel (`lower`). Ops live in engine/ops, one file each, listed in its CMakeLists.txt.
 #pragma once
 

@@ -1,8 +1,9 @@
 // AWQ checkpoints in the "gemm" layout (AutoAWQ). For a weight of N rows and K columns in 4 bits:
 //   qweight (K, N / 8) i32   the nibbles of word (k, c), lowest first, are rows 8 c + {0 2 4 6 1 3 5 7} of
-//   column k scales  (K / G, N)       per group of G columns and row qzeros  (K / G, N / 8)   packed as
-//   qweight
-// x = (level - zero) * scale. https://github.com/casper-hansen/AutoAWQ
+//                            column k
+//   scales  (K / G, N)       per group of G columns and row
+//   qzeros  (K / G, N / 8)   packed as qweight
+// x = (code - zero) * scale. https://github.com/casper-hansen/AutoAWQ
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/quantized_weight.h"

@@ -1,9 +1,9 @@
 // compressed-tensors checkpoints (llm-compressor, vLLM). Quantized weights of N rows and K columns are
 //   weight (N, K) e4m3 or e5m2, weight_scale of one number, (N, 1) or a tile each   "float-quantized": FP8
 //   weight (N, K) i8,   weight_scale of one number, (N, 1) or (N, K / G)           "int-quantized": W8A8
-//   weight_packed (N, ceil(K / p)) i32, p = 32 / bits levels per word, lowest first; weight_shape = [N, K];
-//   weight_scale (N, 1) or (N, K / G)                                              "pack-quantized": W4A16,
-//   W8A16
+//   weight_packed (N, ceil(K / p)) i32, p = 32 / bits codes per word, lowest first; weight_shape = [N, K];
+//   weight_scale (N, 1) or (N, K / G)                                              "pack-quantized": W4A16
+//                                                                                  or W8A16
 // weight_zero_point, where there is one, is i8 of the scales' shape, or packed along its rows, (ceil(N / p),
 // K / G). x = (q - zero) * scale; packed numbers are stored plus 2^(bits - 1). weight_g_idx (K) is GPTQ's
 // g_idx. What a tensor is follows from the tensors; config_groups must agree with it.

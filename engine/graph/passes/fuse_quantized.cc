@@ -1,12 +1,12 @@
 // What files spell as DequantizeLinear, an op of floats and QuantizeLinear becomes one op of 8-bit integers,
 // and so do QLinearConv and QLinearMatMul with constant weights:
 //
-//   quantize(act(conv(dequantize x, dequantize w, b)))    quantized_conv     (also without the quantize: f32
-//   out) quantize(act(dequantize x . dequantize w + b))        quantized_dense    from matmul and gemm
+//   quantize(act(conv(dequantize x, dequantize w, b)))    quantized_conv, also without the quantize: f32 out
+//   quantize(act(dequantize x . dequantize w + b))        quantized_dense, from matmul and gemm
 //   quantize(act(dequantize a + dequantize b))            quantized_add
-//   quantize(move(dequantize x)) with equal scales        max pools, turns and concatenations on integers:
-//   what
-//                                                         is moved does not depend on its scale
+//   quantize(move(dequantize x)) with equal scales        max pools, transposes and concatenations on
+//                                                         integers:
+//                                                         what is moved does not depend on its scale
 //
 // Scales and zero points must be constants; weights i8 with zero point 0, one scale for all or one per
 // filter. Activations in between are bounds (relu, clip). Runs before constants are folded, which would make

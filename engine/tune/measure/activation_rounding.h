@@ -4,8 +4,7 @@
 //
 //   bf16   to nearest
 //   int8   one scale max|x| / 127 for each token and 256 channels: what the CPU's integer matmuls do
-//   themselves
-//          (docs/decisions/0006)
+//          themselves (docs/decisions/0006)
 //   fp8    e4m3 under one scale max|x| / 448 for each token, the usual recipe beside FP8 weights
 #pragma once
 

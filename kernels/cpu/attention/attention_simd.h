@@ -7,8 +7,8 @@
 // What an engine is (attention_register.h, attention_amx.h):
 //   Query, Prob, kExpTerms     types of a prepared query and of a stored probability; accuracy of exp()
 //   kRowPadding                rows it may read past the last
-//   kProbAlign                 it reads probabilities in whole groups of this many tokens: zero if not
-//   visible prepare(), store_probs()   conversions; the latter returns the probabilities as rounded
+//   kProbAlign                 it reads probabilities in groups of this many tokens: zero if not visible
+//   prepare(), store_probs()   conversions; the latter returns the probabilities as rounded
 //   begin(tile)                before the first span of a tile
 //   logits(tile, span)         t.logits of the rows and panels that see each other; the rest is undefined
 //   values(tile, span)         t.acc = p . V of the span
