@@ -1,5 +1,5 @@
 // Puts the parts together and takes them down in the right order: requests in flight need workers, workers
-// need the frontend, everything needs the engines, which the caller owns.
+// need the frontend, everything needs the catalog.
 #include "server/server.h"
 
 #include <future>
@@ -15,12 +15,6 @@
 
 namespace oar {
 namespace {
-
-std::vector<api::GenerationObserver*> observers_of(Metrics& metrics, size_t models) {
-  std::vector<api::GenerationObserver*> out;
-  for (size_t i = 0; i < models; ++i) out.push_back(metrics.observer(i));
-  return out;
-}
 
 // Open to all like the health endpoints: the page holds nothing; what it asks for needs the key.
 void add_page(http::Router& router) {
@@ -65,13 +59,12 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
 
 class ServerImpl final : public Server {
  public:
-  ServerImpl(ServerOptions options, const std::vector<ModelHandle>& models,
-             std::shared_ptr<api::TensorCatalog> tensors)
+  ServerImpl(ServerOptions options, std::shared_ptr<api::ModelCatalog> catalog)
       : options_(std::move(options)),
-        tensors_(std::move(tensors)),
-        metrics_(models),
-        frontend_(models, observers_of(metrics_, models.size()), options_.api_limits),
-        served_(frontend_, *tensors_, [this](size_t model) { return metrics_.totals(model); }),
+        catalog_(std::move(catalog)),
+        metrics_(*catalog_),
+        frontend_(*catalog_, options_.api_limits),
+        served_(*catalog_, frontend_),
         workers_(options_.worker_threads),
         writers_(options_.writer_threads),
         loaders_(1) {}
@@ -93,7 +86,7 @@ class ServerImpl final : public Server {
   void warn_if_open() const;
 
   const ServerOptions options_;
-  const std::shared_ptr<api::TensorCatalog> tensors_;
+  const std::shared_ptr<api::ModelCatalog> catalog_;
   Metrics metrics_;
   api::Frontend frontend_;
   api::ServedModels served_;
@@ -135,8 +128,7 @@ Status ServerImpl::listen() {
   OAR_ASSIGN(const Gate gate, open_gate(options_, options_.log));
   const auto& [keys, control, origins, tls] = gate;
   origins_ = origins;
-  metrics_.set_tensor_models(tensors_.get());
-  http_services_ = {&frontend_, tensors_.get(), &served_,
+  http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
   warn_if_open();
@@ -160,7 +152,7 @@ Status ServerImpl::listen() {
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
                           options_.grpc_address,
-                          {&frontend_, tensors_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
+                          {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
                            keys, control, tls, options_.grpc_limits, options_.log}));
     grpc_port_ = grpc_->port();
   }
@@ -193,16 +185,10 @@ Status Server::check(const ServerOptions& options) {
   return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
 }
 
-Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::vector<ModelHandle> models,
-                                              std::shared_ptr<api::TensorCatalog> tensors) {
-  if (!tensors) tensors = api::no_tensor_models();
-  if (models.empty() && tensors->index().empty())
-    return invalid_argument("a server needs at least one model");
-  for (const ModelHandle& m : models) {
-    if (tensors->has(m.name))
-      return invalid_argument(cat("two models are called ", m.name, "; rename one of them"), "name");
-  }
-  auto server = std::make_unique<ServerImpl>(std::move(options), models, std::move(tensors));
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
+                                              std::shared_ptr<api::ModelCatalog> catalog) {
+  if (catalog->index().empty()) return invalid_argument("a server needs at least one model");
+  auto server = std::make_unique<ServerImpl>(std::move(options), std::move(catalog));
   OAR_RETURN_IF_ERROR(server->listen());
   return std::unique_ptr<Server>(std::move(server));
 }

@@ -1,12 +1,11 @@
-// The server: HTTP and gRPC over a set of models, metrics, readiness and an orderly end. `oar serve` owns
-// one. Language models and ordinary ones (a Repository's) stand side by side; a name belongs to one of them.
+// The server: HTTP and gRPC over a catalog of models, metrics, readiness and an orderly end. `oar serve` owns
+// one.
 //
 //   ServerOptions options;  options.http_address = "127.0.0.1:0";
-//   auto server = Server::start(options, {make_handle(*model)});
+//   auto server = Server::start(options, catalog);
 //   ... on SIGTERM:  (*server)->set_ready(false);  clean = (*server)->drain_and_stop(30s);
 //
-// Threads: start() makes all of them; every method may be called from any thread. The engines must outlive
-// it.
+// Threads: start() makes all of them; every method may be called from any thread.
 #pragma once
 
 #include <chrono>
@@ -17,8 +16,7 @@
 
 #include "engine/base/log.h"
 #include "server/api/generation_request.h"
-#include "server/api/model_handle.h"
-#include "server/api/tensor_model.h"
+#include "server/api/model_catalog.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
 #include "server/tls/tls.h"
@@ -47,9 +45,8 @@ struct ServerOptions {
 
 class Server {
  public:
-  // `tensors` may be null: no ordinary models.
-  static Result<std::unique_ptr<Server>> start(ServerOptions options, std::vector<ModelHandle> models,
-                                               std::shared_ptr<api::TensorCatalog> tensors = nullptr);
+  static Result<std::unique_ptr<Server>> start(ServerOptions options,
+                                               std::shared_ptr<api::ModelCatalog> catalog);
   virtual ~Server() = default;  // stops at once if still running
 
   // What start() would refuse without a look at the models: addresses that cannot be had, key and TLS files

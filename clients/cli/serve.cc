@@ -1,8 +1,6 @@
 // oar serve: one model, or a folder of models, behind HTTP and gRPC until SIGTERM or SIGINT.
 // What happens then is in serve_loop.h.
-#include "clients/cli/ranges.h"
-#include "server/server.h"
-
+#include <algorithm>
 #include <cstdio>
 
 #include "clients/cli/calibration_files.h"
@@ -10,11 +8,13 @@
 #include "clients/cli/model_options.h"
 #include "clients/cli/option_file.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/ranges.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 #include "server/repository/repository.h"
+#include "server/server.h"
 
 namespace oar::cli {
 namespace {
@@ -28,7 +28,25 @@ struct ServeOptions {
   std::string model_control = "none";
   std::string config, precision = "f32";
   std::vector<std::string> unread_words;  // of the environment
+  std::vector<std::string> given;         // names of options that were given, wherever
 };
+
+// What only one kind of model takes; given for others, it would be passed over.
+constexpr const char* kOfLanguageModels[] = {"--weights",
+                                             "--kv",
+                                             "--tune-seconds",
+                                             "--rotate",
+                                             "--max-context",
+                                             "--memory",
+                                             "--device",
+                                             "--reference",
+                                             "--deterministic",
+                                             "--max-batch-tokens",
+                                             "--max-sequences",
+                                             "--no-prefix-cache",
+                                             "--allow-special-in-text"};
+constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
+                                             "--instances", "--precision"};
 
 constexpr int kTensorMessageBytes = 64 << 20;
 
@@ -82,23 +100,53 @@ void print_facts(const api::TensorModel& m) {
   }
 }
 
-// What MODEL holds: language models with engines of their own, ordinary models in a repository, or both.
-struct Models {
-  std::vector<std::unique_ptr<LanguageModel>> language;
-  std::shared_ptr<Repository> repository;
-};
-
-Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::string& path,
-                           SignalWatcher& signals) {
-  Models out;
-  const auto stop = [&] { return signals.requested(); };
-  const ModelKind kind = find_model_at(path).kind;
-  if (kind != ModelKind::kTensor && kind != ModelKind::kEncoder &&
-      (kind == ModelKind::kLanguage || find_models_in(path).empty())) {
-    OAR_ASSIGN(auto model, open_model(o.model, LogLevel::kInfo, stop));
-    out.language.push_back(std::move(model));
-    return out;
+// What MODEL holds. `name`: what it is called as a language model.
+FoundModels find_served(const std::string& path, const std::string& given_name, const std::string& name) {
+  Result<FoundModels> found = find_models(path, given_name);
+  if (found.ok()) {
+    if (found->folder.empty() && found->models[0].kind == api::ModelKind::kLanguage)
+      found->models[0].name = name;
+    return std::move(*found);
   }
+  // The embedded model; of all else the language models' loader says best why it is none.
+  FoundModel model;
+  model.kind = api::ModelKind::kLanguage;
+  model.name = name;
+  model.path = path;
+  model.versions.emplace_back(1, path);
+  return {{}, {std::move(model)}};
+}
+
+// An option that none of the models takes is a mistake, and one that is not seen otherwise. Models of other
+// kinds may still come into a folder whose models are loaded on demand.
+Status check_options(const ServeOptions& o, const FoundModels& found) {
+  const bool folder = !found.folder.empty();
+  const auto given = [&](const char* name) {
+    return std::find(o.given.begin(), o.given.end(), name) != o.given.end();
+  };
+  if (folder && given("--name"))
+    return invalid_argument(cat("--name: ", o.model.model,
+                                " is a folder of models, each called as its own folder; "
+                                "rename that, or leave --name out"));
+  if (folder && o.model_control == "explicit") return ok_status();
+  const auto check = [&](const auto& options, bool there, const char* kinds) -> Status {
+    if (there) return ok_status();
+    for (const char* name : options) {
+      if (given(name))
+        return invalid_argument(
+            cat(name, ": ", kinds, " take it, and ", o.model.model, " holds none; leave it out"));
+    }
+    return ok_status();
+  };
+  OAR_RETURN_IF_ERROR(check(kOfLanguageModels, found.has(api::ModelKind::kLanguage), "language models"));
+  return check(kOfOrdinaryModels, found.has(api::ModelKind::kTensor) || found.has(api::ModelKind::kEncoder),
+               "ordinary models and encoders");
+}
+
+// `o`, `log` and `signals` outlive the catalog, which opens models while it serves.
+Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, const Logger& log,
+                                                       FoundModels found, SignalWatcher& signals) {
+  const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
   r.predictor.cache_dir = o.model.cache_dir;
@@ -110,24 +158,27 @@ Result<Models> open_models(const ServeOptions& o, const Logger& log, const std::
                                  o.model.engine.disabled_passes.end()};
   r.defaults = o.batching;
   r.defaults.max_queue = static_cast<int64_t>(o.model.engine.max_waiting);
+  r.stop = stop;
   r.log = log;
-  OAR_ASSIGN(out.repository, Repository::open(path, o.model.engine.name, std::move(r)));
-  for (const FoundModel& found : out.repository->language_models()) {
-    if (signals.requested()) break;
+  // The memory budget is for all language models that were there at the start.
+  const auto sharing =
+      std::max<int64_t>(1, std::ranges::count(found.models, api::ModelKind::kLanguage, &FoundModel::kind));
+  r.open_language = [&o, stop, sharing](const std::string& name,
+                                        const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
     ModelOptions one = o.model;
-    one.model = found.versions.back().second;
-    one.engine.name = found.name;
+    one.model = path;
+    one.engine.name = name;
     std::string where;
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
-    // The memory budget is for all of them.
-    engine.memory_bytes /= out.repository->language_models().size();
-    engine.memory_percent /= static_cast<double>(out.repository->language_models().size());
+    engine.memory_bytes /= static_cast<uint64_t>(sharing);
+    engine.memory_percent /= static_cast<double>(sharing);
     ProgressBar bar(one.quiet, stop);
     OAR_RETURN_IF_ERROR(settle_kv(one, where, engine, bar.callback()));
-    OAR_ASSIGN(auto model, LanguageModel::load(where, engine, bar.callback()));
-    out.language.push_back(std::move(model));
-  }
-  return out;
+    return LanguageModel::load(where, engine, bar.callback());
+  };
+  std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
+  OAR_RETURN_IF_ERROR(catalog->load_all());
+  return catalog;
 }
 
 int serve(const ServeOptions& o) {
@@ -142,23 +193,24 @@ int serve(const ServeOptions& o) {
   server_options.log = engine_facts->log;
   for (const std::string& word : o.unread_words)
     engine_facts->log(LogLevel::kWarning, cat(word, " is set, and no option of `oar serve` is called so"));
-  auto models = open_models(o, engine_facts->log, path, signals);
+  FoundModels found = find_served(path, o.model.engine.name, engine_facts->name);
+  if (const Status s = check_options(o, found); !s.ok()) {
+    fail(s);
+    return kUsage;
+  }
+  const bool ordinary = !found.folder.empty() || !found.has(api::ModelKind::kLanguage);
+  auto catalog = open_models(o, engine_facts->log, std::move(found), signals);
   if (signals.requested()) {
     std::fprintf(stderr, "stopped while loading\n");
     return kSuccess;
   }
-  if (!models.ok()) return fail(models.status());
-
-  std::vector<ModelHandle> handles;
-  std::vector<Engine*> engines;
-  for (const auto& model : models->language) {
-    print_facts(model->info());
-    handles.push_back(make_handle(*model));
-    engines.push_back(&model->engine());
+  if (!catalog.ok()) return fail(catalog.status());
+  for (const api::ServedModel& m : (*catalog)->loaded()) {
+    if (m.language) print_facts(m.language->info);
+    else print_facts(*m.tensor);
   }
   fit_connections(server_options.http_limits, engine_facts->log);
-  if (models->repository) {
-    for (const api::TensorModelPtr& m : models->repository->loaded()) print_facts(*m);
+  if (ordinary) {
     // Images and batches of them are larger than prompts.
     server_options.http_limits.body_bytes = kTensorMessageBytes;
     server_options.grpc_limits.max_message_bytes = kTensorMessageBytes;
@@ -167,7 +219,7 @@ int serve(const ServeOptions& o) {
     server_options.http_limits.body_bytes = static_cast<size_t>(o.max_message_mib) << 20;
     server_options.grpc_limits.max_message_bytes = o.max_message_mib << 20;
   }
-  auto server = Server::start(server_options, std::move(handles), models->repository);
+  auto server = Server::start(server_options, *catalog);
   if (!server.ok()) return fail(server.status());
   if ((*server)->http_port() != 0) {
     std::printf("http     http%s://%s\n", o.server.tls.enabled() ? "s" : "",
@@ -183,7 +235,7 @@ int serve(const ServeOptions& o) {
   }
   std::fflush(stdout);
 
-  return serve_until_end(**server, engines, signals, drain);
+  return serve_until_end(**server, **catalog, signals, drain);
 }
 
 }  // namespace
@@ -304,6 +356,8 @@ void add_serve(CLI::App& app, Action& action) {
         throw CLI::ValidationError("--config", s.message());
     }
     if (o->model.model.empty()) throw CLI::RequiredError("MODEL");
+    for (const CLI::Option* option : c->get_options())
+      if (option->count() > 0) o->given.push_back("--" + option->get_single_name());
     action = [o] { return serve(*o); };
   });
 }

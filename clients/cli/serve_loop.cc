@@ -8,31 +8,34 @@
 namespace oar::cli {
 namespace {
 
-bool any(const std::vector<Engine*>& engines, EngineHealth health) {
-  return std::any_of(engines.begin(), engines.end(), [&](Engine* e) { return e->health() == health; });
+bool any(const api::ModelCatalog& catalog, EngineHealth health) {
+  const std::vector<api::ServedModel> models = catalog.loaded();
+  return std::any_of(models.begin(), models.end(), [&](const api::ServedModel& m) {
+    return m.language && m.language->engine->health() == health;
+  });
 }
 
 // Until a signal (true) or an engine's end (false).
-bool watch(const std::vector<Engine*>& engines, SignalWatcher& signals) {
+bool watch(const api::ModelCatalog& catalog, SignalWatcher& signals) {
   constexpr std::chrono::milliseconds kLook{200};
   while (!signals.wait_for(kLook)) {
-    if (any(engines, EngineHealth::kFailed)) return false;
+    if (any(catalog, EngineHealth::kFailed)) return false;
   }
   return true;
 }
 
 }  // namespace
 
-int serve_until_end(Server& server, const std::vector<Engine*>& engines, SignalWatcher& signals,
+int serve_until_end(Server& server, const api::ModelCatalog& catalog, SignalWatcher& signals,
                     std::chrono::milliseconds drain) {
-  while (!signals.requested() && any(engines, EngineHealth::kStarting)) {
+  while (!signals.requested() && any(catalog, EngineHealth::kStarting)) {
     signals.wait_for(std::chrono::milliseconds(20));
   }
-  if (!any(engines, EngineHealth::kStarting) && !any(engines, EngineHealth::kFailed)) {
+  if (!any(catalog, EngineHealth::kStarting) && !any(catalog, EngineHealth::kFailed)) {
     std::printf("ready\n");
     std::fflush(stdout);
   }
-  if (!watch(engines, signals)) {
+  if (!watch(catalog, signals)) {
     server.drain_and_stop(std::chrono::milliseconds(0));
     std::fprintf(stderr, "oar: an engine has failed; see the log above. Restart the server.\n");
     return kFailure;

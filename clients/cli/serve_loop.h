@@ -8,17 +8,15 @@
 #pragma once
 
 #include <chrono>
-#include <vector>
 
 #include "clients/cli/signals.h"
-#include "engine/runtime/engine.h"
 #include "server/server.h"
 
 namespace oar::cli {
 
-// Returns the program's exit code. `engines` are those of the language models, perhaps none; an engine's
-// failure may come before it was ever ready.
-int serve_until_end(Server& server, const std::vector<Engine*>& engines, SignalWatcher& signals,
+// Returns the program's exit code. The engines are those of the catalog's language models, also of those that
+// come later; a failure may come before an engine was ever ready.
+int serve_until_end(Server& server, const api::ModelCatalog& catalog, SignalWatcher& signals,
                     std::chrono::milliseconds drain);
 
 }  // namespace oar::cli

@@ -162,32 +162,6 @@ Result<RerankRequest> parse_rerank_request(const json::object& body) {
   return out;
 }
 
-Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::string& name) {
-  std::string names;
-  TensorModelPtr only;
-  int count = 0;
-  for (const TensorModelPtr& m : catalog.loaded()) {
-    if (!m->encoder) continue;
-    if (!only || only->config.name != m->config.name)
-      ++count, names += cat(names.empty() ? "" : ", ", m->config.name);
-    only = m;
-  }
-  const std::string there = names.empty() ? "none is served here" : cat("there is: ", names);
-  if (name.empty()) {
-    if (count == 1) return only;
-    return invalid_argument(cat("model is missing; name an encoder (", there, ")"), "model");
-  }
-  if (!catalog.has(name)) {
-    return Status(StatusCode::kNotFound, cat("no encoder ", in_quotes(name), " is served here; ", there),
-                  "model");
-  }
-  OAR_ASSIGN(TensorModelPtr model, catalog.find(name, {}));
-  if (!model->encoder)
-    return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there),
-                            "model");
-  return model;
-}
-
 // ---- the task ----
 
 EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,

@@ -34,10 +34,6 @@ Status check_documents(const RerankRequest& request);
 Result<EmbeddingRequest> parse_embedding_request(const json::object& body);
 Result<RerankRequest> parse_rerank_request(const json::object& body);
 
-// The encoder that `model` names, or the only one there is when empty. INVALID_ARGUMENT when the model is
-// none.
-Result<TensorModelPtr> find_encoder(const TensorCatalog& catalog, const std::string& model);
-
 // Rows of tokens through an encoder. A bounded number of them is in its queue at a time, so that one large
 // request leaves room for others; the first failure ends it. `done` is called once, on an instance's thread
 // or inside start() or cancel().

@@ -19,44 +19,27 @@ std::string make_id(const char* prefix, const std::string& given) {
   return id;
 }
 
-Frontend::Frontend(std::vector<ModelHandle> models, std::vector<GenerationObserver*> observers,
-                   ApiLimits limits)
-    : models_(std::move(models)), observers_(std::move(observers)), limits_(limits) {}
-
-Result<const ModelHandle*> Frontend::find(std::string_view name) const {
-  if (name.empty() && !models_.empty()) return &models_.front();
-  std::string served;
-  for (const ModelHandle& m : models_) {
-    if (m.name == name) return &m;
-    served += (served.empty() ? "" : ", ") + m.name;
-  }
-  return Status(
-      StatusCode::kNotFound,
-      cat("the model ", describe(json::value(json::string_view(name.data(), name.size()))),
-          " is not served here; ", served.empty() ? "there is no language model" : cat("there is: ", served)),
-      "model");
-}
-
-Result<const ModelHandle*> Frontend::find_in(const json::object& body) const {
+Result<ModelHandlePtr> Frontend::find_in(const json::object& body) const {
   OAR_ASSIGN(const std::string name, parse_model_field(body));
-  return find(name);
+  return catalog_.find_language(name);
 }
 
 bool Frontend::ready() const {
-  return accepting_ &&
-         std::all_of(models_.begin(), models_.end(), [](const ModelHandle& m) { return ready(m); });
+  if (!accepting_) return false;
+  const std::vector<ServedModel> models = catalog_.loaded();
+  return std::all_of(models.begin(), models.end(),
+                     [](const ServedModel& m) { return !m.language || ready(*m.language); });
 }
 
-Result<GenerationSpec> Frontend::prepare(const ModelHandle& model, GenerationRequest request,
+Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest request,
                                          const RequestContext& context) const {
   if (!accepting_) return unavailable("the server is shutting down; send the request to another one");
   GenerationSpec spec;
-  spec.model = &model;
-  OAR_ASSIGN(spec.prompts, prompt_tokens(model, request, limits_));
+  OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_));
   request.conversation.reset();
   request.prompts.clear();
   const std::string field(request.prompt_field);
-  const int64_t context_size = model.engine->request_limits().max_context;
+  const int64_t context_size = model->engine->request_limits().max_context;
   int64_t longest = 0;
   for (const auto& p : spec.prompts) {
     const auto size = static_cast<int64_t>(p.size());
@@ -83,12 +66,11 @@ Result<GenerationSpec> Frontend::prepare(const ModelHandle& model, GenerationReq
   }
   if (request.id.empty()) request.id = make_id("gen-", context.id);
   spec.request = std::move(request);
-  const auto index = static_cast<size_t>(&model - models_.data());
-  if (index < observers_.size()) spec.observer = observers_[index];
+  spec.model = std::move(model);
   return spec;
 }
 
-Result<Prepared> Frontend::prepare_openai(const ModelHandle& model, GenerationRequest request,
+Result<Prepared> Frontend::prepare_openai(ModelHandlePtr model, GenerationRequest request,
                                           AnswerOptions answer, const RequestContext& context,
                                           const char* id_prefix) const {
   request.id = make_id(id_prefix, context.id);
@@ -96,21 +78,21 @@ Result<Prepared> Frontend::prepare_openai(const ModelHandle& model, GenerationRe
   answer.echo = request.echo;
   Prepared out;
   out.answer = std::move(answer);
-  OAR_ASSIGN(out.spec, prepare(model, std::move(request), context));
+  OAR_ASSIGN(out.spec, prepare(std::move(model), std::move(request), context));
   return out;
 }
 
 Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandle* model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(GenerationRequest r, parse_chat_request(body, *model, limits_));
   AnswerOptions answer;
   answer.chat = true;
   if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
-  return prepare_openai(*model, std::move(r), std::move(answer), context, "chatcmpl-");
+  return prepare_openai(model, std::move(r), std::move(answer), context, "chatcmpl-");
 }
 
 Result<Prepared> Frontend::prepare_completion(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandle* model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(GenerationRequest r, parse_completion_request(body, *model, limits_));
   AnswerOptions answer;
   if (r.echo) {
@@ -123,11 +105,11 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
       }
     }
   }
-  return prepare_openai(*model, std::move(r), std::move(answer), context, "cmpl-");
+  return prepare_openai(model, std::move(r), std::move(answer), context, "cmpl-");
 }
 
 Result<std::string> Frontend::tokenize_json(const json::object& body) const {
-  OAR_ASSIGN(const ModelHandle* model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const TokenizeRequest r, parse_tokenize_request(body, *model, limits_));
   OAR_ASSIGN(const std::vector<std::vector<int32_t>> prompts, prompt_tokens(*model, r.prompt, limits_));
   const std::vector<int32_t>& tokens = prompts.front();
@@ -152,7 +134,7 @@ Result<std::string> Frontend::tokenize_json(const json::object& body) const {
 }
 
 Result<std::string> Frontend::detokenize_json(const json::object& body) const {
-  OAR_ASSIGN(const ModelHandle* model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const DetokenizeRequest r, parse_detokenize_request(body, *model));
   std::string out;
   JsonWriter w(out);

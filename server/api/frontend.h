@@ -1,6 +1,5 @@
-// From a validated request to a GenerationSpec: which model, which prompt tokens, which deadline. Owns the
-// list of models and whether the server takes requests. Const after construction but for set_accepting(); any
-// thread.
+// From a validated request to a GenerationSpec: which model, which prompt tokens, which deadline. Knows
+// whether the server takes requests. Const after construction but for set_accepting(); any thread.
 #pragma once
 
 #include <atomic>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "server/api/generation.h"
+#include "server/api/model_catalog.h"
 #include "server/api/openai_answer.h"
 #include "server/api/openai_request.h"
 
@@ -27,13 +27,10 @@ struct Prepared {
 
 class Frontend {
  public:
-  // `observers` may be empty, or has one entry per model.
-  Frontend(std::vector<ModelHandle> models, std::vector<GenerationObserver*> observers, ApiLimits limits);
+  // `catalog` is borrowed.
+  Frontend(const ModelCatalog& catalog, ApiLimits limits) : catalog_(catalog), limits_(limits) {}
 
-  const std::vector<ModelHandle>& models() const { return models_; }
   const ApiLimits& limits() const { return limits_; }
-  // The named model; an empty name means the first. NOT_FOUND lists what is served.
-  Result<const ModelHandle*> find(std::string_view name) const;
 
   void set_accepting(bool accepting) { accepting_ = accepting; }
   bool accepting() const { return accepting_; }
@@ -42,7 +39,7 @@ class Frontend {
   static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
 
   // From a parsed request to the engine's: tokens, what the context has room for, the deadline.
-  Result<GenerationSpec> prepare(const ModelHandle& model, GenerationRequest request,
+  Result<GenerationSpec> prepare(ModelHandlePtr model, GenerationRequest request,
                                  const RequestContext& context) const;
   // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
@@ -53,13 +50,12 @@ class Frontend {
   Result<std::string> detokenize_json(const json::object& body) const;
 
  private:
-  Result<const ModelHandle*> find_in(const json::object& body) const;
-  Result<Prepared> prepare_openai(const ModelHandle& model, GenerationRequest request, AnswerOptions answer,
+  Result<ModelHandlePtr> find_in(const json::object& body) const;
+  Result<Prepared> prepare_openai(ModelHandlePtr model, GenerationRequest request, AnswerOptions answer,
                                   const RequestContext& context, const char* id_prefix) const;
 
-  std::vector<ModelHandle> models_;
-  std::vector<GenerationObserver*> observers_;
-  ApiLimits limits_;
+  const ModelCatalog& catalog_;
+  const ApiLimits limits_;
   std::atomic<bool> accepting_{true};
 };
 

@@ -112,7 +112,7 @@ void Generation::deliver() {
 }
 
 void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) {
-  GenerationObserver* observer = spec_.observer;
+  GenerationObserver* observer = spec_.model->observer.get();
   if (!observer) return;
   Progress& progress = progress_[prompt];
   if (!event.tokens.empty()) {

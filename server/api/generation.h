@@ -25,17 +25,6 @@ struct PromptOutcome {
   double seconds_per_token = 0;  // after the first, mean over the choices with several tokens; 0: none has
 };
 
-// What the metrics room wants to know of a request. A request's prompts count one by one, and each once,
-// whatever its choices. Called on executor threads.
-class GenerationObserver {
- public:
-  virtual ~GenerationObserver() = default;
-  virtual void on_first_token(double seconds_since_submit) = 0;  // of any choice
-  // `tokens` tokens of a choice arrived together, `seconds` after the ones before.
-  virtual void on_next_tokens(double seconds, size_t tokens) = 0;
-  virtual void on_finish(const PromptOutcome& outcome, const GenerationRequest& request) = 0;
-};
-
 // Sums over a model's finished requests, for protocols that report statistics themselves.
 struct RequestTotals {
   uint64_t success = 0, failure = 0;  // counts
@@ -43,11 +32,22 @@ struct RequestTotals {
   uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
 };
 
+// What the metrics room wants to know of a model's requests. A request's prompts count one by one, and each
+// once, whatever its choices. Called on executor threads.
+class GenerationObserver {
+ public:
+  virtual ~GenerationObserver() = default;
+  virtual void on_first_token(double seconds_since_submit) = 0;  // of any choice
+  // `tokens` tokens of a choice arrived together, `seconds` after the ones before.
+  virtual void on_next_tokens(double seconds, size_t tokens) = 0;
+  virtual void on_finish(const PromptOutcome& outcome, const GenerationRequest& request) = 0;
+  virtual RequestTotals totals() const = 0;
+};
+
 struct GenerationSpec {
-  const ModelHandle* model = nullptr;
+  ModelHandlePtr model;
   std::vector<std::vector<int32_t>> prompts;
-  GenerationRequest request;               // settled: id, stop.max_tokens, deadline; its own prompts are gone
-  GenerationObserver* observer = nullptr;  // may be null; outlives the generation
+  GenerationRequest request;  // settled: id, stop.max_tokens, deadline; its own prompts are gone
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {

@@ -1,5 +1,6 @@
-// What the server needs of a model: enough to serve a LanguageModel, and small enough that tests serve a fake
-// Engine. A value of borrowed and shared parts; the engine outlives the server.
+// What the server needs of a language model: enough to serve a LanguageModel, and small enough that tests
+// serve a fake Engine. Shared: whoever answers a request holds it until the answer is complete
+// (model_catalog.h).
 #pragma once
 
 #include <memory>
@@ -9,21 +10,38 @@
 
 namespace oar {
 
+namespace api {
+class GenerationObserver;
+}
+
 struct ModelHandle {
-  std::string name;  // what clients call it
+  std::string name;           // what clients call it
+  std::string version = "1";  // the number of its folder
   Engine* engine = nullptr;
   std::shared_ptr<const Tokenizer> tokenizer;
   const ChatTemplate* chat_template = nullptr;  // null: the model has none, chat requests are refused
   GenerationDefaults defaults;
   ModelInfo info;
-  std::string bos_token, eos_token;    // as chat templates name them
-  bool allow_special_in_text = false;  // control tokens in the text of chat messages count
+  std::string bos_token, eos_token;                   // as chat templates name them
+  bool allow_special_in_text = false;                 // control tokens in the text of chat messages count
+  std::shared_ptr<const void> owner;                  // keeps engine and template; empty: the caller does
+  std::shared_ptr<api::GenerationObserver> observer;  // null: nobody counts
 };
+using ModelHandlePtr = std::shared_ptr<const ModelHandle>;
 
-inline ModelHandle make_handle(LanguageModel& model) {
-  return {model.info().name,      &model.engine(),   model.tokenizer(),
-          &model.chat_template(), model.defaults(),  model.info(),
-          model.bos_token(),      model.eos_token(), model.allows_special_in_text()};
+inline ModelHandle make_handle(std::shared_ptr<LanguageModel> model) {
+  ModelHandle h;
+  h.name = model->info().name;
+  h.engine = &model->engine();
+  h.tokenizer = model->tokenizer();
+  h.chat_template = &model->chat_template();
+  h.defaults = model->defaults();
+  h.info = model->info();
+  h.bos_token = model->bos_token();
+  h.eos_token = model->eos_token();
+  h.allow_special_in_text = model->allows_special_in_text();
+  h.owner = std::move(model);
+  return h;
 }
 
 }  // namespace oar

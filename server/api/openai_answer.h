@@ -81,7 +81,7 @@ class OpenAiAnswer {
   void note_finish(Choice& c, const TextEvent& event);
   void append_usage(JsonWriter& w) const;
 
-  const ModelHandle* spec_model_;
+  ModelHandlePtr spec_model_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
   bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;

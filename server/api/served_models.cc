@@ -6,8 +6,6 @@
 namespace oar::api {
 namespace {
 
-constexpr const char* kVersion1 = "1";
-
 TensorSpec one(const char* name, DType dtype, bool optional) {
   TensorSpec spec;
   spec.name = name;
@@ -21,7 +19,7 @@ TensorSpec one(const char* name, DType dtype, bool optional) {
 TensorModelConfig text_config(const ModelHandle& model) {
   TensorModelConfig c;
   c.name = model.name;
-  c.version = kVersion1;
+  c.version = model.version;
   c.platform = "oar";
   c.path = model.info.path;
   c.decoupled = true;
@@ -32,7 +30,8 @@ TensorModelConfig text_config(const ModelHandle& model) {
   return c;
 }
 
-InferStats text_stats(const ModelHandle& model, const RequestTotals& t) {
+InferStats text_stats(const ModelHandle& model) {
+  const RequestTotals t = model.observer ? model.observer->totals() : RequestTotals{};
   InferStats s;
   s.success = s.inferences = t.success;
   s.failure = t.failure;
@@ -49,26 +48,7 @@ InferStats text_stats(const ModelHandle& model, const RequestTotals& t) {
 
 Result<ServedModel> ServedModels::find(const std::string& name, const std::string& version) const {
   if (name.empty()) return invalid_argument("model_name is missing", "model_name");
-  ServedModel out;
-  if (tensors_.has(name)) {
-    OAR_ASSIGN(out.tensor, tensors_.find(name, version));
-    return out;
-  }
-  const Result<const ModelHandle*> language = frontend_.find(name);
-  if (!language.ok()) {
-    std::string names, last;  // of several versions of a model
-    for (const ModelIndexEntry& e : index())
-      if (e.name != last) names += cat(names.empty() ? "" : ", ", last = e.name);
-    return Status(StatusCode::kNotFound,
-                  cat("the model ", in_quotes(name), " is not served here; there is: ", names), "model");
-  }
-  out.language = *language;
-  if (!version.empty() && version != kVersion1) {
-    return Status(StatusCode::kNotFound,
-                  cat("model ", name, " has no version ", in_quotes(version), "; leave it out or say \"1\""),
-                  "model_version");
-  }
-  return out;
+  return catalog_.find(name, version);
 }
 
 Result<bool> ServedModels::ready(const std::string& name, const std::string& version) const {
@@ -85,11 +65,15 @@ Result<TensorModelConfig> ServedModels::config(const std::string& name, const st
 
 Result<ModelMetadata> ServedModels::metadata(const std::string& name, const std::string& version) const {
   OAR_ASSIGN(const ServedModel model, find(name, version));
-  if (model.tensor) return ModelMetadata{model.tensor->config, versions_of(tensors_.loaded(), name), {}};
-  return ModelMetadata{text_config(*model.language),
-                       {kVersion1},
-                       {{"architecture", model.language->info.architecture},
-                        {"max_context", cat(model.language->engine->request_limits().max_context)}}};
+  ModelMetadata out;
+  for (const ServedModel& m : catalog_.loaded())
+    if (m.name() == name) out.versions.push_back(m.version());
+  out.config = model.language ? text_config(*model.language) : model.tensor->config;
+  if (model.language) {
+    out.properties = {{"architecture", model.language->info.architecture},
+                      {"max_context", cat(model.language->engine->request_limits().max_context)}};
+  }
+  return out;
 }
 
 Result<std::vector<ModelStatistics>> ServedModels::statistics(const std::string& name,
@@ -99,26 +83,11 @@ Result<std::vector<ModelStatistics>> ServedModels::statistics(const std::string&
     return (name.empty() || name == n) && (version.empty() || version == v);
   };
   std::vector<ModelStatistics> out;
-  const std::vector<ModelHandle>& language = frontend_.models();
-  for (size_t i = 0; i < language.size(); ++i) {
-    if (wanted(language[i].name, kVersion1))
-      out.push_back({language[i].name, kVersion1, text_stats(language[i], totals_(i))});
+  for (const ServedModel& m : catalog_.loaded()) {
+    if (wanted(m.name(), m.version()))
+      out.push_back(
+          {m.name(), m.version(), m.language ? text_stats(*m.language) : m.tensor->runner->stats()});
   }
-  for (const TensorModelPtr& m : tensors_.loaded()) {
-    if (wanted(m->config.name, m->config.version))
-      out.push_back({m->config.name, m->config.version, m->runner->stats()});
-  }
-  return out;
-}
-
-std::vector<ModelIndexEntry> ServedModels::index() const {
-  std::vector<ModelIndexEntry> out;
-  for (const ModelHandle& m : frontend_.models()) {
-    const bool ready = Frontend::ready(m);
-    out.push_back(
-        {m.name, kVersion1, ready ? "READY" : "UNAVAILABLE", ready ? "" : "the engine is not ready"});
-  }
-  for (ModelIndexEntry& e : tensors_.index()) out.push_back(std::move(e));
   return out;
 }
 

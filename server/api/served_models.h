@@ -1,22 +1,15 @@
-// The models of a server, of both kinds, as its protocols describe them: which one a request means, metadata,
-// configuration, statistics. REST and gRPC write what stands here and know nothing of their own. Thread-safe.
+// The models of a server, of all kinds, as its protocols describe them: metadata, configuration, statistics.
+// REST and gRPC write what stands here and know nothing of their own. Thread-safe.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/api/frontend.h"
-#include "server/api/tensor_model.h"
+#include "server/api/model_catalog.h"
 
 namespace oar::api {
-
-// The model a request means: one of the two is there. A language model has the one version "1".
-struct ServedModel {
-  const ModelHandle* language = nullptr;
-  TensorModelPtr tensor;
-};
 
 struct ModelMetadata {
   TensorModelConfig config;
@@ -31,13 +24,11 @@ struct ModelStatistics {
 
 class ServedModels {
  public:
-  // Borrowed parts, which outlive it. `totals` gives what language model i has answered.
-  ServedModels(const Frontend& frontend, const TensorCatalog& tensors,
-               std::function<RequestTotals(size_t)> totals)
-      : frontend_(frontend), tensors_(tensors), totals_(std::move(totals)) {}
+  // Borrowed parts, which outlive it.
+  ServedModels(const ModelCatalog& catalog, const Frontend& frontend)
+      : catalog_(catalog), frontend_(frontend) {}
 
-  // An empty version means the newest. NOT_FOUND lists what there is; UNAVAILABLE when the model is known but
-  // not loaded.
+  // ModelCatalog::find() for requests that must name a model.
   Result<ServedModel> find(const std::string& name, const std::string& version) const;
   // False for a model that is known and not loaded.
   Result<bool> ready(const std::string& name, const std::string& version) const;
@@ -45,12 +36,10 @@ class ServedModels {
   Result<TensorModelConfig> config(const std::string& name, const std::string& version) const;
   // Of all models when `name` is empty, of all its versions when `version` is.
   Result<std::vector<ModelStatistics>> statistics(const std::string& name, const std::string& version) const;
-  std::vector<ModelIndexEntry> index() const;
 
  private:
+  const ModelCatalog& catalog_;
   const Frontend& frontend_;
-  const TensorCatalog& tensors_;
-  const std::function<RequestTotals(size_t)> totals_;
 };
 
 }  // namespace oar::api

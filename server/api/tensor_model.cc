@@ -74,29 +74,7 @@ class InputCheck {
   std::map<std::string, int64_t> symbols_;
 };
 
-class NoTensorModels final : public TensorCatalog {
- public:
-  Result<TensorModelPtr> find(std::string_view name, std::string_view) const override {
-    return missing(name);
-  }
-  bool has(std::string_view) const override { return false; }
-  std::vector<TensorModelPtr> loaded() const override { return {}; }
-  std::vector<ModelIndexEntry> index() const override { return {}; }
-  Status load(const std::string&, const std::string&) override { return no_repository(); }
-  Status unload(const std::string&) override { return no_repository(); }
-
- private:
-  static Status missing(std::string_view name) {
-    return {StatusCode::kNotFound, cat("the model ", in_quotes(name), " is not served here"), "model"};
-  }
-  static Status no_repository() {
-    return unimplemented("this server has no model repository; start it with a folder of models");
-  }
-};
-
 }  // namespace
-
-std::unique_ptr<TensorCatalog> no_tensor_models() { return std::make_unique<NoTensorModels>(); }
 
 Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given) {
   InferJob job;
@@ -163,13 +141,6 @@ std::optional<Clock::time_point> queue_deadline(const TensorModelConfig& config,
   if (us == 0) return transport;
   const auto own = Clock::now() + std::chrono::microseconds(std::min(us, kLongest));
   return transport ? std::min(*transport, own) : own;
-}
-
-std::vector<std::string> versions_of(const std::vector<TensorModelPtr>& models, std::string_view name) {
-  std::vector<std::string> out;
-  for (const TensorModelPtr& m : models)
-    if (m->config.name == name) out.push_back(m->config.version);
-  return out;
 }
 
 }  // namespace oar::api

@@ -1,6 +1,5 @@
 // What the server needs of an ordinary model: its configuration in the protocol's terms, and a
-// BatchedPredictor that runs it. TensorCatalog is the list of them as the protocols see it; server/repository
-// fills one from a folder.
+// BatchedPredictor that runs it.
 #pragma once
 
 #include <cstdint>
@@ -68,33 +67,5 @@ Result<std::vector<size_t>> select_outputs(const TensorModelConfig& config,
 std::optional<Clock::time_point> queue_deadline(const TensorModelConfig& config,
                                                 std::optional<Clock::time_point> transport,
                                                 uint64_t timeout_us);
-
-struct ModelIndexEntry {
-  std::string name, version;
-  std::string state;  // "READY", "LOADING", "UNAVAILABLE"
-  std::string reason;
-};
-
-// The ordinary models a server has at this moment. Thread-safe.
-class TensorCatalog {
- public:
-  virtual ~TensorCatalog() = default;
-  // The newest version when `version` is empty. NOT_FOUND lists the names or versions there are; UNAVAILABLE
-  // when the model is known but not loaded.
-  virtual Result<TensorModelPtr> find(std::string_view name, std::string_view version) const = 0;
-  virtual bool has(std::string_view name) const = 0;
-  virtual std::vector<TensorModelPtr> loaded() const = 0;
-  virtual std::vector<ModelIndexEntry> index() const = 0;
-  // Loads a model (again) from its folder; `config` in JSON, not empty, takes the place of its config.pbtxt.
-  // What ran before goes on until the new one is ready, and answers what it has accepted.
-  virtual Status load(const std::string& name, const std::string& config) = 0;
-  virtual Status unload(const std::string& name) = 0;
-};
-
-// A catalog without models, whose find() says so.
-std::unique_ptr<TensorCatalog> no_tensor_models();
-
-// The versions of `name` among `models`, ascending.
-std::vector<std::string> versions_of(const std::vector<TensorModelPtr>& models, std::string_view name);
 
 }  // namespace oar::api

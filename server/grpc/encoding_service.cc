@@ -32,7 +32,7 @@ Result<Work> prepare(const Services& services, const v1::EmbedRequest& message, 
   }
   OAR_RETURN_IF_ERROR(api::check_inputs(request));
   Work w;
-  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, message.model()));
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(message.model()));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
   request.inputs.clear();
   w.fill = [response, model = w.model, request, tokens = api::count_tokens(w.rows)](Vectors vectors) {
@@ -53,7 +53,7 @@ Result<Work> prepare(const Services& services, const v1::RerankRequest& message,
   if (message.top_n() < 0) return invalid_argument("top_n must not be negative", "top_n");
   OAR_RETURN_IF_ERROR(api::check_documents(request));
   Work w;
-  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, message.model()));
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(message.model()));
   OAR_ASSIGN(w.rows, api::rerank_rows(*w.model->encoder, request));
   if (w.model->encoder->classifies()) w.want = EncodeTask::Want::kScores;
   w.fill = [response, model = w.model, top_n = message.top_n(),

@@ -102,10 +102,10 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
   }
   Status run() {
     OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
-    OAR_ASSIGN(const ModelHandle* model, services_.frontend->find(request_.model()));
+    OAR_ASSIGN(const ModelHandlePtr model, services_.catalog->find_language(request_.model()));
     OAR_ASSIGN(api::GenerationRequest request, read_request(request_, *model, services_.frontend->limits()));
     want_logprobs_ = request.logprobs.has_value();
-    OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(*model, std::move(request), about_));
+    OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(model, std::move(request), about_));
     OAR_ASSIGN(auto generation,
                Generation::start(std::move(spec), services_.writers->executor(),
                                  [self = shared()](Generation& g, int32_t, TextEvent&& event) {
@@ -206,7 +206,7 @@ class WorkerCall final : public grpc::ServerUnaryReactor {
 
 Status tokenize(const Services& services, const v1::TokenizeRequest& request,
                 v1::TokenizeResponse& response) {
-  OAR_ASSIGN(const ModelHandle* model, services.frontend->find(request.model()));
+  OAR_ASSIGN(const ModelHandlePtr model, services.catalog->find_language(request.model()));
   const RequestLimits& engine = model->engine->request_limits();
   const api::ApiLimits& limits = services.frontend->limits();
   api::GenerationRequest wanted;
@@ -220,7 +220,7 @@ Status tokenize(const Services& services, const v1::TokenizeRequest& request,
 
 Status detokenize(const Services& services, const v1::DetokenizeRequest& request,
                   v1::DetokenizeResponse& response) {
-  OAR_ASSIGN(const ModelHandle* model, services.frontend->find(request.model()));
+  OAR_ASSIGN(const ModelHandlePtr model, services.catalog->find_language(request.model()));
   const int64_t vocabulary = model->engine->request_limits().vocab_size;
   for (int i = 0; i < request.ids_size(); ++i) {
     if (request.ids(i) >= 0 && request.ids(i) < vocabulary) continue;
@@ -264,7 +264,9 @@ grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context,
 grpc::ServerUnaryReactor* GenerationService::ListModels(Context* context, const v1::ListModelsRequest*,
                                                         v1::ListModelsResponse* response) {
   return answer_now(services_, context, "ListModels", false, [&] {
-    for (const ModelHandle& model : services_.frontend->models()) {
+    for (const api::ServedModel& served : services_.catalog->loaded()) {
+      if (!served.language) continue;
+      const ModelHandle& model = *served.language;
       const RequestLimits& limits = model.engine->request_limits();
       auto* m = response->add_models();
       m->set_name(model.name);

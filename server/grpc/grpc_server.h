@@ -20,12 +20,12 @@ namespace oar::grpc_api {
 
 // Borrowed parts; all outlive the GrpcServer.
 struct Services {
-  api::Frontend* frontend = nullptr;      // language models
-  api::TensorCatalog* tensors = nullptr;  // ordinary models
-  api::ServedModels* models = nullptr;    // both kinds, described
-  api::WorkerPool* workers = nullptr;     // prepare requests: a long prompt may take a while
-  api::WorkerPool* writers = nullptr;     // turn tokens into messages: always short
-  api::WorkerPool* loaders = nullptr;     // load models: seconds
+  api::Frontend* frontend = nullptr;
+  api::ModelCatalog* catalog = nullptr;
+  api::ServedModels* models = nullptr;  // the catalog, described
+  api::WorkerPool* workers = nullptr;   // prepare requests: a long prompt may take a while
+  api::WorkerPool* writers = nullptr;   // turn tokens into messages: always short
+  api::WorkerPool* loaders = nullptr;   // load models: seconds
   Metrics* metrics = nullptr;
   std::shared_ptr<api::ApiKeys> keys;  // null: no authentication
   api::ModelControl control;

@@ -21,13 +21,13 @@ struct PreparedInfer {
   api::GenerationSpec spec;
 };
 
-Result<PreparedInfer> prepare(const Services& services, const ModelHandle& model,
+Result<PreparedInfer> prepare(const Services& services, const ModelHandlePtr& model,
                               const ModelInferRequest& message, const api::RequestContext& context) {
   PreparedInfer out;
   OAR_ASSIGN(out.request, read_text_request(message));
   OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
   OAR_ASSIGN(api::GenerationRequest wanted,
-             api::text_generation(out.request, model, services.frontend->limits()));
+             api::text_generation(out.request, *model, services.frontend->limits()));
   OAR_ASSIGN(out.spec, services.frontend->prepare(model, std::move(wanted), context));
   return out;
 }
@@ -36,7 +36,7 @@ Status shutting_down() { return unavailable("the server is shutting down; send t
 
 void set_model(ModelInferResponse& response, const ModelHandle& model, const std::string& id) {
   response.set_model_name(model.name);
-  response.set_model_version("1");
+  response.set_model_version(model.version);
   response.set_id(id);
 }
 
@@ -44,11 +44,11 @@ void set_model(ModelInferResponse& response, const ModelHandle& model, const std
 
 class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<InferCall> {
  public:
-  InferCall(const Services& services, grpc::CallbackServerContext* context, const ModelHandle& model,
+  InferCall(const Services& services, grpc::CallbackServerContext* context, ModelHandlePtr model,
             const ModelInferRequest* request, ModelInferResponse* response)
       : services_(services),
         context_(context),
-        model_(model),
+        model_(std::move(model)),
         request_(request),
         response_(response),
         timer_(services, "ModelInfer") {}
@@ -70,16 +70,15 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
       return invalid_argument("stream is true, but ModelInfer has one response; call ModelStreamInfer",
                               "stream");
     }
-    const ModelHandle* model = prepared.spec.model;
     auto text = std::make_shared<std::string>(prepared.request.prepends_input() ? prepared.request.text : "");
-    OAR_ASSIGN(auto generation,
-               Generation::start(std::move(prepared.spec), services_.writers->executor(),
-                                 [self = shared_from_this(), model, text, id = request_->id()](
-                                     Generation&, int32_t, TextEvent&& event) {
-                                   *text += event.text;
-                                   if (event.finish == FinishReason::kNone) return;
-                                   self->finish(api::failure_of(event), model, id, *text);
-                                 }));
+    OAR_ASSIGN(auto generation, Generation::start(std::move(prepared.spec), services_.writers->executor(),
+                                                  [self = shared_from_this(), text, id = request_->id()](
+                                                      Generation&, int32_t, TextEvent&& event) {
+                                                    *text += event.text;
+                                                    if (event.finish == FinishReason::kNone) return;
+                                                    self->finish(api::failure_of(event), self->model_.get(),
+                                                                 id, *text);
+                                                  }));
     std::lock_guard lock(mutex_);
     generation_ = std::move(generation);
     return ok_status();
@@ -136,7 +135,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
 
   const Services& services_;
   grpc::CallbackServerContext* context_;
-  const ModelHandle& model_;
+  const ModelHandlePtr model_;
   const ModelInferRequest* request_;
   ModelInferResponse* response_;
   CallTimer timer_;
@@ -161,7 +160,7 @@ class StreamInferCall final
     std::string id;
     bool stream = false, empty_final = false;
     std::string prefix;  // collected text when not streaming
-    const ModelHandle* model = nullptr;
+    ModelHandlePtr model;
   };
 
   void started() override {
@@ -210,7 +209,7 @@ class StreamInferCall final
     OAR_ASSIGN(const api::ServedModel model,
                services_.models->find(message->model_name(), message->model_version()));
     return model.tensor ? run_tensors(model.tensor, message, key, about)
-                        : run_text(*model.language, *message, key, about);
+                        : run_text(model.language, *message, key, about);
   }
 
   Status run_tensors(const api::TensorModelPtr& model, const std::shared_ptr<ModelInferRequest>& message,
@@ -238,14 +237,14 @@ class StreamInferCall final
     return ok_status();
   }
 
-  Status run_text(const ModelHandle& model, const ModelInferRequest& message, uint64_t key,
+  Status run_text(const ModelHandlePtr& model, const ModelInferRequest& message, uint64_t key,
                   const api::RequestContext& about) {
     OAR_ASSIGN(PreparedInfer prepared, prepare(services_, model, message, about));
     auto item = std::make_shared<Item>();
     item->id = message.id();
     item->stream = prepared.request.stream;
     if (prepared.request.prepends_input()) item->prefix = prepared.request.text;
-    item->model = prepared.spec.model;
+    item->model = model;
     item->empty_final = prepared.request.empty_final;
     OAR_ASSIGN(auto generation,
                Generation::start(std::move(prepared.spec), services_.writers->executor(),
@@ -362,7 +361,7 @@ grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackSe
     if (!services.frontend->accepting()) return refuse(shutting_down());
     return begin_tensor_infer(services, context, model->tensor, request, response);
   }
-  auto call = std::make_shared<InferCall>(services, context, *model->language, request, response);
+  auto call = std::make_shared<InferCall>(services, context, model->language, request, response);
   call->begin();
   return call.get();
 }

@@ -84,7 +84,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryIndex(Context* context,
                                                             const RepositoryIndexRequest* request,
                                                             RepositoryIndexResponse* response) {
   return answer_now(services_, context, "RepositoryIndex", false, [&] {
-    for (const api::ModelIndexEntry& e : services_.models->index()) {
+    for (const api::ModelIndexEntry& e : services_.catalog->index()) {
       if (request->ready() && e.state != "READY") continue;
       auto* m = response->add_models();
       m->set_name(e.name);
@@ -108,7 +108,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context
       }
       config = value.string_param();
     }
-    return services_.tensors->load(request->model_name(), config);
+    return services_.catalog->load(request->model_name(), config);
   });
 }
 
@@ -116,7 +116,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelUnload(Context* conte
                                                                   const RepositoryModelUnloadRequest* request,
                                                                   RepositoryModelUnloadResponse*) {
   return control_models(services_, context, "RepositoryModelUnload",
-                        [this, request] { return services_.tensors->unload(request->model_name()); });
+                        [this, request] { return services_.catalog->unload(request->model_name()); });
 }
 
 grpc::ServerUnaryReactor* InferenceService::ModelInfer(Context* context, const ModelInferRequest* request,

@@ -21,7 +21,7 @@ using Prepare = Result<Work> (*)(const Services&, const json::object&);
 Result<Work> prepare_embeddings(const Services& services, const json::object& body) {
   OAR_ASSIGN(api::EmbeddingRequest request, api::parse_embedding_request(body));
   Work w;
-  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, request.model));
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
   w.want = api::EncodeTask::Want::kVectors;
   request.inputs.clear();
@@ -35,7 +35,7 @@ Result<Work> prepare_embeddings(const Services& services, const json::object& bo
 Result<Work> prepare_rerank(const Services& services, const json::object& body) {
   OAR_ASSIGN(api::RerankRequest request, api::parse_rerank_request(body));
   Work w;
-  OAR_ASSIGN(w.model, api::find_encoder(*services.tensors, request.model));
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
   OAR_ASSIGN(w.rows, api::rerank_rows(*w.model->encoder, request));
   w.want = w.model->encoder->classifies() ? api::EncodeTask::Want::kScores : api::EncodeTask::Want::kVectors;
   w.answer = [model = w.model, request = std::move(request), tokens = api::count_tokens(w.rows)](

@@ -15,7 +15,8 @@ using WriterPtr = std::shared_ptr<ResponseWriter>;
 
 // The answer to generate or generate_stream; touched by the connection's thread only.
 struct Answer {
-  std::string id, model;
+  std::string id;
+  ModelHandlePtr model;
   bool streaming = false;
   std::string prefix;  // the input, when it is to be repeated before the output
   WriterPtr writer;
@@ -27,7 +28,12 @@ struct Answer {
     api::JsonWriter w(out);
     w.begin_object();
     if (!id.empty()) w.key("id").string(id);
-    w.key("model_name").string(model).key("model_version").string("1").key("text_output").string(output);
+    w.key("model_name")
+        .string(model->name)
+        .key("model_version")
+        .string(model->version)
+        .key("text_output")
+        .string(output);
     w.end_object();
     return out;
   }
@@ -61,7 +67,7 @@ struct Answer {
 Status start_generation(const Services& services, const Request& request, bool stream,
                         const WriterPtr& writer) {
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request.params[0], version_in(request)));
-  const ModelHandle* model = served.language;
+  const ModelHandlePtr& model = served.language;
   if (model == nullptr)
     return unimplemented(cat("the model ", request.params[0], " takes tensors: POST to infer"));
   OAR_ASSIGN(const api::RequestContext context, context_of(request));
@@ -69,9 +75,9 @@ Status start_generation(const Services& services, const Request& request, bool s
   OAR_ASSIGN(const api::OipTextRequest parsed, api::parse_generate_body(body, stream));
   OAR_ASSIGN(api::GenerationRequest wanted,
              api::text_generation(parsed, *model, services.frontend->limits()));
-  OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(*model, std::move(wanted), context));
+  OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
   auto answer = std::make_shared<Answer>(
-      Answer{parsed.id, model->name, stream, parsed.prepends_input() ? parsed.text : "", writer});
+      Answer{parsed.id, model, stream, parsed.prepends_input() ? parsed.text : "", writer});
   OAR_ASSIGN(const std::shared_ptr<Generation> generation,
              Generation::start(
                  std::move(spec), [writer](api::Job job) { writer->post(std::move(job)); },
@@ -112,7 +118,7 @@ void add_oip_routes(Router& router, const Services& services) {
     writer->send(json_answer(api::statistics_json(*services.models->statistics({}, {}))));
   });
   router.add("POST", "/v2/repository/index", [&services](Request&&, WriterPtr writer) {
-    writer->send(json_answer(api::index_json(services.models->index())));
+    writer->send(json_answer(api::index_json(services.catalog->index())));
   });
   router.add("GET", "/v2", [](Request&&, WriterPtr writer) {
     std::string out;

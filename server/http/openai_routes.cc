@@ -97,15 +97,19 @@ Handler json_method(const Services& services, JsonMethod method) {
   };
 }
 
-void append_model(api::JsonWriter& w, const std::string& name, int64_t max_tokens, int64_t created) {
-  w.begin_object();
-  w.key("id").string(name).key("object").string("model").key("created").number(created);
-  w.key("owned_by").string("oar").key("root").string(name).key("parent").null();
-  w.key("max_model_len").number(max_tokens);
-  w.end_object();
+// What OpenAI's clients may name: language models and encoders.
+bool is_listed(const api::ServedModel& model) {
+  return model.kind() == api::ModelKind::kLanguage || model.kind() == api::ModelKind::kEncoder;
 }
-void append_model(api::JsonWriter& w, const ModelHandle& model, int64_t created) {
-  append_model(w, model.name, model.engine->request_limits().max_context, created);
+
+void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created) {
+  w.begin_object();
+  w.key("id").string(model.name()).key("object").string("model").key("created").number(created);
+  w.key("owned_by").string("oar").key("root").string(model.name()).key("parent").null();
+  w.key("max_model_len")
+      .number(model.language ? model.language->engine->request_limits().max_context
+                             : model.tensor->encoder->info().max_tokens);
+  w.end_object();
 }
 
 }  // namespace
@@ -121,11 +125,11 @@ void add_openai_routes(Router& router, const Services& services) {
     std::string out;
     api::JsonWriter w(out);
     w.begin_object().key("object").string("list").key("data").begin_array();
-    for (const ModelHandle& m : services.frontend->models()) append_model(w, m, created);
-    std::string last;  // of several versions of an encoder one is listed
-    for (const api::TensorModelPtr& m : services.tensors->loaded()) {
-      if (!m->encoder || m->config.name == last) continue;
-      append_model(w, last = m->config.name, m->encoder->info().max_tokens, created);
+    std::string last;  // of several versions of a model one is listed
+    for (const api::ServedModel& m : services.catalog->loaded()) {
+      if (!is_listed(m) || m.name() == last) continue;
+      append_model(w, m, created);
+      last = m.name();
     }
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
@@ -133,14 +137,16 @@ void add_openai_routes(Router& router, const Services& services) {
   router.add("GET", "/v1/models/{id*}", [&services, created](Request&& request, WriterPtr writer) {
     std::string out;
     api::JsonWriter w(out);
-    const Result<api::TensorModelPtr> encoder = services.tensors->find(request.params[0], {});
-    if (encoder.ok() && (*encoder)->encoder) {
-      append_model(w, (*encoder)->config.name, (*encoder)->encoder->info().max_tokens, created);
-      return writer->send(json_answer(std::move(out)));
+    const Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
+    if (!model.ok() || !is_listed(*model)) {
+      const Status why = model.ok() ? Status(StatusCode::kNotFound,
+                                             cat("the model ", request.params[0],
+                                                 " takes tensors; GET /v2/models/", request.params[0]),
+                                             "model")
+                                    : model.status();
+      return writer->send(error_answer(request.path, why));
     }
-    const Result<const ModelHandle*> model = services.frontend->find(request.params[0]);
-    if (!model.ok()) return writer->send(error_answer(request.path, model.status()));
-    append_model(w, **model, created);
+    append_model(w, *model, created);
     writer->send(json_answer(std::move(out)));
   });
 }

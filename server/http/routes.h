@@ -16,9 +16,9 @@ namespace oar::http {
 
 // Borrowed parts; all outlive the HttpServer.
 struct Services {
-  api::Frontend* frontend = nullptr;      // language models
-  api::TensorCatalog* tensors = nullptr;  // ordinary models
-  api::ServedModels* models = nullptr;    // both kinds, described
+  api::Frontend* frontend = nullptr;
+  api::ModelCatalog* catalog = nullptr;
+  api::ServedModels* models = nullptr;  // the catalog, described
   api::WorkerPool* workers = nullptr;
   api::WorkerPool* loaders = nullptr;    // load models: seconds
   std::function<std::string()> metrics;  // Prometheus text

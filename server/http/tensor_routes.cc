@@ -119,10 +119,10 @@ void add_tensor_routes(Router& router, const Services& services) {
   };
   control("/v2/repository/models/{model}/load", [&services](const Request& request) -> Status {
     OAR_ASSIGN(const std::string config, load_config(request));
-    return services.tensors->load(request.params[0], config);
+    return services.catalog->load(request.params[0], config);
   });
   control("/v2/repository/models/{model}/unload",
-          [&services](const Request& request) { return services.tensors->unload(request.params[0]); });
+          [&services](const Request& request) { return services.catalog->unload(request.params[0]); });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
     router.add("POST", model + "/infer",
                on_worker(services.workers,

@@ -8,9 +8,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "engine/base/format.h"
+#include "server/api/generation.h"
 #include "server/api/version.h"
 #include "server/metrics/process_stats.h"
 
@@ -56,8 +60,11 @@ const char* finished_label(FinishReason reason) {
 // One model's histograms and totals.
 class ModelMetrics final : public api::GenerationObserver {
  public:
-  ModelMetrics(prometheus::Registry& registry, const std::string& model)
-      : registry_(registry), model_(model) {}
+  ModelMetrics(std::shared_ptr<prometheus::Registry> registry, const std::string& model)
+      : registry_(std::move(registry)), model_(model) {}
+  ~ModelMetrics() override {
+    for (const auto& [family, histogram] : made_) family->Remove(histogram);
+  }
 
   void on_step(const StepInfo& step) {
     step_seconds_.Observe(step.seconds);
@@ -66,20 +73,23 @@ class ModelMetrics final : public api::GenerationObserver {
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
   void on_finish(const api::PromptOutcome& outcome, const api::GenerationRequest& request) override;
-  api::RequestTotals totals() const {
+  api::RequestTotals totals() const override {
     std::lock_guard lock(mutex_);
     return totals_;
   }
 
  private:
   prometheus::Histogram& make(const char* name, const char* help, const Buckets& buckets) {
-    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry_).Add(
-        {{"model_name", model_}, {"engine", "0"}}, buckets);
+    auto& family = prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_);
+    prometheus::Histogram& made = family.Add({{"model_name", model_}, {"engine", "0"}}, buckets);
+    made_.emplace_back(&family, &made);
+    return made;
   }
   void count(const SequenceStats& s, FinishReason reason, double total, double queue);
 
-  prometheus::Registry& registry_;
-  std::string model_;
+  const std::shared_ptr<prometheus::Registry> registry_;
+  const std::string model_;
+  std::vector<std::pair<prometheus::Family<prometheus::Histogram>*, prometheus::Histogram*>> made_;
   prometheus::Histogram& first_token_ =
       make("vllm:time_to_first_token_seconds", "Seconds from submission to the first token.", kFirstToken);
   prometheus::Histogram& inter_token_ =
@@ -273,14 +283,43 @@ void add_process(Snapshot& out) {
   out.gauge("oar_build_info", "What is running.", 1, {{"version", api::kVersion}});
 }
 
+// The metrics of language models by name. A model that is loaded again shares those of the one that still
+// answers: the registry has one histogram for one set of labels.
+class ModelTable : public std::enable_shared_from_this<ModelTable> {
+ public:
+  explicit ModelTable(std::shared_ptr<prometheus::Registry> registry) : registry_(std::move(registry)) {}
+
+  std::shared_ptr<ModelMetrics> share(const std::string& model) {
+    std::lock_guard lock(mutex_);
+    Row& row = rows_[model];
+    if (row.users++ == 0) row.metrics = std::make_unique<ModelMetrics>(registry_, model);
+    return {row.metrics.get(), [self = shared_from_this(), model](ModelMetrics*) { self->leave(model); }};
+  }
+
+ private:
+  struct Row {
+    size_t users = 0;
+    std::unique_ptr<ModelMetrics> metrics;
+  };
+  void leave(const std::string& model) {
+    std::lock_guard lock(mutex_);
+    const auto row = rows_.find(model);
+    if (--row->second.users == 0) rows_.erase(row);
+  }
+
+  const std::shared_ptr<prometheus::Registry> registry_;
+  std::mutex mutex_;
+  std::map<std::string, Row> rows_;  // guarded by mutex_
+};
+
 }  // namespace
 
 struct Metrics::Impl {
-  std::vector<ModelHandle> models;
+  explicit Impl(api::ModelCatalog& models) : catalog(models) {}
+
+  api::ModelCatalog& catalog;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  std::vector<std::shared_ptr<ModelMetrics>> per_model;
   std::function<size_t()> connections;
-  const api::TensorCatalog* tensors = nullptr;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
                                                                .Name("oar_http_requests_total")
@@ -301,21 +340,16 @@ struct Metrics::Impl {
                                                                 .Register(*registry);
 };
 
-Metrics::Metrics(const std::vector<ModelHandle>& models) : impl_(std::make_unique<Impl>()) {
-  impl_->models = models;
-  for (const ModelHandle& model : models) {
-    auto metrics = std::make_shared<ModelMetrics>(*impl_->registry, model.name);
-    // The engine may step on after this object: the registry stays alive with the observer.
-    model.engine->on_step(
-        [metrics, registry = impl_->registry](const StepInfo& step) { metrics->on_step(step); });
-    impl_->per_model.push_back(std::move(metrics));
-  }
+Metrics::Metrics(api::ModelCatalog& catalog) : impl_(std::make_unique<Impl>(catalog)) {
+  const auto table = std::make_shared<ModelTable>(impl_->registry);
+  catalog.observe([table](const ModelHandle& model) {
+    std::shared_ptr<ModelMetrics> metrics = table->share(model.name);
+    model.engine->on_step([metrics](const StepInfo& step) { metrics->on_step(step); });
+    return metrics;
+  });
 }
 
-Metrics::~Metrics() = default;
-
-api::GenerationObserver* Metrics::observer(size_t model) { return impl_->per_model[model].get(); }
-api::RequestTotals Metrics::totals(size_t model) const { return impl_->per_model[model]->totals(); }
+Metrics::~Metrics() { impl_->catalog.observe(nullptr); }
 
 void Metrics::on_http_request(const std::string& route, const std::string& method, int status,
                               double seconds) {
@@ -333,17 +367,15 @@ void Metrics::on_grpc_request(const std::string& method, int code, double second
   impl_->grpc_seconds.Add({{"method", method}}, kHttp).Observe(seconds);
 }
 
-void Metrics::set_tensor_models(const api::TensorCatalog* tensors) { impl_->tensors = tensors; }
-
 void Metrics::set_connection_gauge(std::function<size_t()> connections) {
   impl_->connections = std::move(connections);
 }
 
 std::string Metrics::text() const {
   Snapshot snapshot;
-  for (const ModelHandle& model : impl_->models) add_engine(snapshot, model);
-  if (impl_->tensors) {
-    for (const api::TensorModelPtr& model : impl_->tensors->loaded()) add_tensor_model(snapshot, *model);
+  for (const api::ServedModel& model : impl_->catalog.loaded()) {
+    if (model.language) add_engine(snapshot, *model.language);
+    else add_tensor_model(snapshot, *model.tensor);
   }
   if (impl_->connections) {
     snapshot.gauge("oar_http_connections", "Open HTTP connections.",

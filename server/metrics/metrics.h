@@ -8,30 +8,23 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "server/api/generation.h"
-#include "server/api/model_handle.h"
-#include "server/api/tensor_model.h"
+#include "server/api/model_catalog.h"
 
 namespace oar {
 
 // Thread-safe throughout.
 class Metrics {
  public:
-  // Observes the engines' steps from now on (Engine::on_step), also after this object is gone.
-  explicit Metrics(const std::vector<ModelHandle>& models);
+  // Observes the catalog's models, present and future. A language model's metrics come with it, and go when
+  // its last request has been answered; what a model of the same name counts then begins anew. `catalog`
+  // outlives this.
+  explicit Metrics(api::ModelCatalog& catalog);
   ~Metrics();
-
-  // The observer to put into a model's GenerationSpecs; lives as long as this.
-  api::GenerationObserver* observer(size_t model);
-  api::RequestTotals totals(size_t model) const;
 
   void on_http_request(const std::string& route, const std::string& method, int status, double seconds);
   void on_grpc_request(const std::string& method, int code, double seconds);
   void set_connection_gauge(std::function<size_t()> connections);
-  // Borrowed; null: none.
-  void set_tensor_models(const api::TensorCatalog* tensors);
 
   // Prometheus' text format, of this moment.
   std::string text() const;

@@ -257,10 +257,14 @@ constexpr std::string_view kWithoutEffect[] = {"optimization",
                                                "model_repository_agents",
                                                "model_transaction_policy"};
 
-Status check_offered(const std::string& name, const json::object& config) {
+Status check_name(const std::string& name, const json::object& config) {
   OAR_ASSIGN(const std::string own, read_string(config, "name"));
-  if (!own.empty() && own != name)
-    return invalid_argument(cat("config: the name is '", own, "', the model's folder is '", name, "'"));
+  if (own.empty() || own == name) return ok_status();
+  return invalid_argument(cat("config: the name is '", own, "', the model's folder is '", name, "'"));
+}
+
+Status check_offered(const std::string& name, const json::object& config) {
+  OAR_RETURN_IF_ERROR(check_name(name, config));
   for (const char* field : {"ensemble_scheduling", "sequence_batching", "batch_input", "batch_output"}) {
     if (config.if_contains(field)) return unimplemented(cat("config: '", field, "' is not offered"));
   }
@@ -286,6 +290,18 @@ Status check_offered(const std::string& name, const json::object& config) {
 }
 
 }  // namespace
+
+Status check_language_config(const std::string& name, const json::object& config) {
+  OAR_RETURN_IF_ERROR(check_name(name, config));
+  for (const auto& field : config) {
+    const std::string_view key = field.key();
+    if (key == "name" || key == "version_policy") continue;
+    if (std::ranges::find(kWithoutEffect, key) != std::end(kWithoutEffect)) continue;
+    return unimplemented(cat("config: '", key, "' is for ordinary models, and '", name,
+                             "' is a language model; flags of `oar serve` say how those are served"));
+  }
+  return ok_status();
+}
 
 std::vector<std::string> fields_without_effect(const json::object& config) {
   std::vector<std::string> found;

@@ -32,6 +32,9 @@ Result<VersionPolicy> read_version_policy(const json::object& config);
 // its range from the whole batch).
 bool has_batch_axis(const Predictor& predictor);
 
+// Refuses what a language model's config says beyond its name and version: flags say how those are served.
+Status check_language_config(const std::string& name, const json::object& config);
+
 // The fields of `config` that Triton knows and that have no effect here, for a line in the log.
 std::vector<std::string> fields_without_effect(const json::object& config);
 

@@ -13,6 +13,7 @@ namespace oar {
 namespace {
 
 namespace fs = std::filesystem;
+using api::ModelKind;
 
 Result<std::string> read_text(const std::string& path) {
   constexpr size_t kMaxBytes = 1 << 20;
@@ -76,53 +77,90 @@ std::vector<int64_t> wanted_versions(const VersionPolicy& policy,
   return out;
 }
 
-}  // namespace
+class Repository final : public api::ModelSource {
+ public:
+  Repository(FoundModels found, RepositoryOptions options);
 
-Result<std::unique_ptr<Repository>> Repository::open(const std::string& path, const std::string& name,
-                                                     RepositoryOptions options) {
-  if (!options.predictor.pool && options.predictor.threads != 1) {
-    options.predictor.pool =
-        std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.predictor.threads});
+  std::vector<std::string> names() const override;
+  Status locate(const std::string& name) override;
+  Result<api::ModelVersions> open(const std::string& name, const std::string& config) override;
+
+ private:
+  struct Place {
+    std::string path;  // of the model's folder or file
+    FoundModel first;  // what was there when it was found
+  };
+  Result<api::ServedModel> open_version(const std::string& name, ModelKind kind, int64_t version,
+                                        const std::string& path, const json::object& config);
+  Result<ModelHandlePtr> open_language(const std::string& name, int64_t version, const std::string& path,
+                                       const json::object& config);
+  Result<api::TensorModelPtr> open_tensors(const std::string& name, ModelKind kind, int64_t version,
+                                           const std::string& path, const json::object& config);
+
+  RepositoryOptions options_;
+  const std::string folder_;             // empty: single models
+  std::map<std::string, Place> places_;  // by name
+};
+
+Repository::Repository(FoundModels found, RepositoryOptions options)
+    : options_(std::move(options)), folder_(std::move(found.folder)) {
+  for (FoundModel& m : found.models) {
+    Place& place = places_[m.name];
+    place.path = m.path;
+    place.first = std::move(m);
   }
-  auto out = std::unique_ptr<Repository>(new Repository(std::move(options)));
-  FoundModel single = find_model_at(path);
-  std::vector<FoundModel> found;
-  if (single.kind != ModelKind::kNone) {
-    if (!name.empty()) single.name = name;
-    found.push_back(std::move(single));
-  } else {
-    found = find_models_in(path);
-    out->folder_ = path;
-    if (found.empty()) {
-      return not_found(
-          cat("no model in ", path,
-              ": neither a model file, nor a model's folder, nor a repository NAME/VERSION/model.onnx"));
-    }
-  }
-  Status first;
-  bool any = false;
-  for (FoundModel& m : found) {
-    if (m.kind == ModelKind::kLanguage) {
-      out->language_models_.push_back(std::move(m));
-      any = true;
-      continue;
-    }
-    const std::string where = out->folder_.empty() ? path : (fs::path(path) / m.name).string();
-    if (const Status s = out->load_entry(m.name, where, {}); s.ok()) {
-      any = true;
-    } else {
-      if (first.ok()) first = s;
-      if (!out->folder_.empty())
-        out->options_.log(LogLevel::kError, cat("model ", m.name, " is not served: ", s.message()));
-    }
-  }
-  if (!any) return first;
+}
+
+std::vector<std::string> Repository::names() const {
+  std::vector<std::string> out;
+  for (const auto& [name, place] : places_) out.push_back(name);
   return out;
 }
 
-Result<api::TensorModelPtr> Repository::load_version(const std::string& name, ModelKind kind, int64_t version,
+Status Repository::locate(const std::string& name) {
+  if (places_.find(name) != places_.end()) return ok_status();
+  // A folder that came after the start.
+  if (folder_.empty() || !is_model_name(name) || !fs::is_directory(fs::path(folder_) / name)) {
+    return Status(
+        StatusCode::kNotFound,
+        cat("there is no model ", api::in_quotes(name), folder_.empty() ? "" : " in the model repository"),
+        "model_name");
+  }
+  places_[name].path = (fs::path(folder_) / name).string();
+  return ok_status();
+}
+
+// The one way from a path to a model, of any kind.
+Result<api::ServedModel> Repository::open_version(const std::string& name, ModelKind kind, int64_t version,
+                                                  const std::string& path, const json::object& config) {
+  api::ServedModel out;
+  if (kind == ModelKind::kLanguage) {
+    OAR_ASSIGN(out.language, open_language(name, version, path, config));
+  } else {
+    OAR_ASSIGN(out.tensor, open_tensors(name, kind, version, path, config));
+  }
+  return out;
+}
+
+Result<ModelHandlePtr> Repository::open_language(const std::string& name, int64_t version,
+                                                 const std::string& path, const json::object& config) {
+  OAR_RETURN_IF_ERROR(check_language_config(name, config));
+  if (!options_.open_language)
+    return unimplemented(cat("'", name, "' is a language model, and this server opens none"));
+  OAR_ASSIGN(std::unique_ptr<LanguageModel> model, options_.open_language(name, path));
+  ModelHandle handle = make_handle(std::shared_ptr<LanguageModel>(std::move(model)));
+  handle.name = name;
+  handle.version = cat(version);
+  return ModelHandlePtr(std::make_shared<ModelHandle>(std::move(handle)));
+}
+
+Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, ModelKind kind, int64_t version,
                                                      const std::string& path, const json::object& config) {
   const auto start = Clock::now();
+  if (!options_.predictor.pool && options_.predictor.threads != 1) {
+    options_.predictor.pool =
+        std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options_.predictor.threads});
+  }
   std::unique_ptr<Predictor> predictor;
   std::shared_ptr<const TextEncoder> encoder;
   if (kind == ModelKind::kEncoder) {
@@ -142,10 +180,6 @@ Result<api::TensorModelPtr> Repository::load_version(const std::string& name, Mo
     OAR_ASSIGN(predictor, Predictor::open(path, options_.predictor));
   }
   OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *predictor, options_.defaults));
-  for (const std::string& field : fields_without_effect(config)) {
-    options_.log(LogLevel::kWarning,
-                 cat("model ", name, ": '", field, "' of its config.pbtxt has no effect here"));
-  }
   made.version = cat(version);
   made.path = path;
   BatchedPredictorOptions o;
@@ -164,144 +198,70 @@ Result<api::TensorModelPtr> Repository::load_version(const std::string& name, Mo
   return api::TensorModelPtr(std::move(model));
 }
 
-Result<std::map<int64_t, api::TensorModelPtr>> Repository::load_versions(const std::string& name,
-                                                                         const std::string& path,
-                                                                         const std::string& config_json) {
-  const FoundModel seen = find_model_at(path);
+Result<api::ModelVersions> Repository::open(const std::string& name, const std::string& config_json) {
+  const Place& place = places_.at(name);
+  if (options_.stop && options_.stop()) return Status(StatusCode::kCancelled, "interrupted");
+  FoundModel seen = find_model_at(place.path);
+  // The embedded model lies nowhere, and what only looks like a language model its loader explains best.
+  if (seen.kind == ModelKind::kNone && place.first.kind == ModelKind::kLanguage) seen = place.first;
   OAR_ASSIGN(const json::object config, read_config(config_json, seen.config));
   const std::string file = file_name_of(config);
-  const FoundModel found = file.empty() ? seen : find_model_at(path, file);
-  if (found.kind == ModelKind::kLanguage)
-    return unimplemented(cat("'", name, "' is a language model; those are loaded when the server starts"));
+  const FoundModel found = file.empty() ? seen : find_model_at(place.path, file);
   if (found.kind == ModelKind::kNone) {
-    return not_found(cat("no model in ", path, ": expected VERSION/", file.empty() ? "model.onnx" : file,
-                         " or a Paddle model"));
+    return not_found(cat("no model in ", place.path, ": expected VERSION/",
+                         file.empty() ? "model.onnx" : file, " or a Paddle model"));
   }
   OAR_ASSIGN(const VersionPolicy policy, read_version_policy(config));
-  std::map<int64_t, api::TensorModelPtr> out;
+  api::ModelVersions out;
   for (const int64_t version : wanted_versions(policy, found.versions)) {
     for (const auto& [number, where] : found.versions) {
       if (number != version) continue;
-      OAR_ASSIGN(out[version], load_version(name, found.kind, version, where, config));
+      OAR_ASSIGN(out[version], open_version(name, found.kind, version, where, config));
     }
   }
   if (out.empty())
     return not_found(cat("the version_policy of '", name, "' selects none of the versions there are"));
-  return out;
-}
-
-Status Repository::load_entry(const std::string& name, const std::string& path, const std::string& config) {
-  {
-    std::lock_guard lock(mutex_);
-    Entry& e = entries_[name];
-    e.path = path;
-    if (e.versions.empty()) e.state = "LOADING";
-  }
-  Result<std::map<int64_t, api::TensorModelPtr>> loaded = load_versions(name, path, config);
-  std::map<int64_t, api::TensorModelPtr> old;  // released outside the lock
-  std::lock_guard lock(mutex_);
-  Entry& e = entries_[name];
-  if (!loaded.ok()) {
-    e.reason = loaded.status().message();
-    if (e.versions.empty()) e.state = "UNAVAILABLE";  // otherwise what was loaded before goes on
-    return loaded.status();
-  }
-  old.swap(e.versions);
-  e.versions = std::move(*loaded);
-  e.state = "READY";
-  e.reason.clear();
-  return ok_status();
-}
-
-bool Repository::has(std::string_view name) const {
-  std::lock_guard lock(mutex_);
-  return entries_.find(name) != entries_.end();
-}
-
-Result<api::TensorModelPtr> Repository::find(std::string_view name, std::string_view version) const {
-  std::lock_guard lock(mutex_);
-  const auto it = entries_.find(name);
-  if (it == entries_.end()) {
-    std::string names;
-    for (const auto& [known, entry] : entries_) names += cat(names.empty() ? "" : ", ", known);
-    return Status(StatusCode::kNotFound,
-                  cat("the model ", api::in_quotes(name), " is not served here; there is: ", names), "model");
-  }
-  const Entry& e = it->second;
-  if (e.versions.empty()) {
-    return unavailable(
-        cat("the model ", api::in_quotes(name), " is not loaded", e.reason.empty() ? "" : ": ", e.reason));
-  }
-  if (version.empty()) return e.versions.rbegin()->second;
-  int64_t number = 0;
-  const auto r = std::from_chars(version.data(), version.data() + version.size(), number);
-  if (r.ec == std::errc() && r.ptr == version.data() + version.size()) {
-    if (const auto found = e.versions.find(number); found != e.versions.end()) return found->second;
-  }
-  std::string versions;
-  for (const auto& [known, model] : e.versions) versions += cat(versions.empty() ? "" : ", ", known);
-  return Status(StatusCode::kNotFound,
-                cat("model ", name, " has no version ", api::in_quotes(version), "; there is: ", versions),
-                "model_version");
-}
-
-std::vector<api::TensorModelPtr> Repository::loaded() const {
-  std::lock_guard lock(mutex_);
-  std::vector<api::TensorModelPtr> out;
-  for (const auto& [name, entry] : entries_)
-    for (const auto& [version, model] : entry.versions) out.push_back(model);
-  return out;
-}
-
-std::vector<api::ModelIndexEntry> Repository::index() const {
-  std::lock_guard lock(mutex_);
-  std::vector<api::ModelIndexEntry> out;
-  for (const auto& [name, entry] : entries_) {
-    for (const auto& [version, model] : entry.versions)
-      out.push_back({name, cat(version), "READY", entry.reason});
-    if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
+  for (const std::string& field : fields_without_effect(config)) {
+    options_.log(LogLevel::kWarning,
+                 cat("model ", name, ": '", field, "' of its config.pbtxt has no effect here"));
   }
   return out;
 }
 
-Status Repository::load(const std::string& name, const std::string& config) {
-  std::lock_guard one(loading_);
-  std::string path;
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto it = entries_.find(name); it != entries_.end()) path = it->second.path;
-  }
-  if (path.empty()) {
-    // A folder that came after the start.
-    if (folder_.empty() || !is_model_name(name) || !fs::is_directory(fs::path(folder_) / name)) {
-      return Status(
-          StatusCode::kNotFound,
-          cat("there is no model ", api::in_quotes(name), folder_.empty() ? "" : " in the model repository"),
-          "model_name");
-    }
-    path = (fs::path(folder_) / name).string();
-  }
-  const Status s = load_entry(name, path, config);
-  options_.log(
-      s.ok() ? LogLevel::kInfo : LogLevel::kError,
-      s.ok() ? cat("model ", name, " loaded") : cat("model ", name, " could not be loaded: ", s.message()));
-  return s;
+}  // namespace
+
+bool FoundModels::has(api::ModelKind kind) const {
+  return std::any_of(models.begin(), models.end(), [&](const FoundModel& m) { return m.kind == kind; });
 }
 
-Status Repository::unload(const std::string& name) {
-  std::lock_guard one(loading_);
-  std::map<int64_t, api::TensorModelPtr> old;  // released outside the lock
-  {
-    std::lock_guard lock(mutex_);
-    const auto it = entries_.find(name);
-    if (it == entries_.end())
-      return Status(StatusCode::kNotFound, cat("there is no model ", api::in_quotes(name)), "model_name");
-    old.swap(it->second.versions);
-    it->second.state = "UNAVAILABLE";
-    it->second.reason = "unloaded";
+Result<FoundModels> find_models(const std::string& path, const std::string& name) {
+  FoundModels out;
+  FoundModel single = find_model_at(path);
+  if (single.kind != ModelKind::kNone) {
+    if (!name.empty()) single.name = name;
+    out.models.push_back(std::move(single));
+    return out;
   }
-  options_.log(LogLevel::kInfo, cat("model ", name, " unloaded"));
-  return ok_status();
+  out.folder = path;
+  out.models = find_models_in(path);
+  if (!out.models.empty()) return out;
+  return not_found(
+      cat("no model in ", path,
+          ": neither a model file, nor a model's folder, nor a repository NAME/VERSION/model.onnx"));
+}
+
+std::unique_ptr<api::ModelCatalog> make_catalog(FoundModels found, RepositoryOptions options) {
+  const Logger log = options.log;
+  return std::make_unique<api::ModelCatalog>(
+      std::make_unique<Repository>(std::move(found), std::move(options)), log);
+}
+
+Result<std::unique_ptr<api::ModelCatalog>> open_repository(const std::string& path, const std::string& name,
+                                                           RepositoryOptions options) {
+  OAR_ASSIGN(FoundModels found, find_models(path, name));
+  std::unique_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(options));
+  OAR_RETURN_IF_ERROR(catalog->load_all());
+  return catalog;
 }
 
 }  // namespace oar

@@ -1,67 +1,46 @@
-// The ordinary models of a server: loaded from a repository's folder or from one model's path, loaded again
-// and unloaded while it serves. Language models are found here (language_models()) and opened by the caller,
-// who owns their engines.
-//
-// Threads: all methods from any thread. Loading happens on the caller's thread, one load at a time; the
-// models that serve go on meanwhile. A model replaced or unloaded finishes the requests it has accepted.
+// Models from disk: what a path holds, and the source that a ModelCatalog opens them from. A folder of
+// models, or one model; ordinary models, encoders and language models go the same way, at the start and while
+// the server runs.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "server/api/tensor_model.h"
+#include "engine/runtime/language_model.h"
+#include "server/api/model_catalog.h"
 #include "server/repository/model_config.h"
 #include "server/repository/scan.h"
 
 namespace oar {
 
+struct FoundModels {
+  std::string folder;  // of the repository; empty: a single model
+  std::vector<FoundModel> models;
+
+  bool has(api::ModelKind kind) const;
+};
+// What `path` holds: one model (called `name`, when not empty) or a folder of models. NOT_FOUND when it is
+// neither.
+Result<FoundModels> find_models(const std::string& path, const std::string& name);
+
 struct RepositoryOptions {
   PredictorOptions predictor;  // its pool is shared by all models; made when there is none
   ConfigDefaults defaults;
+  // Opens a language model; the only place where an Engine comes from. Empty: language models are refused.
+  std::function<Result<std::unique_ptr<LanguageModel>>(const std::string& name, const std::string& path)>
+      open_language;
+  std::function<bool()> stop;  // asked before each model is opened: true ends the loading; may be empty
   Logger log;
 };
 
-class Repository final : public api::TensorCatalog {
- public:
-  // Loads everything that `path` holds: one model (called `name`, when not empty) or a folder of models.
-  // NOT_FOUND when it is neither; the first model's error when none could be loaded. Others that fail are
-  // logged and listed by index() with the reason.
-  static Result<std::unique_ptr<Repository>> open(const std::string& path, const std::string& name,
-                                                  RepositoryOptions options);
-
-  // What the caller is to open, by name.
-  const std::vector<FoundModel>& language_models() const { return language_models_; }
-
-  Result<api::TensorModelPtr> find(std::string_view name, std::string_view version) const override;
-  bool has(std::string_view name) const override;
-  std::vector<api::TensorModelPtr> loaded() const override;
-  std::vector<api::ModelIndexEntry> index() const override;
-  Status load(const std::string& name, const std::string& config) override;
-  Status unload(const std::string& name) override;
-
- private:
-  struct Entry {
-    std::string path;                                 // of the model's folder or file
-    std::map<int64_t, api::TensorModelPtr> versions;  // loaded
-    std::string state = "UNAVAILABLE", reason;
-  };
-  explicit Repository(RepositoryOptions options) : options_(std::move(options)) {}
-  Result<std::map<int64_t, api::TensorModelPtr>> load_versions(const std::string& name,
-                                                               const std::string& path,
-                                                               const std::string& config);
-  Result<api::TensorModelPtr> load_version(const std::string& name, ModelKind kind, int64_t version,
-                                           const std::string& path, const json::object& config);
-  Status load_entry(const std::string& name, const std::string& path, const std::string& config);
-
-  RepositoryOptions options_;
-  std::string folder_;  // empty: single models
-  std::vector<FoundModel> language_models_;
-  std::mutex loading_;  // one load or unload at a time
-  mutable std::mutex mutex_;
-  std::map<std::string, Entry, std::less<>> entries_;  // guarded by mutex_
-};
+// A catalog over what was found, nothing loaded yet (ModelCatalog::load_all()). A folder's models may come
+// and change later.
+std::unique_ptr<api::ModelCatalog> make_catalog(FoundModels found, RepositoryOptions options);
+// All of the above: find, make, load.
+Result<std::unique_ptr<api::ModelCatalog>> open_repository(const std::string& path, const std::string& name,
+                                                           RepositoryOptions options);
 
 }  // namespace oar

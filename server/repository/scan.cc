@@ -10,6 +10,7 @@ namespace oar {
 namespace {
 
 namespace fs = std::filesystem;
+using api::ModelKind;
 
 bool is_file(const fs::path& p) {
   std::error_code ec;
@@ -116,6 +117,7 @@ FoundModel find_model_at(const std::string& path, const std::string& file) {
   const fs::path p(path);
   FoundModel out;
   out.name = name_of(p);
+  out.path = path;
   if (is_file(p)) {
     if (is_tensor_file(p)) {
       out.kind = ModelKind::kTensor;

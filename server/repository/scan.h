@@ -14,15 +14,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/base/status.h"
+#include "server/api/model_catalog.h"
 
 namespace oar {
 
-enum class ModelKind { kNone, kTensor, kEncoder, kLanguage };
-
 struct FoundModel {
-  ModelKind kind = ModelKind::kNone;
+  api::ModelKind kind = api::ModelKind::kNone;
   std::string name;
+  std::string path;    // where it was found: a file, or the folder of all that is below
   std::string config;  // path of config.pbtxt, empty without one
   // Ordinary models: numbers, ascending, and the model's file or (Paddle) folder. Others: one entry, their
   // path.

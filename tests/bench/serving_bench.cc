@@ -62,16 +62,16 @@ double measure(const Options& o, MakeClient&& make_client) {
 int run(const Options& o) {
   RepositoryOptions r;
   r.predictor.threads = o.threads;
-  auto repository = Repository::open(o.model, "bench", std::move(r));
-  if (!repository.ok()) return std::fprintf(stderr, "%s\n", repository.status().message().c_str()), 1;
-  const std::shared_ptr<Repository> catalog = std::move(*repository);
+  auto opened = open_repository(o.model, "bench", std::move(r));
+  if (!opened.ok()) return std::fprintf(stderr, "%s\n", opened.status().message().c_str()), 1;
+  const std::shared_ptr<api::ModelCatalog> catalog = std::move(*opened);
   ServerOptions options;
   options.http_address.clear();
   options.grpc_address = "127.0.0.1:0";
   options.grpc_limits.max_message_bytes = 64 << 20;
-  auto server = Server::start(options, {}, catalog);
+  auto server = Server::start(options, catalog);
   if (!server.ok()) return std::fprintf(stderr, "%s\n", server.status().message().c_str()), 1;
-  const api::TensorModelPtr model = *catalog->find("bench", "");
+  const api::TensorModelPtr model = catalog->find("bench", "")->tensor;
   const api::TensorSpec& spec = model->config.inputs.at(0);
   const api::Datatype* type = api::datatype_of(spec.dtype);
   auto input = api::allocate_wire(*type, Shape(o.shape));

@@ -9,11 +9,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import unittest
+import urllib.error
 import urllib.request
 
 from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
+
+sys.path.insert(0, str(SOURCE / "tests/support"))
+from tiny_onnx import write_onnx  # noqa: E402
 
 
 @unittest.skipUnless(has_server(), "built without the server")
@@ -53,6 +58,45 @@ class Serve(Base):
                     self.assertIn(mention, failed.stderr)
                     self.assertNotIn("/nowhere/model", failed.stderr)
                     self.assertEqual(failed.stdout, "")
+
+    def test_a_flag_that_no_model_takes_is_named(self):
+        where = ["--http", "127.0.0.1:0", "--grpc", ""]
+        with tempfile.TemporaryDirectory() as folder:
+            ordinary = folder + "/add.onnx"
+            write_onnx(ordinary)
+            for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"], ["--memory", "1GiB"],
+                         ["--tune-seconds", "1"], ["--device", "cpu"], ["--reference"], ["--deterministic"], ["--max-batch-tokens", "64"],
+                         ["--max-sequences", "2"], ["--no-prefix-cache"], ["--allow-special-in-text"]):
+                self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
+            for flag in (["--max-batch", "4"], ["--preferred-batch", "2"], ["--max-queue-delay", "5"], ["--instances", "2"],
+                         ["--precision", "bf16"]):
+                self.refused(2, "serve", "demo", *where, *flag, says=[flag[0] + ": ordinary models and encoders", "demo"])
+            said = oar("serve", ordinary, *where, env={"OAR_KV": "int4"})
+            self.assertEqual(said.returncode, 2)
+            self.assertIn("--kv", said.stderr)
+            os.makedirs(folder + "/models/add/1")
+            shutil.copy(ordinary, folder + "/models/add/1/model.onnx")
+            self.refused(2, "serve", folder + "/models", *where, "--name", "x", says=["--name", "folder of models"])
+            # What loads later may take it.
+            with Server("--kv", "int4", "--model-control", "explicit", model=folder + "/models"):
+                pass
+            with Server("--max-batch", "4", "--threads", "1", "--max-waiting", "7", model=ordinary):
+                pass
+
+    def test_the_model_is_unloaded_and_loaded_again(self):
+        with Server("--model-control", "explicit") as server:
+            def control(verb):
+                ask = urllib.request.Request(server.url(f"/v2/repository/models/demo/{verb}"), b"{}", {"content-type": "application/json"})
+                return urllib.request.urlopen(ask, timeout=TIMEOUT).status
+
+            before = json.load(server.complete(8))["choices"]
+            self.assertEqual(control("unload"), 200)
+            with self.assertRaises(urllib.error.HTTPError) as gone:
+                server.complete(8)
+            self.assertEqual(gone.exception.code, 503)
+            gone.exception.close()
+            self.assertEqual(control("load"), 200)
+            self.assertEqual(json.load(server.complete(8))["choices"], before)
 
     def test_metrics_count_the_kv_blocks_that_the_start_told(self):
         # Beside quantized pages lie 16-bit ones of positions that are still computed: a pool of their own.

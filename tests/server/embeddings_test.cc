@@ -33,10 +33,10 @@ struct EncoderServer {
     }
     oar::RepositoryOptions r;
     r.predictor.threads = 2;
-    auto opened = oar::Repository::open(folder.string(), "", r);
+    auto opened = oar::open_repository(folder.string(), "", r);
     REQUIRE_OK(opened);
-    auto started = oar::Server::start({.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"}, {},
-                                      std::shared_ptr<oar::Repository>(std::move(*opened)));
+    auto started = oar::Server::start({.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"},
+                                      std::move(*opened));
     REQUIRE_OK(started);
     server = std::move(*started);
   }

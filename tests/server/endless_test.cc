@@ -27,16 +27,16 @@ struct EndlessServer {
                                 {value_proto("x", {1})}, {value_proto("y", {1})})));
     oar::RepositoryOptions r;
     r.predictor.threads = 1;
-    auto opened = oar::Repository::open(folder, "", r);
+    auto opened = oar::open_repository(folder, "", r);
     REQUIRE_OK(opened);
-    repository = std::move(*opened);
+    catalog = std::move(*opened);
     oar::ServerOptions o;
     o.http_address = o.grpc_address = "127.0.0.1:0";
-    auto started = oar::Server::start(o, {}, repository);
+    auto started = oar::Server::start(o, catalog);
     REQUIRE_OK(started);
     server = std::move(*started);
   }
-  oar::InferStats stats() const { return (*repository->find("endless", ""))->runner->stats(); }
+  oar::InferStats stats() const { return catalog->find("endless", "")->tensor->runner->stats(); }
   // Requests being run, once it is that.
   bool reaches(size_t running) const {
     for (int i = 0; i < 6000 && stats().running != running; ++i)
@@ -44,7 +44,7 @@ struct EndlessServer {
     return stats().running == running;
   }
 
-  std::shared_ptr<oar::Repository> repository;
+  std::shared_ptr<oar::api::ModelCatalog> catalog;
   std::unique_ptr<oar::Server> server;
 };
 

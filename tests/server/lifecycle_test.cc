@@ -105,7 +105,7 @@ TEST_CASE("an address that cannot be had is an error, not a crash") {
     oar::ServerOptions o;
     o.http_address = address;
     o.grpc_address.clear();
-    const auto failed = oar::Server::start(o, {fake_model(engine)});
+    const auto failed = oar::Server::start(o, serving({fake_model(engine)}));
     REQUIRE_FALSE(failed.ok());
     CHECK(failed.status().message().find(address) != std::string::npos);
     CHECK(oar::Server::check(o).message() == failed.status().message());
@@ -113,7 +113,7 @@ TEST_CASE("an address that cannot be had is an error, not a crash") {
   oar::ServerOptions o;
   o.http_address.clear();
   o.grpc_address = "127.0.0.1:" + std::to_string(t.grpc());
-  CHECK_FALSE(oar::Server::start(o, {fake_model(engine)}).ok());
+  CHECK_FALSE(oar::Server::start(o, serving({fake_model(engine)})).ok());
   CHECK_FALSE(oar::Server::check(o).ok());
   o.grpc_address = o.http_address = "127.0.0.1:0";
   CHECK(oar::Server::check(o).ok());
@@ -126,7 +126,7 @@ TEST_CASE("an address that cannot be had is an error, not a crash") {
   o.api_key_file.clear();
   o.http_address.clear();
   o.grpc_address.clear();
-  CHECK_FALSE(oar::Server::start(o, {}).ok());
+  CHECK_FALSE(oar::Server::start(o, serving({})).ok());
 }
 
 TEST_CASE("two models on one server") {
@@ -137,10 +137,10 @@ TEST_CASE("two models on one server") {
   oar::ServerOptions o;
   o.http_address = "[::1]:0";
   o.grpc_address.clear();
-  auto server = oar::Server::start(o, {fake_model(first, "one"), fake_model(second, "two")});
+  auto server = oar::Server::start(o, serving({fake_model(first, "one"), fake_model(second, "two")}));
   if (!server.ok()) OAR_SKIP("no IPv6 loopback here: " + server.status().message());
   o.http_address = "127.0.0.1:0";
-  server = oar::Server::start(o, {fake_model(first, "one"), fake_model(second, "two")});
+  server = oar::Server::start(o, serving({fake_model(first, "one"), fake_model(second, "two")}));
   REQUIRE_OK(server);
   const int port = (*server)->http_port();
   const auto ask = [&](const char* model) {

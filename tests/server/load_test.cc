@@ -207,10 +207,10 @@ bool wait_idle(oar::Engine& engine) {
 }  // namespace
 
 TEST_CASE("a real engine under load with disconnects at every state") {
-  const auto model = load_model();
+  const std::shared_ptr<LanguageModel> model = load_model();
   oar::ServerOptions options;
   options.http_address = options.grpc_address = "127.0.0.1:0";
-  auto server = oar::Server::start(options, {make_handle(*model)});
+  auto server = oar::Server::start(options, serving({oar::make_handle(model)}));
   REQUIRE_OK(server);
   const int http_port = (*server)->http_port(), grpc_port = (*server)->grpc_port();
   oar::Engine& engine = model->engine();

@@ -101,7 +101,7 @@ TEST_CASE("text_offset counts what is in the text: no added BOS, no special toke
   oar::ServerOptions o;
   o.http_address = "127.0.0.1:0";
   o.grpc_address.clear();
-  auto server = oar::Server::start(o, {model});
+  auto server = oar::Server::start(o, serving({model}));
   REQUIRE_OK(server);
   const auto logprobs = [&](const std::string& fields) {
     const HttpReply r = http((*server)->http_port(), "POST", "/v1/completions",

@@ -55,12 +55,12 @@ TEST_CASE("Repository: what a path holds") {
   CHECK(find_model_at(folder + "/scale").versions.size() == 2);
   CHECK(find_model_at(folder + "/scale/3/model.onnx").name == "scale");
   CHECK(find_model_at(folder + "/scale/3").name == "scale");
-  CHECK(find_model_at(folder).kind == ModelKind::kNone);
+  CHECK(find_model_at(folder).kind == api::ModelKind::kNone);
   CHECK(find_models_in(folder).size() == wire_types().size() + 5);
   CHECK(find_models_in(folder + "/scale").empty());
   write_below(folder, "lm/config.json", "{}");
   write_below(folder, "lm/model.safetensors", "");
-  CHECK(find_model_at(folder + "/lm").kind == ModelKind::kLanguage);
+  CHECK(find_model_at(folder + "/lm").kind == api::ModelKind::kLanguage);
   write_below(folder, "pd/2/inference.json", "{}");
   CHECK(find_model_at(folder + "/pd").versions ==
         std::vector<std::pair<int64_t, std::string>>{{2, folder + "/pd/2"}});
@@ -71,7 +71,7 @@ TEST_CASE("Repository: what a path holds") {
 }
 
 std::string load_error(const std::string& folder, const std::string& config) {
-  auto r = Repository::open(folder, "", {});
+  auto r = open_repository(folder, "", {});
   REQUIRE_OK(r);
   const Status s = (*r)->load("two", config);
   return s.ok() ? "" : s.message();
@@ -103,7 +103,7 @@ TEST_CASE("Repository: what a configuration may say") {
   CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_GPU"}]})"), Contains("KIND_GPU"));
   CHECK_THAT(load_error(folder, R"({"version_policy":{"specific":{"versions":[9]}}})"),
              Contains("none of the versions"));
-  auto r = Repository::open(folder, "", {});
+  auto r = open_repository(folder, "", {});
   REQUIRE_OK(r);
   CHECK_THAT((*r)->load("fixed", R"({"max_batch_size":4})").message(),
              Contains("whose first axis is no variable batch"));
@@ -111,19 +111,19 @@ TEST_CASE("Repository: what a configuration may say") {
 
 TEST_CASE("Repository: a batch axis is taken for one where the model says so") {
   const std::string folder = write_repository();
-  auto r = Repository::open(folder, "", {});
+  auto r = open_repository(folder, "", {});
   REQUIRE_OK(r);
-  const auto batch_of = [&](const char* name) { return (*(*r)->find(name, ""))->config.max_batch; };
+  const auto batch_of = [&](const char* name) { return (*r)->find(name, "")->tensor->config.max_batch; };
   CHECK(batch_of("two") == 32);
   CHECK(batch_of("scale") == 8);
   CHECK(batch_of("fixed") == 0);
   RepositoryOptions given;
   given.defaults.max_batch = 5;
-  auto limited = Repository::open(folder + "/two", "renamed", given);
+  auto limited = open_repository(folder + "/two", "renamed", given);
   REQUIRE_OK(limited);
-  CHECK((*(*limited)->find("renamed", ""))->config.max_batch == 5);
-  CHECK_FALSE(Repository::open(folder + "/broken", "", {}).ok());
-  CHECK(Repository::open(temp_dir() + "/nothing", "", {}).status().code() == StatusCode::kNotFound);
+  CHECK((*limited)->find("renamed", "")->tensor->config.max_batch == 5);
+  CHECK_FALSE(open_repository(folder + "/broken", "", {}).ok());
+  CHECK(open_repository(temp_dir() + "/nothing", "", {}).status().code() == StatusCode::kNotFound);
 }
 
 TEST_CASE("Repository: a graph beside a tokenizer that is no encoder is served as tensors") {
@@ -132,12 +132,12 @@ TEST_CASE("Repository: a graph beside a tokenizer that is no encoder is served a
   std::vector<std::string> log;
   RepositoryOptions options;
   options.log = {[&](LogLevel, std::string_view m) { log.emplace_back(m); }};
-  auto r = Repository::open(folder, "", options);
+  auto r = open_repository(folder, "", options);
   REQUIRE_OK(r);
   const auto two = (*r)->find("two", "");
   REQUIRE_OK(two);
-  CHECK((*two)->encoder == nullptr);
-  CHECK((*two)->config.inputs.size() == 2);
+  CHECK(two->tensor->encoder == nullptr);
+  CHECK(two->tensor->config.inputs.size() == 2);
   REQUIRE_FALSE(log.empty());
   bool said = false;
   for (const std::string& line : log)
@@ -145,10 +145,10 @@ TEST_CASE("Repository: a graph beside a tokenizer that is no encoder is served a
   CHECK(said);
   RepositoryOptions batched;
   batched.defaults.max_batch = 4;  // of those that can; the others run alone
-  auto b = Repository::open(folder, "", batched);
+  auto b = open_repository(folder, "", batched);
   REQUIRE_OK(b);
-  CHECK((*(*b)->find("two", ""))->config.max_batch == 4);
-  CHECK((*(*b)->find("fixed", ""))->config.max_batch == 0);
+  CHECK((*b)->find("two", "")->tensor->config.max_batch == 4);
+  CHECK((*b)->find("fixed", "")->tensor->config.max_batch == 0);
 }
 
 TEST_CASE("Repository: Paddle models of both formats") {
@@ -156,10 +156,10 @@ TEST_CASE("Repository: Paddle models of both formats") {
   for (std::string& path : files_of_kind("ocr/det", "paddle/v3_ch_det")) paths.push_back(std::move(path));
   for (const std::string& path : paths) {
     INFO(path);
-    auto r = Repository::open(path, "", {});
+    auto r = open_repository(path, "", {});
     REQUIRE_OK(r);
     CHECK((*r)->loaded().size() == 1);
-    CHECK((*r)->loaded()[0]->config.max_batch == 32);
+    CHECK((*r)->loaded()[0].tensor->config.max_batch == 32);
   }
 }
 

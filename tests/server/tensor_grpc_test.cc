@@ -468,9 +468,9 @@ TEST_CASE("Tensors over gRPC: beside a language model") {
   ModelInferRequest text = text_request("Hi");
   REQUIRE(infer(*stub, text, response).ok());
   CHECK_FALSE(text_of(response).empty());
-  auto clash = oar::Server::start({.http_address = "", .grpc_address = "127.0.0.1:0"},
-                                  {fake_model(engine, "two")}, t.repository);
-  CHECK_THAT(clash.status().message(), Contains("two models are called two"));
+  const oar::Status clash =
+      t.catalog->add({std::make_shared<oar::ModelHandle>(fake_model(engine, "two")), nullptr});
+  CHECK_THAT(clash.message(), Contains("two models are called two"));
 }
 
 }  // namespace

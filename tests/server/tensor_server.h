@@ -30,7 +30,7 @@ struct TensorServer {
   int grpc() const { return server->grpc_port(); }
 
   std::string folder;
-  std::shared_ptr<oar::Repository> repository;
+  std::shared_ptr<oar::api::ModelCatalog> catalog;
   std::unique_ptr<oar::Server> server;
 };
 

@@ -86,13 +86,22 @@ oar::ModelHandle fake_model(oar::Engine& engine, std::string name) {
   return model;
 }
 
+std::shared_ptr<oar::api::ModelCatalog> serving(std::vector<oar::ModelHandle> models) {
+  auto catalog = std::make_shared<oar::api::ModelCatalog>();
+  for (oar::ModelHandle& m : models) {
+    const oar::Status s = catalog->add({std::make_shared<oar::ModelHandle>(std::move(m)), nullptr});
+    if (!s.ok()) throw std::runtime_error(s.message());
+  }
+  return catalog;
+}
+
 TestServer::TestServer(FakeEngineOptions engine_options, oar::ServerOptions options)
-    : engine(std::move(engine_options)) {
+    : engine(std::move(engine_options)), catalog(serving({fake_model(engine)})) {
   // The tests that listen elsewhere say so.
   const oar::ServerOptions usual;
   if (options.http_address == usual.http_address) options.http_address = "127.0.0.1:0";
   if (options.grpc_address == usual.grpc_address) options.grpc_address = "127.0.0.1:0";
-  auto started = oar::Server::start(std::move(options), {fake_model(engine)});
+  auto started = oar::Server::start(std::move(options), catalog);
   if (!started.ok()) throw std::runtime_error(started.status().message());
   server = std::move(*started);
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/base/json.h"
 #include "server/server.h"
@@ -18,6 +19,7 @@ std::string byte_tokenizer_json(bool special_tokens);
 // a role "function".
 const oar::ChatTemplate& simple_template();
 oar::ModelHandle fake_model(oar::Engine& engine, std::string name = "fake");
+std::shared_ptr<oar::api::ModelCatalog> serving(std::vector<oar::ModelHandle> models);
 
 struct TestServer {
   explicit TestServer(FakeEngineOptions engine_options = {}, oar::ServerOptions options = {});
@@ -26,6 +28,7 @@ struct TestServer {
   int grpc() const { return server->grpc_port(); }
 
   FakeEngine engine;
+  std::shared_ptr<oar::api::ModelCatalog> catalog;
   std::unique_ptr<oar::Server> server;
 };
 

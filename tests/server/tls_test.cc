@@ -168,7 +168,7 @@ TEST_CASE("files that cannot be used change nothing, over gRPC alone and under a
     if (level == oar::LogLevel::kError) (log += line) += '\n';
   };
   FakeEngine engine{FakeEngineOptions{}};
-  const auto started = oar::Server::start(options, {fake_model(engine)});
+  const auto started = oar::Server::start(options, serving({fake_model(engine)}));
   REQUIRE_OK(started);
   const int port = (*started)->grpc_port();
   const auto peer = [&] { return TlsClient(port, s.client()).peer(); };
@@ -211,7 +211,7 @@ TEST_CASE("a server with files that cannot be used does not start, over either t
     oar::ServerOptions options = s.options;
     options.http_address = http ? "127.0.0.1:0" : "";
     options.grpc_address = http ? "" : "127.0.0.1:0";
-    const auto started = oar::Server::start(options, {fake_model(engine)});
+    const auto started = oar::Server::start(options, serving({fake_model(engine)}));
     REQUIRE_FALSE(started.ok());
     CHECK(started.status().code() == oar::StatusCode::kInvalidArgument);
     CHECK_THAT(started.status().message(), Contains("tls-key") && Contains("refused.key"));

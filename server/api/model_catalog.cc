@@ -1,0 +1,317 @@
+#include "server/api/model_catalog.h"
+
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "engine/base/format.h"
+#include "server/api/generation.h"
+#include "server/api/tensor_wire.h"
+
+namespace oar::api {
+namespace {
+
+// A fresh engine runs one real token before it is ready; requests would wait for it.
+Status wait_until_ready(const ModelVersions& versions) {
+  for (const auto& [version, model] : versions) {
+    if (!model.language) continue;
+    Engine& engine = *model.language->engine;
+    while (engine.health() == EngineHealth::kStarting)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (engine.health() != EngineHealth::kReady)
+      return unavailable(cat("the engine of ", model.name(), " has failed; see the log above"));
+  }
+  return ok_status();
+}
+
+void add_name(std::string& names, std::string_view name) {
+  if (!names.empty()) names += ", ";
+  names += name;
+}
+
+}  // namespace
+
+// The thread on which models end. A model's last holder may be its engine's thread, which cannot join itself.
+class ModelCatalog::Undertaker {
+ public:
+  Undertaker() : thread_([this] { work(); }) {}
+
+  // The handle to give out: when its last copy goes, `model` ends here.
+  template <class T>
+  static std::shared_ptr<const T> entrust(const std::shared_ptr<Undertaker>& self,
+                                          std::shared_ptr<const T> model) {
+    self->expect();
+    const T* raw = model.get();
+    return {raw, [self, model = std::move(model)](const T*) mutable { self->bury(std::move(model)); }};
+  }
+  // Returns when all that was given out has ended, or after a while: then somebody has kept a model.
+  bool finish() {
+    std::unique_lock lock(mutex_);
+    const bool all = wake_.wait_for(lock, std::chrono::seconds(30), [this] { return open_ == 0; });
+    stopping_ = true;
+    lock.unlock();
+    wake_.notify_all();
+    thread_.join();
+    return all;
+  }
+
+ private:
+  void expect() {
+    std::lock_guard lock(mutex_);
+    ++open_;
+  }
+  void bury(std::shared_ptr<const void> model) {
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) return;  // and the caller's thread ends it
+      dead_.push_back(std::move(model));
+    }
+    wake_.notify_all();
+  }
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return stopping_ || !dead_.empty(); });
+      if (dead_.empty()) return;
+      std::shared_ptr<const void> model = std::move(dead_.front());
+      dead_.pop_front();
+      lock.unlock();
+      model.reset();
+      lock.lock();
+      --open_;
+      wake_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<const void>> dead_;  // guarded by mutex_, as are:
+  size_t open_ = 0;                               // given out and not ended
+  bool stopping_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+ModelCatalog::ModelCatalog(std::unique_ptr<ModelSource> source, Logger log)
+    : source_(std::move(source)), log_(std::move(log)), undertaker_(std::make_shared<Undertaker>()) {}
+
+ModelCatalog::~ModelCatalog() {
+  entries_.clear();
+  if (!undertaker_->finish()) log_(LogLevel::kWarning, "a model is still in use while the server ends");
+}
+
+// With its observer, and ending on the catalog's thread.
+ServedModel ModelCatalog::published(const ServedModel& model) {
+  ServedModel out;
+  if (model.language) {
+    auto handle = std::make_shared<ModelHandle>(*model.language);
+    handle->observer = make_observer_ ? make_observer_(*handle) : nullptr;
+    out.language = Undertaker::entrust<ModelHandle>(undertaker_, std::move(handle));
+  } else {
+    out.tensor = Undertaker::entrust(undertaker_, model.tensor);
+  }
+  return out;
+}
+
+void ModelCatalog::observe(MakeObserver make) {
+  std::lock_guard one(loading_);
+  make_observer_ = std::move(make);
+  std::lock_guard lock(mutex_);
+  for (auto& [name, entry] : entries_)
+    for (auto& [version, model] : entry.versions)
+      if (model.language) model = published(model);
+}
+
+Status ModelCatalog::add(ServedModel model) {
+  std::lock_guard one(loading_);
+  const std::string name = model.name();
+  ServedModel ours = published(model);
+  std::lock_guard lock(mutex_);
+  Entry& e = entries_[name];
+  if (!e.versions.empty())
+    return {StatusCode::kAlreadyExists, cat("two models are called ", name, "; rename one of them"), "name"};
+  e.versions.emplace(1, std::move(ours));
+  e.state = "READY";
+  return ok_status();
+}
+
+Status ModelCatalog::load_all() {
+  std::lock_guard one(loading_);
+  const std::vector<std::string> names = source_ ? source_->names() : std::vector<std::string>();
+  Status first;
+  size_t failed = 0;
+  for (const std::string& name : names) {
+    const Status s = open(name, {});
+    if (s.ok()) continue;
+    if (first.ok()) first = s;
+    ++failed;
+    if (names.size() > 1) log_(LogLevel::kError, cat("model ", name, " is not served: ", s.message()));
+  }
+  return failed == names.size() ? first : ok_status();
+}
+
+// Under loading_.
+Status ModelCatalog::open(const std::string& name, const std::string& config) {
+  {
+    std::lock_guard lock(mutex_);
+    Entry& e = entries_[name];
+    if (e.versions.empty()) e.state = "LOADING", e.reason.clear();
+  }
+  Result<ModelVersions> opened = source_->open(name, config);
+  const Status status = opened.ok() ? wait_until_ready(*opened) : opened.status();
+  ModelVersions fresh, old;  // both released outside the lock
+  if (status.ok())
+    for (const auto& [version, model] : *opened) fresh.emplace(version, published(model));
+  std::lock_guard lock(mutex_);
+  Entry& e = entries_[name];
+  if (!status.ok()) {
+    e.reason = status.message();
+    if (e.versions.empty()) e.state = "UNAVAILABLE";  // otherwise what was loaded before goes on
+    return status;
+  }
+  old.swap(e.versions);
+  e.versions.swap(fresh);
+  e.state = "READY";
+  e.reason.clear();
+  return ok_status();
+}
+
+Status ModelCatalog::load(const std::string& name, const std::string& config) {
+  std::lock_guard one(loading_);
+  if (!source_) return unimplemented("this server has no model repository; start it with a folder of models");
+  OAR_RETURN_IF_ERROR(source_->locate(name));
+  const Status s = open(name, config);
+  log_(s.ok() ? LogLevel::kInfo : LogLevel::kError,
+       s.ok() ? cat("model ", name, " loaded") : cat("model ", name, " could not be loaded: ", s.message()));
+  return s;
+}
+
+Status ModelCatalog::unload(const std::string& name) {
+  std::lock_guard one(loading_);
+  ModelVersions old;  // released outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(name);
+    if (it == entries_.end())
+      return Status(StatusCode::kNotFound, cat("there is no model ", in_quotes(name)), "model_name");
+    old.swap(it->second.versions);
+    it->second.state = "UNAVAILABLE";
+    it->second.reason = "unloaded";
+  }
+  log_(LogLevel::kInfo, cat("model ", name, " unloaded"));
+  return ok_status();
+}
+
+// ---- looking ----
+
+Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view version) const {
+  std::lock_guard lock(mutex_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) {
+    std::string names;
+    for (const auto& [known, entry] : entries_) add_name(names, known);
+    return Status(StatusCode::kNotFound,
+                  cat("the model ", in_quotes(name), " is not served here; there is: ", names), "model");
+  }
+  const Entry& e = it->second;
+  if (e.versions.empty()) {
+    return unavailable(
+        cat("the model ", in_quotes(name), " is not loaded", e.reason.empty() ? "" : ": ", e.reason));
+  }
+  if (version.empty()) return e.versions.rbegin()->second;
+  int64_t number = 0;
+  const auto r = std::from_chars(version.data(), version.data() + version.size(), number);
+  if (r.ec == std::errc() && r.ptr == version.data() + version.size()) {
+    if (const auto found = e.versions.find(number); found != e.versions.end()) return found->second;
+  }
+  std::string versions;
+  for (const auto& [known, model] : e.versions) add_name(versions, cat(known));
+  return Status(StatusCode::kNotFound,
+                cat("model ", name, " has no version ", in_quotes(version), "; there is: ", versions),
+                "model_version");
+}
+
+// The names of the loaded models of a kind, with commas between.
+std::string ModelCatalog::names_of(ModelKind kind) const {
+  std::lock_guard lock(mutex_);
+  std::string names;
+  for (const auto& [name, entry] : entries_)
+    if (!entry.versions.empty() && entry.versions.rbegin()->second.kind() == kind) add_name(names, name);
+  return names;
+}
+
+Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const {
+  const auto there = [this] {
+    const std::string names = names_of(ModelKind::kLanguage);
+    return names.empty() ? std::string("there is no language model") : cat("there is: ", names);
+  };
+  if (name.empty()) {
+    ModelHandlePtr only;
+    for (const ServedModel& m : loaded()) {
+      if (!m.language) continue;
+      if (only && only->name != m.language->name)
+        return invalid_argument(cat("model is missing; name a language model (", there(), ")"), "model");
+      only = m.language;
+    }
+    if (only) return only;
+    return Status(StatusCode::kNotFound, "model is missing, and there is no language model", "model");
+  }
+  Result<ServedModel> found = find(name, {});
+  if (found.ok() && found->language) return found->language;
+  if (found.status().code() == StatusCode::kUnavailable) return found.status();
+  return Status(StatusCode::kNotFound,
+                found.ok() ? cat("the model ", in_quotes(name), " generates no text; ", there())
+                           : cat("the model ", in_quotes(name), " is not served here; ", there()),
+                "model");
+}
+
+Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
+  const auto there = [this] {
+    const std::string names = names_of(ModelKind::kEncoder);
+    return names.empty() ? std::string("none is served here") : cat("there is: ", names);
+  };
+  if (name.empty()) {
+    TensorModelPtr only;
+    bool several = false;
+    for (const ServedModel& m : loaded()) {
+      if (m.kind() != ModelKind::kEncoder) continue;
+      several = several || (only && only->config.name != m.name());
+      only = m.tensor;
+    }
+    if (only && !several) return only;
+    return invalid_argument(cat("model is missing; name an encoder (", there(), ")"), "model");
+  }
+  Result<ServedModel> found = find(name, {});
+  if (found.ok() && found->kind() == ModelKind::kEncoder) return found->tensor;
+  if (found.ok())
+    return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there()),
+                            "model");
+  if (found.status().code() == StatusCode::kUnavailable) return found.status();
+  return Status(StatusCode::kNotFound, cat("no encoder ", in_quotes(name), " is served here; ", there()),
+                "model");
+}
+
+std::vector<ServedModel> ModelCatalog::loaded() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ServedModel> out;
+  for (const auto& [name, entry] : entries_)
+    for (const auto& [version, model] : entry.versions) out.push_back(model);
+  return out;
+}
+
+std::vector<ModelIndexEntry> ModelCatalog::index() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ModelIndexEntry> out;
+  for (const auto& [name, entry] : entries_) {
+    for (const auto& [version, model] : entry.versions) {
+      if (model.language && model.language->engine->health() != EngineHealth::kReady)
+        out.push_back({name, cat(version), "UNAVAILABLE", "the engine is not ready"});
+      else out.push_back({name, cat(version), "READY", entry.reason});
+    }
+    if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
+  }
+  return out;
+}
+
+}  // namespace oar::api

@@ -1,0 +1,112 @@
+// Every model a server has, of any kind, by name and version: the one owner of what is served. Models come
+// and go while others, and they themselves, are asked.
+//
+//   Requests hold what find() gave them until they are answered, so a model that is unloaded or replaced
+//   finishes what it has accepted. The last holder may be any thread, also one of the model's own. So models
+//   end on a thread of the catalog. A load opens the new versions beside the old ones. Until they are ready,
+//   and for good when that fails, the old ones answer.
+//
+// Threads: all methods from any thread. load() and unload() do their work on the caller's, one at a time, and
+// may take long. Whoever holds a model lets go of it before the catalog ends.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/log.h"
+#include "server/api/model_handle.h"
+#include "server/api/tensor_model.h"
+
+namespace oar::api {
+
+// kNone: nothing that could be served. An encoder is a tensor model that also takes texts.
+enum class ModelKind { kNone, kTensor, kEncoder, kLanguage };
+
+// One version of a model; one of the two is there.
+struct ServedModel {
+  ModelHandlePtr language;
+  TensorModelPtr tensor;
+
+  ModelKind kind() const {
+    if (language) return ModelKind::kLanguage;
+    if (!tensor) return ModelKind::kNone;
+    return tensor->encoder ? ModelKind::kEncoder : ModelKind::kTensor;
+  }
+  const std::string& name() const { return language ? language->name : tensor->config.name; }
+  const std::string& version() const { return language ? language->version : tensor->config.version; }
+};
+using ModelVersions = std::map<int64_t, ServedModel>;
+
+// Where models come from. Called by one thread at a time.
+class ModelSource {
+ public:
+  virtual ~ModelSource() = default;
+  virtual std::vector<std::string> names() const = 0;  // of the models that are there from the start
+  // OK when there is something to open; NOT_FOUND otherwise.
+  virtual Status locate(const std::string& name) = 0;
+  // The versions that are to be served, from what lies there now. `config` in JSON, not empty, takes the
+  // place of the model's own.
+  virtual Result<ModelVersions> open(const std::string& name, const std::string& config) = 0;
+};
+
+struct ModelIndexEntry {
+  std::string name, version;
+  std::string state;  // "READY", "LOADING", "UNAVAILABLE"
+  std::string reason;
+};
+
+class ModelCatalog {
+ public:
+  // Without a source there is what add() brings, and nothing can be loaded.
+  explicit ModelCatalog(std::unique_ptr<ModelSource> source = nullptr, Logger log = {});
+  ~ModelCatalog();
+
+  // Loads all that the source has. The first error when nothing could be loaded; otherwise models that fail
+  // are logged, and listed with the reason.
+  Status load_all();
+  // A model that was opened elsewhere. ALREADY_EXISTS when there is one of that name.
+  Status add(ServedModel model);
+  // Loads a model, also again. NOT_FOUND when the source has none of that name.
+  Status load(const std::string& name, const std::string& config);
+  // It takes no new requests from now on. Its memory is free when the last request has been answered.
+  Status unload(const std::string& name);
+
+  // The newest version when `version` is empty. NOT_FOUND lists the names or versions there are; UNAVAILABLE
+  // when the model is known but not loaded.
+  Result<ServedModel> find(std::string_view name, std::string_view version) const;
+  // A language model; an empty name means the only one, and is INVALID_ARGUMENT when there are several.
+  Result<ModelHandlePtr> find_language(std::string_view name) const;
+  // The same for encoders. INVALID_ARGUMENT when the model is none.
+  Result<TensorModelPtr> find_encoder(std::string_view name) const;
+  std::vector<ServedModel> loaded() const;  // by name, then version
+  std::vector<ModelIndexEntry> index() const;
+
+  // Who is told what language models answer: asked once for each that is loaded, and for those that are.
+  using MakeObserver = std::function<std::shared_ptr<GenerationObserver>(const ModelHandle&)>;
+  void observe(MakeObserver make);
+
+ private:
+  struct Entry {
+    ModelVersions versions;  // loaded
+    std::string state = "UNAVAILABLE", reason;
+  };
+  class Undertaker;
+  Status open(const std::string& name, const std::string& config);
+  ServedModel published(const ServedModel& model);
+  std::string names_of(ModelKind kind) const;
+
+  const std::unique_ptr<ModelSource> source_;
+  const Logger log_;
+  const std::shared_ptr<Undertaker> undertaker_;
+  std::mutex loading_;          // one load, unload, add or observe at a time
+  MakeObserver make_observer_;  // guarded by loading_
+  mutable std::mutex mutex_;
+  std::map<std::string, Entry, std::less<>> entries_;  // guarded by mutex_
+};
+
+}  // namespace oar::api
