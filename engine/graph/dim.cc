@@ -180,7 +180,9 @@ Dim Dim::max(const Dim& a, const Dim& b) {
 
 int64_t Dim::evaluate(std::span<const int64_t> symbols) const {
   int64_t out = 0;
-  DimProgram({this, 1}).evaluate(symbols, {&out, 1});
+  const DimProgram program({this, 1});
+  std::vector<int64_t> registers(program.num_registers());
+  program.evaluate(symbols, {&out, 1}, registers);
   return out;
 }
 
@@ -228,7 +230,6 @@ std::string Dim::to_string(const SymbolTable& symbols) const {
 
 DimProgram::DimProgram(std::span<const Dim> dims) {
   for (const Dim& d : dims) results_.push_back(compile(*d.poly_));
-  registers_.resize(ops_.size());
   keys_.clear();
   keys_.shrink_to_fit();
 }
@@ -264,9 +265,10 @@ int32_t DimProgram::compile(const Dim::Poly& p) {
   return sum < 0 ? emit({Op::kConst, 0, 0, 0}) : sum;
 }
 
-void DimProgram::evaluate(std::span<const int64_t> symbols, std::span<int64_t> out) const {
-  OAR_CHECK(out.size() == results_.size(), "one result per dim");
-  int64_t* r = registers_.data();
+void DimProgram::evaluate(std::span<const int64_t> symbols, std::span<int64_t> out,
+                          std::span<int64_t> registers) const {
+  OAR_CHECK(out.size() == results_.size() && registers.size() >= ops_.size(), "one result per dim");
+  int64_t* r = registers.data();
   for (size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
     switch (op.kind) {

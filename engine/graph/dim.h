@@ -81,8 +81,11 @@ class DimProgram {
  public:
   explicit DimProgram(std::span<const Dim> dims);
   size_t size() const { return results_.size(); }
+  // What evaluate() needs to work in.
+  size_t num_registers() const { return ops_.size(); }
   // `symbols` indexed by SymbolId.
-  void evaluate(std::span<const int64_t> symbols, std::span<int64_t> out) const;
+  void evaluate(std::span<const int64_t> symbols, std::span<int64_t> out,
+                std::span<int64_t> registers) const;
 
  private:
   struct Op {
@@ -97,7 +100,6 @@ class DimProgram {
   std::vector<std::string>
       keys_;  // of the expression each op computes, for sharing; dropped after construction
   std::vector<int32_t> results_;
-  mutable std::vector<int64_t> registers_;
 };
 
 }  // namespace oar

@@ -12,9 +12,8 @@ class ReferenceOp final : public LoweredOp {
  public:
   explicit ReferenceOp(const Node& node) : node_(node) {}
   const Kernel* kernel() const override { return nullptr; }
-  void bind(const Operand* in, const Operand* out) override { in_ = in, out_ = out; }
 
-  Status execute() override {
+  Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
     std::vector<HostValue> values(node_.inputs.size());
     std::vector<const HostValue*> operands;
     for (size_t k = 0; k < node_.inputs.size(); ++k) {
@@ -22,13 +21,13 @@ class ReferenceOp final : public LoweredOp {
         operands.push_back(nullptr);
         continue;
       }
-      OAR_ASSIGN(values[k], load(in_[k]));
+      OAR_ASSIGN(values[k], load(in[k]));
       operands.push_back(&values[k]);
     }
     OAR_ASSIGN(const auto results, evaluate_node(*node_.op, operands, node_.attrs));
     for (size_t k = 0; k < results.size(); ++k) {
       OAR_ASSIGN(const Tensor t, to_tensor(results[k]));
-      if (t.bytes() > 0) std::memcpy(out_[k].data, t.data(), t.bytes());
+      if (t.bytes() > 0) std::memcpy(out[k].data, t.data(), t.bytes());
     }
     return ok_status();
   }
@@ -49,8 +48,6 @@ class ReferenceOp final : public LoweredOp {
   }
 
   const Node& node_;
-  const Operand* in_ = nullptr;
-  const Operand* out_ = nullptr;
 };
 
 // Bytes from the operand's first element to behind its last, the gaps between strided rows included.
@@ -61,88 +58,70 @@ uint64_t span_bytes(const Operand& o) {
   return static_cast<uint64_t>(elements * o.format.block_bytes());
 }
 
-// Buffers grow to the largest run and stay: nothing is allocated once the sizes have been seen.
-Status reserve(Buffer& buffer, uint64_t bytes) {
-  if (buffer.size() >= bytes) return ok_status();
-  OAR_ASSIGN(buffer, Buffer::allocate(bytes));
-  return ok_status();
-}
-
 class CopiedOp final : public LoweredOp {
  public:
-  CopiedOp(Backend& device, std::unique_ptr<LoweredOp> inner, std::vector<HostOperand> in,
+  CopiedOp(Backend& device, std::unique_ptr<const LoweredOp> inner, std::vector<HostOperand> in,
            std::vector<HostOperand> out)
-      : device_(device), inner_(std::move(inner)) {
-    for (HostOperand h : in) in_.push_back({h, {}});
-    for (HostOperand h : out) out_.push_back({h, {}});
-    host_in_.resize(in_.size());
-    host_out_.resize(out_.size());
-    owned_bytes = inner_->owned_bytes;
+      : device_(device), inner_(std::move(inner)), in_(std::move(in)), out_(std::move(out)) {
     weight_bytes = inner_->weight_bytes;
   }
   const Kernel* kernel() const override { return nullptr; }
   const char* where() const override {
     return inner_->kernel() != nullptr ? inner_->kernel()->name : "host reference";
   }
-  void bind(const Operand* in, const Operand* out) override { from_ = in, to_ = out; }
 
-  Status execute() override {
+  // Buffers of `scratch`: an argument struct, a kernel's scratch, then one for each operand.
+  Status execute(const Operand* in, const Operand* out, HostScratch& scratch) const override {
+    std::vector<Operand> host_in(in, in + in_.size()), host_out(out, out + out_.size());
+    const auto move_to_host = [&](Operand& o, size_t index) -> Status {
+      const uint64_t bytes = span_bytes(o);
+      OAR_ASSIGN(o.data, scratch.reserve(kOperands + index, bytes));
+      return ok_status();
+    };
     for (size_t k = 0; k < in_.size(); ++k) {
-      host_in_[k] = from_[k];
-      if (in_[k].where != HostOperand::kCopied) continue;
-      const uint64_t bytes = span_bytes(from_[k]);
-      OAR_RETURN_IF_ERROR(reserve(in_[k].buffer, bytes));
-      host_in_[k].data = bytes > 0 ? in_[k].buffer.mutable_data() : nullptr;
-      OAR_RETURN_IF_ERROR(device_.download(host_in_[k].data, from_[k].data, bytes));
+      if (in_[k] != HostOperand::kCopied) continue;
+      OAR_RETURN_IF_ERROR(move_to_host(host_in[k], k));
+      OAR_RETURN_IF_ERROR(device_.download(host_in[k].data, in[k].data, span_bytes(in[k])));
     }
     OAR_RETURN_IF_ERROR(device_.synchronize());
     for (size_t k = 0; k < out_.size(); ++k) {
-      host_out_[k] = to_[k];
-      if (out_[k].where != HostOperand::kCopied) continue;
-      const uint64_t bytes = span_bytes(to_[k]);
-      OAR_RETURN_IF_ERROR(reserve(out_[k].buffer, bytes));
-      host_out_[k].data = bytes > 0 ? out_[k].buffer.mutable_data() : nullptr;
+      if (out_[k] == HostOperand::kCopied)
+        OAR_RETURN_IF_ERROR(move_to_host(host_out[k], in_.size() + k));
     }
-    OAR_RETURN_IF_ERROR(compute());
+    OAR_RETURN_IF_ERROR(compute(host_in.data(), host_out.data(), scratch));
     for (size_t k = 0; k < out_.size(); ++k) {
-      if (out_[k].where != HostOperand::kCopied) continue;
-      OAR_RETURN_IF_ERROR(device_.upload(to_[k].data, host_out_[k].data, span_bytes(to_[k])));
+      if (out_[k] != HostOperand::kCopied) continue;
+      OAR_RETURN_IF_ERROR(device_.upload(out[k].data, host_out[k].data, span_bytes(out[k])));
     }
     return ok_status();
   }
 
  private:
-  struct Copied {
-    HostOperand where;
-    Buffer buffer;
-  };
+  static constexpr size_t kArgs = 0, kScratch = 1, kOperands = 2;
 
-  Status compute() {
-    inner_->bind(host_in_.data(), host_out_.data());
+  Status compute(const Operand* in, const Operand* out, HostScratch& scratch) const {
     const Kernel* kernel = inner_->kernel();
-    if (kernel == nullptr) return inner_->execute();
+    if (kernel == nullptr) return inner_->execute(in, out, scratch);
+    OAR_ASSIGN(void* args, scratch.reserve(kArgs, inner_->args_bytes()));
+    inner_->fill(args, in, out);
     Backend& host = device_.host();
     KernelPlan plan;
-    OAR_RETURN_IF_ERROR(host.plan(*kernel, inner_->args(), &plan));
-    OAR_RETURN_IF_ERROR(reserve(scratch_, plan.shared_scratch));
+    OAR_RETURN_IF_ERROR(host.plan(*kernel, args, &plan));
+    OAR_ASSIGN(void* shared, scratch.reserve(kScratch, plan.shared_scratch));
     host.reserve_worker_scratch(plan.worker_scratch);
-    return host.launch(*kernel, inner_->args(), plan, scratch_.mutable_data());
+    return host.launch(*kernel, args, plan, shared);
   }
 
   Backend& device_;
-  std::unique_ptr<LoweredOp> inner_;
-  std::vector<Copied> in_, out_;
-  std::vector<Operand> host_in_, host_out_;
-  Buffer scratch_;
-  const Operand* from_ = nullptr;
-  const Operand* to_ = nullptr;
+  const std::unique_ptr<const LoweredOp> inner_;
+  const std::vector<HostOperand> in_, out_;
 };
 
 }  // namespace
 
 std::unique_ptr<LoweredOp> make_reference_op(const Node& node) { return std::make_unique<ReferenceOp>(node); }
 
-std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<LoweredOp> inner,
+std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<const LoweredOp> inner,
                                           std::vector<HostOperand> in, std::vector<HostOperand> out) {
   return std::make_unique<CopiedOp>(device, std::move(inner), std::move(in), std::move(out));
 }

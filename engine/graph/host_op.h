@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/graph/plan.h"
+#include "engine/graph/lowering.h"
 
 namespace oar {
 
@@ -21,7 +21,7 @@ enum class HostOperand : uint8_t {
 };
 
 // `inner` (for operands in host memory) as an op of `device`. One entry per input and output.
-std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<LoweredOp> inner,
+std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<const LoweredOp> inner,
                                           std::vector<HostOperand> in, std::vector<HostOperand> out);
 
 }  // namespace oar

@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
+#include "engine/graph/run_memory.h"
 
 namespace oar {
 namespace {
@@ -12,10 +13,6 @@ Dim product(const DimVector& shape, size_t from) {
   Dim p = 1;
   for (size_t k = from; k < shape.size(); ++k) p = p * shape[k];
   return p;
-}
-
-Dim bytes_of(const TensorType& t) {
-  return Dim::align(product(t.shape, 0) * Dim(t.format.block_bytes()), 64);
 }
 
 // How the node's result views an operand's storage, if it does.
@@ -95,58 +92,50 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
   MemoryPlan plan;
   plan.placements = place_views(graph);
   auto& places = plan.placements;
-  const int end = static_cast<int>(graph.nodes().size());
+  const auto end = static_cast<uint32_t>(graph.nodes().size());
 
-  // Lifetimes of storage: from the node that defines a root to the last node that reads any view of it.
-  std::vector<int> last(graph.num_values(), -2), first(graph.num_values(), -2);
-  for (ValueId v : graph.inputs()) first[v] = -1, last[v] = -1;
-  for (int i = 0; i < end; ++i) {
+  // Lifetimes of storage: from the node that defines a root to the last node that reads any view of it. Node i
+  // runs at ticks 2 i + 1 to 2 i + 2, so that no result overlaps what its node reads.
+  constexpr uint32_t kUnused = 0;
+  std::vector<BlockLife> lives(graph.num_values(), {0, kUnused, kUnused});
+  for (ValueId v : graph.inputs()) lives[v].end = 1;
+  for (uint32_t i = 0; i < end; ++i) {
     const Node& n = graph.nodes()[i];
     for (size_t k = 0; k < n.inputs.size(); ++k) {
       if (n.inputs[k] == kNoValue) continue;
       if (needs_copy(n, k, places))
         return internal_error(cat(n.op->name, " reads a strided view it cannot read"));
-      last[places[n.inputs[k]].root] = i;
+      BlockLife& life = lives[places[n.inputs[k]].root];
+      life.end = std::max(life.end, 2 * i + 2);
     }
     for (ValueId v : n.outputs) {
-      if (places[v].root == v) first[v] = i, last[v] = std::max(last[v], i);
+      if (places[v].root == v) lives[v].begin = 2 * i + 1, lives[v].end = std::max(lives[v].end, 2 * i + 2);
     }
   }
-  for (const auto& o : graph.outputs()) last[places[o.value].root] = end;
+  for (const auto& o : graph.outputs()) lives[places[o.value].root].end = 2 * end + 1;
 
+  std::vector<BlockLife> blocks;
   std::vector<ValueId> roots;
+  constexpr uint64_t kMost = uint64_t{1} << 46;
   for (ValueId v = 0; v < static_cast<ValueId>(graph.num_values()); ++v) {
-    const ValueKind kind = graph.value(v).kind;
-    const bool stored = kind == ValueKind::kInput || (kind == ValueKind::kResult && first[v] >= 0);
-    if (places[v].root == v && stored) roots.push_back(v);
+    const Value& value = graph.value(v);
+    const bool stored =
+        value.kind == ValueKind::kInput || (value.kind == ValueKind::kResult && lives[v].begin > 0);
+    if (places[v].root != v || !stored) continue;
+    const Dim bytes = product(value.type.shape, 0) * Dim(value.type.format.block_bytes());
+    lives[v].bytes = static_cast<uint64_t>(bytes.upper_bound(graph.symbols()));
+    if (lives[v].bytes > kMost) return resource_exhausted(cat("a value would take ", lives[v].bytes, " bytes"));
+    roots.push_back(v);
+    blocks.push_back(lives[v]);
   }
-  std::stable_sort(roots.begin(), roots.end(), [&](ValueId a, ValueId b) { return first[a] < first[b]; });
-
-  std::vector<int> free_after;  // by slot: its present tenant's last reader
-  for (ValueId v : roots) {
-    const Dim bytes = bytes_of(graph.value(v).type);
-    const int64_t bound = bytes.upper_bound(graph.symbols());
-    int best = -1;
-    int64_t best_waste = 0;
-    for (size_t s = 0; s < plan.slot_bytes.size(); ++s) {
-      // Strictly before: a kernel's output must not overlap what it reads.
-      if (free_after[s] >= first[v]) continue;
-      const int64_t have = plan.slot_bytes[s].upper_bound(graph.symbols());
-      const int64_t waste = have > bound ? have - bound : 2 * (bound - have);
-      if (best < 0 || waste < best_waste) best = static_cast<int>(s), best_waste = waste;
-    }
-    if (best < 0) {
-      best = static_cast<int>(plan.slot_bytes.size());
-      plan.slot_bytes.push_back(bytes);
-      free_after.push_back(0);
-    }
-    plan.slot_bytes[best] = Dim::max(plan.slot_bytes[best], bytes);
-    free_after[best] = last[v];
-    places[v].slot = best;
-  }
+  const BlockPlan placed = plan_blocks(std::move(blocks));
+  if (placed.arena_bytes > kMost)
+    return resource_exhausted(cat("activations would take ", placed.arena_bytes, " bytes"));
+  for (size_t k = 0; k < roots.size(); ++k) places[roots[k]].offset = static_cast<int64_t>(placed.offsets[k]);
   for (Placement& p : places) {
-    if (p.root != kNoValue) p.slot = places[p.root].slot;
+    if (p.root != kNoValue) p.offset = places[p.root].offset;
   }
+  plan.arena_bytes = placed.arena_bytes;
   return plan;
 }
 

@@ -1,7 +1,6 @@
-// The memory planner: gives every value of a graph its place in one arena before any size is known. Values
-// whose lifetimes do not overlap share a slot. A slot's size is the maximum of its tenants' sizes, its offset
-// the sum of the slots before it; both are integer expressions of the symbols. Reshapes and column slices are
-// views, not copies.
+// Places of the values of a graph whose sizes are expressions of symbols, before any size is known: each at a
+// fixed offset of one arena, planned (run_memory.h) for the largest size that each may have. Values whose
+// lifetimes do not overlap share bytes. Reshapes and column slices are views, not copies.
 #pragma once
 
 #include <vector>
@@ -11,7 +10,7 @@
 namespace oar {
 
 struct Placement {
-  int slot = -1;            // -1: not in the arena (constants, states, unused)
+  int64_t offset = -1;      // bytes from the arena's start; -1: not in the arena (constants, states, unused)
   ValueId root = kNoValue;  // the value whose storage this one views; itself when it owns storage
   int64_t column = 0;       // elements from the start of the root's row
   Dim row_stride = 1;       // elements from one index of axis 0 to the next
@@ -20,16 +19,11 @@ struct Placement {
 
 struct MemoryPlan {
   std::vector<Placement> placements;  // by value
-  std::vector<Dim> slot_bytes;        // each a multiple of 64
-  Dim total_bytes() const {
-    Dim sum = 0;
-    for (const Dim& d : slot_bytes) sum = sum + d;
-    return sum;
-  }
+  uint64_t arena_bytes = 0;
 };
 
-// Nodes must be in topological order. Fails when a node that needs contiguous rows would read a strided view;
-// call insert_copies() first.
+// Nodes must be in topological order. INTERNAL when a node that needs contiguous rows would read a strided
+// view (call insert_copies() first); RESOURCE_EXHAUSTED when values at their largest take over 64 TiB.
 Result<MemoryPlan> plan_memory(const Graph& graph);
 
 // Puts a `contiguous` node before each operand that views strided rows an op cannot read.

@@ -30,39 +30,26 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
 
 Lowered lower(LowerContext& ctx) {
   if (!ctx.is_weight(0)) return std::unique_ptr<LoweredOp>();
-  OAR_ASSIGN(Tensor table, ctx.weight(0));
-  uint64_t owned = 0;
-  if (ctx.is_expression(0)) {
-    const auto wanted = Format::find(ctx.node.attrs.get_string("format", "f32"));
-    OAR_CHECK(wanted && wanted->info().encode, "a pass names a format that can be written");
-    if (!(*wanted == table.format())) { OAR_ASSIGN(table, reencode(ctx, table, *wanted)); }
-    owned = table.bytes();
-  }
-  EmbeddingArgs args;
-  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, table.format()) == nullptr) {
+  const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
+                                           : std::optional(ctx.weight_format(0));
+  OAR_CHECK(format && (!ctx.is_expression(0) || format->info().encode), "a pass names a format that can be written");
+  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, *format) == nullptr) {
     return std::unique_ptr<LoweredOp>();
   }
-  args.format = table.format();
-  args.V = table.shape()[0];
-  args.E = table.shape()[1];
+  OAR_ASSIGN(const StoredWeight* table, weight_rows(ctx, 0, *format));
+  const Shape shape = ctx.weight_shape(0);
+  EmbeddingArgs args;
+  args.format = *format;
+  args.V = shape[0];
+  args.E = shape[1];
   args.scale = static_cast<float>(ctx.node.attrs.get_float("scale", 1));
-  if (ctx.backend.memory() == MemoryKind::kHost) {
-    args.table = table.data();
-    ctx.owned.push_back(table.buffer());
-  } else {
-    OAR_ASSIGN(Buffer device, ctx.backend.allocate(table.bytes()));
-    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), table.data(), table.bytes()));
-    args.table = device.data();
-    ctx.owned.push_back(std::move(device));
-  }
-  OAR_ASSIGN(auto op, lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
-                                   [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
-                                     a.out = out[0].as<float>();
-                                     a.ids = in[1].as<const int32_t>();
-                                     a.T = in[1].dims[0];
-                                   }));
-  if (op) op->owned_bytes = owned;
-  return op;
+  args.table = table->data();
+  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
+                      [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.ids = in[1].as<const int32_t>();
+                        a.T = in[1].dims[0];
+                      });
 }
 
 }  // namespace

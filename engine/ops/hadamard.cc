@@ -211,13 +211,18 @@ Result<bool> fold_inplace(Tensor& x, std::span<const Tensor> rest, const Attrs& 
   return true;
 }
 
-Result<const float*> to_device(LowerContext& ctx, const std::vector<float>& values) {
-  OAR_ASSIGN(Buffer device, ctx.backend.allocate(values.size() * sizeof(float)));
-  OAR_RETURN_IF_ERROR(
-      ctx.backend.upload(device.mutable_data(), values.data(), values.size() * sizeof(float)));
-  const auto* p = static_cast<const float*>(device.data());
-  ctx.owned.push_back(std::move(device));
-  return p;
+// Numbers that the op makes itself, kept as a weight of its node.
+Result<const float*> to_device(const LowerContext& ctx, std::string_view what,
+                               const std::vector<float>& values) {
+  if (ctx.probe) return static_cast<const float*>(nullptr);
+  const auto make = [&]() -> Result<StoredWeight> {
+    OAR_ASSIGN(Tensor t, Tensor::allocate({static_cast<int64_t>(values.size())}, Format::f32()));
+    std::copy(values.begin(), values.end(), t.mutable_values<float>().begin());
+    return ctx.weights.place(t, true);
+  };
+  OAR_ASSIGN(const StoredWeight* stored,
+             ctx.weights.get(cat("%", ctx.node.outputs[0], " hadamard ", what), make));
+  return static_cast<const float*>(stored->data());
 }
 
 Lowered lower(LowerContext& ctx) {
@@ -232,16 +237,17 @@ Lowered lower(LowerContext& ctx) {
   std::vector<float> scale;
   if (given(ctx.node.inputs, 1)) {
     if (!ctx.is_weight(1)) return std::unique_ptr<LoweredOp>();
-    OAR_ASSIGN(const Tensor stored, ctx.weight(1));
+    ctx.taken.push_back(1);
+    OAR_ASSIGN(const Tensor stored, ctx.evaluate(1));
     OAR_ASSIGN(const Tensor f32, to_f32(stored));
     const auto values = f32.values<float>();
     scale.assign(values.begin(), values.end());
   }
   const std::vector<float> factor = factors(t, attrs, channels.const_value(), scale);
   for (int c = 0; c < args.num_cores; ++c) {
-    OAR_ASSIGN(args.cores[c], to_device(ctx, t.cores[static_cast<size_t>(c)]));
+    OAR_ASSIGN(args.cores[c], to_device(ctx, cat("core ", c), t.cores[static_cast<size_t>(c)]));
   }
-  if (!factor.empty()) { OAR_ASSIGN(args.signs, to_device(ctx, factor)); }
+  if (!factor.empty()) { OAR_ASSIGN(args.signs, to_device(ctx, "signs", factor)); }
   return lower_kernel(ctx, KernelFamily::kHadamard, Format::f32(), args,
                       [](HadamardArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();

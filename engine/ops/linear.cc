@@ -7,74 +7,63 @@
 
 namespace oar {
 
-Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend) {
-  if (wanted.empty()) return w.format();
+Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted) {
+  const Format stored = ctx.weight_format(input);
+  if (wanted.empty()) return stored;
   const auto format = Format::find(wanted);
   OAR_CHECK(format.has_value(), "format was checked when it was asked for");
-  if (*format == w.format()) return *format;
-  const int64_t n = w.shape()[0], K = w.shape()[1];
-  if (!format->row_bytes(K)) return w.format();
-  const WeightLayout& layout = backend.weight_layout(*format);
-  if (layout.in_place) return format->info().encode ? *format : w.format();
-  return layout.accepts(w.format(), n, K) ? *format : w.format();
+  if (*format == stored) return *format;
+  const Shape shape = ctx.weight_shape(input);
+  if (!format->row_bytes(shape[1])) return stored;
+  const WeightLayout& layout = ctx.backend.weight_layout(*format);
+  if (layout.in_place) return format->info().encode ? *format : stored;
+  return layout.accepts(stored, shape[0], shape[1]) ? *format : stored;
 }
 
-Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format) {
+namespace {
+
+// Row-major copy of a matrix in another format that has an encoder, rows in parallel.
+Result<Tensor> reencode(ThreadPool& pool, const Tensor& w, Format format) {
   const int64_t n = w.shape()[0], K = w.shape()[1];
   OAR_ASSIGN(Tensor out, Tensor::allocate(w.shape(), format));
   const int64_t from_row = *w.format().row_bytes(K), to_row = *format.row_bytes(K);
   const auto* from = static_cast<const std::byte*>(w.data());
   auto* to = static_cast<std::byte*>(out.mutable_data());
-  ctx.backend.host_pool().parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+  pool.parallel_for(n, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> row(static_cast<size_t>(K));
     for (int64_t r = begin; r < end; ++r) {
       w.format().decode_row(from + r * from_row, K, row.data());
       format.encode_row(row.data(), K, to + r * to_row);
     }
   });
+  w.buffer().release_pages();
   return out;
 }
 
-Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format,
-                                   PreparedBytes& prepared) {
-  const WeightLayout& layout = ctx.backend.weight_layout(format);
-  const int64_t n = w.shape()[0], K = w.shape()[1];
-  if (layout.in_place) {
-    Tensor t = w;
-    if (!(w.format() == format)) {
-      OAR_ASSIGN(t, reencode(ctx, w, format));
-      w.buffer().release_pages();
-      prepared.owned += t.bytes();
-    }
-    prepared.all += t.bytes();
-    if (ctx.backend.memory() == MemoryKind::kHost) {
-      ctx.owned.push_back(t.buffer());
-      return t.data();
-    }
-    OAR_ASSIGN(Buffer device, ctx.backend.allocate(t.bytes()));
-    OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), t.data(), t.bytes()));
-    t.buffer().release_pages();
-    ctx.owned.push_back(device);
-    return device.data();
-  }
-  const uint64_t bytes = layout.bytes(n, K);
-  OAR_ASSIGN(Buffer packed, Buffer::allocate(bytes));
-  const int64_t granules = (n + layout.row_granule - 1) / layout.row_granule;
-  ctx.backend.host_pool().parallel_for(granules, 4, [&](int64_t begin, int64_t end) {
-    layout.pack(packed.mutable_data(), w.data(), w.format(), n, K, begin * layout.row_granule,
-                std::min<int64_t>(n, end * layout.row_granule));
+}  // namespace
+
+Result<const StoredWeight*> weight_rows(const LowerContext& ctx, size_t input, Format format) {
+  return ctx.weight(input, cat("rows ", format.name()), [&](const Tensor& w) -> Result<StoredWeight> {
+    if (w.format() == format) return ctx.weights.place(w, ctx.is_expression(input));
+    OAR_ASSIGN(const Tensor rows, reencode(ctx.backend.host_pool(), w, format));
+    return ctx.weights.place(rows, true);
   });
-  w.buffer().release_pages();
-  prepared.owned += bytes;
-  prepared.all += bytes;
-  if (ctx.backend.memory() == MemoryKind::kHost) {
-    ctx.owned.push_back(packed);
-    return packed.data();
-  }
-  OAR_ASSIGN(Buffer device, ctx.backend.allocate(bytes));
-  OAR_RETURN_IF_ERROR(ctx.backend.upload(device.mutable_data(), packed.data(), bytes));
-  ctx.owned.push_back(device);
-  return device.data();
+}
+
+Result<const StoredWeight*> matmul_weight(const LowerContext& ctx, size_t input, Format format) {
+  const WeightLayout& layout = ctx.backend.weight_layout(format);
+  if (layout.in_place) return weight_rows(ctx, input, format);
+  return ctx.weight(input, cat("matmul ", format.name()), [&](const Tensor& w) -> Result<StoredWeight> {
+    const int64_t n = w.shape()[0], K = w.shape()[1];
+    OAR_ASSIGN(Buffer packed, Buffer::allocate(layout.bytes(n, K)));
+    const int64_t granules = (n + layout.row_granule - 1) / layout.row_granule;
+    ctx.backend.host_pool().parallel_for(granules, 4, [&](int64_t begin, int64_t end) {
+      layout.pack(packed.mutable_data(), w.data(), w.format(), n, K, begin * layout.row_granule,
+                  std::min<int64_t>(n, end * layout.row_granule));
+    });
+    w.buffer().release_pages();
+    return ctx.weights.place(std::move(packed), true);
+  });
 }
 
 namespace {
@@ -122,7 +111,7 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   return ok_status();
 }
 
-void bind_matmul(MatmulArgs& a, const Operand& x, const Operand& residual, const Operand& out) {
+void fill_matmul(MatmulArgs& a, const Operand& x, const Operand& residual, const Operand& out) {
   a.x = x.as<const float>();
   a.residual = residual.as<const float>();
   a.out = out.as<float>();
@@ -142,8 +131,10 @@ class LinearOp final : public LoweredOp {
     args_.format = format;
   }
   const Kernel* kernel() const override { return kernel_; }
-  const void* args() const override { return &args_; }
-  void bind(const Operand* in, const Operand* out) override { bind_matmul(args_, in[0], in[1], out[0]); }
+  size_t args_bytes() const override { return sizeof(MatmulArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    fill_matmul(*new (args) MatmulArgs(args_), in[0], in[1], out[0]);
+  }
 
  private:
   const Kernel* kernel_;
@@ -161,11 +152,12 @@ class GatedLinearOp final : public LoweredOp {
     args_.swiglu = swiglu;
   }
   const Kernel* kernel() const override { return kernel_; }
-  const void* args() const override { return &args_; }
-  void bind(const Operand* in, const Operand* out) override {
-    bind_matmul(args_.matmul, in[1], in[2], out[0]);
-    args_.gate = in[0].as<const float>();
-    args_.ld_gate = in[0].row_stride;
+  size_t args_bytes() const override { return sizeof(GatedMatmulArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    auto& a = *new (args) GatedMatmulArgs(args_);
+    fill_matmul(a.matmul, in[1], in[2], out[0]);
+    a.gate = in[0].as<const float>();
+    a.ld_gate = in[0].row_stride;
   }
 
  private:
@@ -174,39 +166,38 @@ class GatedLinearOp final : public LoweredOp {
   GatedMatmulArgs args_;
 };
 
-// Weight `w`, operand k, in the format it is computed in, with the bias behind it.
-Result<MatmulSegment> prepare_segment(LowerContext& ctx, const Tensor& w, size_t k, Format format,
-                                      int64_t column, PreparedBytes& prepared) {
-  OAR_ASSIGN(const void* data, prepare_weight(ctx, w, format, prepared));
-  if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
+// Weight operand k in the format it is computed in, with the bias behind it.
+Result<MatmulSegment> make_segment(LowerContext& ctx, size_t k, Format format, int64_t column,
+                                   uint64_t& weight_bytes) {
+  OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, format));
   OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
-  if (ctx.progress && !ctx.progress("preparing weights", w.bytes(), 0)) {
+  weight_bytes += w->bytes;
+  if (ctx.progress && !ctx.progress("preparing weights", w->bytes, 0)) {
     return Status(StatusCode::kCancelled, "loading was cancelled");
   }
-  return MatmulSegment{data, bias, w.shape()[0], column};
+  return MatmulSegment{w->data(), bias, ctx.weight_shape(k)[0], column};
 }
 
 Lowered lower(LowerContext& ctx) {
   const Node& node = ctx.node;
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
-  PreparedBytes prepared;
+  uint64_t weight_bytes = 0;
   int64_t column = 0;
   for (size_t k = 2; k < node.inputs.size(); k += 2) {
     if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
-    OAR_ASSIGN(const Tensor w, ctx.weight(k));
-    const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
+    const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
     // Before the weight is copied anywhere.
     if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return std::unique_ptr<LoweredOp>();
-    OAR_ASSIGN(const MatmulSegment segment, prepare_segment(ctx, w, k, own, column, prepared));
+    OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, k, own, column, weight_bytes));
     segments.push_back(segment);
     column += segment.n;
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
   auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
-  prepared.give(*op);
+  op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
@@ -237,14 +228,13 @@ Lowered gated_lower(LowerContext& ctx) {
     return std::unique_ptr<LoweredOp>(
         std::make_unique<GatedLinearOp>(swiglu, swiglu, MatmulSegment{}, Format::f32()));
   }
-  OAR_ASSIGN(const Tensor w, ctx.weight(3));
-  const Format own = compute_format(w, ctx.node.attrs.get_string("format"), ctx.backend);
+  const Format own = compute_format(ctx, 3, ctx.node.attrs.get_string("format"));
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGatedMatmul, own);
   OAR_CHECK(kernel != nullptr, "the probe asked for both formats it may be");
-  PreparedBytes prepared;
-  OAR_ASSIGN(const MatmulSegment segment, prepare_segment(ctx, w, 3, own, 0, prepared));
+  uint64_t weight_bytes = 0;
+  OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, 3, own, 0, weight_bytes));
   auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, segment, own);
-  prepared.give(*op);
+  op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 

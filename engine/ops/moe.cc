@@ -127,16 +127,17 @@ class GroupedLinearOp final : public LoweredOp {
     args_.format = format;
   }
   const Kernel* kernel() const override { return kernel_; }
-  const void* args() const override { return &args_; }
-  void bind(const Operand* in, const Operand* out) override {
-    args_.out = out[0].as<float>();
-    args_.x = in[0].as<const float>();
-    args_.pair_token = in[1].as<const int32_t>();
-    args_.expert_start = in[2].as<const int32_t>();
-    args_.P = out[0].dims[0];
-    args_.K = in[0].dims[1];
-    args_.ldx = in[0].row_stride;
-    args_.ldo = out[0].row_stride;
+  size_t args_bytes() const override { return sizeof(GroupedMatmulArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    auto& a = *new (args) GroupedMatmulArgs(args_);
+    a.out = out[0].as<float>();
+    a.x = in[0].as<const float>();
+    a.pair_token = in[1].as<const int32_t>();
+    a.expert_start = in[2].as<const int32_t>();
+    a.P = out[0].dims[0];
+    a.K = in[0].dims[1];
+    a.ldx = in[0].row_stride;
+    a.ldo = out[0].row_stride;
   }
 
  private:
@@ -151,26 +152,25 @@ Lowered grouped_lower(LowerContext& ctx) {
   const size_t per_expert = (node.inputs.size() - 3) / static_cast<size_t>(experts);
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
-  PreparedBytes prepared;
+  uint64_t weight_bytes = 0;
   int64_t column = 0;
   for (size_t k = 3; k < node.inputs.size(); ++k) {
     if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
-    OAR_ASSIGN(const Tensor w, ctx.weight(k));
-    const Format own = compute_format(w, node.attrs.get_string("format"), ctx.backend);
+    const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
     if (ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, own) == nullptr) {
       return std::unique_ptr<LoweredOp>();
     }
     if ((k - 3) % per_expert == 0) column = 0;
-    OAR_ASSIGN(const void* data, prepare_weight(ctx, w, own, prepared));
-    if (data == w.data() && ctx.is_expression(k)) prepared.owned += w.bytes();
-    segments.push_back({data, nullptr, w.shape()[0], column});
-    column += w.shape()[0];
+    OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, own));
+    weight_bytes += w->bytes;
+    segments.push_back({w->data(), nullptr, ctx.weight_shape(k)[0], column});
+    column += segments.back().n;
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
   auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
-  prepared.give(*op);
+  op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 

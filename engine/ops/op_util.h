@@ -4,7 +4,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
 #include "engine/graph/op.h"
-#include "engine/graph/plan.h"
+#include "engine/graph/lowering.h"
 #include "engine/graph/reference.h"
 #include "kernels/activation.h"
 

@@ -7,22 +7,16 @@
 
 namespace oar {
 
-// The format a weight is computed in: `wanted` when given and the weight's shape allows it, otherwise as
-// stored.
-Format compute_format(const Tensor& w, const std::string& wanted, Backend& backend);
+// The format that weight operand `input` is computed in: `wanted` when given and the weight's shape allows it,
+// otherwise as stored.
+Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted);
 
-// Row-major copy of a matrix in another format that has an encoder, rows in parallel.
-Result<Tensor> reencode(LowerContext& ctx, const Tensor& w, Format format);
+// Weight operand `input` in rows, one behind the other, of a format: as an embedding reads it, and a matmul
+// kernel whose format is used in place.
+Result<const StoredWeight*> weight_rows(const LowerContext& ctx, size_t input, Format format);
 
-// Weights of one op as they are prepared.
-struct PreparedBytes {
-  uint64_t owned = 0;  // packed or converted
-  uint64_t all = 0;    // read by the kernel, owned or in place
-  void give(LoweredOp& op) const { op.owned_bytes = owned, op.weight_bytes = all; }
-};
-
-// Device pointer to `w` in the layout the matmul kernel of `format` wants; `bytes` grows. The pages of a
-// mapped weight that was copied are released.
-Result<const void*> prepare_weight(LowerContext& ctx, const Tensor& w, Format format, PreparedBytes& bytes);
+// In the layout that the matmul kernel of `format` wants. The pages of a mapped weight that was copied are
+// released.
+Result<const StoredWeight*> matmul_weight(const LowerContext& ctx, size_t input, Format format);
 
 }  // namespace oar

@@ -141,8 +141,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const std::string kv = graph.kv;
   const std::string stored_weights = graph.weights;
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
-  const uint64_t weights = serving.plan->in_place_weight_bytes() + serving.plan->owned_weight_bytes();
-  const uint64_t scratch = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
+  const uint64_t weights = serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
+  const uint64_t scratch = serving.run->arena_bytes() + serving.run->scratch_bytes();
   if (weights + scratch + least_kv > budget) return too_small(weights, scratch);
   const std::vector<int32_t> blocks =
       blocks_for(serving.layout, budget - weights - scratch,
@@ -156,9 +156,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.architecture = config.model_type;
   info.parameters = parameters;
   info.weight_bytes = weights;
-  info.linear_bytes = serving.plan->weight_bytes(KernelFamily::kMatmul) +
-                      serving.plan->weight_bytes(KernelFamily::kGatedMatmul);
-  info.expert_bytes = serving.plan->weight_bytes(KernelFamily::kGroupedMatmul);
+  info.linear_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kMatmul) +
+                      serving.run->program().plan().weight_bytes(KernelFamily::kGatedMatmul);
+  info.expert_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kGroupedMatmul);
   info.kv_bytes = pool_bytes(serving.layout, blocks);
   info.scratch_bytes = scratch;
   info.kv_bytes_per_token = oar::kv_bytes_per_token(serving.layout, options.page_tokens);

@@ -45,16 +45,16 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   const uint64_t copies = foreseen_weight_copies(graph.model.graph);
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
   OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, backend, {}));
-  if (options.plan) out += "# plan\n" + serving.plan->to_string() + "\n";
+  if (options.plan) out += "# plan\n" + serving.run->program().plan().to_string() + "\n";
   if (options.memory) {
     uint64_t per_block = 0;
     for (const auto& g : serving.layout.groups)
       per_block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
     out +=
         cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
-            "weights, copied      ", format_bytes(serving.plan->owned_weight_bytes()), " (foreseen ",
-            format_bytes(copies), ")\n", "activations (peak)   ", format_bytes(serving.plan->arena_bytes()),
-            "\n", "kernel scratch       ", format_bytes(serving.plan->scratch_bytes()), "\n",
+            "weights, copied      ", format_bytes(serving.run->program().copied_weight_bytes()), " (foreseen ",
+            format_bytes(copies), ")\n", "activations (peak)   ", format_bytes(serving.run->arena_bytes()),
+            "\n", "kernel scratch       ", format_bytes(serving.run->scratch_bytes()), "\n",
             "KV cache per token   ", format_bytes(kv_bytes_per_token(serving.layout, model.page_tokens)),
             "\n", "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {

@@ -17,9 +17,9 @@ class PlanRunner final : public ModelRunner {
  public:
   PlanRunner(ServingPlan serving, RunnerLimits limits, std::vector<std::vector<Buffer>> pools)
       : s_(std::move(serving)), limits_(std::move(limits)), pools_(std::move(pools)) {
-    symbols_.resize(s_.plan->graph().symbols().size());
-    inputs_.resize(s_.plan->graph().inputs().size());
-    const auto& graph = s_.plan->graph();
+    symbols_.resize(s_.run->graph().symbols().size());
+    inputs_.resize(s_.run->graph().inputs().size());
+    const auto& graph = s_.run->graph();
     for (size_t k = 0; k < graph.inputs().size(); ++k) {
       const std::string& name = graph.value(graph.inputs()[k]).name;
       if (name == "tokens") tokens_ = k;
@@ -39,7 +39,7 @@ class PlanRunner final : public ModelRunner {
       for (size_t layer = 0; layer < pools_[g].size(); ++layer) {
         const uint64_t bytes = s_.layout.groups[g].state_block_bytes[layer];
         auto* pool = static_cast<std::byte*>(pools_[g][layer].mutable_data());
-        Backend& backend = s_.plan->state_backend(s_.layout.groups[g].states[layer]);
+        Backend& backend = s_.run->state_backend(s_.layout.groups[g].states[layer]);
         OAR_RETURN_IF_ERROR(backend.copy(pool + static_cast<uint64_t>(c.to) * bytes,
                                          pool + static_cast<uint64_t>(c.from) * bytes, bytes));
       }
@@ -64,8 +64,8 @@ class PlanRunner final : public ModelRunner {
       inputs_[group.slots_input] = batch.groups[g].slots.data();
       inputs_[group.block_tables_input] = batch.groups[g].block_tables.data();
     }
-    OAR_RETURN_IF_ERROR(s_.plan->run(symbols_, inputs_));
-    const Operand out = s_.plan->output(0);
+    OAR_RETURN_IF_ERROR(s_.run->run(symbols_, inputs_));
+    const Operand out = s_.run->output(0);
     const auto count = static_cast<size_t>(R * limits_.vocab_size);
     if (s_.backend->memory() == MemoryKind::kHost)
       return std::span<const float>(out.as<const float>(), count);
@@ -101,9 +101,9 @@ Result<std::unique_ptr<ModelRunner>> make_plan_runner(ServingPlan serving, std::
     for (size_t layer = 0; layer < group.states.size(); ++layer) {
       // Pages are touched when first written, so an unused pool costs address space only.
       OAR_ASSIGN(Buffer pool,
-                 serving.plan->state_backend(group.states[layer])
+                 serving.run->state_backend(group.states[layer])
                      .allocate(static_cast<uint64_t>(num_blocks[g]) * group.state_block_bytes[layer]));
-      serving.plan->bind_state(group.states[layer], pool);
+      serving.run->bind_state(group.states[layer], pool);
       pools.back().push_back(std::move(pool));
     }
   }

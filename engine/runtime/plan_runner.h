@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/graph/passes/serve.h"
-#include "engine/graph/plan.h"
+#include "engine/graph/run.h"
 #include "engine/runtime/core/model_runner.h"
 
 namespace oar {
@@ -14,7 +14,7 @@ namespace oar {
 // A model lowered for serving, before its KV pool exists.
 struct ServingPlan {
   std::shared_ptr<Backend> backend;
-  std::unique_ptr<Plan> plan;
+  std::unique_ptr<Run> run;
   ServeLayout layout;
   SymbolId T = 0, R = 0;
   int64_t max_batch_tokens = 0, max_sequences = 0, max_context = 0, vocab_size = 0;

@@ -42,9 +42,9 @@ TEST_CASE("a program shares subexpressions and allocates nothing per run") {
   const Dim T = Dim::symbol(0), B = Dim::symbol(1);
   const std::vector<Dim> dims{T * B, T * B + Dim(1), Dim::max(T * B, Dim(9))};
   const oar::DimProgram program(dims);
-  std::vector<int64_t> out(3);
+  std::vector<int64_t> out(3), registers(program.num_registers());
   for (int64_t t = 0; t < 5; ++t) {
-    program.evaluate(std::vector<int64_t>{t, 3}, out);
+    program.evaluate(std::vector<int64_t>{t, 3}, out, registers);
     CHECK(out == std::vector<int64_t>{3 * t, 3 * t + 1, std::max<int64_t>(3 * t, 9)});
   }
 }

@@ -1,4 +1,4 @@
-// Small graphs for tests: random constants and inputs, one run through a Plan, one through the reference.
+// Small graphs for tests: random constants and inputs, one run through a Run, one through the reference.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "engine/graph/builder.h"
 #include "engine/graph/pass.h"
-#include "engine/graph/plan.h"
+#include "engine/graph/run.h"
 #include "engine/graph/reference.h"
 #include "tests/support/catch.h"
 
@@ -66,10 +66,12 @@ struct GraphFixture {
     return planned_on(*backend);
   }
   // Through `backend`, `runs` times over the same inputs; the last result.
-  std::vector<double> planned_on(oar::Backend& backend, const oar::PlanOptions& options = {},
+  std::vector<double> planned_on(oar::Backend& backend, const oar::ProgramOptions& options = {},
                                  int runs = 1) const {
-    auto plan = oar::Plan::compile(graph, backend, options);
-    REQUIRE_OK(plan);
+    auto program = oar::Program::create(graph, backend, options);
+    REQUIRE_OK(program);
+    auto run = oar::Run::create(*program);
+    REQUIRE_OK(run);
     std::vector<oar::Tensor> tensors;
     std::vector<const void*> bytes;
     for (oar::ValueId id : graph.inputs()) {
@@ -81,9 +83,9 @@ struct GraphFixture {
     const std::vector<int64_t> symbols{rows};
     std::vector<float> out;
     for (int k = 0; k < runs; ++k) {
-      REQUIRE_OK((*plan)->run(symbols, bytes));
-      out.assign(static_cast<size_t>((*plan)->output(0).numel()), NAN);
-      REQUIRE_OK((*plan)->read_output(0, out));
+      REQUIRE_OK((*run)->run(symbols, bytes));
+      out.assign(static_cast<size_t>((*run)->output(0).numel()), NAN);
+      REQUIRE_OK((*run)->read_output(0, out));
     }
     return {out.begin(), out.end()};
   }

@@ -1,4 +1,4 @@
-// A Plan run again and again: what it keeps from one run to the next must not show.
+// A Run again and again: what it keeps from one run to the next must not show.
 #include "tests/graph/graph_fixture.h"
 
 using namespace oar;
@@ -10,14 +10,16 @@ TEST_CASE("plan: sizes that stay, change and come back give the rows they always
   f.output(f.b.op("tanh", {f.b.op("linear", {x, Val{}, w, Val{}})}));
   const auto backend =
       make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
-  const auto plan = Plan::compile(f.graph, *backend, {});
-  REQUIRE_OK(plan);
+  const auto program = Program::create(f.graph, *backend);
+  REQUIRE_OK(program);
+  const auto computed = Run::create(*program);
+  REQUIRE_OK(computed);
   std::vector<float> data(f.inputs.at("x").f.begin(), f.inputs.at("x").f.end());
   const auto run = [&](int64_t first, int64_t rows) {
     const std::vector<int64_t> symbols{rows};
     const std::vector<const void*> inputs{data.data() + first * 64};
-    REQUIRE_OK((*plan)->run(symbols, inputs));
-    const Operand out = (*plan)->output(0);
+    REQUIRE_OK((*computed)->run(symbols, inputs));
+    const Operand out = (*computed)->output(0);
     CHECK(out.rows() == rows);
     return std::vector<float>(out.as<float>(), out.as<float>() + out.numel());
   };

@@ -55,7 +55,9 @@ TEST_CASE("plugin: a device error stays, and nothing more is asked of the device
       GraphFixture f;
       f.output(f.b.op("exp", {f.b.op("neg", {f.input("x", {5})})}));
       const auto backend = loopback_backend(config);
-      auto plan = Plan::compile(f.graph, *backend, {});
+      const auto plan_program = Program::create(f.graph, *backend);
+      REQUIRE_OK(plan_program);
+      const auto plan = Run::create(*plan_program);
       REQUIRE_OK(plan);
       const auto x = to_tensor(f.inputs.at("x"));
       const std::vector<const void*> bytes{x->data()};

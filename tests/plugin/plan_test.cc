@@ -13,7 +13,7 @@ void check_same(const GraphFixture& f, const std::string& config = "", int runs 
   const auto expected = f.planned(Isa::kReference);
   const auto backend = loopback_backend(config);
   Warnings warnings;
-  PlanOptions options;
+  ProgramOptions options;
   options.log = warnings.logger();
   CHECK(f.planned_on(*backend, options, runs) == expected);
   CHECK((config.find("missing") != std::string::npos) == !warnings.lines().empty());
@@ -94,7 +94,7 @@ TEST_CASE("plugin: an op the device lacks runs on the CPU, and the warning says 
   add_linear(f, "bf16");
   const auto backend = loopback_backend("missing=matmul");
   Warnings warnings;
-  PlanOptions options;
+  ProgramOptions options;
   options.log = warnings.logger();
   f.planned_on(*backend, options);
   const auto lines = warnings.lines();
@@ -137,10 +137,14 @@ TEST_CASE("plugin: sizes seen twice are captured, and replays see new inputs") {
   const auto backend = loopback_backend();
   const int64_t captures = loopback_counter(loopback::kCaptures),
                 replays = loopback_counter(loopback::kReplays);
-  auto plan = Plan::compile(f.graph, *backend, {});
+  const auto plan_program = Program::create(f.graph, *backend);
+  REQUIRE_OK(plan_program);
+  const auto plan = Run::create(*plan_program);
   REQUIRE_OK(plan);
   const auto cpu = cpu_backend();
-  auto truth = Plan::compile(f.graph, *cpu, {});
+  const auto truth_program = Program::create(f.graph, *cpu);
+  REQUIRE_OK(truth_program);
+  const auto truth = Run::create(*truth_program);
   REQUIRE_OK(truth);
   std::vector<std::vector<float>> inputs;
   for (ValueId id : f.graph.inputs()) {

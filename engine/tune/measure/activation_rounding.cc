@@ -6,7 +6,7 @@
 
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
-#include "engine/graph/plan.h"
+#include "engine/graph/lowering.h"
 #include "quant/dtype.h"
 
 namespace oar {
@@ -33,16 +33,12 @@ class RoundRows final : public LoweredOp {
  public:
   RoundRows(ActivationCode code, ThreadPool& pool) : code_(code), pool_(pool) {}
   const Kernel* kernel() const override { return nullptr; }
-  void bind(const Operand* in, const Operand* out) override {
-    x_ = in[0];
-    out_ = out[0];
-  }
-  Status execute() override {
-    const int64_t n = x_.cols();
-    pool_.parallel_for(x_.rows(), 16, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        round_activations(code_, x_.as<const float>() + t * n, n, out_.as<float>() + t * n);
-      }
+  Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
+    const int64_t n = in[0].cols();
+    const auto *x = in[0].as<const float>();
+    auto *y = out[0].as<float>();
+    pool_.parallel_for(in[0].rows(), 16, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) round_activations(code_, x + t * n, n, y + t * n);
     });
     return ok_status();
   }
@@ -50,7 +46,6 @@ class RoundRows final : public LoweredOp {
  private:
   ActivationCode code_;
   ThreadPool& pool_;
-  Operand x_, out_;
 };
 
 Lowered lower_rounding(LowerContext& ctx) {

@@ -6,7 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
-#include "engine/graph/plan.h"
+#include "engine/graph/lowering.h"
 
 namespace oar {
 namespace {
@@ -57,17 +57,12 @@ class HostRows final : public LoweredOp {
   using Row = void (*)(int64_t code, const float* x, int64_t n, float* range, float* out);
   HostRows(Row row, int64_t code, ThreadPool* pool) : row_(row), code_(code), pool_(pool) {}
   const Kernel* kernel() const override { return nullptr; }
-  void bind(const Operand* in, const Operand* out) override {
-    x_ = in[0];
-    range_ = in[1];
-    out_ = out[0];
-  }
-  Status execute() override {
-    const int64_t rows = x_.dims[0], n = rows > 0 ? x_.numel() / rows : 0;
+  Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
+    const int64_t rows = in[0].dims[0], n = rows > 0 ? in[0].numel() / rows : 0;
+    const auto* x = in[0].as<const float>();
+    auto *range = in[1].as<float>(), *y = out[0].as<float>();
     auto work = [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        row_(code_, x_.as<const float>() + t * n, n, range_.as<float>(), out_.as<float>() + t * n);
-      }
+      for (int64_t t = begin; t < end; ++t) row_(code_, x + t * n, n, range, y + t * n);
     };
     if (pool_ != nullptr) pool_->parallel_for(rows, 16, std::move(work));
     else work(0, rows);
@@ -78,7 +73,6 @@ class HostRows final : public LoweredOp {
   Row row_;
   int64_t code_;
   ThreadPool* pool_;
-  Operand x_, range_, out_;
 };
 
 void round_trip_row(int64_t code, const float* x, int64_t n, float* range, float* out) {

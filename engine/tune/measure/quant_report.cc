@@ -55,9 +55,9 @@ Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOp
   }
   OAR_ASSIGN(const ServingPlan serving,
              compile_serving_plan(std::move(graph), config, options, backend, progress));
-  out.in_place_bytes = serving.plan->in_place_weight_bytes();
-  out.packed_bytes = serving.plan->owned_weight_bytes();
-  out.scratch_bytes = serving.plan->arena_bytes() + serving.plan->scratch_bytes();
+  out.in_place_bytes = serving.run->program().in_place_weight_bytes();
+  out.packed_bytes = serving.run->program().copied_weight_bytes();
+  out.scratch_bytes = serving.run->arena_bytes() + serving.run->scratch_bytes();
   return out;
 }
 

@@ -165,13 +165,14 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(
   serving.max_context = max_tokens;
   serving.page_tokens = static_cast<int32_t>(out->page_tokens_);
   OAR_ASSIGN(out->layout_, serve(g, serving));
-  OAR_ASSIGN(out->plan_, Plan::compile(std::move(g), *out->backend_, {}));
+  OAR_ASSIGN(auto program, Program::create(std::move(g), *out->backend_));
+  OAR_ASSIGN(out->run_, Run::create(std::move(program)));
   const int64_t blocks = (max_tokens + out->page_tokens_ - 1) / out->page_tokens_;
   for (const ServeLayout::Group& group : out->layout_.groups) {
     for (size_t k = 0; k < group.states.size(); ++k) {
-      OAR_ASSIGN(Buffer pool, out->plan_->state_backend(group.states[k])
+      OAR_ASSIGN(Buffer pool, out->run_->state_backend(group.states[k])
                                   .allocate(static_cast<uint64_t>(blocks) * group.state_block_bytes[k]));
-      out->plan_->bind_state(group.states[k], std::move(pool));
+      out->run_->bind_state(group.states[k], std::move(pool));
     }
   }
   out->numbers_.resize(static_cast<size_t>(max_tokens));
@@ -182,7 +183,7 @@ Result<std::unique_ptr<StageRunner>> StageRunner::make(
 Status StageRunner::run(std::span<const int32_t> tokens, std::span<float> hidden,
                         const std::function<void(size_t input, std::span<const float> rows)>& take) {
   const auto count = static_cast<int64_t>(tokens.size());
-  const Graph& g = plan_->graph();
+  const Graph& g = run_->graph();
   const int64_t blocks = (count + page_tokens_ - 1) / page_tokens_;
   std::vector<int64_t> symbols(g.symbols().size(), 0);
   for (size_t s = 0; s < symbols.size(); ++s) {
@@ -203,16 +204,16 @@ Status StageRunner::run(std::span<const int32_t> tokens, std::span<float> hidden
     else if (name == "context_len") inputs.push_back(&context_len);
     else inputs.push_back(numbers_.data());  // positions, slots, rows, block tables: each its own index
   }
-  OAR_RETURN_IF_ERROR(plan_->run(symbols, inputs));
+  OAR_RETURN_IF_ERROR(run_->run(symbols, inputs));
   std::vector<float> rows;
   const size_t first = has_next_ ? 1 : 0;
   for (size_t k = 0; k < inputs_.size() && take; ++k) {
     rows.resize(static_cast<size_t>(count * inputs_[k].cols));
-    OAR_RETURN_IF_ERROR(plan_->read_output(first + k, rows));
+    OAR_RETURN_IF_ERROR(run_->read_output(first + k, rows));
     take(k, rows);
   }
   if (!has_next_) return ok_status();
-  return plan_->read_output(0, hidden.first(static_cast<size_t>(count * width_)));
+  return run_->read_output(0, hidden.first(static_cast<size_t>(count * width_)));
 }
 
 }  // namespace oar

@@ -51,7 +51,7 @@ class StageRunner {
  private:
   StageRunner() = default;
   std::shared_ptr<Backend> backend_;
-  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<Run> run_;
   ServeLayout layout_;
   std::vector<LinearInput> inputs_;
   std::vector<int32_t> numbers_;  // 0, 1, 2, ..: positions, slots, rows, tables

@@ -1,0 +1,125 @@
+// Lowering: how an op becomes a kernel call. lower() of an op (op.h) is asked once, when a plan is made: it
+// finds the kernel, asks the WeightStore for its weights and returns a LoweredOp, which is immutable and
+// shared by every run. It reads no values and allocates nothing. Each run then has its own argument struct,
+// filled from that run's operands.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "engine/base/log.h"
+#include "engine/graph/op.h"
+#include "engine/graph/weight_store.h"
+#include "engine/tensor/backend.h"
+
+namespace oar {
+
+// A value as a kernel sees it in one run.
+struct Operand {
+  void* data = nullptr;  // device memory; null for an operand left out
+  Format format;
+  int rank = 0;
+  int64_t dims[Shape::kMaxRank] = {};
+  int64_t row_stride = 0;  // elements between indices of axis 0
+
+  int64_t rows() const {  // all axes but the last
+    int64_t n = 1;
+    for (int k = 0; k + 1 < rank; ++k) n *= dims[k];
+    return n;
+  }
+  int64_t cols() const { return rank > 0 ? dims[rank - 1] : 1; }
+  int64_t numel() const { return rows() * cols(); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// What an op that runs on the host keeps from run to run: buffers that grow to the largest run and stay.
+struct HostScratch {
+  std::vector<Buffer> buffers;
+  // At least `bytes` of host memory; buffer `index` of this op.
+  Result<void*> reserve(size_t index, uint64_t bytes);
+};
+
+// One op instance bound to a kernel. Immutable: any number of runs fill argument structs of their own.
+class LoweredOp {
+ public:
+  virtual ~LoweredOp() = default;
+  virtual const Kernel* kernel() const = 0;  // null: execute() runs on the host instead
+  // The kernel's argument struct: its size, and how it is written for these operands, whole. Must not
+  // allocate; looks at no operand's bytes.
+  virtual size_t args_bytes() const { return 0; }
+  virtual void fill(void*, const Operand*, const Operand*) const {}
+  virtual Status execute(const Operand*, const Operand*, HostScratch&) const { return ok_status(); }
+  // Who computes it, for people.
+  virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }
+  uint64_t weight_bytes = 0;  // weights a run streams through once, copied or in place; a table's few rows: 0
+};
+using Lowered = Result<std::unique_ptr<LoweredOp>>;
+
+struct LowerContext {
+  const Graph& graph;
+  const Node& node;
+  Backend& backend;
+  WeightStore& weights;
+  const Progress& progress;
+  // The weight expressions (weights.h) of ops that declare weight_expressions.
+  std::span<const Node> expressions = {};
+  // Only whether there is a kernel is asked: weights need not be prepared, and may be expressions.
+  bool probe = false;
+  // Inputs whose bytes the op took over by f32_constant() or weight(), and so will not look for at run time.
+  mutable std::vector<size_t> taken = {};
+
+  // Whether operand `input` is a constant or an expression over constants.
+  bool is_weight(size_t input) const;
+  bool is_expression(size_t input) const {
+    return is_weight(input) && graph.value(node.inputs[input]).kind != ValueKind::kConstant;
+  }
+  // Format and shape in which evaluate() gives it: expressions are f32.
+  Format weight_format(size_t input) const;
+  Shape weight_shape(size_t input) const;
+  // Its tensor: the constant itself, or the expression evaluated now, as f32 in memory that goes with the
+  // tensor.
+  Result<Tensor> evaluate(size_t input) const;
+  // Weight operand `input` in `layout`, from the store; made of its tensor by `make` where it is not there.
+  // Without bytes when only probing.
+  Result<const StoredWeight*> weight(size_t input, std::string_view layout,
+                                     const std::function<Result<StoredWeight>(const Tensor&)>& make) const;
+  // A constant operand as f32 in device memory (norm weights, biases); null for an operand left out.
+  Result<const float*> f32_constant(size_t input) const;
+};
+
+// The usual LoweredOp: an Args struct and a function that fills it.
+template <class Args, class Fill>
+class KernelOp final : public LoweredOp {
+  static_assert(std::is_trivially_copyable_v<Args>, "arguments are copied as bytes");
+
+ public:
+  KernelOp(const Kernel* kernel, Args args, Fill fill)
+      : kernel_(kernel), args_(std::move(args)), fill_(std::move(fill)) {}
+  const Kernel* kernel() const override { return kernel_; }
+  size_t args_bytes() const override { return sizeof(Args); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    fill_(*new (args) Args(args_), in, out);
+  }
+
+ private:
+  const Kernel* kernel_;
+  Args args_;
+  Fill fill_;
+};
+
+// Null (no error) when the backend has no such kernel.
+template <class Args, class Fill>
+Lowered lower_kernel(LowerContext& ctx, KernelFamily family, Format format, Args args, Fill fill) {
+  const Kernel* k = ctx.backend.find_kernel(family, format);
+  if (!k) return std::unique_ptr<LoweredOp>();
+  return std::unique_ptr<LoweredOp>(
+      std::make_unique<KernelOp<Args, Fill>>(k, std::move(args), std::move(fill)));
+}
+
+}  // namespace oar

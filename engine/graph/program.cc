@@ -1,0 +1,29 @@
+#include "engine/graph/program.h"
+
+#include "engine/graph/pass.h"
+#include "engine/graph/weights.h"
+
+namespace oar {
+
+Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& backend,
+                                                       const ProgramOptions& options) {
+  auto program = std::shared_ptr<Program>(new Program(std::move(graph), backend, options.log));
+  Graph& g = program->graph_;
+  g.sort();
+  // Composites without a kernel become their definitions until every node has a kernel or is a primitive.
+  const auto has_kernel = [&](const Node& n) {
+    if (!n.op->lower) return false;
+    LowerContext probe{g, n, backend, program->weights_, options.progress};
+    probe.probe = true;
+    const auto op = n.op->lower(probe);
+    return op.ok() && *op != nullptr;
+  };
+  OAR_RETURN_IF_ERROR(decompose(g, has_kernel).status());
+  OAR_ASSIGN(const std::vector<Node> expressions, take_weight_nodes(g, backend.host_pool()));
+  OAR_RETURN_IF_ERROR(insert_copies(g));
+  OAR_ASSIGN(program->plan_, Plan::make(g, program->weights_, program->host_weights_, expressions, options.log,
+                                        options.progress));
+  return std::shared_ptr<const Program>(std::move(program));
+}
+
+}  // namespace oar
