@@ -3,7 +3,7 @@
 
 The rooms of the house form a line, never a circle. ALLOWED says, for each room, which other rooms its files may include
 (its own is always allowed); THIRD_PARTY says in which rooms a foreign header may appear. Prints one line per include that
-breaks a rule, with the rule, and exits with 1. An arrow missing here is a decision to be taken, not a line to be added in
+breaks a rule, with the rule, and exits with 1. USES names words of the engine that few files may use. An arrow missing here is a decision to be taken, not a line to be added in
 passing.
 """
 import os
@@ -90,6 +90,14 @@ GENERATED = re.compile(r"^oar_[a-z_]+\.(inc|h)$")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.M)
 
 
+# Words that only these files and folders of the engine may use, and why.
+USES = [
+    (r"\b(KernelRegistry::cpu|best_isa)\(", ("engine/tensor/backend_cpu.cc", "engine/runtime/predictor.cc",
+                                             "engine/runtime/serving_plan.cc"),
+     "kernels are found through a Backend; a facade alone chooses the processor's level"),
+]
+
+
 def room_of(path):
     """The longest known room that the path lies in."""
     folders = path.split("/")[:-1]
@@ -159,6 +167,7 @@ def main():
                             capture_output=True, text=True).stdout.split("\0")
     sources = [p for p in listed if re.search(r"\.(h|cc|cu|cuh|inc|c)$", p) and os.path.exists(p)]
     includes = broken = 0
+    used = set()
     for path in sources:
         with open(path, encoding="utf-8", errors="replace") as source:
             text = source.read()
@@ -167,6 +176,18 @@ def main():
             if why := complaint(path, m[1], m[2]):
                 broken += 1
                 print(f'{path}:{text.count(chr(10), 0, m.start()) + 1}: #include "{m[2]}": {why}')
+        for pattern, files, why in USES if path.startswith("engine/") else ():
+            for m in re.finditer(pattern, text):
+                if path in files:
+                    used.add((pattern, path))
+                    continue
+                broken += 1
+                print(f"{path}:{text.count(chr(10), 0, m.start()) + 1}: {m[0]}: {why}")
+    for pattern, files, _ in USES:
+        for path in files:
+            if (pattern, path) not in used:
+                broken += 1
+                print(f".ci/check_arrows.py: {path} no longer uses {pattern}")
     print(f"{len(sources)} files, {includes} includes, {broken} against the arrows")
     sys.exit(1 if broken or not includes else 0)
 

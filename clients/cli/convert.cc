@@ -61,8 +61,9 @@ Status convert(const ConvertOptions& o) {
   }
   CalibrationReport report;
   if (samples) {
-    ThreadPool pool(ThreadPoolOptions{.threads = o.threads});
-    OAR_ASSIGN(report, quantize_statically(model, *samples, &pool));
+    const auto backend =
+        make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = o.threads}), best_isa());
+    OAR_ASSIGN(report, quantize_statically(model, *samples, *backend));
   }
   OAR_RETURN_IF_ERROR(write_model(model, o));
   if (samples) {

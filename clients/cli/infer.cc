@@ -23,7 +23,7 @@ struct InferOptions {
   std::string trace, cache_dir, precision = "f32";
   uint64_t cache_bytes = kDefaultCacheBytes;
   CalibrationOptions calibration;
-  bool json = false, graph = false, profile = false;
+  bool json = false, graph = false, profile = false, reference = false;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -50,6 +50,7 @@ Status save(const Datum& d, const std::string& base, std::vector<std::string>& w
 Status infer(const InferOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
+  options.reference = o.reference;
   OAR_ASSIGN(options.precision, parse_precision(o.precision));
   OAR_ASSIGN(options.calibration, calibration_samples(o.calibration));
   options.cache_dir = o.cache_dir;
@@ -158,6 +159,7 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
   c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
+  c->add_flag("--reference", o->reference, "scalar double-precision kernels: slow, the truth");
   add_precision_option(*c, o->precision);
   add_calibration_options(*c, o->calibration);
   c->add_flag("--graph", o->graph, "print the graph after all passes");

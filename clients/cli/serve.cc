@@ -149,6 +149,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, co
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
+  r.predictor.reference = o.model.engine.reference;
   r.predictor.cache_dir = o.model.cache_dir;
   r.predictor.cache_bytes = o.model.cache_bytes;
   OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));

@@ -84,8 +84,7 @@ class DimProgram {
   // What evaluate() needs to work in.
   size_t num_registers() const { return ops_.size(); }
   // `symbols` indexed by SymbolId.
-  void evaluate(std::span<const int64_t> symbols, std::span<int64_t> out,
-                std::span<int64_t> registers) const;
+  void evaluate(std::span<const int64_t> symbols, std::span<int64_t> out, std::span<int64_t> registers) const;
 
  private:
   struct Op {

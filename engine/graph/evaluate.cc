@@ -130,7 +130,7 @@ Result<std::vector<Datum>> EvalContext::run_subgraph(size_t which, std::vector<D
   if (const auto* prepared = static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_)) {
     return (*prepared)[which]->run(std::move(inputs), inner);
   }
-  OAR_ASSIGN(const auto evaluator, Evaluator::create(node_.subgraphs[which]));
+  OAR_ASSIGN(const auto evaluator, Evaluator::create(node_.subgraphs[which], backend()));
   return evaluator->run(std::move(inputs), inner);
 }
 
@@ -154,13 +154,13 @@ Result<int> checked_axis(int64_t axis, int rank) {
 }
 
 Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
-                                                           PackedWeights* weights, int threads) {
-  return create(std::move(graph), weights, threads, "");
+                                                           Backend& backend, PackedWeights* weights) {
+  return create(std::move(graph), backend, weights, "");
 }
 
 // `prefix` tells the weights of subgraphs apart.
 Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
-                                                           PackedWeights* weights, int threads,
+                                                           Backend& backend, PackedWeights* weights,
                                                            const std::string& prefix) {
   auto e = std::unique_ptr<Evaluator>(new Evaluator());
   e->graph_ = std::move(graph);
@@ -190,13 +190,13 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
     if (!node.subgraphs.empty()) {
       auto inner = std::make_shared<std::vector<std::unique_ptr<const Evaluator>>>();
       for (const auto& s : node.subgraphs) {
-        OAR_ASSIGN(auto sub, Evaluator::create(s, weights, threads, cat(prefix, i, ".", inner->size(), "/")));
+        OAR_ASSIGN(auto sub, Evaluator::create(s, backend, weights, cat(prefix, i, ".", inner->size(), "/")));
         inner->push_back(std::move(sub));
       }
       e->prepared_[i] = std::move(inner);
     }
   }
-  OAR_RETURN_IF_ERROR(e->prepare_nodes(weights, threads, prefix, read));
+  OAR_RETURN_IF_ERROR(e->prepare_nodes(backend, weights, prefix, read));
   for (size_t v = 0; v < g.num_values(); ++v) {
     const auto id = static_cast<ValueId>(v);
     if (!read[v] && g.value(id).kind == ValueKind::kConstant) e->spent_.push_back(id);
@@ -205,7 +205,7 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
 }
 
 // Sets read[v] of values that nodes still read when their constants are ready.
-Status Evaluator::prepare_nodes(PackedWeights* weights, int threads, const std::string& prefix,
+Status Evaluator::prepare_nodes(Backend& backend, PackedWeights* weights, const std::string& prefix,
                                 std::vector<uint8_t>& read) {
   const Graph& g = *graph_;
   std::vector<PrepareContext> contexts;
@@ -226,12 +226,12 @@ Status Evaluator::prepare_nodes(PackedWeights* weights, int threads, const std::
       constants.push_back(constant ? &g.value(v).constant : nullptr);
       if (constant) bytes += constants.back()->bytes();
     }
-    contexts.emplace_back(node, std::move(constants), weights, cat(prefix, i));
+    contexts.emplace_back(node, std::move(constants), backend, weights, cat(prefix, i));
     which.push_back(i);
     sizes.push_back(bytes);
   }
   std::vector<Status> statuses(which.size());
-  for_each_largest_first(threads, sizes, [&](size_t k) {
+  for_each_largest_first(backend.workers(), sizes, [&](size_t k) {
     auto prepared = g.nodes()[which[k]].op->prepare(contexts[k]);
     if (prepared.ok()) prepared_[which[k]] = std::move(*prepared);
     else statuses[k] = prepared.status();

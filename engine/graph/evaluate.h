@@ -17,6 +17,7 @@
 #include "engine/graph/op.h"
 #include "engine/graph/packed_weights.h"
 #include "engine/graph/run_memory.h"
+#include "engine/tensor/backend.h"
 #include "engine/tensor/element.h"
 #include "kernels/thread_pool.h"
 
@@ -43,7 +44,7 @@ struct Datum {
 };
 
 struct EvalOptions {
-  ThreadPool* pool = nullptr;                 // null: one thread
+  Backend* backend = nullptr;                 // the processor; null: its best kernels on the calling thread
   RunMemory* memory = nullptr;                // what results are allocated from; null: the system
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes of one tensor; a hostile file may ask for more
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
@@ -79,6 +80,12 @@ class EvalContext {
   const Attrs& attrs() const { return node_.attrs; }
   const Node& node() const { return node_; }
   const EvalOptions& options() const { return options_; }
+  // Memory of the host, kernels of one instruction-set level.
+  Backend& backend() const {
+    return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
+  }
+  // Null where the calling thread is alone.
+  ThreadPool* pool() const { return backend().workers() > 1 ? &backend().host_pool() : nullptr; }
   template <class T>
   const T* prepared() const {
     return static_cast<const T*>(prepared_);
@@ -132,10 +139,11 @@ class EvalContext {
   template <class F>
   void parallel(int64_t count, double cost, F&& fn) const {
     if (options_.sizing) return;
-    if (!options_.pool || static_cast<double>(count) * cost < kWorthPool) return fn(int64_t{0}, count);
+    ThreadPool* const threads = static_cast<double>(count) * cost < kWorthPool ? nullptr : pool();
+    if (threads == nullptr) return fn(int64_t{0}, count);
     const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
     using Fn = std::remove_reference_t<F>;
-    options_.pool->parallel_for(
+    threads->parallel_for(
         count, grain, [](void* f, int64_t begin, int64_t end) { (*static_cast<Fn*>(f))(begin, end); }, &fn);
   }
 
@@ -160,9 +168,11 @@ Result<int> checked_axis(int64_t axis, int rank);
 // A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
 class Evaluator {
  public:
-  // `weights`, where given, holds what is packed already and receives what is packed now. `threads` pack.
+  // Weights are packed for kernels of `backend` by its threads; runs are to be given the same one. `weights`,
+  // where given, holds what is packed already and receives what is packed now.
   static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
-                                                         PackedWeights* weights = nullptr, int threads = 1);
+                                                         Backend& backend = calling_thread_backend(),
+                                                         PackedWeights* weights = nullptr);
   const Graph& graph() const { return *graph_; }
   // Constants whose values no run will read: packed into another layout, or of no use. Whoever owns the graph
   // may replace them by Tensor::without_bytes() before the first run.
@@ -177,10 +187,9 @@ class Evaluator {
 
  private:
   Evaluator() = default;
-  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
-                                                         PackedWeights* weights, int threads,
-                                                         const std::string& prefix);
-  Status prepare_nodes(PackedWeights* weights, int threads, const std::string& prefix,
+  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph, Backend& backend,
+                                                         PackedWeights* weights, const std::string& prefix);
+  Status prepare_nodes(Backend& backend, PackedWeights* weights, const std::string& prefix,
                        std::vector<uint8_t>& read);
   std::shared_ptr<const Graph> graph_;
   std::vector<ValueId> spent_;

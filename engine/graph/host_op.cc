@@ -85,8 +85,7 @@ class CopiedOp final : public LoweredOp {
     }
     OAR_RETURN_IF_ERROR(device_.synchronize());
     for (size_t k = 0; k < out_.size(); ++k) {
-      if (out_[k] == HostOperand::kCopied)
-        OAR_RETURN_IF_ERROR(move_to_host(host_out[k], in_.size() + k));
+      if (out_[k] == HostOperand::kCopied) OAR_RETURN_IF_ERROR(move_to_host(host_out[k], in_.size() + k));
     }
     OAR_RETURN_IF_ERROR(compute(host_in.data(), host_out.data(), scratch));
     for (size_t k = 0; k < out_.size(); ++k) {

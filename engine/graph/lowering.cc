@@ -44,11 +44,10 @@ Result<const StoredWeight*> LowerContext::weight(
   static const StoredWeight kNone;
   taken.push_back(input);
   if (probe) return &kNone;
-  return weights.get(cat(weight_key(graph, node.inputs[input]), " ", layout),
-                     [&]() -> Result<StoredWeight> {
-                       OAR_ASSIGN(const Tensor tensor, evaluate(input));
-                       return make(tensor);
-                     });
+  return weights.get(cat(weight_key(graph, node.inputs[input]), " ", layout), [&]() -> Result<StoredWeight> {
+    OAR_ASSIGN(const Tensor tensor, evaluate(input));
+    return make(tensor);
+  });
 }
 
 Result<const float*> LowerContext::f32_constant(size_t input) const {
@@ -56,8 +55,7 @@ Result<const float*> LowerContext::f32_constant(size_t input) const {
     return static_cast<const float*>(nullptr);
   if (graph.value(node.inputs[input]).kind != ValueKind::kConstant)
     return invalid_argument(cat(node.op->name, ": operand ", input, " is not a constant"));
-  OAR_ASSIGN(const StoredWeight* stored,
-             weight(input, "f32", [&](const Tensor& t) -> Result<StoredWeight> {
+  OAR_ASSIGN(const StoredWeight* stored, weight(input, "f32", [&](const Tensor& t) -> Result<StoredWeight> {
                if (t.format() == Format::f32()) return weights.place(t, false);
                OAR_ASSIGN(const Tensor f32, to_f32(t));
                return weights.place(f32, true);

@@ -94,8 +94,8 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
   auto& places = plan.placements;
   const auto end = static_cast<uint32_t>(graph.nodes().size());
 
-  // Lifetimes of storage: from the node that defines a root to the last node that reads any view of it. Node i
-  // runs at ticks 2 i + 1 to 2 i + 2, so that no result overlaps what its node reads.
+  // Lifetimes of storage: from the node that defines a root to the last node that reads any view of it. Node
+  // i runs at ticks 2 i + 1 to 2 i + 2, so that no result overlaps what its node reads.
   constexpr uint32_t kUnused = 0;
   std::vector<BlockLife> lives(graph.num_values(), {0, kUnused, kUnused});
   for (ValueId v : graph.inputs()) lives[v].end = 1;
@@ -117,6 +117,8 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
   std::vector<BlockLife> blocks;
   std::vector<ValueId> roots;
   constexpr uint64_t kMost = uint64_t{1} << 46;
+  // Largest sizes are mostly powers of two: places that far apart would share their sets of every cache.
+  constexpr uint64_t kApart = 5 * Buffer::kAlignment;
   for (ValueId v = 0; v < static_cast<ValueId>(graph.num_values()); ++v) {
     const Value& value = graph.value(v);
     const bool stored =
@@ -124,7 +126,9 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
     if (places[v].root != v || !stored) continue;
     const Dim bytes = product(value.type.shape, 0) * Dim(value.type.format.block_bytes());
     lives[v].bytes = static_cast<uint64_t>(bytes.upper_bound(graph.symbols()));
-    if (lives[v].bytes > kMost) return resource_exhausted(cat("a value would take ", lives[v].bytes, " bytes"));
+    if (lives[v].bytes > kMost)
+      return resource_exhausted(cat("a value would take ", lives[v].bytes, " bytes"));
+    lives[v].bytes += kApart;
     roots.push_back(v);
     blocks.push_back(lives[v]);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/graph/graph.h"
+#include "engine/tensor/backend.h"
 
 namespace oar {
 
@@ -24,11 +25,17 @@ class PrepareContext {
  public:
   // `constants` has one entry per operand, null where it is not constant. `weights` may be null: there are
   // none yet.
-  PrepareContext(const Node& node, std::vector<const Tensor*> constants, const PackedWeights* weights,
-                 std::string name)
-      : node_(node), constants_(std::move(constants)), weights_(weights), name_(std::move(name)) {}
+  PrepareContext(const Node& node, std::vector<const Tensor*> constants, const Backend& backend,
+                 const PackedWeights* weights, std::string name)
+      : node_(node),
+        constants_(std::move(constants)),
+        backend_(&backend),
+        weights_(weights),
+        name_(std::move(name)) {}
 
   const Node& node() const { return node_; }
+  // Whose kernels will read the weights.
+  const Backend& backend() const { return *backend_; }
   // Null where operand i is missing or not constant. Its bytes are only there inside of pack()'s `fill`.
   const Tensor* constant(size_t i) const { return i < constants_.size() ? constants_[i] : nullptr; }
 
@@ -46,6 +53,7 @@ class PrepareContext {
  private:
   const Node& node_;
   std::vector<const Tensor*> constants_;
+  const Backend* backend_;
   const PackedWeights* weights_;
   std::string name_;
   uint32_t spent_ = 0;

@@ -51,9 +51,8 @@ struct Plan::Missing {
 };
 
 Result<std::unique_ptr<const Plan>> Plan::make(const Graph& graph, WeightStore& weights,
-                                               WeightStore& host_weights,
-                                               std::span<const Node> expressions, const Logger& log,
-                                               const Progress& progress) {
+                                               WeightStore& host_weights, std::span<const Node> expressions,
+                                               const Logger& log, const Progress& progress) {
   auto plan = std::unique_ptr<Plan>(new Plan(graph, weights.backend()));
   plan->weights_ = &weights;
   plan->host_weights_ = &host_weights;

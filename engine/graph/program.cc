@@ -21,8 +21,8 @@ Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& bac
   OAR_RETURN_IF_ERROR(decompose(g, has_kernel).status());
   OAR_ASSIGN(const std::vector<Node> expressions, take_weight_nodes(g, backend.host_pool()));
   OAR_RETURN_IF_ERROR(insert_copies(g));
-  OAR_ASSIGN(program->plan_, Plan::make(g, program->weights_, program->host_weights_, expressions, options.log,
-                                        options.progress));
+  OAR_ASSIGN(program->plan_, Plan::make(g, program->weights_, program->host_weights_, expressions,
+                                        options.log, options.progress));
   return std::shared_ptr<const Program>(std::move(program));
 }
 

@@ -59,8 +59,8 @@ class Run {
   Buffer arena_, scratch_;       // scratch_ is shared by the workers
   uint64_t worker_scratch_ = 0;  // bytes each worker owns
   std::vector<std::byte> args_;
-  std::vector<Call> calls_;         // by step
-  std::vector<Operand> operands_;   // by value
+  std::vector<Call> calls_;        // by step
+  std::vector<Operand> operands_;  // by value
   std::vector<int64_t> evaluated_, registers_;
   std::vector<Buffer> states_;
   std::vector<int64_t> prepared_for_;  // the symbols of the last prepare()

@@ -34,8 +34,7 @@ class WeightStore {
 
   // The weight called `key` (weight_key() and the layout); `make` is called once, and again only after it
   // failed. Never null.
-  Result<const StoredWeight*> get(const std::string& key,
-                                  const std::function<Result<StoredWeight>()>& make);
+  Result<const StoredWeight*> get(const std::string& key, const std::function<Result<StoredWeight>()>& make);
   // `host` bytes as they are: where they lie, if that is the backend's memory, else uploaded. `copied`: the
   // bytes were made for the store.
   Result<StoredWeight> place(const Buffer& host, bool copied) const;

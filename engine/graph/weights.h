@@ -1,6 +1,6 @@
 // Weight expressions: values that nodes compute from constants alone. Passes that change weights (norm
 // folding, rotation) write them as ordinary nodes over the mapped tensors, where they can be printed and
-// checked; whoever needs the numbers evaluates one value at a time and lets it go: Plan::compile into a
+// checked; whoever needs the numbers evaluates one value at a time and lets it go: lower() into a
 // kernel's packed layout, the offline quantizer into a file. So no second copy of a model ever exists.
 //
 // What it is not: fold_constants, which evaluates small expressions once for good.

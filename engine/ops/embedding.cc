@@ -32,7 +32,8 @@ Lowered lower(LowerContext& ctx) {
   if (!ctx.is_weight(0)) return std::unique_ptr<LoweredOp>();
   const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
                                            : std::optional(ctx.weight_format(0));
-  OAR_CHECK(format && (!ctx.is_expression(0) || format->info().encode), "a pass names a format that can be written");
+  OAR_CHECK(format && (!ctx.is_expression(0) || format->info().encode),
+            "a pass names a format that can be written");
   if (ctx.backend.find_kernel(KernelFamily::kEmbedding, *format) == nullptr) {
     return std::unique_ptr<LoweredOp>();
   }

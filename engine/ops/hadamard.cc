@@ -164,7 +164,7 @@ void run_rows(const Kernel& kernel, HadamardArgs a, std::vector<float>& scratch)
 
 // Weights: rows in parallel, columns by tiles of them turned into rows.
 Result<bool> fold_inplace(Tensor& x, std::span<const Tensor> rest, const Attrs& attrs, ThreadPool& pool) {
-  const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kHadamard, Format::f32(), best_isa());
+  const Kernel* kernel = calling_thread_backend().find_kernel(KernelFamily::kHadamard, Format::f32());
   OAR_CHECK(kernel != nullptr, "every level has a hadamard kernel");
   const Shape& shape = x.shape();
   if (!rest.empty() && shape.rank() > 2) return false;

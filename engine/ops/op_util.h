@@ -3,8 +3,8 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
-#include "engine/graph/op.h"
 #include "engine/graph/lowering.h"
+#include "engine/graph/op.h"
 #include "engine/graph/reference.h"
 #include "kernels/activation.h"
 

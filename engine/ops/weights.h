@@ -7,8 +7,8 @@
 
 namespace oar {
 
-// The format that weight operand `input` is computed in: `wanted` when given and the weight's shape allows it,
-// otherwise as stored.
+// The format that weight operand `input` is computed in: `wanted` when given and the weight's shape allows
+// it, otherwise as stored.
 Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted);
 
 // Weight operand `input` in rows, one behind the other, of a format: as an embedding reads it, and a matmul

@@ -25,11 +25,11 @@ struct Observed {
 // The walks over the samples, each a run of the model as it was imported.
 class Collector {
  public:
-  Collector(const ImportedModel& model, const CalibrationSamples& samples, ThreadPool* pool)
-      : model_(model), samples_(samples), pool_(pool) {}
+  Collector(const ImportedModel& model, const CalibrationSamples& samples, Backend& backend)
+      : model_(model), samples_(samples), backend_(backend) {}
 
   Result<std::map<ValueId, Observed>> collect(const std::set<ValueId>& watched) {
-    OAR_ASSIGN(const auto evaluator, Evaluator::create(model_.graph));
+    OAR_ASSIGN(const auto evaluator, Evaluator::create(model_.graph, backend_));
     for (const ValueId v : watched) observed_[v];
     // Percentiles and losses are counted between extremes that must be known.
     const bool counts = samples_.method != RangeMethod::kMinMax;
@@ -51,7 +51,7 @@ class Collector {
       OAR_RETURN_IF_ERROR(see(model_.graph->inputs()[i], in[i], counting, nullptr));
     }
     EvalOptions options;
-    options.pool = pool_;
+    options.backend = &backend_;
     options.observe = [&](const Node& node, std::span<const Datum> results) -> Status {
       for (size_t i = 0; i < results.size(); ++i)
         OAR_RETURN_IF_ERROR(see(node.outputs[i], results[i], counting, &node));
@@ -88,7 +88,7 @@ class Collector {
 
   const ImportedModel& model_;
   const CalibrationSamples& samples_;
-  ThreadPool* pool_;
+  Backend& backend_;
   std::map<ValueId, Observed> observed_;
 };
 
@@ -101,7 +101,7 @@ Result<RangeMethod> parse_range_method(std::string_view name) {
 }
 
 Result<CalibrationReport> quantize_statically(ImportedModel& model, const CalibrationSamples& samples,
-                                              ThreadPool* pool) {
+                                              Backend& backend) {
   if (samples.names.empty() || !samples.read)
     return Status(StatusCode::kInvalidArgument, "there are no samples to calibrate with", "calibrate");
   Graph& graph = *model.graph;
@@ -125,7 +125,7 @@ Result<CalibrationReport> quantize_statically(ImportedModel& model, const Calibr
                   "calibrate");
   }
   std::map<ValueId, Observed> observed;
-  { OAR_ASSIGN(observed, Collector(model, samples, pool).collect(all.values)); }
+  { OAR_ASSIGN(observed, Collector(model, samples, backend).collect(all.values)); }
   // Gates (squeeze and excite) compute with one pixel per image: nothing to gain, and the whole map is scaled
   // by what is lost there.
   // A shared scale takes steps from the operands of narrower range: at most two bits.

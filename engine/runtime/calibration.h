@@ -38,7 +38,7 @@ struct CalibrationReport {
 // the model's inputs, holds a NaN, or with which a value to be quantized is not finite; FAILED_PRECONDITION
 // where nothing in the model can be quantized or it is quantized already.
 Result<CalibrationReport> quantize_statically(ImportedModel& model, const CalibrationSamples& samples,
-                                              ThreadPool* pool = nullptr);
+                                              Backend& backend = calling_thread_backend());
 
 // One value per input in the model's order, of the declared dtypes, ranks and extents. INVALID_ARGUMENT names
 // the input.

@@ -141,7 +141,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const std::string kv = graph.kv;
   const std::string stored_weights = graph.weights;
   OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
-  const uint64_t weights = serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
+  const uint64_t weights =
+      serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
   const uint64_t scratch = serving.run->arena_bytes() + serving.run->scratch_bytes();
   if (weights + scratch + least_kv > budget) return too_small(weights, scratch);
   const std::vector<int32_t> blocks =

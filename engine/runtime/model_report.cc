@@ -50,13 +50,13 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
     uint64_t per_block = 0;
     for (const auto& g : serving.layout.groups)
       per_block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
-    out +=
-        cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
-            "weights, copied      ", format_bytes(serving.run->program().copied_weight_bytes()), " (foreseen ",
-            format_bytes(copies), ")\n", "activations (peak)   ", format_bytes(serving.run->arena_bytes()),
-            "\n", "kernel scratch       ", format_bytes(serving.run->scratch_bytes()), "\n",
-            "KV cache per token   ", format_bytes(kv_bytes_per_token(serving.layout, model.page_tokens)),
-            "\n", "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
+    out += cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
+               "weights, copied      ", format_bytes(serving.run->program().copied_weight_bytes()),
+               " (foreseen ", format_bytes(copies), ")\n", "activations (peak)   ",
+               format_bytes(serving.run->arena_bytes()), "\n", "kernel scratch       ",
+               format_bytes(serving.run->scratch_bytes()), "\n", "KV cache per token   ",
+               format_bytes(kv_bytes_per_token(serving.layout, model.page_tokens)), "\n",
+               "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
       const auto& group = serving.layout.groups[g];
       static const char* const kPages[] = {"", " (open pages, 16 bits)", " (first tokens, 16 bits)"};

@@ -14,7 +14,7 @@ namespace oar {
 struct Predictor::Shared {
   ImportedModel model;
   std::unique_ptr<const Evaluator> evaluator;
-  std::shared_ptr<ThreadPool> pool;
+  std::shared_ptr<Backend> backend;
   std::vector<PassReport> passes;
   uint64_t tensor_limit = 0;
   int64_t loop_limit = 0;
@@ -66,16 +66,14 @@ Layers layers_of(const Graph& graph) {
   return out;
 }
 
-PredictorOptions with_pool(PredictorOptions options) {
-  if (!options.pool && options.threads != 1) {
-    options.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  }
-  return options;
+std::shared_ptr<Backend> make_backend(const PredictorOptions& options) {
+  auto pool = options.pool;
+  if (!pool) pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  return make_cpu_backend(std::move(pool), options.reference ? Isa::kReference : best_isa());
 }
-int load_threads(const PredictorOptions& options) { return options.pool ? options.pool->workers() : 1; }
 
 // With the user's samples: first integers where they lie, then the passes as for any quantized model.
-Status calibrate_model(ImportedModel& model, const PredictorOptions& options) {
+Status calibrate_model(ImportedModel& model, const PredictorOptions& options, Backend& backend) {
   if (!options.calibration) return ok_status();
   if (options.precision != Precision::kInt8) {
     return Status(
@@ -83,15 +81,15 @@ Status calibrate_model(ImportedModel& model, const PredictorOptions& options) {
         cat("calibration is for precision int8, and the precision is ", precision_name(options.precision)),
         "precision");
   }
-  OAR_ASSIGN(const CalibrationReport report,
-             quantize_statically(model, *options.calibration, options.pool.get()));
+  OAR_ASSIGN(const CalibrationReport report, quantize_statically(model, *options.calibration, backend));
   options.log(LogLevel::kInfo, cat(report.quantized, " of ", report.layers, " layers have ranges from ",
                                    report.samples, " samples"));
   return ok_status();
 }
 
-Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options) {
-  OAR_RETURN_IF_ERROR(calibrate_model(model, options));
+Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options,
+                                       Backend& backend) {
+  OAR_RETURN_IF_ERROR(calibrate_model(model, options, backend));
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.explain = options.explain;
@@ -112,14 +110,14 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
 }  // namespace
 
 // Packs what is not packed, and drops from the graph what no run will read. The options have the pool.
-Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, const PredictorOptions& options) {
+Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, const PredictorOptions& options,
+                                                   std::shared_ptr<Backend> backend) {
   auto shared = std::make_shared<Shared>(options.planned_shapes);
-  const int threads = load_threads(options);
-  OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, &prepared.packed, threads));
+  OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, *backend, &prepared.packed));
   const std::vector<ValueId>& spent = shared->evaluator->spent_constants();
   std::vector<uint64_t> sizes;
   for (const ValueId v : spent) sizes.push_back(prepared.model.graph->value(v).constant.bytes());
-  for_each_largest_first(threads, sizes, [&](size_t k) {
+  for_each_largest_first(backend->workers(), sizes, [&](size_t k) {
     Tensor& constant = prepared.model.graph->value(spent[k]).constant;
     constant.buffer().release_pages();
     constant = Tensor::without_bytes(constant.shape(), constant.format());
@@ -127,21 +125,22 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   shared->model = prepared.model;
   shared->passes = prepared.passes;
   for (const auto& [name, tensor] : prepared.packed.tensors) shared->packed_bytes += tensor.bytes();
-  shared->pool = options.pool;
+  shared->backend = std::move(backend);
   shared->tensor_limit = options.tensor_limit;
   shared->loop_limit = options.loop_limit;
   return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
 }
 
-Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& given) {
-  const PredictorOptions options = with_pool(given);
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
-  return make(prepared, options);
+Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
+  std::shared_ptr<Backend> backend = make_backend(options);
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
+  return make(prepared, options, std::move(backend));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& given) {
-  PredictorOptions options = with_pool(given);
-  options.import.threads = load_threads(options);
+  PredictorOptions options = given;
+  const std::shared_ptr<Backend> backend = make_backend(options);
+  options.import.threads = backend->workers();
   std::string entry;
   // An observer wants to see the passes run, and samples without a key cannot be told from others.
   const CalibrationSamples* samples = options.calibration.get();
@@ -154,11 +153,11 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
   const bool known = !samples || !samples->key.empty();
   if (!options.cache_dir.empty() && options.cache_bytes > 0 && !options.pass_observer && known) {
     OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision,
-                                          calibration));
+                                          backend->name(), calibration));
   }
   const auto load = [&]() -> Result<std::unique_ptr<Predictor>> {
-    OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry, load_threads(options)));
-    return make(prepared, options);
+    OAR_ASSIGN(PreparedModel prepared, load_prepared_model(entry, backend->workers()));
+    return make(prepared, options, backend);
   };
   if (!entry.empty()) {
     auto loaded = load();
@@ -169,10 +168,10 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
     }
   }
   OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options));
-  OAR_ASSIGN(auto predictor, make(prepared, options));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
+  OAR_ASSIGN(auto predictor, make(prepared, options, backend));
   if (entry.empty()) return predictor;
-  const Status saved = save_prepared_model(entry, prepared, options.cache_bytes, load_threads(options));
+  const Status saved = save_prepared_model(entry, prepared, options.cache_bytes, backend->workers());
   if (!saved.ok()) {
     options.log(LogLevel::kWarning,
                 cat("the prepared model cannot be kept for the next load: ", saved.message()));
@@ -220,13 +219,13 @@ std::string Predictor::summary() const {
   }
   s += cat("\nweights  ", format_bytes(shared_->packed_bytes), " packed, ", format_bytes(constants),
            " as in the file");
-  s += cat("\nthreads  ", shared_->pool ? shared_->pool->workers() : 1);
+  s += cat("\nthreads  ", shared_->backend->workers());
   return s + "\n";
 }
 
 EvalOptions Predictor::eval_options() const {
   EvalOptions o;
-  o.pool = shared_->pool.get();
+  o.backend = shared_->backend.get();
   o.tensor_limit = shared_->tensor_limit;
   o.loop_limit = shared_->loop_limit;
   return o;

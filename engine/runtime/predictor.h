@@ -30,6 +30,7 @@ struct PreparedModel;  // prepared_model.h
 struct PredictorOptions {
   int threads = 0;                        // 0: the processors this process may use; 1: the caller's
   std::shared_ptr<ThreadPool> pool;       // shared with others instead of one of its own
+  bool reference = false;                 // scalar kernels with sums in double: slow, and right by eye
   std::set<std::string> disabled_passes;  // by name, see tensor_passes()
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
   // In how many bits convolutions and layers of f32 are computed. Results differ from f32's by what rounding
@@ -95,7 +96,8 @@ class Predictor {
  private:
   struct Shared;
   struct Arenas;
-  static Result<std::unique_ptr<Predictor>> make(PreparedModel& prepared, const PredictorOptions& options);
+  static Result<std::unique_ptr<Predictor>> make(PreparedModel& prepared, const PredictorOptions& options,
+                                                 std::shared_ptr<Backend> backend);
   explicit Predictor(std::shared_ptr<const Shared> shared);
   EvalOptions eval_options() const;
   std::shared_ptr<const Shared> shared_;

@@ -138,12 +138,12 @@ json::object describe(const NamedTensors& tensors) {
 
 Result<std::string> prepared_model_path(const std::string& cache_dir, const std::string& path,
                                         const std::set<std::string>& disabled_passes, Precision precision,
-                                        std::string_view calibration) {
+                                        std::string_view backend, std::string_view calibration) {
   std::error_code ec;
   const std::string absolute = fs::weakly_canonical(path, ec).string();
   OAR_ASSIGN(const json::object file, identity(absolute));
   ContentHash hash;
-  hash.add(cat("oar prepared model ", kFormatVersion, " ", isa_name(best_isa()), " ", sizeof(void*)));
+  hash.add(cat("oar prepared model ", kFormatVersion, " ", backend, " ", sizeof(void*)));
   hash.add(json::serialize(file));
   for (const Pass& pass : tensor_passes(precision)) hash.add(std::string_view(pass.name));
   hash.add(std::string_view(precision_name(precision)));

@@ -22,12 +22,12 @@ struct PreparedModel {
   std::vector<PassReport> passes;
 };
 
-// The entry's path in `cache_dir` for the model file or folder at `path`; `calibration` tells the samples
-// apart that its ranges are from. Errors of the file system.
+// The entry's path in `cache_dir` for the model file or folder at `path`, packed for the kernels of the
+// backend of this name; `calibration` tells the samples apart that its ranges are from. Errors of the file
+// system.
 Result<std::string> prepared_model_path(const std::string& cache_dir, const std::string& path,
-                                        const std::set<std::string>& disabled_passes,
-                                        Precision precision = Precision::kF32,
-                                        std::string_view calibration = {});
+                                        const std::set<std::string>& disabled_passes, Precision precision,
+                                        std::string_view backend, std::string_view calibration = {});
 // NOT_FOUND when there is no entry, or it was made of other files; DATA_LOSS when it is damaged.
 Result<PreparedModel> load_prepared_model(const std::string& entry, int threads);
 // `limit`: bytes of all entries, as make_room() has it.

@@ -222,8 +222,7 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   serving.max_context = graph.max_context;
   serving.vocab_size = config.vocab;
   serving.page_tokens = options.page_tokens;
-  OAR_ASSIGN(auto program,
-             Program::create(std::move(graph.model.graph), *backend, {options.log, progress}));
+  OAR_ASSIGN(auto program, Program::create(std::move(graph.model.graph), *backend, {options.log, progress}));
   OAR_ASSIGN(serving.run, Run::create(std::move(program)));
   serving.backend = std::move(backend);
   return serving;

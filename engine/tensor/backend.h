@@ -69,6 +69,10 @@ class Backend {
 // The CPU, at the given instruction-set level and below. The pool may be shared with other backends.
 std::unique_ptr<Backend> make_cpu_backend(std::shared_ptr<ThreadPool> pool, Isa isa);
 
+// The processor's best kernels on the calling thread alone, for work that has no pool: constants folded while
+// a model is loaded, single ops. Any thread.
+Backend& calling_thread_backend();
+
 // A device of a plug-in (plugin.h): "NAME", "NAME:INDEX" or a path, as plugin_table.h says; `host` is the CPU
 // backend beside it. NOT_FOUND, INVALID_ARGUMENT (field "device") or UNAVAILABLE say what is wrong.
 Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, std::unique_ptr<Backend> host,

@@ -8,10 +8,15 @@
 namespace oar {
 namespace {
 
+constexpr auto kFamilies = static_cast<size_t>(KernelFamily::kGatedMatmul) + 1;
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(std::shared_ptr<ThreadPool> pool, Isa isa)
-      : pool_(std::move(pool)), isa_(isa), name_(cat("cpu.", isa_name(isa))) {}
+      : pool_(std::move(pool)), isa_(isa), name_(cat("cpu.", isa_name(isa))) {
+    for (size_t f = 0; f < kFamilies; ++f)
+      f32_[f] = KernelRegistry::cpu().find(static_cast<KernelFamily>(f), Format::f32(), isa);
+  }
 
   const char* name() const override { return name_.c_str(); }
   MemoryKind memory() const override { return MemoryKind::kHost; }
@@ -25,6 +30,8 @@ class CpuBackend final : public Backend {
   Status synchronize() override { return ok_status(); }
 
   const Kernel* find_kernel(KernelFamily family, Format format) const override {
+    // Ops of ordinary models ask in every run, for f32.
+    if (format == Format::f32()) return f32_[static_cast<size_t>(family)];
     return KernelRegistry::cpu().find(family, format, isa_);
   }
   const WeightLayout& weight_layout(Format format) const override { return oar::weight_layout(format, isa_); }
@@ -41,12 +48,18 @@ class CpuBackend final : public Backend {
   std::shared_ptr<ThreadPool> pool_;
   Isa isa_;
   std::string name_;
+  const Kernel* f32_[kFamilies] = {};
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(std::shared_ptr<ThreadPool> pool, Isa isa) {
   return std::make_unique<CpuBackend>(std::move(pool), isa);
+}
+
+Backend& calling_thread_backend() {
+  static CpuBackend backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 1}), best_isa());
+  return backend;
 }
 
 }  // namespace oar

@@ -9,8 +9,8 @@
 
 #include "engine/graph/builder.h"
 #include "engine/graph/pass.h"
-#include "engine/graph/run.h"
 #include "engine/graph/reference.h"
+#include "engine/graph/run.h"
 #include "tests/support/catch.h"
 
 namespace oar_test {

@@ -83,5 +83,5 @@ TEST_CASE("a chain reuses its memory") {
   f.output(x);
   const auto plan = plan_memory(f.graph);
   REQUIRE_OK(plan);
-  CHECK(plan->arena_bytes == 2 * 32 * 256);  // two values of the longest batch
+  CHECK(plan->arena_bytes == 2 * (32 * 256 + 320));  // two values of the longest batch, not at the same sets
 }

@@ -74,11 +74,12 @@ TEST_CASE("statistics of inputs are the sums they stand for, over several blocks
   std::vector<float> rows(37 * kCols);
   for (float& v : rows) v = normal(random);
   for (const int threads : {1, 3}) {
-    ThreadPool pool({.threads = threads});
+    const auto backend =
+        make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = threads}), best_isa());
     InputStatistics statistics(kCols);
     const std::span<const float> all(rows);
-    REQUIRE_OK(statistics.add(all.first(20 * kCols), pool));
-    REQUIRE_OK(statistics.add(all.subspan(20 * kCols), pool));
+    REQUIRE_OK(statistics.add(all.first(20 * kCols), *backend));
+    REQUIRE_OK(statistics.add(all.subspan(20 * kCols), *backend));
     statistics.finish();
     CHECK(statistics.samples() == 37);
     double worst = 0;
@@ -368,10 +369,12 @@ TEST_CASE("error feedback that does not help on what was held back gives way to 
     }
     return rows;
   };
-  ThreadPool pool({.threads = 2});
+  const auto backend =
+      make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
+  ThreadPool& pool = backend->host_pool();
   const auto statistics = [&](const std::vector<float>& rows) {
     InputStatistics s(kCols);
-    REQUIRE_OK(s.add(rows, pool));
+    REQUIRE_OK(s.add(rows, *backend));
     s.finish();
     return s;
   };

@@ -10,7 +10,7 @@
 
 #include "engine/graph/passes/match.h"
 #include "engine/graph/passes/narrow_layers.h"
-#include "kernels/kernel.h"
+#include "engine/tensor/backend.h"
 
 namespace oar::passes {
 namespace {
@@ -43,7 +43,7 @@ const char* why_not_narrow(const Matcher& m, const Node& n) {
 }
 
 bool has_bf16_products() {
-  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kBf16Conv, Format::f32(), best_isa());
+  const Kernel* k = calling_thread_backend().find_kernel(KernelFamily::kBf16Conv, Format::f32());
   return k && k->isa > Isa::kReference;
 }
 

@@ -80,7 +80,7 @@ Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
     return false;
   }
   OAR_ASSIGN(Tensor out, result_over(ctx, b.shape(), x, y));
-  static const Kernel& kernel = f32_kernel(KernelFamily::kBinary);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kBinary);
   for (int64_t o = 0; o < outer; ++o) {
     int64_t rest = o, at = 0;
     for (int k = last - 2; k >= 0; --k) at += rest % b.dim(k) * step(k), rest /= b.dim(k);

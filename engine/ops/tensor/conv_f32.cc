@@ -18,25 +18,23 @@ struct PreparedConv {
 // through in groups of images that the last cache holds.
 constexpr int64_t kWinogradFloats = 2 << 20;
 
-// Null where this processor's level has none.
-const Kernel* winograd_kernel() {
-  static const Kernel* kernel =
-      KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), best_isa());
-  return kernel;
+// Null where the backend has none.
+const Kernel* winograd_kernel(const Backend& backend) {
+  return backend.find_kernel(KernelFamily::kWinograd, Format::f32());
 }
 
 bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
 
 // Filters (M, per, taps) in the kernel's layout: how many floats, and what writes them.
-int64_t packed_floats(const Shape& shape, int64_t groups) {
+int64_t packed_floats(const Backend& backend, const Shape& shape, int64_t groups) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
   if (is_depthwise(M, per * groups, groups)) return taps * M;
-  return packed_filter_floats(M, groups, taps, per, filter_width());
+  return packed_filter_floats(M, groups, taps, per, filter_width(backend));
 }
-void pack(const float* w, const Shape& shape, int64_t groups, float* to) {
+void pack(const Backend& backend, const float* w, const Shape& shape, int64_t groups, float* to) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
   if (!is_depthwise(M, per * groups, groups)) {
-    return pack_filters(to, w, M, groups, taps, per, per * taps, taps, 1, filter_width());
+    return pack_filters(to, w, M, groups, taps, per, per * taps, taps, 1, filter_width(backend));
   }
   for (int64_t m = 0; m < M; ++m) {
     for (int64_t t = 0; t < taps; ++t) to[t * M + m] = w[m * taps + t];
@@ -50,7 +48,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
   const auto weights = static_cast<double>(c.M * (c.C / c.groups) * c.w.kernel_size());
   const auto pixels = static_cast<double>(c.N * c.w.out_size());
   if (p.depthwise) {
-    static const Kernel& kernel = f32_kernel(KernelFamily::kDepthwise);
+    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kDepthwise);
     DepthwiseArgs a;
     a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
     a.window = kernel_window(c.w, c.N);
@@ -61,12 +59,12 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
   if (p.narrow) {
     return run_narrow(ctx, *p.narrow, {kernel_window(c.w, c.N), c.C, c.M, x, bias, residual, y, act});
   }
-  static const Kernel& plain = f32_kernel(KernelFamily::kConv);
+  const Kernel& plain = f32_kernel(ctx.backend(), KernelFamily::kConv);
   ConvArgs a;
   a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
   a.window = kernel_window(c.w, c.N);
   a.C = a.ldx = c.C, a.M = a.ldo = c.M, a.groups = c.groups;
-  a.panel = filter_width();
+  a.panel = filter_width(ctx.backend());
   a.planar = planar;
   a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
   if (!p.winograd) return run_kernel(ctx, plain, &a, product_ns(pixels, weights, 0.02, 4));
@@ -78,7 +76,7 @@ Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const 
     const int64_t at = n * a.window.OH * a.window.OW * c.M;
     part.x += n * a.window.H * a.window.W * c.C, part.out += at;
     if (residual) part.residual += at;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(), &part, 0.01 * pixels * weights));
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(ctx.backend()), &part, 0.01 * pixels * weights));
   }
   return ok_status();
 }
@@ -163,7 +161,7 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
   // The passes have seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
   auto p = std::make_shared<PreparedConv>();
-  p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel() != nullptr &&
+  p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel(ctx.backend()) != nullptr &&
                 w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
   const int64_t M = w.shape()[0], C = w.shape()[1];
   const bool narrow = precision_of(ctx.node().attrs) != Precision::kF32 && w.shape().rank() == 4 &&
@@ -173,7 +171,7 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
     const int64_t taps = extent(w.shape(), 2, 4);
     OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {w, M, taps, C, C * taps, 1, taps}));
   } else if (p->winograd) {
-    const int64_t width = filter_width();
+    const int64_t width = filter_width(ctx.backend());
     OAR_ASSIGN(p->packed,
                ctx.pack("winograd", {winograd_filter_floats(M, C, width)}, DType::kF32, [&](Tensor& t) {
                  const Tensor f32 = must(as_f32(w));
@@ -181,10 +179,11 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
                }));
   } else {
     p->depthwise = is_depthwise(M, channels, groups);
-    OAR_ASSIGN(p->packed, ctx.pack("w", {packed_floats(w.shape(), groups)}, DType::kF32, [&](Tensor& t) {
-      const Tensor f32 = must(as_f32(w));
-      pack(elements<float>(f32), w.shape(), groups, mutable_elements<float>(t));
-    }));
+    OAR_ASSIGN(p->packed,
+               ctx.pack("w", {packed_floats(ctx.backend(), w.shape(), groups)}, DType::kF32, [&](Tensor& t) {
+                 const Tensor f32 = must(as_f32(w));
+                 pack(ctx.backend(), elements<float>(f32), w.shape(), groups, mutable_elements<float>(t));
+               }));
   }
   ctx.spend(1);
   return std::shared_ptr<const void>(std::move(p));
@@ -243,9 +242,10 @@ Status conv(EvalContext& ctx) {
       PreparedConv own;
       if (!prepared) {
         own.depthwise = is_depthwise(c.M, c.C, c.groups);
-        OAR_ASSIGN(own.packed, ctx.allocate({packed_floats(w.shape(), c.groups)}, DType::kF32));
+        OAR_ASSIGN(own.packed,
+                   ctx.allocate({packed_floats(ctx.backend(), w.shape(), c.groups)}, DType::kF32));
         if (!ctx.options().sizing) {
-          pack(elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
+          pack(ctx.backend(), elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
         }
         prepared = &own;
       }

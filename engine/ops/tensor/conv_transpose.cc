@@ -33,7 +33,7 @@ Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
     return std::shared_ptr<const void>();
   const int64_t C = w.shape()[0], M = w.shape()[1], KH = w.shape()[2], KW = w.shape()[3];
   auto p = std::make_shared<PreparedTranspose>();
-  p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width());
+  p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width(ctx.backend()));
   const auto fill = [&](Tensor& t) {
     std::vector<float> matrix(static_cast<size_t>(C * KW * M));  // (C, KW, M) of one window row
     for (int64_t i = 0; i < KH; ++i) {
@@ -43,7 +43,7 @@ Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
             matrix[static_cast<size_t>((c * KW + j) * M + m)] =
                 elements<float>(w)[((c * M + m) * KH + i) * KW + j];
       pack_filters(mutable_elements<float>(t) + i * p->row, matrix.data(), KW * M, 1, 1, C, 1, KW * M, 0,
-                   filter_width());
+                   filter_width(ctx.backend()));
     }
   };
   OAR_ASSIGN(p->packed, ctx.pack("w", {KH * p->row}, DType::kF32, fill));
@@ -56,7 +56,7 @@ Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* 
   const int64_t N = in[0], C = in[1], H = in[2], W = in[3], M = w[1], KH = w[2], KW = w[3];
   std::vector<float> spread;  // the bias once per column of the window
   for (int64_t j = 0; bias && j < KW; ++j) spread.insert(spread.end(), bias, bias + M);
-  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
   for (int64_t i = 0; i < KH; ++i) {
     ConvArgs a;
     a.out = y + i * W * KW * M;
@@ -64,7 +64,7 @@ Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* 
     a.bias = bias ? spread.data() : nullptr;
     a.window.N = N, a.window.H = a.window.OH = H, a.window.W = a.window.OW = W;
     a.C = a.ldx = C, a.M = a.ldo = KW * M, a.out_row = KH * W * KW * M;
-    a.panel = filter_width();
+    a.panel = filter_width(ctx.backend());
     a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
     OAR_RETURN_IF_ERROR(
         run_kernel(ctx, kernel, &a, 0.02 * static_cast<double>(N * H * W) * static_cast<double>(C * KW * M)));

@@ -27,7 +27,7 @@ Result<std::shared_ptr<const void>> prepare_dense(PrepareContext& ctx) {
     ctx.spend(1);
     return std::shared_ptr<const void>(std::move(p));
   }
-  const int64_t width = filter_width();
+  const int64_t width = filter_width(ctx.backend());
   const Shape floats{packed_filter_floats(p->N, 1, 1, p->K, width)};
   OAR_ASSIGN(p->packed, ctx.pack("w", floats, DType::kF32, [&](Tensor& t) {
     pack_filters(mutable_elements<float>(t), elements<float>(w), p->N, 1, 1, p->K, transposed ? p->K : 1,
@@ -127,11 +127,11 @@ struct HeadShape {
 };
 
 // One head of one batch entry. `scratch` holds packed keys, packed values and scores.
-void attend(const HeadShape& s, const float* q, const float* k, const float* v, const float* mask,
-            int64_t mask_row, float scale, float* out, float* scratch, OneThread& thread) {
-  static const Kernel& product = f32_kernel(KernelFamily::kConv);
-  static const Kernel& softmax = f32_kernel(KernelFamily::kSoftmax);
-  const int64_t width = filter_width(), keys = packed_filter_floats(s.T, 1, 1, s.D, width);
+void attend(const Backend& backend, const HeadShape& s, const float* q, const float* k, const float* v,
+            const float* mask, int64_t mask_row, float scale, float* out, float* scratch, OneThread& thread) {
+  const Kernel& product = f32_kernel(backend, KernelFamily::kConv);
+  const Kernel& softmax = f32_kernel(backend, KernelFamily::kSoftmax);
+  const int64_t width = panel_width(product.isa), keys = packed_filter_floats(s.T, 1, 1, s.D, width);
   const int64_t values = packed_filter_floats(s.DV, 1, 1, s.T, width);
   float *pk = scratch, *pv = pk + keys, *scores = pv + values;
   pack_filters(pk, k, s.T, 1, 1, s.D, s.HK * s.D, 1, 0, width);
@@ -198,7 +198,7 @@ Status head_attention(EvalContext& ctx) {
     mask_b = dims[0] == 1 ? 0 : dims[1] * dims[2] * s.T;
   }
   if (y.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
-  const int64_t width = filter_width(), workers = ctx.options().pool ? ctx.options().pool->workers() : 1;
+  const int64_t width = filter_width(ctx.backend()), workers = ctx.backend().workers();
   const int64_t floats = packed_filter_floats(std::max<int64_t>(s.T, 1), 1, 1, s.D, width) +
                          packed_filter_floats(s.DV, 1, 1, s.T, width) + s.S * s.T;
   // As many slices of scratch as there are ranges of heads in flight.
@@ -219,7 +219,7 @@ Status head_attention(EvalContext& ctx) {
                        const int64_t ob = o[0] == 1 ? 0 : b, oh = o[2] == 1 ? 0 : h;
                        return elements<float>(t) + (ob * o[1] * o[2] + oh) * o[3];
                      };
-                     attend(s, head(in[0]), head(in[1]), head(in[2]),
+                     attend(ctx.backend(), s, head(in[0]), head(in[1]), head(in[2]),
                             mask.defined() ? elements<float>(mask) + b * mask_b + h * mask_h : nullptr,
                             mask_row, scale, mutable_elements<float>(y) + (b * s.S * s.H + h) * s.DV,
                             mutable_elements<float>(scratch) + slice * floats, thread);

@@ -11,7 +11,7 @@ Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return false;
   OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
-  static const Kernel& kernel = f32_kernel(KernelFamily::kUnary);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kUnary);
   UnaryArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
   OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, nanoseconds * static_cast<double>(a.n)));
@@ -29,7 +29,7 @@ Result<bool> through_epilogue(EvalContext& ctx, Epilogue kind, double alpha, dou
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return false;
   OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
-  static const Kernel& kernel = f32_kernel(KernelFamily::kActivate);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kActivate);
   ActivateArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
   a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);

@@ -4,16 +4,18 @@
 
 namespace oar::tensor {
 
-const Kernel& f32_kernel(KernelFamily family) {
-  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), best_isa());
+const Kernel& f32_kernel(const Backend& backend, KernelFamily family) {
+  const Kernel* k = backend.find_kernel(family, Format::f32());
   OAR_CHECK(k != nullptr, "kernel family without a kernel");
   return *k;
 }
 
-int64_t filter_width() { return panel_width(best_isa()); }
+int64_t filter_width(const Backend& backend) {
+  return panel_width(f32_kernel(backend, KernelFamily::kConv).isa);
+}
 
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
-  ThreadPool* pool = nanoseconds > EvalContext::kWorthPool ? ctx.options().pool : nullptr;
+  ThreadPool* pool = nanoseconds > EvalContext::kWorthPool ? ctx.pool() : nullptr;
   KernelPlan plan;
   kernel.plan(args, pool ? pool->workers() : 1, &plan);
   Tensor shared, own;
@@ -140,14 +142,14 @@ void turn_bytes(const EvalContext& ctx, const uint8_t* x, uint8_t* y, int64_t N,
 
 Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
   if (p.rows == 0 || p.N == 0) return ok_status();
-  static const Kernel& kernel = f32_kernel(KernelFamily::kConv);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
   ConvArgs a;
   a.out = p.out, a.x = p.x, a.w = p.w, a.bias = p.bias, a.residual = p.residual;
   a.window.N = a.window.H = a.window.OH = 1;
   a.window.W = a.window.OW = p.rows;
   a.C = p.K, a.M = p.N;
   a.ldx = p.ldx != 0 ? p.ldx : p.K, a.ldo = p.ldo != 0 ? p.ldo : p.N;
-  a.panel = filter_width();
+  a.panel = filter_width(ctx.backend());
   a.epilogue = p.activation.kind, a.alpha = p.activation.alpha, a.beta = p.activation.beta;
   return run_kernel(ctx, kernel, &a,
                     product_ns(static_cast<double>(p.rows), static_cast<double>(p.K * p.N), 0.02, 4));

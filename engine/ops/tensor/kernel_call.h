@@ -8,10 +8,10 @@
 
 namespace oar::tensor {
 
-// The best kernel of a family that serves any format; there always is one.
-const Kernel& f32_kernel(KernelFamily family);
-// The width for which filters of this processor's convolution are packed.
-int64_t filter_width();
+// The backend's kernel of a family for f32; there always is one.
+const Kernel& f32_kernel(const Backend& backend, KernelFamily family);
+// The width for which filters of its convolution are packed.
+int64_t filter_width(const Backend& backend);
 
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);

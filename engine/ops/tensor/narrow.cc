@@ -46,9 +46,9 @@ Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f
 }
 
 Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c) {
-  static const Kernel& narrow = f32_kernel(KernelFamily::kNarrow);
-  static const Kernel& bf16_conv = f32_kernel(KernelFamily::kBf16Conv);
-  static const Kernel& int8_conv = f32_kernel(KernelFamily::kQuantizedConv);
+  const Kernel& narrow = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
+  const Kernel& bf16_conv = f32_kernel(ctx.backend(), KernelFamily::kBf16Conv);
+  const Kernel& int8_conv = f32_kernel(ctx.backend(), KernelFamily::kQuantizedConv);
   const WindowShape& v = c.window;
   if (v.N * v.OH * v.OW * c.M == 0) return ok_status();
   NarrowArgs n;

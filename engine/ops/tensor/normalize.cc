@@ -151,7 +151,7 @@ Status layer_like(EvalContext& ctx, bool rms) {
     if (ctx.has(2)) { OAR_ASSIGN(b, ctx.tensor(2)); }
     if (!b.defined() || (dtype_of(b) == DType::kF32 && b.shape() == tail)) {
       OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
-      static const Kernel& kernel = f32_kernel(KernelFamily::kLayerNorm);
+      const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kLayerNorm);
       LayerNormArgs a;
       a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.w = elements<float>(s);
       a.b = b.defined() ? elements<float>(b) : nullptr;

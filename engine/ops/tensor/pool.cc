@@ -113,7 +113,7 @@ Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
     ctx.set(0, std::move(y));
     return ok_status();
   }
-  static const Kernel& kernel = f32_kernel(KernelFamily::kPool);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kPool);
   PoolArgs a;
   a.out = mutable_elements<float>(y), a.x = elements<float>(x);
   a.window = kernel_window(w, in[0]);

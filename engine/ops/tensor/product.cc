@@ -15,8 +15,7 @@ Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const fl
     for (int64_t m = 0; m < M && !accumulate; ++m) std::fill_n(C + m * ldc, N, 0.0f);
     return ok_status();
   }
-  static const Kernel* const kernel =
-      KernelRegistry::cpu().find(KernelFamily::kMatmul, Format::f32(), best_isa());
+  const Kernel* const kernel = ctx.backend().find_kernel(KernelFamily::kMatmul, Format::f32());
   OAR_CHECK(kernel != nullptr, "no f32 matmul kernel");
   const MatmulSegment segment{B, nullptr, N, 0};
   MatmulArgs args;
@@ -28,7 +27,7 @@ Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const fl
   args.T = M, args.K = K, args.ldx = lda, args.ldo = ldc;
   args.format = Format::f32();
   // A product this small is done before the pool has woken up.
-  ThreadPool* pool = M * N * K > (1 << 16) ? ctx.options().pool : nullptr;
+  ThreadPool* pool = M * N * K > (1 << 16) ? ctx.pool() : nullptr;
   KernelPlan plan;
   kernel->plan(&args, pool ? pool->workers() : 1, &plan);
   OAR_ASSIGN(const Tensor shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));

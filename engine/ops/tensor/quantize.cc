@@ -81,7 +81,7 @@ Status quantize_linear(EvalContext& ctx) {
                      elements<float>(scale)[0] > 0 && std::isfinite(elements<float>(scale)[0]) &&
                      x.numel() > 0) {
     OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
-    static const Kernel& kernel = f32_kernel(KernelFamily::kNarrow);
+    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
     NarrowArgs a;
     a.out = mutable_elements<std::byte>(y), a.x = elements<float>(x), a.rows = 1, a.n = x.numel();
     a.divisor = elements<float>(scale)[0], a.offset = z, a.least = to == DType::kI8 ? -128 : 0;

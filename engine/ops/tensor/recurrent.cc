@@ -85,7 +85,7 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   }
   auto p = std::make_shared<PreparedRecurrent>();
   p->D = D, p->H = H, p->I = I;
-  const int64_t N = D * G * H, width = filter_width();
+  const int64_t N = D * G * H, width = filter_width(ctx.backend());
   OAR_ASSIGN(p->w, ctx.pack("w", Shape{packed_filter_floats(N, 1, 1, I, width)}, DType::kF32, [&](Tensor& t) {
     pack_filters(mutable_elements<float>(t), elements<float>(*w), N, 1, 1, I, I, 1, 0, width);
   }));
@@ -172,7 +172,7 @@ Status recurrent_by_kernels(EvalContext& ctx, const PreparedRecurrent& p, const 
   a.y_t = D * B * H, a.y_d = B * H, a.y_b = H;
   if (batch_first) a.y_t = D * H, a.y_d = H, a.y_b = T * D * H;
   if (a.lengths && !ctx.options().sizing) std::fill_n(a.y, y.numel(), 0.f);
-  static const Kernel& kernel = f32_kernel(KernelFamily::kRecurrent);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kRecurrent);
   OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.05 * static_cast<double>(T * B * N * H)));
   ctx.set(0, std::move(y));
   ctx.set(1, std::move(h));

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <map>
 
+#include "engine/graph/lowering.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
-#include "engine/graph/lowering.h"
 #include "quant/dtype.h"
 
 namespace oar {
@@ -35,8 +35,8 @@ class RoundRows final : public LoweredOp {
   const Kernel* kernel() const override { return nullptr; }
   Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
     const int64_t n = in[0].cols();
-    const auto *x = in[0].as<const float>();
-    auto *y = out[0].as<float>();
+    const auto* x = in[0].as<const float>();
+    auto* y = out[0].as<float>();
     pool_.parallel_for(in[0].rows(), 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) round_activations(code_, x + t * n, n, y + t * n);
     });

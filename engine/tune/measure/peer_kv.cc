@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "engine/base/format.h"
-#include "engine/graph/op.h"
 #include "engine/graph/lowering.h"
+#include "engine/graph/op.h"
 
 namespace oar {
 namespace {

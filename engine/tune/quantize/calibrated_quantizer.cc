@@ -25,12 +25,15 @@ InputStatistics::InputStatistics(int64_t cols)
 // The sum of outer products is X^T X, a product of f32 matrices: the kernel of convolution computes it, whose
 // operands are the columns of X as rows, and the same as packed filters. A block of rows of the upper
 // triangle at a time; its corner below the diagonal is computed too and means nothing.
-Status InputStatistics::add(std::span<const float> rows, ThreadPool& pool) {
+Status InputStatistics::add(std::span<const float> rows, Backend& backend) {
   constexpr int64_t kBlock = 256;  // rows of the triangle, a multiple of every panel width
   const int64_t n = cols_, count = static_cast<int64_t>(rows.size()) / std::max<int64_t>(n, 1);
   if (count == 0) return ok_status();
   samples_ += count;
-  const int64_t width = panel_width(best_isa());
+  ThreadPool& pool = backend.host_pool();
+  const Kernel* product = backend.host().find_kernel(KernelFamily::kConv, Format::f32());
+  OAR_CHECK(product != nullptr, "kernel family without a kernel");
+  const int64_t width = panel_width(product->isa);
   OAR_ASSIGN(Tensor columns, Tensor::allocate({n, count}, Format::f32()));
   OAR_ASSIGN(Tensor filters, Tensor::allocate({packed_filter_floats(n, 1, 1, count, width)}, Format::f32()));
   float* const column = columns.mutable_values<float>().data();
@@ -50,8 +53,6 @@ Status InputStatistics::add(std::span<const float> rows, ThreadPool& pool) {
       }
     }
   });
-  const Kernel* product = KernelRegistry::cpu().find(KernelFamily::kConv, Format::f32(), best_isa());
-  OAR_CHECK(product != nullptr, "kernel family without a kernel");
   for (int64_t i = 0; i < n; i += kBlock) {
     ConvArgs a;
     a.window.N = a.window.H = a.window.OH = 1;

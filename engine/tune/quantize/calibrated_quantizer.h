@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/runtime/quantize_weights.h"
+#include "engine/tensor/backend.h"
 #include "engine/tune/quantize/quantize.h"
 
 namespace oar {
@@ -14,9 +15,9 @@ namespace oar {
 class InputStatistics {
  public:
   explicit InputStatistics(int64_t cols);
-  // Rows (count, cols) of activations, twice whose size is allocated for the call; sums are spread over the
-  // pool and the same for any number of threads.
-  Status add(std::span<const float> rows, ThreadPool& pool);
+  // Rows (count, cols) of activations, twice whose size is allocated for the call; sums are spread over
+  // the threads of the host and the same for any number of them.
+  Status add(std::span<const float> rows, Backend& backend);
 
   int64_t cols() const { return cols_; }
   int64_t samples() const { return samples_; }

@@ -376,8 +376,8 @@ Status Work::calibrate_stage(std::unique_ptr<StageRunner> runner,
     OAR_RETURN_IF_ERROR(runner->run(windows[w], stream, [&](size_t k, std::span<const float> rows) {
       if (!wanted[k] || !added.ok()) return;
       const auto split = static_cast<size_t>(fitted * inputs[k].cols);
-      added = statistics[k].add(rows.first(split), pool());
-      if (added.ok() && fitted < count) added = held[k].add(rows.subspan(split), pool());
+      added = statistics[k].add(rows.first(split), *backend_);
+      if (added.ok() && fitted < count) added = held[k].add(rows.subspan(split), *backend_);
     }));
     OAR_RETURN_IF_ERROR(added);
     OAR_RETURN_IF_ERROR(cancelled_if_asked());
