@@ -30,12 +30,15 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
   return s + ")";
 }
 
-Status evaluate_into(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
-                     const EvalOptions& options, const void* prepared, EvalContext::OperandFacts facts = {}) {
+// Runs `work` over the node as one step of a run: it may be ended from outside, is measured, and its errors
+// name it.
+template <class Work>
+Status step(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
+            const EvalOptions& options, const void* prepared, EvalContext::OperandFacts facts, Work&& work) {
   OAR_RETURN_IF_ERROR(RunGuard::check());
   EvalContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
-  Status s = node.op->evaluate(ctx);
+  Status s = work(ctx);
   if (options.profile) options.profile(node, start, now_ns());
   if (!s.ok()) return Status(s.code(), cat(describe(node, inputs), ": ", s.message()));
   return s;
@@ -127,6 +130,8 @@ Result<std::vector<Datum>> EvalContext::run_subgraph(size_t which, std::vector<D
   OAR_RETURN_IF_ERROR(RunGuard::check());  // a body may have no node
   EvalOptions inner = options_;
   ++inner.depth;
+  inner.calls = nullptr;
+  inner.bound = nullptr;
   if (const auto* prepared = static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_)) {
     return (*prepared)[which]->run(std::move(inputs), inner);
   }
@@ -164,6 +169,7 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
                                                            const std::string& prefix) {
   auto e = std::unique_ptr<Evaluator>(new Evaluator());
   e->graph_ = std::move(graph);
+  e->weights_ = std::make_unique<WeightStore>(backend);
   const Graph& g = *e->graph_;
   const size_t n = g.nodes().size();
   e->prepared_.resize(n);
@@ -248,6 +254,25 @@ Status Evaluator::prepare_nodes(Backend& backend, PackedWeights* weights, const 
   return ok_status();
 }
 
+Status Evaluator::evaluate_node(size_t i, std::span<const Datum* const> operands, std::span<Datum> results,
+                                const EvalOptions& options, EvalContext::OperandFacts facts) const {
+  const Node& node = graph_->nodes()[i];
+  const void* const prepared = prepared_[i].get();
+  // Ops that language models have too are lowered there by the types of their graphs.
+  const bool lowers = node.op->lower != nullptr && node.op->infer == nullptr;
+  std::shared_ptr<const BoundCall> call;
+  if (lowers) {
+    if (options.calls != nullptr) call = (*options.calls)[i];
+    if (call == nullptr || !call->fits(operands)) {
+      OAR_ASSIGN(call, bind_call(*graph_, node, operands, *weights_, prepared));
+    }
+    if (options.bound != nullptr) (*options.bound)[i] = call;
+  }
+  return step(node, operands, results, options, prepared, facts, [&](EvalContext& ctx) {
+    return call != nullptr && call->op != nullptr ? run_call(*call, ctx) : node.op->evaluate(ctx);
+  });
+}
+
 Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalOptions& options) const {
   const Graph& g = *graph_;
   if (inputs.size() != g.inputs().size()) {
@@ -297,7 +322,7 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
       facts.unknown = unknown_operands;
       for (ValueId v : node.outputs) unknown[v] = !computed;
     }
-    OAR_RETURN_IF_ERROR(evaluate_into(node, operands, results, *how, prepared_[i].get(), facts));
+    OAR_RETURN_IF_ERROR(evaluate_node(i, operands, results, *how, facts));
     if (options.observe && options.depth == 0) OAR_RETURN_IF_ERROR(options.observe(node, results));
     for (size_t k = 0; k < results.size(); ++k) {
       values[node.outputs[k]] = std::move(results[k]);
@@ -321,6 +346,8 @@ Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& 
   sizing.sizing = true;
   sizing.memory = &memory;
   sizing.profile = nullptr;
+  sizing.calls = nullptr;
+  sizing.bound = nullptr;
   OAR_ASSIGN(const std::vector<Datum> results, run(std::move(inputs), sizing));
   std::vector<BlockLife> lives = memory.end();
   if (lives.empty() && !graph_->nodes().empty())
@@ -331,7 +358,7 @@ Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& 
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
                                        const EvalOptions& options) {
   std::vector<Datum> outputs(node.outputs.size());
-  OAR_RETURN_IF_ERROR(evaluate_into(node, inputs, outputs, options, nullptr));
+  OAR_RETURN_IF_ERROR(step(node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
   return outputs;
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/graph/bound_call.h"
 #include "engine/graph/op.h"
 #include "engine/graph/packed_weights.h"
 #include "engine/graph/run_memory.h"
@@ -50,6 +51,10 @@ struct EvalOptions {
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
   bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
+  // Calls bound by an earlier run with inputs of these sizes; null: nodes are bound as they are met. `bound`,
+  // where given, receives what this run binds, by node of the graph itself.
+  const BoundCalls* calls = nullptr;
+  BoundCalls* bound = nullptr;
   // Told each node's name and nanoseconds; null: not measured.
   std::function<void(const Node&, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
   // Shown each node's results, of the graph itself and not of its branches and loops, before anything reads
@@ -191,7 +196,10 @@ class Evaluator {
                                                          PackedWeights* weights, const std::string& prefix);
   Status prepare_nodes(Backend& backend, PackedWeights* weights, const std::string& prefix,
                        std::vector<uint8_t>& read);
+  Status evaluate_node(size_t node, std::span<const Datum* const> operands, std::span<Datum> results,
+                       const EvalOptions& options, EvalContext::OperandFacts facts) const;
   std::shared_ptr<const Graph> graph_;
+  std::unique_ptr<WeightStore> weights_;  // for kernels of the backend that the evaluator was made for
   std::vector<ValueId> spent_;
   std::vector<Prepared> prepared_;              // by node
   std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it

@@ -38,6 +38,14 @@ struct Operand {
   }
 };
 
+// What is known of an operand or result when a node is bound to sizes.
+struct ValueInfo {
+  Format format;
+  Shape shape;
+  bool given = false;  // false: an optional operand left out
+  bool operator==(const ValueInfo&) const = default;
+};
+
 // What an op that runs on the host keeps from run to run: buffers that grow to the largest run and stay.
 struct HostScratch {
   std::vector<Buffer> buffers;
@@ -58,6 +66,10 @@ class LoweredOp {
   // Who computes it, for people.
   virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }
   uint64_t weight_bytes = 0;  // weights a run streams through once, copied or in place; a table's few rows: 0
+  // Of nodes bound to sizes: roughly how long one thread takes, and the operand that result 0 may be written
+  // over (-1: none).
+  double nanoseconds = 0;
+  int overwrites = -1;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
 
@@ -71,9 +83,15 @@ struct LowerContext {
   std::span<const Node> expressions = {};
   // Only whether there is a kernel is asked: weights need not be prepared, and may be expressions.
   bool probe = false;
+  // Ordinary models: what a run gives for each input, and what prepare() made of the constants; lower() then
+  // says what the results are. Empty where the graph knows its types.
+  std::span<const ValueInfo> operands = {};
+  std::vector<ValueInfo>* results = nullptr;
+  const void* prepared = nullptr;
   // Inputs whose bytes the op took over by f32_constant() or weight(), and so will not look for at run time.
   mutable std::vector<size_t> taken = {};
 
+  bool given(size_t input) const { return input < operands.size() && operands[input].given; }
   // Whether operand `input` is a constant or an expression over constants.
   bool is_weight(size_t input) const;
   bool is_expression(size_t input) const {

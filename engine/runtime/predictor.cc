@@ -259,7 +259,8 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
   std::unique_ptr<RunMemory> memory = arenas_->take();
-  auto plan = key.empty() ? nullptr : shared_->plans.find(key);
+  RunPlans::Known known = key.empty() ? RunPlans::Known() : shared_->plans.find(key);
+  std::shared_ptr<const BlockPlan> plan = known.plan;
   if (!plan && !key.empty() && memory->arena_bytes() == 0) {
     // The first run: so that its arena has the right size at once. Later ones with new shapes place their
     // values in the arena that there is, and leave a plan for the next with these shapes.
@@ -271,6 +272,13 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
   OAR_RETURN_IF_ERROR(memory->begin(plan));
   EvalOptions options = eval_options();
   options.memory = memory.get();
+  std::shared_ptr<BoundCalls> bound;
+  if (known.calls) {
+    options.calls = known.calls.get();
+  } else if (!key.empty()) {
+    bound = std::make_shared<BoundCalls>(graph().nodes().size());
+    options.bound = bound.get();
+  }
   if (times) {
     options.profile = [times](const Node& node, uint64_t start, uint64_t end) {
       times->push_back({node.op->name, node.name, start, end});
@@ -280,7 +288,7 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
   std::vector<BlockLife> lives = memory->end();
   if (results.ok()) {
     for (Datum& d : *results) OAR_RETURN_IF_ERROR(move_out(*memory, d));
-    if (!key.empty()) shared_->plans.learn(key, std::move(lives));
+    if (!key.empty()) shared_->plans.learn(key, std::move(lives), std::move(bound));
   }
   arenas_->give_back(std::move(memory));
   return results;
@@ -307,7 +315,7 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> 
   }
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
-  if (auto known = shared_->plans.find(key)) return known;
+  if (auto known = shared_->plans.find(key).plan) return known;
   OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options()));
   auto plan = std::make_shared<const BlockPlan>(std::move(sized));
   shared_->plans.put(key, plan);

@@ -21,32 +21,37 @@ RunPlans::Entry* RunPlans::touch(const std::string& key) {
   return &entries_.front();
 }
 
-std::shared_ptr<const BlockPlan> RunPlans::find(const std::string& key) {
+RunPlans::Known RunPlans::find(const std::string& key) {
   const std::lock_guard lock(mutex_);
   const Entry* e = touch(key);
-  return e ? e->plan : nullptr;
+  return e ? e->known : Known();
 }
 
-void RunPlans::learn(const std::string& key, std::vector<BlockLife> lives) {
-  if (lives.empty()) return;
+void RunPlans::learn(const std::string& key, std::vector<BlockLife> lives,
+                     std::shared_ptr<const BoundCalls> calls) {
+  bool settled = lives.empty();
   {
     const std::lock_guard lock(mutex_);
     if (Entry* e = touch(key)) {
-      if (e->plan->blocks == lives || e->corrections >= kCorrections) return;
-      ++e->corrections;
+      if (calls && !e->known.calls) e->known.calls = calls;
+      settled =
+          settled || (e->known.plan && (e->known.plan->blocks == lives || e->corrections >= kCorrections));
+      if (!settled) ++e->corrections;
     }
   }
-  put(key, std::make_shared<const BlockPlan>(plan_blocks(std::move(lives))));
+  if (settled) return;
+  put(key, std::make_shared<const BlockPlan>(plan_blocks(std::move(lives))), std::move(calls));
 }
 
-void RunPlans::put(const std::string& key, std::shared_ptr<const BlockPlan> plan) {
+void RunPlans::put(const std::string& key, std::shared_ptr<const BlockPlan> plan,
+                   std::shared_ptr<const BoundCalls> calls) {
   const std::lock_guard lock(mutex_);
   if (Entry* e = touch(key)) {
-    e->plan = std::move(plan);
+    e->known.plan = std::move(plan);
     return;
   }
   if (capacity_ == 0) return;
-  entries_.push_front({key, std::move(plan), 0});
+  entries_.push_front({key, {std::move(plan), std::move(calls)}, 0});
   by_key_[key] = entries_.begin();
   if (entries_.size() <= capacity_) return;
   by_key_.erase(entries_.back().key);

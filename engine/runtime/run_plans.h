@@ -19,12 +19,18 @@ std::string shapes_key(const std::vector<Datum>& inputs);
 class RunPlans {
  public:
   explicit RunPlans(size_t capacity) : capacity_(capacity) {}
-  // Null when there is none.
-  std::shared_ptr<const BlockPlan> find(const std::string& key);
-  // After a run with these shapes that asked for `lives`: makes or corrects their plan. A model whose
-  // requests depend on values never settles, and keeps the last of a few corrections.
-  void learn(const std::string& key, std::vector<BlockLife> lives);
-  void put(const std::string& key, std::shared_ptr<const BlockPlan> plan);
+  // What is kept for these inputs: places of values, and kernel calls by node; each may be null.
+  struct Known {
+    std::shared_ptr<const BlockPlan> plan;
+    std::shared_ptr<const BoundCalls> calls;
+  };
+  Known find(const std::string& key);
+  // After a run with these shapes that asked for `lives` and bound `calls` (null: it was given them): makes
+  // or corrects their plan. A model whose requests depend on values never settles, and keeps the last of a
+  // few corrections.
+  void learn(const std::string& key, std::vector<BlockLife> lives, std::shared_ptr<const BoundCalls> calls);
+  void put(const std::string& key, std::shared_ptr<const BlockPlan> plan,
+           std::shared_ptr<const BoundCalls> calls = nullptr);
   size_t size() const;
   void clear();
 
@@ -32,7 +38,7 @@ class RunPlans {
   static constexpr int kCorrections = 4;
   struct Entry {
     std::string key;
-    std::shared_ptr<const BlockPlan> plan;
+    Known known;
     int corrections = 0;
   };
   Entry* touch(const std::string& key);  // to the front; null when there is none

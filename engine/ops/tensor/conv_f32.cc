@@ -41,42 +41,63 @@ void pack(const Backend& backend, const float* w, const Shape& shape, int64_t gr
   }
 }
 
+// Rough nanoseconds of one thread.
+double cost_of(const Conv& c, const PreparedConv& p) {
+  const auto weights = static_cast<double>(c.M * (c.C / c.groups) * c.w.kernel_size());
+  const auto pixels = static_cast<double>(c.N * c.w.out_size());
+  if (p.depthwise) return 0.1 * pixels * weights;
+  return p.winograd ? 0.01 * pixels * weights : product_ns(pixels, weights, 0.02, 4);
+}
+
+// The arguments of a call but for its operands.
+DepthwiseArgs depthwise_args(const Conv& c, const PreparedConv& p, const Activation& act) {
+  DepthwiseArgs a;
+  a.w = elements<float>(p.packed);
+  a.window = kernel_window(c.w, c.N);
+  a.C = c.C;
+  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+  return a;
+}
+ConvArgs conv_args(const Backend& backend, const Conv& c, const PreparedConv& p, const Activation& act) {
+  ConvArgs a;
+  a.w = elements<float>(p.packed);
+  a.window = kernel_window(c.w, c.N);
+  a.C = a.ldx = c.C, a.M = a.ldo = c.M, a.groups = c.groups;
+  a.panel = filter_width(backend);
+  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+  return a;
+}
+// Images that one call of the Winograd kernel takes.
+int64_t winograd_images(const Conv& c, const WindowShape& w) {
+  const int64_t tiles = ((w.OH + 3) / 4) * ((w.OW + 3) / 4);
+  return std::clamp<int64_t>(kWinogradFloats / (36 * tiles * (c.C + c.M)), 1, c.N);
+}
+
 // The kernel of one call on pixels: x (N, H, W, C), or (N, C, H, W) when planar; y and residual (N, OH, OW,
 // M).
 Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
             const float* bias, const float* residual, const Activation& act, float* y) {
-  const auto weights = static_cast<double>(c.M * (c.C / c.groups) * c.w.kernel_size());
-  const auto pixels = static_cast<double>(c.N * c.w.out_size());
+  const double ns = cost_of(c, p);
   if (p.depthwise) {
-    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kDepthwise);
-    DepthwiseArgs a;
-    a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
-    a.window = kernel_window(c.w, c.N);
-    a.C = c.C;
-    a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
-    return run_kernel(ctx, kernel, &a, 0.1 * pixels * weights);
+    DepthwiseArgs a = depthwise_args(c, p, act);
+    a.out = y, a.x = x, a.bias = bias, a.residual = residual;
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kDepthwise), &a, ns);
   }
   if (p.narrow) {
     return run_narrow(ctx, *p.narrow, {kernel_window(c.w, c.N), c.C, c.M, x, bias, residual, y, act});
   }
-  const Kernel& plain = f32_kernel(ctx.backend(), KernelFamily::kConv);
-  ConvArgs a;
-  a.out = y, a.x = x, a.w = elements<float>(p.packed), a.bias = bias, a.residual = residual;
-  a.window = kernel_window(c.w, c.N);
-  a.C = a.ldx = c.C, a.M = a.ldo = c.M, a.groups = c.groups;
-  a.panel = filter_width(ctx.backend());
+  ConvArgs a = conv_args(ctx.backend(), c, p, act);
+  a.out = y, a.x = x, a.bias = bias, a.residual = residual;
   a.planar = planar;
-  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
-  if (!p.winograd) return run_kernel(ctx, plain, &a, product_ns(pixels, weights, 0.02, 4));
-  const int64_t tiles = ((a.window.OH + 3) / 4) * ((a.window.OW + 3) / 4);
-  const int64_t images = std::clamp<int64_t>(kWinogradFloats / (36 * tiles * (c.C + c.M)), 1, c.N);
+  if (!p.winograd) return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kConv), &a, ns);
+  const int64_t images = winograd_images(c, a.window);
   for (int64_t n = 0; n < c.N; n += images) {
     ConvArgs part = a;
     part.window.N = std::min(images, c.N - n);
     const int64_t at = n * a.window.OH * a.window.OW * c.M;
     part.x += n * a.window.H * a.window.W * c.C, part.out += at;
     if (residual) part.residual += at;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(ctx.backend()), &part, 0.01 * pixels * weights));
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(ctx.backend()), &part, ns));
   }
   return ok_status();
 }
@@ -268,9 +289,49 @@ Status conv(EvalContext& ctx) {
   return ok_status();
 }
 
+namespace {
+
+// f32 images whose channels lie together, with filters packed at load: one call. Everything else is
+// evaluated.
+Lowered lower_conv(LowerContext& ctx) {
+  const auto* p = static_cast<const PreparedConv*>(ctx.prepared);
+  const Attrs& attrs = ctx.node.attrs;
+  if (p == nullptr || p->narrow || !is_nhwc(attrs) || attrs.get_int("planar_input") != 0)
+    return not_lowered();
+  const ValueInfo& x = ctx.operands[0];
+  if (!is_f32(x) || x.shape.rank() != 4) return not_lowered();
+  const auto conv = plan_conv(attrs, channels_first(x.shape), ctx.operands[1].shape);
+  if (!conv.ok() || conv->C == 0 || conv->out.numel() == 0) return not_lowered();
+  const Conv& c = *conv;
+  const Shape shape = channels_last(c.out);
+  const bool bias = ctx.given(2), residual = ctx.given(3);
+  if (bias && (!is_f32(ctx.operands[2]) || ctx.operands[2].shape.numel() != c.M)) return not_lowered();
+  if (residual && (!is_f32(ctx.operands[3]) || !(ctx.operands[3].shape == shape))) return not_lowered();
+  OAR_ASSIGN(const Activation act, activation_of(attrs));
+  const auto fill = [](auto& a, const Operand* in, const Operand* out) {
+    a.out = out[0].as<float>(), a.x = in[0].as<const float>();
+    a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
+  };
+  const double ns = cost_of(c, *p);
+  const int over = residual ? 3 : -1;
+  if (p->depthwise) {
+    const Kernel& kernel = f32_kernel(ctx.backend, KernelFamily::kDepthwise);
+    return lowered_call(ctx, kernel, depthwise_args(c, *p, act), shape, ns, over, fill);
+  }
+  const ConvArgs a = conv_args(ctx.backend, c, *p, act);
+  if (p->winograd && winograd_images(c, a.window) < c.N) return not_lowered();  // several calls
+  const Kernel& kernel =
+      p->winograd ? *winograd_kernel(ctx.backend) : f32_kernel(ctx.backend, KernelFamily::kConv);
+  return lowered_call(ctx, kernel, a, shape, ns, over, fill);
+}
+
+}  // namespace
 }  // namespace oar::tensor
 
 namespace oar {
-extern const OpDef op_conv = {
-    .name = "conv", .gradient = Gradient::kNone, .evaluate = tensor::conv, .prepare = tensor::prepare_conv};
+extern const OpDef op_conv = {.name = "conv",
+                              .gradient = Gradient::kNone,
+                              .evaluate = tensor::conv,
+                              .prepare = tensor::prepare_conv,
+                              .lower = tensor::lower_conv};
 }  // namespace oar

@@ -100,6 +100,32 @@ Status dense(EvalContext& ctx) {
   return ok_status();
 }
 
+Lowered lower_dense(LowerContext& ctx) {
+  const auto* p = static_cast<const PreparedDense*>(ctx.prepared);
+  const ValueInfo& x = ctx.operands[0];
+  const int rank = x.shape.rank();
+  if (p == nullptr || p->narrow || !is_f32(x) || rank < 1 || x.shape[rank - 1] != p->K || p->N == 0 ||
+      x.shape.numel() == 0 || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2))
+    return not_lowered();
+  std::vector<int64_t> dims = dims_of(x.shape);
+  dims.back() = p->N;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  const bool residual = ctx.given(3);
+  if (ctx.given(2) && (!is_f32(ctx.operands[2]) || ctx.operands[2].shape.numel() != p->N))
+    return not_lowered();
+  if (residual && (!is_f32(ctx.operands[3]) || !(ctx.operands[3].shape == shape))) return not_lowered();
+  PackedProduct c;
+  c.rows = x.shape.numel() / p->K, c.K = p->K, c.N = p->N;
+  c.w = elements<float>(p->packed);
+  OAR_ASSIGN(c.activation, activation_of(ctx.node.attrs));
+  return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kConv), product_args(ctx.backend, c), shape,
+                      product_cost(c), residual ? 3 : -1,
+                      [](ConvArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>(), a.x = in[0].as<const float>();
+                        a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
+                      });
+}
+
 // --- attention ---
 
 // Runs a kernel on the calling thread with scratch of its own, reused from call to call.
@@ -238,6 +264,7 @@ namespace oar {
 extern const OpDef op_dense = {.name = "dense",
                                .gradient = Gradient::kNone,
                                .evaluate = tensor::dense,
-                               .prepare = tensor::prepare_dense};
+                               .prepare = tensor::prepare_dense,
+                               .lower = tensor::lower_dense};
 OAR_TENSOR_OP(head_attention, tensor::head_attention);
 }  // namespace oar

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "engine/graph/bound_call.h"
+
 namespace oar::tensor {
 
 const Kernel& f32_kernel(const Backend& backend, KernelFamily family) {
@@ -15,27 +17,11 @@ int64_t filter_width(const Backend& backend) {
 }
 
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
-  ThreadPool* pool = nanoseconds > EvalContext::kWorthPool ? ctx.pool() : nullptr;
+  const int workers = ctx.backend().workers();
+  const bool alone = workers == 1 || nanoseconds <= EvalContext::kWorthPool;
   KernelPlan plan;
-  kernel.plan(args, pool ? pool->workers() : 1, &plan);
-  Tensor shared, own;
-  if (plan.shared_scratch > 0) {
-    OAR_ASSIGN(shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));
-  }
-  if (pool && ctx.options().sizing) return ok_status();
-  if (pool) {
-    pool->reserve_scratch(plan.worker_scratch);
-    pool->run(kernel, args, plan, plan.shared_scratch > 0 ? shared.mutable_data() : nullptr);
-    return ok_status();
-  }
-  if (plan.worker_scratch > 0) {
-    OAR_ASSIGN(own, ctx.allocate({static_cast<int64_t>(plan.worker_scratch)}, DType::kU8));
-  }
-  if (ctx.options().sizing) return ok_status();
-  const KernelScratch scratch{plan.worker_scratch > 0 ? own.mutable_data() : nullptr,
-                              plan.shared_scratch > 0 ? shared.mutable_data() : nullptr};
-  for (int phase = 0; phase < plan.phases; ++phase) kernel.run(args, phase, 0, plan.chunks[phase], scratch);
-  return ok_status();
+  kernel.plan(args, alone ? 1 : workers, &plan);
+  return run_on_host(ctx, kernel, args, plan, alone);
 }
 
 double Activation::apply(double x) const {
@@ -140,19 +126,26 @@ void turn_bytes(const EvalContext& ctx, const uint8_t* x, uint8_t* y, int64_t N,
   turn_all(ctx, x, y, N, rows, cols);
 }
 
-Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
-  if (p.rows == 0 || p.N == 0) return ok_status();
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
+ConvArgs product_args(const Backend& backend, const PackedProduct& p) {
   ConvArgs a;
   a.out = p.out, a.x = p.x, a.w = p.w, a.bias = p.bias, a.residual = p.residual;
   a.window.N = a.window.H = a.window.OH = 1;
   a.window.W = a.window.OW = p.rows;
   a.C = p.K, a.M = p.N;
   a.ldx = p.ldx != 0 ? p.ldx : p.K, a.ldo = p.ldo != 0 ? p.ldo : p.N;
-  a.panel = filter_width(ctx.backend());
+  a.panel = filter_width(backend);
   a.epilogue = p.activation.kind, a.alpha = p.activation.alpha, a.beta = p.activation.beta;
-  return run_kernel(ctx, kernel, &a,
-                    product_ns(static_cast<double>(p.rows), static_cast<double>(p.K * p.N), 0.02, 4));
+  return a;
+}
+
+double product_cost(const PackedProduct& p) {
+  return product_ns(static_cast<double>(p.rows), static_cast<double>(p.K * p.N), 0.02, 4);
+}
+
+Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
+  if (p.rows == 0 || p.N == 0) return ok_status();
+  const ConvArgs a = product_args(ctx.backend(), p);
+  return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kConv), &a, product_cost(p));
 }
 
 }  // namespace oar::tensor

@@ -2,6 +2,7 @@
 // pool where the work is worth waking it.
 #pragma once
 
+#include "engine/graph/lowering.h"
 #include "engine/graph/precision.h"
 #include "engine/ops/tensor/util.h"
 #include "kernels/conv.h"
@@ -12,6 +13,23 @@ namespace oar::tensor {
 const Kernel& f32_kernel(const Backend& backend, KernelFamily family);
 // The width for which filters of its convolution are packed.
 int64_t filter_width(const Backend& backend);
+
+// --- for lower() of ops of ordinary models ---
+
+inline bool is_f32(const ValueInfo& v) { return v.given && v.format == Format::f32(); }
+// No kernel for these operands: the op is evaluated.
+inline Lowered not_lowered() { return std::unique_ptr<LoweredOp>(); }
+// The call of `kernel` whose result 0 is f32 of this shape. `nanoseconds` as run_kernel() has them;
+// `overwrites` as LoweredOp does.
+template <class Args, class Fill>
+Lowered lowered_call(LowerContext& ctx, const Kernel& kernel, const Args& args, const Shape& result,
+                     double nanoseconds, int overwrites, Fill fill) {
+  ctx.results->assign(1, {Format::f32(), result, true});
+  auto op = std::make_unique<KernelOp<Args, Fill>>(&kernel, args, std::move(fill));
+  op->nanoseconds = nanoseconds;
+  op->overwrites = overwrites;
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
 
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
@@ -51,5 +69,8 @@ struct PackedProduct {
   Activation activation;
 };
 Status packed_product(const EvalContext& ctx, const PackedProduct& p);
+// The call of it, and its rough nanoseconds on one thread.
+ConvArgs product_args(const Backend& backend, const PackedProduct& p);
+double product_cost(const PackedProduct& p);
 
 }  // namespace oar::tensor

@@ -194,6 +194,37 @@ Status layer_like(EvalContext& ctx, bool rms) {
   }
   return ok_status();
 }
+// f32, parameters of exactly the normalized axes, no statistics wanted: the kernels of language models.
+template <bool kRms>
+Lowered lower_layer(LowerContext& ctx) {
+  const ValueInfo &x = ctx.operands[0], &w = ctx.operands[1];
+  const auto axis = checked_axis(ctx.node.attrs.get_int("axis", -1), x.shape.rank());
+  if (!is_f32(x) || !is_f32(w) || ctx.node.outputs.size() != 1 || !axis.ok()) return not_lowered();
+  const Shape tail(std::span(x.shape.begin() + *axis, static_cast<size_t>(x.shape.rank() - *axis)));
+  if (!(w.shape == tail) || x.shape.numel() == 0) return not_lowered();
+  const auto eps = static_cast<float>(ctx.node.attrs.get_float("epsilon", 1e-5));
+  const int64_t cols = tail.numel(), rows = x.shape.numel() / cols;
+  const double ns = 0.3 * static_cast<double>(x.shape.numel());
+  if constexpr (kRms) {
+    RmsNormArgs a;
+    a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
+    return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kRmsNorm), a, x.shape, ns, -1,
+                        [](RmsNormArgs& n, const Operand* in, const Operand* out) {
+                          n.out = out[0].as<float>(), n.x = in[0].as<const float>(),
+                          n.w = in[1].as<const float>();
+                        });
+  } else {
+    if (ctx.given(2) && (!is_f32(ctx.operands[2]) || !(ctx.operands[2].shape == tail))) return not_lowered();
+    LayerNormArgs a;
+    a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
+    return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kLayerNorm), a, x.shape, ns, -1,
+                        [](LayerNormArgs& n, const Operand* in, const Operand* out) {
+                          n.out = out[0].as<float>(), n.x = in[0].as<const float>();
+                          n.w = in[1].as<const float>(), n.b = in[2].as<const float>();
+                        });
+  }
+}
+
 Status layer_normalization(EvalContext& c) { return layer_like(c, false); }
 Status rms_normalization(EvalContext& c) { return layer_like(c, true); }
 
@@ -286,9 +317,9 @@ namespace oar {
 OAR_TENSOR_OP(batch_norm, tensor::batch_norm);
 OAR_TENSOR_OP(group_norm, tensor::group_norm);
 OAR_TENSOR_OP(instance_norm, tensor::instance_norm);
-OAR_TENSOR_OP(layer_normalization, tensor::layer_normalization);
+OAR_TENSOR_OP(layer_normalization, tensor::layer_normalization, .lower = tensor::lower_layer<false>);
 OAR_TENSOR_OP(lp_normalization, tensor::lp_normalization);
 OAR_TENSOR_OP(lrn, tensor::lrn);
 OAR_TENSOR_OP(mean_variance_normalization, tensor::mean_variance_normalization);
-OAR_TENSOR_OP(rms_normalization, tensor::rms_normalization);
+OAR_TENSOR_OP(rms_normalization, tensor::rms_normalization, .lower = tensor::lower_layer<true>);
 }  // namespace oar

@@ -125,6 +125,31 @@ Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
   return ok_status();
 }
 
+// The same of f32 as one call.
+template <PoolOp kOp, bool kGlobal>
+Lowered lower_pool(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  const ValueInfo& x = ctx.operands[0];
+  if (!is_nhwc(attrs) || !is_f32(x) || x.shape.rank() != 4 || ctx.node.outputs.size() != 1)
+    return not_lowered();
+  const Shape in = channels_first(x.shape);
+  const auto w =
+      kGlobal ? make_window(Attrs(), in, std::vector<int64_t>{in[2], in[3]}, false)
+              : make_window(attrs, in, attrs.get_ints("kernel_shape"), attrs.get_int("ceil_mode") != 0);
+  if (!w.ok()) return not_lowered();
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w->out[0], w->out[1], in[1]}));
+  if (shape.numel() == 0) return not_lowered();
+  PoolArgs a;
+  a.window = kernel_window(*w, in[0]);
+  a.C = in[1], a.op = kOp, a.count_pads = attrs.get_int("count_include_pad") != 0;
+  const auto taps = static_cast<double>(std::min(w->kernel_size(), w->in_size()));
+  return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kPool), a, shape,
+                      0.15 * taps * static_cast<double>(shape.numel()), -1,
+                      [](PoolArgs& p, const Operand* from, const Operand* to) {
+                        p.out = to[0].as<float>(), p.x = from[0].as<const float>();
+                      });
+}
+
 Status max_over(EvalContext& ctx, bool global) {
   if (is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kMax, global);
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -275,11 +300,12 @@ Status max_unpool(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(average_pool, tensor::average_pool);
-OAR_TENSOR_OP(global_average_pool, tensor::global_average_pool);
+OAR_TENSOR_OP(average_pool, tensor::average_pool, .lower = tensor::lower_pool<PoolOp::kAverage, false>);
+OAR_TENSOR_OP(global_average_pool, tensor::global_average_pool,
+              .lower = tensor::lower_pool<PoolOp::kAverage, true>);
 OAR_TENSOR_OP(global_lp_pool, tensor::global_lp_pool);
-OAR_TENSOR_OP(global_max_pool, tensor::global_max_pool);
+OAR_TENSOR_OP(global_max_pool, tensor::global_max_pool, .lower = tensor::lower_pool<PoolOp::kMax, true>);
 OAR_TENSOR_OP(lp_pool, tensor::lp_pool);
-OAR_TENSOR_OP(max_pool, tensor::max_pool);
+OAR_TENSOR_OP(max_pool, tensor::max_pool, .lower = tensor::lower_pool<PoolOp::kMax, false>);
 OAR_TENSOR_OP(max_unpool, tensor::max_unpool);
 }  // namespace oar

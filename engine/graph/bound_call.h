@@ -1,0 +1,42 @@
+// A node of an ordinary model bound to a kernel for operands of certain sizes. Bound when a run meets the
+// sizes for the first time, and kept with the memory plan of that run's inputs: later runs fill an argument
+// struct and launch, without looking at attributes or shapes again.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/graph/lowering.h"
+
+namespace oar {
+
+class EvalContext;
+struct Datum;
+
+// Immutable; any thread.
+struct BoundCall {
+  std::vector<ValueInfo> operands, results;
+  std::unique_ptr<const LoweredOp> op;  // null: an op without a kernel for these operands, which is evaluated
+  KernelPlan plan;
+  bool alone = false;  // too short to wake the pool for
+
+  // Whether it was bound to such operands.
+  bool fits(std::span<const Datum* const> values) const;
+};
+// By node of a graph; null: not bound, or an op that is always evaluated.
+using BoundCalls = std::vector<std::shared_ptr<const BoundCall>>;
+
+// Asks the op for a kernel call of `backend`, which is the processor's. `prepared` is what its prepare()
+// made.
+Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Node& node,
+                                                   std::span<const Datum* const> values, WeightStore& weights,
+                                                   const void* prepared);
+// Runs it over the operands of `ctx`, whose results it allocates and sets.
+Status run_call(const BoundCall& call, EvalContext& ctx);
+
+// One kernel with memory of the run as scratch: `alone` on the calling thread, else on the pool. While sizing
+// only memory is asked for.
+Status run_on_host(const EvalContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
+                   bool alone);
+
+}  // namespace oar
