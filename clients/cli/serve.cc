@@ -32,19 +32,12 @@ struct ServeOptions {
 };
 
 // What only one kind of model takes; given for others, it would be passed over.
-constexpr const char* kOfLanguageModels[] = {"--weights",
-                                             "--kv",
-                                             "--tune-seconds",
-                                             "--rotate",
-                                             "--max-context",
-                                             "--memory",
-                                             "--device",
-                                             "--reference",
-                                             "--deterministic",
-                                             "--max-batch-tokens",
-                                             "--max-sequences",
-                                             "--no-prefix-cache",
-                                             "--allow-special-in-text"};
+constexpr const char* kOfLanguageModels[] = {"--weights",          "--kv",
+                                             "--tune-seconds",     "--rotate",
+                                             "--max-context",      "--memory",
+                                             "--device",           "--deterministic",
+                                             "--max-batch-tokens", "--max-sequences",
+                                             "--no-prefix-cache",  "--allow-special-in-text"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
 

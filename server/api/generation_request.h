@@ -1,8 +1,10 @@
-// What any protocol asks of a language model, typed. Each protocol's parser fills one, starting from
-// request_for(model): OpenAI bodies and Triton's parameters through read_params(), which reads JSON by name,
-// and messages of oar.v1 member by member, followed by check_request(). Both apply the same rules, which
-// stand once in generation_request.cc: a new field is a member here, a line there, and a line in each parser
-// that offers it. Names and ranges are OpenAI's where it has them, vLLM's otherwise.
+// What any protocol asks of a language model, typed. Each protocol's parser starts from request_for(model)
+// and fills one. OpenAI bodies and Triton's parameters go through read_params(), which reads JSON by name.
+// Messages of oar.v1 are copied member by member, then check_request() looks at them.
+//
+// Both apply the same rules, which stand once in generation_request.cc. A new field is a member here, a line
+// there, and a line in each typed parser that offers it. Names and ranges are OpenAI's where it has them,
+// vLLM's otherwise.
 #pragma once
 
 #include <cstdint>

@@ -34,17 +34,17 @@ void add_name(std::string& names, std::string_view name) {
 }  // namespace
 
 // The thread on which models end. A model's last holder may be its engine's thread, which cannot join itself.
-class ModelCatalog::Undertaker {
+class ModelCatalog::Reaper {
  public:
-  Undertaker() : thread_([this] { work(); }) {}
+  Reaper() : thread_([this] { work(); }) {}
 
   // The handle to give out: when its last copy goes, `model` ends here.
   template <class T>
-  static std::shared_ptr<const T> entrust(const std::shared_ptr<Undertaker>& self,
-                                          std::shared_ptr<const T> model) {
+  static std::shared_ptr<const T> hand_out(const std::shared_ptr<Reaper>& self,
+                                           std::shared_ptr<const T> model) {
     self->expect();
     const T* raw = model.get();
-    return {raw, [self, model = std::move(model)](const T*) mutable { self->bury(std::move(model)); }};
+    return {raw, [self, model = std::move(model)](const T*) mutable { self->retire(std::move(model)); }};
   }
   // Returns when all that was given out has ended, or after a while: then somebody has kept a model.
   bool finish() {
@@ -62,21 +62,21 @@ class ModelCatalog::Undertaker {
     std::lock_guard lock(mutex_);
     ++open_;
   }
-  void bury(std::shared_ptr<const void> model) {
+  void retire(std::shared_ptr<const void> model) {
     {
       std::lock_guard lock(mutex_);
       if (stopping_) return;  // and the caller's thread ends it
-      dead_.push_back(std::move(model));
+      retired_.push_back(std::move(model));
     }
     wake_.notify_all();
   }
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [this] { return stopping_ || !dead_.empty(); });
-      if (dead_.empty()) return;
-      std::shared_ptr<const void> model = std::move(dead_.front());
-      dead_.pop_front();
+      wake_.wait(lock, [this] { return stopping_ || !retired_.empty(); });
+      if (retired_.empty()) return;
+      std::shared_ptr<const void> model = std::move(retired_.front());
+      retired_.pop_front();
       lock.unlock();
       model.reset();
       lock.lock();
@@ -87,18 +87,18 @@ class ModelCatalog::Undertaker {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<const void>> dead_;  // guarded by mutex_, as are:
-  size_t open_ = 0;                               // given out and not ended
+  std::deque<std::shared_ptr<const void>> retired_;  // guarded by mutex_, as are:
+  size_t open_ = 0;                                  // given out and not ended
   bool stopping_ = false;
   std::thread thread_;  // last: it uses all of the above
 };
 
 ModelCatalog::ModelCatalog(std::unique_ptr<ModelSource> source, Logger log)
-    : source_(std::move(source)), log_(std::move(log)), undertaker_(std::make_shared<Undertaker>()) {}
+    : source_(std::move(source)), log_(std::move(log)), reaper_(std::make_shared<Reaper>()) {}
 
 ModelCatalog::~ModelCatalog() {
   entries_.clear();
-  if (!undertaker_->finish()) log_(LogLevel::kWarning, "a model is still in use while the server ends");
+  if (!reaper_->finish()) log_(LogLevel::kWarning, "a model is still in use while the server ends");
 }
 
 // With its observer, and ending on the catalog's thread.
@@ -107,9 +107,9 @@ ServedModel ModelCatalog::published(const ServedModel& model) {
   if (model.language) {
     auto handle = std::make_shared<ModelHandle>(*model.language);
     handle->observer = make_observer_ ? make_observer_(*handle) : nullptr;
-    out.language = Undertaker::entrust<ModelHandle>(undertaker_, std::move(handle));
+    out.language = Reaper::hand_out<ModelHandle>(reaper_, std::move(handle));
   } else {
-    out.tensor = Undertaker::entrust(undertaker_, model.tensor);
+    out.tensor = Reaper::hand_out(reaper_, model.tensor);
   }
   return out;
 }

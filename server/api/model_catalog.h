@@ -95,14 +95,14 @@ class ModelCatalog {
     ModelVersions versions;  // loaded
     std::string state = "UNAVAILABLE", reason;
   };
-  class Undertaker;
+  class Reaper;
   Status open(const std::string& name, const std::string& config);
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
 
   const std::unique_ptr<ModelSource> source_;
   const Logger log_;
-  const std::shared_ptr<Undertaker> undertaker_;
+  const std::shared_ptr<Reaper> reaper_;
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_
   mutable std::mutex mutex_;

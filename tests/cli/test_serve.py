@@ -65,7 +65,7 @@ class Serve(Base):
             ordinary = folder + "/add.onnx"
             write_onnx(ordinary)
             for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"], ["--memory", "1GiB"],
-                         ["--tune-seconds", "1"], ["--device", "cpu"], ["--reference"], ["--deterministic"], ["--max-batch-tokens", "64"],
+                         ["--tune-seconds", "1"], ["--device", "cpu"], ["--deterministic"], ["--max-batch-tokens", "64"],
                          ["--max-sequences", "2"], ["--no-prefix-cache"], ["--allow-special-in-text"]):
                 self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
             for flag in (["--max-batch", "4"], ["--preferred-batch", "2"], ["--max-queue-delay", "5"], ["--instances", "2"],
@@ -80,7 +80,7 @@ class Serve(Base):
             # What loads later may take it.
             with Server("--kv", "int4", "--model-control", "explicit", model=folder + "/models"):
                 pass
-            with Server("--max-batch", "4", "--threads", "1", "--max-waiting", "7", model=ordinary):
+            with Server("--max-batch", "4", "--threads", "1", "--max-waiting", "7", "--reference", model=ordinary):
                 pass
 
     def test_the_model_is_unloaded_and_loaded_again(self):

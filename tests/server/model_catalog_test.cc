@@ -33,20 +33,25 @@ struct Life {
   std::atomic<bool> refuse{false};
 };
 
-// A fake engine that warms up for a moment, as real ones do, and counts itself.
+// Counts itself from the first moment to the last: the first member of what it counts.
+struct Counted {
+  explicit Counted(std::shared_ptr<Life> l) : life(std::move(l)) { ++life->alive; }
+  ~Counted() { --life->alive; }
+  std::shared_ptr<Life> life;
+};
+
+// A fake engine that warms up for a moment, as real ones do.
 struct Loaded {
   Loaded(FakeEngineOptions options, std::shared_ptr<Life> l)
-      : engine(std::move(options)), life(std::move(l)) {
-    ++life->alive;
+      : counted(std::move(l)), engine(std::move(options)) {
     engine.set_health(oar::EngineHealth::kStarting);
     warm_up = std::async(std::launch::async, [this] {
       std::this_thread::sleep_for(milliseconds(3));
       engine.set_health(oar::EngineHealth::kReady);
     });
   }
-  ~Loaded() { --life->alive; }
+  Counted counted;
   FakeEngine engine;
-  std::shared_ptr<Life> life;
   std::future<void> warm_up;
 };
 
@@ -190,10 +195,12 @@ TEST_CASE("a language model unloaded while it answers finishes, and its metrics 
   const auto metrics = [&] { return http(port, "GET", "/metrics").body; };
   const std::string ours = R"(model_name="one")";
 
+  auto& engine = dynamic_cast<FakeEngine&>(*(*f.catalog->find_language("one"))->engine);
   RawClient stream(port);
   stream.send(make_request("POST", "/v1/completions",
                            completion_of("one", R"(,"stream":true,"max_tokens":100,"ignore_eos":true)")));
   REQUIRE(stream.read_until("data: "));
+  engine.pause(true);
   CHECK(value_of(metrics(), "vllm:time_to_first_token_seconds_count", ours) == "1");
   CHECK(control("unload") == 200);
   CHECK(f.life->alive == 2);
@@ -202,6 +209,7 @@ TEST_CASE("a language model unloaded while it answers finishes, and its metrics 
   CHECK(http(port, "GET", "/v2/models/one/ready").status == 503);
   CHECK(http(port, "GET", "/v1/models").body.find("\"one\"") == std::string::npos);
   CHECK(http(port, "GET", "/health/ready").status == 200);
+  engine.pause(false);
   REQUIRE(stream.read_until("[DONE]"));
   CHECK(f.settles(1));
   std::string after = metrics();
@@ -269,7 +277,7 @@ TEST_CASE("ModelCatalog: loads, unloads and requests at the same time") {
   }
   CHECK(f.catalog->load("one", "").ok());
   CHECK(f.catalog->load("two", "").ok());
-  for (int i = 0; i < 2000 && answered < 20; ++i) std::this_thread::sleep_for(milliseconds(5));
+  for (int i = 0; i < 12000 && answered < 20; ++i) std::this_thread::sleep_for(milliseconds(5));
   stop = true;
   for (std::thread& t : threads) t.join();
   CHECK(strange == 0);
