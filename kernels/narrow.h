@@ -1,8 +1,9 @@
-// f32 values as the narrow operands of kernels/quantized_conv.h: bf16, or 8-bit integers with a scale and a
-// zero point per row (an image, or a row of a product). These are found from its values or given as one
+// f32 values in fewer bits: bf16 and f16, or the 8-bit operands of kernels/quantized_conv.h with a scale and
+// a zero point per row (an image, or a row of a product). These are found from its values or given as one
 // range.
 //
 //   bf16:    out = round half to even (x); a NaN stays one
+//   f16:     the same; what rounds beyond 65504 becomes infinite
 //   u8:      scale = (high - low) / 255, zero = round(-low / scale),
 //            out = clamp(round(x inverse) + zero, 0, 255)
 //            with inverse = 1 / scale, low = min(0, least of the row) and high = max(0, largest): a real 0 is
@@ -21,8 +22,8 @@ namespace oar {
 
 struct NarrowArgs {
   uint32_t size = sizeof(NarrowArgs);
-  uint32_t version = 2;
-  void* out = nullptr;       // [rows, n] of u8 or bf16
+  uint32_t version = 3;
+  void* out = nullptr;       // [rows, n] of u8, bf16 or f16
   const float* x = nullptr;  // [rows, n]
   int64_t rows = 0, n = 0;
   bool bf16 = false;
@@ -31,6 +32,7 @@ struct NarrowArgs {
   float low = 1.f, high = 0.f;  // the range, low <= 0 <= high; low > high: each row's own
   float divisor = 0.f;          // above 0: the scale, and then nothing is written to `scale` and `zero`
   int32_t offset = 0, least = 0;
+  bool f16 = false;
 };
 
 struct NarrowScale {

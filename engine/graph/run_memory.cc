@@ -90,6 +90,33 @@ struct RunMemory::State {
   uint64_t requests = 0;
   uint64_t run = 0;  // blocks of earlier runs leave no trace in this one
   bool sizing = false;
+  // Results that their owners gave back, for results of later runs: memory from the system comes page by
+  // page.
+  std::vector<Buffer> spare;
+  uint64_t spare_bytes = 0, most_spare = 0;
+
+  // Keeps `b` where it may serve again.
+  void keep(Buffer b) {
+    constexpr uint64_t kPages = 64 << 10;  // smaller blocks cost the system nothing
+    if (b.size() < kPages || spare_bytes + b.size() > most_spare) return;
+    spare_bytes += b.size();
+    spare.push_back(std::move(b));
+  }
+  Buffer take_spare(uint64_t bytes) {
+    for (Buffer& b : spare) {
+      if (b.size() != bytes) continue;
+      std::swap(b, spare.back());
+      Buffer found = std::move(spare.back());
+      spare.pop_back();
+      spare_bytes -= bytes;
+      return found;
+    }
+    return {};
+  }
+  uint64_t drop_spare() {
+    spare.clear();
+    return std::exchange(spare_bytes, 0);
+  }
 
   // A free place for `size` bytes; kOutside when there is none.
   uint64_t place(uint64_t size, uint64_t wish) const {
@@ -129,7 +156,12 @@ struct RunMemory::Release {
   uint64_t offset;
   void operator()(const void*) {
     const std::shared_ptr<State> state = arena ? arena : outside.lock();
-    if (state) state->release(run, block, offset);
+    if (!state) return;
+    state->release(run, block, offset);
+    if (own.size() > 0 && offset == BlockPlan::kOutside) {
+      const std::lock_guard lock(state->mutex);
+      if (!state->sizing) state->keep(std::move(own));
+    }
   }
 };
 
@@ -140,6 +172,10 @@ Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
   {
     const std::lock_guard lock(state_->mutex);
     State& s = *state_;
+    // As much as the results of such a run take.
+    const uint64_t results = plan ? plan->result_bytes : 0;
+    if (s.most_spare != results) s.drop_spare();
+    s.most_spare = results;
     s.plan = std::move(plan);
     s.lives.clear();
     s.tick = 0, s.requests = 0, ++s.run;
@@ -186,12 +222,16 @@ Result<Buffer> RunMemory::allocate(uint64_t bytes) {
         data = static_cast<std::byte*>(s.arena.mutable_data()) + release.offset;
       }
     }
+    if (!sizing && !data) {
+      release.own = s.take_spare(bytes);
+      if (release.own.size() > 0) data = release.own.mutable_data();
+    }
   }
   if (!data) {
-    release.outside = state_;
     OAR_ASSIGN(release.own, sizing ? untouched_zeros(bytes) : Buffer::allocate(bytes));
     data = release.own.mutable_data();
   }
+  if (!release.arena) release.outside = state_;
   return Buffer::wrap_transient(data, bytes, std::shared_ptr<const void>(data, std::move(release)));
 }
 
@@ -220,7 +260,7 @@ uint64_t RunMemory::arena_bytes() const {
 uint64_t RunMemory::shrink() {
   const std::lock_guard lock(state_->mutex);
   if (!state_->taken.empty()) return 0;
-  return std::exchange(state_->arena, Buffer()).size();
+  return state_->drop_spare() + std::exchange(state_->arena, Buffer()).size();
 }
 
 }  // namespace oar

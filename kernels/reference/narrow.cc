@@ -21,6 +21,10 @@ void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, con
       for (int64_t k = 0; k < a.n; ++k) static_cast<bf16*>(a.out)[r * a.n + k] = to_bf16(x[k]);
       continue;
     }
+    if (a.f16) {
+      for (int64_t k = 0; k < a.n; ++k) static_cast<f16*>(a.out)[r * a.n + k] = to_f16(x[k]);
+      continue;
+    }
     if (a.divisor > 0) {
       for (int64_t k = 0; k < a.n; ++k) {
         const float t = x[k] / a.divisor, least = static_cast<float>(a.least - a.offset);

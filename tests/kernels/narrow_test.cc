@@ -66,6 +66,35 @@ TEST_CASE("narrow: every level gives the reference's bits, whatever the chunks")
   }
 }
 
+TEST_CASE("narrow: f16 at every level has the reference's bits") {
+  ThreadPool pool({.threads = 3});
+  const float inf = std::numeric_limits<float>::infinity();
+  auto v = random_values(20013, Values::kNormal, 9);
+  for (size_t k = 0; k < 4000; ++k)
+    v[k] *= std::ldexp(1.f, static_cast<int>(k % 50) - 32);  // subnormal to infinite
+  v[5] = inf, v[6] = -inf, v[7] = std::numeric_limits<float>::quiet_NaN(), v[8] = 65520.f, v[9] = -0.f,
+  v[10] = 65519.f;
+  const Guarded<float> x = guarded(v);
+  const auto run = [&](Isa isa, ThreadPool* on) {
+    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+    REQUIRE(k != nullptr);
+    Guarded<uint16_t> out(v.size());
+    NarrowArgs a;
+    a.out = out.data(), a.x = x.data(), a.rows = 1, a.n = static_cast<int64_t>(v.size()), a.f16 = true;
+    if (on) run_on_pool(*on, *k, &a);
+    else run_in_steps(*k, &a, 1, true);
+    return std::vector<uint16_t>(out.begin(), out.end());
+  };
+  const auto exact = run(Isa::kReference, nullptr);
+  CHECK(exact[8] == 0x7c00);
+  CHECK(exact[10] == 0x7bff);
+  for (Isa isa : levels()) {
+    INFO(isa_name(isa));
+    CHECK(run(isa, &pool) == exact);
+    CHECK(run(isa, nullptr) == exact);
+  }
+}
+
 TEST_CASE("narrow: quotients by a given scale round as divisions do") {
   ThreadPool pool({.threads = 3});
   // Halves of steps and their neighbours among other values; what is far out, infinite and no number.

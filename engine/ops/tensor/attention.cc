@@ -1,6 +1,10 @@
 // Attention over dense tensors as interchange formats spell it, rotary embedding, and the losses of
-// classification. In double; language models have kernels of their own (engine/ops/attention.cc).
-#include "engine/ops/tensor/util.h"
+// classification. Plain attention of f32 and narrower goes through the products of heads.h, all else is in
+// double; language models have kernels of their own (engine/ops/attention.cc).
+#include <atomic>
+#include <optional>
+
+#include "engine/ops/tensor/heads.h"
 
 namespace oar::tensor {
 namespace {
@@ -52,9 +56,124 @@ Status prepend(const Tensor& past, Heads& h) {
   return ok_status();
 }
 
+// The mask as f32 to add, (B, H, S, T) or (1, 1, S, T), -infinity where a key is hidden. Undefined with none;
+// nullopt where a row hides every key, which a softmax knows no answer to.
+Result<std::optional<Tensor>> additive_mask(const EvalContext& ctx, const Shape& full, bool causal) {
+  Tensor mask;
+  if (!ctx.has(3) && !causal) return std::optional<Tensor>(mask);
+  const int64_t S = full[2], T = full[3];
+  Tensor given;
+  Shape shape{1, 1, S, T};
+  if (ctx.has(3)) {
+    OAR_ASSIGN(given, ctx.tensor(3));
+    if (dtype_of(given) != DType::kBool) { OAR_ASSIGN(given, as_f32(ctx, given)); }
+    if (given.shape().rank() < 1 || given.shape().rank() > 4 || given.shape().cols() != T)
+      return std::optional<Tensor>();
+    OAR_ASSIGN(const Broadcast fits, Broadcast::make({&full, &given.shape()}));
+    if (!(fits.shape() == full)) return std::optional<Tensor>();
+    shape = full;
+  }
+  OAR_ASSIGN(mask, ctx.allocate(shape, DType::kF32));
+  float* to = mutable_elements<float>(mask);
+  const Shape& own = given.defined() ? given.shape() : shape;
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &own}));
+  std::atomic<bool> hidden{false};
+  const int64_t rows = T > 0 ? shape.numel() / T : 0;
+  ctx.parallel(rows, 2.0 * static_cast<double>(T), [&](int64_t begin, int64_t end) {
+    b.runs(begin * T, end * T, [&](int64_t at, const auto& from, int64_t n, const auto& step) {
+      for (int64_t e = 0; e < n; ++e) {
+        const int64_t k = from[1] + e * step[1];
+        float v = 0;
+        if (given.defined() && dtype_of(given) == DType::kBool)
+          v = elements<uint8_t>(given)[k] != 0 ? 0 : -INFINITY;
+        else if (given.defined()) v = elements<float>(given)[k];
+        to[at + e] = v;
+      }
+    });
+    for (int64_t r = begin; r < end; ++r) {
+      float* row = to + r * T;
+      for (int64_t j = r % S + 1; causal && j < T; ++j) row[j] = -INFINITY;
+      if (max_of(row, T) == -INFINITY) hidden.store(true, std::memory_order_relaxed);
+    }
+  });
+  if (hidden) return std::optional<Tensor>();
+  return std::optional<Tensor>(std::move(mask));
+}
+
+// Attention with nothing but a mask. False where more is asked for.
+Result<bool> through_heads(EvalContext& ctx) {
+  Tensor in[3];
+  const Attrs& a = ctx.attrs();
+  for (size_t i = 0; i < 3; ++i) {
+    OAR_ASSIGN(in[i], ctx.tensor(i));
+    const DType t = dtype_of(in[i]);
+    if (t != dtype_of(in[0]) || (t != DType::kF32 && t != DType::kF16 && t != DType::kBF16)) return false;
+    if (in[i].shape().rank() != in[0].shape().rank()) return false;
+  }
+  for (size_t i = 4; i < 7; ++i) {
+    if (ctx.has(i)) return false;
+  }
+  const int rank = in[0].shape().rank();
+  if (ctx.wants(1) || (rank != 3 && rank != 4) || a.get_float("softcap", 0) > 0 ||
+      a.get_int("left_window_size", -1) >= 0 || a.get_int("right_window_size", -1) >= 0) {
+    return false;
+  }
+  struct Side {
+    int64_t B = 0, H = 0, S = 0, D = 0, row = 0;  // row: from one token to the next
+  };
+  const auto side = [&](const Tensor& t, const char* count) {
+    const Shape& s = t.shape();
+    if (rank == 4) return Side{s[0], s[1], s[2], s[3], s[3]};
+    const int64_t heads = a.get_int(count);
+    if (heads < 1 || s[2] % heads != 0) return Side{};
+    return Side{s[0], heads, s[1], s[2] / heads, s[2]};
+  };
+  const Side q = side(in[0], "q_num_heads"), k = side(in[1], "kv_num_heads"), v = side(in[2], "kv_num_heads");
+  if (k.B != q.B || v.B != q.B || k.H != v.H || k.S != v.S || k.D != q.D || k.H < 1 || q.H < 1 ||
+      q.H % k.H != 0 || k.S == 0) {
+    return false;  // told below
+  }
+  const Shape full({q.B, q.H, q.S, k.S});
+  const bool causal = a.get_int("is_causal") != 0;
+  OAR_ASSIGN(const std::optional<Tensor> mask, additive_mask(ctx, full, causal));
+  if (!mask) return false;
+  const DType dtype = dtype_of(in[0]);
+  for (Tensor& t : in) { OAR_ASSIGN(t, as_f32(ctx, t)); }
+  OAR_ASSIGN(const Shape shape, checked_shape(rank == 3 ? std::vector<int64_t>{q.B, q.S, q.H * v.D}
+                                                        : std::vector<int64_t>{q.B, q.H, q.S, v.D}));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  HeadShape s;
+  s.S = q.S, s.T = k.S, s.D = q.D, s.DV = v.D;
+  s.q_row = q.row, s.k_row = k.row, s.v_row = v.row, s.out_row = rank == 3 ? q.H * v.D : v.D;
+  s.mask_row = k.S;
+  s.scale = static_cast<float>(a.has("scale") && a.get_float("scale") != 0
+                                   ? a.get_float("scale")
+                                   : 1 / std::sqrt(static_cast<double>(q.D)));
+  if (y.numel() > 0) {
+    OAR_RETURN_IF_ERROR(attend_heads(ctx, s, q.B * q.H, [&](int64_t u) {
+      const int64_t b = u / q.H, h = u % q.H, group = h / (q.H / k.H);
+      const auto first = [&](const Side& o, int64_t head) {
+        return rank == 3 ? b * o.S * o.row + head * o.D : (b * o.H + head) * o.S * o.D;
+      };
+      Head one;
+      one.q = elements<float>(in[0]) + first(q, h), one.k = elements<float>(in[1]) + first(k, group);
+      one.v = elements<float>(in[2]) + first(v, group);
+      one.out = mutable_elements<float>(y) + (rank == 3 ? (b * q.S * q.H + h) * v.D : u * q.S * v.D);
+      if (mask->defined())
+        one.mask = elements<float>(*mask) + (mask->numel() == q.S * k.S ? 0 : u * q.S * k.S);
+      return one;
+    }));
+  }
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
 // dense_attention(q, k, v, mask?, past_k?, past_v?, kv_lengths?)
 // -> y, present_k, present_v, scores (of the stage that qk_matmul_output_mode names)
 Status dense_attention(EvalContext& ctx) {
+  OAR_ASSIGN(const bool done, through_heads(ctx));
+  if (done) return ok_status();
   OAR_ASSIGN(const Tensor tq, ctx.tensor(0));
   OAR_ASSIGN(const Tensor tk, ctx.tensor(1));
   OAR_ASSIGN(const Tensor tv, ctx.tensor(2));

@@ -46,12 +46,14 @@ Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
   return ok_status();
 }
 
-// Arithmetic of f32 through the kernel where it fits: one operand dense, the other repeated along rows,
-// columns or neither, under few leading axes. False where it does not fit.
+// Arithmetic of f32, and of f16 and bf16 by way of it, through the kernel where it fits: one operand dense,
+// the other repeated along rows, columns or neither, under few leading axes. False where it does not fit.
 Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
   OAR_ASSIGN(Tensor y, ctx.tensor(1));
-  if (dtype_of(x) != DType::kF32 || dtype_of(y) != DType::kF32) return false;
+  const DType dtype = dtype_of(x);
+  const bool half = dtype == DType::kF16 || dtype == DType::kBF16;
+  if ((dtype != DType::kF32 && !half) || dtype_of(y) != dtype) return false;
   OAR_ASSIGN(y, align(ctx, x, y));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
   const int rank = b.rank(), last = rank - 1;
@@ -62,7 +64,7 @@ Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
     }
     return true;
   };
-  const bool commutes = op == BinaryOp::kAdd || op == BinaryOp::kMul;
+  const bool commutes = op != BinaryOp::kSub && op != BinaryOp::kDiv;
   const int a_side = dense(0) ? 0 : 1;
   if (b.numel() == 0 || !dense(a_side) || (a_side == 1 && !commutes)) return false;
   const Tensor &full = a_side == 0 ? x : y, &other = a_side == 0 ? y : x;
@@ -79,7 +81,14 @@ Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
       outer > std::max<int64_t>(1, b.numel() / 4096)) {
     return false;
   }
-  OAR_ASSIGN(Tensor out, result_over(ctx, b.shape(), x, y));
+  Tensor out;
+  if (half) {  // the wide copy of the dense operand becomes the result
+    OAR_ASSIGN(x, as_f32(ctx, x));
+    OAR_ASSIGN(y, as_f32(ctx, y));
+    OAR_ASSIGN(out, full.reshape(b.shape()));
+  } else {
+    OAR_ASSIGN(out, result_over(ctx, b.shape(), x, y));
+  }
   const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kBinary);
   for (int64_t o = 0; o < outer; ++o) {
     int64_t rest = o, at = 0;
@@ -88,6 +97,7 @@ Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
     a.a = elements<float>(full) + o * inner, a.b = elements<float>(other) + at;
     OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(inner)));
   }
+  OAR_ASSIGN(out, from_f32(ctx, out, dtype));
   ctx.set(0, std::move(out));
   return true;
 }
@@ -327,9 +337,11 @@ Status div(EvalContext& ctx) {
   return ok_status();
 }
 Status max(EvalContext& c) {
+  OAR_BINARY_KERNEL(c, kMax);
   return zip(c, kNumeric, [](auto a, auto b) { return a != a || a > b ? a : b; });
 }
 Status min(EvalContext& c) {
+  OAR_BINARY_KERNEL(c, kMin);
   return zip(c, kNumeric, [](auto a, auto b) { return a != a || a < b ? a : b; });
 }
 Status pow(EvalContext& ctx) {

@@ -110,6 +110,9 @@ Result<Tensor> converted(const EvalContext& ctx, Tensor x, DType to) {
   DType wide = from;
   dispatch_narrow(from, [&](auto tag) { wide = DTypeOf<WideSource<typename decltype(tag)::type>>::value; });
   const bool narrow_source = wide != from;
+  const auto is_half = [](DType t) { return t == DType::kF16 || t == DType::kBF16; };
+  if (from == DType::kF32 && is_half(to)) return from_f32(ctx, x, to);
+  if (is_half(from) && to == DType::kF32) return as_f32(ctx, x);
   if (narrow_source && wide != to) {
     OAR_ASSIGN(x, converted(ctx, x, wide));
     return converted(ctx, std::move(x), to);

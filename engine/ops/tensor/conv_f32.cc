@@ -243,10 +243,10 @@ Status conv(EvalContext& ctx) {
       p[k] = now.apply(p[k]);
     }
   } else {
-    OAR_ASSIGN(x, as_f32(x));
+    OAR_ASSIGN(x, as_f32(ctx, x));
     const auto* prepared = ctx.prepared<PreparedConv>();
-    if (!prepared) { OAR_ASSIGN(w, as_f32(w)); }
-    if (bias.defined()) { OAR_ASSIGN(bias, as_f32(bias)); }
+    if (!prepared) { OAR_ASSIGN(w, as_f32(ctx, w)); }
+    if (bias.defined()) { OAR_ASSIGN(bias, as_f32(ctx, bias)); }
     const float* b = bias.defined() ? elements<float>(bias) : nullptr;
     if (fused) {
       OAR_ASSIGN(y, ctx.allocate_over(3, residual, shape, DType::kF32));

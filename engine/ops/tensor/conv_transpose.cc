@@ -1,6 +1,9 @@
 // Transposed convolution. Windows that do not overlap (kernel = stride, no pads), as networks that enlarge
-// images have them, are one product per window row; all others scatter each element times its filter, in
-// double.
+// images have them, are one product per window row. Others are plain convolutions, one for each place of a
+// result pixel within a step: pixels that lie a step apart meet the same elements of the filter. What these
+// do not cover (f64, dilation, three axes) scatters each element times its filter, in double.
+#include <optional>
+
 #include "engine/ops/tensor/conv.h"
 
 namespace oar::tensor {
@@ -8,8 +11,9 @@ namespace {
 
 // Filters of a transposed convolution without overlap: for each window row a matrix (C, KW M).
 struct PreparedTranspose {
-  Tensor packed;    // (KH, packed (C, KW M))
-  int64_t row = 0;  // floats of one of them
+  Tensor packed;        // (KH, packed (C, KW M))
+  int64_t row = 0;      // floats of one of them
+  bool phases = false;  // instead: what PhaseFilters::pack() wrote
 };
 
 // Whether kernel = stride and nothing else is asked for.
@@ -26,11 +30,147 @@ bool separate_windows(const Attrs& a, const Shape& w) {
          (auto_pad == "NOTSET" || auto_pad == "VALID" || auto_pad.empty());
 }
 
+// The elements of a filter that one place within a step meets: every stride-th one from `at` on.
+struct Phase {
+  int64_t taps = 0;
+  static Phase make(int64_t kernel, int64_t stride, int64_t at) {
+    return {at < kernel ? (kernel - at + stride - 1) / stride : 0};
+  }
+};
+// Filters (C, M / groups, KH, KW) of f32 taken apart by phases (SH, SW), each packed by groups.
+struct PhaseFilters {
+  int64_t C, per_out, groups, KH, KW, SH, SW, width;
+  int64_t floats(int64_t i, int64_t j) const {  // of a phase
+    const int64_t taps = Phase::make(KH, SH, i).taps * Phase::make(KW, SW, j).taps;
+    return groups * packed_filter_floats(per_out, 1, taps, C / groups, width);
+  }
+  int64_t begin(int64_t i, int64_t j) const {
+    int64_t at = 0;
+    for (int64_t p = 0; p < i * SW + j; ++p) at += floats(p / SW, p % SW);
+    return at;
+  }
+  int64_t all() const { return begin(SH, 0); }
+  void pack(const float* w, float* to) const;
+};
+void PhaseFilters::pack(const float* w, float* to) const {
+  const int64_t per_in = C / groups;
+  std::vector<float> own;  // (TH, TW, per_in, per_out), last elements first, as a convolution reads them
+  for (int64_t p = 0; p < SH * SW; ++p) {
+    const int64_t i = p / SW, j = p % SW, TH = Phase::make(KH, SH, i).taps, TW = Phase::make(KW, SW, j).taps;
+    own.resize(static_cast<size_t>(TH * TW * per_in * per_out));
+    for (int64_t g = 0; g < groups && !own.empty(); ++g) {
+      float* t = own.data();
+      for (int64_t a = TH; a-- > 0;) {
+        for (int64_t b = TW; b-- > 0;) {
+          for (int64_t c = 0; c < per_in; ++c)
+            for (int64_t m = 0; m < per_out; ++m)
+              *t++ = w[(((g * per_in + c) * per_out + m) * KH + i + a * SH) * KW + j + b * SW];
+        }
+      }
+      pack_filters(to, own.data(), per_out, 1, TH * TW, per_in, 1, per_out, per_in * per_out, width);
+      to += packed_filter_floats(per_out, 1, TH * TW, per_in, width);
+    }
+  }
+}
+
+// Those of a node, if phases are for it; strides come from a file.
+std::optional<PhaseFilters> phase_filters(const Backend& backend, const Attrs& a, const Tensor& w) {
+  const Shape& s = w.shape();
+  const int64_t groups = a.get_int("group", 1);
+  const DType dtype = dtype_of(w);
+  const bool narrow = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  if (!narrow || s.rank() < 3 || s.rank() > 4 || w.numel() == 0 || groups < 1 || s[0] % groups != 0)
+    return std::nullopt;
+  std::vector<int64_t> strides = a.get_ints("strides");
+  if (strides.empty()) strides.assign(static_cast<size_t>(s.rank() - 2), 1);
+  if (static_cast<int>(strides.size()) != s.rank() - 2) return std::nullopt;
+  for (const int64_t e : strides) {
+    if (e < 1 || e > 16) return std::nullopt;
+  }
+  for (const int64_t e : a.get_ints("dilations")) {
+    if (e != 1) return std::nullopt;
+  }
+  const bool plane = s.rank() == 4;
+  return PhaseFilters{s[0],
+                      s[1],
+                      groups,
+                      plane ? s[2] : 1,
+                      s[s.rank() - 1],
+                      plane ? strides[0] : 1,
+                      strides.back(),
+                      filter_width(backend)};
+}
+
+// x (N, H, W, C) -> y (N, OH, OW, M). `v` has the roles of in and out exchanged. False where pads reach
+// beyond a filter.
+Result<bool> by_phases(const EvalContext& ctx, const PhaseFilters& f, const float* packed, const Window& v,
+                       int64_t N, const float* x, const float* bias, const Activation& act, float* y) {
+  const int last = v.axes - 1;
+  const bool plane = v.axes == 2;
+  const int64_t H = plane ? v.out[0] : 1, W = v.out[last], OH = plane ? v.in[0] : 1, OW = v.in[last];
+  const int64_t pad_h = plane ? v.begin[0] : 0, pad_w = v.begin[last], M = f.per_out * f.groups;
+  // Pads of the convolution of result pixels o = r (mod stride), and their filter's phase.
+  struct Line {
+    int64_t phase, taps, pad, out;
+  };
+  const auto line = [](int64_t r, int64_t begin, int64_t kernel, int64_t stride, int64_t out) {
+    const int64_t phase = (r + begin) % stride, taps = Phase::make(kernel, stride, phase).taps;
+    return Line{phase, taps, taps - 1 - (r + begin) / stride, (out - r + stride - 1) / stride};
+  };
+  if (pad_h < 0 || pad_w < 0) return false;
+  for (int64_t p = 0; p < f.SH * f.SW; ++p) {
+    const Line h = line(p / f.SW, pad_h, f.KH, f.SH, OH), w = line(p % f.SW, pad_w, f.KW, f.SW, OW);
+    if (h.taps > 0 && w.taps > 0 && (h.pad < 0 || w.pad < 0)) return false;
+  }
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
+  for (int64_t u = 0; u < N * f.SH * f.SW; ++u) {
+    const int64_t n = u / (f.SH * f.SW), rh = u / f.SW % f.SH, rw = u % f.SW;
+    const Line h = line(rh, pad_h, f.KH, f.SH, OH), w = line(rw, pad_w, f.KW, f.SW, OW);
+    if (h.out <= 0 || w.out <= 0) continue;
+    float* out = y + ((n * OH + rh) * OW + rw) * M;
+    if (h.taps == 0 || w.taps == 0) {  // between the windows: the bias alone
+      std::vector<float> pixel(static_cast<size_t>(M), 0.f);
+      for (int64_t m = 0; m < M; ++m)
+        pixel[static_cast<size_t>(m)] =
+            static_cast<float>(act.apply(bias ? static_cast<double>(bias[m]) : 0));
+      ctx.parallel(h.out * w.out, 0.2 * static_cast<double>(M), [&](int64_t begin, int64_t end) {
+        for (int64_t o = begin; o < end; ++o)
+          std::copy_n(pixel.data(), M, out + (o / w.out * f.SH * OW + o % w.out * f.SW) * M);
+      });
+      continue;
+    }
+    ConvArgs a;
+    a.out = out, a.x = x + n * H * W * f.C, a.w = packed + f.begin(h.phase, w.phase), a.bias = bias;
+    a.window.N = 1, a.window.H = H, a.window.W = W, a.window.OH = h.out, a.window.OW = w.out;
+    a.window.KH = h.taps, a.window.KW = w.taps, a.window.pad_top = h.pad, a.window.pad_left = w.pad;
+    a.window.pad_bottom = std::max<int64_t>(0, h.out - 1 + h.taps - H - h.pad);
+    a.window.pad_right = std::max<int64_t>(0, w.out - 1 + w.taps - W - w.pad);
+    a.C = a.ldx = f.C, a.M = M, a.groups = f.groups;
+    a.ldo = f.SW * M, a.out_row = f.SH * OW * M;
+    a.panel = f.width;
+    a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+    OAR_RETURN_IF_ERROR(
+        run_kernel(ctx, kernel, &a,
+                   product_ns(static_cast<double>(h.out * w.out),
+                              static_cast<double>(h.taps * w.taps * f.C * f.per_out), 0.02, 4)));
+  }
+  return true;
+}
+
 Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
   if (!ctx.constant(1)) return std::shared_ptr<const void>();
   const Tensor& w = *ctx.constant(1);
-  if (dtype_of(w) != DType::kF32 || !separate_windows(ctx.node().attrs, w.shape()))
-    return std::shared_ptr<const void>();
+  if (dtype_of(w) != DType::kF32 || !separate_windows(ctx.node().attrs, w.shape())) {
+    const auto filters = phase_filters(ctx.backend(), ctx.node().attrs, w);
+    if (!filters) return std::shared_ptr<const void>();
+    auto p = std::make_shared<PreparedTranspose>();
+    p->phases = true;
+    OAR_ASSIGN(p->packed, ctx.pack("phases", {filters->all()}, DType::kF32, [&](Tensor& t) {
+      const Tensor f32 = must(as_f32(w));
+      filters->pack(elements<float>(f32), mutable_elements<float>(t));
+    }));
+    return std::shared_ptr<const void>(std::move(p));
+  }
   const int64_t C = w.shape()[0], M = w.shape()[1], KH = w.shape()[2], KW = w.shape()[3];
   auto p = std::make_shared<PreparedTranspose>();
   p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width(ctx.backend()));
@@ -139,8 +279,8 @@ Status conv_transpose(EvalContext& ctx) {
     if (bias.numel() != M || !(bias.format() == x.format()))
       return invalid_argument("the bias needs one value per filter");
   }
-  if (const auto* p = ctx.prepared<PreparedTranspose>();
-      p && dtype_of(x) == DType::kF32 && shape.numel() > 0) {
+  const auto* prepared = ctx.prepared<PreparedTranspose>();
+  if (const auto* p = prepared; p && !p->phases && dtype_of(x) == DType::kF32 && shape.numel() > 0) {
     OAR_ASSIGN(Tensor y, ctx.allocate(nhwc ? channels_last(shape) : shape, DType::kF32));
     const float* pb = bias.defined() ? elements<float>(bias) : nullptr;
     if (nhwc) {
@@ -155,6 +295,37 @@ Status conv_transpose(EvalContext& ctx) {
         enlarge(ctx, *p, elements<float>(turned), in, w.shape(), pb, act, mutable_elements<float>(out)));
     to_channels_first(ctx, elements<float>(out), mutable_elements<float>(y), N, M, outs);
     return ctx.set(0, std::move(y)), ok_status();
+  }
+  const auto filters = axes <= 2 && shape.numel() > 0 ? phase_filters(ctx.backend(), a, w) : std::nullopt;
+  if (filters) {
+    Tensor own, x32, bias32, y32;
+    const float* packed = nullptr;
+    if (prepared && prepared->phases) {
+      packed = elements<float>(prepared->packed);
+    } else {
+      OAR_ASSIGN(own, ctx.allocate({filters->all()}, DType::kF32));
+      OAR_ASSIGN(const Tensor w32, as_f32(ctx, w));
+      if (!ctx.options().sizing) filters->pack(elements<float>(w32), mutable_elements<float>(own));
+      packed = elements<float>(own);
+    }
+    OAR_ASSIGN(x32, as_f32(ctx, x));
+    if (bias.defined()) { OAR_ASSIGN(bias32, as_f32(ctx, bias)); }
+    OAR_ASSIGN(y32, ctx.allocate(nhwc ? channels_last(shape) : shape, DType::kF32));
+    const float *px = elements<float>(x32), *pb = bias.defined() ? elements<float>(bias32) : nullptr;
+    float* py = mutable_elements<float>(y32);
+    Tensor turned, out;
+    if (!nhwc) {
+      OAR_ASSIGN(turned, ctx.allocate({N, ins, C}, DType::kF32));
+      OAR_ASSIGN(out, ctx.allocate({N, outs, M}, DType::kF32));
+      to_channels_last(ctx, px, mutable_elements<float>(turned), N, C, ins);
+      px = elements<float>(turned), py = mutable_elements<float>(out);
+    }
+    OAR_ASSIGN(const bool done, by_phases(ctx, *filters, packed, v, N, px, pb, act, py));
+    if (done) {
+      if (!nhwc) to_channels_first(ctx, py, mutable_elements<float>(y32), N, M, outs);
+      OAR_ASSIGN(y32, from_f32(ctx, y32, dtype_of(x)));
+      return ctx.set(0, std::move(y32)), ok_status();
+    }
   }
   if (nhwc) return unimplemented("channels-last transposed convolution with overlapping windows");
   const std::vector<double> px = to_doubles(x), pw = to_doubles(w),

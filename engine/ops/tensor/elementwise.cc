@@ -6,17 +6,33 @@
 namespace oar::tensor {
 namespace {
 
-// The kernel of an f32 operand; false for other dtypes.
-Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (dtype_of(x) != DType::kF32) return false;
+// The kernel for operands of f32, or of f16 and bf16 by way of it: result(x, y) fills in y of x, both f32.
+// False for other dtypes.
+template <class F>
+Result<bool> through_f32(EvalContext& ctx, F&& result) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  const DType dtype = dtype_of(x);
+  if (dtype == DType::kF16 || dtype == DType::kBF16) {
+    OAR_ASSIGN(x, as_f32(ctx, x));
+    OAR_RETURN_IF_ERROR(result(x, x));
+    OAR_ASSIGN(Tensor y, from_f32(ctx, x, dtype));
+    ctx.set(0, std::move(y));
+    return true;
+  }
+  if (dtype != DType::kF32) return false;
   OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kUnary);
-  UnaryArgs a;
-  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
-  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, nanoseconds * static_cast<double>(a.n)));
+  OAR_RETURN_IF_ERROR(result(x, y));
   ctx.set(0, std::move(y));
   return true;
+}
+
+Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
+    UnaryArgs a;
+    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &a,
+                      nanoseconds * static_cast<double>(a.n));
+  });
 }
 #define OAR_F32_KERNEL(ctx, op, nanoseconds)                                    \
   do {                                                                          \
@@ -24,18 +40,15 @@ Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
     if (done) return ok_status();                                               \
   } while (false)
 
-// An epilogue kind on an f32 operand; false for other dtypes.
+// An epilogue kind.
 Result<bool> through_epilogue(EvalContext& ctx, Epilogue kind, double alpha, double beta) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (dtype_of(x) != DType::kF32) return false;
-  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), DType::kF32));
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kActivate);
-  ActivateArgs a;
-  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
-  a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);
-  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.3 * static_cast<double>(a.n)));
-  ctx.set(0, std::move(y));
-  return true;
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
+    ActivateArgs a;
+    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
+    a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kActivate), &a,
+                      0.3 * static_cast<double>(a.n));
+  });
 }
 
 // Rough nanoseconds per element, for the decision to go parallel.
@@ -195,6 +208,17 @@ Status clip(EvalContext& ctx) {
     OAR_RETURN_IF_ERROR(check_same_dtype(x, bound));
     if (bound.numel() != 1) return invalid_argument("bounds must be scalars");
   }
+  const auto bound = [&](size_t k, double none) {
+    return ctx.has(k) ? element_as_double(ctx.datum(k).tensor, 0) : none;
+  };
+  const DType dtype = dtype_of(x);
+  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) {
+    const double low = bound(1, -INFINITY), high = bound(2, INFINITY);
+    if (low == low && high == high) {  // a bound that is no number holds nothing: below
+      OAR_ASSIGN(const bool done, through_epilogue(ctx, Epilogue::kClamp, low, high));
+      if (done) return ok_status();
+    }
+  }
   OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
@@ -282,9 +306,11 @@ Status none(EvalContext& ctx) {
 }  // namespace
 
 Status neg(EvalContext& c) {
+  OAR_F32_KERNEL(c, kNeg, 0.1);
   return unary_numeric(c, kCheap, [](auto x) { return negate(x); });
 }
 Status abs(EvalContext& c) {
+  OAR_F32_KERNEL(c, kAbs, 0.1);
   return unary_numeric(c, kCheap, [](auto x) -> decltype(x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return std::abs(x);
     else return x < 0 ? negate(x) : x;
@@ -307,12 +333,14 @@ Status rsqrt(EvalContext& c) {
   return unary_float(c, kCheap, [](auto x) { return 1 / std::sqrt(x); });
 }
 Status square(EvalContext& c) {
+  OAR_F32_KERNEL(c, kSquare, 0.1);
   return unary_numeric(c, kCheap, [](auto x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return x * x;
     else return static_cast<uint64_t>(x) * static_cast<uint64_t>(x);
   });
 }
 Status reciprocal(EvalContext& c) {
+  OAR_F32_KERNEL(c, kReciprocal, 0.2);
   return unary_float(c, kCheap, [](auto x) { return 1 / x; });
 }
 Status tanh(EvalContext& c) {
@@ -336,6 +364,7 @@ Status cos(EvalContext& c) {
   return unary_float(c, kCostly, [](auto x) { return std::cos(x); });
 }
 Status floor(EvalContext& c) {
+  OAR_F32_KERNEL(c, kFloor, 0.2);
   return unary_float(c, kCheap, [](auto x) { return std::floor(x); });
 }
 Status relu(EvalContext& c) {

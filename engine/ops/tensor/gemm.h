@@ -1,17 +1,30 @@
-// f32 products through the matmul kernels of kernels/matmul.h, for evaluations: C (M, N) = A (M, K) . B (N,
-// K)^T.
+// f32 products through the kernels of kernels/matmul.h and kernels/conv.h, for evaluations. A row of a result
+// does not depend on how many other rows there are.
 #pragma once
 
 #include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
 
-// C += A . B^T when `accumulate`, else C = A . B^T. Rows of A and C are lda and ldc apart, B is dense.
+// C (M, N) = A (M, K) . B (N, K)^T of f32, B stored as `format` (f32, f16 or bf16), decoded exactly. Rows of
+// A and C are lda and ldc apart, B is dense.
 Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const float* A, int64_t lda,
-               const float* B, float* C, int64_t ldc, bool accumulate);
+               const void* B, Format format, float* C, int64_t ldc);
 
 // dst (cols, rows) = src (rows, cols)^T
 void transpose_f32(const float* src, float* dst, int64_t rows, int64_t cols);
+
+// Products of equal sizes whose second operands are no constants: each is packed on the way.
+struct Products {
+  int64_t M = 0, N = 0, K = 0;
+  const float* a = nullptr;
+  const float* b = nullptr;
+  float* out = nullptr;             // (at_a.size(), M, N), dense
+  int64_t lda = 0;                  // from row to row of a
+  int64_t b_row = 0, b_col = 0;     // from element (k, n) of b to (k + 1, n) and to (k, n + 1)
+  std::vector<int64_t> at_a, at_b;  // where each product's operands begin
+};
+Status packed_products(const EvalContext& ctx, const Products& p);
 
 // The general product of any numeric dtype, batched and broadcast as numpy.matmul does; `b_transposed` is a
 // constant second operand already turned, or null.

@@ -1,6 +1,7 @@
 // Ops that choose elements by indices or values: gather and scatter in their forms, one_hot, compress,
 // non_zero, unique, top_k. Indices are checked: a file or a caller may hold any.
 #include <numeric>
+#include <optional>
 
 #include "engine/ops/tensor/util.h"
 
@@ -12,11 +13,16 @@ Result<std::vector<int64_t>> indices(const EvalContext& ctx, size_t operand, int
   OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
   if (!dtype_is_integer(dtype_of(t))) return invalid_argument("indices must be integers");
   std::vector<int64_t> v(static_cast<size_t>(t.numel()));
-  for (size_t k = 0; k < v.size(); ++k) {
-    v[k] = element_as_int(t, static_cast<int64_t>(k));
-    if (v[k] < -n || v[k] >= n) return invalid_argument(cat("index ", v[k], " is outside an axis of ", n));
-    if (v[k] < 0) v[k] += n;
-  }
+  std::optional<int64_t> outside;
+  dispatch_integer(dtype_of(t), [&](auto tag) {
+    const auto* from = elements<typename decltype(tag)::type>(t);
+    for (size_t k = 0; k < v.size(); ++k) {
+      const auto i = static_cast<int64_t>(from[k]);
+      if ((i < -n || i >= n) && !outside) outside = i;
+      v[k] = i < 0 ? i + n : i;
+    }
+  });
+  if (outside) return invalid_argument(cat("index ", *outside, " is outside an axis of ", n));
   return v;
 }
 
@@ -66,8 +72,21 @@ Status gather_elements(EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_within(at.shape(), x.shape(), axis));
   OAR_ASSIGN(Tensor y, ctx.allocate(at.shape(), dtype_of(x)));
   const auto strides = strides_of(x.shape());
-  for (int64_t k = 0; k < y.numel(); ++k)
-    copy_elements(x, place(at.shape(), k, strides, axis, index[static_cast<size_t>(k)]), y, k, 1);
+  // Row by row of the last axis: there one step is one element, or what an index says.
+  const int last = at.shape().rank() - 1;
+  const int64_t n = at.shape().cols(), along = strides[static_cast<size_t>(axis)];
+  dispatch_move(x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* from = elements<T>(x);
+    T* to = mutable_elements<T>(y);
+    ctx.parallel(n > 0 ? y.numel() / n : 0, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t* i = index.data() + r * n;
+        const T* row = from + place(at.shape(), r * n, strides, axis, 0);
+        for (int64_t k = 0; k < n; ++k) to[r * n + k] = row[i[k] * along + (axis == last ? 0 : k)];
+      }
+    });
+  });
   ctx.set(0, std::move(y));
   return ok_status();
 }
@@ -185,7 +204,13 @@ Status scatter_nd(EvalContext& ctx) {
     return invalid_argument("updates do not match the indices");
   OAR_ASSIGN(const auto put, combine(ctx.attrs().get_string("reduction", "none"), x));
   OAR_ASSIGN(Tensor y, copy_of(ctx, x));
+  const std::string reduction = ctx.attrs().get_string("reduction", "none");
+  const bool replace = reduction == "none" || reduction.empty();
   for (size_t k = 0; k < starts.size(); ++k) {
+    if (replace) {
+      copy_elements(updates, static_cast<int64_t>(k) * size, y, starts[k], size);
+      continue;
+    }
     for (int64_t e = 0; e < size; ++e) put(updates, static_cast<int64_t>(k) * size + e, y, starts[k] + e);
   }
   ctx.set(0, std::move(y));

@@ -39,6 +39,25 @@ inline double product_ns(double rows, double weights, double ns, double bytes_pe
   return weights * (rows * ns + bytes_per_weight / 40);
 }
 
+// Runs a kernel on the calling thread with scratch of its own, reused from call to call.
+class OneThread {
+ public:
+  void run(const Kernel& kernel, const void* args) {
+    KernelPlan plan;
+    kernel.plan(args, 1, &plan);
+    const KernelScratch scratch{grown(worker_, plan.worker_scratch), grown(shared_, plan.shared_scratch)};
+    for (int phase = 0; phase < plan.phases; ++phase) kernel.run(args, phase, 0, plan.chunks[phase], scratch);
+  }
+
+ private:
+  static void* grown(Buffer& b, size_t bytes) {
+    if (b.size() < bytes) b = must_buffer(bytes);
+    return bytes > 0 ? b.mutable_data() : nullptr;
+  }
+  static Buffer must_buffer(size_t bytes) { return std::move(Buffer::allocate(bytes)).value(); }
+  Buffer worker_, shared_;
+};
+
 // An epilogue as attributes of a node: `activation` (relu, clip, sigmoid, ...), `act_alpha`, `act_beta`.
 struct Activation {
   Epilogue kind = Epilogue::kNone;

@@ -54,14 +54,18 @@ Status batch_norm(EvalContext& ctx) {
   dispatch_float(dtype_of(x), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = typename Element<T>::Compute;
+    const T* in = elements<T>(x);
+    T* out = mutable_elements<T>(y);
     ctx.parallel(N * C, 0.5 * static_cast<double>(inner), [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         const auto c = static_cast<size_t>(p % C);
         const double factor = scale[c] / std::sqrt(variance[c] + epsilon);
         const A f = static_cast<A>(factor), b = static_cast<A>(bias[c] - mean[c] * factor);
-        for (int64_t i = 0; i < inner; ++i) {
-          mutable_elements<T>(y)[p * inner + i] =
-              Element<T>::store(Element<T>::load(elements<T>(x)[p * inner + i]) * f + b);
+        if constexpr (std::is_same_v<T, float>) {
+          scale_and_shift(in + p * inner, out + p * inner, inner, f, b);
+        } else {
+          for (int64_t i = p * inner; i < (p + 1) * inner; ++i)
+            out[i] = Element<T>::store(Element<T>::load(in[i]) * f + b);
         }
       }
     });
@@ -107,12 +111,40 @@ Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, double epsil
   return ok_status();
 }
 
+// f32: each of C channels of `inner` values by itself, `per` channels sharing statistics, scale and bias of
+// channel c at c / spread.
+Result<Tensor> normalize_channels(const EvalContext& ctx, const Tensor& x, int64_t per,
+                                  const std::vector<double>& scale, const std::vector<double>& bias,
+                                  int64_t spread) {
+  const int64_t C = x.shape()[1], inner = extent(x.shape(), 2, x.shape().rank()), n = per * inner;
+  const double epsilon = epsilon_of(ctx);
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  const float* in = elements<float>(x);
+  float* out = mutable_elements<float>(y);
+  ctx.parallel(x.shape()[0] * (C / per), 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const double count = static_cast<double>(n), mean = sum_of(in + r * n, n) / count;
+      const double inverse = 1 / std::sqrt(squares_about(in + r * n, n, mean) / count + epsilon);
+      for (int64_t k = 0; k < per; ++k) {
+        const int64_t at = r * n + k * inner;
+        const auto c = static_cast<size_t>((r * per + k) % C / spread);
+        center_and_scale(in + at, out + at, inner, mean, inverse * scale[c], bias[c]);
+      }
+    }
+  });
+  return y;
+}
+
 Status instance_norm(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (x.shape().rank() < 2) return invalid_argument("needs (N, C, ...)");
   const int64_t C = x.shape()[1];
   OAR_ASSIGN(const auto scale, floats(ctx, 1, C));
   OAR_ASSIGN(const auto bias, floats(ctx, 2, C));
+  if (dtype_of(x) == DType::kF32 && x.numel() > 0) {
+    OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, 1, scale, bias, 1));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   return normalize_runs(ctx, x, extent(x.shape(), 2, x.shape().rank()), epsilon_of(ctx), false, nullptr,
                         nullptr, [&](int64_t r, int64_t, double v) {
                           return v * scale[static_cast<size_t>(r % C)] + bias[static_cast<size_t>(r % C)];
@@ -131,6 +163,10 @@ Status group_norm(EvalContext& ctx) {
   const auto count = static_cast<int64_t>(scale.size());
   if (count != C && count != groups)
     return invalid_argument("scale and bias need one value per channel or group");
+  if (dtype_of(x) == DType::kF32 && x.numel() > 0) {
+    OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, per, scale, bias, C / count));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   return normalize_runs(
       ctx, x, per * inner, epsilon_of(ctx), false, nullptr, nullptr, [&](int64_t r, int64_t k, double v) {
         const auto c = static_cast<size_t>(count == C ? r % groups * per + k / inner : r % groups);

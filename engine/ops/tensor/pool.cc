@@ -150,11 +150,132 @@ Lowered lower_pool(LowerContext& ctx) {
                       });
 }
 
+// Planes (N, C, H, W) of f32 as files have them: the window's rows are joined element by element into one,
+// then that row's columns. A NaN in a window is its maximum.
+struct PlanePool {
+  WindowShape w;
+  int64_t row = 0;  // elements of a joined row with its pads
+  std::vector<int64_t> rows,
+      columns;  // elements of the window that count, by output row and column; means only
+};
+
+// Pads and strides come from a file: a joined row must not outgrow the operand's by much.
+bool fits_planes(const WindowShape& w, double taps) {
+  const auto reach = static_cast<double>(w.OW - 1) * static_cast<double>(w.stride_w) +
+                     static_cast<double>(w.KW - 1) * static_cast<double>(w.dilation_w) + 1;
+  return w.pad_top >= 0 && w.pad_left >= 0 && reach <= 2.0 * static_cast<double>(w.W) + 64 && taps <= 1024;
+}
+
+// How many elements of each window along one axis lie in the operand, or with `pads` in the padded one.
+std::vector<int64_t> counts(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation,
+                            int64_t begin, int64_t end, bool pads) {
+  std::vector<int64_t> n(static_cast<size_t>(out), 0);
+  for (int64_t o = 0; o < out; ++o) {
+    for (int64_t e = 0; e < kernel; ++e) {
+      const int64_t at = o * stride - begin + e * dilation;
+      n[static_cast<size_t>(o)] += pads ? at < in + end : at >= 0 && at < in;
+    }
+  }
+  return n;
+}
+
+inline float joined(float most, float v, std::true_type) { return (v > most) | (v != v) ? v : most; }
+inline float joined(float sum, float v, std::false_type) { return sum + v; }
+
+// to[o] = to[o] joined with from[o * kStep]
+template <class Max, int64_t kStep>
+void join_columns(const float* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t o = 0; o < n; ++o) to[o] = joined(to[o], from[o * kStep], Max());
+}
+
+template <class Max>
+void pool_plane(const PlanePool& p, const float* x, float* y, float* row) {
+  constexpr float kNeutral = Max::value ? -std::numeric_limits<float>::infinity() : 0.f;
+  const WindowShape& w = p.w;
+  for (int64_t oy = 0; oy < w.OH; ++oy, y += w.OW) {
+    bool first = true;
+    float* own = row + w.pad_left;
+    for (int64_t i = 0; i < w.KH; ++i) {
+      const int64_t at = oy * w.stride_h - w.pad_top + i * w.dilation_h;
+      if (at < 0 || at >= w.H) continue;
+      if (first) std::copy_n(x + at * w.W, w.W, own);
+      else join_columns<Max, 1>(x + at * w.W, own, w.W);
+      first = false;
+    }
+    if (first) std::fill_n(own, w.W, kNeutral);
+    std::fill_n(y, w.OW, kNeutral);
+    for (int64_t j = 0; j < w.KW; ++j) {
+      const float* from = row + j * w.dilation_w;
+      if (w.stride_w == 1) join_columns<Max, 1>(from, y, w.OW);
+      else if (w.stride_w == 2) join_columns<Max, 2>(from, y, w.OW);
+      else
+        for (int64_t o = 0; o < w.OW; ++o) y[o] = joined(y[o], from[o * w.stride_w], Max());
+    }
+    if constexpr (!Max::value) {
+      const int64_t n = p.rows[static_cast<size_t>(oy)];
+      for (int64_t o = 0; o < w.OW; ++o) {
+        const int64_t count = n * p.columns[static_cast<size_t>(o)];
+        y[o] = count > 0 ? y[o] / static_cast<float>(count) : 0;
+      }
+    }
+  }
+}
+
+// False where the planes have another dtype, three axes or windows that do not fit.
+Result<bool> through_planes(EvalContext& ctx, const Tensor& given, const Window& w, const Shape& shape,
+                            PoolOp op) {
+  const DType dtype = dtype_of(given);
+  const bool narrow = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  if (!narrow || w.axes > 2 || shape.numel() == 0) return false;
+  PlanePool p;
+  p.w = kernel_window(w, given.shape()[0]);
+  const int64_t planes = given.shape()[0] * given.shape()[1], ins = w.in_size(), outs = w.out_size();
+  const bool whole = outs == 1 && w.kernel_size() == ins && p.w.pad_top == 0 && p.w.pad_left == 0 &&
+                     p.w.KH == p.w.H && p.w.dilation_h == 1 && p.w.dilation_w == 1;
+  if (!whole && !fits_planes(p.w, static_cast<double>(w.kernel_size()))) return false;
+  OAR_ASSIGN(const Tensor x, as_f32(ctx, given));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  const float* in = elements<float>(x);
+  float* out = mutable_elements<float>(y);
+  const bool max = op == PoolOp::kMax, pads_count = ctx.attrs().get_int("count_include_pad") != 0;
+  if (whole) {
+    ctx.parallel(planes, 0.4 * static_cast<double>(ins), [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        out[k] = max ? max_of(in + k * ins, ins)
+                     : static_cast<float>(sum_of(in + k * ins, ins) / static_cast<double>(ins));
+      }
+    });
+  } else {
+    const WindowShape& v = p.w;
+    p.row = std::max(v.pad_left + v.W, (v.OW - 1) * v.stride_w + (v.KW - 1) * v.dilation_w + 1);
+    if (!max) {
+      p.rows = counts(v.H, v.OH, v.KH, v.stride_h, v.dilation_h, v.pad_top, v.pad_bottom, pads_count);
+      p.columns = counts(v.W, v.OW, v.KW, v.stride_w, v.dilation_w, v.pad_left, v.pad_right, pads_count);
+    }
+    const double cost = 0.3 * static_cast<double>(v.OH) * static_cast<double>(v.KH * v.W + v.KW * v.OW);
+    ctx.parallel(planes, cost, [&](int64_t begin, int64_t end) {
+      // Pads keep what they are from plane to plane.
+      std::vector<float> row(static_cast<size_t>(p.row), max ? -std::numeric_limits<float>::infinity() : 0.f);
+      for (int64_t k = begin; k < end; ++k) {
+        if (max) pool_plane<std::true_type>(p, in + k * ins, out + k * outs, row.data());
+        else pool_plane<std::false_type>(p, in + k * ins, out + k * outs, row.data());
+      }
+    });
+  }
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
 Status max_over(EvalContext& ctx, bool global) {
   if (is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kMax, global);
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
   OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
+  if (!ctx.wants(1)) {
+    OAR_ASSIGN(const bool done, through_planes(ctx, x, w, shape, PoolOp::kMax));
+    if (done) return ok_status();
+  }
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
   Tensor indices;
   if (ctx.wants(1)) { OAR_ASSIGN(indices, ctx.zeros(shape, DType::kI64)); }
@@ -199,6 +320,10 @@ Status mean_over(EvalContext& ctx, bool global) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
   OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
+  if (kKind == Mean::kAverage) {
+    OAR_ASSIGN(const bool done, through_planes(ctx, x, w, shape, PoolOp::kAverage));
+    if (done) return ok_status();
+  }
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
   const bool pads_count = ctx.attrs().get_int("count_include_pad") != 0;
   const auto p_norm = static_cast<double>(ctx.attrs().get_int("p", 2));

@@ -1,59 +1,9 @@
-// Products: matmul, gemm, their integer and quantized forms, einsum, determinants.
-#include <map>
-
+// Products: matmul, gemm, their integer and quantized forms, determinants.
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/quantized.h"
-#include "kernels/matmul.h"
 
 namespace oar::tensor {
-
-Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const float* A, int64_t lda,
-               const float* B, float* C, int64_t ldc, bool accumulate) {
-  if (M == 0 || N == 0) return ok_status();
-  if (K == 0) {
-    for (int64_t m = 0; m < M && !accumulate; ++m) std::fill_n(C + m * ldc, N, 0.0f);
-    return ok_status();
-  }
-  const Kernel* const kernel = ctx.backend().find_kernel(KernelFamily::kMatmul, Format::f32());
-  OAR_CHECK(kernel != nullptr, "no f32 matmul kernel");
-  const MatmulSegment segment{B, nullptr, N, 0};
-  MatmulArgs args;
-  args.out = C;
-  args.x = A;
-  args.residual = accumulate ? C : nullptr;
-  args.segments = &segment;
-  args.num_segments = 1;
-  args.T = M, args.K = K, args.ldx = lda, args.ldo = ldc;
-  args.format = Format::f32();
-  // A product this small is done before the pool has woken up.
-  ThreadPool* pool = M * N * K > (1 << 16) ? ctx.pool() : nullptr;
-  KernelPlan plan;
-  kernel->plan(&args, pool ? pool->workers() : 1, &plan);
-  OAR_ASSIGN(const Tensor shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));
-  if (pool) {
-    if (ctx.options().sizing) return ok_status();
-    pool->reserve_scratch(plan.worker_scratch);
-    pool->run(*kernel, &args, plan, shared.mutable_data());
-    return ok_status();
-  }
-  OAR_ASSIGN(const Tensor own, ctx.allocate({static_cast<int64_t>(plan.worker_scratch)}, DType::kU8));
-  if (ctx.options().sizing) return ok_status();
-  const KernelScratch scratch{own.mutable_data(), shared.mutable_data()};
-  for (int phase = 0; phase < plan.phases; ++phase) kernel->run(&args, phase, 0, plan.chunks[phase], scratch);
-  return ok_status();
-}
-
-void transpose_f32(const float* src, float* dst, int64_t rows, int64_t cols) {
-  constexpr int64_t kTile = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
-    for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
-      for (int64_t r = r0; r < std::min(rows, r0 + kTile); ++r) {
-        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) dst[c * rows + r] = src[r * cols + c];
-      }
-    }
-  }
-}
 
 namespace {
 
@@ -73,8 +23,9 @@ void plain_product(const T* a, const T* b, T* c, int64_t M, int64_t N, int64_t K
 }
 
 struct PreparedMatmul {
-  Tensor transposed;  // (N, K)
+  Tensor transposed;  // (N, K), in the operand's dtype
 };
+bool has_product_kernel(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
 
 }  // namespace
 
@@ -104,38 +55,33 @@ Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const 
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   const bool narrow = dtype == DType::kF16 || dtype == DType::kBF16;
   if (narrow) {
-    OAR_ASSIGN(a, as_f32(a));
-    OAR_ASSIGN(b, as_f32(b));
+    OAR_ASSIGN(a, as_f32(ctx, a));
+    if (!b_transposed) { OAR_ASSIGN(b, as_f32(ctx, b)); }
   }
   OAR_ASSIGN(Tensor out, ctx.allocate(shape, narrow ? DType::kF32 : dtype));
-  Status status;
   if (dtype_of(a) == DType::kF32) {
-    const float* pa = elements<float>(a);
-    const float* pb = elements<float>(b);
     float* po = mutable_elements<float>(out);
+    if (b_transposed) {
+      OAR_RETURN_IF_ERROR(gemm_nt(ctx, extent(sa, 0, ra - 1), N, K, elements<float>(a), K,
+                                  b_transposed->data(), b_transposed->format(), po, N));
+      return from_f32(ctx, out, dtype);
+    }
+    Products p;
+    p.M = M, p.N = N, p.K = K;
+    p.a = elements<float>(a), p.b = elements<float>(b), p.out = po;
+    p.lda = K, p.b_row = N, p.b_col = 1;
     if (rb == 2) {  // every batch entry meets the same matrix: one product
-      Tensor turned;
-      if (b_transposed) turned = *b_transposed;
-      else {
-        OAR_ASSIGN(turned, ctx.allocate({N, K}, DType::kF32));
-        transpose_f32(pb, mutable_elements<float>(turned), K, N);
-      }
-      const int64_t rows = extent(sa, 0, ra - 1);
-      OAR_RETURN_IF_ERROR(gemm_nt(ctx, rows, N, K, pa, K, elements<float>(turned), po, N, false));
+      p.M = extent(sa, 0, ra - 1);
+      p.at_a = p.at_b = {0};
     } else {
-      OAR_ASSIGN(Tensor turned, ctx.allocate({N, K}, DType::kF32));
-      int64_t last = -1;
-      batch.runs(0, batch.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
-        for (int64_t k = 0; k < n && status.ok(); ++k) {
-          const int64_t ib = from[1] + k * step[1];
-          if (ib != last) transpose_f32(pb + ib * K * N, mutable_elements<float>(turned), K, N);
-          last = ib;
-          status = gemm_nt(ctx, M, N, K, pa + (from[0] + k * step[0]) * M * K, K, elements<float>(turned),
-                           po + (at + k) * M * N, N, false);
+      batch.runs(0, batch.numel(), [&](int64_t, const auto& from, int64_t n, const auto& step) {
+        for (int64_t k = 0; k < n; ++k) {
+          p.at_a.push_back((from[0] + k * step[0]) * M * K);
+          p.at_b.push_back((from[1] + k * step[1]) * K * N);
         }
       });
     }
-    OAR_RETURN_IF_ERROR(status);
+    OAR_RETURN_IF_ERROR(packed_products(ctx, p));
     return from_f32(ctx, out, dtype);
   }
   bool known = dispatch_numeric(dtype, [&](auto tag) {
@@ -157,10 +103,16 @@ Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const 
 Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx) {
   if (!ctx.constant(1)) return std::shared_ptr<const void>();
   const Tensor& b = *ctx.constant(1);
-  if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
+  if (!has_product_kernel(dtype_of(b)) || b.shape().rank() != 2) return std::shared_ptr<const void>();
   auto p = std::make_shared<PreparedMatmul>();
-  OAR_ASSIGN(p->transposed, ctx.pack("bt", {b.shape()[1], b.shape()[0]}, DType::kF32, [&](Tensor& t) {
-    transpose_f32(elements<float>(b), mutable_elements<float>(t), b.shape()[0], b.shape()[1]);
+  OAR_ASSIGN(p->transposed, ctx.pack("bt", {b.shape()[1], b.shape()[0]}, dtype_of(b), [&](Tensor& t) {
+    if (dtype_of(b) == DType::kF32) {
+      return transpose_f32(elements<float>(b), mutable_elements<float>(t), b.shape()[0], b.shape()[1]);
+    }
+    for (int64_t k = 0; k < b.shape()[0]; ++k) {
+      for (int64_t n = 0; n < b.shape()[1]; ++n)
+        mutable_elements<uint16_t>(t)[n * b.shape()[0] + k] = elements<uint16_t>(b)[k * b.shape()[1] + n];
+    }
   }));
   return std::shared_ptr<const void>(std::move(p));
 }
@@ -191,7 +143,7 @@ Result<Tensor> turned(const EvalContext& ctx, const Tensor& t) {
 Result<std::shared_ptr<const void>> prepare_gemm(PrepareContext& ctx) {
   if (!ctx.constant(1)) return std::shared_ptr<const void>();
   const Tensor& b = *ctx.constant(1);
-  if (dtype_of(b) != DType::kF32 || b.shape().rank() != 2) return std::shared_ptr<const void>();
+  if (!has_product_kernel(dtype_of(b)) || b.shape().rank() != 2) return std::shared_ptr<const void>();
   if (!ctx.node().attrs.get_int("transB")) return prepare_matmul(ctx);
   auto p = std::make_shared<PreparedMatmul>();
   p->transposed = b;  // as it lies in the file
@@ -206,13 +158,15 @@ Status gemm(EvalContext& ctx) {
   const auto* p = ctx.prepared<PreparedMatmul>();
   if (ctx.attrs().get_int("transA")) { OAR_ASSIGN(a, turned(ctx, a)); }
   Tensor y;
-  if (p && dtype_of(a) == DType::kF32) {
+  if (p && dtype_of(a) == dtype_of(p->transposed)) {
     const Tensor& bt = p->transposed;
     const int64_t M = a.shape()[0], N = bt.shape()[0], K = bt.shape()[1];
     if (a.shape()[1] != K) return invalid_argument("inner extents differ");
+    OAR_ASSIGN(a, as_f32(ctx, a));
     OAR_ASSIGN(y, ctx.allocate({M, N}, DType::kF32));
-    OAR_RETURN_IF_ERROR(gemm_nt(ctx, M, N, K, elements<float>(a), K, elements<float>(bt),
-                                mutable_elements<float>(y), N, false));
+    OAR_RETURN_IF_ERROR(
+        gemm_nt(ctx, M, N, K, elements<float>(a), K, bt.data(), bt.format(), mutable_elements<float>(y), N));
+    OAR_ASSIGN(y, from_f32(ctx, y, dtype_of(bt)));
   } else {
     if (ctx.attrs().get_int("transB")) { OAR_ASSIGN(b, turned(ctx, b)); }
     OAR_ASSIGN(y, matmul_tensors(ctx, a, b, nullptr));
@@ -344,121 +298,6 @@ Status qlinear_matmul(EvalContext& ctx) {
   return ok_status();
 }
 
-// einsum {equation}: letters are axes, "..." the broadcast ones; sums over letters absent on the right.
-Status einsum(EvalContext& ctx) {
-  std::string equation;
-  for (char c : ctx.attrs().get_string("equation")) {
-    if (c != ' ') equation += c;
-  }
-  const size_t arrow = equation.find("->");
-  std::string left = equation.substr(0, arrow);
-  std::vector<std::string> terms(1);
-  for (char c : left) {
-    if (c == ',') terms.emplace_back();
-    else terms.back() += c;
-  }
-  if (terms.size() != ctx.num_inputs())
-    return invalid_argument("the equation has another number of operands");
-  // Ellipses become capital-free private letters: '0' + axis counted from the right.
-  size_t ellipsis = 0;
-  std::vector<Tensor> xs;
-  auto letters = [](const std::string& t) {
-    return t.find("...") == std::string::npos ? t.size() : t.size() - 3;
-  };
-  for (size_t k = 0; k < terms.size(); ++k) {
-    OAR_ASSIGN(Tensor t, ctx.tensor(k));
-    const auto rank = static_cast<size_t>(t.shape().rank());
-    const bool dots = terms[k].find("...") != std::string::npos;
-    if (dots ? rank < letters(terms[k]) : rank != terms[k].size())
-      return invalid_argument(cat("term '", terms[k], "' does not match its operand"));
-    if (dots) ellipsis = std::max(ellipsis, rank - letters(terms[k]));
-    xs.push_back(std::move(t));
-  }
-  auto spell = [&](std::string t, size_t count) {
-    const size_t at = t.find("...");
-    if (at == std::string::npos) return t;
-    std::string d;
-    for (size_t k = 0; k < count; ++k) d += static_cast<char>('0' + static_cast<int>(count - 1 - k));
-    return t.replace(at, 3, d);
-  };
-  std::map<char, int> uses;
-  for (size_t k = 0; k < terms.size(); ++k) {
-    const bool dots = terms[k].find("...") != std::string::npos;
-    terms[k] = spell(terms[k], dots ? static_cast<size_t>(xs[k].shape().rank()) - letters(terms[k]) : 0);
-    for (char c : terms[k]) ++uses[c];
-  }
-  std::string right;
-  if (arrow != std::string::npos) {
-    right = spell(equation.substr(arrow + 2), ellipsis);
-  } else {
-    right = spell("...", ellipsis);
-    for (const auto& [c, n] : uses) {
-      if (n == 1 && !(c >= '0' && c <= '9')) right += c;
-    }
-  }
-  std::map<char, int64_t> extents;
-  for (size_t k = 0; k < terms.size(); ++k) {
-    OAR_RETURN_IF_ERROR(check_same_dtype(xs[0], xs[k]));
-    for (size_t i = 0; i < terms[k].size(); ++i) {
-      const char c = terms[k][i];
-      if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')))
-        return invalid_argument("the equation has a character that is no letter");
-      int64_t& e = extents.emplace(c, 1).first->second;
-      const int64_t own = xs[k].shape()[static_cast<int>(i)];
-      if (e != 1 && own != 1 && own != e)
-        return invalid_argument(cat("axis '", c, "' has extents ", e, " and ", own));
-      e = e == 1 ? own : e;
-    }
-  }
-  std::string order = right;
-  for (char c : right) {
-    if (!extents.count(c)) return invalid_argument(cat("axis '", c, "' of the result is in no operand"));
-  }
-  for (const auto& [c, e] : extents) {
-    if (right.find(c) == std::string::npos) order += c;
-  }
-  std::vector<int64_t> dims;
-  for (char c : right) dims.push_back(extents[c]);
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  int64_t reduced = 1;
-  for (size_t k = right.size(); k < order.size(); ++k) {
-    if (__builtin_mul_overflow(reduced, extents[order[k]], &reduced))
-      return invalid_argument("the sum overflows");
-  }
-  // Strides of each operand along each letter; a letter twice in a term walks the diagonal.
-  std::vector<std::vector<int64_t>> strides(xs.size(), std::vector<int64_t>(order.size(), 0));
-  for (size_t k = 0; k < xs.size(); ++k) {
-    const auto own = strides_of(xs[k].shape());
-    for (size_t i = 0; i < terms[k].size(); ++i) {
-      if (xs[k].shape()[static_cast<int>(i)] != 1) strides[k][order.find(terms[k][i])] += own[i];
-    }
-  }
-  OAR_RETURN_IF_ERROR(check_number(xs[0]));
-  std::vector<std::vector<double>> values;
-  for (const Tensor& t : xs) values.push_back(to_doubles(t));
-  std::vector<double> out(static_cast<size_t>(shape.numel()), 0);
-  std::vector<int64_t> at(xs.size());
-  for (int64_t f = 0; f < shape.numel(); ++f) {
-    double sum = 0;
-    for (int64_t r = 0; r < reduced; ++r) {
-      std::fill(at.begin(), at.end(), 0);
-      int64_t rest = r;
-      for (size_t k = order.size(); k-- > 0;) {
-        if (k + 1 == right.size()) rest = f;
-        const int64_t e = extents[order[k]], i = rest % e;
-        rest /= e;
-        for (size_t o = 0; o < xs.size(); ++o) at[o] += i * strides[o][k];
-      }
-      double p = 1;
-      for (size_t o = 0; o < xs.size(); ++o) p *= values[o][static_cast<size_t>(at[o])];
-      sum += p;
-    }
-    out[static_cast<size_t>(f)] = sum;
-  }
-  ctx.set(0, from_doubles(ctx, shape, dtype_of(xs[0]), out));
-  return ok_status();
-}
-
 // Determinants of the last two axes, by elimination with partial pivoting.
 Status det(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -498,7 +337,6 @@ Status det(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(det, tensor::det);
-OAR_TENSOR_OP(einsum, tensor::einsum);
 extern const OpDef op_gemm = {
     .name = "gemm", .gradient = Gradient::kNone, .evaluate = tensor::gemm, .prepare = tensor::prepare_gemm};
 extern const OpDef op_matmul_integer = {.name = "matmul_integer",

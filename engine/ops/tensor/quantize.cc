@@ -169,17 +169,47 @@ Status dequantize_linear(EvalContext& ctx) {
 Status dynamic_quantize_linear(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  // Least and largest by parts; a NaN is neither.
+  constexpr int64_t kPart = 8192;
+  const int64_t n = x.numel(), parts = (n + kPart - 1) / kPart;
+  std::vector<float> lows(static_cast<size_t>(parts), 0.f), highs(lows);
+  const float* in = elements<float>(x);
+  ctx.parallel(parts, 0.3 * kPart, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      float l[8] = {}, h[8] = {};
+      const int64_t last = std::min(n, (p + 1) * kPart);
+      int64_t k = p * kPart;
+      for (; k + 8 <= last; k += 8) {
+        for (int64_t j = 0; j < 8; ++j) {
+          l[j] = in[k + j] < l[j] ? in[k + j] : l[j];
+          h[j] = in[k + j] > h[j] ? in[k + j] : h[j];
+        }
+      }
+      for (; k < last; ++k) l[0] = std::min(l[0], in[k]), h[0] = std::max(h[0], in[k]);
+      lows[static_cast<size_t>(p)] = *std::min_element(l, l + 8);
+      highs[static_cast<size_t>(p)] = *std::max_element(h, h + 8);
+    }
+  });
   float low = 0, high = 0;
-  for (int64_t k = 0; k < x.numel(); ++k) {
-    low = std::min(low, elements<float>(x)[k]);
-    high = std::max(high, elements<float>(x)[k]);
+  for (int64_t p = 0; p < parts; ++p) {
+    low = std::min(low, lows[static_cast<size_t>(p)]), high = std::max(high, highs[static_cast<size_t>(p)]);
   }
   const float scale = (high - low) / 255.0f;
   const float zero = scale == 0 ? 0 : std::clamp(std::nearbyint(-low / scale), 0.0f, 255.0f);
-  OAR_ASSIGN(Tensor y, ctx.zeros(x.shape(), DType::kU8));
-  for (int64_t k = 0; k < x.numel() && scale > 0; ++k) {
-    const float q = std::nearbyint(elements<float>(x)[k] / scale) + zero;
-    mutable_elements<uint8_t>(y)[k] = saturate_cast<uint8_t>(static_cast<double>(q));
+  Tensor y;
+  if (scale > 0 && std::isfinite(scale)) {
+    OAR_ASSIGN(y, ctx.allocate(x.shape(), DType::kU8));
+    NarrowArgs a;
+    a.out = mutable_elements<uint8_t>(y), a.x = in, a.rows = 1, a.n = n;
+    a.divisor = scale, a.offset = static_cast<int32_t>(zero);
+    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(n)));
+  } else {
+    OAR_ASSIGN(y, ctx.zeros(x.shape(), DType::kU8));
+    for (int64_t k = 0; k < n && scale > 0; ++k) {
+      const float q = std::nearbyint(in[k] / scale) + zero;
+      mutable_elements<uint8_t>(y)[k] = saturate_cast<uint8_t>(static_cast<double>(q));
+    }
   }
   ctx.set(0, std::move(y));
   ctx.set(1, from_doubles(ctx, {}, DType::kF32, {static_cast<double>(scale)}));

@@ -1,9 +1,11 @@
 // Reductions over any axes, arg-reductions, running sums and products, softmax and its kin. Floats accumulate
 // in double, integers exactly.
 #include <limits>
+#include <optional>
 
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
+#include "kernels/activation.h"
 
 namespace oar::tensor {
 namespace {
@@ -71,12 +73,60 @@ void for_each_result(const EvalContext& ctx, const Tensor& x, const Axes& a, F&&
   });
 }
 
+// Axes that lie together as (outer, n, inner), n of them reduced: the usual case.
+struct Span {
+  int64_t outer = 1, n = 1, inner = 1;
+};
+std::optional<Span> one_span(const Tensor& x, const Axes& a) {
+  Span s;
+  int k = 0;
+  const int rank = x.shape().rank();
+  const auto gone = [&](int axis) { return static_cast<bool>(a.gone[static_cast<size_t>(axis)]); };
+  for (; k < rank && !gone(k); ++k) s.outer *= x.shape()[k];
+  for (; k < rank && gone(k); ++k) s.n *= x.shape()[k];
+  for (; k < rank && !gone(k); ++k) s.inner *= x.shape()[k];
+  if (k < rank || s.n == 0) return std::nullopt;
+  return s;
+}
+
+// f(result, x, n) of n values together, and of columns beside each other start(acc), add(acc, value) and
+// finish(acc).
+template <class A, class Whole, class Add, class End>
+void reduce_span(const EvalContext& ctx, const Span& s, const float* x, float* y, A start, Whole&& whole,
+                 Add&& add, End&& end) {
+  if (s.inner == 1) {
+    ctx.parallel(s.outer, 0.4 * static_cast<double>(s.n), [&](int64_t b, int64_t e) {
+      for (int64_t o = b; o < e; ++o) y[o] = end(whole(x + o * s.n, s.n));
+    });
+    return;
+  }
+  constexpr int64_t kColumns = 256;
+  const int64_t blocks = (s.inner + kColumns - 1) / kColumns;
+  ctx.parallel(s.outer * blocks, 0.5 * static_cast<double>(s.n * std::min(s.inner, kColumns)),
+               [&](int64_t b, int64_t e) {
+                 A acc[kColumns];
+                 for (int64_t u = b; u < e; ++u) {
+                   const int64_t o = u / blocks, from = u % blocks * kColumns,
+                                 c = std::min(kColumns, s.inner - from);
+                   std::fill_n(acc, c, start);
+                   const float* row = x + o * s.n * s.inner + from;
+                   for (int64_t k = 0; k < s.n; ++k, row += s.inner) {
+                     for (int64_t i = 0; i < c; ++i) acc[i] = add(acc[i], row[i]);
+                   }
+                   for (int64_t i = 0; i < c; ++i) y[o * s.inner + from + i] = end(acc[i]);
+                 }
+               });
+}
+
 // What becomes of a sum, of as many elements. Called by pointer, for once in a result: what adds up is
 // compiled for every dtype.
 struct Finish {
   int64_t (*integer)(int64_t sum, double count);
   double (*real)(double sum, double count);
 };
+
+constexpr auto kItself = [](auto v) { return v; };
+using Itself = std::remove_const_t<decltype(kItself)>;
 
 // Sum of g(x) over the axes, finished.
 template <class G>
@@ -86,6 +136,16 @@ Status sum_with(EvalContext& ctx, G&& g, const Finish& finish) {
   OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
   const double count =
       axes.shape.numel() > 0 ? static_cast<double>(x.numel()) / static_cast<double>(axes.shape.numel()) : 0;
+  if constexpr (std::is_same_v<std::remove_cvref_t<G>, Itself>) {
+    const std::optional<Span> span = one_span(x, axes);
+    if (span && dtype_of(x) == DType::kF32) {
+      reduce_span(
+          ctx, *span, elements<float>(x), mutable_elements<float>(y), 0.0, sum_of,
+          [](double sum, float v) { return sum + static_cast<double>(v); },
+          [&](double sum) { return static_cast<float>(finish.real(sum, count)); });
+      return ctx.set(0, std::move(y)), ok_status();
+    }
+  }
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
@@ -112,7 +172,6 @@ Status sum_with(EvalContext& ctx, G&& g, const Finish& finish) {
 }
 
 constexpr Finish kSame = {[](int64_t v, double) { return v; }, [](double v, double) { return v; }};
-constexpr auto kItself = [](auto v) { return v; };
 
 int64_t wrap_mul(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
@@ -145,6 +204,12 @@ Status reduce_extreme(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
   OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
+  if (const auto span = one_span(x, axes); kMax && span && dtype_of(x) == DType::kF32) {
+    reduce_span(
+        ctx, *span, elements<float>(x), mutable_elements<float>(y), -INFINITY, max_of,
+        [](float best, float v) { return v != v || v > best ? v : best; }, [](float best) { return best; });
+    return ctx.set(0, std::move(y)), ok_status();
+  }
   if (!dispatch_number(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
@@ -261,18 +326,29 @@ Status running(EvalContext& ctx) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
         using S = std::conditional_t<std::is_integral_v<C>, uint64_t, double>;
-        for (int64_t l = 0; l < lanes; ++l) {
-          const int64_t base = l / inner * n * inner + l % inner;
-          S sum = kProduct ? 1 : 0;
-          for (int64_t k = 0; k < n; ++k) {
-            const int64_t at = base + (reverse ? n - 1 - k : k) * inner;
-            const S v = static_cast<S>(Element<T>::load(elements<T>(x)[at]));
-            if (exclusive) mutable_elements<T>(y)[at] = Element<T>::store(static_cast<C>(sum));
-            if constexpr (kProduct) sum *= v;
-            else sum += v;
-            if (!exclusive) mutable_elements<T>(y)[at] = Element<T>::store(static_cast<C>(sum));
-          }
-        }
+        const T* in = elements<T>(x);
+        T* out = mutable_elements<T>(y);
+        // As many lanes beside each other as their sums have a place for.
+        constexpr int64_t kLanes = 256;
+        const int64_t blocks = (inner + kLanes - 1) / kLanes, outer = inner > 0 ? lanes / inner : 0;
+        ctx.parallel(outer * blocks, 1.0 * static_cast<double>(n * std::min(inner, kLanes)),
+                     [&](int64_t b, int64_t e) {
+                       S sums[kLanes];
+                       for (int64_t u = b; u < e; ++u) {
+                         const int64_t from = u % blocks * kLanes, count = std::min(kLanes, inner - from);
+                         const int64_t base = u / blocks * n * inner + from;
+                         std::fill_n(sums, count, static_cast<S>(kProduct ? 1 : 0));
+                         for (int64_t k = 0; k < n; ++k) {
+                           const int64_t at = base + (reverse ? n - 1 - k : k) * inner;
+                           for (int64_t i = 0; i < count; ++i) {
+                             const S v = static_cast<S>(Element<T>::load(in[at + i])), before = sums[i];
+                             if constexpr (kProduct) sums[i] = before * v;
+                             else sums[i] = before + v;
+                             out[at + i] = Element<T>::store(static_cast<C>(exclusive ? before : sums[i]));
+                           }
+                         }
+                       }
+                     });
       })) {
     return bad_dtype(x);
   }
@@ -307,6 +383,24 @@ Status soft(EvalContext& ctx) {
     SoftmaxArgs a;
     a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.rows = x.numel() / n, a.n = n;
     OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, static_cast<double>(x.numel())));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
+  if (kKind == Soft::kLog && dtype_of(x) == DType::kF32 && inner == 1) {
+    const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
+    const float* in = elements<float>(x);
+    float* out = mutable_elements<float>(y);
+    ctx.parallel(x.numel() / n, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+      OneThread thread;
+      for (int64_t l = begin; l < end; ++l) {
+        const float *from = in + l * n, top = max_of(from, n);
+        float* to = out + l * n;  // for the while holds the exponentials
+        scale_and_shift(from, to, n, 1, -top);
+        UnaryArgs a;
+        a.out = to, a.x = to, a.n = n, a.op = UnaryOp::kExp;
+        thread.run(exp, &a);
+        center_and_scale(from, to, n, static_cast<double>(top), 1, -std::log(sum_of(to, n)));
+      }
+    });
     return ctx.set(0, std::move(y)), ok_status();
   }
   if (!dispatch_float(dtype_of(x), [&](auto tag) {

@@ -297,7 +297,7 @@ Status resize(EvalContext& ctx) {
     OAR_ASSIGN(Tensor y, pick(ctx, x, shape, plan));
     ctx.set(0, std::move(y));
   } else if (dtype_is_float(dtype) && dtype != DType::kF64) {
-    OAR_ASSIGN(Tensor y, as_f32(x));
+    OAR_ASSIGN(Tensor y, as_f32(ctx, x));
     for (const AxisTaps& t : plan) { OAR_ASSIGN(y, filter_axis<float>(ctx, y, t, DType::kF32)); }
     fill_outside<float>(ctx, y, plan, static_cast<float>(fill));
     OAR_ASSIGN(y, from_f32(ctx, y, dtype));

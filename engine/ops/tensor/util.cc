@@ -1,5 +1,9 @@
 #include "engine/ops/tensor/util.h"
 
+#include "engine/ops/tensor/kernel_call.h"
+#include "kernels/embedding.h"
+#include "kernels/narrow.h"
+
 namespace oar::tensor {
 
 Result<Broadcast> Broadcast::make(std::initializer_list<const Shape*> shapes) {
@@ -111,17 +115,138 @@ Result<Tensor> as_f32(const Tensor& t) {
   return out;
 }
 
+Result<Tensor> as_f32(const EvalContext& ctx, const Tensor& t) {
+  const DType dtype = dtype_of(t);
+  if (dtype == DType::kF32) return t;
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
+  float* to = mutable_elements<float>(out);
+  if (dtype == DType::kF16 || dtype == DType::kBF16) {  // rows of a table, decoded
+    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kEmbedding);
+    ctx.parallel(t.numel(), 0.15, [&](int64_t begin, int64_t end) {
+      const int32_t first = 0;
+      EmbeddingArgs a;
+      a.out = to + begin, a.table = elements<uint16_t>(t) + begin, a.ids = &first;
+      a.T = a.V = 1, a.E = end - begin, a.format = t.format();
+      kernel.run(&a, 0, 0, 1, {});
+    });
+    return out;
+  }
+  if (!dispatch_number(dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        const T* from = elements<T>(t);
+        for (int64_t k = 0; k < t.numel() && !ctx.options().sizing; ++k)
+          to[k] = static_cast<float>(Element<T>::load(from[k]));
+      })) {
+    return bad_dtype(t);
+  }
+  return out;
+}
+
 Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype) {
   if (dtype == DType::kF32) return t;
   OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), dtype));
-  if (!dispatch_float(dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        for (int64_t k = 0; k < t.numel(); ++k)
-          mutable_elements<T>(out)[k] = Element<T>::store(elements<float>(t)[k]);
-      })) {
-    return bad_dtype(out);
+  if (dtype == DType::kF16 || dtype == DType::kBF16) {
+    NarrowArgs a;
+    a.out = mutable_elements<uint16_t>(out), a.x = elements<float>(t), a.rows = 1, a.n = t.numel();
+    a.f16 = dtype == DType::kF16, a.bf16 = dtype == DType::kBF16;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a,
+                                   0.2 * static_cast<double>(a.n)));
+    return out;
   }
+  if (dtype != DType::kF64) return bad_dtype(out);
+  for (int64_t k = 0; k < t.numel(); ++k)
+    mutable_elements<double>(out)[k] = static_cast<double>(elements<float>(t)[k]);
   return out;
+}
+
+namespace {
+
+// Vectors of the baseline, for loops that the compiler leaves scalar at its second level.
+using F2 [[gnu::vector_size(8)]] = float;
+using F4 [[gnu::vector_size(16)]] = float;
+using I4 [[gnu::vector_size(16)]] = int32_t;
+using D2 [[gnu::vector_size(16)]] = double;
+
+template <class V>
+V loaded(const float* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+}  // namespace
+
+double sum_of(const float* x, int64_t n) {
+  D2 sum[4] = {};
+  int64_t k = 0;
+  for (; k + 8 <= n; k += 8) {
+    for (int64_t j = 0; j < 4; ++j) sum[j] += __builtin_convertvector(loaded<F2>(x + k + 2 * j), D2);
+  }
+  const D2 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  double total = all[0] + all[1];
+  for (; k < n; ++k) total += static_cast<double>(x[k]);
+  return total;
+}
+
+double squares_about(const float* x, int64_t n, double mean) {
+  D2 sum[4] = {};
+  const D2 about = {mean, mean};
+  int64_t k = 0;
+  for (; k + 8 <= n; k += 8) {
+    for (int64_t j = 0; j < 4; ++j) {
+      const D2 d = __builtin_convertvector(loaded<F2>(x + k + 2 * j), D2) - about;
+      sum[j] += d * d;
+    }
+  }
+  const D2 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  double total = all[0] + all[1];
+  for (; k < n; ++k) total += (static_cast<double>(x[k]) - mean) * (static_cast<double>(x[k]) - mean);
+  return total;
+}
+
+float max_of(const float* x, int64_t n) {
+  float best = -INFINITY, odd = 0;
+  int64_t k = 0;
+  if (n >= 8) {
+    F4 most[2] = {loaded<F4>(x), loaded<F4>(x + 4)};
+    I4 none = (most[0] != most[0]) | (most[1] != most[1]);
+    for (k = 8; k + 8 <= n; k += 8) {
+      for (int64_t j = 0; j < 2; ++j) {
+        const F4 v = loaded<F4>(x + k + 4 * j);
+        none |= v != v;
+        most[j] = v > most[j] ? v : most[j];
+      }
+    }
+    for (int j = 0; j < 4; ++j) {
+      best = std::max({best, most[0][j], most[1][j]});
+      if (none[j] != 0) odd = NAN;
+    }
+  }
+  for (; k < n; ++k) {
+    if (x[k] != x[k]) odd = NAN;
+    if (x[k] > best) best = x[k];
+  }
+  return odd != odd ? odd : best;
+}
+
+void scale_and_shift(const float* x, float* y, int64_t n, float scale, float shift) {
+  const F4 s = {scale, scale, scale, scale}, t = {shift, shift, shift, shift};
+  int64_t k = 0;
+  for (; k + 4 <= n; k += 4) {
+    const F4 v = loaded<F4>(x + k) * s + t;
+    std::memcpy(y + k, &v, sizeof v);
+  }
+  for (; k < n; ++k) y[k] = x[k] * scale + shift;
+}
+
+void center_and_scale(const float* x, float* y, int64_t n, double mean, double scale, double shift) {
+  const D2 m = {mean, mean}, s = {scale, scale}, t = {shift, shift};
+  int64_t k = 0;
+  for (; k + 2 <= n; k += 2) {
+    const F2 v = __builtin_convertvector((__builtin_convertvector(loaded<F2>(x + k), D2) - m) * s + t, F2);
+    std::memcpy(y + k, &v, sizeof v);
+  }
+  for (; k < n; ++k) y[k] = static_cast<float>((static_cast<double>(x[k]) - mean) * scale + shift);
 }
 
 Result<DType> dtype_attr(const EvalContext& ctx, const char* name, DType fallback) {

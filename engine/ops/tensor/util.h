@@ -150,10 +150,19 @@ std::vector<double> to_doubles(const Tensor& t);
 Tensor from_doubles(const EvalContext& ctx, const Shape& shape, DType dtype, const std::vector<double>& v);
 // Fails for strings.
 Status check_number(const Tensor& t);
-// A float tensor as f32: itself when it is.
+// A tensor of numbers as f32: itself when it is. With a context in the memory of its run, as results are.
 Result<Tensor> as_f32(const Tensor& t);
-// An f32 tensor rounded to `dtype`.
+Result<Tensor> as_f32(const EvalContext& ctx, const Tensor& t);
+// An f32 tensor rounded to `dtype`, a float.
 Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype);
+
+// Loops over f32 values that lie together, in vectors. Sums in double, in an order that n alone decides.
+double sum_of(const float* x, int64_t n);
+double squares_about(const float* x, int64_t n, double mean);  // sum of (x - mean)^2
+float max_of(const float* x, int64_t n);                       // NaN when one is; of nothing -infinity
+// y = x scale + shift in f32, and y = (x - mean) scale + shift in double; y may be x.
+void scale_and_shift(const float* x, float* y, int64_t n, float scale, float shift);
+void center_and_scale(const float* x, float* y, int64_t n, double mean, double scale, double shift);
 
 // The dtype named by an attribute, or `fallback`.
 Result<DType> dtype_attr(const EvalContext& ctx, const char* name, DType fallback);

@@ -21,7 +21,7 @@ struct NarrowWork {
     const int64_t all = a.rows * segments;
     per = rows_per_chunk(all, segment * static_cast<int64_t>(sizeof(float)));
     chunks = row_chunks(all, per);
-    search = !a.bf16 && !(a.divisor > 0) && a.low > a.high;
+    search = !a.bf16 && !a.f16 && !(a.divisor > 0) && a.low > a.high;
   }
 };
 
@@ -76,6 +76,25 @@ inline void narrow_bf16(const float* x, uint16_t* out, int64_t n) {
   });
 }
 
+inline void narrow_f16(const float* x, uint16_t* out, int64_t n) {
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    const Vf v = load_part(x + i, k);
+#if defined(__AVX512F__)
+    const __mmask16 mask = k == kLanes ? static_cast<__mmask16>(0xffff) : first_lanes(k);
+    _mm256_mask_storeu_epi16(out + i, mask,
+                             _mm512_cvtps_ph(v.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__)
+    const __m128i halves = _mm256_cvtps_ph(v.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if (k == kLanes) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), halves);
+    else memcpy(out + i, &halves, static_cast<size_t>(k) * sizeof(uint16_t));
+#else
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int64_t j = 0; j < k; ++j) out[i + j] = to_f16(lanes[j]).bits;
+#endif
+  });
+}
+
 inline void narrow_u8(const float* x, uint8_t* out, int64_t n, NarrowScale s) {
   // Bounds before rounding: integers far from the range, and NaN, have no conversion.
   const Vf inverse = set1(s.inverse), low = set1(static_cast<float>(-s.zero)),
@@ -116,6 +135,10 @@ inline void narrow_run(const void* args, int phase, int64_t begin, int64_t end,
     const int64_t n = a.n - from < w.segment ? a.n - from : w.segment, at = row * a.n + from;
     if (a.bf16) {
       narrow_bf16(a.x + at, static_cast<uint16_t*>(a.out) + at, n);
+      continue;
+    }
+    if (a.f16) {
+      narrow_f16(a.x + at, static_cast<uint16_t*>(a.out) + at, n);
       continue;
     }
     if (a.divisor > 0) {
