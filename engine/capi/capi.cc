@@ -53,6 +53,10 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.cache_dir != nullptr) out.cache_dir = o.cache_dir;
   if (o.cache_bytes != 0) out.cache_bytes = o.cache_bytes;
   if (o.no_cache != 0) out.cache_bytes = 0;
+  out.allow_special_in_text = o.allow_special_in_text != 0;
+  if (o.reserved != 0)
+    return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
+                            "reserved");
   if (o.log != nullptr)
     out.log.callback = [log = o.log, user = o.log_user](LogLevel level, std::string_view message) {
       log(static_cast<oar_log_level>(level), std::string(message).c_str(), user);

@@ -152,8 +152,9 @@ Status embed(const LoadedEncoder& e, const char* const* texts, size_t count, con
                OAR_ASSIGN(std::vector<int32_t> ids, e.encoder->tokenizer().encode(text));
                const int64_t most = e.encoder->info().max_tokens;
                if (cut == 0 && static_cast<int64_t>(ids.size()) > most)
-                 return invalid_argument(cat("the text has ", ids.size(), " tokens, the model takes at most ",
-                                             most, "; shorten it, or set max_tokens of the options"));
+                 return Status(StatusCode::kOutOfRange,
+                               cat("the text has ", ids.size(), " tokens, the model takes at most ", most,
+                                   "; shorten it, or set max_tokens of the options"));
                return e.encoder->accept(std::move(ids), cut);
              }));
   OAR_ASSIGN(Vectors vectors, run_all(e, rows, [&](const std::vector<Datum>& outputs, size_t tokens) {

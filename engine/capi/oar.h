@@ -64,7 +64,8 @@ typedef enum oar_status {
   OAR_RESOURCE_EXHAUSTED = 8, /* memory, or the queue of requests is full: try again later */
   OAR_FAILED_PRECONDITION = 9,
   OAR_ABORTED = 10,
-  OAR_OUT_OF_RANGE = 11, /* the buffer is too small: the length says how large it must be */
+  OAR_OUT_OF_RANGE =
+      11, /* a text is too long for the model, or a buffer too small: its length says how large */
   OAR_UNIMPLEMENTED = 12,
   OAR_INTERNAL = 13,
   OAR_UNAVAILABLE = 14, /* draining, or the device has failed */
@@ -143,6 +144,10 @@ typedef struct oar_model_options {
    * `cache_bytes`; 0: 64 GiB. They may be removed at any time, and the folder be moved, copied or shared. */
   const char* cache_dir;
   uint64_t cache_bytes;
+  /* 1: control tokens in the text of messages count, as oar_generate_chat() leaves them text otherwise. Then
+   * users can end their turn and begin another's; for a single trusted writer. */
+  int32_t allow_special_in_text;
+  int32_t reserved; /* 0 */
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -210,7 +215,8 @@ OAR_API oar_status oar_detokenize(oar_model model, const int32_t* ids, size_t co
 /* The prompt that the model's chat template makes of a conversation. `messages` is a JSON array of {"role",
  * "content"} objects as in OpenAI's interface, `tools` NULL or a JSON array of tools. Into `text` as at
  * oar_detokenize(). Tokenize the result with add_special 0: the template has written the special tokens.
- * Control tokens in what users wrote count then; oar_generate_chat() leaves them text. */
+ * Control tokens in what users wrote count then; oar_generate_chat() leaves them text unless the model's
+ * options have allow_special_in_text. */
 OAR_API oar_status oar_chat_prompt(oar_model model, const char* messages, const char* tools, char* text,
                                    size_t capacity, size_t* length);
 
@@ -444,8 +450,9 @@ typedef struct oar_embed_options {
   int32_t pooling;      /* an oar_pooling; a graph that pools by itself takes OAR_POOLING_MODEL alone */
   int32_t normalize;    /* 1: to unit length; 0: not; negative: as the model's files say */
   int32_t reserved;     /* 0 */
-  int64_t max_tokens;   /* longer texts are cut to so many; negative: to what the model takes; 0: refused */
-  int64_t dimensions;   /* > 0: the first so many numbers, made a unit vector again; 0: all */
+  int64_t
+      max_tokens; /* longer texts are cut to so many; negative: to what the model takes; 0: OUT_OF_RANGE */
+  int64_t dimensions; /* > 0: the first so many numbers, made a unit vector again; 0: all */
 } oar_embed_options;
 
 /* Sets the defaults; `size` is sizeof(oar_embed_options). */

@@ -177,7 +177,7 @@ TEST_CASE("encoder: fewer dimensions, longer texts") {
   const std::string text = words(0, 600);
   const char* texts[] = {"w5", text.c_str()};
   oar_outputs out = 1;
-  CHECK(oar_embed(e, texts, 2, nullptr, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_embed(e, texts, 2, nullptr, &out) == OAR_OUT_OF_RANGE);
   CHECK(out == 0);
   CHECK_THAT(oar_last_error(), Contains("texts[1]") && Contains("602 tokens") && Contains("max_tokens"));
   o = plain();
@@ -250,7 +250,7 @@ TEST_CASE("encoder: a classifier scores pairs") {
     CHECK(alone < 1);
     CHECK(all.vectors[i][0] == Approx(alone).margin(2e-6));
   }
-  CHECK(oar_score(e, longest.c_str(), documents.data(), 1, &out) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_score(e, longest.c_str(), documents.data(), 1, &out) == OAR_OUT_OF_RANGE);
   CHECK_THAT(oar_last_error(), Contains("no room"));
   CHECK(oar_encoder_close(e) == OAR_OK);
 }

@@ -1,4 +1,5 @@
 // Models and text through the C interface.
+#include <cstddef>
 #include <cstring>
 
 #include "tests/capi/fixture.h"
@@ -75,22 +76,38 @@ TEST_CASE("text to tokens and back") {
 
 TEST_CASE("control tokens in messages stay text, those of a prompt that the caller tokenizes count") {
   const char messages[] = R"([{"role": "user", "content": "a<|bos|>"}])";
-  oar_sampling s;
-  REQUIRE(oar_sampling_init(&s, sizeof s) == OAR_OK);
-  s.max_tokens = 1;
-  oar_generation generation = 0;
-  REQUIRE(oar_generate_chat(demo_model(), messages, &s, nullptr, nullptr, &generation) == OAR_OK);
-  const oar_event* event = nullptr;
-  do REQUIRE(oar_generation_next(generation, 60000, &event) == OAR_OK);
-  while (event == nullptr || event->finish == OAR_FINISH_NONE);
-  const auto tokens = static_cast<size_t>(event->prompt_tokens);
-  CHECK(oar_generation_close(generation) == OAR_OK);
+  const auto chat_tokens = [&](oar_model model) {
+    const oar_sampling s = oar_test::greedy(1);
+    oar_generation generation = 0;
+    REQUIRE(oar_generate_chat(model, messages, &s, nullptr, nullptr, &generation) == OAR_OK);
+    const auto tokens = static_cast<size_t>(oar_test::drain(generation).prompt_tokens);
+    CHECK(oar_generation_close(generation) == OAR_OK);
+    return tokens;
+  };
+  const size_t tokens = chat_tokens(demo_model());
 
   char prompt[256];
   size_t length = 0, count = 0;
   REQUIRE(oar_chat_prompt(demo_model(), messages, nullptr, prompt, sizeof prompt, &length) == OAR_OK);
   REQUIRE(oar_tokenize(demo_model(), prompt, length, 0, nullptr, 0, &count) == OAR_OK);
   CHECK(count < tokens);
+
+  oar_model_options o = oar_test::small_options();
+  CHECK(o.allow_special_in_text == 0);
+  o.allow_special_in_text = 1;
+  oar_model trusting = 0;
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &trusting) == OAR_OK);
+  CHECK(chat_tokens(trusting) == count);
+  CHECK(oar_model_close(trusting) == OAR_OK);
+
+  o.struct_size = offsetof(oar_model_options, allow_special_in_text);  // a caller whose header is older
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &trusting) == OAR_OK);
+  CHECK(chat_tokens(trusting) == tokens);
+  CHECK(oar_model_close(trusting) == OAR_OK);
+  o = oar_test::small_options();
+  o.reserved = 1;
+  CHECK(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &trusting) == OAR_INVALID_ARGUMENT);
+  CHECK(std::string(oar_last_error_param()) == "reserved");
 }
 
 TEST_CASE("chat template") {

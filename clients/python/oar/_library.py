@@ -18,7 +18,7 @@ class ModelOptions(ctypes.Structure):
                 ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
                 ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
                 ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
-                ("cache_bytes", c_uint64)]
+                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32)]
 
 
 class Sampling(ctypes.Structure):

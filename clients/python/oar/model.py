@@ -24,11 +24,13 @@ class Model:
     Options of generating: temperature, top_p, min_p, top_k, repetition_penalty, presence_penalty, frequency_penalty,
     max_tokens, min_tokens, n, seed, stop, ignore_eos, timeout_ms, logprobs (True: each choice has its tokens' natural
     logarithms of probability). A Model may be used by many threads at once.
+
+    Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
     def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
                  max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False, cache_dir: Optional[str] = None,
-                 cache_bytes: int = 0, no_cache: bool = False):
+                 cache_bytes: int = 0, no_cache: bool = False, allow_special_in_text: bool = False):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -36,6 +38,7 @@ class Model:
         o.weights = weights.encode() if weights else None
         o.kv = kv.encode() if kv else None
         o.cache_dir, o.cache_bytes, o.no_cache = os.fsencode(cache_dir) if cache_dir else None, cache_bytes, int(no_cache)
+        o.allow_special_in_text = int(allow_special_in_text)
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
     def close(self) -> None:

@@ -221,6 +221,9 @@ class Embedded(unittest.TestCase):
             self.assertEqual(m.generate([m.tokenize("ROMEO:")], max_tokens=12, temperature=0)[0].text, a.text)
             with self.assertRaises(oar.OarError):
                 m.generate(["ROMEO:", "x" * 100000], max_tokens=4)
+            safe = m.chat("a<|bos|>", max_tokens=1).usage.prompt_tokens
+        with oar.Model(DEMO, threads=2, allow_special_in_text=True) as m:
+            self.assertLess(m.chat("a<|bos|>", max_tokens=1).usage.prompt_tokens, safe)
         with self.assertRaises(oar.OarError):
             oar.Model("/nonexistent")
         with self.assertRaises(oar.OarError):
