@@ -76,9 +76,10 @@ Result<EncoderTokens> TextEncoder::accept(std::vector<int32_t> ids, int64_t trun
   const auto most = static_cast<size_t>(limit);
   if (ids.size() > most) {
     if (truncate_to == 0) {
-      return invalid_argument(cat("the input has ", ids.size(), " tokens, the model takes at most ", most,
-                                  "; shorten it, or send truncate_prompt_tokens"),
-                              "input");
+      return Status(StatusCode::kOutOfRange,
+                    cat("the input has ", ids.size(), " tokens, the model takes at most ", most,
+                        "; shorten it, or send truncate_prompt_tokens"),
+                    "input");
     }
     const size_t end = std::min(last_.size(), most);
     ids.erase(ids.begin() + static_cast<int64_t>(most - end), ids.end() - static_cast<int64_t>(end));
@@ -98,8 +99,10 @@ Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::stri
   const size_t around =
       first_.size() + last_.size() * static_cast<size_t>(info_.pair_separators) + last_.size();
   if (q.size() + around >= most) {
-    return invalid_argument(
-        cat("the query has ", q.size(), " tokens, which leaves no room for a document in ", most), "query");
+    return Status(StatusCode::kOutOfRange,
+                  cat("the query has ", q.size(),
+                      " tokens, which leaves no room for a document in the model's ", most, "; shorten it"),
+                  "query");
   }
   d.resize(std::min(d.size(), most - around - q.size()));
   EncoderTokens out;

@@ -300,7 +300,7 @@ std::vector<ServedModel> ModelCatalog::loaded() const {
   return out;
 }
 
-std::vector<ModelIndexEntry> ModelCatalog::index() const {
+std::vector<ModelIndexEntry> ModelCatalog::index(bool ready_only) const {
   std::lock_guard lock(mutex_);
   std::vector<ModelIndexEntry> out;
   for (const auto& [name, entry] : entries_) {
@@ -311,6 +311,7 @@ std::vector<ModelIndexEntry> ModelCatalog::index() const {
     }
     if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
   }
+  if (ready_only) std::erase_if(out, [](const ModelIndexEntry& e) { return e.state != "READY"; });
   return out;
 }
 

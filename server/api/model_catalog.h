@@ -84,7 +84,7 @@ class ModelCatalog {
   // The same for encoders. INVALID_ARGUMENT when the model is none.
   Result<TensorModelPtr> find_encoder(std::string_view name) const;
   std::vector<ServedModel> loaded() const;  // by name, then version
-  std::vector<ModelIndexEntry> index() const;
+  std::vector<ModelIndexEntry> index(bool ready_only = false) const;
 
   // Who is told what language models answer: asked once for each that is loaded, and for those that are.
   using MakeObserver = std::function<std::shared_ptr<GenerationObserver>(const ModelHandle&)>;

@@ -11,4 +11,9 @@ inline constexpr const char* kVersion = "unversioned";
 inline constexpr const char* kFingerprint = "oar";
 #endif
 
+// The extensions of the Open Inference Protocol that both transports honour. Not "schedule_policy": a
+// request's timeout counts, its priority is refused.
+inline constexpr const char* kExtensions[] = {"parameters", "statistics", "model_configuration",
+                                              "model_repository", "binary_tensor_data"};
+
 }  // namespace oar::api

@@ -2,6 +2,7 @@
 #include "server/grpc/inference_service.h"
 
 #include "engine/base/format.h"
+#include "server/api/tensor_wire.h"
 #include "server/api/version.h"
 #include "server/grpc/infer_calls.h"
 #include "server/grpc/model_messages.h"
@@ -9,6 +10,27 @@
 namespace oar::grpc_api {
 
 using namespace inference;  // NOLINT: this file is about that package's messages
+
+namespace {
+
+// Of a load or unload its parameter "config", where `takes_config`; no other field is passed over.
+template <class ControlRequest>
+Result<std::string> read_control(const ControlRequest& request, bool takes_config) {
+  if (!request.repository_name().empty())
+    return unimplemented(cat("repository_name is ", api::in_quotes(request.repository_name()),
+                             "; there is one repository: leave it out"));
+  std::string config;
+  for (const auto& [name, value] : request.parameters()) {
+    if (name == "unload_dependents") continue;  // nothing depends on a model here
+    if (name != "config" || !takes_config)
+      return unimplemented(cat("the parameter ", api::describe(json::value(name)),
+                               " is not offered; models are loaded from the server's own folder"));
+    config = value.string_param();
+  }
+  return config;
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* InferenceService::ServerLive(Context* context, const ServerLiveRequest*,
                                                        ServerLiveResponse* response) {
@@ -40,10 +62,7 @@ grpc::ServerUnaryReactor* InferenceService::ServerMetadata(Context* context, con
   return answer_now(services_, context, "ServerMetadata", false, [&] {
     response->set_name("oar");
     response->set_version(api::kVersion);
-    for (const char* extension : {"parameters", "statistics", "model_configuration", "model_repository",
-                                  "binary_tensor_data", "schedule_policy"}) {
-      response->add_extensions(extension);
-    }
+    for (const char* extension : api::kExtensions) response->add_extensions(extension);
     return ok_status();
   });
 }
@@ -84,8 +103,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryIndex(Context* context,
                                                             const RepositoryIndexRequest* request,
                                                             RepositoryIndexResponse* response) {
   return answer_now(services_, context, "RepositoryIndex", false, [&] {
-    for (const api::ModelIndexEntry& e : services_.catalog->index()) {
-      if (request->ready() && e.state != "READY") continue;
+    for (const api::ModelIndexEntry& e : services_.catalog->index(request->ready())) {
       auto* m = response->add_models();
       m->set_name(e.name);
       m->set_version(e.version);
@@ -100,14 +118,7 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context
                                                                 const RepositoryModelLoadRequest* request,
                                                                 RepositoryModelLoadResponse*) {
   return control_models(services_, context, "RepositoryModelLoad", [this, request]() -> Status {
-    std::string config;
-    for (const auto& [name, value] : request->parameters()) {
-      if (name != "config") {
-        return unimplemented(cat("the parameter ", api::describe(json::value(name)),
-                                 " is not offered; models are loaded from the server's own folder"));
-      }
-      config = value.string_param();
-    }
+    OAR_ASSIGN(const std::string config, read_control(*request, true));
     return services_.catalog->load(request->model_name(), config);
   });
 }
@@ -115,8 +126,10 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context
 grpc::ServerUnaryReactor* InferenceService::RepositoryModelUnload(Context* context,
                                                                   const RepositoryModelUnloadRequest* request,
                                                                   RepositoryModelUnloadResponse*) {
-  return control_models(services_, context, "RepositoryModelUnload",
-                        [this, request] { return services_.catalog->unload(request->model_name()); });
+  return control_models(services_, context, "RepositoryModelUnload", [this, request]() -> Status {
+    OAR_RETURN_IF_ERROR(read_control(*request, false).status());
+    return services_.catalog->unload(request->model_name());
+  });
 }
 
 grpc::ServerUnaryReactor* InferenceService::ModelInfer(Context* context, const ModelInferRequest* request,

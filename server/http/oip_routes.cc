@@ -1,6 +1,7 @@
 // The Open Inference Protocol over REST: what there is to ask about the server and its models, and for
 // language models generate and generate_stream. Tensors (infer) are tensor_routes.cc's.
 #include "engine/base/format.h"
+#include "server/api/fields.h"
 #include "server/api/json_writer.h"
 #include "server/api/oip_request.h"
 #include "server/api/tensor_json.h"
@@ -97,6 +98,18 @@ Handler generate(const Services& services, bool stream) {
   };
 }
 
+// The body of a question for the index, which may be empty.
+Result<bool> asks_for_ready_only(const Request& request) {
+  bool ready = false;
+  if (request.body.empty()) return ready;
+  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  api::Fields f(body);
+  f.boolean("ready", ready);
+  f.refuse_rest();
+  if (!f.ok()) return f.status();
+  return ready;
+}
+
 // What there is to ask about a model of either kind, written by `write`.
 template <class Ask, class Write>
 Handler about(Ask ask, Write write) {
@@ -117,8 +130,10 @@ void add_oip_routes(Router& router, const Services& services) {
   router.add("GET", "/v2/models/stats", [&services](Request&&, WriterPtr writer) {
     writer->send(json_answer(api::statistics_json(*services.models->statistics({}, {}))));
   });
-  router.add("POST", "/v2/repository/index", [&services](Request&&, WriterPtr writer) {
-    writer->send(json_answer(api::index_json(services.catalog->index())));
+  router.add("POST", "/v2/repository/index", [&services](Request&& request, WriterPtr writer) {
+    const auto ready_only = asks_for_ready_only(request);
+    writer->send(ready_only.ok() ? json_answer(api::index_json(services.catalog->index(*ready_only)))
+                                 : error_answer(request.path, ready_only.status()));
   });
   router.add("GET", "/v2", [](Request&&, WriterPtr writer) {
     std::string out;
@@ -130,10 +145,8 @@ void add_oip_routes(Router& router, const Services& services) {
         .string(api::kVersion)
         .key("extensions")
         .begin_array();
-    for (const char* extension : {"generate", "parameters", "statistics", "model_configuration",
-                                  "model_repository", "binary_tensor_data", "schedule_policy"}) {
-      w.string(extension);
-    }
+    w.string("generate");
+    for (const char* extension : api::kExtensions) w.string(extension);
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });

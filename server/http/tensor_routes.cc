@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "engine/base/format.h"
+#include "server/api/fields.h"
 #include "server/api/tensor_json.h"
 #include "server/http/routes.h"
 
@@ -83,16 +84,18 @@ Handler on_worker(api::WorkerPool* workers, F work) {
   };
 }
 
-Result<std::string> load_config(const Request& request) {
+// The body of a load or unload, which may be empty: its parameter "config", where `takes_config`.
+Result<std::string> read_control(const Request& request, bool takes_config) {
   if (request.body.empty()) return std::string();
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
-  const json::value* parameters = body.if_contains("parameters");
-  if (!parameters || parameters->is_null()) return std::string();
-  if (!parameters->is_object()) return invalid_argument("parameters must be an object", "parameters");
+  api::Fields f(body);
+  const json::object* given = f.object("parameters");
+  f.refuse_rest();
+  if (!f.ok()) return f.status();
   std::string config;
-  for (const auto& p : parameters->get_object()) {
+  for (const auto& p : given ? *given : json::object()) {
     if (p.key() == "unload_dependents") continue;  // nothing depends on a model here
-    if (p.key() != "config") {
+    if (p.key() != "config" || !takes_config) {
       return unimplemented(cat("the parameter ", api::describe(json::value(p.key())),
                                " is not offered; models are loaded from the server's own folder"));
     }
@@ -118,11 +121,13 @@ void add_tensor_routes(Router& router, const Services& services) {
                Access::kAdmin);
   };
   control("/v2/repository/models/{model}/load", [&services](const Request& request) -> Status {
-    OAR_ASSIGN(const std::string config, load_config(request));
+    OAR_ASSIGN(const std::string config, read_control(request, true));
     return services.catalog->load(request.params[0], config);
   });
-  control("/v2/repository/models/{model}/unload",
-          [&services](const Request& request) { return services.catalog->unload(request.params[0]); });
+  control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
+    OAR_RETURN_IF_ERROR(read_control(request, false).status());
+    return services.catalog->unload(request.params[0]);
+  });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
     router.add("POST", model + "/infer",
                on_worker(services.workers,

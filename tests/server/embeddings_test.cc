@@ -49,12 +49,14 @@ struct EncoderServer {
     CHECK(r.status == status);
     const auto error = parse(r.body).at("error");
     if (param) CHECK(error.at("param") == oar::json::value(param));
+    last_code = error.at("code");
     return std::string(error.at("message").as_string());
   }
   std::unique_ptr<v1::Encoding::Stub> stub() {
     return v1::Encoding::NewStub(channel_to(server->grpc_port()));
   }
   std::unique_ptr<oar::Server> server;
+  oar::json::value last_code;  // of refusal()
 };
 
 std::vector<float> vector_of(const oar::json::value& reply, size_t index) {
@@ -206,6 +208,7 @@ TEST_CASE("Embeddings and rerank: what is refused") {
                        }(),
                        "\"]")),
              Contains("62 tokens") && Contains("at most 40"));
+  CHECK(t.last_code == "context_length_exceeded");
   std::string many = "\"w5\"";
   for (int k = 0; k < 2048; ++k) many += ",\"w5\"";
   CHECK_THAT(embed(cat("\"input\":[", many, "]")), Contains("at most 2048"));
@@ -225,6 +228,13 @@ TEST_CASE("Embeddings and rerank: what is refused") {
   CHECK_THAT(
       t.refusal("/v1/rerank", R"({"model":"bert","query":"w5","documents":["w5"],"top_n":-1})", 400, "top_n"),
       Contains("-1"));
+  CHECK(t.last_code.is_null());
+  std::string query;
+  for (int k = 0; k < 60; ++k) query += "w5 ";
+  CHECK_THAT(t.refusal("/v1/rerank", cat(R"({"model":"cross","documents":["w5"],"query":")", query, "\"}"),
+                       400, "query"),
+             Contains("60 tokens") && Contains("no room"));
+  CHECK(t.last_code == "context_length_exceeded");
   grpc::ClientContext c1, c2;
   v1::EmbedResponse response;
   CHECK(t.stub()->Embed(&c1, {}, &response).error_code() == grpc::StatusCode::INVALID_ARGUMENT);

@@ -432,6 +432,22 @@ TEST_CASE("Tensors over gRPC: the repository while it serves") {
   CHECK(load("../scale").error_code() == grpc::StatusCode::NOT_FOUND);
   CHECK(load("nowhere").error_code() == grpc::StatusCode::NOT_FOUND);
   CHECK(unload("nowhere").error_code() == grpc::StatusCode::NOT_FOUND);
+  {  // No field is passed over.
+    RepositoryModelUnloadRequest ask;
+    ask.set_model_name("scale");
+    RepositoryModelUnloadResponse answer;
+    (*ask.mutable_parameters())["unload_dependents"].set_bool_param(true);
+    (*ask.mutable_parameters())["force"].set_bool_param(true);
+    grpc::ClientContext parameter, repository;
+    grpc::Status refused = stub->RepositoryModelUnload(&parameter, ask, &answer);
+    CHECK(refused.error_code() == grpc::StatusCode::UNIMPLEMENTED);
+    CHECK_THAT(refused.error_message(), Contains("force"));
+    ask.clear_parameters();
+    ask.set_repository_name("other");
+    refused = stub->RepositoryModelUnload(&repository, ask, &answer);
+    CHECK_THAT(refused.error_message(), Contains("repository_name"));
+    CHECK(ready("scale"));
+  }
   // Loading and unloading under load: every request is answered or told that the model is not there.
   std::atomic<bool> stop{false};
   std::atomic<int> strange{0}, fine{0};

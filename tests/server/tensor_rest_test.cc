@@ -168,6 +168,24 @@ TEST_CASE("Tensors over REST: about models, and the repository") {
             .status == 200);
   CHECK(parse(get(t, "/v2/models/scale/config").body).at("max_batch_size").to_number<int>() == 5);
   CHECK(post(t, "/v2/repository/models/%2e%2e/load", "").status == 404);
+  // Nothing of a body is passed over.
+  for (const char* path :
+       {"/v2/repository/models/scale/load", "/v2/repository/models/scale/unload", "/v2/repository/index"}) {
+    INFO(path);
+    CHECK_THAT(refusal(post(t, path, R"({"version":"3"})")), Contains("version"));
+    CHECK_FALSE(refusal(post(t, path, "[")).empty());
+  }
+  CHECK_THAT(refusal(post(t, "/v2/repository/models/scale/unload", R"({"parameters":{"config":"{}"}})"), 501),
+             Contains("config"));
+  CHECK(post(t, "/v2/repository/models/scale/load", R"({"parameters":{"unload_dependents":true}})").status ==
+        200);
+  const auto ready = parse(post(t, "/v2/repository/index", R"({"ready":true})").body);
+  CHECK(ready.as_array().size() > 5);
+  for (const auto& m : ready.as_array()) CHECK(m.at("state") == "READY");
+  CHECK(ready.as_array().size() < parse(post(t, "/v2/repository/index", "{}").body).as_array().size());
+  // What is listed is honoured; priorities are not.
+  const std::string extensions = oar::json::serialize(parse(get(t, "/v2").body).at("extensions"));
+  CHECK_THAT(extensions, Contains("binary_tensor_data") && !Contains("schedule_policy"));
   const auto index = parse(post(t, "/v2/repository/index", "").body);
   CHECK(index.as_array().size() > 10);
   const std::string metrics = get(t, "/metrics").body;
