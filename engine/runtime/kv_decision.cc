@@ -42,6 +42,30 @@ Status check_tiers(std::string_view kv) {
   }
 }
 
+// A file's text is the decision's with a checksum of all the rest as its first field. The text is hashed and
+// not the parsed numbers: reading a double may round its last bit.
+constexpr std::string_view kChecksum = "{\"checksum\":\"";
+
+std::string checksum_of(std::string_view text) {
+  ContentHash hash;
+  hash.add(text);
+  return hash.hex();
+}
+
+std::string with_checksum(const std::string& text) {
+  return cat(kChecksum, checksum_of(text), "\",", text.substr(1));
+}
+
+Status verify_checksum(std::string_view text) {
+  if (!text.starts_with(kChecksum)) return invalid_argument("it has no checksum", "checksum");
+  text.remove_prefix(kChecksum.size());
+  const size_t end = text.find("\",");
+  const std::string_view written = text.substr(0, end);
+  if (end == std::string_view::npos || checksum_of(cat("{", text.substr(end + 2))) != written)
+    return invalid_argument("its checksum is wrong, so it is damaged", "checksum");
+  return ok_status();
+}
+
 }  // namespace
 
 json::object kv_decision_json(const KvDecision& d, const std::string& identity) {
@@ -95,6 +119,7 @@ std::optional<KvDecision> find_kv_decision(const Checkpoint& checkpoint, const s
     if (path.empty() || !fs::exists(path, ec)) continue;
     const auto read = [&]() -> Result<KvDecision> {
       OAR_ASSIGN(const std::string text, read_small_file(path, uint64_t{1} << 20));
+      OAR_RETURN_IF_ERROR(verify_checksum(text));
       OAR_ASSIGN(const json::value stored, parse_json(text, path));
       return read_kv_decision(stored, identity);
     }();
@@ -117,7 +142,8 @@ Result<std::string> store_kv_decision(const Checkpoint& checkpoint, const KvDeci
   fs::create_directories(fs::path(path).parent_path(), ec);
   if (ec)
     return unavailable(cat("cannot create ", fs::path(path).parent_path().string(), ": ", ec.message()));
-  OAR_RETURN_IF_ERROR(write_file_atomically(path, json::serialize(kv_decision_json(decision, identity))));
+  const std::string text = json::serialize(kv_decision_json(decision, identity));
+  OAR_RETURN_IF_ERROR(write_file_atomically(path, with_checksum(text)));
   return path;
 }
 

@@ -1,6 +1,6 @@
 // A tier of the KV cache for each layer of a model, chosen by measuring (engine/tune/quantize/tune_kv.h) and
 // kept for later starts: in `oar-kv.json` beside the model, or in the cache folder under the model's
-// identity.
+// identity. The file has a checksum of itself.
 #pragma once
 
 #include <optional>

@@ -170,8 +170,25 @@ TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so"
   o.seconds = 0;
   CHECK(choose_kv(demo.path, o).value() == "k4v3");
   CHECK(said.find("decided before") != std::string::npos);
-  // Another model's, or a damaged one, is passed over.
+  // Another model's, or a damaged one, is passed over: also one that is damaged into another decision.
   const std::string file = fs::directory_iterator(folder.path + "/kv")->path().string();
+  const std::string good = oar_test::read_file(file);
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    return text.replace(at, from.size(), to);
+  };
+  const size_t fields = good.find(",");
+  for (const std::string& text : {changed("k4v3", "int4"), changed("\"positions\":", "\"positions\":1"),
+                                  "{" + good.substr(fields + 1)}) {
+    std::ofstream(file) << text;
+    said.clear();
+    CHECK(choose_kv(demo.path, o).value() == "int8");
+    CHECK(said.find("checksum") != std::string::npos);
+  }
+  std::ofstream(file) << good;
+  CHECK(choose_kv(demo.path, o).value() == "k4v3");
   for (const char* text : {"{\"version\":1}", "{", "{\"version\":3,\"model\":\"x\",\"kv\":\"int4\"}"}) {
     std::ofstream(file) << text;
     said.clear();
