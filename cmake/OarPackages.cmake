@@ -1,5 +1,5 @@
 # What is installed, and the Debian packages of it (cpack -G DEB in a build folder):
-#   oar        the program and its systemd unit          component program
+#   oar        the program, which needs no liboar0       component program
 #   liboar0    the shared library, the default model      component library
 #   liboar-dev header, liboar.a, pkg-config, CMake        component development
 #   oar-cuda   the plug-in for NVIDIA devices             component cuda, where nvcc was found
@@ -8,7 +8,6 @@
 # cpack makes one archive instead: OarBundle.cmake.
 include(GNUInstallDirs)
 # Debian's papers for each package (component): deploy/debian.
-set(CPACK_DEBIAN_PACKAGE_HOMEPAGE "https://oar.invalid/")
 set(deb ${CMAKE_BINARY_DIR}/deb)
 file(MAKE_DIRECTORY ${deb})
 execute_process(COMMAND gzip -9nc ${CMAKE_SOURCE_DIR}/deploy/debian/changelog OUTPUT_FILE ${deb}/changelog.gz
@@ -39,6 +38,7 @@ endif()
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME oar)
 set(CPACK_PACKAGE_VENDOR "The Oar authors")
+# No public address yet, which is what .invalid says (RFC 2606); deploy/debian/changelog has the same.
 set(CPACK_PACKAGE_CONTACT "The Oar authors <oar@packages.invalid>")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
@@ -60,7 +60,6 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_LIBRARY_OUTPUT_DIRECTORY
 
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME oar)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION utils)
-set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "liboar${OAR_ABI_VERSION}")  # for the default model
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS "ca-certificates")
 set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "Inference engine and model server\n\
  The oar program: chat, serve over HTTP and gRPC, measure, convert and quantize\n\
