@@ -13,12 +13,17 @@ using namespace inference;  // NOLINT: this file is about that package's message
 
 namespace {
 
+template <class RepositoryRequest>
+Status refuse_repository_name(const RepositoryRequest& request) {
+  if (request.repository_name().empty()) return ok_status();
+  return unimplemented(cat("repository_name is ", api::in_quotes(request.repository_name()),
+                           "; there is one repository: leave it out"));
+}
+
 // Of a load or unload its parameter "config", where `takes_config`; no other field is passed over.
 template <class ControlRequest>
 Result<std::string> read_control(const ControlRequest& request, bool takes_config) {
-  if (!request.repository_name().empty())
-    return unimplemented(cat("repository_name is ", api::in_quotes(request.repository_name()),
-                             "; there is one repository: leave it out"));
+  OAR_RETURN_IF_ERROR(refuse_repository_name(request));
   std::string config;
   for (const auto& [name, value] : request.parameters()) {
     if (name == "unload_dependents") continue;  // nothing depends on a model here
@@ -102,7 +107,8 @@ grpc::ServerUnaryReactor* InferenceService::ModelStatistics(Context* context,
 grpc::ServerUnaryReactor* InferenceService::RepositoryIndex(Context* context,
                                                             const RepositoryIndexRequest* request,
                                                             RepositoryIndexResponse* response) {
-  return answer_now(services_, context, "RepositoryIndex", false, [&] {
+  return answer_now(services_, context, "RepositoryIndex", false, [&]() -> Status {
+    OAR_RETURN_IF_ERROR(refuse_repository_name(*request));
     for (const api::ModelIndexEntry& e : services_.catalog->index(request->ready())) {
       auto* m = response->add_models();
       m->set_name(e.name);

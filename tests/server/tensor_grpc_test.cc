@@ -447,6 +447,11 @@ TEST_CASE("Tensors over gRPC: the repository while it serves") {
     refused = stub->RepositoryModelUnload(&repository, ask, &answer);
     CHECK_THAT(refused.error_message(), Contains("repository_name"));
     CHECK(ready("scale"));
+    RepositoryIndexRequest index;
+    index.set_repository_name("other");
+    RepositoryIndexResponse listed;
+    grpc::ClientContext other;
+    CHECK_THAT(stub->RepositoryIndex(&other, index, &listed).error_message(), Contains("repository_name"));
   }
   // Loading and unloading under load: every request is answered or told that the model is not there.
   std::atomic<bool> stop{false};
