@@ -246,7 +246,7 @@ class Embedded(unittest.TestCase):
                 for wrong in ({"dimensions": 9}, {"max_tokens": 0, "texts": "w5 " * 600}):
                     with self.assertRaises(oar.OarError) as raised:
                         e.embed(**{"texts": "w5", **wrong})
-                    self.assertEqual(raised.exception.status, "INVALID_ARGUMENT")
+                    self.assertEqual(raised.exception.status, "OUT_OF_RANGE")
                 with self.assertRaises(ValueError):
                     e.embed("w5", pooling="median")
                 with self.assertRaises(oar.OarError):
