@@ -243,10 +243,11 @@ class Embedded(unittest.TestCase):
                 vectors = e.embed(["w5 w6", "w9"])
                 np.testing.assert_allclose(e.embed("w9", pooling="cls", normalize=False), table[2], rtol=1e-6)
                 self.assertEqual(e.embed("w9", dimensions=2).shape, (2,))
-                for wrong in ({"dimensions": 9}, {"max_tokens": 0, "texts": "w5 " * 600}):
+                for wrong, status in (({"dimensions": 9}, "INVALID_ARGUMENT"),
+                                      ({"max_tokens": 0, "texts": "w5 " * 600}, "OUT_OF_RANGE")):
                     with self.assertRaises(oar.OarError) as raised:
                         e.embed(**{"texts": "w5", **wrong})
-                    self.assertEqual(raised.exception.status, "OUT_OF_RANGE")
+                    self.assertEqual(raised.exception.status, status)
                 with self.assertRaises(ValueError):
                     e.embed("w5", pooling="median")
                 with self.assertRaises(oar.OarError):
