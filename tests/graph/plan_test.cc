@@ -4,17 +4,31 @@
 using namespace oar;
 using namespace oar_test;
 
-TEST_CASE("plan: sizes that stay, change and come back give the rows they always gave") {
+namespace {
+
+// tanh(x . w^T), x (T, 64) and w (48, 64).
+struct Layer {
   GraphFixture f;
-  const Val x = f.input("x", {64}), w = f.constant("w", {48, 64});
-  f.output(f.b.op("tanh", {f.b.op("linear", {x, Val{}, w, Val{}})}));
-  const auto backend =
+  std::unique_ptr<Backend> backend =
       make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
-  const auto program = Program::create(f.graph, *backend);
-  REQUIRE_OK(program);
-  const auto computed = Run::create(*program);
+  std::shared_ptr<const Program> program;
+
+  Layer() {
+    const Val x = f.input("x", {64}), w = f.constant("w", {48, 64});
+    f.output(f.b.op("tanh", {f.b.op("linear", {x, Val{}, w, Val{}})}));
+    auto made = Program::create(f.graph, *backend);
+    REQUIRE_OK(made);
+    program = std::move(*made);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("plan: sizes that stay, change and come back give the rows they always gave") {
+  Layer layer;
+  const auto computed = Run::create(layer.program);
   REQUIRE_OK(computed);
-  std::vector<float> data(f.inputs.at("x").f.begin(), f.inputs.at("x").f.end());
+  std::vector<float> data(layer.f.inputs.at("x").f.begin(), layer.f.inputs.at("x").f.end());
   const auto run = [&](int64_t first, int64_t rows) {
     const std::vector<int64_t> symbols{rows};
     const std::vector<const void*> inputs{data.data() + first * 64};
@@ -23,33 +37,27 @@ TEST_CASE("plan: sizes that stay, change and come back give the rows they always
     CHECK(out.rows() == rows);
     return std::vector<float>(out.as<float>(), out.as<float>() + out.numel());
   };
-  const std::vector<float> all = run(0, f.rows);
+  const std::vector<float> all = run(0, layer.f.rows);
   const auto expect = [&](int64_t first, int64_t rows) {
     INFO("rows " << first << " + " << rows);
     CHECK(run(first, rows) ==
           std::vector<float>(all.begin() + first * 48, all.begin() + (first + rows) * 48));
   };
-  expect(0, f.rows);
+  expect(0, layer.f.rows);
   expect(4, 1);
   expect(7, 1);
   expect(2, 5);
-  expect(0, f.rows);
+  expect(0, layer.f.rows);
   expect(12, 1);
 }
 
 TEST_CASE("program: two runs of other sizes share its weights and nothing else") {
-  GraphFixture f;
-  const Val x = f.input("x", {64}), w = f.constant("w", {48, 64});
-  f.output(f.b.op("tanh", {f.b.op("linear", {x, Val{}, w, Val{}})}));
-  const auto backend =
-      make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
-  const auto program = Program::create(f.graph, *backend);
-  REQUIRE_OK(program);
-  const auto first = Run::create(*program), second = Run::create(*program);
+  Layer layer;
+  const auto first = Run::create(layer.program), second = Run::create(layer.program);
   REQUIRE_OK(first);
   REQUIRE_OK(second);
   Run* const runs[] = {first->get(), second->get()};
-  const std::vector<float> data(f.inputs.at("x").f.begin(), f.inputs.at("x").f.end());
+  const std::vector<float> data(layer.f.inputs.at("x").f.begin(), layer.f.inputs.at("x").f.end());
   const std::vector<const void*> inputs{data.data()};
   const auto run = [&](Run& r, int64_t rows) {
     const std::vector<int64_t> symbols{rows};
@@ -59,15 +67,15 @@ TEST_CASE("program: two runs of other sizes share its weights and nothing else")
     const Operand out = r.output(0);
     return std::vector<float>(out.as<float>(), out.as<float>() + out.numel());
   };
-  run(*runs[0], f.rows);
+  run(*runs[0], layer.f.rows);
   const std::vector<float> all = rows_of(*runs[0]);
   run(*runs[1], 3);
   CHECK(rows_of(*runs[0]) == all);  // its arena is its own
   CHECK(rows_of(*runs[1]) == std::vector<float>(all.begin(), all.begin() + 3 * 48));
-  const uint64_t bytes = (*program)->copied_weight_bytes() + (*program)->in_place_weight_bytes();
-  const auto third = Run::create(*program);
+  const uint64_t bytes = layer.program->copied_weight_bytes() + layer.program->in_place_weight_bytes();
+  const auto third = Run::create(layer.program);
   REQUIRE_OK(third);
-  CHECK((*program)->copied_weight_bytes() + (*program)->in_place_weight_bytes() == bytes);
+  CHECK(layer.program->copied_weight_bytes() + layer.program->in_place_weight_bytes() == bytes);
 }
 
 TEST_CASE("program: a weight that several ops read lies in the store once for each layout") {
