@@ -23,10 +23,9 @@ struct Line {
 // PaddleSlim notes down of ranges that its own passes have already turned into ops.
 constexpr const char* kEveryOp =
     "use_mkldnn use_onednn use_cudnn use_gpudnn use_quantizer mkldnn_data_type onednn_data_type is_test "
-    "place "
-    "place_type force_cpu stop_gradient persistable struct_name skip_eager_deletion_vars *_threshold "
-    "skip_quant "
-    "quantization_type bit_length activation_bits weight_bits";
+    "place place_type force_cpu stop_gradient persistable struct_name skip_eager_deletion_vars "
+    "out_threshold *0_threshold *1_threshold skip_quant quantization_type bit_length activation_bits "
+    "weight_bits";
 
 constexpr Line kLines[] = {
     {"conv2d depthwise_conv2d conv3d conv2d_transpose depthwise_conv2d_transpose",

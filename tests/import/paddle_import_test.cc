@@ -108,6 +108,9 @@ TEST_CASE("Paddle: what the importer does not know is refused with op, name, val
   CHECK_THAT(s, oar_test::Contains("export the model without it"));
   s = refusal(conv(pd::slot(1, "Extra", {"x"})));
   CHECK_THAT(s, oar_test::Contains("operand 'Extra'"));
+  // PaddleSlim's ranges end in it too, after an operand's number.
+  s = refusal(conv(pd::attr("score_threshold", 1, pd::f32(4, 0.5f))));
+  CHECK_THAT(s, oar_test::Contains("attribute 'score_threshold' (0.5) is not supported"));
   s = refusal(conv(pd::attr("fuse_activation", 2, pd::msg(5, "wobble"))));
   CHECK_THAT(s, oar_test::Contains("'fuse_activation' is 'wobble'"));
   s = refusal(conv(pd::attr("fuse_relu_before_depthwise_conv", 6, pd::num(10, 1))));
