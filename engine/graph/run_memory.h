@@ -37,8 +37,10 @@ struct BlockPlan {
 // same time ("greedy by size", https://arxiv.org/abs/2001.03288).
 BlockPlan plan_blocks(std::vector<BlockLife> blocks);
 
-// The memory of one evaluation at a time, kept from run to run. allocate() and the release of blocks may come
-// from any thread, the rest from one. Blocks may outlive the RunMemory.
+// The memory of one evaluation at a time, kept from run to run. Results lie outside of the arena; up to one
+// run's bytes of those whose holders are gone are kept for the next run, since fresh memory costs a fault a
+// page. allocate() and the release of blocks may come from any thread, the rest from one. Blocks may outlive
+// the RunMemory.
 class RunMemory {
  public:
   RunMemory();
@@ -54,7 +56,7 @@ class RunMemory {
 
   bool in_arena(const void* data) const;
   uint64_t arena_bytes() const;
-  // Frees the arena; returns its bytes. Not between begin() and end().
+  // Frees the arena and what is kept for results; returns the arena's bytes. Not between begin() and end().
   uint64_t shrink();
 
  private:
