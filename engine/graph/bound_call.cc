@@ -64,7 +64,7 @@ Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Nod
   Args args;
   op->fill(args.bytes, in, out);
   const int workers = weights.backend().workers();
-  call->alone = workers == 1 || op->nanoseconds < EvalContext::kWorthPool;
+  call->alone = workers == 1 || op->nanoseconds <= EvalContext::kWorthPool;
   op->kernel()->plan(args.bytes, call->alone ? 1 : workers, &call->plan);
   call->op = std::move(op);
   return std::shared_ptr<const BoundCall>(std::move(call));

@@ -1,7 +1,8 @@
 // Evaluation of ordinary graphs: each op runs on concrete host tensors of any dtype. The shapes of its
 // results follow from the values it is given (a Reshape's target, NonZero's count, a Loop's trips). This is
-// the executor beneath a Predictor, the host evaluator of shape arithmetic and what folds constants. Language
-// models do not pass here: their Plan (plan.h) knows every size from symbols.
+// the executor beneath a Predictor, the host evaluator of shape arithmetic and what folds constants. A node
+// whose op has a kernel for its operands runs as a call that was bound to their sizes (bound_call.h).
+// Language models do not pass here: their Plan (plan.h) knows every size from symbols.
 //
 // To add an op for ordinary models: a function `Status f(EvalContext&)` in engine/ops that reads
 // ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.output(i); an OpDef with

@@ -15,8 +15,8 @@
 namespace oar {
 
 class Builder;
-class LoweredOp;       // plan.h
-struct LowerContext;   // plan.h
+class LoweredOp;       // lowering.h
+struct LowerContext;   // lowering.h
 struct HostValue;      // reference.h
 class EvalContext;     // evaluate.h
 class PrepareContext;  // packed_weights.h
@@ -67,7 +67,8 @@ struct OpDef {
   Result<std::shared_ptr<const void>> (*prepare)(PrepareContext& ctx) = nullptr;
   // Results depend on more than the operands (random numbers): never folded or merged.
   bool impure = false;
-  // Makes the kernel call, or returns null when the backend has no kernel for these operands.
+  // Makes the kernel call, or returns null when the backend has no kernel for these operands. Ops with a
+  // shape rule are lowered by the types of their graph, ops without one by a run's operands (bound_call.h).
   Result<std::unique_ptr<LoweredOp>> (*lower)(LowerContext& ctx) = nullptr;
   // Ops of weight expressions (weights.h): computes the result over the f32 tensor `x`, operand 0, at the
   // speed of memory. False, and x untouched, for operands it does not do; the reference does those.

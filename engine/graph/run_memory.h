@@ -56,7 +56,7 @@ class RunMemory {
 
   bool in_arena(const void* data) const;
   uint64_t arena_bytes() const;
-  // Frees the arena and what is kept for results; returns the arena's bytes. Not between begin() and end().
+  // Frees the arena and what is kept for results; returns their bytes. Not between begin() and end().
   uint64_t shrink();
 
  private:

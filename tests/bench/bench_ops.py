@@ -16,10 +16,13 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-import onnx
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+try:
+    import numpy as np
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+except ImportError as missing:
+    sys.exit(f"bench_ops: {missing}; `pip install numpy onnx onnxruntime`, or name an interpreter that has them in OAR_PYTHON")
 
 from peers_onnx import timed
 

@@ -90,6 +90,17 @@ void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowS
                });
 }
 
+// The kernel's arguments but for its operands, and rough nanoseconds of one thread.
+PoolArgs pool_args(const Attrs& attrs, const Window& w, const Shape& in, PoolOp op) {
+  PoolArgs a;
+  a.window = kernel_window(w, in[0]);
+  a.C = in[1], a.op = op, a.count_pads = attrs.get_int("count_include_pad") != 0;
+  return a;
+}
+double pool_cost(const Window& w, int64_t results) {
+  return 0.15 * static_cast<double>(std::min(w.kernel_size(), w.in_size())) * static_cast<double>(results);
+}
+
 // Pooling of (N, H, W, C): f32 through the kernel, and the maximum of bytes.
 Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -114,13 +125,9 @@ Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
     return ok_status();
   }
   const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kPool);
-  PoolArgs a;
+  PoolArgs a = pool_args(ctx.attrs(), w, in, op);
   a.out = mutable_elements<float>(y), a.x = elements<float>(x);
-  a.window = kernel_window(w, in[0]);
-  a.C = in[1], a.op = op, a.count_pads = ctx.attrs().get_int("count_include_pad") != 0;
-  const double taps = static_cast<double>(std::min(w.kernel_size(), w.in_size()));
-  if (y.numel() > 0)
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.15 * taps * static_cast<double>(y.numel())));
+  if (y.numel() > 0) OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, pool_cost(w, y.numel())));
   ctx.set(0, std::move(y));
   return ok_status();
 }
@@ -139,12 +146,8 @@ Lowered lower_pool(LowerContext& ctx) {
   if (!w.ok()) return not_lowered();
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w->out[0], w->out[1], in[1]}));
   if (shape.numel() == 0) return not_lowered();
-  PoolArgs a;
-  a.window = kernel_window(*w, in[0]);
-  a.C = in[1], a.op = kOp, a.count_pads = attrs.get_int("count_include_pad") != 0;
-  const auto taps = static_cast<double>(std::min(w->kernel_size(), w->in_size()));
-  return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kPool), a, shape,
-                      0.15 * taps * static_cast<double>(shape.numel()), -1,
+  return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kPool), pool_args(attrs, *w, in, kOp), shape,
+                      pool_cost(*w, shape.numel()), -1,
                       [](PoolArgs& p, const Operand* from, const Operand* to) {
                         p.out = to[0].as<float>(), p.x = from[0].as<const float>();
                       });
