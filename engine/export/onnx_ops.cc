@@ -93,7 +93,7 @@ void resize(NodeWriter& n) {
       "cubic_coeff_a:f exclude_outside:i extrapolation_value:f");
 }
 void dft(NodeWriter& n) { rename(n, "DFT", "inverse:i onesided:i"); }
-void dense_attention(NodeWriter& n) {
+void head_attention(NodeWriter& n) {
   n.file().require(n.attrs().has("left_window_size") || n.attrs().has("right_window_size") ? 27 : 23);
   rename(n, "Attention",
          "is_causal:i kv_num_heads:i q_num_heads:i qk_matmul_output_mode:i scale:f softcap:f "
@@ -270,7 +270,7 @@ constexpr OnnxExport kExports[] = {
     {"cast_like", cast_like},
     {"clip", clip},
     {"constant_of_shape", constant_of_shape},
-    {"dense_attention", dense_attention},
+    {"head_attention", head_attention},
     {"dequantize_linear", dequantize_linear},
     {"dft", dft},
     {"dropout", dropout},

@@ -308,7 +308,7 @@ void attention(OnnxNode& n) {
   const Attrs attrs = n.get_all(
       "is_causal:i kv_num_heads:i q_num_heads:i qk_matmul_output_mode:i scale:f softcap:f "
       "softmax_precision:i left_window_size:i right_window_size:i");
-  n.outs(n.w().ops("dense_attention", n.ins(), n.num_outputs(), attrs));
+  n.outs(n.w().ops("head_attention", n.ins(), n.num_outputs(), attrs));
 }
 
 constexpr OnnxOp kOps[] = {

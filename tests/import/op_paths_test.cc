@@ -222,19 +222,23 @@ TEST_CASE("op paths: elements") {
 }
 
 TEST_CASE("op paths: attention with nothing but a mask") {
-  check({"dense_attention", {{2, 4, 5, 8}, {2, 4, 7, 8}, {2, 4, 7, 6}}, {}});
-  check({"dense_attention", {{2, 4, 5, 8}, {2, 2, 5, 8}, {2, 2, 5, 6}}, {{"is_causal", int64_t{1}}}});
-  check({"dense_attention",
+  check({"head_attention", {{2, 4, 5, 8}, {2, 4, 7, 8}, {2, 4, 7, 6}}, {}});
+  check({"head_attention", {{2, 4, 5, 8}, {2, 2, 5, 8}, {2, 2, 5, 6}}, {{"is_causal", int64_t{1}}}});
+  check({"head_attention",
          {{2, 5, 32}, {2, 7, 16}, {2, 7, 12}},
          {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}, {"scale", 0.3}}});
-  check({"dense_attention", {{2, 4, 5, 8}, {2, 4, 7, 8}, {2, 4, 7, 6}, {5, 7}}, {}});
-  check({"dense_attention",
+  check({"head_attention", {{2, 4, 5, 8}, {2, 4, 7, 8}, {2, 4, 7, 6}, {5, 7}}, {}});
+  check({"head_attention",
          {{3, 1, 5, 8}, {3, 1, 7, 8}, {3, 1, 7, 6}, {3, 1, 1, 7}},
          {{"is_causal", int64_t{1}}}});
+  // As it is spelled in primitives: batches, heads and columns of one serve all.
+  const Attrs spelled{{"layout", std::string("bshd")}, {"spelled", int64_t{1}}, {"scale", 0.3}};
+  check({"head_attention", {{2, 5, 4, 8}, {1, 7, 4, 8}, {2, 7, 1, 6}, {2, 1, 5, 1}}, spelled});
+  check({"head_attention", {{1, 20, 1, 8}, {3, 7, 4, 8}, {3, 7, 4, 8}, {7}}, spelled});
   // A query that may see no key attends nothing, though others may.
   Tensor mask = must(allocate_elements({2, 3}, DType::kBool));
   for (int64_t k = 0; k < 6; ++k) mutable_elements<uint8_t>(mask)[k] = k >= 3;
-  Case c{"dense_attention", {{1, 1, 2, 8}, {1, 1, 3, 8}, {1, 1, 3, 4}}, {}, mask};
+  Case c{"head_attention", {{1, 1, 2, 8}, {1, 1, 3, 8}, {1, 1, 3, 4}}, {}, mask};
   check(c);
   const auto y = evaluated(c, random_inputs(c));
   REQUIRE_OK(y);

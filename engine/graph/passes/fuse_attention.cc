@@ -1,4 +1,5 @@
-// Multi-head attention as exporters spell it becomes one op on (B, S, H, D) queries, keys and values:
+// Multi-head attention as exporters spell it becomes one head_attention of (B, S, H, D) queries, keys and
+// values:
 //
 //   transpose(softmax(transpose(q) . transpose(k)^T * scale + mask) . transpose(v))
 //
@@ -135,7 +136,7 @@ Result<int> fuse_attention(Graph& graph) {
     }
     n.op = op;
     n.inputs = {h.q, h.k, h.v, h.mask};
-    n.attrs = Attrs{{"scale", h.scale}};
+    n.attrs = Attrs{{"layout", std::string("bshd")}, {"scale", h.scale}, {"spelled", int64_t{1}}};
     ++fused;
   }
   if (fused > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
