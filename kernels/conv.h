@@ -9,8 +9,9 @@
 // Roofline: 2 N OH OW M KH KW C / groups over the machine's FMA peak for conv; bytes of x and out over
 // memory bandwidth for depthwise convolution and pooling.
 //
-// Filters are packed into panels of panel_width(isa) output channels: (groups, panels, KH, KW, C / groups,
-// width), the last panel of a group padded with zeros.
+// Filters are packed into panels of output channels, panel_width(isa) of them on the processor: (groups,
+// panels, KH, KW, C / groups, width), the last panel of a group padded with zeros. Panels of one are filters
+// one after the other, (M, KH, KW, C / groups): what devices read.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -58,8 +59,8 @@ struct ConvArgs {
   int64_t C = 0, M = 0, groups = 1;
   int64_t ldx = 0, ldo = 0;
   int64_t out_row = 0;  // elements from one output row to the next; 0: OW * ldo
-  int64_t panel = 0;    // the width the filters were packed with: panel_width() of the kernel's isa
-  bool planar = false;
+  int64_t panel = 0;    // the width the filters were packed with, see Backend::filter_panel()
+  int32_t planar = 0;
   Epilogue epilogue = Epilogue::kNone;
   float alpha = 0.f, beta = 0.f;
 };
@@ -89,7 +90,7 @@ struct PoolArgs {
   int64_t C = 0;
   PoolOp op = PoolOp::kMax;
   // kAverage: divide by the elements of the window that lie in the padded operand, not in the operand.
-  bool count_pads = false;
+  int32_t count_pads = 0;
 };
 
 // out[r, j] = exp(t[r, j] - max t[r]) / sum over j, t = x * scale + mask. A row whose scores are all

@@ -17,7 +17,7 @@ namespace oar::cli {
 namespace {
 
 struct InferOptions {
-  std::string model, params, output;
+  std::string model, params, output, device;
   std::vector<std::string> inputs, disabled;
   int threads = 0;
   std::string trace, cache_dir, precision = "f32";
@@ -51,6 +51,7 @@ Status infer(const InferOptions& o) {
   PredictorOptions options;
   options.threads = o.threads;
   options.reference = o.reference;
+  options.device = o.device;
   OAR_ASSIGN(options.precision, parse_precision(o.precision));
   OAR_ASSIGN(options.calibration, calibration_samples(o.calibration));
   options.cache_dir = o.cache_dir;
@@ -104,11 +105,14 @@ Status infer(const InferOptions& o) {
   const double run_ms = ms_since(run_start);
   if (!o.trace.empty()) OAR_RETURN_IF_ERROR(write_file(o.trace, chrome_trace(times, o.model)));
   if (o.profile) {
-    std::map<std::string, std::pair<double, int>> by_op;
-    for (const NodeTime& t : times)
-      by_op[t.op].first += static_cast<double>(t.end_ns - t.start_ns) * 1e-6, by_op[t.op].second++;
+    std::map<std::pair<std::string, std::string>, std::pair<double, int>> by_op;
+    for (const NodeTime& t : times) {
+      auto& [ms, calls] = by_op[{t.op, t.where}];
+      ms += static_cast<double>(t.end_ns - t.start_ns) * 1e-6, ++calls;
+    }
     for (const auto& [op, t] : by_op)
-      std::printf("%-28s %4d calls %10.3f ms\n", op.c_str(), t.second, t.first);
+      std::printf("%-24s %-24s %4d calls %10.3f ms\n", op.first.c_str(), op.second.c_str(), t.second,
+                  t.first);
   }
   std::error_code error;
   if (!o.output.empty() && !std::filesystem::create_directories(o.output, error) && error) {
@@ -159,6 +163,7 @@ void add_infer(CLI::App& app, Action& action) {
   c->add_option("--output", o->output, "folder for the outputs, one file each")->type_name("DIR");
   c->add_option("--threads", o->threads, "threads; 0: all this process may use")->check(in_range(0, 1024));
   c->add_option("--disable-pass", o->disabled, "leave out this graph pass")->type_name("NAME");
+  add_device_option(*c, o->device);
   c->add_flag("--reference", o->reference, "scalar double-precision kernels: slow, the truth");
   add_precision_option(*c, o->precision);
   add_calibration_options(*c, o->calibration);
@@ -174,7 +179,8 @@ void add_infer(CLI::App& app, Action& action) {
   c->footer(
       "Examples:\n"
       "  oar infer squeezenet.onnx --input data_0=kitten.npy --output out\n"
-      "  oar infer resnet50.onnx --precision int8 --calibrate samples --input input=cat.npy");
+      "  oar infer resnet50.onnx --precision int8 --calibrate samples --input input=cat.npy\n"
+      "  oar infer resnet50.onnx --device cuda --profile --input input=cat.npy");
   c->callback([o, &action] {
     action = [o] {
       const Status s = infer(*o);

@@ -31,6 +31,15 @@ void add_cache_size(CLI::App& command, uint64_t& bytes) {
       ->default_str("64GiB");
 }
 
+void add_device_option(CLI::App& command, std::string& device) {
+  command
+      .add_option("--device", device,
+                  "cpu, or a plug-in's device: NAME or NAME:INDEX for a liboar_NAME.so beside the program, "
+                  "or the path of one")
+      ->type_name("cpu|PLUGIN")
+      ->default_str("cpu");
+}
+
 void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet& set) {
   // Headings of --help, in the order in which they first appear; the command's own options stand above them.
   const auto heading = [&](const char* name) { command.option_defaults()->group(name); };
@@ -50,7 +59,8 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
             "with slashes between; or auto: what `oar tune` decided, or decides within --tune-seconds")
         ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
         ->type_name("TIER")
-        ->default_str(set.kv.empty() ? "no narrower than the file" : set.kv);
+        ->default_str(set.kv.empty() ? "no narrower than the file"
+                                     : set.kv + "; on a device no narrower than the file");
     add_tune_seconds(command, o);
   }
   if (set.formats)
@@ -79,12 +89,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   }
   command.add_flag("--no-mmap", o.no_mmap, "read weights into memory instead of mapping the file");
   heading("Engine");
-  command
-      .add_option("--device", e.device,
-                  "cpu, or a plug-in's device: NAME or NAME:INDEX for a liboar_NAME.so beside the program, "
-                  "or the path of one")
-      ->type_name("cpu|PLUGIN")
-      ->default_str("cpu");
+  add_device_option(command, e.device);
   command.add_option("--threads", e.threads, "worker threads; 0: all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();

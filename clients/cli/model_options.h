@@ -29,6 +29,8 @@ struct ModelOptionSet {
 };
 // Adds MODEL and the options.
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});
+// --device, of commands that run a model of any kind.
+void add_device_option(CLI::App& command, std::string& device);
 // --tune-seconds, beside any --kv.
 void add_tune_seconds(CLI::App& command, ModelOptions& options);
 // --allow-special-in-text, for commands that take conversations.

@@ -32,12 +32,17 @@ struct ServeOptions {
 };
 
 // What only one kind of model takes; given for others, it would be passed over.
-constexpr const char* kOfLanguageModels[] = {"--weights",          "--kv",
-                                             "--tune-seconds",     "--rotate",
-                                             "--max-context",      "--memory",
-                                             "--device",           "--deterministic",
-                                             "--max-batch-tokens", "--max-sequences",
-                                             "--no-prefix-cache",  "--allow-special-in-text"};
+constexpr const char* kOfLanguageModels[] = {"--weights",
+                                             "--kv",
+                                             "--tune-seconds",
+                                             "--rotate",
+                                             "--max-context",
+                                             "--memory",
+                                             "--deterministic",
+                                             "--max-batch-tokens",
+                                             "--max-sequences",
+                                             "--no-prefix-cache",
+                                             "--allow-special-in-text"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
 
@@ -110,13 +115,15 @@ FoundModels find_served(const std::string& path, const std::string& given_name, 
   return {{}, {std::move(model)}};
 }
 
+bool was_given(const ServeOptions& o, const char* name) {
+  return std::find(o.given.begin(), o.given.end(), name) != o.given.end();
+}
+
 // An option that none of the models takes is a mistake, and one that is not seen otherwise. Models of other
 // kinds may still come into a folder whose models are loaded on demand.
 Status check_options(const ServeOptions& o, const FoundModels& found) {
   const bool folder = !found.folder.empty();
-  const auto given = [&](const char* name) {
-    return std::find(o.given.begin(), o.given.end(), name) != o.given.end();
-  };
+  const auto given = [&](const char* name) { return was_given(o, name); };
   if (folder && given("--name"))
     return invalid_argument(cat("--name: ", o.model.model,
                                 " is a folder of models, each called as its own folder; "
@@ -143,6 +150,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, co
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
   r.predictor.reference = o.model.engine.reference;
+  r.predictor.device = o.model.engine.device;
   r.predictor.cache_dir = o.model.cache_dir;
   r.predictor.cache_bytes = o.model.cache_bytes;
   OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));
@@ -164,6 +172,8 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, co
     one.engine.name = name;
     std::string where;
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
+    // A quantized cache is the processor's: as a default it would take all attention away from a device.
+    if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
     engine.memory_bytes /= static_cast<uint64_t>(sharing);
     engine.memory_percent /= static_cast<double>(sharing);
     ProgressBar bar(one.quiet, stop);

@@ -13,6 +13,7 @@
 #endif
 
 #include "engine/base/format.h"
+#include "engine/base/log.h"
 #include "engine/base/status.h"
 #include "engine/capi/oar.h"
 
@@ -39,6 +40,14 @@ oar_status call(F&& body) {
 
 inline Status null_argument(const char* name) {
   return invalid_argument(cat(name, " is NULL; pass an address"), name);
+}
+
+// The caller's callback as the engine's; NULL: none.
+inline Logger logger(oar_log_callback log, void* user) {
+  if (log == nullptr) return {};
+  return {[log, user](LogLevel level, std::string_view message) {
+    log(static_cast<oar_log_level>(level), std::string(message).c_str(), user);
+  }};
 }
 
 // The number of threads that a predictor or an encoder is asked for.

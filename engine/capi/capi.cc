@@ -41,6 +41,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   out.threads = o.threads;
   if (o.weights != nullptr) out.weights = o.weights;
   if (o.kv != nullptr) out.kv = o.kv;
+  if (o.device != nullptr) out.device = o.device;
   out.max_context = o.max_context;
   if (o.max_batch_tokens > 0) out.max_batch_tokens = o.max_batch_tokens;
   if (o.max_sequences > 0) out.max_sequences = o.max_sequences;
@@ -57,10 +58,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.reserved != 0)
     return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
                             "reserved");
-  if (o.log != nullptr)
-    out.log.callback = [log = o.log, user = o.log_user](LogLevel level, std::string_view message) {
-      log(static_cast<oar_log_level>(level), std::string(message).c_str(), user);
-    };
+  out.log = logger(o.log, o.log_user);
   return out;
 }
 

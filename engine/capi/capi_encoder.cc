@@ -10,6 +10,7 @@
 #include "engine/capi/call.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/outputs.h"
+#include "engine/capi/predictor_options.h"
 #include "engine/runtime/text_encoder.h"
 
 namespace oar::capi {
@@ -189,6 +190,18 @@ Status score(const LoadedEncoder& e, const char* query, const char* const* docum
   return hand_out(scores, rows, true, out);
 }
 
+Status open_encoder(const char* path, const oar_predictor_options& o, oar_encoder* encoder) {
+  if (encoder == nullptr) return null_argument("encoder");
+  *encoder = 0;
+  if (path == nullptr) return null_argument("path");
+  if (o.params != nullptr)
+    return invalid_argument("params is of a predictor; an encoder's parameters lie in its folder", "params");
+  OAR_ASSIGN(const PredictorOptions options, options_of(o));
+  OAR_ASSIGN(LoadedEncoder loaded, load_text_encoder(path, options));
+  OAR_ASSIGN(*encoder, put(std::make_shared<EncoderObject>(std::move(loaded))));
+  return ok_status();
+}
+
 }  // namespace
 }  // namespace oar::capi
 
@@ -208,16 +221,17 @@ oar_status oar_embed_options_init(oar_embed_options* options, size_t size) {
 
 oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder) {
   return call([&]() -> Status {
-    if (encoder == nullptr) return null_argument("encoder");
-    *encoder = 0;
-    if (path == nullptr) return null_argument("path");
-    OAR_RETURN_IF_ERROR(check_open());
-    OAR_RETURN_IF_ERROR(check_threads(threads));
-    PredictorOptions options;
-    options.threads = threads;
-    OAR_ASSIGN(LoadedEncoder loaded, load_text_encoder(path, options));
-    OAR_ASSIGN(*encoder, put(std::make_shared<EncoderObject>(std::move(loaded))));
-    return ok_status();
+    oar_predictor_options o = {};
+    o.threads = threads;
+    return open_encoder(path, o, encoder);
+  });
+}
+
+oar_status oar_encoder_open(const char* path, const oar_predictor_options* options, oar_encoder* encoder) {
+  return call([&]() -> Status {
+    oar_predictor_options o = {};
+    if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "predictor_options", o));
+    return open_encoder(path, o, encoder);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "engine/capi/call.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/outputs.h"
+#include "engine/capi/predictor_options.h"
 #include "engine/runtime/predictor.h"
 
 namespace oar::capi {
@@ -148,6 +149,8 @@ Status write_results(const OutputsObject& from, oar_tensor* results) {
           "results"};
 }
 
+}  // namespace
+
 Result<PredictorOptions> options_of(const oar_predictor_options& o) {
   OAR_RETURN_IF_ERROR(check_open());
   OAR_RETURN_IF_ERROR(check_threads(o.threads));
@@ -166,8 +169,12 @@ Result<PredictorOptions> options_of(const oar_predictor_options& o) {
     options.disabled_passes.emplace(names.substr(0, comma));
     names.remove_prefix(std::min(comma + 1, names.size()));
   }
+  if (o.device != nullptr) options.device = o.device;
+  options.log = logger(o.log, o.log_user);
   return options;
 }
+
+namespace {
 
 Status hand_out(std::unique_ptr<Predictor> opened, oar_predictor* predictor) {
   OAR_ASSIGN(*predictor, put(std::make_shared<PredictorObject>(std::move(opened))));

@@ -148,6 +148,9 @@ typedef struct oar_model_options {
    * users can end their turn and begin another's; for a single trusted writer. */
   int32_t allow_special_in_text;
   int32_t reserved; /* 0 */
+  /* NULL: the CPU; or a plug-in's device, NAME or NAME:INDEX for a liboar_NAME.so beside the program, or the
+   * path of one (docs/plugins.md). */
+  const char* device;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -373,6 +376,9 @@ typedef struct oar_predictor_options {
   const char* cache_dir;       /* keeps the prepared model for the next load, 64 GiB in all; NULL: nowhere */
   const char* params;          /* Paddle: the file with the parameters; NULL: found beside the program */
   const char* disabled_passes; /* names of graph passes with commas between them, or "all"; NULL: none */
+  const char* device;          /* NULL: the CPU; or a plug-in's, as in oar_model_options */
+  oar_log_callback log;        /* NULL: events are dropped: what of a model no device has kernels for, ... */
+  void* log_user;
 } oar_predictor_options;
 
 /* Sets the defaults; `size` is sizeof(oar_predictor_options). */
@@ -462,6 +468,10 @@ OAR_API oar_status oar_embed_options_init(oar_embed_options* options, size_t siz
  * Hugging Face and sentence-transformers write them. `threads`: 0 for all usable CPUs, 1 for the
  * caller's alone. */
 OAR_API oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder);
+/* The same with more to choose. `options` may be NULL; its `params` must be. `cache_dir` serves folders with
+ * an ONNX or Paddle model alone. */
+OAR_API oar_status oar_encoder_open(const char* path, const oar_predictor_options* options,
+                                    oar_encoder* encoder);
 
 /* Calls under way finish; the memory goes with the last of them. */
 OAR_API oar_status oar_encoder_close(oar_encoder encoder);

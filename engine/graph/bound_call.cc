@@ -31,6 +31,17 @@ struct Args {
   alignas(64) std::byte bytes[kMostArgs];
 };
 
+// On a device, whose memory `ctx` allocates. The stream keeps order: scratch may be used again at once.
+Status launch(const BoundCall& call, const void* args, const EvalContext& ctx) {
+  Tensor scratch;
+  if (call.plan.shared_scratch > 0) {
+    OAR_ASSIGN(scratch, ctx.allocate({static_cast<int64_t>(call.plan.shared_scratch)}, DType::kU8));
+  }
+  if (ctx.options().sizing) return ok_status();
+  return call.backend->launch(*call.op->kernel(), args, call.plan,
+                              scratch.defined() ? scratch.mutable_data() : nullptr);
+}
+
 }  // namespace
 
 bool BoundCall::fits(std::span<const Datum* const> values) const {
@@ -63,9 +74,16 @@ Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Nod
   for (size_t k = 0; k < call->results.size(); ++k) out[k] = operand_of(call->results[k], nullptr);
   Args args;
   op->fill(args.bytes, in, out);
-  const int workers = weights.backend().workers();
-  call->alone = workers == 1 || op->nanoseconds <= EvalContext::kWorthPool;
-  op->kernel()->plan(args.bytes, call->alone ? 1 : workers, &call->plan);
+  Backend& backend = weights.backend();
+  if (backend.memory() == MemoryKind::kDevice) {
+    OAR_RETURN_IF_ERROR(backend.plan(*op->kernel(), args.bytes, &call->plan));
+  } else {
+    call->alone = backend.workers() == 1 || op->nanoseconds <= EvalContext::kWorthPool;
+    op->kernel()->plan(args.bytes, call->alone ? 1 : backend.workers(), &call->plan);
+  }
+  call->weights.resize(values.size());
+  for (const size_t k : ctx.taken) call->weights[k] = 1;
+  call->backend = &backend;
   call->op = std::move(op);
   return std::shared_ptr<const BoundCall>(std::move(call));
 }
@@ -91,7 +109,11 @@ Status run_call(const BoundCall& call, EvalContext& ctx) {
   }
   Args args;
   call.op->fill(args.bytes, in, out);
-  OAR_RETURN_IF_ERROR(run_on_host(ctx, *call.op->kernel(), args.bytes, call.plan, call.alone));
+  if (call.on_device()) {
+    OAR_RETURN_IF_ERROR(launch(call, args.bytes, ctx));
+  } else {
+    OAR_RETURN_IF_ERROR(run_on_host(ctx, *call.op->kernel(), args.bytes, call.plan, call.alone));
+  }
   for (size_t k = 0; k < call.results.size(); ++k) ctx.set(k, std::move(results[k]));
   return ok_status();
 }

@@ -17,8 +17,13 @@ struct Datum;
 struct BoundCall {
   std::vector<ValueInfo> operands, results;
   std::unique_ptr<const LoweredOp> op;  // null: an op without a kernel for these operands, which is evaluated
+  Backend* backend = nullptr;           // whose kernel it is
   KernelPlan plan;
   bool alone = false;  // too short to wake the pool for
+  std::vector<uint8_t>
+      weights;  // by operand: the op has it from the WeightStore and does not look at it here
+
+  bool on_device() const { return op != nullptr && backend->memory() == MemoryKind::kDevice; }
 
   // Whether it was bound to such operands.
   bool fits(std::span<const Datum* const> values) const;
@@ -26,12 +31,12 @@ struct BoundCall {
 // By node of a graph; null: not bound, or an op that is always evaluated.
 using BoundCalls = std::vector<std::shared_ptr<const BoundCall>>;
 
-// Asks the op for a kernel call of `backend`, which is the processor's. `prepared` is what its prepare()
-// made.
+// Asks the op for a kernel call of the backend of `weights`. `prepared` is what its prepare() made; null on a
+// device, whose layouts the op asks the store for.
 Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Node& node,
                                                    std::span<const Datum* const> values, WeightStore& weights,
                                                    const void* prepared);
-// Runs it over the operands of `ctx`, whose results it allocates and sets.
+// Runs it over the operands of `ctx`, whose results it allocates and sets. On a device: launches it.
 Status run_call(const BoundCall& call, EvalContext& ctx);
 
 // One kernel with memory of the run as scratch: `alone` on the calling thread, else on the pool. While sizing

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "engine/base/format.h"
 #include "engine/graph/packed_weights.h"
 #include "engine/graph/run_guard.h"
+#include "engine/graph/run_values.h"
 #include "engine/tensor/load_threads.h"
 
 namespace oar {
@@ -33,16 +35,18 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
 // Runs `work` over the node as one step of a run: it may be ended from outside, is measured, and its errors
 // name it.
 template <class Work>
-Status step(const Node& node, std::span<const Datum* const> inputs, std::span<Datum> outputs,
-            const EvalOptions& options, const void* prepared, EvalContext::OperandFacts facts, Work&& work) {
+Status step(const char* where, const Node& node, std::span<const Datum* const> inputs,
+            std::span<Datum> outputs, const EvalOptions& options, const void* prepared,
+            EvalContext::OperandFacts facts, Work&& work) {
   OAR_RETURN_IF_ERROR(RunGuard::check());
   EvalContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
   Status s = work(ctx);
-  if (options.profile) options.profile(node, start, now_ns());
+  if (options.profile) options.profile(node, where, start, now_ns());
   if (!s.ok()) return Status(s.code(), cat(describe(node, inputs), ": ", s.message()));
   return s;
 }
+constexpr const char* kEvaluated = "evaluated";
 
 }  // namespace
 
@@ -169,10 +173,12 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
                                                            const std::string& prefix) {
   auto e = std::unique_ptr<Evaluator>(new Evaluator());
   e->graph_ = std::move(graph);
-  e->weights_ = std::make_unique<WeightStore>(backend);
+  e->weights_ = std::make_unique<WeightStore>(backend.host());
+  if (backend.memory() == MemoryKind::kDevice) e->device_weights_ = std::make_unique<WeightStore>(backend);
   const Graph& g = *e->graph_;
   const size_t n = g.nodes().size();
   e->prepared_.resize(n);
+  e->is_prepared_.resize(n);
   e->last_.resize(n);
   e->last_use_.resize(n);
   std::vector<uint8_t> kept(g.num_values(), 0);
@@ -200,9 +206,13 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
         inner->push_back(std::move(sub));
       }
       e->prepared_[i] = std::move(inner);
+      e->is_prepared_[i] = 1;
     }
   }
+  // Beside a device most nodes never need what the processor's kernels read.
+  if (e->beside_device()) return std::unique_ptr<const Evaluator>(std::move(e));
   OAR_RETURN_IF_ERROR(e->prepare_nodes(backend, weights, prefix, read));
+  e->is_prepared_.assign(n, 1);
   for (size_t v = 0; v < g.num_values(); ++v) {
     const auto id = static_cast<ValueId>(v);
     if (!read[v] && g.value(id).kind == ValueKind::kConstant) e->spent_.push_back(id);
@@ -254,23 +264,82 @@ Status Evaluator::prepare_nodes(Backend& backend, PackedWeights* weights, const 
   return ok_status();
 }
 
-Status Evaluator::evaluate_node(size_t i, std::span<const Datum* const> operands, std::span<Datum> results,
-                                const EvalOptions& options, EvalContext::OperandFacts facts) const {
+Result<const void*> Evaluator::prepared(size_t i) const {
+  if (!beside_device()) return prepared_[i].get();
+  const std::lock_guard lock(preparing_);
   const Node& node = graph_->nodes()[i];
-  const void* const prepared = prepared_[i].get();
-  // Ops that language models have too are lowered there by the types of their graphs.
-  const bool lowers = node.op->lower != nullptr && node.op->infer == nullptr;
-  std::shared_ptr<const BoundCall> call;
-  if (lowers) {
-    if (options.calls != nullptr) call = (*options.calls)[i];
-    if (call == nullptr || !call->fits(operands)) {
-      OAR_ASSIGN(call, bind_call(*graph_, node, operands, *weights_, prepared));
+  if (!is_prepared_[i] && node.op->prepare != nullptr) {
+    std::vector<const Tensor*> constants;
+    for (ValueId v : node.inputs) {
+      const bool constant = v != kNoValue && graph_->value(v).kind == ValueKind::kConstant;
+      constants.push_back(constant ? &graph_->value(v).constant : nullptr);
     }
-    if (options.bound != nullptr) (*options.bound)[i] = call;
+    PrepareContext context(node, std::move(constants), weights_->backend(), nullptr, "");
+    OAR_ASSIGN(prepared_[i], node.op->prepare(context));
   }
-  return step(node, operands, results, options, prepared, facts, [&](EvalContext& ctx) {
-    return call != nullptr && call->op != nullptr ? run_call(*call, ctx) : node.op->evaluate(ctx);
-  });
+  is_prepared_[i] = 1;
+  return prepared_[i].get();
+}
+
+// Null: the op is evaluated. `on_host`: not on the device, whatever that has.
+Result<std::shared_ptr<const BoundCall>> Evaluator::bind(size_t i, std::span<const Datum* const> operands,
+                                                         bool on_host) const {
+  const Node& node = graph_->nodes()[i];
+  // Ops that language models have too are lowered there by the types of their graphs.
+  if (node.op->lower == nullptr || node.op->infer != nullptr) return std::shared_ptr<const BoundCall>();
+  if (beside_device() && !on_host) {
+    OAR_ASSIGN(auto call, bind_call(*graph_, node, operands, *device_weights_, nullptr));
+    if (call->op != nullptr) return call;
+  }
+  OAR_ASSIGN(const void* const made, prepared(i));
+  return bind_call(*graph_, node, operands, *weights_, made);
+}
+
+Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& options,
+                                const EvalOptions* device_options, EvalContext::OperandFacts facts,
+                                NodeValues& scratch) const {
+  const Node& node = graph_->nodes()[i];
+  // While sizing, shape arithmetic is computed all the same, on the host.
+  const bool on_host = device_options != nullptr && device_options->sizing && !options.sizing;
+  auto& [operands, results] = scratch;
+  operands.clear();
+  for (ValueId v : node.inputs) operands.push_back(values.find(v));
+  results.assign(node.outputs.size(), {});
+  std::shared_ptr<const BoundCall> call;
+  if (options.calls != nullptr) call = (*options.calls)[i];
+  if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, bind(i, operands, on_host)); }
+  if (options.bound != nullptr) (*options.bound)[i] = call;
+
+  const bool has_call = call != nullptr && call->op != nullptr, on_device = has_call && call->on_device();
+  const char* const where = has_call ? call->op->where() : kEvaluated;
+  if (on_device) {
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (call->weights[k]) operands[k] = nullptr;
+      else if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_device(node.inputs[k])); }
+    }
+    OAR_RETURN_IF_ERROR(
+        step(where, node, operands, results, *device_options, nullptr, facts, [&](EvalContext& ctx) {
+          OAR_RETURN_IF_ERROR(run_call(*call, ctx));
+          return options.profile ? call->backend->synchronize() : ok_status();
+        }));
+  } else {
+    const uint64_t before = values.downloaded();
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_host(node.inputs[k])); }
+    }
+    OAR_RETURN_IF_ERROR(values.arrive());
+    if (options.detours != nullptr && values.downloaded() > before) ++options.detours->ops[node.op->name];
+    OAR_ASSIGN(const void* const made, prepared(i));
+    OAR_RETURN_IF_ERROR(step(where, node, operands, results, options, made, facts, [&](EvalContext& ctx) {
+      return has_call ? run_call(*call, ctx) : node.op->evaluate(ctx);
+    }));
+  }
+  if (options.detours != nullptr) options.detours->launches += on_device;
+  for (size_t k = 0; k < results.size(); ++k) {
+    if (on_device) values.set_on_device(node.outputs[k], std::move(results[k]));
+    else values.set_on_host(node.outputs[k], std::move(results[k]));
+  }
+  return ok_status();
 }
 
 Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalOptions& options) const {
@@ -278,19 +347,19 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
   if (inputs.size() != g.inputs().size()) {
     return invalid_argument(cat("a graph of ", g.inputs().size(), " inputs is given ", inputs.size()));
   }
-  std::vector<Datum> values(g.num_values());
-  std::vector<uint8_t> known(g.num_values(), 0);
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    values[g.inputs()[k]] = std::move(inputs[k]);
-    known[g.inputs()[k]] = 1;
+  std::optional<RunMemory> own;
+  std::optional<EvalOptions> on_device;
+  if (beside_device()) {
+    // It has no kernels any more; the processor must not stand in for all of it.
+    OAR_RETURN_IF_ERROR(device_weights_->backend().fault());
+    on_device = options;
+    on_device->memory =
+        options.device_memory != nullptr ? options.device_memory : &own.emplace(&device_weights_->backend());
   }
-  auto fetch = [&](ValueId v) -> const Datum* {
-    if (!known[v] && g.value(v).kind == ValueKind::kConstant) {
-      values[v] = Datum(g.value(v).constant);
-      known[v] = 1;
-    }
-    return known[v] ? &values[v] : nullptr;
-  };
+  const EvalOptions* const device_options = on_device ? &*on_device : nullptr;
+  RunValues values(g, options, device_weights_.get(), on_device ? on_device->memory : nullptr);
+  NodeValues scratch;
+  for (size_t k = 0; k < inputs.size(); ++k) values.set_on_host(g.inputs()[k], std::move(inputs[k]));
   // While sizing: values of which only the shape is known, and options for nodes that see none of them.
   std::vector<uint8_t> unknown, unknown_operands;
   EvalOptions real;
@@ -300,13 +369,8 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
     real = options;
     real.sizing = false;
   }
-  std::vector<const Datum*> operands;
-  std::vector<Datum> results;
   for (size_t i = 0; i < g.nodes().size(); ++i) {
     const Node& node = g.nodes()[i];
-    operands.clear();
-    for (ValueId v : node.inputs) operands.push_back(v == kNoValue ? nullptr : fetch(v));
-    results.assign(node.outputs.size(), {});
     const EvalOptions* how = &options;
     EvalContext::OperandFacts facts{last_use_[i], {}};
     if (options.sizing) {
@@ -314,6 +378,8 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
       for (ValueId v : node.inputs) unknown_operands.push_back(v != kNoValue && unknown[v]);
       const bool any = std::count(unknown_operands.begin(), unknown_operands.end(), 1) > 0;
       if (any && node.op->sizes == SizesFrom::kValues) {
+        std::vector<const Datum*> operands;
+        for (ValueId v : node.inputs) operands.push_back(values.find(v));
         return Status(StatusCode::kFailedPrecondition,
                       cat(describe(node, operands), ": sizes depend on values"));
       }
@@ -322,43 +388,57 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
       facts.unknown = unknown_operands;
       for (ValueId v : node.outputs) unknown[v] = !computed;
     }
-    OAR_RETURN_IF_ERROR(evaluate_node(i, operands, results, *how, facts));
-    if (options.observe && options.depth == 0) OAR_RETURN_IF_ERROR(options.observe(node, results));
-    for (size_t k = 0; k < results.size(); ++k) {
-      values[node.outputs[k]] = std::move(results[k]);
-      known[node.outputs[k]] = 1;
+    OAR_RETURN_IF_ERROR(evaluate_node(i, values, *how, device_options, facts, scratch));
+    if (options.observe && options.depth == 0) {
+      std::vector<Datum> results;
+      for (ValueId v : node.outputs) {
+        OAR_ASSIGN(const Datum* d, values.on_host(v));
+        results.push_back(d != nullptr ? *d : Datum());
+      }
+      OAR_RETURN_IF_ERROR(values.arrive());
+      OAR_RETURN_IF_ERROR(options.observe(node, results));
     }
-    for (ValueId v : last_[i]) values[v] = {};
+    for (ValueId v : last_[i]) values.drop(v);
   }
   std::vector<Datum> out;
   for (const auto& o : g.outputs()) {
-    const Datum* d = fetch(o.value);
+    OAR_ASSIGN(const Datum* d, values.on_host(o.value));
     if (!d) return internal_error(cat("output '", o.name, "' was not computed"));
     out.push_back(*d);
+  }
+  OAR_RETURN_IF_ERROR(values.arrive());
+  if (options.detours != nullptr) {
+    options.detours->uploaded += values.uploaded();
+    options.detours->downloaded += values.downloaded();
   }
   return out;
 }
 
-Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& options) const {
-  RunMemory memory;
+Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& options,
+                                  BlockPlan* device) const {
+  RunMemory memory, device_memory;
   memory.begin_sizing();
+  device_memory.begin_sizing();
   EvalOptions sizing = options;
   sizing.sizing = true;
   sizing.memory = &memory;
+  sizing.device_memory = &device_memory;
   sizing.profile = nullptr;
+  sizing.detours = nullptr;
   sizing.calls = nullptr;
   sizing.bound = nullptr;
   OAR_ASSIGN(const std::vector<Datum> results, run(std::move(inputs), sizing));
   std::vector<BlockLife> lives = memory.end();
   if (lives.empty() && !graph_->nodes().empty())
     return Status(StatusCode::kFailedPrecondition, "too many values to plan");
+  if (device != nullptr) *device = plan_blocks(device_memory.end());
   return plan_blocks(std::move(lives));
 }
 
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
                                        const EvalOptions& options) {
   std::vector<Datum> outputs(node.outputs.size());
-  OAR_RETURN_IF_ERROR(step(node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
+  OAR_RETURN_IF_ERROR(step(kEvaluated, node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
   return outputs;
 }
 

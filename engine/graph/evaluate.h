@@ -10,7 +10,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,9 +47,17 @@ struct Datum {
   std::string to_string() const;
 };
 
+// What an evaluation beside a device did on the processor.
+struct HostDetours {
+  std::map<std::string, int> ops;  // names of those that waited for values of the device, and how often
+  int launches = 0;                // on the device
+  uint64_t uploaded = 0, downloaded = 0;  // bytes of values
+};
+
 struct EvalOptions {
   Backend* backend = nullptr;                 // the processor; null: its best kernels on the calling thread
   RunMemory* memory = nullptr;                // what results are allocated from; null: the system
+  RunMemory* device_memory = nullptr;         // the same of the device, where the evaluator was made for one
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes of one tensor; a hostile file may ask for more
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
@@ -56,8 +66,10 @@ struct EvalOptions {
   // where given, receives what this run binds, by node of the graph itself.
   const BoundCalls* calls = nullptr;
   BoundCalls* bound = nullptr;
-  // Told each node's name and nanoseconds; null: not measured.
-  std::function<void(const Node&, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
+  // Told each node's nanoseconds and who computed it: a kernel's name, or "evaluated". Null: not measured.
+  std::function<void(const Node&, const char* where, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
+  // Beside a device: what was computed without it and what it cost; null: not wanted.
+  HostDetours* detours = nullptr;
   // Shown each node's results, of the graph itself and not of its branches and loops, before anything reads
   // them. An error ends the run. Null: not observed.
   std::function<Status(const Node&, std::span<const Datum> results)> observe = nullptr;
@@ -65,6 +77,8 @@ struct EvalOptions {
 
 // What prepare() made of a node's constants (a packed weight): immutable, shared by every clone.
 using Prepared = std::shared_ptr<const void>;
+
+class RunValues;  // run_values.h
 
 // One op instance with its operands in one run.
 class EvalContext {
@@ -174,8 +188,11 @@ Result<int> checked_axis(int64_t axis, int rank);
 // A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
 class Evaluator {
  public:
-  // Weights are packed for kernels of `backend` by its threads; runs are to be given the same one. `weights`,
-  // where given, holds what is packed already and receives what is packed now.
+  // Weights are packed for kernels of `backend` by its threads; runs are to be given the same one, or, where
+  // it is a device, the processor beside it. A node runs on the device where that has a kernel for its
+  // operands, on the processor where not, and values are copied to who reads them. A device makes one run at
+  // a time: the caller sees to it. `weights`, where given, holds what is packed already and receives what is
+  // packed now (without a device: beside one, little is packed, and only when it is met).
   static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
                                                          Backend& backend = calling_thread_backend(),
                                                          PackedWeights* weights = nullptr);
@@ -188,8 +205,10 @@ class Evaluator {
   Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions& options) const;
   // What run() would ask memory for, given inputs of these shapes; their values are not read. Shape
   // arithmetic is computed, all else evaluated with its loops left out, in memory that is not touched.
-  // FAILED_PRECONDITION, naming the node, where a size depends on values.
-  Result<BlockPlan> size(std::vector<Datum> inputs, const EvalOptions& options) const;
+  // FAILED_PRECONDITION, naming the node, where a size depends on values. `device`, where given, receives the
+  // same of the device's memory.
+  Result<BlockPlan> size(std::vector<Datum> inputs, const EvalOptions& options,
+                         BlockPlan* device = nullptr) const;
 
  private:
   Evaluator() = default;
@@ -197,12 +216,27 @@ class Evaluator {
                                                          PackedWeights* weights, const std::string& prefix);
   Status prepare_nodes(Backend& backend, PackedWeights* weights, const std::string& prefix,
                        std::vector<uint8_t>& read);
-  Status evaluate_node(size_t node, std::span<const Datum* const> operands, std::span<Datum> results,
-                       const EvalOptions& options, EvalContext::OperandFacts facts) const;
+  // What prepare() made of node i, made now where that was not worth it at load.
+  Result<const void*> prepared(size_t i) const;
+  Result<std::shared_ptr<const BoundCall>> bind(size_t i, std::span<const Datum* const> operands,
+                                                bool on_host) const;
+  // What one node reads and writes, kept from node to node.
+  struct NodeValues {
+    std::vector<const Datum*> operands;
+    std::vector<Datum> results;
+  };
+  // `device_options`: the same with the device's memory; null: there is no device.
+  Status evaluate_node(size_t i, RunValues& values, const EvalOptions& options,
+                       const EvalOptions* device_options, EvalContext::OperandFacts facts,
+                       NodeValues& scratch) const;
+  bool beside_device() const { return device_weights_ != nullptr; }
   std::shared_ptr<const Graph> graph_;
-  std::unique_ptr<WeightStore> weights_;  // for kernels of the backend that the evaluator was made for
+  std::unique_ptr<WeightStore> weights_;         // for kernels of the processor
+  std::unique_ptr<WeightStore> device_weights_;  // of the device; null: the processor is alone
   std::vector<ValueId> spent_;
-  std::vector<Prepared> prepared_;              // by node
+  mutable std::mutex preparing_;
+  mutable std::vector<Prepared> prepared_;      // by node
+  mutable std::vector<uint8_t> is_prepared_;    // by node
   std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand
 };

@@ -81,6 +81,7 @@ struct RunMemory::State {
   struct Range {
     uint64_t offset, size;
   };
+  Backend* device = nullptr;
   mutable std::mutex mutex;
   Buffer arena;
   std::vector<Range> taken;  // by offset
@@ -95,6 +96,9 @@ struct RunMemory::State {
   std::vector<Buffer> spare;
   uint64_t spare_bytes = 0, most_spare = 0;
 
+  Result<Buffer> fresh(uint64_t bytes) const {
+    return device != nullptr ? device->allocate(bytes) : Buffer::allocate(bytes);
+  }
   // Keeps `b` where it may serve again.
   void keep(Buffer b) {
     constexpr uint64_t kPages = 64 << 10;  // smaller blocks cost the system nothing
@@ -165,7 +169,7 @@ struct RunMemory::Release {
   }
 };
 
-RunMemory::RunMemory() : state_(std::make_shared<State>()) {}
+RunMemory::RunMemory(Backend* device) : state_(std::make_shared<State>()) { state_->device = device; }
 
 Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
   const uint64_t wanted = plan ? plan->arena_bytes : 0;
@@ -183,7 +187,7 @@ Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
     if (wanted <= s.arena.size()) return ok_status();
     if (s.taken.empty()) s.arena = {};  // before the new one, so that both are never there
   }
-  OAR_ASSIGN(Buffer arena, Buffer::allocate(wanted));
+  OAR_ASSIGN(Buffer arena, state_->fresh(wanted));
   const std::lock_guard lock(state_->mutex);
   if (state_->taken.empty()) state_->arena = std::move(arena);
   return ok_status();
@@ -228,11 +232,12 @@ Result<Buffer> RunMemory::allocate(uint64_t bytes) {
     }
   }
   if (!data) {
-    OAR_ASSIGN(release.own, sizing ? untouched_zeros(bytes) : Buffer::allocate(bytes));
+    OAR_ASSIGN(release.own, sizing ? untouched_zeros(bytes) : state_->fresh(bytes));
     data = release.own.mutable_data();
   }
   if (!release.arena) release.outside = state_;
-  return Buffer::wrap_transient(data, bytes, std::shared_ptr<const void>(data, std::move(release)));
+  const MemoryKind kind = state_->device != nullptr ? MemoryKind::kDevice : MemoryKind::kHost;
+  return Buffer::wrap_transient(data, bytes, std::shared_ptr<const void>(data, std::move(release)), kind);
 }
 
 std::vector<BlockLife> RunMemory::end() {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/tensor/buffer.h"
+#include "engine/tensor/backend.h"
 
 namespace oar {
 
@@ -43,7 +43,8 @@ BlockPlan plan_blocks(std::vector<BlockLife> blocks);
 // the RunMemory.
 class RunMemory {
  public:
-  RunMemory();
+  // `device`: whose memory it is, not looked at otherwise, and outlives it; null: the host's.
+  explicit RunMemory(Backend* device = nullptr);
   // Blocks come from here on until end(), placed as the plan says; null: wherever they fit. The arena grows
   // to the plan's size, without blocks from before (results in it must have been copied).
   Status begin(std::shared_ptr<const BlockPlan> plan);

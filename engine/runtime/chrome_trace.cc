@@ -21,7 +21,7 @@ std::string chrome_trace(std::span<const NodeTime> times, const std::string& pro
                                   {"name", t.op},
                                   {"ts", us(t.start_ns - origin)},
                                   {"dur", us(t.end_ns - t.start_ns)},
-                                  {"args", {{"node", t.name}}}});
+                                  {"args", {{"node", t.name}, {"where", t.where}}}});
   }
   return json::serialize(json::object{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}});
 }

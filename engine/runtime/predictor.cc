@@ -20,6 +20,12 @@ struct Predictor::Shared {
   int64_t loop_limit = 0;
   uint64_t packed_bytes = 0;
   mutable RunPlans plans;
+  // Of the device, where there is one: the values of the run that has the lock, and whether what runs beside
+  // the device was said.
+  mutable std::mutex device_mutex;
+  std::unique_ptr<RunMemory> device_memory;
+  mutable bool said_detours = false;
+  Logger log;
 
   explicit Shared(size_t planned_shapes) : plans(planned_shapes) {}
 };
@@ -66,10 +72,34 @@ Layers layers_of(const Graph& graph) {
   return out;
 }
 
-std::shared_ptr<Backend> make_backend(const PredictorOptions& options) {
+Result<std::shared_ptr<Backend>> backend_of(const PredictorOptions& options) {
   auto pool = options.pool;
   if (!pool) pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  return make_cpu_backend(std::move(pool), options.reference ? Isa::kReference : best_isa());
+  OAR_ASSIGN(auto backend, make_backend(options.device, std::move(pool),
+                                        options.reference ? Isa::kReference : best_isa(), options.log));
+  if (backend->memory() == MemoryKind::kDevice && options.precision != Precision::kF32) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        cat("precision ", precision_name(options.precision), " is of the processor's kernels; device ",
+            backend->name(), " computes in f32: leave one of the two out"),
+        "precision");
+  }
+  return backend;
+}
+
+// What the processor does beside the device, for people; empty: nothing that costs a copy.
+std::string words_of(const HostDetours& d, const char* device) {
+  if (d.ops.empty()) return {};
+  std::string ops;
+  int steps = 0;
+  for (const auto& [op, count] : d.ops) {
+    steps += count;
+    ops += cat(ops.empty() ? "" : ", ", op);
+    if (count > 1) ops += cat(" x ", count);
+  }
+  return cat("device ", device, " ran ", d.launches, " steps; ", steps,
+             " waited for it to run on the processor, which it has no kernels for (", ops, "): a run copied ",
+             format_bytes(d.uploaded), " to the device and ", format_bytes(d.downloaded), " from it");
 }
 
 // With the user's samples: first integers where they lie, then the passes as for any quantized model.
@@ -125,21 +155,24 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   shared->model = prepared.model;
   shared->passes = prepared.passes;
   for (const auto& [name, tensor] : prepared.packed.tensors) shared->packed_bytes += tensor.bytes();
+  if (backend->memory() == MemoryKind::kDevice)
+    shared->device_memory = std::make_unique<RunMemory>(backend.get());
   shared->backend = std::move(backend);
+  shared->log = options.log;
   shared->tensor_limit = options.tensor_limit;
   shared->loop_limit = options.loop_limit;
   return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
-  std::shared_ptr<Backend> backend = make_backend(options);
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
+  OAR_ASSIGN(std::shared_ptr<Backend> backend, backend_of(options));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, backend->host()));
   return make(prepared, options, std::move(backend));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& given) {
   PredictorOptions options = given;
-  const std::shared_ptr<Backend> backend = make_backend(options);
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, backend_of(options));
   options.import.threads = backend->workers();
   std::string entry;
   // An observer wants to see the passes run, and samples without a key cannot be told from others.
@@ -150,7 +183,8 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
     std::error_code ec;
     calibration += cat(" params ", std::filesystem::weakly_canonical(options.import.parameters, ec).string());
   }
-  const bool known = !samples || !samples->key.empty();
+  // What is kept is packed for the processor's kernels.
+  const bool known = (!samples || !samples->key.empty()) && backend->memory() == MemoryKind::kHost;
   if (!options.cache_dir.empty() && options.cache_bytes > 0 && !options.pass_observer && known) {
     OAR_ASSIGN(entry, prepared_model_path(options.cache_dir, path, options.disabled_passes, options.precision,
                                           backend->name(), calibration));
@@ -168,7 +202,7 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
     }
   }
   OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, backend->host()));
   OAR_ASSIGN(auto predictor, make(prepared, options, backend));
   if (entry.empty()) return predictor;
   const Status saved = save_prepared_model(entry, prepared, options.cache_bytes, backend->workers());
@@ -219,13 +253,14 @@ std::string Predictor::summary() const {
   }
   s += cat("\nweights  ", format_bytes(shared_->packed_bytes), " packed, ", format_bytes(constants),
            " as in the file");
+  if (shared_->device_memory) s += cat("\ndevice   ", shared_->backend->name());
   s += cat("\nthreads  ", shared_->backend->workers());
   return s + "\n";
 }
 
 EvalOptions Predictor::eval_options() const {
   EvalOptions o;
-  o.backend = shared_->backend.get();
+  o.backend = &shared_->backend->host();
   o.tensor_limit = shared_->tensor_limit;
   o.loop_limit = shared_->loop_limit;
   return o;
@@ -259,19 +294,28 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
   std::unique_ptr<RunMemory> memory = arenas_->take();
+  RunMemory* const device_memory = shared_->device_memory.get();
+  std::unique_lock<std::mutex> device;
+  if (device_memory != nullptr) device = std::unique_lock(shared_->device_mutex);
   RunPlans::Known known = key.empty() ? RunPlans::Known() : shared_->plans.find(key);
-  std::shared_ptr<const BlockPlan> plan = known.plan;
-  if (!plan && !key.empty() && memory->arena_bytes() == 0) {
+  RunPlans::Places places = known.places;
+  if (!places.host && !key.empty() && memory->arena_bytes() == 0) {
     // The first run: so that its arena has the right size at once. Later ones with new shapes place their
     // values in the arena that there is, and leave a plan for the next with these shapes.
-    if (auto sized = shared_->evaluator->size(in, eval_options()); sized.ok()) {
-      plan = std::make_shared<const BlockPlan>(std::move(*sized));
-      shared_->plans.put(key, plan);
+    BlockPlan on_device;
+    if (auto sized = shared_->evaluator->size(in, eval_options(), &on_device); sized.ok()) {
+      places.host = std::make_shared<const BlockPlan>(std::move(*sized));
+      if (device_memory != nullptr) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
+      shared_->plans.put(key, places);
     }
   }
-  OAR_RETURN_IF_ERROR(memory->begin(plan));
+  OAR_RETURN_IF_ERROR(memory->begin(places.host));
+  if (device_memory != nullptr) OAR_RETURN_IF_ERROR(device_memory->begin(places.device));
   EvalOptions options = eval_options();
   options.memory = memory.get();
+  options.device_memory = device_memory;
+  HostDetours detours;
+  if (device_memory != nullptr && !shared_->said_detours) options.detours = &detours;
   std::shared_ptr<BoundCalls> bound;
   if (known.calls) {
     options.calls = known.calls.get();
@@ -280,15 +324,22 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
     options.bound = bound.get();
   }
   if (times) {
-    options.profile = [times](const Node& node, uint64_t start, uint64_t end) {
-      times->push_back({node.op->name, node.name, start, end});
+    options.profile = [times](const Node& node, const char* where, uint64_t start, uint64_t end) {
+      times->push_back({node.op->name, node.name, where, start, end});
     };
   }
   auto results = shared_->evaluator->run(std::move(in), options);
   std::vector<BlockLife> lives = memory->end();
+  std::vector<BlockLife> device_lives;
+  if (device_memory != nullptr) device_lives = device_memory->end();
   if (results.ok()) {
     for (Datum& d : *results) OAR_RETURN_IF_ERROR(move_out(*memory, d));
-    if (!key.empty()) shared_->plans.learn(key, std::move(lives), std::move(bound));
+    if (!key.empty()) shared_->plans.learn(key, std::move(lives), std::move(device_lives), std::move(bound));
+    if (options.detours != nullptr) {
+      shared_->said_detours = true;
+      const std::string words = words_of(detours, shared_->backend->name());
+      if (!words.empty()) shared_->log(LogLevel::kWarning, words);
+    }
   }
   arenas_->give_back(std::move(memory));
   return results;
@@ -315,11 +366,16 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> 
   }
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const std::string key = shapes_key(in);
-  if (auto known = shared_->plans.find(key).plan) return known;
-  OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options()));
-  auto plan = std::make_shared<const BlockPlan>(std::move(sized));
-  shared_->plans.put(key, plan);
-  return plan;
+  if (auto known = shared_->plans.find(key).places.host) return known;
+  std::unique_lock<std::mutex> device;  // nodes are bound, which asks the device
+  if (shared_->device_memory) device = std::unique_lock(shared_->device_mutex);
+  RunPlans::Places places;
+  BlockPlan on_device;
+  OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options(), &on_device));
+  places.host = std::make_shared<const BlockPlan>(std::move(sized));
+  if (shared_->device_memory) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
+  shared_->plans.put(key, places);
+  return places.host;
 }
 
 uint64_t Predictor::arena_bytes() const {

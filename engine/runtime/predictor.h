@@ -4,6 +4,8 @@
 //   Threads: run() may be called from any thread, by many at once: the model is immutable, values of a run
 //   are its own. clone() gives another handle on the same weights, threads and memory plans.
 //   Shapes: any that the model accepts, new ones at each run.
+//   Devices: runs of one model on a device follow each other, whatever the number of handles; errors of a
+//   device are UNAVAILABLE, and stay.
 //   Memory: the intermediate values of a run lie in one arena, at offsets planned for its input shapes; the
 //   plans of the shapes used last are kept. A handle keeps one arena per run at once, as large as the largest
 //   run so far needed, and allocates none once that is reached; shrink() gives it back. Results are memory of
@@ -28,9 +30,12 @@ namespace oar {
 struct PreparedModel;  // prepared_model.h
 
 struct PredictorOptions {
-  int threads = 0;                        // 0: the processors this process may use; 1: the caller's
-  std::shared_ptr<ThreadPool> pool;       // shared with others instead of one of its own
-  bool reference = false;                 // scalar kernels with sums in double: slow, and right by eye
+  int threads = 0;                   // 0: the processors this process may use; 1: the caller's
+  std::shared_ptr<ThreadPool> pool;  // shared with others instead of one of its own
+  bool reference = false;            // scalar kernels with sums in double: slow, and right by eye
+  // cpu (also when empty), or a plug-in's, see make_plugin_backend(). What it has no kernel for runs on the
+  // processor, on copies of its operands; the first run logs what that was.
+  std::string device;
   std::set<std::string> disabled_passes;  // by name, see tensor_passes()
   std::function<void(const Pass&, const Graph&, bool after)> pass_observer;
   // In how many bits convolutions and layers of f32 are computed. Results differ from f32's by what rounding
@@ -55,6 +60,7 @@ struct PredictorOptions {
 // What one node took, in the order of execution. chrome_trace() (chrome_trace.h) makes a file of it.
 struct NodeTime {
   std::string op, name;
+  std::string where;  // the kernel, or "evaluated"
   uint64_t start_ns = 0, end_ns = 0;
 };
 
@@ -85,7 +91,8 @@ class Predictor {
   Result<std::vector<Datum>> profile(std::vector<Datum> inputs, std::vector<NodeTime>* times) const;
 
   // The memory that a run with inputs of these shapes, in the model's order, will take beside the weights:
-  // before any run, and what that run will then use. FAILED_PRECONDITION where sizes depend on values.
+  // before any run, and what that run will then use; beside a device, the host's share. FAILED_PRECONDITION
+  // where sizes depend on values.
   Result<std::shared_ptr<const BlockPlan>> plan(std::span<const Shape> shapes) const;
   // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
   uint64_t arena_bytes() const;

@@ -27,31 +27,37 @@ RunPlans::Known RunPlans::find(const std::string& key) {
   return e ? e->known : Known();
 }
 
-void RunPlans::learn(const std::string& key, std::vector<BlockLife> lives,
+void RunPlans::learn(const std::string& key, std::vector<BlockLife> host, std::vector<BlockLife> device,
                      std::shared_ptr<const BoundCalls> calls) {
-  bool settled = lives.empty();
+  bool settled = host.empty();
   {
     const std::lock_guard lock(mutex_);
     if (Entry* e = touch(key)) {
+      const auto same = [](const std::shared_ptr<const BlockPlan>& plan,
+                           const std::vector<BlockLife>& lives) {
+        return plan ? plan->blocks == lives : lives.empty();
+      };
       if (calls && !e->known.calls) e->known.calls = calls;
-      settled =
-          settled || (e->known.plan && (e->known.plan->blocks == lives || e->corrections >= kCorrections));
+      const Places& p = e->known.places;
+      settled = settled || (same(p.host, host) && same(p.device, device)) || e->corrections >= kCorrections;
       if (!settled) ++e->corrections;
     }
   }
   if (settled) return;
-  put(key, std::make_shared<const BlockPlan>(plan_blocks(std::move(lives))), std::move(calls));
+  const auto planned = [](std::vector<BlockLife> lives) {
+    return lives.empty() ? nullptr : std::make_shared<const BlockPlan>(plan_blocks(std::move(lives)));
+  };
+  put(key, {planned(std::move(host)), planned(std::move(device))}, std::move(calls));
 }
 
-void RunPlans::put(const std::string& key, std::shared_ptr<const BlockPlan> plan,
-                   std::shared_ptr<const BoundCalls> calls) {
+void RunPlans::put(const std::string& key, Places places, std::shared_ptr<const BoundCalls> calls) {
   const std::lock_guard lock(mutex_);
   if (Entry* e = touch(key)) {
-    e->known.plan = std::move(plan);
+    e->known.places = std::move(places);
     return;
   }
   if (capacity_ == 0) return;
-  entries_.push_front({key, {std::move(plan), std::move(calls)}, 0});
+  entries_.push_front({key, {std::move(places), std::move(calls)}, 0});
   by_key_[key] = entries_.begin();
   if (entries_.size() <= capacity_) return;
   by_key_.erase(entries_.back().key);

@@ -19,18 +19,22 @@ std::string shapes_key(const std::vector<Datum>& inputs);
 class RunPlans {
  public:
   explicit RunPlans(size_t capacity) : capacity_(capacity) {}
+  // Where values lie, on the host and on the device beside it.
+  struct Places {
+    std::shared_ptr<const BlockPlan> host, device;
+  };
   // What is kept for these inputs: places of values, and kernel calls by node; each may be null.
   struct Known {
-    std::shared_ptr<const BlockPlan> plan;
+    Places places;
     std::shared_ptr<const BoundCalls> calls;
   };
   Known find(const std::string& key);
-  // After a run with these shapes that asked for `lives` and bound `calls` (null: it was given them): makes
-  // or corrects their plan. A model whose requests depend on values never settles, and keeps the last of a
-  // few corrections.
-  void learn(const std::string& key, std::vector<BlockLife> lives, std::shared_ptr<const BoundCalls> calls);
-  void put(const std::string& key, std::shared_ptr<const BlockPlan> plan,
-           std::shared_ptr<const BoundCalls> calls = nullptr);
+  // After a run with these shapes that asked for `host` and `device` and bound `calls` (null: it was given
+  // them): makes or corrects their plans. A model whose requests depend on values never settles, and keeps
+  // the last of a few corrections.
+  void learn(const std::string& key, std::vector<BlockLife> host, std::vector<BlockLife> device,
+             std::shared_ptr<const BoundCalls> calls);
+  void put(const std::string& key, Places places, std::shared_ptr<const BoundCalls> calls = nullptr);
   size_t size() const;
   void clear();
 

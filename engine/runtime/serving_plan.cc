@@ -203,11 +203,8 @@ uint64_t foreseen_weight_copies(const Graph& graph) {
 Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options) {
   ThreadPoolOptions pool;
   pool.threads = options.threads;
-  auto host =
-      make_cpu_backend(std::make_shared<ThreadPool>(pool), options.reference ? Isa::kReference : best_isa());
-  if (options.device.empty() || options.device == "cpu") return std::shared_ptr<Backend>(std::move(host));
-  OAR_ASSIGN(auto device, make_plugin_backend(options.device, std::move(host), options.log));
-  return std::shared_ptr<Backend>(std::move(device));
+  return make_backend(options.device, std::make_shared<ThreadPool>(pool),
+                      options.reference ? Isa::kReference : best_isa(), options.log);
 }
 
 Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config,

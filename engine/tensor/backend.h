@@ -25,6 +25,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // "cpu.avx512vnni"
   virtual MemoryKind memory() const = 0;
+  // The error that stays, once there was one.
+  virtual Status fault() const { return ok_status(); }
 
   // 64-byte aligned, uninitialized.
   virtual Result<Buffer> allocate(uint64_t bytes) = 0;
@@ -40,6 +42,8 @@ class Backend {
   // The best kernel for a family and weight (or KV element) format; null when there is none.
   virtual const Kernel* find_kernel(KernelFamily family, Format format) const = 0;
   virtual const WeightLayout& weight_layout(Format format) const = 0;
+  // Output channels in a panel of packed convolution filters (kernels/conv.h).
+  virtual int64_t filter_panel() const = 0;
   virtual int workers() const = 0;
   // How a launch with these arguments divides, and the scratch it needs.
   virtual Status plan(const Kernel& kernel, const void* args, KernelPlan* out) {
@@ -77,5 +81,9 @@ Backend& calling_thread_backend();
 // backend beside it. NOT_FOUND, INVALID_ARGUMENT (field "device") or UNAVAILABLE say what is wrong.
 Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, std::unique_ptr<Backend> host,
                                                      const Logger& log);
+
+// The processor at `isa` where `device` is empty or "cpu", else a device of a plug-in with it beside.
+Result<std::shared_ptr<Backend>> make_backend(const std::string& device, std::shared_ptr<ThreadPool> pool,
+                                              Isa isa, const Logger& log);
 
 }  // namespace oar

@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/tensor/backend.h"
+#include "kernels/conv.h"
 
 namespace oar {
 namespace {
@@ -35,6 +36,9 @@ class CpuBackend final : public Backend {
     return KernelRegistry::cpu().find(family, format, isa_);
   }
   const WeightLayout& weight_layout(Format format) const override { return oar::weight_layout(format, isa_); }
+  int64_t filter_panel() const override {
+    return panel_width(f32_[static_cast<size_t>(KernelFamily::kConv)]->isa);
+  }
   int workers() const override { return pool_->workers(); }
   void reserve_worker_scratch(size_t bytes) override { pool_->reserve_scratch(bytes); }
   Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,

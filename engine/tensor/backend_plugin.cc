@@ -16,8 +16,16 @@ constexpr uint64_t kStagingAlign = 64;
 
 // Families of the plug-in interface (plugin.h).
 bool in_interface(KernelFamily family) {
-  return family <= KernelFamily::kHadamard && family != KernelFamily::kQuantKvAppend &&
-         family != KernelFamily::kQuantPagedAttention;
+  switch (family) {
+    case KernelFamily::kQuantKvAppend:
+    case KernelFamily::kQuantPagedAttention: return false;
+    case KernelFamily::kConv:
+    case KernelFamily::kDepthwise:
+    case KernelFamily::kPool:
+    case KernelFamily::kSoftmax:
+    case KernelFamily::kActivate: return true;
+    default: return family <= KernelFamily::kHadamard;
+  }
 }
 
 const char* status_name(oar_plugin_status status) {
@@ -44,6 +52,7 @@ struct Device {
   oar_plugin_device* handle = nullptr;
   oar_plugin_stream* stream = nullptr;
   Status fault;
+  std::shared_ptr<const void> hearing;  // of what the plug-in logs
 
   ~Device() {
     if (stream != nullptr) table.destroy_stream(handle, stream);
@@ -178,6 +187,7 @@ class PluginBackend final : public Backend {
 
   const char* name() const override { return d_->name.c_str(); }
   MemoryKind memory() const override { return MemoryKind::kDevice; }
+  Status fault() const override { return d_->fault; }
 
   Result<Buffer> allocate(uint64_t bytes) override {
     OAR_RETURN_IF_ERROR(d_->fault);
@@ -266,6 +276,7 @@ class PluginBackend final : public Backend {
   const WeightLayout& weight_layout(Format format) const override {
     return oar::weight_layout(format, Isa::kReference);
   }
+  int64_t filter_panel() const override { return 1; }
   int workers() const override { return host_->workers(); }
 
   Status plan(const Kernel& kernel, const void* args, KernelPlan* out) override {
@@ -326,6 +337,7 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, 
                                                      const Logger& log) {
   OAR_ASSIGN(const DeviceName wanted, parse_device_name(device));
   auto d = std::make_shared<Device>();
+  d->hearing = hear_plugins(log);
   OAR_ASSIGN(d->table, load_plugin(wanted.plugin, log));
   const oar_plugin& t = d->table;
   int32_t count = 0;
@@ -354,6 +366,14 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, 
   backend->set_total(info.memory_bytes);
   OAR_RETURN_IF_ERROR(backend->open());
   return std::unique_ptr<Backend>(std::move(backend));
+}
+
+Result<std::shared_ptr<Backend>> make_backend(const std::string& device, std::shared_ptr<ThreadPool> pool,
+                                              Isa isa, const Logger& log) {
+  auto host = make_cpu_backend(std::move(pool), isa);
+  if (device.empty() || device == "cpu") return std::shared_ptr<Backend>(std::move(host));
+  OAR_ASSIGN(auto there, make_plugin_backend(device, std::move(host), log));
+  return std::shared_ptr<Backend>(std::move(there));
 }
 
 }  // namespace oar

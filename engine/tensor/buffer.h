@@ -45,8 +45,9 @@ class Buffer {
 
   // Memory of one evaluation that nobody outside of it sees: whoever turns out to be its only holder may
   // write a result over it (EvalContext::allocate_over).
-  static Buffer wrap_transient(void* data, uint64_t size, std::shared_ptr<const void> owner) {
-    Buffer b = wrap(data, size, std::move(owner));
+  static Buffer wrap_transient(void* data, uint64_t size, std::shared_ptr<const void> owner,
+                               MemoryKind kind = MemoryKind::kHost) {
+    Buffer b = wrap(data, size, std::move(owner), kind);
     b.transient_ = true;
     return b;
   }

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 1
-#define OAR_PLUGIN_MINOR 0
+#define OAR_PLUGIN_MINOR 1
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -86,8 +86,15 @@ enum {
   OAR_FAMILY_BINARY = 13,         /* format: "f32"                      oar_binary_args */
   OAR_FAMILY_EMBEDDING = 14,      /* format: of the table               oar_embedding_args */
   OAR_FAMILY_GATHER_ROWS = 15,    /* format: "f32"                      oar_gather_rows_args */
-  OAR_FAMILY_HADAMARD = 16        /* format: "f32"                      oar_hadamard_args */
-  /* 9 and 10 are kept for attention over a quantized cache, which runs on the CPU for now. */
+  OAR_FAMILY_HADAMARD = 16,       /* format: "f32"                      oar_hadamard_args */
+  /* of ordinary models; since minor 1 */
+  OAR_FAMILY_CONV = 17,      /* format: "f32"                      oar_conv_args */
+  OAR_FAMILY_DEPTHWISE = 22, /* format: "f32"                      oar_depthwise_args */
+  OAR_FAMILY_POOL = 23,      /* format: "f32"                      oar_pool_args */
+  OAR_FAMILY_SOFTMAX = 24,   /* format: "f32"                      oar_softmax_args */
+  OAR_FAMILY_ACTIVATE = 25   /* format: "f32"                      oar_activate_args */
+  /* 9 and 10 are kept for attention over a quantized cache, 18 to 21 for other convolutions: they run on the
+   * CPU for now. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -316,6 +323,94 @@ typedef struct oar_hadamard_args {
   int32_t num_cores, inverse;
   int64_t rows, n, ldx, ldo, block, power;
 } oar_hadamard_args;
+
+/* What follows a sum, after its bias and residual: the activation of x with alpha and beta. */
+enum {
+  OAR_EPILOGUE_NONE = 0,
+  OAR_EPILOGUE_CLAMP,        /* min(max(x, alpha), beta): relu is [0, infinity] */
+  OAR_EPILOGUE_SIGMOID,      /* 1 / (1 + exp(-x)) */
+  OAR_EPILOGUE_SILU,         /* x sigmoid(x) */
+  OAR_EPILOGUE_HARD_SIGMOID, /* clamp(alpha x + beta, 0, 1) */
+  OAR_EPILOGUE_HARD_SWISH,   /* x clamp(alpha x + beta, 0, 1) */
+  OAR_EPILOGUE_LEAKY_RELU,   /* x < 0 ? alpha x : x */
+  OAR_EPILOGUE_TANH,
+  OAR_EPILOGUE_GELU,     /* x/2 (1 + erf(x / sqrt 2)) */
+  OAR_EPILOGUE_GELU_TANH /* x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+};
+
+/* Images of N, H, W pixels, windows of KH x KW taps, OH x OW results; tap (i, j) of result (y, x) is pixel
+ * (y stride_h - pad_top + i dilation_h, x stride_w - pad_left + j dilation_w), outside of the image: 0 (of
+ * a maximum: left out). */
+typedef struct oar_window {
+  int64_t N, H, W, OH, OW;
+  int64_t KH, KW, stride_h, stride_w, dilation_h, dilation_w;
+  int64_t pad_top, pad_left, pad_bottom, pad_right;
+} oar_window;
+
+/* out = epilogue(conv(x, w) + bias + residual). A matrix product is the case N = H = KH = KW = OH = 1: W rows
+ * of C columns, w of M rows. */
+typedef struct oar_conv_args {
+  uint32_t size, version;
+  float* out;            /* (N, OH, OW) pixels, ldo apart, of M channels */
+  const float* x;        /* (N, H, W) pixels, ldx apart, of C channels; planar: (N, C, H, W) */
+  const float* w;        /* (M, KH, KW, C / groups), 256-byte aligned */
+  const float* bias;     /* [M] or NULL */
+  const float* residual; /* as out, or NULL; may be out */
+  oar_window window;
+  int64_t C, M, groups;
+  int64_t ldx, ldo;
+  int64_t out_row; /* elements from one row of results to the next; 0: OW * ldo */
+  int64_t panel;   /* 1 */
+  int32_t planar;
+  int32_t epilogue; /* OAR_EPILOGUE_* */
+  float alpha, beta;
+} oar_conv_args;
+
+/* Each channel with one filter of its own. */
+typedef struct oar_depthwise_args {
+  uint32_t size, version;
+  float* out;            /* (N, OH, OW, C) */
+  const float* x;        /* (N, H, W, C) */
+  const float* w;        /* (KH, KW, C) */
+  const float* bias;     /* [C] or NULL */
+  const float* residual; /* as out, or NULL; may be out */
+  oar_window window;
+  int64_t C;
+  int32_t epilogue; /* OAR_EPILOGUE_* */
+  float alpha, beta;
+} oar_depthwise_args;
+
+enum { OAR_POOL_MAX = 0, OAR_POOL_AVERAGE };
+typedef struct oar_pool_args {
+  uint32_t size, version;
+  float* out;     /* (N, OH, OW, C) */
+  const float* x; /* (N, H, W, C) */
+  oar_window window;
+  int64_t C;
+  int32_t op; /* OAR_POOL_* */
+  int32_t
+      count_pads; /* average: over the elements of the window inside the padded operand, not the operand */
+} oar_pool_args;
+
+/* out[r, :] = softmax(x[r, :] * scale + mask[r, :]) */
+typedef struct oar_softmax_args {
+  uint32_t size, version;
+  float* out;        /* [rows, n]; may be x */
+  const float* x;    /* [rows, n] */
+  const float* mask; /* rows of n, mask_row apart (0: one row for all), or NULL */
+  int64_t rows, n, mask_row;
+  float scale;
+} oar_softmax_args;
+
+/* out = epilogue(x) */
+typedef struct oar_activate_args {
+  uint32_t size, version;
+  float* out; /* [n]; may be x */
+  const float* x;
+  int64_t n;
+  int32_t epilogue; /* OAR_EPILOGUE_* */
+  float alpha, beta;
+} oar_activate_args;
 
 /* ---- the table --------------------------------------------------------------------------------------------
  */

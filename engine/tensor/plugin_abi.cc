@@ -7,6 +7,7 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/matmul.h"
@@ -109,6 +110,31 @@ OAR_SAME_SIZE(HadamardArgs, oar_hadamard_args);
 OAR_F7(HadamardArgs, oar_hadamard_args, out, x, signs, cores, core_order, num_cores, inverse)
 OAR_F6(HadamardArgs, oar_hadamard_args, rows, n, ldx, ldo, block, power)
 
+OAR_SAME_SIZE(WindowShape, oar_window);
+OAR_F8(WindowShape, oar_window, N, H, W, OH, OW, KH, KW, stride_h)
+OAR_F7(WindowShape, oar_window, stride_w, dilation_h, dilation_w, pad_top, pad_left, pad_bottom, pad_right)
+
+OAR_SAME_SIZE(ConvArgs, oar_conv_args);
+OAR_F8(ConvArgs, oar_conv_args, out, x, w, bias, residual, window, C, M)
+OAR_F8(ConvArgs, oar_conv_args, groups, ldx, ldo, out_row, panel, planar, epilogue, alpha)
+OAR_F2(ConvArgs, oar_conv_args, version, beta)
+
+OAR_SAME_SIZE(DepthwiseArgs, oar_depthwise_args);
+OAR_F8(DepthwiseArgs, oar_depthwise_args, out, x, w, bias, residual, window, C, epilogue)
+OAR_F3(DepthwiseArgs, oar_depthwise_args, version, alpha, beta)
+
+OAR_SAME_SIZE(PoolArgs, oar_pool_args);
+OAR_F7(PoolArgs, oar_pool_args, version, out, x, window, C, op, count_pads)
+
+OAR_SAME_SIZE(SoftmaxArgs, oar_softmax_args);
+OAR_F8(SoftmaxArgs, oar_softmax_args, version, out, x, mask, rows, n, mask_row, scale)
+
+OAR_SAME_SIZE(ActivateArgs, oar_activate_args);
+OAR_F7(ActivateArgs, oar_activate_args, version, out, x, n, epilogue, alpha, beta)
+static_assert(static_cast<int>(Epilogue::kGeluTanh) == OAR_EPILOGUE_GELU_TANH &&
+              static_cast<int>(Epilogue::kHardSwish) == OAR_EPILOGUE_HARD_SWISH &&
+              static_cast<int>(PoolOp::kAverage) == OAR_POOL_AVERAGE);
+
 #define OAR_SAME_FAMILY(ours, theirs) static_assert(static_cast<int>(KernelFamily::ours) == theirs)
 OAR_SAME_FAMILY(kMatmul, OAR_FAMILY_MATMUL);
 OAR_SAME_FAMILY(kGroupedMatmul, OAR_FAMILY_GROUPED_MATMUL);
@@ -125,6 +151,11 @@ OAR_SAME_FAMILY(kBinary, OAR_FAMILY_BINARY);
 OAR_SAME_FAMILY(kEmbedding, OAR_FAMILY_EMBEDDING);
 OAR_SAME_FAMILY(kGatherRows, OAR_FAMILY_GATHER_ROWS);
 OAR_SAME_FAMILY(kHadamard, OAR_FAMILY_HADAMARD);
+OAR_SAME_FAMILY(kConv, OAR_FAMILY_CONV);
+OAR_SAME_FAMILY(kDepthwise, OAR_FAMILY_DEPTHWISE);
+OAR_SAME_FAMILY(kPool, OAR_FAMILY_POOL);
+OAR_SAME_FAMILY(kSoftmax, OAR_FAMILY_SOFTMAX);
+OAR_SAME_FAMILY(kActivate, OAR_FAMILY_ACTIVATE);
 
 }  // namespace
 }  // namespace oar

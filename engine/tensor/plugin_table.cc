@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <list>
 #include <mutex>
 #include <vector>
 
@@ -15,31 +16,22 @@
 namespace oar {
 namespace {
 
-// The plug-in's log outlives every engine, so what it writes to must live as long as the process.
-class PluginLog {
- public:
-  static PluginLog& instance() {
-    static auto* log = new PluginLog;
-    return *log;
+// Who hears plug-ins now, the latest last. A plug-in lives as long as the process, who listens need not.
+struct Listeners {
+  std::mutex mutex;
+  std::list<Logger> logs;
+  static Listeners& instance() {
+    static auto* listeners = new Listeners;
+    return *listeners;
   }
-  void set(const Logger& log) {
-    std::lock_guard lock(mutex_);
-    if (!log_.callback) log_ = log;
-  }
-  void write(LogLevel level, const char* text) {
-    std::lock_guard lock(mutex_);
-    log_(level, text);
-  }
-
- private:
-  std::mutex mutex_;
-  Logger log_;
 };
 
 void plugin_log(int level, const char* text) {
   static constexpr LogLevel kLevels[] = {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning,
                                          LogLevel::kError};
-  PluginLog::instance().write(kLevels[std::clamp(level, 0, 3)], text != nullptr ? text : "");
+  Listeners& all = Listeners::instance();
+  const std::lock_guard lock(all.mutex);
+  if (!all.logs.empty()) all.logs.back()(kLevels[std::clamp(level, 0, 3)], text != nullptr ? text : "");
 }
 
 const oar_plugin_host kHost = {sizeof(oar_plugin_host), OAR_PLUGIN_MAJOR, OAR_PLUGIN_MINOR, plugin_log};
@@ -155,8 +147,19 @@ Result<oar_plugin> check_plugin(const oar_plugin* table, const std::string& sour
   return t;
 }
 
+std::shared_ptr<const void> hear_plugins(const Logger& log) {
+  if (!log.callback) return nullptr;
+  Listeners& all = Listeners::instance();
+  const std::lock_guard lock(all.mutex);
+  const auto place = all.logs.insert(all.logs.end(), log);
+  return std::shared_ptr<const void>(&*place, [&all, place](const void*) {
+    const std::lock_guard removing(all.mutex);
+    all.logs.erase(place);
+  });
+}
+
 Result<oar_plugin> load_plugin(const std::string& name, const Logger& log) {
-  PluginLog::instance().set(log);
+  const auto hearing = hear_plugins(log);
   void* library = nullptr;
   std::string source = name, errors;
   if (name.find('/') != std::string::npos) {

@@ -27,7 +27,11 @@ Result<oar_plugin> check_plugin(const oar_plugin* table, const std::string& sour
 // Loads by path (anything with a slash) or by name: liboar_NAME.so beside the running program, in ../lib/oar
 // of it, or where the dynamic linker looks. NOT_FOUND or INVALID_ARGUMENT with the linker's or the
 // handshake's words. A plug-in stays loaded until the process ends: threads and drivers of its own may
-// outlive its devices. Its log goes to the first `log` that is not empty of any load in this process.
+// outlive its devices. What it says while it is loaded goes to `log`.
 Result<oar_plugin> load_plugin(const std::string& name, const Logger& log);
+
+// As long as the result lives, what plug-ins log goes to `log`, unless somebody asked later and still
+// listens. A plug-in does not say for whom it speaks, and may speak when nobody listens.
+std::shared_ptr<const void> hear_plugins(const Logger& log);
 
 }  // namespace oar

@@ -265,6 +265,10 @@ TEST_CASE("encoder: every wrong argument has its message") {
   };
   oar_encoder made = 1;
   CHECK(refused(oar_encoder_load(nullptr, 1, &made), "path"));
+  oar_predictor_options o;
+  REQUIRE(oar_predictor_options_init(&o, sizeof o) == OAR_OK);
+  o.params = "x";
+  CHECK(refused(oar_encoder_open("x", &o, &made), "params"));
   CHECK(made == 0);
   CHECK(refused(oar_encoder_load("x", 1, nullptr), "encoder"));
   CHECK(refused(oar_encoder_load("x", -1, &made), "threads"));

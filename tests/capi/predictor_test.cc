@@ -111,6 +111,13 @@ TEST_CASE("predictor: options") {
   }
   REQUIRE(oar_predictor_open(path.c_str(), nullptr, &p) == OAR_OK);
   CHECK(oar_predictor_close(p) == OAR_OK);
+  o.device = "cpu";
+  REQUIRE(oar_predictor_open(path.c_str(), &o, &p) == OAR_OK);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+  o.device = "nowhere";
+  CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_NOT_FOUND);
+  CHECK(std::string(oar_last_error_param()) == "device");
+  o.device = nullptr;
   o.precision = "int7";
   CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
   CHECK(std::string(oar_last_error()).find("f32, bf16 or int8") != std::string::npos);

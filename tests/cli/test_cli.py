@@ -258,6 +258,24 @@ class Inspect(Base):
             self.refused(1, "convert", model, "-o", folder + "/no/such/x.onnx", says=["cannot create"])
             self.refused(2, "convert", model, says=["--output"])
 
+    def test_infer_on_a_device(self):
+        """The loopback device, a plug-in beside the program: the processor's reference kernels behind a fence."""
+        sys.path.insert(0, str(SOURCE / "tests/support"))
+        from tiny_onnx import write_npy, write_product
+        with tempfile.TemporaryDirectory() as folder:
+            model = folder + "/product.onnx"
+            write_product(model)
+            write_npy(folder + "/x.npy", [[0.1 * k - 0.03 * r * r for k in range(16)] for r in range(5)])
+            infer = ("infer", model, "--reference", "--input", f"x={folder}/x.npy")
+            self.ok(*infer, "--output", folder + "/cpu")
+            told = self.ok(*infer, "--output", folder + "/device", "--device", "loopback", "--profile").stdout
+            self.assertIn("loopback.conv.f32", told)
+            self.assertEqual(pathlib.Path(folder, "cpu/y.npy").read_bytes(), pathlib.Path(folder, "device/y.npy").read_bytes())
+            told = self.ok(*infer, "--device", "loopback", "--profile", env={"OAR_LOOPBACK": "missing=conv"}).stdout
+            self.assertNotIn("loopback.", told)
+            self.refused(1, *infer, "--device", "nowhere", says=["nowhere"])
+            self.refused(1, *infer, "--device", "loopback", "--precision", "int8", says=["precision", "loopback"])
+
     def test_calibrate(self):
         sys.path.insert(0, str(SOURCE / "tests/support"))
         from tiny_onnx import write_npy, write_onnx, write_product

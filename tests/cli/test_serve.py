@@ -18,7 +18,7 @@ import urllib.request
 from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
 
 sys.path.insert(0, str(SOURCE / "tests/support"))
-from tiny_onnx import write_onnx  # noqa: E402
+from tiny_onnx import write_onnx, write_product  # noqa: E402
 
 
 @unittest.skipUnless(has_server(), "built without the server")
@@ -82,6 +82,31 @@ class Serve(Base):
                 pass
             with Server("--max-batch", "4", "--threads", "1", "--max-waiting", "7", "--reference", model=ordinary):
                 pass
+
+    def test_a_device_that_dies_under_one_model_leaves_the_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, write in (("product", write_product), ("add", write_onnx)):
+                os.makedirs(f"{folder}/{name}/1")
+                write(f"{folder}/{name}/1/model.onnx")
+
+            def ask(server, name, **inputs):
+                body = {"inputs": [{"name": key, "shape": [1, len(v)], "datatype": "FP32", "data": v} for key, v in inputs.items()]}
+                request = urllib.request.Request(f"http://127.0.0.1:{server.http}/v2/models/{name}/infer",
+                                                 json.dumps(body).encode(), {"content-type": "application/json"})
+                try:
+                    return 200, json.load(urllib.request.urlopen(request, timeout=TIMEOUT))["outputs"][0]["data"]
+                except urllib.error.HTTPError as e:
+                    return e.code, json.load(e)["error"]
+
+            # The second launch fails, and `add` needs none.
+            with Server("--device", "loopback", model=folder, env={"OAR_LOOPBACK": "fail_launch=2"}) as server:
+                x = [1.0] * 16
+                self.assertEqual(ask(server, "product", x=x), (200, [7.5 - m for m in range(8)]))
+                for _ in range(2):
+                    code, error = ask(server, "product", x=x)
+                    self.assertEqual(code, 503)
+                    self.assertIn("loopback", str(error))
+                self.assertEqual(ask(server, "add", x=[1.0, 2.0], y=[3.0, 4.0]), (200, [4.0, 6.0]))
 
     def test_the_model_is_unloaded_and_loaded_again(self):
         with Server("--model-control", "explicit") as server:

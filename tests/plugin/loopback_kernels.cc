@@ -91,7 +91,26 @@ const std::vector<Family>& families() {
        sizeof(oar_hadamard_args),
        {AT(oar_hadamard_args, out), AT(oar_hadamard_args, x), AT(oar_hadamard_args, signs),
         AT(oar_hadamard_args, cores), AT(oar_hadamard_args, cores) + 8, AT(oar_hadamard_args, cores) + 16,
-        AT(oar_hadamard_args, cores) + 24}}};
+        AT(oar_hadamard_args, cores) + 24}},
+      {OAR_FAMILY_CONV,
+       "conv",
+       sizeof(oar_conv_args),
+       {AT(oar_conv_args, out), AT(oar_conv_args, x), AT(oar_conv_args, w), AT(oar_conv_args, bias),
+        AT(oar_conv_args, residual)}},
+      {OAR_FAMILY_DEPTHWISE,
+       "depthwise",
+       sizeof(oar_depthwise_args),
+       {AT(oar_depthwise_args, out), AT(oar_depthwise_args, x), AT(oar_depthwise_args, w),
+        AT(oar_depthwise_args, bias), AT(oar_depthwise_args, residual)}},
+      {OAR_FAMILY_POOL, "pool", sizeof(oar_pool_args), {AT(oar_pool_args, out), AT(oar_pool_args, x)}},
+      {OAR_FAMILY_SOFTMAX,
+       "softmax",
+       sizeof(oar_softmax_args),
+       {AT(oar_softmax_args, out), AT(oar_softmax_args, x), AT(oar_softmax_args, mask)}},
+      {OAR_FAMILY_ACTIVATE,
+       "activate",
+       sizeof(oar_activate_args),
+       {AT(oar_activate_args, out), AT(oar_activate_args, x)}}};
   return all;
 }
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 from oar._wire import OarError
 
@@ -18,7 +20,7 @@ class ModelOptions(ctypes.Structure):
                 ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
                 ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
                 ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
-                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32)]
+                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p)]
 
 
 class Sampling(ctypes.Structure):
@@ -50,7 +52,8 @@ class TensorInfo(ctypes.Structure):
 
 class PredictorOptions(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("precision", c_char_p), ("cache_dir", c_char_p),
-                ("params", c_char_p), ("disabled_passes", c_char_p)]
+                ("params", c_char_p), ("disabled_passes", c_char_p), ("device", c_char_p), ("log", c_void_p),
+                ("log_user", c_void_p)]
 
 
 class EmbedOptions(ctypes.Structure):
@@ -61,6 +64,13 @@ class EmbedOptions(ctypes.Structure):
 class EncoderInfo(ctypes.Structure):
     _fields_ = [("max_tokens", c_int64), ("dimensions", c_int64), ("vocab_size", c_int32), ("embeds", c_int32),
                 ("scores", c_int32), ("normalizes", c_int32)]
+
+
+@ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+def log_callback(level: int, message: bytes, _: Any) -> None:
+    """What the library says, to the logger "oar"; for calls that log on the caller's own thread."""
+    logging.getLogger("oar").log((logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[level],
+                                 message.decode(errors="replace"))
 
 
 HANDLE = c_uint64
@@ -100,6 +110,7 @@ _FUNCTIONS = {
     "oar_outputs_close": (c_int, [HANDLE]),
     "oar_embed_options_init": (c_int, [POINTER(EmbedOptions), c_size_t]),
     "oar_encoder_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),
+    "oar_encoder_open": (c_int, [c_char_p, POINTER(PredictorOptions), POINTER(HANDLE)]),
     "oar_encoder_close": (c_int, [HANDLE]),
     "oar_encoder_get_info": (c_int, [HANDLE, POINTER(EncoderInfo), c_size_t]),
     "oar_embed": (c_int, [HANDLE, POINTER(c_char_p), c_size_t, POINTER(EmbedOptions), POINTER(HANDLE)]),

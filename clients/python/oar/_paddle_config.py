@@ -65,7 +65,7 @@ class Config:
     def __init__(self, prog_file: Optional[str] = None, params_file: Optional[str] = None) -> None:
         self._prog, self._params = "", ""
         self._memory: Optional[tuple[bytes, bytes]] = None
-        self._threads, self._precision, self._cache_dir = 0, "f32", ""
+        self._threads, self._precision, self._cache_dir, self._device = 0, "f32", "", ""
         self._deleted: Set[str] = set()
         self._optimize, self._quiet, self._feed_fetch, self._by_name = True, False, False, True
         self._onednn, self._memory_optim = True, True
@@ -315,7 +315,14 @@ class Config:
 
     def enable_custom_device(self, device_type: str, device_id: int = 0,
                              precision: PrecisionType = PrecisionType.Float32) -> None:
-        self._not("enable_custom_device", _CPU)
+        """A plug-in's device: `device_type` is the NAME of a liboar_NAME.so, or its path."""
+        if precision != PrecisionType.Float32:
+            raise ValueError(f"config: a device computes in Float32, and precision is {precision}")
+        self._device = f"{device_type}:{device_id}"
+
+    def device(self) -> str:
+        """Oar's own: the plug-in's device that the model runs on; empty: the CPU."""
+        return self._device
 
     def enable_xpu(self, l3_size: int = 16 << 20, l3_locked: bool = False, conv_autotune: bool = False,
                    conv_autotune_file: str = "", transformer_encoder_precision: str = "int16",

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from oar._library import EmbedOptions, EncoderInfo, HANDLE, check, library
+from oar._library import EmbedOptions, EncoderInfo, HANDLE, PredictorOptions, check, library, log_callback
 from oar._outputs import Outputs
 
 _POOLING = {None: 0, "mean": 1, "first": 2, "cls": 2, "last": 3, "max": 4, "mean_sqrt": 5, "weighted_mean": 6}
@@ -20,9 +20,13 @@ class Encoder:
     A folder as Hugging Face and sentence-transformers write it. May be used by many threads at once.
     """
 
-    def __init__(self, path: str, *, threads: int = 0):
+    def __init__(self, path: str, *, threads: int = 0, device: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
-        check(self._lib.oar_encoder_load(path.encode(), threads, self._handle))
+        options = PredictorOptions()
+        check(self._lib.oar_predictor_options_init(options, ctypes.sizeof(options)))
+        options.threads, options.device = threads, device.encode() if device else None
+        options.log = ctypes.cast(log_callback, ctypes.c_void_p)
+        check(self._lib.oar_encoder_open(path.encode(), options, self._handle))
         info = EncoderInfo()
         check(self._lib.oar_encoder_get_info(self._handle, info, ctypes.sizeof(info)))
         self.max_tokens: int = info.max_tokens

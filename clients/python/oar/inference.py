@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oar import _library
-from oar._library import HANDLE, MAX_RANK, PredictorOptions, TensorInfo, check, library
+from oar._library import HANDLE, MAX_RANK, PredictorOptions, TensorInfo, check, library, log_callback
 from oar._outputs import TYPES, Outputs
 from oar._paddle_config import Config, PassBuilder, XpuConfig
 from oar._paddle_types import DATA_TYPES, DataType, PlaceType, PrecisionType, get_num_bytes_of_data_type
@@ -259,6 +259,8 @@ def create_predictor(config: Config) -> Predictor:
     options.threads = config.cpu_math_library_num_threads()
     options.precision = config.precision().encode()
     options.disabled_passes = config.disabled_passes().encode()
+    options.device = config.device().encode() or None
+    options.log = ctypes.cast(log_callback, ctypes.c_void_p)
     memory = config.model_bytes()
     if memory is not None:
         program, params = memory

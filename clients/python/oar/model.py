@@ -30,7 +30,8 @@ class Model:
 
     def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
                  max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False, cache_dir: Optional[str] = None,
-                 cache_bytes: int = 0, no_cache: bool = False, allow_special_in_text: bool = False):
+                 cache_bytes: int = 0, no_cache: bool = False, allow_special_in_text: bool = False,
+                 device: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -39,6 +40,7 @@ class Model:
         o.kv = kv.encode() if kv else None
         o.cache_dir, o.cache_bytes, o.no_cache = os.fsencode(cache_dir) if cache_dir else None, cache_bytes, int(no_cache)
         o.allow_special_in_text = int(allow_special_in_text)
+        o.device = device.encode() if device else None
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
     def close(self) -> None:

@@ -29,12 +29,12 @@ bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && 
 int64_t packed_floats(const Backend& backend, const Shape& shape, int64_t groups) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
   if (is_depthwise(M, per * groups, groups)) return taps * M;
-  return packed_filter_floats(M, groups, taps, per, filter_width(backend));
+  return packed_filter_floats(M, groups, taps, per, backend.filter_panel());
 }
 void pack(const Backend& backend, const float* w, const Shape& shape, int64_t groups, float* to) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
   if (!is_depthwise(M, per * groups, groups)) {
-    return pack_filters(to, w, M, groups, taps, per, per * taps, taps, 1, filter_width(backend));
+    return pack_filters(to, w, M, groups, taps, per, per * taps, taps, 1, backend.filter_panel());
   }
   for (int64_t m = 0; m < M; ++m) {
     for (int64_t t = 0; t < taps; ++t) to[t * M + m] = w[m * taps + t];
@@ -63,7 +63,7 @@ ConvArgs conv_args(const Backend& backend, const Conv& c, const PreparedConv& p,
   a.w = elements<float>(p.packed);
   a.window = kernel_window(c.w, c.N);
   a.C = a.ldx = c.C, a.M = a.ldo = c.M, a.groups = c.groups;
-  a.panel = filter_width(backend);
+  a.panel = backend.filter_panel();
   a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
   return a;
 }
@@ -192,7 +192,7 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
     const int64_t taps = extent(w.shape(), 2, 4);
     OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {w, M, taps, C, C * taps, 1, taps}));
   } else if (p->winograd) {
-    const int64_t width = filter_width(ctx.backend());
+    const int64_t width = ctx.backend().filter_panel();
     OAR_ASSIGN(p->packed,
                ctx.pack("winograd", {winograd_filter_floats(M, C, width)}, DType::kF32, [&](Tensor& t) {
                  const Tensor f32 = must(as_f32(w));
@@ -291,16 +291,35 @@ Status conv(EvalContext& ctx) {
 
 namespace {
 
-// f32 images whose channels lie together, with filters packed at load: one call. Everything else is
+// The filters of a device's kernels, which read them as they lie there: packed as the processor's are, in
+// panels of one. False where no kernel reads such weights.
+Result<bool> device_filters(LowerContext& ctx, const Conv& c, PreparedConv& p) {
+  const ValueInfo& w = ctx.operands[1];
+  p.depthwise = is_depthwise(c.M, c.C, c.groups);
+  const KernelFamily family = p.depthwise ? KernelFamily::kDepthwise : KernelFamily::kConv;
+  if (!is_f32(w) || !ctx.is_weight(1) || ctx.backend.find_kernel(family, w.format) == nullptr) return false;
+  OAR_ASSIGN(
+      const StoredWeight* stored,
+      ctx.weight(1, cat("filters of ", c.groups, " groups"), [&](const Tensor& t) -> Result<StoredWeight> {
+        OAR_ASSIGN(Tensor packed,
+                   Tensor::allocate({packed_floats(ctx.backend, t.shape(), c.groups)}, Format::f32()));
+        pack(ctx.backend, elements<float>(t), t.shape(), c.groups, mutable_elements<float>(packed));
+        return ctx.weights.place(packed, true);
+      }));
+  OAR_ASSIGN(p.packed, Tensor::make({static_cast<int64_t>(stored->buffer.size() / sizeof(float))},
+                                    Format::f32(), stored->buffer));
+  return true;
+}
+
+// f32 images whose results' channels lie together, with constant filters: one call. Everything else is
 // evaluated.
 Lowered lower_conv(LowerContext& ctx) {
   const auto* p = static_cast<const PreparedConv*>(ctx.prepared);
   const Attrs& attrs = ctx.node.attrs;
-  if (p == nullptr || p->narrow || !is_nhwc(attrs) || attrs.get_int("planar_input") != 0)
-    return not_lowered();
   const ValueInfo& x = ctx.operands[0];
-  if (!is_f32(x) || x.shape.rank() != 4) return not_lowered();
-  const auto conv = plan_conv(attrs, channels_first(x.shape), ctx.operands[1].shape);
+  if (!is_nhwc(attrs) || !is_f32(x) || x.shape.rank() != 4) return not_lowered();
+  const bool planar = attrs.get_int("planar_input") != 0;
+  const auto conv = plan_conv(attrs, planar ? x.shape : channels_first(x.shape), ctx.operands[1].shape);
   if (!conv.ok() || conv->C == 0 || conv->out.numel() == 0) return not_lowered();
   const Conv& c = *conv;
   const Shape shape = channels_last(c.out);
@@ -308,6 +327,12 @@ Lowered lower_conv(LowerContext& ctx) {
   if (bias && (!is_f32(ctx.operands[2]) || ctx.operands[2].shape.numel() != c.M)) return not_lowered();
   if (residual && (!is_f32(ctx.operands[3]) || !(ctx.operands[3].shape == shape))) return not_lowered();
   OAR_ASSIGN(const Activation act, activation_of(attrs));
+  PreparedConv own;
+  if (p == nullptr && ctx.backend.memory() == MemoryKind::kDevice) {
+    OAR_ASSIGN(const bool packed, device_filters(ctx, c, own));
+    if (packed) p = &own;
+  }
+  if (p == nullptr || p->narrow || (planar && (p->depthwise || !may_copy(c)))) return not_lowered();
   const auto fill = [](auto& a, const Operand* in, const Operand* out) {
     a.out = out[0].as<float>(), a.x = in[0].as<const float>();
     a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
@@ -315,14 +340,13 @@ Lowered lower_conv(LowerContext& ctx) {
   const double ns = cost_of(c, *p);
   const int over = residual ? 3 : -1;
   if (p->depthwise) {
-    const Kernel& kernel = f32_kernel(ctx.backend, KernelFamily::kDepthwise);
-    return lowered_call(ctx, kernel, depthwise_args(c, *p, act), shape, ns, over, fill);
+    return lowered_call(ctx, KernelFamily::kDepthwise, depthwise_args(c, *p, act), shape, ns, over, fill);
   }
-  const ConvArgs a = conv_args(ctx.backend, c, *p, act);
+  ConvArgs a = conv_args(ctx.backend, c, *p, act);
+  a.planar = planar;
   if (p->winograd && winograd_images(c, a.window) < c.N) return not_lowered();  // several calls
-  const Kernel& kernel =
-      p->winograd ? *winograd_kernel(ctx.backend) : f32_kernel(ctx.backend, KernelFamily::kConv);
-  return lowered_call(ctx, kernel, a, shape, ns, over, fill);
+  return lowered_call(ctx, p->winograd ? KernelFamily::kWinograd : KernelFamily::kConv, a, shape, ns, over,
+                      fill);
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ std::optional<PhaseFilters> phase_filters(const Backend& backend, const Attrs& a
                       s[s.rank() - 1],
                       plane ? strides[0] : 1,
                       strides.back(),
-                      filter_width(backend)};
+                      backend.filter_panel()};
 }
 
 // x (N, H, W, C) -> y (N, OH, OW, M). `v` has the roles of in and out exchanged. False where pads reach
@@ -173,7 +173,7 @@ Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
   }
   const int64_t C = w.shape()[0], M = w.shape()[1], KH = w.shape()[2], KW = w.shape()[3];
   auto p = std::make_shared<PreparedTranspose>();
-  p->row = packed_filter_floats(KW * M, 1, 1, C, filter_width(ctx.backend()));
+  p->row = packed_filter_floats(KW * M, 1, 1, C, ctx.backend().filter_panel());
   const auto fill = [&](Tensor& t) {
     std::vector<float> matrix(static_cast<size_t>(C * KW * M));  // (C, KW, M) of one window row
     for (int64_t i = 0; i < KH; ++i) {
@@ -183,7 +183,7 @@ Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
             matrix[static_cast<size_t>((c * KW + j) * M + m)] =
                 elements<float>(w)[((c * M + m) * KH + i) * KW + j];
       pack_filters(mutable_elements<float>(t) + i * p->row, matrix.data(), KW * M, 1, 1, C, 1, KW * M, 0,
-                   filter_width(ctx.backend()));
+                   ctx.backend().filter_panel());
     }
   };
   OAR_ASSIGN(p->packed, ctx.pack("w", {KH * p->row}, DType::kF32, fill));
@@ -204,7 +204,7 @@ Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* 
     a.bias = bias ? spread.data() : nullptr;
     a.window.N = N, a.window.H = a.window.OH = H, a.window.W = a.window.OW = W;
     a.C = a.ldx = C, a.M = a.ldo = KW * M, a.out_row = KH * W * KW * M;
-    a.panel = filter_width(ctx.backend());
+    a.panel = ctx.backend().filter_panel();
     a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
     OAR_RETURN_IF_ERROR(
         run_kernel(ctx, kernel, &a, 0.02 * static_cast<double>(N * H * W) * static_cast<double>(C * KW * M)));

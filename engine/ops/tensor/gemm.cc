@@ -43,7 +43,7 @@ Status packed_products(const EvalContext& ctx, const Products& p) {
     std::fill_n(p.out, count * p.M * p.N, 0.0f);
     return ok_status();
   }
-  const int64_t width = filter_width(ctx.backend()), floats = packed_filter_floats(p.N, 1, 1, p.K, width);
+  const int64_t width = ctx.backend().filter_panel(), floats = packed_filter_floats(p.N, 1, 1, p.K, width);
   const int64_t workers = ctx.backend().workers(), slices = std::min(count, workers * 4);
   const auto pack = [&](int64_t product, float* to, int64_t n0, int64_t n1) {  // columns [n0, n1)
     pack_filters(to + n0 * p.K, p.b + p.at_b[static_cast<size_t>(product)] + n0 * p.b_col, n1 - n0, 1, 1, p.K,

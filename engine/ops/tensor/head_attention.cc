@@ -457,7 +457,7 @@ Status by_kernels(EvalContext& ctx, Call& c) {
     const int64_t blocks = (c.S + kQueries - 1) / kQueries;
     const int64_t parts = few ? 1 : std::clamp<int64_t>((2 * workers + heads - 1) / heads, 1, blocks);
     const int64_t units = heads * parts, slices = std::min(units, workers * 4);
-    const int64_t floats = Blocks::scratch_floats(c, filter_width(ctx.backend()), few);
+    const int64_t floats = Blocks::scratch_floats(c, ctx.backend().filter_panel(), few);
     OAR_ASSIGN(const Shape scratch_shape, checked_shape(std::vector<int64_t>{slices, floats}));
     OAR_ASSIGN(Tensor scratch, ctx.allocate(scratch_shape, DType::kF32));
     const double cost = 0.05 * static_cast<double>(c.S * c.L) * static_cast<double>((c.D + c.DV) * group);

@@ -12,10 +12,6 @@ const Kernel& f32_kernel(const Backend& backend, KernelFamily family) {
   return *k;
 }
 
-int64_t filter_width(const Backend& backend) {
-  return panel_width(f32_kernel(backend, KernelFamily::kConv).isa);
-}
-
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
   const int workers = ctx.backend().workers();
   const bool alone = workers == 1 || nanoseconds <= EvalContext::kWorthPool;
@@ -133,7 +129,7 @@ ConvArgs product_args(const Backend& backend, const PackedProduct& p) {
   a.window.W = a.window.OW = p.rows;
   a.C = p.K, a.M = p.N;
   a.ldx = p.ldx != 0 ? p.ldx : p.K, a.ldo = p.ldo != 0 ? p.ldo : p.N;
-  a.panel = filter_width(backend);
+  a.panel = backend.filter_panel();
   a.epilogue = p.activation.kind, a.alpha = p.activation.alpha, a.beta = p.activation.beta;
   return a;
 }

@@ -244,7 +244,7 @@ Lowered lower_layer(LowerContext& ctx) {
   if constexpr (kRms) {
     RmsNormArgs a;
     a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
-    return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kRmsNorm), a, x.shape, ns, -1,
+    return lowered_call(ctx, KernelFamily::kRmsNorm, a, x.shape, ns, -1,
                         [](RmsNormArgs& n, const Operand* in, const Operand* out) {
                           n.out = out[0].as<float>(), n.x = in[0].as<const float>(),
                           n.w = in[1].as<const float>();
@@ -253,7 +253,7 @@ Lowered lower_layer(LowerContext& ctx) {
     if (ctx.given(2) && (!is_f32(ctx.operands[2]) || !(ctx.operands[2].shape == tail))) return not_lowered();
     LayerNormArgs a;
     a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
-    return lowered_call(ctx, f32_kernel(ctx.backend, KernelFamily::kLayerNorm), a, x.shape, ns, -1,
+    return lowered_call(ctx, KernelFamily::kLayerNorm, a, x.shape, ns, -1,
                         [](LayerNormArgs& n, const Operand* in, const Operand* out) {
                           n.out = out[0].as<float>(), n.x = in[0].as<const float>();
                           n.w = in[1].as<const float>(), n.b = in[2].as<const float>();

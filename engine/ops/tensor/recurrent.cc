@@ -85,7 +85,7 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   }
   auto p = std::make_shared<PreparedRecurrent>();
   p->D = D, p->H = H, p->I = I;
-  const int64_t N = D * G * H, width = filter_width(ctx.backend());
+  const int64_t N = D * G * H, width = ctx.backend().filter_panel();
   OAR_ASSIGN(p->w, ctx.pack("w", Shape{packed_filter_floats(N, 1, 1, I, width)}, DType::kF32, [&](Tensor& t) {
     pack_filters(mutable_elements<float>(t), elements<float>(*w), N, 1, 1, I, I, 1, 0, width);
   }));

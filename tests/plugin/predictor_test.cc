@@ -1,0 +1,258 @@
+// Ordinary models on the loopback device: the bits of the processor's reference kernels, whatever part of the
+// graph the device has kernels for.
+#include <random>
+#include <thread>
+
+#include "engine/runtime/text_encoder.h"
+#include "tests/import/onnx_predictor.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/plugin/loopback_device.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_encoder.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+
+PredictorOptions options_on(const std::string& device, Logger log = {}) {
+  PredictorOptions o;
+  o.threads = 2;
+  o.reference = true;
+  o.device = device;
+  o.log = std::move(log);
+  return o;
+}
+
+std::vector<float> random_values(int64_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> u(-1, 1);
+  std::vector<float> v(static_cast<size_t>(n));
+  for (float& x : v) x = u(random);
+  return v;
+}
+
+Datum random_input(const Shape& shape, uint32_t seed) {
+  return input(shape, random_values(shape.numel(), seed));
+}
+
+Proto weight(const std::string& name, const std::vector<int64_t>& dims, uint32_t seed) {
+  return tensor_proto(name, dims, random_values(Shape(std::span(dims)).numel(), seed));
+}
+
+// Extents that a model leaves open: one image of 32 x 96.
+std::vector<Datum> inputs_of(const Predictor& p, uint32_t seed) {
+  const int64_t open[] = {1, 3, 32, 96};
+  std::vector<Datum> in;
+  for (const IoSpec& spec : p.inputs()) {
+    std::vector<int64_t> dims;
+    for (size_t k = 0; k < spec.dims.size(); ++k)
+      dims.push_back(spec.dims[k].value > 0 ? spec.dims[k].value : open[std::min<size_t>(k, 3)]);
+    in.push_back(random_input(Shape(std::span<const int64_t>(dims)), seed));
+  }
+  return in;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.format() == b.format() &&
+         std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+// Runs both on the same inputs, three times: without a plan, with one, and once more in memory that was used.
+void check_same(const Predictor& device, const Predictor& cpu, const std::vector<Datum>& in) {
+  const auto expected = cpu.run(in);
+  REQUIRE_OK(expected);
+  for (int round = 0; round < 3; ++round) {
+    const auto got = device.run(in);
+    REQUIRE_OK(got);
+    REQUIRE(got->size() == expected->size());
+    for (size_t k = 0; k < got->size(); ++k) CHECK(same_bits((*got)[k].tensor, (*expected)[k].tensor));
+  }
+}
+
+// A stem, a residual block with a projection, pools and a classifier: what a ResNet is made of.
+std::string small_resnet() {
+  const auto conv = [](const std::string& x, const std::string& w, const std::string& y, int64_t k,
+                       int64_t stride) {
+    return node_proto("Conv", {x, w, w + "_b"}, {y},
+                      {ints_attr("kernel_shape", {k, k}), ints_attr("strides", {stride, stride}),
+                       ints_attr("pads", {k / 2, k / 2, k / 2, k / 2})});
+  };
+  return model_bytes(graph_proto(
+      {conv("x", "stem", "a", 3, 2), node_proto("Relu", {"a"}, {"b"}),
+       node_proto("MaxPool", {"b"}, {"c"},
+                  {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}),
+                   ints_attr("pads", {1, 1, 1, 1})}),
+       conv("c", "first", "d", 3, 2), node_proto("Relu", {"d"}, {"e"}), conv("e", "second", "f", 3, 1),
+       conv("c", "shortcut", "g", 1, 2), node_proto("Add", {"f", "g"}, {"h"}),
+       node_proto("Relu", {"h"}, {"i"}), node_proto("GlobalAveragePool", {"i"}, {"j"}),
+       node_proto("Flatten", {"j"}, {"k"}),
+       node_proto("Gemm", {"k", "fc", "fc_b"}, {"y"}, {int_attr("transB", 1)})},
+      {weight("stem", {8, 3, 3, 3}, 1), weight("stem_b", {8}, 2), weight("first", {16, 8, 3, 3}, 3),
+       weight("first_b", {16}, 4), weight("second", {16, 16, 3, 3}, 5), weight("second_b", {16}, 6),
+       weight("shortcut", {16, 8, 1, 1}, 7), weight("shortcut_b", {16}, 8), weight("fc", {10, 16}, 9),
+       weight("fc_b", {10}, 10)},
+      {value_proto("x", {-1, 3, 32, 40})}, {value_proto("y", {-1, 10})}));
+}
+
+// x' = relu(x w + b), `trips` times.
+std::string loop_of_layers(int64_t trips) {
+  const Proto body =
+      graph_proto({node_proto("MatMul", {"v", "w"}, {"p"}), node_proto("Add", {"p", "b"}, {"q"}),
+                   node_proto("Relu", {"q"}, {"v_out"}), node_proto("Identity", {"go"}, {"go_out"})},
+                  {weight("w", {6, 6}, 20), weight("b", {6}, 21)},
+                  {value_proto("i", {}, 7), value_proto("go", {}, 9), value_proto("v", {-1, 6})},
+                  {name_proto("go_out"), name_proto("v_out")});
+  return model_bytes(graph_proto({node_proto("Loop", {"n", "", "x"}, {"y"}, {graph_attr("body", body)})},
+                                 {ints_proto("n", {trips})}, {value_proto("x", {-1, 6})},
+                                 {value_proto("y", {-1, 6})}));
+}
+
+std::string lstm() {
+  return model_bytes(
+      graph_proto({node_proto("LSTM", {"x", "w", "r", "b"}, {"y", "h", ""}, {int_attr("hidden_size", 5)})},
+                  {weight("w", {1, 20, 4}, 30), weight("r", {1, 20, 5}, 31), weight("b", {1, 40}, 32)},
+                  {value_proto("x", {7, -1, 4})}, {name_proto("y"), name_proto("h")}));
+}
+
+}  // namespace
+
+TEST_CASE("predictor on a device: a residual network") {
+  const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
+  const int64_t launches = loopback_counter(loopback::kLaunches);
+  const auto device = open_test_model(small_resnet(), options_on("loopback"));
+  for (const int64_t batch : {1, 3}) check_same(*device, *cpu, {random_input({batch, 3, 32, 40}, 40)});
+  // Six runs of four convolutions, two pools and a layer.
+  CHECK(loopback_counter(loopback::kLaunches) - launches >= 6 * 7);
+}
+
+TEST_CASE("predictor on a device: detection, recognition and classification of text") {
+  for (const char* name : {"det", "det.onnx", "rec", "cls"}) {
+    INFO(name);
+    const std::string path = source_path(std::string("tests/data/ocr/") + name);
+    const auto cpu = Predictor::open(path, options_on("cpu")),
+               device = Predictor::open(path, options_on("loopback"));
+    REQUIRE_OK(cpu);
+    REQUIRE_OK(device);
+    check_same(**device, **cpu, inputs_of(**cpu, 41));
+  }
+}
+
+TEST_CASE("predictor on a device: recurrent layers and loops") {
+  const auto check = [](const std::string& bytes, const Shape& shape) {
+    const auto cpu = open_test_model(bytes, options_on("cpu")),
+               device = open_test_model(bytes, options_on("loopback"));
+    check_same(*device, *cpu, {random_input(shape, 42)});
+  };
+  check(lstm(), {7, 2, 4});
+  check(loop_of_layers(3), {2, 6});
+}
+
+TEST_CASE("predictor on a device: encoders") {
+  for (const char* name : {"bert", "xlm-roberta-classifier"}) {
+    INFO(name);
+    const std::string folder = write_tiny_encoder(name);
+    const auto cpu = load_text_encoder(folder, options_on("cpu")),
+               device = load_text_encoder(folder, options_on("loopback"));
+    REQUIRE_OK(cpu);
+    REQUIRE_OK(device);
+    const auto tokens = cpu->encoder->accept({7, 9, 11, 20}, 0);
+    REQUIRE_OK(tokens);
+    const auto in = cpu->encoder->inputs(*tokens);
+    REQUIRE_OK(in);
+    check_same(*device->predictor, *cpu->predictor, *in);
+  }
+}
+
+TEST_CASE("predictor on a device: what it lacks runs beside it, and is said once") {
+  const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
+  const Datum x = random_input({2, 3, 32, 40}, 43);
+  struct Case {
+    const char* config;
+    const char* named;  // in the warning
+  };
+  for (const Case& c :
+       {Case{"missing=pool", "max_pool"}, Case{"missing=conv", "max_pool"}, Case{"plain=1", ""}}) {
+    INFO(c.config);
+    LoopbackConfig config(c.config);
+    Warnings warnings;
+    const auto device = open_test_model(small_resnet(), options_on("loopback", warnings.logger()));
+    check_same(*device, *cpu, {x});
+    const auto lines = warnings.lines();
+    CHECK(lines.size() <= 1);
+    if (std::string(c.named) == "max_pool" && std::string(c.config) == "missing=pool") {
+      REQUIRE(lines.size() == 1);
+      CHECK(lines[0].find("max_pool") != std::string::npos);
+      CHECK(lines[0].find("KiB") != std::string::npos);
+    }
+  }
+  LoopbackConfig none("missing=conv+depthwise+pool+softmax+activate+layer_norm+rms_norm+unary+binary+matmul");
+  const auto device = open_test_model(small_resnet(), options_on("loopback"));
+  const int64_t launches = loopback_counter(loopback::kLaunches);
+  check_same(*device, *cpu, {x});
+  CHECK(loopback_counter(loopback::kLaunches) == launches);
+}
+
+TEST_CASE("predictor on a device: an error of the device stays, and others go on") {
+  const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
+  const Datum x = random_input({1, 3, 32, 40}, 44);
+  std::unique_ptr<Predictor> failing;
+  for (const char* how : {"fail_launch=4", "fail_later=4"}) {
+    INFO(how);
+    {
+      LoopbackConfig config(how);
+      failing = open_test_model(small_resnet(), options_on("loopback"));
+    }
+    const auto first = failing->run({x});
+    REQUIRE(!first.ok());
+    CHECK(first.status().code() == StatusCode::kUnavailable);
+    CHECK(std::string(first.status().message()).find("loopback") != std::string::npos);
+    CHECK(failing->run({x}).status().code() == StatusCode::kUnavailable);
+    const auto healthy = open_test_model(small_resnet(), options_on("loopback"));
+    check_same(*healthy, *cpu, {x});
+  }
+}
+
+TEST_CASE("predictor on a device: memory that is not there is an error, and nothing is lost") {
+  const auto alive = [] { return loopback_counter(loopback::kAllocations); };
+  const int64_t before = alive();
+  {
+    LoopbackConfig config("memory=40000");
+    const auto device = open_test_model(small_resnet(), options_on("loopback"));
+    const auto large = device->run({random_input({8, 3, 32, 40}, 45)});
+    REQUIRE(!large.ok());
+    CHECK(large.status().code() == StatusCode::kResourceExhausted);
+  }
+  CHECK(alive() == before);
+}
+
+TEST_CASE("predictor on a device: handles and threads share it") {
+  const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
+  const auto device = open_test_model(small_resnet(), options_on("loopback"));
+  std::vector<std::vector<Datum>> in;
+  std::vector<Tensor> expected;
+  for (uint32_t k = 0; k < 4; ++k) {
+    in.push_back({random_input({1 + k % 2, 3, 32, 40}, 50 + k)});
+    expected.push_back((*cpu->run(in.back()))[0].tensor);
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (size_t k = 0; k < in.size(); ++k) {
+    threads.emplace_back([&, k, handle = std::shared_ptr<Predictor>(device->clone())] {
+      for (int round = 0; round < 5; ++round) {
+        const auto out = handle->run(in[k]);
+        wrong += !out.ok() || !same_bits((*out)[0].tensor, expected[k]);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("predictor on a device: precision of the processor's kernels is refused by name") {
+  PredictorOptions o = options_on("loopback");
+  o.precision = Precision::kInt8;
+  const auto p = Predictor::create(import_test_model(small_resnet()), o);
+  REQUIRE(!p.ok());
+  CHECK(p.status().code() == StatusCode::kInvalidArgument);
+  CHECK(p.status().param() == "precision");
+}
