@@ -458,7 +458,8 @@ typedef struct oar_plugin {
   void (*close)(oar_plugin_device* device);
 
   /* `bytes` > 0 of device memory, 256-byte aligned, uninitialized. May wait for the device. OUT_OF_MEMORY is
-   * told to the user, with the bytes, and is no fault. Oar allocates at load, never per step. */
+   * told to the user, with the bytes, and is no fault. Oar allocates at load, and for an
+   * ordinary model's inputs of new sizes; never per step of a language model. */
   oar_plugin_status (*allocate)(oar_plugin_device* device, uint64_t bytes, void** memory);
   /* Gives it back. Work on it has been waited for. */
   void (*release)(oar_plugin_device* device, void* memory);

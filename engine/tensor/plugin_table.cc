@@ -177,9 +177,11 @@ Result<oar_plugin> load_plugin(const std::string& name, const Logger& log) {
     }
   }
   if (library == nullptr) {
-    return Status(StatusCode::kNotFound, cat("device '", name, "': ", errors,
-                                             "; it must be `cpu`, the path of a plug-in, or NAME for a "
-                                             "liboar_NAME.so beside the program"));
+    return Status(StatusCode::kNotFound,
+                  cat("device '", name, "': ", errors,
+                      "; it must be `cpu`, the path of a plug-in, or NAME for a "
+                      "liboar_NAME.so beside the program"),
+                  "device");
   }
   auto* entry = reinterpret_cast<oar_plugin_entry_fn>(dlsym(library, OAR_PLUGIN_ENTRY));
   if (entry == nullptr) {

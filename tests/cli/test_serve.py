@@ -65,7 +65,7 @@ class Serve(Base):
             ordinary = folder + "/add.onnx"
             write_onnx(ordinary)
             for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"], ["--memory", "1GiB"],
-                         ["--tune-seconds", "1"], ["--device", "cpu"], ["--deterministic"], ["--max-batch-tokens", "64"],
+                         ["--tune-seconds", "1"], ["--deterministic"], ["--max-batch-tokens", "64"],
                          ["--max-sequences", "2"], ["--no-prefix-cache"], ["--allow-special-in-text"]):
                 self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
             for flag in (["--max-batch", "4"], ["--preferred-batch", "2"], ["--max-queue-delay", "5"], ["--instances", "2"],
