@@ -179,6 +179,7 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   const size_t n = g.nodes().size();
   e->prepared_.resize(n);
   e->is_prepared_.resize(n);
+  e->recent_.resize(n);
   e->last_.resize(n);
   e->last_use_.resize(n);
   std::vector<uint8_t> kept(g.num_values(), 0);
@@ -266,7 +267,7 @@ Status Evaluator::prepare_nodes(Backend& backend, PackedWeights* weights, const 
 
 Result<const void*> Evaluator::prepared(size_t i) const {
   if (!beside_device()) return prepared_[i].get();
-  const std::lock_guard lock(preparing_);
+  const std::lock_guard lock(lazy_);
   const Node& node = graph_->nodes()[i];
   if (!is_prepared_[i] && node.op->prepare != nullptr) {
     std::vector<const Tensor*> constants;
@@ -281,18 +282,31 @@ Result<const void*> Evaluator::prepared(size_t i) const {
   return prepared_[i].get();
 }
 
-// Null: the op is evaluated. `on_host`: not on the device, whatever that has.
+// Its op is null where the node is evaluated. `on_host`: not on the device, whatever that has.
 Result<std::shared_ptr<const BoundCall>> Evaluator::bind(size_t i, std::span<const Datum* const> operands,
                                                          bool on_host) const {
   const Node& node = graph_->nodes()[i];
-  // Ops that language models have too are lowered there by the types of their graphs.
-  if (node.op->lower == nullptr || node.op->infer != nullptr) return std::shared_ptr<const BoundCall>();
   if (beside_device() && !on_host) {
     OAR_ASSIGN(auto call, bind_call(*graph_, node, operands, *device_weights_, nullptr));
     if (call->op != nullptr) return call;
   }
   OAR_ASSIGN(const void* const made, prepared(i));
   return bind_call(*graph_, node, operands, *weights_, made);
+}
+
+// Trips of a loop, and runs whose sizes were not kept, mostly meet the sizes of the one before.
+Result<std::shared_ptr<const BoundCall>> Evaluator::recent_or_bound(size_t i,
+                                                                    std::span<const Datum* const> operands,
+                                                                    bool on_host) const {
+  if (!on_host) {
+    const std::lock_guard lock(lazy_);
+    if (recent_[i] != nullptr && recent_[i]->fits(operands)) return recent_[i];
+  }
+  OAR_ASSIGN(auto call, bind(i, operands, on_host));
+  if (on_host) return call;
+  const std::lock_guard lock(lazy_);
+  ++bindings_;
+  return recent_[i] = std::move(call);
 }
 
 Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& options,
@@ -306,9 +320,12 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   for (ValueId v : node.inputs) operands.push_back(values.find(v));
   results.assign(node.outputs.size(), {});
   std::shared_ptr<const BoundCall> call;
-  if (options.calls != nullptr) call = (*options.calls)[i];
-  if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, bind(i, operands, on_host)); }
-  if (options.bound != nullptr) (*options.bound)[i] = call;
+  // Ops that language models have too are lowered there by the types of their graphs.
+  if (node.op->lower != nullptr && node.op->infer == nullptr) {
+    if (options.calls != nullptr) call = (*options.calls)[i];
+    if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, recent_or_bound(i, operands, on_host)); }
+    if (options.bound != nullptr) (*options.bound)[i] = call;
+  }
 
   const bool has_call = call != nullptr && call->op != nullptr, on_device = has_call && call->on_device();
   const char* const where = has_call ? call->op->where() : kEvaluated;
@@ -412,6 +429,18 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
     options.detours->downloaded += values.downloaded();
   }
   return out;
+}
+
+uint64_t Evaluator::bindings() const {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < graph_->nodes().size(); ++i) {
+    if (graph_->nodes()[i].subgraphs.empty()) continue;
+    for (const auto& sub :
+         *static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_[i].get()))
+      sum += sub->bindings();
+  }
+  const std::lock_guard lock(lazy_);
+  return sum + bindings_;
 }
 
 Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& options,

@@ -209,6 +209,8 @@ class Evaluator {
   // same of the device's memory.
   Result<BlockPlan> size(std::vector<Datum> inputs, const EvalOptions& options,
                          BlockPlan* device = nullptr) const;
+  // How often a node was bound to sizes, those of branches and loops included.
+  uint64_t bindings() const;
 
  private:
   Evaluator() = default;
@@ -220,6 +222,8 @@ class Evaluator {
   Result<const void*> prepared(size_t i) const;
   Result<std::shared_ptr<const BoundCall>> bind(size_t i, std::span<const Datum* const> operands,
                                                 bool on_host) const;
+  Result<std::shared_ptr<const BoundCall>> recent_or_bound(size_t i, std::span<const Datum* const> operands,
+                                                           bool on_host) const;
   // What one node reads and writes, kept from node to node.
   struct NodeValues {
     std::vector<const Datum*> operands;
@@ -234,9 +238,11 @@ class Evaluator {
   std::unique_ptr<WeightStore> weights_;         // for kernels of the processor
   std::unique_ptr<WeightStore> device_weights_;  // of the device; null: the processor is alone
   std::vector<ValueId> spent_;
-  mutable std::mutex preparing_;
-  mutable std::vector<Prepared> prepared_;      // by node
-  mutable std::vector<uint8_t> is_prepared_;    // by node
+  mutable std::mutex lazy_;  // guards what is made when it is met: the rest but last_ and last_use_
+  mutable std::vector<Prepared> prepared_;    // by node
+  mutable std::vector<uint8_t> is_prepared_;  // by node
+  mutable BoundCalls recent_;                 // the calls bound last
+  mutable uint64_t bindings_ = 0;
   std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand
 };

@@ -74,6 +74,23 @@ std::vector<Pass> language_model_passes(const RotationOptions& rotation) {
   return all;
 }
 
+namespace {
+
+// Replaces branches and loop bodies, which may be shared with other graphs, by copies that may be rewritten.
+// `owned` receives those of all depths.
+void own_subgraphs(Graph& graph, std::vector<std::shared_ptr<Graph>>& owned) {
+  for (Node& node : graph.nodes()) {
+    for (std::shared_ptr<const Graph>& sub : node.subgraphs) {
+      auto own = std::make_shared<Graph>(*sub);
+      own_subgraphs(*own, owned);
+      owned.push_back(own);
+      sub = std::move(own);
+    }
+  }
+}
+
+}  // namespace
+
 Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,
                                            const PassOptions& options) {
   for (const std::string& name : options.disabled) {
@@ -83,16 +100,28 @@ Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> p
       return invalid_argument(cat("there is no pass '", name, "' to switch off; the passes are ", names));
     }
   }
+  std::vector<std::shared_ptr<Graph>> inner;
+  own_subgraphs(graph, inner);
+  std::vector<Graph*> graphs{&graph};
+  for (const auto& g : inner) graphs.push_back(g.get());
+  const auto count_nodes = [&] {
+    size_t n = 0;
+    for (const Graph* g : graphs) n += g->nodes().size();
+    return n;
+  };
   std::vector<PassReport> reports;
   for (const Pass& pass : passes) {
-    PassReport r{pass.name, 0, graph.nodes().size(), 0, options.disabled.count(pass.name) > 0};
-    if (!r.disabled) {
-      if (options.observer) options.observer(pass, graph, false);
-      OAR_ASSIGN(r.rewrites, pass.run(graph));
-      if (options.observer) options.observer(pass, graph, true);
-      if (options.explain && pass.explain) r.refusals = pass.explain(graph);
+    PassReport r{pass.name, 0, count_nodes(), 0, options.disabled.count(pass.name) > 0};
+    for (Graph* g : graphs) {
+      if (r.disabled) break;
+      if (options.observer) options.observer(pass, *g, false);
+      OAR_ASSIGN(const int rewrites, pass.run(*g));
+      r.rewrites += rewrites;
+      if (options.observer) options.observer(pass, *g, true);
+      if (!options.explain || !pass.explain) continue;
+      for (Refusal& refusal : pass.explain(*g)) r.refusals.push_back(std::move(refusal));
     }
-    r.nodes_after = graph.nodes().size();
+    r.nodes_after = count_nodes();
     reports.push_back(std::move(r));
   }
   return reports;

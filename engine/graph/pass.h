@@ -48,7 +48,7 @@ std::vector<Pass> language_model_passes(const RotationOptions& rotation);
 struct PassReport {
   std::string name;
   int rewrites = 0;
-  size_t nodes_before = 0, nodes_after = 0;
+  size_t nodes_before = 0, nodes_after = 0;  // of all graphs
   bool disabled = false;
   std::vector<Refusal> refusals;  // where PassOptions::explain asked for them
 };
@@ -56,11 +56,12 @@ struct PassReport {
 struct PassOptions {
   std::set<std::string> disabled;
   bool explain = false;
-  // Called around each pass that runs; the graph may be printed.
+  // Called around each pass that runs, for each graph; it may be printed.
   std::function<void(const Pass&, const Graph& graph, bool after)> observer;
 };
 
-// Runs the passes in order. An unknown name in `disabled` is an error that lists the names.
+// Runs the passes in order, each over the graph and over its branches and loop bodies. An unknown name in
+// `disabled` is an error that lists the names.
 Result<std::vector<PassReport>> run_passes(Graph& graph, std::span<const Pass> passes,
                                            const PassOptions& options);
 
