@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/capi/call.h"
+#include "engine/capi/dtype.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/outputs.h"
 #include "engine/capi/predictor_options.h"
@@ -16,18 +17,6 @@ class PredictorObject {
 };
 
 namespace {
-
-constexpr std::pair<oar_dtype, DType> kTypes[] = {
-    {OAR_F32, DType::kF32},   {OAR_F64, DType::kF64}, {OAR_F16, DType::kF16}, {OAR_BF16, DType::kBF16},
-    {OAR_BOOL, DType::kBool}, {OAR_I8, DType::kI8},   {OAR_U8, DType::kU8},   {OAR_I16, DType::kI16},
-    {OAR_U16, DType::kU16},   {OAR_I32, DType::kI32}, {OAR_U32, DType::kU32}, {OAR_I64, DType::kI64},
-    {OAR_U64, DType::kU64}};
-
-oar_dtype to_c(DType dtype) {
-  for (const auto& [c, d] : kTypes)
-    if (d == dtype) return c;
-  return OAR_DTYPE_NONE;
-}
 
 Result<Shape> shape_of(const oar_tensor& t, const std::string& name) {
   if (t.rank < 0 || t.rank > OAR_MAX_RANK)
@@ -74,13 +63,12 @@ Result<std::vector<oar_tensor>> in_order(const std::vector<IoSpec>& specs, const
 
 // A view of the caller's memory.
 Result<Tensor> view(const oar_tensor& t, const std::string& name) {
-  const auto type =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& e) { return e.first == t.dtype; });
-  if (type == std::end(kTypes))
+  const auto type = from_c(t.dtype);
+  if (!type)
     return invalid_argument(cat("input ", name, ": dtype ", static_cast<int>(t.dtype), " is no oar_dtype"),
                             "dtype");
   OAR_ASSIGN(const Shape shape, shape_of(t, name));
-  const Format format = Format::of(type->second);
+  const Format format = Format::of(*type);
   OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, format));
   if (t.bytes != static_cast<uint64_t>(bytes))
     return invalid_argument(cat("input ", name, ": bytes is ", t.bytes, " but dtype and shape make ", bytes),

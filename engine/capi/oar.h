@@ -501,6 +501,49 @@ OAR_API oar_status oar_embed(oar_encoder encoder, const char* const* texts, size
 OAR_API oar_status oar_score(oar_encoder encoder, const char* query, const char* const* documents,
                              size_t count, oar_outputs* scores);
 
+/* ---- ops of your own
+ * --------------------------------------------------------------------------------------- A model file may
+ * hold ops that Oar does not have: register them before the model is loaded. They run on the CPU, beside a
+ * device on copies of their operands. */
+
+/* One node, while a function of its op is called. */
+typedef struct oar_op_call oar_op_call;
+
+/* Attributes of the node. NOT_FOUND where it has none of that name, INVALID_ARGUMENT where it is of another
+ * type. Strings and lists live as long as the call. */
+OAR_API oar_status oar_op_int(const oar_op_call* call, const char* name, int64_t* value);
+OAR_API oar_status oar_op_float(const oar_op_call* call, const char* name, double* value);
+OAR_API oar_status oar_op_string(const oar_op_call* call, const char* name, const char** value);
+OAR_API oar_status oar_op_ints(const oar_op_call* call, const char* name, const int64_t** values,
+                               size_t* count);
+OAR_API oar_status oar_op_floats(const oar_op_call* call, const char* name, const double** values,
+                                 size_t* count);
+/* Keeps the words for whoever runs the model, and returns INVALID_ARGUMENT: `return oar_op_fail(call,
+ * "...")`.
+ */
+OAR_API oar_status oar_op_fail(oar_op_call* call, const char* message);
+
+/* Anything but OAR_OK ends the run with that status. An operand that the node leaves out has dtype
+ * OAR_DTYPE_NONE. Any thread, several at once. No function may run or load a model. */
+typedef oar_status (*oar_op_function)(oar_op_call* call, const oar_tensor* inputs, size_t num_inputs,
+                                      oar_tensor* outputs, size_t num_outputs, void* user);
+
+/* Fill with oar_op_init(). */
+typedef struct oar_op {
+  uint32_t struct_size;    /* sizeof(oar_op), set by the init function */
+  int32_t reserved;        /* 0 */
+  const char* name;        /* the op's type in the file */
+  const char* domain;      /* ONNX: as the file has it; NULL or "": ai.onnx. Paddle's ops: "paddle" */
+  oar_op_function shape;   /* sets dtype, rank and shape of each output; every `data` is NULL */
+  oar_op_function compute; /* writes the outputs' `data`, which are aligned to 64 bytes */
+  void* user;              /* handed to both; must live as long as the process */
+} oar_op;
+
+OAR_API oar_status oar_op_init(oar_op* op, size_t size);
+/* For models loaded from now on in this process, instead of an op of that name that Oar has. ALREADY_EXISTS
+ * for the same name and domain twice; there is no way back. */
+OAR_API oar_status oar_register_op(const oar_op* op);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -81,7 +81,8 @@ struct OpDef {
   bool weight_expressions = false;
 };
 
-// Declared here, defined in engine/ops/registry.cc from its CMake list. Null when unknown.
+// Declared here, defined in engine/ops/registry.cc from its CMake list and of what was registered
+// (engine/ops/custom.h). Null when unknown.
 const OpDef* find_op(std::string_view name);
 std::span<const OpDef* const> all_ops();
 

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "engine/import/onnx_node.h"
+#include "engine/ops/custom.h"
 
 namespace oar {
 namespace onnx {
@@ -152,6 +153,13 @@ Attrs OnnxNode::get_all(std::string_view spec) {
   }
   return attrs;
 }
+Attrs OnnxNode::get_all() {
+  Attrs attrs;
+  for (const AttrMsg& a : msg_.attrs) {
+    if (auto v = get_any(a.name)) attrs.set(a.name, std::move(*v));
+  }
+  return attrs;
+}
 TensorSource& OnnxNode::tensors() { return importer_.source(); }
 std::string_view OnnxNode::unread() const {
   for (const AttrMsg& a : msg_.attrs) {
@@ -240,12 +248,14 @@ Status GraphImporter::node(const NodeMsg& n, Scope& scope, const std::vector<Ops
         cat("opset ", opset, " of ai.onnx; supported are ", kOnnxOldest, " to ", kOnnxNewest));
   }
   bool newer = false;
-  const OnnxOp* op = standard ? find_onnx_op(n.op, opset, &newer)
+  const OpDef* const own = find_custom_op(standard ? "" : n.domain, n.op);
+  const OnnxOp* op = own != nullptr ? nullptr
+                     : standard     ? find_onnx_op(n.op, opset, &newer)
                      : n.domain == "com.microsoft" || n.domain == "ai.onnx.preview" ? find_contrib_op(n.op)
                                                                                     : nullptr;
   // onnxruntime's optimizer writes this one as if it were ONNX's.
-  if (!op && standard && n.op == "SimplifiedLayerNormalization") op = find_contrib_op(n.op);
-  if (!op) {
+  if (!op && !own && standard && n.op == "SimplifiedLayerNormalization") op = find_contrib_op(n.op);
+  if (!op && !own) {
     return unimplemented(
         newer ? cat("ai.onnx opset ", opset, " has no op ", n.op, "; later ones have")
               : cat("op ", n.op, " of domain '", standard ? "ai.onnx" : n.domain, "' is not supported"));
@@ -258,7 +268,9 @@ Status GraphImporter::node(const NodeMsg& n, Scope& scope, const std::vector<Ops
                                  ? (n.outputs.empty() ? std::string(n.op) : std::string(n.outputs[0]))
                                  : std::string(n.name));
   OnnxNode context(n, std::move(inputs), opset, scope.writer, *this, function_attrs);
-  if (op->import) {
+  if (own) {
+    context.outs(scope.writer.ops(own->name, context.ins(), n.outputs.size(), context.get_all()));
+  } else if (op->import) {
     op->import(context);
   } else {
     Attrs attrs = context.get_all(op->attrs ? op->attrs : "");

@@ -51,6 +51,8 @@ class OnnxNode {
   Result<Subgraph> get_graph(std::string_view name);
   // Those of `spec` (OnnxOp::attrs) that are there, as ours; fails where one has another type.
   Attrs get_all(std::string_view spec);
+  // All that there are; fails where one is no number, string or list of these.
+  Attrs get_all();
   const AttrMsg* find(std::string_view name);  // marks it as read
 
   TensorSource& tensors();

@@ -7,6 +7,7 @@
 
 #include "engine/import/paddle_node.h"
 #include "engine/loader/byte_reader.h"
+#include "engine/ops/custom.h"
 
 namespace oar {
 namespace paddle {
@@ -59,6 +60,42 @@ Tensor filled(const std::vector<int64_t>& dims, DType dtype, std::span<const dou
   return t;
 }
 
+// ---- ops of whoever embeds Oar
+
+namespace {
+
+// All operands and results in their order, lists one after the other, and all attributes.
+void import_custom(Node& n, const OpDef& def) {
+  std::vector<Val> inputs;
+  for (size_t i = 0; i < n.num_inputs(); ++i) {
+    const std::vector<Val> given = n.list(i);
+    if (given.empty()) inputs.push_back({});
+    inputs.insert(inputs.end(), given.begin(), given.end());
+  }
+  Attrs attrs;
+  for (const Attr& a : n.op().attrs) {
+    n.ignore(a.name);
+    std::visit(
+        [&](const auto& v) {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (std::is_same_v<T, bool>) attrs.set(a.name, int64_t{v});
+          else if constexpr (!std::is_same_v<T, std::monostate>) attrs.set(a.name, v);
+        },
+        a.data);
+  }
+  size_t results = 0, next = 0;
+  for (const Slot& s : n.op().outputs) results += s.values.size();
+  const std::vector<Val> made = n.w().ops(def.name, std::move(inputs), results, std::move(attrs));
+  for (size_t i = 0; i < n.num_outputs(); ++i) {
+    const size_t count = n.op().outputs[i].values.size();
+    n.out_list(
+        i, {made.begin() + static_cast<int64_t>(next), made.begin() + static_cast<int64_t>(next + count)});
+    next += count;
+  }
+}
+
+}  // namespace
+
 // ---- Scope
 
 std::vector<Val> Scope::lookup(ValueIndex v) {
@@ -83,7 +120,8 @@ Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
   for (const Op& raw : block.ops) {
     Op renamed;
     const Op* op = &raw;
-    if (program_.kind == Program::Kind::kLegacy) {
+    const OpDef* const own = find_custom_op("paddle", strip(raw.type));
+    if (program_.kind == Program::Kind::kLegacy && own == nullptr) {
       OAR_ASSIGN(renamed, from_legacy(program_, raw));
       op = &renamed;
     }
@@ -96,11 +134,11 @@ Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
       return ok_status();
     }
     const OpEntry* entry = find_entry(strip(op->type));
-    if (!entry) { return unimplemented(cat(program_.where(raw), ": this op is not supported")); }
+    if (!entry && !own) { return unimplemented(cat(program_.where(raw), ": this op is not supported")); }
     for (const Slot& s : op->inputs) {
       for (ValueIndex v : s.values) {
         if (lookup(v).empty() && program_.values[v].type.kind == ValueType::Kind::kTensor &&
-            entry->import != nullptr && raw.blocks.empty() && raw.type != "select_input") {
+            (own || entry->import != nullptr) && raw.blocks.empty() && raw.type != "select_input") {
           return data_loss(cat(program_.where(raw), ": ", show_name(program_.values[v].name),
                                " is used before it is computed"));
         }
@@ -110,7 +148,8 @@ Status Scope::run(const Block& block, std::vector<ValueIndex>* yielded) {
     writer_.set_node_name(op->outputs.empty() || op->outputs[0].values.empty()
                               ? op->type
                               : program_.values[op->outputs[0].values[0]].name);
-    entry->import(node);
+    if (own) import_custom(node, *own);
+    else entry->import(node);
     if (writer_.status().ok()) writer_.fail(node.all_read());
     if (!writer_.status().ok()) {
       const Status& s = writer_.status();

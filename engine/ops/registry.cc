@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "engine/graph/op.h"
+#include "engine/ops/custom.h"
 
 namespace oar {
 
@@ -23,7 +24,7 @@ const OpDef* find_op(std::string_view name) {
   for (const OpDef* op : all_ops()) {
     if (name == op->name) return op;
   }
-  return nullptr;
+  return find_custom_op(name);
 }
 
 }  // namespace oar

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "engine/import/paddle.h"
+#include "engine/ops/custom.h"
 #include "tests/import/paddle_builders.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
@@ -261,4 +262,36 @@ TEST_CASE("a program and its parameters by any names, and from memory") {
   const auto cut =
       import_model_bytes(buffer_of(bytes), buffer_of(records.substr(0, 9)), "the caller's model");
   CHECK_THAT(cut.status().message(), oar_test::Contains("the caller's model: params"));
+}
+
+TEST_CASE("Paddle: an op of the embedding program, with its operands and attributes in the file's order") {
+  const auto program = [](const std::string& mode) {
+    return pd::block(
+               0, -1,
+               pd::holder("feed", 9) + pd::holder("fetch", 10) + pd::var("x", {-1, 1, 1, 3}) +
+                   pd::var("w", {1, 1, 1, 1}, true) + pd::var("y", {-1, 1, 1, 3}) + pd::feed("x", 0) +
+                   pd::op("my_scale", pd::slot(1, "X", {"x"}) + pd::slot(1, "W", {"w"}) +
+                                          pd::slot(2, "Out", {"y"}) + pd::attr("add", 0, pd::num(3, 5)) +
+                                          pd::attr("mode", 2, pd::msg(5, mode))) +
+                   pd::fetch("y", 0)) +
+           pd::version(2004000);
+  };
+  CHECK(import(program("plain"), kTwo).status().code() == StatusCode::kUnimplemented);
+  CustomOp op;
+  op.name = "my_scale", op.domain = "paddle";
+  op.shape = [](const Attrs&, std::span<const ValueInfo> in, std::span<ValueInfo> out) -> Status {
+    if (in.size() != 2 || out.size() != 1) return internal_error("two operands, one result");
+    out[0] = in[0];
+    return ok_status();
+  };
+  op.compute = [](const Attrs& attrs, std::span<const Tensor> in, std::span<Tensor> out) -> Status {
+    if (attrs.get_string("mode") != "plain") return invalid_argument("mode must be plain");
+    const auto x = in[0].values<float>();
+    for (size_t k = 0; k < x.size(); ++k)
+      mutable_elements<float>(out[0])[k] =
+          x[k] * in[1].values<float>()[0] + static_cast<float>(attrs.get_int("add"));
+    return ok_status();
+  };
+  REQUIRE_OK(register_custom_op(std::move(op)));
+  CHECK(run(program("plain"), kTwo, {1, -2, 3}) == std::vector<float>{7, 1, 11});
 }
