@@ -48,7 +48,8 @@ struct ImportedModel {
   std::string format;    // "onnx", "paddle", "paddle.pir"
   std::string producer;  // as the file says
   std::vector<std::pair<std::string, std::string>> metadata;
-  std::vector<std::string> files;  // that were read: the model's own and those with its weights
+  std::vector<std::string> files;     // that were read: the model's own and those with its weights
+  std::vector<std::string> warnings;  // what is right but costs more than the file suggests, for people
 };
 
 struct ImportOptions {

@@ -35,6 +35,7 @@ class GraphImporter {
 
   Result<ImportedModel> run();
   TensorSource& source() { return source_; }
+  void widened(uint64_t stored, uint64_t held) { ++widened_, stored_ += stored, held_ += held; }
   Result<Subgraph> subgraph(const GraphMsg& g, const std::vector<AttrMsg>* function_attrs);
 
  private:
@@ -58,6 +59,8 @@ class GraphImporter {
   const std::vector<OpsetMsg>* opsets_ = nullptr;  // in force there
   int64_t budget_ = kMaxNodes;
   int depth_ = 0;
+  int64_t widened_ = 0;  // layers of few bits that become f32, their bytes before and after
+  uint64_t stored_ = 0, held_ = 0;
 };
 
 OnnxNode::OnnxNode(const NodeMsg& msg, std::vector<Val> inputs, int64_t opset, OpWriter& writer,
@@ -69,6 +72,8 @@ OnnxNode::OnnxNode(const NodeMsg& msg, std::vector<Val> inputs, int64_t opset, O
       writer_(writer),
       importer_(importer),
       function_attrs_(function_attrs) {}
+
+void OnnxNode::widened(uint64_t stored, uint64_t held) { importer_.widened(stored, held); }
 
 const AttrMsg* OnnxNode::find(std::string_view name) {
   for (const AttrMsg& a : msg_.attrs) {
@@ -412,6 +417,12 @@ Result<ImportedModel> GraphImporter::run() {
     if (!value) return invalid_argument(cat("output '", v.name, "' is computed by no node"));
     out.graph->add_output(std::string(v.name), value.id);
     out.outputs.push_back(spec_of(v));
+  }
+  if (widened_ > 0) {
+    out.warnings.push_back(cat(
+        widened_, " MatMulNBits layers compute in f32 and take ", held_ >> 20, " MiB of memory instead of ",
+        stored_ >> 20, ": 8-bit activations are not allowed (accuracy_level is not 4), or no kernel has ",
+        "their blocks (block_size 16, a K that is no multiple, 8 bits with zero points)"));
   }
   return out;
 }

@@ -57,6 +57,8 @@ class OnnxNode {
 
   TensorSource& tensors();
   void fail(Status s) { writer_.fail(std::move(s)); }
+  // Weights that the file holds in `stored` bytes will take `held` in memory.
+  void widened(uint64_t stored, uint64_t held);
   // An attribute that no function asked for; empty when all were read.
   std::string_view unread() const;
 

@@ -9,5 +9,14 @@ void import_if(OnnxNode& n);
 void import_loop(OnnxNode& n);
 void import_scan(OnnxNode& n);
 void import_sequence_map(OnnxNode& n);
+// Of com.microsoft (onnx_ops_transformer.cc).
+void contrib_attention(OnnxNode& n);
+void embed_layer_norm(OnnxNode& n);
+void gather_block_quantized(OnnxNode& n);
+void group_query_attention(OnnxNode& n);
+void matmul_nbits(OnnxNode& n);
+void multi_head_attention(OnnxNode& n);
+// An attribute that may be given at one value only; else an error that names it.
+bool only(OnnxNode& n, const char* name, int64_t value);
 
 }  // namespace oar::onnx

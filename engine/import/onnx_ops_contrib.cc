@@ -1,5 +1,5 @@
 // Ops of com.microsoft that onnxruntime's optimizer and quantizer write, spelled in ops of ai.onnx: the graph
-// passes find the fused forms again.
+// passes find the fused forms again. Those of transformers: onnx_ops_transformer.cc.
 // https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 #include <algorithm>
 
@@ -11,13 +11,6 @@ namespace {
 // A number of the operand's element type.
 Val number_like(OnnxNode& n, double v, Val like) {
   return n.w().op("cast_like", {n.w().float_scalar(v), like});
-}
-// Attributes that a node may carry at one value only.
-bool only(OnnxNode& n, const char* name, int64_t value) {
-  const int64_t given = n.get_int(name, value);
-  if (given == value) return true;
-  n.fail(unimplemented(cat("attribute '", name, "' is ", given, "; only ", value, " is supported")));
-  return false;
 }
 
 // ---- fused with what follows
@@ -181,13 +174,19 @@ void matmul_integer_to_float(OnnxNode& n) {
 }
 
 constexpr OnnxOp kContrib[] = {
+    {"Attention", 1, nullptr, nullptr, contrib_attention},
     {"BiasGelu", 1, nullptr, nullptr, bias_gelu},
     {"DynamicQuantizeMatMul", 1, nullptr, nullptr, dynamic_quantize_matmul},
+    {"EmbedLayerNormalization", 1, nullptr, nullptr, embed_layer_norm},
     {"FastGelu", 1, nullptr, nullptr, fast_gelu},
     {"FusedConv", 1, nullptr, nullptr, fused_conv},
     {"FusedMatMul", 1, nullptr, nullptr, fused_matmul},
+    {"GatherBlockQuantized", 1, nullptr, nullptr, gather_block_quantized},
     {"Gelu", 1, "gelu", "", nullptr},
+    {"GroupQueryAttention", 1, nullptr, nullptr, group_query_attention},
     {"MatMulIntegerToFloat", 1, nullptr, nullptr, matmul_integer_to_float},
+    {"MatMulNBits", 1, nullptr, nullptr, matmul_nbits},
+    {"MultiHeadAttention", 1, nullptr, nullptr, multi_head_attention},
     {"QGemm", 1, nullptr, nullptr, qgemm},
     {"QLinearAdd", 1, nullptr, nullptr, qlinear_add},
     {"QLinearAveragePool", 1, nullptr, nullptr, qlinear_average_pool},
@@ -204,6 +203,13 @@ constexpr OnnxOp kContrib[] = {
 };
 
 }  // namespace
+
+bool only(OnnxNode& n, const char* name, int64_t value) {
+  const int64_t given = n.get_int(name, value);
+  if (given == value) return true;
+  n.fail(unimplemented(cat("attribute '", name, "' is ", given, "; only ", value, " is supported")));
+  return false;
+}
 
 const OnnxOp* find_contrib_op(std::string_view name) {
   for (const OnnxOp& op : kContrib) {

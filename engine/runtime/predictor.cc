@@ -120,6 +120,7 @@ Status calibrate_model(ImportedModel& model, const PredictorOptions& options, Ba
 Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options,
                                        Backend& backend) {
   OAR_RETURN_IF_ERROR(calibrate_model(model, options, backend));
+  for (const std::string& warning : model.warnings) options.log(LogLevel::kWarning, warning);
   PassOptions passes;
   passes.disabled = options.disabled_passes;
   passes.explain = options.explain;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "engine/base/json.h"
@@ -45,6 +46,22 @@ inline Tensor tensor(const json::value& v) {
   const auto dtype = paddle::dtype_named(text(v.at("dtype")));
   REQUIRE(dtype);
   Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), *dtype));
+  if (const auto* packed = v.as_object().if_contains("bytes")) {
+    const std::string bytes = base64(text(*packed));
+    REQUIRE(bytes.size() == t.bytes());
+    if (!bytes.empty()) std::memcpy(t.mutable_data(), bytes.data(), bytes.size());
+    return t;
+  }
+  if (const auto* packed = v.as_object().if_contains("halves")) {  // f32 that are exact in f16
+    const std::string bytes = base64(text(*packed));
+    REQUIRE(bytes.size() == 2 * static_cast<size_t>(t.numel()));
+    for (int64_t k = 0; k < t.numel(); ++k) {
+      f16 h;
+      std::memcpy(&h, bytes.data() + 2 * k, sizeof h);
+      mutable_elements<float>(t)[k] = to_f32(h);
+    }
+    return t;
+  }
   const auto& data = v.at("data").as_array();
   REQUIRE(static_cast<int64_t>(data.size()) == t.numel());
   dispatch_number(*dtype, [&](auto tag) {

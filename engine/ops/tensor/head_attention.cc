@@ -555,9 +555,51 @@ Status head_attention(EvalContext& ctx) {
   return kernels ? by_kernels(ctx, c) : plainly(ctx, c);
 }
 
+// padding_mask(mask, k, past_k?) {filter} -> (B, 1, 1 or S, T) of f32 to add: 0, or `filter` for a key that
+// is padding. The mask says which those are: lengths (B), ends and then first keys (2 B), or 0 for padding in
+// (B, T) or (B, S, T). T counts the keys of the past too, which head_attention's operands k and past_k have.
+Status padding_mask(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor mask, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor k, ctx.tensor(1));
+  const int rank = k.shape().rank(), own = mask.shape().rank();
+  if (rank != 3 && rank != 4) return invalid_argument("keys need 3 or 4 axes");
+  const int64_t B = k.shape()[0];
+  int64_t T = k.shape()[rank == 3 ? 1 : 2];
+  if (ctx.has(2)) {
+    OAR_ASSIGN(const Tensor past, ctx.tensor(2));
+    if (past.shape().rank() != 4) return invalid_argument("past keys need 4 axes");
+    T += past.shape()[2];
+  }
+  const bool ends = own == 1 && (mask.numel() == B || mask.numel() == 2 * B);
+  const bool keys = (own == 2 || own == 3) && mask.shape()[0] == B && mask.shape()[own - 1] == T;
+  if (dtype_of(mask) == DType::kString || (!ends && !keys)) {
+    return unimplemented(
+        cat("a mask ", mask.shape().to_string(), " for ", B, " times ", T,
+            " keys: lengths (B), ends and first keys (2 B), (B, T) and (B, S, T) are supported"));
+  }
+  const int64_t S = own == 3 ? mask.shape()[1] : 1;
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{B, 1, S, T}));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  const auto filter = static_cast<float>(ctx.attrs().get_float("filter", -10000));
+  float* to = mutable_elements<float>(y);
+  ctx.parallel(B * S, 3.0 * static_cast<double>(T), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t stop = ends ? element_as_int(mask, r) : 0;
+      const int64_t start = ends && mask.numel() == 2 * B ? element_as_int(mask, B + r) : 0;
+      for (int64_t j = 0; j < T; ++j) {
+        const bool seen = ends ? j >= start && j < stop : element_as_double(mask, r * T + j) > 0;
+        to[r * T + j] = seen ? 0.f : filter;
+      }
+    }
+  });
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
 }  // namespace
 }  // namespace oar::tensor
 
 namespace oar {
 OAR_TENSOR_OP(head_attention, tensor::head_attention);
+OAR_TENSOR_OP(padding_mask, tensor::padding_mask);
 }  // namespace oar
