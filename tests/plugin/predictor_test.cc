@@ -6,6 +6,7 @@
 #include "engine/runtime/text_encoder.h"
 #include "tests/import/onnx_predictor.h"
 #include "tests/import/onnx_writer.h"
+#include "tests/import/random_model.h"
 #include "tests/plugin/loopback_device.h"
 #include "tests/support/test_data.h"
 #include "tests/support/tiny_encoder.h"
@@ -246,6 +247,25 @@ TEST_CASE("predictor on a device: handles and threads share it") {
   }
   for (auto& t : threads) t.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("predictor on a device: random graphs") {
+  const auto pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2});
+  const int64_t launches = loopback_counter(loopback::kLaunches);
+  for (uint32_t seed = 1; seed <= 150; ++seed) {
+    INFO("seed " << seed);
+    RandomModel model(seed);
+    PredictorOptions o = options_on("cpu");
+    o.pool = pool;
+    const auto cpu = open_test_model(model.bytes(), o);
+    o.device = "loopback";
+    const auto device = open_test_model(model.bytes(), o);
+    std::vector<Datum> in;
+    for (const auto& dims : model.inputs())
+      in.push_back(random_input(Shape(std::span<const int64_t>(dims)), seed));
+    check_same(*device, *cpu, in);
+  }
+  CHECK(loopback_counter(loopback::kLaunches) - launches > 500);
 }
 
 TEST_CASE("predictor on a device: precision of the processor's kernels is refused by name") {
