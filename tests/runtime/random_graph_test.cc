@@ -1,7 +1,6 @@
 // Random models, run in ways that must agree: with passes and without, by the best kernels and by the scalar
-// ones, for the first time and with what the first run left behind. OAR_RANDOM_GRAPHS says how many.
+// ones, for the first time and with what the first run left behind.
 #include <cmath>
-#include <cstdlib>
 #include <map>
 
 #include "tests/import/onnx_predictor.h"
@@ -12,11 +11,6 @@ using namespace oar;
 using namespace oar_test;
 
 namespace {
-
-uint32_t graphs(uint32_t fallback) {
-  const char* text = std::getenv("OAR_RANDOM_GRAPHS");
-  return text != nullptr ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : fallback;
-}
 
 std::vector<Datum> random_inputs(RandomModel& model) {
   std::vector<Datum> in;
@@ -47,12 +41,10 @@ std::string difference(const std::vector<Datum>& a, const std::vector<Datum>& b,
   return {};
 }
 
-}  // namespace
-
-TEST_CASE("random graphs: passes, kernels and plans change nothing") {
+void check_graphs(uint32_t count) {
   const auto pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2});
   std::map<std::string, int> rewrites;
-  for (uint32_t seed = 1; seed <= graphs(1500); ++seed) {
+  for (uint32_t seed = 1; seed <= count; ++seed) {
     RandomModel model(seed);
     INFO("seed " << seed);
     PredictorOptions plain;
@@ -88,3 +80,8 @@ TEST_CASE("random graphs: passes, kernels and plans change nothing") {
     CHECK(rewrites[pass] > 0);
   }
 }
+
+}  // namespace
+
+TEST_CASE("random graphs: passes, kernels and plans change nothing") { check_graphs(1500); }
+TEST_CASE("random graphs: a hundred thousand", "[.][slow]") { check_graphs(100000); }

@@ -17,8 +17,8 @@ const Kernel& f32_kernel(const Backend& backend, KernelFamily family);
 inline bool is_f32(const ValueInfo& v) { return v.given && v.format == Format::f32(); }
 // No kernel for these operands: the op is evaluated.
 inline Lowered not_lowered() { return std::unique_ptr<LoweredOp>(); }
-// The call of a kernel, where there is one, whose result 0 is f32 of this shape. `nanoseconds` as run_kernel()
-// has them; `overwrites` as LoweredOp does.
+// The call of a kernel, where there is one, whose result 0 is f32 of this shape. `nanoseconds` as
+// run_kernel() has them; `overwrites` as LoweredOp does.
 template <class Args, class Fill>
 Lowered lowered_call(LowerContext& ctx, const Kernel* kernel, const Args& args, const Shape& result,
                      double nanoseconds, int overwrites, Fill fill) {
@@ -34,8 +34,8 @@ Lowered lowered_call(LowerContext& ctx, const Kernel* kernel, const Args& args, 
 template <class Args, class Fill>
 Lowered lowered_call(LowerContext& ctx, KernelFamily family, const Args& args, const Shape& result,
                      double nanoseconds, int overwrites, Fill fill) {
-  return lowered_call(ctx, ctx.backend.find_kernel(family, Format::f32()), args, result, nanoseconds, overwrites,
-                      std::move(fill));
+  return lowered_call(ctx, ctx.backend.find_kernel(family, Format::f32()), args, result, nanoseconds,
+                      overwrites, std::move(fill));
 }
 
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.

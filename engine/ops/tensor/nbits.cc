@@ -209,8 +209,8 @@ Lowered lower_matmul_nbits(LowerContext& ctx) {
   const int64_t rows = x.shape.numel() / p->K;
   if (!p->format) {
     const PackedProduct c = float_product(*p, rows);
-    return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c),
-                        shape, product_cost(c), -1, [](ConvArgs& a, const Operand* in, const Operand* out) {
+    return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c), shape, product_cost(c), -1,
+                        [](ConvArgs& a, const Operand* in, const Operand* out) {
                           a.out = out[0].as<float>(), a.x = in[0].as<const float>();
                           a.bias = in[4].as<const float>();
                         });
