@@ -21,6 +21,13 @@ bool refused(OnnxNode& n, bool wrong, const char* name, const std::string& why) 
   if (wrong) n.fail(unimplemented(cat("attribute '", name, "' ", why)));
   return wrong;
 }
+// A number of heads; 0, and an error, where there cannot be so many.
+int64_t heads_of(OnnxNode& n, const char* name) {
+  const int64_t heads = n.get_int(name, 0);
+  if (heads >= 1 && heads <= 1 << 20) return heads;
+  n.fail(invalid_argument(cat("attribute '", name, "' is ", heads)));
+  return 0;
+}
 // The extent of an axis, (1).
 Val extent_of(OnnxNode& n, Val x, int64_t axis) {
   return n.w().op("shape_of", {x}, {{"start", axis}, {"end", axis + 1}});
@@ -59,8 +66,9 @@ const Tensor* constant(OnnxNode& n, size_t i, const char* name) {
 // cos_cache?, sin_cache?, position_ids?, attention_bias?, ...): without a key the query holds all three side
 // by side.
 void group_query_attention(OnnxNode& n) {
-  const int64_t heads = n.get_int("num_heads", 0), kv_heads = n.get_int("kv_num_heads", 0);
-  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0)
+  const int64_t heads = heads_of(n, "num_heads"), kv_heads = heads_of(n, "kv_num_heads");
+  if (heads == 0 || kv_heads == 0) return;
+  if (heads % kv_heads != 0)
     return n.fail(invalid_argument(cat("num_heads ", heads, " is no multiple of kv_num_heads ", kv_heads)));
   const int64_t window = n.get_int("local_window_size", -1), causal = n.get_int("causal", 1);
   const bool rotary = n.get_int("do_rotary", 0) != 0;
@@ -125,8 +133,8 @@ void group_query_attention(OnnxNode& n) {
 // MultiHeadAttention(query, key?, value?, bias?, key_padding_mask?, attention_bias?, past_key?, past_value?,
 // ...): without a key the query holds all three, (B, S, heads, 3, D); without a value the key holds two.
 void multi_head_attention(OnnxNode& n) {
-  const int64_t heads = n.get_int("num_heads", 0);
-  if (heads < 1) return n.fail(invalid_argument("attribute 'num_heads' is missing"));
+  const int64_t heads = heads_of(n, "num_heads");
+  if (heads == 0) return;
   if (!absent(n, 8, "past_sequence_length", "export without buffers that past and present share") ||
       !absent(n, 9, "cache_indirection", "export without beam search inside of the model"))
     return;
@@ -160,8 +168,8 @@ void multi_head_attention(OnnxNode& n) {
 // Attention(input, weights, bias?, mask_index?, past?, attention_bias?, ...) -> y, present: with the
 // projection of all three in front. past and present have keys and values in one tensor, (2, B, heads, T, D).
 void contrib_attention(OnnxNode& n) {
-  const int64_t heads = n.get_int("num_heads", 0);
-  if (heads < 1) return n.fail(invalid_argument("attribute 'num_heads' is missing"));
+  const int64_t heads = heads_of(n, "num_heads");
+  if (heads == 0) return;
   n.get_int("rotary_embedding_dim", 0);  // of do_rotary
   if (!only(n, "do_rotary", 0) || !only(n, "past_present_share_buffer", 0) ||
       !absent(n, 6, "past_sequence_length", "export without buffers that past and present share"))
@@ -233,12 +241,16 @@ void matmul_nbits(OnnxNode& n) {
       !absent(n, 4, "g_idx", "quantize without act-order (desc_act false)") ||
       refused(n, bits != 4 && bits != 8, "bits", cat("is ", bits, "; 4 and 8 are supported")))
     return;
-  if (N < 1 || K < 1 || block < 16 || (block & (block - 1)) != 0)
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (N < 1 || K < 1 || N > kMost || K > kMost || block < 16 || block > kMost || (block & (block - 1)) != 0)
     return n.fail(invalid_argument(cat("N ", N, ", K ", K, ", block_size ", block, " cannot be")));
   const Tensor *codes = constant(n, 1, "B"), *scales = constant(n, 2, "scales");
   const Tensor* zeros = n.in(3) ? constant(n, 3, "zero_points") : nullptr;
   if (!codes || !scales || (n.in(3) && !zeros)) return;
-  if (!dtype_is_float(scales->format().dtype())) return n.fail(invalid_argument("scales must be floats"));
+  const int64_t blocks = (K + block - 1) / block;
+  if (!dtype_is_float(scales->format().dtype()) || scales->numel() != N * blocks)
+    return n.fail(
+        invalid_argument(cat("operand 'scales' is no float for each of ", N, " times ", blocks, " blocks")));
   // Each number in an f16 as it is, or (scales) with 11 bits.
   const auto fits = [](const Tensor& t, bool exactly) {
     for (int64_t k = 0; k < t.numel(); ++k) {

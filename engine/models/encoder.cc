@@ -121,24 +121,18 @@ class Writer {
     return kNoValue;
   }
 
-  // (B, S, E) -> (B, H, S, D) or, for keys, (B, H, D, S).
-  ValueId split_heads(ValueId x, bool keys) {
-    const ValueId heads = op("reshape_by", {x, ints({0, 0, c_.heads, c_.width / c_.heads})});
-    return op("transpose", {heads},
-              {{"perm", keys ? std::vector<int64_t>{0, 2, 3, 1} : std::vector<int64_t>{0, 2, 1, 3}}});
-  }
-  // softmax(q k^T / sqrt D + mask) v, mask (B, 1, 1, S).
+  // softmax(q k^T / sqrt D + mask) v, mask (B, 1, 1, S): what fuse_attention makes of an ONNX encoder.
   ValueId attention(ValueId x, ValueId mask, const std::string& q, const std::string& k,
                     const std::string& v) {
-    const int64_t E = c_.width;
-    const ValueId query = split_heads(linear(x, q, E, E), false);
-    const ValueId key = split_heads(linear(x, k, E, E), true);
-    const ValueId value = split_heads(linear(x, v, E, E), false);
-    const ValueId scale = scalar(static_cast<float>(std::sqrt(static_cast<double>(E / c_.heads))));
-    const ValueId scores = op("add", {op("div", {op("matmul", {query, key}), scale}), mask});
-    const ValueId mixed = op("matmul", {op("softmax", {scores}, {{"axis", int64_t{-1}}}), value});
-    return op("reshape_by",
-              {op("transpose", {mixed}, {{"perm", std::vector<int64_t>{0, 2, 1, 3}}}), ints({0, 0, E})});
+    const int64_t E = c_.width, D = E / c_.heads;
+    const auto heads = [&](const std::string& name) {
+      return op("reshape_by", {linear(x, name, E, E), ints({0, 0, c_.heads, D})});
+    };
+    const ValueId mixed = op("head_attention", {heads(q), heads(k), heads(v), mask},
+                             {{"layout", std::string("bshd")},
+                              {"scale", 1 / std::sqrt(static_cast<double>(D))},
+                              {"spelled", int64_t{1}}});
+    return op("reshape_by", {mixed, ints({0, 0, E})});
   }
   // Hidden states of the first token, (B, E).
   ValueId first_token(ValueId x) {

@@ -203,7 +203,9 @@ Result<Call> call_of(EvalContext& ctx) {
                                 " do not match"));
   }
   c.causal = a.get_int("is_causal") != 0;
-  c.left = a.get_int("left_window_size", -1), c.right = a.get_int("right_window_size", -1);
+  constexpr int64_t kFar = int64_t{1} << 48;  // farther than any key, and sums of it overflow nothing
+  c.left = std::min(a.get_int("left_window_size", -1), kFar);
+  c.right = std::min(a.get_int("right_window_size", -1), kFar);
   c.cap = std::max(0.0, a.get_float("softcap", 0));
   c.scale = a.get_float("scale", 0);
   if (c.scale == 0 && !c.spelled) c.scale = 1 / std::sqrt(static_cast<double>(c.D));
@@ -235,7 +237,7 @@ Result<Call> call_of(EvalContext& ctx) {
     if (!dtype_is_integer(dtype_of(lengths)) || lengths.numel() != c.B)
       return invalid_argument("one length per batch entry is needed");
     for (size_t b = 0; b < B && !ctx.options().sizing; ++b) {
-      const int64_t n = element_as_int(lengths, static_cast<int64_t>(b));
+      const int64_t n = std::clamp(element_as_int(lengths, static_cast<int64_t>(b)), -kFar, kFar);
       c.limit[b] = std::clamp<int64_t>(n, 0, c.L);
       if (ragged) {
         filled[b] = c.offset[b] = first ? 0 : n - c.k.S;
@@ -570,7 +572,8 @@ Status padding_mask(EvalContext& ctx) {
     if (past.shape().rank() != 4) return invalid_argument("past keys need 4 axes");
     T += past.shape()[2];
   }
-  const bool ends = own == 1 && (mask.numel() == B || mask.numel() == 2 * B);
+  const bool ends =
+      own == 1 && dtype_is_integer(dtype_of(mask)) && (mask.numel() == B || mask.numel() == 2 * B);
   const bool keys = (own == 2 || own == 3) && mask.shape()[0] == B && mask.shape()[own - 1] == T;
   if (dtype_of(mask) == DType::kString || (!ends && !keys)) {
     return unimplemented(

@@ -19,16 +19,16 @@ namespace {
 struct Codes {
   Tensor codes, scales, zeros;
   int64_t N = 0, K = 0, block = 0, blocks = 0, bits = 0;  // bits 0: an element each
+  int64_t row_bytes = 0;                                  // of codes; blocks are whole, also a row's last one
 
   int64_t bytes_of(int64_t n) const { return bits == 4 ? (n + 1) / 2 : n; }
-  static int packed(const Tensor& t, int64_t bits, int64_t row_bytes, int64_t row, int64_t k) {
-    const uint8_t* p = elements<uint8_t>(t) + row * row_bytes;
+  static int packed(const Tensor& t, int64_t bits, int64_t stride, int64_t row, int64_t k) {
+    const uint8_t* p = elements<uint8_t>(t) + row * stride;
     return bits == 8 ? p[k] : p[k / 2] >> (k % 2 * 4) & 15;
   }
-  // Blocks are whole in the file, also a row's last one.
   int code(int64_t row, int64_t k) const {
     if (bits == 0) return static_cast<int>(element_as_int(codes, row * K + k));
-    return packed(codes, bits, codes.numel() / std::max<int64_t>(N, 1), row, k);
+    return packed(codes, bits, row_bytes, row, k);
   }
   double scale(int64_t row, int64_t b) const { return element_as_double(scales, row * blocks + b); }
   double zero(int64_t row, int64_t b) const {
@@ -94,8 +94,9 @@ Result<std::shared_ptr<const void>> prepare_matmul_nbits(PrepareContext& ctx) {
   if (ctx.constant(3)) c.zeros = *ctx.constant(3);
   c.N = p->N, c.K = p->K, c.bits = a.get_int("bits"), c.block = a.get_int("block_size");
   c.blocks = c.block > 0 ? (c.K + c.block - 1) / c.block : 0;
+  c.row_bytes = c.blocks * (c.block * c.bits / 8);
   OAR_RETURN_IF_ERROR(c.check());
-  if (c.codes.numel() != c.N * c.blocks * (c.block * c.bits / 8))
+  if (c.codes.numel() != c.N * c.row_bytes)
     return invalid_argument(cat("codes ", c.codes.shape().to_string(), " for ", c.N, " rows of ", c.K));
   if (const std::string name = a.get_string("format"); !name.empty()) {
     p->format = Format::find(name);
@@ -234,6 +235,7 @@ Status gather_nbits(EvalContext& ctx) {
   c.block = ctx.attrs().get_int("block_size");
   c.N = c.codes.shape()[0], c.K = c.codes.shape()[1] * (c.bits == 4 ? 2 : 1);
   c.blocks = c.block > 0 ? (c.K + c.block - 1) / c.block : 0;
+  c.row_bytes = c.codes.shape()[1];
   OAR_RETURN_IF_ERROR(c.check());
   std::vector<int64_t> dims = dims_of(indices.shape());
   dims.push_back(c.K);
