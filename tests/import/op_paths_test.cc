@@ -1,9 +1,13 @@
 // Ops that have a fast path for f32 and narrower floats beside their plain loop: at odd shapes both give the
 // same. The plain loop runs on the same values as f64.
 #include <cmath>
+#include <cstring>
+#include <random>
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
+#include "tests/import/onnx_predictor.h"
+#include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"
 #include "tests/support/random.h"
 
@@ -277,5 +281,75 @@ TEST_CASE("op paths: dynamic quantization rounds quotients") {
   for (size_t k = 0; k < v.size(); ++k) {
     const float q = std::clamp(std::nearbyint(v[k] / scale) + zero, 0.f, 255.f);
     REQUIRE(element_as_double((*y)[0].tensor, static_cast<int64_t>(k)) == static_cast<double>(q));
+  }
+}
+
+TEST_CASE("op paths: products of 8-bit integers with constant weights are those with weights as an input") {
+  constexpr int kU8 = 2, kI8 = 3;
+  std::mt19937 random(5);
+  const auto bytes = [&](int64_t n, int type, int low = 0, int high = 255) {
+    std::vector<int8_t> v(static_cast<size_t>(n));
+    for (int8_t& b : v)
+      b = static_cast<int8_t>(std::uniform_int_distribution<int>(low, high)(random) -
+                              (type == kI8 ? 128 : 0));
+    return v;
+  };
+  const auto tensor = [](const std::vector<int8_t>& v, const Ints& dims, int type) {
+    Tensor t =
+        must(allocate_elements(Shape(std::span<const int64_t>(dims)), type == kU8 ? DType::kU8 : DType::kI8));
+    std::memcpy(t.mutable_data(), v.data(), v.size());
+    return t;
+  };
+  struct Product {
+    const char* op;
+    Ints x, w;
+    int64_t zeros;  // of the weights: 0 (none), 1 or one per filter
+    std::vector<Proto> attrs;
+  };
+  const std::vector<Product> products = {
+      {"ConvInteger", {2, 3, 7, 5}, {9, 3, 3, 3}, 1, {ints_attr("pads", {1, 1, 0, 2})}},
+      {"ConvInteger", {1, 70, 4, 4}, {5, 70, 1, 1}, 0, {}},
+      {"ConvInteger",
+       {1, 4, 9, 9},
+       {6, 4, 3, 2},
+       6,
+       {ints_attr("strides", {2, 1}), ints_attr("dilations", {2, 1})}},
+      {"ConvInteger", {2, 3, 11}, {4, 3, 3}, 1, {ints_attr("pads", {1, 1})}},
+      {"ConvInteger", {1, 4, 6, 6}, {4, 2, 3, 3}, 1, {int_attr("group", 2)}},
+      {"MatMulInteger", {5, 33}, {33, 17}, 1, {}},
+      {"MatMulInteger", {2, 3, 8}, {8, 4}, 0, {}},
+      {"MatMulInteger", {7, 20}, {20, 16}, 16, {}},
+      {"MatMulInteger", {9}, {9, 3}, 1, {}},
+  };
+  for (const Product& p : products) {
+    for (const int x_type : {kU8, kI8}) {
+      for (const int w_type : {kU8, kI8}) {
+        INFO(p.op << " x " << x_type << " w " << w_type << " zeros " << p.zeros);
+        const auto numel = [](const Ints& d) { return Shape(std::span<const int64_t>(d)).numel(); };
+        const auto x = bytes(numel(p.x), x_type), w = bytes(numel(p.w), w_type), x_zero = bytes(1, x_type),
+                   w_zero = bytes(std::max<int64_t>(p.zeros, 1), w_type);
+        const Ints zero_dims = p.zeros > 1 ? Ints{p.zeros} : Ints{};
+        std::vector<std::string> in{"x", "w", "x_zero"};
+        if (p.zeros > 0) in.emplace_back("w_zero");
+        const auto model = [&](bool constant) {
+          std::vector<Proto> constants{raw_proto("x_zero", x_type, {}, x_zero)},
+              inputs{value_proto("x", p.x, x_type)};
+          if (constant) constants.push_back(raw_proto("w", w_type, p.w, w));
+          else inputs.push_back(value_proto("w", p.w, w_type));
+          if (p.zeros > 0) constants.push_back(raw_proto("w_zero", w_type, zero_dims, w_zero));
+          return open_test_model(model_bytes(
+              graph_proto({node_proto(p.op, in, {"y"}, p.attrs)}, constants, inputs, {name_proto("y")})));
+        };
+        const Datum dx = tensor(x, p.x, x_type), dw = tensor(w, p.w, w_type);
+        const auto fast = model(true)->run(std::vector<Datum>{dx}),
+                   plain = model(false)->run(std::vector<Datum>{dx, dw});
+        REQUIRE_OK(fast);
+        REQUIRE_OK(plain);
+        const Tensor &a = (*fast)[0].tensor, &b = (*plain)[0].tensor;
+        REQUIRE(a.shape() == b.shape());
+        REQUIRE(a.format() == b.format());
+        CHECK(std::memcmp(a.data(), b.data(), a.bytes()) == 0);
+      }
+    }
   }
 }

@@ -1,6 +1,7 @@
 // Convolutions of integers, by samples at computed places, and of patches back into images. Exact sums for
 // integers, double for floats. Dense float convolution is in conv_f32.cc.
 #include "engine/ops/tensor/conv.h"
+#include "engine/ops/tensor/quantized.h"
 
 namespace oar::tensor {
 
@@ -60,14 +61,52 @@ void direct_conv_f64(const EvalContext& ctx, const Conv& c, const double* x, con
 
 namespace {
 
-// Exact i64 sums of (x - x_zero)(w - w_zero) over 8-bit operands.
-Status integer_sums(const EvalContext& ctx, const Conv& c, const Tensor& x, const Tensor& w, int64_t x_zero,
-                    const std::vector<int64_t>& w_zero, std::vector<int64_t>& sums) {
-  if ((dtype_of(x) != DType::kI8 && dtype_of(x) != DType::kU8) ||
-      (dtype_of(w) != DType::kI8 && dtype_of(w) != DType::kU8)) {
-    return invalid_argument("operands must be i8 or u8");
-  }
-  sums.resize(static_cast<size_t>(c.out.numel()));
+// Constant filters of one or two axes; `zero` is the operand of their zero points.
+Result<std::shared_ptr<const void>> prepare_filters(PrepareContext& ctx, size_t operand, size_t zero) {
+  const Tensor* const w = ctx.constant(operand);
+  const int rank = w != nullptr ? w->shape().rank() : 0;
+  if (rank < 3 || rank > 4 || !is_byte(*w) || w->numel() == 0 || ctx.node().attrs.get_int("group", 1) != 1)
+    return std::shared_ptr<const void>();
+  const int64_t M = w->shape()[0], C = w->shape()[1], taps = extent(w->shape(), 2, rank);
+  return prepare_integer_weights(*w, zero_of(ctx, zero), {M, taps, C, C * taps, 1, taps});
+}
+
+// i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) by the kernel, which wants channels together.
+Result<Tensor> packed_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, int64_t x_zero,
+                           const std::vector<int64_t>& w_zero, const IntegerWeights& p) {
+  const int64_t ins = c.w.in_size(), outs = c.w.out_size(), all = p.columns();
+  OAR_ASSIGN(Tensor pixels, ctx.allocate({c.N, ins, c.C}, dtype_of(x)));
+  turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(pixels), c.N, c.C, ins);
+  OAR_ASSIGN(const Tensor sums,
+             integer_sums(ctx, p, kernel_window(c.w, c.N), c.C, pixels, static_cast<int32_t>(x_zero)));
+  pixels = {};
+  OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
+  const std::vector<int32_t> zeros = left_zeros(p, w_zero);
+  // Bands of pixels, so that a line of the cache is read once.
+  constexpr int64_t kBand = 64;
+  const int64_t bands = (outs + kBand - 1) / kBand;
+  ctx.parallel(c.N * bands, 1.0 * static_cast<double>(kBand * c.M), [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t n = u / bands, o0 = u % bands * kBand, o1 = std::min(outs, o0 + kBand);
+      const int32_t* from = elements<int32_t>(sums) + n * outs * all;
+      int32_t* to = mutable_elements<int32_t>(y) + n * c.M * outs;
+      for (int64_t m = 0; m < c.M; ++m) {
+        const int32_t zero = p.ones ? zeros[static_cast<size_t>(m)] : 0;
+        for (int64_t o = o0; o < o1; ++o)
+          to[m * outs + o] = less_zero(from[o * all + m], zero, from[(o + 1) * all - 1]);
+      }
+    }
+  });
+  return y;
+}
+
+// i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) over 8-bit operands, wrapping.
+Result<Tensor> integer_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, const Tensor& w,
+                            const std::vector<int64_t>& x_zero, const std::vector<int64_t>& w_zero) {
+  if (!is_byte(x) || !is_byte(w)) return invalid_argument("operands must be i8 or u8");
+  const auto* prepared = ctx.prepared<IntegerWeights>();
+  if (prepared != nullptr && c.C > 0 && c.out.numel() > 0)
+    return packed_conv(ctx, c, x, x_zero[0], w_zero, *prepared);
   std::vector<int64_t> zeros(static_cast<size_t>(c.M));
   for (size_t m = 0; m < zeros.size(); ++m) zeros[m] = w_zero.size() == 1 ? w_zero[0] : w_zero[m];
   // As i16 both dtypes are one case.
@@ -77,9 +116,11 @@ Status integer_sums(const EvalContext& ctx, const Conv& c, const Tensor& x, cons
       v[k] = static_cast<int16_t>(element_as_int(t, static_cast<int64_t>(k)));
     return v;
   };
+  OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
   const auto xs = widen(x), ws = widen(w);
-  direct_conv<int16_t, int64_t>(ctx, c, xs.data(), ws.data(), sums.data(), x_zero, zeros.data());
-  return ok_status();
+  direct_conv<int16_t, int64_t>(ctx, c, xs.data(), ws.data(), mutable_elements<int32_t>(y), x_zero[0],
+                                zeros.data());
+  return y;
 }
 
 Result<std::vector<int64_t>> zero_points(const EvalContext& ctx, size_t operand, int64_t channels) {
@@ -100,10 +141,7 @@ Status conv_integer(EvalContext& ctx) {
   OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), x.shape(), w.shape()));
   OAR_ASSIGN(const auto xz, zero_points(ctx, 2, 1));
   OAR_ASSIGN(const auto wz, zero_points(ctx, 3, c.M));
-  std::vector<int64_t> sums;
-  OAR_RETURN_IF_ERROR(integer_sums(ctx, c, x, w, xz[0], wz, sums));
-  OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
-  for (size_t k = 0; k < sums.size(); ++k) mutable_elements<int32_t>(y)[k] = static_cast<int32_t>(sums[k]);
+  OAR_ASSIGN(Tensor y, integer_conv(ctx, c, x, w, xz, wz));
   ctx.set(0, std::move(y));
   return ok_status();
 }
@@ -123,23 +161,31 @@ Status qlinear_conv(EvalContext& ctx) {
       dtype_of(sw) == DType::kString) {
     return invalid_argument("scales do not match the weight");
   }
-  std::vector<int64_t> sums;
-  OAR_RETURN_IF_ERROR(integer_sums(ctx, c, x, w, xz[0], wz, sums));
+  OAR_ASSIGN(const Tensor y, integer_conv(ctx, c, x, w, xz, wz));
   Tensor bias;
   if (ctx.has(8)) {
     OAR_ASSIGN(bias, ctx.tensor(8));
     if (bias.numel() != c.M || dtype_of(bias) != DType::kI32)
       return invalid_argument("the bias must be i32, one per filter");
   }
-  std::vector<double> out(sums.size());
+  const int32_t* const sums = elements<int32_t>(y);
+  std::vector<double> out(static_cast<size_t>(y.numel()));
   const auto zero = static_cast<double>(element_as_int(zy, 0));
-  for (size_t k = 0; k < sums.size(); ++k) {
+  for (size_t k = 0; k < out.size(); ++k) {
     const int64_t m = static_cast<int64_t>(k) / c.w.out_size() % c.M;
-    const auto sum = static_cast<double>(sums[k] + (bias.defined() ? elements<int32_t>(bias)[m] : 0));
+    const auto sum =
+        static_cast<double>(sums[k] + (bias.defined() ? int64_t{elements<int32_t>(bias)[m]} : int64_t{0}));
     out[k] = std::nearbyint(sum * sx * element_as_double(sw, sw.numel() == 1 ? 0 : m) / sy) + zero;
   }
   ctx.set(0, from_doubles(ctx, c.out, dtype_of(zy), out));
   return ok_status();
+}
+
+Result<std::shared_ptr<const void>> prepare_conv_integer(PrepareContext& ctx) {
+  return prepare_filters(ctx, 1, 3);
+}
+Result<std::shared_ptr<const void>> prepare_qlinear_conv(PrepareContext& ctx) {
+  return prepare_filters(ctx, 3, 5);
 }
 
 // deform_conv(x, w, offset, bias?, mask?): samples bilinearly at shifted places.
@@ -243,7 +289,7 @@ Status col2im(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(col2im, tensor::col2im);
-OAR_TENSOR_OP(conv_integer, tensor::conv_integer);
+OAR_TENSOR_OP(conv_integer, tensor::conv_integer, .prepare = tensor::prepare_conv_integer);
 OAR_TENSOR_OP(deform_conv, tensor::deform_conv);
-OAR_TENSOR_OP(qlinear_conv, tensor::qlinear_conv);
+OAR_TENSOR_OP(qlinear_conv, tensor::qlinear_conv, .prepare = tensor::prepare_qlinear_conv);
 }  // namespace oar

@@ -1,4 +1,6 @@
 // Products: matmul, gemm, their integer and quantized forms, determinants.
+#include <optional>
+
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/quantized.h"
@@ -226,39 +228,57 @@ Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_r
   return y;
 }
 
-// A constant i8 second operand whose zero points are 0 goes through the kernel.
+// A constant second operand goes through the kernel.
 Result<std::shared_ptr<const void>> prepare_matmul_integer(PrepareContext& ctx) {
   const Tensor* w = ctx.constant(1);
-  if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != 2 || w->numel() == 0)
-    return std::shared_ptr<const void>();
-  return prepare_integer_matrix(*w);
+  if (!w || !is_byte(*w) || w->shape().rank() != 2 || w->numel() == 0) return std::shared_ptr<const void>();
+  const int64_t K = w->shape()[0], M = w->shape()[1];
+  return prepare_integer_weights(*w, zero_of(ctx, 3), {M, 1, K, 1, 0, M});
 }
 
-bool all_zero(const EvalContext& ctx, size_t operand) {
-  if (!ctx.has(operand)) return true;
-  const Result<Tensor> t = ctx.tensor(operand);
-  if (!t.ok() || !check_number(*t).ok()) return false;
-  const std::vector<double> z = to_doubles(*t);
-  return std::all_of(z.begin(), z.end(), [](double e) { return e == 0; });
+// Operand i as integers; nullopt where it is of another kind.
+std::optional<std::vector<int64_t>> integers(const EvalContext& ctx, size_t i) {
+  std::vector<int64_t> v;
+  if (!ctx.has(i)) return v;
+  const Result<Tensor> t = ctx.tensor(i);
+  if (!t.ok() || !is_byte(*t)) return std::nullopt;
+  for (int64_t k = 0; k < t->numel(); ++k) v.push_back(element_as_int(*t, k));
+  return v;
+}
+
+// Undefined where the operands are none for the kernel.
+Result<Tensor> packed_matmul(const EvalContext& ctx, const IntegerWeights& w) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  const int rank = x.shape().rank();
+  const auto x_zero = integers(ctx, 2), w_zero = integers(ctx, 3);
+  if (!is_byte(x) || rank < 1 || x.shape()[rank - 1] != w.K || !x_zero || x_zero->size() > 1 || !w_zero ||
+      (w_zero->size() > 1 && static_cast<int64_t>(w_zero->size()) != w.M))
+    return Tensor();
+  WindowShape rows;
+  rows.N = rows.H = rows.OH = 1;
+  rows.W = rows.OW = w.K > 0 ? x.numel() / w.K : 0;
+  OAR_ASSIGN(Tensor sums,
+             integer_sums(ctx, w, rows, w.K, x, x_zero->empty() ? 0 : static_cast<int32_t>((*x_zero)[0])));
+  std::vector<int64_t> dims = dims_of(x.shape());
+  dims.back() = w.M;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  if (!w.ones) return sums.reshape(shape);
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
+  const std::vector<int32_t> zeros = left_zeros(w, *w_zero);
+  ctx.parallel(rows.W, 0.5 * static_cast<double>(w.M), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int32_t* from = elements<int32_t>(sums) + r * w.columns();
+      int32_t* to = mutable_elements<int32_t>(y) + r * w.M;
+      for (int64_t m = 0; m < w.M; ++m) to[m] = less_zero(from[m], zeros[static_cast<size_t>(m)], from[w.M]);
+    }
+  });
+  return y;
 }
 
 Status matmul_integer(EvalContext& ctx) {
-  if (const void* prepared = ctx.prepared<void>(); prepared && all_zero(ctx, 3)) {
-    OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-    int64_t zero = 0;
-    bool single = true;
-    if (ctx.has(2)) {
-      OAR_ASSIGN(const Tensor z, ctx.tensor(2));
-      single = z.numel() == 1 && dtype_of(z) != DType::kString;
-      if (single) zero = element_as_int(z, 0);
-    }
-    const int rank = x.shape().rank();
-    if (single && (dtype_of(x) == DType::kU8 || dtype_of(x) == DType::kI8) && rank > 0 &&
-        x.shape()[rank - 1] == integer_matrix_k(prepared)) {
-      OAR_ASSIGN(Tensor y, integer_product(ctx, x, static_cast<int32_t>(zero), prepared));
-      ctx.set(0, std::move(y));
-      return ok_status();
-    }
+  if (const auto* prepared = ctx.prepared<IntegerWeights>()) {
+    OAR_ASSIGN(Tensor y, packed_matmul(ctx, *prepared));
+    if (y.defined()) return ctx.set(0, std::move(y)), ok_status();
   }
   OAR_ASSIGN(const Tensor a, centered(ctx, 0, 2, true));
   OAR_ASSIGN(const Tensor b, centered(ctx, 1, 3, false));

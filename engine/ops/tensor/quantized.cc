@@ -309,38 +309,59 @@ Status quantized_dense(EvalContext& ctx) {
 
 }  // namespace
 
-Result<Tensor> integer_product(const EvalContext& ctx, const Tensor& x, int32_t x_zero,
-                               const void* prepared) {
-  const auto& p = *static_cast<const PreparedQuantized*>(prepared);
-  const int64_t M = p.weight[0], K = p.weight[1];
-  std::vector<int64_t> dims = dims_of(x.shape());
-  dims.back() = M;
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+Result<std::shared_ptr<const void>> prepare_integer_weights(const Tensor& w, const Tensor* zero,
+                                                            const IntegerFilters& f) {
+  auto p = std::make_shared<IntegerWeights>();
+  p->M = f.M, p->K = f.taps * f.C;
+  p->shift = dtype_of(w) == DType::kU8 ? 128 : 0;
+  // Zero points of 0 are as good as none, but for what was taken.
+  p->ones = zero == nullptr || (zero->numel() == 0 && p->shift != 0);
+  for (int64_t k = 0; zero != nullptr && k < zero->numel(); ++k)
+    p->ones = p->ones || element_as_int(*zero, k) != p->shift;
+  // One filter after the other, the one of ones last.
+  std::vector<int8_t> filters(static_cast<size_t>(p->columns() * p->K), 1);
+  for (int64_t m = 0; m < f.M; ++m) {
+    for (int64_t t = 0; t < f.taps; ++t) {
+      for (int64_t c = 0; c < f.C; ++c) {
+        const int64_t at = m * f.stride_m + t * f.stride_tap + c * f.stride_c;
+        const int32_t v = p->shift != 0 ? elements<uint8_t>(w)[at] : elements<int8_t>(w)[at];
+        filters[static_cast<size_t>((m * f.taps + t) * f.C + c)] = static_cast<int8_t>(v - p->shift);
+      }
+    }
+  }
+  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(p->columns(), p->K)}, DType::kI8));
+  p->sums.resize(static_cast<size_t>(p->columns()));
+  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), filters.data(), p->columns(),
+                         f.taps, f.C, p->K, f.C, 1);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+const Tensor* zero_of(const PrepareContext& ctx, size_t i) {
+  static const Tensor none = must(allocate_elements({0}, DType::kI8));
+  const std::vector<ValueId>& inputs = ctx.node().inputs;
+  return i >= inputs.size() || inputs[i] == kNoValue ? &none : ctx.constant(i);
+}
+
+std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64_t>& zero) {
+  std::vector<int32_t> left(static_cast<size_t>(w.M), -w.shift);
+  for (size_t m = 0; m < left.size() && !zero.empty(); ++m)
+    left[m] += static_cast<int32_t>(zero.size() == 1 ? zero[0] : zero[m]);
+  return left;
+}
+
+Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, const WindowShape& window,
+                            int64_t C, const Tensor& x, int32_t x_zero) {
+  OAR_ASSIGN(const Shape shape,
+             checked_shape(std::vector<int64_t>{window.N * window.OH * window.OW, w.columns()}));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
   QuantizedConvArgs a;
   a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
-  a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
-  a.window.N = a.window.H = a.window.OH = 1;
-  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
-  a.C = K, a.M = M, a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
+  a.w = elements<int8_t>(w.packed), a.w_sums = w.sums.data();
+  a.window = window;
+  a.C = C, a.M = w.columns(), a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
   a.out_type = QuantizedOut::kI32;
   OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
   return y;
-}
-
-int64_t integer_matrix_k(const void* prepared) {
-  return static_cast<const PreparedQuantized*>(prepared)->weight[1];
-}
-
-Result<std::shared_ptr<const void>> prepare_integer_matrix(const Tensor& w) {
-  auto p = std::make_shared<PreparedQuantized>();
-  const int64_t M = w.shape()[1], K = w.shape()[0];
-  p->weight = Shape({M, K});
-  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, K)}, DType::kI8));
-  p->sums.resize(static_cast<size_t>(M));
-  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(w), M, 1, K, 1,
-                         0, M);
-  return std::shared_ptr<const void>(std::move(p));
 }
 
 }  // namespace oar::tensor
