@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the pages that the program itself knows best: docs/serve-options.md from `oar serve --help`, docs/metrics.md from
-/metrics of a server with a language model and an ordinary one. Standard library only.
+/metrics of a server with a language model and an ordinary one, docs/ops.md from `oar ops`. Standard library only.
 
     docs/generate.py            writes them
     docs/generate.py --check    fails when a page is not what it would write (./dev test does this)
@@ -76,6 +76,23 @@ over the environment, and that over the file.
     return page
 
 
+def ops_page():
+    text = subprocess.run([OAR, "ops", "--json"], capture_output=True, text=True, check=True).stdout
+    page = """# Ops of graphs
+
+Written by `docs/generate.py` from `oar ops`. *Models*: language models' graphs have types with symbols for extents, ordinary ones
+(ONNX, Paddle, encoders) get their sizes at each run; ops of both serve both. *Computed*: by a kernel where the backend has one for
+the operands; *evaluated* is a loop on the processor, which may use kernels inside; an op by its *definition* alone is replaced by
+the ops it is defined by. *Gradient*: smooth, zero almost everywhere, or none.
+
+| op | models | computed | defined | gradient |
+|---|---|---|---|---|
+"""
+    for op in json.loads(text):
+        page += f"| `{op['op']}` | {op['models']} | {op['computed']} | {op['defined']} | {op['gradient']} |\n"
+    return page
+
+
 def serve(folder):
     """(process, port) of a server of the models in `folder`."""
     process = subprocess.Popen([OAR, "serve", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
@@ -143,7 +160,7 @@ def main():
     if sys.argv[1:] and not check:
         raise SystemExit(__doc__)
     stale = []
-    for name, page in {"serve-options.md": options_page(), "metrics.md": metrics_page()}.items():
+    for name, page in {"serve-options.md": options_page(), "metrics.md": metrics_page(), "ops.md": ops_page()}.items():
         path = SOURCE / "docs" / name
         if check and (not path.exists() or path.read_text() != page):
             stale.append(f"docs/{name}")

@@ -36,6 +36,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_health(CLI::App& app, Action& action);
 void add_infer(CLI::App& app, Action& action);
 void add_ocr(CLI::App& app, Action& action);
+void add_ops(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);
 

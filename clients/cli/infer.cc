@@ -180,7 +180,7 @@ void add_infer(CLI::App& app, Action& action) {
       "Examples:\n"
       "  oar infer squeezenet.onnx --input data_0=kitten.npy --output out\n"
       "  oar infer resnet50.onnx --precision int8 --calibrate samples --input input=cat.npy\n"
-      "  oar infer resnet50.onnx --device cuda --profile --input input=cat.npy");
+      "  oar infer resnet50.onnx --profile --input input=cat.npy");
   c->callback([o, &action] {
     action = [o] {
       const Status s = infer(*o);

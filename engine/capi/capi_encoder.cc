@@ -263,6 +263,10 @@ oar_status oar_embed(oar_encoder encoder, const char* const* texts, size_t count
     oar_embed_options o;
     oar_embed_options_init(&o, sizeof o);
     if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "embed_options", o));
+    if (o.reserved != 0) {
+      return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_embed_options_init()"),
+                              "reserved");
+    }
     auto results = std::make_shared<OutputsObject>();
     OAR_RETURN_IF_ERROR(embed(object->loaded, texts, count, o, *results));
     OAR_ASSIGN(*vectors, put(std::move(results)));

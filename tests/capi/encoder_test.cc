@@ -291,6 +291,7 @@ TEST_CASE("encoder: every wrong argument has its message") {
     spoil(o);
     return oar_embed(e, texts, 1, &o, &out);
   };
+  CHECK(refused(spoiled([](oar_embed_options& o) { o.reserved = 1; }), "reserved"));
   CHECK(refused(spoiled([](oar_embed_options& o) { o.pooling = -1; }), "pooling"));
   CHECK(refused(spoiled([](oar_embed_options& o) { o.pooling = 7; }), "pooling"));
   CHECK(refused(spoiled([](oar_embed_options& o) { o.normalize = 2; }), "normalize"));

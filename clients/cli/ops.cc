@@ -1,0 +1,65 @@
+// oar ops: the vocabulary of graphs. docs/ops.md is this table.
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "clients/cli/command.h"
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "engine/graph/op.h"
+
+namespace oar::cli {
+namespace {
+
+struct OpFacts {
+  const char *graphs, *computed, *defined, *gradient;
+};
+
+OpFacts facts_of(const OpDef& op) {
+  OpFacts f{};
+  f.graphs = op.infer == nullptr ? "ordinary" : op.evaluate == nullptr ? "language" : "both";
+  f.computed = op.lower == nullptr                                 ? "evaluated"
+               : op.evaluate != nullptr || op.reference != nullptr ? "kernel, else evaluated"
+               : op.define != nullptr                              ? "kernel, else definition"
+                                                                   : "kernel";
+  if (op.lower == nullptr && op.evaluate == nullptr && op.reference == nullptr) f.computed = "definition";
+  f.defined = op.define != nullptr ? "by others" : "primitive";
+  f.gradient = op.gradient == Gradient::kSmooth              ? "smooth"
+               : op.gradient == Gradient::kPiecewiseConstant ? "zero"
+                                                             : "none";
+  return f;
+}
+
+int print_ops(bool as_json) {
+  std::vector<const OpDef*> ops(all_ops().begin(), all_ops().end());
+  std::ranges::sort(ops, {}, [](const OpDef* op) { return std::string_view(op->name); });
+  if (!as_json) std::printf("%-28s %-9s %-24s %-10s %s\n", "op", "models", "computed", "defined", "gradient");
+  json::array list;
+  for (const OpDef* op : ops) {
+    const OpFacts f = facts_of(*op);
+    if (as_json) {
+      list.emplace_back(json::object{{"op", op->name},
+                                     {"models", f.graphs},
+                                     {"computed", f.computed},
+                                     {"defined", f.defined},
+                                     {"gradient", f.gradient}});
+    } else {
+      std::printf("%-28s %-9s %-24s %-10s %s\n", op->name, f.graphs, f.computed, f.defined, f.gradient);
+    }
+  }
+  if (as_json) std::printf("%s\n", json::serialize(list).c_str());
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_ops(CLI::App& app, Action& action) {
+  auto as_json = std::make_shared<bool>(false);
+  CLI::App* c =
+      app.add_subcommand("ops", "The ops of graphs: in which models, how computed, whether differentiable");
+  c->add_flag("--json", *as_json, "print one JSON array");
+  c->footer("Examples:\n  oar ops\n  oar ops --json");
+  c->callback([as_json, &action] { action = [as_json] { return print_ops(*as_json); }; });
+}
+
+}  // namespace oar::cli
