@@ -33,8 +33,9 @@ namespace oar::tensor {
 namespace {
 
 constexpr int64_t kQueries = 64, kKeys = 128;
-// Up to so many rows of queries, all heads of a group together, keys are read where they lie.
-constexpr int64_t kFew = 16;
+// Up to so many rows of queries, all heads of a group together, keys are read where they lie; if there are
+// many times as many keys, which packing would move once more.
+constexpr int64_t kFew = 16, kManyKeys = 8;
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -454,7 +455,7 @@ Status by_kernels(EvalContext& ctx, Call& c) {
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
   if (y.numel() > 0) {
     const int64_t workers = ctx.backend().workers(), heads = c.B * c.K, group = c.H / c.K;
-    const bool few = group * c.S <= kFew;
+    const bool few = group * c.S <= kFew && c.L >= kManyKeys * group * c.S;
     // Parts of the queries of a head where there are fewer heads than workers want.
     const int64_t blocks = (c.S + kQueries - 1) / kQueries;
     const int64_t parts = few ? 1 : std::clamp<int64_t>((2 * workers + heads - 1) / heads, 1, blocks);
