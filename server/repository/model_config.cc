@@ -228,9 +228,6 @@ Status read_instances(const json::object& config, TensorModelConfig& out) {
   int64_t total = 0;
   for (const json::value* v : groups) {
     if (!v->is_object()) return wrong("instance_group", "a list of messages", *v);
-    OAR_ASSIGN(const std::string kind, read_string(v->get_object(), "kind"));
-    if (!kind.empty() && kind != "KIND_CPU" && kind != "KIND_AUTO" && kind != "KIND_MODEL")
-      return unimplemented(cat("config: instance_group kind ", kind, " is not offered; use KIND_CPU"));
     int64_t count = 1;
     OAR_RETURN_IF_ERROR(read_int(v->get_object(), "count", 1, kMaxInstances, count));
     total += count;
@@ -301,6 +298,28 @@ Status check_language_config(const std::string& name, const json::object& config
                              "' is a language model; flags of `oar serve` say how those are served"));
   }
   return ok_status();
+}
+
+Result<std::string> device_of(const json::object& config, const std::string& given) {
+  const bool device = !given.empty() && given != "cpu";
+  std::string asked;
+  for (const json::value* v : each(config, "instance_group")) {
+    if (!v->is_object()) return wrong("instance_group", "a list of messages", *v);
+    OAR_ASSIGN(std::string kind, read_string(v->get_object(), "kind"));
+    if (kind.empty() || kind == "KIND_MODEL") kind = "KIND_AUTO";
+    if (kind != "KIND_AUTO" && kind != "KIND_CPU" && kind != "KIND_GPU")
+      return unimplemented(
+          cat("config: instance_group kind ", kind, " is not known; use KIND_CPU or KIND_GPU"));
+    if (kind == "KIND_GPU" && !device)
+      return unimplemented(
+          "config: instance_group kind KIND_GPU needs a device: start the server with --device, "
+          "or use KIND_CPU");
+    if (!asked.empty() && kind != asked)
+      return unimplemented(cat("config: instance_group has ", asked, " and ", kind,
+                               "; all instances of a model run in one place"));
+    asked = kind;
+  }
+  return asked == "KIND_CPU" ? std::string() : given;
 }
 
 std::vector<std::string> fields_without_effect(const json::object& config) {

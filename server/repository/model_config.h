@@ -35,6 +35,10 @@ bool has_batch_axis(const Predictor& predictor);
 // Refuses what a language model's config says beyond its name and version: flags say how those are served.
 Status check_language_config(const std::string& name, const json::object& config);
 
+// Where the config's instances run: `given` is the server's device (empty: the processor), which KIND_GPU
+// needs and KIND_CPU leaves. INVALID_ARGUMENT where there is none, and where instances differ.
+Result<std::string> device_of(const json::object& config, const std::string& given);
+
 // The fields of `config` that Triton knows and that have no effect here, for a line in the log.
 std::vector<std::string> fields_without_effect(const json::object& config);
 

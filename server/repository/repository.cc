@@ -161,10 +161,12 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
     options_.predictor.pool =
         std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options_.predictor.threads});
   }
+  PredictorOptions options = options_.predictor;
+  OAR_ASSIGN(options.device, device_of(config, options.device));
   std::unique_ptr<Predictor> predictor;
   std::shared_ptr<const TextEncoder> encoder;
   if (kind == ModelKind::kEncoder) {
-    Result<LoadedEncoder> loaded = load_text_encoder(path, options_.predictor);
+    Result<LoadedEncoder> loaded = load_text_encoder(path, options);
     const std::string graph = find_graph_in(path);
     if (!loaded.ok() && (graph.empty() || is_text_encoder(path))) return loaded.status();
     if (loaded.ok()) {
@@ -174,10 +176,10 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
       // A graph beside a tokenizer need not be an encoder: its tensors are served all the same.
       options_.log(LogLevel::kWarning,
                    cat("model ", name, " is served without texts: ", loaded.status().message()));
-      OAR_ASSIGN(predictor, Predictor::open(graph, options_.predictor));
+      OAR_ASSIGN(predictor, Predictor::open(graph, options));
     }
   } else {
-    OAR_ASSIGN(predictor, Predictor::open(path, options_.predictor));
+    OAR_ASSIGN(predictor, Predictor::open(path, options));
   }
   OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *predictor, options_.defaults));
   made.version = cat(version);

@@ -85,9 +85,11 @@ class Serve(Base):
 
     def test_a_device_that_dies_under_one_model_leaves_the_others(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, write in (("product", write_product), ("add", write_onnx)):
+            for name, write in (("product", write_product), ("add", write_onnx), ("at_home", write_product)):
                 os.makedirs(f"{folder}/{name}/1")
                 write(f"{folder}/{name}/1/model.onnx")
+
+            pathlib.Path(folder, "at_home/config.pbtxt").write_text("instance_group [ { kind: KIND_CPU } ]\n")
 
             def ask(server, name, **inputs):
                 body = {"inputs": [{"name": key, "shape": [1, len(v)], "datatype": "FP32", "data": v} for key, v in inputs.items()]}
@@ -107,6 +109,8 @@ class Serve(Base):
                     self.assertEqual(code, 503)
                     self.assertIn("loopback", str(error))
                 self.assertEqual(ask(server, "add", x=[1.0, 2.0], y=[3.0, 4.0]), (200, [4.0, 6.0]))
+                for _ in range(3):
+                    self.assertEqual(ask(server, "at_home", x=x), (200, [7.5 - m for m in range(8)]))
 
     def test_the_model_is_unloaded_and_loaded_again(self):
         with Server("--model-control", "explicit") as server:

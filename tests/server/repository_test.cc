@@ -100,7 +100,11 @@ TEST_CASE("Repository: what a configuration may say") {
   CHECK_THAT(load_error(folder, R"({"ensemble_scheduling":{}})"), Contains("ensemble_scheduling"));
   CHECK_THAT(load_error(folder, R"({"dynamic_baching":{}})"),
              Contains("no field 'dynamic_baching'; did you mean 'dynamic_batching'?"));
-  CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_GPU"}]})"), Contains("KIND_GPU"));
+  CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_GPU"}]})"),
+             Contains("KIND_GPU") && Contains("--device"));
+  CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_TPU"}]})"), Contains("KIND_TPU"));
+  CHECK_THAT(load_error(folder, R"({"instance_group":[{"kind":"KIND_CPU"},{"kind":"KIND_AUTO"}]})"),
+             Contains("KIND_CPU") && Contains("KIND_AUTO"));
   CHECK_THAT(load_error(folder, R"({"version_policy":{"specific":{"versions":[9]}}})"),
              Contains("none of the versions"));
   auto r = open_repository(folder, "", {});
