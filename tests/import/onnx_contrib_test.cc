@@ -154,6 +154,35 @@ TEST_CASE("a decoder as onnxruntime-genai spells it equals onnxruntime") {
   }
 }
 
+TEST_CASE("gather_nbits: codes that are elements of 4 bits, whose zero is 0") {
+  for (const DType dtype : {DType::kU4, DType::kI4}) {
+    Tensor codes = must(allocate_elements({3, 32}, dtype)),
+           scales = must(allocate_elements({3, 2}, DType::kF32));
+    for (int64_t k = 0; k < 96; ++k) {
+      if (dtype == DType::kU4)
+        mutable_elements<u4>(codes)[k] = Element<u4>::store(static_cast<uint8_t>(k * 7 % 16));
+      else mutable_elements<i4>(codes)[k] = Element<i4>::store(static_cast<int8_t>(k * 7 % 16 - 8));
+    }
+    for (int64_t k = 0; k < 6; ++k) mutable_elements<float>(scales)[k] = 0.5f + static_cast<float>(k);
+    Tensor rows = must(allocate_elements({2}, DType::kI64));
+    mutable_elements<int64_t>(rows)[0] = 2, mutable_elements<int64_t>(rows)[1] = -3;
+    Node node;
+    node.op = find_op("gather_nbits");
+    node.attrs = {{"bits", int64_t{4}}, {"block_size", int64_t{16}}};
+    node.outputs.resize(1);
+    const Datum data[] = {codes, rows, scales};
+    const Datum* in[] = {&data[0], &data[1], &data[2]};
+    const auto y = evaluate_op(node, in, EvalOptions{});
+    REQUIRE_OK(y);
+    REQUIRE((*y)[0].tensor.shape() == Shape{2, 32});
+    for (int64_t k = 0; k < 64; ++k) {
+      const int64_t row = k < 32 ? 2 : 0, column = k % 32;
+      CHECK(element_as_double((*y)[0].tensor, k) ==
+            element_as_double(codes, row * 32 + column) * element_as_double(scales, row * 2 + column / 16));
+    }
+  }
+}
+
 TEST_CASE("what ops of transformers do not honour is refused by name") {
   using namespace oar_test;  // NOLINT
   const auto refusal = [](const std::string& op, const std::vector<std::string>& in,

@@ -8,10 +8,10 @@
 //
 // layout    q, k and v each (B, S, heads D), with q_num_heads and kv_num_heads; or (B, heads, S, D); or, with
 //           layout "bshd", (B, S, heads, D). y lies as q does, pasts and presents are (B, heads, S, D).
-// scale     0 or none: 1 / sqrt D (spelled: as given). softcap: cap(s) = softcap tanh(s / softcap) where it
-// is positive. seen      is_causal: no key behind the query's position; left_window_size, right_window_size:
-// no key farther
-//           than that, -1 is any. Ranges are compared, never expanded to a mask.
+// scale     0 or none: 1 / sqrt D (with `spelled`: as given)
+// softcap   cap(s) = softcap tanh(s / softcap), where it is positive
+// seen      is_causal: no key behind the query's position; left_window_size, right_window_size: no key
+//           farther than that, -1 is any. Ranges are compared, never expanded to a mask.
 // mask      added to the scores, or bool: whether a key is seen. Broadcasts to (B, heads, S, T); one with
 //           fewer columns than there are keys hides the rest.
 // past      keys and values in front of k and v; present is both. A query's position counts from the first.
