@@ -123,8 +123,8 @@ void softmax(NodeWriter& n) { softmax_of(n, "Softmax"); }
 void log_softmax(NodeWriter& n) { softmax_of(n, "LogSoftmax"); }
 void hardmax(NodeWriter& n) { softmax_of(n, "Hardmax"); }
 
-// Swish came with opset 24; spelled out it is understood everywhere.
-void swish(NodeWriter& n) {
+// x sigmoid(alpha x). Swish came with opset 24, SwiGLU with 28; spelled out they are understood everywhere.
+void swish_to(NodeWriter& n, const std::string& out) {
   constexpr std::array<std::string_view, 1> handled = {"alpha"};
   n.attributes("", handled);
   const double alpha = n.attrs().get_float("alpha", 1);
@@ -137,7 +137,13 @@ void swish(NodeWriter& n) {
   }
   const std::string gate = n.fresh();
   n.emit("Sigmoid", {x}, {gate});
-  n.emit("Mul", {n.in(0), gate}, {n.out(0)});
+  n.emit("Mul", {n.in(0), gate}, {out});
+}
+void swish(NodeWriter& n) { swish_to(n, n.out(0)); }
+void swiglu(NodeWriter& n) {
+  const std::string gate = n.fresh();
+  swish_to(n, gate);
+  n.emit("Mul", {gate, n.in(1)}, {n.out(0)});
 }
 
 void not_equal(NodeWriter& n) {
@@ -298,7 +304,9 @@ constexpr OnnxExport kExports[] = {
     {"sequence_map", sequence_map},
     {"slice_by", slice_by},
     {"softmax", softmax},
+    {"silu", swish},
     {"split", split},
+    {"swiglu", swiglu},
     {"swish", swish},
     {"top_k", top_k},
     {"window", window},

@@ -233,8 +233,8 @@ void batch_norm(NodeWriter& n) {
                   {{"epsilon", n.attrs().get_float("epsilon", 1e-5)}},
                   {{x}, {each}, {each}, {each}, {each}, {{DType::kU8, {-1}}}})[0][0]);
 }
-// layer_normalization(x, scale, bias?): one vector each there, whatever the axes.
-void layer_normalization(NodeWriter& n) {
+// layer_norm(x, scale, bias?): one vector each there, whatever the axes.
+void layer_norm(NodeWriter& n) {
   n.expect_attrs({"axis", "epsilon", "stash_type"});
   if (n.wants(1) || n.wants(2)) return n.fail("mean and deviation as results");
   const Declared x = n.in_type(0);
@@ -274,7 +274,7 @@ void group_norm(NodeWriter& n) {
                   {{x}, {each}, {each}})[0][0]);
 }
 // x / sqrt(mean(x^2) + eps) * scale
-void rms_normalization(NodeWriter& n) {
+void rms_norm(NodeWriter& n) {
   n.expect_attrs({"axis", "epsilon", "stash_type"});
   const ValueIndex x = n.in(0);
   const Declared t = n.type(x);
@@ -390,10 +390,10 @@ constexpr OpWriterEntry kLayerWriters[] = {
     {"grid_sample", grid_sample},
     {"group_norm", group_norm},
     {"instance_norm", instance_norm},
-    {"layer_normalization", layer_normalization},
+    {"layer_norm", layer_norm},
     {"max_pool", [](NodeWriter& n) { pool(n, "max"); }},
     {"resize", resize},
-    {"rms_normalization", rms_normalization},
+    {"rms_norm", rms_norm},
 };
 
 }  // namespace

@@ -51,13 +51,15 @@ ValueIndex times(NodeWriter& n, ValueIndex x, double factor) {
   return n.op("scale", {x, n.number(factor, DType::kF32)}, {}, n.type(x));
 }
 void negative(NodeWriter& n) { n.out(0, times(n, n.in(0), -1)); }
-void swish(NodeWriter& n) {
+ValueIndex swish_of(NodeWriter& n) {
   n.expect_attrs({"alpha"});
   const double alpha = n.attrs().get_float("alpha", 1);
   const ValueIndex x = n.in(0);
-  if (alpha == 1) return n.out(0, n.same("silu", x));
-  n.out(0, n.binary("multiply", x, n.same("sigmoid", times(n, x, alpha))));
+  if (alpha == 1) return n.same("silu", x);
+  return n.binary("multiply", x, n.same("sigmoid", times(n, x, alpha)));
 }
+void swish(NodeWriter& n) { n.out(0, swish_of(n)); }
+void swiglu(NodeWriter& n) { n.out(0, n.binary("multiply", swish_of(n), n.in(1))); }
 // Above the threshold it is x itself, where log(1 + exp(x)) differs by less than half an ulp of f64.
 void softplus(NodeWriter& n) { n.out(0, n.same("softplus", n.in(0), {{"beta", 1.0}, {"threshold", 40.0}})); }
 void gelu(NodeWriter& n) {
@@ -387,6 +389,7 @@ constexpr OpWriterEntry kMathWriters[] = {
     {"selu", selu},
     OAR_RENAMED("sigmoid", "sigmoid"),
     OAR_RENAMED("sign", "sign"),
+    {"silu", swish},
     OAR_RENAMED("sin", "sin"),
     OAR_RENAMED("sinh", "sinh"),
     {"softmax", [](NodeWriter& n) { softmax_of(n, "softmax"); }},
@@ -395,6 +398,7 @@ constexpr OpWriterEntry kMathWriters[] = {
     OAR_RENAMED("sqrt", "sqrt"),
     OAR_RENAMED("square", "square"),
     OAR_ARITHMETIC("sub", "subtract"),
+    {"swiglu", swiglu},
     {"swish", swish},
     OAR_RENAMED("tan", "tan"),
     OAR_RENAMED("tanh", "tanh"),

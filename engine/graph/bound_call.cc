@@ -98,13 +98,12 @@ Status run_call(const BoundCall& call, EvalContext& ctx) {
   for (size_t k = 0; k < call.results.size(); ++k) {
     const ValueInfo& info = call.results[k];
     const DType dtype = info.format.dtype();
-    if (k == 0 && call.op->overwrites >= 0) {
-      const auto over = static_cast<size_t>(call.op->overwrites);
-      OAR_ASSIGN(const Tensor x, ctx.tensor(over));
-      OAR_ASSIGN(results[k], ctx.allocate_over(over, x, info.shape, dtype));
-    } else {
-      OAR_ASSIGN(results[k], ctx.allocate(info.shape, dtype));
+    for (size_t i = 0; k == 0 && i < call.operands.size() && !results[k].defined(); ++i) {
+      if ((call.op->overwrites >> i & 1) == 0 || !ctx.has(i)) continue;
+      OAR_ASSIGN(const Tensor x, ctx.tensor(i));
+      if (ctx.may_overwrite(i, x, info.shape, dtype)) results[k] = x;
     }
+    if (!results[k].defined()) { OAR_ASSIGN(results[k], ctx.allocate(info.shape, dtype)); }
     out[k] = operand_of(info, results[k].mutable_data());
   }
   Args args;

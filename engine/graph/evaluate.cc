@@ -320,8 +320,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   for (ValueId v : node.inputs) operands.push_back(values.find(v));
   results.assign(node.outputs.size(), {});
   std::shared_ptr<const BoundCall> call;
-  // Ops that language models have too are lowered there by the types of their graphs.
-  if (node.op->lower != nullptr && node.op->infer == nullptr) {
+  if (node.op->lower != nullptr) {
     if (options.calls != nullptr) call = (*options.calls)[i];
     if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, recent_or_bound(i, operands, on_host)); }
     if (options.bound != nullptr) (*options.bound)[i] = call;

@@ -101,7 +101,7 @@ class Graph {
   // Restores topological order after a rewrite that appended nodes at the end.
   void sort();
 
-  // One line per node: "%5 = rms_norm(%3, %4) {eps: 1e-05} : f32[T, 256]".
+  // One line per node: "%5 = rms_norm(%3, %4) {epsilon: 1e-05} : f32[T, 256]".
   std::string to_string() const;
   std::string type_string(const TensorType& t) const;
 

@@ -14,6 +14,12 @@ Result<void*> HostScratch::reserve(size_t index, uint64_t bytes) {
   return bytes > 0 ? b.mutable_data() : nullptr;
 }
 
+Known LowerContext::known(size_t input) const {
+  if (in_run()) return input < operands.size() ? Known(operands[input]) : Known();
+  if (input >= node.inputs.size() || node.inputs[input] == kNoValue) return {};
+  return Known(graph.value(node.inputs[input]).type);
+}
+
 bool LowerContext::is_weight(size_t input) const {
   if (input >= node.inputs.size() || node.inputs[input] == kNoValue) return false;
   const ValueId v = node.inputs[input];
@@ -61,6 +67,19 @@ Result<const float*> LowerContext::f32_constant(size_t input) const {
                return weights.place(f32, true);
              }));
   return static_cast<const float*>(stored->data());
+}
+
+bool LowerContext::is_f32_operand(size_t input) const {
+  const Known operand = known(input);
+  if (!operand.given() || operand.f32()) return true;
+  const Format& format = operand.format();
+  return graph.value(node.inputs[input]).kind == ValueKind::kConstant &&
+         (!format.plain() || dtype_is_float(format.dtype()));
+}
+
+Result<const float*> LowerContext::f32_operand(size_t input) const {
+  const bool computed = known(input).given() && graph.value(node.inputs[input]).kind != ValueKind::kConstant;
+  return computed ? static_cast<const float*>(nullptr) : f32_constant(input);
 }
 
 }  // namespace oar

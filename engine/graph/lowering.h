@@ -46,6 +46,35 @@ struct ValueInfo {
   bool operator==(const ValueInfo&) const = default;
 };
 
+// What is known of an operand when its node is lowered, whoever says it: a run its sizes, or a graph its
+// types, whose extents may be expressions of symbols. Views what it was asked of.
+class Known {
+ public:
+  Known() = default;
+  explicit Known(const ValueInfo& run) : run_(run.given ? &run : nullptr) {}
+  explicit Known(const TensorType& type) : type_(&type) {}
+  // False of an operand left out, of which nothing else may be asked.
+  bool given() const { return run_ != nullptr || type_ != nullptr; }
+  const Format& format() const { return run_ != nullptr ? run_->format : type_->format; }
+  bool f32() const { return given() && format() == Format::f32(); }
+  int rank() const { return run_ != nullptr ? run_->shape.rank() : static_cast<int>(type_->shape.size()); }
+  // Whether axis i has n entries, or as many as axis j of another operand.
+  bool is(int i, int64_t n) const {
+    return run_ != nullptr ? run_->shape[i] == n : type_->shape[static_cast<size_t>(i)] == Dim(n);
+  }
+  bool same(int i, const Known& o, int j) const {
+    return run_ != nullptr ? run_->shape[i] == o.run_->shape[j]
+                           : type_->shape[static_cast<size_t>(i)] == o.type_->shape[static_cast<size_t>(j)];
+  }
+  bool same_shape(const Known& o) const {
+    return run_ != nullptr ? run_->shape == o.run_->shape : type_->shape == o.type_->shape;
+  }
+
+ private:
+  const ValueInfo* run_ = nullptr;
+  const TensorType* type_ = nullptr;
+};
+
 // What an op that runs on the host keeps from run to run: buffers that grow to the largest run and stay.
 struct HostScratch {
   std::vector<Buffer> buffers;
@@ -66,12 +95,14 @@ class LoweredOp {
   // Who computes it, for people.
   virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }
   uint64_t weight_bytes = 0;  // weights a run streams through once, copied or in place; a table's few rows: 0
-  // Of nodes bound to sizes: roughly how long one thread takes, and the operand that result 0 may be written
-  // over (-1: none).
+  // Of nodes bound to sizes: roughly how long one thread takes, and over which operands result 0 may be
+  // written (bit i: operand i).
   double nanoseconds = 0;
-  int overwrites = -1;
+  uint32_t overwrites = 0;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
+// No kernel for these operands: the definition, the reference or evaluate() does the node.
+inline Lowered not_lowered() { return std::unique_ptr<LoweredOp>(); }
 
 struct LowerContext {
   const Graph& graph;
@@ -91,7 +122,11 @@ struct LowerContext {
   // Inputs whose bytes the op took over by f32_constant() or weight(), and so will not look for at run time.
   mutable std::vector<size_t> taken = {};
 
-  bool given(size_t input) const { return input < operands.size() && operands[input].given; }
+  bool given(size_t input) const { return known(input).given(); }
+  // Operand `input`, by the run's operands or the graph's types.
+  Known known(size_t input) const;
+  // Lowered for one run's sizes; else by the types of its graph.
+  bool in_run() const { return results != nullptr; }
   // Whether operand `input` is a constant or an expression over constants.
   bool is_weight(size_t input) const;
   bool is_expression(size_t input) const {
@@ -109,6 +144,10 @@ struct LowerContext {
                                      const std::function<Result<StoredWeight>(const Tensor&)>& make) const;
   // A constant operand as f32 in device memory (norm weights, biases); null for an operand left out.
   Result<const float*> f32_constant(size_t input) const;
+  // Whether f32_operand() does it: an operand left out, a constant, or computed in f32.
+  bool is_f32_operand(size_t input) const;
+  // The same for an operand that may be computed as well: null then, and fill() finds it in the run.
+  Result<const float*> f32_operand(size_t input) const;
 };
 
 // The usual LoweredOp: an Args struct and a function that fills it.
@@ -135,9 +174,24 @@ class KernelOp final : public LoweredOp {
 template <class Args, class Fill>
 Lowered lower_kernel(LowerContext& ctx, KernelFamily family, Format format, Args args, Fill fill) {
   const Kernel* k = ctx.backend.find_kernel(family, format);
-  if (!k) return std::unique_ptr<LoweredOp>();
+  if (!k) return not_lowered();
   return std::unique_ptr<LoweredOp>(
       std::make_unique<KernelOp<Args, Fill>>(k, std::move(args), std::move(fill)));
+}
+
+// The same for an op whose one result is f32 and shaped like operand `like`. In a run it also says what
+// LoweredOp has of nodes bound to sizes: `nanoseconds` an element, and `overwrites`. Null for a run of no
+// elements.
+template <class Args, class Fill>
+Lowered lower_like(LowerContext& ctx, size_t like, KernelFamily family, const Args& args, double nanoseconds,
+                   uint32_t overwrites, Fill fill) {
+  if (ctx.in_run() && ctx.operands[like].shape.numel() == 0) return not_lowered();
+  OAR_ASSIGN(auto op, lower_kernel(ctx, family, Format::f32(), args, std::move(fill)));
+  if (op == nullptr || !ctx.in_run()) return op;
+  ctx.results->assign(1, {Format::f32(), ctx.operands[like].shape, true});
+  op->nanoseconds = nanoseconds * static_cast<double>(ctx.operands[like].shape.numel());
+  op->overwrites = overwrites;
+  return op;
 }
 
 }  // namespace oar

@@ -67,8 +67,8 @@ struct OpDef {
   Result<std::shared_ptr<const void>> (*prepare)(PrepareContext& ctx) = nullptr;
   // Results depend on more than the operands (random numbers): never folded or merged.
   bool impure = false;
-  // Makes the kernel call, or returns null when the backend has no kernel for these operands. Ops with a
-  // shape rule are lowered by the types of their graph, ops without one by a run's operands (bound_call.h).
+  // Makes the kernel call, or returns null when the backend has no kernel for these operands. A node is
+  // lowered by the types of its graph, or by a run's operands (bound_call.h): LowerContext::known() has both.
   Result<std::unique_ptr<LoweredOp>> (*lower)(LowerContext& ctx) = nullptr;
   // Ops of weight expressions (weights.h): computes the result over the f32 tensor `x`, operand 0, at the
   // speed of memory. False, and x untouched, for operands it does not do; the reference does those.

@@ -64,13 +64,13 @@ void skip_layer_norm(OnnxNode& n) {
   const Val sum = with_bias(n, n.w().op("add", {n.in(0), n.in(1)}), 4);
   const Attrs attrs{{"axis", int64_t{-1}}, {"epsilon", n.get_float("epsilon", 1e-12)}};
   const size_t results = std::clamp<size_t>(n.num_outputs(), 1, 3);
-  n.outs(n.w().ops("layer_normalization", {sum, n.in(2), n.in(3)}, results, attrs));
+  n.outs(n.w().ops("layer_norm", {sum, n.in(2), n.in(3)}, results, attrs));
   n.out(3, sum);
 }
 // SkipSimplifiedLayerNormalization(x, skip, gamma, bias?): by the root of the mean square.
 void skip_rms_norm(OnnxNode& n) {
   const Val sum = with_bias(n, n.w().op("add", {n.in(0), n.in(1)}), 3);
-  n.out(0, n.w().op("rms_normalization", {sum, n.in(2)},
+  n.out(0, n.w().op("rms_norm", {sum, n.in(2)},
                     {{"axis", int64_t{-1}}, {"epsilon", n.get_float("epsilon", 1e-12)}}));
   n.out(3, sum);
 }
@@ -197,7 +197,7 @@ constexpr OnnxOp kContrib[] = {
     {"QLinearSigmoid", 1, nullptr, nullptr, qlinear_sigmoid},
     {"QuickGelu", 1, nullptr, nullptr, quick_gelu},
     {"RotaryEmbedding", 1, nullptr, nullptr, rotary},
-    {"SimplifiedLayerNormalization", 1, "rms_normalization", "axis:i epsilon:f stash_type:i", nullptr},
+    {"SimplifiedLayerNormalization", 1, "rms_norm", "axis:i epsilon:f stash_type:i", nullptr},
     {"SkipLayerNormalization", 1, nullptr, nullptr, skip_layer_norm},
     {"SkipSimplifiedLayerNormalization", 1, nullptr, nullptr, skip_rms_norm},
 };

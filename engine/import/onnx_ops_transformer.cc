@@ -217,7 +217,7 @@ void embed_layer_norm(OnnxNode& n) {
     return n.fail(
         invalid_argument("operands 'segment_ids' and 'segment_embedding' go together; one is missing"));
   if (n.in(1)) sum = n.w().op("add", {sum, n.w().op("gather", {n.in(4), n.in(1)}, rows)});
-  n.out(0, n.w().op("layer_normalization", {sum, n.in(5), n.in(6)},
+  n.out(0, n.w().op("layer_norm", {sum, n.in(5), n.in(6)},
                     {{"axis", int64_t{-1}}, {"epsilon", n.get_float("epsilon", 1e-12)}}));
   const Attrs i32{{"to", std::string("i32")}};
   if (asks(n, 1) && n.in(7)) {

@@ -181,7 +181,7 @@ void layer_norm(Node& n) {
   if (!scale) scale = n.w().op("constant_of_shape", {dims, n.number(1, n.dtype(0))});
   else if (dims) scale = n.w().op("reshape_by", {scale, dims});
   if (bias && dims) bias = n.w().op("reshape_by", {bias, dims});
-  n.out(0, n.w().op("layer_normalization", {x, scale, bias},
+  n.out(0, n.w().op("layer_norm", {x, scale, bias},
                     {{"axis", axis}, {"epsilon", n.get_float("epsilon", 1e-5)}}));
 }
 // group_norm(x, scale, bias), by its definition: groups of channels as one axis.

@@ -169,14 +169,14 @@ void hardswish(Node& n) {
   n.out(0, n.w().op("hard_swish", {n.in(0)}));
 }
 void swish(Node& n) { n.out(0, n.w().op("swish", {n.in(0)}, {{"alpha", n.get_float("beta", 1)}})); }
-void silu(Node& n) { n.out(0, n.w().op("swish", {n.in(0)}, {{"alpha", 1.0}})); }
+void silu(Node& n) { n.out(0, n.w().op("silu", {n.in(0)})); }
 void swiglu(Node& n) {
   Val a = n.in(0), b = n.in(1);
   if (!b) {
     const auto halves = n.w().ops("split", {a, {}}, 2, {{"axis", int64_t{-1}}});
     a = halves[0], b = halves[1];
   }
-  n.out(0, n.w().op("mul", {n.w().op("swish", {a}, {{"alpha", 1.0}}), b}));
+  n.out(0, n.w().op("swiglu", {a, b}));
 }
 void gelu(Node& n) {
   n.out(0, n.w().op("gelu", {n.in(0)},

@@ -107,8 +107,7 @@ class Writer {
   }
   ValueId layer_norm(ValueId x, const std::string& name) {
     scope_ = name;
-    return op("layer_normalization",
-              {x, weight(name + ".weight", {c_.width}), weight(name + ".bias", {c_.width})},
+    return op("layer_norm", {x, weight(name + ".weight", {c_.width}), weight(name + ".bias", {c_.width})},
               {{"axis", int64_t{-1}}, {"epsilon", c_.norm_eps}});
   }
   ValueId activate(ValueId x) {

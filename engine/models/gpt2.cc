@@ -39,7 +39,8 @@ Val linear(ModelBuilder& b, Val x, const std::string& name) {
 
 Val activation(ModelBuilder& b, Val x) {
   const std::string& a = b.c.activation;
-  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast") return b.op("gelu_tanh", {x});
+  if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast")
+    return b.op("gelu", {x}, {{"approximate", std::string("tanh")}});
   if (a == "gelu" || a == "relu") return b.op(a, {x});
   if (a == "silu" || a == "swish") return b.op("silu", {x});
   b.fail(unimplemented(cat("config.json: activation_function '", a, "'")));

@@ -71,11 +71,11 @@ Val ModelBuilder::linear(Val x, const std::string& name, bool biased) {
 }
 
 Val ModelBuilder::rms_norm(Val x, const std::string& name) {
-  return op("rms_norm", {x, weight(name + ".weight")}, {{"eps", c.norm_eps}});
+  return op("rms_norm", {x, weight(name + ".weight")}, {{"epsilon", c.norm_eps}});
 }
 
 Val ModelBuilder::layer_norm(Val x, const std::string& name) {
-  return op("layer_norm", {x, weight(name + ".weight"), weight(name + ".bias")}, {{"eps", c.norm_eps}});
+  return op("layer_norm", {x, weight(name + ".weight"), weight(name + ".bias")}, {{"epsilon", c.norm_eps}});
 }
 
 Val ModelBuilder::embedding(const std::string& table, Val ids, int64_t rows) {

@@ -1,6 +1,7 @@
 // Elementwise primitives. Binary ones broadcast like NumPy: shapes are aligned at the last axis and extents
 // of 1 repeat.
 #include <cmath>
+#include <optional>
 
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
@@ -93,35 +94,59 @@ Status binary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   return ok_status();
 }
 
-// The kernel broadcasts a row, a column or a scalar of its second operand; anything else is the reference's.
+// How operand `b` repeats in a result shaped like `a`: over axes [0, split), over the others, as the kernel
+// has it. Nothing where it is neither whole nor repeated in each part, or a is not shaped like the result.
+struct Repeats {
+  int split = 0;
+  bool b_row = true, b_col = true;
+};
+std::optional<Repeats> repeats_of(const Known& a, const Known& b) {
+  if (b.rank() > a.rank()) return std::nullopt;
+  Repeats r{std::max(a.rank() - 1, 0)};
+  int parts = 0;
+  for (int k = 0, j = b.rank() - a.rank(); k < a.rank(); ++k, ++j) {
+    const bool one = j < 0 || b.is(j, 1);
+    if (!one && !b.same(j, a, k)) return std::nullopt;
+    if (a.is(k, 1) || (parts > 0 && one != r.b_col)) continue;  // as the axis before
+    if (parts == 2) return std::nullopt;
+    if (parts == 0) r.b_row = !one;
+    else r.split = k;
+    r.b_col = !one;
+    ++parts;
+  }
+  return r;
+}
+
+// One operand shaped like the result, the other repeated along rows, columns or neither; anything else is the
+// reference's, or of ordinary models evaluate()'s.
 template <BinaryOp kOp>
 Lowered binary_lower(LowerContext& ctx) {
-  const DimVector& a = shape_of(ctx.graph, ctx.node.inputs[0]);
-  const DimVector& b = shape_of(ctx.graph, ctx.node.inputs[1]);
-  const DimVector& out = shape_of(ctx.graph, ctx.node.outputs[0]);
-  const bool whole = a == out;
-  const bool row = b.size() == 1 && !out.empty() && b[0] == out.back();
-  const bool scalar = product(b) == Dim(1);
-  bool column = b.size() == out.size() && !out.empty() && b.back() == Dim(1);
-  for (size_t k = 0; column && k + 1 < out.size(); ++k) column = b[k] == out[k];
-  if (!whole || !(b == out || row || scalar || column)) return std::unique_ptr<LoweredOp>();
+  constexpr bool kCommutes = kOp != BinaryOp::kSub && kOp != BinaryOp::kDiv && kOp != BinaryOp::kPow;
+  if (ctx.node.inputs.size() != 2 || !ctx.given(0) || !ctx.given(1) || ctx.node.attrs.has("axis"))
+    return not_lowered();
+  // An integer exponent, or a square, has a way of its own.
+  if (kOp == BinaryOp::kPow && ctx.in_run()) return not_lowered();
+  size_t whole = 0;
+  auto repeats = repeats_of(ctx.known(0), ctx.known(1));
+  if (!repeats && kCommutes) repeats = repeats_of(ctx.known(1), ctx.known(0)), whole = 1;
+  const size_t other = 1 - whole;
+  if (!repeats || !ctx.known(whole).f32()) return not_lowered();
+  if (!ctx.known(other).f32() && (ctx.in_run() || !ctx.is_f32_operand(other))) return not_lowered();
   BinaryArgs args;
   args.op = kOp;
-  args.b_row = (b == out || column) && !scalar ? 1 : 0;
-  args.b_col = (b == out || row) && !scalar ? 1 : 0;
-  const float* constant = nullptr;
-  if (ctx.graph.value(ctx.node.inputs[1]).kind == ValueKind::kConstant) {
-    OAR_ASSIGN(constant, ctx.f32_constant(1));
-  }
-  if (ctx.graph.value(ctx.node.inputs[0]).kind == ValueKind::kConstant) return std::unique_ptr<LoweredOp>();
-  return lower_kernel(ctx, KernelFamily::kBinary, Format::f32(), args,
-                      [constant](BinaryArgs& a, const Operand* in, const Operand* out) {
-                        a.out = out[0].as<float>();
-                        a.a = in[0].as<const float>();
-                        a.b = constant ? constant : in[1].as<const float>();
-                        a.rows = out[0].rows();
-                        a.cols = out[0].cols();
-                      });
+  args.b_row = repeats->b_row ? 1 : 0;
+  args.b_col = repeats->b_col ? 1 : 0;
+  OAR_ASSIGN(args.a, ctx.f32_operand(whole));
+  OAR_ASSIGN(args.b, ctx.f32_operand(other));
+  const uint32_t over = ctx.known(0).same_shape(ctx.known(1)) ? 3 : 1u << whole;
+  return lower_like(ctx, whole, KernelFamily::kBinary, args, 0.2, over,
+                    [=, split = repeats->split](BinaryArgs& a, const Operand* in, const Operand* out) {
+                      a.out = out[0].as<float>();
+                      if (a.a == nullptr) a.a = in[whole].as<const float>();
+                      if (a.b == nullptr) a.b = in[other].as<const float>();
+                      a.rows = a.cols = 1;
+                      for (int k = 0; k < out[0].rank; ++k) (k < split ? a.rows : a.cols) *= out[0].dims[k];
+                    });
 }
 
 template <double (*F)(double, double), BinaryOp kOp>

@@ -29,14 +29,12 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
 }
 
 Lowered lower(LowerContext& ctx) {
-  if (!ctx.is_weight(0)) return std::unique_ptr<LoweredOp>();
+  if (!ctx.is_weight(0)) return not_lowered();
   const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
                                            : std::optional(ctx.weight_format(0));
   OAR_CHECK(format && (!ctx.is_expression(0) || format->info().encode),
             "a pass names a format that can be written");
-  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, *format) == nullptr) {
-    return std::unique_ptr<LoweredOp>();
-  }
+  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, *format) == nullptr) { return not_lowered(); }
   OAR_ASSIGN(const StoredWeight* table, weight_rows(ctx, 0, *format));
   const Shape shape = ctx.weight_shape(0);
   EmbeddingArgs args;

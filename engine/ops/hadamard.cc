@@ -228,15 +228,15 @@ Result<const float*> to_device(const LowerContext& ctx, std::string_view what,
 Lowered lower(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const DimVector& shape = shape_of(ctx.graph, ctx.node.inputs[0]);
-  if (along_columns(attrs, shape.size())) return std::unique_ptr<LoweredOp>();
+  if (along_columns(attrs, shape.size())) return not_lowered();
   const Transform t = transform_of(attrs, shape.size(), shape.back().const_value());
   HadamardArgs args = arguments(t);
   // A row of the kernel is everything below axis 0: its heads' blocks repeat the signs of the last axis.
   const Dim channels = shape.size() > 1 ? product(shape, 1) : shape[0];
-  if (!channels.is_const()) return std::unique_ptr<LoweredOp>();
+  if (!channels.is_const()) return not_lowered();
   std::vector<float> scale;
   if (given(ctx.node.inputs, 1)) {
-    if (!ctx.is_weight(1)) return std::unique_ptr<LoweredOp>();
+    if (!ctx.is_weight(1)) return not_lowered();
     ctx.taken.push_back(1);
     OAR_ASSIGN(const Tensor stored, ctx.evaluate(1));
     OAR_ASSIGN(const Tensor f32, to_f32(stored));

@@ -185,12 +185,12 @@ Lowered lower(LowerContext& ctx) {
   uint64_t weight_bytes = 0;
   int64_t column = 0;
   for (size_t k = 2; k < node.inputs.size(); k += 2) {
-    if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
+    if (!ctx.is_weight(k)) return not_lowered();
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
     // Before the weight is copied anywhere.
-    if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return std::unique_ptr<LoweredOp>();
+    if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return not_lowered();
     OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, k, own, column, weight_bytes));
     segments.push_back(segment);
     column += segment.n;
@@ -216,14 +216,13 @@ std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& 
 
 Lowered gated_lower(LowerContext& ctx) {
   const Kernel* swiglu = ctx.backend.find_kernel(KernelFamily::kSwiGlu, Format::f32());
-  if (swiglu == nullptr) return std::unique_ptr<LoweredOp>();
+  if (swiglu == nullptr) return not_lowered();
   if (ctx.probe) {
     // Weights are packed in the format that is asked for or the stored one.
     const std::string wanted = ctx.node.attrs.get_string("format");
     const Format stored = ctx.graph.value(ctx.node.inputs[3]).type.format;
     for (const Format f : {Format::find(wanted).value_or(stored), stored}) {
-      if (ctx.backend.find_kernel(KernelFamily::kGatedMatmul, f) == nullptr)
-        return std::unique_ptr<LoweredOp>();
+      if (ctx.backend.find_kernel(KernelFamily::kGatedMatmul, f) == nullptr) return not_lowered();
     }
     return std::unique_ptr<LoweredOp>(
         std::make_unique<GatedLinearOp>(swiglu, swiglu, MatmulSegment{}, Format::f32()));

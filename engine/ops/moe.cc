@@ -155,13 +155,11 @@ Lowered grouped_lower(LowerContext& ctx) {
   uint64_t weight_bytes = 0;
   int64_t column = 0;
   for (size_t k = 3; k < node.inputs.size(); ++k) {
-    if (!ctx.is_weight(k)) return std::unique_ptr<LoweredOp>();
+    if (!ctx.is_weight(k)) return not_lowered();
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
-    if (ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, own) == nullptr) {
-      return std::unique_ptr<LoweredOp>();
-    }
+    if (ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, own) == nullptr) { return not_lowered(); }
     if ((k - 3) % per_expert == 0) column = 0;
     OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, own));
     weight_bytes += w->bytes;

@@ -40,4 +40,40 @@ Types same_as_first(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
 }
 
+double unary_nanoseconds(UnaryOp op) {
+  switch (op) {
+    case UnaryOp::kNeg:
+    case UnaryOp::kAbs:
+    case UnaryOp::kSquare:
+    case UnaryOp::kRelu: return 0.1;
+    case UnaryOp::kSqrt:
+    case UnaryOp::kReciprocal:
+    case UnaryOp::kFloor: return 0.2;
+    case UnaryOp::kExp:
+    case UnaryOp::kRsqrt: return 0.3;
+    case UnaryOp::kLog:
+    case UnaryOp::kSigmoid:
+    case UnaryOp::kSilu: return 0.4;
+    case UnaryOp::kTanh:
+    case UnaryOp::kErf: return 0.5;
+    case UnaryOp::kGeluErf:
+    case UnaryOp::kGeluTanh: return 0.6;
+    case UnaryOp::kSin:
+    case UnaryOp::kCos: return 5;
+  }
+  return 1;
+}
+
+Lowered lower_unary(LowerContext& ctx, UnaryOp op) {
+  if (!ctx.known(0).f32()) return not_lowered();
+  UnaryArgs args;
+  args.op = op;
+  return lower_like(ctx, 0, KernelFamily::kUnary, args, unary_nanoseconds(op), 1,
+                    [](UnaryArgs& a, const Operand* in, const Operand* out) {
+                      a.out = out[0].as<float>();
+                      a.x = in[0].as<const float>();
+                      a.n = in[0].numel();
+                    });
+}
+
 }  // namespace oar

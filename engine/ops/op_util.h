@@ -29,15 +29,12 @@ Dim product(const DimVector& shape, size_t from = 0);
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);
 
+// Roughly how long the kernel takes for an element.
+double unary_nanoseconds(UnaryOp op);
+Lowered lower_unary(LowerContext& ctx, UnaryOp op);
 template <UnaryOp kOp>
 Lowered lower_unary(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kUnary, Format::f32(), UnaryArgs{},
-                      [](UnaryArgs& a, const Operand* in, const Operand* out) {
-                        a.op = kOp;
-                        a.out = out[0].as<float>();
-                        a.x = in[0].as<const float>();
-                        a.n = in[0].numel();
-                      });
+  return lower_unary(ctx, kOp);
 }
 
 }  // namespace oar

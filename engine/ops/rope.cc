@@ -24,7 +24,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
 
 std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   Val x = in[0];
-  if (in[3]) x = b.op("rms_norm", {x, in[3]}, {{"eps", attrs.get_float("norm_eps")}});
+  if (in[3]) x = b.op("rms_norm", {x, in[3]}, {{"epsilon", attrs.get_float("norm_eps")}});
   const int64_t D = b.dim(x, -1).const_value(), half = b.dim(in[2], 0).const_value(),
                 H = b.dim(x, 1).const_value();
   // (T, 1, half)
@@ -59,17 +59,20 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs)
 }
 
 Lowered lower(LowerContext& ctx) {
+  if (!ctx.is_f32_operand(2) || !ctx.is_f32_operand(3)) return not_lowered();
   RopeArgs args;
   args.mscale = static_cast<float>(ctx.node.attrs.get_float("mscale", 1));
   args.interleaved = ctx.node.attrs.get_bool("interleaved");
   args.norm_eps = static_cast<float>(ctx.node.attrs.get_float("norm_eps", 1e-6));
   args.rot_dim = 2 * shape_of(ctx.graph, ctx.node.inputs[2])[0].const_value();
-  OAR_ASSIGN(args.inv_freq, ctx.f32_constant(2));
-  OAR_ASSIGN(args.norm_w, ctx.f32_constant(3));
+  OAR_ASSIGN(args.inv_freq, ctx.f32_operand(2));
+  OAR_ASSIGN(args.norm_w, ctx.f32_operand(3));
   return lower_kernel(ctx, KernelFamily::kRope, Format::f32(), args,
                       [](RopeArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();
+                        if (a.inv_freq == nullptr) a.inv_freq = in[2].as<const float>();
+                        if (a.norm_w == nullptr) a.norm_w = in[3].as<const float>();
                         a.positions = in[1].as<const int32_t>();
                         a.T = in[0].dims[0];
                         a.heads = in[0].dims[1];

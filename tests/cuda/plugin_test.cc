@@ -50,12 +50,12 @@ TEST_CASE("cuda: a graph on the device, launched and captured, with the processo
   auto b = make_plugin_backend(OAR_CUDA_PLUGIN, host(), {});
   REQUIRE_OK(b);
   GraphFixture f;
-  const Val norm = f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"eps", 1e-6}});
+  const Val norm = f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"epsilon", 1e-6}});
   f.output(norm);
   // f32 sums of 96 squares, root, two products: below 100 roundings.
   CHECK(distance(f.planned_on(**b, {}, 4), f.reference()) < 100.0 / (1 << 24));
   GraphFixture mixed;  // silu has no kernel there
   mixed.output(mixed.b.op("silu", {mixed.b.op("rms_norm", {mixed.input("x", {96}), mixed.constant("w", {96})},
-                                              {{"eps", 1e-6}})}));
+                                              {{"epsilon", 1e-6}})}));
   CHECK(distance(mixed.planned_on(**b, {}, 4), mixed.reference()) < 2.0 * 100 / (1 << 24));
 }

@@ -169,7 +169,7 @@ class RandomGraph {
         return op("matmul",
                   {a, w_.constant(numbers({4, 4}, DType::kF32, static_cast<uint32_t>(below(9))), "m")});
       case 18:
-        return op("layer_normalization",
+        return op("layer_norm",
                   {a, w_.constant(numbers({4}, DType::kF32, 7)), w_.constant(numbers({4}, DType::kF32, 8))},
                   {{"axis", int64_t{-1}}, {"epsilon", 1e-5}});
       case 19:

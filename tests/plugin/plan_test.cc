@@ -66,9 +66,9 @@ TEST_CASE("plugin: elementwise kernels, norms and rotations give the processor's
   check_same(swiglu);
   GraphFixture norms;
   const Val rms =
-      norms.b.op("rms_norm", {norms.input("x", {96}), norms.constant("w", {96})}, {{"eps", 1e-6}});
+      norms.b.op("rms_norm", {norms.input("x", {96}), norms.constant("w", {96})}, {{"epsilon", 1e-6}});
   norms.output(norms.b.op("layer_norm", {rms, norms.constant("w2", {96}), norms.constant("b", {96})},
-                          {{"eps", 1e-5}}));
+                          {{"epsilon", 1e-5}}));
   check_same(norms);
   GraphFixture rope;
   rope.output(rope.b.op("rope",
@@ -108,7 +108,7 @@ TEST_CASE("plugin: an op the device lacks runs on the CPU, and the warning says 
 
 TEST_CASE("plugin: composites without a kernel run by their definition") {
   GraphFixture f;
-  f.output(f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"eps", 1e-6}}));
+  f.output(f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"epsilon", 1e-6}}));
   const auto backend = loopback_backend("missing=rms_norm");
   // As on the processor: sums of at most 100 terms in f32.
   CHECK(distance(f.planned_on(*backend), f.reference()) < 2.0 * 100 / (1 << 24));
@@ -123,7 +123,7 @@ TEST_CASE("plugin: views of wider results, read by the device and by the process
     const Val wide = f.b.op("exp", {f.input("x", {48})});
     const Val part =
         f.b.op("slice", {wide}, {{"axis", int64_t{1}}, {"begin", int64_t{16}}, {"end", int64_t{48}}});
-    const Val norm = f.b.op("rms_norm", {part, f.constant("w", {32})}, {{"eps", 1e-6}});
+    const Val norm = f.b.op("rms_norm", {part, f.constant("w", {32})}, {{"epsilon", 1e-6}});
     f.output(f.b.op("linear", {norm, Val{}, f.b.constant("m", weight(5, 32, "bf16")), Val{}}));
     INFO(config);
     const auto backend = loopback_backend(config);

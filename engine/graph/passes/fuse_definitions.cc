@@ -27,6 +27,7 @@ struct Pattern {
   Graph graph;
   std::vector<ValueId> inputs;
   ValueId output = kNoValue;
+  Attrs attrs;         // of what is found
   std::string marked;  // attribute bound by the marker, if any
   int64_t rank = 0;
 };
@@ -47,37 +48,36 @@ bool scalar_value(const Graph& g, ValueId v, double* out) {
 
 // Traces `op` for a rank-`rank` operand. Patterns are over elementwise math and reductions of the last axis,
 // so symbolic extents stand for any.
-bool trace(const OpDef* op, int64_t rank, Pattern* p) {
+bool trace(const OpDef* op, int64_t rank, size_t operands, const Attrs& fixed, Pattern* p) {
   p->op = op;
   p->rank = rank;
   DimVector shape;
   for (int64_t k = 0; k < rank; ++k)
     shape.push_back(p->graph.dim(p->graph.add_symbol("d" + std::to_string(k), 1 << 20)));
-  const std::string_view name = op->name;
-  std::vector<DimVector> shapes;
-  if (name == "rms_norm") {
-    shapes = {shape, {shape.back()}};
-    p->marked = "eps";
-  } else if (name == "layer_norm") {
-    shapes = {shape, {shape.back()}, {shape.back()}};
-    p->marked = "eps";
-  } else if (name == "swiglu") {
-    shapes = {shape, shape};
-  } else {
-    shapes = {shape};
-  }
+  const bool norm = std::string_view(op->name).ends_with("_norm");
+  if (norm) p->marked = "epsilon";
   Builder b(p->graph);
   std::vector<Val> vals;
-  for (size_t k = 0; k < shapes.size(); ++k) {
-    p->inputs.push_back(p->graph.add_input("p" + std::to_string(k), {Format::f32(), shapes[k]}));
+  for (size_t k = 0; k < operands; ++k) {
+    const DimVector& own = k > 0 && norm ? DimVector{shape.back()} : shape;
+    p->inputs.push_back(p->graph.add_input("p" + std::to_string(k), {Format::f32(), own}));
     vals.push_back({p->inputs.back()});
   }
-  Attrs attrs;
+  p->attrs = fixed;
+  Attrs attrs = fixed;
   if (!p->marked.empty()) attrs.set(p->marked, kMarker);
   const std::vector<Val> out = op->define(b, vals, attrs);
   if (!b.status().ok() || out.size() != 1) return false;
   p->output = out[0].id;
   return true;
+}
+
+// How many operands, and attributes that change a definition, in each form that an op is looked for.
+std::vector<std::pair<size_t, Attrs>> forms_of(std::string_view name) {
+  if (name == "layer_norm") return {{3, {}}, {2, {}}, {1, {}}};
+  if (name == "rms_norm" || name == "swiglu") return {{2, {}}};
+  if (name == "gelu") return {{1, {}}, {1, {{"approximate", std::string("tanh")}}}};
+  return {{1, {}}};
 }
 
 class DefinitionMatcher {
@@ -161,9 +161,11 @@ Result<int> fuse_definitions(Graph& graph) {
   std::vector<Pattern> patterns;
   for (const OpDef* op : all_ops()) {
     if (!op->define || !op->pattern) continue;
-    for (int64_t rank : {2, 3}) {
-      Pattern p;
-      if (trace(op, rank, &p)) patterns.push_back(std::move(p));
+    for (const auto& [operands, attrs] : forms_of(op->name)) {
+      for (int64_t rank : {2, 3}) {
+        Pattern p;
+        if (trace(op, rank, operands, attrs, &p)) patterns.push_back(std::move(p));
+      }
     }
   }
   const auto builds_on_others = [](const Pattern& p) {
@@ -189,7 +191,7 @@ Result<int> fuse_definitions(Graph& graph) {
           return internal_error(std::string(p.op->name) + ": its definition ignores an operand");
         inputs.push_back(m.bound().at(v));
       }
-      Attrs attrs;
+      Attrs attrs = p.attrs;
       if (!p.marked.empty()) attrs.set(p.marked, m.marked);
       // Bound operands may still not satisfy the composite's own shape rule (a broadcast the definition
       // allows).

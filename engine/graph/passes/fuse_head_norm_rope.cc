@@ -14,9 +14,9 @@ Result<int> fuse_head_norm_rope(Graph& graph) {
     const int i = producer[rope.inputs[0]];
     if (i < 0 || uses[rope.inputs[0]] != 1) continue;
     const Node& norm = graph.nodes()[i];
-    if (!norm.is("rms_norm")) continue;
+    if (!norm.is("rms_norm") || norm.attrs.has("axis")) continue;
     rope.inputs[3] = norm.inputs[1];
-    rope.attrs.set("norm_eps", norm.attrs.get_float("eps"));
+    rope.attrs.set("norm_eps", norm.attrs.get_float("epsilon", 1e-5));
     rope.inputs[0] = norm.inputs[0];
     dead[i] = true;
     ++fused;

@@ -13,7 +13,7 @@ Result<int> fuse_residual_norm(Graph& graph) {
   std::vector<bool> dead(count, false);
   for (size_t i = 0; i < count; ++i) {
     const Node norm = graph.nodes()[i];
-    if (!norm.is("rms_norm")) continue;
+    if (!norm.is("rms_norm") || norm.attrs.has("axis")) continue;
     const int add_index = graph.producers()[norm.inputs[0]];
     if (add_index < 0 || dead[add_index]) continue;
     const Node add = graph.nodes()[add_index];

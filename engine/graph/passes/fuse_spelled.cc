@@ -5,7 +5,7 @@
 //   x (erf(x / sqrt 2) + 1) / 2             gelu
 //   x sigmoid(x)                            silu
 //   x hard_sigmoid(x), x clip(x+3, 0, 6)/6  hard_swish
-//   (x - mean x) / sqrt(mean((x - mean x)^2) + eps) g + b     layer_normalization over the last axis
+//   (x - mean x) / sqrt(mean((x - mean x)^2) + eps) g + b     layer_norm over the last axis
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/match.h"
 
@@ -146,7 +146,7 @@ const char* match_layer_norm(const Matcher& m, const Node& root, Found& found) {
         if ((power && power->inputs[0] == d && m.is_number(power->inputs[1], 2)) ||
             (square && square->inputs[0] == d && square->inputs[1] == d) ||
             (squared && squared->inputs[0] == d)) {
-          found = {"layer_normalization",
+          found = {"layer_norm",
                    {x, scaled->inputs[1 - k], root.inputs[1 - side]},
                    Attrs{{"axis", int64_t{-1}}, {"epsilon", *epsilon}}};
           return nullptr;

@@ -12,7 +12,7 @@ using namespace rotation;
 
 bool is_activation(const Node& n) {
   // A product of two activations is a gate spelled out.
-  for (const char* name : {"swiglu", "silu", "gelu", "gelu_tanh", "relu", "mul"}) {
+  for (const char* name : {"swiglu", "silu", "gelu", "relu", "mul"}) {
     if (n.is(name)) return true;
   }
   return false;

@@ -48,7 +48,7 @@ Result<int> fold_norms(Graph& graph, const RotationOptions& options) {
   int folded = 0;
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (!graph.nodes()[i].is("rms_norm")) continue;
+    if (!graph.nodes()[i].is("rms_norm") || graph.nodes()[i].attrs.has("axis")) continue;
     const ValueId y = graph.nodes()[i].outputs[0], w = graph.nodes()[i].inputs[1];
     if (graph.value(w).kind != ValueKind::kConstant || all_ones(graph.value(w).constant)) continue;
     std::vector<size_t> readers;

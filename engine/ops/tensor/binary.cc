@@ -374,19 +374,6 @@ Status pow(EvalContext& ctx) {
   return ok_status();
 }
 
-namespace {
-// swiglu_of(a, b) = swish(a, alpha) * b
-Status swiglu_of(EvalContext& ctx) {
-  const double alpha = ctx.attrs().get_float("alpha", 1);
-  return zip(
-      ctx, [](DType t, auto&& f) { return dispatch_float(t, f); },
-      [=](auto a, auto b) {
-        using C = decltype(a);
-        return a / (1 + std::exp(-static_cast<C>(alpha) * a)) * b;
-      });
-}
-}  // namespace
-
 }  // namespace oar::tensor
 
 namespace oar {
@@ -405,6 +392,5 @@ OAR_TENSOR_OP(logical_xor, tensor::logical_xor);
 OAR_TENSOR_OP(mod, tensor::mod);
 OAR_TENSOR_OP(not_equal, tensor::not_equal);
 OAR_TENSOR_OP(prelu, tensor::prelu);
-OAR_TENSOR_OP(swiglu_of, tensor::swiglu_of);
 OAR_TENSOR_OP(where, tensor::where);
 }  // namespace oar

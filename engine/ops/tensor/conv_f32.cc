@@ -338,7 +338,7 @@ Lowered lower_conv(LowerContext& ctx) {
     a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
   };
   const double ns = cost_of(c, *p);
-  const int over = residual ? 3 : -1;
+  const uint32_t over = residual ? 1 << 3 : 0;
   if (p->depthwise) {
     return lowered_call(ctx, KernelFamily::kDepthwise, depthwise_args(c, *p, act), shape, ns, over, fill);
   }

@@ -146,7 +146,7 @@ Lowered lower_dense(LowerContext& ctx) {
   c.w = m.w;
   OAR_ASSIGN(c.activation, activation_of(ctx.node.attrs));
   return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c), shape, product_cost(c),
-                      residual ? 3 : -1, [](ConvArgs& a, const Operand* in, const Operand* out) {
+                      residual ? 1 << 3 : 0, [](ConvArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>(), a.x = in[0].as<const float>();
                         a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
                       });

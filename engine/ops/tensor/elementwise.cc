@@ -1,4 +1,5 @@
 // Elementwise ops of one operand. Floats narrower than f32 are computed in f32 and rounded once.
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "kernels/activation.h"
@@ -26,18 +27,20 @@ Result<bool> through_f32(EvalContext& ctx, F&& result) {
   return true;
 }
 
-Result<bool> through_kernel(EvalContext& ctx, UnaryOp op, double nanoseconds) {
+// f16 and bf16 by way of the kernel that f32 is lowered to (op_util.h).
+Result<bool> half_through_kernel(EvalContext& ctx, UnaryOp op) {
+  if (ctx.has(0) && ctx.datum(0).is_tensor() && dtype_of(ctx.datum(0).tensor) == DType::kF32) return false;
   return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
     UnaryArgs a;
     a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
     return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &a,
-                      nanoseconds * static_cast<double>(a.n));
+                      unary_nanoseconds(op) * static_cast<double>(a.n));
   });
 }
-#define OAR_F32_KERNEL(ctx, op, nanoseconds)                                    \
-  do {                                                                          \
-    OAR_ASSIGN(const bool done, through_kernel(ctx, UnaryOp::op, nanoseconds)); \
-    if (done) return ok_status();                                               \
+#define OAR_HALF_KERNEL(ctx, op)                                        \
+  do {                                                                  \
+    OAR_ASSIGN(const bool done, half_through_kernel(ctx, UnaryOp::op)); \
+    if (done) return ok_status();                                       \
   } while (false)
 
 // An epilogue kind.
@@ -306,53 +309,53 @@ Status none(EvalContext& ctx) {
 }  // namespace
 
 Status neg(EvalContext& c) {
-  OAR_F32_KERNEL(c, kNeg, 0.1);
+  OAR_HALF_KERNEL(c, kNeg);
   return unary_numeric(c, kCheap, [](auto x) { return negate(x); });
 }
 Status abs(EvalContext& c) {
-  OAR_F32_KERNEL(c, kAbs, 0.1);
+  OAR_HALF_KERNEL(c, kAbs);
   return unary_numeric(c, kCheap, [](auto x) -> decltype(x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return std::abs(x);
     else return x < 0 ? negate(x) : x;
   });
 }
 Status exp(EvalContext& c) {
-  OAR_F32_KERNEL(c, kExp, 0.3);
+  OAR_HALF_KERNEL(c, kExp);
   return unary_float(c, kCostly, [](auto x) { return std::exp(x); });
 }
 Status log(EvalContext& c) {
-  OAR_F32_KERNEL(c, kLog, 0.4);
+  OAR_HALF_KERNEL(c, kLog);
   return unary_float(c, kCostly, [](auto x) { return std::log(x); });
 }
 Status sqrt(EvalContext& c) {
-  OAR_F32_KERNEL(c, kSqrt, 0.2);
+  OAR_HALF_KERNEL(c, kSqrt);
   return unary_float(c, kCheap, [](auto x) { return std::sqrt(x); });
 }
 Status rsqrt(EvalContext& c) {
-  OAR_F32_KERNEL(c, kRsqrt, 0.3);
+  OAR_HALF_KERNEL(c, kRsqrt);
   return unary_float(c, kCheap, [](auto x) { return 1 / std::sqrt(x); });
 }
 Status square(EvalContext& c) {
-  OAR_F32_KERNEL(c, kSquare, 0.1);
+  OAR_HALF_KERNEL(c, kSquare);
   return unary_numeric(c, kCheap, [](auto x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return x * x;
     else return static_cast<uint64_t>(x) * static_cast<uint64_t>(x);
   });
 }
 Status reciprocal(EvalContext& c) {
-  OAR_F32_KERNEL(c, kReciprocal, 0.2);
+  OAR_HALF_KERNEL(c, kReciprocal);
   return unary_float(c, kCheap, [](auto x) { return 1 / x; });
 }
 Status tanh(EvalContext& c) {
-  OAR_F32_KERNEL(c, kTanh, 0.5);
+  OAR_HALF_KERNEL(c, kTanh);
   return unary_float(c, kCostly, [](auto x) { return std::tanh(x); });
 }
 Status sigmoid(EvalContext& c) {
-  OAR_F32_KERNEL(c, kSigmoid, 0.4);
+  OAR_HALF_KERNEL(c, kSigmoid);
   return unary_float(c, kCostly, [](auto x) { return sigmoid_of(x); });
 }
 Status erf(EvalContext& c) {
-  OAR_F32_KERNEL(c, kErf, 0.5);
+  OAR_HALF_KERNEL(c, kErf);
   OAR_ASSIGN(const Tensor x, c.tensor(0));
   if (dtype_is_float(dtype_of(x))) return unary_float(c, kCostly, [](auto v) { return std::erf(v); });
   return unary_numeric(c, kCostly, [](auto v) { return std::erf(static_cast<double>(v)); });
@@ -364,22 +367,22 @@ Status cos(EvalContext& c) {
   return unary_float(c, kCostly, [](auto x) { return std::cos(x); });
 }
 Status floor(EvalContext& c) {
-  OAR_F32_KERNEL(c, kFloor, 0.2);
+  OAR_HALF_KERNEL(c, kFloor);
   return unary_float(c, kCheap, [](auto x) { return std::floor(x); });
 }
 Status relu(EvalContext& c) {
-  OAR_F32_KERNEL(c, kRelu, 0.1);
+  OAR_HALF_KERNEL(c, kRelu);
   // Written so that a NaN stays one.
   return unary_numeric(c, kCheap, [](auto x) { return x < 0 ? decltype(x){0} : x; });
 }
 Status silu(EvalContext& c) {
-  OAR_F32_KERNEL(c, kSilu, 0.4);
+  OAR_HALF_KERNEL(c, kSilu);
   return unary_float(c, kCostly, [](auto x) { return x * sigmoid_of(x); });
 }
 Status gelu(EvalContext& c) {
   const bool by_tanh = c.attrs().get_string("approximate", "none") == "tanh";
-  if (by_tanh) OAR_F32_KERNEL(c, kGeluTanh, 0.6);
-  else OAR_F32_KERNEL(c, kGeluErf, 0.6);
+  if (by_tanh) OAR_HALF_KERNEL(c, kGeluTanh);
+  else OAR_HALF_KERNEL(c, kGeluErf);
   if (by_tanh) {
     return unary_float(c, kCostly, [](auto x) {
       using C = decltype(x);

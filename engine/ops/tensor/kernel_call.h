@@ -15,13 +15,11 @@ const Kernel& f32_kernel(const Backend& backend, KernelFamily family);
 // --- for lower() of ops of ordinary models ---
 
 inline bool is_f32(const ValueInfo& v) { return v.given && v.format == Format::f32(); }
-// No kernel for these operands: the op is evaluated.
-inline Lowered not_lowered() { return std::unique_ptr<LoweredOp>(); }
 // The call of a kernel, where there is one, whose result 0 is f32 of this shape. `nanoseconds` as
 // run_kernel() has them; `overwrites` as LoweredOp does.
 template <class Args, class Fill>
 Lowered lowered_call(LowerContext& ctx, const Kernel* kernel, const Args& args, const Shape& result,
-                     double nanoseconds, int overwrites, Fill fill) {
+                     double nanoseconds, uint32_t overwrites, Fill fill) {
   if (kernel == nullptr) return not_lowered();
   ctx.results->assign(1, {Format::f32(), result, true});
   auto op = std::make_unique<KernelOp<Args, Fill>>(kernel, args, std::move(fill));
@@ -33,7 +31,7 @@ Lowered lowered_call(LowerContext& ctx, const Kernel* kernel, const Args& args, 
 // The same of the backend's f32 kernel of a family.
 template <class Args, class Fill>
 Lowered lowered_call(LowerContext& ctx, KernelFamily family, const Args& args, const Shape& result,
-                     double nanoseconds, int overwrites, Fill fill) {
+                     double nanoseconds, uint32_t overwrites, Fill fill) {
   return lowered_call(ctx, ctx.backend.find_kernel(family, Format::f32()), args, result, nanoseconds,
                       overwrites, std::move(fill));
 }

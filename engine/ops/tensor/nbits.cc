@@ -210,14 +210,14 @@ Lowered lower_matmul_nbits(LowerContext& ctx) {
   const int64_t rows = x.shape.numel() / p->K;
   if (!p->format) {
     const PackedProduct c = float_product(*p, rows);
-    return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c), shape, product_cost(c), -1,
+    return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c), shape, product_cost(c), 0,
                         [](ConvArgs& a, const Operand* in, const Operand* out) {
                           a.out = out[0].as<float>(), a.x = in[0].as<const float>();
                           a.bias = in[4].as<const float>();
                         });
   }
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *p->format);
-  return lowered_call(ctx, kernel, block_args(*p, rows), shape, block_cost(*p, rows), -1,
+  return lowered_call(ctx, kernel, block_args(*p, rows), shape, block_cost(*p, rows), 0,
                       [](BlockMatmulArgs& a, const Operand* in, const Operand* out) {
                         a.fill(in[0].as<const float>(), in[4].as<const float>(), out[0].as<float>());
                       });

@@ -1,6 +1,6 @@
-// Normalizations. Statistics in double; results rounded once.
+// Normalizations that language models have not (norm.cc has the others). Statistics in double; results
+// rounded once.
 #include "engine/ops/tensor/kernel_call.h"
-#include "kernels/norm.h"
 
 namespace oar::tensor {
 namespace {
@@ -74,15 +74,12 @@ Status batch_norm(EvalContext& ctx) {
   return ok_status();
 }
 
-// Each run of `n` elements to zero mean and unit variance (or, with `rms`, unit mean square); then
-// f(run, index, value). Statistics of run r go to mean and inverse deviation when wanted.
+// Each run of `n` elements to zero mean and unit variance; then f(run, index, value).
 template <class F>
-Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, double epsilon, bool rms,
-                      std::vector<double>* means, std::vector<double>* inverses, F&& f) {
-  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
+Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, F&& f) {
+  const double epsilon = epsilon_of(ctx);
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
   const int64_t runs = n > 0 ? x.numel() / n : 0;
-  if (means) means->resize(static_cast<size_t>(runs)), inverses->resize(static_cast<size_t>(runs));
   if (!dispatch_float(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using A = typename Element<T>::Compute;
@@ -90,14 +87,13 @@ Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, double epsil
           for (int64_t r = begin; r < end; ++r) {
             const T* in = elements<T>(x) + r * n;
             double mean = 0, square = 0;
-            for (int64_t k = 0; k < n && !rms; ++k) mean += static_cast<double>(Element<T>::load(in[k]));
+            for (int64_t k = 0; k < n; ++k) mean += static_cast<double>(Element<T>::load(in[k]));
             mean /= static_cast<double>(n);
             for (int64_t k = 0; k < n; ++k) {
               const double d = static_cast<double>(Element<T>::load(in[k])) - mean;
               square += d * d;
             }
             const double inverse = 1 / std::sqrt(square / static_cast<double>(n) + epsilon);
-            if (means) (*means)[static_cast<size_t>(r)] = mean, (*inverses)[static_cast<size_t>(r)] = inverse;
             for (int64_t k = 0; k < n; ++k) {
               const double v = (static_cast<double>(Element<T>::load(in[k])) - mean) * inverse;
               mutable_elements<T>(y)[r * n + k] = Element<T>::store(static_cast<A>(f(r, k, v)));
@@ -145,10 +141,9 @@ Status instance_norm(EvalContext& ctx) {
     OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, 1, scale, bias, 1));
     return ctx.set(0, std::move(y)), ok_status();
   }
-  return normalize_runs(ctx, x, extent(x.shape(), 2, x.shape().rank()), epsilon_of(ctx), false, nullptr,
-                        nullptr, [&](int64_t r, int64_t, double v) {
-                          return v * scale[static_cast<size_t>(r % C)] + bias[static_cast<size_t>(r % C)];
-                        });
+  return normalize_runs(ctx, x, extent(x.shape(), 2, x.shape().rank()), [&](int64_t r, int64_t, double v) {
+    return v * scale[static_cast<size_t>(r % C)] + bias[static_cast<size_t>(r % C)];
+  });
 }
 
 // group_norm(x, scale, bias) {num_groups, epsilon}: scale and bias per channel, or per group (opset 18).
@@ -167,102 +162,11 @@ Status group_norm(EvalContext& ctx) {
     OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, per, scale, bias, C / count));
     return ctx.set(0, std::move(y)), ok_status();
   }
-  return normalize_runs(
-      ctx, x, per * inner, epsilon_of(ctx), false, nullptr, nullptr, [&](int64_t r, int64_t k, double v) {
-        const auto c = static_cast<size_t>(count == C ? r % groups * per + k / inner : r % groups);
-        return v * scale[c] + bias[c];
-      });
+  return normalize_runs(ctx, x, per * inner, [&](int64_t r, int64_t k, double v) {
+    const auto c = static_cast<size_t>(count == C ? r % groups * per + k / inner : r % groups);
+    return v * scale[c] + bias[c];
+  });
 }
-
-Status layer_like(EvalContext& ctx, bool rms) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor s, ctx.tensor(1));
-  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
-  const Shape tail(std::span(x.shape().begin() + axis, static_cast<size_t>(x.shape().rank() - axis)));
-  const int64_t n = tail.numel();
-  // The usual case: f32, parameters of exactly the normalized axes, no statistics wanted.
-  if (!rms && !ctx.wants(1) && dtype_of(x) == DType::kF32 && dtype_of(s) == DType::kF32 &&
-      s.shape() == tail && n > 0) {
-    Tensor b;
-    if (ctx.has(2)) { OAR_ASSIGN(b, ctx.tensor(2)); }
-    if (!b.defined() || (dtype_of(b) == DType::kF32 && b.shape() == tail)) {
-      OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
-      const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kLayerNorm);
-      LayerNormArgs a;
-      a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.w = elements<float>(s);
-      a.b = b.defined() ? elements<float>(b) : nullptr;
-      a.rows = x.numel() / n, a.cols = a.ldx = a.ldo = n;
-      a.eps = static_cast<float>(epsilon_of(ctx));
-      OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.3 * static_cast<double>(x.numel())));
-      return ctx.set(0, std::move(y)), ok_status();
-    }
-  }
-  // Scale and bias broadcast to the normalized axes.
-  auto spread = [&](size_t operand) -> Result<std::vector<double>> {
-    OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
-    if (!dtype_is_float(dtype_of(t))) return bad_dtype(t);
-    OAR_ASSIGN(const Broadcast b, Broadcast::make({&tail, &t.shape()}));
-    if (!(b.shape() == tail))
-      return invalid_argument(cat("operand ", operand, " does not broadcast to the normalized axes"));
-    const std::vector<double> v = to_doubles(t);
-    std::vector<double> out(static_cast<size_t>(n));
-    b.runs(0, b.numel(), [&](int64_t at, const auto& from, int64_t m, const auto& step) {
-      for (int64_t k = 0; k < m; ++k)
-        out[static_cast<size_t>(at + k)] = v[static_cast<size_t>(from[1] + k * step[1])];
-    });
-    return out;
-  };
-  OAR_ASSIGN(const auto scale, spread(1));
-  std::vector<double> bias;
-  if (ctx.has(2)) { OAR_ASSIGN(bias, spread(2)); }
-  std::vector<double> means, inverses;
-  const bool stats = ctx.wants(1);
-  OAR_RETURN_IF_ERROR(normalize_runs(ctx, x, n, epsilon_of(ctx), rms, stats ? &means : nullptr, &inverses,
-                                     [&](int64_t, int64_t k, double v) {
-                                       return v * scale[static_cast<size_t>(k)] +
-                                              (bias.empty() ? 0 : bias[static_cast<size_t>(k)]);
-                                     }));
-  if (stats) {
-    std::vector<int64_t> dims = dims_of(x.shape());
-    std::fill(dims.begin() + axis, dims.end(), 1);
-    ctx.set(1, from_doubles(ctx, Shape(dims), DType::kF32, means));
-    ctx.set(2, from_doubles(ctx, Shape(dims), DType::kF32, inverses));
-  }
-  return ok_status();
-}
-// f32, parameters of exactly the normalized axes, no statistics wanted: the kernels of language models.
-template <bool kRms>
-Lowered lower_layer(LowerContext& ctx) {
-  const ValueInfo &x = ctx.operands[0], &w = ctx.operands[1];
-  const auto axis = checked_axis(ctx.node.attrs.get_int("axis", -1), x.shape.rank());
-  if (!is_f32(x) || !is_f32(w) || ctx.node.outputs.size() != 1 || !axis.ok()) return not_lowered();
-  const Shape tail(std::span(x.shape.begin() + *axis, static_cast<size_t>(x.shape.rank() - *axis)));
-  if (!(w.shape == tail) || x.shape.numel() == 0) return not_lowered();
-  const auto eps = static_cast<float>(ctx.node.attrs.get_float("epsilon", 1e-5));
-  const int64_t cols = tail.numel(), rows = x.shape.numel() / cols;
-  const double ns = 0.3 * static_cast<double>(x.shape.numel());
-  if constexpr (kRms) {
-    RmsNormArgs a;
-    a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
-    return lowered_call(ctx, KernelFamily::kRmsNorm, a, x.shape, ns, -1,
-                        [](RmsNormArgs& n, const Operand* in, const Operand* out) {
-                          n.out = out[0].as<float>(), n.x = in[0].as<const float>(),
-                          n.w = in[1].as<const float>();
-                        });
-  } else {
-    if (ctx.given(2) && (!is_f32(ctx.operands[2]) || !(ctx.operands[2].shape == tail))) return not_lowered();
-    LayerNormArgs a;
-    a.rows = rows, a.cols = a.ldx = a.ldo = cols, a.eps = eps;
-    return lowered_call(ctx, KernelFamily::kLayerNorm, a, x.shape, ns, -1,
-                        [](LayerNormArgs& n, const Operand* in, const Operand* out) {
-                          n.out = out[0].as<float>(), n.x = in[0].as<const float>();
-                          n.w = in[1].as<const float>(), n.b = in[2].as<const float>();
-                        });
-  }
-}
-
-Status layer_normalization(EvalContext& c) { return layer_like(c, false); }
-Status rms_normalization(EvalContext& c) { return layer_like(c, true); }
 
 Status lp_normalization(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -353,9 +257,7 @@ namespace oar {
 OAR_TENSOR_OP(batch_norm, tensor::batch_norm);
 OAR_TENSOR_OP(group_norm, tensor::group_norm);
 OAR_TENSOR_OP(instance_norm, tensor::instance_norm);
-OAR_TENSOR_OP(layer_normalization, tensor::layer_normalization, .lower = tensor::lower_layer<false>);
 OAR_TENSOR_OP(lp_normalization, tensor::lp_normalization);
 OAR_TENSOR_OP(lrn, tensor::lrn);
 OAR_TENSOR_OP(mean_variance_normalization, tensor::mean_variance_normalization);
-OAR_TENSOR_OP(rms_normalization, tensor::rms_normalization, .lower = tensor::lower_layer<true>);
 }  // namespace oar

@@ -147,7 +147,7 @@ Lowered lower_pool(LowerContext& ctx) {
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w->out[0], w->out[1], in[1]}));
   if (shape.numel() == 0) return not_lowered();
   return lowered_call(ctx, KernelFamily::kPool, pool_args(attrs, *w, in, kOp), shape,
-                      pool_cost(*w, shape.numel()), -1,
+                      pool_cost(*w, shape.numel()), 0,
                       [](PoolArgs& p, const Operand* from, const Operand* to) {
                         p.out = to[0].as<float>(), p.x = from[0].as<const float>();
                       });

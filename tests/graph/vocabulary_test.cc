@@ -1,0 +1,204 @@
+// One vocabulary: an op means the same wherever it stands. Each row of the table is an op at odd sizes; its
+// definition run in double (or, of a primitive, its reference) says what it is, and is held against
+//   evaluate()        on host tensors, in every dtype of the row
+//   its kernel        in a Program, which knows types, and in an Evaluator, which knows a run's operands; at
+//                     every instruction-set level, with weights as constants and as values that were computed
+#include "engine/graph/bound_call.h"
+#include "engine/graph/evaluate.h"
+#include "engine/graph/reference.h"
+#include "engine/graph/run.h"
+#include "tests/graph/graph_fixture.h"
+
+namespace {
+using namespace oar;
+
+struct Argument {
+  std::vector<int64_t> dims;
+  bool weight = false;  // may be a constant of the model
+  int64_t indices = 0;  // integers in [0, indices) instead of floats
+};
+struct Row {
+  const char* op;
+  Attrs attrs;
+  std::vector<Argument> operands;
+  double bound = 2.0 * 100 / (1 << 24);  // f32 in any order over at most 100 terms, twice for functions
+  bool kernel = true;                    // there is one for these operands
+  bool moves = false;                    // every dtype, bit for bit
+};
+
+const std::vector<Row>& table() {
+  static const std::vector<Row> rows{
+      {"relu", {}, {{{3, 37}}}},
+      {"silu", {}, {{{3, 37}}}},
+      {"gelu", {}, {{{3, 37}}}},
+      {"gelu", {{"approximate", std::string("tanh")}}, {{{3, 37}}}},
+      {"sigmoid", {}, {{{2, 3, 5}}}},
+      {"add", {}, {{{3, 37}}, {{37}, true}}},
+      {"mul", {}, {{{5}, true}, {{2, 3, 5}}}},
+      {"sub", {}, {{{2, 3, 5}}, {{2, 3, 1}, true}}},
+      {"div", {}, {{{2, 3, 5}}, {{2, 3, 5}}}, 1e-4},
+      {"max", {}, {{{7, 1, 5}}, {{1}, true}}},
+      {"swiglu", {}, {{{3, 37}}, {{3, 37}}}},
+      {"swiglu", {{"alpha", 1.5}}, {{{3, 37}}, {{3, 37}}}, 1e-5, false},
+      {"rms_norm", {{"epsilon", 1e-6}}, {{{5, 33}}, {{33}, true}}},
+      {"rms_norm", {}, {{{2, 3, 17}}, {{17}, true}}},
+      {"rms_norm", {{"axis", int64_t{1}}}, {{{3, 5, 7}}, {{5, 7}, true}}},
+      {"layer_norm", {{"epsilon", 1e-6}}, {{{5, 33}}, {{33}, true}, {{33}, true}}},
+      {"layer_norm", {}, {{{2, 3, 17}}, {{17}, true}}},
+      {"layer_norm", {}, {{{1, 96}}}},
+      {"layer_norm", {{"axis", int64_t{-2}}}, {{{3, 5, 7}}, {{5, 7}, true}, {{5, 7}, true}}},
+  };
+  return rows;
+}
+
+std::vector<HostValue> values_for(const Row& row, DType dtype) {
+  std::mt19937 random(7);
+  std::vector<HostValue> out;
+  for (const Argument& a : row.operands) {
+    HostValue v;
+    v.shape = Shape(a.dims);
+    v.dtype = a.indices > 0 ? DType::kI32 : dtype;
+    std::uniform_real_distribution<float> u(-2, 2);
+    for (int64_t k = 0; k < v.shape.numel(); ++k) {
+      if (a.indices > 0) v.i.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(a.indices)));
+      else v.f.push_back(u(random));
+    }
+    // As the dtype has them.
+    const auto t = to_tensor(v);
+    REQUIRE_OK(t);
+    out.push_back(std::move(*host_value(*t)));
+  }
+  return out;
+}
+
+std::vector<Tensor> tensors_of(const std::vector<HostValue>& values) {
+  std::vector<Tensor> out;
+  for (const HostValue& v : values) out.push_back(std::move(*to_tensor(v)));
+  return out;
+}
+
+void check_near(const Tensor& got, const HostValue& want, double bound) {
+  CHECK(got.format() == Format::of(want.dtype));
+  REQUIRE(got.shape() == want.shape);
+  const auto v = host_value(got);
+  REQUIRE_OK(v);
+  if (!want.is_float()) CHECK(v->i == want.i);
+  else CHECK(oar_test::distance(v->f, want.f) <= bound);
+}
+
+std::vector<Isa> levels() {
+  std::vector<Isa> out;
+  for (const Isa isa : {Isa::kReference, Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa < best_isa()) out.push_back(isa);
+  }
+  out.push_back(best_isa());
+  return out;
+}
+
+// The row as a graph: operands that may be weights are constants, or inputs as all others.
+struct RowGraph {
+  Graph graph;
+  std::vector<Tensor> inputs;
+
+  RowGraph(const Row& row, const std::vector<Tensor>& operands, bool constants, bool typed) {
+    std::vector<ValueId> ids;
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const Tensor& t = operands[k];
+      if (row.operands[k].weight && constants) {
+        ids.push_back(graph.add_constant(cat("w", k), t));
+        continue;
+      }
+      TensorType type{t.format(), {}};
+      for (const int64_t d : t.shape()) type.shape.emplace_back(d);
+      ids.push_back(graph.add_input(cat("x", k), typed ? type : TensorType::unknown()));
+      inputs.push_back(t);
+    }
+    if (typed) {
+      const auto made = graph.add_node(find_op(row.op), ids, row.attrs);
+      REQUIRE_OK(made);
+      graph.add_output("y", (*made)[0]);
+    } else {
+      graph.add_output("y", graph.append(find_op(row.op), ids, 1, row.attrs)[0]);
+    }
+  }
+};
+
+void check_program(const Row& row, const std::vector<Tensor>& operands, bool constants, const HostValue& want,
+                   Backend& backend) {
+  RowGraph g(row, operands, constants, true);
+  const auto program = Program::create(std::move(g.graph), backend, {});
+  REQUIRE_OK(program);
+  if (row.kernel) CHECK((*program)->graph().nodes().back().is(row.op));
+  const auto run = Run::create(*program);
+  REQUIRE_OK(run);
+  std::vector<const void*> bytes;
+  for (const Tensor& t : g.inputs) bytes.push_back(t.data());
+  REQUIRE_OK((*run)->run(std::vector<int64_t>{}, bytes));
+  std::vector<float> out(static_cast<size_t>(want.shape.numel()), NAN);
+  REQUIRE_OK((*run)->read_output(0, out));
+  CHECK(oar_test::distance({out.begin(), out.end()}, want.f) <= row.bound);
+}
+
+void check_evaluator(const Row& row, const std::vector<Tensor>& operands, bool constants,
+                     const HostValue& want, Backend& backend) {
+  RowGraph g(row, operands, constants, false);
+  const auto graph = std::make_shared<const Graph>(std::move(g.graph));
+  if (row.kernel) {
+    std::vector<Datum> data(operands.begin(), operands.end());
+    std::vector<const Datum*> pointers;
+    for (const Datum& d : data) pointers.push_back(&d);
+    WeightStore weights(backend);
+    const auto call = bind_call(*graph, graph->nodes()[0], pointers, weights, nullptr);
+    REQUIRE_OK(call);
+    CHECK((*call)->op != nullptr);
+  }
+  const auto evaluator = Evaluator::create(graph, backend);
+  REQUIRE_OK(evaluator);
+  EvalOptions options;
+  options.backend = &backend;
+  const auto out = (*evaluator)->run({g.inputs.begin(), g.inputs.end()}, options);
+  REQUIRE_OK(out);
+  check_near((*out)[0].tensor, want, row.moves ? 0 : row.bound);
+}
+
+}  // namespace
+
+TEST_CASE("definition, kernel and evaluation of an op agree") {
+  for (const Row& row : table()) {
+    INFO(row.op << " of " << Shape(row.operands[0].dims).to_string());
+    const OpDef* op = find_op(row.op);
+    REQUIRE(op != nullptr);
+    REQUIRE(op->evaluate != nullptr);
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      INFO(dtype_name(dtype));
+      const std::vector<HostValue> values = values_for(row, dtype);
+      std::vector<const HostValue*> operands;
+      for (const HostValue& v : values) operands.push_back(&v);
+      auto made = evaluate_node(*op, operands, row.attrs);
+      REQUIRE_OK(made);
+      HostValue want = std::move((*made)[0]);
+      if (want.is_float()) want.dtype = dtype;  // language models have f32 between ops
+      const std::vector<Tensor> tensors = tensors_of(values);
+      // One rounding to the dtype beside that of the definition, by half a unit each.
+      const double unit = dtype == DType::kF16 ? 0x1p-11 : dtype == DType::kBF16 ? 0x1p-8 : row.bound;
+      RowGraph g(row, tensors, false, false);
+      std::vector<Datum> data(tensors.begin(), tensors.end());
+      std::vector<const Datum*> pointers;
+      for (const Datum& d : data) pointers.push_back(&d);
+      const auto evaluated = evaluate_op(g.graph.nodes()[0], pointers, {});
+      REQUIRE_OK(evaluated);
+      check_near((*evaluated)[0].tensor, want, row.moves ? 0 : unit);
+      if (dtype != DType::kF32) continue;
+      for (const Isa isa : levels()) {
+        INFO(isa_name(isa));
+        const auto backend =
+            make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), isa);
+        for (const bool constants : {true, false}) {
+          INFO(constants);
+          check_program(row, tensors, constants, want, *backend);
+          check_evaluator(row, tensors, constants, want, *backend);
+        }
+      }
+    }
+  }
+}
