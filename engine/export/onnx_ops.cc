@@ -74,9 +74,9 @@ void binary(NodeWriter& n, const char* op, std::string_view spec) {
 void max(NodeWriter& n) { binary(n, "Max", ""); }
 void min(NodeWriter& n) { binary(n, "Min", ""); }
 void pad(NodeWriter& n) { rename(n, "Pad", "mode:s"); }
-void slice_by(NodeWriter& n) { rename(n, "Slice", ""); }
+void slice(NodeWriter& n) { rename(n, "Slice", ""); }
 void top_k(NodeWriter& n) { rename(n, "TopK", "axis:i largest:i sorted:i"); }
-void reshape_by(NodeWriter& n) { rename(n, "Reshape", "allowzero:i"); }
+void reshape(NodeWriter& n) { rename(n, "Reshape", "allowzero:i"); }
 void flatten(NodeWriter& n) { rename(n, "Flatten", "axis:i"); }
 void dropout(NodeWriter& n) { rename(n, "Dropout", "seed:i"); }
 void batch_norm(NodeWriter& n) { rename(n, "BatchNormalization", "epsilon:f momentum:f training_mode:i"); }
@@ -296,13 +296,13 @@ constexpr OnnxExport kExports[] = {
     {"quantize_linear", quantize_linear},
     {"random_normal", random_normal},
     {"random_uniform", random_uniform},
-    {"reshape_by", reshape_by},
+    {"reshape", reshape},
     {"resize", resize},
     {"roi_align", roi_align},
     {"scan", scan},
     {"sequence_empty", sequence_empty},
     {"sequence_map", sequence_map},
-    {"slice_by", slice_by},
+    {"slice", slice},
     {"softmax", softmax},
     {"silu", swish},
     {"split", split},

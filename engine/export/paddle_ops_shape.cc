@@ -64,7 +64,7 @@ void size_of(NodeWriter& n) {
   n.expect_attrs({});
   n.out(0, n.op("numel", {n.in(0)}, {}, {DType::kI64, {}}));
 }
-void reshape_by(NodeWriter& n) {
+void reshape(NodeWriter& n) {
   n.expect_attrs({"allowzero"});
   const auto shape = n.known_ints(1);
   const bool zeros = !shape || std::find(shape->begin(), shape->end(), 0) != shape->end();
@@ -199,8 +199,8 @@ void split(NodeWriter& n) {
   for (size_t k = 0; k < results.size(); ++k) n.out(k, results[k]);
 }
 
-// slice_by(x, starts, ends, axes?, steps?)
-void slice_by(NodeWriter& n) {
+// slice(x, starts, ends, axes?, steps?)
+void slice(NodeWriter& n) {
   n.expect_attrs({});
   const ValueIndex x = n.in(0);
   Declared t = n.in_type(0);
@@ -327,10 +327,10 @@ constexpr OpWriterEntry kShapeWriters[] = {
     {"flatten", flatten},
     {"pad", pad},
     {"range", range},
-    {"reshape_by", reshape_by},
+    {"reshape", reshape},
     {"shape_of", shape_of},
     {"size_of", size_of},
-    {"slice_by", slice_by},
+    {"slice", slice},
     {"split", split},
     {"squeeze", squeeze},
     {"tile", tile},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/run_memory.h"
 
@@ -37,9 +38,9 @@ bool view_of(const Graph& g, const Node& n, const std::vector<Placement>& places
     return !shape.empty() && !in.empty() && shape[0] == in[0];
   }
   // Slices of a matrix's last axis keep whole rows apart by the same stride.
-  const int64_t axis = n.attrs.get_int("axis");
-  if (in.size() != 2 || (axis != -1 && axis != 1)) return false;
-  out->column += n.attrs.get_int("begin");
+  const auto cut = cut_of(g, n);
+  if (!cut || in.size() != 2 || cut->axis != 1) return false;
+  out->column += cut->begin;
   out->contiguous = from.contiguous && shape[1] == in[1];
   return true;
 }

@@ -33,6 +33,8 @@ std::span<const Pass> tensor_passes() {
       {"fuse_quantized_sums", "sums of 8-bit integers into the convolutions before them",
        passes::fuse_quantized_sums, passes::explain_quantized_sums},
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
+      {"sizes_as_attributes", "constant sizes of reshapes and slices as attributes",
+       passes::sizes_as_attributes},
       {"cse", "compute equal expressions once", passes::cse},
       {"fuse_spelled", "activations and layer norms that the file spells in smaller ops",
        passes::fuse_spelled, passes::explain_spelled},

@@ -33,8 +33,8 @@ struct Pass {
 std::span<const Pass> default_passes();
 
 // Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_quantized_sums,
-// fold_evaluated, cse, fuse_spelled, fuse_quantized_epilogues, fuse_dense, fuse_attention, fuse_epilogues,
-// channels_last, winograd, dce.
+// fold_evaluated, sizes_as_attributes, cse, fuse_spelled, fuse_quantized_epilogues, fuse_dense,
+// fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
 // The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32.
 std::vector<Pass> tensor_passes(Precision precision);
@@ -80,6 +80,7 @@ std::vector<Refusal> explain_epilogues(const Graph& graph);
 std::vector<Refusal> explain_winograd(const Graph& graph);
 Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
+Result<int> sizes_as_attributes(Graph& graph);
 Result<int> fuse_quantized(Graph& graph);
 Result<int> fuse_quantized_sums(Graph& graph);
 Result<int> fuse_quantized_epilogues(Graph& graph);

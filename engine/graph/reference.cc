@@ -108,13 +108,18 @@ Result<std::vector<HostValue>> evaluate_node(const OpDef& op, std::span<const Ho
       continue;
     }
     if (op.define) {
-      OAR_ASSIGN(Tensor t, to_tensor(*inputs[k]));
       const std::string name = cat("in", k);
       // Inputs, not constants: a definition must not depend on values.
       vals.push_back({g.add_input(name, type_of(*inputs[k]))});
       named.emplace(name, *inputs[k]);
     } else {
-      vals.push_back({g.add_input("", type_of(*inputs[k]))});
+      // Shape rules read integers (sizes), which are few; all else they know by type.
+      if (inputs[k]->is_float()) {
+        vals.push_back({g.add_input("", type_of(*inputs[k]))});
+      } else {
+        OAR_ASSIGN(Tensor t, to_tensor(*inputs[k]));
+        vals.push_back({g.add_constant("", std::move(t))});
+      }
     }
   }
   if (op.define) {

@@ -141,12 +141,12 @@ void pad(OnnxNode& n) {
 
 void slice(OnnxNode& n) {
   if (n.opset() >= 10) {
-    n.out(0, n.w().op("slice_by", {n.in(0), n.in(1), n.in(2), n.in(3), n.in(4)}));
+    n.out(0, n.w().op("slice", {n.in(0), n.in(1), n.in(2), n.in(3), n.in(4)}));
     return;
   }
   const Val starts = n.w().ints(n.get_ints("starts")), ends = n.w().ints(n.get_ints("ends"));
   const Val axes = n.has("axes") ? n.w().ints(n.get_ints("axes")) : Val{};
-  n.out(0, n.w().op("slice_by", {n.in(0), starts, ends, axes, {}}));
+  n.out(0, n.w().op("slice", {n.in(0), starts, ends, axes, {}}));
 }
 
 void top_k(OnnxNode& n) {
@@ -190,9 +190,9 @@ void old_gemm(OnnxNode& n) {
 void reshape(OnnxNode& n) {
   if (n.opset() < 5) {
     n.get_ints("consumed_inputs");
-    return n.out(0, n.w().op("reshape_by", {n.in(0), n.w().ints(n.get_ints("shape"))}));
+    return n.out(0, n.w().op("reshape", {n.in(0), n.w().ints(n.get_ints("shape"))}));
   }
-  n.out(0, n.w().op("reshape_by", {n.in(0), n.in(1)}, {{"allowzero", n.get_int("allowzero", 0)}}));
+  n.out(0, n.w().op("reshape", {n.in(0), n.in(1)}, {{"allowzero", n.get_int("allowzero", 0)}}));
 }
 
 // Upsample (opset 7 to 9) is Resize with "asymmetric" coordinates, nearest rounding down.

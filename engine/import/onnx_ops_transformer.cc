@@ -33,7 +33,7 @@ Val extent_of(OnnxNode& n, Val x, int64_t axis) {
   return n.w().op("shape_of", {x}, {{"start", axis}, {"end", axis + 1}});
 }
 Val reshaped(OnnxNode& n, Val x, std::vector<int64_t> dims) {
-  return n.w().op("reshape_by", {x, n.w().ints(dims)});
+  return n.w().op("reshape", {x, n.w().ints(dims)});
 }
 Val as_i64(OnnxNode& n, Val x) { return n.w().op("cast", {x}, {{"to", std::string("i64")}}); }
 
@@ -149,7 +149,7 @@ void multi_head_attention(OnnxNode& n) {
   if (const Val bias = n.in(3)) {
     const Val width = extent_of(n, q, 2), two = n.w().op("add", {width, width});
     const auto biased = [&](Val x, Val from, Val to) {
-      return n.w().op("add", {x, n.w().op("slice_by", {bias, from, to, {}, {}})});
+      return n.w().op("add", {x, n.w().op("slice", {bias, from, to, {}, {}})});
     };
     q = biased(q, n.w().ints({0}), width), k = biased(k, width, two);
     v = biased(v, two, n.w().ints({std::numeric_limits<int64_t>::max()}));
@@ -211,7 +211,7 @@ void embed_layer_norm(OnnxNode& n) {
   const Val ids = n.in(0);
   const Val positions =
       n.in(8) ? n.w().op("gather", {n.in(3), n.in(8)}, rows)
-              : n.w().op("slice_by", {n.in(3), n.w().ints({0}), extent_of(n, ids, 1), n.w().ints({0}), {}});
+              : n.w().op("slice", {n.in(3), n.w().ints({0}), extent_of(n, ids, 1), n.w().ints({0}), {}});
   Val sum = n.w().op("add", {n.w().op("gather", {n.in(2), ids}, rows), positions});
   if (!n.in(1) != !n.in(4))
     return n.fail(

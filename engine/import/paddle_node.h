@@ -69,7 +69,7 @@ class Node {
   // Of rank 0; saturates where the dtype is an integer's.
   Val number(double v, DType dtype) { return w().constant(filled({}, dtype, {&v, 1})); }
   Val cast(Val v, DType dtype) { return w().op("cast", {v}, {{"to", std::string(dtype_name(dtype))}}); }
-  Val reshape(Val v, const std::vector<int64_t>& shape) { return w().op("reshape_by", {v, w().ints(shape)}); }
+  Val reshape(Val v, const std::vector<int64_t>& shape) { return w().op("reshape", {v, w().ints(shape)}); }
   Val transpose(Val v, std::vector<int64_t> perm) {
     return w().op("transpose", {v}, {{"perm", std::move(perm)}});
   }
@@ -82,7 +82,7 @@ class Node {
     return w().op("concat", std::move(parts), {{"axis", axis}});
   }
   Val slice(Val v, int64_t axis, int64_t begin, int64_t end, int64_t step = 1) {
-    return w().op("slice_by", {v, w().ints({begin}), w().ints({end}), w().ints({axis}), w().ints({step})});
+    return w().op("slice", {v, w().ints({begin}), w().ints({end}), w().ints({axis}), w().ints({step})});
   }
   Val unsqueeze(Val v, std::vector<int64_t> axes) { return w().op("unsqueeze", {v, w().ints(axes)}); }
   Val squeeze(Val v, std::vector<int64_t> axes) { return w().op("squeeze", {v, w().ints(axes)}); }

@@ -166,7 +166,7 @@ void prior_box(Node& n) {
   boxes = op(n, "div", boxes, n.concat({image, image}));
   if (n.get_bool("clip", true)) boxes = n.w().op("clip", {boxes, n.number(0, d), n.number(1, d)});
   const Val shape = n.concat({n.shape_of(n.in(0), 2, 4), n.w().ints({priors, 4})});
-  n.out(0, op(n, "reshape_by", boxes, shape));
+  n.out(0, op(n, "reshape", boxes, shape));
   n.out(1, op(n, "expand", list_of(n, d, variances, {4}), shape));
 }
 

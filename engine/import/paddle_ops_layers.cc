@@ -179,8 +179,8 @@ void layer_norm(Node& n) {
   Val scale = n.in(1), bias = n.in(2);
   const Val dims = axis == rank - 1 && scale ? Val{} : n.shape_of(x, axis);
   if (!scale) scale = n.w().op("constant_of_shape", {dims, n.number(1, n.dtype(0))});
-  else if (dims) scale = n.w().op("reshape_by", {scale, dims});
-  if (bias && dims) bias = n.w().op("reshape_by", {bias, dims});
+  else if (dims) scale = n.w().op("reshape", {scale, dims});
+  if (bias && dims) bias = n.w().op("reshape", {bias, dims});
   n.out(0, n.w().op("layer_norm", {x, scale, bias},
                     {{"axis", axis}, {"epsilon", n.get_float("epsilon", 1e-5)}}));
 }
@@ -199,7 +199,7 @@ void group_norm(Node& n) {
     const Val variance = mean(n.w().op("mul", {centered, centered}));
     const Val root =
         n.w().op("sqrt", {n.w().op("add", {variance, n.number(n.get_float("epsilon", 1e-5), d)})});
-    Val y = n.w().op("reshape_by", {n.w().op("div", {centered, root}), shape});
+    Val y = n.w().op("reshape", {n.w().op("div", {centered, root}), shape});
     std::vector<int64_t> channel(static_cast<size_t>(rank - 1), 1);
     channel[0] = -1;
     if (n.in(1)) y = n.w().op("mul", {y, n.reshape(n.in(1), channel)});

@@ -356,7 +356,7 @@ void legacy_mul(Node& n) {
   if (x_rank != 2) x = n.w().op("flatten", {x}, {{"axis", xc}});
   if (y_rank != 2) y = n.w().op("flatten", {y}, {{"axis", yc}});
   Val out = n.w().op("matmul", {x, y});
-  if (x_rank != 2 || y_rank != 2) out = n.w().op("reshape_by", {out, n.concat({head, tail})});
+  if (x_rank != 2 || y_rank != 2) out = n.w().op("reshape", {out, n.concat({head, tail})});
   n.out(0, out);
 }
 void addmm(Node& n) {

@@ -117,7 +117,7 @@ void one_hot(Node& n) {
 
 // ---- shapes
 
-void reshape(Node& n) { n.out(0, n.w().op("reshape_by", {n.in(0), n.ints_in(1, "shape")})); }
+void reshape(Node& n) { n.out(0, n.w().op("reshape", {n.in(0), n.ints_in(1, "shape")})); }
 void transpose(Node& n) { n.out(0, n.transpose(n.in(0), n.get_ints("perm|axis"))); }
 void unsqueeze(Node& n) { n.out(0, n.w().op("unsqueeze", {n.in(0), n.ints_in(1, "axis|axes")})); }
 void squeeze(Node& n) {
@@ -152,7 +152,7 @@ void flatten(Node& n) {
     return n.out(0, n.reshape(n.in(0), shape));
   }
   const Val dims = n.concat({n.shape_of(n.in(0), 0, start), n.w().ints({-1}), n.shape_of(n.in(0), stop + 1)});
-  n.out(0, n.w().op("reshape_by", {n.in(0), dims}));
+  n.out(0, n.w().op("reshape", {n.in(0), dims}));
 }
 // flatten2: a matrix, split at `axis`.
 void flatten2(Node& n) { n.out(0, n.w().op("flatten", {n.in(0)}, {{"axis", n.get_int("axis", 1)}})); }
@@ -287,7 +287,7 @@ void unbind(Node& n) {
   n.out_list(0, std::move(parts));
 }
 void slice(Node& n) {
-  Val y = n.w().op("slice_by",
+  Val y = n.w().op("slice",
                    {n.in(0), n.ints_in(1, "starts"), n.ints_in(2, "ends"), n.w().ints(n.get_ints("axes"))});
   const std::vector<int64_t> drop = n.get_ints("decrease_axis");
   if (!drop.empty()) y = n.as_declared(0, n.squeeze(y, drop));
@@ -295,7 +295,7 @@ void slice(Node& n) {
 }
 void strided_slice(Node& n) {
   const Val axes = n.w().ints(n.get_ints("axes"));
-  Val y = n.w().op("slice_by",
+  Val y = n.w().op("slice",
                    {n.in(0), n.ints_in(1, "starts"), n.ints_in(2, "ends"), axes, n.ints_in(3, "strides")});
   const std::vector<int64_t> drop = n.get_ints("decrease_axis");
   if (!drop.empty()) y = n.as_declared(0, n.squeeze(y, drop));
@@ -319,7 +319,7 @@ void roll(Node& n) {
     const int64_t s = (*shifts)[k];
     if (s != 0) x = n.concat({n.slice(x, axes[k], -s, INT64_MAX), n.slice(x, axes[k], 0, -s)}, axes[k]);
   }
-  n.out(0, flat ? n.w().op("reshape_by", {x, shape}) : x);
+  n.out(0, flat ? n.w().op("reshape", {x, shape}) : x);
 }
 void triangle(Node& n, int64_t upper) {
   n.out(0, n.w().op("trilu", {n.in(0), n.w().int_scalar(n.get_int("diagonal", 0))}, {{"upper", upper}}));
@@ -478,23 +478,23 @@ void repeat_interleave(Node& n) {
   std::vector<int64_t> repeats(static_cast<size_t>(rank + 1), 1);
   repeats[static_cast<size_t>(axis + 1)] = times;
   const Val tiled = n.w().op("tile", {n.unsqueeze(n.in(0), {axis + 1}), n.w().ints(repeats)});
-  n.out(0, n.w().op("reshape_by", {tiled, n.concat({n.shape_of(n.in(0), 0, axis), n.w().ints({-1}),
-                                                    n.shape_of(n.in(0), axis + 1)})}));
+  n.out(0, n.w().op("reshape", {tiled, n.concat({n.shape_of(n.in(0), 0, axis), n.w().ints({-1}),
+                                                 n.shape_of(n.in(0), axis + 1)})}));
 }
 // x with a strided part replaced by values that broadcast to it: slices of the flat positions say where.
 void set_value(Node& n, Val values, size_t first) {
   const Val x = n.in(0);
   if (!n.get_ints("none_axes").empty()) return n.fail(unimplemented("none_axes"));
   const Val shape = n.shape_of(x), zero = n.w().int_scalar(0), one = n.w().int_scalar(1);
-  const Val at = n.w().op("reshape_by", {n.w().op("range", {zero, n.w().op("size_of", {x}), one}), shape});
-  Val part = n.w().op("slice_by", {at, n.ints_in(first, "starts"), n.ints_in(first + 1, "ends"),
-                                   n.w().ints(n.get_ints("axes")), n.ints_in(first + 2, "steps")});
+  const Val at = n.w().op("reshape", {n.w().op("range", {zero, n.w().op("size_of", {x}), one}), shape});
+  Val part = n.w().op("slice", {at, n.ints_in(first, "starts"), n.ints_in(first + 1, "ends"),
+                                n.w().ints(n.get_ints("axes")), n.ints_in(first + 2, "steps")});
   const std::vector<int64_t> drop = n.get_ints("decrease_axes");
   if (!drop.empty()) part = n.squeeze(part, drop);
   const Val spread = n.reshape(n.w().op("expand", {values, n.shape_of(part)}), {-1});
   const Val flat = n.w().op("scatter_elements", {n.reshape(x, {-1}), n.reshape(part, {-1}), spread},
                             {{"axis", int64_t{0}}, {"reduction", std::string("none")}});
-  n.out(0, n.w().op("reshape_by", {flat, shape}));
+  n.out(0, n.w().op("reshape", {flat, shape}));
 }
 void set_value_constant(Node& n) {
   const DType dtype = n.dtype(0);

@@ -125,13 +125,13 @@ class Writer {
                     const std::string& v) {
     const int64_t E = c_.width, D = E / c_.heads;
     const auto heads = [&](const std::string& name) {
-      return op("reshape_by", {linear(x, name, E, E), ints({0, 0, c_.heads, D})});
+      return op("reshape", {linear(x, name, E, E), ints({0, 0, c_.heads, D})});
     };
     const ValueId mixed = op("head_attention", {heads(q), heads(k), heads(v), mask},
                              {{"layout", std::string("bshd")},
                               {"scale", 1 / std::sqrt(static_cast<double>(D))},
                               {"spelled", int64_t{1}}});
-    return op("reshape_by", {mixed, ints({0, 0, E})});
+    return op("reshape", {mixed, ints({0, 0, E})});
   }
   // Hidden states of the first token, (B, E).
   ValueId first_token(ValueId x) {
@@ -163,9 +163,8 @@ ValueId embeddings(Writer& w, const EncoderConfig& c, const Inputs& in) {
   // Rows [first, first + S) of the position table.
   const ValueId length = w.op("shape_of", {in.ids}, {{"start", int64_t{1}}, {"end", int64_t{2}}});
   const ValueId first = w.ints({c.first_position});
-  const ValueId positions =
-      w.op("slice_by", {w.weight(e + "position_embeddings.weight", {c.positions, c.width}), first,
-                        w.op("add", {length, first}), w.ints({0})});
+  const ValueId positions = w.op("slice", {w.weight(e + "position_embeddings.weight", {c.positions, c.width}),
+                                           first, w.op("add", {length, first}), w.ints({0})});
   x = w.op("add", {x, positions});
   if (c.types > 0) {
     const ValueId table = w.weight(e + "token_type_embeddings.weight", {c.types, c.width});

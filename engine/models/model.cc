@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/base/format.h"
+#include "engine/graph/cut.h"
 
 namespace oar {
 
@@ -90,14 +91,14 @@ Val ModelBuilder::embedding(const std::string& table, Val ids, int64_t rows) {
 }
 
 Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
-  return op("slice", {x}, {{"axis", int64_t{-1}}, {"begin", begin}, {"end", end}});
+  return op("slice", {x}, cut_attrs(-1, begin, end));
 }
 
 Val ModelBuilder::split_heads(Val x, int64_t heads) {
-  return op("reshape", {x}, {{"shape", std::vector<int64_t>{-2, heads, c.head_dim}}});
+  return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, heads, c.head_dim}}});
 }
 
-Val ModelBuilder::merge_heads(Val x) { return op("reshape", {x}, {{"shape", std::vector<int64_t>{-2, -1}}}); }
+Val ModelBuilder::merge_heads(Val x) { return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, -1}}}); }
 
 Val ModelBuilder::rope(Val x) {
   if (!inv_freq_) {
@@ -188,7 +189,7 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
 
   ModelBuilder b(g, checkpoint, config, in);
   const Val hidden = architecture->hidden(b);
-  const Val wanted = b.op("gather_rows", {hidden, rows});
+  const Val wanted = b.op("gather", {hidden, rows});
   Val head = b.weight(config.tied ? architecture->embedding : architecture->head);
   // A tied head is a weight of its own over the same bytes: a pass may change it and leave the table.
   if (config.tied && head) head = b.constant(architecture->head, Tensor(g.value(head.id).constant));

@@ -27,7 +27,7 @@ std::vector<Val> define_norm(Builder& b, std::span<const Val> in, const Attrs& a
   const auto rank = static_cast<int64_t>(shape.size());
   const int64_t axis = attrs.get_int("axis", -1), tail = axis < 0 ? -axis : rank - axis;
   Val x = in[0];
-  std::vector<int64_t> dims(static_cast<size_t>(rank - tail), -2);
+  std::vector<int64_t> dims(static_cast<size_t>(rank - tail), 0);
   if (tail > 1) {  // one axis of them, until it is normalized
     dims.push_back(-1);
     x = b.op("reshape", {x}, {{"shape", dims}});

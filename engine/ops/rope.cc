@@ -2,6 +2,7 @@
 // https://arxiv.org/abs/2104.09864, in the layouts kernels/rope.h describes, with an optional RMS norm of
 // each head first.
 #include "kernels/rope.h"
+#include "engine/graph/cut.h"
 #include "engine/ops/op_util.h"
 
 namespace oar {
@@ -29,12 +30,12 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs)
                 H = b.dim(x, 1).const_value();
   // (T, 1, half)
   const Val pos = b.op("reshape", {b.op("cast", {in[1]}, {{"to", std::string("f64")}})},
-                       {{"shape", std::vector<int64_t>{-2, 1, 1}}});
+                       {{"shape", std::vector<int64_t>{0, 1, 1}}});
   const Val angle = b.op("mul", {pos, in[2]});
   const Val mscale = b.scalar(attrs.get_float("mscale", 1));
   const Val c = b.op("mul", {b.op("cos", {angle}), mscale}), s = b.op("mul", {b.op("sin", {angle}), mscale});
   const auto slice = [&](Val v, int64_t begin, int64_t end) {
-    return b.op("slice", {v}, {{"axis", int64_t{-1}}, {"begin", begin}, {"end", end}});
+    return b.op("slice", {v}, cut_attrs(-1, begin, end));
   };
   const auto rotate = [&](Val u, Val v) {
     return std::pair(b.op("sub", {b.op("mul", {u, c}), b.op("mul", {v, s})}),
@@ -42,14 +43,14 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs& attrs)
   };
   std::vector<Val> parts;
   if (attrs.get_bool("interleaved")) {
-    const std::vector<int64_t> flat{-2, H, half}, pairs{-2, H, half, 2}, column{-2, H, half, 1};
+    const std::vector<int64_t> flat{0, H, half}, pairs{0, H, half, 2}, column{0, H, half, 1};
     const Val rotated = b.op("reshape", {slice(x, 0, 2 * half)}, {{"shape", pairs}});
     const auto [u, v] = rotate(b.op("reshape", {slice(rotated, 0, 1)}, {{"shape", flat}}),
                                b.op("reshape", {slice(rotated, 1, 2)}, {{"shape", flat}}));
     const Val joined =
         b.op("concat", {b.op("reshape", {u}, {{"shape", column}}), b.op("reshape", {v}, {{"shape", column}})},
              {{"axis", int64_t{-1}}});
-    parts.push_back(b.op("reshape", {joined}, {{"shape", std::vector<int64_t>{-2, H, 2 * half}}}));
+    parts.push_back(b.op("reshape", {joined}, {{"shape", std::vector<int64_t>{0, H, 2 * half}}}));
   } else {
     const auto [u, v] = rotate(slice(x, 0, half), slice(x, half, 2 * half));
     parts = {u, v};

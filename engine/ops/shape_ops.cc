@@ -1,7 +1,8 @@
 // Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous,
-// gather_rows. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
+// gather. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/util.h"
 #include "kernels/embedding.h"
 
 namespace oar {
@@ -17,19 +18,36 @@ void copy_element(const HostValue& x, size_t from, HostValue& y, size_t to) {
   else y.i[to] = x.is_float() ? static_cast<int64_t>(x.f[from]) : x.i[from];
 }
 
-// ---- reshape {shape: extents, -1 for the one that follows from the rest, -2 keeps the operand's extent at
-// that axis}
+// Sizes that an op takes as operand k or, where that is left out, as an attribute. A graph that knows its
+// types knows them too: the operand is a constant there.
+Result<std::vector<int64_t>> sizes_of(const Graph& g, Ids in, size_t k, const Attrs& attrs,
+                                      const char* name) {
+  if (!given(in, k)) return attrs.get_ints(name);
+  const Value& v = g.value(in[k]);
+  if (v.kind != ValueKind::kConstant) return invalid_argument(cat(name, " are computed"));
+  if (v.constant.shape().rank() > 1 || !dtype_is_integer(v.constant.format().dtype()))
+    return invalid_argument(cat(name, " must be a list of integers"));
+  std::vector<int64_t> out(static_cast<size_t>(v.constant.numel()));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = element_as_int(v.constant, static_cast<int64_t>(i));
+  return out;
+}
+
+// ---- reshape(x, shape or none) {shape, allowzero}: 0 keeps the operand's extent at that axis (with
+// allowzero it is 0), -1 is the one that follows from the rest
 
 Types reshape_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   const TensorType& t = type_of(g, in[0]);
   DimVector shape;
   int unknown = -1;
-  const std::vector<int64_t> wanted = attrs.get_ints("shape");
+  OAR_ASSIGN(const std::vector<int64_t> wanted, sizes_of(g, in, 1, attrs, "shape"));
   for (size_t k = 0; k < wanted.size(); ++k) {
+    const bool keep = wanted[k] == 0 && !attrs.get_bool("allowzero");
     if (wanted[k] == -1) unknown = static_cast<int>(k);
-    if (wanted[k] == -2 && k >= t.shape.size()) return invalid_argument(cat("no axis ", k, " to keep"));
-    shape.push_back(wanted[k] == -2 ? t.shape[k] : Dim(std::max<int64_t>(wanted[k], 1)));
+    if (keep && k >= t.shape.size()) return invalid_argument(cat("no axis ", k, " to keep"));
+    if (!keep && wanted[k] < 1 && wanted[k] != -1)
+      return invalid_argument(cat("extent ", wanted[k], " is out of range"));
+    shape.push_back(keep ? t.shape[k] : Dim(std::max<int64_t>(wanted[k], 1)));
   }
   const Dim total = product(t.shape), known = product(shape);
   if (unknown >= 0) shape[unknown] = Dim::floordiv(total, known);
@@ -81,30 +99,54 @@ Status transpose_reference(HostInputs in, const Attrs& attrs, std::span<HostValu
   return ok_status();
 }
 
-// ---- slice {axis, begin, end}
+// ---- slice(x, starts, ends, axes, steps: or none) {starts, ends, axes, steps}, as tensor::slice_box() has
+// them. Where types are known bounds lie inside the axis, whose extent is no symbol.
+
+Result<tensor::SliceBox> slice_box(const Graph& g, Ids in, const Attrs& attrs) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 5));
+  OAR_ASSIGN(const auto starts, sizes_of(g, in, 1, attrs, "starts"));
+  OAR_ASSIGN(const auto ends, sizes_of(g, in, 2, attrs, "ends"));
+  OAR_ASSIGN(const auto axes, sizes_of(g, in, 3, attrs, "axes"));
+  OAR_ASSIGN(const auto steps, sizes_of(g, in, 4, attrs, "steps"));
+  std::vector<int64_t> dims;
+  for (const Dim& d : shape_of(g, in[0])) dims.push_back(d.is_const() ? d.const_value() : -1);
+  for (size_t k = 0; k < starts.size() && k < ends.size(); ++k) {
+    const int64_t named = k < axes.size() ? axes[k] : static_cast<int64_t>(k),
+                  axis = positive_axis(named, dims.size());
+    if (axis < 0 || axis >= static_cast<int64_t>(dims.size())) return invalid_argument("axis out of range");
+    const int64_t n = dims[static_cast<size_t>(axis)], begin = starts[k] < 0 ? starts[k] + n : starts[k],
+                  end = ends[k] < 0 ? ends[k] + n : ends[k];
+    if (n < 0 || (steps.empty() && (begin < 0 || end < begin || end > n))) {
+      return invalid_argument(cat("slice [", starts[k], ", ", ends[k], ") is outside the axis"));
+    }
+  }
+  return tensor::slice_box(dims, starts, ends, axes, steps);
+}
 
 Types slice_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_ASSIGN(const tensor::SliceBox box, slice_box(g, in, attrs));
   TensorType t = type_of(g, in[0]);
-  const int64_t axis = positive_axis(attrs.get_int("axis"), t.shape.size());
-  if (axis < 0 || axis >= static_cast<int64_t>(t.shape.size())) return invalid_argument("axis out of range");
-  const int64_t begin = attrs.get_int("begin"), end = attrs.get_int("end");
-  if (!t.shape[axis].is_const() || begin < 0 || end < begin || end > t.shape[axis].const_value()) {
-    return invalid_argument(cat("slice [", begin, ", ", end, ") is outside the axis"));
+  for (size_t k = 0; k < t.shape.size(); ++k) {
+    if (box.cut[k]) t.shape[k] = Dim(box.count[k]);
   }
-  t.shape[axis] = Dim(end - begin);
   return std::vector<TensorType>{std::move(t)};
 }
 
 Status slice_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& from = in[0]->shape;
+  const auto ints = [&](size_t k, const char* name) {
+    return k < in.size() && in[k] != nullptr ? in[k]->i : attrs.get_ints(name);
+  };
+  OAR_ASSIGN(const tensor::SliceBox box,
+             tensor::slice_box(std::span(from.begin(), from.end()), ints(1, "starts"), ints(2, "ends"),
+                               ints(3, "axes"), ints(4, "steps")));
   const Shape& to = out[0].shape;
-  const auto axis = static_cast<int>(positive_axis(attrs.get_int("axis"), static_cast<size_t>(from.rank())));
-  int64_t inner = 1;
-  for (int k = axis + 1; k < from.rank(); ++k) inner *= from[k];
   for (int64_t flat = 0; flat < to.numel(); ++flat) {
-    const int64_t low = flat % inner, at = flat / inner % to[axis], high = flat / inner / to[axis];
-    const int64_t source = (high * from[axis] + at + attrs.get_int("begin")) * inner + low;
+    int64_t rest = flat, source = 0, stride = 1;
+    for (int k = to.rank() - 1; k >= 0; stride *= from[k], rest /= to[k], --k) {
+      const auto a = static_cast<size_t>(k);
+      source += (box.start[a] + rest % to[k] * box.step[a]) * stride;
+    }
     copy_element(*in[0], static_cast<size_t>(source), out[0], static_cast<size_t>(flat));
   }
   return ok_status();
@@ -164,55 +206,74 @@ Types contiguous_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{type_of(g, in[0])};
 }
 
-// ---- gather_rows(x (T, ...), rows (R)): x[rows]
+// ---- gather(x, indices) {axis: 0}: the indices' axes take the place of one of x; negative ones count from
+// its end
 
-Types gather_infer(const Graph& g, Ids in, const Attrs&) {
+Types gather_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
-  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "x"));
-  OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "rows"));
-  OAR_RETURN_IF_ERROR(check_integer(g, in[1], "rows"));
-  return std::vector<TensorType>{f32_type({shape_of(g, in[1])[0], shape_of(g, in[0])[1]})};
+  OAR_RETURN_IF_ERROR(check_integer(g, in[1], "indices"));
+  const TensorType& x = type_of(g, in[0]);
+  OAR_ASSIGN(const int axis, checked_axis(attrs.get_int("axis"), static_cast<int>(x.shape.size())));
+  DimVector shape(x.shape.begin(), x.shape.begin() + axis);
+  const DimVector& at = shape_of(g, in[1]);
+  shape.insert(shape.end(), at.begin(), at.end());
+  shape.insert(shape.end(), x.shape.begin() + axis + 1, x.shape.end());
+  return std::vector<TensorType>{{x.format.plain() ? x.format : Format::f32(), std::move(shape)}};
 }
 
-Status gather_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
-  const int64_t cols = in[0]->shape.cols(), rows = in[0]->shape[0];
-  for (size_t r = 0; r < in[1]->i.size(); ++r) {
-    const int64_t row = in[1]->i[r];
-    if (row < 0 || row >= rows) return invalid_argument(cat("row ", row, " is outside [0, ", rows, ")"));
-    for (int64_t c = 0; c < cols; ++c) {
-      copy_element(*in[0], static_cast<size_t>(row * cols + c), out[0],
-                   r * static_cast<size_t>(cols) + static_cast<size_t>(c));
+Status gather_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const Shape& x = in[0]->shape;
+  OAR_ASSIGN(const int axis, checked_axis(attrs.get_int("axis"), x.rank()));
+  const int64_t n = x[axis], inner = tensor::extent(x, axis + 1, x.rank());
+  const auto count = static_cast<int64_t>(in[1]->i.size());
+  for (int64_t o = 0; o < tensor::extent(x, 0, axis); ++o) {
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t i = in[1]->i[static_cast<size_t>(r)], row = i < 0 ? i + n : i;
+      if (row < 0 || row >= n) return invalid_argument(cat("index ", i, " is outside an axis of ", n));
+      for (int64_t c = 0; c < inner; ++c) {
+        copy_element(*in[0], static_cast<size_t>((o * n + row) * inner + c), out[0],
+                     static_cast<size_t>((o * count + r) * inner + c));
+      }
     }
   }
   return ok_status();
 }
 
+// Whole rows by indices that who wrote the graph vouches for: the kernel does not check them.
 Lowered gather_lower(LowerContext& ctx) {
+  const Known x = ctx.known(0), at = ctx.known(1);
+  if (ctx.in_run() || !x.f32() || !(at.format() == Format::i32()) || ctx.node.attrs.get_int("axis") != 0)
+    return not_lowered();
   return lower_kernel(ctx, KernelFamily::kGatherRows, Format::f32(), GatherRowsArgs{},
                       [](GatherRowsArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();
                         a.rows = in[1].as<const int32_t>();
-                        a.R = in[1].dims[0];
-                        a.E = in[0].cols();
+                        a.R = in[1].numel();
+                        a.E = in[0].dims[0] > 0 ? in[0].numel() / in[0].dims[0] : 0;
                       });
 }
 
 }  // namespace
 
-extern const OpDef op_reshape = {.name = "reshape", .infer = reshape_infer, .reference = copy_reference};
+extern const OpDef op_reshape = {
+    .name = "reshape", .infer = reshape_infer, .reference = copy_reference, .evaluate = tensor::reshape};
 extern const OpDef op_transpose = {.name = "transpose",
                                    .infer = transpose_infer,
                                    .reference = transpose_reference,
                                    .evaluate = tensor::transpose};
-extern const OpDef op_slice = {.name = "slice", .infer = slice_infer, .reference = slice_reference};
+extern const OpDef op_slice = {
+    .name = "slice", .infer = slice_infer, .reference = slice_reference, .evaluate = tensor::slice};
 extern const OpDef op_concat = {
     .name = "concat", .infer = concat_infer, .reference = concat_reference, .evaluate = tensor::concat};
 extern const OpDef op_cast = {
     .name = "cast", .infer = cast_infer, .reference = copy_reference, .evaluate = tensor::cast};
 extern const OpDef op_contiguous = {
     .name = "contiguous", .strided_inputs = 1, .infer = contiguous_infer, .reference = copy_reference};
-extern const OpDef op_gather_rows = {
-    .name = "gather_rows", .infer = gather_infer, .reference = gather_reference, .lower = gather_lower};
+extern const OpDef op_gather = {.name = "gather",
+                                .infer = gather_infer,
+                                .reference = gather_reference,
+                                .evaluate = tensor::gather,
+                                .lower = gather_lower};
 
 }  // namespace oar

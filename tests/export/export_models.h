@@ -149,11 +149,11 @@ class RandomGraph {
         return op("transpose", {op("transpose", {a}, {{"perm", std::vector<int64_t>{2, 0, 1}}})},
                   {{"perm", std::vector<int64_t>{1, 2, 0}}});
       case 12:
-        return op("reshape_by",
-                  {op("reshape_by", {a, w_.ints({-1})}, {{"allowzero", int64_t{0}}}), op("shape_of", {b})});
+        return op("reshape",
+                  {op("reshape", {a, w_.ints({-1})}, {{"allowzero", int64_t{0}}}), op("shape_of", {b})});
       case 13:
         return op(
-            "slice_by",
+            "slice",
             {op("concat", {a, b}, {{"axis", int64_t{2}}}), w_.ints({1}), w_.ints({5}), w_.ints({2}), {}});
       case 14: {
         const auto parts =
@@ -177,9 +177,9 @@ class RandomGraph {
       case 20: return op("gather", {a, w_.ints({2, 0, 1})}, {{"axis", int64_t{1}}});
       case 21: return op("add", {a, op("constant_of_shape", {op("shape_of", {b}), scalar(0.5)})});
       case 22:
-        return op("slice_by", {op("pad", {a, w_.ints({0, 0, 1, 0, 0, 2}), scalar(3), {}},
-                                  {{"mode", std::string("constant")}}),
-                               w_.ints({0}), w_.ints({4}), w_.ints({2}), w_.ints({1})});
+        return op("slice", {op("pad", {a, w_.ints({0, 0, 1, 0, 0, 2}), scalar(3), {}},
+                               {{"mode", std::string("constant")}}),
+                            w_.ints({0}), w_.ints({4}), w_.ints({2}), w_.ints({1})});
       default: return branch(a, b);
     }
   }

@@ -142,3 +142,25 @@ TEST_CASE("shape errors name the op and its operands") {
   CHECK(f.b.status().message().find("linear(f32[T, 16]") != std::string::npos);
   CHECK(f.b.status().message().find("17") != std::string::npos);
 }
+
+TEST_CASE("sizes that are constants become attributes, those that are computed stay operands") {
+  Graph g;
+  const auto ints = [&](std::vector<int64_t> values) {
+    auto t = Tensor::allocate({static_cast<int64_t>(values.size())}, Format::of(DType::kI64));
+    std::copy(values.begin(), values.end(), t->mutable_values<int64_t>().begin());
+    return g.add_constant("", std::move(*t));
+  };
+  const ValueId x = g.add_input("x", TensorType::unknown()), n = g.add_input("n", TensorType::unknown());
+  const ValueId y = g.append(find_op("reshape"), {x, ints({0, -1})}, 1, {{"allowzero", int64_t{0}}})[0];
+  const ValueId z = g.append(find_op("slice"), {y, ints({1}), ints({3}), kNoValue, ints({2})}, 1)[0];
+  g.add_output("out", g.append(find_op("slice"), {z, ints({0}), n}, 1)[0]);
+  const auto made = passes::sizes_as_attributes(g);
+  REQUIRE_OK(made);
+  CHECK(*made == 2);
+  CHECK(g.nodes()[0].inputs == std::vector<ValueId>{x});
+  CHECK(g.nodes()[0].attrs.get_ints("shape") == std::vector<int64_t>{0, -1});
+  CHECK(g.nodes()[1].inputs == std::vector<ValueId>{y});
+  CHECK(g.nodes()[1].attrs.get_ints("steps") == std::vector<int64_t>{2});
+  CHECK(!g.nodes()[1].attrs.has("axes"));
+  CHECK(g.nodes()[2].inputs.size() == 3);
+}

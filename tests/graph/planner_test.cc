@@ -2,6 +2,7 @@
 #include <cstring>
 #include <random>
 
+#include "engine/graph/cut.h"
 #include "engine/graph/memory_planner.h"
 #include "tests/graph/graph_fixture.h"
 
@@ -41,9 +42,7 @@ TEST_CASE("random graphs: no two live values share bytes, at any size") {
       const char* unary[] = {"exp", "tanh", "neg"};
       if (random() % 4 == 0) live.push_back(b.op("add", {x, x}));
       else if (random() % 4 == 0)
-        live.push_back(b.op(
-            "slice", {x},
-            {{"axis", int64_t{-1}}, {"begin", int64_t{0}}, {"end", b.dim(x, -1).const_value() / 2 + 1}}));
+        live.push_back(b.op("slice", {x}, cut_attrs(-1, 0, b.dim(x, -1).const_value() / 2 + 1)));
       else live.push_back(b.op(unary[random() % 3], {x}));
     }
     REQUIRE_OK(b.status());

@@ -22,8 +22,8 @@ struct Row {
   Attrs attrs;
   std::vector<Argument> operands;
   double bound = 2.0 * 100 / (1 << 24);  // f32 in any order over at most 100 terms, twice for functions
-  bool kernel = true;                    // there is one for these operands
-  bool moves = false;                    // every dtype, bit for bit
+  enum { kNone, kTyped, kAlways } kernel = kAlways;  // for these operands; kTyped: not by a run's sizes
+  bool moves = false;                                // every dtype, bit for bit
 };
 
 const std::vector<Row>& table() {
@@ -39,7 +39,7 @@ const std::vector<Row>& table() {
       {"div", {}, {{{2, 3, 5}}, {{2, 3, 5}}}, 1e-4},
       {"max", {}, {{{7, 1, 5}}, {{1}, true}}},
       {"swiglu", {}, {{{3, 37}}, {{3, 37}}}},
-      {"swiglu", {{"alpha", 1.5}}, {{{3, 37}}, {{3, 37}}}, 1e-5, false},
+      {"swiglu", {{"alpha", 1.5}}, {{{3, 37}}, {{3, 37}}}, 1e-5, Row::kNone},
       {"rms_norm", {{"epsilon", 1e-6}}, {{{5, 33}}, {{33}, true}}},
       {"rms_norm", {}, {{{2, 3, 17}}, {{17}, true}}},
       {"rms_norm", {{"axis", int64_t{1}}}, {{{3, 5, 7}}, {{5, 7}, true}}},
@@ -47,6 +47,27 @@ const std::vector<Row>& table() {
       {"layer_norm", {}, {{{2, 3, 17}}, {{17}, true}}},
       {"layer_norm", {}, {{{1, 96}}}},
       {"layer_norm", {{"axis", int64_t{-2}}}, {{{3, 5, 7}}, {{5, 7}, true}, {{5, 7}, true}}},
+      {"gather", {}, {{{7, 5}}, {{4}, false, 7}}, 0, Row::kTyped, true},
+      {"gather", {}, {{{7, 2, 3}}, {{2, 2}, false, 7}}, 0, Row::kTyped, true},
+      {"gather", {{"axis", int64_t{-1}}}, {{{3, 5}}, {{2}, false, 5}}, 0, Row::kNone, true},
+      {"reshape", {{"shape", std::vector<int64_t>{0, -1}}}, {{{3, 5, 2}}}, 0, Row::kNone, true},
+      {"slice",
+       {{"axes", std::vector<int64_t>{1, 0}},
+        {"starts", std::vector<int64_t>{1, -2}},
+        {"ends", std::vector<int64_t>{4, 5}}},
+       {{{5, 7}}},
+       0,
+       Row::kNone,
+       true},
+      {"slice",
+       {{"axes", std::vector<int64_t>{-1}},
+        {"starts", std::vector<int64_t>{-1}},
+        {"ends", std::vector<int64_t>{-8}},
+        {"steps", std::vector<int64_t>{-3}}},
+       {{{2, 7}}},
+       0,
+       Row::kNone,
+       true},
   };
   return rows;
 }
@@ -128,7 +149,7 @@ void check_program(const Row& row, const std::vector<Tensor>& operands, bool con
   RowGraph g(row, operands, constants, true);
   const auto program = Program::create(std::move(g.graph), backend, {});
   REQUIRE_OK(program);
-  if (row.kernel) CHECK((*program)->graph().nodes().back().is(row.op));
+  if (row.kernel != Row::kNone) CHECK((*program)->graph().nodes().back().is(row.op));
   const auto run = Run::create(*program);
   REQUIRE_OK(run);
   std::vector<const void*> bytes;
@@ -143,7 +164,7 @@ void check_evaluator(const Row& row, const std::vector<Tensor>& operands, bool c
                      const HostValue& want, Backend& backend) {
   RowGraph g(row, operands, constants, false);
   const auto graph = std::make_shared<const Graph>(std::move(g.graph));
-  if (row.kernel) {
+  if (row.kernel == Row::kAlways) {
     std::vector<Datum> data(operands.begin(), operands.end());
     std::vector<const Datum*> pointers;
     for (const Datum& d : data) pointers.push_back(&d);

@@ -424,12 +424,19 @@ TEST_CASE("what a model takes to load grows with its nodes, not with their squar
 }
 
 TEST_CASE("every pass of ordinary models has been named here") {
-  const std::set<std::string> tested = {"fuse_quantized", "fuse_quantized_sums",
-                                        "fold_evaluated", "cse",
-                                        "fuse_spelled",   "fuse_quantized_epilogues",
-                                        "fuse_dense",     "fuse_attention",
-                                        "fuse_epilogues", "channels_last",
-                                        "winograd",       "dce"};
+  const std::set<std::string> tested = {"fuse_quantized",
+                                        "fuse_quantized_sums",
+                                        "fold_evaluated",
+                                        "cse",
+                                        "sizes_as_attributes",
+                                        "fuse_spelled",
+                                        "fuse_quantized_epilogues",
+                                        "fuse_dense",
+                                        "fuse_attention",
+                                        "fuse_epilogues",
+                                        "channels_last",
+                                        "winograd",
+                                        "dce"};
   std::set<std::string> all;
   for (const Pass& p : tensor_passes()) all.insert(p.name);
   CHECK(all == tested);

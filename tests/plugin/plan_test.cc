@@ -1,5 +1,6 @@
 // Graphs on a device: each kernel family through the table against the same kernel of the processor, bit for
 // bit; ops that the device lacks by their definitions or on the CPU; captured runs.
+#include "engine/graph/cut.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/plugin/loopback_device.h"
 
@@ -121,8 +122,7 @@ TEST_CASE("plugin: views of wider results, read by the device and by the process
   for (const char* config : {"", "missing=rms_norm+matmul", "missing=unary"}) {
     GraphFixture f;
     const Val wide = f.b.op("exp", {f.input("x", {48})});
-    const Val part =
-        f.b.op("slice", {wide}, {{"axis", int64_t{1}}, {"begin", int64_t{16}}, {"end", int64_t{48}}});
+    const Val part = f.b.op("slice", {wide}, cut_attrs(1, 16, 48));
     const Val norm = f.b.op("rms_norm", {part, f.constant("w", {32})}, {{"epsilon", 1e-6}});
     f.output(f.b.op("linear", {norm, Val{}, f.b.constant("m", weight(5, 32, "bf16")), Val{}}));
     INFO(config);

@@ -12,8 +12,8 @@ from oar._paddle_types import PrecisionType
 _LOG = logging.getLogger("oar.inference")
 
 # The passes that a graph goes through, in order (`oar inspect MODEL --explain` tells what each does).
-PASSES = ("fuse_quantized", "fuse_quantized_sums", "fold_evaluated", "cse", "fuse_spelled", "fuse_quantized_epilogues",
-          "fuse_dense", "fuse_attention", "fuse_epilogues", "channels_last", "winograd", "dce")
+PASSES = ("fuse_quantized", "fuse_quantized_sums", "fold_evaluated", "sizes_as_attributes", "cse", "fuse_spelled",
+          "fuse_quantized_epilogues", "fuse_dense", "fuse_attention", "fuse_epilogues", "channels_last", "winograd", "dce")
 
 _CPU = "predictors run on the CPU"
 _TENSORRT = "there is no TensorRT here; predictors run on the CPU with Oar's own kernels"

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "engine/base/format.h"
+#include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
 
@@ -122,8 +123,10 @@ std::optional<Written> Equalizer::written(ValueId heads) const {
   w.end = graph_.value(flat).type.shape[1].const_value();
   ValueId y = flat;
   if (n = made_by(y); n && n->is("slice")) {
-    w.begin = n->attrs.get_int("begin");
-    w.end = n->attrs.get_int("end");
+    const auto cut = cut_of(graph_, *n);
+    if (!cut) return std::nullopt;
+    w.begin = cut->begin;
+    w.end = cut->end;
     y = n->inputs[0];
   }
   n = made_by(y);
@@ -180,9 +183,7 @@ Result<bool> Equalizer::keys(size_t attention, int64_t mean_tokens) {
   // Apart from the rest, as a mean may take it off; behind a norm of heads a bias is no constant.
   ValueId bias = key->head_norm == kNoValue ? key->bias : kNoValue;
   OAR_ASSIGN(const ValueId kept, row_power(*key, bias == kNoValue));
-  if (bias != kNoValue) {
-    OAR_ASSIGN(bias, add("slice", {bias}, {{"axis", int64_t{0}}, {"begin", key->begin}, {"end", key->end}}));
-  }
+  if (bias != kNoValue) { OAR_ASSIGN(bias, add("slice", {bias}, cut_attrs(0, key->begin, key->end))); }
   OAR_ASSIGN(const ValueId s, scale(*key, kept, read, bias, mean_tokens, head_size(k)));
   attach(*q_transform, s, head_size(k), false);
   attach(*k_transform, s, head_size(k), true);

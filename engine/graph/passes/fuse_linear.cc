@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/graph/builder.h"
+#include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
 
@@ -39,8 +40,7 @@ Result<int> fuse_linear(Graph& graph) {
         const ValueId old = graph.nodes()[i].outputs[0];
         const Dim n = graph.value(old).type.shape.back();
         const Val part =
-            b.op("slice", {Val{(*all)[0]}},
-                 {{"axis", int64_t{-1}}, {"begin", begin.const_value()}, {"end", (begin + n).const_value()}});
+            b.op("slice", {Val{(*all)[0]}}, cut_attrs(-1, begin.const_value(), (begin + n).const_value()));
         OAR_RETURN_IF_ERROR(b.status());
         graph.replace_uses(old, part.id);
         begin = begin + n;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
@@ -33,14 +34,16 @@ std::optional<Source> source_of(const Graph& graph, ValueId v, const RotationOpt
   p = producer[flat];
   if (p >= 0 && graph.nodes()[p].is("slice")) {
     const Node& slice = graph.nodes()[p];
-    s.begin = slice.attrs.get_int("begin");
-    s.end = slice.attrs.get_int("end");
+    const auto own = cut_of(graph, slice);
+    if (!own) return std::nullopt;
+    s.begin = own->begin;
+    s.end = own->end;
     flat = slice.inputs[0];
     // Other readers must take columns beside these.
     for (const Node& n : graph.nodes()) {
       if (std::find(n.inputs.begin(), n.inputs.end(), flat) == n.inputs.end()) continue;
-      const bool apart =
-          n.is("slice") && (n.attrs.get_int("end") <= s.begin || n.attrs.get_int("begin") >= s.end);
+      const auto cut = cut_of(graph, n);
+      const bool apart = cut && (cut->end <= s.begin || cut->begin >= s.end);
       if (!apart && n.outputs != slice.outputs) return std::nullopt;
     }
     p = producer[flat];

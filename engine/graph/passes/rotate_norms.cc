@@ -30,7 +30,7 @@ bool linear_readers(const Graph& graph, ValueId value, std::vector<size_t>& read
     const auto uses = std::count(n.inputs.begin(), n.inputs.end(), value);
     if (uses == 0) continue;
     if (uses > 1 || n.inputs[0] != value) return false;
-    if (n.is("gather_rows")) {
+    if (n.is("gather") && n.attrs.get_int("axis") == 0) {
       if (!linear_readers(graph, n.outputs[0], readers)) return false;
     } else if (is_linear(n)) {
       readers.push_back(i);

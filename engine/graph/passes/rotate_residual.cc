@@ -50,7 +50,7 @@ class Bases {
       join(n.inputs[1], n.outputs[0]);
     } else if (n.is("rms_norm") && weightless(n)) {
       join(n.inputs[0], n.outputs[0]);
-    } else if (n.is("gather_rows") || n.is("moe_combine")) {
+    } else if ((n.is("gather") && n.attrs.get_int("axis") == 0) || n.is("moe_combine")) {
       join(n.inputs[0], n.outputs[0]);
     } else if (is_linear(n) && may_rewrite(graph_, n, options)) {
       if (n.is("linear") && n.inputs[1] != kNoValue) join(n.inputs[1], n.outputs[0]);

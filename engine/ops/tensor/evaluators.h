@@ -39,7 +39,21 @@ OAR_EVALUATOR(matmul);
 OAR_EVALUATOR(transpose);
 OAR_EVALUATOR(concat);
 OAR_EVALUATOR(cast);
+OAR_EVALUATOR(reshape);
+OAR_EVALUATOR(slice);
+OAR_EVALUATOR(gather);
 #undef OAR_EVALUATOR
+
+// Which elements a slice takes of each axis: start, start + step, ...
+struct SliceBox {
+  std::vector<int64_t> start, step, count;
+  std::vector<bool> cut;  // axes that the slice names; the others are whole
+};
+// Axes default to the first ones, steps to 1; bounds are clamped to the axis, negative ones count from its
+// end. INVALID_ARGUMENT where the lists do not fit.
+Result<SliceBox> slice_box(std::span<const int64_t> dims, std::span<const int64_t> starts,
+                           std::span<const int64_t> ends, std::vector<int64_t> axes,
+                           std::vector<int64_t> steps);
 
 Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx);
 

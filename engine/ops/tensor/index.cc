@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
@@ -24,27 +25,6 @@ Result<std::vector<int64_t>> indices(const EvalContext& ctx, size_t operand, int
   });
   if (outside) return invalid_argument(cat("index ", *outside, " is outside an axis of ", n));
   return v;
-}
-
-Status gather(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
-  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
-  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
-                inner = extent(x.shape(), axis + 1, x.shape().rank());
-  OAR_ASSIGN(const auto rows, indices(ctx, 1, n));
-  std::vector<int64_t> dims(x.shape().begin(), x.shape().begin() + axis);
-  dims.insert(dims.end(), at.shape().begin(), at.shape().end());
-  dims.insert(dims.end(), x.shape().begin() + axis + 1, x.shape().end());
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
-  const auto count = static_cast<int64_t>(rows.size());
-  for (int64_t o = 0; o < outer; ++o) {
-    for (int64_t r = 0; r < count; ++r)
-      copy_elements(x, (o * n + rows[static_cast<size_t>(r)]) * inner, y, (o * count + r) * inner, inner);
-  }
-  ctx.set(0, std::move(y));
-  return ok_status();
 }
 
 // For element k of `shape`, where its coordinates lie in a tensor of `strides` with `axis` replaced.
@@ -429,11 +409,32 @@ Status top_k(EvalContext& ctx) {
 }
 
 }  // namespace
+
+Status gather(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor at, ctx.tensor(1));
+  OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
+  const int64_t n = x.shape()[axis], outer = extent(x.shape(), 0, axis),
+                inner = extent(x.shape(), axis + 1, x.shape().rank());
+  OAR_ASSIGN(const auto rows, indices(ctx, 1, n));
+  std::vector<int64_t> dims(x.shape().begin(), x.shape().begin() + axis);
+  dims.insert(dims.end(), at.shape().begin(), at.shape().end());
+  dims.insert(dims.end(), x.shape().begin() + axis + 1, x.shape().end());
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  const auto count = static_cast<int64_t>(rows.size());
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t r = 0; r < count; ++r)
+      copy_elements(x, (o * n + rows[static_cast<size_t>(r)]) * inner, y, (o * count + r) * inner, inner);
+  }
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
 }  // namespace oar::tensor
 
 namespace oar {
 OAR_TENSOR_OP(compress, tensor::compress, .sizes = SizesFrom::kValues);
-OAR_TENSOR_OP(gather, tensor::gather);
 OAR_TENSOR_OP(gather_elements, tensor::gather_elements);
 OAR_TENSOR_OP(gather_nd, tensor::gather_nd);
 OAR_TENSOR_OP(non_zero, tensor::non_zero, .sizes = SizesFrom::kValues);

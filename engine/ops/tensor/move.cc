@@ -12,35 +12,6 @@ Status reshape_to(EvalContext& ctx, const Tensor& x, std::span<const int64_t> di
   return ok_status();
 }
 
-// reshape_by(x, shape) {allowzero}: 0 keeps the operand's extent, -1 follows from the rest.
-Status reshape_by(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
-  const bool zero = ctx.attrs().get_int("allowzero") != 0;
-  int64_t known = 1, unknown = -1;
-  for (size_t k = 0; k < dims.size(); ++k) {
-    if (dims[k] == 0 && !zero) {
-      if (static_cast<int>(k) >= x.shape().rank())
-        return invalid_argument(cat("there is no extent ", k, " to keep"));
-      dims[k] = x.shape()[static_cast<int>(k)];
-    }
-    if (dims[k] == -1) {
-      if (unknown >= 0) return invalid_argument("more than one extent of -1");
-      unknown = static_cast<int64_t>(k);
-    } else if (dims[k] < 0 || __builtin_mul_overflow(known, dims[k], &known)) {
-      return invalid_argument(cat("extent ", dims[k], " is out of range"));
-    }
-  }
-  if (unknown >= 0) {
-    if (known == 0 ? x.numel() != 0 : x.numel() % known != 0) {
-      return invalid_argument(
-          cat("the element count of ", x.shape().to_string(), " is no multiple of ", known));
-    }
-    dims[static_cast<size_t>(unknown)] = known == 0 ? 0 : x.numel() / known;
-  }
-  return reshape_to(ctx, x, dims);
-}
-
 Status flatten(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const int rank = x.shape().rank();
@@ -134,61 +105,6 @@ void gather_box(const EvalContext& ctx, const Tensor& x, const Tensor& y, int64_
       }
     });
   });
-}
-
-Status slice_by(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const std::vector<int64_t> starts, ctx.ints_or_attr(1, "starts"));
-  OAR_ASSIGN(const std::vector<int64_t> ends, ctx.ints_or_attr(2, "ends"));
-  OAR_ASSIGN(std::vector<int64_t> axes, ctx.ints_or_attr(3, "axes"));
-  OAR_ASSIGN(std::vector<int64_t> steps, ctx.ints_or_attr(4, "steps"));
-  const int rank = x.shape().rank();
-  if (axes.empty()) {
-    for (size_t k = 0; k < starts.size(); ++k) axes.push_back(static_cast<int64_t>(k));
-  }
-  if (steps.empty()) steps.assign(starts.size(), 1);
-  if (ends.size() != starts.size() || axes.size() != starts.size() || steps.size() != starts.size()) {
-    return invalid_argument("starts, ends, axes and steps differ in length");
-  }
-  std::vector<int64_t> dims = dims_of(x.shape()), strides(static_cast<size_t>(rank));
-  const auto own = strides_of(x.shape());
-  std::copy_n(own.begin(), rank, strides.begin());
-  int64_t base = 0;
-  std::vector<bool> seen(static_cast<size_t>(rank), false);
-  for (size_t k = 0; k < starts.size(); ++k) {
-    OAR_ASSIGN(const int axis, checked_axis(axes[k], rank));
-    const auto a = static_cast<size_t>(axis);
-    if (seen[a]) return invalid_argument(cat("axis ", axes[k], " is named twice"));
-    seen[a] = true;
-    const int64_t n = dims[a], step = steps[k];
-    if (step == 0 || step == INT64_MIN) return invalid_argument("a step must not be 0");
-    auto clamp = [&](int64_t v, int64_t low, int64_t high) {
-      if (v < 0) v = v < -n ? -1 : v + n;  // below the first: clamped by `low`
-      return std::clamp(v, low, high);
-    };
-    int64_t count;
-    int64_t start;
-    if (step > 0) {
-      start = clamp(starts[k], 0, n);
-      const int64_t end = clamp(ends[k], 0, n);
-      count = end > start ? (end - start - 1) / step + 1 : 0;
-    } else {
-      start = clamp(starts[k], -1, n - 1);
-      const int64_t end = ends[k] < -n ? -1 : clamp(ends[k], -1, n - 1);
-      count = start > end ? (start - end - 1) / -step + 1 : 0;
-    }
-    if (count > 0) base += start * own[a];
-    dims[a] = count;
-    if (__builtin_mul_overflow(strides[a], step, &strides[a])) strides[a] = 0;  // one element at most
-  }
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  if (shape == x.shape() && std::all_of(steps.begin(), steps.end(), [](int64_t s) { return s > 0; })) {
-    return ctx.set(0, x), ok_status();
-  }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
-  gather_box(ctx, x, y, base, strides);
-  ctx.set(0, std::move(y));
-  return ok_status();
 }
 
 // split(x, sizes?) {axis}: as many parts as the node has results, of the sizes given or as equal as can be.
@@ -554,6 +470,97 @@ Status eye_like(EvalContext& ctx) {
 
 }  // namespace
 
+Status reshape(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
+  const bool zero = ctx.attrs().get_int("allowzero") != 0;
+  int64_t known = 1, unknown = -1;
+  for (size_t k = 0; k < dims.size(); ++k) {
+    if (dims[k] == 0 && !zero) {
+      if (static_cast<int>(k) >= x.shape().rank())
+        return invalid_argument(cat("there is no extent ", k, " to keep"));
+      dims[k] = x.shape()[static_cast<int>(k)];
+    }
+    if (dims[k] == -1) {
+      if (unknown >= 0) return invalid_argument("more than one extent of -1");
+      unknown = static_cast<int64_t>(k);
+    } else if (dims[k] < 0 || __builtin_mul_overflow(known, dims[k], &known)) {
+      return invalid_argument(cat("extent ", dims[k], " is out of range"));
+    }
+  }
+  if (unknown >= 0) {
+    if (known == 0 ? x.numel() != 0 : x.numel() % known != 0) {
+      return invalid_argument(
+          cat("the element count of ", x.shape().to_string(), " is no multiple of ", known));
+    }
+    dims[static_cast<size_t>(unknown)] = known == 0 ? 0 : x.numel() / known;
+  }
+  return reshape_to(ctx, x, dims);
+}
+
+Result<SliceBox> slice_box(std::span<const int64_t> dims, std::span<const int64_t> starts,
+                           std::span<const int64_t> ends, std::vector<int64_t> axes,
+                           std::vector<int64_t> steps) {
+  const auto rank = static_cast<int>(dims.size());
+  if (axes.empty()) {
+    for (size_t k = 0; k < starts.size(); ++k) axes.push_back(static_cast<int64_t>(k));
+  }
+  if (steps.empty()) steps.assign(starts.size(), 1);
+  if (ends.size() != starts.size() || axes.size() != starts.size() || steps.size() != starts.size()) {
+    return invalid_argument("starts, ends, axes and steps differ in length");
+  }
+  SliceBox box{std::vector<int64_t>(dims.size(), 0), std::vector<int64_t>(dims.size(), 1),
+               std::vector<int64_t>(dims.begin(), dims.end()), std::vector<bool>(dims.size(), false)};
+  for (size_t k = 0; k < starts.size(); ++k) {
+    OAR_ASSIGN(const int axis, checked_axis(axes[k], rank));
+    const auto a = static_cast<size_t>(axis);
+    if (box.cut[a]) return invalid_argument(cat("axis ", axes[k], " is named twice"));
+    box.cut[a] = true;
+    const int64_t n = dims[a], step = steps[k];
+    if (step == 0 || step == INT64_MIN) return invalid_argument("a step must not be 0");
+    auto clamp = [&](int64_t v, int64_t low, int64_t high) {
+      if (v < 0) v = v < -n ? -1 : v + n;  // below the first: clamped by `low`
+      return std::clamp(v, low, high);
+    };
+    if (step > 0) {
+      box.start[a] = clamp(starts[k], 0, n);
+      const int64_t end = clamp(ends[k], 0, n);
+      box.count[a] = end > box.start[a] ? (end - box.start[a] - 1) / step + 1 : 0;
+    } else {
+      box.start[a] = clamp(starts[k], -1, n - 1);
+      const int64_t end = ends[k] < -n ? -1 : clamp(ends[k], -1, n - 1);
+      box.count[a] = box.start[a] > end ? (box.start[a] - end - 1) / -step + 1 : 0;
+    }
+    box.step[a] = step;
+  }
+  return box;
+}
+
+Status slice(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const std::vector<int64_t> starts, ctx.ints_or_attr(1, "starts"));
+  OAR_ASSIGN(const std::vector<int64_t> ends, ctx.ints_or_attr(2, "ends"));
+  OAR_ASSIGN(std::vector<int64_t> axes, ctx.ints_or_attr(3, "axes"));
+  OAR_ASSIGN(std::vector<int64_t> steps, ctx.ints_or_attr(4, "steps"));
+  OAR_ASSIGN(const SliceBox box,
+             slice_box(dims_of(x.shape()), starts, ends, std::move(axes), std::move(steps)));
+  const auto own = strides_of(x.shape());
+  std::vector<int64_t> strides(own.begin(), own.begin() + x.shape().rank());
+  int64_t base = 0;
+  for (size_t a = 0; a < strides.size(); ++a) {
+    if (box.count[a] > 0) base += box.start[a] * own[a];
+    if (__builtin_mul_overflow(strides[a], box.step[a], &strides[a])) strides[a] = 0;  // one element at most
+  }
+  OAR_ASSIGN(const Shape shape, checked_shape(box.count));
+  if (shape == x.shape() && std::all_of(box.step.begin(), box.step.end(), [](int64_t s) { return s > 0; })) {
+    return ctx.set(0, x), ok_status();
+  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  gather_box(ctx, x, y, base, strides);
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
 Status transpose(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const int rank = x.shape().rank();
@@ -658,11 +665,9 @@ OAR_TENSOR_OP(eye_like, tensor::eye_like);
 OAR_TENSOR_OP(flatten, tensor::flatten);
 OAR_TENSOR_OP(pad, tensor::pad);
 OAR_TENSOR_OP(range, tensor::range, .sizes = SizesFrom::kValues);
-OAR_TENSOR_OP(reshape_by, tensor::reshape_by);
 OAR_TENSOR_OP(reverse_sequence, tensor::reverse_sequence);
 OAR_TENSOR_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);
 OAR_TENSOR_OP(size_of, tensor::size_of, .sizes = SizesFrom::kItself);
-OAR_TENSOR_OP(slice_by, tensor::slice_by);
 OAR_TENSOR_OP(space_to_depth, tensor::space_to_depth);
 OAR_TENSOR_OP(split, tensor::split);
 OAR_TENSOR_OP(squeeze, tensor::squeeze);
