@@ -6,17 +6,35 @@
 // Both normalize over the axes from `axis` on (the last unless told); w and b broadcast to these. A node of
 // an ordinary model may have two more results of layer_norm: mean and inverse deviation.
 #include "kernels/norm.h"
+
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/util.h"
+#include "kernels/conv.h"
 
 namespace oar {
 namespace {
 
 // exp(x - max x) / sum
 std::vector<Val> softmax(Builder& b, std::span<const Val> in, const Attrs&) {
-  const Val e = b.op("exp", {b.op("sub", {in[0], b.op("reduce_max", {in[0]})})});
-  return {b.op("div", {e, b.op("reduce_sum", {e})})};
+  const Val e = b.op("exp", {b.op("sub", {in[0], reduce_last(b, "reduce_max", in[0])})});
+  return {b.op("div", {e, reduce_last(b, "reduce_sum", e)})};
+}
+
+// softmax(x) {axis, flatten}: the kernel has rows.
+Lowered softmax_lower(LowerContext& ctx) {
+  const Known x = ctx.known(0);
+  if (!x.f32()) return not_lowered();
+  const auto axis = checked_axis(ctx.node.attrs.get_int("axis", -1), x.rank());
+  const bool flat = ctx.node.attrs.get_bool("flatten");
+  if (!axis.ok() || (!flat && *axis != x.rank() - 1)) return not_lowered();
+  return lower_like(ctx, 0, KernelFamily::kSoftmax, SoftmaxArgs{}, 1, 1,
+                    [first = *axis](SoftmaxArgs& a, const Operand* in, const Operand* out) {
+                      a.out = out[0].as<float>();
+                      a.x = in[0].as<const float>();
+                      a.rows = a.n = 1;
+                      for (int k = 0; k < in[0].rank; ++k) (k < first ? a.rows : a.n) *= in[0].dims[k];
+                    });
 }
 
 double epsilon_of(const Attrs& attrs) { return attrs.get_float("epsilon", 1e-5); }
@@ -34,8 +52,8 @@ std::vector<Val> define_norm(Builder& b, std::span<const Val> in, const Attrs& a
     dims.pop_back();
     for (int64_t k = rank - tail; k < rank; ++k) dims.push_back(shape[static_cast<size_t>(k)].const_value());
   }
-  if (centered) x = b.op("sub", {x, b.op("reduce_mean", {x})});
-  const Val mean = b.op("reduce_mean", {b.op("square", {x})});
+  if (centered) x = b.op("sub", {x, reduce_last(b, "reduce_mean", x)});
+  const Val mean = reduce_last(b, "reduce_mean", b.op("square", {x}));
   Val y = b.op("mul", {x, b.op("rsqrt", {b.op("add", {mean, b.scalar(epsilon_of(attrs))})})});
   if (tail > 1) y = b.op("reshape", {y}, {{"shape", dims}});
   if (in.size() > 1 && in[1]) y = b.op("mul", {y, in[1]});
@@ -248,7 +266,8 @@ extern const OpDef op_softmax = {.name = "softmax",
                                  .infer = same_as_first,
                                  .define = softmax,
                                  .pattern = true,
-                                 .evaluate = tensor::softmax};
+                                 .evaluate = tensor::softmax,
+                                 .lower = softmax_lower};
 extern const OpDef op_rms_norm = {.name = "rms_norm",
                                   .infer = rms_infer,
                                   .define = rms_norm,

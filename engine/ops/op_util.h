@@ -29,6 +29,11 @@ Dim product(const DimVector& shape, size_t from = 0);
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);
 
+// A reduction of the last axis, which stays with extent 1.
+inline Val reduce_last(Builder& b, const char* op, Val x) {
+  return b.op(op, {x}, {{"axes", std::vector<int64_t>{-1}}});
+}
+
 // Roughly how long the kernel takes for an element.
 double unary_nanoseconds(UnaryOp op);
 Lowered lower_unary(LowerContext& ctx, UnaryOp op);

@@ -1,4 +1,5 @@
-// Reductions of the last axis, which stays with extent 1.
+// Reductions {axes, keepdims}: of the last axis, which stays with extent 1, where a graph knows its types; of
+// ordinary models of any (tensor/reduce.cc).
 #include <cmath>
 
 #include "engine/ops/op_util.h"
@@ -7,10 +8,14 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
   DimVector shape = shape_of(g, in[0]);
   if (shape.empty()) return invalid_argument("a scalar has no axis to reduce");
+  const std::vector<int64_t> axes = attrs.get_ints("axes");
+  const auto last = static_cast<int64_t>(shape.size()) - 1;
+  if (axes.size() != 1 || (axes[0] != -1 && axes[0] != last) || !attrs.get_bool("keepdims", true))
+    return invalid_argument("reduces the last axis alone, and keeps it");
   shape.back() = Dim(1);
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }

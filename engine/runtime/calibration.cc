@@ -116,7 +116,7 @@ Result<CalibrationReport> quantize_statically(ImportedModel& model, const Calibr
   // Layers as the integer kernels compute them: constants computed, activations and norms one op each, batch
   // norms in the filters.
   OAR_RETURN_IF_ERROR(passes::fold_evaluated(graph).status());
-  OAR_RETURN_IF_ERROR(passes::fuse_spelled(graph).status());
+  OAR_RETURN_IF_ERROR(passes::fuse_definitions(graph).status());
   OAR_RETURN_IF_ERROR(passes::fold_layer_constants(graph).status());
   const QuantizationSites all = passes::find_quantization_sites(graph, [](const Node&) { return true; });
   if (all.layers.empty()) {

@@ -75,7 +75,7 @@ TEST_CASE("fold_evaluated, cse, dce: constants, equal expressions, what nobody n
   }
 }
 
-TEST_CASE("fuse_spelled: gelu, silu, hard swish and layer norm in their spellings") {
+TEST_CASE("fuse_definitions: gelu, silu, hard swish and layer norm in their spellings") {
   struct Spelling {
     const char* op;
     std::vector<Proto> nodes;
@@ -129,7 +129,7 @@ TEST_CASE("fuse_spelled: gelu, silu, hard swish and layer norm in their spelling
     CHECK(count(*open_without(m, {}), spellings[k].op) == 1);
     CHECK(open_without(m, {})->graph().nodes().size() == 1);
     // Values below 3; a dozen roundings and functions good to a few units in the last place.
-    CHECK(difference(m, image({5, 8}), "fuse_spelled") < 3e-6);
+    CHECK(difference(m, image({5, 8}), "fuse_definitions") < 3e-6);
   }
   // Three where six belongs: not a hard swish.
   const std::string other = model({n("Add", {"x", "three"}, "a"), n("Clip", {"a", "zero", "three"}, "c"),
@@ -429,7 +429,7 @@ TEST_CASE("every pass of ordinary models has been named here") {
                                         "fold_evaluated",
                                         "cse",
                                         "sizes_as_attributes",
-                                        "fuse_spelled",
+                                        "fuse_definitions",
                                         "fuse_quantized_epilogues",
                                         "fuse_dense",
                                         "fuse_attention",

@@ -1,6 +1,7 @@
 // Fusion by definition: every composite marked `pattern` is traced into a small pattern graph by its own
-// `define`, and each place where the graph spells that definition out becomes one node of the composite.
-// There is no second list of patterns to keep in step with the ops.
+// `define`, and each place where the graph computes that becomes one node of the composite. There is no
+// second list of patterns to keep in step with the ops. Both are compared as polynomials (algebra.h), so that
+// the many spellings of a definition are one. Works on every graph, whether it knows its types or not.
 //
 // Scalar attributes of the composite (an epsilon) are matched by tracing the definition with a marker value
 // no model uses and reading the value found in its place. Larger definitions are tried before smaller ones,
@@ -8,12 +9,13 @@
 // the silu found just before.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
 
 #include "engine/graph/builder.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/algebra.h"
+#include "engine/graph/passes/match.h"
 
 namespace oar::passes {
 namespace {
@@ -27,145 +29,77 @@ struct Pattern {
   Graph graph;
   std::vector<ValueId> inputs;
   ValueId output = kNoValue;
-  Attrs attrs;         // of what is found
-  std::string marked;  // attribute bound by the marker, if any
-  int64_t rank = 0;
+  Attrs attrs;            // of what is found
+  std::string marked;     // attribute bound by the marker, if any
+  bool weighted = false;  // operands behind the first are weights of the last axis
 };
 
-bool commutative(const OpDef* op) {
-  const std::string_view n = op->name;
-  return n == "add" || n == "mul" || n == "max" || n == "min";
+// How an op is looked for: by how many operands, with attributes that change its definition, and by another
+// formula for the same where files have one.
+struct Form {
+  size_t operands = 1;
+  Attrs attrs = {};
+  std::vector<Val> (*define)(Builder& b, std::span<const Val> in, const Attrs& attrs) = nullptr;
+};
+
+// 1 + exp(-x), the inverse of sigmoid(x)
+Val logistic(Builder& b, Val x) { return b.op("add", {b.op("exp", {b.op("neg", {x})}), b.scalar(1)}); }
+
+std::vector<Form> forms_of(const OpDef& op) {
+  using Vals = std::span<const Val>;
+  const std::string_view name = op.name;
+  if (name == "sigmoid") {
+    return {{1, {}, [](Builder& b, Vals in, const Attrs&) {
+               return std::vector{b.op("reciprocal", {logistic(b, in[0])})};
+             }}};
+  }
+  if (!op.define || !op.pattern) return {};
+  if (name == "layer_norm") return {{3}, {2}, {1}};
+  if (name == "rms_norm") return {{2}};
+  if (name == "gelu") return {{1}, {1, {{"approximate", std::string("tanh")}}}};
+  if (name == "silu") {
+    return {{1}, {1, {}, [](Builder& b, Vals in, const Attrs&) {
+                    return std::vector{b.op("div", {in[0], logistic(b, in[0])})};
+                  }}};
+  }
+  if (name == "swiglu") {
+    return {{2}, {2, {}, [](Builder& b, Vals in, const Attrs&) {
+                    return std::vector{b.op("mul", {b.op("mul", {in[0], b.op("sigmoid", {in[0]})}), in[1]})};
+                  }}};
+  }
+  return {{1}};
 }
 
-bool scalar_value(const Graph& g, ValueId v, double* out) {
-  const Value& value = g.value(v);
-  if (value.kind != ValueKind::kConstant || value.constant.numel() != 1) return false;
-  auto f = to_f32(value.constant);
-  if (!f.ok()) return false;
-  *out = f->values<float>()[0];
-  return true;
-}
-
-// Traces `op` for a rank-`rank` operand. Patterns are over elementwise math and reductions of the last axis,
-// so symbolic extents stand for any.
-bool trace(const OpDef* op, int64_t rank, size_t operands, const Attrs& fixed, Pattern* p) {
+// Traces `op` for matrices: definitions are over elementwise math and reductions of the last axis, so that
+// other ranks look alike.
+bool trace(const OpDef* op, const Form& form, Pattern* p) {
   p->op = op;
-  p->rank = rank;
+  p->weighted = std::string_view(op->name).ends_with("_norm");
+  if (p->weighted) p->marked = "epsilon";
   DimVector shape;
-  for (int64_t k = 0; k < rank; ++k)
-    shape.push_back(p->graph.dim(p->graph.add_symbol("d" + std::to_string(k), 1 << 20)));
-  const bool norm = std::string_view(op->name).ends_with("_norm");
-  if (norm) p->marked = "epsilon";
+  for (const char* axis : {"d0", "d1"}) shape.push_back(p->graph.dim(p->graph.add_symbol(axis, 1 << 20)));
   Builder b(p->graph);
   std::vector<Val> vals;
-  for (size_t k = 0; k < operands; ++k) {
-    const DimVector& own = k > 0 && norm ? DimVector{shape.back()} : shape;
+  for (size_t k = 0; k < form.operands; ++k) {
+    const DimVector& own = k > 0 && p->weighted ? DimVector{shape.back()} : shape;
     p->inputs.push_back(p->graph.add_input("p" + std::to_string(k), {Format::f32(), own}));
     vals.push_back({p->inputs.back()});
   }
-  p->attrs = fixed;
-  Attrs attrs = fixed;
+  p->attrs = form.attrs;
+  Attrs attrs = form.attrs;
   if (!p->marked.empty()) attrs.set(p->marked, kMarker);
-  const std::vector<Val> out = op->define(b, vals, attrs);
+  const std::vector<Val> out = (form.define != nullptr ? form.define : op->define)(b, vals, attrs);
   if (!b.status().ok() || out.size() != 1) return false;
   p->output = out[0].id;
   return true;
 }
 
-// How many operands, and attributes that change a definition, in each form that an op is looked for.
-std::vector<std::pair<size_t, Attrs>> forms_of(std::string_view name) {
-  if (name == "layer_norm") return {{3, {}}, {2, {}}, {1, {}}};
-  if (name == "rms_norm" || name == "swiglu") return {{2, {}}};
-  if (name == "gelu") return {{1, {}}, {1, {{"approximate", std::string("tanh")}}}};
-  return {{1, {}}};
-}
-
-class DefinitionMatcher {
- public:
-  DefinitionMatcher(const Pattern& p, const Graph& g, const std::vector<int>& producer,
-                    const std::vector<int>& uses)
-      : p_(p), g_(g), producer_(producer), uses_(uses), p_producer_(p.graph.producers()) {}
-
-  bool match(ValueId root) { return match_value(p_.output, root, true); }
-  const std::map<ValueId, ValueId>& bound() const { return bound_; }
-  double marked = 0;
-
- private:
-  bool match_value(ValueId pv, ValueId gv, bool root) {
-    if (gv == kNoValue) return false;
-    if (auto it = bound_.find(pv); it != bound_.end()) return it->second == gv;
-    const Value& pattern_value = p_.graph.value(pv);
-    if (pattern_value.kind == ValueKind::kInput) {
-      const DimVector& want = pattern_value.type.shape;
-      const TensorType& have = g_.value(gv).type;
-      if (have.shape.size() != want.size()) return false;
-      bound_[pv] = gv;
-      return true;
-    }
-    double a = 0, b = 0;
-    if (scalar_value(p_.graph, pv, &a)) {
-      if (!scalar_value(g_, gv, &b)) return false;
-      if (a == kMarker) {
-        marked = b;
-        return true;
-      }
-      return a == b || std::abs(a - b) <= 1e-6 * std::abs(a);
-    }
-    const int pi = p_producer_[pv], gi = producer_[gv];
-    if (pi < 0 || gi < 0) return false;
-    const Node& pn = p_.graph.nodes()[pi];
-    const Node& gn = g_.nodes()[gi];
-    if (pn.op != gn.op || !(pn.attrs == gn.attrs) || pn.inputs.size() != gn.inputs.size()) return false;
-    // An inner value someone else reads would have to be kept, and then nothing is gained.
-    if (!root && uses_[gv] != internal_uses(pv)) return false;
-    const auto saved = bound_;
-    if (match_inputs(pn, gn, false)) {
-      bound_[pv] = gv;
-      return true;
-    }
-    bound_ = saved;
-    if (commutative(pn.op) && match_inputs(pn, gn, true)) {
-      bound_[pv] = gv;
-      return true;
-    }
-    bound_ = saved;
-    return false;
-  }
-
-  bool match_inputs(const Node& pn, const Node& gn, bool swapped) {
-    const size_t n = pn.inputs.size();
-    for (size_t k = 0; k < n; ++k) {
-      if (!match_value(pn.inputs[k], gn.inputs[swapped ? n - 1 - k : k], false)) return false;
-    }
-    return true;
-  }
-
-  int internal_uses(ValueId pv) const {
-    int n = 0;
-    for (const Node& node : p_.graph.nodes())
-      n += static_cast<int>(std::count(node.inputs.begin(), node.inputs.end(), pv));
-    return n;
-  }
-
-  const Pattern& p_;
-  const Graph& g_;
-  const std::vector<int>& producer_;
-  const std::vector<int>& uses_;
-  std::vector<int> p_producer_;
-  std::map<ValueId, ValueId> bound_;
-};
-
-}  // namespace
-
-Result<int> fuse_definitions(Graph& graph) {
+std::vector<Pattern> make_patterns() {
   std::vector<Pattern> patterns;
   for (const OpDef* op : all_ops()) {
-    if (!op->define || !op->pattern) continue;
-    for (const auto& [operands, attrs] : forms_of(op->name)) {
-      for (int64_t rank : {2, 3}) {
-        Pattern p;
-        if (trace(op, rank, operands, attrs, &p)) patterns.push_back(std::move(p));
-      }
+    for (const Form& form : forms_of(*op)) {
+      Pattern p;
+      if (trace(op, form, &p)) patterns.push_back(std::move(p));
     }
   }
   const auto builds_on_others = [](const Pattern& p) {
@@ -176,41 +110,281 @@ Result<int> fuse_definitions(Graph& graph) {
     const bool x = builds_on_others(a), y = builds_on_others(b);
     return x != y ? y : a.graph.nodes().size() > b.graph.nodes().size();
   });
+  return patterns;
+}
+
+// Whether n reduces the last axis alone and keeps it.
+bool over_last(const Graph& g, const Node& n) {
+  if (n.inputs[0] == kNoValue) return false;
+  std::vector<int64_t> axes = n.attrs.get_ints("axes");
+  if (n.inputs.size() > 1 && n.inputs[1] != kNoValue) {
+    const Value& v = g.value(n.inputs[1]);
+    if (v.kind != ValueKind::kConstant) return false;
+    axes.clear();
+    for (int64_t k = 0; k < v.constant.numel(); ++k) axes.push_back(element_as_int(v.constant, k));
+  }
+  const TensorType& x = g.value(n.inputs[0]).type;
+  const int64_t last = x.known ? static_cast<int64_t>(x.shape.size()) - 1 : -1;
+  return axes.size() == 1 && (axes[0] == -1 || axes[0] == last) && n.attrs.get_int("keepdims", 1) != 0;
+}
+
+class DefinitionMatcher {
+ public:
+  DefinitionMatcher(const Pattern& p, const Algebra& pattern, const Algebra& graph)
+      : p_(p), pattern_(pattern), g_(graph), bound_(p.graph.num_values(), kNoValue) {}
+
+  // The value computes the definition, and nobody else reads what it computes on the way.
+  bool match(ValueId root) {
+    const Node &wanted = *pattern_.maker(p_.output), &n = *g_.maker(root);
+    if (!pattern_.arithmetic(p_.output) && wanted.op != n.op) return false;
+    return match_value(p_.output, root) && apart(root);
+  }
+  ValueId operand(size_t k) const { return bound_[static_cast<size_t>(p_.inputs[k])]; }
+  double marked = 0;
+
+ private:
+  bool is_input(ValueId pv) const { return p_.graph.value(pv).kind == ValueKind::kInput; }
+
+  bool bind(ValueId pv, ValueId gv) {
+    ValueId& to = bound_[static_cast<size_t>(pv)];
+    if (to != kNoValue) return to == gv;
+    const Value& v = g_.graph().value(gv);
+    if (p_.weighted && pv != p_.inputs[0]) {
+      if (v.type.known && v.kind != ValueKind::kConstant ? v.type.shape.size() != 1 : !is_weight(v))
+        return false;
+    }
+    to = gv;
+    return true;
+  }
+  // Of one axis, so that it lies along the last of what it meets.
+  static bool is_weight(const Value& v) {
+    return v.kind == ValueKind::kConstant && v.constant.shape().rank() == 1 &&
+           (!v.constant.format().plain() || dtype_is_float(v.constant.format().dtype()));
+  }
+
+  bool match_value(ValueId pv, ValueId gv) {
+    if (gv == kNoValue) return false;
+    if (is_input(pv)) return bind(pv, gv);
+    if (pattern_.arithmetic(pv) || pattern_.number(pv)) return match_poly(pattern_.poly(pv), g_.poly(gv));
+    return match_atom(pv, gv);
+  }
+
+  // An atom: an operand of the composite, a sum or product that several read, or another op.
+  bool match_atom(ValueId pv, ValueId gv) {
+    if (is_input(pv)) return bind(pv, gv);
+    if (pattern_.arithmetic(pv)) return g_.arithmetic(gv) && match_poly(pattern_.poly(pv), g_.poly(gv));
+    const Node *pn = pattern_.maker(pv), *gn = g_.maker(gv);
+    if (pn == nullptr || gn == nullptr || pn->op != gn->op) return false;
+    const size_t count = pn->inputs.size();
+    if (std::string_view(pn->op->name).starts_with("reduce_")) {
+      if (!over_last(g_.graph(), *gn)) return false;
+    } else if (!(pn->attrs == gn->attrs) || gn->inputs.size() != count) {
+      return false;
+    }
+    const auto saved = bound_;
+    const auto operands = [&](bool swapped) {
+      for (size_t k = 0; k < count; ++k) {
+        if (!match_value(pn->inputs[k], gn->inputs[swapped ? count - 1 - k : k]))
+          return bound_ = saved, false;
+      }
+      return true;
+    };
+    return operands(false) || ((pn->is("max") || pn->is("min")) && operands(true));
+  }
+
+  // Terms with something to recognize in them first, for they say which value an operand is.
+  bool match_poly(Poly p, const Poly& g) {
+    if (p.size() != g.size()) return false;
+    const auto known = [&](const Term& t) {
+      return std::count_if(t.powers.begin(), t.powers.end(),
+                           [&](const auto& a) { return !is_input(a.first); });
+    };
+    std::stable_sort(p.begin(), p.end(), [&](const Term& a, const Term& b) { return known(a) > known(b); });
+    std::vector<bool> used(g.size(), false);
+    for (const Term& t : p) {
+      size_t k = 0;
+      while (k < g.size() && (used[k] || !match_term(t, g[k]))) ++k;
+      if (k == g.size()) return false;
+      used[k] = true;
+    }
+    return true;
+  }
+
+  bool match_term(const Term& p, const Term& g) {
+    if (p.powers.size() != g.powers.size()) return false;
+    if (p.scale != kMarker && !near(g.scale, p.scale)) return false;
+    const auto saved = bound_;
+    std::vector<bool> used(g.powers.size(), false);
+    for (const bool inputs : {false, true}) {
+      for (const auto& [atom, power] : p.powers) {
+        if (is_input(atom) != inputs) continue;
+        size_t k = 0;
+        while (k < g.powers.size() &&
+               (used[k] || !near(g.powers[k].second, power) || !match_atom(atom, g.powers[k].first)))
+          ++k;
+        if (k == g.powers.size()) return bound_ = saved, false;
+        used[k] = true;
+      }
+    }
+    if (p.scale == kMarker) marked = g.scale;
+    return true;
+  }
+
+  // An inner value someone else reads would have to be kept, and then nothing is gained.
+  bool apart(ValueId root) const {
+    std::vector<ValueId> inner{root};
+    for (size_t k = 0; k < inner.size(); ++k) {
+      for (ValueId v : g_.maker(inner[k])->inputs) {
+        if (v == kNoValue || std::find(bound_.begin(), bound_.end(), v) != bound_.end()) continue;
+        if (g_.maker(v) != nullptr && std::find(inner.begin(), inner.end(), v) == inner.end())
+          inner.push_back(v);
+      }
+    }
+    std::vector<int> reads(inner.size(), 0);
+    for (ValueId v : inner) {
+      for (ValueId in : g_.maker(v)->inputs) {
+        const auto at = std::find(inner.begin(), inner.end(), in);
+        if (at != inner.end()) ++reads[static_cast<size_t>(at - inner.begin())];
+      }
+    }
+    for (size_t k = 1; k < inner.size(); ++k) {
+      if (reads[k] != g_.uses(inner[k])) return false;
+    }
+    return true;
+  }
+
+  const Pattern& p_;
+  const Algebra &pattern_, &g_;
+  std::vector<ValueId> bound_;  // by value of the pattern
+};
+
+// One node for the result of node i of a graph that knows its types. False where the op's own shape rule does
+// not take the operands (a broadcast that the definition allows).
+bool replace_typed(Graph& graph, size_t i, const OpDef* op, const std::vector<ValueId>& inputs,
+                   const Attrs& attrs) {
+  const ValueId result = graph.nodes()[i].outputs[0];
+  const auto out = graph.add_node(op, inputs, attrs);
+  if (!out.ok()) return false;
+  if (!(graph.value((*out)[0]).type == graph.value(result).type)) {
+    std::vector<bool> dead(graph.nodes().size(), false);
+    dead.back() = true;
+    graph.remove_nodes(dead);
+    return false;
+  }
+  graph.replace_uses(result, (*out)[0]);
+  return true;
+}
+
+// hard_swish has no definition in primitives: x hard_sigmoid(x), or x clip(x + 3, 0, 6) / 6.
+bool is_hard_swish(const Algebra& g, ValueId root, ValueId* x, Attrs* attrs) {
+  if (!g.arithmetic(root)) return false;
+  const Poly p = g.poly(root);
+  if (p.size() != 1 || p[0].powers.size() != 2) return false;
+  for (size_t side = 0; side < 2; ++side) {
+    *x = p[0].powers[side].first;
+    const ValueId gate = p[0].powers[1 - side].first;
+    const Node* n = g.maker(gate);
+    if (n == nullptr || p[0].powers[0].second != 1 || p[0].powers[1].second != 1 || g.uses(gate) != 1)
+      continue;
+    if (n->is("hard_sigmoid") && n->inputs[0] == *x && p[0].scale == 1) {
+      *attrs = {{"alpha", n->attrs.get_float("alpha", 0.2)}, {"beta", n->attrs.get_float("beta", 0.5)}};
+      return true;
+    }
+    if (!n->is("clip") || !near(p[0].scale, 1.0 / 6) || n->inputs.size() != 3) continue;
+    const auto low = g.number(n->inputs[1]), high = g.number(n->inputs[2]);
+    const Poly in = g.arithmetic(n->inputs[0]) ? g.poly(n->inputs[0]) : Poly();
+    const auto is = [](const Term& t, double scale) { return t.powers.empty() && near(t.scale, scale); };
+    const auto own = [&](const Term& t) { return t.scale == 1 && t.powers == decltype(t.powers){{*x, 1.0}}; };
+    if (low && high && *low == 0 && near(*high, 6) && in.size() == 2 &&
+        ((own(in[0]) && is(in[1], 3)) || (own(in[1]) && is(in[0], 3))))
+      return true;
+  }
+  return false;
+}
+
+Result<int> fuse_hard_swish(Graph& graph) {
+  int fused = 0;
+  const Algebra algebra(graph);
+  for (Node& n : graph.nodes()) {
+    ValueId x = kNoValue;
+    Attrs attrs;
+    if (n.outputs.size() != 1 || graph.value(n.outputs[0]).type.known ||
+        !is_hard_swish(algebra, n.outputs[0], &x, &attrs))
+      continue;
+    n.op = find_op("hard_swish");
+    n.inputs = {x};
+    n.attrs = attrs;
+    ++fused;
+  }
+  return fused;
+}
+
+Result<int> fuse_pattern(Graph& graph, const Pattern& p) {
+  int fused = 0;
+  const Algebra pattern(p.graph);
+  auto algebra = std::make_unique<Algebra>(graph);
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& root = graph.nodes()[i];
+    if (root.outputs.size() != 1 || root.op == p.op || root.inputs.empty()) continue;
+    const ValueId result = root.outputs[0];
+    if (pattern.arithmetic(p.output) && !algebra->arithmetic(result)) continue;
+    DefinitionMatcher m(p, pattern, *algebra);
+    if (!m.match(result)) continue;
+    std::vector<ValueId> inputs;
+    for (size_t k = 0; k < p.inputs.size(); ++k) {
+      if (m.operand(k) == kNoValue)
+        return internal_error(std::string(p.op->name) + ": its definition ignores an operand");
+      inputs.push_back(m.operand(k));
+    }
+    Attrs attrs = p.attrs;
+    if (!p.marked.empty()) attrs.set(p.marked, m.marked);
+    if (graph.value(result).type.known) {
+      if (!replace_typed(graph, i, p.op, inputs, attrs)) continue;
+      algebra = std::make_unique<Algebra>(graph);
+    } else {  // its operands stay until dce, so that nothing is outdated
+      Node& node = graph.nodes()[i];
+      node.op = p.op, node.inputs = std::move(inputs), node.attrs = std::move(attrs);
+    }
+    ++fused;
+  }
+  return fused;
+}
+
+}  // namespace
+
+Result<int> fuse_definitions(Graph& graph) {
+  static const std::vector<Pattern> patterns = make_patterns();
   int fused = 0;
   for (const Pattern& p : patterns) {
-    for (size_t i = 0; i < graph.nodes().size(); ++i) {
-      const Node& root = graph.nodes()[i];
-      if (root.outputs.size() != 1 || root.op == p.op) continue;
-      const std::vector<int> producer = graph.producers(), uses = graph.use_counts();
-      DefinitionMatcher m(p, graph, producer, uses);
-      const ValueId result = root.outputs[0];
-      if (!m.match(result)) continue;
-      std::vector<ValueId> inputs;
-      for (ValueId v : p.inputs) {
-        if (!m.bound().count(v))
-          return internal_error(std::string(p.op->name) + ": its definition ignores an operand");
-        inputs.push_back(m.bound().at(v));
-      }
-      Attrs attrs = p.attrs;
-      if (!p.marked.empty()) attrs.set(p.marked, m.marked);
-      // Bound operands may still not satisfy the composite's own shape rule (a broadcast the definition
-      // allows).
-      auto out = graph.add_node(p.op, std::move(inputs), std::move(attrs));
-      if (!out.ok()) continue;
-      if (!(graph.value((*out)[0]).type == graph.value(result).type)) {
-        std::vector<bool> dead(graph.nodes().size(), false);
-        dead.back() = true;
-        graph.remove_nodes(dead);
-        continue;
-      }
-      const Node made = graph.nodes().back();
-      graph.replace_uses(result, (*out)[0]);
-      ++fused;
-    }
+    OAR_ASSIGN(const int more, fuse_pattern(graph, p));
+    fused += more;
+    if (more == 0) continue;
     OAR_RETURN_IF_ERROR(dce(graph).status());
     graph.sort();
   }
-  return fused;
+  OAR_ASSIGN(const int swishes, fuse_hard_swish(graph));
+  if (swishes > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
+  return fused + swishes;
+}
+
+std::vector<Refusal> explain_definitions(const Graph& graph) {
+  std::vector<Refusal> out;
+  const Algebra algebra(graph);
+  for (const Node& n : graph.nodes()) {
+    if (n.is("erf")) out.push_back({node_label(n), "", "it does not stand in x (erf(x / sqrt 2) + 1) / 2"});
+    const bool root = n.is("sqrt") || n.is("rsqrt");
+    const Node* sum = root && !n.inputs.empty() ? algebra.maker(n.inputs[0]) : nullptr;
+    if (sum == nullptr || !sum->is("add") || sum->inputs.size() != 2) continue;
+    for (ValueId v : sum->inputs) {
+      const Node* mean = algebra.maker(v);
+      if (mean == nullptr || !mean->is("reduce_mean")) continue;
+      out.push_back({node_label(*mean), node_label(n),
+                     over_last(graph, *mean)
+                         ? "around the root is neither an RMS norm nor a layer norm with weights of one axis"
+                         : "the mean is not known to be over the last axis alone"});
+    }
+  }
+  return out;
 }
 
 }  // namespace oar::passes

@@ -1,7 +1,7 @@
 // What follows an 8-bit layer with an f32 result becomes part of its call: bias and residual of a product,
 // bounds and activations, and the quantization of the result, which then never exists as floats. After
-// fuse_spelled, which makes one op of activations that files spell; relu and clip alone fuse_quantized takes
-// by itself.
+// fuse_definitions, which makes one op of activations that files spell; relu and clip alone fuse_quantized
+// takes by itself.
 #include <algorithm>
 #include <limits>
 

@@ -378,13 +378,6 @@ Status soft(EvalContext& ctx) {
   }
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
   if (x.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
-  if (kKind == Soft::kSoftmax && dtype_of(x) == DType::kF32 && inner == 1) {
-    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kSoftmax);
-    SoftmaxArgs a;
-    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.rows = x.numel() / n, a.n = n;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, static_cast<double>(x.numel())));
-    return ctx.set(0, std::move(y)), ok_status();
-  }
   if (kKind == Soft::kLog && dtype_of(x) == DType::kF32 && inner == 1) {
     const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
     const float* in = elements<float>(x);
