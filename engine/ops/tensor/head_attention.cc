@@ -122,7 +122,8 @@ Result<Tensor> with_past(const EvalContext& ctx, size_t operand, const Tensor& f
       if (!own && at > 0) std::memcpy(out, old + u * rows * row, static_cast<size_t>(at * row));
       for (int64_t s = 0; s < n && row > 0; ++s)
         std::memcpy(out + (at + s) * row, from + f.at(b, h, s) * width, static_cast<size_t>(row));
-      if (!own) std::memset(out + (at + n) * row, 0, static_cast<size_t>((L - at - n) * row));
+      if (!own && row > 0 && L > at + n)
+        std::memset(out + (at + n) * row, 0, static_cast<size_t>((L - at - n) * row));
     }
   });
   return y;
