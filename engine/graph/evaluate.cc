@@ -326,9 +326,11 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
     if (options.bound != nullptr) (*options.bound)[i] = call;
   }
 
-  const bool has_call = call != nullptr && call->op != nullptr, on_device = has_call && call->on_device();
+  const bool has_call = call != nullptr && call->op != nullptr, launched = has_call && call->on_device();
   const char* const where = has_call ? call->op->where() : kEvaluated;
-  if (on_device) {
+  // A view stays where its operand is.
+  const bool on_device = launched || (node.op->view && values.only_on_device(node.inputs[0]));
+  if (launched) {
     for (size_t k = 0; k < operands.size(); ++k) {
       if (call->weights[k]) operands[k] = nullptr;
       else if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_device(node.inputs[k])); }
@@ -341,7 +343,8 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   } else {
     const uint64_t before = values.downloaded();
     for (size_t k = 0; k < operands.size(); ++k) {
-      if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_host(node.inputs[k])); }
+      if (operands[k] == nullptr || (on_device && k == 0) || node.op->sizes == SizesFrom::kItself) continue;
+      OAR_ASSIGN(operands[k], values.on_host(node.inputs[k]));
     }
     OAR_RETURN_IF_ERROR(values.arrive());
     if (options.detours != nullptr && values.downloaded() > before) ++options.detours->ops[node.op->name];
@@ -350,7 +353,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
       return has_call ? run_call(*call, ctx) : node.op->evaluate(ctx);
     }));
   }
-  if (options.detours != nullptr) options.detours->launches += on_device;
+  if (options.detours != nullptr) options.detours->launches += launched;
   for (size_t k = 0; k < results.size(); ++k) {
     if (on_device) values.set_on_device(node.outputs[k], std::move(results[k]));
     else values.set_on_host(node.outputs[k], std::move(results[k]));

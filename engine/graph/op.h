@@ -63,6 +63,8 @@ struct OpDef {
   // ordinary models have this and need no shape rule.
   Status (*evaluate)(EvalContext& ctx) = nullptr;
   SizesFrom sizes = SizesFrom::kShapes;
+  // Result 0 is operand 0 under another shape: evaluate() does not look at its bytes, wherever they lie.
+  bool view = false;
   // Packs what is constant once, for evaluate(); null when nothing is worth it.
   Result<std::shared_ptr<const void>> (*prepare)(PrepareContext& ctx) = nullptr;
   // Results depend on more than the operands (random numbers): never folded or merged.

@@ -29,6 +29,7 @@ class RunValues {
   void set_on_device(ValueId v, Datum d) { device_[v] = std::move(d), where_[v] |= kDevice; }
   // For its type and size: on whichever side it is. Null: not computed, or left out (kNoValue).
   const Datum* find(ValueId v);
+  bool only_on_device(ValueId v) const { return v != kNoValue && where_[v] == kDevice; }
   // Where it may be read. What comes from the device is there after arrive().
   Result<const Datum*> on_host(ValueId v);
   Result<const Datum*> on_device(ValueId v);

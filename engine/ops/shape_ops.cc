@@ -256,8 +256,11 @@ Lowered gather_lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_reshape = {
-    .name = "reshape", .infer = reshape_infer, .reference = copy_reference, .evaluate = tensor::reshape};
+extern const OpDef op_reshape = {.name = "reshape",
+                                 .infer = reshape_infer,
+                                 .reference = copy_reference,
+                                 .evaluate = tensor::reshape,
+                                 .view = true};
 extern const OpDef op_transpose = {.name = "transpose",
                                    .infer = transpose_infer,
                                    .reference = transpose_reference,

@@ -412,7 +412,7 @@ OAR_TENSOR_OP(cosh, tensor::cosh);
 OAR_TENSOR_OP(elu, tensor::elu);
 OAR_TENSOR_OP(hard_sigmoid, tensor::hard_sigmoid);
 OAR_TENSOR_OP(hard_swish, tensor::hard_swish);
-OAR_TENSOR_OP(identity, tensor::identity);
+OAR_TENSOR_OP(identity, tensor::identity, .view = true);
 OAR_TENSOR_OP(is_inf, tensor::is_inf);
 OAR_TENSOR_OP(is_nan, tensor::is_nan);
 OAR_TENSOR_OP(leaky_relu, tensor::leaky_relu);
