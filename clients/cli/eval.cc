@@ -189,6 +189,9 @@ int table(const EvalCommand& o, const std::string& text) {
 }
 
 int eval(const EvalCommand& o) {
+  ModelOptions asked = o.model;
+  asked.kv_auto = o.kv_auto;
+  if (const Status s = check_tune_seconds(asked); !s.ok()) return fail(s);
   auto text = read_text(o.text);
   if (!text.ok()) return fail(text.status());
   return o.is_table() ? table(o, *text) : perplexity(o, *text);

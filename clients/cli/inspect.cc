@@ -138,6 +138,7 @@ int inspect(const InspectOptions& o) {
     const Status s = inspect_predictor(o.model.model, what);
     return s.ok() ? kSuccess : fail(s);
   }
+  if (const Status s = check_tune_seconds(o.model); !s.ok()) return fail(s);
   std::string path;
   auto engine = engine_options(o.model, LogLevel::kWarning, path);
   if (!engine.ok()) return fail(engine.status());

@@ -119,7 +119,7 @@ void add_tune_seconds(CLI::App& command, ModelOptions& o) {
       .add_option("--tune-seconds", o.tune_seconds,
                   "what --kv auto may take to choose tiers when none were chosen before")
       ->check(zero_or_more())
-      ->capture_default_str();
+      ->default_str("10");
 }
 
 void add_chat_options(CLI::App& command, ModelOptions& options) {
@@ -146,18 +146,27 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
   return e;
 }
 
+Status check_tune_seconds(const ModelOptions& o) {
+  if (!o.tune_seconds || o.kv_auto) return ok_status();
+  return invalid_argument(
+      cat("--tune-seconds ", *o.tune_seconds,
+          ": it is what --kv auto may take, and --kv auto is not given; add it, or leave --tune-seconds out"),
+      "command line");
+}
+
 Status settle_kv(const ModelOptions& o, const std::string& path, LanguageModelOptions& e,
                  const Progress& progress) {
   if (!o.kv_auto) return ok_status();
   TuneKvOptions tune;
   tune.model = e;
-  tune.seconds = o.tune_seconds;
+  tune.seconds = o.tune_seconds.value_or(10);
   OAR_ASSIGN(e.kv, choose_kv(path, tune, progress));
   return ok_status();
 }
 
 Result<std::unique_ptr<LanguageModel>> open_model(const ModelOptions& o, LogLevel level,
                                                   std::function<bool()> stop) {
+  OAR_RETURN_IF_ERROR(check_tune_seconds(o));
   std::string path;
   OAR_ASSIGN(LanguageModelOptions e, engine_options(o, level, path));
   ProgressBar bar(o.quiet, std::move(stop));

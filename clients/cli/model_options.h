@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/runtime/language_model.h"
@@ -15,8 +16,8 @@ struct ModelOptions {
   std::string memory;  // --memory as given; empty: the engine's default
   std::string cache_dir;
   uint64_t cache_bytes = kDefaultCacheBytes;
-  double tune_seconds = 10;  // --tune-seconds: for --kv auto
-  bool kv_auto = false;      // --kv auto was asked for
+  std::optional<double> tune_seconds;  // --tune-seconds as given: for --kv auto
+  bool kv_auto = false;                // --kv auto was asked for
   bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
   LanguageModelOptions engine;
 };
@@ -44,6 +45,8 @@ void add_cache_size(CLI::App& command, uint64_t& bytes);
 // What the engine gets: memory parsed, logger installed at `level` (debug with --verbose), name and path
 // resolved. Fills `path`.
 Result<LanguageModelOptions> engine_options(const ModelOptions& options, LogLevel level, std::string& path);
+// --tune-seconds has an effect beside --kv auto alone.
+Status check_tune_seconds(const ModelOptions& options);
 // Replaces an asked-for `--kv auto` by what is decided for the model at `path` (choose_kv()).
 Status settle_kv(const ModelOptions& options, const std::string& path, LanguageModelOptions& engine,
                  const Progress& progress);

@@ -202,6 +202,7 @@ int serve(const ServeOptions& o) {
     fail(s);
     return kUsage;
   }
+  if (const Status s = check_tune_seconds(o.model); !s.ok()) return fail(s);
   const bool ordinary = !found.folder.empty() || !found.has(api::ModelKind::kLanguage);
   auto catalog = open_models(o, engine_facts->log, std::move(found), signals);
   if (signals.requested()) {

@@ -112,6 +112,11 @@ class Serve(Base):
                 for _ in range(3):
                     self.assertEqual(ask(server, "at_home", x=x), (200, [7.5 - m for m in range(8)]))
 
+    def test_tune_seconds_without_auto_is_refused(self):
+        for command in (["serve", "demo", "--http", "127.0.0.1:0", "--grpc", ""], ["generate", "demo", "-p", "R", "--kv", "int8"],
+                        ["inspect", "demo"], ["eval", "demo", "--text", SOURCE / "configs/demo/heldout.txt"]):
+            self.refused(2, *command, "--tune-seconds", "1", says=["--tune-seconds 1", "--kv auto"])
+
     def test_the_model_is_unloaded_and_loaded_again(self):
         with Server("--model-control", "explicit") as server:
             def control(verb):
