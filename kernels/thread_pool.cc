@@ -28,9 +28,11 @@
 #include <chrono>
 #include <mutex>
 #include <new>
+#include <span>
 #include <thread>
 #include <vector>
 
+#include "kernels/fair_turns.h"
 #include "kernels/numa.h"
 #include "kernels/run_delay.h"
 
@@ -174,21 +176,28 @@ void call_range_fn(const Job& job, int64_t begin, int64_t end, const KernelScrat
 
 }  // namespace
 
-struct ThreadPool::Impl {
-  Impl(int count, const ThreadPoolOptions& options)
+// What all shares of a pool have in common. `turns` says whose run it is.
+struct ThreadPool::Workers {
+  Workers(int count, const ThreadPoolOptions& options)
       : slots(static_cast<size_t>(count)),
         spin(std::chrono::microseconds(std::max(0, options.spin_us))),
-        most_resting(count == 1 ? 0 : (count + 3) / 4),
-        run_delay_ns(options.run_delay_ns) {
-    const std::vector<NumaNode> nodes = numa_nodes(allowed_processors());
-    const std::vector<WorkerPlace> places = place_workers(nodes, count);
-    for (int w = 1; w < count; ++w) {
+        pin(options.pin),
+        run_delay_ns(options.run_delay_ns),
+        nodes(numa_nodes(allowed_processors())),
+        places(place_workers(nodes, count)) {}
+
+  // Threads for a share of so many workers. Between runs.
+  void start(int count) {
+    for (int w = started.load(); w < count; ++w) {
       threads.emplace_back([this, w] { worker_main(w); });
-      if (places.empty() || !(options.pin || nodes.size() > 1)) continue;
+      started.store(w + 1);
+      Slot& slot = slots[static_cast<size_t>(w)];
+      if (scratch_bytes > 0) slot.scratch = allocate_aligned(scratch_bytes);
+      if (places.empty() || !(pin || nodes.size() > 1)) continue;
       const WorkerPlace& place = places[static_cast<size_t>(w)];
       cpu_set_t set;
       CPU_ZERO(&set);
-      if (options.pin) {
+      if (pin) {
         CPU_SET(place.processor, &set);
       } else {
         for (const int p : nodes[place.node].processors) CPU_SET(p, &set);
@@ -197,11 +206,18 @@ struct ThreadPool::Impl {
     }
   }
 
-  ~Impl() {
+  std::span<Slot> live() {
+    return {slots.data(), static_cast<size_t>(started.load(std::memory_order_relaxed))};
+  }
+  std::span<const Slot> live() const {
+    return {slots.data(), static_cast<size_t>(started.load(std::memory_order_relaxed))};
+  }
+
+  ~Workers() {
     stopping.store(true);
-    for (Slot& s : slots) s.phase.fetch_add(1);
+    for (Slot& s : live()) s.phase.fetch_add(1);
     unpark();
-    for (Slot& s : slots) wake(s);
+    for (Slot& s : live()) wake(s);
     for (std::thread& t : threads) t.join();
   }
 
@@ -228,7 +244,7 @@ struct ThreadPool::Impl {
   Range steal(Slot& thief) {
     Slot* victim = nullptr;
     uint32_t most = 0;
-    for (Slot& s : slots) {
+    for (Slot& s : live()) {
       const uint32_t n = unpack(s.range.load(std::memory_order_relaxed)).size();
       if (n > most) most = n, victim = &s;
     }
@@ -247,7 +263,7 @@ struct ThreadPool::Impl {
   }
 
   bool all_empty() const {
-    for (const Slot& s : slots) {
+    for (const Slot& s : live()) {
       if (!unpack(s.range.load(std::memory_order_relaxed)).empty()) return false;
     }
     return true;
@@ -286,7 +302,7 @@ struct ThreadPool::Impl {
 
   uint64_t all_finished() const {
     uint64_t units = 0;
-    for (const Slot& s : slots) units += s.finished.load(std::memory_order_acquire);
+    for (const Slot& s : live()) units += s.finished.load(std::memory_order_acquire);
     return units;
   }
 
@@ -339,10 +355,10 @@ struct ThreadPool::Impl {
   }
 
   // Between phases, when a thread was held up or a worker rests: who takes part in the next one.
-  void choose_workers() {
+  void choose_workers(size_t among) {
     const Clock::time_point now = Clock::now();
     if (resting > 0 && now >= rest_ends) {
-      for (Slot& s : slots) {
+      for (Slot& s : live()) {
         if (s.resting.load(std::memory_order_relaxed) != 0) wake(s);
       }
       resting = 0;
@@ -350,16 +366,18 @@ struct ThreadPool::Impl {
     if (!someone_held_up.exchange(false, std::memory_order_relaxed)) return;
     bool often = now - held_up_at < kOften || now - rest_ends < kOften;
     held_up_at = now;
-    for (size_t w = 0; w < slots.size(); ++w) {
+    const auto most_resting =
+        static_cast<int64_t>(among == 1 ? 0 : (among + 3) / 4);  // fewer would be giving up
+    for (size_t w = 0; w < live().size(); ++w) {
       if (!slots[w].held_up.exchange(false, std::memory_order_relaxed)) continue;
-      if (often && resting < most_resting) let_rest(w, now);
+      if (often && resting < most_resting) let_rest(w, among, now);
       often = true;  // two of them at once
     }
   }
 
   // Worker w, or the last one instead of the caller.
-  void let_rest(size_t w, Clock::time_point now) {
-    if (w == 0) w = slots.size() - 1;
+  void let_rest(size_t w, size_t among, Clock::time_point now) {
+    if (w == 0 || w >= among) w = among - 1;
     while (w > 0 && slots[w].resting.load(std::memory_order_relaxed) != 0) --w;
     if (w == 0) return;
     slots[w].resting.store(1);
@@ -369,10 +387,12 @@ struct ThreadPool::Impl {
     rest_ends = now + rest;
   }
 
-  // Runs `job` to completion on all workers. The caller holds `turn`.
-  void run_phase() {
-    if (resting > 0 || someone_held_up.load(std::memory_order_relaxed)) choose_workers();
-    const int64_t count = static_cast<int64_t>(slots.size()) - resting;
+  // Runs `job` to completion on the first `among` workers. It is the caller's turn.
+  void run_phase(size_t among) {
+    if (resting > 0 || someone_held_up.load(std::memory_order_relaxed)) choose_workers(among);
+    auto count = static_cast<int64_t>(among);
+    for (size_t w = 1; resting > 0 && w < among; ++w)
+      count -= slots[w].resting.load(std::memory_order_relaxed);
     constexpr int64_t kMaxUnits = int64_t{1} << 31;
     job.unit = job.chunks / kMaxUnits + 1;
     const int64_t units = job.chunks / job.unit + (job.chunks % job.unit != 0);
@@ -391,7 +411,7 @@ struct ThreadPool::Impl {
       s.phase.store(phases, std::memory_order_release);
     };
     int64_t rank = 1;
-    for (size_t w = 1; w < slots.size(); ++w) {
+    for (size_t w = 1; w < among; ++w) {
       if (resting > 0 && slots[w].resting.load(std::memory_order_relaxed) != 0) continue;
       tell(slots[w], rank++, 0);
     }
@@ -407,9 +427,12 @@ struct ThreadPool::Impl {
 
   std::vector<Slot> slots;
   const Clock::duration spin;
-  const int64_t most_resting;  // a quarter of the threads; fewer would be giving up
+  const bool pin;
   uint64_t (*const run_delay_ns)();
-  // The caller's, under `turn`.
+  const std::vector<NumaNode> nodes;
+  const std::vector<WorkerPlace> places;
+  std::atomic<int> started{1};  // slots with a thread, the caller's included
+  // The caller's, in its turn.
   int64_t resting = 0;
   Clock::duration rest = kRest;
   Clock::time_point rest_ends{};   // of the rest under way, or of the last one
@@ -418,7 +441,7 @@ struct ThreadPool::Impl {
   uint32_t phases = 0;
   uint64_t handed_out = 0;  // units of all phases
   Job job;
-  std::mutex turn;  // one run at a time
+  FairTurns turns;  // one run at a time
   std::atomic<uint64_t> runs{0}, rests{0};
   std::atomic<bool> someone_held_up{false};
   alignas(kApart) std::atomic<uint32_t> parked{0};
@@ -427,17 +450,48 @@ struct ThreadPool::Impl {
   std::vector<std::thread> threads;  // last: they use everything above
 };
 
-ThreadPool::ThreadPool(const ThreadPoolOptions& options)
-    : impl_(std::make_unique<Impl>(options.threads > 0 ? options.threads : usable_processors(), options)) {}
+// What one owner has of the workers.
+struct ThreadPool::Share {
+  Share(std::shared_ptr<Workers> of, int count)
+      : workers(std::move(of)), count(static_cast<size_t>(count)), party(workers->turns) {
+    const FairTurns::Turn turn(party);
+    workers->start(count);
+  }
+  const std::shared_ptr<Workers> workers;
+  const size_t count;
+  std::mutex mutex;  // of threads that share it
+  FairTurns::Party party;
+};
+
+// The share's turn at the workers.
+struct ThreadPool::Turn {
+  explicit Turn(Share& share) : lock(share.mutex), turn(share.party) {}
+  std::lock_guard<std::mutex> lock;
+  FairTurns::Turn turn;
+};
+
+ThreadPool::ThreadPool(const ThreadPoolOptions& options) {
+  const int count = options.threads > 0 ? options.threads : usable_processors();
+  share_ =
+      std::make_unique<Share>(std::make_shared<Workers>(std::max(count, options.capacity), options), count);
+}
+ThreadPool::ThreadPool(std::unique_ptr<Share> share) : share_(std::move(share)) {}
 
 ThreadPool::~ThreadPool() = default;
 
-int ThreadPool::workers() const { return static_cast<int>(impl_->slots.size()); }
+std::shared_ptr<ThreadPool> ThreadPool::share(int threads) const {
+  const int count = threads > 0 ? std::min(threads, capacity()) : capacity();
+  return std::shared_ptr<ThreadPool>(new ThreadPool(std::make_unique<Share>(share_->workers, count)));
+}
+
+int ThreadPool::workers() const { return static_cast<int>(share_->count); }
+int ThreadPool::capacity() const { return static_cast<int>(share_->workers->slots.size()); }
 
 void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared,
                      const NextKernel& next) {
-  std::lock_guard lock(impl_->turn);
-  impl_->runs.fetch_add(1, std::memory_order_relaxed);
+  const Turn turn(*share_);
+  Workers& workers = *share_->workers;
+  workers.runs.fetch_add(1, std::memory_order_relaxed);
   // While x is packed, what comes next is this kernel's own weights.
   const NextKernel own{&kernel, args, plan.chunks[plan.phases - 1]};
   for (int phase = 0; phase < plan.phases; ++phase) {
@@ -445,22 +499,23 @@ void ThreadPool::run(const Kernel& kernel, const void* args, const KernelPlan& p
     const NextKernel* soon = next.kernel == nullptr              ? nullptr
                              : last || kernel.weights == nullptr ? &next
                                                                  : &own;
-    impl_->job = {.call = &call_kernel,
-                  .fn = &kernel,
-                  .args = args,
-                  .shared = shared,
-                  .next = soon,
-                  .chunks = plan.chunks[phase],
-                  .phase = phase};
-    impl_->run_phase();
+    workers.job = {.call = &call_kernel,
+                   .fn = &kernel,
+                   .args = args,
+                   .shared = shared,
+                   .next = soon,
+                   .chunks = plan.chunks[phase],
+                   .phase = phase};
+    workers.run_phase(share_->count);
   }
 }
 
 void ThreadPool::reserve_scratch(size_t bytes_per_worker) {
-  std::lock_guard lock(impl_->turn);
-  if (bytes_per_worker <= impl_->scratch_bytes) return;
-  for (Slot& s : impl_->slots) s.scratch = allocate_aligned(bytes_per_worker);
-  impl_->scratch_bytes = bytes_per_worker;
+  const Turn turn(*share_);
+  Workers& workers = *share_->workers;
+  if (bytes_per_worker <= workers.scratch_bytes) return;
+  for (Slot& s : workers.live()) s.scratch = allocate_aligned(bytes_per_worker);
+  workers.scratch_bytes = bytes_per_worker;
 }
 
 void ThreadPool::parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx, int64_t begin, int64_t end),
@@ -468,14 +523,16 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, void (*fn)(void* ctx
   if (count <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   const RangeFn range_fn{fn, ctx, count, grain};
-  std::lock_guard lock(impl_->turn);
-  impl_->job = {.call = &call_range_fn, .fn = &range_fn, .chunks = (count - 1) / grain + 1};
-  impl_->run_phase();
+  const Turn turn(*share_);
+  share_->workers->job = {.call = &call_range_fn, .fn = &range_fn, .chunks = (count - 1) / grain + 1};
+  share_->workers->run_phase(share_->count);
 }
 
 ThreadPool::Counters ThreadPool::counters() const {
-  Counters c{impl_->runs.load(std::memory_order_relaxed), 0, 0, impl_->rests.load(std::memory_order_relaxed)};
-  for (const Slot& s : impl_->slots) {
+  const Workers& workers = *share_->workers;
+  Counters c{workers.runs.load(std::memory_order_relaxed), 0, 0,
+             workers.rests.load(std::memory_order_relaxed)};
+  for (const Slot& s : workers.live()) {
     c.steals += s.steals.load(std::memory_order_relaxed);
     c.parks += s.parks.load(std::memory_order_relaxed);
   }

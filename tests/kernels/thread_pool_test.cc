@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -300,4 +301,65 @@ TEST_CASE("thread pool: what a held-up worker has taken is a small part of its s
     });
     CHECK(largest.load() <= kShare / 8);
   }
+}
+
+namespace {
+size_t threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+}  // namespace
+
+TEST_CASE("thread pool: shares have one set of threads, begun when they are wanted") {
+  const size_t before = threads_of_process();
+  ThreadPool pool({.threads = 1, .capacity = 4});
+  CHECK(threads_of_process() == before);
+  const auto two = pool.share(2), all = pool.share(), again = all->share(3), more = pool.share(9);
+  CHECK(two->workers() == 2);
+  CHECK(all->workers() == 4);
+  CHECK(again->workers() == 3);
+  CHECK(more->workers() == 4);
+  CHECK(threads_of_process() == before + 3);
+  std::vector<std::thread> callers;
+  for (ThreadPool* share : {&pool, two.get(), all.get(), again.get(), all.get()}) {
+    callers.emplace_back([share] {
+      for (int i = 0; i < 20; ++i) run_and_check(*share, 3, 64);
+    });
+  }
+  for (std::thread& t : callers) t.join();
+  // Nobody but the caller computes for a share of one.
+  std::atomic<bool> elsewhere{false};
+  pool.parallel_for(64, 1, [&, caller = std::this_thread::get_id()](int64_t, int64_t) {
+    if (std::this_thread::get_id() != caller) elsewhere = true;
+  });
+  CHECK_FALSE(elsewhere);
+}
+
+TEST_CASE("thread pool: shares that both have work get the same time, whatever the length of their kernels") {
+  using namespace std::chrono;
+  const ThreadPool pool({.threads = 2});
+  const auto a = pool.share(), b = pool.share();
+  std::atomic<int64_t> long_us{0}, short_us{0};
+  std::atomic<bool> stop{false};
+  // Runs kernels of two chunks that take so many microseconds each.
+  const auto keep_busy = [&](ThreadPool& share, int64_t us, std::atomic<int64_t>& sum) {
+    while (!stop) {
+      share.parallel_for(2, 1, [us](int64_t begin, int64_t end) {
+        const auto until = steady_clock::now() + microseconds(us * (end - begin));
+        while (steady_clock::now() < until) {}
+      });
+      sum += us;
+    }
+  };
+  std::thread one([&] { keep_busy(*a, 5000, long_us); }), other([&] { keep_busy(*b, 50, short_us); });
+  const auto give_up = steady_clock::now() + seconds(30);
+  while (long_us + short_us < 400'000 && steady_clock::now() < give_up)
+    std::this_thread::sleep_for(milliseconds(1));
+  stop = true;
+  one.join(), other.join();
+  // A mutex gives one of them nearly all. Half each, less what one long kernel and the changes of turn take.
+  const double part = static_cast<double>(short_us) / static_cast<double>(long_us + short_us);
+  INFO("short kernels got " << part << " of the time");
+  CHECK(part > 0.3);
+  CHECK(part < 0.7);
 }
