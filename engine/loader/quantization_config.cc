@@ -8,6 +8,7 @@
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/oar_quantized.h"
+#include "engine/tensor/load_threads.h"
 #include "kernels/thread_pool.h"
 
 namespace oar {
@@ -92,21 +93,19 @@ Result<std::vector<Repacked>> repack(const QuantReader& reader, const TensorMap&
   std::vector<Repacked> out;
   for (const std::string& module : modules) out.push_back({module, {}, {}, {}});
   std::atomic<size_t> failed{out.size()};
-  auto work = [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end) && i < failed; ++i) {
-      auto weight = reader.weight(QuantModule(out[i].module, tensors), &out[i].notice);
-      out[i].status = weight.status();
-      if (weight.ok()) {
-        out[i].weight = std::move(*weight);
-        continue;
-      }
-      for (size_t first = failed; i < first && !failed.compare_exchange_weak(first, i);) {}
+  auto work = [&](size_t i) {
+    if (i >= failed) return;
+    auto weight = reader.weight(QuantModule(out[i].module, tensors), &out[i].notice);
+    out[i].status = weight.status();
+    if (weight.ok()) {
+      out[i].weight = std::move(*weight);
+      return;
     }
+    for (size_t first = failed; i < first && !failed.compare_exchange_weak(first, i);) {}
   };
-  // Threads of its own: this is long before a backend with a pool is chosen.
-  constexpr uint64_t kWorthThreads = uint64_t{4} << 20;
-  ThreadPool pool({.threads = bytes < kWorthThreads ? 1 : 0});
-  pool.parallel_for(static_cast<int64_t>(out.size()), 1, std::move(work));
+  // Threads of its own: this is long before a backend with a pool is chosen. Modules are about as large.
+  const std::vector<uint64_t> sizes(out.size(), out.empty() ? 0 : bytes / out.size());
+  for_each_largest_first(usable_processors(), sizes, work);
   if (failed < out.size()) return out[failed].status;
   return out;
 }

@@ -17,11 +17,13 @@ class Buffer {
  public:
   // Host allocations are aligned to a cache line, which is also the widest vector.
   static constexpr size_t kAlignment = 64;
+  // Host memory of this size (a page) and more is charged to a reservation (charge.h).
+  static constexpr uint64_t kCharged = 4 << 10;
 
   Buffer() = default;  // empty
 
   // New host memory. Bytes are uninitialized with allocate() and zero with zeros(); RESOURCE_EXHAUSTED when
-  // the system refuses.
+  // the system or the budget refuses.
   static Result<Buffer> allocate(uint64_t size);
   static Result<Buffer> zeros(uint64_t size);
 
@@ -64,6 +66,7 @@ class Buffer {
   uint64_t size() const { return size_; }
   MemoryKind kind() const { return kind_; }
   bool writable() const { return writable_; }
+  bool mapped() const { return mapped_; }  // pages of a file, or of the program
 
   // Bytes [offset, offset + size) of this buffer, sharing its owner. Must lie inside.
   Buffer slice(uint64_t offset, uint64_t size) const {

@@ -9,6 +9,8 @@
 #include <system_error>
 #include <thread>
 
+#include "engine/tensor/charge.h"
+
 namespace oar {
 namespace {
 
@@ -25,7 +27,9 @@ void for_each_largest_first(int threads, std::span<const uint64_t> sizes,
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr thrown;
+  Reservation* const payer = ChargeTo::current();
   const auto work = [&] {
+    const ChargeTo charge(payer);
     try {
       for (size_t k; (k = next.fetch_add(1, std::memory_order_relaxed)) < order.size();) fn(order[k]);
     } catch (...) {

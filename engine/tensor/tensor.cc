@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "engine/base/format.h"
+#include "engine/tensor/charge.h"
 
 namespace oar {
 
@@ -19,6 +20,15 @@ std::string Shape::to_string() const {
 
 namespace {
 
+struct HostMemory {
+  HostMemory() = default;
+  ~HostMemory() { std::free(data); }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  void* data = nullptr;
+  Reservation charge;
+};
+
 Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
   if (size == 0) return Buffer();
   // aligned_alloc wants a multiple of the alignment; kernels may also read, never write, up to the rounded
@@ -28,10 +38,14 @@ Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
     return resource_exhausted(cat("cannot allocate ", size, " bytes of host memory: not addressable"));
   }
   const uint64_t rounded = (size + Buffer::kAlignment - 1) & ~uint64_t{Buffer::kAlignment - 1};
-  void* p = std::aligned_alloc(Buffer::kAlignment, rounded);
+  auto owner = std::make_shared<HostMemory>();
+  if (Reservation* const from = ChargeTo::current(); from != nullptr && size >= Buffer::kCharged) {
+    OAR_ASSIGN(owner->charge, from->take(rounded));
+  }
+  void* const p = owner->data = std::aligned_alloc(Buffer::kAlignment, rounded);
   if (!p) return resource_exhausted(cat("cannot allocate ", format_bytes(size), " of host memory"));
   if (zeroed) memset(p, 0, rounded);
-  return Buffer::wrap(p, size, std::shared_ptr<void>(p, std::free));
+  return Buffer::wrap(p, size, std::move(owner));
 }
 
 }  // namespace
