@@ -182,7 +182,7 @@ int conformance(const ConformanceOptions& o) {
   }
   std::sort(cases.begin(), cases.end());
   PredictorOptions options;
-  options.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{});
+  options.resources.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{});
   options.tensor_limit = uint64_t{1} << 32;
   int passed = 0, failed = 0;
   std::map<std::string, std::vector<std::string>> excluded;

@@ -79,7 +79,8 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   if (set.memory_budget) {
     command
         .add_option("--memory", o.memory,
-                    "budget for weights, KV cache and scratch: 80% of what is available, 4GiB, or bytes")
+                    "budget for weights, KV cache, scratch and runs of all models together: 80% of what is "
+                    "available, 4GiB, or bytes")
         ->check([](const std::string& text) {
           const auto parsed = parse_memory(text);
           return parsed.ok() ? std::string() : parsed.status().message();
@@ -134,7 +135,7 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
   LanguageModelOptions e = o.engine;
   if (e.name.empty()) e.name = std::move(resolved.name);
   if (!o.memory.empty()) {
-    OAR_ASSIGN(const MemoryBudget budget, parse_memory(o.memory));
+    OAR_ASSIGN(const MemoryWish budget, parse_memory(o.memory));
     e.memory_bytes = budget.bytes;
     e.memory_percent = budget.percent;
   }

@@ -2,6 +2,9 @@
 // What happens then is in serve_loop.h.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <map>
+#include <mutex>
 
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
@@ -13,6 +16,7 @@
 #include "clients/cli/signals.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
+#include "kernels/thread_pool.h"
 #include "server/repository/repository.h"
 #include "server/server.h"
 
@@ -32,17 +36,11 @@ struct ServeOptions {
 };
 
 // What only one kind of model takes; given for others, it would be passed over.
-constexpr const char* kOfLanguageModels[] = {"--weights",
-                                             "--kv",
-                                             "--tune-seconds",
-                                             "--rotate",
-                                             "--max-context",
-                                             "--memory",
-                                             "--deterministic",
-                                             "--max-batch-tokens",
-                                             "--max-sequences",
-                                             "--no-prefix-cache",
-                                             "--allow-special-in-text"};
+constexpr const char* kOfLanguageModels[] = {"--weights",          "--kv",
+                                             "--tune-seconds",     "--rotate",
+                                             "--max-context",      "--deterministic",
+                                             "--max-batch-tokens", "--max-sequences",
+                                             "--no-prefix-cache",  "--allow-special-in-text"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
 
@@ -143,9 +141,66 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
                "ordinary models and encoders");
 }
 
-// `o`, `log` and `signals` outlive the catalog, which opens models while it serves.
-Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, const Logger& log,
-                                                       FoundModels found, SignalWatcher& signals) {
+// Of the files of a model, as far as they are there.
+uint64_t bytes_of_files(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  if (!fs::is_directory(path, ec)) {
+    const auto size = fs::file_size(path, ec);
+    return ec ? 0 : size;
+  }
+  uint64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator(path, ec)) {
+    const auto size = entry.is_regular_file(ec) ? entry.file_size(ec) : 0;
+    bytes += ec ? 0 : size;
+  }
+  return bytes;
+}
+
+// One budget for all: weights first, and of what they leave the caches of language models and the runs of the
+// others take equal parts. Until a language model is loaded, a place is kept for its weights, as large as its
+// files.
+class Parts {
+ public:
+  // `more`: models that may come later.
+  Parts(const FoundModels& found, MemoryBudget& budget, size_t more) : others_(more) {
+    for (const FoundModel& m : found.models) {
+      if (m.kind != api::ModelKind::kLanguage) {
+        ++others_;
+        continue;
+      }
+      auto held = budget.reserve(m.versions.empty() ? 0 : bytes_of_files(m.versions.back().second),
+                                 cat(m.name, ", to come"));
+      to_come_[m.name] = held.ok() ? std::move(*held) : Reservation();
+    }
+  }
+  // For a language model that is about to be loaded: its part of what is left when its weights are there.
+  double take(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    to_come_.erase(name);
+    return 1 / static_cast<double>(1 + to_come_.size() + others_);
+  }
+  // Gives up the places; false when none was kept. Files say too much where weights become smaller.
+  bool give_up() {
+    const std::lock_guard lock(mutex_);
+    bool any = false;
+    for (auto& [name, held] : to_come_) {
+      any = any || held.bytes() > 0;
+      held = Reservation();
+    }
+    return any;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Reservation> to_come_;
+  size_t others_;
+};
+
+// `facts`: of the command line. `o` and `signals` outlive the catalog, which opens models while it serves.
+Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
+                                                       const LanguageModelOptions& facts, FoundModels found,
+                                                       SignalWatcher& signals) {
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
@@ -154,34 +209,42 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o, co
   r.predictor.cache_dir = o.model.cache_dir;
   r.predictor.cache_bytes = o.model.cache_bytes;
   OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));
-  r.predictor.log = log;
+  r.predictor.log = facts.log;
   r.predictor.import.mmap = !o.model.no_mmap;
   r.predictor.disabled_passes = {o.model.engine.disabled_passes.begin(),
                                  o.model.engine.disabled_passes.end()};
   r.defaults = o.batching;
   r.defaults.max_queue = static_cast<int64_t>(o.model.engine.max_waiting);
   r.stop = stop;
-  r.log = log;
-  // The memory budget is for all language models that were there at the start.
-  const auto sharing =
-      std::max<int64_t>(1, std::ranges::count(found.models, api::ModelKind::kLanguage, &FoundModel::kind));
-  r.open_language = [&o, stop, sharing](const std::string& name,
-                                        const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
+  r.log = facts.log;
+  Resources resources;
+  resources.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = facts.threads});
+  resources.memory = MemoryBudget::make(
+      facts.memory_bytes > 0 ? facts.memory_bytes : share_of(available_memory(), facts.memory_percent));
+  r.predictor.resources = resources;
+  const auto parts = std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0);
+  r.open_language = [&o, stop, resources, parts](
+                        const std::string& name,
+                        const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
     ModelOptions one = o.model;
     one.model = path;
     one.engine.name = name;
     std::string where;
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
+    engine.resources = resources;
     // A quantized cache is the processor's: as a default it would take all attention away from a device.
     if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
-    engine.memory_bytes /= static_cast<uint64_t>(sharing);
-    engine.memory_percent /= static_cast<double>(sharing);
     ProgressBar bar(one.quiet, stop);
     OAR_RETURN_IF_ERROR(settle_kv(one, where, engine, bar.callback()));
-    return LanguageModel::load(where, engine, bar.callback());
+    engine.kv_share = parts->take(name);
+    auto model = LanguageModel::load(where, engine, bar.callback());
+    if (model.status().code() == StatusCode::kResourceExhausted && parts->give_up())
+      model = LanguageModel::load(where, engine, bar.callback());
+    return model;
   };
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   OAR_RETURN_IF_ERROR(catalog->load_all());
+  parts->give_up();  // of what could not be loaded
   return catalog;
 }
 
@@ -204,7 +267,7 @@ int serve(const ServeOptions& o) {
   }
   if (const Status s = check_tune_seconds(o.model); !s.ok()) return fail(s);
   const bool ordinary = !found.folder.empty() || !found.has(api::ModelKind::kLanguage);
-  auto catalog = open_models(o, engine_facts->log, std::move(found), signals);
+  auto catalog = open_models(o, *engine_facts, std::move(found), signals);
   if (signals.requested()) {
     std::fprintf(stderr, "stopped while loading\n");
     return kSuccess;

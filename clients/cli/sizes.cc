@@ -23,7 +23,7 @@ double unit_of(std::string_view unit) {
 
 }  // namespace
 
-Result<MemoryBudget> parse_memory(std::string_view text) {
+Result<MemoryWish> parse_memory(std::string_view text) {
   const Status bad = invalid_argument(
       cat("a memory budget is a percentage (80%), a size (4GiB, 500MB) or a number of bytes, got ", text),
       "command line");
@@ -33,12 +33,12 @@ Result<MemoryBudget> parse_memory(std::string_view text) {
   std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   if (unit == "%") {
     if (value > 100) return bad;
-    return MemoryBudget{0, value};
+    return MemoryWish{0, value};
   }
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   const double bytes = value * unit_of(unit);
   if (bytes < 1 || bytes > 0x1p60) return bad;
-  return MemoryBudget{static_cast<uint64_t>(bytes), 0};
+  return MemoryWish{static_cast<uint64_t>(bytes), 0};
 }
 
 Result<uint64_t> parse_size(std::string_view text) {

@@ -9,13 +9,13 @@
 
 namespace oar::cli {
 
-struct MemoryBudget {
+struct MemoryWish {
   uint64_t bytes = 0;   // 0: `percent` counts
   double percent = 80;  // of the memory available
 };
 
 // "80%", "4GiB", "4G" (the same), "500MB" (10^6), "1073741824".
-Result<MemoryBudget> parse_memory(std::string_view text);
+Result<MemoryWish> parse_memory(std::string_view text);
 // The same without percentages, and "0".
 Result<uint64_t> parse_size(std::string_view text);
 

@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/tensor/mapped_file.h"
+#include "kernels/thread_pool.h"
 
 namespace oar::cli {
 namespace {
@@ -14,12 +15,6 @@ namespace {
 const vision::Normalization kImageNet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}, true};
 const vision::Normalization kHalf{};
 constexpr int kStride = 32;  // a detector's input is a multiple of it
-
-Result<std::unique_ptr<Predictor>> open_model(const std::string& path, int threads) {
-  PredictorOptions options;
-  options.threads = threads;
-  return Predictor::open(path, options);
-}
 
 // Pixels in the element type that a model was exported in, f16 say.
 Result<Tensor> rounded(const Tensor& x, DType dtype) {
@@ -71,14 +66,17 @@ Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
 
 Result<std::unique_ptr<TextReader>> TextReader::open(const TextReaderOptions& options) {
   std::unique_ptr<TextReader> r(new TextReader(options));
+  PredictorOptions model;
+  model.threads = options.threads;
+  model.resources.pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
   if (!options.detector.empty()) {
-    OAR_ASSIGN(r->detector_, open_model(options.detector, options.threads));
+    OAR_ASSIGN(r->detector_, Predictor::open(options.detector, model));
     OAR_RETURN_IF_ERROR(image_input(*r->detector_, options.detector).status());
   }
-  OAR_ASSIGN(r->recognizer_, open_model(options.recognizer, options.threads));
+  OAR_ASSIGN(r->recognizer_, Predictor::open(options.recognizer, model));
   OAR_RETURN_IF_ERROR(image_input(*r->recognizer_, options.recognizer).status());
   if (!options.classifier.empty()) {
-    OAR_ASSIGN(r->classifier_, open_model(options.classifier, options.threads));
+    OAR_ASSIGN(r->classifier_, Predictor::open(options.classifier, model));
     OAR_RETURN_IF_ERROR(image_input(*r->classifier_, options.classifier).status());
   }
   const std::string path =

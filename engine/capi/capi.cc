@@ -39,6 +39,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   OAR_RETURN_IF_ERROR(check_count("max_waiting", o.max_waiting));
   LanguageModelOptions out;
   out.threads = o.threads;
+  out.resources.pool = shared_pool(o.threads);
   if (o.weights != nullptr) out.weights = o.weights;
   if (o.kv != nullptr) out.kv = o.kv;
   if (o.device != nullptr) out.device = o.device;

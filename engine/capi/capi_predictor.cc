@@ -144,6 +144,7 @@ Result<PredictorOptions> options_of(const oar_predictor_options& o) {
   OAR_RETURN_IF_ERROR(check_threads(o.threads));
   PredictorOptions options;
   options.threads = o.threads;
+  options.resources.pool = shared_pool(o.threads);
   if (o.precision != nullptr) { OAR_ASSIGN(options.precision, parse_precision(o.precision)); }
   if (o.cache_dir != nullptr) options.cache_dir = o.cache_dir;
   if (o.params != nullptr) options.import.parameters = o.params;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <mutex>
@@ -27,6 +28,8 @@ struct Table {
   std::deque<uint32_t> free;  // the longest free first, so that a stale handle stays recognizable for long
   uint64_t process = 0;       // counts the forks that lead here
   std::atomic<bool> closed{false};
+  std::vector<std::weak_ptr<ThreadPool>> pools;
+  uint64_t pools_process = 0;  // a forked child has no threads of its parent's pools
 };
 
 void before_fork();
@@ -97,6 +100,28 @@ Status closed_status() {
 }  // namespace
 
 Status check_open() { return table().closed.load(std::memory_order_acquire) ? closed_status() : ok_status(); }
+
+std::shared_ptr<ThreadPool> shared_pool(int threads) {
+  if (threads == 1) return nullptr;
+  Table& t = table();
+  const int processors = usable_processors(), wanted = threads > 0 ? threads : processors;
+  std::lock_guard lock(t.mutex);
+  if (t.pools_process != t.process) t.pools.clear();
+  t.pools_process = t.process;
+  int busy = 0;
+  std::shared_ptr<ThreadPool> large_enough;
+  std::erase_if(t.pools, [&](const std::weak_ptr<ThreadPool>& known) {
+    auto pool = known.lock();
+    if (!pool) return true;
+    busy += pool->capacity();
+    if (pool->capacity() >= wanted) large_enough = std::move(pool);
+    return false;
+  });
+  if (large_enough && busy + wanted > processors) return large_enough;
+  auto pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 1, .capacity = wanted});
+  t.pools.push_back(pool);
+  return pool;
+}
 
 Result<uint64_t> put_handle(Kind kind, std::shared_ptr<void> object) {
   Table& t = table();

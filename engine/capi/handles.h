@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/base/status.h"
+#include "kernels/thread_pool.h"
 
 namespace oar::capi {
 
@@ -54,6 +55,10 @@ Result<uint64_t> put_handle(Kind kind, std::shared_ptr<void> object);
 Result<std::shared_ptr<void>> find_handle(Kind kind, uint64_t handle);
 // Finds it and forgets the handle; of several threads that try, one succeeds.
 Result<std::shared_ptr<void>> take_handle(Kind kind, uint64_t handle);
+// Workers with room for a share of `threads` (0: all usable processors): a set of their own as long as all
+// sets together have processors enough, else one that other models have shares of, which take turns. Null for
+// one thread, the caller's. A set goes with the last Resources that hold it.
+std::shared_ptr<ThreadPool> shared_pool(int threads);
 // Every object of a kind that belongs to this process.
 std::vector<std::pair<uint64_t, std::shared_ptr<void>>> all_handles(Kind kind);
 // From now on check_open() fails. False when it did already.

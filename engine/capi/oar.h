@@ -158,7 +158,8 @@ OAR_API oar_status oar_model_options_init(oar_model_options* options, size_t siz
 
 /* Loads a model: a folder in the Hugging Face layout; a .gguf, .safetensors or llama2.c .bin file; a
  * downloaded model by its name "org/name"; or "demo", which comes with Oar. `options` may be NULL. Returns
- * when the model can be asked. On failure *model is 0. Owns threads and memory until oar_model_close(). */
+ * when the model can be asked. On failure *model is 0. Owns threads and memory until oar_model_close().
+ * Models that want more threads together than there are CPUs share theirs, in turns of equal time. */
 OAR_API oar_status oar_model_load(const char* path, const oar_model_options* options, oar_model* model);
 
 /* Cancels the model's generations, tells their callbacks so, and gives threads and memory back when the last

@@ -100,7 +100,10 @@ Status Plan::lower() {
   capturable_ = backend_.captures() && std::all_of(steps_.begin(), steps_.end(),
                                                    [](const Step& s) { return s.op->kernel() != nullptr; });
   for (ValueId v : graph_.inputs()) live_[v] = 1;
-  for (const auto& o : graph_.outputs()) live_[o.value] = 1;
+  for (const auto& o : graph_.outputs()) {
+    live_[o.value] = 1;
+    graph_constants_.insert(o.value);
+  }
 
   std::vector<Dim> dims;
   for (size_t v = 0; v < live_.size(); ++v) {
@@ -170,6 +173,9 @@ Status Plan::lower_step(const Node& n, Missing& missing, Step& step) {
 
 Status Plan::lower_to_host(const Node& n, Missing& missing, Step& step) {
   const bool device = backend_.memory() != MemoryKind::kHost;
+  for (const ValueId v : n.inputs) {
+    if (v != kNoValue && graph_.value(v).kind == ValueKind::kConstant) graph_constants_.insert(v);
+  }
   if (device && n.op->lower) {
     LowerContext ctx = context(n, *host_weights_);
     OAR_ASSIGN(step.op, n.op->lower(ctx));

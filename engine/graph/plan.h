@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ class Plan {
   bool live(ValueId v) const { return live_[v] != 0; }
   // Extents of live values, and the elements between indices of axis 0 behind each.
   const DimProgram& extents() const { return *extents_; }
+  // A constant that a step reads where the graph has it; all others lie in the stores of weights.
+  bool reads_constant(ValueId v) const { return graph_constants_.contains(v); }
   // By state: lies in host memory beside a device.
   bool on_host(size_t state) const { return host_states_[state] != 0; }
   // Every version of a state is the same memory: (value, state).
@@ -84,6 +87,7 @@ class Plan {
   std::vector<uint8_t> live_;
   std::unique_ptr<const DimProgram> extents_;
   std::vector<uint8_t> host_states_;
+  std::set<ValueId> graph_constants_;
   std::vector<std::pair<ValueId, size_t>> state_values_;
   uint64_t args_bytes_ = 0;
   bool capturable_ = false;

@@ -23,6 +23,13 @@ Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& bac
   OAR_RETURN_IF_ERROR(insert_copies(g));
   OAR_ASSIGN(program->plan_, Plan::make(g, program->weights_, program->host_weights_, expressions,
                                         options.log, options.progress));
+  // Weights that were quantized at load would lie in memory twice: as they were, and packed.
+  for (size_t v = 0; v < g.num_values(); ++v) {
+    Value& value = g.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || program->plan_->reads_constant(static_cast<ValueId>(v)))
+      continue;
+    value.constant = Tensor::without_bytes(value.constant.shape(), value.constant.format());
+  }
   return std::shared_ptr<const Program>(std::move(program));
 }
 

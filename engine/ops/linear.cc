@@ -7,15 +7,13 @@
 
 namespace oar {
 
-Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted) {
-  const Format stored = ctx.weight_format(input);
+Format compute_format(Format stored, const Shape& shape, const std::string& wanted, const Backend& backend) {
   if (wanted.empty()) return stored;
   const auto format = Format::find(wanted);
   OAR_CHECK(format.has_value(), "format was checked when it was asked for");
   if (*format == stored) return *format;
-  const Shape shape = ctx.weight_shape(input);
   if (!format->row_bytes(shape[1])) return stored;
-  const WeightLayout& layout = ctx.backend.weight_layout(*format);
+  const WeightLayout& layout = backend.weight_layout(*format);
   if (layout.in_place) return format->info().encode ? *format : stored;
   return layout.accepts(stored, shape[0], shape[1]) ? *format : stored;
 }

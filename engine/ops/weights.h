@@ -7,9 +7,12 @@
 
 namespace oar {
 
-// The format that weight operand `input` is computed in: `wanted` when given and the weight's shape allows
-// it, otherwise as stored.
-Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted);
+// The format that a weight of this format and shape (rows, columns) is computed in: `wanted` when given and
+// the shape allows it, otherwise as stored.
+Format compute_format(Format stored, const Shape& shape, const std::string& wanted, const Backend& backend);
+inline Format compute_format(const LowerContext& ctx, size_t input, const std::string& wanted) {
+  return compute_format(ctx.weight_format(input), ctx.weight_shape(input), wanted, ctx.backend);
+}
 
 // Weight operand `input` in rows, one behind the other, of a format: as an embedding reads it, and a matmul
 // kernel whose format is used in place.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
@@ -10,26 +9,10 @@
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
+#include "engine/tensor/charge.h"
 
 namespace oar {
 namespace {
-
-// Memory this process may still take: the machine's, or its cgroup's limit where that is less.
-uint64_t available_memory() {
-  uint64_t available = UINT64_MAX;
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key; meminfo >> key;) {
-    uint64_t kib = 0;
-    std::string unit;
-    if (key == "MemAvailable:" && meminfo >> kib >> unit) available = kib * 1024;
-  }
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream in(path);
-    uint64_t limit = 0;
-    if (in >> limit && limit > 0) available = std::min(available, limit);
-  }
-  return available == UINT64_MAX ? uint64_t{1} << 32 : available;
-}
 
 template <class T>
 void read_default(const json::object& o, const char* key, std::optional<T>& out) {
@@ -76,6 +59,16 @@ std::vector<int32_t> end_tokens(const Checkpoint& checkpoint, const ModelConfig&
   return ids;
 }
 
+// The one shared with other models where there is one; a device's memory has its own.
+std::shared_ptr<MemoryBudget> memory_budget(const LanguageModelOptions& options,
+                                            const std::optional<uint64_t>& on_device) {
+  if (!on_device && options.resources.memory) return options.resources.memory;
+  const uint64_t bytes = options.memory_bytes > 0
+                             ? options.memory_bytes
+                             : share_of(on_device.value_or(available_memory()), options.memory_percent);
+  return on_device ? options.resources.devices->of(options.device, bytes) : MemoryBudget::make(bytes);
+}
+
 uint64_t count_parameters(const Checkpoint& checkpoint) {
   uint64_t n = 0;
   for (const auto& [name, t] : checkpoint.tensors) n += static_cast<uint64_t>(t.numel());
@@ -88,13 +81,21 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
                                                            const LanguageModelOptions& options,
                                                            const Progress& progress) {
   const auto start = std::chrono::steady_clock::now();
+  const TrimMemoryAfter trim;
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(path));
+  const std::string name = options.name.empty() ? resolved.name : options.name;
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
+  OAR_ASSIGN(const std::optional<uint64_t> on_device, backend->available_memory());
+  const std::shared_ptr<MemoryBudget> budget = memory_budget(options, on_device);
+  OAR_ASSIGN(Reservation reserved, budget->reserve(0, name));
+  // From here on every large buffer takes its bytes out of one of these, or is refused.
+  OAR_ASSIGN(Reservation beside_device, options.resources.reserve(name));
+  const ChargeTo charge(on_device ? beside_device : reserved);
   LoadOptions load;
   load.mmap = options.use_mmap;
   OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
   for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   const uint64_t parameters = count_parameters(checkpoint);
-  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights,
                                           {options.cache_dir, options.cache_bytes}, backend->host_pool(),
                                           options.log, progress, options.rotate));
@@ -119,23 +120,26 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   if (const auto bos = model->tokenizer_->bos_id()) model->bos_token_ = model->tokenizer_->token_text(*bos);
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 
-  // The budget, before anything large is allocated.
-  OAR_ASSIGN(const std::optional<uint64_t> on_device, backend->available_memory());
-  const uint64_t available = on_device.value_or(available_memory());
-  const uint64_t budget = options.memory_bytes > 0
-                              ? options.memory_bytes
-                              : static_cast<uint64_t>(static_cast<double>(available) *
-                                                      std::clamp(options.memory_percent, 1.0, 100.0) / 100.0);
+  // What the weights will take, before they are made.
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
-  const uint64_t copies = foreseen_weight_copies(graph.model.graph);
+  const ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
   const uint64_t least_kv = least_kv_bytes(graph.layout);
   const auto too_small = [&](uint64_t weights, uint64_t scratch) {
+    const uint64_t others = budget->reserved() - reserved.bytes();
     return resource_exhausted(
-        cat("the memory budget of ", format_bytes(budget), " does not hold weights (", format_bytes(weights),
-            "), scratch (", format_bytes(scratch), ") and one page of KV cache (", format_bytes(least_kv),
-            "); raise the memory, or lower max_batch_tokens, max_sequences or max_context"));
+        cat("the memory budget of ", format_bytes(budget->bytes()), " does not hold weights (",
+            format_bytes(weights), scratch > 0 ? cat("), scratch (", format_bytes(scratch)) : "",
+            ") and one page of KV cache (", format_bytes(least_kv), ")",
+            others > 0 ? cat(" beside ", format_bytes(others), " in use") : "",
+            "; raise the memory, or lower max_batch_tokens, max_sequences or max_context"));
   };
-  if (checkpoint.bytes + copies + least_kv > budget) return too_small(checkpoint.bytes + copies, 0);
+  // Buffers that hold weights already have paid; pages of files and what is made have not.
+  const uint64_t to_come = foreseen.made + (on_device ? foreseen.in_place : foreseen.mapped);
+  if (to_come + least_kv > budget->free()) return too_small(foreseen.total(), 0);
+  OAR_ASSIGN(Reservation mapped, budget->reserve(on_device ? 0 : foreseen.mapped, name, "mapped weights"));
+  OAR_RETURN_IF_ERROR(reserved.grow(on_device ? to_come : foreseen.made, "weights"));
+  options.log(LogLevel::kInfo, cat(name, " reserves ", format_bytes(to_come), " for weights; ",
+                                   format_bytes(budget->free()), " of the budget are left"));
 
   const int64_t max_context = graph.max_context;
   const std::string kv = graph.kv;
@@ -144,15 +148,21 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const uint64_t weights =
       serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
   const uint64_t scratch = serving.run->arena_bytes() + serving.run->scratch_bytes();
-  if (weights + scratch + least_kv > budget) return too_small(weights, scratch);
+  // What buffers took is theirs, what they did not take is nobody's.
+  if (!on_device) reserved.shrink();
+  if ((on_device ? scratch : 0) + least_kv > budget->free()) return too_small(weights, scratch);
+  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(scratch, "scratch"));
+  const double share = std::clamp(options.kv_share, 0.0, 1.0);
+  const auto for_kv = std::max(least_kv, static_cast<uint64_t>(static_cast<double>(budget->free()) * share));
   const std::vector<int32_t> blocks =
-      blocks_for(serving.layout, budget - weights - scratch,
+      blocks_for(serving.layout, for_kv,
                  {max_context * options.max_sequences, serving.max_batch_tokens, options.max_sequences,
                   options.page_tokens});
+  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(pool_bytes(serving.layout, blocks), "KV cache"));
   const int64_t pool_tokens = static_cast<int64_t>(blocks[0]) * options.page_tokens;
 
   ModelInfo& info = model->info_;
-  info.name = options.name.empty() ? resolved.name : options.name;
+  info.name = name;
   info.path = resolved.path;
   info.architecture = config.model_type;
   info.parameters = parameters;
@@ -189,6 +199,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   engine.log = options.log;
   OAR_ASSIGN(auto runner, make_plan_runner(std::move(serving), blocks));
   OAR_ASSIGN(model->engine_, Engine::create(std::move(runner), std::move(engine)));
+  model->resources_ = options.resources;
+  model->reserved_ = std::move(on_device ? reserved : mapped);
   info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/base/log.h"
+#include "engine/base/resources.h"
 #include "engine/runtime/cache_folder.h"
 #include "engine/runtime/engine.h"
 #include "engine/text/chat_template.h"
@@ -33,6 +34,10 @@ struct LanguageModelOptions {
   int64_t max_sequences = 64;      // running at once
   uint64_t memory_bytes = 0;       // budget for weights, KV and scratch together; 0: from memory_percent
   double memory_percent = 80;      // of the memory available to this process (cgroup limit respected)
+  // Shared with other models: its budget then counts in place of the two above, except on a device with
+  // memory of its own.
+  Resources resources;
+  double kv_share = 1;  // the most the KV cache may take of what weights and scratch leave
   int32_t page_tokens = 64;
   bool prefix_cache = true;
   bool deterministic = false;  // same reduction order for every batch, chunking and thread count
@@ -90,6 +95,8 @@ class LanguageModel {
   ModelInfo info_;
   std::string bos_token_, eos_token_;
   bool allow_special_in_text_ = false;
+  Resources resources_;
+  Reservation reserved_;            // mapped weights; on a device everything. Buffers hold their own
   std::unique_ptr<Engine> engine_;  // last: its thread stops before the rest goes
 };
 

@@ -42,19 +42,21 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   }
   if (!options.plan && !options.memory) return out;
 
-  const uint64_t copies = foreseen_weight_copies(graph.model.graph);
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
+  const ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
   OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, backend, {}));
   if (options.plan) out += "# plan\n" + serving.run->program().plan().to_string() + "\n";
   if (options.memory) {
     uint64_t per_block = 0;
     for (const auto& g : serving.layout.groups)
       per_block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
-    out += cat("# memory\n", "weights, mapped      ", format_bytes(checkpoint.bytes), "\n",
-               "weights, copied      ", format_bytes(serving.run->program().copied_weight_bytes()),
-               " (foreseen ", format_bytes(copies), ")\n", "activations (peak)   ",
-               format_bytes(serving.run->arena_bytes()), "\n", "kernel scratch       ",
-               format_bytes(serving.run->scratch_bytes()), "\n", "KV cache per token   ",
+    const Run& run = *serving.run;
+    out += cat("# memory\n", "weights, in place    ", format_bytes(run.program().in_place_weight_bytes()),
+               " (foreseen ", format_bytes(foreseen.in_place), ", ", format_bytes(checkpoint.bytes),
+               " in the file)\n", "weights, made        ", format_bytes(run.program().copied_weight_bytes()),
+               " (foreseen ", format_bytes(foreseen.made), ")\n", "activations (peak)   ",
+               format_bytes(run.arena_bytes()), "\n", "kernel scratch       ",
+               format_bytes(run.scratch_bytes()), "\n", "KV cache per token   ",
                format_bytes(kv_bytes_per_token(serving.layout, model.page_tokens)), "\n",
                "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/runtime/prepared_model.h"
 #include "engine/runtime/run_plans.h"
+#include "engine/tensor/charge.h"
 
 namespace oar {
 
@@ -15,6 +17,8 @@ struct Predictor::Shared {
   ImportedModel model;
   std::unique_ptr<const Evaluator> evaluator;
   std::shared_ptr<Backend> backend;
+  Resources resources;
+  mutable Reservation reserved;  // holds mapped weights; buffers of runs are charged to it
   std::vector<PassReport> passes;
   uint64_t tensor_limit = 0;
   int64_t loop_limit = 0;
@@ -73,8 +77,10 @@ Layers layers_of(const Graph& graph) {
 }
 
 Result<std::shared_ptr<Backend>> backend_of(const PredictorOptions& options) {
-  auto pool = options.pool;
-  if (!pool) pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  auto pool = options.resources.pool;
+  // One thread is the caller's, who waits for nobody.
+  if (pool && options.threads != 1) pool = pool->share(options.threads);
+  else pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
   OAR_ASSIGN(auto backend, make_backend(options.device, std::move(pool),
                                         options.reference ? Isa::kReference : best_isa(), options.log));
   if (backend->memory() == MemoryKind::kDevice && options.precision != Precision::kF32) {
@@ -100,6 +106,20 @@ std::string words_of(const HostDetours& d, const char* device) {
   return cat("device ", device, " ran ", d.launches, " steps; ", steps,
              " waited for it to run on the processor, which it has no kernels for (", ops, "): a run copied ",
              format_bytes(d.uploaded), " to the device and ", format_bytes(d.downloaded), " from it");
+}
+
+// Weights that are read where they lie in a file, each once. Branches and loop bodies have constants of their
+// own.
+uint64_t mapped_bytes(const Graph& graph, std::set<const void*>& seen) {
+  uint64_t bytes = 0;
+  for (size_t v = 0; v < graph.num_values(); ++v) {
+    const Value& value = graph.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || !value.constant.buffer().mapped()) continue;
+    if (seen.insert(value.constant.data()).second) bytes += value.constant.bytes();
+  }
+  for (const Node& n : graph.nodes())
+    for (const auto& inner : n.subgraphs) bytes += mapped_bytes(*inner, seen);
+  return bytes;
 }
 
 // With the user's samples: first integers where they lie, then the passes as for any quantized model.
@@ -144,6 +164,9 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
 Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, const PredictorOptions& options,
                                                    std::shared_ptr<Backend> backend) {
   auto shared = std::make_shared<Shared>(options.planned_shapes);
+  shared->resources = options.resources;
+  OAR_ASSIGN(shared->reserved, options.resources.reserve(options.name));
+  const ChargeTo charge(shared->reserved);
   OAR_ASSIGN(shared->evaluator, Evaluator::create(prepared.model.graph, *backend, &prepared.packed));
   const std::vector<ValueId>& spent = shared->evaluator->spent_constants();
   std::vector<uint64_t> sizes;
@@ -155,7 +178,13 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   });
   shared->model = prepared.model;
   shared->passes = prepared.passes;
-  for (const auto& [name, tensor] : prepared.packed.tensors) shared->packed_bytes += tensor.bytes();
+  std::set<const void*> seen;
+  uint64_t mapped = mapped_bytes(*shared->model.graph, seen);
+  for (const auto& [name, tensor] : prepared.packed.tensors) {
+    shared->packed_bytes += tensor.bytes();
+    if (tensor.buffer().mapped()) mapped += tensor.bytes();
+  }
+  OAR_RETURN_IF_ERROR(shared->reserved.grow(mapped, "mapped weights"));
   if (backend->memory() == MemoryKind::kDevice)
     shared->device_memory = std::make_unique<RunMemory>(backend.get());
   shared->backend = std::move(backend);
@@ -166,14 +195,21 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
+  const TrimMemoryAfter trim;
   OAR_ASSIGN(std::shared_ptr<Backend> backend, backend_of(options));
+  OAR_ASSIGN(Reservation loading, options.resources.reserve(options.name));
+  const ChargeTo charge(loading);
   OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, backend->host()));
   return make(prepared, options, std::move(backend));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, const PredictorOptions& given) {
+  const TrimMemoryAfter trim;
   PredictorOptions options = given;
+  if (options.name.empty()) options.name = path;
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, backend_of(options));
+  OAR_ASSIGN(Reservation loading, options.resources.reserve(options.name));
+  const ChargeTo charge(loading);
   options.import.threads = backend->workers();
   std::string entry;
   // An observer wants to see the passes run, and samples without a key cannot be told from others.
@@ -293,6 +329,7 @@ Status move_out(const RunMemory& memory, Datum& d) {
 
 Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector<NodeTime>* times) const {
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
+  const ChargeTo charge(shared_->reserved);
   const std::string key = shapes_key(in);
   std::unique_ptr<RunMemory> memory = arenas_->take();
   RunMemory* const device_memory = shared_->device_memory.get();
@@ -366,6 +403,7 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> 
     in.emplace_back(std::move(t));
   }
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
+  const ChargeTo charge(shared_->reserved);
   const std::string key = shapes_key(in);
   if (auto known = shared_->plans.find(key).places.host) return known;
   std::unique_lock<std::mutex> device;  // nodes are bound, which asks the device

@@ -9,7 +9,8 @@
 //   Memory: the intermediate values of a run lie in one arena, at offsets planned for its input shapes; the
 //   plans of the shapes used last are kept. A handle keeps one arena per run at once, as large as the largest
 //   run so far needed, and allocates none once that is reached; shrink() gives it back. Results are memory of
-//   their own and live as long as the caller holds them.
+//   their own and live as long as the caller holds them. Weights, arenas and results are taken out of
+//   the budget of PredictorOptions::resources; what it does not hold is refused with RESOURCE_EXHAUSTED.
 #pragma once
 
 #include <map>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
+#include "engine/base/resources.h"
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
 #include "engine/import/import.h"
@@ -30,9 +32,10 @@ namespace oar {
 struct PreparedModel;  // prepared_model.h
 
 struct PredictorOptions {
-  int threads = 0;                   // 0: the processors this process may use; 1: the caller's
-  std::shared_ptr<ThreadPool> pool;  // shared with others instead of one of its own
-  bool reference = false;            // scalar kernels with sums in double: slow, and right by eye
+  int threads = 0;         // 0: the processors this process may use; 1: the caller's
+  Resources resources;     // shared with other models; without: a pool of its own, no budget
+  std::string name;        // for messages about memory; empty: the path
+  bool reference = false;  // scalar kernels with sums in double: slow, and right by eye
   // cpu (also when empty), or a plug-in's, see make_plugin_backend(). What it has no kernel for runs on the
   // processor, on copies of its operands; the first run logs what that was.
   std::string device;

@@ -1,11 +1,12 @@
 #include "engine/runtime/serving_plan.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/weight_store.h"
 #include "engine/graph/weights.h"
+#include "engine/ops/weights.h"
 
 namespace oar {
 namespace {
@@ -166,45 +167,50 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   return out;
 }
 
-namespace {
-uint64_t matrix_bytes(const TensorType& t, Format format) {
-  const auto row = format.row_bytes(t.shape[1].const_value());
-  return row ? static_cast<uint64_t>(*row * t.shape[0].const_value()) : 0;
-}
-}  // namespace
-
-uint64_t foreseen_weight_copies(const Graph& graph) {
-  uint64_t bytes = 0;
+ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend) {
+  ForeseenWeights out;
+  std::set<std::string> seen;  // keys of the WeightStore that is to come
+  const auto stays = [&](const Tensor& t) {
+    if (!seen.insert(cat(reinterpret_cast<uintptr_t>(t.data()))).second) return;
+    out.in_place += t.bytes();
+    if (t.buffer().mapped()) out.mapped += t.bytes();
+  };
   for (const Node& n : graph.nodes()) {
-    if (!is_linear(n)) continue;
     const std::string wanted = n.attrs.get_string("format");
-    for (size_t k = first_weight(n); k < n.inputs.size(); k += weight_step(n)) {
-      const Value& w = graph.value(n.inputs[k]);
-      const Format stored = w.type.format;
-      const Format own = wanted.empty() ? stored : Format::find(wanted).value_or(stored);
-      // Formats with one scalar per element are used as mapped; q8_0 is packed; expressions are always memory
-      // of ours.
-      if (w.kind == ValueKind::kConstant && own == stored) {
-        if (own.plain() || std::strcmp(own.name(), "q8_0") != 0) continue;
+    for (size_t k = 0; k < n.inputs.size(); ++k) {
+      if (n.inputs[k] == kNoValue) continue;
+      const Value& v = graph.value(n.inputs[k]);
+      const bool constant = v.kind == ValueKind::kConstant;
+      const bool matrix = is_linear(n) && k >= first_weight(n) && (k - first_weight(n)) % weight_step(n) == 0;
+      const bool table = n.is("embedding") && k == 0;
+      if ((!matrix && !table) || (table && constant)) {
+        if (constant) stays(v.constant);
+        continue;
       }
-      bytes += matrix_bytes(w.type, own);
+      const Shape shape{v.type.shape[0].const_value(), v.type.shape[1].const_value()};
+      const Format from = constant ? v.type.format : Format::f32();  // expressions are computed as f32
+      const Format own =
+          table ? Format::find(wanted).value_or(from) : compute_format(from, shape, wanted, backend);
+      const WeightLayout& layout = backend.weight_layout(own);
+      const bool packed = matrix && !layout.in_place;
+      if (!packed && constant && own == from) {
+        stays(v.constant);
+      } else if (seen.insert(cat(weight_key(graph, n.inputs[k]), packed ? " matmul " : " rows ", own.name()))
+                     .second) {
+        out.made += packed ? layout.bytes(shape[0], shape[1])
+                           : static_cast<uint64_t>(*own.row_bytes(shape[1]) * shape[0]);
+      }
     }
   }
-  for (const Node& n : graph.nodes()) {
-    if (!n.is("embedding")) continue;
-    const Value& table = graph.value(n.inputs[0]);
-    if (table.kind == ValueKind::kConstant) continue;
-    bytes +=
-        matrix_bytes(table.type, Format::find(n.attrs.get_string("format", "f32")).value_or(Format::f32()));
-  }
-  return bytes;
+  return out;
 }
 
 Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options) {
-  ThreadPoolOptions pool;
-  pool.threads = options.threads;
-  return make_backend(options.device, std::make_shared<ThreadPool>(pool),
-                      options.reference ? Isa::kReference : best_isa(), options.log);
+  auto pool = options.resources.pool
+                  ? options.resources.pool->share(options.threads)
+                  : std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  return make_backend(options.device, std::move(pool), options.reference ? Isa::kReference : best_isa(),
+                      options.log);
 }
 
 Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config,

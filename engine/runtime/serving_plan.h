@@ -44,8 +44,15 @@ Result<ServingGraph> build_serving_graph(
     std::function<void(const Pass&, const Graph&, bool after)> observer = {},
     const std::function<Status(Graph&)>& edit = {});
 
-// Bytes the weights will take beyond the mapped file, foreseen from the graph's attributes.
-uint64_t foreseen_weight_copies(const Graph& graph);
+// Bytes that the weights will take on this backend, foreseen from the layouts that its kernels want
+// (Backend::weight_layout) before any is made.
+struct ForeseenWeights {
+  uint64_t in_place = 0;  // read where they lie, each once
+  uint64_t mapped = 0;    // of these, pages of the file
+  uint64_t made = 0;      // packed, converted or computed
+  uint64_t total() const { return in_place + made; }
+};
+ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend);
 
 Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& config,
                                          const LanguageModelOptions& options,

@@ -10,6 +10,7 @@
 #include "engine/models/encoder.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/text_encoder.h"
+#include "engine/tensor/charge.h"
 #include "engine/tensor/mapped_file.h"
 
 namespace oar {
@@ -232,8 +233,12 @@ bool is_text_encoder(const std::string& folder) {
   return config.ok() && config->is_object() && is_encoder_config(config->get_object());
 }
 
-Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const PredictorOptions& options) {
+Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const PredictorOptions& given) {
   const fs::path folder = folder_name;
+  PredictorOptions options = given;
+  if (options.name.empty()) options.name = folder_name;
+  OAR_ASSIGN(Reservation loading, options.resources.reserve(options.name));
+  const ChargeTo charge(loading);
   Info info;
   OAR_ASSIGN(const json::value config, read_json(folder / "config.json"));
   LoadedEncoder out;

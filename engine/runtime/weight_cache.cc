@@ -115,6 +115,7 @@ Status quantize_all(const Work& work, ThreadPool& pool, const Progress& progress
       return Status(made.status().code(), cat("tensor ", job.target.source, ": ", made.status().message()));
     }
     OAR_RETURN_IF_ERROR(take(job, std::move(made->tensor)));
+    job.source->buffer().release_pages();  // the mapping stays for what is read in place
     done += job.source->bytes();
     if (progress && !progress(cat("quantizing to ", work.scheme.name), done, total)) {
       return Status(StatusCode::kCancelled, "stopped");

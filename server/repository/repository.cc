@@ -157,11 +157,12 @@ Result<ModelHandlePtr> Repository::open_language(const std::string& name, int64_
 Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, ModelKind kind, int64_t version,
                                                      const std::string& path, const json::object& config) {
   const auto start = Clock::now();
-  if (!options_.predictor.pool && options_.predictor.threads != 1) {
-    options_.predictor.pool =
+  if (!options_.predictor.resources.pool && options_.predictor.threads != 1) {
+    options_.predictor.resources.pool =
         std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options_.predictor.threads});
   }
   PredictorOptions options = options_.predictor;
+  options.name = name;
   OAR_ASSIGN(options.device, device_of(config, options.device));
   std::unique_ptr<Predictor> predictor;
   std::shared_ptr<const TextEncoder> encoder;

@@ -27,7 +27,7 @@ struct FoundModels {
 Result<FoundModels> find_models(const std::string& path, const std::string& name);
 
 struct RepositoryOptions {
-  PredictorOptions predictor;  // its pool is shared by all models; made when there is none
+  PredictorOptions predictor;  // its pool and budget are shared by all models; made when there is none
   ConfigDefaults defaults;
   // Opens a language model; the only place where an Engine comes from. Empty: language models are refused.
   std::function<Result<std::unique_ptr<LanguageModel>>(const std::string& name, const std::string& path)>

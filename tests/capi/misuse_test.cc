@@ -255,6 +255,22 @@ TEST_CASE("values out of range are refused by name") {
   CHECK(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_RESOURCE_EXHAUSTED);
 }
 
+TEST_CASE("models of a process share its threads") {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  oar_model_options o = small_options();
+  o.threads = 0;  // all processors, for each
+  oar_model first = 0, second = 0;
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &first) == OAR_OK);
+  const auto before = threads();
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &second) == OAR_OK);
+  CHECK(threads() == before + 1);  // its engine's
+  CHECK(oar_model_close(second) == OAR_OK);
+  CHECK(oar_model_close(first) == OAR_OK);
+}
+
 TEST_CASE("timeouts at their extremes") {
   const oar_sampling s = greedy(1'000'000);
   oar_generation g = 0;

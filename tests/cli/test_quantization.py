@@ -71,6 +71,16 @@ class Quantize(Base):
                               "tokenizer.json", "tokenizer_config.json"])
             self.assertTrue(self.ok("generate", out, "--prompt", "ROMEO:", "--max-tokens", "4").stdout)
 
+    def test_an_int8_model_runs_in_little_more_memory_than_its_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "d8"
+            self.ok("quantize", "demo", "-o", out, "--weights", "int8", "--quiet")
+            small = ["--max-tokens", "3", "--max-sequences", "2", "--max-batch-tokens", "64"]
+            self.assertLess((out / "model.safetensors").stat().st_size, 7 << 20)
+            self.assertTrue(self.ok("generate", out, "-p", "R", *small, "--memory", "8MiB").stdout)
+            self.refused(1, "generate", out, "-p", "R", *small, "--memory", "6MiB",
+                         says=["memory budget of 6.0 MiB", "weights", "raise the memory"])
+
     def test_the_measured_table_supports_the_default(self):
         page = (SOURCE / "docs/quantization.md").read_text()
         table = re.search(r"(?s)<!-- quantization_tables.py: choice -->(.*?)<!-- end -->", page)[1]

@@ -18,7 +18,7 @@ import urllib.request
 from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
 
 sys.path.insert(0, str(SOURCE / "tests/support"))
-from tiny_onnx import write_onnx, write_product  # noqa: E402
+from tiny_onnx import write_layer, write_onnx, write_product  # noqa: E402
 
 
 @unittest.skipUnless(has_server(), "built without the server")
@@ -64,7 +64,7 @@ class Serve(Base):
         with tempfile.TemporaryDirectory() as folder:
             ordinary = folder + "/add.onnx"
             write_onnx(ordinary)
-            for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"], ["--memory", "1GiB"],
+            for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"],
                          ["--tune-seconds", "1"], ["--deterministic"], ["--max-batch-tokens", "64"],
                          ["--max-sequences", "2"], ["--no-prefix-cache"], ["--allow-special-in-text"]):
                 self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
@@ -82,6 +82,38 @@ class Serve(Base):
                 pass
             with Server("--max-batch", "4", "--threads", "1", "--max-waiting", "7", "--reference", model=ordinary):
                 pass
+
+    def test_tune_seconds_without_auto_is_refused(self):
+        for command in (["serve", "demo", "--http", "127.0.0.1:0", "--grpc", ""], ["generate", "demo", "-p", "R", "--kv", "int8"],
+                        ["inspect", "demo"], ["eval", "demo", "--text", SOURCE / "configs/demo/heldout.txt"]):
+            self.refused(2, *command, "--tune-seconds", "1", says=["--tune-seconds 1", "--kv auto"])
+
+    def test_an_ordinary_model_is_refused_by_the_budget(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_layer(folder + "/wide.onnx", 1024)  # 4 MiB of weights
+            where = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+            self.refused(1, "serve", folder + "/wide.onnx", *where, "--memory", "3MiB",
+                         says=["memory budget of 3.0 MiB", "for wide", "raise the memory"])
+            with Server("--memory", "16MiB", "--threads", "1", model=folder + "/wide.onnx"):
+                pass
+
+    def test_models_share_one_budget(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(SOURCE / "configs/demo", folder + "/large")
+            self.ok("quantize", "demo", "-o", folder + "/small", "--weights", "int8", "--quiet")
+            small = ["--max-sequences", "2", "--max-batch-tokens", "64", "--max-context", "128", "--threads", "1"]
+            # Half of it for each would be too little for the large one.
+            budget = ["--memory", "23MiB"]
+            self.refused(1, "serve", f"{folder}/large", *small, "--http", "127.0.0.1:0", "--memory", "11MiB",
+                         says=["memory budget of 11.0 MiB", "raise the memory"])
+            with Server(*small, *budget, model=folder) as server:
+                for name in ("large", "small"):
+                    self.assertEqual(len(json.load(server.complete(4, model=name))["choices"]), 1)
+            # The second is refused by name of who has the memory; the first is served.
+            with Server(*small, "--memory", "16MiB", model=folder) as server:
+                server.process.send_signal(signal.SIGTERM)
+                said = server.process.communicate(timeout=TIMEOUT)[1]
+                self.assertIn("model small is not served: the memory budget of 16.0 MiB", said)
 
     def test_a_device_that_dies_under_one_model_leaves_the_others(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -111,11 +143,6 @@ class Serve(Base):
                 self.assertEqual(ask(server, "add", x=[1.0, 2.0], y=[3.0, 4.0]), (200, [4.0, 6.0]))
                 for _ in range(3):
                     self.assertEqual(ask(server, "at_home", x=x), (200, [7.5 - m for m in range(8)]))
-
-    def test_tune_seconds_without_auto_is_refused(self):
-        for command in (["serve", "demo", "--http", "127.0.0.1:0", "--grpc", ""], ["generate", "demo", "-p", "R", "--kv", "int8"],
-                        ["inspect", "demo"], ["eval", "demo", "--text", SOURCE / "configs/demo/heldout.txt"]):
-            self.refused(2, *command, "--tune-seconds", "1", says=["--tune-seconds 1", "--kv auto"])
 
     def test_the_model_is_unloaded_and_loaded_again(self):
         with Server("--model-control", "explicit") as server:

@@ -293,3 +293,45 @@ TEST_CASE("predictor memory: clones on threads of their own, and one handle on m
   CHECK(wrong == 0);
   CHECK(pool.shrink() > 0);
 }
+
+TEST_CASE("predictor memory: a budget pays for weights, arenas and results, or refuses them") {
+  constexpr int64_t kWide = 1024;
+  const Proto graph = graph_proto({node_proto("MatMul", {"x", "w"}, {"h"}), node_proto("Relu", {"h"}, {"i"}),
+                                   node_proto("MatMul", {"i", "w"}, {"y"})},
+                                  {tensor_proto("w", {kWide, kWide}, random_floats(kWide * kWide, 1))},
+                                  {value_proto("x", {-1, kWide})}, {value_proto("y", {-1, kWide})});
+  const std::string path = cat(temp_dir(), "/budget.onnx");
+  std::ofstream(path, std::ios::binary) << model_bytes(graph);
+  constexpr uint64_t kMiB = 1 << 20;
+  PredictorOptions options;
+  options.threads = 1;
+  options.name = "wide";
+  options.resources.memory = MemoryBudget::make(3 * kMiB);
+  const auto refused = Predictor::open(path, options);
+  CHECK(refused.status().code() == StatusCode::kResourceExhausted);
+  for (const char* words : {"memory budget of 3.0 MiB", "for wide", "raise the memory"})
+    CHECK(refused.status().message().find(words) != std::string::npos);
+  CHECK(options.resources.memory->reserved() == 0);
+
+  options.resources.memory = MemoryBudget::make(16 * kMiB);
+  const MemoryBudget& budget = *options.resources.memory;
+  auto predictor = Predictor::open(path, options);
+  REQUIRE_OK(predictor);
+  const uint64_t weights = budget.reserved();
+  CHECK(weights >= 4 * kMiB);  // the matrix, whatever its layout
+  CHECK(weights <= 9 * kMiB);
+  {
+    auto results = (*predictor)->run({Datum(random_tensor({256, kWide}, 2))});
+    REQUIRE_OK(results);
+    CHECK(budget.reserved() >= weights + kMiB + (*predictor)->arena_bytes());
+  }
+  // What results lay in is kept for the next run.
+  CHECK(budget.reserved() == weights + kMiB + (*predictor)->arena_bytes());
+  const auto too_wide = (*predictor)->run({Datum(random_tensor({4096, kWide}, 2))});
+  CHECK(too_wide.status().code() == StatusCode::kResourceExhausted);
+  REQUIRE_OK((*predictor)->run({Datum(random_tensor({256, kWide}, 2))}));
+  (*predictor)->shrink();
+  CHECK(budget.reserved() == weights);
+  predictor = internal_error("gone");
+  CHECK(budget.reserved() == 0);
+}

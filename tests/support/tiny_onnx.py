@@ -66,6 +66,15 @@ def write_product(path, add=False):
     return rows
 
 
+def write_layer(path, width):
+    """y = x . w over f32[n, width], w all zeros: large where `width` is."""
+    weights = varint(1, width) + varint(1, width) + varint(2, 1) + field(8, b"w") + field(9, bytes(4 * width * width))
+    node = field(1, b"x") + field(1, b"w") + field(2, b"y") + field(4, b"MatMul")
+    graph = field(1, node) + field(2, b"g") + field(5, weights) + field(11, value(b"x", ["n", width])) + \
+        field(12, value(b"y", ["n", width]))
+    write_model(path, graph)
+
+
 def write_npy(path, rows, dtype="<f4"):
     """A matrix as NumPy writes it: '<f4' or '<f8'."""
     import struct

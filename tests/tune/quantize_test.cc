@@ -14,6 +14,7 @@
 
 #include "engine/graph/passes/rotate.h"
 #include "engine/loader/oar_quantized.h"
+#include "engine/runtime/language_model.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/measure/quant_report.h"
@@ -137,6 +138,21 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
           oar_test::read_file(folder / (method + "-whole/model.safetensors")));
     CHECK(quantize_model(demo, tokenizer.get(), out, o).status().code() == StatusCode::kAlreadyExists);
   }
+}
+
+TEST_CASE("a quantized folder is served in the memory that it takes, its packed weights counted once") {
+  const Folder folder;
+  QuantizeOptions o;
+  o.weights = "int8";
+  REQUIRE_OK(quantize_model(load(kDemo), nullptr, folder / "int8", o));
+  LanguageModelOptions serve;
+  serve.max_sequences = 2;
+  serve.max_batch_tokens = 64;
+  serve.memory_bytes = 8 << 20;
+  const auto model = LanguageModel::load(folder / "int8", serve);
+  REQUIRE_OK(model);
+  const ModelInfo& info = (*model)->info();
+  CHECK(info.weight_bytes + info.scratch_bytes + info.kv_bytes <= serve.memory_bytes);
 }
 
 TEST_CASE("a rotated folder computes the same model") {
