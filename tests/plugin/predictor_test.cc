@@ -256,7 +256,7 @@ TEST_CASE("predictor on a device: random graphs") {
     INFO("seed " << seed);
     RandomModel model(seed);
     PredictorOptions o = options_on("cpu");
-    o.pool = pool;
+    o.resources.pool = pool;
     const auto cpu = open_test_model(model.bytes(), o);
     o.device = "loopback";
     const auto device = open_test_model(model.bytes(), o);

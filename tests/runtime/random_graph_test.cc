@@ -48,7 +48,7 @@ void check_graphs(uint32_t count) {
     RandomModel model(seed);
     INFO("seed " << seed);
     PredictorOptions plain;
-    plain.pool = pool;
+    plain.resources.pool = pool;
     plain.reference = true;
     for (const Pass& p : tensor_passes()) plain.disabled_passes.insert(p.name);
     PredictorOptions reference = plain;
