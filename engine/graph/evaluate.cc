@@ -329,7 +329,8 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   const bool has_call = call != nullptr && call->op != nullptr, launched = has_call && call->on_device();
   const char* const where = has_call ? call->op->where() : kEvaluated;
   // A view stays where its operand is.
-  const bool on_device = launched || (node.op->view && values.only_on_device(node.inputs[0]));
+  const bool on_device =
+      launched || (node.op->view && !node.inputs.empty() && values.only_on_device(node.inputs[0]));
   if (launched) {
     for (size_t k = 0; k < operands.size(); ++k) {
       if (call->weights[k]) operands[k] = nullptr;

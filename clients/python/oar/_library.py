@@ -66,12 +66,13 @@ class EncoderInfo(ctypes.Structure):
                 ("scores", c_int32), ("normalizes", c_int32)]
 
 
-@ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
-def log_callback(level: int, message: bytes, _: Any) -> None:
-    """What the library says, to the logger "oar"; for calls that log on the caller's own thread."""
+def _log(level: int, message: bytes, _: Any) -> None:
     logging.getLogger("oar").log((logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[level],
                                  message.decode(errors="replace"))
 
+
+# What the library says, to the logger "oar"; for calls that log on the caller's own thread.
+log_callback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(_log)
 
 HANDLE = c_uint64
 _FUNCTIONS = {
