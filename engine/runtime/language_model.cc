@@ -96,6 +96,8 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
   for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   const uint64_t parameters = count_parameters(checkpoint);
+  auto stored = checkpoint.tensors;
+  std::erase_if(stored, [](const auto& entry) { return !entry.second.buffer().mapped(); });
   OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights,
                                           {options.cache_dir, options.cache_bytes}, backend->host_pool(),
                                           options.log, progress, options.rotate));
@@ -148,6 +150,12 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const uint64_t weights =
       serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
   const uint64_t scratch = serving.run->arena_bytes() + serving.run->scratch_bytes();
+  // A read of what stays in the file maps what lies around it too: weights that were quantized.
+  for (const auto& [tensor, source] : stored) {
+    const auto now = checkpoint.tensors.find(tensor);
+    if (now == checkpoint.tensors.end() || now->second.data() != source.data())
+      source.buffer().release_pages();
+  }
   // What buffers took is theirs, what they did not take is nobody's.
   if (!on_device) reserved.shrink();
   if ((on_device ? scratch : 0) + least_kv > budget->free()) return too_small(weights, scratch);
