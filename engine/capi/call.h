@@ -87,6 +87,15 @@ Status write_struct(const T& value, const char* name, T* out, size_t size) {
   return ok_status();
 }
 
+// The defaults of a structure, for its oar_..._init().
+template <class T>
+oar_status init_struct(T defaults, const char* name, T* out, size_t size) {
+  return call([&] {
+    defaults.struct_size = static_cast<uint32_t>(size);
+    return write_struct(defaults, name, out, size);
+  });
+}
+
 // Text and a zero byte into the caller's buffer; the two-call convention of oar_detokenize().
 Status write_text(std::string_view text, char* buffer, size_t capacity, size_t* length);
 

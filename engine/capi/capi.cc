@@ -117,11 +117,7 @@ oar_status oar_shutdown(void) {
 }
 
 oar_status oar_model_options_init(oar_model_options* options, size_t size) {
-  return call([&] {
-    oar_model_options defaults = {};
-    defaults.struct_size = static_cast<uint32_t>(size);
-    return write_struct(defaults, "options", options, size);
-  });
+  return init_struct(oar_model_options{}, "options", options, size);
 }
 
 oar_status oar_model_load(const char* path, const oar_model_options* options, oar_model* model) {

@@ -211,12 +211,9 @@ using namespace oar::capi;  // NOLINT
 extern "C" {
 
 oar_status oar_embed_options_init(oar_embed_options* options, size_t size) {
-  return call([&] {
-    oar_embed_options defaults = {};
-    defaults.struct_size = static_cast<uint32_t>(size);
-    defaults.normalize = -1;
-    return write_struct(defaults, "options", options, size);
-  });
+  oar_embed_options defaults = {};
+  defaults.normalize = -1;
+  return init_struct(defaults, "options", options, size);
 }
 
 oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder) {

@@ -120,11 +120,7 @@ using Ids = Result<std::vector<int32_t>>;
 extern "C" {
 
 oar_status oar_sampling_init(oar_sampling* sampling, size_t size) {
-  return call([&] {
-    oar_sampling defaults = default_sampling();
-    defaults.struct_size = static_cast<uint32_t>(size);
-    return write_struct(defaults, "sampling", sampling, size);
-  });
+  return init_struct(default_sampling(), "sampling", sampling, size);
 }
 
 oar_status oar_generate_text(oar_model model, const char* prompt, const oar_sampling* sampling,

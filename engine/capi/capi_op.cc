@@ -166,13 +166,7 @@ oar_status oar_op_fail(oar_op_call* node, const char* message) {
   return OAR_INVALID_ARGUMENT;
 }
 
-oar_status oar_op_init(oar_op* op, size_t size) {
-  return call([&] {
-    oar_op defaults = {};
-    defaults.struct_size = static_cast<uint32_t>(size);
-    return write_struct(defaults, "op", op, size);
-  });
-}
+oar_status oar_op_init(oar_op* op, size_t size) { return init_struct(oar_op{}, "op", op, size); }
 
 oar_status oar_register_op(const oar_op* op) {
   return call([&] { return register_op(op); });

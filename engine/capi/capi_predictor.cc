@@ -233,11 +233,7 @@ oar_status oar_predictor_load(const char* path, int32_t threads, oar_predictor* 
 }
 
 oar_status oar_predictor_options_init(oar_predictor_options* options, size_t size) {
-  return call([&] {
-    oar_predictor_options defaults = {};
-    defaults.struct_size = static_cast<uint32_t>(size);
-    return write_struct(defaults, "options", options, size);
-  });
+  return init_struct(oar_predictor_options{}, "options", options, size);
 }
 
 oar_status oar_predictor_open(const char* path, const oar_predictor_options* options,
