@@ -15,7 +15,7 @@ _LOG = logging.getLogger("oar.inference")
 PASSES = ("fuse_quantized", "fuse_quantized_sums", "fold_evaluated", "sizes_as_attributes", "cse", "fuse_definitions",
           "fuse_quantized_epilogues", "fuse_dense", "fuse_attention", "fuse_epilogues", "channels_last", "winograd", "dce")
 
-_CPU = "predictors run on the CPU"
+_CPU = "predictors run on the CPU, or on a plug-in's device: enable_custom_device()"
 _TENSORRT = "there is no TensorRT here; predictors run on the CPU with Oar's own kernels"
 _KERNELS = "Oar's own kernels run every op"
 
