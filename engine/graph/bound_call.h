@@ -19,9 +19,8 @@ struct BoundCall {
   std::unique_ptr<const LoweredOp> op;  // null: an op without a kernel for these operands, which is evaluated
   Backend* backend = nullptr;           // whose kernel it is
   KernelPlan plan;
-  bool alone = false;  // too short to wake the pool for
-  std::vector<uint8_t>
-      weights;  // by operand: the op has it from the WeightStore and does not look at it here
+  bool alone = false;            // too short to wake the pool for
+  std::vector<uint8_t> weights;  // by operand: the op has it from the WeightStore, and looks for none here
 
   bool on_device() const { return op != nullptr && backend->memory() == MemoryKind::kDevice; }
 

@@ -48,6 +48,16 @@ Status step(const char* where, const Node& node, std::span<const Datum* const> i
 }
 constexpr const char* kEvaluated = "evaluated";
 
+// By operand; null where it is no constant.
+std::vector<const Tensor*> constants_of(const Graph& g, const Node& node) {
+  std::vector<const Tensor*> constants;
+  for (ValueId v : node.inputs) {
+    const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
+    constants.push_back(constant ? &g.value(v).constant : nullptr);
+  }
+  return constants;
+}
+
 }  // namespace
 
 std::string Datum::to_string() const {
@@ -236,13 +246,9 @@ Status Evaluator::prepare_nodes(Backend& backend, PackedWeights* weights, const 
       }
       continue;
     }
-    std::vector<const Tensor*> constants;
+    std::vector<const Tensor*> constants = constants_of(g, node);
     uint64_t bytes = 0;
-    for (ValueId v : node.inputs) {
-      const bool constant = v != kNoValue && g.value(v).kind == ValueKind::kConstant;
-      constants.push_back(constant ? &g.value(v).constant : nullptr);
-      if (constant) bytes += constants.back()->bytes();
-    }
+    for (const Tensor* t : constants) bytes += t != nullptr ? t->bytes() : 0;
     contexts.emplace_back(node, std::move(constants), backend, weights, cat(prefix, i));
     which.push_back(i);
     sizes.push_back(bytes);
@@ -270,12 +276,7 @@ Result<const void*> Evaluator::prepared(size_t i) const {
   const std::lock_guard lock(lazy_);
   const Node& node = graph_->nodes()[i];
   if (!is_prepared_[i] && node.op->prepare != nullptr) {
-    std::vector<const Tensor*> constants;
-    for (ValueId v : node.inputs) {
-      const bool constant = v != kNoValue && graph_->value(v).kind == ValueKind::kConstant;
-      constants.push_back(constant ? &graph_->value(v).constant : nullptr);
-    }
-    PrepareContext context(node, std::move(constants), weights_->backend(), nullptr, "");
+    PrepareContext context(node, constants_of(*graph_, node), weights_->backend(), nullptr, "");
     OAR_ASSIGN(prepared_[i], node.op->prepare(context));
   }
   is_prepared_[i] = 1;

@@ -185,7 +185,8 @@ Result<Shape> checked_shape(std::span<const int64_t> dims);
 // A negative axis counts from the end; INVALID_ARGUMENT outside [-rank, rank).
 Result<int> checked_axis(int64_t axis, int rank);
 
-// A graph made ready to be evaluated: constants packed, last uses known. Immutable; run() from any thread.
+// A graph made ready to be evaluated: constants packed, last uses known. run() from any thread; what runs
+// make for those after them (calls, weights of the processor beside a device) changes no result.
 class Evaluator {
  public:
   // Weights are packed for kernels of `backend` by its threads; runs are to be given the same one, or, where

@@ -435,6 +435,10 @@ uint64_t Predictor::shrink() const {
   }
   uint64_t sum = 0;
   for (const auto& memory : idle) sum += memory->arena_bytes();
+  if (shared_->device_memory) {
+    const std::lock_guard device(shared_->device_mutex);
+    sum += shared_->device_memory->shrink();
+  }
   return sum;
 }
 

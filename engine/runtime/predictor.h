@@ -100,7 +100,7 @@ class Predictor {
   // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
   uint64_t arena_bytes() const;
   size_t kept_plans() const;
-  // Frees arenas that no run is using, and the plans; returns the arenas' bytes.
+  // Frees arenas that no run is using, the device's among them, and the plans; returns the arenas' bytes.
   uint64_t shrink() const;
 
  private:

@@ -226,6 +226,17 @@ TEST_CASE("predictor on a device: memory that is not there is an error, and noth
   CHECK(alive() == before);
 }
 
+TEST_CASE("predictor on a device: its arena is given back") {
+  const auto device = open_test_model(small_resnet(), options_on("loopback"));
+  const Datum x = random_input({2, 3, 32, 40}, 46);
+  REQUIRE_OK(device->run({x}));
+  const int64_t held = loopback_counter(loopback::kAllocations);
+  const uint64_t host = device->arena_bytes();
+  CHECK(device->shrink() > host);
+  CHECK(loopback_counter(loopback::kAllocations) < held);
+  REQUIRE_OK(device->run({x}));
+}
+
 TEST_CASE("predictor on a device: handles and threads share it") {
   const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
   const auto device = open_test_model(small_resnet(), options_on("loopback"));

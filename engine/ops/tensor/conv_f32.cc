@@ -291,9 +291,9 @@ Status conv(EvalContext& ctx) {
 
 namespace {
 
-// The filters of a device's kernels, which read them as they lie there: packed as the processor's are, in
-// panels of one. False where no kernel reads such weights.
-Result<bool> device_filters(LowerContext& ctx, const Conv& c, PreparedConv& p) {
+// Filters that prepare() did not pack, from the store of the backend's weights. False where no kernel reads
+// such weights.
+Result<bool> stored_filters(LowerContext& ctx, const Conv& c, PreparedConv& p) {
   const ValueInfo& w = ctx.operands[1];
   p.depthwise = is_depthwise(c.M, c.C, c.groups);
   const KernelFamily family = p.depthwise ? KernelFamily::kDepthwise : KernelFamily::kConv;
@@ -328,8 +328,8 @@ Lowered lower_conv(LowerContext& ctx) {
   if (residual && (!is_f32(ctx.operands[3]) || !(ctx.operands[3].shape == shape))) return not_lowered();
   OAR_ASSIGN(const Activation act, activation_of(attrs));
   PreparedConv own;
-  if (p == nullptr && ctx.backend.memory() == MemoryKind::kDevice) {
-    OAR_ASSIGN(const bool packed, device_filters(ctx, c, own));
+  if (p == nullptr) {
+    OAR_ASSIGN(const bool packed, stored_filters(ctx, c, own));
     if (packed) p = &own;
   }
   if (p == nullptr || p->narrow || (planar && (p->depthwise || !may_copy(c)))) return not_lowered();
