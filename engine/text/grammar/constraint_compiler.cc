@@ -81,6 +81,19 @@ Result<std::shared_ptr<const Constraint>> ConstraintCompiler::compile(const Cons
   std::string key(1, static_cast<char>(spec.kind));
   key += spec.text;
   for (const std::string& c : spec.choices) key += cat(c.size(), ":", c);
+  return keep(std::move(key), [&] { return grammar::compile(spec); });
+}
+
+Result<std::shared_ptr<const Constraint>> ConstraintCompiler::compile(std::string key, const Write& write) {
+  return keep("\xFF" + key, [&]() -> Result<std::shared_ptr<const Automaton>> {
+    Grammar g;
+    OAR_ASSIGN(const Rule root, write(g));
+    g.set_root(root);
+    return Automaton::compile(g);
+  });
+}
+
+Result<std::shared_ptr<const Constraint>> ConstraintCompiler::keep(std::string key, const Make& make) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = by_key_.find(key); it != by_key_.end()) {
@@ -88,7 +101,7 @@ Result<std::shared_ptr<const Constraint>> ConstraintCompiler::compile(const Cons
       return std::shared_ptr<const Constraint>(kept_.front().matcher);
     }
   }
-  OAR_ASSIGN(auto automaton, grammar::compile(spec));  // two threads may both make it; the first is kept
+  OAR_ASSIGN(auto automaton, make());  // two threads may both make it; the first is kept
   const auto matcher = std::make_shared<Matcher>(std::move(automaton), vocabulary());
   const std::lock_guard lock(mutex_);
   if (const auto it = by_key_.find(key); it != by_key_.end())

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -53,6 +54,9 @@ class ConstraintCompiler {
 
   // Null for Kind::kNone.
   Result<std::shared_ptr<const Constraint>> compile(const ConstraintSpec& spec);
+  // A grammar that the caller writes. `key` names everything that it depends on.
+  using Write = std::function<Result<Rule>(Grammar&)>;
+  Result<std::shared_ptr<const Constraint>> compile(std::string key, const Write& write);
 
   size_t entries() const;
 
@@ -62,6 +66,8 @@ class ConstraintCompiler {
     std::shared_ptr<const Matcher> matcher;
   };
   const std::shared_ptr<const TokenVocabulary>& vocabulary();
+  using Make = std::function<Result<std::shared_ptr<const Automaton>>()>;
+  Result<std::shared_ptr<const Constraint>> keep(std::string key, const Make& make);
 
   TokenizerPtr tokenizer_;
   std::vector<int32_t> ends_;
