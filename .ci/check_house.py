@@ -17,10 +17,6 @@ TWIN_ENDINGS = ("_by", "_of", "_rows", "_normalization", "_layer", "_op", "_v2")
 SAME = {"dense": "linear", "gemm": "linear", "fully_connected": "linear", "swish": "silu", "rotary_embedding": "rope",
         "rotary_pos_embedding": "rope", "rms_normalization": "rms_norm", "layer_normalization": "layer_norm",
         "dense_attention": "head_attention", "multi_head_attention": "head_attention"}
-# Two ops that mean nearly the same, and why both stand.
-KNOWN_TWINS = {
-    ("rope", "rotary_embedding"): "angles from positions, or as a table that a file computes: packed rows against padded ones",
-}
 # Names of types where graphs are made and run (ROOMS): the only file that may define one.
 ROOMS = [f"engine/{room}" for room in ("export", "graph", "import", "loader", "models", "ops", "runtime", "tensor", "tune")]
 ONCE = [
@@ -66,11 +62,8 @@ def check_ops():
     for op in sorted(ops):
         by_stem.setdefault(stem(op), []).append(op)
     for same in by_stem.values():
-        if len(same) > 1 and tuple(same) not in KNOWN_TWINS:
+        if len(same) > 1:
             yield f"ops {' and '.join(same)} are twins"
-    for pair in KNOWN_TWINS:
-        if not all(op in ops for op in pair):
-            yield f".ci/check_house.py: {' and '.join(pair)} are no twins any more"
 
 
 def check_once():

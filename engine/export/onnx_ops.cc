@@ -100,6 +100,23 @@ void head_attention(NodeWriter& n) {
          "softmax_precision:i "
          "left_window_size:i right_window_size:i");
 }
+// The one form that ONNX has: padded rows by tables. As much as tables turn is a number there.
+void rope(NodeWriter& n) {
+  n.file().require(23);
+  if (n.attrs().get_string("rows") != "padded" || n.has(2) || n.has(3))
+    return n.fail("packed rows, frequencies or norms of heads");
+  constexpr std::array<std::string_view, 2> handled = {"rows", "rotary_dim"};
+  Attributes a = n.attributes("interleaved:i num_heads:i", handled);
+  int64_t turned = n.attrs().get_int("rotary_dim");
+  const Tensor* table = n.constant_in(4);
+  if (turned < 0 && table == nullptr)
+    return n.fail("tables that are computed say how much of a head is turned");
+  if (turned < 0) turned = 2 * table->shape().cols();
+  a.push_back(int_attribute("rotary_embedding_dim", turned));
+  std::vector<std::string> in{n.in(0), n.in(4), n.in(5)};
+  if (n.has(1)) in.push_back(n.in(1));
+  n.emit("RotaryEmbedding", in, n.outs(), a);
+}
 
 void split(NodeWriter& n) {
   Attributes a = n.attributes("axis:i");
@@ -310,6 +327,7 @@ constexpr OnnxExport kExports[] = {
     {"reshape", reshape},
     {"resize", resize},
     {"roi_align", roi_align},
+    {"rope", rope},
     {"scan", scan},
     {"sequence_empty", sequence_empty},
     {"sequence_map", sequence_map},

@@ -306,11 +306,24 @@ void attention(OnnxNode& n) {
   n.outs(n.w().ops("head_attention", n.ins(), n.num_outputs(), attrs));
 }
 
+// RotaryEmbedding(x, cos, sin, positions?)
+void rotary_embedding(OnnxNode& n) {
+  n.out(0, padded_rope(n, n.in(0), n.in(1), n.in(2), n.in(3),
+                       {{"interleaved", n.get_int("interleaved", 0)},
+                        {"num_heads", n.get_int("num_heads", 0)},
+                        {"rotary_dim", n.get_int("rotary_embedding_dim", 0)}}));
+}
+
 constexpr OnnxOp kOps[] = {
 #include "engine/import/onnx_ops.inc"
 };
 
 }  // namespace
+
+Val padded_rope(OnnxNode& n, Val x, Val cos, Val sin, Val positions, Attrs attrs) {
+  attrs.set("rows", std::string("padded"));
+  return n.w().op("rope", {x, positions, {}, {}, cos, sin}, std::move(attrs));
+}
 
 Val number_like(OnnxNode& n, double v, Val like) {
   return n.w().op("cast_like", {n.w().float_scalar(v), like});

@@ -20,6 +20,8 @@ void multi_head_attention(OnnxNode& n);
 Val number_like(OnnxNode& n, double v, Val like);
 // alpha a' b' + beta c, with the node's attributes transA and transB.
 Val gemm_of(OnnxNode& n, Val a, Val b, Val c, double alpha, double beta);
+// rope of padded rows by tables, whose rows `positions` choose where given.
+Val padded_rope(OnnxNode& n, Val x, Val cos, Val sin, Val positions, Attrs attrs);
 // An attribute that may be given at one value only; else an error that names it.
 bool only(OnnxNode& n, const char* name, int64_t value);
 

@@ -74,8 +74,10 @@ void rotary(OnnxNode& n) {
   if (!only(n, "is_packed_batching", 0)) return;
   if (const double scale = n.get_float("scale", 1); scale != 1)
     return n.fail(unimplemented(cat("attribute 'scale' is ", scale, "; only 1 is supported")));
-  n.out(0, n.w().op("rotary_embedding", {n.in(0), n.in(2), n.in(3), n.in(1)},
-                    n.get_all("interleaved:i num_heads:i rotary_embedding_dim:i")));
+  n.out(0, padded_rope(n, n.in(0), n.in(2), n.in(3), n.in(1),
+                       {{"interleaved", n.get_int("interleaved", 0)},
+                        {"num_heads", n.get_int("num_heads", 0)},
+                        {"rotary_dim", n.get_int("rotary_embedding_dim", 0)}}));
 }
 
 // ---- on 8-bit integers: numbers, the op, and back

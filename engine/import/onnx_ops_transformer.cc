@@ -110,10 +110,10 @@ void group_query_attention(OnnxNode& n) {
           n.w().op("add", {n.w().op("unsqueeze", {begin}, {{"axes", std::vector<int64_t>{1}}}), steps});
     }
     const auto turned = [&](Val x, int64_t count) {
-      return n.w().op("rotary_embedding", {x, n.in(7), n.in(8), positions},
-                      {{"interleaved", n.get_int("rotary_interleaved", 0)},
-                       {"num_heads", count},
-                       {"rotary_embedding_dim", int64_t{-1}}});
+      return padded_rope(n, x, n.in(7), n.in(8), positions,
+                         {{"interleaved", n.get_int("rotary_interleaved", 0)},
+                          {"num_heads", count},
+                          {"rotary_dim", int64_t{-1}}});
     };
     q = turned(q, heads), k = turned(k, kv_heads);
   } else {

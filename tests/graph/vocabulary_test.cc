@@ -28,6 +28,17 @@ struct Row {
   bool moves = false;                                // every dtype, bit for bit
 };
 
+// Operands of rope by tables.
+std::vector<Argument> tables(const std::vector<int64_t>& x, const std::vector<int64_t>& table,
+                             const std::vector<int64_t>& positions = {}) {
+  return {{x},           positions.empty() ? kLeftOut : Argument{positions, false, 7},
+          kLeftOut,      kLeftOut,
+          {table, true}, {table, true}};
+}
+Attrs padded_rows(int64_t heads, int64_t turned) {
+  return {{"rows", std::string("padded")}, {"num_heads", heads}, {"rotary_dim", turned}};
+}
+
 const std::vector<Row>& table() {
   static const std::vector<Row> rows{
       {"relu", {}, {{{3, 37}}}},
@@ -76,6 +87,25 @@ const std::vector<Row>& table() {
        {{{4, 20}}, {{4, 10}}, {{7, 20}, true}, {{7}, true}, {{3, 20}, true}, kLeftOut},
        1e-5,
        Row::kTyped},
+      // The kernel's angle is position * frequency of f32: half an ulp of at most 2 * 50.
+      {"rope", {}, {{{5, 3, 16}}, {{5}, false, 50}, {{8}, true}, kLeftOut}, 2e-5},
+      {"rope",
+       {{"interleaved", int64_t{1}}, {"mscale", 1.25}},
+       {{{5, 3, 17}}, {{5}, false, 50}, {{5}, true}, {{17}, true}},
+       2e-5},
+      {"rope", {}, tables({2, 3, 5, 8}, {5, 4}), 1e-5, Row::kNone},
+      {"rope", {}, tables({2, 5, 3, 10}, {5, 1, 10}), 1e-5, Row::kNone},
+      {"rope",
+       {{"interleaved", int64_t{1}}, {"rotary_dim", int64_t{6}}},
+       tables({7, 9}, {7, 6}),
+       1e-5,
+       Row::kNone},
+      {"rope", {{"interleaved", int64_t{1}}}, tables({3, 2, 6}, {1}), 1e-5, Row::kNone},
+      {"rope", padded_rows(3, 0), tables({2, 5, 24}, {2, 5, 4}), 1e-5, Row::kNone},
+      {"rope", padded_rows(0, -1), tables({2, 3, 5, 9}, {2, 5, 2}), 1e-5, Row::kNone},
+      {"rope", padded_rows(0, 0), tables({2, 5, 24}, {7, 4}, {2, 5}), 1e-5, Row::kNone},
+      {"rope", padded_rows(0, 4), tables({2, 3, 5, 7}, {7, 2}, {2, 5}), 1e-5, Row::kNone},
+      {"rope", padded_rows(0, 0), tables({2, 3, 2, 6}, {9, 3}, {1}), 1e-5, Row::kNone},
       {"gather", {}, {{{7, 5}}, {{4}, false, 7}}, 0, Row::kTyped, true},
       {"gather", {}, {{{7, 2, 3}}, {{2, 2}, false, 7}}, 0, Row::kTyped, true},
       {"gather", {{"axis", int64_t{-1}}}, {{{3, 5}}, {{2}, false, 5}}, 0, Row::kNone, true},

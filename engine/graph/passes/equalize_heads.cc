@@ -107,7 +107,7 @@ ValueId Equalizer::stored(ValueId weight, ValueId* gain) const {
 std::optional<Written> Equalizer::written(ValueId heads) const {
   Written w;
   const Node* n = made_by(heads);
-  if (n && n->is("rope")) {
+  if (n && n->is("rope") && n->inputs.size() == 4) {
     w.inv_freq = n->inputs[2];
     w.interleaved = n->attrs.get_bool("interleaved");
     w.head_norm = n->inputs[3];

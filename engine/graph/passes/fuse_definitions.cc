@@ -16,6 +16,7 @@
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/algebra.h"
 #include "engine/graph/passes/match.h"
+#include "engine/graph/passes/rope_spellings.h"
 
 namespace oar::passes {
 namespace {
@@ -364,7 +365,8 @@ Result<int> fuse_definitions(Graph& graph) {
   }
   OAR_ASSIGN(const int swishes, fuse_hard_swish(graph));
   if (swishes > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
-  return fused + swishes;
+  OAR_ASSIGN(const int ropes, fuse_rope(graph));
+  return fused + swishes + ropes;
 }
 
 std::vector<Refusal> explain_definitions(const Graph& graph) {

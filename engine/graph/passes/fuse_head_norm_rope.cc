@@ -10,7 +10,7 @@ Result<int> fuse_head_norm_rope(Graph& graph) {
   const std::vector<int> producer = graph.producers(), uses = graph.use_counts();
   std::vector<bool> dead(graph.nodes().size(), false);
   for (Node& rope : graph.nodes()) {
-    if (!rope.is("rope") || rope.inputs[3] != kNoValue) continue;
+    if (!rope.is("rope") || rope.inputs.size() != 4 || rope.inputs[3] != kNoValue) continue;
     const int i = producer[rope.inputs[0]];
     if (i < 0 || uses[rope.inputs[0]] != 1) continue;
     const Node& norm = graph.nodes()[i];

@@ -1,5 +1,5 @@
-// What stands beside attention in models of sequences: rotary embedding, linear attention, causal convolution
-// with a state, and the losses of classification. Attention itself: head_attention.cc.
+// What stands beside attention in models of sequences: linear attention, causal convolution with a state, and
+// the losses of classification. Attention itself: head_attention.cc.
 #include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
@@ -35,87 +35,6 @@ Result<Heads> heads(const Tensor& t, int64_t count) {
         std::copy_n(v.data() + ((b * h.S + s) * h.H + k) * h.D, h.D,
                     h.v.data() + ((b * h.H + k) * h.S + s) * h.D);
   return h;
-}
-
-// Pairs of a head's first `dim` elements are turned, the others stay.
-struct Rotation {
-  int64_t B = 0, H = 0, S = 0, D = 0, dim = 0;
-  bool interleaved = false, heads_last = false;
-  std::vector<int64_t> at;  // row of the angles, by token
-};
-template <class T>
-void rotate(const EvalContext& ctx, const Rotation& r, const T* x, const T* cosines, const T* sines, T* y) {
-  const int64_t half = r.dim / 2;
-  ctx.parallel(r.B * r.S, 2.0 * static_cast<double>(r.H * r.D), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const T *c = cosines + r.at[static_cast<size_t>(t)] * half, *s = sines + (c - cosines);
-      for (int64_t h = 0; h < r.H; ++h) {
-        const int64_t from = (r.heads_last ? t * r.H + h : (t / r.S * r.H + h) * r.S + t % r.S) * r.D;
-        const T* in = x + from;
-        T* out = y + from;
-        for (int64_t d = 0; d < half; ++d) {
-          const int64_t p = r.interleaved ? 2 * d : d, q = r.interleaved ? 2 * d + 1 : d + half;
-          out[p] = in[p] * c[d] - in[q] * s[d];
-          out[q] = in[q] * c[d] + in[p] * s[d];
-        }
-        std::copy(in + r.dim, in + r.D, out + r.dim);
-      }
-    }
-  });
-}
-
-// rotary_embedding(x, cos, sin, positions?) {interleaved, num_heads, rotary_embedding_dim}: one position
-// alone is that of the first token; without num_heads a head is as wide as its angles. rotary_embedding_dim 0
-// is the whole head, -1 as much of it as there are angles.
-Status rotary_embedding(EvalContext& ctx) {
-  OAR_ASSIGN(Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor c, ctx.tensor(1));
-  OAR_ASSIGN(Tensor s, ctx.tensor(2));
-  const Shape shape = x.shape();
-  const DType dtype = dtype_of(x);
-  if (!dtype_is_float(dtype) || (shape.rank() != 3 && shape.rank() != 4))
-    return invalid_argument("the operand must be floats of 3 or 4 axes");
-  if (!dtype_is_float(dtype_of(c)) || !dtype_is_float(dtype_of(s)) || !(c.shape() == s.shape()) ||
-      c.shape().rank() < 1)
-    return invalid_argument("cos and sin do not match");
-  const int64_t half = c.shape().cols();
-  Rotation r;
-  r.heads_last = shape.rank() == 3, r.interleaved = ctx.attrs().get_int("interleaved") != 0;
-  int64_t count = ctx.attrs().get_int("num_heads");
-  if (count == 0 && r.heads_last && half > 0) count = shape[2] / (2 * half);
-  if (r.heads_last && (count < 1 || shape[2] % count != 0))
-    return invalid_argument("the number of heads does not divide the width");
-  r.B = shape[0], r.H = r.heads_last ? count : shape[1], r.S = shape[r.heads_last ? 1 : 2];
-  r.D = r.heads_last ? shape[2] / count : shape[3];
-  r.dim = ctx.attrs().get_int("rotary_embedding_dim");
-  if (r.dim == 0) r.dim = r.D;
-  if (r.dim == -1) r.dim = 2 * half;
-  const int64_t rows = half > 0 ? c.numel() / half : 0, tokens = r.B * r.S;
-  if (r.dim < 2 || r.dim % 2 != 0 || r.dim > r.D || half != r.dim / 2 || (!ctx.has(3) && rows != tokens))
-    return invalid_argument("cos and sin do not match the operand");
-  Tensor p;
-  if (ctx.has(3)) { OAR_ASSIGN(p, ctx.tensor(3)); }
-  const bool first = p.defined() && p.numel() == 1 && p.shape().rank() < 2;
-  if (p.defined() && (!dtype_is_integer(dtype_of(p)) || (p.numel() != tokens && !first)))
-    return invalid_argument("one position per token is needed");
-  for (int64_t k = 0; k < tokens && !ctx.options().sizing; ++k) {
-    const int64_t at = !p.defined() ? k : first ? element_as_int(p, 0) + k % r.S : element_as_int(p, k);
-    if (at < 0 || at >= rows) return invalid_argument(cat("position ", at, " is out of range"));
-    r.at.push_back(at);
-  }
-  if (dtype == DType::kF64 && dtype_of(c) == DType::kF64) {
-    OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF64));
-    rotate(ctx, r, elements<double>(x), elements<double>(c), elements<double>(s),
-           mutable_elements<double>(y));
-    ctx.set(0, std::move(y));
-    return ok_status();
-  }
-  for (Tensor* t : {&x, &c, &s}) { OAR_ASSIGN(*t, as_f32(ctx, *t)); }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
-  rotate(ctx, r, elements<float>(x), elements<float>(c), elements<float>(s), mutable_elements<float>(y));
-  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
-  ctx.set(0, std::move(y));
-  return ok_status();
 }
 
 // causal_conv_with_state(x (B, C, L), w (C, 1, K), bias?, past (B, C, K - 1)?) -> y, present
@@ -297,6 +216,5 @@ namespace oar {
 OAR_TENSOR_OP(causal_conv_with_state, tensor::causal_conv_with_state);
 OAR_TENSOR_OP(linear_attention, tensor::linear_attention);
 OAR_TENSOR_OP(nll_loss, tensor::nll_loss);
-OAR_TENSOR_OP(rotary_embedding, tensor::rotary_embedding);
 OAR_TENSOR_OP(softmax_cross_entropy_loss, tensor::softmax_cross_entropy_loss);
 }  // namespace oar

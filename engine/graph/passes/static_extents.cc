@@ -1,0 +1,149 @@
+#include "engine/graph/passes/static_extents.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "engine/graph/op.h"
+#include "engine/tensor/element.h"
+
+namespace oar::passes {
+namespace {
+
+bool one_of(const Node& n, std::initializer_list<std::string_view> names) {
+  return std::any_of(names.begin(), names.end(), [&](std::string_view name) { return n.is(name); });
+}
+// Results shaped like operand 0.
+bool keeps_shape(const Node& n) {
+  return one_of(n, {"neg", "cast", "cast_like", "identity", "rms_norm", "layer_norm", "rope", "sigmoid",
+                    "silu", "tanh", "softmax", "sqrt", "square"});
+}
+bool broadcasts(const Node& n) { return one_of(n, {"add", "sub", "mul", "div"}) && n.inputs.size() == 2; }
+
+}  // namespace
+
+std::optional<std::vector<int64_t>> StaticExtents::ints(const Node& n, size_t k, const char* attr) const {
+  if (k >= n.inputs.size() || n.inputs[k] == kNoValue)
+    return n.attrs.has(attr) ? std::optional(n.attrs.get_ints(attr)) : std::nullopt;
+  const Value& v = g_.value(n.inputs[k]);
+  if (v.kind != ValueKind::kConstant || v.constant.shape().rank() > 1 || !v.constant.format().plain() ||
+      !dtype_is_integer(v.constant.format().dtype()))
+    return std::nullopt;
+  std::vector<int64_t> out(static_cast<size_t>(v.constant.numel()));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = element_as_int(v.constant, static_cast<int64_t>(i));
+  return out;
+}
+
+std::optional<std::vector<int64_t>> StaticExtents::target(const Node& reshape) const {
+  if (const auto all = ints(reshape, 1, "shape")) return all;
+  // Exporters join extents they know with some that they read from another value, one by one.
+  const Node* joined = reshape.inputs.size() > 1 ? maker(reshape.inputs[1]) : nullptr;
+  if (joined == nullptr || !joined->is("concat")) return std::nullopt;
+  std::vector<int64_t> out;
+  for (size_t k = 0; k < joined->inputs.size(); ++k) {
+    if (const auto known = ints(*joined, k, "")) {
+      out.insert(out.end(), known->begin(), known->end());
+      continue;
+    }
+    const Node* one = maker(joined->inputs[k]);
+    if (one != nullptr && one->is("unsqueeze")) one = maker(one->inputs[0]);
+    const auto index = one != nullptr && one->is("gather") ? ints(*one, 1, "") : std::nullopt;
+    if (!index || index->size() != 1 || (*index)[0] < 0) return std::nullopt;
+    out.push_back(kRead - (*index)[0]);
+  }
+  return out;
+}
+
+std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
+  if (v == kNoValue || depth == 0) return std::nullopt;
+  const Value& value = g_.value(v);
+  if (value.kind == ValueKind::kConstant) return value.constant.shape().rank();
+  if (value.type.known) return static_cast<int>(value.type.shape.size());
+  const Node* n = maker(v);
+  if (n == nullptr) return std::nullopt;
+  if (n->is("transpose") && n->attrs.has("perm")) return static_cast<int>(n->attrs.get_ints("perm").size());
+  if (n->is("reshape")) {
+    const auto to = target(*n);
+    return to ? std::optional(static_cast<int>(to->size())) : std::nullopt;
+  }
+  if (n->is("unsqueeze")) {
+    const auto axes = ints(*n, 1, "axes");
+    const auto inner = rank(n->inputs[0], depth - 1);
+    return axes && inner ? std::optional(*inner + static_cast<int>(axes->size())) : std::nullopt;
+  }
+  if (broadcasts(*n)) {
+    const auto a = rank(n->inputs[0], depth - 1), b = rank(n->inputs[1], depth - 1);
+    return a && b ? std::optional(std::max(*a, *b)) : std::nullopt;
+  }
+  return keeps_shape(*n) || one_of(*n, {"slice", "split", "concat"}) ? rank(n->inputs[0], depth - 1)
+                                                                     : std::nullopt;
+}
+
+bool StaticExtents::is_last(int64_t axis, ValueId v) const {
+  if (axis == -1) return true;
+  const auto r = rank(v);
+  return r && axis == *r - 1;
+}
+
+std::optional<int64_t> StaticExtents::extent(ValueId v, int behind, int depth) const {
+  if (v == kNoValue || depth == 0) return std::nullopt;
+  const Value& value = g_.value(v);
+  if (value.kind == ValueKind::kConstant) {
+    const Shape& s = value.constant.shape();
+    return behind < s.rank() ? std::optional(s[s.rank() - 1 - behind]) : std::nullopt;
+  }
+  if (value.type.known) {
+    const DimVector& s = value.type.shape;
+    const auto at = static_cast<size_t>(behind) + 1;
+    return at <= s.size() && s[s.size() - at].is_const() ? std::optional(s[s.size() - at].const_value())
+                                                         : std::nullopt;
+  }
+  const Node* n = maker(v);
+  if (n == nullptr) return std::nullopt;
+  if (n->is("transpose")) {
+    const std::vector<int64_t> perm = n->attrs.get_ints("perm");
+    const auto r = static_cast<int>(perm.size());
+    if (behind >= r) return std::nullopt;
+    return extent(n->inputs[0], r - 1 - static_cast<int>(perm[static_cast<size_t>(r - 1 - behind)]),
+                  depth - 1);
+  }
+  if (n->is("reshape")) {
+    const auto to = target(*n);
+    if (!to || behind >= static_cast<int>(to->size())) return std::nullopt;
+    const int64_t wanted = (*to)[to->size() - 1 - static_cast<size_t>(behind)];
+    return wanted > 0 ? std::optional(wanted) : std::nullopt;
+  }
+  if (broadcasts(*n)) {
+    for (const ValueId side : n->inputs) {
+      if (const auto e = extent(side, behind, depth - 1); e && *e > 1) return e;
+    }
+    return std::nullopt;
+  }
+  if (one_of(*n, {"rms_norm", "layer_norm"}) && behind == 0 && n->inputs.size() > 1) {
+    if (const auto e = extent(n->inputs[1], 0, depth - 1); e && *e > 1) return e;
+  }
+  if (keeps_shape(*n)) return extent(n->inputs[0], behind, depth - 1);
+  if (n->is("slice") || n->is("split")) {
+    const auto whole = extent(n->inputs[0], behind, depth - 1);
+    if (behind > 0 || !whole) return std::nullopt;
+    if (n->is("split")) {
+      const auto axis = n->attrs.get_int("axis");
+      const auto sizes = ints(*n, 1, "sizes");
+      if (!is_last(axis, n->inputs[0])) return std::nullopt;
+      const auto k =
+          static_cast<size_t>(std::find(n->outputs.begin(), n->outputs.end(), v) - n->outputs.begin());
+      const auto parts = static_cast<int64_t>(n->outputs.size());
+      if (sizes) return k < sizes->size() ? std::optional((*sizes)[k]) : std::nullopt;
+      return *whole % parts == 0 ? std::optional(*whole / parts) : std::nullopt;
+    }
+    const auto starts = ints(*n, 1, "starts"), ends = ints(*n, 2, "ends"), axes = ints(*n, 3, "axes"),
+               steps = ints(*n, 4, "steps");
+    if (!starts || !ends || starts->size() != 1 || ends->size() != 1 || !axes || axes->size() != 1 ||
+        (steps && *steps != std::vector<int64_t>{1}) || !is_last((*axes)[0], n->inputs[0]))
+      return std::nullopt;
+    const auto inside = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + *whole : at, 0, *whole); };
+    return std::max<int64_t>(0, inside((*ends)[0]) - inside((*starts)[0]));
+  }
+  return std::nullopt;
+}
+
+}  // namespace oar::passes

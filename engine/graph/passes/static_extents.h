@@ -1,0 +1,42 @@
+// What a graph that knows no types tells of ranks and extents all the same: targets of reshapes, orders of
+// transposes, shapes of constants. For passes that match ops along the last axis.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "engine/graph/graph.h"
+
+namespace oar::passes {
+
+// A graph of one moment.
+class StaticExtents {
+ public:
+  explicit StaticExtents(const Graph& g) : g_(g), producer_(g.producers()) {}
+  std::optional<int> rank(ValueId v) const { return rank(v, kDepth); }
+  // Of the last axis but `behind`.
+  std::optional<int64_t> extent(ValueId v, int behind = 0) const { return extent(v, behind, kDepth); }
+  // Whether `axis` is the last of v.
+  bool is_last(int64_t axis, ValueId v) const;
+  // Integers from operand k of a node, or its attribute; nothing where they are computed.
+  std::optional<std::vector<int64_t>> ints(const Node& n, size_t k, const char* attr) const;
+  // What a reshape asks for; kRead - k for an extent that is read from axis k of some value. Nothing where
+  // their number is unknown.
+  static constexpr int64_t kRead = -2;
+  std::optional<std::vector<int64_t>> target(const Node& reshape) const;
+  const Node* maker(ValueId v) const {
+    const int p =
+        v == kNoValue || static_cast<size_t>(v) >= producer_.size() ? -1 : producer_[static_cast<size_t>(v)];
+    const Node* n = p < 0 ? nullptr : &g_.nodes()[static_cast<size_t>(p)];
+    return n != nullptr && !n->inputs.empty() ? n : nullptr;  // a file may leave operands out
+  }
+
+ private:
+  static constexpr int kDepth = 12;
+  std::optional<int> rank(ValueId v, int depth) const;
+  std::optional<int64_t> extent(ValueId v, int behind, int depth) const;
+  const Graph& g_;
+  std::vector<int> producer_;
+};
+
+}  // namespace oar::passes
