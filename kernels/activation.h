@@ -5,16 +5,6 @@
 
 namespace oar {
 
-// out[t, f] = silu(gate[t, f]) * up[t, f], silu(a) = a / (1 + exp(-a)).  https://arxiv.org/abs/2002.05202
-struct SwiGluArgs {
-  uint32_t size = sizeof(SwiGluArgs);
-  uint32_t version = 1;
-  float* out = nullptr;         // [T, F], row stride ldo
-  const float* gate = nullptr;  // [T, F], row stride ldg
-  const float* up = nullptr;    // [T, F], row stride ldu
-  int64_t T = 0, F = 0, ldo = 0, ldg = 0, ldu = 0;
-};
-
 enum class UnaryOp : int32_t {
   kNeg,
   kAbs,
@@ -35,6 +25,18 @@ enum class UnaryOp : int32_t {
   kCos,
   kFloor,
 };
+// out[t, f] = act(gate[t, f]) * up[t, f]; act is silu, a / (1 + exp(-a)), or kGeluTanh.
+// https://arxiv.org/abs/2002.05202
+struct SwiGluArgs {
+  uint32_t size = sizeof(SwiGluArgs);
+  uint32_t version = 1;
+  float* out = nullptr;         // [T, F], row stride ldo
+  const float* gate = nullptr;  // [T, F], row stride ldg
+  const float* up = nullptr;    // [T, F], row stride ldu
+  int64_t T = 0, F = 0, ldo = 0, ldg = 0, ldu = 0;
+  UnaryOp act = UnaryOp::kSilu;
+};
+
 struct UnaryArgs {
   uint32_t size = sizeof(UnaryArgs);
   uint32_t version = 1;

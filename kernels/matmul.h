@@ -9,6 +9,7 @@
 // layout the matmul kernel of this ISA wants for a format.
 #pragma once
 
+#include "kernels/activation.h"
 #include "kernels/kernel.h"
 
 namespace oar {
@@ -34,7 +35,7 @@ struct MatmulArgs {
   Format format;  // storage format of every segment
 };
 
-// The same of silu(gate) * x instead of x, computed block by block while x is packed: the second layer of a
+// The same of act(gate) * x instead of x, computed block by block while x is packed: the second layer of a
 // gated feed-forward network reads the first one's output, and nothing lies between.
 struct GatedMatmulArgs {
   uint32_t size = sizeof(GatedMatmulArgs);
@@ -43,6 +44,7 @@ struct GatedMatmulArgs {
   const float* gate = nullptr;  // [T, ld_gate]
   int64_t ld_gate = 0;
   const Kernel* swiglu = nullptr;  // activation.h: what computes it, to the same bits as a call of its own
+  UnaryOp act = UnaryOp::kSilu;
 };
 
 // Exactly one of these per (format, isa). bytes(): size of a packed [n, K] weight (0 when in place). pack():

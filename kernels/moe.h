@@ -6,9 +6,14 @@
 
 namespace oar {
 
-// probs = softmax(logits[t, :]); the top_k largest per token (ties: lower index first), normalized to sum 1
-// when asked. A NaN logit is never preferred to a number and makes its token's weights NaN. Pairs (t, j)
-// sorted by expert, stably by t, give the row lists of the grouped matmul.
+// What a router's logits become. kSqrtSoftplus: sqrt(log(1 + exp(x))).
+enum class RouteScore : int32_t { kSoftmax, kSigmoid, kSqrtSoftplus };
+
+// score = kSoftmax and so on of logits[t, :]; the top_k largest of score + bias per token (ties: lower index
+// first), normalized to sum 1 when asked, times `scale`. The bias decides the choice alone. With groups,
+// experts side by side form `groups` of them, and only those of the top_groups groups are chosen from, by the
+// sum of a group's two largest. A NaN logit is never preferred to a number and makes its token's weights NaN.
+// Pairs (t, j) sorted by expert, stably by t, give the row lists of the grouped matmul.
 struct MoeRouteArgs {
   uint32_t size = sizeof(MoeRouteArgs);
   uint32_t version = 1;
@@ -18,7 +23,11 @@ struct MoeRouteArgs {
   int32_t* expert_start = nullptr;  // [experts + 1] first sorted pair of each expert
   const float* logits = nullptr;    // [T, experts]
   int64_t T = 0, experts = 0, top_k = 0;
-  int32_t normalize = 1;  // divide the kept probabilities by their sum
+  int32_t normalize = 1;  // divide the kept scores by their sum
+  RouteScore score = RouteScore::kSoftmax;
+  const float* bias = nullptr;  // [experts] or null
+  float scale = 1.f;
+  int32_t groups = 0, top_groups = 0;  // 0: all experts are one
 };
 
 // out[p, :] = x[row(p), :] . W[e]^T for the sorted pairs p of each expert e; row(p) = pair_token[p], or p

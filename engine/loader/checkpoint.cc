@@ -102,7 +102,12 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
   for (const auto& [name, tensor] : file.tensors) {
     if (name == "rope_freqs.weight" || name.starts_with("rope_factors_")) continue;  // in the config
     const std::string ours = hugging_face_name(*architecture, name);
-    if (!c.tensors.emplace(ours, tensor).second) {
+    Tensor own = tensor;
+    // A matrix of one row loses its axis there.
+    if (own.shape().rank() == 1 && ours.ends_with("shared_expert_gate.weight")) {
+      OAR_ASSIGN(own, tensor.reshape({1, tensor.numel()}));
+    }
+    if (!c.tensors.emplace(ours, std::move(own)).second) {
       return data_loss(
           cat(path.string(), ": two tensors mean ", show_name(ours), ", one of them is ", show_name(name)));
     }

@@ -64,6 +64,17 @@ inline constexpr Rename kHunyuanNames[] = {{"blk.N.attn_q_norm", "model.layers.N
                                            {"blk.N.attn_k_norm", "model.layers.N.self_attn.key_layernorm"}};
 inline constexpr Rename kStarCoderNames[] = {{"blk.N.ffn_up", "model.layers.N.mlp.c_fc"},
                                              {"blk.N.ffn_down", "model.layers.N.mlp.c_proj"}};
+inline constexpr Rename kQwen2MoeNames[] = {
+    {"blk.N.ffn_gate_inp_shexp", "model.layers.N.mlp.shared_expert_gate"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_expert.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_expert.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_expert.down_proj"}};
+inline constexpr Rename kGlm4MoeNames[] = {
+    {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
+    {"blk.N.exp_probs_b", "model.layers.N.mlp.gate.e_score_correction_bias"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_experts.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_experts.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_experts.down_proj"}};
 
 // A number of the metadata that is a key of config.json; counts are integers.
 struct KeyName {
@@ -80,7 +91,14 @@ inline constexpr KeyName kGemmaKeys[] = {{"attn_logit_softcapping", "attn_logit_
                                          {"final_logit_softcapping", "final_logit_softcapping"}};
 inline constexpr KeyName kGemma3Keys[] = {{"rope.freq_base_swa", "rope_local_base_freq"}};
 inline constexpr KeyName kGpt2Keys[] = {{"attention.layer_norm_epsilon", "layer_norm_epsilon"}};
+inline constexpr KeyName kQwen2MoeKeys[] = {
+    {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true}};
 inline constexpr KeyName kStarCoderKeys[] = {{"attention.layer_norm_epsilon", "norm_epsilon"}};
+inline constexpr KeyName kGlm4MoeKeys[] = {{"leading_dense_block_count", "first_k_dense_replace", true},
+                                           {"expert_shared_count", "n_shared_experts", true},
+                                           {"expert_group_count", "n_group", true},
+                                           {"expert_group_used_count", "topk_group", true},
+                                           {"expert_weights_scale", "routed_scaling_factor"}};
 
 struct Architecture {
   std::string_view gguf;          // general.architecture
@@ -165,6 +183,10 @@ inline constexpr Architecture kArchitectures[] = {
      kBiased},
     {"starcoder2", "starcoder2", "Starcoder2ForCausalLM", "gelu_pytorch_tanh", false, false, kDecoderNames,
      kStarCoderNames, kStarCoderKeys, R"({"use_bias": true})"},
+    {"qwen2moe", "qwen2_moe", "Qwen2MoeForCausalLM", "silu", false, false, kDecoderNames, kQwen2MoeNames,
+     kQwen2MoeKeys, R"({"qkv_bias": true})"},
+    {"glm4moe", "glm4_moe", "Glm4MoeForCausalLM", "silu", false, true, kDecoderNames, kGlm4MoeNames,
+     kGlm4MoeKeys, kBiased},
 };
 // GGUF files call these "llama" too and differ by what they contain.
 inline constexpr Architecture kMixtral = {"llama", "mixtral", "MixtralForCausalLM", "silu",

@@ -369,6 +369,12 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   OAR_RETURN_IF_ERROR(read_rope_scaling(file, in));
   if (arch && arch->model_type.starts_with("gemma")) scale_queries(in.config);
   if (arch && arch->model_type == "exaone4" && !c.contains("sliding_window")) c["sliding_window"] = nullptr;
+  if (arch && arch->model_type == "glm4_moe") {
+    c["use_qk_norm"] = file.tensors.contains("blk.0.attn_q_norm.weight");
+    if (const auto kind = in.count("expert_gating_func"); kind && *kind != 2)
+      return unimplemented(
+          cat(file.name, ": metadata ", *name, ".expert_gating_func is ", *kind, ", expected 2 (sigmoid)"));
+  }
 
   const auto embedding = file.tensors.find("token_embd.weight");
   if (embedding != file.tensors.end() && embedding->second.shape().rank() == 2) {

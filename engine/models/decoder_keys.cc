@@ -147,10 +147,11 @@ Result<double> positive(ConfigReader& r, const char* key, double absent) {
 }
 
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
-  OAR_ASSIGN(c.experts, r.integer({"num_local_experts", "num_experts"}, 0, 4096, d.count));
-  OAR_ASSIGN(c.experts_per_token, r.integer({"num_experts_per_tok"}, 1, 4096, d.per_token));
+  OAR_ASSIGN(c.experts, r.integer({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"},
+                                  0, 4096, d.count));
+  OAR_ASSIGN(c.experts_per_token, r.integer({"num_experts_per_tok", "moe_k"}, 1, 4096, d.per_token));
   OAR_ASSIGN(c.expert_ffn, r.integer({"moe_intermediate_size"}, 1, 1 << 20, d.ffn == 0 ? c.ffn : d.ffn));
-  OAR_ASSIGN(c.normalize_experts, r.boolean("norm_topk_prob", d.normalize));
+  OAR_ASSIGN(c.route.normalize, r.boolean("norm_topk_prob", d.normalize));
   if (c.experts > 0 && c.experts_per_token > c.experts) {
     return invalid_argument(
         cat("config.json: 'num_experts_per_tok' is ", c.experts_per_token, " of ", c.experts, " experts"));

@@ -50,7 +50,7 @@ Status read_qwen3_moe(ConfigReader& r, ModelConfig& c) {
 Status read_mixtral(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_llama<kMixtral>(r, c));
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 8, .per_token = 2}, c));
-  c.normalize_experts = true;
+  c.route.normalize = true;
   return ok_status();
 }
 

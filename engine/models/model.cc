@@ -179,8 +179,8 @@ Val ModelBuilder::activation(Val x) {
 }
 
 Val ModelBuilder::gated(Val gate, Val up) {
-  if (c.activation == "silu" || c.activation == "swish") return op("swiglu", {gate, up});
-  return op("mul", {activation(gate), up});
+  const bool silu = c.activation == "silu" || c.activation == "swish";  // or a form of gelu by tanh
+  return op("swiglu", {gate, up}, silu ? Attrs{} : Attrs{{"act", std::string("gelu_tanh")}});
 }
 
 Val ModelBuilder::gated_mlp(Val x, const std::string& prefix) {
@@ -217,9 +217,16 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* part, in
 }
 
 Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate,
-                          const char* up, const char* down) {
-  const auto route = ops("moe_route", std::vector<Val>{linear(x, router, false)},
-                         {{"top_k", c.experts_per_token}, {"normalize", int64_t{c.normalize_experts}}});
+                          const char* up, const char* down, const std::string& correction) {
+  Val bias;
+  if (!correction.empty()) bias = op("reshape", {weight(correction)}, {{"shape", std::vector<int64_t>{-1}}});
+  const auto route = ops("moe_route", std::vector<Val>{linear(x, router, false), bias},
+                         {{"top_k", c.experts_per_token},
+                          {"normalize", int64_t{c.route.normalize}},
+                          {"score", c.route.score},
+                          {"scale", c.route.scale},
+                          {"groups", c.route.groups},
+                          {"top_groups", c.route.top_groups}});
   if (route.size() != 4) return {};
   const Val pair_token = route[0], pair_slot = route[1], pair_weight = route[2], start = route[3];
   std::vector<Val> first{x, pair_token, start}, second;
@@ -256,7 +263,8 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
   Val head = b.weight(config.tied ? architecture->embedding : architecture->head);
   // A tied head is a weight of its own over the same bytes: a pass may change it and leave the table.
   if (config.tied && head) head = b.constant(architecture->head, Tensor(g.value(head.id).constant));
-  Val logits = b.scale(b.op("linear", {wanted, Val{}, head, Val{}}), config.logit_scale);
+  const Val bias = config.head_bias ? b.weight("lm_head.bias") : Val{};
+  Val logits = b.scale(b.op("linear", {wanted, Val{}, head, bias}), config.logit_scale);
   if (config.logit_softcap > 0) logits = b.softcap(logits, config.logit_softcap);
   OAR_RETURN_IF_ERROR(b.status());
   const int64_t vocab = b.dim(logits, -1).const_value();

@@ -26,6 +26,14 @@ struct RopeConfig {
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
 enum class HeadNorms : uint8_t { kNone, kEach, kTogether };
 
+// How a mixture's tokens find their experts: the op moe_route.
+struct RouteConfig {
+  std::string score = "softmax";
+  bool normalize = true;
+  double scale = 1;
+  int64_t groups = 1, top_groups = 1;
+};
+
 // config.json in numbers. An absent key has the default of its architecture; every value is checked for
 // range.
 struct ModelConfig {
@@ -44,6 +52,7 @@ struct ModelConfig {
   bool tied = false;                              // the head shares the embedding table
   bool attention_bias = false, mlp_bias = false;  // whether linear layers have the biases that are there
   bool output_bias = false;                       // of attention's output projection
+  bool head_bias = false;                         // of the vocabulary projection: lm_head.bias
   HeadNorms head_norms = HeadNorms::kNone;
   double attention_scale = 0;                       // of scores; 0: 1 / sqrt D
   bool scale_by_layer = false;                      // and by 1 / (layer + 1)
@@ -56,7 +65,8 @@ struct ModelConfig {
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;
-  bool normalize_experts = true;
+  int64_t shared_experts = 0;
+  RouteConfig route;
   std::vector<bool> dense_layer;  // by layer, of a mixture: an ordinary MLP
   bool linear_out_in = false;     // GPT-2 from GGUF
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
@@ -128,9 +138,10 @@ class ModelBuilder : public Builder {
   Val gated_mlp(Val x, const std::string& prefix);
   // The same where one matrix makes both, gate first.
   Val fused_gated_mlp(Val x, const std::string& prefix);
-  // Mixture of experts: `router` and expert tensors `experts`.<e>.<gate|up|down>.
+  // Mixture of experts: `router` and expert tensors `experts`.<e>.<gate|up|down>. `correction`: the tensor of
+  // numbers that are added to the experts' scores where they are chosen.
   Val experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
-              const char* down);
+              const char* down, const std::string& correction = "");
 
  private:
   Val expert_weight(const std::string& experts, const char* part, int64_t e);

@@ -43,8 +43,14 @@ Lowered gelu_lower(LowerContext& ctx) {
   return lower_unary(ctx, by_tanh(ctx.node.attrs) ? UnaryOp::kGeluTanh : UnaryOp::kGeluErf);
 }
 
-// swiglu(gate, up) {alpha: 1} = gate * sigmoid(alpha gate) * up
+bool gate_by_gelu(const Attrs& attrs) { return attrs.get_string("act", "silu") == "gelu_tanh"; }
+
+// swiglu(gate, up) {alpha: 1} = gate * sigmoid(alpha gate) * up, or {act: gelu_tanh} = gelu(gate) * up
 std::vector<Val> swiglu(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  if (gate_by_gelu(attrs)) {
+    const Val gate = b.op("gelu", {in[0]}, {{"approximate", std::string("tanh")}});
+    return {b.op("mul", {gate, in[1]})};
+  }
   return {b.op("mul", {b.op("silu", {in[0]}, attrs), in[1]})};
 }
 
@@ -61,20 +67,20 @@ Lowered swiglu_lower(LowerContext& ctx) {
     return not_lowered();
   // Rows of a graph's matrices may be apart; those of a run are dense.
   if (gate.rank() != 2 && !ctx.in_run()) return not_lowered();
-  return lower_like(ctx, 0, KernelFamily::kSwiGlu, SwiGluArgs{}, 0.5, 3,
-                    [](SwiGluArgs& a, const Operand* in, const Operand* out) {
-                      const auto stride = [](const Operand& o) {
-                        return o.rank == 2 ? o.row_stride : o.cols();
-                      };
-                      a.out = out[0].as<float>();
-                      a.gate = in[0].as<const float>();
-                      a.up = in[1].as<const float>();
-                      a.T = out[0].rows();
-                      a.F = out[0].cols();
-                      a.ldo = stride(out[0]);
-                      a.ldg = stride(in[0]);
-                      a.ldu = stride(in[1]);
-                    });
+  SwiGluArgs args;
+  if (gate_by_gelu(ctx.node.attrs)) args.act = UnaryOp::kGeluTanh;
+  return lower_like(
+      ctx, 0, KernelFamily::kSwiGlu, args, 0.5, 3, [](SwiGluArgs& a, const Operand* in, const Operand* out) {
+        const auto stride = [](const Operand& o) { return o.rank == 2 ? o.row_stride : o.cols(); };
+        a.out = out[0].as<float>();
+        a.gate = in[0].as<const float>();
+        a.up = in[1].as<const float>();
+        a.T = out[0].rows();
+        a.F = out[0].cols();
+        a.ldo = stride(out[0]);
+        a.ldg = stride(in[0]);
+        a.ldu = stride(in[1]);
+      });
 }
 
 // ---- in pieces: what lies above 0 and what lies below
@@ -168,6 +174,7 @@ Lowered hard_swish_lower(LowerContext& ctx) {
 // Any floats, broadcast; in double, rounded once.
 Status swiglu_evaluate(EvalContext& ctx) {
   const double alpha = ctx.attrs().get_float("alpha", 1);
+  const bool gelu = gate_by_gelu(ctx.attrs());
   OAR_ASSIGN(const Tensor gate, ctx.tensor(0));
   OAR_ASSIGN(const Tensor up, ctx.tensor(1));
   OAR_RETURN_IF_ERROR(tensor::check_same_dtype(gate, up));
@@ -176,8 +183,10 @@ Status swiglu_evaluate(EvalContext& ctx) {
   const bool done = dispatch_float(tensor::dtype_of(gate), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = typename Element<T>::Compute;
-    tensor::zip_elements<T, T>(ctx, b, gate, up, out, [alpha](double x, double y) {
-      return static_cast<C>(x / (1 + std::exp(-alpha * x)) * y);
+    tensor::zip_elements<T, T>(ctx, b, gate, up, out, [alpha, gelu](double x, double y) {
+      // gelu's tanh form is x sigmoid(2 z)
+      const double z = gelu ? 2 * 0.79788456080286536 * (x + 0.044715 * x * x * x) : alpha * x;
+      return static_cast<C>(x / (1 + std::exp(-z)) * y);
     });
   });
   if (!done) return tensor::bad_dtype(gate);

@@ -156,12 +156,13 @@ class LinearOp final : public LoweredOp {
 
 class GatedLinearOp final : public LoweredOp {
  public:
-  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, MatmulSegment segment, Format format)
+  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, UnaryOp act, MatmulSegment segment, Format format)
       : kernel_(kernel), segment_(segment) {
     args_.matmul.segments = &segment_;
     args_.matmul.num_segments = 1;
     args_.matmul.format = format;
     args_.swiglu = swiglu;
+    args_.act = act;
   }
   const Kernel* kernel() const override { return kernel_; }
   size_t args_bytes() const override { return sizeof(GatedMatmulArgs); }
@@ -216,7 +217,7 @@ Lowered lower(LowerContext& ctx) {
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
-// linear(silu(gate) * up, residual, w, b): the second layer of a gated feed-forward network in one call
+// linear(act(gate) * up, residual, w, b): the second layer of a gated feed-forward network in one call
 // (passes/fuse_gated_linear.cc).
 Types gated_infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (in.size() != 5) return invalid_argument("takes gate, up, residual, weight and bias");
@@ -226,12 +227,17 @@ Types gated_infer(const Graph& g, Ids in, const Attrs& attrs) {
 }
 
 std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  return {b.op("linear", {b.op("swiglu", {in[0], in[1]}), in[2], in[3], in[4]}, attrs)};
+  Attrs gate;
+  if (attrs.has("act")) gate.set("act", attrs.get_string("act"));
+  const Val product = b.op("swiglu", {in[0], in[1]}, std::move(gate));
+  return {b.op("linear", {product, in[2], in[3], in[4]}, attrs)};
 }
 
 Lowered gated_lower(LowerContext& ctx) {
   const Kernel* swiglu = ctx.backend.find_kernel(KernelFamily::kSwiGlu, Format::f32());
   if (swiglu == nullptr) return not_lowered();
+  const bool gelu = ctx.node.attrs.get_string("act", "silu") == "gelu_tanh";
+  const UnaryOp act = gelu ? UnaryOp::kGeluTanh : UnaryOp::kSilu;
   if (ctx.probe) {
     // Weights are packed in the format that is asked for or the stored one.
     const std::string wanted = ctx.node.attrs.get_string("format");
@@ -240,14 +246,14 @@ Lowered gated_lower(LowerContext& ctx) {
       if (ctx.backend.find_kernel(KernelFamily::kGatedMatmul, f) == nullptr) return not_lowered();
     }
     return std::unique_ptr<LoweredOp>(
-        std::make_unique<GatedLinearOp>(swiglu, swiglu, MatmulSegment{}, Format::f32()));
+        std::make_unique<GatedLinearOp>(swiglu, swiglu, act, MatmulSegment{}, Format::f32()));
   }
   const Format own = compute_format(ctx, 3, ctx.node.attrs.get_string("format"));
   const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGatedMatmul, own);
   OAR_CHECK(kernel != nullptr, "the probe asked for both formats it may be");
   uint64_t weight_bytes = 0;
   OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, 3, own, 0, weight_bytes));
-  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, segment, own);
+  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, act, segment, own);
   op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
 }

@@ -1,8 +1,9 @@
 // Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in
 // kernels/moe.h.
-//   moe_route(logits (T, X)) {top_k, normalize} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k),
-//   start (X + 1) grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert
-//   by expert, segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
+//   moe_route(logits (T, X), bias (X) or none) {top_k, normalize, score: softmax | sigmoid | sqrt_softplus,
+//   scale, groups, top_groups} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k), start (X + 1)
+//   grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert by expert,
+//   segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -13,36 +14,93 @@
 namespace oar {
 namespace {
 
+Result<RouteScore> route_score(const Attrs& attrs) {
+  const std::string name = attrs.get_string("score", "softmax");
+  if (name == "softmax") return RouteScore::kSoftmax;
+  if (name == "sigmoid") return RouteScore::kSigmoid;
+  if (name == "sqrt_softplus") return RouteScore::kSqrtSoftplus;
+  return invalid_argument(cat("score '", name, "' is not one of softmax, sigmoid, sqrt_softplus"));
+}
+
+MoeRouteArgs route_args(const Attrs& attrs) {
+  MoeRouteArgs args;
+  args.top_k = attrs.get_int("top_k");
+  args.normalize = attrs.get_bool("normalize", true);
+  args.score = *route_score(attrs);
+  args.scale = static_cast<float>(attrs.get_float("scale", 1));
+  args.groups = static_cast<int32_t>(attrs.get_int("groups"));
+  args.top_groups = static_cast<int32_t>(attrs.get_int("top_groups"));
+  return args;
+}
+
 Types route_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "logits"));
+  if (given(in, 1)) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "bias"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[1])[0], shape_of(g, in[0])[1], "bias and experts"));
+  }
+  OAR_RETURN_IF_ERROR(route_score(attrs).status());
   const Dim T = shape_of(g, in[0])[0], X = shape_of(g, in[0])[1];
   const int64_t k = attrs.get_int("top_k");
   if (k < 1 || k > X.const_value())
     return invalid_argument(cat("top_k ", k, " of ", X.const_value(), " experts"));
+  const int64_t groups = attrs.get_int("groups"), chosen = attrs.get_int("top_groups");
+  if (groups > 1 && (X.const_value() % groups != 0 || X.const_value() / groups < 2 || chosen < 1 ||
+                     chosen > groups || k > X.const_value() / groups * chosen))
+    return invalid_argument(
+        cat("top_k ", k, " of ", X.const_value(), " experts in ", chosen, " of ", groups, " groups"));
   const Format i32 = Format::i32();
   return std::vector<TensorType>{
       {i32, {T * Dim(k)}}, {i32, {T, Dim(k)}}, f32_type({T, Dim(k)}), {i32, {X + Dim(1)}}};
 }
 
+double score_of(RouteScore kind, double x) {
+  if (kind == RouteScore::kSigmoid) return 1 / (1 + std::exp(-x));
+  return std::sqrt(std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
+}
+
+// Takes the experts of all but the best groups out of the choice, by the sum of a group's two best.
+void close_groups(std::vector<double>& choice, size_t groups, size_t open) {
+  const size_t each = choice.size() / groups;
+  std::vector<std::pair<double, size_t>> sums;
+  for (size_t g = 0; g < groups; ++g) {
+    std::vector<double> of(choice.begin() + static_cast<int64_t>(g * each),
+                           choice.begin() + static_cast<int64_t>((g + 1) * each));
+    std::sort(of.rbegin(), of.rend());
+    sums.emplace_back(of[0] + of[1], g);
+  }
+  std::stable_sort(sums.begin(), sums.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (size_t k = open; k < groups; ++k)
+    for (size_t e = 0; e < each; ++e) choice[sums[k].second * each + e] = -INFINITY;
+}
+
 Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const auto X = static_cast<size_t>(in[0]->shape.cols());
+  const MoeRouteArgs a = route_args(attrs);
+  const auto X = static_cast<size_t>(in[0]->shape.cols()), k = static_cast<size_t>(a.top_k);
   const size_t T = X > 0 ? in[0]->f.size() / X : 0;
-  const auto k = static_cast<size_t>(attrs.get_int("top_k"));
   std::vector<std::vector<std::pair<size_t, size_t>>> by_expert(X);  // (t, j)
   for (size_t t = 0; t < T; ++t) {
     const double* logits = in[0]->f.data() + t * X;
-    const double most = *std::max_element(logits, logits + X);
-    std::vector<double> p(X);
-    double sum = 0;
-    for (size_t e = 0; e < X; ++e) sum += p[e] = std::exp(logits[e] - most);
+    std::vector<double> score(X);
+    if (a.score == RouteScore::kSoftmax) {
+      const double most = *std::max_element(logits, logits + X);
+      double sum = 0;
+      for (size_t e = 0; e < X; ++e) sum += score[e] = std::exp(logits[e] - most);
+      for (double& s : score) s /= sum;
+    } else {
+      for (size_t e = 0; e < X; ++e) score[e] = score_of(a.score, logits[e]);
+    }
+    std::vector<double> choice = score;
+    for (size_t e = 0; in.size() > 1 && in[1] && e < X; ++e) choice[e] += in[1]->f[e];
+    if (a.groups > 1) close_groups(choice, static_cast<size_t>(a.groups), static_cast<size_t>(a.top_groups));
     std::vector<size_t> order(X);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+    std::stable_sort(order.begin(), order.end(), [&](size_t p, size_t q) { return choice[p] > choice[q]; });
     double kept = 0;
-    for (size_t j = 0; j < k; ++j) kept += p[order[j]];
+    for (size_t j = 0; j < k; ++j) kept += score[order[j]];
     for (size_t j = 0; j < k; ++j) {
-      out[2].f[t * k + j] = p[order[j]] / (attrs.get_bool("normalize", true) ? kept : sum);
+      out[2].f[t * k + j] = score[order[j]] / (a.normalize ? kept : 1) * a.scale;
       by_expert[order[j]].emplace_back(t, j);
     }
   }
@@ -59,9 +117,8 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
 }
 
 Lowered route_lower(LowerContext& ctx) {
-  MoeRouteArgs args;
-  args.top_k = ctx.node.attrs.get_int("top_k");
-  args.normalize = ctx.node.attrs.get_bool("normalize", true);
+  MoeRouteArgs args = route_args(ctx.node.attrs);
+  OAR_ASSIGN(args.bias, ctx.f32_operand(1));
   return lower_kernel(ctx, KernelFamily::kMoeRoute, Format::f32(), args,
                       [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
                         a.pair_token = out[0].as<int32_t>();

@@ -38,8 +38,8 @@
 extern "C" {
 #endif
 
-#define OAR_PLUGIN_MAJOR 1
-#define OAR_PLUGIN_MINOR 1
+#define OAR_PLUGIN_MAJOR 2
+#define OAR_PLUGIN_MINOR 0
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -87,7 +87,7 @@ enum {
   OAR_FAMILY_EMBEDDING = 14,      /* format: of the table               oar_embedding_args */
   OAR_FAMILY_GATHER_ROWS = 15,    /* format: "f32"                      oar_gather_rows_args */
   OAR_FAMILY_HADAMARD = 16,       /* format: "f32"                      oar_hadamard_args */
-  /* of ordinary models; since minor 1 */
+  /* of ordinary models */
   OAR_FAMILY_CONV = 17,      /* format: "f32"                      oar_conv_args */
   OAR_FAMILY_DEPTHWISE = 22, /* format: "f32"                      oar_depthwise_args */
   OAR_FAMILY_POOL = 23,      /* format: "f32"                      oar_pool_args */
@@ -142,6 +142,10 @@ typedef struct oar_moe_route_args {
   const float* logits;   /* [T, experts] */
   int64_t T, experts, top_k;
   int32_t normalize;
+  int32_t score;              /* 0 softmax, 1 sigmoid, 2 sqrt(log(1 + exp)) */
+  const float* bias;          /* [experts], added for choosing alone, or NULL */
+  float scale;                /* of the weights, in the end */
+  int32_t groups, top_groups; /* 0; else experts of the top_groups groups by the sum of their two best */
 } oar_moe_route_args;
 
 /* out[t, :] = sum over j of pair_weight[t, j] * y[pair_slot[t, j], :], j ascending */
@@ -233,13 +237,14 @@ typedef struct oar_paged_attention_args {
   int64_t window; /* 0: the whole context */
 } oar_paged_attention_args;
 
-/* out[t, f] = gate / (1 + exp(-gate)) * up */
+/* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH */
 typedef struct oar_swiglu_args {
   uint32_t size, version;
   float* out;        /* [T, F], row stride ldo */
   const float* gate; /* row stride ldg */
   const float* up;   /* row stride ldu */
   int64_t T, F, ldo, ldg, ldu;
+  int32_t act;
 } oar_swiglu_args;
 
 enum {

@@ -62,6 +62,7 @@ OAR_F5(GroupedMatmulArgs, oar_grouped_matmul_args, segments_per_expert, P, K, ld
 OAR_SAME_SIZE(MoeRouteArgs, oar_moe_route_args);
 OAR_F5(MoeRouteArgs, oar_moe_route_args, pair_token, pair_slot, pair_weight, expert_start, logits)
 OAR_F4(MoeRouteArgs, oar_moe_route_args, T, experts, top_k, normalize)
+OAR_F5(MoeRouteArgs, oar_moe_route_args, score, bias, scale, groups, top_groups)
 
 OAR_SAME_SIZE(MoeCombineArgs, oar_moe_combine_args);
 OAR_F7(MoeCombineArgs, oar_moe_combine_args, out, y, pair_slot, pair_weight, T, top_k, E)
@@ -90,6 +91,7 @@ OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, sh
 
 OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
 OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
+OAR_SAME_FIELD(SwiGluArgs, oar_swiglu_args, act);
 
 OAR_SAME_SIZE(UnaryArgs, oar_unary_args);
 OAR_F4(UnaryArgs, oar_unary_args, out, x, n, op)

@@ -61,7 +61,7 @@ void swiglu_run(const void* args, int, int64_t begin, int64_t end, const KernelS
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t f = 0; f < a.F; ++f) {
       const double gate = a.gate[t * a.ldg + f];
-      a.out[t * a.ldo + f] = static_cast<float>(gate * sigmoid(gate) * a.up[t * a.ldu + f]);
+      a.out[t * a.ldo + f] = static_cast<float>(unary(a.act, gate) * a.up[t * a.ldu + f]);
     }
   }
 }

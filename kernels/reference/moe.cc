@@ -2,6 +2,7 @@
 #include "kernels/moe.h"
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/kernel_list.h"
 
@@ -18,28 +19,71 @@ void route_plan(const void* args, int, KernelPlan* out) {
 // What experts are compared by: a NaN is never preferred to a number.
 double key(float logit) { return logit == logit ? logit : -INFINITY; }
 
-// The top_k largest logits of one token in descending order (ties: lower expert first) and their weights.
-void choose(const MoeRouteArgs& a, const float* logits, int32_t* expert, float* weight) {
-  double max = -INFINITY;
-  for (int64_t e = 0; e < a.experts; ++e) {
-    if (logits[e] > max) max = logits[e];
+// The scores of one token's experts.
+std::vector<double> scores(const MoeRouteArgs& a, const float* logits) {
+  std::vector<double> s(logits, logits + a.experts);
+  if (a.score == RouteScore::kSigmoid) {
+    for (double& x : s) x = 1 / (1 + std::exp(-x));
+  } else if (a.score == RouteScore::kSqrtSoftplus) {
+    for (double& x : s) x = std::sqrt(std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x))));
+  } else {
+    double max = -INFINITY, sum = 0;
+    for (double x : s) max = x > max ? x : max;
+    for (double& x : s) sum += x = std::exp(x - max);
+    for (double& x : s) x /= sum;
   }
-  double sum = 0;
-  for (int64_t e = 0; e < a.experts; ++e) sum += std::exp(logits[e] - max);
-  double kept = 0;
+  return s;
+}
+
+// What is chosen by, -infinity outside the chosen groups. Without a bias that is the logit, which orders as
+// its score does and ties where it does.
+std::vector<double> choices(const MoeRouteArgs& a, const float* logits, const std::vector<double>& score) {
+  std::vector<double> c(score.size());
+  for (size_t e = 0; e < c.size(); ++e)
+    c[e] = a.bias != nullptr ? key(static_cast<float>(score[e] + a.bias[e])) : key(logits[e]);
+  if (a.groups < 2) return c;
+  const size_t each = c.size() / static_cast<size_t>(a.groups);
+  std::vector<double> of_group(static_cast<size_t>(a.groups));
+  for (size_t g = 0; g < of_group.size(); ++g) {
+    double first = -INFINITY, second = -INFINITY;
+    for (size_t e = g * each; e < (g + 1) * each; ++e) {
+      const double x = a.bias != nullptr ? c[e] : key(static_cast<float>(score[e]));
+      if (x > first) second = first, first = x;
+      else if (x > second) second = x;
+    }
+    of_group[g] = first + second;
+  }
+  std::vector<bool> open(of_group.size(), false);
+  for (int32_t j = 0; j < a.top_groups; ++j) {
+    size_t best = of_group.size();
+    for (size_t g = 0; g < of_group.size(); ++g)
+      if (!open[g] && (best == of_group.size() || of_group[g] > of_group[best])) best = g;
+    open[best] = true;
+  }
+  for (size_t e = 0; e < c.size(); ++e)
+    if (!open[e / each]) c[e] = -INFINITY;
+  return c;
+}
+
+// The top_k experts of one token in descending order (ties: lower expert first) and their weights.
+void choose(const MoeRouteArgs& a, const float* logits, int32_t* expert, float* weight) {
+  const std::vector<double> score = scores(a, logits), choice = choices(a, logits, score);
+  double kept = 0, all = 0;
+  for (double s : score) all += s;
   for (int64_t j = 0; j < a.top_k; ++j) {
     int64_t best = -1;
     for (int64_t e = 0; e < a.experts; ++e) {
       bool taken = false;
       for (int64_t i = 0; i < j; ++i) taken = taken || expert[i] == e;
-      if (!taken && (best < 0 || key(logits[e]) > key(logits[best]))) best = e;
+      if (!taken && (best < 0 || choice[e] > choice[best])) best = e;
     }
     expert[j] = static_cast<int32_t>(best);
-    kept += std::exp(logits[best] - max) / sum;
+    kept += score[best];
   }
+  if (all != all) kept = all;
   for (int64_t j = 0; j < a.top_k; ++j) {
-    const double p = std::exp(logits[expert[j]] - max) / sum;
-    weight[j] = static_cast<float>(a.normalize != 0 ? p / kept : p);
+    const double s = all == all ? score[expert[j]] : all;
+    weight[j] = static_cast<float>((a.normalize != 0 ? s / kept : s) * a.scale);
   }
 }
 

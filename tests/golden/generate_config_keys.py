@@ -143,7 +143,7 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 
 # Those that keep their rope scaling and their layers: it is what they are.
 ZOO = ("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense", "ministral3", "olmo2",
-       "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2")
+       "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe", "minimax-m2")
 
 
 def key_names(config_class) -> list[str]:

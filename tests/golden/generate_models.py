@@ -200,6 +200,32 @@ MODELS |= {
         mlp_type="default", norm_epsilon=1e-5, norm_type="layer_norm", residual_dropout=0.1,
         rope_theta=999999.4420358813, scale_attention_softmax_in_fp32=True, scale_attn_weights=True, sliding_window=12,
         use_bias=True),
+    # Qwen1.5-MoE-A2.7B-Chat
+    "qwen2-moe": decoder(
+        "qwen2_moe", "Qwen2MoeForCausalLM", **SILU, decoder_sparse_step=1, max_window_layers=21, moe_intermediate_size=48,
+        norm_topk_prob=False, num_experts=8, num_experts_per_tok=2, output_router_logits=False, rms_norm_eps=1e-6,
+        rope_theta=1000000.0, router_aux_loss_coef=0.001, shared_expert_intermediate_size=80, sliding_window=32768,
+        tie_word_embeddings=False, use_sliding_window=False),
+    # GLM-4.5, of whose groups there is one, with the groups of its kin
+    "glm4-moe": decoder(
+        "glm4_moe", "Glm4MoeForCausalLM", **SILU, attention_bias=True, first_k_dense_replace=1, head_dim=32,
+        moe_intermediate_size=48, n_group=4, n_routed_experts=16, n_shared_experts=1, norm_topk_prob=True,
+        num_experts_per_tok=2, num_nextn_predict_layers=1, partial_rotary_factor=0.5, rms_norm_eps=1e-5,
+        rope_scaling=None, rope_theta=1000000, routed_scaling_factor=2.5, tie_word_embeddings=False, topk_group=2,
+        use_qk_norm=True),
+    # ERNIE-4.5-21B-A3B-PT
+    "ernie4_5-moe": decoder(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", hidden_act="silu", moe_capacity=[64, 64, 64], moe_gate="topk",
+        moe_intermediate_size=48, moe_k=2, moe_layer_end_index=-1, moe_layer_interval=1, moe_layer_start_index=1,
+        moe_num_experts=8, moe_num_shared_experts=2, moe_use_aux_free=True, rms_norm_eps=1e-5, rope_scaling=None,
+        rope_theta=500000.0, tie_word_embeddings=True, use_bias=False),
+    # MiniMax-M2
+    "minimax-m2": decoder(
+        "minimax_m2", "MiniMaxM2ForCausalLM", **SILU, attn_type_list=[1, 1, 1, 1], head_dim=32, intermediate_size=48,
+        mtp_transformer_layers=1, num_experts_per_tok=2, num_local_experts=8, num_mtp_modules=3,
+        output_router_logits=False, qk_norm_type="per_layer", rms_norm_eps=1e-6, rope_theta=5000000, rotary_dim=16,
+        router_aux_loss_coef=0.001, router_jitter_noise=0.0, scoring_func="sigmoid", shared_intermediate_size=0,
+        sliding_window=None, tie_word_embeddings=False, use_mtp=True, use_qk_norm=True, use_routing_bias=True),
 }
 
 

@@ -257,17 +257,21 @@ TEST_CASE("swiglu: every level against the reference, strided, narrow and wide")
     a.F = F;
     a.ldg = a.ldu = ld;
     a.ldo = F;
-    a.out = want.data();
-    run_in_steps(kernel_of(KernelFamily::kSwiGlu, Isa::kReference), &a, 1, false);
-    for (Isa isa : levels()) {
-      Guarded<float> got(want.size());
-      a.out = got.data();
-      const Kernel& k = kernel_of(KernelFamily::kSwiGlu, isa);
-      INFO(k.name << " F=" << F);
-      run_in_steps(k, &a, 1, true);
-      // exp to 2 ulp, a sum, a quotient and a product.
-      for (size_t i = 0; i < got.size(); ++i)
-        REQUIRE(std::fabs(got[i] - want[i]) <= 8 * kU * std::fabs(want[i]) + 1e-37);
+    for (const UnaryOp act : {UnaryOp::kSilu, UnaryOp::kGeluTanh}) {
+      a.act = act;
+      a.out = want.data();
+      run_in_steps(kernel_of(KernelFamily::kSwiGlu, Isa::kReference), &a, 1, false);
+      // exp to 2 ulp, a sum, a quotient and a product; gelu's sum of 1 and tanh cancels where x is negative.
+      const double around_zero = act == UnaryOp::kGeluTanh ? 32 * kU : 0;
+      for (Isa isa : levels()) {
+        Guarded<float> got(want.size());
+        a.out = got.data();
+        const Kernel& k = kernel_of(KernelFamily::kSwiGlu, isa);
+        INFO(k.name << " F=" << F << (act == UnaryOp::kSilu ? " silu" : " gelu"));
+        run_in_steps(k, &a, 1, true);
+        for (size_t i = 0; i < got.size(); ++i)
+          REQUIRE(std::fabs(got[i] - want[i]) <= 8 * kU * std::fabs(want[i]) + around_zero + 1e-37);
+      }
     }
   }
 }

@@ -633,6 +633,7 @@ TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
       std::ranges::copy(random_values(gate.size(), Values::kNormal, 77), gate.begin());
       GatedMatmulArgs a;
       a.matmul = p.args, a.gate = gate.data(), a.ld_gate = ld_gate, a.swiglu = swiglu;
+      a.act = s.T == 5 ? UnaryOp::kGeluTanh : UnaryOp::kSilu;
       run_on_pool(pool, *gated, &a);
       const std::vector<float> fused(p.out.begin(), p.out.end());
       std::ranges::fill(p.out, -7.f);
@@ -640,7 +641,7 @@ TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
       CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_bits));
 
       SwiGluArgs first;
-      first.T = s.T, first.F = s.K;
+      first.T = s.T, first.F = s.K, first.act = a.act;
       first.gate = gate.data(), first.ldg = ld_gate, first.up = p.x.data(), first.ldu = p.ldx;
       first.out = p.x.data(), first.ldo = p.ldx;
       run_on_pool(pool, *swiglu, &first);

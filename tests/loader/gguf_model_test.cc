@@ -189,10 +189,10 @@ TEST_CASE("gguf config: a key that changes the computation and is not read is re
   CHECK_THAT(notices[0], Contains("llama.unheard_of"));
 }
 
-TEST_CASE("gguf config: qwen2moe is no architecture of ours") {
-  const auto c = config_of(small("qwen2moe").u32("qwen2moe.expert_count", 60));
+TEST_CASE("gguf config: unheardmoe is no architecture of ours") {
+  const auto c = config_of(small("unheardmoe").u32("unheardmoe.expert_count", 60));
   REQUIRE_OK(c);
-  CHECK(c->at("model_type") == "qwen2moe");  // engine/models refuses it by this name
+  CHECK(c->at("model_type") == "unheardmoe");  // engine/models refuses it by this name
   CHECK_FALSE(c->contains("architectures"));
 }
 

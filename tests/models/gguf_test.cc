@@ -48,6 +48,17 @@ const Case kCases[] = {
     {"glm4", "glm4", false, {}, {{"rope.dimension_count", 16}}},
     {"cohere2", "cohere2", false, {{"logit_scale", 0.25}}, {{"attention.sliding_window", 12}}},
     {"starcoder2", "starcoder2", false, {}, {{"attention.sliding_window", 12}}},
+    {"qwen2-moe", "qwen2moe", false, {}, {{"expert_shared_feed_forward_length", 80}}},
+    {"glm4-moe",
+     "glm4moe",
+     false,
+     {{"expert_weights_scale", 2.5}},
+     {{"rope.dimension_count", 16},
+      {"leading_dense_block_count", 1},
+      {"expert_group_count", 4},
+      {"expert_group_used_count", 2},
+      {"expert_gating_func", 2},
+      {"expert_shared_count", 1}}},
 };
 
 // The GGUF name that means `name`; empty when none does.

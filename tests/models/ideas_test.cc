@@ -56,6 +56,13 @@ constexpr Idea kIdeas[] = {
     {"exaone4", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"exaone4", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
     {"starcoder2", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
+    {"qwen2-moe", "weights not normalized", [](ModelConfig& c) { c.route.normalize = true; }},
+    {"glm4-moe", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
+    {"glm4-moe", "groups of experts", [](ModelConfig& c) { c.route.groups = 1; }},
+    {"glm4-moe", "scale of routed experts", [](ModelConfig& c) { c.route.scale = 1; }},
+    {"ernie4_5-moe", "experts that all share", [](ModelConfig& c) { c.shared_experts = 0; }},
+    {"minimax-m2", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
+    {"minimax-m2", "norm over all heads", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
 };
 
 }  // namespace

@@ -41,14 +41,14 @@ std::vector<int32_t> greedy(RunnerFixture& model, std::vector<int32_t> tokens, s
 }
 
 // What R1 needs to find: norms that only linear layers read, and none that subtracts a mean or writes into
-// the residual stream.
+// the residual stream, which nothing but linear layers write.
 struct Residual {
   bool free = true;
   int norms = 2;  // of a layer, whose weights may be folded
 };
 Residual residual_of(const std::string& name) {
-  for (const char* held :
-       {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3", "glm4"})
+  for (const char* held : {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3",
+                           "glm4", "qwen2-moe"})
     if (name == held) return {false, 0};
   return {};
 }
@@ -56,9 +56,16 @@ Residual residual_of(const std::string& name) {
 // Whether the linear layers that write queries and keys are found: not behind norms over all heads or behind
 // the rope, nor where queries are scaled by their position. Such heads keep their channels as they are.
 bool keys_are_traced(const std::string& name) {
-  for (const char* other : {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3"})
+  for (const char* other : {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3", "minimax-m2"})
     if (name == other) return false;
   return true;
+}
+
+// Networks that R4 finds: one of each layer, and that of a mixture's shared experts.
+int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
+  for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe"})
+    if (name == shares) return c.layers + std::ranges::count(c.dense_layer, false);
+  return c.layers;
 }
 
 int rewrites(const ServingGraph& g, const char* pass) {
@@ -116,7 +123,7 @@ TEST_CASE("where a rotation applies is found from the graph") {
     CHECK((rewrites(*graph, "rotate_residual") > 0) == residual.free);
     CHECK(rewrites(*graph, "rotate_values") == layers);
     CHECK(rewrites(*graph, "rotate_queries_keys") == layers);
-    CHECK(rewrites(*graph, "rotate_ffn") == layers);
+    CHECK(rewrites(*graph, "rotate_ffn") == feed_forwards(name, *config));
     CHECK(rewrites(*graph, "equalize_heads") == layers);
     // Weights stay as wide as they were.
     CHECK(graph->weights == "bf16");
@@ -169,7 +176,7 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
       CHECK(rewrites(*graph, "rotate_residual") == 0);
       CHECK(rewrites(*graph, "rotate_values") == 0);
       CHECK(rewrites(*graph, "rotate_queries_keys") == config->layers);
-      CHECK(rewrites(*graph, "rotate_ffn") == config->layers);
+      CHECK(rewrites(*graph, "rotate_ffn") == feed_forwards(name, *config));
       const auto backend = make_backend(options);
       REQUIRE_OK(backend);
       CHECK(foresee_weights(graph->model.graph, **backend).made == 0);  // every weight stays where it lies

@@ -57,7 +57,7 @@ TEST_CASE("plugin: the handshake refuses what cannot be used, and says why") {
 
   oar_plugin t = good;
   t.major = OAR_PLUGIN_MAJOR + 1, t.minor = 0;
-  CHECK(has(why(&t), "built for version 2.0"));
+  CHECK(has(why(&t), "built for version 3.0"));
   t = good;
   t.minor = 77;  // what was appended later is no obstacle
   CHECK(check_plugin(&t, "here").ok());

@@ -37,7 +37,7 @@ const std::vector<Family>& families() {
        sizeof(oar_moe_route_args),
        {AT(oar_moe_route_args, pair_token), AT(oar_moe_route_args, pair_slot),
         AT(oar_moe_route_args, pair_weight), AT(oar_moe_route_args, expert_start),
-        AT(oar_moe_route_args, logits)}},
+        AT(oar_moe_route_args, logits), AT(oar_moe_route_args, bias)}},
       {OAR_FAMILY_MOE_COMBINE,
        "moe_combine",
        sizeof(oar_moe_combine_args),

@@ -110,10 +110,12 @@ std::vector<float> tiny_weights(std::string_view name, std::span<const int64_t> 
 }
 
 std::vector<std::string> tiny_golden_names() {
-  return {"llama2",  "llama3",  "llama-linear", "llama-yarn",       "llama-bias", "mistral",   "qwen2",
-          "qwen3",   "gpt2",    "qwen3-moe",    "mixtral",          "ministral3", "phi3",      "phi4",
-          "smollm3", "granite", "ernie4_5",     "seed_oss",         "olmo2",      "olmo3",     "gemma2",
-          "gemma3",  "glm4",    "cohere2",      "hunyuan_v1_dense", "exaone4",    "starcoder2"};
+  return {
+      "llama2",   "llama3",       "llama-linear", "llama-yarn",       "llama-bias", "mistral",    "qwen2",
+      "qwen3",    "gpt2",         "qwen3-moe",    "mixtral",          "ministral3", "phi3",       "phi4",
+      "smollm3",  "granite",      "ernie4_5",     "seed_oss",         "olmo2",      "olmo3",      "gemma2",
+      "gemma3",   "glm4",         "cohere2",      "hunyuan_v1_dense", "exaone4",    "starcoder2", "qwen2-moe",
+      "glm4-moe", "ernie4_5-moe", "minimax-m2"};
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {

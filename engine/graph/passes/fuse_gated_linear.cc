@@ -19,10 +19,13 @@ Result<int> fuse_gated_linear(Graph& graph) {
     if (p < 0 || uses[product] != 1 || !graph.nodes()[p].is("swiglu")) continue;
     if (graph.value(product).type.shape.size() != 2) continue;
     const Node& swiglu = graph.nodes()[p];
+    if (swiglu.attrs.get_float("alpha", 1) != 1) continue;
     const std::vector<ValueId> inputs{swiglu.inputs[0], swiglu.inputs[1], linear.inputs[1], linear.inputs[2],
                                       linear.inputs[3]};
     const ValueId old = linear.outputs[0];
-    OAR_ASSIGN(const auto made, graph.add_node(find_op("gated_linear"), inputs, linear.attrs));
+    Attrs attrs = linear.attrs;
+    if (swiglu.attrs.has("act")) attrs.set("act", swiglu.attrs.get_string("act"));
+    OAR_ASSIGN(const auto made, graph.add_node(find_op("gated_linear"), inputs, std::move(attrs)));
     graph.replace_uses(old, made[0]);
     dead[i] = dead[p] = true;
     ++fused;

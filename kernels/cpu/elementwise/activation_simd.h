@@ -29,9 +29,16 @@ inline void swiglu_run(const void* args, int, int64_t begin, int64_t end, const 
     const int64_t t = u / pieces, f = u % pieces * kSwiGluCols;
     const float *gate = a.gate + t * a.ldg + f, *up = a.up + t * a.ldu + f;
     float* out = a.out + t * a.ldo + f;
-    for_lanes(a.F - f < kSwiGluCols ? a.F - f : kSwiGluCols, [&](int64_t i, int64_t n) {
-      store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
-    });
+    const int64_t cols = a.F - f < kSwiGluCols ? a.F - f : kSwiGluCols;
+    if (a.act == UnaryOp::kGeluTanh) {
+      for_lanes(cols, [&](int64_t i, int64_t n) {
+        store_part(out + i, gelu_tanh(load_part(gate + i, n)) * load_part(up + i, n), n);
+      });
+    } else {
+      for_lanes(cols, [&](int64_t i, int64_t n) {
+        store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
+      });
+    }
   }
 }
 

@@ -31,15 +31,88 @@ inline void route_plan(const void* args, int, KernelPlan* out) {
   out->phases = blocks > 1 ? 2 : 1;
   out->chunks[0] = out->chunks[1] = blocks;
   out->shared_scratch = static_cast<size_t>(a.T * a.top_k + blocks * a.experts) * sizeof(int32_t);
-  out->worker_scratch = static_cast<size_t>(a.experts + a.top_k) * sizeof(float);
+  out->worker_scratch = static_cast<size_t>(3 * a.experts + a.top_k + a.groups) * sizeof(float);
+}
+
+// Whether the logits themselves order the experts and softmax weighs them.
+OAR_INLINE bool plain_softmax(const MoeRouteArgs& a) {
+  return a.score == RouteScore::kSoftmax && a.bias == nullptr && a.groups < 2 && a.scale == 1.f;
+}
+
+// score[e] of one token's experts and choice[e], what they are chosen by; both [experts]. False where a logit
+// is NaN.
+inline bool score_experts(const MoeRouteArgs& a, const float* logits, float* score, float* choice,
+                          float* group) {
+  float most = -INFINITY, sum = 0;
+  for (int64_t e = 0; e < a.experts; ++e) most = logits[e] > most ? logits[e] : most;
+  for_lanes(a.experts, [&](int64_t i, int64_t n) {
+    const Vf x = load_part(logits + i, n);
+    const Vf y = a.score == RouteScore::kSigmoid   ? sigmoid(x)
+                 : a.score == RouteScore::kSoftmax ? exp(x - set1(most))
+                                                   : sqrt(max(x, set1(0.f)) + log(set1(1.f) + exp(-abs(x))));
+    store_part(score + i, y, n);
+  });
+  for (int64_t e = 0; e < a.experts; ++e) sum += score[e];
+  if (a.score == RouteScore::kSoftmax)
+    for (int64_t e = 0; e < a.experts; ++e) score[e] /= sum;
+  bool numbers = true;
+  for (int64_t e = 0; e < a.experts; ++e) {
+    numbers = numbers && logits[e] == logits[e];
+    const float x = a.bias != nullptr ? score[e] + a.bias[e] : a.groups < 2 ? logits[e] : score[e];
+    choice[e] = x == x ? x : -INFINITY;
+  }
+  if (a.groups < 2) return numbers;
+  const int64_t each = a.experts / a.groups;
+  for (int32_t g = 0; g < a.groups; ++g) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int64_t e = g * each; e < (g + 1) * each; ++e) {
+      if (choice[e] > first) second = first, first = choice[e];
+      else if (choice[e] > second) second = choice[e];
+    }
+    group[g] = first + second;
+  }
+  for (int32_t g = 0; g < a.groups; ++g) {
+    int32_t better = 0;
+    for (int32_t o = 0; o < a.groups; ++o)
+      better += group[o] > group[g] || (group[o] == group[g] && o < g) ? 1 : 0;
+    if (better < a.top_groups) continue;
+    for (int64_t e = g * each; e < (g + 1) * each; ++e) choice[e] = -INFINITY;
+  }
+  return numbers;
+}
+
+// The k best of `values`, the lower index first among equals; a NaN is never preferred to a number.
+inline void insert_best(const float* values, int64_t count, int64_t k, int32_t* expert, float* key) {
+  int64_t kept = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    const float x = values[e] == values[e] ? values[e] : -INFINITY;
+    if (kept == k && !(x > key[k - 1])) continue;
+    int64_t at = kept < k ? kept++ : k - 1;
+    for (; at > 0 && x > key[at - 1]; --at) {
+      key[at] = key[at - 1];
+      expert[at] = expert[at - 1];
+    }
+    key[at] = x;
+    expert[at] = static_cast<int32_t>(e);
+  }
+}
+
+inline void choose_scored(const MoeRouteArgs& a, int64_t t, int32_t* expert, float* key) {
+  float *score = key + a.top_k, *choice = score + a.experts, *weight = a.pair_weight + t * a.top_k;
+  const bool numbers = score_experts(a, a.logits + t * a.experts, score, choice, choice + a.experts);
+  insert_best(choice, a.experts, a.top_k, expert, key);
+  float kept = 0;
+  for (int64_t j = 0; j < a.top_k; ++j) kept += weight[j] = numbers ? score[expert[j]] : NAN;
+  const float factor = a.normalize != 0 ? a.scale / kept : a.scale;
+  for (int64_t j = 0; j < a.top_k; ++j) weight[j] *= factor;
 }
 
 // The top_k experts of one token, largest logit first, the lower index first among equals. A NaN is never
 // preferred to a number, and makes every weight NaN.
 inline void choose_experts(const MoeRouteArgs& a, int64_t t, int32_t* expert, float* key) {
+  if (!plain_softmax(a)) return choose_scored(a, t, expert, key);
   const float* logits = a.logits + t * a.experts;
   const int64_t k = a.top_k;
-  int64_t kept = 0;
   Vf vmax = set1(-INFINITY);
   for_lanes(a.experts, [&](int64_t i, int64_t n) {
     Vf x = load_part(logits + i, n);
@@ -52,17 +125,7 @@ inline void choose_experts(const MoeRouteArgs& a, int64_t t, int32_t* expert, fl
     vmax = max(x, vmax);
   });
   const float maximum = reduce_max(vmax);
-  for (int64_t e = 0; e < a.experts; ++e) {
-    const float x = logits[e] == logits[e] ? logits[e] : -INFINITY;
-    if (kept == k && !(x > key[k - 1])) continue;
-    int64_t at = kept < k ? kept++ : k - 1;
-    for (; at > 0 && x > key[at - 1]; --at) {
-      key[at] = key[at - 1];
-      expert[at] = expert[at - 1];
-    }
-    key[at] = x;
-    expert[at] = static_cast<int32_t>(e);
-  }
+  insert_best(logits, a.experts, k, expert, key);
   const Vf shift = set1(maximum);
   float total = sum_lanes(a.experts, [&](int64_t i, int64_t n) {
     Vf p = exp(load_part(logits + i, n) - shift);

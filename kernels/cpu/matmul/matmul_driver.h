@@ -38,6 +38,7 @@ struct MatmulView {
   const float* gate = nullptr;  // GatedMatmulArgs'
   int64_t ld_gate = 0;
   const Kernel* swiglu = nullptr;
+  UnaryOp act = UnaryOp::kSilu;
 
   int64_t run_begin(int64_t run) const { return start == nullptr ? 0 : start[run]; }
   int64_t run_end(int64_t run) const { return start == nullptr ? P : start[run + 1]; }
@@ -108,7 +109,7 @@ struct MatmulDriver {
   }
   static MatmulView view(const GatedMatmulArgs& a) {
     MatmulView v = view(a.matmul);
-    v.gate = a.gate, v.ld_gate = a.ld_gate, v.swiglu = a.swiglu;
+    v.gate = a.gate, v.ld_gate = a.ld_gate, v.swiglu = a.swiglu, v.act = a.act;
     return v;
   }
   static MatmulView view(const GroupedMatmulArgs& a) {
@@ -212,13 +213,13 @@ struct MatmulDriver {
     }
   }
 
-  // The task's part of silu(gate) * x, to be packed instead of x's. (One run, no list of tokens.)
+  // The task's part of act(gate) * x, to be packed instead of x's. (One run, no list of tokens.)
   static void pass_gate(const MatmulView& v, PackTask& task, float* to) {
     SwiGluArgs a;
     a.T = task.t_end - task.t_begin, a.F = task.k_end - task.k_begin;
     a.gate = v.gate + task.t_begin * v.ld_gate + task.k_begin, a.ldg = v.ld_gate;
     a.up = task.at(task.t_begin, task.k_begin), a.ldu = v.ldx;
-    a.out = to, a.ldo = a.F;
+    a.out = to, a.ldo = a.F, a.act = v.act;
     KernelPlan plan;
     v.swiglu->plan(&a, 1, &plan);
     v.swiglu->run(&a, 0, 0, plan.chunks[0], {});
