@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/graph/evaluated_types.h"
 #include "engine/graph/op.h"
 
 namespace oar {
@@ -36,7 +37,8 @@ ValueId Graph::add_constant(std::string name, Tensor tensor) {
 }
 
 Result<std::vector<ValueId>> Graph::add_node(const OpDef* op, std::vector<ValueId> inputs, Attrs attrs) {
-  auto types = op->infer(*this, inputs, attrs);
+  auto types =
+      op->infer != nullptr ? op->infer(*this, inputs, attrs) : evaluated_types(*this, *op, inputs, attrs);
   if (!types.ok()) {
     std::string operands;
     for (ValueId v : inputs) {

@@ -101,6 +101,9 @@ class LoweredOp {
   uint32_t overwrites = 0;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
+// Whether lower() may be asked of a graph that knows its types. Ops without a shape rule look at a run's
+// sizes.
+inline bool lowers_by_types(const OpDef& op) { return op.lower != nullptr && op.infer != nullptr; }
 // No kernel for these operands: the definition, the reference or evaluate() does the node.
 inline Lowered not_lowered() { return std::unique_ptr<LoweredOp>(); }
 

@@ -139,7 +139,9 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
     for (ValueId v : node.inputs) inputs.push_back({v});
     const std::vector<Val> outputs = node.op->define(b, inputs, node.attrs);
     OAR_RETURN_IF_ERROR(b.status());
-    for (size_t k = 0; k < outputs.size(); ++k) graph.replace_uses(node.outputs[k], outputs[k].id);
+    // A node may leave results out that nobody asked for.
+    for (size_t k = 0; k < node.outputs.size() && k < outputs.size(); ++k)
+      graph.replace_uses(node.outputs[k], outputs[k].id);
     ++rewrites;
   }
   OAR_RETURN_IF_ERROR(passes::dce(graph).status());

@@ -140,7 +140,7 @@ void Plan::place_states() {
       if (!host) {
         LowerContext probe = context(n, *weights_);
         probe.probe = true;
-        const auto op = n.op->lower ? n.op->lower(probe) : Lowered(std::unique_ptr<LoweredOp>());
+        const auto op = lowers_by_types(*n.op) ? n.op->lower(probe) : Lowered(std::unique_ptr<LoweredOp>());
         host = !op.ok() || *op == nullptr || (*op)->kernel() == nullptr;
       }
       for (size_t s : used) {
@@ -161,7 +161,7 @@ Status Plan::lower_step(const Node& n, Missing& missing, Step& step) {
   const bool device = backend_.memory() != MemoryKind::kHost;
   const bool pinned = std::any_of(n.inputs.begin(), n.inputs.end(),
                                   [&](ValueId v) { return v != kNoValue && on_host_state(v); });
-  if (n.op->lower && !pinned) {
+  if (lowers_by_types(*n.op) && !pinned) {
     LowerContext ctx = context(n, *weights_);
     OAR_ASSIGN(step.op, n.op->lower(ctx));
     // An op that runs on the host by itself would read the device's memory.
@@ -176,12 +176,12 @@ Status Plan::lower_to_host(const Node& n, Missing& missing, Step& step) {
   for (const ValueId v : n.inputs) {
     if (v != kNoValue && graph_.value(v).kind == ValueKind::kConstant) graph_constants_.insert(v);
   }
-  if (device && n.op->lower) {
+  if (device && lowers_by_types(*n.op)) {
     LowerContext ctx = context(n, *host_weights_);
     OAR_ASSIGN(step.op, n.op->lower(ctx));
   }
   if (!step.op) {
-    if (!n.op->reference && !n.op->define) {
+    if (!n.op->reference && !n.op->define && !n.op->evaluate) {
       return unimplemented(cat("neither ", backend_.name(), " nor the CPU has a kernel for ", n.op->name,
                                " of ", node_format(graph_, n)));
     }

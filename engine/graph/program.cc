@@ -12,7 +12,7 @@ Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& bac
   g.sort();
   // Composites without a kernel become their definitions until every node has a kernel or is a primitive.
   const auto has_kernel = [&](const Node& n) {
-    if (!n.op->lower) return false;
+    if (!lowers_by_types(*n.op)) return false;
     LowerContext probe{g, n, backend, program->weights_, options.progress};
     probe.probe = true;
     const auto op = n.op->lower(probe);

@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
+#include "engine/graph/evaluate.h"
 
 namespace oar {
 namespace {
@@ -32,6 +33,28 @@ TensorType type_of(const HostValue& v) {
   TensorType t{Format::of(v.dtype), {}};
   for (int64_t d : v.shape) t.shape.emplace_back(d);
   return t;
+}
+
+// An op of ordinary models in double: floats as f64, integers as they are.
+Result<std::vector<HostValue>> evaluate_wide(const OpDef& op, std::span<const HostValue* const> inputs,
+                                             const Attrs& attrs) {
+  std::vector<Datum> operands(inputs.size());
+  std::vector<const Datum*> pointers(inputs.size(), nullptr);
+  Node node{&op, {}, {0}, attrs, {}, {}};
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    node.inputs.push_back(inputs[k] != nullptr ? static_cast<ValueId>(k) : kNoValue);
+    if (inputs[k] == nullptr) continue;
+    HostValue wide = *inputs[k];
+    if (wide.is_float()) wide.dtype = DType::kF64;
+    OAR_ASSIGN(operands[k], to_tensor(wide));
+    pointers[k] = &operands[k];
+  }
+  OAR_ASSIGN(const auto results, evaluate_op(node, pointers, {}));
+  if (!results[0].is_tensor()) return unimplemented(cat(op.name, " has a result that is no tensor"));
+  std::vector<HostValue> out(1);
+  OAR_ASSIGN(out[0], host_value(results[0].tensor));
+  if (out[0].is_float()) out[0].dtype = DType::kF32;  // as types say between ops; the values stay double
+  return out;
 }
 
 }  // namespace
@@ -96,7 +119,8 @@ Result<Tensor> to_tensor(const HostValue& v) {
 
 Result<std::vector<HostValue>> evaluate_node(const OpDef& op, std::span<const HostValue* const> inputs,
                                              const Attrs& attrs) {
-  if (!op.define && !op.reference) return unimplemented(cat(op.name, " has no reference"));
+  if (!op.define && !op.reference && !op.evaluate) return unimplemented(cat(op.name, " has no reference"));
+  if (!op.define && !op.reference) return evaluate_wide(op, inputs, attrs);
   // The op alone in a graph of concrete shapes: its shape rule then gives concrete outputs, and a composite's
   // definition is evaluated as that graph.
   Graph g;

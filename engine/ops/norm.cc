@@ -16,12 +16,6 @@
 namespace oar {
 namespace {
 
-// exp(x - max x) / sum
-std::vector<Val> softmax(Builder& b, std::span<const Val> in, const Attrs&) {
-  const Val e = b.op("exp", {b.op("sub", {in[0], reduce_last(b, "reduce_max", in[0])})});
-  return {b.op("div", {e, reduce_last(b, "reduce_sum", e)})};
-}
-
 // softmax(x) {axis, flatten}: the kernel has rows.
 Lowered softmax_lower(LowerContext& ctx) {
   const Known x = ctx.known(0);
@@ -286,7 +280,7 @@ Status evaluate_layer_norm(EvalContext& ctx) { return evaluate_norm(ctx, true); 
 
 extern const OpDef op_softmax = {.name = "softmax",
                                  .infer = same_as_first,
-                                 .define = softmax,
+                                 .define = definition::softmax,
                                  .pattern = true,
                                  .evaluate = tensor::softmax,
                                  .lower = softmax_lower};

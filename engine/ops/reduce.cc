@@ -1,5 +1,5 @@
-// Reductions {axes, keepdims}: of the last axis, which stays with extent 1, where a graph knows its types; of
-// ordinary models of any (tensor/reduce.cc).
+// Reductions {axes, keepdims, noop_with_empty_axes} over any axes, all where none are named. Of ordinary
+// models also by operands and of integers (tensor/reduce.cc).
 #include <cmath>
 
 #include "engine/ops/op_util.h"
@@ -8,30 +8,53 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
-  DimVector shape = shape_of(g, in[0]);
-  if (shape.empty()) return invalid_argument("a scalar has no axis to reduce");
+// By axis: whether it is reduced.
+Result<std::vector<bool>> reduced_axes(const Attrs& attrs, size_t rank) {
   const std::vector<int64_t> axes = attrs.get_ints("axes");
-  const auto last = static_cast<int64_t>(shape.size()) - 1;
-  if (axes.size() != 1 || (axes[0] != -1 && axes[0] != last) || !attrs.get_bool("keepdims", true))
-    return invalid_argument("reduces the last axis alone, and keeps it");
-  shape.back() = Dim(1);
+  std::vector<bool> gone(rank, axes.empty() && !attrs.get_bool("noop_with_empty_axes"));
+  for (const int64_t a : axes) {
+    OAR_ASSIGN(const int axis, checked_axis(a, static_cast<int>(rank)));
+    gone[static_cast<size_t>(axis)] = true;
+  }
+  return gone;
+}
+
+Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
+  if (given(in, 1)) return invalid_argument("axes are an attribute where types are known");
+  const DimVector& x = shape_of(g, in[0]);
+  OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(attrs, x.size()));
+  DimVector shape;
+  for (size_t k = 0; k < x.size(); ++k) {
+    if (!gone[k]) shape.push_back(x[k]);
+    else if (attrs.get_bool("keepdims", true)) shape.emplace_back(1);
+  }
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
 enum class Kind { kSum, kMean, kMax };
 
 template <Kind kKind>
-Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
-  const auto cols = static_cast<size_t>(in[0]->shape.cols());
-  for (size_t r = 0; r < out[0].f.size(); ++r) {
-    const double* x = in[0]->f.data() + r * cols;
-    double acc = kKind == Kind::kMax ? -INFINITY : 0;
-    for (size_t c = 0; c < cols; ++c)
-      acc = kKind == Kind::kMax ? (x[c] > acc || std::isnan(x[c]) ? x[c] : acc) : acc + x[c];
-    out[0].f[r] = kKind == Kind::kMean ? acc / static_cast<double>(cols) : acc;
+Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  const Shape& x = in[0]->shape;
+  OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(attrs, static_cast<size_t>(x.rank())));
+  std::vector<double>& y = out[0].f;
+  std::fill(y.begin(), y.end(), kKind == Kind::kMax ? -INFINITY : 0);
+  for (int64_t flat = 0; flat < x.numel(); ++flat) {
+    int64_t rest = flat, stride = 1;
+    size_t to = 0;
+    for (int k = x.rank() - 1; k >= 0; rest /= x[k], --k) {
+      if (gone[static_cast<size_t>(k)]) continue;
+      to += static_cast<size_t>(rest % x[k] * stride);
+      stride *= x[k];
+    }
+    const double v = in[0]->f[static_cast<size_t>(flat)];
+    if (kKind != Kind::kMax) y[to] += v;
+    else if (v > y[to] || std::isnan(v)) y[to] = v;
   }
+  if (kKind != Kind::kMean || y.empty()) return ok_status();
+  const double count = static_cast<double>(x.numel()) / static_cast<double>(y.size());
+  for (double& v : y) v /= count;
   return ok_status();
 }
 

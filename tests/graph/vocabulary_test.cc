@@ -17,8 +17,13 @@ struct Argument {
   bool weight = false;  // may be a constant of the model
   int64_t indices = 0;  // integers in [0, indices) instead of floats
   bool none = false;    // left out
+  bool above = false;   // positive
 };
 const Argument kLeftOut{{}, false, 0, true};
+Argument positive(std::vector<int64_t> dims) { return {std::move(dims), true, 0, false, true}; }
+Attrs over(std::vector<int64_t> axes, int64_t keep) {
+  return {{"axes", std::move(axes)}, {"keepdims", keep}};
+}
 struct Row {
   const char* op;
   Attrs attrs;
@@ -66,6 +71,46 @@ const std::vector<Row>& table() {
       {"max", {}, {{{7, 1, 5}}, {{1}, true}}},
       {"softmax", {}, {{{3, 37}}}},
       {"softmax", {{"axis", int64_t{2}}}, {{{2, 3, 5}}}},
+      {"softmax", {{"axis", int64_t{1}}}, {{{2, 3, 5}}}, 1e-5, Row::kNone},
+      {"softmax", {{"axis", int64_t{1}}, {"flatten", int64_t{1}}}, {{{2, 3, 5}}}},
+      {"log_softmax", {}, {{{3, 37}}}, 1e-5, Row::kNone},
+      {"log_softmax", {{"axis", int64_t{0}}}, {{{3, 5, 2}}}, 1e-5, Row::kNone},
+      {"log_softmax", {{"axis", int64_t{1}}, {"flatten", int64_t{1}}}, {{{2, 3, 5}}}, 1e-5, Row::kNone},
+      {"reduce_sum", over({0, -1}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_mean", over({1}, 1), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_max", {}, {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_max", {{"noop_with_empty_axes", int64_t{1}}}, {{{3, 5}}}, 1e-5, Row::kNone},
+      {"reduce_l1", over({1}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_l2", over({0, 2}, 1), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_l2", {{"noop_with_empty_axes", int64_t{1}}}, {{{3, 5}}}, 1e-5, Row::kNone},
+      {"reduce_log_sum", {}, {positive({3, 5})}, 1e-5, Row::kNone},
+      {"reduce_log_sum_exp", over({-2}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_log_sum_exp", {}, {{{13}}}, 1e-5, Row::kNone},
+      {"reduce_min", over({1, 2}, 1), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_sum_square", over({2}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"global_average_pool", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
+      {"global_max_pool", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
+      {"global_lp_pool", {{"p", int64_t{3}}}, {{{2, 3, 7}}}, 1e-5, Row::kNone},
+      {"batch_norm",
+       {},
+       {{{2, 3, 5, 7}}, {{3}, true}, {{3}, true}, {{3}, true}, positive({3})},
+       1e-5,
+       Row::kNone},
+      {"batch_norm",
+       {{"training_mode", int64_t{1}}, {"momentum", 0.7}},
+       {{{4, 3, 5}}, {{3}, true}, {{3}, true}, {{3}, true}, positive({3})},
+       1e-5,
+       Row::kNone},
+      {"batch_norm", {}, {{{5, 3}}, {{3}, true}, {{3}, true}, {{3}, true}, positive({3})}, 1e-5, Row::kNone},
+      {"instance_norm", {{"epsilon", 1e-3}}, {{{2, 3, 5, 7}}, {{3}, true}, {{3}, true}}, 1e-5, Row::kNone},
+      {"group_norm", {{"num_groups", int64_t{2}}}, {{{3, 6, 5}}, {{6}, true}, {{6}, true}}, 1e-5, Row::kNone},
+      {"group_norm", {{"num_groups", int64_t{2}}}, {{{3, 6, 5}}, {{2}, true}, {{2}, true}}, 1e-5, Row::kNone},
+      {"lp_normalization", {}, {{{3, 37}}}, 1e-5, Row::kNone},
+      {"lp_normalization", {{"axis", int64_t{0}}, {"p", int64_t{1}}}, {{{3, 5}}}, 1e-5, Row::kNone},
+      {"lrn", {{"size", int64_t{3}}, {"alpha", 0.3}}, {{{2, 5, 3, 3}}}, 1e-5, Row::kNone},
+      {"lrn", {{"size", int64_t{4}}, {"alpha", 0.7}, {"bias", 2.0}}, {{{1, 3, 7}}}, 1e-5, Row::kNone},
+      {"mean_variance_normalization", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
+      {"mean_variance_normalization", over({0, 2}, 1), {{{2, 3, 5}}}, 1e-5, Row::kNone},
       {"swiglu", {}, {{{3, 37}}, {{3, 37}}}},
       {"swiglu", {{"alpha", 1.5}}, {{{3, 37}}, {{3, 37}}}, 1e-5, Row::kNone},
       {"rms_norm", {{"epsilon", 1e-6}}, {{{5, 33}}, {{33}, true}}},
@@ -145,7 +190,7 @@ std::vector<HostValue> values_for(const Row& row, DType dtype) {
     std::uniform_real_distribution<float> u(-2, 2);
     for (int64_t k = 0; k < v.shape.numel(); ++k) {
       if (a.indices > 0) v.i.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(a.indices)));
-      else v.f.push_back(u(random));
+      else v.f.push_back(a.above ? 0.25 + std::abs(u(random)) : u(random));
     }
     // As the dtype has them.
     const auto t = to_tensor(v);

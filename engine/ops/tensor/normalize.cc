@@ -254,10 +254,10 @@ Status mean_variance_normalization(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(batch_norm, tensor::batch_norm);
-OAR_TENSOR_OP(group_norm, tensor::group_norm);
-OAR_TENSOR_OP(instance_norm, tensor::instance_norm);
-OAR_TENSOR_OP(lp_normalization, tensor::lp_normalization);
-OAR_TENSOR_OP(lrn, tensor::lrn);
-OAR_TENSOR_OP(mean_variance_normalization, tensor::mean_variance_normalization);
+OAR_DEFINED_OP(batch_norm, tensor::batch_norm);
+OAR_DEFINED_OP(group_norm, tensor::group_norm);
+OAR_DEFINED_OP(instance_norm, tensor::instance_norm);
+OAR_DEFINED_OP(lp_normalization, tensor::lp_normalization);
+OAR_DEFINED_OP(lrn, tensor::lrn);
+OAR_DEFINED_OP(mean_variance_normalization, tensor::mean_variance_normalization);
 }  // namespace oar

@@ -10,6 +10,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
+#include "engine/ops/define/definitions.h"
 
 namespace oar::tensor {
 
@@ -178,3 +179,7 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
 #define OAR_TENSOR_OP(op, function, ...) \
   extern const OpDef op_##op = {         \
       .name = #op, .gradient = Gradient::kNone, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+// The same of one that has a definition (engine/ops/define/definitions.h), and with it a gradient.
+#define OAR_DEFINED_OP(op, function, ...) \
+  extern const OpDef op_##op = {          \
+      .name = #op, .define = definition::op, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
