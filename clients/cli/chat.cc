@@ -1,5 +1,7 @@
 #include "clients/cli/chat.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -53,6 +55,16 @@ Result<std::vector<int32_t>> Chat::prompt() {
   }
 }
 
+// Reasoning is not the answer: it goes to the terminal, dimmed there, and never into a pipe.
+void Chat::show_reasoning(const std::string& text, bool over) {
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  if (!text.empty()) {
+    if (!std::exchange(reasoning_, true) && terminal) std::fputs("\x1b[2m", stderr);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  }
+  if (over && std::exchange(reasoning_, false)) std::fputs(terminal ? "\x1b[0m\n\n" : "\n\n", stderr);
+}
+
 Status Chat::say(const std::string& text) {
   said_.push_back(text);
   auto run = [&]() -> Status {
@@ -61,10 +73,15 @@ Status Chat::say(const std::string& text) {
     OAR_ASSIGN(request.prompt, prompt());
     request.sampling = params();
     request.stop.max_tokens = sampling_.max_tokens;
-    OAR_ASSIGN(request.constraint, constraint_of(sampling_, model_));
+    ReplyRequest asked;
+    OAR_ASSIGN(asked.answer, constraint_of(sampling_));
+    OAR_ASSIGN(ReplyPlan plan, plan_reply(model_.reply_model(), asked, request.prompt));
+    request.constraint = std::move(plan.constraint);
     request.constraint_field = "the constraint";
+    request.stop.stop_token_ids = std::move(plan.end_tokens);
     TextStreamOptions stream_options;
     stream_options.stop = sampling_.stop;
+    stream_options.reply = std::move(plan.format);
     auto stream = TextStream::create(model_.tokenizer(), std::move(stream_options), 1);
     OAR_RETURN_IF_ERROR(stream->start(model_.engine(), std::move(request)));
     std::string answer;
@@ -73,6 +90,7 @@ Status Chat::say(const std::string& text) {
       if (interrupted_.exchange(false)) stream->cancel();
       const auto event = stream->next(std::chrono::milliseconds(50));
       if (!event) continue;
+      show_reasoning(event->reasoning, !event->text.empty() || event->finish != FinishReason::kNone);
       answer += event->text;
       std::fwrite(event->text.data(), 1, event->text.size(), stdout);
       if (std::fflush(stdout) != 0) stream->cancel(), status = unavailable("standard output is closed");

@@ -39,6 +39,8 @@ class Chat {
   // The prompt's tokens. Turns that no longer fit are left out, oldest first.
   Result<std::vector<int32_t>> prompt();
   json::array messages(size_t from) const;
+  // `over`: the answer itself begins, or nothing more comes.
+  void show_reasoning(const std::string& text, bool over);
 
   LanguageModel& model_;
   SamplingOptions sampling_;
@@ -47,6 +49,7 @@ class Chat {
   std::vector<std::string> said_;  // user, assistant, user, ...
   size_t seen_from_ = 0;           // what lies before it does not fit
   uint64_t turns_ = 0;
+  bool reasoning_ = false;  // is being shown
 };
 
 }  // namespace oar::cli

@@ -111,7 +111,9 @@ int generate(const GenerateOptions& o) {
   request.sampling = sampling_params(o.sampling, {}, 0.f);
   request.stop.max_tokens = o.sampling.max_tokens;
   request.stop.ignore_eos = o.ignore_eos;
-  auto constraint = constraint_of(o.sampling, m);
+  const auto spec = constraint_of(o.sampling);
+  if (!spec.ok()) return fail(spec.status());
+  auto constraint = m.constraints()->compile(*spec);
   if (!constraint.ok()) return fail(constraint.status());
   request.constraint = std::move(*constraint);
   request.constraint_field = "the constraint";

@@ -4,6 +4,7 @@
 #include "clients/cli/progress.h"
 #include "clients/cli/ranges.h"
 #include "clients/cli/sizes.h"
+#include "engine/base/format.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/quantize/tune_kv.h"
@@ -151,6 +152,28 @@ void add_chat_options(CLI::App& command, ModelOptions& options) {
   command.add_flag("--allow-special-in-text", options.engine.allow_special_in_text,
                    "read control tokens such as <|end|> also in the text of chat messages, where they stay "
                    "text otherwise");
+  const auto names = [](const auto& styles) {
+    std::string all = "auto, none";
+    for (const auto& s : styles) all += cat(", ", s.name);
+    return all;
+  };
+  command
+      .add_option(
+          "--tool-parser", options.engine.tool_parser,
+          "how the model writes tool calls: auto is what its chat template says, none leaves them text; " +
+              names(tools::tool_styles()))
+      ->check([](const std::string& name) { return tools::find_tool_style(name, {}).status().message(); })
+      ->group("Model")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command
+      .add_option("--reasoning-parser", options.engine.reasoning_parser,
+                  "how the model writes its reasoning, likewise: " + names(tools::reasoning_styles()))
+      ->check(
+          [](const std::string& name) { return tools::find_reasoning_style(name, {}).status().message(); })
+      ->group("Model")
+      ->type_name("NAME")
+      ->capture_default_str();
 }
 
 Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel level, std::string& path) {

@@ -61,7 +61,7 @@ SamplingParams sampling_params(const SamplingOptions& o, const GenerationDefault
   return s;
 }
 
-Result<std::shared_ptr<const Constraint>> constraint_of(const SamplingOptions& o, LanguageModel& model) {
+Result<grammar::ConstraintSpec> constraint_of(const SamplingOptions& o) {
   using Kind = grammar::ConstraintSpec::Kind;
   grammar::ConstraintSpec spec;
   const auto file = [&](Kind kind, const char* name, const std::string& path) -> Status {
@@ -77,7 +77,7 @@ Result<std::shared_ptr<const Constraint>> constraint_of(const SamplingOptions& o
   if (o.json_object) spec = {Kind::kJsonObject, {}, {}, "--json-object"};
   if (!o.regex.empty()) spec = {Kind::kRegex, o.regex, {}, "--regex"};
   if (!o.choices.empty()) spec = {Kind::kChoice, {}, o.choices, "--choice"};
-  return model.constraints()->compile(spec);
+  return spec;
 }
 
 Result<std::vector<int32_t>> prompt_ids(const Tokenizer& tokenizer, const std::string& text) {

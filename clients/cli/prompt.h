@@ -31,8 +31,8 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
 SamplingParams sampling_params(const SamplingOptions& options, const GenerationDefaults& defaults,
                                float fallback_temperature);
 
-// What the options ask the text to be, compiled for the model; null: anything.
-Result<std::shared_ptr<const Constraint>> constraint_of(const SamplingOptions& options, LanguageModel& model);
+// What the options ask the text to be.
+Result<grammar::ConstraintSpec> constraint_of(const SamplingOptions& options);
 
 // The text with the special tokens its tokenizer adds; an empty text is BOS alone. FAILED_PRECONDITION when
 // the model has no BOS to begin with.

@@ -42,7 +42,8 @@ constexpr const char* kOfLanguageModels[] = {"--weights",           "--kv",
                                              "--max-batch-tokens",  "--max-sequences",
                                              "--no-prefix-cache",   "--allow-special-in-text",
                                              "--speculative",       "--num-speculative-tokens",
-                                             "--prompt-lookup-min", "--prompt-lookup-max"};
+                                             "--prompt-lookup-min", "--prompt-lookup-max",
+                                             "--tool-parser",       "--reasoning-parser"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
 

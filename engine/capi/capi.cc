@@ -56,6 +56,8 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.cache_bytes != 0) out.cache_bytes = o.cache_bytes;
   if (o.no_cache != 0) out.cache_bytes = 0;
   out.allow_special_in_text = o.allow_special_in_text != 0;
+  if (o.tool_parser != nullptr) out.tool_parser = o.tool_parser;
+  if (o.reasoning_parser != nullptr) out.reasoning_parser = o.reasoning_parser;
   if (o.reserved != 0)
     return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
                             "reserved");

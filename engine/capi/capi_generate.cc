@@ -7,6 +7,7 @@
 #include "engine/capi/chat.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/model.h"
+#include "engine/text/tools/reply_plan.h"
 
 namespace oar::capi {
 namespace {
@@ -58,12 +59,12 @@ Status read_lists(const oar_sampling& s, GenerationSpec& spec) {
   return ok_status();
 }
 
-Status read_constraint(const oar_sampling& s, LanguageModel& model, GenerationSpec& spec) {
+Result<grammar::ConstraintSpec> read_constraint(const oar_sampling& s) {
   using Kind = grammar::ConstraintSpec::Kind;
   static_assert(OAR_CONSTRAINT_STRUCTURAL_TAG == static_cast<int>(Kind::kStructuralTag));
   static_assert(OAR_CONSTRAINT_CHOICE == static_cast<int>(Kind::kChoice));
   static_assert(OAR_CONSTRAINT_JSON_OBJECT == static_cast<int>(Kind::kJsonObject));
-  if (s.constraint_kind == OAR_CONSTRAINT_NONE) return ok_status();
+  if (s.constraint_kind == OAR_CONSTRAINT_NONE) return grammar::ConstraintSpec();
   if (s.constraint_kind < 0 || s.constraint_kind > OAR_CONSTRAINT_STRUCTURAL_TAG)
     return invalid_argument(cat("constraint_kind is ", s.constraint_kind, "; use an oar_constraint"),
                             "constraint_kind");
@@ -81,12 +82,12 @@ Status read_constraint(const oar_sampling& s, LanguageModel& model, GenerationSp
       asked.choices.emplace_back(v.get_string());
     }
   }
-  OAR_ASSIGN(spec.request.constraint, model.constraints()->compile(asked));
-  spec.request.constraint_field = asked.field;
-  return ok_status();
+  return asked;
 }
 
-Status read_sampling(const oar_sampling* given, LanguageModel& model, GenerationSpec& spec) {
+// `answer`: what the answer has to be, not compiled yet.
+Status read_sampling(const oar_sampling* given, LanguageModel& model, GenerationSpec& spec,
+                     grammar::ConstraintSpec& answer) {
   oar_sampling s = default_sampling();
   if (given != nullptr) OAR_RETURN_IF_ERROR(read_struct(given, "sampling", s));
   const GenerationDefaults& d = model.defaults();
@@ -113,21 +114,61 @@ Status read_sampling(const oar_sampling* given, LanguageModel& model, Generation
   if (s.cache_salt != nullptr) spec.request.cache_salt = s.cache_salt;
   spec.text.skip_special_tokens = s.keep_special_tokens == 0;
   spec.text.include_stop_in_output = s.include_stop != 0;
-  OAR_RETURN_IF_ERROR(read_constraint(s, model, spec));
+  OAR_ASSIGN(answer, read_constraint(s));
   return read_lists(s, spec);
 }
 
-// `make_prompt` turns what the caller gave into token ids.
-template <class F>
+oar_chat_options default_chat_options() {
+  oar_chat_options o = {};
+  o.struct_size = sizeof o;
+  o.parallel_tool_calls = 1;
+  o.thinking_budget = -1;
+  return o;
+}
+
+Result<ReplyRequest> read_reply(const oar_chat_options& o) {
+  json::value list, choice;
+  if (o.tools != nullptr) { OAR_ASSIGN(list, parse_json(o.tools, "tools")); }
+  if (o.tool_choice != nullptr) { OAR_ASSIGN(choice, parse_json(o.tool_choice, "tool_choice")); }
+  if (o.reserved != 0)
+    return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_chat_options_init()"),
+                            "reserved");
+  ReplyRequest asked;
+  OAR_ASSIGN(asked.tools, tools::read_tool_request(&list, &choice, o.parallel_tool_calls != 0));
+  asked.reasoning.separate = o.inline_reasoning == 0;
+  if (o.thinking_budget >= 0) asked.thinking_budget = o.thinking_budget;
+  return asked;
+}
+
+Status constrain_text(LanguageModel& model, const grammar::ConstraintSpec& answer, GenerationSpec& spec) {
+  OAR_ASSIGN(spec.request.constraint, model.constraints()->compile(answer));
+  spec.request.constraint_field = answer.field;
+  return ok_status();
+}
+
+Status constrain_reply(LanguageModel& model, const ReplyRequest& asked, GenerationSpec& spec) {
+  OAR_ASSIGN(ReplyPlan plan, plan_reply(model.reply_model(), asked, spec.request.prompt));
+  spec.text.reply = std::move(plan.format);
+  spec.request.constraint = std::move(plan.constraint);
+  spec.request.constraint_field = std::move(plan.constraint_field);
+  auto& stops = spec.request.stop.stop_token_ids;
+  stops.insert(stops.end(), plan.end_tokens.begin(), plan.end_tokens.end());
+  return ok_status();
+}
+
+// `make_prompt` turns what the caller gave into token ids; `constrain` says what may follow them.
+template <class F, class G = decltype(&constrain_text)>
 oar_status generate(oar_model handle, const oar_sampling* sampling, oar_event_callback callback, void* user,
-                    oar_generation* out, F&& make_prompt) {
+                    oar_generation* out, F&& make_prompt, G&& constrain = &constrain_text) {
   return call([&]() -> Status {
     if (out == nullptr) return null_argument("generation");
     *out = 0;
     OAR_ASSIGN(const auto model, find<Model>(handle));
     GenerationSpec spec;
     OAR_ASSIGN(spec.request.prompt, make_prompt(model->language_model()));
-    OAR_RETURN_IF_ERROR(read_sampling(sampling, model->language_model(), spec));
+    grammar::ConstraintSpec answer;
+    OAR_RETURN_IF_ERROR(read_sampling(sampling, model->language_model(), spec, answer));
+    OAR_RETURN_IF_ERROR(constrain(model->language_model(), answer, spec));
     spec.callback = callback;
     spec.user = user;
     OAR_ASSIGN(auto generation, Generation::start(model, std::move(spec)));
@@ -180,9 +221,33 @@ oar_status oar_generate_tokens(oar_model model, const int32_t* ids, size_t count
 oar_status oar_generate_chat(oar_model model, const char* messages, const oar_sampling* sampling,
                              oar_event_callback callback, void* user, oar_generation* generation) {
   return generate(model, sampling, callback, user, generation, [&](LanguageModel& m) -> Ids {
-    OAR_ASSIGN(const ChatPrompt prompt, chat_prompt(m, messages, nullptr));
+    OAR_ASSIGN(const ChatPrompt prompt, chat_prompt(m, messages, static_cast<const json::array*>(nullptr)));
     return m.tokenizer()->encode(prompt.text, {.add_special_tokens = false, .plain = prompt.user});
   });
+}
+
+oar_status oar_chat_options_init(oar_chat_options* options, size_t size) {
+  return init_struct(default_chat_options(), "chat_options", options, size);
+}
+
+oar_status oar_generate_conversation(oar_model model, const char* messages, const oar_chat_options* options,
+                                     const oar_sampling* sampling, oar_event_callback callback, void* user,
+                                     oar_generation* generation) {
+  ReplyRequest asked;
+  return generate(
+      model, sampling, callback, user, generation,
+      [&](LanguageModel& m) -> Ids {
+        oar_chat_options o = default_chat_options();
+        if (options != nullptr) OAR_RETURN_IF_ERROR(read_struct(options, "chat_options", o));
+        OAR_ASSIGN(asked, read_reply(o));
+        OAR_ASSIGN(const ChatPrompt prompt,
+                   chat_prompt(m, messages, asked.tools.active() ? &asked.tools.definitions : nullptr));
+        return m.tokenizer()->encode(prompt.text, {.add_special_tokens = false, .plain = prompt.user});
+      },
+      [&](LanguageModel& m, const grammar::ConstraintSpec& answer, GenerationSpec& spec) {
+        asked.answer = answer;
+        return constrain_reply(m, asked, spec);
+      });
 }
 
 oar_status oar_generation_next(oar_generation generation, int64_t timeout_ms, const oar_event** event) {

@@ -4,6 +4,7 @@
 #include "engine/capi/chat.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/model.h"
+#include "engine/text/tools/conversation.h"
 
 namespace oar::capi {
 namespace {
@@ -17,6 +18,12 @@ Result<json::array> parse_array(const char* text, const char* name) {
 }  // namespace
 
 Result<ChatPrompt> chat_prompt(LanguageModel& model, const char* messages, const char* tools) {
+  if (tools == nullptr) return chat_prompt(model, messages, static_cast<const json::array*>(nullptr));
+  OAR_ASSIGN(const json::array list, parse_array(tools, "tools"));
+  return chat_prompt(model, messages, &list);
+}
+
+Result<ChatPrompt> chat_prompt(LanguageModel& model, const char* messages, const json::array* tools) {
   if (messages == nullptr) return null_argument("messages");
   OAR_ASSIGN(const json::array conversation, parse_array(messages, "messages"));
   if (conversation.empty())
@@ -30,13 +37,11 @@ Result<ChatPrompt> chat_prompt(LanguageModel& model, const char* messages, const
               R"("content": "..."})"),
           "messages");
   }
-  json::array tool_list;
-  if (tools != nullptr) { OAR_ASSIGN(tool_list, parse_array(tools, "tools")); }
   ChatTemplateOptions options;
   options.bos_token = model.bos_token();
   options.eos_token = model.eos_token();
   options.allow_special_in_text = model.allows_special_in_text();
-  return model.chat_template().render(conversation, tools == nullptr ? nullptr : &tool_list, options);
+  return tools::render_conversation(model.chat_template(), conversation, tools, options);
 }
 
 }  // namespace oar::capi

@@ -29,6 +29,9 @@ void EventStorage::fill(TextEvent&& from, bool with_logprobs) {
     tokens.push_back(t.id);
     logprobs.push_back(t.logprob);
   }
+  calls.clear();
+  for (const ToolCallDelta& c : text.calls)
+    calls.push_back({c.index, 0, c.id.c_str(), c.name.c_str(), c.arguments.c_str()});
   event = {};
   event.struct_size = sizeof event;
   event.index = text.index;
@@ -37,7 +40,13 @@ void EventStorage::fill(TextEvent&& from, bool with_logprobs) {
   event.tokens = tokens.data();
   event.logprobs = with_logprobs ? logprobs.data() : nullptr;
   event.token_count = tokens.size();
-  event.finish = static_cast<oar_finish>(text.finish);
+  event.reasoning = text.reasoning.c_str();
+  event.reasoning_length = text.reasoning.size();
+  event.tool_calls = calls.data();
+  event.tool_call_count = calls.size();
+  event.finish = text.finish == FinishReason::kStop && text.call_count > 0
+                     ? OAR_FINISH_TOOL_CALLS
+                     : static_cast<oar_finish>(text.finish);
   event.status = static_cast<oar_status>(text.status.code());
   event.message = text.status.message().c_str();
   const SequenceStats& s = text.stats;

@@ -25,6 +25,7 @@ struct EventStorage {
   TextEvent text;
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<oar_tool_call> calls;
   void fill(TextEvent&& from, bool with_logprobs);
 };
 

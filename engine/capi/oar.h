@@ -151,6 +151,10 @@ typedef struct oar_model_options {
   /* NULL: the CPU; or a plug-in's device, NAME or NAME:INDEX for a liboar_NAME.so beside the program, or the
    * path of one (docs/plugins.md). */
   const char* device;
+  /* How the model writes tool calls and reasoning, by name (docs/tools.md); NULL: as its chat template says.
+   */
+  const char* tool_parser;
+  const char* reasoning_parser;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -232,7 +236,8 @@ typedef enum oar_finish {
   OAR_FINISH_LENGTH = 2,
   OAR_FINISH_CANCELLED = 3,
   OAR_FINISH_DEADLINE = 4,
-  OAR_FINISH_ERROR = 5 /* `status` and `message` of the event say why */
+  OAR_FINISH_ERROR = 5,     /* `status` and `message` of the event say why */
+  OAR_FINISH_TOOL_CALLS = 6 /* as STOP, of an answer to oar_generate_conversation() that calls tools */
 } oar_finish;
 
 /* What the text of every choice has to be. */
@@ -283,6 +288,16 @@ typedef struct oar_sampling {
 /* Sets the defaults; `size` is sizeof(oar_sampling). */
 OAR_API oar_status oar_sampling_init(oar_sampling* sampling, size_t size);
 
+/* A piece of one tool call. The first of a call has its name and id; arguments are JSON text, to be appended
+ * to what came before. This structure does not grow. */
+typedef struct oar_tool_call {
+  int32_t index;    /* which call of the choice */
+  int32_t reserved; /* 0 */
+  const char* id;   /* "" but for a call's first piece, as is the name */
+  const char* name;
+  const char* arguments; /* never NULL */
+} oar_tool_call;
+
 /* A piece of an answer. Its text is final: never half a character, never a part of a stop string; it may be
  * empty while such is held back. Exactly one event per choice has finish != OAR_FINISH_NONE, its last. The
  * counters are meaningful on that one. */
@@ -299,6 +314,10 @@ typedef struct oar_event {
   const char* message; /* never NULL */
   int64_t prompt_tokens, cached_tokens, completion_tokens;
   double seconds_to_first_token, seconds; /* since the submission */
+  const char* reasoning;                  /* of oar_generate_conversation(); never NULL */
+  size_t reasoning_length;
+  const oar_tool_call* tool_calls; /* tool_call_count pieces, likewise */
+  size_t tool_call_count;
 } oar_event;
 
 /* Called on a thread of the model, one call at a time per model, in order per choice. The event lives during
@@ -318,6 +337,28 @@ OAR_API oar_status oar_generate_tokens(oar_model model, const int32_t* ids, size
                                        oar_generation* generation);
 OAR_API oar_status oar_generate_chat(oar_model model, const char* messages, const oar_sampling* sampling,
                                      oar_event_callback callback, void* user, oar_generation* generation);
+
+/* Fill with oar_chat_options_init(), then change what should differ. */
+typedef struct oar_chat_options {
+  uint32_t struct_size;        /* sizeof(oar_chat_options), set by the init function */
+  int32_t parallel_tool_calls; /* 0: the answer ends with its first call [1] */
+  const char* tools;           /* NULL: none; a JSON array of tools as in OpenAI's interface */
+  const char* tool_choice;     /* NULL: the model decides; JSON as there: "\"required\"" or an object */
+  int32_t inline_reasoning;    /* 1: reasoning stays part of the text */
+  int32_t reserved;            /* 0 */
+  int64_t thinking_budget;     /* tokens of reasoning, after which it is closed; -1: no bound [-1] */
+} oar_chat_options;
+
+/* Sets the defaults; `size` is sizeof(oar_chat_options). */
+OAR_API oar_status oar_chat_options_init(oar_chat_options* options, size_t size);
+
+/* As oar_generate_chat(), with the answer taken apart: events carry reasoning and tool calls beside text,
+ * where the model's chat template tells how it writes them. Messages may have tool_calls, and the role tool.
+ * With tools and a template that tells of none, OAR_INVALID_ARGUMENT. `options` may be NULL. */
+OAR_API oar_status oar_generate_conversation(oar_model model, const char* messages,
+                                             const oar_chat_options* options, const oar_sampling* sampling,
+                                             oar_event_callback callback, void* user,
+                                             oar_generation* generation);
 
 /* The next event of a generation without a callback. *event is NULL with OAR_OK when every choice has ended,
  * and with OAR_DEADLINE_EXCEEDED when none came within `timeout_ms` (0: do not wait, negative: without

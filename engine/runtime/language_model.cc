@@ -119,6 +119,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   model->chat_template_ = std::move(*chat_template);
   model->defaults_ = read_defaults(checkpoint.tokenizer.generation_config);
   model->allow_special_in_text_ = options.allow_special_in_text;
+  const std::string& writes = model->chat_template_->source();
+  OAR_ASSIGN(model->tool_style_, tools::find_tool_style(options.tool_parser, writes));
+  OAR_ASSIGN(model->reasoning_style_, tools::find_reasoning_style(options.reasoning_parser, writes));
   if (const auto bos = model->tokenizer_->bos_id()) model->bos_token_ = model->tokenizer_->token_text(*bos);
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 

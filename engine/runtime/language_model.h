@@ -14,6 +14,7 @@
 #include "engine/text/chat_template.h"
 #include "engine/text/grammar/constraint_compiler.h"
 #include "engine/text/tokenizer.h"
+#include "engine/text/tools/reply_plan.h"
 
 namespace oar {
 
@@ -46,6 +47,8 @@ struct LanguageModelOptions {
   bool reference = false;      // scalar double kernels: slow, the truth
   bool use_mmap = true;
   bool allow_special_in_text = false;  // control tokens in the text of chat messages count
+  // Styles of tool calls and reasoning, by name (engine/text/tools/style.h); auto: as the chat template says.
+  std::string tool_parser = "auto", reasoning_parser = "auto";
   size_t max_waiting = 4096;
   uint64_t seed = 0;
   std::vector<std::string> disabled_passes;
@@ -90,6 +93,11 @@ class LanguageModel {
   bool allows_special_in_text() const { return allow_special_in_text_; }
   // Compiles what Request::constraint takes, for this model's tokens; any thread but the engine's.
   const std::shared_ptr<grammar::ConstraintCompiler>& constraints() const { return constraints_; }
+  // How the model writes tool calls and reasoning; null: nobody knows, or it does not.
+  const tools::ToolStyle* tool_style() const { return tool_style_; }
+  const tools::ReasoningStyle* reasoning_style() const { return reasoning_style_; }
+  // The same with what else plan_reply() wants to know.
+  ReplyModel reply_model() const { return {tokenizer_, tool_style_, reasoning_style_, constraints_.get()}; }
 
  private:
   LanguageModel() = default;
@@ -100,6 +108,8 @@ class LanguageModel {
   std::string bos_token_, eos_token_;
   bool allow_special_in_text_ = false;
   std::shared_ptr<grammar::ConstraintCompiler> constraints_;
+  const tools::ToolStyle* tool_style_ = nullptr;
+  const tools::ReasoningStyle* reasoning_style_ = nullptr;
   Resources resources_;
   Reservation reserved_;            // mapped weights; on a device everything. Buffers hold their own
   std::unique_ptr<Engine> engine_;  // last: its thread stops before the rest goes

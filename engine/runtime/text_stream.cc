@@ -10,9 +10,17 @@ std::shared_ptr<TextStream> TextStream::create(std::shared_ptr<const Tokenizer> 
                                                std::function<void()> notify) {
   OAR_CHECK(n > 0);
   std::shared_ptr<TextStream> stream(new TextStream());
-  const Choice choice{IncrementalDetokenizer(std::move(tokenizer), options.skip_special_tokens),
-                      StopMatcher(options.stop, options.include_stop_in_output)};
-  stream->choices_.assign(static_cast<size_t>(n), choice);
+  std::vector<int32_t> keep;
+  if (options.reply) keep = options.reply->marker_tokens(*tokenizer);
+  const IncrementalDetokenizer detokenizer(std::move(tokenizer), options.skip_special_tokens,
+                                           std::move(keep));
+  const StopMatcher stop(options.stop, options.include_stop_in_output);
+  for (int32_t i = 0; i < n; ++i) {
+    Choice choice{detokenizer, stop};
+    if (options.reply) choice.reply = std::make_unique<ReplyParser>(options.reply);
+    stream->choices_.push_back(std::move(choice));
+  }
+  stream->reply_ = options.reply;
   stream->open_choices_ = n;
   stream->stops_ = std::move(options.stop);
   stream->notify_ = std::move(notify);
@@ -73,6 +81,25 @@ void TextStream::add_text(Choice& choice, const std::string& piece, TextEvent& o
   if (found.stop_index) choice.stop_match = stops_[*found.stop_index];
 }
 
+// What of the text is for whom.
+void TextStream::take_apart(Choice& choice, bool over, TextEvent& out) {
+  ReplyDelta delta;
+  const bool reasoned = choice.reply->in_reasoning();
+  choice.reply->push(out.text, delta);
+  if (reasoned || choice.reply->in_reasoning())
+    choice.reasoning_tokens += static_cast<int64_t>(out.tokens.size());
+  if (over) choice.reply->finish(delta);
+  out.text = std::move(delta.content);
+  out.reasoning = std::move(delta.reasoning);
+  out.calls = std::move(delta.calls);
+  for (ToolCallDelta& call : out.calls) {
+    if (!call.name.empty() && call.id.empty()) call.id = make_call_id(reply_->calls->ids);
+  }
+  if (!over) return;
+  out.call_count = choice.reply->calls();
+  out.reasoning_tokens = choice.reasoning_tokens;
+}
+
 std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
   Choice& c = choices_[static_cast<size_t>(e.index)];
   if (c.finished) return std::nullopt;
@@ -80,7 +107,8 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
   out.index = e.index;
   out.prompt_logprobs = std::move(e.prompt_logprobs);
   bool stopped = c.stop.matched();
-  if (e.has_token && !stopped) {  // what was sampled behind a stop string is not part of the answer
+  const bool replied = c.reply && c.reply->done();  // the only call that was allowed is complete
+  if (e.has_token && !stopped && !replied) {  // what was sampled behind the end is not part of the answer
     ++c.tokens;
     out.tokens.push_back({e.token, e.logprob, std::move(e.top_logprobs)});
     add_text(c, c.detokenizer.push(e.token), out);
@@ -88,16 +116,16 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
     if (stopped && e.finish == FinishReason::kNone) engine_->finish_choice(id_, e.index, FinishReason::kStop);
   }
   if (e.finish != FinishReason::kNone) {
-    if (!stopped) {
+    if (!stopped && !replied) {
       add_text(c, c.detokenizer.finish(), out);
       stopped = c.stop.matched();
     }
-    if (!stopped) out.text += c.stop.finish();
+    if (!stopped && !replied) out.text += c.stop.finish();
     c.finished = true;
     --open_choices_;
     out.stats = e.stats;
     out.finish = e.finish;
-    if (stopped) {  // whatever the engine said meanwhile, the text ended here
+    if (stopped || replied) {  // whatever the engine said meanwhile, the text ended here
       out.finish = FinishReason::kStop;
       out.stop_match = c.stop_match;
       out.stats.completion_tokens = c.tokens;
@@ -106,8 +134,13 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
       out.status = std::move(e.status);
     }
   }
-  if (out.text.empty() && out.tokens.empty() && out.prompt_logprobs.empty() &&
-      out.finish == FinishReason::kNone)
+  if (c.reply) {
+    take_apart(c, out.finish != FinishReason::kNone, out);
+    if (c.reply->done() && !replied && out.finish == FinishReason::kNone)
+      engine_->finish_choice(id_, out.index, FinishReason::kStop);
+  }
+  if (out.text.empty() && out.reasoning.empty() && out.calls.empty() && out.tokens.empty() &&
+      out.prompt_logprobs.empty() && out.finish == FinishReason::kNone)
     return std::nullopt;
   return out;
 }

@@ -16,6 +16,7 @@
 #include "engine/runtime/engine.h"
 #include "engine/text/detokenizer.h"
 #include "engine/text/stop_matcher.h"
+#include "engine/text/tools/reply_parser.h"
 
 namespace oar {
 
@@ -23,12 +24,19 @@ struct TextStreamOptions {
   std::vector<std::string> stop;  // stop strings
   bool include_stop_in_output = false;
   bool skip_special_tokens = true;
+  // Takes reasoning and tool calls out of the text; null: all of it is text. Stop strings are looked for
+  // before, in everything the model writes.
+  std::shared_ptr<const ReplyFormat> reply;
 };
 
 // What the reader gets: text that is final (never a broken UTF-8 sequence, never a part of a stop string).
 struct TextEvent {
   int32_t index = 0;
-  std::string text;  // may be empty while a sequence is held back
+  std::string text;                  // may be empty while a sequence is held back
+  std::string reasoning;             // as the request's ReplyFormat says, as are
+  std::vector<ToolCallDelta> calls;  // pieces of calls, each of which has an id
+  int32_t call_count = 0;            // with the finish: calls of the choice,
+  int64_t reasoning_tokens = 0;      // and its tokens of reasoning, markers included
   struct Token {
     int32_t id;
     float logprob;
@@ -67,17 +75,21 @@ class TextStream : public TokenSink, public std::enable_shared_from_this<TextStr
   struct Choice {
     IncrementalDetokenizer detokenizer;
     StopMatcher stop;
-    int64_t tokens = 0;      // read, up to the one that completed a stop string
-    std::string stop_match;  // found; the engine has been asked to end the choice
+    std::unique_ptr<ReplyParser> reply;  // null: all is text
+    int64_t tokens = 0;                  // read, up to the one that completed a stop string
+    int64_t reasoning_tokens = 0;        // of them
+    std::string stop_match;              // found; the engine has been asked to end the choice
     bool finished = false;
   };
   TextStream() = default;
   std::optional<TextEvent> decode(TokenEvent&& event);
   void add_text(Choice& choice, const std::string& piece, TextEvent& out);
+  void take_apart(Choice& choice, bool over, TextEvent& out);
 
   Engine* engine_ = nullptr;
   uint64_t id_ = 0;
   std::vector<std::string> stops_;
+  std::shared_ptr<const ReplyFormat> reply_;
   std::vector<Choice> choices_;  // reader's side only
   int32_t open_choices_ = 0;     // reader's side only
   std::function<void()> notify_;

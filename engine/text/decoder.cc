@@ -1,6 +1,8 @@
 // Repairing and stripping a stream of token bytes.
 #include "engine/text/decoder.h"
 
+#include <algorithm>
+
 #include "engine/text/utf8.h"
 
 namespace oar {
@@ -28,7 +30,10 @@ Decoder Decoder::build(int32_t size, const std::function<Token(int32_t)>& descri
 void DecodeStream::push(int32_t id, std::string& out) {
   if (id < 0 || id >= decoder_->size()) return;
   const uint8_t flags = decoder_->flags_[static_cast<size_t>(id)];
-  if (!(flags & Decoder::kKnown) || (skip_special_ && (flags & Decoder::kSpecial))) return;
+  if (!(flags & Decoder::kKnown)) return;
+  if (skip_special_ && (flags & Decoder::kSpecial) &&
+      std::find(keep_.begin(), keep_.end(), id) == keep_.end())
+    return;
   if (owes_space_) append_bytes(" ", out);
   owes_space_ = decoder_->rules_.space_after_word_end && (flags & Decoder::kEndsWord);
   const std::string_view bytes = first_ ? decoder_->first_bytes(id) : decoder_->bytes(id);

@@ -69,8 +69,9 @@ class Decoder {
 // a step.
 class DecodeStream {
  public:
-  // `decoder` must outlive the stream.
-  DecodeStream(const Decoder& decoder, bool skip_special) : decoder_(&decoder), skip_special_(skip_special) {
+  // `decoder` must outlive the stream. `keep`: special tokens that are not skipped.
+  DecodeStream(const Decoder& decoder, bool skip_special, std::vector<int32_t> keep = {})
+      : decoder_(&decoder), skip_special_(skip_special), keep_(std::move(keep)) {
     strip_left_ = decoder.rules().strip_left;
   }
   // Appends the text that the token completes; ids that no token has contribute nothing.
@@ -86,6 +87,7 @@ class DecodeStream {
 
   const Decoder* decoder_;
   bool skip_special_;
+  std::vector<int32_t> keep_;
   bool first_ = true;
   bool owes_space_ = false;
   size_t strip_left_ = 0;  // characters that may still be removed

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/text/decoder.h"
 #include "engine/text/tokenizer.h"
@@ -16,8 +17,11 @@ namespace oar {
 // together give Tokenizer::decode() of all ids. Each push costs the token's own bytes. Not thread-safe.
 class IncrementalDetokenizer {
  public:
-  explicit IncrementalDetokenizer(TokenizerPtr tokenizer, bool skip_special_tokens = true)
-      : tokenizer_(std::move(tokenizer)), stream_(tokenizer_->decoder(), skip_special_tokens) {}
+  // `keep`: special tokens that are part of the text all the same.
+  explicit IncrementalDetokenizer(TokenizerPtr tokenizer, bool skip_special_tokens = true,
+                                  std::vector<int32_t> keep = {})
+      : tokenizer_(std::move(tokenizer)),
+        stream_(tokenizer_->decoder(), skip_special_tokens, std::move(keep)) {}
 
   // The text continues these ids, which are not part of the output: with a prompt before it, a first token
   // "▁world" gives " world" and not "world". Call before the first push.

@@ -37,13 +37,36 @@ Result<AdmissionPtr> Frontend::admit(const RequestContext& context) const {
   return context.tenant->admit();
 }
 
+namespace {
+
+// What the answer has to be, and for a conversation how it is taken apart.
+Status set_reply(const ModelHandle& model, std::span<const int32_t> prompt, GenerationRequest& request) {
+  if (request.conversation) {
+    ReplyRequest& asked = request.conversation->reply;
+    asked.answer = request.constraint;
+    OAR_ASSIGN(ReplyPlan plan, plan_reply(model.reply_model(), asked, prompt));
+    request.text.reply = std::move(plan.format);
+    request.compiled = std::move(plan.constraint);
+    request.compiled_field = std::move(plan.constraint_field);
+    auto& stops = request.stop.stop_token_ids;
+    stops.insert(stops.end(), plan.end_tokens.begin(), plan.end_tokens.end());
+    return ok_status();
+  }
+  if (request.constraint.kind == grammar::ConstraintSpec::Kind::kNone) return ok_status();
+  if (model.constraints == nullptr)
+    return unimplemented(cat("the model \"", model.name, "\" takes no constraints"));
+  OAR_ASSIGN(request.compiled, model.constraints->compile(request.constraint));
+  request.compiled_field = request.constraint.field;
+  return ok_status();
+}
+
+}  // namespace
+
 Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest request,
                                          const RequestContext& context) const {
   GenerationSpec spec;
   OAR_ASSIGN(spec.admission, admit(context));
   OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_));
-  request.conversation.reset();
-  request.prompts.clear();
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
   int64_t longest = 0;
@@ -70,11 +93,9 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
                                         std::chrono::duration<double>(*request.timeout_seconds));
     request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
   }
-  if (request.constraint.kind != grammar::ConstraintSpec::Kind::kNone) {
-    if (model->constraints == nullptr)
-      return unimplemented(cat("the model \"", model->name, "\" takes no constraints"));
-    OAR_ASSIGN(request.compiled, model->constraints->compile(request.constraint));
-  }
+  OAR_RETURN_IF_ERROR(set_reply(*model, spec.prompts.front(), request));
+  request.conversation.reset();
+  request.prompts.clear();
   if (request.id.empty()) request.id = make_id("gen-", context.id);
   spec.request = std::move(request);
   spec.model = std::move(model);

@@ -74,7 +74,7 @@ Status Generation::submit() {
     request.deadline = asked.deadline;
     request.cache_salt = asked.cache_salt;
     request.constraint = asked.compiled;
-    if (asked.compiled != nullptr) request.constraint_field = asked.constraint.field;
+    if (asked.compiled != nullptr) request.constraint_field = asked.compiled_field;
     auto stream = TextStream::create(spec_.model->tokenizer, asked.text, asked.n, [weak] {
       if (const auto self = weak.lock()) self->wake();
     });

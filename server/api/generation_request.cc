@@ -128,9 +128,34 @@ class TypedFields {
   Status status_;
 };
 
+// The calls of an earlier turn, as templates expect them.
+Status check_calls(const ChatMessage& m, const std::string& message) {
+  const json::value* calls = m.other.if_contains("tool_calls");
+  if (!calls || calls->is_null()) return ok_status();
+  const std::string path = message + ".tool_calls";
+  if (!calls->is_array())
+    return invalid_argument(cat(path, " must be an array, got ", describe(*calls)), path);
+  for (size_t i = 0; i < calls->get_array().size(); ++i) {
+    const std::string where = cat(path, "[", i, "].function");
+    const json::object* call = calls->get_array()[i].if_object();
+    const json::value* function = call ? call->if_contains("function") : nullptr;
+    const json::object* members = function ? function->if_object() : nullptr;
+    const json::value* name = members ? members->if_contains("name") : nullptr;
+    if (!name || !name->is_string())
+      return invalid_argument(cat(where, R"( must be an object {"name":"...","arguments":"..."})"), where);
+    const json::value* arguments = members->if_contains("arguments");
+    if (arguments && !arguments->is_string() && !arguments->is_object() && !arguments->is_null()) {
+      return invalid_argument(
+          cat(where, ".arguments must be a string of JSON or an object, got ", describe(*arguments)),
+          where + ".arguments");
+    }
+  }
+  return ok_status();
+}
+
 Status check_message(const ChatMessage& m, const std::string& path) {
   if (m.role.empty()) return invalid_argument(cat(path, ".role is missing"), path + ".role");
-  if (std::find(kRoles.begin(), kRoles.end(), m.role) != kRoles.end()) return ok_status();
+  if (std::find(kRoles.begin(), kRoles.end(), m.role) != kRoles.end()) return check_calls(m, path);
   return invalid_argument(cat(path, ".role is ", describe(json::value(m.role)),
                               "; use system, developer, user, assistant, tool or function"),
                           path + ".role");

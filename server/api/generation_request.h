@@ -18,6 +18,7 @@
 #include "engine/runtime/core/request.h"
 #include "engine/runtime/text_stream.h"
 #include "engine/text/grammar/constraint_compiler.h"
+#include "engine/text/tools/reply_plan.h"
 #include "server/api/fields.h"
 #include "server/api/model_handle.h"
 
@@ -37,7 +38,8 @@ struct ApiLimits {
 struct ChatMessage {
   std::string role;
   std::optional<std::string> content;  // absent: null, for instance in an assistant's tool call
-  json::object other;                  // further members, which a template may read: name, tool_calls
+  json::object other;                  // further members, which a template may read: name, tool_calls,
+                                       // tool_call_id, reasoning_content
 };
 
 // Messages that the model's chat template turns into the prompt.
@@ -46,6 +48,7 @@ struct Conversation {
   bool add_generation_prompt = true;
   bool continue_final_message = false;  // leave the last one open; then there is no generation prompt
   json::object template_kwargs;         // variables of the template, beside the server's own
+  ReplyRequest reply;                   // tools and reasoning; its answer is GenerationRequest::constraint
 };
 
 using Prompt = std::variant<std::string, std::vector<int32_t>>;  // text, or token ids
@@ -72,10 +75,12 @@ struct GenerationRequest {
   std::optional<int32_t> logprobs,
       prompt_logprobs;                 // alternatives beside each token; absent: none are reported
   grammar::ConstraintSpec constraint;  // what the text has to be; its field is how the caller called it
-  std::shared_ptr<const Constraint> compiled;  // of it (Frontend::prepare)
-  StopParams stop;                             // its max_tokens follows from these two (Frontend::prepare):
-  std::optional<int64_t> max_tokens;           // absent: default_max_tokens
-  int64_t default_max_tokens = 0;              // the protocol's; 0: what the context has room for
+  // Of it, and of what the conversation asks of its reply (Frontend::prepare).
+  std::shared_ptr<const Constraint> compiled;
+  std::string compiled_field;
+  StopParams stop;                    // its max_tokens follows from these two (Frontend::prepare):
+  std::optional<int64_t> max_tokens;  // absent: default_max_tokens
+  int64_t default_max_tokens = 0;     // the protocol's; 0: what the context has room for
   TextStreamOptions text;
   int32_t n = 1;            // choices of each prompt
   bool echo = false;        // the prompt's text before the answer

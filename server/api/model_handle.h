@@ -24,9 +24,13 @@ struct ModelHandle {
   ModelInfo info;
   std::string bos_token, eos_token;                          // as chat templates name them
   std::shared_ptr<grammar::ConstraintCompiler> constraints;  // null: constrained requests are refused
+  const tools::ToolStyle* tool_style = nullptr;              // null: tools are refused
+  const tools::ReasoningStyle* reasoning_style = nullptr;    // null: reasoning, if any, is text
   bool allow_special_in_text = false;                 // control tokens in the text of chat messages count
   std::shared_ptr<const void> owner;                  // keeps engine and template; empty: the caller does
   std::shared_ptr<api::GenerationObserver> observer;  // null: nobody counts
+
+  ReplyModel reply_model() const { return {tokenizer, tool_style, reasoning_style, constraints.get()}; }
 };
 using ModelHandlePtr = std::shared_ptr<const ModelHandle>;
 
@@ -41,6 +45,8 @@ inline ModelHandle make_handle(std::shared_ptr<LanguageModel> model) {
   h.bos_token = model->bos_token();
   h.eos_token = model->eos_token();
   h.constraints = model->constraints();
+  h.tool_style = model->tool_style();
+  h.reasoning_style = model->reasoning_style();
   h.allow_special_in_text = model->allows_special_in_text();
   h.owner = std::move(model);
   return h;

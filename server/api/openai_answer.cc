@@ -43,22 +43,26 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
 // ---- pieces shared by both forms ----
 
 void OpenAiAnswer::append_usage(JsonWriter& w) const {
-  int64_t prompt = 0, completion = 0, accepted = 0, rejected = 0;
+  int64_t prompt = 0, completion = 0, accepted = 0, rejected = 0, reasoning = 0;
   for (const auto& p : prompts_) prompt += static_cast<int64_t>(p.size());
   for (const Choice& c : choices_) {
     completion += c.completion_tokens;
     accepted += c.accepted_drafts;
     rejected += c.rejected_drafts;
+    reasoning += c.reasoning_tokens;
   }
   w.begin_object();
   w.key("prompt_tokens").number(prompt);
   w.key("completion_tokens").number(completion);
   w.key("total_tokens").number(prompt + completion);
   w.key("prompt_tokens_details").begin_object().key("cached_tokens").number(cached_tokens_).end_object();
-  if (accepted + rejected > 0) {  // tokens that speculation proposed; rejected ones are not billed above
+  if (accepted + rejected + reasoning > 0) {
     w.key("completion_tokens_details").begin_object();
-    w.key("accepted_prediction_tokens").number(accepted);
-    w.key("rejected_prediction_tokens").number(rejected);
+    if (reasoning > 0) w.key("reasoning_tokens").number(reasoning);
+    if (accepted + rejected > 0) {  // tokens that speculation proposed; rejected ones are not billed above
+      w.key("accepted_prediction_tokens").number(accepted);
+      w.key("rejected_prediction_tokens").number(rejected);
+    }
     w.end_object();
   }
   w.end_object();
@@ -68,9 +72,11 @@ void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
   c.completion_tokens += static_cast<int64_t>(event.tokens.size());
   if (event.finish == FinishReason::kNone) return;
   c.finish = event.finish;
+  c.call_count = event.call_count;
   c.completion_tokens = event.stats.completion_tokens;
   c.accepted_drafts = event.stats.accepted_drafts;
   c.rejected_drafts = event.stats.rejected_drafts;
+  c.reasoning_tokens = event.reasoning_tokens;
   const size_t prompt = prompt_of(static_cast<int32_t>(&c - choices_.data()));
   if (!cached_seen_[prompt]) {
     cached_seen_[prompt] = true;
@@ -203,7 +209,6 @@ void OpenAiAnswer::end_chunk(JsonWriter& w) const {
 
 void OpenAiAnswer::append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
                                 const std::string& logprobs, bool final) const {
-  const Choice& c = choices_[static_cast<size_t>(index)];
   out += "data: ";
   JsonWriter w(out);
   begin_chunk(w);
@@ -216,13 +221,50 @@ void OpenAiAnswer::append_delta(std::string& out, int32_t index, std::string_vie
   } else {
     w.key("text").string(text);
   }
+  end_delta(out, w, index, logprobs, final);
+}
+
+void OpenAiAnswer::end_delta(std::string& out, JsonWriter& w, int32_t index, const std::string& logprobs,
+                             bool final) const {
+  const Choice& c = choices_[static_cast<size_t>(index)];
   w.key("logprobs").raw(logprobs);
   w.key("finish_reason");
-  final ? w.string(finish_reason_name(c.finish)) : w.null();
+  final ? w.string(finish_reason(c)) : w.null();
   if (final) w.key("stop_reason").raw(c.stop_reason);
   w.end_object();
   end_chunk(w);
   out += "\n\n";
+}
+
+// Pieces of reasoning, answer and calls that came together, in this order.
+void OpenAiAnswer::append_event(std::string& out, int32_t index, const TextEvent& event,
+                                const std::string& logprobs) const {
+  const bool apart = !event.reasoning.empty() || !event.calls.empty();
+  if (!options_.chat || !apart) return append_delta(out, index, "", event.text, logprobs, false);
+  out += "data: ";
+  JsonWriter w(out);
+  begin_chunk(w);
+  w.begin_object().key("index").number(index);
+  w.key("delta").begin_object();
+  if (!event.reasoning.empty()) w.key("reasoning_content").string(event.reasoning);
+  if (!event.text.empty()) w.key("content").string(event.text);
+  if (!event.calls.empty()) {
+    w.key("tool_calls").begin_array();
+    for (const ToolCallDelta& call : event.calls) {
+      w.begin_object().key("index").number(call.index);
+      if (!call.name.empty()) w.key("id").string(call.id).key("type").string("function");
+      w.key("function").begin_object();
+      if (!call.name.empty()) w.key("name").string(call.name);
+      w.key("arguments").string(call.arguments).end_object().end_object();
+    }
+    w.end_array();
+  }
+  w.end_object();
+  end_delta(out, w, index, logprobs, false);
+}
+
+std::string_view OpenAiAnswer::finish_reason(const Choice& c) const {
+  return c.finish == FinishReason::kStop && c.call_count > 0 ? "tool_calls" : finish_reason_name(c.finish);
 }
 
 // The role, once per choice, and what `echo` asks for.
@@ -246,8 +288,8 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
   if (!c.started) out += start_choice(choice);
   add_logprobs(c, choice, event);
   const bool logprobs = !c.logprobs.empty();
-  if (!event.text.empty() || logprobs) {
-    append_delta(out, choice, "", event.text, logprobs ? format_logprobs(c.logprobs) : "null", false);
+  if (!event.text.empty() || !event.reasoning.empty() || !event.calls.empty() || logprobs) {
+    append_event(out, choice, event, logprobs ? format_logprobs(c.logprobs) : "null");
     c.logprobs = {};
   }
   if (event.finish != FinishReason::kNone) append_delta(out, choice, "", "", "null", true);
@@ -273,6 +315,11 @@ void OpenAiAnswer::collect(int32_t choice, const TextEvent& event) {
   Choice& c = choices_[static_cast<size_t>(choice)];
   note_finish(c, event);
   c.text += event.text;
+  c.reasoning += event.reasoning;
+  for (const ToolCallDelta& call : event.calls) {
+    if (!call.name.empty()) c.calls.push_back(call);
+    else c.calls.back().arguments += call.arguments;
+  }
   add_logprobs(c, choice, event);
   if (open_ == 0) finished_ = true;
 }
@@ -294,13 +341,25 @@ std::string OpenAiAnswer::body() const {
     w.begin_object().key("index").number(static_cast<uint64_t>(i));
     if (options_.chat) {
       w.key("message").begin_object();
-      w.key("role").string("assistant").key("content").string(text).key("refusal").null();
+      w.key("role").string("assistant").key("content");
+      text.empty() && !c.calls.empty() ? w.null() : w.string(text);
+      w.key("refusal").null();
+      if (!c.reasoning.empty()) w.key("reasoning_content").string(c.reasoning);
+      if (!c.calls.empty()) {
+        w.key("tool_calls").begin_array();
+        for (const ToolCallDelta& call : c.calls) {
+          w.begin_object().key("id").string(call.id).key("type").string("function");
+          w.key("function").begin_object().key("name").string(call.name);
+          w.key("arguments").string(call.arguments).end_object().end_object();
+        }
+        w.end_array();
+      }
       w.end_object();
     } else {
       w.key("text").string(text);
     }
     w.key("logprobs").raw(format_logprobs(c.logprobs));
-    w.key("finish_reason").string(finish_reason_name(c.finish));
+    w.key("finish_reason").string(finish_reason(c));
     w.key("stop_reason").raw(c.stop_reason);
     w.end_object();
   }

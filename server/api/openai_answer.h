@@ -55,12 +55,14 @@ class OpenAiAnswer {
   struct Choice {
     bool started = false;                               // its first event has come
     bool prompt_reported = false;                       // its log-probabilities include the prompt's
-    std::string text;                                   // collected
+    std::string text, reasoning;                        // collected
+    std::vector<ToolCallDelta> calls;                   // collected
+    int32_t call_count = 0;                             // once it has finished
     Logprobs logprobs;                                  // not sent yet, or collected
     int64_t offset = 0;                                 // code points of the text before the next token
     std::optional<IncrementalDetokenizer> detokenizer;  // what the tokens add to the text; completions only
     int64_t completion_tokens = 0;
-    int64_t accepted_drafts = 0, rejected_drafts = 0;
+    int64_t accepted_drafts = 0, rejected_drafts = 0, reasoning_tokens = 0;
     FinishReason finish = FinishReason::kNone;
     std::string stop_reason = "null";
   };
@@ -71,6 +73,11 @@ class OpenAiAnswer {
   void end_chunk(JsonWriter& w) const;
   void append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
                     const std::string& logprobs, bool final) const;
+  void append_event(std::string& out, int32_t index, const TextEvent& event,
+                    const std::string& logprobs) const;
+  void end_delta(std::string& out, JsonWriter& w, int32_t index, const std::string& logprobs,
+                 bool final) const;
+  std::string_view finish_reason(const Choice& c) const;
   std::string start_choice(int32_t index);
   void add_logprobs(Choice& c, int32_t index, const TextEvent& event);
   void add_prompt_logprobs(Choice& c, size_t prompt);

@@ -54,8 +54,8 @@ Result<ChatMessage> read_message(const json::value& v, const std::string& path) 
   if (!f.ok()) return f.status();
   const json::value* content = f.find("content");
   if (!content) {
-    const bool may_lack =
-        message.role == "assistant" && (f.find("tool_calls") || f.find("function_call") || f.find("refusal"));
+    const bool may_lack = message.role == "assistant" && (f.find("tool_calls") || f.find("function_call") ||
+                                                          f.find("refusal") || f.find("reasoning_content"));
     if (!may_lack)
       return invalid_argument(cat(path, ".content is missing; give a string"), path + ".content");
   } else if (content->is_array()) {
@@ -102,18 +102,43 @@ void read_template_kwargs(Fields& f, json::object& out) {
   for (const auto& entry : *kwargs) out[entry.key()] = entry.value();
 }
 
-// Without tools "none" and "auto" say the same, and parallel_tool_calls nothing.
-void read_tools(Fields& f) {
-  const json::value* choice = f.find("tool_choice");
-  const bool none = choice && *choice == "none", automatic = !choice || *choice == "auto";
-  const json::value* tools = f.find("tools");
-  if (tools && !tools->is_array()) f.fail("tools", cat("tools must be an array, got ", describe(*tools)));
-  if (tools && tools->is_array() && !tools->get_array().empty() && !none)
-    f.fail("tools", "tool calls are not supported; leave tools out or set tool_choice to \"none\"");
-  if (!none && !automatic) {
-    f.fail("tool_choice", cat("tool_choice ", describe(*choice),
-                              " is not supported; tool calls are not offered: leave it out"));
+void read_tools(Fields& f, Conversation& c) {
+  bool parallel = true;
+  f.boolean("parallel_tool_calls", parallel);
+  const json::value *tools = f.find("tools"), *choice = f.find("tool_choice");
+  Result<tools::ToolRequest> request = tools::read_tool_request(tools, choice, parallel);
+  if (!request.ok()) return f.fail(request.status().param(), request.status().message());
+  c.reply.tools = std::move(*request);
+}
+
+// vLLM's, SGLang's and llama.cpp's ways to say what becomes of the model's reasoning.
+void read_reasoning(Fields& f, const ModelHandle& model, ReplyRequest& r) {
+  const auto known = [&](const char* name) {
+    if (!model.reasoning_style) {
+      f.fail(name, cat(name, ": it is not known how the model ", model.name,
+                       " writes its reasoning; leave it out, or start the server with --reasoning-parser"));
+    }
+  };
+  // vLLM's name, then those of others. -1: no bound.
+  for (const char* name : {"thinking_token_budget", "thinking_budget", "thinking_budget_tokens",
+                           "reasoning_budget", "reasoning_budget_tokens"}) {
+    int64_t budget = -1;
+    f.integer(name, budget, -1, INT32_MAX);
+    if (budget < 0) continue;
+    r.thinking_budget = budget;
+    r.thinking_field = name;
+    known(name);
   }
+  ReasoningOptions& out = r.reasoning;
+  f.boolean("include_reasoning", out.include);
+  if (!out.include) known("include_reasoning");
+  f.boolean("separate_reasoning", out.separate);
+  std::string format;
+  f.string("reasoning_format", format, 64);
+  if (format == "none") out.separate = false;
+  else if (!format.empty() && format != "auto" && format != "deepseek")
+    f.fail("reasoning_format", cat("reasoning_format is ", describe(json::value(format)),
+                                   "; use auto, deepseek (apart from the answer) or none (in it)"));
 }
 
 Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path, int64_t vocab_size) {
@@ -195,7 +220,8 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
     f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
   f.boolean("add_special_tokens", r.add_special_tokens);
   read_template_kwargs(f, c.template_kwargs);
-  read_tools(f);
+  read_tools(f, c);
+  read_reasoning(f, model, c.reply);
   read_messages(f, limits, c);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/text/tools/conversation.h"
 
 namespace oar::api {
 namespace {
@@ -60,7 +61,9 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   options.eos_token = model.eos_token;
   options.extra = c.template_kwargs;
   options.allow_special_in_text = model.allow_special_in_text;
-  Result<ChatPrompt> rendered = model.chat_template->render(to_json(c.messages), nullptr, options);
+  const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
+  Result<ChatPrompt> rendered =
+      tools::render_conversation(*model.chat_template, to_json(c.messages), tools, options);
   if (!rendered.ok()) {
     // A template that runs past its limits does so because of this conversation: the caller's 400, not a 429.
     return invalid_argument(cat("the chat template refused the messages: ", rendered.status().message()),

@@ -17,11 +17,10 @@ constexpr std::string_view kNotHere =
     "it constrains generated text, and this request generates none; leave it out";
 constexpr std::string_view kWhiteSpace =
     "white space in JSON is bounded, see docs/decisions/0024; leave it out";
-constexpr std::string_view kNoTools = "tool calls are not offered; leave it out";
+constexpr std::string_view kNoTools = "use tools and tool_choice, which came after it";
 constexpr std::string_view kNoSampler =
     "the samplers are temperature, top_k, top_p, min_p and the three penalties; leave it out";
-constexpr std::string_view kNoBudget = "thinking has no budget of its own; use max_tokens";
-constexpr std::string_view kAllContent = "the model's thoughts are part of its text; split the text yourself";
+constexpr std::string_view kChatOnly = "chat reads it; leave it out here";
 constexpr std::string_view kNoAdapters = "adapters are not offered; merge it into the model";
 constexpr std::string_view kTextOnly = "prompts and answers are text; leave it out";
 constexpr std::string_view kNoIds = "use oar.v1 over gRPC, which sends the ids, or ask /tokenize";
@@ -37,7 +36,7 @@ constexpr UnreadField kFields[] = {
     {"store", kAny, "answers are not stored"},
     {"service_tier", kAny, "there is one tier"},
     {"prediction", kAny, "it is a hint for speed"},
-    {"parallel_tool_calls", kAny, "it says how tools are called, and there are none"},
+    {"parallel_tool_calls", kAny, "it says how tools are called, and chat alone has them"},
     {"prompt_cache_key", kAny, "prefixes are found by their tokens"},
     {"prompt_cache_retention", kAny, "prefixes stay while there is room"},
     {"prompt_cache_options", kAny, "prefixes are found by their tokens"},
@@ -130,18 +129,18 @@ constexpr UnreadField kFields[] = {
     {"max_new_tokens", kNever, "use max_tokens"},
     {"min_new_tokens", "[0]", "use min_tokens"},
     // Thinking.
-    {"thinking_budget_tokens", "[-1]", kNoBudget},
-    {"thinking_token_budget", "[-1]", kNoBudget},
-    {"thinking_budget", "[-1]", kNoBudget},
-    {"reasoning_budget", "[-1]", kNoBudget},
-    {"reasoning_budget_tokens", "[-1]", kNoBudget},
+    {"thinking_budget_tokens", "[-1]", kChatOnly},
+    {"thinking_token_budget", "[-1]", kChatOnly},
+    {"thinking_budget", "[-1]", kChatOnly},
+    {"reasoning_budget", "[-1]", kChatOnly},
+    {"reasoning_budget_tokens", "[-1]", kChatOnly},
+    {"include_reasoning", "[true]", kChatOnly},
+    {"separate_reasoning", kEmpty, kChatOnly},
+    {"reasoning_format", R"(["none", "auto", ""])", kChatOnly},
     {"thinking", kEmpty, "use chat_template_kwargs with what the model's template reads"},
     {"reasoning", kEmpty, "use chat_template_kwargs with what the model's template reads"},
     {"enable_thinking", kNever, "use chat_template_kwargs: {\"enable_thinking\": ...}"},
-    {"include_reasoning", "[true]", kAllContent},
-    {"separate_reasoning", kEmpty, kAllContent},
-    {"stream_reasoning", "[true]", kAllContent},
-    {"reasoning_format", R"(["none", "auto", ""])", kAllContent},
+    {"stream_reasoning", "[true]", "reasoning is streamed as it comes; leave it out"},
     // Samplers.
     {"typical_p", "[1]", kNoSampler},
     {"typical", "[1]", kNoSampler},

@@ -70,13 +70,78 @@ void read_constraint(const v1::Constraint& c, grammar::ConstraintSpec& out) {
   }
 }
 
+api::ChatMessage read_message(const v1::Message& m) {
+  api::ChatMessage out{m.role(), m.content(), {}};
+  if (!m.name().empty()) out.other["name"] = m.name();
+  if (!m.tool_call_id().empty()) out.other["tool_call_id"] = m.tool_call_id();
+  if (!m.reasoning_content().empty()) out.other["reasoning_content"] = m.reasoning_content();
+  if (m.tool_calls().empty()) return out;
+  json::array calls;
+  for (const v1::ToolCall& call : m.tool_calls()) {
+    calls.push_back(
+        json::object{{"id", call.id()},
+                     {"type", "function"},
+                     {"function", json::object{{"name", call.name()}, {"arguments", call.arguments()}}}});
+  }
+  out.other["tool_calls"] = std::move(calls);
+  return out;
+}
+
+json::object function_named(const std::string& name) {
+  return {{"type", "function"}, {"function", json::object{{"name", name}}}};
+}
+
+// In the terms that tools are checked in for every protocol: those of their definitions, which templates
+// read.
+Result<tools::ToolRequest> read_tools(const v1::Conversation& c) {
+  json::array list;
+  for (int i = 0; i < c.tools_size(); ++i) {
+    const v1::Tool& tool = c.tools(i);
+    json::object function{{"name", tool.name()}};
+    if (!tool.description().empty()) function["description"] = tool.description();
+    if (!tool.parameters().empty()) {
+      const std::string path = cat("conversation.tools[", i, "].parameters");
+      Result<json::value> schema = parse_json(tool.parameters(), path);
+      if (!schema.ok()) return invalid_argument(schema.status().message(), path);
+      function["parameters"] = std::move(*schema);
+    }
+    if (tool.strict()) function["strict"] = true;
+    list.push_back(json::object{{"type", "function"}, {"function", std::move(function)}});
+  }
+  const v1::ToolChoice& choice = c.tool_choice();
+  const char* mode = choice.mode() == v1::ToolChoice::REQUIRED ? "required"
+                     : choice.mode() == v1::ToolChoice::NONE   ? "none"
+                                                               : "auto";
+  json::value asked = mode;
+  if (!choice.name().empty()) {
+    asked = function_named(choice.name());
+  } else if (!choice.allowed().empty() && choice.mode() != v1::ToolChoice::NONE) {
+    json::array allowed;
+    for (const std::string& name : choice.allowed()) allowed.push_back(function_named(name));
+    asked = json::object{{"type", "allowed_tools"}, {"mode", mode}, {"tools", std::move(allowed)}};
+  }
+  const json::value tools(std::move(list));
+  return tools::read_tool_request(&tools, &asked, !c.has_parallel_tool_calls() || c.parallel_tool_calls());
+}
+
 // The oneof of a request or a tokenization.
 template <class Message>
 Status read_input(const Message& m, api::GenerationRequest& r) {
   if (m.has_conversation()) {
     api::Conversation& c = r.conversation.emplace();
     for (const v1::Message& message : m.conversation().messages())
-      c.messages.push_back({message.role(), message.content(), {}});
+      c.messages.push_back(read_message(message));
+    OAR_ASSIGN(c.reply.tools, read_tools(m.conversation()));
+    c.reply.reasoning.separate = !m.conversation().inline_reasoning();
+    c.reply.thinking_field = "conversation.thinking_budget";
+    if (m.conversation().has_thinking_budget()) {
+      const int64_t budget = m.conversation().thinking_budget();
+      if (budget < 0)
+        return invalid_argument(
+            cat(c.reply.thinking_field, " is ", budget, "; use 0 or more, or leave it out"),
+            c.reply.thinking_field);
+      c.reply.thinking_budget = budget;
+    }
     c.continue_final_message = m.conversation().continue_final_message();
     r.add_special_tokens = false;  // the template writes them itself
     r.prompt_field = "conversation";
@@ -155,6 +220,14 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     chunk.set_request_id(generation.spec().request.id);
     chunk.set_index(event.index);
     chunk.set_text(event.text);
+    chunk.set_reasoning(event.reasoning);
+    for (const ToolCallDelta& call : event.calls) {
+      v1::ToolCallDelta* delta = chunk.add_tool_calls();
+      delta->set_index(call.index);
+      delta->set_id(call.id);
+      delta->set_name(call.name);
+      delta->set_arguments(call.arguments);
+    }
     for (const TextEvent::Token& t : event.tokens) {
       auto* token = chunk.add_tokens();
       token->set_id(t.id);
@@ -171,14 +244,16 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     if (generation.done()) end(grpc::Status::OK);
   }
   static void set_finish(GenerateChunk& chunk, const TextEvent& event) {
-    chunk.set_finish_reason(event.finish == FinishReason::kStop ? v1::FINISH_REASON_STOP
-                                                                : v1::FINISH_REASON_LENGTH);
+    chunk.set_finish_reason(event.finish != FinishReason::kStop ? v1::FINISH_REASON_LENGTH
+                            : event.call_count > 0              ? v1::FINISH_REASON_TOOL_CALLS
+                                                                : v1::FINISH_REASON_STOP);
     chunk.set_stop_match(event.stop_match);
     if (event.stop_token >= 0) chunk.set_stop_token(event.stop_token);
     auto* usage = chunk.mutable_usage();
     usage->set_prompt_tokens(event.stats.prompt_tokens);
     usage->set_cached_tokens(event.stats.cached_tokens);
     usage->set_completion_tokens(event.stats.completion_tokens);
+    usage->set_reasoning_tokens(event.reasoning_tokens);
   }
   void on_gone() override {
     std::shared_ptr<Generation> generation;

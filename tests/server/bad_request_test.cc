@@ -141,7 +141,8 @@ TEST_CASE("chat fields") {
   no("{" + user + R"(,"top_logprobs":5})", "top_logprobs", "logprobs");
   no("{" + user + R"(,"logprobs":true,"top_logprobs":1000000})", "top_logprobs", "1000000");
   no("{" + user + R"(,"logprobs":1})", "logprobs", "true or false");
-  no("{" + user + R"(,"tools":[{"type":"function"}]})", "tools", "not supported");
+  no("{" + user + R"(,"tools":[{"type":"function"}]})", "tools[0].function", "object");
+  no("{" + user + R"(,"tools":[{"type":"function","function":{"name":"f"}}]})", "tools", "tool-parser");
   no("{" + user + R"(,"tools":{}})", "tools", "array");
   no("{" + user + R"(,"chat_template":"{{ x }}"})", "chat_template", "own template");
   for (const char* name : {"messages", "bos_token", "add_generation_prompt", "tools"}) {

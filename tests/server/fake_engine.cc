@@ -33,7 +33,7 @@ oar::Result<uint64_t> FakeEngine::submit(oar::Request request) {
   last_ = request;
   const uint64_t id = next_id_++;
   Sequence s;
-  s.choices.resize(static_cast<size_t>(request.n));
+  s.choices = std::vector<Choice>(static_cast<size_t>(request.n));
   s.stats.submitted = Clock::now();
   s.stats.prompt_tokens = static_cast<int64_t>(request.prompt.size());
   s.request = std::move(request);
@@ -151,6 +151,26 @@ void FakeEngine::step(Events& events) {
   if (!running_.empty()) failure_.reset();
 }
 
+// What the reply has next. Under a constraint what it does not allow is left out, and where the reply has
+// nothing that is allowed the first allowed token takes its place.
+int32_t FakeEngine::next_token(const Sequence& s, Choice& c) const {
+  const std::string& reply = options_.reply;
+  if (s.request.constraint && !c.cursor) c.cursor = s.request.constraint->start();
+  if (!c.cursor) return static_cast<unsigned char>(reply[c.position++ % reply.size()]);
+  for (size_t i = c.position; i < reply.size(); ++i) {
+    const int32_t token = static_cast<unsigned char>(reply[i]);
+    if (!c.cursor->advance(token)) continue;
+    c.position = i + 1;
+    return token;
+  }
+  std::vector<uint32_t> bits(static_cast<size_t>(options_.vocab_size + 31) / 32);
+  c.cursor->mask(bits);
+  int32_t token = 0;
+  while (!(bits[static_cast<size_t>(token / 32)] >> (token % 32) & 1)) ++token;
+  c.cursor->advance(token);
+  return token;
+}
+
 void FakeEngine::advance(uint64_t id, Sequence& s, Events& events) {
   const bool waiting = s.stats.scheduled == Clock::time_point{};
   for (size_t i = 0; i < s.choices.size(); ++i) {
@@ -168,11 +188,12 @@ void FakeEngine::advance(uint64_t id, Sequence& s, Events& events) {
     } else if (c.produced >= s.request.stop.max_tokens ||
                s.stats.prompt_tokens + c.produced >= options_.max_context) {
       finish(id, s, i, FinishReason::kLength, -1, {}, events);
-    } else if (c.position == options_.reply.size() && !s.request.stop.ignore_eos) {
+    } else if (c.cursor ? c.cursor->must_end() || (c.position == options_.reply.size() && c.cursor->may_end())
+                        : c.position == options_.reply.size() && !s.request.stop.ignore_eos) {
       ++c.produced;
       finish(id, s, i, FinishReason::kStop, options_.eos, {}, events);
     } else {
-      const auto token = static_cast<unsigned char>(options_.reply[c.position++ % options_.reply.size()]);
+      const int32_t token = next_token(s, c);
       ++c.produced;
       ++stats_.generation_tokens;
       if (s.stats.first_token == Clock::time_point{}) s.stats.first_token = Clock::now();

@@ -52,7 +52,8 @@ class FakeEngine final : public oar::Engine {
 
  private:
   struct Choice {
-    size_t position = 0;  // in the reply
+    size_t position = 0;                            // in the reply
+    std::unique_ptr<oar::ConstraintCursor> cursor;  // null: no constraint
     int64_t produced = 0;
     oar::FinishReason asked = oar::FinishReason::kNone;
     bool finished = false;
@@ -67,6 +68,7 @@ class FakeEngine final : public oar::Engine {
 
   void run();
   void step(Events& events);
+  int32_t next_token(const Sequence& s, Choice& c) const;
   void advance(uint64_t id, Sequence& s, Events& events);
   void finish(uint64_t id, Sequence& s, size_t index, oar::FinishReason reason, int32_t stop_token,
               oar::Status status, Events& events);

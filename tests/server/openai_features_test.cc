@@ -269,7 +269,7 @@ TEST_CASE("chat: parts, open last message, template variables, echo") {
   CHECK(echoed.at("choices").at(0).at("message").at("content") == "q!");
   CHECK(
       prompt(
-          R"("messages":[{"role":"user","content":"q"}],"tools":[{"type":"function"}],"tool_choice":"none")") ==
+          R"("messages":[{"role":"user","content":"q"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")") ==
       "<s><|user|>q<|assistant|>");
 }
 

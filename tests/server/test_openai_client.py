@@ -179,6 +179,75 @@ class Chat(OpenAITest):
             self.assertIn(r.choices[0].finish_reason, ("stop", "length"))
 
 
+class Tools(OpenAITest):
+    TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "strict": True,
+              "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}},
+                             "required": ["city"], "additionalProperties": False}}},
+             {"type": "function", "function": {"name": "now"}}]
+
+    def setUp(self):
+        try:
+            self.chat(tools=self.TOOLS, max_tokens=1)
+        except openai.BadRequestError as e:
+            self.assertEqual(e.body["param"], "tools")
+            self.skipTest("the server does not know how its model writes calls; start it with --tool-parser hermes")
+
+    def call(self, choice, **options):
+        r = self.chat(tools=self.TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=150, **options)
+        self.assertEqual(r.choices[0].finish_reason, "tool_calls")
+        self.assertIsNone(r.choices[0].message.content)
+        self.assertEqual(len(r.choices[0].message.tool_calls), 1)
+        return r.choices[0].message
+
+    def test_demanded(self):
+        self.assertIn(self.call("required").tool_calls[0].function.name, ("get_weather", "now"))
+        weather = {"type": "function", "function": {"name": "get_weather"}}
+        for choice in (weather, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [weather]}}):
+            function = self.call(choice).tool_calls[0].function
+            self.assertEqual(function.name, "get_weather")
+            self.assertIn(json.loads(function.arguments), ({"city": "Oslo"}, {"city": "Rome"}))
+
+    def test_streamed(self):
+        weather = {"type": "function", "function": {"name": "get_weather"}}
+        whole = self.call(weather).tool_calls[0]
+        name, arguments, ids, finish = "", "", set(), None
+        for chunk in self.chat(tools=self.TOOLS, tool_choice=weather, max_tokens=150, stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                self.assertEqual(piece.index, 0)
+                name += piece.function.name or ""
+                arguments += piece.function.arguments or ""
+                ids |= {piece.id} - {None}
+            finish = chunk.choices[0].finish_reason or finish
+        self.assertEqual((name, arguments, len(ids), finish), (whole.function.name, whole.function.arguments, 1, "tool_calls"))
+
+    def test_the_client_puts_streams_together(self):
+        with self.client.chat.completions.stream(model=self.model, messages=MESSAGES, tools=self.TOOLS[:1], tool_choice="required",
+                                                 parallel_tool_calls=False, temperature=0, max_tokens=150) as stream:
+            done = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+        self.assertEqual([e.name for e in done], ["get_weather"])
+        self.assertIn(done[0].parsed_arguments, ({"city": "Oslo"}, {"city": "Rome"}))
+
+    def test_a_turn_with_its_results(self):
+        message = self.call("required")
+        answered = [*MESSAGES, message.model_dump(exclude_none=True),
+                    {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "cold"}]
+        try:
+            r = self.chat(messages=answered, tools=self.TOOLS)
+            self.assertIn(r.choices[0].finish_reason, ("stop", "length", "tool_calls"))
+        except openai.BadRequestError as e:  # templates without tools say so
+            self.assertIn("unknown role tool", e.body["message"])
+
+    def test_none_and_refusals(self):
+        none = self.chat(tools=self.TOOLS, tool_choice="none").choices[0].message
+        self.assertEqual(none.content, self.chat().choices[0].message.content)
+        for options, param in (({"tool_choice": "required"}, "tool_choice"),
+                               ({"tools": self.TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+                               ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type")):
+            with self.assertRaises(openai.BadRequestError) as caught:
+                self.chat(**options)
+            self.assertEqual(caught.exception.body["param"], param)
+
+
 class ChatStream(OpenAITest):
     def collect(self, **options):
         """Checks the frame of a stream; returns ({index: text}, {index: finish_reason}, usage, chunks)."""

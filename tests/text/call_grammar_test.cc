@@ -68,9 +68,10 @@ ToolRequest request(const char* choice, bool parallel) {
 
 std::shared_ptr<const oar::Constraint> constraint_of(const oar::tools::ToolStyle& style,
                                                      const ToolRequest& asked,
-                                                     const oar::TokenizerPtr& tokenizer) {
+                                                     const oar::TokenizerPtr& tokenizer,
+                                                     const oar::grammar::ConstraintSpec* answer = nullptr) {
   oar::grammar::Grammar g;
-  const auto root = oar::tools::add_reply(style, asked, *tokenizer, g);
+  const auto root = oar::tools::add_reply(style, asked, answer, *tokenizer, g);
   INFO(style.name);
   REQUIRE_OK(root);
   g.set_root(*root);
@@ -199,6 +200,44 @@ TEST_CASE("with strict tools text is free, and a call in it is as declared") {
     CHECK_FALSE(cursor->may_end());
     CHECK_FALSE(take("Q"));
   }
+}
+
+TEST_CASE("with a constraint of the answer a reply is that answer, or calls") {
+  using Kind = oar::grammar::ConstraintSpec::Kind;
+  const oar::grammar::ConstraintSpec answer{Kind::kRegex, R"(\{"n": [0-9]{1,3}\})", {}, "regex"};
+  int answers = 0, calls = 0;
+  const auto check = [&](const oar::tools::ToolStyle& style, const ToolRequest& asked) {
+    const oar::TokenizerPtr tokenizer = characters(style, true);
+    const auto constraint = constraint_of(style, asked, tokenizer, &answer);
+    auto format = std::make_shared<oar::ReplyFormat>();
+    format->calls = &style;
+    format->tools = asked.tools;
+    // Harmony's answer is one of its messages.
+    if (style.syntax == oar::tools::CallSyntax::kHarmony)
+      format->reasoning = *oar::tools::find_reasoning_style("harmony", {});
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      bool whole = false;
+      const std::string text = draw(*constraint, *tokenizer, seed, style.value_end, whole);
+      if (!whole) continue;
+      INFO(style.name << ": " << text);
+      oar::ReplyParser parser(format);
+      oar::ReplyDelta reply;
+      parser.push(text, reply);
+      parser.finish(reply);
+      const size_t line = reply.content.rfind('\n');  // harmony's preambles are content, on lines before it
+      const std::string last = line == std::string::npos ? reply.content : reply.content.substr(line + 1);
+      const bool is_answer = last.starts_with("{\"n\": ") && last.ends_with("}") && last.size() <= 10;
+      if (reply.calls.empty()) CHECK(is_answer);
+      else CHECK((reply.content.empty() || style.syntax == oar::tools::CallSyntax::kHarmony));
+      ++(reply.calls.empty() ? answers : calls);
+    }
+  };
+  for (const auto& style : oar::tools::tool_styles()) check(style, request("\"auto\"", true));
+  CHECK(calls > 50);
+  CHECK(answers > 50);
+  calls = 0;
+  check(**oar::tools::find_tool_style("harmony", {}), {});  // no tools: its messages all the same
+  CHECK(calls == 0);
 }
 
 }  // namespace

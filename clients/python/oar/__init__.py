@@ -10,10 +10,10 @@ Nothing is imported before it is used: the HTTP clients need no NumPy, and no li
 """
 from typing import Any
 
-from oar._wire import Answer, Choice, Chunk, OarError, Usage
+from oar._wire import Answer, Choice, Chunk, OarError, ToolCall, Usage
 from oar.client import Client
 
-__all__ = ["Answer", "Choice", "Chunk", "Client", "Model", "OarError", "Usage"]
+__all__ = ["Answer", "Choice", "Chunk", "Client", "Model", "OarError", "ToolCall", "Usage"]
 __version__ = "0.1.0"
 
 

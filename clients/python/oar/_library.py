@@ -20,7 +20,8 @@ class ModelOptions(ctypes.Structure):
                 ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
                 ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
                 ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
-                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p)]
+                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p),
+                ("tool_parser", c_char_p), ("reasoning_parser", c_char_p)]
 
 
 class Sampling(ctypes.Structure):
@@ -35,12 +36,22 @@ class Sampling(ctypes.Structure):
                 ("constraint_kind", c_int32), ("constraint", c_char_p)]
 
 
+class ToolCall(ctypes.Structure):
+    _fields_ = [("index", c_int32), ("reserved", c_int32), ("id", c_char_p), ("name", c_char_p), ("arguments", c_char_p)]
+
+
+class ChatOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("parallel_tool_calls", c_int32), ("tools", c_char_p), ("tool_choice", c_char_p),
+                ("inline_reasoning", c_int32), ("reserved", c_int32), ("thinking_budget", c_int64)]
+
+
 class Event(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("index", c_int32), ("text", POINTER(c_char)), ("text_length", c_size_t),
                 ("tokens", POINTER(c_int32)), ("logprobs", POINTER(c_float)), ("token_count", c_size_t),
                 ("finish", c_int), ("status", c_int), ("message", c_char_p), ("prompt_tokens", c_int64),
                 ("cached_tokens", c_int64), ("completion_tokens", c_int64), ("seconds_to_first_token", c_double),
-                ("seconds", c_double)]
+                ("seconds", c_double), ("reasoning", POINTER(c_char)), ("reasoning_length", c_size_t),
+                ("tool_calls", POINTER(ToolCall)), ("tool_call_count", c_size_t)]
 
 
 class Tensor(ctypes.Structure):
@@ -93,6 +104,9 @@ _FUNCTIONS = {
     "oar_generate_text": (c_int, [HANDLE, c_char_p, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
     "oar_generate_tokens": (c_int, [HANDLE, POINTER(c_int32), c_size_t, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
     "oar_generate_chat": (c_int, [HANDLE, c_char_p, POINTER(Sampling), c_void_p, c_void_p, POINTER(HANDLE)]),
+    "oar_chat_options_init": (c_int, [POINTER(ChatOptions), c_size_t]),
+    "oar_generate_conversation": (c_int, [HANDLE, c_char_p, POINTER(ChatOptions), POINTER(Sampling), c_void_p, c_void_p,
+                                          POINTER(HANDLE)]),
     "oar_generation_next": (c_int, [HANDLE, c_int64, POINTER(POINTER(Event))]),
     "oar_generation_close": (c_int, [HANDLE]),
     "oar_predictor_load": (c_int, [c_char_p, c_int32, POINTER(HANDLE)]),

@@ -24,6 +24,16 @@ class Usage:
 
 
 @dataclass
+class ToolCall:
+    """A call of a tool by the model. In a Chunk it is a piece: id and name come with a call's first, and `arguments` (JSON
+    text) are appended to what came before."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    index: int = 0
+
+
+@dataclass
 class Chunk:
     """A piece of a stream. `finish_reason` is set on a choice's last one, `usage` on the stream's. `tokens` (of the embedded
     model) and `logprobs` (one per token, where asked for) may come before their text."""
@@ -33,6 +43,8 @@ class Chunk:
     usage: Optional[Usage] = None
     tokens: List[int] = field(default_factory=list)
     logprobs: Optional[List[float]] = None
+    reasoning: str = ""
+    tool_calls: List[ToolCall] = field(default_factory=list)
 
 
 @dataclass
@@ -42,16 +54,38 @@ class Choice:
     finish_reason: Optional[str] = None
     tokens: List[int] = field(default_factory=list)
     logprobs: Optional[List[float]] = None
+    reasoning: str = ""
+    tool_calls: List[ToolCall] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.tokens += chunk.tokens
+        if chunk.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + chunk.logprobs
+        for call in chunk.tool_calls:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(call.id, call.name, "", call.index))
+            self.tool_calls[call.index].arguments += call.arguments
 
 
 @dataclass
 class Answer:
-    """`text` and `finish_reason` are the first choice's; `choices` has every one of n."""
+    """`text`, `finish_reason`, `reasoning` and `tool_calls` are the first choice's; `choices` has every one of n."""
     text: str
     finish_reason: Optional[str] = None
     usage: Usage = field(default_factory=Usage)
     raw: Dict[str, Any] = field(default_factory=dict, repr=False)
     choices: List[Choice] = field(default_factory=list)
+
+    @property
+    def reasoning(self) -> str:
+        return self.choices[0].reasoning if self.choices else ""
+
+    @property
+    def tool_calls(self) -> List[ToolCall]:
+        return self.choices[0].tool_calls if self.choices else []
 
 
 def chat_body(messages: Messages, model: Optional[str], stream: bool, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -102,7 +136,15 @@ def _choice(choice: Dict[str, Any]) -> Choice:
         logprobs = [t["logprob"] for t in given["content"]]
     elif given.get("token_logprobs") is not None:
         logprobs = list(given["token_logprobs"])
-    return Choice(text, choice.get("finish_reason"), [], logprobs)
+    message = choice.get("message") or {}
+    return Choice(text, choice.get("finish_reason"), [], logprobs, message.get("reasoning_content") or "", _tool_calls(message))
+
+
+# Of a message, or pieces of them of a delta.
+def _tool_calls(message: Dict[str, Any]) -> List[ToolCall]:
+    calls = message.get("tool_calls") or []
+    return [ToolCall(c.get("id", ""), c["function"].get("name", ""), c["function"].get("arguments", ""), c.get("index", i))
+            for i, c in enumerate(calls)]
 
 
 class EventParser:
@@ -127,8 +169,10 @@ class EventParser:
         for choice in event["choices"]:
             text = choice["delta"].get("content") or "" if "delta" in choice else choice.get("text", "")
             finish = choice.get("finish_reason")
-            if text or finish:
-                yield Chunk(text, choice.get("index", 0), finish)
+            delta = choice.get("delta") or {}
+            reasoning, calls = delta.get("reasoning_content") or "", _tool_calls(delta)
+            if text or finish or reasoning or calls:
+                yield Chunk(text, choice.get("index", 0), finish, reasoning=reasoning, tool_calls=calls)
 
     def finish(self) -> None:
         if not self.done:

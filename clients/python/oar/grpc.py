@@ -17,8 +17,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
-from oar._wire import Answer, Chunk, Messages, OarError, Usage
-
+from oar._wire import Answer, Choice, Chunk, Messages, OarError, ToolCall, Usage
 
 
 class _Protos:
@@ -54,10 +53,13 @@ _TYPES = {"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int3
           "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "FP16": np.float16, "FP32": np.float32,
           "FP64": np.float64}
 _NAMES = {np.dtype(t): n for n, t in _TYPES.items()}
-_FINISH = {1: "stop", 2: "length"}
+_FINISH = {1: "stop", 2: "length", 3: "tool_calls"}
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"}
 _STOPPING = {"max_tokens", "min_tokens", "ignore_eos"}
 _CONSTRAINTS = {"json_object", "json_schema", "regex", "grammar", "structural_tag", "choice"}
+_CONVERSATION = {"tools", "tool_choice", "parallel_tool_calls", "inline_reasoning", "thinking_budget"}
+_MODES = {"auto": 0, "none": 1, "required": 2}
+_OPTIONS = _SAMPLING | _STOPPING | _CONSTRAINTS | _CONVERSATION | {"stop"}
 
 
 class GrpcClient:
@@ -93,7 +95,7 @@ class GrpcClient:
         request = _GenerateRequest(model=model)
         if messages is not None:
             for m in [{"role": "user", "content": messages}] if isinstance(messages, str) else messages:
-                request.conversation.messages.add(**m)
+                _add_message(request.conversation, m)
         else:
             request.prompt = prompt or ""
         for name, value in options.items():
@@ -103,27 +105,34 @@ class GrpcClient:
                 setattr(request.stopping, name, value)
             elif name == "stop":
                 request.stopping.stop.extend([value] if isinstance(value, str) else value)
+            elif name in _CONVERSATION:
+                if messages is None:
+                    raise TypeError(f"{name} is of conversations; give messages")
+                _set_conversation(request.conversation, name, value)
             elif name == "choice":
                 request.constraint.choice.texts.extend(value)
             elif name in _CONSTRAINTS:
                 is_json = name in ("json_schema", "structural_tag") and not isinstance(value, str)
                 setattr(request.constraint, name, json.dumps(value) if is_json else value)
             else:
-                raise TypeError(f"there is no option '{name}'; options are {', '.join(sorted(_SAMPLING | _STOPPING | _CONSTRAINTS | {'stop'}))}")
+                raise TypeError(f"there is no option '{name}'; options are {', '.join(sorted(_OPTIONS))}")
         call = self._generate(request, metadata=self._metadata, timeout=self._timeout)
         try:
             for c in call:
                 usage = Usage(c.usage.prompt_tokens, c.usage.completion_tokens, c.usage.cached_tokens) if c.HasField("usage") else None
-                yield Chunk(c.text, c.index, _FINISH.get(c.finish_reason), usage)
+                calls = [ToolCall(t.id, t.name, t.arguments, t.index) for t in c.tool_calls]
+                yield Chunk(c.text, c.index, _FINISH.get(c.finish_reason), usage, reasoning=c.reasoning, tool_calls=calls)
         except grpc.RpcError as e:
             raise _error(e) from e
         finally:
             call.cancel()
 
     def generate(self, prompt: Optional[str] = None, **options: Any) -> Answer:
-        chunks = list(self.stream(prompt, **options))
-        last = chunks[-1]
-        return Answer("".join(c.text for c in chunks if c.index == 0), last.finish_reason, last.usage or Usage())
+        choice, usage = Choice(), Usage()
+        for chunk in self.stream(prompt, **options):
+            choice.add(chunk)
+            usage = chunk.usage or usage
+        return Answer(choice.text, choice.finish_reason, usage, choices=[choice])
 
     def infer(self, model: str, inputs: Dict[str, np.ndarray], *, version: str = "") -> Dict[str, np.ndarray]:
         """One run of an ordinary model: arrays by name in, arrays by name out."""
@@ -147,6 +156,39 @@ class GrpcClient:
             return method(request, metadata=self._metadata, timeout=self._timeout)
         except grpc.RpcError as e:
             raise _error(e) from e
+
+
+# Messages, tools and tool_choice are written as OpenAI's clients write them.
+def _add_message(conversation: Any, m: Dict[str, Any]) -> None:
+    m = {k: v for k, v in m.items() if v is not None}
+    calls = [{"id": c.get("id", ""), "name": c["function"]["name"], "arguments": c["function"].get("arguments", "")}
+             for c in m.pop("tool_calls", [])]
+    conversation.messages.add(**m, tool_calls=calls)
+
+
+def _set_conversation(conversation: Any, name: str, value: Any) -> None:
+    if name == "tools":
+        for tool in value:
+            function = dict(tool["function"])
+            if (parameters := function.get("parameters")) is not None:
+                function["parameters"] = json.dumps(parameters)
+            conversation.tools.add(**function)
+    elif name == "tool_choice":
+        choice = conversation.tool_choice
+        allowed: Dict[str, Any] = {}
+        if isinstance(value, str):
+            allowed = {"mode": value}
+        elif value.get("type") == "function":
+            choice.name = value["function"]["name"]
+        else:
+            allowed = value.get("allowed_tools", value)
+        mode = allowed.get("mode", "auto")
+        if mode not in _MODES:
+            raise ValueError(f"tool_choice: '{mode}' is none of {', '.join(_MODES)}")
+        choice.mode = _MODES[mode]
+        choice.allowed.extend(t["function"]["name"] for t in allowed.get("tools", []))
+    else:
+        setattr(conversation, name, value)
 
 
 def _error(e: grpc.RpcError) -> OarError:

@@ -7,10 +7,10 @@ import os
 import weakref
 from typing import Any, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
-from oar._library import Event, HANDLE, ModelOptions, Sampling, check, library
-from oar._wire import Answer, Choice, Chunk, Messages, OarError, Usage
+from oar._library import ChatOptions, Event, HANDLE, ModelOptions, Sampling, check, library
+from oar._wire import Answer, Choice, Chunk, Messages, OarError, ToolCall, Usage
 
-_FINISH = {1: "stop", 2: "length", 3: "cancelled", 4: "deadline", 5: "error"}
+_FINISH = {1: "stop", 2: "length", 3: "cancelled", 4: "deadline", 5: "error", 6: "tool_calls"}
 _INTS = {"logprobs", "max_tokens", "min_tokens", "top_k", "n", "ignore_eos", "keep_special_tokens", "include_stop", "timeout_ms"}
 _CONSTRAINTS = {"json_object": 1, "json_schema": 2, "regex": 3, "grammar": 4, "choice": 5, "structural_tag": 6}
 _FLOATS = {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
@@ -27,13 +27,17 @@ class Model:
     logarithms of probability). One of json_schema (a dictionary or JSON), json_object (True), regex, grammar (GBNF), choice
     (a list of texts) and structural_tag says what the text has to be. A Model may be used by many threads at once.
 
+    Conversations (chat, stream_chat) also take tools, tool_choice, parallel_tool_calls as OpenAI's clients write them, and
+    inline_reasoning and thinking_budget. What the model writes of reasoning and calls is then apart from its text: `reasoning`, `tool_calls`.
+
     Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
     def __init__(self, path: str = "demo", *, threads: int = 0, weights: Optional[str] = None, kv: Optional[str] = None,
                  max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False, cache_dir: Optional[str] = None,
                  cache_bytes: int = 0, no_cache: bool = False, allow_special_in_text: bool = False,
-                 device: Optional[str] = None):
+                 device: Optional[str] = None, tool_parser: Optional[str] = None,
+                 reasoning_parser: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -43,6 +47,8 @@ class Model:
         o.cache_dir, o.cache_bytes, o.no_cache = os.fsencode(cache_dir) if cache_dir else None, cache_bytes, int(no_cache)
         o.allow_special_in_text = int(allow_special_in_text)
         o.device = device.encode() if device else None
+        o.tool_parser = tool_parser.encode() if tool_parser else None
+        o.reasoning_parser = reasoning_parser.encode() if reasoning_parser else None
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
     def close(self) -> None:
@@ -109,9 +115,10 @@ class Model:
         return self._events(handle)
 
     def stream_chat(self, messages: Messages, **options: Any) -> Generator[Chunk, None, None]:
+        chat = _chat_options(self._lib, options)
         sampling, _keep = _sampling(self._lib, options)
         handle = HANDLE()
-        check(self._lib.oar_generate_chat(self._handle, _messages(messages), sampling, None, None, handle))
+        check(self._lib.oar_generate_conversation(self._handle, _messages(messages), chat, sampling, None, None, handle))
         return self._events(handle)
 
     def _events(self, handle: HANDLE) -> Generator[Chunk, None, None]:
@@ -132,8 +139,11 @@ class Model:
                 usage = Usage(e.prompt_tokens, e.completion_tokens, e.cached_tokens) if e.finish else None
                 text = ctypes.string_at(e.text, e.text_length).decode()
                 logprobs = e.logprobs[:e.token_count] if e.logprobs else None
-                if text or e.finish or logprobs:
-                    yield Chunk(text, e.index, _FINISH.get(e.finish), usage, e.tokens[:e.token_count], logprobs)
+                reasoning = ctypes.string_at(e.reasoning, e.reasoning_length).decode()
+                calls = [ToolCall(c.id.decode(), c.name.decode(), c.arguments.decode(), c.index)
+                         for c in e.tool_calls[:e.tool_call_count]]
+                if text or e.finish or logprobs or reasoning or calls:
+                    yield Chunk(text, e.index, _FINISH.get(e.finish), usage, e.tokens[:e.token_count], logprobs, reasoning, calls)
         finally:
             self._lib.oar_generation_close(handle)
 
@@ -149,6 +159,20 @@ def _messages(messages: Messages) -> bytes:
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return json.dumps(list(messages)).encode()
+
+
+# Takes its own out of `options`; the others are of sampling.
+def _chat_options(lib: Any, options: Dict[str, Any]) -> ChatOptions:
+    o = ChatOptions()
+    check(lib.oar_chat_options_init(o, ctypes.sizeof(o)))
+    if (tools := options.pop("tools", None)) is not None:
+        o.tools = json.dumps(tools).encode()
+    if (choice := options.pop("tool_choice", None)) is not None:
+        o.tool_choice = json.dumps(choice).encode()
+    o.parallel_tool_calls = int(options.pop("parallel_tool_calls", True))
+    o.inline_reasoning = int(options.pop("inline_reasoning", False))
+    o.thinking_budget = int(options.pop("thinking_budget", -1))
+    return o
 
 
 # Also gives what the structure points at, to be kept until the call has copied it.
@@ -184,12 +208,7 @@ def _collect(chunks: Iterator[Chunk]) -> Answer:
     choices: Dict[int, Choice] = {}
     usage = Usage()
     for chunk in chunks:
-        choice = choices.setdefault(chunk.index, Choice())
-        choice.text += chunk.text
-        choice.finish_reason = chunk.finish_reason or choice.finish_reason
-        choice.tokens += chunk.tokens
-        if chunk.logprobs is not None:
-            choice.logprobs = (choice.logprobs or []) + chunk.logprobs
+        choices.setdefault(chunk.index, Choice()).add(chunk)
         if chunk.usage:  # each choice tells the prompt's tokens and its own
             usage = Usage(chunk.usage.prompt_tokens, usage.completion_tokens + chunk.usage.completion_tokens,
                           max(usage.cached_tokens, chunk.usage.cached_tokens))

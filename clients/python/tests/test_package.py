@@ -4,6 +4,7 @@ the engine embedded through liboar.so. Environment: OAR_BIN, OAR_LIBRARY, OAR_SO
 import asyncio
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -30,11 +31,15 @@ def missing(*modules):
     return f"skipped: no Python package {', '.join(gone)}" if gone else ""
 
 
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}}}]
+
+
 class Served(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = subprocess.Popen([OAR, "serve", DEMO, "--name", "demo", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-                                       "--threads", "2", "--memory", "512MiB", "--api-key", "secret"],
+                                       "--threads", "2", "--memory", "512MiB", "--api-key", "secret", "--tool-parser", "hermes"],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in cls.server.stdout:
             if line.startswith("http "):
@@ -50,6 +55,13 @@ class Served(unittest.TestCase):
         cls.server.terminate()
         cls.server.wait(timeout=120)
         cls.server.stdout.close()
+
+    def check_call(self, answer):
+        self.assertEqual((answer.finish_reason, answer.text, len(answer.tool_calls)), ("tool_calls", "", 1))
+        call = answer.tool_calls[0]
+        self.assertTrue(call.id)
+        self.assertEqual(call.name, "weather")
+        self.assertIn(json.loads(call.arguments)["city"], ("Oslo", "Rome"))
 
 
 class Http(Served):
@@ -114,6 +126,20 @@ class Http(Served):
             return one.text
         self.assertEqual(asyncio.run(work()), self.client.chat("Good morrow!", max_tokens=12, temperature=0).text)
 
+    def test_tools(self):
+        options = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120, "temperature": 0}
+        answer = self.client.chat("Is it cold?", **options)
+        self.check_call(answer)
+        streamed = oar.Choice()
+        for chunk in self.client.stream_chat("Is it cold?", **options):
+            streamed.add(chunk)
+        self.assertEqual((streamed.tool_calls[0].name, streamed.tool_calls[0].arguments),
+                         (answer.tool_calls[0].name, answer.tool_calls[0].arguments))
+        self.check_call(asyncio.run(AsyncClient(self.url, api_key="secret").chat("Is it cold?", **options)))
+        with self.assertRaises(oar.OarError) as e:
+            self.client.chat("x", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "nope"}})
+        self.assertEqual((e.exception.status, e.exception.param), (400, "tool_choice"))
+
     def test_readme(self):
         with open(os.path.join(HERE, "../README.md"), encoding="utf-8") as f:
             examples = re.findall(r"```python\n(.*?)```", f.read(), re.S)
@@ -143,6 +169,18 @@ class Grpc(Served):
                 c.generate("x", temperature=-1)
             self.assertEqual(e.exception.status, "INVALID_ARGUMENT")
             self.assertRegex(c.generate("x", regex="[0-9]{3}", max_tokens=8).text, "^[0-9]{3}$")
+            talk = [{"role": "user", "content": "Is it cold?"},
+                    {"role": "assistant", "content": None, "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]},
+                    {"role": "tool", "tool_call_id": "a", "content": "yes"}]
+            options = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 120, "temperature": 0}
+            for choice in ("required", {"type": "function", "function": {"name": "weather"}},
+                           {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}):
+                self.check_call(c.generate(messages="Is it cold?", tool_choice=choice, **options))
+            with self.assertRaisesRegex(oar.OarError, "unknown role tool"):  # it has reached the model's template
+                c.generate(messages=talk, **options)
+            with self.assertRaisesRegex(TypeError, "tools"):
+                c.generate("x", tools=TOOLS)
             for option in ("temprature", "mirostat"):
                 with self.assertRaisesRegex(TypeError, option):
                     c.generate("x", **{option: 1})
@@ -224,6 +262,20 @@ class Embedded(unittest.TestCase):
             with self.assertRaises(oar.OarError):
                 m.generate(["ROMEO:", "x" * 100000], max_tokens=4)
             safe = m.chat("a<|bos|>", max_tokens=1).usage.prompt_tokens
+            with self.assertRaises(oar.OarError) as e:
+                m.chat("Is it cold?", tools=TOOLS)
+            self.assertEqual(e.exception.param, "tools")
+        with oar.Model(DEMO, threads=2, tool_parser="llama3_json") as m:
+            a = m.chat("Is it cold?", tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=120, temperature=0)
+            self.assertEqual((a.finish_reason, a.text), ("tool_calls", ""))
+            self.assertEqual(a.tool_calls[0].name, "weather")
+            self.assertIn(json.loads(a.tool_calls[0].arguments)["city"], ("Oslo", "Rome"))
+            with self.assertRaises(oar.OarError) as e:
+                m.chat("x", thinking_budget=3)
+            self.assertEqual(e.exception.param, "thinking_budget")
+        with self.assertRaises(oar.OarError) as e:
+            oar.Model(DEMO, reasoning_parser="thinking")
+        self.assertIn("reasoning-parser is thinking", str(e.exception))
         with oar.Model(DEMO, threads=2, allow_special_in_text=True) as m:
             self.assertLess(m.chat("a<|bos|>", max_tokens=1).usage.prompt_tokens, safe)
         with self.assertRaises(oar.OarError):

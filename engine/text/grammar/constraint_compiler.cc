@@ -45,24 +45,37 @@ Result<Rule> add(const ConstraintSpec& spec, Grammar& g) {
   return internal_error("a constraint of no kind");
 }
 
+Status fault(const ConstraintSpec& spec, const std::string& why) {
+  return invalid_argument(cat(spec.field, ": ", why), spec.field);
+}
+
 }  // namespace
 
-Result<std::shared_ptr<const Automaton>> compile(const ConstraintSpec& spec) {
-  const auto fault = [&](const std::string& why) {
-    return invalid_argument(cat(spec.field, ": ", why), spec.field);
-  };
+std::string ConstraintSpec::key() const {
+  std::string key(1, static_cast<char>(kind));
+  key += text;
+  for (const std::string& c : choices) key += cat(c.size(), ":", c);
+  return key;
+}
+
+Result<Rule> add_constraint(const ConstraintSpec& spec, Grammar& g) {
   size_t bytes = spec.text.size();
   for (const std::string& c : spec.choices) bytes += c.size();
   if (bytes > kMaxTextBytes)
-    return fault(cat("it has ", bytes, " bytes; at most ", kMaxTextBytes, " are accepted"));
-  Grammar g;
+    return fault(spec, cat("it has ", bytes, " bytes; at most ", kMaxTextBytes, " are accepted"));
   const auto root = add(spec, g);
-  if (!root.ok()) return fault(root.status().message());
+  if (!root.ok()) return fault(spec, root.status().message());
   if (g.full())
-    return fault(cat("it is too large: its grammar has more than ", Grammar::kMaxExprs, " parts"));
-  g.set_root(*root);
+    return fault(spec, cat("it is too large: its grammar has more than ", Grammar::kMaxExprs, " parts"));
+  return root;
+}
+
+Result<std::shared_ptr<const Automaton>> compile(const ConstraintSpec& spec) {
+  Grammar g;
+  OAR_ASSIGN(const Rule root, add_constraint(spec, g));
+  g.set_root(root);
   auto automaton = Automaton::compile(g);
-  if (!automaton.ok()) return fault(automaton.status().message());
+  if (!automaton.ok()) return fault(spec, automaton.status().message());
   return automaton;
 }
 
@@ -78,10 +91,7 @@ const std::shared_ptr<const TokenVocabulary>& ConstraintCompiler::vocabulary() {
 
 Result<std::shared_ptr<const Constraint>> ConstraintCompiler::compile(const ConstraintSpec& spec) {
   if (spec.kind == ConstraintSpec::Kind::kNone) return std::shared_ptr<const Constraint>();
-  std::string key(1, static_cast<char>(spec.kind));
-  key += spec.text;
-  for (const std::string& c : spec.choices) key += cat(c.size(), ":", c);
-  return keep(std::move(key), [&] { return grammar::compile(spec); });
+  return keep(spec.key(), [&] { return grammar::compile(spec); });
 }
 
 Result<std::shared_ptr<const Constraint>> ConstraintCompiler::compile(std::string key, const Write& write) {

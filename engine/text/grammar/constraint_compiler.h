@@ -34,9 +34,13 @@ struct ConstraintSpec {
   std::vector<std::string> choices;
   std::string field;  // how the protocol calls it, for messages
   bool operator==(const ConstraintSpec&) const = default;
+  // What its grammar depends on: equal for equal grammars, whatever the field is called.
+  std::string key() const;
 };
 
-// The grammar alone. INVALID_ARGUMENT with `field` in message and param.
+// Its rules, and the root of them; not for Kind::kNone. INVALID_ARGUMENT with `field` in message and param.
+Result<Rule> add_constraint(const ConstraintSpec& spec, Grammar& grammar);
+// The grammar alone, with the same errors.
 Result<std::shared_ptr<const Automaton>> compile(const ConstraintSpec& spec);
 
 class ConstraintCompiler {

@@ -55,6 +55,24 @@ class CallWriter {
     return g_.use(text);
   }
 
+  // What `answer` allows, or calls; no tools: the answer alone.
+  Result<Expr> calls_or_answer(const std::vector<const Tool*>& tools, bool parallel, grammar::Rule answer) {
+    const bool harmony = style_.syntax == CallSyntax::kHarmony;
+    Expr said = g_.use(answer);
+    if (harmony) {
+      const Expr type = g_.sequence({g_.text(" "), mark("<|constrain|>"), g_.text("json")});
+      said =
+          g_.sequence({mark("<|channel|>"), g_.text("final"), g_.optional(type), mark("<|message|>"), said});
+    }
+    if (tools.empty()) return harmony ? g_.sequence({messages_before(), said}) : said;
+    if (!harmony) {
+      OAR_ASSIGN(const Expr all, calls(tools, parallel));
+      return g_.choice({all, said});
+    }
+    OAR_ASSIGN(const Expr rest, behind_marker(tools, parallel));
+    return g_.sequence({messages_before(), g_.choice({rest, said})});
+  }
+
  private:
   bool is_control(std::string_view marker) const {
     const std::optional<int32_t> id = tokenizer_.token_to_id(marker);
@@ -280,16 +298,22 @@ class CallWriter {
 }  // namespace
 
 Result<grammar::Rule> add_reply(const ToolStyle& style, const ToolRequest& request,
-                                const Tokenizer& tokenizer, grammar::Grammar& g) {
+                                const grammar::ConstraintSpec* answer, const Tokenizer& tokenizer,
+                                grammar::Grammar& g) {
   std::vector<const Tool*> tools;
   for (const Tool& tool : request.tools)
     if (!request.named || *request.named == tool.name) tools.push_back(&tool);
   const grammar::Rule root = g.add_rule("tool calls");
   CallWriter writer(style, tokenizer, g);
   const bool parallel = request.parallel && !request.named;
-  OAR_ASSIGN(const Expr reply, request.mode == ToolRequest::Mode::kRequired
-                                   ? writer.calls(tools, parallel)
-                                   : writer.text_and_calls(tools, parallel));
+  const bool required = request.mode == ToolRequest::Mode::kRequired;
+  Expr reply;
+  if (answer != nullptr && !required) {
+    OAR_ASSIGN(const grammar::Rule said, grammar::add_constraint(*answer, g));
+    OAR_ASSIGN(reply, writer.calls_or_answer(tools, parallel, said));
+  } else {
+    OAR_ASSIGN(reply, required ? writer.calls(tools, parallel) : writer.text_and_calls(tools, parallel));
+  }
   g.define(root, reply);
   if (g.full())
     return invalid_argument("tools: their schemas are too large to be kept to; offer fewer, or simpler ones",
@@ -298,14 +322,16 @@ Result<grammar::Rule> add_reply(const ToolStyle& style, const ToolRequest& reque
 }
 
 Result<std::shared_ptr<const Constraint>> compile_reply(const ToolStyle& style, const ToolRequest& request,
+                                                        const grammar::ConstraintSpec* answer,
                                                         const Tokenizer& tokenizer,
                                                         grammar::ConstraintCompiler& compiler) {
   const bool required = request.mode == ToolRequest::Mode::kRequired;
+  const std::string tools = json::serialize(request.definitions);
   std::string key = cat(style.name, " ", required, request.parallel, request.named.value_or(""), " ",
-                        json::serialize(request.definitions));
-  const std::string field = required ? "tool_choice" : "tools";
-  auto made = compiler.compile(std::move(key),
-                               [&](grammar::Grammar& g) { return add_reply(style, request, tokenizer, g); });
+                        tools.size(), tools, answer ? answer->key() : std::string());
+  const std::string field = required ? "tool_choice" : answer ? answer->field : "tools";
+  auto made = compiler.compile(
+      std::move(key), [&](grammar::Grammar& g) { return add_reply(style, request, answer, tokenizer, g); });
   if (made.ok() || !made.status().param().empty()) return made;
   return invalid_argument(cat(field, ": ", made.status().message()), field);
 }

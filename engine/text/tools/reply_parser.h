@@ -41,8 +41,10 @@ class ReplyParser final : tools::CallSink {
   int32_t calls() const { return calls_; }
   // Nothing more is read: the one call that was allowed is complete.
   bool done() const { return stopped_; }
-  // Tokens of reasoning end here.
-  bool in_reasoning() const { return state_ == State::kReasoning; }
+  // Whether the text so far ends in reasoning.
+  bool in_reasoning() const {
+    return state_ == State::kReasoning || (state_ == State::kBody && channel_ == Channel::kReasoning);
+  }
 
  private:
   enum class State {
