@@ -4,6 +4,10 @@
 #include <random>
 
 #include "engine/base/format.h"
+#include "server/api/anthropic_answer.h"
+#include "server/api/anthropic_request.h"
+#include "server/api/responses_answer.h"
+#include "server/api/responses_request.h"
 #include "server/api/text_tools.h"
 
 namespace oar::api {
@@ -104,27 +108,32 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   return spec;
 }
 
-Result<Prepared> Frontend::prepare_openai(ModelHandlePtr model, GenerationRequest request,
-                                          AnswerOptions answer, const RequestContext& context,
-                                          const char* id_prefix) const {
-  request.id = make_id(id_prefix, context.id);
-  answer.streaming = request.streaming;
-  answer.echo = request.echo;
-  Prepared out;
-  out.answer = std::move(answer);
+Result<GenerationSpec> Frontend::prepare_promised(ModelHandlePtr model, GenerationRequest request,
+                                                  const RequestContext& context, const char* field) const {
   const std::optional<int64_t> asked = request.max_tokens;
   const int64_t context_size = model->engine->request_limits().max_context;
-  OAR_ASSIGN(out.spec, prepare(std::move(model), std::move(request), context));
-  // OpenAI's API promises room for all that is asked for; the other protocols end at the context.
-  for (const std::vector<int32_t>& prompt : out.spec.prompts) {
+  OAR_ASSIGN(GenerationSpec spec, prepare(std::move(model), std::move(request), context));
+  // These APIs promise room for all that is asked for; the other protocols end at the context.
+  for (const std::vector<int32_t>& prompt : spec.prompts) {
     const int64_t room = context_size - std::ssize(prompt);
     if (!asked || *asked <= room) continue;
     return Status(
         StatusCode::kOutOfRange,
-        cat("max_tokens is ", *asked, " and the prompt has ", prompt.size(),
+        cat(field, " is ", *asked, " and the prompt has ", prompt.size(),
             " tokens, but the model's context holds ", context_size, " in all; ask for at most ", room),
-        "max_tokens");
+        field);
   }
+  return spec;
+}
+
+Result<Prepared> Frontend::prepare_openai(ModelHandlePtr model, GenerationRequest request,
+                                          AnswerOptions answer, const RequestContext& context) const {
+  answer.streaming = request.streaming;
+  answer.echo = request.echo;
+  Prepared out;
+  out.stream = request.streaming.stream;
+  OAR_ASSIGN(out.spec, prepare_promised(std::move(model), std::move(request), context, "max_tokens"));
+  out.answer = std::make_unique<OpenAiAnswer>(out.spec, std::move(answer));
   return out;
 }
 
@@ -134,7 +143,8 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
   AnswerOptions answer;
   answer.chat = true;
   if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
-  return prepare_openai(model, std::move(r), std::move(answer), context, "chatcmpl-");
+  r.id = make_id("chatcmpl-", context.id);
+  return prepare_openai(model, std::move(r), std::move(answer), context);
 }
 
 Result<Prepared> Frontend::prepare_completion(const json::object& body, const RequestContext& context) const {
@@ -151,7 +161,53 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
       }
     }
   }
-  return prepare_openai(model, std::move(r), std::move(answer), context, "cmpl-");
+  r.id = make_id("cmpl-", context.id);
+  return prepare_openai(model, std::move(r), std::move(answer), context);
+}
+
+Result<Prepared> Frontend::prepare_responses(const json::object& body, const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(ResponsesRequest r, parse_responses_request(body, *model, limits_));
+  const std::string owner = context.tenant ? context.tenant->name() : std::string();
+  std::vector<ChatMessage>& messages = r.request.conversation->messages;
+  const auto behind_instructions =
+      messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count);
+  if (!r.options.previous_id.empty()) {
+    OAR_ASSIGN(std::vector<ChatMessage> earlier, responses_.find(owner, r.options.previous_id));
+    messages.insert(behind_instructions, std::make_move_iterator(earlier.begin()),
+                    std::make_move_iterator(earlier.end()));
+    OAR_RETURN_IF_ERROR(check_conversation(*r.request.conversation, limits_, "input"));
+  }
+  std::vector<ChatMessage> kept;
+  if (r.options.store)
+    kept.assign(messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count), messages.end());
+  // Whoever knows the id may go on with the conversation: it is nothing that a caller chooses.
+  r.request.id = make_id("resp_");
+  Prepared out;
+  out.stream = r.request.streaming.stream;
+  OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r.request), context, "max_output_tokens"));
+  ResponseStore* store = r.options.store ? &responses_ : nullptr;
+  out.answer =
+      std::make_unique<ResponsesAnswer>(out.spec, std::move(r.options), std::move(kept), store, owner);
+  return out;
+}
+
+Result<Prepared> Frontend::prepare_messages(const json::object& body, const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(GenerationRequest r, parse_messages_request(body, *model, limits_, false));
+  r.id = make_id("msg_", context.id);
+  Prepared out;
+  out.stream = r.streaming.stream;
+  OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r), context, "max_tokens"));
+  out.answer = std::make_unique<AnthropicAnswer>(out.spec);
+  return out;
+}
+
+Result<std::string> Frontend::count_message_tokens(const json::object& body) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const GenerationRequest r, parse_messages_request(body, *model, limits_, true));
+  OAR_ASSIGN(const std::vector<std::vector<int32_t>> prompts, prompt_tokens(*model, r, limits_));
+  return cat("{\"input_tokens\":", prompts.front().size(), "}");
 }
 
 Result<std::string> Frontend::tokenize_json(const json::object& body) const {

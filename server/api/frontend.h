@@ -12,6 +12,7 @@
 #include "server/api/model_catalog.h"
 #include "server/api/openai_answer.h"
 #include "server/api/openai_request.h"
+#include "server/api/response_store.h"
 #include "server/api/tenant.h"
 
 namespace oar::api {
@@ -25,7 +26,8 @@ struct RequestContext {
 
 struct Prepared {
   GenerationSpec spec;
-  AnswerOptions answer;
+  std::unique_ptr<AnswerWriter> answer;
+  bool stream = false;
 };
 
 class Frontend {
@@ -55,20 +57,29 @@ class Frontend {
   // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
+  // Of /v1/responses and /v1/messages.
+  Result<Prepared> prepare_responses(const json::object& body, const RequestContext& context) const;
+  Result<Prepared> prepare_messages(const json::object& body, const RequestContext& context) const;
 
   // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"..."}.
   Result<std::string> tokenize_json(const json::object& body) const;
   Result<std::string> detokenize_json(const json::object& body) const;
+  // {"input_tokens":n}, of /v1/messages/count_tokens.
+  Result<std::string> count_message_tokens(const json::object& body) const;
 
  private:
   Result<ModelHandlePtr> find_in(const json::object& body) const;
+  // prepare() of a request whose max_tokens, called `field`, is a promise that there is room.
+  Result<GenerationSpec> prepare_promised(ModelHandlePtr model, GenerationRequest request,
+                                          const RequestContext& context, const char* field) const;
   Result<Prepared> prepare_openai(ModelHandlePtr model, GenerationRequest request, AnswerOptions answer,
-                                  const RequestContext& context, const char* id_prefix) const;
+                                  const RequestContext& context) const;
 
   const ModelCatalog& catalog_;
   const ApiLimits limits_;
   std::atomic<bool> announced_{true}, accepting_{true};
   mutable RunningGenerations running_;
+  mutable ResponseStore responses_{limits_.max_stored_bytes};
   std::unique_ptr<RequestLog> log_;
 };
 

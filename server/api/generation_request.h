@@ -33,6 +33,7 @@ struct ApiLimits {
   size_t max_stop_bytes = 1024;
   size_t max_template_bytes = 16 << 20;  // a rendered chat prompt
   double max_timeout_seconds = 86400;
+  size_t max_stored_bytes = size_t{64} << 20;  // conversations that previous_response_id finds, all together
 };
 
 struct ChatMessage {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/text/detokenizer.h"
-#include "server/api/generation.h"
+#include "server/api/answer_writer.h"
 #include "server/api/json_writer.h"
 #include "server/api/openai_request.h"
 
@@ -28,21 +28,14 @@ struct AnswerOptions {
   StreamOptions streaming;
 };
 
-class OpenAiAnswer {
+class OpenAiAnswer final : public AnswerWriter {
  public:
   OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options);
 
-  // Streaming: what to send for an event, complete "data: ...\n\n" records; empty when nothing is due. After
-  // the last choice's end it includes the usage chunk and [DONE]; after a failure the error object, and
-  // nothing ever after.
-  std::string on_event(int32_t choice, const TextEvent& event);
-
-  // Not streaming: collect every event, then read the outcome.
-  void collect(int32_t choice, const TextEvent& event);
-  const Status& failure() const { return failure_; }  // of the first choice that failed
-  std::string body() const;
-
-  bool finished() const { return finished_; }
+  // After the last choice's end a stream has its usage chunk and [DONE].
+  std::string on_event(int32_t choice, const TextEvent& event) override;
+  void collect(int32_t choice, const TextEvent& event) override;
+  std::string body() const override;
 
  private:
   // Array elements as JSON text, comma-separated. Chat uses `content` alone, completions the four parallel
@@ -101,8 +94,6 @@ class OpenAiAnswer {
   size_t open_;
   int64_t cached_tokens_ = 0;
   std::vector<bool> cached_seen_;  // per prompt
-  bool finished_ = false;
-  Status failure_;
 };
 
 }  // namespace oar::api

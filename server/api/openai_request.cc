@@ -1,6 +1,7 @@
 #include "server/api/openai_request.h"
 
 #include "engine/base/format.h"
+#include "server/api/message_parts.h"
 
 namespace oar::api {
 namespace {
@@ -20,31 +21,6 @@ void read_streaming(Fields& f, StreamOptions& out) {
   if (!o.ok()) f.fail(o.status().param(), o.status().message());
 }
 
-// Text of a content given as an array of parts, joined the way most templates' authors assume: one per line.
-Result<std::string> flatten_parts(const json::array& parts, const std::string& path) {
-  std::string text;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const std::string where = cat(path, "[", i, "]");
-    if (!parts[i].is_object()) {
-      return invalid_argument(
-          cat(where, " must be an object {\"type\":\"text\",\"text\":...}, got ", describe(parts[i])), where);
-    }
-    Fields part(parts[i].get_object(), where + ".");
-    std::string type, piece;
-    part.string("type", type, 64);
-    if (part.ok() && type != "text" && type != "refusal") {
-      part.fail("type",
-                cat(where, ".type is ", describe(json::value(type)), "; this model reads text parts only"));
-    }
-    if (part.ok() && !part.find(type)) part.fail(type, cat(where, ".", type, " is missing"));
-    part.string(type, piece, kNoLimit);
-    if (!part.ok()) return part.status();
-    if (i > 0) text += '\n';
-    text += piece;
-  }
-  return text;
-}
-
 // What check_conversation() has no say in: that there is a content, and what it is made of.
 Result<ChatMessage> read_message(const json::value& v, const std::string& path) {
   if (!v.is_object()) return invalid_argument(cat(path, " must be an object, got ", describe(v)), path);
@@ -58,14 +34,8 @@ Result<ChatMessage> read_message(const json::value& v, const std::string& path) 
                                                           f.find("refusal") || f.find("reasoning_content"));
     if (!may_lack)
       return invalid_argument(cat(path, ".content is missing; give a string"), path + ".content");
-  } else if (content->is_array()) {
-    OAR_ASSIGN(message.content, flatten_parts(content->get_array(), path + ".content"));
-  } else if (!content->is_string()) {
-    return invalid_argument(
-        cat(path, ".content must be a string or an array of parts, got ", describe(*content)),
-        path + ".content");
   } else {
-    message.content = std::string(content->get_string());
+    OAR_ASSIGN(message.content, text_of_content(*content, path + ".content", {"text", "refusal"}));
   }
   for (const auto& member : v.get_object())
     if (member.key() != "role" && member.key() != "content") message.other[member.key()] = member.value();

@@ -6,28 +6,31 @@ namespace oar::api {
 namespace {
 
 constexpr ErrorKind kKinds[] = {
-    {StatusCode::kOk, 200, "", nullptr},
-    {StatusCode::kCancelled, 499, "request_cancelled", "cancelled"},
-    {StatusCode::kUnknown, 500, "server_error", nullptr},
-    {StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr},
-    {StatusCode::kDeadlineExceeded, 504, "timeout_error", "deadline_exceeded"},
-    {StatusCode::kNotFound, 404, "not_found_error", "not_found"},
-    {StatusCode::kAlreadyExists, 409, "invalid_request_error", "already_exists"},
-    {StatusCode::kPermissionDenied, 403, "permission_error", "permission_denied"},
-    {StatusCode::kResourceExhausted, 429, "rate_limit_error", "resource_exhausted"},
-    {StatusCode::kFailedPrecondition, 400, "invalid_request_error", "failed_precondition"},
-    {StatusCode::kAborted, 409, "server_error", "aborted"},
+    {StatusCode::kOk, 200, "", nullptr, ""},
+    {StatusCode::kCancelled, 499, "request_cancelled", "cancelled", "api_error"},
+    {StatusCode::kUnknown, 500, "server_error", nullptr, "api_error"},
+    {StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr, "invalid_request_error"},
+    {StatusCode::kDeadlineExceeded, 504, "timeout_error", "deadline_exceeded", "timeout_error"},
+    {StatusCode::kNotFound, 404, "not_found_error", "not_found", "not_found_error"},
+    {StatusCode::kAlreadyExists, 409, "invalid_request_error", "already_exists", "invalid_request_error"},
+    {StatusCode::kPermissionDenied, 403, "permission_error", "permission_denied", "permission_error"},
+    {StatusCode::kResourceExhausted, 429, "rate_limit_error", "resource_exhausted", "rate_limit_error"},
+    {StatusCode::kFailedPrecondition, 400, "invalid_request_error", "failed_precondition",
+     "invalid_request_error"},
+    {StatusCode::kAborted, 409, "server_error", "aborted", "api_error"},
     // What does not fit is a prompt: Frontend::make_spec() and Scheduler::add().
-    {StatusCode::kOutOfRange, 400, "invalid_request_error", "context_length_exceeded"},
-    {StatusCode::kUnimplemented, 501, "invalid_request_error", "not_implemented"},
-    {StatusCode::kInternal, 500, "server_error", "internal_error"},
-    {StatusCode::kUnavailable, 503, "unavailable_error", "unavailable"},
-    {StatusCode::kDataLoss, 500, "server_error", "data_loss"},
-    {StatusCode::kUnauthenticated, 401, "authentication_error", "invalid_api_key"},
+    {StatusCode::kOutOfRange, 400, "invalid_request_error", "context_length_exceeded",
+     "invalid_request_error"},
+    {StatusCode::kUnimplemented, 501, "invalid_request_error", "not_implemented", "invalid_request_error"},
+    {StatusCode::kInternal, 500, "server_error", "internal_error", "api_error"},
+    {StatusCode::kUnavailable, 503, "unavailable_error", "unavailable", "overloaded_error"},
+    {StatusCode::kDataLoss, 500, "server_error", "data_loss", "api_error"},
+    {StatusCode::kUnauthenticated, 401, "authentication_error", "invalid_api_key", "authentication_error"},
 };
 
 // OpenAI's for a model that is not there; another NOT_FOUND is a path.
-constexpr ErrorKind kNoModel = {StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found"};
+constexpr ErrorKind kNoModel = {StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found",
+                                "not_found_error"};
 
 }  // namespace
 
@@ -62,6 +65,16 @@ std::string openai_error(const Status& status, int http) {
   w.key("type").string(kind.openai_type);
   w.key("param").string_or_null(status.param());
   w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "");
+  w.end_object().end_object();
+  return out;
+}
+
+std::string anthropic_error(const Status& status, int http) {
+  const ErrorKind& kind = error_kind(http == 0 ? status.code() : status_code_of_http(http));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("type").string("error").key("error").begin_object();
+  w.key("type").string(kind.anthropic_type).key("message").string(status.message());
   w.end_object().end_object();
   return out;
 }

@@ -13,6 +13,7 @@ struct ErrorKind {
   int http;                 // HTTP status
   const char* openai_type;  // error.type of the OpenAI error object
   const char* openai_code;  // error.code; null: JSON null
+  const char* anthropic_type;
 };
 
 const ErrorKind& error_kind(StatusCode code);
@@ -22,6 +23,8 @@ StatusCode status_code_of_http(int http);
 // {"error":{"message":...,"type":...,"param":...,"code":...}}: always these four keys. `http` overrides the
 // table's status for the type (a 405 is no 400), 0: the table's.
 std::string openai_error(const Status& status, int http = 0);
+// {"type":"error","error":{"type":...,"message":...}}, Anthropic's; `http` as above.
+std::string anthropic_error(const Status& status, int http = 0);
 // {"error":"..."}, the Open Inference Protocol's.
 std::string oip_error(const Status& status);
 

@@ -515,6 +515,7 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
       !origin.empty() && !allowed.empty()) {
     append_header(pending_, "Access-Control-Allow-Origin", allowed == "*" ? allowed : origin);
     append_header(pending_, "Vary", "Origin");
+    append_header(pending_, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
   }
   pending_ += "\r\n";
 }

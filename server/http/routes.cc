@@ -16,6 +16,13 @@ bool is_oip(std::string_view path) {
   return path == "/v2" || (path.starts_with("/v2/") && path != "/v2/rerank");
 }
 
+// An error in the dialect of the path; `http` as the table of statuses has it.
+std::string error_body(std::string_view path, const Status& status, int http) {
+  if (is_oip(path)) return api::oip_error(status);
+  if (path == "/v1/messages" || path.starts_with("/v1/messages/")) return api::anthropic_error(status, http);
+  return api::openai_error(status, http);
+}
+
 void add_health(Router& router, const Services& services) {
   const auto live = [](Request&&, std::shared_ptr<ResponseWriter> w) { w->send(Response{200, "", {}, ""}); };
   const auto ready = [&frontend = *services.frontend](Request&&, std::shared_ptr<ResponseWriter> w) {
@@ -46,10 +53,7 @@ std::shared_ptr<api::Tenant> who_asks(api::ApiKeys& keys, const Request& request
 Response json_answer(std::string body) { return {200, "application/json", {}, std::move(body)}; }
 
 Response error_answer(std::string_view path, const Status& status) {
-  Response r{api::error_kind(status.code()).http,
-             "application/json",
-             {},
-             is_oip(path) ? api::oip_error(status) : api::openai_error(status)};
+  Response r{api::error_kind(status.code()).http, "application/json", {}, error_body(path, status, 0)};
   if (r.status == 429 || r.status == 503) {
     const auto seconds = static_cast<int64_t>(std::ceil(std::max(1.0, status.retry_after())));
     r.headers.push_back({"Retry-After", std::to_string(seconds)});
@@ -59,8 +63,7 @@ Response error_answer(std::string_view path, const Status& status) {
 
 Response error_response(const Request* request, int status, const std::string& message) {
   const Status s(api::status_code_of_http(status), message);
-  const bool oip = request && is_oip(request->path);
-  return {status, "application/json", {}, oip ? api::oip_error(s) : api::openai_error(s, status)};
+  return {status, "application/json", {}, error_body(request ? request->path : "", s, status)};
 }
 
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(
@@ -113,6 +116,7 @@ Router make_router(const Services& services) {
     w->send(json_answer(std::move(out)));
   });
   add_openai_routes(router, services);
+  add_agent_routes(router, services);
   add_embedding_routes(router, services);
   add_tensor_routes(router, services);
   add_oip_routes(router, services);

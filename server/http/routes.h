@@ -32,6 +32,7 @@ Router make_router(const Services& services);
 // Health and metrics alone, open to all: for a listener of their own.
 Router make_monitoring_router(const Services& services);
 void add_openai_routes(Router& router, const Services& services);
+void add_agent_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);

@@ -4,8 +4,10 @@
 #include <cstdlib>
 
 #include "engine/text/utf8.h"
+#include "server/api/anthropic_request.h"
 #include "server/api/frontend.h"
 #include "server/api/oip_request.h"
+#include "server/api/responses_request.h"
 #include "server/api/status_table.h"
 
 namespace {
@@ -44,11 +46,17 @@ void check_params(const oar::api::GenerationRequest& p) {
   for (const std::string& stop : p.text.stop) require(!stop.empty());
 }
 
+void check_conversation(const oar::api::GenerationRequest& r) {
+  require(!r.conversation->messages.empty());
+  for (const auto& m : r.conversation->messages) require(!m.role.empty());
+}
+
 // The error object of any failure is valid JSON with its four keys.
 void check_error(const oar::Status& status) {
   require(!status.message().empty());
   const auto parsed = oar::parse_json(oar::api::openai_error(status), "error");
   require(parsed.ok() && parsed->at("error").as_object().size() == 4);
+  require(oar::parse_json(oar::api::anthropic_error(status), "error").ok());
 }
 
 }  // namespace
@@ -70,13 +78,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const auto name = oar::api::parse_model_field(*body);
   if (!name.ok()) check_error(name.status());
-  switch (data[0] % 5) {
+  switch (data[0] % 7) {
     case 0: {
       const auto r = oar::api::parse_chat_request(*body, model, limits);
       if (!r.ok()) return check_error(r.status()), 0;
       check_params(*r);
-      require(!r->conversation->messages.empty());
-      for (const auto& m : r->conversation->messages) require(!m.role.empty());
+      check_conversation(*r);
       return 0;
     }
     case 1: {
@@ -95,6 +102,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const auto r = oar::api::parse_detokenize_request(*body, model);
       if (!r.ok()) return check_error(r.status()), 0;
       for (const int32_t id : r->tokens) require(id >= 0 && id < 1000);
+      return 0;
+    }
+    case 5: {
+      const auto r = oar::api::parse_responses_request(*body, model, limits);
+      if (!r.ok()) return check_error(r.status()), 0;
+      check_params(r->request);
+      check_conversation(r->request);
+      return 0;
+    }
+    case 6: {
+      const auto r = oar::api::parse_messages_request(*body, model, limits, data[0] & 8);
+      if (!r.ok()) return check_error(r.status()), 0;
+      check_params(*r);
+      check_conversation(*r);
       return 0;
     }
     default: {

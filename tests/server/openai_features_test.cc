@@ -385,16 +385,32 @@ TEST_CASE("API key and CORS") {
   const HttpReply other = http(t.http(), "GET", "/health", "", {{"Origin", "https://other.example"}});
   CHECK(other.status == 403);
   CHECK_FALSE(other.headers.count("access-control-allow-origin"));
-  const auto preflight = [&](const char* origin) {
-    return http(t.http(), "OPTIONS", "/v1/chat/completions", "",
+  // What OpenAI's and Anthropic's libraries for JavaScript send from a browser.
+  constexpr const char* kSent =
+      "anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,x-api-key,"
+      "x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
+      "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout";
+  const auto preflight = [&](const char* origin, const char* path = "/v1/chat/completions") {
+    return http(t.http(), "OPTIONS", path, "",
                 {{"Origin", origin},
                  {"Access-Control-Request-Method", "POST"},
-                 {"Access-Control-Request-Headers", "authorization,x-stainless-lang"}});
+                 {"Access-Control-Request-Headers", kSent}});
   };
   const HttpReply allowed = preflight("https://ours.example");
   CHECK(allowed.status == 204);
   CHECK(allowed.headers.at("access-control-allow-methods") == "POST");
-  CHECK(allowed.headers.at("access-control-allow-headers") == "authorization,x-stainless-lang");
+  CHECK(allowed.headers.at("access-control-allow-headers") == kSent);
+  for (const char* path : {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
+    CHECK(preflight("https://ours.example", path).status == 204);
+  const HttpReply keyed = http(
+      t.http(), "POST", "/v1/messages",
+      R"({"model":"fake","max_tokens":2,"messages":[{"role":"user","content":"a"}]})",
+      {{"Origin", "https://ours.example"}, {"X-Api-Key", "secret"}, {"anthropic-version", "2023-06-01"}});
+  CHECK(keyed.status == 200);
+  CHECK(keyed.headers.at("access-control-expose-headers") == "X-Request-Id, Retry-After");
+  CHECK(
+      http(t.http(), "POST", "/v1/messages", "{}", {{"Origin", "https://ours.example"}, {"X-Api-Key", "no"}})
+          .status == 401);
   CHECK(preflight("https://other.example").status == 403);
 }
 

@@ -248,6 +248,47 @@ class Tools(OpenAITest):
             self.assertEqual(caught.exception.body["param"], param)
 
 
+class Responses(OpenAITest):
+    def respond(self, **options):
+        options = {"model": self.model, "input": "Once upon a time", "temperature": 0, "max_output_tokens": 12, **options}
+        return self.client.responses.create(**options)
+
+    def test_answer_and_stream(self):
+        r = self.respond()
+        chat = self.chat(messages=[{"role": "user", "content": "Once upon a time"}])
+        self.assertEqual(r.output_text, chat.choices[0].message.content)
+        self.assertEqual(r.usage.input_tokens, chat.usage.prompt_tokens)
+        with self.client.responses.stream(model=self.model, input="Once upon a time", temperature=0, max_output_tokens=12) as stream:
+            events = list(stream)
+        self.assertEqual([e.type for e in events[:2]], ["response.created", "response.in_progress"])
+        self.assertEqual((events[-1].type, events[-1].response.status), ("response." + r.status, r.status))
+        self.assertEqual(events[-1].response.output_text, r.output_text)
+        self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), r.output_text)
+
+    def test_goes_on(self):
+        first = self.respond(instructions="Speak.")
+        second = self.respond(input="And then?", previous_response_id=first.id)
+        whole = self.chat(messages=[{"role": "user", "content": "Once upon a time"}, {"role": "assistant", "content": first.output_text},
+                                    {"role": "user", "content": "And then?"}])
+        self.assertEqual((second.output_text, second.usage.input_tokens), (whole.choices[0].message.content, whole.usage.prompt_tokens))
+        with self.assertRaises(openai.NotFoundError) as caught:
+            self.respond(previous_response_id="resp_none")
+        self.assertEqual(caught.exception.body["param"], "previous_response_id")
+
+    def test_format(self):
+        schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["age"],
+                  "additionalProperties": False}
+        asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
+        self.assertEqual(list(json.loads(self.respond(text=asked, max_output_tokens=200).output_text)), ["age"])
+
+    def test_refusals(self):
+        for options, param in (({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
+                               ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"max_output_tokens": 10**6}, "max_output_tokens")):
+            with self.subTest(field=param), self.assertRaises(openai.BadRequestError) as caught:
+                self.respond(**options)
+            self.assertEqual(caught.exception.body["param"], param)
+
+
 class ChatStream(OpenAITest):
     def collect(self, **options):
         """Checks the frame of a stream; returns ({index: text}, {index: finish_reason}, usage, chunks)."""

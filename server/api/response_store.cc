@@ -1,0 +1,64 @@
+#include "server/api/response_store.h"
+
+#include "engine/base/format.h"
+
+namespace oar::api {
+namespace {
+
+// What a JSON value takes, near enough for a bound: its text and its nodes.
+size_t size_of(const json::value& v) {
+  size_t bytes = sizeof(json::value);
+  if (v.is_string()) bytes += v.get_string().size();
+  if (const json::array* list = v.if_array())
+    for (const json::value& one : *list) bytes += size_of(one);
+  if (const json::object* object = v.if_object())
+    for (const auto& member : *object)
+      bytes += 2 * sizeof(void*) + member.key().size() + size_of(member.value());
+  return bytes;
+}
+
+size_t size_of(const std::vector<ChatMessage>& messages) {
+  size_t bytes = 0;
+  for (const ChatMessage& m : messages) {
+    bytes += sizeof m + m.role.size() + (m.content ? m.content->size() : 0);
+    for (const auto& member : m.other) bytes += member.key().size() + size_of(member.value());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void ResponseStore::put(const std::string& owner, std::string id, std::vector<ChatMessage> messages) {
+  constexpr size_t kNodes = 256;  // of the list and the map, and the names
+  const size_t bytes = size_of(messages) + kNodes;
+  if (bytes > max_bytes_) return;
+  const std::lock_guard lock(mutex_);
+  if (by_id_.contains(id)) return;
+  kept_.push_front({owner, id, std::move(messages), bytes});
+  by_id_.emplace(std::move(id), kept_.begin());
+  for (bytes_ += bytes; bytes_ > max_bytes_;) {
+    bytes_ -= kept_.back().bytes;
+    by_id_.erase(kept_.back().id);
+    kept_.pop_back();
+  }
+}
+
+Result<std::vector<ChatMessage>> ResponseStore::find(const std::string& owner, const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = by_id_.find(id);
+  if (it == by_id_.end() || it->second->owner != owner) {
+    return Status(StatusCode::kNotFound,
+                  cat("previous_response_id: there is no response ", id,
+                      ", or no longer; send the whole conversation as input"),
+                  "previous_response_id");
+  }
+  kept_.splice(kept_.begin(), kept_, it->second);
+  return kept_.front().messages;
+}
+
+size_t ResponseStore::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+}  // namespace oar::api

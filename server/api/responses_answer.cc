@@ -1,0 +1,269 @@
+#include "server/api/responses_answer.h"
+
+#include <ctime>
+
+#include "engine/base/format.h"
+#include "server/api/status_table.h"
+
+namespace oar::api {
+
+ResponsesAnswer::ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions options,
+                                 std::vector<ChatMessage> messages, ResponseStore* store, std::string owner)
+    : id_(spec.request.id),
+      model_(spec.model->name),
+      created_(static_cast<int64_t>(std::time(nullptr))),
+      prompt_tokens_(static_cast<int64_t>(spec.prompts.front().size())),
+      options_(std::move(options)),
+      messages_(std::move(messages)),
+      store_(store),
+      owner_(std::move(owner)) {}
+
+void ResponsesAnswer::note_finish(const TextEvent& event) {
+  if (event.finish == FinishReason::kNone) return;
+  end_.finish = event.finish;
+  end_.stats = event.stats;
+  end_.reasoning_tokens = event.reasoning_tokens;
+  failure_ = failure_of(event);
+  state_ = !failure_.ok()                          ? State::kFailed
+           : event.finish == FinishReason::kLength ? State::kIncomplete
+                                                   : State::kDone;
+  finished_ = true;
+}
+
+// The answer as one message, as a later request would send it.
+void ResponsesAnswer::keep() {
+  if (store_ == nullptr) return;
+  ChatMessage answer{"assistant", std::nullopt, {}};
+  std::string reasoning;
+  json::array calls;
+  for (const ReplyPart& p : parts_.all()) {
+    if (p.kind == ReplyPart::Kind::kReasoning) reasoning += p.text;
+    if (p.kind == ReplyPart::Kind::kText) answer.content = answer.content.value_or("") + p.text;
+    if (p.kind == ReplyPart::Kind::kCall)
+      calls.push_back(json::object{
+          {"id", json::string(p.id)},
+          {"type", "function"},
+          {"function", json::object{{"name", json::string(p.name)}, {"arguments", json::string(p.text)}}}});
+  }
+  if (!answer.content && calls.empty()) answer.content.emplace();
+  if (!reasoning.empty()) answer.other["reasoning_content"] = json::string(reasoning);
+  if (!calls.empty()) answer.other["tool_calls"] = std::move(calls);
+  messages_.push_back(std::move(answer));
+  store_->put(owner_, id_, std::move(messages_));
+}
+
+// ---- pieces shared by both forms ----
+
+// Items are called after their response and their place in it.
+std::string ResponsesAnswer::item_id(size_t part) const {
+  const ReplyPart::Kind kind = parts_[part].kind;
+  const char* prefix = kind == ReplyPart::Kind::kText   ? "msg_"
+                       : kind == ReplyPart::Kind::kCall ? "fc_"
+                                                        : "rs_";
+  return cat(prefix, std::string_view(id_).substr(id_.find('_') + 1), "_", part);
+}
+
+void ResponsesAnswer::append_content(JsonWriter& w, const ReplyPart& part, bool whole) const {
+  const std::string_view text = whole ? std::string_view(part.text) : std::string_view();
+  w.begin_object();
+  if (part.kind == ReplyPart::Kind::kReasoning) {
+    w.key("type").string("reasoning_text").key("text").string(text);
+  } else {
+    w.key("type").string("output_text").key("text").string(text);
+    w.key("annotations").begin_array().end_array().key("logprobs").begin_array().end_array();
+  }
+  w.end_object();
+}
+
+void ResponsesAnswer::append_item(JsonWriter& w, size_t part, bool whole) const {
+  const ReplyPart& p = parts_[part];
+  const bool last = part + 1 == parts_.all().size();
+  const char* status = !whole                                 ? "in_progress"
+                       : last && state_ == State::kIncomplete ? "incomplete"
+                                                              : "completed";
+  w.begin_object().key("id").string(item_id(part));
+  switch (p.kind) {
+    case ReplyPart::Kind::kText:
+      w.key("type").string("message").key("status").string(status).key("role").string("assistant");
+      w.key("content").begin_array();
+      if (whole) append_content(w, p, true);
+      w.end_array();
+      break;
+    case ReplyPart::Kind::kReasoning:
+      w.key("type").string("reasoning").key("status").string(status);
+      w.key("summary").begin_array().end_array().key("content").begin_array();
+      if (whole) append_content(w, p, true);
+      w.end_array();
+      break;
+    case ReplyPart::Kind::kCall:
+      w.key("type").string("function_call").key("status").string(status).key("call_id").string(p.id);
+      w.key("name").string(p.name).key("arguments").string(whole ? std::string_view(p.text) : "");
+      break;
+  }
+  w.end_object();
+}
+
+void ResponsesAnswer::append_usage(JsonWriter& w) const {
+  if (state_ == State::kRunning) {
+    w.null();
+    return;
+  }
+  const int64_t output = end_.stats.completion_tokens;
+  w.begin_object();
+  w.key("input_tokens").number(prompt_tokens_);
+  w.key("input_tokens_details")
+      .begin_object()
+      .key("cached_tokens")
+      .number(end_.stats.cached_tokens)
+      .end_object();
+  w.key("output_tokens").number(output);
+  w.key("output_tokens_details").begin_object();
+  w.key("reasoning_tokens").number(end_.reasoning_tokens).end_object();
+  w.key("total_tokens").number(prompt_tokens_ + output);
+  w.end_object();
+}
+
+void ResponsesAnswer::append_response(JsonWriter& w) const {
+  static constexpr const char* kNames[] = {"in_progress", "completed", "incomplete", "failed"};
+  w.begin_object();
+  w.key("id").string(id_).key("object").string("response").key("created_at").number(created_);
+  w.key("status").string(kNames[static_cast<size_t>(state_)]).key("background").boolean(false);
+  w.key("error");
+  if (state_ == State::kFailed) {
+    w.begin_object()
+        .key("code")
+        .string("server_error")
+        .key("message")
+        .string(failure_.message())
+        .end_object();
+  } else {
+    w.null();
+  }
+  w.key("incomplete_details");
+  if (state_ == State::kIncomplete) w.begin_object().key("reason").string("max_output_tokens").end_object();
+  else w.null();
+  w.key("instructions").string_or_null(options_.instructions);
+  w.key("model").string(model_);
+  w.key("output").begin_array();
+  if (state_ != State::kRunning)
+    for (size_t i = 0; i < parts_.all().size(); ++i) append_item(w, i, true);
+  w.end_array();
+  w.key("previous_response_id").string_or_null(options_.previous_id);
+  w.key("store").boolean(options_.store).key("truncation").string("disabled");
+  for (const auto& member : options_.echoed) w.key(member.key()).value(member.value());
+  w.key("usage");
+  append_usage(w);
+  w.end_object();
+}
+
+// ---- streaming ----
+
+template <class F>
+void ResponsesAnswer::record(std::string_view type, F&& members) {
+  out_ += "event: ";
+  out_ += type;
+  out_ += "\ndata: ";
+  JsonWriter w(out_);
+  w.begin_object().key("type").string(type).key("sequence_number").number(sequence_++);
+  members(w);
+  w.end_object();
+  out_ += "\n\n";
+}
+
+template <class F>
+void ResponsesAnswer::part_record(std::string_view type, size_t part, F&& members) {
+  record(type, [&](JsonWriter& w) {
+    w.key("item_id").string(item_id(part)).key("output_index").number(static_cast<uint64_t>(part));
+    if (parts_[part].kind != ReplyPart::Kind::kCall) w.key("content_index").number(int64_t{0});
+    members(w);
+  });
+}
+
+void ResponsesAnswer::response_record(std::string_view type) {
+  record(type, [&](JsonWriter& w) {
+    w.key("response");
+    append_response(w);
+  });
+}
+
+void ResponsesAnswer::opened(size_t part) {
+  record("response.output_item.added", [&](JsonWriter& w) {
+    w.key("output_index").number(static_cast<uint64_t>(part)).key("item");
+    append_item(w, part, false);
+  });
+  if (parts_[part].kind == ReplyPart::Kind::kCall) return;
+  part_record("response.content_part.added", part, [&](JsonWriter& w) {
+    w.key("part");
+    append_content(w, parts_[part], false);
+  });
+}
+
+void ResponsesAnswer::grown(size_t part, std::string_view piece) {
+  const ReplyPart::Kind kind = parts_[part].kind;
+  part_record(kind == ReplyPart::Kind::kText        ? "response.output_text.delta"
+              : kind == ReplyPart::Kind::kReasoning ? "response.reasoning_text.delta"
+                                                    : "response.function_call_arguments.delta",
+              part, [&](JsonWriter& w) {
+                w.key("delta").string(piece);
+                if (kind == ReplyPart::Kind::kText) w.key("logprobs").begin_array().end_array();
+              });
+}
+
+void ResponsesAnswer::closed(size_t part) {
+  const ReplyPart& p = parts_[part];
+  if (p.kind == ReplyPart::Kind::kCall) {
+    part_record("response.function_call_arguments.done", part,
+                [&](JsonWriter& w) { w.key("name").string(p.name).key("arguments").string(p.text); });
+  } else {
+    part_record(
+        p.kind == ReplyPart::Kind::kText ? "response.output_text.done" : "response.reasoning_text.done", part,
+        [&](JsonWriter& w) {
+          w.key("text").string(p.text);
+          if (p.kind == ReplyPart::Kind::kText) w.key("logprobs").begin_array().end_array();
+        });
+    part_record("response.content_part.done", part, [&](JsonWriter& w) {
+      w.key("part");
+      append_content(w, p, true);
+    });
+  }
+  record("response.output_item.done", [&](JsonWriter& w) {
+    w.key("output_index").number(static_cast<uint64_t>(part)).key("item");
+    append_item(w, part, true);
+  });
+}
+
+std::string ResponsesAnswer::on_event(int32_t, const TextEvent& event) {
+  if (finished_) return {};
+  out_.clear();
+  if (!started_) {
+    started_ = true;
+    response_record("response.created");
+    response_record("response.in_progress");
+  }
+  parts_.add(event, this);
+  note_finish(event);
+  if (!finished_) return std::move(out_);
+  parts_.close(this);
+  if (failure_.ok()) keep();
+  response_record(state_ == State::kFailed       ? "response.failed"
+                  : state_ == State::kIncomplete ? "response.incomplete"
+                                                 : "response.completed");
+  return std::move(out_);
+}
+
+// ---- whole ----
+
+void ResponsesAnswer::collect(int32_t, const TextEvent& event) {
+  parts_.add(event, nullptr);
+  note_finish(event);
+  if (finished_ && failure_.ok()) keep();
+}
+
+std::string ResponsesAnswer::body() const {
+  std::string out;
+  JsonWriter w(out);
+  append_response(w);
+  return out;
+}
+
+}  // namespace oar::api

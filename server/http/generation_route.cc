@@ -1,0 +1,95 @@
+#include "server/http/generation_route.h"
+
+namespace oar::http {
+namespace {
+
+using api::Generation;
+using WriterPtr = std::shared_ptr<ResponseWriter>;
+
+// One answer under way. Lives in the generation's callback; touched by the connection's thread only.
+struct AnswerUnderWay {
+  AnswerUnderWay(api::Prepared& prepared, std::string p, WriterPtr w)
+      : streaming(prepared.stream),
+        text(std::move(prepared.answer)),
+        writer(std::move(w)),
+        path(std::move(p)),
+        id(prepared.spec.request.id) {}
+
+  void open_stream() {
+    if (!streaming || opened) return;
+    opened = true;
+    writer->start_stream(
+        {200, "text/event-stream; charset=utf-8", {{"Cache-Control", "no-cache"}, {"X-Request-Id", id}}, ""});
+  }
+  void on_event(Generation& generation, int32_t choice, const TextEvent& event) {
+    if (closed) return;
+    if (streaming) {
+      open_stream();
+      writer->write(text->on_event(choice, event));
+    } else {
+      text->collect(choice, event);
+    }
+    if (!text->failure().ok()) generation.cancel();  // the other choices have no reader any more
+    if (!text->finished() && text->failure().ok()) return;
+    closed = true;
+    if (streaming) {
+      writer->finish();
+    } else if (text->failure().ok()) {
+      Response r = json_answer(text->body());
+      r.headers.push_back({"X-Request-Id", id});
+      writer->send(std::move(r));
+    } else {
+      writer->send(error_answer(path, text->failure()));
+    }
+  }
+
+  const bool streaming;
+  const std::unique_ptr<api::AnswerWriter> text;
+  const WriterPtr writer;
+  const std::string path, id;
+  bool opened = false, closed = false;
+};
+
+// On a worker thread: everything from the body's bytes to the engine's queue.
+Status start_answer(const Services& services, Prepare prepare, const Request& request,
+                    const WriterPtr& writer) {
+  OAR_ASSIGN(const api::RequestContext context, context_of(services, request));
+  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
+  auto answer = std::make_shared<AnswerUnderWay>(prepared, request.path, writer);
+  OAR_ASSIGN(const std::shared_ptr<Generation> generation,
+             Generation::start(
+                 std::move(prepared.spec), [writer](api::Job job) { writer->post(std::move(job)); },
+                 [answer](Generation& g, int32_t choice, TextEvent&& event) {
+                   answer->on_event(g, choice, event);
+                 }));
+  writer->post([answer] { answer->open_stream(); });
+  // Also what keeps the generation alive until its answer is complete.
+  writer->on_disconnect([generation] { generation->cancel(); });
+  return ok_status();
+}
+
+}  // namespace
+
+Handler generation_route(const Services& services, Prepare prepare) {
+  return [&services, prepare](Request&& request, WriterPtr writer) {
+    auto shared = std::make_shared<Request>(std::move(request));
+    services.workers->post([&services, prepare, shared, writer = std::move(writer)] {
+      const Status s = start_answer(services, prepare, *shared, writer);
+      if (!s.ok()) writer->send(error_answer(shared->path, s));
+    });
+  };
+}
+
+Handler json_route(const Services& services, JsonMethod method) {
+  return [&services, method](Request&& request, WriterPtr writer) {
+    auto shared = std::make_shared<Request>(std::move(request));
+    services.workers->post([&services, method, shared, writer = std::move(writer)] {
+      const Result<json::object> body = api::parse_body(shared->body);
+      const Result<std::string> answer = body.ok() ? (services.frontend->*method)(*body) : body.status();
+      writer->send(answer.ok() ? json_answer(*answer) : error_answer(shared->path, answer.status()));
+    });
+  };
+}
+
+}  // namespace oar::http

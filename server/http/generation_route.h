@@ -1,0 +1,18 @@
+// A route that answers with a generation, whatever the protocol: parsing on a worker thread, then events to
+// the connection as an AnswerWriter words them.
+#pragma once
+
+#include "server/http/routes.h"
+
+namespace oar::http {
+
+using Prepare = Result<api::Prepared> (api::Frontend::*)(const json::object& body,
+                                                         const api::RequestContext& context) const;
+// `services` must outlive the handlers.
+Handler generation_route(const Services& services, Prepare prepare);
+
+// One that answers a JSON object with another, on a worker thread.
+using JsonMethod = Result<std::string> (api::Frontend::*)(const json::object& body) const;
+Handler json_route(const Services& services, JsonMethod method);
+
+}  // namespace oar::http
