@@ -2,12 +2,17 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
+#include "engine/graph/run_memory.h"
 
 namespace oar {
 
 Result<std::vector<TensorType>> evaluated_types(const Graph& g, const OpDef& op,
                                                 std::span<const ValueId> inputs, const Attrs& attrs) {
   if (op.evaluate == nullptr) return invalid_argument("it has no shape rule and no evaluation");
+  // Zeros that take no memory until they are written: an op that looks at a value finds an index that there
+  // is.
+  RunMemory memory;
+  memory.begin_sizing();
   std::vector<Datum> operands(inputs.size());
   std::vector<const Datum*> pointers(inputs.size(), nullptr);
   std::vector<uint8_t> unknown(inputs.size(), 0);
@@ -28,8 +33,10 @@ Result<std::vector<TensorType>> evaluated_types(const Graph& g, const OpDef& op,
     }
     OAR_ASSIGN(const Shape shape, checked_shape(dims));
     if (!v.type.format.plain()) return invalid_argument(cat("operand ", k, " is stored in blocks"));
-    // Zeros: an op that looks at a value all the same finds an index that there is.
-    OAR_ASSIGN(operands[k], allocate_elements(shape, v.type.format.dtype()));
+    const DType dtype = v.type.format.dtype();
+    OAR_ASSIGN(const uint64_t bytes, element_bytes(shape, dtype, EvalOptions().tensor_limit));
+    OAR_ASSIGN(Buffer zeros, memory.allocate(bytes));
+    OAR_ASSIGN(operands[k], Tensor::make(shape, v.type.format, std::move(zeros)));
     unknown[k] = 1, any = true;
   }
   if (any && op.sizes == SizesFrom::kValues)
@@ -37,6 +44,7 @@ Result<std::vector<TensorType>> evaluated_types(const Graph& g, const OpDef& op,
   Node node{&op, {inputs.begin(), inputs.end()}, {0}, attrs, {}, {}};
   std::vector<Datum> results(1);
   EvalOptions options;
+  options.memory = &memory;
   options.sizing = any && op.sizes != SizesFrom::kItself;
   EvalContext ctx(node, pointers, results, options, nullptr, {{}, unknown});
   OAR_RETURN_IF_ERROR(op.evaluate(ctx));

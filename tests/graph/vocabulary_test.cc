@@ -31,6 +31,8 @@ struct Row {
   double bound = 2.0 * 100 / (1 << 24);  // f32 in any order over at most 100 terms, twice for functions
   enum { kNone, kTyped, kAlways } kernel = kAlways;  // for these operands; kTyped: not by a run's sizes
   bool moves = false;                                // every dtype, bit for bit
+  size_t results = 1;
+  bool wide = false;  // f32, whatever the operands are
 };
 
 // Operands of rope by tables.
@@ -42,6 +44,26 @@ std::vector<Argument> tables(const std::vector<int64_t>& x, const std::vector<in
 }
 Attrs padded_rows(int64_t heads, int64_t turned) {
   return {{"rows", std::string("padded")}, {"num_heads", heads}, {"rotary_dim", turned}};
+}
+
+Attrs reduced(const char* how, int64_t ignored) {
+  return {{"reduction", std::string(how)}, {"ignore_index", ignored}};
+}
+std::vector<Argument> heads(const std::vector<int64_t>& q, const std::vector<int64_t>& k,
+                            const std::vector<int64_t>& v, const Argument& mask = kLeftOut) {
+  return {{q}, {k}, {v}, mask};
+}
+// Operands of a recurrent layer of 5 steps, 3 entries, 4 inputs and 2 outputs; `whole`: with biases, lengths
+// and states, and peepholes where asked for.
+std::vector<Argument> recurrent(int64_t gates, int64_t directions, bool whole = false,
+                                bool peepholes = false) {
+  const int64_t D = directions, G = gates * 2;
+  std::vector<Argument> in{{{5, 3, 4}}, {{D, G, 4}}, {{D, G, 2}}};
+  if (!whole) return in;
+  in.insert(in.end(), {{{D, 2 * G}}, {{3}, false, 6}, {{D, 3, 2}}});
+  if (gates == 4) in.push_back({{D, 3, 2}});
+  if (peepholes) in.push_back({{D, 6}});
+  return in;
 }
 
 const std::vector<Row>& table() {
@@ -100,7 +122,9 @@ const std::vector<Row>& table() {
        {{"training_mode", int64_t{1}}, {"momentum", 0.7}},
        {{{4, 3, 5}}, {{3}, true}, {{3}, true}, {{3}, true}, positive({3})},
        1e-5,
-       Row::kNone},
+       Row::kNone,
+       false,
+       3},
       {"batch_norm", {}, {{{5, 3}}, {{3}, true}, {{3}, true}, {{3}, true}, positive({3})}, 1e-5, Row::kNone},
       {"instance_norm", {{"epsilon", 1e-3}}, {{{2, 3, 5, 7}}, {{3}, true}, {{3}, true}}, 1e-5, Row::kNone},
       {"group_norm", {{"num_groups", int64_t{2}}}, {{{3, 6, 5}}, {{6}, true}, {{6}, true}}, 1e-5, Row::kNone},
@@ -111,6 +135,111 @@ const std::vector<Row>& table() {
       {"lrn", {{"size", int64_t{4}}, {"alpha", 0.7}, {"bias", 2.0}}, {{{1, 3, 7}}}, 1e-5, Row::kNone},
       {"mean_variance_normalization", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
       {"mean_variance_normalization", over({0, 2}, 1), {{{2, 3, 5}}}, 1e-5, Row::kNone},
+      {"nll_loss", {}, {{{5, 7}}, {{5}, false, 7}}, 1e-5, Row::kNone},
+      {"nll_loss",
+       reduced("none", 2),
+       {{{3, 5, 2, 3}}, {{3, 2, 3}, false, 5}, {{5}, true}},
+       1e-5,
+       Row::kNone},
+      {"nll_loss", reduced("sum", -100), {{{5, 7}}, {{5}, false, 7}, {{7}, true}}, 1e-5, Row::kNone},
+      {"softmax_cross_entropy_loss",
+       {},
+       {{{5, 7}}, {{5}, false, 7}, positive({7})},
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      {"softmax_cross_entropy_loss",
+       reduced("mean", 1),
+       {{{2, 3, 9}}, {{2, 9}, false, 3}, positive({3})},
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      {"head_attention", {}, heads({2, 3, 5, 8}, {2, 3, 7, 8}, {2, 3, 7, 5}), 1e-5, Row::kNone},
+      {"head_attention",
+       {{"is_causal", int64_t{1}},
+        {"q_num_heads", int64_t{6}},
+        {"kv_num_heads", int64_t{2}},
+        {"softcap", 3.0}},
+       heads({2, 5, 24}, {2, 5, 8}, {2, 5, 10}),
+       1e-5,
+       Row::kNone},
+      {"head_attention",
+       {{"layout", std::string("bshd")}, {"left_window_size", int64_t{2}}, {"right_window_size", int64_t{1}}},
+       heads({1, 9, 2, 4}, {1, 9, 2, 4}, {1, 9, 2, 4}),
+       1e-5,
+       Row::kNone},
+      {"head_attention",
+       {{"scale", 0.3}, {"spelled", int64_t{1}}},
+       heads({1, 3, 5, 4}, {2, 1, 7, 4}, {2, 3, 7, 4}, {{2, 1, 1, 7}}),
+       1e-5,
+       Row::kNone},
+      {"head_attention", {}, heads({2, 2, 3, 4}, {2, 2, 7, 4}, {2, 2, 7, 4}, {{3, 5}}), 1e-5, Row::kNone},
+      {"head_attention",
+       {{"is_causal", int64_t{1}}},
+       {{{2, 2, 3, 4}}, {{2, 1, 3, 4}}, {{2, 1, 3, 5}}, kLeftOut, {{2, 1, 4, 4}}, {{2, 1, 4, 5}}},
+       1e-5,
+       Row::kNone,
+       false,
+       3},
+      {"head_attention",
+       {{"is_causal", int64_t{1}}, {"qk_matmul_output_mode", int64_t{3}}},
+       {{{2, 2, 3, 4}}, {{2, 2, 7, 4}}, {{2, 2, 7, 4}}, {{2, 1, 3, 7}}, kLeftOut, kLeftOut, {{2}, false, 8}},
+       1e-5,
+       Row::kNone,
+       false,
+       4},
+      {"padding_mask", {}, {{{2}, false, 6}, {{2, 5, 8}}}, 1e-5, Row::kNone, false, 1, true},
+      {"padding_mask",
+       {{"filter", -7.0}},
+       {{{4}, false, 6}, {{2, 1, 4, 8}}, {{2, 1, 3, 8}}},
+       1e-5,
+       Row::kNone,
+       false,
+       1,
+       true},
+      {"padding_mask", {}, {{{2, 3, 5}, false, 2}, {{2, 5, 8}}}, 1e-5, Row::kNone, false, 1, true},
+      {"rnn", {}, recurrent(1, 1), 1e-5, Row::kNone, false, 2},
+      {"rnn",
+       {{"direction", std::string("reverse")}, {"activations", std::vector<std::string>{"Relu"}}},
+       recurrent(1, 1, true),
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      {"gru",
+       {{"direction", std::string("bidirectional")}},
+       recurrent(3, 2, true),
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      {"gru",
+       {{"linear_before_reset", int64_t{1}},
+        {"clip", 0.7},
+        {"activations", std::vector<std::string>{"HardSigmoid", "ScaledTanh"}}},
+       recurrent(3, 1),
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      {"lstm", {}, recurrent(4, 1), 1e-5, Row::kNone, false, 3},
+      {"lstm",
+       {{"direction", std::string("bidirectional")}, {"input_forget", int64_t{1}}},
+       recurrent(4, 2, true),
+       1e-5,
+       Row::kNone,
+       false,
+       3},
+      {"lstm",
+       {{"direction", std::string("reverse")},
+        {"activations", std::vector<std::string>{"Softsign", "Elu", "LeakyRelu"}}},
+       recurrent(4, 1, true, true),
+       1e-5,
+       Row::kNone,
+       false,
+       3},
       {"swiglu", {}, {{{3, 37}}, {{3, 37}}}},
       {"swiglu", {{"alpha", 1.5}}, {{{3, 37}}, {{3, 37}}}, 1e-5, Row::kNone},
       {"rms_norm", {{"epsilon", 1e-6}}, {{{5, 33}}, {{33}, true}}},
@@ -258,7 +387,8 @@ struct RowGraph {
       REQUIRE_OK(made);
       graph.add_output("y", (*made)[0]);
     } else {
-      graph.add_output("y", graph.append(find_op(row.op), ids, 1, row.attrs)[0]);
+      const auto made = graph.append(find_op(row.op), ids, row.results, row.attrs);
+      for (size_t k = 0; k < made.size(); ++k) graph.add_output(cat("y", k), made[k]);
     }
   }
 };
@@ -317,8 +447,11 @@ TEST_CASE("definition, kernel and evaluation of an op agree") {
         operands.push_back(row.operands[k].none ? nullptr : &values[k]);
       auto made = evaluate_node(*op, operands, row.attrs);
       REQUIRE_OK(made);
-      HostValue want = std::move((*made)[0]);
-      if (want.is_float()) want.dtype = dtype;  // language models have f32 between ops
+      REQUIRE(made->size() >= row.results);
+      for (HostValue& v : *made) {
+        if (v.is_float() && !row.wide) v.dtype = dtype;  // language models have f32 between ops
+      }
+      const HostValue& want = (*made)[0];
       const std::vector<Tensor> tensors = tensors_of(row, values);
       // One rounding to the dtype beside that of the definition, by half a unit each.
       const double unit = dtype == DType::kF16 ? 0x1p-11 : dtype == DType::kBF16 ? 0x1p-8 : row.bound;
@@ -328,7 +461,8 @@ TEST_CASE("definition, kernel and evaluation of an op agree") {
       for (const Datum& d : data) pointers.push_back(&d);
       const auto evaluated = evaluate_op(g.graph.nodes()[0], pointers, {});
       REQUIRE_OK(evaluated);
-      check_near((*evaluated)[0].tensor, want, row.moves ? 0 : unit);
+      for (size_t k = 0; k < row.results; ++k)
+        check_near((*evaluated)[k].tensor, (*made)[k], row.moves ? 0 : unit);
       if (dtype != DType::kF32) continue;
       for (const Isa isa : levels()) {
         INFO(isa_name(isa));

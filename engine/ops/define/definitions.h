@@ -29,6 +29,16 @@ OAR_DEFINITION(instance_norm);
 OAR_DEFINITION(lp_normalization);
 OAR_DEFINITION(lrn);
 OAR_DEFINITION(mean_variance_normalization);
+// attention.cc
+OAR_DEFINITION(head_attention);
+OAR_DEFINITION(padding_mask);
+// loss.cc
+OAR_DEFINITION(nll_loss);
+OAR_DEFINITION(softmax_cross_entropy_loss);
+// recurrent.cc
+OAR_DEFINITION(gru);
+OAR_DEFINITION(lstm);
+OAR_DEFINITION(rnn);
 #undef OAR_DEFINITION
 
 using Ints = std::vector<int64_t>;

@@ -1,4 +1,6 @@
 // Normalizations: over a batch, channels, groups of these, windows of these, or any axes.
+#include <algorithm>
+
 #include "engine/ops/define/definitions.h"
 
 namespace oar::definition {
@@ -102,7 +104,9 @@ std::vector<Val> lrn(Builder& b, Vals in, const Attrs& attrs) {
   const int64_t size = attrs.get_int("size", 1);
   if (!b.status().ok() || shape.size() < 2 || size < 1)
     return b.fail(invalid_argument("needs (N, C, ...) and a positive size")), std::vector<Val>{};
-  const int64_t C = shape[1], before = (size - 1) / 2, after = size / 2;
+  // Channels beyond the first and the last add nothing.
+  const int64_t C = shape[1], before = std::clamp<int64_t>((size - 1) / 2, 0, C),
+                after = std::min(size / 2, C);
   const auto none = [&](int64_t channels) {
     shape[1] = channels;
     return filled(b, shape, 0);
@@ -112,7 +116,7 @@ std::vector<Val> lrn(Builder& b, Vals in, const Attrs& attrs) {
   if (after > 0) parts.push_back(none(after));
   const Val padded = joined(b, parts, 1);
   Val sum = cut(b, padded, 1, 0, C);
-  for (int64_t k = 1; k < size; ++k) sum = b.op("add", {sum, cut(b, padded, 1, k, k + C)});
+  for (int64_t k = 1; k <= before + after; ++k) sum = b.op("add", {sum, cut(b, padded, 1, k, k + C)});
   const double alpha = attrs.get_float("alpha", 1e-4) / static_cast<double>(size);
   const Val base = b.op("add", {b.op("mul", {sum, b.scalar(alpha)}), b.scalar(attrs.get_float("bias", 1))});
   return {b.op("div", {in[0], b.op("pow", {base, b.scalar(attrs.get_float("beta", 0.75))})})};

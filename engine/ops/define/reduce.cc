@@ -1,5 +1,6 @@
 // Reductions that are sums or extremes of something, softmax and its logarithm, pools over whole images; and
 // what definitions share.
+#include <algorithm>
 #include <cfloat>
 #include <numeric>
 

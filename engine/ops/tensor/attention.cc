@@ -215,6 +215,6 @@ Status softmax_cross_entropy_loss(EvalContext& c) { return losses(c, true); }
 namespace oar {
 OAR_TENSOR_OP(causal_conv_with_state, tensor::causal_conv_with_state);
 OAR_TENSOR_OP(linear_attention, tensor::linear_attention);
-OAR_TENSOR_OP(nll_loss, tensor::nll_loss);
-OAR_TENSOR_OP(softmax_cross_entropy_loss, tensor::softmax_cross_entropy_loss);
+OAR_DEFINED_OP(nll_loss, tensor::nll_loss);
+OAR_DEFINED_OP(softmax_cross_entropy_loss, tensor::softmax_cross_entropy_loss);
 }  // namespace oar

@@ -605,6 +605,6 @@ Status padding_mask(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(head_attention, tensor::head_attention);
-OAR_TENSOR_OP(padding_mask, tensor::padding_mask);
+OAR_DEFINED_OP(head_attention, tensor::head_attention);
+OAR_DEFINED_OP(padding_mask, tensor::padding_mask);
 }  // namespace oar

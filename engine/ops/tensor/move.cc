@@ -193,6 +193,10 @@ Status pad(EvalContext& ctx) {
     }
   }
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  if (ctx.options().sizing) {
+    OAR_ASSIGN(Tensor sized, ctx.zeros(shape, dtype_of(x)));
+    return ctx.set(0, std::move(sized)), ok_status();
+  }
   // Which element each index of each axis shows; -1: the value.
   std::vector<std::vector<int64_t>> source(static_cast<size_t>(rank));
   uint64_t entries = 0;

@@ -118,10 +118,12 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
 Result<std::vector<int64_t>> lengths_of(EvalContext& ctx, int64_t B, int64_t T) {
   std::vector<int64_t> lengths;
   if (!ctx.has(4)) return lengths;
-  OAR_ASSIGN(lengths, ctx.ints(4));
-  if (static_cast<int64_t>(lengths.size()) != B)
+  OAR_ASSIGN(const Tensor t, ctx.tensor(4));
+  if (!dtype_is_integer(dtype_of(t)) || t.shape().rank() > 1 || t.numel() != B)
     return invalid_argument("one length per batch entry is needed");
-  for (int64_t l : lengths) {
+  lengths.assign(static_cast<size_t>(B), T);
+  for (int64_t b = 0; b < B && !ctx.options().sizing; ++b) {  // no size depends on them
+    const int64_t l = lengths[static_cast<size_t>(b)] = element_as_int(t, b);
     if (l < 0 || l > T) return invalid_argument(cat("length ", l, " is out of range"));
   }
   return lengths;
@@ -326,10 +328,10 @@ Status recurrent(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(gru, tensor::recurrent<RecurrentCell::kGru>,
-              .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>);
-OAR_TENSOR_OP(lstm, tensor::recurrent<RecurrentCell::kLstm>,
-              .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>);
-OAR_TENSOR_OP(rnn, tensor::recurrent<RecurrentCell::kRnn>,
-              .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>);
+OAR_DEFINED_OP(gru, tensor::recurrent<RecurrentCell::kGru>,
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>);
+OAR_DEFINED_OP(lstm, tensor::recurrent<RecurrentCell::kLstm>,
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>);
+OAR_DEFINED_OP(rnn, tensor::recurrent<RecurrentCell::kRnn>,
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>);
 }  // namespace oar
