@@ -81,7 +81,7 @@ def ops_page():
     page = """# Ops of graphs
 
 Written by `docs/generate.py` from `oar ops`. *Models*: language models' graphs have types with symbols for extents, ordinary ones
-(ONNX, Paddle, encoders) get their sizes at each run; ops of both serve both. *Computed*: by a kernel where the backend has one for
+(ONNX, Paddle) get their sizes at each run; ops of both serve both. *Computed*: by a kernel where the backend has one for
 the operands; *evaluated* is a loop on the processor, which may use kernels inside; an op by its *definition* alone is replaced by
 the ops it is defined by. *Gradient*: smooth, zero almost everywhere, or none.
 

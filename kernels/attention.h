@@ -1,4 +1,4 @@
-// Attention over a paged KV cache, and the append that fills it.
+// Attention over a paged KV cache, the append that fills it, and, for encoders, attention without a cache.
 //
 // The pool of one layer is [num_blocks][kv_block_bytes]: a block holds P consecutive tokens of one sequence,
 // keys and values of all K heads. The order inside a block is the kernels' own business (kv_layout.h);
@@ -57,6 +57,24 @@ struct PagedAttentionArgs {
   float scale = 1.f;
   float softcap = 0.f;  // 0: none
   int64_t window = 0;   // 0: whole context
+};
+
+// Attention within segments of packed rows, without a cache: a row sees every row of its segment, before and
+// behind it. out = softmax(q . k * scale) . v; query head h reads key/value head h / (H / K). Rows of a
+// segment lie together. A sum runs over the segment's rows in ascending order, in lanes counted from its
+// first: what a segment gets does not depend on where it lies or on its company.
+//
+// Roofline: 4*S*S*H*D operations a segment of S rows.
+struct SegmentAttentionArgs {
+  uint32_t size = sizeof(SegmentAttentionArgs);
+  uint32_t version = 1;
+  float* out = nullptr;               // [T, H, D], row stride ldo
+  const float* q = nullptr;           // [T, H, D], row stride ldq
+  const float* k = nullptr;           // [T, K, D], row stride ldk
+  const float* v = nullptr;           // [T, K, D], row stride ldv
+  const int32_t* segments = nullptr;  // [T] the segment of each row
+  int64_t T = 0, H = 0, K = 0, D = 0, ldq = 0, ldk = 0, ldv = 0, ldo = 0;
+  float scale = 1.f;
 };
 
 }  // namespace oar

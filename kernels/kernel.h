@@ -70,6 +70,7 @@ enum class KernelFamily : uint8_t {
   kActivate,             // conv.h
   kRecurrent,            // recurrent.h
   kGatedMatmul,          // matmul.h
+  kSegmentAttention,     // attention.h
 };
 
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name

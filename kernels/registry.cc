@@ -40,6 +40,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kActivate: return "activate";
     case KernelFamily::kRecurrent: return "recurrent";
     case KernelFamily::kGatedMatmul: return "gated_matmul";
+    case KernelFamily::kSegmentAttention: return "segment_attention";
   }
   return "unknown";
 }

@@ -16,6 +16,7 @@
 #include "clients/cli/signals.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
+#include "engine/runtime/text_encoder.h"
 #include "kernels/thread_pool.h"
 #include "server/repository/repository.h"
 #include "server/server.h"
@@ -36,14 +37,22 @@ struct ServeOptions {
 };
 
 // What only one kind of model takes; given for others, it would be passed over.
-constexpr const char* kOfLanguageModels[] = {"--weights",           "--kv",
-                                             "--tune-seconds",      "--rotate",
-                                             "--max-context",       "--deterministic",
-                                             "--max-batch-tokens",  "--max-sequences",
-                                             "--no-prefix-cache",   "--allow-special-in-text",
-                                             "--speculative",       "--num-speculative-tokens",
-                                             "--prompt-lookup-min", "--prompt-lookup-max",
-                                             "--tool-parser",       "--reasoning-parser"};
+constexpr const char* kOfCheckpoints[] = {"--weights"};
+constexpr const char* kOfLanguageModels[] = {"--kv",
+                                             "--tune-seconds",
+                                             "--rotate",
+                                             "--max-context",
+                                             "--deterministic",
+                                             "--max-batch-tokens",
+                                             "--max-sequences",
+                                             "--no-prefix-cache",
+                                             "--allow-special-in-text",
+                                             "--speculative",
+                                             "--num-speculative-tokens",
+                                             "--prompt-lookup-min",
+                                             "--prompt-lookup-max",
+                                             "--tool-parser",
+                                             "--reasoning-parser"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
 
@@ -81,10 +90,8 @@ void print_facts(const api::TensorModel& m) {
   const api::TensorModelConfig& c = m.config;
   std::printf("model    %s version %s (%s) from %s, loaded in %.2f s\n", c.name.c_str(), c.version.c_str(),
               c.platform.c_str(), c.path.c_str(), m.load_seconds);
-  for (const IoSpec& io : m.runner->predictor().inputs())
-    std::printf("  input  %s\n", io.to_string().c_str());
-  for (const IoSpec& io : m.runner->predictor().outputs())
-    std::printf("  output %s\n", io.to_string().c_str());
+  for (const IoSpec& io : m.runner->model().inputs()) std::printf("  input  %s\n", io.to_string().c_str());
+  for (const IoSpec& io : m.runner->model().outputs()) std::printf("  output %s\n", io.to_string().c_str());
   if (m.encoder) {
     const TextEncoder::Info& e = m.encoder->info();
     std::printf("  texts of up to %lld tokens: %s%s\n", static_cast<long long>(e.max_tokens),
@@ -139,7 +146,14 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
     }
     return ok_status();
   };
-  OAR_RETURN_IF_ERROR(check(kOfLanguageModels, found.has(api::ModelKind::kLanguage), "language models"));
+  const bool language = found.has(api::ModelKind::kLanguage);
+  const bool checkpoint = std::any_of(found.models.begin(), found.models.end(), [](const FoundModel& m) {
+    return m.kind == api::ModelKind::kEncoder && !m.versions.empty() &&
+           is_encoder_checkpoint(m.versions.back().second);
+  });
+  OAR_RETURN_IF_ERROR(
+      check(kOfCheckpoints, language || checkpoint, "language models and encoders in safetensors"));
+  OAR_RETURN_IF_ERROR(check(kOfLanguageModels, language, "language models"));
   return check(kOfOrdinaryModels, found.has(api::ModelKind::kTensor) || found.has(api::ModelKind::kEncoder),
                "ordinary models and encoders");
 }
@@ -212,6 +226,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   r.predictor.cache_dir = o.model.cache_dir;
   r.predictor.cache_bytes = o.model.cache_bytes;
   OAR_ASSIGN(r.predictor.precision, parse_precision(o.precision));
+  r.predictor.weights = o.model.engine.weights;
   r.predictor.log = facts.log;
   r.predictor.import.mmap = !o.model.no_mmap;
   r.predictor.disabled_passes = {o.model.engine.disabled_passes.begin(),

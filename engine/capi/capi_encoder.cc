@@ -23,8 +23,8 @@ class EncoderObject {
 
 namespace {
 
-// Padded tokens that run at once: enough to keep a matrix multiplication busy, little enough that its
-// activations stay in the megabytes.
+// Tokens that run at once, padding included: enough to keep a matrix multiplication busy, little enough that
+// its activations stay in the megabytes.
 constexpr int64_t kBatchTokens = 2048;
 
 using Vectors = std::vector<std::vector<float>>;
@@ -49,44 +49,39 @@ Result<std::vector<EncoderTokens>> tokenize_all(
   return rows;
 }
 
-// Runs rows [first, last) of `order` and reads each.
-Status run_rows(const LoadedEncoder& e, const std::vector<EncoderTokens>& rows, std::span<const size_t> order,
+// Runs these rows together and reads each.
+Status run_rows(const LoadedEncoder& e, const std::vector<EncoderTokens>& rows, std::span<const size_t> group,
                 const ReadRow& read, Vectors& results) {
-  std::vector<EncoderTokens> batch;
-  for (const size_t i : order) batch.push_back(rows[i]);
-  OAR_ASSIGN(std::vector<Datum> inputs, e.encoder->inputs(batch));
-  OAR_ASSIGN(const std::vector<Datum> outputs, e.predictor->run(std::move(inputs)));
-  const auto count = static_cast<int64_t>(batch.size());
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    const Datum& d = outputs[k];
-    if (!d.is_tensor() || d.tensor.shape().rank() == 0 || d.tensor.shape()[0] != count)
-      return internal_error(
-          cat("output '", e.predictor->outputs()[k].name, "' is ", d.to_string(), " for ", count, " texts"));
+  std::vector<std::vector<Datum>> requests;
+  for (const size_t i : group) {
+    OAR_ASSIGN(auto inputs, e.encoder->inputs(rows[i]));
+    requests.push_back(std::move(inputs));
   }
-  for (int64_t n = 0; n < count; ++n) {
-    std::vector<Datum> row;
-    for (const Datum& d : outputs) row.emplace_back(d.tensor.slice(n, n + 1));
-    const auto at = static_cast<size_t>(n);
-    OAR_ASSIGN(results[order[at]], read(row, batch[at].ids.size()));
+  OAR_ASSIGN(const auto answers, e.runner->run_together(requests, nullptr));
+  for (size_t k = 0; k < group.size(); ++k) {
+    OAR_ASSIGN(results[group[k]], read(answers[k], rows[group[k]].ids.size()));
   }
   return ok_status();
 }
 
 Result<Vectors> run_all(const LoadedEncoder& e, const std::vector<EncoderTokens>& rows, const ReadRow& read) {
-  const int64_t most = e.encoder->info().max_tokens;
-  const auto padded = [&](size_t i) { return shared_length(static_cast<int64_t>(rows[i].ids.size()), most); };
+  const auto padded = [&](size_t i) {
+    return e.encoder->padded_length(static_cast<int64_t>(rows[i].ids.size()));
+  };
   std::vector<size_t> order(rows.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return padded(a) < padded(b); });
   Vectors results(rows.size());
   for (size_t begin = 0; begin < order.size();) {
     size_t end = begin + 1;
-    while (end < order.size() && padded(order[end]) == padded(order[begin]) &&
-           static_cast<int64_t>(end - begin + 1) * padded(order[begin]) <= kBatchTokens)
-      ++end;
+    int64_t tokens = padded(order[begin]);
+    while (end < order.size() && tokens + padded(order[end]) <= kBatchTokens &&
+           (e.encoder->info().packs || padded(order[end]) == padded(order[begin])))
+      tokens += padded(order[end++]);
     const std::span<const size_t> group(order.data() + begin, end - begin);
     // A graph with a fixed batch refuses company; its rows then run alone.
-    if (!run_rows(e, rows, group, read, results).ok()) {
+    if (const Status together = run_rows(e, rows, group, read, results); !together.ok()) {
+      if (group.size() == 1) return together;
       for (const size_t& i : group) OAR_RETURN_IF_ERROR(run_rows(e, rows, {&i, 1}, read, results));
     }
     begin = end;

@@ -159,6 +159,7 @@ Result<PredictorOptions> options_of(const oar_predictor_options& o) {
     names.remove_prefix(std::min(comma + 1, names.size()));
   }
   if (o.device != nullptr) options.device = o.device;
+  if (o.weights != nullptr) options.weights = o.weights;
   options.log = logger(o.log, o.log_user);
   return options;
 }
@@ -170,10 +171,16 @@ Status hand_out(std::unique_ptr<Predictor> opened, oar_predictor* predictor) {
   return ok_status();
 }
 
+Status refuse_weights(const oar_predictor_options& o) {
+  if (o.weights == nullptr) return ok_status();
+  return invalid_argument("weights is of oar_encoder_open(); a predictor takes precision", "weights");
+}
+
 Status open(const char* path, const oar_predictor_options& o, oar_predictor* predictor) {
   if (predictor == nullptr) return null_argument("predictor");
   *predictor = 0;
   if (path == nullptr) return null_argument("path");
+  OAR_RETURN_IF_ERROR(refuse_weights(o));
   OAR_ASSIGN(const PredictorOptions options, options_of(o));
   OAR_ASSIGN(auto opened, Predictor::open(path, options));
   return hand_out(std::move(opened), predictor);
@@ -195,6 +202,7 @@ Status open_memory(std::pair<const void*, size_t> model, std::pair<const void*, 
     const char* name = o.params != nullptr ? "params" : "cache_dir";
     return invalid_argument(cat(name, " is of a model in a file; this one is in memory"), name);
   }
+  OAR_RETURN_IF_ERROR(refuse_weights(o));
   OAR_ASSIGN(const PredictorOptions options, options_of(o));
   OAR_ASSIGN(Buffer program, copied(model.first, model.second));
   OAR_ASSIGN(Buffer weights, copied(params.first, params.second));

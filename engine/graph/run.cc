@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/graph/run_guard.h"
 
 namespace oar {
 
@@ -158,18 +159,19 @@ Status Run::run(std::span<const int64_t> symbols, std::span<const void* const> i
         backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
   }
   CaptureCache::Entry* const seen = plan_.capturable() ? captures_.find(symbols) : nullptr;
-  if (seen == nullptr) return run_steps();
+  if (seen == nullptr) return run_steps(true);
   if (!seen->capture) {
     OAR_RETURN_IF_ERROR(backend_.begin_capture());
-    OAR_RETURN_IF_ERROR(run_steps());
+    OAR_RETURN_IF_ERROR(run_steps(false));
     OAR_ASSIGN(seen->capture, backend_.end_capture());
   }
   return backend_.replay(seen->capture);
 }
 
-Status Run::run_steps() {
+Status Run::run_steps(bool guarded) {
   const std::span<const Plan::Step> steps = plan_.steps();
   for (size_t i = 0; i < steps.size(); ++i) {
+    if (guarded) OAR_RETURN_IF_ERROR(RunGuard::check());
     const Plan::Step& step = steps[i];
     Call& call = calls_[i];
     if (const Kernel* kernel = step.op->kernel()) {

@@ -51,7 +51,8 @@ class Run {
   // does as the one before, and a small model's step is no longer than this takes.
   Status prepare(std::span<const int64_t> symbols);
   Status grow_scratch(uint64_t shared, uint64_t worker);
-  Status run_steps();
+  // `guarded`: asks the RunGuard between steps; a capture must not end half way.
+  Status run_steps(bool guarded);
 
   const std::shared_ptr<const Program> program_;
   const Plan& plan_;

@@ -1,5 +1,5 @@
-// Ending a run from outside. Whoever starts a run says what to ask; the evaluator asks it between steps,
-// those of branches and loops included, and ends the run with what it answers. A thread's own state:
+// Ending a run from outside. Whoever starts a run says what to ask; what runs asks it between steps, those of
+// branches and loops included, and ends the run with what it answers. A thread's own state:
 // evaluators nest, and the ops between them know nothing of it.
 #pragma once
 

@@ -4,16 +4,13 @@
 //   x = layer_norm(x + W_o attention(x)),  x = layer_norm(x + W_2 gelu(W_1 x))        per layer
 //
 // RoBERTa and XLM-RoBERTa count positions from behind the padding id, ERNIE has the same layers under another
-// prefix, DistilBERT other names and no token types. The graph is spelled in the ops that exporters write, so
-// that passes made for exported models find the same patterns here.
+// prefix, DistilBERT other names and no token types.
 #include "engine/models/encoder.h"
 
 #include <cmath>
 
 #include "engine/base/format.h"
-#include "engine/graph/op.h"
 #include "engine/models/config_reader.h"
-#include "engine/tensor/element.h"
 
 namespace oar {
 namespace {
@@ -44,172 +41,107 @@ std::string_view model_type_of(const json::object& config) {
   return {v->get_string().data(), v->get_string().size()};
 }
 
-// A Graph under construction over a checkpoint; keeps the first error, so that the model reads as equations.
-class Writer {
- public:
-  Writer(Graph& graph, const Checkpoint& checkpoint, const EncoderConfig& config, const Family& family)
-      : graph_(graph), checkpoint_(checkpoint), c_(config) {
-    const std::string probe = "embeddings.word_embeddings.weight";
-    prefix_ = checkpoint.tensors.count(family.prefix + probe) > 0 ? family.prefix : "";
-  }
-  const Status& status() const { return status_; }
-  const std::string& prefix() const { return prefix_; }
-  bool has(const std::string& name) const { return checkpoint_.tensors.count(name) > 0; }
+struct EncoderInputs {
+  ModelInputs packed;
+  Val types;
+};
 
-  ValueId op(const char* name, std::vector<ValueId> inputs, Attrs attrs = {}) {
-    if (!status_.ok()) return kNoValue;
-    return graph_.append(find_op(name), std::move(inputs), 1, std::move(attrs), {}, scope_)[0];
+// A ModelBuilder with what this family has beside language models.
+class BertWriter : public ModelBuilder {
+ public:
+  BertWriter(Graph& graph, const Checkpoint& checkpoint, const EncoderConfig& config, const Family& family,
+             const EncoderInputs& inputs)
+      : ModelBuilder(graph, checkpoint, config, inputs.packed, config.max_context),
+        e(config),
+        types(inputs.types) {
+    const char* const probe = "embeddings.word_embeddings.weight";
+    prefix = has(cat(family.prefix, probe)) ? family.prefix : "";
   }
-  ValueId ints(const std::vector<int64_t>& values) {
-    Tensor t = must(allocate_elements({static_cast<int64_t>(values.size())}, DType::kI64));
-    std::copy(values.begin(), values.end(), mutable_elements<int64_t>(t));
-    return graph_.add_constant({}, std::move(t));
-  }
-  ValueId scalar(float value) {
-    Tensor t = must(allocate_elements({}, DType::kF32));
-    *mutable_elements<float>(t) = value;
-    return graph_.add_constant({}, std::move(t));
-  }
-  // A tensor of the checkpoint with these extents (-1: any), as f32.
-  ValueId weight(const std::string& name, std::vector<int64_t> dims) {
-    if (!status_.ok()) return kNoValue;
-    const auto it = checkpoint_.tensors.find(name);
-    if (it == checkpoint_.tensors.end()) {
-      status_ = not_found(cat("the checkpoint has no tensor '", name, "', which ", c_.model_type, " needs"));
-      return kNoValue;
-    }
-    const Tensor& t = it->second;
-    bool fits = t.shape().rank() == static_cast<int>(dims.size()) && t.format().plain() &&
-                dtype_is_float(t.format().dtype());
-    for (size_t k = 0; fits && k < dims.size(); ++k)
-      fits = dims[k] < 0 || t.shape()[static_cast<int>(k)] == dims[k];
-    if (!fits) {
-      status_ =
-          invalid_argument(cat("tensor '", name, "' is ", t.format().name(), t.shape().to_string(),
-                               ", config.json needs ", Shape(positive(dims)).to_string(), " of floats"));
-      return kNoValue;
-    }
-    const ValueId stored = graph_.add_constant(name, t);
-    if (t.format().dtype() == DType::kF32) return stored;
-    return op("cast", {stored}, {{"to", std::string("f32")}});
-  }
-  int64_t rows_of(const std::string& name) const {
-    const auto it = checkpoint_.tensors.find(name);
-    return it == checkpoint_.tensors.end() || it->second.shape().rank() == 0 ? 0 : it->second.shape()[0];
-  }
+  const EncoderConfig& e;
+  const Val types;
+  std::string prefix;
 
   // x . W^T + b, W (out, in).
-  ValueId linear(ValueId x, const std::string& name, int64_t out, int64_t in) {
-    scope_ = name;
-    const ValueId w =
-        op("transpose", {weight(name + ".weight", {out, in})}, {{"perm", std::vector<int64_t>{1, 0}}});
-    return op("add", {op("matmul", {x, w}), weight(name + ".bias", {out})});
+  Val linear(Val x, const std::string& name, int64_t out, int64_t in) {
+    return op("linear", {x, Val{}, weight(name + ".weight", {out, in}), weight(name + ".bias", {out})},
+              {{"many_rows", int64_t{1}}});
   }
-  ValueId layer_norm(ValueId x, const std::string& name) {
-    scope_ = name;
-    return op("layer_norm", {x, weight(name + ".weight", {c_.width}), weight(name + ".bias", {c_.width})},
-              {{"axis", int64_t{-1}}, {"epsilon", c_.norm_eps}});
+  Val layer_norm(Val x, const std::string& name) {
+    return op("layer_norm", {x, weight(name + ".weight", {c.width}), weight(name + ".bias", {c.width})},
+              {{"epsilon", c.norm_eps}});
   }
-  ValueId activate(ValueId x) {
-    const std::string& a = c_.activation;
-    if (a == "relu" || a == "silu" || a == "tanh") return op(a.c_str(), {x});
-    if (a == "gelu") return op("gelu", {x}, {{"approximate", std::string("none")}});
+  Val table(const std::string& name, Val ids, int64_t rows) {
+    const Val t = weight(name, {rows, c.width});
+    return op("embedding", {t, ids});
+  }
+  Val activate(Val x) {
+    const std::string& a = c.activation;
+    if (a == "gelu" || a == "relu" || a == "silu" || a == "tanh") return op(a, {x});
     if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast")
       return op("gelu", {x}, {{"approximate", std::string("tanh")}});
-    if (status_.ok()) status_ = unimplemented(cat("config.json: hidden_act '", a, "'"));
-    return kNoValue;
+    fail(unimplemented(cat("config.json: hidden_act '", a, "'")));
+    return {};
   }
-
-  // softmax(q k^T / sqrt D + mask) v, mask (B, 1, 1, S): what fuse_attention makes of an ONNX encoder.
-  ValueId attention(ValueId x, ValueId mask, const std::string& q, const std::string& k,
-                    const std::string& v) {
-    const int64_t E = c_.width, D = E / c_.heads;
+  // softmax(q k^T / sqrt D) v, every token of a segment seeing all of it.
+  Val attention(Val x, const std::string& q, const std::string& k, const std::string& v) {
     const auto heads = [&](const std::string& name) {
-      return op("reshape", {linear(x, name, E, E), ints({0, 0, c_.heads, D})});
+      return split_heads(linear(x, name, c.width, c.width), c.heads);
     };
-    const ValueId mixed = op("head_attention", {heads(q), heads(k), heads(v), mask},
-                             {{"layout", std::string("bshd")},
-                              {"scale", 1 / std::sqrt(static_cast<double>(D))},
-                              {"spelled", int64_t{1}}});
-    return op("reshape", {mixed, ints({0, 0, E})});
+    return merge_heads(
+        op("attention", {heads(q), heads(k), heads(v), Val{}, in.segments},
+           {{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}, {"causal", int64_t{0}}}));
   }
-  // Hidden states of the first token, (B, E).
-  ValueId first_token(ValueId x) {
-    return op("gather", {x, graph_.add_constant({}, zero())}, {{"axis", int64_t{1}}});
-  }
-
- private:
-  static std::vector<int64_t> positive(std::vector<int64_t> dims) {
-    for (int64_t& d : dims) d = std::max<int64_t>(d, 0);
-    return dims;
-  }
-  static Tensor zero() { return must(allocate_elements({}, DType::kI64)); }
-
-  Graph& graph_;
-  const Checkpoint& checkpoint_;
-  const EncoderConfig& c_;
-  std::string prefix_, scope_;
-  Status status_;
 };
 
-struct Inputs {
-  ValueId ids, mask, types;
-};
-
-ValueId embeddings(Writer& w, const EncoderConfig& c, const Inputs& in) {
-  const std::string e = w.prefix() + "embeddings.";
-  const Attrs rows{{"axis", int64_t{0}}};
-  ValueId x = w.op("gather", {w.weight(e + "word_embeddings.weight", {c.vocab, c.width}), in.ids}, rows);
-  // Rows [first, first + S) of the position table.
-  const ValueId length = w.op("shape_of", {in.ids}, {{"start", int64_t{1}}, {"end", int64_t{2}}});
-  const ValueId first = w.ints({c.first_position});
-  const ValueId positions = w.op("slice", {w.weight(e + "position_embeddings.weight", {c.positions, c.width}),
-                                           first, w.op("add", {length, first}), w.ints({0})});
-  x = w.op("add", {x, positions});
-  if (c.types > 0) {
-    const ValueId table = w.weight(e + "token_type_embeddings.weight", {c.types, c.width});
-    x = w.op("add", {x, w.op("gather", {table, in.types}, rows)});
-  }
-  return w.layer_norm(x, e + "LayerNorm");
+Val embeddings(BertWriter& b) {
+  const std::string e = b.prefix + "embeddings.";
+  Val x = b.table(e + "word_embeddings.weight", b.in.tokens, b.c.vocab);
+  x = b.add(x, b.table(e + "position_embeddings.weight", b.in.positions, b.c.max_context));
+  if (b.types) x = b.add(x, b.table(e + "token_type_embeddings.weight", b.types, b.e.types));
+  return b.layer_norm(x, e + "LayerNorm");
 }
 
-ValueId bert_layers(Writer& w, const EncoderConfig& c, ValueId x, ValueId mask) {
-  for (int64_t n = 0; n < c.layers; ++n) {
-    const std::string layer = cat(w.prefix(), "encoder.layer.", n, "."), self = layer + "attention.self.";
-    const ValueId a = w.attention(x, mask, self + "query", self + "key", self + "value");
-    x = w.layer_norm(w.op("add", {w.linear(a, layer + "attention.output.dense", c.width, c.width), x}),
+Val bert_layers(BertWriter& b, Val x) {
+  const int64_t E = b.c.width, F = b.c.ffn;
+  for (int64_t n = 0; n < b.c.layers; ++n) {
+    const std::string layer = cat(b.prefix, "encoder.layer.", n, "."), self = layer + "attention.self.";
+    const Val a = b.attention(x, self + "query", self + "key", self + "value");
+    x = b.layer_norm(b.add(x, b.linear(a, layer + "attention.output.dense", E, E)),
                      layer + "attention.output.LayerNorm");
-    const ValueId h = w.activate(w.linear(x, layer + "intermediate.dense", c.ffn, c.width));
-    x = w.layer_norm(w.op("add", {w.linear(h, layer + "output.dense", c.width, c.ffn), x}),
-                     layer + "output.LayerNorm");
+    const Val h = b.activate(b.linear(x, layer + "intermediate.dense", F, E));
+    x = b.layer_norm(b.add(x, b.linear(h, layer + "output.dense", E, F)), layer + "output.LayerNorm");
   }
   return x;
 }
 
-ValueId distil_layers(Writer& w, const EncoderConfig& c, ValueId x, ValueId mask) {
-  for (int64_t n = 0; n < c.layers; ++n) {
-    const std::string layer = cat(w.prefix(), "transformer.layer.", n, "."), self = layer + "attention.";
-    const ValueId a = w.attention(x, mask, self + "q_lin", self + "k_lin", self + "v_lin");
-    x = w.layer_norm(w.op("add", {w.linear(a, self + "out_lin", c.width, c.width), x}),
-                     layer + "sa_layer_norm");
-    const ValueId h = w.activate(w.linear(x, layer + "ffn.lin1", c.ffn, c.width));
-    x = w.layer_norm(w.op("add", {w.linear(h, layer + "ffn.lin2", c.width, c.ffn), x}),
-                     layer + "output_layer_norm");
+Val distil_layers(BertWriter& b, Val x) {
+  const int64_t E = b.c.width, F = b.c.ffn;
+  for (int64_t n = 0; n < b.c.layers; ++n) {
+    const std::string layer = cat(b.prefix, "transformer.layer.", n, "."), self = layer + "attention.";
+    const Val a = b.attention(x, self + "q_lin", self + "k_lin", self + "v_lin");
+    x = b.layer_norm(b.add(x, b.linear(a, self + "out_lin", E, E)), layer + "sa_layer_norm");
+    const Val h = b.activate(b.linear(x, layer + "ffn.lin1", F, E));
+    x = b.layer_norm(b.add(x, b.linear(h, layer + "ffn.lin2", E, F)), layer + "output_layer_norm");
   }
   return x;
 }
 
-// The head that classifies sequences, where the checkpoint has one: logits and their number.
-std::pair<ValueId, int64_t> classifier(Writer& w, const EncoderConfig& c, const Family& family, ValueId x) {
-  const std::string last = family.roberta_head ? "classifier.out_proj" : "classifier";
-  const int64_t labels = w.rows_of(last + ".weight");
-  if (labels == 0) return {kNoValue, 0};
-  const std::string dense = family.roberta_head ? "classifier.dense"
-                            : family.distil     ? "pre_classifier"
-                                                : w.prefix() + "pooler.dense";
-  if (!w.has(dense + ".weight")) return {kNoValue, 0};  // a head over tokens
-  const ValueId pooled = w.linear(w.first_token(x), dense, c.width, c.width);
-  return {w.linear(w.op(family.distil ? "relu" : "tanh", {pooled}), last, labels, c.width), labels};
+// The head that classifies sequences, where the checkpoint has one.
+struct Classifier {
+  std::string dense, last;
+  int64_t labels = 0;
+};
+Classifier find_classifier(const Checkpoint& checkpoint, const BertWriter& b, const Family& family) {
+  Classifier out;
+  out.last = family.roberta_head ? "classifier.out_proj" : "classifier";
+  out.dense = family.roberta_head ? "classifier.dense"
+              : family.distil     ? "pre_classifier"
+                                  : b.prefix + "pooler.dense";
+  const auto it = checkpoint.tensors.find(out.last + ".weight");
+  // Without the layer before it, it is a head over tokens.
+  if (it != checkpoint.tensors.end() && it->second.shape().rank() == 2 && b.has(out.dense + ".weight"))
+    out.labels = it->second.shape()[0];
+  return out;
 }
 
 }  // namespace
@@ -225,6 +157,7 @@ std::vector<std::string> encoder_names() {
 Result<EncoderConfig> read_encoder_config(const json::object& o) {
   EncoderConfig c;
   c.model_type = std::string(model_type_of(o));
+  c.norm_eps = 1e-12;
   const Family* family = find_family(c.model_type);
   if (!family) {
     std::string names;
@@ -243,7 +176,7 @@ Result<EncoderConfig> read_encoder_config(const json::object& o) {
   OAR_ASSIGN(c.heads, size("num_attention_heads", "n_heads", 1024));
   OAR_ASSIGN(c.ffn, r.integer({distil ? "hidden_dim" : "intermediate_size"}, 1, 1 << 20, std::nullopt));
   OAR_ASSIGN(c.vocab, r.integer({"vocab_size"}, 1, INT32_MAX, std::nullopt));
-  OAR_ASSIGN(c.positions, r.integer({"max_position_embeddings"}, 1, 1 << 24, 512));
+  OAR_ASSIGN(c.max_context, r.integer({"max_position_embeddings"}, 1, 1 << 24, 512));
   OAR_ASSIGN(c.activation, r.text({distil ? "activation" : "hidden_act"}, "gelu"));
   if (distil) {
     r.without_effect("sinusoidal_pos_embds");  // the table lies in the checkpoint either way
@@ -255,12 +188,13 @@ Result<EncoderConfig> read_encoder_config(const json::object& o) {
   if (c.width % c.heads != 0)
     return invalid_argument(
         cat("config.json: 'hidden_size' ", c.width, " is no multiple of 'num_attention_heads' ", c.heads));
+  c.kv_heads = c.heads, c.head_dim = c.width / c.heads;
   if (family->positions_after_padding) {
     OAR_ASSIGN(const int64_t pad, r.integer({"pad_token_id"}, 0, INT32_MAX, 1));
     c.first_position = pad + 1;
-    if (c.first_position >= c.positions)
+    if (c.first_position >= c.max_context)
       return invalid_argument(
-          cat("config.json: 'pad_token_id' ", pad, " leaves no position of ", c.positions));
+          cat("config.json: 'pad_token_id' ", pad, " leaves no position of ", c.max_context));
   }
   if (!(c.norm_eps >= 0 && c.norm_eps < 1))
     return invalid_argument("config.json: 'layer_norm_eps' is not in [0, 1)");
@@ -273,39 +207,35 @@ Result<EncoderConfig> read_encoder_config(const json::object& o) {
   return c;
 }
 
-Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderConfig& c) {
+Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderConfig& c, int64_t max_tokens,
+                                   int64_t max_rows) {
   const Family* family = find_family(c.model_type);
   OAR_CHECK(family != nullptr, "the config was read for a known family");
   BuiltEncoder out;
-  out.graph = std::make_shared<Graph>();
-  Graph& g = *out.graph;
-  const SymbolId batch = g.add_symbol("batch", INT32_MAX), sequence = g.add_symbol("sequence", INT32_MAX);
-  const auto input = [&](const char* name) {
-    out.inputs.emplace_back(name);
-    return g.add_input(name, {element_format(DType::kI64), {g.dim(batch), g.dim(sequence)}});
+  Graph& g = out.graph;
+  out.T = g.add_symbol("T", max_tokens);
+  out.B = g.add_symbol("B", max_rows);
+  const auto input = [&](const char* name, SymbolId rows) {
+    return Val{g.add_input(name, {Format::i32(), {g.dim(rows)}})};
   };
-  Inputs in{};
-  in.ids = input("input_ids");
-  in.mask = input("attention_mask");
-  in.types = c.types > 0 ? input("token_type_ids") : kNoValue;
+  EncoderInputs in;
+  in.packed = {input("tokens", out.T), input("positions", out.T), input("segments", out.T)};
+  if (c.types > 0) in.types = input("types", out.T);
 
-  Writer w(g, checkpoint, c, *family);
-  // 0 where a token may be seen, the lowest float where not: (B, 1, 1, S).
-  const ValueId shown =
-      w.op("cast", {w.op("unsqueeze", {in.mask, w.ints({1, 2})})}, {{"to", std::string("f32")}});
-  const ValueId mask =
-      w.op("mul", {w.op("sub", {w.scalar(1), shown}), w.scalar(std::numeric_limits<float>::lowest())});
-  ValueId x = embeddings(w, c, in);
-  x = family->distil ? distil_layers(w, c, x, mask) : bert_layers(w, c, x, mask);
-  const auto [logits, labels] = classifier(w, c, *family, x);
-  OAR_RETURN_IF_ERROR(w.status());
-  out.outputs = {"last_hidden_state"};
-  g.add_output("last_hidden_state", x);
-  if (labels > 0) {
-    out.labels = labels;
-    out.outputs.emplace_back("logits");
-    g.add_output("logits", logits);
+  BertWriter b(g, checkpoint, c, *family, in);
+  const Classifier head = find_classifier(checkpoint, b, *family);
+  const Val x = family->distil ? distil_layers(b, embeddings(b)) : bert_layers(b, embeddings(b));
+  Val logits;
+  if (head.labels > 0) {
+    const Val first = b.op("gather", {x, input("first_rows", out.B)});  // (B, E)
+    const Val pooled =
+        b.op(family->distil ? "relu" : "tanh", {b.linear(first, head.dense, c.width, c.width)});
+    logits = b.linear(pooled, head.last, head.labels, c.width);
   }
+  OAR_RETURN_IF_ERROR(b.status());
+  g.add_output("hidden", x.id);
+  if (logits) g.add_output("logits", logits.id);
+  out.labels = head.labels;
   return out;
 }
 

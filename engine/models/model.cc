@@ -49,6 +49,16 @@ Val ModelBuilder::weight(const std::string& name) {
   return constants_[name] = constant(name, it->second);
 }
 
+Val ModelBuilder::weight(const std::string& name, const std::vector<int64_t>& dims) {
+  const Val w = weight(name);
+  if (!w) return {};
+  const Tensor& t = graph().value(w.id).constant;
+  if (t.shape() == Shape(dims)) return w;
+  fail(invalid_argument(cat("tensor '", name, "' is ", t.format().name(), t.shape().to_string(),
+                            ", config.json needs ", Shape(dims).to_string())));
+  return {};
+}
+
 Val ModelBuilder::linear(Val x, const std::string& name, bool biased) {
   Val bias;
   if (const auto it = checkpoint_.tensors.find(name + ".bias"); it != checkpoint_.tensors.end()) {

@@ -99,6 +99,8 @@ class ModelBuilder : public Builder {
   bool has(const std::string& name) const;
   // A tensor of the checkpoint; a missing one is the builder's error, by name.
   Val weight(const std::string& name);
+  // The same, which must have these extents.
+  Val weight(const std::string& name, const std::vector<int64_t>& dims);
   // x . W^T + b with <name>.weight and, if `biased` and present, <name>.bias. One that is present without
   // being asked for must be zero: some quantizers write those.
   Val linear(Val x, const std::string& name, bool biased);

@@ -1,8 +1,9 @@
 // Attention, as models write it and as it is served.
-//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap} ->
-//   (T, H, D)
-//     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]. Training,
-//     encoders and the oracle run it; the serve pass replaces it by
+//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap,
+//   causal: 1} -> (T, H, D)
+//     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]; without
+//     `causal` all of its segment, whose rows lie together, and positions may be left out. So encoders run
+//     it. That of language models the serve pass replaces by
 //   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
 //   context_len), or, over a quantized cache (kernels/kv_quant.h), by
 //   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
@@ -17,8 +18,11 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
+  const bool causal = attrs.get_bool("causal", true);
+  if (!given(in, 3) && (causal || attrs.get_int("window") > 0))
+    return invalid_argument("a causal mask and a window need positions");
   const char* names[] = {"q", "k", "v"};
   for (size_t k = 0; k < 3; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 3, names[k]));
   const DimVector& q = shape_of(g, in[0]);
@@ -39,6 +43,7 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const auto K = static_cast<size_t>(in[1]->shape[1]);
   const double scale = attrs.get_float("scale"), cap = attrs.get_float("softcap");
   const int64_t window = attrs.get_int("window");
+  const bool causal = attrs.get_bool("causal", true);
   for (size_t t = 0; t < T; ++t) {
     for (size_t h = 0; h < H; ++h) {
       const size_t kh = h / (H / K);
@@ -46,8 +51,8 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
       std::vector<bool> seen(T, false);
       double most = -INFINITY, sum = 0;
       for (size_t s = 0; s < T; ++s) {
-        const int64_t back = in[3]->i[t] - in[3]->i[s];
-        if (in[4]->i[s] != in[4]->i[t] || back < 0 || (window > 0 && back >= window)) continue;
+        const int64_t back = in[3] != nullptr ? in[3]->i[t] - in[3]->i[s] : 0;
+        if (in[4]->i[s] != in[4]->i[t] || (causal && back < 0) || (window > 0 && back >= window)) continue;
         double dot = 0;
         for (size_t d = 0; d < D; ++d) dot += in[0]->f[(t * H + h) * D + d] * in[1]->f[(s * K + kh) * D + d];
         dot *= scale;
@@ -64,6 +69,30 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
     }
   }
   return ok_status();
+}
+
+Lowered segments_lower(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0 || attrs.get_int("window") > 0)
+    return not_lowered();
+  SegmentAttentionArgs args;
+  args.scale = static_cast<float>(attrs.get_float("scale"));
+  return lower_kernel(ctx, KernelFamily::kSegmentAttention, Format::f32(), args,
+                      [](SegmentAttentionArgs& a, const Operand* in, const Operand* out) {
+                        a.out = out[0].as<float>();
+                        a.q = in[0].as<const float>();
+                        a.k = in[1].as<const float>();
+                        a.v = in[2].as<const float>();
+                        a.segments = in[4].as<const int32_t>();
+                        a.T = in[0].dims[0];
+                        a.H = in[0].dims[1];
+                        a.K = in[1].dims[1];
+                        a.D = in[0].dims[2];
+                        a.ldq = in[0].row_stride;
+                        a.ldk = in[1].row_stride;
+                        a.ldv = in[2].row_stride;
+                        a.ldo = out[0].row_stride;
+                      });
 }
 
 KvShape kv_shape(const Attrs& a) {
@@ -203,7 +232,11 @@ Lowered quant_paged_lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_attention = {.name = "attention", .infer = infer, .reference = reference};
+extern const OpDef op_attention = {.name = "attention",
+                                   .strided_inputs = 0b111,
+                                   .infer = infer,
+                                   .reference = reference,
+                                   .lower = segments_lower};
 extern const OpDef op_kv_append = {.name = "kv_append",
                                    .gradient = Gradient::kNone,
                                    .effect = true,

@@ -6,6 +6,7 @@
 //   activation, act_alpha, act_beta   what the sum ends with (passes/fuse_epilogues.cc)
 //   precision    bf16 or int8 operands, rounded in the run (passes/lower_precision.cc)
 //   matrix       1: x has two axes (ONNX's Gemm)
+//   many_rows    1: see in_panels(), weights.h
 // In ordinary models (tensor/linear.cc) operands have any dtype, and bias and residual broadcast.
 #include <algorithm>
 
@@ -194,8 +195,11 @@ Result<MatmulSegment> make_segment(LowerContext& ctx, size_t k, Format format, i
 Lowered lower(LowerContext& ctx) {
   if (ctx.in_run()) return tensor::lower_linear(ctx);
   const Node& node = ctx.node;
-  // No kernel over symbolic sizes reads such weights or ends so.
-  if (node.attrs.get_int("input_major") != 0 || node.attrs.has("activation")) return not_lowered();
+  if (node.attrs.get_int("input_major") != 0) return not_lowered();  // no kernel over symbolic sizes reads it
+  if (ctx.is_weight(2) &&
+      in_panels(node, compute_format(ctx, 2, node.attrs.get_string("format")), ctx.backend))
+    return lower_in_panels(ctx);
+  if (node.attrs.has("activation")) return not_lowered();  // nor ends so
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
   uint64_t weight_bytes = 0;

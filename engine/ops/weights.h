@@ -18,6 +18,15 @@ inline Format compute_format(const LowerContext& ctx, size_t input, const std::s
 // kernel whose format is used in place.
 Result<const StoredWeight*> weight_rows(const LowerContext& ctx, size_t input, Format format);
 
+// Whether a linear layer of the graph reads its weights, of format `own`, in panels of the convolution
+// kernel: those with the attribute `many_rows`, whose rows always come in numbers (an encoder's), of f32 and
+// f16. Panels multiply many rows faster than rows in the file's layout, but take a copy of the weights, and
+// a single row, which decoding consists of, gains nothing.
+bool in_panels(const Node& linear, Format own, const Backend& backend);
+uint64_t panel_bytes(int64_t n, int64_t K, const Backend& backend);
+// The layer with all its segments in one call.
+Lowered lower_in_panels(LowerContext& ctx);
+
 // In the layout that the matmul kernel of `format` wants. The pages of a mapped weight that was copied are
 // released.
 Result<const StoredWeight*> matmul_weight(const LowerContext& ctx, size_t input, Format format);

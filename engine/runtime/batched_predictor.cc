@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "engine/base/format.h"
 #include "engine/graph/run_guard.h"
-#include "engine/tensor/element.h"
 
 namespace oar {
 namespace {
@@ -24,39 +22,6 @@ uint64_t now_ms() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                    std::chrono::system_clock::now().time_since_epoch())
                                    .count());
-}
-
-// What must agree for two requests to share a run: rank, format and all extents but the first, of every
-// input.
-std::string batch_key(const std::vector<Datum>& inputs) {
-  std::string key;
-  for (const Datum& d : inputs) {
-    const Shape& s = d.tensor.shape();
-    key += cat(dtype_name(d.tensor.format().dtype()), "[");
-    for (int k = 1; k < s.rank(); ++k) key += cat(s[k], ",");
-    key += "]";
-  }
-  return key;
-}
-
-// The rows of several tensors, one behind the other.
-Result<Tensor> join(const std::vector<const Tensor*>& parts, int64_t rows) {
-  const Tensor& first = *parts.front();
-  std::vector<int64_t> dims(first.shape().begin(), first.shape().end());
-  dims[0] = rows;
-  const DType dtype = first.format().dtype();
-  OAR_ASSIGN(Tensor out, allocate_elements(Shape(dims), dtype, uint64_t{1} << 36, false));
-  if (dtype == DType::kString) {
-    auto* to = mutable_elements<std::string>(out);
-    for (const Tensor* t : parts) to = std::copy_n(elements<std::string>(*t), t->numel(), to);
-    return out;
-  }
-  auto* to = static_cast<std::byte*>(out.mutable_data());
-  for (const Tensor* t : parts) {
-    if (t->bytes() > 0) std::memcpy(to, t->data(), t->bytes());
-    to += t->bytes();
-  }
-  return out;
 }
 
 }  // namespace
@@ -83,8 +48,8 @@ struct BatchedPredictor::State {
     int64_t rows = 0;
   };
 
-  State(std::unique_ptr<Predictor> p, BatchedPredictorOptions o)
-      : predictor(std::move(p)), options(std::move(o)), batcher(policy(options)) {}
+  State(std::unique_ptr<TensorRunner> m, BatchedPredictorOptions o)
+      : model(std::move(m)), options(std::move(o)), batcher(policy(options)) {}
 
   static BatchPolicy policy(BatchedPredictorOptions& o) {
     BatchPolicy p;
@@ -99,16 +64,16 @@ struct BatchedPredictor::State {
     return p;
   }
 
-  void work(const Predictor& instance);
-  void run(const Predictor& instance, Running batch);
-  Result<std::vector<Datum>> run_model(const Predictor& instance, std::vector<Datum> inputs,
-                                       std::span<const Job> jobs);
-  Status run_together(const Predictor& instance, Running& batch);
-  void run_apart(const Predictor& instance, Running& batch);
+  void work(const TensorRunner& instance);
+  void run(const TensorRunner& instance, Running batch);
+  Result<std::vector<std::vector<Datum>>> run_model(const TensorRunner& instance, std::span<const Job> jobs,
+                                                    RunTimes* times);
+  Status run_together(const TensorRunner& instance, Running& batch);
+  void run_apart(const TensorRunner& instance, Running& batch);
   void answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times);
   void count_run(int64_t rows, const InferTimes& times);
 
-  const std::unique_ptr<Predictor> predictor;
+  const std::unique_ptr<TensorRunner> model;
   BatchedPredictorOptions options;
 
   mutable std::mutex mutex;
@@ -122,7 +87,7 @@ struct BatchedPredictor::State {
   std::map<int64_t, InferStats::Batch> batches;
 };
 
-void BatchedPredictor::State::work(const Predictor& instance) {
+void BatchedPredictor::State::work(const TensorRunner& instance) {
   std::unique_lock lock(mutex);
   while (!stopping) {
     const Batcher::Decision decision = batcher.next(Clock::now());
@@ -197,9 +162,9 @@ void BatchedPredictor::State::count_run(int64_t rows, const InferTimes& times) {
 
 // Nothing that a model does with its inputs may end the process. The run goes on while one of the jobs is
 // wanted.
-Result<std::vector<Datum>> BatchedPredictor::State::run_model(const Predictor& instance,
-                                                              std::vector<Datum> inputs,
-                                                              std::span<const Job> jobs) {
+Result<std::vector<std::vector<Datum>>> BatchedPredictor::State::run_model(const TensorRunner& instance,
+                                                                           std::span<const Job> jobs,
+                                                                           RunTimes* times) {
   const RunGuard guard([jobs] {
     Status last;
     for (const Job& job : jobs)
@@ -207,13 +172,21 @@ Result<std::vector<Datum>> BatchedPredictor::State::run_model(const Predictor& i
     return last;
   });
   try {
-    return instance.run(std::move(inputs));
+    std::vector<std::vector<Datum>> requests;
+    for (const Job& job : jobs) requests.push_back(job.job.inputs);
+    if (jobs.size() > 1) return instance.run_together(requests, times);
+    const auto start = Clock::now();
+    OAR_ASSIGN(auto answer, instance.run(std::move(requests[0])));
+    times->compute = ns_between(start, Clock::now());
+    std::vector<std::vector<Datum>> answers;
+    answers.push_back(std::move(answer));
+    return answers;
   } catch (const std::bad_alloc&) {
     return resource_exhausted("not enough memory to run this request");
   } catch (const std::exception& e) { return internal_error(cat("the run failed: ", e.what())); }
 }
 
-void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
+void BatchedPredictor::State::run(const TensorRunner& instance, Running batch) {
   batch.start = Clock::now();
   if (batch.jobs.size() == 1) {
     run_apart(instance, batch);
@@ -235,62 +208,40 @@ void BatchedPredictor::State::run(const Predictor& instance, Running batch) {
 }
 
 // One run for all; nobody has been answered when this returns an error.
-Status BatchedPredictor::State::run_together(const Predictor& instance, Running& batch) {
-  InferTimes times;
-  std::vector<Datum> inputs;
-  const size_t width = batch.jobs.front().job.inputs.size();
-  for (size_t k = 0; k < width; ++k) {
-    std::vector<const Tensor*> parts;
-    for (const Job& job : batch.jobs) parts.push_back(&job.job.inputs[k].tensor);
-    OAR_ASSIGN(Tensor joined, join(parts, batch.rows));
-    inputs.emplace_back(std::move(joined));
-  }
-  const auto joined = Clock::now();
-  auto outputs = run_model(instance, std::move(inputs), batch.jobs);
-  const auto computed = Clock::now();
-  OAR_RETURN_IF_ERROR(outputs.status());
-  for (size_t k = 0; k < outputs->size(); ++k) {
-    const Datum& d = (*outputs)[k];
-    if (!d.is_tensor() || d.tensor.shape().rank() == 0 || d.tensor.shape()[0] != batch.rows) {
-      return internal_error(cat("output '", instance.outputs()[k].name, "' is ", d.to_string(), " for ",
-                                batch.rows, " rows of input: the model has no batch axis there"));
-    }
-  }
-  std::vector<std::vector<Datum>> split;
-  int64_t at = 0;
-  for (const Job& job : batch.jobs) {
-    std::vector<Datum>& mine = split.emplace_back();
-    for (const Datum& d : *outputs) mine.emplace_back(d.tensor.slice(at, at + job.job.rows));
-    at += job.job.rows;
-  }
-  times.input = ns_between(batch.start, joined);
-  times.compute = ns_between(joined, computed);
-  times.output = ns_between(computed, Clock::now());
+Status BatchedPredictor::State::run_together(const TensorRunner& instance, Running& batch) {
+  RunTimes spent;
+  OAR_ASSIGN(std::vector<std::vector<Datum>> answers, run_model(instance, batch.jobs, &spent));
+  InferTimes times{0, spent.input, spent.compute, spent.output};
   count_run(batch.rows, times);
   for (size_t k = 0; k < batch.jobs.size(); ++k) {
     times.queue = ns_between(batch.jobs[k].arrived, batch.start);
-    answer(batch.jobs[k], std::move(split[k]), times);
+    answer(batch.jobs[k], std::move(answers[k]), times);
   }
   return ok_status();
 }
 
-void BatchedPredictor::State::run_apart(const Predictor& instance, Running& batch) {
+void BatchedPredictor::State::run_apart(const TensorRunner& instance, Running& batch) {
   for (Job& job : batch.jobs) {
     InferTimes times;
     const auto start = Clock::now();
     times.queue = ns_between(job.arrived, start);
-    auto result = run_model(instance, std::move(job.job.inputs), {&job, 1});
-    times.compute = ns_between(start, Clock::now());
-    if (result.ok()) count_run(job.job.rows, times);
-    answer(job, std::move(result), times);
+    RunTimes spent;
+    auto answers = run_model(instance, {&job, 1}, &spent);
+    times.compute = spent.compute;
+    if (!answers.ok()) {
+      answer(job, answers.status(), times);
+      continue;
+    }
+    count_run(job.job.rows, times);
+    answer(job, std::move((*answers)[0]), times);
   }
 }
 
-BatchedPredictor::BatchedPredictor(std::unique_ptr<Predictor> predictor, BatchedPredictorOptions options)
-    : state_(std::make_shared<State>(std::move(predictor), std::move(options))) {
+BatchedPredictor::BatchedPredictor(std::unique_ptr<TensorRunner> model, BatchedPredictorOptions options)
+    : state_(std::make_shared<State>(std::move(model), std::move(options))) {
   for (int k = 0; k < std::max(1, state_->options.instances); ++k) {
-    threads_.emplace_back([state = state_, instance = std::shared_ptr<Predictor>(
-                                               state_->predictor->clone())] { state->work(*instance); });
+    threads_.emplace_back([state = state_, instance = std::shared_ptr<TensorRunner>(
+                                               state_->model->another())] { state->work(*instance); });
   }
 }
 
@@ -313,7 +264,7 @@ BatchedPredictor::~BatchedPredictor() {
   }
 }
 
-const Predictor& BatchedPredictor::predictor() const { return *state_->predictor; }
+const TensorRunner& BatchedPredictor::model() const { return *state_->model; }
 const BatchedPredictorOptions& BatchedPredictor::options() const { return state_->options; }
 
 Result<uint64_t> BatchedPredictor::submit(InferJob job) {
@@ -325,7 +276,7 @@ Result<uint64_t> BatchedPredictor::submit(InferJob job) {
   item.rows = s.options.max_batch > 0 ? job.rows : 1;
   item.deadline = job.deadline;
   item.arrived = Clock::now();
-  if (s.options.max_batch > 0 && s.options.merge) item.key = batch_key(job.inputs);
+  if (s.options.max_batch > 0 && s.options.merge) item.key = s.model->batch_key(job.inputs);
   uint64_t id = 0;
   {
     std::lock_guard lock(s.mutex);

@@ -1,4 +1,4 @@
-// BatchedPredictor: a Predictor behind a bounded queue. Requests that fit together run together (dynamic
+// BatchedPredictor: a TensorRunner behind a bounded queue. Requests that fit together run together (dynamic
 // batching), on one or several instances (clones: threads of their own, the same weights). What a server puts
 // between its protocols and a model.
 //
@@ -20,7 +20,7 @@
 
 #include "engine/base/log.h"
 #include "engine/runtime/core/batcher.h"
-#include "engine/runtime/predictor.h"
+#include "engine/runtime/tensor_runner.h"
 
 namespace oar {
 
@@ -72,14 +72,14 @@ struct InferStats {
 
 class BatchedPredictor {
  public:
-  BatchedPredictor(std::unique_ptr<Predictor> predictor, BatchedPredictorOptions options);
+  BatchedPredictor(std::unique_ptr<TensorRunner> model, BatchedPredictorOptions options);
   // Answers what still waits with UNAVAILABLE and returns when the instances have stopped; may be called by
   // one of them, from `done`.
   ~BatchedPredictor();
   BatchedPredictor(const BatchedPredictor&) = delete;
   BatchedPredictor& operator=(const BatchedPredictor&) = delete;
 
-  const Predictor& predictor() const;
+  const TensorRunner& model() const;
   const BatchedPredictorOptions& options() const;
 
   // A ticket for cancel(). RESOURCE_EXHAUSTED when the queue is full: then `done` is not called.

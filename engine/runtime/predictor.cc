@@ -56,6 +56,15 @@ Predictor::Predictor(std::shared_ptr<const Shared> shared)
     : shared_(std::move(shared)), arenas_(std::make_unique<Arenas>()) {}
 Predictor::~Predictor() = default;
 
+Result<std::shared_ptr<Backend>> make_backend(const PredictorOptions& options) {
+  auto pool = options.resources.pool;
+  // One thread is the caller's, who waits for nobody.
+  if (pool && options.threads != 1) pool = pool->share(options.threads);
+  else pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+  return make_backend(options.device, std::move(pool), options.reference ? Isa::kReference : best_isa(),
+                      options.log);
+}
+
 namespace {
 
 // Convolutions and layers of floats, and how many of them are computed in fewer bits.
@@ -77,12 +86,7 @@ Layers layers_of(const Graph& graph) {
 }
 
 Result<std::shared_ptr<Backend>> backend_of(const PredictorOptions& options) {
-  auto pool = options.resources.pool;
-  // One thread is the caller's, who waits for nobody.
-  if (pool && options.threads != 1) pool = pool->share(options.threads);
-  else pool = std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  OAR_ASSIGN(auto backend, make_backend(options.device, std::move(pool),
-                                        options.reference ? Isa::kReference : best_isa(), options.log));
+  OAR_ASSIGN(auto backend, make_backend(options));
   if (backend->memory() == MemoryKind::kDevice && options.precision != Precision::kF32) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -262,6 +266,11 @@ const std::vector<IoSpec>& Predictor::inputs() const { return shared_->model.inp
 const std::vector<IoSpec>& Predictor::outputs() const { return shared_->model.outputs; }
 const std::vector<PassReport>& Predictor::passes() const { return shared_->passes; }
 const Graph& Predictor::graph() const { return *shared_->model.graph; }
+bool Predictor::rows_are_independent() const {
+  return std::none_of(graph().nodes().begin(), graph().nodes().end(), [](const Node& n) {
+    return n.op && std::string_view(n.op->name).find("dynamic_quantize") != std::string_view::npos;
+  });
+}
 const std::string& Predictor::format() const { return shared_->model.format; }
 
 std::string Predictor::summary() const {

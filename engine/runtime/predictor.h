@@ -26,6 +26,7 @@
 #include "engine/import/import.h"
 #include "engine/runtime/cache_folder.h"
 #include "engine/runtime/calibration.h"
+#include "engine/runtime/tensor_runner.h"
 
 namespace oar {
 
@@ -48,6 +49,10 @@ struct PredictorOptions {
   // With kInt8: samples of the user's own, from which layers get fixed ranges and hand over bytes; null: the
   // range of each image or row is found in the run. Layers that cannot be quantized so still are as without.
   std::shared_ptr<const CalibrationSamples> calibration;
+  // Of an encoder's checkpoint (EncoderModel): auto (as in the file, also when empty), or a name of
+  // weight_scheme(); what is quantized at load is kept in `cache_dir`, or, where that is empty, in
+  // default_cache_dir(). Files with a graph of their own compute as they say.
+  std::string weights;
   bool explain = false;                       // passes() says what was not fused, and why
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes one tensor may take
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
@@ -69,27 +74,33 @@ struct NodeTime {
   uint64_t start_ns = 0, end_ns = 0;
 };
 
-class Predictor {
+// The processor or the device that the options name.
+Result<std::shared_ptr<Backend>> make_backend(const PredictorOptions& options);
+
+class Predictor final : public TensorRunner {
  public:
   // Imports the file, runs the passes, packs weights; or maps what `cache_dir` has of that.
   static Result<std::unique_ptr<Predictor>> open(const std::string& path,
                                                  const PredictorOptions& options = {});
   static Result<std::unique_ptr<Predictor>> create(ImportedModel model, const PredictorOptions& options = {});
-  ~Predictor();
+  ~Predictor() override;
   // Another handle on the same model and pool, with arenas of its own.
   std::unique_ptr<Predictor> clone() const;
+  std::unique_ptr<TensorRunner> another() const override { return clone(); }
 
-  const std::vector<IoSpec>& inputs() const;
-  const std::vector<IoSpec>& outputs() const;
+  const std::vector<IoSpec>& inputs() const override;
+  const std::vector<IoSpec>& outputs() const override;
+  // False where a tensor's range is found over all of its rows.
+  bool rows_are_independent() const override;
   const std::vector<PassReport>& passes() const;
   const Graph& graph() const;
-  const std::string& format() const;
+  const std::string& format() const override;
   // Inputs, outputs, passes with their rewrites, ops by number, weights: for people.
   std::string summary() const;
 
   // One value per input in the model's order; checked against the declared dtypes, ranks and extents. Errors
   // name the input. Outputs in the model's order.
-  Result<std::vector<Datum>> run(std::vector<Datum> inputs) const;
+  Result<std::vector<Datum>> run(std::vector<Datum> inputs) const override;
   // The same by name; every input must be given, names that do not exist are errors.
   Result<std::map<std::string, Datum>> run(const std::map<std::string, Datum>& inputs) const;
   // As run(), measuring each node; one thread at a time.

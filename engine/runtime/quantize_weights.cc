@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/models/encoder.h"
 #include "quant/calibrate/grid_format.h"
 
 namespace oar {
@@ -54,16 +55,40 @@ Result<WeightScheme> weight_scheme(const std::string& name) {
       "weights");
 }
 
-Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, const ModelConfig& config) {
-  OAR_ASSIGN(const BuiltModel model, build_model(checkpoint, config, {}));
+namespace {
+
+// The model as its file writes it.
+struct WrittenModel {
+  Graph graph;
+  std::string embedding;  // the table that a tied head shares
+};
+Result<WrittenModel> written_model(const Checkpoint& checkpoint) {
+  WrittenModel out;
+  if (is_encoder_config(checkpoint.config)) {
+    OAR_ASSIGN(const EncoderConfig config, read_encoder_config(checkpoint.config));
+    OAR_ASSIGN(BuiltEncoder encoder, build_encoder(checkpoint, config, config.max_tokens(), 1));
+    out.graph = std::move(encoder.graph);
+    return out;
+  }
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
+  out.graph = std::move(model.graph);
+  out.embedding = find_architecture(config.model_type)->embedding;
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint) {
+  OAR_ASSIGN(const WrittenModel model, written_model(checkpoint));
   const Graph& g = model.graph;
   const std::vector<int> producers = g.producers();
   std::set<ValueId> routed;  // results that choose experts
   for (const Node& n : g.nodes()) {
     if (n.is("moe_route")) routed.insert(n.inputs.begin(), n.inputs.end());
   }
-  const Architecture* architecture = find_architecture(config.model_type);
-  const int head = producers[g.outputs()[0].value];
+  std::set<size_t> heads;
+  for (const auto& o : g.outputs()) heads.insert(static_cast<size_t>(producers[o.value]));
   std::vector<WeightTarget> out;
   std::set<std::string> seen;
   for (size_t i = 0; i < g.nodes().size(); ++i) {
@@ -73,10 +98,10 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, c
       if (id == kNoValue || g.value(id).kind != ValueKind::kConstant) continue;
       const Value& w = g.value(id);
       // A tied head has a name of its own in the graph and the embedding's bytes in the file.
-      const bool tied = static_cast<int>(i) == head && !checkpoint.tensors.contains(w.name);
-      WeightTarget target{tied ? architecture->embedding : w.name, w.name, WeightRole::kBody};
+      const bool tied = heads.contains(i) && !checkpoint.tensors.contains(w.name);
+      WeightTarget target{tied ? model.embedding : w.name, w.name, WeightRole::kBody};
       if (w.constant.shape().rank() != 2 || !checkpoint.tensors.contains(target.source)) continue;
-      if (static_cast<int>(i) == head) {
+      if (heads.contains(i)) {
         target.role = WeightRole::kHead;
       } else if (routed.contains(n.outputs[0])) {
         target.role = WeightRole::kRouter;

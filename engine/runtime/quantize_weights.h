@@ -8,7 +8,6 @@
 
 #include "engine/base/log.h"
 #include "engine/loader/checkpoint.h"
-#include "engine/models/model.h"
 #include "engine/runtime/cache_folder.h"
 #include "kernels/thread_pool.h"
 #include "quant/calibrate/grid.h"
@@ -34,8 +33,9 @@ struct WeightTarget {
   std::string name;    // what it is called once quantized; differs for a head that shares the embedding
   WeightRole role = WeightRole::kBody;
 };
-// The matrices of all linear layers, in the order of the graph. Slices of stacked experts are left out.
-Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint, const ModelConfig& config);
+// The matrices of all linear layers of the checkpoint's model, a language model or an encoder, in the order
+// of its graph. Slices of stacked experts are left out. A head is a layer whose result is one of the model's.
+Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint);
 
 // The format a target gets; none means as in the file. None for routers, for tensors other than 16- and
 // 32-bit floats, and where rows do not divide into the format's blocks.

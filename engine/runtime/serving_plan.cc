@@ -105,6 +105,20 @@ Result<std::vector<UnevenMatrix>> uneven_matrices(const Graph& graph, const std:
 }
 }  // namespace
 
+Result<LinearWeights> compute_linears_in(Graph& graph, const std::string& weights, const Logger& log) {
+  LinearWeights out;
+  OAR_ASSIGN(const std::string format, weight_format(weights));
+  if (!format.empty()) {
+    for (Node& n : graph.nodes()) {
+      if (is_linear(n)) n.attrs.set("format", format);
+    }
+  }
+  out.name = format.empty() ? stored_formats(graph) : weights;
+  OAR_ASSIGN(out.uneven, uneven_matrices(graph, weights));
+  if (!out.uneven.empty()) log(LogLevel::kWarning, cat("weights ", weights, ": ", uneven_text(out.uneven)));
+  return out;
+}
+
 Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv) {
   if (rotate != "auto") return parse_rotation(rotate);
   const bool quantized = std::any_of(kv.begin(), kv.end(), [](const KvFormat& f) { return f.quantized; });
@@ -116,7 +130,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                          std::function<void(const Pass&, const Graph&, bool after)> observer,
                                          const std::function<Status(Graph&)>& edit) {
   ServingGraph out;
-  OAR_ASSIGN(const std::string format, weight_format(options.weights));
+  OAR_RETURN_IF_ERROR(weight_scheme(options.weights).status());
   ServeOptions serving;
   OAR_ASSIGN(serving.kv, kv_formats(options.kv, checkpoint));
   out.kv = options.kv == "auto" ? serving.kv[0].name : options.kv;
@@ -157,16 +171,9 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   out.rotation = rotation_names(rotation);
   out.pass_list = language_model_passes(rotation);
   OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));
-  if (!format.empty()) {
-    for (Node& n : out.model.graph.nodes()) {
-      if (is_linear(n)) n.attrs.set("format", format);
-    }
-  }
-  out.weights = format.empty() ? stored_formats(out.model.graph) : options.weights;
-  OAR_ASSIGN(out.uneven, uneven_matrices(out.model.graph, options.weights));
-  if (!out.uneven.empty()) {
-    options.log(LogLevel::kWarning, cat("weights ", options.weights, ": ", uneven_text(out.uneven)));
-  }
+  OAR_ASSIGN(LinearWeights linears, compute_linears_in(out.model.graph, options.weights, options.log));
+  out.weights = std::move(linears.name);
+  out.uneven = std::move(linears.uneven);
   if (edit) OAR_RETURN_IF_ERROR(edit(out.model.graph));
   serving.page_tokens = options.page_tokens;
   serving.max_sequences = options.max_sequences;
@@ -200,6 +207,11 @@ ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend) {
       const Format from = constant ? v.type.format : Format::f32();  // expressions are computed as f32
       const Format own =
           table ? Format::find(wanted).value_or(from) : compute_format(from, shape, wanted, backend);
+      if (matrix && in_panels(n, own, backend)) {
+        if (seen.insert(weight_key(graph, n.inputs[k]) + " panels").second)
+          out.made += panel_bytes(shape[0], shape[1], backend);
+        continue;
+      }
       const WeightLayout& layout = backend.weight_layout(own);
       const bool packed = matrix && !layout.in_place;
       if (!packed && constant && own == from) {

@@ -28,6 +28,14 @@ struct ServingGraph {
   int64_t max_context = 0;
 };
 
+// Has the linear layers compute in what `weights` (a name of weight_scheme()) leaves to the kernels, and says
+// what they compute with, for people. Matrices that stay plain for their width are named in a warning.
+struct LinearWeights {
+  std::string name;
+  std::vector<UnevenMatrix> uneven;
+};
+Result<LinearWeights> compute_linears_in(Graph& graph, const std::string& weights, const Logger& log);
+
 // Every weight matrix of a linear layer, of expert mixtures too, with the node that reads it and the format
 // it is computed in: once for each reader.
 void for_each_matrix(const Graph& graph,

@@ -118,33 +118,31 @@ Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::stri
   return out;
 }
 
-Result<std::vector<Datum>> TextEncoder::inputs(std::span<const EncoderTokens> rows) const {
-  size_t longest = 0;
-  for (const EncoderTokens& row : rows) longest = std::max(longest, row.ids.size());
-  const auto length = static_cast<int64_t>(longest);
-  const int64_t padded = shared_length(length, std::max(length, info_.max_tokens));
+int64_t TextEncoder::padded_length(int64_t tokens) const {
+  return info_.packs ? tokens : shared_length(tokens, std::max(tokens, info_.max_tokens));
+}
+
+Result<std::vector<Datum>> TextEncoder::inputs(const EncoderTokens& row) const {
+  const auto padded = static_cast<size_t>(padded_length(static_cast<int64_t>(row.ids.size())));
   std::vector<Datum> out(
       static_cast<size_t>(std::max({info_.ids_input, info_.mask_input, info_.types_input}) + 1));
   const auto fill = [&](int input, auto value_at, int64_t padding) -> Status {
     if (input < 0) return ok_status();
-    OAR_ASSIGN(Tensor t, allocate_elements({static_cast<int64_t>(rows.size()), padded}, info_.integer));
+    OAR_ASSIGN(Tensor t, allocate_elements({1, static_cast<int64_t>(padded)}, info_.integer));
     dispatch_integer(info_.integer, [&](auto tag) {
       using T = typename decltype(tag)::type;
       T* to = mutable_elements<T>(t);
-      for (const EncoderTokens& row : rows) {
-        for (size_t k = 0; k < static_cast<size_t>(padded); ++k)
-          *to++ = static_cast<T>(k < row.ids.size() ? value_at(row, k) : padding);
-      }
+      for (size_t k = 0; k < padded; ++k) to[k] = static_cast<T>(k < row.ids.size() ? value_at(k) : padding);
     });
     out[static_cast<size_t>(input)] = Datum(std::move(t));
     return ok_status();
   };
   OAR_RETURN_IF_ERROR(fill(
-      info_.ids_input, [](const EncoderTokens& row, size_t k) { return int64_t{row.ids[k]}; }, info_.pad));
+      info_.ids_input, [&](size_t k) { return int64_t{row.ids[k]}; }, info_.pad));
   OAR_RETURN_IF_ERROR(fill(
-      info_.mask_input, [](const EncoderTokens&, size_t) { return int64_t{1}; }, 0));
+      info_.mask_input, [](size_t) { return int64_t{1}; }, 0));
   OAR_RETURN_IF_ERROR(fill(
-      info_.types_input, [](const EncoderTokens& row, size_t k) { return int64_t{row.types[k]}; }, 0));
+      info_.types_input, [&](size_t k) { return int64_t{row.types[k]}; }, 0));
   return out;
 }
 

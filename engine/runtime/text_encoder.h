@@ -1,7 +1,7 @@
 // TextEncoder: the text side of an encoder model. Text becomes the token tensors its graph takes. What the
 // graph answers becomes one vector per text (pooled and normalized as the model's files say) or a score per
-// pair. The graph itself is a Predictor, whatever the checkpoint was (safetensors, ONNX, Paddle), and runs
-// behind a BatchedPredictor like any other.
+// pair. What computes is a TensorRunner: an EncoderModel over packed rows where the folder has a checkpoint,
+// a Predictor where it has a graph (ONNX, Paddle). It runs behind a BatchedPredictor like any other.
 //
 // A folder holds: config.json with safetensors, or model.onnx (also in onnx/), or a Paddle model;
 // tokenizer.json or vocab.txt; and, as sentence-transformers writes them, modules.json,
@@ -49,10 +49,11 @@ class TextEncoder {
     bool sigmoid = true;      // scores of a single label lie in [0, 1]
     int pair_separators = 1;  // between the texts of a pair
     int pair_type = 1;        // token type of the second text
-    // Positions among the predictor's inputs and outputs; -1: not there.
+    // Positions among the runner's inputs and outputs; -1: not there.
     int ids_input = -1, mask_input = -1, types_input = -1;
     int hidden_output = -1, vector_output = -1, logits_output = -1;
     DType integer = DType::kI64;  // of the inputs
+    bool packs = false;           // rows of any lengths share a run: nothing is padded
     int32_t pad = 0;
   };
   TextEncoder(TokenizerPtr tokenizer, Info info);
@@ -70,11 +71,11 @@ class TextEncoder {
   // A query and a document; the document is shortened to what is left of max_tokens.
   Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document) const;
 
-  // The predictor's inputs for one row. It is padded to a length shared with others, so that rows of about
-  // the same length can share a run. Padding is masked and changes nothing.
-  Result<std::vector<Datum>> inputs(const EncoderTokens& tokens) const { return inputs({&tokens, 1}); }
-  // For several rows, padded to the longest's shared length.
-  Result<std::vector<Datum>> inputs(std::span<const EncoderTokens> rows) const;
+  // The runner's inputs for one row. Where it does not pack, they are padded to a length shared with others,
+  // so that rows of about the same length can share a run. Padding is masked and changes nothing.
+  Result<std::vector<Datum>> inputs(const EncoderTokens& row) const;
+  // How long a row of so many tokens is as an input.
+  int64_t padded_length(int64_t tokens) const;
   // From the outputs of one row: its vector. `tokens` is its length, at least 1.
   Result<std::vector<float>> vector(const std::vector<Datum>& outputs, size_t tokens,
                                     const VectorOptions& options = {}) const;
@@ -93,11 +94,13 @@ class TextEncoder {
 int64_t shared_length(int64_t length, int64_t most);
 
 struct LoadedEncoder {
-  std::unique_ptr<Predictor> predictor;
+  std::unique_ptr<TensorRunner> runner;
   std::shared_ptr<const TextEncoder> encoder;
 };
 Result<LoadedEncoder> load_text_encoder(const std::string& folder, const PredictorOptions& options);
 // Whether a folder's config.json is an encoder's; false where there is none.
 bool is_text_encoder(const std::string& folder);
+// Whether the folder's encoder comes from a checkpoint, and so takes PredictorOptions::weights.
+bool is_encoder_checkpoint(const std::string& folder);
 
 }  // namespace oar

@@ -6,8 +6,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/tokenizer_files.h"
-#include "engine/models/config_reader.h"
-#include "engine/models/encoder.h"
+#include "engine/runtime/encoder_model.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/text_encoder.h"
 #include "engine/tensor/charge.h"
@@ -136,9 +135,9 @@ Status read_lengths(const fs::path& folder, const TokenizerFiles& files, Info& i
 }
 
 // Which of a graph's inputs and outputs are which, by their names and ranks.
-Status find_tensors(const Predictor& predictor, bool classifier, Info& info) {
-  for (size_t k = 0; k < predictor.inputs().size(); ++k) {
-    const IoSpec& io = predictor.inputs()[k];
+Status find_tensors(const TensorRunner& model, bool classifier, Info& info) {
+  for (size_t k = 0; k < model.inputs().size(); ++k) {
+    const IoSpec& io = model.inputs()[k];
     const int at = static_cast<int>(k);
     const bool integer = io.typed && (io.dtype == DType::kI64 || io.dtype == DType::kI32);
     if (io.name.find("input_ids") != std::string::npos || io.name == "ids") info.ids_input = at;
@@ -153,10 +152,10 @@ Status find_tensors(const Predictor& predictor, bool classifier, Info& info) {
     info.integer = io.dtype;
   }
   if (info.ids_input < 0) return invalid_argument("the encoder has no input input_ids");
-  for (const IoSpec& io : predictor.inputs())
+  for (const IoSpec& io : model.inputs())
     if (io.dtype != info.integer) return unimplemented("the encoder's inputs are of different integer types");
-  for (size_t k = 0; k < predictor.outputs().size(); ++k) {
-    const IoSpec& io = predictor.outputs()[k];
+  for (size_t k = 0; k < model.outputs().size(); ++k) {
+    const IoSpec& io = model.outputs()[k];
     const int at = static_cast<int>(k);
     const size_t rank = io.ranked ? io.dims.size() : 0;
     const bool named_logits =
@@ -166,14 +165,14 @@ Status find_tensors(const Predictor& predictor, bool classifier, Info& info) {
     else if (info.hidden_output < 0 &&
              (rank == 3 || io.name == "last_hidden_state" || io.name == "token_embeddings"))
       info.hidden_output = at;
-    else if (info.hidden_output < 0 && predictor.outputs().size() == 1 && rank == 2) info.vector_output = at;
+    else if (info.hidden_output < 0 && model.outputs().size() == 1 && rank == 2) info.vector_output = at;
   }
   if (info.logits_output >= 0) {
-    const IoSpec& io = predictor.outputs()[static_cast<size_t>(info.logits_output)];
+    const IoSpec& io = model.outputs()[static_cast<size_t>(info.logits_output)];
     info.labels = io.ranked && io.dims.size() == 2 && io.dims[1].value >= 0 ? io.dims[1].value : 1;
   }
   if (info.hidden_output >= 0) {
-    const IoSpec& io = predictor.outputs()[static_cast<size_t>(info.hidden_output)];
+    const IoSpec& io = model.outputs()[static_cast<size_t>(info.hidden_output)];
     if (io.ranked && io.dims.size() == 3 && io.dims[2].value > 0 && info.dimensions == 0)
       info.dimensions = io.dims[2].value * static_cast<int64_t>(info.pooling.size());
   }
@@ -190,47 +189,15 @@ bool has_safetensors(const fs::path& folder) {
   return false;
 }
 
-IoSpec io_spec(std::string name, DType dtype, std::vector<IoDim> dims) {
-  IoSpec io;
-  io.name = std::move(name);
-  io.dtype = dtype;
-  io.typed = io.ranked = true;
-  io.dims = std::move(dims);
-  return io;
-}
-
-Result<std::unique_ptr<Predictor>> open_checkpoint(const fs::path& folder, const PredictorOptions& options,
-                                                   Info& info) {
-  LoadOptions load;
-  load.mmap = options.import.mmap;
-  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(folder.string(), load));
-  OAR_ASSIGN(const EncoderConfig config, read_encoder_config(checkpoint.config));
-  if (!config.unknown_keys.empty())
-    options.log(LogLevel::kWarning, unknown_keys_notice(config.model_type, config.unknown_keys));
-  OAR_ASSIGN(BuiltEncoder built, build_encoder(checkpoint, config));
-  info.name = config.model_type;
-  info.max_tokens = config.max_tokens();
-  info.dimensions = config.width;
-  ImportedModel model;
-  model.graph = built.graph;
-  model.format = "safetensors";
-  model.producer = config.model_type;
-  const IoDim batch{-1, "batch"}, sequence{-1, "sequence"};
-  for (const std::string& name : built.inputs)
-    model.inputs.push_back(io_spec(name, DType::kI64, {batch, sequence}));
-  for (const std::string& name : built.outputs) {
-    model.outputs.push_back(name == "logits"
-                                ? io_spec(name, DType::kF32, {batch, {built.labels, ""}})
-                                : io_spec(name, DType::kF32, {batch, sequence, {config.width, ""}}));
-  }
-  return Predictor::create(std::move(model), options);
-}
-
 }  // namespace
 
 bool is_text_encoder(const std::string& folder) {
   const auto config = read_json(fs::path(folder) / "config.json");
   return config.ok() && config->is_object() && is_encoder_config(config->get_object());
+}
+
+bool is_encoder_checkpoint(const std::string& folder) {
+  return has_safetensors(folder) && is_file(fs::path(folder) / "config.json");
 }
 
 Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const PredictorOptions& given) {
@@ -249,14 +216,25 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
           classifier || (n.is_string() && std::string_view(n.get_string()).find("SequenceClassification") !=
                                               std::string_view::npos);
   }
-  if (has_safetensors(folder) && config.is_object()) {
-    OAR_ASSIGN(out.predictor, open_checkpoint(folder, options, info));
+  if (is_encoder_checkpoint(folder_name)) {
+    OAR_ASSIGN(auto model, EncoderModel::load(folder_name, options));
+    info.name = model->config().model_type;
+    info.max_tokens = model->config().max_tokens();
+    info.dimensions = model->config().width;
+    info.packs = true;
+    out.runner = std::move(model);
   } else {
+    if (!options.weights.empty() && options.weights != "auto") {
+      return invalid_argument(
+          cat("weights ", options.weights, " is of checkpoints in safetensors; ", folder_name,
+              " has a graph, which computes as it was exported: leave weights out, or give precision int8"),
+          "weights");
+    }
     fs::path graph = folder;
     for (const char* name : {"model.onnx", "onnx/model.onnx"})
       if (graph == folder && is_file(folder / name)) graph = folder / name;
-    OAR_ASSIGN(out.predictor, Predictor::open(graph.string(), options));
-    info.name = out.predictor->format();
+    OAR_ASSIGN(out.runner, Predictor::open(graph.string(), options));
+    info.name = out.runner->format();
     if (config.is_object() && is_encoder_config(config.get_object())) {
       // The graph computes, whatever the config says; only the length is asked of it.
       const auto c = read_encoder_config(config.get_object());
@@ -270,7 +248,7 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
   OAR_RETURN_IF_ERROR(read_modules(folder, info));
   OAR_RETURN_IF_ERROR(read_lengths(folder, files, info));
   OAR_RETURN_IF_ERROR(read_pairs(files.tokenizer_json, info));
-  OAR_RETURN_IF_ERROR(find_tensors(*out.predictor, classifier, info));
+  OAR_RETURN_IF_ERROR(find_tensors(*out.runner, classifier, info));
   if (info.types_input < 0) info.pair_type = 0;
   info.matryoshka = flag(config, "is_matryoshka") || member(config, "matryoshka_dimensions") != nullptr;
   // A CrossEncoder's activation; sigmoid unless the model says otherwise.

@@ -15,6 +15,7 @@
 #include "engine/base/format.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/sealed_file.h"
+#include "engine/models/encoder.h"
 #include "engine/runtime/cache_folder.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/quantize_weights.h"
@@ -146,9 +147,8 @@ Status write_cache(const std::string& path, const Work& work, uint64_t limit, Th
 }
 
 // The scheme's targets, then what else a rotation changes, as it is stored.
-Status add_jobs(const Checkpoint& checkpoint, const ModelConfig& config, const TensorMap& sources,
-                Work& work) {
-  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint, config));
+Status add_jobs(const Checkpoint& checkpoint, const TensorMap& sources, Work& work) {
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint));
   std::set<std::string> taken;
   for (const WeightTarget& target : targets) {
     const Tensor& source = sources.at(target.source);
@@ -171,7 +171,6 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
                                     const Progress& progress, const std::string& rotate) {
   OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
   if (scheme.by_kernel) return checkpoint;
-  OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
   Work work;
   work.scheme = scheme;
   std::optional<RotatedModel> rotated;
@@ -180,16 +179,20 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
     OAR_ASSIGN(wanted, parse_rotation(rotate));
     if (!rotates_weights(checkpoint, wanted)) wanted = {};
   }
-  OAR_ASSIGN(const bool transposed, stores_transposed(checkpoint, config));
-  if (wanted.any() || transposed) {
-    OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
-    checkpoint = rotated->layout();
-    OAR_ASSIGN(config, read_model_config(checkpoint.config));
-    work.rotated = &*rotated;
+  // Neither rotations nor layers stored as (in, out) are known of encoders.
+  bool transposed = false;
+  if (!is_encoder_config(checkpoint.config)) {
+    OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+    OAR_ASSIGN(transposed, stores_transposed(checkpoint, config));
+    if (wanted.any() || transposed) {
+      OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
+      checkpoint = rotated->layout();
+      work.rotated = &*rotated;
+    }
   }
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;
-  OAR_RETURN_IF_ERROR(add_jobs(checkpoint, config, sources, work));
+  OAR_RETURN_IF_ERROR(add_jobs(checkpoint, sources, work));
   if (std::none_of(work.jobs.begin(), work.jobs.end(), [](const Job& j) { return !j.format.plain(); })) {
     log(LogLevel::kWarning, cat("--weights ", weights,
                                 ": the model has no matrix in 16 or 32 bits that this could quantize; it "

@@ -9,7 +9,7 @@
 namespace oar {
 namespace {
 
-constexpr auto kFamilies = static_cast<size_t>(KernelFamily::kGatedMatmul) + 1;
+constexpr auto kFamilies = static_cast<size_t>(KernelFamily::kSegmentAttention) + 1;
 
 class CpuBackend final : public Backend {
  public:

@@ -23,6 +23,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kDepthwise:
     case KernelFamily::kPool:
     case KernelFamily::kSoftmax:
+    case KernelFamily::kSegmentAttention:
     case KernelFamily::kActivate: return true;
     default: return family <= KernelFamily::kHadamard;
   }

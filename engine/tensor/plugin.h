@@ -92,7 +92,9 @@ enum {
   OAR_FAMILY_DEPTHWISE = 22, /* format: "f32"                      oar_depthwise_args */
   OAR_FAMILY_POOL = 23,      /* format: "f32"                      oar_pool_args */
   OAR_FAMILY_SOFTMAX = 24,   /* format: "f32"                      oar_softmax_args */
-  OAR_FAMILY_ACTIVATE = 25   /* format: "f32"                      oar_activate_args */
+  OAR_FAMILY_ACTIVATE = 25,  /* format: "f32"                      oar_activate_args */
+  /* of encoders */
+  OAR_FAMILY_SEGMENT_ATTENTION = 28 /* format: "f32"               oar_segment_attention_args */
   /* 9 and 10 are kept for attention over a quantized cache, 18 to 21 for other convolutions: they run on the
    * CPU for now. */
 };
@@ -236,6 +238,19 @@ typedef struct oar_paged_attention_args {
   float scale, softcap;
   int64_t window; /* 0: the whole context */
 } oar_paged_attention_args;
+
+/* out = softmax(q . k * scale) . v, row t over all rows of its segment, which lie together. Query head h
+ * reads key head h / (H / K). */
+typedef struct oar_segment_attention_args {
+  uint32_t size, version;
+  float* out;              /* [T, H, D], row stride ldo */
+  const float* q;          /* [T, H, D], row stride ldq */
+  const float* k;          /* [T, K, D], row stride ldk */
+  const float* v;          /* [T, K, D], row stride ldv */
+  const int32_t* segments; /* [T] */
+  int64_t T, H, K, D, ldq, ldk, ldv, ldo;
+  float scale;
+} oar_segment_attention_args;
 
 /* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH */
 typedef struct oar_swiglu_args {

@@ -89,6 +89,10 @@ OAR_SAME_SIZE(PagedAttentionArgs, oar_paged_attention_args);
 OAR_F8(PagedAttentionArgs, oar_paged_attention_args, out, q, pool, block_tables, seq_start, context_len, T, B)
 OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, shape, scale, softcap, window)
 
+OAR_SAME_SIZE(SegmentAttentionArgs, oar_segment_attention_args);
+OAR_F8(SegmentAttentionArgs, oar_segment_attention_args, out, q, k, v, segments, T, H, K)
+OAR_F7(SegmentAttentionArgs, oar_segment_attention_args, version, D, ldq, ldk, ldv, ldo, scale)
+
 OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
 OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
 OAR_SAME_FIELD(SwiGluArgs, oar_swiglu_args, act);
@@ -158,6 +162,7 @@ OAR_SAME_FAMILY(kDepthwise, OAR_FAMILY_DEPTHWISE);
 OAR_SAME_FAMILY(kPool, OAR_FAMILY_POOL);
 OAR_SAME_FAMILY(kSoftmax, OAR_FAMILY_SOFTMAX);
 OAR_SAME_FAMILY(kActivate, OAR_FAMILY_ACTIVATE);
+OAR_SAME_FAMILY(kSegmentAttention, OAR_FAMILY_SEGMENT_ATTENTION);
 
 }  // namespace
 }  // namespace oar

@@ -347,35 +347,32 @@ Result<VersionPolicy> read_version_policy(const json::object& config) {
   return out;
 }
 
-bool has_batch_axis(const Predictor& predictor) {
-  const bool paddle = predictor.format().starts_with("paddle");
+bool has_batch_axis(const TensorRunner& model) {
+  const bool paddle = model.format().starts_with("paddle");
   const auto batched = [&](const IoSpec& io) {
     if (io.kind != IoSpec::Kind::kTensor || !io.ranked || io.dims.empty() || io.dims[0].value >= 0)
       return false;
     return io.dims[0].name.empty() ? paddle : names_a_batch(io.dims[0].name);
   };
-  if (predictor.inputs().empty() || predictor.outputs().empty()) return false;
-  for (const Node& node : predictor.graph().nodes()) {
-    if (node.op && std::string_view(node.op->name).find("dynamic_quantize") != std::string_view::npos)
-      return false;
-  }
-  return std::all_of(predictor.inputs().begin(), predictor.inputs().end(), batched) &&
-         std::all_of(predictor.outputs().begin(), predictor.outputs().end(), batched);
+  if (model.inputs().empty() || model.outputs().empty()) return false;
+  if (!model.rows_are_independent()) return false;
+  return std::all_of(model.inputs().begin(), model.inputs().end(), batched) &&
+         std::all_of(model.outputs().begin(), model.outputs().end(), batched);
 }
 
 Result<TensorModelConfig> make_model_config(const std::string& name, const json::object& config,
-                                            const Predictor& predictor, const ConfigDefaults& defaults) {
+                                            const TensorRunner& model, const ConfigDefaults& defaults) {
   OAR_RETURN_IF_ERROR(check_offered(name, config));
   TensorModelConfig out;
   out.name = name;
-  out.platform = predictor.format();
+  out.platform = model.format();
   out.max_queue = defaults.max_queue;
   out.instances = defaults.instances;
-  for (const IoSpec& io : predictor.inputs()) {
+  for (const IoSpec& io : model.inputs()) {
     OAR_RETURN_IF_ERROR(check_servable(io, "input"));
     out.inputs.push_back(from_model(io));
   }
-  for (const IoSpec& io : predictor.outputs()) {
+  for (const IoSpec& io : model.outputs()) {
     OAR_RETURN_IF_ERROR(check_servable(io, "output"));
     out.outputs.push_back(from_model(io));
   }
@@ -385,7 +382,7 @@ Result<TensorModelConfig> make_model_config(const std::string& name, const json:
     const bool variable =
         check_batch_axis(out.inputs, "input", 1).ok() && check_batch_axis(out.outputs, "output", 1).ok();
     if (defaults.max_batch > 0) out.max_batch = variable ? defaults.max_batch : 0;
-    else out.max_batch = has_batch_axis(predictor) ? defaults.auto_max_batch : 0;
+    else out.max_batch = has_batch_axis(model) ? defaults.auto_max_batch : 0;
     out.max_queue_delay_us = defaults.max_queue_delay_us;
     for (const int64_t rows : defaults.preferred_batches)
       if (rows <= out.max_batch) out.preferred_batches.push_back(rows);

@@ -30,7 +30,7 @@ Result<VersionPolicy> read_version_policy(const json::object& config);
 // by the file ("batch", "batch_size", "N", "B", "bs"). A Paddle file may leave it without a name: its
 // exporters put the batch first. False when a run's rows may depend on each other (dynamic quantization takes
 // its range from the whole batch).
-bool has_batch_axis(const Predictor& predictor);
+bool has_batch_axis(const TensorRunner& model);
 
 // Refuses what a language model's config says beyond its name and version: flags say how those are served.
 Status check_language_config(const std::string& name, const json::object& config);
@@ -44,6 +44,6 @@ std::vector<std::string> fields_without_effect(const json::object& config);
 
 // `config` empty: there is none.
 Result<api::TensorModelConfig> make_model_config(const std::string& name, const json::object& config,
-                                                 const Predictor& predictor, const ConfigDefaults& defaults);
+                                                 const TensorRunner& model, const ConfigDefaults& defaults);
 
 }  // namespace oar

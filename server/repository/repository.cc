@@ -164,25 +164,26 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
   PredictorOptions options = options_.predictor;
   options.name = name;
   OAR_ASSIGN(options.device, device_of(config, options.device));
-  std::unique_ptr<Predictor> predictor;
+  std::unique_ptr<TensorRunner> model_runner;
   std::shared_ptr<const TextEncoder> encoder;
   if (kind == ModelKind::kEncoder) {
+    if (!is_encoder_checkpoint(path)) options.weights.clear();
     Result<LoadedEncoder> loaded = load_text_encoder(path, options);
     const std::string graph = find_graph_in(path);
     if (!loaded.ok() && (graph.empty() || is_text_encoder(path))) return loaded.status();
     if (loaded.ok()) {
-      predictor = std::move(loaded->predictor);
+      model_runner = std::move(loaded->runner);
       encoder = std::move(loaded->encoder);
     } else {
       // A graph beside a tokenizer need not be an encoder: its tensors are served all the same.
       options_.log(LogLevel::kWarning,
                    cat("model ", name, " is served without texts: ", loaded.status().message()));
-      OAR_ASSIGN(predictor, Predictor::open(graph, options));
+      OAR_ASSIGN(model_runner, Predictor::open(graph, options));
     }
   } else {
-    OAR_ASSIGN(predictor, Predictor::open(path, options));
+    OAR_ASSIGN(model_runner, Predictor::open(path, options));
   }
-  OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *predictor, options_.defaults));
+  OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *model_runner, options_.defaults));
   made.version = cat(version);
   made.path = path;
   BatchedPredictorOptions o;
@@ -196,7 +197,7 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
   auto model = std::make_shared<api::TensorModel>();
   model->encoder = std::move(encoder);
   model->config = std::move(made);
-  model->runner = std::make_unique<BatchedPredictor>(std::move(predictor), std::move(o));
+  model->runner = std::make_unique<BatchedPredictor>(std::move(model_runner), std::move(o));
   model->load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return api::TensorModelPtr(std::move(model));
 }

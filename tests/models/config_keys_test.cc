@@ -61,7 +61,7 @@ std::vector<float> encoder_values(const TinyGolden& golden) {
   tokens.types.assign(tokens.ids.size(), 0);
   auto inputs = loaded->encoder->inputs(tokens);
   REQUIRE_OK(inputs);
-  auto out = loaded->predictor->run(std::move(*inputs));
+  auto out = loaded->runner->run(std::move(*inputs));
   REQUIRE_OK(out);
   const oar::Tensor& hidden = (*out)[static_cast<size_t>(loaded->encoder->info().hidden_output)].tensor;
   const auto values = hidden.values<float>();

@@ -44,7 +44,7 @@ EncoderTokens tokens_of(const json::value& c) {
 std::vector<Datum> run(const LoadedEncoder& e, const EncoderTokens& tokens) {
   auto inputs = e.encoder->inputs(tokens);
   REQUIRE_OK(inputs);
-  auto out = e.predictor->run(std::move(*inputs));
+  auto out = e.runner->run(std::move(*inputs));
   REQUIRE_OK(out);
   return std::move(*out);
 }
@@ -86,37 +86,6 @@ TEST_CASE("Encoders: bf16 weights are widened") {
   const double d = largest_difference(run(e, tokens_of(c))[0].tensor, c.at("hidden"));
   CHECK(d > 1e-5);
   CHECK(d < 0.1);
-}
-
-TEST_CASE("Encoders: a row is the same alone, padded and in company") {
-  const LoadedEncoder e = load(write_tiny_encoder("bert"));
-  const json::object g = encoder_golden("bert");
-  const EncoderTokens row = tokens_of(g.at("cases").at(1));
-  const auto alone = e.encoder->vector(run(e, row), row.ids.size());
-  REQUIRE_OK(alone);
-  for (const int64_t padded : {7, 8, 16, 40}) {
-    std::vector<Datum> inputs;
-    for (int input = 0; input < 3; ++input) {
-      Tensor t = must(allocate_elements({3, padded}, DType::kI64));
-      for (int64_t r = 0; r < 3; ++r) {
-        for (int64_t k = 0; k < padded; ++k) {
-          const bool real = k < 7;
-          const int64_t id =
-              r == 1 ? row.ids[static_cast<size_t>(std::min<int64_t>(k, 6))] : 5 + (k * 7 + r) % 90;
-          const int64_t type = real ? row.types[static_cast<size_t>(k)] : 0;
-          mutable_elements<int64_t>(t)[r * padded + k] = input == 0   ? (real ? id : 0)
-                                                         : input == 1 ? real
-                                                                      : type;
-        }
-      }
-      inputs.emplace_back(std::move(t));
-    }
-    auto out = e.predictor->run(std::move(inputs));
-    REQUIRE_OK(out);
-    const auto mine = e.encoder->vector({Datum((*out)[0].tensor.slice(1, 2))}, 7);
-    REQUIRE_OK(mine);
-    for (size_t k = 0; k < mine->size(); ++k) CHECK((*mine)[k] == Approx((*alone)[k]).margin(2e-6));
-  }
 }
 
 TEST_CASE("Encoders: lengths that rows share") {

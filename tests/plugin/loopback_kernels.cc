@@ -110,7 +110,13 @@ const std::vector<Family>& families() {
       {OAR_FAMILY_ACTIVATE,
        "activate",
        sizeof(oar_activate_args),
-       {AT(oar_activate_args, out), AT(oar_activate_args, x)}}};
+       {AT(oar_activate_args, out), AT(oar_activate_args, x)}},
+      {OAR_FAMILY_SEGMENT_ATTENTION,
+       "segment_attention",
+       sizeof(oar_segment_attention_args),
+       {AT(oar_segment_attention_args, out), AT(oar_segment_attention_args, q),
+        AT(oar_segment_attention_args, k), AT(oar_segment_attention_args, v),
+        AT(oar_segment_attention_args, segments)}}};
   return all;
 }
 

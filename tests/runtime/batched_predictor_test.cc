@@ -8,6 +8,7 @@
 #include <random>
 
 #include "engine/base/format.h"
+#include "engine/runtime/predictor.h"
 #include "engine/tensor/element.h"
 #include "tests/import/onnx_writer.h"
 #include "tests/support/catch.h"

@@ -65,7 +65,7 @@ class TensorInfo(ctypes.Structure):
 class PredictorOptions(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("threads", c_int32), ("precision", c_char_p), ("cache_dir", c_char_p),
                 ("params", c_char_p), ("disabled_passes", c_char_p), ("device", c_char_p), ("log", c_void_p),
-                ("log_user", c_void_p)]
+                ("log_user", c_void_p), ("weights", c_char_p)]
 
 
 class EmbedOptions(ctypes.Structure):

@@ -17,14 +17,16 @@ class Encoder:
             a, b = encoder.embed(["How do you do?", "How are you?"])
             print(a @ b)
 
-    A folder as Hugging Face and sentence-transformers write it. May be used by many threads at once.
+    A folder as Hugging Face and sentence-transformers write it. `weights` (int8, int4, fp8, ...) says how those of
+    safetensors are held; None: as in the file. May be used by many threads at once.
     """
 
-    def __init__(self, path: str, *, threads: int = 0, device: Optional[str] = None):
+    def __init__(self, path: str, *, threads: int = 0, device: Optional[str] = None, weights: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
         options = PredictorOptions()
         check(self._lib.oar_predictor_options_init(options, ctypes.sizeof(options)))
         options.threads, options.device = threads, device.encode() if device else None
+        options.weights = weights.encode() if weights else None
         options.log = ctypes.cast(log_callback, ctypes.c_void_p)
         check(self._lib.oar_encoder_open(path.encode(), options, self._handle))
         info = EncoderInfo()

@@ -13,6 +13,7 @@
 #include "engine/loader/file_writer.h"
 #include "engine/loader/oar_quantized.h"
 #include "engine/loader/safetensors_writer.h"
+#include "engine/models/encoder.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/rotated_model.h"
 #include "engine/tensor/mapped_file.h"
@@ -93,7 +94,7 @@ class Work {
                          const std::vector<std::vector<float>>& hidden);
   Status calibrate_input(const LinearInput& input, InputStatistics& statistics, const InputStatistics& held);
   Status restore_done();
-  Status copy_terms();
+  Status copy_beside();
 
   const Checkpoint& source_;
   const RotatedModel* const rotated_;
@@ -127,7 +128,7 @@ Status Work::lay_out() {
   if (scheme_.body.empty()) {
     return invalid_argument(cat("--weights ", o_.weights, " leaves nothing to quantize"), "weights");
   }
-  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(source_, config_));
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(source_));
   std::set<std::string> replaced;
   for (const WeightTarget& target : targets) {
     const Tensor& tensor = source_.tensors.at(target.source);
@@ -426,15 +427,25 @@ Status Work::with_data(const Tokenizer& tokenizer) {
   return without_data();  // what no stage's linear read: experts
 }
 
-// The terms of a model go with what is made of it.
-Status Work::copy_terms() {
+// The terms of a model go with what is made of it, and what says how an encoder's states become vectors.
+Status Work::copy_beside() {
   if (!is_folder(source_.source_path)) return ok_status();
-  for (const std::string& name : files_in(source_.source_path)) {
-    if (!name.starts_with("LICENSE") && !name.starts_with("NOTICE") && !name.starts_with("USE_POLICY"))
-      continue;
+  const auto copy = [&](const std::string& name) -> Status {
     OAR_ASSIGN(const auto file, MappedFile::open(cat(source_.source_path, "/", name)));
     const std::string_view bytes(reinterpret_cast<const char*>(file->data()), file->size());
-    OAR_RETURN_IF_ERROR(write_file_atomically(cat(partial_, "/", name), bytes));
+    return write_file_atomically(cat(partial_, "/", name), bytes);
+  };
+  for (const std::string& name : files_in(source_.source_path)) {
+    if (name.starts_with("LICENSE") || name.starts_with("NOTICE") || name.starts_with("USE_POLICY") ||
+        name == "modules.json" || name == "sentence_bert_config.json")
+      OAR_RETURN_IF_ERROR(copy(name));
+  }
+  std::error_code ec;
+  for (fs::directory_iterator it(source_.source_path, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string module = it->path().filename().string();
+    if (!module.ends_with("_Pooling") || !fs::is_regular_file(it->path() / "config.json", ec)) continue;
+    fs::create_directory(fs::path(partial_) / module, ec);
+    OAR_RETURN_IF_ERROR(copy(module + "/config.json"));
   }
   return ok_status();
 }
@@ -455,7 +466,7 @@ Status Work::finish(const std::string& out) {
     }
   }
   OAR_RETURN_IF_ERROR(write_tokenizer_folder(source_.tokenizer, partial_));
-  OAR_RETURN_IF_ERROR(copy_terms());
+  OAR_RETURN_IF_ERROR(copy_beside());
   std::error_code ec;
   OAR_RETURN_IF_ERROR(write_file_atomically(partial_ + "/config.json", json::serialize(config)));
   OAR_RETURN_IF_ERROR(writer_->sync());
@@ -521,13 +532,26 @@ Result<QuantizeReport> quantize_model(const Checkpoint& source, const Tokenizer*
                   cat("the output folder ", out, " exists; give a new one, or remove it"));
   }
   OAR_ASSIGN(const Checkpoint checkpoint, unstack_experts(source));
-  OAR_ASSIGN(ModelConfig config, read_model_config(checkpoint.config));
+  const bool encoder = is_encoder_config(checkpoint.config);
+  if (encoder && data) {
+    return invalid_argument(
+        cat("method ", options.method, " calibrates language models; an encoder takes rtn or hqq"), "method");
+  }
+  ModelConfig config;
+  if (encoder) {
+    OAR_ASSIGN(config, read_encoder_config(checkpoint.config));
+  } else {
+    OAR_ASSIGN(config, read_model_config(checkpoint.config));
+  }
   LanguageModelOptions machine;
   machine.threads = options.threads;
   OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(machine));
   std::optional<RotatedModel> rotated;
   OAR_ASSIGN(const RotationOptions wanted, parse_rotation(options.rotate));
-  OAR_ASSIGN(const bool transposed, stores_transposed(checkpoint, config));
+  if (encoder && wanted.any())
+    return invalid_argument("rotate: rotations are of language models; leave --rotate out", "rotate");
+  bool transposed = false;
+  if (!encoder) { OAR_ASSIGN(transposed, stores_transposed(checkpoint, config)); }
   if (wanted.any() || transposed) {
     OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
     OAR_ASSIGN(config, read_model_config(rotated->layout().config));

@@ -4,6 +4,7 @@
 #include "kernels/cpu/attention/attention_float.h"
 #include "kernels/cpu/attention/attention_quant_entries.h"
 #include "kernels/cpu/attention/attention_register.h"
+#include "kernels/cpu/attention/attention_segments.h"
 #include "kernels/cpu/attention/kv_append_simd.h"
 #include "kernels/kernel_list.h"
 
@@ -15,8 +16,9 @@ constexpr KernelEntry float_attention(const char* format, Isa isa) {
   return {KernelFamily::kPagedAttention, isa, attention_plan<Engine>, attention_run<Engine>, format};
 }
 
-constexpr std::array<KernelEntry, 6> attention_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 7> attention_kernels(Isa isa) {
   return {{{KernelFamily::kKvAppend, isa, kv_append_plan, kv_append_run},
+           {KernelFamily::kSegmentAttention, isa, segment_attention_plan, segment_attention_run},
            float_attention<LoadF32>("f32", isa),
            float_attention<LoadF16>("f16", isa),
            float_attention<LoadBf16>("bf16", isa),
