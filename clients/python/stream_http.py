@@ -49,9 +49,11 @@ def ask(arguments):
                 sys.exit("\nstream_http.py: " + event["error"]["message"])
             usage = event.get("usage") or usage
             for choice in event["choices"]:
-                if text := choice["delta"].get("content"):
+                text, thoughts = choice["delta"].get("content"), choice["delta"].get("reasoning_content")
+                if text or thoughts:
                     first = first or time.perf_counter()
-                    print(text, end="", flush=True)
+                    print(thoughts or "", end="", flush=True, file=sys.stderr)
+                    print(text or "", end="", flush=True)
     end = time.perf_counter()
     tokens = usage["completion_tokens"]
     if first is None:

@@ -235,6 +235,14 @@ class Piped(unittest.TestCase):
         os.close(ours), os.close(theirs)
         self.assertEqual(done.stdout, empty)
 
+    def test_reasoning_is_apart_from_the_answer(self):
+        args = ["run", "demo", "--seed", "1", "--max-tokens", "60", "--regex", "<think>so[a-c]{3}</think>be it"]
+        apart = self.run_oar("Good morrow!\n", *args, "--reasoning-parser", "think")
+        self.assertIn("be it", apart.stdout)
+        self.assertNotIn("think", apart.stdout)
+        self.assertRegex(apart.stderr, "so[a-c]{3}")
+        self.assertRegex(self.run_oar("Good morrow!\n", *args).stdout, "<think>so[a-c]{3}</think>be it")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=1)

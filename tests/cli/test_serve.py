@@ -47,7 +47,9 @@ class Serve(Base):
                                    (["--http", "127.0.0.1:9999999"], "9999999"),
                                    (["--tls-cert", "/nowhere/x.pem", "--tls-key", "/nowhere/y.pem"], "/nowhere/x.pem"),
                                    (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
-                                   (["--request-log", "/nowhere/log"], "/nowhere/log"), (["--precision", "f12"], "f12")):
+                                   (["--request-log", "/nowhere/log"], "/nowhere/log"), (["--precision", "f12"], "f12"),
+                                   (["--tool-parser", "hermse"], "tool-parser is hermse; it is one of auto, none, "),
+                                   (["--reasoning-parser", "thinking"], "reasoning-parser is thinking")):
                 with self.subTest(words):
                     ports = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
                     for option in ("--http", "--grpc"):

@@ -253,6 +253,8 @@ ToolCallDelta& ReplyParser::delta() {
 }
 
 bool ReplyParser::begin(std::string_view name, std::string_view id) {
+  if (name.empty())
+    return false;  // nobody is called: whoever reads on would take it for more of the last call
   if (bare_ && find_tool(format_->tools, name) == nullptr) return false;  // JSON that happens to have a name
   if (open_) end();
   if (stopped_) return true;
@@ -296,10 +298,9 @@ bool ReplyParser::header(std::string_view text, bool final) {
   constexpr std::string_view kFunctions = "functions.";
   state_ = State::kBody;
   space_.clear();
-  if (style_ && !to.empty()) {
+  committed_ = open_ = false;
+  if (style_ && begin(to.starts_with(kFunctions) ? to.substr(kFunctions.size()) : to, {})) {
     channel_ = Channel::kCall;
-    committed_ = open_ = false;
-    begin(to.starts_with(kFunctions) ? to.substr(kFunctions.size()) : to, {});
   } else {
     channel_ = channel == "analysis" && format_->reasoning ? Channel::kReasoning : Channel::kContent;
     // Messages of one kind are apart by a line's end.
