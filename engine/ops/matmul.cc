@@ -22,6 +22,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
 
 Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   const Shape& a = in[0]->shape;
+  if (!in[0]->is_float() || !in[1]->is_float()) return invalid_argument("operands must be floating point");
   const auto M = static_cast<size_t>(a[a.rank() - 2]), K = static_cast<size_t>(a.cols());
   const auto N = static_cast<size_t>(in[1]->shape.cols());
   const size_t batch = M * N > 0 ? out[0].f.size() / (M * N) : 0;

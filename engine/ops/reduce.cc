@@ -37,6 +37,7 @@ enum class Kind { kSum, kMean, kMax };
 template <Kind kKind>
 Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& x = in[0]->shape;
+  if (!in[0]->is_float()) return invalid_argument("operand must be floating point");
   OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(attrs, static_cast<size_t>(x.rank())));
   std::vector<double>& y = out[0].f;
   std::fill(y.begin(), y.end(), kKind == Kind::kMax ? -INFINITY : 0);

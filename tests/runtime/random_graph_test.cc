@@ -1,8 +1,11 @@
 // Random models, run in ways that must agree: with passes and without, by the best kernels and by the scalar
-// ones, for the first time and with what the first run left behind.
+// ones, for the first time and with what the first run left behind; and, with types, as a Program, whose
+// extents are numbers or symbols.
 #include <cmath>
 #include <map>
+#include <optional>
 
+#include "engine/graph/run.h"
 #include "tests/import/onnx_predictor.h"
 #include "tests/import/random_model.h"
 #include "tests/support/catch.h"
@@ -81,7 +84,109 @@ void check_graphs(uint32_t count) {
   }
 }
 
+// The first axis of every input as a number, or as one symbol for each extent.
+struct Typed {
+  Graph graph;
+  std::vector<int64_t> symbols;  // their values
+};
+// The same graph with types; nothing where a shape rule does not take a node.
+std::optional<Typed> with_types(const Graph& g, const std::vector<Datum>& in, bool by_symbols) {
+  Typed t;
+  std::map<int64_t, SymbolId> symbols;
+  std::map<ValueId, ValueId> to{{kNoValue, kNoValue}};
+  for (size_t k = 0; k < in.size(); ++k) {
+    TensorType type{in[k].tensor.format(), {}};
+    for (const int64_t d : in[k].tensor.shape()) {
+      if (!by_symbols || !type.shape.empty() || d < 2) {
+        type.shape.emplace_back(d);
+        continue;
+      }
+      if (!symbols.contains(d)) {
+        symbols[d] = t.graph.add_symbol(cat("n", d), 4 * d);
+        t.symbols.push_back(d);
+      }
+      type.shape.push_back(t.graph.dim(symbols[d]));
+    }
+    to[g.inputs()[k]] = t.graph.add_input(cat("x", k), type);
+  }
+  const auto moved = [&](ValueId v) {
+    if (!to.contains(v)) to[v] = t.graph.add_constant("", g.value(v).constant);
+    return to[v];
+  };
+  for (const Node& n : g.nodes()) {
+    if (n.outputs.size() != 1 || !n.subgraphs.empty()) return std::nullopt;
+    std::vector<ValueId> ids;
+    for (const ValueId v : n.inputs) ids.push_back(moved(v));
+    const auto made = t.graph.add_node(n.op, ids, n.attrs);
+    if (!made.ok()) return std::nullopt;
+    to[n.outputs[0]] = (*made)[0];
+  }
+  for (const auto& o : g.outputs()) {
+    const ValueId v = moved(o.value);
+    if (t.graph.value(v).kind != ValueKind::kResult || !(t.graph.value(v).type.format == Format::f32()))
+      return std::nullopt;
+    t.graph.add_output(o.name, v);
+  }
+  return t;
+}
+
+std::vector<Datum> planned(Typed t, const std::vector<Datum>& in, Backend& backend) {
+  const auto program = Program::create(std::move(t.graph), backend, {});
+  REQUIRE_OK(program);
+  const auto run = Run::create(*program);
+  REQUIRE_OK(run);
+  std::vector<const void*> bytes;
+  for (const Datum& d : in) bytes.push_back(d.tensor.data());
+  REQUIRE_OK((*run)->run(t.symbols, bytes));
+  std::vector<Datum> out;
+  for (size_t k = 0; k < (*program)->graph().outputs().size(); ++k) {
+    const Operand y = (*run)->output(k);
+    Tensor result =
+        must(Tensor::allocate(Shape(std::span(y.dims, static_cast<size_t>(y.rank))), Format::f32()));
+    REQUIRE_OK((*run)->read_output(k, result.mutable_values<float>()));
+    out.emplace_back(std::move(result));
+  }
+  return out;
+}
+
+void check_programs(uint32_t count) {
+  const auto backend =
+      make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
+  uint32_t numbers = 0, symbols = 0;
+  for (uint32_t seed = 1; seed <= count; ++seed) {
+    RandomModel model(seed);
+    INFO("seed " << seed);
+    const ImportedModel imported = import_test_model(model.bytes());
+    const std::vector<Datum> in = random_inputs(model);
+    auto typed = with_types(*imported.graph, in, false);
+    if (!typed) continue;
+    ++numbers;
+    const auto evaluator = Evaluator::create(imported.graph, *backend);
+    REQUIRE_OK(evaluator);
+    EvalOptions options;
+    options.backend = backend.get();
+    const auto evaluated = (*evaluator)->run(in, options);
+    REQUIRE_OK(evaluated);
+    const std::vector<Datum> by_numbers = planned(std::move(*typed), in, *backend);
+    CHECK(difference(*evaluated, by_numbers, 2e-4) == "");
+    auto general = with_types(*imported.graph, in, true);
+    if (!general || general->symbols.empty()) continue;
+    ++symbols;
+    CHECK(difference(by_numbers, planned(std::move(*general), in, *backend), 0) == "");
+  }
+  // Of the others ops are of ordinary graphs alone: branches, several results, sizes that are values.
+  INFO(numbers << " of " << count << " as numbers, " << symbols << " as symbols");
+  CHECK(numbers > count / 8);
+  CHECK(symbols > count / 50);
+}
+
 }  // namespace
 
+TEST_CASE("random graphs: a Program computes what evaluation does, with symbols as with numbers") {
+  check_programs(400);
+}
 TEST_CASE("random graphs: passes, kernels and plans change nothing") { check_graphs(1500); }
-TEST_CASE("random graphs: a hundred thousand", "[.][slow]") { check_graphs(100000); }
+TEST_CASE("random graphs: a hundred thousand", "[.][slow]") {
+  check_graphs(100000);
+  check_programs(100000);
+}
