@@ -83,13 +83,16 @@ def ops_page():
 Written by `docs/generate.py` from `oar ops`. *Models*: language models' graphs have types with symbols for extents, ordinary ones
 (ONNX, Paddle) get their sizes at each run; ops of both serve both. *Computed*: by a kernel where the backend has one for
 the operands; *evaluated* is a loop on the processor, which may use kernels inside; an op by its *definition* alone is replaced by
-the ops it is defined by. *Gradient*: smooth, zero almost everywhere, or none.
+the ops it is defined by. *Gradient*: smooth, zero almost everywhere, or none. *Types*: of elements, beside indices and conditions
+(`engine/ops/dtypes.txt`); *floats* are f64, f32, f16 and bf16, *narrow* those of 8 bits and fewer.
 
-| op | models | computed | defined | gradient |
-|---|---|---|---|---|
+| op | models | computed | defined | gradient | types |
+|---|---|---|---|---|---|
 """
+    with open(SOURCE / "engine/ops/dtypes.txt", encoding="utf-8") as listed:
+        types = dict(line.rstrip("\n").split(": ", 1) for line in listed if not line.startswith("#"))
     for op in json.loads(text):
-        page += f"| `{op['op']}` | {op['models']} | {op['computed']} | {op['defined']} | {op['gradient']} |\n"
+        page += f"| `{op['op']}` | {op['models']} | {op['computed']} | {op['defined']} | {op['gradient']} | {types[op['op']]} |\n"
     return page
 
 
