@@ -50,8 +50,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   if (set.formats) {
     if (!set.kv.empty()) e.kv = set.kv;
     command
-        .add_option("--weights", e.weights,
-                    "how weights are held, of encoders in safetensors too: auto is as in the file")
+        .add_option("--weights", e.weights, "how weights are held, of encoders too: auto is as in the file")
         ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
         ->capture_default_str();
     command

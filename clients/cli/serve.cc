@@ -16,7 +16,6 @@
 #include "clients/cli/signals.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
-#include "engine/runtime/text_encoder.h"
 #include "kernels/thread_pool.h"
 #include "server/repository/repository.h"
 #include "server/server.h"
@@ -147,12 +146,8 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
     return ok_status();
   };
   const bool language = found.has(api::ModelKind::kLanguage);
-  const bool checkpoint = std::any_of(found.models.begin(), found.models.end(), [](const FoundModel& m) {
-    return m.kind == api::ModelKind::kEncoder && !m.versions.empty() &&
-           is_encoder_checkpoint(m.versions.back().second);
-  });
   OAR_RETURN_IF_ERROR(
-      check(kOfCheckpoints, language || checkpoint, "language models and encoders in safetensors"));
+      check(kOfCheckpoints, language || found.has(api::ModelKind::kEncoder), "language models and encoders"));
   OAR_RETURN_IF_ERROR(check(kOfLanguageModels, language, "language models"));
   return check(kOfOrdinaryModels, found.has(api::ModelKind::kTensor) || found.has(api::ModelKind::kEncoder),
                "ordinary models and encoders");

@@ -434,7 +434,7 @@ typedef struct oar_predictor_options {
   const char* device;          /* NULL: the CPU; or a plug-in's, as in oar_model_options */
   oar_log_callback log;        /* NULL: events are dropped: what of a model no device has kernels for, ... */
   void* log_user;
-  const char* weights; /* of an encoder in safetensors, as in oar_model_options; NULL: as in the file */
+  const char* weights; /* of an encoder, as in oar_model_options; NULL: as in the file */
 } oar_predictor_options;
 
 /* Sets the defaults; `size` is sizeof(oar_predictor_options). */
@@ -525,8 +525,8 @@ OAR_API oar_status oar_embed_options_init(oar_embed_options* options, size_t siz
  * caller's alone. */
 OAR_API oar_status oar_encoder_load(const char* path, int32_t threads, oar_encoder* encoder);
 /* The same with more to choose. `options` may be NULL; its `params` must be. `weights` (int8, int4, fp8, ...)
- * is of folders with .safetensors, where `precision` means the same; what is quantized at load is kept in
- * `cache_dir` (NULL: the default folder). */
+ * and `precision` mean the same of safetensors and of graphs that run over packed rows, as exported BERTs do;
+ * what is quantized at load is kept in `cache_dir` (NULL: the default folder). */
 OAR_API oar_status oar_encoder_open(const char* path, const oar_predictor_options* options,
                                     oar_encoder* encoder);
 

@@ -1,6 +1,6 @@
 // The BERT family. https://arxiv.org/abs/1810.04805
 //
-//   x = layer_norm(word[ids] + position[0..S) + type[types])
+//   x = layer_norm(word[ids] + type[types] + position[0..S))
 //   x = layer_norm(x + W_o attention(x)),  x = layer_norm(x + W_2 gelu(W_1 x))        per layer
 //
 // RoBERTa and XLM-RoBERTa count positions from behind the padding id, ERNIE has the same layers under another
@@ -96,8 +96,8 @@ class BertWriter : public ModelBuilder {
 Val embeddings(BertWriter& b) {
   const std::string e = b.prefix + "embeddings.";
   Val x = b.table(e + "word_embeddings.weight", b.in.tokens, b.c.vocab);
-  x = b.add(x, b.table(e + "position_embeddings.weight", b.in.positions, b.c.max_context));
   if (b.types) x = b.add(x, b.table(e + "token_type_embeddings.weight", b.types, b.e.types));
+  x = b.add(x, b.table(e + "position_embeddings.weight", b.in.positions, b.c.max_context));
   return b.layer_norm(x, e + "LayerNorm");
 }
 
@@ -233,9 +233,12 @@ Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderCo
     logits = b.linear(pooled, head.last, head.labels, c.width);
   }
   OAR_RETURN_IF_ERROR(b.status());
-  g.add_output("hidden", x.id);
-  if (logits) g.add_output("logits", logits.id);
-  out.labels = head.labels;
+  const auto output = [&](const char* name, Val v, bool per_token, int64_t width) {
+    g.add_output(name, v.id);
+    out.outputs.push_back({name, per_token, width});
+  };
+  output("last_hidden_state", x, true, c.width);
+  if (logits) output("logits", logits, false, head.labels);
   return out;
 }
 

@@ -27,11 +27,17 @@ Result<EncoderConfig> read_encoder_config(const json::object& config);
 
 // Inputs i32: tokens, positions (rows of the position table), segments (T), with types types (T), with a
 // classifier first_rows (B), the row of each segment's first token. Rows of a segment lie together. Outputs
-// hidden f32 (T, E) and, when the checkpoint has a head that classifies sequences, logits f32 (B, labels).
+// f32: last_hidden_state (T, E) and, when the checkpoint has a head that classifies sequences, logits (B,
+// labels); of an exported encoder (exported_encoder.h) those of its file.
 struct BuiltEncoder {
+  struct Output {
+    std::string name;
+    bool per_token = true;  // or one row a text
+    int64_t width = 0;
+  };
   Graph graph;
   SymbolId T = 0, B = 0;
-  int64_t labels = 0;  // 0: no such head
+  std::vector<Output> outputs;
 };
 // `max_tokens` and `max_rows` bound T and B.
 Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderConfig& config,

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/run.h"
 #include "engine/models/config_reader.h"
+#include "engine/models/exported_encoder.h"
 #include "engine/ops/weights.h"
 #include "engine/runtime/serving_plan.h"
 #include "engine/tensor/charge.h"
@@ -16,8 +17,9 @@ namespace oar {
 
 struct EncoderModel::Shared {
   EncoderConfig config;
-  int64_t labels = 0, run_tokens = 0;
-  std::string weights, format = "safetensors";
+  EncoderOperands operands{0, 1, -1};         // among `inputs`
+  std::vector<BuiltEncoder::Output> results;  // as `outputs`
+  std::string name, weights, format = "safetensors";
   std::vector<IoSpec> inputs, outputs;
   SymbolId T = 0, B = 0;
   std::shared_ptr<Backend> backend;
@@ -55,7 +57,6 @@ EncoderModel::EncoderModel(std::shared_ptr<const Shared> shared)
 EncoderModel::~EncoderModel() = default;
 
 const EncoderConfig& EncoderModel::config() const { return shared_->config; }
-int64_t EncoderModel::labels() const { return shared_->labels; }
 const std::string& EncoderModel::weights() const { return shared_->weights; }
 uint64_t EncoderModel::weight_bytes() const {
   return shared_->program->in_place_weight_bytes() + shared_->program->copied_weight_bytes();
@@ -109,6 +110,37 @@ PassOptions pass_options(const PredictorOptions& o) {
   return out;
 }
 
+// Of the passes of ordinary models, which make a file's spelling into ops: those about images are left out.
+PassOptions export_passes(const PredictorOptions& o) {
+  PassOptions out;
+  out.disabled = {"channels_last", "winograd"};
+  for (const std::string& name : o.disabled_passes)
+    if (std::any_of(tensor_passes().begin(), tensor_passes().end(),
+                    [&](const Pass& p) { return name == p.name; }))
+      out.disabled.insert(name);
+  return out;
+}
+
+// Which inputs of a file are an encoder's, by their names; sizes must be open, and values i64.
+Result<EncoderOperands> operands_of(const ImportedModel& m) {
+  EncoderOperands out;
+  for (size_t k = 0; k < m.inputs.size(); ++k) {
+    const IoSpec& io = m.inputs[k];
+    const auto has = [&](const char* word) { return io.name.find(word) != std::string::npos; };
+    const bool open = io.kind == IoSpec::Kind::kTensor && io.typed && io.dtype == DType::kI64 && io.ranked &&
+                      io.dims.size() == 2 && io.dims[0].value < 0 && io.dims[1].value < 0;
+    if (!open) return unimplemented(cat("input ", io.to_string(), " is not i64 of any batch and sequence"));
+    if (has("input_ids") || io.name == "ids") out.ids = static_cast<int>(k);
+    else if (has("mask")) out.mask = static_cast<int>(k);
+    else if (has("token_type") || has("segment")) out.types = static_cast<int>(k);
+    else return unimplemented(cat("input '", io.name, "' is none of ids, mask and types"));
+  }
+  for (const IoSpec& io : m.outputs)
+    if (io.kind != IoSpec::Kind::kTensor || !io.typed || io.dtype != DType::kF32)
+      return unimplemented(cat("output ", io.to_string(), " is not f32"));
+  return out;
+}
+
 // Activations into the layers before them, where all layers are in panels: those end so, other layouts do
 // not.
 Status fuse_activations(Graph& graph, const Backend& backend, const PassOptions& options) {
@@ -136,9 +168,8 @@ Result<std::unique_ptr<EncoderModel>> EncoderModel::load(const std::string& fold
   OAR_ASSIGN(const std::string weights, wanted_weights(options));
   auto shared = std::make_shared<Shared>();
   OAR_ASSIGN(shared->backend, make_backend(options));
-  Backend& backend = *shared->backend;
-  const std::string name = options.name.empty() ? folder : options.name;
-  OAR_ASSIGN(shared->reserved, options.resources.reserve(name));
+  shared->name = options.name.empty() ? folder : options.name;
+  OAR_ASSIGN(shared->reserved, options.resources.reserve(shared->name));
   const ChargeTo charge(shared->reserved);
   LoadOptions load;
   load.mmap = options.import.mmap;
@@ -146,15 +177,58 @@ Result<std::unique_ptr<EncoderModel>> EncoderModel::load(const std::string& fold
   for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
   OAR_ASSIGN(checkpoint,
              quantize_at_load(std::move(checkpoint), weights, {options.cache_dir, options.cache_bytes},
-                              backend.host_pool(), options.log, {}));
+                              shared->backend->host_pool(), options.log, {}));
   OAR_ASSIGN(shared->config, read_encoder_config(checkpoint.config));
   const EncoderConfig& c = shared->config;
   if (!c.unknown_keys.empty())
     options.log(LogLevel::kWarning, unknown_keys_notice(c.model_type, c.unknown_keys));
 
-  shared->run_tokens = std::max(kRunTokens, c.max_tokens());
-  OAR_ASSIGN(BuiltEncoder built, build_encoder(checkpoint, c, shared->run_tokens, shared->run_tokens));
-  shared->T = built.T, shared->B = built.B, shared->labels = built.labels;
+  const int64_t run_tokens = std::max(kRunTokens, c.max_tokens());
+  OAR_ASSIGN(BuiltEncoder built, build_encoder(checkpoint, c, run_tokens, run_tokens));
+  const IoDim batch{-1, "batch"}, sequence{-1, "sequence"};
+  for (const char* input : {"input_ids", "attention_mask", "token_type_ids"})
+    if (shared->inputs.size() < 2 || c.types > 0)
+      shared->inputs.push_back(io_spec(input, DType::kI64, {batch, sequence}));
+  if (c.types > 0) shared->operands.types = 2;
+  for (const BuiltEncoder::Output& o : built.outputs) {
+    std::vector<IoDim> dims{batch};
+    if (o.per_token) dims.push_back(sequence);
+    dims.push_back({o.width, ""});
+    shared->outputs.push_back(io_spec(o.name.c_str(), DType::kF32, std::move(dims)));
+  }
+  return finish(std::move(shared), std::move(built), weights, options);
+}
+
+Result<std::unique_ptr<EncoderModel>> EncoderModel::create(ImportedModel model,
+                                                           const PredictorOptions& options) {
+  const TrimMemoryAfter trim;
+  OAR_ASSIGN(const std::string weights, wanted_weights(options));
+  auto shared = std::make_shared<Shared>();
+  OAR_ASSIGN(shared->operands, operands_of(model));
+  const std::string file = model.files.empty() ? std::string() : model.files.back();
+  shared->name = options.name.empty() ? file : options.name;
+  OAR_ASSIGN(shared->backend, make_backend(options));
+  OAR_ASSIGN(shared->reserved, options.resources.reserve(shared->name));
+  const ChargeTo charge(shared->reserved);
+  OAR_RETURN_IF_ERROR(run_passes(*model.graph, tensor_passes(), export_passes(options)).status());
+  OAR_ASSIGN(ExportedEncoder packed, pack_exported_encoder(*model.graph, shared->operands, kRunTokens));
+  model.graph.reset();
+  OAR_RETURN_IF_ERROR(quantize_graph_at_load(packed.built.graph, file, weights,
+                                             {options.cache_dir, options.cache_bytes},
+                                             shared->backend->host_pool(), options.log));
+  shared->config = std::move(packed.config);
+  shared->format = std::move(model.format);
+  shared->inputs = std::move(model.inputs);
+  shared->outputs = std::move(model.outputs);
+  return finish(std::move(shared), std::move(packed.built), weights, options);
+}
+
+Result<std::unique_ptr<EncoderModel>> EncoderModel::finish(std::shared_ptr<Shared> shared, BuiltEncoder built,
+                                                           const std::string& weights,
+                                                           const PredictorOptions& options) {
+  Backend& backend = *shared->backend;
+  const std::string& name = shared->name;
+  shared->T = built.T, shared->B = built.B, shared->results = std::move(built.outputs);
   PassOptions passes = pass_options(options);
   const bool epilogues = passes.disabled.erase("fuse_epilogues") == 0;
   OAR_RETURN_IF_ERROR(run_passes(built.graph, default_passes(), passes).status());
@@ -172,13 +246,6 @@ Result<std::unique_ptr<EncoderModel>> EncoderModel::load(const std::string& fold
   shared->reserved.shrink();
   shared->mapped = std::move(mapped);
 
-  const IoDim batch{-1, "batch"}, sequence{-1, "sequence"};
-  for (const char* input : {"input_ids", "attention_mask", "token_type_ids"})
-    if (shared->inputs.size() < 2 || c.types > 0)
-      shared->inputs.push_back(io_spec(input, DType::kI64, {batch, sequence}));
-  shared->outputs.push_back(io_spec("last_hidden_state", DType::kF32, {batch, sequence, {c.width, ""}}));
-  if (shared->labels > 0)
-    shared->outputs.push_back(io_spec("logits", DType::kF32, {batch, {shared->labels, ""}}));
   auto model = std::unique_ptr<EncoderModel>(new EncoderModel(std::move(shared)));
   // The memory of a first run: better missing now than at the first request.
   OAR_ASSIGN(auto run, model->runs_->take(*model->shared_));
@@ -204,8 +271,8 @@ Status out_of_range(const char* input, int64_t value, int64_t row, int64_t colum
 }
 
 // The rows of a request that have a token at all.
-Status read_rows(const EncoderConfig& c, const std::vector<Datum>& request, size_t index,
-                 std::vector<Row>& rows) {
+Status read_rows(const EncoderConfig& c, const EncoderOperands& operands, const std::vector<Datum>& request,
+                 size_t index, std::vector<Row>& rows) {
   const Shape& shape = request[0].tensor.shape();
   for (size_t k = 1; k < request.size(); ++k) {
     if (request[k].tensor.shape() == shape) continue;
@@ -217,19 +284,20 @@ Status read_rows(const EncoderConfig& c, const std::vector<Datum>& request, size
   const int64_t S = shape[1];
   for (int64_t r = 0; r < shape[0]; ++r) {
     Row row{index, r, {}};
-    const auto at = [&](size_t input, int64_t s) {
-      return elements<int64_t>(request[input].tensor)[r * S + s];
+    const auto at = [&](int input, int64_t s) {
+      return elements<int64_t>(request[static_cast<size_t>(input)].tensor)[r * S + s];
     };
     for (int64_t s = 0; s < S; ++s) {
-      if (at(1, s) == 0) continue;
+      if (at(operands.mask, s) == 0) continue;
       if (s >= c.max_tokens()) {
         return Status(StatusCode::kOutOfRange,
                       cat("row ", r, " has a token at ", s, "; the model takes at most ", c.max_tokens()),
                       "input_ids");
       }
-      if (at(0, s) < 0 || at(0, s) >= c.vocab) return out_of_range("input_ids", at(0, s), r, s, c.vocab);
-      if (request.size() > 2 && (at(2, s) < 0 || at(2, s) >= c.types))
-        return out_of_range("token_type_ids", at(2, s), r, s, c.types);
+      const int64_t id = at(operands.ids, s), type = operands.types < 0 ? 0 : at(operands.types, s);
+      if (id < 0 || id >= c.vocab) return out_of_range("input_ids", id, r, s, c.vocab);
+      if (operands.types >= 0 && (type < 0 || type >= c.types))
+        return out_of_range("token_type_ids", type, r, s, c.types);
       row.columns.push_back(static_cast<int32_t>(s));
     }
     if (!row.columns.empty()) rows.push_back(std::move(row));
@@ -244,16 +312,19 @@ struct PackedRows {
   void clear() {
     for (auto* v : {&tokens, &positions, &segments, &types, &first_rows}) v->clear();
   }
-  void add(const EncoderConfig& c, const Row& row, const std::vector<Datum>& request) {
+  void add(const EncoderConfig& c, const EncoderOperands& operands, const Row& row,
+           const std::vector<Datum>& request) {
     const int64_t begin = row.row * request[0].tensor.shape()[1];
     const auto segment = static_cast<int32_t>(first_rows.size());
     first_rows.push_back(static_cast<int32_t>(tokens.size()));
+    const auto at = [&](int input, int32_t s) {
+      return static_cast<int32_t>(elements<int64_t>(request[static_cast<size_t>(input)].tensor)[begin + s]);
+    };
     for (const int32_t s : row.columns) {
-      tokens.push_back(static_cast<int32_t>(elements<int64_t>(request[0].tensor)[begin + s]));
+      tokens.push_back(at(operands.ids, s));
       positions.push_back(static_cast<int32_t>(s + c.first_position));
       segments.push_back(segment);
-      if (request.size() > 2)
-        types.push_back(static_cast<int32_t>(elements<int64_t>(request[2].tensor)[begin + s]));
+      types.push_back(operands.types < 0 ? 0 : at(operands.types, s));
     }
   }
   const void* input(const std::string& name) const {
@@ -295,13 +366,13 @@ Result<std::vector<std::vector<Datum>>> EncoderModel::run_together(
   std::vector<std::vector<Datum>> answers(requests.size());
   for (size_t k = 0; k < requests.size(); ++k) {
     OAR_RETURN_IF_ERROR(check_model_inputs(s.inputs, requests[k]));
-    OAR_RETURN_IF_ERROR(read_rows(s.config, requests[k], k, rows));
+    OAR_RETURN_IF_ERROR(read_rows(s.config, s.operands, requests[k], k, rows));
     const Shape& in = requests[k][0].tensor.shape();
-    OAR_ASSIGN(Tensor hidden, allocate_elements({in[0], in[1], s.config.width}, DType::kF32));
-    answers[k].emplace_back(std::move(hidden));
-    if (s.labels == 0) continue;
-    OAR_ASSIGN(Tensor logits, allocate_elements({in[0], s.labels}, DType::kF32));
-    answers[k].emplace_back(std::move(logits));
+    for (const BuiltEncoder::Output& o : s.results) {
+      const Shape shape = o.per_token ? Shape{in[0], in[1], o.width} : Shape{in[0], o.width};
+      OAR_ASSIGN(Tensor answer, allocate_elements(shape, DType::kF32));
+      answers[k].emplace_back(std::move(answer));
+    }
   }
   RunTimes sum;
   sum.input = since(start);
@@ -311,7 +382,7 @@ Result<std::vector<std::vector<Datum>>> EncoderModel::run_together(
   PackedRows packed;
   std::vector<const void*> inputs;
   std::vector<int64_t> symbols(run->graph().symbols().size());
-  std::vector<float> own_hidden, own_logits;
+  std::vector<float> own;
   Status status;
   for (size_t begin = 0, end = 0; begin < rows.size() && status.ok(); begin = end) {
     const auto packing = std::chrono::steady_clock::now();
@@ -319,7 +390,7 @@ Result<std::vector<std::vector<Datum>>> EncoderModel::run_together(
     for (; end < rows.size(); ++end) {
       const size_t tokens = packed.tokens.size() + rows[end].columns.size();
       if (end > begin && tokens > static_cast<size_t>(kRunTokens)) break;
-      packed.add(s.config, rows[end], requests[rows[end].request]);
+      packed.add(s.config, s.operands, rows[end], requests[rows[end].request]);
     }
     symbols[s.T] = static_cast<int64_t>(packed.tokens.size());
     symbols[s.B] = static_cast<int64_t>(packed.first_rows.size());
@@ -329,22 +400,26 @@ Result<std::vector<std::vector<Datum>>> EncoderModel::run_together(
     sum.input += since(packing);
     const auto compute = [&]() -> Status {
       OAR_RETURN_IF_ERROR(run->run(symbols, inputs));
-      OAR_ASSIGN(const float* hidden, host_output(*run, *s.backend, 0, own_hidden));
-      const float* logits = nullptr;
-      if (s.labels > 0) { OAR_ASSIGN(logits, host_output(*run, *s.backend, 1, own_logits)); }
       sum.compute += since(computing);
       const auto answering = std::chrono::steady_clock::now();
-      for (size_t k = begin; k < end; ++k) {
-        const Row& row = rows[k];
-        std::vector<Datum>& answer = answers[row.request];
-        const int64_t E = s.config.width, S = answer[0].tensor.shape()[1];
-        for (const int32_t column : row.columns) {
-          std::copy_n(hidden, E, mutable_elements<float>(answer[0].tensor) + (row.row * S + column) * E);
-          hidden += E;
+      for (size_t o = 0; o < s.results.size(); ++o) {
+        OAR_ASSIGN(const float* result, host_output(*run, *s.backend, o, own));
+        const int64_t width = s.results[o].width;
+        for (size_t k = begin; k < end; ++k) {
+          const Row& row = rows[k];
+          Tensor& answer = answers[row.request][o].tensor;
+          auto* to = mutable_elements<float>(answer);
+          if (!s.results[o].per_token) {
+            std::copy_n(result, width, to + row.row * width);
+            result += width;
+            continue;
+          }
+          to += row.row * answer.shape()[1] * width;
+          for (const int32_t column : row.columns) {
+            std::copy_n(result, width, to + column * width);
+            result += width;
+          }
         }
-        if (logits == nullptr) continue;
-        std::copy_n(logits, s.labels, mutable_elements<float>(answer[1].tensor) + row.row * s.labels);
-        logits += s.labels;
       }
       sum.output += since(answering);
       return ok_status();

@@ -1,12 +1,13 @@
-// EncoderModel: a text encoder from a checkpoint (safetensors), as a language model is: written with a
-// ModelBuilder (models/encoder.h), its weights in any storage format, one Program whose plan serves every
-// length. Rows of texts run packed one behind the other, each a segment; nothing is padded.
+// EncoderModel: a text encoder run as a language model is: its weights in any storage format, one Program
+// whose plan serves every length. Rows of texts run packed one behind the other, each a segment; nothing is
+// padded. It comes from a checkpoint (safetensors), written with a ModelBuilder (models/encoder.h), or from a
+// graph in a file, written again over packed rows (models/exported_encoder.h): the same Program either way.
 //
 // As a TensorRunner it has the tensors of an exported BERT: input_ids, attention_mask and, where the model
 // has types, token_type_ids, i64 (batch, sequence); last_hidden_state f32 (batch, sequence, E) and, with a
-// classifier, logits f32 (batch, labels). A token whose mask is 0 is no part of its row: it is left out of
-// the packed rows, and its hidden state is 0. The classifier reads the first token that is left. Lengths
-// need not agree for requests to share a run.
+// classifier, logits f32 (batch, labels); of a file those that it names. A token whose mask is 0 is no part
+// of its row: it is left out of the packed rows, and its hidden state is 0. The classifier reads the first
+// token that is left. Lengths need not agree for requests to share a run.
 //
 // Threads: any; each run takes one of the handle's idle Runs, or makes one. On a device runs follow each
 // other.
@@ -31,10 +32,12 @@ class EncoderModel final : public TensorRunner {
   // models; `precision` is another word for weights.
   static Result<std::unique_ptr<EncoderModel>> load(const std::string& folder,
                                                     const PredictorOptions& options);
+  // The same of an imported graph. UNIMPLEMENTED says what in it has no form over packed rows: a Predictor
+  // runs such a file.
+  static Result<std::unique_ptr<EncoderModel>> create(ImportedModel model, const PredictorOptions& options);
   ~EncoderModel() override;
 
   const EncoderConfig& config() const;
-  int64_t labels() const;  // 0: no classifier
   // What the linear layers compute with ("int8"), and the bytes of all weights.
   const std::string& weights() const;
   uint64_t weight_bytes() const;
@@ -54,6 +57,10 @@ class EncoderModel final : public TensorRunner {
  private:
   struct Shared;
   struct Runs;
+  // Passes, weights and a first Run over what was built.
+  static Result<std::unique_ptr<EncoderModel>> finish(std::shared_ptr<Shared> shared, BuiltEncoder built,
+                                                      const std::string& weights,
+                                                      const PredictorOptions& options);
   explicit EncoderModel(std::shared_ptr<const Shared> shared);
   std::shared_ptr<const Shared> shared_;
   std::unique_ptr<Runs> runs_;

@@ -81,7 +81,11 @@ Result<WrittenModel> written_model(const Checkpoint& checkpoint) {
 
 Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint) {
   OAR_ASSIGN(const WrittenModel model, written_model(checkpoint));
-  const Graph& g = model.graph;
+  return weight_targets(model.graph, checkpoint.tensors, model.embedding);
+}
+
+std::vector<WeightTarget> weight_targets(const Graph& g, const TensorMap& tensors,
+                                         const std::string& embedding) {
   const std::vector<int> producers = g.producers();
   std::set<ValueId> routed;  // results that choose experts
   for (const Node& n : g.nodes()) {
@@ -98,9 +102,9 @@ Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint) {
       if (id == kNoValue || g.value(id).kind != ValueKind::kConstant) continue;
       const Value& w = g.value(id);
       // A tied head has a name of its own in the graph and the embedding's bytes in the file.
-      const bool tied = heads.contains(i) && !checkpoint.tensors.contains(w.name);
-      WeightTarget target{tied ? model.embedding : w.name, w.name, WeightRole::kBody};
-      if (w.constant.shape().rank() != 2 || !checkpoint.tensors.contains(target.source)) continue;
+      const bool tied = heads.contains(i) && !tensors.contains(w.name);
+      WeightTarget target{tied ? embedding : w.name, w.name, WeightRole::kBody};
+      if (w.constant.shape().rank() != 2 || !tensors.contains(target.source)) continue;
       if (heads.contains(i)) {
         target.role = WeightRole::kHead;
       } else if (routed.contains(n.outputs[0])) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
+#include "engine/graph/graph.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/runtime/cache_folder.h"
 #include "kernels/thread_pool.h"
@@ -36,6 +37,10 @@ struct WeightTarget {
 // The matrices of all linear layers of the checkpoint's model, a language model or an encoder, in the order
 // of its graph. Slices of stacked experts are left out. A head is a layer whose result is one of the model's.
 Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint);
+// The same of a graph whose constants have the names of these tensors. `embedding`: the table that a tied
+// head shares.
+std::vector<WeightTarget> weight_targets(const Graph& graph, const TensorMap& tensors,
+                                         const std::string& embedding = {});
 
 // The format a target gets; none means as in the file. None for routers, for tensors other than 16- and
 // 32-bit floats, and where rows do not divide into the format's blocks.
@@ -66,5 +71,8 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
 Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
                                     const CacheOptions& cache, ThreadPool& pool, const Logger& log,
                                     const Progress& progress, const std::string& rotate = "none");
+// The same of the constants of a graph that came from a file of its own, `source_path`.
+Status quantize_graph_at_load(Graph& graph, const std::string& source_path, const std::string& weights,
+                              const CacheOptions& cache, ThreadPool& pool, const Logger& log);
 
 }  // namespace oar

@@ -1,7 +1,7 @@
 // TextEncoder: the text side of an encoder model. Text becomes the token tensors its graph takes. What the
 // graph answers becomes one vector per text (pooled and normalized as the model's files say) or a score per
-// pair. What computes is a TensorRunner: an EncoderModel over packed rows where the folder has a checkpoint,
-// a Predictor where it has a graph (ONNX, Paddle). It runs behind a BatchedPredictor like any other.
+// pair. What computes is a TensorRunner: an EncoderModel over packed rows, of a checkpoint or of a graph
+// (ONNX, Paddle) that has such a form, else a Predictor. It runs behind a BatchedPredictor like any other.
 //
 // A folder holds: config.json with safetensors, or model.onnx (also in onnx/), or a Paddle model;
 // tokenizer.json or vocab.txt; and, as sentence-transformers writes them, modules.json,
@@ -100,7 +100,7 @@ struct LoadedEncoder {
 Result<LoadedEncoder> load_text_encoder(const std::string& folder, const PredictorOptions& options);
 // Whether a folder's config.json is an encoder's; false where there is none.
 bool is_text_encoder(const std::string& folder);
-// Whether the folder's encoder comes from a checkpoint, and so takes PredictorOptions::weights.
+// Whether the folder's encoder comes from a checkpoint in safetensors.
 bool is_encoder_checkpoint(const std::string& folder);
 
 }  // namespace oar

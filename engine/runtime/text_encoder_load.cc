@@ -189,6 +189,34 @@ bool has_safetensors(const fs::path& folder) {
   return false;
 }
 
+// The graph of a file over packed rows where it has that form, else as it is.
+Result<std::unique_ptr<TensorRunner>> open_exported(const std::string& path, const PredictorOptions& options,
+                                                    Info& info) {
+  Status why;
+  // Ranges that samples gave are of the file's own layers.
+  if (options.calibration) {
+    why = unimplemented("calibration is of the file's layers");
+  } else {
+    OAR_ASSIGN(ImportedModel imported, import_model(path, options.import));
+    auto packed = EncoderModel::create(std::move(imported), options);
+    if (packed.ok()) {
+      info.max_tokens = (*packed)->config().max_tokens();
+      info.packs = true;
+      return std::unique_ptr<TensorRunner>(std::move(*packed));
+    }
+    why = packed.status();
+    if (why.code() != StatusCode::kUnimplemented) return why;
+  }
+  if (!options.weights.empty() && options.weights != "auto") {
+    return invalid_argument(cat("weights ", options.weights, " is of encoders over packed rows, which ", path,
+                                " is not (", why.message(), "): leave weights out, or give precision int8"),
+                            "weights");
+  }
+  options.log(LogLevel::kInfo, cat(path, " runs as it was exported, padded: ", why.message()));
+  OAR_ASSIGN(auto runner, Predictor::open(path, options));
+  return std::unique_ptr<TensorRunner>(std::move(runner));
+}
+
 }  // namespace
 
 bool is_text_encoder(const std::string& folder) {
@@ -224,21 +252,15 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
     info.packs = true;
     out.runner = std::move(model);
   } else {
-    if (!options.weights.empty() && options.weights != "auto") {
-      return invalid_argument(
-          cat("weights ", options.weights, " is of checkpoints in safetensors; ", folder_name,
-              " has a graph, which computes as it was exported: leave weights out, or give precision int8"),
-          "weights");
-    }
     fs::path graph = folder;
     for (const char* name : {"model.onnx", "onnx/model.onnx"})
       if (graph == folder && is_file(folder / name)) graph = folder / name;
-    OAR_ASSIGN(out.runner, Predictor::open(graph.string(), options));
+    OAR_ASSIGN(out.runner, open_exported(graph.string(), options, info));
     info.name = out.runner->format();
     if (config.is_object() && is_encoder_config(config.get_object())) {
       // The graph computes, whatever the config says; only the length is asked of it.
       const auto c = read_encoder_config(config.get_object());
-      if (c.ok()) info.max_tokens = c->max_tokens(), info.name = c->model_type;
+      if (c.ok()) info.max_tokens = std::min(info.max_tokens, c->max_tokens()), info.name = c->model_type;
     }
   }
   OAR_ASSIGN(const TokenizerFiles files, read_tokenizer_folder(folder_name));

@@ -64,6 +64,7 @@ struct Work {
   std::vector<Job> jobs;
   WeightScheme scheme;
   const RotatedModel* rotated = nullptr;  // or none
+  bool rotates = false, transposes = false;
 };
 
 // The numbers of a job: as they lie in the file, or rotated now.
@@ -147,8 +148,7 @@ Status write_cache(const std::string& path, const Work& work, uint64_t limit, Th
 }
 
 // The scheme's targets, then what else a rotation changes, as it is stored.
-Status add_jobs(const Checkpoint& checkpoint, const TensorMap& sources, Work& work) {
-  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint));
+void add_jobs(std::span<const WeightTarget> targets, const TensorMap& sources, Work& work) {
   std::set<std::string> taken;
   for (const WeightTarget& target : targets) {
     const Tensor& source = sources.at(target.source);
@@ -161,58 +161,37 @@ Status add_jobs(const Checkpoint& checkpoint, const TensorMap& sources, Work& wo
     if (work.rotated == nullptr || !work.rotated->changes(name) || taken.contains(name)) continue;
     if (source.shape().rank() == 2) work.jobs.push_back({{name, name}, source.format(), &source});
   }
-  return ok_status();
 }
 
-}  // namespace
-
-Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
+// From the cache, or made now and kept there.
+Result<Checkpoint> quantize_targets(Checkpoint checkpoint, std::span<const WeightTarget> targets, Work work,
                                     const CacheOptions& cache, ThreadPool& pool, const Logger& log,
-                                    const Progress& progress, const std::string& rotate) {
-  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
-  if (scheme.by_kernel) return checkpoint;
-  Work work;
-  work.scheme = scheme;
-  std::optional<RotatedModel> rotated;
-  RotationOptions wanted;
-  if (rotate != "auto") {  // which asks for online transforms at most
-    OAR_ASSIGN(wanted, parse_rotation(rotate));
-    if (!rotates_weights(checkpoint, wanted)) wanted = {};
-  }
-  // Neither rotations nor layers stored as (in, out) are known of encoders.
-  bool transposed = false;
-  if (!is_encoder_config(checkpoint.config)) {
-    OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
-    OAR_ASSIGN(transposed, stores_transposed(checkpoint, config));
-    if (wanted.any() || transposed) {
-      OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
-      checkpoint = rotated->layout();
-      work.rotated = &*rotated;
-    }
-  }
+                                    const Progress& progress) {
+  const RotatedModel* const rotated = work.rotated;
+  const WeightScheme& scheme = work.scheme;
   // Sources stay alive and in place while results are put beside or over them.
   const TensorMap sources = checkpoint.tensors;
-  OAR_RETURN_IF_ERROR(add_jobs(checkpoint, sources, work));
+  add_jobs(targets, sources, work);
   if (std::none_of(work.jobs.begin(), work.jobs.end(), [](const Job& j) { return !j.format.plain(); })) {
-    log(LogLevel::kWarning, cat("--weights ", weights,
+    log(LogLevel::kWarning, cat("--weights ", scheme.name,
                                 ": the model has no matrix in 16 or 32 bits that this could quantize; it "
                                 "stays as it is"));
-    if (!rotated) return checkpoint;
+    if (rotated == nullptr) return checkpoint;
   }
   ContentHash hash;
   hash.add(cat("oar weights ", kCacheVersion, " ", scheme.name, " ", scheme.body, " ", scheme.head, " ",
                static_cast<int>(scheme.method)));
-  if (wanted.any()) {
+  if (work.rotates) {
     hash.add(cat(kRotationVersion, " ", json::serialize(checkpoint.config.at("quantization_config"))));
   }
-  if (transposed) hash.add("transposed");
+  if (work.transposes) hash.add("transposed");
   for (const Job& job : work.jobs) {
     hash.add(cat(job.target.name, " ", job.format.name()));
     hash.add(*job.source);
   }
   // What a rotation changes besides matrices: norms whose weights moved into what reads them.
   for (const auto& [name, tensor] : sources) {
-    if (!rotated || !rotated->changes(name) || tensor.shape().rank() == 2) continue;
+    if (rotated == nullptr || !rotated->changes(name) || tensor.shape().rank() == 2) continue;
     OAR_ASSIGN(Tensor changed, rotated->tensor(name, pool));
     put(checkpoint, name, std::move(changed));
   }
@@ -247,6 +226,59 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   }));
   finish(checkpoint, work);
   return checkpoint;
+}
+
+}  // namespace
+
+Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& weights,
+                                    const CacheOptions& cache, ThreadPool& pool, const Logger& log,
+                                    const Progress& progress, const std::string& rotate) {
+  Work work;
+  OAR_ASSIGN(work.scheme, weight_scheme(weights));
+  if (work.scheme.by_kernel) return checkpoint;
+  std::optional<RotatedModel> rotated;
+  RotationOptions wanted;
+  if (rotate != "auto") {  // which asks for online transforms at most
+    OAR_ASSIGN(wanted, parse_rotation(rotate));
+    if (!rotates_weights(checkpoint, wanted)) wanted = {};
+  }
+  // Neither rotations nor layers stored as (in, out) are known of encoders.
+  if (!is_encoder_config(checkpoint.config)) {
+    OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+    work.rotates = wanted.any();
+    OAR_ASSIGN(work.transposes, stores_transposed(checkpoint, config));
+    if (work.rotates || work.transposes) {
+      OAR_ASSIGN(rotated, RotatedModel::make(checkpoint, config, wanted));
+      checkpoint = rotated->layout();
+      work.rotated = &*rotated;
+    }
+  }
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint));
+  return quantize_targets(std::move(checkpoint), targets, std::move(work), cache, pool, log, progress);
+}
+
+Status quantize_graph_at_load(Graph& graph, const std::string& source_path, const std::string& weights,
+                              const CacheOptions& cache, ThreadPool& pool, const Logger& log) {
+  Work work;
+  OAR_ASSIGN(work.scheme, weight_scheme(weights));
+  if (work.scheme.by_kernel) return ok_status();
+  Checkpoint layers;
+  layers.source_path = source_path;
+  for (size_t v = 0; v < graph.num_values(); ++v) {
+    const Value& value = graph.value(static_cast<ValueId>(v));
+    if (value.kind == ValueKind::kConstant) layers.tensors.insert_or_assign(value.name, value.constant);
+  }
+  const std::vector<WeightTarget> targets = weight_targets(graph, layers.tensors);
+  OAR_ASSIGN(layers, quantize_targets(std::move(layers), targets, std::move(work), cache, pool, log, {}));
+  std::set<std::string> names;
+  for (const WeightTarget& target : targets) names.insert(target.name);
+  for (size_t v = 0; v < graph.num_values(); ++v) {
+    Value& value = graph.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || !names.contains(value.name)) continue;
+    value.constant = layers.tensors.at(value.name);
+    value.type.format = value.constant.format();
+  }
+  return ok_status();
 }
 
 }  // namespace oar

@@ -167,8 +167,13 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
   std::unique_ptr<TensorRunner> model_runner;
   std::shared_ptr<const TextEncoder> encoder;
   if (kind == ModelKind::kEncoder) {
-    if (!is_encoder_checkpoint(path)) options.weights.clear();
     Result<LoadedEncoder> loaded = load_text_encoder(path, options);
+    if (!loaded.ok() && loaded.status().param() == "weights" && !is_encoder_checkpoint(path)) {
+      // One --weights is for all models of a server, also for those it cannot be for.
+      options_.log(LogLevel::kWarning, cat("model ", name, ": ", loaded.status().message()));
+      options.weights.clear();
+      loaded = load_text_encoder(path, options);
+    }
     const std::string graph = find_graph_in(path);
     if (!loaded.ok() && (graph.empty() || is_text_encoder(path))) return loaded.status();
     if (loaded.ok()) {

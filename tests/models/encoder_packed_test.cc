@@ -117,9 +117,9 @@ TEST_CASE("Encoders: a row packed with others is what it is alone, to the last b
         const auto alone = run(*model, mine[k]);
         const auto n = static_cast<int64_t>(rows[k].size());
         REQUIRE(same_bits(states((*together)[k][0], 0, n), states(alone[0], 0, n)));
-        if (model->labels() == 0) continue;
+        if (alone.size() < 2) continue;
         const auto logits = [&](const Datum& d) {
-          return std::span<const float>(elements<float>(d.tensor), static_cast<size_t>(model->labels()));
+          return std::span<const float>(elements<float>(d.tensor), static_cast<size_t>(d.tensor.numel()));
         };
         REQUIRE(same_bits(logits((*together)[k][1]), logits(alone[1])));
       }

@@ -17,8 +17,8 @@ class Encoder:
             a, b = encoder.embed(["How do you do?", "How are you?"])
             print(a @ b)
 
-    A folder as Hugging Face and sentence-transformers write it. `weights` (int8, int4, fp8, ...) says how those of
-    safetensors are held; None: as in the file. May be used by many threads at once.
+    A folder as Hugging Face and sentence-transformers write it. `weights` (int8, int4, fp8, ...) says how those of its
+    layers are held; None: as in the file. May be used by many threads at once.
     """
 
     def __init__(self, path: str, *, threads: int = 0, device: Optional[str] = None, weights: Optional[str] = None):
