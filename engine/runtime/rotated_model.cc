@@ -55,9 +55,11 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
 
 Result<Tensor> RotatedModel::tensor(const std::string& name, ThreadPool& pool) const {
   const auto it = values_.find(name);
-  if (it == values_.end()) return layout_.tensors.at(name);
+  const Tensor& stored = layout_.tensors.at(name);
+  if (it == values_.end()) return stored;
   OAR_ASSIGN(Tensor t, evaluate_weight(graph_, it->second, pool));
-  return t.format() == Format::f32() ? t : to_f32(t);
+  if (!(t.format() == Format::f32())) { OAR_ASSIGN(t, to_f32(t)); }
+  return t.reshape(stored.shape());  // a row of numbers may be a vector in the graph
 }
 
 Result<bool> stores_transposed(const Checkpoint& checkpoint, const ModelConfig& config) {

@@ -67,7 +67,8 @@ Result<std::shared_ptr<ApiKeys>> ApiKeys::load(const std::string& key, const std
 }
 
 Result<ApiKeys::Key> ApiKeys::parse_line(std::string_view line, size_t number) const {
-  constexpr const char* kWords[] = {"name", "requests-per-minute", "tokens-per-minute", "concurrency"};
+  constexpr const char* kWords[] = {"name", "requests-per-minute", "tokens-per-minute", "concurrency",
+                                    "weight"};
   const auto wrong = [&](const std::string& why) {
     return invalid_argument(cat(option_, ": ", file_, ":", number, " ", why), option_);
   };
@@ -88,24 +89,29 @@ Result<ApiKeys::Key> ApiKeys::parse_line(std::string_view line, size_t number) c
       if (at == std::string::npos)
         return wrong("is no key: none of its characters is a space, and what follows it is WORD=VALUE");
       const std::string_view near = nearest_name(name, kWords);
-      return wrong(cat("has '", name,
-                       "=', which is none of name, requests-per-minute, tokens-per-minute, concurrency",
-                       near.empty() ? "" : cat("; did you mean ", near, "?")));
+      return wrong(
+          cat("has '", name,
+              "=', which is none of name, requests-per-minute, tokens-per-minute, concurrency, weight",
+              near.empty() ? "" : cat("; did you mean ", near, "?")));
     }
     double number_of = 0;
     const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number_of);
     const bool whole = name != "concurrency" || number_of == std::floor(number_of);
+    const bool weight = name == "weight";
+    if (parsed.ec == std::errc() && weight && !(number_of >= 0.01 && number_of <= 1000))
+      return wrong(cat("weight=", value, " is not between 0.01 and 1000; leave it out for 1"));
     if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || !(number_of > 0) ||
         !(number_of <= 1e15) || !whole) {
       return wrong(cat(name, "=", value, " is no number above 0", whole ? "" : ", and whole",
-                       "; leave it out for no limit"));
+                       weight ? "; leave it out for 1" : "; leave it out for no limit"));
     }
     if (name == "requests-per-minute") key.limits.requests_per_minute = number_of;
     else if (name == "tokens-per-minute") key.limits.tokens_per_minute = number_of;
+    else if (weight) key.limits.weight = number_of;
     else key.limits.concurrency = static_cast<int64_t>(number_of);
   }
   if (!limited_ && !(key.limits == TenantLimits{}))
-    return wrong("has limits, which these keys do not take; leave them out");
+    return wrong("has limits or a weight, which these keys do not take; leave them out");
   if (key.name.empty()) key.name = cat("key ", number);
   return key;
 }

@@ -27,7 +27,7 @@ bool bearer_matches(std::string_view authorization, std::string_view secret);
 // lines that begin with # are skipped. Behind a key may stand who it is of and what it may take (tenant.h):
 //
 //   s3cret-1
-//   s3cret-2  name=search requests-per-minute=600 tokens-per-minute=1e6 concurrency=8
+//   s3cret-2  name=search requests-per-minute=600 tokens-per-minute=1e6 concurrency=8 weight=2
 //
 // Keys of one name share its limits; a key without a name is called "key N", by its line. So keys change
 // without a restart: add the new one, move the clients, take the old one out. The file is looked at when a

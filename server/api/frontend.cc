@@ -91,6 +91,8 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     const int64_t usual = request.default_max_tokens;
     request.stop.max_tokens = std::max(usual > 0 ? usual : context_size - longest, request.stop.min_tokens);
   }
+  request.caller = context.tenant ? context.tenant->name() : context.peer;
+  if (context.tenant) request.weight = context.tenant->weight();
   request.deadline = context.deadline;
   if (request.timeout_seconds) {
     const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(

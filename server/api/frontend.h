@@ -22,6 +22,7 @@ struct RequestContext {
   std::string id;                             // how the caller calls it; made up when empty
   std::optional<Clock::time_point> deadline;  // the transport's own
   std::shared_ptr<Tenant> tenant;             // whose key it came with; null: no key is asked for
+  std::string peer;                           // its address without the port
 };
 
 struct Prepared {

@@ -73,6 +73,9 @@ Status Generation::submit() {
     request.n = asked.n;
     request.deadline = asked.deadline;
     request.cache_salt = asked.cache_salt;
+    request.caller = asked.caller;
+    request.weight = asked.weight;
+    request.priority = asked.priority;
     request.constraint = asked.compiled;
     if (asked.compiled != nullptr) request.constraint_field = asked.compiled_field;
     auto stream = TextStream::create(spec_.model->tokenizer, asked.text, asked.n, [weak] {

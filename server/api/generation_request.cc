@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 31;  // far beyond any context; the engine stops at its end
 constexpr size_t kMaxSaltBytes = 256;
+constexpr int32_t kMaxPriority = 1000;
 constexpr double kMaxLogitBias = 100;
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
@@ -48,6 +49,7 @@ void visit_params(V& v, const RequestLimits& engine, const ApiLimits& limits, Ge
   v.boolean("skip_special_tokens", r.text.skip_special_tokens);
   v.integer("n", r.n, 1, engine.max_n);
   v.string("cache_salt", r.cache_salt, kMaxSaltBytes);
+  v.integer("priority", r.priority, -kMaxPriority, kMaxPriority);
   v.number("timeout", r.timeout_seconds, 0.001, limits.max_timeout_seconds);
 }
 

@@ -87,6 +87,10 @@ struct GenerationRequest {
   bool echo = false;        // the prompt's text before the answer
   StreamOptions streaming;  // as HTTP's streams are asked for
   std::string cache_salt;   // prefix-cache entries are shared only between equal salts
+  // As Request has them; caller and weight follow from who asks (Frontend::prepare).
+  std::string caller;
+  double weight = 1;
+  int32_t priority = 0;
   std::optional<double> timeout_seconds;
   std::optional<Clock::time_point> deadline;  // the earlier of timeout_seconds and the transport's own
 };

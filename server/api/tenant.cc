@@ -49,6 +49,7 @@ void Tenant::set_limits(const TenantLimits& limits) {
   requests_.set(limits.requests_per_minute);
   tokens_.set(limits.tokens_per_minute);
   concurrency_ = limits.concurrency;
+  weight_ = limits.weight;
 }
 
 Result<AdmissionPtr> Tenant::admit(Clock::time_point now) {

@@ -6,6 +6,7 @@
 // fall below zero, and later requests wait until it has filled up. Nothing is estimated.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,7 @@ namespace oar::api {
 struct TenantLimits {
   double requests_per_minute = 0, tokens_per_minute = 0;
   int64_t concurrency = 0;
+  double weight = 1;  // its share of a model beside others who ask at once; above 0, no limit
   bool operator==(const TenantLimits&) const = default;
 };
 
@@ -48,6 +50,7 @@ class Tenant : public std::enable_shared_from_this<Tenant> {
   const std::string& name() const { return name_; }
   // What has been taken so far counts against the new limits.
   void set_limits(const TenantLimits& limits);
+  double weight() const { return weight_.load(std::memory_order_relaxed); }
   // RESOURCE_EXHAUSTED names the limit and says when to come again (Status::retry_after()).
   Result<AdmissionPtr> admit(Clock::time_point now = Clock::now());
   void charge(int64_t tokens, Clock::time_point now = Clock::now());
@@ -68,6 +71,7 @@ class Tenant : public std::enable_shared_from_this<Tenant> {
   std::mutex mutex_;
   Bucket requests_, tokens_;
   int64_t concurrency_ = 0, running_ = 0;
+  std::atomic<double> weight_ = 1;
   Clock::time_point filled_ = Clock::now();
 };
 

@@ -108,7 +108,7 @@ constexpr UnreadField kFields[] = {
     {"shared_memory_byte_size", "[0]", "send and take the tensors themselves"},
     {"shared_memory_offset", "[0]", "send and take the tensors themselves"},
     // When a request is served, and with what.
-    {"priority", "[0]", "requests are served in the order of their arrival; leave it out"},
+    {"priority", "[0]", "language models read it; others serve requests in the order of their arrival"},
     {"sequence_id", R"([0, ""])", kNoState},
     {"sequence_start", kEmpty, kNoState},
     {"sequence_end", kEmpty, kNoState},

@@ -71,6 +71,8 @@ Status refuse_unknown_fields(const google::protobuf::Message& message) {
 api::RequestContext context_of(const Services& services, const grpc::CallbackServerContext& context) {
   api::RequestContext out;
   if (services.keys) out.tenant = who_asks(*services.keys, context);
+  out.peer = context.peer();
+  out.peer.resize(std::min(out.peer.rfind(':'), out.peer.size()));
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     const auto left = deadline - std::chrono::system_clock::now();

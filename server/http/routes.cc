@@ -85,6 +85,7 @@ std::function<std::optional<Response>(const Request&, const Route&)> make_admiss
 Result<api::RequestContext> context_of(const Services& services, const Request& request) {
   api::RequestContext context;
   if (services.keys) context.tenant = who_asks(*services.keys, request);
+  context.peer = request.peer.substr(0, request.peer.rfind(':'));
   for (const char c : request.header("X-Request-Id").substr(0, 128)) {
     const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                        c == '-' || c == '_' || c == '.' || c == ':';

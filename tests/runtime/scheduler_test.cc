@@ -263,12 +263,15 @@ TEST_CASE("drafts take what nobody else wants", "[scheduler]") {
   CHECK(d.rows(0) == 5);
 }
 
-TEST_CASE("order is tag first, then id", "[scheduler]") {
+TEST_CASE("order is priority first, then arrival", "[scheduler]") {
   SchedulerOptions o = options(64, 1, 100);
   Driver d(o);
-  const uint64_t tags[] = {5, 9, 7, 7};
-  for (uint64_t id = 1; id <= 4; ++id)
-    REQUIRE_OK(d.s->add(id, request(10, 3, static_cast<int32_t>(id)), 1, d.now, tags[id - 1]));
+  const int32_t priorities[] = {5, 9, 7, 7};
+  for (uint64_t id = 1; id <= 4; ++id) {
+    Request r = request(10, 3, static_cast<int32_t>(id));
+    r.priority = priorities[id - 1];
+    REQUIRE_OK(d.s->add(id, std::move(r), 1, d.now));
+  }
   while (d.advance()) {}
   REQUIRE(d.finished.size() == 4);
   CHECK(d.finished[0].first == 1);

@@ -38,8 +38,8 @@ struct World {
   int cancel_percent = 5;  // per step
   int refuse_percent = 0;  // samples taken back, or several tokens at once
   int constraint_percent = 0;
-  int draft_percent = 0;    // of the sequences that could have some, in each step
-  uint64_t tag_spread = 0;  // how far a request may arrive out of order
+  int draft_percent = 0;  // of the sequences that could have some, in each step
+  int callers = 1;
   int salts = 2;
   bool deadlines = true;
 };
@@ -213,8 +213,12 @@ class Trace {
       if (dice_.chance(30)) r.sampling.logprobs = 0;  // then every token is drawn
     }
     const uint64_t seed = dice_.next();
-    const uint64_t tag = world_.tag_spread == 0 ? 0 : id + dice_.next() % world_.tag_spread;
-    const oar::Status status = scheduler_->add(id, r, seed, now_, tag);
+    if (world_.callers > 1) {
+      const int64_t caller = dice_.roll(1, world_.callers);
+      r.caller = oar::cat("caller ", caller), r.weight = static_cast<double>(caller);
+      if (dice_.chance(10)) r.priority = static_cast<int32_t>(dice_.roll(-2, 2));
+    }
+    const oar::Status status = scheduler_->add(id, r, seed, now_);
     if (!status.ok()) {
       const int64_t need = size + (r.stop.max_tokens > 0 ? 1 : 0);
       if (need <= scheduler_->max_length()) fail("refused a request that fits: " + status.message());
@@ -466,7 +470,7 @@ inline World random_world(Dice& d, int32_t depth) {
   w.deadlines = d.chance(50);
   w.draft_percent = d.chance(50) ? 0 : static_cast<int>(d.roll(10, 100));
   if (d.chance(70)) o.max_logit_rows = o.max_sequences + d.roll(0, 12);
-  w.tag_spread = d.chance(60) ? 0 : static_cast<uint64_t>(d.roll(1, 4));
+  w.callers = d.chance(60) ? 1 : static_cast<int>(d.roll(2, 4));
   w.constraint_percent = d.chance(50) ? 0 : 40;
   o.vocab_size = w.vocab;
   return w;

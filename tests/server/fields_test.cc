@@ -35,7 +35,6 @@ const Given kAsks[] = {
     {"guided_choice", "5"},
     {"return_token_ids", "true"},
     {"return_tokens_as_token_ids", "true"},
-    {"priority", "1"},
     {"typical_p", "0.5"},
     {"mirostat", "2"},
     {"mirostat_tau", "3.0"},
@@ -195,8 +194,8 @@ TEST_CASE("Open Inference refuses parameters by name, over REST and gRPC") {
     CHECK(s.error_message().find(field.name) == 0);
   }
   auto r = text_request("x");
-  (*r.mutable_parameters())["priority"].set_uint64_param(3);
-  CHECK(infer(r).error_message().find("priority 3 is not supported") == 0);
+  (*r.mutable_parameters())["sequence_id"].set_uint64_param(3);
+  CHECK(infer(r).error_message().find("sequence_id 3 is not supported") == 0);
   r = text_request("x");
   (*r.mutable_parameters())["max_token"].set_int64_param(3);
   CHECK(infer(r).error_message().find("did you mean max_tokens") != std::string::npos);

@@ -101,12 +101,14 @@ TEST_CASE("tenants: lines of the keys file") {
   const auto keys = load(
       "plain\n# of search\na name=search concurrency=2\nb  name=search\tconcurrency=2\nc "
       "requests-per-minute=0.5 "
-      "tokens-per-minute=1e6\n");
+      "tokens-per-minute=1e6 weight=2.5\n");
   REQUIRE_OK(keys);
   CHECK((*keys)->find("plain")->name() == "key 1");
   CHECK((*keys)->find("a") == (*keys)->find("b"));
   CHECK((*keys)->find("a")->name() == "search");
   CHECK((*keys)->find("c")->name() == "key 5");
+  CHECK((*keys)->find("c")->weight() == 2.5);
+  CHECK((*keys)->find("a")->weight() == 1);
   CHECK((*keys)->find("d") == nullptr);
   CHECK((*keys)->find_bearer("Bearer b")->name() == "search");
 
@@ -115,8 +117,9 @@ TEST_CASE("tenants: lines of the keys file") {
   };
   for (const Bad& bad :
        {Bad{"k rpm=5", "'rpm='"}, Bad{"k request-per-minute=5", "did you mean requests-per-minute"},
-        Bad{"k weight=2", "'weight='"}, Bad{"k concurrency=0", "concurrency=0 is no number above 0"},
-        Bad{"k concurrency=1.5", "whole"}, Bad{"k tokens-per-minute=-3", "tokens-per-minute=-3"},
+        Bad{"k weight=0.001", "between 0.01 and 1000"}, Bad{"k weight=heavy", "leave it out for 1"},
+        Bad{"k concurrency=0", "concurrency=0 is no number above 0"}, Bad{"k concurrency=1.5", "whole"},
+        Bad{"k tokens-per-minute=-3", "tokens-per-minute=-3"},
         Bad{"k requests-per-minute=many", "requests-per-minute=many"}, Bad{"k tokens-per-minute=nan", "nan"},
         Bad{"k name=", "name="}, Bad{"two words", ":1 is no key"}, Bad{"k concurrency=inf", "inf"}}) {
     INFO(bad.line);

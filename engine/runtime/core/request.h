@@ -92,6 +92,12 @@ struct Request {
   StopParams stop;
   int32_t n = 1;  // choices; they share the prompt's blocks
   std::optional<Clock::time_point> deadline;
+  // Who asks, and how much of the model is theirs beside others who ask at once: requests of callers are
+  // served by weight, those of one caller in the order of their arrival. Lower priorities go first
+  // (fair_shares.h).
+  std::string caller;
+  double weight = 1;       // above 0
+  int32_t priority = 0;    // [-1000, 1000]
   std::string cache_salt;  // prefix-cache entries are shared only between equal salts
   uint64_t adapter = 0;    // and equal adapters: the load id of this request's; 0: the model without one
   // What the text of every choice must be; null: anything. A text that it ends is kStop, whatever min_tokens

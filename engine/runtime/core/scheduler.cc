@@ -67,7 +67,7 @@ Scheduler::Scheduler(const SchedulerOptions& o, int64_t max_length)
 // ------------------------------------------------------------------------------------------
 
 bool Scheduler::before(const Sequence& a, const Sequence& b) {
-  const auto key = [](const Sequence& s) { return std::tuple(s.request->tag, s.request->id, s.index); };
+  const auto key = [](const Sequence& s) { return std::tuple(s.tag, s.request->id, s.index); };
   return key(a) < key(b);
 }
 
@@ -80,6 +80,7 @@ void Scheduler::insert(List& list, Sequence& s) {
   (s.prev < 0 ? list.head : sequence(s.prev).next) = s.slot;
   (s.next < 0 ? list.tail : sequence(s.next).prev) = s.slot;
   ++list.size;
+  if (&list == &running_) ++s.request->ticket.share->running;
 }
 
 void Scheduler::remove(List& list, Sequence& s) {
@@ -87,6 +88,7 @@ void Scheduler::remove(List& list, Sequence& s) {
   (s.next < 0 ? list.tail : sequence(s.next).prev) = s.prev;
   s.prev = s.next = -1;
   --list.size;
+  if (&list == &running_) --s.request->ticket.share->running;
   refused_slot_ = -1;
 }
 
@@ -100,6 +102,7 @@ Sequence& Scheduler::take_slot(RequestState& request) {
   Sequence& s = sequence(free_slots_.back());
   free_slots_.pop_back();
   s.request = &request;
+  s.tag = request.ticket.tag;
   return s;
 }
 
@@ -142,7 +145,7 @@ Status Scheduler::check_length(const Request& request) const {
                 "prompt");
 }
 
-Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_point now, uint64_t tag) {
+Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_point now) {
   OAR_CHECK(id > last_id_ && !request.prompt.empty() && request.n > 0);
   OAR_RETURN_IF_ERROR(check_length(request));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
@@ -150,11 +153,12 @@ Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_p
   auto owned = std::make_unique<RequestState>();
   RequestState& r = *owned;
   r.id = id;
-  r.tag = tag;
   r.request = std::move(request);
   r.seed = seed;
   r.submitted = now;
   r.max_length = prompt + std::min(r.request.stop.max_tokens, max_length_ - prompt);
+  r.ticket = shares_.arrive(r.request.caller, r.request.weight, r.request.priority, prompt, r.request.n,
+                            r.max_length - prompt);
   r.open_choices = r.request.n;
   r.open.assign(static_cast<size_t>(r.request.n), true);
   if (r.wants_prompt_logprobs()) r.prompt_logprobs.resize(static_cast<size_t>(prompt));
@@ -179,6 +183,7 @@ void Scheduler::finish(Sequence& s, const Outcome& outcome, std::vector<Outcome>
   r.open[static_cast<size_t>(outcome.index)] = false;
   if (--r.open_choices == 0) {
     r.ended = true;
+    shares_.ended(r.ticket, r.prompt_computed - r.cached_tokens, r.generated, r.request.n);
     finished_requests_.push_back(r.id);
   }
   out.push_back(outcome);
@@ -242,6 +247,7 @@ bool Scheduler::append(Sequence& s, int32_t token, int32_t sample, int32_t draw,
                        std::vector<Outcome>& out) {
   RequestState& r = *s.request;
   ++stats_.generation_tokens;
+  ++r.generated;
   if (s.output.empty()) s.first_token = now;
   Outcome o{&r, s.index, s.slot, sample, draw, true, token, FinishReason::kNone, -1};
   if (static_cast<int64_t>(s.output.size()) >= r.request.stop.min_tokens && stops(r, token)) {

@@ -1,5 +1,5 @@
 // Scheduler: which tokens run in the next step. Continuous batching with one token budget for decodes and
-// prefill chunks, preemption by recompute, first come first served. Pure logic: no device, no threads, time
+// prefill chunks, preemption by recompute, callers by their shares. Pure logic: no device, no threads, time
 // is passed in, and the same calls give the same steps. README.md states what it guarantees and why.
 #pragma once
 
@@ -109,9 +109,8 @@ class Scheduler {
 
   // OUT_OF_RANGE when the prompt can never fit. Constant, so any thread may ask.
   Status check_length(const Request& request) const;
-  // Queues a validated request; `id` must grow from call to call. Lower tags come first, of equal ones lower
-  // ids. OUT_OF_RANGE as check_length().
-  Status add(uint64_t id, Request request, uint64_t seed, Clock::time_point now, uint64_t tag = 0);
+  // Queues a validated request; `id` must grow from call to call. OUT_OF_RANGE as check_length().
+  Status add(uint64_t id, Request request, uint64_t seed, Clock::time_point now);
   // Each open choice ends with `reason`; unknown ids are ignored. Works in every state.
   void cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out);
   // One choice ends; what is in flight for it is dropped when it comes back.
@@ -189,6 +188,7 @@ class Scheduler {
   void propose_forced(Sequence& s, int64_t most);
   int64_t planned_rows() const;
   bool admit(Sequence& s, Clock::time_point now);
+  void make_way(Clock::time_point now);
   bool make_room(Sequence& s);
   void top_up();
   int64_t chunk(const Sequence& s, int64_t rows) const;
@@ -215,6 +215,7 @@ class Scheduler {
   SchedulerOptions options_;
   int64_t max_length_;
   BlockManager blocks_;
+  FairShares shares_;
   std::unordered_map<uint64_t, std::unique_ptr<RequestState>> requests_;
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<int32_t> free_slots_, finished_slots_;
@@ -235,6 +236,7 @@ class Scheduler {
   // The waiting head that did not fit, and blocks_.releases() then: no use asking again before it moves.
   int32_t refused_slot_ = -1;
   uint64_t refused_at_ = 0;
+  int32_t waited_ = 0;  // steps in a row without an admission while somebody waits
 };
 
 }  // namespace oar

@@ -73,6 +73,7 @@ bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
     --logits_left_;
     plan_prefill(s, waiting_.size > 0);
   }
+  make_way(now);
   top_up();
   rows_left_ = options_.max_batch_tokens - planned_rows();
   for (int32_t i = running_.head; i >= 0; i = sequence(i).next) plan_drafts(sequence(i));
@@ -285,17 +286,58 @@ bool Scheduler::admit(Sequence& s, Clock::time_point now) {
     return false;
   }
   remove(waiting_, s);
+  waited_ = 0;
   s.state = SequenceState::kRunning;
   s.computed = s.committed = hit;
   insert(running_, s);
   if (r.scheduled == Clock::time_point{}) {
     r.scheduled = now;
+    shares_.started(r.ticket);
     r.cached_tokens = hit;
     r.prompt_computed = hit;
     stats_.prefix_queries += static_cast<uint64_t>(r.prompt_size());
     stats_.prefix_hits += static_cast<uint64_t>(hit);
   }
   return true;
+}
+
+// Steps without an admission before somebody makes way: slots mostly come free by themselves.
+constexpr int32_t kPatience = 16;
+
+// A caller may hold every slot while no other waits. When others have waited, the youngest sequence of the
+// caller with the most for its weight gives its place to the first of the caller with the least, unless the
+// former then had less than the latter. So nothing goes back and forth.
+void Scheduler::make_way(Clock::time_point now) {
+  if (waiting_.head < 0) {
+    waited_ = 0;
+    return;
+  }
+  if (++waited_ <= kPatience || preempted_) return;
+  // What else keeps the head waiting, rows, comes free by itself.
+  if (running_.size < options_.max_sequences && refused_slot_ != waiting_.head) return;
+  waited_ = 0;
+  const auto load = [](const Sequence& s) { return s.request->ticket.share->load(); };
+  Sequence* taker = nullptr;
+  for (int32_t i = waiting_.head; i >= 0; i = sequence(i).next) {
+    Sequence& s = sequence(i);
+    if (!s.at_end() && (taker == nullptr || load(s) < load(*taker))) taker = &s;
+  }
+  if (taker == nullptr) return;
+  const FairShare& least = *taker->request->ticket.share;
+  do {
+    Sequence* giver = nullptr;
+    for (int32_t i = running_.head; i >= 0; i = sequence(i).next)
+      if (giver == nullptr || load(sequence(i)) >= load(*giver)) giver = &sequence(i);
+    if (giver == nullptr) return;
+    const FairShare& most = *giver->request->ticket.share;
+    if (static_cast<double>(most.running - 1) / most.weight <
+        static_cast<double>(least.running + 1) / least.weight)
+      return;
+    giver->tag = std::max(giver->tag, taker->tag + 1);  // behind it from now on
+    preempt(*giver);
+  } while (rows_left_ <= 0 || logits_left_ <= 0 || !admit(*taker, now));
+  --logits_left_;
+  plan_prefill(*taker, waiting_.size > 0);
 }
 
 // ---- rows

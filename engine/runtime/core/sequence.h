@@ -14,6 +14,7 @@
 
 #include "engine/runtime/core/block_manager.h"
 #include "engine/runtime/core/draft_pacer.h"
+#include "engine/runtime/core/fair_shares.h"
 #include "engine/runtime/core/request.h"
 #include "engine/runtime/core/sample_spec.h"
 
@@ -27,9 +28,9 @@ enum class SequenceState : uint8_t {
 };
 
 struct RequestState {
-  // Who comes first, everywhere: the lower tag, of equal ones the lower id.
-  uint64_t tag = 0;
   uint64_t id = 0;  // grows with arrival
+  FairShares::Ticket ticket;
+  int64_t generated = 0;  // tokens of all choices
   Request request;
   int64_t max_length = 0;  // tokens of a choice, prompt included
   uint64_t seed = 0;       // choice i draws from the stream of seed + i
@@ -54,6 +55,9 @@ struct Sequence {
   RequestState* request = nullptr;
   int32_t index = 0;  // choice; before the fork the lowest open one
   int32_t slot = 0;   // in the slab
+  // Who comes first, everywhere: the lower tag, of equal ones the lower id of the request, then the lower
+  // choice. From the request's ticket; later only when it made way for another caller.
+  int64_t tag = 0;
   // In-flight work names (slot, version). `token_version` changes when sampled tokens in flight no longer
   // count, `block_version` when written positions in flight no longer count.
   uint64_t token_version = 0, block_version = 0;
