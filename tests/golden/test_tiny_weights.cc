@@ -75,9 +75,12 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     };
     REQUIRE(row(0) != row(1));
     for (int32_t id : g.tokens) REQUIRE((id >= 0 && id < g.vocab));
-    const bool routed = name == "qwen3-moe" || name == "mixtral";
+    // By corrected scores, which change by a quarter of what their logits do at most.
+    const bool scored = name == "glm4-moe" || name == "ernie4_5-moe" || name == "minimax-m2";
+    const bool routed = scored || name == "qwen2-moe" || name == "qwen3-moe" || name == "mixtral";
     REQUIRE(g.router_margin_f32.has_value() == routed);
-    if (routed) REQUIRE((*g.router_margin_f32 > 0.01 && *g.router_margin_bf16 > 0.01));
+    const double least = scored ? 0.01 / 4 : 0.01;
+    if (routed) REQUIRE((*g.router_margin_f32 > least && *g.router_margin_bf16 > least));
   }
 }
 
