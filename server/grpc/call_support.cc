@@ -68,11 +68,21 @@ Status refuse_unknown_fields(const google::protobuf::Message& message) {
   return ok_status();
 }
 
+std::string address_of(std::string_view peer) {
+  const size_t port = peer.rfind(':'), scheme = peer.find(':');
+  if (port == std::string_view::npos || port == scheme) return std::string(peer);  // "unix:"
+  std::string_view address = peer.substr(scheme + 1, port - scheme - 1);
+  for (const std::string_view open : {"%5B", "["})
+    if (address.starts_with(open)) address.remove_prefix(open.size());
+  for (const std::string_view close : {"%5D", "]"})
+    if (address.ends_with(close)) address.remove_suffix(close.size());
+  return std::string(address);
+}
+
 api::RequestContext context_of(const Services& services, const grpc::CallbackServerContext& context) {
   api::RequestContext out;
   if (services.keys) out.tenant = who_asks(*services.keys, context);
-  out.peer = context.peer();
-  out.peer.resize(std::min(out.peer.rfind(':'), out.peer.size()));
+  out.peer = address_of(context.peer());
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     const auto left = deadline - std::chrono::system_clock::now();

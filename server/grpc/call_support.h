@@ -26,6 +26,8 @@ Status ill_formed_message(std::string_view method);
 // newer client asks for what would be passed over.
 Status refuse_unknown_fields(const google::protobuf::Message& message);
 // The call's deadline on the engine's clock, and whose key it came with.
+// The address in gRPC's name of a peer, "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711", as HTTP writes it.
+std::string address_of(std::string_view peer);
 api::RequestContext context_of(const Services& services, const grpc::CallbackServerContext& context);
 
 // Reports one call's duration and code to the metrics.

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "server/api/auth.h"
+#include "server/grpc/call_support.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -164,6 +165,32 @@ TEST_CASE("tenants: 429 with a Retry-After, for that key alone, and the log has 
   CHECK(all.find(R"("key":"alpha")") != std::string::npos);
   CHECK(all.find(R"("key":"beta")") != std::string::npos);
   CHECK(all.find(R"("key":"a")") == std::string::npos);
+}
+
+TEST_CASE("tenants: the engine knows who asks, over both transports") {
+  const std::string path = temp_dir() + "/tenants-weighed";
+  std::ofstream(path, std::ios::binary) << "a name=alpha weight=2.5\n";
+  oar::ServerOptions o;
+  o.api_key_file = path;
+  TestServer keyed({}, o);
+  CHECK(http(keyed.http(), "POST", "/v1/completions", R"({"prompt":"a","max_tokens":1,"priority":-3})",
+             {{"Authorization", "Bearer a"}})
+            .status == 200);
+  const oar::Request known = keyed.engine.last_request();
+  CHECK(known.caller == "alpha");
+  CHECK(known.weight == 2.5);
+  CHECK(known.priority == -3);
+
+  TestServer open;
+  CHECK(http(open.http(), "POST", "/v1/completions", R"({"prompt":"a","max_tokens":1})").status == 200);
+  CHECK(open.engine.last_request().caller == "127.0.0.1");
+  CHECK(open.engine.last_request().weight == 1);
+  CHECK(http(open.http(), "POST", "/v1/completions", R"({"prompt":"a","priority":1001})").status == 400);
+  using oar::grpc_api::address_of;
+  CHECK(address_of("ipv4:127.0.0.1:4711") == "127.0.0.1");
+  CHECK(address_of("ipv6:%5B::1%5D:4711") == "::1");
+  CHECK(address_of("ipv6:[fe80::1%25eth0]:4711") == "fe80::1%25eth0");
+  CHECK(address_of("unix:") == "unix:");
 }
 
 }  // namespace
