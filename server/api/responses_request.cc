@@ -197,7 +197,9 @@ void read_effort(Fields& f, Conversation& c, json::object& echoed) {
   std::string effort;
   r.string("effort", effort, 64);
   if (!effort.empty()) c.template_kwargs["reasoning_effort"] = json::string(effort);
-  if (effort == "none") c.template_kwargs["enable_thinking"] = c.template_kwargs["thinking"] = false;
+  if (effort == "none") {
+    for (const char* name : {"enable_thinking", "thinking"}) c.template_kwargs[name] = false;
+  }
   std::string summary;
   for (const char* name : {"summary", "generate_summary"}) {
     r.string(name, summary, 64);
