@@ -22,7 +22,7 @@ struct FairShare {
 
 class FairShares {
  public:
-  // A request's place: it starts at `tag` and was taken to cost `tokens`.
+  // A request's place, and what it was taken to cost.
   struct Ticket {
     FairShare* share = nullptr;  // valid until ended()
     double start = 0;
@@ -30,9 +30,9 @@ class FairShares {
     double tokens = 0;
   };
 
-  // `most`: tokens that it may take, its prompt of `prompt` included, of each of `choices`. What answers
-  // usually take is learned from those that ended. `priority`: lower goes first; one unit is worth
-  // kPriorityTokens of a caller of weight 1, so that whoever waits long enough is overtaken by nobody.
+  // A request of `prompt` tokens, and of `choices` answers of `max_tokens` each at most. What answers usually
+  // take is learned from those that ended. `weight` is above 0. `priority`: lower goes first; one unit is
+  // worth kPriorityTokens of a caller of weight 1, so that whoever waits long enough is overtaken by nobody.
   Ticket arrive(const std::string& name, double weight, int32_t priority, int64_t prompt, int64_t choices,
                 int64_t max_tokens);
   // It has its first row.
