@@ -77,4 +77,65 @@ struct SegmentAttentionArgs {
   float scale = 1.f;
 };
 
+// Attention of padded batches, without pages: out = softmax(cap(q . k * scale) + mask) . v for every entry of
+// the batch and head, cap(s) = softcap * tanh(s / softcap). Query head h reads key/value head h / (H / K).
+// Operands lie as their steps say, a row's numbers together; a step of 0 serves all. A sum runs over keys in
+// ascending order: what a query gets depends on itself and the keys that it sees. What it does not see may be
+// read and must be finite.
+//
+// Roofline: 2 * (D + DV) operations a query and key that it sees.
+struct AttentionSteps {
+  int64_t batch = 0, head = 0, row = 0;  // elements
+};
+struct DenseAttentionArgs {
+  uint32_t size = sizeof(DenseAttentionArgs);
+  uint32_t version = 1;
+  float* out = nullptr;      // (B, H, S, DV)
+  const float* q = nullptr;  // (B, H, S, D)
+  const float* k = nullptr;  // (B, K, L, D)
+  const float* v = nullptr;  // (B, K, L, DV)
+  // (B, H, S, mask_columns) or null. Added, as f32; with mask_bool 1 byte each: 0 hides the key. Keys from
+  // mask_columns on are hidden.
+  const void* mask = nullptr;
+  // (B) or null: so many keys are there; more than L are L. i32, or i64 with wide_lengths.
+  const void* lengths = nullptr;
+  AttentionSteps out_steps, q_steps, k_steps, v_steps, mask_steps;
+  int64_t mask_column = 1;  // from one column of the mask to the next; 0: one serves all keys
+  int64_t mask_columns = 0;
+  int64_t B = 0, H = 0, K = 0, S = 0, L = 0, D = 0, DV = 0;
+  // The position of the first query among the keys; with `last` queries are the last of their entry's length.
+  int64_t offset = 0;
+  int64_t left = -1, right = -1;  // keys farther than that before or behind a query are hidden; -1: none are
+  float scale = 1.f;
+  float softcap = 0.f;  // 0: none
+  int32_t causal = 0;   // keys behind the query are hidden
+  int32_t last = 0, mask_bool = 0, wide_lengths = 0;
+  // A query that sees no key, or only keys whose mask is -infinity: NaN, else 0.
+  int32_t blind_is_nan = 0;
+};
+
+// Keys [from, to) that query i of entry b may see; neither falls as i rises. Nothing allocates or throws.
+struct KeyRange {
+  int64_t from = 0, to = 0;
+};
+inline KeyRange seen_keys(const DenseAttentionArgs& a, int64_t b, int64_t i) {
+  int64_t limit = a.L, length = a.L;
+  if (a.lengths != nullptr) {
+    length = a.wide_lengths ? static_cast<const int64_t*>(a.lengths)[b]
+                            : static_cast<const int32_t*>(a.lengths)[b];
+    constexpr int64_t kFar = int64_t{1} << 48;  // sums of it overflow nothing
+    length = length < -kFar ? -kFar : length > kFar ? kFar : length;
+    limit = length < 0 ? 0 : length < a.L ? length : a.L;
+  }
+  if (a.mask != nullptr && a.mask_columns < limit) limit = a.mask_columns;
+  const int64_t at = i + (a.last ? length - a.S : a.offset);
+  KeyRange r{0, limit};
+  if (a.causal && at + 1 < r.to) r.to = at + 1;
+  if (a.right >= 0 && at + a.right + 1 < r.to) r.to = at + a.right + 1;
+  if (a.left >= 0 && at - a.left > 0) r.from = at - a.left;
+  if (r.to < 0) r.to = 0;
+  if (r.from > r.to) r.from = r.to;
+  return r;
+}
+
 }  // namespace oar

@@ -62,7 +62,6 @@ enum class KernelFamily : uint8_t {
   kConv,                 // conv.h
   kWinograd,             // conv.h
   kQuantizedConv,        // quantized_conv.h
-  kBf16Conv,             // quantized_conv.h
   kNarrow,               // narrow.h
   kDepthwise,            // conv.h
   kPool,                 // conv.h
@@ -71,9 +70,38 @@ enum class KernelFamily : uint8_t {
   kRecurrent,            // recurrent.h
   kGatedMatmul,          // matmul.h
   kSegmentAttention,     // attention.h
+  kLora,                 // lora.h
+  kDenseAttention,       // attention.h
 };
 
+inline constexpr KernelFamily kLastFamily = KernelFamily::kDenseAttention;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
+
+// How images lie: as the family's header says, or with channels in front of pixels.
+enum class ImageLayout : uint8_t { kFamily, kChannelsFirst };
+// Rows of prompts, or of tokens that were generated: where a backend computes them in different orders, a
+// row's is chosen by this alone, never by how many rows there are. kAny: one kernel for both.
+enum class RowClass : uint8_t { kAny, kPrompt, kGenerated };
+enum class Accumulation : uint8_t { kF32, kI32 };
+enum class KvCode : uint8_t { kInt8, kFp8, kInt4, kInt4Mean, kInt3 };
+const char* kv_code_name(KvCode code);  // "int8", "int4_mean"
+
+// What a kernel is looked for by. What is left out is as most families have it.
+struct KernelKey {
+  KernelFamily family = KernelFamily::kMatmul;
+  Format weight = Format::f32();  // stored operand: weights, a table, keys and values; without one f32
+  Format input = Format::f32();   // activations that are read
+  ImageLayout layout = ImageLayout::kFamily;
+  RowClass rows = RowClass::kAny;
+  Accumulation sum = Accumulation::kF32;
+  // Of a quantized cache (kv_quant.h): how keys and values are stored.
+  std::optional<KvCode> keys = {}, values = {};
+
+  bool operator==(const KernelKey&) const = default;
+};
+// Products of 8-bit integers, and of bf16, in quantized_conv.h.
+KernelKey int8_conv_key();
+KernelKey bf16_conv_key();
 
 // Instruction-set levels in ascending preference. A level implies those below it on the same architecture.
 enum class Isa : uint8_t {
@@ -110,14 +138,15 @@ struct Kernel {
   KernelFamily family;
   Isa isa;
   const char* name;  // "matmul.bf16.avx512vnni"; without a format, "rope.avx2"
-  // Storage format of the weight operand this kernel reads (matmul, embedding) or the KV element type;
-  // nullopt serves any.
+  // KernelKey::weight; nullopt serves any.
   std::optional<Format> format;
   void (*plan)(const void* args, int workers, KernelPlan* out);
   void (*run)(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch);
   // What a chunk of the last phase reads of its weights, so that somebody who waits may fetch it; null for
   // kernels without weights of their own. Looks at sizes and addresses only.
   WeightSpan (*weights)(const void* args, int64_t chunk) = nullptr;
+  Accumulation sum = Accumulation::kF32;
+  Format input = Format::f32();  // as KernelKey's
 };
 
 // A kernel to come that reads weights. A hint: it need not be run.
@@ -130,9 +159,10 @@ struct NextKernel {
 // All kernels compiled in, best first within a family. Immutable after start, any thread.
 class KernelRegistry {
  public:
-  // The best kernel of the family for the format at or below `isa`: one made for the format before one that
-  // serves any, then the highest level. Null when none exists.
-  const Kernel* find(KernelFamily family, Format format, Isa isa) const;
+  // The best kernel for a key at or below `isa`: one made for the weight's format before one that serves any,
+  // then the highest level. Null when none exists; these kernels serve every class of rows alike and have
+  // images as their family says.
+  const Kernel* find(const KernelKey& key, Isa isa) const;
   std::span<const Kernel* const> all() const;
   static const KernelRegistry& cpu();
 };

@@ -26,6 +26,8 @@ struct KernelEntry {
   WeightSpan (*weights)(const void* args, int64_t chunk) = nullptr;  // as Kernel's
   const char* layout = nullptr;  // left out where weight_layout() names another for this level; null: never
   const char* level = nullptr;   // the last word of the name, if not isa_name(isa)
+  const char* input = nullptr;   // as format; null: f32
+  Accumulation sum = Accumulation::kF32;
 };
 
 struct KernelTable {

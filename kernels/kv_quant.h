@@ -36,8 +36,6 @@ namespace oar {
 
 inline constexpr int32_t kKvSinkTokens = 16;
 
-enum class KvCode : uint8_t { kInt8, kFp8, kInt4, kInt4Mean, kInt3 };
-
 struct QuantKvShape {
   KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // keys: not kInt3; values: not kInt4Mean
   int32_t page_tokens = 64;                             // P, a multiple of 16

@@ -1,5 +1,5 @@
 // Convolution of narrow operands over pixels whose channels lie together, and products with narrow matrices
-// (the case H = KH = KW = 1): 8-bit integers (kQuantizedConv) and bf16 (kBf16Conv).
+// (the case H = KH = KW = 1): 8-bit integers (int8_conv_key()) and bf16 (bf16_conv_key()).
 //
 // 8-bit integers: sums are exact in i32; each is scaled, bounded and rounded once, so that every kernel gives
 // the same bits (but for `epilogue`, whose functions differ in the last places between instruction sets).

@@ -32,7 +32,6 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kConv: return "conv";
     case KernelFamily::kWinograd: return "winograd";
     case KernelFamily::kQuantizedConv: return "quantized_conv";
-    case KernelFamily::kBf16Conv: return "bf16_conv";
     case KernelFamily::kNarrow: return "narrow";
     case KernelFamily::kDepthwise: return "depthwise";
     case KernelFamily::kPool: return "pool";
@@ -41,6 +40,8 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kRecurrent: return "recurrent";
     case KernelFamily::kGatedMatmul: return "gated_matmul";
     case KernelFamily::kSegmentAttention: return "segment_attention";
+    case KernelFamily::kLora: return "lora";
+    case KernelFamily::kDenseAttention: return "dense_attention";
   }
   return "unknown";
 }
@@ -72,8 +73,9 @@ class CpuTable {
       std::string name = family_name(e.family);
       if (format) name.append(".").append(format->name());
       name.append(".").append(e.level != nullptr ? e.level : isa_name(e.isa));
-      kernels_.push_back(
-          {e.family, e.isa, names_.emplace_back(std::move(name)).c_str(), format, e.plan, e.run, e.weights});
+      const Format input = e.input != nullptr ? *Format::find(e.input) : Format::f32();
+      kernels_.push_back({e.family, e.isa, names_.emplace_back(std::move(name)).c_str(), format, e.plan,
+                          e.run, e.weights, e.sum, input});
     }
   }
 
@@ -89,9 +91,32 @@ const CpuTable& cpu_table() {
 
 }  // namespace
 
-const Kernel* KernelRegistry::find(KernelFamily family, Format format, Isa isa) const {
+const char* kv_code_name(KvCode code) {
+  switch (code) {
+    case KvCode::kInt8: return "int8";
+    case KvCode::kFp8: return "fp8";
+    case KvCode::kInt4: return "int4";
+    case KvCode::kInt4Mean: return "int4_mean";
+    case KvCode::kInt3: return "int3";
+  }
+  return "unknown";
+}
+
+KernelKey int8_conv_key() {
+  static const Format u8 = Format::of(DType::kU8), i8 = Format::of(DType::kI8);
+  return {.family = KernelFamily::kQuantizedConv, .weight = i8, .input = u8, .sum = Accumulation::kI32};
+}
+
+KernelKey bf16_conv_key() {
+  return {.family = KernelFamily::kQuantizedConv, .weight = Format::bf16(), .input = Format::bf16()};
+}
+
+const Kernel* KernelRegistry::find(const KernelKey& key, Isa isa) const {
+  if (key.layout != ImageLayout::kFamily) return nullptr;
   for (const Kernel* k : all()) {
-    if (k->family == family && k->isa <= isa && (!k->format || *k->format == format)) return k;
+    if (k->family == key.family && k->isa <= isa && (!k->format || *k->format == key.weight) &&
+        k->input == key.input && k->sum == key.sum)
+      return k;
   }
   return nullptr;
 }

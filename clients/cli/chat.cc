@@ -78,6 +78,7 @@ Status Chat::say(const std::string& text) {
     OAR_ASSIGN(ReplyPlan plan, plan_reply(model_.reply_model(), asked, request.prompt));
     request.constraint = std::move(plan.constraint);
     request.constraint_field = "the constraint";
+    request.adapter = adapter_;
     request.stop.stop_token_ids = std::move(plan.end_tokens);
     TextStreamOptions stream_options;
     stream_options.stop = sampling_.stop;

@@ -14,8 +14,11 @@ namespace oar::cli {
 class Chat {
  public:
   // `interrupted`, set, ends the answer that is being made.
-  Chat(LanguageModel& model, SamplingOptions sampling, std::string system, std::atomic<bool>& interrupted)
+  // `adapter`: of every answer; null: the model without one.
+  Chat(LanguageModel& model, SamplingOptions sampling, std::string system, std::atomic<bool>& interrupted,
+       std::shared_ptr<const AdapterLease> adapter)
       : model_(model),
+        adapter_(std::move(adapter)),
         sampling_(std::move(sampling)),
         system_(std::move(system)),
         interrupted_(interrupted) {}
@@ -43,6 +46,7 @@ class Chat {
   void show_reasoning(const std::string& text, bool over);
 
   LanguageModel& model_;
+  const std::shared_ptr<const AdapterLease> adapter_;
   SamplingOptions sampling_;
   std::string system_;
   std::atomic<bool>& interrupted_;

@@ -75,7 +75,7 @@ std::vector<float> matmul(ThreadPool& pool, Format format, Isa isa) {
   a.K = a.ldx = kIn;
   a.ldo = kOut;
   a.format = format;
-  const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+  const Kernel* kernel = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa);
   OAR_CHECK(kernel != nullptr, "every format has a matmul");
   run(pool, *kernel, &a);
   return out;
@@ -126,8 +126,8 @@ std::vector<float> attention(ThreadPool& pool, DType type, Isa isa) {
   append.T = kTokens;
   append.ldk = append.ldv = kKvHeads * kHeadDim;
   append.shape = shape;
-  const Kernel* store = KernelRegistry::cpu().find(KernelFamily::kKvAppend, Format::of(type), isa);
-  const Kernel* attend = KernelRegistry::cpu().find(KernelFamily::kPagedAttention, Format::of(type), isa);
+  const Kernel* store = KernelRegistry::cpu().find({KernelFamily::kKvAppend, Format::of(type)}, isa);
+  const Kernel* attend = KernelRegistry::cpu().find({KernelFamily::kPagedAttention, Format::of(type)}, isa);
   OAR_CHECK(store != nullptr && attend != nullptr, "every cache type has attention");
   run(pool, *store, &append);
 
@@ -165,7 +165,7 @@ std::vector<Isa> levels(KernelFamily family, Format format) {
   std::vector<Isa> out;
   for (int level = 1; level <= static_cast<int>(best_isa()); ++level) {
     const Isa isa = static_cast<Isa>(level);
-    const Kernel* kernel = KernelRegistry::cpu().find(family, format, isa);
+    const Kernel* kernel = KernelRegistry::cpu().find({family, format}, isa);
     if (kernel != nullptr && kernel->isa == isa) out.push_back(isa);
   }
   return out;

@@ -64,6 +64,7 @@ int perplexity(const EvalCommand& o, const std::string& text) {
   PerplexityOptions options = o.eval;
   options.context = o.contexts[0];
   options.add_bos = !o.no_bos;
+  options.adapter = chosen_adapter(o.model, **model);
   ProgressBar bar(o.model.quiet);
   auto result =
       evaluate_perplexity((*model)->engine(), *(*model)->tokenizer(), text, options, bar.callback());
@@ -194,6 +195,9 @@ int eval(const EvalCommand& o) {
   if (const Status s = check_tune_seconds(asked); !s.ok()) return fail(s);
   auto text = read_text(o.text);
   if (!text.ok()) return fail(text.status());
+  if (o.is_table() && !o.model.engine.loras.empty())
+    return fail(invalid_argument("--lora: a table compares models without adapters; leave one of the two out",
+                                 "command line"));
   return o.is_table() ? table(o, *text) : perplexity(o, *text);
 }
 
@@ -203,6 +207,7 @@ void add_eval(CLI::App& app, Action& action) {
   auto o = std::make_shared<EvalCommand>();
   CLI::App* c = app.add_subcommand("eval", "Perplexity of a model on a text, and what formats cost");
   add_model_options(*c, o->model, {.formats = false});
+  add_lora_options(*c, o->model, false);
   c->add_option("--text", o->text, "the text file; - is standard input")->required();
   c->add_option("--weights", o->weights, "how weights are held; several, by commas, make a table")
       ->delimiter(',')

@@ -117,6 +117,7 @@ int generate(const GenerateOptions& o) {
   if (!constraint.ok()) return fail(constraint.status());
   request.constraint = std::move(*constraint);
   request.constraint_field = "the constraint";
+  request.adapter = chosen_adapter(o.model, m);
   TextStreamOptions stream_options;
   stream_options.stop = o.sampling.stop;
   auto stream = TextStream::create(m.tokenizer(), std::move(stream_options), 1);
@@ -144,6 +145,7 @@ void add_generate(CLI::App& app, Action& action) {
   o->model.engine.max_sequences = 1;
   CLI::App* c = app.add_subcommand("generate", "Continue one prompt; only the text goes to standard output");
   add_model_options(*c, o->model);
+  add_lora_options(*c, o->model, false);
   auto* prompt =
       c->add_option("-p,--prompt", o->prompt,
                     "the text to continue, else what is piped in; empty: from the beginning (BOS alone)");
@@ -160,6 +162,7 @@ void add_generate(CLI::App& app, Action& action) {
       "  oar generate model.gguf --prompt-file story.txt --temperature 0.8 --top-p 0.95 --seed 7\n"
       "  oar generate demo --prompt '' --stop $'\\n\\n' --json\n"
       "  oar generate model.gguf -p 'A person as JSON: ' --json-schema person.json\n"
+      "  oar generate demo --lora my-adapter --prompt 'Once upon a time'\n"
       "Weights stay as the file has them and the KV cache is no narrower, unless --weights and --kv say "
       "otherwise.");
   c->callback([o, prompt, &action] {

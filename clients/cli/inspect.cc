@@ -134,6 +134,7 @@ int inspect(const InspectOptions& o) {
     what.params = o.params;
     what.graph = o.report.graph;
     what.explain = o.explain;
+    what.device = o.model.engine.device;
     what.plan = o.report.plan || o.report.memory;
     const Status s = inspect_predictor(o.model.model, what);
     return s.ok() ? kSuccess : fail(s);

@@ -90,6 +90,29 @@ void print_passes(std::span<const PassReport> passes) {
   }
 }
 
+// The steps of a run, most bytes first; without extents of open axes only a hint.
+Status print_steps(const Predictor& p, const std::vector<std::string>& inputs) {
+  auto shapes = shapes_of(p, inputs);
+  if (!shapes.ok()) {
+    if (!inputs.empty()) return shapes.status();
+    std::printf("steps     %s\n", shapes.status().message().c_str());
+    return ok_status();
+  }
+  const auto groups = p.steps(*shapes);
+  if (!groups.ok()) {
+    if (groups.status().code() != StatusCode::kFailedPrecondition) return groups.status();
+    std::printf("steps     not known before a run: %s\n", groups.status().message().c_str());
+    return ok_status();
+  }
+  std::printf("steps     (op, how many, bytes of operands and results, where, kernel)\n");
+  for (const StepGroup& g : *groups) {
+    std::printf("  %-20s %5d  %10s  %-9s %s\n", g.op.c_str(), g.steps, format_bytes(g.bytes).c_str(),
+                g.on_device ? "device" : "processor",
+                g.where.empty() ? "no kernel: a plain loop" : g.where.c_str());
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 bool is_predictor_path(const std::string& path) { return path.ends_with(".onnx") || is_paddle_path(path); }
@@ -98,6 +121,7 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   PredictorOptions options;
   options.disabled_passes = what.disabled_passes;
   options.explain = what.explain;
+  options.device = what.device;
   options.import.parameters = what.params;
   OAR_ASSIGN(options.precision, parse_precision(what.precision));
   bool dumped = what.dump_pass.empty();
@@ -116,7 +140,10 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
     return invalid_argument(cat("--dump-pass ", what.dump_pass, ": the passes are ", names));
   }
   std::fputs(predictor->summary().c_str(), stdout);
-  if (what.explain) print_passes(predictor->passes());
+  if (what.explain) {
+    print_passes(predictor->passes());
+    OAR_RETURN_IF_ERROR(print_steps(*predictor, what.inputs));
+  }
   if (what.graph) std::fputs(predictor->graph().to_string().c_str(), stdout);
   if (!what.plan) return ok_status();
   OAR_ASSIGN(const std::vector<Shape> shapes, shapes_of(*predictor, what.inputs));

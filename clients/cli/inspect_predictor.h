@@ -14,9 +14,11 @@ struct PredictorInspection {
   std::vector<std::string> inputs;  // NAME=2x3x224x224: extents for the plan
   std::string dump_pass;
   std::string precision = "f32";
+  std::string device;  // as PredictorOptions::device
   std::string params;  // a Paddle model's parameter file; empty: found beside the program
   bool graph = false, plan = false;
-  bool explain = false;  // what each pass did, and why neighbouring ops were not fused
+  // What each pass did, why neighbouring ops were not fused, and who computes each step.
+  bool explain = false;
 };
 
 // True for files that hold a graph of ops: what `oar infer` runs.

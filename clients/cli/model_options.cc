@@ -1,5 +1,7 @@
 #include "clients/cli/model_options.h"
 
+#include <filesystem>
+
 #include "clients/cli/logging.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/ranges.h"
@@ -106,13 +108,21 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   command
       .add_option_function<std::string>(
           "--speculative",
-          [&e](const std::string& method) { e.speculative.prompt_lookup = method == "ngram"; },
-          "speculative decoding, which changes no text: none, or ngram (prompt lookup: what followed the "
-          "last "
-          "tokens where they stood before is verified, several tokens in one step, where that pays)")
-      ->check(CLI::IsMember({"none", "ngram"}))
+          [&o](const std::string& method) {
+            o.engine.speculative.prompt_lookup = method == "ngram";
+            o.drafts = method == "draft";
+          },
+          "speculative decoding, which changes no text: none; ngram (prompt lookup: what followed the last "
+          "tokens where they stood before is verified, several tokens in one step, where that pays); or "
+          "draft (what --draft-model says is verified so)")
+      ->check(CLI::IsMember({"none", "ngram", "draft"}))
       ->type_name("METHOD")
       ->default_str("none");
+  command
+      .add_option("--draft-model", e.speculative.draft_model,
+                  "with --speculative draft: a smaller model of the same tokenizer; a folder, a file, or "
+                  "downloaded org/name. Its weights and cache are in the budget of --memory")
+      ->type_name("MODEL");
   command
       .add_option("--num-speculative-tokens", e.speculative.max_tokens,
                   "draft tokens of a sequence in one step at most; how many pay is measured")
@@ -139,6 +149,57 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   auto* verbose = command.add_flag("-v,--verbose", o.verbose, "log more");
   command.add_flag("-q,--quiet", o.quiet, "log errors only, no progress")->excludes(verbose);
   heading("Options");
+}
+
+namespace {
+// "NAME=DIR", or "DIR", which is named as its last folder.
+std::pair<std::string, std::string> named_folder(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals != std::string::npos) return {text.substr(0, equals), text.substr(equals + 1)};
+  const std::filesystem::path path(text);
+  return {(path.has_filename() ? path : path.parent_path()).filename().string(), text};
+}
+}  // namespace
+
+void add_lora_options(CLI::App& command, ModelOptions& o, bool slots) {
+  LanguageModelOptions& e = o.engine;
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--lora",
+          [&e, slots](const std::vector<std::string>& all) {
+            if (!slots && all.size() > 1)
+              throw CLI::ValidationError(
+                  "--lora",
+                  cat(all.size(), " adapters are given and one is used; serve several with oar serve"));
+            e.loras.clear();
+            for (const std::string& one : all) e.loras.push_back(named_folder(one));
+          },
+          slots ? "an adapter of the model, a folder as PEFT saves it, served as model NAME; may be repeated"
+                : "an adapter of the model: a folder as PEFT saves it")
+      ->check([](const std::string& text) {
+        const auto [name, folder] = named_folder(text);
+        return name.empty() || folder.empty() ? cat("'", text, "' is not NAME=DIR") : std::string();
+      })
+      ->type_name("NAME=DIR")
+      ->expected(1)
+      ->take_all()
+      ->group("Model");
+  if (slots) {
+    command
+        .add_option("--max-loras", e.max_loras,
+                    "slots for adapters, those of --lora and others to come; 0: as many as --lora names")
+        ->check(in_range(0, 1024))
+        ->group("Model")
+        ->capture_default_str();
+  }
+  command.add_option("--max-lora-rank", e.max_lora_rank, "the largest rank of an adapter")
+      ->check(in_range(1, 512))
+      ->group("Model")
+      ->capture_default_str();
+}
+
+std::shared_ptr<const AdapterLease> chosen_adapter(const ModelOptions& o, const LanguageModel& model) {
+  return o.engine.loras.empty() ? nullptr : model.adapters()->find(o.engine.loras.front().first);
 }
 
 void add_tune_seconds(CLI::App& command, ModelOptions& o) {
@@ -177,7 +238,21 @@ void add_chat_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str();
 }
 
+namespace {
+Status check_speculation(const ModelOptions& o) {
+  const std::string& path = o.engine.speculative.draft_model;
+  if (o.drafts == !path.empty()) return ok_status();
+  return invalid_argument(o.drafts ? std::string("--speculative draft: no model drafts; name one with "
+                                                 "--draft-model")
+                                   : cat("--draft-model ", path,
+                                         ": it drafts with --speculative draft alone; add that, or leave "
+                                         "--draft-model out"),
+                          "command line");
+}
+}  // namespace
+
 Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel level, std::string& path) {
+  OAR_RETURN_IF_ERROR(check_speculation(o));
   OAR_ASSIGN(ResolvedModel resolved, resolve_model(o.model, o.cache_dir));
   path = std::move(resolved.path);
   LanguageModelOptions e = o.engine;
@@ -186,6 +261,10 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
     OAR_ASSIGN(const MemoryWish budget, parse_memory(o.memory));
     e.memory_bytes = budget.bytes;
     e.memory_percent = budget.percent;
+  }
+  if (o.drafts) {
+    OAR_ASSIGN(ResolvedModel draft, resolve_model(e.speculative.draft_model, o.cache_dir));
+    e.speculative.draft_model = std::move(draft.path);
   }
   e.use_mmap = !o.no_mmap;
   e.cache_dir = o.cache_dir;

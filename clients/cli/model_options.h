@@ -17,6 +17,7 @@ struct ModelOptions {
   std::string cache_dir;
   uint64_t cache_bytes = kDefaultCacheBytes;
   std::optional<double> tune_seconds;  // --tune-seconds as given: for --kv auto
+  bool drafts = false;                 // --speculative draft was asked for
   bool kv_auto = false;                // --kv auto was asked for
   bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
   LanguageModelOptions engine;
@@ -30,6 +31,10 @@ struct ModelOptionSet {
 };
 // Adds MODEL and the options.
 void add_model_options(CLI::App& command, ModelOptions& options, const ModelOptionSet& set = {});
+// --lora, for commands that run a model with one adapter: then for every request, see chosen_adapter(). Or
+// with many (`slots`), and --max-loras and --max-lora-rank beside it.
+void add_lora_options(CLI::App& command, ModelOptions& options, bool slots);
+std::shared_ptr<const AdapterLease> chosen_adapter(const ModelOptions& options, const LanguageModel& model);
 // --device, of commands that run a model of any kind.
 void add_device_option(CLI::App& command, std::string& device);
 // --tune-seconds, beside any --kv.

@@ -112,7 +112,7 @@ bool obey(Chat& chat, const std::string& line) {
 
 int converse(LanguageModel& model, const RunOptions& o) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
-  Chat chat(model, o.sampling, o.system, interrupted);
+  Chat chat(model, o.sampling, o.system, interrupted, chosen_adapter(o.model, model));
   std::unique_ptr<LineInput> input;
   if (terminal && isatty(STDERR_FILENO) != 0) input = edited_lines(interrupted, o.history);
   if (!input) input = piped_lines(interrupted);
@@ -159,6 +159,7 @@ void add_run(CLI::App& app, Action& action) {
   o->model.engine.max_sequences = 1;
   CLI::App* c = app.add_subcommand("run", "Chat with a model in the terminal");
   add_model_options(*c, o->model);
+  add_lora_options(*c, o->model, false);
   add_chat_options(*c, o->model);
   c->add_option("--system", o->system, "the system message of the conversation");
   c->add_option("--history", o->history, "file that keeps what was said at a terminal; '' for none")

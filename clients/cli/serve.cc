@@ -47,9 +47,13 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--no-prefix-cache",
                                              "--allow-special-in-text",
                                              "--speculative",
+                                             "--draft-model",
                                              "--num-speculative-tokens",
                                              "--prompt-lookup-min",
                                              "--prompt-lookup-max",
+                                             "--lora",
+                                             "--max-loras",
+                                             "--max-lora-rank",
                                              "--tool-parser",
                                              "--reasoning-parser"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
@@ -62,6 +66,10 @@ void print_facts(const ModelInfo& i) {
               static_cast<double>(i.parameters) / 1e6, i.path.c_str());
   std::printf("weights  %s as %s, loaded in %.2f s\n", format_bytes(i.weight_bytes).c_str(),
               i.weights.c_str(), i.load_seconds);
+  if (!i.draft.empty())
+    std::printf("draft    %s (%s, %.1f M parameters), weights %s\n", i.draft.c_str(),
+                i.draft_architecture.c_str(), static_cast<double>(i.draft_parameters) / 1e6,
+                format_bytes(i.draft_weight_bytes).c_str());
   std::printf("KV       %s as %s: %d blocks of %d tokens, %s per token, context %lld\n",
               format_bytes(i.kv_bytes).c_str(), i.kv.c_str(), i.num_blocks, i.page_tokens,
               format_bytes(i.kv_bytes_per_token).c_str(), static_cast<long long>(i.max_context));
@@ -135,6 +143,10 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
     return invalid_argument(cat("--name: ", o.model.model,
                                 " is a folder of models, each called as its own folder; "
                                 "rename that, or leave --name out"));
+  if (folder && given("--lora"))
+    return invalid_argument(cat("--lora: ", o.model.model,
+                                " is a folder of models; serve one, or give --max-loras "
+                                "and load the adapter into a model with POST /v1/load_lora_adapter"));
   if (folder && o.model_control == "explicit") return ok_status();
   const auto check = [&](const auto& options, bool there, const char* kinds) -> Status {
     if (there) return ok_status();
@@ -328,6 +340,7 @@ void add_serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
   add_model_options(*c, o->model, {.model_required = false, .kv = "int8"});
+  add_lora_options(*c, o->model, true);
   c->add_option(
        "--config", o->config,
        "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "
@@ -393,7 +406,7 @@ void add_serve(CLI::App& app, Action& action) {
       ->allow_extra_args(false);
   c->add_option_function<std::string>(
        "--model-control", [o](const std::string& mode) { o->model_control = mode; },
-       "explicit: clients may load and unload the repository's models; none: they may not")
+       "explicit: clients may load and unload the repository's models, and adapters; none: they may not")
       ->check([](const std::string& mode) {
         if (mode == "none" || mode == "explicit") return std::string();
         if (mode == "poll")
@@ -433,6 +446,7 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve ./models                        a repository: NAME/[config.pbtxt], "
       "NAME/VERSION/model.onnx\n"
       "  oar serve ./Llama-3.2-1B --weights int8 --memory 6GiB --max-context 8192\n"
+      "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"
       "  curl -N localhost:8000/v1/completions -d "

@@ -27,6 +27,33 @@ Status check_count(const char* field, int64_t value) {
              : invalid_argument(cat(field, " is ", value, "; give a number >= 0 (0: the default)"), field);
 }
 
+// The bounds are those of `oar serve`; that no maximum is below its minimum is the engine's to say.
+Status read_speculative(const oar_model_options& o, SpeculativeOptions& out) {
+  const std::string_view method = o.speculative != nullptr ? o.speculative : "none";
+  if (method != "none" && method != "ngram" && method != "draft")
+    return invalid_argument(cat("speculative is \"", method, "\"; give none, ngram or draft"), "speculative");
+  const std::string_view draft = o.draft_model != nullptr ? o.draft_model : "";
+  if (method == "draft" && draft.empty())
+    return invalid_argument("draft_model is missing; speculative \"draft\" needs the path of one",
+                            "draft_model");
+  if (method != "draft" && !draft.empty())
+    return invalid_argument(cat("draft_model is \"", draft, "\", and speculative is \"", method,
+                                "\"; only \"draft\" has one draft"),
+                            "draft_model");
+  out.draft_model = draft;
+  const auto set = [](const char* field, int64_t value, auto& to) -> Status {
+    if (value < 0 || value > 64)
+      return invalid_argument(cat(field, " is ", value, "; give 1 to 64 (0: the default)"), field);
+    if (value > 0) to = static_cast<std::remove_reference_t<decltype(to)>>(value);
+    return ok_status();
+  };
+  OAR_RETURN_IF_ERROR(set("num_speculative_tokens", o.num_speculative_tokens, out.max_tokens));
+  OAR_RETURN_IF_ERROR(set("prompt_lookup_min", o.prompt_lookup_min, out.lookup_min));
+  OAR_RETURN_IF_ERROR(set("prompt_lookup_max", o.prompt_lookup_max, out.lookup_max));
+  out.prompt_lookup = method == "ngram";
+  return ok_status();
+}
+
 Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   oar_model_options o;
   oar_model_options_init(&o, sizeof o);
@@ -58,6 +85,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   out.allow_special_in_text = o.allow_special_in_text != 0;
   if (o.tool_parser != nullptr) out.tool_parser = o.tool_parser;
   if (o.reasoning_parser != nullptr) out.reasoning_parser = o.reasoning_parser;
+  OAR_RETURN_IF_ERROR(read_speculative(o, out.speculative));
   if (o.reserved != 0)
     return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
                             "reserved");
@@ -190,6 +218,8 @@ oar_status oar_model_get_stats(oar_model model, oar_model_stats* stats, size_t s
     out.prefix_queries = from.prefix_queries;
     out.prefix_hits = from.prefix_hits;
     out.step_seconds = from.step_seconds;
+    out.accepted_prediction_tokens = from.accepted_drafts;
+    out.rejected_prediction_tokens = from.rejected_drafts;
     return write_struct(out, "stats", stats, size);
   });
 }

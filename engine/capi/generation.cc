@@ -53,6 +53,8 @@ void EventStorage::fill(TextEvent&& from, bool with_logprobs) {
   event.prompt_tokens = s.prompt_tokens;
   event.cached_tokens = s.cached_tokens;
   event.completion_tokens = s.completion_tokens;
+  event.accepted_prediction_tokens = s.accepted_drafts;
+  event.rejected_prediction_tokens = s.rejected_drafts;
   event.seconds_to_first_token = seconds_between(s.submitted, s.first_token);
   event.seconds = seconds_between(s.submitted, s.finished);
 }

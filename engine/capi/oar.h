@@ -155,6 +155,16 @@ typedef struct oar_model_options {
    */
   const char* tool_parser;
   const char* reasoning_parser;
+  /* Speculative decoding, which changes no text: NULL or "none"; or "ngram", prompt lookup. What followed the
+   * last tokens where they stood before is verified, several tokens in one step, where that pays; or "draft",
+   * what `draft_model` says. */
+  const char* speculative;
+  int64_t num_speculative_tokens; /* drafts of a sequence in one step at most, 1 to 64; 0: 8 */
+  int32_t prompt_lookup_min;      /* last tokens that must have stood there, 1 to 64; 0: 2 */
+  int32_t prompt_lookup_max;      /* last tokens that are compared, likewise; longer runs win; 0: 4 */
+  /* A smaller model of the same tokenizer, any path or name that oar_model_load() takes. Its weights and
+   * cache are in the budget of `memory_bytes`. NULL: none. */
+  const char* draft_model;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -196,6 +206,7 @@ typedef struct oar_model_stats {
   uint64_t steps, prompt_tokens, generation_tokens, preemptions;
   uint64_t prefix_queries, prefix_hits; /* tokens looked up in and found in the prefix cache */
   double step_seconds;                  /* sum over steps */
+  uint64_t accepted_prediction_tokens, rejected_prediction_tokens; /* verified drafts of speculation */
 } oar_model_stats;
 
 /* `size` is sizeof(oar_model_stats). */
@@ -318,6 +329,8 @@ typedef struct oar_event {
   size_t reasoning_length;
   const oar_tool_call* tool_calls; /* tool_call_count pieces, likewise */
   size_t tool_call_count;
+  int64_t accepted_prediction_tokens; /* of completion_tokens, drafted by speculation */
+  int64_t rejected_prediction_tokens; /* drafts that were wrong; no part of completion_tokens */
 } oar_event;
 
 /* Called on a thread of the model, one call at a time per model, in order per choice. The event lives during

@@ -120,6 +120,7 @@ Status run_call(const BoundCall& call, EvalContext& ctx) {
 
 Status run_on_host(const EvalContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
                    bool alone) {
+  ctx.uses(kernel);
   Tensor shared, own;
   if (plan.shared_scratch > 0) {
     OAR_ASSIGN(shared, ctx.allocate({static_cast<int64_t>(plan.shared_scratch)}, DType::kU8));

@@ -33,20 +33,21 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
 }
 
 // Runs `work` over the node as one step of a run: it may be ended from outside, is measured, and its errors
-// name it.
+// name it. `where`: the bound kernel; else null, and set to one that evaluate() itself used.
 template <class Work>
-Status step(const char* where, const Node& node, std::span<const Datum* const> inputs,
+Status step(const char*& where, const Node& node, std::span<const Datum* const> inputs,
             std::span<Datum> outputs, const EvalOptions& options, const void* prepared,
             EvalContext::OperandFacts facts, Work&& work) {
   OAR_RETURN_IF_ERROR(RunGuard::check());
   EvalContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
   Status s = work(ctx);
-  if (options.profile) options.profile(node, where, start, now_ns());
+  if (where == nullptr) where = ctx.used_kernel();
+  if (options.profile) options.profile(node, where != nullptr ? where : kEvaluated, start, now_ns());
   if (!s.ok()) return Status(s.code(), cat(describe(node, inputs), ": ", s.message()));
   return s;
 }
-constexpr const char* kEvaluated = "evaluated";
+uint64_t bytes_of(const Datum* d) { return d != nullptr && d->is_tensor() ? d->tensor.bytes() : 0; }
 
 }  // namespace
 
@@ -322,7 +323,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   }
 
   const bool has_call = call != nullptr && call->op != nullptr, launched = has_call && call->on_device();
-  const char* const where = has_call ? call->op->where() : kEvaluated;
+  const char* where = has_call ? call->op->where() : nullptr;
   // A view stays where its operand is.
   const bool on_device =
       launched || (node.op->view && !node.inputs.empty() && values.only_on_device(node.inputs[0]));
@@ -354,6 +355,13 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
     }));
   }
   if (options.detours != nullptr) options.detours->launches += launched;
+  // Shape arithmetic and views move nothing; a branch or loop is the nodes within it.
+  if (options.placed && !node.op->view && node.op->sizes != SizesFrom::kItself && node.subgraphs.empty()) {
+    uint64_t bytes = 0;
+    for (ValueId v : node.inputs) bytes += bytes_of(values.find(v));
+    for (const Datum& d : results) bytes += bytes_of(&d);
+    options.placed({node, where, on_device, bytes});
+  }
   for (size_t k = 0; k < results.size(); ++k) {
     if (on_device) values.set_on_device(node.outputs[k], std::move(results[k]));
     else values.set_on_host(node.outputs[k], std::move(results[k]));
@@ -467,7 +475,8 @@ Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& 
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
                                        const EvalOptions& options) {
   std::vector<Datum> outputs(node.outputs.size());
-  OAR_RETURN_IF_ERROR(step(kEvaluated, node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
+  const char* where = nullptr;
+  OAR_RETURN_IF_ERROR(step(where, node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
   return outputs;
 }
 

@@ -48,6 +48,17 @@ struct Datum {
   std::string to_string() const;
 };
 
+// How a profile names nodes that no kernel computes.
+inline constexpr const char* kEvaluated = "evaluated";
+
+// Who computes a node, and what it moves.
+struct NodePlace {
+  const Node& node;
+  const char* where = nullptr;  // the kernel's name; null: no kernel, a plain loop on the processor
+  bool on_device = false;
+  uint64_t bytes = 0;  // of operands and results
+};
+
 // What an evaluation beside a device did on the processor.
 struct HostDetours {
   std::map<std::string, int> ops;  // names of those that waited for values of the device, and how often
@@ -69,6 +80,8 @@ struct EvalOptions {
   BoundCalls* bound = nullptr;
   // Told each node's nanoseconds and who computed it: a kernel's name, or "evaluated". Null: not measured.
   std::function<void(const Node&, const char* where, uint64_t start_ns, uint64_t end_ns)> profile = nullptr;
+  // Told where each node runs, of branches and loops too, also while sizing; null: not wanted.
+  std::function<void(const NodePlace&)> placed = nullptr;
   // Beside a device: what was computed without it and what it cost; null: not wanted.
   HostDetours* detours = nullptr;
   // Shown each node's results, of the graph itself and not of its branches and loops, before anything reads
@@ -102,6 +115,9 @@ class EvalContext {
   Backend& backend() const {
     return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
   }
+  // Says that the op's work is this kernel's; of several the last is named. On the calling thread.
+  void uses(const Kernel& kernel) const { kernel_ = kernel.name; }
+  const char* used_kernel() const { return kernel_; }  // null: none
   // Null where the calling thread is alone.
   ThreadPool* pool() const { return backend().workers() > 1 ? &backend().host_pool() : nullptr; }
   template <class T>
@@ -175,6 +191,7 @@ class EvalContext {
   Status known(size_t i) const;
   const EvalOptions& options_;
   const void* prepared_;
+  mutable const char* kernel_ = nullptr;
   const OperandFacts facts_;
 };
 

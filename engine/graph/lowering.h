@@ -175,8 +175,8 @@ class KernelOp final : public LoweredOp {
 
 // Null (no error) when the backend has no such kernel.
 template <class Args, class Fill>
-Lowered lower_kernel(LowerContext& ctx, KernelFamily family, Format format, Args args, Fill fill) {
-  const Kernel* k = ctx.backend.find_kernel(family, format);
+Lowered lower_kernel(LowerContext& ctx, const KernelKey& key, Args args, Fill fill) {
+  const Kernel* k = ctx.backend.find_kernel(key);
   if (!k) return not_lowered();
   return std::unique_ptr<LoweredOp>(
       std::make_unique<KernelOp<Args, Fill>>(k, std::move(args), std::move(fill)));
@@ -189,7 +189,7 @@ template <class Args, class Fill>
 Lowered lower_like(LowerContext& ctx, size_t like, KernelFamily family, const Args& args, double nanoseconds,
                    uint32_t overwrites, Fill fill) {
   if (ctx.in_run() && ctx.operands[like].shape.numel() == 0) return not_lowered();
-  OAR_ASSIGN(auto op, lower_kernel(ctx, family, Format::f32(), args, std::move(fill)));
+  OAR_ASSIGN(auto op, lower_kernel(ctx, {family}, args, std::move(fill)));
   if (op == nullptr || !ctx.in_run()) return op;
   ctx.results->assign(1, {Format::f32(), ctx.operands[like].shape, true});
   op->nanoseconds = nanoseconds * static_cast<double>(ctx.operands[like].shape.numel());

@@ -77,7 +77,7 @@ Lowered segments_lower(LowerContext& ctx) {
     return not_lowered();
   SegmentAttentionArgs args;
   args.scale = static_cast<float>(attrs.get_float("scale"));
-  return lower_kernel(ctx, KernelFamily::kSegmentAttention, Format::f32(), args,
+  return lower_kernel(ctx, {KernelFamily::kSegmentAttention}, args,
                       [](SegmentAttentionArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.q = in[0].as<const float>();
@@ -110,7 +110,7 @@ Types append_infer(const Graph& g, Ids in, const Attrs&) {
 Lowered append_lower(LowerContext& ctx) {
   KvAppendArgs args;
   args.shape = kv_shape(ctx.node.attrs);
-  return lower_kernel(ctx, KernelFamily::kKvAppend, Format::of(args.shape.type), args,
+  return lower_kernel(ctx, {KernelFamily::kKvAppend, Format::of(args.shape.type)}, args,
                       [](KvAppendArgs& a, const Operand* in, const Operand*) {
                         a.pool = in[0].data;
                         a.k = in[1].as<const float>();
@@ -138,7 +138,7 @@ Lowered paged_lower(LowerContext& ctx) {
   args.scale = static_cast<float>(attrs.get_float("scale"));
   args.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.window = attrs.get_int("window");
-  return lower_kernel(ctx, KernelFamily::kPagedAttention, Format::of(args.shape.type), args,
+  return lower_kernel(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}, args,
                       [](PagedAttentionArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.q = in[0].as<const float>();
@@ -161,6 +161,10 @@ QuantKvShape quant_kv_shape(const Attrs& a) {
           static_cast<int32_t>(a.get_int("head_dim"))};
 }
 
+KernelKey quant_kv_key(KernelFamily family, const QuantKvShape& shape) {
+  return {.family = family, .weight = Format::bf16(), .keys = shape.keys, .values = shape.values};
+}
+
 Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 8, 8));
   for (size_t k = 0; k < 3; ++k) {
@@ -173,7 +177,7 @@ Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {
 Lowered quant_append_lower(LowerContext& ctx) {
   QuantKvAppendArgs args;
   args.shape = quant_kv_shape(ctx.node.attrs);
-  return lower_kernel(ctx, KernelFamily::kQuantKvAppend, Format::bf16(), args,
+  return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantKvAppend, args.shape), args,
                       [](QuantKvAppendArgs& a, const Operand* in, const Operand*) {
                         a.pool = in[0].data;
                         a.open = in[1].data;
@@ -206,7 +210,7 @@ Lowered quant_paged_lower(LowerContext& ctx) {
   args.common.scale = static_cast<float>(attrs.get_float("scale"));
   args.common.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.common.window = attrs.get_int("window");
-  return lower_kernel(ctx, KernelFamily::kQuantPagedAttention, Format::bf16(), args,
+  return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape), args,
                       [](QuantPagedAttentionArgs& a, const Operand* in, const Operand* out) {
                         PagedAttentionArgs& c = a.common;
                         c.out = out[0].as<float>();

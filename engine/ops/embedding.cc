@@ -34,7 +34,7 @@ Lowered lower(LowerContext& ctx) {
                                            : std::optional(ctx.weight_format(0));
   OAR_CHECK(format && (!ctx.is_expression(0) || format->info().encode),
             "a pass names a format that can be written");
-  if (ctx.backend.find_kernel(KernelFamily::kEmbedding, *format) == nullptr) { return not_lowered(); }
+  if (ctx.backend.find_kernel({KernelFamily::kEmbedding, *format}) == nullptr) { return not_lowered(); }
   OAR_ASSIGN(const StoredWeight* table, weight_rows(ctx, 0, *format));
   const Shape shape = ctx.weight_shape(0);
   EmbeddingArgs args;
@@ -43,7 +43,7 @@ Lowered lower(LowerContext& ctx) {
   args.E = shape[1];
   args.scale = static_cast<float>(ctx.node.attrs.get_float("scale", 1));
   args.table = table->data();
-  return lower_kernel(ctx, KernelFamily::kEmbedding, args.format, args,
+  return lower_kernel(ctx, {KernelFamily::kEmbedding, args.format}, args,
                       [](EmbeddingArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.ids = in[1].as<const int32_t>();

@@ -164,7 +164,7 @@ void run_rows(const Kernel& kernel, HadamardArgs a, std::vector<float>& scratch)
 
 // Weights: rows in parallel, columns by tiles of them turned into rows.
 Result<bool> fold_inplace(Tensor& x, std::span<const Tensor> rest, const Attrs& attrs, ThreadPool& pool) {
-  const Kernel* kernel = calling_thread_backend().find_kernel(KernelFamily::kHadamard, Format::f32());
+  const Kernel* kernel = calling_thread_backend().find_kernel({KernelFamily::kHadamard, Format::f32()});
   OAR_CHECK(kernel != nullptr, "every level has a hadamard kernel");
   const Shape& shape = x.shape();
   if (!rest.empty() && shape.rank() > 2) return false;
@@ -248,7 +248,7 @@ Lowered lower(LowerContext& ctx) {
     OAR_ASSIGN(args.cores[c], to_device(ctx, cat("core ", c), t.cores[static_cast<size_t>(c)]));
   }
   if (!factor.empty()) { OAR_ASSIGN(args.signs, to_device(ctx, "signs", factor)); }
-  return lower_kernel(ctx, KernelFamily::kHadamard, Format::f32(), args,
+  return lower_kernel(ctx, {KernelFamily::kHadamard}, args,
                       [](HadamardArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();

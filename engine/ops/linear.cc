@@ -23,9 +23,7 @@ Format compute_format(Format stored, const Shape& shape, const std::string& want
   OAR_CHECK(format.has_value(), "format was checked when it was asked for");
   if (*format == stored) return *format;
   if (!format->row_bytes(shape[1])) return stored;
-  const WeightLayout& layout = backend.weight_layout(*format);
-  if (layout.in_place) return format->info().encode ? *format : stored;
-  return layout.accepts(stored, shape[0], shape[1]) ? *format : stored;
+  return backend.packs_from(*format, stored, shape[0], shape[1]) ? *format : stored;
 }
 
 namespace {
@@ -59,16 +57,13 @@ Result<const StoredWeight*> weight_rows(const LowerContext& ctx, size_t input, F
 }
 
 Result<const StoredWeight*> matmul_weight(const LowerContext& ctx, size_t input, Format format) {
-  const WeightLayout& layout = ctx.backend.weight_layout(format);
-  if (layout.in_place) return weight_rows(ctx, input, format);
+  const Shape shape = ctx.weight_shape(input);
+  OAR_ASSIGN(const uint64_t bytes, ctx.backend.packed_bytes(format, shape[0], shape[1]));
+  if (bytes == 0) return weight_rows(ctx, input, format);
   return ctx.weight(input, cat("matmul ", format.name()), [&](const Tensor& w) -> Result<StoredWeight> {
-    const int64_t n = w.shape()[0], K = w.shape()[1];
-    OAR_ASSIGN(Buffer packed, Buffer::allocate(layout.bytes(n, K)));
-    const int64_t granules = (n + layout.row_granule - 1) / layout.row_granule;
-    ctx.backend.host_pool().parallel_for(granules, 4, [&](int64_t begin, int64_t end) {
-      layout.pack(packed.mutable_data(), w.data(), w.format(), n, K, begin * layout.row_granule,
-                  std::min<int64_t>(n, end * layout.row_granule));
-    });
+    OAR_ASSIGN(Buffer packed, Buffer::allocate(bytes));
+    OAR_RETURN_IF_ERROR(
+        ctx.backend.pack(format, w.format(), shape[0], shape[1], packed.mutable_data(), w.data()));
     w.buffer().release_pages();
     return ctx.weights.place(std::move(packed), true);
   });
@@ -210,12 +205,12 @@ Lowered lower(LowerContext& ctx) {
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
     // Before the weight is copied anywhere.
-    if (ctx.backend.find_kernel(KernelFamily::kMatmul, own) == nullptr) return not_lowered();
+    if (ctx.backend.find_kernel({KernelFamily::kMatmul, own}) == nullptr) return not_lowered();
     OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, k, own, column, weight_bytes));
     segments.push_back(segment);
     column += segment.n;
   }
-  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *format);
+  const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kMatmul, *format});
   auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
   op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
@@ -238,7 +233,7 @@ std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& 
 }
 
 Lowered gated_lower(LowerContext& ctx) {
-  const Kernel* swiglu = ctx.backend.find_kernel(KernelFamily::kSwiGlu, Format::f32());
+  const Kernel* swiglu = ctx.backend.find_kernel({KernelFamily::kSwiGlu, Format::f32()});
   if (swiglu == nullptr) return not_lowered();
   const bool gelu = ctx.node.attrs.get_string("act", "silu") == "gelu_tanh";
   const UnaryOp act = gelu ? UnaryOp::kGeluTanh : UnaryOp::kSilu;
@@ -247,13 +242,13 @@ Lowered gated_lower(LowerContext& ctx) {
     const std::string wanted = ctx.node.attrs.get_string("format");
     const Format stored = ctx.graph.value(ctx.node.inputs[3]).type.format;
     for (const Format f : {Format::find(wanted).value_or(stored), stored}) {
-      if (ctx.backend.find_kernel(KernelFamily::kGatedMatmul, f) == nullptr) return not_lowered();
+      if (ctx.backend.find_kernel({KernelFamily::kGatedMatmul, f}) == nullptr) return not_lowered();
     }
     return std::unique_ptr<LoweredOp>(
         std::make_unique<GatedLinearOp>(swiglu, swiglu, act, MatmulSegment{}, Format::f32()));
   }
   const Format own = compute_format(ctx, 3, ctx.node.attrs.get_string("format"));
-  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGatedMatmul, own);
+  const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGatedMatmul, own});
   OAR_CHECK(kernel != nullptr, "the probe asked for both formats it may be");
   uint64_t weight_bytes = 0;
   OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, 3, own, 0, weight_bytes));

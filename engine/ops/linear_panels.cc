@@ -7,7 +7,7 @@ namespace oar {
 
 bool in_panels(const Node& linear, Format own, const Backend& backend) {
   return linear.attrs.get_bool("many_rows") && (own == Format::f32() || own == Format::f16()) &&
-         backend.find_kernel(KernelFamily::kConv, Format::f32()) != nullptr;
+         backend.find_kernel({KernelFamily::kConv}) != nullptr;
 }
 
 uint64_t panel_bytes(int64_t n, int64_t K, const Backend& backend) {
@@ -94,7 +94,7 @@ Lowered lower_in_panels(LowerContext& ctx) {
       args.bias = static_cast<const float*>(bias->data());
     }
   }
-  OAR_ASSIGN(auto op, lower_kernel(ctx, KernelFamily::kConv, Format::f32(), args,
+  OAR_ASSIGN(auto op, lower_kernel(ctx, {KernelFamily::kConv}, args,
                                    [](ConvArgs& a, const Operand* in, const Operand* out) {
                                      a.out = out[0].as<float>();
                                      a.x = in[0].as<const float>();

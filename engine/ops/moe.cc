@@ -119,7 +119,7 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
 Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
-  return lower_kernel(ctx, KernelFamily::kMoeRoute, Format::f32(), args,
+  return lower_kernel(ctx, {KernelFamily::kMoeRoute}, args,
                       [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
                         a.pair_token = out[0].as<int32_t>();
                         a.pair_slot = out[1].as<int32_t>();
@@ -216,14 +216,14 @@ Lowered grouped_lower(LowerContext& ctx) {
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
-    if (ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, own) == nullptr) { return not_lowered(); }
+    if (ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, own}) == nullptr) { return not_lowered(); }
     if ((k - 3) % per_expert == 0) column = 0;
     OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, own));
     weight_bytes += w->bytes;
     segments.push_back({w->data(), nullptr, ctx.weight_shape(k)[0], column});
     column += segments.back().n;
   }
-  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kGroupedMatmul, *format);
+  const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, *format});
   auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
   op->weight_bytes = weight_bytes;
   return std::unique_ptr<LoweredOp>(std::move(op));
@@ -250,7 +250,7 @@ Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) 
 }
 
 Lowered combine_lower(LowerContext& ctx) {
-  return lower_kernel(ctx, KernelFamily::kMoeCombine, Format::f32(), MoeCombineArgs{},
+  return lower_kernel(ctx, {KernelFamily::kMoeCombine}, MoeCombineArgs{},
                       [](MoeCombineArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.y = in[0].as<const float>();

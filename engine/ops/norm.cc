@@ -147,7 +147,7 @@ Lowered heads_lower(LowerContext& ctx) {
   RopeArgs args;
   args.norm_eps = static_cast<float>(epsilon_of(ctx.node.attrs));
   OAR_ASSIGN(args.norm_w, ctx.f32_operand(1));
-  return lower_kernel(ctx, KernelFamily::kRope, Format::f32(), args,
+  return lower_kernel(ctx, {KernelFamily::kRope}, args,
                       [](RopeArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();
@@ -199,7 +199,7 @@ Lowered add_rms_lower(LowerContext& ctx) {
   RmsNormArgs args;
   args.eps = static_cast<float>(epsilon_of(ctx.node.attrs));
   OAR_ASSIGN(args.w, ctx.f32_operand(2));
-  return lower_kernel(ctx, KernelFamily::kRmsNorm, Format::f32(), args,
+  return lower_kernel(ctx, {KernelFamily::kRmsNorm}, args,
                       [](RmsNormArgs& a, const Operand* in, const Operand* out) {
                         fill_rows(a, in[0], 1);
                         a.out = out[0].as<float>();

@@ -210,7 +210,7 @@ Types contiguous_infer(const Graph& g, Ids in, const Attrs&) {
 // A rope that turns nothing: its kernel reads rows that lie apart and writes dense ones.
 Lowered contiguous_lower(LowerContext& ctx) {
   if (!ctx.known(0).f32() || ctx.known(0).rank() < 2) return not_lowered();
-  return lower_kernel(ctx, KernelFamily::kRope, Format::f32(), RopeArgs{},
+  return lower_kernel(ctx, {KernelFamily::kRope}, RopeArgs{},
                       [](RopeArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();
@@ -261,7 +261,7 @@ Lowered gather_lower(LowerContext& ctx) {
   const Known x = ctx.known(0), at = ctx.known(1);
   if (ctx.in_run() || !x.f32() || !(at.format() == Format::i32()) || ctx.node.attrs.get_int("axis") != 0)
     return not_lowered();
-  return lower_kernel(ctx, KernelFamily::kGatherRows, Format::f32(), GatherRowsArgs{},
+  return lower_kernel(ctx, {KernelFamily::kGatherRows}, GatherRowsArgs{},
                       [](GatherRowsArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
                         a.x = in[0].as<const float>();

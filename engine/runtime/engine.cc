@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "engine/base/format.h"
+#include "engine/runtime/core/draft_model.h"
 #include "engine/runtime/core/draft_pacer.h"
 #include "engine/runtime/core/drafter.h"
 #include "engine/runtime/core/random.h"
@@ -26,11 +27,13 @@ struct Submission {
   Clock::time_point at;
 };
 
-// Ends one choice, a request (index kAll) or everything (id kEverything).
+// Ends one choice, a request (index kAll) or everything (id kEverything); or lets a request rest and go on.
 struct Command {
+  enum class Kind : uint8_t { kEnd, kSuspend, kResume };
   uint64_t id;
   int32_t index;
   FinishReason reason;
+  Kind kind = Kind::kEnd;
 };
 constexpr uint64_t kEverything = 0;
 constexpr int32_t kAll = -1;
@@ -46,13 +49,15 @@ int64_t nanoseconds(Clock::time_point t) { return t.time_since_epoch() / std::ch
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::unique_ptr<ModelRunner> runner, std::unique_ptr<Scheduler> scheduler,
-             const EngineOptions& options, const RequestLimits& limits)
+             const EngineOptions& options, const RequestLimits& limits, std::unique_ptr<HostRunner> draft)
       : options_(options),
         limits_(limits),
         seed_(options.seed != 0 ? options.seed : static_cast<uint64_t>(nanoseconds(Clock::now()))),
         runner_(std::move(runner)),
         scheduler_(std::move(scheduler)),
         drafter_(make_drafter(options.speculative)) {
+    if (draft != nullptr)
+      draft_model_ = std::make_unique<DraftModel>(std::move(draft), limits.vocab_size, draft_pacer_);
     publish_stats();
     thread_ = std::thread([this] { main(); });
   }
@@ -71,6 +76,8 @@ class EngineImpl final : public Engine {
   void finish_choice(uint64_t id, int32_t index, FinishReason reason) override {
     if (index >= 0) command({id, index, reason});
   }
+  void suspend(uint64_t id) override { command({id, kAll, FinishReason::kNone, Command::Kind::kSuspend}); }
+  void resume(uint64_t id) override { command({id, kAll, FinishReason::kNone, Command::Kind::kResume}); }
   EngineStats stats() const override {
     EngineStats s;
     {
@@ -105,6 +112,7 @@ class EngineImpl final : public Engine {
   void obey();
   Status step();
   void propose_drafts();
+  bool speculates() const { return drafter_ != nullptr || draft_model_ != nullptr; }
   Status submit_step();
   Status sample_step();
   Status collect_step();
@@ -135,8 +143,9 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<Scheduler> scheduler_;
   StepPacer pacer_;
-  std::shared_ptr<Drafter> drafter_;  // null: no speculation
+  std::shared_ptr<Drafter> drafter_;  // null: nobody drafts, or a model does
   DraftPacer draft_pacer_;
+  std::unique_ptr<DraftModel> draft_model_;
   std::vector<int32_t> drafts_;  // of all candidates, one behind the other
   std::vector<DraftPacer::Candidate> candidates_;
   std::vector<int32_t> candidate_slots_;
@@ -223,6 +232,7 @@ void EngineImpl::main() {
     OAR_CHECK(scheduler_->add(1, std::move(warm), 0, Clock::now()).ok(), "no room for one token");
     Status status = step();
     while (status.ok() && flying_ != nullptr) status = step();
+    if (status.ok() && draft_model_ != nullptr) status = draft_model_->warm_up();
     if (status.ok() && finished_[static_cast<size_t>(FinishReason::kLength)] != 1)
       status = internal_error(cat("the warm-up request did not produce a token: ", warm_up_error_.message()));
     scheduler_->blocks().clear_cache();
@@ -256,9 +266,13 @@ bool EngineImpl::collect() {
   std::unique_lock lock(mutex_);
   const auto has_mail = [&] { return stop_ || !inbox_.empty() || !commands_.empty(); };
   if (scheduler_->idle() && flying_ == nullptr && !has_mail()) {
-    idle_ = true;
+    idle_ = scheduler_->empty();
     idle_changed_.notify_all();
-    wake_.wait(lock, has_mail);
+    // Deadlines pass for suspended requests, too; without one, look again in an hour.
+    if (idle_) wake_.wait(lock, has_mail);
+    else
+      wake_.wait_until(lock, std::min(scheduler_->next_deadline(), Clock::now() + std::chrono::hours(1)),
+                       has_mail);
   }
   arrived_.swap(inbox_);
   obeyed_.swap(commands_);
@@ -274,7 +288,9 @@ void EngineImpl::obey() {
               "submit() let through what cannot fit");
   arrived_.clear();
   for (const Command& c : obeyed_) {
-    if (c.id == kEverything) scheduler_->cancel_all(c.reason, outcomes_);
+    if (c.kind == Command::Kind::kSuspend) scheduler_->suspend(c.id);
+    else if (c.kind == Command::Kind::kResume) scheduler_->resume(c.id);
+    else if (c.id == kEverything) scheduler_->cancel_all(c.reason, outcomes_);
     else if (c.index == kAll) scheduler_->cancel(c.id, c.reason, outcomes_);
     else scheduler_->finish_choice(c.id, c.index, c.reason, outcomes_);
   }
@@ -288,7 +304,7 @@ Status EngineImpl::step() {
   const Clock::time_point began = Clock::now();
   scheduler_->expire(began, outcomes_);
   emit();
-  if (drafter_ != nullptr) propose_drafts();
+  if (speculates()) propose_drafts();
   const Scheduler::Demand demand = scheduler_->demand();
   const bool planned = scheduler_->next(began, *planned_, pacer_.prompt_rows(demand.decodes, demand.prompts));
   if (!planned && flying_ == nullptr) {
@@ -314,25 +330,42 @@ void EngineImpl::propose_drafts() {
   scheduler_->for_each_running([&](Sequence& s) {
     decodes += s.decodes();
     if (!s.takes_drafts()) return;
-    const size_t before = drafts_.size();
-    drafter_->draft(s, std::min(options_.speculative.max_tokens, s.request->max_length - s.known() - 1),
-                    drafts_);
-    candidates_.push_back({&s.chance, static_cast<int64_t>(drafts_.size() - before), 0});
+    int64_t available = std::min(options_.speculative.max_tokens, s.request->max_length - s.known() - 1);
+    if (drafter_ != nullptr) {
+      const size_t before = drafts_.size();
+      drafter_->draft(s, available, drafts_);
+      available = static_cast<int64_t>(drafts_.size() - before);
+    }
+    candidates_.push_back({&s.chance, available, 0});
     candidate_slots_.push_back(s.slot);
   });
-  draft_pacer_.plan(candidates_, decodes, decodes, scheduler_->draft_room());
+  if (options_.speculative.paced) {
+    draft_pacer_.plan(candidates_, decodes, decodes, scheduler_->draft_room());
+  } else {
+    int64_t room = scheduler_->draft_room();
+    for (DraftPacer::Candidate& c : candidates_) room -= c.take = std::clamp<int64_t>(c.available, 0, room);
+  }
   std::span<const int32_t> rest = drafts_;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const DraftPacer::Candidate& c = candidates_[i];
-    if (c.take > 0)
-      scheduler_->propose(scheduler_->sequence(candidate_slots_[i]), rest.first(static_cast<size_t>(c.take)));
+    Sequence& s = scheduler_->sequence(candidate_slots_[i]);
+    if (draft_model_ != nullptr) {  // which names them once they have blocks
+      if (c.take > 0) scheduler_->propose(s, c.take);
+      continue;
+    }
+    if (c.take > 0) scheduler_->propose(s, rest.first(static_cast<size_t>(c.take)));
     rest = rest.subspan(static_cast<size_t>(c.available));
   }
 }
 
 Status EngineImpl::submit_step() {
+  if (draft_model_ != nullptr) {
+    OAR_RETURN_IF_ERROR(draft_model_->copy_blocks(planned_->copies, scheduler_->target_groups()));
+    OAR_RETURN_IF_ERROR(draft_model_->draft(*scheduler_, *planned_));
+  }
   if (!planned_->copies.empty()) OAR_RETURN_IF_ERROR(runner_->copy_blocks(planned_->copies));
-  return runner_->submit(planned_->batch());
+  OAR_RETURN_IF_ERROR(runner_->submit(planned_->batch()));
+  return draft_model_ != nullptr ? draft_model_->follow(*scheduler_, *planned_) : ok_status();
 }
 
 Status EngineImpl::sample_step() {
@@ -356,7 +389,8 @@ Status EngineImpl::collect_step() {
   const int64_t rows = static_cast<int64_t>(step.tokens.size());
   const int64_t drafts = static_cast<int64_t>(step.draft_tokens.size());
   pacer_.ran(rows - drafts - step.prefill_tokens, step.prefill_tokens, seconds);
-  if (drafter_ != nullptr && step.prefill_tokens == 0) draft_pacer_.ran(rows, seconds);
+  const double drafting = draft_model_ != nullptr ? draft_model_->take_seconds() : 0;
+  if (speculates() && step.prefill_tokens == 0) draft_pacer_.ran(rows, std::max(0., seconds - drafting));
   publish_stats();
   std::shared_ptr<const std::function<void(const StepInfo&)>> observer;
   {
@@ -480,6 +514,7 @@ void EngineImpl::publish_stats() {
   EngineStats& s = stats_;
   s.running = sched.running;
   s.waiting = sched.waiting;
+  s.suspended = sched.suspended;
   s.blocks_total = blocks.total;
   s.blocks_used = blocks.used;
   s.blocks_cached = blocks.cached;
@@ -498,7 +533,8 @@ void EngineImpl::publish_stats() {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runner, EngineOptions options) {
+Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runner, EngineOptions options,
+                                               std::unique_ptr<HostRunner> draft) {
   if (runner == nullptr) return invalid_argument("runner: missing");
   const RunnerLimits& have = runner->limits();
   if (have.vocab_size < 1)
@@ -532,6 +568,18 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   s.vocab_size = have.vocab_size;
   s.page_tokens = have.page_tokens;
   s.groups = have.groups;
+  if (draft != nullptr) {
+    const RunnerLimits& has = draft->limits();
+    if (has.page_tokens != have.page_tokens || has.max_context < s.max_context ||
+        has.max_sequences < s.max_sequences || has.max_batch_tokens < has.max_sequences)
+      return Status(StatusCode::kFailedPrecondition,
+                    cat("the draft model holds ", has.max_sequences, " sequences of ", has.max_context,
+                        " tokens in pages of ", has.page_tokens, "; the model ", s.max_sequences, " of ",
+                        s.max_context, " in pages of ", have.page_tokens),
+                    "draft_model");
+    s.groups.insert(s.groups.end(), has.groups.begin(), has.groups.end());
+    s.draft_groups = static_cast<int32_t>(has.groups.size());
+  }
   s.eos_token_ids = options.eos_token_ids;
   s.prefix_cache = options.prefix_cache;
   s.hash_seed = static_cast<uint64_t>(nanoseconds(Clock::now()));
@@ -539,7 +587,8 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   RequestLimits limits;
   limits.vocab_size = have.vocab_size;
   limits.max_context = s.max_context;
-  return std::unique_ptr<Engine>(new EngineImpl(std::move(runner), std::move(scheduler), options, limits));
+  return std::unique_ptr<Engine>(
+      new EngineImpl(std::move(runner), std::move(scheduler), options, limits, std::move(draft)));
 }
 
 }  // namespace oar

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "engine/base/log.h"
 #include "engine/runtime/core/model_runner.h"
@@ -14,6 +15,7 @@
 namespace oar {
 
 class Drafter;
+class HostRunner;
 
 // Speculation: several tokens of a sequence in one step, where what follows can be guessed. Texts do not
 // change by it.
@@ -23,7 +25,11 @@ struct SpeculativeOptions {
   int32_t lookup_min = 2, lookup_max = 4;  // last tokens that must be the same there, and are compared
   int64_t max_tokens = 8;                  // drafts of a sequence in one step at most
   std::shared_ptr<Drafter> drafter;        // takes the place of prompt lookup
-  bool enabled() const { return prompt_lookup || drafter != nullptr; }
+  // A model of the same tokenizer that drafts, as LanguageModel::load() finds one; empty: none.
+  std::string draft_model;
+  // False: as many drafts as may be, whether they pay or not. For tests, whose steps take no time.
+  bool paced = true;
+  bool enabled() const { return prompt_lookup || drafter != nullptr || !draft_model.empty(); }
 };
 
 struct EngineOptions {
@@ -45,7 +51,7 @@ enum class EngineHealth : uint8_t { kStarting, kReady, kDraining, kFailed };
 // A consistent snapshot for metrics; counters only grow.
 struct EngineStats {
   EngineHealth health = EngineHealth::kStarting;
-  int64_t running = 0, waiting = 0;
+  int64_t running = 0, waiting = 0, suspended = 0;
   // Of the first cache group, the one that ModelInfo::num_blocks counts.
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0;
   int32_t page_tokens = 0;
@@ -70,7 +76,9 @@ class Engine {
   // Starts the engine thread and returns; the thread runs one real token through the model before it reports
   // kReady (requests submitted meanwhile wait). FAILED_PRECONDITION or INVALID_ARGUMENT when options do not
   // fit the runner.
-  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<ModelRunner> runner, EngineOptions options);
+  // `draft` computes a draft model; null: none does. Its pages are beside the runner's in one block manager.
+  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<ModelRunner> runner, EngineOptions options,
+                                                std::unique_ptr<HostRunner> draft = nullptr);
   virtual ~Engine() = default;
 
   // Validates and queues. The id is unique in this engine. UNAVAILABLE when draining or failed,
@@ -81,6 +89,10 @@ class Engine {
   virtual void cancel(uint64_t id) = 0;
   // Cancels one choice, reporting `reason` (a stop string found by the reader is kStop).
   virtual void finish_choice(uint64_t id, int32_t index, FinishReason reason) = 0;
+  // The reader is behind: the request leaves its slots to others until resume(). Tokens in flight still
+  // arrive. Its text is the same as without. Any thread; unknown or finished ids are ignored.
+  virtual void suspend(uint64_t id) = 0;
+  virtual void resume(uint64_t id) = 0;
 
   virtual EngineStats stats() const = 0;
   virtual const RequestLimits& request_limits() const = 0;

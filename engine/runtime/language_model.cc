@@ -5,7 +5,9 @@
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
+#include "engine/runtime/load_draft.h"
 #include "engine/runtime/model_path.h"
+#include "engine/runtime/model_plan.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
@@ -69,12 +71,6 @@ std::shared_ptr<MemoryBudget> memory_budget(const LanguageModelOptions& options,
   return on_device ? options.resources.devices->of(options.device, bytes) : MemoryBudget::make(bytes);
 }
 
-uint64_t count_parameters(const Checkpoint& checkpoint) {
-  uint64_t n = 0;
-  for (const auto& [name, t] : checkpoint.tensors) n += static_cast<uint64_t>(t.numel());
-  return n;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& path,
@@ -91,25 +87,15 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   // From here on every large buffer takes its bytes out of one of these, or is refused.
   OAR_ASSIGN(Reservation beside_device, options.resources.reserve(name));
   const ChargeTo charge(on_device ? beside_device : reserved);
-  LoadOptions load;
-  load.mmap = options.use_mmap;
-  OAR_ASSIGN(Checkpoint checkpoint, load_checkpoint(resolved.path, load, progress));
-  for (const std::string& notice : checkpoint.notices) options.log(LogLevel::kWarning, notice);
-  const uint64_t parameters = count_parameters(checkpoint);
-  auto stored = checkpoint.tensors;
-  std::erase_if(stored, [](const auto& entry) { return !entry.second.buffer().mapped(); });
-  OAR_ASSIGN(checkpoint, quantize_at_load(std::move(checkpoint), options.weights,
-                                          {options.cache_dir, options.cache_bytes}, backend->host_pool(),
-                                          options.log, progress, options.rotate));
-  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
-  if (!config.unknown_keys.empty())
-    options.log(LogLevel::kWarning, unknown_keys_notice(config.model_type, config.unknown_keys));
+  OAR_ASSIGN(const ModelSource source, read_model_source(resolved.path, options, *backend, progress));
+  const Checkpoint& checkpoint = source.checkpoint;
+  const ModelConfig& config = source.config;
 
   auto model = std::unique_ptr<LanguageModel>(new LanguageModel());
   OAR_ASSIGN(model->tokenizer_, make_tokenizer(checkpoint.tokenizer, config.vocab));
-  std::string source = checkpoint.tokenizer.chat_template;
-  if (source.empty()) source = kDefaultChatTemplate;
-  auto chat_template = ChatTemplate::parse(std::move(source));
+  std::string turns = checkpoint.tokenizer.chat_template;
+  if (turns.empty()) turns = kDefaultChatTemplate;
+  auto chat_template = ChatTemplate::parse(std::move(turns));
   if (!chat_template.ok()) {
     options.log(LogLevel::kWarning, cat("the model's chat template cannot be used (",
                                         chat_template.status().message(), "); ChatML takes its place"));
@@ -125,74 +111,62 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   if (const auto bos = model->tokenizer_->bos_id()) model->bos_token_ = model->tokenizer_->token_text(*bos);
   if (const auto eos = model->tokenizer_->eos_id()) model->eos_token_ = model->tokenizer_->token_text(*eos);
 
-  // What the weights will take, before they are made.
-  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
-  const ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
-  const uint64_t least_kv = least_kv_bytes(graph.layout);
-  const auto too_small = [&](uint64_t weights, uint64_t scratch) {
-    const uint64_t others = budget->reserved() - reserved.bytes();
-    return resource_exhausted(
-        cat("the memory budget of ", format_bytes(budget->bytes()), " does not hold weights (",
-            format_bytes(weights), scratch > 0 ? cat("), scratch (", format_bytes(scratch)) : "",
-            ") and one page of KV cache (", format_bytes(least_kv), ")",
-            others > 0 ? cat(" beside ", format_bytes(others), " in use") : "",
-            "; raise the memory, or lower max_batch_tokens, max_sequences or max_context"));
-  };
-  // Buffers that hold weights already have paid; pages of files and what is made have not.
-  const uint64_t to_come = foreseen.made + (on_device ? foreseen.in_place : foreseen.mapped);
-  if (to_come + least_kv > budget->free()) return too_small(foreseen.total(), 0);
-  OAR_ASSIGN(Reservation mapped, budget->reserve(on_device ? 0 : foreseen.mapped, name, "mapped weights"));
-  OAR_RETURN_IF_ERROR(reserved.grow(on_device ? to_come : foreseen.made, "weights"));
-  options.log(LogLevel::kInfo, cat(name, " reserves ", format_bytes(to_come), " for weights; ",
-                                   format_bytes(budget->free()), " of the budget are left"));
-
-  const int64_t max_context = graph.max_context;
-  const std::string kv = graph.kv;
-  const std::string stored_weights = graph.weights;
-  OAR_ASSIGN(ServingPlan serving, compile_serving_plan(std::move(graph), config, options, backend, progress));
-  const uint64_t weights =
-      serving.run->program().in_place_weight_bytes() + serving.run->program().copied_weight_bytes();
-  const uint64_t scratch = serving.run->arena_bytes() + serving.run->scratch_bytes();
-  // A read of what stays in the file maps what lies around it too: weights that were quantized.
-  for (const auto& [tensor, source] : stored) {
-    const auto now = checkpoint.tensors.find(tensor);
-    if (now == checkpoint.tensors.end() || now->second.data() != source.data())
-      source.buffer().release_pages();
+  for (const auto& [adapter, folder] : options.loras) {
+    if (adapter == name)
+      return invalid_argument(
+          cat("lora ", adapter, ": the model itself is called so; name the adapter otherwise"), "lora");
   }
-  // What buffers took is theirs, what they did not take is nobody's.
-  if (!on_device) reserved.shrink();
-  if ((on_device ? scratch : 0) + least_kv > budget->free()) return too_small(weights, scratch);
-  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(scratch, "scratch"));
+  OAR_ASSIGN(ModelPlan plan,
+             plan_model(source, name, options, backend, {budget, on_device.has_value(), reserved}, progress));
+  ServingPlan& serving = plan.serving;
+  const int64_t max_context = serving.max_context;
+  ServeLayout layout = serving.layout;  // of both models, the draft model's groups last
+  std::optional<LoadedDraft> draft;
+  if (!options.speculative.draft_model.empty()) {
+    OAR_ASSIGN(draft,
+               load_draft(options.speculative.draft_model, options, *model->tokenizer_, max_context, backend,
+                          {budget, on_device.has_value(), reserved, least_kv_bytes(layout)}, progress));
+    const auto& groups = draft->plan.serving.layout.groups;
+    layout.groups.insert(layout.groups.end(), groups.begin(), groups.end());
+  }
+  const uint64_t least_kv = least_kv_bytes(layout);
   const double share = std::clamp(options.kv_share, 0.0, 1.0);
   const auto for_kv = std::max(least_kv, static_cast<uint64_t>(static_cast<double>(budget->free()) * share));
   const std::vector<int32_t> blocks =
-      blocks_for(serving.layout, for_kv,
+      blocks_for(layout, for_kv,
                  {max_context * options.max_sequences, serving.max_batch_tokens, options.max_sequences,
                   options.page_tokens});
-  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(pool_bytes(serving.layout, blocks), "KV cache"));
+  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(pool_bytes(layout, blocks), "KV cache"));
   const int64_t pool_tokens = static_cast<int64_t>(blocks[0]) * options.page_tokens;
 
   ModelInfo& info = model->info_;
   info.name = name;
   info.path = resolved.path;
   info.architecture = config.model_type;
-  info.parameters = parameters;
-  info.weight_bytes = weights;
+  info.parameters = source.parameters;
+  info.weight_bytes = plan.weight_bytes;
   info.linear_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kMatmul) +
                       serving.run->program().plan().weight_bytes(KernelFamily::kGatedMatmul);
   info.expert_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kGroupedMatmul);
-  info.kv_bytes = pool_bytes(serving.layout, blocks);
-  info.scratch_bytes = scratch;
-  info.kv_bytes_per_token = oar::kv_bytes_per_token(serving.layout, options.page_tokens);
+  info.kv_bytes = pool_bytes(layout, blocks);
+  info.scratch_bytes = plan.scratch_bytes;
+  info.kv_bytes_per_token = oar::kv_bytes_per_token(layout, options.page_tokens);
   info.max_context = std::min(max_context, pool_tokens);
   info.vocab_size = config.vocab;
   info.layers = static_cast<int32_t>(config.layers);
   info.page_tokens = options.page_tokens;
   info.num_blocks = blocks[0];
   info.threads = backend->workers();
-  info.weights = stored_weights;
-  info.kv = kv;
+  info.weights = plan.weights;
+  info.kv = plan.kv;
   info.isa = backend->name();
+  if (draft) {
+    info.draft = draft->name;
+    info.draft_architecture = draft->architecture;
+    info.draft_parameters = draft->parameters;
+    info.draft_weight_bytes = draft->plan.weight_bytes;
+    info.scratch_bytes += draft->plan.scratch_bytes;
+  }
   if (info.max_context < max_context) {
     options.log(LogLevel::kWarning,
                 cat("memory for ", pool_tokens,
@@ -211,10 +185,17 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
       std::make_shared<grammar::ConstraintCompiler>(model->tokenizer_, engine.eos_token_ids);
   engine.seed = options.seed;
   engine.log = options.log;
-  OAR_ASSIGN(auto runner, make_plan_runner(std::move(serving), blocks));
-  OAR_ASSIGN(model->engine_, Engine::create(std::move(runner), std::move(engine)));
+  model->adapters_ = serving.adapters;
+  const auto own = blocks.begin() + static_cast<ptrdiff_t>(serving.layout.groups.size());
+  OAR_ASSIGN(auto runner, make_plan_runner(std::move(serving), {blocks.begin(), own}));
+  std::unique_ptr<HostRunner> draft_runner;
+  if (draft) {
+    OAR_ASSIGN(draft_runner, make_plan_runner(std::move(draft->plan.serving), {own, blocks.end()}));
+  }
+  OAR_ASSIGN(model->engine_, Engine::create(std::move(runner), std::move(engine), std::move(draft_runner)));
   model->resources_ = options.resources;
-  model->reserved_ = std::move(on_device ? reserved : mapped);
+  model->reserved_ = std::move(on_device ? reserved : plan.mapped);
+  if (draft) model->draft_reserved_ = std::move(draft->plan.mapped);
   info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

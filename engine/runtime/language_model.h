@@ -9,6 +9,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/resources.h"
+#include "engine/runtime/adapters.h"
 #include "engine/runtime/cache_folder.h"
 #include "engine/runtime/engine.h"
 #include "engine/text/chat_template.h"
@@ -43,6 +44,11 @@ struct LanguageModelOptions {
   int32_t page_tokens = 64;
   bool prefix_cache = true;
   SpeculativeOptions speculative;
+  // Adapters (adapters.h) that are loaded with the model: names and folders. Slots for them and for those to
+  // come: 0 is as many as these; and the largest rank of one.
+  std::vector<std::pair<std::string, std::string>> loras;
+  int64_t max_loras = 0, max_lora_rank = 16;
+  int64_t adapter_slots() const { return max_loras > 0 ? max_loras : static_cast<int64_t>(loras.size()); }
   bool deterministic = false;  // same reduction order for every batch, chunking and thread count
   bool reference = false;      // scalar double kernels: slow, the truth
   bool use_mmap = true;
@@ -71,6 +77,9 @@ struct ModelInfo {
   int64_t max_context = 0, vocab_size = 0;
   int32_t layers = 0, page_tokens = 0, num_blocks = 0, threads = 0;
   std::string weights, kv, isa;
+  // Of the draft model, where there is one; its cache and scratch are counted above.
+  std::string draft, draft_architecture;
+  uint64_t draft_parameters = 0, draft_weight_bytes = 0;
   double load_seconds = 0;
 };
 
@@ -93,6 +102,8 @@ class LanguageModel {
   bool allows_special_in_text() const { return allow_special_in_text_; }
   // Compiles what Request::constraint takes, for this model's tokens; any thread but the engine's.
   const std::shared_ptr<grammar::ConstraintCompiler>& constraints() const { return constraints_; }
+  // Null where the model was loaded without slots for adapters.
+  const std::shared_ptr<Adapters>& adapters() const { return adapters_; }
   // How the model writes tool calls and reasoning; null: nobody knows, or it does not.
   const tools::ToolStyle* tool_style() const { return tool_style_; }
   const tools::ReasoningStyle* reasoning_style() const { return reasoning_style_; }
@@ -110,8 +121,10 @@ class LanguageModel {
   std::shared_ptr<grammar::ConstraintCompiler> constraints_;
   const tools::ToolStyle* tool_style_ = nullptr;
   const tools::ReasoningStyle* reasoning_style_ = nullptr;
+  std::shared_ptr<Adapters> adapters_;
   Resources resources_;
   Reservation reserved_;            // mapped weights; on a device everything. Buffers hold their own
+  Reservation draft_reserved_;      // the draft model's mapped weights
   std::unique_ptr<Engine> engine_;  // last: its thread stops before the rest goes
 };
 

@@ -1,5 +1,7 @@
 #include "engine/runtime/plan_runner.h"
 
+#include <optional>
+
 #include "engine/base/format.h"
 
 namespace oar {
@@ -25,7 +27,9 @@ class PlanRunner final : public HostRunner {
       if (name == "tokens") tokens_ = k;
       if (name == "positions") positions_ = k;
       if (name == "logit_rows") logit_rows_ = k;
+      if (name == "adapter_index") adapters_ = k;
     }
+    if (adapters_) none_.assign(static_cast<size_t>(limits_.max_batch_tokens), -1);
     if (s_.backend->memory() != MemoryKind::kHost) {
       logits_.resize(static_cast<size_t>(limits_.max_logit_rows * limits_.vocab_size));
     }
@@ -56,6 +60,7 @@ class PlanRunner final : public HostRunner {
     inputs_[tokens_] = batch.tokens.data();
     inputs_[positions_] = batch.positions.data();
     inputs_[logit_rows_] = batch.logit_rows.data();
+    if (adapters_) inputs_[*adapters_] = batch.adapters.empty() ? none_.data() : batch.adapters.data();
     inputs_[s_.layout.seq_start_input] = batch.seq_start.data();
     inputs_[s_.layout.context_len_input] = batch.context_len.data();
     for (size_t g = 0; g < s_.layout.groups.size(); ++g) {
@@ -82,6 +87,8 @@ class PlanRunner final : public HostRunner {
   std::vector<const void*> inputs_;
   std::vector<float> logits_;  // host copy, for devices with memory of their own
   size_t tokens_ = 0, positions_ = 0, logit_rows_ = 0;
+  std::optional<size_t> adapters_;  // the input, where the model has slots
+  std::vector<int32_t> none_;       // a row without an adapter, as often as a step has rows
 };
 
 }  // namespace

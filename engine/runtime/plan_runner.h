@@ -11,6 +11,8 @@
 
 namespace oar {
 
+class Adapters;
+
 // A model lowered for serving, before its KV pool exists.
 struct ServingPlan {
   std::shared_ptr<Backend> backend;
@@ -19,6 +21,7 @@ struct ServingPlan {
   SymbolId T = 0, R = 0;
   int64_t max_batch_tokens = 0, max_sequences = 0, max_logit_rows = 0, max_context = 0, vocab_size = 0;
   int32_t page_tokens = 0;
+  std::shared_ptr<Adapters> adapters;  // null: it was loaded without slots for any
 };
 
 // Allocates the pools: `num_blocks` for each group.

@@ -1,6 +1,8 @@
 #include "engine/runtime/predictor.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -29,6 +31,7 @@ struct Predictor::Shared {
   mutable std::mutex device_mutex;
   std::unique_ptr<RunMemory> device_memory;
   mutable bool said_detours = false;
+  mutable std::atomic<bool> timed_loops = false;  // by the first run
   Logger log;
 
   explicit Shared(uint64_t plan_bytes) : plans(plan_bytes) {}
@@ -111,6 +114,48 @@ std::string words_of(const HostDetours& d, const char* device) {
              " waited for it to run on the processor, which it has no kernels for (", ops, "): a run copied ",
              format_bytes(d.uploaded), " to the device and ", format_bytes(d.downloaded), " from it");
 }
+
+void add_place(std::vector<StepGroup>& groups, const NodePlace& p) {
+  const std::string where = p.where != nullptr ? p.where : "";
+  auto g = std::find_if(groups.begin(), groups.end(), [&](const StepGroup& o) {
+    return o.op == p.node.op->name && o.where == where && o.on_device == p.on_device;
+  });
+  if (g == groups.end()) g = groups.insert(g, {p.node.op->name, where, p.on_device, 0, 0});
+  ++g->steps;
+  g->bytes += p.bytes;
+}
+
+// "3.1"
+std::string milliseconds(uint64_t ns) {
+  const uint64_t tenths = (ns + 50'000) / 100'000;
+  return cat(tenths / 10, ".", tenths % 10);
+}
+
+// What plain loops took in a run, by op.
+struct LoopTimes {
+  struct Entry {
+    int steps = 0;
+    uint64_t ns = 0;
+  };
+  std::map<std::string, Entry> ops;
+  uint64_t ns = 0;
+
+  // Loops of a tenth of a run, and a millisecond, are said; those of less than a twentieth of that are not.
+  std::string words(uint64_t run_ns) const {
+    if (ns < 1'000'000 || ns * 10 < run_ns) return {};
+    std::vector<std::pair<std::string, Entry>> sorted(ops.begin(), ops.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
+    std::string s;
+    for (const auto& [op, e] : sorted) {
+      if (e.ns * 20 < ns) break;
+      s += cat(s.empty() ? "" : ", ", op, e.steps > 1 ? cat(" x ", e.steps) : "", " ", milliseconds(e.ns),
+               " ms");
+    }
+    return cat("steps without a kernel took ", milliseconds(ns), " of the ", milliseconds(run_ns),
+               " ms of the first run: ", s);
+  }
+};
 
 // Weights that are read where they lie in a file, each once. Branches and loop bodies have constants of their
 // own.
@@ -195,7 +240,36 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   shared->log = options.log;
   shared->tensor_limit = options.tensor_limit;
   shared->loop_limit = options.loop_limit;
-  return std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
+  auto predictor = std::unique_ptr<Predictor>(new Predictor(std::move(shared)));
+  predictor->say_loops();
+  return predictor;
+}
+
+// Only where the model fixes its extents; the plan serves the first run. What loops take is said by that run.
+void Predictor::say_loops() const {
+  if (shared_->device_memory != nullptr) return;  // the first run says what the device lacks
+  std::vector<Shape> shapes;
+  for (const IoSpec& spec : inputs()) {
+    std::vector<int64_t> dims;
+    for (const IoDim& d : spec.dims) dims.push_back(d.value);
+    const auto shape = checked_shape(dims);
+    if (!spec.ranked || !shape.ok()) return;
+    shapes.push_back(*shape);
+  }
+  const auto groups = steps(shapes);
+  if (!groups.ok()) return;
+  std::string words;
+  int all = 0, loops = 0;
+  for (const StepGroup& g : *groups) {
+    all += g.steps;
+    if (!g.where.empty()) continue;
+    loops += g.steps;
+    words += cat(words.empty() ? "" : ", ", g.op, g.steps > 1 ? cat(" x ", g.steps) : "", " (",
+                 format_bytes(g.bytes), ")");
+  }
+  if (loops == 0) return;
+  shared_->log(LogLevel::kInfo, cat(loops, " of ", all, " steps have no kernel and run as plain loops over ",
+                                    "operands and results of: ", words));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
@@ -375,7 +449,28 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
       times->push_back({node.op->name, node.name, where, start, end});
     };
   }
+  LoopTimes loops;
+  const bool first = !times && device_memory == nullptr && !shared_->timed_loops.exchange(true);
+  if (first) {
+    options.profile = [&](const Node& node, const char* where, uint64_t start, uint64_t end) {
+      // Views and shape arithmetic move nothing; what a branch or loop takes is its own nodes' time.
+      if (std::string_view(where) != kEvaluated || node.op->view || node.op->sizes == SizesFrom::kItself ||
+          !node.subgraphs.empty()) {
+        return;
+      }
+      LoopTimes::Entry& e = loops.ops[node.op->name];
+      ++e.steps;
+      e.ns += end - start;
+      loops.ns += end - start;
+    };
+  }
+  const auto start = std::chrono::steady_clock::now();
   auto results = shared_->evaluator->run(std::move(in), options);
+  if (first && results.ok()) {
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
+    const std::string words = loops.words(static_cast<uint64_t>(took.count()));
+    if (!words.empty()) shared_->log(LogLevel::kWarning, words);
+  }
   std::vector<BlockLife> lives = memory->end();
   std::vector<BlockLife> device_lives;
   if (device_memory != nullptr) device_lives = device_memory->end();
@@ -393,6 +488,21 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
 }
 
 Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> shapes) const {
+  return make_plan(shapes, eval_options());
+}
+
+Result<std::vector<StepGroup>> Predictor::steps(std::span<const Shape> shapes) const {
+  std::vector<StepGroup> groups;
+  EvalOptions options = eval_options();
+  options.placed = [&](const NodePlace& p) { add_place(groups, p); };
+  OAR_RETURN_IF_ERROR(make_plan(shapes, options).status());
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const StepGroup& a, const StepGroup& b) { return a.bytes > b.bytes; });
+  return groups;
+}
+
+Result<std::shared_ptr<const BlockPlan>> Predictor::make_plan(std::span<const Shape> shapes,
+                                                              const EvalOptions& options) const {
   if (shapes.size() != inputs().size()) {
     return invalid_argument(
         cat("the model has ", inputs().size(), " inputs, shapes of ", shapes.size(), " are given"));
@@ -414,12 +524,12 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::plan(std::span<const Shape> 
   OAR_RETURN_IF_ERROR(check_model_inputs(inputs(), in));
   const ChargeTo charge(shared_->reserved);
   const std::string key = shapes_key(in);
-  if (auto known = shared_->plans.find(key).places.host) return known;
+  if (auto known = shared_->plans.find(key).places.host; known && !options.placed) return known;
   std::unique_lock<std::mutex> device;  // nodes are bound, which asks the device
   if (shared_->device_memory) device = std::unique_lock(shared_->device_mutex);
   RunPlans::Places places;
   BlockPlan on_device;
-  OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), eval_options(), &on_device));
+  OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), options, &on_device));
   places.host = std::make_shared<const BlockPlan>(std::move(sized));
   if (shared_->device_memory) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
   shared_->plans.put(key, places);

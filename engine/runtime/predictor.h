@@ -60,6 +60,8 @@ struct PredictorOptions {
   // file (prepared_model.h); empty: nowhere. What cannot be kept is logged, never an error.
   std::string cache_dir;
   uint64_t cache_bytes = kDefaultCacheBytes;  // see cache_folder.h
+  // Told at load which steps have no kernel, where the extents are fixed, and by the first run what they took
+  // where that is a tenth of it.
   Logger log;
   // Plans are kept for the sets of input shapes used last, as many as fit: some 100 KB for each of a network
   // of a hundred ops.
@@ -72,6 +74,15 @@ struct NodeTime {
   std::string op, name;
   std::string where;  // the kernel, or "evaluated"
   uint64_t start_ns = 0, end_ns = 0;
+};
+
+// The nodes of one op that run in one place.
+struct StepGroup {
+  std::string op;
+  std::string where;  // the kernel; empty: no kernel for these operands, a plain loop on the processor
+  bool on_device = false;
+  int steps = 0;
+  uint64_t bytes = 0;  // of their operands and results
 };
 
 // The processor or the device that the options name.
@@ -110,6 +121,9 @@ class Predictor final : public TensorRunner {
   // before any run, and what that run will then use; beside a device, the host's share. FAILED_PRECONDITION
   // where sizes depend on values.
   Result<std::shared_ptr<const BlockPlan>> plan(std::span<const Shape> shapes) const;
+  // Who computes what in a run with inputs of these shapes, most bytes first; errors as plan()'s. Views and
+  // shape arithmetic are left out.
+  Result<std::vector<StepGroup>> steps(std::span<const Shape> shapes) const;
   // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
   uint64_t arena_bytes() const;
   size_t kept_plans() const;
@@ -123,6 +137,10 @@ class Predictor final : public TensorRunner {
                                                  std::shared_ptr<Backend> backend);
   explicit Predictor(std::shared_ptr<const Shared> shared);
   EvalOptions eval_options() const;
+  void say_loops() const;  // at load: the steps without a kernel
+  // Of the processor and the device, for inputs of these shapes; kept for the runs to come.
+  Result<std::shared_ptr<const BlockPlan>> make_plan(std::span<const Shape> shapes,
+                                                     const EvalOptions& options) const;
   std::shared_ptr<const Shared> shared_;
   std::unique_ptr<Arenas> arenas_;
 };

@@ -7,6 +7,7 @@
 #include "engine/graph/weight_store.h"
 #include "engine/graph/weights.h"
 #include "engine/ops/weights.h"
+#include "engine/runtime/adapters.h"
 
 namespace oar {
 namespace {
@@ -60,6 +61,38 @@ Result<std::vector<KvFormat>> kv_formats(std::string_view names, const Checkpoin
     if (end == std::string_view::npos) return out;
     names.remove_prefix(end + 1);
   }
+}
+
+// The workers of a backend or of what is done before there is one.
+std::shared_ptr<ThreadPool> make_pool(const LanguageModelOptions& options) {
+  return options.resources.pool ? options.resources.pool->share(options.threads)
+                                : std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+}
+
+constexpr int64_t kMaxLoras = 1024, kMaxLoraRank = 512;
+
+// Whether slots for adapters may be had. `stored`: rotations that the weights came with.
+Status check_adapters(const LanguageModelOptions& options, const Checkpoint& checkpoint,
+                      const RotationOptions& stored) {
+  if (options.adapter_slots() > kMaxLoras)
+    return invalid_argument(cat("max_loras ", options.adapter_slots(), " is not from 0 to ", kMaxLoras),
+                            "max_loras");
+  if (options.max_lora_rank < 1 || options.max_lora_rank > kMaxLoraRank)
+    return invalid_argument(cat("max_lora_rank ", options.max_lora_rank, " is not from 1 to ", kMaxLoraRank),
+                            "max_lora_rank");
+  if (!options.device.empty() && options.device != "cpu")
+    return unimplemented(
+        cat("max_loras: there is no kernel for adapters on ", options.device, ", only on cpu"));
+  if (stored.stored_residual || stored.stored_values || stored.stored_ffn)
+    return unimplemented(cat("max_loras: the weights were rotated when they were quantized (",
+                             rotation_names(stored),
+                             "), and adapters are for weights as they were; quantize without --rotate"));
+  const json::value* permuted = checkpoint.config.if_contains("rope_interleaved");
+  if (checkpoint.kind == "gguf" && permuted != nullptr && *permuted == json::value(true))
+    return unimplemented(
+        "max_loras: this GGUF file has queries and keys in another order than adapters; serve the "
+        "safetensors");
+  return ok_status();
 }
 
 // Rows of logits of one step. Draft tokens want one each: as many as 64 MiB hold.
@@ -160,6 +193,8 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   PassOptions passes;
   passes.disabled = {options.disabled_passes.begin(), options.disabled_passes.end()};
   passes.observer = std::move(observer);
+  // An adapter of the projection behind a gate reads what the fused layer keeps to itself.
+  if (options.adapter_slots() > 0) passes.disabled.insert("fuse_gated_linear");
   OAR_ASSIGN(const RotationOptions wanted, wanted_rotation(options.rotate, serving.kv));
   OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
   RotationOptions rotation = merge_rotation(stored, wanted);
@@ -180,6 +215,17 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   serving.max_context = out.max_context;
   OAR_ASSIGN(out.layout, serve(out.model.graph, serving));
   if (out.layout.groups.empty()) return invalid_argument("the model has no attention layer");
+  if (options.adapter_slots() > 0) {
+    OAR_RETURN_IF_ERROR(check_adapters(options, checkpoint, stored));
+    // As wide as the base: what a base in 16 bits or less leaves of them is told by the base.
+    const bool wide = widest_weight(checkpoint) != DType::kBF16;
+    const auto pool = make_pool(options);
+    OAR_ASSIGN(out.adapters, insert_adapters(out.model.graph, "tokens",
+                                             {.slots = options.adapter_slots(),
+                                              .rank = options.max_lora_rank,
+                                              .format = wide ? Format::f32() : Format::bf16()},
+                                             *pool));
+  }
   return out;
 }
 
@@ -212,14 +258,17 @@ ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend) {
           out.made += panel_bytes(shape[0], shape[1], backend);
         continue;
       }
-      const WeightLayout& layout = backend.weight_layout(own);
-      const bool packed = matrix && !layout.in_place;
-      if (!packed && constant && own == from) {
+      uint64_t packed = 0;
+      if (matrix) {
+        const auto bytes = backend.packed_bytes(own, shape[0], shape[1]);
+        packed = bytes.ok() ? *bytes : 0;  // who packs it tells the error
+      }
+      if (packed == 0 && constant && own == from) {
         stays(v.constant);
-      } else if (seen.insert(cat(weight_key(graph, n.inputs[k]), packed ? " matmul " : " rows ", own.name()))
+      } else if (seen.insert(
+                         cat(weight_key(graph, n.inputs[k]), packed > 0 ? " matmul " : " rows ", own.name()))
                      .second) {
-        out.made += packed ? layout.bytes(shape[0], shape[1])
-                           : static_cast<uint64_t>(*own.row_bytes(shape[1]) * shape[0]);
+        out.made += packed > 0 ? packed : static_cast<uint64_t>(*own.row_bytes(shape[1]) * shape[0]);
       }
     }
   }
@@ -227,10 +276,7 @@ ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend) {
 }
 
 Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& options) {
-  auto pool = options.resources.pool
-                  ? options.resources.pool->share(options.threads)
-                  : std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
-  return make_backend(options.device, std::move(pool), options.reference ? Isa::kReference : best_isa(),
+  return make_backend(options.device, make_pool(options), options.reference ? Isa::kReference : best_isa(),
                       options.log);
 }
 
@@ -249,6 +295,12 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   serving.page_tokens = options.page_tokens;
   OAR_ASSIGN(auto program, Program::create(std::move(graph.model.graph), *backend, {options.log, progress}));
   OAR_ASSIGN(serving.run, Run::create(std::move(program)));
+  if (graph.adapters.options.slots > 0) {
+    OAR_ASSIGN(serving.adapters,
+               Adapters::make(std::move(graph.adapters), *serving.run, backend->host_pool()));
+    for (const auto& [name, folder] : options.loras)
+      OAR_RETURN_IF_ERROR(serving.adapters->load(name, folder).status());
+  }
   serving.backend = std::move(backend);
   return serving;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/adapters.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
@@ -26,6 +27,7 @@ struct ServingGraph {
   std::string rotation;              // rotation_names() of what is in the weights or online
   std::vector<UnevenMatrix> uneven;  // what --weights could not store in its format
   int64_t max_context = 0;
+  AdapterLayout adapters;  // no slots: the graph has no place for any
 };
 
 // Has the linear layers compute in what `weights` (a name of weight_scheme()) leaves to the kernels, and says

@@ -23,6 +23,7 @@ std::shared_ptr<TextStream> TextStream::create(std::shared_ptr<const Tokenizer> 
   stream->reply_ = options.reply;
   stream->open_choices_ = n;
   stream->stops_ = std::move(options.stop);
+  stream->max_unread_ = options.max_unread;
   stream->notify_ = std::move(notify);
   return stream;
 }
@@ -35,8 +36,13 @@ Status TextStream::start(Engine& engine, Request request) {
   primed.prime(request.prompt);
   for (Choice& c : choices_) c.detokenizer = primed;
   request.sink = shared_from_this();
-  OAR_ASSIGN(id_, engine.submit(std::move(request)));
-  engine_ = &engine;
+  engine_ = &engine;  // before the first event
+  Result<uint64_t> id = engine.submit(std::move(request));
+  if (!id.ok()) {
+    engine_ = nullptr;
+    return id.status();
+  }
+  id_ = *id;
   return ok_status();
 }
 
@@ -51,7 +57,13 @@ void TextStream::on_event(TokenEvent&& event) noexcept {
   {
     std::lock_guard lock(mutex_);
     was_empty = queue_.empty();
+    const uint64_t id = event.request;
     queue_.push_back(std::move(event));
+    // Told under the lock, so that the engine hears of both changes in their order.
+    if (max_unread_ > 0 && queue_.size() > max_unread_ && !suspended_) {
+      suspended_ = true;
+      engine_->suspend(id);
+    }
   }
   if (!was_empty) return;
   ready_.notify_one();
@@ -69,6 +81,10 @@ std::optional<TextEvent> TextStream::next(std::chrono::milliseconds timeout) {
       if (queue_.empty()) return std::nullopt;
       event = std::move(queue_.front());
       queue_.pop_front();
+      if (suspended_ && queue_.size() <= max_unread_ / 2) {
+        suspended_ = false;
+        engine_->resume(id_);
+      }
     }
     if (auto text = decode(std::move(*event))) return text;
   }

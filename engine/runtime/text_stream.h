@@ -27,6 +27,9 @@ struct TextStreamOptions {
   // Takes reasoning and tool calls out of the text; null: all of it is text. Stop strings are looked for
   // before, in everything the model writes.
   std::shared_ptr<const ReplyFormat> reply;
+  // Events that may wait for the reader. With more the request leaves its slots until half of them are read;
+  // 0: any number may wait.
+  size_t max_unread = 0;
 };
 
 // What the reader gets: text that is final (never a broken UTF-8 sequence, never a part of a stop string).
@@ -95,7 +98,9 @@ class TextStream : public TokenSink, public std::enable_shared_from_this<TextStr
   std::function<void()> notify_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;
-  std::deque<TokenEvent> queue_;  // guarded by mutex_
+  std::deque<TokenEvent> queue_;  // guarded by mutex_, as is
+  bool suspended_ = false;        // what the engine was last told
+  size_t max_unread_ = 0;
 };
 
 }  // namespace oar

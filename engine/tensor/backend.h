@@ -39,9 +39,16 @@ class Backend {
   virtual Status copy(void* to, const void* from, uint64_t bytes) = 0;
   virtual Status synchronize() = 0;
 
-  // The best kernel for a family and weight (or KV element) format; null when there is none.
-  virtual const Kernel* find_kernel(KernelFamily family, Format format) const = 0;
-  virtual const WeightLayout& weight_layout(Format format) const = 0;
+  // The best kernel for a key; null when there is none.
+  virtual const Kernel* find_kernel(const KernelKey& key) const = 0;
+  // How products' kernels (matmul, grouped or gated) of a weight format read a matrix [n, K]: packed into so
+  // many bytes, or 0 for rows as they are stored.
+  virtual Result<uint64_t> packed_bytes(Format format, int64_t n, int64_t K) const = 0;
+  // Whether pack() takes rows of format `from`. Of rows as they are stored: whether they can be made of
+  // these.
+  virtual bool packs_from(Format format, Format from, int64_t n, int64_t K) const = 0;
+  // Packs a matrix on the host: packed_bytes() to `to`, 64-byte aligned, from its rows in format `from`.
+  virtual Status pack(Format format, Format from, int64_t n, int64_t K, void* to, const void* rows) const = 0;
   // Output channels in a panel of packed convolution filters (kernels/conv.h).
   virtual int64_t filter_panel() const = 0;
   virtual int workers() const = 0;

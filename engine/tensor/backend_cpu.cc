@@ -1,22 +1,24 @@
 // The CPU backend: device memory is host memory, copies are memcpy, and a launch runs to completion on the
 // pool.
+#include <algorithm>
 #include <cstring>
 
 #include "engine/base/format.h"
 #include "engine/tensor/backend.h"
 #include "kernels/conv.h"
+#include "kernels/lora.h"
 
 namespace oar {
 namespace {
 
-constexpr auto kFamilies = static_cast<size_t>(KernelFamily::kSegmentAttention) + 1;
+constexpr auto kFamilies = static_cast<size_t>(kLastFamily) + 1;
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend(std::shared_ptr<ThreadPool> pool, Isa isa)
       : pool_(std::move(pool)), isa_(isa), name_(cat("cpu.", isa_name(isa))) {
     for (size_t f = 0; f < kFamilies; ++f)
-      f32_[f] = KernelRegistry::cpu().find(static_cast<KernelFamily>(f), Format::f32(), isa);
+      f32_[f] = KernelRegistry::cpu().find({static_cast<KernelFamily>(f)}, isa);
   }
 
   const char* name() const override { return name_.c_str(); }
@@ -30,12 +32,27 @@ class CpuBackend final : public Backend {
   }
   Status synchronize() override { return ok_status(); }
 
-  const Kernel* find_kernel(KernelFamily family, Format format) const override {
+  const Kernel* find_kernel(const KernelKey& key) const override {
     // Ops of ordinary models ask in every run, for f32.
-    if (format == Format::f32()) return f32_[static_cast<size_t>(family)];
-    return KernelRegistry::cpu().find(family, format, isa_);
+    if (key == KernelKey{key.family}) return f32_[static_cast<size_t>(key.family)];
+    return KernelRegistry::cpu().find(key, isa_);
   }
-  const WeightLayout& weight_layout(Format format) const override { return oar::weight_layout(format, isa_); }
+  Result<uint64_t> packed_bytes(Format format, int64_t n, int64_t K) const override {
+    const WeightLayout& layout = weight_layout(format, isa_);
+    return layout.in_place ? uint64_t{0} : uint64_t{layout.bytes(n, K)};
+  }
+  bool packs_from(Format format, Format from, int64_t n, int64_t K) const override {
+    const WeightLayout& layout = weight_layout(format, isa_);
+    return layout.in_place ? format == from || format.info().encode != nullptr : layout.accepts(from, n, K);
+  }
+  Status pack(Format format, Format from, int64_t n, int64_t K, void* to, const void* rows) const override {
+    const WeightLayout& layout = weight_layout(format, isa_);
+    const int64_t granule = layout.row_granule;
+    pool_->parallel_for((n + granule - 1) / granule, 4, [&](int64_t begin, int64_t end) {
+      layout.pack(to, rows, from, n, K, begin * granule, std::min(n, end * granule));
+    });
+    return ok_status();
+  }
   int64_t filter_panel() const override {
     return panel_width(f32_[static_cast<size_t>(KernelFamily::kConv)]->isa);
   }

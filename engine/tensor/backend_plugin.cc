@@ -1,8 +1,9 @@
 // The Backend over a plug-in's table: one opened device, one stream. Small uploads go through page-locked
 // staging memory where the plug-in has it, so that a step's inputs cost no wait; everything else is a call of
 // the table and a look at its status.
+#include <algorithm>
 #include <cstring>
-#include <map>
+#include <vector>
 
 #include "engine/base/format.h"
 #include "engine/tensor/backend.h"
@@ -17,14 +18,14 @@ constexpr uint64_t kStagingAlign = 64;
 // Families of the plug-in interface (plugin.h).
 bool in_interface(KernelFamily family) {
   switch (family) {
-    case KernelFamily::kQuantKvAppend:
-    case KernelFamily::kQuantPagedAttention: return false;
     case KernelFamily::kConv:
     case KernelFamily::kDepthwise:
     case KernelFamily::kPool:
     case KernelFamily::kSoftmax:
     case KernelFamily::kSegmentAttention:
-    case KernelFamily::kActivate: return true;
+    case KernelFamily::kDenseAttention:
+    case KernelFamily::kActivate:
+    case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;
   }
 }
@@ -249,33 +250,66 @@ class PluginBackend final : public Backend {
     return ok_status();
   }
 
-  const Kernel* find_kernel(KernelFamily family, Format format) const override {
-    if (!in_interface(family) || !d_->fault.ok()) return nullptr;
-    auto [it, is_new] = kernels_.try_emplace({family, format.name()});
-    if (is_new) {
-      const oar_plugin_query query = {sizeof query, static_cast<int32_t>(family), format.name()};
-      const oar_plugin_kernel* handle = nullptr;
-      const oar_plugin_status status = table_.find_kernel(d_->handle, &query, &handle);
-      if (status == OAR_PLUGIN_OK) {
-        auto k = std::make_unique<PluginKernel>();
-        k->text = cat(table_.name, ".", family_name(family), ".", format.name());
-        k->family = family;
-        k->isa = Isa::kGeneric;
-        k->name = k->text.c_str();
-        k->format = format;
-        k->plan = nullptr;
-        k->run = nullptr;
-        k->handle = handle;
-        it->second = std::move(k);
-      } else if (status != OAR_PLUGIN_UNSUPPORTED) {
-        (void)d_->check(status, "find_kernel");  // the next call says so
-      }
+  const Kernel* find_kernel(const KernelKey& key) const override {
+    if (!in_interface(key.family) || !d_->fault.ok()) return nullptr;
+    const auto known = std::ranges::find(kernels_, key, &Found::first);
+    if (known != kernels_.end()) return known->second.get();
+    const oar_plugin_query query = {.size = sizeof query,
+                                    .family = static_cast<int32_t>(key.family),
+                                    .format = key.weight.name(),
+                                    .input = key.input.name(),
+                                    .layout = static_cast<int32_t>(key.layout),
+                                    .rows = static_cast<int32_t>(key.rows),
+                                    .sum = static_cast<int32_t>(key.sum),
+                                    .keys = key.keys ? kv_code_name(*key.keys) : nullptr,
+                                    .values = key.values ? kv_code_name(*key.values) : nullptr};
+    const oar_plugin_kernel* handle = nullptr;
+    const oar_plugin_status status = table_.find_kernel(d_->handle, &query, &handle);
+    std::unique_ptr<PluginKernel> k;
+    if (status == OAR_PLUGIN_OK) {
+      k = std::make_unique<PluginKernel>();
+      k->text = cat(table_.name, ".", family_name(key.family), ".", key.weight.name());
+      k->family = key.family;
+      k->isa = Isa::kGeneric;
+      k->name = k->text.c_str();
+      k->format = key.weight;
+      k->input = key.input;
+      k->sum = key.sum;
+      k->plan = nullptr;
+      k->run = nullptr;
+      k->handle = handle;
+    } else if (status != OAR_PLUGIN_UNSUPPORTED) {
+      (void)d_->check(status, "find_kernel");  // the next call says so
     }
-    return it->second.get();
+    return kernels_.emplace_back(key, std::move(k)).second.get();
   }
-  // Weights as the file has them: kernels of plug-ins read stored rows.
-  const WeightLayout& weight_layout(Format format) const override {
-    return oar::weight_layout(format, Isa::kReference);
+  Result<uint64_t> packed_bytes(Format format, int64_t n, int64_t K) const override {
+    uint64_t bytes = 0;
+    if (table_.packed_bytes == nullptr) return bytes;
+    const oar_plugin_status status = table_.packed_bytes(format.name(), n, K, &bytes);
+    if (status != OAR_PLUGIN_OK) return refused("packed_bytes", status, format, n, K);
+    return bytes;
+  }
+  bool packs_from(Format format, Format from, int64_t, int64_t) const override {
+    return format == from || format.info().encode != nullptr;
+  }
+  Status pack(Format format, Format from, int64_t n, int64_t K, void* to, const void* rows) const override {
+    Buffer encoded;
+    if (!(format == from)) {
+      const int64_t stride = format.stride(K), from_stride = from.stride(K);
+      OAR_ASSIGN(encoded, Buffer::allocate(static_cast<uint64_t>(n * stride)));
+      auto* made = static_cast<std::byte*>(encoded.mutable_data());
+      host_->host_pool().parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+        std::vector<float> row(static_cast<size_t>(K));
+        for (int64_t r = begin; r < end; ++r) {
+          from.decode_row(static_cast<const std::byte*>(rows) + r * from_stride, K, row.data());
+          format.encode_row(row.data(), K, made + r * stride);
+        }
+      });
+      rows = made;
+    }
+    const oar_plugin_status status = table_.pack_weight(format.name(), n, K, to, rows);
+    return status == OAR_PLUGIN_OK ? ok_status() : refused("pack_weight", status, format, n, K);
   }
   int64_t filter_panel() const override { return 1; }
   int workers() const override { return host_->workers(); }
@@ -320,6 +354,12 @@ class PluginBackend final : public Backend {
   }
 
  private:
+  using Found = std::pair<KernelKey, std::unique_ptr<PluginKernel>>;
+
+  Status refused(const char* what, oar_plugin_status status, Format format, int64_t n, int64_t K) const {
+    return unavailable(cat("device ", d_->name, ": ", what, " of ", n, " x ", K, " ", format.name(),
+                           " failed: ", status_name(status)));
+  }
   static const oar_plugin_kernel* handle_of(const Kernel& k) {
     return static_cast<const PluginKernel&>(k).handle;
   }
@@ -329,7 +369,7 @@ class PluginBackend final : public Backend {
   std::unique_ptr<Backend> host_;
   Staging staging_;
   uint64_t total_ = 0;
-  mutable std::map<std::pair<KernelFamily, std::string>, std::unique_ptr<PluginKernel>> kernels_;
+  mutable std::vector<Found> kernels_;  // asked for so far; null: there is none
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 /* oar_plugin.h: how a device comes to Oar. A plug-in is a shared library that exports one function,
- * oar_plugin_entry, which returns a table of about 25 functions; 12 are required. There is no other door:
+ * oar_plugin_entry, which returns a table of 31 functions; 12 are required. There is no other door:
  * what the table says is all that Oar knows of a device.
  *
  * It is C11 (and C++) and needs nothing else. docs/plugins.md says how to write one; a complete one is
@@ -72,36 +72,42 @@ typedef struct oar_plugin_capture oar_plugin_capture; /* recorded work */
  * weight row by row, as they lie in a model file. */
 
 enum {
-  OAR_FAMILY_MATMUL = 0,          /* format: of the weights             oar_matmul_args */
-  OAR_FAMILY_GROUPED_MATMUL = 1,  /* format: of the weights             oar_grouped_matmul_args */
-  OAR_FAMILY_MOE_ROUTE = 2,       /* format: "f32"                      oar_moe_route_args */
-  OAR_FAMILY_MOE_COMBINE = 3,     /* format: "f32"                      oar_moe_combine_args */
-  OAR_FAMILY_RMS_NORM = 4,        /* format: "f32"                      oar_rms_norm_args */
-  OAR_FAMILY_LAYER_NORM = 5,      /* format: "f32"                      oar_layer_norm_args */
-  OAR_FAMILY_ROPE = 6,            /* format: "f32"                      oar_rope_args */
-  OAR_FAMILY_KV_APPEND = 7,       /* format: of keys and values         oar_kv_append_args */
-  OAR_FAMILY_PAGED_ATTENTION = 8, /* format: of keys and values         oar_paged_attention_args */
-  OAR_FAMILY_SWIGLU = 11,         /* format: "f32"                      oar_swiglu_args */
-  OAR_FAMILY_UNARY = 12,          /* format: "f32"                      oar_unary_args */
-  OAR_FAMILY_BINARY = 13,         /* format: "f32"                      oar_binary_args */
-  OAR_FAMILY_EMBEDDING = 14,      /* format: of the table               oar_embedding_args */
-  OAR_FAMILY_GATHER_ROWS = 15,    /* format: "f32"                      oar_gather_rows_args */
-  OAR_FAMILY_HADAMARD = 16,       /* format: "f32"                      oar_hadamard_args */
+  OAR_FAMILY_MATMUL = 0,                 /* format: of the weights             oar_matmul_args */
+  OAR_FAMILY_GROUPED_MATMUL = 1,         /* format: of the weights             oar_grouped_matmul_args */
+  OAR_FAMILY_MOE_ROUTE = 2,              /* format: "f32"                      oar_moe_route_args */
+  OAR_FAMILY_MOE_COMBINE = 3,            /* format: "f32"                      oar_moe_combine_args */
+  OAR_FAMILY_RMS_NORM = 4,               /* format: "f32"                      oar_rms_norm_args */
+  OAR_FAMILY_LAYER_NORM = 5,             /* format: "f32"                      oar_layer_norm_args */
+  OAR_FAMILY_ROPE = 6,                   /* format: "f32"                      oar_rope_args */
+  OAR_FAMILY_KV_APPEND = 7,              /* format: of keys and values         oar_kv_append_args */
+  OAR_FAMILY_PAGED_ATTENTION = 8,        /* format: of keys and values         oar_paged_attention_args */
+  OAR_FAMILY_QUANT_KV_APPEND = 9,        /* format: "bf16", of open pages      oar_quant_kv_append_args */
+  OAR_FAMILY_QUANT_PAGED_ATTENTION = 10, /* the same                    oar_quant_paged_attention_args */
+  OAR_FAMILY_SWIGLU = 11,                /* format: "f32"                      oar_swiglu_args */
+  OAR_FAMILY_UNARY = 12,                 /* format: "f32"                      oar_unary_args */
+  OAR_FAMILY_BINARY = 13,                /* format: "f32"                      oar_binary_args */
+  OAR_FAMILY_EMBEDDING = 14,             /* format: of the table               oar_embedding_args */
+  OAR_FAMILY_GATHER_ROWS = 15,           /* format: "f32"                      oar_gather_rows_args */
+  OAR_FAMILY_HADAMARD = 16,              /* format: "f32"                      oar_hadamard_args */
   /* of ordinary models */
   OAR_FAMILY_CONV = 17,      /* format: "f32"                      oar_conv_args */
-  OAR_FAMILY_DEPTHWISE = 22, /* format: "f32"                      oar_depthwise_args */
-  OAR_FAMILY_POOL = 23,      /* format: "f32"                      oar_pool_args */
-  OAR_FAMILY_SOFTMAX = 24,   /* format: "f32"                      oar_softmax_args */
-  OAR_FAMILY_ACTIVATE = 25,  /* format: "f32"                      oar_activate_args */
+  OAR_FAMILY_DEPTHWISE = 21, /* format: "f32"                      oar_depthwise_args */
+  OAR_FAMILY_POOL = 22,      /* format: "f32"                      oar_pool_args */
+  OAR_FAMILY_SOFTMAX = 23,   /* format: "f32"                      oar_softmax_args */
+  OAR_FAMILY_ACTIVATE = 24,  /* format: "f32"                      oar_activate_args */
+  /* of language models again */
+  OAR_FAMILY_GATED_MATMUL = 26, /* format: of the weights           oar_gated_matmul_args */
   /* of encoders */
-  OAR_FAMILY_SEGMENT_ATTENTION = 28 /* format: "f32"               oar_segment_attention_args */
-  /* 9 and 10 are kept for attention over a quantized cache, 18 to 21 for other convolutions: they run on the
-   * CPU for now. */
+  OAR_FAMILY_SEGMENT_ATTENTION = 27, /* format: "f32"              oar_segment_attention_args */
+  /* of ordinary models again */
+  OAR_FAMILY_DENSE_ATTENTION = 29 /* format: "f32"                 oar_dense_attention_args */
+  /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms, of
+   * 8-bit integers and bf16, rounding of activations, recurrent steps, low-rank adapters. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
 typedef struct oar_matmul_segment {
-  const void* w;     /* [n, K] row by row in the format asked for, as uploaded: 256-byte aligned */
+  const void* w;     /* [n, K] in the format asked for, row by row or as packed: 256-byte aligned */
   const float* bias; /* [n] or NULL */
   int64_t n;
   int64_t out_col;
@@ -118,6 +124,16 @@ typedef struct oar_matmul_args {
   int64_t T, K, ldx, ldo;
   const void* internal; /* Oar's own, not to be read */
 } oar_matmul_args;
+
+/* The same of act(gate) * x instead of x, act as in oar_swiglu_args; num_segments is 1. */
+typedef struct oar_gated_matmul_args {
+  uint32_t size, version;
+  oar_matmul_args matmul;
+  const float* gate; /* [T, ld_gate] */
+  int64_t ld_gate;
+  const void* internal; /* Oar's own, not to be read */
+  int32_t act;
+} oar_gated_matmul_args;
 
 /* out[p, :] = x[row(p), :] . w[e]^T for pairs p in [expert_start[e], expert_start[e + 1]); row(p) is
  * pair_token[p], or p where pair_token is NULL. */
@@ -251,6 +267,65 @@ typedef struct oar_segment_attention_args {
   int64_t T, H, K, D, ldq, ldk, ldv, ldo;
   float scale;
 } oar_segment_attention_args;
+
+/* Elements from one entry of the batch, head and row to the next; 0 serves all. */
+typedef struct oar_attention_steps {
+  int64_t batch, head, row;
+} oar_attention_steps;
+
+/* out = softmax(cap(q . k * scale) + mask) . v over the keys that a query sees, cap(s) = softcap * tanh(s /
+ * softcap) where softcap > 0. Query head h reads key head h / (H / K); a row's numbers lie together. Query i
+ * of entry b is at position p = offset + i, or with `last` at lengths[b] - S + i. It sees the keys before
+ * lengths[b] and mask_columns, from p - left on where left >= 0, up to p with `causal`, up to p + right where
+ * right >= 0. */
+typedef struct oar_dense_attention_args {
+  uint32_t size, version;
+  float* out;          /* (B, H, S, DV) */
+  const float* q;      /* (B, H, S, D) */
+  const float* k;      /* (B, K, L, D) */
+  const float* v;      /* (B, K, L, DV) */
+  const void* mask;    /* (B, H, S, mask_columns) or NULL: floats to add; with mask_bool bytes, 0 hides */
+  const void* lengths; /* (B) or NULL: int32_t, or int64_t with wide_lengths */
+  oar_attention_steps out_steps, q_steps, k_steps, v_steps, mask_steps;
+  int64_t mask_column; /* elements from one column of the mask to the next: 1, or 0: one serves all keys */
+  int64_t mask_columns;
+  int64_t B, H, K, S, L, D, DV;
+  int64_t offset, left, right;
+  float scale, softcap;
+  int32_t causal, last, mask_bool, wide_lengths;
+  int32_t blind_is_nan; /* what a query without any key gets: NaN, else 0 */
+} oar_dense_attention_args;
+
+/* A cache whose pages are quantized once full. Three pools per layer: `pool` of quantized pages, of P tokens
+ * and as large as Oar's own layout of these codes; `open` of bf16 pages, one or two per sequence; `sinks` of
+ * bf16 pages of 16 tokens, one per sequence. A query at position p sees the token at position t in bf16 if
+ * t < 16 or t lies in p's own page, and quantized otherwise, also when both came in one chunk. */
+typedef struct oar_quant_kv_shape {
+  uint8_t keys, values; /* Oar's own; the query says them */
+  int32_t page_tokens, kv_heads, head_dim;
+} oar_quant_kv_shape;
+
+typedef struct oar_quant_kv_append_args {
+  uint32_t size, version;
+  void *pool, *open, *sinks;
+  const float* k; /* [T, K, D], row stride ldk */
+  const float* v; /* [T, K, D], row stride ldv */
+  /* [T] each, block * P + offset; negative: do not store. Every row is stored in `open`; the one that is a
+   * page's last quantizes that page into `pool`; of `sinks`, offsets beyond 16 are ignored. */
+  const int32_t *slots, *open_slots, *sink_slots;
+  int64_t T, ldk, ldv;
+  oar_quant_kv_shape shape;
+} oar_quant_kv_append_args;
+
+typedef struct oar_quant_paged_attention_args {
+  uint32_t size, version;
+  oar_paged_attention_args common; /* pool and tables of quantized pages; shape: of open ones */
+  const void *open, *sinks;
+  const int32_t* open_tables; /* [B, open_max_blocks]; entries of pages that hold a query */
+  const int32_t* sink_tables; /* [B, sink_max_blocks]; entry 0 */
+  int64_t open_max_blocks, sink_max_blocks;
+  oar_quant_kv_shape shape;
+} oar_quant_paged_attention_args;
 
 /* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH */
 typedef struct oar_swiglu_args {
@@ -447,10 +522,21 @@ typedef struct oar_plugin_memory {
   uint64_t free_bytes;  /* that allocate() could still give */
 } oar_plugin_memory;
 
+/* What a kernel is asked for. A plug-in answers UNSUPPORTED to any value that it does not know. */
+enum { OAR_LAYOUT_FAMILY = 0, OAR_LAYOUT_CHANNELS_FIRST = 1 };
+enum { OAR_ROWS_ANY = 0, OAR_ROWS_PROMPT = 1, OAR_ROWS_GENERATED = 2 };
+enum { OAR_SUM_F32 = 0, OAR_SUM_I32 = 1 };
 typedef struct oar_plugin_query {
   uint32_t size;
   int32_t family;     /* OAR_FAMILY_* */
-  const char* format; /* as the family's line says */
+  const char* format; /* of the operand that the family's line names */
+  const char* input;  /* of activations: "f32" */
+  int32_t layout;     /* OAR_LAYOUT_*: of images, as the family's struct says or channels in front */
+  int32_t rows;       /* OAR_ROWS_*: of prompts, of generated tokens, or one kernel for both */
+  int32_t sum;        /* OAR_SUM_*: what products are added in */
+  /* Codes of a quantized cache: "int8", "fp8", "int4", "int4_mean" (keys alone), "int3" (values alone); NULL
+   * for other families. kernels/kv_quant.h of the sources says what they mean. */
+  const char *keys, *values;
 } oar_plugin_query;
 
 /* Where a plug-in's words go. Valid as long as the process lives; callable from any thread. */
@@ -508,6 +594,13 @@ typedef struct oar_plugin {
                               const void* args, void* scratch, uint64_t scratch_bytes);
 
   /* -- optional: NULL is allowed; functions under one remark are given together or not at all -- */
+
+  /* How kernels of products (matmul, grouped, gated) of a format read a weight of n rows of K: packed into
+   * *bytes, or 0 for rows as a file has them. pack_weight writes those bytes to host memory, 64-byte aligned,
+   * from rows of the format in host memory. Both look at no device, and may be called from several threads
+   * at once. NULL: rows. */
+  oar_plugin_status (*packed_bytes)(const char* format, int64_t n, int64_t K, uint64_t* bytes);
+  oar_plugin_status (*pack_weight)(const char* format, int64_t n, int64_t K, void* to, const void* rows);
 
   /* What went wrong last on this device (device NULL: in device_count, device_info or open), in words, valid
    * until the next call. NULL: Oar reports the function and the status. */

@@ -10,6 +10,7 @@
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
+#include "kernels/kv_quant.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
@@ -48,12 +49,20 @@ namespace {
   OAR_SAME_FIELD(O, T, a);   \
   OAR_F7(O, T, __VA_ARGS__)
 
+static_assert(static_cast<int>(ImageLayout::kChannelsFirst) == OAR_LAYOUT_CHANNELS_FIRST);
+static_assert(static_cast<int>(RowClass::kPrompt) == OAR_ROWS_PROMPT &&
+              static_cast<int>(RowClass::kGenerated) == OAR_ROWS_GENERATED);
+static_assert(static_cast<int>(Accumulation::kI32) == OAR_SUM_I32);
+
 OAR_SAME_SIZE(MatmulSegment, oar_matmul_segment);
 OAR_F4(MatmulSegment, oar_matmul_segment, w, bias, n, out_col)
 
 OAR_SAME_SIZE(MatmulArgs, oar_matmul_args);
 OAR_F6(MatmulArgs, oar_matmul_args, size, version, out, x, residual, segments)
 OAR_F5(MatmulArgs, oar_matmul_args, num_segments, T, K, ldx, ldo)
+
+OAR_SAME_SIZE(GatedMatmulArgs, oar_gated_matmul_args);
+OAR_F4(GatedMatmulArgs, oar_gated_matmul_args, matmul, gate, ld_gate, act)
 
 OAR_SAME_SIZE(GroupedMatmulArgs, oar_grouped_matmul_args);
 OAR_F6(GroupedMatmulArgs, oar_grouped_matmul_args, out, x, pair_token, expert_start, segments, experts)
@@ -92,6 +101,28 @@ OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, sh
 OAR_SAME_SIZE(SegmentAttentionArgs, oar_segment_attention_args);
 OAR_F8(SegmentAttentionArgs, oar_segment_attention_args, out, q, k, v, segments, T, H, K)
 OAR_F7(SegmentAttentionArgs, oar_segment_attention_args, version, D, ldq, ldk, ldv, ldo, scale)
+
+OAR_SAME_SIZE(AttentionSteps, oar_attention_steps);
+OAR_F3(AttentionSteps, oar_attention_steps, batch, head, row)
+
+OAR_SAME_SIZE(DenseAttentionArgs, oar_dense_attention_args);
+OAR_F8(DenseAttentionArgs, oar_dense_attention_args, version, out, q, k, v, mask, lengths, out_steps)
+OAR_F8(DenseAttentionArgs, oar_dense_attention_args, q_steps, k_steps, v_steps, mask_steps, mask_column,
+       mask_columns, B, H)
+OAR_F8(DenseAttentionArgs, oar_dense_attention_args, K, S, L, D, DV, offset, left, right)
+OAR_F7(DenseAttentionArgs, oar_dense_attention_args, scale, softcap, causal, last, mask_bool, wide_lengths,
+       blind_is_nan)
+
+OAR_SAME_SIZE(QuantKvShape, oar_quant_kv_shape);
+OAR_F5(QuantKvShape, oar_quant_kv_shape, keys, values, page_tokens, kv_heads, head_dim)
+
+OAR_SAME_SIZE(QuantKvAppendArgs, oar_quant_kv_append_args);
+OAR_F8(QuantKvAppendArgs, oar_quant_kv_append_args, pool, open, sinks, k, v, slots, open_slots, sink_slots)
+OAR_F4(QuantKvAppendArgs, oar_quant_kv_append_args, T, ldk, ldv, shape)
+
+OAR_SAME_SIZE(QuantPagedAttentionArgs, oar_quant_paged_attention_args);
+OAR_F8(QuantPagedAttentionArgs, oar_quant_paged_attention_args, common, open, sinks, open_tables, sink_tables,
+       open_max_blocks, sink_max_blocks, shape)
 
 OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
 OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
@@ -163,6 +194,10 @@ OAR_SAME_FAMILY(kPool, OAR_FAMILY_POOL);
 OAR_SAME_FAMILY(kSoftmax, OAR_FAMILY_SOFTMAX);
 OAR_SAME_FAMILY(kActivate, OAR_FAMILY_ACTIVATE);
 OAR_SAME_FAMILY(kSegmentAttention, OAR_FAMILY_SEGMENT_ATTENTION);
+OAR_SAME_FAMILY(kDenseAttention, OAR_FAMILY_DENSE_ATTENTION);
+OAR_SAME_FAMILY(kQuantKvAppend, OAR_FAMILY_QUANT_KV_APPEND);
+OAR_SAME_FAMILY(kQuantPagedAttention, OAR_FAMILY_QUANT_PAGED_ATTENTION);
+OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);
 
 }  // namespace
 }  // namespace oar

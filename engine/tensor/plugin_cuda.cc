@@ -140,6 +140,9 @@ oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
 
 oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
+  const bool usual = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
+                     query->rows == OAR_ROWS_ANY && query->sum == OAR_SUM_F32;
+  if (!usual) return OAR_PLUGIN_UNSUPPORTED;
   for (const oar_plugin_kernel& k : kKernels) {
     if (k.family != query->family || std::strcmp(k.format, query->format) != 0) continue;
     *kernel = &k;

@@ -36,8 +36,8 @@ void plugin_log(int level, const char* text) {
 
 const oar_plugin_host kHost = {sizeof(oar_plugin_host), OAR_PLUGIN_MAJOR, OAR_PLUGIN_MINOR, plugin_log};
 
-// Everything up to and with launch(): what version 1.0 requires.
-constexpr size_t kLeastSize = offsetof(oar_plugin, error_message);
+// Everything up to and with launch(): what every version requires.
+constexpr size_t kLeastSize = offsetof(oar_plugin, packed_bytes);
 
 struct Function {
   const char* name;
@@ -59,6 +59,7 @@ const char* missing(std::initializer_list<Function> functions) {
 Status check_groups(const oar_plugin& t, const std::string& source) {
   const std::vector<std::vector<Function>> groups = {
       {OAR_FUNCTION(host_allocate), OAR_FUNCTION(host_release)},
+      {OAR_FUNCTION(packed_bytes), OAR_FUNCTION(pack_weight)},
       {OAR_FUNCTION(create_stream), OAR_FUNCTION(destroy_stream)},
       {OAR_FUNCTION(create_event), OAR_FUNCTION(destroy_event), OAR_FUNCTION(record_event),
        OAR_FUNCTION(synchronize_event)},

@@ -157,12 +157,11 @@ void BpeModel::find_word_border(const std::vector<bool>& mergeable) {
 void BpeModel::encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const {
   if (piece.empty()) return;
   if (!cut_at_marker_) return encode_word(piece, scratch, out);
-  for (size_t begin = 0; begin < piece.size();) {
-    size_t end = begin;
+  for (size_t begin = 0, end = 0; begin < piece.size() && scratch.slices.spend(end - begin); begin = end) {
+    end = begin;
     while (piece.substr(end, kMarker.size()) == kMarker) end += kMarker.size();
     end = std::min(piece.find(kMarker, end), piece.size());
     encode_word(piece.substr(begin, end - begin), scratch, out);
-    begin = end;
   }
 }
 
@@ -360,9 +359,9 @@ void BpeModel::merge_by_heap(ModelScratch& scratch,
     if (origins && unused_[static_cast<size_t>(hit->merged)]) (*origins)[hit->merged] = {s.id, right};
     return true;
   };
-  for (int32_t i = 0; i + 1 < n; ++i) propose(i);
+  for (int32_t i = 0; i + 1 < n && scratch.slices.spend(1); ++i) propose(i);
   std::make_heap(heap.begin(), heap.end(), later);
-  while (!heap.empty()) {
+  while (!heap.empty() && scratch.slices.spend(1)) {
     std::pop_heap(heap.begin(), heap.end(), later);
     const ModelScratch::Candidate top = heap.back();
     heap.pop_back();

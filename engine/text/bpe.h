@@ -86,6 +86,10 @@ class BpeModel final : public TokenModel {
                                                        std::optional<int32_t> unk_id, bool byte_fallback);
 
   void encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const override;
+  // Without a byte that is no token, no id stands for more than its own text.
+  size_t longest_token() const override {
+    return config_.byte_level && all_bytes_ ? vocabulary_.longest() : 0;
+  }
 
  private:
   explicit BpeModel(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}

@@ -1,6 +1,8 @@
 // One splitter serves every pattern; SplitBehavior is a small state machine over its segments.
 #include "engine/text/pretokenizer.h"
 
+#include <algorithm>
+
 #include "engine/base/format.h"
 #include "engine/text/byte_alphabet.h"
 #include "engine/text/utf8.h"
@@ -75,6 +77,8 @@ class Split final : public PreTokenizer {
     return ok_status();
   }
 
+  bool keeps_all() const override { return behavior_ != SplitBehavior::kRemoved; }
+
  private:
   SplitPattern pattern_;
   SplitBehavior behavior_;
@@ -146,6 +150,9 @@ class Sequence final : public PreTokenizer {
 
   Status split(Piece piece, SplitPattern::Scratch& scratch, PieceSink sink) const override {
     return run(0, piece, scratch, sink);
+  }
+  bool keeps_all() const override {
+    return std::all_of(steps_.begin(), steps_.end(), [](const auto& step) { return step->keeps_all(); });
   }
 
  private:

@@ -37,6 +37,8 @@ class PreTokenizer {
   // Empty pieces are not handed on. `scratch` carries the step budget of the whole call; an error only when a
   // pattern spends it.
   virtual Status split(Piece piece, SplitPattern::Scratch& scratch, PieceSink sink) const = 0;
+  // Whether every byte of the text is in some piece.
+  virtual bool keeps_all() const { return true; }
 };
 
 using PreTokenizerPtr = std::unique_ptr<const PreTokenizer>;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/encode_watch.h"
 #include "engine/text/vocabulary.h"
 
 namespace oar {
@@ -78,12 +79,16 @@ struct ModelScratch {
   std::vector<Candidate> heap;
   std::vector<PathNode> path;
   WordCache cache;
+  EncodeSlices slices;
 };
 
 class TokenModel {
  public:
   virtual ~TokenModel() = default;
-  // Appends the ids of `piece` (well-formed UTF-8) to `out`.
+  // The most bytes of a piece that one id can stand for; 0: any number.
+  virtual size_t longest_token() const { return 0; }
+  // Appends the ids of `piece` (well-formed UTF-8) to `out`. Long ones leave off when `scratch.slices` says
+  // so.
   virtual void encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const = 0;
 };
 

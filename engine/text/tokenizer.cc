@@ -75,8 +75,9 @@ std::string repaired_text(std::string_view text, bool each_byte, std::vector<Tex
 // One encode() call.
 class Encoding {
  public:
-  Encoding(const TokenizerParts& parts, const SpecialTokens& special, size_t text_bytes)
+  Encoding(const TokenizerParts& parts, const SpecialTokens& special, size_t text_bytes, EncodeWatch* watch)
       : parts_(parts), special_(special) {
+    model_scratch_.slices = EncodeSlices(watch, ids);
     model_scratch_.cache.resize_for(text_bytes);
     pattern_scratch_.refill(text_bytes);
   }
@@ -111,6 +112,8 @@ class Encoding {
     });
   }
 
+  const Status& watched() const { return model_scratch_.slices.status(); }
+
   std::vector<int32_t> ids;
 
  private:
@@ -118,7 +121,10 @@ class Encoding {
     const SpecialTokens special{special_.parse, plain};
     const auto rest = [this, at_start](std::string_view section, size_t offset) {
       const Piece piece{section, at_start && offset == 0};
-      const auto model = [this](Piece p) { parts_.model->encode(p.text, model_scratch_, ids); };
+      const auto model = [this](Piece p) {
+        if (model_scratch_.slices.spend(p.text.size())) parts_.model->encode(p.text, model_scratch_, ids);
+        else pattern_scratch_.steps = 0;  // ends the search for pieces
+      };
       if (parts_.pretokenizer) return parts_.pretokenizer->split(piece, pattern_scratch_, model);
       model(piece);
       return ok_status();
@@ -180,10 +186,12 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
     text = repaired;
     special.plain = moved;
   }
-  Encoding e(*parts_, special, text.size());
+  Encoding e(*parts_, special, text.size(), options.watch);
   e.ids.reserve(text.size() / 4 + 8);
   if (options.add_special_tokens) e.ids = parts_->prefix;
-  OAR_RETURN_IF_ERROR(e.run(text));
+  const Status ran = e.run(text);
+  OAR_RETURN_IF_ERROR(e.watched());
+  OAR_RETURN_IF_ERROR(ran);
   if (options.add_special_tokens) e.ids.insert(e.ids.end(), parts_->suffix.begin(), parts_->suffix.end());
   return std::move(e.ids);
 }
@@ -194,6 +202,17 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_to
   for (const int32_t id : ids) stream.push(id, out);
   stream.finish(out);
   return out;
+}
+
+size_t Tokenizer::max_token_bytes() const {
+  const TokenizerParts& p = *parts_;
+  size_t most = p.model->longest_token();
+  if (most == 0 || p.normalizer || (p.pretokenizer && !p.pretokenizer->keeps_all())) return 0;
+  for (const AddedToken& t : p.added) {
+    if (t.lstrip || t.rstrip) return 0;  // swallows any amount of white space
+    most = std::max(most, t.content.size());
+  }
+  return most;
 }
 
 int32_t Tokenizer::vocab_size() const { return parts_->decoder.size(); }

@@ -27,6 +27,7 @@
 
 namespace oar {
 
+class EncodeWatch;      // engine/text/encode_watch.h
 struct TokenizerParts;  // engine/text/tokenizer_parts.h
 class Decoder;
 
@@ -42,6 +43,7 @@ class Tokenizer {
     bool parse_special = true;       // the text of a special token in the input becomes that token
     // Ascending and apart: where a special token that lies there, even in part, stays text all the same.
     std::span<const TextSpan> plain = {};
+    EncodeWatch* watch = nullptr;  // looks between the slices of a long text; borrowed
   };
   // Any bytes are accepted: ill-formed UTF-8 counts as U+FFFD. Errors: more than 2^30 bytes, or a split
   // pattern that takes too long on this text (patterns of published tokenizers never do).
@@ -51,6 +53,9 @@ class Tokenizer {
   // Well-formed UTF-8; ids outside the vocabulary contribute nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
+  // No text of more bytes than this for each of its ids, special tokens around it apart; 0: nothing can be
+  // said before it is tokenized, for instance where a normalizer shrinks texts.
+  size_t max_token_bytes() const;
   int32_t vocab_size() const;  // one more than the largest id
   // The vocabulary's way of writing a token ("Ġhello", "▁hello", "<0x0A>"); empty for ids that no token has.
   std::string_view token_text(int32_t id) const;

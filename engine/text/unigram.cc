@@ -58,6 +58,7 @@ void UnigramModel::best_path(std::string_view piece, ModelScratch& scratch, std:
   };
   for (size_t begin = 0; begin < piece.size();) {
     const size_t character = utf8_length(piece[begin]);
+    if (!scratch.slices.spend(character)) return;
     if (single && std::abs(path[begin].score) > kScoreLimit) {
       const double offset = path[begin].score;
       for (size_t i = begin; i <= frontier; ++i)

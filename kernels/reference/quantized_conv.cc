@@ -115,8 +115,17 @@ void bf16_reference_run(const void* args, int, int64_t begin, int64_t end, const
 }
 
 constexpr KernelEntry kEntries[] = {
-    {KernelFamily::kQuantizedConv, Isa::kReference, quantized_reference_plan, quantized_reference_run},
-    {KernelFamily::kBf16Conv, Isa::kReference, quantized_reference_plan, bf16_reference_run},
+    {.family = KernelFamily::kQuantizedConv,
+     .plan = quantized_reference_plan,
+     .run = quantized_reference_run,
+     .format = "i8",
+     .input = "u8",
+     .sum = Accumulation::kI32},
+    {.family = KernelFamily::kQuantizedConv,
+     .plan = quantized_reference_plan,
+     .run = bf16_reference_run,
+     .format = "bf16",
+     .input = "bf16"},
 };
 
 }  // namespace

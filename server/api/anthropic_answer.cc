@@ -1,5 +1,6 @@
 #include "server/api/anthropic_answer.h"
 
+#include "server/api/event_record.h"
 #include "server/api/status_table.h"
 
 namespace oar::api {
@@ -60,21 +61,9 @@ void AnthropicAnswer::append_usage(JsonWriter& w) const {
 
 // ---- streaming ----
 
-template <class F>
-void AnthropicAnswer::record(std::string_view type, F&& members) {
-  out_ += "event: ";
-  out_ += type;
-  out_ += "\ndata: ";
-  JsonWriter w(out_);
-  w.begin_object().key("type").string(type);
-  members(w);
-  w.end_object();
-  out_ += "\n\n";
-}
-
 void AnthropicAnswer::start() {
   started_ = true;
-  record("message_start", [&](JsonWriter& w) {
+  append_record(out_, "message_start", [&](JsonWriter& w) {
     w.key("message").begin_object();
     append_head(w);
     w.key("content").begin_array().end_array();
@@ -86,7 +75,7 @@ void AnthropicAnswer::start() {
 
 void AnthropicAnswer::opened(size_t part) {
   const ReplyPart& p = parts_[part];
-  record("content_block_start", [&](JsonWriter& w) {
+  append_record(out_, "content_block_start", [&](JsonWriter& w) {
     w.key("index").number(static_cast<uint64_t>(part)).key("content_block").begin_object();
     switch (p.kind) {
       case ReplyPart::Kind::kText: w.key("type").string("text").key("text").string(""); break;
@@ -103,7 +92,7 @@ void AnthropicAnswer::opened(size_t part) {
 }
 
 void AnthropicAnswer::grown(size_t part, std::string_view piece) {
-  record("content_block_delta", [&](JsonWriter& w) {
+  append_record(out_, "content_block_delta", [&](JsonWriter& w) {
     w.key("index").number(static_cast<uint64_t>(part)).key("delta").begin_object().key("type");
     switch (parts_[part].kind) {
       case ReplyPart::Kind::kText: w.string("text_delta").key("text").string(piece); break;
@@ -115,18 +104,19 @@ void AnthropicAnswer::grown(size_t part, std::string_view piece) {
 }
 
 void AnthropicAnswer::closed(size_t part) {
-  record("content_block_stop", [&](JsonWriter& w) { w.key("index").number(static_cast<uint64_t>(part)); });
+  append_record(out_, "content_block_stop",
+                [&](JsonWriter& w) { w.key("index").number(static_cast<uint64_t>(part)); });
 }
 
 void AnthropicAnswer::finish() {
   parts_.close(this);
-  record("message_delta", [&](JsonWriter& w) {
+  append_record(out_, "message_delta", [&](JsonWriter& w) {
     w.key("delta").begin_object();
     append_stop(w);
     w.end_object();
     append_usage(w);
   });
-  record("message_stop", [](JsonWriter&) {});
+  append_record(out_, "message_stop", [](JsonWriter&) {});
 }
 
 std::string AnthropicAnswer::on_event(int32_t, const TextEvent& event) {

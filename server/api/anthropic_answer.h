@@ -24,9 +24,6 @@ class AnthropicAnswer final : public AnswerWriter, ReplyParts::Watcher {
   void note_finish(const TextEvent& event);
   void start();
   void finish();
-  // One record: its name, and a document that begins with its type.
-  template <class F>
-  void record(std::string_view type, F&& members);
   void append_head(JsonWriter& w) const;
   void append_stop(JsonWriter& w) const;
   void append_usage(JsonWriter& w) const;

@@ -7,9 +7,6 @@
 namespace oar::api {
 namespace {
 
-// How templates call the variable that turns thinking on.
-constexpr const char* kThinkingNames[] = {"enable_thinking", "thinking"};
-
 constexpr size_t kMaxBlockName = 256;
 
 // The blocks of one message in the terms of chats: results of tools are messages of their own, before the
@@ -208,11 +205,11 @@ void read_thinking(Fields& f, Conversation& c) {
     t.string("display", display, 64);
     if (display == "omitted") on = false;
     else if (display != "summarized") t.fail("display", "thinking.display is summarized or omitted");
-    for (const char* name : kThinkingNames) c.template_kwargs[name] = type != "disabled";
+    set_thinking(c, type != "disabled");
     t.refuse_rest();
     if (!t.ok()) return f.fail(t.status().param(), t.status().message());
   } else {
-    for (const char* name : kThinkingNames) c.template_kwargs[name] = false;
+    set_thinking(c, false);
   }
   c.reply.reasoning.include = on;
 }

@@ -98,8 +98,9 @@ Result<ApiKeys::Key> ApiKeys::parse_line(std::string_view line, size_t number) c
     const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number_of);
     const bool whole = name != "concurrency" || number_of == std::floor(number_of);
     const bool weight = name == "weight";
-    if (parsed.ec == std::errc() && weight && !(number_of >= 0.01 && number_of <= 1000))
-      return wrong(cat("weight=", value, " is not between 0.01 and 1000; leave it out for 1"));
+    if (parsed.ec == std::errc() && weight && !(number_of >= kMinWeight && number_of <= kMaxWeight))
+      return wrong(
+          cat("weight=", value, " is not between ", kMinWeight, " and ", kMaxWeight, "; leave it out for 1"));
     if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || !(number_of > 0) ||
         !(number_of <= 1e15) || !whole) {
       return wrong(cat(name, "=", value, " is no number above 0", whole ? "" : ", and whole",

@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/nearest.h"
+#include "engine/text/json_text.h"
 #include "engine/text/utf8.h"
 #include "server/api/field_rules.h"
 #include "server/api/json_writer.h"

@@ -70,9 +70,16 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
                                          const RequestContext& context) const {
   GenerationSpec spec;
   OAR_ASSIGN(spec.admission, admit(context));
-  OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_));
+  request.deadline = context.deadline;
+  if (request.timeout_seconds) {
+    const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(*request.timeout_seconds));
+    request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
+  }
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
+  OAR_ASSIGN(spec.prompts,
+             prompt_tokens(*model, request, limits_, {context_size, request.deadline, context.gone}));
   int64_t longest = 0;
   for (const auto& p : spec.prompts) {
     const auto size = static_cast<int64_t>(p.size());
@@ -93,12 +100,6 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   }
   request.caller = context.tenant ? context.tenant->name() : context.peer;
   if (context.tenant) request.weight = context.tenant->weight();
-  request.deadline = context.deadline;
-  if (request.timeout_seconds) {
-    const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(*request.timeout_seconds));
-    request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
-  }
   OAR_RETURN_IF_ERROR(set_reply(*model, spec.prompts.front(), request));
   request.conversation.reset();
   request.prompts.clear();

@@ -19,10 +19,11 @@ namespace oar::api {
 
 // What the transport knows of a request.
 struct RequestContext {
-  std::string id;                             // how the caller calls it; made up when empty
-  std::optional<Clock::time_point> deadline;  // the transport's own
-  std::shared_ptr<Tenant> tenant;             // whose key it came with; null: no key is asked for
-  std::string peer;                           // its address without the port
+  std::string id;                                 // how the caller calls it; made up when empty
+  std::optional<Clock::time_point> deadline;      // the transport's own
+  std::shared_ptr<Tenant> tenant;                 // whose key it came with; null: no key is asked for
+  std::string peer;                               // its address without the port
+  std::shared_ptr<const std::atomic<bool>> gone;  // set when the caller leaves; null: nobody knows
 };
 
 struct Prepared {

@@ -31,8 +31,9 @@ void add(const TextEvent& event, PromptOutcome& all) {
 }  // namespace
 
 Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Executor executor,
-                                                      OnEvent on_event) {
-  std::shared_ptr<Generation> g(new Generation(std::move(spec), std::move(executor), std::move(on_event)));
+                                                      OnEvent on_event, Ready ready) {
+  std::shared_ptr<Generation> g(
+      new Generation(std::move(spec), std::move(executor), std::move(on_event), std::move(ready)));
   if (g->spec_.running) g->spec_.running->add(g);
   if (const Status s = g->submit(); !s.ok()) {
     g->cancel();  // prompts submitted before the one that was refused
@@ -44,7 +45,8 @@ Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Execu
 
 Generation::~Generation() {
   if (spec_.running) spec_.running->remove(this);
-  if (open_choices_ > 0) cancel();
+  if (open_choices_ == 0) return;
+  for (const auto& stream : streams_) stream->cancel();
 }
 
 Status Generation::submit() {
@@ -73,12 +75,15 @@ Status Generation::submit() {
     request.n = asked.n;
     request.deadline = asked.deadline;
     request.cache_salt = asked.cache_salt;
+    request.adapter = spec_.model->adapter;
     request.caller = asked.caller;
     request.weight = asked.weight;
     request.priority = asked.priority;
     request.constraint = asked.compiled;
     if (asked.compiled != nullptr) request.constraint_field = asked.compiled_field;
-    auto stream = TextStream::create(spec_.model->tokenizer, asked.text, asked.n, [weak] {
+    TextStreamOptions text = asked.text;
+    if (ready_) text.max_unread = kUnreadTokens * static_cast<size_t>(asked.n);
+    auto stream = TextStream::create(spec_.model->tokenizer, std::move(text), asked.n, [weak] {
       if (const auto self = weak.lock()) self->wake();
     });
     OAR_RETURN_IF_ERROR(stream->start(*spec_.model->engine, std::move(request)));
@@ -94,6 +99,8 @@ void Generation::cancel(const Status& why) {
     if (why_.ok()) why_ = why;
   }
   for (const auto& stream : streams_) stream->cancel();
+  cancelled_ = true;
+  wake();  // whatever the consumer has not taken must not wait any longer
 }
 
 void Generation::wake() {
@@ -111,7 +118,7 @@ void Generation::deliver() {
   do {
     seen = wakeups_;
     for (size_t i = 0; i < streams_.size(); ++i) {
-      while (budget > 0) {
+      while (budget > 0 && (cancelled_ || !ready_ || ready_())) {
         auto event = streams_[i]->next(std::chrono::milliseconds(0));
         if (!event) break;
         --budget;
@@ -129,7 +136,9 @@ void Generation::deliver() {
       return executor_([self = shared_from_this()] { self->deliver(); });
     }
   } while (!wakeups_.compare_exchange_strong(seen, 0));
-  if (open_choices_ == 0) on_event_ = nullptr;
+  if (open_choices_ > 0) return;
+  on_event_ = nullptr;
+  ready_ = nullptr;
 }
 
 void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) {

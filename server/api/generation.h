@@ -62,34 +62,44 @@ class Generation : public std::enable_shared_from_this<Generation> {
  public:
   // `choice` in [0, choices()); an event with finish != kNone is the choice's last.
   using OnEvent = std::function<void(Generation&, int32_t choice, TextEvent&&)>;
+  // Whether the consumer takes events now; asked on the executor's thread. Once it does again, it calls
+  // wake(). What waits beyond kUnreadTokens makes the request leave its slots. Empty: it always does.
+  using Ready = std::function<bool()>;
+  static constexpr size_t kUnreadTokens = 64;  // of each choice
 
   // Submits everything or nothing. The first event may be delivered before this returns (on an executor
   // thread).
-  static Result<std::shared_ptr<Generation>> start(GenerationSpec spec, Executor executor, OnEvent on_event);
+  static Result<std::shared_ptr<Generation>> start(GenerationSpec spec, Executor executor, OnEvent on_event,
+                                                   Ready ready = {});
   ~Generation();
 
   void cancel() { cancel(ok_status()); }
   // `why` is what choices that have no end yet are told; ok: that the server cancelled them.
   void cancel(const Status& why);
+  void wake();                                      // any thread: looks for events
   bool done() const { return open_choices_ == 0; }  // executor thread only: every choice has finished
   int32_t choices() const { return static_cast<int32_t>(spec_.prompts.size()) * spec_.request.n; }
   const GenerationSpec& spec() const { return spec_; }
 
  private:
-  Generation(GenerationSpec spec, Executor executor, OnEvent on_event)
-      : spec_(std::move(spec)), executor_(std::move(executor)), on_event_(std::move(on_event)) {}
+  Generation(GenerationSpec spec, Executor executor, OnEvent on_event, Ready ready)
+      : spec_(std::move(spec)),
+        executor_(std::move(executor)),
+        on_event_(std::move(on_event)),
+        ready_(std::move(ready)) {}
   Status submit();
-  void wake();
   void deliver();
   void observe(size_t prompt, int32_t choice, const TextEvent& event);
   void write_log(StatusCode refused) const;  // kOk: it ran
 
   GenerationSpec spec_;
   Executor executor_;
-  OnEvent on_event_;                                  // executor thread only; released with the last event
+  OnEvent on_event_;  // executor thread only; released with the last event, as is
+  Ready ready_;
   std::vector<std::shared_ptr<TextStream>> streams_;  // one per prompt
   std::atomic<uint32_t> wakeups_{0};
   std::atomic<int32_t> open_choices_{0};
+  std::atomic<bool> cancelled_{false};
   Clock::time_point submitted_;
   std::mutex why_mutex_;
   Status why_;      // of cancel()

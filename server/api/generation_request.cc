@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 31;  // far beyond any context; the engine stops at its end
 constexpr size_t kMaxSaltBytes = 256;
-constexpr int32_t kMaxPriority = 1000;
 constexpr double kMaxLogitBias = 100;
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
@@ -164,6 +163,10 @@ Status check_message(const ChatMessage& m, const std::string& path) {
 }
 
 }  // namespace
+
+void set_thinking(Conversation& conversation, bool on) {
+  for (const char* name : {"enable_thinking", "thinking"}) conversation.template_kwargs[name] = on;
+}
 
 GenerationRequest request_for(const ModelHandle& model) {
   GenerationRequest r;

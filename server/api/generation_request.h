@@ -109,6 +109,9 @@ using Spelling = std::function<std::string(std::string_view)>;
 Status check_request(const RequestLimits& engine, const ApiLimits& limits, const Spelling& spell,
                      GenerationRequest& request);
 
+// Sets the variables by which templates turn thinking on and off.
+void set_thinking(Conversation& conversation, bool on);
+
 // ---- rules of a prompt, for parsers ----
 
 // Roles and the number of messages. `path` names the list of messages.

@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "engine/text/utf8.h"
+#include "engine/text/json_text.h"
 
 namespace oar::api {
 namespace {
@@ -16,46 +16,6 @@ void append_number(std::string& out, T v) {
 }
 
 }  // namespace
-
-void append_json_string(std::string& out, std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  out += '"';
-  size_t plain = 0;  // start of a run copied as it is
-  size_t i = 0;
-  auto flush = [&](size_t end) { out.append(text, plain, end - plain); };
-  while (i < text.size()) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c >= 0x20 && c < 0x80 && c != '"' && c != '\\') {
-      ++i;
-      continue;
-    }
-    if (c >= 0x80) {
-      const CodePoint p = decode_utf8(text, i);
-      if (!p.valid) {
-        flush(i);
-        out += "\xEF\xBF\xBD";
-        plain = i + p.length;
-      }
-      i += p.length;
-      continue;
-    }
-    flush(i);
-    switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      default:
-        out += "\\u00";
-        out += kHex[c >> 4];
-        out += kHex[c & 15];
-    }
-    plain = ++i;
-  }
-  flush(text.size());
-  out += '"';
-}
 
 void JsonWriter::separate() {
   if (comma_) out_ += ',';

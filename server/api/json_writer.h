@@ -43,7 +43,4 @@ class JsonWriter {
   bool comma_ = false;  // the next value or key needs one before it
 };
 
-// `text` between quotes, escaped, appended to `out`.
-void append_json_string(std::string& out, std::string_view text);
-
 }  // namespace oar::api

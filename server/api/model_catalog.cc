@@ -205,12 +205,88 @@ Status ModelCatalog::unload(const std::string& name) {
 
 // ---- looking ----
 
+namespace {
+// The model with an adapter: the same engine under another name, kept by the model's own handle.
+ModelHandlePtr with_adapter(const ModelHandlePtr& model, std::string name,
+                            std::shared_ptr<const AdapterLease> adapter) {
+  auto out = std::make_shared<ModelHandle>(*model);
+  out->name = std::move(name);
+  out->parent = model->name;
+  out->adapter = std::move(adapter);
+  out->owner = model;
+  return out;
+}
+}  // namespace
+
+std::vector<ModelHandlePtr> ModelCatalog::adapters_of(const ServedModel& model) {
+  std::vector<ModelHandlePtr> out;
+  if (!model.language || !model.language->adapters) return out;
+  for (const AdapterInfo& info : model.language->adapters->list()) {
+    if (auto lease = model.language->adapters->find(info.name))
+      out.push_back(with_adapter(model.language, info.name, std::move(lease)));
+  }
+  return out;
+}
+
+ModelHandlePtr ModelCatalog::find_adapter(std::string_view name) const {
+  for (const ServedModel& m : loaded()) {
+    if (!m.language || !m.language->adapters) continue;
+    if (auto lease = m.language->adapters->find(name))
+      return with_adapter(m.language, std::string(name), std::move(lease));
+  }
+  return nullptr;
+}
+
+Status ModelCatalog::load_adapter(const std::string& name, const std::string& folder,
+                                  const std::string& parent) {
+  std::lock_guard one(loading_);
+  ModelHandlePtr model;
+  for (const ServedModel& m : loaded()) {
+    if (m.name() == name)
+      return {StatusCode::kAlreadyExists,
+              cat("a model is called ", in_quotes(name), "; name the adapter otherwise"), "lora_name"};
+    if (!m.language || !m.language->adapters || (!parent.empty() && m.name() != parent)) continue;
+    if (model && parent.empty() && model->name != m.name())
+      return invalid_argument("several models take adapters; name one of them", "base_model_name");
+    model = m.language;
+  }
+  if (!model)
+    return invalid_argument(parent.empty()
+                                ? std::string("no model has slots for adapters; serve one with --max-loras")
+                                : cat("the model ", in_quotes(parent),
+                                      " is not loaded or has no slots for adapters (--max-loras)"),
+                            "base_model_name");
+  if (find_adapter(name))
+    return {StatusCode::kAlreadyExists, cat("an adapter ", in_quotes(name), " is loaded; unload it first"),
+            "lora_name"};
+  const auto info = model->adapters->load(name, folder);
+  log_(info.ok() ? LogLevel::kInfo : LogLevel::kError,
+       info.ok() ? cat("adapter ", name, " of ", model->name, " loaded, rank ", info->rank)
+                 : cat("adapter ", name, " could not be loaded: ", info.status().message()));
+  return info.status();
+}
+
+Status ModelCatalog::unload_adapter(const std::string& name) {
+  std::lock_guard one(loading_);
+  for (const ServedModel& m : loaded()) {
+    if (!m.language || !m.language->adapters || !m.language->adapters->find(name)) continue;
+    OAR_RETURN_IF_ERROR(m.language->adapters->unload(name));
+    log_(LogLevel::kInfo, cat("adapter ", name, " unloaded"));
+    return ok_status();
+  }
+  return Status(StatusCode::kNotFound, cat("there is no adapter ", in_quotes(name)), "lora_name");
+}
+
 Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view version) const {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto it = entries_.find(name);
   if (it == entries_.end()) {
     std::string names;
     for (const auto& [known, entry] : entries_) add_name(names, known);
+    lock.unlock();
+    ModelHandlePtr adapter = find_adapter(name);
+    if (adapter && (version.empty() || version == adapter->version))
+      return ServedModel{std::move(adapter), nullptr};
     return Status(StatusCode::kNotFound,
                   cat("the model ", in_quotes(name), " is not served here; there is: ", names), "model");
   }

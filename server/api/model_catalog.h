@@ -76,14 +76,23 @@ class ModelCatalog {
   // It takes no new requests from now on. Its memory is free when the last request has been answered.
   Status unload(const std::string& name);
 
-  // The newest version when `version` is empty. NOT_FOUND lists the names or versions there are; UNAVAILABLE
-  // when the model is known but not loaded.
+  // An adapter of a language model, which is served as a model called `name` from then on (adapters.h). An
+  // empty `parent` means the only language model with slots for adapters. ALREADY_EXISTS when there is a
+  // model or an adapter of that name.
+  Status load_adapter(const std::string& name, const std::string& folder, const std::string& parent);
+  // Requests that run with it end as they would.
+  Status unload_adapter(const std::string& name);
+
+  // A model, or an adapter as its model with another name. The newest version when `version` is empty.
+  // NOT_FOUND lists the names or versions there are; UNAVAILABLE when the model is known but not loaded.
   Result<ServedModel> find(std::string_view name, std::string_view version) const;
   // A language model; an empty name means the only one, and is INVALID_ARGUMENT when there are several.
   Result<ModelHandlePtr> find_language(std::string_view name) const;
   // The same for encoders. INVALID_ARGUMENT when the model is none.
   Result<TensorModelPtr> find_encoder(std::string_view name) const;
   std::vector<ServedModel> loaded() const;  // by name, then version
+  // The adapters of a loaded model, by name, each as a model.
+  static std::vector<ModelHandlePtr> adapters_of(const ServedModel& model);
   std::vector<ModelIndexEntry> index(bool ready_only = false) const;
 
   // Who is told what language models answer: asked once for each that is loaded, and for those that are.
@@ -99,6 +108,7 @@ class ModelCatalog {
   Status open(const std::string& name, const std::string& config);
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
+  ModelHandlePtr find_adapter(std::string_view name) const;  // null: there is none
 
   const std::unique_ptr<ModelSource> source_;
   const Logger log_;

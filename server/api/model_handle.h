@@ -27,6 +27,9 @@ struct ModelHandle {
   const tools::ToolStyle* tool_style = nullptr;              // null: tools are refused
   const tools::ReasoningStyle* reasoning_style = nullptr;    // null: reasoning, if any, is text
   bool allow_special_in_text = false;                 // control tokens in the text of chat messages count
+  std::shared_ptr<Adapters> adapters;                 // null: the model has no slots for any
+  std::string parent;                                 // of an adapter: the name of its model
+  std::shared_ptr<const AdapterLease> adapter;        // and what its requests hold
   std::shared_ptr<const void> owner;                  // keeps engine and template; empty: the caller does
   std::shared_ptr<api::GenerationObserver> observer;  // null: nobody counts
 
@@ -48,6 +51,7 @@ inline ModelHandle make_handle(std::shared_ptr<LanguageModel> model) {
   h.tool_style = model->tool_style();
   h.reasoning_style = model->reasoning_style();
   h.allow_special_in_text = model->allows_special_in_text();
+  h.adapters = model->adapters();
   h.owner = std::move(model);
   return h;
 }

@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "engine/text/json_text.h"
 #include "engine/text/utf8.h"
 #include "server/api/status_table.h"
 #include "server/api/text_tools.h"

@@ -3,6 +3,7 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "server/api/event_record.h"
 #include "server/api/status_table.h"
 
 namespace oar::api {
@@ -160,14 +161,10 @@ void ResponsesAnswer::append_response(JsonWriter& w) const {
 
 template <class F>
 void ResponsesAnswer::record(std::string_view type, F&& members) {
-  out_ += "event: ";
-  out_ += type;
-  out_ += "\ndata: ";
-  JsonWriter w(out_);
-  w.begin_object().key("type").string(type).key("sequence_number").number(sequence_++);
-  members(w);
-  w.end_object();
-  out_ += "\n\n";
+  append_record(out_, type, [&](JsonWriter& w) {
+    w.key("sequence_number").number(sequence_++);
+    members(w);
+  });
 }
 
 template <class F>

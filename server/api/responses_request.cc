@@ -197,9 +197,7 @@ void read_effort(Fields& f, Conversation& c, json::object& echoed) {
   std::string effort;
   r.string("effort", effort, 64);
   if (!effort.empty()) c.template_kwargs["reasoning_effort"] = json::string(effort);
-  if (effort == "none") {
-    for (const char* name : {"enable_thinking", "thinking"}) c.template_kwargs[name] = false;
-  }
+  if (effort == "none") set_thinking(c, false);
   std::string summary;
   for (const char* name : {"summary", "generate_summary"}) {
     r.string(name, summary, 64);

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/text/encode_watch.h"
 #include "engine/text/tools/conversation.h"
+#include "server/api/worker_pool.h"
 
 namespace oar::api {
 namespace {
@@ -78,17 +80,56 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   return cut_after_last_message(std::move(*rendered), c.messages.back());
 }
 
+// Tokenizes the prompts of one request.
+class PromptTokenizer final : public EncodeWatch {
+ public:
+  PromptTokenizer(const ModelHandle& model, const GenerationRequest& request, const PromptBounds& bounds)
+      : tokenizer_(*model.tokenizer), bounds_(bounds), field_(request.prompt_field) {
+    options_.add_special_tokens = request.add_special_tokens;
+    options_.watch = this;
+  }
+
+  Result<std::vector<int32_t>> tokens(std::string_view text, std::span<const TextSpan> plain = {}) {
+    const size_t most = tokenizer_.max_token_bytes();
+    if (most > 0 && static_cast<int64_t>(text.size() / most) > bounds_.max_tokens)
+      return too_long(cat("is ", text.size(), " bytes long, which are at least ", text.size() / most));
+    options_.plain = plain;
+    return tokenizer_.encode(text, options_);
+  }
+
+ private:
+  Status look(size_t ids) override {
+    WorkerPool::give_way();
+    if (static_cast<int64_t>(ids) > bounds_.max_tokens) return too_long(cat("has more than ", ids));
+    if (bounds_.gone && *bounds_.gone) return {StatusCode::kCancelled, "the caller has left"};
+    if (bounds_.deadline && Clock::now() > *bounds_.deadline)
+      return {StatusCode::kDeadlineExceeded,
+              "the deadline passed while the prompt was tokenized; send less text or allow more time"};
+    return ok_status();
+  }
+  Status too_long(const std::string& what) const {
+    return {StatusCode::kOutOfRange,
+            cat("the prompt ", what, " tokens, but the model's context holds ", bounds_.max_tokens,
+                ", answer included; shorten the prompt"),
+            field_};
+  }
+
+  const Tokenizer& tokenizer_;
+  const PromptBounds& bounds_;
+  const std::string field_;
+  Tokenizer::EncodeOptions options_;
+};
+
 }  // namespace
 
 Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model,
                                                         const GenerationRequest& request,
-                                                        const ApiLimits& limits) {
-  const bool special = request.add_special_tokens;
+                                                        const ApiLimits& limits, const PromptBounds& bounds) {
+  PromptTokenizer tokenizer(model, request, bounds);
   std::vector<std::vector<int32_t>> out;
   if (request.conversation) {
     OAR_ASSIGN(const ChatPrompt prompt, render_chat(model, request, limits));
-    OAR_ASSIGN(std::vector<int32_t> tokens,
-               model.tokenizer->encode(prompt.text, {.add_special_tokens = special, .plain = prompt.user}));
+    OAR_ASSIGN(std::vector<int32_t> tokens, tokenizer.tokens(prompt.text, prompt.user));
     out.push_back(std::move(tokens));
     return out;
   }
@@ -97,9 +138,7 @@ Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model
       out.push_back(*ids);
       continue;
     }
-    Tokenizer::EncodeOptions options;
-    options.add_special_tokens = special;
-    OAR_ASSIGN(std::vector<int32_t> tokens, model.tokenizer->encode(std::get<std::string>(prompt), options));
+    OAR_ASSIGN(std::vector<int32_t> tokens, tokenizer.tokens(std::get<std::string>(prompt)));
     out.push_back(std::move(tokens));
   }
   return out;

@@ -2,6 +2,10 @@
 // chat template. The only place of the server that calls either.
 #pragma once
 
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,12 +14,21 @@
 
 namespace oar::api {
 
+// When to leave off tokenizing a long prompt.
+struct PromptBounds {
+  int64_t max_tokens = std::numeric_limits<int64_t>::max();  // of each prompt
+  std::optional<Clock::time_point> deadline;
+  std::shared_ptr<const std::atomic<bool>> gone;  // the caller has left; null: nobody knows
+};
+
 // The tokens of a request's prompts, or the one prompt of its conversation. In a raw prompt the text of a
 // special token is that token; in a conversation only what the template wrote is. INVALID_ARGUMENT when the
-// template refuses the messages.
+// template refuses the messages, OUT_OF_RANGE when a prompt has too many tokens: by its bytes before it is
+// tokenized, where the tokenizer can tell. Other jobs of the thread's WorkerPool go on between slices.
 Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model,
                                                         const GenerationRequest& request,
-                                                        const ApiLimits& limits);
+                                                        const ApiLimits& limits,
+                                                        const PromptBounds& bounds = {});
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,
                        bool skip_special_tokens);
 // The bytes a token stands for, possibly part of a UTF-8 sequence; special tokens as their text.

@@ -21,7 +21,7 @@ constexpr std::string_view kNoTools = "use tools and tool_choice, which came aft
 constexpr std::string_view kNoSampler =
     "the samplers are temperature, top_k, top_p, min_p and the three penalties; leave it out";
 constexpr std::string_view kChatOnly = "chat reads it; leave it out here";
-constexpr std::string_view kNoAdapters = "adapters are not offered; merge it into the model";
+constexpr std::string_view kNoAdapters = "an adapter is named by `model`";
 constexpr std::string_view kTextOnly = "prompts and answers are text; leave it out";
 constexpr std::string_view kNoIds = "use oar.v1 over gRPC, which sends the ids, or ask /tokenize";
 constexpr std::string_view kNoState = "requests share no state here; leave it out";

@@ -1,7 +1,7 @@
 // A few threads that run short jobs: parsing, templating and tokenizing requests away from the threads that
 // answer health checks, and turning tokens into gRPC messages. Jobs are independent; whoever needs order
 // keeps it (see Generation). The number of waiting jobs is bounded by the connections and streams that post
-// them.
+// them. A long job gives way between its slices, so that short ones do not wait for its end.
 #pragma once
 
 #include <functional>
@@ -23,6 +23,11 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   void post(Job job);  // dropped after stop()
+  // In a job: lets what is queued go first, on another thread, and returns when it is this job's turn again.
+  // As many threads as the pool was made with run at a time; at most kMaxResting jobs rest, a further one
+  // goes on. Elsewhere it does nothing.
+  static void give_way();
+  static constexpr int kMaxResting = 64;
   void stop();
   // May be called when the pool is gone, and then drops the job: the engine's thread can be on its way here
   // with the last event of a request whose answer has long been sent.
@@ -31,7 +36,6 @@ class WorkerPool {
  private:
   struct Queue;
   std::shared_ptr<Queue> queue_;
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace oar::api

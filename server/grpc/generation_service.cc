@@ -182,7 +182,9 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
                const GenerateRequest& request)
       : StreamWriter(services, registry, context, "Generate"),
         request_(request),
-        about_(context_of(services, *context)) {}
+        about_(context_of(services, *context)) {
+    about_.gone = left_;
+  }
 
  private:
   void started() override {
@@ -198,10 +200,10 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     want_logprobs_ = request.logprobs.has_value();
     OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(model, std::move(request), about_));
     OAR_ASSIGN(auto generation,
-               Generation::start(std::move(spec), services_.writers->executor(),
-                                 [self = shared()](Generation& g, int32_t, TextEvent&& event) {
-                                   self->on_event(g, event);
-                                 }));
+               Generation::start(
+                   std::move(spec), services_.writers->executor(),
+                   [self = shared()](Generation& g, int32_t, TextEvent&& event) { self->on_event(g, event); },
+                   [self = shared()] { return !self->behind(); }));
     bool gone;
     {
       std::lock_guard lock(state_);
@@ -209,7 +211,16 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
       if (!gone) generation_ = generation;
     }
     if (gone) generation->cancel();
+    else generation->wake();  // on_drained() may have come before there was anybody to wake
     return ok_status();
+  }
+  void on_drained() override {
+    std::shared_ptr<Generation> generation;
+    {
+      std::lock_guard lock(state_);
+      generation = generation_;
+    }
+    if (generation) generation->wake();
   }
   void on_event(Generation& generation, const TextEvent& event) {
     if (const Status failure = api::failure_of(event); !failure.ok()) {
@@ -252,6 +263,8 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     auto* usage = chunk.mutable_usage();
     usage->set_prompt_tokens(event.stats.prompt_tokens);
     usage->set_cached_tokens(event.stats.cached_tokens);
+    usage->set_accepted_prediction_tokens(event.stats.accepted_drafts);
+    usage->set_rejected_prediction_tokens(event.stats.rejected_drafts);
     usage->set_completion_tokens(event.stats.completion_tokens);
     usage->set_reasoning_tokens(event.reasoning_tokens);
   }
@@ -262,6 +275,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
       gone_ = true;
       generation.swap(generation_);
     }
+    *left_ = true;
     if (generation) generation->cancel();
   }
   std::shared_ptr<GenerateCall> shared() {
@@ -269,7 +283,8 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
   }
 
   const GenerateRequest request_;  // a copy: the call may end while it is being prepared
-  const api::RequestContext about_;
+  const std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
+  api::RequestContext about_;
   bool want_logprobs_ = false;
   std::mutex state_;
   std::shared_ptr<Generation> generation_;

@@ -154,6 +154,11 @@ class StreamInferCall final
   using StreamWriter::StreamWriter;
 
  private:
+  // What can be done to a request in flight; both empty until it has started.
+  struct Handles {
+    std::function<void()> cancel;
+    std::function<void()> wake;  // of a generation, when the client has caught up
+  };
   // One request of the stream, between its arrival and its last response.
   struct Item {
     std::string id;
@@ -186,13 +191,15 @@ class StreamInferCall final
     {
       std::lock_guard lock(state_);
       key = ++last_key_;
-      active_.emplace(key, std::function<void()>());
+      active_.emplace(key, Handles());
       room = active_.size() < static_cast<size_t>(services_.limits.max_requests_per_stream);
       reading_paused_ = !room;
     }
     auto message = std::make_shared<ModelInferRequest>(std::move(incoming_));
     incoming_.Clear();
-    services_.workers->post([self = shared(), message, key, about = context_of(services_, *context())] {
+    api::RequestContext about = context_of(services_, *context());
+    about.gone = left_;
+    services_.workers->post([self = shared(), message, key, about = std::move(about)] {
       if (const Status s = self->run(message, key, about); !s.ok()) self->fail(key, *message, s);
     });
     if (room) read_next();
@@ -232,7 +239,7 @@ class StreamInferCall final
       self->done(key);
     };
     OAR_ASSIGN(const uint64_t ticket, model->runner->submit(std::move(r.job)));
-    started_one(key, [model, ticket] { model->runner->cancel(ticket); });
+    started_one(key, {[model, ticket] { model->runner->cancel(ticket); }, {}});
     return ok_status();
   }
 
@@ -245,23 +252,30 @@ class StreamInferCall final
     if (prepared.request.prepends_input()) item->prefix = prepared.request.text;
     item->model = model;
     item->empty_final = prepared.request.empty_final;
-    OAR_ASSIGN(auto generation,
-               Generation::start(std::move(prepared.spec), services_.writers->executor(),
-                                 [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
-                                   self->on_event(*item, key, event);
-                                 }));
-    started_one(key, [generation] { generation->cancel(); });
+    OAR_ASSIGN(auto generation, Generation::start(
+                                    std::move(prepared.spec), services_.writers->executor(),
+                                    [self = shared(), item, key](Generation&, int32_t, TextEvent&& event) {
+                                      self->on_event(*item, key, event);
+                                    },
+                                    reads_along(item->stream)));
+    started_one(key, {[generation] { generation->cancel(); }, [generation] { generation->wake(); }});
     return ok_status();
   }
-  // What has been started can be cancelled: when the client leaves, or now when it has left already.
-  void started_one(uint64_t key, std::function<void()> cancel) {
+  Generation::Ready reads_along(bool streaming) {
+    if (!streaming) return {};
+    return [self = shared()] { return !self->behind(); };
+  }
+  // What has been started can be cancelled: when the client leaves, or now when it has left already. And the
+  // client may have caught up before there was anybody to wake.
+  void started_one(uint64_t key, const Handles& handles) {
     bool gone;
     {
       std::lock_guard lock(state_);
       gone = client_gone_;
-      if (const auto it = active_.find(key); it != active_.end()) it->second = cancel;
+      if (const auto it = active_.find(key); it != active_.end()) it->second = handles;
     }
-    if (gone) cancel();
+    if (gone) handles.cancel();
+    else if (handles.wake) handles.wake();
   }
 
   void on_event(Item& item, uint64_t key, const TextEvent& event) {
@@ -323,14 +337,24 @@ class StreamInferCall final
     end(to_grpc(outcome));
   }
   void on_gone() override {
-    std::map<uint64_t, std::function<void()>> active;
+    std::map<uint64_t, Handles> active;
     {
       std::lock_guard lock(state_);
       client_gone_ = true;
       active.swap(active_);
     }
-    for (const auto& [key, cancel] : active)
-      if (cancel) cancel();
+    *left_ = true;
+    for (const auto& [key, handles] : active)
+      if (handles.cancel) handles.cancel();
+  }
+  void on_drained() override {
+    std::vector<std::function<void()>> waiting;
+    {
+      std::lock_guard lock(state_);
+      for (const auto& [key, handles] : active_)
+        if (handles.wake) waiting.push_back(handles.wake);
+    }
+    for (const auto& wake : waiting) wake();
   }
   std::shared_ptr<StreamInferCall> shared() {
     return std::static_pointer_cast<StreamInferCall>(shared_from_this());
@@ -339,7 +363,8 @@ class StreamInferCall final
   static constexpr const char* kUnread = "not read";  // the id of `incoming_` while nothing has come
   ModelInferRequest incoming_;                        // being read
   std::mutex state_;
-  std::map<uint64_t, std::function<void()>> active_;  // how to cancel; empty until started
+  std::map<uint64_t, Handles> active_;
+  const std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
   uint64_t last_key_ = 0;
   bool half_closed_ = false, client_gone_ = false, reading_paused_ = false;
   Status outcome_;  // of the whole stream

@@ -1,7 +1,8 @@
 // The writing half of a server stream: one write outstanding, the rest queued within a budget of bytes,
-// Finish exactly once after the last write has returned. A client that does not read is cut off when the
-// budget is spent or one message has not been taken for the write timeout; on_gone() then frees the engine's
-// resources at once, never only when gRPC gets round to reporting the write.
+// Finish exactly once after the last write has returned. While a client is behind() what is generated for it
+// waits. One that does not read is cut off when the budget is spent or one message has not been taken for the
+// write timeout; on_gone() then frees the engine's resources at once, never only when gRPC gets round to
+// reporting the write.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -51,6 +52,15 @@ class StreamWriter : public Base,
   virtual void started() = 0;
   // The client is gone or given up: cancel what runs for it. Called once, on any thread.
   virtual void on_gone() = 0;
+  // Most of what the client was behind() by has been written. On any thread.
+  virtual void on_drained() = 0;
+
+  // Any thread: more is queued than the buffer is meant to hold; on_drained() follows.
+  bool behind() {
+    std::lock_guard lock(mutex_);
+    behind_ |= queued_bytes_ > services_.limits.stream_buffer_bytes;
+    return behind_ && !dead_;
+  }
 
   // Any thread. Dropped after end() or when the client is gone.
   void enqueue(Message&& message) {
@@ -162,6 +172,7 @@ class StreamWriter : public Base,
   // Starts the next write or the end, if it is time. Decides under the lock, calls gRPC outside it.
   void pump() {
     enum class Next { kNothing, kWrite, kFinish } next = Next::kNothing;
+    bool drained = false;
     {
       std::lock_guard lock(mutex_);
       if (writing_ || finished_ || holds_ > 0) return;
@@ -169,6 +180,8 @@ class StreamWriter : public Base,
         current_ = std::move(queue_.front());
         queue_.pop_front();
         queued_bytes_ -= current_.ByteSizeLong();
+        drained = behind_ && queued_bytes_ <= services_.limits.stream_buffer_bytes / 4;
+        if (drained) behind_ = false;
         writing_ = true;
         write_started_ = Clock::now();
         next = Next::kWrite;
@@ -177,6 +190,7 @@ class StreamWriter : public Base,
         next = Next::kFinish;
       }
     }
+    if (drained) on_drained();  // while writing_ keeps this object alive
     if (next == Next::kWrite) this->StartWrite(&current_);
     if (next == Next::kFinish) this->Finish(final_);
   }
@@ -194,6 +208,7 @@ class StreamWriter : public Base,
   Clock::time_point write_started_;
   int holds_ = 0;
   bool writing_ = false;
+  bool behind_ = false;    // the client, since more was queued than the buffer is meant to hold
   bool ending_ = false;    // end() was called
   bool dead_ = false;      // nothing more can reach the client
   bool gone_ = false;      // on_gone() was called

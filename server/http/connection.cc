@@ -106,6 +106,11 @@ class Exchange final : public ResponseWriter {
     on_thread(
         [cb = std::move(callback), id = id_](Connection& c) mutable { c.set_disconnect(id, std::move(cb)); });
   }
+  bool behind() override { return connection_->behind(id_); }
+  void on_drain(std::function<void()> callback) override {
+    on_thread(
+        [cb = std::move(callback), id = id_](Connection& c) mutable { c.set_drain(id, std::move(cb)); });
+  }
   void post(std::function<void()> work) override {
     if (!connection_->host_->stopped) asio::post(connection_->io_, std::move(work));
   }
@@ -554,19 +559,20 @@ void Connection::append_chunk(std::string_view bytes) {
 
 void Connection::write_chunk(uint64_t exchange, std::string_view bytes) {
   if (!current(exchange) || !stream_ || answer_complete_) return;
-  if (over_budget()) return;
   append_chunk(bytes);
   flush();
 }
 
-// A single part may be larger than the budget; a client that has not taken what came before it may not.
-bool Connection::over_budget() {
-  const size_t unsent = pending_.size() + output_.size() - written_;
-  if (unsent <= limits_.write_budget_bytes) return false;
-  host_->options.log(LogLevel::kWarning, cat("http: ", peer_, " does not read its stream (",
-                                             format_bytes(unsent), " unsent); dropped"));
-  close();
-  return true;
+bool Connection::behind(uint64_t exchange) {
+  if (!current(exchange)) return false;
+  behind_ |= unsent() > limits_.stream_buffer_bytes;
+  return behind_;
+}
+
+void Connection::set_drain(uint64_t exchange, std::function<void()> callback) {
+  if (!current(exchange) || answer_complete_) return;
+  on_drain_ = std::move(callback);
+  if (!behind_) on_drain_();  // it may have been, before there was anybody to tell
 }
 
 void Connection::finish_stream(uint64_t exchange) {
@@ -619,11 +625,16 @@ void Connection::on_written(error_code ec, size_t bytes) {
   if (state_ == State::kClosed) return;
   if (ec) return close();
   written_ += bytes;
+  if (behind_ && unsent() <= limits_.stream_buffer_bytes / 4) {
+    behind_ = false;
+    if (on_drain_) on_drain_();
+  }
   flush();
 }
 
 void Connection::complete_exchange() {
-  on_disconnect_ = nullptr;
+  on_disconnect_ = on_drain_ = nullptr;
+  behind_ = false;
   if (host_->options.on_complete) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - request_start_;
     host_->options.on_complete(route_ ? route_->pattern : "unmatched", request_.method, status_,
@@ -714,7 +725,7 @@ void Connection::close() {
   timer_.cancel();
   socket_.close(ec);
   auto callback = std::move(on_disconnect_);
-  on_disconnect_ = nullptr;
+  on_disconnect_ = on_drain_ = nullptr;
   if (unanswered && callback) callback();
   if (unanswered && host_->options.on_complete) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - request_start_;

@@ -94,7 +94,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void flush();
   void on_written(boost::system::error_code ec, size_t bytes);
   void complete_exchange();
-  bool over_budget();
+  bool behind(uint64_t exchange);
+  void set_drain(uint64_t exchange, std::function<void()> callback);
+  size_t unsent() const { return pending_.size() + output_.size() - written_; }
 
   // Life.
   void enter(State state);
@@ -134,7 +136,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t body_wire_bytes_ = 0;
 
   uint64_t exchange_ = 0;
-  std::function<void()> on_disconnect_;
+  std::function<void()> on_disconnect_, on_drain_;
+  bool behind_ = false;  // the client, since more was unsent than the buffer is meant to hold
   SteadyTime request_start_;
   int status_ = 0;
   bool head_only_ = false;  // HEAD: no body

@@ -53,23 +53,36 @@ struct AnswerUnderWay {
 // On a worker thread: everything from the body's bytes to the engine's queue.
 Status start_answer(const Services& services, Prepare prepare, const Request& request,
                     const WriterPtr& writer) {
-  OAR_ASSIGN(const api::RequestContext context, context_of(services, request));
+  OAR_ASSIGN(api::RequestContext context, context_of(services, request));
+  context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
   auto answer = std::make_shared<AnswerUnderWay>(prepared, request.path, writer);
-  OAR_ASSIGN(const std::shared_ptr<Generation> generation,
-             Generation::start(
-                 std::move(prepared.spec), [writer](api::Job job) { writer->post(std::move(job)); },
-                 [answer](Generation& g, int32_t choice, TextEvent&& event) {
-                   answer->on_event(g, choice, event);
-                 }));
+  OAR_ASSIGN(
+      const std::shared_ptr<Generation> generation,
+      Generation::start(
+          std::move(prepared.spec), [writer](api::Job job) { writer->post(std::move(job)); },
+          [answer](Generation& g, int32_t choice, TextEvent&& event) { answer->on_event(g, choice, event); },
+          reads_along(answer->streaming, writer)));
   writer->post([answer] { answer->open_stream(); });
+  writer->on_drain([generation] { generation->wake(); });
   // Also what keeps the generation alive until its answer is complete.
   writer->on_disconnect([generation] { generation->cancel(); });
   return ok_status();
 }
 
 }  // namespace
+
+std::shared_ptr<const std::atomic<bool>> watch_leaving(ResponseWriter& writer) {
+  auto gone = std::make_shared<std::atomic<bool>>(false);
+  writer.on_disconnect([gone] { *gone = true; });
+  return gone;
+}
+
+Generation::Ready reads_along(bool streaming, const WriterPtr& writer) {
+  if (!streaming) return {};  // the answer is collected, however long it takes to send
+  return [writer] { return !writer->behind(); };
+}
 
 Handler generation_route(const Services& services, Prepare prepare) {
   return [&services, prepare](Request&& request, WriterPtr writer) {

@@ -2,6 +2,7 @@
 // the connection as an AnswerWriter words them.
 #pragma once
 
+#include "server/api/generation.h"
 #include "server/http/routes.h"
 
 namespace oar::http {
@@ -10,6 +11,12 @@ using Prepare = Result<api::Prepared> (api::Frontend::*)(const json::object& bod
                                                          const api::RequestContext& context) const;
 // `services` must outlive the handlers.
 Handler generation_route(const Services& services, Prepare prepare);
+
+// Set when the client leaves before there is anything to cancel.
+std::shared_ptr<const std::atomic<bool>> watch_leaving(ResponseWriter& writer);
+
+// Whether a client takes more of its stream. For a Generation, which is to be woken by on_drain().
+api::Generation::Ready reads_along(bool streaming, const std::shared_ptr<ResponseWriter>& writer);
 
 // One that answers a JSON object with another, on a worker thread.
 using JsonMethod = Result<std::string> (api::Frontend::*)(const json::object& body) const;

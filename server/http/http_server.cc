@@ -66,6 +66,7 @@ class HttpServerImpl final : public HttpServer {
   void run(asio::io_context& context);
   void accept();
   void on_accept(error_code ec, Tcp::socket socket);
+  void begin(std::shared_ptr<Connection> connection, bool paced);
   void turn_away(Tcp::socket socket);
   void forget(Connection* c);
   void set_waiting(Connection* c, bool waits);
@@ -142,22 +143,40 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
     return;
   }
   std::shared_ptr<Connection> connection;
+  bool full;
   {
     std::lock_guard lock(mutex_);
     const size_t limit = host_->options.limits.max_connections;
-    const bool full = connections_.size() - leaving_ >= limit;
+    full = connections_.size() - leaving_ >= limit;
     const bool made_room = full && close_longest_waiting();
     if (connections_.size() - leaving_ < limit + kVitalConnections) {
       connection = std::make_shared<Connection>(host_, next_context(), std::move(socket), full && !made_room);
       connections_.emplace(connection.get(), Entry{connection});
     }
   }
-  if (connection) {
-    asio::post(next_context(), [connection] { connection->start(); });
-  } else {
-    turn_away(std::move(socket));
-  }
-  accept();
+  const bool paced = connection != nullptr && full;
+  if (connection != nullptr) begin(std::move(connection), paced);
+  else turn_away(std::move(socket));
+  if (!paced) accept();
+}
+
+// Who has not started does not wait for its client yet, and so cannot make room. Where the table is full the
+// next one is accepted behind the start (`paced`): else a burst of connections would turn others away.
+void HttpServerImpl::begin(std::shared_ptr<Connection> connection, bool paced) {
+  asio::post(next_context(), [this, connection = std::move(connection), paced] {
+    const auto resume = [this] {
+      asio::post(*host_->contexts[0], [this] {
+        if (acceptor_->is_open()) accept();
+      });
+    };
+    try {
+      connection->start();
+    } catch (...) {
+      if (paced) resume();
+      throw;
+    }
+    if (paced) resume();
+  });
 }
 
 void HttpServerImpl::set_waiting(Connection* c, bool waits) {

@@ -27,12 +27,12 @@ struct Limits {
   // Open at once. Beyond, the connection that has waited longest for its client is closed; with none, only
   // vital routes are answered, on kVitalConnections more.
   size_t max_connections = 4096;
-  size_t header_bytes = 16 << 10;       // request line and headers: 431 beyond
-  size_t target_bytes = 8 << 10;        // request target: 414 beyond
-  size_t body_bytes = 16 << 20;         // one body: 413 beyond
-  size_t total_body_bytes = 512 << 20;  // bodies being received over all connections: 503 beyond
-  size_t pipelined_bytes = 64 << 10;    // read ahead while a request is being answered; then reading pauses
-  size_t write_budget_bytes = 1 << 20;  // unsent bytes of a stream; a client further behind is dropped
+  size_t header_bytes = 16 << 10;         // request line and headers: 431 beyond
+  size_t target_bytes = 8 << 10;          // request target: 414 beyond
+  size_t body_bytes = 16 << 20;           // one body: 413 beyond
+  size_t total_body_bytes = 512 << 20;    // bodies being received over all connections: 503 beyond
+  size_t pipelined_bytes = 64 << 10;      // read ahead while a request is being answered; then reading pauses
+  size_t stream_buffer_bytes = 64 << 10;  // unsent bytes of a stream; a client further behind is waited for
   std::chrono::milliseconds idle_timeout{75'000};    // between requests
   std::chrono::milliseconds header_timeout{10'000};  // first byte to end of header; also a TLS handshake
   std::chrono::milliseconds body_timeout{60'000};    // end of header to end of body

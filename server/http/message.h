@@ -55,6 +55,10 @@ class ResponseWriter {
   // part.
   virtual void start_stream(Response response) = 0;
   virtual void write(std::string_view bytes) = 0;
+  // On the connection's thread: more is unsent than the stream's buffer is meant to hold. Then `callback` of
+  // on_drain() is called, on that thread too, when most of it has left.
+  virtual bool behind() = 0;
+  virtual void on_drain(std::function<void()> callback) = 0;
   virtual void finish() = 0;
   // Called once, on the connection's thread, when the peer leaves (or is dropped for not reading) before the
   // answer is complete; at once when that has already happened. Not called after a complete answer.

@@ -71,7 +71,8 @@ Status start_generation(const Services& services, const Request& request, bool s
   const ModelHandlePtr& model = served.language;
   if (model == nullptr)
     return unimplemented(cat("the model ", request.params[0], " takes tensors: POST to infer"));
-  OAR_ASSIGN(const api::RequestContext context, context_of(services, request));
+  OAR_ASSIGN(api::RequestContext context, context_of(services, request));
+  context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(const api::OipTextRequest parsed, api::parse_generate_body(body, stream));
   OAR_ASSIGN(api::GenerationRequest wanted,
@@ -82,8 +83,10 @@ Status start_generation(const Services& services, const Request& request, bool s
   OAR_ASSIGN(const std::shared_ptr<Generation> generation,
              Generation::start(
                  std::move(spec), [writer](api::Job job) { writer->post(std::move(job)); },
-                 [answer](Generation&, int32_t, TextEvent&& event) { answer->on_event(event); }));
+                 [answer](Generation&, int32_t, TextEvent&& event) { answer->on_event(event); },
+                 reads_along(stream, writer)));
   writer->post([answer] { answer->open_stream(); });
+  writer->on_drain([generation] { generation->wake(); });
   writer->on_disconnect([generation] { generation->cancel(); });
   return ok_status();
 }

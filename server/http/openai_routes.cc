@@ -18,7 +18,8 @@ bool is_listed(const api::ServedModel& model) {
 void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created) {
   w.begin_object();
   w.key("id").string(model.name()).key("object").string("model").key("created").number(created);
-  w.key("owned_by").string("oar").key("root").string(model.name()).key("parent").null();
+  w.key("owned_by").string("oar").key("root").string(model.name()).key("parent");
+  w.string_or_null(model.language ? model.language->parent : std::string());
   w.key("max_model_len")
       .number(model.language ? model.language->engine->request_limits().max_context
                              : model.tensor->encoder->info().max_tokens);
@@ -42,6 +43,8 @@ void add_openai_routes(Router& router, const Services& services) {
     for (const api::ServedModel& m : services.catalog->loaded()) {
       if (!is_listed(m) || m.name() == last) continue;
       append_model(w, m, created);
+      for (const ModelHandlePtr& adapter : api::ModelCatalog::adapters_of(m))
+        append_model(w, {adapter, nullptr}, created);
       last = m.name();
     }
     w.end_array().end_object();

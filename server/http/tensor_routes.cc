@@ -104,6 +104,31 @@ Result<std::string> read_control(const Request& request, bool takes_config) {
   return config;
 }
 
+// The body of a load or unload of an adapter.
+struct AdapterFields {
+  std::string name, path, base;
+};
+Result<AdapterFields> read_adapter(const Request& request, bool loads) {
+  constexpr size_t kMaxName = 256, kMaxPath = 4096;
+  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  AdapterFields out;
+  api::Fields f(body);
+  f.string("lora_name", out.name, kMaxName);
+  if (loads) {
+    f.string("lora_path", out.path, kMaxPath);
+    f.string("base_model_name", out.base, kMaxName);
+  } else {
+    int64_t id = 0;  // vLLM's own number of it; the name says which
+    f.integer("lora_int_id", id, INT32_MIN, INT32_MAX);
+  }
+  f.refuse_rest();
+  if (!f.ok()) return f.status();
+  if (out.name.empty()) return invalid_argument("lora_name is missing; name the adapter", "lora_name");
+  if (loads && out.path.empty())
+    return invalid_argument("lora_path is missing; give the adapter's folder", "lora_path");
+  return out;
+}
+
 }  // namespace
 
 void add_tensor_routes(Router& router, const Services& services) {
@@ -126,6 +151,15 @@ void add_tensor_routes(Router& router, const Services& services) {
   control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
     OAR_RETURN_IF_ERROR(read_control(request, false).status());
     return services.catalog->unload(request.params[0]);
+  });
+  // Adapters, by vLLM's routes and fields.
+  control("/v1/load_lora_adapter", [&services](const Request& request) -> Status {
+    OAR_ASSIGN(const AdapterFields f, read_adapter(request, true));
+    return services.catalog->load_adapter(f.name, f.path, f.base);
+  });
+  control("/v1/unload_lora_adapter", [&services](const Request& request) -> Status {
+    OAR_ASSIGN(const AdapterFields f, read_adapter(request, false));
+    return services.catalog->unload_adapter(f.name);
   });
   for (const std::string model : {"/v2/models/{model}", "/v2/models/{model}/versions/{version}"}) {
     router.add("POST", model + "/infer",

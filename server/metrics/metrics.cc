@@ -200,6 +200,8 @@ void add_engine(Snapshot& out, const ModelHandle& model) {
 
   out.gauge("vllm:num_requests_running", "Sequences being computed.", d(s.running), l);
   out.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", d(s.waiting), l);
+  out.gauge("oar_sequences_suspended", "Sequences without a slot because their reader is behind.",
+            d(s.suspended), l);
   out.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 1 is full.", usage, l);
   out.gauge("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc.", usage, l);
   out.counter("vllm:prompt_tokens_total", "Prompt tokens processed, cached ones included.",
@@ -230,6 +232,8 @@ void add_engine(Snapshot& out, const ModelHandle& model) {
   out.gauge("oar_kv_blocks", "", d(s.blocks_cached), with("state", "cached"));
   out.gauge("oar_model_bytes", "Memory of a model by use.", d(model.info.weight_bytes),
             with("use", "weights"));
+  if (model.info.draft_weight_bytes > 0)
+    out.gauge("oar_model_bytes", "", d(model.info.draft_weight_bytes), with("use", "draft_weights"));
   out.gauge("oar_model_bytes", "", d(model.info.kv_bytes), with("use", "kv_cache"));
   out.gauge("oar_model_bytes", "", d(model.info.scratch_bytes), with("use", "scratch"));
   out.gauge("oar_max_context_tokens", "Longest context of the model.", d(model.info.max_context), l);

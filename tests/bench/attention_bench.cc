@@ -91,7 +91,7 @@ int64_t block_bytes(const Cache& cache, int64_t D) {
 const oar::Kernel* find_kernel(const Cache& cache, Isa isa) {
   const auto family =
       cache.quantized ? oar::KernelFamily::kQuantPagedAttention : oar::KernelFamily::kPagedAttention;
-  return oar::KernelRegistry::cpu().find(family, oar::Format::bf16(), isa);
+  return oar::KernelRegistry::cpu().find({family, oar::Format::bf16()}, isa);
 }
 
 struct Run {

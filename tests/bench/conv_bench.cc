@@ -93,11 +93,11 @@ int main(int argc, char** argv) {
     const double flops = 2.0 * static_cast<double>(w.OH * w.OW * l.M * l.C * l.K * l.K);
     const double peak = arithmetic_peak(one, Arithmetic::kF32, best_isa());
     const double plain =
-        time_of(*KernelRegistry::cpu().find(KernelFamily::kConv, Format::f32(), best_isa()), a);
+        time_of(*KernelRegistry::cpu().find({KernelFamily::kConv, Format::f32()}, best_isa()), a);
     std::printf("%-26s %9.3f %9.1f %5.0f%%", l.name, plain * 1e3, flops / plain / 1e9,
                 100 * flops / plain / peak);
     double best = plain;
-    const Kernel* winograd = KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), best_isa());
+    const Kernel* winograd = KernelRegistry::cpu().find({KernelFamily::kWinograd, Format::f32()}, best_isa());
     if (l.K == 3 && l.stride == 1 && winograd) {
       std::vector<float> transformed(static_cast<size_t>(winograd_filter_floats(l.M, l.C, width)) + 16);
       pack_winograd(aligned(transformed), filters.data(), l.M, l.C, width);

@@ -93,7 +93,7 @@ struct Case {
         N(n),
         K(k),
         T(t),
-        kernel(KernelRegistry::cpu().find(KernelFamily::kMatmul, f, level)) {
+        kernel(KernelRegistry::cpu().find({KernelFamily::kMatmul, f}, level)) {
     const WeightLayout& layout = weight_layout(format, isa);
     const auto row_bytes = static_cast<size_t>(*format.row_bytes(K));
     weight_bytes = layout.in_place ? row_bytes * static_cast<size_t>(N) : layout.bytes(N, K);

@@ -27,6 +27,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench_output as read  # noqa: E402
 import bench_stats as stats  # noqa: E402
+import k_quants  # noqa: E402
 from bench_cpu import ROOT, Failure, run  # noqa: E402
 from peers_onnx import TABLE  # noqa: E402
 
@@ -63,14 +64,13 @@ def revision(name, work):
 
 
 class LanguageModel:
-    """Rows of one weight format: a run of `oar bench` gives all of them."""
+    """Rows of one weight format: a run of `oar bench` gives all of them. `stem` names the rows."""
 
-    def __init__(self, model, weights, streams, threads):
+    def __init__(self, stem, model, weights, streams, threads):
         self.streams, self.command = streams, [
             "bench", model, "--json", "-q", "--repeat", "1", "--weights", weights, "--threads", str(threads),
             *(["--prompt-tokens", "128", "--gen-tokens", "64", "--streams", str(streams)] if streams > 1 else
               ["--prompt-tokens", "512", "--gen-tokens", "32"])]
-        stem = f"llm/1b {weights}"
         self.names = [f"{stem}, {streams} streams"] if streams > 1 else [
             f"{stem}, prompt of 512", f"{stem}, one stream", f"{stem}, load"]
 
@@ -188,13 +188,17 @@ def cases(options, new, work):
     """All cases, and the rows that cannot be made here with the reason."""
     made, missing = [], []
     wanted = lambda names: any(fnmatch.fnmatch(n, options.rows) for n in names)  # noqa: E731
-    language = [(w, s) for w in ("bf16", "int8", "int4", "q4_k") for s in (1, 16) if s == 1 or w == "int4"]
+    language = [(w, s) for w in ("bf16", "int8", "int4") for s in (1, 16) if s == 1 or w == "int4"]
     if wanted(["llm/1b"]) or options.rows.startswith("llm"):
         print(f"random weights of {SHAPE}", file=sys.stderr)
         out = run([new.program("oar"), "bench", "--shape", SHAPE, "--keep", "--cache-dir", work, "--json", "-q", "--repeat", "1",
                    "--prompt-tokens", "16", "--gen-tokens", "2"], 3600)
         folder = read.our_bench(out)["folder"]
-        made += [LanguageModel(folder, w, s, options.threads) for w, s in language]
+        made += [LanguageModel(f"llm/1b {w}", folder, w, s, options.threads) for w, s in language]
+        file = os.path.join(work, "llama-1b.Q4_K_M.gguf")
+        if not os.path.exists(file):
+            k_quants.write(SHAPE, file)
+        made.append(LanguageModel("llm/1b Q4_K_M", file, "auto", 1, options.threads))
     table = [(name, specs, "f32") for name, specs in TABLE] + [("resnet50.onnx", "x=1x3x224x224", "bf16")]
     for name, specs, precision in table:
         path = os.path.join(options.onnx or "", name)

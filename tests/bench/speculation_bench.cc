@@ -3,8 +3,9 @@
 // lengths, by the mean time of steps of so many rows as this run measured and by the rate. Prints one row for
 // each rate and number of streams.
 //
-//   speculation_bench MODEL [WEIGHTS [TOKENS [THREADS]]]
+//   speculation_bench MODEL [WEIGHTS [TOKENS [THREADS [STREAMS...]]]]
 //
+// Each rate runs twice and the second run counts: the first begins with what the rate before has taught.
 // Texts must be the same; it exits with 1 when one is not.
 #include <cstdio>
 #include <cstdlib>
@@ -51,12 +52,12 @@ struct StepTimes {
   }
 };
 
-struct Run {
+struct Outcome {
   std::vector<std::vector<int32_t>> texts;
   double tokens_per_second = 0;
 };
 
-Run run(LanguageModel& model, int64_t streams, int64_t tokens) {
+Outcome run(LanguageModel& model, int64_t streams, int64_t tokens) {
   std::vector<std::shared_ptr<CollectSink>> sinks;
   for (int64_t i = 0; i < streams; ++i) {
     Request r;
@@ -72,7 +73,7 @@ Run run(LanguageModel& model, int64_t streams, int64_t tokens) {
       std::exit(2);
     }
   }
-  Run out;
+  Outcome out;
   Clock::time_point first = Clock::time_point::max(), last{};
   for (auto& s : sinks) {
     s->wait(std::chrono::hours(1));
@@ -96,7 +97,7 @@ double expected_tokens(double rate, int64_t drafts) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "speculation_bench MODEL [WEIGHTS [TOKENS [THREADS]]]\n");
+    std::fprintf(stderr, "speculation_bench MODEL [WEIGHTS [TOKENS [THREADS [STREAMS...]]]]\n");
     return 2;
   }
   const int64_t tokens = argc > 3 ? std::atoll(argv[3]) : 256;
@@ -117,7 +118,10 @@ int main(int argc, char** argv) {
   std::printf("%7s %5s %10s %10s %7s %7s %9s\n", "streams", "rate", "tokens/s", "without", "times", "bound",
               "rejected");
   bool same = true;
-  for (const int64_t streams : {1, 8, 32}) {
+  std::vector<int64_t> numbers;
+  for (int i = 5; i < argc; ++i) numbers.push_back(std::atoll(argv[i]));
+  if (numbers.empty()) numbers = {1, 8, 32};
+  for (const int64_t streams : numbers) {
     StepTimes times;
     (*model)->engine().on_step([&times, streams](const StepInfo& s) {
       if (s.prefill_tokens > 0 || s.sequences != streams) return;
@@ -127,13 +131,14 @@ int main(int argc, char** argv) {
       ++steps;
     });
     *drafter = RecordedDrafter();
-    const Run plain = run(**model, streams, tokens);
+    const Outcome plain = run(**model, streams, tokens);
     for (int64_t i = 0; i < streams; ++i)
       drafter->record(1'000'000 * static_cast<uint64_t>(i + 1), plain.texts[static_cast<size_t>(i)]);
     for (const double rate : {0.0, 0.3, 0.6, 0.8, 1.0}) {
       drafter->replay(rate, vocab);
+      run(**model, streams, tokens);
       const EngineStats before = (*model)->engine().stats();
-      const Run got = run(**model, streams, tokens);
+      const Outcome got = run(**model, streams, tokens);
       const EngineStats after = (*model)->engine().stats();
       same &= got.texts == plain.texts;
       double bound = 1;

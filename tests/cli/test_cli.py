@@ -37,6 +37,7 @@ class Errors(Base):
         self.refused(2, "generate", "demo", "--weights", "int3", says=["--weights", "int8"])
         self.refused(2, "generate", "demo", "--memory", "4Q", says=["4Q", "4GiB"])
         self.refused(2, "generate", "demo", "--memory", "101%", says=["101%"])
+        self.refused(2, "generate", "demo", "--lora", "a", "--lora", "b", says=["--lora", "2 adapters"])
         self.refused(2, "bench", says=["MODEL", "--shape"])
 
     def test_failure_is_1_and_says_what_to_do(self):
@@ -264,6 +265,8 @@ class Inspect(Base):
             write_onnx(model)
             self.assertIn("1 ops, from onnx", self.ok("convert", model, "-o", copy).stdout)
             self.assertIn("lower_precision", self.ok("inspect", model, "--precision", "int8", "--explain").stdout)
+            explained = self.ok("inspect", model, "--explain", "--input", "x=1x2", "--input", "y=1x2").stdout
+            self.assertRegex(explained, r"steps .*\n  add +1 .* processor ")
             self.refused(2, "inspect", model, "--precision", "int9", says=["--precision", "int8"])
             self.refused(2, "infer", model, "--precision", "int9", says=["--precision", "int8"])
             self.assertIn("z", self.ok("inspect", copy).stdout)
@@ -457,7 +460,7 @@ class Device(Base):
         self.refused(1, *self.ARGS, "--device", "loopback:x", says=["number of a device"])
 
     def test_a_device_that_fails_ends_the_program_with_an_error(self):
-        for how in ("fail_launch=5", "fail_later=5", "fail_later=600"):
+        for how in ("fail_launch=5", "fail_later=5", "fail_later=400"):
             done = oar(*self.ARGS, "--device", "loopback", env={"OAR_LOOPBACK": how})
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("was asked for", done.stderr)

@@ -3,10 +3,14 @@
 import json
 import pathlib
 import re
+import sys
 import tempfile
 import unittest
 
 from program import SOURCE, DATA, STORIES, TALES, Base
+
+sys.path.insert(0, str(SOURCE / "tests" / "bench"))
+import k_quants  # noqa: E402
 
 
 class InspectQuant(Base):
@@ -122,6 +126,16 @@ class Quantize(Base):
                     got = json.loads(self.ok("eval", out, "--text", text, "--context", context, "--json").stdout)
                     self.assertEqual(got["tokens"], tokens)
                     self.assertAlmostEqual(got["perplexity"] / perplexity, 1, delta=0.01)
+
+    def test_a_file_of_k_quants_as_benchmarks_write_it(self):
+        config = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "head_dim": 64,
+                  "num_key_value_heads": 2, "vocab_size": 512, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
+        with tempfile.TemporaryDirectory() as folder:
+            shape, file = pathlib.Path(folder) / "config.json", pathlib.Path(folder) / "tiny.Q4_K_M.gguf"
+            shape.write_text(json.dumps(config))
+            k_quants.write(str(shape), str(file))
+            told = self.ok("bench", file, "--json", "-q", "--repeat", "1", "--prompt-tokens", "16", "--gen-tokens", "4")
+            self.assertIn('"q4_k+q6_k"', told.stdout)
 
     def test_matrices_that_stay_wide_are_named(self):
         named = "model.layers.2.mlp.down_proj.weight (48 x 132, f32)"

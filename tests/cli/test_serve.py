@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ import urllib.request
 from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
 
 sys.path.insert(0, str(SOURCE / "tests/support"))
+from test_help import write_adapter  # noqa: E402
 from tiny_onnx import write_layer, write_onnx, write_product  # noqa: E402
 
 
@@ -313,6 +315,87 @@ class Serve(Base):
         self.refused(2, "serve", "demo", "--model-control", "all", says=["'all'", "none", "explicit"])
         self.refused(1, "serve", "demo", "--admin-key-file", "keys", says=["--model-control explicit"])
         self.refused(1, "serve", "demo", "--allowed-origins", "app.example", says=["'app.example'", "scheme://host"])
+
+    def test_adapters_come_and_go_as_models(self):
+        def ask(server, path, body=None):
+            data = None if body is None else json.dumps(body).encode()
+            request = urllib.request.Request(f"http://127.0.0.1:{server.http}{path}", data, {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)
+
+        def text(server, model):
+            return ask(server, "/v1/completions", {"model": model, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0})
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary) / "adapter"
+            write_adapter(folder)
+            load = {"lora_name": "polite", "lora_path": str(folder)}
+            with Server("--max-loras", "1", "--model-control", "explicit") as server:
+                plain = text(server, "demo")[1]["choices"][0]["text"]
+                self.assertEqual(text(server, "polite")[0], 404)
+                self.assertEqual(ask(server, "/v1/load_lora_adapter", load), (200, {}))
+                adapted = text(server, "polite")[1]
+                self.assertEqual(adapted["model"], "polite")
+                self.assertNotEqual(adapted["choices"][0]["text"], plain)
+                self.assertEqual(text(server, "demo")[1]["choices"][0]["text"], plain)
+                listed = ask(server, "/v1/models")[1]["data"]
+                self.assertEqual([(m["id"], m["parent"]) for m in listed], [("demo", None), ("polite", "demo")])
+                for wrong, code in ((load, 409), ({**load, "lora_name": "demo"}, 409), ({**load, "lora_name": "other"}, 429),
+                                    ({"lora_name": "x", "lora_path": "/nowhere"}, 404), ({"lora_name": "x"}, 400)):
+                    self.assertEqual(ask(server, "/v1/load_lora_adapter", wrong)[0], code, wrong)
+                self.assertEqual(ask(server, "/v1/unload_lora_adapter", {"lora_name": "polite"}), (200, {}))
+                self.assertEqual(ask(server, "/v1/unload_lora_adapter", {"lora_name": "polite"})[0], 404)
+                self.assertEqual(text(server, "polite")[0], 404)
+            with Server("--lora", f"polite={folder}") as server:
+                self.assertEqual(text(server, "polite")[1]["choices"], adapted["choices"])
+                self.assertNotEqual(ask(server, "/v1/load_lora_adapter", load)[0], 200)
+
+    def test_an_adapter_answers_over_grpc_as_over_http_and_to_the_end_when_it_is_unloaded(self):
+        def ask(server, path, body):
+            request = urllib.request.Request(server.url(path), json.dumps(body).encode(), {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.load(error)
+
+        client = pathlib.Path(OAR).with_name("oar_grpc_client")
+        self.assertTrue(client.exists(), client)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary) / "adapter"
+            write_adapter(folder, 0.3)
+            load = {"lora_name": "polite", "lora_path": str(folder)}
+            with Server("--lora", f"polite={folder}", "--model-control", "explicit") as server:
+                texts = {}
+                for model in ("demo", "polite"):
+                    chat = {"model": model, "messages": [{"role": "user", "content": "Good morrow!"}], "max_tokens": 40, "temperature": 0}
+                    texts[model] = ask(server, "/v1/chat/completions", chat)[1]["choices"][0]["message"]["content"]
+                    done = subprocess.run([client, "--address", f"127.0.0.1:{server.grpc}", "--model", model, "--max-tokens", "40",
+                                           "--temperature", "0", "Good morrow!"], capture_output=True, text=True, timeout=TIMEOUT)
+                    self.assertEqual((done.returncode, done.stdout.rpartition("\n[")[0]), (0, texts[model]), done.stderr)
+                self.assertNotEqual(texts["demo"], texts["polite"])
+
+                long = {"max_tokens": 1900, "ignore_eos": True, "model": "polite"}
+                whole = json.load(server.complete(**long))["choices"][0]["text"]
+                with server.complete(**long, stream=True) as stream:
+                    lines = (line.decode() for line in stream)
+                    first = next(line for line in lines if line.startswith("data: "))
+                    self.assertEqual(ask(server, "/v1/unload_lora_adapter", {"lora_name": "polite"}), (200, {}))
+                    # The request that runs has the only slot, and no new one gets the adapter.
+                    self.assertEqual(ask(server, "/v1/load_lora_adapter", {**load, "lora_name": "next"})[0], 429)
+                    self.assertEqual(ask(server, "/v1/completions", {"model": "polite", "prompt": "R"})[0], 404)
+                    rest = [line for line in lines if line.startswith("data: ")]
+                self.assertEqual(rest.pop().strip(), "data: [DONE]")
+                chunks = [json.loads(line[len("data: "):]) for line in [first, *rest]]
+                self.assertEqual("".join(c["text"] for chunk in chunks for c in chunk["choices"]), whole)
+                deadline = time.monotonic() + TIMEOUT
+                while (loaded := ask(server, "/v1/load_lora_adapter", {**load, "lora_name": "next"}))[0] == 429:
+                    self.assertLess(time.monotonic(), deadline)
+                self.assertEqual(loaded, (200, {}))
 
     def test_options_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:

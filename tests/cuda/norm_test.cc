@@ -31,7 +31,7 @@ std::vector<float> reference(const std::vector<float>& x, const std::vector<floa
   a.cols = a.ldo = cols;
   a.ldx = ldx;
   a.w_offset = 1.f;
-  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kRmsNorm, Format::f32(), Isa::kReference);
+  const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kRmsNorm, Format::f32()}, Isa::kReference);
   REQUIRE(k != nullptr);
   k->run(&a, 0, 0, kRows, {});
   return out;

@@ -22,6 +22,8 @@ class NoEngine final : public oar::Engine {
   oar::Result<uint64_t> submit(oar::Request) override { return oar::unavailable("no engine"); }
   void cancel(uint64_t) override {}
   void finish_choice(uint64_t, int32_t, oar::FinishReason) override {}
+  void suspend(uint64_t) override {}
+  void resume(uint64_t) override {}
   oar::EngineStats stats() const override { return {}; }
   const oar::RequestLimits& request_limits() const override { return limits_; }
   oar::EngineHealth health() const override { return oar::EngineHealth::kReady; }

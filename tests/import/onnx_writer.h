@@ -59,6 +59,11 @@ inline Proto ints_attr(const std::string& name, const std::vector<int64_t>& valu
 inline Proto int_attr(const std::string& name, int64_t v) {
   return Proto().text(1, name).number(3, v).number(20, 2);
 }
+inline Proto float_attr(const std::string& name, float v) {
+  Proto p;
+  p.text(1, name).varint(2 << 3 | 5).bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
+  return p.number(20, 1);
+}
 inline Proto text_attr(const std::string& name, const std::string& v) {
   return Proto().text(1, name).text(4, v).number(20, 3);
 }

@@ -84,7 +84,7 @@ struct AttentionProblem {
     a.ldk = a.ldv = row;
     a.shape = shape;
     const Kernel* kernel =
-        oar::KernelRegistry::cpu().find(KernelFamily::kKvAppend, Format::of(shape.type), isa);
+        oar::KernelRegistry::cpu().find({KernelFamily::kKvAppend, Format::of(shape.type)}, isa);
     REQUIRE(kernel != nullptr);
     run_in_steps(*kernel, &a, 3, true);
   }
@@ -101,7 +101,7 @@ struct AttentionProblem {
 
   const Kernel& kernel(Isa isa) const {
     const Kernel* k =
-        oar::KernelRegistry::cpu().find(KernelFamily::kPagedAttention, Format::of(shape.type), isa);
+        oar::KernelRegistry::cpu().find({KernelFamily::kPagedAttention, Format::of(shape.type)}, isa);
     REQUIRE(k != nullptr);
     return *k;
   }

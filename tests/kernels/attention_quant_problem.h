@@ -80,7 +80,7 @@ struct QuantProblem {
   }
 
   const oar::Kernel& kernel(KernelFamily family, Isa isa) const {
-    const oar::Kernel* k = oar::KernelRegistry::cpu().find(family, Format::bf16(), isa);
+    const oar::Kernel* k = oar::KernelRegistry::cpu().find({family, Format::bf16()}, isa);
     REQUIRE(k != nullptr);
     return *k;
   }

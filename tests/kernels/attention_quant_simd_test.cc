@@ -144,7 +144,7 @@ TEST_CASE("quantized attention: a long context of few heads is dealt out, of a w
       a.common.H = 4;
       a.common.shape = open_kv_shape(a.shape);
       const Kernel* kernel =
-          KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), isa);
+          KernelRegistry::cpu().find({KernelFamily::kQuantPagedAttention, Format::bf16()}, isa);
       KernelPlan whole, window;
       kernel->plan(&a, 4, &whole);
       a.common.window = 512;

@@ -50,7 +50,7 @@ struct Cache {
     a.T = end - begin;
     a.ldk = a.ldv = shape.head_dim;
     a.shape = shape;
-    run_in_steps(*KernelRegistry::cpu().find(KernelFamily::kQuantKvAppend, Format::bf16(), Isa::kReference),
+    run_in_steps(*KernelRegistry::cpu().find({KernelFamily::kQuantKvAppend, Format::bf16()}, Isa::kReference),
                  &a, 2, true);
   }
   std::vector<float> attend(int64_t begin, int64_t end, int64_t window) {
@@ -78,8 +78,8 @@ struct Cache {
     c.scale = 1.f / std::sqrt(static_cast<float>(shape.head_dim));
     c.window = window;
     run_in_steps(
-        *KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference), &a,
-        3, true);
+        *KernelRegistry::cpu().find({KernelFamily::kQuantPagedAttention, Format::bf16()}, Isa::kReference),
+        &a, 3, true);
     return out;
   }
 };

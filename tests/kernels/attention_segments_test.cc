@@ -42,7 +42,7 @@ struct SegmentProblem {
     a.T = last - first, a.H = heads_.H, a.K = heads_.K, a.D = heads_.D;
     a.ldq = a.ldk = a.ldv = width, a.ldo = heads_.H * heads_.D;
     a.scale = scale();
-    const Kernel& k = *KernelRegistry::cpu().find(KernelFamily::kSegmentAttention, Format::f32(), isa);
+    const Kernel& k = *KernelRegistry::cpu().find({KernelFamily::kSegmentAttention}, isa);
     KernelPlan plan;
     k.plan(&a, pool ? pool->workers() : 1, &plan);
     if (pool) {

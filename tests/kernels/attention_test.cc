@@ -104,8 +104,8 @@ TEST_CASE("kv append: every level writes the bytes of the reference and skips ne
     a.ldk = a.ldv = 8;
     a.shape = p.shape;
     run_in_steps(
-        *KernelRegistry::cpu().find(KernelFamily::kKvAppend, Format::bf16(), static_cast<Isa>(level)), &a, 1,
-        false);
+        *KernelRegistry::cpu().find({KernelFamily::kKvAppend, Format::bf16()}, static_cast<Isa>(level)), &a,
+        1, false);
     CHECK(std::ranges::all_of(p.pool, [](char c) { return c == '\xff'; }));
   }
 }

@@ -59,7 +59,7 @@ void run(const Kernel& k, const void* args, ThreadPool* pool) {
 }
 
 const Kernel& kernel(KernelFamily family, Isa isa) {
-  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), isa);
+  const Kernel* k = KernelRegistry::cpu().find({family, Format::f32()}, isa);
   REQUIRE(k != nullptr);
   return *k;
 }
@@ -170,7 +170,7 @@ TEST_CASE("winograd: equals the reference convolution") {
     const auto exact = p.result(Isa::kReference, nullptr), sizes = p.result(Isa::kReference, nullptr, true);
     const double largest = static_cast<double>(*std::max_element(sizes.begin(), sizes.end()));
     for (Isa isa : levels()) {
-      if (!KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), isa)) continue;
+      if (!KernelRegistry::cpu().find({KernelFamily::kWinograd, Format::f32()}, isa)) continue;
       const auto got = p.result(isa, &pool, false, KernelFamily::kWinograd);
       for (size_t i = 0; i < got.size(); ++i) {
         INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " at " << i);
@@ -188,7 +188,7 @@ TEST_CASE("winograd: strips of tiles have the bits of a whole image") {
   Case one = batch;
   one.N = 1;
   for (Isa isa : levels()) {
-    const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kWinograd, Format::f32(), isa);
+    const Kernel* kernel = KernelRegistry::cpu().find({KernelFamily::kWinograd, Format::f32()}, isa);
     if (!kernel) continue;
     const auto all = ConvProblem(batch, Values::kNormal).result(isa, &pool, false, KernelFamily::kWinograd);
     const auto alone = ConvProblem(one, Values::kNormal).result(isa, nullptr, false, KernelFamily::kWinograd);

@@ -18,7 +18,7 @@ const double kU = std::ldexp(1.0, -24);  // half an ulp of 1: the relative error
 const int64_t kSizes[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 80, 255, 1000, 2048};
 
 const Kernel& kernel_of(KernelFamily family, Isa isa) {
-  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), isa);
+  const Kernel* k = KernelRegistry::cpu().find({family, Format::f32()}, isa);
   REQUIRE(k != nullptr);
   return *k;
 }
@@ -409,7 +409,7 @@ TEST_CASE("embedding and gather_rows: any format, scale, repeated rows") {
       const int32_t ids[] = {6, 0, 3, 3, 6};
       for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
         const Kernel* k =
-            KernelRegistry::cpu().find(KernelFamily::kEmbedding, format, static_cast<Isa>(level));
+            KernelRegistry::cpu().find({KernelFamily::kEmbedding, format}, static_cast<Isa>(level));
         REQUIRE(k != nullptr);
         INFO(k->name << " " << name << " E=" << E);
         for (float scale : {1.f, 22.627417f}) {

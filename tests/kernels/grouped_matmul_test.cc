@@ -32,8 +32,8 @@ TEST_CASE("grouped matmul: equals the plain matmul of each expert to the bit") {
        {"f32", "f16", "bf16", "q8_0", "q4_0", "i4_s8_g32", "u4_g128", "w4a8_g128", "q4_k", "q6_k"}) {
     const Format format = *Format::find(name);
     for (Isa isa : levels()) {
-      const Kernel* grouped = KernelRegistry::cpu().find(KernelFamily::kGroupedMatmul, format, isa);
-      const Kernel* plain = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+      const Kernel* grouped = KernelRegistry::cpu().find({KernelFamily::kGroupedMatmul, format}, isa);
+      const Kernel* plain = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa);
       REQUIRE(grouped != nullptr);
       if (grouped->isa != isa) continue;
       for (int64_t P : {1, 4, 37, 150, 1700}) {

@@ -77,7 +77,7 @@ struct Problem {
 };
 
 const Kernel& kernel(Isa isa) {
-  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kHadamard, Format::f32(), isa);
+  const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kHadamard, Format::f32()}, isa);
   REQUIRE(k != nullptr);
   return *k;
 }

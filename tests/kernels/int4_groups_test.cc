@@ -115,7 +115,7 @@ TEST_CASE("int4 groups: w4a8 that is no bytes is the same for few tokens and for
   const Format format = *Format::find("w4a8_g128");
   const WeightLayout& layout = weight_layout(format, best_isa());
   if (&layout != int4_groups_layout(format)) OAR_SKIP("no kernel of this processor reads the layout");
-  const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, best_isa());
+  const Kernel* kernel = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, best_isa());
   const int64_t K = 512, n = 64, T = 330, stride = format.stride(K);
   std::mt19937 gen(3);
   std::vector<char> rows(static_cast<size_t>(n * stride));

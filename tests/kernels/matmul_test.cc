@@ -40,7 +40,7 @@ struct Problem {
 
   Problem(Format f, Isa level, Shape s, Values values, bool with_bias, bool with_residual, uint32_t seed = 1)
       : shape(std::move(s)), format(f), isa(level) {
-    kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+    kernel = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa);
     REQUIRE(kernel != nullptr);
     const int64_t T = shape.T, K = shape.K;
     int64_t rows = 0;
@@ -187,7 +187,7 @@ void for_each_kernel(F&& fn) {
   for (const char* name : kFormats) {
     const Format format = *Format::find(name);
     for (Isa isa : levels()) {
-      if (KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa)->isa == isa) fn(format, isa);
+      if (KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa)->isa == isa) fn(format, isa);
     }
   }
 }
@@ -437,7 +437,7 @@ TEST_CASE("matmul: every 8-bit float is itself, and those that are no number rea
         MatmulArgs a;
         a.out = out.data(), a.x = x.data(), a.segments = &segment, a.num_segments = 1;
         a.T = T, a.K = K, a.ldx = K, a.ldo = n, a.format = format;
-        const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+        const Kernel* kernel = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa);
         run_on_pool(pool, *kernel, &a);
         INFO(kernel->name << " T=" << T << " finite " << finite);
         int64_t wrong = 0;
@@ -567,7 +567,7 @@ TEST_CASE("matmul: asymmetric groups of one block keep the bound of its largest"
     std::vector<float> x(static_cast<size_t>(K * K));
     for (int64_t k = 0; k < K; ++k) x[static_cast<size_t>(k * K + k)] = 127;
     for (Isa isa : levels()) {
-      const Kernel* kernel = KernelRegistry::cpu().find(KernelFamily::kMatmul, format, isa);
+      const Kernel* kernel = KernelRegistry::cpu().find({KernelFamily::kMatmul, format}, isa);
       INFO(kernel->name);
       const WeightLayout& layout = weight_layout(format, isa);
       Guarded<char> packed(layout.bytes(n, K), 64);
@@ -618,8 +618,8 @@ TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
   Sample sample;
   ThreadPool pool({.threads = 3});
   for_each_kernel([&](Format format, Isa isa) {
-    const Kernel* gated = KernelRegistry::cpu().find(KernelFamily::kGatedMatmul, format, isa);
-    const Kernel* swiglu = KernelRegistry::cpu().find(KernelFamily::kSwiGlu, Format::f32(), isa);
+    const Kernel* gated = KernelRegistry::cpu().find({KernelFamily::kGatedMatmul, format}, isa);
+    const Kernel* swiglu = KernelRegistry::cpu().find({KernelFamily::kSwiGlu, Format::f32()}, isa);
     REQUIRE(gated != nullptr);
     REQUIRE(gated->isa == isa);
     // One phase, one and several slices of packing, several blocks of tokens.

@@ -37,7 +37,7 @@ struct Route {
 };
 
 const Kernel& kernel_of(KernelFamily family, Isa isa) {
-  const Kernel* k = KernelRegistry::cpu().find(family, Format::f32(), isa);
+  const Kernel* k = KernelRegistry::cpu().find({family, Format::f32()}, isa);
   REQUIRE(k != nullptr);
   return *k;
 }

@@ -24,7 +24,7 @@ struct Narrowed {
 
 Narrowed narrowed(Isa isa, const Guarded<float>& x, int64_t rows, int64_t n, bool to_bf16, float low = 1,
                   float high = 0, ThreadPool* pool = nullptr) {
-  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+  const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kNarrow, Format::f32()}, isa);
   REQUIRE(k != nullptr);
   Guarded<uint8_t> out(static_cast<size_t>(rows * n * (to_bf16 ? 2 : 1)), 2);
   Guarded<float> scale(static_cast<size_t>(rows));
@@ -76,7 +76,7 @@ TEST_CASE("narrow: f16 at every level has the reference's bits") {
   v[10] = 65519.f;
   const Guarded<float> x = guarded(v);
   const auto run = [&](Isa isa, ThreadPool* on) {
-    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+    const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kNarrow, Format::f32()}, isa);
     REQUIRE(k != nullptr);
     Guarded<uint16_t> out(v.size());
     NarrowArgs a;
@@ -115,7 +115,7 @@ TEST_CASE("narrow: quotients by a given scale round as divisions do") {
       v[5] = inf, v[6] = -inf, v[7] = std::numeric_limits<float>::quiet_NaN(), v[8] = 3e38f, v[9] = -0.f;
       const Guarded<float> x = guarded(v);
       const auto run = [&](Isa isa, ThreadPool* on) {
-        const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kNarrow, Format::f32(), isa);
+        const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kNarrow, Format::f32()}, isa);
         REQUIRE(k != nullptr);
         Guarded<uint8_t> out(v.size(), 1);
         NarrowArgs a;

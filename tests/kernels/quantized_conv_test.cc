@@ -89,7 +89,7 @@ class QuantizedProblem {
   }
 
   std::vector<uint8_t> result(Isa isa, ThreadPool* pool) const {
-    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+    const Kernel* k = KernelRegistry::cpu().find(int8_conv_key(), isa);
     REQUIRE(k != nullptr);
     QuantizedConvArgs a = a_;
     const WindowShape& v = a.window;
@@ -206,7 +206,7 @@ TEST_CASE("quantized conv: the reference is the definition, worked out by hand")
   for (Isa isa : all) {
     alignas(64) uint8_t own[1 << 16];
     y = 0;
-    const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+    const Kernel* k = KernelRegistry::cpu().find(int8_conv_key(), isa);
     k->run(&a, 0, 0, 1, {own, nullptr});
     CHECK(y == 14);  // -186.5 rounds to the even -186
     // -186.5, the hundredth part of it behind a leaky relu, in steps of 1/4: -7.46
@@ -265,8 +265,7 @@ class NarrowProblem {
   }
 
   std::vector<float> result(Isa isa, ThreadPool* pool) const {
-    const Kernel* k = KernelRegistry::cpu().find(
-        bf16_ ? KernelFamily::kBf16Conv : KernelFamily::kQuantizedConv, Format::f32(), isa);
+    const Kernel* k = KernelRegistry::cpu().find(bf16_ ? bf16_conv_key() : int8_conv_key(), isa);
     REQUIRE(k != nullptr);
     QuantizedConvArgs a = a_;
     const WindowShape& v = a.window;
@@ -389,7 +388,7 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
       a.sum.low = a.low, a.sum.high = a.high;
     }
     const auto result = [&](Isa isa, ThreadPool* on) {
-      const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kQuantizedConv, Format::f32(), isa);
+      const Kernel* k = KernelRegistry::cpu().find(int8_conv_key(), isa);
       REQUIRE(k != nullptr);
       Guarded<uint8_t> out(results * (bytes ? 1 : 4), 4);
       QuantizedConvArgs call = a;

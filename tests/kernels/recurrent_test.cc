@@ -40,7 +40,7 @@ struct Problem {
     std::fill(y.begin(), y.end(), 0.f);
     std::fill(h.begin(), h.end(), NAN);
     std::fill(c.begin(), c.end(), NAN);
-    const Kernel& k = *KernelRegistry::cpu().find(KernelFamily::kRecurrent, Format::f32(), isa);
+    const Kernel& k = *KernelRegistry::cpu().find({KernelFamily::kRecurrent, Format::f32()}, isa);
     REQUIRE(k.isa == isa);
     KernelPlan plan;
     k.plan(&a, pool ? pool->workers() : 1, &plan);

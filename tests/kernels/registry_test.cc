@@ -12,7 +12,7 @@ TEST_CASE("registry: a matmul exists for every format and level") {
     for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
       const Isa isa = static_cast<Isa>(level);
       for (KernelFamily family : {KernelFamily::kMatmul, KernelFamily::kGroupedMatmul}) {
-        const Kernel* k = KernelRegistry::cpu().find(family, Format(info), isa);
+        const Kernel* k = KernelRegistry::cpu().find({family, Format(info)}, isa);
         INFO(info->name << " at " << isa_name(isa));
         REQUIRE(k != nullptr);
         CHECK(k->isa <= isa);
@@ -37,7 +37,7 @@ TEST_CASE("registry: kernels are sorted, named and complete") {
 }
 
 TEST_CASE("registry: reference is asked for by its level") {
-  const Kernel* k = KernelRegistry::cpu().find(KernelFamily::kMatmul, Format::bf16(), Isa::kReference);
+  const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kMatmul, Format::bf16()}, Isa::kReference);
   REQUIRE(k != nullptr);
   CHECK(k->isa == Isa::kReference);
 }

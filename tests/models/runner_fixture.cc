@@ -29,6 +29,7 @@ RunnerFixture::RunnerFixture(Checkpoint opened, LanguageModelOptions options, in
   const size_t groups = graph.layout.groups.size();
   ServingPlan serving =
       must(compile_serving_plan(std::move(graph), config, options, must(make_backend(options)), {}));
+  adapters = serving.adapters;
   runner = must(make_plan_runner(std::move(serving), std::vector<int32_t>(groups, num_blocks)));
 }
 
@@ -39,7 +40,7 @@ std::vector<int32_t> RunnerFixture::blocks(size_t tokens, int32_t first) const {
 }
 
 std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
-  std::vector<int32_t> tokens, positions, seq_start{0}, context_len, rows, slots;
+  std::vector<int32_t> tokens, positions, seq_start{0}, context_len, rows, slots, with;
   size_t max_blocks = 1;
   for (const Chunk& c : chunks) max_blocks = std::max(max_blocks, c.blocks.size());
   std::vector<int32_t> tables(chunks.size() * max_blocks, 0);
@@ -50,6 +51,7 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
       if (c.all_logits || k + 1 == c.tokens.size()) rows.push_back(static_cast<int32_t>(tokens.size()));
       tokens.push_back(c.tokens[k]);
       positions.push_back(p);
+      with.push_back(c.adapter);
       slots.push_back(c.blocks.at(static_cast<size_t>(p / page())) * page() + p % page());
     }
     seq_start.push_back(static_cast<int32_t>(tokens.size()));
@@ -69,7 +71,7 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
     if (g.pages == CachePages::kFirst) groups.push_back({first_slots, firsts, 1});
     else groups.push_back({slots, tables, static_cast<int64_t>(max_blocks)});
   }
-  const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups}));
+  const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups, with}));
   return {logits.begin(), logits.end()};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/runtime/adapters.h"
 #include "engine/runtime/serving_plan.h"
 
 namespace oar_test {
@@ -17,6 +18,7 @@ struct Chunk {
   int32_t begin = 0;
   std::vector<int32_t> blocks;
   bool all_logits = true;
+  int32_t adapter = -1;  // slot
 };
 
 // max |a - b| / max |b|; infinite when an `a` is not finite. Requires equal sizes.
@@ -48,6 +50,7 @@ class RunnerFixture {
   oar::Checkpoint checkpoint;
   oar::ModelConfig config;
   std::unique_ptr<oar::HostRunner> runner;
+  std::shared_ptr<oar::Adapters> adapters;  // null without slots
 };
 
 }  // namespace oar_test

@@ -88,7 +88,7 @@ TEST_CASE("plugin: each required function must be there") {
     CHECK(has(why(&t), std::string("required function ") + name + " is missing"));
     offset += sizeof(void*);
   }
-  CHECK(offset == offsetof(oar_plugin, error_message));
+  CHECK(offset == offsetof(oar_plugin, packed_bytes));
 }
 
 TEST_CASE("plugin: optional functions go in groups, and may all be absent") {

@@ -369,6 +369,9 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
   Busy busy(d);
   const char* family = Launch::family_name(query->family);
   const std::string format = query->format;
+  if (std::strcmp(query->input, "f32") != 0 || query->layout != OAR_LAYOUT_FAMILY ||
+      query->rows != OAR_ROWS_ANY || query->sum != OAR_SUM_F32)
+    return OAR_PLUGIN_UNSUPPORTED;
   if (family == nullptr || Launch::find(query->family, format) == nullptr) return OAR_PLUGIN_UNSUPPORTED;
   const std::string name = family;
   if (d->config.missing.find("+" + name + "+") != std::string::npos ||
@@ -379,13 +382,25 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
   return OAR_PLUGIN_OK;
 }
 
+bool packs_weights(const oar_plugin_device* d) { return !d->config.plain; }
+
+oar_plugin_status packed_bytes(const char* format, int64_t n, int64_t K, uint64_t* bytes) {
+  *bytes = packed_weight_bytes(format, n, K);
+  return OAR_PLUGIN_OK;
+}
+
+oar_plugin_status pack_weight(const char* format, int64_t n, int64_t K, void* to, const void* rows) {
+  turn_weight(format, n, K, to, rows);
+  return OAR_PLUGIN_OK;
+}
+
 // More than the kernel needs, so that every launch has scratch to be lost in.
 constexpr uint64_t kExtraScratch = 64;
 
 oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                                  uint64_t* bytes) {
   Busy busy(d);
-  *bytes = Launch(k->family, k->format, args).shared_scratch() + kExtraScratch;
+  *bytes = Launch(k->family, k->format, args, packs_weights(d)).shared_scratch() + kExtraScratch;
   return OAR_PLUGIN_OK;
 }
 
@@ -395,20 +410,22 @@ oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_p
   const int64_t number = ++d->launches;
   count(kLaunches);
   if (number == d->config.fail_launch) return d->fail(OAR_PLUGIN_DEVICE_ERROR, "fail_launch was asked for");
-  put(d->stream(s), [=, call = std::make_shared<const Launch>(k->family, k->format, args)]() -> std::string {
-    if (++d->kernels_run == d->config.fail_later) return "fail_later was asked for";
-    std::unique_ptr<void, void (*)(void*)> own(nullptr, std::free);
-    void* shared = nullptr;
-    if (scratch_bytes > 0) {
-      shared = d->memory.translate(scratch, scratch_bytes);
-      if (shared == nullptr) return "the scratch is no device memory";
-      std::memset(shared, 0xff, scratch_bytes);
-    } else if (const uint64_t bytes = call->shared_scratch(); bytes > 0) {
-      own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-      shared = own.get();
-    }
-    return call->run([d](const void* p) { return d->memory.translate(p, 1); }, shared);
-  });
+  put(d->stream(s),
+      [=,
+       call = std::make_shared<const Launch>(k->family, k->format, args, packs_weights(d))]() -> std::string {
+        if (++d->kernels_run == d->config.fail_later) return "fail_later was asked for";
+        std::unique_ptr<void, void (*)(void*)> own(nullptr, std::free);
+        void* shared = nullptr;
+        if (scratch_bytes > 0) {
+          shared = d->memory.translate(scratch, scratch_bytes);
+          if (shared == nullptr) return "the scratch is no device memory";
+          std::memset(shared, 0xff, scratch_bytes);
+        } else if (const uint64_t bytes = call->shared_scratch(); bytes > 0) {
+          own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+          shared = own.get();
+        }
+        return call->run([d](const void* p) { return d->memory.translate(p, 1); }, shared);
+      });
   return OAR_PLUGIN_OK;
 }
 
@@ -499,6 +516,8 @@ oar_plugin make_table(bool plain) {
   t.find_kernel = find_kernel;
   t.launch = launch;
   if (plain) return t;
+  t.packed_bytes = packed_bytes;
+  t.pack_weight = pack_weight;
   t.error_message = error_message;
   t.memory_stats = memory_stats;
   t.host_allocate = host_allocate;

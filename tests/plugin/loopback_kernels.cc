@@ -69,6 +69,28 @@ const std::vector<Family>& families() {
        {AT(oar_paged_attention_args, out), AT(oar_paged_attention_args, q),
         AT(oar_paged_attention_args, pool), AT(oar_paged_attention_args, block_tables),
         AT(oar_paged_attention_args, seq_start), AT(oar_paged_attention_args, context_len)}},
+      {OAR_FAMILY_QUANT_KV_APPEND,
+       "quant_kv_append",
+       sizeof(oar_quant_kv_append_args),
+       {AT(oar_quant_kv_append_args, pool), AT(oar_quant_kv_append_args, open),
+        AT(oar_quant_kv_append_args, sinks), AT(oar_quant_kv_append_args, k), AT(oar_quant_kv_append_args, v),
+        AT(oar_quant_kv_append_args, slots), AT(oar_quant_kv_append_args, open_slots),
+        AT(oar_quant_kv_append_args, sink_slots)}},
+      {OAR_FAMILY_QUANT_PAGED_ATTENTION,
+       "quant_paged_attention",
+       sizeof(oar_quant_paged_attention_args),
+       {AT(oar_quant_paged_attention_args, common.out), AT(oar_quant_paged_attention_args, common.q),
+        AT(oar_quant_paged_attention_args, common.pool),
+        AT(oar_quant_paged_attention_args, common.block_tables),
+        AT(oar_quant_paged_attention_args, common.seq_start),
+        AT(oar_quant_paged_attention_args, common.context_len), AT(oar_quant_paged_attention_args, open),
+        AT(oar_quant_paged_attention_args, sinks), AT(oar_quant_paged_attention_args, open_tables),
+        AT(oar_quant_paged_attention_args, sink_tables)}},
+      {OAR_FAMILY_GATED_MATMUL,
+       "gated_matmul",
+       sizeof(oar_gated_matmul_args),
+       {AT(oar_gated_matmul_args, matmul.out), AT(oar_gated_matmul_args, matmul.x),
+        AT(oar_gated_matmul_args, matmul.residual), AT(oar_gated_matmul_args, gate)}},
       {OAR_FAMILY_SWIGLU,
        "swiglu",
        sizeof(oar_swiglu_args),
@@ -116,7 +138,13 @@ const std::vector<Family>& families() {
        sizeof(oar_segment_attention_args),
        {AT(oar_segment_attention_args, out), AT(oar_segment_attention_args, q),
         AT(oar_segment_attention_args, k), AT(oar_segment_attention_args, v),
-        AT(oar_segment_attention_args, segments)}}};
+        AT(oar_segment_attention_args, segments)}},
+      {OAR_FAMILY_DENSE_ATTENTION,
+       "dense_attention",
+       sizeof(oar_dense_attention_args),
+       {AT(oar_dense_attention_args, out), AT(oar_dense_attention_args, q), AT(oar_dense_attention_args, k),
+        AT(oar_dense_attention_args, v), AT(oar_dense_attention_args, mask),
+        AT(oar_dense_attention_args, lengths)}}};
   return all;
 }
 
@@ -146,12 +174,20 @@ const char* Launch::family_name(int32_t family) {
 const oar::Kernel* Launch::find(int32_t family, const std::string& format) {
   const auto stored = oar::Format::find(format);
   if (find_family(family) == nullptr || !stored) return nullptr;
-  return oar::KernelRegistry::cpu().find(static_cast<oar::KernelFamily>(family), *stored,
+  return oar::KernelRegistry::cpu().find({static_cast<oar::KernelFamily>(family), *stored},
                                          oar::Isa::kReference);
 }
 
-Launch::Launch(int32_t family, const std::string& format, const void* args)
-    : family_(family), format_(format) {
+bool Launch::is_product() const {
+  return family_ == OAR_FAMILY_MATMUL || family_ == OAR_FAMILY_GATED_MATMUL ||
+         family_ == OAR_FAMILY_GROUPED_MATMUL;
+}
+size_t Launch::product_at() const {
+  return family_ == OAR_FAMILY_GATED_MATMUL ? offsetof(oar_gated_matmul_args, matmul) : 0;
+}
+
+Launch::Launch(int32_t family, const std::string& format, const void* args, bool packed)
+    : family_(family), packed_(packed), format_(format) {
   const Family& f = *find_family(family);
   const auto* from = static_cast<const std::byte*>(args);
   args_.assign(from, from + f.size);
@@ -161,14 +197,17 @@ Launch::Launch(int32_t family, const std::string& format, const void* args)
     segments_.assign(segments, segments + static_cast<size_t>(count) * sizeof(oar_matmul_segment));
   };
   // What the table calls internal is filled by this device alone: it trusts nothing of Oar's.
-  if (family == OAR_FAMILY_MATMUL) {
-    const auto& a = *static_cast<const oar_matmul_args*>(args);
-    copy_segments(offsetof(oar_matmul_args, segments), a.num_segments);
-    std::memcpy(args_.data() + offsetof(oar_matmul_args, internal), &stored, sizeof stored);
-  } else if (family == OAR_FAMILY_GROUPED_MATMUL) {
+  if (family == OAR_FAMILY_GROUPED_MATMUL) {
     const auto& a = *static_cast<const oar_grouped_matmul_args*>(args);
     copy_segments(offsetof(oar_grouped_matmul_args, segments), a.experts * a.segments_per_expert);
     std::memcpy(args_.data() + offsetof(oar_grouped_matmul_args, internal), &stored, sizeof stored);
+  } else if (is_product()) {
+    const size_t at = product_at();
+    const int64_t count = field<int64_t>(args_, at + offsetof(oar_matmul_args, num_segments));
+    copy_segments(at + offsetof(oar_matmul_args, segments), count);
+    std::memcpy(args_.data() + at + offsetof(oar_matmul_args, internal), &stored, sizeof stored);
+    if (family == OAR_FAMILY_GATED_MATMUL)
+      field<const void*>(args_, offsetof(oar_gated_matmul_args, internal)) = find(OAR_FAMILY_SWIGLU, "f32");
   } else if (family == OAR_FAMILY_EMBEDDING) {
     std::memcpy(args_.data() + offsetof(oar_embedding_args, internal), &stored, sizeof stored);
   } else if (family == OAR_FAMILY_KV_APPEND) {
@@ -180,13 +219,19 @@ Launch::Launch(int32_t family, const std::string& format, const void* args)
   }
 }
 
+size_t Launch::segments_at() const {
+  return family_ == OAR_FAMILY_GROUPED_MATMUL ? offsetof(oar_grouped_matmul_args, segments)
+                                              : product_at() + offsetof(oar_matmul_args, segments);
+}
+size_t Launch::k_at() const {
+  return family_ == OAR_FAMILY_GROUPED_MATMUL ? offsetof(oar_grouped_matmul_args, K)
+                                              : product_at() + offsetof(oar_matmul_args, K);
+}
+
 uint64_t Launch::shared_scratch() const {
   oar::KernelPlan plan;
   std::vector<std::byte> args = args_, segments = segments_;
-  if (family_ == OAR_FAMILY_MATMUL)
-    field<const void*>(args, offsetof(oar_matmul_args, segments)) = segments.data();
-  if (family_ == OAR_FAMILY_GROUPED_MATMUL)
-    field<const void*>(args, offsetof(oar_grouped_matmul_args, segments)) = segments.data();
+  if (is_product()) field<const void*>(args, segments_at()) = segments.data();
   find(family_, format_)->plan(args.data(), 1, &plan);
   return plan.shared_scratch;
 }
@@ -206,14 +251,18 @@ std::string Launch::run(const Translate& translate, void* shared) const {
   if (field<uint32_t>(args, 0) < f.size || field<uint32_t>(args, 4) != 1)
     return std::string(f.name) + ": arguments of an unknown version";
   for (size_t offset : f.pointers) move(args, offset);
+  std::vector<std::vector<std::byte>> rows;  // of weights, as they were before they were packed
   for (size_t at = 0; at < segments.size(); at += sizeof(oar_matmul_segment)) {
     move(segments, at + offsetof(oar_matmul_segment, w));
     move(segments, at + offsetof(oar_matmul_segment, bias));
+    auto& segment = field<oar_matmul_segment>(segments, at);
+    const int64_t K = field<int64_t>(args, k_at());
+    const uint64_t bytes = packed_ ? packed_weight_bytes(format_, segment.n, K) : 0;
+    if (bytes == 0 || segment.w == nullptr) continue;
+    turn_weight(format_, segment.n, K, rows.emplace_back(bytes).data(), segment.w);
+    segment.w = rows.back().data();
   }
-  if (family_ == OAR_FAMILY_MATMUL)
-    field<const void*>(args, offsetof(oar_matmul_args, segments)) = segments.data();
-  if (family_ == OAR_FAMILY_GROUPED_MATMUL)
-    field<const void*>(args, offsetof(oar_grouped_matmul_args, segments)) = segments.data();
+  if (is_product()) field<const void*>(args, segments_at()) = segments.data();
   if (!wrong.empty()) return wrong;
 
   const oar::Kernel* kernel = find(family_, format_);
@@ -225,6 +274,19 @@ std::string Launch::run(const Translate& translate, void* shared) const {
     kernel->run(args.data(), phase, 0, plan.chunks[phase], {worker.get(), shared});
   }
   return "";
+}
+
+uint64_t packed_weight_bytes(const std::string& format, int64_t n, int64_t K) {
+  const auto stored = *oar::Format::find(format);
+  return stored.plain() ? 0 : static_cast<uint64_t>(n * stored.stride(K));
+}
+
+void turn_weight(const std::string& format, int64_t n, int64_t K, void* to, const void* from) {
+  const auto stride = static_cast<size_t>(oar::Format::find(format)->stride(K));
+  for (int64_t r = 0; r < n; ++r) {
+    std::memcpy(static_cast<std::byte*>(to) + static_cast<size_t>(r) * stride,
+                static_cast<const std::byte*>(from) + static_cast<size_t>(n - 1 - r) * stride, stride);
+  }
 }
 
 }  // namespace loopback

@@ -15,7 +15,8 @@ namespace loopback {
 class Launch {
  public:
   // `args` is the argument struct of the family, as documented in plugin.h.
-  Launch(int32_t family, const std::string& format, const void* args);
+  // `packed`: weights lie as turn_weight() left them.
+  Launch(int32_t family, const std::string& format, const void* args, bool packed);
 
   // Host address of a device pointer; null when it is no device memory.
   using Translate = std::function<void*(const void* device)>;
@@ -28,10 +29,22 @@ class Launch {
   static const char* family_name(int32_t family);  // null: not in the interface
 
  private:
+  bool is_product() const;
+  size_t product_at() const;   // of oar_matmul_args in the argument struct
+  size_t segments_at() const;  // of the list of weights
+  size_t k_at() const;
+
   int32_t family_;
+  bool packed_;
   std::string format_;
   std::vector<std::byte> args_;
   std::vector<std::byte> segments_;
 };
+
+// The device's own layout of weights that are stored in blocks: the last row in front. 0 of others, which lie
+// as they are stored.
+uint64_t packed_weight_bytes(const std::string& format, int64_t n, int64_t K);
+// There and back.
+void turn_weight(const std::string& format, int64_t n, int64_t K, void* to, const void* from);
 
 }  // namespace loopback

@@ -40,7 +40,13 @@ Proto weight(const std::string& name, const std::vector<int64_t>& dims, uint32_t
   return tensor_proto(name, dims, random_values(Shape(std::span(dims)).numel(), seed));
 }
 
-// Extents that a model leaves open: one image of 32 x 96.
+Datum zeros(const Shape& shape, const Format& format) {
+  Tensor t = must(Tensor::allocate(shape, format));
+  std::memset(t.mutable_data(), 0, t.bytes());
+  return Datum(t);
+}
+
+// Extents that a model leaves open: one image of 32 x 96. What is no f32 is 0.
 std::vector<Datum> inputs_of(const Predictor& p, uint32_t seed) {
   const int64_t open[] = {1, 3, 32, 96};
   std::vector<Datum> in;
@@ -48,7 +54,9 @@ std::vector<Datum> inputs_of(const Predictor& p, uint32_t seed) {
     std::vector<int64_t> dims;
     for (size_t k = 0; k < spec.dims.size(); ++k)
       dims.push_back(spec.dims[k].value > 0 ? spec.dims[k].value : open[std::min<size_t>(k, 3)]);
-    in.push_back(random_input(Shape(std::span<const int64_t>(dims)), seed));
+    const Shape shape(std::span<const int64_t>{dims});
+    const bool f32 = spec.dtype == DType::kF32;
+    in.push_back(f32 ? random_input(shape, seed) : zeros(shape, Format::of(spec.dtype)));
   }
   return in;
 }
@@ -146,6 +154,49 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
   };
   check(lstm(), {7, 2, 4});
   check(loop_of_layers(3), {2, 6});
+}
+
+TEST_CASE("predictor on a device: attention of ordinary models is one launch") {
+  const auto attention = [](bool causal, int64_t cap) {
+    return model_bytes(
+        graph_proto(
+            {node_proto("Attention", {"q", "k", "v", "m"}, {"y"},
+                        {int_attr("is_causal", causal), float_attr("softcap", static_cast<float>(cap))})},
+            {weight("m", {5, 9}, 33)},
+            {value_proto("q", {-1, 4, 5, 8}), value_proto("k", {-1, 2, 9, 8}),
+             value_proto("v", {-1, 2, 9, 6})},
+            {name_proto("y")}),
+        23);
+  };
+  for (const bool causal : {false, true}) {
+    const std::string bytes = attention(causal, causal ? 2 : 0);
+    const auto cpu = open_test_model(bytes, options_on("cpu")),
+               device = open_test_model(bytes, options_on("loopback"));
+    const std::vector<Datum> in = {random_input({2, 4, 5, 8}, 50), random_input({2, 2, 9, 8}, 51),
+                                   random_input({2, 2, 9, 6}, 52)};
+    const int64_t launches = loopback_counter(loopback::kLaunches);
+    check_same(*device, *cpu, in);
+    CHECK(loopback_counter(loopback::kLaunches) - launches == 3);
+  }
+}
+
+TEST_CASE("predictor on a device: whole published models", "[slow][.]") {
+  int models = 0;
+  for (const char* name :
+       {"onnx/mnist_cntk/mnist.onnx", "onnx/fastestdet/FastestDet.onnx", "onnx/ppocr_v3_det/model.onnx",
+        "onnx/super_resolution/super_resolution.onnx", "onnx/ultraface/version-RFB-320.onnx",
+        "onnx/bert_like_graphs/dummy_transformer.onnx"}) {
+    const auto path = data_path(name);
+    if (!path) continue;
+    INFO(name);
+    const auto cpu = Predictor::open(*path, options_on("cpu")),
+               device = Predictor::open(*path, options_on("loopback"));
+    REQUIRE_OK(cpu);
+    REQUIRE_OK(device);
+    check_same(**device, **cpu, inputs_of(**cpu, 60));
+    ++models;
+  }
+  if (models == 0) OAR_SKIP("no published models beside the repository");
 }
 
 TEST_CASE("predictor on a device: encoders") {

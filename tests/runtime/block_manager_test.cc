@@ -148,7 +148,7 @@ TEST_CASE("a windowed group lets go behind the window and hits with the window a
   const TokenView view{tokens, {}};
   p.m.match(a, {}, view, 31);
   for (int64_t at = 0; at < 32; at += kPage) {
-    p.m.leave_window(a, at);
+    p.m.leave_window(a, at, 0, p.m.num_groups());
     REQUIRE(p.m.reserve(a, at, at + kPage, p.copies));
     p.m.publish(a, view, at + kPage);
     p.expect({&a});
@@ -178,7 +178,7 @@ TEST_CASE("chains longer than the index make the oldest cached blocks give way",
     const TokenView view{tokens, {}};
     p.m.match(t, {}, view, 399);
     for (int64_t at = 0; at < 400; at += kPage) {
-      p.m.leave_window(t, at);
+      p.m.leave_window(t, at, 0, p.m.num_groups());
       REQUIRE(p.m.reserve(t, at, at + kPage, p.copies));
       p.m.publish(t, view, at + kPage);
     }

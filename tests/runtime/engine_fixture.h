@@ -30,10 +30,11 @@ inline RunnerLimits small_limits(int32_t depth = 0) {
 struct Fixture {
   std::shared_ptr<FakeControl> control = std::make_shared<FakeControl>();
   std::unique_ptr<Engine> engine;
-  explicit Fixture(EngineOptions options = {}, RunnerLimits limits = small_limits()) {
+  explicit Fixture(EngineOptions options = {}, RunnerLimits limits = small_limits(),
+                   std::unique_ptr<HostRunner> draft = nullptr) {
     if (options.eos_token_ids.empty()) options.eos_token_ids = {kEos};
     if (options.seed == 0) options.seed = 7;
-    auto made = Engine::create(std::make_unique<FakeRunner>(limits, control), options);
+    auto made = Engine::create(std::make_unique<FakeRunner>(limits, control), options, std::move(draft));
     REQUIRE_OK(made);
     engine = std::move(made).value();
   }

@@ -92,6 +92,54 @@ TEST_CASE("predictor: the summary names inputs, passes, ops and what was switche
   CHECK(unknown.status().message().find("fuse_danse") != std::string::npos);
 }
 
+TEST_CASE("predictor: steps without a kernel are named, at load and by what they took") {
+  const auto path = temp_dir() + "/loops.onnx";
+  std::ofstream(path, std::ios::binary)
+      << model_bytes(graph_proto({node_proto("Exp", {"x"}, {"a"}), node_proto("Det", {"a"}, {"y"})}, {},
+                                 {value_proto("x", {8, 256, 256})}, {value_proto("y", {8})}));
+  std::vector<std::string> said;
+  PredictorOptions options;
+  options.log = Logger([&](LogLevel level, std::string_view text) {
+    if (level >= LogLevel::kInfo) said.emplace_back(text);
+  });
+  auto opened = Predictor::open(path, options);
+  REQUIRE_OK(opened);
+  const auto p = std::move(*opened);
+  const auto has = [&](std::string_view part) {
+    return std::any_of(said.begin(), said.end(),
+                       [&](const std::string& s) { return s.find(part) != std::string::npos; });
+  };
+  CHECK(
+      has("1 of 2 steps have no kernel and run as plain loops over operands and results of: det (2.0 MiB)"));
+
+  const Shape shape{8, 256, 256};
+  const auto found = p->steps(std::span(&shape, 1));
+  REQUIRE_OK(found);
+  const std::vector<StepGroup>& steps = *found;
+  REQUIRE(steps.size() == 2);
+  CHECK((steps[0].op == "exp" && steps[0].steps == 1 && steps[0].bytes == 2 * 8 * 256 * 256 * 4));
+  CHECK_FALSE(steps[0].where.empty());
+  CHECK((steps[1].op == "det" && steps[1].where.empty() && !steps[1].on_device));
+  CHECK(steps[1].bytes == 8 * 256 * 256 * 4 + 8 * 4);
+
+  // Twelve million products of a loop beside half a million of a kernel: always more than a tenth of the run.
+  said.clear();
+  const Datum x(must(Tensor::zeros(shape, Format::f32())));
+  REQUIRE_OK(p->run(std::vector<Datum>{x}));
+  CHECK(has("ms of the first run: det "));
+  said.clear();
+  REQUIRE_OK(p->run(std::vector<Datum>{x}));
+  CHECK(said.empty());
+
+  // Open extents: who runs what is known with a run's shapes.
+  said.clear();
+  const auto small = small_model(options);
+  CHECK(said.empty());
+  const auto of_small = small->steps(std::vector<Shape>{{5, 3}});
+  REQUIRE_OK(of_small);
+  CHECK(of_small->size() == 2);
+}
+
 TEST_CASE("predictor: wrong inputs are refused by name, and the next run is right") {
   const auto p = small_model();
   const auto refused = [&](Datum d, const char* part) {

@@ -54,6 +54,10 @@ TEST_CASE("validate_request names the field", "[request]") {
     CHECK(param([&](Request& r) { r.sampling.presence_penalty = bad; }) == "presence_penalty");
     CHECK(param([&](Request& r) { r.sampling.frequency_penalty = bad; }) == "frequency_penalty");
   }
+  for (double bad : {double{nan}, double{inf}, 0.0, -1.0, 0.001, 1001.0})
+    CHECK(param([&](Request& r) { r.weight = bad; }) == "weight");
+  for (int32_t bad : {-1001, 1001, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()})
+    CHECK(param([&](Request& r) { r.priority = bad; }) == "priority");
   CHECK(param([](Request& r) { r.sampling.top_k = -1; }) == "top_k");
   CHECK(param([](Request& r) { r.sampling.logprobs = 21; }) == "logprobs");
   CHECK(param([](Request& r) { r.sampling.logprobs = -2; }) == "logprobs");

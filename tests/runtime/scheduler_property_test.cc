@@ -15,7 +15,7 @@ constexpr uint64_t kTraces = kSlow ? 10'000 : 100'000;  // a sanitizer makes eac
 
 struct Totals {
   int64_t traces = 0, steps = 0;
-  uint64_t preemptions = 0, hits = 0, copies = 0, rollbacks = 0, jumps = 0, accepted = 0;
+  uint64_t preemptions = 0, hits = 0, copies = 0, rollbacks = 0, jumps = 0, accepted = 0, suspensions = 0;
 };
 
 void run_traces(uint64_t first, uint64_t count, int32_t depth) {
@@ -34,11 +34,12 @@ void run_traces(uint64_t first, uint64_t count, int32_t depth) {
     t.rollbacks += trace.rollbacks();
     t.jumps += trace.jumps();
     t.accepted += trace.accepted();
+    t.suspensions += trace.suspensions();
   }
   WARN("depth " << depth << ": " << t.traces << " traces, " << t.steps << " steps, " << t.preemptions
                 << " preemptions, " << t.hits << " tokens of prefix hits, " << t.copies << " copies, "
                 << t.rollbacks << " roll-backs, " << t.jumps << " forced tokens, " << t.accepted
-                << " accepted drafts");
+                << " accepted drafts, " << t.suspensions << " suspensions");
   CHECK(t.traces > static_cast<int64_t>(count / 2));  // the rest were worlds too small for one sequence
   CHECK(t.steps > 5 * t.traces);
   CHECK(t.preemptions > 0);
@@ -47,6 +48,7 @@ void run_traces(uint64_t first, uint64_t count, int32_t depth) {
   CHECK(t.rollbacks > 0);
   CHECK(t.jumps > 0);
   CHECK(t.accepted > 0);
+  CHECK(t.suspensions > 0);
 }
 
 }  // namespace

@@ -64,6 +64,15 @@ class ScriptedEngine : public Engine {
     CHECK(reason == FinishReason::kStop);
     finished.push_back(index);
   }
+  void suspend(uint64_t id) override {
+    CHECK(id == 42);
+    CHECK_FALSE(std::exchange(suspended, true));
+    ++suspensions;
+  }
+  void resume(uint64_t id) override {
+    CHECK(id == 42);
+    CHECK(std::exchange(suspended, false));
+  }
   EngineStats stats() const override { return {}; }
   const RequestLimits& request_limits() const override { return limits; }
   EngineHealth health() const override { return EngineHealth::kReady; }
@@ -93,6 +102,8 @@ class ScriptedEngine : public Engine {
 
   std::shared_ptr<TokenSink> sink;
   std::vector<int32_t> finished;
+  bool suspended = false;
+  int suspensions = 0;
   uint64_t cancelled = 0;
   RequestLimits limits;
 };
@@ -101,8 +112,10 @@ struct Play {
   ScriptedEngine engine;
   std::shared_ptr<TextStream> stream;
   int notified = 0;
-  explicit Play(std::vector<std::string> stop = {}, int32_t n = 1, bool include = false) {
+  explicit Play(std::vector<std::string> stop = {}, int32_t n = 1, bool include = false,
+                size_t max_unread = 0) {
     TextStreamOptions options;
+    options.max_unread = max_unread;
     options.stop = std::move(stop);
     options.include_stop_in_output = include;
     stream = TextStream::create(tokenizer(), options, n, [this] { ++notified; });
@@ -239,4 +252,25 @@ TEST_CASE("a reader waits for the engine thread", "[text_stream]") {
   REQUIRE(e);
   CHECK(e->finish == FinishReason::kStop);
   engine.join();
+}
+
+TEST_CASE("a reader that is behind suspends its request until half of what waits is read", "[text_stream]") {
+  Play p({}, 1, false, 8);
+  for (int i = 0; i < 8; ++i) p.engine.token(0, piece("hello"));
+  CHECK_FALSE(p.engine.suspended);
+  p.engine.token(0, piece("hello"));
+  CHECK(p.engine.suspended);
+  p.engine.token(0, piece("hello"));  // was in flight
+  for (int left = 10; left > 5; --left) {
+    CHECK(p.engine.suspended);
+    REQUIRE(p.stream->next(0ms));
+  }
+  CHECK(p.engine.suspended);
+  REQUIRE(p.stream->next(0ms));
+  CHECK_FALSE(p.engine.suspended);
+  for (int i = 0; i < 20; ++i) {  // a reader that keeps up is left alone
+    p.engine.token(0, piece("hello"));
+    REQUIRE(p.stream->next(0ms));
+  }
+  CHECK(p.engine.suspensions == 1);
 }

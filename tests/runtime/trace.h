@@ -38,7 +38,8 @@ struct World {
   int cancel_percent = 5;  // per step
   int refuse_percent = 0;  // samples taken back, or several tokens at once
   int constraint_percent = 0;
-  int draft_percent = 0;  // of the sequences that could have some, in each step
+  int draft_percent = 0;    // of the sequences that could have some, in each step
+  int suspend_percent = 0;  // per step; whoever rests goes on within a few
   int callers = 1;
   int salts = 2;
   bool deadlines = true;
@@ -125,10 +126,11 @@ class Trace {
     const int64_t bound = step_bound();
     int64_t steps = 0;
     int arrived = 0;
-    while (error_.empty() && (arrived < world_.requests || !scheduler_->idle() || !flying_.empty())) {
+    while (error_.empty() && (arrived < world_.requests || !scheduler_->empty() || !flying_.empty())) {
       now_ += std::chrono::milliseconds(1);
       while (arrived < world_.requests && dice_.chance(40)) arrive(static_cast<uint64_t>(++arrived));
       meddle();
+      rest();
       scheduler_->expire(now_, outcomes_);
       deliver();
       // One step ahead, the draws of a step are described once the step before has been committed.
@@ -152,7 +154,8 @@ class Trace {
   uint64_t copies() const { return copies_; }
   uint64_t rollbacks() const { return rollbacks_; }
   uint64_t accepted() const { return accepted_; }  // drafts
-  uint64_t jumps() const { return jumps_; }        // tokens that a grammar forced and nobody drew
+  uint64_t suspensions() const { return suspensions_; }
+  uint64_t jumps() const { return jumps_; }  // tokens that a grammar forced and nobody drew
 
  private:
   struct Choice {
@@ -186,7 +189,9 @@ class Trace {
   int64_t step_bound() const {
     const int64_t length = world_.max_prompt + world_.max_tokens + 1;
     const int64_t sequences = world_.requests * 4;
-    return 100 + world_.requests * 40 + 8 * sequences * length * (1 + world_.refuse_percent / 5);
+    // Whoever is suspended rests for four steps in the mean, and is computed once more.
+    const int64_t again = 1 + world_.refuse_percent / 5 + world_.suspend_percent / 5;
+    return 100 + world_.requests * 40 + 8 * sequences * length * again;
   }
 
   void arrive(uint64_t id) {
@@ -205,7 +210,11 @@ class Trace {
     r.n = dice_.chance(25) ? static_cast<int32_t>(dice_.roll(2, 4)) : 1;
     if (world_.deadlines && dice_.chance(10))
       r.deadline = now_ + std::chrono::milliseconds(dice_.roll(0, 20));
-    if (dice_.chance(20)) r.adapter = static_cast<uint64_t>(dice_.roll(1, 2));
+    if (dice_.chance(20)) {
+      const auto load = dice_.roll(1, 2);
+      r.adapter = std::make_shared<oar::AdapterLease>(
+          oar::AdapterLease{static_cast<uint64_t>(load), static_cast<int32_t>(load - 1)});
+    }
     if (dice_.chance(30)) r.cache_salt = oar::cat("salt", dice_.roll(0, world_.salts - 1));
     if (dice_.chance(15)) r.sampling.prompt_logprobs = 0;
     if (dice_.chance(world_.constraint_percent)) {
@@ -239,6 +248,21 @@ class Trace {
       scheduler_->finish_choice(it->first, static_cast<int32_t>(dice_.roll(0, it->second.request.n - 1)),
                                 oar::FinishReason::kCancelled, outcomes_);
     deliver();
+  }
+
+  // Readers fall behind and catch up, in any state of their requests.
+  void rest() {
+    for (auto it = resting_.begin(); it != resting_.end();) {
+      const uint64_t id = *it;
+      it = dice_.chance(25) ? (scheduler_->resume(id), resting_.erase(it)) : std::next(it);
+    }
+    if (records_.empty() || !dice_.chance(world_.suspend_percent)) return;
+    auto it = records_.begin();
+    std::advance(it, dice_.roll(0, static_cast<int64_t>(records_.size()) - 1));
+    const int64_t before = scheduler_->stats().suspended;
+    scheduler_->suspend(it->first);
+    suspensions_ += static_cast<uint64_t>(scheduler_->stats().suspended - before);
+    resting_.insert(it->first);
   }
 
   void launch() {
@@ -425,11 +449,12 @@ class Trace {
   std::vector<std::vector<int32_t>> forced_;
   std::vector<std::span<const int32_t>> spans_;
   oar::SampleSpec spec_;
+  std::set<uint64_t> resting_;                   // requests that are suspended, or were when they ended
   std::set<std::pair<uint64_t, size_t>> stuck_;  // step and sample where nothing could be drawn
   oar::Clock::time_point now_{std::chrono::hours(1)};
   bool launched_ = false;
   int64_t steps_ = 0;
-  uint64_t copies_ = 0, rollbacks_ = 0, jumps_ = 0, accepted_ = 0;
+  uint64_t copies_ = 0, rollbacks_ = 0, jumps_ = 0, accepted_ = 0, suspensions_ = 0;
   std::string error_;
 };
 
@@ -469,6 +494,7 @@ inline World random_world(Dice& d, int32_t depth) {
   w.refuse_percent = d.chance(70) ? 0 : static_cast<int>(d.roll(1, 30));
   w.deadlines = d.chance(50);
   w.draft_percent = d.chance(50) ? 0 : static_cast<int>(d.roll(10, 100));
+  w.suspend_percent = d.chance(50) ? 0 : static_cast<int>(d.roll(1, 30));
   if (d.chance(70)) o.max_logit_rows = o.max_sequences + d.roll(0, 12);
   w.callers = d.chance(60) ? 1 : static_cast<int>(d.roll(2, 4));
   w.constraint_percent = d.chance(50) ? 0 : 40;

@@ -337,4 +337,21 @@ TEST_CASE("deadlines: in the body, in a header, while queued") {
   CHECK(t.engine.wait_idle());
 }
 
+TEST_CASE("prompts that cannot fit the context are refused by their bytes, long ones in slices") {
+  TestServer t;
+  RawClient c(t.http());
+  const std::string text(1 << 20, 'x');
+  const std::string completion =
+      refused(c, "/v1/completions", oar::cat(R"({"prompt":")", text, "\"}"), "prompt");
+  CHECK(completion.find("holds 512") != std::string::npos);
+  const std::string chat =
+      oar::cat(R"({"messages":[{"role":"user","content":")", text, R"("}],"timeout":1})");
+  CHECK(refused(c, "/v1/chat/completions", chat, "messages").find("holds 512") != std::string::npos);
+  // Counting has no bound; what it is long enough for is to be looked at between slices.
+  REQUIRE(c.send(make_request("POST", "/tokenize", oar::cat(R"({"prompt":")", text, "\"}"))));
+  const HttpReply r = c.read_reply();
+  CHECK(r.status == 200);
+  CHECK(parse(r.body).at("count").as_int64() >= 1 << 20);
+}
+
 }  // namespace

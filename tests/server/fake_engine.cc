@@ -1,5 +1,7 @@
 #include "tests/server/fake_engine.h"
 
+#include <algorithm>
+
 namespace oar_test {
 
 using oar::Clock;
@@ -61,11 +63,17 @@ void FakeEngine::finish_choice(uint64_t id, int32_t index, FinishReason reason) 
   }
 }
 
+void FakeEngine::set_suspended(uint64_t id, bool suspended) {
+  std::lock_guard lock(mutex_);
+  for (auto* queue : {&running_, &waiting_})
+    if (const auto it = queue->find(id); it != queue->end()) it->second.suspended = suspended;
+}
+
 oar::EngineStats FakeEngine::stats() const {
   std::lock_guard lock(mutex_);
   oar::EngineStats s = stats_;
   s.health = health_;
-  s.running = static_cast<int64_t>(running_.size());
+  for (const auto& [id, sequence] : running_) ++(sequence.suspended ? s.suspended : s.running);
   s.waiting = static_cast<int64_t>(waiting_.size());
   for (const auto& [id, sequence] : running_) {
     const int64_t tokens =
@@ -84,7 +92,7 @@ bool FakeEngine::drain(std::chrono::milliseconds timeout) {
   const auto end = Clock::now() + timeout;
   while (Clock::now() < end) {
     const oar::EngineStats s = stats();
-    if (s.running + s.waiting == 0) return true;
+    if (s.running + s.waiting + s.suspended == 0) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;
@@ -93,7 +101,7 @@ bool FakeEngine::drain(std::chrono::milliseconds timeout) {
 bool FakeEngine::wait_idle() const {
   for (int i = 0; i < 5000; ++i) {
     const oar::EngineStats s = stats();
-    if (s.running + s.waiting == 0) return true;
+    if (s.running + s.waiting + s.suspended == 0) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;
@@ -133,7 +141,10 @@ void FakeEngine::run() {
 }
 
 void FakeEngine::step(Events& events) {
-  while (!waiting_.empty() && running_.size() < options_.max_running && !paused_) {
+  const auto active = std::count_if(running_.begin(), running_.end(),
+                                    [](const auto& entry) { return !entry.second.suspended; });
+  for (size_t room = options_.max_running - std::min(options_.max_running, static_cast<size_t>(active));
+       room > 0 && !waiting_.empty() && !paused_; --room) {
     auto node = waiting_.extract(waiting_.begin());
     node.mapped().stats.scheduled = Clock::now();
     stats_.prompt_tokens += node.mapped().request.prompt.size();
@@ -181,7 +192,7 @@ void FakeEngine::advance(uint64_t id, Sequence& s, Events& events) {
     } else if (s.request.deadline && Clock::now() > *s.request.deadline) {
       finish(id, s, i, FinishReason::kDeadline, -1,
              oar::Status(oar::StatusCode::kDeadlineExceeded, "the deadline has passed"), events);
-    } else if (waiting || paused_) {
+    } else if (waiting || paused_ || s.suspended) {
       continue;
     } else if (failure_) {
       finish(id, s, i, FinishReason::kError, -1, *failure_, events);

@@ -34,6 +34,8 @@ class FakeEngine final : public oar::Engine {
   oar::Result<uint64_t> submit(oar::Request request) override;
   void cancel(uint64_t id) override;
   void finish_choice(uint64_t id, int32_t index, oar::FinishReason reason) override;
+  void suspend(uint64_t id) override { set_suspended(id, true); }
+  void resume(uint64_t id) override { set_suspended(id, false); }
   oar::EngineStats stats() const override;
   const oar::RequestLimits& request_limits() const override { return limits_; }
   oar::EngineHealth health() const override { return health_; }
@@ -63,9 +65,11 @@ class FakeEngine final : public oar::Engine {
     oar::Request request;
     std::vector<Choice> choices;
     oar::SequenceStats stats;
+    bool suspended = false;
   };
   using Events = std::vector<std::pair<std::shared_ptr<oar::TokenSink>, oar::TokenEvent>>;
 
+  void set_suspended(uint64_t id, bool suspended);
   void run();
   void step(Events& events);
   int32_t next_token(const Sequence& s, Choice& c) const;

@@ -21,7 +21,9 @@ class ModelOptions(ctypes.Structure):
                 ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
                 ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
                 ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p),
-                ("tool_parser", c_char_p), ("reasoning_parser", c_char_p)]
+                ("tool_parser", c_char_p), ("reasoning_parser", c_char_p), ("speculative", c_char_p),
+                ("num_speculative_tokens", c_int64), ("prompt_lookup_min", c_int32), ("prompt_lookup_max", c_int32),
+                ("draft_model", c_char_p)]
 
 
 class Sampling(ctypes.Structure):
@@ -51,7 +53,8 @@ class Event(ctypes.Structure):
                 ("finish", c_int), ("status", c_int), ("message", c_char_p), ("prompt_tokens", c_int64),
                 ("cached_tokens", c_int64), ("completion_tokens", c_int64), ("seconds_to_first_token", c_double),
                 ("seconds", c_double), ("reasoning", POINTER(c_char)), ("reasoning_length", c_size_t),
-                ("tool_calls", POINTER(ToolCall)), ("tool_call_count", c_size_t)]
+                ("tool_calls", POINTER(ToolCall)), ("tool_call_count", c_size_t),
+                ("accepted_prediction_tokens", c_int64), ("rejected_prediction_tokens", c_int64)]
 
 
 class Tensor(ctypes.Structure):

@@ -21,6 +21,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0  # of completion_tokens, drafted by speculation
+    rejected_prediction_tokens: int = 0  # drafts that were wrong; no part of completion_tokens
 
 
 @dataclass
@@ -121,7 +123,9 @@ def parse_usage(usage: Optional[Dict[str, Any]]) -> Optional[Usage]:
     if not usage:
         return None
     details = usage.get("prompt_tokens_details") or {}
-    return Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), details.get("cached_tokens", 0))
+    drafts = usage.get("completion_tokens_details") or {}
+    return Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), details.get("cached_tokens", 0),
+                 drafts.get("accepted_prediction_tokens", 0), drafts.get("rejected_prediction_tokens", 0))
 
 
 def parse_answer(raw: Dict[str, Any]) -> Answer:

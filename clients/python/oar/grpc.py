@@ -59,7 +59,7 @@ _STOPPING = {"max_tokens", "min_tokens", "ignore_eos"}
 _CONSTRAINTS = {"json_object", "json_schema", "regex", "grammar", "structural_tag", "choice"}
 _CONVERSATION = {"tools", "tool_choice", "parallel_tool_calls", "inline_reasoning", "thinking_budget"}
 _MODES = {"auto": 0, "none": 1, "required": 2}
-_OPTIONS = _SAMPLING | _STOPPING | _CONSTRAINTS | _CONVERSATION | {"stop"}
+_OPTIONS = _SAMPLING | _STOPPING | _CONSTRAINTS | _CONVERSATION | {"stop", "stop_token_ids", "logit_bias"}
 
 
 class GrpcClient:
@@ -105,6 +105,11 @@ class GrpcClient:
                 setattr(request.stopping, name, value)
             elif name == "stop":
                 request.stopping.stop.extend([value] if isinstance(value, str) else value)
+            elif name == "stop_token_ids":
+                request.stopping.stop_token_ids.extend(value)
+            elif name == "logit_bias":
+                for token, added in value.items():
+                    request.sampling.logit_bias[int(token)] = added
             elif name in _CONVERSATION:
                 if messages is None:
                     raise TypeError(f"{name} is of conversations; give messages")
@@ -119,7 +124,9 @@ class GrpcClient:
         call = self._generate(request, metadata=self._metadata, timeout=self._timeout)
         try:
             for c in call:
-                usage = Usage(c.usage.prompt_tokens, c.usage.completion_tokens, c.usage.cached_tokens) if c.HasField("usage") else None
+                u = c.usage
+                usage = Usage(u.prompt_tokens, u.completion_tokens, u.cached_tokens, u.accepted_prediction_tokens,
+                              u.rejected_prediction_tokens) if c.HasField("usage") else None
                 calls = [ToolCall(t.id, t.name, t.arguments, t.index) for t in c.tool_calls]
                 yield Chunk(c.text, c.index, _FINISH.get(c.finish_reason), usage, reasoning=c.reasoning, tool_calls=calls)
         except grpc.RpcError as e:

@@ -30,6 +30,10 @@ class Model:
     Conversations (chat, stream_chat) also take tools, tool_choice, parallel_tool_calls as OpenAI's clients write them, and
     inline_reasoning and thinking_budget. What the model writes of reasoning and calls is then apart from its text: `reasoning`, `tool_calls`.
 
+    speculative="ngram" (prompt lookup) changes no text and takes fewer steps where text repeats; "draft" has draft_model,
+    a smaller model of the same tokenizer, say what may follow. num_speculative_tokens,
+    prompt_lookup_min and prompt_lookup_max are as of `oar serve`; `usage` counts the drafts that were right and wrong.
+
     Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
@@ -37,7 +41,9 @@ class Model:
                  max_context: int = 0, memory_bytes: int = 0, deterministic: bool = False, cache_dir: Optional[str] = None,
                  cache_bytes: int = 0, no_cache: bool = False, allow_special_in_text: bool = False,
                  device: Optional[str] = None, tool_parser: Optional[str] = None,
-                 reasoning_parser: Optional[str] = None):
+                 reasoning_parser: Optional[str] = None, speculative: Optional[str] = None,
+                 num_speculative_tokens: int = 0, prompt_lookup_min: int = 0, prompt_lookup_max: int = 0,
+                 draft_model: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -49,6 +55,10 @@ class Model:
         o.device = device.encode() if device else None
         o.tool_parser = tool_parser.encode() if tool_parser else None
         o.reasoning_parser = reasoning_parser.encode() if reasoning_parser else None
+        o.speculative = speculative.encode() if speculative else None
+        o.draft_model = os.fsencode(draft_model) if draft_model else None
+        o.num_speculative_tokens = num_speculative_tokens
+        o.prompt_lookup_min, o.prompt_lookup_max = prompt_lookup_min, prompt_lookup_max
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
     def close(self) -> None:
@@ -136,7 +146,8 @@ class Model:
                 e = event.contents
                 if e.finish == 5:
                     raise OarError(e.message.decode(), self._lib.oar_status_name(e.status).decode())
-                usage = Usage(e.prompt_tokens, e.completion_tokens, e.cached_tokens) if e.finish else None
+                usage = Usage(e.prompt_tokens, e.completion_tokens, e.cached_tokens, e.accepted_prediction_tokens,
+                              e.rejected_prediction_tokens) if e.finish else None
                 text = ctypes.string_at(e.text, e.text_length).decode()
                 logprobs = e.logprobs[:e.token_count] if e.logprobs else None
                 reasoning = ctypes.string_at(e.reasoning, e.reasoning_length).decode()
@@ -177,7 +188,8 @@ def _chat_options(lib: Any, options: Dict[str, Any]) -> ChatOptions:
 
 # Also gives what the structure points at, to be kept until the call has copied it.
 def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
-    s, keep = Sampling(), []
+    s = Sampling()
+    keep: List[Any] = []
     check(lib.oar_sampling_init(s, ctypes.sizeof(s)))
     for name, value in options.items():
         if name in _INTS:
@@ -191,6 +203,15 @@ def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
             array = (ctypes.c_char_p * len(stops))(*(t.encode() for t in stops))
             keep.append(array)
             s.stop, s.stop_count = array, len(stops)
+        elif name == "stop_token_ids":
+            ids = (ctypes.c_int32 * len(value))(*value)
+            keep.append(ids)
+            s.stop_tokens, s.stop_token_count = ids, len(value)
+        elif name == "logit_bias":  # by token id
+            ids = (ctypes.c_int32 * len(value))(*(int(k) for k in value))
+            added = (ctypes.c_float * len(value))(*value.values())
+            keep += [ids, added]
+            s.bias_tokens, s.bias_values, s.bias_count = ids, added, len(value)
         elif name in _CONSTRAINTS:
             if not value and name != "json_schema":
                 continue
@@ -199,7 +220,7 @@ def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
             s.constraint_kind = _CONSTRAINTS[name]
             s.constraint = (value if isinstance(value, str) else json.dumps(value)).encode()
         else:
-            known = _INTS | _FLOATS | {"seed", "stop"} | set(_CONSTRAINTS)
+            known = _INTS | _FLOATS | {"seed", "stop", "stop_token_ids", "logit_bias"} | set(_CONSTRAINTS)
             raise TypeError(f"there is no option '{name}'; options are {', '.join(sorted(known))}")
     return s, keep
 
@@ -211,6 +232,8 @@ def _collect(chunks: Iterator[Chunk]) -> Answer:
         choices.setdefault(chunk.index, Choice()).add(chunk)
         if chunk.usage:  # each choice tells the prompt's tokens and its own
             usage = Usage(chunk.usage.prompt_tokens, usage.completion_tokens + chunk.usage.completion_tokens,
-                          max(usage.cached_tokens, chunk.usage.cached_tokens))
+                          max(usage.cached_tokens, chunk.usage.cached_tokens),
+                          usage.accepted_prediction_tokens + chunk.usage.accepted_prediction_tokens,
+                          usage.rejected_prediction_tokens + chunk.usage.rejected_prediction_tokens)
     ordered = [choices[k] for k in sorted(choices)]
     return Answer(ordered[0].text, ordered[0].finish_reason, usage, {}, ordered)

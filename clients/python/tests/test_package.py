@@ -39,7 +39,8 @@ class Served(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = subprocess.Popen([OAR, "serve", DEMO, "--name", "demo", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-                                       "--threads", "2", "--memory", "512MiB", "--api-key", "secret", "--tool-parser", "hermes"],
+                                       "--threads", "2", "--memory", "512MiB", "--api-key", "secret", "--tool-parser", "hermes",
+                                       "--speculative", "ngram", "--prompt-lookup-min", "1"],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in cls.server.stdout:
             if line.startswith("http "):
@@ -62,6 +63,33 @@ class Served(unittest.TestCase):
         self.assertTrue(call.id)
         self.assertEqual(call.name, "weather")
         self.assertIn(json.loads(call.arguments)["city"], ("Oslo", "Rome"))
+
+
+# Tokens that speculation drafted, right ones and wrong ones.
+def drafted(usage):
+    return usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
+
+
+# Text that repeats a token, as drafts expect. Step times decide how many are tried: the first of a server that
+# has answered nobody is tried on any machine, and is right.
+REPEATED = {"prompt": "ROMEO:", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "logit_bias": {"300": 100}}
+
+
+class HttpDrafts(Served):
+    def test_drafts_are_counted(self):
+        answer = self.client.complete(**REPEATED)
+        details = answer.raw["usage"]["completion_tokens_details"]
+        self.assertGreater(details["accepted_prediction_tokens"], 0)
+        self.assertEqual(drafted(answer.usage), sum(details.values()))
+        self.assertEqual(answer.usage.completion_tokens, 40)
+
+
+@unittest.skipIf(missing("grpc", "grpc_tools", "numpy"), missing("grpc", "grpc_tools", "numpy"))
+class GrpcDrafts(Served):
+    def test_drafts_are_counted(self):
+        from oar.grpc import GrpcClient
+        with GrpcClient(self.grpc, api_key="secret") as c:
+            self.assertGreater(c.generate(**REPEATED).usage.accepted_prediction_tokens, 0)
 
 
 class Http(Served):
@@ -215,6 +243,24 @@ class Grpc(Served):
 
 
 class Embedded(unittest.TestCase):
+    def test_speculation_changes_no_text(self):
+        options = [{"max_tokens": 60, "ignore_eos": True, "logprobs": True, "temperature": t, "seed": 7, "n": 2} for t in (0.0, 1.0)]
+
+        def answers(**switches):
+            with oar.Model(DEMO, threads=2, **switches) as m:
+                return [m.generate(**REPEATED), *(m.generate("ROMEO:", **o) for o in options)]
+        plain = answers()
+        quick = answers(speculative="ngram", num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3)
+        for a, b in zip(plain, quick):
+            self.assertEqual([(c.text, c.tokens, c.logprobs, c.finish_reason) for c in a.choices],
+                             [(c.text, c.tokens, c.logprobs, c.finish_reason) for c in b.choices])
+            self.assertEqual((drafted(a.usage), a.usage.completion_tokens), (0, b.usage.completion_tokens))
+        self.assertGreater(sum(b.usage.accepted_prediction_tokens for b in quick), 0)
+        for switch, wrong in (("speculative", "medusa"), ("num_speculative_tokens", 65), ("prompt_lookup_min", -1)):
+            with self.assertRaises(oar.OarError) as e:
+                oar.Model(DEMO, **{switch: wrong})
+            self.assertEqual(e.exception.param, switch)
+
     def test_language_model(self):
         with oar.Model(DEMO, threads=2) as m:
             self.assertIn("architecture", m.describe())

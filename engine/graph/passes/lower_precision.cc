@@ -43,7 +43,7 @@ const char* why_not_narrow(const Matcher& m, const Node& n) {
 }
 
 bool has_bf16_products() {
-  const Kernel* k = calling_thread_backend().find_kernel(KernelFamily::kBf16Conv, Format::f32());
+  const Kernel* k = calling_thread_backend().find_kernel(bf16_conv_key());
   return k && k->isa > Isa::kReference;
 }
 

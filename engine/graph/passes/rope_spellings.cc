@@ -296,7 +296,7 @@ std::vector<ValueId> operands(ValueId x, ValueId cos, ValueId sin) {
   return {x, kNoValue, kNoValue, kNoValue, cos, sin};
 }
 
-void rewrite(Graph& graph, const Found& f) {
+void write_rope(Graph& graph, const Found& f) {
   const OpDef *rope = find_op("rope"), *reshape = find_op("reshape");
   Attrs attrs;
   if (f.pairs.interleaved) attrs.set("interleaved", int64_t{1});
@@ -327,7 +327,7 @@ Result<int> fuse_rope(Graph& graph) {
     }
   }
   if (all.empty()) return 0;
-  for (const Found& f : all) rewrite(graph, f);
+  for (const Found& f : all) write_rope(graph, f);
   OAR_RETURN_IF_ERROR(dce(graph).status());
   graph.sort();
   const Finder finder(graph);

@@ -20,7 +20,7 @@ constexpr int64_t kWinogradFloats = 2 << 20;
 
 // Null where the backend has none.
 const Kernel* winograd_kernel(const Backend& backend) {
-  return backend.find_kernel(KernelFamily::kWinograd, Format::f32());
+  return backend.find_kernel({KernelFamily::kWinograd, Format::f32()});
 }
 
 bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
@@ -186,7 +186,7 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   // On a device: what it has no kernels for is not sent there.
   const KernelFamily family = p->depthwise ? KernelFamily::kDepthwise : KernelFamily::kConv;
   const bool device = ctx.backend().memory() == MemoryKind::kDevice;
-  if (ctx.backend().find_kernel(family, Format::f32()) == nullptr ||
+  if (ctx.backend().find_kernel({family, Format::f32()}) == nullptr ||
       (device && !(w.format() == Format::f32())))
     return std::shared_ptr<const void>();
   // The passes have seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).

@@ -12,7 +12,7 @@ Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const fl
     for (int64_t m = 0; m < M; ++m) std::fill_n(C + m * ldc, N, 0.0f);
     return ok_status();
   }
-  const Kernel* const kernel = ctx.backend().find_kernel(KernelFamily::kMatmul, format);
+  const Kernel* const kernel = ctx.backend().find_kernel({KernelFamily::kMatmul, format});
   OAR_CHECK(kernel != nullptr, "no matmul kernel of a float format");
   const MatmulSegment segment{B, nullptr, N, 0};
   MatmulArgs args;
@@ -73,6 +73,7 @@ Status packed_products(const EvalContext& ctx, const Products& p) {
   OAR_ASSIGN(const Shape scratch_shape, checked_shape(std::vector<int64_t>{slices, floats}));
   OAR_ASSIGN(Tensor scratch, ctx.allocate(scratch_shape, DType::kF32));
   const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
+  ctx.uses(kernel);
   const double each = ns(static_cast<double>(p.M)) + static_cast<double>(p.N * p.K);
   ctx.parallel(slices, each * static_cast<double>(count) / static_cast<double>(slices),
                [&](int64_t begin, int64_t end) {

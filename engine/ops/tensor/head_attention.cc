@@ -22,75 +22,146 @@
 //           so does one column of a mask, and a query without any key is NaN, which else attends nothing.
 // scores    what qk_matmul_output_mode names: 0 the product, 1 behind the cap, 2 masked, 3 the softmax.
 //
-// f32, f16 and bf16 (through f32) run in blocks of queries and keys: products by the convolution kernel, a
-// softmax of the visible part of each row. Scores take the memory of a block. What a query gets depends on
-// itself and the keys it sees, not on how many others there are: sums run over keys in ascending order, in
-// blocks that begin at multiples of kKeys. Operands of other dtypes and calls that want `scores` are computed
-// in double by plain loops, which is also the definition.
+// f32, f16 and bf16 (through f32) are computed by the kernel of dense attention, which lower() calls where
+// all is f32 and there is no past. Operands of other dtypes and calls that want `scores` are computed in
+// double by plain loops, which is also the definition.
 #include "engine/ops/tensor/kernel_call.h"
+#include "kernels/attention.h"
 
 namespace oar::tensor {
 namespace {
 
-constexpr int64_t kQueries = 64, kKeys = 128;
-// Up to so many rows of queries, all heads of a group together, keys are read where they lie; if there are
-// many times as many keys, which packing would move once more.
-constexpr int64_t kFew = 16, kManyKeys = 8;
-
-int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// An operand seen as (B, H, S, D): elements from one entry, head and row to the next.
+// An operand seen as (B, H, S, D).
 struct Side {
   int64_t B = 0, H = 0, S = 0, D = 0;
-  int64_t batch = 0, head = 0, row = 0;
-  int64_t at(int64_t b, int64_t h, int64_t s) const { return b * batch + h * head + s * row; }
+  AttentionSteps steps;
 };
-Side heads_first(int64_t B, int64_t H, int64_t S, int64_t D) { return {B, H, S, D, H * S * D, S * D, D}; }
-Side heads_last(int64_t B, int64_t H, int64_t S, int64_t D) { return {B, H, S, D, S * H * D, D, H * D}; }
+int64_t element(const AttentionSteps& s, int64_t b, int64_t h, int64_t i) {
+  return b * s.batch + h * s.head + i * s.row;
+}
+AttentionSteps heads_first(int64_t H, int64_t S, int64_t D) { return {H * S * D, S * D, D}; }
+AttentionSteps heads_last(int64_t H, int64_t S, int64_t D) { return {S * H * D, D, H * D}; }
 
-Result<Side> side_of(const Tensor& t, int64_t count, bool bshd) {
-  const Shape& s = t.shape();
-  if (!dtype_is_float(dtype_of(t)) || (s.rank() != 3 && s.rank() != 4))
+Result<Side> side_of(const Format& format, const Shape& s, int64_t count, bool bshd) {
+  if (!format.plain() || !dtype_is_float(format.dtype()) || (s.rank() != 3 && s.rank() != 4))
     return invalid_argument("query, key and value must be floats of 3 or 4 axes");
-  if (s.rank() == 4) return bshd ? heads_last(s[0], s[2], s[1], s[3]) : heads_first(s[0], s[1], s[2], s[3]);
+  if (s.rank() == 4 && bshd) return Side{s[0], s[2], s[1], s[3], heads_last(s[2], s[1], s[3])};
+  if (s.rank() == 4) return Side{s[0], s[1], s[2], s[3], heads_first(s[1], s[2], s[3])};
   if (count < 1 || s[2] % count != 0)
     return invalid_argument("the number of heads does not divide the width");
-  return heads_last(s[0], count, s[1], s[2] / count);
+  return Side{s[0], count, s[1], s[2] / count, heads_last(count, s[1], s[2] / count)};
 }
 
-struct Range {
-  int64_t from = 0, to = 0;
-};
+constexpr int64_t kFar = int64_t{1} << 48;  // farther than any key, and sums of it overflow nothing
 
-// One call: operands and what is asked, all sizes checked.
+// What attributes and the operands' shapes say: every size, step and rule; L are the new keys alone.
 struct Call {
-  Tensor q_tensor, k_tensor, v_tensor;  // keys and values behind their past
-  Tensor mask;                          // f32; or:
-  std::vector<double> bias;
-  Side q, k, v, y;
-  int64_t B = 0, H = 0, K = 0, S = 0, L = 0;  // K: heads of keys; L: keys
-  int64_t D = 0, DV = 0;
-  int64_t mask_batch = 0, mask_head = 0, mask_row = 0;  // steps; 0 where one serves all
-  bool causal = false, spelled = false;
-  int64_t left = -1, right = -1;
-  double scale = 1, cap = 0;
-  std::vector<int64_t> limit, offset;  // by entry: keys there are, position of the first query
+  DenseAttentionArgs args;
+  Side k, v;
+  Shape result;
+};
+Result<Call> call_of(const Attrs& attrs, std::span<const ValueInfo> in) {
+  const std::string layout = attrs.get_string("layout");
+  if (!layout.empty() && layout != "bshd") return invalid_argument(cat("unknown layout '", layout, "'"));
+  const bool bshd = layout == "bshd", spelled = attrs.get_int("spelled") != 0;
+  Call c;
+  OAR_ASSIGN(Side q, side_of(in[0].format, in[0].shape, attrs.get_int("q_num_heads"), bshd));
+  OAR_ASSIGN(c.k, side_of(in[1].format, in[1].shape, attrs.get_int("kv_num_heads"), bshd));
+  OAR_ASSIGN(c.v, side_of(in[2].format, in[2].shape, attrs.get_int("kv_num_heads"), bshd));
+  DenseAttentionArgs& a = c.args;
+  a.B = q.B, a.H = q.H, a.K = c.k.H, a.S = q.S, a.L = c.k.S, a.D = q.D, a.DV = c.v.D;
+  if (spelled) {
+    a.B = std::max({q.B, c.k.B, c.v.B}), a.H = a.K = std::max({q.H, c.k.H, c.v.H});
+    for (Side* s : {&q, &c.k, &c.v}) {
+      if (s->B == 1) s->B = a.B, s->steps.batch = 0;
+      if (s->H == 1) s->H = a.H, s->steps.head = 0;
+    }
+  }
+  if (q.B != a.B || c.k.B != a.B || c.v.B != a.B || q.H != a.H || c.k.H != a.K || c.v.H != a.K ||
+      c.k.S != c.v.S || c.k.D != a.D || a.K < 1 || a.H % a.K != 0) {
+    return invalid_argument(cat("heads ", in[0].shape.to_string(), ", ", in[1].shape.to_string(), " and ",
+                                in[2].shape.to_string(), " do not match"));
+  }
+  a.q_steps = q.steps, a.k_steps = c.k.steps, a.v_steps = c.v.steps;
+  const bool flat = in[0].shape.rank() == 3;
+  a.out_steps = flat || bshd ? heads_last(a.H, a.S, a.DV) : heads_first(a.H, a.S, a.DV);
+  OAR_ASSIGN(c.result, checked_shape(flat   ? std::vector<int64_t>{a.B, a.S, a.H * a.DV}
+                                     : bshd ? std::vector<int64_t>{a.B, a.S, a.H, a.DV}
+                                            : std::vector<int64_t>{a.B, a.H, a.S, a.DV}));
+  a.causal = attrs.get_int("is_causal") != 0;
+  a.left = std::min(attrs.get_int("left_window_size", -1), kFar);
+  a.right = std::min(attrs.get_int("right_window_size", -1), kFar);
+  a.softcap = static_cast<float>(std::max(0.0, attrs.get_float("softcap", 0)));
+  const double scale = attrs.get_float("scale", 0);
+  a.scale = static_cast<float>(scale == 0 && !spelled ? 1 / std::sqrt(static_cast<double>(a.D)) : scale);
+  a.blind_is_nan = spelled;
+  return c;
+}
 
-  bool by_range() const { return causal || left >= 0 || right >= 0; }
-  // Keys that query i of entry b may see; ends never fall as i rises.
-  Range seen(int64_t b, int64_t i) const {
-    const int64_t at = i + offset[static_cast<size_t>(b)];
-    Range r{0, limit[static_cast<size_t>(b)]};
-    if (causal) r.to = std::min(r.to, at + 1);
-    if (right >= 0) r.to = std::min(r.to, at + right + 1);
-    if (left >= 0) r.from = std::max<int64_t>(0, at - left);
-    r.to = std::max<int64_t>(r.to, 0);
-    r.from = std::min(r.from, r.to);
-    return r;
+// How a mask lies over all L keys of `a`.
+Status take_mask_shape(const Shape& shape, DenseAttentionArgs& a) {
+  if (shape.rank() > 4 || shape.rank() < 1) return invalid_argument("the mask has 1 to 4 axes");
+  std::vector<int64_t> dims(static_cast<size_t>(4 - shape.rank()), 1);
+  dims.insert(dims.end(), shape.begin(), shape.end());
+  const int64_t full[] = {a.B, a.H, a.S};
+  for (size_t k = 0; k < 3; ++k) {
+    if (dims[k] != full[k] && dims[k] != 1)
+      return invalid_argument(cat("the mask ", shape.to_string(), " does not broadcast to the scores"));
   }
-  int64_t mask_at(int64_t b, int64_t h, int64_t i) const {
-    return b * mask_batch + h * mask_head + i * mask_row;
+  const bool spelled = a.blind_is_nan != 0, one = spelled && dims[3] == 1 && a.L != 1;  // for all keys
+  if (dims[3] > a.L || (spelled && dims[3] < a.L && !one))
+    return invalid_argument(cat("the mask ", shape.to_string(), " does not fit ", a.L, " keys"));
+  a.mask_columns = one ? a.L : dims[3];
+  a.mask_column = one ? 0 : 1;
+  a.mask_steps = {dims[0] == 1 ? 0 : dims[1] * dims[2] * dims[3], dims[1] == 1 ? 0 : dims[2] * dims[3],
+                  dims[2] == 1 ? 0 : dims[3]};
+  return ok_status();
+}
+
+double nanoseconds(const DenseAttentionArgs& a) {
+  return 0.05 * static_cast<double>(a.B * a.H * a.S) * static_cast<double>(a.L * (a.D + a.DV));
+}
+
+// One kernel where all is f32 and keys lie as they came: no past, no presents, no scores.
+Lowered lower_head_attention(LowerContext& ctx) {
+  const auto given = [&](size_t k) { return k < ctx.operands.size() && ctx.operands[k].given; };
+  for (size_t k = 1; k < ctx.node.outputs.size(); ++k)
+    if (ctx.node.outputs[k] != kNoValue) return not_lowered();
+  if (given(4) || given(5) || given(7) || !given(0) || !given(1) || !given(2)) return not_lowered();
+  for (size_t k = 0; k < 3; ++k)
+    if (!is_f32(ctx.operands[k])) return not_lowered();
+  auto call = call_of(ctx.node.attrs, ctx.operands);
+  if (!call.ok() || ctx.node.attrs.get_int("ragged") != 0) return not_lowered();  // evaluation says why
+  DenseAttentionArgs a = call->args;
+  if (given(3)) {
+    const ValueInfo& mask = ctx.operands[3];
+    a.mask_bool = mask.format == Format::of(DType::kBool);
+    if ((!a.mask_bool && !is_f32(mask)) || !take_mask_shape(mask.shape, a).ok()) return not_lowered();
   }
+  if (given(6)) {
+    const ValueInfo& lengths = ctx.operands[6];
+    a.wide_lengths = lengths.format == Format::of(DType::kI64);
+    if ((!a.wide_lengths && lengths.format != Format::of(DType::kI32)) || lengths.shape.numel() != a.B)
+      return not_lowered();
+    a.last = 1;
+  }
+  if (call->result.numel() == 0 || a.L == 0 || a.D == 0) return not_lowered();
+  return lowered_call(ctx, KernelFamily::kDenseAttention, a, call->result, nanoseconds(a), 0,
+                      [](DenseAttentionArgs& args, const Operand* in, const Operand* out) {
+                        args.q = in[0].as<const float>(), args.k = in[1].as<const float>();
+                        args.v = in[2].as<const float>(), args.out = out[0].as<float>();
+                        if (args.mask_columns > 0) args.mask = in[3].data;
+                        if (args.last) args.lengths = in[6].data;
+                      });
+}
+
+// --- evaluation ---
+
+struct Operands {
+  Tensor q, k, v;            // keys and values behind their past
+  Tensor mask;               // f32 or bool; or:
+  std::vector<double> bias;  // added
+  std::vector<int64_t> lengths;
 };
 
 // Keys or values behind those of the past: (B, K, L, D). The past's own memory where that may be.
@@ -121,7 +192,7 @@ Result<Tensor> with_past(const EvalContext& ctx, size_t operand, const Tensor& f
       std::byte* out = to + u * L * row;
       if (!own && at > 0) std::memcpy(out, old + u * rows * row, static_cast<size_t>(at * row));
       for (int64_t s = 0; s < n && row > 0; ++s)
-        std::memcpy(out + (at + s) * row, from + f.at(b, h, s) * width, static_cast<size_t>(row));
+        std::memcpy(out + (at + s) * row, from + element(f.steps, b, h, s) * width, static_cast<size_t>(row));
       if (!own && row > 0 && L > at + n)
         std::memset(out + (at + n) * row, 0, static_cast<size_t>((L - at - n) * row));
     }
@@ -129,90 +200,25 @@ Result<Tensor> with_past(const EvalContext& ctx, size_t operand, const Tensor& f
   return y;
 }
 
-// The mask, to be added: for kernels as f32, else as doubles.
-Status take_mask(const EvalContext& ctx, bool kernels, Call& c) {
-  OAR_ASSIGN(Tensor mask, ctx.tensor(3));
-  OAR_RETURN_IF_ERROR(check_number(mask));
-  if (mask.shape().rank() > 4 || mask.shape().rank() < 1) return invalid_argument("the mask has 1 to 4 axes");
-  std::vector<int64_t> dims(static_cast<size_t>(4 - mask.shape().rank()), 1);
-  dims.insert(dims.end(), mask.shape().begin(), mask.shape().end());
-  const int64_t full[] = {c.B, c.H, c.S};
-  for (size_t k = 0; k < 3; ++k) {
-    if (dims[k] != full[k] && dims[k] != 1)
-      return invalid_argument(
-          cat("the mask ", mask.shape().to_string(), " does not broadcast to the scores"));
+// The mask, to be added: for the kernel f32 or bool, else doubles.
+Status take_mask(const EvalContext& ctx, bool kernel, DenseAttentionArgs& a, Operands& o) {
+  OAR_ASSIGN(o.mask, ctx.tensor(3));
+  OAR_RETURN_IF_ERROR(check_number(o.mask));
+  OAR_RETURN_IF_ERROR(take_mask_shape(o.mask.shape(), a));
+  a.mask_bool = dtype_of(o.mask) == DType::kBool;
+  if (kernel) {
+    if (!a.mask_bool) { OAR_ASSIGN(o.mask, as_f32(ctx, o.mask)); }
+  } else if (!ctx.options().sizing) {
+    o.bias = to_doubles(o.mask);
+    for (double& m : o.bias) m = !a.mask_bool ? m : m != 0 ? 0 : -INFINITY;
   }
-  const bool one = c.spelled && dims[3] == 1 && c.L != 1;  // for all keys
-  if (dims[3] > c.L || (c.spelled && dims[3] < c.L && !one))
-    return invalid_argument(cat("the mask ", mask.shape().to_string(), " does not fit ", c.L, " keys"));
-  const int64_t columns = one ? c.L : dims[3], rows = dims[0] * dims[1] * dims[2];
-  c.mask_row = dims[2] == 1 ? 0 : columns;
-  c.mask_head = dims[1] == 1 ? 0 : dims[2] * columns;
-  c.mask_batch = dims[0] == 1 ? 0 : dims[1] * dims[2] * columns;
-  for (int64_t& n : c.limit) n = std::min(n, columns);
-  const bool seen = dtype_of(mask) == DType::kBool;
-  if (!kernels) {
-    if (ctx.options().sizing) return ok_status();
-    for (double m : to_doubles(mask)) {
-      if (seen) m = m != 0 ? 0 : -INFINITY;
-      c.bias.insert(c.bias.end(), one ? static_cast<size_t>(columns) : 1, m);
-    }
-    return ok_status();
-  }
-  if (!seen) { OAR_ASSIGN(mask, as_f32(ctx, mask)); }
-  if (seen || one) {
-    OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{rows, columns}));
-    OAR_ASSIGN(Tensor made, ctx.allocate(shape, DType::kF32));
-    float* to = mutable_elements<float>(made);
-    ctx.parallel(rows * columns, 1.0, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t at = one ? k / columns : k;
-        to[k] = !seen ? elements<float>(mask)[at] : elements<uint8_t>(mask)[at] != 0 ? 0.f : -INFINITY;
-      }
-    });
-    mask = std::move(made);
-  }
-  c.mask = std::move(mask);
   return ok_status();
 }
 
-// Reads the operands but the mask, and makes the presents.
-Result<Call> call_of(EvalContext& ctx) {
-  const Attrs& a = ctx.attrs();
-  Call c;
-  OAR_ASSIGN(c.q_tensor, ctx.tensor(0));
-  OAR_ASSIGN(c.k_tensor, ctx.tensor(1));
-  OAR_ASSIGN(c.v_tensor, ctx.tensor(2));
-  const std::string layout = a.get_string("layout");
-  if (!layout.empty() && layout != "bshd") return invalid_argument(cat("unknown layout '", layout, "'"));
-  const bool bshd = layout == "bshd", ragged = a.get_int("ragged") != 0;
-  OAR_ASSIGN(c.q, side_of(c.q_tensor, a.get_int("q_num_heads"), bshd));
-  OAR_ASSIGN(c.k, side_of(c.k_tensor, a.get_int("kv_num_heads"), bshd));
-  OAR_ASSIGN(c.v, side_of(c.v_tensor, a.get_int("kv_num_heads"), bshd));
-  c.spelled = a.get_int("spelled") != 0;
-  c.B = c.q.B, c.H = c.q.H, c.K = c.k.H, c.S = c.q.S, c.D = c.q.D, c.DV = c.v.D;
-  if (c.spelled) {
-    c.B = std::max({c.q.B, c.k.B, c.v.B}), c.H = c.K = std::max({c.q.H, c.k.H, c.v.H});
-    for (Side* s : {&c.q, &c.k, &c.v}) {
-      if (s->B == 1) s->B = c.B, s->batch = 0;
-      if (s->H == 1) s->H = c.H, s->head = 0;
-    }
-  }
-  if (c.q.B != c.B || c.k.B != c.B || c.v.B != c.B || c.q.H != c.H || c.k.H != c.K || c.v.H != c.K ||
-      c.k.S != c.v.S || c.k.D != c.D || c.K < 1 || c.H % c.K != 0) {
-    return invalid_argument(cat("heads ", c.q_tensor.shape().to_string(), ", ",
-                                c.k_tensor.shape().to_string(), " and ", c.v_tensor.shape().to_string(),
-                                " do not match"));
-  }
-  c.causal = a.get_int("is_causal") != 0;
-  constexpr int64_t kFar = int64_t{1} << 48;  // farther than any key, and sums of it overflow nothing
-  c.left = std::min(a.get_int("left_window_size", -1), kFar);
-  c.right = std::min(a.get_int("right_window_size", -1), kFar);
-  c.cap = std::max(0.0, a.get_float("softcap", 0));
-  c.scale = a.get_float("scale", 0);
-  if (c.scale == 0 && !c.spelled) c.scale = 1 / std::sqrt(static_cast<double>(c.D));
-
-  // Where new keys go, and how many there are then.
+// Where new keys go, and how many there are then; makes the presents.
+Status take_past(EvalContext& ctx, Call& c, Operands& o) {
+  DenseAttentionArgs& a = c.args;
+  const bool ragged = ctx.attrs().get_int("ragged") != 0;
   if (ctx.has(4) != ctx.has(5)) return invalid_argument("past key and value come together");
   int64_t past = 0;
   for (size_t i = 4; ctx.has(4) && i < 6; ++i) {
@@ -222,341 +228,151 @@ Result<Call> call_of(EvalContext& ctx) {
     if (!(t.shape() == Shape({f.B, f.H, past, f.D})))
       return invalid_argument(cat("the past ", t.shape().to_string(), " does not match"));
   }
-  c.L = past + c.k.S;
+  const int64_t fresh = c.k.S;
+  a.L = past + fresh;
   bool first = false;
   if (ragged) {
     if (!ctx.has(6)) return invalid_argument("`ragged` needs lengths");
+    if (a.S != fresh) return invalid_argument("`ragged` needs as many queries as new keys");
     OAR_ASSIGN(const int64_t total, ctx.scalar_int(7));
-    first = total == c.k.S;
-    c.L = std::max(past, total);
-    if (total < c.k.S) return invalid_argument(cat("a total of ", total, " for ", c.k.S, " new keys"));
+    first = total == fresh;
+    a.L = std::max(past, total);
+    if (total < fresh) return invalid_argument(cat("a total of ", total, " for ", fresh, " new keys"));
   }
-  const auto B = static_cast<size_t>(c.B);
-  std::vector<int64_t> filled(B, ragged ? 0 : past);
-  c.limit.assign(B, c.L), c.offset.assign(B, past);
+  const auto B = static_cast<size_t>(a.B);
+  std::vector<int64_t> filled(B, ragged ? 0 : past), there(B, a.L);
+  a.offset = ragged ? 0 : past;
+  a.last = ctx.has(6) && (ragged ? !first : !ctx.has(4));
   if (ctx.has(6)) {
     OAR_ASSIGN(const Tensor lengths, ctx.tensor(6));
-    if (!dtype_is_integer(dtype_of(lengths)) || lengths.numel() != c.B)
+    if (!dtype_is_integer(dtype_of(lengths)) || lengths.numel() != a.B)
       return invalid_argument("one length per batch entry is needed");
+    o.lengths.assign(B, a.L);
     for (size_t b = 0; b < B && !ctx.options().sizing; ++b) {
       const int64_t n = std::clamp(element_as_int(lengths, static_cast<int64_t>(b)), -kFar, kFar);
-      c.limit[b] = std::clamp<int64_t>(n, 0, c.L);
-      if (ragged) {
-        filled[b] = c.offset[b] = first ? 0 : n - c.k.S;
-        if (n < 0 || n > c.L || filled[b] < 0 || filled[b] > past || filled[b] + c.k.S > c.L) {
-          return invalid_argument(
-              cat("a length of ", n, " for ", c.k.S, " new keys, a past of ", past, " and room for ", c.L));
-        }
-      } else if (!ctx.has(4)) {
-        c.offset[b] = n - c.S;
+      o.lengths[b] = n;
+      if (!ragged) continue;
+      there[b] = std::clamp<int64_t>(n, 0, a.L);
+      filled[b] = first ? 0 : n - fresh;
+      if (n < 0 || n > a.L || filled[b] < 0 || filled[b] > past || filled[b] + fresh > a.L) {
+        return invalid_argument(
+            cat("a length of ", n, " for ", fresh, " new keys, a past of ", past, " and room for ", a.L));
       }
     }
+    a.lengths = o.lengths.data(), a.wide_lengths = 1;
   }
   if (ctx.has(4) || ragged || ctx.wants(1)) {
-    const std::vector<int64_t> there = ragged ? c.limit : std::vector<int64_t>(B, c.L);
-    OAR_ASSIGN(c.k_tensor, with_past(ctx, 4, c.k_tensor, c.k, filled, there, c.L));
-    OAR_ASSIGN(c.v_tensor, with_past(ctx, 5, c.v_tensor, c.v, filled, there, c.L));
-    c.k = heads_first(c.B, c.K, c.L, c.D), c.v = heads_first(c.B, c.K, c.L, c.DV);
-    if (ctx.wants(1)) ctx.set(1, c.k_tensor);
-    if (ctx.wants(2)) ctx.set(2, c.v_tensor);
+    OAR_ASSIGN(o.k, with_past(ctx, 4, o.k, c.k, filled, there, a.L));
+    OAR_ASSIGN(o.v, with_past(ctx, 5, o.v, c.v, filled, there, a.L));
+    a.k_steps = heads_first(a.K, a.L, a.D), a.v_steps = heads_first(a.K, a.L, a.DV);
+    if (ctx.wants(1)) ctx.set(1, o.k);
+    if (ctx.wants(2)) ctx.set(2, o.v);
   }
-  const bool last = c.q_tensor.shape().rank() == 3 || bshd;
-  c.y = last ? heads_last(c.B, c.H, c.S, c.DV) : heads_first(c.B, c.H, c.S, c.DV);
-  return c;
+  return ok_status();
 }
 
-Result<Shape> result_shape(const Call& c) {
-  if (c.q_tensor.shape().rank() == 3) return checked_shape(std::vector<int64_t>{c.B, c.S, c.H * c.DV});
-  if (c.y.row != c.DV) return checked_shape(std::vector<int64_t>{c.B, c.S, c.H, c.DV});
-  return checked_shape(std::vector<int64_t>{c.B, c.H, c.S, c.DV});
-}
-
-// --- in blocks, by kernels ---
-
-// One worker's part of a call: rows of one entry and one head of keys.
-class Blocks {
- public:
-  // Floats of scratch that any part of the call takes.
-  static int64_t scratch_floats(const Call& c, int64_t width, bool few) {
-    const int64_t rows = few ? c.H / c.K * c.S : std::min(c.S, kQueries);
-    const int64_t values = up(c.DV, width) * (few ? kKeys : up(c.L, kKeys));
-    const int64_t queries = rows * c.D,
-                  keys = few ? up(rows, width) * c.D + rows * c.L : up(c.L, width) * c.D;
-    return values + queries + keys + rows * c.L;
-  }
-  Blocks(const Backend& backend, const Call& c, bool few, float* out, float* scratch, OneThread& thread)
-      : c_(c),
-        product_(f32_kernel(backend, KernelFamily::kConv)),
-        softmax_(f32_kernel(backend, KernelFamily::kSoftmax)),
-        width_(panel_width(product_.isa)),
-        few_(few),
-        out_(out),
-        thread_(thread) {
-    const int64_t rows = few ? c.H / c.K * c.S : std::min(c.S, kQueries);
-    values_ = scratch;
-    queries_ = values_ + up(c.DV, width_) * (few ? kKeys : up(c.L, kKeys));
-    scores_ = queries_ + rows * c.D;
-    keys_ =
-        scores_ + rows * c.L;  // packed keys or, where few queries are the filters, these and the products
-  }
-
-  // Queries [from, to) of all heads that read head g of entry b.
-  void run(int64_t b, int64_t g, int64_t from, int64_t to) {
-    b_ = b, group_ = g;
-    k_ = elements<float>(c_.k_tensor) + c_.k.at(b, g, 0),
-    v_ = elements<float>(c_.v_tensor) + c_.v.at(b, g, 0);
-    const int64_t heads = c_.H / c_.K, first = g * heads;
-    if (few_) return few_rows(first, heads);
-    const Range all = block_of(from, to);
-    if (all.to > all.from) {
-      pack_filters(keys_, k_ + all.from * c_.k.row, all.to - all.from, 1, 1, c_.D, c_.k.row, 1, 0, width_);
-      for (int64_t at = all.from; at < all.to; at += kKeys) pack_values(at, values_of(at, all.from));
-    }
-    for (int64_t i = from; i < to; i += kQueries) {
-      const int64_t end = std::min(to, i + kQueries);
-      for (int64_t h = first; h < first + heads; ++h) rows_of(h, i, end, all.from);
-    }
-  }
-
- private:
-  // Blocks of keys that queries [from, to) see.
-  Range block_of(int64_t from, int64_t to) const {
-    Range r{c_.seen(b_, from).from, c_.seen(b_, to - 1).to};
-    r.from = r.from / kKeys * kKeys;
-    r.to = std::min(up(r.to, kKeys), c_.limit[static_cast<size_t>(b_)]);
-    return r;
-  }
-  int64_t block_rows(int64_t at) const { return std::min(kKeys, c_.limit[static_cast<size_t>(b_)] - at); }
-  float* values_of(int64_t at, int64_t first) const { return values_ + (at - first) * up(c_.DV, width_); }
-  void pack_values(int64_t at, float* to) const {
-    pack_filters(to, v_ + at * c_.v.row, c_.DV, 1, 1, block_rows(at), 1, c_.v.row, 0, width_);
-  }
-  const float* query(int64_t h, int64_t i) const { return elements<float>(c_.q_tensor) + c_.q.at(b_, h, i); }
-  void copy_query(int64_t h, int64_t i, float* to) const {
-    const float* from = query(h, i);
-    if (c_.cap == 0) std::memcpy(to, from, static_cast<size_t>(c_.D) * sizeof(float));
-    else scale_and_shift(from, to, c_.D, static_cast<float>(c_.scale / c_.cap), 0);
-  }
-
-  ConvArgs product(const float* x, int64_t ldx, int64_t rows, int64_t C, const float* w, int64_t M,
-                   float* out, int64_t ldo) const {
-    ConvArgs a;
-    a.window.N = a.window.H = a.window.OH = 1;
-    a.window.W = a.window.OW = rows;
-    a.panel = width_;
-    a.x = x, a.ldx = ldx, a.C = C, a.w = w, a.M = M, a.out = out, a.ldo = ldo;
-    return a;
-  }
-  void capped(ConvArgs& a) const {
-    if (c_.cap > 0) a.epilogue = Epilogue::kTanh;
-  }
-
-  // Queries [from, to) of head h.
-  void rows_of(int64_t h, int64_t from, int64_t to, int64_t packed_from) {
-    const Range block = block_of(from, to);
-    const int64_t n = block.to - block.from;
-    float* y = out_ + c_.y.at(b_, h, from);
-    if (n <= 0) {
-      for (int64_t i = 0; i < to - from; ++i) std::fill_n(y + i * c_.y.row, c_.DV, 0.f);
-      return;
-    }
-    const float* q = query(h, from);
-    int64_t ldq = c_.q.row;
-    if (c_.cap > 0) {
-      for (int64_t i = from; i < to; ++i) copy_query(h, i, queries_ + (i - from) * c_.D);
-      q = queries_, ldq = c_.D;
-    }
-    ConvArgs a = product(q, ldq, to - from, c_.D, keys_ + (block.from - packed_from) * c_.D, n, scores_, n);
-    capped(a);
-    thread_.run(product_, &a);
-    soften(h, from, to, block, scores_);
-    for (int64_t at = block.from; at < block.to; at += kKeys) {
-      a = product(scores_ + (at - block.from), n, to - from, block_rows(at), values_of(at, packed_from),
-                  c_.DV, y, c_.y.row);
-      if (at > block.from) a.residual = y;
-      thread_.run(product_, &a);
-    }
-  }
-
-  // All queries of `heads` heads from `first` on. Keys are the rows of the first product and queries its
-  // filters, so that keys are read once and not packed; each sum has the same terms in the same order.
-  void few_rows(int64_t first, int64_t heads) {
-    const int64_t S = c_.S, rows = heads * S;
-    const Range block = block_of(0, S);
-    const int64_t n = block.to - block.from;
-    float* y = out_ + c_.y.at(b_, first, 0);
-    if (n <= 0) {
-      for (int64_t r = 0; r < rows; ++r) std::fill_n(y + r / S * c_.y.head + r % S * c_.y.row, c_.DV, 0.f);
-      return;
-    }
-    for (int64_t r = 0; r < rows; ++r) copy_query(first + r / S, r % S, queries_ + r * c_.D);
-    float *filters = keys_, *turned = keys_ + up(rows, width_) * c_.D;
-    pack_filters(filters, queries_, rows, 1, 1, c_.D, c_.D, 1, 0, width_);
-    ConvArgs a = product(k_ + block.from * c_.k.row, c_.k.row, n, c_.D, filters, rows, turned, rows);
-    capped(a);
-    thread_.run(product_, &a);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < n; ++j) scores_[r * n + j] = turned[j * rows + r];
-    }
-    for (int64_t h = 0; h < heads; ++h) soften(first + h, 0, S, block, scores_ + h * S * n);
-    for (int64_t at = block.from; at < block.to; at += kKeys) {
-      pack_values(at, values_);
-      a = product(scores_ + (at - block.from), n, rows, block_rows(at), values_, c_.DV, y, c_.y.row);
-      a.window.H = a.window.OH = heads, a.window.W = a.window.OW = S;
-      a.out_row = c_.y.head;
-      if (at > block.from) a.residual = y;
-      thread_.run(product_, &a);
-    }
-  }
-
-  // Weights of queries [from, to) of head h from their scores over the keys of `block`, in place.
-  void soften(int64_t h, int64_t from, int64_t to, Range block, float* scores) {
-    const int64_t n = block.to - block.from;
-    const float* mask = c_.mask.defined() ? elements<float>(c_.mask) + c_.mask_at(b_, h, from) : nullptr;
-    SoftmaxArgs s;
-    s.scale = static_cast<float>(c_.cap > 0 ? c_.cap : c_.scale);
-    s.mask_row = c_.mask_row;
-    if (!c_.by_range()) {
-      s.out = scores, s.x = scores, s.mask = mask, s.rows = to - from, s.n = n;
-      thread_.run(softmax_, &s);
-    }
-    for (int64_t i = from; i < to; ++i) {
-      const Range r = c_.seen(b_, i);
-      float* row = scores + (i - from) * n;
-      const float* own = mask != nullptr ? mask + (i - from) * c_.mask_row + r.from : nullptr;
-      const bool any =
-          r.to > r.from && (own == nullptr || c_.spelled ||
-                            std::any_of(own, own + (r.to - r.from), [](float m) { return m != -INFINITY; }));
-      if (!any) {
-        std::fill_n(row, n, 0.f);
-      } else if (c_.by_range()) {
-        s.out = row + (r.from - block.from), s.x = s.out, s.mask = own, s.rows = 1, s.n = r.to - r.from;
-        thread_.run(softmax_, &s);
-        std::fill(row, row + (r.from - block.from), 0.f);
-        std::fill(row + (r.to - block.from), row + n, 0.f);
-      }
-    }
-  }
-
-  const Call& c_;
-  const Kernel &product_, &softmax_;
-  const int64_t width_;
-  const bool few_;
-  float* const out_;
-  OneThread& thread_;
-  float *values_, *queries_, *scores_, *keys_;
-  int64_t b_ = 0, group_ = 0;
-  const float *k_ = nullptr, *v_ = nullptr;
-};
-
-Status by_kernels(EvalContext& ctx, Call& c) {
-  const DType dtype = dtype_of(c.q_tensor);
-  OAR_ASSIGN(const Shape shape, result_shape(c));
-  for (Tensor* t : {&c.q_tensor, &c.k_tensor, &c.v_tensor}) { OAR_ASSIGN(*t, as_f32(ctx, *t)); }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+Status by_kernel(EvalContext& ctx, Call& c, Operands& o) {
+  DenseAttentionArgs& a = c.args;
+  const DType dtype = dtype_of(o.q);
+  for (Tensor* t : {&o.q, &o.k, &o.v}) { OAR_ASSIGN(*t, as_f32(ctx, *t)); }
+  OAR_ASSIGN(Tensor y, ctx.allocate(c.result, DType::kF32));
   if (y.numel() > 0) {
-    const int64_t workers = ctx.backend().workers(), heads = c.B * c.K, group = c.H / c.K;
-    const bool few = group * c.S <= kFew && c.L >= kManyKeys * group * c.S;
-    // Parts of the queries of a head where there are fewer heads than workers want.
-    const int64_t blocks = (c.S + kQueries - 1) / kQueries;
-    const int64_t parts = few ? 1 : std::clamp<int64_t>((2 * workers + heads - 1) / heads, 1, blocks);
-    const int64_t units = heads * parts, slices = std::min(units, workers * 4);
-    const int64_t floats = Blocks::scratch_floats(c, ctx.backend().filter_panel(), few);
-    OAR_ASSIGN(const Shape scratch_shape, checked_shape(std::vector<int64_t>{slices, floats}));
-    OAR_ASSIGN(Tensor scratch, ctx.allocate(scratch_shape, DType::kF32));
-    const double cost = 0.05 * static_cast<double>(c.S * c.L) * static_cast<double>((c.D + c.DV) * group);
-    ctx.parallel(slices, cost * static_cast<double>(heads) / static_cast<double>(slices),
-                 [&](int64_t begin, int64_t end) {
-                   OneThread thread;
-                   for (int64_t slice = begin; slice < end; ++slice) {
-                     Blocks part(ctx.backend(), c, few, mutable_elements<float>(y),
-                                 mutable_elements<float>(scratch) + slice * floats, thread);
-                     for (int64_t u = units * slice / slices; u < units * (slice + 1) / slices; ++u) {
-                       const int64_t head = u / parts, p = u % parts;
-                       part.run(head / c.K, head % c.K, blocks * p / parts * kQueries,
-                                std::min(c.S, blocks * (p + 1) / parts * kQueries));
-                     }
-                   }
-                 });
+    a.q = elements<float>(o.q), a.k = elements<float>(o.k), a.v = elements<float>(o.v);
+    a.mask = o.mask.defined() ? o.mask.data() : nullptr;
+    a.out = mutable_elements<float>(y);
+    OAR_RETURN_IF_ERROR(
+        run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kDenseAttention), &a, nanoseconds(a)));
   }
   OAR_ASSIGN(y, from_f32(ctx, y, dtype));
   ctx.set(0, std::move(y));
   return ok_status();
 }
 
-// --- in double ---
-
-Status plainly(EvalContext& ctx, const Call& c) {
-  OAR_ASSIGN(const Shape shape, result_shape(c));
-  const Shape full({c.B, c.H, c.S, c.L});
+// In double.
+Status plainly(EvalContext& ctx, Call& c, const Operands& o) {
+  DenseAttentionArgs& a = c.args;
+  const Shape full({a.B, a.H, a.S, a.L});
   OAR_RETURN_IF_ERROR(ctx.check_size(full, DType::kF64));
-  const DType dtype = dtype_of(c.q_tensor);
+  const DType dtype = dtype_of(o.q);
   if (ctx.options().sizing) {
-    OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype));
+    OAR_ASSIGN(Tensor y, ctx.allocate(c.result, dtype));
     ctx.set(0, std::move(y));
     if (!ctx.wants(3)) return ok_status();
     OAR_ASSIGN(Tensor scores, ctx.allocate(full, dtype));
     ctx.set(3, std::move(scores));
     return ok_status();
   }
-  const std::vector<double> q = to_doubles(c.q_tensor), k = to_doubles(c.k_tensor),
-                            v = to_doubles(c.v_tensor);
-  const int64_t mode = ctx.attrs().get_int("qk_matmul_output_mode");
+  const Attrs& attrs = ctx.attrs();
+  double scale = attrs.get_float("scale", 0);
+  if (scale == 0 && !a.blind_is_nan) scale = 1 / std::sqrt(static_cast<double>(a.D));
+  const double cap = std::max(0.0, attrs.get_float("softcap", 0));
+  const std::vector<double> q = to_doubles(o.q), k = to_doubles(o.k), v = to_doubles(o.v);
+  const int64_t mode = attrs.get_int("qk_matmul_output_mode");
   std::vector<double> scores(ctx.wants(3) ? static_cast<size_t>(full.numel()) : 0),
-      y(static_cast<size_t>(shape.numel()), 0);
-  ctx.parallel(c.B * c.H * c.S, static_cast<double>(c.L * (c.D + c.DV)), [&](int64_t begin, int64_t end) {
-    std::vector<double> row(static_cast<size_t>(c.L));
+      y(static_cast<size_t>(c.result.numel()), 0);
+  a.mask = o.mask.defined() ? o.mask.data() : nullptr;  // seen_keys() looks at whether there is one
+  ctx.parallel(a.B * a.H * a.S, static_cast<double>(a.L * (a.D + a.DV)), [&](int64_t begin, int64_t end) {
+    std::vector<double> row(static_cast<size_t>(a.L));
     for (int64_t r = begin; r < end; ++r) {
-      const int64_t b = r / (c.H * c.S), h = r / c.S % c.H, i = r % c.S, g = h / (c.H / c.K);
-      const Range seen = c.seen(b, i);
+      const int64_t b = r / (a.H * a.S), h = r / a.S % a.H, i = r % a.S, g = h / (a.H / a.K);
+      const KeyRange seen = seen_keys(a, b, i);
       const auto keep = [&](int64_t stage) {
-        if (!scores.empty() && mode == stage) std::copy(row.begin(), row.end(), scores.begin() + r * c.L);
+        if (!scores.empty() && mode == stage) std::copy(row.begin(), row.end(), scores.begin() + r * a.L);
       };
-      const double* query = q.data() + c.q.at(b, h, i);
-      for (int64_t j = 0; j < c.L; ++j) {
-        const double* key = k.data() + c.k.at(b, g, j);
+      const double* query = q.data() + element(a.q_steps, b, h, i);
+      for (int64_t j = 0; j < a.L; ++j) {
+        const double* key = k.data() + element(a.k_steps, b, g, j);
         double dot = 0;
-        for (int64_t d = 0; d < c.D; ++d) dot += query[d] * key[d];
-        row[static_cast<size_t>(j)] = dot * c.scale;
+        for (int64_t d = 0; d < a.D; ++d) dot += query[d] * key[d];
+        row[static_cast<size_t>(j)] = dot * scale;
       }
       keep(0);
-      if (c.cap > 0) {
-        for (double& e : row) e = c.cap * std::tanh(e / c.cap);
+      if (cap > 0) {
+        for (double& e : row) e = cap * std::tanh(e / cap);
       }
       keep(1);
       double top = -INFINITY, sum = 0;
-      for (int64_t j = 0; j < c.L; ++j) {
+      const int64_t mask = element(a.mask_steps, b, h, i);
+      for (int64_t j = 0; j < a.L; ++j) {
         double& e = row[static_cast<size_t>(j)];
         if (j < seen.from || j >= seen.to) e = -INFINITY;
-        else if (!c.bias.empty()) e += c.bias[static_cast<size_t>(c.mask_at(b, h, i) + j)];
+        else if (!o.bias.empty()) e += o.bias[static_cast<size_t>(mask + j * a.mask_column)];
         top = std::max(top, e);
       }
       keep(2);
-      const bool none = std::isinf(top) && top < 0 && !c.spelled;
+      const bool none = std::isinf(top) && top < 0 && !a.blind_is_nan;
       for (double& e : row) e = none ? 0 : std::exp(e - top), sum += e;
       for (double& e : row) e = none ? 0 : e / sum;
       keep(3);
-      double* out = y.data() + c.y.at(b, h, i);
-      for (int64_t j = 0; j < c.L; ++j) {
+      double* out = y.data() + element(a.out_steps, b, h, i);
+      for (int64_t j = 0; j < a.L; ++j) {
         if (row[static_cast<size_t>(j)] == 0) continue;
-        const double* value = v.data() + c.v.at(b, g, j);
-        for (int64_t d = 0; d < c.DV; ++d) out[d] += row[static_cast<size_t>(j)] * value[d];
+        const double* value = v.data() + element(a.v_steps, b, g, j);
+        for (int64_t d = 0; d < a.DV; ++d) out[d] += row[static_cast<size_t>(j)] * value[d];
       }
     }
   });
-  ctx.set(0, from_doubles(ctx, shape, dtype, y));
+  ctx.set(0, from_doubles(ctx, c.result, dtype, y));
   if (ctx.wants(3)) ctx.set(3, from_doubles(ctx, full, dtype, scores));
   return ok_status();
 }
 
 Status head_attention(EvalContext& ctx) {
-  OAR_ASSIGN(Call c, call_of(ctx));
-  const DType dtype = dtype_of(c.q_tensor);
-  const bool kernels = (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) &&
-                       dtype_of(c.k_tensor) == dtype && dtype_of(c.v_tensor) == dtype && !ctx.wants(3) &&
-                       c.L > 0 && c.D > 0;
-  if (ctx.has(3)) OAR_RETURN_IF_ERROR(take_mask(ctx, kernels, c));
-  return kernels ? by_kernels(ctx, c) : plainly(ctx, c);
+  Operands o;
+  OAR_ASSIGN(o.q, ctx.tensor(0));
+  OAR_ASSIGN(o.k, ctx.tensor(1));
+  OAR_ASSIGN(o.v, ctx.tensor(2));
+  const ValueInfo operands[] = {{o.q.format(), o.q.shape(), true},
+                                {o.k.format(), o.k.shape(), true},
+                                {o.v.format(), o.v.shape(), true}};
+  OAR_ASSIGN(Call c, call_of(ctx.attrs(), operands));
+  OAR_RETURN_IF_ERROR(take_past(ctx, c, o));
+  const DType dtype = dtype_of(o.q);
+  const bool kernel = (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) &&
+                      dtype_of(o.k) == dtype && dtype_of(o.v) == dtype && !ctx.wants(3) && c.args.L > 0 &&
+                      c.args.D > 0;
+  if (ctx.has(3)) OAR_RETURN_IF_ERROR(take_mask(ctx, kernel, c.args, o));
+  return kernel ? by_kernel(ctx, c, o) : plainly(ctx, c, o);
 }
 
 // padding_mask(mask, k, past_k?) {filter} -> (B, 1, 1 or S, T) of f32 to add: 0, or `filter` for a key that
@@ -605,6 +421,6 @@ Status padding_mask(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_DEFINED_OP(head_attention, tensor::head_attention);
+OAR_DEFINED_OP(head_attention, tensor::head_attention, .lower = tensor::lower_head_attention);
 OAR_DEFINED_OP(padding_mask, tensor::padding_mask);
 }  // namespace oar

@@ -6,8 +6,8 @@
 
 namespace oar::tensor {
 
-const Kernel& f32_kernel(const Backend& backend, KernelFamily family) {
-  const Kernel* k = backend.find_kernel(family, Format::f32());
+const Kernel& kernel_of(const Backend& backend, const KernelKey& key) {
+  const Kernel* k = backend.find_kernel(key);
   OAR_CHECK(k != nullptr, "kernel family without a kernel");
   return *k;
 }

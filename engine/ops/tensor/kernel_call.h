@@ -9,8 +9,11 @@
 
 namespace oar::tensor {
 
-// The backend's kernel of a family for f32; there always is one.
-const Kernel& f32_kernel(const Backend& backend, KernelFamily family);
+// The backend's kernel for a key, or of a family for f32; there always is one.
+const Kernel& kernel_of(const Backend& backend, const KernelKey& key);
+inline const Kernel& f32_kernel(const Backend& backend, KernelFamily family) {
+  return kernel_of(backend, {family});
+}
 
 // --- for lower() of ops of ordinary models ---
 
@@ -32,7 +35,7 @@ Lowered lowered_call(LowerContext& ctx, const Kernel* kernel, const Args& args, 
 template <class Args, class Fill>
 Lowered lowered_call(LowerContext& ctx, KernelFamily family, const Args& args, const Shape& result,
                      double nanoseconds, uint32_t overwrites, Fill fill) {
-  return lowered_call(ctx, ctx.backend.find_kernel(family, Format::f32()), args, result, nanoseconds,
+  return lowered_call(ctx, ctx.backend.find_kernel({family, Format::f32()}), args, result, nanoseconds,
                       overwrites, std::move(fill));
 }
 

@@ -183,7 +183,7 @@ Result<std::shared_ptr<const void>> prepare_linear(PrepareContext& ctx) {
     ctx.spend(2);
     return std::shared_ptr<const void>(std::move(p));
   }
-  if (dtype != DType::kF32 || ctx.backend().find_kernel(KernelFamily::kConv, Format::f32()) == nullptr)
+  if (dtype != DType::kF32 || ctx.backend().find_kernel({KernelFamily::kConv, Format::f32()}) == nullptr)
     return none;
   if (precision_of(ctx.node().attrs) != Precision::kF32 && has_narrow_kernels(ctx.backend())) {
     OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {2, p->N, 1, p->K, stride_n, 0, stride_k}));

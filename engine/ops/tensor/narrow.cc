@@ -13,7 +13,7 @@ Precision precision_of(const Attrs& attrs) {
 }
 
 bool has_narrow_kernels(const Backend& backend) {
-  return backend.find_kernel(KernelFamily::kNarrow, Format::f32()) != nullptr;
+  return backend.find_kernel({KernelFamily::kNarrow, Format::f32()}) != nullptr;
 }
 
 Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f) {
@@ -54,8 +54,7 @@ Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f
 
 Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c) {
   const Kernel& narrow = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
-  const Kernel& bf16_conv = f32_kernel(ctx.backend(), KernelFamily::kBf16Conv);
-  const Kernel& int8_conv = f32_kernel(ctx.backend(), KernelFamily::kQuantizedConv);
+  const Kernel& conv = kernel_of(ctx.backend(), w.bf16 ? bf16_conv_key() : int8_conv_key());
   const WindowShape& v = c.window;
   if (v.N * v.OH * v.OW * c.M == 0) return ok_status();
   NarrowArgs n;
@@ -83,8 +82,7 @@ Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCa
   a.epilogue = c.activation.kind, a.alpha = c.activation.alpha, a.beta = c.activation.beta;
   const auto pixels = static_cast<double>(v.N * v.OH * v.OW);
   const auto weights = static_cast<double>(c.M * v.KH * v.KW * c.C);
-  return run_kernel(ctx, w.bf16 ? bf16_conv : int8_conv, &a,
-                    product_ns(pixels, weights, w.bf16 ? 0.01 : 0.005, w.bf16 ? 2 : 1));
+  return run_kernel(ctx, conv, &a, product_ns(pixels, weights, w.bf16 ? 0.01 : 0.005, w.bf16 ? 2 : 1));
 }
 
 }  // namespace oar::tensor

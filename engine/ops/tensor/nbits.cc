@@ -103,18 +103,20 @@ Result<std::shared_ptr<const void>> prepare_matmul_nbits(PrepareContext& ctx) {
     if (!p->format || p->format->plain() || c.block % p->format->block_elems() != 0 ||
         c.K % p->format->block_elems() != 0)
       return invalid_argument(cat("format '", name, "' does not hold these codes"));
-    const WeightLayout& layout = ctx.backend().weight_layout(*p->format);
+    OAR_ASSIGN(const uint64_t packed, ctx.backend().packed_bytes(*p->format, c.N, c.K));
+    Status packing;
     const int64_t stride = p->format->stride(c.K), rows = c.N * stride;
-    const auto bytes = layout.in_place ? rows : static_cast<int64_t>(layout.bytes(c.N, c.K));
-    OAR_ASSIGN(p->packed,
-               ctx.pack(1, cat("matmul ", name, " of ", c.block), {bytes}, DType::kU8, [&](Tensor& t) {
-                 const bool zeroed = name.starts_with("u4");
-                 std::vector<std::byte> made(static_cast<size_t>(layout.in_place ? 0 : rows));
-                 auto* to = layout.in_place ? mutable_elements<std::byte>(t) : made.data();
-                 for (int64_t n = 0; n < c.N; ++n) c.encode(n, *p->format, zeroed, to + n * stride);
-                 if (!layout.in_place)
-                   layout.pack(t.mutable_data(), made.data(), *p->format, c.N, c.K, 0, c.N);
-               }));
+    const int64_t bytes = packed == 0 ? rows : static_cast<int64_t>(packed);
+    OAR_ASSIGN(
+        p->packed, ctx.pack(1, cat("matmul ", name, " of ", c.block), {bytes}, DType::kU8, [&](Tensor& t) {
+          const bool zeroed = name.starts_with("u4");
+          std::vector<std::byte> made(static_cast<size_t>(packed == 0 ? 0 : rows));
+          auto* to = packed == 0 ? mutable_elements<std::byte>(t) : made.data();
+          for (int64_t n = 0; n < c.N; ++n) c.encode(n, *p->format, zeroed, to + n * stride);
+          if (packed > 0)
+            packing = ctx.backend().pack(*p->format, *p->format, c.N, c.K, t.mutable_data(), made.data());
+        }));
+    OAR_RETURN_IF_ERROR(packing);
   } else {
     const int64_t width = ctx.backend().filter_panel();
     const Shape floats{packed_filter_floats(c.N, 1, 1, c.K, width)};
@@ -189,7 +191,7 @@ Status matmul_nbits(EvalContext& ctx) {
   const float* b = bias.defined() ? elements<float>(bias) : nullptr;
   if (rows > 0 && p->N > 0) {
     if (p->format) {
-      const Kernel* kernel = ctx.backend().find_kernel(KernelFamily::kMatmul, *p->format);
+      const Kernel* kernel = ctx.backend().find_kernel({KernelFamily::kMatmul, *p->format});
       OAR_CHECK(kernel != nullptr, "every storage format has a product");
       BlockMatmulArgs a = block_args(*p, rows);
       a.fill(elements<float>(x), b, mutable_elements<float>(y));
@@ -221,7 +223,7 @@ Lowered lower_matmul_nbits(LowerContext& ctx) {
                           a.bias = in[4].as<const float>();
                         });
   }
-  const Kernel* kernel = ctx.backend.find_kernel(KernelFamily::kMatmul, *p->format);
+  const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kMatmul, *p->format});
   return lowered_call(ctx, kernel, block_args(*p, rows), shape, block_cost(*p, rows), 0,
                       [](BlockMatmulArgs& a, const Operand* in, const Operand* out) {
                         a.fill(in[0].as<const float>(), in[4].as<const float>(), out[0].as<float>());

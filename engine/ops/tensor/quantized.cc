@@ -100,7 +100,7 @@ Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& 
 }
 
 Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kQuantizedConv);
+  const Kernel& kernel = kernel_of(ctx.backend(), int8_conv_key());
   const WindowShape& w = a.window;
   const auto pixels = static_cast<double>(w.N * w.OH * w.OW);
   const auto weights = static_cast<double>(a.M * w.KH * w.KW * (a.depthwise ? 1 : a.C));

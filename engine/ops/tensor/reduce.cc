@@ -380,6 +380,7 @@ Status soft(EvalContext& ctx) {
   if (x.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
   if (kKind == Soft::kLog && dtype_of(x) == DType::kF32 && inner == 1) {
     const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
+    ctx.uses(exp);
     const float* in = elements<float>(x);
     float* out = mutable_elements<float>(y);
     ctx.parallel(x.numel() / n, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {

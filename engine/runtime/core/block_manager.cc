@@ -162,8 +162,8 @@ bool BlockManager::reserve(BlockTables& t, int64_t from, int64_t to, std::vector
   return true;
 }
 
-void BlockManager::leave_window(BlockTables& t, int64_t position) {
-  for (int32_t g = 0; g < num_groups(); ++g) {
+void BlockManager::leave_window(BlockTables& t, int64_t position, int32_t first_group, int32_t end_group) {
+  for (int32_t g = first_group; g < end_group; ++g) {
     if (pages(g) == CachePages::kFirst) continue;
     auto& table = t.groups[static_cast<size_t>(g)];
     const int64_t end =
@@ -202,6 +202,36 @@ void BlockManager::release(BlockTables& t) {
   if (t.tail != PrefixIndex::kNone) index_.unpin(t.tail);
   t.tail = PrefixIndex::kNone;
   t.published = 0;
+}
+
+// ---- addresses
+// -----------------------------------------------------------------------------------------------
+
+void GroupAddresses::add_rows(const BlockTables::Group& table, CachePages pages, int32_t page_tokens,
+                              int64_t from, int64_t to) {
+  for (int64_t p = from; p < to; ++p)
+    if (pages == CachePages::kFirst && p >= page_tokens) slots.push_back(-1);
+    else
+      slots.push_back(table.blocks[static_cast<size_t>(p / page_tokens)] * page_tokens +
+                      static_cast<int32_t>(p % page_tokens));
+}
+
+void GroupAddresses::start_tables(std::span<const int32_t> context_len, CachePages pages,
+                                  int32_t page_tokens) {
+  max_blocks = 1;
+  if (pages != CachePages::kFirst)
+    for (const int32_t length : context_len)
+      max_blocks = std::max<int64_t>(max_blocks, (length + page_tokens - 1) / page_tokens);
+  tables.assign(context_len.size() * static_cast<size_t>(max_blocks), 0);
+}
+
+void GroupAddresses::set_table(size_t b, const BlockTables::Group& table, int64_t context_len,
+                               int32_t page_tokens) {
+  int32_t* row = tables.data() + b * static_cast<size_t>(max_blocks);
+  // A sequence whose step was taken back may hold a block beyond what this step reaches.
+  const auto used =
+      static_cast<size_t>(std::min<int64_t>(max_blocks, (context_len + page_tokens - 1) / page_tokens));
+  for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
 }
 
 // ---- prefix cache

@@ -57,6 +57,20 @@ struct BlockStats {
   int64_t total = 0, free = 0, used = 0, cached = 0;
 };
 
+// Where a batch finds the blocks of one group: the slot that each row is written to, and a table for each
+// sequence. Both are filled in the order of the rows.
+struct GroupAddresses {
+  std::vector<int32_t> slots, tables;  // [T]; [B, max_blocks]
+  int64_t max_blocks = 0;
+
+  // Rows of positions [from, to) of the next sequence.
+  void add_rows(const BlockTables::Group& table, CachePages pages, int32_t page_tokens, int64_t from,
+                int64_t to);
+  // Room for the tables of sequences of so many tokens, and the table of sequence b of them.
+  void start_tables(std::span<const int32_t> context_len, CachePages pages, int32_t page_tokens);
+  void set_table(size_t b, const BlockTables::Group& table, int64_t context_len, int32_t page_tokens);
+};
+
 // Engine thread only. No allocation after construction, except each BlockTables' vectors on first use and
 // salts.
 class BlockManager {
@@ -97,8 +111,8 @@ class BlockManager {
   // Names the pages of the first `computed` tokens in the prefix cache, and shares a block that holds the
   // same tokens already. Only for tokens whose step has run and which will not be taken back.
   void publish(BlockTables& tables, const TokenView& tokens, int64_t computed);
-  // Lets go of blocks that no query at `position` or later can see.
-  void leave_window(BlockTables& tables, int64_t position);
+  // Lets go of blocks that no query at `position` or later can see, in groups [first, end).
+  void leave_window(BlockTables& tables, int64_t position, int32_t first, int32_t end);
   // `to` (fresh) shares all blocks of `from`.
   void fork(const BlockTables& from, BlockTables& to);
   void release(BlockTables& tables);

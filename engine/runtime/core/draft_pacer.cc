@@ -40,24 +40,36 @@ int64_t DraftPacer::rows_of(size_t kind) {
   return static_cast<int64_t>((4 + (kind - kExact) % 4) << ((kind - kExact) / 4 + 6));
 }
 
-// What was not seen is hoped for, so that it is tried: a step takes no longer than one of fewer rows, or than
-// its share of one of more rows; as a processor that waits for memory first and for arithmetic then.
-double DraftPacer::seconds(int64_t rows) const {
+// What was not seen lies on a line: between two that were, or beyond the last in the direction from the
+// first. Where that is one and the same, more rows are hoped to cost nothing, so that they are tried; and
+// fewer than the first their share of it. A processor waits for memory first and for arithmetic then: one
+// step with drafts tells which.
+double DraftPacer::Times::seconds(int64_t rows) const {
   const size_t kind = kind_of(rows);
   if (seconds_[kind] > 0) return seconds_[kind];
-  size_t below = kind, above = kind;
+  size_t below = kind, above = kind, first = 0;
   while (below > 0 && seconds_[below] == 0) --below;
   while (above + 1 < kKinds && seconds_[above] == 0) ++above;
-  const double share = static_cast<double>(rows) / static_cast<double>(rows_of(above));
-  return std::max(seconds_[below], seconds_[above] * share);
+  while (first < below && seconds_[first] == 0) ++first;
+  const auto at = [](size_t k) { return static_cast<double>(rows_of(k)); };
+  const auto n = static_cast<double>(rows);
+  if (seconds_[below] == 0) return seconds_[above] * n / at(above);
+  const size_t from = seconds_[above] > 0 ? below : first, to = seconds_[above] > 0 ? above : below;
+  if (from == to) return seconds_[below];
+  const double slope = std::max(0.0, (seconds_[to] - seconds_[from]) / (at(to) - at(from)));
+  return seconds_[below] + slope * (n - at(below));
 }
 
 void DraftPacer::ran(int64_t rows, double seconds) {
   rows_ += static_cast<double>(rows);
+  steps_.ran(rows, seconds);
+}
+
+void DraftPacer::Times::ran(int64_t rows, double seconds) {
   learn_seconds(seconds_[kind_of(rows)], seconds);
   seen_[kind_of(rows)] = true;
   // What was slow once is believed less and less, until it is tried again.
-  if (++steps_ % kStepsBetweenDoubts != 0) return;
+  if (++runs_ % kRunsBetweenDoubts != 0) return;
   for (size_t k = 0; k < kKinds; ++k)
     if (!std::exchange(seen_[k], false)) seconds_[k] *= 0.95;
 }
@@ -69,6 +81,14 @@ void DraftPacer::verified(DraftChance& chance, int64_t accepted, int64_t drafts)
   remember(all_, accepted, tried, kMemoryOfAll);
   if (chance.trial) trials_lost_ += static_cast<double>(drafts - accepted);
   chance.trial = false;
+}
+
+// What a draft model takes longer when one sequence more has a draft at `position`.
+double DraftPacer::pass_for_one_more(int64_t position) {
+  if (passes_.empty()) return 0;
+  if (at_.size() <= static_cast<size_t>(position)) at_.resize(static_cast<size_t>(position) + 1);
+  const int64_t rows = ++at_[static_cast<size_t>(position)];
+  return std::max(0., passes_.seconds(rows) - (rows > 1 ? passes_.seconds(rows - 1) : 0));
 }
 
 void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t decodes, int64_t most) {
@@ -83,9 +103,10 @@ void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t dec
     gain_[i] = candidates[i].available > 0 ? probability(*candidates[i].chance) : 0;
   }
   // One draft more at a time, the likeliest first; what is kept is the number of them with the best rate.
-  double tokens = static_cast<double>(decodes);
-  double best = tokens / std::max(seconds(rows), 1e-9);
+  double tokens = static_cast<double>(decodes), drafting = 0, kept_drafting = 0;
+  double best = tokens / std::max(steps_.seconds(rows), 1e-9);
   int64_t added = 0, kept = 0;
+  std::fill(at_.begin(), at_.end(), 0);
   order_.clear();
   while (added < most && !candidates.empty()) {
     const size_t i = static_cast<size_t>(std::max_element(gain_.begin(), gain_.end()) - gain_.begin());
@@ -93,21 +114,25 @@ void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t dec
     tokens += gain_[i];
     order_.push_back(i);
     Candidate& c = candidates[i];
+    drafting += pass_for_one_more(c.take);
     ++c.take;
     ++added;
-    const double rate = tokens / std::max(seconds(rows + added), 1e-9);
-    if (rate > best) best = rate, kept = added;
-    if (rate < 0.8 * best) break;  // far behind the top
+    const double rate = tokens / std::max(steps_.seconds(rows + added) + drafting, 1e-9);
+    if (rate > best) best = rate, kept = added, kept_drafting = drafting;
+    // Far behind the top; but a pass that one sequence does not pay for may pay for many.
+    if (passes_.empty() && rate < 0.8 * best) break;
     gain_[i] = c.take < most_of_[i] ? gain_[i] * probability(*c.chance) : 0;
   }
   for (int64_t k = kept; k < added; ++k) --candidates[order_[static_cast<size_t>(k)]].take;
   // Where a draft would pay if it were right, and is not believed to be, one is tried.
   double lost = 0;
-  const double now = best * seconds(rows + kept);
+  const double now = best * (steps_.seconds(rows + kept) + kept_drafting);
+  const double pass = passes_.empty() || kept > 0 ? 0 : passes_.seconds(1);
   for (Candidate& c : candidates) {
     if (c.take > 0 || c.available == 0 || kept >= most) continue;
     if (trials_lost_ + lost >= kFreeTrials + kTrialShare * rows_) break;
-    if ((now + lost + 1) / std::max(seconds(rows + kept + 1), 1e-9) <= best) break;
+    if ((now + lost + 1) / std::max(steps_.seconds(rows + kept + 1) + kept_drafting + pass, 1e-9) <= best)
+      break;
     c.take = 1;
     c.chance->trial = true;
     ++kept;

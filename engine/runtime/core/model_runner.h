@@ -58,6 +58,8 @@ struct Batch {
     int64_t max_blocks = 0;
   };
   std::span<const Group> groups;  // as many as RunnerLimits::groups
+  std::span<const int32_t>
+      adapters;  // [T] slot of the row's adapter (adapter.h), -1: none; empty: none at all
 };
 
 struct BlockCopy {

@@ -94,6 +94,10 @@ Status validate_request(const Request& r, const RequestLimits& limits) {
                   cat("at most ", limits.max_stop_tokens, " ids, got ", stop.stop_token_ids.size()));
   for (size_t i = 0; i < stop.stop_token_ids.size(); ++i)
     OAR_RETURN_IF_ERROR(check_token("stop_token_ids", i, stop.stop_token_ids[i], limits.vocab_size));
+  if (!within(r.weight, kMinWeight, kMaxWeight))
+    return outside("weight", r.weight, cat("between ", kMinWeight, " and ", kMaxWeight));
+  if (!within(r.priority, -kMaxPriority, kMaxPriority))
+    return outside("priority", r.priority, cat("between ", -kMaxPriority, " and ", kMaxPriority));
   return check_sampling(r.sampling, limits);
 }
 

@@ -13,6 +13,7 @@
 
 #include "engine/base/constraint.h"
 #include "engine/base/status.h"
+#include "engine/runtime/core/adapter.h"
 
 namespace oar {
 
@@ -85,6 +86,10 @@ class TokenSink {
   virtual void on_event(TokenEvent&& event) noexcept = 0;
 };
 
+// Far enough apart for any policy, near enough for tags that never overflow (fair_shares.h).
+inline constexpr double kMinWeight = 0.01, kMaxWeight = 1000;
+inline constexpr int32_t kMaxPriority = 1000;
+
 struct Request {
   std::string id;               // for logs; not interpreted
   std::vector<int32_t> prompt;  // at least one token, each in [0, vocabulary)
@@ -96,10 +101,10 @@ struct Request {
   // served by weight, those of one caller in the order of their arrival. Lower priorities go first
   // (fair_shares.h).
   std::string caller;
-  double weight = 1;       // above 0
-  int32_t priority = 0;    // [-1000, 1000]
-  std::string cache_salt;  // prefix-cache entries are shared only between equal salts
-  uint64_t adapter = 0;    // and equal adapters: the load id of this request's; 0: the model without one
+  double weight = 1;                            // [kMinWeight, kMaxWeight]
+  int32_t priority = 0;                         // [-kMaxPriority, kMaxPriority]
+  std::string cache_salt;                       // prefix-cache entries are shared only between equal salts
+  std::shared_ptr<const AdapterLease> adapter;  // and equal adapters; null: the model without one
   // What the text of every choice must be; null: anything. A text that it ends is kStop, whatever min_tokens
   // and ignore_eos say. Before that, tokens at which the request stops are drawn only where the text is
   // whole.

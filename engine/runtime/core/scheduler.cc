@@ -11,8 +11,8 @@ namespace oar {
 
 Batch Step::batch() {
   batch_groups.clear();
-  for (const Group& g : groups) batch_groups.push_back({g.slots, g.tables, g.max_blocks});
-  return {tokens, positions, seq_start, context_len, logit_rows, batch_groups};
+  for (const GroupAddresses& g : groups) batch_groups.push_back({g.slots, g.tables, g.max_blocks});
+  return {tokens, positions, seq_start, context_len, logit_rows, batch_groups, adapters};
 }
 
 Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) {
@@ -46,7 +46,9 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
     // What one step of one sequence touches: the window, the new row, and a row in flight (depth 1),
     // unaligned.
     const int64_t pages = (length + o.page_tokens - 1) / o.page_tokens;
-    const int64_t needed = std::min(pages, (g.window + o.page_tokens - 1) / o.page_tokens + 2);
+    const bool drafts = &g >= o.groups.data() + o.groups.size() - static_cast<size_t>(o.draft_groups);
+    const int64_t behind = drafts ? 2 : 0;  // less than a page, and what was drawn in flight
+    const int64_t needed = std::min(pages, (g.window + o.page_tokens - 1) / o.page_tokens + 2 + behind);
     if (g.num_blocks < needed)
       return refuse(cat("the KV pool of a window of ", g.window, " tokens has ", g.num_blocks, " blocks of ",
                         o.page_tokens, " tokens; one sequence needs ", needed, ": give it more memory"));
@@ -92,6 +94,14 @@ void Scheduler::remove(List& list, Sequence& s) {
   refused_slot_ = -1;
 }
 
+Scheduler::List& Scheduler::list_of(const Sequence& s) {
+  switch (s.state) {
+    case SequenceState::kRunning: return running_;
+    case SequenceState::kSuspended: return suspended_;
+    default: return waiting_;
+  }
+}
+
 Sequence& Scheduler::take_slot(RequestState& request) {
   if (free_slots_.empty()) {
     auto made = std::make_unique<Sequence>();
@@ -121,7 +131,8 @@ void Scheduler::reclaim() {
     s.cursor.reset();
     s.error = {};
     s.pending = s.pending_sample = 0;
-    s.computed = s.committed = s.preemptions = s.accepted_drafts = s.rejected_drafts = 0;
+    s.computed = s.committed = s.followed = s.preemptions = s.accepted_drafts = s.rejected_drafts = 0;
+    s.forked_at = 0;
     s.drafts = {};
     s.chance = {};
     s.drafted = 0;
@@ -174,7 +185,7 @@ Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_p
 
 void Scheduler::finish(Sequence& s, const Outcome& outcome, std::vector<Outcome>& out) {
   RequestState& r = *s.request;
-  remove(s.state == SequenceState::kRunning ? running_ : waiting_, s);
+  remove(list_of(s), s);
   blocks_.release(s.blocks);
   s.state = SequenceState::kFinished;
   ++s.token_version;
@@ -215,6 +226,33 @@ void Scheduler::finish_choice(uint64_t id, int32_t index, FinishReason reason, s
   const auto it = requests_.find(id);
   if (it != requests_.end() && index >= 0 && index < it->second->request.n)
     end_choice(*it->second, index, reason, out);
+}
+
+void Scheduler::suspend(uint64_t id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  RequestState& r = *it->second;
+  for (size_t i = 0; i < r.slots.size(); ++i) {
+    Sequence& s = sequence(r.slots[i]);  // before the fork all choices are one sequence
+    if (!r.open[i] || s.state == SequenceState::kSuspended) continue;
+    if (s.state == SequenceState::kRunning) vacate(s);
+    else remove(waiting_, s);
+    s.state = SequenceState::kSuspended;
+    insert(suspended_, s);
+  }
+}
+
+void Scheduler::resume(uint64_t id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  RequestState& r = *it->second;
+  for (size_t i = 0; i < r.slots.size(); ++i) {
+    Sequence& s = sequence(r.slots[i]);
+    if (!r.open[i] || s.state != SequenceState::kSuspended) continue;
+    remove(suspended_, s);
+    s.state = SequenceState::kWaiting;
+    insert(waiting_, s);
+  }
 }
 
 void Scheduler::expire(Clock::time_point now, std::vector<Outcome>& out) {
@@ -306,7 +344,9 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
   --in_flight_;
   const auto computed_to = [&](Sequence& s, int64_t end) {
     s.committed = std::max(s.committed, end);
-    blocks_.publish(s.blocks, s.tokens(), s.committed);
+    // Whoever finds a page finds it computed by both models.
+    blocks_.publish(s.blocks, s.tokens(),
+                    options_.draft_groups > 0 ? std::min(s.committed, s.followed) : s.committed);
   };
   for (const Step::Entry& e : step.entries) {
     Sequence& s = sequence(e.slot);
@@ -335,6 +375,7 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
     const int64_t accepted =
         std::mismatch(tokens.begin(), tokens.end(), drafts.begin(), drafts.end()).first - tokens.begin();
     count_drafts(*s, accepted, static_cast<int64_t>(drafts.size()) - accepted);
+    s->followed = std::min(s->followed, known + accepted);  // behind it other tokens stand
     bool goes_on = true;
     for (size_t k = 0; goes_on && k < tokens.size(); ++k)
       goes_on = append(*s, tokens[k], at, static_cast<int32_t>(k), now, out);
@@ -386,6 +427,7 @@ SchedulerStats Scheduler::stats() const {
   SchedulerStats st = stats_;
   st.running = running_.size;
   st.waiting = waiting_.size;
+  st.suspended = suspended_.size;
   return st;
 }
 
@@ -402,8 +444,8 @@ Status Scheduler::verify() const {
         return internal_error(cat("the ", name, " list is out of order"));
       if (s.committed > s.computed || s.computed > s.total())
         return internal_error(cat("slot ", i, ": positions"));
-      if (state == SequenceState::kWaiting && s.computed != 0)
-        return internal_error("a waiting sequence computed");
+      if (state != SequenceState::kRunning && s.computed != 0)
+        return internal_error(cat("a ", name, " sequence computed"));
       if (s.known() >= s.request->max_length && s.request->forked)
         return internal_error("a sequence grew too long");
       last = &s;
@@ -413,6 +455,7 @@ Status Scheduler::verify() const {
   };
   OAR_RETURN_IF_ERROR(walk(waiting_, SequenceState::kWaiting, "waiting"));
   OAR_RETURN_IF_ERROR(walk(running_, SequenceState::kRunning, "running"));
+  OAR_RETURN_IF_ERROR(walk(suspended_, SequenceState::kSuspended, "suspended"));
   if (running_.size > options_.max_sequences) return internal_error("more sequences run than allowed");
   for (const auto& s : slots_) {
     if (s->state == SequenceState::kRunning) {

@@ -27,12 +27,16 @@ struct SchedulerOptions {
   int64_t max_logit_rows = 0;    // rows of logits of one step; at least max_sequences, and no less if 0
   int32_t page_tokens = 0;
   std::vector<CacheGroup> groups;
+  int32_t draft_groups = 0;  // the last of them, which a draft model keeps
   std::vector<int32_t> eos_token_ids;
   bool prefix_cache = true;
   uint64_t hash_seed = 0;
   // Steps that may be in flight when next() is called: 0 is lockstep, 1 overlaps host and device.
   int32_t depth = 0;
 };
+
+// A draft that a model is still to name: the step is planned, and its blocks are there.
+inline constexpr int32_t kToBeDrafted = -1;
 
 // One step: rows for the runner, and who gets what comes back. Filled by next(); its memory is reused.
 struct Step {
@@ -56,14 +60,10 @@ struct Step {
   };
   uint64_t number = 0;
   std::vector<int32_t> tokens;  // >= 0: the token; ~s: what sample s of the step before drew (depth 1 only)
-  std::vector<int32_t> positions, seq_start, context_len, logit_rows;
-  struct Group {
-    std::vector<int32_t> slots, tables;
-    int64_t max_blocks = 0;
-  };
-  std::vector<Group> groups;
-  std::vector<BlockCopy> copies;  // to perform in this order before the rows
-  std::vector<Entry> entries;     // one per sequence
+  std::vector<int32_t> positions, seq_start, context_len, logit_rows, adapters;
+  std::vector<GroupAddresses> groups;  // those of the model itself
+  std::vector<BlockCopy> copies;       // to perform in this order before the rows
+  std::vector<Entry> entries;          // one per sequence
   std::vector<Sample> samples;
   std::vector<PromptRow> prompt_rows;
   std::vector<int32_t> draft_tokens;
@@ -92,7 +92,7 @@ struct Outcome {
 };
 
 struct SchedulerStats {
-  int64_t running = 0, waiting = 0;  // sequences
+  int64_t running = 0, waiting = 0, suspended = 0;  // sequences
   uint64_t preemptions = 0, prompt_tokens = 0, generation_tokens = 0, prefix_queries = 0, prefix_hits = 0;
   uint64_t accepted_drafts = 0, rejected_drafts = 0;  // draft tokens that were verified
 };
@@ -115,6 +115,10 @@ class Scheduler {
   void cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out);
   // One choice ends; what is in flight for it is dropped when it comes back.
   void finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out);
+  // A request whose reader is behind leaves its slots and blocks, and comes back to its old place. Its pages
+  // stay in the prefix cache as long as nobody else needs the room. Unknown ids are ignored.
+  void suspend(uint64_t id);
+  void resume(uint64_t id);
   // Ends what is past its deadline.
   void expire(Clock::time_point now, std::vector<Outcome>& out);
   // Ends everything.
@@ -128,6 +132,13 @@ class Scheduler {
   // as far as its grammar, its end and stop tokens let them follow; returns how many that are. next()
   // verifies those it has rows for that nobody else wants, and forgets the others.
   int64_t propose(Sequence& s, std::span<const int32_t> drafts);
+  // `count` drafts that are named once the step has been planned (DraftModel::draft).
+  void propose(Sequence& s, int64_t count);
+  // The tokens that may come next at output position `n`, where the cursor stands. False when the text is
+  // whole and none may.
+  bool allow(const Sequence& s, int64_t n, std::span<uint32_t> mask) const;
+  // Groups of blocks, the draft model's apart, which follow them.
+  int32_t target_groups() const { return blocks_.num_groups() - options_.draft_groups; }
   // Drafts that the next step can hold at most, one row of each running sequence counted.
   int64_t draft_room() const {
     return std::min(options_.max_batch_tokens, options_.max_logit_rows) - running_.size;
@@ -155,7 +166,10 @@ class Scheduler {
   // Frees finished slots; Outcomes handed out before are void.
   void reclaim();
 
+  // Nothing to run; sequences may be suspended.
   bool idle() const { return running_.size == 0 && waiting_.size == 0; }
+  bool empty() const { return idle() && suspended_.size == 0; }
+  Clock::time_point next_deadline() const { return earliest_deadline_; }  // none is earlier
   // The sequence of an entry that still counts, or nullptr.
   Sequence* live(int32_t slot, uint64_t token_version);
   Sequence& sequence(int32_t slot) { return *slots_[static_cast<size_t>(slot)]; }
@@ -193,6 +207,7 @@ class Scheduler {
   void top_up();
   int64_t chunk(const Sequence& s, int64_t rows) const;
   void plan_rows(Sequence& s, int64_t rows);
+  void vacate(Sequence& s);
   void preempt(Sequence& s);
   bool has_headroom(const Sequence& s) const;
   int64_t blocks_wanted(const Sequence& s, int32_t group) const;
@@ -204,7 +219,7 @@ class Scheduler {
               std::vector<Outcome>& out);
   bool follow_grammar(Sequence& s, int32_t sample, Clock::time_point now, std::vector<Outcome>& out);
   size_t mask_rows(Sequence& s, int64_t n, std::span<const int32_t> drafts, std::span<uint32_t> masks);
-  bool allow(const Sequence& s, int64_t n, std::span<uint32_t> mask) const;
+  void leave_window(Sequence& s);
   void drop_samples(Sequence& s);
   void count_drafts(Sequence& s, int64_t accepted, int64_t rejected);
   void take_back(Sequence& s, int64_t position);
@@ -220,7 +235,9 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<int32_t> free_slots_, finished_slots_;
   std::vector<uint64_t> finished_requests_;
-  List running_, waiting_;
+  List& list_of(const Sequence& s);
+
+  List running_, waiting_, suspended_;
   uint64_t last_id_ = 0, step_number_ = 0;
   int32_t in_flight_ = 0;
   Clock::time_point earliest_deadline_ = Clock::time_point::max();  // a lower bound

@@ -17,11 +17,12 @@ void Scheduler::clear(Step& step) const {
   };
   reset(step.tokens, rows);
   reset(step.positions, rows);
+  reset(step.adapters, rows);
   reset(step.seq_start, sequences + 1);
   reset(step.context_len, sequences);
   reset(step.logit_rows, static_cast<size_t>(options_.max_logit_rows));
   reset(step.draft_tokens, static_cast<size_t>(options_.max_logit_rows));
-  step.groups.resize(options_.groups.size());
+  step.groups.resize(static_cast<size_t>(target_groups()));
   for (auto& g : step.groups) {
     reset(g.slots, rows);
     reset(g.tables, sequences * static_cast<size_t>(blocks_.blocks_for(max_length_)));
@@ -87,20 +88,11 @@ bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
   ++in_flight_;
   // Tables, [B, max_blocks]. A choice forked above shares blocks, which changes nobody's table.
   for (size_t g = 0; g < step.groups.size(); ++g) {
-    Step::Group& group = step.groups[g];
-    group.max_blocks = 1;
-    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
-    for (const int32_t length : step.context_len)
-      if (!first_only) group.max_blocks = std::max<int64_t>(group.max_blocks, blocks_.blocks_for(length));
-    group.tables.assign(step.entries.size() * static_cast<size_t>(group.max_blocks), 0);
-    for (size_t b = 0; b < step.entries.size(); ++b) {
-      const Step::Entry& e = step.entries[b];
-      const auto& table = sequence(e.slot).blocks.groups[g];
-      int32_t* row = group.tables.data() + b * static_cast<size_t>(group.max_blocks);
-      // A sequence whose step was taken back may hold a block beyond what this step reaches.
-      const size_t used = first_only ? 1 : static_cast<size_t>(blocks_.blocks_for(step.context_len[b]));
-      for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
-    }
+    GroupAddresses& group = step.groups[g];
+    group.start_tables(step.context_len, options_.groups[g].pages, options_.page_tokens);
+    for (size_t b = 0; b < step.entries.size(); ++b)
+      group.set_table(b, sequence(step.entries[b].slot).blocks.groups[g], step.context_len[b],
+                      options_.page_tokens);
   }
   return true;
 }
@@ -142,8 +134,14 @@ bool Scheduler::make_room(Sequence& s) {
   return true;
 }
 
+// The draft model may be behind, and then sees more.
+void Scheduler::leave_window(Sequence& s) {
+  blocks_.leave_window(s.blocks, s.committed, 0, target_groups());
+  blocks_.leave_window(s.blocks, std::min(s.committed, s.followed), target_groups(), blocks_.num_groups());
+}
+
 void Scheduler::plan_decode(Sequence& s) {
-  blocks_.leave_window(s.blocks, s.committed);
+  leave_window(s);
   if (make_room(s)) plan_rows(s, 1);
 }
 
@@ -185,6 +183,12 @@ int64_t Scheduler::propose(Sequence& s, std::span<const int32_t> drafts) {
   return kept;
 }
 
+void Scheduler::propose(Sequence& s, int64_t count) {
+  OAR_CHECK(s.takes_drafts());
+  const int64_t room = std::min(count, s.request->max_length - s.known() - 1);
+  s.drafts.assign(static_cast<size_t>(std::max<int64_t>(room, 0)), kToBeDrafted);
+}
+
 // Tokens that the grammar forces are drafts where follow_grammar() leaves them to be drawn.
 void Scheduler::propose_forced(Sequence& s, int64_t most) {
   most = std::min(most, s.request->max_length - s.known() - 1);
@@ -197,7 +201,7 @@ void Scheduler::propose_forced(Sequence& s, int64_t most) {
 }
 
 void Scheduler::plan_prefill(Sequence& s, bool others_want) {
-  blocks_.leave_window(s.blocks, s.committed);
+  leave_window(s);
   if (!make_room(s)) return;
   // Half of what is left, so that a long prompt does not hold up a short one behind it; the rest returns in
   // top_up().
@@ -219,18 +223,23 @@ void Scheduler::top_up() {
   }
 }
 
+// A running sequence gives back its slot and its blocks; its tokens stay.
+void Scheduler::vacate(Sequence& s) {
+  s.drafted = 0;
+  s.drafts.clear();
+  remove(running_, s);
+  blocks_.release(s.blocks);
+  s.computed = s.committed = s.followed = 0;
+  ++s.block_version;  // tokens in flight still count: they were sampled from what was there
+}
+
 void Scheduler::preempt(Sequence& s) {
   // Rows planned above go back. A copy planned into a block given up here stays planned: copies and rows run
   // in order, so it lands before anything of the block's next holder.
   rows_left_ += s.planned;
-  logits_left_ += s.planned_extra;
-  s.planned = s.planned_extra = s.drafted = 0;
-  s.drafts.clear();
-  ++logits_left_;
-  remove(running_, s);
-  blocks_.release(s.blocks);
-  s.computed = s.committed = 0;
-  ++s.block_version;  // tokens in flight still count: they were sampled from what was there
+  logits_left_ += s.planned_extra + 1;
+  s.planned = s.planned_extra = 0;
+  vacate(s);
   ++s.preemptions;
   ++stats_.preemptions;
   s.state = SequenceState::kWaiting;
@@ -278,7 +287,8 @@ bool Scheduler::admit(Sequence& s, Clock::time_point now) {
   if (r.wants_prompt_logprobs() && r.prompt_rows_asked < r.prompt_size() - 1)
     limit = std::min(limit, r.prompt_rows_asked);
   blocks_.prepare(s.blocks);
-  const int64_t hit = blocks_.match(s.blocks, {r.request.adapter, r.request.cache_salt}, s.tokens(), limit);
+  const uint64_t adapter = r.request.adapter ? r.request.adapter->load : 0;
+  const int64_t hit = blocks_.match(s.blocks, {adapter, r.request.cache_salt}, s.tokens(), limit);
   if (!has_headroom(s)) {
     blocks_.release(s.blocks);
     refused_slot_ = s.slot;
@@ -289,6 +299,7 @@ bool Scheduler::admit(Sequence& s, Clock::time_point now) {
   waited_ = 0;
   s.state = SequenceState::kRunning;
   s.computed = s.committed = hit;
+  s.followed = hit;
   insert(running_, s);
   if (r.scheduled == Clock::time_point{}) {
     r.scheduled = now;
@@ -346,7 +357,6 @@ void Scheduler::make_way(Clock::time_point now) {
 void Scheduler::emit_rows(Sequence& s) {
   Step& step = *step_;
   RequestState& r = *s.request;
-  const int32_t page = options_.page_tokens;
   // Rows behind `end` are drafts: whether they count is known once they have run.
   const int64_t drafts = static_cast<int64_t>(s.drafts.size());
   const int64_t begin = s.computed, last = begin + s.planned, end = last - drafts, known = s.known();
@@ -361,16 +371,10 @@ void Scheduler::emit_rows(Sequence& s) {
                           : p < end ? ~s.pending_sample
                                     : s.drafts[static_cast<size_t>(p - end)]);
     step.positions.push_back(static_cast<int32_t>(p));
+    step.adapters.push_back(r.request.adapter ? r.request.adapter->slot : -1);
   }
-  for (size_t g = 0; g < step.groups.size(); ++g) {
-    const auto& table = s.blocks.groups[g].blocks;
-    const bool first_only = options_.groups[g].pages == CachePages::kFirst;
-    for (int64_t p = begin; p < last; ++p)
-      if (first_only && p >= page) step.groups[g].slots.push_back(-1);
-      else
-        step.groups[g].slots.push_back(table[static_cast<size_t>(p / page)] * page +
-                                       static_cast<int32_t>(p % page));
-  }
+  for (size_t g = 0; g < step.groups.size(); ++g)
+    step.groups[g].add_rows(s.blocks.groups[g], options_.groups[g].pages, options_.page_tokens, begin, last);
   if (r.wants_prompt_logprobs()) {
     for (int64_t p = std::max(begin, r.prompt_rows_asked); p < std::min(end, r.prompt_size() - 1); ++p) {
       step.prompt_rows.push_back({s.slot, s.token_version, static_cast<int32_t>(step.logit_rows.size()), p});
@@ -424,6 +428,8 @@ void Scheduler::fork(Sequence& s, int32_t logit_row) {
     if (running_.size < options_.max_sequences) {
       c.computed = s.computed;
       c.committed = s.committed;
+      c.followed = s.followed;
+      c.forked_at = step_number_ + 1;
       blocks_.fork(s.blocks, c.blocks);
       c.state = SequenceState::kRunning;
       insert(running_, c);

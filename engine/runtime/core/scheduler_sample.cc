@@ -5,7 +5,6 @@
 
 namespace oar {
 
-// The tokens that may come next at output position `n`. False when the text is whole and none may.
 bool Scheduler::allow(const Sequence& s, int64_t n, std::span<uint32_t> mask) const {
   s.cursor->mask(mask);
   const RequestState& r = *s.request;

@@ -21,10 +21,11 @@
 namespace oar {
 
 enum class SequenceState : uint8_t {
-  kFree,      // in the slab
-  kWaiting,   // holds no blocks; computed == 0
-  kRunning,   // holds blocks
-  kFinished,  // holds no blocks; its slot is reused after Scheduler::reclaim()
+  kFree,       // in the slab
+  kWaiting,    // holds no blocks; computed == 0
+  kRunning,    // holds blocks
+  kSuspended,  // as kWaiting, but not to be admitted before its reader has caught up
+  kFinished,   // holds no blocks; its slot is reused after Scheduler::reclaim()
 };
 
 struct RequestState {
@@ -66,6 +67,8 @@ struct Sequence {
   int32_t pending = 0;          // sampled in flight
   int32_t pending_sample = 0;   // the newest one's index in its step
   int64_t computed = 0, committed = 0;
+  int64_t followed = 0;    // positions that the draft model has computed, drafts in flight among them
+  uint64_t forked_at = 0;  // the step whose last row of the prompt it shares with other choices
   // Proposed for the next step, behind the known tokens; next() takes what it has room for.
   std::vector<int32_t> drafts;
   DraftChance chance;   // how often they were right

@@ -109,27 +109,6 @@ bool JsonExtent::put(char c) {
   return true;
 }
 
-void append_escaped(std::string& out, std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
-  for (const char c : text) {
-    switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      default:
-        if (static_cast<unsigned char>(c) >= 0x20) {
-          out += c;
-        } else {
-          out += "\\u00";
-          out += kHex[static_cast<unsigned char>(c) >> 4];
-          out += kHex[c & 15];
-        }
-    }
-  }
-}
-
 std::unique_ptr<CallReader> make_reader(const ToolStyle& style, const std::vector<Tool>& tools) {
   switch (style.syntax) {
     case CallSyntax::kJson: return json_reader(style);

@@ -83,9 +83,6 @@ class JsonExtent {
   bool string_ = false, escape_ = false, scalar_ = false, complete_ = false;
 };
 
-// Appends text as the inside of a JSON string.
-void append_escaped(std::string& out, std::string_view text);
-
 // A list or dict as Python prints it; empty where it is none.
 std::string python_to_json(std::string_view literal);
 

@@ -1,5 +1,6 @@
 // Calls in the notation of a programming language: Python's f(a=1, b='x') of Llama and Gemma 3, and the
 // braces f{a:<|"|>x<|"|>,n:1} of Gemma 4. Their values become JSON as they arrive.
+#include "engine/text/json_text.h"
 #include "engine/text/tools/call_reader.h"
 #include "engine/text/utf8.h"
 
@@ -92,7 +93,7 @@ class LiteralWriter {
     else if (!name && is_number(word)) out += word;
     else {
       out += '"';
-      append_escaped(out, word);
+      append_json_escaped(out, word);
       out += '"';
     }
   }
@@ -140,7 +141,7 @@ class LiteralWriter {
       return closing_.size();
     }
     if (text[0] == '\\' && escapes_) escape_ = "\\";
-    else append_escaped(out, text.substr(0, 1));
+    else append_json_escaped(out, text.substr(0, 1));
     return 1;
   }
 
@@ -153,21 +154,21 @@ class LiteralWriter {
       if (c == 'x' || c == 'u' || c == 'U') return 1;
       const size_t at = std::string_view("ntrbf0\\'\"\n").find(c);
       constexpr std::string_view kMeaning("\n\t\r\b\f\0\\'\"", 9);
-      if (at < kMeaning.size()) append_escaped(out, kMeaning.substr(at, 1));
-      else if (at == std::string_view::npos) append_escaped(out, escape_);
+      if (at < kMeaning.size()) append_json_escaped(out, kMeaning.substr(at, 1));
+      else if (at == std::string_view::npos) append_json_escaped(out, escape_);
       escape_.clear();
       return 1;
     }
     const size_t digits = escape_[1] == 'x' ? 2 : escape_[1] == 'u' ? 4 : 8;
     if (!hex) {  // no escape after all
-      append_escaped(out, std::exchange(escape_, {}));
+      append_json_escaped(out, std::exchange(escape_, {}));
       if (c == closing_[0]) {
         out += '"';
         in_string_ = false;
       } else if (c == '\\') {
         escape_ = "\\";
       } else {
-        append_escaped(out, {&c, 1});
+        append_json_escaped(out, {&c, 1});
       }
       return 1;
     }
@@ -178,7 +179,7 @@ class LiteralWriter {
     const bool valid = code < 0x110000 && (code < 0xD800 || code > 0xDFFF);
     std::string character;
     append_utf8(character, valid ? static_cast<char32_t>(code) : kReplacementCharacter);
-    append_escaped(out, character);
+    append_json_escaped(out, character);
     return 1;
   }
 

@@ -2,6 +2,7 @@
 // value has no quotes, so the tool's schema says what it is: a string as it stands, anything else as the JSON
 // that it reads as, and as a string where it is none.
 #include "engine/base/json.h"
+#include "engine/text/json_text.h"
 #include "engine/text/tools/call_reader.h"
 
 namespace oar::tools {
@@ -88,7 +89,7 @@ class Parameters final : public CallReader {
     const std::string_view key = strip_space(key_);
     type_ = argument_type(tool_, key);
     std::string json = count_++ == 0 ? "{\"" : ",\"";
-    append_escaped(json, key);
+    append_json_escaped(json, key);
     json += "\":";
     sink.arguments(json);
     attributes_.clear();
@@ -131,7 +132,7 @@ class Parameters final : public CallReader {
       return;
     }
     std::string json;
-    append_escaped(json, whole);
+    append_json_escaped(json, whole);
     if (!json.empty()) sink.arguments(json);
   }
 
@@ -151,7 +152,7 @@ class Parameters final : public CallReader {
       if (!converted.empty() && parse_json(converted, "argument").ok()) return sink.arguments(converted);
     }
     std::string json = "\"";
-    append_escaped(json, value_);
+    append_json_escaped(json, value_);
     sink.arguments(json += '"');
   }
 

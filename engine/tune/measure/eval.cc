@@ -150,6 +150,7 @@ Result<EvalResult> evaluate_perplexity(Engine& engine, const Tokenizer& tokenize
       request.sampling.temperature = 0;
       request.sampling.prompt_logprobs = 0;
       request.stop.max_tokens = 0;
+      request.adapter = options.adapter;
       request.sink = std::make_shared<ScoreSink>(scores, submitted);
       if (auto id = engine.submit(std::move(request)); id.ok()) {
         ids.push_back(*id);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +24,8 @@ struct PerplexityOptions {
   int64_t context = 0;  // ids per window, BOS included; 0: the engine's
   std::string separator = "<|endoftext|>";
   bool add_bos = true;
-  int in_flight = 4;  // windows handed to the engine at once
+  std::shared_ptr<const AdapterLease> adapter;  // of all requests; null: the model without one
+  int in_flight = 4;                            // windows handed to the engine at once
 };
 
 struct EvalResult {

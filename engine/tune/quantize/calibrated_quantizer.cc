@@ -31,7 +31,7 @@ Status InputStatistics::add(std::span<const float> rows, Backend& backend) {
   if (count == 0) return ok_status();
   samples_ += count;
   ThreadPool& pool = backend.host_pool();
-  const Kernel* product = backend.host().find_kernel(KernelFamily::kConv, Format::f32());
+  const Kernel* product = backend.host().find_kernel({KernelFamily::kConv, Format::f32()});
   OAR_CHECK(product != nullptr, "kernel family without a kernel");
   const int64_t width = panel_width(product->isa);
   OAR_ASSIGN(Tensor columns, Tensor::allocate({n, count}, Format::f32()));

@@ -17,7 +17,7 @@ inline CodeKind code_kind(const void* args) {
   return keys != values ? CodeKind::kMixed : keys ? CodeKind::kFp8 : CodeKind::kIntegers;
 }
 inline const Kernel& reference_kernel() {
-  return *KernelRegistry::cpu().find(KernelFamily::kQuantPagedAttention, Format::bf16(), Isa::kReference);
+  return *KernelRegistry::cpu().find({KernelFamily::kQuantPagedAttention, Format::bf16()}, Isa::kReference);
 }
 
 // Near, Codes: the engines of integers; fp8 goes through Codec.

@@ -382,8 +382,14 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
 
 template <class Core>
 constexpr KernelEntry quantized_conv(Isa isa) {
-  return {Core::kWidth == 1 ? KernelFamily::kQuantizedConv : KernelFamily::kBf16Conv, isa,
-          quantized_plan<Core>, quantized_run<Core>};
+  constexpr bool kBytes = Core::kWidth == 1;
+  return {.family = KernelFamily::kQuantizedConv,
+          .isa = isa,
+          .plan = quantized_plan<Core>,
+          .run = quantized_run<Core>,
+          .format = kBytes ? "i8" : "bf16",
+          .input = kBytes ? "u8" : "bf16",
+          .sum = kBytes ? Accumulation::kI32 : Accumulation::kF32};
 }
 
 }  // namespace

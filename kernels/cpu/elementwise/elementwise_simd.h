@@ -5,6 +5,7 @@
 #include "kernels/cpu/elementwise/activation_simd.h"
 #include "kernels/cpu/elementwise/embedding_simd.h"
 #include "kernels/cpu/elementwise/hadamard_simd.h"
+#include "kernels/cpu/elementwise/lora_simd.h"
 #include "kernels/cpu/elementwise/moe_simd.h"
 #include "kernels/cpu/elementwise/norm_simd.h"
 #include "kernels/cpu/elementwise/rope_simd.h"
@@ -12,7 +13,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-constexpr std::array<KernelEntry, 11> elementwise_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 13> elementwise_kernels(Isa isa) {
   return {{{KernelFamily::kRmsNorm, isa, norm_plan<RmsNormArgs>, rms_norm_run},
            {KernelFamily::kLayerNorm, isa, norm_plan<LayerNormArgs>, layer_norm_run},
            {KernelFamily::kRope, isa, rope_plan, rope_run},
@@ -23,7 +24,9 @@ constexpr std::array<KernelEntry, 11> elementwise_kernels(Isa isa) {
            {KernelFamily::kGatherRows, isa, gather_plan, gather_run},
            {KernelFamily::kHadamard, isa, hadamard_plan, hadamard_run},
            {KernelFamily::kMoeRoute, isa, route_plan, route_run},
-           {KernelFamily::kMoeCombine, isa, combine_plan, combine_run}}};
+           {KernelFamily::kMoeCombine, isa, combine_plan, combine_run},
+           {KernelFamily::kLora, isa, lora_plan, lora_run<float>, "f32"},
+           {KernelFamily::kLora, isa, lora_plan, lora_run<bf16>, "bf16"}}};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -1,0 +1,34 @@
+// A low-rank adapter (LoRA) as Hugging Face's PEFT saves it: a folder with adapter_config.json and
+// adapter_model.safetensors. https://huggingface.co/docs/peft/developer_guides/checkpoint Untrusted input:
+// every key of the configuration is known or refused, and every tensor is a pair's half or refused. What
+// would change the model in another way than x -> x W^T + factor (x A^T) B^T is refused by name.
+//
+// What it is not: it knows no base model. Whether the modules exist there, and in these shapes, is asked by
+// engine/runtime/adapters.h.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "engine/base/json.h"
+#include "engine/loader/safetensors.h"
+
+namespace oar {
+
+struct PeftModule {
+  Tensor a;           // (r, K) f32
+  Tensor b;           // (N, r) f32
+  double factor = 1;  // alpha / r, or alpha / sqrt r (rsLoRA)
+};
+
+struct PeftAdapter {
+  std::string base;  // base_model_name_or_path: what it was trained on, for people; may be empty
+  int64_t rank = 0;  // the largest
+  std::map<std::string, PeftModule> modules;  // by name in the base: "model.layers.0.self_attn.q_proj"
+};
+
+Result<PeftAdapter> parse_peft_adapter(const json::object& config, const TensorMap& tensors);
+// NOT_FOUND says which file is missing.
+Result<PeftAdapter> load_peft_adapter(const std::string& folder);
+
+}  // namespace oar
