@@ -34,13 +34,13 @@ TEST_CASE("speculation changes no text, at any rate of right drafts", "[engine][
     EngineOptions options;
     options.speculative.drafter = drafter;
     options.speculative.max_tokens = 5;
+    options.speculative.paced = together;  // then how many are verified depends on what steps take
     Fixture f(options, together ? tight : limits);
     f.wait_ready();
     check_same_texts(want, run_varied(*f.engine, together));
     const EngineStats st = f.engine->stats();
-    // How many are verified depends on what steps take; some are at any rate.
-    if (rate >= 0.8) CHECK(st.accepted_drafts > 0);
-    if (rate == 0) CHECK(st.rejected_drafts > 0);
+    if (!together && rate > 0) CHECK(st.accepted_drafts > 0);
+    if (!together && rate < 1) CHECK(st.rejected_drafts > 0);
     if (together) CHECK(st.preemptions > 0);
     CHECK(st.blocks_used == 0);
   }
@@ -57,6 +57,7 @@ TEST_CASE("prompt lookup changes no text and counts its drafts", "[engine][specu
   EngineOptions options;
   options.speculative.prompt_lookup = true;
   options.speculative.lookup_min = 1;
+  options.speculative.paced = false;  // else what steps take decides how many are verified
   RunnerLimits limits = small_limits(depth);
   limits.max_logit_rows = 16;
   Fixture f(options, limits);
