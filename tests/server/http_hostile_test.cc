@@ -352,11 +352,15 @@ TEST_CASE("readers that are behind leave their slots, and read the same text lat
     behind.push_back(std::make_unique<RawClient>(t.http(), 4096));
     behind.back()->send(make_request("POST", "/v1/completions", body));
   }
-  for (int i = 0; i < 20'000 && t.engine.stats().suspended < kSlots; ++i)
-    std::this_thread::sleep_for(milliseconds(1));
-  REQUIRE(t.engine.stats().suspended == kSlots);
+  // Until the system's buffers are full as well, they come back now and then.
+  const auto all_suspended = [&] {
+    for (int i = 0; i < 20'000 && t.engine.stats().suspended < kSlots; ++i)
+      std::this_thread::sleep_for(milliseconds(1));
+    return t.engine.stats().suspended == kSlots;
+  };
+  REQUIRE(all_suspended());
   CHECK(http(t.http(), "POST", "/v1/chat/completions", kChat).status == 200);
-  CHECK(t.engine.stats().suspended == kSlots);
+  CHECK(all_suspended());
   std::string want;
   while (want.size() < kTokens) want += fast.reply;
   want.resize(want.find_last_of(' ', kTokens));  // the last character may be cut
