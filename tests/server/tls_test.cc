@@ -163,6 +163,7 @@ TEST_CASE("files that cannot be used change nothing, over gRPC alone and under a
   std::string log;
   oar::ServerOptions options = s.options;
   options.http_address.clear();  // nobody but gRPC looks at the files
+  options.grpc_address = "127.0.0.1:0";
   options.log.callback = [&](oar::LogLevel level, std::string_view line) {
     std::lock_guard lock(mutex);
     if (level == oar::LogLevel::kError) (log += line) += '\n';
