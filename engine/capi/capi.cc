@@ -54,6 +54,24 @@ Status read_speculative(const oar_model_options& o, SpeculativeOptions& out) {
   return ok_status();
 }
 
+// The bounds are those of `oar serve`.
+Status read_adapters(const oar_model_options& o, LanguageModelOptions& out) {
+  constexpr int64_t kMaxLoras = 1024, kMaxRank = 512;
+  if (o.max_loras < 0 || o.max_loras > kMaxLoras)
+    return invalid_argument(cat("max_loras is ", o.max_loras, "; give 0 (none) to ", kMaxLoras), "max_loras");
+  if (o.max_lora_rank < 0 || o.max_lora_rank > kMaxRank)
+    return invalid_argument(
+        cat("max_lora_rank is ", o.max_lora_rank, "; give 1 to ", kMaxRank, " (0: the default)"),
+        "max_lora_rank");
+  if (o.max_lora_rank > 0 && o.max_loras == 0)
+    return invalid_argument(cat("max_lora_rank is ", o.max_lora_rank,
+                                ", and max_loras is 0; give both, or neither for a model without adapters"),
+                            "max_lora_rank");
+  out.max_loras = o.max_loras;
+  if (o.max_lora_rank > 0) out.max_lora_rank = o.max_lora_rank;
+  return ok_status();
+}
+
 Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   oar_model_options o;
   oar_model_options_init(&o, sizeof o);
@@ -86,6 +104,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.tool_parser != nullptr) out.tool_parser = o.tool_parser;
   if (o.reasoning_parser != nullptr) out.reasoning_parser = o.reasoning_parser;
   OAR_RETURN_IF_ERROR(read_speculative(o, out.speculative));
+  OAR_RETURN_IF_ERROR(read_adapters(o, out));
   if (o.reserved != 0)
     return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
                             "reserved");

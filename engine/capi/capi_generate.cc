@@ -3,6 +3,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/capi/adapter.h"
 #include "engine/capi/call.h"
 #include "engine/capi/chat.h"
 #include "engine/capi/handles.h"
@@ -110,6 +111,10 @@ Status read_sampling(const oar_sampling* given, LanguageModel& model, Generation
   if (s.timeout_ms > 0) {
     constexpr int64_t kLongest = int64_t{1} << 40;  // 34 years: no overflow in nanoseconds
     spec.request.deadline = Clock::now() + std::chrono::milliseconds(std::min(s.timeout_ms, kLongest));
+  }
+  if (s.lora != nullptr) {
+    OAR_ASSIGN(const auto adapters, adapters_of(model));
+    OAR_ASSIGN(spec.request.adapter, adapters->lease(s.lora));
   }
   if (s.cache_salt != nullptr) spec.request.cache_salt = s.cache_salt;
   spec.text.skip_special_tokens = s.keep_special_tokens == 0;

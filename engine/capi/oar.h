@@ -165,6 +165,10 @@ typedef struct oar_model_options {
   /* A smaller model of the same tokenizer, any path or name that oar_model_load() takes. Its weights and
    * cache are in the budget of `memory_bytes`. NULL: none. */
   const char* draft_model;
+  /* Slots for adapters (LoRA), 0 to 1024: so many may be loaded at once, with oar_model_load_lora(). Their
+   * memory is taken at the load. 0: none, and nothing is slower. */
+  int64_t max_loras;
+  int64_t max_lora_rank; /* the largest rank of an adapter, 1 to 512; 0: 16 */
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */
@@ -215,6 +219,24 @@ OAR_API oar_status oar_model_get_stats(oar_model model, oar_model_stats* stats, 
 /* Facts for people as a JSON object: name, path, architecture, weights, kv, isa, ... Into `text` as described
  * at oar_detokenize(). */
 OAR_API oar_status oar_model_describe(oar_model model, char* text, size_t capacity, size_t* length);
+
+/* ---- Adapters ----------------------------------------------------------------------------------------- */
+
+/* Loads an adapter (LoRA) into a free slot, where generations choose it by oar_sampling.lora: `lora_path` is
+ * a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves it. Blocks until it can be
+ * chosen; what runs goes on. OAR_FAILED_PRECONDITION: the model was loaded with max_loras 0.
+ * OAR_ALREADY_EXISTS: one has this name. OAR_RESOURCE_EXHAUSTED: every slot is held; the message has the
+ * names. OAR_NOT_FOUND: no such folder. OAR_INVALID_ARGUMENT or OAR_UNIMPLEMENTED: it does not fit the model;
+ * the message says which key or tensor. After an error the adapters are as before. */
+OAR_API oar_status oar_model_load_lora(oar_model model, const char* lora_name, const char* lora_path);
+
+/* No new generation can choose it. Those that have it end with the text they would have had; the slot is free
+ * after the last of them. OAR_NOT_FOUND lists the names there are. */
+OAR_API oar_status oar_model_unload_lora(oar_model model, const char* lora_name);
+
+/* The loaded adapters by name, a JSON array of {"name", "path", "rank", "base"}: `base` is the model that it
+ * says it was trained on, maybe "". Empty for a model without slots. Into `text` as at oar_detokenize(). */
+OAR_API oar_status oar_model_list_loras(oar_model model, char* text, size_t capacity, size_t* length);
 
 /* ---- Text --------------------------------------------------------------------------------------------- */
 
@@ -294,6 +316,7 @@ typedef struct oar_sampling {
   const char* cache_salt;  /* prefix-cache entries are shared only between equal salts; NULL: "" */
   int32_t constraint_kind; /* an oar_constraint */
   const char* constraint;  /* what that kind reads */
+  const char* lora;        /* name of a loaded adapter (oar_model_load_lora()); NULL: the model without one */
 } oar_sampling;
 
 /* Sets the defaults; `size` is sizeof(oar_sampling). */

@@ -76,6 +76,10 @@ std::string Adapters::names() const {
   return out.empty() ? "none" : out;
 }
 
+Status Adapters::no_adapter(std::string_view name) const {
+  return {StatusCode::kNotFound, cat("there is no adapter '", name, "' (loaded: ", names(), ")"), "lora"};
+}
+
 Result<std::shared_ptr<const AdapterLease>> Adapters::take_slot() {
   static std::atomic<uint64_t> loads{0};
   const std::lock_guard lock(slots_->mutex);
@@ -127,7 +131,8 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
   if (name.empty()) return invalid_argument("the adapter's name is empty", "lora_name");
   const auto known = [&]() -> Status {
     if (!by_name_.contains(name)) return ok_status();
-    return invalid_argument(cat("an adapter '", name, "' is loaded; unload it first"), "lora_name");
+    return {StatusCode::kAlreadyExists, cat("an adapter '", name, "' is loaded; unload it first"),
+            "lora_name"};
   };
   {
     const std::lock_guard lock(mutex_);
@@ -167,9 +172,16 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
 Status Adapters::unload(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const auto it = by_name_.find(name);
-  if (it == by_name_.end()) return not_found(cat("there is no adapter '", name, "' (loaded: ", names(), ")"));
+  if (it == by_name_.end()) return no_adapter(name);
   by_name_.erase(it);
   return ok_status();
+}
+
+Result<std::shared_ptr<const AdapterLease>> Adapters::lease(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = by_name_.find(name);
+  if (it == by_name_.end()) return no_adapter(name);
+  return it->second.lease;
 }
 
 std::shared_ptr<const AdapterLease> Adapters::find(std::string_view name) const {

@@ -34,10 +34,12 @@ class Adapters {
   static Result<std::shared_ptr<Adapters>> make(AdapterLayout layout, Run& run, ThreadPool& pool);
 
   // A folder in PEFT's layout (engine/loader/peft.h). INVALID_ARGUMENT says what does not fit this model,
-  // RESOURCE_EXHAUSTED that every slot is held, and by whom.
+  // ALREADY_EXISTS that one has this name, RESOURCE_EXHAUSTED that every slot is held, and by whom.
   Result<AdapterInfo> load(const std::string& name, const std::string& folder);
   // Requests that hold it go on. NOT_FOUND lists what is loaded.
   Status unload(const std::string& name);
+  // NOT_FOUND lists what is loaded.
+  Result<std::shared_ptr<const AdapterLease>> lease(std::string_view name) const;
   // Null when none has this name.
   std::shared_ptr<const AdapterLease> find(std::string_view name) const;
   std::vector<AdapterInfo> list() const;  // by name
@@ -57,7 +59,8 @@ class Adapters {
   Adapters(AdapterLayout layout, ThreadPool& pool) : layout_(std::move(layout)), pool_(pool) {}
   Result<std::shared_ptr<const AdapterLease>> take_slot();
   Status write(int32_t slot, const PeftAdapter& adapter);
-  std::string names() const;  // under mutex_
+  std::string names() const;                       // under mutex_
+  Status no_adapter(std::string_view name) const;  // under mutex_
 
   const AdapterLayout layout_;
   ThreadPool& pool_;

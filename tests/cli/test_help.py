@@ -23,6 +23,7 @@ SOURCE = pathlib.Path(os.environ.get("OAR_SOURCE_DIR", pathlib.Path(__file__).re
 OAR = pathlib.Path(os.environ.get("OAR_BIN", SOURCE / "build/release/bin/oar")).resolve()
 TIMEOUT = 600  # seconds of one example; a sanitizer build on a busy machine
 sys.path.insert(0, str(SOURCE / "tests/support"))
+from tiny_adapter import write_adapter  # noqa: E402
 from tiny_gguf import write_gguf  # noqa: E402
 from tiny_onnx import field, value, varint, write_model, write_onnx  # noqa: E402
 
@@ -105,18 +106,6 @@ def write_image_tensor(path):
     head += " " * (63 - (10 + len(head)) % 64) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() +
                      struct.pack("<192f", *(k % 11 / 11 for k in range(192))))
-
-
-def write_adapter(folder, number=0.01):
-    """A low-rank adapter of the demo model, as PEFT saves one."""
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps(
-        {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1, "bias": "none"}), encoding="utf-8")
-    module = "base_model.model.model.layers.0.self_attn.o_proj"
-    header = json.dumps({f"{module}.lora_A.weight": {"dtype": "F32", "shape": [1, 256], "data_offsets": [0, 1024]},
-                         f"{module}.lora_B.weight": {"dtype": "F32", "shape": [256, 1], "data_offsets": [1024, 2048]}}).encode()
-    (folder / "adapter_model.safetensors").write_bytes(
-        struct.pack("<Q", len(header)) + header + struct.pack("<512f", *(number,) * 512))
 
 
 def furnish(folder):

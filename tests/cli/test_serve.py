@@ -19,7 +19,7 @@ import urllib.request
 from program import SOURCE, OAR, TIMEOUT, oar, has_server, Base, Server
 
 sys.path.insert(0, str(SOURCE / "tests/support"))
-from test_help import write_adapter  # noqa: E402
+from tiny_adapter import write_adapter  # noqa: E402
 from tiny_onnx import write_layer, write_onnx, write_product  # noqa: E402
 
 

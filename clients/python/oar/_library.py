@@ -23,7 +23,7 @@ class ModelOptions(ctypes.Structure):
                 ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p),
                 ("tool_parser", c_char_p), ("reasoning_parser", c_char_p), ("speculative", c_char_p),
                 ("num_speculative_tokens", c_int64), ("prompt_lookup_min", c_int32), ("prompt_lookup_max", c_int32),
-                ("draft_model", c_char_p)]
+                ("draft_model", c_char_p), ("max_loras", c_int64), ("max_lora_rank", c_int64)]
 
 
 class Sampling(ctypes.Structure):
@@ -35,7 +35,7 @@ class Sampling(ctypes.Structure):
                 ("stop", POINTER(c_char_p)), ("stop_count", c_size_t), ("stop_tokens", POINTER(c_int32)),
                 ("stop_token_count", c_size_t), ("bias_tokens", POINTER(c_int32)), ("bias_values", POINTER(c_float)),
                 ("bias_count", c_size_t), ("cache_salt", c_char_p),
-                ("constraint_kind", c_int32), ("constraint", c_char_p)]
+                ("constraint_kind", c_int32), ("constraint", c_char_p), ("lora", c_char_p)]
 
 
 class ToolCall(ctypes.Structure):
@@ -100,6 +100,9 @@ _FUNCTIONS = {
     "oar_model_load": (c_int, [c_char_p, POINTER(ModelOptions), POINTER(HANDLE)]),
     "oar_model_close": (c_int, [HANDLE]),
     "oar_model_describe": (c_int, [HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "oar_model_load_lora": (c_int, [HANDLE, c_char_p, c_char_p]),
+    "oar_model_unload_lora": (c_int, [HANDLE, c_char_p]),
+    "oar_model_list_loras": (c_int, [HANDLE, c_char_p, c_size_t, POINTER(c_size_t)]),
     "oar_tokenize": (c_int, [HANDLE, c_char_p, c_size_t, c_int, POINTER(c_int32), c_size_t, POINTER(c_size_t)]),
     "oar_detokenize": (c_int, [HANDLE, POINTER(c_int32), c_size_t, c_int, c_char_p, c_size_t, POINTER(c_size_t)]),
     "oar_chat_prompt": (c_int, [HANDLE, c_char_p, c_char_p, c_char_p, c_size_t, POINTER(c_size_t)]),

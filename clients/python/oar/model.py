@@ -34,6 +34,9 @@ class Model:
     a smaller model of the same tokenizer, say what may follow. num_speculative_tokens,
     prompt_lookup_min and prompt_lookup_max are as of `oar serve`; `usage` counts the drafts that were right and wrong.
 
+    With max_loras (slots) and max_lora_rank, adapters as PEFT saves them are loaded and unloaded at any time (load_lora,
+    unload_lora, loras), and lora="NAME" of a generation chooses one; different ones run together.
+
     Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
@@ -43,7 +46,7 @@ class Model:
                  device: Optional[str] = None, tool_parser: Optional[str] = None,
                  reasoning_parser: Optional[str] = None, speculative: Optional[str] = None,
                  num_speculative_tokens: int = 0, prompt_lookup_min: int = 0, prompt_lookup_max: int = 0,
-                 draft_model: Optional[str] = None):
+                 draft_model: Optional[str] = None, max_loras: int = 0, max_lora_rank: int = 0):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -58,6 +61,7 @@ class Model:
         o.speculative = speculative.encode() if speculative else None
         o.draft_model = os.fsencode(draft_model) if draft_model else None
         o.num_speculative_tokens = num_speculative_tokens
+        o.max_loras, o.max_lora_rank = max_loras, max_lora_rank
         o.prompt_lookup_min, o.prompt_lookup_max = prompt_lookup_min, prompt_lookup_max
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 
@@ -78,6 +82,19 @@ class Model:
 
     def describe(self) -> Dict[str, Any]:
         facts: Dict[str, Any] = json.loads(self._text(self._lib.oar_model_describe, self._handle))
+        return facts
+
+    def load_lora(self, name: str, path: Union[str, "os.PathLike[str]"]) -> None:
+        """An adapter from a folder on this machine. Blocks until lora=`name` can be asked for; what runs goes on."""
+        check(self._lib.oar_model_load_lora(self._handle, name.encode(), os.fsencode(path)))
+
+    def unload_lora(self, name: str) -> None:
+        """What runs with it ends with the text it would have had; its slot is free after that."""
+        check(self._lib.oar_model_unload_lora(self._handle, name.encode()))
+
+    def loras(self) -> List[Dict[str, Any]]:
+        """The loaded adapters by name, each with name, path, rank and the base that it says it is of."""
+        facts: List[Dict[str, Any]] = json.loads(self._text(self._lib.oar_model_list_loras, self._handle))
         return facts
 
     def tokenize(self, text: str, *, add_special: bool = True) -> List[int]:
@@ -198,6 +215,8 @@ def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
             setattr(s, name, float(value))
         elif name == "seed":
             s.has_seed, s.seed = 1, value
+        elif name == "lora":
+            s.lora = None if value is None else value.encode()
         elif name == "stop":
             stops = [value] if isinstance(value, str) else list(value)
             array = (ctypes.c_char_p * len(stops))(*(t.encode() for t in stops))
@@ -220,7 +239,7 @@ def _sampling(lib: Any, options: Dict[str, Any]) -> Tuple[Sampling, List[Any]]:
             s.constraint_kind = _CONSTRAINTS[name]
             s.constraint = (value if isinstance(value, str) else json.dumps(value)).encode()
         else:
-            known = _INTS | _FLOATS | {"seed", "stop", "stop_token_ids", "logit_bias"} | set(_CONSTRAINTS)
+            known = _INTS | _FLOATS | {"seed", "lora", "stop", "stop_token_ids", "logit_bias"} | set(_CONSTRAINTS)
             raise TypeError(f"there is no option '{name}'; options are {', '.join(sorted(known))}")
     return s, keep
 

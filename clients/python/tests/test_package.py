@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ OAR = os.environ["OAR_BIN"]
 
 import oar  # noqa: E402
 from oar.aio import AsyncClient  # noqa: E402
+from tiny_adapter import write_adapter  # noqa: E402
 from tiny_onnx import write_lookup, write_onnx  # noqa: E402
 
 
@@ -260,6 +262,32 @@ class Embedded(unittest.TestCase):
             with self.assertRaises(oar.OarError) as e:
                 oar.Model(DEMO, **{switch: wrong})
             self.assertEqual(e.exception.param, switch)
+
+    def test_adapters(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = os.path.join(folder, "adapter")
+            write_adapter(pathlib.Path(folder), 0.3)
+            asked = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            with oar.Model(DEMO, threads=2, memory_bytes=256 << 20, max_loras=1, max_lora_rank=8) as model:
+                plain = model.generate("ROMEO:", **asked).text
+                self.assertEqual(model.loras(), [])
+                model.load_lora("polite", folder)
+                self.assertEqual([(a["name"], a["path"]) for a in model.loras()], [("polite", folder)])
+                self.assertNotEqual(model.generate("ROMEO:", lora="polite", **asked).text, plain)
+                self.assertEqual(model.generate("ROMEO:", lora=None, **asked).text, plain)
+                for call, status, words in (
+                        (lambda: model.load_lora("polite", folder), "ALREADY_EXISTS", "unload it first"),
+                        (lambda: model.load_lora("other", folder), "RESOURCE_EXHAUSTED", "polite"),
+                        (lambda: model.load_lora("other", "/nowhere"), "NOT_FOUND", "/nowhere"),
+                        (lambda: model.unload_lora("rude"), "NOT_FOUND", "loaded: polite"),
+                        (lambda: model.generate("ROMEO:", lora="rude", **asked), "NOT_FOUND", "loaded: polite")):
+                    with self.assertRaisesRegex(oar.OarError, words) as refused:
+                        call()
+                    self.assertEqual(refused.exception.status, status)
+                model.unload_lora("polite")
+                self.assertEqual(model.loras(), [])
+            with self.assertRaisesRegex(oar.OarError, "max_lora_rank"):
+                oar.Model(DEMO, max_lora_rank=8)
 
     def test_language_model(self):
         with oar.Model(DEMO, threads=2) as m:
