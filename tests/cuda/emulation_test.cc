@@ -2,10 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/cuda/emulation/emulation.h"
 #include "quant/dtype.h"
+#include "tests/cuda/emulated.h"
 #include "tests/cuda/faulty_kernels.h"
-#include "tests/support/catch.h"
 
 namespace emulation = oar::cuda::emulation;
 using namespace oar_test;
@@ -14,24 +13,6 @@ namespace {
 
 constexpr int kThreads = 64;
 constexpr size_t kSharedBytes = 1024;
-
-// `n` values of T in device memory.
-template <class T>
-class DeviceValues {
- public:
-  explicit DeviceValues(size_t n)
-      : data_(static_cast<T*>(emulation::device_allocate(n * sizeof(T)))), size_(n) {}
-  ~DeviceValues() { emulation::device_release(data_); }
-  DeviceValues(const DeviceValues&) = delete;
-  DeviceValues& operator=(const DeviceValues&) = delete;
-  T* data() { return data_; }
-  T& operator[](size_t i) { return data_[i]; }
-  size_t size() const { return size_; }
-
- private:
-  T* data_;
-  size_t size_;
-};
 
 // What the emulator says of a run, or "NaN" for an output that is none; empty: all is well.
 std::string run(FaultyKernel kernel, bool fault) {
@@ -43,18 +24,6 @@ std::string run(FaultyKernel kernel, bool fault) {
     if (std::isnan(out[i])) return "NaN";
   }
   return {};
-}
-
-void in_every_order(const std::function<void()>& test) {
-  for (const auto order :
-       {emulation::Order::kAscending, emulation::Order::kDescending, emulation::Order::kShuffled}) {
-    for (const bool late : {true, false}) {
-      emulation::options() = {order, 7, late};
-      INFO("order " << static_cast<int>(order) << ", late copies " << late);
-      test();
-    }
-  }
-  emulation::options() = {};
 }
 
 }  // namespace

@@ -51,6 +51,9 @@ void fiber_main() {
   if (!f.open.empty() || std::any_of(f.groups.begin(), f.groups.end(), pending)) {
     fail("a thread ends with copies that it has not waited for");
   }
+  if (!f.open_stores.empty() || !f.stores.empty()) {
+    fail("a thread ends with stores of boxes that it has not waited for");
+  }
   f.open.clear();
   f.groups.clear();
   f.state = Fiber::State::kDone;
@@ -77,6 +80,9 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.state = Fiber::State::kReady;
   f.open.clear();
   f.groups.clear();
+  f.open_stores.clear();
+  f.stores.clear();
+  f.fences = 0;
   f.accesses.clear();
   // As if it had called oar_cuda_switch: return address, then the registers. The stack is aligned as a call
   // leaves it.
@@ -91,11 +97,14 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
 bool pass_barrier() {
   Machine& m = machine();
   const auto all = std::span(m.fibers).first(static_cast<size_t>(m.threads));
-  const auto stuck =
-      std::find_if(all.begin(), all.end(), [](const Fiber& f) { return f.state == Fiber::State::kInWarp; });
+  const auto stuck = std::find_if(all.begin(), all.end(), [](const Fiber& f) {
+    return f.state == Fiber::State::kInWarp || f.state == Fiber::State::kAtMbarrier;
+  });
   if (stuck != all.end()) {
     m.now = &*stuck;
-    fail("a warp waits for lanes that never come", stuck->place);
+    fail(stuck->state == Fiber::State::kInWarp ? "a warp waits for lanes that never come"
+                                               : "a phase of an mbarrier never ends",
+         stuck->place);
     return false;
   }
   const Fiber* first = nullptr;
@@ -111,6 +120,7 @@ bool pass_barrier() {
   if (ended) fail("__syncthreads is not reached by threads that have ended", first->place);
   ++counters().barriers;
   ++m.block_epoch;
+  meet_clocks(0, m.threads, 0xffffffffu);
   for (Fiber& f : all) {
     if (f.state == Fiber::State::kAtBarrier) f.state = Fiber::State::kReady;
   }
@@ -131,6 +141,7 @@ void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
     int done = 0;
     for (int k : order) {
       Fiber& f = m.fibers[static_cast<size_t>(k)];
+      if (f.state == Fiber::State::kAtMbarrier && phase_has_ended(f)) f.state = Fiber::State::kReady;
       if (f.state == Fiber::State::kReady) {
         resume(f);
         moved = true;
@@ -138,7 +149,7 @@ void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
       done += f.state == Fiber::State::kDone;
     }
     if (done == m.threads) break;
-    if (!moved && !pass_barrier()) break;  // fibers that never end are left where they are
+    if (!moved && !deliver_box() && !pass_barrier()) break;  // fibers that never end are left where they are
   }
   finish_block();
 }

@@ -7,10 +7,12 @@
 //   - shared memory and targets of asynchronous copies hold NaN until they are written or waited for, fresh
 //     device memory too;
 //   - threads run in ascending, descending or shuffled order, asynchronous copies early or late;
+//   - an mbarrier whose phase never ends is an error, not a hang;
 //   - barriers and warp operations reached from different lines, or by some threads only, are errors;
 //   - bytes around each allocation are watched.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
-// accesses outside of an allocation, 32-byte sectors per request of a warp, bank conflicts.
+// accesses outside of an allocation, 32-byte sectors per request of a warp, bank conflicts; and bytes that a
+// bulk copy may not see, as no proxy fence lies between.
 //
 // What it cannot find: timing, the rounding of real tensor cores, races in global memory between blocks.
 // One launch at a time; the emulated runtime (runtime.cc) holds a lock.
@@ -22,6 +24,7 @@
 #include <vector_functions.h>
 #include <vector_types.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -60,6 +63,7 @@ struct Counters {
   uint64_t store_requests = 0, store_sectors = 0, store_bytes = 0;
   // Wavefronts of shared memory: one for every 32 words, and one more for each further word of a bank.
   uint64_t shared_wavefronts = 0, shared_ideal = 0;
+  uint64_t box_bytes = 0;  // of boxes of tensors, both ways
 };
 Counters& counters();
 
@@ -104,6 +108,26 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Pla
 void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place);
 void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place);
 int lane_of_current_thread();
+
+// What copies of boxes know of a tensor of 2 or 3 dimensions; the fastest comes first.
+struct alignas(64) TensorMap {
+  const std::byte* base;
+  int rank;
+  uint32_t element_bytes;
+  uint64_t size[3];
+  uint64_t stride[2];  // bytes, of the second and third dimension
+  uint32_t box[3];
+  uint32_t swizzle;  // its span in bytes: 0, 32, 64 or 128
+};
+void mbarrier_init(void* p, int arrivals);
+void mbarrier_arrive(void* p, uint32_t bytes, Place place);
+void mbarrier_wait(void* p, uint32_t parity, Place place);
+void fence_proxy_async();
+void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
+              Place place);
+void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place);
+void store_box_commit();
+void store_box_wait(int left);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -27,8 +28,39 @@ struct AsyncCopy {
   bool done;  // at once, as options() say
 };
 
+// A box of a tensor on its way.
+struct Box {
+  void* shared;
+  TensorMap map;
+  int rank;
+  std::array<int, 3> first;
+  uint32_t mbarrier;  // its offset in shared memory
+  int thread;         // who asked
+  Place place;
+};
+
+// Who touched a byte last, and when: by barriers, by the thread's clock and by its proxy fences. Behind the
+// threads come the mbarriers: their box copies.
+struct Touch {
+  uint32_t block_epoch = 0, warp_epoch = 0;
+  int thread = -1;
+  uint32_t time = 1, fences = 0;
+};
+
+// Of each thread and each mbarrier, up to where whoever has the clock is ordered behind them.
+using Clock = std::vector<uint32_t>;
+constexpr size_t kMaxMbarriers = 64;
+
+struct MbarrierState {
+  int arrivals = 0, pending = 0, slot = 0;
+  int64_t bytes = 0;  // that the phase still expects
+  uint32_t phase = 0;
+  Touch made;
+  Clock clock, done;  // of all arrivals; of those of phases that have ended
+};
+
 struct Fiber : Thread {
-  enum class State : uint8_t { kReady, kInWarp, kAtBarrier, kDone };
+  enum class State : uint8_t { kReady, kInWarp, kAtBarrier, kAtMbarrier, kDone };
   void* stack_pointer = nullptr;
   std::byte* stack = nullptr;
   int number = 0;  // in its block
@@ -42,6 +74,11 @@ struct Fiber : Thread {
   alignas(16) std::byte out[16];
   std::vector<AsyncCopy> open;
   std::deque<std::vector<AsyncCopy>> groups;
+  std::vector<Box> open_stores;
+  std::deque<std::vector<Box>> stores;
+  const MbarrierState* mbarrier = nullptr;  // that it waits for
+  uint32_t parity = 0;
+  uint32_t fences = 0;  // fence_proxy_async so far
   // Accesses by instruction since the warp met last: which lanes' accesses are one request.
   std::unordered_map<const void*, int> accesses;
 
@@ -58,6 +95,9 @@ struct Machine {
   // Number of barriers of the block and of each warp so far: what lies before one is ordered.
   uint32_t block_epoch = 0;
   std::array<uint32_t, kMaxThreads / kLanes> warp_epoch{}, warp_meetings{};
+  std::vector<Clock> clocks;                    // of each thread, once there is an mbarrier
+  std::map<uint32_t, MbarrierState> mbarriers;  // by offset in shared memory
+  std::vector<Box> boxes;                       // late copies
 };
 Machine& machine();
 
@@ -75,6 +115,22 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
 // Wavefronts of `n` accesses of `bytes` in shared memory.
 void count_wavefronts(const uintptr_t* address, int n, size_t bytes);
 bool tracing();
+// A byte touched so is ordered before what the fiber does now.
+bool ordered(const Touch& before, const Fiber& now);
+Touch touch_now(const Fiber& f);
+// The thread that touched it has passed a proxy fence since.
+bool fenced(const Touch& before);
+// Bytes of shared memory that a box copy of the running thread reads, or will write as `by`.
+void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place);
+void watch_mbarrier(const void* p);
+
+// bulk.cc
+void begin_bulk();
+void finish_bulk();
+bool phase_has_ended(const Fiber& f);
+bool deliver_box();  // false: none is on its way
+// Threads [first, first + count), of one warp those of `mask`, have met at a barrier.
+void meet_clocks(int first, int count, uint32_t mask);
 
 // warp.cc: computes `out` of every lane of the mask.
 void complete(WarpOperation operation, Fiber* lanes, uint32_t mask);

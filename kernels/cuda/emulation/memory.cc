@@ -51,21 +51,25 @@ bool in_shared(const void* p) {
 // ---- races in shared memory ----
 
 // An access is ordered before the one that comes now if a barrier of the block, or of the common warp, lies
-// between them. Two readers are kept: one that comes later may be ordered behind one of them alone.
-struct Touch {
-  uint32_t block_epoch = 0, warp_epoch = 0;
-  int thread = -1;
-};
+// between them, or mbarriers that lead from one to the other. Two readers are kept: one that comes later may
+// be ordered behind one of them alone.
 struct Shadow {
   Touch write, read, other_read;
+  bool mbarrier = false;
 };
 std::vector<Shadow> g_shadow;  // a byte of shared memory each
 
-bool ordered(const Touch& before, const Fiber& now) {
-  const Machine& m = machine();
-  if (before.thread < 0 || before.thread == now.number || before.block_epoch != m.block_epoch) return true;
-  return before.thread / kLanes == now.warp() &&
-         before.warp_epoch < m.warp_epoch[static_cast<size_t>(now.warp())];
+std::string who(const Touch& t) {
+  return t.thread < machine().threads ? "thread " + std::to_string(t.thread) : "a box copy";
+}
+
+// The touch of byte `k` that is not ordered before a write, or a read, of `f`; null: none.
+const Touch* race_at(size_t k, bool write, const Fiber& f) {
+  const Shadow& s = g_shadow[k];
+  if (!ordered(s.write, f)) return &s.write;
+  if (write && !ordered(s.read, f)) return &s.read;
+  if (write && !ordered(s.other_read, f)) return &s.other_read;
+  return nullptr;
 }
 
 void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) {
@@ -74,16 +78,13 @@ void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) 
   if (offset + bytes > m.shared_bytes) {
     return fail(std::string(write ? "write" : "read") + " beyond the shared memory of the launch");
   }
-  const Touch now{m.block_epoch, m.warp_epoch[static_cast<size_t>(f.warp())], f.number};
+  const Touch now = touch_now(f);
   for (size_t k = offset; k < offset + bytes; ++k) {
     Shadow& s = g_shadow[k];
-    const Touch* race = nullptr;
-    if (!ordered(s.write, f)) race = &s.write;
-    if (write && !ordered(s.read, f)) race = &s.read;
-    if (write && !ordered(s.other_read, f)) race = &s.other_read;
-    if (race != nullptr) {
+    if (s.mbarrier) fail("an mbarrier is accessed as memory");
+    if (const Touch* race = race_at(k, write, f); race != nullptr) {
       fail("race in shared memory at byte " + std::to_string(k) + ": " + (write ? "written" : "read") +
-           " without a barrier behind thread " + std::to_string(race->thread));
+           " without a barrier behind " + who(*race));
     }
     if (write) s.write = now;
     else if (ordered(s.read, f)) s.read = now;
@@ -116,6 +117,54 @@ void count_sectors(const Request& r) {
 }  // namespace
 
 bool tracing() { return g_tracing; }
+
+Touch touch_now(const Fiber& f) {
+  const Machine& m = machine();
+  const auto self = static_cast<size_t>(f.number);
+  return {m.block_epoch, m.warp_epoch[static_cast<size_t>(f.warp())], f.number,
+          m.clocks.empty() ? 1 : m.clocks[self][self], f.fences};
+}
+
+bool ordered(const Touch& before, const Fiber& now) {
+  const Machine& m = machine();
+  if (before.thread < 0 || before.thread == now.number) return true;
+  if (!m.clocks.empty()) {
+    const Clock& clock = m.clocks[static_cast<size_t>(now.number)];
+    if (clock[static_cast<size_t>(before.thread)] >= before.time) return true;
+  }
+  if (before.thread >= m.threads) return false;  // a barrier of the block does not wait for box copies
+  if (before.block_epoch != m.block_epoch) return true;
+  return before.thread / kLanes == now.warp() &&
+         before.warp_epoch < m.warp_epoch[static_cast<size_t>(now.warp())];
+}
+
+bool fenced(const Touch& before) {
+  const Machine& m = machine();
+  if (before.thread < 0 || before.thread >= m.threads) return true;
+  return m.fibers[static_cast<size_t>(before.thread)].fences > before.fences;
+}
+
+void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place) {
+  for (size_t k = offset; k < offset + bytes; ++k) {
+    Shadow& s = g_shadow[k];
+    const Touch* race = race_at(k, write, *machine().now);
+    const bool seen = fenced(s.write);
+    if (!s.mbarrier && race == nullptr && seen) {
+      (write ? s.write : s.read) = by;
+      continue;
+    }
+    const std::string at = " at byte " + std::to_string(k) + " of shared memory";
+    if (s.mbarrier) fail("a box copy meets an mbarrier" + at, place);
+    if (race != nullptr) fail("race: a box copy without a barrier behind " + who(*race) + at, place);
+    if (!seen) fail("a box copy may not see what " + who(s.write) + " wrote: no proxy fence" + at, place);
+    return;
+  }
+}
+
+void watch_mbarrier(const void* p) {
+  const auto offset = static_cast<size_t>(static_cast<const std::byte*>(p) - machine().shared);
+  for (size_t k = offset; k < offset + sizeof(uint64_t); ++k) g_shadow[k].mbarrier = true;
+}
 
 // 16-byte accesses are served 8 lanes at a time, 8-byte ones 16, narrower ones 32.
 void count_wavefronts(const uintptr_t* address, int n, size_t bytes) {
@@ -165,10 +214,12 @@ void begin_block() {
   std::memset(m.shared + m.shared_bytes, static_cast<int>(kGuard), kGuardBytes);
   ++m.block_epoch;
   if (g_tracing) g_shadow.assign(m.shared_bytes, {});
+  begin_bulk();
 }
 
 void finish_block() {
   Machine& m = machine();
+  finish_bulk();
   const std::byte* end = m.shared + m.shared_bytes;
   if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; })) {
     fail("write beyond the shared memory of the launch");

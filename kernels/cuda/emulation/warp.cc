@@ -127,7 +127,10 @@ void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, 
     const auto warp = static_cast<size_t>(f.warp());
     ++counters().warp_operations;
     ++m.warp_meetings[warp];
-    if (operation == WarpOperation::kBarrier) ++m.warp_epoch[warp];
+    if (operation == WarpOperation::kBarrier) {
+      ++m.warp_epoch[warp];
+      meet_clocks(f.warp() * kLanes, kLanes, mask);
+    }
     complete(operation, lanes, mask);
     for (int l = 0; l < kLanes; ++l) {
       if ((mask >> l & 1) == 0) continue;

@@ -1,0 +1,263 @@
+// mbarriers and the asynchronous proxy: boxes of tensors on their way, and who may see what they brought.
+//
+// Late copies arrive when no thread can go on, the newest first; early ones at once.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/emulation/machine.h"
+
+namespace oar::cuda::emulation {
+namespace {
+
+constexpr uint32_t kBoxAlignment = 128;
+
+uint32_t shared_offset(const void* p) {
+  return static_cast<uint32_t>(static_cast<const std::byte*>(p) - machine().shared);
+}
+
+size_t box_bytes(const Box& b) {
+  size_t bytes = b.map.element_bytes;
+  for (int d = 0; d < b.rank; ++d) bytes *= b.map.box[d];
+  return bytes;
+}
+
+// Where the byte at `offset` of shared memory lies: 16-byte pieces change places within the swizzle's span.
+uint32_t swizzled(uint32_t offset, uint32_t span) {
+  if (span == 0) return offset;
+  return offset ^ (((offset >> 7) & (span / 16 - 1)) << 4);
+}
+
+// Calls visit(offset in shared memory, the element in global memory or null outside of the tensor).
+template <class Visit>
+void each_element(const Box& b, Visit visit) {
+  const TensorMap& m = b.map;
+  uint32_t at = shared_offset(b.shared);
+  const uint32_t planes = b.rank == 3 ? m.box[2] : 1;
+  for (uint32_t z = 0; z < planes; ++z) {
+    for (uint32_t y = 0; y < m.box[1]; ++y) {
+      for (uint32_t x = 0; x < m.box[0]; ++x, at += m.element_bytes) {
+        const int64_t i[3] = {b.first[0] + int64_t{x}, b.first[1] + int64_t{y}, b.first[2] + int64_t{z}};
+        bool inside = true;
+        int64_t offset = 0;
+        for (int d = 0; d < b.rank; ++d) {
+          inside = inside && i[d] >= 0 && i[d] < static_cast<int64_t>(m.size[d]);
+          offset += i[d] * static_cast<int64_t>(d == 0 ? m.element_bytes : m.stride[d - 1]);
+        }
+        visit(swizzled(at, m.swizzle), inside ? const_cast<std::byte*>(m.base) + offset : nullptr);
+      }
+    }
+  }
+}
+
+// Runs `work` as if `number` did: what goes wrong in it is that thread's.
+template <class Work>
+void on_behalf_of(int number, Work work) {
+  Machine& m = machine();
+  Fiber* last = std::exchange(m.now, &m.fibers[static_cast<size_t>(number)]);
+  work();
+  m.now = last;
+}
+
+void move_box(const Box& b, bool to_shared) {
+  Machine& m = machine();
+  on_behalf_of(b.thread, [&] {
+    each_element(b, [&](uint32_t at, std::byte* global) {
+      if (global != nullptr && tracing()) watch_access(global, b.map.element_bytes, !to_shared, nullptr);
+      if (!to_shared && global != nullptr) std::memcpy(global, m.shared + at, b.map.element_bytes);
+      if (to_shared && global != nullptr) std::memcpy(m.shared + at, global, b.map.element_bytes);
+      if (to_shared && global == nullptr) std::memset(m.shared + at, 0, b.map.element_bytes);
+    });
+  });
+}
+
+// False, with an error, for what the hardware refuses or garbles.
+bool valid(const Box& b) {
+  const char* wrong = nullptr;
+  const uint32_t alignment = std::max(kBoxAlignment, 8 * b.map.swizzle);
+  const auto* at = static_cast<const std::byte*>(b.shared);
+  const Machine& m = machine();
+  if (b.map.rank != b.rank) wrong = "the tensor map has another number of dimensions";
+  else if (at < m.shared || at + box_bytes(b) > m.shared + m.shared_bytes)
+    wrong = "outside of the launch's shared memory";
+  else if (shared_offset(at) % alignment != 0) wrong = "misaligned: its swizzle begins elsewhere";
+  if (wrong != nullptr) fail(std::string("a box of a tensor: ") + wrong, b.place);
+  return wrong == nullptr;
+}
+
+MbarrierState* find(const void* p, Place place) {
+  Machine& m = machine();
+  const auto it = m.mbarriers.find(shared_offset(p));
+  if (it == m.mbarriers.end()) {
+    fail("an mbarrier that nobody has initialized", place);
+    return nullptr;
+  }
+  if (!ordered(it->second.made, *m.now)) {
+    fail("an mbarrier is used without a barrier behind its initialization", place);
+  }
+  return &it->second;
+}
+
+void settle(MbarrierState& b) {
+  if (b.pending != 0 || b.bytes != 0) return;
+  b.pending = b.arrivals;
+  b.done = b.clock;
+  b.done[static_cast<size_t>(machine().threads + b.slot)] = ++b.phase;
+}
+
+void deliver(const Box& b) {
+  move_box(b, true);
+  MbarrierState& mbarrier = machine().mbarriers.at(b.mbarrier);
+  mbarrier.bytes -= static_cast<int64_t>(box_bytes(b));
+  settle(mbarrier);
+}
+
+}  // namespace
+
+// ---- who is ordered behind whom: vector clocks, once a block has an mbarrier ----
+
+void join(Clock& to, const Clock& from) {
+  for (size_t k = 0; k < to.size(); ++k) to[k] = std::max(to[k], from[k]);
+}
+
+void meet_clocks(int first, int count, uint32_t mask) {
+  Machine& m = machine();
+  if (m.clocks.empty()) return;
+  const auto takes_part = [&](int k) {
+    return first + k < m.threads && (count > kLanes || (mask >> k & 1) != 0);
+  };
+  Clock all(m.clocks[0].size());
+  for (int k = 0; k < count; ++k) {
+    if (takes_part(k)) join(all, m.clocks[static_cast<size_t>(first + k)]);
+  }
+  for (int k = 0; k < count; ++k) {
+    if (!takes_part(k)) continue;
+    const auto thread = static_cast<size_t>(first + k);
+    m.clocks[thread] = all;
+    ++m.clocks[thread][thread];
+  }
+}
+
+// ---- mbarriers ----
+
+void mbarrier_init(void* p, int arrivals) {
+  Machine& m = machine();
+  Fiber& f = *m.now;
+  if (reinterpret_cast<uintptr_t>(p) % 8 != 0 || shared_offset(p) + 8 > m.shared_bytes || arrivals < 1) {
+    return fail("mbarrier.init: not 8 aligned bytes of the launch's shared memory, or no arrivals");
+  }
+  if (m.clocks.empty()) {
+    const auto threads = static_cast<size_t>(m.threads);
+    m.clocks.assign(threads, Clock(threads + kMaxMbarriers));
+    for (size_t k = 0; k < threads; ++k) m.clocks[k][k] = 1;
+  }
+  if (m.mbarriers.size() == kMaxMbarriers) return fail("more mbarriers than the emulator follows");
+  if (tracing()) watch_mbarrier(p);
+  MbarrierState b;
+  b.arrivals = b.pending = arrivals;
+  b.slot = static_cast<int>(m.mbarriers.size());
+  b.made = touch_now(f);
+  b.clock.assign(m.clocks[0].size(), 0);
+  if (!m.mbarriers.emplace(shared_offset(p), b).second) fail("mbarrier.init of one that is one already");
+}
+
+void mbarrier_arrive(void* p, uint32_t bytes, Place place) {
+  Machine& m = machine();
+  MbarrierState* b = find(p, place);
+  if (b == nullptr) return;
+  if (b->pending == 0) return fail("an mbarrier has more arrivals than its phase takes", place);
+  const auto self = static_cast<size_t>(m.now->number);
+  join(b->clock, m.clocks[self]);
+  ++m.clocks[self][self];
+  --b->pending;
+  b->bytes += bytes;
+  settle(*b);
+}
+
+bool phase_has_ended(const Fiber& f) { return (f.mbarrier->phase & 1) != f.parity; }
+
+void mbarrier_wait(void* p, uint32_t parity, Place place) {
+  Fiber& f = *machine().now;
+  MbarrierState* b = find(p, place);
+  if (b == nullptr) return;
+  f.mbarrier = b;
+  f.parity = parity;
+  f.place = place;
+  if (!phase_has_ended(f)) {
+    f.state = Fiber::State::kAtMbarrier;
+    yield_fiber();
+  }
+  if (!b->done.empty()) join(machine().clocks[static_cast<size_t>(f.number)], b->done);
+}
+
+void fence_proxy_async() { ++machine().now->fences; }
+
+// ---- boxes ----
+
+void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
+              Place place) {
+  Machine& m = machine();
+  MbarrierState* b = find(mbarrier, place);
+  const Box box{shared, map, rank, first, shared_offset(mbarrier), m.now->number, place};
+  if (b == nullptr || !valid(box)) return;
+  if (!fenced(b->made))
+    fail("a box copy may not see its mbarrier: no fence_proxy_async behind its initialization", place);
+  const Touch by_copy{.thread = m.threads + b->slot, .time = b->phase + 1};
+  each_element(box, [&](uint32_t at, std::byte*) {
+    if (tracing()) watch_box(at, map.element_bytes, true, by_copy, place);
+    if (options().late_copies) std::memset(m.shared + at, 0xff, map.element_bytes);
+  });
+  counters().box_bytes += box_bytes(box);
+  if (options().late_copies) m.boxes.push_back(box);
+  else deliver(box);
+}
+
+bool deliver_box() {
+  Machine& m = machine();
+  if (m.boxes.empty()) return false;
+  const Box b = m.boxes.back();
+  m.boxes.pop_back();
+  deliver(b);
+  return true;
+}
+
+void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place) {
+  Fiber& f = *machine().now;
+  const Box box{const_cast<void*>(shared), map, rank, first, 0, f.number, place};
+  if (!valid(box)) return;
+  if (tracing()) {
+    const Touch by_thread = touch_now(f);
+    each_element(box,
+                 [&](uint32_t at, std::byte*) { watch_box(at, map.element_bytes, false, by_thread, place); });
+  }
+  counters().box_bytes += box_bytes(box);
+  f.open_stores.push_back(box);
+  if (!options().late_copies) move_box(box, false);
+}
+void store_box_commit() {
+  Fiber& f = *machine().now;
+  f.stores.push_back(std::exchange(f.open_stores, {}));
+}
+void store_box_wait(int left) {
+  Fiber& f = *machine().now;
+  for (; f.stores.size() > static_cast<size_t>(left); f.stores.pop_front()) {
+    if (!options().late_copies) continue;
+    for (const Box& b : f.stores.front()) move_box(b, false);
+  }
+}
+
+void begin_bulk() {
+  Machine& m = machine();
+  m.mbarriers.clear();
+  m.boxes.clear();
+  m.clocks.clear();
+}
+void finish_bulk() {
+  Machine& m = machine();
+  if (!m.boxes.empty()) fail("a block ends before a box copy has arrived", m.boxes.front().place);
+  for (const auto& [at, b] : m.mbarriers) {
+    if (b.bytes != 0)
+      fail("an mbarrier's bytes were not those of its copies: " + std::to_string(b.bytes) + " are missing");
+  }
+}
+
+}  // namespace oar::cuda::emulation

@@ -1,0 +1,147 @@
+// More of device.h's vocabulary, for sm_90a: mbarriers, bulk copies of boxes of tensors (TMA) and the fence
+// between memory's two proxies. A box copy reads and writes shared memory through the asynchronous proxy;
+// threads' own loads and stores go through the generic one.
+#pragma once
+
+#include "kernels/cuda/device.h"
+
+#if defined(__CUDACC__)
+#include <cuda.h>
+#define OAR_GRID_CONSTANT const __grid_constant__
+#else
+#define OAR_GRID_CONSTANT const
+#endif
+
+namespace oar::cuda {
+
+// What tensor_map.h's make_tensor_map() makes; a kernel takes it by value, as OAR_GRID_CONSTANT.
+#if defined(__CUDACC__)
+using TensorMap = CUtensorMap;
+#else
+using TensorMap = emulation::TensorMap;
+#endif
+
+// ---- mbarriers ----
+
+// In shared memory. Its phase ends when all arrivals of it have come and all bytes that it expects. Phases
+// count 0, 1, 2, ...; a phase's parity is its lowest bit.
+struct Mbarrier {
+  uint64_t word;
+};
+
+// By one thread; then fence_proxy_async() and a barrier of the block before anybody uses it.
+OAR_DEVICE void mbarrier_init(Mbarrier* b, int arrivals) {
+#if defined(__CUDACC__)
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+#else
+  emulation::mbarrier_init(b, arrivals);
+#endif
+}
+// Whoever waits for the phase sees what this thread wrote before.
+OAR_DEVICE void mbarrier_arrive(Mbarrier* b OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+#else
+  emulation::mbarrier_arrive(b, 0, place);
+#endif
+}
+// Arrives, and the phase ends no earlier than when `bytes` more of copies are there.
+OAR_DEVICE void mbarrier_arrive_expect(Mbarrier* b, uint32_t bytes OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
+#else
+  emulation::mbarrier_arrive(b, bytes, place);
+#endif
+}
+// Waits until the present phase is not of this parity: until a phase of this parity has ended.
+OAR_DEVICE void mbarrier_wait(Mbarrier* b, uint32_t parity OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
+#else
+  emulation::mbarrier_wait(b, parity, place);
+#endif
+}
+
+// What this thread wrote to shared memory before, box copies after it see: those of others too, once a
+// barrier lies between.
+OAR_DEVICE void fence_proxy_async() {
+#if defined(__CUDACC__)
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  emulation::fence_proxy_async();
+#endif
+}
+
+// ---- boxes of tensors ----
+
+// One thread copies the box whose first element is (x, y) or (x, y, z), x the fastest dimension, into shared
+// memory while it goes on; what lies outside of the tensor becomes 0. `b` counts all bytes of the box. A box
+// begins at a multiple of 128 bytes, a swizzled one at a multiple of 8 times its swizzle.
+OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, Mbarrier* b OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3}], [%4];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(shared_address(b))
+      : "memory");
+#else
+  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, place);
+#endif
+}
+OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, int z,
+                         Mbarrier* b OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+      "%4}], [%5];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b))
+      : "memory");
+#else
+  emulation::copy_box(shared, *map, 3, {x, y, z}, b, place);
+#endif
+}
+
+// The way back; what lies outside of the tensor is not written.
+OAR_DEVICE void store_box(const TensorMap* map, int x, int y, const void* shared OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+               "r"(x), "r"(y), "r"(shared_address(shared))
+               : "memory");
+#else
+  emulation::store_box(*map, 2, {x, y, 0}, shared, place);
+#endif
+}
+OAR_DEVICE void store_box(const TensorMap* map, int x, int y, int z, const void* shared OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
+      : "memory");
+#else
+  emulation::store_box(*map, 3, {x, y, z}, shared, place);
+#endif
+}
+// Makes a group of this thread's stores of boxes since the last call.
+OAR_DEVICE void store_box_commit() {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  emulation::store_box_commit();
+#endif
+}
+// Waits until at most kLeft of this thread's groups are under way; the others have been written.
+template <int kLeft>
+OAR_DEVICE void store_box_wait() {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
+#else
+  emulation::store_box_wait(kLeft);
+#endif
+}
+
+}  // namespace oar::cuda

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of hopper.h's words, without spills.
+
+The assembler's own report is read, so no GPU and no disassembler is needed.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+NVCC, ROOT = sys.argv[1], pathlib.Path(sys.argv[2])
+# Of each kernel: its instructions, and the most registers that it may take.
+KERNELS = {
+    "reads_box": (["mbarrier.init.shared::cta.b64", "mbarrier.arrive.expect_tx.shared::cta.b64",
+                   "mbarrier.try_wait.parity.shared::cta.b64", "fence.proxy.async.shared::cta",
+                   "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+                   "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"], 32),
+    "sums_boxes": (["mbarrier.arrive.shared::cta.b64",
+                    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"], 40),
+    "writes_box": (["cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group",
+                    "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group",
+                    "cp.async.bulk.commit_group", "cp.async.bulk.wait_group"], 32),
+}
+
+
+class Instructions(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with tempfile.TemporaryDirectory() as folder:
+            ptx, cubin = f"{folder}/k.ptx", f"{folder}/k.cubin"
+            source = ["-std=c++20", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(ROOT), "-x", "cu",
+                      str(ROOT / "tests/cuda/box_kernels.cc")]
+            cls.run_tool(NVCC, *source, "-ptx", "-o", ptx)
+            # From PTX on: ptxas takes every instruction for sm_90a, and says what they need.
+            cls.report = cls.run_tool(NVCC, "-arch=sm_90a", "-cubin", "-Xptxas", "-v", ptx, "-o", cubin)
+            cls.ptx = pathlib.Path(ptx).read_text(encoding="utf-8")
+
+    @staticmethod
+    def run_tool(*command):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise AssertionError(" ".join(command) + "\n" + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_instructions(self):
+        bodies = {name: body for name in KERNELS for body in self.ptx.split(".entry ")[1:] if name in body.split("(")[0]}
+        for name, (instructions, _) in KERNELS.items():
+            for instruction in instructions:
+                with self.subTest(kernel=name, instruction=instruction):
+                    self.assertIn(instruction, bodies[name])
+
+    def test_registers_and_stack(self):
+        for name, (_, most) in KERNELS.items():
+            said = re.search(name + r"\w*' for 'sm_90a'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                             r"(\d+) bytes spill loads.*?Used (\d+) registers", self.report, re.S)
+            with self.subTest(kernel=name, report=self.report):
+                self.assertIsNotNone(said)
+                self.assertEqual(said.groups()[:3], ("0", "0", "0"))
+                self.assertLessEqual(int(said[4]), most)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
