@@ -179,6 +179,11 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
 
 Status ModelCatalog::load(const std::string& name, const std::string& config) {
   std::lock_guard one(loading_);
+  if (find_adapter(name))
+    return {
+        StatusCode::kAlreadyExists,
+        cat("an adapter is called ", in_quotes(name), "; unload it first, or give lora_path to load another"),
+        "model_name"};
   if (!source_) return unimplemented("this server has no model repository; start it with a folder of models");
   OAR_RETURN_IF_ERROR(source_->locate(name));
   const Status s = open(name, config);
@@ -191,10 +196,12 @@ Status ModelCatalog::unload(const std::string& name) {
   std::lock_guard one(loading_);
   ModelVersions old;  // released outside the lock
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto it = entries_.find(name);
-    if (it == entries_.end())
-      return Status(StatusCode::kNotFound, cat("there is no model ", in_quotes(name)), "model_name");
+    if (it == entries_.end()) {
+      lock.unlock();
+      return drop_adapter(name, "model_name");
+    }
     old.swap(it->second.versions);
     it->second.state = "UNAVAILABLE";
     it->second.reason = "unloaded";
@@ -237,25 +244,40 @@ ModelHandlePtr ModelCatalog::find_adapter(std::string_view name) const {
   return nullptr;
 }
 
+// The model that an adapter called `name` is to be of.
+Result<ModelHandlePtr> ModelCatalog::base_for(const std::string& name, const std::string& parent) const {
+  {
+    std::lock_guard lock(mutex_);
+    if (entries_.contains(name))
+      return Status(StatusCode::kAlreadyExists,
+                    cat("a model is called ", in_quotes(name), "; name the adapter otherwise"), "lora_name");
+  }
+  ModelHandlePtr model;
+  std::string with_slots;
+  bool several = false;
+  for (const ServedModel& m : loaded()) {
+    if (!m.language || !m.language->adapters) continue;
+    add_name(with_slots, m.name());
+    if (!parent.empty() && m.name() != parent) continue;
+    several = several || (model && model->name != m.name());
+    model = m.language;
+  }
+  if (several)
+    return invalid_argument(cat("several models take adapters; name one of them: ", with_slots),
+                            "base_model_name");
+  if (model) return model;
+  if (with_slots.empty())
+    return invalid_argument("no model has slots for adapters; serve one with --max-loras", "base_model_name");
+  return invalid_argument(
+      cat("the model ", in_quotes(parent),
+          " is not loaded or has no slots for adapters (--max-loras); there is: ", with_slots),
+      "base_model_name");
+}
+
 Status ModelCatalog::load_adapter(const std::string& name, const std::string& folder,
                                   const std::string& parent) {
   std::lock_guard one(loading_);
-  ModelHandlePtr model;
-  for (const ServedModel& m : loaded()) {
-    if (m.name() == name)
-      return {StatusCode::kAlreadyExists,
-              cat("a model is called ", in_quotes(name), "; name the adapter otherwise"), "lora_name"};
-    if (!m.language || !m.language->adapters || (!parent.empty() && m.name() != parent)) continue;
-    if (model && parent.empty() && model->name != m.name())
-      return invalid_argument("several models take adapters; name one of them", "base_model_name");
-    model = m.language;
-  }
-  if (!model)
-    return invalid_argument(parent.empty()
-                                ? std::string("no model has slots for adapters; serve one with --max-loras")
-                                : cat("the model ", in_quotes(parent),
-                                      " is not loaded or has no slots for adapters (--max-loras)"),
-                            "base_model_name");
+  OAR_ASSIGN(const ModelHandlePtr model, base_for(name, parent));
   if (find_adapter(name))
     return {StatusCode::kAlreadyExists, cat("an adapter ", in_quotes(name), " is loaded; unload it first"),
             "lora_name"};
@@ -268,27 +290,32 @@ Status ModelCatalog::load_adapter(const std::string& name, const std::string& fo
 
 Status ModelCatalog::unload_adapter(const std::string& name) {
   std::lock_guard one(loading_);
-  for (const ServedModel& m : loaded()) {
-    if (!m.language || !m.language->adapters || !m.language->adapters->find(name)) continue;
-    OAR_RETURN_IF_ERROR(m.language->adapters->unload(name));
-    log_(LogLevel::kInfo, cat("adapter ", name, " unloaded"));
-    return ok_status();
+  return drop_adapter(name, "lora_name");
+}
+
+Status ModelCatalog::drop_adapter(const std::string& name, const std::string& field) {
+  const ModelHandlePtr adapter = find_adapter(name);
+  if (!adapter) {
+    const char* what = field == "lora_name" ? "adapter " : "model or adapter ";
+    return {StatusCode::kNotFound, cat("there is no ", what, in_quotes(name), "; there is: ", model_names()),
+            field};
   }
-  return Status(StatusCode::kNotFound, cat("there is no adapter ", in_quotes(name)), "lora_name");
+  OAR_RETURN_IF_ERROR(adapter->adapters->unload(name));
+  log_(LogLevel::kInfo, cat("adapter ", name, " unloaded"));
+  return ok_status();
 }
 
 Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view version) const {
   std::unique_lock lock(mutex_);
   const auto it = entries_.find(name);
   if (it == entries_.end()) {
-    std::string names;
-    for (const auto& [known, entry] : entries_) add_name(names, known);
     lock.unlock();
     ModelHandlePtr adapter = find_adapter(name);
     if (adapter && (version.empty() || version == adapter->version))
       return ServedModel{std::move(adapter), nullptr};
     return Status(StatusCode::kNotFound,
-                  cat("the model ", in_quotes(name), " is not served here; there is: ", names), "model");
+                  cat("the model ", in_quotes(name), " is not served here; there is: ", model_names()),
+                  "model");
   }
   const Entry& e = it->second;
   if (e.versions.empty()) {
@@ -308,12 +335,34 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
                 "model_version");
 }
 
+namespace {
+void add_adapters(std::string& names, const ModelVersions& versions) {
+  for (const auto& [version, model] : versions) {
+    if (!model.language || !model.language->adapters) continue;
+    for (const AdapterInfo& info : model.language->adapters->list()) add_name(names, info.name);
+  }
+}
+}  // namespace
+
 // The names of the loaded models of a kind, with commas between.
 std::string ModelCatalog::names_of(ModelKind kind) const {
   std::lock_guard lock(mutex_);
   std::string names;
   for (const auto& [name, entry] : entries_)
-    if (!entry.versions.empty() && entry.versions.rbegin()->second.kind() == kind) add_name(names, name);
+    if (!entry.versions.empty() && entry.versions.rbegin()->second.kind() == kind) {
+      add_name(names, name);
+      add_adapters(names, entry.versions);
+    }
+  return names;
+}
+
+std::string ModelCatalog::model_names() const {
+  std::lock_guard lock(mutex_);
+  std::string names;
+  for (const auto& [name, entry] : entries_) {
+    add_name(names, name);
+    add_adapters(names, entry.versions);
+  }
   return names;
 }
 
@@ -381,9 +430,14 @@ std::vector<ModelIndexEntry> ModelCatalog::index(bool ready_only) const {
   std::vector<ModelIndexEntry> out;
   for (const auto& [name, entry] : entries_) {
     for (const auto& [version, model] : entry.versions) {
-      if (model.language && model.language->engine->health() != EngineHealth::kReady)
-        out.push_back({name, cat(version), "UNAVAILABLE", "the engine is not ready"});
-      else out.push_back({name, cat(version), "READY", entry.reason});
+      const bool ready = !model.language || model.language->engine->health() == EngineHealth::kReady;
+      const auto add = [&](const std::string& listed, const std::string& reason) {
+        if (ready) out.push_back({listed, cat(version), "READY", reason});
+        else out.push_back({listed, cat(version), "UNAVAILABLE", "the engine is not ready"});
+      };
+      add(name, entry.reason);
+      if (!model.language || !model.language->adapters) continue;
+      for (const AdapterInfo& info : model.language->adapters->list()) add(info.name, "");
     }
     if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
   }

@@ -71,9 +71,11 @@ class ModelCatalog {
   Status load_all();
   // A model that was opened elsewhere. ALREADY_EXISTS when there is one of that name.
   Status add(ServedModel model);
-  // Loads a model, also again. NOT_FOUND when the source has none of that name.
+  // Loads a model, also again. NOT_FOUND when the source has none of that name, ALREADY_EXISTS when an
+  // adapter is called so.
   Status load(const std::string& name, const std::string& config);
-  // It takes no new requests from now on. Its memory is free when the last request has been answered.
+  // A model, or an adapter. It takes no new requests from now on. Its memory, or its slot, is free when the
+  // last request has been answered.
   Status unload(const std::string& name);
 
   // An adapter of a language model, which is served as a model called `name` from then on (adapters.h). An
@@ -93,6 +95,7 @@ class ModelCatalog {
   std::vector<ServedModel> loaded() const;  // by name, then version
   // The adapters of a loaded model, by name, each as a model.
   static std::vector<ModelHandlePtr> adapters_of(const ServedModel& model);
+  // By name; adapters behind the version of their model.
   std::vector<ModelIndexEntry> index(bool ready_only = false) const;
 
   // Who is told what language models answer: asked once for each that is loaded, and for those that are.
@@ -108,7 +111,10 @@ class ModelCatalog {
   Status open(const std::string& name, const std::string& config);
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
-  ModelHandlePtr find_adapter(std::string_view name) const;  // null: there is none
+  std::string model_names() const;  // adapters too
+  Result<ModelHandlePtr> base_for(const std::string& name, const std::string& parent) const;
+  Status drop_adapter(const std::string& name, const std::string& field);  // loading_ held
+  ModelHandlePtr find_adapter(std::string_view name) const;                // null: there is none
 
   const std::unique_ptr<ModelSource> source_;
   const Logger log_;

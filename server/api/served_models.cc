@@ -68,6 +68,7 @@ Result<ModelMetadata> ServedModels::metadata(const std::string& name, const std:
   ModelMetadata out;
   for (const ServedModel& m : catalog_.loaded())
     if (m.name() == name) out.versions.push_back(m.version());
+  if (out.versions.empty()) out.versions.push_back(model.version());  // an adapter: its model's
   out.config = model.language ? text_config(*model.language) : model.tensor->config;
   if (model.language) {
     out.properties = {{"architecture", model.language->info.architecture},

@@ -2,6 +2,7 @@
 #include "server/grpc/inference_service.h"
 
 #include "engine/base/format.h"
+#include "server/api/repository_load.h"
 #include "server/api/tensor_wire.h"
 #include "server/api/version.h"
 #include "server/grpc/infer_calls.h"
@@ -20,19 +21,15 @@ Status refuse_repository_name(const RepositoryRequest& request) {
                            "; there is one repository: leave it out"));
 }
 
-// Of a load or unload its parameter "config", where `takes_config`; no other field is passed over.
+// Of a load or unload; no other field is passed over.
 template <class ControlRequest>
-Result<std::string> read_control(const ControlRequest& request, bool takes_config) {
+Result<api::RepositoryLoad> read_control(const ControlRequest& request, bool loads) {
   OAR_RETURN_IF_ERROR(refuse_repository_name(request));
-  std::string config;
-  for (const auto& [name, value] : request.parameters()) {
-    if (name == "unload_dependents") continue;  // nothing depends on a model here
-    if (name != "config" || !takes_config)
-      return unimplemented(cat("the parameter ", api::describe(json::value(name)),
-                               " is not offered; models are loaded from the server's own folder"));
-    config = value.string_param();
-  }
-  return config;
+  api::RepositoryLoad out;
+  for (const auto& [name, value] : request.parameters())
+    OAR_RETURN_IF_ERROR(
+        api::read_parameter(name, value.has_string_param() ? &value.string_param() : nullptr, loads, out));
+  return out;
 }
 
 }  // namespace
@@ -124,8 +121,8 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelLoad(Context* context
                                                                 const RepositoryModelLoadRequest* request,
                                                                 RepositoryModelLoadResponse*) {
   return control_models(services_, context, "RepositoryModelLoad", [this, request]() -> Status {
-    OAR_ASSIGN(const std::string config, read_control(*request, true));
-    return services_.catalog->load(request->model_name(), config);
+    OAR_ASSIGN(const api::RepositoryLoad asked, read_control(*request, true));
+    return api::load_as_asked(*services_.catalog, request->model_name(), asked);
   });
 }
 

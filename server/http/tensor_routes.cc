@@ -3,6 +3,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/fields.h"
+#include "server/api/repository_load.h"
 #include "server/api/tensor_json.h"
 #include "server/http/routes.h"
 
@@ -83,25 +84,21 @@ Handler on_worker(api::WorkerPool* workers, F work) {
   };
 }
 
-// The body of a load or unload, which may be empty: its parameter "config", where `takes_config`.
-Result<std::string> read_control(const Request& request, bool takes_config) {
-  if (request.body.empty()) return std::string();
+// The body of a load or unload, which may be empty.
+Result<api::RepositoryLoad> read_control(const Request& request, bool loads) {
+  api::RepositoryLoad out;
+  if (request.body.empty()) return out;
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   api::Fields f(body);
   const json::object* given = f.object("parameters");
   f.refuse_rest();
   if (!f.ok()) return f.status();
-  std::string config;
   for (const auto& p : given ? *given : json::object()) {
-    if (p.key() == "unload_dependents") continue;  // nothing depends on a model here
-    if (p.key() != "config" || !takes_config) {
-      return unimplemented(cat("the parameter ", api::describe(json::value(p.key())),
-                               " is not offered; models are loaded from the server's own folder"));
-    }
-    if (!p.value().is_string()) return invalid_argument("config must be a string that holds JSON", "config");
-    config = std::string(p.value().get_string());
+    std::string text;
+    if (p.value().is_string()) text = std::string(p.value().get_string());
+    OAR_RETURN_IF_ERROR(api::read_parameter(p.key(), p.value().is_string() ? &text : nullptr, loads, out));
   }
-  return config;
+  return out;
 }
 
 // The body of a load or unload of an adapter.
@@ -109,14 +106,13 @@ struct AdapterFields {
   std::string name, path, base;
 };
 Result<AdapterFields> read_adapter(const Request& request, bool loads) {
-  constexpr size_t kMaxName = 256, kMaxPath = 4096;
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   AdapterFields out;
   api::Fields f(body);
-  f.string("lora_name", out.name, kMaxName);
+  f.string("lora_name", out.name, api::kMaxAdapterName);
   if (loads) {
-    f.string("lora_path", out.path, kMaxPath);
-    f.string("base_model_name", out.base, kMaxName);
+    f.string("lora_path", out.path, api::kMaxAdapterPath);
+    f.string("base_model_name", out.base, api::kMaxAdapterName);
   } else {
     int64_t id = 0;  // vLLM's own number of it; the name says which
     f.integer("lora_int_id", id, INT32_MIN, INT32_MAX);
@@ -145,8 +141,8 @@ void add_tensor_routes(Router& router, const Services& services) {
                Access::kAdmin);
   };
   control("/v2/repository/models/{model}/load", [&services](const Request& request) -> Status {
-    OAR_ASSIGN(const std::string config, read_control(request, true));
-    return services.catalog->load(request.params[0], config);
+    OAR_ASSIGN(const api::RepositoryLoad asked, read_control(request, true));
+    return api::load_as_asked(*services.catalog, request.params[0], asked);
   });
   control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
     OAR_RETURN_IF_ERROR(read_control(request, false).status());

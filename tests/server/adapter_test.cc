@@ -1,0 +1,286 @@
+// Adapters by the calls of the model repository, over HTTP and gRPC: an adapter is a model of the index, and
+// one path loads it, whether these calls ask or vLLM's.
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "tests/loader/builders.h"
+#include "tests/server/grpc_client.h"
+#include "tests/server/raw_client.h"
+#include "tests/server/tensor_server.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+
+using namespace oar_test;   // NOLINT
+using namespace inference;  // NOLINT
+using oar::cat;
+namespace fs = std::filesystem;
+namespace json = oar::json;
+
+// Of a projection of the tiny model: rank 1, every number 0.5.
+std::string write_adapter(const std::string& config) {
+  const json::value base = json::parse(config);
+  const auto inputs = base.at("hidden_size").as_int64(), outputs = base.at("intermediate_size").as_int64();
+  const std::string module = "base_model.model.model.layers.0.mlp.up_proj";
+  const auto entry = [&](const char* half, const std::string& shape, int64_t begin, int64_t end) {
+    return cat("\"", module, half, R"(.weight": {"dtype": "F32", "shape": [)", shape,
+               R"(], "data_offsets": [)", begin * 4, ", ", end * 4, "]}");
+  };
+  const std::string header = cat("{", entry(".lora_A", cat("1, ", inputs), 0, inputs), ", ",
+                                 entry(".lora_B", cat(outputs, ", 1"), inputs, inputs + outputs), "}");
+  const std::vector<float> numbers(static_cast<size_t>(inputs + outputs), 0.5f);
+  const fs::path folder = fs::path(temp_dir()) / "tiny-adapter";
+  fs::create_directories(folder);
+  write_file((folder / "adapter_config.json").string(), R"({"peft_type": "LORA", "r": 1, "lora_alpha": 1})");
+  write_file((folder / "adapter_model.safetensors").string(),
+             safetensors_bytes(
+                 header, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)}));
+  return folder.string();
+}
+
+using Parameters = std::vector<std::pair<std::string, std::string>>;
+
+// Language models "bare", without slots, "lm" and, where `two`, "other", each with two slots.
+struct AdapterServer {
+  explicit AdapterServer(bool two = false, bool control = true) {
+    const TinyGolden golden = load_tiny_golden("llama3");
+    const std::string tiny = write_tiny_model(golden, TinyDtype::f32);
+    std::ofstream(fs::path(tiny) / "tokenizer.json") << byte_tokenizer_json(false);
+    adapter = write_adapter(golden.config);
+    const fs::path folder = fs::path(temp_dir()) / (two ? "adapters-two" : "adapters-one");
+    fs::remove_all(folder);
+    for (const char* name : {"bare", "lm", "other"}) {
+      if (!two && std::string_view(name) == "other") continue;
+      fs::create_directories(folder / name);
+      fs::copy(tiny, folder / name / "1", fs::copy_options::recursive);
+    }
+    oar::RepositoryOptions r;
+    r.predictor.threads = 1;
+    r.open_language = [](const std::string& name, const std::string& path) {
+      oar::LanguageModelOptions o;
+      o.name = name;
+      o.threads = 1;
+      o.max_sequences = 4;
+      o.max_context = 64;
+      o.memory_bytes = 64 << 20;
+      o.max_loras = name == "bare" ? 0 : 2;
+      return oar::LanguageModel::load(path, o);
+    };
+    auto catalog = oar::open_repository(folder.string(), "", r);
+    REQUIRE_OK(catalog);
+    oar::ServerOptions o;
+    o.http_address = o.grpc_address = "127.0.0.1:0";
+    o.model_control = control;
+    auto started = oar::Server::start(o, std::shared_ptr<oar::api::ModelCatalog>(std::move(*catalog)));
+    REQUIRE_OK(started);
+    server = std::move(*started);
+    stub = std::make_unique<GRPCInferenceService::Stub>(channel_to(server->grpc_port()));
+  }
+
+  HttpReply post(const std::string& path, const std::string& body = "{}") const {
+    return http(server->http_port(), "POST", path, body);
+  }
+  HttpReply load(const std::string& name, const Parameters& parameters) const {
+    json::object object, body;
+    for (const auto& [key, value] : parameters) object[key] = value;
+    body["parameters"] = object;
+    return post(cat("/v2/repository/models/", name, "/load"), json::serialize(body));
+  }
+  HttpReply unload(const std::string& name) const {
+    return post(cat("/v2/repository/models/", name, "/unload"));
+  }
+  // Of a short completion: its text, or its status.
+  std::string text(const std::string& model) const {
+    const HttpReply r = post("/v1/completions",
+                             cat(R"({"prompt":"x","max_tokens":8,"temperature":0,"model":")", model, "\"}"));
+    if (r.status != 200) return cat(r.status);
+    return std::string(parse(r.body).at("choices").at(0).at("text").as_string());
+  }
+  // "NAME STATE" of each, by HTTP and by gRPC, which must say the same.
+  std::vector<std::string> index() const {
+    std::vector<std::string> out, over_grpc;
+    const json::value all = parse(post("/v2/repository/index").body);
+    for (const json::value& m : all.as_array())
+      out.push_back(cat(std::string(m.at("name").as_string()), " ", std::string(m.at("state").as_string())));
+    grpc::ClientContext context;
+    RepositoryIndexResponse listed;
+    REQUIRE(stub->RepositoryIndex(&context, {}, &listed).ok());
+    for (const auto& m : listed.models()) over_grpc.push_back(cat(m.name(), " ", m.state()));
+    CHECK(out == over_grpc);
+    return out;
+  }
+  grpc::Status grpc_load(const std::string& name, const Parameters& parameters) const {
+    grpc::ClientContext context;
+    RepositoryModelLoadRequest ask;
+    ask.set_model_name(name);
+    for (const auto& [key, value] : parameters) (*ask.mutable_parameters())[key].set_string_param(value);
+    RepositoryModelLoadResponse answer;
+    return stub->RepositoryModelLoad(&context, ask, &answer);
+  }
+  grpc::Status grpc_unload(const std::string& name) const {
+    grpc::ClientContext context;
+    RepositoryModelUnloadRequest ask;
+    ask.set_model_name(name);
+    RepositoryModelUnloadResponse answer;
+    return stub->RepositoryModelUnload(&context, ask, &answer);
+  }
+
+  std::string adapter;
+  std::unique_ptr<oar::Server> server;
+  std::unique_ptr<GRPCInferenceService::Stub> stub;
+};
+
+using Strings = std::vector<std::string>;
+
+TEST_CASE("adapters over HTTP's repository calls: loaded, listed, asked and unloaded as models") {
+  AdapterServer t;
+  const Strings models = {"bare READY", "lm READY"}, with = {"bare READY", "lm READY", "polite READY"};
+  CHECK(t.index() == models);
+  const std::string plain = t.text("lm");
+  CHECK(t.load("polite", {{"lora_path", t.adapter}, {"base_model_name", "lm"}}).status == 200);
+  CHECK(t.index() == with);
+  CHECK(t.text("polite") != plain);
+  CHECK(t.text("lm") == plain);
+  // Whoever asks for a model that is not there sees the adapters too.
+  const HttpReply missing = t.post("/v1/completions", R"({"model":"nobody","prompt":"x"})");
+  CHECK(missing.status == 404);
+  CHECK_THAT(missing.body, Contains("bare, lm, polite"));
+  const HttpReply unready = http(t.server->http_port(), "GET", "/v2/models/nobody/ready");
+  CHECK(unready.status == 404);
+  // About an adapter as about its model.
+  const auto get = [&](const std::string& path) { return http(t.server->http_port(), "GET", path); };
+  CHECK(get("/v2/models/polite/ready").status == 200);
+  const json::value base = parse(get("/v2/models/lm").body), own = parse(get("/v2/models/polite").body);
+  CHECK(own.at("name").as_string() == "polite");
+  for (const char* key : {"versions", "inputs", "outputs", "platform"}) CHECK(own.at(key) == base.at(key));
+  // vLLM's calls see what these have loaded, and the other way round.
+  const std::string by_vllm = cat(R"({"lora_name":"other","lora_path":")", t.adapter, "\"}");
+  CHECK(t.post("/v1/unload_lora_adapter", R"({"lora_name":"polite"})").status == 200);
+  CHECK(t.index() == models);
+  CHECK(t.post("/v1/load_lora_adapter", by_vllm).status == 200);
+  CHECK(t.unload("other").status == 200);
+  CHECK(t.index() == models);
+  CHECK(t.text("other") == "404");
+  CHECK(get("/v2/models/polite/ready").status == 404);
+}
+
+TEST_CASE("adapters over gRPC's repository calls: loaded, listed, asked and unloaded as models") {
+  AdapterServer t;
+  REQUIRE(t.grpc_load("polite", {{"lora_path", t.adapter}}).ok());  // one model alone has slots
+  CHECK(t.index() == Strings{"bare READY", "lm READY", "polite READY"});
+  const auto about = [&](const std::string& name) {
+    grpc::ClientContext one, two;
+    ModelReadyRequest ready;
+    ready.set_name(name);
+    ModelReadyResponse is;
+    REQUIRE(t.stub->ModelReady(&one, ready, &is).ok());
+    CHECK(is.ready());
+    ModelMetadataRequest ask;
+    ask.set_name(name);
+    ModelMetadataResponse answer;
+    REQUIRE(t.stub->ModelMetadata(&two, ask, &answer).ok());
+    CHECK(answer.name() == name);
+    Strings facts = {cat(answer.versions_size(), answer.inputs_size(), answer.outputs_size()),
+                     answer.platform()};
+    for (const std::string& version : answer.versions()) facts.push_back(version);
+    for (const char* key : {"architecture", "max_context"}) facts.push_back(answer.properties().at(key));
+    return facts;
+  };
+  CHECK(about("polite") == about("lm"));
+  CHECK(t.text("polite") != t.text("lm"));
+  REQUIRE(t.grpc_unload("polite").ok());
+  CHECK(t.index() == Strings{"bare READY", "lm READY"});
+  const grpc::Status again = t.grpc_unload("polite");
+  CHECK(again.error_code() == grpc::StatusCode::NOT_FOUND);
+  CHECK_THAT(again.error_message(), Contains("\"polite\"") && Contains("bare, lm"));
+}
+
+TEST_CASE("adapters by the repository's calls: what is wrong is refused by name, alike over HTTP and gRPC") {
+  AdapterServer t(true);
+  REQUIRE(t.load("taken", {{"lora_path", t.adapter}, {"base_model_name", "lm"}}).status == 200);
+  const auto refused = [&](const std::string& name, const Parameters& parameters, int status,
+                           grpc::StatusCode code, const std::string& words) {
+    const HttpReply r = t.load(name, parameters);
+    INFO(r.body);
+    CHECK(r.status == status);
+    const std::string message(parse(r.body).at("error").as_string());
+    CHECK_THAT(message, Contains(words));
+    const grpc::Status s = t.grpc_load(name, parameters);
+    CHECK(s.error_code() == code);
+    CHECK(s.error_message() == message);
+  };
+  using Code = grpc::StatusCode;
+  const std::string path = t.adapter;
+  refused("x", {{"lora_path", path}}, 400, Code::INVALID_ARGUMENT, "name one of them: lm, other");
+  refused("x", {{"lora_path", path}, {"base_model_name", "nobody"}}, 400, Code::INVALID_ARGUMENT,
+          "\"nobody\" is not loaded or has no slots for adapters (--max-loras); there is: lm, other");
+  refused("x", {{"lora_path", path}, {"base_model_name", "bare"}}, 400, Code::INVALID_ARGUMENT, "\"bare\"");
+  refused("x", {{"lora_path", "/nowhere"}, {"base_model_name", "lm"}}, 404, Code::NOT_FOUND, "/nowhere");
+  refused("x", {{"base_model_name", "lm"}}, 400, Code::INVALID_ARGUMENT, "lora_path is not");
+  refused("x", {{"lora_path", ""}, {"base_model_name", "lm"}}, 400, Code::INVALID_ARGUMENT,
+          "lora_path has 0 bytes");
+  refused("x", {{"lora_path", path}, {"base_model_name", ""}}, 400, Code::INVALID_ARGUMENT,
+          "base_model_name has 0 bytes");
+  refused(std::string(257, 'n'), {{"lora_path", path}, {"base_model_name", "lm"}}, 400,
+          Code::INVALID_ARGUMENT, "model_name has 257 bytes");
+  refused("x", {{"lora_path", path}, {"config", "{}"}}, 400, Code::INVALID_ARGUMENT, "leave one of them out");
+  refused("x", {{"lora_rank", "8"}}, 501, Code::UNIMPLEMENTED, "\"lora_rank\"");
+  refused("taken", {{"lora_path", path}, {"base_model_name", "other"}}, 409, Code::ALREADY_EXISTS,
+          "unload it first");
+  refused("bare", {{"lora_path", path}, {"base_model_name", "lm"}}, 409, Code::ALREADY_EXISTS,
+          "a model is called \"bare\"");
+  refused("taken", {}, 409, Code::ALREADY_EXISTS, "an adapter is called \"taken\"");
+  refused("x", {}, 404, Code::NOT_FOUND, "\"x\"");
+  CHECK_THAT(t.post("/v2/repository/models/x/load", R"({"parameters":{"lora_path":7}})").body,
+             Contains("lora_path must be a string"));
+  // A model that is known and not loaded has its name still.
+  REQUIRE(t.unload("bare").status == 200);
+  refused("bare", {{"lora_path", path}, {"base_model_name", "lm"}}, 409, Code::ALREADY_EXISTS,
+          "a model is called \"bare\"");
+  REQUIRE(t.load("second", {{"lora_path", path}, {"base_model_name", "lm"}}).status == 200);
+  refused("third", {{"lora_path", path}, {"base_model_name", "lm"}}, 429, Code::RESOURCE_EXHAUSTED,
+          "loaded: second, taken");
+  const AdapterServer shut(false, false);
+  CHECK(shut.load("x", {{"lora_path", path}}).status == 403);
+  CHECK(shut.grpc_load("x", {{"lora_path", path}}).error_code() == Code::PERMISSION_DENIED);
+}
+
+TEST_CASE("adapters come and go by the repository's calls while others answer") {
+  AdapterServer t;
+  REQUIRE(t.load("stays", {{"lora_path", t.adapter}}).status == 200);
+  const std::string plain = t.text("lm"), adapted = t.text("stays");
+  CHECK(plain != adapted);
+  std::atomic<int> strange{0};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    for (int i = 0; i < 20; ++i) {
+      int status = 429;  // while the last request's slot is on its way back
+      while (status == 429) status = t.load("comes", {{"lora_path", t.adapter}}).status;
+      strange += status != 200;
+      strange += t.text("comes") != adapted;
+      strange += t.unload("comes").status != 200;
+    }
+  });
+  for (int n = 0; n < 2; ++n) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) {
+        strange += t.text("lm") != plain;
+        strange += t.text("stays") != adapted;
+        const std::string there = t.text("comes");
+        strange += there != adapted && there != "404";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(strange == 0);
+  CHECK(t.index() == Strings{"bare READY", "lm READY", "stays READY"});
+}
+
+}  // namespace
