@@ -4,7 +4,7 @@
 //
 // Fragments of matrix products lie in registers as the PTX manual draws them
 // (https://docs.nvidia.com/cuda/parallel-thread-execution, "Matrix Fragments for mma"); below, g = lane / 4
-// and t = lane % 4. What sm_90a has beside: hopper.h.
+// and t = lane % 4. What sm_90a has beside: hopper.h, wgmma.h.
 #pragma once
 
 #include <cstdint>

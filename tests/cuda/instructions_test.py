@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of hopper.h's words, without spills.
+"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the words of hopper.h and wgmma.h, without spills.
 
 The assembler's own report is read, so no GPU and no disassembler is needed.
 """
@@ -22,20 +22,26 @@ KERNELS = {
     "writes_box": (["cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group",
                     "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group",
                     "cp.async.bulk.commit_group", "cp.async.bulk.wait_group"], 32),
+    "multiplies_group": (["wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned",
+                          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
+                          "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
+                          "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8"], 64),
 }
 
 
 class Instructions(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        with tempfile.TemporaryDirectory() as folder:
-            ptx, cubin = f"{folder}/k.ptx", f"{folder}/k.cubin"
-            source = ["-std=c++20", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(ROOT), "-x", "cu",
-                      str(ROOT / "tests/cuda/box_kernels.cc")]
-            cls.run_tool(NVCC, *source, "-ptx", "-o", ptx)
-            # From PTX on: ptxas takes every instruction for sm_90a, and says what they need.
-            cls.report = cls.run_tool(NVCC, "-arch=sm_90a", "-cubin", "-Xptxas", "-v", ptx, "-o", cubin)
-            cls.ptx = pathlib.Path(ptx).read_text(encoding="utf-8")
+        cls.ptx = cls.report = ""
+        for name in ("box_kernels.cc", "wgmma_kernels.cc"):
+            with tempfile.TemporaryDirectory() as folder:
+                ptx, cubin = f"{folder}/k.ptx", f"{folder}/k.cubin"
+                source = ["-std=c++20", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(ROOT), "-x", "cu",
+                          str(ROOT / "tests/cuda" / name)]
+                cls.run_tool(NVCC, *source, "-ptx", "-o", ptx)
+                # From PTX on: ptxas takes every instruction for sm_90a, and says what they need.
+                cls.report += cls.run_tool(NVCC, "-arch=sm_90a", "-cubin", "-Xptxas", "-v", ptx, "-o", cubin)
+                cls.ptx += pathlib.Path(ptx).read_text(encoding="utf-8")
 
     @staticmethod
     def run_tool(*command):

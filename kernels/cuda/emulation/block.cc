@@ -54,6 +54,9 @@ void fiber_main() {
   if (!f.open_stores.empty() || !f.stores.empty()) {
     fail("a thread ends with stores of boxes that it has not waited for");
   }
+  if (!f.open_products.empty() || !f.products.empty()) {
+    fail("a thread ends with products that it has not waited for");
+  }
   f.open.clear();
   f.groups.clear();
   f.state = Fiber::State::kDone;
@@ -83,6 +86,9 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.open_stores.clear();
   f.stores.clear();
   f.fences = 0;
+  f.open_products.clear();
+  f.products.clear();
+  f.wgmma_fenced = false;
   f.accesses.clear();
   // As if it had called oar_cuda_switch: return address, then the registers. The stack is aligned as a call
   // leaves it.

@@ -21,12 +21,6 @@ size_t box_bytes(const Box& b) {
   return bytes;
 }
 
-// Where the byte at `offset` of shared memory lies: 16-byte pieces change places within the swizzle's span.
-uint32_t swizzled(uint32_t offset, uint32_t span) {
-  if (span == 0) return offset;
-  return offset ^ (((offset >> 7) & (span / 16 - 1)) << 4);
-}
-
 // Calls visit(offset in shared memory, the element in global memory or null outside of the tensor).
 template <class Visit>
 void each_element(const Box& b, Visit visit) {

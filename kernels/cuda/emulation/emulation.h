@@ -128,6 +128,11 @@ void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> f
 void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place);
 void store_box_commit();
 void store_box_wait(int left);
+enum class WgmmaType { kBf16, kE4m3, kS8 };
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int left);
+void wgmma(WgmmaType type, void* d, uint64_t a, uint64_t b, Place place);  // d: 32 words
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);

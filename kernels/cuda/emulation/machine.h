@@ -39,6 +39,14 @@ struct Box {
   Place place;
 };
 
+// This lane's part of a warp group's product.
+struct Product {
+  WgmmaType type;
+  void* d;
+  std::array<uint32_t, 32> before;  // d, which is NaN meanwhile
+  uint64_t a, b;
+};
+
 // Who touched a byte last, and when: by barriers, by the thread's clock and by its proxy fences. Behind the
 // threads come the mbarriers: their box copies.
 struct Touch {
@@ -76,6 +84,9 @@ struct Fiber : Thread {
   std::deque<std::vector<AsyncCopy>> groups;
   std::vector<Box> open_stores;
   std::deque<std::vector<Box>> stores;
+  std::vector<Product> open_products;
+  std::deque<std::vector<Product>> products;
+  bool wgmma_fenced = false;
   const MbarrierState* mbarrier = nullptr;  // that it waits for
   uint32_t parity = 0;
   uint32_t fences = 0;  // fence_proxy_async so far
@@ -115,6 +126,10 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
 // Wavefronts of `n` accesses of `bytes` in shared memory.
 void count_wavefronts(const uintptr_t* address, int n, size_t bytes);
 bool tracing();
+// Where the byte at `offset` of shared memory lies: 16-byte pieces change places within the swizzle's span.
+inline uint32_t swizzled(uint32_t offset, uint32_t span) {
+  return span == 0 ? offset : offset ^ (((offset >> 7) & (span / 16 - 1)) << 4);
+}
 // A byte touched so is ordered before what the fiber does now.
 bool ordered(const Touch& before, const Fiber& now);
 Touch touch_now(const Fiber& f);
