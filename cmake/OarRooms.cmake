@@ -83,6 +83,17 @@ function(oar_room name)
   target_link_libraries(oar_${name} PUBLIC oar_flags ${ARG_DEPS})
 endfunction()
 
+# oar_small(NAME FILES...) compiles files of a room for size: what runs once a model or a request, and no inner loop. A part
+# of its own, since a file with options of its own could not share a compilation with others.
+function(oar_small name)
+  get_target_property(sources oar_${name} SOURCES)
+  list(REMOVE_ITEM sources ${ARGN})
+  add_library(oar_${name}_small OBJECT ${ARGN})
+  target_link_libraries(oar_${name}_small PRIVATE oar_flags)
+  target_compile_options(oar_${name}_small PRIVATE $<$<CONFIG:Release>:-Os>)
+  set_property(TARGET oar_${name} PROPERTY SOURCES ${sources} $<TARGET_OBJECTS:oar_${name}_small>)
+endfunction()
+
 # oar_registry(KIND NAMES...) writes generated/oar_KIND.inc with one OAR_REGISTER(name) line per entry: the one
 # list that a new op, model or format adds its line to. Greppable, no static-initializer games.
 function(oar_registry kind)
