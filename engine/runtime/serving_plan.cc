@@ -88,10 +88,10 @@ Status check_adapters(const LanguageModelOptions& options, const Checkpoint& che
                              rotation_names(stored),
                              "), and adapters are for weights as they were; quantize without --rotate"));
   const json::value* permuted = checkpoint.config.if_contains("rope_interleaved");
-  if (checkpoint.kind == "gguf" && permuted != nullptr && *permuted == json::value(true))
-    return unimplemented(
-        "max_loras: this GGUF file has queries and keys in another order than adapters; serve the "
-        "safetensors");
+  if (checkpoint.kind != "safetensors" && permuted != nullptr && *permuted == json::value(true))
+    return unimplemented(cat("max_loras: this ", checkpoint.kind,
+                             " file has queries and keys in another order than adapters; serve the "
+                             "safetensors"));
   return ok_status();
 }
 
