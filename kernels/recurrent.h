@@ -22,7 +22,7 @@ constexpr int64_t recurrent_gates(RecurrentCell c) {
 
 struct RecurrentArgs {
   uint32_t size = sizeof(RecurrentArgs);
-  uint32_t version = 1;
+  uint32_t version = 2;
   RecurrentCell cell = RecurrentCell::kLstm;
   bool reverse = false;  // direction 0 goes from an entry's last step to its first; direction 1 always
   bool linear_before_reset = false;    // GRU: the reset gate scales the candidate's product, not the state
@@ -30,16 +30,25 @@ struct RecurrentArgs {
   // x . W^T + biases, [D][G][H] for step t of entry b at gates + t * gates_t + b * gates_b.
   const float* gates = nullptr;
   int64_t gates_t = 0, gates_b = 0;
-  const float* r = nullptr;          // [D][H][G][H]: what each state value adds to all gates
-  const float* r_bias = nullptr;     // [D][H] of the candidate's product with linear_before_reset, or null
-  const int64_t* lengths = nullptr;  // [B] steps of each entry, in [0, T]; null: T
+  const float* r = nullptr;       // [D][H][G][H]: what each state value adds to all gates
+  const float* r_bias = nullptr;  // [D][H] of the candidate's product with linear_before_reset, or null
+  // [B] steps of each entry, in [0, T]: i32, or i64 with wide_lengths; null: T.
+  const void* lengths = nullptr;
+  bool wide_lengths = false;
   // [H] each for direction d of entry b at d * state_d + b * state_b. Null: zero, or not wanted.
   const float *h0 = nullptr, *c0 = nullptr;
   float *h = nullptr, *c = nullptr;  // after the last step
   int64_t state_d = 0, state_b = 0;
-  // [H] for each step at y + t * y_t + b * y_b + d * y_d; steps beyond an entry's length are not written.
+  // [H] for each step at y + t * y_t + b * y_b + d * y_d; 0 in steps beyond an entry's length.
   float* y = nullptr;
   int64_t y_t = 0, y_b = 0, y_d = 0;
 };
+
+// Steps of entry b.
+inline int64_t recurrent_length(const RecurrentArgs& a, int64_t b) {
+  if (a.lengths == nullptr) return a.T;
+  return a.wide_lengths ? static_cast<const int64_t*>(a.lengths)[b]
+                        : static_cast<const int32_t*>(a.lengths)[b];
+}
 
 }  // namespace oar

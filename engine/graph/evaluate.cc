@@ -186,6 +186,16 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   e->recent_.resize(n);
   e->last_.resize(n);
   e->last_use_.resize(n);
+  // A body meets what the branch or trip brings.
+  e->sizes_vary_.assign(n, !prefix.empty());
+  std::vector<uint8_t> varies(g.num_values(), 0);
+  for (size_t i = 0; i < n; ++i) {
+    const Node& node = g.nodes()[i];
+    if (std::any_of(node.inputs.begin(), node.inputs.end(),
+                    [&](ValueId v) { return v != kNoValue && varies[v]; }))
+      e->sizes_vary_[i] = 1;
+    for (ValueId v : node.outputs) varies[v] = e->sizes_vary_[i] || node.op->sizes == SizesFrom::kValues;
+  }
   std::vector<uint8_t> kept(g.num_values(), 0);
   std::vector<uint8_t> read(g.num_values(), 0);  // as values, by some node or the caller
   for (const auto& o : g.outputs()) kept[o.value] = read[o.value] = 1;
@@ -290,19 +300,26 @@ Result<std::shared_ptr<const BoundCall>> Evaluator::bind(size_t i, std::span<con
   return bind_call(*graph_, node, operands, *weights_, *made);
 }
 
-// Trips of a loop, and runs whose sizes were not kept, mostly meet the sizes of the one before.
+// Trips of a loop, and runs whose sizes were not kept, mostly meet sizes of those before.
 Result<std::shared_ptr<const BoundCall>> Evaluator::recent_or_bound(size_t i,
                                                                     std::span<const Datum* const> operands,
                                                                     bool on_host) const {
   if (!on_host) {
     const std::lock_guard lock(lazy_);
-    if (recent_[i] != nullptr && recent_[i]->fits(operands)) return recent_[i];
+    const auto found = std::find_if(recent_[i].begin(), recent_[i].end(),
+                                    [&](const auto& call) { return call->fits(operands); });
+    if (found != recent_[i].end()) {
+      std::rotate(recent_[i].begin(), found, found + 1);
+      return recent_[i].front();
+    }
   }
   OAR_ASSIGN(auto call, bind(i, operands, on_host));
   if (on_host) return call;
   const std::lock_guard lock(lazy_);
   ++bindings_;
-  return recent_[i] = std::move(call);
+  if (recent_[i].size() == (sizes_vary_[i] ? kMostRecent : 1)) recent_[i].pop_back();
+  recent_[i].insert(recent_[i].begin(), call);
+  return call;
 }
 
 Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& options,

@@ -261,9 +261,13 @@ class Evaluator {
   std::shared_ptr<WeightStore> weights_, device_weights_;  // as in Weights
   std::vector<ValueId> spent_;
   std::vector<std::shared_ptr<const Bodies>> bodies_;  // by node; null where it has no subgraphs
-  mutable std::mutex lazy_;  // guards what is made when it is met: the rest but last_ and last_use_
+  mutable std::mutex lazy_;  // guards what is made when it is met: but not sizes_vary_, last_ and last_use_
   mutable std::vector<std::optional<Prepared>> prepared_, device_prepared_;  // by node
-  mutable BoundCalls recent_;                                                // the calls bound last
+  // By node: the calls bound last, the very last in front. Several where sizes change within a run or from
+  // run to run with inputs of one size: behind ops whose sizes depend on values, and in branches and loops.
+  static constexpr size_t kMostRecent = 8;
+  mutable std::vector<std::vector<std::shared_ptr<const BoundCall>>> recent_;
+  std::vector<uint8_t> sizes_vary_;  // by node
   mutable uint64_t bindings_ = 0;
   std::vector<std::vector<ValueId>> last_;      // by node: values not needed after it
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand

@@ -82,6 +82,8 @@ struct HostScratch {
   Result<void*> reserve(size_t index, uint64_t bytes);
 };
 
+class LoweredCalls;
+
 // One op instance bound to a kernel. Immutable: any number of runs fill argument structs of their own.
 class LoweredOp {
  public:
@@ -92,6 +94,11 @@ class LoweredOp {
   virtual size_t args_bytes() const { return 0; }
   virtual void fill(void*, const Operand*, const Operand*) const {}
   virtual Status execute(const Operand*, const Operand*, HostScratch&) const { return ok_status(); }
+  // Null unless several kernel calls make the node; kernel() is null then.
+  virtual const LoweredCalls* several() const { return nullptr; }
+  // Looks at operands that a run brings in host memory, before their call: what a kernel must be able to rely
+  // on and no shape tells. Not asked of calls on a device.
+  virtual Status check(const Operand*) const { return ok_status(); }
   // Who computes it, for people.
   virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }
   uint64_t weight_bytes = 0;  // weights a run streams through once, copied or in place; a table's few rows: 0
@@ -101,6 +108,27 @@ class LoweredOp {
   uint32_t overwrites = 0;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
+
+// A kernel call among others that make a node. Which values it works on: operands of the node are counted
+// from 0, its results from kResult, what calls leave for those behind them from kBetween.
+struct LoweredCall {
+  static constexpr uint8_t kResult = 8, kBetween = 11, kMost = 14;
+  std::unique_ptr<LoweredOp> op;
+  std::vector<uint8_t> in, out;
+};
+
+// Kernel calls of one node, each behind the one before it. Only of nodes bound to sizes (bound_call.h).
+class LoweredCalls : public LoweredOp {
+ public:
+  std::vector<LoweredCall> calls;  // one at least
+  std::vector<ValueInfo> between;  // memory of the run, for as long as the node takes
+  const Kernel* kernel() const final { return nullptr; }
+  const LoweredCalls* several() const final { return this; }
+  Status execute(const Operand*, const Operand*, HostScratch&) const final {
+    return internal_error("several kernel calls are run one by one");
+  }
+  const char* where() const final { return calls.back().op->where(); }
+};
 // Whether lower() may be asked of a graph that knows its types. Ops without a shape rule look at a run's
 // sizes.
 inline bool lowers_by_types(const OpDef& op) { return op.lower != nullptr && op.infer != nullptr; }

@@ -37,7 +37,7 @@ struct Problem {
     a.y = y.data(), a.y_t = D * B * H, a.y_d = B * H, a.y_b = H;
   }
   void run(Isa isa, ThreadPool* pool) {
-    std::fill(y.begin(), y.end(), 0.f);
+    std::fill(y.begin(), y.end(), NAN);
     std::fill(h.begin(), h.end(), NAN);
     std::fill(c.begin(), c.end(), NAN);
     const Kernel& k = *KernelRegistry::cpu().find({KernelFamily::kRecurrent, Format::f32()}, isa);
@@ -120,7 +120,7 @@ TEST_CASE("recurrent: lengths, direction, missing states and strides") {
     Problem p(cell, 6, 9, 1, 20);
     p.a.reverse = true;
     p.lengths = {6, 6, 3, 3, 3, 0, 6, 1, 1};
-    p.a.lengths = p.lengths.data();
+    p.a.lengths = p.lengths.data(), p.a.wide_lengths = true;
     p.a.h0 = p.a.c0 = nullptr;
     // Entries first instead of steps.
     p.a.gates_b = 6 * p.a.gates_b, p.a.gates_t = recurrent_gates(cell) * 20;

@@ -73,33 +73,47 @@ int64_t winograd_images(const Conv& c, const WindowShape& w) {
   return std::clamp<int64_t>(kWinogradFloats / (36 * tiles * (c.C + c.M)), 1, c.N);
 }
 
-// The kernel of one call on pixels: x (N, H, W, C), or (N, C, H, W) when planar; y and residual (N, OH, OW,
-// M).
+// Which operands of the node are what.
+constexpr uint8_t kConvX = 0, kConvBias = 2, kConvResidual = 3;
+
+// The calls of kernels on pixels whose results' channels lie together: x (N, H, W, C), or (N, C, H, W) when
+// planar; the residual and result 0 are (N, OH, OW, M).
+std::unique_ptr<LoweredOp> conv_calls(const Backend& backend, const Conv& c, const PreparedConv& p,
+                                      bool planar, const Activation& act) {
+  if (p.narrow)
+    return narrow_calls(backend, *p.narrow,
+                        {kernel_window(c.w, c.N), c.C, c.M, kConvX, kConvBias, kConvResidual, act});
+  const double ns = cost_of(c, p);
+  const auto one = [&](KernelFamily family, const auto& args, double cost, int64_t x_from, int64_t y_from) {
+    const auto fill = [x_from, y_from](auto& a, const Operand* in, const Operand* out) {
+      a.out = out[0].as<float>() + y_from, a.x = in[kConvX].as<const float>() + x_from;
+      a.bias = in[kConvBias].as<const float>();
+      if (in[kConvResidual].data != nullptr) a.residual = in[kConvResidual].as<const float>() + y_from;
+    };
+    return part_call(f32_kernel(backend, family), args, cost, {kConvX, 1, kConvBias, kConvResidual},
+                     {LoweredCall::kResult}, fill);
+  };
+  if (p.depthwise) return one(KernelFamily::kDepthwise, depthwise_args(c, p, act), ns, 0, 0).op;
+  ConvArgs a = conv_args(backend, c, p, act);
+  a.planar = planar;
+  const int64_t images = p.winograd ? winograd_images(c, a.window) : c.N;
+  const KernelFamily family = p.winograd ? KernelFamily::kWinograd : KernelFamily::kConv;
+  if (images >= c.N) return one(family, a, ns, 0, 0).op;
+  auto op = std::make_unique<LoweredCalls>();
+  const int64_t ins = a.window.H * a.window.W * c.C, outs = a.window.OH * a.window.OW * c.M;
+  for (int64_t n = 0; n < c.N; n += images) {
+    a.window.N = std::min(images, c.N - n);
+    op->calls.push_back(
+        one(family, a, ns * static_cast<double>(a.window.N) / static_cast<double>(c.N), n * ins, n * outs));
+  }
+  return op;
+}
+
+// The same at once, of what lower_conv() does not take.
 Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
             const float* bias, const float* residual, const Activation& act, float* y) {
-  const double ns = cost_of(c, p);
-  if (p.depthwise) {
-    DepthwiseArgs a = depthwise_args(c, p, act);
-    a.out = y, a.x = x, a.bias = bias, a.residual = residual;
-    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kDepthwise), &a, ns);
-  }
-  if (p.narrow) {
-    return run_narrow(ctx, *p.narrow, {kernel_window(c.w, c.N), c.C, c.M, x, bias, residual, y, act});
-  }
-  ConvArgs a = conv_args(ctx.backend(), c, p, act);
-  a.out = y, a.x = x, a.bias = bias, a.residual = residual;
-  a.planar = planar;
-  if (!p.winograd) return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kConv), &a, ns);
-  const int64_t images = winograd_images(c, a.window);
-  for (int64_t n = 0; n < c.N; n += images) {
-    ConvArgs part = a;
-    part.window.N = std::min(images, c.N - n);
-    const int64_t at = n * a.window.OH * a.window.OW * c.M;
-    part.x += n * a.window.H * a.window.W * c.C, part.out += at;
-    if (residual) part.residual += at;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, *winograd_kernel(ctx.backend()), &part, ns));
-  }
-  return ok_status();
+  const Operand in[] = {memory_at(x), {}, memory_at(bias), memory_at(residual)}, out[] = {memory_at(y)};
+  return run_lowered(*conv_calls(ctx.backend(), c, p, planar, act), in, out, ctx);
 }
 
 // The kernel reads planar operands through a padded copy, which must not outgrow the operand by much: pads
@@ -300,8 +314,7 @@ Status conv(EvalContext& ctx) {
 
 namespace {
 
-// f32 images whose results' channels lie together, with constant filters: one call. Everything else is
-// evaluated.
+// f32 images whose results' channels lie together, with constant filters. Everything else is evaluated.
 Lowered lower_conv(LowerContext& ctx) {
   const auto* p = static_cast<const PreparedConv*>(ctx.prepared);
   const Attrs& attrs = ctx.node.attrs;
@@ -316,21 +329,11 @@ Lowered lower_conv(LowerContext& ctx) {
   if (bias && (!is_f32(ctx.operands[2]) || ctx.operands[2].shape.numel() != c.M)) return not_lowered();
   if (residual && (!is_f32(ctx.operands[3]) || !(ctx.operands[3].shape == shape))) return not_lowered();
   OAR_ASSIGN(const Activation act, activation_of(attrs));
-  if (p == nullptr || p->narrow || (planar && (p->depthwise || !may_copy(c)))) return not_lowered();
-  const auto fill = [](auto& a, const Operand* in, const Operand* out) {
-    a.out = out[0].as<float>(), a.x = in[0].as<const float>();
-    a.bias = in[2].as<const float>(), a.residual = in[3].as<const float>();
-  };
-  const double ns = cost_of(c, *p);
-  const uint32_t over = residual ? 1 << 3 : 0;
-  if (p->depthwise) {
-    return lowered_call(ctx, KernelFamily::kDepthwise, depthwise_args(c, *p, act), shape, ns, over, fill);
-  }
-  ConvArgs a = conv_args(ctx.backend, c, *p, act);
-  a.planar = planar;
-  if (p->winograd && winograd_images(c, a.window) < c.N) return not_lowered();  // several calls
-  return lowered_call(ctx, p->winograd ? KernelFamily::kWinograd : KernelFamily::kConv, a, shape, ns, over,
-                      fill);
+  if (p == nullptr || (planar && (p->depthwise || !may_copy(c)))) return not_lowered();
+  std::unique_ptr<LoweredOp> op = conv_calls(ctx.backend, c, *p, planar, act);
+  op->overwrites = residual ? 1 << kConvResidual : 0;
+  ctx.results->assign(1, {Format::f32(), shape, true});
+  return op;
 }
 
 }  // namespace

@@ -39,6 +39,21 @@ Lowered lowered_call(LowerContext& ctx, KernelFamily family, const Args& args, c
                       overwrites, std::move(fill));
 }
 
+// An operand of run_lowered() whose sizes its op knows.
+inline Operand memory_at(const void* data) {
+  Operand o;
+  o.data = const_cast<void*>(data);
+  return o;
+}
+// A call among several, and what it works on (lowering.h).
+template <class Args, class Fill>
+LoweredCall part_call(const Kernel& kernel, const Args& args, double nanoseconds, std::vector<uint8_t> in,
+                      std::vector<uint8_t> out, Fill fill) {
+  auto op = std::make_unique<KernelOp<Args, Fill>>(&kernel, args, std::move(fill));
+  op->nanoseconds = nanoseconds;
+  return {std::move(op), std::move(in), std::move(out)};
+}
+
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
 Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
 // For run_kernel(): how long one worker takes to multiply `rows` by `weights`, at `ns` a product. Each weight

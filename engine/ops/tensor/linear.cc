@@ -112,6 +112,31 @@ Result<Tensor> joined(const EvalContext& ctx, const std::vector<Tensor>& parts) 
   return y;
 }
 
+// Which operands of the node are what.
+constexpr uint8_t kLinearX = 0, kLinearResidual = 1, kLinearBias = 3;
+
+// The calls of kernels: result 0 (rows, N) = activation(x . w + bias + residual).
+std::unique_ptr<LoweredOp> linear_calls(const Backend& backend, const PreparedLinear& p, int64_t rows,
+                                        const Activation& act) {
+  if (p.narrow) {
+    // Each row is an image of one pixel: it has a scale of its own.
+    WindowShape window;
+    window.N = rows, window.H = window.W = window.OH = window.OW = 1;
+    return narrow_calls(backend, *p.narrow, {window, p.K, p.N, kLinearX, kLinearBias, kLinearResidual, act});
+  }
+  PackedProduct c;
+  c.rows = rows, c.K = p.K, c.N = p.N;
+  c.w = elements<float>(p.packed);
+  c.activation = act;
+  return part_call(
+             f32_kernel(backend, KernelFamily::kConv), product_args(backend, c), product_cost(c), {}, {},
+             [](ConvArgs& a, const Operand* in, const Operand* out) {
+               a.out = out[0].as<float>(), a.x = in[kLinearX].as<const float>();
+               a.bias = in[kLinearBias].as<const float>(), a.residual = in[kLinearResidual].as<const float>();
+             })
+      .op;
+}
+
 // Result, with what the kernel does not add still to come: `bias` and `residual` are left undefined where it
 // does.
 Result<Tensor> packed_linear(EvalContext& ctx, const PreparedLinear& p, const Tensor& x, Tensor& bias,
@@ -124,34 +149,28 @@ Result<Tensor> packed_linear(EvalContext& ctx, const PreparedLinear& p, const Te
   }
   dims.back() = p.N;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  PackedProduct c;
+  const float *added_bias = nullptr, *added = nullptr;
   if (bias.defined() && dtype_of(bias) == DType::kF32 && one_per_column(bias.shape(), p.N)) {
-    c.bias = elements<float>(bias);
+    added_bias = elements<float>(bias);
   }
-  const bool early = c.bias != nullptr || !bias.defined();
+  const bool early = added_bias != nullptr || !bias.defined();
   const bool fused =
       early && residual.defined() && dtype_of(residual) == DType::kF32 && residual.shape() == shape;
   Tensor y;
   if (fused) {
     OAR_ASSIGN(y, ctx.allocate_over(1, residual, shape, DType::kF32));
-    c.residual = elements<float>(residual);
+    added = elements<float>(residual);
   } else {
     OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
   }
-  c.rows = x.numel() / std::max<int64_t>(p.K, 1), c.K = p.K, c.N = p.N;
-  c.x = elements<float>(x), c.out = mutable_elements<float>(y);
-  if (early && (fused || !residual.defined())) c.activation = act;
-  if (p.narrow) {
-    // Each row is an image of one pixel: it has a scale of its own.
-    WindowShape rows;
-    rows.N = c.rows, rows.H = rows.W = rows.OH = rows.OW = 1;
-    OAR_RETURN_IF_ERROR(
-        run_narrow(ctx, *p.narrow, {rows, c.K, c.N, c.x, c.bias, c.residual, c.out, c.activation}));
-  } else {
-    c.w = elements<float>(p.packed);
-    OAR_RETURN_IF_ERROR(packed_product(ctx, c));
+  const int64_t rows = x.numel() / std::max<int64_t>(p.K, 1);
+  if (rows > 0) {
+    const Activation now = early && (fused || !residual.defined()) ? act : Activation();
+    const Operand in[] = {memory_at(x.data()), memory_at(added), {}, memory_at(added_bias)},
+                  out[] = {memory_at(y.data())};
+    OAR_RETURN_IF_ERROR(run_lowered(*linear_calls(ctx.backend(), p, rows, now), in, out, ctx));
   }
-  if (c.bias != nullptr) bias = {};
+  if (added_bias != nullptr) bias = {};
   if (fused) residual = {};
   return y;
 }
@@ -246,7 +265,7 @@ Lowered lower_linear(LowerContext& ctx) {
   const auto* const p = static_cast<const PreparedLinear*>(ctx.prepared);
   const ValueInfo& x = ctx.operands[0];
   const int rank = x.shape.rank();
-  if (p == nullptr || !p->packed.defined() || !is_f32(x) || rank < 1 || x.shape.numel() == 0 ||
+  if (p == nullptr || p->rows.defined() || !is_f32(x) || rank < 1 || x.shape.numel() == 0 ||
       (ctx.node.attrs.get_int("matrix") != 0 && rank != 2) || x.shape[rank - 1] != p->K)
     return not_lowered();
   std::vector<int64_t> dims = dims_of(x.shape);
@@ -256,15 +275,11 @@ Lowered lower_linear(LowerContext& ctx) {
   if (ctx.given(3) && (!is_f32(ctx.operands[3]) || !one_per_column(ctx.operands[3].shape, p->N)))
     return not_lowered();
   if (residual && (!is_f32(ctx.operands[1]) || !(ctx.operands[1].shape == shape))) return not_lowered();
-  PackedProduct c;
-  c.rows = x.shape.numel() / p->K, c.K = p->K, c.N = p->N;
-  c.w = elements<float>(p->packed);
-  OAR_ASSIGN(c.activation, activation_of(ctx.node.attrs));
-  return lowered_call(ctx, KernelFamily::kConv, product_args(ctx.backend, c), shape, product_cost(c),
-                      residual ? 1 << 1 : 0, [](ConvArgs& a, const Operand* in, const Operand* out) {
-                        a.out = out[0].as<float>(), a.x = in[0].as<const float>();
-                        a.bias = in[3].as<const float>(), a.residual = in[1].as<const float>();
-                      });
+  OAR_ASSIGN(const Activation act, activation_of(ctx.node.attrs));
+  std::unique_ptr<LoweredOp> op = linear_calls(ctx.backend, *p, x.shape.numel() / p->K, act);
+  op->overwrites = residual ? 1 << kLinearResidual : 0;
+  ctx.results->assign(1, {Format::f32(), shape, true});
+  return op;
 }
 
 }  // namespace oar::tensor

@@ -52,37 +52,50 @@ Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f
   return p;
 }
 
-Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c) {
-  const Kernel& narrow = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
-  const Kernel& conv = kernel_of(ctx.backend(), w.bf16 ? bf16_conv_key() : int8_conv_key());
+std::unique_ptr<LoweredOp> narrow_calls(const Backend& backend, const NarrowWeights& w,
+                                        const NarrowLayer& c) {
   const WindowShape& v = c.window;
-  if (v.N * v.OH * v.OW * c.M == 0) return ok_status();
   NarrowArgs n;
   n.rows = v.N, n.n = v.H * v.W * c.C;
-  n.x = c.x, n.bf16 = w.bf16;
-  OAR_ASSIGN(Tensor x, ctx.allocate({n.rows * n.n}, w.bf16 ? DType::kBF16 : DType::kU8));
-  Tensor scale, zero;
-  n.out = mutable_elements<std::byte>(x);
+  n.bf16 = w.bf16;
   QuantizedConvArgs a;
-  if (!w.bf16) {
-    OAR_ASSIGN(scale, ctx.allocate({n.rows}, DType::kF32));
-    OAR_ASSIGN(zero, ctx.allocate({n.rows}, DType::kI32));
-    n.scale = mutable_elements<float>(scale), n.zero = mutable_elements<int32_t>(zero);
-    a.x_scale = n.scale, a.x_zeros = n.zero;
-    a.w_sums = elements<int32_t>(w.sums), a.scale = elements<float>(w.scale);
-  }
-  OAR_RETURN_IF_ERROR(run_kernel(ctx, narrow, &n, 0.2 * static_cast<double>(n.rows * n.n)));
-  a.out = c.out, a.x = elements<uint8_t>(x), a.w = elements<int8_t>(w.packed);
-  a.shift = c.bias, a.residual = c.residual;
+  a.w = elements<int8_t>(w.packed);
   a.window = v, a.C = c.C, a.M = c.M;
   a.out_type = QuantizedOut::kF32;
   const bool clamp = c.activation.kind == Epilogue::kClamp;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   a.low = clamp ? c.activation.alpha : -kInfinity, a.high = clamp ? c.activation.beta : kInfinity;
   a.epilogue = c.activation.kind, a.alpha = c.activation.alpha, a.beta = c.activation.beta;
+  auto op = std::make_unique<LoweredCalls>();
+  constexpr uint8_t kX = LoweredCall::kBetween, kScale = kX + 1, kZero = kX + 2;
+  const auto between = [&](DType dtype, int64_t count) {
+    op->between.push_back({Format::of(dtype), Shape({count}), true});
+  };
+  between(w.bf16 ? DType::kBF16 : DType::kU8, n.rows * n.n);
+  if (!w.bf16) {
+    a.w_sums = elements<int32_t>(w.sums), a.scale = elements<float>(w.scale);
+    between(DType::kF32, n.rows);
+    between(DType::kI32, n.rows);
+  }
+  op->calls.push_back(part_call(f32_kernel(backend, KernelFamily::kNarrow), n,
+                                0.2 * static_cast<double>(n.rows * n.n), {c.x}, {kX, kScale, kZero},
+                                [](NarrowArgs& args, const Operand* in, const Operand* out) {
+                                  args.x = in[0].as<const float>(), args.out = out[0].data;
+                                  args.scale = out[1].as<float>(), args.zero = out[2].as<int32_t>();
+                                }));
   const auto pixels = static_cast<double>(v.N * v.OH * v.OW);
   const auto weights = static_cast<double>(c.M * v.KH * v.KW * c.C);
-  return run_kernel(ctx, conv, &a, product_ns(pixels, weights, w.bf16 ? 0.01 : 0.005, w.bf16 ? 2 : 1));
+  op->calls.push_back(part_call(kernel_of(backend, w.bf16 ? bf16_conv_key() : int8_conv_key()), a,
+                                product_ns(pixels, weights, w.bf16 ? 0.01 : 0.005, w.bf16 ? 2 : 1),
+                                {kX, kScale, kZero, c.bias, c.residual}, {LoweredCall::kResult},
+                                [](QuantizedConvArgs& args, const Operand* in, const Operand* out) {
+                                  args.x = in[0].as<const uint8_t>(), args.out = out[0].data;
+                                  args.x_scale = in[1].as<const float>(),
+                                  args.x_zeros = in[2].as<const int32_t>();
+                                  args.shift = in[3].as<const float>(),
+                                  args.residual = in[4].as<const float>();
+                                }));
+  return op;
 }
 
 }  // namespace oar::tensor

@@ -27,17 +27,15 @@ struct NarrowFilters {
 bool has_narrow_kernels(const Backend& backend);
 Result<NarrowWeights> prepare_narrow(PrepareContext& ctx, const NarrowFilters& f);
 
-// out (N, OH, OW, M) = activation(conv of x (N, H, W, C) + bias + residual), all f32; bias and residual may
-// be null, residual may be `out`. 8-bit integers have a scale for each of the N images.
-struct NarrowCall {
+// Result 0 (N, OH, OW, M) = activation(conv of x (N, H, W, C) + bias + residual), all f32: two calls, the
+// first of which rounds x. Which operands of the node x, bias and residual are; the last two may be left out,
+// and the residual may lie where the result does. 8-bit integers have a scale for each of the N images.
+struct NarrowLayer {
   WindowShape window;
   int64_t C = 0, M = 0;
-  const float* x = nullptr;
-  const float* bias = nullptr;
-  const float* residual = nullptr;
-  float* out = nullptr;
+  uint8_t x = 0, bias = 0, residual = 0;
   Activation activation;
 };
-Status run_narrow(const EvalContext& ctx, const NarrowWeights& w, const NarrowCall& c);
+std::unique_ptr<LoweredOp> narrow_calls(const Backend& backend, const NarrowWeights& w, const NarrowLayer& c);
 
 }  // namespace oar::tensor

@@ -25,8 +25,11 @@ DType y_dtype(const Attrs& a) {
                                            : DType::kF32;
 }
 
+bool has_integer_kernels(const Backend& backend) { return backend.find_kernel(int8_conv_key()) != nullptr; }
+
 // constants: x, w, w_scale, bias.
 Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
+  if (!has_integer_kernels(ctx.backend())) return std::shared_ptr<const void>();
   const Node& node = ctx.node();
   const Tensor *w = ctx.constant(1), *ws = ctx.constant(2), *bias = ctx.constant(3);
   const bool matrix = node.is("quantized_linear"), turned = matrix && node.attrs.get_int("input_major") != 0;
@@ -99,13 +102,32 @@ Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& 
   return ok_status();
 }
 
-Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a) {
-  const Kernel& kernel = kernel_of(ctx.backend(), int8_conv_key());
+// Which operands of the node are what: `other` is the second side of a sum, or a residual.
+constexpr uint8_t kLayerX = 0, kLayerOther = 4;
+
+// The call of a layer, whose arguments are whole but for what the node brings.
+std::unique_ptr<LoweredOp> quantized_call(const Backend& backend, const QuantizedConvArgs& a, bool sum) {
   const WindowShape& w = a.window;
   const auto pixels = static_cast<double>(w.N * w.OH * w.OW);
   const auto weights = static_cast<double>(a.M * w.KH * w.KW * (a.depthwise ? 1 : a.C));
-  if (!(pixels * weights > 0)) return ok_status();
-  return run_kernel(ctx, kernel, &a, product_ns(pixels, weights, a.depthwise ? 0.1 : 0.005, 1));
+  return part_call(kernel_of(backend, int8_conv_key()), a,
+                   product_ns(pixels, weights, a.depthwise ? 0.1 : 0.005, 1), {}, {},
+                   [sum](QuantizedConvArgs& args, const Operand* in, const Operand* out) {
+                     args.out = out[0].data, args.x = in[kLayerX].as<const uint8_t>();
+                     if (sum) args.sum.other = in[kLayerOther].as<const uint8_t>();
+                     else args.residual = in[kLayerOther].as<const float>();
+                   })
+      .op;
+}
+// The same at once, of what is not lowered. `other` may be null.
+Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a, bool sum, const Tensor& x,
+                     const Tensor& other, const Tensor& y) {
+  if (y.numel() == 0 || a.C == 0) return ok_status();
+  Operand in[kLayerOther + 1];
+  in[kLayerX] = memory_at(x.data());
+  if (other.defined()) in[kLayerOther] = memory_at(other.data());
+  const Operand out[] = {memory_at(y.data())};
+  return run_lowered(*quantized_call(ctx.backend(), a, sum), in, out, ctx);
 }
 
 // One side of a sum: its real value is (q - zero) scale.
@@ -198,10 +220,10 @@ Attrs sum_attrs(const Attrs& attrs) {
   return out;
 }
 
-Status set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
+Status set_sum(QuantizedConvArgs& a, const Attrs& sum, bool other_signed) {
   QuantizedConvArgs bounds;
   OAR_RETURN_IF_ERROR(set_layer(bounds, PreparedQuantized(), sum));
-  a.sum.other = elements<uint8_t>(other), a.sum.other_signed = dtype_of(other) == DType::kI8;
+  a.sum.other_signed = other_signed;
   a.sum.scale = static_cast<float>(sum.get_float("a_scale", 1));
   a.sum.other_scale = static_cast<float>(sum.get_float("b_scale", 1));
   a.sum.other_zero = static_cast<float>(sum.get_int("b_zero"));
@@ -209,6 +231,29 @@ Status set_sum(QuantizedConvArgs& a, const Attrs& sum, const Tensor& other) {
   a.sum.low = bounds.low, a.sum.high = bounds.high, a.sum.zero = bounds.y_zero;
   a.out_type = bounds.out_type;
   return ok_status();
+}
+
+// Whether a layer of these attributes adds `other` by itself.
+bool sum_fuses(const Attrs& attrs, const Attrs& sum) {
+  return y_dtype(sum) != DType::kF32 && y_dtype(attrs) != DType::kF32;
+}
+
+// The arguments of a call but for what the node brings.
+Result<QuantizedConvArgs> conv_args(const PreparedQuantized& p, const Conv& c, const Attrs& attrs, DType x) {
+  QuantizedConvArgs a;
+  a.window = kernel_window(c.w, c.N);
+  a.C = c.C, a.M = c.M, a.x_signed = x == DType::kI8;
+  OAR_RETURN_IF_ERROR(set_layer(a, p, attrs));
+  return a;
+}
+Result<QuantizedConvArgs> product_args(const PreparedQuantized& p, int64_t rows, const Attrs& attrs,
+                                       DType x) {
+  QuantizedConvArgs a;
+  a.window.N = a.window.H = a.window.OH = 1;
+  a.window.W = a.window.OW = rows;
+  a.C = p.weight[1], a.M = p.weight[0], a.x_signed = x == DType::kI8;
+  OAR_RETURN_IF_ERROR(set_layer(a, p, attrs));
+  return a;
 }
 
 // quantized_conv(x, w (M, C, KH, KW), w_scale, bias?, other?) {those of conv, x_scale, x_zero, y_dtype,
@@ -237,7 +282,7 @@ Status quantized_conv(EvalContext& ctx) {
   if (other.defined()) sum = sum_attrs(ctx.attrs());
   // In the call where the other operand lies as the result and types are right; else behind it.
   const bool fused = other.defined() && nhwc && other.shape() == channels_last(c.out) &&
-                     is_byte(dtype_of(other)) && y_dtype(sum) != DType::kF32 && to != DType::kF32;
+                     is_byte(dtype_of(other)) && sum_fuses(ctx.attrs(), sum);
   const DType type = fused ? y_dtype(sum) : to;
   Tensor y;
   if (fused) {
@@ -245,13 +290,9 @@ Status quantized_conv(EvalContext& ctx) {
   } else {
     OAR_ASSIGN(y, ctx.allocate(channels_last(c.out), type));
   }
-  QuantizedConvArgs a;
-  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
-  a.window = kernel_window(c.w, c.N);
-  a.C = c.C, a.M = c.M, a.x_signed = dtype_of(x) == DType::kI8;
-  OAR_RETURN_IF_ERROR(set_layer(a, *p, ctx.attrs()));
-  if (fused) OAR_RETURN_IF_ERROR(set_sum(a, sum, other));
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  OAR_ASSIGN(QuantizedConvArgs a, conv_args(*p, c, ctx.attrs(), dtype_of(x)));
+  if (fused) OAR_RETURN_IF_ERROR(set_sum(a, sum, dtype_of(other) == DType::kI8));
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, fused, x, fused ? other : Tensor(), y));
   if (!nhwc) {
     OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
     if (to == DType::kF32)
@@ -289,14 +330,9 @@ Status quantized_linear(EvalContext& ctx) {
   } else {
     OAR_ASSIGN(y, ctx.allocate(shape, y_dtype(ctx.attrs())));
   }
-  QuantizedConvArgs a;
-  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
-  a.window.N = a.window.H = a.window.OH = 1;
-  a.window.W = a.window.OW = K > 0 ? x.numel() / K : 0;
-  a.C = K, a.M = M, a.x_signed = dtype_of(x) == DType::kI8;
-  OAR_RETURN_IF_ERROR(set_layer(a, *p, ctx.attrs()));
-  if (fused) a.residual = elements<float>(residual);
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  OAR_ASSIGN(const QuantizedConvArgs a,
+             product_args(*p, K > 0 ? x.numel() / K : 0, ctx.attrs(), dtype_of(x)));
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, false, x, fused ? residual : Tensor(), y));
   if (residual.defined() && !fused) {  // of another shape: broadcast
     OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
     OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF32));
@@ -305,6 +341,56 @@ Status quantized_linear(EvalContext& ctx) {
   }
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+bool is_byte(const ValueInfo& v) { return v.given && v.format.plain() && is_byte(v.format.dtype()); }
+
+// The call whose result 0 has `shape`.
+Lowered quantized_result(LowerContext& ctx, const QuantizedConvArgs& a, const Shape& shape, DType type,
+                         bool sum) {
+  std::unique_ptr<LoweredOp> op = quantized_call(ctx.backend, a, sum);
+  op->overwrites = ctx.given(kLayerOther) ? 1 << kLayerOther : 0;
+  ctx.results->assign(1, {Format::of(type), shape, true});
+  return op;
+}
+
+// Images whose channels lie together, with a second side of the sum that does as well.
+Lowered lower_quantized_conv(LowerContext& ctx) {
+  const auto* p = static_cast<const PreparedQuantized*>(ctx.prepared);
+  const Attrs& attrs = ctx.node.attrs;
+  const ValueInfo& x = ctx.operands[kLayerX];
+  if (p == nullptr || !is_nhwc(attrs) || !is_byte(x) || x.shape.rank() != 4) return not_lowered();
+  const auto conv = plan_conv(attrs, channels_first(x.shape), p->weight);
+  if (!conv.ok() || conv->C == 0 || conv->out.numel() == 0) return not_lowered();
+  const Shape shape = channels_last(conv->out);
+  OAR_ASSIGN(QuantizedConvArgs a, conv_args(*p, *conv, attrs, x.format.dtype()));
+  if (!ctx.given(kLayerOther)) return quantized_result(ctx, a, shape, y_dtype(attrs), false);
+  const Attrs sum = sum_attrs(attrs);
+  const ValueInfo& other = ctx.operands[kLayerOther];
+  if (!is_byte(other) || !(other.shape == shape) || !sum_fuses(attrs, sum)) return not_lowered();
+  OAR_RETURN_IF_ERROR(set_sum(a, sum, other.format.dtype() == DType::kI8));
+  return quantized_result(ctx, a, shape, y_dtype(sum), true);
+}
+
+// A residual of the result's shape; others broadcast.
+Lowered lower_quantized_linear(LowerContext& ctx) {
+  const auto* p = static_cast<const PreparedQuantized*>(ctx.prepared);
+  const ValueInfo& x = ctx.operands[kLayerX];
+  const int rank = x.shape.rank();
+  if (p == nullptr || !is_byte(x) || rank < 1 || x.shape.numel() == 0 || p->weight[0] == 0 ||
+      x.shape[rank - 1] != p->weight[1] || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2))
+    return not_lowered();
+  std::vector<int64_t> dims = dims_of(x.shape);
+  dims.back() = p->weight[0];
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  if (ctx.given(kLayerOther) &&
+      (!is_f32(ctx.operands[kLayerOther]) || !(ctx.operands[kLayerOther].shape == shape)))
+    return not_lowered();
+  OAR_ASSIGN(const QuantizedConvArgs a,
+             product_args(*p, x.shape.numel() / p->weight[1], ctx.node.attrs, x.format.dtype()));
+  // Beside a residual the result is f32, whatever the attributes say.
+  const DType type = ctx.given(kLayerOther) ? DType::kF32 : y_dtype(ctx.node.attrs);
+  return quantized_result(ctx, a, shape, type, false);
 }
 
 }  // namespace
@@ -354,12 +440,11 @@ Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, con
              checked_shape(std::vector<int64_t>{window.N * window.OH * window.OW, w.columns()}));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
   QuantizedConvArgs a;
-  a.out = mutable_elements<std::byte>(y), a.x = elements<uint8_t>(x);
   a.w = elements<int8_t>(w.packed), a.w_sums = w.sums.data();
   a.window = window;
   a.C = C, a.M = w.columns(), a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
   a.out_type = QuantizedOut::kI32;
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a));
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, false, x, Tensor(), y));
   return y;
 }
 
@@ -369,10 +454,12 @@ namespace oar {
 extern const OpDef op_quantized_conv = {.name = "quantized_conv",
                                         .gradient = Gradient::kNone,
                                         .evaluate = tensor::quantized_conv,
-                                        .prepare = tensor::prepare_quantized};
+                                        .prepare = tensor::prepare_quantized,
+                                        .lower = tensor::lower_quantized_conv};
 extern const OpDef op_quantized_linear = {.name = "quantized_linear",
                                           .gradient = Gradient::kNone,
                                           .evaluate = tensor::quantized_linear,
-                                          .prepare = tensor::prepare_quantized};
+                                          .prepare = tensor::prepare_quantized,
+                                          .lower = tensor::lower_quantized_linear};
 OAR_TENSOR_OP(quantized_add, tensor::quantized_add);
 }  // namespace oar

@@ -72,6 +72,8 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   };
   const Tensor *w = ctx.constant(1), *r = ctx.constant(2), *b = ctx.constant(3);
   const std::shared_ptr<const void> none;
+  const auto has = [&](KernelFamily family) { return ctx.backend().find_kernel({family}) != nullptr; };
+  if (!has(KernelFamily::kConv) || !has(KernelFamily::kRecurrent)) return none;
   if (!f32(w, 3) || !f32(r, 3) || (ctx.given(3) && !f32(b, 2)) || ctx.given(7)) return none;  // 7: peepholes
   const int64_t D = w->shape()[0], I = w->shape()[2], H = r->shape()[2];
   const bool both = ctx.node().attrs.get_string("direction", "forward") == "bidirectional";
@@ -114,72 +116,106 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   return std::shared_ptr<const void>(std::move(p));
 }
 
-// Entries' lengths, or none: then all have T steps.
-Result<std::vector<int64_t>> lengths_of(EvalContext& ctx, int64_t B, int64_t T) {
-  std::vector<int64_t> lengths;
-  if (!ctx.has(4)) return lengths;
-  OAR_ASSIGN(const Tensor t, ctx.tensor(4));
-  if (!dtype_is_integer(dtype_of(t)) || t.shape().rank() > 1 || t.numel() != B)
-    return invalid_argument("one length per batch entry is needed");
-  lengths.assign(static_cast<size_t>(B), T);
-  for (int64_t b = 0; b < B && !ctx.options().sizing; ++b) {  // no size depends on them
-    const int64_t l = lengths[static_cast<size_t>(b)] = element_as_int(t, b);
-    if (l < 0 || l > T) return invalid_argument(cat("length ", l, " is out of range"));
-  }
-  return lengths;
+// Which operands of the node are what; the states are one, or two of an LSTM.
+constexpr uint8_t kSequence = 0, kSequenceLengths = 4, kFirstStates = 5;
+
+Status check_length(int64_t length, int64_t T) {
+  if (length >= 0 && length <= T) return ok_status();
+  return invalid_argument(cat("length ", length, " is outside of [0, ", T, "]"));
 }
 
-template <Cell kCell>
-Status recurrent_by_kernels(EvalContext& ctx, const PreparedRecurrent& p, const Tensor& x) {
-  constexpr int64_t G = recurrent_gates(kCell);
-  const bool batch_first = ctx.attrs().get_int("layout") == 1;
-  const int64_t T = x.shape()[batch_first ? 1 : 0], B = x.shape()[batch_first ? 0 : 1];
-  const int64_t D = p.D, H = p.H, N = D * G * H;
-  OAR_ASSIGN(const std::vector<int64_t> lengths, lengths_of(ctx, B, T));
-  Tensor states[2];
-  for (size_t k = 0; k < (kCell == Cell::kLstm ? 2 : 1); ++k) {
-    if (!ctx.has(5 + k)) continue;
-    OAR_ASSIGN(states[k], ctx.tensor(5 + k));
-    if (dtype_of(states[k]) != DType::kF32 || states[k].numel() != D * B * H)
-      return invalid_argument(cat("operand ", 5 + k, " needs ", D * B * H, " values of f32"));
+// The calls, with entries' lengths looked at before them.
+class RecurrentCalls final : public LoweredCalls {
+ public:
+  RecurrentArgs args;
+  Status check(const Operand* in) const override {
+    RecurrentArgs a = args;
+    a.lengths = in[kSequenceLengths].data;
+    for (int64_t b = 0; a.lengths != nullptr && b < a.B; ++b)
+      OAR_RETURN_IF_ERROR(check_length(recurrent_length(a, b), a.T));
+    return ok_status();
   }
-  OAR_ASSIGN(const Shape y_shape, checked_shape(batch_first ? std::vector<int64_t>{B, T, D, H}
-                                                            : std::vector<int64_t>{T, D, B, H}));
-  const Shape h_shape = batch_first ? Shape({B, D, H}) : Shape({D, B, H});
-  OAR_ASSIGN(Tensor gates, ctx.allocate({T * B, N}, DType::kF32));
-  PackedProduct in;
-  in.rows = T * B, in.K = p.I, in.N = N;
-  in.x = elements<float>(x), in.w = elements<float>(p.w), in.out = mutable_elements<float>(gates);
-  if (p.bias.defined()) in.bias = elements<float>(p.bias);
-  OAR_RETURN_IF_ERROR(packed_product(ctx, in));
-  OAR_ASSIGN(Tensor y, ctx.allocate(y_shape, DType::kF32));
-  OAR_ASSIGN(Tensor h, ctx.allocate(h_shape, DType::kF32));
-  Tensor c;
-  if constexpr (kCell == Cell::kLstm) { OAR_ASSIGN(c, ctx.allocate(h_shape, DType::kF32)); }
-  RecurrentArgs a;
+};
+
+// Two calls: the product with the inputs of all steps, whose results are the gates, and the steps.
+template <Cell kCell>
+Lowered lower_recurrent(LowerContext& ctx) {
+  constexpr int64_t G = recurrent_gates(kCell);
+  constexpr uint8_t kGates = LoweredCall::kBetween, kResult = LoweredCall::kResult;
+  constexpr size_t kStateCount = kCell == Cell::kLstm ? 2 : 1;
+  const auto* p = static_cast<const PreparedRecurrent*>(ctx.prepared);
+  const ValueInfo& x = ctx.operands[kSequence];
+  if (p == nullptr || !is_f32(x) || x.shape.rank() != 3 || x.shape[2] != p->I) return not_lowered();
+  const Attrs& attrs = ctx.node.attrs;
+  const bool batch_first = attrs.get_int("layout") == 1;
+  const int64_t T = x.shape[batch_first ? 1 : 0], B = x.shape[batch_first ? 0 : 1];
+  const int64_t D = p->D, H = p->H, N = D * G * H;
+  auto op = std::make_unique<RecurrentCalls>();
+  RecurrentArgs& a = op->args;
+  if (ctx.given(kSequenceLengths)) {
+    const ValueInfo& lengths = ctx.operands[kSequenceLengths];
+    a.wide_lengths = lengths.format == Format::of(DType::kI64);
+    if ((!a.wide_lengths && lengths.format != Format::of(DType::kI32)) || lengths.shape.rank() > 1 ||
+        lengths.shape.numel() != B)
+      return not_lowered();
+  }
+  for (size_t k = kFirstStates; k < kFirstStates + kStateCount; ++k) {
+    if (ctx.given(k) && (!is_f32(ctx.operands[k]) || ctx.operands[k].shape.numel() != D * B * H))
+      return not_lowered();
+  }
+  OAR_ASSIGN(const Shape y, checked_shape(batch_first ? std::vector<int64_t>{B, T, D, H}
+                                                      : std::vector<int64_t>{T, D, B, H}));
+  const Shape h = batch_first ? Shape({B, D, H}) : Shape({D, B, H});
+  ctx.results->assign(1 + kStateCount, {Format::f32(), h, true});
+  ctx.results->front().shape = y;
+  OAR_ASSIGN(const Shape gates, checked_shape(std::vector<int64_t>{T * B, N}));
+  op->between.push_back({Format::f32(), gates, true});
+  if (T * B > 0) {
+    PackedProduct in;
+    in.rows = T * B, in.K = p->I, in.N = N;
+    in.w = elements<float>(p->w);
+    if (p->bias.defined()) in.bias = elements<float>(p->bias);
+    op->calls.push_back(part_call(f32_kernel(ctx.backend, KernelFamily::kConv), product_args(ctx.backend, in),
+                                  product_cost(in), {kSequence}, {kGates},
+                                  [](ConvArgs& c, const Operand* from, const Operand* to) {
+                                    c.x = from[0].as<const float>(), c.out = to[0].as<float>();
+                                  }));
+  }
   a.cell = kCell;
-  a.reverse = ctx.attrs().get_string("direction", "forward") == "reverse";
-  a.linear_before_reset = ctx.attrs().get_int("linear_before_reset") != 0;
+  a.reverse = attrs.get_string("direction", "forward") == "reverse";
+  a.linear_before_reset = attrs.get_int("linear_before_reset") != 0;
   a.T = T, a.B = B, a.D = D, a.H = H;
-  a.gates = elements<float>(gates);
   a.gates_t = batch_first ? N : B * N, a.gates_b = batch_first ? T * N : N;
-  a.r = elements<float>(p.r);
-  if (p.r_bias.defined()) a.r_bias = elements<float>(p.r_bias);
-  if (!lengths.empty()) a.lengths = lengths.data();
-  if (states[0].defined()) a.h0 = elements<float>(states[0]);
-  if (states[1].defined()) a.c0 = elements<float>(states[1]);
-  a.h = mutable_elements<float>(h), a.c = c.defined() ? mutable_elements<float>(c) : nullptr;
+  a.r = elements<float>(p->r);
+  if (p->r_bias.defined()) a.r_bias = elements<float>(p->r_bias);
   a.state_d = batch_first ? H : B * H, a.state_b = batch_first ? D * H : H;
-  a.y = mutable_elements<float>(y);
   a.y_t = D * B * H, a.y_d = B * H, a.y_b = H;
   if (batch_first) a.y_t = D * H, a.y_d = H, a.y_b = T * D * H;
-  if (a.lengths && !ctx.options().sizing) std::fill_n(a.y, y.numel(), 0.f);
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kRecurrent);
-  OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.05 * static_cast<double>(T * B * N * H)));
-  ctx.set(0, std::move(y));
-  ctx.set(1, std::move(h));
-  if (c.defined()) ctx.set(2, std::move(c));
-  return ok_status();
+  op->calls.push_back(part_call(
+      f32_kernel(ctx.backend, KernelFamily::kRecurrent), a, 0.05 * static_cast<double>(T * B * N * H),
+      {kGates, kSequenceLengths, kFirstStates, kFirstStates + 1}, {kResult, kResult + 1, kResult + 2},
+      [](RecurrentArgs& r, const Operand* in, const Operand* out) {
+        r.gates = in[0].as<const float>(), r.lengths = in[1].data;
+        r.h0 = in[2].as<const float>(), r.c0 = in[3].as<const float>();
+        r.y = out[0].as<float>(), r.h = out[1].as<float>(), r.c = out[2].as<float>();
+      }));
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
+// Why lower_recurrent() does not take the operands of a layer whose weights are packed.
+template <Cell kCell>
+Status why_not_lowered(EvalContext& ctx, const PreparedRecurrent& p, const Tensor& x) {
+  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  if (x.shape().rank() != 3 || x.shape()[2] != p.I)
+    return invalid_argument(cat("x ", x.shape().to_string(), " needs three axes, the last of ", p.I));
+  const int64_t B = x.shape()[ctx.attrs().get_int("layout") == 1 ? 0 : 1];
+  for (size_t k = kFirstStates; k < kFirstStates + (kCell == Cell::kLstm ? 2 : 1); ++k) {
+    if (!ctx.has(k)) continue;
+    OAR_ASSIGN(const Tensor state, ctx.tensor(k));
+    if (dtype_of(state) != DType::kF32 || state.numel() != p.D * B * p.H)
+      return invalid_argument(cat("operand ", k, " needs ", p.D * B * p.H, " values of f32"));
+  }
+  return invalid_argument(cat("lengths must be ", B, " integers of 32 or 64 bits"));
 }
 
 // --- in double ---
@@ -191,12 +227,7 @@ Status recurrent(EvalContext& ctx) {
   constexpr int64_t G = recurrent_gates(kCell);
   constexpr size_t kActivations = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 2 : 3;
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (const auto* p = ctx.prepared<PreparedRecurrent>()) {
-    if (dtype_of(x) != DType::kF32) return bad_dtype(x);
-    if (x.shape().rank() != 3 || x.shape()[2] != p->I)
-      return invalid_argument(cat("x ", x.shape().to_string(), " needs three axes, the last of ", p->I));
-    return recurrent_by_kernels<kCell>(ctx, *p, x);
-  }
+  if (const auto* p = ctx.prepared<PreparedRecurrent>()) return why_not_lowered<kCell>(ctx, *p, x);
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(const Tensor r, ctx.tensor(2));
   if (x.shape().rank() != 3 || w.shape().rank() != 3 || r.shape().rank() != 3 ||
@@ -225,8 +256,16 @@ Status recurrent(EvalContext& ctx) {
     OAR_ASSIGN(c0, operand(6, D * B * H));
     OAR_ASSIGN(peep, operand(7, D * 3 * H));
   }
-  OAR_ASSIGN(std::vector<int64_t> lengths, lengths_of(ctx, B, T));
-  lengths.resize(static_cast<size_t>(B), T);  // as given, or all
+  std::vector<int64_t> lengths(static_cast<size_t>(B), T);
+  if (ctx.has(kSequenceLengths)) {
+    OAR_ASSIGN(const Tensor t, ctx.tensor(kSequenceLengths));
+    if (!dtype_is_integer(dtype_of(t)) || t.shape().rank() > 1 || t.numel() != B)
+      return invalid_argument("one length per batch entry is needed");
+    for (int64_t b = 0; b < B && !ctx.options().sizing; ++b) {  // no size depends on them
+      lengths[static_cast<size_t>(b)] = element_as_int(t, b);
+      OAR_RETURN_IF_ERROR(check_length(element_as_int(t, b), T));
+    }
+  }
   std::vector<std::string> names = ctx.attrs().get_strings("activations");
   const Vec alphas = ctx.attrs().get_floats("activation_alpha"),
             betas = ctx.attrs().get_floats("activation_beta");
@@ -329,9 +368,12 @@ Status recurrent(EvalContext& ctx) {
 
 namespace oar {
 OAR_DEFINED_OP(gru, tensor::recurrent<RecurrentCell::kGru>,
-               .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>);
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>,
+               .lower = tensor::lower_recurrent<RecurrentCell::kGru>);
 OAR_DEFINED_OP(lstm, tensor::recurrent<RecurrentCell::kLstm>,
-               .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>);
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>,
+               .lower = tensor::lower_recurrent<RecurrentCell::kLstm>);
 OAR_DEFINED_OP(rnn, tensor::recurrent<RecurrentCell::kRnn>,
-               .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>);
+               .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>,
+               .lower = tensor::lower_recurrent<RecurrentCell::kRnn>);
 }  // namespace oar

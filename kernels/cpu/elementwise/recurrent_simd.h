@@ -96,6 +96,11 @@ class RecurrentRun {
       begin_state(a.c0, b, c + i * H);
     });
     for (int64_t s = 0; s < length; ++s) step(a.reverse || d == 1 ? length - 1 - s : s);
+    for (int64_t t = length; t < a.T; ++t) {
+      each_row([&](int64_t, int64_t b) {
+        memset(a.y + t * a.y_t + b * a.y_b + d * a.y_d, 0, static_cast<size_t>(H) * sizeof(float));
+      });
+    }
     each_row([&](int64_t i, int64_t b) {
       const int64_t at = d * a.state_d + b * a.state_b;
       if (a.h) copy(a.h + at, h + i * H);
@@ -200,7 +205,7 @@ inline void recurrent_run(const void* args, int, int64_t begin, int64_t end, con
   const auto& a = *static_cast<const RecurrentArgs*>(args);
   if (a.B == 0) return;
   const int64_t block = recurrent_block(a), blocks = ceil_div(a.B, block);
-  const auto length = [&](int64_t b) { return a.lengths ? a.lengths[b] : a.T; };
+  const auto length = [&](int64_t b) { return recurrent_length(a, b); };
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t d = chunk / blocks, last = std::min(a.B, (chunk % blocks + 1) * block);
     for (int64_t b = chunk % blocks * block, next; b < last; b = next) {
