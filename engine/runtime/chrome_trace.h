@@ -1,5 +1,4 @@
-// A profile as a file for chrome://tracing and https://ui.perfetto.dev: the JSON array of complete events of
-// the Trace Event Format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+// A profile of one run as a file for chrome://tracing and https://ui.perfetto.dev (trace_event.h).
 #pragma once
 
 #include <span>
@@ -9,7 +8,7 @@
 
 namespace oar {
 
-// One event per node: named by its op, with the node's name as argument; microseconds from the first start.
+// One event per node: named by its op, with the node's name as argument; times are from the first start.
 std::string chrome_trace(std::span<const NodeTime> times, const std::string& process);
 
 }  // namespace oar
