@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "server/api/frontend.h"
 #include "server/api/listen_address.h"
+#include "server/api/traced_models.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_server.h"
 #include "server/http/routes.h"
@@ -68,7 +69,10 @@ class ServerImpl final : public Server {
         workers_(options_.worker_threads),
         writers_(options_.writer_threads),
         loaders_(1) {}
-  ~ServerImpl() override { drain_and_stop(std::chrono::milliseconds(0)); }
+  ~ServerImpl() override {
+    drain_and_stop(std::chrono::milliseconds(0));
+    catalog_->observe(nullptr);
+  }
 
   Status listen();
   int http_port() const override { return http_port_; }
@@ -92,6 +96,7 @@ class ServerImpl final : public Server {
   const ServerOptions options_;
   const std::shared_ptr<api::ModelCatalog> catalog_;
   Metrics metrics_;
+  std::shared_ptr<api::TraceFile> trace_;  // null: none is asked for
   api::Frontend frontend_;
   api::ServedModels served_;
   api::WorkerPool workers_, writers_, loaders_;
@@ -134,6 +139,13 @@ Status ServerImpl::listen() {
     OAR_ASSIGN(auto log, api::RequestLog::open(options_.request_log));
     frontend_.set_request_log(std::move(log));
   }
+  if (!options_.trace.empty()) {
+    OAR_ASSIGN(trace_, api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log));
+  }
+  catalog_->observe([this](const ModelHandle& model) {
+    auto counted = metrics_.observe(model);
+    return trace_ ? api::traced(trace_, model, std::move(counted)) : counted;
+  });
   const auto& [keys, control, origins, tls] = gate;
   origins_ = origins;
   http_services_ = {&frontend_, catalog_.get(), &served_,
@@ -199,6 +211,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   grpc_.reset();
   http_.reset();
   metrics_http_.reset();
+  if (trace_) trace_->close();
   return clean_;
 }
 
@@ -207,6 +220,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
 Status Server::check(const ServerOptions& options) {
   OAR_RETURN_IF_ERROR(open_gate(options, {}).status());
   if (!options.request_log.empty()) OAR_RETURN_IF_ERROR(api::RequestLog::open(options.request_log).status());
+  if (!options.trace.empty()) OAR_RETURN_IF_ERROR(api::TraceFile::check(options.trace, options.trace_bytes));
   return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
 }
 

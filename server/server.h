@@ -17,6 +17,7 @@
 #include "engine/base/log.h"
 #include "server/api/generation_request.h"
 #include "server/api/model_catalog.h"
+#include "server/api/trace_file.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
 #include "server/tls/tls.h"
@@ -41,6 +42,8 @@ struct ServerOptions {
   GrpcLimits grpc_limits;
   api::ApiLimits api_limits;
   std::string request_log;  // file that a line per request is appended to, "-" standard output; empty: none
+  std::string trace;        // file for what steps and requests took (api/trace_file.h); empty: none
+  uint64_t trace_bytes = api::TraceFile::kDefaultBytes;  // it never has more
   Logger log;
 };
 
@@ -51,8 +54,8 @@ class Server {
   virtual ~Server() = default;  // stops at once if still running
 
   // What start() would refuse without a look at the models: addresses that cannot be had, key and TLS files
-  // that cannot be used, a log that cannot be written. To be asked before models are loaded, which takes
-  // long.
+  // that cannot be used, a log or trace that cannot be written. To be asked before models are loaded, which
+  // takes long.
   static Status check(const ServerOptions& options);
 
   virtual int http_port() const = 0;  // 0 when not served

@@ -14,6 +14,7 @@
 #include "clients/cli/ranges.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
+#include "clients/cli/sizes.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 #include "kernels/thread_pool.h"
@@ -279,6 +280,11 @@ int serve(const ServeOptions& o) {
   };
   ServerOptions server_options = o.server;
   server_options.model_control = o.model_control == "explicit";
+  if (server_options.trace.empty() && was_given(o, "--trace-limit")) {
+    fail(invalid_argument(
+        "--trace-limit: it bounds the file of --trace, and there is none; give --trace FILE"));
+    return kUsage;
+  }
   if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals(true);
   std::string path;
@@ -359,6 +365,18 @@ void add_serve(CLI::App& app, Action& action) {
                 "append a line of JSON for each generation request to this file (id, model, tokens, times, "
                 "status); -: standard output")
       ->envname("OAR_REQUEST_LOG");
+  c->add_option(
+       "--trace", o->server.trace,
+       "write this file anew with what each step of language models and each of their requests took, "
+       "for ui.perfetto.dev and chrome://tracing (docs/traces.md)")
+      ->type_name("FILE")
+      ->envname("OAR_TRACE");
+  c->add_option_function<std::string>(
+       "--trace-limit", [o](const std::string& text) { o->server.trace_bytes = *parse_size(text); },
+       "what that file may take; then the trace ends, and the server goes on")
+      ->check([](const std::string& text) { return parse_size(text).status().message(); })
+      ->type_name("BYTES")
+      ->default_str("256MiB");
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")
@@ -447,6 +465,7 @@ void add_serve(CLI::App& app, Action& action) {
       "NAME/VERSION/model.onnx\n"
       "  oar serve ./Llama-3.2-1B --weights int8 --memory 6GiB --max-context 8192\n"
       "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
+      "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"
       "  curl -N localhost:8000/v1/completions -d "

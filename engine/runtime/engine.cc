@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "engine/base/format.h"
 #include "engine/runtime/core/draft_model.h"
@@ -117,6 +118,7 @@ class EngineImpl final : public Engine {
   Status sample_step();
   Status collect_step();
   void commit_step(Step& step, SampleResult& result);
+  StepTimes& times_of(const Step* step) { return times_[step - both_]; }
   void give_up(const RequestState& r, const Status& why);
   void fail(const Status& why);
   void emit(const Status& status = {});
@@ -150,9 +152,11 @@ class EngineImpl final : public Engine {
   std::vector<DraftPacer::Candidate> candidates_;
   std::vector<int32_t> candidate_slots_;
   Step both_[2];
+  StepTimes times_[2];           // of both_
   Step* planned_ = &both_[0];    // the one to plan next
   Step* flying_ = nullptr;       // submitted and told what to draw, not collected
   Clock::time_point last_step_;  // when the step before ended
+  uint64_t last_generated_ = 0;  // tokens until then
   std::vector<Submission> arrived_;
   std::vector<Command> obeyed_;
   std::vector<Outcome> outcomes_;
@@ -242,6 +246,7 @@ void EngineImpl::main() {
     std::fill(std::begin(finished_), std::end(finished_), 0);
     steps_ = 0;
     step_seconds_ = 0;
+    last_generated_ = 0;
     publish_stats();
     if (status.ok()) {
       std::lock_guard lock(mutex_);
@@ -307,6 +312,10 @@ Status EngineImpl::step() {
   if (speculates()) propose_drafts();
   const Scheduler::Demand demand = scheduler_->demand();
   const bool planned = scheduler_->next(began, *planned_, pacer_.prompt_rows(demand.decodes, demand.prompts));
+  if (planned) {
+    times_of(planned_).began = began;
+    times_of(planned_).planned = Clock::now();
+  }
   if (!planned && flying_ == nullptr) {
     publish_stats();
     return scheduler_->idle() ? ok_status() : internal_error("the scheduler has work but plans no step");
@@ -365,17 +374,24 @@ Status EngineImpl::submit_step() {
   }
   if (!planned_->copies.empty()) OAR_RETURN_IF_ERROR(runner_->copy_blocks(planned_->copies));
   OAR_RETURN_IF_ERROR(runner_->submit(planned_->batch()));
-  return draft_model_ != nullptr ? draft_model_->follow(*scheduler_, *planned_) : ok_status();
+  if (draft_model_ != nullptr) OAR_RETURN_IF_ERROR(draft_model_->follow(*scheduler_, *planned_));
+  times_of(planned_).submitted = Clock::now();
+  return ok_status();
 }
 
 Status EngineImpl::sample_step() {
+  times_of(planned_).sampling = Clock::now();
   scheduler_->specify(*planned_, spec_);
   flying_ = planned_;
   planned_ = planned_ == &both_[0] ? &both_[1] : &both_[0];
-  return runner_->sample(spec_);
+  OAR_RETURN_IF_ERROR(runner_->sample(spec_));
+  times_of(flying_).sampled = Clock::now();
+  return ok_status();
 }
 
 Status EngineImpl::collect_step() {
+  StepTimes& times = times_of(flying_);
+  times.collecting = Clock::now();
   OAR_ASSIGN(result_, runner_->collect());
   Step& step = *flying_;
   flying_ = nullptr;
@@ -383,7 +399,8 @@ Status EngineImpl::collect_step() {
   emit();
   const Clock::time_point now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_step_).count();
-  last_step_ = now;
+  times.since = std::exchange(last_step_, now);
+  times.ended = now;
   ++steps_;
   step_seconds_ += seconds;
   const int64_t rows = static_cast<int64_t>(step.tokens.size());
@@ -392,13 +409,21 @@ Status EngineImpl::collect_step() {
   const double drafting = draft_model_ != nullptr ? draft_model_->take_seconds() : 0;
   if (speculates() && step.prefill_tokens == 0) draft_pacer_.ran(rows, std::max(0., seconds - drafting));
   publish_stats();
+  StepInfo info{rows,  step.prefill_tokens, drafts, static_cast<int64_t>(step.entries.size()), seconds,
+                steps_};
+  info.times = times;
   std::shared_ptr<const std::function<void(const StepInfo&)>> observer;
   {
     std::lock_guard lock(mutex_);
     observer = observer_;
+    const uint64_t generated = stats_.generation_tokens;
+    info.generated_tokens = static_cast<int64_t>(generated - std::exchange(last_generated_, generated));
+    info.running = stats_.running;
+    info.waiting = stats_.waiting + static_cast<int64_t>(inbox_.size());
+    info.suspended = stats_.suspended;
+    info.blocks_used = stats_.blocks_used;
   }
-  if (observer && *observer)
-    (*observer)({rows, step.prefill_tokens, drafts, static_cast<int64_t>(step.entries.size()), seconds});
+  if (observer && *observer) (*observer)(info);
   return ok_status();
 }
 

@@ -65,10 +65,25 @@ struct EngineStats {
   double step_seconds = 0;                            // sum over steps
 };
 
-// Called on the engine thread after each step; for histograms. Must not block.
+// What the engine thread did when, for one step. At depth 1 the next step is planned and submitted before
+// this one's draws are collected. No two of these stretches overlap, of whatever steps, and each lies between
+// the ends of two steps.
+struct StepTimes {
+  Clock::time_point since;              // the end of the step before; `began` when none was in flight
+  Clock::time_point began, planned;     // drafts are proposed, rows and pages chosen
+  Clock::time_point submitted;          // from `planned`: the rows go to the runner, which may compute them
+  Clock::time_point sampling, sampled;  // the runner is told what to draw, and may do it
+  Clock::time_point collecting, ended;  // draws are waited for, appended and delivered
+};
+
+// Called on the engine thread after each step; for histograms and traces. Must not block.
 struct StepInfo {
   int64_t tokens = 0, prefill_tokens = 0, draft_tokens = 0, sequences = 0;
-  double seconds = 0;
+  double seconds = 0;            // from times.since to times.ended
+  uint64_t number = 0;           // from 1
+  int64_t generated_tokens = 0;  // appended: drawn, or all that a grammar left
+  int64_t running = 0, waiting = 0, suspended = 0, blocks_used = 0;  // after it, as in EngineStats
+  StepTimes times;
 };
 
 class Engine {

@@ -37,6 +37,7 @@ Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Execu
   if (g->spec_.running) g->spec_.running->add(g);
   if (const Status s = g->submit(); !s.ok()) {
     g->cancel();  // prompts submitted before the one that was refused
+    if (const auto& observer = g->spec_.model->observer) observer->on_refused(g->spec_, s.code());
     g->write_log(s.code());
     return s;
   }
@@ -54,7 +55,10 @@ Status Generation::submit() {
   const std::weak_ptr<Generation> weak = weak_from_this();
   last_token_.resize(static_cast<size_t>(choices()));
   progress_.resize(count);
-  for (Progress& p : progress_) p.open = spec_.request.n;
+  for (size_t i = 0; i < count; ++i) {
+    progress_[i].open = spec_.request.n;
+    progress_[i].outcome.prompt = i;
+  }
   open_choices_ = choices();
   submitted_ = Clock::now();
   if (spec_.admission) {
@@ -167,7 +171,7 @@ void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) 
   }
   if (--progress.open > 0) return;
   if (progress.timed > 0) progress.outcome.seconds_per_token /= progress.timed;
-  if (observer) observer->on_finish(progress.outcome, spec_.request);
+  if (observer) observer->on_finish(progress.outcome, spec_);
   if (spec_.admission) spec_.admission->charge(progress.outcome.stats.completion_tokens);
   if (spec_.log && open_choices_ == 1) write_log(StatusCode::kOk);  // this was the last one
 }

@@ -25,6 +25,7 @@ namespace oar::api {
 // How the n choices of one prompt ended.
 struct PromptOutcome {
   SequenceStats stats;  // from the earliest start to the latest end; completion tokens of all choices
+  size_t prompt = 0;    // which of the request's
   FinishReason finish = FinishReason::kNone;  // a failed choice's, if there is one
   double seconds_per_token = 0;  // after the first, mean over the choices with several tokens; 0: none has
 };
@@ -36,15 +37,20 @@ struct RequestTotals {
   uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
 };
 
-// What the metrics room wants to know of a model's requests. A request's prompts count one by one, and each
-// once, whatever its choices. Called on executor threads.
+struct GenerationSpec;
+
+// What metrics and traces want to know of a model's requests and steps. A request's prompts count one by one,
+// and each once, whatever its choices. Called on executor threads, but for on_step().
 class GenerationObserver {
  public:
   virtual ~GenerationObserver() = default;
+  virtual void on_step(const StepInfo& step) = 0;                // on the engine's thread, as StepInfo says
   virtual void on_first_token(double seconds_since_submit) = 0;  // of any choice
   // `tokens` tokens of a choice arrived together, `seconds` after the ones before.
   virtual void on_next_tokens(double seconds, size_t tokens) = 0;
-  virtual void on_finish(const PromptOutcome& outcome, const GenerationRequest& request) = 0;
+  virtual void on_finish(const PromptOutcome& outcome, const GenerationSpec& spec) = 0;
+  // The engine did not take it. No on_finish() follows.
+  virtual void on_refused(const GenerationSpec& spec, StatusCode why) = 0;
   virtual RequestTotals totals() const = 0;
 };
 

@@ -107,6 +107,9 @@ ServedModel ModelCatalog::published(const ServedModel& model) {
   if (model.language) {
     auto handle = std::make_shared<ModelHandle>(*model.language);
     handle->observer = make_observer_ ? make_observer_(*handle) : nullptr;
+    if (handle->observer)
+      handle->engine->on_step([o = handle->observer](const StepInfo& step) { o->on_step(step); });
+    else if (model.language->observer) handle->engine->on_step({});
     out.language = Reaper::hand_out<ModelHandle>(reaper_, std::move(handle));
   } else {
     out.tensor = Reaper::hand_out(reaper_, model.tensor);

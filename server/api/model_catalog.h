@@ -98,7 +98,8 @@ class ModelCatalog {
   // By name; adapters behind the version of their model.
   std::vector<ModelIndexEntry> index(bool ready_only = false) const;
 
-  // Who is told what language models answer: asked once for each that is loaded, and for those that are.
+  // Who is told what language models answer and which steps their engines make: asked once for each that is
+  // loaded, and for those that are. Null: nobody, from now on.
   using MakeObserver = std::function<std::shared_ptr<GenerationObserver>(const ModelHandle&)>;
   void observe(MakeObserver make);
 

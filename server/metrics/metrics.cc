@@ -66,13 +66,14 @@ class ModelMetrics final : public api::GenerationObserver {
     for (const auto& [family, histogram] : made_) family->Remove(histogram);
   }
 
-  void on_step(const StepInfo& step) {
+  void on_step(const StepInfo& step) override {
     step_seconds_.Observe(step.seconds);
     iteration_tokens_.Observe(static_cast<double>(step.tokens));
   }
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
-  void on_finish(const api::PromptOutcome& outcome, const api::GenerationRequest& request) override;
+  void on_finish(const api::PromptOutcome& outcome, const api::GenerationSpec& spec) override;
+  void on_refused(const api::GenerationSpec&, StatusCode) override {}  // told by the HTTP and gRPC counters
   api::RequestTotals totals() const override {
     std::lock_guard lock(mutex_);
     return totals_;
@@ -124,7 +125,8 @@ class ModelMetrics final : public api::GenerationObserver {
   api::RequestTotals totals_;  // guarded by mutex_
 };
 
-void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::GenerationRequest& request) {
+void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::GenerationSpec& spec) {
+  const api::GenerationRequest& request = spec.request;
   const SequenceStats& s = outcome.stats;
   const double total = seconds_between(s.submitted, s.finished);
   const double queue = seconds_between(s.submitted, s.scheduled);
@@ -323,10 +325,11 @@ class ModelTable : public std::enable_shared_from_this<ModelTable> {
 }  // namespace
 
 struct Metrics::Impl {
-  explicit Impl(api::ModelCatalog& models) : catalog(models) {}
+  explicit Impl(const api::ModelCatalog& models) : catalog(models) {}
 
-  api::ModelCatalog& catalog;
+  const api::ModelCatalog& catalog;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  std::shared_ptr<ModelTable> table = std::make_shared<ModelTable>(registry);
   std::function<size_t()> connections;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
@@ -348,16 +351,12 @@ struct Metrics::Impl {
                                                                 .Register(*registry);
 };
 
-Metrics::Metrics(api::ModelCatalog& catalog) : impl_(std::make_unique<Impl>(catalog)) {
-  const auto table = std::make_shared<ModelTable>(impl_->registry);
-  catalog.observe([table](const ModelHandle& model) {
-    std::shared_ptr<ModelMetrics> metrics = table->share(model.name);
-    model.engine->on_step([metrics](const StepInfo& step) { metrics->on_step(step); });
-    return metrics;
-  });
-}
+Metrics::Metrics(const api::ModelCatalog& catalog) : impl_(std::make_unique<Impl>(catalog)) {}
+Metrics::~Metrics() = default;
 
-Metrics::~Metrics() { impl_->catalog.observe(nullptr); }
+std::shared_ptr<api::GenerationObserver> Metrics::observe(const ModelHandle& model) {
+  return impl_->table->share(model.name);
+}
 
 void Metrics::on_http_request(const std::string& route, const std::string& method, int status,
                               double seconds) {

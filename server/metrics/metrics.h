@@ -16,11 +16,14 @@ namespace oar {
 // Thread-safe throughout.
 class Metrics {
  public:
-  // Observes the catalog's models, present and future. A language model's metrics come with it, and go when
-  // its last request has been answered; what a model of the same name counts then begins anew. `catalog`
-  // outlives this.
-  explicit Metrics(api::ModelCatalog& catalog);
+  // Reports the catalog's models. `catalog` outlives this.
+  explicit Metrics(const api::ModelCatalog& catalog);
   ~Metrics();
+
+  // Counts a language model's requests and steps: for ModelCatalog::observe(). Its metrics come with it, and
+  // go when its last request has been answered; what a model of the same name counts then begins anew. May
+  // outlive this.
+  std::shared_ptr<api::GenerationObserver> observe(const ModelHandle& model);
 
   void on_http_request(const std::string& route, const std::string& method, int status, double seconds);
   void on_grpc_request(const std::string& method, int code, double seconds);

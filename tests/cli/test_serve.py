@@ -49,7 +49,8 @@ class Serve(Base):
                                    (["--http", "127.0.0.1:9999999"], "9999999"),
                                    (["--tls-cert", "/nowhere/x.pem", "--tls-key", "/nowhere/y.pem"], "/nowhere/x.pem"),
                                    (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
-                                   (["--request-log", "/nowhere/log"], "/nowhere/log"), (["--precision", "f12"], "f12"),
+                                   (["--request-log", "/nowhere/log"], "/nowhere/log"), (["--trace", "/nowhere/trace"], "/nowhere/trace"),
+                                   (["--precision", "f12"], "f12"),
                                    (["--tool-parser", "hermse"], "tool-parser is hermse; it is one of auto, none, "),
                                    (["--reasoning-parser", "thinking"], "reasoning-parser is thinking")):
                 with self.subTest(words):
@@ -239,6 +240,53 @@ class Serve(Base):
         self.assertIn("the server stopped before the answer was complete", body)
         self.assertNotIn("[DONE]", body)
         self.assertEqual((second["finish"], second["status"]), ("cancelled", "UNAVAILABLE"))
+
+    def test_a_trace_is_whole_after_a_signal(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "trace.json"
+            path.write_text("an older one")
+            with Server("--trace", path, "--threads", "2") as server:
+                answers = [json.load(server.complete(n)) for n in (5, 9)]
+                with server.complete(1900, stream=True, ignore_eos=True) as stream:
+                    stream.readline()  # under way
+                    server.process.send_signal(signal.SIGTERM)
+                    stream.read()
+                self.assertIn(server.process.wait(TIMEOUT), (0, 3))
+            events = json.loads(path.read_text())
+        requests = [e["args"] for e in events if e["name"] == "request" and e["ph"] == "b"]
+        self.assertEqual([(r["id"], r["completion_tokens"]) for r in requests[:2]],
+                         [(a["id"], a["usage"]["completion_tokens"]) for a in answers])
+        self.assertEqual(len(requests), 3)
+        steps = [e for e in events if e["name"] == "step"]
+        self.assertEqual([s["args"]["step"] for s in steps], list(range(1, len(steps) + 1)))
+        self.assertEqual(sum(s["args"]["generated_tokens"] for s in steps), sum(r["completion_tokens"] for r in requests))
+        names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+        self.assertEqual(names, {"oar serve", "demo version 1", "engine"})
+        # Nobody stands across another on the engine's track: each slice is within the one it begins in.
+        slices = sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"]))
+        self.assertEqual(len(slices), 5 * len(steps))
+        open_until = []
+        for e in slices:
+            begin, end = round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            self.assertTrue(not open_until or end <= open_until[-1], e)
+            open_until.append(end)
+
+    def test_a_trace_has_a_limit(self):
+        self.refused(2, "serve", "demo", "--trace-limit", "1MiB", says=["--trace-limit", "--trace FILE"])
+        self.refused(1, "serve", "demo", "--trace", "-", says=["name a file"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "trace.json"
+            self.refused(1, "serve", "demo", "--trace", path, "--trace-limit", "0", says=["trace-limit: 0 bytes", "64.0 KiB"])
+            with Server("--trace", path, "--trace-limit", "64KiB") as server:
+                json.load(server.complete(300, ignore_eos=True))
+                server.process.send_signal(signal.SIGTERM)
+                errors = server.process.communicate(timeout=TIMEOUT)[1]
+                self.assertEqual(server.process.returncode, 0)
+            self.assertEqual(errors.count("has reached its limit of 64.0 KiB"), 1)
+            self.assertLessEqual(path.stat().st_size, 64 << 10)
+            self.assertEqual(json.loads(path.read_text())[-1]["name"], "trace limit reached")
 
     def test_second_signal_ends_at_once(self):
         # Ending at once leaves threads running, which ThreadSanitizer would report as leaks.

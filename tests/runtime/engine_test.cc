@@ -389,6 +389,53 @@ TEST_CASE("create refuses options that do not fit the runner", "[engine]") {
   CHECK(code({}, l) == StatusCode::kFailedPrecondition);
 }
 
+TEST_CASE("steps tell what they took: stretches in order, none across another or a step's end", "[engine]") {
+  const int32_t depth = GENERATE(0, 1);
+  Fixture f({}, small_limits(depth));
+  f.wait_ready();
+  std::vector<StepInfo> steps;  // the engine's thread until it has drained
+  f.engine->on_step([&](const StepInfo& s) { steps.push_back(s); });
+  std::vector<std::shared_ptr<CollectSink>> sinks;
+  for (uint64_t k = 0; k < 12; ++k) {
+    sinks.push_back(std::make_shared<CollectSink>());
+    REQUIRE_OK(f.engine->submit(make_request(sinks.back(), prompt_of(k, 3 + 5 * k), 20)));
+  }
+  int64_t tokens = 0, generated = 0;
+  for (const auto& sink : sinks) {
+    REQUIRE(sink->wait());
+    tokens += sink->choices[0].last.stats.completion_tokens;
+  }
+  CHECK(f.engine->drain(5s));
+  REQUIRE_FALSE(steps.empty());
+  using Stretch = std::pair<Clock::time_point, Clock::time_point>;
+  std::vector<Stretch> work;
+  for (size_t k = 0; k < steps.size(); ++k) {
+    const StepTimes& t = steps[k].times;
+    CHECK(steps[k].number == k + 1);
+    CHECK(steps[k].seconds == std::chrono::duration<double>(t.ended - t.since).count());
+    generated += steps[k].generated_tokens;
+    CHECK(steps[k].running <= 8);
+    if (k > 0) CHECK(t.since >= steps[k - 1].times.ended);
+    if (k > 0 && depth == 1 && t.began < steps[k - 1].times.ended) CHECK(t.since == steps[k - 1].times.ended);
+    for (const Stretch& s : {Stretch(t.began, t.planned), Stretch(t.planned, t.submitted),
+                             Stretch(t.sampling, t.sampled), Stretch(t.collecting, t.ended)}) {
+      CHECK(s.first <= s.second);
+      work.push_back(s);
+    }
+  }
+  CHECK(generated == tokens);
+  CHECK(steps.back().running == 0);
+  CHECK(steps.back().blocks_used == 0);
+  std::sort(work.begin(), work.end());
+  for (size_t k = 1; k < work.size(); ++k) CHECK(work[k].first >= work[k - 1].second);
+  // Each lies in one step's stretch.
+  for (const Stretch& s : work) {
+    CHECK(std::count_if(steps.begin(), steps.end(), [&](const StepInfo& step) {
+            return step.times.since <= s.first && s.second <= step.times.ended;
+          }) >= 1);
+  }
+}
+
 TEST_CASE("many threads submit and cancel at once", "[engine]") {
   const int32_t depth = GENERATE(0, 1);
   RunnerLimits limits = small_limits(depth);

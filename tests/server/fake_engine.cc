@@ -128,13 +128,19 @@ void FakeEngine::run() {
                      [this] { return stop_ || !running_.empty() || !waiting_.empty(); });
       if (stop_) return;
       info.sequences = static_cast<int64_t>(running_.size());
+      info.times.since = info.times.began = Clock::now();
       const uint64_t before = stats_.generation_tokens;
       step(events);
-      info.tokens = static_cast<int64_t>(stats_.generation_tokens - before);
+      info.running = static_cast<int64_t>(running_.size());
+      info.waiting = static_cast<int64_t>(waiting_.size());
+      info.number = stats_.steps;
+      info.tokens = info.generated_tokens = static_cast<int64_t>(stats_.generation_tokens - before);
       observer = observer_;
     }
     for (auto& [sink, event] : events) sink->on_event(std::move(event));
     info.seconds = 1e-6 * static_cast<double>(options_.step.count());
+    oar::StepTimes& t = info.times;
+    t.planned = t.submitted = t.sampling = t.sampled = t.collecting = t.ended = Clock::now();
     if (observer && info.sequences > 0) observer(info);
     std::this_thread::sleep_for(options_.step);
   }

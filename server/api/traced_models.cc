@@ -1,0 +1,48 @@
+#include "server/api/traced_models.h"
+
+#include "engine/base/format.h"
+
+namespace oar::api {
+namespace {
+
+class TracedGenerations final : public GenerationObserver {
+ public:
+  TracedGenerations(std::shared_ptr<TraceFile> trace, const ModelHandle& model,
+                    std::shared_ptr<GenerationObserver> next)
+      : trace_(std::move(trace)),
+        model_(trace_->add_model(cat(model.name, " version ", model.version))),
+        next_(std::move(next)) {}
+
+  void on_step(const StepInfo& step) override {
+    trace_->add(StepRecord{model_, step});
+    next_->on_step(step);
+  }
+  void on_first_token(double seconds) override { next_->on_first_token(seconds); }
+  void on_next_tokens(double seconds, size_t tokens) override { next_->on_next_tokens(seconds, tokens); }
+  void on_finish(const PromptOutcome& outcome, const GenerationSpec& spec) override {
+    const ModelHandle& model = *spec.model;
+    trace_->add(PromptRecord{model_, spec.request.id, model.adapter ? model.name : std::string(),
+                             static_cast<int64_t>(outcome.prompt), spec.request.n, outcome.stats,
+                             outcome.finish});
+    next_->on_finish(outcome, spec);
+  }
+  void on_refused(const GenerationSpec& spec, StatusCode why) override {
+    trace_->add(RefusalRecord{model_, spec.request.id, why, Clock::now()});
+    next_->on_refused(spec, why);
+  }
+  RequestTotals totals() const override { return next_->totals(); }
+
+ private:
+  const std::shared_ptr<TraceFile> trace_;
+  const int32_t model_;
+  const std::shared_ptr<GenerationObserver> next_;
+};
+
+}  // namespace
+
+std::shared_ptr<GenerationObserver> traced(std::shared_ptr<TraceFile> trace, const ModelHandle& model,
+                                           std::shared_ptr<GenerationObserver> next) {
+  return std::make_shared<TracedGenerations>(std::move(trace), model, std::move(next));
+}
+
+}  // namespace oar::api
