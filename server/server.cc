@@ -211,6 +211,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   grpc_.reset();
   http_.reset();
   metrics_http_.reset();
+  frontend_.running().forget();
   if (trace_) trace_->close();
   return clean_;
 }

@@ -36,7 +36,8 @@ Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Execu
       new Generation(std::move(spec), std::move(executor), std::move(on_event), std::move(ready)));
   if (g->spec_.running) g->spec_.running->add(g);
   if (const Status s = g->submit(); !s.ok()) {
-    g->cancel();  // prompts submitted before the one that was refused
+    g->open_choices_ = 0;                                     // nobody hears of them
+    for (const auto& stream : g->streams_) stream->cancel();  // of prompts before the one that was refused
     if (const auto& observer = g->spec_.model->observer) observer->on_refused(g->spec_, s.code());
     g->write_log(s.code());
     return s;
@@ -102,6 +103,10 @@ void Generation::cancel(const Status& why) {
     const std::lock_guard lock(why_mutex_);
     if (why_.ok()) why_ = why;
   }
+  if (spec_.running) {
+    spec_.running->keep(shared_from_this());
+    if (done()) spec_.running->let_go(this);
+  }
   for (const auto& stream : streams_) stream->cancel();
   cancelled_ = true;
   wake();  // whatever the consumer has not taken must not wait any longer
@@ -143,6 +148,7 @@ void Generation::deliver() {
   if (open_choices_ > 0) return;
   on_event_ = nullptr;
   ready_ = nullptr;
+  if (spec_.running) spec_.running->let_go(this);
 }
 
 void Generation::observe(size_t prompt, int32_t choice, const TextEvent& event) {
@@ -204,6 +210,8 @@ void Generation::write_log(StatusCode refused) const {
   line.finish = refused != StatusCode::kOk ? "refused" : finish_reason_name(finish);
   spec_.log->write(line);
 }
+
+Status caller_left() { return {StatusCode::kCancelled, "the caller left before the answer was complete"}; }
 
 Status failure_of(const TextEvent& event) {
   switch (event.finish) {

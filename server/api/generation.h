@@ -79,9 +79,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
                                                    Ready ready = {});
   ~Generation();
 
-  void cancel() { cancel(ok_status()); }
-  // `why` is what choices that have no end yet are told; ok: that the server cancelled them.
-  void cancel(const Status& why);
+  // Ends it early. `why` is what choices that have no end yet are told; ok: that the server cancelled them.
+  // It lives on until the engine has told their ends, if `running` is there to keep it.
+  void cancel(const Status& why = {});
   void wake();                                      // any thread: looks for events
   bool done() const { return open_choices_ == 0; }  // executor thread only: every choice has finished
   int32_t choices() const { return static_cast<int32_t>(spec_.prompts.size()) * spec_.request.n; }
@@ -120,6 +120,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Progress> progress_;             // per prompt
   std::vector<Clock::time_point> last_token_;  // per choice; zero before the first
 };
+
+// What a generation is cancelled with when its caller is gone.
+Status caller_left();
 
 // Why a choice that ended without an answer did so; ok for kStop and kLength.
 Status failure_of(const TextEvent& event);

@@ -210,7 +210,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
       gone = gone_;
       if (!gone) generation_ = generation;
     }
-    if (gone) generation->cancel();
+    if (gone) generation->cancel(api::caller_left());
     else generation->wake();  // on_drained() may have come before there was anybody to wake
     return ok_status();
   }
@@ -276,7 +276,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
       generation.swap(generation_);
     }
     *left_ = true;
-    if (generation) generation->cancel();
+    if (generation) generation->cancel(api::caller_left());
   }
   std::shared_ptr<GenerateCall> shared() {
     return std::static_pointer_cast<GenerateCall>(shared_from_this());

@@ -123,7 +123,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
       if (preparing_) return;
       generation = generation_;
     }
-    if (generation) generation->cancel();
+    if (generation) generation->cancel(api::caller_left());
     finish(Status(StatusCode::kCancelled, "cancelled"));
   }
   void OnDone() override {
@@ -258,7 +258,8 @@ class StreamInferCall final
                                       self->on_event(*item, key, event);
                                     },
                                     reads_along(item->stream)));
-    started_one(key, {[generation] { generation->cancel(); }, [generation] { generation->wake(); }});
+    started_one(key, {[generation] { generation->cancel(api::caller_left()); },
+                      [generation] { generation->wake(); }});
     return ok_status();
   }
   Generation::Ready reads_along(bool streaming) {

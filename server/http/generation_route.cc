@@ -67,7 +67,7 @@ Status start_answer(const Services& services, Prepare prepare, const Request& re
   writer->post([answer] { answer->open_stream(); });
   writer->on_drain([generation] { generation->wake(); });
   // Also what keeps the generation alive until its answer is complete.
-  writer->on_disconnect([generation] { generation->cancel(); });
+  writer->on_disconnect([generation] { generation->cancel(api::caller_left()); });
   return ok_status();
 }
 

@@ -87,7 +87,7 @@ Status start_generation(const Services& services, const Request& request, bool s
                  reads_along(stream, writer)));
   writer->post([answer] { answer->open_stream(); });
   writer->on_drain([generation] { generation->wake(); });
-  writer->on_disconnect([generation] { generation->cancel(); });
+  writer->on_disconnect([generation] { generation->cancel(api::caller_left()); });
   return ok_status();
 }
 

@@ -1,4 +1,5 @@
 // Readiness, draining and the metrics of a server's life.
+#include <fstream>
 #include <future>
 #include <sstream>
 #include <thread>
@@ -7,6 +8,7 @@
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 
 namespace {
 
@@ -100,6 +102,64 @@ TEST_CASE("draining: what does not finish in time is cut off and freed") {
   CHECK(end.error_message().find("the server stopped") != std::string::npos);
   CHECK(t.engine.wait_idle());
   CHECK(t.engine.stats().finished[static_cast<size_t>(oar::FinishReason::kCancelled)] == 2);
+}
+
+TEST_CASE("a generation whose client leaves is logged and charged, over both transports") {
+  const std::string keys = temp_dir() + "/leaving-keys", log = temp_dir() + "/leaving.jsonl";
+  // A prompt of one token leaves one, which any token of an answer takes.
+  std::ofstream(keys, std::ios::binary)
+      << "a tokens-per-minute=2\nb tokens-per-minute=2\nc tokens-per-minute=2\n";
+  oar::ServerOptions o;
+  o.api_key_file = keys;
+  o.request_log = log;
+  TestServer t(slow_engine(), o);
+  const auto key = [](const char* name) { return Headers{{"Authorization", std::string("Bearer ") + name}}; };
+  size_t count = 0;
+  const auto check_books = [&](const char* name) {
+    ++count;
+    std::vector<oar::json::object> lines;
+    for (int tries = 0; tries < 5000 && lines.size() < count; ++tries) {
+      std::this_thread::sleep_for(milliseconds(2));
+      lines.clear();
+      std::ifstream in(log);
+      for (std::string line; std::getline(in, line) && !in.eof();) lines.push_back(parse(line).as_object());
+    }
+    REQUIRE(lines.size() == count);
+    CHECK(lines.back().at("finish").as_string() == "cancelled");
+    CHECK(lines.back().at("status").as_string() == "CANCELLED");
+    CHECK(lines.back().at("prompt_tokens").to_number<int64_t>() == 1);
+    CHECK(lines.back().at("completion_tokens").to_number<int64_t>() >= 1);
+    const HttpReply refused =
+        http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","max_tokens":1})", key(name));
+    CHECK(refused.status == 429);
+    CHECK(refused.body.find("tokens per minute") != std::string::npos);
+  };
+  {
+    RawClient stream(t.http());
+    stream.send(make_request("POST", "/v1/completions", kStream300, key("a")));
+    REQUIRE(stream.read_until("data: "));
+  }
+  check_books("a");
+  const uint64_t before = t.engine.stats().generation_tokens;
+  RawClient whole(t.http());
+  whole.send(make_request("POST", "/v1/completions", R"({"prompt":"a","ignore_eos":true,"max_tokens":300})",
+                          key("b")));
+  while (t.engine.stats().generation_tokens == before) std::this_thread::sleep_for(milliseconds(1));
+  whole.close();
+  check_books("b");
+  auto stub = oar::v1::Generation::NewStub(channel_to(t.grpc()));
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer c");
+  oar::v1::GenerateRequest request;
+  request.set_prompt("a");
+  request.mutable_stopping()->set_ignore_eos(true);
+  oar::v1::GenerateChunk chunk;
+  auto reader = stub->Generate(&context, request);
+  REQUIRE(reader->Read(&chunk));
+  context.TryCancel();
+  while (reader->Read(&chunk)) continue;
+  CHECK(reader->Finish().error_code() == grpc::StatusCode::CANCELLED);
+  check_books("c");
 }
 
 TEST_CASE("an address that cannot be had is an error, not a crash") {

@@ -285,6 +285,13 @@ TEST_CASE("trace: a server writes its steps and the requests of both transports"
     waiting.close();
     CHECK(t.engine.wait_idle());
     t.engine.pause(false);
+    // The connection's thread hears of the end a moment later.
+    for (int tries = 0; tries < 5000; ++tries) {
+      const std::string text = text_of(o.trace);
+      const size_t first = text.find("cancelled");
+      if (first != std::string::npos && text.find("cancelled", first + 1) != std::string::npos) break;
+      ::usleep(2000);
+    }
     CHECK(t.server->drain_and_stop(std::chrono::seconds(20)));
   }
   const std::string text = text_of(o.trace);
@@ -299,10 +306,10 @@ TEST_CASE("trace: a server writes its steps and the requests of both transports"
     CHECK(text_arg(e, "adapter").empty());
     if (text_arg(e, "id") == "cmpl-mine") mine.emplace_back(arg(e, "prompt"), arg(e, "choices"));
   }
-  CHECK(ends == std::map<std::string, int>{{"length", 2}, {"stop", 1}});
+  CHECK(ends == std::map<std::string, int>{{"length", 2}, {"stop", 1}, {"cancelled", 2}});
   std::sort(mine.begin(), mine.end());
   CHECK(mine == std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {1, 2}});
-  CHECK(prompt_tokens >= 2 + 3 + 4);
+  CHECK(prompt_tokens >= 2 + 3 + 4 + 5 + 3);
   const Events refused = events_in(text, "refused");
   REQUIRE(refused.size() == 1);
   CHECK(text_arg(refused[0], "status") == "RESOURCE_EXHAUSTED");
