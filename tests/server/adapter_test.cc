@@ -3,6 +3,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "engine/base/format.h"
@@ -49,7 +50,7 @@ using Parameters = std::vector<std::pair<std::string, std::string>>;
 
 // Language models "bare", without slots, "lm" and, where `two`, "other", each with two slots.
 struct AdapterServer {
-  explicit AdapterServer(bool two = false, bool control = true) {
+  explicit AdapterServer(bool two = false, bool control = true, oar::ServerOptions o = {}) {
     const TinyGolden golden = load_tiny_golden("llama3");
     const std::string tiny = write_tiny_model(golden, TinyDtype::f32);
     std::ofstream(fs::path(tiny) / "tokenizer.json") << byte_tokenizer_json(false);
@@ -75,7 +76,6 @@ struct AdapterServer {
     };
     auto catalog = oar::open_repository(folder.string(), "", r);
     REQUIRE_OK(catalog);
-    oar::ServerOptions o;
     o.http_address = o.grpc_address = "127.0.0.1:0";
     o.model_control = control;
     auto started = oar::Server::start(o, std::shared_ptr<oar::api::ModelCatalog>(std::move(*catalog)));
@@ -250,6 +250,93 @@ TEST_CASE("adapters by the repository's calls: what is wrong is refused by name,
   const AdapterServer shut(false, false);
   CHECK(shut.load("x", {{"lora_path", path}}).status == 403);
   CHECK(shut.grpc_load("x", {{"lora_path", path}}).error_code() == Code::PERMISSION_DENIED);
+}
+
+TEST_CASE("adapters: where there is an admin key, no other loads or unloads them by any call") {
+  oar::ServerOptions o;
+  o.api_key = "user";
+  o.admin_key_file = cat(temp_dir(), "/adapter-admin-keys");
+  write_file(o.admin_key_file, "admin\n");
+  AdapterServer t(false, true, o);
+  const auto with_key = [&](const std::string& key, const std::string& path, const std::string& body) {
+    Headers headers;
+    if (!key.empty()) headers.emplace_back("Authorization", cat("Bearer ", key));
+    return http(t.server->http_port(), "POST", path, body, headers);
+  };
+  const auto listed = [&] {
+    return with_key("user", "/v2/repository/index", "{}").body.find("\"polite\"") != std::string::npos;
+  };
+  // Of each way: what a call with this key is told, as gRPC's code.
+  using Code = grpc::StatusCode;
+  const auto code_of = [](const HttpReply& r) {
+    INFO(r.body);
+    CHECK((r.status == 200 || r.status == 401));
+    return r.status == 200 ? Code::OK : Code::UNAUTHENTICATED;
+  };
+  const auto over_grpc = [&](const std::string& key, auto&& call) {
+    grpc::ClientContext context;
+    if (!key.empty()) context.AddMetadata("authorization", cat("Bearer ", key));
+    return call(context).error_code();
+  };
+  struct Way {
+    const char* name;
+    std::function<Code(const std::string& key, const std::string& path)> load;
+    std::function<Code(const std::string& key)> unload;
+  };
+  const Way ways[] = {
+      {"vLLM's routes",
+       [&](const std::string& key, const std::string& path) {
+         return code_of(with_key(key, "/v1/load_lora_adapter",
+                                 cat(R"({"lora_name":"polite","lora_path":")", path, "\"}")));
+       },
+       [&](const std::string& key) {
+         return code_of(with_key(key, "/v1/unload_lora_adapter", R"({"lora_name":"polite"})"));
+       }},
+      {"the repository over HTTP",
+       [&](const std::string& key, const std::string& path) {
+         return code_of(with_key(key, "/v2/repository/models/polite/load",
+                                 cat(R"({"parameters":{"lora_path":")", path, "\"}}")));
+       },
+       [&](const std::string& key) {
+         return code_of(with_key(key, "/v2/repository/models/polite/unload", "{}"));
+       }},
+      {"the repository over gRPC",
+       [&](const std::string& key, const std::string& path) {
+         return over_grpc(key, [&](grpc::ClientContext& context) {
+           RepositoryModelLoadRequest ask;
+           ask.set_model_name("polite");
+           (*ask.mutable_parameters())["lora_path"].set_string_param(path);
+           RepositoryModelLoadResponse answer;
+           return t.stub->RepositoryModelLoad(&context, ask, &answer);
+         });
+       },
+       [&](const std::string& key) {
+         return over_grpc(key, [&](grpc::ClientContext& context) {
+           RepositoryModelUnloadRequest ask;
+           ask.set_model_name("polite");
+           RepositoryModelUnloadResponse answer;
+           return t.stub->RepositoryModelUnload(&context, ask, &answer);
+         });
+       }}};
+  for (const Way& way : ways) {
+    INFO(way.name);
+    for (const char* key : {"", "user", "admi", "admin2"}) {
+      INFO(key);
+      CHECK(way.load(key, t.adapter) == Code::UNAUTHENTICATED);
+      CHECK(way.load(key, "/nowhere") == Code::UNAUTHENTICATED);  // nor is anybody told what lies there
+      CHECK_FALSE(listed());
+    }
+    CHECK(way.load("admin", t.adapter) == Code::OK);
+    CHECK(listed());
+    for (const char* key : {"", "user"}) CHECK(way.unload(key) == Code::UNAUTHENTICATED);
+    CHECK(listed());
+    CHECK(way.unload("admin") == Code::OK);
+    CHECK_FALSE(listed());
+  }
+  // And it is for that alone.
+  const std::string completion = R"({"model":"lm","prompt":"x","max_tokens":1})";
+  CHECK(with_key("admin", "/v1/completions", completion).status == 401);
+  CHECK(with_key("user", "/v1/completions", completion).status == 200);
 }
 
 TEST_CASE("adapters come and go by the repository's calls while others answer") {
