@@ -72,9 +72,10 @@ enum class KernelFamily : uint8_t {
   kSegmentAttention,     // attention.h
   kLora,                 // lora.h
   kDenseAttention,       // attention.h
+  kResize,               // resize.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kDenseAttention;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kResize;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

@@ -50,7 +50,7 @@ struct QuantizedSum {
 
 struct QuantizedConvArgs {
   uint32_t size = sizeof(QuantizedConvArgs);
-  uint32_t version = 3;
+  uint32_t version = 1;
   void* out = nullptr;         // (N, OH, OW, M)
   const uint8_t* x = nullptr;  // (N, H, W, C): u8, i8 when x_signed, or bf16
   const int8_t* w = nullptr;   // packed by pack_quantized_filters() or pack_bf16_filters(), 64-byte aligned

@@ -42,6 +42,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kSegmentAttention: return "segment_attention";
     case KernelFamily::kLora: return "lora";
     case KernelFamily::kDenseAttention: return "dense_attention";
+    case KernelFamily::kResize: return "resize";
   }
   return "unknown";
 }

@@ -1,7 +1,7 @@
 // Lowering: how an op becomes a kernel call. lower() of an op (op.h) is asked once, when a plan is made: it
 // finds the kernel, asks the WeightStore for its weights and returns a LoweredOp, which is immutable and
-// shared by every run. It reads no values and allocates nothing. Each run then has its own argument struct,
-// filled from that run's operands.
+// shared by every run. It reads no values, and allocates nothing but small tables that follow from sizes
+// (taps of an interpolation). Each run then has its own argument struct, filled from that run's operands.
 #pragma once
 
 #include <functional>

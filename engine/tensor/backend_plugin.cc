@@ -24,6 +24,8 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kSoftmax:
     case KernelFamily::kSegmentAttention:
     case KernelFamily::kDenseAttention:
+    case KernelFamily::kResize:
+    case KernelFamily::kQuantizedConv:
     case KernelFamily::kActivate:
     case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;

@@ -90,19 +90,22 @@ enum {
   OAR_FAMILY_GATHER_ROWS = 15,           /* format: "f32"                      oar_gather_rows_args */
   OAR_FAMILY_HADAMARD = 16,              /* format: "f32"                      oar_hadamard_args */
   /* of ordinary models */
-  OAR_FAMILY_CONV = 17,      /* format: "f32"                      oar_conv_args */
-  OAR_FAMILY_DEPTHWISE = 21, /* format: "f32"                      oar_depthwise_args */
-  OAR_FAMILY_POOL = 22,      /* format: "f32"                      oar_pool_args */
-  OAR_FAMILY_SOFTMAX = 23,   /* format: "f32"                      oar_softmax_args */
-  OAR_FAMILY_ACTIVATE = 24,  /* format: "f32"                      oar_activate_args */
+  OAR_FAMILY_CONV = 17, /* format: "f32"                      oar_conv_args */
+  /* of 8-bit integers: format "i8", input "u8" (x of both signs), sum OAR_SUM_I32 */
+  OAR_FAMILY_QUANTIZED_CONV = 19, /*                               oar_quantized_conv_args */
+  OAR_FAMILY_DEPTHWISE = 21,      /* format: "f32"                      oar_depthwise_args */
+  OAR_FAMILY_POOL = 22,           /* format: "f32"                      oar_pool_args */
+  OAR_FAMILY_SOFTMAX = 23,        /* format: "f32"                      oar_softmax_args */
+  OAR_FAMILY_ACTIVATE = 24,       /* format: "f32"                      oar_activate_args */
   /* of language models again */
   OAR_FAMILY_GATED_MATMUL = 26, /* format: of the weights           oar_gated_matmul_args */
   /* of encoders */
   OAR_FAMILY_SEGMENT_ATTENTION = 27, /* format: "f32"              oar_segment_attention_args */
   /* of ordinary models again */
-  OAR_FAMILY_DENSE_ATTENTION = 29 /* format: "f32"                 oar_dense_attention_args */
-  /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms, of
-   * 8-bit integers and bf16, rounding of activations, recurrent steps, low-rank adapters. */
+  OAR_FAMILY_DENSE_ATTENTION = 29, /* format: "f32"                 oar_dense_attention_args */
+  OAR_FAMILY_RESIZE = 30           /* format: "f32"                 oar_resize_args */
+  /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
+   * and of bf16, rounding of activations, recurrent steps, low-rank adapters. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -461,6 +464,48 @@ typedef struct oar_conv_args {
   float alpha, beta;
 } oar_conv_args;
 
+/* Convolutions and products of 8-bit integers, exact in i32 and rounded once:
+ *   s = bias[m] + sum over the window of (x - x_zero) w[m]           (i32, wrapping; padding stands for
+ * x_zero) t = clamp(float(s) scale[m] + shift[m] + residual, low, high)    (f32, each step rounded) out =
+ * epilogue(t) (OAR_OUT_F32), or round half to even (t) + y_zero (U8, I8), or s (I32) Bytes behind an epilogue
+ * other than NONE and CLAMP: t is not bounded, and out = round half to even (clamp(epilogue(t) y_inverse,
+ * low, high)) + y_zero With sum.other, another tensor of bytes as out, r being the bytes above: out = round
+ * half to even (clamp(((r - y_zero) sum.scale + (other - sum.other_zero) sum.other_scale) / sum.sum_scale,
+ * sum.low, sum.high)) + sum.zero Filters: panels of 16 channels, (M / 16 rounded up, Kp / 4, 16, 4) bytes
+ * with k = (tap, channel) and Kp = KH KW C rounded up to 64, padded with zeros; depthwise (KH, KW, C), one
+ * filter a channel. */
+enum { OAR_OUT_F32 = 0, OAR_OUT_U8, OAR_OUT_I8, OAR_OUT_I32 };
+typedef struct oar_quantized_sum {
+  const uint8_t* other; /* as out, or NULL: no sum; may be out */
+  uint8_t other_signed;
+  float scale, other_scale, other_zero, sum_scale;
+  float low, high;
+  int32_t zero;
+} oar_quantized_sum;
+typedef struct oar_quantized_conv_args {
+  uint32_t size, version;
+  void* out;             /* (N, OH, OW, M) */
+  const uint8_t* x;      /* (N, H, W, C), of i8 when x_signed */
+  const int8_t* w;       /* 64-byte aligned */
+  const int32_t* w_sums; /* [M]: of each filter's weights; depthwise: NULL */
+  const int32_t* bias;   /* [M] or NULL */
+  const float* scale;    /* [M] */
+  const float* shift;    /* [M] or NULL */
+  oar_window window;
+  int64_t C, M;
+  int32_t x_zero, y_zero;
+  uint8_t x_signed, depthwise;
+  int32_t out_type; /* OAR_OUT_* */
+  float low, high;
+  oar_quantized_sum sum;  /* U8 and I8 only */
+  const float* x_scale;   /* NULL: of the processor's own layers */
+  const int32_t* x_zeros; /* the same */
+  const float* residual;  /* as out, or NULL; may be out; F32 only */
+  int32_t epilogue;       /* OAR_EPILOGUE_* */
+  float alpha, beta;
+  float y_inverse;
+} oar_quantized_conv_args;
+
 /* Each channel with one filter of its own. */
 typedef struct oar_depthwise_args {
   uint32_t size, version;
@@ -496,6 +541,23 @@ typedef struct oar_softmax_args {
   int64_t rows, n, mask_row;
   float scale;
 } oar_softmax_args;
+
+/* Interpolation, rows first and then columns of what the rows gave, sums in f32 in the order of the taps.
+ * Output entry k of an axis is the sum of weight[t] times entry at[t], t in [first[k], first[k + 1]); one tap
+ * of weight 1 is a copy to the bit, no tap is 0. Without `first` the axis stays as it is. */
+typedef struct oar_resize_axis {
+  const int32_t* first; /* [out + 1], or NULL */
+  const int32_t* at;
+  const float* weight;
+  int64_t in, out;
+} oar_resize_axis;
+typedef struct oar_resize_args {
+  uint32_t size, version;
+  float* out;     /* (outer, rows.out, cols.out, inner) */
+  const float* x; /* (outer, rows.in, cols.in, inner) */
+  oar_resize_axis rows, cols;
+  int64_t outer, inner;
+} oar_resize_args;
 
 /* out = epilogue(x) */
 typedef struct oar_activate_args {

@@ -14,6 +14,8 @@
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/quantized_conv.h"
+#include "kernels/resize.h"
 #include "kernels/rope.h"
 
 namespace oar {
@@ -165,6 +167,24 @@ OAR_F7(PoolArgs, oar_pool_args, version, out, x, window, C, op, count_pads)
 
 OAR_SAME_SIZE(SoftmaxArgs, oar_softmax_args);
 OAR_F8(SoftmaxArgs, oar_softmax_args, version, out, x, mask, rows, n, mask_row, scale)
+
+OAR_SAME_SIZE(QuantizedSum, oar_quantized_sum);
+OAR_F8(QuantizedSum, oar_quantized_sum, other, other_signed, scale, other_scale, other_zero, sum_scale, low,
+       high)
+OAR_SAME_FIELD(QuantizedSum, oar_quantized_sum, zero);
+OAR_SAME_SIZE(QuantizedConvArgs, oar_quantized_conv_args);
+OAR_F8(QuantizedConvArgs, oar_quantized_conv_args, version, out, x, w, w_sums, bias, scale, shift)
+OAR_F8(QuantizedConvArgs, oar_quantized_conv_args, window, C, M, x_zero, y_zero, x_signed, depthwise,
+       out_type)
+OAR_F8(QuantizedConvArgs, oar_quantized_conv_args, low, high, sum, x_scale, x_zeros, residual, epilogue,
+       alpha)
+OAR_F2(QuantizedConvArgs, oar_quantized_conv_args, beta, y_inverse)
+static_assert(static_cast<int>(QuantizedOut::kI32) == OAR_OUT_I32);
+
+OAR_SAME_SIZE(ResizeAxis, oar_resize_axis);
+OAR_F5(ResizeAxis, oar_resize_axis, first, at, weight, in, out)
+OAR_SAME_SIZE(ResizeArgs, oar_resize_args);
+OAR_F8(ResizeArgs, oar_resize_args, size, version, out, x, rows, cols, outer, inner)
 
 OAR_SAME_SIZE(ActivateArgs, oar_activate_args);
 OAR_F7(ActivateArgs, oar_activate_args, version, out, x, n, epilogue, alpha, beta)

@@ -369,8 +369,9 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
   Busy busy(d);
   const char* family = Launch::family_name(query->family);
   const std::string format = query->format;
-  if (std::strcmp(query->input, "f32") != 0 || query->layout != OAR_LAYOUT_FAMILY ||
-      query->rows != OAR_ROWS_ANY || query->sum != OAR_SUM_F32)
+  const bool integers = query->family == OAR_FAMILY_QUANTIZED_CONV;
+  if (std::strcmp(query->input, integers ? "u8" : "f32") != 0 || query->layout != OAR_LAYOUT_FAMILY ||
+      query->rows != OAR_ROWS_ANY || query->sum != (integers ? OAR_SUM_I32 : OAR_SUM_F32))
     return OAR_PLUGIN_UNSUPPORTED;
   if (family == nullptr || Launch::find(query->family, format) == nullptr) return OAR_PLUGIN_UNSUPPORTED;
   const std::string name = family;

@@ -144,7 +144,21 @@ const std::vector<Family>& families() {
        sizeof(oar_dense_attention_args),
        {AT(oar_dense_attention_args, out), AT(oar_dense_attention_args, q), AT(oar_dense_attention_args, k),
         AT(oar_dense_attention_args, v), AT(oar_dense_attention_args, mask),
-        AT(oar_dense_attention_args, lengths)}}};
+        AT(oar_dense_attention_args, lengths)}},
+      {OAR_FAMILY_QUANTIZED_CONV,
+       "quantized_conv",
+       sizeof(oar_quantized_conv_args),
+       {AT(oar_quantized_conv_args, out), AT(oar_quantized_conv_args, x), AT(oar_quantized_conv_args, w),
+        AT(oar_quantized_conv_args, w_sums), AT(oar_quantized_conv_args, bias),
+        AT(oar_quantized_conv_args, scale), AT(oar_quantized_conv_args, shift),
+        AT(oar_quantized_conv_args, sum.other), AT(oar_quantized_conv_args, x_scale),
+        AT(oar_quantized_conv_args, x_zeros), AT(oar_quantized_conv_args, residual)}},
+      {OAR_FAMILY_RESIZE,
+       "resize",
+       sizeof(oar_resize_args),
+       {AT(oar_resize_args, out), AT(oar_resize_args, x), AT(oar_resize_args, rows.first),
+        AT(oar_resize_args, rows.at), AT(oar_resize_args, rows.weight), AT(oar_resize_args, cols.first),
+        AT(oar_resize_args, cols.at), AT(oar_resize_args, cols.weight)}}};
   return all;
 }
 
@@ -174,8 +188,12 @@ const char* Launch::family_name(int32_t family) {
 const oar::Kernel* Launch::find(int32_t family, const std::string& format) {
   const auto stored = oar::Format::find(format);
   if (find_family(family) == nullptr || !stored) return nullptr;
-  return oar::KernelRegistry::cpu().find({static_cast<oar::KernelFamily>(family), *stored},
-                                         oar::Isa::kReference);
+  oar::KernelKey key{static_cast<oar::KernelFamily>(family), *stored};
+  if (family == OAR_FAMILY_QUANTIZED_CONV) {
+    key.input = oar::Format::of(oar::DType::kU8);
+    key.sum = oar::Accumulation::kI32;
+  }
+  return oar::KernelRegistry::cpu().find(key, oar::Isa::kReference);
 }
 
 bool Launch::is_product() const {

@@ -156,6 +156,82 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
   check(loop_of_layers(3), {2, 6});
 }
 
+TEST_CASE("predictor on a device: images are resized there") {
+  const auto resized = [](const char* mode, const char* place) {
+    return model_bytes(graph_proto(
+        {node_proto("Relu", {"x"}, {"a"}),
+         node_proto("Resize", {"a", "", "scales"}, {"b"},
+                    {text_attr("mode", mode), text_attr("coordinate_transformation_mode", place)}),
+         node_proto("Relu", {"b"}, {"y"})},
+        {tensor_proto("scales", {4}, {1, 1, 2, 1.5})}, {value_proto("x", {-1, 3, 6, 8})},
+        {value_proto("y", {-1, 3, 12, 12})}));
+  };
+  for (const auto& [mode, place] : {std::pair{"nearest", "asymmetric"}, std::pair{"linear", "half_pixel"},
+                                    std::pair{"cubic", "align_corners"}}) {
+    INFO(mode);
+    const std::string bytes = resized(mode, place);
+    const auto cpu = open_test_model(bytes, options_on("cpu"));
+    const int64_t launches = loopback_counter(loopback::kLaunches);
+    const auto device = open_test_model(bytes, options_on("loopback"));
+    check_same(*device, *cpu, {random_input({2, 3, 6, 8}, 44)});
+    CHECK(loopback_counter(loopback::kLaunches) - launches >= 3);
+  }
+}
+
+TEST_CASE("predictor on a device: layers of 8-bit integers") {
+  const auto q = [](const std::string& x, const std::string& out) {
+    return node_proto("QuantizeLinear", {x, "s", "z"}, {out});
+  };
+  const auto dq = [](const std::string& x, const std::string& out) {
+    return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
+  };
+  std::vector<int8_t> w(8 * 8 * 9), own(8 * 9), m(8 * 5);
+  for (std::vector<int8_t>* v : {&w, &own, &m}) {
+    for (size_t k = 0; k < v->size(); ++k)
+      (*v)[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  }
+  const auto pads = ints_attr("pads", {1, 1, 1, 1});
+  const std::string bytes = model_bytes(graph_proto(
+      {q("x", "a"),
+       dq("a", "b"),
+       node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
+       node_proto("DequantizeLinear", {"bias", "sb"}, {"bd"}),
+       node_proto("Conv", {"b", "wd", "bd"}, {"c"}, {pads}),
+       q("c", "d"),
+       dq("d", "e"),
+       node_proto("DequantizeLinear", {"own", "sw"}, {"owd"}),
+       node_proto("Conv", {"e", "owd"}, {"f"}, {int_attr("group", 8), pads}),
+       q("f", "g"),
+       dq("g", "h"),
+       node_proto("Add", {"h", "e"}, {"i"}),
+       q("i", "j"),
+       dq("j", "k"),
+       node_proto("GlobalAveragePool", {"k"}, {"l"}),
+       node_proto("Flatten", {"l"}, {"n"}),
+       q("n", "o"),
+       dq("o", "r"),
+       node_proto("DequantizeLinear", {"m", "sw"}, {"md"}),
+       node_proto("MatMul", {"r", "md"}, {"y"})},
+      {raw_proto<uint8_t>("z", 2, {}, {100}), tensor_proto("s", {}, {0.0625f}),
+       tensor_proto("sw", {}, {0.01f}), tensor_proto("sb", {}, {0.000625f}),
+       raw_proto("w", 3, {8, 8, 3, 3}, w), raw_proto("own", 3, {8, 1, 3, 3}, own),
+       raw_proto("m", 3, {8, 5}, m), raw_proto<int32_t>("bias", 6, {8}, {100, -200, 300, 0, 5, -7, 900, 12})},
+      {value_proto("x", {-1, 8, 6, 7})}, {value_proto("y", {-1, 5})}));
+  const auto cpu = open_test_model(bytes, options_on("cpu")),
+             device = open_test_model(bytes, options_on("loopback"));
+  for (const int64_t batch : {1, 3}) check_same(*device, *cpu, {random_input({batch, 8, 6, 7}, 45)});
+  const auto groups = device->steps(std::vector<Shape>{{1, 8, 6, 7}});
+  REQUIRE_OK(groups);
+  int layers = 0;
+  for (const StepGroup& g : *groups) {
+    UNSCOPED_INFO(g.op << " on " << g.where << (g.on_device ? ", the device, " : ", ") << g.steps);
+    if (!g.op.starts_with("quantized_")) continue;
+    CHECK(g.on_device);
+    layers += g.steps;
+  }
+  CHECK(layers == 3);
+}
+
 TEST_CASE("predictor on a device: attention of ordinary models is one launch") {
   const auto attention = [](bool causal, int64_t cap) {
     return model_bytes(

@@ -1,6 +1,7 @@
 // Layers of 8-bit integers that the pass fuse_quantized makes of what files spell as DequantizeLinear, an op
 // of floats and QuantizeLinear, or as QLinearConv and QLinearMatMul: exact sums of integers, scaled and
 // rounded once (kernels/quantized_conv.h).
+#include <bit>
 #include <limits>
 
 #include "engine/ops/tensor/conv.h"
@@ -10,12 +11,12 @@
 namespace oar::tensor {
 namespace {
 
-// A constant i8 weight for the kernel.
+// The constants of a layer for the kernel, in memory of the backend; undefined where there are none.
 struct PreparedQuantized {
-  Tensor packed;  // bytes
-  std::vector<int32_t> sums, bias;
-  std::vector<float> scale, shift;
-  Shape weight;  // (M, C, KH, KW), or (M, K) of a matrix
+  Tensor packed;        // bytes
+  Tensor sums, bias;    // [M] of i32
+  Tensor scale, shift;  // [M] of f32
+  Shape weight;         // (M, C, KH, KW), or (M, K) of a matrix
   bool depthwise = false;
 };
 
@@ -47,40 +48,68 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
   }
   const int64_t groups = matrix ? 1 : node.attrs.get_int("group", 1);
   p->depthwise = groups != 1;
+  if (p->depthwise && (C != 1 || groups != M))
+    return invalid_argument("a quantized convolution has one group, or one per channel with one filter each");
+  const auto copy = [](Tensor& to, const Tensor& made) {
+    std::memcpy(to.mutable_data(), made.data(), made.bytes());
+  };
+  const auto weights = [&] { return elements<int8_t>(*ctx.constant(1)); };
   if (p->depthwise) {
-    if (C != 1 || groups != M)
-      return invalid_argument(
-          "a quantized convolution has one group, or one per channel with one filter each");
-    OAR_ASSIGN(p->packed, allocate_elements({taps, M}, DType::kI8));
-    for (int64_t m = 0; m < M; ++m) {
-      for (int64_t t = 0; t < taps; ++t)
-        mutable_elements<int8_t>(p->packed)[t * M + m] = elements<int8_t>(*w)[m * taps + t];
-    }
+    OAR_ASSIGN(p->packed, ctx.pack(1, "i8 of channels", {taps, M}, DType::kI8, [&](Tensor& to) {
+      for (int64_t m = 0; m < M; ++m) {
+        for (int64_t t = 0; t < taps; ++t) mutable_elements<int8_t>(to)[t * M + m] = weights()[m * taps + t];
+      }
+    }));
   } else {
-    OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(M, taps * C)}, DType::kI8));
-    p->sums.resize(static_cast<size_t>(M));
-    pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), elements<int8_t>(*w), M, taps,
-                           C, turned ? 1 : C * taps, 1, turned ? M : taps);
+    // One packing makes both; each is asked for by name, so that a cache can hold it.
+    Tensor packed, sums;
+    const auto fill = [&] {
+      if (packed.defined()) return;
+      packed = must(allocate_elements({quantized_filter_bytes(M, taps * C)}, DType::kI8));
+      sums = must(allocate_elements({M}, DType::kI32));
+      pack_quantized_filters(mutable_elements<int8_t>(packed), mutable_elements<int32_t>(sums), weights(), M,
+                             taps, C, turned ? 1 : C * taps, 1, turned ? M : taps);
+    };
+    const std::string layout = turned ? "i8 of columns" : "i8";
+    OAR_ASSIGN(p->packed, ctx.pack(1, layout, {quantized_filter_bytes(M, taps * C)}, DType::kI8,
+                                   [&](Tensor& t) { fill(), copy(t, packed); }));
+    OAR_ASSIGN(p->sums,
+               ctx.pack(1, layout + " sums", {M}, DType::kI32, [&](Tensor& t) { fill(), copy(t, sums); }));
   }
   // Behind an activation the real value is needed first (kernels/quantized_conv.h).
   const bool units = y_dtype(node.attrs) != DType::kF32 && !node.attrs.has("activation");
   const double sx = node.attrs.get_float("x_scale", 1), sy = units ? node.attrs.get_float("y_scale", 1) : 1;
-  for (int64_t m = 0; m < M; ++m) {
-    const auto sw = static_cast<double>(elements<float>(*ws)[ws->numel() == 1 ? 0 : m]);
-    p->scale.push_back(static_cast<float>(sx * sw / sy));
-    if (bias && dtype_of(*bias) == DType::kI32) p->bias.push_back(elements<int32_t>(*bias)[m]);
-    else if (bias)
-      p->shift.push_back(static_cast<float>(static_cast<double>(elements<float>(*bias)[m]) / sy));
+  // Two layers may share a constant, and not the scales beside it.
+  const std::string by = cat(std::bit_cast<uint64_t>(sx), " ", std::bit_cast<uint64_t>(sy));
+  OAR_ASSIGN(p->scale, ctx.pack(2, cat("scales of ", M, " by ", by), {M}, DType::kF32, [&](Tensor& t) {
+    const Tensor& from = *ctx.constant(2);
+    for (int64_t m = 0; m < M; ++m) {
+      const auto sw = static_cast<double>(elements<float>(from)[from.numel() == 1 ? 0 : m]);
+      mutable_elements<float>(t)[m] = static_cast<float>(sx * sw / sy);
+    }
+  }));
+  if (bias && dtype_of(*bias) == DType::kI32) {
+    OAR_ASSIGN(p->bias, ctx.pack(3, "bias", {M}, DType::kI32, [&](Tensor& t) { copy(t, *ctx.constant(3)); }));
+  } else if (bias) {
+    OAR_ASSIGN(p->shift, ctx.pack(3, cat("shift by ", by), {M}, DType::kF32, [&](Tensor& t) {
+      for (int64_t m = 0; m < M; ++m)
+        mutable_elements<float>(t)[m] =
+            static_cast<float>(static_cast<double>(elements<float>(*ctx.constant(3))[m]) / sy);
+    }));
   }
+  for (size_t operand = 1; operand <= 3; ++operand) ctx.spend(operand);
   return std::shared_ptr<const void>(std::move(p));
 }
 
 // What conv and dense share: the layer's numbers into the kernel's arguments.
 Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& attrs) {
-  a.w = elements<int8_t>(p.packed), a.w_sums = p.sums.data();
+  const auto given = [](const Tensor& t, auto* to) {
+    return t.defined() ? static_cast<decltype(to)>(t.data()) : nullptr;
+  };
+  a.w = given(p.packed, a.w), a.w_sums = given(p.sums, a.w_sums);
   a.depthwise = p.depthwise;
-  a.bias = p.bias.empty() ? nullptr : p.bias.data();
-  a.scale = p.scale.data(), a.shift = p.shift.empty() ? nullptr : p.shift.data();
+  a.bias = given(p.bias, a.bias);
+  a.scale = given(p.scale, a.scale), a.shift = given(p.shift, a.shift);
   a.x_zero = static_cast<int32_t>(attrs.get_int("x_zero")),
   a.y_zero = static_cast<int32_t>(attrs.get_int("y_zero"));
   const DType to = y_dtype(attrs);

@@ -1,8 +1,10 @@
 // resize: nearest, linear and cubic interpolation, one axis after the other, since every filter is separable.
-// Where every entry is a copy of one (nearest), all axes go at once and any element type is moved as it is;
-// f32 and narrower floats are summed in f32, everything else in double.
-// https://onnx.ai/onnx/operators/onnx__Resize.html
-#include "engine/ops/tensor/util.h"
+// f32 along up to two neighbouring axes by a kernel (kernels/resize.h), and 16-bit floats as f32. Everything
+// else: where every entry is a copy of one (nearest), all axes go at once and any element type is moved as it
+// is; other filters are summed in double. https://onnx.ai/onnx/operators/onnx__Resize.html
+#include "kernels/resize.h"
+#include "engine/graph/bound_call.h"
+#include "engine/ops/tensor/kernel_call.h"
 
 namespace oar::tensor {
 namespace {
@@ -88,7 +90,7 @@ struct AxisTaps {
            std::all_of(weight.begin(), weight.end(), [](double w) { return w == 1; });
   }
 };
-using Plan = std::vector<AxisTaps>;
+using Axes = std::vector<AxisTaps>;
 
 AxisTaps axis_taps(const Filter& f, int axis, double scale, int64_t in, int64_t out, double roi0, double roi1,
                    bool crop) {
@@ -114,7 +116,7 @@ void copy_run(std::byte* to, const std::byte* from, int64_t n) {
 
 // Every output entry is one of the input's.
 template <int W>
-void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Plan& plan) {
+void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Axes& plan) {
   const Shape& shape = y.shape();
   const int last = plan.back().axis;
   const int64_t inner = extent(shape, last + 1, shape.rank()), out = shape[last];
@@ -144,7 +146,7 @@ void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Plan& pla
       });
 }
 
-Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape, const Plan& plan) {
+Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape, const Axes& plan) {
   if (plan.empty()) return x;
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
   switch (x.format().block_bytes()) {
@@ -157,57 +159,31 @@ Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape,
   return y;
 }
 
-// y = x with one axis filtered, in T's arithmetic.
-template <class T>
-Result<Tensor> filter_axis(const EvalContext& ctx, const Tensor& x, const AxisTaps& t, DType dtype) {
+// y = x, of f64, with one axis filtered.
+Result<Tensor> filter_axis(const EvalContext& ctx, const Tensor& x, const AxisTaps& t) {
   std::vector<int64_t> dims = dims_of(x.shape());
   dims[static_cast<size_t>(t.axis)] = t.out;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype));
-  const int64_t outer = extent(shape, 0, t.axis), inner = extent(shape, t.axis + 1, shape.rank());
-  const std::vector<T> weight(t.weight.begin(), t.weight.end());
-  const int64_t *at = t.at.data(), *first = t.first.data();
-  const T *w = weight.data(), *px = elements<T>(x);
-  T* py = mutable_elements<T>(y);
+  OAR_ASSIGN(Tensor y, ctx.zeros(shape, DType::kF64));
+  const int64_t inner = extent(shape, t.axis + 1, shape.rank());
   const double cost = static_cast<double>(t.at.size()) / static_cast<double>(std::max<int64_t>(t.out, 1));
-  if (inner == 1) {
-    ctx.parallel(outer * t.out, cost, [&](int64_t begin, int64_t end) {
-      for (int64_t e = begin; e < end;) {
-        const int64_t o = e / t.out, stop = std::min(end, (o + 1) * t.out);
-        const T* row = px + o * t.in;
-        for (int64_t k = e - o * t.out; e < stop; ++e, ++k) {
-          T sum = 0;
-          for (int64_t i = first[k]; i < first[k + 1]; ++i) sum += w[i] * row[at[i]];
-          py[e] = sum;
-        }
-      }
-    });
-    return y;
-  }
-  ctx.parallel(outer * t.out, 0.3 * cost * static_cast<double>(inner) + 5, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t k = r % t.out;
-      const T* image = px + r / t.out * t.in * inner;
-      T* to = py + r * inner;
-      int64_t i = first[k];
-      if (first[k + 1] - i == 2) {  // linear
-        const T *a = image + at[i] * inner, *b = image + at[i + 1] * inner;
-        for (int64_t e = 0; e < inner; ++e) to[e] = w[i] * a[e] + w[i + 1] * b[e];
-        continue;
-      }
-      std::fill_n(to, inner, T{0});
-      for (; i < first[k + 1]; ++i) {
-        const T* from = image + at[i] * inner;
-        for (int64_t e = 0; e < inner; ++e) to[e] += w[i] * from[e];
-      }
-    }
-  });
+  ctx.parallel(extent(shape, 0, t.axis) * t.out, cost * static_cast<double>(inner) + 5,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t r = begin; r < end; ++r) {
+                   const auto k = static_cast<size_t>(r % t.out);
+                   const double* image = elements<double>(x) + r / t.out * t.in * inner;
+                   double* to = mutable_elements<double>(y) + r * inner;
+                   for (auto i = static_cast<size_t>(t.first[k]); i < static_cast<size_t>(t.first[k + 1]);
+                        ++i) {
+                     for (int64_t e = 0; e < inner; ++e) to[e] += t.weight[i] * image[t.at[i] * inner + e];
+                   }
+                 }
+               });
   return y;
 }
 
-// Entries that lie outside of the region take the extrapolation value.
-template <class T>
-void fill_outside(const EvalContext& ctx, Tensor& y, const Plan& plan, T fill) {
+// Entries of y, of f64, that lie outside of the region take the extrapolation value.
+void fill_outside(const EvalContext& ctx, Tensor& y, const Axes& plan, double fill) {
   for (const AxisTaps& t : plan) {
     if (std::find(t.outside.begin(), t.outside.end(), 1) == t.outside.end()) continue;
     const int64_t inner = extent(y.shape(), t.axis + 1, y.shape().rank());
@@ -215,19 +191,23 @@ void fill_outside(const EvalContext& ctx, Tensor& y, const Plan& plan, T fill) {
                  [&](int64_t begin, int64_t end) {
                    for (int64_t r = begin; r < end; ++r) {
                      if (t.outside[static_cast<size_t>(r % t.out)] != 0)
-                       std::fill_n(mutable_elements<T>(y) + r * inner, inner, fill);
+                       std::fill_n(mutable_elements<double>(y) + r * inner, inner, fill);
                    }
                  });
   }
 }
 
-// resize(x, roi?, scales?, sizes?)
-Status resize(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_RETURN_IF_ERROR(check_number(x));
-  const int rank = x.shape().rank();
+// What a node makes of an operand of one shape.
+struct Resizing {
+  Shape shape;  // of the result
+  Axes axes;    // those that change
+};
+
+// `roi`, `scales` and `sizes` as the operands have them; empty: left out.
+Result<Resizing> plan_resize(const Attrs& a, const Shape& x, const std::vector<double>& roi_list,
+                             std::vector<double> scale_list, const std::vector<double>& sizes) {
+  const int rank = x.rank();
   const auto n = static_cast<size_t>(rank);
-  const Attrs& a = ctx.attrs();
   Filter f{a.get_string("mode", "nearest"),
            a.get_string("coordinate_transformation_mode", "half_pixel"),
            a.get_string("nearest_mode", "round_prefer_floor"),
@@ -241,19 +221,10 @@ Status resize(EvalContext& ctx) {
   if (axes.empty()) {
     for (int k = 0; k < rank; ++k) axes.push_back(k);
   }
-  auto list = [&](size_t operand) -> Result<std::vector<double>> {
-    if (!ctx.has(operand)) return std::vector<double>();
-    OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
-    OAR_RETURN_IF_ERROR(check_number(t));
-    return to_doubles(t);
-  };
-  OAR_ASSIGN(const auto roi_list, list(1));
-  OAR_ASSIGN(auto scale_list, list(2));
-  OAR_ASSIGN(const auto sizes, list(3));
   if (!sizes.empty()) scale_list.clear();
   if ((sizes.empty() ? scale_list.size() : sizes.size()) != axes.size())
     return invalid_argument("scales or sizes must have one entry per axis");
-  std::vector<int64_t> dims = dims_of(x.shape());
+  std::vector<int64_t> dims = dims_of(x);
   std::vector<double> scales(n, 1), roi0(n, 0), roi1(n, 1);
   const std::string policy = a.get_string("keep_aspect_ratio_policy", "stretch");
   double common = 0;
@@ -282,42 +253,143 @@ Status resize(EvalContext& ctx) {
           sizes.empty() ? static_cast<int64_t>(std::floor(scales[i] * own)) : static_cast<int64_t>(sizes[k]);
     }
   }
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
-  Plan plan;
+  Resizing out;
+  OAR_ASSIGN(out.shape, checked_shape(dims));
+  // Taps of a hostile size are not written down.
+  OAR_RETURN_IF_ERROR(element_bytes(out.shape, DType::kF64, EvalOptions().tensor_limit).status());
   for (int axis = 0; axis < rank; ++axis) {
     const auto i = static_cast<size_t>(axis);
     const bool crop = f.transform == "tf_crop_and_resize";
-    if (x.shape()[axis] == dims[i] && scales[i] == 1 && !crop) continue;
-    plan.push_back(axis_taps(f, axis, scales[i], x.shape()[axis], dims[i], roi0[i], roi1[i], crop));
+    if (x[axis] == dims[i] && scales[i] == 1 && !crop) continue;
+    out.axes.push_back(axis_taps(f, axis, scales[i], x[axis], dims[i], roi0[i], roi1[i], crop));
   }
-  const double fill = a.get_float("extrapolation_value", 0);
-  const DType dtype = dtype_of(x);
-  if (std::all_of(plan.begin(), plan.end(), [](const AxisTaps& t) { return t.copies(); })) {
-    OAR_ASSIGN(Tensor y, pick(ctx, x, shape, plan));
-    ctx.set(0, std::move(y));
-  } else if (dtype_is_float(dtype) && dtype != DType::kF64) {
-    OAR_ASSIGN(Tensor y, as_f32(ctx, x));
-    for (const AxisTaps& t : plan) { OAR_ASSIGN(y, filter_axis<float>(ctx, y, t, DType::kF32)); }
-    fill_outside<float>(ctx, y, plan, static_cast<float>(fill));
-    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
-    ctx.set(0, std::move(y));
-  } else {
-    Tensor y = from_doubles(ctx, x.shape(), DType::kF64, to_doubles(x));
-    for (const AxisTaps& t : plan) { OAR_ASSIGN(y, filter_axis<double>(ctx, y, t, DType::kF64)); }
-    fill_outside<double>(ctx, y, plan, fill);
-    std::vector<double> v = to_doubles(y);
-    if (dtype_is_integer(dtype)) {
-      for (double& e : v) e = std::nearbyint(e);
+  return out;
+}
+
+bool by_kernel(const Resizing& r) {
+  const bool neighbours = r.axes.size() == 1 || (r.axes.size() == 2 && r.axes[0].axis + 1 == r.axes[1].axis);
+  return neighbours && r.shape.numel() > 0 &&
+         std::all_of(r.axes.begin(), r.axes.end(), [](const AxisTaps& t) {
+           return t.outside.empty() && t.in < INT32_MAX && t.at.size() < INT32_MAX;
+         });
+}
+
+// Lists one behind the other.
+struct Table {
+  std::vector<std::byte> host;
+  // Values as T; where they begin.
+  template <class T, class U>
+  size_t add(const std::vector<U>& values) {
+    const size_t at = host.size();
+    host.resize(at + values.size() * sizeof(T));
+    for (size_t k = 0; k < values.size(); ++k) {
+      const T v = static_cast<T>(values[k]);
+      std::memcpy(host.data() + at + k * sizeof(T), &v, sizeof(T));
     }
-    ctx.set(0, from_doubles(ctx, shape, dtype, v));
+    return at;
   }
+};
+
+// The call of a kernel, which keeps the taps in memory of the backend.
+Result<std::unique_ptr<LoweredOp>> resize_call(Backend& backend, const Kernel& kernel, const Resizing& r) {
+  Table table;
+  ResizeArgs a;
+  struct Places {
+    ResizeAxis* axis;
+    size_t first, at, weight;
+  };
+  std::vector<Places> places;
+  double taps = 0;
+  for (const AxisTaps& t : r.axes) {
+    ResizeAxis& axis = t.axis == r.axes.back().axis && r.axes.size() == 2 ? a.cols : a.rows;
+    axis.in = t.in, axis.out = t.out;
+    places.push_back(
+        {&axis, table.add<int32_t>(t.first), table.add<int32_t>(t.at), table.add<float>(t.weight)});
+    taps += static_cast<double>(t.at.size()) / static_cast<double>(t.out);
+  }
+  const int first = r.axes.front().axis, last = r.axes.back().axis;
+  a.outer = extent(r.shape, 0, first), a.inner = extent(r.shape, last + 1, r.shape.rank());
+  // One axis whose entries are single values: rows would be that short.
+  if (r.axes.size() == 1 && a.inner == 1) {
+    std::swap(a.rows, a.cols);
+    places.front().axis = &a.cols;
+  }
+  OAR_ASSIGN(Buffer buffer, backend.allocate(table.host.size()));
+  OAR_RETURN_IF_ERROR(backend.upload(buffer.mutable_data(), table.host.data(), table.host.size()));
+  const auto* const base = static_cast<const std::byte*>(buffer.data());
+  for (const Places& p : places) {
+    p.axis->first = reinterpret_cast<const int32_t*>(base + p.first);
+    p.axis->at = reinterpret_cast<const int32_t*>(base + p.at);
+    p.axis->weight = reinterpret_cast<const float*>(base + p.weight);
+  }
+  return part_call(kernel, a, 0.3 * taps * static_cast<double>(r.shape.numel()), {}, {},
+                   [buffer](ResizeArgs& args, const Operand* in, const Operand* out) {
+                     args.x = in[0].as<const float>(), args.out = out[0].as<float>();
+                   })
+      .op;
+}
+
+// resize(x, roi?, scales?, sizes?)
+Status resize(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_RETURN_IF_ERROR(check_number(x));
+  std::vector<double> lists[3];
+  for (size_t k = 0; k < 3; ++k) {
+    if (!ctx.has(k + 1)) continue;
+    OAR_ASSIGN(const Tensor t, ctx.tensor(k + 1));
+    OAR_RETURN_IF_ERROR(check_number(t));
+    lists[k] = to_doubles(t);
+  }
+  OAR_ASSIGN(const Resizing r, plan_resize(ctx.attrs(), x.shape(), lists[0], lists[1], lists[2]));
+  OAR_RETURN_IF_ERROR(ctx.check_size(r.shape, DType::kF64));
+  const DType dtype = dtype_of(x);
+  if (std::all_of(r.axes.begin(), r.axes.end(), [](const AxisTaps& t) { return t.copies(); })) {
+    OAR_ASSIGN(Tensor y, pick(ctx, x, r.shape, r.axes));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
+  if (dtype_is_float(dtype) && dtype != DType::kF64 && by_kernel(r)) {
+    OAR_ASSIGN(const Tensor wide, as_f32(ctx, x));
+    OAR_ASSIGN(Tensor y, ctx.allocate(r.shape, DType::kF32));
+    OAR_ASSIGN(const auto call,
+               resize_call(ctx.backend(), f32_kernel(ctx.backend(), KernelFamily::kResize), r));
+    const Operand in[] = {memory_at(wide.data())}, out[] = {memory_at(y.data())};
+    OAR_RETURN_IF_ERROR(run_lowered(*call, in, out, ctx));
+    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+    return ctx.set(0, std::move(y)), ok_status();
+  }
+  Tensor y = from_doubles(ctx, x.shape(), DType::kF64, to_doubles(x));
+  for (const AxisTaps& t : r.axes) { OAR_ASSIGN(y, filter_axis(ctx, y, t)); }
+  fill_outside(ctx, y, r.axes, ctx.attrs().get_float("extrapolation_value", 0));
+  std::vector<double> v = to_doubles(y);
+  if (dtype_is_integer(dtype)) {
+    for (double& e : v) e = std::nearbyint(e);
+  }
+  ctx.set(0, from_doubles(ctx, r.shape, dtype, v));
   return ok_status();
+}
+
+// f32, by sizes that are constants.
+Lowered lower_resize(LowerContext& ctx) {
+  const ValueInfo& x = ctx.operands[0];
+  const Kernel* const kernel = ctx.backend.find_kernel({KernelFamily::kResize});
+  if (kernel == nullptr || !is_f32(x)) return not_lowered();
+  std::vector<double> lists[3];
+  for (size_t k = 0; k < 3; ++k) {
+    if (!ctx.given(k + 1)) continue;
+    const Value& v = ctx.graph.value(ctx.node.inputs[k + 1]);
+    if (v.kind != ValueKind::kConstant || !check_number(v.constant).ok()) return not_lowered();
+    lists[k] = to_doubles(v.constant);
+  }
+  const auto r = plan_resize(ctx.node.attrs, x.shape, lists[0], lists[1], lists[2]);
+  if (!r.ok() || !by_kernel(*r)) return not_lowered();
+  OAR_ASSIGN(auto op, resize_call(ctx.backend, *kernel, *r));
+  ctx.results->assign(1, {Format::f32(), r->shape, true});
+  return op;
 }
 
 }  // namespace
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(resize, tensor::resize);
+OAR_TENSOR_OP(resize, tensor::resize, .lower = tensor::lower_resize);
 }  // namespace oar

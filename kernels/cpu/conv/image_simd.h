@@ -1,9 +1,10 @@
-// The families of ordinary models (kernels/conv.h, kernels/recurrent.h) of one instruction set as registry
-// entries. image_<isa>.cc names the set and includes this.
+// The families of ordinary models (kernels/conv.h, kernels/recurrent.h, kernels/resize.h) of one instruction
+// set as registry entries. image_<isa>.cc names the set and includes this.
 #pragma once
 
 #include "kernels/cpu/conv/conv_simd.h"
 #include "kernels/cpu/conv/depthwise_simd.h"
+#include "kernels/cpu/conv/resize_simd.h"
 #include "kernels/cpu/conv/winograd_simd.h"
 #include "kernels/cpu/elementwise/narrow_simd.h"
 #include "kernels/cpu/elementwise/recurrent_simd.h"
@@ -12,7 +13,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-constexpr std::array<KernelEntry, 8> image_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 9> image_kernels(Isa isa) {
   return {{{KernelFamily::kConv, isa, conv_plan, conv_run},
            {KernelFamily::kWinograd, isa, winograd_plan, winograd_run},
            {KernelFamily::kDepthwise, isa, depthwise_plan, depthwise_run},
@@ -20,7 +21,8 @@ constexpr std::array<KernelEntry, 8> image_kernels(Isa isa) {
            {KernelFamily::kSoftmax, isa, softmax_plan, softmax_run},
            {KernelFamily::kActivate, isa, activate_plan, activate_run},
            {KernelFamily::kNarrow, isa, narrow_plan, narrow_run},
-           {KernelFamily::kRecurrent, isa, recurrent_plan, recurrent_run}}};
+           {KernelFamily::kRecurrent, isa, recurrent_plan, recurrent_run},
+           {KernelFamily::kResize, isa, resize_plan, resize_run}}};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE
