@@ -42,7 +42,7 @@ class RecordedDrafter final : public Drafter {
 };
 
 // Steps that hold nothing but decodes and drafts.
-struct StepTimes {
+struct TimesByRows {
   std::mutex mutex;
   std::map<int64_t, std::pair<double, int64_t>> by_rows;  // seconds, steps
   double seconds(int64_t rows) {
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   for (int i = 5; i < argc; ++i) numbers.push_back(std::atoll(argv[i]));
   if (numbers.empty()) numbers = {1, 8, 32};
   for (const int64_t streams : numbers) {
-    StepTimes times;
+    TimesByRows times;
     (*model)->engine().on_step([&times, streams](const StepInfo& s) {
       if (s.prefill_tokens > 0 || s.sequences != streams) return;
       std::lock_guard lock(times.mutex);
