@@ -105,8 +105,10 @@ struct Architecture {
   std::string_view model_type;    // of config.json
   std::string_view architecture;  // of config.json
   std::string_view activation;
-  bool rope_interleaved;  // the converter permutes q and k for RoPE over neighbouring pairs
-  bool norm_topk_prob;    // experts' weights are normalized over the chosen ones
+  // The converter permutes the rows of q and k, whose RoPE is over halves of a head, for RoPE over
+  // neighbouring pairs. Not so where a model's own RoPE is over neighbouring pairs.
+  bool permuted;
+  bool norm_topk_prob;  // experts' weights are normalized over the chosen ones
   std::span<const Rename> names;
   std::span<const Rename> own = {};  // go first
   std::span<const KeyName> keys = {};
@@ -127,7 +129,7 @@ inline constexpr Architecture kArchitectures[] = {
      "ernie4_5",
      "Ernie4_5ForCausalLM",
      "silu",
-     true,
+     false,
      false,
      kDecoderNames,
      {},
@@ -150,12 +152,12 @@ inline constexpr Architecture kArchitectures[] = {
     {"gemma3", "gemma3_text", "Gemma3ForCausalLM", "gelu_pytorch_tanh", false, false, kDecoderNames,
      kGemmaNames, kGemma3Keys,
      R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh", "norm_weights_are_whole": true})"},
-    {"glm4", "glm4", "Glm4ForCausalLM", "silu", true, false, kDecoderNames, kGlm4Names, {}, kBiased},
+    {"glm4", "glm4", "Glm4ForCausalLM", "silu", false, false, kDecoderNames, kGlm4Names, {}, kBiased},
     {"cohere2",
      "cohere2",
      "Cohere2ForCausalLM",
      "silu",
-     true,
+     false,
      false,
      kDecoderNames,
      {},

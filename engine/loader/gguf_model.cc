@@ -344,7 +344,7 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   if (arch) {
     c["architectures"] = json::array{json::value(arch->architecture)};
     c["hidden_act"] = arch->activation;
-    if (arch->rope_interleaved) c["rope_interleaved"] = true;
+    if (arch->permuted) c["rope_interleaved"] = true;
     OAR_ASSIGN(const json::value says, parse_json(arch->says, "what an architecture says"));
     for (const auto& [key, value] : says.as_object()) c[key] = value;
     for (const KeyName& key : arch->keys)

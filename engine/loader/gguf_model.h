@@ -19,7 +19,9 @@ namespace oar {
 std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name);
 
 // config.json's keys from "<architecture>.*". Beyond Hugging Face's:
-//   rope_interleaved   true when q and k are laid out for RoPE over neighbouring pairs
+//   rope_interleaved   true where the converter laid out q and k for RoPE over neighbouring pairs: each
+//   head's
+//                      rows, (2, D/2) at Hugging Face, are (D/2, 2)
 //   linear_out_in      true for GPT-2: its linear weights are [out, in] here, [in, out] at Hugging Face
 //   rope_scaling       may have rope_type "freq_factors" with `factors`, D/2 numbers: llama.cpp's form of the
 //                      llama3 scaling, which divides each inverse frequency by its factor

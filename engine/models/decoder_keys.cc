@@ -191,7 +191,9 @@ Status read_decoder(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   OAR_ASSIGN(c.tied, r.boolean("tie_word_embeddings", d.tied));
   OAR_ASSIGN(c.attention_bias, r.boolean(d.bias_key, d.attention_bias));
   c.output_bias = c.attention_bias || d.output_bias;
-  OAR_ASSIGN(c.rope_interleaved, r.boolean("rope_interleaved", c.rope_interleaved));
+  const bool pairs = c.rope_interleaved;  // of the architecture
+  OAR_ASSIGN(c.rope_interleaved, r.boolean("rope_interleaved", pairs));
+  c.paired_rows = c.rope_interleaved && !pairs;
   r.without_effect("is_decoder");
   OAR_RETURN_IF_ERROR(read_rope(r, d, c));
   OAR_RETURN_IF_ERROR(read_rotated(r, d, c));

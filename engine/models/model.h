@@ -62,6 +62,8 @@ struct ModelConfig {
   RopeConfig rope;
   std::optional<RopeConfig> window_rope;  // of layers with a window, where theirs is another
   bool rope_interleaved = false;
+  bool paired_rows =
+      false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;

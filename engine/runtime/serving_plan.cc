@@ -72,8 +72,7 @@ std::shared_ptr<ThreadPool> make_pool(const LanguageModelOptions& options) {
 constexpr int64_t kMaxLoras = 1024, kMaxLoraRank = 512;
 
 // Whether slots for adapters may be had. `stored`: rotations that the weights came with.
-Status check_adapters(const LanguageModelOptions& options, const Checkpoint& checkpoint,
-                      const RotationOptions& stored) {
+Status check_adapters(const LanguageModelOptions& options, const RotationOptions& stored) {
   if (options.adapter_slots() > kMaxLoras)
     return invalid_argument(cat("max_loras ", options.adapter_slots(), " is not from 0 to ", kMaxLoras),
                             "max_loras");
@@ -86,13 +85,19 @@ Status check_adapters(const LanguageModelOptions& options, const Checkpoint& che
   if (stored.stored_residual || stored.stored_values || stored.stored_ffn)
     return unimplemented(cat("max_loras: the weights were rotated when they were quantized (",
                              rotation_names(stored),
-                             "), and adapters are for weights as they were; quantize without --rotate"));
-  const json::value* permuted = checkpoint.config.if_contains("rope_interleaved");
-  if (checkpoint.kind != "safetensors" && permuted != nullptr && *permuted == json::value(true))
-    return unimplemented(cat("max_loras: this ", checkpoint.kind,
-                             " file has queries and keys in another order than adapters; serve the "
-                             "safetensors"));
+                             "), and what an adapter of them must go through is not in the folder; quantize "
+                             "without --rotate, and rotate at load: --rotate ",
+                             rotation_names(stored)));
   return ok_status();
+}
+
+// Adapters have the rows of queries and keys as at Hugging Face; the file may not.
+void follow_file(const ModelConfig& config, std::vector<AdapterSite>& sites) {
+  if (!config.paired_rows) return;
+  for (AdapterSite& site : sites) {
+    const bool paired = site.weight.ends_with(".q_proj.weight") || site.weight.ends_with(".k_proj.weight");
+    if (paired) pair_rows(site.basis, site.outputs, config.head_dim);
+  }
 }
 
 // Rows of logits of one step. Draft tokens want one each: as many as 64 MiB hold.
@@ -216,7 +221,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   OAR_ASSIGN(out.layout, serve(out.model.graph, serving));
   if (out.layout.groups.empty()) return invalid_argument("the model has no attention layer");
   if (options.adapter_slots() > 0) {
-    OAR_RETURN_IF_ERROR(check_adapters(options, checkpoint, stored));
+    OAR_RETURN_IF_ERROR(check_adapters(options, stored));
     // As wide as the base: what a base in 16 bits or less leaves of them is told by the base.
     const bool wide = widest_weight(checkpoint) != DType::kBF16;
     const auto pool = make_pool(options);
@@ -225,6 +230,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                               .rank = options.max_lora_rank,
                                               .format = wide ? Format::f32() : Format::bf16()},
                                              *pool));
+    follow_file(config, out.adapters.sites);
   }
   return out;
 }

@@ -8,8 +8,8 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/peft.h"
-#include "tests/loader/builders.h"
 #include "tests/models/runner_fixture.h"
+#include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
 
@@ -69,23 +69,8 @@ AdapterGolden load_adapter_golden(const std::string& name) {
 
 // The adapter as a folder, its numbers drawn from `seed`.
 std::string write_adapter(const AdapterGolden& g, uint64_t seed) {
-  const fs::path folder =
-      fs::path(temp_dir()) / oar::cat("adapter-", g.base.name, "-", g.tensors.size(), "-", seed);
-  fs::create_directories(folder);
-  std::ofstream(folder / "adapter_config.json") << json::serialize(g.config);
-  json::object header;
-  std::string data;
-  for (const TinyTensor& t : g.tensors) {
-    const std::vector<float> values = tiny_weights(t.name, t.shape, seed);
-    const size_t begin = data.size();
-    data.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-    header[t.name] = {{"dtype", "F32"},
-                      {"shape", json::array(t.shape.begin(), t.shape.end())},
-                      {"data_offsets", {begin, data.size()}}};
-  }
-  write_file((folder / "adapter_model.safetensors").string(),
-             safetensors_bytes(json::serialize(header), data));
-  return folder.string();
+  return oar_test::write_adapter(oar::cat("adapter-", g.base.name, "-", g.tensors.size(), "-", seed),
+                                 g.config, g.tensors, seed);
 }
 
 int32_t load_into(RunnerFixture& model, const std::string& name, const std::string& folder) {

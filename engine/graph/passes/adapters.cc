@@ -50,6 +50,15 @@ Result<AdapterBasis> adapter_basis(const Graph& graph, ValueId value, ThreadPool
   return out;
 }
 
+void pair_rows(AdapterBasis& basis, int64_t outputs, int64_t head) {
+  using Ints = std::vector<int64_t>;
+  const OpDef* reshape = find_op("reshape");
+  basis.outputs.insert(basis.outputs.begin(),
+                       {{reshape, {}, {{"shape", Ints{outputs / head, 2, head / 2, -1}}}},
+                        {find_op("transpose"), {}, {{"perm", Ints{0, 2, 1, 3}}}},
+                        {reshape, {}, {{"shape", Ints{outputs, -1}}}}});
+}
+
 Result<Tensor> through(const std::vector<AdapterBasis::Step>& steps, Tensor matrix, ThreadPool& pool) {
   if (steps.empty()) return matrix;
   Graph graph;

@@ -39,6 +39,9 @@ struct AdapterBasis {
 
 // Of weight `value`. Operands of its steps are evaluated now.
 Result<AdapterBasis> adapter_basis(const Graph& graph, ValueId value, ThreadPool& pool);
+// Of a weight whose file has the rows of each head, (2, head / 2) in the adapter's basis, as (head / 2, 2).
+// Goes before all other steps.
+void pair_rows(AdapterBasis& basis, int64_t outputs, int64_t head);
 // A (r, K) or B (N, r), f32, through the steps of its side.
 Result<Tensor> through(const std::vector<AdapterBasis::Step>& steps, Tensor matrix, ThreadPool& pool);
 
