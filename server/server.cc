@@ -142,10 +142,12 @@ Status ServerImpl::listen() {
   if (!options_.trace.empty()) {
     OAR_ASSIGN(trace_, api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log));
   }
-  catalog_->observe([this](const ModelHandle& model) {
-    auto counted = metrics_.observe(model);
-    return trace_ ? api::traced(trace_, model, std::move(counted)) : counted;
-  });
+  catalog_->observe(
+      [this](const ModelHandle& model) {
+        auto counted = metrics_.observe(model);
+        return trace_ ? api::traced(trace_, model, std::move(counted)) : counted;
+      },
+      [this](const api::TensorModel& model) { return trace_ ? api::traced(trace_, model) : nullptr; });
   const auto& [keys, control, origins, tls] = gate;
   origins_ = origins;
   http_services_ = {&frontend_, catalog_.get(), &served_,

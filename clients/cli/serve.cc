@@ -365,10 +365,9 @@ void add_serve(CLI::App& app, Action& action) {
                 "append a line of JSON for each generation request to this file (id, model, tokens, times, "
                 "status); -: standard output")
       ->envname("OAR_REQUEST_LOG");
-  c->add_option(
-       "--trace", o->server.trace,
-       "write this file anew with what each step of language models and each of their requests took, "
-       "for ui.perfetto.dev and chrome://tracing (docs/traces.md)")
+  c->add_option("--trace", o->server.trace,
+                "write this file anew with what each step or run of a model and each request took, for "
+                "ui.perfetto.dev and chrome://tracing (docs/traces.md)")
       ->type_name("FILE")
       ->envname("OAR_TRACE");
   c->add_option_function<std::string>(

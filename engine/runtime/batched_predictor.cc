@@ -31,7 +31,8 @@ struct BatchedPredictor::State {
     InferJob job;
     Clock::time_point arrived;
     uint64_t id = 0;
-    bool running = false;  // counted in totals.running, and in `active`, until it is answered
+    Clock::time_point started;  // zero: no run has taken it
+    bool running = false;       // counted in totals.running, and in `active`, until it is answered
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
 
     // Whether somebody still wants its results.
@@ -46,6 +47,7 @@ struct BatchedPredictor::State {
     std::vector<Job> jobs;
     Clock::time_point start;
     int64_t rows = 0;
+    int instance = 0;
   };
 
   State(std::unique_ptr<TensorRunner> m, BatchedPredictorOptions o)
@@ -64,14 +66,14 @@ struct BatchedPredictor::State {
     return p;
   }
 
-  void work(const TensorRunner& instance);
+  void work(const TensorRunner& instance, int number);
   void run(const TensorRunner& instance, Running batch);
   Result<std::vector<std::vector<Datum>>> run_model(const TensorRunner& instance, std::span<const Job> jobs,
                                                     RunTimes* times);
   Status run_together(const TensorRunner& instance, Running& batch);
   void run_apart(const TensorRunner& instance, Running& batch);
   void answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times);
-  void count_run(int64_t rows, const InferTimes& times);
+  void count_run(const InferRun& run);
 
   const std::unique_ptr<TensorRunner> model;
   BatchedPredictorOptions options;
@@ -84,10 +86,11 @@ struct BatchedPredictor::State {
   uint64_t last_id = 0;
   bool stopping = false, warned = false;
   InferStats totals;
+  std::shared_ptr<InferObserver> observer;
   std::map<int64_t, InferStats::Batch> batches;
 };
 
-void BatchedPredictor::State::work(const TensorRunner& instance) {
+void BatchedPredictor::State::work(const TensorRunner& instance, int number) {
   std::unique_lock lock(mutex);
   while (!stopping) {
     const Batcher::Decision decision = batcher.next(Clock::now());
@@ -101,6 +104,7 @@ void BatchedPredictor::State::work(const TensorRunner& instance) {
     }
     std::vector<Job> expired;
     Running batch;
+    batch.instance = number;
     for (const uint64_t id : decision.expired) expired.push_back(std::move(waiting.extract(id).mapped()));
     for (const uint64_t id : decision.run) {
       batch.jobs.push_back(std::move(waiting.extract(id).mapped()));
@@ -125,9 +129,12 @@ void BatchedPredictor::State::work(const TensorRunner& instance) {
 }
 
 void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result, const InferTimes& times) {
-  const uint64_t total = ns_between(job.arrived, Clock::now());
+  const Clock::time_point now = Clock::now();
+  const uint64_t total = ns_between(job.arrived, now);
+  std::shared_ptr<InferObserver> told;
   {
     std::lock_guard lock(mutex);
+    told = observer;
     totals.last_ms = now_ms();
     totals.running -= job.running ? 1 : 0;
     totals.cancelled += active.erase(job.id) > 0 && result.status().code() == StatusCode::kCancelled;
@@ -144,20 +151,27 @@ void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result
       totals.failure_ns += total;
     }
   }
+  if (told)
+    told->on_answer({job.job.id, job.job.rows, job.arrived, job.started, now, result.status().code()});
   job.job.inputs.clear();  // who is told may reuse the memory they view
   const auto done = std::move(job.job.done);
   done(std::move(result));
 }
 
-void BatchedPredictor::State::count_run(int64_t rows, const InferTimes& times) {
-  std::lock_guard lock(mutex);
-  ++totals.executions;
-  InferStats::Batch& b = batches[rows];
-  b.rows = rows;
-  ++b.count;
-  b.input_ns += times.input;
-  b.compute_ns += times.compute;
-  b.output_ns += times.output;
+void BatchedPredictor::State::count_run(const InferRun& run) {
+  std::shared_ptr<InferObserver> told;
+  {
+    std::lock_guard lock(mutex);
+    told = observer;
+    ++totals.executions;
+    InferStats::Batch& b = batches[run.rows];
+    b.rows = run.rows;
+    ++b.count;
+    b.input_ns += run.times.input;
+    b.compute_ns += run.times.compute;
+    b.output_ns += run.times.output;
+  }
+  if (told) told->on_run(run);
 }
 
 // Nothing that a model does with its inputs may end the process. The run goes on while one of the jobs is
@@ -188,6 +202,7 @@ Result<std::vector<std::vector<Datum>>> BatchedPredictor::State::run_model(const
 
 void BatchedPredictor::State::run(const TensorRunner& instance, Running batch) {
   batch.start = Clock::now();
+  for (Job& job : batch.jobs) job.started = batch.start;
   if (batch.jobs.size() == 1) {
     run_apart(instance, batch);
   } else if (const Status s = run_together(instance, batch); !s.ok()) {
@@ -212,7 +227,7 @@ Status BatchedPredictor::State::run_together(const TensorRunner& instance, Runni
   RunTimes spent;
   OAR_ASSIGN(std::vector<std::vector<Datum>> answers, run_model(instance, batch.jobs, &spent));
   InferTimes times{0, spent.input, spent.compute, spent.output};
-  count_run(batch.rows, times);
+  count_run({batch.instance, batch.rows, batch.jobs.size(), batch.start, spent});
   for (size_t k = 0; k < batch.jobs.size(); ++k) {
     times.queue = ns_between(batch.jobs[k].arrived, batch.start);
     answer(batch.jobs[k], std::move(answers[k]), times);
@@ -223,8 +238,8 @@ Status BatchedPredictor::State::run_together(const TensorRunner& instance, Runni
 void BatchedPredictor::State::run_apart(const TensorRunner& instance, Running& batch) {
   for (Job& job : batch.jobs) {
     InferTimes times;
-    const auto start = Clock::now();
-    times.queue = ns_between(job.arrived, start);
+    job.started = Clock::now();
+    times.queue = ns_between(job.arrived, job.started);
     RunTimes spent;
     auto answers = run_model(instance, {&job, 1}, &spent);
     times.compute = spent.compute;
@@ -232,7 +247,7 @@ void BatchedPredictor::State::run_apart(const TensorRunner& instance, Running& b
       answer(job, answers.status(), times);
       continue;
     }
-    count_run(job.job.rows, times);
+    count_run({batch.instance, job.job.rows, 1, job.started, spent});
     answer(job, std::move((*answers)[0]), times);
   }
 }
@@ -240,8 +255,10 @@ void BatchedPredictor::State::run_apart(const TensorRunner& instance, Running& b
 BatchedPredictor::BatchedPredictor(std::unique_ptr<TensorRunner> model, BatchedPredictorOptions options)
     : state_(std::make_shared<State>(std::move(model), std::move(options))) {
   for (int k = 0; k < std::max(1, state_->options.instances); ++k) {
-    threads_.emplace_back([state = state_, instance = std::shared_ptr<TensorRunner>(
-                                               state_->model->another())] { state->work(*instance); });
+    threads_.emplace_back(
+        [state = state_, k, instance = std::shared_ptr<TensorRunner>(state_->model->another())] {
+          state->work(*instance, k);
+        });
   }
 }
 
@@ -306,6 +323,11 @@ void BatchedPredictor::cancel(uint64_t ticket) {
     ++s.totals.cancelled;
   }
   s.answer(*job, Status(StatusCode::kCancelled, "cancelled"), {});
+}
+
+void BatchedPredictor::observe(std::shared_ptr<InferObserver> observer) {
+  std::lock_guard lock(state_->mutex);
+  state_->observer.swap(observer);
 }
 
 InferStats BatchedPredictor::stats() const {

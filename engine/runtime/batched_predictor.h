@@ -15,6 +15,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -44,12 +46,38 @@ struct InferTimes {
   uint64_t output = 0;   // splitting outputs
 };
 
+// A run of the model that gave answers, as it was.
+struct InferRun {
+  int instance = 0;
+  int64_t rows = 0;
+  size_t requests = 0;
+  Clock::time_point began;
+  RunTimes times;
+};
+
+// A job that has been answered.
+struct InferAnswer {
+  std::string_view id;  // InferJob::id
+  int64_t rows = 0;
+  Clock::time_point arrived, started, ended;  // `started` is zero when no run took it
+  StatusCode status = StatusCode::kOk;
+};
+
+// For traces. Called on whatever thread ran or answered; must not block. An answer comes behind its run.
+class InferObserver {
+ public:
+  virtual ~InferObserver() = default;
+  virtual void on_run(const InferRun& run) = 0;
+  virtual void on_answer(const InferAnswer& answer) = 0;
+};
+
 struct InferJob {
   std::vector<Datum>
       inputs;        // in the model's order, valid for it; with a batch axis of `rows` each when batching
   int64_t rows = 1;  // [1, max_batch] when batching
   std::optional<Clock::time_point> deadline;  // of being started
   std::optional<Clock::time_point> end_by;    // of being answered: a run is ended there between two steps
+  std::string id;                             // the caller's, for traces
   std::function<void(Result<std::vector<Datum>>)> done;
 };
 
@@ -88,6 +116,8 @@ class BatchedPredictor {
   // of its run, unless others share the run that want its results.
   void cancel(uint64_t ticket);
   InferStats stats() const;
+  // Who is told from now on; null: nobody.
+  void observe(std::shared_ptr<InferObserver> observer);
 
  private:
   struct State;

@@ -165,11 +165,12 @@ Result<RerankRequest> parse_rerank_request(const json::object& body) {
 // ---- the task ----
 
 EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-                       std::optional<Clock::time_point> deadline, Done done)
+                       std::optional<Clock::time_point> deadline, std::string id, Done done)
     : model_(std::move(model)),
       rows_(std::move(rows)),
       want_(want),
       deadline_(deadline),
+      id_(std::move(id)),
       done_(std::move(done)) {
   order_.resize(rows_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -181,9 +182,9 @@ EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Wa
 
 std::shared_ptr<EncodeTask> EncodeTask::start(TensorModelPtr model, std::vector<EncoderTokens> rows,
                                               Want want, std::optional<Clock::time_point> deadline,
-                                              Done done) {
+                                              std::string id, Done done) {
   auto task = std::shared_ptr<EncodeTask>(
-      new EncodeTask(std::move(model), std::move(rows), want, deadline, std::move(done)));
+      new EncodeTask(std::move(model), std::move(rows), want, deadline, std::move(id), std::move(done)));
   task->pump();
   return task;
 }
@@ -206,6 +207,7 @@ Status EncodeTask::submit(size_t row) {
   OAR_ASSIGN(job.inputs, model_->encoder->inputs(rows_[row]));
   job.deadline = queue_deadline(model_->config, deadline_, 0);
   job.end_by = deadline_;
+  job.id = id_;
   job.done = [self = shared_from_this(), row](Result<std::vector<Datum>> outputs) {
     self->answered(row, std::move(outputs));
   };

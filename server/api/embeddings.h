@@ -35,19 +35,20 @@ Result<EmbeddingRequest> parse_embedding_request(const json::object& body);
 Result<RerankRequest> parse_rerank_request(const json::object& body);
 
 // Rows of tokens through an encoder. A bounded number of them is in its queue at a time, so that one large
-// request leaves room for others; the first failure ends it. `done` is called once, on an instance's thread
-// or inside start() or cancel().
+// request leaves room for others; the first failure ends it. `id` is the caller's, for traces. `done` is
+// called once, on an instance's thread or inside start() or cancel().
 class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
  public:
   enum class Want { kVectors, kScores };  // a score is a vector of one number
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
   static std::shared_ptr<EncodeTask> start(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-                                           std::optional<Clock::time_point> deadline, Done done);
+                                           std::optional<Clock::time_point> deadline, std::string id,
+                                           Done done);
   void cancel();
 
  private:
   EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-             std::optional<Clock::time_point> deadline, Done done);
+             std::optional<Clock::time_point> deadline, std::string id, Done done);
   void pump();
   Status submit(size_t row);
   void answered(size_t row, Result<std::vector<Datum>> outputs);
@@ -57,6 +58,7 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
   const std::vector<EncoderTokens> rows_;
   const Want want_;
   const std::optional<Clock::time_point> deadline_;
+  const std::string id_;       // the caller's
   std::vector<size_t> order_;  // rows by length, so that neighbours share shapes
 
   std::mutex mutex_;

@@ -112,18 +112,21 @@ ServedModel ModelCatalog::published(const ServedModel& model) {
     else if (model.language->observer) handle->engine->on_step({});
     out.language = Reaper::hand_out<ModelHandle>(reaper_, std::move(handle));
   } else {
+    model.tensor->runner->observe(make_infer_ ? make_infer_(*model.tensor) : nullptr);
     out.tensor = Reaper::hand_out(reaper_, model.tensor);
   }
   return out;
 }
 
-void ModelCatalog::observe(MakeObserver make) {
+void ModelCatalog::observe(MakeObserver make, MakeInferObserver make_infer) {
   std::lock_guard one(loading_);
   make_observer_ = std::move(make);
+  make_infer_ = std::move(make_infer);
   std::lock_guard lock(mutex_);
   for (auto& [name, entry] : entries_)
     for (auto& [version, model] : entry.versions)
       if (model.language) model = published(model);
+      else model.tensor->runner->observe(make_infer_ ? make_infer_(*model.tensor) : nullptr);
 }
 
 Status ModelCatalog::add(ServedModel model) {

@@ -101,7 +101,9 @@ class ModelCatalog {
   // Who is told what language models answer and which steps their engines make: asked once for each that is
   // loaded, and for those that are. Null: nobody, from now on.
   using MakeObserver = std::function<std::shared_ptr<GenerationObserver>(const ModelHandle&)>;
-  void observe(MakeObserver make);
+  // The same of ordinary models and encoders.
+  using MakeInferObserver = std::function<std::shared_ptr<InferObserver>(const TensorModel&)>;
+  void observe(MakeObserver make, MakeInferObserver make_infer = nullptr);
 
  private:
   struct Entry {
@@ -121,7 +123,8 @@ class ModelCatalog {
   const Logger log_;
   const std::shared_ptr<Reaper> reaper_;
   std::mutex loading_;          // one load, unload, add or observe at a time
-  MakeObserver make_observer_;  // guarded by loading_
+  MakeObserver make_observer_;  // guarded by loading_, as is the next
+  MakeInferObserver make_infer_;
   mutable std::mutex mutex_;
   std::map<std::string, Entry, std::less<>> entries_;  // guarded by mutex_
 };

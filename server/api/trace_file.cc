@@ -62,7 +62,7 @@ Result<std::shared_ptr<TraceFile>> TraceFile::open(const std::string& path, uint
 TraceFile::TraceFile(int file, std::string path, uint64_t bytes, Logger log)
     : file_(file), path_(std::move(path)), bytes_(bytes), log_(std::move(log)) {
   queue_.reserve(kQueue);
-  queue_.emplace_back(NameRecord{kServer, "oar serve"});
+  queue_.emplace_back(NameRecord{kServer, "oar serve", {}});
   writer_ = std::thread([this] {
     try {
       main();
@@ -85,10 +85,10 @@ void TraceFile::close() {
   ::close(file_);
 }
 
-int32_t TraceFile::add_model(const std::string& name) {
+int32_t TraceFile::add_model(const std::string& name, std::vector<std::string> tracks) {
   const std::lock_guard lock(mutex_);
   // Never dropped: they are few, and without them nobody knows what the others are about.
-  queue_.emplace_back(NameRecord{++models_, name});
+  queue_.emplace_back(NameRecord{++models_, name, std::move(tracks)});
   if (queue_.size() == 1) wake_.notify_one();
   return models_;
 }
@@ -187,8 +187,10 @@ void TraceFile::mark(std::string_view name, std::initializer_list<TraceArgument>
 
 void TraceFile::render(const NameRecord& r) {
   event({.phase = TracePhase::kName, .name = "process_name", .process = r.model}, {{"name", r.name}});
-  if (r.model != kServer)
-    event({.phase = TracePhase::kName, .name = "thread_name", .process = r.model}, {{"name", "engine"}});
+  int32_t track = 0;
+  for (const std::string& name : r.tracks)
+    event({.phase = TracePhase::kName, .name = "thread_name", .process = r.model, .track = ++track},
+          {{"name", name}});
 }
 
 void TraceFile::render(const StepRecord& r) {
@@ -267,6 +269,49 @@ void TraceFile::render(const PromptRecord& r) {
 void TraceFile::render(const RefusalRecord& r) {
   event({.phase = TracePhase::kMark, .name = "refused", .process = r.model, .at_ns = since_start(r.at)},
         {{"id", r.id}, {"status", status_code_name(r.why)}});
+}
+
+void TraceFile::render(const RunRecord& r) {
+  const RunTimes& t = r.run.times;
+  TraceEvent e{
+      .category = "run", .process = r.model, .track = r.run.instance + 1, .at_ns = since_start(r.run.began)};
+  const auto slice = [&](const char* name, uint64_t ns, std::initializer_list<TraceArgument> args = {}) {
+    e.name = name;
+    e.duration_ns = static_cast<int64_t>(ns);
+    event(e, args);
+  };
+  slice("run", t.input + t.compute + t.output,
+        {{"rows", r.run.rows}, {"requests", static_cast<int64_t>(r.run.requests)}});
+  const std::pair<const char*, uint64_t> parts[] = {
+      {"input", t.input}, {"compute", t.compute}, {"output", t.output}};
+  for (const auto& [name, ns] : parts) {
+    if (ns > 0) slice(name, ns);
+    e.at_ns += static_cast<int64_t>(ns);
+  }
+}
+
+void TraceFile::render(const AnswerRecord& r) {
+  const InferAnswer& a = r.answer;
+  const bool ran = a.started != Clock::time_point{};
+  TraceEvent e{.category = "request", .process = r.model, .id = ++next_id_};
+  const auto stretch = [&](const char* name, Clock::time_point from, Clock::time_point to) {
+    e.name = name;
+    e.phase = TracePhase::kAsyncBegin;
+    e.at_ns = since_start(from);
+    event(e);
+    e.phase = TracePhase::kAsyncEnd;
+    e.at_ns = since_start(to);
+    event(e);
+  };
+  e.name = "request";
+  e.phase = TracePhase::kAsyncBegin;
+  e.at_ns = since_start(a.arrived);
+  event(e, {{"id", r.id}, {"rows", a.rows}, {"status", status_code_name(a.status)}});
+  stretch("queued", a.arrived, ran ? a.started : a.ended);
+  if (ran) stretch("run", a.started, a.ended);
+  e.name = "request";
+  e.at_ns = since_start(a.ended);
+  event(e);
 }
 
 }  // namespace oar::api

@@ -1,5 +1,6 @@
-// The trace of a server, for chrome://tracing and https://ui.perfetto.dev: what each step of a language model
-// took and each of its requests. docs/traces.md says what the events mean.
+// The trace of a server, for chrome://tracing and https://ui.perfetto.dev: what each step of a language
+// model, each run of an ordinary one and each of their requests took. docs/traces.md says what the events
+// mean.
 //
 // The file is the format's array of events. It is closed when the server stops or the limit is reached; a
 // process that is killed leaves it without its last bracket, which both viewers accept.
@@ -21,6 +22,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/status.h"
+#include "engine/runtime/batched_predictor.h"
 #include "engine/runtime/engine.h"
 #include "engine/runtime/trace_event.h"
 
@@ -50,6 +52,17 @@ struct RefusalRecord {
   Clock::time_point at;
 };
 
+// A run of an ordinary model or an encoder, and a job of one that has been answered.
+struct RunRecord {
+  int32_t model = 0;
+  InferRun run;
+};
+struct AnswerRecord {
+  int32_t model = 0;
+  std::string id;
+  InferAnswer answer;  // but for its id
+};
+
 class TraceFile {
  public:
   static constexpr uint64_t kDefaultBytes = uint64_t{256} << 20, kLeastBytes = 64 << 10;
@@ -64,11 +77,13 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
-  // A group of tracks.
-  int32_t add_model(const std::string& name);
+  // A group of tracks, and what those of its slices are called, in order.
+  int32_t add_model(const std::string& name, std::vector<std::string> tracks);
   void add(const StepRecord& step) { push(step); }
   void add(PromptRecord prompt) { push(std::move(prompt)); }
   void add(RefusalRecord refusal) { push(std::move(refusal)); }
+  void add(const RunRecord& run) { push(run); }
+  void add(AnswerRecord answer) { push(std::move(answer)); }
   // Writes what waits and the end, and returns when that is done. Records that come later are not for this
   // file. Idempotent.
   void close();
@@ -77,8 +92,9 @@ class TraceFile {
   struct NameRecord {
     int32_t model;
     std::string name;
+    std::vector<std::string> tracks;
   };
-  using Record = std::variant<NameRecord, StepRecord, PromptRecord, RefusalRecord>;
+  using Record = std::variant<NameRecord, StepRecord, PromptRecord, RefusalRecord, RunRecord, AnswerRecord>;
 
   TraceFile(int file, std::string path, uint64_t bytes, Logger log);
   void push(Record record);
@@ -89,6 +105,8 @@ class TraceFile {
   void render(const StepRecord& r);
   void render(const PromptRecord& r);
   void render(const RefusalRecord& r);
+  void render(const RunRecord& r);
+  void render(const AnswerRecord& r);
   void event(const TraceEvent& e, std::initializer_list<TraceArgument> args = {});
   void mark(std::string_view name, std::initializer_list<TraceArgument> args);
   int64_t since_start(Clock::time_point t) const { return (t - start_) / std::chrono::nanoseconds(1); }
@@ -112,7 +130,7 @@ class TraceFile {
 
   std::string text_;      // whole events that are not in the file yet
   uint64_t written_ = 0;  // bytes of the file, all of them whole events
-  uint64_t next_id_ = 0;  // of prompts
+  uint64_t next_id_ = 0;  // of prompts and answers
   std::mutex join_;
   std::thread writer_;  // last: everything above is there when it starts
 };

@@ -10,7 +10,7 @@ class TracedGenerations final : public GenerationObserver {
   TracedGenerations(std::shared_ptr<TraceFile> trace, const ModelHandle& model,
                     std::shared_ptr<GenerationObserver> next)
       : trace_(std::move(trace)),
-        model_(trace_->add_model(cat(model.name, " version ", model.version))),
+        model_(trace_->add_model(cat(model.name, " version ", model.version), {"engine"})),
         next_(std::move(next)) {}
 
   void on_step(const StepInfo& step) override {
@@ -38,7 +38,34 @@ class TracedGenerations final : public GenerationObserver {
   const std::shared_ptr<GenerationObserver> next_;
 };
 
+class TracedRuns final : public InferObserver {
+ public:
+  TracedRuns(std::shared_ptr<TraceFile> trace, const TensorModelConfig& model)
+      : trace_(std::move(trace)),
+        model_(trace_->add_model(cat(model.name, " version ", model.version), instances(model))) {}
+  void on_run(const InferRun& run) override { trace_->add(RunRecord{model_, run}); }
+  void on_answer(const InferAnswer& answer) override {
+    AnswerRecord r{model_, std::string(answer.id), answer};
+    r.answer.id = {};  // it ends with the job
+    trace_->add(std::move(r));
+  }
+
+ private:
+  static std::vector<std::string> instances(const TensorModelConfig& model) {
+    std::vector<std::string> out;
+    for (int k = 1; k <= model.instances; ++k) out.push_back(cat("instance ", k));
+    return out;
+  }
+
+  const std::shared_ptr<TraceFile> trace_;
+  const int32_t model_;
+};
+
 }  // namespace
+
+std::shared_ptr<InferObserver> traced(std::shared_ptr<TraceFile> trace, const TensorModel& model) {
+  return std::make_shared<TracedRuns>(std::move(trace), model.config);
+}
 
 std::shared_ptr<GenerationObserver> traced(std::shared_ptr<TraceFile> trace, const ModelHandle& model,
                                            std::shared_ptr<GenerationObserver> next) {

@@ -176,6 +176,7 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
   OAR_ASSIGN(out.job, api::make_job(model.config, std::move(tensors)));
   out.job.deadline = api::queue_deadline(model.config, context.deadline, timeout);
   out.job.end_by = context.deadline;
+  out.job.id = request.id().empty() ? context.id : request.id();
   return out;
 }
 

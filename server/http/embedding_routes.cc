@@ -51,7 +51,7 @@ Status start(const Services& services, Prepare prepare, const Request& request, 
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(Work work, prepare(services, body));
   const auto task = api::EncodeTask::start(
-      work.model, std::move(work.rows), work.want, context.deadline,
+      work.model, std::move(work.rows), work.want, context.deadline, context.id,
       [workers = services.workers->executor(), writer, admission = std::move(admission),
        answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
         // Thousands of vectors in JSON are not for the encoder's thread to write.

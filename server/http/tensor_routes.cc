@@ -58,6 +58,7 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   parsed.inputs.clear();
   job.deadline = api::queue_deadline(model->config, context.deadline, parsed.timeout_us);
   job.end_by = context.deadline;
+  job.id = parsed.id.empty() ? context.id : parsed.id;
   auto answer = [model, writer, admission = std::move(admission), parsed = std::move(parsed),
                  wanted = std::move(wanted)](const Result<std::vector<Datum>>& results) {
     writer->send(infer_answer(model->config, parsed, results, wanted));

@@ -259,7 +259,9 @@ class Serve(Base):
         self.assertEqual(len(requests), 3)
         steps = [e for e in events if e["name"] == "step"]
         self.assertEqual([s["args"]["step"] for s in steps], list(range(1, len(steps) + 1)))
-        self.assertEqual(sum(s["args"]["generated_tokens"] for s in steps), sum(r["completion_tokens"] for r in requests))
+        # The server may have stopped between the last token's delivery and the end of its step.
+        total = sum(r["completion_tokens"] for r in requests)
+        self.assertIn(total - sum(s["args"]["generated_tokens"] for s in steps), (0, 1))
         names = {e["args"]["name"] for e in events if e["ph"] == "M"}
         self.assertEqual(names, {"oar serve", "demo version 1", "engine"})
         # Nobody stands across another on the engine's track: each slice is within the one it begins in.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <fstream>
 #include <future>
+#include <mutex>
 #include <random>
 
 #include "engine/base/format.h"
@@ -170,6 +171,59 @@ TEST_CASE("BatchedPredictor: what waits together runs together") {
   CHECK(s.executions == 2);
   REQUIRE(s.batches.size() == 2);
   CHECK(s.batches[1].rows == 8);
+}
+
+TEST_CASE("BatchedPredictor: an observer hears of each run, and behind it of its answers") {
+  struct Seen final : InferObserver {
+    void on_run(const InferRun& run) override {
+      const std::lock_guard lock(mutex);
+      runs.push_back(run);
+      text += cat("run of ", run.rows, " rows, ", run.requests, " requests; ");
+    }
+    void on_answer(const InferAnswer& a) override {
+      const std::lock_guard lock(mutex);
+      answers.push_back(a);
+      text += cat(a.id, " of ", a.rows, " ", status_code_name(a.status), "; ");
+    }
+    std::mutex mutex;
+    std::vector<InferRun> runs;
+    std::vector<InferAnswer> answers;
+    std::string text;
+  };
+  BatchedPredictorOptions options;
+  options.max_batch = 16;
+  BatchedPredictor p(matmul_model(), options);
+  const auto seen = std::make_shared<Seen>();
+  std::vector<std::future<Results>> results;
+  {
+    Held held(p, rows_of(1, 0));
+    p.observe(seen);
+    for (uint32_t n = 1; n <= 3; ++n) {
+      auto promise = std::make_shared<std::promise<Results>>();
+      results.push_back(promise->get_future());
+      InferJob job;
+      job.inputs = {rows_of(n, n)};
+      job.rows = n;
+      job.id = cat("job", n);
+      job.done = [promise](Results r) { promise->set_value(std::move(r)); };
+      const auto ticket = p.submit(std::move(job));
+      REQUIRE_OK(ticket);
+      if (n == 2) p.cancel(*ticket);
+    }
+  }
+  for (auto& result : results) result.wait();
+  p.observe(nullptr);
+  submit(p, rows_of(1, 9)).result.wait();  // told to nobody
+  const std::lock_guard lock(seen->mutex);
+  CHECK(seen->text == "job2 of 2 CANCELLED; run of 4 rows, 2 requests; job1 of 1 OK; job3 of 3 OK; ");
+  REQUIRE(seen->answers.size() == 3);
+  CHECK(seen->answers[0].started == Clock::time_point{});
+  for (size_t k = 1; k < 3; ++k) {
+    const InferAnswer& a = seen->answers[k];
+    CHECK(a.arrived <= a.started);
+    CHECK(a.started == seen->runs[0].began);
+    CHECK(a.started + std::chrono::nanoseconds(seen->runs[0].times.compute) <= a.ended);
+  }
 }
 
 TEST_CASE("BatchedPredictor: one bad request in a batch is the only one to fail") {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <future>
 #include <map>
@@ -14,6 +15,7 @@
 
 #include "tests/server/grpc_client.h"
 #include "tests/server/raw_client.h"
+#include "tests/server/tensor_server.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
@@ -80,7 +82,7 @@ StepRecord step_at(int32_t model, Clock::time_point start, int k) {
 TEST_CASE("trace: a step is a slice with its parts inside, and counters") {
   const std::string path = temp_dir() + "/trace-steps.json";
   auto trace = must(TraceFile::open(path, TraceFile::kDefaultBytes, {}));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   const auto start = Clock::now();
   for (int k = 0; k < 3; ++k) trace->add(step_at(model, start, k));
   trace->close();
@@ -121,7 +123,7 @@ TEST_CASE("trace: a step is a slice with its parts inside, and counters") {
 TEST_CASE("trace: a prompt's parts nest in it, and those it never reached are not there") {
   const std::string path = temp_dir() + "/trace-prompts.json";
   auto trace = must(TraceFile::open(path, TraceFile::kDefaultBytes, {}));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   const auto start = Clock::now();
   const auto at = [&](int us) { return start + microseconds(us); };
   PromptRecord whole{model, "cmpl-\"1\"", "polite", 1, 2, {}, FinishReason::kStop};
@@ -171,7 +173,7 @@ TEST_CASE("trace: at its limit the file is complete, says so, and grows no more"
   const std::string path = temp_dir() + "/trace-limit.json";
   Log log;
   auto trace = must(TraceFile::open(path, TraceFile::kLeastBytes, log.logger()));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   for (int k = 0; k < 2000; ++k) trace->add(step_at(model, Clock::now(), k));
   trace->close();
   const std::string text = text_of(path);
@@ -193,7 +195,7 @@ TEST_CASE("trace: who adds never waits for the file, and what is dropped is coun
   const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);  // so that a writer may come
   REQUIRE(reader >= 0);
   auto trace = must(TraceFile::open(path, TraceFile::kDefaultBytes, {}));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   // A pipe holds 64 KB, the queue kQueue records: far fewer than these, and nobody reads.
   constexpr int kSteps = 3 * static_cast<int>(TraceFile::kQueue);
   for (int k = 0; k < kSteps; ++k) trace->add(step_at(model, Clock::now(), k));
@@ -216,7 +218,7 @@ TEST_CASE("trace: who adds never waits for the file, and what is dropped is coun
 TEST_CASE("trace: a full disk ends it with one line in the log") {
   Log log;
   auto trace = must(TraceFile::open("/dev/full", TraceFile::kDefaultBytes, log.logger()));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   for (int k = 0; k < 100; ++k) trace->add(step_at(model, Clock::now(), k));
   trace->close();
   REQUIRE(log.lines.size() == 1);
@@ -227,7 +229,7 @@ TEST_CASE("trace: a full disk ends it with one line in the log") {
 TEST_CASE("trace: a process that is killed leaves whole events without the last bracket") {
   const std::string path = temp_dir() + "/trace-killed.json";
   auto trace = must(TraceFile::open(path, TraceFile::kDefaultBytes, {}));
-  const int32_t model = trace->add_model("demo version 1");
+  const int32_t model = trace->add_model("demo version 1", {"engine"});
   for (int k = 0; k < 5; ++k) trace->add(step_at(model, Clock::now(), k));
   std::string text;
   for (int tries = 0; tries < 5000 && text.find("\"pages\"") == std::string::npos; ++tries) {
@@ -319,6 +321,93 @@ TEST_CASE("trace: a server writes its steps and the requests of both transports"
   CHECK(events_in(text, "sequences").size() == steps.size());
   CHECK(steps[0].at("pid") == events_in(text, "request")[0].at("pid"));
   CHECK(text_arg(events_in(text, "process_name").at(1), "name") == "fake version 1");
+}
+
+TEST_CASE("trace: runs of ordinary models with their parts, and the requests that they took") {
+  oar::ServerOptions o;
+  o.trace = temp_dir() + "/trace-tensors.json";
+  {
+    TensorServer t(o);
+    CHECK(
+        http(t.http(), "POST", "/v2/models/scale/infer",
+             R"({"id":"mine","inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,6]}]})")
+            .status == 200);
+    auto stub = inference::GRPCInferenceService::NewStub(channel_to(t.grpc()));
+    inference::ModelInferRequest request;
+    request.set_model_name("table");
+    request.set_id("outside");
+    auto* input = request.add_inputs();
+    input->set_name("i");
+    input->set_datatype("INT64");
+    input->add_shape(1);
+    input->mutable_contents()->add_int64_contents(9);  // of four rows
+    grpc::ClientContext context;
+    inference::ModelInferResponse response;
+    CHECK_FALSE(stub->ModelInfer(&context, request, &response).ok());
+    CHECK(t.server->drain_and_stop(std::chrono::seconds(20)));
+  }
+  const std::string text = text_of(o.trace);
+  std::map<std::string, std::string> status;
+  int64_t scale = -1;
+  for (const auto& e : events_in(text, "request")) {
+    if (e.at("ph").as_string() != "b") continue;
+    status[text_arg(e, "id")] = text_arg(e, "status");
+    if (text_arg(e, "id") == "mine") scale = e.at("pid").as_int64();
+  }
+  REQUIRE(status.size() == 2);
+  CHECK(status["mine"] == "OK");
+  CHECK(status["outside"] != "OK");
+  Events slices;
+  int begun = 0;
+  for (const auto& e : events_in(text, "run")) {
+    if (e.at("ph").as_string() == "X") slices.push_back(e);
+    begun += e.at("ph").as_string() == "b";
+  }
+  CHECK(begun == 2);            // one of each request
+  REQUIRE(slices.size() == 1);  // a run that fails has no times
+  CHECK(slices[0].at("pid").as_int64() == scale);
+  CHECK(arg(slices[0], "rows") == 2);
+  CHECK(arg(slices[0], "requests") == 1);
+  const Events compute = events_in(text, "compute");
+  REQUIRE(compute.size() == 1);
+  CHECK(number(compute[0], "ts") >= number(slices[0], "ts"));
+  CHECK(number(compute[0], "dur") <= number(slices[0], "dur"));
+  bool named = false;
+  for (const auto& e : events_in(text, "thread_name")) {
+    named |= e.at("pid") == slices[0].at("pid") && e.at("tid") == slices[0].at("tid") &&
+             text_arg(e, "name") == "instance 1";
+  }
+  CHECK(named);
+}
+
+TEST_CASE("trace: a run that several requests share is one slice") {
+  const std::string path = temp_dir() + "/trace-runs.json";
+  auto trace = must(TraceFile::open(path, TraceFile::kDefaultBytes, {}));
+  const int32_t model = trace->add_model("net version 3", {"instance 1", "instance 2"});
+  const auto start = Clock::now();
+  oar::InferRun run{1, 5, 2, start, {}};
+  run.times.input = 10'000, run.times.compute = 70'000, run.times.output = 20'000;
+  trace->add(oar::api::RunRecord{model, run});
+  const auto at = [&](int us) { return start + microseconds(us); };
+  trace->add(oar::api::AnswerRecord{model, "a", {{}, 3, at(-30), start, at(100), oar::StatusCode::kOk}});
+  trace->add(
+      oar::api::AnswerRecord{model, "b", {{}, 2, at(-10), {}, at(5), oar::StatusCode::kDeadlineExceeded}});
+  trace->close();
+  const std::string text = text_of(path);
+  std::vector<std::string> all;
+  double first = 0;
+  for (const auto& e : events_in(text)) {
+    const std::string name(e.at("name").as_string()), phase(e.at("ph").as_string());
+    if (phase != "X" && phase != "b" && phase != "e") continue;
+    if (phase == "X") CHECK(e.at("tid").as_int64() == 2);
+    if (all.empty()) first = number(e, "ts");
+    all.push_back(phase + " " + name + " " + std::to_string(std::lround(number(e, "ts") - first)));
+  }
+  CHECK(all == std::vector<std::string>{"X run 0", "X input 0", "X compute 10", "X output 80",
+                                        "b request -30", "b queued -30", "e queued 0", "b run 0", "e run 100",
+                                        "e request 100", "b request -10", "b queued -10", "e queued 5",
+                                        "e request 5"});
+  CHECK(text_arg(events_in(text, "request").at(2), "status") == "DEADLINE_EXCEEDED");
 }
 
 TEST_CASE("trace: a server is refused a file that it cannot write, and metrics go on beside one") {
