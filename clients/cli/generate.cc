@@ -163,6 +163,8 @@ void add_generate(CLI::App& app, Action& action) {
       "  oar generate demo --prompt '' --stop $'\\n\\n' --json\n"
       "  oar generate model.gguf -p 'A person as JSON: ' --json-schema person.json\n"
       "  oar generate demo --lora my-adapter --prompt 'Once upon a time'\n"
+      "  oar generate demo --prompt-file story.txt --speculative ngram\n"
+      "  oar generate ./Llama-3.2-1B --prompt 'ROMEO:' --speculative draft --draft-model demo\n"
       "Weights stay as the file has them and the KV cache is no narrower, unless --weights and --kv say "
       "otherwise.");
   c->callback([o, prompt, &action] {

@@ -464,6 +464,7 @@ void add_serve(CLI::App& app, Action& action) {
       "NAME/VERSION/model.onnx\n"
       "  oar serve ./Llama-3.2-1B --weights int8 --memory 6GiB --max-context 8192\n"
       "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
+      "  oar serve ./Llama-3.2-1B-Instruct --speculative draft --draft-model ./Llama-3.2-1B\n"
       "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"

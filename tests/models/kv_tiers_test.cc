@@ -24,7 +24,8 @@ struct Served {
   int64_t vocab = 0;
 
   Served(const std::string& path, const std::string& tier, int32_t blocks, bool prefix_cache,
-         int64_t batch_tokens, std::shared_ptr<Drafter> drafter = nullptr) {
+         int64_t batch_tokens, std::shared_ptr<Drafter> drafter = nullptr,
+         const std::string& draft_model = {}) {
     LanguageModelOptions o;
     o.threads = 2;
     o.kv = tier;
@@ -33,6 +34,7 @@ struct Served {
     o.max_context = 192;
     o.page_tokens = 16;
     o.speculative.drafter = drafter;
+    o.speculative.draft_model = draft_model;
     o.speculative.paced = false;  // else what steps take decides how many are verified
     RunnerFixture model(path, o, blocks);
     vocab = model.vocab();
@@ -40,17 +42,24 @@ struct Served {
     e.prefix_cache = prefix_cache;
     e.seed = 5;
     e.speculative = o.speculative;
-    auto made = Engine::create(std::move(model.runner), e);
+    std::unique_ptr<HostRunner> draft;
+    if (!draft_model.empty()) {  // a cache as its file says, as load_draft has it
+      o.speculative = {};
+      o.kv = "auto";
+      draft = std::move(RunnerFixture(draft_model, o, blocks).runner);
+    }
+    auto made = Engine::create(std::move(model.runner), e, std::move(draft));
     REQUIRE_OK(made);
     engine = std::move(made).value();
   }
 
   std::shared_ptr<CollectSink> submit(const std::vector<int32_t>& prompt, int64_t max_tokens, int32_t n = 1,
-                                      uint64_t seed = 11) {
+                                      uint64_t seed = 11, const SamplingParams& sampling = {}) {
     Request r;
     r.prompt = prompt;
     r.n = n;
     r.stop.max_tokens = max_tokens;
+    r.sampling = sampling;
     r.sampling.seed = seed;
     r.sampling.logprobs = 0;
     auto sink = std::make_shared<CollectSink>(n);
@@ -169,6 +178,38 @@ TEST_CASE("KV tiers: verified drafts equal decoding one by one") {
   }
   CHECK(accepted > 20);
   CHECK(rejected > 0);
+}
+
+// The same with a model that drafts: one that agrees with its target but for the tier, and one of other
+// weights. Greedy and drawn, with and without penalties.
+TEST_CASE("KV tiers: a draft model changes no text") {
+  oar_test::Sample sample(2);
+  uint64_t accepted = 0, rejected = 0;
+  const std::string llama = write_tiny_model(load_tiny_golden("llama3"), TinyDtype::bf16),
+                    other = write_tiny_model(load_tiny_golden("llama2"), TinyDtype::bf16);
+  const auto submit = [](Served& s, uint64_t i) {
+    SamplingParams sampling;
+    sampling.temperature = i % 3 == 0 ? 0.f : 0.5f * static_cast<float>(i);
+    if (i % 2 == 1) sampling.frequency_penalty = 0.4f;
+    return s.submit(prompt_of(i, 10 + 9 * i, s.vocab), 90, 1, 1000 * (i + 1), sampling);
+  };
+  for (const std::string tier : {"f32", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"}) {
+    if (!sample.take()) continue;
+    Served plain(llama, tier, 96, false, 512);
+    std::vector<Text> want;
+    for (uint64_t i = 0; i < 4; ++i) want.push_back(text_of(*submit(plain, i)));
+    for (const std::string& draft : {llama, other}) {
+      INFO(tier << ", drafted by " << (draft == llama ? "its equal" : "another"));
+      Served s(llama, tier, 18, true, 512, nullptr, draft);  // pages enough for two of them
+      std::vector<std::shared_ptr<CollectSink>> sinks;
+      for (uint64_t i = 0; i < 4; ++i) sinks.push_back(submit(s, i));
+      for (size_t i = 0; i < sinks.size(); ++i) CHECK((text_of(*sinks[i]) == want[i]));
+      accepted += s.engine->stats().accepted_drafts;
+      rejected += s.engine->stats().rejected_drafts;
+    }
+  }
+  CHECK(accepted > 20);
+  CHECK(rejected > 20);
 }
 
 TEST_CASE("KV tiers: preempted and resumed equals uninterrupted") {
