@@ -35,6 +35,14 @@ OAR_DEFINITION(padding_mask);
 // loss.cc
 OAR_DEFINITION(nll_loss);
 OAR_DEFINITION(softmax_cross_entropy_loss);
+// quantize.cc
+OAR_DEFINITION(conv_integer);
+OAR_DEFINITION(dequantize_linear);
+OAR_DEFINITION(dynamic_quantize_linear);
+OAR_DEFINITION(matmul_integer);
+OAR_DEFINITION(qlinear_conv);
+OAR_DEFINITION(qlinear_matmul);
+OAR_DEFINITION(quantize_linear);
 // recurrent.cc
 OAR_DEFINITION(gru);
 OAR_DEFINITION(lstm);

@@ -289,7 +289,7 @@ Status col2im(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(col2im, tensor::col2im);
-OAR_TENSOR_OP(conv_integer, tensor::conv_integer, .prepare = tensor::prepare_conv_integer);
+OAR_ROUNDING_OP(conv_integer, tensor::conv_integer, .prepare = tensor::prepare_conv_integer);
 OAR_TENSOR_OP(deform_conv, tensor::deform_conv);
-OAR_TENSOR_OP(qlinear_conv, tensor::qlinear_conv, .prepare = tensor::prepare_qlinear_conv);
+OAR_ROUNDING_OP(qlinear_conv, tensor::qlinear_conv, .prepare = tensor::prepare_qlinear_conv);
 }  // namespace oar

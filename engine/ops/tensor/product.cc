@@ -284,9 +284,6 @@ Status det(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(det, tensor::det);
-extern const OpDef op_matmul_integer = {.name = "matmul_integer",
-                                        .gradient = Gradient::kNone,
-                                        .evaluate = tensor::matmul_integer,
-                                        .prepare = tensor::prepare_matmul_integer};
-OAR_TENSOR_OP(qlinear_matmul, tensor::qlinear_matmul);
+OAR_ROUNDING_OP(matmul_integer, tensor::matmul_integer, .prepare = tensor::prepare_matmul_integer);
+OAR_ROUNDING_OP(qlinear_matmul, tensor::qlinear_matmul);
 }  // namespace oar

@@ -5,6 +5,17 @@
 #include "kernels/narrow.h"
 
 namespace oar::tensor {
+
+bool integer_range(DType t, double* low, double* high) {
+  const int bits = dtype_bits(t);
+  if (!dtype_is_integer(t) || bits > 32) return false;
+  const bool is_signed =
+      t == DType::kI8 || t == DType::kI16 || t == DType::kI32 || t == DType::kI4 || t == DType::kI2;
+  *low = is_signed ? -std::ldexp(1.0, bits - 1) : 0;
+  *high = std::ldexp(1.0, is_signed ? bits - 1 : bits) - 1;
+  return true;
+}
+
 namespace {
 
 // Which scale belongs to element k: one, one per entry of `axis`, or one per `block` entries of it.
@@ -36,17 +47,6 @@ Result<ScaleOf> scales_for(const EvalContext& ctx, const Shape& x, const Tensor&
   dims[static_cast<size_t>(axis)] = s.blocks;
   if (!(scale.shape() == Shape(dims))) return invalid_argument("scales do not match the blocks");
   return s;
-}
-
-// The least and greatest integer of a dtype.
-bool integer_range(DType t, double* low, double* high) {
-  const int bits = dtype_bits(t);
-  if (!dtype_is_integer(t) || bits > 32) return false;
-  const bool is_signed =
-      t == DType::kI8 || t == DType::kI16 || t == DType::kI32 || t == DType::kI4 || t == DType::kI2;
-  *low = is_signed ? -std::ldexp(1.0, bits - 1) : 0;
-  *high = std::ldexp(1.0, is_signed ? bits - 1 : bits) - 1;
-  return true;
 }
 
 // Bytes with one scale as f32.
@@ -221,7 +221,7 @@ Status dynamic_quantize_linear(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(dequantize_linear, tensor::dequantize_linear);
-OAR_TENSOR_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear);
-OAR_TENSOR_OP(quantize_linear, tensor::quantize_linear);
+OAR_DEFINED_OP(dequantize_linear, tensor::dequantize_linear);
+OAR_ROUNDING_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear);
+OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear);
 }  // namespace oar

@@ -165,6 +165,8 @@ float max_of(const float* x, int64_t n);                       // NaN when one i
 void scale_and_shift(const float* x, float* y, int64_t n, float scale, float shift);
 void center_and_scale(const float* x, float* y, int64_t n, double mean, double scale, double shift);
 
+// The least and greatest integer of a dtype; false of any other.
+bool integer_range(DType t, double* low, double* high);
 // The dtype named by an attribute, or `fallback`.
 Result<DType> dtype_attr(const EvalContext& ctx, const char* name, DType fallback);
 
@@ -179,6 +181,12 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
 #define OAR_TENSOR_OP(op, function, ...) \
   extern const OpDef op_##op = {         \
       .name = #op, .gradient = Gradient::kNone, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+// The same of one that is defined by others and rounds: its gradient is zero almost everywhere.
+#define OAR_ROUNDING_OP(op, function, ...)                                \
+  extern const OpDef op_##op = {.name = #op,                              \
+                                .gradient = Gradient::kPiecewiseConstant, \
+                                .define = definition::op,                 \
+                                .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one that has a definition (engine/ops/define/definitions.h), and with it a gradient.
 #define OAR_DEFINED_OP(op, function, ...) \
   extern const OpDef op_##op = {          \
