@@ -35,14 +35,21 @@ OAR_DEFINITION(padding_mask);
 // loss.cc
 OAR_DEFINITION(nll_loss);
 OAR_DEFINITION(softmax_cross_entropy_loss);
+// einsum.cc
+OAR_DEFINITION(einsum);
 // quantize.cc
 OAR_DEFINITION(conv_integer);
 OAR_DEFINITION(dequantize_linear);
 OAR_DEFINITION(dynamic_quantize_linear);
+OAR_DEFINITION(gather_nbits);
 OAR_DEFINITION(matmul_integer);
+OAR_DEFINITION(matmul_nbits);
 OAR_DEFINITION(qlinear_conv);
 OAR_DEFINITION(qlinear_matmul);
 OAR_DEFINITION(quantize_linear);
+OAR_DEFINITION(quantized_add);
+OAR_DEFINITION(quantized_conv);
+OAR_DEFINITION(quantized_linear);
 // recurrent.cc
 OAR_DEFINITION(gru);
 OAR_DEFINITION(lstm);

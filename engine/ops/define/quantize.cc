@@ -1,6 +1,7 @@
 // Linear quantization and what computes with quantized operands: over the numbers that codes stand for,
 // rounded half to even where the op rounds.
 #include "engine/ops/define/definitions.h"
+#include "engine/ops/tensor/quantized.h"
 #include "engine/ops/tensor/util.h"
 
 namespace oar::definition {
@@ -101,6 +102,90 @@ Val convolved(Builder& b, Val x, Val x_zero, Val w, Val w_zero, const Attrs& att
 
 const Attrs kToI32{{"to", std::string("i32")}};
 
+// --- layers of codes, as passes make them: engine/ops/tensor/quantized.cc ---
+
+// {low, high} of real values
+Val bounded(Builder& b, Val t, const Attrs& attrs) {
+  if (attrs.has("low")) t = b.op("max", {t, b.scalar(attrs.get_float("low"))});
+  return attrs.has("high") ? b.op("min", {t, b.scalar(attrs.get_float("high"))}) : t;
+}
+
+// {activation, act_alpha, act_beta}
+Val activated(Builder& b, Val t, const Attrs& attrs) {
+  if (!attrs.has("activation")) return t;
+  const std::string name = attrs.get_string("activation");
+  const double alpha = attrs.get_float("act_alpha"), beta = attrs.get_float("act_beta");
+  if (name == "clip") return b.op("min", {b.op("max", {t, b.scalar(alpha)}), b.scalar(beta)});
+  if (name == "hard_sigmoid" || name == "hard_swish")
+    return b.op(name, {t}, {{"alpha", alpha}, {"beta", beta}});
+  if (name == "leaky_relu") return b.op(name, {t}, {{"alpha", alpha}});
+  if (name == "gelu_tanh") return b.op("gelu", {t}, {{"approximate", std::string("tanh")}});
+  return b.op(name, {t});
+}
+
+// What a layer makes of real values t: {y_dtype} f32, or codes of {y_scale, y_zero}.
+Val finished(Builder& b, Val t, const Attrs& attrs) {
+  const std::string type = attrs.get_string("y_dtype");
+  if (type != "u8" && type != "i8") return activated(b, bounded(b, t, attrs), attrs);
+  t = bounded(b, activated(b, t, attrs), attrs);
+  const Val r = b.op("div", {t, b.scalar(attrs.get_float("y_scale", 1))});
+  const Val zero = b.scalar(static_cast<double>(attrs.get_int("y_zero")));
+  return coded(b, r, zero, type == "u8" ? DType::kU8 : DType::kI8, {});
+}
+
+// The real values of sums of codes, whose results lie along `axis`; a bias of integers counts in their units.
+Val scaled(Builder& b, Val sums, Vals in, const Attrs& attrs, int64_t axis) {
+  if (!b.status().ok()) return {};
+  const size_t rank = b.shape(sums).size();
+  const Val bias = given(in, 3);
+  const bool units = bias && b.type(bias).format == Format::of(DType::kI32);
+  if (units) sums = b.op("add", {sums, listed(b, bias, rank, axis)});
+  const Val scale = b.op("mul", {listed(b, in[2], rank, axis), b.scalar(attrs.get_float("x_scale", 1))});
+  const Val t = b.op("mul", {sums, scale});
+  return bias && !units ? b.op("add", {t, listed(b, bias, rank, axis)}) : t;
+}
+
+Val without_zero(Builder& b, Val x, const Attrs& attrs, const char* zero) {
+  return less(b, x, b.scalar(static_cast<double>(attrs.get_int(zero))));
+}
+
+Val sum_of_codes(Builder& b, Val x, Val y, const Attrs& attrs) {
+  const auto real_value = [&](Val v, const char* scale, const char* zero) {
+    return b.op("mul", {without_zero(b, v, attrs, zero), b.scalar(attrs.get_float(scale, 1))});
+  };
+  return finished(b, b.op("add", {real_value(x, "a_scale", "a_zero"), real_value(y, "b_scale", "b_zero")}),
+                  attrs);
+}
+
+// --- rows of few bits: engine/ops/tensor/nbits.cc ---
+
+// (rows, n) numbers of {bits}: bytes of them, low bits first, or an element each.
+Val unpacked(Builder& b, Val codes, int64_t rows, int64_t n, bool bytes, const Attrs& attrs) {
+  if (!bytes || attrs.get_int("bits") != 4) return cut(b, reshaped(b, real(b, codes), {rows, -1}), 1, 0, n);
+  const Val all = reshaped(b, real(b, codes), {rows, -1, 1});
+  const Val high = b.op("floor", {b.op("div", {all, b.scalar(16)})});
+  const Val low = b.op("sub", {all, b.op("mul", {high, b.scalar(16)})});
+  return cut(b, reshaped(b, joined(b, std::vector<Val>{low, high}, 2), {rows, -1}), 1, 0, n);
+}
+
+// (rows, n) weights of `codes`, `scales` and `zeros`, in blocks of {block_size}.
+Val weights_of(Builder& b, Val codes, Val scales, Val zeros, int64_t rows, int64_t n, const Attrs& attrs) {
+  if (!b.status().ok()) return {};
+  const int64_t block = attrs.get_int("block_size");
+  if (block < 1) return b.fail(invalid_argument("block_size must be above 0")), Val{};
+  const bool bytes = b.type(codes).format == Format::of(DType::kU8);
+  const int64_t blocks = (n + block - 1) / block;
+  const Attrs along_row{{"axis", int64_t{1}}, {"block_size", block}};
+  Val q = unpacked(b, codes, rows, n, bytes, attrs);
+  if (!zeros) {
+    if (bytes) q = b.op("sub", {q, b.scalar(attrs.get_int("bits") == 4 ? 8 : 128)});
+  } else {
+    const bool packed = bytes && b.type(zeros).format == Format::of(DType::kU8);
+    q = less(b, q, beside(b, unpacked(b, zeros, rows, blocks, packed, attrs), q, along_row));
+  }
+  return b.op("mul", {q, beside(b, reshaped(b, real(b, scales), {rows, blocks}), q, along_row)});
+}
+
 }  // namespace
 
 // (x - zero) scale
@@ -164,6 +249,66 @@ std::vector<Val> qlinear_conv(Builder& b, Vals in, const Attrs& attrs) {
       b.op("mul", {b.op("mul", {sums, reshaped(b, real(b, in[1]), {})}), listed(b, in[4], rank, 1)});
   const Val r = b.op("div", {scaled, reshaped(b, real(b, in[6]), {})});
   return {coded(b, r, reshaped(b, real(b, in[7]), {}), code_type(b, in[7], attrs), attrs)};
+}
+
+// The sum of what both stand for, quantized
+std::vector<Val> quantized_add(Builder& b, Vals in, const Attrs& attrs) {
+  return {sum_of_codes(b, in[0], in[1], attrs)};
+}
+
+std::vector<Val> quantized_conv(Builder& b, Vals in, const Attrs& attrs) {
+  Attrs window;
+  for (const auto& [name, value] : attrs.items()) {
+    for (const char* own : {"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}) {
+      if (name == own) window.set(name, value);
+    }
+  }
+  const bool nhwc = attrs.get_string("layout") == "nhwc";
+  Val x = without_zero(b, in[0], attrs, "x_zero");
+  if (nhwc) x = turned(b, x, {0, 3, 1, 2});
+  Val y = finished(b, scaled(b, b.op("conv", {x, real(b, in[1])}, window), in, attrs, 1), attrs);
+  if (nhwc) y = turned(b, y, {0, 2, 3, 1});
+  if (!given(in, 4)) return {y};
+  return {sum_of_codes(b, y, in[4], tensor::sum_attrs(attrs))};
+}
+
+std::vector<Val> quantized_linear(Builder& b, Vals in, const Attrs& attrs) {
+  Ints dims = extents(b, in[0]);
+  if (!b.status().ok() || dims.empty())
+    return b.fail(invalid_argument("a layer needs rows")), std::vector<Val>{};
+  const Val rows = reshaped(b, without_zero(b, in[0], attrs, "x_zero"), {-1, dims.back()});
+  const Val w = real(b, in[1]);
+  const Val sums = b.op("matmul", {rows, attrs.get_int("input_major") != 0 ? w : turned(b, w, {1, 0})});
+  const Val t = scaled(b, sums, in, attrs, 1);
+  if (!b.status().ok()) return {};
+  dims.back() = extents(b, t).back();
+  const Val y = reshaped(b, t, dims);
+  return {finished(b, given(in, 4) ? b.op("add", {y, in[4]}) : y, attrs)};
+}
+
+// Rows of a table of few bits; a negative index counts from the end.
+std::vector<Val> gather_nbits(Builder& b, Vals in, const Attrs& attrs) {
+  const Ints dims = extents(b, in[0]);
+  if (!b.status().ok() || dims.size() != 2)
+    return b.fail(invalid_argument("a table has two axes")), std::vector<Val>{};
+  const bool halves = b.type(in[0]).format == Format::of(DType::kU8) && attrs.get_int("bits") == 4;
+  const Val table = weights_of(b, in[0], in[2], given(in, 3), dims[0], dims[1] * (halves ? 2 : 1), attrs);
+  const Val at = real(b, in[1]), from_end = b.op("add", {at, b.scalar(static_cast<double>(dims[0]))});
+  const Val row = b.op("where", {b.op("less", {at, b.scalar(0)}), from_end, at});
+  return {b.op("gather", {table, b.op("cast", {row}, kToI32)}, {{"axis", int64_t{0}}})};
+}
+
+// x . w^T + bias of weights of few bits
+std::vector<Val> matmul_nbits(Builder& b, Vals in, const Attrs& attrs) {
+  Ints dims = extents(b, in[0]);
+  if (!b.status().ok() || dims.empty())
+    return b.fail(invalid_argument("a layer needs rows")), std::vector<Val>{};
+  const int64_t N = attrs.get_int("N"), K = attrs.get_int("K");
+  const Val w = weights_of(b, in[1], in[2], given(in, 3), N, K, attrs);
+  const Val y = b.op("matmul", {reshaped(b, real(b, in[0]), {-1, K}), turned(b, w, {1, 0})});
+  dims.back() = N;
+  const Val shaped = reshaped(b, y, dims);
+  return {given(in, 4) ? b.op("add", {shaped, real(b, in[4])}) : shaped};
 }
 
 }  // namespace oar::definition

@@ -3,6 +3,7 @@
 // and those that are summed over. What is left, and every other dtype, is one loop in double.
 #include <map>
 
+#include "engine/ops/tensor/equation.h"
 #include "engine/ops/tensor/gemm.h"
 
 namespace oar::tensor {
@@ -136,77 +137,16 @@ Result<Tensor> by_products(const EvalContext& ctx, const std::vector<Tensor>& xs
 
 // einsum {equation}: letters are axes, "..." the broadcast ones; sums over letters absent on the right.
 Status einsum(EvalContext& ctx) {
-  std::string equation;
-  for (char c : ctx.attrs().get_string("equation")) {
-    if (c != ' ') equation += c;
-  }
-  const size_t arrow = equation.find("->");
-  std::string left = equation.substr(0, arrow);
-  std::vector<std::string> terms(1);
-  for (char c : left) {
-    if (c == ',') terms.emplace_back();
-    else terms.back() += c;
-  }
-  if (terms.size() != ctx.num_inputs())
-    return invalid_argument("the equation has another number of operands");
-  // Ellipses become capital-free private letters: '0' + axis counted from the right.
-  size_t ellipsis = 0;
   std::vector<Tensor> xs;
-  auto letters = [](const std::string& t) {
-    return t.find("...") == std::string::npos ? t.size() : t.size() - 3;
-  };
-  for (size_t k = 0; k < terms.size(); ++k) {
+  std::vector<Shape> shapes;
+  for (size_t k = 0; k < ctx.num_inputs(); ++k) {
     OAR_ASSIGN(Tensor t, ctx.tensor(k));
-    const auto rank = static_cast<size_t>(t.shape().rank());
-    const bool dots = terms[k].find("...") != std::string::npos;
-    if (dots ? rank < letters(terms[k]) : rank != terms[k].size())
-      return invalid_argument(cat("term '", terms[k], "' does not match its operand"));
-    if (dots) ellipsis = std::max(ellipsis, rank - letters(terms[k]));
+    shapes.push_back(t.shape());
     xs.push_back(std::move(t));
-  }
-  auto spell = [&](std::string t, size_t count) {
-    const size_t at = t.find("...");
-    if (at == std::string::npos) return t;
-    std::string d;
-    for (size_t k = 0; k < count; ++k) d += static_cast<char>('0' + static_cast<int>(count - 1 - k));
-    return t.replace(at, 3, d);
-  };
-  std::map<char, int> uses;
-  for (size_t k = 0; k < terms.size(); ++k) {
-    const bool dots = terms[k].find("...") != std::string::npos;
-    terms[k] = spell(terms[k], dots ? static_cast<size_t>(xs[k].shape().rank()) - letters(terms[k]) : 0);
-    for (char c : terms[k]) ++uses[c];
-  }
-  std::string right;
-  if (arrow != std::string::npos) {
-    right = spell(equation.substr(arrow + 2), ellipsis);
-  } else {
-    right = spell("...", ellipsis);
-    for (const auto& [c, n] : uses) {
-      if (n == 1 && !(c >= '0' && c <= '9')) right += c;
-    }
-  }
-  std::map<char, int64_t> extents;
-  for (size_t k = 0; k < terms.size(); ++k) {
     OAR_RETURN_IF_ERROR(check_same_dtype(xs[0], xs[k]));
-    for (size_t i = 0; i < terms[k].size(); ++i) {
-      const char c = terms[k][i];
-      if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')))
-        return invalid_argument("the equation has a character that is no letter");
-      int64_t& e = extents.emplace(c, 1).first->second;
-      const int64_t own = xs[k].shape()[static_cast<int>(i)];
-      if (e != 1 && own != 1 && own != e)
-        return invalid_argument(cat("axis '", c, "' has extents ", e, " and ", own));
-      e = e == 1 ? own : e;
-    }
   }
-  std::string order = right;
-  for (char c : right) {
-    if (!extents.count(c)) return invalid_argument(cat("axis '", c, "' of the result is in no operand"));
-  }
-  for (const auto& [c, e] : extents) {
-    if (right.find(c) == std::string::npos) order += c;
-  }
+  OAR_ASSIGN(Equation equation, read_equation(ctx.attrs().get_string("equation"), shapes));
+  auto& [terms, right, order, extents] = equation;
   std::vector<int64_t> dims;
   for (char c : right) dims.push_back(extents[c]);
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
@@ -256,8 +196,80 @@ Status einsum(EvalContext& ctx) {
 }
 
 }  // namespace
+
+Result<Equation> read_equation(const std::string& text, const std::vector<Shape>& operands) {
+  Equation out;
+  auto& [terms, right, order, extents] = out;
+  std::string equation;
+  for (char c : text) {
+    if (c != ' ') equation += c;
+  }
+  const size_t arrow = equation.find("->");
+  terms.resize(1);
+  for (char c : equation.substr(0, arrow)) {
+    if (c == ',') terms.emplace_back();
+    else terms.back() += c;
+  }
+  if (terms.size() != operands.size()) return invalid_argument("the equation has another number of operands");
+  size_t ellipsis = 0;
+  const auto letters = [](const std::string& t) {
+    return t.find("...") == std::string::npos ? t.size() : t.size() - 3;
+  };
+  for (size_t k = 0; k < terms.size(); ++k) {
+    const auto rank = static_cast<size_t>(operands[k].rank());
+    const bool dots = terms[k].find("...") != std::string::npos;
+    if (dots ? rank < letters(terms[k]) : rank != terms[k].size())
+      return invalid_argument(cat("term '", terms[k], "' does not match its operand"));
+    if (dots) ellipsis = std::max(ellipsis, rank - letters(terms[k]));
+  }
+  const auto spell = [](std::string t, size_t count) {
+    const size_t at = t.find("...");
+    if (at == std::string::npos) return t;
+    std::string d;
+    for (size_t k = 0; k < count; ++k) d += static_cast<char>('0' + static_cast<int>(count - 1 - k));
+    return t.replace(at, 3, d);
+  };
+  std::map<char, int> uses;
+  for (size_t k = 0; k < terms.size(); ++k) {
+    const bool dots = terms[k].find("...") != std::string::npos;
+    terms[k] = spell(terms[k], dots ? static_cast<size_t>(operands[k].rank()) - letters(terms[k]) : 0);
+    for (char c : terms[k]) ++uses[c];
+  }
+  if (arrow != std::string::npos) {
+    right = spell(equation.substr(arrow + 2), ellipsis);
+  } else {
+    right = spell("...", ellipsis);
+    for (const auto& [c, n] : uses) {
+      if (n == 1 && !(c >= '0' && c <= '9')) right += c;
+    }
+  }
+  for (size_t k = 0; k < terms.size(); ++k) {
+    for (size_t i = 0; i < terms[k].size(); ++i) {
+      const char c = terms[k][i];
+      if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')))
+        return invalid_argument("the equation has a character that is no letter");
+      int64_t& e = extents.emplace(c, 1).first->second;
+      const int64_t own = operands[k][static_cast<int>(i)];
+      if (e != 1 && own != 1 && own != e)
+        return invalid_argument(cat("axis '", c, "' has extents ", e, " and ", own));
+      e = e == 1 ? own : e;
+    }
+  }
+  for (size_t k = 0; k < right.size(); ++k) {
+    if (!extents.count(right[k]))
+      return invalid_argument(cat("axis '", right[k], "' of the result is in no operand"));
+    if (right.find(right[k], k + 1) != std::string::npos)
+      return invalid_argument(cat("axis '", right[k], "' is twice in the result"));
+  }
+  order = right;
+  for (const auto& [c, e] : extents) {
+    if (right.find(c) == std::string::npos) order += c;
+  }
+  return out;
+}
+
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(einsum, tensor::einsum);
+OAR_DEFINED_OP(einsum, tensor::einsum);
 }  // namespace oar

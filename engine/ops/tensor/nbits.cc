@@ -268,10 +268,7 @@ Status gather_nbits(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(gather_nbits, tensor::gather_nbits);
-extern const OpDef op_matmul_nbits = {.name = "matmul_nbits",
-                                      .gradient = Gradient::kNone,
-                                      .evaluate = tensor::matmul_nbits,
-                                      .prepare = tensor::prepare_matmul_nbits,
-                                      .lower = tensor::lower_matmul_nbits};
+OAR_DEFINED_OP(gather_nbits, tensor::gather_nbits);
+OAR_DEFINED_OP(matmul_nbits, tensor::matmul_nbits, .prepare = tensor::prepare_matmul_nbits,
+               .lower = tensor::lower_matmul_nbits);
 }  // namespace oar

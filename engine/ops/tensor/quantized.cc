@@ -239,16 +239,6 @@ Status quantized_add(EvalContext& ctx) {
 
 bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
 
-// The attributes of quantized_add within those of a convolution.
-Attrs sum_attrs(const Attrs& attrs) {
-  Attrs out;
-  for (const char* name : {"a_scale", "b_scale", "y_scale", "low", "high"})
-    out.set(name, attrs.get_float(cat("sum.", name)));
-  for (const char* name : {"a_zero", "b_zero", "y_zero"}) out.set(name, attrs.get_int(cat("sum.", name)));
-  out.set("y_dtype", attrs.get_string("sum.y_dtype", "f32"));
-  return out;
-}
-
 Status set_sum(QuantizedConvArgs& a, const Attrs& sum, bool other_signed) {
   QuantizedConvArgs bounds;
   OAR_RETURN_IF_ERROR(set_layer(bounds, PreparedQuantized(), sum));
@@ -424,6 +414,14 @@ Lowered lower_quantized_linear(LowerContext& ctx) {
 
 }  // namespace
 
+Attrs sum_attrs(const Attrs& attrs) {
+  Attrs out;
+  for (const auto& [name, value] : attrs.items()) {
+    if (name.starts_with("sum.")) out.set(name.substr(4), value);
+  }
+  return out;
+}
+
 Result<std::shared_ptr<const void>> prepare_integer_weights(const Tensor& w, const Tensor* zero,
                                                             const IntegerFilters& f) {
   auto p = std::make_shared<IntegerWeights>();
@@ -480,15 +478,9 @@ Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, con
 }  // namespace oar::tensor
 
 namespace oar {
-extern const OpDef op_quantized_conv = {.name = "quantized_conv",
-                                        .gradient = Gradient::kNone,
-                                        .evaluate = tensor::quantized_conv,
-                                        .prepare = tensor::prepare_quantized,
-                                        .lower = tensor::lower_quantized_conv};
-extern const OpDef op_quantized_linear = {.name = "quantized_linear",
-                                          .gradient = Gradient::kNone,
-                                          .evaluate = tensor::quantized_linear,
-                                          .prepare = tensor::prepare_quantized,
-                                          .lower = tensor::lower_quantized_linear};
-OAR_TENSOR_OP(quantized_add, tensor::quantized_add);
+OAR_ROUNDING_OP(quantized_add, tensor::quantized_add);
+OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .prepare = tensor::prepare_quantized,
+                .lower = tensor::lower_quantized_conv);
+OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .prepare = tensor::prepare_quantized,
+                .lower = tensor::lower_quantized_linear);
 }  // namespace oar

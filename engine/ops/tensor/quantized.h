@@ -34,6 +34,9 @@ std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64
 Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, const WindowShape& window,
                             int64_t C, const Tensor& x, int32_t x_zero);
 
+// The attributes of the quantized_add that follows within those of a quantized_conv: without "sum." in front.
+Attrs sum_attrs(const Attrs& attrs);
+
 // a - zero b, wrapping.
 inline int32_t less_zero(int32_t sum, int32_t zero, int32_t window_sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(sum) -

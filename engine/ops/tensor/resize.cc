@@ -90,7 +90,7 @@ struct AxisTaps {
            std::all_of(weight.begin(), weight.end(), [](double w) { return w == 1; });
   }
 };
-using Axes = std::vector<AxisTaps>;
+using ResizedAxes = std::vector<AxisTaps>;
 
 AxisTaps axis_taps(const Filter& f, int axis, double scale, int64_t in, int64_t out, double roi0, double roi1,
                    bool crop) {
@@ -116,7 +116,7 @@ void copy_run(std::byte* to, const std::byte* from, int64_t n) {
 
 // Every output entry is one of the input's.
 template <int W>
-void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Axes& plan) {
+void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const ResizedAxes& plan) {
   const Shape& shape = y.shape();
   const int last = plan.back().axis;
   const int64_t inner = extent(shape, last + 1, shape.rank()), out = shape[last];
@@ -146,7 +146,7 @@ void pick_as(const EvalContext& ctx, const Tensor& x, Tensor& y, const Axes& pla
       });
 }
 
-Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape, const Axes& plan) {
+Result<Tensor> pick(const EvalContext& ctx, const Tensor& x, const Shape& shape, const ResizedAxes& plan) {
   if (plan.empty()) return x;
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
   switch (x.format().block_bytes()) {
@@ -183,7 +183,7 @@ Result<Tensor> filter_axis(const EvalContext& ctx, const Tensor& x, const AxisTa
 }
 
 // Entries of y, of f64, that lie outside of the region take the extrapolation value.
-void fill_outside(const EvalContext& ctx, Tensor& y, const Axes& plan, double fill) {
+void fill_outside(const EvalContext& ctx, Tensor& y, const ResizedAxes& plan, double fill) {
   for (const AxisTaps& t : plan) {
     if (std::find(t.outside.begin(), t.outside.end(), 1) == t.outside.end()) continue;
     const int64_t inner = extent(y.shape(), t.axis + 1, y.shape().rank());
@@ -199,8 +199,8 @@ void fill_outside(const EvalContext& ctx, Tensor& y, const Axes& plan, double fi
 
 // What a node makes of an operand of one shape.
 struct Resizing {
-  Shape shape;  // of the result
-  Axes axes;    // those that change
+  Shape shape;       // of the result
+  ResizedAxes axes;  // those that change
 };
 
 // `roi`, `scales` and `sizes` as the operands have them; empty: left out.
