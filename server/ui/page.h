@@ -1,6 +1,7 @@
-// The page that a browser gets from GET /: what is running, how it is doing, and a box to ask it. One file
-// (index.html, part of the program), nothing fetched from elsewhere. It is a client of the public endpoints
-// like any other: there is no endpoint for it alone, and it holds no data of its own.
+// The page that a browser gets from GET /: a chat with the models that are served, and how the server is
+// doing. One file (index.html with style.css and the scripts in it, part of the program), nothing fetched
+// from elsewhere. It is a client of the public endpoints like any other: there is no endpoint for it alone,
+// and the server keeps nothing for it.
 #pragma once
 
 #include <string>

@@ -100,6 +100,24 @@ class Browser:
                 raise TimeoutError(f"never became true: {condition}; the page says {self.eval('document.body.innerText')!r}")
             time.sleep(0.05)
 
+    def click(self, selector):
+        """A press of the mouse where somebody would press; what covers the element gets it."""
+        self.wait(f"document.querySelector({json.dumps(selector)})?.checkVisibility()")
+        at = self.eval(f"{{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{ block: 'nearest' }}); "
+                       "const r = e.getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2] }")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
+
+    def type(self, text):
+        self.call("Input.insertText", text=text)
+
+    def press(self, key, modifiers=0):
+        """modifiers: 1 is Alt, 8 is Shift."""
+        code = {"Enter": 13, "Escape": 27}.get(key, ord(key[0].upper()))
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 and not modifiers & 1 else "")
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, modifiers=modifiers, text=text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code, modifiers=modifiers)
+
     def screenshot(self, path):
         import base64
         with open(path, "wb") as f:
