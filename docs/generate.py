@@ -48,7 +48,8 @@ def parse_help(text):
             spec = spec.strip().removeprefix(option[1])
             environment = re.search(r"\(Env:(\w+)\)", spec)
             spec = re.sub(r"\(Env:\w+\)|Excludes:.*|Needs:.*", "", spec).strip()
-            value, default = (re.split(r"(?<![<>])=", spec, maxsplit=1) + [""])[:2]
+            # A value may have a = of its own (NAME=DIR), which is no default.
+            value, default = (re.split(r"(?<![<>])=(?![A-Z]+$)", spec, maxsplit=1) + [""])[:2]
             repeated = value.endswith(" ...")
             rows.append([option[1], value.removesuffix(" ...").strip(), default.removesuffix(" ...").strip(),
                          environment[1] if environment else "", meaning, repeated])
@@ -64,7 +65,7 @@ def options_page():
 Written by `docs/generate.py` from `oar serve --help`. A key of the file that `--config` names is an option without its dashes:
 `max-sequences = 32`, `deterministic = true`, `cors-origin = ["https://a.example"]`, and `model = "..."` for the model. An unknown
 key is refused with its line. An environment word is `OAR_` and the option in capitals: `OAR_MAX_SEQUENCES=32`. The command line wins
-over the environment, and that over the file.
+over the environment, and that over the file; `--print-config` shows what came from where.
 """
     for group, rows in parse_help(text):
         page += f"\n## {group}\n\n| option | value | default | meaning |\n|---|---|---|---|\n"

@@ -67,7 +67,7 @@ Result<std::vector<std::string>> take_values(std::string_view& rest) {
   return out;
 }
 
-bool is_key(const std::string& name) { return name != "help" && name != "config"; }
+bool is_key(const std::string& name) { return name != "help" && name != "config" && name != "print-config"; }
 
 CLI::Option* find_option(CLI::App& command, std::string key) {
   if (!is_key(key)) return nullptr;
@@ -88,8 +88,8 @@ std::string proposal(const CLI::App& command, const std::string& key) {
 }
 
 // One line that holds something.
-Status apply_line(CLI::App& command, std::string_view rest, size_t line,
-                  std::map<std::string, size_t>& seen) {
+Status apply_line(CLI::App& command, std::string_view rest, const std::string& path, size_t line,
+                  std::map<std::string, size_t>& seen, OptionOrigins& origins) {
   if (rest.front() == '[') return invalid_argument("there are no sections; write key = value");
   const size_t end = std::min(rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-"), rest.size());
   const std::string key(rest.substr(0, end));
@@ -115,6 +115,7 @@ Status apply_line(CLI::App& command, std::string_view rest, size_t line,
     option->add_result(std::move(values));
     option->run_callback();
   } catch (const CLI::Error& e) { return invalid_argument(cat(key, ": ", e.what()), key); }
+  origins[option] = cat(path, ":", line);
   return ok_status();
 }
 
@@ -158,19 +159,43 @@ std::string key_of_word(std::string_view word) {
   return key;
 }
 
-Status apply_word(CLI::Option& option, const std::string& word, const std::string& value) {
-  if (option.count() > 0 || !option.get_envname().empty()) return ok_status();
+Status apply_word(CLI::Option& option, const std::string& word, const std::string& value,
+                  OptionOrigins& origins) {
+  if (option.count() > 0) return ok_status();
   const bool list = option.get_expected_max() > 1;
   try {
     option.add_result(list ? CLI::detail::split(value, ',') : std::vector<std::string>{value});
     option.run_callback();
   } catch (const CLI::Error& e) { return invalid_argument(cat(word, " = '", value, "': ", e.what()), word); }
+  origins[&option] = word;
   return ok_status();
+}
+
+bool is_secret(const std::string& key) { return key == "api-key"; }
+
+// As take_value() reads it.
+std::string quoted(const std::string& value) {
+  const bool number = !value.empty() && value.find_first_not_of("0123456789+-.eE") == std::string::npos;
+  if (number || value == "true" || value == "false") return value;
+  std::string out = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+
+std::string values_text(const CLI::Option& option) {
+  const std::vector<std::string>& values = option.results();
+  if (option.get_expected_max() <= 1) return quoted(values.empty() ? "true" : values.back());
+  std::string out;
+  for (const std::string& v : values) out += cat(out.empty() ? "[" : ", ", quoted(v));
+  return out + "]";
 }
 
 }  // namespace
 
-Result<std::vector<std::string>> apply_environment(CLI::App& command) {
+Result<std::vector<std::string>> apply_environment(CLI::App& command, OptionOrigins& origins) {
   std::vector<std::string> unread;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
@@ -180,7 +205,7 @@ Result<std::vector<std::string>> apply_environment(CLI::App& command) {
     if (is_foreign(word)) continue;
     const std::string key = key_of_word(word);
     if (CLI::Option* option = find_option(command, key); option != nullptr) {
-      OAR_RETURN_IF_ERROR(apply_word(*option, word, value));
+      OAR_RETURN_IF_ERROR(apply_word(*option, word, value, origins));
     } else if (key != "config") {  // read before everything else
       unread.push_back(word);
     }
@@ -189,7 +214,7 @@ Result<std::vector<std::string>> apply_environment(CLI::App& command) {
   return unread;
 }
 
-Status apply_option_file(CLI::App& command, const std::string& path) {
+Status apply_option_file(CLI::App& command, const std::string& path, OptionOrigins& origins) {
   OAR_ASSIGN(const std::string text, read_text(path));
   std::map<std::string, size_t> seen;
   std::string_view rest = text;
@@ -199,10 +224,32 @@ Status apply_option_file(CLI::App& command, const std::string& path) {
     if (one.ends_with('\r')) one.remove_suffix(1);
     skip_spaces(one);
     if (one.empty() || one.front() == '#') continue;
-    if (const Status s = apply_line(command, one, line, seen); !s.ok())
+    if (const Status s = apply_line(command, one, path, line, seen, origins); !s.ok())
       return Status(s.code(), cat(path, ":", line, ": ", s.message()), s.param());
   }
   return ok_status();
+}
+
+std::string option_file_text(const CLI::App& command, const OptionOrigins& origins) {
+  constexpr size_t kColumn = 40;  // of the origins
+  std::string out;
+  for (const CLI::Option* option : command.get_options()) {
+    std::string key = option->get_single_name();
+    if (!is_key(key)) continue;
+    std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
+    const bool given = option->count() > 0, flag = option->get_expected_max() == 0;
+    std::string line = cat(given && !is_secret(key) ? "" : "# ", key, " = ");
+    if (given) line += is_secret(key) ? "(not shown)" : values_text(*option);
+    else line += flag ? "false" : quoted(option->get_default_str());
+    line.resize(std::max(line.size() + 2, kColumn), ' ');
+    const auto origin = origins.find(option);
+    out += cat(line, given ? "# " : "",
+               origin != origins.end() ? origin->second
+               : given                 ? "command line"
+                                       : "default",
+               "\n");
+  }
+  return out;
 }
 
 }  // namespace oar::cli

@@ -31,6 +31,7 @@ struct ServeOptions {
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
+  bool print_config = false;
   std::string config, precision = "f32";
   std::vector<std::string> unread_words;  // of the environment
   std::vector<std::string> given;         // names of options that were given, wherever
@@ -353,23 +354,22 @@ void add_serve(CLI::App& app, Action& action) {
        "command line wins, then the environment: OAR_HTTP is --http, and so for every option")
       ->type_name("FILE")
       ->envname("OAR_CONFIG");
+  c->add_flag("--print-config", o->print_config,
+              "print every option as such a file, with where its value is from, and end");
   c->option_defaults()->group("Server");
   c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--grpc", o->server.grpc_address, "host:port of gRPC; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--metrics", o->server.metrics_address,
-                "host:port of a second HTTP listener with /metrics and health alone, without key or TLS")
-      ->envname("OAR_METRICS");
+                "host:port of a second HTTP listener with /metrics and health alone, without key or TLS");
   c->add_option("--request-log", o->server.request_log,
                 "append a line of JSON for each generation request to this file (id, model, tokens, times, "
-                "status); -: standard output")
-      ->envname("OAR_REQUEST_LOG");
+                "status); -: standard output");
   c->add_option("--trace", o->server.trace,
                 "write this file anew with what each step or run of a model and each request took, for "
                 "ui.perfetto.dev and chrome://tracing (docs/traces.md)")
-      ->type_name("FILE")
-      ->envname("OAR_TRACE");
+      ->type_name("FILE");
   c->add_option_function<std::string>(
        "--trace-limit", [o](const std::string& text) { o->server.trace_bytes = *parse_size(text); },
        "what that file may take; then the trace ends, and the server goes on")
@@ -399,18 +399,14 @@ void add_serve(CLI::App& app, Action& action) {
   c->option_defaults()->group("Access");
   add_chat_options(*c, o->model);
   c->add_option("--api-key", o->server.api_key,
-                "require this bearer token of every request but health checks")
-      ->envname("OAR_API_KEY");
+                "require this bearer token of every request but health checks");
   c->add_option("--api-key-file", o->server.api_key_file,
-                "accept the keys in this file, one per line; read again when it changes")
-      ->envname("OAR_API_KEY_FILE");
+                "accept the keys in this file, one per line; read again when it changes");
   c->add_option("--tls-cert", o->server.tls.certificate,
-                "PEM file with the certificate (chain) of HTTP and gRPC; read again when it changes")
-      ->envname("OAR_TLS_CERT");
-  c->add_option("--tls-key", o->server.tls.key, "PEM file with its private key")->envname("OAR_TLS_KEY");
+                "PEM file with the certificate (chain) of HTTP and gRPC; read again when it changes");
+  c->add_option("--tls-key", o->server.tls.key, "PEM file with its private key");
   c->add_option("--tls-client-ca", o->server.tls.client_ca,
-                "PEM file; clients must show a certificate signed by one of these (mutual TLS)")
-      ->envname("OAR_TLS_CLIENT_CA");
+                "PEM file; clients must show a certificate signed by one of these (mutual TLS)");
   c->add_option("--allowed-origins,--cors-origin", o->server.allowed_origins,
                 "an origin whose browser pages may call, for instance https://app.example; the server's own "
                 "always may; may be repeated; *: all")
@@ -434,8 +430,7 @@ void add_serve(CLI::App& app, Action& action) {
       })
       ->default_str("none");
   c->add_option("--admin-key-file", o->server.admin_key_file,
-                "the keys that load and unload models, one per line; without it the API keys do")
-      ->envname("OAR_ADMIN_KEY_FILE");
+                "the keys that load and unload models, one per line; without it the API keys do");
   c->option_defaults()->group("Ordinary models");
   c->add_option(
        "--max-batch", o->batching.max_batch,
@@ -467,6 +462,7 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve ./Llama-3.2-1B-Instruct --speculative draft --draft-model ./Llama-3.2-1B\n"
       "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
       "  oar serve --config /etc/oar/server.toml\n"
+      "  oar serve demo --max-sequences 8 --print-config\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"
       "  curl -N localhost:8000/v1/completions -d "
       "'{\"model\":\"demo\",\"prompt\":\"ROMEO:\",\"stream\":true}' \\\n"
@@ -474,12 +470,20 @@ void add_serve(CLI::App& app, Action& action) {
       "SIGTERM or Ctrl-C finishes what is running and exits 0; a second one ends at once.\n"
       "An engine failure exits 1.");
   c->callback([o, c, &action] {
-    auto unread = apply_environment(*c);
+    OptionOrigins origins;
+    auto unread = apply_environment(*c, origins);
     if (!unread.ok()) throw CLI::ValidationError("environment", unread.status().message());
     o->unread_words = std::move(*unread);
     if (!o->config.empty()) {
-      if (const Status s = apply_option_file(*c, o->config); !s.ok())
+      if (const Status s = apply_option_file(*c, o->config, origins); !s.ok())
         throw CLI::ValidationError("--config", s.message());
+    }
+    if (o->print_config) {
+      action = [text = option_file_text(*c, origins)] {
+        std::fputs(text.c_str(), stdout);
+        return 0;
+      };
+      return;
     }
     if (o->model.model.empty()) throw CLI::RequiredError("MODEL");
     for (const CLI::Option* option : c->get_options())

@@ -195,6 +195,28 @@ class Serve(Base):
         with Server(env={"OAR_HTTP": "nonsense"}):
             pass
 
+    def test_the_options_and_their_origins_are_printed_as_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "server.toml"
+            file.write_text('model = "demo"\nmax-sequences = 9\nhttp = "127.0.0.1:1"\n', encoding="utf-8")
+            env = {**os.environ, "OAR_MAX_SEQUENCES": "8", "OAR_API_KEY": "hush", "OAR_CORS_ORIGIN": 'https://a.example,https://b".example'}
+            ask = [OAR, "serve", "--config", str(file), "--http", "127.0.0.1:2", "--deterministic", "--print-config"]
+            printed = subprocess.run(ask, env=env, capture_output=True, text=True, check=True).stdout
+            lines = {line.split(" = ")[0]: re.split(r"\s{2,}", line.split(" = ", 1)[1], maxsplit=1) for line in printed.splitlines()}
+            self.assertEqual(lines["model"], ['"demo"', f"# {file}:1"])
+            self.assertEqual(lines["max-sequences"], ["8", "# OAR_MAX_SEQUENCES"])
+            self.assertEqual(lines["http"], ['"127.0.0.1:2"', "# command line"])
+            self.assertEqual(lines["deterministic"], ["true", "# command line"])
+            self.assertEqual(lines["allowed-origins"], ['["https://a.example", "https://b\\".example"]', "# OAR_CORS_ORIGIN"])
+            self.assertEqual(lines["# api-key"], ["(not shown)", "# OAR_API_KEY"])
+            self.assertEqual(lines["# max-waiting"][1], "default")
+            self.assertNotIn("hush", printed)
+            # What was printed is such a file.
+            file.write_text(printed, encoding="utf-8")
+            again = subprocess.run([OAR, "serve", "--config", str(file), "--print-config"], capture_output=True, text=True, check=True).stdout
+            value = [line.split("  ")[0] for line in printed.splitlines() if not line.startswith("#")]
+            self.assertEqual([line.split("  ")[0] for line in again.splitlines() if not line.startswith("#")], value)
+
     def test_a_request_in_flight_is_finished(self):
         with Server() as server:
             with server.complete(1500, stream=True, ignore_eos=True) as stream:
