@@ -60,11 +60,13 @@ struct PagedAttentionArgs {
 };
 
 // Attention within segments of packed rows, without a cache: a row sees every row of its segment, before and
-// behind it. out = softmax(q . k * scale) . v; query head h reads key/value head h / (H / K). Rows of a
-// segment lie together. A sum runs over the segment's rows in ascending order, in lanes counted from its
-// first: what a segment gets does not depend on where it lies or on its company.
+// behind it, or with a window those whose positions are less than that away. out = softmax(q . k * scale) .
+// v; query head h reads key/value head h / (H / K). Rows of a segment lie together, at ascending positions. A
+// sum runs over the segment's rows in ascending order, in lanes counted from its first: what a segment gets
+// does not depend on where it lies or on its company. Rows that a window hides may be read and must be
+// finite.
 //
-// Roofline: 4*S*S*H*D operations a segment of S rows.
+// Roofline: 4*S*min(S, 2*window)*H*D operations a segment of S rows.
 struct SegmentAttentionArgs {
   uint32_t size = sizeof(SegmentAttentionArgs);
   uint32_t version = 1;
@@ -75,6 +77,8 @@ struct SegmentAttentionArgs {
   const int32_t* segments = nullptr;  // [T] the segment of each row
   int64_t T = 0, H = 0, K = 0, D = 0, ldq = 0, ldk = 0, ldv = 0, ldo = 0;
   float scale = 1.f;
+  const int32_t* positions = nullptr;  // [T], read with a window alone
+  int64_t window = 0;                  // 0: the whole segment
 };
 
 // Attention of padded batches, without pages: out = softmax(cap(q . k * scale) + mask) . v for every entry of

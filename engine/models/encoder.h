@@ -16,6 +16,11 @@ namespace oar {
 struct EncoderConfig : ModelConfig {
   int64_t first_position = 0;  // of the position table, the row of the first token
   int64_t types = 0;           // token types; 0: the model has none
+  int64_t table_width = 0;     // of the tables of words, types and positions
+  bool norm_bias = true;
+  // ModernBERT's head that classifies: whether its first layer has a bias, and what it reads.
+  bool pooled_bias = true, pooled_mean = false;
+  std::string pooled_activation;
   int64_t max_tokens() const { return max_context - first_position; }
 };
 

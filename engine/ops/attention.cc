@@ -2,8 +2,9 @@
 //   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap,
 //   causal: 1} -> (T, H, D)
 //     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]; without
-//     `causal` all of its segment, whose rows lie together, and positions may be left out. So encoders run
-//     it. That of language models the serve pass replaces by
+//     `causal` all of its segment, whose rows lie together, or those less than `window` positions away.
+//     Positions may be left out where neither asks for them. So encoders run it. That of language models the
+//     serve pass replaces by
 //   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
 //   context_len), or, over a quantized cache (kernels/kv_quant.h), by
 //   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
@@ -52,7 +53,9 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
       double most = -INFINITY, sum = 0;
       for (size_t s = 0; s < T; ++s) {
         const int64_t back = in[3] != nullptr ? in[3]->i[t] - in[3]->i[s] : 0;
-        if (in[4]->i[s] != in[4]->i[t] || (causal && back < 0) || (window > 0 && back >= window)) continue;
+        if (in[4]->i[s] != in[4]->i[t] || (causal && back < 0) ||
+            (window > 0 && (back >= window || (!causal && -back >= window))))
+          continue;
         double dot = 0;
         for (size_t d = 0; d < D; ++d) dot += in[0]->f[(t * H + h) * D + d] * in[1]->f[(s * K + kh) * D + d];
         dot *= scale;
@@ -73,9 +76,9 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
 
 Lowered segments_lower(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
-  if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0 || attrs.get_int("window") > 0)
-    return not_lowered();
+  if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0) return not_lowered();
   SegmentAttentionArgs args;
+  args.window = attrs.get_int("window");
   args.scale = static_cast<float>(attrs.get_float("scale"));
   return lower_kernel(ctx, {KernelFamily::kSegmentAttention}, args,
                       [](SegmentAttentionArgs& a, const Operand* in, const Operand* out) {
@@ -83,6 +86,7 @@ Lowered segments_lower(LowerContext& ctx) {
                         a.q = in[0].as<const float>();
                         a.k = in[1].as<const float>();
                         a.v = in[2].as<const float>();
+                        if (a.window > 0) a.positions = in[3].as<const int32_t>();
                         a.segments = in[4].as<const int32_t>();
                         a.T = in[0].dims[0];
                         a.H = in[0].dims[1];

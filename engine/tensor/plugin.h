@@ -258,8 +258,8 @@ typedef struct oar_paged_attention_args {
   int64_t window; /* 0: the whole context */
 } oar_paged_attention_args;
 
-/* out = softmax(q . k * scale) . v, row t over all rows of its segment, which lie together. Query head h
- * reads key head h / (H / K). */
+/* out = softmax(q . k * scale) . v, row t over all rows of its segment, which lie together, or with a window
+ * those whose positions, which ascend, are less than that away. Query head h reads key head h / (H / K). */
 typedef struct oar_segment_attention_args {
   uint32_t size, version;
   float* out;              /* [T, H, D], row stride ldo */
@@ -269,6 +269,8 @@ typedef struct oar_segment_attention_args {
   const int32_t* segments; /* [T] */
   int64_t T, H, K, D, ldq, ldk, ldv, ldo;
   float scale;
+  const int32_t* positions; /* [T], with a window alone */
+  int64_t window;           /* 0: the whole segment */
 } oar_segment_attention_args;
 
 /* Elements from one entry of the batch, head and row to the next; 0 serves all. */

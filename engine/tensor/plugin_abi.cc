@@ -103,6 +103,7 @@ OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, sh
 OAR_SAME_SIZE(SegmentAttentionArgs, oar_segment_attention_args);
 OAR_F8(SegmentAttentionArgs, oar_segment_attention_args, out, q, k, v, segments, T, H, K)
 OAR_F7(SegmentAttentionArgs, oar_segment_attention_args, version, D, ldq, ldk, ldv, ldo, scale)
+OAR_F2(SegmentAttentionArgs, oar_segment_attention_args, positions, window)
 
 OAR_SAME_SIZE(AttentionSteps, oar_attention_steps);
 OAR_F3(AttentionSteps, oar_attention_steps, batch, head, row)

@@ -21,6 +21,8 @@ void run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&
     int64_t first = t, last = t + 1;
     while (first > 0 && a.segments[first - 1] == a.segments[t]) --first;
     while (last < a.T && a.segments[last] == a.segments[t]) ++last;
+    while (a.window > 0 && a.positions[t] - a.positions[first] >= a.window) ++first;
+    while (a.window > 0 && a.positions[last - 1] - a.positions[t] >= a.window) --last;
     const float* const q = a.q + t * a.ldq + h * a.D;
     const auto logit = [&](int64_t s) {
       const float* const k = a.k + s * a.ldk + kh * a.D;

@@ -45,7 +45,9 @@ WITHOUT_EFFECT = {
     "classifier_dropout": 0.5, "dropout": 0.5, "qa_dropout": 0.5, "seq_classif_dropout": 0.5, "task_type_vocab_size": 7,
     "transformers_version": "4.0.0", "architectures": None, "output_hidden_states": False, "return_dict": True,
     "dtype": "float32", "chunk_size_feed_forward": 0, "id2label": None, "label2id": None, "problem_type": None,
-    "residual_dropout": 0.5, "embedding_dropout": 0.5, "eod_token_id": 5,
+    "residual_dropout": 0.5, "embedding_dropout": 0.5, "eod_token_id": 5, "mlp_dropout": 0.5, "cls_token_id": 7, "sep_token_id": 8,
+    "initializer_cutoff_factor": 3.0, "decoder_bias": False, "deterministic_flash_attn": True, "sparse_prediction": True,
+    "sparse_pred_ignore_index": -1, "summary_last_dropout": 0.5,
     "reorder_and_upcast_attn": False}  # true: the same in another order, which transformers cannot do in float64
 # Keys that we refuse to run with another value than this, where a reference would compute something else with it, or
 # another architecture does. By key: values that are refused.
@@ -137,7 +139,17 @@ ENCODER = {
     "intermediate_size": [64], "hidden_act": ["relu", "gelu_new", "silu", ABSENT], "max_position_embeddings": [60],
     "type_vocab_size": [3], "layer_norm_eps": [1e-2, ABSENT], "tie_word_embeddings": [False, ABSENT],
     "dim": [48], "hidden_dim": [96], "n_layers": [1], "n_heads": [2], "activation": ["relu", ABSENT],
-    "sinusoidal_pos_embds": [True], "use_task_id": [False]}
+    "sinusoidal_pos_embds": [True], "use_task_id": [False], "embedding_size": [16, ABSENT]}
+ENCODER_OWN = {
+    "modernbert": {
+        "hidden_activation": ["relu", "silu", ABSENT], "norm_eps": [1e-2, ABSENT], "norm_bias": [True, ABSENT],
+        "attention_bias": [True, ABSENT], "mlp_bias": [True, ABSENT], "local_attention": [4, ABSENT],
+        "global_attn_every_n_layers": [2, ABSENT], "global_rope_theta": [100.0, ABSENT], "local_rope_theta": [100.0, ABSENT],
+        "layer_types": [["sliding_attention", "full_attention", "sliding_attention", "full_attention", "full_attention"]],
+        "rope_parameters": [{"full_attention": {"rope_type": "default", "rope_theta": 50.0},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}},
+                            {"sliding_attention": {"rope_theta": 30.0}}, None],
+        "classifier_pooling": ["mean", ABSENT], "classifier_bias": [True], "classifier_activation": ["relu"]}}
 GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that no class declares and some file has
 
 
@@ -154,7 +166,7 @@ def variations(model_type: str, base: dict, encoder: bool):
     """(set, remove, refused) for every case."""
     values = ENCODER if encoder else GPT2 if model_type == "gpt2" else DECODER
     if values is DECODER: values = {**values, "num_attention_heads": [base["hidden_size"] // 8]}  # kernels want heads of 8 k
-    if not encoder: values = {**values, **OWN.get(model_type, {})}
+    values = {**values, **(ENCODER_OWN if encoder else OWN).get(model_type, {})}
     names = key_names(type(AutoConfig.for_model(model_type)))
     refused = dict(REFUSED)
     if encoder:
@@ -217,7 +229,7 @@ def encoder_values(config: dict, tokens: list[int]):
         shapes[key] = tuple(value.shape)
         value.copy_(torch.from_numpy(tiny_weights(key, shapes[key], SEED).astype(np.float64)))
     arguments = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
-    return shapes, model(**arguments, output_hidden_states=True).hidden_states[-1][0].numpy()
+    return shapes, model(**arguments).last_hidden_state[0].numpy()
 
 
 def probes(values: np.ndarray) -> list[float]:
@@ -265,7 +277,7 @@ def main() -> None:
     for name in ZOO:
         base = {k: v for k, v in MODELS[name].items() if k not in ("torch_dtype", "architectures")}
         generate(base["model_type"], base, False)
-    for name in ("bert", "ernie", "roberta", "distilbert"):
+    for name in ("bert", "ernie", "roberta", "distilbert", "electra", "modernbert"):
         base = {k: v for k, v in ENCODERS[name].items() if k != "architectures"}
         for model_type in {"roberta": ["roberta", "xlm-roberta", "camembert"]}.get(name, [name]):
             generate(model_type, {**base, "model_type": model_type}, True)

@@ -24,6 +24,11 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 96, 
         "layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0}
 ROBERTA = {**BERT, "architectures": ["RobertaModel"], "model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5,
            "pad_token_id": 1}
+MODERNBERT = {"architectures": ["ModernBertModel"], "model_type": "modernbert", "vocab_size": 96, "hidden_size": 32,
+              "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4, "hidden_activation": "gelu",
+              "max_position_embeddings": 40, "norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "mlp_bias": False,
+              "global_attn_every_n_layers": 3, "local_attention": 8, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+              "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
 MODELS = {
     "bert": BERT,
     "bert-tanh-gelu": {**BERT, "hidden_act": "gelu_new", "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -37,6 +42,13 @@ MODELS = {
     "distilbert": {"architectures": ["DistilBertModel"], "model_type": "distilbert", "vocab_size": 96, "dim": 32,
                    "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 40, "activation": "gelu",
                    "pad_token_id": 0},
+    "electra": {**BERT, "architectures": ["ElectraModel"], "model_type": "electra", "embedding_size": 16},
+    "electra-classifier": {**BERT, "architectures": ["ElectraForSequenceClassification"], "model_type": "electra",
+                           "embedding_size": 32, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}},
+    "modernbert": MODERNBERT,
+    "modernbert-classifier": {**MODERNBERT, "architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "mean",
+                              "classifier_bias": True, "classifier_activation": "gelu", "norm_bias": True, "attention_bias": True,
+                              "mlp_bias": True, "id2label": {"0": "A", "1": "B"}, "label2id": {"A": 0, "B": 1}},
 }
 
 
@@ -65,8 +77,8 @@ def main():
             if config.get("type_vocab_size", 0) > 0:
                 arguments["token_type_ids"] = torch.tensor([types])
             with torch.no_grad():
-                out = model(**arguments, output_hidden_states=True)
-            hidden = out.hidden_states[-1][0].numpy()
+                out = model(**arguments)
+                hidden = model.base_model(**arguments).last_hidden_state[0].numpy()
             case = {"ids": ids, "types": types, "hidden": [float(f"{v:.8g}") for v in hidden.flatten()]}
             if classifier:
                 case["logits"] = [float(f"{v:.8g}") for v in out.logits[0].numpy()]

@@ -24,10 +24,13 @@ struct SegmentProblem {
     qkv = Guarded<float>(values.size());
     std::copy(values.begin(), values.end(), qkv.begin());
     segments = Guarded<int32_t>(static_cast<size_t>(rows));
+    positions = Guarded<int32_t>(static_cast<size_t>(rows));
     size_t at = 0;
     for (size_t s = 0; s < lengths.size(); ++s)
-      for (int64_t n = 0; n < lengths[s]; ++n)
-        segments[at++] = static_cast<int32_t>(s % 2 == 0 ? s : 1000 - s);
+      for (int64_t n = 0; n < lengths[s]; ++n, ++at) {
+        segments[at] = static_cast<int32_t>(s % 2 == 0 ? s : 1000 - s);
+        positions[at] = static_cast<int32_t>(7 + n + n / 10);  // with holes
+      }
   }
 
   // Rows [first, last) alone; chunks from the last to the first, or by `pool`.
@@ -42,6 +45,8 @@ struct SegmentProblem {
     a.T = last - first, a.H = heads_.H, a.K = heads_.K, a.D = heads_.D;
     a.ldq = a.ldk = a.ldv = width, a.ldo = heads_.H * heads_.D;
     a.scale = scale();
+    a.window = window;
+    if (window > 0) a.positions = positions.data() + first;
     const Kernel& k = *KernelRegistry::cpu().find({KernelFamily::kSegmentAttention}, isa);
     KernelPlan plan;
     k.plan(&a, pool ? pool->workers() : 1, &plan);
@@ -75,7 +80,8 @@ struct SegmentProblem {
 
   int64_t rows = 0;
   Guarded<float> qkv;
-  Guarded<int32_t> segments;
+  Guarded<int32_t> segments, positions;
+  int64_t window = 0;
 
  private:
   const SegmentHeads heads_;
@@ -92,17 +98,20 @@ bool equal_bits(const std::vector<float>& a, const float* b) {
 TEST_CASE("segment attention: every level equals the reference") {
   const std::vector<int64_t> lengths = {1, 3, 16, 17, 2, 31, 33, 130, 1, 7};
   for (const SegmentHeads& h : kSegmentHeads) {
-    const SegmentProblem p(lengths, h, 5);
-    const std::vector<float> want = p.run(Isa::kReference, 0, p.rows);
-    for (const Isa isa : levels()) {
-      INFO(isa_name(isa) << " H=" << h.H << " K=" << h.K << " D=" << h.D);
-      const std::vector<float> got = p.run(isa, 0, p.rows);
-      double worst = 0;
-      for (size_t i = 0; i < got.size(); ++i) {
-        const double d = std::fabs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
-        worst = d <= worst ? worst : d;  // NaN stays
+    for (const int64_t window : {0, 1, 5, 16, 65}) {
+      SegmentProblem p(lengths, h, 5);
+      p.window = window;
+      const std::vector<float> want = p.run(Isa::kReference, 0, p.rows);
+      for (const Isa isa : levels()) {
+        INFO(isa_name(isa) << " H=" << h.H << " K=" << h.K << " D=" << h.D << " window=" << window);
+        const std::vector<float> got = p.run(isa, 0, p.rows);
+        double worst = 0;
+        for (size_t i = 0; i < got.size(); ++i) {
+          const double d = std::fabs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+          worst = d <= worst ? worst : d;  // NaN stays
+        }
+        CHECK(worst <= p.bound(130));
       }
-      CHECK(worst <= p.bound(130));
     }
   }
 }
@@ -111,15 +120,18 @@ TEST_CASE("segment attention: a segment alone, in company and over workers is th
   const std::vector<int64_t> lengths = {5, 1, 64, 200, 127, 16, 300, 2};
   ThreadPool pool({.threads = 3});
   for (const SegmentHeads& h : {SegmentHeads{12, 12, 32}, SegmentHeads{4, 2, 80}}) {
-    const SegmentProblem p(lengths, h, 6);
-    for (const Isa isa : levels()) {
-      INFO(isa_name(isa));
-      const std::vector<float> all = p.run(isa, 0, p.rows);
-      CHECK(equal_bits(p.run(isa, 0, p.rows, &pool), all.data()));
-      int64_t first = 0;
-      for (const int64_t n : lengths) {
-        CHECK(equal_bits(p.run(isa, first, first + n), all.data() + first * h.H * h.D));
-        first += n;
+    for (const int64_t window : {0, 33}) {
+      SegmentProblem p(lengths, h, 6);
+      p.window = window;
+      for (const Isa isa : levels()) {
+        INFO(isa_name(isa) << " window=" << window);
+        const std::vector<float> all = p.run(isa, 0, p.rows);
+        CHECK(equal_bits(p.run(isa, 0, p.rows, &pool), all.data()));
+        int64_t first = 0;
+        for (const int64_t n : lengths) {
+          CHECK(equal_bits(p.run(isa, first, first + n), all.data() + first * h.H * h.D));
+          first += n;
+        }
       }
     }
   }

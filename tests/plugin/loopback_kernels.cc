@@ -138,7 +138,7 @@ const std::vector<Family>& families() {
        sizeof(oar_segment_attention_args),
        {AT(oar_segment_attention_args, out), AT(oar_segment_attention_args, q),
         AT(oar_segment_attention_args, k), AT(oar_segment_attention_args, v),
-        AT(oar_segment_attention_args, segments)}},
+        AT(oar_segment_attention_args, segments), AT(oar_segment_attention_args, positions)}},
       {OAR_FAMILY_DENSE_ATTENTION,
        "dense_attention",
        sizeof(oar_dense_attention_args),

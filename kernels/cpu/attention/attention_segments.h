@@ -3,6 +3,9 @@
 // A chunk is some rows of one head. The keys of a segment it meets are packed into panels of as many keys as
 // a vector has lanes, the values behind each other. Then come tiles of rows: all scores of a tile, its
 // softmax, its weighted sum of values. Every row adds in the same order, whatever tile or chunk it is in.
+//
+// With a window a chunk meets the keys that any of its rows sees, from a whole lane of the segment on; what a
+// row does not see has a weight of 0, which changes no sum.
 #pragma once
 
 #include "kernels/attention.h"
@@ -28,7 +31,13 @@ class SegmentTiles {
 
   // Rows [from, to) of head h, all in the segment of rows [first, last).
   void run(int64_t h, int64_t first, int64_t last, int64_t from, int64_t to) {
-    n_ = last - first, ld_ = whole_lanes(n_);
+    if (a_.window > 0) {
+      int64_t seen = first;
+      while (!sees(from, seen)) ++seen;
+      first += (seen - first) / kLanes * kLanes;
+      while (!sees(to - 1, last - 1)) --last;
+    }
+    n_ = last - first, ld_ = whole_lanes(n_), first_ = first;
     const int64_t kh = h / (a_.H / a_.K);
     pack_panels(a_.k + first * a_.ldk + kh * a_.D, a_.ldk, n_, a_.D, keys_);
     pack_rows(a_.v + first * a_.ldv + kh * a_.D, a_.ldv, n_, a_.D, values_);
@@ -36,21 +45,32 @@ class SegmentTiles {
       const float* const q = a_.q + t * a_.ldq + h * a_.D;
       float* const out = a_.out + t * a_.ldo + h * a_.D;
       const int64_t rows = std::min(kAttentionTile, to - t);
-      if (rows == kAttentionTile) tile<kAttentionTile>(q, out);
+      if (rows == kAttentionTile) tile<kAttentionTile>(t, q, out);
       else
-        for (int64_t r = 0; r < rows; ++r) tile<1>(q + r * a_.ldq, out + r * a_.ldo);
+        for (int64_t r = 0; r < rows; ++r) tile<1>(t + r, q + r * a_.ldq, out + r * a_.ldo);
     }
   }
 
  private:
+  bool sees(int64_t t, int64_t s) const {
+    const int64_t away = int64_t{a_.positions[t]} - a_.positions[s];
+    return away < a_.window && -away < a_.window;
+  }
+  // Scores of row t whose keys the window hides.
+  void hide(int64_t t, float* row) const {
+    int64_t from = 0, to = n_;
+    while (!sees(t, first_ + from)) row[from++] = -INFINITY;
+    while (!sees(t, first_ + to - 1)) row[--to] = -INFINITY;
+  }
   template <int R>
-  void tile(const float* q, float* out) {
+  void tile(int64_t t, const float* q, float* out) {
     products<R>(q, a_.ldq, a_.D, keys_, n_, scores_, ld_);
     float inverse[R];
     const Vf scale = set1(a_.scale);
     for (int r = 0; r < R; ++r) {
       float* const row = scores_ + r * ld_;
       for (int64_t s = 0; s < n_; s += kLanes) store(row + s, load(row + s) * scale);
+      if (a_.window > 0) hide(t + r, row);
       inverse[r] = 1.f / exponentials(row, n_);
     }
     weighted_sums<R, false>(scores_, ld_, n_, values_, width_, a_.D, inverse, out, a_.ldo);
@@ -59,7 +79,8 @@ class SegmentTiles {
   const SegmentAttentionArgs& a_;
   const int64_t width_;  // of a packed value
   float *const keys_, *const values_, *const scores_;
-  int64_t n_ = 0, ld_ = 0;  // rows of the segment; floats of a row of scores
+  int64_t n_ = 0, ld_ = 0;  // keys that are met; floats of a row of scores
+  int64_t first_ = 0;       // of these keys
 };
 
 OAR_INLINE int64_t segment_blocks(const SegmentAttentionArgs& a) {
