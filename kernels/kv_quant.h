@@ -55,7 +55,7 @@ size_t quant_kv_block_bytes(const QuantKvShape& shape);
 // Factor on the half range of 4- and 3-bit codes over D elements. For Gaussian values 0.95 of int4 gains 0.3
 // dB at D = 128 and 0.2 at 64; what is best for int3 gains 1.2 and 0.8. Short groups have no tails to give
 // up.
-constexpr float quant_kv_shrink(KvCode code, int64_t D) {
+constexpr OAR_HD float quant_kv_shrink(KvCode code, int64_t D) {
   if (code == KvCode::kInt3)
     return D >= 192 ? 0.75f : D >= 128 ? 0.8f : D >= 64 ? 0.85f : D >= 32 ? 0.9f : 1.f;
   return D >= 64 ? 0.95f : D >= 32 ? 0.97f : 1.f;
@@ -63,7 +63,7 @@ constexpr float quant_kv_shrink(KvCode code, int64_t D) {
 
 // The minimum of int4_mean: the value of the code 0 where 16 levels lie evenly around zero. Exact, as scales
 // have 11 bits.
-constexpr float kv_mean_minimum(float scale) { return -7.5f * scale; }
+constexpr OAR_HD float kv_mean_minimum(float scale) { return -7.5f * scale; }
 
 // Where codes and scales lie inside a quantized block: the one place that knows. Heads follow each other;
 // within a head
@@ -107,7 +107,7 @@ struct QuantKvLayout {
         head_bytes((mu_scale + (mean ? 4 : 0) + 63) / 64 * 64),
         block_bytes(s.kv_heads * head_bytes) {}
 
-  constexpr int64_t value_panel_bytes() const {
+  constexpr OAR_HD int64_t value_panel_bytes() const {
     return head_dim * (value_threes ? 6 : value_nibbles ? 8 : 16);
   }
 
@@ -116,8 +116,10 @@ struct QuantKvLayout {
     int64_t byte;
     bool high;
   };
-  constexpr Place key(int64_t t, int64_t d) const { return place(0, key_nibbles, t / 16, 16, d, t % 16); }
-  constexpr Place value(int64_t t, int64_t d) const {
+  constexpr OAR_HD Place key(int64_t t, int64_t d) const {
+    return place(0, key_nibbles, t / 16, 16, d, t % 16);
+  }
+  constexpr OAR_HD Place value(int64_t t, int64_t d) const {
     return place(value_codes, value_nibbles, t / 16, head_dim, t % 16, d);
   }
   // Bits of a 3-bit value: a byte inside the head and the lowest of them in it.
@@ -125,20 +127,20 @@ struct QuantKvLayout {
     int64_t byte;
     int shift;
   };
-  constexpr Bits two_bits(int64_t t, int64_t d) const {
+  constexpr OAR_HD Bits two_bits(int64_t t, int64_t d) const {
     return {three(t) + d * 4 + t % 4, static_cast<int>(t % 8 / 4 * 4 + t % 16 / 8 * 2)};
   }
-  constexpr Bits upper_bit(int64_t t, int64_t d) const {
+  constexpr OAR_HD Bits upper_bit(int64_t t, int64_t d) const {
     const int64_t half = head_dim / 2;
     return {three(t) + (head_dim + d % half) * 4 + t % 4,
             static_cast<int>(t % 8 / 4 * 4 + d / half * 2 + t % 16 / 8)};
   }
 
  private:
-  constexpr int64_t three(int64_t t) const { return value_codes + t / 16 * value_panel_bytes(); }
+  constexpr OAR_HD int64_t three(int64_t t) const { return value_codes + t / 16 * value_panel_bytes(); }
   // `along`: the index that shares a dword; `lane`: which dword of a line of `lanes`.
-  constexpr Place place(int64_t base, bool nibbles, int64_t panel, int64_t lanes, int64_t along,
-                        int64_t lane) const {
+  constexpr OAR_HD Place place(int64_t base, bool nibbles, int64_t panel, int64_t lanes, int64_t along,
+                               int64_t lane) const {
     const int64_t per = nibbles ? 8 : 4, begin = base + panel * 16 * head_dim * 4 / per;
     const int64_t e = along % per;
     return {begin + (along / per * lanes + lane) * 4 + e % 4, e >= 4};

@@ -99,14 +99,14 @@ struct NoHead {};
 
 // A row's head sits at any address: it is read and written by copy.
 template <class Head>
-Head load_head(const void* row) {
+OAR_HD Head load_head(const void* row) {
   Head head;
   memcpy(&head, row, sizeof head);
   return head;
 }
 
 template <class Head, class Block, int kElems, auto kDecode>
-void decode_blocks(const void* row, int64_t first, int64_t nblocks, float* out) {
+OAR_HD void decode_blocks(const void* row, int64_t first, int64_t nblocks, float* out) {
   if constexpr (std::is_same_v<Head, NoHead>) {
     const Block* b = static_cast<const Block*>(row) + first;
     for (int64_t i = 0; i < nblocks; ++i) kDecode(b[i], out + i * kElems);

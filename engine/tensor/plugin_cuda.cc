@@ -1,6 +1,6 @@
 // liboar_cuda.so: NVIDIA devices as a plug-in, an ordinary user of plugin.h. Devices, memory, streams,
-// events, captures (CUDA graphs) and the kernels of kernels/cuda; what has no kernel yet runs on the
-// processor.
+// events, captures (CUDA graphs) and the kernels of kernels/cuda (kernels.h lists them); what has none runs
+// on the processor.
 //
 // It needs a driver at run time only (cudart is linked statically); without one it finds no device. The same
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
@@ -12,13 +12,7 @@
 #include <string>
 
 #include "engine/tensor/plugin.h"
-#include "kernels/cuda/norm.h"
-
-struct oar_plugin_kernel {
-  int32_t family;
-  const char* format;
-  oar::cuda::CudaStatus (*launch)(const void* args, oar::cuda::Stream stream);
-};
+#include "kernels/cuda/kernels.h"
 
 struct oar_plugin_device {
   int index;
@@ -28,18 +22,12 @@ struct oar_plugin_device {
 // The table's handles are CUDA's own.
 struct oar_plugin_stream;   // cudaStream_t
 struct oar_plugin_event;    // cudaEvent_t
+struct oar_plugin_kernel;   // oar::cuda::DeviceKernel
 struct oar_plugin_capture;  // cudaGraphExec_t
 
 namespace {
 
 thread_local std::string t_error;  // of calls without a device
-
-const oar_plugin_kernel kKernels[] = {
-    {OAR_FAMILY_RMS_NORM, "f32",
-     [](const void* args, oar::cuda::Stream stream) {
-       return oar::cuda::rms_norm(*static_cast<const oar::RmsNormArgs*>(args), stream);
-     }},
-};
 
 std::string words(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
@@ -63,6 +51,9 @@ oar_plugin_status on(oar_plugin_device* d, Call&& call) {
 
 cudaStream_t handle(oar_plugin_stream* s) { return reinterpret_cast<cudaStream_t>(s); }
 cudaEvent_t handle(oar_plugin_event* e) { return reinterpret_cast<cudaEvent_t>(e); }
+const oar::cuda::DeviceKernel& handle(const oar_plugin_kernel* k) {
+  return *reinterpret_cast<const oar::cuda::DeviceKernel*>(k);
+}
 cudaGraphExec_t handle(oar_plugin_capture* c) { return reinterpret_cast<cudaGraphExec_t>(c); }
 
 oar_plugin_status device_count(int32_t* count) {
@@ -142,18 +133,25 @@ oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
   const bool usual = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
                      query->rows == OAR_ROWS_ANY && query->sum == OAR_SUM_F32;
-  if (!usual) return OAR_PLUGIN_UNSUPPORTED;
-  for (const oar_plugin_kernel& k : kKernels) {
-    if (k.family != query->family || std::strcmp(k.format, query->format) != 0) continue;
-    *kernel = &k;
-    return OAR_PLUGIN_OK;
+  if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
+    return OAR_PLUGIN_UNSUPPORTED;
   }
-  return OAR_PLUGIN_UNSUPPORTED;
+  const auto word = [](const char* text) { return text != nullptr ? text : ""; };
+  const auto* found = oar::cuda::find_device_kernel(static_cast<oar::KernelFamily>(query->family),
+                                                    query->format, word(query->keys), word(query->values));
+  *kernel = reinterpret_cast<const oar_plugin_kernel*>(found);
+  return found != nullptr ? OAR_PLUGIN_OK : OAR_PLUGIN_UNSUPPORTED;
+}
+
+oar_plugin_status kernel_scratch(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+                                 uint64_t* bytes) {
+  *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
+  return OAR_PLUGIN_OK;
 }
 
 oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
-                         const void* args, void*, uint64_t) {
-  return on(d, [&] { return static_cast<cudaError_t>(k->launch(args, handle(s)).code); });
+                         const void* args, void* scratch, uint64_t) {
+  return on(d, [&] { return static_cast<cudaError_t>(handle(k).launch(args, scratch, handle(s)).code); });
 }
 
 const char* error_message(oar_plugin_device* d) { return d != nullptr ? d->error.c_str() : t_error.c_str(); }
@@ -237,6 +235,7 @@ oar_plugin make_table() {
   t.synchronize = synchronize;
   t.find_kernel = find_kernel;
   t.launch = launch;
+  t.kernel_scratch = kernel_scratch;
   t.error_message = error_message;
   t.memory_stats = memory_stats;
   t.host_allocate = host_allocate;

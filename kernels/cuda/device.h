@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -120,6 +121,9 @@ OAR_DEVICE void copy_async_wait() {
 
 // ---- warps ----
 
+OAR_DEVICE int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+OAR_DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+
 // The same bits in every lane: the order of additions is fixed.
 OAR_DEVICE float warp_sum(float x) {
 #pragma unroll
@@ -133,6 +137,16 @@ OAR_DEVICE float warp_max(float x) {
   }
   return x;
 }
+
+// Two floats as bf16, the first in the low half; rounded to nearest even.
+OAR_DEVICE uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+OAR_DEVICE float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+OAR_DEVICE float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // ---- matrix products ----
 

@@ -16,7 +16,7 @@ struct BoolByte {
 };
 
 template <class T>
-void decode_plain(const T& in, float* out) {
+OAR_HD void decode_plain(const T& in, float* out) {
   if constexpr (std::is_same_v<T, BoolByte>) *out = in.value ? 1.0f : 0.0f;
   else if constexpr (std::is_arithmetic_v<T>) *out = static_cast<float>(in);
   else *out = to_f32(in);

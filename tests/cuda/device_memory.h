@@ -22,29 +22,31 @@ inline std::string no_device() {
   if (const std::string why = ::oar_test::no_device(); !why.empty()) OAR_SKIP(why)
 
 // `values` on the device, `shift` elements behind a 256-byte boundary.
-class DeviceArray {
+template <class T>
+class DeviceCopy {
  public:
-  explicit DeviceArray(const std::vector<float>& values, size_t shift = 0)
-      : size_(values.size()), shift_(shift) {
-    REQUIRE(cudaMalloc(&base_, (size_ + shift_ + 1) * sizeof(float)) == cudaSuccess);
+  explicit DeviceCopy(const std::vector<T>& values, size_t shift = 0) : size_(values.size()), shift_(shift) {
+    REQUIRE(cudaMalloc(&base_, (size_ + shift_) * sizeof(T) + 1) == cudaSuccess);
     REQUIRE(cudaMemcpy(data(), values.data(), bytes(), cudaMemcpyHostToDevice) == cudaSuccess);
   }
-  ~DeviceArray() { cudaFree(base_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceCopy() { cudaFree(base_); }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
 
-  float* data() { return static_cast<float*>(base_) + shift_; }
+  T* data() { return static_cast<T*>(base_) + shift_; }
+  size_t size() const { return size_; }
   // Waits for the device.
-  std::vector<float> host() {
-    std::vector<float> values(size_);
+  std::vector<T> host() {
+    std::vector<T> values(size_);
     REQUIRE(cudaMemcpy(values.data(), data(), bytes(), cudaMemcpyDeviceToHost) == cudaSuccess);
     return values;
   }
 
  private:
-  size_t bytes() const { return size_ * sizeof(float); }
+  size_t bytes() const { return size_ * sizeof(T); }
   size_t size_, shift_;
   void* base_ = nullptr;
 };
+using DeviceArray = DeviceCopy<float>;
 
 }  // namespace oar_test

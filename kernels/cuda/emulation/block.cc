@@ -60,6 +60,7 @@ void fiber_main() {
   f.open.clear();
   f.groups.clear();
   f.state = Fiber::State::kDone;
+  machine().warp_ended[static_cast<size_t>(f.warp())] |= 1u << f.lane();
   yield_fiber();
   __builtin_unreachable();  // nobody resumes what is done
 }
@@ -136,6 +137,11 @@ bool pass_barrier() {
 void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
   Machine& m = machine();
   begin_block();
+  m.warp_waiting.fill(0);
+  m.warp_ended.fill(0);
+  if (m.threads % kLanes != 0) {
+    m.warp_ended[static_cast<size_t>(m.threads / kLanes)] = ~0u << m.threads % kLanes;
+  }
   std::vector<int> order(static_cast<size_t>(m.threads));
   for (int k = 0; k < m.threads; ++k) {
     prepare(m.fibers[static_cast<size_t>(k)], k, grid, block, index);
@@ -227,6 +233,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
       }
     }
   }
+  check_guards();
   m.now = nullptr;
 }
 

@@ -25,6 +25,7 @@
 #include <vector_types.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -175,8 +176,12 @@ T __shfl_xor_sync(uint32_t mask, T value, int lanes, int = 32, OAR_EMULATED_PLAC
 inline uint32_t __ballot_sync(uint32_t mask, int vote, OAR_EMULATED_PLACE) {
   return ::oar::cuda::emulation::ballot(mask, vote != 0, place);
 }
+inline int __popc(uint32_t bits) { return std::popcount(bits); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 using std::max;
 using std::min;

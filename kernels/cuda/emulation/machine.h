@@ -106,6 +106,8 @@ struct Machine {
   // Number of barriers of the block and of each warp so far: what lies before one is ordered.
   uint32_t block_epoch = 0;
   std::array<uint32_t, kMaxThreads / kLanes> warp_epoch{}, warp_meetings{};
+  // Lanes of each warp that wait for others of it, and those that have ended or do not exist.
+  std::array<uint32_t, kMaxThreads / kLanes> warp_waiting{}, warp_ended{};
   std::vector<Clock> clocks;                    // of each thread, once there is an mbarrier
   std::map<uint32_t, MbarrierState> mbarriers;  // by offset in shared memory
   std::vector<Box> boxes;                       // late copies
@@ -120,7 +122,8 @@ void yield_fiber();
 
 // memory.cc
 void begin_block();   // shared memory becomes NaN, nothing is known of it
-void finish_block();  // counts what is left, looks at guards
+void finish_block();  // counts what is left, looks at the guard of shared memory
+void check_guards();  // of allocations
 void finish_copies(Fiber& f, size_t left);
 void watch_access(const void* p, size_t bytes, bool write, const void* instruction);
 // Wavefronts of `n` accesses of `bytes` in shared memory.

@@ -1,5 +1,5 @@
 // What the lanes of a warp do together: they meet, and the last one computes for all.
-#include <cstdio>
+#include <bit>
 
 #include <utility>
 
@@ -108,23 +108,22 @@ void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, 
   f.place = place;
   std::memcpy(f.in, in, bytes);
   if ((mask >> f.lane() & 1) == 0) fail("a lane takes part in an operation whose mask leaves it out", place);
-  bool all = true;
-  for (int l = 0; l < kLanes; ++l) {
-    if (l == f.lane() || (mask >> l & 1) == 0) continue;
-    const Fiber& o = lanes[l];
-    if (f.warp() * kLanes + l >= m.threads || o.state == Fiber::State::kDone) {
-      fail("the mask names a lane that does not exist or has ended", place);
-    } else if (o.state != Fiber::State::kInWarp) {
-      all = false;
-    } else if (o.operation != operation || o.mask != mask || o.place.line != place.line) {
+  // Lanes that wait already agree with one another, so one of them speaks for all.
+  const auto warp = static_cast<size_t>(f.warp());
+  uint32_t& waiting = m.warp_waiting[warp];
+  if ((mask & m.warp_ended[warp]) != 0) fail("the mask names a lane that does not exist or has ended", place);
+  if (const uint32_t others = waiting & mask; others != 0) {
+    const Fiber& o = lanes[std::countr_zero(others)];
+    if (o.operation != operation || o.mask != mask || o.place.line != place.line) {
       fail("the lanes of a warp meet in different operations", place);
     }
   }
-  if (!all) {
+  waiting |= 1u << f.lane();
+  if ((mask & ~waiting & ~m.warp_ended[warp]) != 0) {
     f.state = Fiber::State::kInWarp;
     yield_fiber();
   } else {
-    const auto warp = static_cast<size_t>(f.warp());
+    waiting &= ~mask;
     ++counters().warp_operations;
     ++m.warp_meetings[warp];
     if (operation == WarpOperation::kBarrier) {

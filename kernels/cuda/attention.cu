@@ -1,0 +1,127 @@
+#include "kernels/cuda/attention.h"
+
+#include <cuda_runtime_api.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/attention_kernel.h"
+
+namespace oar::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <KvType kType>
+using Element = std::conditional_t<kType == KvType::kF32, float, uint16_t>;
+
+template <KvType kType>
+OAR_DEVICE Element<kType> encode(float x) {
+  if constexpr (kType == KvType::kF32) return x;
+  else if constexpr (kType == KvType::kF16) return to_f16(x).bits;
+  else return to_bf16(x).bits;
+}
+template <KvType kType>
+OAR_DEVICE float decode(Element<kType> x) {
+  if constexpr (kType == KvType::kF32) return x;
+  else if constexpr (kType == KvType::kF16) return to_f32(f16{x});
+  else return to_f32(bf16{x});
+}
+
+// Eight keys' dims of a token.
+template <KvType kType>
+OAR_DEVICE void load_key(const Element<kType>* p, float (&k)[kKeyDims]) {
+  if constexpr (kType == KvType::kF32) {
+    const float4 a = load(reinterpret_cast<const float4*>(p)),
+                 b = load(reinterpret_cast<const float4*>(p) + 1);
+    const float v[kKeyDims] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < kKeyDims; ++i) k[i] = v[i];
+  } else {
+    const uint4 u = load(reinterpret_cast<const uint4*>(p));
+    const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (int i = 0; i < kKeyDims; ++i) {
+      k[i] = decode<kType>(static_cast<uint16_t>(i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16));
+    }
+  }
+}
+
+// The values of two tokens at one dim.
+template <KvType kType>
+OAR_DEVICE float2 load_values(const Element<kType>* p) {
+  if constexpr (kType == KvType::kF32) {
+    return load(reinterpret_cast<const float2*>(p));
+  } else {
+    const uint32_t pair = load(reinterpret_cast<const uint32_t*>(p));
+    return make_float2(decode<kType>(static_cast<uint16_t>(pair)),
+                       decode<kType>(static_cast<uint16_t>(pair >> 16)));
+  }
+}
+
+// Eight dims of one head of one token a thread.
+template <KvType kType>
+__global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
+  const KvPage page(a.shape);
+  const int K = a.shape.kv_heads, parts = page.D / kKeyDims;
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t t = item / (K * parts);
+  if (t >= a.T || a.slots[t] < 0) return;
+  const int rest = static_cast<int>(item - t * (K * parts)), h = rest / parts, d0 = rest % parts * kKeyDims;
+  const int slot = a.slots[t], p = slot % page.P;
+  auto* to = static_cast<Element<kType>*>(a.pool) + slot / page.P * page.head(K) + page.head(h);
+#pragma unroll
+  for (int i = 0; i < kKeyDims; ++i) {
+    to[page.key(p, d0 + i)] = encode<kType>(a.k[t * a.ldk + h * page.D + d0 + i]);
+    to[page.value(p, d0 + i)] = encode<kType>(a.v[t * a.ldv + h * page.D + d0 + i]);
+  }
+}
+
+template <KvType kType>
+struct PagesOf16Or32Bits {
+  OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
+    const KvPage page(a.shape);
+    const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
+    return static_cast<const Element<kType>*>(a.pool) + block * page.head(a.shape.kv_heads) + page.head(kv);
+  }
+  KvShape shape;
+  OAR_DEVICE void key(const void* head, int, int at, int d, float (&k)[kKeyDims]) const {
+    const KvPage page(shape);
+    load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
+  }
+  OAR_DEVICE float2 values(const void* head, int, int at, int d) const {
+    const KvPage page(shape);
+    return load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
+  }
+};
+
+}  // namespace
+
+template <KvType kType>
+CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
+  const int64_t items = a.T * a.shape.kv_heads * (a.shape.head_dim / kKeyDims);
+  if (items <= 0) return {};
+  return {launch(append_kernel<kType>, static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0,
+                 stream, a)};
+}
+
+template <KvType kType>
+CudaStatus paged_attention(const PagedAttentionArgs& a, Stream stream) {
+  if (a.T <= 0 || a.H <= 0) return {};
+  switch ((a.shape.head_dim + 127) / 128) {
+    case 1: return {launch_attention<PagesOf16Or32Bits<kType>, 4>(a, {a.shape}, stream)};
+    case 2: return {launch_attention<PagesOf16Or32Bits<kType>, 8>(a, {a.shape}, stream)};
+    case 3:
+    case 4: return {launch_attention<PagesOf16Or32Bits<kType>, 16>(a, {a.shape}, stream)};
+    default: return {cudaErrorInvalidValue};
+  }
+}
+
+#define OAR_KV_TYPE(type)                                                   \
+  template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream); \
+  template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, Stream);
+OAR_KV_TYPE(kF32)
+OAR_KV_TYPE(kF16)
+OAR_KV_TYPE(kBF16)
+#undef OAR_KV_TYPE
+
+}  // namespace oar::cuda

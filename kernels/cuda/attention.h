@@ -1,0 +1,23 @@
+// A paged cache of keys and values in f32, f16 or bf16, and attention over it, on a CUDA device
+// (kernels/attention.h).
+//
+// What a query gets depends on its position alone: runs of kSpan positions, counted from 0, have a softmax of
+// their own in steps of 32 positions, and are merged in ascending order. So decode equals prefill to the bit,
+// and a sequence's company does not matter.
+//
+// Roofline: decode: the bytes of keys and values of the context; heads that share keys read them from L1 and
+// L2.
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/cuda/status.h"
+
+namespace oar::cuda {
+
+enum class KvType { kF32, kF16, kBF16 };
+template <KvType kType>
+CudaStatus kv_append(const KvAppendArgs& args, Stream stream);
+template <KvType kType>
+CudaStatus paged_attention(const PagedAttentionArgs& args, Stream stream);
+
+}  // namespace oar::cuda

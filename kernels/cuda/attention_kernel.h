@@ -1,0 +1,144 @@
+// Attention of one query and head over a paged cache, whatever its pages hold: attention.h says in which
+// order. A cache is a struct with
+//   const void* head(a, b, kv, pos, at)     the head's part of the page that a query at pos reads position at
+//   from void key(head, pos, at, d, k)           dims d .. d + 7 of the key there float2 values(head, pos,
+//   at, d)         values at and at + 1, at even, at dim d
+// Neither key() nor values() is asked of what the query does not see, but for one of the two values.
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/cuda/kv_pages.h"
+#include "kernels/cuda/math.h"
+
+namespace oar::cuda {
+
+constexpr int kSpan = 256;          // positions with a softmax of their own
+constexpr int kAttentionWarps = 4;  // spans at a time
+constexpr int kAttentionThreads = kAttentionWarps * kWarp;
+
+// The sequence of row t: the last one that begins at or before it.
+OAR_DEVICE int64_t sequence_of(const PagedAttentionArgs& a, int64_t t) {
+  int64_t low = 0, high = a.B - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (a.seq_start[middle] <= t) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// exp(x - y) of softmaxes, x <= y; 0 where x is -infinity.
+OAR_DEVICE float softmax_shrink(float x, float y) { return exp2f((x - y) * 1.4426950408889634f); }
+
+// One query and head a block; warps take spans in turn. Lanes are positions for scores, dims for values.
+// kDims: of a lane, at least D / 32.
+template <class Cache, int kDims>
+__global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAttentionArgs a, Cache cache) {
+  constexpr int kMaxD = kDims * kWarp;
+  const int D = a.shape.head_dim, K = a.shape.kv_heads;
+  SharedMemory shared;
+  float* q = shared.take<float>(kMaxD);
+  float* weights = shared.take<float>(kAttentionWarps * kWarp) + warp() * kWarp;
+  float* sums = shared.take<float>(kAttentionWarps * kMaxD);  // of the spans of a turn
+  float* totals = shared.take<float>(2 * kAttentionWarps);    // largest score and sum of weights of each
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t t = blockIdx.x;
+  const int h = static_cast<int>(blockIdx.y), kv = h / (static_cast<int>(a.H) / K);
+  const int64_t b = sequence_of(a, t);
+  const int pos = a.context_len[b] - (a.seq_start[b + 1] - static_cast<int>(t));
+  const int from = a.window > 0 && pos + 1 > a.window ? pos + 1 - static_cast<int>(a.window) : 0;
+
+  for (int d = thread; d < D; d += kAttentionThreads) q[d] = a.q[t * a.ldq + h * D + d];
+  __syncthreads();
+
+  // What this thread merges: dims thread, thread + kAttentionThreads, ...
+  constexpr int kMine = (kMaxD + kAttentionThreads - 1) / kAttentionThreads;
+  float largest = -INFINITY, total = 0.f, mine[kMine] = {};
+  for (int turn = from / kSpan; turn <= pos / kSpan; turn += kAttentionWarps) {
+    const int begin = (turn + warp()) * kSpan;
+    float m = -INFINITY, l = 0.f, o[kDims] = {};
+    for (int first = begin; first < begin + kSpan && first <= pos; first += kWarp) {
+      if (first + kWarp <= from) continue;
+      const int at = first + lane();
+      float score = -INFINITY;
+      uint64_t where = 0;  // a pointer, as shuffles take it
+      if (at >= from && at <= pos) {
+        const void* head = cache.head(a, b, kv, pos, at);
+        where = reinterpret_cast<uint64_t>(head);
+        float dot = 0.f;
+        for (int d = 0; d < D; d += kKeyDims) {
+          float k[kKeyDims];
+          cache.key(head, pos, at, d, k);
+#pragma unroll
+          for (int i = 0; i < kKeyDims; ++i) dot = __fmaf_rn(q[d + i], k[i], dot);
+        }
+        score = dot * a.scale;
+        if (a.softcap > 0.f) score = a.softcap * tanhf(__fdividef(score, a.softcap));
+      }
+      const float most = fmaxf(m, warp_max(score));
+      const float old = softmax_shrink(m, most),
+                  weight = at >= from && at <= pos ? softmax_shrink(score, most) : 0.f;
+      m = most;
+      l = __fmaf_rn(l, old, warp_sum(weight));
+      weights[lane()] = weight;
+#pragma unroll
+      for (float& x : o) x *= old;
+      __syncwarp();
+      // Pairs of which the query sees one token at least.
+      const int end = min(kWarp, pos + 1 - first);
+#pragma unroll 1
+      for (int pair = from > first ? (from - first) / 2 * 2 : 0; pair < end; pair += 2) {
+        const int p0 = first + pair;
+        const uint64_t its = __shfl_sync(kAllLanes, where, p0 >= from ? pair : pair + 1);
+        const bool first_seen = p0 >= from, second_seen = p0 + 1 <= pos;
+        const auto* head = reinterpret_cast<const void*>(its);
+        const float w0 = weights[pair], w1 = weights[pair + 1];
+#pragma unroll
+        for (int i = 0; i < kDims; ++i) {
+          const int d = lane() + i * kWarp;
+          const float2 v = d < D ? cache.values(head, pos, p0, d) : make_float2(0.f, 0.f);
+          // What is not seen may be anything, NaN included.
+          o[i] = __fmaf_rn(w0, first_seen ? v.x : 0.f, o[i]);
+          o[i] = __fmaf_rn(w1, second_seen ? v.y : 0.f, o[i]);
+        }
+      }
+      __syncwarp();
+    }
+    if (lane() == 0) {
+      totals[2 * warp()] = m;
+      totals[2 * warp() + 1] = l;
+    }
+#pragma unroll
+    for (int i = 0; i < kDims; ++i) sums[warp() * kMaxD + lane() + i * kWarp] = o[i];
+    __syncthreads();
+    for (int w = 0; w < kAttentionWarps && (turn + w) * kSpan <= pos; ++w) {
+      const float next = fmaxf(largest, totals[2 * w]);
+      const float old = softmax_shrink(largest, next), add = softmax_shrink(totals[2 * w], next);
+      largest = next;
+      total = __fmaf_rn(total, old, totals[2 * w + 1] * add);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        const int d = thread + i * kAttentionThreads;
+        if (d < kMaxD) mine[i] = __fmaf_rn(mine[i], old, sums[w * kMaxD + d] * add);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int d = thread + i * kAttentionThreads;
+    if (d < D) a.out[t * a.ldo + h * D + d] = quotient(mine[i], total);
+  }
+}
+
+// A cudaError_t.
+template <class Cache, int kDims>
+int launch_attention(const PagedAttentionArgs& a, const Cache& cache, void* stream) {
+  constexpr size_t kFloats =
+      kDims * kWarp * (1 + kAttentionWarps) + kAttentionWarps * kWarp + 2 * kAttentionWarps;
+  constexpr size_t kPieces = 4, kPiece = 128;  // a piece takes a multiple of it
+  return launch(attention_kernel<Cache, kDims>, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(a.H)),
+                kAttentionThreads, kFloats * sizeof(float) + kPieces * kPiece, stream, a, cache);
+}
+
+}  // namespace oar::cuda

@@ -1,0 +1,364 @@
+#include "kernels/cuda/attention_quant.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/attention_kernel.h"
+
+namespace oar::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / kWarp;
+constexpr int kMaxDims = 256;     // of a head
+constexpr int kPanelTokens = 16;  // of QuantKvLayout
+
+OAR_DEVICE float f16_at(const char* p, int64_t i) {
+  return to_f32(load(reinterpret_cast<const f16*>(p) + i));
+}
+OAR_DEVICE bool finite(float x) { return x - x == 0.f; }
+
+// ---- append
+
+// Rows into a pool of bf16 pages of `tokens` tokens each, of which a slot counts `page` (kv_quant.h).
+OAR_DEVICE void store_row(const QuantKvAppendArgs& a, void* pool, int tokens, int64_t t, int slot, int h,
+                          int d) {
+  const int offset = slot % a.shape.page_tokens;
+  if (slot < 0 || offset >= tokens) return;
+  const KvPage page({DType::kBF16, tokens, a.shape.kv_heads, a.shape.head_dim});
+  auto* to =
+      static_cast<uint16_t*>(pool) + slot / a.shape.page_tokens * page.head(a.shape.kv_heads) + page.head(h);
+  to[page.key(offset, d)] = to_bf16(a.k[t * a.ldk + h * page.D + d]).bits;
+  to[page.value(offset, d)] = to_bf16(a.v[t * a.ldv + h * page.D + d]).bits;
+}
+
+__global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
+  const int D = a.shape.head_dim, K = a.shape.kv_heads;
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / (K * D);
+  if (t >= a.T) return;
+  const int rest = static_cast<int>(item - t * (K * D)), h = rest / D, d = rest % D;
+  store_row(a, a.open, a.shape.page_tokens, t, a.open_slots[t], h, d);
+  store_row(a, a.sinks, kKvSinkTokens, t, a.sink_slots[t], h, d);
+}
+
+// As kv_scale() of kernels/kv_codec.h, rounding by rounding.
+struct Scale {
+  f16 scale, minimum;
+  float inverse, offset;
+};
+OAR_DEVICE Scale scale_of(KvCode code, float lo, float hi, float poison, int D) {
+  const float shrink = quant_kv_shrink(code, D);
+  float scale = fmaxf(hi, -lo) / (code == KvCode::kInt8 ? 127.f : 448.f), minimum = 0.f;
+  if (code == KvCode::kInt4Mean) {
+    scale = __fmul_rn(fmaxf(hi, -lo), shrink) / 7.5f;
+  } else if (code == KvCode::kInt4 || code == KvCode::kInt3) {
+    const float half = __fmul_rn(__fadd_rn(hi, -lo), 0.5f), middle = __fadd_rn(lo, half);
+    const float kept = __fmul_rn(half, shrink);
+    minimum = __fadd_rn(middle, -kept);
+    scale = kept / (code == KvCode::kInt3 ? 3.5f : 7.5f);
+  }
+  Scale s{to_f16(__fadd_rn(scale, poison)), to_f16(minimum), 0.f, 0.f};
+  const float stored = to_f32(s.scale);
+  s.inverse = stored > 0.f && finite(stored) ? 1.f / stored : 0.f;
+  s.offset = code == KvCode::kInt4Mean ? kv_mean_minimum(stored) : to_f32(s.minimum);
+  return s;
+}
+
+// The code of x; int8 in two's complement.
+OAR_DEVICE uint32_t code_of(KvCode code, float inverse, float offset, float x) {
+  const float y = __fmul_rn(__fadd_rn(x, -offset), inverse), z = y == y ? y : 0.f;
+  if (code == KvCode::kFp8) return to_e4m3(z).bits;
+  if (code == KvCode::kInt8)
+    return static_cast<uint8_t>(static_cast<int>(rintf(fminf(fmaxf(z, -127.f), 127.f))));
+  return static_cast<uint32_t>(rintf(fminf(fmaxf(z, 0.f), code == KvCode::kInt3 ? 7.f : 15.f)));
+}
+
+struct Range {
+  float lo = INFINITY, hi = -INFINITY, poison = 0.f;
+  OAR_DEVICE void add(float x) {
+    lo = fminf(lo, x);
+    hi = fmaxf(hi, x);
+    poison = __fadd_rn(poison, __fadd_rn(x, -x));
+  }
+  OAR_DEVICE void over_warp() {
+    hi = warp_max(hi);
+    lo = -warp_max(-lo);
+    poison = warp_sum(poison);
+  }
+};
+
+// A page of one head, once its last token has come: a block per row and head, most of which have nothing to
+// do.
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(QuantKvAppendArgs a, QuantKvLayout layout, KvCode keys, KvCode values) {
+  const int P = a.shape.page_tokens, D = a.shape.head_dim, K = a.shape.kv_heads;
+  SharedMemory shared;
+  float* mean = shared.take<float>(kMaxDims);
+  float* largest = shared.take<float>(kWarps);
+  float* inverse = shared.take<float>(P);  // of values, by token
+  float* offset = shared.take<float>(P);
+  const int64_t t = blockIdx.x;
+  const int h = static_cast<int>(blockIdx.y), slot = a.slots[t], open_slot = a.open_slots[t];
+  if (slot < 0 || slot % P != P - 1 || open_slot < 0) return;
+  char* head = static_cast<char*>(a.pool) + slot / P * layout.block_bytes + h * layout.head_bytes;
+  const KvPage page({DType::kBF16, P, K, D});
+  const auto* from = static_cast<const uint16_t*>(a.open) + open_slot / P * page.head(K) + page.head(h);
+  const auto key_at = [&](int p, int d) { return to_f32(bf16{from[page.key(p, d)]}); };
+  const auto value_at = [&](int p, int d) { return to_f32(bf16{from[page.value(p, d)]}); };
+  const int thread = static_cast<int>(threadIdx.x);
+
+  if (layout.mean) {
+    float most = 0.f;
+    for (int d = thread; d < D; d += kThreads) {
+      float sum = 0.f;
+      for (int p = 0; p < P; ++p) sum = __fadd_rn(sum, key_at(p, d));
+      sum /= static_cast<float>(P);
+      mean[d] = finite(sum) ? sum : 0.f;
+      most = fmaxf(most, fabsf(mean[d]));
+    }
+    most = warp_max(most);
+    if (lane() == 0) largest[warp()] = most;
+    __syncthreads();
+    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, largest[w]);
+    const float scale = most / 127.f, inverted = 1.f / scale,
+                used = scale > 0.f && finite(inverted) ? inverted : 0.f;
+    for (int d = thread; d < D; d += kThreads) {
+      const float code = rintf(__fmul_rn(mean[d], used));
+      head[layout.mu + d] = static_cast<char>(static_cast<int>(code));
+      mean[d] = __fmul_rn(scale, code);
+    }
+    if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);
+    __syncthreads();
+  }
+
+  // Keys: a warp per token, lanes take eight dims, whose codes are one word or two.
+  for (int p = warp(); p < P; p += kWarps) {
+    const int d0 = kKeyDims * lane();
+    const bool busy = d0 < D;
+    float x[kKeyDims];
+    Range range;
+#pragma unroll
+    for (int i = 0; i < kKeyDims; ++i) {
+      if (!busy) break;
+      x[i] = key_at(p, d0 + i);
+      if (layout.mean) x[i] = __fadd_rn(x[i], -mean[d0 + i]);
+      range.add(x[i]);
+    }
+    range.over_warp();
+    const Scale s = scale_of(keys, range.lo, range.hi, range.poison, D);
+    if (lane() == 0) {
+      reinterpret_cast<f16*>(head + layout.key_scales)[p] = s.scale;
+      if (layout.has_key_minima) reinterpret_cast<f16*>(head + layout.key_minima)[p] = s.minimum;
+    }
+    if (busy) {
+      uint32_t code[kKeyDims];
+#pragma unroll
+      for (int i = 0; i < kKeyDims; ++i) {
+        code[i] = code_of(keys, s.inverse, s.offset, x[i]) ^ (keys == KvCode::kInt8 ? 0x80u : 0u);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (layout.key_nibbles) {
+          head[layout.key(p, d0 + i).byte] = static_cast<char>(code[i] | code[i + 4] << 4);
+        } else {
+          head[layout.key(p, d0 + i).byte] = static_cast<char>(code[i]);
+          head[layout.key(p, d0 + i + 4).byte] = static_cast<char>(code[i + 4]);
+        }
+      }
+    }
+    // Scales of values; their codes lie across tokens.
+    Range of_values;
+    for (int d = lane(); d < D; d += kWarp) of_values.add(value_at(p, d));
+    of_values.over_warp();
+    const Scale v = scale_of(values, of_values.lo, of_values.hi, of_values.poison, D);
+    if (lane() == 0) {
+      reinterpret_cast<f16*>(head + layout.value_scales)[p] = v.scale;
+      if (layout.value_nibbles) reinterpret_cast<f16*>(head + layout.value_minima)[p] = v.minimum;
+      inverse[p] = v.inverse;
+      offset[p] = v.offset;
+    }
+  }
+  __syncthreads();
+
+  // Values: a thread takes 4 bytes' worth of a panel's tokens j, j + 4, j + 8, j + 12 at dims d and d + D
+  // / 2.
+  const int half = D / 2;
+  for (int unit = thread; unit < P / kPanelTokens * half * 4; unit += kThreads) {
+    const int j = unit % 4, d = unit / 4 % half, first = unit / 4 / half * kPanelTokens + j;
+    uint32_t code[2][4];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int p = first + 4 * i;
+        code[side][i] = code_of(values, inverse[p], offset[p], value_at(p, d + side * half));
+      }
+      const int at = d + side * half;
+      if (layout.value_threes) {
+        // Tokens in the order of their bits: two_bits() has shifts 0, 4, 2, 6 for i = 0 .. 3.
+        const uint32_t two = (code[side][0] & 3) | (code[side][1] & 3) << 4 | (code[side][2] & 3) << 2 |
+                             (code[side][3] & 3) << 6;
+        head[layout.two_bits(first, at).byte] = static_cast<char>(two);
+      } else if (layout.value_nibbles) {
+        head[layout.value(first, at).byte] = static_cast<char>(code[side][0] | code[side][1] << 4);
+        head[layout.value(first + 8, at).byte] = static_cast<char>(code[side][2] | code[side][3] << 4);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          head[layout.value(first + 4 * i, at).byte] = static_cast<char>(code[side][i]);
+      }
+    }
+    if (layout.value_threes) {
+      // upper_bit(): shifts 0, 4, 1, 5 for i = 0 .. 3, two more for the other half of the dims.
+      uint32_t upper = 0;
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        upper |=
+            (code[side][0] >> 2 | code[side][1] >> 2 << 4 | code[side][2] >> 2 << 1 | code[side][3] >> 2 << 5)
+            << 2 * side;
+      }
+      head[layout.upper_bit(first, d).byte] = static_cast<char>(upper);
+    }
+  }
+}
+
+// ---- attention
+
+struct QuantizedPages {
+  const void *pool, *open, *sinks;
+  const int32_t *open_tables, *sink_tables;
+  int64_t open_max_blocks, sink_max_blocks;
+  QuantKvLayout layout;
+  int P, D, K;
+  KvCode keys, values_code;
+
+  // A query at pos sees the token at `at` in 16 bits.
+  OAR_DEVICE bool in_16_bits(int pos, int at) const { return at < kKvSinkTokens || at / P == pos / P; }
+  OAR_DEVICE KvPage page_of(int pos, int at) const {
+    return KvPage({DType::kBF16, at / P == pos / P ? P : kKvSinkTokens, K, D});
+  }
+
+  OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int pos, int at) const {
+    if (!in_16_bits(pos, at)) {
+      const int32_t block = a.block_tables[b * a.max_blocks + at / P];
+      return static_cast<const char*>(pool) + block * layout.block_bytes + kv * layout.head_bytes;
+    }
+    const bool own = at / P == pos / P;
+    const int32_t block = own ? open_tables[b * open_max_blocks + at / P] : sink_tables[b * sink_max_blocks];
+    const KvPage page = page_of(pos, at);
+    return static_cast<const uint16_t*>(own ? open : sinks) + block * page.head(K) + page.head(kv);
+  }
+
+  OAR_DEVICE void key(const void* head, int pos, int at, int d, float (&k)[kKeyDims]) const {
+    const int p = at % P;
+    if (in_16_bits(pos, at)) {
+      const uint4 u = load(
+          reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(head) + page_of(pos, at).key(p, d)));
+      const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+      for (int i = 0; i < kKeyDims; ++i) {
+        k[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
+      }
+      return;
+    }
+    const auto* bytes = static_cast<const char*>(head);
+    const float scale = f16_at(bytes + layout.key_scales, p);
+    float minimum = layout.mean ? kv_mean_minimum(scale) : 0.f, mu_scale = 0.f;
+    if (layout.has_key_minima) minimum = f16_at(bytes + layout.key_minima, p);
+    if (layout.mean) memcpy(&mu_scale, bytes + layout.mu_scale, sizeof mu_scale);
+    const uint32_t low = load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d).byte));
+    const uint32_t high =
+        layout.key_nibbles ? 0 : load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d + 4).byte));
+#pragma unroll
+    for (int i = 0; i < kKeyDims; ++i) {
+      const uint32_t code = layout.key_nibbles ? low >> (8 * (i % 4) + i / 4 * 4) & 15u
+                                               : (i < 4 ? low : high) >> 8 * (i % 4) & 255u;
+      k[i] = number_of(keys, code ^ (keys == KvCode::kInt8 ? 0x80u : 0u), scale, minimum);
+      if (layout.mean) k[i] += mu_scale * static_cast<float>(static_cast<int8_t>(bytes[layout.mu + d + i]));
+    }
+  }
+
+  OAR_DEVICE float2 values(const void* head, int pos, int at, int d) const {
+    const int p = at % P;
+    if (in_16_bits(pos, at)) {
+      const uint32_t pair = load(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(head) +
+                                                                   page_of(pos, at).value(p, d)));
+      return make_float2(low_bf16(pair), high_bf16(pair));
+    }
+    const auto* bytes = static_cast<const char*>(head);
+    // Two tokens side by side, the first one even.
+    const auto pair_at = [&](int64_t byte) {
+      return uint32_t{load(reinterpret_cast<const uint16_t*>(bytes + byte))};
+    };
+    uint32_t first, second;
+    if (layout.value_threes) {
+      const QuantKvLayout::Bits two = layout.two_bits(p, d), upper = layout.upper_bit(p, d);
+      const uint32_t low = pair_at(two.byte) >> two.shift, high = pair_at(upper.byte) >> upper.shift;
+      first = (low & 3u) | (high & 1u) << 2;
+      second = (low >> 8 & 3u) | (high >> 8 & 1u) << 2;
+    } else {
+      const QuantKvLayout::Place place = layout.value(p, d);
+      const uint32_t codes = pair_at(place.byte) >> (place.high ? 4 : 0),
+                     mask = layout.value_nibbles ? 15u : 255u;
+      first = codes & mask;
+      second = codes >> 8 & mask;
+    }
+    float minimum[2] = {};
+    if (layout.value_nibbles) {
+      minimum[0] = f16_at(bytes + layout.value_minima, p);
+      minimum[1] = f16_at(bytes + layout.value_minima, p + 1);
+    }
+    return make_float2(
+        number_of(values_code, first, f16_at(bytes + layout.value_scales, p), minimum[0]),
+        number_of(values_code, second, f16_at(bytes + layout.value_scales, p + 1), minimum[1]));
+  }
+
+ private:
+  OAR_DEVICE static float number_of(KvCode code, uint32_t bits, float scale, float minimum) {
+    if (code == KvCode::kFp8) return scale * to_f32(e4m3{static_cast<uint8_t>(bits)});
+    if (code == KvCode::kInt8) return scale * static_cast<float>(static_cast<int8_t>(bits));
+    return __fmaf_rn(scale, static_cast<float>(bits), minimum);
+  }
+};
+
+QuantKvShape with_codes(QuantKvShape shape, KvCode keys, KvCode values) {
+  shape.keys = keys;
+  shape.values = values;
+  return shape;
+}
+
+}  // namespace
+
+CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
+  const int64_t D = a.shape.head_dim, K = a.shape.kv_heads, P = a.shape.page_tokens, items = a.T * K * D;
+  if (items <= 0) return {};
+  if (D > kMaxDims) return {cudaErrorInvalidValue};
+  const int error =
+      launch(rows_kernel, static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a);
+  if (error != 0) return {error};
+  const size_t shared = kMaxDims * sizeof(float) + 128 + 2 * (static_cast<size_t>(P) * sizeof(float) + 128);
+  return {launch(quantize_kernel, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(K)), kThreads,
+                 shared, stream, a, QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
+}
+
+CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values,
+                                 Stream stream) {
+  const PagedAttentionArgs& c = a.common;
+  if (c.T <= 0 || c.H <= 0) return {};
+  const QuantizedPages pages{c.pool,
+                             a.open,
+                             a.sinks,
+                             a.open_tables,
+                             a.sink_tables,
+                             a.open_max_blocks,
+                             a.sink_max_blocks,
+                             QuantKvLayout(with_codes(a.shape, keys, values)),
+                             a.shape.page_tokens,
+                             a.shape.head_dim,
+                             a.shape.kv_heads,
+                             keys,
+                             values};
+  if (a.shape.head_dim <= 128) return {launch_attention<QuantizedPages, 4>(c, pages, stream)};
+  if (a.shape.head_dim <= kMaxDims) return {launch_attention<QuantizedPages, 8>(c, pages, stream)};
+  return {cudaErrorInvalidValue};
+}
+
+}  // namespace oar::cuda

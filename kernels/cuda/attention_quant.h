@@ -1,0 +1,15 @@
+// A quantized paged cache on a CUDA device, and attention over it (kernels/kv_quant.h: the rule of visibility
+// and the codes). Quantized pages are those of QuantKvLayout to the byte; open and sink pages lie as
+// kv_pages.h says. One kernel serves every pair of codes. The order of sums is that of attention.h.
+#pragma once
+
+#include "kernels/cuda/status.h"
+#include "kernels/kv_quant.h"
+
+namespace oar::cuda {
+
+CudaStatus quant_kv_append(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
+CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& args, KvCode keys, KvCode values,
+                                 Stream stream);
+
+}  // namespace oar::cuda

@@ -1,0 +1,101 @@
+#include "kernels/cuda/kernels.h"
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_quant.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/embedding.h"
+#include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/moe.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/rope.h"
+#include "kernels/cuda/softmax.h"
+
+namespace oar::cuda {
+namespace {
+
+template <class Args, CudaStatus (*kRun)(const Args&, Stream)>
+CudaStatus run(const void* args, void*, Stream stream) {
+  return kRun(*static_cast<const Args*>(args), stream);
+}
+template <class Args, CudaStatus (*kRun)(const Args&, void*, Stream)>
+CudaStatus run_with(const void* args, void* scratch, Stream stream) {
+  return kRun(*static_cast<const Args*>(args), scratch, stream);
+}
+template <class Args, uint64_t (*kBytes)(const Args&)>
+uint64_t bytes(const void* args) {
+  return kBytes(*static_cast<const Args*>(args));
+}
+
+constexpr DeviceKernel kKernels[] = {
+    {KernelFamily::kRmsNorm, "f32", run<RmsNormArgs, rms_norm>},
+    {KernelFamily::kLayerNorm, "f32", run<LayerNormArgs, layer_norm>},
+    {KernelFamily::kRope, "f32", run<RopeArgs, rope>},
+    {KernelFamily::kKvAppend, "f32", run<KvAppendArgs, kv_append<KvType::kF32>>},
+    {KernelFamily::kKvAppend, "f16", run<KvAppendArgs, kv_append<KvType::kF16>>},
+    {KernelFamily::kKvAppend, "bf16", run<KvAppendArgs, kv_append<KvType::kBF16>>},
+    {KernelFamily::kPagedAttention, "f32", run<PagedAttentionArgs, paged_attention<KvType::kF32>>},
+    {KernelFamily::kPagedAttention, "f16", run<PagedAttentionArgs, paged_attention<KvType::kF16>>},
+    {KernelFamily::kPagedAttention, "bf16", run<PagedAttentionArgs, paged_attention<KvType::kBF16>>},
+    {KernelFamily::kSwiGlu, "f32", run<SwiGluArgs, swiglu>},
+    {KernelFamily::kUnary, "f32", run<UnaryArgs, unary>},
+    {KernelFamily::kBinary, "f32", run<BinaryArgs, binary>},
+    {KernelFamily::kActivate, "f32", run<ActivateArgs, activate>},
+    {KernelFamily::kSoftmax, "f32", run<SoftmaxArgs, softmax>},
+    {KernelFamily::kGatherRows, "f32", run<GatherRowsArgs, gather_rows>},
+    {KernelFamily::kHadamard, "f32", run_with<HadamardArgs, hadamard>, bytes<HadamardArgs, hadamard_scratch>},
+    {KernelFamily::kMoeRoute, "f32", run_with<MoeRouteArgs, moe_route>,
+     bytes<MoeRouteArgs, moe_route_scratch>},
+    {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
+};
+
+// The codes come from the key; what the arguments say of them is not for the device.
+template <KvCode kKeys, KvCode kValues>
+CudaStatus append(const void* args, void*, Stream stream) {
+  return quant_kv_append(*static_cast<const QuantKvAppendArgs*>(args), kKeys, kValues, stream);
+}
+template <KvCode kKeys, KvCode kValues>
+CudaStatus attend(const void* args, void*, Stream stream) {
+  return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, stream);
+}
+// Names as kv_code_name() has them.
+#define OAR_CODES(keys, values, key_name, value_name) \
+  {                                                   \
+      KernelFamily::kQuantKvAppend,                   \
+      "bf16",                                         \
+      append<KvCode::keys, KvCode::values>,           \
+      nullptr,                                        \
+      key_name,                                       \
+      value_name},                                    \
+      {KernelFamily::kQuantPagedAttention,            \
+       "bf16",                                        \
+       attend<KvCode::keys, KvCode::values>,          \
+       nullptr,                                       \
+       key_name,                                      \
+       value_name},
+#define OAR_CODES_OF(keys, key_name)       \
+  OAR_CODES(keys, kInt8, key_name, "int8") \
+  OAR_CODES(keys, kFp8, key_name, "fp8")   \
+  OAR_CODES(keys, kInt4, key_name, "int4") \
+  OAR_CODES(keys, kInt3, key_name, "int3")
+constexpr DeviceKernel kQuantized[] = {OAR_CODES_OF(kInt8, "int8") OAR_CODES_OF(kFp8, "fp8")
+                                           OAR_CODES_OF(kInt4, "int4") OAR_CODES_OF(kInt4Mean, "int4_mean")};
+#undef OAR_CODES_OF
+#undef OAR_CODES
+
+}  // namespace
+
+std::span<const DeviceKernel> device_kernels() { return kKernels; }
+std::span<const DeviceKernel> quantized_cache_kernels() { return kQuantized; }
+
+const DeviceKernel* find_device_kernel(KernelFamily family, std::string_view format, std::string_view keys,
+                                       std::string_view values) {
+  for (const auto kernels :
+       {device_kernels(), quantized_cache_kernels(), product_kernels(), embedding_kernels()}) {
+    for (const DeviceKernel& k : kernels) {
+      if (k.family == family && k.format == format && k.keys == keys && k.values == values) return &k;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace oar::cuda

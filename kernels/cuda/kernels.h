@@ -1,0 +1,31 @@
+// Every kernel that a CUDA device has, as a plug-in looks for it.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/cuda/status.h"
+#include "kernels/kernel.h"
+
+namespace oar::cuda {
+
+// KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32.
+struct DeviceKernel {
+  KernelFamily family;
+  std::string_view format;  // KernelKey::weight
+  // On the stream; args is the family's struct, scratch the bytes asked for below.
+  CudaStatus (*launch)(const void* args, void* scratch, Stream stream);
+  uint64_t (*scratch)(const void* args) = nullptr;  // null: none
+  std::string_view keys = {}, values = {};          // KernelKey's, by name; empty: not of a quantized cache
+};
+
+std::span<const DeviceKernel> device_kernels();           // but for those below
+std::span<const DeviceKernel> quantized_cache_kernels();  // two of each pair of codes
+std::span<const DeviceKernel> product_kernels();          // three of each storage format
+std::span<const DeviceKernel> embedding_kernels();        // one of each
+
+// Null: there is none.
+const DeviceKernel* find_device_kernel(KernelFamily family, std::string_view format,
+                                       std::string_view keys = {}, std::string_view values = {});
+
+}  // namespace oar::cuda

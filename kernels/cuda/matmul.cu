@@ -1,0 +1,91 @@
+#include "kernels/cuda/matmul.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+namespace oar::cuda {
+namespace {
+
+unsigned tiles(int64_t n, int64_t each) { return static_cast<unsigned>((n + each - 1) / each); }
+
+Product product_of(const MatmulArgs& a) {
+  Product p{};
+  p.out = a.out;
+  p.x = a.x;
+  p.residual = a.residual;
+  p.T = a.T;
+  p.K = a.K;
+  p.ldx = a.ldx;
+  p.ldo = a.ldo;
+  return p;
+}
+
+constexpr int64_t kMaxRowTiles = 65535;  // of a grid
+
+CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count, LaunchProduct launch,
+                        Stream stream) {
+  if (p.T <= 0) return {};
+  if (tiles(p.T, kTileRows) > kMaxRowTiles) return {cudaErrorInvalidValue};
+  for (int64_t first = 0; first < count; first += Product::kWeights) {
+    p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, count - first));
+    unsigned x = 0;
+    for (int i = 0; i < p.count; ++i) {
+      const MatmulSegment& s = segments[first + i];
+      p.weights[i] = {s.w, s.bias, s.n, s.out_col};
+      x += tiles(s.n, kTileOutputs);
+    }
+    if (x == 0) continue;
+    if (const int error = launch(p, x, tiles(p.T, kTileRows), stream); error != 0) return {error};
+  }
+  return {};
+}
+
+}  // namespace
+
+CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream) {
+  return run_segments(product_of(a), a.segments, a.num_segments, launch, stream);
+}
+
+CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream) {
+  Product p = product_of(a.matmul);
+  p.gate = a.gate;
+  p.ld_gate = a.ld_gate;
+  p.act = a.act;
+  return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream);
+}
+
+CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream) {
+  if (a.P <= 0) return {};
+  Product p{};
+  p.out = a.out;
+  p.x = a.x;
+  p.rows = a.pair_token;
+  p.start = a.expert_start;
+  p.T = a.P;
+  p.K = a.K;
+  p.ldx = a.ldx;
+  p.ldo = a.ldo;
+  for (int64_t segment = 0; segment < a.segments_per_expert; ++segment) {
+    for (int64_t first = 0; first < a.experts; first += Product::kWeights) {
+      p.first = static_cast<int>(first);
+      p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, a.experts - first));
+      int64_t n = 0;
+      for (int i = 0; i < p.count; ++i) {
+        const MatmulSegment& s = a.segments[(first + i) * a.segments_per_expert + segment];
+        p.weights[i] = {s.w, s.bias, s.n, s.out_col};
+        n = std::max(n, s.n);
+      }
+      if (n == 0) continue;
+      // Every expert may end in a tile that is not full.
+      const int64_t y = a.P / kTileRows + std::min<int64_t>(p.count, a.P);
+      if (y > kMaxRowTiles) return {cudaErrorInvalidValue};
+      if (const int error = launch(p, tiles(n, kTileOutputs), static_cast<unsigned>(y), stream); error != 0) {
+        return {error};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace oar::cuda

@@ -1,0 +1,59 @@
+// Products with weights on a CUDA device: the families matmul, gated matmul and grouped matmul
+// (kernels/matmul.h, moe.h) in one kernel per storage format. Segments of one call share a launch; experts
+// find their rows by counts in device memory, so nothing waits for the host.
+//
+// What a row gets follows from the weight's format alone, never from how many rows or segments there are:
+//   matmul_formats.cu  every format, general: rows decoded to f32 and multiplied in f32. The sum over K is a
+//   sum,
+//                      in ascending order, of runs of 256, each a chain of fused multiply-adds.
+//   matmul_bf16.cu     bf16 by tensor cores; x as two bf16, high + low, 16 bits of it.
+//
+// Roofline: few rows: the bytes of the weights. Many rows: each tile of rows reads them again, from L2.
+#pragma once
+
+#include "kernels/cuda/status.h"
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+
+namespace oar::cuda {
+
+// What one launch computes: rows of x times the weights of a list. Passed by value as a kernel's argument.
+struct Product {
+  static constexpr int kWeights = 64;
+  struct Weight {
+    const void* w;      // [n, K]
+    const float* bias;  // [n] or null
+    int64_t n, out_col;
+  };
+
+  float* out;             // [.., ldo]
+  const float* x;         // [.., ldx]
+  const float* residual;  // as out, or null; may be out
+  const float* gate;      // [.., ld_gate], or null: act(gate) * x instead of x
+  const int32_t* rows;    // of experts: the row of x of each pair, or null: its own
+  // Of experts: pairs of weight i are rows start[first + i] .. start[first + i + 1] of out. Null: every
+  // weight meets every row.
+  const int32_t* start;
+  int64_t T, K, ldx, ldo, ld_gate;
+  UnaryOp act;
+  int first, count;  // experts before this launch; weights of it
+  Weight weights[kWeights];
+};
+
+// What a block computes: outputs [n, n + kTileOutputs) of weight `index` for rows [begin, end), at most
+// kTileRows of them. index < 0: nothing.
+constexpr int kTileOutputs = 16, kTileRows = 8;
+struct Tile {
+  int index;
+  int64_t n, begin, end;
+};
+
+// Launches a kernel over all weights, kWeights at a time: launch(product, blocks in x, blocks in y).
+using LaunchProduct = int (*)(const Product& p, unsigned x, unsigned y, Stream stream);
+CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream);
+CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream);
+CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
+
+int launch_bf16(const Product& p, unsigned x, unsigned y, Stream stream);
+
+}  // namespace oar::cuda

@@ -1,0 +1,194 @@
+// Two launches: a warp per token chooses experts and weights; a block per expert then finds its first pair,
+// by counting those of experts before it, and the places of its own, in the order of tokens.
+#include "kernels/cuda/moe.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/math.h"
+
+namespace oar::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+
+// The score of an expert by itself; softmax divides by the sum later.
+OAR_DEVICE float score_of(const MoeRouteArgs& a, float logit, float top) {
+  if (a.score == RouteScore::kSigmoid) return sigmoid(logit);
+  if (a.score == RouteScore::kSqrtSoftplus) return sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
+  return expf(logit - top);
+}
+
+// What is never preferred to a number.
+OAR_DEVICE float number(float x) { return x == x ? x : -INFINITY; }
+
+// The lane with the largest value and, among equals, the lowest index, in every lane. index < 0: none.
+OAR_DEVICE void best_of_warp(float& value, int& index) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, value, offset);
+    const int its = __shfl_xor_sync(kAllLanes, index, offset);
+    if (its >= 0 && (index < 0 || other > value || (other == value && its < index))) {
+      value = other;
+      index = its;
+    }
+  }
+}
+
+// A warp per token; `keys` holds what its experts are chosen by. experts[t, j]: the choice.
+__global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_t* experts) {
+  const int E = static_cast<int>(a.experts);
+  SharedMemory shared;
+  float* scores = shared.take<float>(kWarps * E) + warp() * E;
+  float* keys = shared.take<float>(kWarps * E) + warp() * E;
+  const int64_t t = int64_t{blockIdx.x} * kWarps + warp();
+  if (t >= a.T) return;
+  const float* logits = a.logits + t * a.experts;
+
+  float top = -INFINITY;
+  for (int e = lane(); e < E; e += kWarp) top = fmaxf(top, logits[e]);
+  top = warp_max(top);
+  float sum = 0.f;
+  for (int e = lane(); e < E; e += kWarp) {
+    scores[e] = score_of(a, logits[e], top);
+    sum += scores[e];
+  }
+  sum = warp_sum(sum);  // NaN where a logit is
+  const float all = sum;
+  if (a.score != RouteScore::kSoftmax) sum = 1.f;
+  for (int e = lane(); e < E; e += kWarp) {
+    scores[e] = __fdividef(scores[e], sum);
+    keys[e] = number(a.bias != nullptr ? scores[e] + a.bias[e] : logits[e]);
+  }
+  __syncwarp();
+
+  if (a.groups >= 2) {
+    const int each = E / a.groups;
+    // A group's worth: its two best, of scores where there is no bias. Lanes take groups in turn; the best of
+    // them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
+    uint32_t opened = 0;
+    for (int j = 0; j < a.top_groups; ++j) {
+      float best = -INFINITY;
+      int which = -1;
+      for (int g = lane(), nth = 0; g < a.groups; g += kWarp, ++nth) {
+        if ((opened >> nth & 1) != 0) continue;
+        float first = -INFINITY, second = -INFINITY;
+        for (int e = g * each; e < (g + 1) * each; ++e) {
+          const float x = a.bias != nullptr ? keys[e] : number(scores[e]);
+          if (x > first) second = first, first = x;
+          else if (x > second) second = x;
+        }
+        if (which < 0 || first + second > best) best = first + second, which = g;
+      }
+      best_of_warp(best, which);
+      if (which >= 0 && which % kWarp == lane()) opened |= 1u << (which / kWarp);
+    }
+    __syncwarp();
+    for (int g = lane(), nth = 0; g < a.groups; g += kWarp, ++nth) {
+      if ((opened >> nth & 1) != 0) continue;
+      for (int e = g * each; e < (g + 1) * each; ++e) keys[e] = -INFINITY;
+    }
+    __syncwarp();
+  }
+
+  // Chosen experts' keys become NaN, which is less than nothing.
+  float kept = 0.f;
+  for (int j = 0; j < static_cast<int>(a.top_k); ++j) {
+    float best = -INFINITY;
+    int which = -1;
+    for (int e = lane(); e < E; e += kWarp) {
+      const float x = keys[e];
+      if (x == x && (which < 0 || x > best)) best = x, which = e;
+    }
+    best_of_warp(best, which);
+    kept += scores[which];
+    if (lane() == 0) experts[t * a.top_k + j] = which;
+    __syncwarp();
+    if (which % kWarp == lane()) keys[which] = NAN;
+    __syncwarp();
+  }
+  if (all != all) kept = all;
+  for (int j = lane(); j < static_cast<int>(a.top_k); j += kWarp) {
+    const float s = all == all ? scores[experts[t * a.top_k + j]] : all;
+    a.pair_weight[t * a.top_k + j] = (a.normalize != 0 ? __fdividef(s, kept) : s) * a.scale;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) sort_kernel(MoeRouteArgs a, const int32_t* experts) {
+  SharedMemory shared;
+  int* before = shared.take<int>(kWarps);  // pairs of lower experts, by warp
+  int* own = shared.take<int>(kWarps);     // own pairs of a turn, by warp
+  const int e = static_cast<int>(blockIdx.x), pairs = static_cast<int>(a.T * a.top_k);
+  const int thread = static_cast<int>(threadIdx.x);
+
+  int lower = 0;
+  for (int first = 0; first < pairs; first += kThreads) {
+    const int p = first + thread;
+    lower += __popc(__ballot_sync(kAllLanes, p < pairs && experts[p] < e));
+  }
+  if (lane() == 0) before[warp()] = lower;
+  __syncthreads();
+  int next = 0;
+  for (int w = 0; w < kWarps; ++w) next += before[w];
+  if (thread == 0) a.expert_start[e] = next;
+
+  for (int first = 0; first < pairs; first += kThreads) {
+    const int p = first + thread;
+    const bool mine = p < pairs && experts[p] == e;
+    const uint32_t votes = __ballot_sync(kAllLanes, mine);
+    if (lane() == 0) own[warp()] = __popc(votes);
+    __syncthreads();
+    int place = next + __popc(votes & ((1u << lane()) - 1));
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp()) place += own[w];
+      next += own[w];
+    }
+    if (mine) {
+      a.pair_token[place] = p / static_cast<int>(a.top_k);
+      a.pair_slot[p] = place;
+    }
+    __syncthreads();
+  }
+  if (e + 1 == static_cast<int>(a.experts) && thread == 0) a.expert_start[e + 1] = next;
+}
+
+__global__ void __launch_bounds__(kThreads) combine_kernel(MoeCombineArgs a) {
+  const int64_t t = blockIdx.x, i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  if (i >= a.E) return;
+  float sum = 0.f;
+  for (int64_t p = t * a.top_k; p < (t + 1) * a.top_k; ++p) {
+    sum = __fmaf_rn(a.pair_weight[p], a.y[a.pair_slot[p] * a.E + i], sum);
+  }
+  a.out[t * a.E + i] = sum;
+}
+
+}  // namespace
+
+uint64_t moe_route_scratch(const MoeRouteArgs& a) {
+  return static_cast<uint64_t>(a.T * a.top_k) * sizeof(int32_t);
+}
+
+CudaStatus moe_route(const MoeRouteArgs& a, void* scratch, Stream stream) {
+  constexpr int64_t kMaxExperts = 4096;  // two floats a warp and expert fit shared memory
+  constexpr int64_t kMaxGroups = 32 * kWarp;
+  if (a.experts > kMaxExperts || a.groups > kMaxGroups || a.T * a.top_k > INT32_MAX)
+    return {cudaErrorInvalidValue};
+  if (a.experts <= 0) return {};
+  auto* experts = static_cast<int32_t*>(scratch);
+  if (a.T > 0) {
+    const size_t piece = (kWarps * static_cast<size_t>(a.experts) * sizeof(float) + 127) / 128 * 128;
+    const int error = launch(choose_kernel, static_cast<unsigned>((a.T + kWarps - 1) / kWarps), kThreads,
+                             2 * piece, stream, a, experts);
+    if (error != 0) return {error};
+  }
+  return {launch(sort_kernel, static_cast<unsigned>(a.experts), kThreads, 2 * 128, stream, a,
+                 static_cast<const int32_t*>(experts))};
+}
+
+CudaStatus moe_combine(const MoeCombineArgs& a, Stream stream) {
+  if (a.T <= 0 || a.E <= 0) return {};
+  const dim3 grid(static_cast<unsigned>(a.T), static_cast<unsigned>((a.E + kThreads - 1) / kThreads));
+  return {launch(combine_kernel, grid, kThreads, 0, stream, a)};
+}
+
+}  // namespace oar::cuda

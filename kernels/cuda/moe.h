@@ -1,0 +1,14 @@
+// Routing to experts on a CUDA device, without a host round trip (kernels/moe.h); their products: matmul.h.
+#pragma once
+
+#include "kernels/cuda/status.h"
+#include "kernels/moe.h"
+
+namespace oar::cuda {
+
+// Bytes that moe_route needs beside its outputs.
+uint64_t moe_route_scratch(const MoeRouteArgs& args);
+CudaStatus moe_route(const MoeRouteArgs& args, void* scratch, Stream stream);
+CudaStatus moe_combine(const MoeCombineArgs& args, Stream stream);
+
+}  // namespace oar::cuda

@@ -1,0 +1,181 @@
+// The quantized cache on the device: pages are the reference's to the byte, attention lies within a derived
+// bound of it, and a row is the same alone and in any company.
+#include "tests/cuda/on_device.h"
+#include "tests/kernels/attention_quant_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+class DeviceQuantCache {
+ public:
+  explicit DeviceQuantCache(const QuantProblem& p)
+      : p_(p),
+        pool_(std::vector<char>(p.pool.size(), '\xff')),
+        open_(std::vector<char>(p.open.size(), '\xff')),
+        sinks_(std::vector<char>(p.sinks.size(), '\xff')) {}
+
+  void append(size_t s, int64_t begin, int64_t end) {
+    const int64_t row = p_.heads.K * p_.heads.D, P = p_.shape.page_tokens;
+    std::vector<int32_t> slots, first;
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t block = p_.table[s * static_cast<size_t>(p_.max_blocks) + static_cast<size_t>(t / P)];
+      slots.push_back(block * static_cast<int32_t>(P) + static_cast<int32_t>(t % P));
+      first.push_back(t < P ? static_cast<int32_t>(static_cast<int64_t>(s) * P + t) : -1);
+    }
+    const auto part = [&](const std::vector<float>& all) {
+      return std::vector<float>(all.begin() + begin * row, all.begin() + end * row);
+    };
+    DeviceArray k(part(p_.k[s])), v(part(p_.v[s]));
+    DeviceCopy<int32_t> dslots(slots), dfirst(first);
+    QuantKvAppendArgs a;
+    a.pool = pool_.data();
+    a.open = open_.data();
+    a.sinks = sinks_.data();
+    a.k = k.data();
+    a.v = v.data();
+    a.slots = a.open_slots = dslots.data();
+    a.sink_slots = dfirst.data();
+    a.T = end - begin;
+    a.ldk = a.ldv = row;
+    a.shape = p_.shape;
+    launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, kv_code_name(p_.shape.keys),
+                     kv_code_name(p_.shape.values));
+  }
+
+  std::vector<float> run(const std::vector<QuantProblem::Chunk>& chunks, const QuantProblem::Options& o) {
+    const int64_t row = p_.heads.H * p_.heads.D, P = p_.shape.page_tokens;
+    constexpr int32_t kNowhere = 1 << 28;
+    std::vector<int32_t> start = {0}, context, tables, open_tables, sink_tables;
+    std::vector<float> queries;
+    for (const auto& c : chunks) {
+      start.push_back(static_cast<int32_t>(start.back() + c.count));
+      context.push_back(static_cast<int32_t>(c.context));
+      const auto begin = p_.table.begin() + c.sequence * p_.max_blocks;
+      const int64_t first = c.context - c.count, from = o.window > 0 ? first - o.window + 1 : 0;
+      for (int64_t i = 0; i < p_.max_blocks; ++i) {
+        tables.push_back((i + 1) * P > from && i < (c.context - 1) / P ? begin[i] : kNowhere);
+        open_tables.push_back(i >= first / P && i <= (c.context - 1) / P ? begin[i] : kNowhere);
+      }
+      sink_tables.push_back(from < kKvSinkTokens && c.context > P ? static_cast<int32_t>(c.sequence)
+                                                                  : kNowhere);
+      const auto& q = p_.q[static_cast<size_t>(c.sequence)];
+      queries.insert(queries.end(), q.begin() + first * row, q.begin() + c.context * row);
+    }
+    const int64_t T = start.back();
+    DeviceArray dq(queries), out(nothing_yet(T * row));
+    DeviceCopy<int32_t> dstart(start), dcontext(context), dtables(tables), dopen(open_tables),
+        dsinks(sink_tables);
+    QuantPagedAttentionArgs a;
+    a.shape = p_.shape;
+    a.open = open_.data();
+    a.sinks = sinks_.data();
+    a.open_tables = dopen.data();
+    a.sink_tables = dsinks.data();
+    a.open_max_blocks = p_.max_blocks;
+    a.sink_max_blocks = 1;
+    PagedAttentionArgs& c = a.common;
+    c.out = out.data();
+    c.q = dq.data();
+    c.pool = pool_.data();
+    c.block_tables = dtables.data();
+    c.seq_start = dstart.data();
+    c.context_len = dcontext.data();
+    c.T = T;
+    c.B = static_cast<int64_t>(chunks.size());
+    c.H = p_.heads.H;
+    c.ldq = c.ldo = row;
+    c.max_blocks = p_.max_blocks;
+    c.shape = open_kv_shape(p_.shape);
+    c.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
+    c.softcap = o.softcap;
+    c.window = o.window;
+    launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(p_.shape.keys),
+                     kv_code_name(p_.shape.values));
+    return out.host();
+  }
+
+  std::vector<char> pages() { return pool_.host(); }
+
+ private:
+  const QuantProblem& p_;
+  DeviceCopy<char> pool_, open_, sinks_;
+};
+
+// Queries and probabilities are f32 here: of QuantProblem::bound() only roundings of f32 are left, and those
+// of decoding, 2^-24 of terms up to 8 times a logit (a minimum is 15 / 2 steps).
+double f32_bound(const QuantProblem& p, const QuantProblem::Options& o) {
+  double vmax = 0, qmax = 0, kmax = 0;
+  const auto norm = [&](const std::vector<float>& x) {
+    double most = 0;
+    for (size_t i = 0; i < x.size(); i += static_cast<size_t>(p.heads.D)) {
+      double sum = 0;
+      for (size_t d = i; d < i + static_cast<size_t>(p.heads.D); ++d) sum += static_cast<double>(x[d]) * x[d];
+      most = std::max(most, std::sqrt(sum));
+    }
+    return most;
+  };
+  for (size_t s = 0; s < p.lengths.size(); ++s) {
+    for (float x : p.v[s]) vmax = std::max(vmax, static_cast<double>(std::fabs(x)));
+    qmax = std::max(qmax, norm(p.q[s]));
+    kmax = std::max(kmax, norm(p.k[s]));
+  }
+  const double D = static_cast<double>(p.heads.D), m = 1.1 * qmax * kmax / std::sqrt(D);
+  const double logits = (D + 4) * kUnit * 8 * m + 8 * kUnit * o.softcap;
+  return 2 * vmax * (std::expm1(2 * logits) + std::ldexp(1.0, -22) + 300 * kUnit);
+}
+
+void check(const Tier& tier, Heads heads, int page, std::vector<int64_t> lengths,
+           const std::vector<QuantProblem::Chunk>& chunks, const QuantProblem::Options& o = {}) {
+  INFO(tier.name << " H " << heads.H << " K " << heads.K << " D " << heads.D << " page " << page << " window "
+                 << o.window);
+  QuantProblem p(tier, heads, page, std::move(lengths), Queries::kNormal);
+  p.append_all(Isa::kReference);
+  DeviceQuantCache device(p);
+  for (size_t s = 0; s < p.lengths.size(); ++s) {
+    device.append(s, 0, p.lengths[s] / 3);
+    device.append(s, p.lengths[s] / 3, p.lengths[s]);
+  }
+  CHECK(device.pages() == std::vector<char>(p.pool.begin(), p.pool.end()));
+  const std::vector<float> got = device.run(chunks, o);
+  const double bound = f32_bound(p, o);
+  check_close(got, p.run(Isa::kReference, chunks, o), [&](size_t) { return bound; });
+  size_t at = 0;
+  const auto row = static_cast<size_t>(heads.H * heads.D);
+  for (const auto& c : chunks) {
+    for (int64_t i = c.context - c.count + 1; i <= c.context; ++i, at += row) {
+      if (i != c.context && i != c.context - c.count + 1) continue;
+      const std::vector<float> alone = device.run({{c.sequence, i, 1}}, o);
+      CHECK(std::equal(alone.begin(), alone.end(), got.begin() + static_cast<std::ptrdiff_t>(at)));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const Tier& tier : kTiers) {
+    check(tier, {4, 2, 64}, 16, {5, 40, 100}, {{0, 5, 5}, {1, 33, 3}, {2, 100, 1}});
+    check(tier, {2, 1, 8}, 32, {70}, {{0, 70, 6}});
+    check(tier, {2, 1, 128}, 16, {70}, {{0, 70, 1}}, {.window = 21});
+  }
+  check(kTiers[3], {1, 1, 256}, 16, {40}, {{0, 40, 1}}, {.softcap = 3.f});
+  check(kTiers[5], {1, 1, 80}, 64, {300}, {{0, 300, 2}});
+}
+
+TEST_CASE("cuda: what is not finite in a quantized page comes out again", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const Tier& tier : kTiers) {
+    INFO(tier.name);
+    QuantProblem p(tier, {1, 1, 16}, 16, {48}, Queries::kNormal);
+    p.k[0][20 * 16 + 3] = NAN;
+    p.k[0][22 * 16 + 5] = INFINITY;
+    p.v[0][25 * 16 + 1] = -INFINITY;
+    p.append_all(Isa::kReference);
+    DeviceQuantCache device(p);
+    device.append(0, 0, 48);
+    CHECK(device.pages() == std::vector<char>(p.pool.begin(), p.pool.end()));
+  }
+}

@@ -1,0 +1,140 @@
+// Paged attention and its append on the device against the reference: pages of f32, f16 and bf16, heads that
+// share keys, windows, caps, contexts around a warp's 32 positions and a span's 256; decode equals prefill to
+// the bit.
+#include "tests/cuda/on_device.h"
+#include "tests/kernels/attention_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+using Chunk = AttentionProblem::Chunk;
+
+// The problem's cache on the device. What no query may see is NaN, and table entries point outside of the
+// pool.
+class DeviceCache {
+ public:
+  explicit DeviceCache(const AttentionProblem& p) : p_(p), pool_(std::vector<char>(p.pool.size(), '\xff')) {}
+
+  // Rows [begin, end) of a sequence, and one that is not stored.
+  void append(size_t s, int64_t begin, int64_t end) {
+    const int64_t row = p_.heads.K * p_.heads.D;
+    const auto part = [&](const std::vector<float>& all) {
+      std::vector<float> rows(all.begin() + begin * row, all.begin() + end * row);
+      rows.resize(rows.size() + static_cast<size_t>(row), NAN);
+      return rows;
+    };
+    std::vector<int32_t> slots;
+    for (int64_t t = begin; t < end; ++t) slots.push_back(p_.slot(static_cast<int64_t>(s), t));
+    slots.push_back(-1);
+    DeviceArray k(part(p_.k[s])), v(part(p_.v[s]));
+    DeviceCopy<int32_t> dslots(slots);
+    KvAppendArgs a;
+    a.pool = pool_.data();
+    a.k = k.data();
+    a.v = v.data();
+    a.slots = dslots.data();
+    a.T = end - begin + 1;
+    a.ldk = a.ldv = row;
+    a.shape = p_.shape;
+    launch_on_device(KernelFamily::kKvAppend, dtype_name(p_.shape.type), &a);
+  }
+
+  std::vector<float> run(const std::vector<Chunk>& chunks, const AttentionProblem::Options& o) {
+    const int64_t row = p_.heads.H * p_.heads.D;
+    std::vector<int32_t> start = {0}, context, tables;
+    std::vector<float> queries;
+    for (const Chunk& c : chunks) {
+      start.push_back(static_cast<int32_t>(start.back() + c.count));
+      context.push_back(static_cast<int32_t>(c.context));
+      const auto begin = p_.table.begin() + c.sequence * p_.max_blocks;
+      tables.insert(tables.end(), begin, begin + p_.max_blocks);
+      for (int64_t i = c.context - c.count; i < c.context; ++i) {
+        const auto from = p_.q[static_cast<size_t>(c.sequence)].begin() + i * row;
+        queries.insert(queries.end(), from, from + row);
+        queries.push_back(NAN);  // between rows
+      }
+    }
+    const int64_t T = start.back();
+    DeviceArray q(queries), out(nothing_yet(T * row));
+    DeviceCopy<int32_t> dstart(start), dcontext(context), dtables(tables);
+    PagedAttentionArgs a;
+    a.out = out.data();
+    a.q = q.data();
+    a.pool = pool_.data();
+    a.block_tables = dtables.data();
+    a.seq_start = dstart.data();
+    a.context_len = dcontext.data();
+    a.T = T;
+    a.B = static_cast<int64_t>(chunks.size());
+    a.H = p_.heads.H;
+    a.ldq = row + 1;
+    a.ldo = row;
+    a.max_blocks = p_.max_blocks;
+    a.shape = p_.shape;
+    a.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
+    a.softcap = o.softcap;
+    a.window = o.window;
+    launch_on_device(KernelFamily::kPagedAttention, dtype_name(p_.shape.type), &a);
+    return out.host();
+  }
+
+ private:
+  const AttentionProblem& p_;
+  DeviceCopy<char> pool_;
+};
+
+void check(const AttentionProblem::Options& o, Heads heads, DType type, int page,
+           std::vector<int64_t> lengths, const std::vector<Chunk>& chunks) {
+  INFO(dtype_name(type) << " H " << heads.H << " K " << heads.K << " D " << heads.D << " page " << page
+                        << " window " << o.window << " cap " << o.softcap << " first context "
+                        << chunks[0].context);
+  AttentionProblem p(heads, type, page, std::move(lengths));
+  p.append_all(Isa::kReference);
+  const std::vector<float> want = p.run(Isa::kReference, chunks, o);
+  DeviceCache device(p);
+  // In two parts, as a chunked prompt comes.
+  for (size_t s = 0; s < p.lengths.size(); ++s) {
+    device.append(s, 0, p.lengths[s] / 2);
+    device.append(s, p.lengths[s] / 2, p.lengths[s]);
+  }
+  const std::vector<float> got = device.run(chunks, o);
+  const double bound = p.bound(false, o);
+  check_close(got, want, [&](size_t) { return bound; });
+
+  // Each row alone is the same row.
+  size_t at = 0;
+  const auto row = static_cast<size_t>(heads.H * heads.D);
+  for (const Chunk& c : chunks) {
+    for (int64_t i = c.context - c.count + 1; i <= c.context; ++i, at += row) {
+      if (i != c.context && i != c.context - c.count + 1) continue;
+      const std::vector<float> alone = device.run({{c.sequence, i, 1}}, o);
+      CHECK(std::equal(alone.begin(), alone.end(), got.begin() + static_cast<std::ptrdiff_t>(at)));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::vector<Chunk> mixed = {{0, 5, 5}, {1, 33, 3}, {2, 70, 1}};
+  for (DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check({}, {4, 2, 64}, type, 16, {5, 40, 70}, mixed);
+    check({}, {2, 2, 8}, type, 16, {5, 40, 70}, mixed);
+    check({}, {6, 1, 80}, type, 32, {5, 40, 70}, mixed);
+    check({.window = 7}, {2, 1, 128}, type, 16, {5, 40, 70}, mixed);
+    check({.softcap = 2.f}, {2, 1, 256}, type, 16, {5, 40, 70}, {{1, 33, 1}});
+  }
+}
+
+TEST_CASE("cuda: paged attention over contexts around its spans", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (int64_t context : {1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2100}) {
+    check({}, {2, 1, 32}, DType::kBF16, 16, {context}, {{0, context, 1}});
+  }
+  for (int64_t window : {1, 31, 32, 33, 256, 300, 4000}) {
+    check({.window = window}, {2, 1, 32}, DType::kBF16, 16, {700}, {{0, 700, 1}, {0, 513, 2}});
+  }
+}

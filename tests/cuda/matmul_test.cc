@@ -1,0 +1,259 @@
+// Products on the device against the reference: every storage format, plain, gated and of experts; sizes
+// around tiles of 16 outputs and 8 rows, around spans of K; a row is the same alone, and in any company.
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+struct Shape {
+  int64_t T, K;
+  std::vector<int64_t> n;  // of each segment
+};
+
+// Operands of one product, on the host and on the device.
+struct Problem {
+  Shape shape;
+  Format format;
+  int64_t ldx, ldo, columns = 0;
+  std::vector<float> x, gate, residual, bias;
+  std::vector<Guarded<char>> weights;
+  std::vector<std::unique_ptr<DeviceCopy<char>>> on_device;
+
+  Problem(Shape s, Format f, int64_t pad = 0, bool integers = false) : shape(std::move(s)), format(f) {
+    const Values kind = integers ? Values::kIntegers : Values::kNormal;
+    ldx = shape.K + pad;
+    uint32_t seed = 10;
+    for (int64_t n : shape.n) {
+      weights.push_back(shape.K == 0 ? Guarded<char>()
+                                     : encode(random_values(static_cast<size_t>(n * shape.K), kind, ++seed),
+                                              shape.K, format));
+      const Guarded<char>& w = weights.back();
+      on_device.push_back(std::make_unique<DeviceCopy<char>>(std::vector<char>(w.begin(), w.end())));
+      columns += n;
+    }
+    ldo = columns + pad;
+    x = random_values(static_cast<size_t>(shape.T * ldx), kind, 1);
+    gate = random_values(x.size(), kind, 2);
+    residual = random_values(static_cast<size_t>(shape.T * ldo), kind, 3);
+    bias = random_values(static_cast<size_t>(columns), kind, 4);
+  }
+
+  std::vector<MatmulSegment> segments(const float* bias_at, bool device) {
+    std::vector<MatmulSegment> out;
+    int64_t column = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const void* w = device ? static_cast<const void*>(on_device[i]->data()) : weights[i].data();
+      out.push_back({w, bias_at != nullptr && i % 2 == 0 ? bias_at + column : nullptr, shape.n[i], column});
+      column += shape.n[i];
+    }
+    return out;
+  }
+
+  // What the device may differ by at row t: magnitudes of one column's products.
+  double bound(int64_t t, int64_t column, const std::vector<std::vector<float>>& rows,
+               const float* xs) const {
+    size_t i = 0;
+    int64_t n = column;
+    while (n >= shape.n[i]) n -= shape.n[i++];
+    double magnitude = 8;  // bias and residual
+    for (int64_t k = 0; k < shape.K; ++k) {
+      magnitude +=
+          std::fabs(static_cast<double>(rows[i][static_cast<size_t>(n * shape.K + k)]) * xs[t * ldx + k]);
+    }
+    // bf16: x is high + low to 2^-17, and the emulator adds 16 products and then the sum: 512 / 16 * 2 + 16
+    // roundings of a span. Else runs of 256. Formats whose decoders subtract a minimum may fuse: 4 roundings.
+    const double split = format == Format::bf16() ? std::ldexp(1.0, -17) : 0;
+    return magnitude * (split + (256 + static_cast<double>(shape.K) / 256 + 16) * kUnit);
+  }
+};
+
+void check_matmul(Problem& p, bool gated, bool with_bias) {
+  const Shape& s = p.shape;
+  std::vector<float> want = p.residual;
+  GatedMatmulArgs a;
+  std::vector<MatmulSegment> host = p.segments(with_bias ? p.bias.data() : nullptr, false);
+  MatmulArgs& m = a.matmul;
+  m.T = s.T;
+  m.K = s.K;
+  m.ldx = p.ldx;
+  m.ldo = p.ldo;
+  m.format = p.format;
+  m.num_segments = static_cast<int64_t>(host.size());
+  m.segments = host.data();
+  m.residual = m.out = want.data();
+  // The gate by itself: the reference of the fused kernel needs its neighbour's struct.
+  std::vector<float> xs = p.x;
+  if (gated) {
+    for (size_t i = 0; i < xs.size(); ++i) {
+      const double g = p.gate[i];
+      xs[i] = static_cast<float>(g / (1 + std::exp(-g)) * p.x[i]);
+    }
+  }
+  m.x = xs.data();
+  run_reference(KernelFamily::kMatmul, p.format, &m);
+
+  DeviceArray dx(p.x), dgate(p.gate), dbias(p.bias), out(p.residual);
+  std::vector<MatmulSegment> device = p.segments(with_bias ? dbias.data() : nullptr, true);
+  m.segments = device.data();
+  m.x = dx.data();
+  m.residual = m.out = out.data();
+  a.gate = dgate.data();
+  a.ld_gate = p.ldx;
+  if (gated) launch_on_device(KernelFamily::kGatedMatmul, p.format.name(), &a);
+  else launch_on_device(KernelFamily::kMatmul, p.format.name(), &m);
+  const std::vector<float> got = out.host();
+
+  std::vector<std::vector<float>> rows;
+  for (const auto& w : p.weights) rows.push_back(s.K == 0 ? std::vector<float>() : decode(w, s.K, p.format));
+  // act(gate) x: 2^-20 of it (elementwise_test.cc).
+  const double gate_error = gated ? std::ldexp(1.0, -20) / kUnit / 256 : 0;
+  for (int64_t t = 0; t < s.T; ++t) {
+    for (int64_t c = 0; c < p.columns; ++c) {
+      const auto at = static_cast<size_t>(t * p.ldo + c);
+      const double bound = p.bound(t, c, rows, xs.data()) * (1 + gate_error);
+      INFO("row " << t << " column " << c << ": " << got[at] << ", not " << want[at]);
+      REQUIRE(std::fabs(got[at] - want[at]) <= bound);
+    }
+  }
+  // What lies between rows is left alone.
+  for (int64_t t = 0; t < s.T; ++t)
+    for (int64_t c = p.columns; c < p.ldo; ++c)
+      REQUIRE(got[static_cast<size_t>(t * p.ldo + c)] == p.residual[static_cast<size_t>(t * p.ldo + c)]);
+
+  // One row alone is the same row.
+  if (s.T < 2) return;
+  DeviceArray alone(std::vector<float>(p.residual.begin() + p.ldo, p.residual.begin() + 2 * p.ldo));
+  m.T = 1;
+  m.x += p.ldx;
+  a.gate += p.ldx;
+  m.residual = m.out = alone.data();
+  if (gated) launch_on_device(KernelFamily::kGatedMatmul, p.format.name(), &a);
+  else launch_on_device(KernelFamily::kMatmul, p.format.name(), &m);
+  CHECK(alone.host() == std::vector<float>(got.begin() + p.ldo, got.begin() + 2 * p.ldo));
+}
+
+}  // namespace
+
+TEST_CASE("cuda: products with weights of every format against the reference", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const FormatInfo* info : all_formats()) {
+    const Format format(info);
+    if (info->encode == nullptr && random_blocks(format) == nullptr) continue;
+    const int64_t block = info->block_elems;
+    for (const Shape& shape : {Shape{3, block, {5}}, Shape{9, 768, {17, 3}}}) {
+      INFO(format.name() << " T " << shape.T << " K " << shape.K);
+      Problem p(shape, format);
+      check_matmul(p, false, true);
+    }
+    INFO(format.name() << " gated");
+    Problem p({2, 256, {16}}, format);
+    check_matmul(p, true, false);
+  }
+}
+
+TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (Format format : {Format::bf16(), Format::f32()}) {
+    for (const Shape& shape :
+         {Shape{1, 1, {1}}, Shape{8, 7, {15}}, Shape{7, 8, {16}}, Shape{1, 129, {17, 1, 31}},
+          Shape{2, 511, {16}}, Shape{8, 512, {32}}, Shape{9, 520, {3}}, Shape{17, 128, {33}},
+          Shape{1, 4608, {16}}, Shape{2, 8200, {5}}, Shape{3, 0, {4}}, Shape{0, 64, {16}},
+          Shape{1, 64, {0, 16}}, Shape{64, 64, {64}}}) {
+      for (int64_t pad : {0, 1}) {
+        INFO(format.name() << " T " << shape.T << " K " << shape.K << " pad " << pad);
+        Problem p(shape, format, pad);
+        check_matmul(p, false, true);
+        check_matmul(p, true, false);
+      }
+    }
+    // More segments than a launch takes.
+    Problem many({2, 32, std::vector<int64_t>(130, 3)}, format);
+    check_matmul(many, false, true);
+  }
+}
+
+TEST_CASE("cuda: sums that f32 holds exactly are exact", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (Format format : {Format::bf16(), Format::f16(), Format::f32()}) {
+    Problem p({9, 1000, {20}}, format, 0, true);
+    std::vector<float> want(static_cast<size_t>(9 * 20));
+    MatmulArgs a;
+    std::vector<MatmulSegment> host = p.segments(nullptr, false);
+    a.T = 9;
+    a.K = a.ldx = 1000;
+    a.ldo = 20;
+    a.format = format;
+    a.num_segments = 1;
+    a.segments = host.data();
+    a.x = p.x.data();
+    a.out = want.data();
+    run_reference(KernelFamily::kMatmul, format, &a);
+    DeviceArray dx(p.x), out(nothing_yet(9 * 20));
+    std::vector<MatmulSegment> device = p.segments(nullptr, true);
+    a.segments = device.data();
+    a.x = dx.data();
+    a.out = out.data();
+    launch_on_device(KernelFamily::kMatmul, format.name(), &a);
+    CHECK(out.host() == want);
+  }
+}
+
+TEST_CASE("cuda: products of experts against the reference, empty experts and more than a launch takes",
+          "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* name : {"bf16", "f32", "q4_0", "q4_k", "mxfp4"}) {
+    const Format format = *Format::find(name);
+    for (int64_t experts : {3, 70}) {
+      for (bool by_token : {true, false}) {
+        INFO(name << " experts " << experts << " by token " << by_token);
+        const int64_t K = 256, P = 23, tokens = 6;
+        const std::vector<int64_t> n = {17, 5};
+        Shape shape{by_token ? tokens : P, K, {}};
+        for (int64_t e = 0; e < experts; ++e) shape.n.insert(shape.n.end(), n.begin(), n.end());
+        Problem p(shape, format);
+        std::vector<int32_t> start, token;
+        for (int64_t e = 0; e <= experts; ++e) {
+          // The first has none, one nearly all.
+          start.push_back(static_cast<int32_t>(e == 0 || e == 1 ? 0
+                                               : e == experts   ? P
+                                                                : std::min<int64_t>(P, 9 + e)));
+        }
+        for (int64_t i = 0; i < P; ++i) token.push_back(static_cast<int32_t>((i * 5) % tokens));
+        const int64_t ldo = 17 + 5 + 2;
+        std::vector<float> want(static_cast<size_t>(P * ldo), -7.f);
+        GroupedMatmulArgs a;
+        std::vector<MatmulSegment> host = p.segments(nullptr, false), device = p.segments(nullptr, true);
+        for (size_t i = 0; i < host.size(); ++i) host[i].out_col = device[i].out_col = i % 2 == 0 ? 0 : 18;
+        a.out = want.data();
+        a.x = p.x.data();
+        a.pair_token = by_token ? token.data() : nullptr;
+        a.expert_start = start.data();
+        a.segments = host.data();
+        a.segments_per_expert = 2;
+        a.experts = experts;
+        a.P = P;
+        a.K = K;
+        a.ldx = p.ldx;
+        a.ldo = ldo;
+        a.format = format;
+        run_reference(KernelFamily::kGroupedMatmul, format, &a);
+        DeviceArray dx(p.x), out(std::vector<float>(want.size(), -7.f));
+        DeviceCopy<int32_t> dtoken(token), dstart(start);
+        a.out = out.data();
+        a.x = dx.data();
+        a.pair_token = by_token ? dtoken.data() : nullptr;
+        a.expert_start = dstart.data();
+        a.segments = device.data();
+        launch_on_device(KernelFamily::kGroupedMatmul, name, &a);
+        // |w| <= 6 |x| <= 6 at most, 256 terms: far above, and far below a wrong row.
+        check_close(out.host(), want, [&](size_t) {
+          return 256 * 4 * ((format == Format::bf16() ? std::ldexp(1.0, -17) : 0) + 300 * kUnit);
+        });
+      }
+    }
+  }
+}

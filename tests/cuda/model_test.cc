@@ -1,0 +1,155 @@
+// Whole language models on the device: every tiny architecture against transformers' logits, and nothing
+// beside the device; a batch equals each alone, decode equals prefill, and the default model says what it
+// says elsewhere.
+#include "engine/runtime/text_stream.h"
+#include "tests/cuda/device_memory.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/support/sample.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+
+// Options of a model on the device; what it says of kernels that it lacks comes into `missing`.
+LanguageModelOptions device_options(std::vector<std::string>* missing, const std::string& kv) {
+  LanguageModelOptions o;
+  o.device = OAR_CUDA_PLUGIN;
+  o.threads = 2;
+  o.max_batch_tokens = 64;
+  o.max_sequences = 64;  // rows of logits
+  o.page_tokens = 16;
+  o.memory_bytes = uint64_t{256} << 20;
+  o.kv = kv;
+  o.log = Logger([missing](LogLevel, std::string_view text) {
+    if (text.find("no kernel for") != std::string_view::npos) missing->emplace_back(text);
+  });
+  return o;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string all;
+  for (const std::string& line : lines) all += line + "\n";
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs beside the device", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const std::string& name : tiny_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    for (const TinyDtype dtype : {TinyDtype::f32, TinyDtype::bf16}) {
+      const bool bf16 = dtype == TinyDtype::bf16;
+      INFO(name << (bf16 ? " bf16" : " f32"));
+      std::vector<std::string> missing;
+      RunnerFixture model(write_tiny_model(golden, dtype), device_options(&missing, "f32"));
+      const auto error =
+          relative_error(model.run_prompt(golden.tokens), bf16 ? golden.logits_bf16 : golden.logits_f32);
+      // As the processor's kernels are held to (golden_test.cc); x in two bf16 leaves 2^-17 at each place
+      // where one leaves 2^-9.
+      const double places = rounded_places(model.config) * static_cast<double>(model.config.layers) + 1;
+      CAPTURE(error);
+      CHECK(error < 1e-4 + (bf16 ? std::ldexp(places, -17) : 0));
+      CHECK(joined(missing) == "");
+    }
+  }
+}
+
+TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const std::string& name : tiny_golden_names()) {
+    INFO(name);
+    const TinyGolden golden = load_tiny_golden(name);
+    std::vector<std::string> missing;
+    RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), device_options(&missing, "bf16"));
+    const auto& t = golden.tokens;
+    const std::vector<float> whole = model.run_prompt(t);
+    const auto V = static_cast<size_t>(model.vocab());
+    // Keys and values in bf16: 2 of the roundings that golden_test.cc counts for each layer.
+    const double places = rounded_places(model.config) * static_cast<double>(model.config.layers) + 1;
+    CHECK(relative_error(whole, golden.logits_bf16) < places / 512);
+    // Two sequences in a batch, the first cut short; then single tokens behind it.
+    const std::vector<int32_t> head(t.begin(), t.begin() + 5);
+    const std::vector<float> batch =
+        model.run({{head, 0, {3}, true}, {t, 0, model.blocks(t.size(), 5), true}});
+    CHECK(std::equal(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.begin()));
+    CHECK(std::equal(whole.begin(), whole.end(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V)));
+    for (size_t k = 5; k < 8; ++k) {
+      const std::vector<float> step = model.run({{{t[k]}, static_cast<int32_t>(k), {3}, true}});
+      CHECK(std::equal(step.begin(), step.end(), whole.begin() + static_cast<std::ptrdiff_t>(k * V)));
+    }
+    CHECK(joined(missing) == "");
+  }
+}
+
+TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const TinyGolden golden = load_tiny_golden("llama3");
+  const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+  std::vector<int32_t> tokens = golden.tokens;
+  while (tokens.size() < 56) tokens.push_back(tokens[tokens.size() - golden.tokens.size()]);
+  struct Case {
+    const char *weights, *kv;
+  };
+  for (const Case& c :
+       {Case{"auto", "int8"}, Case{"auto", "fp8"}, Case{"auto", "k8v4"}, Case{"auto", "int4"},
+        Case{"auto", "int4-mean"}, Case{"auto", "k4v3"}, Case{"int8", "bf16"}, Case{"int4", "int8"}}) {
+    INFO(c.weights << " " << c.kv);
+    std::vector<std::string> missing;
+    auto options = device_options(&missing, c.kv);
+    options.weights = c.weights;
+    options.max_context = 64;
+    RunnerFixture device(path, options);
+    options.device = "cpu";
+    options.reference = true;
+    RunnerFixture cpu(path, options);
+    const std::vector<float> whole = device.run_prompt(tokens);
+    // Keys and values round to codes; one at the border of two may round to the other, as do bf16's: 2 of the
+    // places of a layer at a step of 4 bits, 1/15 of a head's range, on one token of its context.
+    const double places = rounded_places(device.config) * static_cast<double>(device.config.layers) + 1;
+    const double error = relative_error(whole, cpu.run_prompt(tokens));
+    CAPTURE(error);
+    CHECK(error < places / 512);
+    // The same in pieces, to the bit.
+    std::vector<float> pieces;
+    const auto blocks = device.blocks(tokens.size(), 8);
+    for (size_t at = 0; at < tokens.size(); at += 7) {
+      const std::vector<int32_t> part(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                      tokens.begin() + static_cast<std::ptrdiff_t>(at + 7));
+      const auto logits = device.run({{part, static_cast<int32_t>(at), blocks, true}});
+      pieces.insert(pieces.end(), logits.begin(), logits.end());
+    }
+    CHECK((pieces == whole));
+    CHECK(joined(missing) == "");
+  }
+}
+
+TEST_CASE("cuda: the default model says on the device what it says on the processor", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<std::vector<int32_t>> answers;
+  std::vector<std::string> missing;
+  for (const char* device : {"cpu", OAR_CUDA_PLUGIN}) {
+    auto options = device_options(&missing, "bf16");
+    options.device = device;
+    options.reference = true;
+    auto model = LanguageModel::load(source_path("configs/demo"), options);
+    REQUIRE_OK(model);
+    Request request;
+    request.prompt = (*model)->tokenizer()->encode("ROMEO:").value();
+    request.sampling.temperature = 0;
+    request.stop.max_tokens = 12;
+    auto stream = TextStream::create((*model)->tokenizer(), {}, 1);
+    REQUIRE_OK(stream->start((*model)->engine(), std::move(request)));
+    std::vector<int32_t>& ids = answers.emplace_back();
+    while (!stream->done()) {
+      auto event = stream->next(std::chrono::seconds(120));
+      REQUIRE(event.has_value());
+      for (const auto& token : event->tokens) ids.push_back(token.id);
+    }
+  }
+  CHECK(answers[0].size() == 12);
+  CHECK(answers[0] == answers[1]);
+  CHECK(joined(missing) == "");
+}
