@@ -17,10 +17,9 @@
 namespace oar {
 namespace {
 
-// Open to all like the health endpoints: the page holds nothing; what it asks for needs the key.
-void add_page(http::Router& router) {
-  const http::Response answer = [] {
-    ui::Page page = ui::status_page();
+// Open to all like the health endpoints: the pages hold nothing; what they ask for needs the key.
+void add_page(http::Router& router, const char* path, ui::Page page) {
+  const http::Response answer = [&] {
     return http::Response{200,
                           "text/html; charset=utf-8",
                           {{"Content-Security-Policy", std::move(page.content_security_policy)},
@@ -30,7 +29,7 @@ void add_page(http::Router& router) {
                           std::move(page.html)};
   }();
   router.add(
-      "GET", "/", [answer](http::Request&&, std::shared_ptr<http::ResponseWriter> w) { w->send(answer); },
+      "GET", path, [answer](http::Request&&, std::shared_ptr<http::ResponseWriter> w) { w->send(answer); },
       http::Access::kOpen);
 }
 
@@ -166,7 +165,9 @@ Status ServerImpl::listen() {
     o.tls = tls;
     o.admit = http::make_admission(http_services_);
     http::Router router = http::make_router(http_services_);
-    add_page(router);
+    add_page(router, "/", ui::status_page());
+    add_page(router, "/docs", ui::docs_page());
+    http::add_openapi(router, http_services_);
     OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), std::move(router)));
     http_port_ = http_->port();
     metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });

@@ -37,9 +37,9 @@ Status read_speculative(const oar_model_options& o, SpeculativeOptions& out) {
     return invalid_argument("draft_model is missing; speculative \"draft\" needs the path of one",
                             "draft_model");
   if (method != "draft" && !draft.empty())
-    return invalid_argument(cat("draft_model is \"", draft, "\", and speculative is \"", method,
-                                "\"; only \"draft\" has one draft"),
-                            "draft_model");
+    return invalid_argument(
+        cat("draft_model is \"", draft, "\", and speculative is \"", method, "\"; only \"draft\" has one"),
+        "draft_model");
   out.draft_model = draft;
   const auto set = [](const char* field, int64_t value, auto& to) -> Status {
     if (value < 0 || value > 64)

@@ -49,8 +49,8 @@ void add_ids(const json::object& o, const char* key, int64_t vocab, std::vector<
   }
 }
 
-std::vector<int32_t> end_tokens(const Checkpoint& checkpoint, const ModelConfig& config,
-                                const Tokenizer& tokenizer) {
+std::vector<int32_t> find_end_tokens(const Checkpoint& checkpoint, const ModelConfig& config,
+                                     const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   add_ids(checkpoint.tokenizer.generation_config, "eos_token_id", config.vocab, ids);
   add_ids(checkpoint.config, "eos_token_id", config.vocab, ids);
@@ -180,7 +180,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   engine.max_waiting = options.max_waiting;
   engine.prefix_cache = options.prefix_cache;
   engine.speculative = options.speculative;
-  engine.eos_token_ids = end_tokens(checkpoint, config, *model->tokenizer_);
+  engine.eos_token_ids = model->end_tokens_ = find_end_tokens(checkpoint, config, *model->tokenizer_);
   model->constraints_ =
       std::make_shared<grammar::ConstraintCompiler>(model->tokenizer_, engine.eos_token_ids);
   engine.seed = options.seed;

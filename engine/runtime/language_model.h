@@ -99,6 +99,7 @@ class LanguageModel {
   // Strings the chat template names: its beginning- and end-of-sequence tokens.
   const std::string& bos_token() const { return bos_token_; }
   const std::string& eos_token() const { return eos_token_; }
+  const std::vector<int32_t>& end_tokens() const { return end_tokens_; }  // at which the engine stops
   bool allows_special_in_text() const { return allow_special_in_text_; }
   // Compiles what Request::constraint takes, for this model's tokens; any thread but the engine's.
   const std::shared_ptr<grammar::ConstraintCompiler>& constraints() const { return constraints_; }
@@ -117,6 +118,7 @@ class LanguageModel {
   GenerationDefaults defaults_;
   ModelInfo info_;
   std::string bos_token_, eos_token_;
+  std::vector<int32_t> end_tokens_;
   bool allow_special_in_text_ = false;
   std::shared_ptr<grammar::ConstraintCompiler> constraints_;
   const tools::ToolStyle* tool_style_ = nullptr;

@@ -3,6 +3,7 @@
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/stored_basis.h"
 
 namespace oar {
 
@@ -14,7 +15,7 @@ Result<ModelSource> read_model_source(const std::string& path, const LanguageMod
   OAR_ASSIGN(out.checkpoint, load_checkpoint(path, load, progress));
   for (const std::string& notice : out.checkpoint.notices) options.log(LogLevel::kWarning, notice);
   for (const auto& [name, t] : out.checkpoint.tensors) {
-    out.parameters += static_cast<uint64_t>(t.numel());
+    if (!name.starts_with(kBasisPrefix)) out.parameters += static_cast<uint64_t>(t.numel());
     if (t.buffer().mapped()) out.stored.emplace(name, t);
   }
   OAR_ASSIGN(out.checkpoint, quantize_at_load(std::move(out.checkpoint), options.weights,

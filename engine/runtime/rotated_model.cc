@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "engine/base/format.h"
 #include "engine/graph/weights.h"
+#include "engine/runtime/stored_basis.h"
 
 namespace oar {
 namespace {
@@ -48,6 +50,17 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
     const bool same = value.kind == ValueKind::kConstant &&
                       value.constant.data() == out.layout_.tensors.at(weight.name).data();
     if (!same) out.values_.emplace(weight.name, weight.value);
+  }
+  for (const NamedWeight& operand : basis_operands(out.graph_)) {
+    if (operand.name.empty()) continue;  // made of others: adapters are refused
+    const std::string name = cat(kBasisPrefix, operand.name);
+    const Value& value = out.graph_.value(operand.value);
+    Tensor kept = value.constant;
+    if (value.kind != ValueKind::kConstant) {
+      OAR_ASSIGN(kept, Tensor::allocate({value.type.shape[0].const_value()}, Format::f32()));
+      out.values_.emplace(name, operand.value);
+    }
+    out.layout_.tensors.insert_or_assign(name, std::move(kept));
   }
   if (wanted.any()) { out.layout_.config["quantization_config"] = {{"rotation", rotation_record(applied)}}; }
   return out;

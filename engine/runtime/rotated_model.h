@@ -21,8 +21,9 @@ class RotatedModel {
                                    const RotationOptions& wanted);
 
   // The checkpoint to be, but for its numbers: names, shapes and formats of all tensors, a tied head among
-  // them under its own name. The record in config.json tells loading and calibration what the weights carry.
-  // The bytes of tensors that change() names are those before the rotation.
+  // them under its own name, and what adapters need (stored_basis.h). The record in config.json tells loading
+  // and calibration what the weights carry. The bytes of tensors that change() names are those before the
+  // rotation.
   const Checkpoint& layout() const { return layout_; }
   bool changes(const std::string& name) const { return values_.contains(name); }
 

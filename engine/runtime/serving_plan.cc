@@ -8,6 +8,7 @@
 #include "engine/graph/weights.h"
 #include "engine/ops/weights.h"
 #include "engine/runtime/adapters.h"
+#include "engine/runtime/stored_basis.h"
 
 namespace oar {
 namespace {
@@ -71,8 +72,8 @@ std::shared_ptr<ThreadPool> make_pool(const LanguageModelOptions& options) {
 
 constexpr int64_t kMaxLoras = 1024, kMaxLoraRank = 512;
 
-// Whether slots for adapters may be had. `stored`: rotations that the weights came with.
-Status check_adapters(const LanguageModelOptions& options, const RotationOptions& stored) {
+// Whether slots for adapters may be had.
+Status check_adapters(const LanguageModelOptions& options) {
   if (options.adapter_slots() > kMaxLoras)
     return invalid_argument(cat("max_loras ", options.adapter_slots(), " is not from 0 to ", kMaxLoras),
                             "max_loras");
@@ -82,12 +83,6 @@ Status check_adapters(const LanguageModelOptions& options, const RotationOptions
   if (!options.device.empty() && options.device != "cpu")
     return unimplemented(
         cat("max_loras: there is no kernel for adapters on ", options.device, ", only on cpu"));
-  if (stored.stored_residual || stored.stored_values || stored.stored_ffn)
-    return unimplemented(cat("max_loras: the weights were rotated when they were quantized (",
-                             rotation_names(stored),
-                             "), and what an adapter of them must go through is not in the folder; quantize "
-                             "without --rotate, and rotate at load: --rotate ",
-                             rotation_names(stored)));
   return ok_status();
 }
 
@@ -221,7 +216,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   OAR_ASSIGN(out.layout, serve(out.model.graph, serving));
   if (out.layout.groups.empty()) return invalid_argument("the model has no attention layer");
   if (options.adapter_slots() > 0) {
-    OAR_RETURN_IF_ERROR(check_adapters(options, stored));
+    OAR_RETURN_IF_ERROR(check_adapters(options));
     // As wide as the base: what a base in 16 bits or less leaves of them is told by the base.
     const bool wide = widest_weight(checkpoint) != DType::kBF16;
     const auto pool = make_pool(options);
@@ -230,6 +225,10 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                               .rank = options.max_lora_rank,
                                               .format = wide ? Format::f32() : Format::bf16()},
                                              *pool));
+    if (rewritten(checkpoint, stored)) {
+      OAR_ASSIGN(const auto bases, stored_bases(checkpoint, config, stored, *pool));
+      for (AdapterSite& site : out.adapters.sites) precede(site.basis, bases.at(site.weight));
+    }
     follow_file(config, out.adapters.sites);
   }
   return out;

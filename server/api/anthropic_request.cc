@@ -111,7 +111,7 @@ void read_turns(Fields& f, Conversation& c) {
     if (!text.ok()) return f.fail(text.status().param(), text.status().message());
     c.messages.push_back({"system", std::move(*text), {}});
   }
-  if (!f.find("messages")) return f.fail("messages", "messages is missing");
+  f.require("messages", "send a list of messages");
   const json::array* list = f.array("messages");
   if (!list) return;
   std::string role;
@@ -216,7 +216,7 @@ void read_thinking(Fields& f, Conversation& c) {
 
 }  // namespace
 
-Result<GenerationRequest> parse_messages_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_messages_request(const RequestBody& body, const ModelHandle& model,
                                                  const ApiLimits& limits, bool counting) {
   GenerationRequest r = request_for(model);
   Fields f(body);
@@ -225,8 +225,7 @@ Result<GenerationRequest> parse_messages_request(const json::object& body, const
   r.add_special_tokens = false;  // the template writes them itself
   f.string("model", r.model, kMaxBlockName);
   f.boolean("stream", r.streaming.stream);
-  if (!counting && !f.find("max_tokens"))
-    f.fail("max_tokens", "max_tokens is missing; say how many tokens the answer may have");
+  if (!counting) f.require("max_tokens", "say how many tokens the answer may have");
   if (const json::value* stops = f.find("stop_sequences"); stops && !stops->is_array())
     f.fail("stop_sequences", cat("stop_sequences must be an array of strings, got ", describe(*stops)));
   read_params(f, model.engine->request_limits(), limits, r);

@@ -7,7 +7,7 @@
 namespace oar::api {
 
 // `counting`: of a body whose tokens are to be counted, which asks for no answer.
-Result<GenerationRequest> parse_messages_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_messages_request(const RequestBody& body, const ModelHandle& model,
                                                  const ApiLimits& limits, bool counting);
 
 }  // namespace oar::api

@@ -76,6 +76,8 @@ std::string base64(const std::vector<float>& values) {
   return out;
 }
 
+}  // namespace
+
 void write_usage(JsonWriter& w, int64_t tokens) {
   w.key("usage")
       .begin_object()
@@ -86,7 +88,26 @@ void write_usage(JsonWriter& w, int64_t tokens) {
       .end_object();
 }
 
-}  // namespace
+void write_vector(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vector) {
+  if (request.base64) {
+    w.string(base64(vector));
+    return;
+  }
+  w.begin_array();
+  for (const float x : vector) w.number(x);
+  w.end_array();
+}
+
+float cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  const auto dot = [](const std::vector<float>& u, const std::vector<float>& v) {
+    double sum = 0;
+    for (size_t k = 0; k < u.size() && k < v.size(); ++k)
+      sum += static_cast<double>(u[k]) * static_cast<double>(v[k]);
+    return sum;
+  };
+  const double norms = std::sqrt(dot(a, a) * dot(b, b));
+  return static_cast<float>(norms > 0 ? dot(a, b) / norms : 0);
+}
 
 Status check_inputs(const EmbeddingRequest& request) {
   if (request.inputs.empty()) return invalid_argument("input has no entries; send at least one", "input");
@@ -118,9 +139,16 @@ Status check_documents(const RerankRequest& request) {
   return ok_status();
 }
 
-Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
+namespace {
+Result<EmbeddingRequest> parse_vector_request(const RequestBody& body, bool pooling) {
   EmbeddingRequest out;
   Fields f(body);
+  std::string task = "embed";
+  if (pooling) f.string("task", task, 64);
+  if (task != "embed")
+    f.fail("task", cat("task is ", in_quotes(task),
+                       "; embed (one vector for each input) is what /pooling "
+                       "offers, and scores are /v1/score"));
   f.string("model", out.model, 1024);
   std::string format = "float";
   f.string("encoding_format", format, 64);
@@ -128,7 +156,7 @@ Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
   int64_t truncate = 0;
   f.integer("truncate_prompt_tokens", truncate, -1, 1 << 20);
   const json::value* input = f.find("input");
-  if (f.ok() && !input) f.fail("input", "input is missing; send a text or a list of texts");
+  f.require("input", "send a text or a list of texts");
   if (f.ok() && format != "float" && format != "base64")
     f.fail("encoding_format", cat("encoding_format must be float or base64, got ", in_quotes(format)));
   f.refuse_rest();
@@ -140,7 +168,17 @@ Result<EmbeddingRequest> parse_embedding_request(const json::object& body) {
   return out;
 }
 
-Result<RerankRequest> parse_rerank_request(const json::object& body) {
+}  // namespace
+
+Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body) {
+  return parse_vector_request(body, false);
+}
+
+Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body) {
+  return parse_vector_request(body, true);
+}
+
+Result<RerankRequest> parse_rerank_request(const RequestBody& body) {
   RerankRequest out;
   Fields f(body);
   f.string("model", out.model, 1024);
@@ -326,13 +364,7 @@ Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRe
         .key("index")
         .number(static_cast<int64_t>(k))
         .key("embedding");
-    if (request.base64) {
-      w.string(base64(vectors[k]));
-    } else {
-      w.begin_array();
-      for (const float x : vectors[k]) w.number(x);
-      w.end_array();
-    }
+    write_vector(w, request, vectors[k]);
     w.end_object();
   }
   w.end_array().key("model").string(model.config.name);
@@ -361,16 +393,7 @@ std::vector<float> rerank_scores(const TextEncoder& encoder, const std::vector<s
     for (const auto& r : results) out.push_back(r[0]);
     return out;
   }
-  const auto dot = [](const std::vector<float>& a, const std::vector<float>& b) {
-    double sum = 0;
-    for (size_t k = 0; k < a.size() && k < b.size(); ++k)
-      sum += static_cast<double>(a[k]) * static_cast<double>(b[k]);
-    return sum;
-  };
-  for (size_t k = 1; k < results.size(); ++k) {
-    const double norms = std::sqrt(dot(results[0], results[0]) * dot(results[k], results[k]));
-    out.push_back(static_cast<float>(norms > 0 ? dot(results[0], results[k]) / norms : 0));
-  }
+  for (size_t k = 1; k < results.size(); ++k) out.push_back(cosine(results[0], results[k]));
   return out;
 }
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "engine/base/json.h"
+#include "server/api/fields.h"
+#include "server/api/json_writer.h"
 #include "server/api/tensor_model.h"
 
 namespace oar::api {
@@ -31,8 +33,10 @@ struct RerankRequest {
 // Limits on counts and sizes, whichever transport filled the request in; the parsers below include them.
 Status check_inputs(const EmbeddingRequest& request);
 Status check_documents(const RerankRequest& request);
-Result<EmbeddingRequest> parse_embedding_request(const json::object& body);
-Result<RerankRequest> parse_rerank_request(const json::object& body);
+Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body);
+// Of vLLM's /pooling: the same, and `task`, of which "embed" is the one there is.
+Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body);
+Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 
 // Rows of tokens through an encoder. A bounded number of them is in its queue at a time, so that one large
 // request leaves room for others; the first failure ends it. `id` is the caller's, for traces. `done` is
@@ -84,6 +88,10 @@ std::string rerank_answer(const TensorModel& model, const RerankRequest& request
                           const std::vector<float>& scores, int64_t tokens);
 // Indices of the best `top_n` (0: all) scores, best first; equal ones by index.
 std::vector<size_t> rank(const std::vector<float>& scores, int64_t top_n);
+// Parts of such answers. `vector` as numbers or in base64, as the request says; the cosine of zeros is 0.
+void write_usage(JsonWriter& w, int64_t tokens);
+void write_vector(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vector);
+float cosine(const std::vector<float>& a, const std::vector<float>& b);
 int64_t count_tokens(const std::vector<EncoderTokens>& rows);
 
 }  // namespace oar::api

@@ -14,6 +14,16 @@
 
 namespace oar::api {
 
+namespace {
+// Bytes bound characters, as no character has less than one.
+json::object text_schema(size_t min_bytes, size_t max_bytes) {
+  json::object out{{"type", "string"}};
+  if (min_bytes > 0) out["minLength"] = 1;
+  if (max_bytes < SIZE_MAX) out["maxLength"] = max_bytes;
+  return out;
+}
+}  // namespace
+
 std::string describe(const json::value& v) {
   if (v.is_object()) return cat("an object of ", v.get_object().size(), " keys");
   if (v.is_array()) return cat("an array of ", v.get_array().size(), " elements");
@@ -28,14 +38,35 @@ std::string describe(const json::value& v) {
   return cat(out, "... (", text.size(), " bytes)");
 }
 
+FieldList::Field& FieldList::field(std::string_view name) {
+  const auto it =
+      std::find_if(fields_.begin(), fields_.end(), [&](const Field& f) { return f.name == name; });
+  return it != fields_.end() ? *it : fields_.emplace_back(Field{std::string(name), {}, false});
+}
+
+void FieldList::add(std::string_view name, json::object schema) {
+  Field& f = field(name);
+  if (schema.empty()) return;
+  if (std::find(f.types.begin(), f.types.end(), json::value(schema)) == f.types.end())
+    f.types.emplace_back(std::move(schema));
+}
+
+void FieldList::require(std::string_view name) { field(name).required = true; }
+
+void Fields::require(std::string_view name, std::string_view remedy) {
+  if (list_) list_->require(name);
+  else if (!find(name)) fail(name, cat(path_of(name), " is missing; ", remedy));
+}
+
 const json::value* Fields::find(std::string_view name) const {
   asked_.push_back(name);
+  describe_field(name, {});
   const json::value* v = object_.if_contains(json::string_view(name.data(), name.size()));
   return v == nullptr || v->is_null() ? nullptr : v;
 }
 
 void Fields::fail(std::string_view name, std::string message) {
-  if (status_.ok()) status_ = invalid_argument(std::move(message), path_of(name));
+  if (list_ == nullptr && status_.ok()) status_ = invalid_argument(std::move(message), path_of(name));
 }
 
 void Fields::wrong_type(std::string_view name, std::string_view wanted, const json::value& got) {
@@ -47,6 +78,10 @@ void Fields::unsupported(std::string_view name, std::string_view remedy) {
 }
 
 void Fields::refuse_rest() {
+  if (list_ != nullptr) {
+    status_ = Status(StatusCode::kCancelled, "the request was described, not read");
+    return;
+  }
   for (const auto& entry : object_) {
     if (!ok()) return;
     const std::string_view key(entry.key().data(), entry.key().size());
@@ -65,6 +100,7 @@ void Fields::refuse_rest() {
 }
 
 void Fields::boolean(std::string_view name, bool& out) {
+  describe_field(name, {{"type", "boolean"}});
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return;
   if (!v->is_bool()) return wrong_type(name, "true or false", *v);
@@ -72,6 +108,7 @@ void Fields::boolean(std::string_view name, bool& out) {
 }
 
 std::optional<int64_t> Fields::as_integer(std::string_view name, int64_t min, int64_t max) {
+  describe_field(name, {{"type", "integer"}, {"minimum", min}, {"maximum", max}});
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return std::nullopt;
   auto out_of_range = [&] {
@@ -107,6 +144,7 @@ void Fields::integer(std::string_view name, std::optional<int64_t>& out, int64_t
 }
 
 void Fields::bits(std::string_view name, std::optional<uint64_t>& out) {
+  describe_field(name, {{"type", "integer"}, {"minimum", INT64_MIN}, {"maximum", UINT64_MAX}});
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return;
   if (v->is_int64()) {
@@ -119,6 +157,7 @@ void Fields::bits(std::string_view name, std::optional<uint64_t>& out) {
 }
 
 std::optional<double> Fields::as_number(std::string_view name, double min, double max) {
+  describe_field(name, {{"type", "number"}, {"minimum", min}, {"maximum", max}});
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return std::nullopt;
   if (!v->is_number()) {
@@ -144,6 +183,7 @@ void Fields::number(std::string_view name, std::optional<double>& out, double mi
 }
 
 void Fields::string(std::string_view name, std::string& out, size_t max_bytes) {
+  describe_field(name, text_schema(0, max_bytes));
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return;
   if (!v->is_string()) return wrong_type(name, "a string", *v);
@@ -155,6 +195,8 @@ void Fields::string(std::string_view name, std::string& out, size_t max_bytes) {
 
 void Fields::strings(std::string_view name, std::vector<std::string>& out, size_t max_count,
                      size_t max_bytes) {
+  describe_field(name, text_schema(1, max_bytes));
+  describe_field(name, {{"type", "array"}, {"items", text_schema(1, max_bytes)}, {"maxItems", max_count}});
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return;
   auto add = [&](const json::value& element, const std::string& where) {
@@ -178,7 +220,10 @@ void Fields::strings(std::string_view name, std::vector<std::string>& out, size_
 
 void Fields::integers(std::string_view name, std::vector<int32_t>& out, size_t max_count, int64_t min,
                       int64_t max) {
-  const json::array* list = array(name);
+  describe_field(name, {{"type", "array"},
+                        {"items", {{"type", "integer"}, {"minimum", min}, {"maximum", max}}},
+                        {"maxItems", max_count}});
+  const json::array* list = array_in(name);
   if (!list) return;
   if (list->size() > max_count)
     return fail(name, rules::too_many(path_of(name), "elements", list->size(), max_count));
@@ -195,7 +240,11 @@ void Fields::integers(std::string_view name, std::vector<int32_t>& out, size_t m
 
 void Fields::weights(std::string_view name, std::vector<std::pair<int32_t, float>>& out, size_t max_count,
                      int64_t ids, double min, double max) {
-  const json::object* given = object(name);
+  describe_field(name, {{"type", "object"},
+                        {"maxProperties", max_count},
+                        {"propertyNames", {{"pattern", "^[0-9]+$"}}},
+                        {"additionalProperties", {{"type", "number"}, {"minimum", min}, {"maximum", max}}}});
+  const json::object* given = object_in(name);
   if (!given) return;
   if (given->size() > max_count)
     return fail(name, rules::too_many(path_of(name), "entries", given->size(), max_count));
@@ -214,6 +263,16 @@ void Fields::weights(std::string_view name, std::vector<std::pair<int32_t, float
 }
 
 const json::object* Fields::object(std::string_view name) {
+  describe_field(name, {{"type", "object"}});
+  return object_in(name);
+}
+
+const json::array* Fields::array(std::string_view name) {
+  describe_field(name, {{"type", "array"}});
+  return array_in(name);
+}
+
+const json::object* Fields::object_in(std::string_view name) {
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return nullptr;
   if (!v->is_object()) {
@@ -223,7 +282,7 @@ const json::object* Fields::object(std::string_view name) {
   return &v->get_object();
 }
 
-const json::array* Fields::array(std::string_view name) {
+const json::array* Fields::array_in(std::string_view name) {
   const json::value* v = ok() ? find(name) : nullptr;
   if (!v) return nullptr;
   if (!v->is_array()) {

@@ -16,12 +16,39 @@
 
 namespace oar::api {
 
+// What a parser asks of an object: names, types and bounds as JSON Schema, in the order of asking. A parser
+// that is given an empty object and a list tells all that it reads; no fault ends it before refuse_rest(),
+// which always does. That is how /openapi.json is true.
+class FieldList {
+ public:
+  struct Field {
+    std::string name;
+    json::array types;  // schemas, any of which holds; empty: nothing was said
+    bool required = false;
+  };
+  void add(std::string_view name, json::object schema);  // empty: only that it is read
+  void require(std::string_view name);
+  const std::vector<Field>& fields() const { return fields_; }
+
+ private:
+  Field& field(std::string_view name);
+  std::vector<Field> fields_;
+};
+
+// An object to read, or with a list one to describe.
+struct RequestBody {
+  RequestBody(const json::object& o) : object(o) {}  // NOLINT: bodies are objects
+  RequestBody(const json::object& o, FieldList& l) : object(o), list(&l) {}
+  const json::object& object;
+  FieldList* list = nullptr;
+};
+
 class Fields {
  public:
   // `path` prefixes names in messages, for instance "messages[2]."; the object must outlive this, as must
   // every name that is asked for.
-  explicit Fields(const json::object& object, std::string path = {})
-      : object_(object), path_(std::move(path)) {}
+  explicit Fields(const RequestBody& body, std::string path = {})
+      : object_(body.object), list_(body.list), path_(std::move(path)) {}
 
   void boolean(std::string_view name, bool& out);
   // Integers, also written as an integral double; [min, max].
@@ -40,6 +67,8 @@ class Fields {
   void weights(std::string_view name, std::vector<std::pair<int32_t, float>>& out, size_t max_count,
                int64_t ids, double min, double max);
 
+  // Faults where it is absent or null.
+  void require(std::string_view name, std::string_view remedy);
   // The value, or null when absent or null.
   const json::value* find(std::string_view name) const;
   const json::object* object(std::string_view name);
@@ -58,11 +87,18 @@ class Fields {
   const Status& status() const { return status_; }
 
  private:
+  const json::object* object_in(std::string_view name);
+  const json::array* array_in(std::string_view name);
   void wrong_type(std::string_view name, std::string_view wanted, const json::value& got);
   std::optional<int64_t> as_integer(std::string_view name, int64_t min, int64_t max);
   std::optional<double> as_number(std::string_view name, double min, double max);
 
+  // For the list, if there is one.
+  void describe_field(std::string_view name, json::object schema) const {
+    if (list_) list_->add(name, std::move(schema));
+  }
   const json::object& object_;
+  FieldList* const list_;
   std::string path_;
   Status status_;
   mutable std::vector<std::string_view> asked_;  // what find() has been asked for

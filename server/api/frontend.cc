@@ -8,7 +8,9 @@
 #include "server/api/anthropic_request.h"
 #include "server/api/responses_answer.h"
 #include "server/api/responses_request.h"
+#include "server/api/tensor_wire.h"
 #include "server/api/text_tools.h"
+#include "server/api/token_rules.h"
 
 namespace oar::api {
 std::string make_id(const char* prefix, const std::string& given) {
@@ -42,6 +44,46 @@ Result<AdmissionPtr> Frontend::admit(const RequestContext& context) const {
 }
 
 namespace {
+
+// The last `keep` tokens; a BOS that the tokenizer wrote stays before them.
+void keep_last(std::vector<int32_t>& tokens, int64_t keep, bool bos) {
+  const int64_t gone = std::ssize(tokens) - keep;
+  if (gone <= 0) return;
+  const int64_t stay = bos && keep > 1 ? 1 : 0;
+  tokens.erase(tokens.begin() + stay, tokens.begin() + stay + gone);
+}
+
+// allowed_token_ids and bad_words, on top of what the answer has to be. Tokens that end a text stay among
+// those at which the engine stops only where they are allowed.
+Status set_token_rules(const ModelHandle& model, GenerationRequest& request) {
+  if (request.allowed_tokens.empty() && request.bad_words.empty()) return ok_status();
+  TokenRules rules;
+  rules.vocab_size = model.engine->request_limits().vocab_size;
+  OAR_ASSIGN(rules.banned, banned_sequences(model, request.bad_words));
+  for (const std::vector<int32_t>& banned : rules.banned) {
+    const auto& ends = model.end_tokens;
+    if (request.stop.ignore_eos || std::find(ends.begin(), ends.end(), banned.back()) == ends.end()) continue;
+    return invalid_argument(cat("bad_words: ", in_quotes(token_bytes(model, banned.back())),
+                                " ends a text and is no part of one; use ignore_eos or min_tokens"),
+                            "bad_words");
+  }
+  rules.allowed = std::move(request.allowed_tokens);
+  if (!rules.allowed.empty()) {
+    const auto allowed = [&](int32_t token) {
+      return std::find(rules.allowed.begin(), rules.allowed.end(), token) != rules.allowed.end();
+    };
+    auto& stops = request.stop.stop_token_ids;
+    std::erase_if(stops, [&](int32_t token) { return !allowed(token); });
+    if (!request.stop.ignore_eos)
+      std::copy_if(model.end_tokens.begin(), model.end_tokens.end(), std::back_inserter(stops), allowed);
+    request.stop.ignore_eos = true;
+    rules.may_end = !stops.empty();
+  }
+  if (request.compiled == nullptr)
+    request.compiled_field = rules.allowed.empty() ? "bad_words" : "allowed_token_ids";
+  request.compiled = with_rules(std::move(request.compiled), std::move(rules));
+  return ok_status();
+}
 
 // What the answer has to be, and for a conversation how it is taken apart.
 Status set_reply(const ModelHandle& model, std::span<const int32_t> prompt, GenerationRequest& request) {
@@ -78,8 +120,14 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   }
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
-  OAR_ASSIGN(spec.prompts,
-             prompt_tokens(*model, request, limits_, {context_size, request.deadline, context.gone}));
+  const int64_t most = request.truncate_to ? std::numeric_limits<int64_t>::max() : context_size;
+  OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_, {most, request.deadline, context.gone}));
+  if (request.truncate_to) {
+    const int64_t room = std::max<int64_t>(1, context_size - request.max_tokens.value_or(1));
+    const int64_t keep = *request.truncate_to < 0 ? room : *request.truncate_to;
+    const bool bos = request.add_special_tokens && model->tokenizer->adds_bos();
+    for (std::vector<int32_t>& prompt : spec.prompts) keep_last(prompt, keep, bos);
+  }
   int64_t longest = 0;
   for (const auto& p : spec.prompts) {
     const auto size = static_cast<int64_t>(p.size());
@@ -101,6 +149,7 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   request.caller = context.tenant ? context.tenant->name() : context.peer;
   if (context.tenant) request.weight = context.tenant->weight();
   OAR_RETURN_IF_ERROR(set_reply(*model, spec.prompts.front(), request));
+  OAR_RETURN_IF_ERROR(set_token_rules(*model, request));
   request.conversation.reset();
   request.prompts.clear();
   if (request.id.empty()) request.id = make_id("gen-", context.id);
@@ -163,6 +212,11 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
         answer.echoes.push_back({detokenize(*model, std::get<std::vector<int32_t>>(prompt), skip), !skip});
       }
     }
+  }
+  if (r.best_of > r.n) {
+    answer.best = std::exchange(r.n, r.best_of);
+    answer.hides_logprobs = !r.logprobs;
+    if (!r.logprobs) r.logprobs = 0;
   }
   r.id = make_id("cmpl-", context.id);
   return prepare_openai(model, std::move(r), std::move(answer), context);

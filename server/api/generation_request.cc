@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t{1} << 31;  // far beyond any context; the engine stops at its end
 constexpr size_t kMaxSaltBytes = 256;
 constexpr double kMaxLogitBias = 100;
+constexpr size_t kMaxBadWords = 1024, kMaxBadWordBytes = 1024;
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
 
@@ -39,6 +40,14 @@ void visit_params(V& v, const RequestLimits& engine, const ApiLimits& limits, Ge
   v.bits("seed", s.seed);
   v.weights("logit_bias", s.logit_bias, engine.max_logit_bias, engine.vocab_size, -kMaxLogitBias,
             kMaxLogitBias);
+  v.integers("allowed_token_ids", r.allowed_tokens, static_cast<size_t>(engine.vocab_size), 0,
+             engine.vocab_size - 1);
+  v.integer("truncate_prompt_tokens", r.truncate_to, -1, kMaxTokens);
+  if (v.ok() && r.truncate_to == 0)
+    v.fail("truncate_prompt_tokens",
+           cat(v.path_of("truncate_prompt_tokens"),
+               " is 0; give how many tokens of the prompt to keep, or -1 for as many "
+               "as there is room for"));
   v.integer("max_tokens", r.max_tokens, least_max_tokens(r), kMaxTokens);
   v.integer("min_tokens", r.stop.min_tokens, 0, kMaxTokens);
   v.boolean("ignore_eos", r.stop.ignore_eos);
@@ -181,10 +190,18 @@ GenerationRequest request_for(const ModelHandle& model) {
 
 void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits, GenerationRequest& r) {
   // llama.cpp's name; -1: as many as the context holds.
-  if (const json::value* n = f.find("n_predict"); n && *n != -1)
-    f.integer("n_predict", r.max_tokens, least_max_tokens(r), kMaxTokens);
+  std::optional<int64_t> predict;
+  f.integer("n_predict", predict, -1, kMaxTokens);
+  if (predict && *predict >= 0) {
+    r.max_tokens = predict;
+    if (*predict < least_max_tokens(r))
+      f.fail("n_predict", rules::outside(f.path_of("n_predict"), "an integer", least_max_tokens(r),
+                                         kMaxTokens, cat(*predict)));
+  }
   visit_params(f, engine, limits, r);
   read_constraint(f, r.constraint);
+  if (const json::value* bad = f.find("bad_words"); !bad || *bad != "")
+    f.strings("bad_words", r.bad_words, kMaxBadWords, kMaxBadWordBytes);
   f.integer("max_completion_tokens", r.max_tokens, least_max_tokens(r), kMaxTokens);
   check_lengths(f, r);
 }
@@ -229,9 +246,10 @@ Status no_tokens_error(const std::string& path) {
 }
 
 Status check_choices(const GenerationRequest& r, const ApiLimits& limits, std::string_view n) {
-  const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.n;
+  const int64_t of_each = std::max(r.n, r.best_of);
+  const int64_t choices = static_cast<int64_t>(r.prompts.size()) * of_each;
   if (choices <= limits.max_choices) return ok_status();
-  return invalid_argument(cat(n, " is ", r.n, " for ", r.prompts.size(), " prompts: ", choices,
+  return invalid_argument(cat(n, " is ", of_each, " for ", r.prompts.size(), " prompts: ", choices,
                               " choices; at most ", limits.max_choices, " are accepted"),
                           std::string(n));
 }

@@ -69,12 +69,17 @@ struct GenerationRequest {
   // One of the two.
   std::optional<Conversation> conversation;
   std::vector<Prompt> prompts;
-  bool add_special_tokens = true;            // to text
+  bool add_special_tokens = true;      // to text
+  std::optional<int64_t> truncate_to;  // of a prompt's tokens the last are kept; -1: what there is room for
+  std::string suffix;                  // what stands behind the answer, of a text; empty: nothing
   std::string_view prompt_field = "prompt";  // how the protocol calls what holds the prompt; static
 
   SamplingParams sampling;  // but for its log-probabilities, which are:
   std::optional<int32_t> logprobs,
-      prompt_logprobs;                 // alternatives beside each token; absent: none are reported
+      prompt_logprobs;                          // alternatives beside each token; absent: none are reported
+  std::vector<int32_t> allowed_tokens;          // the only ones that are drawn; empty: all
+  std::vector<std::string> bad_words;           // whose tokens are never drawn one behind the other
+  std::optional<int32_t> list_prompt_logprobs;  // vLLM's list of them, with so many alternatives
   grammar::ConstraintSpec constraint;  // what the text has to be; its field is how the caller called it
   // Of it, and of what the conversation asks of its reply (Frontend::prepare).
   std::shared_ptr<const Constraint> compiled;
@@ -84,6 +89,7 @@ struct GenerationRequest {
   int64_t default_max_tokens = 0;     // the protocol's; 0: what the context has room for
   TextStreamOptions text;
   int32_t n = 1;            // choices of each prompt
+  int32_t best_of = 0;      // candidates, of which the n likeliest are the choices; 0: n
   bool echo = false;        // the prompt's text before the answer
   StreamOptions streaming;  // as HTTP's streams are asked for
   std::string cache_salt;   // prefix-cache entries are shared only between equal salts

@@ -22,6 +22,7 @@ struct ModelHandle {
   const ChatTemplate* chat_template = nullptr;  // null: the model has none, chat requests are refused
   GenerationDefaults defaults;
   ModelInfo info;
+  std::vector<int32_t> end_tokens;                           // what ends its texts
   std::string bos_token, eos_token;                          // as chat templates name them
   std::shared_ptr<grammar::ConstraintCompiler> constraints;  // null: constrained requests are refused
   const tools::ToolStyle* tool_style = nullptr;              // null: tools are refused
@@ -45,6 +46,7 @@ inline ModelHandle make_handle(std::shared_ptr<LanguageModel> model) {
   h.chat_template = &model->chat_template();
   h.defaults = model->defaults();
   h.info = model->info();
+  h.end_tokens = model->end_tokens();
   h.bos_token = model->bos_token();
   h.eos_token = model->eos_token();
   h.constraints = model->constraints();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <numeric>
 
 #include "engine/base/format.h"
 #include "engine/text/json_text.h"
@@ -30,9 +31,11 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
     : spec_model_(spec.model),
       prompts_(spec.prompts),
       prompt_logprobs_(spec.prompts.size()),
-      want_logprobs_(spec.request.logprobs.has_value()),
-      want_prompt_logprobs_(spec.request.prompt_logprobs.has_value()),
+      want_logprobs_(spec.request.logprobs.has_value() && !options.hides_logprobs),
+      want_prompt_logprobs_(want_logprobs_ && options.echo && !options.chat),
       skip_special_tokens_(spec.request.text.skip_special_tokens),
+      echo_alternatives_(spec.request.logprobs.value_or(0)),
+      listed_alternatives_(spec.request.list_prompt_logprobs),
       n_(spec.request.n),
       id_(spec.request.id),
       created_(static_cast<int64_t>(std::time(nullptr))),
@@ -148,7 +151,9 @@ void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
   const AnswerOptions::Echo& echo = options_.echoes[prompt];
   IncrementalDetokenizer detokenizer(spec_model_->tokenizer, !echo.shows_special);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const auto& alternatives = i < prompt_logprobs_[prompt].size() ? prompt_logprobs_[prompt][i] : kNone;
+    std::vector<TokenLogprob> alternatives =
+        i < prompt_logprobs_[prompt].size() ? prompt_logprobs_[prompt][i] : kNone;
+    alternatives.resize(std::min(alternatives.size(), static_cast<size_t>(echo_alternatives_) + 1));
     const auto own = std::find_if(alternatives.begin(), alternatives.end(),
                                   [&](const TokenLogprob& t) { return t.token == tokens[i]; });
     const bool hidden = i == 0 && echo.hides_first;
@@ -158,7 +163,49 @@ void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
   c.offset = count_code_points(echo.text);
 }
 
+void OpenAiAnswer::list_prompt_logprobs(JsonWriter& w, size_t prompt) const {
+  w.begin_array();
+  for (const std::vector<TokenLogprob>& known : prompt_logprobs_[prompt]) {
+    if (known.empty()) {
+      w.null();
+      continue;
+    }
+    w.begin_object();
+    const size_t count = std::min(known.size(), static_cast<size_t>(*listed_alternatives_) + 1);
+    for (size_t k = 0; k < count; ++k) {
+      if (k > 0 && known[k].token == known[0].token) continue;
+      // The alternatives are the likeliest in order; a token that is none of them has no known rank.
+      const auto at = std::find_if(known.begin() + 1, known.end(),
+                                   [&](const TokenLogprob& t) { return t.token == known[k].token; });
+      w.key(cat(known[k].token)).begin_object().key("logprob").number(known[k].logprob).key("rank");
+      if (at == known.end()) w.null();
+      else w.number(static_cast<int64_t>(at - known.begin()));
+      w.key("decoded_token").string(repair_utf8(token_bytes(*spec_model_, known[k].token))).end_object();
+    }
+    w.end_object();
+  }
+  w.end_array();
+}
+
+std::vector<size_t> OpenAiAnswer::reported() const {
+  std::vector<size_t> out(choices_.size());
+  std::iota(out.begin(), out.end(), size_t{0});
+  if (options_.best == 0) return out;
+  const auto mean = [&](size_t i) {
+    return choices_[i].logprob / static_cast<double>(std::max<int64_t>(choices_[i].completion_tokens, 1));
+  };
+  std::vector<size_t> best;
+  for (auto first = out.begin(); first != out.end(); first += n_) {
+    std::stable_sort(first, first + n_, [&](size_t a, size_t b) { return mean(a) > mean(b); });
+    best.insert(best.end(), first, first + options_.best);
+  }
+  return best;
+}
+
 void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event) {
+  for (const TextEvent::Token& t : event.tokens) c.logprob += static_cast<double>(t.logprob);
+  if ((listed_alternatives_ || want_prompt_logprobs_) && !event.prompt_logprobs.empty())
+    prompt_logprobs_[prompt_of(index)] = event.prompt_logprobs;
   if (!want_logprobs_) return;
   if (options_.chat) {
     for (const TextEvent::Token& t : event.tokens) add_chat_token(c, t);
@@ -166,7 +213,6 @@ void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event
   }
   const size_t prompt = prompt_of(index);
   if (want_prompt_logprobs_) {
-    if (!event.prompt_logprobs.empty()) prompt_logprobs_[prompt] = event.prompt_logprobs;
     if (!c.prompt_reported) add_prompt_logprobs(c, prompt);
     c.prompt_reported = true;
   }
@@ -335,11 +381,12 @@ std::string OpenAiAnswer::body() const {
   w.key("model").string(model_name());
   w.key("system_fingerprint").string(kFingerprint);
   w.key("choices").begin_array();
-  for (size_t i = 0; i < choices_.size(); ++i) {
+  uint64_t index = 0;
+  for (const size_t i : reported()) {
     const Choice& c = choices_[i];
-    const std::string text =
-        options_.echo ? options_.echoes[prompt_of(static_cast<int32_t>(i))].text + c.text : c.text;
-    w.begin_object().key("index").number(static_cast<uint64_t>(i));
+    const size_t prompt = prompt_of(static_cast<int32_t>(i));
+    const std::string text = options_.echo ? options_.echoes[prompt].text + c.text : c.text;
+    w.begin_object().key("index").number(index++);
     if (options_.chat) {
       w.key("message").begin_object();
       w.key("role").string("assistant").key("content");
@@ -362,9 +409,17 @@ std::string OpenAiAnswer::body() const {
     w.key("logprobs").raw(format_logprobs(c.logprobs));
     w.key("finish_reason").string(finish_reason(c));
     w.key("stop_reason").raw(c.stop_reason);
+    if (listed_alternatives_ && !options_.chat) {
+      w.key("prompt_logprobs");
+      list_prompt_logprobs(w, prompt);
+    }
     w.end_object();
   }
   w.end_array();
+  if (listed_alternatives_ && options_.chat) {
+    w.key("prompt_logprobs");
+    list_prompt_logprobs(w, 0);
+  }
   w.key("usage");
   append_usage(w);
   w.end_object();

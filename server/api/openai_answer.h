@@ -23,8 +23,11 @@ struct AnswerOptions {
     bool hides_first = false;   // but the first, which the tokenizer added, is not
   };
   bool chat = false;
-  bool echo = false;         // `echoes` before each choice's text
-  std::vector<Echo> echoes;  // per prompt
+  // Of each prompt's candidates the likeliest per token become its choices; 0: all, in their order.
+  int32_t best = 0;
+  bool hides_logprobs = false;  // they were asked for to tell which
+  bool echo = false;            // `echoes` before each choice's text
+  std::vector<Echo> echoes;     // per prompt
   StreamOptions streaming;
 };
 
@@ -55,6 +58,7 @@ class OpenAiAnswer final : public AnswerWriter {
     int64_t offset = 0;                                 // code points of the text before the next token
     std::optional<IncrementalDetokenizer> detokenizer;  // what the tokens add to the text; completions only
     int64_t completion_tokens = 0;
+    double logprob = 0;  // of all its tokens
     int64_t accepted_drafts = 0, rejected_drafts = 0, reasoning_tokens = 0;
     FinishReason finish = FinishReason::kNone;
     std::string stop_reason = "null";
@@ -79,6 +83,9 @@ class OpenAiAnswer final : public AnswerWriter {
   void add_completion_token(Choice& c, int32_t token, const float* logprob,
                             const std::vector<TokenLogprob>& top, int64_t length) const;
   std::string format_logprobs(const Logprobs& logprobs) const;
+  std::vector<size_t> reported() const;  // choices of the whole answer
+  // vLLM's list: null, then of each token of the prompt itself and its alternatives by id.
+  void list_prompt_logprobs(JsonWriter& w, size_t prompt) const;
   void note_finish(Choice& c, const TextEvent& event);
   void append_usage(JsonWriter& w) const;
 
@@ -86,6 +93,8 @@ class OpenAiAnswer final : public AnswerWriter {
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
   bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;
+  int32_t echo_alternatives_;
+  std::optional<int32_t> listed_alternatives_;
   int32_t n_;
   std::string id_;
   int64_t created_;

@@ -43,7 +43,7 @@ Result<ChatMessage> read_message(const json::value& v, const std::string& path) 
 }
 
 void read_messages(Fields& f, const ApiLimits& limits, Conversation& out) {
-  if (!f.find("messages")) return f.fail("messages", "messages is missing");
+  f.require("messages", "send a list of messages");
   const json::array* list = f.array("messages");
   if (!list) return;
   out.messages.reserve(list->size());
@@ -127,7 +127,6 @@ Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path
 
 // prompt: string | [string] | [int] | [[int]].
 Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_size, size_t max_prompts) {
-  if (!v) return invalid_argument("prompt is missing", "prompt");
   std::vector<Prompt> prompts;
   if (v->is_string()) {
     prompts.emplace_back(std::string(v->get_string()));
@@ -168,6 +167,17 @@ Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_siz
   return prompts;
 }
 
+// vLLM's own, beside what `echo` with `logprobs` reports.
+void read_prompt_logprobs(Fields& f, const RequestLimits& engine, GenerationRequest& r) {
+  std::optional<int64_t> count;
+  f.integer("prompt_logprobs", count, -1, engine.max_logprobs);
+  if (!count || *count < 0) return;
+  if (r.streaming.stream)
+    return f.fail("prompt_logprobs", "prompt_logprobs come with the whole answer; leave stream out");
+  r.prompt_logprobs = std::max(static_cast<int32_t>(*count), r.prompt_logprobs.value_or(0));
+  r.list_prompt_logprobs = static_cast<int32_t>(*count);
+}
+
 // Everything but refuse_rest(); a fault is in `f`.
 void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, GenerationRequest& r) {
   const RequestLimits& engine = model.engine->request_limits();
@@ -183,6 +193,7 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   f.integer("top_logprobs", top, 0, engine.max_logprobs);
   if (top > 0 && !logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
   if (logprobs) r.logprobs = top;
+  read_prompt_logprobs(f, engine, r);
   f.boolean("echo", r.echo);
   f.boolean("add_generation_prompt", c.add_generation_prompt);
   f.boolean("continue_final_message", c.continue_final_message);
@@ -205,7 +216,7 @@ Result<json::object> parse_body(std::string_view body) {
   return std::move(v.get_object());
 }
 
-Result<std::string> parse_model_field(const json::object& body) {
+Result<std::string> parse_model_field(const RequestBody& body) {
   Fields f(body);
   std::string model;
   f.string("model", model, kMaxModelName);
@@ -213,7 +224,7 @@ Result<std::string> parse_model_field(const json::object& body) {
   return model;
 }
 
-Result<GenerationRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_chat_request(const RequestBody& body, const ModelHandle& model,
                                              const ApiLimits& limits) {
   GenerationRequest r = request_for(model);
   Fields f(body);
@@ -223,7 +234,7 @@ Result<GenerationRequest> parse_chat_request(const json::object& body, const Mod
   return r;
 }
 
-Result<GenerationRequest> parse_completion_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_completion_request(const RequestBody& body, const ModelHandle& model,
                                                    const ApiLimits& limits) {
   GenerationRequest r = request_for(model);
   r.default_max_tokens = kCompletionMaxTokens;
@@ -233,31 +244,39 @@ Result<GenerationRequest> parse_completion_request(const json::object& body, con
   read_streaming(f, r.streaming);
   f.boolean("echo", r.echo);
   read_params(f, engine, limits, r);
-  if (const json::value* logprobs = f.find("logprobs"); logprobs && !logprobs->is_bool()) {
-    f.integer("logprobs", r.logprobs.emplace(0), 0, engine.max_logprobs);
-  } else if (logprobs && logprobs->get_bool()) {
-    f.fail("logprobs", "logprobs must be an integer here: how many alternatives to report, for instance 0");
+  if (const json::value* logprobs = f.find("logprobs"); logprobs && logprobs->is_bool()) {
+    if (logprobs->get_bool())
+      f.fail("logprobs", "logprobs must be an integer here: how many alternatives to report, for instance 0");
+  } else {
+    std::optional<int64_t> count;
+    f.integer("logprobs", count, 0, engine.max_logprobs);
+    if (count) r.logprobs = static_cast<int32_t>(*count);
   }
   if (r.echo) r.prompt_logprobs = r.logprobs;
   f.boolean("add_special_tokens", r.add_special_tokens);
-  std::optional<int64_t> best_of;
-  f.integer("best_of", best_of, 1, engine.max_n);
-  if (best_of && *best_of != r.n) {
-    f.fail("best_of",
-           cat("best_of ", *best_of, " is not supported; leave it out or set it to n (", r.n, ")"));
-  }
-  std::string suffix;
-  f.string("suffix", suffix, kNoLimit);
-  if (!suffix.empty()) f.fail("suffix", "suffix is not supported; leave it out");
+  f.integer("best_of", r.best_of, 1, engine.max_n);
+  if (r.best_of > 0 && r.best_of < r.n)
+    f.fail("best_of", cat("best_of is ", r.best_of, ", less than n (", r.n, "); give at least n"));
+  if (r.best_of > r.n && r.streaming.stream)
+    f.fail("best_of", "best_of: the best are known when all have ended; leave stream out");
+  f.string("suffix", r.suffix, kNoLimit);
+  read_prompt_logprobs(f, engine, r);
+  if (r.echo && !r.suffix.empty()) f.fail("echo", "echo and suffix exclude each other");
+  if (r.echo && r.truncate_to)
+    f.fail("echo",
+           "echo repeats the whole prompt, and truncate_prompt_tokens cuts it; leave one of them out");
   const json::value* prompt = f.find("prompt");
+  f.require("prompt", "send a text, token ids, or a list of either");
   f.refuse_rest();
   if (!f.ok()) return f.status();
   OAR_ASSIGN(r.prompts, read_prompts(prompt, engine.vocab_size, limits.max_prompts));
-  OAR_RETURN_IF_ERROR(check_choices(r, limits, "n"));
+  if (!r.suffix.empty() && std::holds_alternative<std::vector<int32_t>>(r.prompts[0]))
+    return invalid_argument("suffix wants a prompt of text, and prompt has token ids", "prompt");
+  OAR_RETURN_IF_ERROR(check_choices(r, limits, r.best_of > r.n ? "best_of" : "n"));
   return r;
 }
 
-Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const ModelHandle& model,
+Result<TokenizeRequest> parse_tokenize_request(const RequestBody& body, const ModelHandle& model,
                                                const ApiLimits& limits) {
   TokenizeRequest r;
   Fields f(body);
@@ -277,12 +296,12 @@ Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const M
   return r;
 }
 
-Result<DetokenizeRequest> parse_detokenize_request(const json::object& body, const ModelHandle& model) {
+Result<DetokenizeRequest> parse_detokenize_request(const RequestBody& body, const ModelHandle& model) {
   DetokenizeRequest r;
   Fields f(body);
   f.string("model", r.model, kMaxModelName);
   f.boolean("skip_special_tokens", r.skip_special_tokens);
-  if (!f.find("tokens")) f.fail("tokens", "tokens is missing; send an array of token ids");
+  f.require("tokens", "send an array of token ids");
   f.integers("tokens", r.tokens, kNoLimit, 0, model.engine->request_limits().vocab_size - 1);
   f.refuse_rest();
   if (!f.ok()) return f.status();

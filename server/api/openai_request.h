@@ -25,14 +25,14 @@ struct DetokenizeRequest {
 // The body as a JSON object, or why it is none.
 Result<json::object> parse_body(std::string_view body);
 // The "model" field; empty when absent. It decides which model's limits and defaults the rest is read with.
-Result<std::string> parse_model_field(const json::object& body);
+Result<std::string> parse_model_field(const RequestBody& body);
 
-Result<GenerationRequest> parse_chat_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_chat_request(const RequestBody& body, const ModelHandle& model,
                                              const ApiLimits& limits);
-Result<GenerationRequest> parse_completion_request(const json::object& body, const ModelHandle& model,
+Result<GenerationRequest> parse_completion_request(const RequestBody& body, const ModelHandle& model,
                                                    const ApiLimits& limits);
-Result<TokenizeRequest> parse_tokenize_request(const json::object& body, const ModelHandle& model,
+Result<TokenizeRequest> parse_tokenize_request(const RequestBody& body, const ModelHandle& model,
                                                const ApiLimits& limits);
-Result<DetokenizeRequest> parse_detokenize_request(const json::object& body, const ModelHandle& model);
+Result<DetokenizeRequest> parse_detokenize_request(const RequestBody& body, const ModelHandle& model);
 
 }  // namespace oar::api

@@ -104,7 +104,8 @@ class ItemReader {
 
 void read_input(Fields& f, Conversation& c) {
   const json::value* input = f.find("input");
-  if (!input) return f.fail("input", "input is missing; send a string or an array of items");
+  f.require("input", "send a string or an array of items");
+  if (!input) return;
   if (input->is_string()) {
     c.messages.push_back({"user", std::string(input->get_string()), {}});
     return;
@@ -235,7 +236,7 @@ void read_modes(Fields& f, ResponsesOptions& o) {
 
 }  // namespace
 
-Result<ResponsesRequest> parse_responses_request(const json::object& body, const ModelHandle& model,
+Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const ModelHandle& model,
                                                  const ApiLimits& limits) {
   ResponsesRequest out;
   out.request = request_for(model);

@@ -23,7 +23,7 @@ struct ResponsesRequest {
 };
 
 // The conversation has the request's own messages alone, instructions first.
-Result<ResponsesRequest> parse_responses_request(const json::object& body, const ModelHandle& model,
+Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const ModelHandle& model,
                                                  const ApiLimits& limits);
 
 }  // namespace oar::api

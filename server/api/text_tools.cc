@@ -80,6 +80,23 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   return cut_after_last_message(std::move(*rendered), c.messages.back());
 }
 
+// How a model was taught to fill a gap: the text around it between tokens of its own, by what the models'
+// own pages and tokenizers say.
+struct FillStyle {
+  std::string_view prefix, suffix, middle;
+  bool suffix_first = false;
+};
+constexpr FillStyle kFillStyles[] = {
+    {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},     // Qwen coder, CodeGemma
+    {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},           // StarCoder 2, Granite
+    {"<fim-prefix>", "<fim-suffix>", "<fim-middle>"},           // SantaCoder
+    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"},  // GLM
+    {"<\uFF5Cfim\u2581begin\uFF5C>", "<\uFF5Cfim\u2581hole\uFF5C>",
+     "<\uFF5Cfim\u2581end\uFF5C>"},                 // DeepSeek
+    {"\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"},  // Code Llama
+    {"[PREFIX]", "[SUFFIX]", "", true},             // Codestral
+};
+
 // Tokenizes the prompts of one request.
 class PromptTokenizer final : public EncodeWatch {
  public:
@@ -87,6 +104,36 @@ class PromptTokenizer final : public EncodeWatch {
       : tokenizer_(*model.tokenizer), bounds_(bounds), field_(request.prompt_field) {
     options_.add_special_tokens = request.add_special_tokens;
     options_.watch = this;
+  }
+
+  // The gap between two texts.
+  Result<std::vector<int32_t>> fill(std::string_view prefix, std::string_view suffix, bool bos) {
+    for (const FillStyle& style : kFillStyles) {
+      std::vector<int32_t> marks;
+      for (const std::string_view text : {style.prefix, style.suffix, style.middle}) {
+        const auto id = text.empty() ? std::nullopt : tokenizer_.token_to_id(text);
+        if (id) marks.push_back(*id);
+        else if (!text.empty()) break;
+      }
+      if (marks.size() != (style.middle.empty() ? 2 : 3)) continue;
+      options_.add_special_tokens = false;
+      OAR_ASSIGN(const std::vector<int32_t> before, tokens(prefix));
+      OAR_ASSIGN(const std::vector<int32_t> behind, tokens(suffix));
+      std::vector<int32_t> out;
+      if (bos && tokenizer_.adds_bos() && tokenizer_.bos_id()) out.push_back(*tokenizer_.bos_id());
+      const auto put = [&](int32_t mark, const std::vector<int32_t>& text) {
+        out.push_back(mark);
+        out.insert(out.end(), text.begin(), text.end());
+      };
+      if (style.suffix_first) put(marks[1], behind);
+      put(marks[0], before);
+      if (!style.suffix_first) put(marks[1], behind);
+      if (marks.size() == 3) out.push_back(marks[2]);
+      return out;
+    }
+    return invalid_argument(
+        "suffix: the model has no tokens for the text around a gap (fill in the middle); leave it out",
+        "suffix");
   }
 
   Result<std::vector<int32_t>> tokens(std::string_view text, std::span<const TextSpan> plain = {}) {
@@ -138,8 +185,27 @@ Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model
       out.push_back(*ids);
       continue;
     }
-    OAR_ASSIGN(std::vector<int32_t> tokens, tokenizer.tokens(std::get<std::string>(prompt)));
+    const auto& text = std::get<std::string>(prompt);
+    OAR_ASSIGN(std::vector<int32_t> tokens,
+               request.suffix.empty() ? tokenizer.tokens(text)
+                                      : tokenizer.fill(text, request.suffix, request.add_special_tokens));
     out.push_back(std::move(tokens));
+  }
+  return out;
+}
+
+Result<std::vector<std::vector<int32_t>>> banned_sequences(const ModelHandle& model,
+                                                           const std::vector<std::string>& words) {
+  std::vector<std::vector<int32_t>> out;
+  Tokenizer::EncodeOptions options;
+  options.add_special_tokens = false;
+  for (const std::string& word : words) {
+    const std::string core(word.substr(std::min(word.find_first_not_of(' '), word.size())));
+    for (const std::string& text : {core, " " + core}) {
+      OAR_ASSIGN(std::vector<int32_t> tokens, model.tokenizer->encode(text, options));
+      if (!tokens.empty() && std::find(out.begin(), out.end(), tokens) == out.end())
+        out.push_back(std::move(tokens));
+    }
   }
   return out;
 }

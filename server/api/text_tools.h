@@ -22,13 +22,17 @@ struct PromptBounds {
 };
 
 // The tokens of a request's prompts, or the one prompt of its conversation. In a raw prompt the text of a
-// special token is that token; in a conversation only what the template wrote is. INVALID_ARGUMENT when the
+// special token is that token; in a conversation only what the template wrote is. With a suffix it is the
+// gap between both that is to be filled, where the model has tokens for that. INVALID_ARGUMENT when the
 // template refuses the messages, OUT_OF_RANGE when a prompt has too many tokens: by its bytes before it is
 // tokenized, where the tokenizer can tell. Other jobs of the thread's WorkerPool go on between slices.
 Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model,
                                                         const GenerationRequest& request,
                                                         const ApiLimits& limits,
                                                         const PromptBounds& bounds = {});
+// bad_words as sequences of tokens: each in the middle of a text and behind a space.
+Result<std::vector<std::vector<int32_t>>> banned_sequences(const ModelHandle& model,
+                                                           const std::vector<std::string>& words);
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,
                        bool skip_special_tokens);
 // The bytes a token stands for, possibly part of a UTF-8 sequence; special tokens as their text.

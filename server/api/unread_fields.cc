@@ -14,7 +14,7 @@ constexpr std::string_view kConstrained =
     "constraints are response_format, structured_outputs, json_schema, regex, grammar, choice, "
     "structural_tag";
 constexpr std::string_view kNotHere =
-    "it constrains generated text, and this request generates none; leave it out";
+    "it is about generated text, and this request generates none; leave it out";
 constexpr std::string_view kWhiteSpace =
     "white space in JSON is bounded, see docs/decisions/0024; leave it out";
 constexpr std::string_view kNoTools = "use tools and tool_choice, which came after it";
@@ -68,8 +68,8 @@ constexpr UnreadField kFields[] = {
     {"guided_whitespace_pattern", kEmpty, kWhiteSpace},
     {"guided_decoding", kEmpty, kConstrained},
     {"format", kEmpty, kConstrained},
-    {"allowed_token_ids", kEmpty, "use logit_bias"},
-    {"bad_words", kEmpty, "use logit_bias with -100"},
+    {"allowed_token_ids", kEmpty, kNotHere},
+    {"bad_words", kEmpty, kNotHere},
     {"stop_words", kEmpty, "use stop"},
     {"stop_regex", kEmpty, "use stop"},
     {"no_stop_trim", kEmpty, "use include_stop_str_in_output"},
@@ -88,8 +88,8 @@ constexpr UnreadField kFields[] = {
     {"system_prompt", kEmpty, "send a message of role system"},
     {"chat_template", kEmpty, "the model's own template is used; leave it out"},
     {"prompt_embeds", kEmpty, "send text or token ids"},
-    {"prompt_logprobs", kEmpty, "ask /v1/completions with echo and logprobs instead"},
-    {"truncate_prompt_tokens", kEmpty, "shorten the prompt"},
+    {"prompt_logprobs", "[-1]", "ask /v1/completions or /v1/chat/completions"},
+    {"truncate_prompt_tokens", kEmpty, "shorten the texts"},
     {"spaces_between_special_tokens", "[true]", "texts are as the tokenizer makes them; leave it out"},
     // What an answer reports.
     {"return_token_ids", kEmpty, kNoIds},

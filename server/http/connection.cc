@@ -657,6 +657,9 @@ void Connection::enter(State state) {
   switch (state) {
     case State::kIdle:
       request_ = Request{};
+      // Idle connections are many: what they have no bytes in goes back.
+      for (std::string* buffer : {&input_, &output_, &pending_})
+        if (buffer->empty()) std::string().swap(*buffer);
       answer_complete_ = stream_ = chunked_ = refused_ = false;
       set_deadline(limits_.idle_timeout);
       break;

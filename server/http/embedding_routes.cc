@@ -1,6 +1,7 @@
-// /v1/embeddings and /v1/rerank over the encoders among the ordinary models.
+// /v1/embeddings, /pooling, /v1/score and /v1/rerank over the encoders among the ordinary models.
 #include "server/api/embeddings.h"
 #include "server/api/openai_request.h"
+#include "server/api/score.h"
 #include "server/http/routes.h"
 
 namespace oar::http {
@@ -8,7 +9,7 @@ namespace {
 
 using WriterPtr = std::shared_ptr<ResponseWriter>;
 
-// What the two have in common: a body on a worker thread, rows through the encoder, an answer made of the
+// What they have in common: a body on a worker thread, rows through the encoder, an answer made of the
 // vectors.
 struct Work {
   api::TensorModelPtr model;
@@ -18,8 +19,10 @@ struct Work {
 };
 using Prepare = Result<Work> (*)(const Services&, const json::object&);
 
-Result<Work> prepare_embeddings(const Services& services, const json::object& body) {
-  OAR_ASSIGN(api::EmbeddingRequest request, api::parse_embedding_request(body));
+// Embeddings and /pooling: vectors, worded by `answer`.
+template <auto parse, auto answer>
+Result<Work> prepare_vectors(const Services& services, const json::object& body) {
+  OAR_ASSIGN(api::EmbeddingRequest request, parse(body));
   Work w;
   OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
@@ -27,7 +30,20 @@ Result<Work> prepare_embeddings(const Services& services, const json::object& bo
   request.inputs.clear();
   w.answer = [model = w.model, request = std::move(request),
               tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> vectors) {
-    return api::embedding_answer(*model, request, std::move(vectors), tokens);
+    return answer(*model, request, std::move(vectors), tokens);
+  };
+  return w;
+}
+
+Result<Work> prepare_score(const Services& services, const json::object& body) {
+  OAR_ASSIGN(api::ScoreRequest request, api::parse_score_request(body));
+  Work w;
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
+  OAR_ASSIGN(w.rows, api::score_rows(*w.model->encoder, request));
+  w.want = w.model->encoder->classifies() ? api::EncodeTask::Want::kScores : api::EncodeTask::Want::kVectors;
+  w.answer = [model = w.model, request = std::move(request),
+              tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> results) {
+    return api::score_answer(*model, request, results, tokens);
   };
   return w;
 }
@@ -80,7 +96,13 @@ Handler handler(const Services& services, Prepare prepare) {
 
 void add_embedding_routes(Router& router, const Services& services) {
   for (const char* path : {"/v1/embeddings", "/embeddings"})
-    router.add("POST", path, handler(services, &prepare_embeddings));
+    router.add("POST", path,
+               handler(services, &prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>));
+  for (const char* path : {"/pooling", "/v1/pooling"})
+    router.add("POST", path,
+               handler(services, &prepare_vectors<&api::parse_pooling_request, &api::pooling_answer>));
+  for (const char* path : {"/v1/score", "/score"})
+    router.add("POST", path, handler(services, &prepare_score));
   for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})
     router.add("POST", path, handler(services, &prepare_rerank));
 }

@@ -37,6 +37,7 @@ class Router {
     std::string allow;                // when the path exists for other methods: their list
   };
   Match match(std::string_view method, std::string_view path) const;
+  const std::vector<Route>& routes() const { return routes_; }  // in order of registration
 
  private:
   std::vector<Route> routes_;

@@ -6,6 +6,7 @@
 #include "engine/base/format.h"
 #include "server/api/auth.h"
 #include "server/api/json_writer.h"
+#include "server/api/openapi.h"
 #include "server/api/status_table.h"
 #include "server/api/version.h"
 
@@ -122,6 +123,18 @@ Router make_router(const Services& services) {
   add_tensor_routes(router, services);
   add_oip_routes(router, services);
   return router;
+}
+
+void add_openapi(Router& router, const Services& services) {
+  std::vector<api::DescribedRoute> described;
+  for (const Route& r : router.routes())
+    described.push_back({r.method, r.pattern, r.access == Access::kOpen});
+  described.push_back({"GET", "/openapi.json", true});
+  const auto text =
+      std::make_shared<const std::string>(api::openapi_json(described, services.frontend->limits()));
+  router.add(
+      "GET", "/openapi.json",
+      [text](Request&&, std::shared_ptr<ResponseWriter> w) { w->send(json_answer(*text)); }, Access::kOpen);
 }
 
 Router make_monitoring_router(const Services& services) {

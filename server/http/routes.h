@@ -37,6 +37,9 @@ void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
 
+// GET /openapi.json: every route registered so far, and itself.
+void add_openapi(Router& router, const Services& services);
+
 // The hooks of HttpServerOptions: the key check, and error bodies in the dialect of the path.
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);
 Response error_response(const Request* request, int status, const std::string& message);

@@ -7,7 +7,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/status.h"
-#include "oar_page.inc"  // kPage
+#include "oar_page.inc"  // kIndexPage, kDocsPage
 
 namespace oar::ui {
 namespace {
@@ -19,7 +19,7 @@ std::string_view between(std::string_view html, const char* tag) {
   const size_t end = html.find(close);
   OAR_CHECK(begin != std::string_view::npos && end != std::string_view::npos && begin < end &&
                 html.find(open, begin + 1) == std::string_view::npos,
-            "index.html has one element of each kind");
+            "a page has one element of each kind");
   return html.substr(begin + open.size(), end - begin - open.size());
 }
 
@@ -36,15 +36,17 @@ std::string hash_source(std::string_view text) {
              "'");
 }
 
-}  // namespace
-
-Page status_page() {
-  const std::string_view html = kPage;
+Page page_of(std::string_view html) {
   return {std::string(html), cat("default-src 'none'; script-src ", hash_source(between(html, "script")),
                                  "; style-src ", hash_source(between(html, "style")),
                                  "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
                                  "frame-ancestors 'none'; ",
                                  "require-trusted-types-for 'script'")};
 }
+
+}  // namespace
+
+Page status_page() { return page_of(kIndexPage); }
+Page docs_page() { return page_of(kDocsPage); }
 
 }  // namespace oar::ui

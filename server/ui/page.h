@@ -16,5 +16,7 @@ struct Page {
 };
 
 Page status_page();
+// GET /docs: what /openapi.json says, to read (docs.html).
+Page docs_page();
 
 }  // namespace oar::ui

@@ -8,6 +8,8 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/loader/peft.h"
+#include "engine/runtime/rotated_model.h"
+#include "engine/runtime/stored_basis.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
@@ -250,6 +252,91 @@ TEST_CASE("adapters go through the rotations of their weights", "[adapters]") {
   }
 }
 
+namespace {
+// As `oar quantize --rotate` writes a folder, but for the rounding.
+oar::Checkpoint written_rotated(const oar::Checkpoint& source, const std::string& rotate) {
+  oar::ThreadPool pool({.threads = 2});
+  const auto config = oar::read_model_config(source.config);
+  REQUIRE_OK(config);
+  const auto rotated = oar::RotatedModel::make(source, *config, oar::parse_rotation(rotate).value());
+  REQUIRE_OK(rotated);
+  oar::Checkpoint out = rotated->layout();
+  for (auto& [name, tensor] : out.tensors) {
+    auto numbers = rotated->tensor(name, pool);
+    REQUIRE_OK(numbers);
+    tensor = std::move(*numbers);
+  }
+  return out;
+}
+}  // namespace
+
+TEST_CASE("adapters go through the rotations that weights were stored with", "[adapters]") {
+  for (const std::string& name : kAdapterGoldens) {
+    const AdapterGolden g = load_adapter_golden(name);
+    const auto source = oar::load_checkpoint(write_tiny_model(g.base, TinyDtype::f32));
+    REQUIRE_OK(source);
+    const std::string folder = write_adapter(g, g.seed);
+    for (const std::string rotate : {"all", "r1", "r2", "r1,r4", "r4-exact"}) {
+      INFO(name << " " << rotate);
+      const oar::Checkpoint stored = written_rotated(*source, rotate);
+      auto options = adapter_options();
+      options.rotate = "none";
+      RunnerFixture model(stored, options);
+      const double error =
+          relative_error(run_with(model, g.tokens, load_into(model, name, folder)), g.logits);
+      CAPTURE(error);
+      CHECK(error < 2e-4);
+      // What is rotated at load goes behind it.
+      options.rotate = "all";
+      RunnerFixture more(stored, options);
+      CHECK(relative_error(run_with(more, g.tokens, load_into(more, name, folder)), g.logits) < 2e-4);
+    }
+  }
+}
+
+TEST_CASE("folders that lack what adapters must go through, or damage it, are refused; R4 needs nothing",
+          "[adapters]") {
+  const AdapterGolden g = load_adapter_golden("llama3");
+  const auto source = oar::load_checkpoint(write_tiny_model(g.base, TinyDtype::f32));
+  REQUIRE_OK(source);
+  const auto config = oar::read_model_config(source->config);
+  REQUIRE_OK(config);
+  const auto built = [&](const oar::Checkpoint& stored) {
+    return oar::build_serving_graph(stored, *config, adapter_options()).status();
+  };
+  const auto kept_of = [](const oar::Checkpoint& stored) {
+    std::vector<std::string> out;
+    for (const auto& [name, tensor] : stored.tensors)
+      if (name.starts_with(oar::kBasisPrefix)) out.push_back(name);
+    return out;
+  };
+  const auto layers = static_cast<size_t>(config->layers);
+  for (const auto& [rotate, vectors] : std::vector<std::pair<std::string, size_t>>{
+           {"r1", 2 * layers + 1}, {"r2", layers}, {"all", 3 * layers + 1}, {"r4", 0}}) {
+    INFO(rotate);
+    const oar::Checkpoint stored = written_rotated(*source, rotate);
+    const std::vector<std::string> kept = kept_of(stored);
+    CHECK(kept.size() == vectors);
+    REQUIRE_OK(built(stored));
+    oar::Checkpoint old = stored;
+    for (const std::string& name : kept) old.tensors.erase(name);
+    const oar::Status refused = built(old);
+    CHECK(refused.ok() == (vectors == 0));
+    if (vectors == 0) continue;
+    CHECK(refused.code() == oar::StatusCode::kUnimplemented);
+    CHECK(refused.message().find("quantize the model again") != std::string::npos);
+    const std::string& first = kept.front();
+    oar::Checkpoint damaged = stored;
+    auto numbers = oar::Tensor::allocate(stored.tensors.at(first).shape(), oar::Format::f32());
+    REQUIRE_OK(numbers);
+    for (float& v : numbers->mutable_values<float>()) v = std::nanf("");
+    damaged.tensors.at(first) = *numbers;
+    CHECK(built(damaged).message().find("not finite") != std::string::npos);
+    damaged.tensors.at(first) = oar::Tensor::allocate({3}, oar::Format::f32()).value();
+    CHECK(built(damaged).message().find("is [3], expected") != std::string::npos);
+  }
+}
+
 TEST_CASE("adapters of bf16 and quantized bases: as the merged model, as far as the base allows",
           "[adapters]") {
   // The merged model's weights are rounded again with the adapter in them, so both differ from the exact one
@@ -363,8 +450,7 @@ TEST_CASE("adapters: slots are given back when the last holder goes, and say who
   CHECK(relative_error(run_with(model, g.tokens, slot), few.logits) < 1e-4);
 }
 
-TEST_CASE("adapters of another base, too large, or of rotated weights are refused by what does not fit",
-          "[adapters]") {
+TEST_CASE("adapters of another base or too large are refused by what does not fit", "[adapters]") {
   const AdapterGolden g = load_adapter_golden("llama3");
   const std::string base = write_tiny_model(g.base, TinyDtype::f32);
   const auto refusal = [&](RunnerFixture& model, const AdapterGolden& other) {

@@ -96,7 +96,14 @@ const Bad kShared[] = {
     {R"("guided_choice":["a",""])", "guided_choice[1]", "empty"},
     {R"("structural_tag":{"format":{"type":"x"}})", "structural_tag", "$.format.type"},
     {R"("guided_json":"{")", "guided_json", "the schema"},
-    {R"("prompt_logprobs":1)", "prompt_logprobs", "echo"},
+    {R"("prompt_logprobs":21)", "prompt_logprobs", "[-1, 20]"},
+    {R"("prompt_logprobs":1,"stream":true)", "prompt_logprobs", "leave stream out"},
+    {R"("allowed_token_ids":[1000])", "allowed_token_ids[0]", "[0, 259]"},
+    {R"("allowed_token_ids":5)", "allowed_token_ids", "array"},
+    {R"("bad_words":["a",""])", "bad_words[1]", "empty"},
+    {R"("bad_words":["</s>"])", "bad_words", "ends a text"},
+    {R"("truncate_prompt_tokens":0)", "truncate_prompt_tokens", "-1 for as many"},
+    {R"("truncate_prompt_tokens":-2)", "truncate_prompt_tokens", "[-1, "},
 };
 
 TEST_CASE("sampling and control fields out of range or of the wrong type") {
@@ -192,8 +199,13 @@ TEST_CASE("completion prompts") {
   refused(c, "/v1/completions", R"({"prompt":["a","b","c","d","e"],"n":128})", "n");
   refused(c, "/v1/completions", R"({"prompt":"a","logprobs":true})", "logprobs");
   refused(c, "/v1/completions", R"({"prompt":"a","logprobs":21})", "logprobs");
-  refused(c, "/v1/completions", R"({"prompt":"a","best_of":3})", "best_of");
-  refused(c, "/v1/completions", R"({"prompt":"a","suffix":"b"})", "suffix");
+  refused(c, "/v1/completions", R"({"prompt":"a","best_of":1,"n":2})", "best_of");
+  refused(c, "/v1/completions", R"({"prompt":"a","best_of":3,"stream":true})", "best_of");
+  refused(c, "/v1/completions", R"({"prompt":["a","b","c","d","e"],"best_of":128})", "best_of");
+  refused(c, "/v1/completions", R"({"prompt":"a","suffix":"b"})", "suffix");  // no tokens for a gap
+  refused(c, "/v1/completions", R"({"prompt":[97],"suffix":"b"})", "prompt");
+  refused(c, "/v1/completions", R"({"prompt":"a","suffix":"b","echo":true})", "echo");
+  refused(c, "/v1/completions", R"({"prompt":"a","truncate_prompt_tokens":1,"echo":true})", "echo");
   refused(c, "/v1/completions", R"({"prompt":"a","model":"other"})", "model", 404);
   refused(c, "/tokenize", "{}", "prompt");
   refused(c, "/tokenize", R"({"prompt":5})", "prompt");

@@ -185,8 +185,78 @@ TEST_CASE("Rerank: scores by a classifier and by cosines") {
   }
 }
 
+TEST_CASE("Score: one against many and two lists, by a classifier and by cosines") {
+  EncoderServer t;
+  for (const char* model : {"bert", "cross"}) {
+    const auto scores = [&](const std::string& texts) {
+      const HttpReply r = t.post("/v1/score", cat(R"({"model":")", model, R"(",)", texts, "}"));
+      INFO(r.body);
+      REQUIRE(r.status == 200);
+      const auto v = parse(r.body);
+      CHECK(v.at("object") == "list");
+      CHECK(v.at("model") == model);
+      CHECK(v.at("usage").at("prompt_tokens").to_number<int>() > 0);
+      std::vector<double> out;
+      for (const auto& d : v.at("data").as_array()) {
+        CHECK(d.at("object") == "score");
+        CHECK(d.at("index").to_number<size_t>() == out.size());
+        out.push_back(d.at("score").to_number<double>());
+      }
+      return out;
+    };
+    const auto rows = scores(R"("text_1":"w5 w6","text_2":["w5 w6","w7","w8 w9"])");
+    REQUIRE(rows.size() == 3);
+    if (model == std::string("bert")) CHECK(rows[0] == Approx(1).margin(1e-5));
+    // The scores of rerank, in the order of the texts.
+    const auto ranked =
+        parse(t.post("/v1/rerank",
+                     cat(R"({"model":")", model, R"(","query":"w5 w6","documents":["w5 w6","w7","w8 w9"]})"))
+                  .body);
+    for (const auto& r : ranked.at("results").as_array())
+      CHECK(rows[r.at("index").to_number<size_t>()] ==
+            Approx(r.at("relevance_score").to_number<double>()).margin(1e-6));
+    // One by one, under another name.
+    const auto pairs = scores(R"("queries":["w5 w6","w7"],"documents":["w7","w7"])");
+    REQUIRE(pairs.size() == 2);
+    CHECK(pairs[0] == Approx(rows[1]).margin(1e-6));
+    CHECK(scores(R"("text_1":"w7","text_2":"w7")")[0] == Approx(pairs[1]).margin(1e-6));
+  }
+}
+
+TEST_CASE("Pooling: the vectors of embeddings") {
+  EncoderServer t;
+  const auto v = parse(t.post("/pooling", R"({"model":"bert","input":["w5 w6","w7"],"task":"embed"})").body);
+  const auto same = parse(t.post("/v1/embeddings", R"({"model":"bert","input":["w5 w6","w7"]})").body);
+  for (size_t k = 0; k < 2; ++k) {
+    CHECK(v.at("data").at(k).at("object") == "pooling");
+    const auto want = vector_of(same, k);
+    REQUIRE(v.at("data").at(k).at("data").as_array().size() == want.size());
+    for (size_t i = 0; i < want.size(); ++i)
+      CHECK(v.at("data").at(k).at("data").at(i).to_number<double>() == Approx(want[i]).margin(2e-6));
+  }
+  const auto coded =
+      parse(t.post("/pooling", R"({"model":"bert","input":"w5","encoding_format":"base64"})").body);
+  CHECK(coded.at("data").at(0).at("data").is_string());
+}
+
 TEST_CASE("Embeddings and rerank: what is refused") {
   EncoderServer t;
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_2":"a"})", 400, "text_1").find("missing") !=
+        std::string::npos);
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_1":"a","text_2":[]})", 400, "text_2").find("empty") !=
+        std::string::npos);
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_1":["a","b"],"text_2":["a","b","c"]})", 400, "text_1")
+            .find("as many as text_2") != std::string::npos);
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_1":"a","queries":"b","text_2":"c"})", 400, "queries")
+            .find("are the same") != std::string::npos);
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_1":5,"text_2":"c"})", 400, "text_1").find("string") !=
+        std::string::npos);
+  CHECK(t.refusal("/v1/score", R"({"model":"bert","text_1":"a","text_2":"c","text_3":"d"})", 400, "text_3")
+            .find("no field") != std::string::npos);
+  CHECK(t.refusal("/pooling", R"({"model":"bert","input":"a","task":"token_embed"})", 400, "task")
+            .find("embed") != std::string::npos);
+  CHECK(t.refusal("/pooling", R"({"model":"cross","input":"a"})", 400, "model").find("/v1/rerank") !=
+        std::string::npos);
   const auto embed = [&](const std::string& rest, int status = 400, const char* param = "input") {
     return t.refusal("/v1/embeddings", cat(R"({"model":"bert",)", rest, "}"), status, param);
   };

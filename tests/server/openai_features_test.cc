@@ -1,5 +1,6 @@
 // What requests can ask for beyond text: log-probabilities, echo, stops, several prompts, open last messages,
 // token endpoints, and the parameters that reach the engine.
+#include "server/api/openai_answer.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -119,6 +120,150 @@ TEST_CASE("text_offset counts what is in the text: no added BOS, no special toke
   CHECK(serialize(logprobs(R"("prompt":[256,97,98])").at("text_offset")) == "[0,0,1,2,3]");
   CHECK(serialize(logprobs(R"("prompt":[256,97],"skip_special_tokens":false)").at("text_offset")) ==
         "[0,3,4,5]");
+}
+
+TEST_CASE("prompt_logprobs: a list beside the answer, of completions per choice, of chat once") {
+  TestServer t(replying("z"));
+  const auto expect = [](const value& list, const char* token, double logprob) {
+    CHECK(list.at(0).is_null());
+    const value& known = list.at(list.as_array().size() - 1);
+    CHECK(known.as_object().size() == 1);
+    const value& entry = known.as_object().begin()->value();
+    CHECK(entry.at("decoded_token") == token);
+    CHECK(entry.at("logprob").to_number<double>() == Approx(logprob));
+    CHECK(entry.at("rank").is_null());  // none of the likeliest that were asked for
+  };
+  const value v = complete(t, R"("prompt_logprobs":0,"n":2)");
+  for (const value& choice : v.at("choices").as_array()) {
+    expect(choice.at("prompt_logprobs"), "b", -0.01 * ('b' + 1));
+    CHECK(choice.at("prompt_logprobs").at(1).as_object().contains("98"));
+    CHECK(choice.at("logprobs").is_null());
+  }
+  const value chat =
+      post(t, "/v1/chat/completions", R"({"messages":[{"role":"user","content":"q"}],"prompt_logprobs":1})");
+  expect(chat.at("prompt_logprobs"), "<|assistant|>", -0.01 * 260);
+  CHECK_FALSE(
+      complete(t, R"("prompt_logprobs":-1)").at("choices").at(0).as_object().contains("prompt_logprobs"));
+}
+
+TEST_CASE("best_of: the likeliest candidates per token, best first, and no log-probabilities unasked") {
+  FakeEngine engine;
+  oar::api::GenerationSpec spec;
+  spec.model = std::make_shared<oar::ModelHandle>(fake_model(engine));
+  spec.prompts = {{'q'}, {'r'}};
+  spec.request.n = 3;
+  spec.request.logprobs = 0;
+  oar::api::AnswerOptions options;
+  options.best = 2;
+  options.hides_logprobs = true;
+  oar::api::OpenAiAnswer answer(spec, options);
+  // Sums alone would prefer the short one; per token the second of the first prompt is best.
+  const std::vector<std::vector<float>> logprobs = {{-1.f}, {-0.5f, -0.6f, -0.7f}, {-2.f},
+                                                    {-3.f}, {-1.f, -1.2f},         {-1.1f}};
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    oar::TextEvent e;
+    e.text = std::string(1, static_cast<char>('a' + i));
+    for (const float l : logprobs[i]) e.tokens.push_back({'x', l, {}});
+    e.finish = oar::FinishReason::kStop;
+    e.stats.completion_tokens = static_cast<int64_t>(logprobs[i].size());
+    answer.collect(static_cast<int32_t>(i), e);
+  }
+  REQUIRE(answer.finished());
+  const value v = parse(answer.body());
+  std::string texts;
+  for (size_t i = 0; i < v.at("choices").as_array().size(); ++i) {
+    const value& choice = v.at("choices").at(i);
+    CHECK(choice.at("index") == i);
+    CHECK(choice.at("logprobs").is_null());
+    texts += str(choice.at("text"));
+  }
+  CHECK(texts == "bafe");
+  CHECK(v.at("usage").at("completion_tokens") == 9);  // candidates are paid for
+
+  TestServer t(replying("hi"));
+  const value whole = complete(t, R"("n":2,"best_of":5)");
+  CHECK(whole.at("choices").as_array().size() == 2);
+  CHECK(t.engine.last_request().n == 5);
+  CHECK(whole.at("choices").at(0).at("logprobs").is_null());
+  CHECK(complete(t, R"("n":1,"best_of":2,"logprobs":0)").at("choices").at(0).at("logprobs").is_object());
+}
+
+TEST_CASE("allowed_token_ids and bad_words: what may be drawn") {
+  TestServer t(replying("abcabc"));
+  const auto text = [&](const std::string& fields) {
+    return str(complete(t, fields).at("choices").at(0).at("text"));
+  };
+  CHECK(text(R"("allowed_token_ids":[98,257],"max_tokens":4)") == "bbbb");
+  oar::Request r = t.engine.last_request();
+  CHECK(r.stop.stop_token_ids == std::vector<int32_t>{257});
+  CHECK(r.stop.ignore_eos);
+  CHECK(r.constraint_field == "allowed_token_ids");
+  // An end that is not allowed ends nothing, nor does a stop token.
+  CHECK(text(R"("allowed_token_ids":[97,98,99],"stop_token_ids":[120],"max_tokens":6)") == "abcabc");
+  CHECK(t.engine.last_request().stop.stop_token_ids.empty());
+  CHECK(text(R"("bad_words":["bc"],"max_tokens":4)") == "abab");
+  CHECK(text(R"("bad_words":["b","c"],"max_tokens":2)") == "aa");
+  // Beside a constraint: both hold.
+  CHECK(text(R"("regex":"[a-c]{3}","bad_words":["bc"])") == "aba");
+  CHECK(t.engine.last_request().constraint_field == "regex");
+  CHECK(text(R"("bad_words":["ab"],"ignore_eos":true,"max_tokens":2)") == "ac");
+  CHECK(t.engine.last_request().stop.stop_token_ids.empty());
+  CHECK(text(R"("bad_words":[],"allowed_token_ids":[])") == "abcabc");
+  CHECK(t.engine.last_request().constraint == nullptr);
+}
+
+TEST_CASE("truncate_prompt_tokens keeps the last tokens of a prompt") {
+  TestServer t(replying("z"));
+  const auto prompt = [&](const std::string& body) {
+    post(t, "/v1/completions", body);
+    const std::vector<int32_t> ids = t.engine.last_request().prompt;
+    return std::string(ids.begin(), ids.end());
+  };
+  CHECK(prompt(R"({"prompt":"abcdef","truncate_prompt_tokens":2})") == "ef");
+  CHECK(prompt(R"({"prompt":"abcdef","truncate_prompt_tokens":6})") == "abcdef");
+  CHECK(prompt(R"({"prompt":[97,98,99],"truncate_prompt_tokens":1})") == "c");
+  const std::string much(1000, 'x');
+  CHECK(prompt(R"({"prompt":")" + much + R"(y","truncate_prompt_tokens":-1,"max_tokens":12})").size() == 500);
+  CHECK(prompt(R"({"prompt":")" + much + R"(y","truncate_prompt_tokens":3})") == "xxy");
+  post(t, "/v1/chat/completions",
+       R"({"messages":[{"role":"user","content":"q"}],"truncate_prompt_tokens":2})");
+  CHECK(t.engine.last_request().prompt == std::vector<int32_t>{'q', 259});
+}
+
+TEST_CASE("suffix: the gap between two texts, by the model's own tokens") {
+  struct Style {
+    std::vector<const char*> tokens;  // 260 and on
+    std::vector<int32_t> want;
+  };
+  for (const Style& style :
+       {Style{{"<fim_prefix>", "<fim_suffix>", "<fim_middle>"}, {260, 'a', 261, 'b', 262}},
+        Style{{"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, {260, 'a', 261, 'b', 262}},
+        Style{{"[PREFIX]", "[SUFFIX]"}, {261, 'b', 260, 'a'}}}) {
+    oar::json::object made = parse(byte_tokenizer_json(true)).as_object();
+    oar::json::object added = made.at("added_tokens").at(0).as_object();
+    for (size_t i = 0; i < style.tokens.size(); ++i) {
+      added["id"] = 260 + i;
+      added["content"] = style.tokens[i];
+      made["added_tokens"].as_array().push_back(added);
+    }
+    auto tokenizer = oar::tokenizer_from_json(serialize(made));
+    REQUIRE_OK(tokenizer);
+    FakeEngineOptions engine_options = replying("xy");
+    engine_options.vocab_size = 264;
+    FakeEngine engine(engine_options);
+    oar::ModelHandle model = fake_model(engine);
+    model.tokenizer = *tokenizer;
+    oar::ServerOptions o;
+    o.http_address = "127.0.0.1:0";
+    o.grpc_address.clear();
+    auto server = oar::Server::start(o, serving({model}));
+    REQUIRE_OK(server);
+    const HttpReply r =
+        http((*server)->http_port(), "POST", "/v1/completions", R"({"prompt":"a","suffix":"b"})");
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    CHECK(engine.last_request().prompt == style.want);
+  }
 }
 
 TEST_CASE("chat log-probabilities: the tokens' bytes are the text's") {

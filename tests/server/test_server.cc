@@ -82,6 +82,7 @@ oar::ModelHandle fake_model(oar::Engine& engine, std::string name) {
   model.chat_template = &simple_template();
   model.info.architecture = "FakeForCausalLM";
   model.info.max_context = engine.request_limits().max_context;
+  model.end_tokens = {257};
   model.bos_token = "<s>";
   model.eos_token = "</s>";
   return model;

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/support/catch.h"
@@ -23,7 +23,8 @@ TEST_CASE("JSON Schema: the published suite", "[grammar][suite]") {
     return;
   }
   int groups = 0, unsupported = 0, tests = 0, accepted = 0, refused = 0;
-  std::map<std::string, int> reasons;
+  const std::set<std::string> kRefused = {"date-time.json", "time.json",  "bignum.json",
+                                          "ref.json",       "format.json", "vocabulary.json"};
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
     if (file.path().extension() != ".json") continue;
     std::stringstream text;
@@ -57,6 +58,9 @@ TEST_CASE("JSON Schema: the published suite", "[grammar][suite]") {
         const bool valid = t.at("valid").as_bool(), have = accepts(*automaton, document);
         if (valid == have) continue;
         ++(valid ? refused : accepted);
+        // Known: leap seconds in other zones, numbers of many digits, formats that are notes by default, and
+        // what says that keywords beside it do not count.
+        if (valid) CHECK(kRefused.contains(file.path().filename().string()));
         std::printf("%s %s: %s: %s: %s\n", valid ? "REFUSED" : "ACCEPTED", file.path().filename().c_str(),
                     json::serialize(group.as_object().at("description")).c_str(),
                     json::serialize(t.at("description")).c_str(), document.c_str());
@@ -65,6 +69,8 @@ TEST_CASE("JSON Schema: the published suite", "[grammar][suite]") {
   }
   std::printf("%d groups, %d not supported; %d tests, %d wrongly accepted, %d wrongly refused\n", groups,
               unsupported, tests, accepted, refused);
+  CHECK(tests > 0);
+  CHECK(accepted == 0);
 }
 
 }  // namespace

@@ -19,6 +19,8 @@
 #include "engine/runtime/quantize_weights.h"
 #include "engine/tune/measure/quant_report.h"
 #include "engine/tune/quantize/calibrated_quantizer.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/tune/quantize_fixture.h"
@@ -175,6 +177,64 @@ TEST_CASE("a rotated folder computes the same model") {
     const auto table = compare_models(demo, *tokenizer, heldout().substr(0, 1500), {{"r", &made}}, compare);
     REQUIRE_OK(table);
     CHECK(table->rows[0].logit_snr_db > 30);  // 8 bits of it are left; a wrong basis leaves nothing
+  }
+}
+
+TEST_CASE("adapters fit folders whose channels were scaled and whose basis was rotated") {
+  const Folder folder;
+  const Checkpoint demo = oar_test::shallow_demo();
+  const auto tokenizer = std::move(make_tokenizer(demo.tokenizer, 2048)).value();
+  // One of each input: the stream's two norms, attention's heads and the gate.
+  std::vector<oar_test::TinyTensor> pairs;
+  for (const char* module :
+       {"self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"}) {
+    const std::string name = std::string("model.layers.1.") + module;
+    const Tensor& w = demo.tensors.at(name + ".weight");
+    pairs.push_back({"base_model.model." + name + ".lora_A.weight", {4, w.shape()[1]}});
+    pairs.push_back({"base_model.model." + name + ".lora_B.weight", {w.shape()[0], 4}});
+  }
+  const std::string adapter = oar_test::write_adapter(
+      "adapter-of-channels",
+      {{"peft_type", "LORA"},
+       {"r", 4},
+       {"lora_alpha", 8},
+       {"target_modules", json::array{"q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"}}},
+      pairs, 3);
+  LanguageModelOptions options;
+  options.threads = 2;
+  options.kv = "f32";
+  options.max_loras = 1;
+  const std::vector<int32_t> tokens = tokenizer->encode("Once upon a time there was a king").value();
+  const auto logits = [&](const Checkpoint& c, bool with) {
+    oar_test::RunnerFixture model(c, options);
+    REQUIRE_OK(model.adapters->load("a", adapter));
+    return model.run({{tokens, 0, model.blocks(tokens.size()), true, with ? 0 : -1}});
+  };
+  const std::vector<float> want = logits(demo, true), plain = logits(demo, false);
+  CHECK(oar_test::snr_db(want, plain) < 10);
+  for (const std::string method : {"awq", "smoothquant", "rtn"}) {
+    for (const std::string rotate : {"none", "all"}) {
+      if (oar_test::kSlow && (method != "awq" || rotate != "all")) continue;
+      INFO(method << " " << rotate);
+      QuantizeOptions o;
+      o.method = method;
+      o.weights = "q8_0";
+      o.rotate = rotate;
+      if (method != "rtn") o.calibration = heldout().substr(0, 2500);
+      o.calibration_context = 64;
+      const std::string made = folder / (method + "-" + rotate);
+      REQUIRE_OK(quantize_model(demo, tokenizer.get(), made, o));
+      const Checkpoint stored = load(made);
+      const double all = oar_test::snr_db(want, logits(stored, true));
+      CAPTURE(all);
+      CHECK(all > 25);  // 8 bits of the weights are left
+      // Scales that were given away are needed.
+      if (method == "rtn") continue;
+      Checkpoint old = stored;
+      std::erase_if(old.tensors, [](const auto& t) { return t.first.ends_with(".channels"); });
+      const auto refused = build_serving_graph(old, read_model_config(old.config).value(), options);
+      CHECK(refused.status().message().find("quantize the model again") != std::string::npos);
+    }
   }
 }
 

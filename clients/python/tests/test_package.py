@@ -263,6 +263,26 @@ class Embedded(unittest.TestCase):
                 oar.Model(DEMO, **{switch: wrong})
             self.assertEqual(e.exception.param, switch)
 
+    def test_a_draft_model_changes_no_text(self):
+        asked = [{"max_tokens": 40, "logprobs": True, "temperature": t, "seed": 7} for t in (0.0, 1.0)]
+        asked.append({"max_tokens": 40, "temperature": 1.0, "seed": 3, "regex": "([A-Z][a-z]{2,6}, ){3}[a-z]+"})
+
+        def answers(**switches):
+            with oar.Model(DEMO, threads=2, **switches) as m:
+                return [m.generate(**REPEATED), *(m.generate("ROMEO:", **o) for o in asked)]
+        plain, quick = answers(), answers(speculative="draft", draft_model=DEMO, num_speculative_tokens=3)
+        for a, b in zip(plain, quick):
+            self.assertEqual([(c.text, c.tokens, c.logprobs, c.finish_reason) for c in a.choices],
+                             [(c.text, c.tokens, c.logprobs, c.finish_reason) for c in b.choices])
+        self.assertGreater(sum(b.usage.accepted_prediction_tokens for b in quick), 0)
+        self.assertEqual(sum(b.usage.rejected_prediction_tokens for b in quick), 0)  # the draft is the model itself
+        for switches, said in (({"speculative": "draft"}, "draft_model is missing"),
+                               ({"speculative": "draft", "draft_model": "/nonexistent/model"}, "/nonexistent/model"),
+                               ({"speculative": "ngram", "draft_model": DEMO}, 'only "draft" has one')):
+            with self.assertRaises(oar.OarError) as e:
+                oar.Model(DEMO, **switches)
+            self.assertIn(said, str(e.exception))
+
     def test_adapters(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = os.path.join(folder, "adapter")

@@ -4,7 +4,6 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
-#include "engine/graph/weights.h"
 
 namespace oar {
 namespace {
@@ -50,6 +49,29 @@ Result<AdapterBasis> adapter_basis(const Graph& graph, ValueId value, ThreadPool
   return out;
 }
 
+std::vector<NamedWeight> basis_operands(const Graph& graph) {
+  std::vector<NamedWeight> out;
+  const std::vector<int> producers = graph.producers();
+  const auto take = [&](ValueId operand) {
+    const bool known = operand == kNoValue || std::any_of(out.begin(), out.end(), [&](const NamedWeight& o) {
+                         return o.value == operand;
+                       });
+    if (!known) out.push_back({graph.value(operand).name, operand});
+  };
+  for (const Node& layer : graph.nodes()) {
+    if (!layer.is("linear")) continue;
+    for (size_t k = 2; k < layer.inputs.size(); k += 2) {
+      if (weight_source(graph, graph.nodes(), layer.inputs[k]) == kNoValue) continue;
+      for (int at = producers[layer.inputs[k]]; at >= 0;) {
+        const Node& n = graph.nodes()[static_cast<size_t>(at)];
+        std::for_each(n.inputs.begin() + 1, n.inputs.end(), take);
+        at = producers[n.inputs[0]];
+      }
+    }
+  }
+  return out;
+}
+
 void pair_rows(AdapterBasis& basis, int64_t outputs, int64_t head) {
   using Ints = std::vector<int64_t>;
   const OpDef* reshape = find_op("reshape");
@@ -57,6 +79,12 @@ void pair_rows(AdapterBasis& basis, int64_t outputs, int64_t head) {
                        {{reshape, {}, {{"shape", Ints{outputs / head, 2, head / 2, -1}}}},
                         {find_op("transpose"), {}, {{"perm", Ints{0, 2, 1, 3}}}},
                         {reshape, {}, {{"shape", Ints{outputs, -1}}}}});
+}
+
+void precede(AdapterBasis& basis, const AdapterBasis& earlier) {
+  if (basis.refusal.empty()) basis.refusal = earlier.refusal;
+  basis.inputs.insert(basis.inputs.begin(), earlier.inputs.begin(), earlier.inputs.end());
+  basis.outputs.insert(basis.outputs.begin(), earlier.outputs.begin(), earlier.outputs.end());
 }
 
 Result<Tensor> through(const std::vector<AdapterBasis::Step>& steps, Tensor matrix, ThreadPool& pool) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/graph/graph.h"
+#include "engine/graph/weights.h"
 #include "kernels/thread_pool.h"
 
 namespace oar {
@@ -39,9 +40,13 @@ struct AdapterBasis {
 
 // Of weight `value`. Operands of its steps are evaluated now.
 Result<AdapterBasis> adapter_basis(const Graph& graph, ValueId value, ThreadPool& pool);
+// The constants and expressions that steps of weights take beside the weight, once each, by their own names.
+std::vector<NamedWeight> basis_operands(const Graph& graph);
 // Of a weight whose file has the rows of each head, (2, head / 2) in the adapter's basis, as (head / 2, 2).
 // Goes before all other steps.
 void pair_rows(AdapterBasis& basis, int64_t outputs, int64_t head);
+// `earlier` goes before all other steps.
+void precede(AdapterBasis& basis, const AdapterBasis& earlier);
 // A (r, K) or B (N, r), f32, through the steps of its side.
 Result<Tensor> through(const std::vector<AdapterBasis::Step>& steps, Tensor matrix, ThreadPool& pool);
 

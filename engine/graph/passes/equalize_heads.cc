@@ -16,6 +16,7 @@
 #include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
+#include "engine/graph/weights.h"
 
 namespace oar::passes {
 namespace {
@@ -168,7 +169,8 @@ Result<ValueId> Equalizer::scale(const Written& kept, ValueId kept_power, ValueI
       add("equalizing_scale", {kept_power, read_power, bias, kept.inv_freq},
           {{"head", head}, {"interleaved", int64_t{kept.interleaved ? 1 : 0}}, {"page", mean_tokens}}));
   // A name of its own: named after its first operand it would pass for that weight.
-  graph_.value(s).name = cat(graph_.value(kept.w).name, " (scale of heads)");
+  const ValueId source = weight_source(graph_, graph_.nodes(), kept.w);
+  graph_.value(s).name = cat(graph_.value(source).name, " (scale of heads)");
   return s;
 }
 

@@ -16,6 +16,7 @@
 #include "engine/models/encoder.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/rotated_model.h"
+#include "engine/runtime/stored_basis.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/eval.h"
 #include "engine/tune/quantize/calibrated_quantizer.h"
@@ -48,6 +49,9 @@ Result<Tensor> converted(const Tensor& t, Format format, ThreadPool& pool) {
   });
   return out;
 }
+
+// What adapters need of a norm that gave scales away.
+std::string channels_of(const std::string& norm) { return cat(kBasisPrefix, norm, kBasisChannels); }
 
 // One quantization on its way to the disk.
 class Work {
@@ -106,7 +110,7 @@ class Work {
 
   WeightScheme scheme_;
   std::vector<Job> jobs_;
-  std::set<std::string> done_;
+  std::set<std::string> done_, channels_;
   std::vector<SafetensorsEntry> entries_;
   json::object described_;
   std::string partial_, key_;
@@ -150,6 +154,17 @@ Status Work::lay_out() {
         report.uneven.empty()
             ? "the model has no matrix in 16 or 32 bits to quantize; start from the model as it was trained"
             : cat("nothing would be quantized: ", uneven_text(report.uneven)));
+  }
+  if (channel_method()) {
+    OAR_ASSIGN(const BuiltModel model, build_model(source_, config_, {}));
+    for (const Node& n : model.graph.nodes()) {
+      if (!n.is("rms_norm")) continue;
+      const std::string& norm = model.graph.value(n.inputs[1]).name;
+      const auto it = source_.tensors.find(norm);
+      if (it == source_.tensors.end() || !channels_.insert(channels_of(norm)).second) continue;
+      const int64_t count = it->second.numel();
+      entries_.push_back({channels_of(norm), "F32", {count}, static_cast<uint64_t>(count) * sizeof(float)});
+    }
   }
   for (const auto& [name, tensor] : source_.tensors) {
     if (replaced.contains(name)) continue;
@@ -231,6 +246,11 @@ Status Work::restore_done() {
 Status Work::write_unchanged() {
   for (const SafetensorsEntry& entry : entries_) {
     if (described_.contains(entry.name)) continue;
+    if (channels_.contains(entry.name)) {
+      const std::vector<float> ones(static_cast<size_t>(entry.shape[0]), 1.f);
+      OAR_RETURN_IF_ERROR(writer_->write(entry.name, ones.data(), entry.bytes));
+      continue;
+    }
     OAR_ASSIGN(Tensor tensor, load(entry.name));
     const DType stored = entry.dtype == "F32" ? DType::kF32 : source_.tensors.at(entry.name).format().dtype();
     OAR_ASSIGN(tensor, converted(tensor, Format::of(stored), pool()));
@@ -331,6 +351,7 @@ Status Work::calibrate_input(const LinearInput& input, InputStatistics& statisti
     OAR_ASSIGN(const Tensor unscaled, load(input.norm));
     OAR_ASSIGN(Tensor norm, scale_columns(unscaled, inverse));
     OAR_RETURN_IF_ERROR(writer_->write(input.norm, norm.data(), norm.bytes()));
+    OAR_RETURN_IF_ERROR(writer_->write(channels_of(input.norm), scale.data(), scale.size() * sizeof(float)));
     current_.insert_or_assign(input.norm, std::move(norm));
     done_.insert(input.norm);  // noted with its stage, never without the matrices behind it
     statistics.divide(scale);
