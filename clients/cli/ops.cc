@@ -24,9 +24,7 @@ OpFacts facts_of(const OpDef& op) {
                                                                    : "kernel";
   if (op.lower == nullptr && op.evaluate == nullptr && op.reference == nullptr) f.computed = "definition";
   f.defined = op.define != nullptr ? "by others" : "primitive";
-  f.gradient = op.gradient == Gradient::kSmooth              ? "smooth"
-               : op.gradient == Gradient::kPiecewiseConstant ? "zero"
-                                                             : "none";
+  f.gradient = differentiability(op);
   return f;
 }
 

@@ -76,6 +76,7 @@ class Graph {
                               std::vector<std::shared_ptr<const Graph>> subgraphs = {},
                               std::string name = {});
   void add_output(std::string name, ValueId value);
+  void keep_outputs(size_t n) { outputs_.resize(n); }  // the first n
 
   const Value& value(ValueId id) const { return values_[id]; }
   Value& value(ValueId id) { return values_[id]; }

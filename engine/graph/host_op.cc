@@ -3,10 +3,29 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/base/format.h"
+#include "engine/graph/evaluate.h"
 #include "engine/graph/reference.h"
 
 namespace oar {
 namespace {
+
+// The operand as a dense tensor: a view of its memory where that is dense, which outlives the call.
+Result<Tensor> tensor_of(const Operand& o) {
+  const Shape shape(std::span<const int64_t>(o.dims, static_cast<size_t>(o.rank)));
+  const int64_t outer = o.rank > 0 ? o.dims[0] : 1, row = outer > 0 ? shape.numel() / outer : 0;
+  const int64_t width = o.format.block_bytes();
+  if (outer < 2 || o.row_stride == row || !o.format.plain()) {
+    OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, o.format));
+    return Tensor::make(shape, o.format, Buffer::wrap_const(o.data, static_cast<uint64_t>(bytes), nullptr));
+  }
+  OAR_ASSIGN(Tensor t, Tensor::allocate(shape, o.format));
+  for (int64_t r = 0; r < outer && row > 0; ++r) {
+    std::memcpy(static_cast<std::byte*>(t.mutable_data()) + r * row * width,
+                static_cast<const std::byte*>(o.data) + r * o.row_stride * width, static_cast<size_t>(row * width));
+  }
+  return t;
+}
 
 class ReferenceOp final : public LoweredOp {
  public:
@@ -25,7 +44,7 @@ class ReferenceOp final : public LoweredOp {
       operands.push_back(&values[k]);
     }
     OAR_ASSIGN(const auto results, evaluate_node(*node_.op, operands, node_.attrs));
-    for (size_t k = 0; k < results.size(); ++k) {
+    for (size_t k = 0; k < results.size() && k < node_.outputs.size(); ++k) {  // some may be left out
       OAR_ASSIGN(const Tensor t, to_tensor(results[k]));
       if (t.bytes() > 0) std::memcpy(out[k].data, t.data(), t.bytes());
     }
@@ -34,20 +53,47 @@ class ReferenceOp final : public LoweredOp {
 
  private:
   static Result<HostValue> load(const Operand& o) {
-    const Shape shape(std::span<const int64_t>(o.dims, static_cast<size_t>(o.rank)));
-    const int64_t width = o.format.block_bytes();
-    OAR_ASSIGN(Tensor t, Tensor::allocate(shape, o.format));
-    const int64_t outer = o.rank > 0 ? o.dims[0] : 1;
-    const int64_t row = outer > 0 ? shape.numel() / outer : 0;
-    for (int64_t r = 0; r < outer && row > 0; ++r) {
-      std::memcpy(static_cast<std::byte*>(t.mutable_data()) + r * row * width,
-                  static_cast<const std::byte*>(o.data) + r * (o.rank > 0 ? o.row_stride : row) * width,
-                  static_cast<size_t>(row * width));
-    }
+    OAR_ASSIGN(const Tensor t, tensor_of(o));
     return host_value(t);
   }
 
   const Node& node_;
+};
+
+// The node by its evaluation in f32, which may use kernels inside.
+class EvaluatedOp final : public LoweredOp {
+ public:
+  EvaluatedOp(const Node& node, Backend& backend) : node_(node), backend_(backend) {}
+  const Kernel* kernel() const override { return nullptr; }
+  const char* where() const override { return kEvaluated; }
+
+  Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
+    std::vector<Datum> values(node_.inputs.size());
+    std::vector<const Datum*> operands(node_.inputs.size(), nullptr);
+    for (size_t k = 0; k < node_.inputs.size(); ++k) {
+      if (node_.inputs[k] == kNoValue) continue;
+      OAR_ASSIGN(Tensor t, tensor_of(in[k]));
+      // Weights in any format meet values of f32, as types say between ops.
+      const bool number = t.format().plain() && !dtype_is_float(t.format().dtype());
+      if (out[0].format == Format::f32() && !number && !(t.format() == Format::f32())) { OAR_ASSIGN(t, to_f32(t)); }
+      values[k] = std::move(t);
+      operands[k] = &values[k];
+    }
+    EvalOptions options;
+    options.backend = &backend_;
+    OAR_ASSIGN(const std::vector<Datum> results, evaluate_op(node_, operands, options));
+    for (size_t k = 0; k < results.size() && k < node_.outputs.size(); ++k) {
+      const Tensor& t = results[k].tensor;
+      if (!results[k].is_tensor() || !(t.format() == out[k].format) || t.numel() != out[k].numel())
+        return internal_error(cat(node_.op->name, " evaluates to another type than its shape rule says"));
+      if (t.bytes() > 0) std::memcpy(out[k].data, t.data(), t.bytes());
+    }
+    return ok_status();
+  }
+
+ private:
+  const Node& node_;
+  Backend& backend_;
 };
 
 // Bytes from the operand's first element to behind its last, the gaps between strided rows included.
@@ -118,7 +164,11 @@ class CopiedOp final : public LoweredOp {
 
 }  // namespace
 
-std::unique_ptr<LoweredOp> make_reference_op(const Node& node) { return std::make_unique<ReferenceOp>(node); }
+std::unique_ptr<LoweredOp> make_host_op(const Node& node, Backend& host) {
+  if (node.op->evaluate != nullptr && node.op->define == nullptr)
+    return std::make_unique<EvaluatedOp>(node, host);
+  return std::make_unique<ReferenceOp>(node);
+}
 
 std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<const LoweredOp> inner,
                                           std::vector<HostOperand> in, std::vector<HostOperand> out) {

@@ -10,8 +10,9 @@
 
 namespace oar {
 
-// The node by its reference or definition, on operands in host memory. `node` must outlive it.
-std::unique_ptr<LoweredOp> make_reference_op(const Node& node);
+// The node by its evaluation, or else its reference or definition, on operands in host memory, by threads of
+// `host`. `node` must outlive it.
+std::unique_ptr<LoweredOp> make_host_op(const Node& node, Backend& host);
 
 // How an operand reaches the CPU.
 enum class HostOperand : uint8_t {

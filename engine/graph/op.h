@@ -22,16 +22,19 @@ class EvalContext;     // evaluate.h
 class PrepareContext;  // packed_weights.h
 class ThreadPool;
 
-enum class Gradient : uint8_t {
-  kSmooth,             // differentiable
-  kPiecewiseConstant,  // zero almost everywhere
-  kNone,               // asking is an error
-};
-
 // A handle on a value of a graph under construction.
 struct Val {
   ValueId id = kNoValue;
   explicit operator bool() const { return id != kNoValue; }
+};
+
+// A node that is passed backwards: what vjp() below is given. All is in the graph that `b` writes.
+struct Pullback {
+  Builder& b;
+  std::span<const Val> in, out;  // operands and results, empty where left out
+  std::span<const Val> d;        // by result: the gradient of what is differentiated; empty: zero
+  std::span<const uint8_t> wanted;  // by operand: whether anybody asks for its gradient
+  const Attrs& attrs;
 };
 
 // What an op of an ordinary model needs before the sizes of its results are known (Evaluator::size()).
@@ -43,7 +46,6 @@ enum class SizesFrom : uint8_t {
 
 struct OpDef {
   const char* name;
-  Gradient gradient = Gradient::kSmooth;
   // Writes its first input, a state value, in place and returns the state after the write; never removed.
   bool effect = false;
   // Bit i: input i may be a view whose rows are farther apart than its columns (a slice of a wider result).
@@ -54,6 +56,12 @@ struct OpDef {
                                            const Attrs& attrs) = nullptr;
   // Composite: emits the definition and returns its outputs. Null for primitives.
   std::vector<Val> (*define)(Builder& b, std::span<const Val> inputs, const Attrs& attrs) = nullptr;
+  // Primitive: the products of the results' gradients with the Jacobian, in ops that differentiate again; one
+  // per operand and shaped like it, empty where it is not wanted or is zero. Null with a definition, which is
+  // differentiated instead, and where the op has no derivative.
+  std::vector<Val> (*vjp)(const Pullback& p) = nullptr;
+  // The derivative is zero wherever there is one: choices, comparisons, roundings.
+  bool piecewise_constant = false;
   // The definition is also a fusion pattern.
   bool pattern = false;
   // Primitive: concrete host evaluation in double (exact for integers). Null for ops that need device state.
@@ -86,6 +94,12 @@ struct OpDef {
 // Declared here, defined in engine/ops/registry.cc from its CMake list and of what was registered
 // (engine/ops/custom.h). Null when unknown.
 const OpDef* find_op(std::string_view name);
+// How often an op can be differentiated, for people: "any order", "piecewise constant" or "not". What is defined
+// by others is as they are, whatever its attributes choose among them.
+inline const char* differentiability(const OpDef& op) {
+  if (op.piecewise_constant) return "piecewise constant";
+  return op.vjp != nullptr || op.define != nullptr ? "any order" : "not";
+}
 std::span<const OpDef* const> all_ops();
 
 }  // namespace oar

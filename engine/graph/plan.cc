@@ -185,7 +185,7 @@ Status Plan::lower_to_host(const Node& n, Missing& missing, Step& step) {
       return unimplemented(cat("neither ", backend_.name(), " nor the CPU has a kernel for ", n.op->name,
                                " of ", node_format(graph_, n)));
     }
-    step.op = make_reference_op(n);
+    step.op = make_host_op(n, backend_.host());
   }
   Missing::Entry& entry = missing.ops[{n.op->name, node_format(graph_, n)}];
   ++entry.calls;

@@ -201,7 +201,7 @@ Result<std::map<std::string, HostValue>> evaluate_reference(const Graph& graph,
       operands.push_back(&values[v]);
     }
     OAR_ASSIGN(auto results, evaluate_node(*node.op, operands, node.attrs));
-    for (size_t k = 0; k < results.size(); ++k) {
+    for (size_t k = 0; k < results.size() && k < node.outputs.size(); ++k) {  // some may be left out
       values[node.outputs[k]] = std::move(results[k]);
       known[node.outputs[k]] = true;
     }

@@ -12,6 +12,7 @@
 //   context_len) whose 16-bit states are written by the same append: who reads pool' reads them after it.
 #include <cmath>
 
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
@@ -31,6 +32,14 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (!(k == shape_of(g, in[2]))) return invalid_argument("k and v have different shapes");
   OAR_RETURN_IF_ERROR(check_same(q[0], k[0], "rows of q and k"));
   OAR_RETURN_IF_ERROR(check_same(q[2], k[2], "head sizes of q and k"));
+  if (!given(in, 4)) return invalid_argument("segments are missing");
+  for (size_t row = 3; row < 5; ++row) {
+    if (!given(in, row)) continue;
+    OAR_RETURN_IF_ERROR(check_rank(g, in, row, 1, row == 3 ? "positions" : "segments"));
+    OAR_RETURN_IF_ERROR(check_integer(g, in[row], row == 3 ? "positions" : "segments"));
+    OAR_RETURN_IF_ERROR(check_same(q[0], shape_of(g, in[row])[0], "rows of q and what is known of them"));
+  }
+  if (k[1].const_value() < 1) return invalid_argument("there are no key/value heads");
   if (q[1].const_value() % k[1].const_value() != 0) {
     return invalid_argument(
         cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
@@ -74,7 +83,10 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   return ok_status();
 }
 
+Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+
 Lowered segments_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0) return not_lowered();
   SegmentAttentionArgs args;
@@ -243,28 +255,25 @@ Lowered quant_paged_lower(LowerContext& ctx) {
 extern const OpDef op_attention = {.name = "attention",
                                    .strided_inputs = 0b111,
                                    .infer = infer,
-                                   .reference = reference,
+                                   .define = definition::attention,
+                                   .evaluate = evaluate,
                                    .lower = segments_lower};
 extern const OpDef op_kv_append = {.name = "kv_append",
-                                   .gradient = Gradient::kNone,
                                    .effect = true,
                                    .strided_inputs = 6,
                                    .infer = append_infer,
                                    .lower = append_lower};
 extern const OpDef op_paged_attention = {.name = "paged_attention",
-                                         .gradient = Gradient::kNone,
                                          .strided_inputs = 1,
                                          .infer = paged_infer,
                                          .lower = paged_lower};
 
 extern const OpDef op_quant_kv_append = {.name = "quant_kv_append",
-                                         .gradient = Gradient::kNone,
                                          .effect = true,
                                          .strided_inputs = 0b11000,
                                          .infer = quant_append_infer,
                                          .lower = quant_append_lower};
 extern const OpDef op_quant_paged_attention = {.name = "quant_paged_attention",
-                                               .gradient = Gradient::kNone,
                                                .strided_inputs = 1,
                                                .infer = quant_paged_infer,
                                                .lower = quant_paged_lower};

@@ -67,7 +67,6 @@ Status register_custom_op(CustomOp op) {
   CustomDef def;
   def.text = definition_name(op.domain, op.name);
   def.evaluate = evaluate_custom;
-  def.gradient = Gradient::kNone;
   def.impure = true;  // nobody said that it is not: it is neither folded nor merged
   def.op = std::move(op);
   Registry& r = Registry::instance();

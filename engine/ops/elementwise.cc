@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "kernels/activation.h"
@@ -20,11 +21,11 @@ Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 }
 
 template <double (*F)(double), UnaryOp kOp>
-constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&),
-                      Gradient gradient = Gradient::kSmooth) {
+constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
-  d.gradient = gradient;
+  d.vjp = vjp;
+  d.piecewise_constant = vjp == nullptr;
   d.infer = same_as_first;
   d.reference = unary_reference<F>;
   d.evaluate = evaluate;
@@ -48,18 +49,6 @@ double f_cos(double x) { return std::cos(x); }
 double f_floor(double x) { return std::floor(x); }
 
 // ---- binary
-
-Result<DimVector> broadcast(const DimVector& a, const DimVector& b) {
-  const size_t rank = std::max(a.size(), b.size());
-  DimVector out(rank, Dim(1));
-  for (size_t k = 0; k < rank; ++k) {
-    const Dim x = k < a.size() ? a[a.size() - 1 - k] : Dim(1);
-    const Dim y = k < b.size() ? b[b.size() - 1 - k] : Dim(1);
-    if (!(x == Dim(1)) && !(y == Dim(1))) OAR_RETURN_IF_ERROR(check_same(x, y, "broadcast extents"));
-    out[rank - 1 - k] = x == Dim(1) ? y : x;
-  }
-  return out;
-}
 
 Types binary_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
@@ -150,10 +139,11 @@ Lowered binary_lower(LowerContext& ctx) {
 }
 
 template <double (*F)(double, double), BinaryOp kOp>
-constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&),
+constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp,
                        decltype(OpDef::fold_inplace) fold = nullptr) {
   OpDef d{};
   d.name = name;
+  d.vjp = vjp;
   d.infer = binary_infer;
   d.reference = binary_reference<F>;
   d.evaluate = evaluate;
@@ -188,29 +178,28 @@ double f_pow(double a, double b) { return std::pow(a, b); }
 
 }  // namespace
 
-extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg", tensor::neg);
-extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs", tensor::abs);
-extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp", tensor::exp);
-extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log", tensor::log);
-extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt", tensor::sqrt);
-extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt", tensor::rsqrt);
-extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square", tensor::square);
+extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg", tensor::neg, gradient::neg);
+extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs", tensor::abs, gradient::abs);
+extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp", tensor::exp, gradient::exp);
+extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log", tensor::log, gradient::log);
+extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt", tensor::sqrt, gradient::sqrt);
+extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt", tensor::rsqrt, gradient::rsqrt);
+extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square", tensor::square, gradient::square);
 extern const OpDef op_reciprocal =
-    unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal);
-extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh", tensor::tanh);
-extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid);
-extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf", tensor::erf);
-extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin", tensor::sin);
-extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos", tensor::cos);
-extern const OpDef op_floor =
-    unary<f_floor, UnaryOp::kFloor>("floor", tensor::floor, Gradient::kPiecewiseConstant);
+    unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal, gradient::reciprocal);
+extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh", tensor::tanh, gradient::tanh);
+extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid, gradient::sigmoid);
+extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf", tensor::erf, gradient::erf);
+extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin", tensor::sin, gradient::sin);
+extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos", tensor::cos, gradient::cos);
+extern const OpDef op_floor = unary<f_floor, UnaryOp::kFloor>("floor", tensor::floor, nullptr);
 
-extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add);
-extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub);
-extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, mul_fold_inplace);
-extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div);
-extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max);
-extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min);
-extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow", tensor::pow);
+extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add, gradient::add);
+extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub, gradient::sub);
+extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, gradient::mul, mul_fold_inplace);
+extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div, gradient::div);
+extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max, gradient::max);
+extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min, gradient::min);
+extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow", tensor::pow, gradient::pow);
 
 }  // namespace oar

@@ -2,6 +2,7 @@
 // checked against V when the request was validated. attribute `format`: what a table that is an expression is
 // stored as; empty: f32.
 #include "kernels/embedding.h"
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/weights.h"
 
 namespace oar {
@@ -54,6 +55,6 @@ Lowered lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_embedding = {
-    .name = "embedding", .infer = infer, .reference = reference, .lower = lower, .weight_expressions = true};
+    .name = "embedding", .infer = infer, .vjp = gradient::embedding, .reference = reference, .lower = lower, .weight_expressions = true};
 
 }  // namespace oar

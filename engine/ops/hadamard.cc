@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "kernels/hadamard.h"
 #include "quant/transforms/hadamard.h"
@@ -263,7 +264,7 @@ Lowered lower(LowerContext& ctx) {
 
 extern const OpDef op_hadamard = {.name = "hadamard",
                                   .strided_inputs = 1,
-                                  .infer = infer,
+                                  .infer = infer, .vjp = gradient::hadamard,
                                   .reference = reference,
                                   .lower = lower,
                                   .fold_inplace = fold_inplace};

@@ -10,6 +10,7 @@
 // In ordinary models (tensor/linear.cc) operands have any dtype, and bias and residual broadcast.
 #include <algorithm>
 
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/tensor/linear.h"
@@ -261,7 +262,7 @@ Lowered gated_lower(LowerContext& ctx) {
 
 extern const OpDef op_linear = {.name = "linear",
                                 .strided_inputs = 1,
-                                .infer = infer,
+                                .infer = infer, .vjp = gradient::linear,
                                 .reference = reference,
                                 .evaluate = tensor::linear,
                                 .prepare = tensor::prepare_linear,

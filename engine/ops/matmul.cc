@@ -1,6 +1,7 @@
 // matmul(a (..., M, K), b (..., K, N)): the general product over the last two axes, batched over equal
 // leading axes. Linear layers have an op of their own (linear.cc), because their weight is stored (N, K) in
 // any format.
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 
@@ -41,7 +42,7 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 }  // namespace
 
 extern const OpDef op_matmul = {.name = "matmul",
-                                .infer = infer,
+                                .infer = infer, .vjp = gradient::matmul,
                                 .reference = reference,
                                 .evaluate = tensor::matmul,
                                 .prepare = tensor::prepare_matmul};

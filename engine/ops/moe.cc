@@ -8,6 +8,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "engine/ops/define/definitions.h"
+#include "engine/ops/gradient/gradients.h"
+#include "engine/ops/op_util.h"
 #include "engine/ops/weights.h"
 #include "kernels/moe.h"
 
@@ -137,6 +140,13 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
     return invalid_argument("takes x, pair_token, start and the same number of weights for each expert");
   }
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "x"));
+  if (given(in, 1)) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "pair_token"));
+    OAR_RETURN_IF_ERROR(check_integer(g, in[1], "pair_token"));
+  }
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 1, "start"));
+  OAR_RETURN_IF_ERROR(check_integer(g, in[2], "start"));
+  OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[2])[0], Dim(experts + 1), "starts and experts"));
   const size_t segments = (in.size() - 3) / static_cast<size_t>(experts);
   Dim N = 0;
   for (size_t k = 3; k < in.size(); ++k) {
@@ -156,9 +166,14 @@ Status grouped_reference(HostInputs in, const Attrs& attrs, std::span<HostValue>
   const auto experts = static_cast<size_t>(attrs.get_int("experts"));
   const size_t segments = (in.size() - 3) / experts;
   const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
+  const int64_t pairs = out[0].shape[0], rows = in[0]->shape[0];
   for (size_t e = 0; e < experts; ++e) {
+    if (in[2]->i[e] < 0 || in[2]->i[e] > in[2]->i[e + 1] || in[2]->i[e + 1] > pairs)
+      return invalid_argument(cat("expert ", e, " has no rows of the ", pairs, " there are"));
     for (auto p = static_cast<size_t>(in[2]->i[e]); p < static_cast<size_t>(in[2]->i[e + 1]); ++p) {
-      const size_t row = in[1] ? static_cast<size_t>(in[1]->i[p]) : p;
+      const int64_t token = in[1] ? in[1]->i[p] : static_cast<int64_t>(p);
+      if (token < 0 || token >= rows) return invalid_argument(cat("row ", token, " of ", rows));
+      const auto row = static_cast<size_t>(token);
       size_t column = 0;
       for (size_t s = 0; s < segments; ++s) {
         const HostValue& w = *in[3 + e * segments + s];
@@ -203,7 +218,10 @@ class GroupedLinearOp final : public LoweredOp {
   GroupedMatmulArgs args_;
 };
 
+Status grouped_evaluate(EvalContext& ctx) { return evaluate_as(ctx, grouped_infer, grouped_reference); }
+
 Lowered grouped_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   const Node& node = ctx.node;
   const int64_t experts = node.attrs.get_int("experts");
   const size_t per_expert = (node.inputs.size() - 3) / static_cast<size_t>(experts);
@@ -233,11 +251,17 @@ Types combine_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 3, 3));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "y"));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 2, "pair_slot"));
+  OAR_RETURN_IF_ERROR(check_integer(g, in[1], "pair_slot"));
+  if (!given(in, 2) || !(shape_of(g, in[2]) == shape_of(g, in[1])))
+    return invalid_argument("slots and weights have different shapes");
   return std::vector<TensorType>{f32_type({shape_of(g, in[1])[0], shape_of(g, in[0])[1]})};
 }
 
 Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   const auto k = static_cast<size_t>(in[1]->shape.cols()), E = static_cast<size_t>(in[0]->shape.cols());
+  for (const int64_t slot : in[1]->i) {
+    if (slot < 0 || slot >= in[0]->shape[0]) return invalid_argument(cat("slot ", slot, " of ", in[0]->shape[0]));
+  }
   for (size_t t = 0; t * E < out[0].f.size(); ++t) {
     for (size_t c = 0; c < E; ++c) {
       double sum = 0;
@@ -249,7 +273,10 @@ Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) 
   return ok_status();
 }
 
+Status combine_evaluate(EvalContext& ctx) { return evaluate_as(ctx, combine_infer, combine_reference); }
+
 Lowered combine_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   return lower_kernel(ctx, {KernelFamily::kMoeCombine}, MoeCombineArgs{},
                       [](MoeCombineArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
@@ -265,17 +292,17 @@ Lowered combine_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_moe_route = {.name = "moe_route",
-                                   .gradient = Gradient::kPiecewiseConstant,
-                                   .infer = route_infer,
+                                   .infer = route_infer, .vjp = gradient::moe_route,
                                    .reference = route_reference,
                                    .lower = route_lower};
 extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .strided_inputs = 1,
                                         .infer = grouped_infer,
-                                        .reference = grouped_reference,
+                                        .define = definition::grouped_linear,
+                                        .evaluate = grouped_evaluate,
                                         .lower = grouped_lower,
                                         .weight_expressions = true};
 extern const OpDef op_moe_combine = {
-    .name = "moe_combine", .infer = combine_infer, .reference = combine_reference, .lower = combine_lower};
+    .name = "moe_combine", .infer = combine_infer, .define = definition::moe_combine, .evaluate = combine_evaluate, .lower = combine_lower};
 
 }  // namespace oar

@@ -29,6 +29,25 @@ Dim product(const DimVector& shape, size_t from = 0);
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);
 
+// Shapes aligned at the last axis, where extents of 1 repeat, as NumPy has it.
+Result<DimVector> broadcast(const DimVector& a, const DimVector& b);
+
+// Shape rules of ops whose evaluations lie in tensor/: what gradients are written in, over symbols too.
+Types typed_as_first(const Graph& g, Ids in, const Attrs& attrs);
+Types condition_infer(const Graph& g, Ids in, const Attrs& attrs);  // two operands that broadcast, to bool
+Types where_infer(const Graph& g, Ids in, const Attrs& attrs);
+Types gather_elements_infer(const Graph& g, Ids in, const Attrs& attrs);
+Types scatter_infer(const Graph& g, Ids in, const Attrs& attrs);
+Types pad_infer(const Graph& g, Ids in, const Attrs& attrs);
+Types loss_infer(const Graph& g, Ids in, const Attrs& attrs);         // nll_loss
+Types scored_loss_infer(const Graph& g, Ids in, const Attrs& attrs);  // and log probabilities
+Types expand_as_infer(const Graph& g, Ids in, const Attrs& attrs);
+
+// evaluate() of an op with a definition, by a plain loop in double over operands of any float: what the
+// definition is held against.
+Status evaluate_as(EvalContext& ctx, Types (*infer)(const Graph&, Ids, const Attrs&),
+                   Status (*loop)(HostInputs, const Attrs&, std::span<HostValue>));
+
 // A reduction of the last axis, which stays with extent 1.
 inline Val reduce_last(Builder& b, const char* op, Val x) {
   return b.op(op, {x}, {{"axes", std::vector<int64_t>{-1}}});

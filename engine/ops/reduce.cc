@@ -2,6 +2,7 @@
 // models also by operands and of integers (tensor/reduce.cc).
 #include <cmath>
 
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 
@@ -60,10 +61,11 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
 }
 
 template <Kind kKind>
-constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&)) {
+constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
   d.infer = infer;
+  d.vjp = vjp;
   d.reference = reference<kKind>;
   d.evaluate = evaluate;
   return d;
@@ -71,8 +73,8 @@ constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&)) {
 
 }  // namespace
 
-extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum", tensor::reduce_sum);
-extern const OpDef op_reduce_mean = reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean);
-extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max", tensor::reduce_max);
+extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
+extern const OpDef op_reduce_mean = reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
+extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max", tensor::reduce_max, gradient::reduce_max);
 
 }  // namespace oar

@@ -1,5 +1,6 @@
 // Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous,
 // gather. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
+#include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/util.h"
@@ -274,27 +275,27 @@ Lowered gather_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_reshape = {.name = "reshape",
-                                 .infer = reshape_infer,
+                                 .infer = reshape_infer, .vjp = gradient::reshape,
                                  .reference = copy_reference,
                                  .evaluate = tensor::reshape,
                                  .view = true};
 extern const OpDef op_transpose = {.name = "transpose",
-                                   .infer = transpose_infer,
+                                   .infer = transpose_infer, .vjp = gradient::transpose,
                                    .reference = transpose_reference,
                                    .evaluate = tensor::transpose};
 extern const OpDef op_slice = {
-    .name = "slice", .infer = slice_infer, .reference = slice_reference, .evaluate = tensor::slice};
+    .name = "slice", .infer = slice_infer, .vjp = gradient::slice, .reference = slice_reference, .evaluate = tensor::slice};
 extern const OpDef op_concat = {
-    .name = "concat", .infer = concat_infer, .reference = concat_reference, .evaluate = tensor::concat};
+    .name = "concat", .infer = concat_infer, .vjp = gradient::concat, .reference = concat_reference, .evaluate = tensor::concat};
 extern const OpDef op_cast = {
-    .name = "cast", .infer = cast_infer, .reference = copy_reference, .evaluate = tensor::cast};
+    .name = "cast", .infer = cast_infer, .vjp = gradient::identity, .reference = copy_reference, .evaluate = tensor::cast};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
-                                    .infer = contiguous_infer,
+                                    .infer = contiguous_infer, .vjp = gradient::identity,
                                     .reference = copy_reference,
                                     .lower = contiguous_lower};
 extern const OpDef op_gather = {.name = "gather",
-                                .infer = gather_infer,
+                                .infer = gather_infer, .vjp = gradient::gather,
                                 .reference = gather_reference,
                                 .evaluate = tensor::gather,
                                 .lower = gather_lower};

@@ -64,6 +64,38 @@ Val seen_keys(Builder& b, Vals in, const Attrs& attrs, const Sizes& n, int64_t c
 
 }  // namespace
 
+// Packed rows (engine/ops/attention.cc), in which T may be a symbol: queries that read one head of keys are rows
+// of one product, token by token, and each has its token's position and segment.
+std::vector<Val> attention(Builder& b, Vals in, const Attrs& attrs) {
+  if (!b.status().ok()) return {};
+  const DimVector q = b.shape(in[0]);
+  const int64_t H = q[1].const_value(), K = b.dim(in[1], 1).const_value(), D = q[2].const_value(), G = H / K;
+  const Val rows = reshaped(b, turned(b, reshaped(b, in[0], {0, K, G, D}), {1, 0, 2, 3}), {0, -1, D});
+  Val score = b.op("matmul", {rows, turned(b, in[1], {1, 2, 0})});  // (K, T G, T)
+  score = b.op("mul", {score, b.scalar(attrs.get_float("scale"))});
+  if (const double cap = attrs.get_float("softcap"); cap > 0)
+    score = b.op("mul", {b.op("tanh", {b.op("mul", {score, b.scalar(1 / cap)})}), b.scalar(cap)});
+  const auto by_query = [&](Val v) {  // one number a token as (T G, 1)
+    return reshaped(b, b.op("add", {reshaped(b, v, {0, 1}), filled(b, {1, G}, 0)}), {-1, 1});
+  };
+  const Val segment = real(b, in[4]);
+  Val seen = b.op("equal", {by_query(segment), segment});
+  const bool causal = attrs.get_bool("causal", true);
+  const int64_t window = attrs.get_int("window");
+  if (causal || window > 0) {
+    const Val position = real(b, in[3]), back = b.op("sub", {by_query(position), position});
+    const auto also = [&](const char* op, double bound) {
+      seen = b.op("logical_and", {seen, b.op(op, {back, b.scalar(bound)})});
+    };
+    if (causal) also("greater_equal", 0);
+    if (window > 0) also("less", static_cast<double>(window));
+  }
+  // A row sees itself, so nothing is left of what it does not see, and no difference is infinite.
+  const Val weight = b.op("softmax", {b.op("where", {seen, score, b.scalar(-1e30)})});
+  const Val y = b.op("matmul", {weight, turned(b, in[2], {1, 0, 2})});
+  return {reshaped(b, turned(b, reshaped(b, y, {0, -1, G, D}), {1, 0, 2, 3}), {0, H, D})};
+}
+
 std::vector<Val> head_attention(Builder& b, Vals in, const Attrs& attrs) {
   if (attrs.get_bool("ragged")) {
     // Where rows of such a cache lie is a value, and so is how many there are.

@@ -30,6 +30,7 @@ OAR_DEFINITION(lp_normalization);
 OAR_DEFINITION(lrn);
 OAR_DEFINITION(mean_variance_normalization);
 // attention.cc
+OAR_DEFINITION(attention);
 OAR_DEFINITION(head_attention);
 OAR_DEFINITION(padding_mask);
 // loss.cc
@@ -37,6 +38,13 @@ OAR_DEFINITION(nll_loss);
 OAR_DEFINITION(softmax_cross_entropy_loss);
 // einsum.cc
 OAR_DEFINITION(einsum);
+// moe.cc
+OAR_DEFINITION(grouped_linear);
+OAR_DEFINITION(moe_combine);
+// pool.cc
+OAR_DEFINITION(average_pool);
+OAR_DEFINITION(lp_pool);
+OAR_DEFINITION(max_pool);
 // quantize.cc
 OAR_DEFINITION(conv_integer);
 OAR_DEFINITION(dequantize_linear);

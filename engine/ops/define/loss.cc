@@ -9,8 +9,9 @@ using Vals = std::span<const Val>;
 // -w[t] logp[t] of targets t, of which {ignore_index} counts nothing; {reduction} mean by weight, sum or
 // none.
 Val loss_of(Builder& b, Vals in, const Attrs& attrs, Val logp) {
-  const Ints dims = extents(b, in[1]);
-  if (!b.status().ok() || dims.empty()) return b.fail(invalid_argument("targets need an axis")), Val{};
+  if (!b.status().ok()) return {};
+  Ints dims{0};  // the first axis, whatever it is: T of packed rows is a symbol
+  for (size_t k = 1; k < b.shape(in[1]).size(); ++k) dims.push_back(b.dim(in[1], static_cast<int>(k)).const_value());
   const Attrs to_index{{"to", std::string("i32")}};
   Val at, ignored;
   if (attrs.has("ignore_index")) {
@@ -24,7 +25,7 @@ Val loss_of(Builder& b, Vals in, const Attrs& attrs, Val logp) {
   Ints column = dims;
   column.insert(column.begin() + 1, 1);
   const Val picked = b.op("gather_elements", {logp, reshaped(b, at, column)}, {{"axis", int64_t{1}}});
-  Val loss = b.op("neg", {reshaped(b, picked, dims)}), weight = filled(b, dims, 1);
+  Val loss = b.op("neg", {reshaped(b, picked, dims)}), weight = b.op("expand_as", {b.scalar(1), in[1]});
   if (given(in, 2)) {
     weight = b.op("gather", {real(b, in[2]), at});
     loss = b.op("mul", {weight, loss});

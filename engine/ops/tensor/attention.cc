@@ -1,5 +1,6 @@
 // What stands beside attention in models of sequences: linear attention, causal convolution with a state, and
 // the losses of classification. Attention itself: head_attention.cc.
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
@@ -215,6 +216,12 @@ Status softmax_cross_entropy_loss(EvalContext& c) { return losses(c, true); }
 namespace oar {
 OAR_TENSOR_OP(causal_conv_with_state, tensor::causal_conv_with_state);
 OAR_TENSOR_OP(linear_attention, tensor::linear_attention);
-OAR_DEFINED_OP(nll_loss, tensor::nll_loss);
-OAR_DEFINED_OP(softmax_cross_entropy_loss, tensor::softmax_cross_entropy_loss);
+extern const OpDef op_nll_loss = {.name = "nll_loss",
+                                  .infer = loss_infer,
+                                  .define = definition::nll_loss,
+                                  .evaluate = tensor::nll_loss};
+extern const OpDef op_softmax_cross_entropy_loss = {.name = "softmax_cross_entropy_loss",
+                                                    .infer = scored_loss_infer,
+                                                    .define = definition::softmax_cross_entropy_loss,
+                                                    .evaluate = tensor::softmax_cross_entropy_loss};
 }  // namespace oar

@@ -2,6 +2,7 @@
 // error.
 #include <atomic>
 
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "kernels/activation.h"
@@ -377,20 +378,25 @@ Status pow(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(bit_shift, tensor::bit_shift);
-OAR_TENSOR_OP(bitwise_and, tensor::bitwise_and);
-OAR_TENSOR_OP(bitwise_or, tensor::bitwise_or);
-OAR_TENSOR_OP(bitwise_xor, tensor::bitwise_xor);
-OAR_TENSOR_OP(equal, tensor::equal);
-OAR_TENSOR_OP(greater, tensor::greater);
-OAR_TENSOR_OP(greater_equal, tensor::greater_equal);
-OAR_TENSOR_OP(less, tensor::less);
-OAR_TENSOR_OP(less_equal, tensor::less_equal);
-OAR_TENSOR_OP(logical_and, tensor::logical_and);
-OAR_TENSOR_OP(logical_or, tensor::logical_or);
-OAR_TENSOR_OP(logical_xor, tensor::logical_xor);
+#define OAR_CONDITION(op, function) \
+  extern const OpDef op_##op = {    \
+      .name = #op, .infer = condition_infer, .piecewise_constant = true, .evaluate = function}
+OAR_STEP_OP(bit_shift, tensor::bit_shift);
+OAR_STEP_OP(bitwise_and, tensor::bitwise_and);
+OAR_STEP_OP(bitwise_or, tensor::bitwise_or);
+OAR_STEP_OP(bitwise_xor, tensor::bitwise_xor);
+OAR_CONDITION(equal, tensor::equal);
+OAR_CONDITION(greater, tensor::greater);
+OAR_CONDITION(greater_equal, tensor::greater_equal);
+OAR_CONDITION(less, tensor::less);
+OAR_CONDITION(less_equal, tensor::less_equal);
+OAR_CONDITION(logical_and, tensor::logical_and);
+OAR_CONDITION(logical_or, tensor::logical_or);
+OAR_CONDITION(logical_xor, tensor::logical_xor);
 OAR_TENSOR_OP(mod, tensor::mod);
-OAR_TENSOR_OP(not_equal, tensor::not_equal);
-OAR_TENSOR_OP(prelu, tensor::prelu);
-OAR_TENSOR_OP(where, tensor::where);
+OAR_CONDITION(not_equal, tensor::not_equal);
+OAR_SMOOTH_OP(prelu, tensor::prelu);
+#undef OAR_CONDITION
+extern const OpDef op_where = {
+    .name = "where", .infer = where_infer, .vjp = gradient::where, .evaluate = tensor::where};
 }  // namespace oar

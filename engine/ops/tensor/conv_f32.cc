@@ -341,7 +341,7 @@ Lowered lower_conv(LowerContext& ctx) {
 
 namespace oar {
 extern const OpDef op_conv = {.name = "conv",
-                              .gradient = Gradient::kNone,
+                              .vjp = gradient::conv,
                               .evaluate = tensor::conv,
                               .prepare = tensor::prepare_conv,
                               .lower = tensor::lower_conv};

@@ -357,7 +357,7 @@ Status conv_transpose(EvalContext& ctx) {
 
 namespace oar {
 extern const OpDef op_conv_transpose = {.name = "conv_transpose",
-                                        .gradient = Gradient::kNone,
+                                        .vjp = gradient::conv_transpose,
                                         .evaluate = tensor::conv_transpose,
                                         .prepare = tensor::prepare};
 }  // namespace oar

@@ -395,25 +395,26 @@ Status gelu(EvalContext& c) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(acos, tensor::acos);
-OAR_TENSOR_OP(acosh, tensor::acosh);
-OAR_TENSOR_OP(asin, tensor::asin);
-OAR_TENSOR_OP(asinh, tensor::asinh);
-OAR_TENSOR_OP(atan, tensor::atan);
-OAR_TENSOR_OP(atanh, tensor::atanh);
-OAR_TENSOR_OP(bitwise_not, tensor::bitwise_not);
-OAR_TENSOR_OP(ceil, tensor::ceil);
-OAR_TENSOR_OP(clip, tensor::clip);
-OAR_TENSOR_OP(cosh, tensor::cosh);
-OAR_TENSOR_OP(identity, tensor::identity, .view = true);
-OAR_TENSOR_OP(is_inf, tensor::is_inf);
-OAR_TENSOR_OP(is_nan, tensor::is_nan);
-OAR_TENSOR_OP(logical_not, tensor::logical_not);
+OAR_SMOOTH_OP(acos, tensor::acos);
+OAR_SMOOTH_OP(acosh, tensor::acosh);
+OAR_SMOOTH_OP(asin, tensor::asin);
+OAR_SMOOTH_OP(asinh, tensor::asinh);
+OAR_SMOOTH_OP(atan, tensor::atan);
+OAR_SMOOTH_OP(atanh, tensor::atanh);
+OAR_STEP_OP(bitwise_not, tensor::bitwise_not);
+OAR_STEP_OP(ceil, tensor::ceil);
+OAR_SMOOTH_OP(clip, tensor::clip);
+OAR_SMOOTH_OP(cosh, tensor::cosh);
+OAR_SMOOTH_OP(identity, tensor::identity, .view = true);
+OAR_STEP_OP(is_inf, tensor::is_inf);
+OAR_STEP_OP(is_nan, tensor::is_nan);
+OAR_STEP_OP(logical_not, tensor::logical_not);
 OAR_TENSOR_OP(none, tensor::none);
-OAR_TENSOR_OP(round, tensor::round);
-OAR_TENSOR_OP(shrink, tensor::shrink);
-OAR_TENSOR_OP(sign, tensor::sign);
-OAR_TENSOR_OP(sinh, tensor::sinh);
-OAR_TENSOR_OP(tan, tensor::tan);
-OAR_TENSOR_OP(thresholded_relu, tensor::thresholded_relu);
+OAR_STEP_OP(round, tensor::round);
+OAR_SMOOTH_OP(shrink, tensor::shrink);
+extern const OpDef op_sign = {
+    .name = "sign", .infer = typed_as_first, .piecewise_constant = true, .evaluate = tensor::sign};
+OAR_SMOOTH_OP(sinh, tensor::sinh);
+OAR_SMOOTH_OP(tan, tensor::tan);
+OAR_SMOOTH_OP(thresholded_relu, tensor::thresholded_relu);
 }  // namespace oar

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/util.h"
 
@@ -435,12 +436,21 @@ Status gather(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(compress, tensor::compress, .sizes = SizesFrom::kValues);
-OAR_TENSOR_OP(gather_elements, tensor::gather_elements);
-OAR_TENSOR_OP(gather_nd, tensor::gather_nd);
-OAR_TENSOR_OP(non_zero, tensor::non_zero, .sizes = SizesFrom::kValues);
-OAR_TENSOR_OP(one_hot, tensor::one_hot);
-OAR_TENSOR_OP(scatter_elements, tensor::scatter_elements);
-OAR_TENSOR_OP(scatter_nd, tensor::scatter_nd);
+extern const OpDef op_gather_elements = {.name = "gather_elements",
+                                         .infer = gather_elements_infer,
+                                         .vjp = gradient::gather_elements,
+                                         .evaluate = tensor::gather_elements};
+OAR_SMOOTH_OP(gather_nd, tensor::gather_nd);
+OAR_STEP_OP(non_zero, tensor::non_zero, .sizes = SizesFrom::kValues);
+OAR_STEP_OP(one_hot, tensor::one_hot);
+extern const OpDef op_scatter_elements = {.name = "scatter_elements",
+                                          .infer = scatter_infer,
+                                          .vjp = gradient::scatter_elements,
+                                          .evaluate = tensor::scatter_elements};
+extern const OpDef op_scatter_nd = {.name = "scatter_nd",
+                                          .infer = scatter_infer,
+                                          .vjp = gradient::scatter_nd,
+                                          .evaluate = tensor::scatter_nd};
 OAR_TENSOR_OP(tensor_scatter, tensor::tensor_scatter);
 OAR_TENSOR_OP(top_k, tensor::top_k);
 OAR_TENSOR_OP(unique, tensor::unique, .sizes = SizesFrom::kValues);

@@ -78,13 +78,24 @@ Result<Tensor> product(const EvalContext& ctx, const Tensor& x, size_t k, const 
   OAR_ASSIGN(Tensor w, ctx.tensor(k));
   if (w.shape().rank() != 2) return invalid_argument(cat("the weight is no matrix: ", w.shape().to_string()));
   Tensor y;
-  if (p != nullptr) {
+  const bool in_rows = p == nullptr && !input_major(ctx.attrs()) && dtype_of(x) == DType::kF32 &&
+                       dtype_of(w) == DType::kF32 && w.shape()[1] == x.shape().cols();
+  if (in_rows) {  // as the kernel reads it
+    const int64_t K = w.shape()[1], N = w.shape()[0];
+    std::vector<int64_t> dims = dims_of(x.shape());
+    dims.back() = N;
+    OAR_ASSIGN(const Shape shape, checked_shape(dims));
+    OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+    const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, shape.rank() - 1);
+    OAR_RETURN_IF_ERROR(gemm_nt(ctx, rows, N, K, elements<float>(x), K, w.data(), Format::f32(),
+                                mutable_elements<float>(y), N));
+  } else if (p != nullptr) {
     w = Tensor::without_bytes({p->K, p->N}, Format::f32());
   } else {
     OAR_ASSIGN(w, wide(ctx, w));
     if (!input_major(ctx.attrs())) { OAR_ASSIGN(w, turned(ctx, w)); }
   }
-  OAR_ASSIGN(y, matmul_tensors(ctx, x, w, p != nullptr ? &p->rows : nullptr));
+  if (!in_rows) { OAR_ASSIGN(y, matmul_tensors(ctx, x, w, p != nullptr ? &p->rows : nullptr)); }
   if (!ctx.has(k + 1)) return y;
   OAR_ASSIGN(Tensor bias, ctx.tensor(k + 1));
   OAR_ASSIGN(bias, wide(ctx, bias));

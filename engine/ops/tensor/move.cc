@@ -1,4 +1,5 @@
 // Ops that move elements of any dtype and compute nothing: shapes, slices, concatenation, padding, tiling.
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 
@@ -60,10 +61,8 @@ Status unsqueeze(EvalContext& ctx) {
   return reshape_to(ctx, x, dims);
 }
 
-Status expand(EvalContext& ctx) {
+Status expand_to(EvalContext& ctx, const Shape& shape) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &shape}));
   if (b.shape() == x.shape()) return ctx.set(0, x), ok_status();
   OAR_ASSIGN(Tensor y, ctx.allocate(b.shape(), dtype_of(x)));
@@ -79,6 +78,22 @@ Status expand(EvalContext& ctx) {
   });
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+Status expand(EvalContext& ctx) {
+  OAR_ASSIGN(const std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  return expand_to(ctx, shape);
+}
+
+// expand_as(x, y): x repeated to the shape of y, whose values are not read.
+Status expand_as(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor like, ctx.tensor(1));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &like.shape()}));
+  if (!(b.shape() == like.shape()))
+    return invalid_argument(cat(x.shape().to_string(), " does not repeat to ", like.shape().to_string()));
+  return expand_to(ctx, like.shape());
 }
 
 // Copies a strided box: out[i...] = x[base + sum i_k * stride_k].
@@ -662,20 +677,28 @@ Status concat(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(center_crop_pad, tensor::center_crop_pad);
-OAR_TENSOR_OP(constant_of_shape, tensor::constant_of_shape);
+OAR_STEP_OP(constant_of_shape, tensor::constant_of_shape);
 OAR_TENSOR_OP(depth_to_space, tensor::depth_to_space);
-OAR_TENSOR_OP(expand, tensor::expand);
-OAR_TENSOR_OP(eye_like, tensor::eye_like);
-OAR_TENSOR_OP(flatten, tensor::flatten, .view = true);
-OAR_TENSOR_OP(pad, tensor::pad);
-OAR_TENSOR_OP(range, tensor::range, .sizes = SizesFrom::kValues);
+OAR_SMOOTH_OP(expand, tensor::expand);
+extern const OpDef op_expand_as = {.name = "expand_as",
+                                   .infer = expand_as_infer,
+                                   .vjp = gradient::expand,
+                                   .evaluate = tensor::expand_as};
+OAR_STEP_OP(eye_like, tensor::eye_like);
+extern const OpDef op_flatten = {
+    .name = "flatten", .vjp = gradient::reshape, .evaluate = tensor::flatten, .view = true};
+extern const OpDef op_pad = {
+    .name = "pad", .infer = pad_infer, .vjp = gradient::pad, .evaluate = tensor::pad};
+OAR_STEP_OP(range, tensor::range, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(reverse_sequence, tensor::reverse_sequence);
-OAR_TENSOR_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);
-OAR_TENSOR_OP(size_of, tensor::size_of, .sizes = SizesFrom::kItself);
+OAR_STEP_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);
+OAR_STEP_OP(size_of, tensor::size_of, .sizes = SizesFrom::kItself);
 OAR_TENSOR_OP(space_to_depth, tensor::space_to_depth);
 OAR_TENSOR_OP(split, tensor::split);
-OAR_TENSOR_OP(squeeze, tensor::squeeze, .view = true);
-OAR_TENSOR_OP(tile, tensor::tile);
-OAR_TENSOR_OP(trilu, tensor::trilu);
-OAR_TENSOR_OP(unsqueeze, tensor::unsqueeze, .view = true);
+extern const OpDef op_squeeze = {
+    .name = "squeeze", .vjp = gradient::reshape, .evaluate = tensor::squeeze, .view = true};
+OAR_SMOOTH_OP(tile, tensor::tile);
+OAR_SMOOTH_OP(trilu, tensor::trilu);
+extern const OpDef op_unsqueeze = {
+    .name = "unsqueeze", .vjp = gradient::reshape, .evaluate = tensor::unsqueeze, .view = true};
 }  // namespace oar

@@ -428,12 +428,12 @@ Status max_unpool(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(average_pool, tensor::average_pool, .lower = tensor::lower_pool<PoolOp::kAverage, false>);
+OAR_DEFINED_OP(average_pool, tensor::average_pool, .lower = tensor::lower_pool<PoolOp::kAverage, false>);
 OAR_DEFINED_OP(global_average_pool, tensor::global_average_pool,
                .lower = tensor::lower_pool<PoolOp::kAverage, true>);
 OAR_DEFINED_OP(global_lp_pool, tensor::global_lp_pool);
 OAR_DEFINED_OP(global_max_pool, tensor::global_max_pool, .lower = tensor::lower_pool<PoolOp::kMax, true>);
-OAR_TENSOR_OP(lp_pool, tensor::lp_pool);
-OAR_TENSOR_OP(max_pool, tensor::max_pool, .lower = tensor::lower_pool<PoolOp::kMax, false>);
+OAR_DEFINED_OP(lp_pool, tensor::lp_pool);
+OAR_DEFINED_OP(max_pool, tensor::max_pool, .lower = tensor::lower_pool<PoolOp::kMax, false>);
 OAR_TENSOR_OP(max_unpool, tensor::max_unpool);
 }  // namespace oar

@@ -127,7 +127,7 @@ Status dropout(EvalContext& ctx) {
 namespace oar {
 #define OAR_RANDOM_OP(op)        \
   extern const OpDef op_##op = { \
-      .name = #op, .gradient = Gradient::kNone, .evaluate = tensor::op, .impure = true}
+      .name = #op, .evaluate = tensor::op, .impure = true}
 OAR_RANDOM_OP(bernoulli);
 OAR_RANDOM_OP(dropout);
 OAR_RANDOM_OP(multinomial);

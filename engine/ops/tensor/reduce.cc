@@ -3,6 +3,7 @@
 #include <limits>
 #include <optional>
 
+#include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "kernels/activation.h"
@@ -452,12 +453,16 @@ Status softmax(EvalContext& c) { return soft<Soft::kSoftmax>(c); }
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(arg_max, tensor::arg_max);
-OAR_TENSOR_OP(arg_min, tensor::arg_min);
+OAR_STEP_OP(arg_max, tensor::arg_max);
+OAR_STEP_OP(arg_min, tensor::arg_min);
 OAR_TENSOR_OP(cum_prod, tensor::cum_prod);
-OAR_TENSOR_OP(cum_sum, tensor::cum_sum);
-OAR_TENSOR_OP(hardmax, tensor::hardmax);
-OAR_DEFINED_OP(log_softmax, tensor::log_softmax);
+extern const OpDef op_cum_sum = {
+    .name = "cum_sum", .infer = typed_as_first, .vjp = gradient::cum_sum, .evaluate = tensor::cum_sum};
+OAR_STEP_OP(hardmax, tensor::hardmax);
+extern const OpDef op_log_softmax = {.name = "log_softmax",
+                                     .infer = same_as_first,
+                                     .define = definition::log_softmax,
+                                     .evaluate = tensor::log_softmax};
 OAR_DEFINED_OP(reduce_l1, tensor::reduce_l1);
 OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2);
 OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum);

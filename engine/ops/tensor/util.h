@@ -11,6 +11,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
 #include "engine/ops/define/definitions.h"
+#include "engine/ops/gradient/gradients.h"
 
 namespace oar::tensor {
 
@@ -180,12 +181,19 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
 // Defines the OpDef of an ordinary op; further fields may follow.
 #define OAR_TENSOR_OP(op, function, ...) \
   extern const OpDef op_##op = {         \
-      .name = #op, .gradient = Gradient::kNone, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+      .name = #op, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+// The same of one with a derivative (engine/ops/gradient/gradients.h), and of one whose derivative is zero.
+#define OAR_SMOOTH_OP(op, function, ...) \
+  extern const OpDef op_##op = {         \
+      .name = #op, .vjp = gradient::op, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+#define OAR_STEP_OP(op, function, ...) \
+  extern const OpDef op_##op = {       \
+      .name = #op, .piecewise_constant = true, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one that is defined by others and rounds: its gradient is zero almost everywhere.
 #define OAR_ROUNDING_OP(op, function, ...)                                \
   extern const OpDef op_##op = {.name = #op,                              \
-                                .gradient = Gradient::kPiecewiseConstant, \
                                 .define = definition::op,                 \
+                                .piecewise_constant = true,               \
                                 .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one that has a definition (engine/ops/define/definitions.h), and with it a gradient.
 #define OAR_DEFINED_OP(op, function, ...) \

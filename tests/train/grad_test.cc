@@ -1,0 +1,284 @@
+// Every op's gradient against differences to second order, at odd shapes, with broadcasts, and without rows.
+#include <set>
+
+#include "engine/graph/evaluate.h"
+#include "tests/train/gradient_check.h"
+
+namespace {
+using namespace oar;
+using Ints = std::vector<int64_t>;
+
+struct Operand {
+  Ints dims;
+  double low = -1.7, high = 1.7;
+  int64_t indices = 0;  // integers in [0, indices) instead
+  bool none = false;
+  std::vector<int64_t> values = {};  // these integers instead
+  bool fixed = false;                // nobody wants its gradient
+};
+Operand in(Ints dims, double low, double high) { return {std::move(dims), low, high}; }
+Operand index(Ints dims, int64_t n) { return {std::move(dims), 0, 0, n}; }
+Operand numbers(Ints values) { return {{static_cast<int64_t>(values.size())}, 0, 0, 0, false, std::move(values)}; }
+Operand number(int64_t v) { return {{}, 0, 0, 0, false, {v}}; }
+const Operand kNone{{}, 0, 0, 0, true};
+Operand fixed(Ints dims, double low, double high) { return {std::move(dims), low, high, 0, false, {}, true}; }
+
+struct Row {
+  const char* op;
+  Attrs attrs;
+  std::vector<Operand> operands;
+  int order = 2;
+  size_t result = 0;
+  double bound = 1e-7;
+};
+Attrs over(Ints axes, int64_t keep) { return {{"axes", std::move(axes)}, {"keepdims", keep}}; }
+Attrs one(const char* name, AttrValue v) { return {{name, std::move(v)}}; }
+
+const std::vector<Row>& table() {
+  static const std::vector<Row> rows = [] {
+    std::vector<Row> r;
+    for (const char* op : {"neg", "exp", "square", "sigmoid", "erf", "floor"}) r.push_back({op, {}, {{{3, 5}}}});
+    for (const char* op : {"abs", "sign", "ceil", "round", "relu", "silu", "gelu", "elu", "celu", "selu", "softplus",
+                           "softsign", "mish", "leaky_relu", "hard_sigmoid", "hard_swish", "identity", "contiguous",
+                           "atan", "asinh", "sinh", "cosh", "tan"}) {
+      r.push_back({op, {}, {in({2, 5}, -1.23, 1.19)}});
+    }
+    for (const char* op : {"log", "sqrt", "rsqrt", "reciprocal"}) r.push_back({op, {}, {in({3, 5}, 0.5, 2)}});
+    for (const char* op : {"acos", "asin", "atanh"}) r.push_back({op, {}, {in({3, 5}, -0.7, 0.7)}});
+    r.push_back({"acosh", {}, {in({3, 5}, 1.5, 3)}});
+    for (const char* op : {"tanh", "sin", "cos"}) r.push_back({op, {}, {{{3, 5}}}, 4});
+    r.push_back({"gelu", {}, {{{2, 3}}}, 4});
+    r.push_back({"gelu", one("approximate", std::string("tanh")), {{{2, 3}}}, 4});
+    r.push_back({"silu", one("alpha", 1.7), {{{2, 3}}}});
+    r.push_back({"swiglu", {}, {{{3, 5}}, {{3, 5}}}, 3});
+    r.push_back({"swiglu", one("act", std::string("gelu_tanh")), {{{3, 5}}, {{3, 5}}}});
+    r.push_back({"shrink", {}, {in({3, 5}, -1.23, 1.19)}});
+    r.push_back({"thresholded_relu", {}, {in({3, 5}, -1.5, 2.1)}});
+    r.push_back({"clip", {}, {{{3, 5}}, in({}, -1, -0.9), in({}, 0.8, 0.9)}});
+    r.push_back({"clip", {}, {{{3, 5}}, kNone, in({}, 0.8, 0.9)}});
+    r.push_back({"prelu", {}, {{{3, 5}}, {{5}}}});
+    r.push_back({"prelu", {}, {in({2, 3, 4}, -1.3, 1.2), {{3}}}});
+    for (const char* op : {"add", "sub", "mul"}) {
+      r.push_back({op, {}, {{{3, 5}}, {{3, 5}}}, 4});
+      r.push_back({op, {}, {{{5}}, {{2, 3, 5}}}});
+      r.push_back({op, {}, {{{2, 3, 1}}, {{1, 5}}}});
+      r.push_back({op, {}, {{{2, 3}}, {{}}}});
+    }
+    r.push_back({"div", {}, {{{3, 5}}, in({5}, 0.7, 2)}});
+    r.push_back({"div", {}, {{{1, 5}}, in({3, 1}, 0.7, 2)}});
+    for (const char* op : {"max", "min"}) {
+      r.push_back({op, {}, {{{3, 5}}, in({5}, -1.61, 1.57)}});
+      r.push_back({op, {}, {{{3, 1}}, in({2, 1, 5}, -1.5, 1.7)}});
+    }
+    r.push_back({"pow", {}, {in({3, 5}, 0.5, 2), {{5}}}});
+    r.push_back({"pow", {}, {{{3, 5}}, fixed({}, 2, 2)}});
+    r.push_back({"where", {}, {{{3, 5}, 0, 0, 2}, {{3, 5}}, {{5}}}});
+    for (const char* op : {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_l1", "reduce_l2",
+                           "reduce_sum_square", "reduce_log_sum_exp"}) {
+      r.push_back({op, over({0, -1}, 0), {in({3, 5, 2}, -1.23, 1.19)}});
+      r.push_back({op, over({1}, 1), {in({3, 5, 2}, -1.23, 1.19)}});
+      r.push_back({op, {}, {in({3, 4}, -1.23, 1.19)}});
+    }
+    r.push_back({"reduce_log_sum", over({1}, 0), {in({3, 4}, 0.5, 2)}});
+    r.push_back({"reduce_sum", one("noop_with_empty_axes", int64_t{1}), {{{3, 4}}}});
+    r.push_back({"cum_sum", {}, {{{3, 5}}, number(1)}});
+    r.push_back({"cum_sum", {{"exclusive", int64_t{1}}, {"reverse", int64_t{1}}}, {{{3, 5}}, number(0)}});
+    r.push_back({"matmul", {}, {{{3, 5}}, {{5, 4}}}, 3});
+    r.push_back({"matmul", {}, {{{2, 3, 5}}, {{2, 5, 1}}}});
+    r.push_back({"linear", {}, {{{3, 5}}, kNone, {{4, 5}}, {{4}}}});
+    r.push_back({"linear", {}, {{{3, 5}}, {{3, 6}}, {{4, 5}}, {{4}}, {{2, 5}}, kNone}});
+    r.push_back({"linear", one("input_major", int64_t{1}), {{{2, 3, 5}}, kNone, {{5, 4}}, {{4}}}});
+    r.push_back({"gated_linear", {}, {{{3, 5}}, {{3, 5}}, {{3, 4}}, {{4, 5}}, {{4}}}});
+    r.push_back({"hadamard", {{"block", int64_t{4}}, {"seed", int64_t{5}}}, {{{3, 8}}}});
+    r.push_back({"hadamard", {{"block", int64_t{12}}, {"inverse", int64_t{1}}}, {{{3, 12}}}});
+    r.push_back({"einsum", one("equation", std::string("bij,bjk->bik")), {{{2, 3, 4}}, {{2, 4, 5}}}});
+    r.push_back({"einsum", one("equation", std::string("ij,j->")), {{{3, 4}}, {{4}}}});
+    r.push_back({"reshape", one("shape", Ints{5, -1}), {{{3, 5}}}});
+    r.push_back({"flatten", {}, {{{2, 3, 5}}}});
+    r.push_back({"squeeze", one("axes", Ints{1}), {{{3, 1, 5}}}});
+    r.push_back({"unsqueeze", one("axes", Ints{0, 2}), {{{3, 5}}}});
+    r.push_back({"transpose", one("perm", Ints{2, 0, 1}), {{{2, 3, 5}}}});
+    r.push_back({"slice", {{"axes", Ints{1}}, {"starts", Ints{1}}, {"ends", Ints{4}}}, {{{3, 5}}}});
+    r.push_back({"slice",
+                 {{"axes", Ints{0, 1}}, {"starts", Ints{1, 6}}, {"ends", Ints{7, -100}}, {"steps", Ints{3, -2}}},
+                 {{{8, 7}}}});
+    r.push_back({"slice", {{"axes", Ints{1}}, {"starts", Ints{0}}, {"ends", Ints{6}}, {"steps", Ints{2}}}, {{{2, 7}}}});
+    r.push_back({"concat", one("axis", int64_t{1}), {{{3, 2}}, {{3, 1}}, {{3, 4}}}});
+    r.push_back({"cast", one("to", std::string("f32")), {{{3, 5}}}});
+    r.push_back({"expand", one("shape", Ints{2, 3, 5}), {{{3, 1}}}});
+    r.push_back({"expand_as", {}, {{{3, 1}}, {{2, 3, 5}}}});
+    r.push_back({"tile", one("repeats", Ints{2, 1, 3}), {{{3, 2}}}});
+    r.push_back({"pad", one("pads", Ints{1, 0, 2, 3}), {{{3, 5}}}});
+    r.push_back({"pad", one("pads", Ints{1, -1, 0, -2}), {{{3, 5}}}});
+    r.push_back({"trilu", {}, {{{3, 5}}}});
+    r.push_back({"trilu", one("upper", int64_t{0}), {{{2, 4, 3}}, number(1)}});
+    r.push_back({"gather", {}, {{{5, 3}}, index({4}, 5)}});
+    r.push_back({"gather", one("axis", int64_t{1}), {{{3, 5, 2}}, index({2, 2}, 5)}});
+    r.push_back({"gather_elements", one("axis", int64_t{1}), {{{3, 5}}, index({3, 4}, 5)}});
+    r.push_back({"gather_nd", {}, {{{4, 5, 2}}, index({3, 2}, 4)}});
+    r.push_back({"scatter_elements", one("axis", int64_t{1}), {{{3, 5}}, {{2, 3}, 0, 0, 0, false, {0, 3, 2, 4, 1, 0}}, {{2, 3}}}});
+    r.push_back({"scatter_elements", {{"axis", int64_t{0}}, {"reduction", std::string("add")}}, {{{3, 5}}, index({2, 5}, 3), {{2, 5}}}});
+    r.push_back({"scatter_nd", {}, {{{4, 3}}, {{2, 1}, 0, 0, 0, false, {2, 0}}, {{2, 3}}}});
+    r.push_back({"scatter_nd", one("reduction", std::string("add")), {{{4, 3}}, index({5, 1}, 4), {{5, 3}}}});
+    r.push_back({"embedding", one("scale", 1.5), {{{6, 3}}, index({5}, 6)}});
+    r.push_back({"softmax", {}, {{{3, 5}}}, 4});
+    r.push_back({"softmax", one("axis", int64_t{1}), {{{2, 3, 2}}}});
+    r.push_back({"log_softmax", {}, {{{3, 5}}}, 3});
+    r.push_back({"rms_norm", one("epsilon", 1e-3), {{{3, 5}}, {{5}}}, 4});
+    r.push_back({"layer_norm", one("epsilon", 1e-3), {{{3, 5}}, {{5}}, {{5}}}, 4});
+    r.push_back({"layer_norm", one("axis", int64_t{1}), {{{2, 3, 4}}}});
+    r.push_back({"add_rms_norm", one("epsilon", 1e-3), {{{3, 5}}, in({3, 5}, -1.3, 1.2), {{5}}}});
+    r.push_back({"batch_norm", {}, {{{2, 3, 5}}, {{3}}, {{3}}, {{3}}, in({3}, 0.5, 2)}});
+    r.push_back({"batch_norm", one("training_mode", int64_t{1}), {{{4, 3, 2}}, {{3}}, {{3}}, fixed({3}, 0, 1), fixed({3}, 0.5, 2)}});
+    r.push_back({"instance_norm", {}, {{{2, 3, 5}}, {{3}}, {{3}}}});
+    r.push_back({"group_norm", one("num_groups", int64_t{2}), {{{2, 4, 3}}, {{4}}, {{4}}}});
+    r.push_back({"lp_normalization", {}, {{{3, 5}}}});
+    r.push_back({"lrn", one("size", int64_t{3}), {{{2, 5, 3}}}});
+    r.push_back({"mean_variance_normalization", over({0, 2}, 1), {{{2, 3, 5}}}});
+    r.push_back({"global_average_pool", {}, {{{2, 3, 4, 5}}}});
+    r.push_back({"global_max_pool", {}, {{{2, 3, 4}}}});
+    r.push_back({"global_lp_pool", one("p", int64_t{3}), {in({2, 3, 4}, 0.3, 1.7)}});
+    r.push_back({"nll_loss", {}, {{{5, 7}}, index({5}, 7)}});
+    r.push_back({"nll_loss", {{"reduction", std::string("sum")}, {"ignore_index", int64_t{2}}}, {{{5, 7}}, index({5}, 7), in({7}, 0.5, 2)}});
+    r.push_back({"softmax_cross_entropy_loss", {}, {{{5, 7}}, index({5}, 7)}, 3});
+    r.push_back({"softmax_cross_entropy_loss", {{"ignore_index", int64_t{1}}}, {{{2, 3, 4}}, index({2, 4}, 3), in({3}, 0.5, 2)}});
+    r.push_back({"head_attention", {}, {{{1, 2, 3, 4}}, {{1, 2, 5, 4}}, {{1, 2, 5, 3}}}});
+    for (const auto& [causal, window, cap] : std::vector<std::tuple<int64_t, int64_t, double>>{{1, 0, 0.}, {0, 0, 0.}, {1, 2, 1.5}}) {
+      r.push_back({"attention", {{"scale", 0.6}, {"causal", causal}, {"window", window}, {"softcap", cap}}, {{{5, 4, 2}}, {{5, 2, 2}}, {{5, 2, 2}}, numbers({0, 1, 2, 0, 1}), numbers({0, 0, 0, 1, 1})}});
+    }
+    for (const int64_t interleaved : {0, 1}) {
+      r.push_back({"rope", {{"interleaved", interleaved}, {"mscale", 1.25}}, {{{3, 2, 6}}, numbers({0, 3, 8}), fixed({2}, 0.1, 1)}});
+    }
+    r.push_back({"rope", {}, {{{3, 2, 4}}, numbers({0, 3, 8}), fixed({2}, 0.1, 1), {{4}}}});
+    for (const char* op : {"rnn", "gru", "lstm"}) {
+      const int64_t gates = std::string_view(op) == "rnn" ? 1 : std::string_view(op) == "gru" ? 3 : 4;
+      r.push_back({op, {}, {{{3, 2, 4}}, {{1, gates * 2, 4}}, {{1, gates * 2, 2}}}});
+    }
+    r.push_back({"moe_combine", {}, {{{6, 3}}, {{3, 2}, 0, 0, 0, false, {0, 3, 1, 4, 5, 2}}, {{3, 2}}}});
+    r.push_back({"grouped_linear", one("experts", int64_t{3}), {{{2, 4}}, numbers({0, 1, 0, 1}), numbers({0, 1, 1, 4}), {{3, 4}}, {{3, 4}}, {{3, 4}}}});
+    r.push_back({"conv", {}, {{{2, 3, 6}}, {{4, 3, 3}}, {{4}}}});
+    r.push_back({"conv", {{"strides", Ints{2, 3}}, {"pads", Ints{1, 0, 0, 2}}, {"dilations", Ints{1, 2}}}, {{{2, 3, 6, 7}}, {{2, 3, 3, 2}}}});
+    r.push_back({"conv", {{"group", int64_t{2}}, {"strides", Ints{2}}}, {{{2, 4, 6}}, {{6, 2, 3}}}});
+    r.push_back({"conv", {{"group", int64_t{3}}, {"auto_pad", std::string("SAME_UPPER")}}, {{{1, 3, 4, 4}}, {{3, 1, 2, 3}}}});
+    r.push_back({"conv_transpose", {{"strides", Ints{2}}, {"pads", Ints{1, 0}}, {"output_padding", Ints{1}}}, {{{2, 3, 4}}, {{3, 2, 3}}, {{2}}}});
+    r.push_back({"conv_transpose", {{"group", int64_t{2}}, {"dilations", Ints{2, 1}}}, {{{1, 4, 3, 3}}, {{4, 2, 2, 3}}}});
+    for (const char* pool : {"max_pool", "average_pool", "lp_pool"}) {
+      r.push_back({pool, {{"kernel_shape", Ints{2, 3}}, {"strides", Ints{2, 1}}}, {{{2, 3, 5, 6}}}});
+      r.push_back({pool, {{"kernel_shape", Ints{3}}, {"strides", Ints{2}}, {"pads", Ints{1, 1}}, {"ceil_mode", int64_t{1}}}, {{{2, 3, 6}}}});
+    }
+    r.push_back({"average_pool", {{"kernel_shape", Ints{3, 3}}, {"pads", Ints{1, 1, 1, 1}}, {"count_include_pad", int64_t{1}}}, {{{1, 2, 4, 5}}}});
+    for (const char* score : {"softmax", "sigmoid", "sqrt_softplus"}) {
+      for (const int64_t normalize : {0, 1}) {
+        r.push_back({"moe_route", {{"top_k", int64_t{2}}, {"score", std::string(score)}, {"normalize", normalize}, {"scale", 1.3}}, {{{4, 5}}}, 2, 2});
+      }
+    }
+    return r;
+  }();
+  return rows;
+}
+
+// The row as a graph: L is a sum of the result times numbers, so that no gradient is that of a plain sum.
+struct RowGraph {
+  Graph graph;
+  oar_test::Inputs inputs;
+  std::vector<std::string> wanted;
+  RowGraph(const Row& row, bool rows = true) {
+    Builder b(graph);
+    std::mt19937 random(3);
+    std::vector<Val> operands;
+    for (size_t k = 0; k < row.operands.size(); ++k) {
+      const Operand& o = row.operands[k];
+      if (o.none) {
+        operands.emplace_back();
+        continue;
+      }
+      HostValue v;
+      Ints dims = o.dims;
+      if (!rows && !dims.empty()) dims[0] = 0;
+      v.shape = Shape(dims);
+      const std::string name = cat("x", k);
+      if (o.indices > 0 || !o.values.empty()) {
+        v.dtype = std::string_view(row.op) == "where" ? DType::kBool : DType::kI32;
+        v.i = o.values;
+        for (int64_t i = 0; o.values.empty() && i < v.shape.numel(); ++i) v.i.push_back((i * 7 + 3) % o.indices);
+        v.i.resize(static_cast<size_t>(v.shape.numel()));
+      } else {
+        v.f = oar_test::apart(v.shape.numel(), o.low, o.high, random);
+        if (!o.fixed) wanted.push_back(name);
+      }
+      // Sizes and axes are constants where types are known.
+      if (o.values.size() == 1) {
+        v.dtype = DType::kI64;
+        auto t = to_tensor(v);
+        REQUIRE_OK(t);
+        operands.push_back(b.constant(name, std::move(*t)));
+        continue;
+      }
+      operands.push_back({graph.add_input(name, oar_test::type_of(v))});
+      inputs[name] = std::move(v);
+    }
+    const std::vector<Val> made = b.ops(row.op, operands, row.attrs);
+    REQUIRE_OK(b.status());
+    REQUIRE(made.size() > row.result);
+    const Val y = made[row.result];
+    HostValue seed;
+    Ints dims;
+    for (const Dim& d : b.shape(y)) dims.push_back(d.const_value());
+    seed.shape = Shape(dims);
+    for (int64_t k = 0; k < seed.shape.numel(); ++k) seed.f.push_back(std::cos(1.7 * static_cast<double>(k)) + 0.2);
+    const Val by{graph.add_input("seed", oar_test::type_of(seed))};
+    inputs["seed"] = seed;
+    const Val L = b.op("reduce_sum", {b.op("mul", {y, by})}, {{"keepdims", int64_t{0}}});
+    REQUIRE_OK(b.status());
+    graph.add_output("L", L.id);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("gradients of every op equal differences to second order and beyond") {
+  for (const Row& row : table()) {
+    INFO(row.op << " of " << Shape(row.operands[0].dims).to_string());
+    RowGraph g(row);
+    oar_test::check_gradients(g.graph, g.inputs, g.wanted, row.order, row.bound);
+  }
+}
+
+TEST_CASE("every op that has a gradient is in the table") {
+  // Their gradients are those of what they are defined by, which others of the table are too; the reason a line.
+  const std::set<std::string> elsewhere{
+      "dequantize_linear", "gather_nbits", "matmul_nbits",  // codes of integers: only scales would have one
+      "padding_mask",                                       // made of lengths
+  };
+  std::set<std::string> listed;
+  for (const Row& row : table()) listed.insert(row.op);
+  for (const OpDef* op : all_ops()) {
+    if (std::string_view(differentiability(*op)) != "any order" || elsewhere.contains(op->name)) continue;
+    INFO(op->name);
+    CHECK(listed.contains(op->name));
+  }
+}
+
+TEST_CASE("gradients of nothing are nothing") {
+  const std::set<std::string> sized{"reshape", "expand", "expand_as", "slice", "hadamard", "concat", "where", "einsum", "pow",
+                                    "batch_norm", "lrn", "group_norm", "instance_norm", "grouped_linear", "scatter_elements",
+                                    "scatter_nd", "add_rms_norm", "gated_linear", "moe_combine", "attention", "rope",
+                                    "head_attention", "nll_loss", "softmax_cross_entropy_loss", "tile", "prelu", "clip",
+                                    "gather", "gather_elements", "gather_nd", "embedding", "matmul", "linear"};
+  for (const Row& row : table()) {
+    // Rows of these are not their first axis alone.
+    if (sized.contains(row.op) || row.operands.size() > 2 || row.operands[0].dims.size() < 2) continue;
+    if (row.operands.size() == 2 && row.operands[1].dims.size() != row.operands[0].dims.size()) continue;
+    if (row.operands.size() == 2 && row.operands[1].dims[0] != row.operands[0].dims[0]) continue;
+    INFO(row.op << " of " << Shape(row.operands[0].dims).to_string());
+    RowGraph g(row, false);
+    std::vector<ValueId> wanted;
+    for (const std::string& name : g.wanted) wanted.push_back(*train::find_value(g.graph, name));
+    const ValueId outputs[] = {*train::find_value(g.graph, "L")};
+    const auto made = train::grad(g.graph, outputs, wanted);
+    REQUIRE_OK(made);
+    const auto at = evaluate_reference(*made, g.inputs);
+    REQUIRE_OK(at);
+    for (const std::string& name : g.wanted) CHECK(at->at("grad/" + name).shape == g.inputs.at(name).shape);
+  }
+}

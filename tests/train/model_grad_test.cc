@@ -1,0 +1,67 @@
+// Language models differentiated whole: every tiny architecture's loss over its next tokens, by differences in
+// double, and by a Program on the processor, which has the gradients of all its weights as outputs.
+#include "engine/graph/run.h"
+#include "tests/train/model_loss.h"
+
+namespace {
+using namespace oar;
+
+// Of all outputs of a Program on the processor.
+std::map<std::string, std::vector<float>> planned(const Graph& graph, const oar_test::Inputs& inputs, int64_t n) {
+  const auto backend = make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
+  const auto program = Program::create(graph, *backend, {});
+  REQUIRE_OK(program);
+  const auto run = Run::create(*program);
+  REQUIRE_OK(run);
+  std::vector<Tensor> tensors;
+  std::vector<const void*> bytes;
+  for (const ValueId id : graph.inputs()) {
+    const auto t = to_tensor(inputs.at(graph.value(id).name));
+    REQUIRE_OK(t);
+    tensors.push_back(*t);
+    bytes.push_back(tensors.back().data());
+  }
+  const std::vector<int64_t> symbols(graph.symbols().size(), n);
+  REQUIRE_OK((*run)->run(symbols, bytes));
+  std::map<std::string, std::vector<float>> out;
+  for (size_t k = 0; k < graph.outputs().size(); ++k) {
+    std::vector<float>& v = out[graph.outputs()[k].name];
+    v.resize(static_cast<size_t>((*run)->output(k).numel()));
+    REQUIRE_OK((*run)->read_output(k, v));
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("gradients of every architecture equal differences, and the processor computes them") {
+  for (const std::string& name : oar_test::tiny_golden_names()) {
+    INFO(name);
+    constexpr size_t kTokens = 5;
+    const oar_test::ModelLoss m(oar_test::load_tiny_golden(name), kTokens, oar_test::ModelLoss::kTwoSamples);
+    // Routers choose by comparisons, which differences may cross: those far from a tie at this step do not.
+    oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, 1e-5);
+
+    std::vector<ValueId> ids;
+    for (const std::string& w : m.weights) ids.push_back(*train::find_value(m.graph, w));
+    const ValueId outputs[] = {*train::find_value(m.graph, "L")};
+    const auto g = train::grad(m.graph, outputs, ids);
+    REQUIRE_OK(g);
+    const auto expected = evaluate_reference(*g, m.inputs);
+    REQUIRE_OK(expected);
+    const auto got = planned(*g, m.inputs, kTokens);
+    double most = 1e-3;
+    for (const std::string& w : m.weights) {
+      for (const double v : expected->at("grad/" + w).f) most = std::max(most, std::abs(v));
+    }
+    for (const auto& [output, values] : got) {
+      INFO(output);
+      const std::vector<double>& want = expected->at(output).f;
+      REQUIRE(values.size() == want.size());
+      // Products of at most a few hundred terms through a few dozen layers of f32: 2^-24 a term, of the largest.
+      double worst = 0;
+      for (size_t k = 0; k < want.size(); ++k) worst = std::max(worst, std::abs(want[k] - static_cast<double>(values[k])));
+      CHECK(worst < 2e-4 * most);
+    }
+  }
+}
