@@ -9,7 +9,9 @@
 namespace oar::train {
 namespace {
 
-bool is_float(const TensorType& t) { return t.known && (!t.format.plain() || dtype_is_float(t.format.dtype())); }
+bool is_float(const TensorType& t) {
+  return t.known && (!t.format.plain() || dtype_is_float(t.format.dtype()));
+}
 
 std::string called(const Graph& g, ValueId v) {
   const Value& value = g.value(v);
@@ -33,7 +35,9 @@ class Differentiator {
     Val& sum = sum_[static_cast<size_t>(v)];
     sum = sum ? b_.op("add", {sum, d}) : d;
   }
-  Val sum(ValueId v) const { return static_cast<size_t>(v) < sum_.size() ? sum_[static_cast<size_t>(v)] : Val{}; }
+  Val sum(ValueId v) const {
+    return static_cast<size_t>(v) < sum_.size() ? sum_[static_cast<size_t>(v)] : Val{};
+  }
 
   // Nodes [begin, end) from the last to the first.
   Status sweep(size_t begin, size_t end) {
@@ -87,7 +91,8 @@ class Differentiator {
     return sweep(first, end);
   }
 
-  Status through(const Node& node, std::span<const Val> in, std::span<const Val> out, std::span<const Val> d) {
+  Status through(const Node& node, std::span<const Val> in, std::span<const Val> out,
+                 std::span<const Val> d) {
     std::vector<uint8_t> wanted;
     for (const ValueId v : node.inputs) wanted.push_back(is_active(v) ? 1 : 0);
     const std::vector<Val> back = node.op->vjp({b_, in, out, d, wanted, node.attrs});
@@ -128,8 +133,8 @@ Status name_types(const Graph& g) {
   for (const Node& n : g.nodes()) {
     for (const ValueId v : n.outputs) {
       if (g.value(v).type.known) continue;
-      return invalid_argument(
-          cat(called(n), " has a result whose type is not known; gradients need a graph that knows its types"));
+      return invalid_argument(cat(
+          called(n), " has a result whose type is not known; gradients need a graph that knows its types"));
     }
   }
   return ok_status();
@@ -191,7 +196,8 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
     const std::string name = options.prefix + (own.empty() ? cat("%", inputs[k]) : own);
     for (const Graph::Output& o : g.outputs()) {
       if (o.name == name)
-        return invalid_argument(cat("there is an output '", name, "' already; give gradients another prefix"));
+        return invalid_argument(
+            cat("there is an output '", name, "' already; give gradients another prefix"));
     }
     g.add_output(name, d.id);
   }

@@ -4,9 +4,10 @@
 //
 // How. From the outputs back to the inputs each node turns the cotangents of its results into those of its
 // operands. A primitive says how in `OpDef::vjp` (op.h), written in ops; of a composite, which has none, the
-// definition is emitted behind the forward graph and differentiated. So the forward graph keeps its composites
-// and their kernels, and what the definition needs in between is computed anew from the composite's operands.
-// Where a composite has no kernel either, name it in `GradOptions::keep`, and it is computed once.
+// definition is emitted behind the forward graph and differentiated. So the forward graph keeps its
+// composites and their kernels, and what the definition needs in between is computed anew from the
+// composite's operands. Where a composite has no kernel either, name it in `GradOptions::keep`, and it is
+// computed once.
 //
 // Conventions. The gradient of an output y is that of sum(seed * y). At kinks: abs has slope 0 at 0, of equal
 // operands of max and min the second gets all (so relu has slope 0 at 0), equal elements of reduce_max share
@@ -15,8 +16,8 @@
 // the nodes that read it, last reader first; the order never depends on threads.
 //
 // Types. Gradients are f32 and shaped like what they belong to, whatever that is stored as (a bf16 or int4
-// weight has an f32 gradient). evaluate_reference() computes the same graph in double. Sizes may be symbols where
-// every op on the way has a shape rule (all of a language model's); else they must be numbers, see
+// weight has an f32 gradient). evaluate_reference() computes the same graph in double. Sizes may be symbols
+// where every op on the way has a shape rule (all of a language model's); else they must be numbers, see
 // passes/static_extents.h.
 #pragma once
 
@@ -31,11 +32,11 @@
 namespace oar::train {
 
 struct GradOptions {
-  // One per output: the value that its elements are weighted by, of the output's shape (say a graph input made
-  // for it). Empty, or kNoValue: all ones.
+  // One per output: the value that its elements are weighted by, of the output's shape (say a graph input
+  // made for it). Empty, or kNoValue: all ones.
   std::vector<ValueId> seeds;
-  // Gradients become graph outputs under this and the input's name. Of a second derivative another: two outputs
-  // of one name are refused.
+  // Gradients become graph outputs under this and the input's name. Of a second derivative another: two
+  // outputs of one name are refused.
   std::string prefix = "grad/";
   // Composites for which it says no are replaced by their definitions before anything else; null: all stay.
   std::function<bool(const Node&)> keep;
@@ -52,8 +53,8 @@ struct GradOptions {
 Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::span<const ValueId> inputs,
                    const GradOptions& options = {});
 
-// The value that a gradient output, or any other, is: by graph output name, then by the name of an input, state
-// or constant. NOT_FOUND names it.
+// The value that a gradient output, or any other, is: by graph output name, then by the name of an input,
+// state or constant. NOT_FOUND names it.
 Result<ValueId> find_value(const Graph& graph, std::string_view name);
 
 }  // namespace oar::train

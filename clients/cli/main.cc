@@ -44,6 +44,8 @@ int run(int argc, char** argv) {
   add_eval(app, action);
   add_health(app, action);
   add_loadtest(app, action);
+  add_finetune(app, action);
+  add_merge(app, action);
   add_quantize(app, action);
   add_tune(app, action);
   add_inspect(app, action);

@@ -10,6 +10,7 @@
 #include "clients/cli/prompt.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
+#include "engine/models/model.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"

@@ -391,6 +391,10 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
   if (inputs.size() != g.inputs().size()) {
     return invalid_argument(cat("a graph of ", g.inputs().size(), " inputs is given ", inputs.size()));
   }
+  if (options.depth == 0 && options.states.size() != g.states().size()) {
+    return invalid_argument(
+        cat("a graph of ", g.states().size(), " states is given ", options.states.size()));
+  }
   std::optional<RunMemory> own;
   std::optional<EvalOptions> on_device;
   if (beside_device()) {
@@ -404,12 +408,15 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
   RunValues values(g, options, device_weights_.get(), on_device ? on_device->memory : nullptr);
   NodeValues scratch;
   for (size_t k = 0; k < inputs.size(); ++k) values.set_on_host(g.inputs()[k], std::move(inputs[k]));
+  for (size_t k = 0; k < g.states().size() && options.depth == 0; ++k)
+    values.set_on_host(g.states()[k], options.states[k]);
   // While sizing: values of which only the shape is known, and options for nodes that see none of them.
   std::vector<uint8_t> unknown, unknown_operands;
   EvalOptions real;
   if (options.sizing) {
     unknown.resize(g.num_values());
     for (ValueId v : g.inputs()) unknown[v] = 1;
+    for (ValueId v : g.states()) unknown[v] = 1;
     real = options;
     real.sizing = false;
   }

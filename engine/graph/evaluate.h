@@ -72,6 +72,7 @@ struct EvalOptions {
   RunMemory* device_memory = nullptr;         // the same of the device, where the evaluator was made for one
   uint64_t tensor_limit = uint64_t{1} << 36;  // bytes of one tensor; a hostile file may ask for more
   int64_t loop_limit = int64_t{1} << 31;      // trips of one loop
+  std::span<const Tensor> states = {};        // of graph.states(), in order; effect ops write them in place
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
   bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
   // Calls bound by an earlier run with inputs of these sizes; null: nodes are bound as they are met. `bound`,

@@ -126,6 +126,9 @@ def furnish(folder):
         "custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
         "body": {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "Who art thou?"}]}}) + "\n",
         encoding="utf-8")
+    turns = [{"role": "user", "content": "Who art thou?"}, {"role": "assistant", "content": "A friend, good sir."}]
+    (folder / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": "ROMEO:", "completion": " Ay me!"}) + "\n", encoding="utf-8")
     (folder / "AzureLLMInferenceTrace_code.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
         f"2023-11-16 18:17:0{k}.9799600,{5 + k},{3 + k}\n" for k in range(4)), encoding="utf-8")
     write_classifier(folder / "resnet50.onnx")

@@ -1,0 +1,279 @@
+// oar finetune: an adapter or a whole model trained on text (train/finetune.h), and oar merge, which adds an
+// adapter to its model's weights.
+#include "train/finetune.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+
+#include "clients/cli/command.h"
+#include "clients/cli/logging.h"
+#include "clients/cli/model_options.h"
+#include "clients/cli/ranges.h"
+#include "clients/cli/signals.h"
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/quantize_weights.h"
+#include "train/result.h"
+
+namespace oar::cli {
+namespace {
+
+struct FinetuneCommand {
+  train::FinetuneOptions run;
+  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut";
+  std::vector<std::string> rates;
+  bool quiet = false;
+};
+
+std::string duration(double seconds) {
+  const auto s = static_cast<int64_t>(seconds + 0.5);
+  if (s < 120) return cat(s, " s");
+  if (s < 7200) return cat(s / 60, " min");
+  return cat(s / 3600, " h ", s / 60 % 60, " min");
+}
+
+// What a run shows: one line that is written over on a terminal, else a line now and then.
+class Display {
+ public:
+  explicit Display(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
+
+  void begin(const train::Trainer& t, int64_t resumed) {
+    steps_ = t.steps();
+    first_ = resumed;
+    if (quiet_) return;
+    size_t samples = 0;
+    for (const train::FileSamples& f : t.data()) {
+      samples += f.samples.size();
+      if (f.cut > 0)
+        std::fprintf(stderr, "%s: %lld of %zu samples were cut at %lld tokens\n", f.file.path.c_str(),
+                     static_cast<long long>(f.cut), f.samples.size(),
+                     static_cast<long long>(t.options().samples.length));
+      if (f.unlearned > 0)
+        std::fprintf(stderr,
+                     "%s: %lld answers are not learned: the chat template shows them otherwise once more "
+                     "turns follow\n",
+                     f.file.path.c_str(), static_cast<long long>(f.unlearned));
+    }
+    const train::MemoryUse& m = t.memory();
+    std::fprintf(stderr,
+                 "%zu samples, %lld steps of %lld x %lld tokens; %lld numbers are trained in %zu tensors\n",
+                 samples, static_cast<long long>(t.steps()), static_cast<long long>(t.options().accumulate),
+                 static_cast<long long>(t.options().graph.tokens), static_cast<long long>(t.trained()),
+                 t.parameters().size());
+    std::fprintf(stderr,
+                 "memory at the peak: %s (weights that stay %s, parameters with moments and gradients %s, "
+                 "a step %s)\n",
+                 format_bytes(m.total()).c_str(), format_bytes(m.frozen).c_str(),
+                 format_bytes(m.states).c_str(), format_bytes(m.activations).c_str());
+    if (resumed > 0) std::fprintf(stderr, "goes on behind step %lld\n", static_cast<long long>(resumed));
+  }
+
+  void step(const train::StepReport& r, double seconds) {
+    tokens_ += r.tokens;
+    if (quiet_) return;
+    const int64_t here = r.step - first_;
+    const bool last = r.step == steps_;
+    if (!terminal_ && !last && seconds - shown_ < 10) return;
+    shown_ = seconds;
+    const double left = seconds / static_cast<double>(here) * static_cast<double>(steps_ - r.step);
+    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.0f tokens/s%s%s", terminal_ ? "\r\x1b[K" : "",
+                 static_cast<long long>(r.step), static_cast<long long>(steps_), r.loss,
+                 static_cast<double>(tokens_) / std::max(seconds, 1e-9),
+                 last ? "" : cat("  ", duration(left), " left").c_str(), terminal_ && !last ? "" : "\n");
+    std::fflush(stderr);
+  }
+
+  void held_out(int64_t step, double loss, bool best) {
+    if (quiet_) return;
+    std::fprintf(stderr, "%sstep %lld  held-out loss %.4f%s\n", terminal_ ? "\r\x1b[K" : "",
+                 static_cast<long long>(step), loss, best ? ", the best so far" : "");
+  }
+
+ private:
+  const bool quiet_, terminal_;
+  int64_t steps_ = 0, first_ = 0, tokens_ = 0;
+  double shown_ = -1e9;
+};
+
+Status settle(FinetuneCommand& o) {
+  train::TrainerOptions& t = o.run.trainer;
+  if (!o.lora.empty() == t.graph.full) {
+    return Status(StatusCode::kInvalidArgument,
+                  t.graph.full ? "--full and --lora exclude each other"
+                               : "either --full or --lora rank=16,targets=q_proj,v_proj is needed",
+                  "command line");
+  }
+  if (!o.lora.empty()) { OAR_ASSIGN(t.graph.lora, train::parse_lora(o.lora)); }
+  if (!o.lora.empty() && !t.graph.freeze.empty())
+    return Status(StatusCode::kInvalidArgument,
+                  "--freeze is for --full: with --lora the model stays as it is", "command line");
+  OAR_ASSIGN(t.schedule.decay, train::find_decay(o.schedule));
+  t.optimizer.kind = o.optimizer == "sgd" ? train::Optimizer::kSgd : train::Optimizer::kAdamW;
+  t.samples.too_long = o.too_long == "refuse" ? train::TooLong::kRefuse : train::TooLong::kCut;
+  for (const std::string& r : o.rates) {
+    const size_t equals = r.rfind('=');
+    double factor = -1;
+    if (equals != std::string::npos) std::from_chars(r.data() + equals + 1, r.data() + r.size(), factor);
+    if (!(factor >= 0 && factor <= 1e6))
+      return Status(StatusCode::kInvalidArgument, cat("--rate-of ", r, ": expected PATTERN=FACTOR"),
+                    "command line");
+    t.optimizer.rates.emplace_back(r.substr(0, equals), factor);
+  }
+  return ok_status();
+}
+
+int finetune(FinetuneCommand& o) {
+  if (const Status s = settle(o); !s.ok()) return fail(s);
+  SignalWatcher signals;
+  Display display(o.quiet);
+  train::FinetuneEvents events;
+  events.begin = [&](const train::Trainer& t, int64_t resumed) { display.begin(t, resumed); };
+  events.step = [&](const train::StepReport& r, double seconds) { display.step(r, seconds); };
+  events.held_out = [&](int64_t step, double loss, bool best) { display.held_out(step, loss, best); };
+  events.stop = [&] { return signals.requested(); };
+  const auto report = train::finetune(o.run, events, make_logger(LogLevel::kWarning));
+  if (!report.ok()) return fail(report.status());
+  if (o.run.dry) return kSuccess;
+  std::printf("%s: %lld steps, loss %.4f", o.run.out.c_str(), static_cast<long long>(report->steps),
+              report->loss);
+  if (report->held_out >= 0)
+    std::printf("; held-out loss %.4f, of step %lld", report->held_out,
+                static_cast<long long>(report->best_step));
+  std::printf("\n");
+  return kSuccess;
+}
+
+struct MergeCommand {
+  std::string model, lora, out;
+};
+
+Status merge(const MergeCommand& o) {
+  OAR_ASSIGN(const std::string path, resolve_model_path(o.model));
+  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path));
+  return train::write_merged(o.out, checkpoint, o.lora);
+}
+
+}  // namespace
+
+void add_finetune(CLI::App& app, Action& action) {
+  auto o = std::make_shared<FinetuneCommand>();
+  train::TrainerOptions& t = o->run.trainer;
+  t.graph.tokens = t.schedule.steps = 0;  // found from the data
+  CLI::App* c = app.add_subcommand("finetune", "Train an adapter, or a whole model, on text");
+  c->add_option("model", t.model, "the model to begin from")->required()->type_name("MODEL");
+  c->add_option("--data", t.data,
+                "what to learn: .txt, or .jsonl of conversations, prompts or texts; FILE:2 counts twice")
+      ->required()
+      ->type_name("FILE");
+  c->add_option("-o,--out", o->run.out, "the folder to write; must not exist")->required()->type_name("DIR");
+  c->add_option("--lora", o->lora,
+                "train an adapter: rank=16,alpha=32,targets=q_proj,v_proj (or targets=all)")
+      ->type_name("LIST");
+  c->add_flag("--full", t.graph.full, "train all parameters");
+  c->add_option("--weights", t.weights,
+                "quantize the base at load, for --lora: int8, int4, or a format's name")
+      ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
+      ->capture_default_str();
+  c->add_option("--eval", t.held_out, "held-out data; the weights with the least loss on it are kept")
+      ->type_name("FILE");
+  c->add_option("--eval-every", o->run.eval_every, "steps between held-out losses; 0: at the end alone")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c->add_option("--length", t.samples.length, "the most tokens of a sample")
+      ->check(in_range(2, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--too-long", o->too_long, "samples above --length: cut and count them, or refuse the file")
+      ->check(CLI::IsMember({"cut", "refuse"}))
+      ->capture_default_str();
+  c->add_option("--tokens", t.graph.tokens,
+                "tokens of a micro-batch, into which samples are packed; 0: --length")
+      ->check(in_range(0, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--accumulate", t.accumulate, "micro-batches of a step")
+      ->check(in_range(1, 1 << 16))
+      ->capture_default_str();
+  c->add_option("--epochs", t.epochs, "how often the data is seen")
+      ->check(above_zero())
+      ->capture_default_str();
+  c->add_option("--steps", t.schedule.steps, "steps instead of epochs")->check(in_range(1, 1 << 30));
+  c->add_option("--rate", t.rate, "the learning rate at its highest; 0: 1e-4 for --lora, 1e-5 for --full")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  c->add_option("--rate-of", o->rates,
+                "PATTERN=FACTOR: another rate for parameters of these names, '*' is any text")
+      ->type_name("LIST");
+  c->add_option("--schedule", o->schedule, "how the rate falls after the warm-up")
+      ->check(CLI::IsMember(train::decay_names()))
+      ->capture_default_str();
+  c->add_option("--warmup", t.schedule.warmup, "steps in which the rate rises")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c->add_option("--least-rate", t.schedule.least, "the part of the rate that is left at the end")
+      ->check(in_range(0.0, 1.0))
+      ->capture_default_str();
+  c->add_option("--optimizer", o->optimizer, "how parameters are updated")
+      ->check(CLI::IsMember({"adamw", "sgd"}))
+      ->capture_default_str();
+  c->add_option("--decay", t.optimizer.decay, "weight decay of matrices")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  c->add_option("--beta1", t.optimizer.beta1, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
+  c->add_option("--beta2", t.optimizer.beta2, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
+  c->add_option("--epsilon", t.optimizer.epsilon, "adamw")->check(above_zero())->capture_default_str();
+  c->add_option("--momentum", t.optimizer.momentum, "sgd")->check(in_range(0.0, 1.0))->capture_default_str();
+  c->add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  c->add_option("--freeze", t.graph.freeze, "--full: parameters of these names stay, '*' is any text")
+      ->type_name("PATTERN");
+  c->add_option("--seed", t.seed, "of A's first values and of the order of samples")->capture_default_str();
+  c->add_option("--checkpoint-every", o->run.checkpoint_every, "steps; 0: none but when interrupted")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c->add_flag("--dry-run", o->run.dry, "say what it would take, and end");
+  c->add_flag("--restart", o->run.restart, "begin anew where a run was interrupted");
+  c->add_option("--log", o->run.log, "a line of JSON a step")->type_name("FILE");
+  c->add_option("--plot", o->run.plot, "the losses as a picture (SVG)")->type_name("FILE");
+  c->add_option("--threads", t.threads, "worker threads; 0: all usable CPUs")
+      ->check(in_range(0, 4096))
+      ->capture_default_str();
+  c->add_flag("-q,--quiet", o->quiet, "no line per step");
+  c->footer(
+      "Examples:\n"
+      "  oar finetune demo --data chats.jsonl --lora rank=8,targets=q_proj,v_proj -o polite\n"
+      "  oar finetune demo --data prompts.jsonl --lora rank=8,targets=all --weights int4 -o brief\n"
+      "  oar finetune demo --data story.txt:2 chats.jsonl --full --eval wiki.txt --eval-every 50 -o mine\n"
+      "A line of .jsonl is {\"messages\": [...]} in OpenAI's form, of which answers are learned, "
+      "{\"prompt\",\n"
+      "\"completion\"}, of which the completion is, or {\"text\"}. Interrupted, the same command goes on "
+      "where it\n"
+      "stopped, to the same bits. `oar generate MODEL --lora DIR` serves an adapter, `oar merge` adds it to "
+      "the\n"
+      "model. docs/training.md has the rest.");
+  c->callback([o, &action] { action = [o] { return finetune(*o); }; });
+}
+
+void add_merge(CLI::App& app, Action& action) {
+  auto o = std::make_shared<MergeCommand>();
+  CLI::App* c = app.add_subcommand("merge", "Add an adapter to its model's weights");
+  c->add_option("model", o->model, "the model, in 16 or 32 bits")->required()->type_name("MODEL");
+  c->add_option("--lora", o->lora, "the adapter's folder")->required()->type_name("DIR");
+  c->add_option("-o,--out", o->out, "the folder to write; must not exist")->required()->type_name("DIR");
+  c->footer(
+      "Example:\n"
+      "  oar merge demo --lora my-adapter -o merged\n"
+      "Sums are rounded to the types that the model's files have. To a smaller format: `oar quantize "
+      "merged`.");
+  c->callback([o, &action] {
+    action = [o] {
+      if (const Status s = merge(*o); !s.ok()) return fail(s);
+      std::printf("%s\n", o->out.c_str());
+      return kSuccess;
+    };
+  });
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""oar finetune and oar merge as a user runs them: what they print, write and refuse, and runs that are killed."""
+import json
+import pathlib
+import signal
+import subprocess
+import tempfile
+import unittest
+
+from program import OAR, Base
+
+CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"What is {k} and {k}?"},
+                                         {"role": "assistant", "content": f"It is {2 * k}, good sir."}]}) + "\n" for k in range(6))
+RUN = ("--length", 64, "--tokens", 128, "--lora", "rank=4,targets=q_proj,v_proj", "--rate", "1e-3", "--threads", 1)
+
+
+class Finetune(Base):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.data = self.folder / "chats.jsonl"
+        self.data.write_text(CHATS, encoding="utf-8")
+
+    def weights(self, name):
+        return (self.folder / name / "adapter_model.safetensors").read_bytes()
+
+    def test_an_adapter_is_trained_and_serves(self):
+        out, log, plot = self.folder / "polite", self.folder / "log.jsonl", self.folder / "loss.svg"
+        done = self.ok("finetune", "demo", "--data", self.data, "--eval", self.data, "--eval-every", 2, "--steps", 6, "--log", log,
+                       "--plot", plot, "-o", out, *RUN)
+        self.assertIn("memory at the peak: ", done.stderr)
+        self.assertRegex(done.stderr, r"step 6/6  loss \d+\.\d+  \d+ tokens/s")
+        self.assertIn("held-out loss ", done.stdout)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        self.assertEqual([l["step"] for l in lines if "loss" in l], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([l["step"] for l in lines if "held_out" in l], [2, 4, 6])
+        self.assertLess(lines[-1]["held_out"], lines[0]["loss"])
+        self.assertIn("<svg", plot.read_text())
+        self.assertFalse((self.folder / "polite.training").exists())
+        config = json.loads((out / "adapter_config.json").read_text())
+        self.assertEqual((config["r"], config["lora_alpha"], config["target_modules"]), (4, 8.0, ["q_proj", "v_proj"]))
+        prompt = ("--prompt", "ROMEO:", "--max-tokens", 8, "--temperature", 0)
+        self.ok("generate", "demo", "--lora", out, *prompt)
+        merged = self.folder / "merged"
+        self.ok("merge", "demo", "--lora", out, "-o", merged)
+        self.ok("generate", merged, *prompt)
+        self.refused(1, "merge", "demo", "--lora", out, "-o", merged, says=["is there already"])
+
+    def test_a_dry_run_says_what_it_takes(self):
+        done = self.ok("finetune", "demo", "--data", self.data, "-o", self.folder / "none", "--dry-run", *RUN)
+        self.assertIn("memory at the peak: ", done.stderr)
+        self.assertEqual(list(self.folder.iterdir()), [self.data])
+
+    def test_a_killed_run_goes_on_to_the_same_bits(self):
+        command = [OAR, "finetune", "demo", "--data", self.data, "--steps", "12", "--checkpoint-every", "1", "-q", *RUN]
+        command = [str(c) for c in command]
+        subprocess.run(command + ["-o", "whole"], cwd=self.folder, check=True, capture_output=True)
+        killed = 0
+        for wait in (0.3, 0.6, 0.9, 1.3, 1.7, 2.5, 4, None):
+            process = subprocess.Popen(command + ["-o", "killed"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            try:
+                _, errors = process.communicate(timeout=wait)
+                self.assertEqual(process.returncode, 0, errors)
+                break
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                killed += 1
+        self.assertGreater(killed, 0)
+        self.assertEqual(self.weights("whole"), self.weights("killed"))
+
+    def test_a_signal_writes_a_checkpoint(self):
+        command = [str(c) for c in (OAR, "finetune", "demo", "--data", self.data, "--steps", "5000", "-o", "long", *RUN)]
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:
+            if line.startswith("step "):
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("the same command goes on from there", errors)
+        self.assertTrue((self.folder / "long.training/checkpoint.safetensors").exists())
+        self.refused(1, "finetune", "demo", "--data", self.data, "--steps", 4000, "-o", self.folder / "long", *RUN,
+                     says=["made with another 'steps'", "--restart"])
+
+    def test_what_is_wrong_is_named(self):
+        out = ("-o", self.folder / "out")
+        some = ("--data", self.data)
+        self.refused(2, "finetune", "demo", *some, *out, says=["either --full or --lora"])
+        self.refused(2, "finetune", "demo", *some, *out, "--full", "--lora", "rank=4", says=["exclude each other"])
+        self.refused(1, "finetune", "demo", *some, *out, "--lora", "rang=4", says=["'rang=4' is not known"])
+        self.refused(1, "finetune", "demo", *some, *out, "--lora", "targets=qkv", says=["no layer of the model is called 'qkv'"])
+        self.refused(2, "finetune", "demo", *some, *out, "--lora", "rank=4", "--freeze", "x", says=["--freeze is for --full"])
+        self.data.write_text(CHATS + "{\"messages\":", encoding="utf-8")
+        self.refused(1, "finetune", "demo", *some, *out, "--lora", "rank=4", says=[str(self.data), "line 7"])
+        self.refused(1, "finetune", "nowhere", *some, *out, "--full", says=["nowhere"])
+        self.assertFalse((self.folder / "out").exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -1,0 +1,49 @@
+// Files of training data: the first byte chooses text or lines. What is read keeps its promises; all else is
+// an error that names the file.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "train/data.h"
+
+using namespace oar;
+using namespace oar::train;
+
+namespace {
+
+constexpr const char* kTemplate =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+constexpr const char* kTokenizer = R"({"version":"1.0","added_tokens":[
+  {"id":1,"content":"<|im_start|>","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false},
+  {"id":2,"content":"<|im_end|>","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}],
+  "normalizer":null,"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
+  "model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0,"a":3,"b":4}}})";
+
+void must(bool holds) {
+  if (!holds) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const TokenizerPtr tokenizer =
+      tokenizer_from_json(kTokenizer, R"({"eos_token":"<|im_end|>"})").value();
+  static const ChatTemplate chat = ChatTemplate::parse(kTemplate).value();
+  if (size == 0 || size > 1 << 16) return 0;
+  const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::string name = data[0] == 't' ? "x.txt" : "x.jsonl";
+  DataOptions options;
+  options.length = 16;
+  const auto read = read_samples({name}, text, {*tokenizer, chat, "", "<|im_end|>"}, options);
+  if (!read.ok()) {
+    must(read.status().message().starts_with(name));
+    return 0;
+  }
+  must(!read->samples.empty());
+  for (const Sample& s : read->samples) {
+    must(s.tokens.size() == s.learned.size() && s.tokens.size() <= 16);
+    must(s.count() > 0 && s.learned[0] == 0);
+  }
+  return 0;
+}

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Losses of tiny models while they are finetuned, computed by PyTorch, for tests/train/curve_test.cc.
+
+    python3 tests/golden/generate_training.py [NAME...]   # needs what generate_models.py needs
+
+Writes tests/golden/training/<name>.json: the samples, the numbers of the run, and by mode (full, lora) the loss of each of
+STEPS steps in double and the largest spread of PyTorch with itself in f32: attention eager and sdpa, 1 and 2 threads, and
+double. A step sees all samples, none of another, and the loss is the mean over all tokens but the first of each. Weights are
+those of tiny_weights.py; of adapters A is too, by the name PEFT gives it, and B begins as zeros.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from generate_models import CONFIGS, GOLDEN, checkpoint_shapes, load
+from tiny_weights import fnv1a64, splitmix64, tiny_weights
+
+OUT = GOLDEN.parent / "training"
+STEPS, RATE, DECAY, CLIP, EPSILON, BETAS = 200, 1e-3, 0.1, 1.0, 1e-8, (0.9, 0.999)
+LENGTHS, SEED, RANK, ALPHA = (12, 9, 7, 4), 3, 4, 8.0
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+NAMES = ["llama2", "llama3", "llama-bias", "llama-linear", "qwen2", "qwen3", "mistral", "seed_oss", "gemma2", "gemma3", "granite",
+         "olmo2", "smollm3", "starcoder2", "glm4", "phi3", "gpt2", "cohere2", "exaone4", "ernie4_5"]
+
+
+class Lora(torch.nn.Module):
+    """y = x W^T + b + ALPHA / RANK B A x"""
+
+    def __init__(self, inner, name):
+        super().__init__()
+        self.inner = inner
+        n, k = inner.weight.shape
+        a = tiny_weights(f"base_model.model.{name}.lora_A.weight", (RANK, k), SEED)
+        self.a = torch.nn.Parameter(torch.from_numpy(a).to(inner.weight.dtype))
+        self.b = torch.nn.Parameter(torch.zeros(n, RANK, dtype=inner.weight.dtype))
+
+    def forward(self, x):
+        return self.inner(x) + (x @ self.a.T @ self.b.T) * (ALPHA / RANK)
+
+
+def samples(vocab):
+    return [[int(t) for t in splitmix64(fnv1a64(b"training") + k, n) % np.uint64(vocab)] for k, n in enumerate(LENGTHS)]
+
+
+def curve(folder, weights, batch, mode, dtype, attention, threads):
+    torch.set_num_threads(threads)
+    model = load(folder, weights).to(dtype).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.set_attn_implementation(attention)
+    if mode == "lora":
+        model.requires_grad_(False)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in TARGETS:
+                parent = model.get_submodule(name.rsplit(".", 1)[0])
+                setattr(parent, name.split(".")[-1], Lora(module, name))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert trained, mode
+    optimizer = torch.optim.AdamW([{"params": [p for p in trained if p.dim() > 1], "weight_decay": DECAY},
+                                   {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}],
+                                  lr=RATE, betas=BETAS, eps=EPSILON)
+    # Padding lies behind a sample, where causal attention never looks.
+    width = max(map(len, batch))
+    ids = torch.tensor([s + [0] * (width - len(s)) for s in batch])
+    wanted = torch.tensor([s[1:] + [-100] * (width - len(s)) for s in batch])
+    count = sum(len(s) - 1 for s in batch)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), wanted.reshape(-1), reduction="sum") / count
+        loss.backward()
+        norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in trained if p.grad is not None))
+        if norm > CLIP:
+            for p in trained:
+                if p.grad is not None:
+                    p.grad.mul_(CLIP / float(norm))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return np.array(losses)
+
+
+def generate(name):
+    manifest = json.loads((GOLDEN / f"{name}.json").read_text())
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp)
+        (folder / "config.json").write_text((CONFIGS / f"tiny-{name}.json").read_text())
+        weights = {n: tiny_weights(n, s, manifest["weight_seed"]) for n, s in checkpoint_shapes(folder).items()}
+        batch = samples(json.loads((folder / "config.json").read_text())["vocab_size"])
+        out = {"samples": batch, "rate": RATE, "decay": DECAY, "clip": CLIP, "seed": SEED, "rank": RANK, "alpha": ALPHA}
+        for mode in ("full",) if name == "gpt2" else ("full", "lora"):
+            exact = curve(folder, weights, batch, mode, torch.float64, "eager", 1)
+            spread = max(float(np.abs(curve(folder, weights, batch, mode, torch.float32, a, t) - exact).max())
+                         for a, t in (("eager", 1), ("eager", 2), ("sdpa", 1)))
+            out[mode] = {"loss": [float(f"{x:.9g}") for x in exact], "spread": float(f"{spread:.3g}")}
+            print(name, mode, exact[0], exact[-1], "spread", spread, flush=True)
+    OUT.mkdir(exist_ok=True)
+    (OUT / f"{name}.json").write_text(json.dumps(out) + "\n")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    for name in sys.argv[1:] or NAMES:
+        generate(name)

@@ -1,0 +1,412 @@
+// The kernels of training against their definitions in double.
+#include "train/ops.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "engine/graph/reference.h"
+#include "quant/calibrate/grid.h"
+#include "tests/train/training_fixture.h"
+#include "train/grad.h"
+
+using namespace oar;
+using namespace oar::train;
+using namespace oar_test;
+
+namespace {
+
+std::vector<float> random_values(size_t n, uint32_t seed, float scale = 1) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> out(n);
+  for (float& v : out) v = normal(random);
+  return out;
+}
+
+TensorType f32_of(std::initializer_list<int64_t> dims) {
+  TensorType t{Format::f32(), {}};
+  for (const int64_t d : dims) t.shape.emplace_back(d);
+  return t;
+}
+
+// One node over these operands, the last `states` of which are states.
+struct OneOp {
+  Graph graph;
+  std::vector<Datum> inputs;
+  std::vector<Tensor> states;
+
+  OneOp(const OpDef& op, const std::vector<Tensor>& operands, size_t first_state, Attrs attrs = {},
+        size_t results = 0, int64_t constant = -1) {
+    std::vector<ValueId> ids;
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const Tensor& t = operands[k];
+      const TensorType type{t.format(), DimVector(t.shape().begin(), t.shape().end())};
+      if (k >= first_state) ids.push_back(graph.add_state("s", type)), states.push_back(t);
+      else if (static_cast<int64_t>(k) == constant) ids.push_back(graph.add_constant("w", t));
+      else ids.push_back(graph.add_input("x", type)), inputs.emplace_back(t);
+    }
+    auto made = graph.add_node(&op, std::move(ids), std::move(attrs));
+    INFO((made.ok() ? std::string() : made.status().message()));
+    REQUIRE(made.ok());
+    if (results > 0) graph.nodes().back().outputs.resize(results);
+    for (const ValueId v : graph.nodes().back().outputs) graph.add_output("y", v);
+  }
+  Result<std::vector<Datum>> try_run(int threads = 1) {
+    auto backend = cpu(threads);
+    auto evaluator = Evaluator::create(std::make_shared<const Graph>(graph), *backend);
+    REQUIRE(evaluator.ok());
+    EvalOptions o;
+    o.backend = backend.get();
+    o.states = states;
+    return (*evaluator)->run(inputs, o);
+  }
+  std::vector<Tensor> run(int threads = 1) {
+    auto r = try_run(threads);
+    INFO((r.ok() ? std::string() : r.status().message()));
+    REQUIRE(r.ok());
+    std::vector<Tensor> out;
+    for (const Datum& d : *r) out.push_back(d.tensor);
+    return out;
+  }
+};
+
+Tensor hyper(double rate, double most, double c1, double c2) {
+  Tensor t = Tensor::allocate({4}, Format::of(DType::kF64)).value();
+  const double v[] = {rate, most, c1, c2};
+  std::memcpy(t.mutable_data(), v, sizeof v);
+  return t;
+}
+
+HostValue host(const Tensor& t) { return host_value(t).value(); }
+
+// Within a few roundings of f32 at the size of what is added up.
+void check_close(const Tensor& got, const std::vector<double>& want, double unit) {
+  REQUIRE(static_cast<size_t>(got.numel()) == want.size());
+  double worst = 0;
+  for (size_t k = 0; k < want.size(); ++k)
+    worst = std::max(
+        worst, std::abs(static_cast<double>(got.values<float>()[k]) - want[k]) / (std::abs(want[k]) + unit));
+  CHECK(worst < 8 * 0x1p-24);
+}
+
+}  // namespace
+
+TEST_CASE("adamw and sgd do what their definitions say, over steps and sizes, and clear the gradient") {
+  for (const int64_t n : {1, 3, 17, 40000}) {
+    for (const bool adam : {true, false}) {
+      Tensor p = f32({n}, random_values(static_cast<size_t>(n), 1)),
+             m = f32({n}, random_values(static_cast<size_t>(n), 2, 0.1f)),
+             v = f32({n}, random_values(static_cast<size_t>(n), 3, 0.1f)),
+             g = f32({n}, random_values(static_cast<size_t>(n), 4));
+      for (float& x : v.mutable_values<float>()) x *= x;
+      UpdateRule rule;
+      rule.rate = 0.01, rule.decay = 0.1, rule.beta1 = 0.9, rule.beta2 = 0.99, rule.epsilon = 1e-6,
+      rule.step = 3;
+      rule.momentum = 0.8;
+      Graph d;
+      Builder b(d);
+      std::map<std::string, HostValue> given{{"p", host(p)}, {"m", host(m)}, {"v", host(v)}, {"g", host(g)}};
+      const auto in = [&](const char* name) { return Val{d.add_input(name, f32_of({n}))}; };
+      const Val vp = in("p"), vm = in("m"), vv = in("v"), vg = in("g");
+      const auto defined =
+          adam ? adamw_definition(b, vp, vm, vv, vg, rule) : sgd_definition(b, vp, vm, vg, rule);
+      REQUIRE(b.status().ok());
+      for (size_t k = 0; k < defined.size(); ++k) d.add_output(std::string(1, "pmv"[k]), defined[k].id);
+      const auto want = evaluate_reference(d, given).value();
+      Attrs attrs{{"decay", std::vector<double>{0.1}}, {"rate", std::vector<double>{1.0}}};
+      if (adam) attrs.set("beta1", 0.9), attrs.set("beta2", 0.99), attrs.set("epsilon", 1e-6);
+      else attrs.set("momentum", 0.8);
+      const Tensor h = hyper(0.01, 0, 1 - std::pow(0.9, 3), 1 - std::pow(0.99, 3));
+      double squares = 0;
+      for (const float x : g.values<float>()) squares += static_cast<double>(x) * x;
+      std::vector<Tensor> operands{h, p, m};
+      if (adam) operands.push_back(v);
+      operands.push_back(g);
+      const auto norm = OneOp(adam ? op_adamw : op_sgd, operands, 1, attrs).run(n == 17 ? 3 : 1);
+      CHECK(std::abs(norm[0].values<double>()[0] / std::sqrt(squares) - 1) < 1e-12);
+      check_close(p, want.at("p").f, 0.1);
+      check_close(m, want.at("m").f, 0.1);
+      if (adam) check_close(v, want.at("v").f, 0.01);
+      for (const float x : g.values<float>()) CHECK(x == 0);
+    }
+  }
+}
+
+TEST_CASE(
+    "updates: gradients are clipped as one vector, for any number of threads alike; no number changes "
+    "nothing") {
+  std::vector<std::vector<Tensor>> results;
+  for (const int threads : {1, 2, 3}) {
+    std::vector<Tensor> operands{hyper(0.1, 1.5, 1, 1)}, kept;
+    for (uint32_t k = 0; k < 3; ++k) {
+      const int64_t n = 30000 + 1000 * k;
+      for (int j = 0; j < 3; ++j)
+        operands.push_back(f32({n}, random_values(static_cast<size_t>(n), 10 * k + j)));
+      kept.push_back(operands[operands.size() - 3]);
+    }
+    Attrs attrs{
+        {"decay", std::vector<double>(3, 0)}, {"rate", std::vector<double>{1, 0.5, 0}}, {"momentum", 0.0}};
+    const auto norm = OneOp(op_sgd, operands, 1, attrs).run(threads);
+    kept.push_back(norm[0]);
+    results.push_back(kept);
+    // The third has a rate of 0.
+    CHECK(same_bits(kept[2], f32({32000}, random_values(32000, 20))));
+    for (size_t k = 0; k < kept.size(); ++k) CHECK(same_bits(kept[k], results[0][k]));
+    const double scale = 1.5 / norm[0].values<double>()[0];
+    const float before = random_values(30000, 0)[5], g = random_values(30000, 2)[5];
+    CHECK(std::abs(kept[0].values<float>()[5] - (before - 0.1 * scale * g)) < 1e-6);
+  }
+  Tensor p = f32({2}, {1, 2}), m = f32({2}, {0, 0}), g = f32({2}, {NAN, 1});
+  const Attrs one{{"decay", std::vector<double>{0}}, {"rate", std::vector<double>{1}}, {"momentum", 0.0}};
+  const auto norm = OneOp(op_sgd, {hyper(0.1, 1, 1, 1), p, m, g}, 1, one).run();
+  CHECK(std::isnan(norm[0].values<double>()[0]));
+  CHECK(p.values<float>()[0] == 1);
+  CHECK(p.values<float>()[1] == 2);
+}
+
+TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition, block by block") {
+  for (const double softcap : {0.0, 3.0}) {
+    for (const auto& [T, E, V] :
+         std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 5, 3}, {9, 8, 70}, {33, 16, 251}}) {
+      const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),
+                   head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2, 0.5f)),
+                   weight = f32({}, {0.25f});
+      std::vector<int32_t> targets;
+      for (int64_t t = 0; t < T; ++t) targets.push_back(t % 4 == 2 ? -1 : static_cast<int32_t>(t * 7 % V));
+      const Attrs attrs{{"scale", 0.7}, {"softcap", softcap}};
+      Graph d;
+      Builder b(d);
+      const Val vh{d.add_input("hidden", f32_of({T, E}))}, vw{d.add_input("head", f32_of({V, E}))},
+          vt{d.add_input("targets", {Format::i32(), {Dim(T)}})}, scale{d.add_input("weight", f32_of({}))};
+      const Val loss = cross_entropy_definition(b, vh, vw, vt, scale, attrs);
+      INFO(b.status().message());
+      REQUIRE(b.status().ok());
+      d.add_output("loss", loss.id);
+      const ValueId outputs[] = {loss.id}, wanted[] = {vh.id, vw.id};
+      const auto g = grad(d, outputs, wanted);
+      INFO((g.ok() ? std::string() : g.status().message()));
+      REQUIRE(g.ok());
+      const auto want = evaluate_reference(*g, {{"hidden", host(hidden)},
+                                                {"head", host(head)},
+                                                {"targets", host(i32(targets))},
+                                                {"weight", host(weight)}});
+      INFO((want.ok() ? std::string() : want.status().message()));
+      REQUIRE(want.ok());
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        const auto got =
+            OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), weight}, 9, attrs).run(threads);
+        // Sums of f32 products over E, then over V or T.
+        const double unit = 4;
+        check_close(got[0], want->at("loss").f, unit);
+        check_close(got[1], want->at("grad/hidden").f, unit);
+        check_close(got[2], want->at("grad/head").f, unit);
+        if (first.empty()) first = got;
+        for (size_t k = 0; k < 3; ++k) CHECK(same_bits(got[k], first[k]));
+      }
+    }
+  }
+}
+
+TEST_CASE("linear_cross_entropy: many blocks give what one gives, and no number stays with its row") {
+  // A vocabulary so large that a block has few rows.
+  const int64_t V = kLogitBytes / 4 / 3, T = 7, E = 2;
+  Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1));
+  const Tensor head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2));
+  const std::vector<int32_t> targets{5, 1, 2, -1, 4, 3, 0};
+  double sum = 0;
+  for (int64_t t = 0; t < T; ++t) {
+    const auto one =
+        OneOp(op_linear_cross_entropy,
+              {hidden.slice(t, t + 1), head, i32({targets[static_cast<size_t>(t)]}), f32({}, {1})}, 9, {}, 1)
+            .run(2);
+    sum += one[0].values<float>()[0];
+  }
+  const auto all =
+      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 2).run(2);
+  CHECK(std::abs(all[0].values<float>()[0] - sum) < 1e-5 * sum);
+  hidden.mutable_values<float>()[4] = NAN;
+  const auto bad =
+      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 2).run(2);
+  CHECK(std::isnan(bad[0].values<float>()[0]));
+  for (size_t k = 0; k < static_cast<size_t>(T * E); ++k) {
+    const float before = all[1].values<float>()[k], now = bad[1].values<float>()[k];
+    if (k / 2 == 2) CHECK(std::isnan(now));
+    else CHECK(before == now);
+  }
+  CHECK_FALSE(OneOp(op_linear_cross_entropy,
+                    {hidden, head, i32({0, 0, 0, 0, 0, 0, static_cast<int32_t>(V)}), f32({}, {1})}, 9)
+                  .try_run()
+                  .ok());
+}
+
+TEST_CASE("products with stored matrices, forwards and back, are those with the numbers they stand for") {
+  const int64_t T = 5, N = 48, K = 256;
+  const Tensor x = f32({T, K}, random_values(static_cast<size_t>(T * K), 1)),
+               dy = f32({T, N}, random_values(static_cast<size_t>(T * N), 2)),
+               plain = f32({N, K}, random_values(static_cast<size_t>(N * K), 3));
+  for (const char* name : {"f32", "bf16", "f16", "q8_0", "q4_0", "i8_channel"}) {
+    const auto format = Format::find(name);
+    if (!format || format->info().encode == nullptr) continue;
+    Tensor w = Tensor::allocate({N, K}, *format).value();
+    for (int64_t n = 0; n < N; ++n)
+      format->encode_row(plain.values<float>().data() + n * K, K,
+                         static_cast<std::byte*>(w.mutable_data()) + n * format->stride(K));
+    const Tensor decoded = to_f32(w).value();
+    const auto v = decoded.values<float>();
+    const auto y = OneOp(op_rows_linear, {x, w}, 9, {}, 0, 1).run(2),
+               dx = OneOp(op_rows_product, {dy, w}, 9, {}, 0, 1).run(2);
+    // Kernels may round x as they serve: to bf16 beside bf16, a part in 512 of each number; to 8 bits a group
+    // or row beside fewer bits, a part in 254 of its largest. Those of f32 and f16 do not.
+    const double rounding = *format == Format::bf16() ? 0x1p-9 : format->plain() ? 256 * 0x1p-24 : 1.0 / 254;
+    double worst = 0, worst_back = 0;
+    for (int64_t t = 0; t < T; ++t) {
+      for (int64_t n = 0; n < N; ++n) {
+        double sum = 0, size = 0, largest = 0, weights = 0;
+        for (int64_t k = 0; k < K; ++k) {
+          const double a = x.values<float>()[static_cast<size_t>(t * K + k)],
+                       b = v[static_cast<size_t>(n * K + k)];
+          sum += a * b, size += std::abs(a * b), weights += std::abs(b);
+          largest = std::max(largest, std::abs(a));
+        }
+        const double bound = rounding * (format->plain() ? size : largest * weights);
+        worst = std::max(worst, std::abs(sum - y[0].values<float>()[static_cast<size_t>(t * N + n)]) / bound);
+      }
+      for (int64_t k = 0; k < K; ++k) {
+        double sum = 0;
+        for (int64_t n = 0; n < N; ++n)
+          sum += static_cast<double>(dy.values<float>()[static_cast<size_t>(t * N + n)]) *
+                 v[static_cast<size_t>(n * K + k)];
+        worst_back =
+            std::max(worst_back, std::abs(sum - dx[0].values<float>()[static_cast<size_t>(t * K + k)]));
+      }
+    }
+    INFO(name);
+    CHECK(worst < 1);
+    CHECK(worst_back < 48 * 0x1p-24 * 16);
+    const auto rows = OneOp(op_table_rows, {w, i32({3, 47, 3})}, 9, {{"scale", 2.0}}, 0, 0).run();
+    for (int64_t k = 0; k < K; ++k) {
+      CHECK(rows[0].values<float>()[static_cast<size_t>(k)] == 2 * v[static_cast<size_t>(3 * K + k)]);
+      CHECK(rows[0].values<float>()[static_cast<size_t>(K + k)] == 2 * v[static_cast<size_t>(47 * K + k)]);
+    }
+    CHECK_FALSE(OneOp(op_table_rows, {w, i32({48})}, 9, {}, 0, 0).try_run().ok());
+  }
+}
+
+TEST_CASE("segment attention and its way back are those of attention's definition") {
+  struct Case {
+    int64_t H, K, D, window;
+    double softcap;
+    std::vector<int64_t> segments;
+  };
+  for (const Case& c : {Case{4, 2, 8, 0, 0, {1}}, Case{4, 2, 8, 0, 0, {5, 1, 9}},
+                        Case{3, 3, 5, 4, 2.0, {7, 6}}, Case{2, 1, 16, 3, 0, {17, 2}}}) {
+    std::vector<int32_t> positions, segments;
+    for (size_t s = 0; s < c.segments.size(); ++s)
+      for (int64_t k = 0; k < c.segments[s]; ++k)
+        positions.push_back(static_cast<int32_t>(k)), segments.push_back(static_cast<int32_t>(7 - s));
+    const auto T = static_cast<int64_t>(positions.size());
+    const auto values = [&](int64_t heads, uint32_t seed) {
+      return f32({T, heads, c.D}, random_values(static_cast<size_t>(T * heads * c.D), seed));
+    };
+    const Tensor q = values(c.H, 1), k = values(c.K, 2), v = values(c.K, 3), dy = values(c.H, 4);
+    const Attrs attrs{{"scale", 0.4}, {"window", c.window}, {"softcap", c.softcap}};
+    Graph d;
+    Builder b(d);
+    std::vector<Val> in{{d.add_input("q", f32_of({T, c.H, c.D}))},
+                        {d.add_input("k", f32_of({T, c.K, c.D}))},
+                        {d.add_input("v", f32_of({T, c.K, c.D}))},
+                        {d.add_input("p", {Format::i32(), {Dim(T)}})},
+                        {d.add_input("s", {Format::i32(), {Dim(T)}})}};
+    const ValueId seed = d.add_input("dy", f32_of({T, c.H, c.D}));
+    const Val y = b.op("attention", in, attrs);
+    REQUIRE(b.status().ok());
+    d.add_output("y", y.id);
+    const ValueId outputs[] = {y.id}, wanted[] = {in[0].id, in[1].id, in[2].id};
+    GradOptions o;
+    o.seeds = {seed};
+    const auto g = grad(d, outputs, wanted, o);
+    INFO((g.ok() ? std::string() : g.status().message()));
+    REQUIRE(g.ok());
+    const auto want = evaluate_reference(*g, {{"q", host(q)},
+                                              {"k", host(k)},
+                                              {"v", host(v)},
+                                              {"p", host(i32(positions))},
+                                              {"s", host(i32(segments))},
+                                              {"dy", host(dy)}});
+    INFO((want.ok() ? std::string() : want.status().message()));
+    REQUIRE(want.ok());
+    std::vector<Tensor> first;
+    for (const int threads : {1, 3}) {
+      const auto got =
+          OneOp(op_segment_attention, {q, k, v, i32(positions), i32(segments)}, 9, attrs).run(threads);
+      auto back = OneOp(op_segment_attention_back, {q, k, v, i32(positions), i32(segments), dy}, 9, attrs)
+                      .run(threads);
+      // A score is a sum of D products of f32, what follows sums of T of them.
+      check_close(got[0], want->at("y").f, 2);
+      check_close(back[0], want->at("grad/q").f, 8);
+      check_close(back[1], want->at("grad/k").f, 8);
+      check_close(back[2], want->at("grad/v").f, 8);
+      back.push_back(got[0]);
+      if (first.empty()) first = back;
+      for (size_t j = 0; j < back.size(); ++j) CHECK(same_bits(back[j], first[j]));
+    }
+    std::vector<int32_t> torn = segments;
+    torn.back() = torn.front(), torn.push_back(5);
+    if (c.segments.size() > 1) {
+      torn.pop_back();
+      CHECK_FALSE(OneOp(op_segment_attention, {q, k, v, i32(positions), i32(torn)}, 9, attrs).try_run().ok());
+    }
+  }
+}
+
+TEST_CASE("rotate is rope, and its way back is rotate in reverse") {
+  const int64_t T = 6, heads = 3, D = 10;
+  for (const bool interleaved : {false, true}) {
+    const Tensor x = f32({T, heads, D}, random_values(180, 1)),
+                 dy = f32({T, heads, D}, random_values(180, 2)), frequencies = f32({3}, {1, 0.3f, 0.01f});
+    const std::vector<int32_t> positions{0, 1, 2, 0, 900, 5};
+    const Attrs attrs{{"mscale", 1.2}, {"interleaved", int64_t{interleaved}}};
+    Graph d;
+    Builder b(d);
+    const Val vx{d.add_input("x", f32_of({T, heads, D}))}, vp{d.add_input("p", {Format::i32(), {Dim(T)}})},
+        vf{d.add_input("f", f32_of({3}))};
+    const ValueId seed = d.add_input("dy", f32_of({T, heads, D}));
+    const Val y = b.op("rope", {vx, vp, vf, Val{}}, attrs);
+    REQUIRE(b.status().ok());
+    d.add_output("y", y.id);
+    GradOptions o;
+    o.seeds = {seed};
+    const ValueId outputs[] = {y.id}, wanted[] = {vx.id};
+    const auto g = grad(d, outputs, wanted, o);
+    INFO((g.ok() ? std::string() : g.status().message()));
+    REQUIRE(g.ok());
+    const auto want = evaluate_reference(
+        *g, {{"x", host(x)}, {"p", host(i32(positions))}, {"f", host(frequencies)}, {"dy", host(dy)}});
+    REQUIRE(want.ok());
+    check_close(OneOp(op_rotate, {x, i32(positions), frequencies}, 9, attrs).run(2)[0], want->at("y").f, 1);
+    Attrs back = attrs;
+    back.set("reverse", int64_t{1});
+    check_close(OneOp(op_rotate, {dy, i32(positions), frequencies}, 9, back).run(2)[0], want->at("grad/x").f,
+                1);
+  }
+}
+
+TEST_CASE("accumulate adds to its state in place") {
+  Tensor sum = f32({3}, {1, 2, 3});
+  Graph g;
+  const ValueId state = g.add_state("sum", f32_of({3})), x = g.add_input("x", f32_of({3}));
+  REQUIRE(g.add_node(&op_accumulate, {state, x}).ok());
+  auto backend = cpu(1);
+  auto e = Evaluator::create(std::make_shared<const Graph>(g), *backend);
+  REQUIRE(e.ok());
+  EvalOptions o;
+  CHECK((*e)->run({Datum(f32({3}, {1, 1, 1}))}, o).status().message().find("1 states is given 0") !=
+        std::string::npos);
+  const Tensor states[] = {sum};
+  o.states = states;
+  REQUIRE((*e)->run({Datum(f32({3}, {10, 20, 30}))}, o).ok());
+  REQUIRE((*e)->run({Datum(f32({3}, {1, 1, 1}))}, o).ok());
+  CHECK(same_bits(sum, f32({3}, {12, 23, 34})));
+}

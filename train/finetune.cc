@@ -1,0 +1,219 @@
+#include "train/finetune.h"
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/base/format.h"
+#include "engine/loader/file_writer.h"
+#include "engine/tensor/mapped_file.h"
+#include "engine/tune/measure/svg_plot.h"
+
+namespace oar::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+struct LossPoint {
+  int64_t step = 0;
+  double loss = 0;
+};
+
+// What a run remembers beside its states. Losses travel as bits: a run that goes on compares them exactly.
+struct History {
+  std::vector<LossPoint> steps, held_out;
+  double best = INFINITY;
+  int64_t best_step = 0;
+
+  static json::array to_json(const std::vector<LossPoint>& points) {
+    json::array out;
+    for (const LossPoint& p : points) out.emplace_back(json::array{p.step, std::bit_cast<int64_t>(p.loss)});
+    return out;
+  }
+  static std::vector<LossPoint> from_json(const json::value& list) {
+    std::vector<LossPoint> out;
+    for (const json::value& p : list.as_array())
+      out.push_back({p.at(0).as_int64(), std::bit_cast<double>(p.at(1).as_int64())});
+    return out;
+  }
+  json::object save() const {
+    return {{"steps", to_json(steps)},
+            {"held_out", to_json(held_out)},
+            {"best", std::bit_cast<int64_t>(best)},
+            {"best_step", best_step}};
+  }
+  Status load(const json::object& o, const std::string& path) {
+    try {
+      steps = from_json(o.at("steps"));
+      held_out = from_json(o.at("held_out"));
+      best = std::bit_cast<double>(o.at("best").as_int64());
+      best_step = o.at("best_step").as_int64();
+      return ok_status();
+    } catch (const std::exception& e) {
+      return data_loss(cat(path, " is no checkpoint of a run: ", e.what()));
+    }
+  }
+};
+
+// One line a step. Lines of steps that are done again go first.
+class Log {
+ public:
+  static Result<Log> open(const std::string& path, int64_t done) {
+    Log out;
+    out.path_ = path;
+    if (path.empty()) return out;
+    std::string kept;
+    if (done > 0) {
+      std::ifstream before(path, std::ios::binary);
+      for (std::string line; std::getline(before, line);) {
+        const auto v = parse_json(line, "log");
+        const json::object* o = v.ok() ? v->if_object() : nullptr;
+        const json::value* step = o != nullptr ? o->if_contains("step") : nullptr;
+        if (step != nullptr && step->is_int64() && step->get_int64() <= done) kept += line + "\n";
+      }
+    }
+    OAR_RETURN_IF_ERROR(write_file_atomically(path, kept));
+    out.file_.open(path, std::ios::binary | std::ios::app);
+    if (!out.file_) return unavailable(cat("--log: ", path, " cannot be written"));
+    return out;
+  }
+  Status line(const json::object& o) {
+    if (path_.empty()) return ok_status();
+    file_ << json::serialize(o) << '\n';
+    file_.flush();
+    return file_ ? ok_status() : unavailable(cat("--log: ", path_, " cannot be written; is the disk full?"));
+  }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+// At most so many points: each the mean of as many losses.
+std::vector<PlotPoint> points(const std::vector<LossPoint>& losses) {
+  constexpr size_t kMost = 300;
+  const size_t each = (losses.size() + kMost - 1) / kMost;
+  std::vector<PlotPoint> out;
+  for (size_t begin = 0; begin < losses.size(); begin += each) {
+    const size_t end = std::min(losses.size(), begin + each);
+    double sum = 0;
+    for (size_t k = begin; k < end; ++k) sum += losses[k].loss;
+    out.push_back({"", static_cast<double>(losses[end - 1].step), sum / static_cast<double>(end - begin)});
+  }
+  return out;
+}
+
+Status write_plot(const std::string& path, const History& h) {
+  if (path.empty()) return ok_status();
+  Plot plot{"Loss", "step", "nats a token", {}};
+  plot.series.push_back({"training", points(h.steps), true});
+  if (!h.held_out.empty()) plot.series.push_back({"held out", points(h.held_out), true});
+  return write_file_atomically(path, svg(plot));
+}
+
+class Run {
+ public:
+  Run(const FinetuneOptions& options, const FinetuneEvents& events, std::unique_ptr<Trainer> trainer)
+      : o_(options),
+        events_(events),
+        trainer_(std::move(trainer)),
+        folder_(options.out + ".training"),
+        checkpoint_(folder_ + "/checkpoint.safetensors"),
+        best_(folder_ + "/best.safetensors") {}
+
+  Result<FinetuneReport> run() {
+    std::error_code ec;
+    if (o_.restart) fs::remove_all(folder_, ec);
+    fs::create_directories(folder_, ec);
+    if (ec) return unavailable(cat("cannot write ", folder_, ": ", ec.message(), "; choose another --out"));
+    remove_orphans(folder_);
+    if (is_regular_file(checkpoint_)) {
+      OAR_ASSIGN(const json::object extra, trainer_->restore(checkpoint_));
+      OAR_RETURN_IF_ERROR(history_.load(extra, checkpoint_));
+    }
+    const int64_t done = trainer_->done();
+    OAR_ASSIGN(Log log, Log::open(o_.log, done));
+    if (events_.begin) events_.begin(*trainer_, done);
+    const auto start = Clock::now();
+    while (trainer_->done() < trainer_->steps()) {
+      if (events_.stop && events_.stop()) {
+        OAR_RETURN_IF_ERROR(checkpoint());
+        return Status(StatusCode::kCancelled,
+                      cat("stopped after step ", trainer_->done(), " of ", trainer_->steps(),
+                          "; the same command goes on from there"));
+      }
+      OAR_ASSIGN(const StepReport r, trainer_->step());
+      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      history_.steps.push_back({r.step, r.loss});
+      OAR_RETURN_IF_ERROR(log.line({{"step", r.step},
+                                    {"loss", r.loss},
+                                    {"norm", r.norm},
+                                    {"rate", r.rate},
+                                    {"tokens", r.tokens},
+                                    {"learned", r.learned}}));
+      if (events_.step) events_.step(r, seconds);
+      const bool last = r.step == trainer_->steps();
+      if (trainer_->has_held_out() && (last || (o_.eval_every > 0 && r.step % o_.eval_every == 0)))
+        OAR_RETURN_IF_ERROR(evaluate(r.step, log));
+      if (!last && o_.checkpoint_every > 0 && r.step % o_.checkpoint_every == 0)
+        OAR_RETURN_IF_ERROR(checkpoint());
+    }
+    FinetuneReport report;
+    report.steps = trainer_->done();
+    report.loss = history_.steps.empty() ? 0 : history_.steps.back().loss;
+    if (history_.best_step > 0) {
+      OAR_RETURN_IF_ERROR(trainer_->restore_parameters(best_));
+      report.held_out = history_.best;
+      report.best_step = history_.best_step;
+    }
+    OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
+    OAR_RETURN_IF_ERROR(trainer_->write_result(o_.out));
+    fs::remove_all(folder_, ec);
+    return report;
+  }
+
+ private:
+  Status checkpoint() {
+    OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
+    return trainer_->save(checkpoint_, history_.save());
+  }
+  Status evaluate(int64_t step, Log& log) {
+    OAR_ASSIGN(const double loss, trainer_->evaluate());
+    history_.held_out.push_back({step, loss});
+    const bool best = loss < history_.best;
+    if (best) {
+      OAR_RETURN_IF_ERROR(trainer_->save_parameters(best_));
+      history_.best = loss;
+      history_.best_step = step;
+    }
+    if (events_.held_out) events_.held_out(step, loss, best);
+    return log.line({{"step", step}, {"held_out", loss}, {"best", best}});
+  }
+
+  const FinetuneOptions& o_;
+  const FinetuneEvents& events_;
+  std::unique_ptr<Trainer> trainer_;
+  const std::string folder_, checkpoint_, best_;
+  History history_;
+};
+
+}  // namespace
+
+Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEvents& events,
+                                const Logger& log) {
+  std::error_code ec;
+  if (fs::exists(options.out, ec) && !fs::is_empty(options.out, ec))
+    return Status(StatusCode::kAlreadyExists,
+                  cat("--out ", options.out, " is there already; choose another name or remove it"));
+  OAR_ASSIGN(auto trainer, Trainer::create(options.trainer, log));
+  if (options.dry) {
+    if (events.begin) events.begin(*trainer, 0);
+    return FinetuneReport();
+  }
+  return Run(options, events, std::move(trainer)).run();
+}
+
+}  // namespace oar::train

@@ -1,0 +1,46 @@
+// A whole finetuning run: steps, held-out losses, checkpoints, the best weights, a log and a plot, and the
+// result as a folder that serves. What a program shows of it, it is told as it happens.
+//
+// In the folder OUT.training lie `checkpoint.safetensors` and, with held-out data, `best.safetensors`. The
+// same call again goes on from there, to the same bits, however the last one ended; a call that would do
+// something else is refused. When OUT is written the folder goes.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "train/trainer.h"
+
+namespace oar::train {
+
+struct FinetuneOptions {
+  TrainerOptions trainer;
+  std::string out;
+  std::string log;                 // JSONL, a line a step; empty: none
+  std::string plot;                // SVG of the losses; empty: none
+  int64_t eval_every = 0;          // steps; 0: at the end alone. With held-out data
+  int64_t checkpoint_every = 100;  // steps; 0: none
+  bool restart = false;            // forget what was begun
+  bool dry = false;                // say what it would take, and end before the first step
+};
+
+struct FinetuneEvents {
+  // Once, before the first step. `resumed`: steps that were done before.
+  std::function<void(const Trainer&, int64_t resumed)> begin;
+  std::function<void(const StepReport&, double seconds)> step;  // since the first step of this call
+  std::function<void(int64_t step, double loss, bool best)> held_out;
+  std::function<bool()>
+      stop;  // asked between steps; a checkpoint is written and the call ends with CANCELLED
+};
+
+struct FinetuneReport {
+  int64_t steps = 0;
+  double loss = 0;       // of the last step
+  double held_out = -1;  // of what was written; below 0: there is no held-out data
+  int64_t best_step = 0;
+};
+
+Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEvents& events,
+                                const Logger& log);
+
+}  // namespace oar::train

@@ -1,0 +1,394 @@
+#include "train/model_graph.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "engine/base/format.h"
+#include "engine/graph/pass.h"
+#include "engine/runtime/core/random.h"
+#include "train/grad.h"
+#include "train/ops.h"
+
+namespace oar::train {
+namespace {
+
+struct Forward {
+  Graph graph;
+  Val hidden, head, targets, weight;
+  Attrs loss;
+  std::vector<Parameter> parameters;
+  std::vector<ValueId> values;  // states, by parameter
+};
+
+std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+std::string without_end(const std::string& name, std::string_view end) {
+  return name.substr(0, name.size() - end.size());
+}
+
+// Which operands of which nodes read constant `v`: whether all are matrices of layers or tables, which may
+// have any format.
+bool read_as_stored(const Graph& g, ValueId v) {
+  for (const Node& n : g.nodes()) {
+    for (size_t k = 0; k < n.inputs.size(); ++k) {
+      if (n.inputs[k] != v) continue;
+      if (!(n.is("linear") && k == 2) && !(n.is("embedding") && k == 0)) return false;
+    }
+  }
+  return true;
+}
+
+// Everything but layers' matrices and tables as f32: ordinary ops take operands of one type.
+Status widen_constants(Forward& f) {
+  for (size_t v = 0; v < f.graph.num_values(); ++v) {
+    Value& value = f.graph.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || value.type.format == Format::f32() ||
+        value.type.format == Format::i32())
+      continue;
+    if (value.constant.shape().rank() == 2 &&
+        (static_cast<ValueId>(v) == f.head.id || read_as_stored(f.graph, static_cast<ValueId>(v))))
+      continue;
+    OAR_ASSIGN(value.constant, to_f32(value.constant));
+    value.type.format = Format::f32();
+  }
+  return ok_status();
+}
+
+// A state in the place of constant `v`.
+ValueId make_state(Forward& f, ValueId v, std::string name, const Shape& shape, Format stored) {
+  DimVector dims(shape.begin(), shape.end());
+  const ValueId state = f.graph.add_state(name, {Format::f32(), std::move(dims)});
+  if (v != kNoValue) {
+    f.graph.replace_uses(v, state);
+    if (f.head.id == v) f.head = {state};
+  }
+  f.parameters.push_back({std::move(name), shape, stored});
+  f.values.push_back(state);
+  return state;
+}
+
+Status train_all(Forward& f, const Checkpoint& checkpoint, const std::vector<std::string>& freeze) {
+  std::set<std::string> matched;
+  std::string names;
+  const size_t count = f.graph.num_values();
+  for (size_t v = 0; v < count; ++v) {
+    const Value& value = f.graph.value(static_cast<ValueId>(v));
+    const auto tensor = checkpoint.tensors.find(value.name);
+    if (value.kind != ValueKind::kConstant || tensor == checkpoint.tensors.end()) continue;
+    const Format stored = tensor->second.format();
+    const auto frozen = std::find_if(freeze.begin(), freeze.end(),
+                                     [&](const std::string& p) { return matches(p, value.name); });
+    if (frozen != freeze.end()) {
+      matched.insert(*frozen);
+      continue;
+    }
+    if (!stored.plain() || !dtype_is_float(stored.dtype()) || dtype_bits(stored.dtype()) < 16)
+      return unimplemented(cat("'", value.name, "' is stored as ", stored.name(),
+                               ": all parameters of a quantized model cannot be trained; use --lora"));
+    make_state(f, static_cast<ValueId>(v), std::string(value.name), value.constant.shape(), stored);
+  }
+  for (const std::string& p : freeze)
+    if (!matched.contains(p))
+      return invalid_argument(cat("--freeze ", p, " matches no parameter of the model"));
+  if (f.parameters.empty()) return invalid_argument("--freeze leaves no parameter to train");
+  return ok_status();
+}
+
+// y + factor B (A x) behind every layer that is a target.
+Status add_lora(Forward& f, const LoraOptions& lora) {
+  std::set<std::string> found, all;
+  const size_t count = f.graph.nodes().size();
+  Builder b(f.graph);
+  for (size_t i = 0; i < count; ++i) {
+    const Node node = f.graph.nodes()[i];  // a copy: nodes are appended
+    if (!node.is("linear") || f.graph.value(node.inputs[2]).kind != ValueKind::kConstant) continue;
+    const std::string weight = f.graph.value(node.inputs[2]).name;
+    if (!weight.ends_with(".weight")) continue;
+    const std::string module = without_end(weight, ".weight");
+    all.insert(std::string(last_part(module)));
+    bool wanted = false;
+    for (const std::string& t : lora.targets) {
+      if (t != "all" && module != t && !module.ends_with("." + t)) continue;
+      wanted = true;
+      found.insert(t);
+    }
+    if (!wanted) continue;
+    const Shape shape = f.graph.value(node.inputs[2]).constant.shape();
+    const std::string prefix = cat("base_model.model.", module);
+    const Val a{make_state(f, kNoValue, prefix + ".lora_A.weight", {lora.rank, shape[1]}, Format::f32())};
+    const Val up{make_state(f, kNoValue, prefix + ".lora_B.weight", {shape[0], lora.rank}, Format::f32())};
+    const size_t first = f.graph.nodes().size();
+    const Val y{node.outputs[0]};
+    const Val inner = b.op("linear", {Val{node.inputs[0]}, Val{}, a, Val{}});
+    const Val part = b.op("linear", {inner, Val{}, up, Val{}});
+    const Val sum =
+        b.op("add", {y, b.op("mul", {part, b.scalar(lora.alpha / static_cast<double>(lora.rank))})});
+    OAR_RETURN_IF_ERROR(b.status());
+    f.graph.replace_uses(y.id, sum.id);
+    for (size_t k = first; k < f.graph.nodes().size(); ++k)  // but in what adds to it
+      if (f.graph.nodes()[k].outputs[0] == sum.id) f.graph.nodes()[k].inputs[0] = y.id;
+    if (f.hidden.id == y.id) f.hidden = sum;
+  }
+  if (all.empty())
+    return unimplemented("--lora: this architecture's layers read their weights transposed; use --full");
+  std::string there;
+  for (const std::string& name : all) there += cat(there.empty() ? "" : ", ", name);
+  for (const std::string& t : lora.targets)
+    if (!found.contains(t))
+      return invalid_argument(
+          cat("--lora: no layer of the model is called '", t, "'; there are ", there, ", all"));
+  f.graph.sort();
+  return ok_status();
+}
+
+Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& config,
+                              const GraphOptions& options) {
+  const Architecture* const architecture = find_architecture(config.model_type);
+  OAR_CHECK(architecture != nullptr, "config was read for a known architecture");
+  if (config.experts > 0)
+    return unimplemented(cat("mixtures of experts (", config.model_type,
+                             ") cannot be finetuned: their load-balancing loss is not offered"));
+  if (config.head_bias) return unimplemented("a vocabulary projection with a bias cannot be finetuned");
+  if (config.paired_rows || config.linear_out_in)
+    return unimplemented(cat("a ", checkpoint.kind,
+                             " file of this architecture has rows in another order than its "
+                             "checkpoint; finetune the Hugging Face folder"));
+  Forward f;
+  Graph& g = f.graph;
+  const auto row = [&](const char* name) {
+    return Val{g.add_input(name, {Format::i32(), {Dim(options.tokens)}})};
+  };
+  ModelInputs in;
+  in.tokens = row("tokens"), in.positions = row("positions"), in.segments = row("segments");
+  f.targets = row("targets");
+  f.weight = {g.add_input("weight", {Format::f32(), {}})};
+  ModelBuilder b(g, checkpoint, config, in, 0);
+  f.hidden = architecture->hidden(b);
+  // With their ways back, before they are differentiated.
+  for (Node& n : g.nodes()) {
+    if (n.is("attention")) n.op = &op_segment_attention;
+    if (!n.is("rope")) continue;
+    n.op = &op_rotate;
+    n.inputs.resize(3);
+  }
+  f.head = b.weight(config.tied ? architecture->embedding : architecture->head);
+  OAR_RETURN_IF_ERROR(b.status());
+  if (b.dim(f.head, 0).const_value() != config.vocab)
+    return invalid_argument(cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ",
+                                b.dim(f.head, 0).const_value(), " rows"));
+  f.loss = {{"scale", config.logit_scale}, {"softcap", config.logit_softcap}};
+  if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
+  else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
+  OAR_RETURN_IF_ERROR(widen_constants(f));
+  return f;
+}
+
+// Ordinary nodes by the kernels that serve, and those that evaluation has no op for by ours.
+void use_own_ops(Graph& g) {
+  for (Node& n : g.nodes()) {
+    const auto other_inputs = [&](size_t first) {
+      return std::any_of(n.inputs.begin() + static_cast<ptrdiff_t>(first), n.inputs.end(),
+                         [](ValueId v) { return v != kNoValue; });
+    };
+    if (n.is("embedding")) {
+      n.op = &op_table_rows;
+    } else if (n.is("linear") && n.inputs.size() == 4 && n.inputs[1] == kNoValue &&
+               !n.attrs.has("activation") && g.value(n.inputs[2]).type.shape.size() == 2) {
+      if (n.attrs.get_int("input_major") == 0) {
+        n.op = &op_rows_linear;
+        n.inputs = {n.inputs[0], n.inputs[2], n.inputs[3]};
+      } else if (!other_inputs(3)) {
+        n.op = &op_rows_product;
+        n.inputs = {n.inputs[0], n.inputs[2]};
+      }
+      n.attrs = {};
+    }
+  }
+}
+
+// Behind each gradient what adds it to its sum, so that it leaves memory at once.
+Status accumulate(Graph& g, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters) {
+  const std::vector<int> producer = g.producers();
+  std::vector<std::vector<Node>> behind(g.nodes().size() + 1);
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    const ValueId sum = g.add_state(cat("sum/", parameters[k].name), g.value(gradients[k]).type);
+    OAR_ASSIGN(const auto made, g.add_node(&op_accumulate, {sum, gradients[k]}));
+    (void)made;
+    Node node = std::move(g.nodes().back());
+    g.nodes().pop_back();
+    behind[static_cast<size_t>(producer[static_cast<size_t>(gradients[k])] + 1)].push_back(std::move(node));
+  }
+  std::vector<Node> nodes = std::move(behind[0]);
+  for (size_t i = 0; i < g.nodes().size(); ++i) {
+    nodes.push_back(std::move(g.nodes()[i]));
+    for (Node& n : behind[i + 1]) nodes.push_back(std::move(n));
+  }
+  g.nodes() = std::move(nodes);
+  return ok_status();
+}
+
+bool can_be_evaluated(const Node& n) { return n.op->evaluate != nullptr || n.is("embedding"); }
+
+Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
+  Builder b(f.graph);
+  auto out =
+      emit(b, op_linear_cross_entropy, std::vector<Val>{f.hidden, f.head, f.targets, f.weight}, f.loss);
+  OAR_RETURN_IF_ERROR(b.status());
+  f.graph.nodes().back().outputs.resize(1);  // without gradients
+  f.graph.add_output("loss", out[0].id);
+  OAR_RETURN_IF_ERROR(decompose(f.graph, can_be_evaluated).status());
+  use_own_ops(f.graph);
+  OAR_RETURN_IF_ERROR(passes::dce(f.graph).status());
+  return std::make_shared<const Graph>(std::move(f.graph));
+}
+
+Result<std::shared_ptr<const Graph>> step_graph(Forward f) {
+  Builder b(f.graph);
+  auto out =
+      emit(b, op_linear_cross_entropy, std::vector<Val>{f.hidden, f.head, f.targets, f.weight}, f.loss);
+  OAR_RETURN_IF_ERROR(b.status());
+  const auto head = std::find(f.values.begin(), f.values.end(), f.head.id);
+  if (head == f.values.end()) f.graph.nodes().back().outputs.resize(2);
+  f.graph.add_output("loss", out[0].id);
+  GradOptions options;
+  options.seeds = {out[1].id};
+  options.keep = can_be_evaluated;
+  const ValueId hidden[] = {f.hidden.id};
+  OAR_ASSIGN(Graph g, grad(f.graph, hidden, f.values, options));
+  std::vector<ValueId> gradients;
+  const size_t first = g.outputs().size() - f.values.size();
+  for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
+  g.keep_outputs(first);
+  if (head != f.values.end()) {
+    const auto k = static_cast<size_t>(head - f.values.begin());
+    OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], out[2].id}));
+    gradients[k] = sum[0];
+  }
+  OAR_RETURN_IF_ERROR(accumulate(g, gradients, f.parameters));
+  use_own_ops(g);
+  OAR_RETURN_IF_ERROR(passes::dce(g).status());
+  return std::make_shared<const Graph>(std::move(g));
+}
+
+}  // namespace
+
+Result<LoraOptions> parse_lora(std::string_view text) {
+  LoraOptions out;
+  bool has_alpha = false;
+  const auto wrong = [&](std::string_view part, std::string_view what) {
+    return invalid_argument(
+        cat("--lora: '", part, "' ", what, "; expected rank=16,alpha=32,targets=q_proj,v_proj"));
+  };
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const std::string_view part = text.substr(0, comma);
+    const size_t equals = part.find('=');
+    const std::string_view key = part.substr(0, equals);
+    if (equals == std::string_view::npos) return wrong(part, "has no '='");
+    const std::string_view value = part.substr(equals + 1);
+    if (key == "targets") {
+      out.targets.clear();
+      for (std::string_view rest = text.substr(equals + 1);;) {
+        const size_t end = rest.find(',');
+        const std::string_view target = rest.substr(0, end);
+        if (target.empty() || target.find('=') != std::string_view::npos)
+          return wrong(target, "is no layer's name; targets come last");
+        out.targets.emplace_back(target);
+        if (end == std::string_view::npos) break;
+        rest.remove_prefix(end + 1);
+      }
+      break;
+    }
+    double number = 0;
+    const auto r = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (r.ec != std::errc() || r.ptr != value.data() + value.size()) return wrong(part, "is no number");
+    if (key == "rank") {
+      if (!(number >= 1 && number <= 4096) || number != std::floor(number))
+        return wrong(part, "is no rank from 1 to 4096");
+      out.rank = static_cast<int64_t>(number);
+    } else if (key == "alpha") {
+      if (!(number > 0 && number <= 1e6)) return wrong(part, "is not above 0 and at most 1000000");
+      out.alpha = number;
+      has_alpha = true;
+    } else {
+      return wrong(part, "is not known");
+    }
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  if (!has_alpha) out.alpha = 2 * static_cast<double>(out.rank);
+  return out;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (!name.starts_with(pattern.substr(0, star))) return false;
+  const std::string_view rest = pattern.substr(star + 1);
+  for (size_t k = star; k <= name.size(); ++k)
+    if (matches(rest, name.substr(k))) return true;
+  return false;
+}
+
+Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
+                                       const GraphOptions& options) {
+  OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
+  ModelGraphs out;
+  out.parameters = f.parameters;
+  OAR_ASSIGN(out.loss, loss_graph(f));
+  OAR_ASSIGN(out.step, step_graph(std::move(f)));
+  return out;
+}
+
+Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
+                                                        const OptimizerOptions& o) {
+  Graph g;
+  std::vector<ValueId> inputs{g.add_input("hyper", {Format::of(DType::kF64), {4}})};
+  std::vector<double> decay, rate;
+  for (const Parameter& p : parameters) {
+    const TensorType type{Format::f32(), DimVector(p.shape.begin(), p.shape.end())};
+    inputs.push_back(g.add_state(p.name, type));
+    for (size_t k = 0; k < o.moments(); ++k)
+      inputs.push_back(g.add_state(cat("moment", k + 1, "/", p.name), type));
+    inputs.push_back(g.add_state(cat("sum/", p.name), type));
+    decay.push_back(p.shape.rank() > 1 ? o.decay : 0);
+    const auto own =
+        std::find_if(o.rates.begin(), o.rates.end(), [&](const auto& r) { return matches(r.first, p.name); });
+    rate.push_back(own == o.rates.end() ? 1 : own->second);
+  }
+  for (const auto& [pattern, factor] : o.rates) {
+    const bool any = std::any_of(parameters.begin(), parameters.end(),
+                                 [&, &want = pattern](const Parameter& p) { return matches(want, p.name); });
+    if (!any)
+      return invalid_argument(
+          cat("--rate-of ", pattern, "=", factor, " matches no parameter that is trained"));
+  }
+  Attrs attrs{{"decay", decay}, {"rate", rate}};
+  if (o.kind == Optimizer::kSgd) {
+    attrs.set("momentum", o.momentum);
+  } else {
+    attrs.set("beta1", o.beta1), attrs.set("beta2", o.beta2), attrs.set("epsilon", o.epsilon);
+  }
+  OAR_ASSIGN(const auto norm, g.add_node(o.kind == Optimizer::kSgd ? &op_sgd : &op_adamw, std::move(inputs),
+                                         std::move(attrs)));
+  g.add_output("norm", norm[0]);
+  return std::make_shared<const Graph>(std::move(g));
+}
+
+Result<Tensor> initial_value(const Parameter& p, size_t index, const Checkpoint& checkpoint, uint64_t seed) {
+  OAR_ASSIGN(Tensor out, Tensor::zeros(p.shape, Format::f32()));
+  const auto values = out.mutable_values<float>();
+  if (const auto it = checkpoint.tensors.find(p.name); it != checkpoint.tensors.end()) {
+    OAR_ASSIGN(const Tensor stored, to_f32(it->second));
+    std::copy(stored.values<float>().begin(), stored.values<float>().end(), values.begin());
+  } else if (p.name.ends_with(".lora_A.weight")) {
+    const double bound = 1 / std::sqrt(static_cast<double>(p.shape[1]));
+    for (size_t k = 0; k < values.size(); ++k)
+      values[k] = static_cast<float>(bound * (2 * uniform(seed + (index + 1) * 0x9E3779B97F4A7C15u, k) - 1));
+  }
+  return out;
+}
+
+}  // namespace oar::train

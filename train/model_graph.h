@@ -1,0 +1,69 @@
+// A language model as three graphs to train it with: one micro-batch's gradients, its loss alone, and the
+// optimizer's update. They share states: parameters, their moments, their summed gradients.
+//
+// Rows are a fixed number of packed tokens (packing.h), so every size is a number and what a step takes is
+// known before it. The forward graph is the architecture's own file; grad.h differentiates it; the nodes that
+// are left run as ordinary ops and those of ops.h.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/loader/checkpoint.h"
+#include "engine/models/model.h"
+#include "train/optimizer.h"
+
+namespace oar::train {
+
+struct LoraOptions {
+  int64_t rank = 16;
+  double alpha = 32;
+  std::vector<std::string> targets{"q_proj", "v_proj"};  // last parts of modules' names, or all of them
+};
+// "rank=16,alpha=32,targets=q_proj,v_proj". `targets` comes last: commas go on with it. "all": every linear
+// layer of the blocks.
+Result<LoraOptions> parse_lora(std::string_view text);
+
+struct GraphOptions {
+  int64_t tokens = 512;  // rows of a micro-batch
+  bool full = false;     // all parameters, else LoRA's
+  LoraOptions lora;
+  std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
+};
+
+// What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.
+struct Parameter {
+  std::string name;
+  Shape shape;
+  Format stored;  // of the checkpoint; of adapters f32
+};
+
+struct ModelGraphs {
+  // Inputs tokens, positions, segments, targets (T) i32, and weight (); states: parameters, then their
+  // gradients' sums. Output "loss", weight times the sum over targets.
+  std::shared_ptr<const Graph> step;
+  // The same without gradients; states: parameters.
+  std::shared_ptr<const Graph> loss;
+  std::vector<Parameter> parameters;
+};
+
+// Whether `name` matches the pattern.
+bool matches(std::string_view pattern, std::string_view name);
+
+// UNIMPLEMENTED names what of the model cannot be trained; INVALID_ARGUMENT a target or pattern that matches
+// nothing, and what there is. Constants of the graphs are views of the checkpoint's tensors, or f32 copies of
+// small ones.
+Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
+                                       const GraphOptions& options);
+// Inputs "hyper" (4) f64; states: by parameter itself, its moments, its gradient. Output "norm" f64.
+Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
+                                                        const OptimizerOptions& options);
+
+// Where a parameter begins: the checkpoint's values, or A drawn from (seed, its place in the list) as PEFT
+// does (https://arxiv.org/abs/1502.01852 with a = sqrt 5: uniform up to 1 / sqrt of its inputs), and B of
+// zeros.
+Result<Tensor> initial_value(const Parameter& parameter, size_t index, const Checkpoint& checkpoint,
+                             uint64_t seed);
+
+}  // namespace oar::train

@@ -1,0 +1,64 @@
+// Ops of training graphs that the engine has no use for. They run by evaluate() as ordinary ops do, and stand
+// in no registry: who builds such a graph names them here.
+//
+//   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight ()) {scale, softcap}
+//       -> loss (), d_hidden (T, E), d_head (V, E)
+//     weight * sum over rows with a target >= 0 of -log softmax(logits)[target], logits = scale hidden .
+//     head^T, capped as softcap * tanh(logits / softcap) where given, and its gradients (d_head only where it
+//     is a result). Rows go through in blocks, so that never more than kLogitBytes of logits are in memory.
+//     Sums over blocks have the order of the rows. The head may be f32, or of any stored format where d_head
+//     is not asked for.
+//   rows_linear(x, w, bias?)    y = x . w^T + bias by the kernels that serve: f32, f16 and bf16 read in
+//   place, of
+//                               trained weights too; other formats are packed once. Frozen ones are
+//                               constants.
+//   rows_product(dy, w)         dy . w, the way back through a frozen layer: w is decoded from the bytes that
+//                               rows_linear reads, one matrix at a time
+//   table_rows(table, ids) {scale}   embedding: rows decoded from any format
+//   rotate(x (T, heads, D), positions (T), inv_freq) {mscale, interleaved, reverse}   rope of packed rows
+//                               (engine/ops/rope.cc); in reverse by the negative angles, which is its way
+//                               back
+//   segment_attention(q, k, v, positions, segments) {as attention's}   attention (engine/ops/attention.cc),
+//   whose
+//                               segments lie together: products within each, and nothing between them
+//   segment_attention_back(..., dy) -> dq, dk, dv
+//   accumulate(sum, x)          sum += x. An effect: `sum` is a state
+//   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate []}
+//       -> norm ()              https://arxiv.org/abs/1711.05101, all tensors in one call; an effect on
+//       states.
+//     hyper is f64: rate, the largest norm of all gradients as one vector (0: any), 1 - beta1^n, 1 - beta2^n.
+//     Gradients are zero behind it. The norm is that before clipping. `decay` and `rate` by tensor: its
+//     weight decay and a factor on the rate.
+//   sgd(hyper, (parameter, moment, gradient)...) {momentum, decay [], rate []} -> norm ()
+//     m = momentum m + g + decay p; p -= rate m. As torch.optim.SGD has it.
+//
+// The same bits for any number of threads.
+#pragma once
+
+#include "engine/graph/builder.h"
+
+namespace oar::train {
+
+inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
+
+extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
+    op_rotate, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
+
+// A node of one of them. The empty Val after an error, as Builder::op().
+std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
+
+// What adamw and sgd mean, in ordinary ops: the results {parameter, moments...} behind one step of one
+// tensor, with its gradient already clipped. What the kernels are tested against.
+struct UpdateRule {
+  double rate = 0, decay = 0;
+  double beta1 = 0, beta2 = 0, epsilon = 0;  // adamw
+  int64_t step = 1;                          // adamw
+  double momentum = 0;                       // sgd
+};
+std::vector<Val> adamw_definition(Builder& b, Val parameter, Val moment1, Val moment2, Val gradient,
+                                  const UpdateRule& rule);
+std::vector<Val> sgd_definition(Builder& b, Val parameter, Val moment, Val gradient, const UpdateRule& rule);
+// The loss alone, with all logits in memory.
+Val cross_entropy_definition(Builder& b, Val hidden, Val head, Val targets, Val weight, const Attrs& attrs);
+
+}  // namespace oar::train

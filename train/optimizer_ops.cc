@@ -1,0 +1,171 @@
+// adamw and sgd: one call updates all tensors in place (ops.h). Bound by memory: adamw reads a parameter, its
+// moments and its gradient once and writes them back.
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "engine/graph/evaluate.h"
+#include "train/ops.h"
+
+namespace oar::train {
+namespace {
+
+// Elements that one thread updates at a time, and whose squares are summed before others: no sum depends on
+// the number of threads.
+constexpr int64_t kChunk = 1 << 14;
+
+Result<std::vector<TensorType>> norm_type(const Graph&, std::span<const ValueId>, const Attrs&) {
+  return std::vector<TensorType>{{Format::of(DType::kF64), {}}};
+}
+
+// What one tensor's update knows.
+struct Update {
+  float *p = nullptr, *m = nullptr, *v = nullptr, *g = nullptr;
+  int64_t n = 0;
+  double decay = 0, rate = 1;
+};
+struct Hyper {
+  double rate = 0, most = 0, correction1 = 1, correction2 = 1;
+};
+
+// Operands of a node with `states` states a tensor before its gradient.
+struct Updates {
+  std::vector<Update> all;
+  std::vector<std::pair<size_t, int64_t>> chunks;  // tensor, first element
+  Hyper hyper;
+};
+
+Result<Updates> operands(EvalContext& ctx, size_t states) {
+  OAR_ASSIGN(const Tensor h, ctx.tensor(0));
+  const size_t each = states + 1;
+  const std::vector<double> decay = ctx.attrs().get_floats("decay"), rate = ctx.attrs().get_floats("rate");
+  const size_t count = (ctx.num_inputs() - 1) / each;
+  if (!(h.format() == Format::of(DType::kF64)) || h.numel() != 4 || ctx.num_inputs() != 1 + count * each ||
+      decay.size() != count || rate.size() != count)
+    return invalid_argument("hyper is f64 (4); each tensor has its states, gradient, decay and rate");
+  Updates out;
+  const auto hv = h.values<double>();
+  out.hyper = {hv[0], hv[1], hv[2], hv[3]};
+  for (size_t k = 0; k < count; ++k) {
+    Update u;
+    Tensor t[4];
+    for (size_t j = 0; j < each; ++j) {
+      OAR_ASSIGN(t[j], ctx.tensor(1 + k * each + j));
+      if (!(t[j].format() == Format::f32()) || !(t[j].shape() == t[0].shape()))
+        return invalid_argument(cat("tensor ", k, ": states and gradient must be f32 of one shape"));
+    }
+    const auto at = [&](size_t j) { return static_cast<float*>(t[j].mutable_data()); };
+    u = {at(0), at(1), states == 3 ? at(2) : nullptr, at(states), t[0].numel(), decay[k], rate[k]};
+    out.all.push_back(u);
+    for (int64_t first = 0; first < u.n; first += kChunk) out.chunks.emplace_back(k, first);
+  }
+  return out;
+}
+
+// The norm of all gradients, and the factor that clips them. A norm that is no number changes nothing: the
+// caller sees it, and stops.
+double clip_factor(const EvalContext& ctx, const Updates& u, double& norm) {
+  std::vector<double> sums(u.chunks.size());
+  ctx.parallel(static_cast<int64_t>(sums.size()), static_cast<double>(kChunk) / 4,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t c = begin; c < end; ++c) {
+                   const auto [tensor, first] = u.chunks[static_cast<size_t>(c)];
+                   const Update& t = u.all[tensor];
+                   const float* const g = t.g + first;
+                   const int64_t n = std::min(kChunk, t.n - first);
+                   double lanes[4] = {0, 0, 0, 0};
+                   int64_t k = 0;
+                   for (; k + 4 <= n; k += 4)
+                     for (int64_t j = 0; j < 4; ++j) lanes[j] += static_cast<double>(g[k + j]) * g[k + j];
+                   for (; k < n; ++k) lanes[0] += static_cast<double>(g[k]) * g[k];
+                   sums[static_cast<size_t>(c)] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+                 }
+               });
+  double sum = 0;
+  for (const double s : sums) sum += s;
+  norm = std::sqrt(sum);
+  return u.hyper.most > 0 && norm > u.hyper.most ? u.hyper.most / norm : 1;
+}
+
+// f(update, first, count) over all chunks.
+template <class F>
+Status update(EvalContext& ctx, size_t states, F&& f) {
+  OAR_ASSIGN(Tensor out, ctx.allocate({}, DType::kF64));
+  if (!ctx.options().sizing) {
+    OAR_ASSIGN(const Updates u, operands(ctx, states));
+    double norm = 0;
+    const auto clip = static_cast<float>(clip_factor(ctx, u, norm));
+    out.mutable_values<double>()[0] = norm;
+    if (std::isfinite(norm)) {
+      ctx.parallel(static_cast<int64_t>(u.chunks.size()), static_cast<double>(kChunk),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t c = begin; c < end; ++c) {
+                       const auto [tensor, first] = u.chunks[static_cast<size_t>(c)];
+                       const Update& t = u.all[tensor];
+                       f(t, u.hyper, clip, first, std::min(kChunk, t.n - first));
+                     }
+                   });
+    }
+  }
+  ctx.set(0, std::move(out));
+  return ok_status();
+}
+
+Status adamw_evaluate(EvalContext& ctx) {
+  const double beta1 = ctx.attrs().get_float("beta1"), beta2 = ctx.attrs().get_float("beta2");
+  const double epsilon = ctx.attrs().get_float("epsilon");
+  return update(ctx, 3, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
+    float *const p = t.p + first, *const m = t.m + first, *const v = t.v + first, *const g = t.g + first;
+    const double rate = h.rate * t.rate;
+    const auto keep = static_cast<float>(1 - rate * t.decay), step = static_cast<float>(rate / h.correction1);
+    const auto root = static_cast<float>(1 / std::sqrt(h.correction2)), eps = static_cast<float>(epsilon);
+    const auto b1 = static_cast<float>(beta1), b2 = static_cast<float>(beta2);
+    const auto c1 = static_cast<float>(1 - beta1), c2 = static_cast<float>(1 - beta2);
+    for (int64_t k = 0; k < n; ++k) {
+      const float x = g[k] * clip;
+      m[k] = b1 * m[k] + c1 * x;
+      v[k] = b2 * v[k] + c2 * (x * x);
+      p[k] = p[k] * keep - step * (m[k] / (std::sqrt(v[k]) * root + eps));
+      g[k] = 0;
+    }
+  });
+}
+
+Status sgd_evaluate(EvalContext& ctx) {
+  const auto momentum = static_cast<float>(ctx.attrs().get_float("momentum"));
+  return update(ctx, 2, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
+    float *const p = t.p + first, *const m = t.m + first, *const g = t.g + first;
+    const auto rate = static_cast<float>(h.rate * t.rate), decay = static_cast<float>(t.decay);
+    for (int64_t k = 0; k < n; ++k) {
+      m[k] = momentum * m[k] + (g[k] * clip + decay * p[k]);
+      p[k] -= rate * m[k];
+      g[k] = 0;
+    }
+  });
+}
+
+// a x + b y
+Val blend(Builder& b, double a, Val x, double c, Val y) {
+  return b.op("add", {b.op("mul", {x, b.scalar(a)}), b.op("mul", {y, b.scalar(c)})});
+}
+
+}  // namespace
+
+std::vector<Val> adamw_definition(Builder& b, Val p, Val m, Val v, Val g, const UpdateRule& r) {
+  m = blend(b, r.beta1, m, 1 - r.beta1, g);
+  v = blend(b, r.beta2, v, 1 - r.beta2, b.op("square", {g}));
+  const auto n = static_cast<double>(r.step);
+  const Val mean = b.op("mul", {m, b.scalar(1 / (1 - std::pow(r.beta1, n)))});
+  const Val power = b.op("mul", {v, b.scalar(1 / (1 - std::pow(r.beta2, n)))});
+  const Val direction = b.op("div", {mean, b.op("add", {b.op("sqrt", {power}), b.scalar(r.epsilon)})});
+  return {blend(b, 1 - r.rate * r.decay, p, -r.rate, direction), m, v};
+}
+
+std::vector<Val> sgd_definition(Builder& b, Val p, Val m, Val g, const UpdateRule& r) {
+  m = b.op("add", {b.op("mul", {m, b.scalar(r.momentum)}), blend(b, 1, g, r.decay, p)});
+  return {blend(b, 1, p, -r.rate, m), m};
+}
+
+const OpDef op_adamw = {.name = "adamw", .effect = true, .infer = norm_type, .evaluate = adamw_evaluate};
+const OpDef op_sgd = {.name = "sgd", .effect = true, .infer = norm_type, .evaluate = sgd_evaluate};
+
+}  // namespace oar::train

@@ -1,0 +1,133 @@
+#include "train/packing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/base/format.h"
+#include "engine/runtime/core/random.h"
+
+namespace oar::train {
+namespace {
+
+// How many samples that wait are looked through for one that still fits.
+constexpr size_t kLookAhead = 64;
+
+// 64 bits of stream (seed, epoch), by index.
+uint64_t word(uint64_t seed, int64_t epoch, uint64_t index) {
+  const auto r = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+                             static_cast<uint32_t>(epoch), 0x7061636bu},
+                            {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return static_cast<uint64_t>(r[0]) << 32 | r[1];
+}
+
+}  // namespace
+
+Packer::Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle)
+    : files_(files), tokens_(tokens), seed_(seed), shuffle_(shuffle) {}
+
+int64_t Packer::batches(int64_t epoch) {
+  pack(epoch);
+  return static_cast<int64_t>(packed_.size());
+}
+
+void Packer::pack(int64_t epoch) {
+  if (!shuffle_) epoch = 0;
+  if (packed_epoch_ == epoch) return;
+  packed_epoch_ = epoch;
+  packed_.clear();
+  struct Drawn {
+    uint64_t key;
+    uint64_t tie;
+    Place place;
+  };
+  std::vector<Drawn> order;
+  uint64_t index = 0;
+  const auto by_key = [](const Drawn& a, const Drawn& b) {
+    return a.key != b.key ? a.key < b.key : a.tie < b.tie;
+  };
+  for (uint32_t f = 0; f < files_.size(); ++f) {
+    const FileSamples& file = files_[f];
+    const double weight = shuffle_ ? file.file.weight : 1;
+    const auto n = file.samples.size();
+    const auto copies = static_cast<int64_t>(std::floor(weight));
+    const auto more =
+        static_cast<size_t>(std::lround((weight - std::floor(weight)) * static_cast<double>(n)));
+    const auto draw = [&](size_t s) {
+      order.push_back({shuffle_ ? word(seed_, epoch, index) : index, index, {f, static_cast<uint32_t>(s)}});
+      ++index;
+    };
+    for (int64_t c = 0; c < copies; ++c)
+      for (size_t s = 0; s < n; ++s) draw(s);
+    // The share of a copy: those whose keys are the least.
+    const size_t first = order.size();
+    if (more == 0) continue;
+    for (size_t s = 0; s < n; ++s) draw(s);
+    const auto begin = order.begin() + static_cast<ptrdiff_t>(first);
+    std::nth_element(begin, begin + static_cast<ptrdiff_t>(std::min(more, n) - 1), order.end(), by_key);
+    order.resize(first + std::min(more, n));
+  }
+  std::sort(order.begin(), order.end(), by_key);
+  std::vector<bool> taken(order.size());
+  size_t next = 0;
+  while (next < order.size()) {
+    std::vector<Place> batch;
+    int64_t free = tokens_;
+    size_t seen = 0;
+    for (size_t k = next; k < order.size() && seen < kLookAhead && free > 1; ++k) {
+      if (taken[k]) continue;
+      ++seen;
+      const auto length = static_cast<int64_t>(sample(order[k].place).tokens.size());
+      if (length > free) continue;
+      taken[k] = true;
+      free -= length;
+      batch.push_back(order[k].place);
+    }
+    while (next < order.size() && taken[next]) ++next;
+    packed_.push_back(std::move(batch));
+  }
+}
+
+std::string Packer::describe(int64_t epoch, int64_t batch) {
+  pack(epoch);
+  std::string out;
+  int64_t file = -1, named = 0;
+  for (const Place p : packed_[static_cast<size_t>(batch)]) {
+    if (++named > 16) return out + " and more";
+    if (file != p.file) out += cat(out.empty() ? "" : "; ", files_[p.file].file.path, " ", p.sample + 1);
+    else out += cat(", ", p.sample + 1);
+    file = p.file;
+  }
+  return out;
+}
+
+PackedRows Packer::rows(int64_t epoch, int64_t batch) {
+  pack(epoch);
+  PackedRows out;
+  const auto n = static_cast<size_t>(tokens_);
+  for (auto* v : {&out.tokens, &out.positions, &out.segments, &out.targets}) v->reserve(n);
+  int32_t segment = 0;
+  for (const Place p : packed_[static_cast<size_t>(batch)]) {
+    const Sample& s = sample(p);
+    for (size_t k = 0; k < s.tokens.size(); ++k) {
+      out.tokens.push_back(s.tokens[k]);
+      out.positions.push_back(static_cast<int32_t>(k));
+      out.segments.push_back(segment);
+      const bool learned = k + 1 < s.tokens.size() && s.learned[k + 1] != 0;
+      out.targets.push_back(learned ? s.tokens[k + 1] : -1);
+      out.learned += learned;
+    }
+    ++segment;
+  }
+  out.used = static_cast<int64_t>(out.tokens.size());
+  // Padding is a segment of its own that nothing is learned from.
+  for (int32_t k = 0; out.tokens.size() < n; ++k) {
+    out.tokens.push_back(0);
+    out.positions.push_back(k);
+    out.segments.push_back(segment);
+    out.targets.push_back(-1);
+  }
+  return out;
+}
+
+}  // namespace oar::train

@@ -1,0 +1,50 @@
+// Which samples a step sees, and how they lie in its micro-batches. A micro-batch has a fixed number of rows,
+// `tokens`; samples lie in it one behind another, each a segment of its own that attends to no other.
+//
+// The order of an epoch follows from the seed and the epoch's number alone. So a position in the data is two
+// numbers, and a run that goes on sees what it would have seen.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train/data.h"
+
+namespace oar::train {
+
+// The rows of one micro-batch, as the graph takes them; all of one length.
+struct PackedRows {
+  std::vector<int32_t> tokens, positions, segments;
+  std::vector<int32_t> targets;  // what the row is to predict; -1: nothing
+  int64_t learned = 0;           // rows that predict
+  int64_t used = 0;              // rows that are no padding
+};
+
+class Packer {
+ public:
+  // `files` outlive the packer. `shuffle` false: every sample once, in order (held-out data).
+  Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle);
+
+  // Micro-batches of an epoch, from 0: each a list of samples that fit in together.
+  int64_t batches(int64_t epoch);
+  PackedRows rows(int64_t epoch, int64_t batch);
+  // Which samples are in it, for people: "mine.jsonl 3, 17, 4".
+  std::string describe(int64_t epoch, int64_t batch);
+
+ private:
+  struct Place {
+    uint32_t file, sample;
+  };
+  void pack(int64_t epoch);
+  const Sample& sample(Place p) const { return files_[p.file].samples[p.sample]; }
+  std::span<const FileSamples> files_;
+  const int64_t tokens_;
+  const uint64_t seed_;
+  const bool shuffle_;
+  int64_t packed_epoch_ = -1;
+  std::vector<std::vector<Place>> packed_;
+};
+
+}  // namespace oar::train

@@ -1,0 +1,36 @@
+// Files of training: states between runs, and what comes out: a PEFT adapter or a Hugging Face folder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "engine/loader/checkpoint.h"
+#include "train/model_graph.h"
+
+namespace oar::train {
+
+struct NamedState {
+  std::string name;
+  Tensor value;  // f32
+};
+// One safetensors file that takes the place of `path` when it is whole; `about` goes into its metadata.
+Status write_states(const std::string& path, const std::vector<NamedState>& states, const std::string& about);
+// Its metadata, parsed. NOT_FOUND, DATA_LOSS.
+Result<json::value> read_about(const std::string& path);
+// Fills the states. DATA_LOSS names what is missing or of another shape.
+Status read_states(const std::string& path, const std::vector<NamedState>& states);
+
+// A folder that peft and `--lora` read.
+Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
+                     const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base);
+// config.json, the tokenizer's files and model.safetensors: what was trained in the types that the checkpoint
+// has, all else as it is there.
+Status write_model(const std::string& folder, const Checkpoint& checkpoint,
+                   const std::vector<Parameter>& parameters, const std::vector<Tensor>& values);
+
+// The checkpoint with an adapter's products added to its weights, as write_model() writes it. Weights in 16
+// and 32 bits alone; INVALID_ARGUMENT where the adapter is of another model.
+Status write_merged(const std::string& folder, const Checkpoint& checkpoint, const std::string& adapter);
+
+}  // namespace oar::train
