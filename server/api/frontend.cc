@@ -222,24 +222,40 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
   return prepare_openai(model, std::move(r), std::move(answer), context);
 }
 
+namespace {
+
+std::string owner_in(const RequestContext& context) {
+  return context.tenant ? context.tenant->name() : std::string();
+}
+
+}  // namespace
+
 Result<Prepared> Frontend::prepare_responses(const json::object& body, const RequestContext& context) const {
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(ResponsesRequest r, parse_responses_request(body, *model, limits_));
-  const std::string owner = context.tenant ? context.tenant->name() : std::string();
+  const std::string owner = owner_in(context);
   std::vector<ChatMessage>& messages = r.request.conversation->messages;
   const auto behind_instructions =
       messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count);
   if (!r.options.previous_id.empty()) {
-    OAR_ASSIGN(std::vector<ChatMessage> earlier, responses_.find(owner, r.options.previous_id));
-    messages.insert(behind_instructions, std::make_move_iterator(earlier.begin()),
-                    std::make_move_iterator(earlier.end()));
+    Result<StoredResponse> earlier = responses_.find(owner, r.options.previous_id);
+    if (!earlier.ok())
+      return Status(
+          StatusCode::kNotFound,
+          cat("previous_response_id: ", earlier.status().message(), "; send the whole conversation as input"),
+          "previous_response_id");
+    messages.insert(behind_instructions, std::make_move_iterator(earlier->messages.begin()),
+                    std::make_move_iterator(earlier->messages.end()));
     OAR_RETURN_IF_ERROR(check_conversation(*r.request.conversation, limits_, "input"));
   }
-  std::vector<ChatMessage> kept;
-  if (r.options.store)
-    kept.assign(messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count), messages.end());
   // Whoever knows the id may go on with the conversation: it is nothing that a caller chooses.
   r.request.id = make_id("resp_");
+  StoredResponse kept;
+  if (r.options.store) {
+    kept.messages.assign(messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count),
+                         messages.end());
+    kept.input = listed_input(body.at("input"), r.request.id);
+  }
   Prepared out;
   out.stream = r.request.streaming.stream;
   OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r.request), context, "max_output_tokens"));
@@ -247,6 +263,36 @@ Result<Prepared> Frontend::prepare_responses(const json::object& body, const Req
   out.answer =
       std::make_unique<ResponsesAnswer>(out.spec, std::move(r.options), std::move(kept), store, owner);
   return out;
+}
+
+Result<std::string> Frontend::stored_response(const std::string& id, const RequestContext& context) const {
+  OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
+  return std::move(kept.body);
+}
+
+Result<std::string> Frontend::stored_input(const std::string& id, const ItemPage& page,
+                                           const RequestContext& context) const {
+  OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
+  if (!page.ascending) std::reverse(kept.input.begin(), kept.input.end());
+  const auto named = [&](const json::value& item) { return item.at("id") == page.after; };
+  auto first = kept.input.begin();
+  if (!page.after.empty()) {
+    first = std::find_if(kept.input.begin(), kept.input.end(), named);
+    if (first == kept.input.end())
+      return invalid_argument(cat("after: the response has no item ", page.after), "after");
+    ++first;
+  }
+  const auto last = first + std::min<std::ptrdiff_t>(page.limit, kept.input.end() - first);
+  json::object out{
+      {"object", "list"}, {"data", json::array(first, last)}, {"has_more", last != kept.input.end()}};
+  out["first_id"] = first == last ? json::value() : first->at("id");
+  out["last_id"] = first == last ? json::value() : (last - 1)->at("id");
+  return json::serialize(out);
+}
+
+Result<std::string> Frontend::erase_response(const std::string& id, const RequestContext& context) const {
+  OAR_RETURN_IF_ERROR(responses_.erase(owner_in(context), id));
+  return json::serialize(json::object{{"id", json::string(id)}, {"object", "response"}, {"deleted", true}});
 }
 
 Result<Prepared> Frontend::prepare_messages(const json::object& body, const RequestContext& context) const {

@@ -26,6 +26,13 @@ struct RequestContext {
   std::shared_ptr<const std::atomic<bool>> gone;  // set when the caller leaves; null: nobody knows
 };
 
+// Which part of a list is asked for.
+struct ItemPage {
+  int64_t limit = 20;
+  bool ascending = false;  // latest first otherwise
+  std::string after;       // the item before the first; empty: from the beginning
+};
+
 struct Prepared {
   GenerationSpec spec;
   std::unique_ptr<AnswerWriter> answer;
@@ -62,6 +69,13 @@ class Frontend {
   // Of /v1/responses and /v1/messages.
   Result<Prepared> prepare_responses(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_messages(const json::object& body, const RequestContext& context) const;
+
+  // Of /v1/responses/{id}: what is kept of one that has ended, the items it was asked with, and its end.
+  // NOT_FOUND as ResponseStore says it.
+  Result<std::string> stored_response(const std::string& id, const RequestContext& context) const;
+  Result<std::string> stored_input(const std::string& id, const ItemPage& page,
+                                   const RequestContext& context) const;
+  Result<std::string> erase_response(const std::string& id, const RequestContext& context) const;
 
   // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"..."}.
   Result<std::string> tokenize_json(const json::object& body) const;

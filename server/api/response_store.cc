@@ -17,9 +17,10 @@ size_t size_of(const json::value& v) {
   return bytes;
 }
 
-size_t size_of(const std::vector<ChatMessage>& messages) {
-  size_t bytes = 0;
-  for (const ChatMessage& m : messages) {
+size_t size_of(const StoredResponse& response) {
+  size_t bytes = response.body.size();
+  for (const json::value& item : response.input) bytes += size_of(item);
+  for (const ChatMessage& m : response.messages) {
     bytes += sizeof m + m.role.size() + (m.content ? m.content->size() : 0);
     for (const auto& member : m.other) bytes += member.key().size() + size_of(member.value());
   }
@@ -28,32 +29,42 @@ size_t size_of(const std::vector<ChatMessage>& messages) {
 
 }  // namespace
 
-void ResponseStore::put(const std::string& owner, std::string id, std::vector<ChatMessage> messages) {
+void ResponseStore::forget(Place place) {
+  bytes_ -= place->bytes;
+  by_id_.erase(place->id);
+  kept_.erase(place);
+}
+
+Result<ResponseStore::Place> ResponseStore::locate(const std::string& owner, const std::string& id) {
+  const auto it = by_id_.find(id);
+  if (it == by_id_.end() || it->second->owner != owner)
+    return Status(StatusCode::kNotFound, cat("there is no response ", id, ", or no longer"), "response_id");
+  return it->second;
+}
+
+void ResponseStore::put(const std::string& owner, std::string id, StoredResponse response) {
   constexpr size_t kNodes = 256;  // of the list and the map, and the names
-  const size_t bytes = size_of(messages) + kNodes;
+  const size_t bytes = size_of(response) + kNodes;
   if (bytes > max_bytes_) return;
   const std::lock_guard lock(mutex_);
   if (by_id_.contains(id)) return;
-  kept_.push_front({owner, id, std::move(messages), bytes});
+  kept_.push_front({owner, id, std::move(response), bytes});
   by_id_.emplace(std::move(id), kept_.begin());
-  for (bytes_ += bytes; bytes_ > max_bytes_;) {
-    bytes_ -= kept_.back().bytes;
-    by_id_.erase(kept_.back().id);
-    kept_.pop_back();
-  }
+  for (bytes_ += bytes; bytes_ > max_bytes_;) forget(std::prev(kept_.end()));
 }
 
-Result<std::vector<ChatMessage>> ResponseStore::find(const std::string& owner, const std::string& id) {
+Result<StoredResponse> ResponseStore::find(const std::string& owner, const std::string& id) {
   const std::lock_guard lock(mutex_);
-  const auto it = by_id_.find(id);
-  if (it == by_id_.end() || it->second->owner != owner) {
-    return Status(StatusCode::kNotFound,
-                  cat("previous_response_id: there is no response ", id,
-                      ", or no longer; send the whole conversation as input"),
-                  "previous_response_id");
-  }
-  kept_.splice(kept_.begin(), kept_, it->second);
-  return kept_.front().messages;
+  OAR_ASSIGN(const Place place, locate(owner, id));
+  kept_.splice(kept_.begin(), kept_, place);
+  return place->response;
+}
+
+Status ResponseStore::erase(const std::string& owner, const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  OAR_ASSIGN(const Place place, locate(owner, id));
+  forget(place);
+  return ok_status();
 }
 
 size_t ResponseStore::bytes() const {

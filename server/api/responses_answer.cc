@@ -8,14 +8,14 @@
 
 namespace oar::api {
 
-ResponsesAnswer::ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions options,
-                                 std::vector<ChatMessage> messages, ResponseStore* store, std::string owner)
+ResponsesAnswer::ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions options, StoredResponse kept,
+                                 ResponseStore* store, std::string owner)
     : id_(spec.request.id),
       model_(spec.model->name),
       created_(static_cast<int64_t>(std::time(nullptr))),
       prompt_tokens_(static_cast<int64_t>(spec.prompts.front().size())),
       options_(std::move(options)),
-      messages_(std::move(messages)),
+      kept_(std::move(kept)),
       store_(store),
       owner_(std::move(owner)) {}
 
@@ -49,8 +49,9 @@ void ResponsesAnswer::keep() {
   if (!answer.content && calls.empty()) answer.content.emplace();
   if (!reasoning.empty()) answer.other["reasoning_content"] = json::string(reasoning);
   if (!calls.empty()) answer.other["tool_calls"] = std::move(calls);
-  messages_.push_back(std::move(answer));
-  store_->put(owner_, id_, std::move(messages_));
+  kept_.messages.push_back(std::move(answer));
+  kept_.body = body();
+  store_->put(owner_, id_, std::move(kept_));
 }
 
 // ---- pieces shared by both forms ----

@@ -16,9 +16,9 @@ namespace oar::api {
 
 class ResponsesAnswer final : public AnswerWriter, ReplyParts::Watcher {
  public:
-  // `messages`: the conversation that the answer ends, without instructions; with the answer it goes to
-  // `store` when that has come to its end. Null: it is not kept. `owner` as ResponseStore has it.
-  ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions options, std::vector<ChatMessage> messages,
+  // `kept`: the conversation that the answer ends, and its request's items; with the answer they go to
+  // `store` when that has come to its end. Null: they are not kept. `owner` as ResponseStore has it.
+  ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions options, StoredResponse kept,
                   ResponseStore* store, std::string owner);
 
   std::string on_event(int32_t choice, const TextEvent& event) override;
@@ -48,7 +48,7 @@ class ResponsesAnswer final : public AnswerWriter, ReplyParts::Watcher {
   std::string id_, model_;
   int64_t created_, prompt_tokens_;
   ResponsesOptions options_;
-  std::vector<ChatMessage> messages_;
+  StoredResponse kept_;
   ResponseStore* store_;
   std::string owner_;
   ReplyParts parts_;

@@ -279,4 +279,23 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   return out;
 }
 
+json::array listed_input(const json::value& input, std::string_view response) {
+  json::array items;
+  if (const json::array* given = input.if_array()) items = *given;
+  else items.push_back(json::object{{"role", "user"}, {"content", input}});
+  const std::string_view own = response.substr(response.find('_') + 1);
+  for (size_t k = 0; k < items.size(); ++k) {
+    json::object& item = items[k].as_object();
+    if (!item.contains("type")) item["type"] = "message";
+    if (!item.contains("id")) item["id"] = json::string(cat("in_", own, "_", k));
+    if (!item.contains("status")) item["status"] = "completed";
+    json::value* const content = item.if_contains("content");
+    if (item["type"] != "message" || content == nullptr || !content->is_string()) continue;
+    const json::value* const role = item.if_contains("role");
+    const bool ours = role != nullptr && *role == "assistant";
+    *content = json::array{json::object{{"type", ours ? "output_text" : "input_text"}, {"text", *content}}};
+  }
+  return items;
+}
+
 }  // namespace oar::api

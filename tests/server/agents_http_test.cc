@@ -291,7 +291,7 @@ TEST_CASE("messages: what is wrong is said in Anthropic's words") {
 TEST_CASE("stored conversations are bounded, each its key's own, the one unused for longest goes first") {
   oar::api::ResponseStore store(4000);
   const auto talk = [](size_t bytes) {
-    return std::vector<oar::api::ChatMessage>{{"user", std::string(bytes, 'x'), {}}};
+    return oar::api::StoredResponse{{{"user", std::string(bytes, 'x'), {}}}, {}, {}};
   };
   store.put("a", "1", talk(1000));
   store.put("a", "2", talk(1000));
@@ -305,7 +305,48 @@ TEST_CASE("stored conversations are bounded, each its key's own, the one unused 
   CHECK_FALSE(store.find("a", "2").ok());
   CHECK(store.find("a", "3").ok());
   CHECK_FALSE(store.find("a", "4").ok());
-  CHECK(store.find("a", "1")->front().content->size() == 1000);
+  CHECK(store.find("a", "1")->messages.front().content->size() == 1000);
+  CHECK_FALSE(store.erase("b", "1").ok());
+  CHECK(store.erase("a", "1").ok());
+  CHECK_FALSE(store.find("a", "1").ok());
+}
+
+TEST_CASE("responses: what is kept is read again, listed and deleted") {
+  const ToolServer t(kAgentReply);
+  const value made = respond(
+      t, std::string(R"("input":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)") +
+             R"({"id":"own","role":"user","content":[{"type":"input_text","text":"c"}]}],)" + kFlatTools);
+  const std::string path = "/v1/responses/" + std::string(made.at("id").as_string());
+  const auto ask = [&](const char* method, const std::string& where) {
+    return http(t.server->http_port(), method, where);
+  };
+  CHECK(answered(ask("GET", path)) == made);
+  const value latest = answered(ask("GET", path + "/input_items"));
+  REQUIRE(latest.at("data").as_array().size() == 3);
+  CHECK(latest.at("has_more") == false);
+  CHECK(latest.at("first_id") == "own");
+  CHECK(latest.at("data").at(1).at("content") == parse(R"([{"type":"output_text","text":"b"}])"));
+  CHECK(latest.at("data").at(2).at("content") == parse(R"([{"type":"input_text","text":"a"}])"));
+  const value one = answered(ask("GET", path + "/input_items?order=asc&limit=1"));
+  CHECK(one.at("data").as_array().size() == 1);
+  CHECK(one.at("has_more") == true);
+  const std::string first(one.at("last_id").as_string());
+  const value rest = answered(ask("GET", path + "/input_items?order=asc&after=" + first));
+  CHECK(rest.at("data").as_array().size() == 2);
+  CHECK(rest.at("last_id") == "own");
+  for (const char* wrong : {"?limit=0", "?limit=x", "?order=up", "?after=nobody", "?include=x"}) {
+    INFO(wrong);
+    CHECK(ask("GET", path + "/input_items" + wrong).status == 400);
+  }
+  CHECK(ask("GET", path + "?stream=true").status == 400);
+  const value gone = answered(ask("DELETE", path));
+  CHECK(gone.at("deleted") == true);
+  for (const char* method : {"GET", "DELETE"}) CHECK(ask(method, path).status == 404);
+  CHECK(t.post("/v1/responses",
+               R"({"input":"x","previous_response_id":")" + std::string(made.at("id").as_string()) + "\"}")
+            .status == 404);
+  const value apart = respond(t, R"("input":"q","store":false)");
+  CHECK(ask("GET", "/v1/responses/" + std::string(apart.at("id").as_string())).status == 404);
 }
 
 }  // namespace
