@@ -104,6 +104,8 @@ class Reader {
     if (ids.empty()) return wrong(line, "the text has no tokens");
     if (const auto eos = model_.tokenizer.eos_id()) ids.push_back(*eos);
     const auto bos = model_.tokenizer.adds_bos() ? model_.tokenizer.bos_id() : std::nullopt;
+    if (ids.size() + (bos ? 1 : 0) < 2)
+      return wrong(line, "the text is one token, which nothing comes before; remove it");
     const auto room = static_cast<size_t>(options_.length) - (bos ? 1 : 0);
     for (size_t begin = 0; begin < ids.size(); begin += room) {
       const size_t end = std::min(ids.size(), begin + room);
@@ -113,7 +115,7 @@ class Reader {
                       ids.begin() + static_cast<ptrdiff_t>(end));
       s.learned.assign(s.tokens.size(), 1);
       s.learned[0] = 0;
-      if (s.count() > 0) out_.samples.push_back(std::move(s));
+      if (s.count() > 0) out_.samples.push_back(std::move(s));  // not a last piece of one token
     }
     return ok_status();
   }

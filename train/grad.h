@@ -18,7 +18,7 @@
 // Types. Gradients are f32 and shaped like what they belong to, whatever that is stored as (a bf16 or int4
 // weight has an f32 gradient). evaluate_reference() computes the same graph in double. Sizes may be symbols
 // where every op on the way has a shape rule (all of a language model's); else they must be numbers, see
-// passes/static_extents.h.
+// typed.h.
 #pragma once
 
 #include <functional>

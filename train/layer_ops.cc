@@ -147,6 +147,11 @@ std::vector<Val> rotate_vjp(const Pullback& p) {
   return out;
 }
 
+const OpDef& moe_route() { return *find_op("moe_route"); }
+Types route_types(const Graph& g, Ids in, const Attrs& attrs) { return moe_route().infer(g, in, attrs); }
+std::vector<Val> route_vjp(const Pullback& p) { return moe_route().vjp(p); }
+Status route_evaluate(EvalContext& ctx) { return evaluate_as(ctx, moe_route().infer, moe_route().reference); }
+
 Status accumulate_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor sum, ctx.tensor(0));
   OAR_ASSIGN(const Tensor x, ctx.tensor(1));
@@ -242,6 +247,7 @@ const OpDef op_rows_product = {.name = "rows_product", .infer = product_infer, .
 const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evaluate = table_evaluate};
 const OpDef op_rotate = {
     .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};
+const OpDef op_route = {.name = "route", .infer = route_types, .vjp = route_vjp, .evaluate = route_evaluate};
 const OpDef op_accumulate = {
     .name = "accumulate", .effect = true, .infer = first_infer, .evaluate = accumulate_evaluate};
 

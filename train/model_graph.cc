@@ -147,9 +147,11 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
                               const GraphOptions& options) {
   const Architecture* const architecture = find_architecture(config.model_type);
   OAR_CHECK(architecture != nullptr, "config was read for a known architecture");
-  if (config.experts > 0)
-    return unimplemented(cat("mixtures of experts (", config.model_type,
-                             ") cannot be finetuned: their load-balancing loss is not offered"));
+  const json::value* const balanced = checkpoint.config.if_contains("output_router_logits");
+  if (config.experts > 0 && balanced != nullptr && *balanced == json::value(true))
+    return unimplemented(
+        "config.json: 'output_router_logits' is true, which adds a load-balancing loss that is not "
+        "offered; set it to false to train without");
   if (config.head_bias) return unimplemented("a vocabulary projection with a bias cannot be finetuned");
   if (config.paired_rows || config.linear_out_in)
     return unimplemented(cat("a ", checkpoint.kind,
@@ -169,6 +171,7 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   // With their ways back, before they are differentiated.
   for (Node& n : g.nodes()) {
     if (n.is("attention")) n.op = &op_segment_attention;
+    if (n.is("moe_route")) n.op = &op_route;
     if (!n.is("rope")) continue;
     n.op = &op_rotate;
     n.inputs.resize(3);
@@ -229,7 +232,10 @@ Status accumulate(Graph& g, const std::vector<ValueId>& gradients, const std::ve
   return ok_status();
 }
 
-bool can_be_evaluated(const Node& n) { return n.op->evaluate != nullptr || n.is("embedding"); }
+// Experts by their definition, whose layers have kernels; it gives each all rows.
+bool can_be_evaluated(const Node& n) {
+  return (n.op->evaluate != nullptr && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
+}
 
 Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   Builder b(f.graph);

@@ -22,6 +22,7 @@
 //   whose
 //                               segments lie together: products within each, and nothing between them
 //   segment_attention_back(..., dy) -> dq, dk, dv
+//   route = moe_route, evaluated by its reference: few numbers a token
 //   accumulate(sum, x)          sum += x. An effect: `sum` is a state
 //   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate []}
 //       -> norm ()              https://arxiv.org/abs/1711.05101, all tensors in one call; an effect on
@@ -42,7 +43,7 @@ namespace oar::train {
 inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
 
 extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
-    op_rotate, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
+    op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

@@ -162,6 +162,10 @@ Status Trainer::load(const Logger& log) {
   OAR_ASSIGN(ModelSource source, read_model_source(resolved.path, model, *backend_, {}));
   checkpoint_ = std::move(source.checkpoint);
   config_ = std::move(source.config);
+  if (config_.experts > 0)
+    log(LogLevel::kWarning, cat("a mixture is trained with every token through all ", config_.experts,
+                                " experts of a layer, of which ", config_.experts_per_token,
+                                " count: their part of a step takes as many times the work"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
   OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
   std::string turns = checkpoint_.tokenizer.chat_template;

@@ -22,7 +22,8 @@ Result<Tensor> tensor_of(const Operand& o) {
   OAR_ASSIGN(Tensor t, Tensor::allocate(shape, o.format));
   for (int64_t r = 0; r < outer && row > 0; ++r) {
     std::memcpy(static_cast<std::byte*>(t.mutable_data()) + r * row * width,
-                static_cast<const std::byte*>(o.data) + r * o.row_stride * width, static_cast<size_t>(row * width));
+                static_cast<const std::byte*>(o.data) + r * o.row_stride * width,
+                static_cast<size_t>(row * width));
   }
   return t;
 }
@@ -75,7 +76,9 @@ class EvaluatedOp final : public LoweredOp {
       OAR_ASSIGN(Tensor t, tensor_of(in[k]));
       // Weights in any format meet values of f32, as types say between ops.
       const bool number = t.format().plain() && !dtype_is_float(t.format().dtype());
-      if (out[0].format == Format::f32() && !number && !(t.format() == Format::f32())) { OAR_ASSIGN(t, to_f32(t)); }
+      if (out[0].format == Format::f32() && !number && !(t.format() == Format::f32())) {
+        OAR_ASSIGN(t, to_f32(t));
+      }
       values[k] = std::move(t);
       operands[k] = &values[k];
     }

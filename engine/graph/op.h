@@ -31,8 +31,8 @@ struct Val {
 // A node that is passed backwards: what vjp() below is given. All is in the graph that `b` writes.
 struct Pullback {
   Builder& b;
-  std::span<const Val> in, out;  // operands and results, empty where left out
-  std::span<const Val> d;        // by result: the gradient of what is differentiated; empty: zero
+  std::span<const Val> in, out;     // operands and results, empty where left out
+  std::span<const Val> d;           // by result: the gradient of what is differentiated; empty: zero
   std::span<const uint8_t> wanted;  // by operand: whether anybody asks for its gradient
   const Attrs& attrs;
 };
@@ -94,8 +94,8 @@ struct OpDef {
 // Declared here, defined in engine/ops/registry.cc from its CMake list and of what was registered
 // (engine/ops/custom.h). Null when unknown.
 const OpDef* find_op(std::string_view name);
-// How often an op can be differentiated, for people: "any order", "piecewise constant" or "not". What is defined
-// by others is as they are, whatever its attributes choose among them.
+// How often an op can be differentiated, for people: "any order", "piecewise constant" or "not". What is
+// defined by others is as they are, whatever its attributes choose among them.
 inline const char* differentiability(const OpDef& op) {
   if (op.piecewise_constant) return "piecewise constant";
   return op.vjp != nullptr || op.define != nullptr ? "any order" : "not";

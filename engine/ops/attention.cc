@@ -258,15 +258,10 @@ extern const OpDef op_attention = {.name = "attention",
                                    .define = definition::attention,
                                    .evaluate = evaluate,
                                    .lower = segments_lower};
-extern const OpDef op_kv_append = {.name = "kv_append",
-                                   .effect = true,
-                                   .strided_inputs = 6,
-                                   .infer = append_infer,
-                                   .lower = append_lower};
-extern const OpDef op_paged_attention = {.name = "paged_attention",
-                                         .strided_inputs = 1,
-                                         .infer = paged_infer,
-                                         .lower = paged_lower};
+extern const OpDef op_kv_append = {
+    .name = "kv_append", .effect = true, .strided_inputs = 6, .infer = append_infer, .lower = append_lower};
+extern const OpDef op_paged_attention = {
+    .name = "paged_attention", .strided_inputs = 1, .infer = paged_infer, .lower = paged_lower};
 
 extern const OpDef op_quant_kv_append = {.name = "quant_kv_append",
                                          .effect = true,

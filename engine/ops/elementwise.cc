@@ -188,7 +188,8 @@ extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square", tenso
 extern const OpDef op_reciprocal =
     unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal, gradient::reciprocal);
 extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh", tensor::tanh, gradient::tanh);
-extern const OpDef op_sigmoid = unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid, gradient::sigmoid);
+extern const OpDef op_sigmoid =
+    unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid, gradient::sigmoid);
 extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf", tensor::erf, gradient::erf);
 extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin", tensor::sin, gradient::sin);
 extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos", tensor::cos, gradient::cos);
@@ -196,7 +197,8 @@ extern const OpDef op_floor = unary<f_floor, UnaryOp::kFloor>("floor", tensor::f
 
 extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add, gradient::add);
 extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub, gradient::sub);
-extern const OpDef op_mul = binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, gradient::mul, mul_fold_inplace);
+extern const OpDef op_mul =
+    binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, gradient::mul, mul_fold_inplace);
 extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div, gradient::div);
 extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max, gradient::max);
 extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min, gradient::min);

@@ -54,7 +54,11 @@ Lowered lower(LowerContext& ctx) {
 
 }  // namespace
 
-extern const OpDef op_embedding = {
-    .name = "embedding", .infer = infer, .vjp = gradient::embedding, .reference = reference, .lower = lower, .weight_expressions = true};
+extern const OpDef op_embedding = {.name = "embedding",
+                                   .infer = infer,
+                                   .vjp = gradient::embedding,
+                                   .reference = reference,
+                                   .lower = lower,
+                                   .weight_expressions = true};
 
 }  // namespace oar

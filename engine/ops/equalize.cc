@@ -293,16 +293,13 @@ Status scale_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
 
 }  // namespace
 
-extern const OpDef op_row_power = {.name = "row_power",
-                                   .infer = row_power_infer,
-                                   .reference = row_power_reference,
-                                   .fold = row_power_fold};
+extern const OpDef op_row_power = {
+    .name = "row_power", .infer = row_power_infer, .reference = row_power_reference, .fold = row_power_fold};
 extern const OpDef op_column_power = {.name = "column_power",
                                       .infer = column_power_infer,
                                       .reference = column_power_reference,
                                       .fold = column_power_fold};
-extern const OpDef op_equalizing_scale = {.name = "equalizing_scale",
-                                          .infer = scale_infer,
-                                          .reference = scale_reference};
+extern const OpDef op_equalizing_scale = {
+    .name = "equalizing_scale", .infer = scale_infer, .reference = scale_reference};
 
 }  // namespace oar

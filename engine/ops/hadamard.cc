@@ -264,7 +264,8 @@ Lowered lower(LowerContext& ctx) {
 
 extern const OpDef op_hadamard = {.name = "hadamard",
                                   .strided_inputs = 1,
-                                  .infer = infer, .vjp = gradient::hadamard,
+                                  .infer = infer,
+                                  .vjp = gradient::hadamard,
                                   .reference = reference,
                                   .lower = lower,
                                   .fold_inplace = fold_inplace};

@@ -262,7 +262,8 @@ Lowered gated_lower(LowerContext& ctx) {
 
 extern const OpDef op_linear = {.name = "linear",
                                 .strided_inputs = 1,
-                                .infer = infer, .vjp = gradient::linear,
+                                .infer = infer,
+                                .vjp = gradient::linear,
                                 .reference = reference,
                                 .evaluate = tensor::linear,
                                 .prepare = tensor::prepare_linear,

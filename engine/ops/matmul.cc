@@ -42,7 +42,8 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
 }  // namespace
 
 extern const OpDef op_matmul = {.name = "matmul",
-                                .infer = infer, .vjp = gradient::matmul,
+                                .infer = infer,
+                                .vjp = gradient::matmul,
                                 .reference = reference,
                                 .evaluate = tensor::matmul,
                                 .prepare = tensor::prepare_matmul};

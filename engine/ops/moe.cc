@@ -123,7 +123,8 @@ Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
   return lower_kernel(ctx, {KernelFamily::kMoeRoute}, args,
-                      [](MoeRouteArgs& a, const Operand* in, const Operand* out) {
+                      [biased = ctx.given(1)](MoeRouteArgs& a, const Operand* in, const Operand* out) {
+                        if (biased && a.bias == nullptr) a.bias = in[1].as<const float>();
                         a.pair_token = out[0].as<int32_t>();
                         a.pair_slot = out[1].as<int32_t>();
                         a.pair_weight = out[2].as<float>();
@@ -260,7 +261,8 @@ Types combine_infer(const Graph& g, Ids in, const Attrs&) {
 Status combine_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   const auto k = static_cast<size_t>(in[1]->shape.cols()), E = static_cast<size_t>(in[0]->shape.cols());
   for (const int64_t slot : in[1]->i) {
-    if (slot < 0 || slot >= in[0]->shape[0]) return invalid_argument(cat("slot ", slot, " of ", in[0]->shape[0]));
+    if (slot < 0 || slot >= in[0]->shape[0])
+      return invalid_argument(cat("slot ", slot, " of ", in[0]->shape[0]));
   }
   for (size_t t = 0; t * E < out[0].f.size(); ++t) {
     for (size_t c = 0; c < E; ++c) {
@@ -292,7 +294,8 @@ Lowered combine_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_moe_route = {.name = "moe_route",
-                                   .infer = route_infer, .vjp = gradient::moe_route,
+                                   .infer = route_infer,
+                                   .vjp = gradient::moe_route,
                                    .reference = route_reference,
                                    .lower = route_lower};
 extern const OpDef op_grouped_linear = {.name = "grouped_linear",
@@ -302,7 +305,10 @@ extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .evaluate = grouped_evaluate,
                                         .lower = grouped_lower,
                                         .weight_expressions = true};
-extern const OpDef op_moe_combine = {
-    .name = "moe_combine", .infer = combine_infer, .define = definition::moe_combine, .evaluate = combine_evaluate, .lower = combine_lower};
+extern const OpDef op_moe_combine = {.name = "moe_combine",
+                                     .infer = combine_infer,
+                                     .define = definition::moe_combine,
+                                     .evaluate = combine_evaluate,
+                                     .lower = combine_lower};
 
 }  // namespace oar

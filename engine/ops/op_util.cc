@@ -118,7 +118,8 @@ Types loss_infer(const Graph& g, Ids in, const Attrs& attrs) {
   scores.erase(scores.begin() + 1);
   for (size_t k = 0; k < targets.size(); ++k) {
     OAR_RETURN_IF_ERROR(check_same(scores[k], targets[k], "axes of scores and targets"));
-    if (k > 0 && !targets[k].is_const()) return invalid_argument("only the first axis of targets may be a symbol");
+    if (k > 0 && !targets[k].is_const())
+      return invalid_argument("only the first axis of targets may be a symbol");
   }
   const bool each = attrs.get_string("reduction", "mean") == "none";
   return std::vector<TensorType>{f32_type(each ? targets : DimVector())};
@@ -149,6 +150,8 @@ Status evaluate_as(EvalContext& ctx, Types (*infer)(const Graph&, Ids, const Att
     if (!ctx.has(k)) continue;
     OAR_ASSIGN(const Tensor t, ctx.tensor(k));
     TensorType type{t.format(), {}};
+    if (t.format().plain() && t.format().dtype() == DType::kString)
+      return invalid_argument(cat("operand ", k, " is text"));
     for (const int64_t d : t.shape()) type.shape.emplace_back(d);
     if (k == 0 && t.format().plain()) dtype = t.format().dtype();
     ids.back() = g.add_input("", std::move(type));

@@ -74,7 +74,8 @@ constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&), declt
 }  // namespace
 
 extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
-extern const OpDef op_reduce_mean = reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
+extern const OpDef op_reduce_mean =
+    reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
 extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max", tensor::reduce_max, gradient::reduce_max);
 
 }  // namespace oar

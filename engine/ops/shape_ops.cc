@@ -275,27 +275,40 @@ Lowered gather_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_reshape = {.name = "reshape",
-                                 .infer = reshape_infer, .vjp = gradient::reshape,
+                                 .infer = reshape_infer,
+                                 .vjp = gradient::reshape,
                                  .reference = copy_reference,
                                  .evaluate = tensor::reshape,
                                  .view = true};
 extern const OpDef op_transpose = {.name = "transpose",
-                                   .infer = transpose_infer, .vjp = gradient::transpose,
+                                   .infer = transpose_infer,
+                                   .vjp = gradient::transpose,
                                    .reference = transpose_reference,
                                    .evaluate = tensor::transpose};
-extern const OpDef op_slice = {
-    .name = "slice", .infer = slice_infer, .vjp = gradient::slice, .reference = slice_reference, .evaluate = tensor::slice};
-extern const OpDef op_concat = {
-    .name = "concat", .infer = concat_infer, .vjp = gradient::concat, .reference = concat_reference, .evaluate = tensor::concat};
-extern const OpDef op_cast = {
-    .name = "cast", .infer = cast_infer, .vjp = gradient::identity, .reference = copy_reference, .evaluate = tensor::cast};
+extern const OpDef op_slice = {.name = "slice",
+                               .infer = slice_infer,
+                               .vjp = gradient::slice,
+                               .reference = slice_reference,
+                               .evaluate = tensor::slice};
+extern const OpDef op_concat = {.name = "concat",
+                                .infer = concat_infer,
+                                .vjp = gradient::concat,
+                                .reference = concat_reference,
+                                .evaluate = tensor::concat};
+extern const OpDef op_cast = {.name = "cast",
+                              .infer = cast_infer,
+                              .vjp = gradient::identity,
+                              .reference = copy_reference,
+                              .evaluate = tensor::cast};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
-                                    .infer = contiguous_infer, .vjp = gradient::identity,
+                                    .infer = contiguous_infer,
+                                    .vjp = gradient::identity,
                                     .reference = copy_reference,
                                     .lower = contiguous_lower};
 extern const OpDef op_gather = {.name = "gather",
-                                .infer = gather_infer, .vjp = gradient::gather,
+                                .infer = gather_infer,
+                                .vjp = gradient::gather,
                                 .reference = gather_reference,
                                 .evaluate = tensor::gather,
                                 .lower = gather_lower};

@@ -73,6 +73,22 @@ TEST_CASE("rope equals its definition in both layouts, partial and with head nor
   }
 }
 
+TEST_CASE("attention within segments equals its definition, with a window and without") {
+  for (const int64_t window : {0, 7}) {  // positions are 3 apart
+    GraphFixture f;
+    INFO(window);
+    HostValue segments;
+    segments.shape = Shape({f.rows}), segments.dtype = DType::kI32;
+    for (int64_t k = 0; k < f.rows; ++k) segments.i.push_back(k / 5);
+    f.inputs["segments"] = segments;
+    const Val by{f.graph.add_input("segments", {Format::i32(), {f.graph.dim(f.T)}})};
+    const Val q = f.input("q", {4, 8}), k = f.input("k", {2, 8}), v = f.input("v", {2, 8});
+    f.output(f.b.op("attention", {q, k, v, f.positions(), by},
+                    {{"scale", 0.4}, {"causal", int64_t{0}}, {"window", window}}));
+    check(f, kF32);
+  }
+}
+
 TEST_CASE("what has no kernel runs by its definition") {
   GraphFixture f;
   f.output(f.b.op("swiglu", {f.input("g", {33}), f.input("u", {33})}, {{"alpha", 1.5}}));

@@ -3,6 +3,7 @@
 //   evaluate()        on host tensors, in every dtype of the row
 //   its kernel        in a Program, which knows types, and in an Evaluator, which knows a run's operands; at
 //                     every instruction-set level, with weights as constants and as values that were computed
+#include "engine/base/format.h"
 #include "engine/graph/bound_call.h"
 #include "engine/graph/evaluate.h"
 #include "engine/graph/reference.h"
@@ -144,6 +145,7 @@ const std::vector<Row>& table() {
       {"reduce_log_sum_exp", over({-2}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
       {"reduce_log_sum_exp", {}, {{{13}}}, 1e-5, Row::kNone},
       {"reduce_min", over({1, 2}, 1), {{{3, 5, 7}}}, 1e-5, Row::kNone},
+      {"reduce_prod", over({0, 2}, 0), {positive({3, 5, 2})}, 1e-5, Row::kNone},
       {"reduce_sum_square", over({2}, 0), {{{3, 5, 7}}}, 1e-5, Row::kNone},
       {"global_average_pool", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
       {"global_max_pool", {}, {{{2, 3, 5, 7}}}, 1e-5, Row::kNone},
@@ -242,21 +244,32 @@ const std::vector<Row>& table() {
        Row::kNone},
       {"moe_combine", {}, {{{7, 5}}, {{3, 2}, false, 7}, {{3, 2}}}, 1e-5, Row::kTyped},
       {"max_pool",
-       {{"kernel_shape", std::vector<int64_t>{3, 2}}, {"strides", std::vector<int64_t>{2, 1}}, {"pads", std::vector<int64_t>{1, 0, 0, 1}}},
+       {{"kernel_shape", std::vector<int64_t>{3, 2}},
+        {"strides", std::vector<int64_t>{2, 1}},
+        {"pads", std::vector<int64_t>{1, 0, 0, 1}}},
        {{{2, 3, 7, 6}}},
        1e-5,
        Row::kNone},
       {"average_pool",
-       {{"kernel_shape", std::vector<int64_t>{3, 2}}, {"strides", std::vector<int64_t>{2, 2}}, {"pads", std::vector<int64_t>{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}},
+       {{"kernel_shape", std::vector<int64_t>{3, 2}},
+        {"strides", std::vector<int64_t>{2, 2}},
+        {"pads", std::vector<int64_t>{1, 1, 1, 1}},
+        {"ceil_mode", int64_t{1}}},
        {{{2, 3, 6, 7}}},
        1e-5,
        Row::kNone},
       {"average_pool",
-       {{"kernel_shape", std::vector<int64_t>{3}}, {"pads", std::vector<int64_t>{1, 1}}, {"count_include_pad", int64_t{1}}},
+       {{"kernel_shape", std::vector<int64_t>{3}},
+        {"pads", std::vector<int64_t>{1, 1}},
+        {"count_include_pad", int64_t{1}}},
        {{{2, 3, 6}}},
        1e-5,
        Row::kNone},
-      {"lp_pool", {{"kernel_shape", std::vector<int64_t>{2, 2}}, {"p", int64_t{3}}}, {{{1, 2, 4, 5}}}, 1e-5, Row::kNone},
+      {"lp_pool",
+       {{"kernel_shape", std::vector<int64_t>{2, 2}}, {"p", int64_t{3}}},
+       {{{1, 2, 4, 5}}},
+       1e-5,
+       Row::kNone},
       {"padding_mask", {}, {{{2}, false, 6}, {{2, 5, 8}}}, 1e-5, Row::kNone, false, 1, true},
       {"padding_mask",
        {{"filter", -7.0}},

@@ -23,7 +23,7 @@ TEST_CASE("JSON Schema: the published suite", "[grammar][suite]") {
     return;
   }
   int groups = 0, unsupported = 0, tests = 0, accepted = 0, refused = 0;
-  const std::set<std::string> kRefused = {"date-time.json", "time.json",  "bignum.json",
+  const std::set<std::string> kRefused = {"date-time.json", "time.json",   "bignum.json",
                                           "ref.json",       "format.json", "vocabulary.json"};
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
     if (file.path().extension() != ".json") continue;

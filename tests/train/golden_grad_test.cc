@@ -89,7 +89,8 @@ TEST_CASE("gradients of ops equal PyTorch's to 1e-6 in f64") {
       const std::vector<double> want = doubles(listed[k].as_object().at("gradient"));
       const HostValue& got = at->at(cat("grad/x", k));
       REQUIRE(got.f.size() == want.size());
-      for (size_t i = 0; i < want.size(); ++i) CHECK(std::abs(got.f[i] - want[i]) <= 1e-6 * (1 + std::abs(want[i])));
+      for (size_t i = 0; i < want.size(); ++i)
+        CHECK(std::abs(got.f[i] - want[i]) <= 1e-6 * (1 + std::abs(want[i])));
     }
   }
 }
@@ -111,7 +112,8 @@ TEST_CASE("gradients of every architecture's weights equal PyTorch's") {
     CHECK(std::abs(at->at("L").f[0] - model.as_object().at("loss").to_number<double>()) < 1e-5);
     const json::object& gradients = model.as_object().at("gradients").as_object();
     double most = 0;
-    for (const auto& [w, numbers] : gradients) most = std::max(most, numbers.as_array()[0].to_number<double>());
+    for (const auto& [w, numbers] : gradients)
+      most = std::max(most, numbers.as_array()[0].to_number<double>());
     size_t compared = 0;
     for (const auto& [w, numbers] : gradients) {
       INFO(std::string(w));

@@ -17,8 +17,8 @@ namespace oar_test {
 
 using Inputs = std::map<std::string, oar::HostValue>;
 
-// Numbers in [low, high] in random order, as far from each other as they can be: no two operands are near a kink
-// of max, abs or a norm, as differences need it.
+// Numbers in [low, high] in random order, as far from each other as they can be: no two operands are near a
+// kink of max, abs or a norm, as differences need it.
 inline std::vector<double> apart(int64_t n, double low, double high, std::mt19937& random) {
   std::vector<double> v;
   for (int64_t k = 0; k < n; ++k)
@@ -40,10 +40,11 @@ inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-// Of a graph with one scalar output "L": checks dL along directions in `wanted` inputs, then the same of the sum of
-// gradients times fixed random numbers, up to `order`. Nodes of every order are ordinary, and inputs stay inputs.
-inline void check_gradients(oar::Graph graph, Inputs inputs, const std::vector<std::string>& wanted, int order,
-                            double bound = 1e-7, double h = 1e-3) {
+// Of a graph with one scalar output "L": checks dL along directions in `wanted` inputs, then the same of the
+// sum of gradients times fixed random numbers, up to `order`. Nodes of every order are ordinary, and inputs
+// stay inputs.
+inline void check_gradients(oar::Graph graph, Inputs inputs, const std::vector<std::string>& wanted,
+                            int order, double bound = 1e-7, double h = 1e-3) {
   using namespace oar;
   std::mt19937 random(11);
   std::normal_distribution<double> normal;

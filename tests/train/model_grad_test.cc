@@ -1,5 +1,5 @@
-// Language models differentiated whole: every tiny architecture's loss over its next tokens, by differences in
-// double, and by a Program on the processor, which has the gradients of all its weights as outputs.
+// Language models differentiated whole: every tiny architecture's loss over its next tokens, by differences
+// in double, and by a Program on the processor, which has the gradients of all its weights as outputs.
 #include "engine/graph/run.h"
 #include "tests/train/model_loss.h"
 
@@ -7,8 +7,10 @@ namespace {
 using namespace oar;
 
 // Of all outputs of a Program on the processor.
-std::map<std::string, std::vector<float>> planned(const Graph& graph, const oar_test::Inputs& inputs, int64_t n) {
-  const auto backend = make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
+std::map<std::string, std::vector<float>> planned(const Graph& graph, const oar_test::Inputs& inputs,
+                                                  int64_t n) {
+  const auto backend =
+      make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 2}), best_isa());
   const auto program = Program::create(graph, *backend, {});
   REQUIRE_OK(program);
   const auto run = Run::create(*program);
@@ -58,9 +60,11 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
       INFO(output);
       const std::vector<double>& want = expected->at(output).f;
       REQUIRE(values.size() == want.size());
-      // Products of at most a few hundred terms through a few dozen layers of f32: 2^-24 a term, of the largest.
+      // Products of at most a few hundred terms through a few dozen layers of f32: 2^-24 a term, of the
+      // largest.
       double worst = 0;
-      for (size_t k = 0; k < want.size(); ++k) worst = std::max(worst, std::abs(want[k] - static_cast<double>(values[k])));
+      for (size_t k = 0; k < want.size(); ++k)
+        worst = std::max(worst, std::abs(want[k] - static_cast<double>(values[k])));
       CHECK(worst < 2e-4 * most);
     }
   }

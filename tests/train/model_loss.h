@@ -46,16 +46,20 @@ struct ModelLoss {
     const size_t values = graph.num_values();
     for (size_t v = 0; v < values; ++v) {
       const Value value = graph.value(static_cast<ValueId>(v));
-      if (value.kind != ValueKind::kConstant || value.name.empty() || !checkpoint->tensors.contains(value.name)) continue;
+      if (value.kind != ValueKind::kConstant) continue;
       graph.value(static_cast<ValueId>(v)).name.clear();
-      if (!inputs.contains(value.name)) {  // tied tables are two constants
-        const auto host = host_value(value.constant);
-        REQUIRE_OK(host);
-        graph.add_input(value.name, type_of(*host));
-        inputs[value.name] = *host;
-        weights.push_back(value.name);
+      // A tied head is another constant of the same bytes.
+      for (const auto& [name, tensor] : checkpoint->tensors) {
+        if (tensor.data() != value.constant.data()) continue;
+        if (!inputs.contains(name)) {
+          const auto host = host_value(value.constant);
+          REQUIRE_OK(host);
+          graph.add_input(name, type_of(*host));
+          inputs[name] = *host;
+          weights.push_back(name);
+        }
+        graph.replace_uses(static_cast<ValueId>(v), *train::find_value(graph, name));
       }
-      graph.replace_uses(static_cast<ValueId>(v), *train::find_value(graph, value.name));
     }
     REQUIRE(!weights.empty());
   }

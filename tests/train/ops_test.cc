@@ -241,6 +241,32 @@ TEST_CASE("linear_cross_entropy: many blocks give what one gives, and no number 
                   .ok());
 }
 
+TEST_CASE("linear_cross_entropy: logits are never in memory as a whole") {
+  const int64_t T = 4096, V = 32768, E = 8;
+  auto backend = cpu(1);
+  Graph g;
+  const auto made = g.add_node(&op_linear_cross_entropy,
+                               {g.add_input("h", f32_of({T, E})), g.add_state("w", f32_of({V, E})),
+                                g.add_input("t", {Format::i32(), {Dim(T)}}), g.add_input("s", f32_of({}))},
+                               {});
+  REQUIRE(made.ok());
+  for (const ValueId v : *made) g.add_output("y", v);
+  const auto evaluator = Evaluator::create(std::make_shared<const Graph>(g), *backend);
+  REQUIRE(evaluator.ok());
+  EvalOptions o;
+  o.backend = backend.get();
+  const Tensor state[] = {Tensor::without_bytes({V, E}, Format::f32())};
+  o.states = state;
+  const auto plan =
+      (*evaluator)
+          ->size({Datum(Tensor::zeros({T, E}, Format::f32()).value()),
+                  Datum(i32(std::vector<int32_t>(static_cast<size_t>(T)))), Datum(f32({}, {1}))},
+                 o);
+  REQUIRE(plan.ok());
+  // 512 MiB whole; a block of them, what the way back through the head packs, and the gradients.
+  CHECK(plan->peak_bytes() < 64 << 20);
+}
+
 TEST_CASE("products with stored matrices, forwards and back, are those with the numbers they stand for") {
   const int64_t T = 5, N = 48, K = 256;
   const Tensor x = f32({T, K}, random_values(static_cast<size_t>(T * K), 1)),

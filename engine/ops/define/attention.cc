@@ -64,8 +64,8 @@ Val seen_keys(Builder& b, Vals in, const Attrs& attrs, const Sizes& n, int64_t c
 
 }  // namespace
 
-// Packed rows (engine/ops/attention.cc), in which T may be a symbol: queries that read one head of keys are rows
-// of one product, token by token, and each has its token's position and segment.
+// Packed rows (engine/ops/attention.cc), in which T may be a symbol: queries that read one head of keys are
+// rows of one product, token by token, and each has its token's position and segment.
 std::vector<Val> attention(Builder& b, Vals in, const Attrs& attrs) {
   if (!b.status().ok()) return {};
   const DimVector q = b.shape(in[0]);
@@ -89,6 +89,7 @@ std::vector<Val> attention(Builder& b, Vals in, const Attrs& attrs) {
     };
     if (causal) also("greater_equal", 0);
     if (window > 0) also("less", static_cast<double>(window));
+    if (window > 0 && !causal) also("greater", static_cast<double>(-window));
   }
   // A row sees itself, so nothing is left of what it does not see, and no difference is infinite.
   const Val weight = b.op("softmax", {b.op("where", {seen, score, b.scalar(-1e30)})});

@@ -16,6 +16,7 @@ OAR_DEFINITION(reduce_l2);
 OAR_DEFINITION(reduce_log_sum);
 OAR_DEFINITION(reduce_log_sum_exp);
 OAR_DEFINITION(reduce_min);
+OAR_DEFINITION(reduce_prod);
 OAR_DEFINITION(reduce_sum_square);
 OAR_DEFINITION(softmax);
 OAR_DEFINITION(log_softmax);

@@ -11,7 +11,8 @@ using Vals = std::span<const Val>;
 Val loss_of(Builder& b, Vals in, const Attrs& attrs, Val logp) {
   if (!b.status().ok()) return {};
   Ints dims{0};  // the first axis, whatever it is: T of packed rows is a symbol
-  for (size_t k = 1; k < b.shape(in[1]).size(); ++k) dims.push_back(b.dim(in[1], static_cast<int>(k)).const_value());
+  for (size_t k = 1; k < b.shape(in[1]).size(); ++k)
+    dims.push_back(b.dim(in[1], static_cast<int>(k)).const_value());
   const Attrs to_index{{"to", std::string("i32")}};
   Val at, ignored;
   if (attrs.has("ignore_index")) {

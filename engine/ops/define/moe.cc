@@ -1,5 +1,5 @@
-// Routed experts (engine/ops/moe.cc). Which rows an expert has is a value, so each expert is given all rows and
-// the others are dropped: as many times the work as there are experts, of which a kernel does one.
+// Routed experts (engine/ops/moe.cc). Which rows an expert has is a value, so each expert is given all rows
+// and the others are dropped: as many times the work as there are experts, of which a kernel does one.
 #include "engine/ops/define/definitions.h"
 
 namespace oar::definition {

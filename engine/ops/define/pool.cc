@@ -1,5 +1,5 @@
-// Pools over windows: each place of a window is a slice of the padded operand with steps. Attributes are those of
-// engine/ops/tensor/window.h.
+// Pools over windows: each place of a window is a slice of the padded operand with steps. Attributes are
+// those of engine/ops/tensor/window.h.
 #include <cmath>
 
 #include "engine/ops/define/definitions.h"
@@ -20,7 +20,8 @@ std::optional<Pool> pool_of(Builder& b, Val x, const Attrs& attrs, double outsid
   if (attrs.has("layout")) b.fail(unimplemented("the definition of a pool is that of (N, C, ...)"));
   const Ints shape = extents(b, x);
   if (!b.status().ok()) return std::nullopt;
-  const auto window = tensor::make_window(attrs, Shape(shape), attrs.get_ints("kernel_shape"), attrs.get_bool("ceil_mode"));
+  const auto window =
+      tensor::make_window(attrs, Shape(shape), attrs.get_ints("kernel_shape"), attrs.get_bool("ceil_mode"));
   if (!window.ok()) return b.fail(window.status()), std::nullopt;
   Pool p{*window, {}};
   const tensor::Window& w = p.w;
@@ -40,7 +41,8 @@ std::optional<Pool> pool_of(Builder& b, Val x, const Attrs& attrs, double outsid
       starts[k] = rest % w.kernel[k] * w.dilation[k];
       ends[k] = starts[k] + w.stride[k] * (w.out[k] - 1) + 1;
     }
-    p.places.push_back(b.op("slice", {padded}, {{"axes", axes}, {"starts", starts}, {"ends", ends}, {"steps", steps}}));
+    p.places.push_back(
+        b.op("slice", {padded}, {{"axes", axes}, {"starts", starts}, {"ends", ends}, {"steps", steps}}));
   }
   return p;
 }

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <numeric>
 
+#include "engine/base/format.h"
 #include "engine/graph/cut.h"
 #include "engine/ops/define/definitions.h"
 
@@ -105,6 +106,33 @@ std::vector<Val> reduce_log_sum_exp(Builder& b, Vals in, const Attrs& attrs) {
 // -max(-x)
 std::vector<Val> reduce_min(Builder& b, Vals in, const Attrs& attrs) {
   return {b.op("neg", {over(b, "reduce_max", b.op("neg", {in[0]}), in, attrs)})};
+}
+
+// One factor after the other along each axis: a quotient of the whole would not know what a zero hides.
+std::vector<Val> reduce_prod(Builder& b, Vals in, const Attrs& attrs) {
+  Attrs kept = attrs;
+  kept.set("keepdims", int64_t{1});
+  // The shape of any other reduction says which axes go.
+  const Val like = over(b, "reduce_sum", in[0], in, kept);
+  const Ints from = extents(b, in[0]), to = extents(b, like);
+  Val v = in[0];
+  for (size_t k = 0; b.status().ok() && k < from.size(); ++k) {
+    if (from[k] == to[k]) continue;
+    const auto axis = static_cast<int64_t>(k);
+    if (from[k] > 4096)
+      return b.fail(unimplemented(cat("the definition of a product of ", from[k], " factors"))),
+             std::vector<Val>{};
+    if (from[k] == 0) {  // of nothing: 1
+      v = b.op("add", {reduced(b, "reduce_sum", v, {axis}), b.scalar(1)});
+      continue;
+    }
+    Val product = cut(b, v, axis, 0, 1);
+    for (int64_t i = 1; i < from[k]; ++i) product = b.op("mul", {product, cut(b, v, axis, i, i + 1)});
+    v = product;
+  }
+  if (attrs.get_bool("keepdims", true) || !b.status().ok()) return {v};
+  Ints shape = extents(b, b.op("reduce_sum", {in[0]}, attrs));
+  return {reshaped(b, v, std::move(shape))};
 }
 
 // exp(x - max x) / sum

@@ -31,9 +31,7 @@ Vals rsqrt(const Pullback& p) {
 Vals square(const Pullback& p) { return scaled(p, times(p.b, p.in[0], 2)); }
 Vals reciprocal(const Pullback& p) { return scaled(p, p.b.op("neg", {square_of(p.b, p.out[0])})); }
 Vals tanh(const Pullback& p) { return scaled(p, one_less(p.b, square_of(p.b, p.out[0]))); }
-Vals sigmoid(const Pullback& p) {
-  return scaled(p, p.b.op("mul", {p.out[0], one_less(p.b, p.out[0])}));
-}
+Vals sigmoid(const Pullback& p) { return scaled(p, p.b.op("mul", {p.out[0], one_less(p.b, p.out[0])})); }
 // 2 / sqrt(pi) exp(-x^2)
 Vals erf(const Pullback& p) {
   const Val bell = p.b.op("exp", {p.b.op("neg", {square_of(p.b, p.in[0])})});
@@ -42,19 +40,11 @@ Vals erf(const Pullback& p) {
 Vals sin(const Pullback& p) { return scaled(p, p.b.op("cos", {p.in[0]})); }
 Vals cos(const Pullback& p) { return scaled(p, p.b.op("neg", {p.b.op("sin", {p.in[0]})})); }
 Vals acos(const Pullback& p) { return {p.b.op("neg", {asin(p)[0]})}; }
-Vals acosh(const Pullback& p) {
-  return scaled(p, p.b.op("rsqrt", {plus(p.b, square_of(p.b, p.in[0]), -1)}));
-}
-Vals asin(const Pullback& p) {
-  return scaled(p, p.b.op("rsqrt", {one_less(p.b, square_of(p.b, p.in[0]))}));
-}
-Vals asinh(const Pullback& p) {
-  return scaled(p, p.b.op("rsqrt", {plus(p.b, square_of(p.b, p.in[0]), 1)}));
-}
+Vals acosh(const Pullback& p) { return scaled(p, p.b.op("rsqrt", {plus(p.b, square_of(p.b, p.in[0]), -1)})); }
+Vals asin(const Pullback& p) { return scaled(p, p.b.op("rsqrt", {one_less(p.b, square_of(p.b, p.in[0]))})); }
+Vals asinh(const Pullback& p) { return scaled(p, p.b.op("rsqrt", {plus(p.b, square_of(p.b, p.in[0]), 1)})); }
 Vals atan(const Pullback& p) { return {p.b.op("div", {p.d[0], plus(p.b, square_of(p.b, p.in[0]), 1)})}; }
-Vals atanh(const Pullback& p) {
-  return {p.b.op("div", {p.d[0], one_less(p.b, square_of(p.b, p.in[0]))})};
-}
+Vals atanh(const Pullback& p) { return {p.b.op("div", {p.d[0], one_less(p.b, square_of(p.b, p.in[0]))})}; }
 Vals cosh(const Pullback& p) { return scaled(p, p.b.op("sinh", {p.in[0]})); }
 Vals sinh(const Pullback& p) { return scaled(p, p.b.op("cosh", {p.in[0]})); }
 Vals tan(const Pullback& p) { return scaled(p, plus(p.b, square_of(p.b, p.out[0]), 1)); }

@@ -1,6 +1,6 @@
-// Derivatives of primitives: OpDef::vjp of each, under the op's name and file by theme. They are written in ops
-// that have derivatives themselves, in graphs that know their types; extents may be symbols unless a comment says
-// otherwise. Reverse-mode products: https://arxiv.org/abs/1502.05767
+// Derivatives of primitives: OpDef::vjp of each, under the op's name and file by theme. They are written in
+// ops that have derivatives themselves, in graphs that know their types; extents may be symbols unless a
+// comment says otherwise. Reverse-mode products: https://arxiv.org/abs/1502.05767
 #pragma once
 
 #include "engine/base/format.h"
@@ -52,10 +52,12 @@ OAR_VJP(reduce_sum);
 // move.cc
 OAR_VJP(identity);  // also of what copies: the gradient is the result's
 OAR_VJP(concat);
+OAR_VJP(depth_to_space);
 OAR_VJP(expand);  // and expand_as
 OAR_VJP(pad);
 OAR_VJP(reshape);  // and what else names a shape
 OAR_VJP(slice);
+OAR_VJP(space_to_depth);
 OAR_VJP(tile);
 OAR_VJP(transpose);
 OAR_VJP(trilu);
@@ -89,8 +91,8 @@ inline Val turned(Builder& b, Val v, Ints perm) {
 }
 inline bool wants(const Pullback& p, size_t k) { return k < p.wanted.size() && p.wanted[k] != 0; }
 inline Val given(std::span<const Val> in, size_t k) { return k < in.size() ? in[k] : Val{}; }
-// v under another shape of as many elements. One extent at most may be a symbol that v does not have at the same
-// axis.
+// v under another shape of as many elements. One extent at most may be a symbol that v does not have at the
+// same axis.
 Val shaped(Builder& b, Val v, const DimVector& shape);
 // v summed over the axes along which `like` was repeated to become shaped like v.
 Val sum_to(Builder& b, Val v, Val like);

@@ -55,7 +55,8 @@ Vals gather(const Pullback& p) {
   const Val rows = fronted(b, p.in[0], axis, 1), d = fronted(b, p.d[0], axis, b.shape(p.in[1]).size());
   const Val sum = add_rows(b, rows, p.in[1], d);
   Ints perm(b.shape(p.in[0]).size());
-  for (size_t k = 0; k < perm.size(); ++k) perm[k] = k == axis ? 0 : static_cast<int64_t>(k < axis ? k + 1 : k);
+  for (size_t k = 0; k < perm.size(); ++k)
+    perm[k] = k == axis ? 0 : static_cast<int64_t>(k < axis ? k + 1 : k);
   return {turned(b, sum, std::move(perm)), {}};
 }
 
@@ -66,7 +67,8 @@ Vals gather_elements(const Pullback& p) {
 }
 
 Vals gather_nd(const Pullback& p) {
-  if (p.attrs.get_int("batch_dims") != 0) p.b.fail(unimplemented("the gradient of gather_nd with batch_dims"));
+  if (p.attrs.get_int("batch_dims") != 0)
+    p.b.fail(unimplemented("the gradient of gather_nd with batch_dims"));
   return {p.b.op("scatter_nd", {zeros_like(p.b, p.in[0]), p.in[1], p.d[0]}, kAdd), {}};
 }
 

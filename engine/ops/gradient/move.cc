@@ -37,6 +37,10 @@ Vals reshape(const Pullback& p) {
   return out;
 }
 
+// Each undoes the other, by the same attributes.
+Vals depth_to_space(const Pullback& p) { return {p.b.op("space_to_depth", {p.d[0]}, p.attrs)}; }
+Vals space_to_depth(const Pullback& p) { return {p.b.op("depth_to_space", {p.d[0]}, p.attrs)}; }
+
 Vals expand(const Pullback& p) { return {sum_to(p.b, p.d[0], p.in[0]), {}}; }
 
 Vals transpose(const Pullback& p) {
@@ -54,8 +58,10 @@ Vals concat(const Pullback& p) {
   int64_t at = 0;
   for (const Val in : p.in) {
     const Dim n = b.shape(in)[static_cast<size_t>(axis)];
-    if (!n.is_const() && p.in.size() > 1) return b.fail(unimplemented("the gradient of a concatenation of symbols")), out;
-    out.push_back(p.in.size() == 1 ? p.d[0] : b.op("slice", {p.d[0]}, cut_attrs(axis, at, at + n.const_value())));
+    if (!n.is_const() && p.in.size() > 1)
+      return b.fail(unimplemented("the gradient of a concatenation of symbols")), out;
+    out.push_back(p.in.size() == 1 ? p.d[0]
+                                   : b.op("slice", {p.d[0]}, cut_attrs(axis, at, at + n.const_value())));
     at += n.is_const() ? n.const_value() : 0;
   }
   return out;
@@ -65,7 +71,8 @@ Vals concat(const Pullback& p) {
 Vals slice(const Pullback& p) {
   Builder& b = p.b;
   Vals out(p.in.size());
-  const Ints starts = ints(p, 1, "starts"), ends = ints(p, 2, "ends"), axes = ints(p, 3, "axes"), steps = ints(p, 4, "steps");
+  const Ints starts = ints(p, 1, "starts"), ends = ints(p, 2, "ends"), axes = ints(p, 3, "axes"),
+             steps = ints(p, 4, "steps");
   if (!b.status().ok()) return out;
   Ints dims;
   for (const Dim& d : b.shape(p.in[0])) dims.push_back(d.is_const() ? d.const_value() : -1);
@@ -78,7 +85,11 @@ Vals slice(const Pullback& p) {
     const int64_t count = box->count[k];
     int64_t start = box->start[k], step = box->step[k];
     if (step < 0 && count > 0) {
-      v = b.op("slice", {v}, {{"axes", Ints{static_cast<int64_t>(k)}}, {"starts", Ints{count - 1}}, {"ends", Ints{-count - 1}}, {"steps", Ints{-1}}});
+      v = b.op("slice", {v},
+               {{"axes", Ints{static_cast<int64_t>(k)}},
+                {"starts", Ints{count - 1}},
+                {"ends", Ints{-count - 1}},
+                {"steps", Ints{-1}}});
       start += (count - 1) * step, step = -step;
     }
     if (step > 1 && b.status().ok()) v = apart(b, v, k, step);

@@ -31,7 +31,8 @@ Vals linear(const Pullback& p) {
   Builder& b = p.b;
   Vals out(p.in.size());
   for (const char* fused : {"activation", "precision"}) {
-    if (p.attrs.has(fused)) b.fail(unimplemented(cat("the gradient of a layer with a fused '", fused, "'; differentiate first")));
+    if (p.attrs.has(fused))
+      b.fail(unimplemented(cat("the gradient of a layer with a fused '", fused, "'; differentiate first")));
   }
   const bool input_major = p.attrs.get_bool("input_major");
   Attrs turned_weight{{"input_major", int64_t{input_major ? 0 : 1}}};
@@ -45,8 +46,10 @@ Vals linear(const Pullback& p) {
     if (wants(p, 0)) out[0] = b.op("linear", {d, out[0], p.in[k], Val{}}, turned_weight);
     if (!wants(p, k) && !wants(p, k + 1)) continue;
     const Val rows = rows_of(b, d), x = rows_of(b, p.in[0]);
-    if (wants(p, k)) out[k] = input_major ? b.op("matmul", {across(b, x), rows}) : b.op("matmul", {across(b, rows), x});
-    if (wants(p, k + 1)) out[k + 1] = b.op("reduce_sum", {rows}, {{"axes", Ints{0}}, {"keepdims", int64_t{0}}});
+    if (wants(p, k))
+      out[k] = input_major ? b.op("matmul", {across(b, x), rows}) : b.op("matmul", {across(b, rows), x});
+    if (wants(p, k + 1))
+      out[k + 1] = b.op("reduce_sum", {rows}, {{"axes", Ints{0}}, {"keepdims", int64_t{0}}});
   }
   return out;
 }
@@ -62,8 +65,8 @@ Vals hadamard(const Pullback& p) {
   return out;
 }
 
-// The choice is piecewise constant, the weights of the chosen are smooth in all logits: w = scale s / sum of the
-// chosen s, or scale s, of scores s. Which expert a slot belongs to is how many begin at or before it.
+// The choice is piecewise constant, the weights of the chosen are smooth in all logits: w = scale s / sum of
+// the chosen s, or scale s, of scores s. Which expert a slot belongs to is how many begin at or before it.
 Vals moe_route(const Pullback& p) {
   Builder& b = p.b;
   Vals out(p.in.size());

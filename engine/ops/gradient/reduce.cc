@@ -22,7 +22,8 @@ Vals reduce_mean(const Pullback& p) {
   for (size_t k = 0; k < gone.size(); ++k) {
     if (gone[k]) count = count * b.shape(p.in[0])[k];
   }
-  if (count.is_const()) return {spread_back(p, times(b, p.d[0], 1.0 / static_cast<double>(count.const_value())))};
+  if (count.is_const())
+    return {spread_back(p, times(b, p.d[0], 1.0 / static_cast<double>(count.const_value())))};
   const Val counted = b.op("reduce_sum", {b.op("expand_as", {b.scalar(1), p.in[0]})}, p.attrs);
   return {spread_back(p, b.op("div", {p.d[0], counted}))};
 }
@@ -30,7 +31,8 @@ Vals reduce_mean(const Pullback& p) {
 // Equal elements share, as many as there are.
 Vals reduce_max(const Pullback& p) {
   Builder& b = p.b;
-  const Val most = b.op("cast", {b.op("equal", {p.in[0], spread_back(p, p.out[0])})}, {{"to", std::string("f32")}});
+  const Val most =
+      b.op("cast", {b.op("equal", {p.in[0], spread_back(p, p.out[0])})}, {{"to", std::string("f32")}});
   const Val share = b.op("div", {p.d[0], b.op("reduce_sum", {most}, p.attrs)});
   return {b.op("mul", {most, spread_back(p, share)})};
 }

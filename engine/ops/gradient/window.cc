@@ -1,8 +1,8 @@
 // Of convolutions, in graphs whose extents are numbers. The gradient of what was convolved is the transposed
-// convolution of the result's, and the other way round; that of a filter convolves what was read with the result's
-// gradient, whose steps and gaps change places. https://arxiv.org/abs/1603.07285
-#include "engine/ops/gradient/gradients.h"
+// convolution of the result's, and the other way round; that of a filter convolves what was read with the
+// result's gradient, whose steps and gaps change places. https://arxiv.org/abs/1603.07285
 #include "engine/ops/tensor/window.h"
+#include "engine/ops/gradient/gradients.h"
 
 namespace oar::gradient {
 namespace {
@@ -29,12 +29,14 @@ Ints space_of(const Ints& shape) { return {shape.begin() + 2, shape.end()}; }
 // Fused parts have no gradient here, and layouts come later.
 void check(const Pullback& p) {
   for (const char* fused : {"activation", "layout", "precision", "output_shape"}) {
-    if (p.attrs.has(fused)) p.b.fail(unimplemented(cat("the gradient of a convolution with '", fused, "'; differentiate before passes")));
+    if (p.attrs.has(fused))
+      p.b.fail(unimplemented(
+          cat("the gradient of a convolution with '", fused, "'; differentiate before passes")));
   }
 }
 
-// (small channels, big channels / groups, kernel) of big (N, C, in) and small (N, M, out): as many groups of N
-// channels each in one convolution.
+// (small channels, big channels / groups, kernel) of big (N, C, in) and small (N, M, out): as many groups of
+// N channels each in one convolution.
 Val filter_gradient(Builder& b, const Geometry& g, Val big, Val small) {
   const Ints shape = extents(b, big);
   if (!b.status().ok()) return {};
@@ -44,9 +46,7 @@ Val filter_gradient(Builder& b, const Geometry& g, Val big, Val small) {
     split.push_back(g.in[k]), joined.push_back(g.in[k]);
     perm.push_back(static_cast<int64_t>(k) + 3), swap.push_back(static_cast<int64_t>(k) + 2);
   }
-  const auto as = [&](Val v, const Ints& dims) {
-    return shaped(b, v, DimVector(dims.begin(), dims.end()));
-  };
+  const auto as = [&](Val v, const Ints& dims) { return shaped(b, v, DimVector(dims.begin(), dims.end())); };
   const Val rows = as(turned(b, as(big, split), perm), joined);
   Geometry turned_over = g;
   std::swap(turned_over.strides, turned_over.dilations);
@@ -71,8 +71,13 @@ Vals conv(const Pullback& p) {
   const auto window = tensor::make_window(p.attrs, Shape(x), space_of(w), false);
   if (!window.ok()) return b.fail(window.status()), out;
   const auto n = static_cast<size_t>(window->axes);
-  Geometry g{x[0], p.attrs.get_int("group", 1), space_of(x), space_of(y), space_of(w),
-             Ints(window->stride, window->stride + n), Ints(window->dilation, window->dilation + n),
+  Geometry g{x[0],
+             p.attrs.get_int("group", 1),
+             space_of(x),
+             space_of(y),
+             space_of(w),
+             Ints(window->stride, window->stride + n),
+             Ints(window->dilation, window->dilation + n),
              Ints(window->begin, window->begin + n)};
   if (wants(p, 0)) {
     // What lies behind the last window has no gradient, and is there all the same.
@@ -105,8 +110,14 @@ Vals conv_transpose(const Pullback& p) {
     return v.empty() ? Ints(n, none) : v;
   };
   const Ints pads = p.attrs.get_ints("pads");
-  const Geometry g{x[0], p.attrs.get_int("group", 1), space_of(y), space_of(x), space_of(w), list("strides", 1),
-                   list("dilations", 1), pads.empty() ? Ints(n, 0) : Ints(pads.begin(), pads.begin() + static_cast<int64_t>(n))};
+  const Geometry g{x[0],
+                   p.attrs.get_int("group", 1),
+                   space_of(y),
+                   space_of(x),
+                   space_of(w),
+                   list("strides", 1),
+                   list("dilations", 1),
+                   pads.empty() ? Ints(n, 0) : Ints(pads.begin(), pads.begin() + static_cast<int64_t>(n))};
   if (wants(p, 0)) out[0] = b.op("conv", {p.d[0], p.in[1]}, g.attrs());
   if (wants(p, 1)) out[1] = filter_gradient(b, g, p.d[0], p.in[0]);
   if (wants(p, 2)) out[2] = sum_of_channels(b, p.d[0]);

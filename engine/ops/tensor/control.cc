@@ -339,8 +339,7 @@ Status optional_has_element(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(concat_from_sequence, tensor::concat_from_sequence);
-extern const OpDef op_if_else = {
-    .name = "if", .evaluate = tensor::if_, .sizes = SizesFrom::kValues};
+extern const OpDef op_if_else = {.name = "if", .evaluate = tensor::if_, .sizes = SizesFrom::kValues};
 OAR_TENSOR_OP(loop, tensor::loop, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(optional_get_element, tensor::optional_get_element);
 OAR_TENSOR_OP(optional_has_element, tensor::optional_has_element, .sizes = SizesFrom::kItself);

@@ -448,9 +448,9 @@ extern const OpDef op_scatter_elements = {.name = "scatter_elements",
                                           .vjp = gradient::scatter_elements,
                                           .evaluate = tensor::scatter_elements};
 extern const OpDef op_scatter_nd = {.name = "scatter_nd",
-                                          .infer = scatter_infer,
-                                          .vjp = gradient::scatter_nd,
-                                          .evaluate = tensor::scatter_nd};
+                                    .infer = scatter_infer,
+                                    .vjp = gradient::scatter_nd,
+                                    .evaluate = tensor::scatter_nd};
 OAR_TENSOR_OP(tensor_scatter, tensor::tensor_scatter);
 OAR_TENSOR_OP(top_k, tensor::top_k);
 OAR_TENSOR_OP(unique, tensor::unique, .sizes = SizesFrom::kValues);

@@ -678,12 +678,10 @@ Status concat(EvalContext& ctx) {
 namespace oar {
 OAR_TENSOR_OP(center_crop_pad, tensor::center_crop_pad);
 OAR_STEP_OP(constant_of_shape, tensor::constant_of_shape);
-OAR_TENSOR_OP(depth_to_space, tensor::depth_to_space);
+OAR_SMOOTH_OP(depth_to_space, tensor::depth_to_space);
 OAR_SMOOTH_OP(expand, tensor::expand);
-extern const OpDef op_expand_as = {.name = "expand_as",
-                                   .infer = expand_as_infer,
-                                   .vjp = gradient::expand,
-                                   .evaluate = tensor::expand_as};
+extern const OpDef op_expand_as = {
+    .name = "expand_as", .infer = expand_as_infer, .vjp = gradient::expand, .evaluate = tensor::expand_as};
 OAR_STEP_OP(eye_like, tensor::eye_like);
 extern const OpDef op_flatten = {
     .name = "flatten", .vjp = gradient::reshape, .evaluate = tensor::flatten, .view = true};
@@ -693,7 +691,7 @@ OAR_STEP_OP(range, tensor::range, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(reverse_sequence, tensor::reverse_sequence);
 OAR_STEP_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);
 OAR_STEP_OP(size_of, tensor::size_of, .sizes = SizesFrom::kItself);
-OAR_TENSOR_OP(space_to_depth, tensor::space_to_depth);
+OAR_SMOOTH_OP(space_to_depth, tensor::space_to_depth);
 OAR_TENSOR_OP(split, tensor::split);
 extern const OpDef op_squeeze = {
     .name = "squeeze", .vjp = gradient::reshape, .evaluate = tensor::squeeze, .view = true};

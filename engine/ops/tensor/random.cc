@@ -125,9 +125,7 @@ Status dropout(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-#define OAR_RANDOM_OP(op)        \
-  extern const OpDef op_##op = { \
-      .name = #op, .evaluate = tensor::op, .impure = true}
+#define OAR_RANDOM_OP(op) extern const OpDef op_##op = {.name = #op, .evaluate = tensor::op, .impure = true}
 OAR_RANDOM_OP(bernoulli);
 OAR_RANDOM_OP(dropout);
 OAR_RANDOM_OP(multinomial);

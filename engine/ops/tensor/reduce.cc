@@ -468,6 +468,6 @@ OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2);
 OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum);
 OAR_DEFINED_OP(reduce_log_sum_exp, tensor::reduce_log_sum_exp);
 OAR_DEFINED_OP(reduce_min, tensor::reduce_min);
-OAR_TENSOR_OP(reduce_prod, tensor::reduce_prod);
+OAR_DEFINED_OP(reduce_prod, tensor::reduce_prod);
 OAR_DEFINED_OP(reduce_sum_square, tensor::reduce_sum_square);
 }  // namespace oar

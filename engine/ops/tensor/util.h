@@ -180,8 +180,7 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
 
 // Defines the OpDef of an ordinary op; further fields may follow.
 #define OAR_TENSOR_OP(op, function, ...) \
-  extern const OpDef op_##op = {         \
-      .name = #op, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
+  extern const OpDef op_##op = {.name = #op, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one with a derivative (engine/ops/gradient/gradients.h), and of one whose derivative is zero.
 #define OAR_SMOOTH_OP(op, function, ...) \
   extern const OpDef op_##op = {         \
@@ -190,10 +189,10 @@ inline Result<Tensor> view(const Tensor& t, const Shape& shape) { return t.resha
   extern const OpDef op_##op = {       \
       .name = #op, .piecewise_constant = true, .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one that is defined by others and rounds: its gradient is zero almost everywhere.
-#define OAR_ROUNDING_OP(op, function, ...)                                \
-  extern const OpDef op_##op = {.name = #op,                              \
-                                .define = definition::op,                 \
-                                .piecewise_constant = true,               \
+#define OAR_ROUNDING_OP(op, function, ...)                  \
+  extern const OpDef op_##op = {.name = #op,                \
+                                .define = definition::op,   \
+                                .piecewise_constant = true, \
                                 .evaluate = function __VA_OPT__(, ) __VA_ARGS__}
 // The same of one that has a definition (engine/ops/define/definitions.h), and with it a gradient.
 #define OAR_DEFINED_OP(op, function, ...) \
