@@ -84,6 +84,17 @@ OAR_DEVICE uint4 load_once(const void* p) {
 #endif
 }
 
+// 16 bytes to global memory in one instruction, whatever the compiler does with what was computed before:
+// where branches end in a store it makes four of one.
+OAR_DEVICE void store_wide(float* p, float4 v) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+#else
+  store(reinterpret_cast<float4*>(p), v);
+#endif
+}
+
 #if defined(__CUDACC__)
 OAR_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

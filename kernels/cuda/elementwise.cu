@@ -27,8 +27,7 @@ OAR_DEVICE Pack<kWidth> load_pack(const float* p) {
 }
 template <int kWidth>
 OAR_DEVICE void store_pack(float* p, const Pack<kWidth>& x) {
-  if constexpr (kWidth == kWide)
-    store(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+  if constexpr (kWidth == kWide) store_wide(p, make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
   else store(p, x.v[0]);
 }
 

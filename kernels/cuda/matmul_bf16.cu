@@ -25,6 +25,13 @@ constexpr int kRowStride = kPart + 32;
 constexpr int kXElements = 2 * kTileRows * kRowStride;  // of a warp
 constexpr int kOutputs = kTileOutputs * kTileRows;
 constexpr int kMine = kOutputs / kWarp;  // outputs that a thread of the smallest block adds up
+// A warp's sums lie row behind row, so far apart that fragments are stored, and rows r and r + 4 read
+// together, from different banks.
+constexpr int kSumStride = kTileOutputs + 4;
+constexpr int kSums = kTileRows * kSumStride;
+// The row and column of the tile that output o of a thread is.
+OAR_DEVICE int row_of(int o) { return o / kWarp + o / kTileOutputs % 2 * 4; }
+OAR_DEVICE int column_of(int o) { return o % kTileOutputs; }
 
 // Elements [k, k + 8) of a row of K weights; zeros beyond its end.
 template <bool kAligned>
@@ -79,7 +86,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) bf16_product(Product p) {
   SharedMemory shared;
   uint16_t* high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
   uint16_t* low = high + kTileRows * kRowStride;
-  float* sums = shared.take<float>(warps * kOutputs);
+  float* sums = shared.take<float>(warps * kSums);
   const Tile tile = tile_of(p);
   if (tile.index < 0) return;
   const Product::Weight& weight = p.weights[tile.index];
@@ -95,7 +102,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) bf16_product(Product p) {
     }
   }
 
-  // This thread adds up outputs thread, thread + threads, ...: output o is column o % 16 of row o / 16.
+  // This thread adds up outputs thread, thread + threads, ...
   float total[kMine] = {};
   for (int64_t first = 0; first < p.K; first += warps * kSpan) {
     float acc[4] = {};
@@ -123,16 +130,18 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) bf16_product(Product p) {
       }
       __syncwarp();
     }
-    float* mine = sums + warp() * kOutputs;
-    store(reinterpret_cast<float2*>(mine + g * kTileRows + 2 * t), make_float2(acc[0], acc[1]));
-    store(reinterpret_cast<float2*>(mine + (g + 8) * kTileRows + 2 * t), make_float2(acc[2], acc[3]));
+    float* mine = sums + warp() * kSums + 2 * t * kSumStride + g;
+    mine[0] = acc[0];
+    mine[kSumStride] = acc[1];
+    mine[8] = acc[2];
+    mine[kSumStride + 8] = acc[3];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int o = thread + i * threads;
       if (o >= kOutputs) break;
       for (int s = 0; s < warps && first + s * kSpan < p.K; ++s) {
-        total[i] += sums[s * kOutputs + o % kTileOutputs * kTileRows + o / kTileOutputs];
+        total[i] += sums[s * kSums + row_of(o) * kSumStride + column_of(o)];
       }
     }
     __syncthreads();
@@ -140,7 +149,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) bf16_product(Product p) {
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int o = thread + i * threads;
-    const int64_t n = tile.n + o % kTileOutputs, row = tile.begin + o / kTileOutputs;
+    const int64_t n = tile.n + column_of(o), row = tile.begin + row_of(o);
     if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
   }
 }
@@ -154,7 +163,7 @@ int launch_bf16(const Product& p, unsigned x, unsigned y, Stream stream) {
   for (int i = 0; i < p.count; ++i) wide = wide && aligned(p.weights[i].w);
   const int64_t spans = (p.K + kSpan - 1) / kSpan;
   const unsigned warps = spans < 1 ? 1 : spans < kMaxWarps ? static_cast<unsigned>(spans) : kMaxWarps;
-  const size_t shared = warps * (kXElements * sizeof(uint16_t) + kOutputs * sizeof(float));
+  const size_t shared = warps * (kXElements * sizeof(uint16_t) + kSums * sizeof(float));
   return launch(wide ? bf16_product<true> : bf16_product<false>, dim3(x, y), warps * kWarp, shared, stream,
                 p);
 }

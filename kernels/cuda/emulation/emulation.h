@@ -59,9 +59,9 @@ Options& options();
 // Of all launches since the last reset. Requests, sectors and wavefronts only where kernels are traced.
 struct Counters {
   uint64_t launches = 0, blocks = 0, barriers = 0, warp_operations = 0, mma = 0;
-  // A request is one access of a warp; ideal sectors would be those of its bytes side by side.
-  uint64_t load_requests = 0, load_sectors = 0, load_bytes = 0;
-  uint64_t store_requests = 0, store_sectors = 0, store_bytes = 0;
+  // A request is one access of a warp; ideal sectors would be those of its distinct bytes side by side.
+  uint64_t load_requests = 0, load_sectors = 0, load_ideal = 0, load_bytes = 0;
+  uint64_t store_requests = 0, store_sectors = 0, store_ideal = 0, store_bytes = 0;
   // Wavefronts of shared memory: one for every 32 words, and one more for each further word of a bank.
   uint64_t shared_wavefronts = 0, shared_ideal = 0;
   uint64_t box_bytes = 0;  // of boxes of tensors, both ways

@@ -108,7 +108,12 @@ void count_sectors(const Request& r) {
   }
   std::sort(sectors.begin(), sectors.end());
   const auto distinct = static_cast<uint64_t>(std::unique(sectors.begin(), sectors.end()) - sectors.begin());
+  std::vector<uintptr_t> addresses = r.address;
+  std::sort(addresses.begin(), addresses.end());
+  addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
+  const uint64_t ideal = (addresses.size() * r.bytes + kSectorBytes - 1) / kSectorBytes;
   Counters& c = counters();
+  (r.write ? c.store_ideal : c.load_ideal) += ideal;
   (r.write ? c.store_requests : c.load_requests) += 1;
   (r.write ? c.store_sectors : c.load_sectors) += distinct;
   (r.write ? c.store_bytes : c.load_bytes) += r.address.size() * r.bytes;

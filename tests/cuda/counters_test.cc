@@ -1,0 +1,150 @@
+// How well kernels use memory, counted by the traced emulated device at shapes of full tiles, one line a
+// kernel: sectors of 32 bytes per ideal (a warp's distinct bytes side by side), and wavefronts of shared
+// memory per ideal. Edge tiles and accesses by one thread are no part of it: shapes are such that they weigh
+// little.
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "tests/cuda/emulated.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+namespace emulation = oar::cuda::emulation;
+
+namespace {
+
+struct Ratios {
+  double loads, stores, shared;
+};
+
+double ratio(uint64_t real, uint64_t ideal) {
+  return ideal == 0 ? 1 : static_cast<double>(real) / static_cast<double>(ideal);
+}
+
+// Of one launch; the kernel alone is counted.
+Ratios count(KernelFamily family, const char* format, const void* args) {
+  emulation::counters() = {};
+  launch_on_device(family, format, args);
+  const emulation::Counters& c = emulation::counters();
+  REQUIRE(c.load_requests > 0);  // traced
+  return {ratio(c.load_sectors, c.load_ideal), ratio(c.store_sectors, c.store_ideal),
+          ratio(c.shared_wavefronts, c.shared_ideal)};
+}
+
+void check(const char* name, const Ratios& r, double loads = 1.1, double stores = 1.1, double shared = 1.1) {
+  INFO(name << ": sectors per ideal of loads " << r.loads << ", of stores " << r.stores
+            << "; wavefronts per ideal " << r.shared);
+  CHECK(r.loads <= loads);
+  CHECK(r.stores <= stores);
+  CHECK(r.shared <= shared);
+}
+
+}  // namespace
+
+TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once") {
+  constexpr int64_t kRows = 4, kCols = 2048;
+  DeviceArray a(nothing_yet(kRows * kCols)), b(nothing_yet(kRows * kCols)), c(nothing_yet(kRows * kCols));
+  UnaryArgs u;
+  u.out = a.data();
+  u.x = b.data();
+  u.n = kRows * kCols;
+  check("unary", count(KernelFamily::kUnary, "f32", &u));
+  BinaryArgs s;
+  s.out = a.data();
+  s.a = b.data();
+  s.b = c.data();
+  s.rows = kRows;
+  s.cols = kCols;
+  check("binary", count(KernelFamily::kBinary, "f32", &s));
+  SwiGluArgs g;
+  g.out = a.data();
+  g.gate = b.data();
+  g.up = c.data();
+  g.T = kRows;
+  g.F = g.ldo = g.ldg = g.ldu = kCols;
+  check("swiglu", count(KernelFamily::kSwiGlu, "f32", &g));
+  RmsNormArgs n;
+  n.out = a.data();
+  n.x = b.data();
+  n.w = c.data();
+  n.rows = kRows;
+  n.cols = n.ldx = n.ldo = kCols;
+  check("rms_norm", count(KernelFamily::kRmsNorm, "f32", &n));
+  LayerNormArgs l;
+  l.out = a.data();
+  l.x = b.data();
+  l.w = l.b = c.data();
+  l.rows = kRows;
+  l.cols = l.ldx = l.ldo = kCols;
+  check("layer_norm", count(KernelFamily::kLayerNorm, "f32", &l));
+  DeviceCopy<int32_t> rows(std::vector<int32_t>{2, 0, 1});
+  GatherRowsArgs r;
+  r.out = a.data();
+  r.x = b.data();
+  r.rows = rows.data();
+  r.R = 3;
+  r.E = kCols;
+  check("gather_rows", count(KernelFamily::kGatherRows, "f32", &r));
+  DeviceCopy<int32_t> positions(std::vector<int32_t>{1, 2, 3, 4});
+  DeviceArray frequencies(std::vector<float>(64, 0.5f));
+  RopeArgs p;
+  p.out = a.data();
+  p.x = b.data();
+  p.positions = positions.data();
+  p.inv_freq = frequencies.data();
+  p.T = kRows;
+  p.heads = kCols / 128;
+  p.D = p.rot_dim = 128;
+  p.ldx = p.ldo = kCols;
+  check("rope", count(KernelFamily::kRope, "f32", &p));
+}
+
+TEST_CASE("cuda counters: products read weights and rows in full sectors, from all banks") {
+  constexpr int64_t kOutputs = 64, kK = 4096;
+  for (int64_t T : {1, 8}) {
+    INFO("T " << T);
+    DeviceArray x(std::vector<float>(static_cast<size_t>(T * kK), 1.f)), out(nothing_yet(T * kOutputs));
+    DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(kOutputs * kK), uint16_t{0x3f80}));
+    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+    MatmulArgs m;
+    m.out = out.data();
+    m.x = x.data();
+    m.segments = &segment;
+    m.num_segments = 1;
+    m.T = T;
+    m.K = m.ldx = kK;
+    m.ldo = kOutputs;
+    check("matmul bf16", count(KernelFamily::kMatmul, "bf16", &m));
+    // Bytes of the weights come once, those of x once for each 16 outputs (from L2).
+    const emulation::Counters& c = emulation::counters();
+    const uint64_t ideal = kOutputs * kK * 2 + static_cast<uint64_t>(T * kK * 4) * (kOutputs / 16);
+    CHECK(c.load_sectors * 32 <= ideal + ideal / 100);
+  }
+}
+
+TEST_CASE("cuda counters: decode attention reads keys and values in full sectors") {
+  constexpr int64_t kPages = 8, kPage = 64, kHeads = 4, kD = 128;
+  const KvShape shape{DType::kBF16, kPage, 1, kD};
+  DeviceCopy<uint16_t> pool(
+      std::vector<uint16_t>(static_cast<size_t>(kPages * kPage * 2 * kD), uint16_t{0x3f80}));
+  DeviceArray q(std::vector<float>(kHeads * kD, 0.1f)), out(nothing_yet(kHeads * kD));
+  DeviceCopy<int32_t> table(std::vector<int32_t>{3, 1, 0, 2, 7, 6, 5, 4}), start(std::vector<int32_t>{0, 1}),
+      context(std::vector<int32_t>{kPages * kPage});
+  PagedAttentionArgs a;
+  a.out = out.data();
+  a.q = q.data();
+  a.pool = pool.data();
+  a.block_tables = table.data();
+  a.seq_start = start.data();
+  a.context_len = context.data();
+  a.T = a.B = 1;
+  a.H = kHeads;
+  a.ldq = a.ldo = kHeads * kD;
+  a.max_blocks = kPages;
+  a.shape = shape;
+  a.scale = 1.f;
+  check("paged_attention bf16", count(KernelFamily::kPagedAttention, "bf16", &a));
+}

@@ -1,0 +1,111 @@
+// Where a size is 0 there is nothing to do, and nothing is launched: pointers may be anything.
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/conv.h"
+#include "kernels/embedding.h"
+#include "kernels/hadamard.h"
+#include "kernels/kv_quant.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+// The struct with one size after the other 0, the others 64.
+template <class Args>
+void check(KernelFamily family, Args args, std::initializer_list<int64_t Args::*> sizes, const char* format = "f32",
+           const char* keys = "", const char* values = "") {
+  for (int64_t Args::*zero : sizes) {
+    INFO(family_name(family));
+    for (int64_t Args::*size : sizes) args.*size = 64;
+    args.*zero = 0;
+    launch_on_device(family, format, &args, keys, values);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  check(KernelFamily::kUnary, UnaryArgs{}, {&UnaryArgs::n});
+  UnaryArgs sine;
+  sine.op = UnaryOp::kSin;
+  check(KernelFamily::kUnary, sine, {&UnaryArgs::n});
+  check(KernelFamily::kActivate, ActivateArgs{}, {&ActivateArgs::n});
+  check(KernelFamily::kBinary, BinaryArgs{}, {&BinaryArgs::rows, &BinaryArgs::cols});
+  check(KernelFamily::kSwiGlu, SwiGluArgs{}, {&SwiGluArgs::T, &SwiGluArgs::F});
+  check(KernelFamily::kSoftmax, SoftmaxArgs{}, {&SoftmaxArgs::rows, &SoftmaxArgs::n});
+  check(KernelFamily::kRmsNorm, RmsNormArgs{}, {&RmsNormArgs::rows, &RmsNormArgs::cols});
+  check(KernelFamily::kLayerNorm, LayerNormArgs{}, {&LayerNormArgs::rows, &LayerNormArgs::cols});
+  check(KernelFamily::kRope, RopeArgs{}, {&RopeArgs::T, &RopeArgs::heads, &RopeArgs::D});
+  check(KernelFamily::kGatherRows, GatherRowsArgs{}, {&GatherRowsArgs::R, &GatherRowsArgs::E});
+  check(KernelFamily::kEmbedding, EmbeddingArgs{}, {&EmbeddingArgs::T, &EmbeddingArgs::E}, "q4_0");
+  check(KernelFamily::kHadamard, HadamardArgs{}, {&HadamardArgs::rows, &HadamardArgs::n});
+  check(KernelFamily::kMoeCombine, MoeCombineArgs{}, {&MoeCombineArgs::T, &MoeCombineArgs::E});
+  check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
+  check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T}, "bf16");
+  check(KernelFamily::kPagedAttention, PagedAttentionArgs{.shape = {DType::kBF16, 16, 2, 64}},
+        {&PagedAttentionArgs::T, &PagedAttentionArgs::H}, "bf16");
+  const QuantKvShape shape{KvCode::kInt8, KvCode::kInt8, 16, 2, 64};
+  check(KernelFamily::kQuantKvAppend, QuantKvAppendArgs{.shape = shape}, {&QuantKvAppendArgs::T}, "bf16", "int8", "int8");
+  QuantPagedAttentionArgs quantized;
+  quantized.shape = shape;
+  for (int64_t PagedAttentionArgs::*zero : {&PagedAttentionArgs::T, &PagedAttentionArgs::H}) {
+    quantized.common.T = quantized.common.H = 64;
+    quantized.common.*zero = 0;
+    launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &quantized, "int8", "int8");
+  }
+  const MatmulSegment none{nullptr, nullptr, 0, 0};
+  MatmulArgs matmul;
+  matmul.segments = &none;
+  matmul.num_segments = 1;
+  check(KernelFamily::kMatmul, matmul, {&MatmulArgs::T}, "bf16");
+  matmul.T = 64;  // but no outputs
+  launch_on_device(KernelFamily::kMatmul, "bf16", &matmul);
+  GroupedMatmulArgs grouped;
+  grouped.segments = &none;
+  grouped.segments_per_expert = grouped.experts = 1;
+  check(KernelFamily::kGroupedMatmul, grouped, {&GroupedMatmulArgs::P}, "bf16");
+  grouped.P = 64;
+  launch_on_device(KernelFamily::kGroupedMatmul, "bf16", &grouped);
+}
+
+TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto refused = [](KernelFamily family, const char* format, const void* args, const char* codes = "") {
+    return !cuda::find_device_kernel(family, format, codes, codes)->launch(args, nullptr, nullptr).ok();
+  };
+  MatmulArgs matmul;
+  const MatmulSegment segment{nullptr, nullptr, 16, 0};
+  matmul.segments = &segment;
+  matmul.num_segments = 1;
+  matmul.T = int64_t{8} << 16;  // tiles of rows beyond a grid's second dimension
+  CHECK(refused(KernelFamily::kMatmul, "bf16", &matmul));
+  GroupedMatmulArgs grouped;
+  grouped.segments = &segment;
+  grouped.segments_per_expert = grouped.experts = 1;
+  grouped.P = int64_t{8} << 16;
+  CHECK(refused(KernelFamily::kGroupedMatmul, "bf16", &grouped));
+  PagedAttentionArgs attention;
+  attention.T = attention.H = 1;
+  attention.shape = {DType::kBF16, 16, 1, 520};
+  CHECK(refused(KernelFamily::kPagedAttention, "bf16", &attention));
+  QuantKvAppendArgs append;
+  append.T = 1;
+  append.shape = {KvCode::kInt8, KvCode::kInt8, 16, 1, 264};
+  CHECK(refused(KernelFamily::kQuantKvAppend, "bf16", &append, "int8"));
+  QuantPagedAttentionArgs quantized;
+  quantized.common = attention;
+  quantized.shape = append.shape;
+  CHECK(refused(KernelFamily::kQuantPagedAttention, "bf16", &quantized, "int8"));
+  MoeRouteArgs route;
+  route.experts = 5000;
+  CHECK(refused(KernelFamily::kMoeRoute, "f32", &route));
+  LayerNormArgs norm;
+  norm.rows = -1;
+  CHECK(refused(KernelFamily::kLayerNorm, "f32", &norm));
+}

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""kernels_test.py OBJECTS...: one line a kernel of kernels/cuda: registers, stack (spills lie there) and wide accesses.
+
+Objects of nvcc hold ELF files of the device's code, which is read here: .nv.info says what a kernel needs, and .text is
+16 bytes an instruction. No GPU and no disassembler is needed.
+"""
+import collections
+import pathlib
+import re
+import struct
+import sys
+import unittest
+
+OBJECTS = [pathlib.Path(p) for p in sys.argv[1:] if p.endswith(".o")]
+# What a kernel may need and must have: most registers, stack in bytes, instructions at least. Names are searched in mangled
+# ones, so a line of a template stands for all of its kernels that no line before it has.
+KERNELS = [
+    # name, registers, stack, instructions
+    (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
+    (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
+    (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
+    (r"append_kernelI", 32, 0, {}),
+    (r"rows_kernel", 32, 0, {}),
+    (r"quantize_kernel", 96, 0, {}),
+    (r"bf16_productILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
+    (r"bf16_productILb0E", 128, 0, {"HMMA": 16}),
+    (r"general_product.*iq4", 64, 16, {}),  # its table of sixteen numbers
+    (r"general_product", 64, 0, {}),
+    (r"embedding_kernel.*iq4", 64, 16, {}),
+    (r"embedding_kernel", 64, 0, {}),
+    (r"rms_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
+    (r"rms_norm_kernelILb0E", 40, 0, {}),
+    (r"layer_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
+    (r"layer_norm_kernelILb0E", 40, 0, {}),
+    (r"rope_kernel", 48, 0, {}),
+    (r"softmax_kernel", 40, 0, {}),
+    (r"hadamard_kernel", 40, 0, {}),
+    (r"gather_kernelI6float4", 24, 0, {"LDG128": 1, "STG128": 1}),
+    (r"gather_kernelIf", 24, 0, {}),
+    (r"sine_kernelILi4", 32, 32, {"LDG128": 1, "STG128": 1}),  # the reduction of large angles
+    (r"sine_kernelILi1", 32, 32, {}),
+    (r"(unary|activate)_kernelILi4", 32, 0, {"LDG128": 1, "STG128": 1}),
+    (r"(binary|swiglu)_kernelILi4", 40, 0, {"LDG128": 2, "STG128": 1}),
+    (r"(unary|activate|binary|swiglu)_kernelILi1", 32, 0, {}),
+    (r"choose_kernel", 40, 0, {}),
+    (r"sort_kernel", 40, 0, {}),
+    (r"combine_kernel", 40, 0, {}),
+]
+OPCODES = {0x981: "LDG", 0x381: "LDG", 0x986: "STG", 0x386: "STG", 0x984: "LDS", 0x988: "STS", 0x388: "STS", 0x23c: "HMMA"}
+WIDTHS = ["8", "8", "16", "16", "32", "64", "128", "?"]
+
+
+def sections(elf):
+    start, = struct.unpack_from("<Q", elf, 40)
+    size, count, names = struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + i * size) for i in range(count)]
+    for name, kind, _, _, offset, length in headers:
+        at = headers[names][4] + name
+        yield elf[at:elf.index(b"\0", at)].decode(), elf[offset:offset + length] if kind != 8 else b""
+
+
+def device_code(data):
+    """The ELF files for compute capability 9.0 in an object file."""
+    at = 0
+    while (at := data.find(b"\x7fELF", at + 1)) >= 0:
+        machine, = struct.unpack_from("<H", data, at + 18)
+        flags, = struct.unpack_from("<I", data, at + 48)
+        if machine == 190 and 90 in (flags & 0xff, flags >> 8 & 0xff):
+            yield data[at:]
+
+
+def kernels_of(elf):
+    parts = dict(sections(elf))
+    found = collections.defaultdict(lambda: {"registers": 0, "stack": 0, "instructions": collections.Counter()})
+
+    def symbol(index):
+        name, = struct.unpack_from("<I", parts[".symtab"], 24 * index)
+        return parts[".strtab"][name:parts[".strtab"].index(b"\0", name)].decode()
+
+    info, at = parts[".nv.info"], 0
+    while at < len(info):  # form, attribute, size or value; form 4 has `size` bytes behind it
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        if form == 4 and attribute in (0x2f, 0x11):  # registers, frame
+            index, value = struct.unpack_from("<II", info, at + 4)
+            found[symbol(index)]["registers" if attribute == 0x2f else "stack"] = value
+        at += 4 + (size if form == 4 else 0)
+    for name, code in parts.items():
+        if not name.startswith(".text."):
+            continue
+        counts = found[name[6:]]["instructions"]
+        for k in range(0, len(code), 16):
+            low, high = struct.unpack_from("<QQ", code, k)
+            word = OPCODES.get(low & 0xfff)
+            if word is not None:
+                counts[word if word == "HMMA" else word + WIDTHS[high >> 9 & 7]] += 1
+    return {name: k for name, k in found.items() if k["registers"] > 0}
+
+
+class Kernels(unittest.TestCase):
+    def test_every_kernel_has_its_line(self):
+        seen = set()
+        for path in OBJECTS:
+            for elf in device_code(path.read_bytes()):
+                for name, kernel in kernels_of(elf).items():
+                    with self.subTest(kernel=name, needs=kernel):
+                        line = next((k for k in KERNELS if re.search(k[0], name)), None)
+                        self.assertIsNotNone(line, "a kernel without a line in this table")
+                        seen.add(line[0])
+                        self.assertLessEqual(kernel["registers"], line[1])
+                        self.assertLessEqual(kernel["stack"], line[2])
+                        for word, least in line[3].items():
+                            self.assertGreaterEqual(kernel["instructions"][word], least)
+        if not seen:
+            self.skipTest("no code for compute capability 9.0 in these objects")
+        self.assertEqual(seen, {k[0] for k in KERNELS}, "lines of kernels that are gone")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""mutants.py BUILD ROOT [--all] [--count N] [--seed N]: barriers and bounds tests of kernels/cuda, each removed in turn.
+
+A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
+It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
+"""
+import argparse
+import pathlib
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+# File, the .cu that is compiled for it, tests that must find its mutants (emulated and traced).
+FILES = {
+    "attention.cu": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
+    "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
+    "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
+    "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
+    "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
+    "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
+    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
+    "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: sums*"),
+    "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
+    "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
+    "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
+    "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*"),
+    "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
+    "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
+    "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
+}
+RULES = [
+    ("without the barrier", re.compile(r"^(\s*)__sync(?:threads|warp)\(\);$"), r"\1;"),
+    ("without the test", re.compile(r"^(\s*)if \(.*\) (?:return|break|continue)\b[^;]*;$"), r"\1;"),
+    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr).*\) \{$"), r"\1{"),
+]
+# File and line as it stands: why nobody can tell.
+EQUIVALENT = {
+}
+
+
+def mutants(root):
+    for name in FILES:
+        lines = (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            for what, pattern, replacement in RULES:
+                if pattern.match(line) and not (what == "without the condition" and any(
+                        re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
+                    changed = lines[:number] + [pattern.sub(replacement, line)] + lines[number + 1:]
+                    yield name, number + 1, what, line.strip(), "\n".join(changed) + "\n"
+
+
+class Workshop:
+    def __init__(self, build, root):
+        self.build, self.root = build, root
+        commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "test_cuda_emulated"], capture_output=True,
+                                  text=True, check=True).stdout.splitlines()
+        self.compile = {f: next(c for c in commands if c.endswith(f"kernels/cuda/{f}") and "kernels_traced" in c)
+                        for f in {v[0] for v in FILES.values()}}
+        self.link = next(c for c in commands if "-o bin/test_cuda_emulated" in c)
+
+    def found(self, name, text, folder):
+        source, tests = FILES[name]
+        (folder / "kernels/cuda").mkdir(parents=True, exist_ok=True)
+        changed = folder / "kernels/cuda" / name
+        changed.write_text(text, encoding="utf-8")
+        words = [w for w in shlex.split(self.compile[source]) if w not in ("-MD", "-Werror", "ccache")]
+        words[1:1] = ["-I", str(folder), "-w"]
+        if name == source:
+            words[-1] = str(changed)
+        obj, exe = folder / "mutant.o", folder / "mutant"
+        words[words.index("-o") + 1] = str(obj)
+        for flag in ("-MT", "-MF"):
+            at = words.index(flag)
+            del words[at:at + 2]
+        if subprocess.run(words, cwd=self.build, capture_output=True, check=False).returncode != 0:
+            return None
+        link = self.link.replace("-o bin/test_cuda_emulated", f"-o {exe}")
+        link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
+        subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
+        try:
+            run = subprocess.run([exe, tests], cwd=self.build, capture_output=True, timeout=120, check=False)
+        except subprocess.TimeoutExpired:
+            return True
+        return run.returncode != 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("root", type=pathlib.Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=None)
+    args = parser.parse_args()
+    chosen = list(mutants(args.root))
+    if not args.all:
+        chosen = random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))
+    shop, survivors, dead = Workshop(args.build, args.root), [], 0
+    for name, number, what, line, text in chosen:
+        if (name, line) in EQUIVALENT:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = shop.found(name, text, pathlib.Path(folder))
+        dead += found is True
+        if found is False:
+            survivors.append(f"{name}:{number} {what}: {line}")
+            print("NOT FOUND", survivors[-1], flush=True)
+        elif args.all:
+            print("found" if found else "does not compile", f"{name}:{number} {what}: {line}", flush=True)
+    print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile or are equivalent")
+    return 1 if survivors or dead == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
