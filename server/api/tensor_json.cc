@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/text/utf8.h"
+#include "server/api/classification.h"
 #include "server/api/fields.h"
 #include "server/api/json_writer.h"
 #include "server/api/openai_request.h"
@@ -202,6 +203,7 @@ class BodyReader {
     if (!parameters) return out;
     Fields p(*parameters, "parameters.");
     p.boolean("binary_data", out.binary);
+    p.integer("classification", out.classification, 0, kMaxClasses);
     p.refuse_rest();
     if (!p.ok()) return p.status();
     return out;

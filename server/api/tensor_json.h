@@ -17,6 +17,7 @@ struct JsonInferRequest {
   struct Output {
     std::string name;
     bool binary = false;
+    int64_t classification = 0;  // classify(); 0: as it is
   };
   std::string id;
   std::vector<NamedTensor> inputs;

@@ -103,7 +103,7 @@ constexpr UnreadField kFields[] = {
     {"response_fields", kEmpty, "answers are sent whole; leave it out"},
     {"request_id", kEmpty, "read the id that the answer carries"},
     {"rid", kEmpty, "read the id that the answer carries"},
-    {"classification", "[0]", "take the largest of the values yourself"},
+    {"classification", "[0]", "it is a parameter of an output of an ordinary model"},
     {"shared_memory_region", kEmpty, "send and take the tensors themselves"},
     {"shared_memory_byte_size", "[0]", "send and take the tensors themselves"},
     {"shared_memory_offset", "[0]", "send and take the tensors themselves"},

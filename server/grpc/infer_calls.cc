@@ -223,13 +223,14 @@ class StreamInferCall final
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
     OAR_ASSIGN(TensorRequest r, read_tensor_request(*model, *message, about, message));
     r.job.done = [self = shared(), model, key, admission = std::move(admission), id = message->id(),
-                  outputs = std::move(r.outputs)](Result<std::vector<Datum>> results) {
+                  outputs = std::move(r.outputs),
+                  classes = std::move(r.classes)](Result<std::vector<Datum>> results) {
       ModelStreamInferResponse out;
       Status status = results.status();
       if (results.ok()) {
         auto& response = *out.mutable_infer_response();
         (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
-        status = write_tensor_response(*model, id, *results, outputs, response);
+        status = write_tensor_response(*model, id, std::move(*results), outputs, classes, response);
       }
       if (status.ok()) {
         self->enqueue(std::move(out));

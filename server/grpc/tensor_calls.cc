@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "engine/base/format.h"
+#include "server/api/classification.h"
 #include "server/api/fields.h"
 #include "server/api/tensor_json.h"
 #include "server/api/tensor_wire.h"
@@ -96,11 +97,12 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
     const api::RequestContext about = context_of(services_, *context_);
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
     OAR_ASSIGN(TensorRequest r, read_tensor_request(*model_, *request_, about, nullptr));
-    r.job.done = [self = shared_from_this(), admission = std::move(admission),
-                  outputs = std::move(r.outputs)](Result<std::vector<Datum>> results) {
-      self->finish(results.ok() ? write_tensor_response(*self->model_, self->request_->id(), *results,
-                                                        outputs, *self->response_)
-                                : results.status());
+    r.job.done = [self = shared_from_this(), admission = std::move(admission), outputs = std::move(r.outputs),
+                  classes = std::move(r.classes)](Result<std::vector<Datum>> results) {
+      self->finish(results.ok()
+                       ? write_tensor_response(*self->model_, self->request_->id(), std::move(*results),
+                                               outputs, classes, *self->response_)
+                       : results.status());
     };
     OAR_ASSIGN(const uint64_t ticket, model_->runner->submit(std::move(r.job)));
     ticket_ = ticket;
@@ -159,17 +161,17 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
   std::vector<std::string> wanted;
   for (const auto& output : request.outputs()) {
     for (const auto& [name, value] : output.parameters()) {
-      if (name == "classification")
-        return unimplemented(
-            cat("output ", api::in_quotes(output.name()), ": the classification extension is not offered"));
       if (name.starts_with("shared_memory"))
         return unimplemented(cat("output ", api::in_quotes(output.name()), ": shared memory is not offered"));
     }
     const json::object parameters = parameters_json(output.parameters());
     api::Fields f(parameters, cat("outputs[", wanted.size(), "].parameters."));
+    int64_t classes = 0;
+    f.integer("classification", classes, 0, api::kMaxClasses);
     f.refuse_rest();
     OAR_RETURN_IF_ERROR(f.status());
     wanted.push_back(output.name());
+    out.classes.push_back(classes);
   }
   OAR_ASSIGN(out.outputs, api::select_outputs(model.config, wanted));
   OAR_ASSIGN(const uint64_t timeout, api::read_timeout(parameters_json(request.parameters())));
@@ -180,9 +182,10 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
   return out;
 }
 
-Status write_tensor_response(const api::TensorModel& model, const std::string& id,
-                             const std::vector<Datum>& results, const std::vector<size_t>& wanted,
+Status write_tensor_response(const api::TensorModel& model, const std::string& id, std::vector<Datum> results,
+                             const std::vector<size_t>& wanted, const std::vector<int64_t>& classes,
                              ModelInferResponse& response) {
+  OAR_RETURN_IF_ERROR(api::classify(model.config, wanted, classes, results));
   response.set_model_name(model.config.name);
   response.set_model_version(model.config.version);
   response.set_id(id);

@@ -15,17 +15,18 @@ grpc::ServerUnaryReactor* begin_tensor_infer(const Services& services, grpc::Cal
 
 // One request of a model, whatever call it came in.
 struct TensorRequest {
-  InferJob job;                 // without `done`
-  std::vector<size_t> outputs;  // wanted, by index
+  InferJob job;                  // without `done`
+  std::vector<size_t> outputs;   // wanted, by index
+  std::vector<int64_t> classes;  // of each that is named, for classify()
 };
 // Checks and decodes; tensors view `request`, which `owner` keeps alive (null: the caller does).
 Result<TensorRequest> read_tensor_request(const api::TensorModel& model,
                                           const inference::ModelInferRequest& request,
                                           const api::RequestContext& context,
                                           std::shared_ptr<const void> owner);
-// Fills in names, version and id, and the outputs as raw contents.
-Status write_tensor_response(const api::TensorModel& model, const std::string& id,
-                             const std::vector<Datum>& results, const std::vector<size_t>& wanted,
+// Fills in names, version and id, and the outputs, classified where that was asked for, as raw contents.
+Status write_tensor_response(const api::TensorModel& model, const std::string& id, std::vector<Datum> results,
+                             const std::vector<size_t>& wanted, const std::vector<int64_t>& classes,
                              inference::ModelInferResponse& response);
 
 }  // namespace oar::grpc_api

@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "engine/base/format.h"
+#include "server/api/classification.h"
 #include "server/api/fields.h"
 #include "server/api/repository_load.h"
 #include "server/api/tensor_json.h"
@@ -52,7 +53,11 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   OAR_ASSIGN(api::JsonInferRequest parsed,
              api::parse_infer_body(model->config, request->body, length, request));
   std::vector<std::string> names;
-  for (const auto& o : parsed.outputs) names.push_back(o.name);
+  std::vector<int64_t> classes;
+  for (const auto& o : parsed.outputs) {
+    names.push_back(o.name);
+    classes.push_back(o.classification);
+  }
   OAR_ASSIGN(std::vector<size_t> wanted, api::select_outputs(model->config, names));
   OAR_ASSIGN(InferJob job, api::make_job(model->config, std::move(parsed.inputs)));
   parsed.inputs.clear();
@@ -60,7 +65,11 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   job.end_by = context.deadline;
   job.id = parsed.id.empty() ? context.id : parsed.id;
   auto answer = [model, writer, admission = std::move(admission), parsed = std::move(parsed),
-                 wanted = std::move(wanted)](const Result<std::vector<Datum>>& results) {
+                 wanted = std::move(wanted),
+                 classes = std::move(classes)](Result<std::vector<Datum>> results) {
+    if (results.ok()) {
+      if (const Status s = api::classify(model->config, wanted, classes, *results); !s.ok()) results = s;
+    }
     writer->send(infer_answer(model->config, parsed, results, wanted));
   };
   // Numbers in JSON are not for the model's thread to write.

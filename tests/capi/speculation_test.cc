@@ -150,8 +150,9 @@ TEST_CASE("speculation: a draft model changes no text, with masks and without") 
     for (size_t i = 0; i < want.size(); ++i) {
       INFO("request " << i << ": " << got[i].text);
       CHECK(got[i] == want[i]);
-      // Of one mind but where a grammar ends the text before all drafts are drawn.
-      if (draft == equal && i < 12) CHECK(got[i].rejected == 0);
+      // Of one mind but where a grammar ends the text before all drafts are drawn, and where a penalty counts
+      // tokens of the same chain, which drafts do not.
+      if (draft == equal && i < 12 && i % 4 != 3) CHECK(got[i].rejected == 0);
       accepted += got[i].accepted;
       rejected += got[i].rejected;
     }

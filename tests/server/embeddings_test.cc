@@ -255,8 +255,6 @@ TEST_CASE("Embeddings and rerank: what is refused") {
             .find("no field") != std::string::npos);
   CHECK(t.refusal("/pooling", R"({"model":"bert","input":"a","task":"token_embed"})", 400, "task")
             .find("embed") != std::string::npos);
-  CHECK(t.refusal("/pooling", R"({"model":"cross","input":"a"})", 400, "model").find("/v1/rerank") !=
-        std::string::npos);
   const auto embed = [&](const std::string& rest, int status = 400, const char* param = "input") {
     return t.refusal("/v1/embeddings", cat(R"({"model":"bert",)", rest, "}"), status, param);
   };

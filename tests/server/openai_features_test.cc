@@ -159,7 +159,7 @@ TEST_CASE("best_of: the likeliest candidates per token, best first, and no log-p
   oar::api::OpenAiAnswer answer(spec, options);
   // Sums alone would prefer the short one; per token the second of the first prompt is best.
   const std::vector<std::vector<float>> logprobs = {{-1.f}, {-0.5f, -0.6f, -0.7f}, {-2.f},
-                                                    {-3.f}, {-1.f, -1.2f},         {-1.1f}};
+                                                    {-3.f}, {-1.f, -1.2f},         {-1.05f}};
   for (size_t i = 0; i < logprobs.size(); ++i) {
     oar::TextEvent e;
     e.text = std::string(1, static_cast<char>('a' + i));

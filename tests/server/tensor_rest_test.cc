@@ -66,6 +66,48 @@ TEST_CASE("Tensors over REST: JSON in and out") {
   CHECK(echo("BYTES", R"(["a","","\u00e9"])") == "[\"a\",\"\",\"\xC3\xA9\"]");
 }
 
+TEST_CASE("Tensors over REST: the largest values of an output, as texts") {
+  TensorServer t;
+  const auto classes = [&](const std::string& data, int64_t count, const char* shape = "[2,3]") {
+    const HttpReply r =
+        post(t, "/v2/models/scale/versions/1/infer",
+             cat(R"({"inputs":[{"name":"x","datatype":"FP32","shape":)", shape, R"(,"data":)", data,
+                 R"(}],"outputs":[{"name":"y","parameters":{"classification":)", count, "}}]}"));
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    const auto out = parse(r.body).at("outputs").at(0);
+    CHECK(out.at("datatype") == "BYTES");
+    return serialize(out.at("shape")) + serialize(out.at("data"));
+  };
+  CHECK(classes("[0.5,-1,7,3,3,2]", 2) ==
+        R"([2,2]["7.000000:2","0.500000:0","3.000000:0","3.000000:1"])");  // equal ones by index
+  CHECK(classes("[1,2,3]", 9, "[1,3]") ==
+        R"([1,3]["3.000000:2","2.000000:1","1.000000:0"])");  // no more than all
+  const auto integers = parse(
+      post(t, "/v2/models/same_INT64/infer",
+           R"({"inputs":[{"name":"x","shape":[1,3],"datatype":"INT64","data":[-1,9223372036854775807,5]}],)"
+           R"("outputs":[{"name":"y","parameters":{"classification":2}}]})")
+          .body);
+  CHECK(serialize(integers.at("outputs").at(0).at("data")).find(R"("9223372036854775807:1","5:2")") !=
+        std::string::npos);
+  // 0 asks for nothing; texts have no largest.
+  CHECK(parse(post(t, "/v2/models/scale/versions/1/infer",
+                   R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1,3],"data":[1,2,3]}],)"
+                   R"("outputs":[{"name":"y","parameters":{"classification":0}}]})")
+                  .body)
+            .at("outputs")
+            .at(0)
+            .at("datatype") == "FP32");
+  CHECK_THAT(refusal(post(t, "/v2/models/same_BYTES/infer",
+                          R"({"inputs":[{"name":"x","shape":[1,3],"datatype":"BYTES","data":["a","b","c"]}],)"
+                          R"("outputs":[{"name":"y","parameters":{"classification":1}}]})")),
+             Contains("no numbers"));
+  CHECK_THAT(refusal(post(t, "/v2/models/scale/versions/1/infer",
+                          R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1,3],"data":[1,2,3]}],)"
+                          R"("outputs":[{"name":"y","parameters":{"classification":-1}}]})")),
+             Contains("classification"));
+}
+
 TEST_CASE("Tensors over REST: binary tensors") {
   TensorServer t;
   const std::string json =
