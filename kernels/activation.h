@@ -27,6 +27,8 @@ enum class UnaryOp : int32_t {
 };
 // out[t, f] = act(gate[t, f]) * up[t, f]; act is silu, a / (1 + exp(-a)), or kGeluTanh.
 // https://arxiv.org/abs/2002.05202
+// Of silu there is a kin, as in gpt-oss: g / (1 + exp(-alpha g)) * (u + up_offset) with g = min(gate, limit)
+// and u = up within [-limit, limit].
 struct SwiGluArgs {
   uint32_t size = sizeof(SwiGluArgs);
   uint32_t version = 1;
@@ -35,6 +37,11 @@ struct SwiGluArgs {
   const float* up = nullptr;    // [T, F], row stride ldu
   int64_t T = 0, F = 0, ldo = 0, ldg = 0, ldu = 0;
   UnaryOp act = UnaryOp::kSilu;
+  // Of silu alone.
+  float alpha = 1;  // above 0
+  float limit = 0;  // 0: none
+  float up_offset = 0;
+  bool plain() const { return alpha == 1 && limit == 0 && up_offset == 0; }
 };
 
 struct UnaryArgs {

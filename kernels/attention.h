@@ -39,6 +39,8 @@ struct KvAppendArgs {
 // Query t of sequence b sits at position context_len[b] - (seq_start[b+1] - seq_start[b]) + (t -
 // seq_start[b]). It sees positions [max(0, pos - window + 1), pos]; keys of the chunk itself have been
 // appended already. out = softmax(softcap(q . k * scale)) . v, softcap(s) = cap * tanh(s / cap) when cap > 0.
+// A head's sink takes part in its softmax as one more logit, whose value is zero: out = sum of exp(s_i) v_i
+// over (exp(sink) + sum of exp(s_i)). https://arxiv.org/abs/2508.10925 (gpt-oss)
 // Query head h reads key/value head h / (H / K). Table entries of pages wholly outside every query's window
 // are not looked at, so they may be stale. plan() needs sizes alone (T, B, H, max_blocks, window, shape), and
 // its scratch never shrinks when T or B grows.
@@ -55,9 +57,17 @@ struct PagedAttentionArgs {
   int64_t max_blocks = 0;  // columns of block_tables
   KvShape shape;
   float scale = 1.f;
-  float softcap = 0.f;  // 0: none
-  int64_t window = 0;   // 0: whole context
+  float softcap = 0.f;                 // 0: none
+  int64_t window = 0;                  // 0: whole context
+  const float* sink_logits = nullptr;  // [H] or null
+  int32_t chunked = 0;                 // a query sees its own of the chunks of `window` positions alone
 };
+
+// The first position that a query at `position` sees.
+inline int64_t first_seen(const PagedAttentionArgs& a, int64_t position) {
+  if (a.window <= 0 || position < a.window) return 0;
+  return a.chunked != 0 ? position - position % a.window : position + 1 - a.window;
+}
 
 // Attention within segments of packed rows, without a cache: a row sees every row of its segment, before and
 // behind it, or with a window those whose positions are less than that away. out = softmax(q . k * scale) .

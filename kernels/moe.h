@@ -30,8 +30,9 @@ struct MoeRouteArgs {
   int32_t groups = 0, top_groups = 0;  // 0: all experts are one
 };
 
-// out[p, :] = x[row(p), :] . W[e]^T for the sorted pairs p of each expert e; row(p) = pair_token[p], or p
-// itself when pair_token is null. One segment list per expert: segments[e * segments_per_expert + s].
+// out[p, :] = x[row(p), :] . W[e]^T (+ bias of e's segments) for the sorted pairs p of each expert e; row(p)
+// = pair_token[p], or p itself when pair_token is null. One segment list per expert: segments[e *
+// segments_per_expert + s].
 struct GroupedMatmulArgs {
   uint32_t size = sizeof(GroupedMatmulArgs);
   uint32_t version = 1;

@@ -170,7 +170,9 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   f.hidden = architecture->hidden(b);
   // With their ways back, before they are differentiated.
   for (Node& n : g.nodes()) {
-    if (n.is("attention")) n.op = &op_segment_attention;
+    // Sinks and chunks are left to the op's definition.
+    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
+      n.op = &op_segment_attention;
     if (n.is("moe_route")) n.op = &op_route;
     if (!n.is("rope")) continue;
     n.op = &op_rotate;

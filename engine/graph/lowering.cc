@@ -29,7 +29,7 @@ bool LowerContext::is_weight(size_t input) const {
 }
 
 Format LowerContext::weight_format(size_t input) const {
-  return is_expression(input) ? Format::f32() : graph.value(node.inputs[input]).type.format;
+  return oar::weight_format(graph, expressions, node.inputs[input]);
 }
 
 Shape LowerContext::weight_shape(size_t input) const {

@@ -163,11 +163,10 @@ struct LowerContext {
   bool is_expression(size_t input) const {
     return is_weight(input) && graph.value(node.inputs[input]).kind != ValueKind::kConstant;
   }
-  // Format and shape in which evaluate() gives it: expressions are f32.
+  // Format and shape in which evaluate() gives it.
   Format weight_format(size_t input) const;
   Shape weight_shape(size_t input) const;
-  // Its tensor: the constant itself, or the expression evaluated now, as f32 in memory that goes with the
-  // tensor.
+  // Its tensor: the constant itself, or the expression evaluated now, in memory that goes with the tensor.
   Result<Tensor> evaluate(size_t input) const;
   // Weight operand `input` in `layout`, from the store; made of its tensor by `make` where it is not there.
   // Without bytes when only probing.

@@ -87,6 +87,8 @@ struct OpDef {
   // The same for ops that make little of much (sums over a matrix): reads the operands as they lie, in their
   // own formats; those left out are empty tensors.
   Result<Tensor> (*fold)(std::span<const Tensor> operands, const Attrs& attrs, ThreadPool& pool) = nullptr;
+  // fold() moves numbers and leaves them in the format of the result's type; else its results are f32.
+  bool fold_keeps_format = false;
   // Matrix operands may be weight expressions: lower() reads them through LowerContext::weight().
   bool weight_expressions = false;
 };

@@ -94,6 +94,13 @@ std::vector<bool> weight_nodes(const Graph& graph) {
   return out;
 }
 
+Format weight_format(const Graph& graph, std::span<const Node> nodes, ValueId value) {
+  const Value& v = graph.value(value);
+  if (v.kind == ValueKind::kConstant) return v.type.format;
+  const Node* node = producer_of(nodes, value);
+  return node != nullptr && node->op->fold_keeps_format ? v.type.format : Format::f32();
+}
+
 Result<Tensor> evaluate_weight(const Graph& graph, std::span<const Node> nodes, ValueId value,
                                ThreadPool& pool) {
   const Value& v = graph.value(value);
@@ -110,6 +117,17 @@ ValueId weight_source(const Graph& graph, std::span<const Node> nodes, ValueId v
     value = node->inputs[0];
   }
   return value;
+}
+
+std::optional<Format> source_format(const Graph& graph, std::span<const Node> nodes, ValueId value) {
+  while (value != kNoValue && graph.value(value).kind != ValueKind::kConstant) {
+    const Node* node = producer_of(nodes, value);
+    if (node == nullptr || node->inputs.empty()) return std::nullopt;
+    if (node->op->fold_keeps_format) break;
+    value = node->inputs[0];
+  }
+  if (value == kNoValue) return std::nullopt;
+  return graph.value(value).type.format;
 }
 
 std::vector<NamedWeight> named_weights(const Graph& graph) {

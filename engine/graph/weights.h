@@ -6,6 +6,7 @@
 // What it is not: fold_constants, which evaluates small expressions once for good.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,11 @@ namespace oar {
 // nodes.
 std::vector<bool> weight_nodes(const Graph& graph);
 
-// A constant is returned as it lies (its own format, no copy); an expression as f32 in new memory. Rows or
+// The format in which evaluate_weight() gives a constant or an expression.
+Format weight_format(const Graph& graph, std::span<const Node> nodes, ValueId value);
+
+// A constant is returned as it lies (its own format, no copy); an expression in new memory, as f32 or, where
+// it moves numbers alone (OpDef::fold_keeps_format), in their format. Rows or
 // columns are worked on in parallel; at most one f32 copy of the tensor exists beside the result. `nodes`
 // hold the expressions: the graph's own, or those a Plan took out of it.
 Result<Tensor> evaluate_weight(const Graph& graph, std::span<const Node> nodes, ValueId value,
@@ -30,6 +35,8 @@ inline Result<Tensor> evaluate_weight(const Graph& graph, ValueId value, ThreadP
 // The mapped tensor an expression was made of: the constant at the end of the chain of first operands;
 // kNoValue for a value that is not a weight.
 ValueId weight_source(const Graph& graph, std::span<const Node> nodes, ValueId value);
+// The format that the numbers at the beginning of that chain have; none for a value that is not a weight.
+std::optional<Format> source_format(const Graph& graph, std::span<const Node> nodes, ValueId value);
 
 // Every weight that a node or an output of the graph reads, once, in graph order: plain constants and the
 // ends of expressions, under the name of the tensor they were made of. A head tied to its embedding has the

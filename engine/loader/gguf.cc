@@ -29,14 +29,17 @@ struct GgmlType {
   const char* format;  // ours; null when unsupported
 };
 constexpr GgmlType kGgmlTypes[] = {
-    {0, "F32", "f32"},        {1, "F16", "f16"},        {2, "Q4_0", "q4_0"},      {3, "Q4_1", "q4_1"},
-    {6, "Q5_0", "q5_0"},      {7, "Q5_1", "q5_1"},      {8, "Q8_0", "q8_0"},      {9, "Q8_1", nullptr},
-    {10, "Q2_K", "q2_k"},     {11, "Q3_K", "q3_k"},     {12, "Q4_K", "q4_k"},     {13, "Q5_K", "q5_k"},
-    {14, "Q6_K", "q6_k"},     {15, "Q8_K", nullptr},    {16, "IQ2_XXS", nullptr}, {17, "IQ2_XS", nullptr},
-    {18, "IQ3_XXS", nullptr}, {19, "IQ1_S", nullptr},   {20, "IQ4_NL", "iq4_nl"}, {21, "IQ3_S", nullptr},
-    {22, "IQ2_S", nullptr},   {23, "IQ4_XS", "iq4_xs"}, {24, "I8", "i8"},         {25, "I16", "i16"},
-    {26, "I32", "i32"},       {27, "I64", "i64"},       {28, "F64", "f64"},       {29, "IQ1_M", nullptr},
-    {30, "BF16", "bf16"},     {34, "TQ1_0", nullptr},   {35, "TQ2_0", nullptr},   {39, "MXFP4", "mxfp4"},
+    {0, "F32", "f32"},        {1, "F16", "f16"},          {2, "Q4_0", "q4_0"},
+    {3, "Q4_1", "q4_1"},      {6, "Q5_0", "q5_0"},        {7, "Q5_1", "q5_1"},
+    {8, "Q8_0", "q8_0"},      {9, "Q8_1", nullptr},       {10, "Q2_K", "q2_k"},
+    {11, "Q3_K", "q3_k"},     {12, "Q4_K", "q4_k"},       {13, "Q5_K", "q5_k"},
+    {14, "Q6_K", "q6_k"},     {15, "Q8_K", nullptr},      {16, "IQ2_XXS", "iq2_xxs"},
+    {17, "IQ2_XS", "iq2_xs"}, {18, "IQ3_XXS", "iq3_xxs"}, {19, "IQ1_S", nullptr},
+    {20, "IQ4_NL", "iq4_nl"}, {21, "IQ3_S", "iq3_s"},     {22, "IQ2_S", "iq2_s"},
+    {23, "IQ4_XS", "iq4_xs"}, {24, "I8", "i8"},           {25, "I16", "i16"},
+    {26, "I32", "i32"},       {27, "I64", "i64"},         {28, "F64", "f64"},
+    {29, "IQ1_M", nullptr},   {30, "BF16", "bf16"},       {34, "TQ1_0", nullptr},
+    {35, "TQ2_0", nullptr},   {39, "MXFP4", "mxfp4"},
 };
 
 Result<Format> format_of(uint32_t type, std::string_view tensor, const std::string& file) {

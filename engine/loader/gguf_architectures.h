@@ -75,6 +75,10 @@ inline constexpr Rename kGlm4MoeNames[] = {
     {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_experts.gate_proj"},
     {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_experts.up_proj"},
     {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_experts.down_proj"}};
+inline constexpr Rename kGptOssNames[] = {
+    {"blk.N.attn_sinks", "model.layers.N.self_attn.sinks"},
+    {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.mlp.router"}};
 
 // A number of the metadata that is a key of config.json; counts are integers.
 struct KeyName {
@@ -189,6 +193,16 @@ inline constexpr Architecture kArchitectures[] = {
      kQwen2MoeKeys, R"({"qkv_bias": true})"},
     {"glm4moe", "glm4_moe", "Glm4MoeForCausalLM", "silu", false, true, kDecoderNames, kGlm4MoeNames,
      kGlm4MoeKeys, kBiased},
+    {"gpt-oss",
+     "gpt_oss",
+     "GptOssForCausalLM",
+     "silu",
+     false,
+     true,
+     kDecoderNames,
+     kGptOssNames,
+     {},
+     kBiased},
 };
 // GGUF files call these "llama" too and differ by what they contain.
 inline constexpr Architecture kMixtral = {"llama", "mixtral", "MixtralForCausalLM", "silu",

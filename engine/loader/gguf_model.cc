@@ -256,6 +256,15 @@ void read_experts(MetadataReader& in, const Architecture* arch) {
   if (arch) in.config["norm_topk_prob"] = arch->norm_topk_prob;
 }
 
+// What a file may say of the router, where the architecture knows it.
+Status check_gating(const GgufFile& file, MetadataReader& in, const std::string& architecture, int64_t kind,
+                    const char* meaning) {
+  const auto said = in.count("expert_gating_func");
+  if (!said || *said == kind) return ok_status();
+  return unimplemented(cat(file.name, ": metadata ", architecture, ".expert_gating_func is ", *said,
+                           ", expected ", kind, " (", meaning, ")"));
+}
+
 // Hugging Face's config of GPT-2 has names of its own.
 void add_gpt2_names(json::object& c) {
   constexpr Rename kNames[] = {{"hidden_size", "n_embd"},
@@ -323,7 +332,7 @@ std::string hugging_face_name(std::string_view architecture, std::string_view gg
       std::string name(r.hugging_face);
       if (!layer.empty()) name.replace(name.find(".N.") + 1, 1, layer);
       if (!expert.empty()) name.insert(name.rfind('.'), "." + expert);
-      return name.ends_with("_bias") ? name : name.append(suffix);
+      return name.ends_with("_bias") || name.ends_with(".sinks") ? name : name.append(suffix);
     }
   }
   return std::string(gguf_name);
@@ -371,9 +380,12 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   if (arch && arch->model_type == "exaone4" && !c.contains("sliding_window")) c["sliding_window"] = nullptr;
   if (arch && arch->model_type == "glm4_moe") {
     c["use_qk_norm"] = file.tensors.contains("blk.0.attn_q_norm.weight");
-    if (const auto kind = in.count("expert_gating_func"); kind && *kind != 2)
-      return unimplemented(
-          cat(file.name, ": metadata ", *name, ".expert_gating_func is ", *kind, ", expected 2 (sigmoid)"));
+    OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 2, "sigmoid"));
+  }
+  if (arch && arch->model_type == "gpt_oss") {
+    // Its YaRN does not round the dims between which it blends, and no key of a file says so.
+    if (json::value* rope = c.if_contains("rope_scaling")) rope->as_object()["truncate"] = false;
+    OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 3, "softmax of those chosen"));
   }
 
   const auto embedding = file.tensors.find("token_embd.weight");

@@ -48,7 +48,7 @@ SplitName split(std::string_view tensor) {
 }
 
 std::string method_list() {
-  std::string list = "'oar'";
+  std::string list = "'oar', 'mxfp4'";
   for (const QuantMethod& m : kMethods) list += cat(", '", m.name, "'");
   return list;
 }
@@ -72,6 +72,36 @@ void erase_activation_scales(TensorMap& tensors, std::vector<std::string>* notic
                            " stored scales of activations or of the KV cache are not used: activations keep ",
                            "their own precision, the option kv chooses the cache's"));
   }
+}
+
+// gpt-oss's experts: <name>_blocks (..., groups, 16) with two codes a byte, <name>_scales (..., groups). They
+// stay as they are: who writes the graph takes them apart by expert (engine/models/experts.cc).
+Status check_mxfp4(const TensorMap& tensors) {
+  constexpr std::string_view kCodes = "_blocks", kScales = "_scales";
+  const auto shown = [](const auto& t) {
+    return cat("tensor ", show_name(t.first), " is ", t.second.format().name(), " ",
+               t.second.shape().to_string());
+  };
+  for (const auto& t : tensors) {
+    const std::string_view name = t.first;
+    const bool codes = name.ends_with(kCodes);
+    if (!codes && !name.ends_with(kScales)) continue;
+    const std::string_view stem = name.substr(0, name.size() - kCodes.size());
+    const auto partner = tensors.find(cat(stem, codes ? kScales : kCodes));
+    if (partner == tensors.end())
+      return data_loss(cat(shown(t), " without ", show_name(cat(stem, codes ? kScales : kCodes)),
+                           " beside it; is a shard missing?"));
+    if (!codes) continue;
+    const Shape &blocks = t.second.shape(), &scales = partner->second.shape();
+    const Format u8 = Format::of(DType::kU8);
+    bool fit = t.second.format() == u8 && partner->second.format() == u8 && blocks.rank() == 4 &&
+               scales.rank() == 3 && blocks[3] == 16;
+    for (int k = 0; fit && k < 3; ++k) fit = blocks[k] == scales[k];
+    if (!fit)
+      return data_loss(cat(shown(t), " and ", shown(*partner),
+                           "; mxfp4 is u8 [experts, rows, groups, 16] and u8 [experts, rows, groups]"));
+  }
+  return ok_status();
 }
 
 struct Repacked {
@@ -176,6 +206,7 @@ Status apply_quantization_config(const json::object& config, TensorMap& tensors,
   const json::object& quant = v->get_object();
   OAR_ASSIGN(const std::string name, quant_string(quant, "quant_method", ""));
   if (name == "oar") return apply_oar_quantization(config, tensors);
+  if (name == "mxfp4") return check_mxfp4(tensors);
 
   const auto* method = std::find_if(std::begin(kMethods), std::end(kMethods),
                                     [&](const QuantMethod& m) { return m.name == name; });

@@ -9,6 +9,8 @@
 // that are no multiple of 32, scales outside f16. Activation scales are dropped: activations are quantized by
 // what computes, or not at all.
 //
+// Stacked experts in mxfp4 (gpt-oss) are checked and stay in their parts.
+//
 // To add a method: a file quant_<method>.cc with a QuantReader, and its line in kMethods of
 // quantization_config.cc.
 #pragma once

@@ -16,7 +16,9 @@ Status check_layer_types(ConfigReader& r, const ModelConfig& c) {
                                 " entries, as 'num_hidden_layers' wants"));
   }
   for (size_t k = 0; k < c.windows.size(); ++k) {
-    const char* runs = c.windows[k] > 0 ? "sliding_attention" : "full_attention";
+    const char* runs = c.windows[k] <= 0 ? "full_attention"
+                       : c.chunked       ? "chunked_attention"
+                                         : "sliding_attention";
     if (v->get_array()[k] != json::value(runs)) {
       return unimplemented(cat("config.json: 'layer_types' has ", json::serialize(v->get_array()[k]),
                                " for layer ", k, ", which would run as ", runs,

@@ -78,7 +78,25 @@ Val ModelBuilder::rms_norm(Val x, const std::string& name) {
   Val w = weight(name + ".weight");
   // The number first: the sum is no tensor of the checkpoint, and must not be written under the name of one.
   if (c.norm_offset != 0) w = op("add", {scalar(c.norm_offset), w});
-  return op("rms_norm", {x, w}, {{"epsilon", c.norm_eps}});
+  return rms_norm(x, w);
+}
+
+Val ModelBuilder::rms_norm(Val x, Val w) { return op("rms_norm", {x, w}, {{"epsilon", c.norm_eps}}); }
+
+Val ModelBuilder::rms_norm(Val x) {
+  if (!x) return {};
+  const int64_t n = dim(x, -1).const_value();
+  Val& ones = constants_[cat("ones.", n)];
+  if (!ones) {
+    auto t = Tensor::allocate({n}, Format::f32());
+    if (!t.ok()) {
+      fail(t.status());
+      return {};
+    }
+    std::ranges::fill(t->mutable_values<float>(), 1.0f);
+    ones = constant(cat("ones.", n), std::move(*t));
+  }
+  return rms_norm(x, ones);
 }
 
 Val ModelBuilder::layer_norm(Val x, const std::string& name, bool biased) {
@@ -140,20 +158,24 @@ Val ModelBuilder::position_scale() {
   }
   const auto values = table->mutable_values<float>();
   for (size_t p = 0; p < values.size(); ++p) {
-    const double periods = std::floor(static_cast<double>(p) / c.position_period);
+    const double periods =
+        std::floor((static_cast<double>(p) + static_cast<double>(c.position_offset)) / c.position_period);
     values[p] = static_cast<float>(1 + c.position_beta * std::log(1 + periods));
   }
   const Val scale = op("embedding", {constant("position_scale", std::move(*table)), in.positions});
   return position_scale_ = op("reshape", {scale}, {{"shape", std::vector<int64_t>{0, 1, 1}}});
 }
 
-Val ModelBuilder::attention(Val q, Val k, Val v, int64_t layer) {
+Val ModelBuilder::attention(Val q, Val k, Val v, int64_t layer, Val sinks) {
   const double base =
       c.attention_scale > 0 ? c.attention_scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
-  return op("attention", {q, k, v, in.positions, in.segments},
-            {{"scale", c.scale_by_layer ? base / static_cast<double>(layer + 1) : base},
-             {"window", c.windows[static_cast<size_t>(layer)]},
-             {"softcap", c.attention_softcap}});
+  std::vector<Val> operands{q, k, v, in.positions, in.segments};
+  if (sinks) operands.push_back(sinks);
+  Attrs attrs{{"scale", c.scale_by_layer ? base / static_cast<double>(layer + 1) : base},
+              {"window", c.windows[static_cast<size_t>(layer)]},
+              {"softcap", c.attention_softcap}};
+  if (c.chunked) attrs.set("chunked", int64_t{1});
+  return op("attention", operands, std::move(attrs));
 }
 
 ModelBuilder::Heads ModelBuilder::heads(Val x, const std::string& prefix) {
@@ -168,7 +190,8 @@ ModelBuilder::Heads ModelBuilder::heads(Val x, const std::string& prefix) {
 }
 
 Val ModelBuilder::attend(const Heads& h, const std::string& prefix, int64_t layer) {
-  return linear(merge_heads(attention(h.q, h.k, h.v, layer)), prefix + "o_proj", c.output_bias);
+  const Val sinks = c.sinks ? weight(prefix + "sinks", {c.heads}) : Val{};
+  return linear(merge_heads(attention(h.q, h.k, h.v, layer, sinks)), prefix + "o_proj", c.output_bias);
 }
 
 Val ModelBuilder::self_attention(Val x, const std::string& prefix, int64_t layer) {
@@ -190,7 +213,12 @@ Val ModelBuilder::activation(Val x) {
 
 Val ModelBuilder::gated(Val gate, Val up) {
   const bool silu = c.activation == "silu" || c.activation == "swish";  // or a form of gelu by tanh
-  return op("swiglu", {gate, up}, silu ? Attrs{} : Attrs{{"act", std::string("gelu_tanh")}});
+  if (!silu) return op("swiglu", {gate, up}, {{"act", std::string("gelu_tanh")}});
+  Attrs attrs;
+  if (c.gate_alpha != 1) attrs.set("alpha", c.gate_alpha);
+  if (c.gate_limit > 0) attrs.set("limit", c.gate_limit);
+  if (c.gate_offset != 0) attrs.set("up_offset", c.gate_offset);
+  return op("swiglu", {gate, up}, std::move(attrs));
 }
 
 Val ModelBuilder::gated_mlp(Val x, const std::string& prefix) {
@@ -203,53 +231,6 @@ Val ModelBuilder::fused_gated_mlp(Val x, const std::string& prefix) {
   const Val both = linear(x, prefix + "gate_up_proj", c.mlp_bias);  // (T, 2 F)
   return linear(gated(slice(both, 0, c.ffn), slice(both, c.ffn, 2 * c.ffn)), prefix + "down_proj",
                 c.mlp_bias);
-}
-
-// Expert e's matrix: a tensor of its own, or a slice of the stacked one (GGUF).
-Val ModelBuilder::expert_weight(const std::string& experts, const char* part, int64_t e) {
-  const std::string own = cat(experts, ".", e, ".", part, ".weight"),
-                    stacked = cat(experts, ".", part, ".weight");
-  if (has(own)) return weight(own);
-  const auto it = checkpoint_.tensors.find(stacked);
-  if (it == checkpoint_.tensors.end()) return weight(own);
-  const Tensor& all = it->second;
-  if (all.shape().rank() != 3 || e >= all.shape()[0]) {
-    fail(invalid_argument(cat("tensor '", stacked, "' is ", all.shape().to_string(), ", expected ", c.experts,
-                              " expert matrices")));
-    return {};
-  }
-  auto one = all.slice(e, e + 1).reshape({all.shape()[1], all.shape()[2]});
-  if (!one.ok()) {
-    fail(one.status());
-    return {};
-  }
-  return constant(own, std::move(*one));
-}
-
-Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate,
-                          const char* up, const char* down, const std::string& correction) {
-  Val bias;
-  if (!correction.empty()) bias = op("reshape", {weight(correction)}, {{"shape", std::vector<int64_t>{-1}}});
-  const auto route = ops("moe_route", std::vector<Val>{linear(x, router, false), bias},
-                         {{"top_k", c.experts_per_token},
-                          {"normalize", int64_t{c.route.normalize}},
-                          {"score", c.route.score},
-                          {"scale", c.route.scale},
-                          {"groups", c.route.groups},
-                          {"top_groups", c.route.top_groups}});
-  if (route.size() != 4) return {};
-  const Val pair_token = route[0], pair_slot = route[1], pair_weight = route[2], start = route[3];
-  std::vector<Val> first{x, pair_token, start}, second;
-  for (int64_t e = 0; e < c.experts; ++e) {
-    first.push_back(expert_weight(experts, gate, e));
-    first.push_back(expert_weight(experts, up, e));
-    second.push_back(expert_weight(experts, down, e));
-  }
-  const Attrs attrs{{"experts", c.experts}};
-  const Val gate_up = op("grouped_linear", first, attrs);
-  const Val h = gated(slice(gate_up, 0, c.expert_ffn), slice(gate_up, c.expert_ffn, 2 * c.expert_ffn));
-  second.insert(second.begin(), {h, Val{}, start});
-  return op("moe_combine", {op("grouped_linear", second, attrs), pair_slot, pair_weight});
 }
 
 Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& config,

@@ -32,6 +32,7 @@ struct RouteConfig {
   bool normalize = true;
   double scale = 1;
   int64_t groups = 1, top_groups = 1;
+  bool before = false;  // an expert's weight is that of its input; of one expert a token
 };
 
 // config.json in numbers. An absent key has the default of its architecture; every value is checked for
@@ -49,16 +50,20 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double norm_offset = 0;  // added to the weights of RMS norms
   std::string activation = "silu";
-  bool tied = false;                              // the head shares the embedding table
+  double gate_alpha = 1, gate_limit = 0, gate_offset = 0;  // of gates of silu: the op swiglu
+  bool tied = false;                                       // the head shares the embedding table
   bool attention_bias = false, mlp_bias = false;  // whether linear layers have the biases that are there
   bool output_bias = false;                       // of attention's output projection
   bool head_bias = false;                         // of the vocabulary projection: lm_head.bias
   HeadNorms head_norms = HeadNorms::kNone;
+  bool sinks = false;                               // attention's heads have them: <prefix>sinks
   double attention_scale = 0;                       // of scores; 0: 1 / sqrt D
   bool scale_by_layer = false;                      // and by 1 / (layer + 1)
   double attention_softcap = 0, logit_softcap = 0;  // c tanh(x / c); 0: none
   double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
-  double position_beta = 0, position_period = 1;  // ModelBuilder::position_scale
+  // ModelBuilder::position_scale
+  double position_beta = 0, position_period = 1;
+  int64_t position_offset = 0;
   RopeConfig rope;
   std::optional<RopeConfig> window_rope;  // of layers with a window, where theirs is another
   bool rope_interleaved = false;
@@ -66,9 +71,14 @@ struct ModelConfig {
       false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
+  bool chunked = false;          // windows do not slide: a token sees its own of chunks so long
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;
   int64_t shared_experts = 0;
   RouteConfig route;
+  bool router_bias = false, expert_bias = false;
+  // Where a file has stacks of experts, gate and up as one: whether their rows alternate, else gate comes
+  // first; and whether matrices lie (in, out).
+  bool experts_interleaved = false, experts_transposed = false;
   std::vector<bool> dense_layer;  // by layer, of a mixture: an ordinary MLP
   bool linear_out_in = false;     // GPT-2 from GGUF
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
@@ -107,6 +117,9 @@ class ModelBuilder : public Builder {
   // being asked for must be zero: some quantizers write those.
   Val linear(Val x, const std::string& name, bool biased);
   Val rms_norm(Val x, const std::string& name);
+  // By `w`, or without weights.
+  Val rms_norm(Val x, Val w);
+  Val rms_norm(Val x);
   // `biased`: with <name>.bias.
   Val layer_norm(Val x, const std::string& name, bool biased = true);
   // Rows of a table that must have at least `rows` of them (the ids' bound), times embedding_scale.
@@ -121,10 +134,10 @@ class ModelBuilder : public Builder {
   Val merge_heads(Val x);
   // x itself in a layer that does not rotate.
   Val rope(Val x, int64_t layer);
-  // 1 + beta log(1 + floor(position / period)), (T, 1, 1): queries that see further sharpen by it.
+  // 1 + beta log(1 + floor((position + offset) / period)), (T, 1, 1): queries that see further sharpen by it.
   Val position_scale();
-  // softmax(scale q k^T) v over the layer's window.
-  Val attention(Val q, Val k, Val v, int64_t layer);
+  // softmax(scale q k^T) v over the layer's window; `sinks` (H) or none.
+  Val attention(Val q, Val k, Val v, int64_t layer, Val sinks = {});
   // What q_proj, k_proj and v_proj make of x; the first two normalized where the config says so.
   struct Heads {
     Val q, k, v;  // (T, H, D) (T, K, D) (T, K, D)
@@ -142,13 +155,26 @@ class ModelBuilder : public Builder {
   Val gated_mlp(Val x, const std::string& prefix);
   // The same where one matrix makes both, gate first.
   Val fused_gated_mlp(Val x, const std::string& prefix);
-  // Mixture of experts: `router` and expert tensors `experts`.<e>.<gate|up|down>. `correction`: the tensor of
-  // numbers that are added to the experts' scores where they are chosen.
+  // Mixture of experts: `router` and expert tensors `experts`.<e>.<gate|up|down>, or as files have them
+  // otherwise (expert_weight()). `correction`: the tensor of numbers that are added to the experts' scores
+  // where they are chosen.
   Val experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
               const char* down, const std::string& correction = "");
 
  private:
-  Val expert_weight(const std::string& experts, const char* part, int64_t e);
+  // Which of an expert's three matrices.
+  enum class Part { kGate, kUp, kDown };
+  // Expert e's matrix (N, K): `experts`.<e>.<name>.weight, or of all experts `experts`.<name>.weight (X, N,
+  // K), or as Hugging Face has them in memory, gate and up in one: `experts`.gate_up_proj (X, 2 N, K) and
+  // `experts`.down_proj (X, N, K), or (X, K, 2 N) and (X, K, N), or in mxfp4 `experts`.gate_up_proj_blocks
+  // (X, 2 N, K / 32, 16) and _scales.
+  Val expert_weight(const std::string& experts, const char* name, Part part, int64_t e);
+  // Slice e of a stack of `experts` tensors, without its first axis.
+  Val expert_slice(const std::string& name, int64_t e, const std::string& as);
+  // Biases of all experts, (X, 2 F) of gates and then ups as in `experts`.gate_up_proj.bias, and (X, E); none
+  // where the model has none.
+  Val gate_up_bias(const std::string& experts, const char* gate, const char* up);
+  Val down_bias(const std::string& experts, const char* down);
   const Checkpoint& checkpoint_;
   const int64_t served_context_;
   std::map<const RopeConfig*, Val> inv_freq_;

@@ -58,7 +58,7 @@ Status scale_llama3(const json::object& s, const ModelConfig& c, std::vector<dou
   OAR_ASSIGN(const double high, number(s, "high_freq_factor", std::nullopt));
   OAR_ASSIGN(const double original,
              number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
-  if (!(factor >= 1 && low > 0 && high > low && original > 0))
+  if (!(factor >= 1 && low > 0 && high >= low && original > 0))
     return invalid_argument("config.json: rope_scaling of type llama3 has values out of range");
   for (double& f : freq) {
     const double wavelength = 2 * std::numbers::pi / f;

@@ -45,30 +45,55 @@ Lowered gelu_lower(LowerContext& ctx) {
 
 bool gate_by_gelu(const Attrs& attrs) { return attrs.get_string("act", "silu") == "gelu_tanh"; }
 
-// swiglu(gate, up) {alpha: 1} = gate * sigmoid(alpha gate) * up, or {act: gelu_tanh} = gelu(gate) * up
+// swiglu(gate, up) {alpha: 1} = gate * sigmoid(alpha gate) * up, or {act: gelu_tanh} = gelu(gate) * up.
+// {limit: 0, up_offset: 0}: where limit > 0 of min(gate, limit) and of up within [-limit, limit]; up_offset
+// is added to up. https://arxiv.org/abs/2508.10925 (gpt-oss: alpha 1.702, limit 7, offset 1)
+struct Gate {
+  double alpha, limit, offset;
+  bool plain() const { return limit <= 0 && offset == 0; }
+};
+Gate gate_of(const Attrs& attrs) {
+  return {attrs.get_float("alpha", 1), attrs.get_float("limit"), attrs.get_float("up_offset")};
+}
 std::vector<Val> swiglu(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   if (gate_by_gelu(attrs)) {
     const Val gate = b.op("gelu", {in[0]}, {{"approximate", std::string("tanh")}});
     return {b.op("mul", {gate, in[1]})};
   }
-  return {b.op("mul", {b.op("silu", {in[0]}, attrs), in[1]})};
+  const Gate how = gate_of(attrs);
+  Val gate = in[0], up = in[1];
+  if (how.limit > 0) {
+    const Val most = b.scalar(how.limit);
+    gate = b.op("min", {gate, most});
+    up = b.op("max", {b.op("min", {up, most}), b.scalar(-how.limit)});
+  }
+  if (how.offset != 0) up = b.op("add", {up, b.scalar(how.offset)});
+  return {b.op("mul", {b.op("silu", {gate}, how.alpha == 1 ? Attrs{} : Attrs{{"alpha", how.alpha}}), up})};
 }
 
 Types swiglu_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
   if (!(shape_of(g, in[0]) == shape_of(g, in[1])))
     return invalid_argument("gate and up have different shapes");
+  if (gate_by_gelu(attrs) && !gate_of(attrs).plain())
+    return invalid_argument("limit and up_offset are of a gate of silu");
   return same_as_first(g, in, attrs);
 }
 
 Lowered swiglu_lower(LowerContext& ctx) {
   const Known gate = ctx.known(0), up = ctx.known(1);
-  if (!gate.f32() || !up.f32() || !gate.same_shape(up) || ctx.node.attrs.get_float("alpha", 1) != 1)
-    return not_lowered();
+  const Gate how = gate_of(ctx.node.attrs);
+  if (!gate.f32() || !up.f32() || !gate.same_shape(up) || !(how.alpha > 0)) return not_lowered();
   // Rows of a graph's matrices may be apart; those of a run are dense.
   if (gate.rank() != 2 && !ctx.in_run()) return not_lowered();
   SwiGluArgs args;
-  if (gate_by_gelu(ctx.node.attrs)) args.act = UnaryOp::kGeluTanh;
+  if (gate_by_gelu(ctx.node.attrs)) {
+    args.act = UnaryOp::kGeluTanh;
+  } else {
+    args.alpha = static_cast<float>(how.alpha);
+    args.limit = static_cast<float>(std::max(how.limit, 0.0));
+    args.up_offset = static_cast<float>(how.offset);
+  }
   return lower_like(
       ctx, 0, KernelFamily::kSwiGlu, args, 0.5, 3, [](SwiGluArgs& a, const Operand* in, const Operand* out) {
         const auto stride = [](const Operand& o) { return o.rank == 2 ? o.row_stride : o.cols(); };
@@ -173,7 +198,7 @@ Lowered hard_swish_lower(LowerContext& ctx) {
 
 // Any floats, broadcast; in double, rounded once.
 Status swiglu_evaluate(EvalContext& ctx) {
-  const double alpha = ctx.attrs().get_float("alpha", 1);
+  const Gate how = gate_of(ctx.attrs());
   const bool gelu = gate_by_gelu(ctx.attrs());
   OAR_ASSIGN(const Tensor gate, ctx.tensor(0));
   OAR_ASSIGN(const Tensor up, ctx.tensor(1));
@@ -183,10 +208,14 @@ Status swiglu_evaluate(EvalContext& ctx) {
   const bool done = dispatch_float(tensor::dtype_of(gate), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = typename Element<T>::Compute;
-    tensor::zip_elements<T, T>(ctx, b, gate, up, out, [alpha, gelu](double x, double y) {
+    tensor::zip_elements<T, T>(ctx, b, gate, up, out, [how, gelu](double x, double y) {
+      if (how.limit > 0) {
+        x = x > how.limit ? how.limit : x;
+        y = std::abs(y) > how.limit ? std::copysign(how.limit, y) : y;
+      }
       // gelu's tanh form is x sigmoid(2 z)
-      const double z = gelu ? 2 * 0.79788456080286536 * (x + 0.044715 * x * x * x) : alpha * x;
-      return static_cast<C>(x / (1 + std::exp(-z)) * y);
+      const double z = gelu ? 2 * 0.79788456080286536 * (x + 0.044715 * x * x * x) : how.alpha * x;
+      return static_cast<C>(x / (1 + std::exp(-z)) * (y + how.offset));
     });
   });
   if (!done) return tensor::bad_dtype(gate);

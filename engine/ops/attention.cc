@@ -1,15 +1,17 @@
 // Attention, as models write it and as it is served.
-//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T)) {scale, window, softcap,
-//   causal: 1} -> (T, H, D)
+//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T), sinks (H) or none) {scale,
+//   window, softcap, causal: 1} -> (T, H, D)
 //     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]; without
 //     `causal` all of its segment, whose rows lie together, or those less than `window` positions away.
-//     Positions may be left out where neither asks for them. So encoders run it. That of language models the
-//     serve pass replaces by
+//     `chunked` windows do not slide: a row sees its own of the chunks of `window` positions. Positions may
+//     be left out where nothing asks for them. So encoders run it. A head's sink is one more logit of its
+//     softmax, whose value is zero. That of language models the serve pass replaces by
 //   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
-//   context_len), or, over a quantized cache (kernels/kv_quant.h), by
+//   context_len, sinks), or, over a quantized cache (kernels/kv_quant.h), by
 //   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
 //   quant_paged_attention(q, pool', open, sinks, block_tables, open_tables, sink_tables, seq_start,
-//   context_len) whose 16-bit states are written by the same append: who reads pool' reads them after it.
+//   context_len, sinks) whose 16-bit states are written by the same append: who reads pool' reads them after
+//   it.
 #include <cmath>
 
 #include "engine/ops/define/definitions.h"
@@ -20,8 +22,15 @@
 namespace oar {
 namespace {
 
+// Operand k, one number for each head of q.
+Status check_sinks(const Graph& g, Ids in, size_t k) {
+  if (!given(in, k)) return ok_status();
+  OAR_RETURN_IF_ERROR(check_rank(g, in, k, 1, "sinks"));
+  return check_same(shape_of(g, in[k])[0], shape_of(g, in[0])[1], "sinks and query heads");
+}
+
 Types infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
+  OAR_RETURN_IF_ERROR(check_operands(in, 5, 6));
   const bool causal = attrs.get_bool("causal", true);
   if (!given(in, 3) && (causal || attrs.get_int("window") > 0))
     return invalid_argument("a causal mask and a window need positions");
@@ -44,6 +53,7 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
     return invalid_argument(
         cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
   }
+  OAR_RETURN_IF_ERROR(check_sinks(g, in, 5));
   return std::vector<TensorType>{f32_type(q)};
 }
 
@@ -53,18 +63,20 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const auto K = static_cast<size_t>(in[1]->shape[1]);
   const double scale = attrs.get_float("scale"), cap = attrs.get_float("softcap");
   const int64_t window = attrs.get_int("window");
-  const bool causal = attrs.get_bool("causal", true);
+  const bool causal = attrs.get_bool("causal", true), chunked = window > 0 && attrs.get_bool("chunked");
   for (size_t t = 0; t < T; ++t) {
     for (size_t h = 0; h < H; ++h) {
       const size_t kh = h / (H / K);
       std::vector<double> p(T, 0);
       std::vector<bool> seen(T, false);
-      double most = -INFINITY, sum = 0;
+      const bool sunk = in.size() > 5 && in[5] != nullptr;
+      double most = sunk ? in[5]->f[h] : -INFINITY;
       for (size_t s = 0; s < T; ++s) {
         const int64_t back = in[3] != nullptr ? in[3]->i[t] - in[3]->i[s] : 0;
         if (in[4]->i[s] != in[4]->i[t] || (causal && back < 0) ||
             (window > 0 && (back >= window || (!causal && -back >= window))))
           continue;
+        if (chunked && in[3]->i[s] / window != in[3]->i[t] / window) continue;
         double dot = 0;
         for (size_t d = 0; d < D; ++d) dot += in[0]->f[(t * H + h) * D + d] * in[1]->f[(s * K + kh) * D + d];
         dot *= scale;
@@ -72,6 +84,7 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
         seen[s] = true;
         most = std::max(most, p[s]);
       }
+      double sum = sunk ? std::exp(in[5]->f[h] - most) : 0;
       for (size_t s = 0; s < T; ++s) sum += p[s] = seen[s] ? std::exp(p[s] - most) : 0;
       for (size_t d = 0; d < D; ++d) {
         double acc = 0;
@@ -88,7 +101,9 @@ Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
 Lowered segments_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
-  if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0) return not_lowered();
+  if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0 || attrs.get_bool("chunked") ||
+      ctx.given(5))
+    return not_lowered();
   SegmentAttentionArgs args;
   args.window = attrs.get_int("window");
   args.scale = static_cast<float>(attrs.get_float("scale"));
@@ -139,7 +154,8 @@ Lowered append_lower(LowerContext& ctx) {
 }
 
 Types paged_infer(const Graph& g, Ids in, const Attrs&) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 5, 5));
+  OAR_RETURN_IF_ERROR(check_operands(in, 5, 6));
+  OAR_RETURN_IF_ERROR(check_sinks(g, in, 5));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 2, "block_tables"));
   for (size_t k = 2; k < 5; ++k)
@@ -154,6 +170,8 @@ Lowered paged_lower(LowerContext& ctx) {
   args.scale = static_cast<float>(attrs.get_float("scale"));
   args.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.window = attrs.get_int("window");
+  args.chunked = attrs.get_bool("chunked") ? 1 : 0;
+  OAR_ASSIGN(args.sink_logits, ctx.f32_constant(5));
   return lower_kernel(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}, args,
                       [](PagedAttentionArgs& a, const Operand* in, const Operand* out) {
                         a.out = out[0].as<float>();
@@ -210,7 +228,8 @@ Lowered quant_append_lower(LowerContext& ctx) {
 }
 
 Types quant_paged_infer(const Graph& g, Ids in, const Attrs&) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 9, 9));
+  OAR_RETURN_IF_ERROR(check_operands(in, 9, 10));
+  OAR_RETURN_IF_ERROR(check_sinks(g, in, 9));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
   for (size_t k = 4; k < 7; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "block tables"));
   for (size_t k = 4; k < 9; ++k)
@@ -226,6 +245,8 @@ Lowered quant_paged_lower(LowerContext& ctx) {
   args.common.scale = static_cast<float>(attrs.get_float("scale"));
   args.common.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.common.window = attrs.get_int("window");
+  args.common.chunked = attrs.get_bool("chunked") ? 1 : 0;
+  OAR_ASSIGN(args.common.sink_logits, ctx.f32_constant(9));
   return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape), args,
                       [](QuantPagedAttentionArgs& a, const Operand* in, const Operand* out) {
                         PagedAttentionArgs& c = a.common;

@@ -2,8 +2,8 @@
 // kernels/moe.h.
 //   moe_route(logits (T, X), bias (X) or none) {top_k, normalize, score: softmax | sigmoid | sqrt_softplus,
 //   scale, groups, top_groups} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k), start (X + 1)
-//   grouped_linear(x, pair_token or none, start, w...) {experts} -> (P, sum N); weights expert by expert,
-//   segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
+//   grouped_linear(x, pair_token or none, start, bias (X, sum N) or none, w...) {experts} -> (P, sum N);
+//   weights expert by expert, segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -135,10 +135,14 @@ Lowered route_lower(LowerContext& ctx) {
                       });
 }
 
+constexpr size_t kFirstExpert = 4;  // operand
+
 Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
   const int64_t experts = attrs.get_int("experts");
-  if (in.size() < 4 || experts < 1 || (static_cast<int64_t>(in.size()) - 3) % experts != 0) {
-    return invalid_argument("takes x, pair_token, start and the same number of weights for each expert");
+  if (in.size() <= kFirstExpert || experts < 1 ||
+      (static_cast<int64_t>(in.size() - kFirstExpert)) % experts != 0) {
+    return invalid_argument(
+        "takes x, pair_token, start, bias and the same number of weights for each expert");
   }
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "x"));
   if (given(in, 1)) {
@@ -148,16 +152,21 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 1, "start"));
   OAR_RETURN_IF_ERROR(check_integer(g, in[2], "start"));
   OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[2])[0], Dim(experts + 1), "starts and experts"));
-  const size_t segments = (in.size() - 3) / static_cast<size_t>(experts);
+  const size_t segments = (in.size() - kFirstExpert) / static_cast<size_t>(experts);
   Dim N = 0;
-  for (size_t k = 3; k < in.size(); ++k) {
+  for (size_t k = kFirstExpert; k < in.size(); ++k) {
     OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "expert weight"));
     OAR_RETURN_IF_ERROR(
         check_same(shape_of(g, in[k])[1], shape_of(g, in[0])[1], "columns of the weight and of x"));
-    if (k < 3 + segments) N = N + shape_of(g, in[k])[0];
+    if (k < kFirstExpert + segments) N = N + shape_of(g, in[k])[0];
     else
       OAR_RETURN_IF_ERROR(
           check_same(shape_of(g, in[k])[0], shape_of(g, in[k - segments])[0], "rows of expert weights"));
+  }
+  if (given(in, 3)) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, 3, 2, "bias"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[3])[0], Dim(experts), "rows of the bias and experts"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[3])[1], N, "columns of the bias and rows of the weights"));
   }
   const Dim P = given(in, 1) ? shape_of(g, in[1])[0] : shape_of(g, in[0])[0];
   return std::vector<TensorType>{f32_type({P, N})};
@@ -165,7 +174,7 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
 
 Status grouped_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const auto experts = static_cast<size_t>(attrs.get_int("experts"));
-  const size_t segments = (in.size() - 3) / experts;
+  const size_t segments = (in.size() - kFirstExpert) / experts;
   const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
   const int64_t pairs = out[0].shape[0], rows = in[0]->shape[0];
   for (size_t e = 0; e < experts; ++e) {
@@ -177,9 +186,9 @@ Status grouped_reference(HostInputs in, const Attrs& attrs, std::span<HostValue>
       const auto row = static_cast<size_t>(token);
       size_t column = 0;
       for (size_t s = 0; s < segments; ++s) {
-        const HostValue& w = *in[3 + e * segments + s];
+        const HostValue& w = *in[kFirstExpert + e * segments + s];
         for (size_t n = 0; n < static_cast<size_t>(w.shape[0]); ++n) {
-          double sum = 0;
+          double sum = in[3] ? in[3]->f[e * N + column + n] : 0;
           for (size_t k = 0; k < K; ++k) sum += in[0]->f[row * K + k] * w.f[n * K + k];
           out[0].f[p * N + column + n] = sum;
         }
@@ -225,22 +234,29 @@ Lowered grouped_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
   const Node& node = ctx.node;
   const int64_t experts = node.attrs.get_int("experts");
-  const size_t per_expert = (node.inputs.size() - 3) / static_cast<size_t>(experts);
+  const size_t per_expert = (node.inputs.size() - kFirstExpert) / static_cast<size_t>(experts);
+  const float* bias = nullptr;  // where the next segment's begins
+  if (node.inputs[3] != kNoValue) {
+    if (!ctx.is_weight(3)) return not_lowered();
+    OAR_ASSIGN(const StoredWeight* all, weight_rows(ctx, 3, Format::f32()));
+    bias = static_cast<const float*>(all->data());
+  }
   std::vector<MatmulSegment> segments;
   std::optional<Format> format;
   uint64_t weight_bytes = 0;
   int64_t column = 0;
-  for (size_t k = 3; k < node.inputs.size(); ++k) {
+  for (size_t k = kFirstExpert; k < node.inputs.size(); ++k) {
     if (!ctx.is_weight(k)) return not_lowered();
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
     if (ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, own}) == nullptr) { return not_lowered(); }
-    if ((k - 3) % per_expert == 0) column = 0;
+    if ((k - kFirstExpert) % per_expert == 0) column = 0;
     OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, own));
     weight_bytes += w->bytes;
-    segments.push_back({w->data(), nullptr, ctx.weight_shape(k)[0], column});
+    segments.push_back({w->data(), bias, ctx.weight_shape(k)[0], column});
     column += segments.back().n;
+    if (bias != nullptr) bias += segments.back().n;
   }
   const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, *format});
   auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);

@@ -22,7 +22,35 @@ bool reads_transposed(const Graph& graph, ValueId value) {
   return transposed;
 }
 
+// Whether the graph makes it of a stack of all experts' floats: its name is none of the checkpoint's.
+bool made_of_stack(const Graph& graph, const NamedWeight& weight) {
+  if (graph.value(weight.value).kind == ValueKind::kConstant || weight.name.empty()) return false;
+  const auto format = source_format(graph, graph.nodes(), weight.value);
+  return format && format->plain() && dtype_is_float(format->dtype());
+}
+
 }  // namespace
+
+Status RotatedModel::take_apart(const NamedWeight& weight) {
+  const Value& source = graph_.value(weight_source(graph_, graph_.nodes(), weight.value));
+  std::vector<int64_t> dims;
+  for (const Dim& d : graph_.value(weight.value).type.shape) dims.push_back(d.const_value());
+  const Shape shape{std::span<const int64_t>(dims)};
+  const Tensor& stack = source.constant;
+  auto own = Tensor::make(shape, stack.format(), stack.buffer());
+  if (!own.ok()) own = Tensor::zeros(shape, stack.format());  // of several parts
+  OAR_RETURN_IF_ERROR(own.status());
+  const auto* at = static_cast<const std::byte*>(stack.data());
+  std::erase_if(layout_.tensors, [&](const auto& named) {
+    const auto* begin = static_cast<const std::byte*>(named.second.data());
+    return named.second.shape().rank() >= stack.shape().rank() && begin <= at &&
+           at < begin + named.second.bytes() && named.first.find(".experts.") != std::string::npos &&
+           !named.first.ends_with(".weight");
+  });
+  layout_.tensors.insert_or_assign(weight.name, std::move(*own));
+  values_.emplace(weight.name, weight.value);
+  return ok_status();
+}
 
 Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const ModelConfig& config,
                                         const RotationOptions& wanted) {
@@ -34,7 +62,10 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
   out.layout_ = checkpoint;
   for (const NamedWeight& weight : named_weights(out.graph_)) {
     const bool head = weight.name == architecture->head && !checkpoint.tensors.contains(weight.name);
-    if (!head && !checkpoint.tensors.contains(weight.name)) continue;  // tables no checkpoint has
+    if (!head && !checkpoint.tensors.contains(weight.name)) {  // else tables no checkpoint has
+      if (made_of_stack(out.graph_, weight)) OAR_RETURN_IF_ERROR(out.take_apart(weight));
+      continue;
+    }
     if (head) {
       out.layout_.config["tie_word_embeddings"] = false;
       out.layout_.tensors.insert_or_assign(weight.name, checkpoint.tensors.at(architecture->embedding));
@@ -80,8 +111,8 @@ Result<bool> stores_transposed(const Checkpoint& checkpoint, const ModelConfig& 
   const auto weights = named_weights(model.graph);
   return std::any_of(weights.begin(), weights.end(), [&](const NamedWeight& weight) {
     const auto it = checkpoint.tensors.find(weight.name);
-    return it != checkpoint.tensors.end() && it->second.format().plain() &&
-           reads_transposed(model.graph, weight.value);
+    if (it == checkpoint.tensors.end()) return made_of_stack(model.graph, weight);
+    return it->second.format().plain() && reads_transposed(model.graph, weight.value);
   });
 }
 

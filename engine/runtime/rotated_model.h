@@ -1,13 +1,14 @@
 // A model in a rotated basis (engine/graph/passes/rotate.h), one weight at a time. What is quantized after a
 // rotation is made of this: weights are rounded once, and never more than one of them is in memory. It also
 // transposes matrices that are stored (in, out), as GPT-2's at Hugging Face, with a rotation or without:
-// blocks of storage formats run along a row of inputs.
+// blocks of storage formats run along a row of inputs. Stacks of transposed experts come apart the same way.
 #pragma once
 
 #include <map>
 #include <string>
 
 #include "engine/graph/passes/rotate.h"
+#include "engine/graph/weights.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
 #include "kernels/thread_pool.h"
@@ -32,12 +33,14 @@ class RotatedModel {
 
  private:
   RotatedModel() = default;
+  // A weight that is made of a stack of all experts' becomes a tensor of layout(), and the stack goes.
+  Status take_apart(const NamedWeight& weight);
   Graph graph_;
   Checkpoint layout_;
   std::map<std::string, ValueId> values_;  // of what changes
 };
 
-// Whether the graph reads a plain matrix of `checkpoint` transposed.
+// Whether the graph reads a plain matrix of `checkpoint` transposed, or makes matrices of a stack.
 Result<bool> stores_transposed(const Checkpoint& checkpoint, const ModelConfig& config);
 
 // Whether weights of `checkpoint` would change under `wanted`: it asks for more than online transforms, the

@@ -15,7 +15,7 @@ namespace {
 
 bool is_linear(const Node& n) { return n.is("linear") || n.is("gated_linear") || n.is("grouped_linear"); }
 
-size_t first_weight(const Node& n) { return n.is("linear") ? 2 : 3; }
+size_t first_weight(const Node& n) { return n.is("linear") ? 2 : n.is("gated_linear") ? 3 : 4; }
 size_t weight_step(const Node& n) { return n.is("grouped_linear") ? 1 : 2; }
 
 // What kernels shall compute in; empty: as stored. Schemes that are not by_kernel have quantized the
@@ -255,7 +255,7 @@ ForeseenWeights foresee_weights(const Graph& graph, const Backend& backend) {
         continue;
       }
       const Shape shape{v.type.shape[0].const_value(), v.type.shape[1].const_value()};
-      const Format from = constant ? v.type.format : Format::f32();  // expressions are computed as f32
+      const Format from = oar::weight_format(graph, graph.nodes(), n.inputs[k]);
       const Format own =
           table ? Format::find(wanted).value_or(from) : compute_format(from, shape, wanted, backend);
       if (matrix && in_panels(n, own, backend)) {

@@ -138,8 +138,8 @@ typedef struct oar_gated_matmul_args {
   int32_t act;
 } oar_gated_matmul_args;
 
-/* out[p, :] = x[row(p), :] . w[e]^T for pairs p in [expert_start[e], expert_start[e + 1]); row(p) is
- * pair_token[p], or p where pair_token is NULL. */
+/* out[p, :] = x[row(p), :] . w[e]^T (+ bias of e's segments) for pairs p in [expert_start[e], expert_start[e
+ * + 1]); row(p) is pair_token[p], or p where pair_token is NULL. */
 typedef struct oar_grouped_matmul_args {
   uint32_t size, version;
   float* out;                         /* [P, ldo] */
@@ -256,6 +256,9 @@ typedef struct oar_paged_attention_args {
   oar_kv_shape shape;
   float scale, softcap;
   int64_t window; /* 0: the whole context */
+  /* [H] or NULL: one more logit of each head's softmax, whose value is zero */
+  const float* sink_logits;
+  int32_t chunked; /* a query sees [pos - pos % window, pos] */
 } oar_paged_attention_args;
 
 /* out = softmax(q . k * scale) . v, row t over all rows of its segment, which lie together, or with a window
@@ -332,7 +335,9 @@ typedef struct oar_quant_paged_attention_args {
   oar_quant_kv_shape shape;
 } oar_quant_paged_attention_args;
 
-/* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH */
+/* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH. With OAR_UNARY_SILU it is
+ * g / (1 + exp(-alpha g)) * (u + up_offset), where limit > 0 of g = min(gate, limit) and u = up within
+ * [-limit, limit]. */
 typedef struct oar_swiglu_args {
   uint32_t size, version;
   float* out;        /* [T, F], row stride ldo */
@@ -340,6 +345,7 @@ typedef struct oar_swiglu_args {
   const float* up;   /* row stride ldu */
   int64_t T, F, ldo, ldg, ldu;
   int32_t act;
+  float alpha, limit, up_offset; /* 1, 0 and 0: plain */
 } oar_swiglu_args;
 
 enum {

@@ -99,6 +99,7 @@ OAR_F8(KvAppendArgs, oar_kv_append_args, pool, k, v, slots, T, ldk, ldv, shape)
 OAR_SAME_SIZE(PagedAttentionArgs, oar_paged_attention_args);
 OAR_F8(PagedAttentionArgs, oar_paged_attention_args, out, q, pool, block_tables, seq_start, context_len, T, B)
 OAR_F8(PagedAttentionArgs, oar_paged_attention_args, H, ldq, ldo, max_blocks, shape, scale, softcap, window)
+OAR_F2(PagedAttentionArgs, oar_paged_attention_args, sink_logits, chunked)
 
 OAR_SAME_SIZE(SegmentAttentionArgs, oar_segment_attention_args);
 OAR_F8(SegmentAttentionArgs, oar_segment_attention_args, out, q, k, v, segments, T, H, K)
@@ -129,7 +130,7 @@ OAR_F8(QuantPagedAttentionArgs, oar_quant_paged_attention_args, common, open, si
 
 OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
 OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
-OAR_SAME_FIELD(SwiGluArgs, oar_swiglu_args, act);
+OAR_F4(SwiGluArgs, oar_swiglu_args, act, alpha, limit, up_offset)
 
 OAR_SAME_SIZE(UnaryArgs, oar_unary_args);
 OAR_F4(UnaryArgs, oar_unary_args, out, x, n, op)

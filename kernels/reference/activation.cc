@@ -60,8 +60,14 @@ void swiglu_run(const void* args, int, int64_t begin, int64_t end, const KernelS
   const auto& a = *static_cast<const SwiGluArgs*>(args);
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t f = 0; f < a.F; ++f) {
-      const double gate = a.gate[t * a.ldg + f];
-      a.out[t * a.ldo + f] = static_cast<float>(unary(a.act, gate) * a.up[t * a.ldu + f]);
+      double gate = a.gate[t * a.ldg + f], up = a.up[t * a.ldu + f];
+      if (a.act == UnaryOp::kSilu && !a.plain()) {
+        if (a.limit > 0 && gate > a.limit) gate = a.limit;
+        if (a.limit > 0 && std::fabs(up) > a.limit) up = std::copysign(double{a.limit}, up);
+        a.out[t * a.ldo + f] = static_cast<float>(gate * sigmoid(a.alpha * gate) * (up + a.up_offset));
+      } else {
+        a.out[t * a.ldo + f] = static_cast<float>(unary(a.act, gate) * up);
+      }
     }
   }
 }

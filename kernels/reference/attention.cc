@@ -97,12 +97,14 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
     int64_t b = 0;
     while (a.seq_start[b + 1] <= t) ++b;
     const int64_t last = a.context_len[b] - a.seq_start[b + 1] + t;
-    const int64_t first = a.window > 0 && last + 1 > a.window ? last + 1 - a.window : 0;
+    const int64_t first = first_seen(a, last);
     const Query query{a, KvLayout(a.shape), b, h / (a.H / a.shape.kv_heads)};
     const float* q = a.q + t * a.ldq + h * D;
 
-    double max = -INFINITY, total = 0;
+    const double sink = a.sink_logits != nullptr ? a.sink_logits[h] : -INFINITY;
+    double max = sink;
     for (int64_t s = first; s <= last; ++s) max = std::fmax(max, query.logit(q, s));
+    double total = std::exp(sink - max);
     for (int64_t d = 0; d < D; ++d) sum[d] = 0;
     for (int64_t s = first; s <= last; ++s) {
       const double p = std::exp(query.logit(q, s) - max);

@@ -239,11 +239,13 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
     int64_t b = 0;
     while (c.seq_start[b + 1] <= t) ++b;
     const int64_t last = c.context_len[b] - c.seq_start[b + 1] + t;
-    const int64_t first = c.window > 0 && last + 1 > c.window ? last + 1 - c.window : 0;
+    const int64_t first = first_seen(c, last);
     const Query query{a, b, h / (c.H / a.shape.kv_heads), last / a.shape.page_tokens};
     const float* q = c.q + t * c.ldq + h * D;
 
-    double max = -INFINITY, total = 0;
+    // A sink is what was seen first, of value zero.
+    double max = c.sink_logits != nullptr ? c.sink_logits[h] : -INFINITY;
+    double total = c.sink_logits != nullptr ? 1 : 0;
     std::fill_n(sum, D, 0.0);
     for (int64_t s = first; s <= last; ++s) {
       query.fetch(true, s, x);

@@ -88,6 +88,9 @@ DECODER = {
     "moe_num_experts": [4], "moe_num_shared_experts": [0, 1], "moe_layer_start_index": [0, 2], "moe_layer_end_index": [2],
     "moe_layer_interval": [2], "moe_norm_min": [1e-10],
     "num_local_experts": [2], "num_experts": [4], "num_experts_per_tok": [1, 3, ABSENT], "norm_topk_prob": [True, False, ABSENT],
+    "attention_chunk_size": [5, ABSENT], "attn_temperature_tuning": [False, ABSENT], "floor_scale": [3, ABSENT],
+    "attn_scale": [0.5, ABSENT], "intermediate_size_mlp": [96], "moe_layers": [[0, 3]], "interleave_moe_layer_step": [1],
+    "swiglu_alpha": [1.0, ABSENT], "swiglu_limit": [0.25, ABSENT], "experts_per_token": [3], "initial_context_length": [64],
     "moe_intermediate_size": [32], "mlp_only_layers": [[0], [], None, ABSENT], "decoder_sparse_step": [1, ABSENT],
 }
 TOGETHER = {  # values that only mean something with others
@@ -127,6 +130,7 @@ OWN = {
     "cohere2": {"head_dim": []},
     "qwen2_moe": {"use_sliding_window": [False, ABSENT], "mlp_only_layers": [[0], [], None, ABSENT], "head_dim": []},
     "minimax_m2": {"partial_rotary_factor": [], "rotary_dim": [8, ABSENT]},
+    "llama4_text": {"num_experts_per_tok": [ABSENT]},
     "starcoder2": {"hidden_act": ["gelu", "relu", "silu", ABSENT], "head_dim": []},
 }
 GPT2 = {
@@ -155,7 +159,8 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 
 # Those that keep their rope scaling and their layers: it is what they are.
 ZOO = ("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense", "ministral3", "olmo2",
-       "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe", "minimax-m2")
+       "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe", "minimax-m2", "gpt-oss",
+       "llama4")
 
 
 def key_names(config_class) -> list[str]:

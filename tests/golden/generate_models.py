@@ -20,8 +20,9 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tiny_weights import checksum, fnv1a64, round_to_bf16, splitmix64, tiny_weights
+from tiny_weights import checksum, fnv1a64, is_bytes, round_to_bf16, splitmix64, tiny_bytes, tiny_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS, GOLDEN = ROOT / "configs/models", ROOT / "tests/golden/models"
@@ -226,7 +227,29 @@ MODELS |= {
         output_router_logits=False, qk_norm_type="per_layer", rms_norm_eps=1e-6, rope_theta=5000000, rotary_dim=16,
         router_aux_loss_coef=0.001, router_jitter_noise=0.0, scoring_func="sigmoid", shared_intermediate_size=0,
         sliding_window=None, tie_word_embeddings=False, use_mtp=True, use_qk_norm=True, use_routing_bias=True),
+    # Llama-4-Scout-17B-16E-Instruct, text_config, with mixtures in every other layer as Maverick has them
+    "llama4": decoder(
+        "llama4_text", "Llama4ForCausalLM", **SILU, attention_bias=False, attention_chunk_size=8, attn_scale=0.1,
+        attn_temperature_tuning=True, cache_implementation="hybrid", floor_scale=8, for_llm_compressor=False, head_dim=32,
+        interleave_moe_layer_step=2, intermediate_size=48, intermediate_size_mlp=112, no_rope_layers=[1, 1, 1, 0],
+        num_experts_per_tok=1, num_local_experts=8, output_router_logits=False, rms_norm_eps=1e-5, rope_scaling={
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 32,
+            "rope_type": "llama3"},
+        rope_theta=500000.0, router_aux_loss_coef=0.001, router_jitter_noise=0.0, tie_word_embeddings=False,
+        use_qk_norm=True),
+    # gpt-oss-20b, its experts not in mxfp4
+    "gpt-oss": decoder(
+        "gpt_oss", "GptOssForCausalLM", **SILU, attention_bias=True, experts_per_token=2, head_dim=32,
+        initial_context_length=32, intermediate_size=96, layer_types=["sliding_attention", "full_attention"] * 2,
+        num_experts_per_tok=2, num_local_experts=8, output_router_logits=False, rms_norm_eps=1e-5, rope_scaling={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 32,
+            "rope_type": "yarn", "truncate": False},
+        rope_theta=150000, router_aux_loss_coef=0.9, sliding_window=12, swiglu_limit=0.75, tie_word_embeddings=False),
 }
+# gpt-oss-20b as it is released
+MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    "quant_method": "mxfp4"}}
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -270,7 +293,7 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     """Logits (T, V), and for mixtures of experts the smallest margin, over tokens and layers, between the router logits
     of the last expert chosen and the first one not chosen; where logits are not what is chosen by, between what is."""
     routed = getattr(model.config, "num_experts_per_tok", None)
-    corrected = any("e_score_correction_bias" in n for n in model.state_dict())
+    corrected = any("e_score_correction_bias" in n for n in model.state_dict()) or model.config.model_type == "llama4_text"
     with choices_recorded() as gaps:
         result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed and not corrected else {}))
     margin = None
@@ -297,17 +320,38 @@ def write_manifest(path: Path, manifest: dict) -> None:
     path.write_text("{\n" + ",\n".join(fields) + "\n}\n")
 
 
+def in_mxfp4(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The same checkpoint with experts (E, K, N) as blocks (E, N, K / 32, 16) and scales (E, N, K / 32)."""
+    out = {}
+    for name, shape in shapes.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")): out[name] = shape
+        else:
+            experts, k, n = shape
+            out[name + "_blocks"], out[name + "_scales"] = (experts, n, k // 32, 16), (experts, n, k // 32)
+    return dict(sorted(out.items()))
+
+
+def dequantized(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The numbers that transformers makes of blocks and scales, (E, K, N), by the name of the weight."""
+    return {n.removesuffix("_blocks"): convert_moe_packed_tensors(
+        torch.from_numpy(w), torch.from_numpy(weights[n.replace("_blocks", "_scales")]), dtype=torch.float32).contiguous().numpy()
+        for n, w in weights.items() if n.endswith("_blocks")}
+
+
 def generate(name: str, config: dict) -> None:
     config_path = CONFIGS / f"tiny-{name}.json"
     config_path.write_text(json.dumps(config, indent=2) + "\n")
     weight_seed = 1
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
-        (folder / "config.json").write_text(config_path.read_text())
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
         shapes = checkpoint_shapes(folder)
-        weights = {n: tiny_weights(n, s, weight_seed) for n, s in shapes.items()}
-        models = {"f32": load(folder, weights)}
-        models["bf16"] = load(folder, {n: round_to_bf16(w) for n, w in weights.items()})
+        if "quantization_config" in config: shapes = in_mxfp4(shapes)
+        weights = {n: (tiny_bytes if is_bytes(n) else tiny_weights)(n, s, weight_seed) for n, s in shapes.items()}
+        decoded = dequantized(weights)
+        floats = {n: w for n, w in weights.items() if not is_bytes(n)}
+        models = {"f32": load(folder, {**floats, **decoded})}
+        models["bf16"] = load(folder, {**{n: round_to_bf16(w) for n, w in floats.items()}, **decoded})
     if "num_experts_per_tok" in config or "moe_k" in config:
         # An engine in bf16 must choose the same experts for its logits to be comparable at all, so take, of many token
         # sequences, the one whose closest choice is widest.
@@ -328,6 +372,8 @@ def generate(name: str, config: dict) -> None:
                                      "max_abs": round(float(np.abs(logits).max()), 4),
                                      "std": round(float(logits.std()), 4)}
         if margin is not None: manifest["logits"][dtype]["router_margin"] = round(margin, 5)
+    if decoded:
+        manifest["decoded"] = [{"name": n, "shape": list(w.shape), "checksum": checksum(w)} for n, w in decoded.items()]
     manifest["tensors"] = [{"name": n, "shape": list(s), "checksum": checksum(weights[n])} for n, s in shapes.items()]
     write_manifest(GOLDEN / f"{name}.json", manifest)
     print(name, sum(w.size for w in weights.values()), "weights", manifest["logits"])

@@ -39,6 +39,18 @@ def tiny_weights(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return out
 
 
+def is_bytes(name: str) -> bool:
+    """Codes and scales of mxfp4."""
+    return name.endswith(("_blocks", "_scales"))
+
+
+def tiny_bytes(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """uint8 array: any codes, and exponents of 2^-6 to 2^-3."""
+    z = splitmix64(fnv1a64(name.encode()) ^ seed, int(np.prod(shape)))
+    values = z >> np.uint64(56) if name.endswith("_blocks") else np.uint64(121) + (z >> np.uint64(62))
+    return values.astype(np.uint8).reshape(shape)
+
+
 def round_to_bf16(x: np.ndarray) -> np.ndarray:
     """Round to nearest even, kept in float32. Finite input only."""
     bits = x.view(np.uint32)
@@ -47,5 +59,5 @@ def round_to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def checksum(x: np.ndarray) -> str:
-    """FNV-1a over the little-endian float32 bytes."""
-    return f"{fnv1a64(x.astype('<f4').tobytes()):016x}"
+    """FNV-1a over the little-endian float32 bytes, or over the bytes."""
+    return f"{fnv1a64((x if x.dtype == np.uint8 else x.astype('<f4')).tobytes()):016x}"

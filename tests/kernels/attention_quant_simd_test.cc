@@ -81,6 +81,27 @@ TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
   }
 }
 
+TEST_CASE("quantized attention: sinks of heads") {
+  for (const Tier& tier : kTiers) {
+    for (const Options& o : {Options{.sinks = {0.5f, -3.f, 4.f, 30.f}},
+                             Options{.window = 100, .softcap = 5.f, .sinks = {0.5f, -3.f, 4.f, 30.f}}}) {
+      check_against_reference(tier, {4, 2, 32}, 64, {1, 63, 65, 700}, 3, Queries::kExact, o);
+      QuantProblem p(tier, {4, 2, 32}, 64, {900}, Queries::kExact);
+      p.append_all(Isa::kReference);
+      ThreadPool pool({.threads = 3});
+      for (Isa isa : levels()) {
+        INFO(describe(tier, p, isa));
+        const std::vector<Chunk> one = {{0, 900, 1}};
+        const std::vector<float> got = p.run(isa, one, o);
+        CHECK(largest_difference(got, p.run(isa, one, {.window = o.window, .softcap = o.softcap})) > 1e-3);
+        Options dealt = o;  // and merged in a second phase
+        dealt.pool = &pool;
+        CHECK(same_bits(p.run(isa, one, dealt), got));
+      }
+    }
+  }
+}
+
 TEST_CASE("quantized attention: decode equals prefill equals chunks equals batch, to the bit") {
   Sample sample(13);
   for (const Tier& tier : kTiers) {

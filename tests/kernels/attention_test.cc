@@ -148,6 +148,42 @@ TEST_CASE("attention: prompts, windows and soft caps against the reference") {
   }
 }
 
+TEST_CASE(
+    "attention: sinks against the reference; those far below every logit are none, those far above all") {
+  // Logits of these problems lie within +-6 or so.
+  const std::vector<float> sinks = {0.5f, -3.f, 4.f, 30.f};
+  Sample sample(2);
+  for (DType type : kTypes) {
+    for (int64_t window : {0, 1, 31, 300}) {
+      for (float softcap : {0.f, 5.f}) {
+        if (!sample.take()) continue;
+        AttentionProblem p({4, 2, 24}, type, 16, {1, 30, 333, 700});
+        const Options o{.window = window, .softcap = softcap, .sinks = sinks};
+        check_against_reference(p, last_queries(p, 1), o);
+        check_against_reference(p, last_queries(p, 40), o);
+        ThreadPool pool({.threads = 3});
+        for (Isa isa : levels()) {
+          INFO(describe(p, isa));
+          const std::vector<Chunk> one = {{3, 700, 1}};
+          const std::vector<float> got = p.run(isa, one, o),
+                                   none = p.run(isa, one, {.window = window, .softcap = softcap});
+          CHECK(largest_difference(got, none) > 1e-3);  // heads 0 to 2
+          for (size_t d = 3 * 24; d < 4 * 24; ++d) CHECK(std::fabs(got[d]) < 1e-6f);
+          // Dealt out and merged in a second phase, and as the last row of a prompt.
+          Options dealt = o;
+          dealt.pool = &pool;
+          CHECK(same_bits(p.run(isa, one, dealt), got));
+          const std::vector<float> prompt = p.run(isa, {{3, 700, 9}}, o);
+          CHECK(same_bits(std::vector<float>(prompt.end() - 96, prompt.end()), got));
+          CHECK(same_bits(
+              p.run(isa, one, {.window = window, .softcap = softcap, .sinks = std::vector<float>(4, -200.f)}),
+              none));
+        }
+      }
+    }
+  }
+}
+
 // The whole prompt at once, in chunks of 7, and token by token, each chunk attending right after its append
 // as in serving: what later positions hold must not matter.
 TEST_CASE("attention: decode equals prefill equals chunks, to the bit") {

@@ -124,17 +124,17 @@ struct Problem {
     return error;
   }
 
-  // A step of int4.panel16 relative to the block's largest weight: mxfp4's has 4 scales at least; of random
-  // iq4_nl levels the largest is no smaller than 65 but for a chance of (9/16)^32. 1.21 of int4z.panel16's,
-  // where random groups use all sixteen levels: the largest weight has seven and a half scales. What
-  // int4_groups.h says for its layouts, where the mean of the levels is at most their largest.
+  // A step of int4.panel16 relative to the block's largest weight: mxfp4's has 4 * 16 steps at least; of
+  // random iq4_nl levels the largest is no smaller than 65 but for a chance of (9/16)^32. 1.21 of
+  // int4z.panel16's, where random groups use all sixteen levels: the largest weight has seven and a half
+  // scales. What int4_groups.h says for its layouts, where the mean of the levels is at most their largest.
   double table_step() const {
     const std::string_view name = format.name(), layout = weight_layout(format, isa).name;
     if (layout == "int4z.panel16") return 1.21 * 16 / 255 / 7.5;
     if (layout.starts_with("int4z.g")) return 11.75 / 255 / 7.5;
     if (layout.starts_with("int4.g")) return 4. / 127 / 7;
     if (name == "iq4_nl") return 128. / 127 / 65;
-    return name == "mxfp4" ? 128. / 127 / 20 / 4 : 8. / 127 / 7;
+    return name == "mxfp4" ? 1. / 16 / 4 : 8. / 127 / 7;
   }
 
   // Compares `out` with sums in double; `before` holds what residual was when it is out itself.

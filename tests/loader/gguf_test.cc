@@ -107,10 +107,11 @@ TEST_CASE("gguf: every supported tensor type") {
     const char* format;
   };
   for (const Case& c :
-       {Case{0, "f32"},     Case{1, "f16"},    Case{2, "q4_0"},  Case{3, "q4_1"},  Case{6, "q5_0"},
-        Case{7, "q5_1"},    Case{8, "q8_0"},   Case{10, "q2_k"}, Case{11, "q3_k"}, Case{20, "iq4_nl"},
-        Case{23, "iq4_xs"}, Case{39, "mxfp4"}, Case{12, "q4_k"}, Case{13, "q5_k"}, Case{14, "q6_k"},
-        Case{24, "i8"},     Case{25, "i16"},   Case{26, "i32"},  Case{27, "i64"},  Case{28, "f64"},
+       {Case{0, "f32"},     Case{1, "f16"},      Case{2, "q4_0"},    Case{3, "q4_1"},   Case{6, "q5_0"},
+        Case{7, "q5_1"},    Case{8, "q8_0"},     Case{10, "q2_k"},   Case{11, "q3_k"},  Case{20, "iq4_nl"},
+        Case{23, "iq4_xs"}, Case{16, "iq2_xxs"}, Case{17, "iq2_xs"}, Case{22, "iq2_s"}, Case{18, "iq3_xxs"},
+        Case{21, "iq3_s"},  Case{39, "mxfp4"},   Case{12, "q4_k"},   Case{13, "q5_k"},  Case{14, "q6_k"},
+        Case{24, "i8"},     Case{25, "i16"},     Case{26, "i32"},    Case{27, "i64"},   Case{28, "f64"},
         Case{30, "bf16"}}) {
     CAPTURE(c.format);
     const Format format = *Format::find(c.format);
@@ -135,8 +136,8 @@ TEST_CASE("gguf: small alignments still give aligned tensors") {
 
 TEST_CASE("gguf: each fault is named") {
   const std::string f4 = floats({0});
-  CHECK_THAT(error_of(GgufBuilder().tensor("t", {256}, 16, std::string(66, '\0'))),
-             Contains("'t'") && Contains("16 (IQ2_XXS)") && Contains("requantize"));
+  CHECK_THAT(error_of(GgufBuilder().tensor("t", {256}, 19, std::string(50, '\0'))),
+             Contains("'t'") && Contains("19 (IQ1_S)") && Contains("requantize"));
   CHECK_THAT(error_of(GgufBuilder().tensor("t", {256}, 4, "")), Contains("4 (unknown)"));
   CHECK_THAT(error_of(GgufBuilder().tensor("t", {33}, 8, "")), Contains("'t'") && Contains("multiple of 32"));
   CHECK_THAT(error_of(GgufBuilder().tensor("t", {1, 1, 1, 1, 1}, 0, f4)), Contains("5 dimensions"));

@@ -65,6 +65,13 @@ const Case kCases[] = {
       {"expert_group_used_count", 2},
       {"expert_gating_func", 2},
       {"expert_shared_count", 1}}},
+    {"gpt-oss",
+     "gpt-oss",
+     false,
+     {{"rope.scaling.factor", 32}},
+     {{"attention.sliding_window", 12},
+      {"rope.scaling.original_context_length", 32},
+      {"expert_gating_func", 3}}},
 };
 
 // The GGUF name that means `name`; empty when none does.
@@ -98,6 +105,53 @@ std::string bytes_of(const std::vector<float>& v) {
   return {reinterpret_cast<const char*>(v.data()), v.size() * sizeof(float)};
 }
 
+// gpt-oss's experts, stacked and fused in a checkpoint, as GGUF has them: a matrix (X, F, E) or (X, E, F)
+// each, in f32 or mxfp4 (GGML_TYPE_MXFP4, 39). False for other tensors.
+bool put_fused_experts(GgufBuilder& b, const TinyTensor& t, const TinyGolden& golden,
+                       const oar::ModelConfig& config) {
+  const size_t at = t.name.find(".experts.");
+  if (!config.experts_transposed || at == std::string::npos ||
+      (t.name.find("_proj_b") == std::string::npos && t.shape.size() != 3))
+    return false;
+  if (t.name.ends_with("_scales")) return true;  // with the blocks
+  const std::string blk = "blk." + t.name.substr(13, t.name.find('.', 13) - 13) + ".ffn_";
+  const bool down = t.name.find("down_proj") != std::string::npos, bias = t.name.ends_with("_bias"),
+             codes = t.name.ends_with("_blocks");
+  const int64_t X = config.experts, N = down ? config.width : config.expert_ffn;
+  const int64_t K = bias ? 1 : down ? config.expert_ffn : config.width, all = down ? N : 2 * N;
+  const auto values = codes ? std::vector<float>() : tiny_weights(t.name, t.shape, golden.weight_seed);
+  const auto bytes = codes ? tiny_bytes(t.name, t.shape, golden.weight_seed) : std::vector<uint8_t>();
+  std::vector<uint8_t> scales;
+  if (codes) {
+    const std::string name = t.name.substr(0, t.name.size() - 7) + "_scales";
+    scales = tiny_bytes(name, std::vector<int64_t>{X, all, K / 32}, golden.weight_seed);
+  }
+  for (const char* part : {"gate", "up", "down"}) {
+    if (down != (part[0] == 'd')) continue;
+    std::string out;
+    for (int64_t e = 0; e < X; ++e) {
+      for (int64_t n = 0; n < N; ++n) {
+        const int64_t row = down ? n : 2 * n + (part[0] == 'u');  // gate and up in turns
+        for (int64_t g = 0; codes && g < K / 32; ++g) {
+          const uint8_t* from = bytes.data() + ((e * all + row) * K / 32 + g) * 16;
+          out += static_cast<char>(scales[static_cast<size_t>((e * all + row) * K / 32 + g)]);
+          const auto code = [&](int i) { return from[i / 2] >> (4 * (i % 2)) & 15; };
+          for (int i = 0; i < 16; ++i) out += static_cast<char>(code(i) | code(i + 16) << 4);
+        }
+        for (int64_t k = 0; !codes && k < K; ++k) {
+          const float v = values[static_cast<size_t>((e * K + k) * all + row)];
+          out.append(reinterpret_cast<const char*>(&v), sizeof v);
+        }
+      }
+    }
+    const auto u64 = [](int64_t v) { return static_cast<uint64_t>(v); };
+    std::vector<uint64_t> dims{u64(K), u64(N), u64(X)};
+    if (bias) dims.erase(dims.begin());
+    b.tensor(blk + part + "_exps" + (bias ? ".bias" : ".weight"), dims, codes ? 39 : 0, out);
+  }
+  return true;
+}
+
 // The golden's model as such a file; returns its path.
 std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::ModelConfig& config) {
   const json::object keys = json::parse(golden.config).as_object();
@@ -123,6 +177,7 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   for (const auto& [key, value] : c.numbers) b.f32(p + key, static_cast<float>(value));
   for (const auto& [key, value] : c.counts) b.u32(p + key, value);
   if (std::string_view(c.golden) == "gemma3") b.str(p + "rope.scaling.type", "linear");
+  if (std::string_view(c.golden) == "gpt-oss") b.str(p + "rope.scaling.type", "yarn");
   if (config.rope.scaling.contains("long_factor")) {
     for (const char* list : {"long_factor", "short_factor"}) {
       std::vector<float> factors;
@@ -136,6 +191,7 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   std::map<std::string, std::vector<float>> stacked;  // experts, one behind the other
   std::map<std::string, std::vector<uint64_t>> stacked_dims;
   for (const TinyTensor& t : golden.tensors) {
+    if (put_fused_experts(b, t, golden, config)) continue;
     std::vector<float> values = tiny_weights(t.name, t.shape, golden.weight_seed);
     const bool queries = t.name.find("q_proj") != std::string::npos,
                k = t.name.find("k_proj") != std::string::npos;
@@ -163,7 +219,7 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   for (const auto& [name, values] : stacked)
     b.tensor(gguf_name(c.architecture, name, config.layers), stacked_dims.at(name), 0, bytes_of(values));
 
-  const std::string path = temp_dir() + "/" + c.golden + ".gguf";
+  const std::string path = temp_dir() + "/" + golden.name + ".gguf";
   write_file(path, b.bytes());
   return path;
 }
@@ -220,11 +276,32 @@ TEST_CASE("models from GGUF files equal their goldens") {
     auto checkpoint = oar::load_checkpoint(path);
     REQUIRE_OK(checkpoint);
     // Gemma's files do not say what scores are divided by: it is the head size, and not so in this golden.
-    const auto scale = [&](oar::ModelConfig& m) { m.attention_scale = config->attention_scale; };
-    RunnerFixture model(std::move(*checkpoint), options, 64, scale);
+    // Nor does gpt-oss's say where gates are clamped: at 7.
+    const auto unsaid = [&](oar::ModelConfig& m) {
+      m.attention_scale = config->attention_scale;
+      m.gate_limit = config->gate_limit;
+    };
+    RunnerFixture model(std::move(*checkpoint), options, 64, unsaid);
     CHECK(model.config.unknown_keys == "");
     CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
   }
+}
+
+// Codes and scales apart in a checkpoint, side by side in a GGUF file: the same numbers, the same kernels.
+TEST_CASE("experts in mxfp4: a GGUF file gives the bits of the checkpoint") {
+  const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
+                                [](const Case& k) { return std::string_view(k.golden) == "gpt-oss"; });
+  const TinyGolden golden = load_tiny_golden("gpt-oss-mxfp4");
+  const auto config = oar::read_model_config(json::parse(golden.config).as_object());
+  REQUIRE_OK(config);
+  auto checkpoint = oar::load_checkpoint(write_gguf(c, golden, *config));
+  REQUIRE_OK(checkpoint);
+  CHECK(checkpoint->tensors.at("model.layers.0.mlp.experts.up_proj.weight").format() ==
+        *oar::Format::find("mxfp4"));
+  const auto unsaid = [&](oar::ModelConfig& m) { m.gate_limit = config->gate_limit; };
+  RunnerFixture file(std::move(*checkpoint), options_for(0), 64, unsaid),
+      folder(write_tiny_model(golden, TinyDtype::f32), options_for(0));
+  CHECK((file.run_prompt(golden.tokens) == folder.run_prompt(golden.tokens)));
 }
 
 // Rows of queries and keys in another order are another order of a score's D products: a sum differs by at

@@ -60,12 +60,14 @@ size_t element_count(std::span<const int64_t> shape) {
 // The header lists tensors and byte ranges relative to its own end; it is padded with spaces to a multiple
 // of 8.
 std::string safetensors_header(const TinyGolden& golden, TinyDtype dtype) {
-  const size_t item = dtype == TinyDtype::f32 ? 4 : 2;
   json::object header{{"__metadata__", {{"format", "pt"}}}};
   size_t offset = 0;
   for (const TinyTensor& t : golden.tensors) {
-    const size_t end = offset + element_count(t.shape) * item;
-    header[t.name] = {{"dtype", dtype == TinyDtype::f32 ? "F32" : "BF16"},
+    const bool bytes = tiny_is_bytes(t.name), f32 = dtype == TinyDtype::f32;
+    const size_t end = offset + element_count(t.shape) * (bytes ? 1 : f32 ? 4 : 2);
+    header[t.name] = {{"dtype", bytes ? "U8"
+                                : f32 ? "F32"
+                                      : "BF16"},
                       {"shape", json::value_from(t.shape)},
                       {"data_offsets", {offset, end}}};
     offset = end;
@@ -109,13 +111,25 @@ std::vector<float> tiny_weights(std::string_view name, std::span<const int64_t> 
   return values;
 }
 
+bool tiny_is_bytes(std::string_view name) { return name.ends_with("_blocks") || name.ends_with("_scales"); }
+
+std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> shape, uint64_t seed) {
+  const uint64_t stream = seed ^ fnv1a64({reinterpret_cast<const unsigned char*>(name.data()), name.size()});
+  std::vector<uint8_t> values(element_count(shape));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint64_t z = splitmix64(stream, i);
+    values[i] = static_cast<uint8_t>(name.ends_with("_blocks") ? z >> 56 : 121 + (z >> 62));
+  }
+  return values;
+}
+
 std::vector<std::string> tiny_golden_names() {
   return {
       "llama2",   "llama3",       "llama-linear", "llama-yarn",       "llama-bias", "mistral",    "qwen2",
       "qwen3",    "gpt2",         "qwen3-moe",    "mixtral",          "ministral3", "phi3",       "phi4",
       "smollm3",  "granite",      "ernie4_5",     "seed_oss",         "olmo2",      "olmo3",      "gemma2",
       "gemma3",   "glm4",         "cohere2",      "hunyuan_v1_dense", "exaone4",    "starcoder2", "qwen2-moe",
-      "glm4-moe", "ernie4_5-moe", "minimax-m2"};
+      "glm4-moe", "ernie4_5-moe", "minimax-m2",   "gpt-oss",          "llama4"};
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {
@@ -125,10 +139,15 @@ TinyGolden load_tiny_golden(std::string_view name) {
   golden.config = read_file(source_path(std::string(manifest.at("config").as_string())));
   golden.weight_seed = manifest.at("weight_seed").to_number<uint64_t>();
   golden.tokens = json::value_to<std::vector<int32_t>>(manifest.at("tokens"));
-  for (const json::value& t : manifest.at("tensors").as_array())
-    golden.tensors.push_back({std::string(t.at("name").as_string()),
-                              json::value_to<std::vector<int64_t>>(t.at("shape")),
-                              parse_hex(t.at("checksum").as_string())});
+  const auto read_tensors = [](const json::value& list, std::vector<TinyTensor>& out) {
+    for (const json::value& t : list.as_array())
+      out.push_back({std::string(t.at("name").as_string()),
+                     json::value_to<std::vector<int64_t>>(t.at("shape")),
+                     parse_hex(t.at("checksum").as_string())});
+  };
+  read_tensors(manifest.at("tensors"), golden.tensors);
+  if (const json::value* decoded = manifest.as_object().if_contains("decoded"))
+    read_tensors(*decoded, golden.decoded);
   const auto read_logits = [&](const char* dtype, std::vector<float>& logits, std::optional<double>& margin) {
     const json::value& entry = manifest.at("logits").at(dtype);
     const auto shape = json::value_to<std::vector<int64_t>>(entry.at("shape"));
@@ -156,6 +175,11 @@ std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype) {
   out.write(reinterpret_cast<const char*>(&header_size), sizeof header_size);
   out << header;
   for (const TinyTensor& t : golden.tensors) {
+    if (tiny_is_bytes(t.name)) {
+      const std::vector<uint8_t> bytes = tiny_bytes(t.name, t.shape, golden.weight_seed);
+      out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      continue;
+    }
     const std::vector<float> values = tiny_weights(t.name, t.shape, golden.weight_seed);
     if (dtype == TinyDtype::f32) {
       out.write(reinterpret_cast<const char*>(values.data()),

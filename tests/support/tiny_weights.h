@@ -27,6 +27,8 @@ struct TinyGolden {
   uint64_t weight_seed = 0;
   std::vector<int32_t> tokens;      // (T), one sequence from position 0
   std::vector<TinyTensor> tensors;  // the whole checkpoint
+  // Of experts in mxfp4: what transformers makes of blocks and scales, f32 (X, K, N).
+  std::vector<TinyTensor> decoded;
   int64_t vocab = 0;
   std::vector<float> logits_f32;  // (T, V) with the weights as generated
   std::vector<float>
@@ -40,12 +42,16 @@ struct TinyGolden {
   }
 };
 
-// Every golden there is, in the order of the generator.
+// Every golden whose weights are floats, in the order of the generator.
 std::vector<std::string> tiny_golden_names();
 TinyGolden load_tiny_golden(std::string_view name);
 
 // A checkpoint folder (config.json, model.safetensors) below temp_dir(), written anew; returns its path.
 std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype);
+
+// Codes and scales of mxfp4 are bytes, in either dtype, by a rule of their own.
+bool tiny_is_bytes(std::string_view name);
+std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> shape, uint64_t seed);
 
 // The values of one tensor, by the rule.
 std::vector<float> tiny_weights(std::string_view name, std::span<const int64_t> shape, uint64_t seed);

@@ -19,7 +19,8 @@ Result<int> fuse_gated_linear(Graph& graph) {
     if (p < 0 || uses[product] != 1 || !graph.nodes()[p].is("swiglu")) continue;
     if (graph.value(product).type.shape.size() != 2) continue;
     const Node& swiglu = graph.nodes()[p];
-    if (swiglu.attrs.get_float("alpha", 1) != 1) continue;
+    if (swiglu.attrs.get_float("alpha", 1) != 1 || swiglu.attrs.has("limit") || swiglu.attrs.has("up_offset"))
+      continue;
     const std::vector<ValueId> inputs{swiglu.inputs[0], swiglu.inputs[1], linear.inputs[1], linear.inputs[2],
                                       linear.inputs[3]};
     const ValueId old = linear.outputs[0];

@@ -165,7 +165,7 @@ bool is_linear(const Node& n) { return n.is("linear") || n.is("grouped_linear");
 std::vector<size_t> weight_operands(const Node& n) {
   const bool grouped = n.is("grouped_linear");
   std::vector<size_t> out;
-  for (size_t k = grouped ? 3 : 2; k < n.inputs.size(); k += grouped ? 1 : 2) out.push_back(k);
+  for (size_t k = grouped ? 4 : 2; k < n.inputs.size(); k += grouped ? 1 : 2) out.push_back(k);
   return out;
 }
 
@@ -191,7 +191,7 @@ Result<ValueId> rewrite(Graph& graph, std::string_view op, std::vector<ValueId> 
 
 void keep_format(const Graph& graph, Node& node, ValueId weight) {
   if (node.attrs.has("format")) return;
-  const Format own = graph.value(weight_source(graph, graph.nodes(), weight)).type.format;
+  const Format own = *source_format(graph, graph.nodes(), weight);
   const int64_t cols = graph.value(weight).type.shape.back().const_value();
   const Format q8_0 = *Format::find("q8_0");
   const bool blocks = !own.plain() && q8_0.row_bytes(cols).has_value();
@@ -201,10 +201,9 @@ void keep_format(const Graph& graph, Node& node, ValueId weight) {
 
 bool may_rewrite(const Graph& graph, const Node& node, const RotationOptions& options) {
   for (size_t k : weight_operands(node)) {
-    const ValueId source = weight_source(graph, graph.nodes(), node.inputs[k]);
-    if (source == kNoValue) return false;
-    const Format f = graph.value(source).type.format;
-    if (!options.reencode && !(f.plain() && dtype_is_float(f.dtype()) && dtype_bits(f.dtype()) >= 16))
+    const auto f = source_format(graph, graph.nodes(), node.inputs[k]);
+    if (!f) return false;
+    if (!options.reencode && !(f->plain() && dtype_is_float(f->dtype()) && dtype_bits(f->dtype()) >= 16))
       return false;
   }
   return true;

@@ -128,6 +128,9 @@ Result<int> rotate_residual(Graph& graph, const RotationOptions& options) {
       const bool bias = node.is("linear") && node.inputs[k + 1] != kNoValue;
       if (bias) OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, k + 1, columns, false));
     }
+    // Experts' biases are rows of a matrix.
+    if (writes && node.is("grouped_linear") && node.inputs[3] != kNoValue)
+      OAR_RETURN_IF_ERROR(rewrite_weight(graph, i, 3, rows, false));
     ++rewrites;
   }
   graph.sort();

@@ -63,6 +63,9 @@ class Groups {
   std::vector<Inputs> inputs_;
 };
 
+// Operands of attention that follow are of served attention as well: its heads' sinks.
+constexpr int64_t kSinks = 5;
+
 // Append and attention of one layer; returns what replaces the attention's result.
 Result<ValueId> serve_plain(Graph& graph, Groups& groups, const KvShape& shape, const Node& node,
                             int64_t window, ValueId seq_start, ValueId context_len) {
@@ -79,8 +82,10 @@ Result<ValueId> serve_plain(Graph& graph, Groups& groups, const KvShape& shape, 
   attrs.set("scale", node.attrs.get_float("scale"));
   attrs.set("softcap", node.attrs.get_float("softcap"));
   attrs.set("window", window);
-  auto out = graph.add_node(find_op("paged_attention"),
-                            {q, (*filled)[0], groups.inputs(g).tables, seq_start, context_len}, attrs);
+  if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
+  std::vector<ValueId> operands{q, (*filled)[0], groups.inputs(g).tables, seq_start, context_len};
+  operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
+  auto out = graph.add_node(find_op("paged_attention"), std::move(operands), attrs);
   OAR_RETURN_IF_ERROR(out.status());
   return (*out)[0];
 }
@@ -110,10 +115,18 @@ Result<ValueId> serve_quantized(Graph& graph, Groups& groups, const QuantKvShape
   attrs.set("scale", node.attrs.get_float("scale"));
   attrs.set("softcap", node.attrs.get_float("softcap"));
   attrs.set("window", window);
-  auto out = graph.add_node(find_op("quant_paged_attention"),
-                            {q, (*filled)[0], open, sinks, groups.inputs(g).tables, groups.inputs(o).tables,
-                             groups.inputs(f).tables, seq_start, context_len},
-                            attrs);
+  if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
+  std::vector<ValueId> operands{q,
+                                (*filled)[0],
+                                open,
+                                sinks,
+                                groups.inputs(g).tables,
+                                groups.inputs(o).tables,
+                                groups.inputs(f).tables,
+                                seq_start,
+                                context_len};
+  operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
+  auto out = graph.add_node(find_op("quant_paged_attention"), std::move(operands), attrs);
   OAR_RETURN_IF_ERROR(out.status());
   return (*out)[0];
 }

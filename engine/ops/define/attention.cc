@@ -90,9 +90,26 @@ std::vector<Val> attention(Builder& b, Vals in, const Attrs& attrs) {
     if (causal) also("greater_equal", 0);
     if (window > 0) also("less", static_cast<double>(window));
     if (window > 0 && !causal) also("greater", static_cast<double>(-window));
+    if (window > 0 && attrs.get_bool("chunked")) {
+      const Val chunk = b.op("floor", {b.op("div", {position, b.scalar(static_cast<double>(window))})});
+      seen = b.op("logical_and", {seen, b.op("equal", {by_query(chunk), chunk})});
+    }
   }
   // A row sees itself, so nothing is left of what it does not see, and no difference is infinite.
-  const Val weight = b.op("softmax", {b.op("where", {seen, score, b.scalar(-1e30)})});
+  score = b.op("where", {seen, score, b.scalar(-1e30)});
+  Val weight;
+  if (given(in, 5)) {  // a head's sink, (K, T G, 1): one more term of the sum
+    const Val none = b.op("sub", {segment, segment});
+    const Val sink =
+        reshaped(b, b.op("add", {reshaped(b, in[5], {K, 1, G}), reshaped(b, none, {1, -1, 1})}), {K, -1, 1});
+    const Val top = b.op("max", {reduced(b, "reduce_max", score, {-1}), sink});
+    const Val e = b.op("exp", {b.op("sub", {score, top})});
+    weight =
+        b.op("div",
+             {e, b.op("add", {reduced(b, "reduce_sum", e, {-1}), b.op("exp", {b.op("sub", {sink, top})})})});
+  } else {
+    weight = b.op("softmax", {score});
+  }
   const Val y = b.op("matmul", {weight, turned(b, in[2], {1, 0, 2})});
   return {reshaped(b, turned(b, reshaped(b, y, {0, -1, G, D}), {1, 0, 2, 3}), {0, H, D})};
 }

@@ -14,7 +14,8 @@ std::vector<Val> moe_combine(Builder& b, Vals in, const Attrs&) {
 
 std::vector<Val> grouped_linear(Builder& b, Vals in, const Attrs& attrs) {
   const auto experts = static_cast<size_t>(attrs.get_int("experts"));
-  const size_t segments = (in.size() - 3) / experts;
+  constexpr size_t kFirstExpert = 4;  // operand; in[3] are biases (experts, N) or none
+  const size_t segments = (in.size() - kFirstExpert) / experts;
   const Val x = in[1] ? b.op("gather", {in[0], in[1]}) : in[0];
   if (!b.status().ok()) return {};
   // 0, 1, ... down the rows
@@ -29,8 +30,16 @@ std::vector<Val> grouped_linear(Builder& b, Vals in, const Attrs& attrs) {
   Val sum;
   for (size_t e = 0; e < experts; ++e) {
     std::vector<Val> operands{x, Val{}};
-    for (size_t s = 0; s < segments; ++s) operands.insert(operands.end(), {in[3 + e * segments + s], Val{}});
     const auto i = static_cast<int64_t>(e);
+    int64_t column = 0;
+    for (size_t s = 0; s < segments; ++s) {
+      const Val w = in[kFirstExpert + e * segments + s];
+      const int64_t n = b.dim(w, 0).const_value();
+      operands.push_back(w);
+      operands.push_back(in[3] ? reshaped(b, cut(b, cut(b, in[3], 0, i, i + 1), 1, column, column + n), {n})
+                               : Val{});
+      column += n;
+    }
     const Val own = b.op("logical_and", {b.op("greater_equal", {row, cut(b, start, 0, i, i + 1)}),
                                          b.op("less", {row, cut(b, start, 0, i + 1, i + 2)})});
     const Val y = b.op("where", {own, b.op("linear", operands, layer), b.scalar(0)});

@@ -508,7 +508,7 @@ Result<Checkpoint> unstack_experts(Checkpoint checkpoint) {
   TensorMap tensors;
   for (const auto& [name, tensor] : checkpoint.tensors) {
     const size_t at = name.find(kStack);
-    if (at == std::string::npos || tensor.shape().rank() != 3) {
+    if (at == std::string::npos || tensor.shape().rank() != 3 || !name.ends_with(".weight")) {
       tensors.emplace(name, tensor);
       continue;
     }

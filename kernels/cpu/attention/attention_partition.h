@@ -93,7 +93,7 @@ struct Range {
   int64_t lo, hi;
 };
 OAR_INLINE Range visible(const PagedAttentionArgs& a, int64_t position) {
-  const int64_t lo = a.window > 0 && position >= a.window ? position + 1 - a.window : 0;
+  const int64_t lo = first_seen(a, position);
   return {lo, position + 1};
 }
 OAR_INLINE Range spans_of(Range positions) { return {positions.lo / kSpan, (positions.hi - 1) / kSpan + 1}; }

@@ -152,11 +152,19 @@ OAR_INLINE void merge_items(const float* slot, int64_t stride, int64_t items, Ro
   }
 }
 
+// The head's sink comes last of all: it adds to the sum and nothing to the result.
 OAR_INLINE void write_row(const PagedAttentionArgs& a, int64_t t, int64_t h, RowState state,
                           const float* total) {
   const int64_t D = a.shape.head_dim;
   float* out = a.out + t * a.ldo + h * D;
-  const Vf inverse = set1(1.f / state.sum);
+  float factor = 1.f / state.sum;
+  if (a.sink_logits != nullptr) {
+    MergeFactors f;
+    f.set(0, state.max, a.sink_logits[h] * kLog2E);
+    f.make();
+    factor = f.keep[0] / (state.sum * f.keep[0] + f.add[0]);
+  }
+  const Vf inverse = set1(factor);
   for_lanes(D, [&](int64_t i, int64_t n) { store_part(out + i, load_part(total + i, n) * inverse, n); });
 }
 

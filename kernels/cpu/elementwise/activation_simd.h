@@ -34,9 +34,17 @@ inline void swiglu_run(const void* args, int, int64_t begin, int64_t end, const 
       for_lanes(cols, [&](int64_t i, int64_t n) {
         store_part(out + i, gelu_tanh(load_part(gate + i, n)) * load_part(up + i, n), n);
       });
-    } else {
+    } else if (a.plain()) {
       for_lanes(cols, [&](int64_t i, int64_t n) {
         store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
+      });
+    } else {
+      // min() and max() return their second operand where one is NaN.
+      const Vf limit = set1(a.limit > 0 ? a.limit : INFINITY), alpha = set1(a.alpha);
+      for_lanes(cols, [&](int64_t i, int64_t n) {
+        const Vf g = min(limit, load_part(gate + i, n));
+        const Vf u = max(zero() - limit, min(limit, load_part(up + i, n)));
+        store_part(out + i, g / (set1(1.f) + exp(zero() - alpha * g)) * (u + set1(a.up_offset)), n);
       });
     }
   }

@@ -12,15 +12,17 @@
 namespace oar {
 namespace {
 
-// Sixteen levels, `unit` of which are one of the codebook's.
+// Sixteen levels, `unit` of which are one of the codebook's, and the multiplier of a block's largest scale.
 struct Codebook {
   int16_t c[16];
   float unit;
+  float largest = 127;
 };
 constexpr Codebook kLinear{{-128, -112, -96, -80, -64, -48, -32, -16, 0, 16, 32, 48, 64, 80, 96, 112},
                            1.f / 16};
 constexpr Codebook kIq4{{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, 1.f};
-constexpr Codebook kE2m1{{0, 10, 20, 30, 40, 60, 80, 120, 0, -10, -20, -30, -40, -60, -80, -120}, 1.f / 20};
+constexpr Codebook kE2m1{
+    {0, 16, 32, 48, 64, 96, 128, 192, 0, -16, -32, -48, -64, -96, -128, -192}, 1.f / 32, 64};
 
 // With offsets: `step` for a level. `error` of a byte is what rounding can make of it.
 struct OffsetCodebook {
@@ -133,9 +135,9 @@ void pack_scaled(char* panel, int64_t lane, const char* row, int64_t K) {
     }
     // A scale that is no number must reach the outputs, though no multiplier can say so.
     const float scale =
-        finite ? most * (128.f / 127.f) * kCodes->unit : std::numeric_limits<float>::quiet_NaN();
+        finite ? most * (128.f / kCodes->largest) * kCodes->unit : std::numeric_limits<float>::quiet_NaN();
     std::memcpy(block + lane * 4, &scale, 4);
-    const float per_step = finite && most > 1e-36f ? 127.f / most : 0.f;
+    const float per_step = finite && most > 1e-36f ? kCodes->largest / most : 0.f;
     for (int64_t g = 0; g < kInt4BlockGroups; ++g) {
       block[kPanelLine + g * kPanelRows + lane] =
           static_cast<char>(std::lrint(per_step == 0 ? 0 : d[g] * per_step));

@@ -7,13 +7,15 @@
 //   w8 = (m * c[q] + 64) >> 7                            (an arithmetic shift: rounding to nearest)
 //
 // of the group's signed multiplier m, the f32 scale of its block of 256 k and the format's codebook c: 16 (q
-// - 8) for q4_0, i4_g64, i4_g128 and i4_s8_g32, the 16 values of iq4_nl, 20 times mxfp4's (e2m1). With the
-// groups' own scales d, m = round(127 * d / max|d|) and scale = 128/127 * max|d| / 16, / 1, / 20. So the
-// sixteen weights of a group are a table of bytes, and one shuffle makes them of codes. The rest of the
-// arithmetic is that of int8.panel16, exactly: a token has the same value whether codes are looked up on the
-// way (one token) or the panel was expanded first (several). The price is one step of scale at most for a
-// weight, half of it for rounding m and half for rounding w8: |error| <= 8 / 127 max|d| of linear codes, 21
-// dB below the rounding to 4 bits that has already happened.
+// - 8) for q4_0, i4_g64, i4_g128 and i4_s8_g32, the 16 values of iq4_nl, 32 times mxfp4's (e2m1). With the
+// groups' own scales d, m = round(127 * d / max|d|) and scale = 128/127 * max|d| / 16, / 1; of mxfp4, whose
+// scales are powers of two, m = 64 d / max|d| and scale = max|d| / 16, so that w8 = 16 q d / max|d| is exact
+// of groups down to an eighth of the largest scale, and rounded below that. So the sixteen weights of a group
+// are a table of bytes, and one shuffle makes them of codes. The rest of the arithmetic is that of
+// int8.panel16, exactly: a token has the same value whether codes are looked up on the way (one token) or the
+// panel was expanded first (several). The price is one step of scale at most for a weight, half of it for
+// rounding m and half for rounding w8: |error| <= 8 / 127 max|d| of linear codes, 21 dB below the rounding to
+// 4 bits that has already happened.
 //
 // With offsets, m is unsigned, and a signed byte o of each group is added to its table:
 //

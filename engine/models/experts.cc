@@ -1,0 +1,124 @@
+// Mixtures of experts, for every way that files keep their matrices. Nothing is copied here: a slice of a
+// stack is a view, and what must be turned is an expression that is evaluated matrix by matrix at load.
+#include "engine/base/format.h"
+#include "engine/models/model.h"
+
+namespace oar {
+namespace {
+
+Attrs shape_attr(std::vector<int64_t> shape) { return {{"shape", std::move(shape)}}; }
+
+}  // namespace
+
+Val ModelBuilder::expert_slice(const std::string& name, int64_t e, const std::string& as) {
+  const auto it = checkpoint_.tensors.find(name);
+  if (it == checkpoint_.tensors.end()) return weight(name);  // says that it is missing
+  const Tensor& all = it->second;
+  if (all.shape().rank() < 3 || all.shape()[0] != c.experts) {
+    fail(invalid_argument(cat("tensor '", name, "' is ", all.format().name(), all.shape().to_string(),
+                              ", expected ", c.experts, " expert matrices")));
+    return {};
+  }
+  std::vector<int64_t> dims;
+  for (int k = 1; k < all.shape().rank(); ++k) dims.push_back(all.shape()[k]);
+  auto one = all.slice(e, e + 1).reshape(Shape(std::span<const int64_t>(dims)));
+  if (!one.ok()) {
+    fail(one.status());
+    return {};
+  }
+  return constant(as, std::move(*one));
+}
+
+Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Part part, int64_t e) {
+  const std::string own = cat(experts, ".", e, ".", name, ".weight");
+  if (has(own)) return weight(own);
+  for (const char* suffix : {".weight", ""})
+    if (const std::string stacked = cat(experts, ".", name, suffix);
+        has(stacked) && (*suffix != '\0' || !c.experts_transposed))
+      return expert_slice(stacked, e, own);
+  const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
+  std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
+  const std::string blocks = fused + "_blocks", scales = fused + "_scales";
+  const bool codes = has(blocks), gguf = has(fused + ".weight");
+  if (gguf) fused += ".weight";
+  if (!codes && !has(fused)) return weight(own);
+  const int64_t rows = down ? c.width : c.expert_ffn, columns = down ? c.expert_ffn : c.width;
+  const int64_t before = part == Part::kUp ? halves ? rows : 1 : 0;
+  const std::string& source = codes ? blocks : fused;
+  const Val stored = expert_slice(source, e, source);
+  if (!stored) return {};
+  const bool transposed = !codes && !gguf && c.experts_transposed;
+  const DimVector& file = shape(stored);
+  const int64_t in_file = file[transposed ? 1 : 0].const_value(),
+                wide = file[transposed ? 0 : 1].const_value() * (codes ? 32 : 1);
+  if (in_file != (down ? rows : 2 * rows) || wide != columns) {
+    fail(invalid_argument(cat("tensor '", source, "' has experts of ", in_file, " rows of ", wide,
+                              ", config.json needs ", down ? rows : 2 * rows, " of ", columns)));
+    return {};
+  }
+  if (!codes && !transposed && halves)
+    return constant(own, graph().value(stored.id).constant.slice(before, before + rows));
+  Attrs attrs{{"first", before}, {"rows", rows}};
+  if (!down && c.experts_interleaved) attrs.set("step", int64_t{2});
+  if (transposed) attrs.set("transposed", int64_t{1});
+  const Val w =
+      op("stored_matrix", {stored, codes ? expert_slice(scales, e, scales) : Val{}}, std::move(attrs));
+  if (w) graph().value(w.id).name = own;
+  return w;
+}
+
+Val ModelBuilder::gate_up_bias(const std::string& experts, const char* gate, const char* up) {
+  if (!c.expert_bias) return {};
+  const int64_t F = c.expert_ffn;
+  const std::string own = experts + ".gate_up_proj.bias", apart = cat(experts, ".", gate, ".bias");
+  if (has(own)) return weight(own, {c.experts, 2 * F});
+  Val bias;
+  if (has(apart)) {
+    const Val first = weight(apart, {c.experts, F}),
+              second = weight(cat(experts, ".", up, ".bias"), {c.experts, F});
+    bias = op("concat", {first, second}, {{"axis", int64_t{1}}});
+  } else {
+    bias = weight(experts + ".gate_up_proj_bias", {c.experts, 2 * F});
+    if (!c.experts_interleaved) return bias;
+    const Val pairs = op("reshape", {bias}, shape_attr({c.experts, F, 2}));
+    const Val turned = op("transpose", {pairs}, {{"perm", std::vector<int64_t>{0, 2, 1}}});
+    bias = op("reshape", {turned}, shape_attr({c.experts, 2 * F}));
+  }
+  if (bias) graph().value(bias.id).name = own;
+  return bias;
+}
+
+Val ModelBuilder::down_bias(const std::string& experts, const char* down) {
+  if (!c.expert_bias) return {};
+  const std::string apart = cat(experts, ".", down, ".bias");
+  return weight(has(apart) ? apart : experts + ".down_proj_bias", {c.experts, c.width});
+}
+
+Val ModelBuilder::experts(Val x, const std::string& router, const std::string& experts, const char* gate,
+                          const char* up, const char* down, const std::string& correction) {
+  Val bias;
+  if (!correction.empty()) bias = op("reshape", {weight(correction)}, shape_attr({-1}));
+  const Val logits = linear(x, router, c.router_bias);
+  const auto route = ops("moe_route", std::vector<Val>{logits, bias},
+                         {{"top_k", c.experts_per_token},
+                          {"normalize", int64_t{c.route.normalize}},
+                          {"score", c.route.score},
+                          {"scale", c.route.scale},
+                          {"groups", c.route.groups},
+                          {"top_groups", c.route.top_groups}});
+  if (route.size() != 4) return {};
+  const Val pair_token = route[0], pair_slot = route[1], pair_weight = route[2], start = route[3];
+  std::vector<Val> first{x, pair_token, start, gate_up_bias(experts, gate, up)}, second;
+  for (int64_t e = 0; e < c.experts; ++e) {
+    first.push_back(expert_weight(experts, gate, Part::kGate, e));
+    first.push_back(expert_weight(experts, up, Part::kUp, e));
+    second.push_back(expert_weight(experts, down, Part::kDown, e));
+  }
+  const Attrs attrs{{"experts", c.experts}};
+  const Val gate_up = op("grouped_linear", first, attrs);
+  const Val h = gated(slice(gate_up, 0, c.expert_ffn), slice(gate_up, c.expert_ffn, 2 * c.expert_ffn));
+  second.insert(second.begin(), {h, Val{}, start, down_bias(experts, down)});
+  return op("moe_combine", {op("grouped_linear", second, attrs), pair_slot, pair_weight});
+}
+
+}  // namespace oar
