@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the pages that the program itself knows best: docs/serve-options.md from `oar serve --help`, docs/metrics.md from
-/metrics of a server with a language model and an ordinary one, docs/ops.md from `oar ops`. Standard library only.
+/metrics of a server with a language model and an ordinary one, docs/ops.md from `oar ops`, docs/models.md from `oar models` and
+the goldens. Standard library only.
 
     docs/generate.py            writes them
     docs/generate.py --check    fails when a page is not what it would write (./dev test does this)
@@ -13,6 +14,7 @@ import pathlib
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -98,6 +100,86 @@ beside indices and conditions (`engine/ops/dtypes.txt`); *floats* are f64, f32, 
     return page
 
 
+def write_zeros(golden, folder):
+    """The checkpoint of a golden with zeros for weights: a graph needs names and shapes."""
+    shutil.copy(SOURCE / golden["config"], f"{folder}/config.json")
+    header, end = {}, 0
+    for tensor in golden["tensors"]:
+        size = 2
+        for extent in tensor["shape"]:
+            size *= extent
+        header[tensor["name"]] = {"dtype": "BF16", "shape": tensor["shape"], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(f"{folder}/model.safetensors", "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + end)
+
+
+def graph_of(golden):
+    """(ops, kinds of pages) of a served graph. Kinds: heads, head size and window of each cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_zeros(golden, folder)
+        text = subprocess.run([OAR, "inspect", folder, "--graph"], capture_output=True, text=True, check=True).stdout
+    ops = set(re.findall(r"^%[^=]* = (\w+)\(", text, re.M))
+    appends = re.findall(r"^(%\d+) = kv_append\(.*?\{head_dim: (\d+), kv_heads: (\d+)", text, re.M)
+    windows = {pool: int(window) for pool, window in re.findall(r"paged_attention\(%\d+, (%\d+),.*window: (\d+)\}", text)}
+    readers = len(re.findall(r" = paged_attention\(", text))
+    return ops, sorted({(int(k), int(d), windows[pool] > 0) for pool, d, k in appends}), readers - len(appends)
+
+
+def size(count):
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def models_page():
+    models = json.loads(subprocess.run([OAR, "models", "--json"], capture_output=True, text=True, check=True).stdout)
+    goldens = {}
+    for path in sorted((SOURCE / "tests/golden/models").glob("*.json")):
+        golden = json.loads(path.read_text())
+        golden["name"] = path.stem
+        goldens.setdefault(json.loads((SOURCE / golden["config"]).read_text())["model_type"], []).append(golden)
+    page = """# Language models
+
+Written by `docs/generate.py` from `oar models`, the goldens (`tests/golden/models`) and the graphs of their models. *Ops*: what a
+served graph has beside `linear`, `reshape`, `slice`, `gather`, `embedding`, `add`, `mul` and a norm. *Pages*: kinds of cached layers
+of the golden, in full layers and in windows. *Compared*: logits of tiny random models with those of the package named, in f32 and
+bf16; [the goldens' page](../tests/golden/README.md) says what each exercises.
+
+| model type | ops | pages | compared |
+|---|---|---|---|
+"""
+    common = {"linear", "reshape", "slice", "gather", "embedding", "add", "mul", "rms_norm", "add_rms_norm", "layer_norm",
+              "add_layer_norm", "kv_append", "paged_attention"}
+    for model_type in sorted(models["model_types"]):
+        ops, kinds, shared, names, made = set(), set(), 0, [], ""
+        for golden in goldens.get(model_type, []):
+            own, pages, reading = graph_of(golden)
+            ops |= own
+            kinds |= {"windows" if window else "full" for _, _, window in pages}
+            kinds |= {"heads of two sizes"} if len({d for _, d, _ in pages}) > 1 else set()
+            shared += reading
+            names.append(golden["name"])
+            made = re.match(r"transformers [\d.]+", golden["made_with"])[0]
+        kinds |= {"shared by later layers"} if shared else set()
+        page += f"| `{model_type}` | {', '.join(f'`{op}`' for op in sorted(ops - common))} | {', '.join(sorted(kinds))} | " \
+                f"{', '.join(names)} ({made}) |\n"
+    page += """
+## Memory of released ones
+
+Keys and values of one sequence in bf16 pages of 64 tokens, as `oar models` computes them from `configs/shapes`. An int8 cache takes
+about half, `k4v3` about a quarter.
+
+| released | model type | layers | at 4k | at 32k | source |
+|---|---|---|---|---|---|
+"""
+    for one in models["released"]:
+        page += f"| {one['model']} | `{one['model_type']}` | {one['layers']} | {size(one['kv_bytes_4k'])} | {size(one['kv_bytes_32k'])} | " \
+                f"{cell(one['source'])} |\n"
+    return page
+
+
 def serve(folder):
     """(process, port) of a server of the models in `folder`."""
     process = subprocess.Popen([OAR, "serve", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
@@ -165,7 +247,8 @@ def main():
     if sys.argv[1:] and not check:
         raise SystemExit(__doc__)
     stale = []
-    for name, page in {"serve-options.md": options_page(), "metrics.md": metrics_page(), "ops.md": ops_page()}.items():
+    pages = {"serve-options.md": options_page(), "metrics.md": metrics_page(), "ops.md": ops_page(), "models.md": models_page()}
+    for name, page in pages.items():
         path = SOURCE / "docs" / name
         if check and (not path.exists() or path.read_text() != page):
             stale.append(f"docs/{name}")

@@ -16,11 +16,14 @@
 
 namespace oar {
 
+// The largest head: kernels keep rows of one in arrays of this size.
+inline constexpr int32_t kMaxHeadDim = 512;
+
 struct KvShape {
   DType type = DType::kBF16;  // kF32, kF16 or kBF16
   int32_t page_tokens = 64;   // P
   int32_t kv_heads = 0;       // K
-  int32_t head_dim = 0;       // D, any multiple of 8 up to 256
+  int32_t head_dim = 0;       // D, any multiple of 8 up to kMaxHeadDim
 };
 // Bytes of one block (keys and values of all heads), a multiple of 64.
 size_t kv_block_bytes(const KvShape& shape);

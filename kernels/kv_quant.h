@@ -40,7 +40,7 @@ struct QuantKvShape {
   KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // keys: not kInt3; values: not kInt4Mean
   int32_t page_tokens = 64;                             // P, a multiple of 16
   int32_t kv_heads = 0;                                 // K
-  int32_t head_dim = 0;                                 // D, any multiple of 8 up to 256
+  int32_t head_dim = 0;                                 // D, any multiple of 8 up to kMaxHeadDim
 };
 
 inline KvShape open_kv_shape(const QuantKvShape& s) {

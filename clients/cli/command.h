@@ -39,6 +39,7 @@ void add_health(CLI::App& app, Action& action);
 void add_infer(CLI::App& app, Action& action);
 void add_merge(CLI::App& app, Action& action);
 void add_ocr(CLI::App& app, Action& action);
+void add_models(CLI::App& app, Action& action);
 void add_ops(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);

@@ -54,6 +54,7 @@ int run(int argc, char** argv) {
   add_conformance(app, action);
   add_convert(app, action);
   add_ocr(app, action);
+  add_models(app, action);
   add_ops(app, action);
   add_classify(app, action);
   add_tokenize(app, action);

@@ -131,6 +131,7 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
     c.tokenizer.generation_config["eos_token_id"] = std::move(ends);
   }
   if (v.bos_id) c.tokenizer.generation_config["bos_token_id"] = *v.bos_id;
+  OAR_RETURN_IF_ERROR(gguf_sampling(file, c.tokenizer.generation_config, &c.notices));
   return c;
 }
 

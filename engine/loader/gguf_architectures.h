@@ -12,7 +12,7 @@ struct Rename {
   std::string_view gguf, hugging_face;
 };
 
-// "N" stands for the layer. Names end before ".weight" or ".bias".
+// "N" stands for the layer. Names end before ".weight" or ".bias", but those that have it on both sides.
 inline constexpr Rename kDecoderNames[] = {
     {"token_embd", "model.embed_tokens"},
     {"output_norm", "model.norm"},
@@ -54,6 +54,27 @@ inline constexpr Rename kGemmaNames[] = {
     {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
     {"blk.N.ffn_norm", "model.layers.N.pre_feedforward_layernorm"},
     {"blk.N.post_ffw_norm", "model.layers.N.post_feedforward_layernorm"}};
+inline constexpr Rename kGemma4Names[] = {
+    {"per_layer_token_embd", "model.embed_tokens_per_layer"},
+    {"per_layer_model_proj", "model.per_layer_model_projection"},
+    {"per_layer_proj_norm", "model.per_layer_projection_norm"},
+    {"blk.N.inp_gate", "model.layers.N.per_layer_input_gate"},
+    {"blk.N.proj", "model.layers.N.per_layer_projection"},
+    {"blk.N.post_norm", "model.layers.N.post_per_layer_input_norm"},
+    {"blk.N.layer_output_scale.weight", "model.layers.N.layer_scalar"},
+    {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
+    {"blk.N.ffn_norm", "model.layers.N.pre_feedforward_layernorm"},
+    {"blk.N.pre_ffw_norm_2", "model.layers.N.pre_feedforward_layernorm_2"},
+    {"blk.N.post_ffw_norm", "model.layers.N.post_feedforward_layernorm"},
+    {"blk.N.post_ffw_norm_1", "model.layers.N.post_feedforward_layernorm_1"},
+    {"blk.N.post_ffw_norm_2", "model.layers.N.post_feedforward_layernorm_2"},
+    {"blk.N.ffn_gate_inp.scale", "model.layers.N.router.scale"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.router.proj"},
+    {"blk.N.ffn_down_exps.scale", "model.layers.N.router.per_expert_scale"},
+    {"blk.N.ffn_down_exps", "model.layers.N.experts.down_proj"},
+    {"blk.N.ffn_gate_up_exps", "model.layers.N.experts.gate_up_proj"},
+    {"blk.N.ffn_gate_exps", "model.layers.N.experts.gate_proj"},
+    {"blk.N.ffn_up_exps", "model.layers.N.experts.up_proj"}};
 inline constexpr Rename kGlm4Names[] = {
     {"blk.N.post_attention_norm", "model.layers.N.post_self_attn_layernorm"},
     {"blk.N.post_ffw_norm", "model.layers.N.post_mlp_layernorm"},
@@ -94,6 +115,11 @@ inline constexpr KeyName kCohereKeys[] = {{"logit_scale", "logit_scale"},
 inline constexpr KeyName kGemmaKeys[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
                                          {"final_logit_softcapping", "final_logit_softcapping"}};
 inline constexpr KeyName kGemma3Keys[] = {{"rope.freq_base_swa", "rope_local_base_freq"}};
+inline constexpr KeyName kGemma4Keys[] = {
+    {"final_logit_softcapping", "final_logit_softcapping"},
+    {"rope.freq_base_swa", "rope_local_base_freq"},
+    {"attention.shared_kv_layers", "num_kv_shared_layers", true},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input", true}};
 inline constexpr KeyName kGpt2Keys[] = {{"attention.layer_norm_epsilon", "layer_norm_epsilon"}};
 inline constexpr KeyName kQwen2MoeKeys[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true}};
@@ -156,6 +182,8 @@ inline constexpr Architecture kArchitectures[] = {
     {"gemma3", "gemma3_text", "Gemma3ForCausalLM", "gelu_pytorch_tanh", false, false, kDecoderNames,
      kGemmaNames, kGemma3Keys,
      R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh", "norm_weights_are_whole": true})"},
+    {"gemma4", "gemma4_text", "Gemma4ForCausalLM", "gelu_pytorch_tanh", false, true, kDecoderNames,
+     kGemma4Names, kGemma4Keys, R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh"})"},
     {"glm4", "glm4", "Glm4ForCausalLM", "silu", false, false, kDecoderNames, kGlm4Names, {}, kBiased},
     {"cohere2",
      "cohere2",

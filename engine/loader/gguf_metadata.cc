@@ -115,12 +115,14 @@ Result<std::vector<double>> GgufFile::get_numbers(std::string_view key, uint64_t
   const auto at = metadata.find(key);
   if (at == metadata.end()) return out;
   const GgufValue& v = at->second;
-  const uint64_t size =
-      v.type == GgufType::kArray && v.element != GgufType::kBool ? scalar_size(v.element) : 0;
+  const uint64_t size = v.type == GgufType::kArray ? scalar_size(v.element) : 0;
   if (size == 0) return wrong_type(*this, key, v, "an array of numbers");
   if (v.count > max_count) return too_long(*this, key, v.count, max_count);
   out.reserve(v.count);
-  for (uint64_t i = 0; i < v.count; ++i) out.push_back(*number_at(v.element, v.bytes.data() + i * size));
+  for (uint64_t i = 0; i < v.count; ++i) {
+    const std::byte* p = v.bytes.data() + i * size;
+    out.push_back(v.element == GgufType::kBool ? load<uint8_t>(p) != 0 : *number_at(v.element, p));
+  }
   return out;
 }
 

@@ -84,6 +84,31 @@ class MetadataReader {
     return *std::move(v);
   }
 
+  // A count of each of `layers` layers, from one for all or a list.
+  std::vector<int64_t> counts(std::string_view key, int64_t layers) {
+    const std::string full = asked(key);
+    const auto at = file_.metadata.find(full);
+    if (at == file_.metadata.end() || !status.ok()) return {};
+    if (at->second.type != GgufType::kArray)
+      return std::vector<int64_t>(static_cast<size_t>(layers), count(key).value_or(0));
+    const auto values = file_.get_numbers(full, static_cast<uint64_t>(layers));
+    if (!values.ok()) return fail(values.status()), std::vector<int64_t>();
+    if (values->size() != static_cast<size_t>(layers)) {
+      fail(data_loss(
+          cat(file_.name, ": metadata ", full, " has ", values->size(), " entries for ", layers, " layers")));
+      return {};
+    }
+    std::vector<int64_t> out;
+    for (double v : *values) {
+      if (!(v >= 0 && v <= INT32_MAX) || v != std::floor(v)) {
+        fail(data_loss(cat(file_.name, ": metadata ", full, " holds ", v, ", which is no count")));
+        return {};
+      }
+      out.push_back(static_cast<int64_t>(v));
+    }
+    return out;
+  }
+
   void put_count(std::string_view name, std::string_view key) {
     if (const auto v = count(key)) config[name] = *v;
   }
@@ -229,6 +254,58 @@ Status read_rope_scaling(const GgufFile& file, MetadataReader& in) {
   return ok_status();
 }
 
+// Where layers with a window and those without have other heads, and the last ones may have wider MLPs.
+Status read_layered(const GgufFile& file, MetadataReader& in) {
+  json::object& c = in.config;
+  in.put_count("num_hidden_layers", "block_count");
+  in.put_window_pattern();
+  const json::value *layers = c.if_contains("num_hidden_layers"), *types = c.if_contains("layer_types");
+  if (!in.status.ok() || !layers) return in.status;
+  const int64_t n = layers->as_int64();
+  if (!types || types->as_array().size() != static_cast<size_t>(n))
+    return data_loss(
+        cat(file.name, ": metadata attention.sliding_window_pattern is no list of ", n, " layers"));
+  const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n),
+                             ffn = in.counts("feed_forward_length", n);
+  OAR_RETURN_IF_ERROR(in.status);
+  if (kv_heads.empty() || ffn.empty())
+    return data_loss(cat(file.name, ": metadata attention.head_count_kv or feed_forward_length is missing"));
+  for (size_t k = 0; k < kv_heads.size(); ++k) {
+    const bool full = types->as_array()[k] == json::value("full_attention");
+    const char* key = full ? "num_global_key_value_heads" : "num_key_value_heads";
+    if (json::value& v = c[key]; v.is_null()) v = kv_heads[k];
+    else if (v != json::value(kv_heads[k]))
+      return unimplemented(cat(file.name,
+                               ": metadata attention.head_count_kv differs between layers of one "
+                               "kind, which is not supported"));
+    if (full && !c.contains("attention_k_eq_v"))
+      c["attention_k_eq_v"] = !file.tensors.contains(cat("blk.", k, ".attn_v.weight"));
+  }
+  if (!c.contains("num_key_value_heads"))
+    c["num_key_value_heads"] = json::value(c["num_global_key_value_heads"]);
+  const int64_t shared = in.count("attention.shared_kv_layers").value_or(0);
+  const bool wide = shared > 0 && ffn.back() == 2 * ffn.front();
+  for (int64_t k = 0; k < n; ++k) {
+    if (ffn[static_cast<size_t>(k)] != ffn.front() * (wide && k >= n - shared ? 2 : 1))
+      return unimplemented(cat(file.name, ": metadata feed_forward_length differs at layer ", k,
+                               " otherwise than by twice in layers that share keys, which is not supported"));
+  }
+  c["intermediate_size"] = ffn.front();
+  c["use_double_wide_mlp"] = wide;
+  c["enable_moe_block"] = in.count("expert_count").value_or(0) > 0;
+  if (const auto table = file.tensors.find("per_layer_token_embd.weight"); table != file.tensors.end())
+    c["vocab_size_per_layer_input"] = table->second.shape()[0];
+  const auto head = in.count("attention.key_length"), windowed = in.count("attention.key_length_swa");
+  for (const char* key : {"attention.value_length_swa", "rope.dimension_count_swa"}) {
+    if (const auto v = in.count(key); v && v != windowed)
+      return unimplemented(cat(file.name, ": metadata ", key, " is ", *v,
+                               ", other than key_length_swa, which is not supported"));
+  }
+  if (head) c["global_head_dim"] = *head;
+  if (windowed) c["head_dim"] = *windowed;
+  return in.status;
+}
+
 // Layers behind the last that draft tokens: not run here.
 void read_draft_layers(MetadataReader& in) {
   const auto drafts = in.count("nextn_predict_layers");
@@ -328,14 +405,41 @@ std::string hugging_face_name(std::string_view architecture, std::string_view gg
   }
   for (const std::span<const Rename> names : {arch->own, arch->names}) {
     for (const Rename& r : names) {
-      if (r.gguf != stem) continue;
+      const bool whole = r.gguf.size() == stem.size() + suffix.size() && r.gguf.ends_with(suffix) &&
+                         r.gguf.starts_with(stem);
+      if (r.gguf != stem && !whole) continue;
       std::string name(r.hugging_face);
       if (!layer.empty()) name.replace(name.find(".N.") + 1, 1, layer);
+      if (whole) return name;
       if (!expert.empty()) name.insert(name.rfind('.'), "." + expert);
       return name.ends_with("_bias") || name.ends_with(".sinks") ? name : name.append(suffix);
     }
   }
   return std::string(gguf_name);
+}
+
+Status gguf_sampling(const GgufFile& file, json::object& generation, std::vector<std::string>* notices) {
+  constexpr KeyName kKeys[] = {{"temp", "temperature"},
+                               {"top_k", "top_k", true},
+                               {"top_p", "top_p"},
+                               {"min_p", "min_p"},
+                               {"penalty_repeat", "repetition_penalty"}};
+  constexpr std::string_view kPrefix = "general.sampling.";
+  std::string ignored;
+  for (auto at = file.metadata.lower_bound(kPrefix); at != file.metadata.end(); ++at) {
+    if (!at->first.starts_with(kPrefix)) break;
+    const auto* key =
+        std::ranges::find(kKeys, std::string_view(at->first).substr(kPrefix.size()), &KeyName::gguf);
+    if (key == std::end(kKeys)) {
+      ignored += cat(ignored.empty() ? "" : ", ", show_name(at->first));
+      continue;
+    }
+    OAR_ASSIGN(const auto v, file.get_float(at->first));
+    if (!(std::abs(*v) < 1e9)) return data_loss(cat(file.name, ": metadata ", at->first, " is ", *v));
+    generation[key->config] = key->count ? json::value(static_cast<int64_t>(*v)) : json::value(*v);
+  }
+  if (!ignored.empty() && notices) notices->push_back(cat(file.name, ": metadata ignored: ", ignored));
+  return ok_status();
 }
 
 Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>* notices) {
@@ -359,24 +463,28 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
     for (const KeyName& key : arch->keys)
       key.count ? in.put_count(key.config, key.gguf) : in.put_number(key.config, key.gguf);
   }
+  const bool layered = arch && arch->model_type == "gemma4_text";
   in.put_count("hidden_size", "embedding_length");
-  in.put_count("num_hidden_layers", "block_count");
-  in.put_count("intermediate_size", "feed_forward_length");
   in.put_count("num_attention_heads", "attention.head_count");
-  in.put_count("num_key_value_heads", "attention.head_count_kv");
-  if (!c.contains("num_key_value_heads") && c.contains("num_attention_heads")) {
+  if (!layered) {
+    in.put_count("num_hidden_layers", "block_count");
+    in.put_count("intermediate_size", "feed_forward_length");
+    in.put_count("num_key_value_heads", "attention.head_count_kv");
+  }
+  if (!layered && !c.contains("num_key_value_heads") && c.contains("num_attention_heads")) {
     c["num_key_value_heads"] = json::value(c["num_attention_heads"]);
   }
   in.put_count("max_position_embeddings", "context_length");
   in.put_count("sliding_window", "attention.sliding_window");
-  in.put_window_pattern();
+  if (!layered) in.put_window_pattern();
   read_draft_layers(in);
   in.put_number("rms_norm_eps", "attention.layer_norm_rms_epsilon");
   c["rope_theta"] = in.number("rope.freq_base").value_or(10000.0);  // the format's default
   read_experts(in, arch);
   OAR_RETURN_IF_ERROR(read_head_size(file, in));
+  if (layered) OAR_RETURN_IF_ERROR(read_layered(file, in));
   OAR_RETURN_IF_ERROR(read_rope_scaling(file, in));
-  if (arch && arch->model_type.starts_with("gemma")) scale_queries(in.config);
+  if (arch && arch->model_type.starts_with("gemma") && !layered) scale_queries(in.config);
   if (arch && arch->model_type == "exaone4" && !c.contains("sliding_window")) c["sliding_window"] = nullptr;
   if (arch && arch->model_type == "glm4_moe") {
     c["use_qk_norm"] = file.tensors.contains("blk.0.attn_q_norm.weight");

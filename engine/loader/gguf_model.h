@@ -18,6 +18,10 @@ namespace oar {
 // router "model.layers.N.mlp.gate.weight", [experts, width].
 std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name);
 
+// What the file recommends for sampling ("general.sampling.*"), in generation_config.json's words; what has
+// none there is named in `notices`.
+Status gguf_sampling(const GgufFile& file, json::object& generation, std::vector<std::string>* notices);
+
 // config.json's keys from "<architecture>.*". Beyond Hugging Face's:
 //   rope_interleaved   true where the converter laid out q and k for RoPE over neighbouring pairs: each
 //   head's

@@ -30,11 +30,13 @@ std::string part_of(std::string_view name) {
 }
 
 json::object text_config(const json::object& outer, json::object text) {
-  for (const char* key :
-       {"torch_dtype", "dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id"}) {
+  for (const char* key : {"torch_dtype", "dtype", "quantization_config", "bos_token_id", "pad_token_id"}) {
     const json::value* v = outer.if_contains(key);
     if (v != nullptr && !text.contains(key)) text[key] = *v;
   }
+  // Its list of ends is that of the chat, the text model's often the first of them alone.
+  if (const json::value* v = outer.if_contains("eos_token_id"); v != nullptr && !v->is_null())
+    text["eos_token_id"] = *v;
   const json::value* tied = outer.if_contains("tie_word_embeddings");
   if (tied != nullptr && (!text.contains("tie_word_embeddings") || *tied == json::value(true)))
     text["tie_word_embeddings"] = *tied;

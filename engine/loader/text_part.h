@@ -11,8 +11,9 @@
 namespace oar {
 
 // Makes of both what a lone text model's would be. What the outer configuration alone says of tokens, types
-// and quantization is kept; the head is tied where either says so. A configuration without `text_config`, or
-// whose `text_config` names no model type, stays as it is. `notices` gets a line on what was left out.
+// and quantization is kept, and its ends of text go first; the head is tied where either says so. A
+// configuration without `text_config`, or whose `text_config` names no model type, stays as it is. `notices`
+// gets a line on what was left out.
 void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::string>* notices);
 
 }  // namespace oar

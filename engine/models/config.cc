@@ -1,5 +1,9 @@
 // config.json -> ModelConfig: what every architecture has in common; the keys and their defaults are in the
 // architectures' own files.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
 #include "engine/models/model.h"
@@ -28,6 +32,50 @@ Status check_layer_types(ConfigReader& r, const ModelConfig& c) {
   return ok_status();
 }
 
+// How many letters apart two names are: Levenshtein's distance.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t before = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t same = before + (a[i] == b[j] ? 0 : 1);
+      before = row[j + 1];
+      row[j + 1] = std::min({same, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// That there is no such architecture, which comes nearest, and what that one leaves of the config: the one
+// that leaves least, and among these the one whose name is most alike.
+Status unknown_architecture(const json::object& o, std::string_view model_type) {
+  std::string nearest, left, names;
+  std::pair<size_t, size_t> best{SIZE_MAX, 0};
+  for (const std::string& name : architecture_names()) {
+    names += (names.empty() ? "" : ", ") + name;
+    ConfigReader r(o);
+    ModelConfig c;
+    c.model_type = name;
+    if (!find_architecture(name)->read(r, c).ok()) continue;
+    (void)r.value("layer_types");
+    const std::vector<std::string> unread = r.unread();
+    const std::pair<size_t, size_t> score{unread.size(), distance(name, model_type)};
+    if (score >= best) continue;
+    best = score;
+    nearest = name;
+    left.clear();
+    constexpr size_t kShown = 12;
+    for (size_t k = 0; k < std::min(unread.size(), kShown); ++k) left += (k == 0 ? "" : ", ") + unread[k];
+    if (unread.size() > kShown) left += cat(" and ", unread.size() - kShown, " more");
+  }
+  std::string what = cat("model_type '", model_type, "' is not one that can be run: ", names);
+  if (!nearest.empty())
+    what += cat("; the nearest is ", nearest,
+                left.empty() ? ", which knows all keys of its config" : ", which has nothing for ", left);
+  return unimplemented(std::move(what));
+}
+
 }  // namespace
 
 Result<ModelConfig> read_model_config(const json::object& o) {
@@ -37,11 +85,7 @@ Result<ModelConfig> read_model_config(const json::object& o) {
   if (c.model_type.empty())
     return invalid_argument("config.json has no 'model_type'; a language model names its architecture there");
   const Architecture* architecture = find_architecture(c.model_type);
-  if (architecture == nullptr) {
-    std::string names;
-    for (const std::string& n : architecture_names()) names += (names.empty() ? "" : ", ") + n;
-    return unimplemented(cat("model_type '", c.model_type, "' is not one that can be run: ", names));
-  }
+  if (architecture == nullptr) return unknown_architecture(o, c.model_type);
   OAR_RETURN_IF_ERROR(architecture->read(r, c));
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   if (c.heads % c.kv_heads != 0) {

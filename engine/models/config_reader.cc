@@ -23,7 +23,7 @@ constexpr std::string_view kWithoutEffect[] = {
     "_attn_implementation_autoset use_flash_attn use_flash_attention use_bfloat16 "
     "keys_to_ignore_at_inference",
     // Where the file comes from, and how its weights are stored (the loader reads that).
-    "model_type architectures auto_map transformers_version transformers.js_config _name_or_path "
+    "model_type architectures _source auto_map transformers_version transformers.js_config _name_or_path "
     "name_or_path _commit_hash unsloth_version unsloth_fixed torch_dtype dtype quantization_config "
     "compression_config",
     // Lengths that bind a tokenizer or a trainer; ids and sampling, which generation_config.json has.
@@ -148,30 +148,46 @@ const json::value* ConfigReader::value(const char* key) {
   return v == nullptr || v->is_null() ? nullptr : v;
 }
 
+ConfigReader::Unread ConfigReader::unread(std::string_view key, const json::value& value,
+                                          const char** neutral) const {
+  if (asked_.contains(key)) return Unread::kNothing;
+  for (const std::string_view list : harmless_)
+    if (among(list, key)) return Unread::kNothing;
+  for (const std::string_view list : kWithoutEffect)
+    if (among(list, key)) return Unread::kNothing;
+  bool known = false;
+  for (const Neutral& n : kMatters) {
+    if (!among(n.keys, key)) continue;
+    *neutral = n.value;
+    if (!n.is(value)) return Unread::kMatters;
+    known = true;
+  }
+  return known ? Unread::kNothing : Unread::kUnknown;
+}
+
 Result<std::string> ConfigReader::finish(std::string_view model_type) const {
   std::string unknown;
-  const auto harmless = [&](std::string_view key) {
-    for (const std::string_view list : harmless_)
-      if (among(list, key)) return true;
-    for (const std::string_view list : kWithoutEffect)
-      if (among(list, key)) return true;
-    return false;
-  };
   for (const auto& [name, value] : config_) {
     const std::string_view key(name.data(), name.size());
-    if (asked_.contains(key) || harmless(key)) continue;
-    bool known = false;
-    for (const Neutral& n : kMatters) {
-      if (!among(n.keys, key)) continue;
-      if (!n.is(value)) {
-        return unimplemented(cat("config.json: '", key, "' is ", json::serialize(value).substr(0, 80),
-                                 ", which ", model_type, " is not run with here; expected ", n.value));
-      }
-      known = true;
+    const char* neutral = nullptr;
+    const Unread left = unread(key, value, &neutral);
+    if (left == Unread::kMatters) {
+      return unimplemented(cat("config.json: '", key, "' is ", json::serialize(value).substr(0, 80),
+                               ", which ", model_type, " is not run with here; expected ", neutral));
     }
-    if (!known) unknown += cat(unknown.empty() ? "" : ", ", show_name(key));
+    if (left == Unread::kUnknown) unknown += cat(unknown.empty() ? "" : ", ", show_name(key));
   }
   return unknown;
+}
+
+std::vector<std::string> ConfigReader::unread() const {
+  std::vector<std::string> out;
+  const char* neutral = nullptr;
+  for (const auto& [name, value] : config_) {
+    const std::string_view key(name.data(), name.size());
+    if (unread(key, value, &neutral) != Unread::kNothing) out.push_back(show_name(key));
+  }
+  return out;
 }
 
 std::string unknown_keys_notice(std::string_view model_type, std::string_view names) {

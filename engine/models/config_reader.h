@@ -38,9 +38,14 @@ class ConfigReader {
   // leaves it as it is, else UNIMPLEMENTED names the key. Those that nobody knows are no part of the
   // architecture as published; their names, for the log.
   Result<std::string> finish(std::string_view model_type) const;
+  // The keys that finish() would refuse or name.
+  std::vector<std::string> unread() const;
 
  private:
   const json::value* find(Keys keys, const char** key);
+  // What a key is that nobody may have asked for; of kMatters `neutral` is what would change nothing.
+  enum class Unread { kNothing, kMatters, kUnknown };
+  Unread unread(std::string_view key, const json::value& value, const char** neutral) const;
 
   const json::object& config_;
   std::set<std::string, std::less<>> asked_;

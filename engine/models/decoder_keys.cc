@@ -146,10 +146,62 @@ Result<double> positive(ConfigReader& r, const char* key, double absent) {
   return v;
 }
 
+Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, ModelConfig& c) {
+  const HeadShape usual{c.kv_heads, c.head_dim};
+  HeadShape full{c.kv_heads, head_dim};
+  OAR_ASSIGN(full.head_dim, r.integer({"global_head_dim"}, 1, 1 << 14, head_dim, c.head_dim));
+  OAR_ASSIGN(const int64_t kv_heads,
+             r.integer({"num_global_key_value_heads"}, 1, c.heads, c.kv_heads, c.kv_heads));
+  if (own_kv_heads) full.kv_heads = kv_heads;
+  if (const json::value* v = r.value("per_layer_config")) {
+    if (!v->is_object()) return invalid_argument("config.json: 'per_layer_config' is not an object");
+    std::optional<HeadShape> found;
+    size_t read = 0;
+    for (int64_t n = 0; n < c.layers; ++n) {
+      HeadShape own = usual;
+      if (const json::value* o = v->get_object().if_contains(std::to_string(n))) {
+        if (!o->is_object())
+          return invalid_argument(cat("config.json: 'per_layer_config' has no object for layer ", n));
+        ConfigReader inner(o->get_object());
+        OAR_ASSIGN(own.head_dim, inner.integer({"head_dim"}, 1, 1 << 14, c.head_dim));
+        OAR_ASSIGN(own.kv_heads, inner.integer({"num_key_value_heads"}, 1, c.heads, c.kv_heads));
+        OAR_ASSIGN(const std::string unknown, inner.finish("per_layer_config"));
+        if (!unknown.empty())
+          return unimplemented(cat("config.json: 'per_layer_config' has ", unknown, " for layer ", n));
+        ++read;
+      }
+      if (!c.has_window(n) && !found) found = own;
+      if (own != (c.has_window(n) ? usual : *found))
+        return unimplemented(cat("config.json: 'per_layer_config' gives layer ", n, " ", own.kv_heads,
+                                 " heads of ", own.head_dim, ", other than layers of its kind"));
+    }
+    if (read != v->get_object().size())
+      return invalid_argument(
+          cat("config.json: 'per_layer_config' names other layers than 0 to ", c.layers - 1));
+    if (found) full = *found;
+  }
+  if (c.heads % full.kv_heads != 0)
+    return invalid_argument(cat("config.json: 'num_attention_heads' ", c.heads,
+                                " is no multiple of 'num_global_key_value_heads' ", full.kv_heads));
+  c.full_heads = full;
+  return ok_status();
+}
+
+Status read_shared_kv(ConfigReader& r, ModelConfig& c) {
+  OAR_ASSIGN(c.shared_kv_layers, r.integer({"num_kv_shared_layers"}, 0, c.layers - 1, 0, 0));
+  for (int64_t n = c.kv_layers(); n < c.layers; ++n) {
+    if (c.has_window(c.kv_layer(n)) != c.has_window(n))
+      return invalid_argument(cat("config.json: 'num_kv_shared_layers' is ", c.shared_kv_layers,
+                                  ", but no layer before those is of the kind of layer ", n));
+  }
+  return ok_status();
+}
+
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
   OAR_ASSIGN(c.experts, r.integer({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"},
                                   0, 4096, d.count));
-  OAR_ASSIGN(c.experts_per_token, r.integer({"num_experts_per_tok", "moe_k"}, 1, 4096, d.per_token));
+  OAR_ASSIGN(c.experts_per_token,
+             r.integer({"num_experts_per_tok", "moe_k", "top_k_experts"}, 1, 4096, d.per_token));
   OAR_ASSIGN(c.expert_ffn, r.integer({"moe_intermediate_size"}, 1, 1 << 20, d.ffn == 0 ? c.ffn : d.ffn));
   OAR_ASSIGN(c.route.normalize, r.boolean("norm_topk_prob", d.normalize));
   if (c.experts > 0 && c.experts_per_token > c.experts) {

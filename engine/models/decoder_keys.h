@@ -49,6 +49,13 @@ struct ExpertDefaults {
 };
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c);
 
+// Heads of layers without a window, where they are others: by 'global_head_dim' (`head_dim` where it is
+// absent) and, with `own_kv_heads`, 'num_global_key_value_heads'; or layer by layer in 'per_layer_config'.
+Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, ModelConfig& c);
+
+// How many last layers read the keys and values of earlier ones. Of each kind of them one must come before.
+Status read_shared_kv(ConfigReader& r, ModelConfig& c);
+
 // A gated MLP's activation, silu or the tanh form of gelu; UNIMPLEMENTED names another.
 Status check_gate(const ModelConfig& c, const char* key);
 

@@ -98,8 +98,12 @@ Val ModelBuilder::experts(Val x, const std::string& router, const std::string& e
                           const char* up, const char* down, const std::string& correction) {
   Val bias;
   if (!correction.empty()) bias = op("reshape", {weight(correction)}, shape_attr({-1}));
-  const Val logits = linear(x, router, c.router_bias);
-  const auto route = ops("moe_route", std::vector<Val>{logits, bias},
+  return routed_experts(x, {linear(x, router, c.router_bias), bias, {}}, experts, gate, up, down);
+}
+
+Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string& experts, const char* gate,
+                                 const char* up, const char* down) {
+  const auto route = ops("moe_route", std::vector<Val>{router.logits, router.correction, router.scale},
                          {{"top_k", c.experts_per_token},
                           {"normalize", int64_t{c.route.normalize}},
                           {"score", c.route.score},
@@ -107,7 +111,13 @@ Val ModelBuilder::experts(Val x, const std::string& router, const std::string& e
                           {"groups", c.route.groups},
                           {"top_groups", c.route.top_groups}});
   if (route.size() != 4) return {};
-  const Val pair_token = route[0], pair_slot = route[1], pair_weight = route[2], start = route[3];
+  const Val pair_token = route[0], pair_slot = route[1], start = route[3];
+  Val pair_weight = route[2];
+  // Of one expert a token: its input is weighted, and its result is taken whole.
+  if (c.route.before) {
+    x = op("mul", {x, pair_weight});
+    pair_weight = op("add", {scalar(1), op("mul", {pair_weight, scalar(0)})});
+  }
   std::vector<Val> first{x, pair_token, start, gate_up_bias(experts, gate, up)}, second;
   for (int64_t e = 0; e < c.experts; ++e) {
     first.push_back(expert_weight(experts, gate, Part::kGate, e));

@@ -33,6 +33,13 @@ std::vector<std::string> architecture_names() {
   return names;
 }
 
+int64_t ModelConfig::kv_layer(int64_t layer) const {
+  if (layer < kv_layers()) return layer;
+  int64_t own = kv_layers() - 1;
+  while (own > 0 && has_window(own) != has_window(layer)) --own;
+  return own;
+}
+
 ModelBuilder::ModelBuilder(Graph& graph, const Checkpoint& checkpoint, const ModelConfig& config,
                            ModelInputs inputs, int64_t served_context)
     : Builder(graph), c(config), in(inputs), checkpoint_(checkpoint), served_context_(served_context) {}
@@ -121,8 +128,9 @@ Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
   return op("slice", {x}, cut_attrs(-1, begin, end));
 }
 
-Val ModelBuilder::split_heads(Val x, int64_t heads) {
-  return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, heads, c.head_dim}}});
+Val ModelBuilder::split_heads(Val x, int64_t heads, int64_t head_dim) {
+  const int64_t size = head_dim > 0 ? head_dim : c.head_dim;
+  return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, heads, size}}});
 }
 
 Val ModelBuilder::merge_heads(Val x) { return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, -1}}}); }

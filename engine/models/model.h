@@ -21,6 +21,13 @@ struct RopeConfig {
   double theta = 10000;
   double partial = 1;  // of a head that is rotated
   json::object scaling;
+  int64_t head_dim = 0;  // of these layers; 0: the model's
+};
+
+// Keys and values of a layer.
+struct HeadShape {
+  int64_t kv_heads = 0, head_dim = 0;  // K, D
+  bool operator==(const HeadShape&) const = default;
 };
 
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
@@ -66,6 +73,13 @@ struct ModelConfig {
   int64_t position_offset = 0;
   RopeConfig rope;
   std::optional<RopeConfig> window_rope;  // of layers with a window, where theirs is another
+  std::optional<HeadShape> full_heads;    // of layers without one, where theirs are others
+  bool keys_are_values = false;           // in layers without a window v is what k_proj makes
+  int64_t shared_kv_layers = 0;           // so many last layers read an earlier layer's keys and values
+  int64_t double_mlp_layers = 0;          // so many last layers have an MLP of twice the width
+  bool value_norms = false;               // values are normalized without weights, each head
+  int64_t layer_input = 0;                // P: width of what each layer has of a token's own; 0: nothing
+  int64_t layer_input_vocab = 0;          // rows of its table
   bool rope_interleaved = false;
   bool paired_rows =
       false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
@@ -82,13 +96,22 @@ struct ModelConfig {
   std::vector<bool> dense_layer;  // by layer, of a mixture: an ordinary MLP
   bool linear_out_in = false;     // GPT-2 from GGUF
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
+
+  bool has_window(int64_t layer) const { return windows[static_cast<size_t>(layer)] > 0; }
+  HeadShape head_shape(int64_t layer) const {
+    return full_heads && !has_window(layer) ? *full_heads : HeadShape{kv_heads, head_dim};
+  }
+  // The layer whose keys and values this one reads: itself, or the last of its kind that has its own.
+  int64_t kv_layer(int64_t layer) const;
+  // Layers with keys and values of their own.
+  int64_t kv_layers() const { return layers - shared_kv_layers; }
 };
 Result<ModelConfig> read_model_config(const json::object& config);
 
 // Inverse frequencies (R/2) and the factor on cos and sin for the scaling of `rope`: default, linear,
-// dynamic, llama3, yarn, longrope or freq_factors. https://arxiv.org/abs/2309.00071 for YaRN, 2402.13753 for
-// LongRoPE. Those that depend on a length take the longest context that is served, so that a key is rotated
-// alike whatever comes behind it. 0: the model's own.
+// dynamic, llama3, yarn, longrope, proportional or freq_factors. https://arxiv.org/abs/2309.00071 for YaRN,
+// 2402.13753 for LongRoPE. Those that depend on a length take the longest context that is served, so that a
+// key is rotated alike whatever comes behind it. 0: the model's own.
 struct RopeTable {
   std::vector<float> inv_freq;
   double mscale = 1;
@@ -129,8 +152,8 @@ class ModelBuilder : public Builder {
   // cap * tanh(x / cap)
   Val softcap(Val x, double cap);
   Val slice(Val x, int64_t begin, int64_t end);
-  // (T, n * D) -> (T, n, D) and back.
-  Val split_heads(Val x, int64_t heads);
+  // (T, n * D) -> (T, n, D), D the model's unless told, and back.
+  Val split_heads(Val x, int64_t heads, int64_t head_dim = 0);
   Val merge_heads(Val x);
   // x itself in a layer that does not rotate.
   Val rope(Val x, int64_t layer);
@@ -160,6 +183,12 @@ class ModelBuilder : public Builder {
   // where they are chosen.
   Val experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
               const char* down, const std::string& correction = "");
+  // By logits (T, X) that are there. `correction` and `scale`, of the weights of each expert: (X) or none.
+  struct Router {
+    Val logits, correction, scale;
+  };
+  Val routed_experts(Val x, const Router& router, const std::string& experts, const char* gate,
+                     const char* up, const char* down);
 
  private:
   // Which of an expert's three matrices.

@@ -127,21 +127,30 @@ Status scale_longrope(const json::object& s, const ModelConfig& c, int64_t serve
 }  // namespace
 
 Result<RopeTable> rope_table(const ModelConfig& c, const RopeConfig& rope, int64_t served_context) {
-  const auto dim = static_cast<int64_t>(static_cast<double>(c.head_dim) * rope.partial) / 2 * 2;
-  if (dim < 2) return invalid_argument(cat("config.json: heads of ", c.head_dim, " have nothing to rotate"));
+  const int64_t head = rope.head_dim > 0 ? rope.head_dim : c.head_dim;
+  const auto rotated = static_cast<int64_t>(static_cast<double>(head) * rope.partial) / 2 * 2;
+  if (rotated < 2) return invalid_argument(cat("config.json: heads of ", head, " have nothing to rotate"));
   const int64_t served = served_context > 0 ? served_context : c.max_context;
   const json::object& s = rope.scaling;
   std::string type = "default";
   for (const char* key : {"type", "rope_type"}) {
     if (const json::value* v = s.if_contains(key); v && v->is_string()) type = std::string(v->get_string());
   }
+  // "proportional": pairs and frequencies are those of the whole head, and all but the first stand still.
+  const bool proportional = type == "proportional";
+  const int64_t dim = proportional ? head : rotated;
   double theta = rope.theta;
   if (type == "dynamic") { OAR_ASSIGN(theta, dynamic_theta(s, c, theta, dim, served)); }
   std::vector<double> freq(static_cast<size_t>(dim / 2));
   for (size_t k = 0; k < freq.size(); ++k)
     freq[k] = std::pow(theta, -2.0 * static_cast<double>(k) / static_cast<double>(dim));
   RopeTable table;
-  if (type == "linear") {
+  if (proportional) {
+    OAR_ASSIGN(const double factor, number(s, "factor", 1));
+    if (!(factor > 0)) return invalid_argument("config.json: rope_scaling 'factor' must be more than 0");
+    for (double& f : freq) f /= factor;
+    std::fill(freq.begin() + rotated / 2, freq.end(), 0.0);
+  } else if (type == "linear") {
     OAR_ASSIGN(const double factor, number(s, "factor", std::nullopt));
     if (!(factor > 0)) return invalid_argument("config.json: rope_scaling 'factor' must be more than 0");
     for (double& f : freq) f /= factor;
@@ -154,8 +163,9 @@ Result<RopeTable> rope_table(const ModelConfig& c, const RopeConfig& rope, int64
   } else if (type == "freq_factors") {
     OAR_RETURN_IF_ERROR(divide(s, "factors", freq));
   } else if (type != "default" && type != "dynamic") {
-    return unimplemented(
-        cat("rope_scaling of type '", type, "'; known are default, linear, dynamic, llama3, yarn, longrope"));
+    return unimplemented(cat("rope_scaling of type '", type,
+                             "'; known are default, linear, dynamic, llama3, yarn, longrope, "
+                             "proportional"));
   }
   table.inv_freq.assign(freq.begin(), freq.end());
   return table;

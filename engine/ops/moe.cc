@@ -1,9 +1,11 @@
 // Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in
 // kernels/moe.h.
-//   moe_route(logits (T, X), bias (X) or none) {top_k, normalize, score: softmax | sigmoid | sqrt_softplus,
-//   scale, groups, top_groups} -> pair_token (T k), pair_slot (T, k), pair_weight (T, k), start (X + 1)
+//   moe_route(logits (T, X), bias (X) or none, expert_scale (X) or none) {top_k, normalize, score: softmax |
+//   sigmoid | sqrt_softplus, scale, groups, top_groups} -> pair_token (T k), pair_slot (T, k), pair_weight
+//   (T, k), start (X + 1)
 //   grouped_linear(x, pair_token or none, start, bias (X, sum N) or none, w...) {experts} -> (P, sum N);
-//   weights expert by expert, segment by segment moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
+//   weights expert by expert, segment by segment
+//   moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -37,11 +39,12 @@ MoeRouteArgs route_args(const Attrs& attrs) {
 }
 
 Types route_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 3));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "logits"));
-  if (given(in, 1)) {
-    OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "bias"));
-    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[1])[0], shape_of(g, in[0])[1], "bias and experts"));
+  for (size_t k = 1; k < in.size(); ++k) {
+    if (!given(in, k)) continue;
+    OAR_RETURN_IF_ERROR(check_rank(g, in, k, 1, k == 1 ? "bias" : "expert_scale"));
+    OAR_RETURN_IF_ERROR(check_same(shape_of(g, in[k])[0], shape_of(g, in[0])[1], "one for each expert"));
   }
   OAR_RETURN_IF_ERROR(route_score(attrs).status());
   const Dim T = shape_of(g, in[0])[0], X = shape_of(g, in[0])[1];
@@ -103,7 +106,8 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
     double kept = 0;
     for (size_t j = 0; j < k; ++j) kept += score[order[j]];
     for (size_t j = 0; j < k; ++j) {
-      out[2].f[t * k + j] = score[order[j]] / (a.normalize ? kept : 1) * a.scale;
+      const double own = in.size() > 2 && in[2] ? in[2]->f[order[j]] : 1;
+      out[2].f[t * k + j] = score[order[j]] / (a.normalize ? kept : 1) * a.scale * own;
       by_expert[order[j]].emplace_back(t, j);
     }
   }
@@ -122,6 +126,8 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
 Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
+  OAR_ASSIGN(args.expert_scale, ctx.f32_operand(2));
+  if (args.expert_scale != nullptr) args.version = 2;
   return lower_kernel(ctx, {KernelFamily::kMoeRoute}, args,
                       [biased = ctx.given(1)](MoeRouteArgs& a, const Operand* in, const Operand* out) {
                         if (biased && a.bias == nullptr) a.bias = in[1].as<const float>();

@@ -1,6 +1,7 @@
 #include "engine/runtime/quantize_weights.h"
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -79,6 +80,43 @@ Result<WrittenModel> written_model(const Checkpoint& checkpoint) {
 
 }  // namespace
 
+Result<Checkpoint> unstack_experts(Checkpoint checkpoint) {
+  std::map<const std::byte*, std::string> stacks;  // by where they begin
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    if (tensor.shape().rank() == 3) stacks[static_cast<const std::byte*>(tensor.data())] = name;
+  }
+  if (stacks.empty()) return checkpoint;
+  OAR_ASSIGN(const WrittenModel model, written_model(checkpoint));
+  std::set<std::string> taken;
+  TensorMap slices;
+  for (size_t v = 0; v < model.graph.num_values(); ++v) {
+    const Value& value = model.graph.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || value.constant.shape().rank() != 2) continue;
+    if (checkpoint.tensors.contains(value.name)) continue;
+    const auto* at = static_cast<const std::byte*>(value.constant.data());
+    auto stack = stacks.upper_bound(at);
+    if (stack == stacks.begin()) continue;
+    --stack;
+    if (at >= stack->first + checkpoint.tensors.at(stack->second).bytes()) continue;
+    slices.insert_or_assign(value.name, value.constant);
+    taken.insert(stack->second);
+  }
+  for (const std::string& name : taken) checkpoint.tensors.erase(name);
+  checkpoint.tensors.merge(slices);
+  return checkpoint;
+}
+
+// The linear layer of one of the model's results: behind it stand a scale and a cap at most.
+size_t head_of(const Graph& g, const std::vector<int>& producers, ValueId result) {
+  int i = producers[result];
+  while (i >= 0) {
+    const Node& n = g.nodes()[static_cast<size_t>(i)];
+    if (!n.is("mul") && !n.is("tanh")) break;
+    i = producers[n.inputs[0]];
+  }
+  return static_cast<size_t>(i);
+}
+
 Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint) {
   OAR_ASSIGN(const WrittenModel model, written_model(checkpoint));
   return weight_targets(model.graph, checkpoint.tensors, model.embedding);
@@ -92,7 +130,7 @@ std::vector<WeightTarget> weight_targets(const Graph& g, const TensorMap& tensor
     if (n.is("moe_route")) routed.insert(n.inputs.begin(), n.inputs.end());
   }
   std::set<size_t> heads;
-  for (const auto& o : g.outputs()) heads.insert(static_cast<size_t>(producers[o.value]));
+  for (const auto& o : g.outputs()) heads.insert(head_of(g, producers, o.value));
   std::vector<WeightTarget> out;
   std::set<std::string> seen;
   for (size_t i = 0; i < g.nodes().size(); ++i) {

@@ -34,8 +34,13 @@ struct WeightTarget {
   std::string name;    // what it is called once quantized; differs for a head that shares the embedding
   WeightRole role = WeightRole::kBody;
 };
+// The checkpoint with each matrix of a mixture that is a slice of a stacked tensor as a tensor of its own,
+// under the name that its model's graph has for it, and without such stacks. Nothing is copied.
+Result<Checkpoint> unstack_experts(Checkpoint checkpoint);
+
 // The matrices of all linear layers of the checkpoint's model, a language model or an encoder, in the order
-// of its graph. Slices of stacked experts are left out. A head is a layer whose result is one of the model's.
+// of its graph. Slices of stacked experts are left out. A head is a layer whose result is one of the model's,
+// scaled and capped or not.
 Result<std::vector<WeightTarget>> weight_targets(const Checkpoint& checkpoint);
 // The same of a graph whose constants have the names of these tensors. `embedding`: the table that a tied
 // head shares.

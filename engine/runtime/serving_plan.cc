@@ -353,14 +353,30 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
     out[g] = static_cast<int32_t>(n);
     left -= std::min(left, n * group.block_bytes);
   }
-  // A group with a window never needs more than the window of each sequence, but prefix reuse and prefill
-  // chunks may hold more; equal shares per token keep the rule simple and every group able to hold what the
-  // others can.
-  const uint64_t fits = per_block > 0 ? left / per_block : 0;
+  // Equal shares per token, but of a group with a window no more than its sequences can use: each its window,
+  // unaligned, and what is drawn in flight; as many prefixes that wait to be used again; one prefill chunk.
+  // What such groups leave goes to the others.
   const uint64_t useful = (static_cast<uint64_t>(limits.max_tokens) + P - 1) / P + 1;
-  const uint64_t blocks = std::min<uint64_t>({fits, useful, most});
+  uint64_t blocks = 0;
+  for (bool settled = false; !settled;) {
+    blocks = std::min<uint64_t>({per_block > 0 ? left / per_block : 0, useful, most});
+    settled = true;
+    for (size_t g = 0; g < out.size(); ++g) {
+      const ServeLayout::Group& group = layout.groups[g];
+      if (group.pages != Pages::kAll || group.window == 0 || out[g] > 0) continue;
+      const auto window = static_cast<uint64_t>(group.window);
+      const uint64_t enough =
+          2 * sequences * ((window + P - 1) / P + 4) + static_cast<uint64_t>(limits.max_batch_tokens) / P + 1;
+      if (enough >= blocks) continue;
+      out[g] = static_cast<int32_t>(enough);
+      left -= enough * group.block_bytes;
+      per_block -= group.block_bytes;
+      settled = false;
+      break;
+    }
+  }
   for (size_t g = 0; g < out.size(); ++g) {
-    if (layout.groups[g].pages == Pages::kAll) out[g] = static_cast<int32_t>(blocks);
+    if (layout.groups[g].pages == Pages::kAll && out[g] == 0) out[g] = static_cast<int32_t>(blocks);
   }
   return out;
 }

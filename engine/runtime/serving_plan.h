@@ -76,10 +76,11 @@ uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
 // The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages.
 uint64_t least_kv_bytes(const ServeLayout& layout);
 
-// How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks. Beside
-// a quantized cache there are 16-bit pages for what a step can write (every sequence may cross into a new
-// page). There are first pages for all running sequences and for some cached ones. Together they have at most
-// a quarter of the budget, as far as one sequence allows.
+// How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks, those
+// with a window no more, and no more than their sequences' windows, as many idle ones and a prefill chunk
+// need. Beside a quantized cache there are 16-bit pages for what a step can write (every sequence may cross
+// into a new page). There are first pages for all running sequences and for some cached ones. Together they
+// have at most a quarter of the budget, as far as one sequence allows.
 struct PoolLimits {
   int64_t max_tokens, max_batch_tokens, max_sequences;
   int32_t page_tokens;

@@ -244,6 +244,7 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   }
   // Neither rotations nor layers stored as (in, out) are known of encoders.
   if (!is_encoder_config(checkpoint.config)) {
+    OAR_ASSIGN(checkpoint, unstack_experts(std::move(checkpoint)));
     OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
     work.rotates = wanted.any();
     OAR_ASSIGN(work.transposes, stores_transposed(checkpoint, config));

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 0
+#define OAR_PLUGIN_MINOR 1
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -167,6 +167,7 @@ typedef struct oar_moe_route_args {
   const float* bias;          /* [experts], added for choosing alone, or NULL */
   float scale;                /* of the weights, in the end */
   int32_t groups, top_groups; /* 0; else experts of the top_groups groups by the sum of their two best */
+  const float* expert_scale;  /* [experts], on the weights as well, or NULL; given in version 2 */
 } oar_moe_route_args;
 
 /* out[t, :] = sum over j of pair_weight[t, j] * y[pair_slot[t, j], :], j ascending */
@@ -227,7 +228,7 @@ typedef struct oar_kv_shape {
   uint8_t type;        /* Oar's own; the format asked for says it */
   int32_t page_tokens; /* P, a multiple of 16 */
   int32_t kv_heads;    /* K */
-  int32_t head_dim;    /* D, a multiple of 8 up to 256 */
+  int32_t head_dim;    /* D, a multiple of 8 up to 512 */
 } oar_kv_shape;
 
 typedef struct oar_kv_append_args {

@@ -1,6 +1,6 @@
 // GGUF metadata to a Tokenizer. "llama" and "t5" carry SentencePiece vocabularies, "gpt2" byte-level BPE
-// whose split patterns the file only names (tokenizer.ggml.pre), "bert" WordPiece in a spelling of its own.
-// Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+// whose split patterns the file only names (tokenizer.ggml.pre), "gemma4" BPE over characters, "bert"
+// WordPiece in a spelling of its own. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 #include <algorithm>
 #include <array>
 
@@ -149,6 +149,50 @@ void set_roles(const GgufVocab& v, TokenizerParts& parts, bool add_bos, bool add
   parts.adds_eos = !parts.suffix.empty();
 }
 
+Result<std::vector<MergeTable::Rule>> merges_of(const GgufVocab& v, const Vocabulary& vocabulary) {
+  std::vector<MergeTable::Rule> merges;
+  merges.reserve(v.merges.size());
+  std::string joined;
+  for (size_t i = 0; i < v.merges.size(); ++i) {
+    const std::string_view merge = v.merges[i];
+    const size_t space = merge.find(' ', 1);
+    if (space == std::string_view::npos || space + 1 == merge.size())
+      return data_loss(
+          cat("tokenizer.ggml.merges[", i, "] = \"", merge, "\" is not two texts separated by a space"));
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    joined = left;
+    joined += right;
+    const int32_t l = vocabulary.find(left), r = vocabulary.find(right), m = vocabulary.find(joined);
+    if (l < 0 || r < 0 || m < 0)
+      return data_loss(cat("tokenizer.ggml.merges[", i, "] = \"", merge,
+                           "\", but tokenizer.ggml.tokens lacks one of the two or their result"));
+    merges.push_back({l, r, m, static_cast<uint32_t>(i)});
+  }
+  return merges;
+}
+
+// Characters by ranked merges, spaces as U+2581, and what has no token by its bytes.
+Result<TokenizerPtr> character_bpe(GgufVocab v) {
+  constexpr const char* kMarker = "\xE2\x96\x81";
+  auto parts = std::make_unique<TokenizerParts>();
+  parts->vocabulary = Vocabulary::build(v.tokens);
+  parts->normalizer = make_replace_normalizer(" ", kMarker);
+  BpeConfig config;
+  config.byte_fallback = config.fuse_unk = true;
+  config.unk_id = role(v.unknown_id, v);
+  OAR_ASSIGN(config.merges, merges_of(v, parts->vocabulary));
+  OAR_ASSIGN(parts->model, BpeModel::create(parts->vocabulary, std::move(config)));
+  collect_added(v, *parts);
+  OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
+  set_roles(v, *parts, true, false);
+  DecoderChain chain;
+  chain.add(DecoderChain::replace(kMarker, " "));
+  chain.add(DecoderChain::byte_fallback());
+  chain.rules.replace_each_byte = true;
+  build_token_decoder(*parts, chain);
+  return std::make_shared<const Tokenizer>(std::move(parts));
+}
+
 Result<TokenizerPtr> byte_level_bpe(GgufVocab v) {
   const std::string_view name = v.pre.empty() ? std::string_view("default") : std::string_view(v.pre);
   const PreTokenizerEntry* pre = find_pretokenizer(name);
@@ -168,24 +212,7 @@ Result<TokenizerPtr> byte_level_bpe(GgufVocab v) {
   BpeConfig config;
   config.byte_level = true;
   config.ignore_merges = pre->ignore_merges;
-  config.merges.reserve(v.merges.size());
-  std::string joined;
-  for (size_t i = 0; i < v.merges.size(); ++i) {
-    const std::string_view merge = v.merges[i];
-    const size_t space = merge.find(' ', 1);
-    if (space == std::string_view::npos || space + 1 == merge.size())
-      return data_loss(
-          cat("tokenizer.ggml.merges[", i, "] = \"", merge, "\" is not two texts separated by a space"));
-    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
-    joined = left;
-    joined += right;
-    const int32_t l = parts->vocabulary.find(left), r = parts->vocabulary.find(right),
-                  m = parts->vocabulary.find(joined);
-    if (l < 0 || r < 0 || m < 0)
-      return data_loss(cat("tokenizer.ggml.merges[", i, "] = \"", merge,
-                           "\", but tokenizer.ggml.tokens lacks one of the two or their result"));
-    config.merges.push_back({l, r, m, static_cast<uint32_t>(i)});
-  }
+  OAR_ASSIGN(config.merges, merges_of(v, parts->vocabulary));
   OAR_ASSIGN(parts->model, BpeModel::create(parts->vocabulary, std::move(config)));
   collect_added(v, *parts);
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
@@ -289,9 +316,10 @@ Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab) {
   if (vocab.model == "llama") return sentencepiece(std::move(vocab), true);
   if (vocab.model == "t5") return sentencepiece(std::move(vocab), false);
   if (vocab.model == "gpt2") return byte_level_bpe(std::move(vocab));
+  if (vocab.model == "gemma4") return character_bpe(std::move(vocab));
   if (vocab.model == "bert") return word_piece(std::move(vocab));
-  return unimplemented(
-      cat("tokenizer.ggml.model \"", vocab.model, "\" is not supported; llama, gpt2, bert and t5 are"));
+  return unimplemented(cat("tokenizer.ggml.model \"", vocab.model,
+                           "\" is not supported; llama, gpt2, gemma4, bert and t5 are"));
 }
 
 }  // namespace oar

@@ -88,7 +88,7 @@ double decode(KvCode code, uint32_t bits, double scale, double minimum) {
 void store_mean(const QuantKvLayout& layout, std::byte* head, const std::byte* open_head,
                 const KvLayout& open) {
   const int64_t P = layout.page_tokens, D = layout.head_dim;
-  float mean[256];
+  float mean[kMaxHeadDim];
   for (int64_t d = 0; d < D; ++d) {
     mean[d] = 0;
     for (int64_t t = 0; t < P; ++t) {
@@ -109,7 +109,7 @@ float mean_of(const QuantKvLayout& layout, const std::byte* head, int64_t d) {
 void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::byte* head,
                    const std::byte* open_head, const KvLayout& open) {
   const int64_t P = layout.page_tokens, D = layout.head_dim;
-  float x[256];
+  float x[kMaxHeadDim];
   if (layout.mean) store_mean(layout, head, open_head, open);
   for (int64_t t = 0; t < P; ++t) {
     const int64_t panel = t / 16, row = t % 16;
@@ -233,7 +233,7 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
   const auto& a = *static_cast<const QuantPagedAttentionArgs*>(args);
   const PagedAttentionArgs& c = a.common;
   const int64_t D = a.shape.head_dim;
-  double x[256], sum[256];
+  double x[kMaxHeadDim], sum[kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t t = i / c.H, h = i % c.H;
     int64_t b = 0;

@@ -83,7 +83,8 @@ void choose(const MoeRouteArgs& a, const float* logits, int32_t* expert, float* 
   if (all != all) kept = all;
   for (int64_t j = 0; j < a.top_k; ++j) {
     const double s = all == all ? score[expert[j]] : all;
-    weight[j] = static_cast<float>((a.normalize != 0 ? s / kept : s) * a.scale);
+    const double own = a.expert_scale != nullptr ? a.expert_scale[expert[j]] : 1.0;
+    weight[j] = static_cast<float>((a.normalize != 0 ? s / kept : s) * a.scale * own);
   }
 }
 

@@ -102,6 +102,13 @@ TOGETHER = {  # values that only mean something with others
     "qwen3_moe": [{"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
                   {"decoder_sparse_step": 2, "mlp_only_layers": []}],
     "gpt2": [{"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}],
+    "gemma4_text": [{"vocab_size": 272, "vocab_size_per_layer_input": 272}, {"layer_types": None, "num_kv_shared_layers": 0},
+                    {"attention_k_eq_v": True, "num_global_key_value_heads": 2}, {"num_global_key_value_heads": 2},
+                    {"per_layer_config": {"2": {"head_dim": 8}, "5": {"head_dim": 8, "num_key_value_heads": 1}}},
+                    {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
+                    {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 3, "moe_intermediate_size": 48}],
+    "gemma4_unified_text": [{"layer_types": None}, {"per_layer_config": {"3": {"head_dim": 8, "num_key_value_heads": 2}}},
+                            {"num_kv_shared_layers": 0, "use_double_wide_mlp": True}],
 }
 TOGETHER["qwen3"] = TOGETHER["qwen2"]
 # Ropes of their own for layers with a window: both spellings of a file.
@@ -109,8 +116,24 @@ LAYERED = [{"full_attention": {"rope_type": "default", "rope_theta": 100.0}, "sl
            {"full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0},
             "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0}}, None]
 LONG = {"long_factor": [1.0 + k / 4 for k in range(8)], "short_factor": [1.0 + k / 8 for k in range(8)]}
+# Gemma 4 has no older spellings, and its layers have heads of two sizes.
+GEMMA4 = {
+    "head_dim": [8, 32, ABSENT], "global_head_dim": [16, ABSENT], "num_global_key_value_heads": [], "num_hidden_layers": [],
+    "rope_parameters": [
+        {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 100.0},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
+        {"full_attention": {"rope_type": "proportional", "rope_theta": 100.0, "factor": 2.0},
+         "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0}},
+        {"full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}, None, ABSENT],
+    "rope_theta": [], "rope_scaling": [], "partial_rotary_factor": [], "sliding_window": [5], "layer_types": [],
+    "num_kv_shared_layers": [0, 1, ABSENT], "use_double_wide_mlp": [True, False, ABSENT], "attention_k_eq_v": [True, False, ABSENT],
+    "hidden_size_per_layer_input": [0, 8], "vocab_size_per_layer_input": [300], "vocab_size": [], "attn_logit_softcapping": [],
+    "use_bidirectional_attention": [None, "vision", ABSENT], "enable_moe_block": [False], "num_experts": [4],
+    "top_k_experts": [3], "moe_intermediate_size": [32], "num_key_value_heads": [2]}
 # Where an architecture takes other values than the rest.
 OWN = {
+    "gemma4_text": GEMMA4, "gemma4_unified_text": {**GEMMA4, "vocab_size": [272], "global_head_dim": [16]},
     "phi3": {"head_dim": [], "rope_scaling": [{"type": "longrope", **LONG}, {"type": "su", **LONG}, {"type": "yarn", **LONG},
                                               {"type": "longrope", **LONG, "attention_factor": 1.25},
                                               {"type": "longrope", **LONG, "factor": 4.0}],
@@ -158,9 +181,9 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 
 
 # Those that keep their rope scaling and their layers: it is what they are.
-ZOO = ("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense", "ministral3", "olmo2",
-       "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe", "minimax-m2", "gpt-oss",
-       "llama4")
+ZOO = ("gemma4-e2b", "gemma4-12b", "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense",
+       "ministral3", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe",
+       "minimax-m2", "gpt-oss", "llama4")
 
 
 def key_names(config_class) -> list[str]:
@@ -180,6 +203,7 @@ def variations(model_type: str, base: dict, encoder: bool):
         refused.pop("is_decoder"), refused.pop("use_task_id"), refused.pop("add_cross_attention")
     if model_type in ("gpt2", "starcoder2"): refused.pop("hidden_act")
     if not model_type.startswith("gemma"): refused.pop("use_bidirectional_attention")
+    if model_type.startswith("gemma4"): refused["use_bidirectional_attention"] = ["all"]
     harmless = {k: v for k, v in WITHOUT_EFFECT.items() if k in names}
     if model_type in ("roberta", "xlm-roberta", "camembert"): del harmless["pad_token_id"]
     if model_type == "gpt2": harmless["add_cross_attention"] = False

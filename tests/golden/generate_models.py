@@ -105,6 +105,20 @@ def decoder(model_type: str, architecture: str, **keys) -> dict:
 
 
 SILU = {"hidden_act": "silu", "attention_dropout": 0.0}
+
+
+def gemma4(**changes) -> dict:
+    return {**decoder("gemma4_text", "Gemma4ForCausalLM"), **{
+        "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False,
+        "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh", "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "num_global_key_value_heads": None,
+        "rms_norm_eps": 1e-6, "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "sliding_window": 12, "tie_word_embeddings": True, "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False, "vocab_size_per_layer_input": VOCAB, **changes}}
+
+
 FACTORS = [1.05, 1.1, 1.3, 1.7, 2.5, 4.0, 6.0, 9.0]  # longrope's, one for each pair of dimensions
 MODELS |= {
     "llama-bias": llama(attention_bias=True, mlp_bias=True, head_dim=24),
@@ -245,6 +259,21 @@ MODELS |= {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 32,
             "rope_type": "yarn", "truncate": False},
         rope_theta=150000, router_aux_loss_coef=0.9, sliding_window=12, swiglu_limit=0.75, tie_word_embeddings=False),
+    # gemma-4-E2B-it, text_config; its head sizes are a sixteenth
+    "gemma4-e2b": gemma4(
+        enable_moe_block=False, global_head_dim=32, head_dim=16, hidden_size_per_layer_input=16,
+        layer_types=["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"],
+        num_hidden_layers=6, num_key_value_heads=1, num_kv_shared_layers=3, use_bidirectional_attention=None,
+        use_double_wide_mlp=True),
+    # gemma-4-12B-it, text_config; its head sizes as they are
+    "gemma4-12b": {k: v for k, v in gemma4(
+        attention_k_eq_v=True, global_head_dim=512, head_dim=256, num_attention_heads=2, num_key_value_heads=2,
+        num_global_key_value_heads=1, model_type="gemma4_unified_text",
+        architectures=["Gemma4UnifiedForCausalLM"]).items() if k != "vocab_size_per_layer_input"},
+    # gemma-4-26B-A4B-it, text_config
+    "gemma4-26b-a4b": gemma4(
+        attention_k_eq_v=True, enable_moe_block=True, global_head_dim=32, head_dim=16, hidden_size_per_layer_input=0,
+        moe_intermediate_size=48, num_experts=8, num_global_key_value_heads=1, top_k_experts=2),
 }
 # gpt-oss-20b as it is released
 MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
@@ -292,12 +321,13 @@ def choices_recorded():
 def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | None]:
     """Logits (T, V), and for mixtures of experts the smallest margin, over tokens and layers, between the router logits
     of the last expert chosen and the first one not chosen; where logits are not what is chosen by, between what is."""
-    routed = getattr(model.config, "num_experts_per_tok", None)
-    corrected = any("e_score_correction_bias" in n for n in model.state_dict()) or model.config.model_type == "llama4_text"
+    routed = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
+    corrected = (any("e_score_correction_bias" in n or "router.scale" in n for n in model.state_dict()) or
+                 model.config.model_type == "llama4_text")
     with choices_recorded() as gaps:
         result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed and not corrected else {}))
     margin = None
-    if routed and corrected: margin = min(gaps)
+    if routed and corrected: margin = min(gaps, default=None)
     elif routed:
         top = [layer.reshape(len(tokens), -1).sort(-1, descending=True).values for layer in result.router_logits]
         margin = min((t[:, routed - 1] - t[:, routed]).min().item() for t in top)
@@ -352,7 +382,7 @@ def generate(name: str, config: dict) -> None:
         floats = {n: w for n, w in weights.items() if not is_bytes(n)}
         models = {"f32": load(folder, {**floats, **decoded})}
         models["bf16"] = load(folder, {**{n: round_to_bf16(w) for n, w in floats.items()}, **decoded})
-    if "num_experts_per_tok" in config or "moe_k" in config:
+    if "num_experts_per_tok" in config or "moe_k" in config or "top_k_experts" in config:
         # An engine in bf16 must choose the same experts for its logits to be comparable at all, so take, of many token
         # sequences, the one whose closest choice is widest.
         candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]

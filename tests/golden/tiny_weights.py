@@ -26,7 +26,7 @@ def tiny_weights(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """float32 array; every value is an integer of at most 24 bits times a power of two, so nothing is rounded."""
     count = int(np.prod(shape))
     k = (splitmix64(fnv1a64(name.encode()) ^ seed, count) >> np.uint64(42)).astype(np.int64) - 2**21  # [-2^21, 2^21)
-    if len(shape) == 1 and name.endswith("weight"):  # a norm: 1 +- 1/4
+    if len(shape) == 1 and name.endswith(("weight", "scale", "scalar")):  # a norm: 1 +- 1/4
         values = (2**23 + k).astype(np.float64) * 2.0**-23
     elif len(shape) == 1:  # a bias: +- 1/8
         values = k.astype(np.float64) * 2.0**-24

@@ -57,7 +57,7 @@ void check_against_reference(const Tier& tier, Heads heads, int page, std::vecto
 TEST_CASE("quantized attention: every level against the reference, every head size") {
   Sample sample(3);
   for (const Tier& tier : kTiers) {
-    for (int64_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256}) {
+    for (int64_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256, 512}) {
       if (!sample.take()) continue;
       check_against_reference(tier, {4, 2, D}, 64, {1, 63, 64, 65, 400}, 3, Queries::kExact, {});
     }
@@ -229,7 +229,7 @@ TEST_CASE("quantized attention: a NaN or infinity comes out where it is seen, an
 TEST_CASE("quantized append: every level writes the bytes of the reference") {
   Sample sample(4);
   for (const Tier& tier : kTiers) {
-    for (int64_t D : {8, 16, 40, 64, 80, 128, 256}) {
+    for (int64_t D : {8, 16, 40, 64, 80, 128, 256, 512}) {
       for (int page : {16, 48, 64}) {
         if (!sample.take()) continue;
         QuantProblem want(tier, {2, 2, D}, page, {3 * page + 5, page, page - 1}, Queries::kNormal);

@@ -88,7 +88,7 @@ struct Cache {
 
 TEST_CASE("quantized kv layout: codes and scales tile the head") {
   for (const Tier& tier : kTiers) {
-    for (int32_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256}) {
+    for (int32_t D : {8, 16, 32, 64, 80, 96, 112, 128, 192, 256, 512}) {
       const QuantKvShape shape{tier.keys, tier.values, 48, 2, D};
       const QuantKvLayout layout(shape);
       CHECK(layout.head_bytes % 64 == 0);
@@ -122,14 +122,14 @@ TEST_CASE("quantized kv: int4 takes at most 4.5 bits for heads of 64 and more, 5
       const QuantKvShape shape{keys, KvCode::kInt4, 64, 4, D};
       return 8.0 * static_cast<double>(quant_kv_block_bytes(shape)) / (64.0 * 4 * D * 2);
     };
-    for (int32_t D : {64, 80, 96, 112, 128, 192, 256}) CHECK(bits(D) <= 4.5);
+    for (int32_t D : {64, 80, 96, 112, 128, 192, 256, 512}) CHECK(bits(D) <= 4.5);
     CHECK(bits(32) <= 5);
     CHECK(bits(8) <= 8);
   }
 }
 
 TEST_CASE("quantized kv: 4-bit keys beside 3-bit values take at most 4 bits for heads of 64 and more") {
-  for (const int32_t D : {64, 80, 96, 112, 128, 192, 256}) {
+  for (const int32_t D : {64, 80, 96, 112, 128, 192, 256, 512}) {
     const QuantKvShape shape{KvCode::kInt4Mean, KvCode::kInt3, 64, 4, D};
     CHECK(8.0 * static_cast<double>(quant_kv_block_bytes(shape)) / (64.0 * 4 * D * 2) <= 4.0);
   }

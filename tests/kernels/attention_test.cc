@@ -57,7 +57,7 @@ void check_against_reference(AttentionProblem& p, const std::vector<Chunk>& chun
 
 TEST_CASE("kv layout: panels tile the block and elements tile the panel") {
   for (DType type : kTypes) {
-    for (int32_t D : {8, 64, 80, 256}) {
+    for (int32_t D : {8, 64, 80, 256, 512}) {
       const KvShape shape{type, 48, 3, D};
       const KvLayout layout(shape);
       CHECK(kv_block_bytes(shape) % 64 == 0);
@@ -112,7 +112,7 @@ TEST_CASE("kv append: every level writes the bytes of the reference and skips ne
 
 TEST_CASE("attention: decode against the reference, all head sizes and types") {
   for (DType type : kTypes) {
-    for (int64_t D : {8, 16, 24, 32, 64, 80, 96, 112, 128, 192, 256}) {
+    for (int64_t D : {8, 16, 24, 32, 64, 80, 96, 112, 128, 192, 256, 512}) {
       AttentionProblem p({4, 2, D}, type, 16, {1, 17, 40});
       check_against_reference(p, last_queries(p, 1), {});
     }

@@ -117,6 +117,31 @@ TEST_CASE("moe_route: sorted pairs and weights at every level, ties to the lower
   }
 }
 
+TEST_CASE("moe_route: a scale of each expert multiplies its weights and changes nothing else") {
+  constexpr int64_t T = 130, X = 24, k = 5;
+  const auto values = random_values(T * X, Values::kNormal, 3), scale = random_values(X, Values::kNormal, 4);
+  for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+    const Kernel& kernel = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+    for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid}) {
+      INFO(kernel.name);
+      Route plain(values, T, X, k, true), scaled(values, T, X, k, true);
+      scaled.args.version = 2;
+      scaled.args.expert_scale = scale.data();
+      plain.args.score = scaled.args.score = score;
+      run_in_steps(kernel, &plain.args, 1, true);
+      run_in_steps(kernel, &scaled.args, 1, true);
+      CHECK(std::equal(plain.pair_slot.begin(), plain.pair_slot.end(), scaled.pair_slot.begin()));
+      for (size_t p = 0; p < plain.pair_slot.size(); ++p) {
+        const int32_t slot = plain.pair_slot[p];
+        const auto above = std::ranges::upper_bound(plain.expert_start, slot);
+        const float own = scale[static_cast<size_t>(above - plain.expert_start.begin()) - 1];
+        const double want = double{plain.pair_weight[p]} * own;  // rounded once more, and once less in double
+        REQUIRE(std::fabs(scaled.pair_weight[p] - want) <= std::fabs(want) * std::ldexp(1.0, -22));
+      }
+    }
+  }
+}
+
 TEST_CASE("moe_route: a NaN logit gives NaN weights and still a permutation; no tokens, no pairs") {
   for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
     const Kernel& k = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));

@@ -125,7 +125,7 @@ TEST_CASE("checkpoint: a base model's names get their prefix") {
 
 TEST_CASE("checkpoint: the text model of a multimodal one") {
   const std::string config = R"({"model_type":"mistral3","torch_dtype":"bfloat16","tie_word_embeddings":true,
-      "vision_config":{"hidden_size":8},
+      "eos_token_id":[1,106],"vision_config":{"hidden_size":8},
       "text_config":{"model_type":"ministral3","hidden_size":64,"tie_word_embeddings":false,"eos_token_id":7}})";
   const auto tensor = [](const std::string& name, int at) {
     return "\"" + name + R"(":{"dtype":"F32","shape":[1],"data_offsets":[)" + std::to_string(4 * at) + "," +
@@ -150,8 +150,8 @@ TEST_CASE("checkpoint: the text model of a multimodal one") {
     CHECK(c->config.at("model_type") == "ministral3");
     CHECK(c->config.at("hidden_size") == 64);
     CHECK(c->config.at("torch_dtype") == "bfloat16");
-    CHECK(c->config.at("tie_word_embeddings") == true);  // either side says so
-    CHECK(c->config.at("eos_token_id") == 7);
+    CHECK(c->config.at("tie_word_embeddings") == true);          // either side says so
+    CHECK(c->config.at("eos_token_id") == json::array{1, 106});  // the chat's
     CHECK(c->tensors.size() == 2);
     CHECK(c->tensors.at("model.norm.weight").values<float>()[0] == 1.0f);
     CHECK(c->tensors.at("lm_head.weight").values<float>()[0] == 2.0f);
@@ -172,6 +172,7 @@ TEST_CASE("checkpoint: GGUF") {
       .u32("tokenizer.ggml.eot_token_id", 2);
   b.str("tokenizer.chat_template", "T").tensor("token_embd.weight", {2, 3}, 0, std::string(24, '\0'));
   b.tensor("rope_freqs.weight", {1}, 0, floats({1}));
+  b.f32("general.sampling.temp", 0.5f).u32("general.sampling.top_k", 64).u32("general.sampling.mirostat", 1);
   write_file(dir + "/m.gguf", b.bytes());
   for (const std::string& path : {dir, dir + "/m.gguf"}) {
     const auto c = load_checkpoint(path);
@@ -181,6 +182,10 @@ TEST_CASE("checkpoint: GGUF") {
     CHECK(c->config.at("bos_token_id") == 0);
     CHECK(c->config.at("eos_token_id") == 1);
     CHECK(c->tokenizer.generation_config.at("eos_token_id") == json::array{1, 2});
+    CHECK(c->tokenizer.generation_config.at("temperature") == 0.5);
+    CHECK(c->tokenizer.generation_config.at("top_k") == 64);
+    REQUIRE(c->notices.size() == 1);
+    CHECK_THAT(c->notices[0], Contains("'general.sampling.mirostat'"));
     CHECK(c->tokenizer.chat_template == "T");
     CHECK(c->tensors.size() == 1);
     CHECK(c->tensors.at("model.embed_tokens.weight").shape() == Shape{3, 2});

@@ -64,6 +64,58 @@ TEST_CASE("config errors name the key and the value") {
   }
 }
 
+TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
+  using oar_test::Contains;
+  auto config = base();
+  config["model_type"] = "lama";
+  CHECK_THAT(error_of(config), Contains("the nearest is llama, which knows all keys of its config"));
+  // A kin of Qwen 3 MoE: no other knows more of its keys.
+  config = {{"model_type", "qwen3_next"},  {"hidden_size", 64},
+            {"num_hidden_layers", 2},      {"num_attention_heads", 4},
+            {"vocab_size", 256},           {"num_experts", 8},
+            {"num_experts_per_tok", 2},    {"mlp_only_layers", oar::json::array{}},
+            {"moe_intermediate_size", 32}, {"norm_topk_prob", true},
+            {"linear_num_key_heads", 2},   {"linear_conv_kernel_dim", 4}};
+  CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
+                                   Contains("'linear_num_key_heads'") &&
+                                   Contains("'linear_conv_kernel_dim'"));
+}
+
+TEST_CASE("heads and keys of several kinds of layers: wrong values are named") {
+  using oar_test::Contains;
+  struct Case {
+    const char* key;
+    oar::json::value value;
+  };
+  const std::vector<Case> cases = {
+      {"global_head_dim", 0},
+      {"num_global_key_value_heads", 3},
+      {"num_kv_shared_layers", 6},
+      {"num_kv_shared_layers", 5},
+      {"vocab_size_per_layer_input", 255},
+      {"enable_moe_block", true},
+      {"use_bidirectional_attention", "all"},
+      {"sliding_window", nullptr},
+      {"per_layer_config", oar::json::array{}},
+      {"per_layer_config", {{"6", {{"head_dim", 8}}}}},
+      {"per_layer_config", {{"0", {{"head_dim", 8}}}}},
+      {"per_layer_config", {{"5", {{"heads", 8}}}}},
+      {"layer_types", oar::json::array(6, "sliding_attention")},
+  };
+  for (const Case& c : cases) {
+    auto config = base();
+    config["model_type"] = "gemma4_text";
+    config["num_hidden_layers"] = 6;
+    config["attention_k_eq_v"] = true;
+    config["vocab_size_per_layer_input"] = 256;
+    config["num_key_value_heads"] = 2;
+    CHECK(error_of(config) == "");
+    config[c.key] = c.value;
+    INFO(c.key << " " << oar::json::serialize(c.value));
+    CHECK_THAT(error_of(config), Contains(std::string("'") + c.key + "'"));
+  }
+}
+
 TEST_CASE("rope scaling of an unknown kind is refused by name") {
   auto config = base();
   config["rope_scaling"] = oar::json::object{{"type", "spiral"}};

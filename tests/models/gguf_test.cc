@@ -72,6 +72,8 @@ const Case kCases[] = {
      {{"attention.sliding_window", 12},
       {"rope.scaling.original_context_length", 32},
       {"expert_gating_func", 3}}},
+    {"gemma4-e2b", "gemma4"},
+    {"gemma4-26b-a4b", "gemma4"},
 };
 
 // The GGUF name that means `name`; empty when none does.
@@ -82,7 +84,7 @@ std::string gguf_name(const std::string& architecture, const std::string& name, 
       for (int64_t n = 0; n < layers; ++n) {
         std::string stem(r.gguf);
         if (stem.starts_with("blk.N.")) stem.replace(4, 1, std::to_string(n));
-        for (const char* suffix : {".weight", ".bias"})
+        for (const char* suffix : {"", ".weight", ".bias"})
           if (oar::hugging_face_name(architecture, stem + suffix) == name) return stem + suffix;
       }
     }
@@ -99,6 +101,38 @@ std::vector<float> pair_rows(const std::vector<float>& w, int64_t rows, int64_t 
     std::copy_n(w.begin() + r * cols, cols, out.begin() + to * cols);
   }
   return out;
+}
+
+std::string bytes_of(const std::vector<float>& v);
+
+// What its converter writes where layers with a window and those without have other heads.
+void add_layered(GgufBuilder& b, const std::string& p, const oar::ModelConfig& config) {
+  std::vector<int32_t> kv_heads, ffn;
+  std::vector<uint8_t> windows;
+  for (int64_t n = 0; n < config.layers; ++n) {
+    const bool wide = n >= config.layers - config.double_mlp_layers;
+    kv_heads.push_back(static_cast<int32_t>(config.head_shape(n).kv_heads));
+    ffn.push_back(static_cast<int32_t>(config.ffn * (wide ? 2 : 1)));
+    windows.push_back(config.has_window(n) ? 1 : 0);
+  }
+  b.array(p + "attention.head_count_kv", oar::GgufType::kI32, kv_heads);
+  b.array(p + "feed_forward_length", oar::GgufType::kI32, ffn);
+  b.array(p + "attention.sliding_window_pattern", oar::GgufType::kBool, windows);
+  const auto count = [&](const char* key, int64_t n) { b.u32(p + key, static_cast<uint32_t>(n)); };
+  for (const char* key : {"attention.key_length", "attention.value_length", "rope.dimension_count"})
+    count(key, config.full_heads->head_dim);
+  for (const char* key :
+       {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
+    count(key, config.head_dim);
+  count("attention.sliding_window", config.windows[0]);
+  count("attention.shared_kv_layers", config.shared_kv_layers);
+  count("embedding_length_per_layer_input", config.layer_input);
+  b.f32(p + "rope.freq_base_swa", static_cast<float>(config.window_rope->theta));
+  b.f32(p + "final_logit_softcapping", static_cast<float>(config.logit_softcap));
+  // Its proportional rope is a table of factors, which stops all but a quarter of the frequencies.
+  std::vector<float> factors(static_cast<size_t>(config.full_heads->head_dim / 2), 1e30f);
+  std::fill_n(factors.begin(), factors.size() / 4, 1.0f);
+  b.tensor("rope_freqs.weight", {factors.size()}, 0, bytes_of(factors));
 }
 
 std::string bytes_of(const std::vector<float>& v) {
@@ -160,11 +194,15 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   GgufBuilder b;
   b.str("general.architecture", c.architecture);
   b.u32(p + "embedding_length", u32(config.width)).u32(p + "block_count", u32(config.layers));
-  b.u32(p + "attention.head_count", u32(config.heads))
-      .u32(p + "attention.head_count_kv", u32(config.kv_heads));
-  b.u32(p + "attention.key_length", u32(config.head_dim))
-      .u32(p + "attention.value_length", u32(config.head_dim));
-  b.u32(p + "feed_forward_length", u32(config.ffn)).u32(p + "context_length", u32(config.max_context));
+  b.u32(p + "attention.head_count", u32(config.heads)).u32(p + "context_length", u32(config.max_context));
+  if (config.full_heads) {
+    add_layered(b, p, config);
+  } else {
+    b.u32(p + "attention.head_count_kv", u32(config.kv_heads))
+        .u32(p + "feed_forward_length", u32(config.ffn));
+    b.u32(p + "attention.key_length", u32(config.head_dim))
+        .u32(p + "attention.value_length", u32(config.head_dim));
+  }
   b.f32(p + "rope.freq_base", static_cast<float>(config.rope.theta));
   const bool layer_norm = keys.contains("norm_epsilon") || keys.contains("layer_norm_eps");
   b.f32(p + (layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
@@ -202,7 +240,7 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
     std::vector<uint64_t> dims(t.shape.rbegin(), t.shape.rend());
     if (dims.size() == 2 && dims[1] == 1) dims.pop_back();  // its converter squeezes
     std::string name = t.name;
-    if (const size_t at = name.find(".experts."); at != std::string::npos) {
+    if (const size_t at = name.find(".experts."); at != std::string::npos && std::isdigit(name[at + 9])) {
       const size_t from = at + 9, to = name.find('.', from);
       name.erase(from, to - from + 1);
       stacked[name].resize(static_cast<size_t>(config.experts) * values.size());
@@ -211,7 +249,8 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
       stacked_dims[name] = {dims[0], dims[1], static_cast<uint64_t>(config.experts)};
       continue;
     }
-    const std::string theirs = gguf_name(c.architecture, name, config.layers);
+    std::string theirs = gguf_name(c.architecture, name, config.layers);
+    if (theirs.empty()) theirs = gguf_name(c.architecture, name + ".weight", config.layers);
     INFO(name);
     REQUIRE(theirs != "");
     b.tensor(theirs, dims, 0, bytes_of(values));

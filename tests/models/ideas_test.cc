@@ -1,6 +1,7 @@
 // What the goldens can tell apart: each idea of an architecture, switched off alone, must move its golden by
 // more than a hundred times the bound that golden_test.cc holds it to. An idea that moves it by less is not
 // tested.
+#include "engine/base/format.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
@@ -12,8 +13,36 @@ using oar::ModelConfig;
 
 struct Idea {
   const char *golden, *name;
-  void (*off)(ModelConfig& c);
+  void (*off)(ModelConfig& c) = nullptr;
+  void (*change)(oar::Checkpoint& c) = nullptr;  // of the tensors
 };
+
+// All tensors of such names become ones.
+void ones(oar::Checkpoint& c, std::string_view suffix) {
+  for (auto& [name, tensor] : c.tensors) {
+    if (!name.ends_with(suffix)) continue;
+    auto t = oar::Tensor::allocate(tensor.shape(), oar::Format::f32());
+    REQUIRE_OK(t);
+    std::ranges::fill(t->mutable_values<float>(), 1.0f);
+    tensor = std::move(*t);
+  }
+}
+
+// Layers 3 to 5 get keys and values of their own, by the matrices of those whose they read.
+void own_keys(oar::Checkpoint& c) {
+  for (const auto& [to, from] : {std::pair{3, 1}, {4, 1}, {5, 2}}) {
+    for (const char* part : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) {
+      const auto name = [&](int layer) { return oar::cat("model.layers.", layer, ".self_attn.", part); };
+      c.tensors[name(to)] = c.tensors.at(name(from));
+    }
+  }
+}
+// Full layers get a matrix of values, of the first rows of the one of queries.
+void own_values(oar::Checkpoint& c) {
+  const oar::Tensor& k = c.tensors.at("model.layers.3.self_attn.k_proj.weight");
+  c.tensors["model.layers.3.self_attn.v_proj.weight"] =
+      c.tensors.at("model.layers.3.self_attn.q_proj.weight").slice(0, k.shape()[0]);
+}
 
 constexpr Idea kIdeas[] = {
     {"ministral3", "queries scaled by log of position", [](ModelConfig& c) { c.position_beta = 0; }},
@@ -85,6 +114,30 @@ constexpr Idea kIdeas[] = {
     {"gpt-oss", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
     {"gpt-oss", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"gpt-oss", "YaRN without rounding", [](ModelConfig& c) { c.rope.scaling["truncate"] = true; }},
+    {"gemma4-e2b", "per-layer embeddings", [](ModelConfig& c) { c.layer_input = 0; }},
+    {"gemma4-e2b", "layer scalars", nullptr, [](oar::Checkpoint& c) { ones(c, "layer_scalar"); }},
+    {"gemma4-e2b", "keys and values of an earlier layer", [](ModelConfig& c) { c.shared_kv_layers = 0; },
+     own_keys},
+    {"gemma4-e2b", "proportional rope", [](ModelConfig& c) { c.rope.scaling.clear(); }},
+    {"gemma4-e2b", "a quarter of the frequencies", [](ModelConfig& c) { c.rope.partial = 1; }},
+    {"gemma4-e2b", "a rope of their own for windows",
+     [](ModelConfig& c) { c.window_rope->theta = c.rope.theta; }},
+    {"gemma4-e2b", "windows",
+     [](ModelConfig& c) {
+       for (int64_t& w : c.windows) w = w > 0 ? 4096 : 0;
+     }},
+    {"gemma4-e2b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
+    {"gemma4-e2b", "scores that are not scaled", [](ModelConfig& c) { c.attention_scale = 0; }},
+    {"gemma4-e2b", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
+    {"gemma4-12b", "cap of logits", [](ModelConfig& c) { c.logit_softcap = 0; }},
+    {"gemma4-12b", "values that are keys", [](ModelConfig& c) { c.keys_are_values = false; }, own_values},
+    {"gemma4-12b", "proportional rope", [](ModelConfig& c) { c.rope.scaling.clear(); }},
+    {"gemma4-12b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
+    {"gemma4-26b-a4b", "a mixture beside the MLP", [](ModelConfig& c) { c.experts = 0; }},
+    {"gemma4-26b-a4b", "scale of each expert", nullptr,
+     [](oar::Checkpoint& c) { ones(c, "per_expert_scale"); }},
+    {"gemma4-26b-a4b", "scale of the router's input", nullptr,
+     [](oar::Checkpoint& c) { ones(c, "router.scale"); }},
 };
 
 }  // namespace
@@ -99,6 +152,7 @@ TEST_CASE("each idea switched off moves its golden by more than a hundred times 
     const TinyGolden golden = load_tiny_golden(idea.golden);
     auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
     REQUIRE_OK(checkpoint);
+    if (idea.change) idea.change(*checkpoint);
     RunnerFixture model(std::move(*checkpoint), options, 64, idea.off);
     const double moved = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);
     INFO(idea.golden << ", " << idea.name << ": " << moved);

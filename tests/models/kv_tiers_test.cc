@@ -105,7 +105,9 @@ std::vector<int32_t> prompt_of(uint64_t seed, size_t size, int64_t vocab) {
 TEST_CASE("KV tiers: prefix hit equals miss, a batch equals each alone, choices equal requests") {
   oar_test::Sample sample(2);
   for (const std::string name :
-       {"llama3", "mistral", "qwen2"}) {  // mistral with a window, qwen2 with biased keys
+       // mistral with a window, qwen2 with biased keys, gemma4 with groups of pages of two sizes, which
+       // layers share
+       {"llama3", "mistral", "qwen2", "gemma4-e2b"}) {
     const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
     for (const std::string tier : kTierNames) {
       if (tier.find('/') != std::string::npos && name != "llama3") continue;  // names llama3's two layers

@@ -1,5 +1,6 @@
 // What a language model reserves before it is made is what it then takes; several models share one budget and
 // one set of workers.
+#include <algorithm>
 #include <filesystem>
 
 #include "engine/models/config_reader.h"
@@ -8,6 +9,7 @@
 #include "kernels/thread_pool.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -32,6 +34,38 @@ size_t threads_of_process() {
 }
 
 }  // namespace
+
+TEST_CASE("pools: layers with a window leave to full ones what their sequences cannot use") {
+  const TinyGolden golden = load_tiny_golden("gemma4-e2b");
+  const auto checkpoint = load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
+  REQUIRE_OK(checkpoint);
+  const auto config = read_model_config(checkpoint->config);
+  REQUIRE_OK(config);
+  LanguageModelOptions o = modest_options();
+  o.page_tokens = 16;
+  const auto graph = build_serving_graph(*checkpoint, *config, o);
+  REQUIRE_OK(graph);
+  const ServeLayout& layout = graph->layout;
+  // Two layers with windows of 12 and one without have pages; the three behind them read those.
+  REQUIRE(layout.groups.size() == 2);
+  CHECK(layout.groups[0].window == 0);
+  CHECK(layout.groups[0].states.size() == 1);
+  CHECK(layout.groups[1].window == 12);
+  CHECK(layout.groups[1].states.size() == 2);
+  const uint64_t page = 16 * 2 * 2;  // tokens; keys and values; bytes
+  CHECK(layout.groups[0].block_bytes == page * 32);
+  CHECK(layout.groups[1].block_bytes == 2 * page * 16);
+  // 2 sequences: twice two windows of a page and four more, four pages of a chunk, one.
+  constexpr int32_t kEnough = 2 * 2 * (1 + 4) + 4 + 1;
+  for (const uint64_t pages : {uint64_t{1}, uint64_t{10}, uint64_t{40}, uint64_t{1000}}) {
+    const uint64_t bytes = pages * page * 64;
+    const auto blocks = blocks_for(layout, bytes, {1 << 20, 64, 2, 16});
+    INFO(pages);
+    CHECK(pool_bytes(layout, blocks) <= bytes);
+    CHECK(blocks[1] == std::min<int32_t>(static_cast<int32_t>(pages), kEnough));
+    CHECK(blocks[0] == static_cast<int32_t>(2 * pages) - blocks[1]);  // pages of both groups are of one size
+  }
+}
 
 TEST_CASE("weights are foreseen from their layouts: what is made later is that") {
   for (const char* weights : {"auto", "f32", "f16", "int8", "q4_0", "fp8"}) {

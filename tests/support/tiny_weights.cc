@@ -96,7 +96,9 @@ uint16_t bf16_bits(float value) {
 
 std::vector<float> tiny_weights(std::string_view name, std::span<const int64_t> shape, uint64_t seed) {
   if (shape.empty()) throw std::runtime_error("tiny_weights: a scalar has no rule");
-  const bool vector = shape.size() == 1, norm = vector && name.ends_with("weight");
+  const bool vector = shape.size() == 1;
+  const bool norm =
+      vector && (name.ends_with("weight") || name.ends_with("scale") || name.ends_with("scalar"));
   int exponent = 0;  // matrices: values in [-2^-exponent, 2^-exponent)
   while (int64_t{3} << (2 * (exponent + 1)) <= shape.back()) ++exponent;
   const uint64_t stream = seed ^ fnv1a64({reinterpret_cast<const unsigned char*>(name.data()), name.size()});
@@ -124,12 +126,14 @@ std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> 
 }
 
 std::vector<std::string> tiny_golden_names() {
-  return {
-      "llama2",   "llama3",       "llama-linear", "llama-yarn",       "llama-bias", "mistral",    "qwen2",
-      "qwen3",    "gpt2",         "qwen3-moe",    "mixtral",          "ministral3", "phi3",       "phi4",
-      "smollm3",  "granite",      "ernie4_5",     "seed_oss",         "olmo2",      "olmo3",      "gemma2",
-      "gemma3",   "glm4",         "cohere2",      "hunyuan_v1_dense", "exaone4",    "starcoder2", "qwen2-moe",
-      "glm4-moe", "ernie4_5-moe", "minimax-m2",   "gpt-oss",          "llama4"};
+  return {"llama2",        "llama3",     "llama-linear", "llama-yarn", "llama-bias",
+          "mistral",       "qwen2",      "qwen3",        "gpt2",       "qwen3-moe",
+          "mixtral",       "ministral3", "phi3",         "phi4",       "smollm3",
+          "granite",       "ernie4_5",   "seed_oss",     "olmo2",      "olmo3",
+          "gemma2",        "gemma3",     "glm4",         "cohere2",    "hunyuan_v1_dense",
+          "exaone4",       "starcoder2", "qwen2-moe",    "glm4-moe",   "ernie4_5-moe",
+          "minimax-m2",    "gpt-oss",    "llama4",       "gemma4-e2b", "gemma4-12b",
+          "gemma4-26b-a4b"};
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {

@@ -131,3 +131,75 @@ TEST_CASE("a pre-tokenizer that nobody knows is refused by name") {
   v.tokens = {"a"};
   CHECK_THAT(tokenizer_from_gguf(v).status().message(), oar_test::Contains("no-such-split"));
 }
+
+// The same vocabulary and merges in both files: what tokenizer.json says in stages a GGUF file says by a
+// name.
+TEST_CASE("a GGUF file of Gemma 4's tokenizer equals its tokenizer.json") {
+  const std::string mark = "\xE2\x96\x81";
+  std::vector<std::string> tokens = {"<pad>", "<eos>", "<bos>", "<unk>"};
+  for (int b = 0; b < 256; ++b) {
+    constexpr char kHex[] = "0123456789ABCDEF";
+    tokens.push_back(std::string("<0x") + kHex[b / 16] + kHex[b % 16] + ">");
+  }
+  for (const char c : std::string("abcdehlortw\n")) tokens.push_back(std::string(1, c));
+  for (const std::string& t : {mark, mark + mark, mark + "w", mark + "wo", std::string("he"),
+                               std::string("ll"), std::string("hell"), std::string("\n\n"), std::string("é")})
+    tokens.push_back(t);
+  const std::vector<std::string> merges = {mark + " " + mark, "h e",        "l l",  "he ll",
+                                           mark + " w",       mark + "w o", "\n \n"};
+  GgufVocab gguf;
+  gguf.model = "gemma4";
+  gguf.tokens = tokens;
+  gguf.merges = merges;
+  gguf.types.assign(tokens.size(), 1);
+  for (size_t i = 0; i < 3; ++i) gguf.types[i] = 3;
+  gguf.types[3] = 2;
+  gguf.bos_id = 2, gguf.eos_id = 1, gguf.padding_id = 0, gguf.unknown_id = 3;
+  json::object vocab;
+  for (size_t i = 0; i < tokens.size(); ++i) vocab[tokens[i]] = i;
+  json::array added, pairs;
+  for (int i = 0; i < 4; ++i)
+    added.push_back({{"id", i}, {"content", tokens[static_cast<size_t>(i)]}, {"special", true}});
+  for (const std::string& m : merges) pairs.push_back(json::value(m));
+  const auto replace = [](const std::string& from, const std::string& to) {
+    return json::object{{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+  };
+  const json::object file = {
+      {"added_tokens", added},
+      {"normalizer", replace(" ", mark)},
+      {"pre_tokenizer",
+       {{"type", "Split"},
+        {"pattern", {{"String", " "}}},
+        {"behavior", "MergedWithPrevious"},
+        {"invert", false}}},
+      {"decoder",
+       {{"type", "Sequence"},
+        {"decoders", json::array{replace(mark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
+      {"model",
+       {{"type", "BPE"},
+        {"unk_token", "<unk>"},
+        {"fuse_unk", true},
+        {"byte_fallback", true},
+        {"vocab", vocab},
+        {"merges", pairs}}}};
+  const auto a = tokenizer_from_json(json::serialize(file)), b = tokenizer_from_gguf(gguf);
+  REQUIRE_OK(a);
+  REQUIRE_OK(b);
+  for (const std::string& text :
+       {"hello world", "  hello  wowo\n\nb", "é\xE2\x82\xAC and \xF0\x9F\x98\x80", "", "<bos>a<eos> b"}) {
+    INFO(text);
+    for (const bool special : {false, true}) {
+      const Tokenizer::EncodeOptions options{.add_special_tokens = false, .parse_special = special};
+      const auto ids = (*a)->encode(text, options), own = (*b)->encode(text, options);
+      REQUIRE_OK(ids);
+      REQUIRE_OK(own);
+      CHECK(*own == *ids);
+      CHECK((*b)->decode(*own, false) == (*a)->decode(*ids, false));
+    }
+    const auto with_bos = (*b)->encode(text, {});
+    REQUIRE_OK(with_bos);
+    CHECK(with_bos->front() == 2);
+  }
+  gguf.merges.push_back("x y");
+  CHECK_THAT(tokenizer_from_gguf(gguf).status().message(), oar_test::Contains("x y"));
+}

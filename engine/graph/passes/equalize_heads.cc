@@ -11,6 +11,7 @@
 // Where weights cannot be traced (no linear layer behind the heads), heads stay as they are.
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/graph/cut.h"
@@ -238,13 +239,13 @@ Result<int> equalize_heads(Graph& graph, const RotationOptions& options) {
   if (!options.equalize || !(options.queries_keys || options.values)) return 0;
   Equalizer equalizer(graph);
   int layers = 0;
-  size_t layer = 0;
+  std::set<ValueId> kept;  // keys, each with the entry of its layer
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
     const auto& means = options.key_mean_tokens;
-    const int64_t mean = means.empty() ? 0 : means[std::min(layer, means.size() - 1)];
-    ++layer;
+    kept.insert(graph.nodes()[i].inputs[1]);
+    const int64_t mean = means.empty() ? 0 : means[std::min(kept.size(), means.size()) - 1];
     OAR_ASSIGN(const bool keys, equalizer.keys(i, mean));
     OAR_ASSIGN(const bool values, equalizer.values(i));
     layers += keys || values ? 1 : 0;

@@ -2,6 +2,7 @@
 // of v and leaves their channels alone, so a rotation of every value head is undone by the output projection
 // or by an inverse transform; queries and keys meet only in a dot product, which any rotation of both keeps.
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "engine/graph/cut.h"
@@ -106,11 +107,28 @@ Status fold_values(Graph& graph, const Source& source, const std::vector<size_t>
   return ok_status();
 }
 
+// Heads behind one transform, whatever the number of attentions over them: these keep them once.
+class OnceEach {
+ public:
+  explicit OnceEach(Graph& graph) : graph_(graph) {}
+  Result<ValueId> of(ValueId heads, int64_t block) {
+    const auto [at, fresh] = rotated_.try_emplace(heads, kNoValue);
+    if (!fresh) return at->second;
+    OAR_ASSIGN(const auto made, graph_.add_node(find_op("hadamard"), {heads}, transform(block)));
+    return at->second = made[0];
+  }
+
+ private:
+  Graph& graph_;
+  std::map<ValueId, ValueId> rotated_;
+};
+
 }  // namespace
 
 Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
   if (!options.values || options.stored_values) return 0;
   int rewrites = 0;
+  OnceEach rotated(graph);
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
@@ -128,8 +146,7 @@ Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
     } else {
       Attrs inverse = transform(block);
       inverse.set("inverse", int64_t{1});
-      OAR_ASSIGN(const auto rotated, graph.add_node(find_op("hadamard"), {v}, transform(block)));
-      graph.nodes()[i].inputs[2] = rotated[0];
+      OAR_ASSIGN(graph.nodes()[i].inputs[2], rotated.of(v, block));
       OAR_ASSIGN(const auto back, graph.add_node(find_op("hadamard"), {out}, inverse));
       graph.replace_uses(out, back[0]);
       graph.nodes().back().inputs[0] = out;
@@ -143,15 +160,14 @@ Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
 Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options) {
   if (!options.queries_keys) return 0;
   int rewrites = 0;
+  OnceEach rotated(graph);
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
     const int64_t block = whole_block(head_size(graph, graph.nodes()[i].inputs[0]));
     if (block < 2) continue;
     for (size_t k : {size_t{0}, size_t{1}}) {
-      OAR_ASSIGN(const auto rotated,
-                 graph.add_node(find_op("hadamard"), {graph.nodes()[i].inputs[k]}, transform(block)));
-      graph.nodes()[i].inputs[k] = rotated[0];
+      OAR_ASSIGN(graph.nodes()[i].inputs[k], rotated.of(graph.nodes()[i].inputs[k], block));
     }
     ++rewrites;
   }

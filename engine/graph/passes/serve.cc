@@ -1,5 +1,8 @@
 #include "engine/graph/passes/serve.h"
 
+#include <algorithm>
+#include <map>
+
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
@@ -66,33 +69,31 @@ class Groups {
 // Operands of attention that follow are of served attention as well: its heads' sinks.
 constexpr int64_t kSinks = 5;
 
-// Append and attention of one layer; returns what replaces the attention's result.
-Result<ValueId> serve_plain(Graph& graph, Groups& groups, const KvShape& shape, const Node& node,
-                            int64_t window, ValueId seq_start, ValueId context_len) {
-  const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2];
+// A layer's pages behind its append, and how attention over them is said: with its operands behind the query.
+struct Kept {
+  const char* op = nullptr;
+  std::vector<ValueId> operands;
+  Attrs attrs;
+};
+
+Result<Kept> keep_plain(Graph& graph, Groups& groups, const KvShape& shape, const Node& node,
+                        int64_t window) {
+  const ValueId k = node.inputs[1], v = node.inputs[2];
   const size_t bytes = kv_block_bytes(shape);
   const size_t g = groups.find(ServeLayout::Pages::kAll, window, bytes, graph.value(k).type.shape[0]);
   const ValueId pool = groups.add_state(g, bytes);
-  Attrs attrs{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
-              {"page_tokens", int64_t{shape.page_tokens}},
-              {"kv_heads", int64_t{shape.kv_heads}},
-              {"head_dim", int64_t{shape.head_dim}}};
-  auto filled = graph.add_node(find_op("kv_append"), {pool, k, v, groups.inputs(g).slots}, attrs);
-  OAR_RETURN_IF_ERROR(filled.status());
-  attrs.set("scale", node.attrs.get_float("scale"));
-  attrs.set("softcap", node.attrs.get_float("softcap"));
-  attrs.set("window", window);
-  if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
-  std::vector<ValueId> operands{q, (*filled)[0], groups.inputs(g).tables, seq_start, context_len};
-  operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
-  auto out = graph.add_node(find_op("paged_attention"), std::move(operands), attrs);
-  OAR_RETURN_IF_ERROR(out.status());
-  return (*out)[0];
+  const Attrs attrs{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
+                    {"page_tokens", int64_t{shape.page_tokens}},
+                    {"kv_heads", int64_t{shape.kv_heads}},
+                    {"head_dim", int64_t{shape.head_dim}}};
+  OAR_ASSIGN(const auto filled,
+             graph.add_node(find_op("kv_append"), {pool, k, v, groups.inputs(g).slots}, attrs));
+  return Kept{"paged_attention", {filled[0], groups.inputs(g).tables}, attrs};
 }
 
-Result<ValueId> serve_quantized(Graph& graph, Groups& groups, const QuantKvShape& shape, const Node& node,
-                                int64_t window, ValueId seq_start, ValueId context_len) {
-  const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2];
+Result<Kept> keep_quantized(Graph& graph, Groups& groups, const QuantKvShape& shape, const Node& node,
+                            int64_t window) {
+  const ValueId k = node.inputs[1], v = node.inputs[2];
   const Dim tokens = graph.value(k).type.shape[0];
   const size_t bytes = quant_kv_block_bytes(shape), open_bytes = kv_block_bytes(open_kv_shape(shape)),
                sink_bytes = kv_block_bytes(sink_kv_shape(shape));
@@ -102,33 +103,19 @@ Result<ValueId> serve_quantized(Graph& graph, Groups& groups, const QuantKvShape
   const ValueId open = groups.add_state(o, open_bytes);
   const size_t f = groups.find(ServeLayout::Pages::kFirst, 0, sink_bytes, tokens);
   const ValueId sinks = groups.add_state(f, sink_bytes);
-  Attrs attrs{{"key_code", int64_t{static_cast<int64_t>(shape.keys)}},
-              {"value_code", int64_t{static_cast<int64_t>(shape.values)}},
-              {"page_tokens", int64_t{shape.page_tokens}},
-              {"kv_heads", int64_t{shape.kv_heads}},
-              {"head_dim", int64_t{shape.head_dim}}};
-  auto filled = graph.add_node(
-      find_op("quant_kv_append"),
-      {pool, open, sinks, k, v, groups.inputs(g).slots, groups.inputs(o).slots, groups.inputs(f).slots},
-      attrs);
-  OAR_RETURN_IF_ERROR(filled.status());
-  attrs.set("scale", node.attrs.get_float("scale"));
-  attrs.set("softcap", node.attrs.get_float("softcap"));
-  attrs.set("window", window);
-  if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
-  std::vector<ValueId> operands{q,
-                                (*filled)[0],
-                                open,
-                                sinks,
-                                groups.inputs(g).tables,
-                                groups.inputs(o).tables,
-                                groups.inputs(f).tables,
-                                seq_start,
-                                context_len};
-  operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
-  auto out = graph.add_node(find_op("quant_paged_attention"), std::move(operands), attrs);
-  OAR_RETURN_IF_ERROR(out.status());
-  return (*out)[0];
+  const Attrs attrs{{"key_code", int64_t{static_cast<int64_t>(shape.keys)}},
+                    {"value_code", int64_t{static_cast<int64_t>(shape.values)}},
+                    {"page_tokens", int64_t{shape.page_tokens}},
+                    {"kv_heads", int64_t{shape.kv_heads}},
+                    {"head_dim", int64_t{shape.head_dim}}};
+  OAR_ASSIGN(const auto filled, graph.add_node(find_op("quant_kv_append"),
+                                               {pool, open, sinks, k, v, groups.inputs(g).slots,
+                                                groups.inputs(o).slots, groups.inputs(f).slots},
+                                               attrs));
+  return Kept{
+      "quant_paged_attention",
+      {filled[0], open, sinks, groups.inputs(g).tables, groups.inputs(o).tables, groups.inputs(f).tables},
+      attrs};
 }
 
 }  // namespace
@@ -164,37 +151,57 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
 
   const size_t count = graph.nodes().size();
   std::vector<bool> dead(count, false);
-  size_t layers = 0;
+  size_t layers = 0;  // with pages of their own
+  // By keys, values and window: later layers that attend to what one keeps already read its pages.
+  std::map<std::tuple<ValueId, ValueId, int64_t>, Kept> kept;
   for (size_t i = 0; i < count; ++i) {
     const Node node = graph.nodes()[i];
     if (!node.is("attention")) continue;
     const DimVector& kv = graph.value(node.inputs[1]).type.shape;  // (T, K, D)
     const auto kv_heads = static_cast<int32_t>(kv[1].const_value());
     const auto head_dim = static_cast<int32_t>(kv[2].const_value());
-    if (head_dim % 8 != 0 || head_dim > 256) {
-      return unimplemented(cat("head size ", head_dim, " is not a multiple of 8 up to 256"));
+    if (head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
+      return unimplemented(cat("attention layer ", layers, ": head size ", head_dim,
+                               " is not a multiple of 8 up to ", kMaxHeadDim));
     }
     // A window at least as long as the context never hides anything.
     int64_t window = node.attrs.get_int("window");
     if (window >= options.max_context) window = 0;
-    const size_t layer = layers++;
-    if (options.kv.size() > 1 && layer >= options.kv.size()) continue;  // reported below
-    const KvFormat& format = options.kv[options.kv.size() > 1 ? layer : 0];
-    auto out = format.quantized
-                   ? serve_quantized(graph, groups,
-                                     {format.keys, format.values, options.page_tokens, kv_heads, head_dim},
-                                     node, window, seq_start, context_len)
-                   : serve_plain(graph, groups, {format.type, options.page_tokens, kv_heads, head_dim}, node,
-                                 window, seq_start, context_len);
-    OAR_RETURN_IF_ERROR(out.status());
-    graph.replace_uses(node.outputs[0], *out);
+    Kept& pages = kept[{node.inputs[1], node.inputs[2], window}];
+    if (pages.op == nullptr) {
+      const size_t layer = layers++;
+      if (options.kv.size() > 1 && layer >= options.kv.size()) continue;  // reported below
+      const KvFormat& format = options.kv[options.kv.size() > 1 ? layer : 0];
+      if (format.quantized) {
+        const QuantKvShape shape{format.keys, format.values, options.page_tokens, kv_heads, head_dim};
+        OAR_ASSIGN(pages, keep_quantized(graph, groups, shape, node, window));
+      } else {
+        const KvShape shape{format.type, options.page_tokens, kv_heads, head_dim};
+        OAR_ASSIGN(pages, keep_plain(graph, groups, shape, node, window));
+      }
+    }
+    std::vector<ValueId> operands{node.inputs[0]};
+    operands.insert(operands.end(), pages.operands.begin(), pages.operands.end());
+    operands.insert(operands.end(), {seq_start, context_len});
+    operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
+    Attrs attrs = pages.attrs;
+    attrs.set("scale", node.attrs.get_float("scale"));
+    attrs.set("softcap", node.attrs.get_float("softcap"));
+    attrs.set("window", window);
+    if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
+    OAR_ASSIGN(const auto out, graph.add_node(find_op(pages.op), std::move(operands), std::move(attrs)));
+    graph.replace_uses(node.outputs[0], out[0]);
     dead[i] = true;
   }
   if (options.kv.size() > 1 && options.kv.size() != layers) {
-    return invalid_argument(cat("kv names ", options.kv.size(), " layers, the model has ", layers,
-                                ": one for all, or one per layer"),
-                            "kv");
+    return invalid_argument(
+        cat("kv names ", options.kv.size(), " layers, the model keeps keys and values of ", layers,
+            ": one for all, or one per layer"),
+        "kv");
   }
+  std::ranges::stable_partition(layout.groups, [](const ServeLayout::Group& g) {
+    return g.pages == ServeLayout::Pages::kAll && g.window == 0;
+  });
   dead.resize(graph.nodes().size(), false);
   graph.remove_nodes(dead);
   graph.sort();

@@ -24,16 +24,17 @@ struct KvFormat {
 Result<KvFormat> kv_format(std::string_view name);
 
 struct ServeOptions {
-  // One for all attention layers, or one per layer in the graph's order.
+  // One for all attention layers, or one per layer that keeps keys and values, in the graph's order.
   std::vector<KvFormat> kv = {KvFormat{}};
   int32_t page_tokens = 64;
   int64_t max_sequences = 64;
   int64_t max_context = 0;
 };
 
-// One state per attention layer; layers of equal window and block size share a cache group. A quantized layer
+// One state per attention layer, but layers that attend to the same keys and values share it; layers of equal
+// window and block size share a cache group. A quantized layer
 // has two states more, its open and its first page in 16 bits, in groups that all quantized layers share;
-// group 0 always holds whole contexts.
+// groups that hold whole contexts come first.
 struct ServeLayout {
   enum class Pages : uint8_t { kAll, kOpen, kFirst };  // as CacheGroup
   struct Group {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "engine/base/format.h"
 #include "engine/graph/lowering.h"
@@ -116,11 +117,14 @@ int64_t channels(const Graph& graph, ValueId id) {
 template <class Change>
 Status for_each_side(Graph& graph, Change&& change) {
   const size_t count = graph.nodes().size();
+  std::map<std::pair<ValueId, size_t>, ValueId> changed;  // several attentions may read one
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
     for (const size_t side : {size_t{0}, size_t{1}}) {
-      OAR_ASSIGN(const ValueId changed, change(graph.nodes()[i].inputs[1 + side], side));
-      graph.nodes()[i].inputs[1 + side] = changed;
+      const ValueId kept = graph.nodes()[i].inputs[1 + side];
+      const auto [at, fresh] = changed.try_emplace({kept, side}, kNoValue);
+      if (fresh) { OAR_ASSIGN(at->second, change(kept, side)); }
+      graph.nodes()[i].inputs[1 + side] = at->second;
     }
   }
   graph.sort();

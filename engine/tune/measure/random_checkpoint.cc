@@ -103,25 +103,77 @@ Result<Layout> lay_out(const std::vector<TensorSpec>& tensors) {
   return out;
 }
 
+// Gemma 4's, with experts stacked as its checkpoints have them.
+std::vector<TensorSpec> gemma4_tensors(const ModelConfig& c) {
+  const int64_t E = c.width, P = c.layer_input;
+  std::vector<TensorSpec> out;
+  out.push_back({"model.embed_tokens.weight", {c.vocab, E}});
+  if (P > 0) {
+    out.push_back({"model.embed_tokens_per_layer.weight", {c.layer_input_vocab, c.layers * P}});
+    out.push_back({"model.per_layer_model_projection.weight", {c.layers * P, E}});
+    out.push_back({"model.per_layer_projection_norm.weight", {P}, Fill::kOnes});
+  }
+  for (int64_t n = 0; n < c.layers; ++n) {
+    const HeadShape heads = c.head_shape(n);
+    const int64_t D = heads.head_dim, F = c.ffn * (n >= c.layers - c.double_mlp_layers ? 2 : 1);
+    const auto add = [&](const char* name, std::vector<int64_t> shape) {
+      const Fill fill = shape.size() == 1 ? Fill::kOnes : Fill::kNormal;
+      out.push_back({cat("model.layers.", n, ".", name), std::move(shape), fill});
+    };
+    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight",
+                             "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"})
+      add(norm, {E});
+    add("layer_scalar", {1});
+    add("self_attn.q_proj.weight", {c.heads * D, E});
+    add("self_attn.q_norm.weight", {D});
+    add("self_attn.o_proj.weight", {E, c.heads * D});
+    if (c.kv_layer(n) == n) {
+      add("self_attn.k_proj.weight", {heads.kv_heads * D, E});
+      add("self_attn.k_norm.weight", {D});
+      if (!c.keys_are_values || c.has_window(n)) add("self_attn.v_proj.weight", {heads.kv_heads * D, E});
+    }
+    add("mlp.gate_proj.weight", {F, E});
+    add("mlp.up_proj.weight", {F, E});
+    add("mlp.down_proj.weight", {E, F});
+    if (c.experts > 0) {
+      for (const char* norm : {"post_feedforward_layernorm_1.weight", "post_feedforward_layernorm_2.weight",
+                               "pre_feedforward_layernorm_2.weight", "router.scale"})
+        add(norm, {E});
+      add("router.per_expert_scale", {c.experts});
+      add("router.proj.weight", {c.experts, E});
+      add("experts.gate_up_proj", {c.experts, 2 * c.expert_ffn, E});
+      add("experts.down_proj", {c.experts, E, c.expert_ffn});
+    }
+    if (P == 0) continue;
+    add("per_layer_input_gate.weight", {P, E});
+    add("per_layer_projection.weight", {E, P});
+    add("post_per_layer_input_norm.weight", {E});
+  }
+  out.push_back({"model.norm.weight", {E}, Fill::kOnes});
+  if (!c.tied) out.push_back({"lm_head.weight", {c.vocab, E}});
+  return out;
+}
+
 }  // namespace
 
 Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
   OAR_ASSIGN(const ModelConfig c, read_model_config(config));
   const std::string& type = c.model_type;
+  if (c.vocab > kMaxVocabulary)
+    return invalid_argument(
+        cat("config.json: vocab_size is ", c.vocab, ", expected at most ", kMaxVocabulary));
+  if (type == "gemma4_text" || type == "gemma4_unified_text") return gemma4_tensors(c);
   const bool mixtral = type == "mixtral", qwen2 = type == "qwen2";
   const bool qk_norm = type == "qwen3" || type == "qwen3_moe";
   if (type != "llama" && type != "mistral" && !qwen2 && !qk_norm && !mixtral) {
-    return invalid_argument(
-        cat("config.json: model_type must be llama, mistral, qwen2, qwen3, mixtral or qwen3_moe to "
-            "make random weights, got \"",
-            type, "\""),
-        "model_type");
+    return invalid_argument(cat("config.json: model_type must be llama, mistral, qwen2, qwen3, mixtral, "
+                                "qwen3_moe, gemma4_text or "
+                                "gemma4_unified_text to make random weights, got \"",
+                                type, "\""),
+                            "model_type");
   }
   const int64_t E = c.width, V = c.vocab, L = c.layers, H = c.heads, K = c.kv_heads, D = c.head_dim,
                 F = c.ffn;
-  if (V > kMaxVocabulary)
-    return invalid_argument(cat("config.json: vocab_size is ", V, ", expected at most ", kMaxVocabulary));
-
   std::vector<TensorSpec> out;
   out.push_back({"model.embed_tokens.weight", {V, E}});
   for (int64_t l = 0; l < L; ++l) {

@@ -501,28 +501,6 @@ Status Work::finish(const std::string& out) {
 
 }  // namespace
 
-namespace {
-// GGUF stacks a mixture's experts in one tensor; each becomes the matrix that it is.
-Result<Checkpoint> unstack_experts(Checkpoint checkpoint) {
-  constexpr std::string_view kStack = ".mlp.experts.";
-  TensorMap tensors;
-  for (const auto& [name, tensor] : checkpoint.tensors) {
-    const size_t at = name.find(kStack);
-    if (at == std::string::npos || tensor.shape().rank() != 3 || !name.ends_with(".weight")) {
-      tensors.emplace(name, tensor);
-      continue;
-    }
-    const size_t part = at + kStack.size();
-    for (int64_t e = 0; e < tensor.shape()[0]; ++e) {
-      OAR_ASSIGN(Tensor one, tensor.slice(e, e + 1).reshape({tensor.shape()[1], tensor.shape()[2]}));
-      tensors.emplace(cat(name.substr(0, part), e, ".", name.substr(part)), std::move(one));
-    }
-  }
-  checkpoint.tensors = std::move(tensors);
-  return checkpoint;
-}
-}  // namespace
-
 std::vector<std::string> quantize_methods() { return {"rtn", "hqq", "gptq", "awq", "smoothquant"}; }
 
 Result<QuantizeReport> quantize_model(const Checkpoint& source, const Tokenizer* tokenizer,

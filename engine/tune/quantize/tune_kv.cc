@@ -105,7 +105,7 @@ Status Bench::too_few(const EvalWindows& cut, int64_t context, int64_t positions
 
 Status Bench::prepare(const Tokenizer& tokenizer, std::string_view text) {
   OAR_ASSIGN(const ModelConfig config, read_model_config(source_.config));
-  report_.layers = config.layers;
+  report_.layers = config.kv_layers();
   PerplexityOptions cut;
   cut.context = std::min<int64_t>({o_.context, config.max_context, std::max<int64_t>(o_.tokens, 2)});
   OAR_ASSIGN(const EvalWindows all, eval_windows(tokenizer, text, cut));

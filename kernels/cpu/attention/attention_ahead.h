@@ -58,8 +58,8 @@ class SpanAhead {
 
  private:
   static constexpr int64_t kStreams = 4, kUnit = 2 * 64;  // bytes
-  // Keys and values of a span in 16 bits, at most 256 dims, in at most three pieces per panel.
-  static constexpr int64_t kMaxUnits = kSpan * 256 * 4 / kUnit + 3 * kSpanPanels + kStreams;
+  // Keys and values of a span in 16 bits, in at most three pieces per panel.
+  static constexpr int64_t kMaxUnits = kSpan * kMaxHeadDim * 4 / kUnit + 3 * kSpanPanels + kStreams;
 
   const char* unit_[kMaxUnits];
   int64_t count_ = 0, next_ = 0;

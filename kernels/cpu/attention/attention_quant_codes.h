@@ -80,7 +80,7 @@ class CodesEngine {
     const float inverse = most > 0x1p-100f ? sign * 127.f / most : 0.f, step = most / 127.f * (sign * scale);
     q_scale_[r] = (step < 0x1p-120f ? 0x1p-120f : step) + reduce_add(sum);
     float* codes = q_codes_ + r * D_;
-    alignas(64) int32_t integers[256 + kLanes];
+    alignas(64) int32_t integers[kMaxHeadDim + kLanes];
     Vf total = zero();
     for_lanes(D_, [&](int64_t i, int64_t n) {
       const Vf x = load_part(q + i, n) * set1(inverse);
@@ -125,7 +125,7 @@ class CodesEngine {
     }
   }
 
-  // A page's mean key against each query. Products and sums of such integers (at most 2^22) are exact in f32.
+  // A page's mean key against each query. Products and sums of such integers (at most 2^23) are exact in f32.
   void mean_logits(const QuantPanels& panels, Range rows) {
     const char* head = nullptr;
     float scale = 0;

@@ -81,7 +81,7 @@ class PageQuantizer {
 
   // Sums in the order of tokens, as the reference.
   void store_mean(const char* from, char* to) {
-    float mean[256] = {};
+    float mean[kMaxHeadDim] = {};
     for (int64_t panel = 0; panel < open_.panels; ++panel) {
       const auto* k = reinterpret_cast<const bf16*>(from + open_.k_panel(0, panel));
       for (int64_t d = 0; d < layout_.head_dim; ++d) {
@@ -231,7 +231,7 @@ class PageQuantizer {
   QuantKvShape shape_;
   QuantKvLayout layout_;
   KvLayout open_;
-  float mean_[256];
+  float mean_[kMaxHeadDim];
 };
 
 OAR_INLINE int64_t quant_append_rows_per(const QuantKvAppendArgs& a) {

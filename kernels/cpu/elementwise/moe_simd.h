@@ -183,7 +183,10 @@ inline void route_run(const void* args, int phase, int64_t begin, int64_t end, c
       const int64_t last = (block + 1) * kRouteBlock < a.T ? (block + 1) * kRouteBlock : a.T;
       for (int64_t t = block * kRouteBlock; t < last; ++t) {
         choose_experts(a, t, s.expert + t * a.top_k, key);
-        for (int64_t j = 0; j < a.top_k; ++j) ++count[s.expert[t * a.top_k + j]];
+        for (int64_t j = t * a.top_k; j < (t + 1) * a.top_k; ++j) {
+          ++count[s.expert[j]];
+          if (a.expert_scale != nullptr) a.pair_weight[j] *= a.expert_scale[s.expert[j]];
+        }
       }
     }
     if (phase == 1 || blocks == 1) place_pairs(a, s, block, blocks, next);
