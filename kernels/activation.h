@@ -41,7 +41,7 @@ struct SwiGluArgs {
   float alpha = 1;  // above 0
   float limit = 0;  // 0: none
   float up_offset = 0;
-  bool plain() const { return alpha == 1 && limit == 0 && up_offset == 0; }
+  OAR_HD bool plain() const { return alpha == 1 && limit == 0 && up_offset == 0; }
 };
 
 struct UnaryArgs {

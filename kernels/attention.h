@@ -67,7 +67,7 @@ struct PagedAttentionArgs {
 };
 
 // The first position that a query at `position` sees.
-inline int64_t first_seen(const PagedAttentionArgs& a, int64_t position) {
+inline OAR_HD int64_t first_seen(const PagedAttentionArgs& a, int64_t position) {
   if (a.window <= 0 || position < a.window) return 0;
   return a.chunked != 0 ? position - position % a.window : position + 1 - a.window;
 }

@@ -22,7 +22,8 @@ OpFacts facts_of(const OpDef& op) {
                : op.evaluate != nullptr || op.reference != nullptr ? "kernel, else evaluated"
                : op.define != nullptr                              ? "kernel, else definition"
                                                                    : "kernel";
-  if (op.lower == nullptr && op.evaluate == nullptr && op.reference == nullptr) f.computed = "definition";
+  if (op.lower == nullptr && op.evaluate == nullptr && op.reference == nullptr && op.fold == nullptr)
+    f.computed = "definition";
   f.defined = op.define != nullptr ? "by others" : "primitive";
   f.gradient = differentiability(op);
   return f;

@@ -13,6 +13,7 @@
 
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/matmul_codes.h"
 
 struct oar_plugin_device {
   int index;
@@ -143,6 +144,15 @@ oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
   return found != nullptr ? OAR_PLUGIN_OK : OAR_PLUGIN_UNSUPPORTED;
 }
 
+oar_plugin_status packed_bytes(const char* format, int64_t n, int64_t K, uint64_t* bytes) {
+  *bytes = oar::cuda::packed_bytes(format, n, K);
+  return OAR_PLUGIN_OK;
+}
+oar_plugin_status pack_weight(const char* format, int64_t n, int64_t K, void* to, const void* rows) {
+  oar::cuda::pack_weight(format, n, K, to, rows);
+  return OAR_PLUGIN_OK;
+}
+
 oar_plugin_status kernel_scratch(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
                                  uint64_t* bytes) {
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
@@ -236,6 +246,8 @@ oar_plugin make_table() {
   t.find_kernel = find_kernel;
   t.launch = launch;
   t.kernel_scratch = kernel_scratch;
+  t.packed_bytes = packed_bytes;
+  t.pack_weight = pack_weight;
   t.error_message = error_message;
   t.memory_stats = memory_stats;
   t.host_allocate = host_allocate;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
   const int h = static_cast<int>(blockIdx.y), kv = h / (static_cast<int>(a.H) / K);
   const int64_t b = sequence_of(a, t);
   const int pos = a.context_len[b] - (a.seq_start[b + 1] - static_cast<int>(t));
-  const int from = a.window > 0 && pos + 1 > a.window ? pos + 1 - static_cast<int>(a.window) : 0;
+  const int from = static_cast<int>(first_seen(a, pos));
 
   for (int d = thread; d < D; d += kAttentionThreads) q[d] = a.q[t * a.ldq + h * D + d];
   __syncthreads();
@@ -123,6 +123,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
       }
     }
     __syncthreads();
+  }
+  if (a.sink_logits != nullptr) {  // one more logit, of value zero
+    const float sink = a.sink_logits[h], next = fmaxf(largest, sink), old = softmax_shrink(largest, next);
+    total = __fmaf_rn(total, old, softmax_shrink(sink, next));
+#pragma unroll
+    for (float& x : mine) x *= old;
   }
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwiGluArgs a) {
     Pack<kWidth> gate = load_pack<kWidth>(a.gate + t * a.ldg + f);
     const Pack<kWidth> up = load_pack<kWidth>(a.up + t * a.ldu + f);
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) gate.v[e] = gated(a.act, gate.v[e], up.v[e]);
+    for (int e = 0; e < kWidth; ++e) gate.v[e] = gated(a, gate.v[e], up.v[e]);
     store_pack<kWidth>(a.out + t * a.ldo + f, gate);
   }
 }

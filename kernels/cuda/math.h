@@ -33,6 +33,16 @@ OAR_DEVICE float gated(UnaryOp act, float gate, float up) {
   return (act == UnaryOp::kGeluTanh ? gelu_tanh(gate) : silu(gate)) * up;
 }
 
+// The same of what SwiGluArgs asks.
+OAR_DEVICE float gated(const SwiGluArgs& a, float gate, float up) {
+  if (a.act != UnaryOp::kSilu || a.plain()) return gated(a.act, gate, up);
+  if (a.limit > 0.f) {
+    gate = gate > a.limit ? a.limit : gate;
+    up = up > a.limit ? a.limit : up < -a.limit ? -a.limit : up;
+  }
+  return quotient(gate, 1.f + expf(-a.alpha * gate)) * (up + a.up_offset);
+}
+
 // NaN stays NaN, as in every array library.
 OAR_DEVICE float unary(UnaryOp op, float x) {
   switch (op) {

@@ -2,11 +2,13 @@
 // (kernels/matmul.h, moe.h) in one kernel per storage format. Segments of one call share a launch; experts
 // find their rows by counts in device memory, so nothing waits for the host.
 //
-// What a row gets follows from the weight's format alone, never from how many rows or segments there are:
+// What a row gets follows from the weight's format and K alone, never from how many rows or segments there
+// are:
 //   matmul_formats.cu  every format, general: rows decoded to f32 and multiplied in f32. The sum over K is a
 //   sum,
 //                      in ascending order, of runs of 256, each a chain of fused multiply-adds.
-//   matmul_bf16.cu     bf16 by tensor cores; x as two bf16, high + low, 16 bits of it.
+//   matmul_bf16.cu     bf16 by tensor cores (matmul_tensor.h); x as two bf16, high + low, 16 bits of it.
+//   matmul_codes.cu    4- and 8-bit codes in groups, packed at load, the same way.
 //
 // Roofline: few rows: the bytes of the weights. Many rows: each tile of rows reads them again, from L2.
 #pragma once

@@ -1,23 +1,33 @@
-// The general product of every storage format; bf16 has a kernel of its own.
+// The general product of every storage format; bf16 has a kernel of its own, and so have packed codes.
 #include "kernels/cuda/matmul_formats.h"
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/matmul_codes.h"
 #include "oar_format_headers.inc"
 
 namespace oar::cuda {
 namespace {
 
-template <LaunchProduct kLaunch>
+// What multiplies weights of K columns.
+LaunchProduct chosen(std::string_view format, LaunchProduct general, int64_t K) {
+  const LaunchProduct codes = launch_of_codes(format);
+  return codes != nullptr && packs(K) ? codes : general;
+}
+
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 CudaStatus plain(const void* args, void*, Stream stream) {
-  return run_matmul(*static_cast<const MatmulArgs*>(args), kLaunch, stream);
+  const auto& a = *static_cast<const MatmulArgs*>(args);
+  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream);
 }
-template <LaunchProduct kLaunch>
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 CudaStatus with_gate(const void* args, void*, Stream stream) {
-  return run_gated(*static_cast<const GatedMatmulArgs*>(args), kLaunch, stream);
+  const auto& a = *static_cast<const GatedMatmulArgs*>(args);
+  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream);
 }
-template <LaunchProduct kLaunch>
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 CudaStatus of_experts(const void* args, void*, Stream stream) {
-  return run_grouped(*static_cast<const GroupedMatmulArgs*>(args), kLaunch, stream);
+  const auto& a = *static_cast<const GroupedMatmulArgs*>(args);
+  return run_grouped(a, chosen(kInfo.name, kLaunch, a.K), stream);
 }
 
 // kInfo as template arguments.
@@ -30,10 +40,13 @@ constexpr LaunchProduct launch_of() {
 #define OAR_LAUNCH_OF(format)                                                  \
   launch_of<formats::format::kInfo.decode, formats::format::kInfo.block_elems, \
             formats::format::kInfo.block_bytes, formats::format::kInfo.head_bytes>()
-#define OAR_REGISTER(format)                                                                       \
-  {KernelFamily::kMatmul, formats::format::kInfo.name, plain<OAR_LAUNCH_OF(format)>},              \
-      {KernelFamily::kGatedMatmul, formats::format::kInfo.name, with_gate<OAR_LAUNCH_OF(format)>}, \
-      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name, of_experts<OAR_LAUNCH_OF(format)>},
+#define OAR_REGISTER(format)                                      \
+  {KernelFamily::kMatmul, formats::format::kInfo.name,            \
+   plain<OAR_LAUNCH_OF(format), formats::format::kInfo>},         \
+      {KernelFamily::kGatedMatmul, formats::format::kInfo.name,   \
+       with_gate<OAR_LAUNCH_OF(format), formats::format::kInfo>}, \
+      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name, \
+       of_experts<OAR_LAUNCH_OF(format), formats::format::kInfo>},
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"
 };

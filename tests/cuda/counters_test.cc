@@ -4,6 +4,7 @@
 // little.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/cuda/matmul_codes.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
@@ -122,6 +123,26 @@ TEST_CASE("cuda counters: products read weights and rows in full sectors, from a
     const emulation::Counters& c = emulation::counters();
     const uint64_t ideal = kOutputs * kK * 2 + static_cast<uint64_t>(T * kK * 4) * (kOutputs / 16);
     CHECK(c.load_sectors * 32 <= ideal + ideal / 100);
+  }
+}
+
+TEST_CASE("cuda counters: products of codes read each packed byte once") {
+  constexpr int64_t kOutputs = 64, kK = 4096;
+  DeviceArray x(std::vector<float>(kK, 1.f)), out(nothing_yet(kOutputs));
+  for (const char* format : {"q4_0", "i4_g64", "i4_g128", "q8_0", "i8_g64", "i8_g128"}) {
+    INFO(format);
+    DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
+    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+    MatmulArgs m;
+    m.out = out.data();
+    m.x = x.data();
+    m.segments = &segment;
+    m.num_segments = m.T = 1;
+    m.K = m.ldx = kK;
+    m.ldo = kOutputs;
+    check("matmul of codes", count(KernelFamily::kMatmul, format, &m));
+    const uint64_t ideal = w.size() + static_cast<uint64_t>(kK * 4) * (kOutputs / 16);
+    CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   }
 }
 

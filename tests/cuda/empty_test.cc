@@ -17,8 +17,8 @@ namespace {
 
 // The struct with one size after the other 0, the others 64.
 template <class Args>
-void check(KernelFamily family, Args args, std::initializer_list<int64_t Args::*> sizes, const char* format = "f32",
-           const char* keys = "", const char* values = "") {
+void check(KernelFamily family, Args args, std::initializer_list<int64_t Args::*> sizes,
+           const char* format = "f32", const char* keys = "", const char* values = "") {
   for (int64_t Args::*zero : sizes) {
     INFO(family_name(family));
     for (int64_t Args::*size : sizes) args.*size = 64;
@@ -47,11 +47,13 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kHadamard, HadamardArgs{}, {&HadamardArgs::rows, &HadamardArgs::n});
   check(KernelFamily::kMoeCombine, MoeCombineArgs{}, {&MoeCombineArgs::T, &MoeCombineArgs::E});
   check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
-  check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T}, "bf16");
+  check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
+        "bf16");
   check(KernelFamily::kPagedAttention, PagedAttentionArgs{.shape = {DType::kBF16, 16, 2, 64}},
         {&PagedAttentionArgs::T, &PagedAttentionArgs::H}, "bf16");
   const QuantKvShape shape{KvCode::kInt8, KvCode::kInt8, 16, 2, 64};
-  check(KernelFamily::kQuantKvAppend, QuantKvAppendArgs{.shape = shape}, {&QuantKvAppendArgs::T}, "bf16", "int8", "int8");
+  check(KernelFamily::kQuantKvAppend, QuantKvAppendArgs{.shape = shape}, {&QuantKvAppendArgs::T}, "bf16",
+        "int8", "int8");
   QuantPagedAttentionArgs quantized;
   quantized.shape = shape;
   for (int64_t PagedAttentionArgs::*zero : {&PagedAttentionArgs::T, &PagedAttentionArgs::H}) {

@@ -22,8 +22,11 @@ KERNELS = [
     (r"append_kernelI", 32, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernel", 96, 0, {}),
-    (r"bf16_productILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
-    (r"bf16_productILb0E", 128, 0, {"HMMA": 16}),
+    (r"tensor_productI.*Bf16RowsILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productI.*Bf16RowsILb0E", 128, 0, {"HMMA": 16}),
+    (r"tensor_productI.*CodesILi4E.*ELb1E", 168, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productI.*CodesILi8E.*ELb1E", 168, 0, {"LDG128": 5, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productI.*CodesILi[48]E.*ELb0E", 168, 0, {"HMMA": 16}),
     (r"general_product.*iq4", 64, 16, {}),  # its table of sixteen numbers
     (r"general_product", 64, 0, {}),
     (r"embedding_kernel.*iq4", 64, 16, {}),

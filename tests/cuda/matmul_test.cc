@@ -1,6 +1,7 @@
 // Products on the device against the reference: every storage format, plain, gated and of experts; sizes
 // around tiles of 16 outputs and 8 rows, around spans of K; a row is the same alone, and in any company.
 #include "kernels/matmul.h"
+#include "kernels/cuda/matmul_codes.h"
 #include "kernels/moe.h"
 #include "tests/cuda/on_device.h"
 
@@ -32,7 +33,11 @@ struct Problem {
                                      : encode(random_values(static_cast<size_t>(n * shape.K), kind, ++seed),
                                               shape.K, format));
       const Guarded<char>& w = weights.back();
-      on_device.push_back(std::make_unique<DeviceCopy<char>>(std::vector<char>(w.begin(), w.end())));
+      // As the plug-in wants them.
+      std::vector<char> bytes(cuda::packed_bytes(format.name(), n, shape.K));
+      if (bytes.empty()) bytes.assign(w.begin(), w.end());
+      else cuda::pack_weight(format.name(), n, shape.K, bytes.data(), w.data());
+      on_device.push_back(std::make_unique<DeviceCopy<char>>(bytes));
       columns += n;
     }
     ldo = columns + pad;
@@ -64,9 +69,12 @@ struct Problem {
       magnitude +=
           std::fabs(static_cast<double>(rows[i][static_cast<size_t>(n * shape.K + k)]) * xs[t * ldx + k]);
     }
-    // bf16: x is high + low to 2^-17, and the emulator adds 16 products and then the sum: 512 / 16 * 2 + 16
-    // roundings of a span. Else runs of 256. Formats whose decoders subtract a minimum may fuse: 4 roundings.
-    const double split = format == Format::bf16() ? std::ldexp(1.0, -17) : 0;
+    // By tensor cores: x is high + low to 2^-17, and the emulator adds 16 products and then the sum: 512 / 16
+    // * 2
+    // + 16 roundings of a span. Else runs of 256. Formats whose decoders subtract a minimum may fuse: 4
+    // roundings.
+    const bool tensor = format == Format::bf16() || cuda::packed_bytes(format.name(), 1, shape.K) > 0;
+    const double split = tensor ? std::ldexp(1.0, -17) : 0;
     return magnitude * (split + (256 + static_cast<double>(shape.K) / 256 + 16) * kUnit);
   }
 };
@@ -149,6 +157,17 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
       Problem p(shape, format);
       check_matmul(p, false, true);
     }
+    // Codes are packed where K is a multiple of 128.
+    if (cuda::packed_bytes(format.name(), 1, 128) > 0) {
+      for (const Shape& shape : {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}}) {
+        INFO(format.name() << " packed, T " << shape.T << " K " << shape.K);
+        for (int64_t pad : {0, 1}) {
+          Problem p(shape, format, pad);
+          check_matmul(p, false, true);
+          check_matmul(p, true, false);
+        }
+      }
+    }
     INFO(format.name() << " gated");
     Problem p({2, 256, {16}}, format);
     check_matmul(p, true, false);
@@ -205,7 +224,7 @@ TEST_CASE("cuda: sums that f32 holds exactly are exact", "[cuda]") {
 TEST_CASE("cuda: products of experts against the reference, empty experts and more than a launch takes",
           "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"bf16", "f32", "q4_0", "q4_k", "mxfp4"}) {
+  for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "mxfp4"}) {
     const Format format = *Format::find(name);
     for (int64_t experts : {3, 70}) {
       for (bool by_token : {true, false}) {
@@ -250,9 +269,7 @@ TEST_CASE("cuda: products of experts against the reference, empty experts and mo
         a.segments = device.data();
         launch_on_device(KernelFamily::kGroupedMatmul, name, &a);
         // |w| <= 6 |x| <= 6 at most, 256 terms: far above, and far below a wrong row.
-        check_close(out.host(), want, [&](size_t) {
-          return 256 * 4 * ((format == Format::bf16() ? std::ldexp(1.0, -17) : 0) + 300 * kUnit);
-        });
+        check_close(out.host(), want, [&](size_t) { return 256 * 4 * (std::ldexp(1.0, -17) + 300 * kUnit); });
       }
     }
   }

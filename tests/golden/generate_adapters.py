@@ -44,6 +44,8 @@ ADAPTERS = {
     "starcoder2": ("starcoder2", {"target_modules": ATTENTION + ["c_fc", "c_proj"]}),
     "gpt2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "qwen3-moe": ("qwen3-moe", {"target_modules": ATTENTION}),
+    "gpt-oss": ("gpt-oss", {"target_modules": ATTENTION}),
+    "llama4": ("llama4", {"target_modules": ATTENTION + MLP}),
 }
 
 

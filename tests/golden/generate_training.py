@@ -27,6 +27,7 @@ LENGTHS, SEED, RANK, ALPHA = (12, 9, 7, 4), 3, 4, 8.0
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NAMES = ["llama2", "llama3", "llama-bias", "llama-linear", "qwen2", "qwen3", "mistral", "seed_oss", "gemma2", "gemma3", "granite",
          "olmo2", "smollm3", "starcoder2", "glm4", "phi3", "gpt2", "cohere2", "exaone4", "ernie4_5"]
+NO_SDPA = {"gemma2"}  # caps its scores, which transformers offers in eager alone
 
 
 class Lora(torch.nn.Module):
@@ -99,8 +100,8 @@ def generate(name):
         out = {"samples": batch, "rate": RATE, "decay": DECAY, "clip": CLIP, "seed": SEED, "rank": RANK, "alpha": ALPHA}
         for mode in ("full",) if name == "gpt2" else ("full", "lora"):
             exact = curve(folder, weights, batch, mode, torch.float64, "eager", 1)
-            spread = max(float(np.abs(curve(folder, weights, batch, mode, torch.float32, a, t) - exact).max())
-                         for a, t in (("eager", 1), ("eager", 2), ("sdpa", 1)))
+            ways = [("eager", 1), ("eager", 2)] + ([] if name in NO_SDPA else [("sdpa", 1)])
+            spread = max(float(np.abs(curve(folder, weights, batch, mode, torch.float32, a, t) - exact).max()) for a, t in ways)
             out[mode] = {"loss": [float(f"{x:.9g}") for x in exact], "spread": float(f"{spread:.3g}")}
             print(name, mode, exact[0], exact[-1], "spread", spread, flush=True)
     OUT.mkdir(exist_ok=True)

@@ -95,6 +95,7 @@ struct AttentionProblem {
   struct Options {
     int64_t window = 0;
     float softcap = 0.f;
+    bool chunked = false;
     std::vector<float> sinks = {};  // [H] or none
     int64_t step = 1;               // chunks per run() call
     oar::ThreadPool* pool = nullptr;
@@ -143,6 +144,7 @@ struct AttentionProblem {
     a.scale = 1.f / std::sqrt(static_cast<float>(heads.D));
     a.softcap = o.softcap;
     a.window = o.window;
+    a.chunked = o.chunked ? 1 : 0;
     if (!o.sinks.empty()) a.sink_logits = o.sinks.data();
     if (o.pool != nullptr) {
       run_on_pool(*o.pool, kernel(isa), &a);

@@ -168,6 +168,7 @@ struct QuantProblem {
     p.scale = 1.f / std::sqrt(static_cast<float>(heads.D));
     p.softcap = o.softcap;
     p.window = o.window;
+    p.chunked = o.chunked ? 1 : 0;
     if (!o.sinks.empty()) p.sink_logits = o.sinks.data();
     const oar::Kernel& attention = kernel(KernelFamily::kQuantPagedAttention, isa);
     if (o.pool != nullptr) {

@@ -81,6 +81,16 @@ TEST_CASE("quantized attention: groups, pages, windows and soft caps") {
   }
 }
 
+TEST_CASE("quantized attention: windows that are chunks of positions") {
+  for (const Tier& tier : kTiers) {
+    for (int64_t chunk : {48, 100, 300}) {
+      const Options o{.window = chunk, .chunked = true};
+      check_against_reference(tier, {4, 2, 32}, 64, {30, 700}, 200, Queries::kExact, o);
+      check_against_reference(tier, {4, 2, 32}, 64, {301, 640}, 1, Queries::kExact, o);
+    }
+  }
+}
+
 TEST_CASE("quantized attention: sinks of heads") {
   for (const Tier& tier : kTiers) {
     for (const Options& o : {Options{.sinks = {0.5f, -3.f, 4.f, 30.f}},

@@ -184,6 +184,25 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("attention: windows that are chunks of positions, as if each began a sequence") {
+  for (DType type : kTypes) {
+    for (int64_t chunk : {1, 16, 37, 300}) {
+      AttentionProblem p({4, 2, 24}, type, 16, {1, 30, 333, 700});
+      const Options o{.window = chunk, .chunked = true};
+      check_against_reference(p, last_queries(p, 1000), o);
+      check_against_reference(p, last_queries(p, 1), o);
+      // Within its first chunk a query sees all that is before it.
+      for (Isa isa : levels()) {
+        INFO(describe(p, isa) << " chunks of " << chunk);
+        const std::vector<Chunk> first = {{3, chunk, chunk}};
+        CHECK(same_bits(p.run(isa, first, o), p.run(isa, first, {})));
+        const std::vector<float> behind = p.run(isa, {{2, chunk + 1, 1}}, o);  // itself alone
+        CHECK(largest_difference(behind, p.run(isa, {{2, chunk + 1, 1}}, {.window = 1})) == 0);
+      }
+    }
+  }
+}
+
 // The whole prompt at once, in chunks of 7, and token by token, each chunk attending right after its append
 // as in serving: what later positions hold must not matter.
 TEST_CASE("attention: decode equals prefill equals chunks, to the bit") {

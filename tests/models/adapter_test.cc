@@ -20,9 +20,9 @@ using namespace oar_test;
 namespace fs = std::filesystem;
 namespace json = oar::json;
 
-const std::vector<std::string> kAdapterGoldens = {"llama3",     "llama3-few", "qwen2",    "qwen3", "mistral",
-                                                  "gemma2",     "gemma3",     "phi3",     "glm4",  "olmo2",
-                                                  "starcoder2", "gpt2",       "qwen3-moe"};
+const std::vector<std::string> kAdapterGoldens = {
+    "llama3", "llama3-few", "qwen2",      "qwen3", "mistral",   "gemma2",  "gemma3", "phi3",
+    "glm4",   "olmo2",      "starcoder2", "gpt2",  "qwen3-moe", "gpt-oss", "llama4"};
 
 oar::LanguageModelOptions adapter_options() {
   oar::LanguageModelOptions o;

@@ -1,0 +1,26 @@
+// Weights of 4- and 8-bit codes under f16 scales, x = d q, for tensor cores: q4_0, i4_g64, i4_g128, q8_0,
+// i8_g64, i8_g128. They are packed at load in panels of 16 rows, so that a lane's codes are 16 bytes and a
+// warp's 512 side by side; behind a panel's codes come its scales. K a multiple of 128; other weights stay
+// rows (matmul_formats.cu).
+//
+// Codes are exact in bf16, so a group's sum is that of x; it is scaled in f32, 32 k at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/cuda/matmul.h"
+
+namespace oar::cuda {
+
+// Bytes of a packed weight; 0: it stays in rows.
+uint64_t packed_bytes(std::string_view format, int64_t n, int64_t K);
+// Writes them to host memory, from rows in host memory; packed_bytes() is not 0.
+void pack_weight(std::string_view format, int64_t n, int64_t K, void* to, const void* rows);
+
+// Null: a format that is not packed.
+LaunchProduct launch_of_codes(std::string_view format);
+constexpr bool packs(int64_t K) { return K > 0 && K % 128 == 0; }
+
+}  // namespace oar::cuda

@@ -1,0 +1,144 @@
+// Products by tensor cores, whatever holds the weights: they are the left operand, 16 outputs by 16 k, rows
+// of x the right one, 8 at a time. x is split in two bf16, high + low, so 16 bits of it count: rounded to 8
+// they would flip near-ties of greedy sampling. Generating waits for memory, so the second product is free.
+//
+// The sum over K: spans of kProductSpan elements are chains of products, 16 k at a time, low before high; the
+// spans' sums are added in ascending order. A warp takes a span, so a block has as many on their way as it
+// has warps.
+//
+// Within 32 k, lane t of a quad owns k = 8 t .. 8 t + 7: any order within a product is right as long as both
+// operands agree, and so a lane's part of x is 16 bytes.
+#pragma once
+
+#include "kernels/cuda/math.h"
+#include "kernels/cuda/matmul_tiles.h"
+
+namespace oar::cuda {
+
+constexpr int kTensorWarps = 8;
+constexpr int kProductSpan = 512;
+constexpr int kPart = 128;  // k of x that a warp has in shared memory
+// Quads of two rows read 16 bytes a lane from different banks: rows are 64 bytes beyond a multiple of 128.
+constexpr int kRowStride = kPart + 32;
+constexpr int kXElements = 2 * kTileRows * kRowStride;  // of a warp
+constexpr int kOutputs = kTileOutputs * kTileRows;
+constexpr int kMine = kOutputs / kWarp;  // outputs that a thread of the smallest block adds up
+// A warp's sums lie row behind row, so far apart that fragments are stored, and rows r and r + 4 read
+// together, from different banks.
+constexpr int kSumStride = kTileOutputs + 4;
+constexpr int kSums = kTileRows * kSumStride;
+// The row and column of the tile that output o of a thread is.
+OAR_DEVICE int row_of(int o) { return o / kWarp + o / kTileOutputs % 2 * 4; }
+OAR_DEVICE int column_of(int o) { return o % kTileOutputs; }
+
+template <bool kAligned>
+OAR_DEVICE float4 load_x(const float* row, int64_t k, int64_t K) {
+  if constexpr (kAligned) {
+    return k < K ? load(reinterpret_cast<const float4*>(row + k)) : make_float4(0.f, 0.f, 0.f, 0.f);
+  } else {
+    return make_float4(k < K ? row[k] : 0.f, k + 1 < K ? row[k + 1] : 0.f, k + 2 < K ? row[k + 2] : 0.f,
+                       k + 3 < K ? row[k + 3] : 0.f);
+  }
+}
+
+// kPart elements of the tile's rows, from k on, to shared memory: what rounds to bf16, and the rest.
+template <bool kAligned>
+OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int64_t k, uint16_t* high, uint16_t* low) {
+  const int64_t at = k + 4 * lane();
+  for (int r = 0; r < kTileRows && tile.begin + r < tile.end; ++r) {
+    const int64_t row = row_of_x(p, tile.begin + r);
+    float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
+    if (p.gate != nullptr) {
+      const float4 gate = load_x<kAligned>(p.gate + row * p.ld_gate, at, p.K);
+      x = make_float4(gated(p.act, gate.x, x.x), gated(p.act, gate.y, x.y), gated(p.act, gate.z, x.z),
+                      gated(p.act, gate.w, x.w));
+    }
+    const uint2 h = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+    const uint2 l = make_uint2(pack_bf16(x.x - low_bf16(h.x), x.y - high_bf16(h.x)),
+                               pack_bf16(x.z - low_bf16(h.y), x.w - high_bf16(h.y)));
+    store(reinterpret_cast<uint2*>(high + r * kRowStride + 4 * lane()), h);
+    store(reinterpret_cast<uint2*>(low + r * kRowStride + 4 * lane()), l);
+  }
+}
+
+// Weights: how a lane holds kPart k of its rows g and g + 8 of a tile, and multiplies 32 of them; see the
+// files that have them. kAligned: of rows of x.
+template <class Weights, bool kAligned>
+__global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product p) {
+  const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
+  SharedMemory shared;
+  uint16_t* high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
+  uint16_t* low = high + kTileRows * kRowStride;
+  float* sums = shared.take<float>(warps * kSums);
+  const Tile tile = tile_of(p);
+  if (tile.index < 0) return;
+  const Product::Weight& weight = p.weights[tile.index];
+  const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
+
+  // Rows that the tile lacks are zero throughout.
+  for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
+    for (int i = lane(); i < kRowStride / 2; i += kWarp) {
+      store(reinterpret_cast<uint32_t*>(high + r * kRowStride) + i, 0u);
+      store(reinterpret_cast<uint32_t*>(low + r * kRowStride) + i, 0u);
+    }
+  }
+
+  // This thread adds up outputs thread, thread + threads, ...
+  float total[kMine] = {};
+  for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {
+    float acc[4] = {};
+    const int64_t begin = first + warp() * kProductSpan,
+                  end = begin + kProductSpan < p.K ? begin + kProductSpan : p.K;
+    for (int64_t k = begin; k < end; k += kPart) {
+      Weights w;
+      w.load(p, weight, tile.n, k);
+      stage_x<kAligned>(p, tile, k, high, low);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kPart / 32; ++i) {
+        const int place = g * kRowStride + 32 * i + 8 * t;
+        const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
+        const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
+        w.multiply(acc, i, h, l);
+      }
+      __syncwarp();
+    }
+    float* mine = sums + warp() * kSums + 2 * t * kSumStride + g;
+    mine[0] = acc[0];
+    mine[kSumStride] = acc[1];
+    mine[8] = acc[2];
+    mine[kSumStride + 8] = acc[3];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int o = thread + i * threads;
+      if (o >= kOutputs) break;
+      for (int s = 0; s < warps && first + s * kProductSpan < p.K; ++s) {
+        total[i] += sums[s * kSums + row_of(o) * kSumStride + column_of(o)];
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int o = thread + i * threads;
+    const int64_t n = tile.n + column_of(o), row = tile.begin + row_of(o);
+    if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
+  }
+}
+
+// A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
+template <class Weights, class Unaligned>
+int launch_tensor(const Product& p, bool aligned, unsigned x, unsigned y, Stream stream) {
+  const auto wide = [](const float* at, int64_t ld) {
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
+  };
+  aligned = aligned && p.K % 4 == 0 && wide(p.x, p.ldx) && (p.gate == nullptr || wide(p.gate, p.ld_gate));
+  const int64_t spans = (p.K + kProductSpan - 1) / kProductSpan;
+  const unsigned warps = spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
+  const size_t shared = warps * (kXElements * sizeof(uint16_t) + kSums * sizeof(float));
+  return launch(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, dim3(x, y),
+                warps * kWarp, shared, stream, p);
+}
+
+}  // namespace oar::cuda
