@@ -105,10 +105,11 @@ def write_zeros(golden, folder):
     shutil.copy(SOURCE / golden["config"], f"{folder}/config.json")
     header, end = {}, 0
     for tensor in golden["tensors"]:
-        size = 2
+        codes = tensor["name"].endswith(("_blocks", "_scales"))  # of mxfp4
+        size = 1 if codes else 2
         for extent in tensor["shape"]:
             size *= extent
-        header[tensor["name"]] = {"dtype": "BF16", "shape": tensor["shape"], "data_offsets": [end, end + size]}
+        header[tensor["name"]] = {"dtype": "U8" if codes else "BF16", "shape": tensor["shape"], "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

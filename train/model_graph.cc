@@ -70,6 +70,9 @@ ValueId make_state(Forward& f, ValueId v, std::string name, const Shape& shape, 
 }
 
 Status train_all(Forward& f, const Checkpoint& checkpoint, const std::vector<std::string>& freeze) {
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    if (tensor.shape().rank() == 3)
+      return unimplemented(cat("'", name, "' is a stack of experts, which cannot be trained: use --lora"));
   std::set<std::string> matched;
   std::string names;
   const size_t count = f.graph.num_values();
@@ -183,6 +186,11 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   if (b.dim(f.head, 0).const_value() != config.vocab)
     return invalid_argument(cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ",
                                 b.dim(f.head, 0).const_value(), " rows"));
+  for (const Node& n : g.nodes())
+    if (n.is("stored_matrix"))
+      return unimplemented(
+          cat("experts that ", config.model_type,
+              " keeps in stacks, transposed or in mxfp4, cannot be finetuned: expected a tensor for each"));
   f.loss = {{"scale", config.logit_scale}, {"softcap", config.logit_softcap}};
   if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
   else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));

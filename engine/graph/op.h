@@ -64,6 +64,8 @@ struct OpDef {
   bool piecewise_constant = false;
   // The definition is also a fusion pattern.
   bool pattern = false;
+  // The definition does far more work than a kernel: where a device has none, the processor's is preferred.
+  bool costly_definition = false;
   // Primitive: concrete host evaluation in double (exact for integers). Null for ops that need device state.
   Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs,
                       std::span<HostValue> outputs) = nullptr;

@@ -11,12 +11,20 @@ Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& bac
   Graph& g = program->graph_;
   g.sort();
   // Composites without a kernel become their definitions until every node has a kernel or is a primitive.
-  const auto has_kernel = [&](const Node& n) {
-    if (!lowers_by_types(*n.op)) return false;
-    LowerContext probe{g, n, backend, program->weights_, options.progress};
+  std::vector<Node> weights;
+  const std::vector<bool> is_weight = weight_nodes(g);
+  for (size_t i = 0; i < is_weight.size(); ++i)
+    if (is_weight[i]) weights.push_back(g.nodes()[i]);
+  const auto lowers = [&](const Node& n, WeightStore& store) {
+    LowerContext probe{g, n, store.backend(), store, options.progress};
     probe.probe = true;
+    probe.expressions = weights;
     const auto op = n.op->lower(probe);
     return op.ok() && *op != nullptr;
+  };
+  const auto has_kernel = [&](const Node& n) {
+    if (!lowers_by_types(*n.op)) return false;
+    return lowers(n, program->weights_) || (n.op->costly_definition && lowers(n, program->host_weights_));
   };
   OAR_RETURN_IF_ERROR(decompose(g, has_kernel).status());
   OAR_ASSIGN(const std::vector<Node> expressions, take_weight_nodes(g, backend.host_pool()));

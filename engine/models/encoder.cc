@@ -43,10 +43,10 @@ Val EncoderWriter::activate(Val x, const std::string& function) {
 }
 
 Val EncoderWriter::attend(Val q, Val k, Val v, int64_t window) {
-  return merge_heads(op("attention", {q, k, v, window > 0 ? in.positions : Val{}, in.segments},
-                        {{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))},
-                         {"causal", int64_t{0}},
-                         {"window", window}}));
+  Attrs attrs{{"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}, {"causal", int64_t{0}}};
+  if (window > 0) attrs.set("window", window);
+  return merge_heads(
+      op("attention", {q, k, v, window > 0 ? in.positions : Val{}, in.segments}, std::move(attrs)));
 }
 
 namespace {
@@ -55,7 +55,8 @@ Val attention(EncoderWriter& b, Val x, const std::string& q, const std::string& 
   const auto heads = [&](const std::string& name) {
     return b.split_heads(b.layer(x, name, b.c.width, b.c.width), b.c.heads);
   };
-  return b.attend(heads(q), heads(k), heads(v));
+  const Val qkv[] = {heads(q), heads(k), heads(v)};  // in this order, which arguments of a call have not
+  return b.attend(qkv[0], qkv[1], qkv[2]);
 }
 
 Val embeddings(EncoderWriter& b) {

@@ -99,8 +99,8 @@ Val modernbert_hidden(EncoderWriter& b) {
     const Val qkv =
         b.layer(n == 0 ? x : norm(x, layer + "attn_norm"), layer + "attn.Wqkv", 3 * E, E, b.c.attention_bias);
     const auto part = [&](int64_t k) { return b.split_heads(b.slice(qkv, k * E, (k + 1) * E), b.c.heads); };
-    const Val a =
-        b.attend(b.rope(part(0), n), b.rope(part(1), n), part(2), b.c.windows[static_cast<size_t>(n)]);
+    const Val heads[] = {b.rope(part(0), n), b.rope(part(1), n), part(2)};
+    const Val a = b.attend(heads[0], heads[1], heads[2], b.c.windows[static_cast<size_t>(n)]);
     x = b.add(x, b.layer(a, layer + "attn.Wo", E, E, b.c.attention_bias));
     const Val both = b.layer(norm(x, layer + "mlp_norm"), layer + "mlp.Wi", 2 * F, E, b.c.mlp_bias);
     const Val gated = b.op("mul", {b.activate(b.slice(both, 0, F), b.c.activation), b.slice(both, F, 2 * F)});

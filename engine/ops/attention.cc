@@ -277,6 +277,7 @@ extern const OpDef op_attention = {.name = "attention",
                                    .strided_inputs = 0b111,
                                    .infer = infer,
                                    .define = definition::attention,
+                                   .costly_definition = true,
                                    .evaluate = evaluate,
                                    .lower = segments_lower};
 extern const OpDef op_kv_append = {

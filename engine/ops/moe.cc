@@ -324,6 +324,7 @@ extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .strided_inputs = 1,
                                         .infer = grouped_infer,
                                         .define = definition::grouped_linear,
+                                        .costly_definition = true,
                                         .evaluate = grouped_evaluate,
                                         .lower = grouped_lower,
                                         .weight_expressions = true};

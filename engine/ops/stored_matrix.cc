@@ -106,9 +106,7 @@ Result<Tensor> fold(std::span<const Tensor> in, const Attrs& attrs, ThreadPool& 
 
 }  // namespace
 
-extern const OpDef op_stored_matrix = {.name = "stored_matrix",
-                                       .infer = infer,
-                                       .fold = fold,
-                                       .fold_keeps_format = true};
+extern const OpDef op_stored_matrix = {
+    .name = "stored_matrix", .infer = infer, .fold = fold, .fold_keeps_format = true};
 
 }  // namespace oar

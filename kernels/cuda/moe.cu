@@ -109,8 +109,9 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
   }
   if (all != all) kept = all;
   for (int j = lane(); j < static_cast<int>(a.top_k); j += kWarp) {
-    const float s = all == all ? scores[experts[t * a.top_k + j]] : all;
-    a.pair_weight[t * a.top_k + j] = (a.normalize != 0 ? __fdividef(s, kept) : s) * a.scale;
+    const int32_t e = experts[t * a.top_k + j];
+    const float s = all == all ? scores[e] : all, own = a.expert_scale != nullptr ? a.expert_scale[e] : 1.f;
+    a.pair_weight[t * a.top_k + j] = (a.normalize != 0 ? __fdividef(s, kept) : s) * a.scale * own;
   }
 }
 

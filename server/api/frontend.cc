@@ -274,7 +274,10 @@ Result<std::string> Frontend::stored_input(const std::string& id, const ItemPage
                                            const RequestContext& context) const {
   OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
   if (!page.ascending) std::reverse(kept.input.begin(), kept.input.end());
-  const auto named = [&](const json::value& item) { return item.at("id") == page.after; };
+  const auto named = [&](const json::value& item) {
+    const json::string* const id = item.at("id").if_string();
+    return id != nullptr && std::string_view(*id) == page.after;
+  };
   auto first = kept.input.begin();
   if (!page.after.empty()) {
     first = std::find_if(kept.input.begin(), kept.input.end(), named);

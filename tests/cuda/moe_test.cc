@@ -16,11 +16,12 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
        {Case{1, 1, 1, 0, 0}, Case{5, 8, 2, 0, 0}, Case{130, 12, 4, 0, 0}, Case{7, 33, 3, 3, 2},
         Case{5, 64, 6, 8, 3}, Case{0, 4, 2, 0, 0}, Case{3, 40, 40, 0, 0}}) {
     for (RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid, RouteScore::kSqrtSoftplus}) {
-      for (int flags = 0; flags < 4; ++flags) {
+      for (int flags = 0; flags < 8; ++flags) {
         INFO("T " << c.T << " experts " << c.experts << " top " << c.top_k << " groups " << c.groups
                   << " score " << static_cast<int>(score) << " flags " << flags);
         std::vector<float> logits = random_values(static_cast<size_t>(c.T * c.experts), Values::kNormal, 1),
-                           bias = random_values(static_cast<size_t>(c.experts), Values::kIntegers, 2);
+                           bias = random_values(static_cast<size_t>(c.experts), Values::kIntegers, 2),
+                           own = random_values(static_cast<size_t>(c.experts), Values::kNormal, 3);
         // Ties within a token, and a token with a NaN.
         for (size_t i = 1; i < logits.size() && c.experts > 1; i += 2) logits[i] = logits[i - 1];
         if (c.T > 4) logits[static_cast<size_t>(2 * c.experts)] = NAN;
@@ -38,9 +39,10 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
         a.normalize = flags % 2;
         a.scale = 2.5f;
         a.logits = logits.data();
-        a.bias = flags / 2 != 0 ? bias.data() : nullptr;
+        a.bias = (flags & 2) != 0 ? bias.data() : nullptr;
+        a.expert_scale = (flags & 4) != 0 ? own.data() : nullptr;
         DeviceCopy<int32_t> dtoken(token), dslot(slot), dstart(start);
-        DeviceArray dweight(weight), dlogits(logits), dbias(bias);
+        DeviceArray dweight(weight), dlogits(logits), dbias(bias), down(own);
         a.pair_token = token.data();
         a.pair_slot = slot.data();
         a.expert_start = start.data();
@@ -51,7 +53,8 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
         a.expert_start = dstart.data();
         a.pair_weight = dweight.data();
         a.logits = dlogits.data();
-        a.bias = flags / 2 != 0 ? dbias.data() : nullptr;
+        a.bias = (flags & 2) != 0 ? dbias.data() : nullptr;
+        a.expert_scale = (flags & 4) != 0 ? down.data() : nullptr;
         launch_on_device(KernelFamily::kMoeRoute, "f32", &a);
         CHECK(dtoken.host() == token);
         CHECK(dslot.host() == slot);

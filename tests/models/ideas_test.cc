@@ -95,7 +95,6 @@ constexpr Idea kIdeas[] = {
     {"llama4", "chunks that do not slide", [](ModelConfig& c) { c.chunked = false; }},
     {"llama4", "chunks", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"llama4", "queries scaled by log of position", [](ModelConfig& c) { c.position_beta = 0; }},
-    {"llama4", "positions counted from 1", [](ModelConfig& c) { c.position_offset = 0; }},
     {"llama4", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
     {"llama4", "layers without rope", [](ModelConfig& c) { c.rotated.clear(); }},
     {"llama4", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},

@@ -17,6 +17,7 @@ struct Family {
   const char* name;
   size_t size;
   std::vector<size_t> pointers;  // offsets of device pointers in the argument struct
+  uint32_t version = 1;          // the last that is known
 };
 
 #define AT(Struct, field) offsetof(Struct, field)
@@ -37,7 +38,8 @@ const std::vector<Family>& families() {
        sizeof(oar_moe_route_args),
        {AT(oar_moe_route_args, pair_token), AT(oar_moe_route_args, pair_slot),
         AT(oar_moe_route_args, pair_weight), AT(oar_moe_route_args, expert_start),
-        AT(oar_moe_route_args, logits), AT(oar_moe_route_args, bias)}},
+        AT(oar_moe_route_args, logits), AT(oar_moe_route_args, bias), AT(oar_moe_route_args, expert_scale)},
+       2},
       {OAR_FAMILY_MOE_COMBINE,
        "moe_combine",
        sizeof(oar_moe_combine_args),
@@ -268,7 +270,7 @@ std::string Launch::run(const Translate& translate, void* shared) const {
       wrong = std::string(f.name) + ": byte " + std::to_string(offset) +
               " of the arguments does not point to device memory";
   };
-  if (field<uint32_t>(args, 0) < f.size || field<uint32_t>(args, 4) != 1)
+  if (field<uint32_t>(args, 0) < f.size || field<uint32_t>(args, 4) > f.version)
     return std::string(f.name) + ": arguments of an unknown version";
   for (size_t offset : f.pointers) move(args, offset);
   std::vector<std::vector<std::byte>> rows;  // of weights, as they were before they were packed

@@ -185,7 +185,7 @@ TEST_CASE("a GGUF file of Gemma 4's tokenizer equals its tokenizer.json") {
   const auto a = tokenizer_from_json(json::serialize(file)), b = tokenizer_from_gguf(gguf);
   REQUIRE_OK(a);
   REQUIRE_OK(b);
-  for (const std::string& text :
+  for (const std::string text :
        {"hello world", "  hello  wowo\n\nb", "é\xE2\x82\xAC and \xF0\x9F\x98\x80", "", "<bos>a<eos> b"}) {
     INFO(text);
     for (const bool special : {false, true}) {

@@ -185,9 +185,10 @@ const std::vector<Row>& table() {
       r.push_back({op, {}, {{{3, 2, 4}}, {{1, gates * 2, 4}}, {{1, gates * 2, 2}}}});
     }
     r.push_back({"moe_combine", {}, {{{6, 3}}, {{3, 2}, 0, 0, 0, false, {0, 3, 1, 4, 5, 2}}, {{3, 2}}}});
-    r.push_back({"grouped_linear",
-                 one("experts", int64_t{3}),
-                 {{{2, 4}}, numbers({0, 1, 0, 1}), numbers({0, 1, 1, 4}), {{3, 4}}, {{3, 4}}, {{3, 4}}}});
+    r.push_back(
+        {"grouped_linear",
+         one("experts", int64_t{3}),
+         {{{2, 4}}, numbers({0, 1, 0, 1}), numbers({0, 1, 1, 4}), {{3, 3}}, {{3, 4}}, {{3, 4}}, {{3, 4}}}});
     r.push_back({"conv", {}, {{{2, 3, 6}}, {{4, 3, 3}}, {{4}}}});
     r.push_back({"conv",
                  {{"strides", Ints{2, 3}}, {"pads", Ints{1, 0, 0, 2}}, {"dilations", Ints{1, 2}}},

@@ -71,8 +71,11 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     REQUIRE_OK(again);
     // 8 bits of weights and of activations; a wrong basis leaves nothing, and a mixture may choose another
     // expert for a token.
-    const double least =
-        name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos ? 15 : 25;
+    // Gemma 4 does not scale its scores, so heads of 512 show what keys lose.
+    const double least = name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos
+                             ? 15
+                         : name == "gemma4-12b" ? 18
+                                                : 25;
     CHECK(snr_db(want, tiny_logits(golden, load(folder / name), "none")) > least);
     const std::vector<float> loaded = tiny_logits(golden, *at_load, "all");
     CHECK(snr_db(want, loaded) > least);

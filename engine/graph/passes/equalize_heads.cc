@@ -60,7 +60,7 @@ class Equalizer {
   Result<ValueId> read_power(ValueId heads, size_t* linear);
   Result<ValueId> row_power(const Written& w, bool with_bias);
   Result<ValueId> scale(const Written& kept, ValueId kept_power, ValueId read_power, ValueId bias,
-                        int64_t mean_tokens, int64_t head);
+                        int64_t mean_tokens, int64_t head, const char* of);
   Result<ValueId> add(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {}) {
     OAR_ASSIGN(const auto out, graph_.add_node(find_op(op), std::move(inputs), std::move(attrs)));
     return out[0];
@@ -164,14 +164,15 @@ Result<ValueId> Equalizer::row_power(const Written& w, bool with_bias) {
 }
 
 Result<ValueId> Equalizer::scale(const Written& kept, ValueId kept_power, ValueId read_power, ValueId bias,
-                                 int64_t mean_tokens, int64_t head) {
+                                 int64_t mean_tokens, int64_t head, const char* of) {
   OAR_ASSIGN(
       const ValueId s,
       add("equalizing_scale", {kept_power, read_power, bias, kept.inv_freq},
           {{"head", head}, {"interleaved", int64_t{kept.interleaved ? 1 : 0}}, {"page", mean_tokens}}));
-  // A name of its own: named after its first operand it would pass for that weight.
+  // A name of its own: named after its first operand it would pass for that weight, which may make both keys
+  // and values.
   const ValueId source = weight_source(graph_, graph_.nodes(), kept.w);
-  graph_.value(s).name = cat(graph_.value(source).name, " (scale of heads)");
+  graph_.value(s).name = cat(graph_.value(source).name, " (scale of ", of, ")");
   return s;
 }
 
@@ -187,7 +188,7 @@ Result<bool> Equalizer::keys(size_t attention, int64_t mean_tokens) {
   ValueId bias = key->head_norm == kNoValue ? key->bias : kNoValue;
   OAR_ASSIGN(const ValueId kept, row_power(*key, bias == kNoValue));
   if (bias != kNoValue) { OAR_ASSIGN(bias, add("slice", {bias}, cut_attrs(0, key->begin, key->end))); }
-  OAR_ASSIGN(const ValueId s, scale(*key, kept, read, bias, mean_tokens, head_size(k)));
+  OAR_ASSIGN(const ValueId s, scale(*key, kept, read, bias, mean_tokens, head_size(k), "keys"));
   attach(*q_transform, s, head_size(k), false);
   attach(*k_transform, s, head_size(k), true);
   return true;
@@ -206,7 +207,7 @@ Result<bool> Equalizer::values(size_t attention) {
     OAR_ASSIGN(const ValueId read, read_power(graph_.nodes()[*after].outputs[0], &linear));
     if (read == kNoValue) return false;
     OAR_ASSIGN(const ValueId kept, row_power(*value, true));
-    OAR_ASSIGN(const ValueId s, scale(*value, kept, read, kNoValue, 0, head));
+    OAR_ASSIGN(const ValueId s, scale(*value, kept, read, kNoValue, 0, head, "values"));
     attach(*before, s, head, true);
     attach(*after, s, head, false);
     return true;
@@ -226,7 +227,7 @@ Result<bool> Equalizer::values(size_t attention) {
   OAR_ASSIGN(const ValueId read, read_power(out, &linear));
   if (read == kNoValue) return false;
   OAR_ASSIGN(const ValueId kept, row_power(*value, true));
-  OAR_ASSIGN(const ValueId s, scale(*value, kept, read, kNoValue, 0, head));
+  OAR_ASSIGN(const ValueId s, scale(*value, kept, read, kNoValue, 0, head, "values"));
   attach(*rows, s, head, true);
   if (bias) attach(*bias, s, head, true);
   attach(*columns, s, head, false);
