@@ -96,7 +96,8 @@ class Differentiator {
     std::vector<uint8_t> wanted;
     for (const ValueId v : node.inputs) wanted.push_back(is_active(v) ? 1 : 0);
     const std::vector<Val> back = node.op->vjp({b_, in, out, d, wanted, node.attrs});
-    for (size_t k = 0; k < back.size() && b_.status().ok(); ++k) {
+    // Optional operands at the end may be left out, and their gradients are.
+    for (size_t k = 0; k < std::min(back.size(), wanted.size()) && b_.status().ok(); ++k) {
       if (!wanted[k] || !back[k]) continue;
       OAR_CHECK(b_.shape(back[k]) == b_.shape(in[k]), "a gradient is shaped like its operand");
       add(in[k].id, back[k]);
