@@ -265,13 +265,14 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   if (!types || types->as_array().size() != static_cast<size_t>(n))
     return data_loss(
         cat(file.name, ": metadata attention.sliding_window_pattern is no list of ", n, " layers"));
+  const json::array kinds = types->as_array();  // a copy: `c` moves its members when it grows
   const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n),
                              ffn = in.counts("feed_forward_length", n);
   OAR_RETURN_IF_ERROR(in.status);
   if (kv_heads.empty() || ffn.empty())
     return data_loss(cat(file.name, ": metadata attention.head_count_kv or feed_forward_length is missing"));
   for (size_t k = 0; k < kv_heads.size(); ++k) {
-    const bool full = types->as_array()[k] == json::value("full_attention");
+    const bool full = kinds[k] == json::value("full_attention");
     const char* key = full ? "num_global_key_value_heads" : "num_key_value_heads";
     if (json::value& v = c[key]; v.is_null()) v = kv_heads[k];
     else if (v != json::value(kv_heads[k]))
