@@ -58,8 +58,10 @@ class Differentiator {
     for (size_t i = first; i < g_.nodes().size(); ++i) {
       const Node& n = g_.nodes()[i];
       if (n.op->piecewise_constant || !any_active(n)) continue;
-      for (const ValueId v : n.outputs)
+      for (const ValueId v : n.outputs) {
+        if (v == kNoValue) continue;  // left out
         active_[static_cast<size_t>(v)] |= !g_.value(v).type.known || is_float(g_.value(v).type) ? 1 : 0;
+      }
     }
   }
   bool is_active(ValueId v) const { return v != kNoValue && active_[static_cast<size_t>(v)] != 0; }
@@ -71,7 +73,7 @@ class Differentiator {
     std::vector<Val> d;
     bool any = false;
     for (const ValueId v : node.outputs) {
-      d.push_back(leaf_[static_cast<size_t>(v)] != 0 || !is_active(v) ? Val{} : sum(v));
+      d.push_back(!is_active(v) || leaf_[static_cast<size_t>(v)] != 0 ? Val{} : sum(v));
       any = any || d.back();
     }
     if (!any || !any_active(node)) return ok_status();
