@@ -64,7 +64,10 @@ class Differentiator {
       }
     }
   }
-  bool is_active(ValueId v) const { return v != kNoValue && active_[static_cast<size_t>(v)] != 0; }
+  // What was made since the last mark() is no part of what is differentiated.
+  bool is_active(ValueId v) const {
+    return v != kNoValue && static_cast<size_t>(v) < active_.size() && active_[static_cast<size_t>(v)] != 0;
+  }
   bool any_active(const Node& n) const {
     return std::any_of(n.inputs.begin(), n.inputs.end(), [&](ValueId v) { return is_active(v); });
   }
