@@ -57,14 +57,15 @@ Status widen_constants(Forward& f) {
 }
 
 // A state in the place of constant `v`.
-ValueId make_state(Forward& f, ValueId v, std::string name, const Shape& shape, Format stored) {
+// `shape` is a copy: it may be that of a value, and the graph's values move when it grows.
+ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape, Format stored) {
   DimVector dims(shape.begin(), shape.end());
   const ValueId state = f.graph.add_state(name, {Format::f32(), std::move(dims)});
   if (v != kNoValue) {
     f.graph.replace_uses(v, state);
     if (f.head.id == v) f.head = {state};
   }
-  f.parameters.push_back({std::move(name), shape, stored});
+  f.parameters.push_back({std::move(name), std::move(shape), stored});
   f.values.push_back(state);
   return state;
 }

@@ -57,7 +57,7 @@ FileSamples make_file(std::vector<size_t> lengths, double weight = 1) {
   f.file.weight = weight;
   int32_t next = 0;
   for (const size_t n : lengths) {
-    Sample s;
+    train::Sample s;
     for (size_t k = 0; k < n; ++k) s.tokens.push_back(next++);
     s.learned.assign(n, 1);
     s.learned[0] = 0;
@@ -88,7 +88,7 @@ TEST_CASE("data: every kind of file becomes samples that say what is learned") {
       w.read("x.jsonl", R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"
                         R"({"role":"user","content":"c"},{"role":"assistant","content":"d e"}]})");
   REQUIRE(chat.ok());
-  const Sample& s = chat->samples[0];
+  const train::Sample& s = chat->samples[0];
   CHECK(s.tokens == Ids{2, 5, 8, 3, 2, 6, 9, 3, 2, 5, 10, 3, 2, 6, 11, 12, 3});
   CHECK(s.learned == Flags{0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1});
   const auto weighted =
@@ -184,7 +184,7 @@ TEST_CASE("data: any bytes are samples or an error, never an end of the process"
       const auto r = w.read(name, bytes);
       if (!r.ok()) CHECK(r.status().message().find(name) == 0);
       else
-        for (const Sample& s : r->samples) {
+        for (const train::Sample& s : r->samples) {
           ++samples;
           CHECK(s.tokens.size() == s.learned.size());
           CHECK(s.count() > 0);

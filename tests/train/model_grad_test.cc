@@ -1,6 +1,7 @@
 // Language models differentiated whole: every tiny architecture's loss over its next tokens, by differences
 // in double, and by a Program on the processor, which has the gradients of all its weights as outputs.
 #include "engine/graph/run.h"
+#include "tests/support/sample.h"
 #include "tests/train/model_loss.h"
 
 namespace {
@@ -37,7 +38,9 @@ std::map<std::string, std::vector<float>> planned(const Graph& graph, const oar_
 }  // namespace
 
 TEST_CASE("gradients of every architecture equal differences, and the processor computes them") {
+  oar_test::Sample sample(3);
   for (const std::string& name : oar_test::tiny_golden_names()) {
+    if (!sample.take()) continue;
     // Stacks of experts, which are read as they lie.
     if (name == "gpt-oss" || name == "llama4" || name == "gemma4-26b-a4b") continue;
     INFO(name);

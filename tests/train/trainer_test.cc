@@ -45,7 +45,8 @@ double served_loss(const TinyRun& run, const std::string& model, const std::stri
   std::string text;
   const auto t = run.trainer();
   for (const FileSamples& f : t->data())
-    for (const Sample& s : f.samples) text += (text.empty() ? "" : "<|endoftext|>") + text_of(s.tokens);
+    for (const train::Sample& s : f.samples)
+      text += (text.empty() ? "" : "<|endoftext|>") + text_of(s.tokens);
   PerplexityOptions p;
   p.context = 64;
   if (!adapter.empty()) p.adapter = (*loaded)->adapters()->lease("it").value();
