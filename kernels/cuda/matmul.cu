@@ -7,7 +7,7 @@
 namespace oar::cuda {
 namespace {
 
-unsigned tiles(int64_t n, int64_t each) { return static_cast<unsigned>((n + each - 1) / each); }
+int64_t tiles(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
 Product product_of(const MatmulArgs& a) {
   Product p{};
@@ -21,27 +21,32 @@ Product product_of(const MatmulArgs& a) {
   return p;
 }
 
-constexpr int64_t kMaxRowTiles = 65535;  // of a grid
-
 CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count, LaunchProduct launch,
                         Stream stream) {
-  if (p.T <= 0) return {};
-  if (tiles(p.T, kTileRows) > kMaxRowTiles) return {cudaErrorInvalidValue};
   for (int64_t first = 0; first < count; first += Product::kWeights) {
     p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, count - first));
-    unsigned x = 0;
     for (int i = 0; i < p.count; ++i) {
       const MatmulSegment& s = segments[first + i];
       p.weights[i] = {s.w, s.bias, s.n, s.out_col};
-      x += tiles(s.n, kTileOutputs);
     }
-    if (x == 0) continue;
-    if (const int error = launch(p, x, tiles(p.T, kTileRows), stream); error != 0) return {error};
+    if (const int error = launch(p, stream); error != 0) return {error};
   }
   return {};
 }
 
 }  // namespace
+
+TileGrid tile_grid(const Product& p, int outputs, int rows) {
+  TileGrid grid{};
+  if (p.T <= 0) return grid;
+  for (int i = 0; i < p.count; ++i) {
+    const int64_t x = tiles(p.weights[i].n, outputs);
+    grid.x = p.start == nullptr ? grid.x + x : std::max(grid.x, x);
+  }
+  // Every expert may end in a tile that is not full.
+  grid.y = p.start == nullptr ? tiles(p.T, rows) : p.T / rows + std::min<int64_t>(p.count, p.T);
+  return grid;
+}
 
 CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream) {
   return run_segments(product_of(a), a.segments, a.num_segments, launch, stream);
@@ -60,6 +65,7 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
   Product p{};
   p.out = a.out;
   p.x = a.x;
+  p.experts = static_cast<int>(a.experts);
   p.rows = a.pair_token;
   p.start = a.expert_start;
   p.T = a.P;
@@ -70,19 +76,11 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
     for (int64_t first = 0; first < a.experts; first += Product::kWeights) {
       p.first = static_cast<int>(first);
       p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, a.experts - first));
-      int64_t n = 0;
       for (int i = 0; i < p.count; ++i) {
         const MatmulSegment& s = a.segments[(first + i) * a.segments_per_expert + segment];
         p.weights[i] = {s.w, s.bias, s.n, s.out_col};
-        n = std::max(n, s.n);
       }
-      if (n == 0) continue;
-      // Every expert may end in a tile that is not full.
-      const int64_t y = a.P / kTileRows + std::min<int64_t>(p.count, a.P);
-      if (y > kMaxRowTiles) return {cudaErrorInvalidValue};
-      if (const int error = launch(p, tiles(n, kTileOutputs), static_cast<unsigned>(y), stream); error != 0) {
-        return {error};
-      }
+      if (const int error = launch(p, stream); error != 0) return {error};
     }
   }
   return {};

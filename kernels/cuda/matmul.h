@@ -9,8 +9,10 @@
 //                      in ascending order, of runs of 256, each a chain of fused multiply-adds.
 //   matmul_bf16.cu     bf16 by tensor cores (matmul_tensor.h); x as two bf16, high + low, 16 bits of it.
 //   matmul_codes.cu    4- and 8-bit codes in groups, packed at load, the same way.
+// Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
-// Roofline: few rows: the bytes of the weights. Many rows: each tile of rows reads them again, from L2.
+// Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
+// weights again, from L2.
 #pragma once
 
 #include "kernels/cuda/status.h"
@@ -39,23 +41,30 @@ struct Product {
   int64_t T, K, ldx, ldo, ld_gate;
   UnaryOp act;
   int first, count;  // experts before this launch; weights of it
+  int experts;       // in all launches
   Weight weights[kWeights];
 };
 
-// What a block computes: outputs [n, n + kTileOutputs) of weight `index` for rows [begin, end), at most
-// kTileRows of them. index < 0: nothing.
-constexpr int kTileOutputs = 16, kTileRows = 8;
+// What a block computes: outputs from n on of weight `index` for rows from `begin` on, which end at `end`: as
+// many of both as a tile has. index < 0: nothing.
 struct Tile {
   int index;
   int64_t n, begin, end;
 };
+constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 
-// Launches a kernel over all weights, kWeights at a time: launch(product, blocks in x, blocks in y).
-using LaunchProduct = int (*)(const Product& p, unsigned x, unsigned y, Stream stream);
+// Blocks for all tiles of a product (matmul_tiles.h). x == 0 or y == 0: nothing to do.
+struct TileGrid {
+  int64_t x, y;
+};
+TileGrid tile_grid(const Product& p, int outputs, int rows);
+
+// Launches a kernel over all weights, kWeights at a time: a cudaError_t.
+using LaunchProduct = int (*)(const Product& p, Stream stream);
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream);
 CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream);
 CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
 
-int launch_bf16(const Product& p, unsigned x, unsigned y, Stream stream);
+int launch_bf16(const Product& p, Stream stream);
 
 }  // namespace oar::cuda

@@ -25,36 +25,39 @@ OAR_DEVICE uint4 load_weights(const uint16_t* row, int64_t k, int64_t K) {
 
 template <bool kAligned>
 struct Bf16Rows {
-  uint4 words[2][kPart / 32];
+  template <int kLength>
+  struct Part {
+    uint4 words[2][kLength / 32];
 
-  OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
-    const int g = lane() / 4, t = lane() % 4;
-    const auto* w = static_cast<const uint16_t*>(weight.w) + (n + g) * p.K;
-    const bool upper = n + g < weight.n, lower = n + g + 8 < weight.n;
+    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+      const int g = lane() / 4, t = lane() % 4;
+      const auto* w = static_cast<const uint16_t*>(weight.w) + (n + g) * p.K;
+      const bool upper = n + g < weight.n, lower = n + g + 8 < weight.n;
 #pragma unroll
-    for (int i = 0; i < kPart / 32; ++i) {
-      const int64_t at = k + 32 * i + 8 * t;
-      words[0][i] = upper ? load_weights<kAligned>(w, at, p.K) : make_uint4(0, 0, 0, 0);
-      words[1][i] = lower ? load_weights<kAligned>(w + 8 * p.K, at, p.K) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < kLength / 32; ++i) {
+        const int64_t at = k + 32 * i + 8 * t;
+        words[0][i] = upper ? load_weights<kAligned>(w, at, p.K) : make_uint4(0, 0, 0, 0);
+        words[1][i] = lower ? load_weights<kAligned>(w + 8 * p.K, at, p.K) : make_uint4(0, 0, 0, 0);
+      }
     }
-  }
 
-  OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
-    const uint4 a = words[0][i], b = words[1][i];
-    mma_bf16(acc, {a.x, b.x, a.y, b.y}, {l.x, l.y});
-    mma_bf16(acc, {a.x, b.x, a.y, b.y}, {h.x, h.y});
-    mma_bf16(acc, {a.z, b.z, a.w, b.w}, {l.z, l.w});
-    mma_bf16(acc, {a.z, b.z, a.w, b.w}, {h.z, h.w});
-  }
+    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
+      const uint4 a = words[0][i], b = words[1][i];
+      mma_bf16(acc, {a.x, b.x, a.y, b.y}, {l.x, l.y});
+      mma_bf16(acc, {a.x, b.x, a.y, b.y}, {h.x, h.y});
+      mma_bf16(acc, {a.z, b.z, a.w, b.w}, {l.z, l.w});
+      mma_bf16(acc, {a.z, b.z, a.w, b.w}, {h.z, h.w});
+    }
+  };
 };
 
 }  // namespace
 
-int launch_bf16(const Product& p, unsigned x, unsigned y, Stream stream) {
+int launch_bf16(const Product& p, Stream stream) {
   bool aligned = p.K % 8 == 0;
   for (int i = 0; i < p.count; ++i)
     aligned = aligned && reinterpret_cast<uintptr_t>(p.weights[i].w) % 16 == 0;
-  return launch_tensor<Bf16Rows<true>, Bf16Rows<false>>(p, aligned, x, y, stream);
+  return launch_tensor<Bf16Rows<true>, Bf16Rows<false>>(p, aligned, stream);
 }
 
 }  // namespace oar::cuda

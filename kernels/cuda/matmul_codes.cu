@@ -30,61 +30,65 @@ OAR_DEVICE uint32_t pair_of(uint32_t low, uint32_t high, int j) {
 
 template <int kBits, int kGroup>
 struct Codes {
-  static constexpr int kLoads = kPart / 4 * 2 * kBits / 128;  // of 16 bytes: a quarter of the k of two rows
-  static constexpr int kScales = kPart / kGroup;
-  uint4 words[kLoads];
-  uint32_t scales[kScales];
+  template <int kLength>
+  struct Part {
+    static constexpr int kLoads =
+        kLength / 4 * 2 * kBits / 128;  // of 16 bytes: a quarter of the k of two rows
+    static constexpr int kScales = kLength < kGroup ? 1 : kLength / kGroup;
+    uint4 words[kLoads];
+    uint32_t scales[kScales];
 
-  OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
-    const int64_t code_bytes = p.K * kPanelRows * kBits / 8;
-    const auto* panel =
-        static_cast<const char*>(weight.w) + n / kPanelRows * (code_bytes + p.K / kGroup * kScaleBytes);
-    const char* codes = panel + k * kPanelRows * kBits / 8 + 16 * lane();
+    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+      const int64_t code_bytes = p.K * kPanelRows * kBits / 8;
+      const auto* panel =
+          static_cast<const char*>(weight.w) + n / kPanelRows * (code_bytes + p.K / kGroup * kScaleBytes);
+      const char* codes = panel + k * kPanelRows * kBits / 8 + 16 * lane();
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) words[i] = load_once(codes + i * 16 * kWarp);
-    const auto* of_groups =
-        reinterpret_cast<const uint32_t*>(panel + code_bytes) + k / kGroup * 8 + lane() / 4;
+      for (int i = 0; i < kLoads; ++i) words[i] = load_once(codes + i * 16 * kWarp);
+      const auto* of_groups =
+          reinterpret_cast<const uint32_t*>(panel + code_bytes) + k / kGroup * 8 + lane() / 4;
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scales[i] = oar::cuda::load(of_groups + i * 8);
-  }
+      for (int i = 0; i < kScales; ++i) scales[i] = oar::cuda::load(of_groups + i * 8);
+    }
 
-  OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
-    const uint4 w = words[i * kLoads / 4];
-    uint32_t row[2][2];  // words of rows g and g + 8
-    if constexpr (kBits == 4) {
-      row[0][0] = i % 2 == 0 ? w.x : w.z;
-      row[1][0] = i % 2 == 0 ? w.y : w.w;
-      row[0][1] = row[1][1] = 0;
-    } else {
-      row[0][0] = w.x;
-      row[0][1] = w.y;
-      row[1][0] = w.z;
-      row[1][1] = w.w;
-    }
-    uint32_t a[2][4];
+    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
+      const uint4 w = words[i * kLoads * 32 / kLength];
+      uint32_t row[2][2];  // words of rows g and g + 8
+      if constexpr (kBits == 4) {
+        row[0][0] = i % 2 == 0 ? w.x : w.z;
+        row[1][0] = i % 2 == 0 ? w.y : w.w;
+        row[0][1] = row[1][1] = 0;
+      } else {
+        row[0][0] = w.x;
+        row[0][1] = w.y;
+        row[1][0] = w.z;
+        row[1][1] = w.w;
+      }
+      uint32_t a[2][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      a[0][j] = pair_of<kBits>(row[0][0], row[0][1], j);
-      a[1][j] = pair_of<kBits>(row[1][0], row[1][1], j);
+      for (int j = 0; j < 4; ++j) {
+        a[0][j] = pair_of<kBits>(row[0][0], row[0][1], j);
+        a[1][j] = pair_of<kBits>(row[1][0], row[1][1], j);
+      }
+      float sum[4] = {};
+      mma_bf16(sum, {a[0][0], a[1][0], a[0][1], a[1][1]}, {l.x, l.y});
+      mma_bf16(sum, {a[0][0], a[1][0], a[0][1], a[1][1]}, {h.x, h.y});
+      mma_bf16(sum, {a[0][2], a[1][2], a[0][3], a[1][3]}, {l.z, l.w});
+      mma_bf16(sum, {a[0][2], a[1][2], a[0][3], a[1][3]}, {h.z, h.w});
+      const uint32_t both = scales[i * 32 / kGroup];
+      const float upper = to_f32(f16{static_cast<uint16_t>(both)}),
+                  lower = to_f32(f16{static_cast<uint16_t>(both >> 16)});
+      acc[0] = __fmaf_rn(sum[0], upper, acc[0]);
+      acc[1] = __fmaf_rn(sum[1], upper, acc[1]);
+      acc[2] = __fmaf_rn(sum[2], lower, acc[2]);
+      acc[3] = __fmaf_rn(sum[3], lower, acc[3]);
     }
-    float sum[4] = {};
-    mma_bf16(sum, {a[0][0], a[1][0], a[0][1], a[1][1]}, {l.x, l.y});
-    mma_bf16(sum, {a[0][0], a[1][0], a[0][1], a[1][1]}, {h.x, h.y});
-    mma_bf16(sum, {a[0][2], a[1][2], a[0][3], a[1][3]}, {l.z, l.w});
-    mma_bf16(sum, {a[0][2], a[1][2], a[0][3], a[1][3]}, {h.z, h.w});
-    const uint32_t both = scales[i * kScales / 4];
-    const float upper = to_f32(f16{static_cast<uint16_t>(both)}),
-                lower = to_f32(f16{static_cast<uint16_t>(both >> 16)});
-    acc[0] = __fmaf_rn(sum[0], upper, acc[0]);
-    acc[1] = __fmaf_rn(sum[1], upper, acc[1]);
-    acc[2] = __fmaf_rn(sum[2], lower, acc[2]);
-    acc[3] = __fmaf_rn(sum[3], lower, acc[3]);
-  }
+  };
 };
 
 template <int kBits, int kGroup>
-int launch_codes(const Product& p, unsigned x, unsigned y, Stream stream) {
-  return launch_tensor<Codes<kBits, kGroup>, Codes<kBits, kGroup>>(p, true, x, y, stream);
+int launch_codes(const Product& p, Stream stream) {
+  return launch_tensor<Codes<kBits, kGroup>, Codes<kBits, kGroup>>(p, true, stream);
 }
 
 struct CodeFormat {

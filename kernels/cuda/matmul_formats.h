@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
   SharedMemory shared;
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kRowFloats);
-  const Tile tile = tile_of(p);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
   if (tile.index < 0) return;
   const Product::Weight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-int launch_general(const Product& p, unsigned x, unsigned y, Stream stream) {
-  return launch(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, dim3(x, y), kGeneralThreads,
-                kGeneralShared, stream, p);
+int launch_general(const Product& p, Stream stream) {
+  return launch_tiles(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, p, kTileOutputs, kTileRows,
+                      kGeneralThreads, kGeneralShared, stream);
 }
 
 }  // namespace oar::cuda

@@ -17,7 +17,7 @@ namespace oar::cuda {
 
 constexpr int kTensorWarps = 8;
 constexpr int kProductSpan = 512;
-constexpr int kPart = 128;  // k of x that a warp has in shared memory
+constexpr int kPart = 128;  // k of x that are in shared memory at a time
 // Quads of two rows read 16 bytes a lane from different banks: rows are 64 bytes beyond a multiple of 128.
 constexpr int kRowStride = kPart + 32;
 constexpr int kXElements = 2 * kTileRows * kRowStride;  // of a warp
@@ -41,11 +41,13 @@ OAR_DEVICE float4 load_x(const float* row, int64_t k, int64_t K) {
   }
 }
 
-// kPart elements of the tile's rows, from k on, to shared memory: what rounds to bf16, and the rest.
+// kPart elements of x, from k on, to shared memory: what rounds to bf16, and the rest. Rows first, first +
+// step, .. of a tile of `rows`; those that the tile lacks are left alone.
 template <bool kAligned>
-OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int64_t k, uint16_t* high, uint16_t* low) {
+OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int first, int step, int rows, int64_t k,
+                        uint16_t* high, uint16_t* low) {
   const int64_t at = k + 4 * lane();
-  for (int r = 0; r < kTileRows && tile.begin + r < tile.end; ++r) {
+  for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
     float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
     if (p.gate != nullptr) {
@@ -61,8 +63,16 @@ OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int64_t k, uint16_t*
   }
 }
 
-// Weights: how a lane holds kPart k of its rows g and g + 8 of a tile, and multiplies 32 of them; see the
-// files that have them. kAligned: of rows of x.
+// Rows that a tile lacks are zero throughout.
+OAR_DEVICE void clear_row(uint16_t* high, uint16_t* low, int r) {
+  for (int i = lane(); i < kRowStride / 2; i += kWarp) {
+    store(reinterpret_cast<uint32_t*>(high + r * kRowStride) + i, 0u);
+    store(reinterpret_cast<uint32_t*>(low + r * kRowStride) + i, 0u);
+  }
+}
+
+// Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
+// of them; see the files that have them. kAligned: of rows of x.
 template <class Weights, bool kAligned>
 __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product p) {
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
@@ -70,18 +80,12 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
   uint16_t* high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
   uint16_t* low = high + kTileRows * kRowStride;
   float* sums = shared.take<float>(warps * kSums);
-  const Tile tile = tile_of(p);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
   if (tile.index < 0) return;
   const Product::Weight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
 
-  // Rows that the tile lacks are zero throughout.
-  for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
-    for (int i = lane(); i < kRowStride / 2; i += kWarp) {
-      store(reinterpret_cast<uint32_t*>(high + r * kRowStride) + i, 0u);
-      store(reinterpret_cast<uint32_t*>(low + r * kRowStride) + i, 0u);
-    }
-  }
+  for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) clear_row(high, low, r);
 
   // This thread adds up outputs thread, thread + threads, ...
   float total[kMine] = {};
@@ -90,9 +94,9 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
     const int64_t begin = first + warp() * kProductSpan,
                   end = begin + kProductSpan < p.K ? begin + kProductSpan : p.K;
     for (int64_t k = begin; k < end; k += kPart) {
-      Weights w;
+      typename Weights::template Part<kPart> w;
       w.load(p, weight, tile.n, k);
-      stage_x<kAligned>(p, tile, k, high, low);
+      stage_x<kAligned>(p, tile, 0, 1, kTileRows, k, high, low);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kPart / 32; ++i) {
@@ -127,18 +131,94 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
   }
 }
 
+// The same for many rows: a block has 16 outputs a warp and kManyRows rows, whose x its warps share. A warp
+// takes the spans of K one behind another, so each sum is made of the same parts in the same order as above.
+constexpr int kManyRows = 64, kManyOutputs = kTensorWarps * kTileOutputs;
+constexpr int kManyPart = 64;  // k of weights in a lane's registers, beside those that follow
+
+template <class Weights, bool kAligned>
+__global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many(Product p) {
+  constexpr int kTiles = kManyRows / kTileRows;
+  using Part = typename Weights::template Part<kManyPart>;
+  SharedMemory shared;
+  uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
+  uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
+  const Tile tile = tile_of<kManyOutputs, kManyRows>(p);
+  if (tile.index < 0) return;
+  const Product::Weight& weight = p.weights[tile.index];
+  const int g = lane() / 4, t = lane() % 4;
+  const int64_t n = tile.n + warp() * kTileOutputs;
+  const bool has_outputs = n < weight.n;  // a warp without any copies x and waits with the others
+
+  for (int r = warp(); r < kManyRows; r += kTensorWarps) {
+    if (tile.begin + r >= tile.end) clear_row(high, low, r);
+  }
+
+  float total[kTiles][4] = {};
+  for (int64_t first = 0; first < p.K; first += kProductSpan) {
+    float acc[kTiles][4] = {};
+    const int64_t end = first + kProductSpan < p.K ? first + kProductSpan : p.K;
+    for (int64_t k = first; k < end; k += kPart) {
+      Part next;
+      if (has_outputs) next.load(p, weight, n, k);
+      stage_x<kAligned>(p, tile, warp(), kTensorWarps, kManyRows, k, high, low);
+      __syncthreads();
+#pragma unroll 1
+      for (int part = 0; part < kPart && has_outputs; part += kManyPart) {
+        const Part w = next;
+        if (part + kManyPart < kPart) next.load(p, weight, n, k + part + kManyPart);
+#pragma unroll
+        for (int i = 0; i < kManyPart / 32; ++i) {
+#pragma unroll
+          for (int r = 0; r < kTiles; ++r) {
+            const int place = (r * kTileRows + g) * kRowStride + part + 32 * i + 8 * t;
+            const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
+            const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
+            w.multiply(acc[r], i, h, l);
+          }
+        }
+      }
+      __syncthreads();
+    }
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[r][i] += acc[r][i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = tile.begin + r * kTileRows + 2 * t + i % 2, output = n + g + i / 2 * 8;
+      if (output < weight.n && row < tile.end) finish(p, weight, row, output, total[r][i]);
+    }
+  }
+}
+
+// Whether tiles of many rows pay: at half a tile on average; experts' shares of the rows are not known here.
+inline bool has_many_rows(const Product& p) {
+  return 2 * p.T >= kManyRows * static_cast<int64_t>(p.start == nullptr ? 1 : p.experts);
+}
+
 // A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
 template <class Weights, class Unaligned>
-int launch_tensor(const Product& p, bool aligned, unsigned x, unsigned y, Stream stream) {
+int launch_tensor(const Product& p, bool aligned, Stream stream) {
   const auto wide = [](const float* at, int64_t ld) {
     return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
   };
   aligned = aligned && p.K % 4 == 0 && wide(p.x, p.ldx) && (p.gate == nullptr || wide(p.gate, p.ld_gate));
+  if (has_many_rows(p)) {
+    constexpr size_t kShared = 2 * kManyRows * kRowStride * sizeof(uint16_t);
+    return launch_tiles(
+        aligned ? tensor_product_of_many<Weights, true> : tensor_product_of_many<Unaligned, false>, p,
+        kManyOutputs, kManyRows, kTensorWarps * kWarp, kShared, stream);
+  }
   const int64_t spans = (p.K + kProductSpan - 1) / kProductSpan;
   const unsigned warps = spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
   const size_t shared = warps * (kXElements * sizeof(uint16_t) + kSums * sizeof(float));
-  return launch(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, dim3(x, y),
-                warps * kWarp, shared, stream, p);
+  return launch_tiles(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, p,
+                      kTileOutputs, kTileRows, static_cast<int>(warps) * kWarp, shared, stream);
 }
 
 }  // namespace oar::cuda

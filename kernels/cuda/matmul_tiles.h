@@ -1,5 +1,7 @@
-// Which tile a block of a product has.
+// Which tile a block of a product has, and the launch of a block for each.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul.h"
@@ -8,17 +10,18 @@ namespace oar::cuda {
 
 // Blocks of a plain product lie along x, weight behind weight, and tiles of rows along y. Of experts the
 // tiles of outputs lie along x, and along y the tiles of rows, expert behind expert.
+template <int kOutputs, int kRows>
 OAR_DEVICE Tile tile_of(const Product& p) {
   int64_t x = blockIdx.x, y = blockIdx.y;
   for (int i = 0; i < p.count; ++i) {
-    const int64_t n = p.weights[i].n, outputs = (n + kTileOutputs - 1) / kTileOutputs;
+    const int64_t n = p.weights[i].n, outputs = (n + kOutputs - 1) / kOutputs;
     if (p.start == nullptr) {
-      if (x < outputs) return {i, x * kTileOutputs, y * kTileRows, p.T};
+      if (x < outputs) return {i, x * kOutputs, y * kRows, p.T};
       x -= outputs;
     } else {
       const int64_t begin = p.start[p.first + i], end = p.start[p.first + i + 1];
-      const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
-      if (y < tiles) return {x < outputs ? i : -1, x * kTileOutputs, begin + y * kTileRows, end};
+      const int64_t tiles = (end - begin + kRows - 1) / kRows;
+      if (y < tiles) return {x < outputs ? i : -1, x * kOutputs, begin + y * kRows, end};
       y -= tiles;
     }
   }
@@ -34,6 +37,17 @@ OAR_DEVICE void finish(const Product& p, const Product::Weight& w, int64_t row, 
   if (w.bias != nullptr) sum += w.bias[n];
   if (p.residual != nullptr) sum += p.residual[at];
   p.out[at] = sum;
+}
+
+// Launches a kernel of Product with a block per tile. A cudaError_t.
+inline int launch_tiles(void (*kernel)(Product), const Product& p, int outputs, int rows, int threads,
+                        size_t shared, Stream stream) {
+  constexpr int64_t kMostRowTiles = 65535;  // of a grid
+  const TileGrid grid = tile_grid(p, outputs, rows);
+  if (grid.x == 0 || grid.y == 0) return 0;
+  if (grid.y > kMostRowTiles) return cudaErrorInvalidValue;
+  return launch(kernel, dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)),
+                static_cast<unsigned>(threads), shared, stream, p);
 }
 
 }  // namespace oar::cuda

@@ -126,6 +126,29 @@ TEST_CASE("cuda counters: products read weights and rows in full sectors, from a
   }
 }
 
+TEST_CASE("cuda counters: products of many rows read weights once, and rows once for 128 outputs") {
+  constexpr int64_t kOutputs = 256, kK = 1024, kRows = 64;
+  DeviceArray x(std::vector<float>(kRows * kK, 1.f)), out(nothing_yet(kRows * kOutputs));
+  for (const char* format : {"bf16", "q4_0", "i4_g128", "q8_0"}) {
+    INFO(format);
+    const uint64_t packed = cuda::packed_bytes(format, kOutputs, kK),
+                   bytes = packed > 0 ? packed : kOutputs * kK * 2;
+    DeviceCopy<char> w(std::vector<char>(bytes, '\1'));
+    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+    MatmulArgs m;
+    m.out = out.data();
+    m.x = x.data();
+    m.segments = &segment;
+    m.num_segments = 1;
+    m.T = kRows;
+    m.K = m.ldx = kK;
+    m.ldo = kOutputs;
+    check("matmul of many rows", count(KernelFamily::kMatmul, format, &m));
+    const uint64_t ideal = bytes + kRows * kK * 4 * (kOutputs / 128);
+    CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
+  }
+}
+
 TEST_CASE("cuda counters: products of codes read each packed byte once") {
   constexpr int64_t kOutputs = 64, kK = 4096;
   DeviceArray x(std::vector<float>(kK, 1.f)), out(nothing_yet(kOutputs));

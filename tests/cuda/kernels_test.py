@@ -22,6 +22,10 @@ KERNELS = [
     (r"append_kernelI", 32, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernel", 96, 0, {}),
+    (r"tensor_product_of_manyI.*Bf16RowsILb1E", 200, 0, {"LDG128": 8, "HMMA": 64, "LDS128": 32}),  # one block a multiprocessor
+    (r"tensor_product_of_manyI.*Bf16RowsILb0E", 200, 0, {"HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*CodesI.*ELb1E", 248, 0, {"LDG128": 4, "HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*CodesI.*ELb0E", 248, 0, {"HMMA": 64, "LDS128": 32}),
     (r"tensor_productI.*Bf16RowsILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*Bf16RowsILb0E", 128, 0, {"HMMA": 16}),
     (r"tensor_productI.*CodesILi4E.*ELb1E", 168, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),

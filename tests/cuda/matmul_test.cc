@@ -1,5 +1,6 @@
 // Products on the device against the reference: every storage format, plain, gated and of experts; sizes
-// around tiles of 16 outputs and 8 rows, around spans of K; a row is the same alone, and in any company.
+// around tiles of 16 outputs and 8 rows, of 128 and 64, around spans of K; a row is the same alone, and in
+// any company.
 #include "kernels/matmul.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/moe.h"
@@ -159,7 +160,8 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
     }
     // Codes are packed where K is a multiple of 128.
     if (cuda::packed_bytes(format.name(), 1, 128) > 0) {
-      for (const Shape& shape : {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}}) {
+      for (const Shape& shape :
+           {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}, Shape{65, 640, {1, 140}}}) {
         INFO(format.name() << " packed, T " << shape.T << " K " << shape.K);
         for (int64_t pad : {0, 1}) {
           Problem p(shape, format, pad);
@@ -181,7 +183,8 @@ TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
          {Shape{1, 1, {1}}, Shape{8, 7, {15}}, Shape{7, 8, {16}}, Shape{1, 129, {17, 1, 31}},
           Shape{2, 511, {16}}, Shape{8, 512, {32}}, Shape{9, 520, {3}}, Shape{17, 128, {33}},
           Shape{1, 4608, {16}}, Shape{2, 8200, {5}}, Shape{3, 0, {4}}, Shape{0, 64, {16}},
-          Shape{1, 64, {0, 16}}, Shape{64, 64, {64}}}) {
+          Shape{1, 64, {0, 16}}, Shape{31, 64, {64}}, Shape{32, 520, {128}}, Shape{63, 7, {127}},
+          Shape{65, 1032, {129, 0, 3}}}) {
       for (int64_t pad : {0, 1}) {
         INFO(format.name() << " T " << shape.T << " K " << shape.K << " pad " << pad);
         Problem p(shape, format, pad);
@@ -226,10 +229,10 @@ TEST_CASE("cuda: products of experts against the reference, empty experts and mo
   OAR_SKIP_WITHOUT_DEVICE();
   for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "mxfp4"}) {
     const Format format = *Format::find(name);
-    for (int64_t experts : {3, 70}) {
+    for (auto [experts, P] : {std::pair<int64_t, int64_t>{3, 23}, {70, 23}, {3, 150}}) {
       for (bool by_token : {true, false}) {
-        INFO(name << " experts " << experts << " by token " << by_token);
-        const int64_t K = 256, P = 23, tokens = 6;
+        INFO(name << " experts " << experts << " pairs " << P << " by token " << by_token);
+        const int64_t K = 256, tokens = 6;
         const std::vector<int64_t> n = {17, 5};
         Shape shape{by_token ? tokens : P, K, {}};
         for (int64_t e = 0; e < experts; ++e) shape.n.insert(shape.n.end(), n.begin(), n.end());

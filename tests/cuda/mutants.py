@@ -66,7 +66,7 @@ class Workshop:
         (folder / "kernels/cuda").mkdir(parents=True, exist_ok=True)
         changed = folder / "kernels/cuda" / name
         changed.write_text(text, encoding="utf-8")
-        words = [w for w in shlex.split(self.compile[source]) if w not in ("-MD", "-Werror", "ccache")]
+        words = [w for w in shlex.split(self.compile[source]) if w not in ("-MD", "-Werror") and pathlib.Path(w).name != "ccache"]
         words[1:1] = ["-I", str(folder), "-w"]
         if name == source:
             words[-1] = str(changed)
