@@ -210,6 +210,16 @@ test_neon() {
 # The archive in a root of its own, with nothing but the C library beside it.
 bundle_test() { make_bundle && OAR_BUNDLE=$(ls build/cuda/oar-*.tar.xz) python3 tests/deploy/test_bundle.py; }
 
+# Kernels for CUDA with a barrier, a bounds test or a mask removed: the emulated device must find each.
+test_mutants() {
+  if [ -x build/release/bin/test_cuda_emulated ]; then
+    # shellcheck disable=SC2086
+    step cuda-mutants check python3 tests/cuda/mutants.py build/release . --jobs "$(jobs)" ${1:+--all} || true
+  else
+    skip cuda-mutants "no emulated device in this build (no nvcc, or another processor than x86-64)"
+  fi
+}
+
 test_cuda() {
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     skip cuda "no nvcc"
@@ -283,6 +293,7 @@ run_tests() {
     test_clients
     test_onnx
     test_manifests
+    test_mutants "$all"
   fi
   step arrows check python3 .ci/check_arrows.py || true
   step house check python3 .ci/check_house.py || true

@@ -115,7 +115,13 @@ struct Measured {
   double bytes_per_step = 0;
 };
 
-Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double expert_share, ReadProbe& probe,
+// The probe measures the processor's memory, which says nothing about a device's.
+bool on_processor(const BenchOptions& o) {
+  return o.model.engine.device.empty() || o.model.engine.device == "cpu";
+}
+
+// Without a probe there is no percentage.
+Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double expert_share, ReadProbe* probe,
                          const Progress& progress) {
   Measured out;
   const ModelInfo& info = model.info();
@@ -137,15 +143,17 @@ Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double exp
       return Status(StatusCode::kCancelled, "stopped");
     }
     OAR_ASSIGN(const Timing first, run(prefill));
-    const double before = probe.measure();
+    const double before = probe != nullptr ? probe->measure() : 0;
     OAR_ASSIGN(const Timing second, run(decode));
-    const double after = probe.measure();
     out.prefill.add(first.prefill_rate());
     out.decode.add(second.decode_rate());
     const double bytes = second.decode_rate() / static_cast<double>(o.streams) * out.bytes_per_step;
     out.decode_bytes.add(bytes / 1e9);
-    out.probe.add((before + after) / 2e9);
-    out.percent.add(100 * bytes / ((before + after) / 2));
+    if (probe != nullptr) {
+      const double mean = (before + probe->measure()) / 2;
+      out.probe.add(mean / 1e9);
+      out.percent.add(100 * bytes / mean);
+    }
     out.slowest_gap.add(second.slowest_gap * 1e3);
   }
   return out;
@@ -176,8 +184,10 @@ void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   out["decode_tokens_per_second"] = m.decode.report();
   out["decode_bytes_per_step"] = m.bytes_per_step;
   out["decode_gb_per_second"] = m.decode_bytes.report();
-  out["read_bandwidth_gb_per_second"] = m.probe.report();
-  out["decode_percent_of_bandwidth"] = m.percent.report();
+  if (on_processor(o)) {
+    out["read_bandwidth_gb_per_second"] = m.probe.report();
+    out["decode_percent_of_bandwidth"] = m.percent.report();
+  }
   out["slowest_token_ms"] = m.slowest_gap.report();
   if (const std::string why = decode_missing(m, o); !why.empty()) out["decode_missing"] = why;
   out["load_seconds"] = info.load_seconds;
@@ -206,8 +216,10 @@ void print_text(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   }
   print_row("decode", m.decode, "tokens/s");
   print_row("decode reads", m.decode_bytes, "GB/s");
-  print_row("memory reads", m.probe, "GB/s");
-  print_row("decode / memory", m.percent, "%");
+  if (on_processor(o)) {
+    print_row("memory reads", m.probe, "GB/s");
+    print_row("decode / memory", m.percent, "%");
+  }
   print_row("slowest token", m.slowest_gap, "ms");
   std::printf("a decode step reads %s\n", format_bytes(static_cast<uint64_t>(m.bytes_per_step)).c_str());
 }
@@ -250,7 +262,8 @@ Status bench(BenchOptions o) {
   ThreadPool pool({.threads = model->info().threads});
   OAR_ASSIGN(ReadProbe probe, ReadProbe::create(pool, kProbeBytes));
   ProgressBar bar(o.model.quiet);
-  OAR_ASSIGN(const Measured measured, measure(*model, o, share, probe, bar.callback()));
+  OAR_ASSIGN(const Measured measured,
+             measure(*model, o, share, on_processor(o) ? &probe : nullptr, bar.callback()));
   bar.clear();
   (o.json ? print_json : print_text)(measured, o, model->info());
   return ok_status();

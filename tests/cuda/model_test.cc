@@ -36,7 +36,8 @@ std::string joined(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs beside the device", "[cuda]") {
+TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs beside the device",
+          "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
@@ -57,7 +58,7 @@ TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs b
   }
 }
 
-TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda]") {
+TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (const std::string& name : tiny_golden_names()) {
     INFO(name);
@@ -84,7 +85,8 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
   }
 }
 
-TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device", "[cuda]") {
+TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device",
+          "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const TinyGolden golden = load_tiny_golden("llama3");
   const std::string path = write_tiny_model(golden, TinyDtype::bf16);
@@ -126,7 +128,7 @@ TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside t
   }
 }
 
-TEST_CASE("cuda: the default model says on the device what it says on the processor", "[cuda]") {
+TEST_CASE("cuda: the default model says on the device what it says on the processor", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   std::vector<std::vector<int32_t>> answers;
   std::vector<std::string> missing;

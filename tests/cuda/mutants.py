@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--count N] [--seed N]: barriers and bounds tests of kernels/cuda, each removed in turn.
+"""mutants.py BUILD ROOT [--all] [--count N] [--seed N] [--jobs N]: barriers, bounds tests and masks of kernels/cuda, each removed in turn.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
 """
 import argparse
+import concurrent.futures
 import pathlib
 import random
 import re
@@ -23,6 +24,7 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
     "matmul_tensor.h": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
+    "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
@@ -35,6 +37,9 @@ RULES = [
     ("without the barrier", re.compile(r"^(\s*)__sync(?:threads|warp)\(\);$"), r"\1;"),
     ("without the test", re.compile(r"^(\s*)if \(.*\) (?:return|break|continue)\b[^;]*;$"), r"\1;"),
     ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr).*\) \{$"), r"\1{"),
+    ("without the condition of", re.compile(r"^(\s*)if \((?!constexpr).*?\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"), r"\1\2"),
+    ("without the mask", re.compile(r"^((?:[^/\"]|/(?!/))*?[=,(] )([^=,?()]*(?:\([^()]*\))?[^=,?()]*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
+     r"\1true ? \3"),
 ]
 # File and line as it stands: why nobody can tell.
 EQUIVALENT = {
@@ -94,23 +99,28 @@ def main():
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     chosen = list(mutants(args.root))
     if not args.all:
         chosen = random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))
+    chosen = [m for m in chosen if (m[0], m[3]) not in EQUIVALENT]
     shop, survivors, dead = Workshop(args.build, args.root), [], 0
-    for name, number, what, line, text in chosen:
-        if (name, line) in EQUIVALENT:
-            continue
+
+    def tried(mutant):
         with tempfile.TemporaryDirectory() as folder:
-            found = shop.found(name, text, pathlib.Path(folder))
-        dead += found is True
-        if found is False:
-            survivors.append(f"{name}:{number} {what}: {line}")
-            print("NOT FOUND", survivors[-1], flush=True)
-        elif args.all:
-            print("found" if found else "does not compile", f"{name}:{number} {what}: {line}", flush=True)
-    print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile or are equivalent")
+            return shop.found(mutant[0], mutant[4], pathlib.Path(folder))
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for (name, number, what, line, _), found in zip(chosen, pool.map(tried, chosen)):
+            said = f"{name}:{number} {what}: {line}"
+            dead += found is True
+            if found is False:
+                survivors.append(said)
+                print("NOT FOUND", said, flush=True)
+            elif args.all:
+                print("found" if found else "does not compile", said, flush=True)
+    print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile")
     return 1 if survivors or dead == 0 else 0
 
 

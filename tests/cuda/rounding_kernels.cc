@@ -1,0 +1,73 @@
+#include "tests/cuda/rounding_kernels.h"
+
+#include "kernels/cuda/math.h"
+#include "tests/cuda/wgmma_kernels.h"
+
+namespace oar_test {
+
+using namespace oar::cuda;
+
+namespace {
+
+template <class Sum, class Multiply>
+OAR_DEVICE void one_product(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c,
+                            Multiply multiply) {
+  const int64_t block = blockIdx.x, l = lane();
+  uint32_t left[4], right[2];
+  Sum sum[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    left[i] = a[128 * block + 4 * l + i];
+    memcpy(sum + i, c + 128 * block + 4 * l + i, sizeof(uint32_t));
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) right[i] = b[64 * block + 2 * l + i];
+  multiply(sum, left, right);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) memcpy(d + 128 * block + 4 * l + i, sum + i, sizeof(uint32_t));
+}
+
+__global__ void multiplies_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c,
+                                     MmaOf type) {
+  using Left = const uint32_t(&)[4];
+  using Right = const uint32_t(&)[2];
+  if (type == MmaOf::kBf16) {
+    one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_bf16(s, x, y); });
+  } else if (type == MmaOf::kE4m3) {
+    one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_e4m3(s, x, y); });
+  } else {
+    one_product<int32_t>(d, a, b, c, [](int32_t(&s)[4], Left x, Right y) { mma_s8(s, x, y); });
+  }
+}
+
+__global__ void rounds_functions(float* y, const float* x, int n) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  y[2 * i] = expf(x[i]);
+  y[2 * i + 1] = quotient(1.f, x[i]);
+}
+
+}  // namespace
+
+int launch_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, MmaOf type,
+                     int cases) {
+  return launch(multiplies_fragments, dim3(static_cast<unsigned>(cases)), dim3(kWarp), size_t{0}, nullptr, d,
+                a, b, c, type);
+}
+
+int launch_group(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type) {
+  constexpr uint32_t kSwizzle = 128;
+  const WgmmaOf of = type == MmaOf::kBf16   ? WgmmaOf::kBf16
+                     : type == MmaOf::kE4m3 ? WgmmaOf::kE4m3
+                                            : WgmmaOf::kS8;
+  return launch(multiplies_group, dim3(1), dim3(kWgmmaThreads), size_t{2 * 64 * kSwizzle}, nullptr, words,
+                reinterpret_cast<const uint8_t*>(a), reinterpret_cast<const uint8_t*>(b), kSwizzle, of,
+                WgmmaFault::kNone);
+}
+
+int launch_functions(float* y, const float* x, int n) {
+  return launch(rounds_functions, dim3(static_cast<unsigned>((n + 127) / 128)), dim3(128), size_t{0}, nullptr,
+                y, x, n);
+}
+
+}  // namespace oar_test

@@ -1,0 +1,2 @@
+// For nvcc, which goes by the name.
+#include "tests/cuda/rounding_kernels.cc"

@@ -1,0 +1,20 @@
+// Single instructions with operands that a test chooses, for what the manual leaves open: how they round.
+// Pointers are the device's; each launches and returns a cudaError_t.
+#pragma once
+
+#include <cstdint>
+
+namespace oar_test {
+
+enum class MmaOf { kBf16, kE4m3, kS8 };
+
+// One warp a case: d = a b + c. Lane l of case i has a[128 i + 4 l + ..], b[64 i + 2 l + ..], c and d[128 i +
+// 4 l + ..].
+int launch_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, MmaOf type,
+                     int cases);
+// A warp group: a and b are 64 rows of 128 bytes; words as wgmma_kernels.h has them.
+int launch_group(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type);
+// The functions whose last bits are the device's own: y[2 i] = exp x[i], y[2 i + 1] = 1 / x[i] as __fdividef.
+int launch_functions(float* y, const float* x, int n);
+
+}  // namespace oar_test

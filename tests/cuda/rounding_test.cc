@@ -1,0 +1,189 @@
+// How a device rounds: matrix instructions and functions on 100 cases each, against exact sums within the
+// bound that any order of additions and any rounding of each keeps. OAR_ROUNDINGS=FILE writes every result,
+// one line a case, so that those of a GPU and of the emulated device can be compared (./dev gpu).
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <random>
+
+#include "tests/cuda/device_memory.h"
+#include "tests/cuda/rounding_kernels.h"
+
+using namespace oar_test;
+
+namespace {
+
+constexpr int kCases = 100;
+
+std::ofstream* record() {
+  static std::ofstream file;
+  const char* path = std::getenv("OAR_ROUNDINGS");
+  if (path == nullptr) return nullptr;
+  if (!file.is_open()) file.open(path);
+  REQUIRE(file.good());
+  return &file;
+}
+
+void write(const std::string& name, int i, const uint32_t* words, size_t n) {
+  std::ofstream* file = record();
+  if (file == nullptr) return;
+  *file << name << " " << i << std::hex << std::setfill('0');
+  for (size_t w = 0; w < n; ++w) *file << " " << std::setw(8) << words[w];
+  *file << std::dec << "\n";
+}
+
+float as_float(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+uint32_t as_bits(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+// A type of operands: how many k a product has, and what element e of a register's word stands for.
+struct Type {
+  const char* name;
+  int k, in_word;
+  double (*value)(uint32_t word, int e);
+  bool integer;
+};
+const Type kTypes[] = {
+    {"bf16", 16, 2, [](uint32_t w, int e) -> double { return as_float(e == 0 ? w << 16 : w & 0xffff0000u); },
+     false},
+    {"e4m3", 32, 4,
+     [](uint32_t w, int e) -> double {
+       const uint32_t b = w >> 8 * e & 0xff, exponent = b >> 3 & 15;
+       const double m = std::ldexp((exponent == 0 ? 0 : 8) + static_cast<double>(b & 7),
+                                   static_cast<int>(exponent == 0 ? 1 : exponent) - 10);
+       return (b & 0x80) != 0 ? -m : m;
+     },
+     false},
+    {"s8", 32, 4, [](uint32_t w, int e) -> double { return static_cast<int8_t>(w >> 8 * e & 0xff); }, true},
+};
+
+// Random operands: bf16 of 2^-20 to 2^20, every e4m3 but NaN, every byte.
+uint32_t random_word(const Type& type, std::mt19937& random) {
+  uint32_t word = 0;
+  for (int e = 0; e < type.in_word; ++e) {
+    uint32_t x = random();
+    if (type.in_word == 2) x = (x & 0x807f) | (107 + x / 65536 % 41) << 7;
+    else if (!type.integer && (x & 0x7f) == 0x7f) x ^= 1;
+    word |= (x & (type.in_word == 2 ? 0xffffu : 0xffu)) << (32 / type.in_word * e);
+  }
+  return word;
+}
+
+// Of a sum of f32 parts: each of its additions may round as it likes, by a unit in the last place of the
+// largest value that it can have; and a part may be cut to as many bits.
+double bound(double magnitude, int parts) { return 2.0 * (parts + 1) * std::ldexp(magnitude, -23); }
+
+}  // namespace
+
+TEST_CASE("cuda: matrix instructions round within any order's bound", "[cuda][rounding]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (int t = 0; t < 3; ++t) {
+    const Type& type = kTypes[t];
+    std::mt19937 random(17 + t);
+    std::vector<uint32_t> a(128 * kCases), b(64 * kCases), c(128 * kCases);
+    for (uint32_t& w : a) w = random_word(type, random);
+    for (uint32_t& w : b) w = random_word(type, random);
+    for (uint32_t& w : c) {
+      const int exponent = static_cast<int>(random() % 24) - 4;
+      w = type.integer ? random() >> 8
+                       : as_bits(std::ldexp(static_cast<float>(random() % 2048) - 1024.f, exponent));
+    }
+    DeviceCopy<uint32_t> da(a), db(b), dc(c), dd(std::vector<uint32_t>(c.size()));
+    REQUIRE(launch_fragments(dd.data(), da.data(), db.data(), dc.data(), static_cast<MmaOf>(t), kCases) ==
+            cudaSuccess);
+    const std::vector<uint32_t> d = dd.host();
+    for (int i = 0; i < kCases; ++i) {
+      write(std::string("mma ") + type.name, i, d.data() + 128 * i, 128);
+      for (int l = 0; l < 32; ++l) {
+        for (int j = 0; j < 4; ++j) {
+          // Row and column of this sum, and where their elements lie: device.h.
+          const int row = l / 4 + j / 2 * 8, column = l % 4 * 2 + j % 2, half = type.k / 2;
+          const uint32_t start = c[static_cast<size_t>(128 * i + 4 * l + j)];
+          double sum = type.integer ? static_cast<double>(static_cast<int32_t>(start)) : as_float(start),
+                 magnitude = std::fabs(sum);
+          for (int k = 0; k < type.k; ++k) {
+            const int quad = k % half / type.in_word, e = k % type.in_word;
+            const int left = 4 * (row % 8 * 4 + quad) + row / 8 + k / half * 2,
+                      right = 2 * (column * 4 + quad) + k / half;
+            const double product = type.value(a[static_cast<size_t>(128 * i + left)], e) *
+                                   type.value(b[static_cast<size_t>(64 * i + right)], e);
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          const uint32_t word = d[static_cast<size_t>(128 * i + 4 * l + j)];
+          INFO(type.name << " case " << i << " lane " << l << " sum " << j);
+          if (type.integer) REQUIRE(static_cast<double>(static_cast<int32_t>(word)) == sum);
+          // Tensor cores add e4m3 in 14 bits at least: 2^-13 of the largest.
+          else if (t == 1) REQUIRE(std::fabs(as_float(word) - sum) <= bound(magnitude, type.k) * 1024);
+          else REQUIRE(std::fabs(as_float(word) - sum) <= bound(magnitude, type.k));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: warp groups' products round within any order's bound", "[cuda][rounding]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  constexpr int kThreads = 128, kBytes = 128;  // of a row
+  constexpr int kRows = 64;
+  for (int t = 0; t < 3; ++t) {
+    const Type& type = kTypes[t];
+    std::mt19937 random(27 + t);
+    std::vector<uint32_t> a(kRows * kBytes / 4), b(a.size());
+    for (uint32_t& w : a) w = random_word(type, random);
+    for (uint32_t& w : b) w = random_word(type, random);
+    DeviceCopy<uint32_t> da(a), db(b), dd(std::vector<uint32_t>(size_t{32 * kThreads}));
+    REQUIRE(launch_group(dd.data(), da.data(), db.data(), static_cast<MmaOf>(t)) == cudaSuccess);
+    const std::vector<uint32_t> d = dd.host();
+    for (int thread = 0; thread < kThreads; ++thread) {
+      write(std::string("wgmma ") + type.name, thread, d.data() + 32 * thread, 32);
+      for (int i = 0; i < 32; ++i) {
+        const int row = thread / 32 * 16 + thread % 32 / 4 + (i % 4 >= 2 ? 8 : 0);
+        const int column = i / 4 * 8 + thread % 4 * 2 + (i & 1);
+        double sum = 0, magnitude = 0;
+        for (int word = 0; word < kBytes / 4; ++word) {
+          for (int e = 0; e < type.in_word; ++e) {
+            const double product = type.value(a[static_cast<size_t>(row * kBytes / 4 + word)], e) *
+                                   type.value(b[static_cast<size_t>(column * kBytes / 4 + word)], e);
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+        }
+        const uint32_t word = d[static_cast<size_t>(32 * thread + i)];
+        const int parts = kBytes / 4 * type.in_word;
+        INFO(type.name << " thread " << thread << " sum " << i);
+        if (type.integer) REQUIRE(static_cast<double>(static_cast<int32_t>(word)) == sum);
+        else REQUIRE(std::fabs(as_float(word) - sum) <= bound(magnitude, parts) * (t == 1 ? 1024 : 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: exponentials and quotients are within two units in the last place", "[cuda][rounding]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::mt19937 random(37);
+  std::vector<float> x(kCases);
+  for (float& v : x)
+    v = std::ldexp(static_cast<float>(random() % 100000) + 1, -15) * (random() % 2 == 0 ? 1.f : -1.f);
+  DeviceCopy<float> dx(x), dy(std::vector<float>(2 * x.size()));
+  REQUIRE(launch_functions(dy.data(), dx.data(), kCases) == cudaSuccess);
+  const std::vector<float> y = dy.host();
+  for (int i = 0; i < kCases; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const uint32_t words[] = {as_bits(y[2 * at]), as_bits(y[2 * at + 1])};
+    write("functions exp,quotient", i, words, 2);
+    const double e = std::exp(static_cast<double>(x[at])), q = 1 / static_cast<double>(x[at]);
+    INFO("x " << x[at]);
+    CHECK(std::fabs(y[2 * at] - e) <= 2 * std::ldexp(e, -23));
+    CHECK(std::fabs(y[2 * at + 1] - q) <= 2 * std::ldexp(std::fabs(q), -23));
+  }
+}
