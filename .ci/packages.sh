@@ -17,7 +17,7 @@ boost_package() {
 build_packages() {
   echo g++ cmake ninja-build pkg-config python3 "$(boost_package)" catch2 \
     libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libssl-dev \
-    prometheus-cpp-dev libspdlog-dev libcli11-dev libedit-dev libjpeg-dev libpng-dev
+    prometheus-cpp-dev libspdlog-dev libcli11-dev libedit-dev libjpeg-dev libpng-dev zlib1g-dev
 }
 # systemd: not its daemon, but what it knows of units and of groups of system calls.
 # qemu-user and valgrind: processors that this one is not.

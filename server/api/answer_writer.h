@@ -20,6 +20,9 @@ class AnswerWriter {
   virtual void collect(int32_t choice, const TextEvent& event) = 0;
   virtual std::string body() const = 0;
 
+  // Of a stream.
+  virtual const char* content_type() const { return "text/event-stream; charset=utf-8"; }
+
   const Status& failure() const { return failure_; }  // of the first choice that failed
   bool finished() const { return finished_; }
 

@@ -4,19 +4,6 @@
 #include "server/api/status_table.h"
 
 namespace oar::api {
-namespace {
-
-// Arguments are an object there. What the model wrote is kept where it is none: cut by length, for instance.
-void append_input(JsonWriter& w, const std::string& arguments) {
-  const Result<json::value> parsed = parse_json(arguments.empty() ? "{}" : arguments, "arguments");
-  if (parsed.ok() && parsed->is_object()) {
-    w.value(*parsed);
-    return;
-  }
-  w.begin_object().key("arguments").string(arguments).end_object();
-}
-
-}  // namespace
 
 AnthropicAnswer::AnthropicAnswer(const GenerationSpec& spec)
     : id_(spec.request.id),
@@ -152,7 +139,7 @@ std::string AnthropicAnswer::body() const {
         break;
       case ReplyPart::Kind::kCall:
         w.key("type").string("tool_use").key("id").string(p.id).key("name").string(p.name).key("input");
-        append_input(w, p.text);
+        write_call_input(w, p.text);
         break;
     }
     w.end_object();

@@ -20,9 +20,10 @@ namespace oar::api {
 struct EmbeddingRequest {
   std::string model;
   std::vector<std::variant<std::string, std::vector<int32_t>>> inputs;
-  bool base64 = false;      // little-endian f32
-  int64_t dimensions = 0;   // 0: the model's
-  int64_t truncate_to = 0;  // 0: longer inputs are refused; see TextEncoder::encode()
+  bool base64 = false;                     // little-endian f32
+  int64_t dimensions = 0;                  // 0: the model's
+  int64_t truncate_to = 0;                 // 0: longer inputs are refused; see TextEncoder::encode()
+  Clock::time_point since = Clock::now();  // when it was read, for answers that say how long it took
 };
 struct RerankRequest {
   std::string model, query;

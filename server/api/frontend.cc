@@ -6,6 +6,10 @@
 #include "engine/base/format.h"
 #include "server/api/anthropic_answer.h"
 #include "server/api/anthropic_request.h"
+#include "server/api/llama_answer.h"
+#include "server/api/llama_request.h"
+#include "server/api/ollama_answer.h"
+#include "server/api/ollama_request.h"
 #include "server/api/responses_answer.h"
 #include "server/api/responses_request.h"
 #include "server/api/tensor_wire.h"
@@ -309,6 +313,32 @@ Result<Prepared> Frontend::prepare_messages(const json::object& body, const Requ
   return out;
 }
 
+Result<Prepared> Frontend::prepare_ollama(ModelHandlePtr model, Result<GenerationRequest> request, bool chat,
+                                          const RequestContext& context) const {
+  if (!request.ok()) return request.status();
+  Prepared out;
+  if (loads_only(*request)) {
+    out.done = OllamaAnswer::loaded(*model, chat);
+    return out;
+  }
+  out.stream = request->streaming.stream;
+  OAR_ASSIGN(out.spec, prepare(std::move(model), std::move(*request), context));
+  out.answer = std::make_unique<OllamaAnswer>(out.spec, chat);
+  return out;
+}
+
+Result<Prepared> Frontend::prepare_ollama_chat(const json::object& body,
+                                               const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  return prepare_ollama(model, parse_ollama_chat(body, *model, limits_), true, context);
+}
+
+Result<Prepared> Frontend::prepare_ollama_generate(const json::object& body,
+                                                   const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  return prepare_ollama(model, parse_ollama_generate(body, *model, limits_), false, context);
+}
+
 Result<std::string> Frontend::count_message_tokens(const json::object& body) const {
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const GenerationRequest r, parse_messages_request(body, *model, limits_, true));
@@ -324,6 +354,16 @@ Result<std::string> Frontend::tokenize_json(const json::object& body) const {
   std::string out;
   JsonWriter w(out);
   w.begin_object();
+  if (r.llama) {
+    w.key("tokens").begin_array();
+    for (const int32_t id : tokens) {
+      if (r.with_pieces)
+        w.begin_object().key("id").number(id).key("piece").string(token_bytes(*model, id)).end_object();
+      else w.number(id);
+    }
+    w.end_array().end_object();
+    return out;
+  }
   w.key("count").number(static_cast<uint64_t>(tokens.size()));
   w.key("max_model_len").number(model->engine->request_limits().max_context);
   w.key("tokens").begin_array();
@@ -341,12 +381,44 @@ Result<std::string> Frontend::tokenize_json(const json::object& body) const {
   return out;
 }
 
+Result<std::string> Frontend::apply_template_json(const json::object& body) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const GenerationRequest r, parse_chat_request(body, *model, limits_));
+  OAR_ASSIGN(const std::string text, conversation_text(*model, r, limits_));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("prompt").string(text).end_object();
+  return out;
+}
+
+Result<Prepared> Frontend::prepare_llama(const json::object& body, const RequestContext& context,
+                                         bool infill) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(LlamaRequest r, parse_llama_request(body, *model, limits_, infill));
+  Prepared out;
+  out.stream = r.request.streaming.stream;
+  OAR_ASSIGN(out.spec, prepare(model, std::move(r.request), context));
+  out.answer = std::make_unique<LlamaAnswer>(out.spec, r.return_tokens);
+  return out;
+}
+
+Result<Prepared> Frontend::prepare_llama_completion(const json::object& body,
+                                                    const RequestContext& context) const {
+  return prepare_llama(body, context, false);
+}
+
+Result<Prepared> Frontend::prepare_llama_infill(const json::object& body,
+                                                const RequestContext& context) const {
+  return prepare_llama(body, context, true);
+}
+
 Result<std::string> Frontend::detokenize_json(const json::object& body) const {
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const DetokenizeRequest r, parse_detokenize_request(body, *model));
   std::string out;
   JsonWriter w(out);
-  w.begin_object().key("prompt").string(detokenize(*model, r.tokens, r.skip_special_tokens)).end_object();
+  const std::string text = detokenize(*model, r.tokens, r.skip_special_tokens);
+  w.begin_object().key("prompt").string(text).key("content").string(text).end_object();
   return out;
 }
 

@@ -34,6 +34,7 @@ struct ItemPage {
 };
 
 struct Prepared {
+  std::optional<std::string> done;  // the answer, where there is nothing to generate; the rest is empty then
   GenerationSpec spec;
   std::unique_ptr<AnswerWriter> answer;
   bool stream = false;
@@ -66,6 +67,12 @@ class Frontend {
   // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
+  // Ollama's /api/chat and /api/generate.
+  Result<Prepared> prepare_ollama_chat(const json::object& body, const RequestContext& context) const;
+  Result<Prepared> prepare_ollama_generate(const json::object& body, const RequestContext& context) const;
+  // llama.cpp's /completion and /infill.
+  Result<Prepared> prepare_llama_completion(const json::object& body, const RequestContext& context) const;
+  Result<Prepared> prepare_llama_infill(const json::object& body, const RequestContext& context) const;
   // Of /v1/responses and /v1/messages.
   Result<Prepared> prepare_responses(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_messages(const json::object& body, const RequestContext& context) const;
@@ -77,14 +84,20 @@ class Frontend {
                                    const RequestContext& context) const;
   Result<std::string> erase_response(const std::string& id, const RequestContext& context) const;
 
-  // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"..."}.
+  // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"...","content":"..."}; llama.cpp's, which has
+  // the text in `content`, wants the tokens alone.
   Result<std::string> tokenize_json(const json::object& body) const;
   Result<std::string> detokenize_json(const json::object& body) const;
+  // {"prompt":"..."}: a chat request's messages through the template.
+  Result<std::string> apply_template_json(const json::object& body) const;
   // {"input_tokens":n}, of /v1/messages/count_tokens.
   Result<std::string> count_message_tokens(const json::object& body) const;
 
  private:
   Result<ModelHandlePtr> find_in(const json::object& body) const;
+  Result<Prepared> prepare_ollama(ModelHandlePtr model, Result<GenerationRequest> request, bool chat,
+                                  const RequestContext& context) const;
+  Result<Prepared> prepare_llama(const json::object& body, const RequestContext& context, bool infill) const;
   // prepare() of a request whose max_tokens, called `field`, is a promise that there is room.
   Result<GenerationSpec> prepare_promised(ModelHandlePtr model, GenerationRequest request,
                                           const RequestContext& context, const char* field) const;

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t{1} << 31;  // far beyond any context; the engine stops at its end
 constexpr size_t kMaxSaltBytes = 256;
 constexpr double kMaxLogitBias = 100;
+constexpr double kMinRepetition = 0.01, kMaxRepetition = 100;
 constexpr size_t kMaxBadWords = 1024, kMaxBadWordBytes = 1024;
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
@@ -34,7 +35,7 @@ void visit_params(V& v, const RequestLimits& engine, const ApiLimits& limits, Ge
   v.integer("top_k", s.top_k, -1, INT32_MAX);
   s.top_k = std::max(s.top_k, 0);  // vLLM writes -1 for all
   v.number("min_p", s.min_p, 0, 1);
-  v.number("repetition_penalty", s.repetition_penalty, 0.01, 100);
+  v.number("repetition_penalty", s.repetition_penalty, kMinRepetition, kMaxRepetition);
   v.number("presence_penalty", s.presence_penalty, -2, 2);
   v.number("frequency_penalty", s.frequency_penalty, -2, 2);
   v.bits("seed", s.seed);
@@ -198,6 +199,7 @@ void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits
       f.fail("n_predict", rules::outside(f.path_of("n_predict"), "an integer", least_max_tokens(r),
                                          kMaxTokens, cat(*predict)));
   }
+  f.number("repeat_penalty", r.sampling.repetition_penalty, kMinRepetition, kMaxRepetition);  // and Ollama's
   visit_params(f, engine, limits, r);
   read_constraint(f, r.constraint);
   if (const json::value* bad = f.find("bad_words"); !bad || *bad != "")

@@ -72,6 +72,8 @@ struct GenerationRequest {
   bool add_special_tokens = true;      // to text
   std::optional<int64_t> truncate_to;  // of a prompt's tokens the last are kept; -1: what there is room for
   std::string suffix;                  // what stands behind the answer, of a text; empty: nothing
+  bool fills = false;                  // the answer lies in a gap, even where nothing stands behind it
+  std::string beginning;               // of the text in the gap, which the answer goes on
   std::string_view prompt_field = "prompt";  // how the protocol calls what holds the prompt; static
 
   SamplingParams sampling;  // but for its log-probabilities, which are:

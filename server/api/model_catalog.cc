@@ -319,6 +319,12 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
     ModelHandlePtr adapter = find_adapter(name);
     if (adapter && (version.empty() || version == adapter->version))
       return ServedModel{std::move(adapter), nullptr};
+    // The tag that Ollama's clients add to a name without one.
+    constexpr std::string_view kTag = ":latest";
+    if (name.ends_with(kTag)) {
+      Result<ServedModel> untagged = find(name.substr(0, name.size() - kTag.size()), version);
+      if (untagged.ok()) return untagged;
+    }
     return Status(StatusCode::kNotFound,
                   cat("the model ", in_quotes(name), " is not served here; there is: ", model_names()),
                   "model");

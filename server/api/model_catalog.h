@@ -86,6 +86,7 @@ class ModelCatalog {
   Status unload_adapter(const std::string& name);
 
   // A model, or an adapter as its model with another name. The newest version when `version` is empty.
+  // A name with ":latest" behind it is that name, unless a model is called so.
   // NOT_FOUND lists the names or versions there are; UNAVAILABLE when the model is known but not loaded.
   Result<ServedModel> find(std::string_view name, std::string_view version) const;
   // A language model; an empty name means the only one, and is INVALID_ARGUMENT when there are several.

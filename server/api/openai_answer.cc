@@ -9,6 +9,7 @@
 #include "engine/text/utf8.h"
 #include "server/api/status_table.h"
 #include "server/api/text_tools.h"
+#include "server/api/token_logprob.h"
 #include "server/api/version.h"
 
 namespace oar::api {
@@ -99,21 +100,7 @@ void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
 void OpenAiAnswer::add_chat_token(Choice& c, const TextEvent::Token& token) const {
   std::string element;
   JsonWriter w(element);
-  const auto describe_token = [&](int32_t id, float logprob) {
-    const std::string bytes = token_bytes(*spec_model_, id);
-    w.key("token").string(bytes).key("logprob").number(logprob).key("bytes").begin_array();
-    for (const char b : bytes) w.number(static_cast<int32_t>(static_cast<unsigned char>(b)));
-    w.end_array();
-  };
-  w.begin_object();
-  describe_token(token.id, token.logprob);
-  w.key("top_logprobs").begin_array();
-  for (const TokenLogprob& alternative : token.top) {
-    w.begin_object();
-    describe_token(alternative.token, alternative.logprob);
-    w.end_object();
-  }
-  w.end_array().end_object();
+  write_token_logprob(w, *spec_model_, token);
   append_element(c.logprobs.content, element);
 }
 

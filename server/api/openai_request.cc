@@ -2,6 +2,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/message_parts.h"
+#include "server/api/tool_fields.h"
 
 namespace oar::api {
 namespace {
@@ -83,12 +84,6 @@ void read_tools(Fields& f, Conversation& c) {
 
 // vLLM's, SGLang's and llama.cpp's ways to say what becomes of the model's reasoning.
 void read_reasoning(Fields& f, const ModelHandle& model, ReplyRequest& r) {
-  const auto known = [&](const char* name) {
-    if (!model.reasoning_style) {
-      f.fail(name, cat(name, ": it is not known how the model ", model.name,
-                       " writes its reasoning; leave it out, or start the server with --reasoning-parser"));
-    }
-  };
   // vLLM's name, then those of others. -1: no bound.
   for (const char* name : {"thinking_token_budget", "thinking_budget", "thinking_budget_tokens",
                            "reasoning_budget", "reasoning_budget_tokens"}) {
@@ -97,11 +92,11 @@ void read_reasoning(Fields& f, const ModelHandle& model, ReplyRequest& r) {
     if (budget < 0) continue;
     r.thinking_budget = budget;
     r.thinking_field = name;
-    known(name);
+    require_reasoning_style(f, name, model);
   }
   ReasoningOptions& out = r.reasoning;
   f.boolean("include_reasoning", out.include);
-  if (!out.include) known("include_reasoning");
+  if (!out.include) require_reasoning_style(f, "include_reasoning", model);
   f.boolean("separate_reasoning", out.separate);
   std::string format;
   f.string("reasoning_format", format, 64);
@@ -123,48 +118,6 @@ Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path
   }
   if (tokens.empty()) return no_tokens_error(path);
   return Prompt(std::move(tokens));
-}
-
-// prompt: string | [string] | [int] | [[int]].
-Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_size, size_t max_prompts) {
-  std::vector<Prompt> prompts;
-  if (v->is_string()) {
-    prompts.emplace_back(std::string(v->get_string()));
-    return prompts;
-  }
-  if (!v->is_array()) {
-    return invalid_argument(
-        cat("prompt must be a string, an array of strings or token ids, or an array of those, got ",
-            describe(*v)),
-        "prompt");
-  }
-  const json::array& list = v->get_array();
-  if (list.empty()) return invalid_argument("prompt is an empty array; send at least one prompt", "prompt");
-  if (list[0].is_number()) {
-    OAR_ASSIGN(Prompt tokens, read_token_prompt(list, "prompt", vocab_size));
-    prompts.push_back(std::move(tokens));
-    return prompts;
-  }
-  if (list.size() > max_prompts) {
-    return invalid_argument(
-        cat("prompt has ", list.size(), " elements; at most ", max_prompts, " are accepted"), "prompt");
-  }
-  for (size_t i = 0; i < list.size(); ++i) {
-    const std::string path = cat("prompt[", i, "]");
-    if (list[i].kind() != list[0].kind() || !(list[i].is_string() || list[i].is_array())) {
-      return invalid_argument(
-          cat(path, " must be ", list[0].is_array() ? "an array of token ids" : "a string",
-              " like the first element, got ", describe(list[i])),
-          path);
-    }
-    if (list[i].is_string()) {
-      prompts.emplace_back(std::string(list[i].get_string()));
-    } else {
-      OAR_ASSIGN(Prompt tokens, read_token_prompt(list[i].get_array(), path, vocab_size));
-      prompts.push_back(std::move(tokens));
-    }
-  }
-  return prompts;
 }
 
 // vLLM's own, beside what `echo` with `logprobs` reports.
@@ -207,6 +160,47 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
 }
 
 }  // namespace
+
+Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_size, size_t max_prompts) {
+  std::vector<Prompt> prompts;
+  if (v->is_string()) {
+    prompts.emplace_back(std::string(v->get_string()));
+    return prompts;
+  }
+  if (!v->is_array()) {
+    return invalid_argument(
+        cat("prompt must be a string, an array of strings or token ids, or an array of those, got ",
+            describe(*v)),
+        "prompt");
+  }
+  const json::array& list = v->get_array();
+  if (list.empty()) return invalid_argument("prompt is an empty array; send at least one prompt", "prompt");
+  if (list[0].is_number()) {
+    OAR_ASSIGN(Prompt tokens, read_token_prompt(list, "prompt", vocab_size));
+    prompts.push_back(std::move(tokens));
+    return prompts;
+  }
+  if (list.size() > max_prompts) {
+    return invalid_argument(
+        cat("prompt has ", list.size(), " elements; at most ", max_prompts, " are accepted"), "prompt");
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string path = cat("prompt[", i, "]");
+    if (list[i].kind() != list[0].kind() || !(list[i].is_string() || list[i].is_array())) {
+      return invalid_argument(
+          cat(path, " must be ", list[0].is_array() ? "an array of token ids" : "a string",
+              " like the first element, got ", describe(list[i])),
+          path);
+    }
+    if (list[i].is_string()) {
+      prompts.emplace_back(std::string(list[i].get_string()));
+    } else {
+      OAR_ASSIGN(Prompt tokens, read_token_prompt(list[i].get_array(), path, vocab_size));
+      prompts.push_back(std::move(tokens));
+    }
+  }
+  return prompts;
+}
 
 Result<json::object> parse_body(std::string_view body) {
   if (body.empty()) return invalid_argument("the request body is empty; send a JSON object");
@@ -281,7 +275,24 @@ Result<TokenizeRequest> parse_tokenize_request(const RequestBody& body, const Mo
   TokenizeRequest r;
   Fields f(body);
   f.boolean("return_token_strs", r.return_token_strs);
-  if (f.find("messages")) {
+  // llama.cpp's words: no special tokens are added unless it says so.
+  std::string content;
+  bool add_special = false, parse_special = true;
+  f.string("content", content, kNoLimit);
+  f.boolean("add_special", add_special);
+  f.boolean("parse_special", parse_special);
+  f.boolean("with_pieces", r.with_pieces);
+  r.llama = f.find("content") != nullptr;
+  for (const char* name : {"add_special", "parse_special", "with_pieces"})
+    if (!r.llama && f.find(name)) f.fail(name, cat(name, " goes with content; leave it out"));
+  if (!parse_special)
+    f.fail("parse_special", "parse_special false is not offered: the text of a control token is that token");
+  if (r.llama) {
+    f.string("model", r.prompt.model, kMaxModelName);
+    r.prompt.prompt_field = "content";
+    r.prompt.add_special_tokens = add_special;
+    r.prompt.prompts.emplace_back(std::move(content));
+  } else if (f.find("messages")) {
     read_chat(f, model, limits, r.prompt);
   } else {
     f.string("model", r.prompt.model, kMaxModelName);

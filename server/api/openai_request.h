@@ -14,6 +14,8 @@ namespace oar::api {
 struct TokenizeRequest {
   GenerationRequest prompt;  // its prompt or conversation; the rest is of no interest
   bool return_token_strs = false;
+  bool llama = false;        // asked in llama.cpp's words, by `content`
+  bool with_pieces = false;  // and its way to have the texts of the tokens
 };
 
 struct DetokenizeRequest {
@@ -26,6 +28,9 @@ struct DetokenizeRequest {
 Result<json::object> parse_body(std::string_view body);
 // The "model" field; empty when absent. It decides which model's limits and defaults the rest is read with.
 Result<std::string> parse_model_field(const RequestBody& body);
+
+// The value of a prompt: string | [string] | [int] | [[int]].
+Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_size, size_t max_prompts);
 
 Result<GenerationRequest> parse_chat_request(const RequestBody& body, const ModelHandle& model,
                                              const ApiLimits& limits);

@@ -6,6 +6,8 @@
 #include "engine/base/format.h"
 #include "server/api/anthropic_request.h"
 #include "server/api/embeddings.h"
+#include "server/api/llama_request.h"
+#include "server/api/ollama_request.h"
 #include "server/api/openai_request.h"
 #include "server/api/responses_request.h"
 #include "server/api/score.h"
@@ -54,6 +56,15 @@ class Describer {
     else if (pattern == "/v1/messages") (void)parse_messages_request(to, model_, limits_, false);
     else if (pattern == "/v1/messages/count_tokens") (void)parse_messages_request(to, model_, limits_, true);
     else if (pattern == "/detokenize") (void)parse_detokenize_request(to, model_);
+    else if (pattern == "/completion" || pattern == "/completions")
+      (void)parse_llama_request(to, model_, limits_, false);
+    else if (pattern == "/infill") (void)parse_llama_request(to, model_, limits_, true);
+    else if (pattern == "/apply-template") (void)parse_chat_request(to, model_, limits_);
+    else if (pattern == "/api/chat") (void)parse_ollama_chat(to, model_, limits_);
+    else if (pattern == "/api/generate") (void)parse_ollama_generate(to, model_, limits_);
+    else if (pattern == "/api/show") (void)parse_ollama_show(to);
+    else if (pattern == "/api/embed") (void)parse_ollama_embed(to);
+    else if (pattern == "/api/embeddings") (void)parse_ollama_embeddings(to);
     else if (pattern.ends_with("/embeddings")) (void)parse_embedding_request(to);
     else if (pattern.ends_with("/pooling")) (void)parse_pooling_request(to);
     else if (pattern.ends_with("/score")) (void)parse_score_request(to);
@@ -137,16 +148,17 @@ json::object operation(const DescribedRoute& route, const json::value& body, jso
     request["required"] = !body.is_null();
     op["requestBody"] = std::move(request);
   }
+  const bool ollama = route.pattern.starts_with("/api/");
   json::object done{{"description", "done"}};
   if (!body.is_null()) {
     done["content"] = json::object{{"application/json", {{"schema", {{"type", "object"}}}}}};
     if (body.as_object().at("properties").as_object().contains("stream"))
-      done["content"].as_object()["text/event-stream"] = json::object();
+      done["content"].as_object()[ollama ? "application/x-ndjson" : "text/event-stream"] = json::object();
   }
-  const bool tensors = route.pattern.starts_with("/v2") && route.pattern != "/v2/rerank";
+  const bool tensors = ollama || (route.pattern.starts_with("/v2") && route.pattern != "/v2/rerank");
   json::object fault =
       content("application/json",
-              {{"$ref", tensors ? "#/components/schemas/TensorError" : "#/components/schemas/Error"}});
+              {{"$ref", tensors ? "#/components/schemas/TextError" : "#/components/schemas/Error"}});
   fault["description"] = "why not";
   op["responses"] = json::object{{"200", std::move(done)}, {"default", std::move(fault)}};
   return op;
@@ -178,7 +190,7 @@ std::string openapi_json(const std::vector<DescribedRoute>& routes, const ApiLim
             {"required", json::array{"message"}},
             {"properties",
              {{"message", text}, {"type", text}, {"param", json::object()}, {"code", json::object()}}}}}}}}},
-      {"TensorError",
+      {"TextError",
        {{"type", "object"}, {"required", json::array{"error"}}, {"properties", {{"error", text}}}}}};
   return json::serialize(json::object{
       {"openapi", "3.1.0"},

@@ -30,4 +30,13 @@ void ReplyParts::grow(ReplyPart::Kind kind, std::string_view piece, Watcher* wat
   if (watcher) watcher->grown(parts_.size() - 1, piece);
 }
 
+void write_call_input(JsonWriter& w, const std::string& arguments) {
+  const Result<json::value> parsed = parse_json(arguments.empty() ? "{}" : arguments, "arguments");
+  if (parsed.ok() && parsed->is_object()) {
+    w.value(*parsed);
+    return;
+  }
+  w.begin_object().key("arguments").string(arguments).end_object();
+}
+
 }  // namespace oar::api

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/runtime/text_stream.h"
+#include "server/api/json_writer.h"
 
 namespace oar::api {
 
@@ -43,5 +44,9 @@ class ReplyParts {
   std::vector<ReplyPart> parts_;
   bool open_ = false;  // the last one
 };
+
+// The arguments of a call, for protocols where they are an object. What the model wrote is kept as a text,
+// {"arguments": ...}, where it is none: cut by length, for instance.
+void write_call_input(JsonWriter& w, const std::string& arguments);
 
 }  // namespace oar::api

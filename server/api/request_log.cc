@@ -4,26 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "server/api/utc_text.h"
 
 namespace oar::api {
 namespace {
-
-// 2026-11-23T15:26:20.123Z
-std::string now_text() {
-  const auto now = std::chrono::system_clock::now();
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
-  const auto seconds = static_cast<std::time_t>(ms / 1000);
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char text[32];
-  const size_t n = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
-  std::snprintf(text + n, sizeof text - n, ".%03dZ", static_cast<int>(ms % 1000));
-  return text;
-}
 
 // To the microsecond: what a clock knows more is noise.
 double rounded(double seconds) { return std::round(seconds * 1e6) / 1e6; }
@@ -40,7 +27,7 @@ Result<std::unique_ptr<RequestLog>> RequestLog::open(const std::string& path) {
 }
 
 void RequestLog::write(const RequestLine& line) {
-  const std::string text = json::serialize(json::object{{"time", now_text()},
+  const std::string text = json::serialize(json::object{{"time", utc_text(std::chrono::system_clock::now())},
                                                         {"id", line.id},
                                                         {"model", line.model},
                                                         {"key", line.key},

@@ -79,6 +79,20 @@ std::string anthropic_error(const Status& status, int http) {
   return out;
 }
 
+std::string llama_error(const Status& status, int http) {
+  const StatusCode code = http == 0 ? status.code() : status_code_of_http(http);
+  const ErrorKind& kind = error_kind(code);
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error").begin_object().key("code").number(http == 0 ? kind.http : http);
+  w.key("message").string(status.message());
+  w.key("type").string(code == StatusCode::kUnimplemented ? "not_supported_error"
+                       : code == StatusCode::kOutOfRange  ? "exceed_context_size_error"
+                                                          : kind.openai_type);
+  w.end_object().end_object();
+  return out;
+}
+
 std::string oip_error(const Status& status) {
   std::string out;
   JsonWriter w(out);

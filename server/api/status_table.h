@@ -25,7 +25,9 @@ StatusCode status_code_of_http(int http);
 std::string openai_error(const Status& status, int http = 0);
 // {"type":"error","error":{"type":...,"message":...}}, Anthropic's; `http` as above.
 std::string anthropic_error(const Status& status, int http = 0);
-// {"error":"..."}, the Open Inference Protocol's.
+// {"error":{"code":HTTP status,"message":...,"type":...}}, llama.cpp's; `http` as above.
+std::string llama_error(const Status& status, int http = 0);
+// {"error":"..."}, the Open Inference Protocol's and Ollama's.
 std::string oip_error(const Status& status);
 
 }  // namespace oar::api

@@ -97,6 +97,24 @@ constexpr FillStyle kFillStyles[] = {
     {"[PREFIX]", "[SUFFIX]", "", true},             // Codestral
 };
 
+struct FillMarks {
+  bool suffix_first = false;
+  std::vector<int32_t> ids;  // of prefix, suffix and, where there is one, middle
+};
+
+std::optional<FillMarks> fill_marks(const Tokenizer& tokenizer) {
+  for (const FillStyle& style : kFillStyles) {
+    FillMarks marks{style.suffix_first, {}};
+    for (const std::string_view text : {style.prefix, style.suffix, style.middle}) {
+      const auto id = text.empty() ? std::nullopt : tokenizer.token_to_id(text);
+      if (id) marks.ids.push_back(*id);
+      else if (!text.empty()) break;
+    }
+    if (marks.ids.size() == (style.middle.empty() ? 2 : 3)) return marks;
+  }
+  return std::nullopt;
+}
+
 // Tokenizes the prompts of one request.
 class PromptTokenizer final : public EncodeWatch {
  public:
@@ -107,33 +125,30 @@ class PromptTokenizer final : public EncodeWatch {
   }
 
   // The gap between two texts.
-  Result<std::vector<int32_t>> fill(std::string_view prefix, std::string_view suffix, bool bos) {
-    for (const FillStyle& style : kFillStyles) {
-      std::vector<int32_t> marks;
-      for (const std::string_view text : {style.prefix, style.suffix, style.middle}) {
-        const auto id = text.empty() ? std::nullopt : tokenizer_.token_to_id(text);
-        if (id) marks.push_back(*id);
-        else if (!text.empty()) break;
-      }
-      if (marks.size() != (style.middle.empty() ? 2 : 3)) continue;
-      options_.add_special_tokens = false;
-      OAR_ASSIGN(const std::vector<int32_t> before, tokens(prefix));
-      OAR_ASSIGN(const std::vector<int32_t> behind, tokens(suffix));
-      std::vector<int32_t> out;
-      if (bos && tokenizer_.adds_bos() && tokenizer_.bos_id()) out.push_back(*tokenizer_.bos_id());
-      const auto put = [&](int32_t mark, const std::vector<int32_t>& text) {
-        out.push_back(mark);
-        out.insert(out.end(), text.begin(), text.end());
-      };
-      if (style.suffix_first) put(marks[1], behind);
-      put(marks[0], before);
-      if (!style.suffix_first) put(marks[1], behind);
-      if (marks.size() == 3) out.push_back(marks[2]);
-      return out;
-    }
-    return invalid_argument(
-        "suffix: the model has no tokens for the text around a gap (fill in the middle); leave it out",
-        "suffix");
+  Result<std::vector<int32_t>> fill(std::string_view prefix, const GenerationRequest& request) {
+    const std::optional<FillMarks> marks = fill_marks(tokenizer_);
+    if (!marks)
+      return invalid_argument(
+          cat(request.fills ? "input_suffix" : "suffix",
+              ": the model has no tokens for the text around a gap (fill in the middle); leave it out"),
+          request.fills ? "input_suffix" : "suffix");
+    options_.add_special_tokens = false;
+    OAR_ASSIGN(const std::vector<int32_t> before, tokens(prefix));
+    OAR_ASSIGN(const std::vector<int32_t> behind, tokens(request.suffix));
+    OAR_ASSIGN(const std::vector<int32_t> begun, tokens(request.beginning));
+    std::vector<int32_t> out;
+    if (request.add_special_tokens && tokenizer_.adds_bos() && tokenizer_.bos_id())
+      out.push_back(*tokenizer_.bos_id());
+    const auto put = [&](int32_t mark, const std::vector<int32_t>& text) {
+      out.push_back(mark);
+      out.insert(out.end(), text.begin(), text.end());
+    };
+    if (marks->suffix_first) put(marks->ids[1], behind);
+    put(marks->ids[0], before);
+    if (!marks->suffix_first) put(marks->ids[1], behind);
+    if (marks->ids.size() == 3) out.push_back(marks->ids[2]);
+    out.insert(out.end(), begun.begin(), begun.end());
+    return out;
   }
 
   Result<std::vector<int32_t>> tokens(std::string_view text, std::span<const TextSpan> plain = {}) {
@@ -186,12 +201,18 @@ Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model
       continue;
     }
     const auto& text = std::get<std::string>(prompt);
-    OAR_ASSIGN(std::vector<int32_t> tokens,
-               request.suffix.empty() ? tokenizer.tokens(text)
-                                      : tokenizer.fill(text, request.suffix, request.add_special_tokens));
+    OAR_ASSIGN(std::vector<int32_t> tokens, request.suffix.empty() && !request.fills
+                                                ? tokenizer.tokens(text)
+                                                : tokenizer.fill(text, request));
     out.push_back(std::move(tokens));
   }
   return out;
+}
+
+Result<std::string> conversation_text(const ModelHandle& model, const GenerationRequest& request,
+                                      const ApiLimits& limits) {
+  OAR_ASSIGN(ChatPrompt prompt, render_chat(model, request, limits));
+  return std::move(prompt.text);
 }
 
 Result<std::vector<std::vector<int32_t>>> banned_sequences(const ModelHandle& model,
@@ -209,6 +230,8 @@ Result<std::vector<std::vector<int32_t>>> banned_sequences(const ModelHandle& mo
   }
   return out;
 }
+
+bool fills_gaps(const ModelHandle& model) { return fill_marks(*model.tokenizer).has_value(); }
 
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,
                        bool skip_special_tokens) {

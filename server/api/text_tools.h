@@ -30,9 +30,14 @@ Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model
                                                         const GenerationRequest& request,
                                                         const ApiLimits& limits,
                                                         const PromptBounds& bounds = {});
+// The text of a conversation as the model reads it.
+Result<std::string> conversation_text(const ModelHandle& model, const GenerationRequest& request,
+                                      const ApiLimits& limits);
 // bad_words as sequences of tokens: each in the middle of a text and behind a space.
 Result<std::vector<std::vector<int32_t>>> banned_sequences(const ModelHandle& model,
                                                            const std::vector<std::string>& words);
+// Whether the model has tokens for the text around a gap.
+bool fills_gaps(const ModelHandle& model);
 std::string detokenize(const ModelHandle& model, const std::vector<int32_t>& tokens,
                        bool skip_special_tokens);
 // The bytes a token stands for, possibly part of a UTF-8 sequence; special tokens as their text.

@@ -31,6 +31,12 @@ void read_tool_request(Fields& f, const json::value& definitions, const json::va
   f.fail(spelled(std::string(read.status().param())), spelled(std::string(read.status().message())));
 }
 
+void require_reasoning_style(Fields& f, std::string_view name, const ModelHandle& model) {
+  if (model.reasoning_style) return;
+  f.fail(name, cat(name, ": it is not known how the model ", model.name,
+                   " writes its reasoning; leave it out, or start the server with --reasoning-parser"));
+}
+
 void read_output_format(Fields& f, std::string_view name, grammar::ConstraintSpec& out) {
   using Kind = grammar::ConstraintSpec::Kind;
   const json::object* given = f.object(name);

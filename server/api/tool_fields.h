@@ -1,5 +1,5 @@
-// What the parsers of /v1/responses and /v1/messages share about tools and formats: both are read in the
-// terms of chat completions, and faults are told in the caller's.
+// What the parsers of conversations share about tools, reasoning and formats: those of /v1/responses and
+// /v1/messages are read in the terms of chat completions, and faults are told in the caller's.
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 
 #include "engine/text/tools/reply_plan.h"
 #include "server/api/fields.h"
+#include "server/api/model_handle.h"
 
 namespace oar::api {
 
@@ -17,6 +18,9 @@ json::object function_choice(std::string_view name);
 // the parameters of a tool, whose members have no "function" around them.
 void read_tool_request(Fields& f, const json::value& definitions, const json::value& choice, bool parallel,
                        std::string_view schema, tools::ToolRequest& out);
+
+// Faults where nobody knows how the model writes its reasoning, which the field `name` is about.
+void require_reasoning_style(Fields& f, std::string_view name, const ModelHandle& model);
 
 // A format of the answer in the flat form: {"type":"json_schema","schema":{...}}, "json_object" or "text".
 void read_output_format(Fields& f, std::string_view name, grammar::ConstraintSpec& out);

@@ -25,6 +25,7 @@ constexpr std::string_view kNoAdapters = "an adapter is named by `model`";
 constexpr std::string_view kTextOnly = "prompts and answers are text; leave it out";
 constexpr std::string_view kNoIds = "use oar.v1 over gRPC, which sends the ids, or ask /tokenize";
 constexpr std::string_view kNoState = "requests share no state here; leave it out";
+constexpr std::string_view kLoading = "options of `oar serve` say how models are loaded and run";
 constexpr std::string_view kPrefixed = "write what the model wants before a text into the text";
 
 // The values beside "*" are the defaults that clients of these servers write out.
@@ -43,6 +44,16 @@ constexpr UnreadField kFields[] = {
     {"cache_prompt", kAny, "prefixes are always cached, and answers are the same either way"},
     {"id_slot", kAny, "there are no slots"},
     {"n_keep", kAny, "a full context ends the answer, so nothing is dropped from it"},
+    {"num_keep", kAny, "a full context ends the answer, so nothing is dropped from it"},
+    {"num_batch", kAny, kLoading},
+    {"num_gpu", kAny, kLoading},
+    {"main_gpu", kAny, kLoading},
+    {"num_thread", kAny, kLoading},
+    {"numa", kAny, kLoading},
+    {"low_vram", kAny, kLoading},
+    {"use_mmap", kAny, kLoading},
+    {"use_mlock", kAny, kLoading},
+    {"f16_kv", kAny, kLoading},
     {"include_obfuscation", kAny, "chunks are not padded"},
     {"guided_decoding_backend", kAny, "there is one way to keep constraints"},
     {"model_name", kAny, "the path names the model"},
@@ -90,6 +101,10 @@ constexpr UnreadField kFields[] = {
     {"prompt_embeds", kEmpty, "send text or token ids"},
     {"prompt_logprobs", "[-1]", "ask /v1/completions or /v1/chat/completions"},
     {"truncate_prompt_tokens", kEmpty, "shorten the texts"},
+    {"truncate", "[false]", "shorten the prompt, or use truncate_prompt_tokens"},
+    {"shift", "[false]", "a full context ends the answer; leave it out"},
+    {"context", kEmpty, "send the conversation to /api/chat"},
+    {"template", kEmpty, "the model's own template is used; leave it out"},
     {"spaces_between_special_tokens", "[true]", "texts are as the tokenizer makes them; leave it out"},
     // What an answer reports.
     {"return_token_ids", kEmpty, kNoIds},
@@ -113,6 +128,8 @@ constexpr UnreadField kFields[] = {
     {"sequence_start", kEmpty, kNoState},
     {"sequence_end", kEmpty, kNoState},
     {"session_params", kEmpty, kNoState},
+    {"n_indent", "[0]", "lines are not looked at; leave it out"},
+    {"t_max_prompt_ms", "[0, -1]", "use timeout, in seconds"},
     {"t_max_predict_ms", "[0, -1]", "use timeout, in seconds"},
     {"lora", kEmpty, kNoAdapters},
     {"lora_path", kEmpty, kNoAdapters},
@@ -169,8 +186,9 @@ constexpr UnreadField kFields[] = {
     {"smoothing_factor", "[0]", kNoSampler},
     {"smoothing_curve", "[1]", kNoSampler},
     {"min_keep", "[0, 1]", kNoSampler},
+    {"penalize_newline", "[true]", kNoSampler},
     {"samplers", kEmpty, kNoSampler},
-    {"repeat_penalty", "[1]", "use repetition_penalty"},
+    {"repeat_penalty", "[1]", kNotHere},
     {"repeat_last_n", "[-1, 0, 64]", "penalties count the whole context; leave it out"},
     {"penalty_alpha", "[0]", kNoSampler},
     {"no_repeat_ngram_size", "[0]", kNoSampler},

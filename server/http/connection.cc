@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "server/http/compression.h"
 #include "server/http/tls_layer.h"
 
 namespace oar::http {
@@ -72,12 +73,14 @@ bool split_target(Request& request) {
 
 }  // namespace
 
+constexpr size_t kLeastCompressed = 1024;  // below it a packet is sent either way
+
 // A handler's hold on one request: forwards to the connection's thread, where the connection checks that the
 // request is still the present one.
 class Exchange final : public ResponseWriter {
  public:
-  Exchange(std::shared_ptr<Connection> connection, uint64_t id)
-      : connection_(std::move(connection)), id_(id) {}
+  Exchange(std::shared_ptr<Connection> connection, uint64_t id, Coding accepted)
+      : connection_(std::move(connection)), id_(id), accepted_(accepted) {}
   ~Exchange() override {
     if (!ended_ && !connection_->host_->stopped) {
       asio::post(connection_->io_, [c = connection_, id = id_] { c->abandon(id); });
@@ -85,6 +88,13 @@ class Exchange final : public ResponseWriter {
   }
   void send(Response response) override {
     ended_ = true;
+    // On the thread of whoever answers.
+    if (accepted_ != Coding::kIdentity && response.status == 200 &&
+        response.body.size() >= kLeastCompressed) {
+      response.body = compress(response.body, accepted_);
+      response.headers.push_back({"Content-Encoding", coding_name(accepted_)});
+      response.headers.push_back({"Vary", "Accept-Encoding"});
+    }
     on_thread([r = std::move(response), id = id_](Connection& c) mutable { c.send(id, std::move(r)); });
   }
   void start_stream(Response response) override {
@@ -123,6 +133,7 @@ class Exchange final : public ResponseWriter {
   }
   std::shared_ptr<Connection> connection_;
   uint64_t id_;
+  Coding accepted_;  // of the answer
   bool ended_ = false;
 };
 
@@ -415,12 +426,16 @@ bool Connection::admit_request() {
   if (options.admit) {
     if (auto refusal = options.admit(request_, *route_)) return answer(std::move(*refusal));
   }
+  coding_ = Coding::kIdentity;
   if (parser_->is_done()) return true;
-  const std::string_view coding = trim(request_.header("Content-Encoding"));
-  if (!coding.empty() && !iequals(coding, "identity")) {
-    return answer(options.error_response(&request_, 415,
-                                         "compressed request bodies are not accepted; send plain JSON"));
+  const std::string_view named = request_.header("Content-Encoding");
+  const std::optional<Coding> coding = read_coding(named);
+  if (!coding) {
+    return answer(options.error_response(
+        &request_, 415,
+        cat("Content-Encoding is '", named.substr(0, 64), "'; use gzip or deflate, or none")));
   }
+  coding_ = *coding;
   if (!reserve_body()) {
     Response busy =
         options.error_response(&request_, 503, "too many request bodies are being received; try again");
@@ -439,7 +454,8 @@ bool Connection::admit_request() {
 
 bool Connection::reserve_body() {
   const auto length = parser_->content_length();
-  const size_t bytes = length ? static_cast<size_t>(*length) : limits_.body_bytes;
+  const bool known = length && coding_ == Coding::kIdentity;
+  const size_t bytes = known ? static_cast<size_t>(*length) : limits_.body_bytes;
   if (host_->body_bytes.fetch_add(bytes) + bytes > limits_.total_body_bytes) {
     host_->body_bytes.fetch_sub(bytes);
     return false;
@@ -484,12 +500,23 @@ bool Connection::process_body() {
 // The handler gets a copy: the answer's headers, metrics and errors still need the request's own.
 void Connection::dispatch(std::string body) {
   parser_.reset();
+  if (coding_ != Coding::kIdentity) {
+    Result<std::string> plain = decompress(body, coding_, limits_.body_bytes);
+    if (!plain.ok()) {
+      release_body();
+      return refuse(plain.status().code() == StatusCode::kOutOfRange ? 413 : 400,
+                    cat("the request body ", plain.status().message()));
+    }
+    body = std::move(*plain);
+  }
   release_body();
   ++exchange_;
   enter(State::kAnswering);
   Request request = request_;
   request.body = std::move(body);
-  route_->handler(std::move(request), std::make_shared<Exchange>(shared_from_this(), exchange_));
+  const Coding accepted =
+      route_->compresses ? accepted_coding(request_.header("Accept-Encoding")) : Coding::kIdentity;
+  route_->handler(std::move(request), std::make_shared<Exchange>(shared_from_this(), exchange_, accepted));
 }
 
 // ---- output ----

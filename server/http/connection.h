@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "server/http/compression.h"
 #include "server/http/http_server.h"
 
 namespace oar::http {
@@ -132,6 +133,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   Request request_;  // without its body
   const Route* route_ = nullptr;
+  Coding coding_ = Coding::kIdentity;  // of the request's body
   size_t body_reserved_ = 0;
   uint64_t body_wire_bytes_ = 0;
 

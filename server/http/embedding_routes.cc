@@ -1,5 +1,8 @@
-// /v1/embeddings, /pooling, /v1/score and /v1/rerank over the encoders among the ordinary models.
+// /v1/embeddings, /pooling, Ollama's /api/embed, /v1/score and /v1/rerank over the encoders among the
+// ordinary models.
 #include "server/api/embeddings.h"
+#include "server/api/ollama_answer.h"
+#include "server/api/ollama_request.h"
 #include "server/api/openai_request.h"
 #include "server/api/score.h"
 #include "server/http/routes.h"
@@ -68,14 +71,14 @@ Status start(const Services& services, Prepare prepare, const Request& request, 
   OAR_ASSIGN(Work work, prepare(services, body));
   const auto task = api::EncodeTask::start(
       work.model, std::move(work.rows), work.want, context.deadline, context.id,
-      [workers = services.workers->executor(), writer, admission = std::move(admission),
+      [workers = services.workers->executor(), writer, path = request.path, admission = std::move(admission),
        answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
         // Thousands of vectors in JSON are not for the encoder's thread to write.
         auto shared = std::make_shared<Result<std::vector<std::vector<float>>>>(std::move(results));
-        workers([writer, answer, shared] {
+        workers([writer, path, answer, shared] {
           Result<std::string> text =
               shared->ok() ? answer(std::move(**shared)) : Result<std::string>(shared->status());
-          writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer("/v1", text.status()));
+          writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer(path, text.status()));
         });
       });
   writer->on_disconnect([task] { task->cancel(); });
@@ -101,6 +104,11 @@ void add_embedding_routes(Router& router, const Services& services) {
   for (const char* path : {"/pooling", "/v1/pooling"})
     router.add("POST", path,
                handler(services, &prepare_vectors<&api::parse_pooling_request, &api::pooling_answer>));
+  router.add("POST", "/api/embed",
+             handler(services, &prepare_vectors<&api::parse_ollama_embed, &api::ollama_embed_answer>));
+  router.add(
+      "POST", "/api/embeddings",
+      handler(services, &prepare_vectors<&api::parse_ollama_embeddings, &api::ollama_embeddings_answer>));
   for (const char* path : {"/v1/score", "/score"})
     router.add("POST", path, handler(services, &prepare_score));
   for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})

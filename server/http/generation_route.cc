@@ -19,7 +19,7 @@ struct AnswerUnderWay {
     if (!streaming || opened) return;
     opened = true;
     writer->start_stream(
-        {200, "text/event-stream; charset=utf-8", {{"Cache-Control", "no-cache"}, {"X-Request-Id", id}}, ""});
+        {200, text->content_type(), {{"Cache-Control", "no-cache"}, {"X-Request-Id", id}}, ""});
   }
   void on_event(Generation& generation, int32_t choice, const TextEvent& event) {
     if (closed) return;
@@ -57,6 +57,10 @@ Status start_answer(const Services& services, Prepare prepare, const Request& re
   context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
   OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
+  if (prepared.done) {
+    writer->send(json_answer(std::move(*prepared.done)));
+    return ok_status();
+  }
   auto answer = std::make_shared<AnswerUnderWay>(prepared, request.path, writer);
   OAR_ASSIGN(
       const std::shared_ptr<Generation> generation,

@@ -22,7 +22,8 @@ struct Route {
   std::string pattern;
   Handler handler;
   Access access = Access::kKey;
-  bool vital = false;  // answered also when the server has no connection left for anything else
+  bool vital = false;       // answered also when the server has no connection left for anything else
+  bool compresses = false;  // whole answers, for clients that take it
 };
 
 class Router {
@@ -30,6 +31,9 @@ class Router {
   // A GET route answers HEAD too. Routes are tried in order of registration.
   void add(std::string method, std::string pattern, Handler handler, Access access = Access::kKey,
            bool vital = false);
+
+  // The routes below a path, of those registered so far, compress.
+  void compress_below(std::string_view path);
 
   struct Match {
     const Route* route = nullptr;     // null: no such path, or not with this method

@@ -17,9 +17,18 @@ bool is_oip(std::string_view path) {
   return path == "/v2" || (path.starts_with("/v2/") && path != "/v2/rerank");
 }
 
+// llama.cpp's own, but for what it shares with others.
+bool is_llama(std::string_view path) {
+  for (const std::string_view own :
+       {"/completion", "/completions", "/infill", "/apply-template", "/props", "/slots"})
+    if (path == own) return true;
+  return path.starts_with("/slots/");
+}
+
 // An error in the dialect of the path; `http` as the table of statuses has it.
 std::string error_body(std::string_view path, const Status& status, int http) {
-  if (is_oip(path)) return api::oip_error(status);
+  if (is_llama(path)) return api::llama_error(status, http);
+  if (is_oip(path) || path.starts_with("/api/")) return api::oip_error(status);
   if (path == "/v1/messages" || path.starts_with("/v1/messages/")) return api::anthropic_error(status, http);
   return api::openai_error(status, http);
 }
@@ -31,8 +40,16 @@ void add_health(Router& router, const Services& services) {
   };
   for (const char* path : {"/health/live", "/v2/health/live"})
     router.add("GET", path, live, Access::kOpen, true);
-  for (const char* path : {"/health", "/health/ready", "/v2/health/ready"})
+  for (const char* path : {"/health/ready", "/v2/health/ready"})
     router.add("GET", path, ready, Access::kOpen, true);
+  // As llama.cpp words it.
+  router.add(
+      "GET", "/health",
+      [&frontend = *services.frontend](Request&&, std::shared_ptr<ResponseWriter> w) {
+        if (frontend.ready()) return w->send(json_answer(R"({"status":"ok"})"));
+        w->send({503, "application/json", {}, api::llama_error(unavailable("the server is not ready"))});
+      },
+      Access::kOpen, true);
 }
 
 void add_metrics(Router& router, const Services& services, Access access) {
@@ -119,9 +136,12 @@ Router make_router(const Services& services) {
   });
   add_openai_routes(router, services);
   add_agent_routes(router, services);
+  add_ollama_routes(router, services);
+  add_llama_routes(router, services);
   add_embedding_routes(router, services);
   add_tensor_routes(router, services);
   add_oip_routes(router, services);
+  router.compress_below("/v2/");  // tensors, as Triton's clients ask for it
   return router;
 }
 

@@ -33,6 +33,8 @@ Router make_router(const Services& services);
 Router make_monitoring_router(const Services& services);
 void add_openai_routes(Router& router, const Services& services);
 void add_agent_routes(Router& router, const Services& services);
+void add_llama_routes(Router& router, const Services& services);
+void add_ollama_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
@@ -46,7 +48,7 @@ Response error_response(const Request* request, int status, const std::string& m
 
 // ---- for the route files ----
 
-// An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2.
+// An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2 and /api.
 Response error_answer(std::string_view path, const Status& status);
 Response json_answer(std::string body);
 // The version that the path names; empty: none.

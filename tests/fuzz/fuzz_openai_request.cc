@@ -6,7 +6,9 @@
 #include "engine/text/utf8.h"
 #include "server/api/anthropic_request.h"
 #include "server/api/frontend.h"
+#include "server/api/llama_request.h"
 #include "server/api/oip_request.h"
+#include "server/api/ollama_request.h"
 #include "server/api/responses_request.h"
 #include "server/api/status_table.h"
 
@@ -61,6 +63,42 @@ void check_error(const oar::Status& status) {
   require(oar::parse_json(oar::api::anthropic_error(status), "error").ok());
 }
 
+// Ollama's and llama.cpp's requests: first bytes from 0x80.
+void others(uint8_t which, const oar::json::object& body, const oar::ModelHandle& model,
+            const oar::api::ApiLimits& limits) {
+  switch (which % 8) {
+    case 0:
+    case 1: {
+      const auto r = which % 8 == 0 ? oar::api::parse_ollama_chat(body, model, limits)
+                                    : oar::api::parse_ollama_generate(body, model, limits);
+      if (!r.ok()) return check_error(r.status());
+      check_params(*r);
+      require(r->n == 1 && (oar::api::loads_only(*r) || r->conversation || r->prompts.size() == 1));
+      return;
+    }
+    case 2:
+    case 3: {
+      const auto r =
+          which % 8 == 2 ? oar::api::parse_ollama_embed(body) : oar::api::parse_ollama_embeddings(body);
+      if (!r.ok()) return check_error(r.status());
+      require(!r->inputs.empty());
+      return;
+    }
+    case 4: {
+      const auto r = oar::api::parse_ollama_show(body);
+      if (!r.ok()) check_error(r.status());
+      return;
+    }
+    default: {
+      const auto r = oar::api::parse_llama_request(body, model, limits, which % 8 == 6);
+      if (!r.ok()) return check_error(r.status());
+      check_params(r->request);
+      require(!r->request.prompts.empty() && r->request.n == 1);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -80,6 +118,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const auto name = oar::api::parse_model_field(*body);
   if (!name.ok()) check_error(name.status());
+  if (data[0] >= 0x80) return others(data[0], *body, model, limits), 0;
   switch (data[0] % 7) {
     case 0: {
       const auto r = oar::api::parse_chat_request(*body, model, limits);

@@ -335,4 +335,39 @@ TEST_CASE("Embeddings: clients that leave in the middle") {
   CHECK(t.post("/v1/embeddings", R"({"model":"bert","input":"w5"})").status == 200);
 }
 
+TEST_CASE("embed: Ollama's words for the same vectors") {
+  EncoderServer s;
+  const auto ours = parse(s.post("/v1/embeddings", R"({"model":"bert","input":["a b","c"]})").body);
+  const HttpReply r =
+      s.post("/api/embed", R"({"model":"bert:latest","input":["a b","c"],"keep_alive":"5m"})");
+  INFO(r.body);
+  REQUIRE(r.status == 200);
+  const auto v = parse(r.body);
+  REQUIRE(v.at("embeddings").as_array().size() == 2);
+  for (size_t i = 0; i < 2; ++i) CHECK(v.at("embeddings").at(i) == ours.at("data").at(i).at("embedding"));
+  CHECK(v.at("prompt_eval_count") == ours.at("usage").at("prompt_tokens"));
+  CHECK(v.at("total_duration").as_int64() > 0);
+  const HttpReply old = s.post("/api/embeddings", R"({"model":"bert","prompt":"c"})");
+  REQUIRE(old.status == 200);
+  CHECK(parse(old.body).at("embedding") == v.at("embeddings").at(1));
+
+  // A long text is cut, unless that is not wanted.
+  const std::string spaced = [&] {
+    std::string out;
+    for (int i = 0; i < 2000; ++i) out += "a ";
+    return out;
+  }();
+  CHECK(s.post("/api/embed", R"({"model":"bert","input":")" + spaced + "\"}").status == 200);
+  for (const std::string& body :
+       {R"({"model":"bert","truncate":false,"input":")" + spaced + "\"}", std::string(R"({"model":"bert"})"),
+        std::string(R"({"model":"bert","input":"a","options":{"temperature":1}})")}) {
+    const HttpReply refused = s.post("/api/embed", body);
+    CHECK(refused.status == 400);
+    CHECK(parse(refused.body).at("error").is_string());
+  }
+  CHECK(parse(http(s.server->http_port(), "GET", "/api/tags").body).at("models").as_array().size() == 2);
+  const auto shown = parse(s.post("/api/show", R"({"model":"bert"})").body);
+  CHECK(shown.at("capabilities") == parse(R"(["embedding"])"));
+}
+
 }  // namespace

@@ -47,7 +47,6 @@ const Given kAsks[] = {
     {"enable_thinking", "false"},
     {"include_reasoning", "false"},
     {"use_beam_search", "true"},
-    {"repeat_penalty", "1.1"},
     {"max_new_tokens", "3"},
     {"lora", R"([{"id":0,"scale":1}])"},
     {"request_id", R"("mine")"},

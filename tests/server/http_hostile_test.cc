@@ -255,7 +255,9 @@ TEST_CASE("paths and methods") {
   CHECK(http(port, "BREW", "/health").status == 405);
   CHECK(status_of(port, "CONNECT example.com:443 HTTP/1.1\r\nHost: localhost\r\n\r\n") >= 400);
   CHECK(status_of(port, "GET http://test/health HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200);
-  CHECK(http(port, "POST", "/tokenize", "\x1f\x8b", {{"Content-Encoding", "gzip"}}).status == 415);
+  CHECK(http(port, "POST", "/tokenize", "\x1f\x8b", {{"Content-Encoding", "gzip"}}).status == 400);
+  CHECK(http(port, "POST", "/tokenize", "{}", {{"Content-Encoding", "br"}}).status == 415);
+  CHECK(http(port, "POST", "/tokenize", "{}", {{"Content-Encoding", "gzip, gzip"}}).status == 415);
   CHECK(parse(http(port, "GET", "/v2/nothing").body).at("error").is_string());
 }
 

@@ -70,6 +70,9 @@ TEST_CASE("openapi: what its schemas do not allow is refused by name, and what t
       {"/v1/responses", {{"input", "x"}}},
       {"/v1/messages",
        {{"max_tokens", 4}, {"messages", oar::json::array{object{{"role", "user"}, {"content", "x"}}}}}},
+      {"/completion", {{"prompt", "x"}}},
+      {"/api/chat", {{"messages", oar::json::array{object{{"role", "user"}, {"content", "x"}}}}}},
+      {"/api/generate", {{"prompt", "x"}}},
       {"/tokenize", {{"prompt", "x"}}},
       {"/detokenize", {{"tokens", oar::json::array{97}}}}};
   for (const auto& [path, minimal] : requests) {
@@ -100,9 +103,10 @@ TEST_CASE("openapi: what its schemas do not allow is refused by name, and what t
         CHECK(r.status == 400);
         ++tried;
         // Nothing else may be at fault; elements are named by their place.
-        if (std::string_view(path) != "/v1/messages")
-          CHECK(std::string(parse(r.body).at("error").at("message").as_string()).find(name) !=
-                std::string::npos);
+        if (std::string_view(path) == "/v1/messages") continue;
+        const value error = parse(r.body).at("error");
+        const value& message = error.is_string() ? error : error.at("message");
+        CHECK(std::string(message.as_string()).find(name) != std::string::npos);
       }
       object body = minimal;
       body[name] = nullptr;
@@ -111,7 +115,8 @@ TEST_CASE("openapi: what its schemas do not allow is refused by name, and what t
         CHECK(ask(body).status == 200);
       }
     }
-    if (std::string_view(path) != "/tokenize" && std::string_view(path) != "/detokenize") CHECK(tried > 60);
+    if (std::string_view(path).starts_with("/v1")) CHECK(tried > 60);
+    else if (!std::string_view(path).ends_with("tokenize")) CHECK(tried > 3);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "engine/base/format.h"
+#include "server/http/compression.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/tensor_server.h"
 #include "tests/server/test_server.h"
@@ -128,6 +129,34 @@ TEST_CASE("Tensors over REST: binary tensors") {
       post(t, "/v2/models/scale/infer", floats({1, 2, 3}), {{"Inference-Header-Content-Length", "0"}});
   REQUIRE(raw.status == 200);
   CHECK(raw.body.substr(std::stoul(raw.headers.at("inference-header-content-length"))) == floats({3, 6, 9}));
+}
+
+TEST_CASE("Tensors over REST: compressed both ways, binary tensors behind the JSON") {
+  using namespace oar::http;  // NOLINT
+  TensorServer t;
+  std::vector<float> values(3000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
+  const std::string head =
+      cat(R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1000,3],"parameters":{"binary_data_size":)",
+          values.size() * 4, R"(}}],"parameters":{"binary_data_output":true}})");
+  const Headers length{{"Inference-Header-Content-Length", cat(head.size())}};
+  const HttpReply plain = post(t, "/v2/models/scale/infer", head + floats(values), length);
+  REQUIRE(plain.status == 200);
+  for (const Coding coding : {Coding::kGzip, Coding::kDeflate}) {
+    Headers headers = length;
+    headers.push_back({"Content-Encoding", coding_name(coding)});
+    headers.push_back({"Accept-Encoding", coding_name(coding)});
+    const HttpReply r = post(t, "/v2/models/scale/infer", compress(head + floats(values), coding), headers);
+    REQUIRE(r.status == 200);
+    CHECK(r.headers.at("content-encoding") == coding_name(coding));
+    CHECK(r.headers.at("vary") == "Accept-Encoding");
+    CHECK(r.body.size() < plain.body.size() / 4);
+    const auto back = decompress(r.body, coding, 1 << 20);
+    REQUIRE_OK(back);
+    CHECK(*back == plain.body);
+    CHECK(r.headers.at("inference-header-content-length") ==
+          plain.headers.at("inference-header-content-length"));
+  }
 }
 
 TEST_CASE("Tensors over REST: what is refused") {

@@ -1,0 +1,238 @@
+// llama.cpp's native endpoints: fields arrive at the engine, chunks add up to the whole answer, counts and
+// times are there, gaps are filled, and what has no meaning here is refused by name in its shape.
+#include <thread>
+
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using oar::json::value;
+
+value answered(const HttpReply& r) {
+  INFO(r.body);
+  REQUIRE(r.status == 200);
+  return parse(r.body);
+}
+
+value refusal(const HttpReply& r, int status = 400) {
+  INFO(r.body);
+  CHECK(r.status == status);
+  value error = parse(r.body).at("error");
+  CHECK(error.as_object().size() == 3);
+  CHECK(error.at("code") == status);
+  return error;
+}
+
+std::string text_of(const value& v) { return std::string(v.as_string()); }
+
+FakeEngineOptions says(const char* reply) {
+  FakeEngineOptions o;
+  o.reply = reply;
+  return o;
+}
+
+TEST_CASE("llama completion: whole, in chunks, and what ended it") {
+  TestServer t(says("One.\nTwo STOP three"));
+  const auto ask = [&](const std::string& fields, const char* path = "/completion") {
+    return http(t.http(), "POST", path, R"({"prompt":"q",)" + fields + "}");
+  };
+  const value whole = answered(ask(R"("n_predict":100,"temperature":0.5,"repeat_penalty":1.5,"seed":7,)"
+                                   R"("cache_prompt":true,"id_slot":-1,"n_probs":2,"return_tokens":true)"));
+  CHECK(whole.at("content") == "One.\nTwo STOP three");
+  CHECK(whole.at("stop") == true);
+  CHECK(whole.at("stop_type") == "eos");
+  CHECK(whole.at("has_new_line") == true);
+  CHECK(whole.at("prompt") == "q");
+  CHECK(whole.at("tokens").as_array().size() == 19);
+  CHECK(whole.at("tokens_evaluated") == 1);
+  CHECK(whole.at("tokens_predicted") == 20);  // the end too
+  CHECK(whole.at("generation_settings").at("repeat_penalty").to_number<float>() == 1.5f);
+  CHECK(whole.at("generation_settings").at("seed").to_number<int>() == 7);
+  const value& probabilities = whole.at("completion_probabilities");
+  REQUIRE(probabilities.as_array().size() == 19);
+  CHECK(probabilities.at(0).at("token") == "O");
+  CHECK(probabilities.at(0).at("id") == 'O');
+  const value& timings = whole.at("timings");
+  CHECK(timings.at("prompt_n") == 1);
+  CHECK(timings.at("predicted_n") == 20);
+  CHECK(timings.at("predicted_ms").to_number<double>() > 0);
+  CHECK(t.engine.last_request().sampling.repetition_penalty == 1.5f);
+  CHECK(t.engine.last_request().sampling.seed == 7u);
+
+  const HttpReply streamed = ask(R"("stream":true,"return_tokens":true,"n_probs":2)", "/completions");
+  REQUIRE(streamed.status == 200);
+  const std::vector<std::string> chunks = sse_data(streamed.body);
+  std::string content;
+  size_t tokens = 0, listed = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const value v = parse(chunks[i]);  // there is no [DONE]
+    CHECK(v.at("stop") == (i + 1 == chunks.size()));
+    content += v.at("content").as_string();
+    tokens += v.at("tokens").as_array().size();
+    if (const value* p = v.as_object().if_contains("completion_probabilities"))
+      listed += p->as_array().size();
+  }
+  CHECK(chunks.size() > 3);
+  CHECK(content == text_of(whole.at("content")));
+  CHECK(tokens == 19);
+  CHECK(listed == 19);
+  CHECK(parse(chunks.back()).at("timings").at("predicted_n") == 20);
+  CHECK(t.engine.last_request().stop.max_tokens == 511);  // what the context has room for
+
+  const value word = answered(ask(R"("stop":["STOP"])"));
+  CHECK(word.at("content") == "One.\nTwo ");
+  CHECK(word.at("stop_type") == "word");
+  CHECK(word.at("stopping_word") == "STOP");
+  const value cut = answered(ask(R"("n_predict":3)"));
+  CHECK(cut.at("content") == "One");
+  CHECK(cut.at("stop_type") == "limit");
+  CHECK(cut.at("has_new_line") == false);
+}
+
+TEST_CASE("llama completion: prompts, constraints, seeds") {
+  TestServer t(says("abc"));
+  const auto ask = [&](const std::string& body) { return http(t.http(), "POST", "/completion", body); };
+  const value two = answered(ask(R"({"prompt":["x",[121,122]],"n_predict":2})").status == 400
+                                 ? ask(R"({"prompt":["x","yz"],"n_predict":2})")
+                                 : HttpReply{});  // texts and ids are not mixed
+  REQUIRE(two.as_array().size() == 2);
+  CHECK(two.at(0).at("prompt") == "x");
+  CHECK(two.at(1).at("prompt") == "yz");
+  CHECK(two.at(1).at("index") == 1);
+  CHECK(answered(ask(R"({"prompt":[120,121],"n_predict":2})")).at("prompt") == "xy");
+  CHECK(answered(ask(R"({"prompt":"q","grammar":"root ::= \"no\""})")).at("content") == "no");
+  const value made = answered(ask(R"({"prompt":"q","json_schema":{"const":7}})"));
+  CHECK(made.at("content") == "7");
+  for (const char* seed : {"-1", "4294967295"}) {
+    answered(ask(std::string(R"({"prompt":"q","seed":)") + seed + "}"));
+    CHECK_FALSE(t.engine.last_request().sampling.seed.has_value());
+  }
+}
+
+TEST_CASE("llama infill: the text around a gap, and what it begins with") {
+  FakeEngine engine(says("mid"));
+  oar::ModelHandle model = fake_model(engine);
+  TestServer plain;
+  CHECK(text_of(refusal(http(plain.http(), "POST", "/infill", R"({"input_prefix":"a","input_suffix":""})"))
+                    .at("message"))
+            .find("input_suffix") != std::string::npos);
+  // The byte tokenizer with three more tokens.
+  std::string text = byte_tokenizer_json(true);
+  value made = parse(text);
+  int id = 260;
+  for (const char* mark : {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}) {
+    value token = made.at("added_tokens").at(0);
+    token.as_object()["id"] = id++;
+    token.as_object()["content"] = mark;
+    made.as_object()["added_tokens"].as_array().push_back(token);
+  }
+  auto tokenizer = oar::tokenizer_from_json(serialize(made));
+  REQUIRE_OK(tokenizer);
+  model.tokenizer = *tokenizer;
+  FakeEngineOptions o = says("mid");
+  o.vocab_size = 263;
+  FakeEngine wide(o);
+  model.engine = &wide;
+  oar::ServerOptions options;
+  options.http_address = "127.0.0.1:0";
+  options.grpc_address.clear();
+  auto server = oar::Server::start(options, serving({model}));
+  REQUIRE_OK(server);
+  const int port = (*server)->http_port();
+  const auto asked = [&](const std::string& body) {
+    CHECK(answered(http(port, "POST", "/infill", body)).at("content") == "mid");
+    return model.tokenizer->decode(wide.last_request().prompt, false);
+  };
+  CHECK(asked(R"({"input_prefix":"a","input_suffix":"z","input_extra":[]})") ==
+        "<|fim_prefix|>a<|fim_suffix|>z<|fim_middle|>");
+  CHECK(asked(R"({"input_prefix":"a","input_suffix":"","prompt":"b"})") ==
+        "<|fim_prefix|>a<|fim_suffix|><|fim_middle|>b");
+  const struct {
+    const char *body, *named;
+  } kCases[] = {{R"({"input_suffix":"z"})", "input_prefix"},
+                {R"({"input_prefix":"a"})", "input_suffix"},
+                {R"({"input_prefix":"a","input_suffix":"z","input_extra":[{"text":"t"}]})", "input_extra"}};
+  for (const auto& c : kCases)
+    CHECK(text_of(refusal(http(port, "POST", "/infill", c.body)).at("message")).find(c.named) !=
+          std::string::npos);
+  CHECK(parse(http(port, "POST", "/api/show", R"({"model":"fake"})").body).at("capabilities") ==
+        parse(R"(["completion","insert"])"));
+}
+
+TEST_CASE("llama: templates, tokens, props, slots, health") {
+  TestServer t(says("abc"));
+  const auto post = [&](const char* path, const std::string& body) {
+    return http(t.http(), "POST", path, body);
+  };
+  const auto get = [&](const char* path) { return http(t.http(), "GET", path); };
+  CHECK(answered(post("/apply-template", R"({"messages":[{"role":"user","content":"q"}]})")).at("prompt") ==
+        "<s><|user|>q<|assistant|>");
+  CHECK(answered(post("/tokenize", R"({"content":"ab"})")) == parse(R"({"tokens":[97,98]})"));
+  CHECK(answered(post("/tokenize", R"({"content":"a","with_pieces":true,"add_special":false})")) ==
+        parse(R"({"tokens":[{"id":97,"piece":"a"}]})"));
+  CHECK(post("/tokenize", R"({"content":"a","parse_special":false})").status == 400);
+  CHECK(post("/tokenize", R"({"prompt":"a","with_pieces":true})").status == 400);
+  CHECK(answered(post("/detokenize", R"({"tokens":[97,98]})")).at("content") == "ab");
+
+  const value props = answered(get("/props"));
+  CHECK(props.at("default_generation_settings").at("n_ctx") == 512);
+  CHECK(props.at("model_alias") == "fake");
+  CHECK(props.at("eos_token") == "</s>");
+  CHECK(answered(get("/props?model=fake")) == props);
+  CHECK(text_of(refusal(get("/props?model=other"), 404).at("message")).find("other") != std::string::npos);
+  CHECK(text_of(refusal(get("/slots?fail_on_no_slot=1")).at("message")).find("fail_on_no_slot") !=
+        std::string::npos);
+  CHECK(refusal(post("/props", "{}"), 501).at("type") == "not_supported_error");
+  CHECK(refusal(post("/slots/0", "{}"), 501).at("type") == "not_supported_error");
+
+  CHECK(answered(get("/slots")).as_array().empty());
+  t.engine.pause(true);
+  RawClient c(t.http());
+  REQUIRE(c.send(make_request("POST", "/completion", R"({"prompt":"q"})")));
+  for (int i = 0; i < 500 && t.engine.stats().running + t.engine.stats().waiting == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(std::ssize(answered(get("/slots")).as_array()) == t.engine.stats().running);
+  t.engine.pause(false);
+  CHECK(c.read_reply().status == 200);
+
+  CHECK(answered(get("/health")) == parse(R"({"status":"ok"})"));
+  t.server->set_ready(false);
+  CHECK(refusal(get("/health"), 503).at("type") == "unavailable_error");
+}
+
+TEST_CASE("llama: refusals name the field") {
+  TestServer t;
+  const struct {
+    const char *body, *named;
+  } kCases[] = {{R"({})", "prompt"},
+                {R"({"prompt":5})", "prompt"},
+                {R"({"prompt":["x",[1]]})", "prompt[1]"},
+                {R"({"prompt":"q","n_probs":-1})", "n_probs"},
+                {R"({"prompt":"q","n_predict":-2})", "n_predict"},
+                {R"({"prompt":"q","mirostat":2})", "mirostat"},
+                {R"({"prompt":"q","samplers":["top_k"]})", "samplers"},
+                {R"({"prompt":"q","post_sampling_probs":true})", "post_sampling_probs"},
+                {R"({"prompt":"q","response_fields":["content"]})", "response_fields"},
+                {R"({"prompt":"q","timings_per_token":true})", "timings_per_token"},
+                {R"({"prompt":"q","n_indent":4})", "n_indent"},
+                {R"({"prompt":"q","n":2})", "n is 2"},
+                {R"({"prompt":"q","lora":[{"id":0,"scale":1}]})", "lora"},
+                {R"({"prompt":"q","grammar":"root ::= ("})", "grammar"}};
+  for (const auto& c : kCases) {
+    INFO(c.body);
+    const value error = refusal(http(t.http(), "POST", "/completion", c.body));
+    CHECK(error.at("type") == "invalid_request_error");
+    CHECK(text_of(error.at("message")).find(c.named) != std::string::npos);
+  }
+  const std::string longer(600, 'x');
+  CHECK(refusal(http(t.http(), "POST", "/completion", R"({"prompt":")" + longer + "\"}")).at("type") ==
+        "exceed_context_size_error");
+  CHECK(refusal(http(t.http(), "POST", "/completion", R"({"prompt":"q","model":"other"})"), 404).at("type") ==
+        "not_found_error");
+  CHECK(t.engine.submitted() == 0);
+}
+
+}  // namespace
