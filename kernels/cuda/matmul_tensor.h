@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
   uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
   const Tile tile = tile_of<kManyOutputs, kManyRows>(p);
-  if (tile.index < 0) return;
+  if (tile.begin >= tile.end) return;
   const Product::Weight& weight = p.weights[tile.index];
   const int g = lane() / 4, t = lane() % 4;
   const int64_t n = tile.n + warp() * kTileOutputs;
