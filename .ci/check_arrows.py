@@ -72,6 +72,7 @@ THIRD_PARTY = [  # header, rooms where it may appear
     (r"boost/", ("server/http", "server/api", "tests/server", "tests/loadtest", "clients")),
     (r"(grpc|grpcpp|google/protobuf)/", ("server/grpc", "proto", "clients", "tests/server", "tests/bench")),
     (r"prometheus/", ("server/metrics",)),
+    (r"zlib\.h", ("server/http",)),  # codings of bodies; libpng and gRPC bring it anyway
     (r"openssl/", ("server", "clients", "tests/server")),
     (r"spdlog/", ("clients",)),
     (r"CLI/", ("clients", "tests/bench")),

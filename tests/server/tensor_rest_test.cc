@@ -134,19 +134,21 @@ TEST_CASE("Tensors over REST: binary tensors") {
 TEST_CASE("Tensors over REST: compressed both ways, binary tensors behind the JSON") {
   using namespace oar::http;  // NOLINT
   TensorServer t;
-  std::vector<float> values(3000);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
+  std::string raw;
+  for (const char letter : {'a', 'b', 'c'}) {
+    raw += std::string("\xE8\3\0\0", 4) + std::string(1000, letter);  // its length in four bytes
+  }
   const std::string head =
-      cat(R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1000,3],"parameters":{"binary_data_size":)",
-          values.size() * 4, R"(}}],"parameters":{"binary_data_output":true}})");
+      cat(R"({"inputs":[{"name":"x","datatype":"BYTES","shape":[1,3],"parameters":{"binary_data_size":)",
+          raw.size(), R"(}}],"parameters":{"binary_data_output":true}})");
   const Headers length{{"Inference-Header-Content-Length", cat(head.size())}};
-  const HttpReply plain = post(t, "/v2/models/scale/infer", head + floats(values), length);
+  const HttpReply plain = post(t, "/v2/models/same_BYTES/infer", head + raw, length);
   REQUIRE(plain.status == 200);
   for (const Coding coding : {Coding::kGzip, Coding::kDeflate}) {
     Headers headers = length;
     headers.push_back({"Content-Encoding", coding_name(coding)});
     headers.push_back({"Accept-Encoding", coding_name(coding)});
-    const HttpReply r = post(t, "/v2/models/scale/infer", compress(head + floats(values), coding), headers);
+    const HttpReply r = post(t, "/v2/models/same_BYTES/infer", compress(head + raw, coding), headers);
     REQUIRE(r.status == 200);
     CHECK(r.headers.at("content-encoding") == coding_name(coding));
     CHECK(r.headers.at("vary") == "Accept-Encoding");
