@@ -94,10 +94,13 @@ class DataReader {
   int64_t at_ = 0;
 };
 
+// As ServedModels::config() describes language models.
+bool takes_text(const TensorModelConfig& config) { return config.platform == "oar"; }
+
 class BodyReader {
  public:
-  BodyReader(std::string_view binary, std::shared_ptr<const void> owner)
-      : binary_(binary), owner_(std::move(owner)) {}
+  BodyReader(std::string_view binary, std::shared_ptr<const void> owner, bool text)
+      : binary_(binary), owner_(std::move(owner)), text_(text) {}
 
   Result<JsonInferRequest> read(const json::object& body) {
     JsonInferRequest out;
@@ -115,7 +118,8 @@ class BodyReader {
       Fields p(*parameters, "parameters.");
       p.boolean("binary_data_output", out.binary_by_default);
       if (!p.ok()) return p.status();
-      OAR_ASSIGN(out.timeout_us, read_timeout(*parameters));
+      if (text_) out.parameters = *parameters;
+      if (!text_) { OAR_ASSIGN(out.timeout_us, read_timeout(*parameters)); }
     }
     for (const json::value& v : *inputs) {
       if (!v.is_object())
@@ -211,6 +215,7 @@ class BodyReader {
 
   std::string_view binary_;  // what is left of it
   std::shared_ptr<const void> owner_;
+  const bool text_;  // the model is a language model, which reads the parameters itself
 };
 
 // A body that is nothing but the one input's bytes, a batch of one; one unknown extent follows from the size.
@@ -355,7 +360,7 @@ Result<JsonInferRequest> parse_infer_body(const TensorModelConfig& config, std::
                             "inputs");
   }
   OAR_ASSIGN(const json::object parsed, parse_body(text));
-  return BodyReader(body.substr(text.size()), std::move(owner)).read(parsed);
+  return BodyReader(body.substr(text.size()), std::move(owner), takes_text(config)).read(parsed);
 }
 
 Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const JsonInferRequest& request,

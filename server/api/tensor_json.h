@@ -24,6 +24,7 @@ struct JsonInferRequest {
   std::vector<Output> outputs;     // empty: all of the model's
   bool binary_by_default = false;  // of outputs that do not say
   uint64_t timeout_us = 0;
+  json::object parameters;  // of a language model's request: as they came
 };
 
 // The parameter `timeout` of an infer request in microseconds, 0 when absent. Refuses parameters that would

@@ -1,4 +1,4 @@
-// The Open Inference Protocol over REST, for ordinary models: infer, load and unload.
+// The Open Inference Protocol over REST: infer, load and unload.
 #include <charconv>
 
 #include "engine/base/format.h"
@@ -6,7 +6,8 @@
 #include "server/api/fields.h"
 #include "server/api/repository_load.h"
 #include "server/api/tensor_json.h"
-#include "server/http/routes.h"
+#include "server/api/text_infer.h"
+#include "server/http/generation_route.h"
 
 namespace oar::http {
 namespace {
@@ -25,10 +26,7 @@ Result<std::optional<size_t>> json_length(const Request& request) {
   return std::optional<size_t>(length);
 }
 
-Response infer_answer(const api::TensorModelConfig& config, const api::JsonInferRequest& request,
-                      const Result<std::vector<Datum>>& results, const std::vector<size_t>& wanted) {
-  if (!results.ok()) return error_answer("/v2", results.status());
-  Result<api::JsonInferAnswer> answer = api::write_infer_body(config, request, *results, wanted);
+Response tensor_answer(Result<api::JsonInferAnswer> answer) {
   if (!answer.ok()) return error_answer("/v2", answer.status());
   Response r = json_answer(std::move(answer->body));
   if (answer->json_bytes) {
@@ -38,15 +36,44 @@ Response infer_answer(const api::TensorModelConfig& config, const api::JsonInfer
   return r;
 }
 
+Response infer_answer(const api::TensorModelConfig& config, const api::JsonInferRequest& request,
+                      const Result<std::vector<Datum>>& results, const std::vector<size_t>& wanted) {
+  if (!results.ok()) return error_answer("/v2", results.status());
+  return tensor_answer(api::write_infer_body(config, request, *results, wanted));
+}
+
+// Of a language model: text_input and its kin in, text_output out.
+Status start_text_infer(const Services& services, const ModelHandlePtr& model,
+                        const std::shared_ptr<Request>& request, const WriterPtr& writer) {
+  OAR_ASSIGN(const api::TensorModelConfig config, services.models->config(model->name, model->version));
+  OAR_ASSIGN(api::RequestContext context, context_of(services, *request));
+  context.gone = watch_leaving(*writer);
+  OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
+  OAR_ASSIGN(api::JsonInferRequest parsed, api::parse_infer_body(config, request->body, length, request));
+  OAR_ASSIGN(const api::OipTextRequest asked, api::read_text_infer(config, parsed));
+  OAR_ASSIGN(api::GenerationRequest wanted, api::text_generation(asked, *model, services.frontend->limits()));
+  OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
+  auto text = std::make_shared<std::string>(asked.prepends_input() ? asked.text : "");
+  OAR_ASSIGN(
+      const std::shared_ptr<api::Generation> generation,
+      api::Generation::start(
+          std::move(spec), [writer](api::Job job) { writer->post(std::move(job)); },
+          [text, writer, config, parsed = std::move(parsed)](api::Generation&, int32_t, TextEvent&& event) {
+            *text += event.text;
+            if (event.finish == FinishReason::kNone) return;
+            const Status failure = api::failure_of(event);
+            writer->send(failure.ok() ? tensor_answer(api::write_text_infer(config, parsed, *text))
+                                      : error_answer("/v2", failure));
+          }));
+  writer->on_disconnect([generation] { generation->cancel(api::caller_left()); });
+  return ok_status();
+}
+
 Status start_infer(const Services& services, const std::shared_ptr<Request>& request,
                    const WriterPtr& writer) {
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request->params[0], version_in(*request)));
   const api::TensorModelPtr model = served.tensor;
-  if (model == nullptr) {
-    return unimplemented(
-        cat("the language model ", request->params[0],
-            " takes text: POST to generate or generate_stream, or use ModelInfer over gRPC"));
-  }
+  if (model == nullptr) return start_text_infer(services, served.language, request, writer);
   OAR_ASSIGN(const api::RequestContext context, context_of(services, *request));
   OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
   OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
