@@ -65,6 +65,13 @@ function(oar_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
+# oar_together(TARGET BATCH FILES...): a compilation of just these files, where the order of a list would put two of one
+# local name together. Files of the target that no batch names are compiled alone.
+function(oar_together target batch)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${batch})
+endfunction()
+
 add_library(oar_flags INTERFACE)
 target_include_directories(oar_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
 set(warnings -Wall -Wextra -Werror -Wno-missing-field-initializers)

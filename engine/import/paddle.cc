@@ -37,15 +37,6 @@ const T* data_if(const Attr* a) {
 
 }  // namespace
 
-std::vector<std::string> supported_ops() {
-  std::vector<std::string> names;
-  for (auto part : op_tables()) {
-    for (const OpEntry& e : part) names.emplace_back(e.name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 Tensor filled(const std::vector<int64_t>& dims, DType dtype, std::span<const double> values) {
   Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), dtype));
   dispatch_number(dtype, [&](auto tag) {

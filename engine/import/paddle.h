@@ -17,9 +17,4 @@ Result<ImportedModel> import_paddle(const std::string& path, const ImportOptions
 // The same of a program and parameters in memory: one tensor per program.parameters, of its type.
 Result<ImportedModel> import_paddle_model(const paddle::Model& model);
 
-namespace paddle {
-// Every op of the table, PIR's names, sorted: what can be imported.
-std::vector<std::string> supported_ops();
-}  // namespace paddle
-
 }  // namespace oar

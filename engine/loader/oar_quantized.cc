@@ -21,11 +21,6 @@ Result<Shape> matrix_shape(const json::object& entry, const std::string& where) 
 
 }  // namespace
 
-json::object describe_quantized(const Tensor& tensor) {
-  return {{"format", tensor.format().name()},
-          {"shape", json::array{tensor.shape().rows(), tensor.shape().cols()}}};
-}
-
 Status apply_formats(const json::object& described, TensorMap& tensors, const std::string& what) {
   for (const auto& member : described) {
     const std::string name(member.key());

@@ -18,9 +18,6 @@ namespace oar {
 
 inline constexpr int kOarQuantVersion = 1;
 
-// What one tensor's entry says.
-json::object describe_quantized(const Tensor& tensor);
-
 // The tensors named in `described` change from bytes to their formats; the bytes stay where they are.
 // INVALID_ARGUMENT or DATA_LOSS names the tensor, what was expected and what was found.
 Status apply_formats(const json::object& described, TensorMap& tensors, const std::string& what);

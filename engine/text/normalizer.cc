@@ -202,14 +202,6 @@ NormalizerPtr make_prepend_normalizer(std::string prefix) {
   });
 }
 
-NormalizerPtr make_append_normalizer(std::string suffix) {
-  return make([suffix = std::move(suffix)](std::string_view text, std::string& out) {
-    if (text.empty()) return;
-    out += text;
-    out += suffix;
-  });
-}
-
 NormalizerPtr make_replace_normalizer(std::string from, std::string to) {
   return make([from = std::move(from), to = std::move(to)](std::string_view text, std::string& out) {
     size_t copied = 0;

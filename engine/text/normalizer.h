@@ -30,7 +30,6 @@ NormalizerPtr make_lowercase_normalizer();
 NormalizerPtr make_strip_accents_normalizer();
 NormalizerPtr make_strip_normalizer(bool left, bool right);
 NormalizerPtr make_prepend_normalizer(std::string prefix);
-NormalizerPtr make_append_normalizer(std::string suffix);
 NormalizerPtr make_replace_normalizer(std::string from, std::string to);  // `from` is not empty
 NormalizerPtr make_replace_normalizer(SplitPattern pattern, std::string to);
 NormalizerPtr make_nmt_normalizer();

@@ -3,9 +3,10 @@
 #include "engine/loader/gguf.h"
 
 #include "engine/loader/gguf_model.h"
+#include "tests/fuzz/target.h"
 #include "tests/loader/builders.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(gguf) {
   const auto file = oar::parse_gguf(oar::Buffer::wrap_const(data, size, nullptr), "fuzz");
   if (!file.ok()) return 0;
   for (const auto& [name, tensor] : file->tensors) {

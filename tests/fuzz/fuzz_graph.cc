@@ -18,6 +18,7 @@
 #include "engine/graph/pass.h"
 #include "engine/graph/run.h"
 #include "engine/tensor/element.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 using namespace oar;
@@ -336,7 +337,7 @@ class Editor {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(graph) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   const auto parsed = parse(bytes);
   if (!parsed) return 0;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "server/http/http_server.h"
+#include "tests/fuzz/target.h"
 #include "tests/server/raw_client.h"
 
 namespace {
@@ -40,7 +41,7 @@ oar::http::HttpServer& server() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(http) {
   if (size == 0) return 0;
   oar_test::RawClient client(server().port());
   // The first byte says how large the pieces are that the rest arrives in.

@@ -4,8 +4,9 @@
 
 #include "clients/cli/image_file.h"
 #include "engine/vision/text_boxes.h"
+#include "tests/fuzz/target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(image) {
   using namespace oar;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   // Small sides only: a few bytes may rightly announce a gigabyte of pixels, which is slow, not wrong.

@@ -6,6 +6,7 @@
 #include "engine/text/chat_template.h"
 #include "engine/text/jinja/value.h"
 #include "engine/text/utf8.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ const boost::json::value& conversation() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(jinja) {
   const auto t = oar::ChatTemplate::parse(std::string(reinterpret_cast<const char*>(data), size));
   if (!t.ok()) return 0;
   oar::jinja::Limits limits;

@@ -1,6 +1,7 @@
 // A JSON Schema, any bytes: refused, or a constraint whose masks hold.
 #include "tests/fuzz/constraint_target.h"
+#include "tests/fuzz/target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(json_schema) {
   return oar_fuzz::constraint(oar::grammar::ConstraintSpec::Kind::kJsonSchema, data, size);
 }

@@ -4,8 +4,9 @@
 
 #include "engine/import/onnx.h"
 #include "engine/runtime/predictor.h"
+#include "tests/fuzz/target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(onnx) {
   auto model = oar::import_onnx_bytes(oar::Buffer::wrap_const(data, size, nullptr), "fuzz", "");
   if (!model.ok()) return 0;
   oar::PredictorOptions options;

@@ -11,6 +11,7 @@
 #include "server/api/ollama_request.h"
 #include "server/api/responses_request.h"
 #include "server/api/status_table.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 
@@ -101,7 +102,7 @@ void others(uint8_t which, const oar::json::object& body, const oar::ModelHandle
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(openai_request) {
   static NoEngine engine;
   static const oar::ModelHandle model = [] {
     oar::ModelHandle m;

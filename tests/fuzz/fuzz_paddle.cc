@@ -1,9 +1,10 @@
 // Any bytes as a Paddle program of either generation, the rest as its parameter file: an error, or a program
 // whose indices all lie inside and tensors whose every byte can be read.
 #include "engine/import/paddle_program.h"
+#include "tests/fuzz/target.h"
 #include "tests/loader/builders.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(paddle) {
   using namespace oar;
   if (size < 2) return 0;
   // The first two bytes say where the program ends.

@@ -5,8 +5,9 @@
 #include <cstring>
 
 #include "engine/loader/peft.h"
+#include "tests/fuzz/target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(peft) {
   const void* zero = std::memchr(data, 0, size);
   const size_t split = zero == nullptr ? size : static_cast<size_t>(static_cast<const uint8_t*>(zero) - data);
   const auto config = oar::parse_json({reinterpret_cast<const char*>(data), split}, "fuzz");

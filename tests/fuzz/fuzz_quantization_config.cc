@@ -1,9 +1,10 @@
 // Any bytes as a quantized Hugging Face checkpoint: a safetensors file whose metadata has the config.json.
 // An error, or weights whose every byte can be read and every row decoded.
 #include "engine/loader/quantization_config.h"
+#include "tests/fuzz/target.h"
 #include "tests/loader/builders.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(quantization_config) {
   auto file = oar::parse_safetensors(oar::Buffer::wrap_const(data, size, nullptr), "fuzz");
   if (!file.ok()) return 0;
   const auto config = oar::parse_json(file->metadata["config"], "config.json");

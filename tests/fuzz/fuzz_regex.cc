@@ -1,6 +1,7 @@
 // A pattern, any bytes: refused, or a constraint whose masks hold.
 #include "tests/fuzz/constraint_target.h"
+#include "tests/fuzz/target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(regex) {
   return oar_fuzz::constraint(oar::grammar::ConstraintSpec::Kind::kRegex, data, size);
 }

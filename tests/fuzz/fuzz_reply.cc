@@ -5,6 +5,7 @@
 
 #include "engine/base/json.h"
 #include "engine/text/tools/reply_parser.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 
@@ -61,7 +62,7 @@ const std::vector<oar::tools::Tool>& offered() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(reply) {
   if (size < 3) return 0;
   const auto styles = oar::tools::tool_styles();
   const auto reasonings = oar::tools::reasoning_styles();

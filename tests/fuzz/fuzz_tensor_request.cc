@@ -9,6 +9,7 @@
 #include "server/api/tensor_json.h"
 #include "server/api/tensor_wire.h"
 #include "server/repository/text_config.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 
@@ -58,7 +59,7 @@ void tensors(std::string_view data) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(tensor_request) {
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   switch (data[0] % 4) {

@@ -10,6 +10,7 @@
 #include "engine/text/split_pattern.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
+#include "tests/fuzz/target.h"
 
 namespace {
 
@@ -35,7 +36,7 @@ void exercise(const oar::TokenizerPtr& tokenizer, std::string_view text) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(tokenizer) {
   if (size < 2) return 0;
   const std::string_view all(reinterpret_cast<const char*>(data), size);
   const std::string_view body = all.substr(1);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tests/fuzz/target.h"
 #include "train/data.h"
 
 using namespace oar;
@@ -26,7 +27,7 @@ void must(bool holds) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+OAR_FUZZ_TARGET(training_data) {
   static const TokenizerPtr tokenizer =
       tokenizer_from_json(kTokenizer, R"({"eos_token":"<|im_end|>"})").value();
   static const ChatTemplate chat = ChatTemplate::parse(kTemplate).value();

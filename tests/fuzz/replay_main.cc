@@ -2,7 +2,7 @@
 // folders given, and mutations of each (a number of random edits, from a fixed seed, so a failure repeats).
 // What libFuzzer itself finds is stored as one more seed.
 //
-//   replay_gguf [--mutations N] FOLDER|FILE...
+//   replay TARGET [--mutations N] FOLDER|FILE...
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -14,14 +14,26 @@
 #include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+#define OAR_REGISTER(name) int fuzz_##name(const uint8_t* data, size_t size);
+#include "oar_fuzz_targets.inc"
+#undef OAR_REGISTER
 
 namespace {
 
+struct Target {
+  const char* name;
+  int (*run)(const uint8_t*, size_t);
+};
+constexpr Target kTargets[] = {
+#define OAR_REGISTER(name) {#name, fuzz_##name},
+#include "oar_fuzz_targets.inc"
+#undef OAR_REGISTER
+};
+
 // An allocation of its own, so that a sanitizer sees a read past the end.
-void run(const std::string& bytes) {
+void run(const Target& target, const std::string& bytes) {
   const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
-  LLVMFuzzerTestOneInput(exact.data(), exact.size());
+  target.run(exact.data(), exact.size());
 }
 
 void mutate(std::string& bytes, std::mt19937_64& random) {
@@ -48,9 +60,18 @@ void mutate(std::string& bytes, std::mt19937_64& random) {
 
 int main(int argc, char** argv) {
   namespace fs = std::filesystem;
+  const Target* const target = std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Target& t) {
+    return argc > 1 && t.name == std::string(argv[1]);
+  });
+  if (target == std::end(kTargets)) {
+    std::fprintf(stderr, "replay TARGET [--mutations N] FOLDER|FILE...; targets:");
+    for (const Target& t : kTargets) std::fprintf(stderr, " %s", t.name);
+    std::fprintf(stderr, "\n");
+    return 2;
+  }
   int mutations = 0;
   std::vector<fs::path> files;
-  for (int i = 1; i < argc; ++i) {
+  for (int i = 2; i < argc; ++i) {
     if (std::string(argv[i]) == "--mutations" && i + 1 < argc) {
       mutations = std::stoi(argv[++i]);
     } else if (fs::is_directory(argv[i])) {
@@ -67,12 +88,12 @@ int main(int argc, char** argv) {
   for (const fs::path& file : files) {
     std::ifstream in(file, std::ios::binary);
     const std::string seed(std::istreambuf_iterator<char>(in), {});
-    run(seed);
+    run(*target, seed);
     std::mt19937_64 random(1);
     for (int i = 0; i < mutations; ++i) {
       std::string bytes = seed;
       mutate(bytes, random);
-      run(bytes);
+      run(*target, bytes);
     }
   }
   std::printf("%zu seeds, %d mutations of each: passed\n", files.size(), mutations);

@@ -31,7 +31,7 @@ struct Fixture {
   TlsOptions trust;
 };
 
-RunResult run(const Server& server, WorkloadSpec w = {}, int64_t requests = 12) {
+RunResult run_tls(const Server& server, WorkloadSpec w = {}, int64_t requests = 12) {
   w.model = "fake";
   w.prompt_words = 5;
   const auto workload = Workload::create(w);
@@ -55,7 +55,7 @@ TEST_CASE("load over https: streams, slow readers and early leavers, on kept con
   const std::string url = "https://localhost:" + std::to_string(t.http());
   const auto server = parse_server(url, f.trust);
   REQUIRE_OK(server);
-  for (const Record& r : run(*server).records) {
+  for (const Record& r : run_tls(*server).records) {
     CHECK(r.error == "");
     CHECK(r.output_tokens == 64);
     CHECK(r.counted_by_server);
@@ -65,12 +65,12 @@ TEST_CASE("load over https: streams, slow readers and early leavers, on kept con
   WorkloadSpec odd;
   odd.cancel_share = 1;
   int cancelled = 0;
-  for (const Record& r : run(*server, odd).records) cancelled += r.cancelled;
+  for (const Record& r : run_tls(*server, odd).records) cancelled += r.cancelled;
   CHECK(cancelled > 0);
   odd.cancel_share = 0;
   odd.slow_share = 1;
   odd.output_tokens = 20;
-  for (const Record& r : run(*server, odd, 3).records) CHECK(r.error == "");
+  for (const Record& r : run_tls(*server, odd, 3).records) CHECK(r.error == "");
   CHECK(parse_server("https://127.0.0.1:" + std::to_string(t.http()), f.trust).ok());
   const auto health = http_request(*server, "GET", "/v2/health/ready", {}, {}, 5);
   REQUIRE_OK(health);
@@ -88,17 +88,17 @@ TEST_CASE("whom the load tester does not trust, or who does not trust it, it doe
   any.ca.clear();
   any.verify = false;
   for (const TlsOptions& o : {mutual, any})
-    for (const Record& r : run(*parse_server(url, o), {}, 3).records) CHECK(r.error == "");
+    for (const Record& r : run_tls(*parse_server(url, o), {}, 3).records) CHECK(r.error == "");
   TlsOptions system = mutual;
   system.ca.clear();
-  for (const Record& r : run(*parse_server(url, system), {}, 3).records)
+  for (const Record& r : run_tls(*parse_server(url, system), {}, 3).records)
     CHECK(r.error.find("cannot connect: TLS: certificate verify failed") == 0);
-  for (const Record& r : run(*parse_server(url, f.trust), {}, 3).records) CHECK_FALSE(r.error.empty());
+  for (const Record& r : run_tls(*parse_server(url, f.trust), {}, 3).records) CHECK_FALSE(r.error.empty());
   CHECK_FALSE(http_request(*parse_server(url, system), "GET", "/health", {}, {}, 5).ok());
   // A server that speaks no TLS.
   TestServer plain;
   for (const Record& r :
-       run(*parse_server("https://127.0.0.1:" + std::to_string(plain.http()), f.trust), {}, 3).records)
+       run_tls(*parse_server("https://127.0.0.1:" + std::to_string(plain.http()), f.trust), {}, 3).records)
     CHECK(r.error == "no connection within 1 s");  // it waits for the rest of what it takes for a header
 
   CHECK(parse_server("https://h", {"/nonexistent"}).status().message() ==

@@ -91,7 +91,7 @@ TEST_CASE("HTTP over TLS: requests, streams, keep-alive, large bodies, both vers
 TEST_CASE("what is no TLS, or too old, or trusts somebody else, gets nothing") {
   const Setup s("refused");
   TestServer t({}, s.options);
-  const HttpReply plain = http(t.http(), "GET", "/v1/models");
+  const oar_test::HttpReply plain = http(t.http(), "GET", "/v1/models");
   CHECK(plain.status == 400);
   CHECK(plain.body.find("https://") != std::string::npos);
   RawClient garbage(t.http());
