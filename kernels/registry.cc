@@ -41,6 +41,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kGatedMatmul: return "gated_matmul";
     case KernelFamily::kSegmentAttention: return "segment_attention";
     case KernelFamily::kLora: return "lora";
+    case KernelFamily::kCausalConv: return "causal_conv";
     case KernelFamily::kDenseAttention: return "dense_attention";
     case KernelFamily::kResize: return "resize";
   }

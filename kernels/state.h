@@ -53,7 +53,8 @@ struct StateChunk {
 // border to itself (a head, a range of channels): `border` and `out` begin at `at`, `kept` at the row's
 // beginning. `carry`: n floats of scratch.
 template <class F>
-inline void for_each_state_chunk(const StateArgs& a, int64_t b, int64_t at, float* carry, F&& f) {
+[[gnu::always_inline]] inline void for_each_state_chunk(const StateArgs& a, int64_t b, int64_t at,
+                                                        float* carry, F&& f) {
   const int64_t P = a.page_tokens, end = a.context_len[b];
   const int64_t row0 = a.seq_start[b], from = end - (a.seq_start[b + 1] - row0);
   const int32_t* borders = a.border_tables + b * a.max_borders;
@@ -78,7 +79,7 @@ inline void for_each_state_chunk(const StateArgs& a, int64_t b, int64_t at, floa
 }
 
 // Where packed row t is stored, or null.
-inline float* state_row(const StateArgs& a, int64_t t) {
+[[gnu::always_inline]] inline float* state_row(const StateArgs& a, int64_t t) {
   return a.row_slots[t] < 0 ? nullptr : a.rows + a.row_slots[t] * a.row_floats;
 }
 

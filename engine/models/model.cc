@@ -207,6 +207,19 @@ Val ModelBuilder::self_attention(Val x, const std::string& prefix, int64_t layer
   return attend({rope(h.q, layer), rope(h.k, layer), h.v}, prefix, layer);
 }
 
+Val ModelBuilder::causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased) {
+  const Val w = weight(name + ".weight");
+  if (!w) return {};
+  const Tensor& t = graph().value(w.id).constant;
+  if (t.shape() != Shape{channels, 1, kernel} && t.shape() != Shape{channels, kernel}) {
+    fail(invalid_argument(cat("tensor '", name, ".weight' is ", t.shape().to_string(), ", config.json needs ",
+                              Shape{channels, 1, kernel}.to_string())));
+    return {};
+  }
+  const Val bias = biased && has(name + ".bias") ? weight(name + ".bias", {channels}) : Val{};
+  return op("causal_conv", {x, w, bias, in.segments});
+}
+
 Val ModelBuilder::activation(Val x) {
   const std::string& a = c.activation;
   if (a == "gelu_new" || a == "gelu_pytorch_tanh" || a == "gelu_fast")

@@ -27,6 +27,7 @@ from tiny_weights import checksum, fnv1a64, is_bytes, round_to_bf16, splitmix64,
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS, GOLDEN = ROOT / "configs/models", ROOT / "tests/golden/models"
 VOCAB, TOKENS, TOKENS_ROUTED = 256, 40, 24
+TOKENS_RECURRENT = 150  # over several pages, whose ends a state crosses
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64,
@@ -275,6 +276,17 @@ MODELS |= {
         attention_k_eq_v=True, enable_moe_block=True, global_head_dim=32, head_dim=16, hidden_size_per_layer_input=0,
         moe_intermediate_size=48, num_experts=8, num_global_key_value_heads=1, top_k_experts=2),
 }
+# LFM2-1.2B as it is released
+MODELS["lfm2"] = {**decoder("lfm2", "Lfm2ForCausalLM"), **{
+    "block_auto_adjust_ff_dim": True, "block_dim": 64, "block_ff_dim": 160, "block_ffn_dim_multiplier": 1.0,
+    "block_mlp_init_scale": 1.0, "block_multiple_of": 16, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+    "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 64,
+    "conv_dim_out": 64, "conv_use_xavier_init": True, "full_attn_idxs": [1, 3], "norm_eps": 1e-5, "num_heads": 4,
+    "rope_theta": 1000000.0, "theta": 1000000.0, "use_pos_enc": True}}
+del MODELS["lfm2"]["intermediate_size"]
+MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4,
+                       "layer_types": ["conv", "full_attention", "conv", "conv"]}
+del MODELS["lfm2-long"]["full_attn_idxs"]
 # gpt-oss-20b as it is released
 MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
@@ -388,7 +400,7 @@ def generate(name: str, config: dict) -> None:
         candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]
         tokens = max(candidates, key=lambda t: min(run(m, t)[1] for m in models.values()))
     else:
-        tokens = tokens_of(1, TOKENS)
+        tokens = tokens_of(1, TOKENS_RECURRENT if name.endswith("-long") else TOKENS)
 
     manifest = {
         "config": str(config_path.relative_to(ROOT)), "weight_seed": weight_seed, "tokens": tokens,
