@@ -74,9 +74,10 @@ enum class KernelFamily : uint8_t {
   kDenseAttention,       // attention.h
   kResize,               // resize.h
   kCausalConv,           // causal_conv.h
+  kStateScan,            // state_scan.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kCausalConv;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kStateScan;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

@@ -44,6 +44,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kCausalConv: return "causal_conv";
     case KernelFamily::kDenseAttention: return "dense_attention";
     case KernelFamily::kResize: return "resize";
+    case KernelFamily::kStateScan: return "state_scan";
   }
   return "unknown";
 }
