@@ -92,18 +92,19 @@ Val ModelBuilder::rms_norm(Val x, Val w) { return op("rms_norm", {x, w}, {{"epsi
 
 Val ModelBuilder::rms_norm(Val x) {
   if (!x) return {};
-  const int64_t n = dim(x, -1).const_value();
-  Val& ones = constants_[cat("ones.", n)];
-  if (!ones) {
-    auto t = Tensor::allocate({n}, Format::f32());
-    if (!t.ok()) {
-      fail(t.status());
-      return {};
-    }
-    std::ranges::fill(t->mutable_values<float>(), 1.0f);
-    ones = constant(cat("ones.", n), std::move(*t));
+  return rms_norm(x, filled(dim(x, -1).const_value(), 1));
+}
+
+Val ModelBuilder::filled(int64_t n, double value) {
+  const std::string name = value == 1 ? cat("ones.", n) : cat("all.", value, ".", n);
+  if (const auto it = constants_.find(name); it != constants_.end()) return it->second;
+  auto t = Tensor::allocate({n}, Format::f32());
+  if (!t.ok()) {
+    fail(t.status());
+    return {};
   }
-  return rms_norm(x, ones);
+  std::ranges::fill(t->mutable_values<float>(), static_cast<float>(value));
+  return constants_[name] = constant(name, std::move(*t));
 }
 
 Val ModelBuilder::layer_norm(Val x, const std::string& name, bool biased) {

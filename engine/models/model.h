@@ -31,6 +31,12 @@ struct HeadShape {
   bool operator==(const HeadShape&) const = default;
 };
 
+// Layers that keep a matrix of each head instead of keys and values: the op state_scan.
+struct ScanConfig {
+  int64_t key_heads = 0, heads = 0;    // Hk, Hv
+  int64_t key_dim = 0, value_dim = 0;  // Dk, Dv
+};
+
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
 enum class HeadNorms : uint8_t { kNone, kEach, kTogether };
 
@@ -90,7 +96,8 @@ struct ModelConfig {
   std::string recurrent_type;    // what `layer_types` calls them
   int64_t conv_kernel = 0;       // rows that their convolutions see
   bool conv_bias = false;        // whether what is in front of and behind one has the biases that are there
-  bool chunked = false;          // windows do not slide: a token sees its own of chunks so long
+  ScanConfig scan;
+  bool chunked = false;  // windows do not slide: a token sees its own of chunks so long
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;
   int64_t shared_experts = 0;
   RouteConfig route;
@@ -152,6 +159,8 @@ class ModelBuilder : public Builder {
   // By `w`, or without weights.
   Val rms_norm(Val x, Val w);
   Val rms_norm(Val x);
+  // (n), each the same.
+  Val filled(int64_t n, double value);
   // `biased`: with <name>.bias.
   Val layer_norm(Val x, const std::string& name, bool biased = true);
   // Rows of a table that must have at least `rows` of them (the ids' bound), times embedding_scale.
@@ -194,6 +203,8 @@ class ModelBuilder : public Builder {
   // where they are chosen.
   Val experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
               const char* down, const std::string& correction = "");
+  // Experts `prefix`experts, and beside them one that all tokens share, behind a gate of its own.
+  Val experts_and_shared(Val x, const std::string& prefix);
   // By logits (T, X) that are there. `correction` and `scale`, of the weights of each expert: (X) or none.
   struct Router {
     Val logits, correction, scale;

@@ -108,6 +108,23 @@ def decoder(model_type: str, architecture: str, **keys) -> dict:
 SILU = {"hidden_act": "silu", "attention_dropout": 0.0}
 
 
+# Four layers, of which the last has attention.
+def hybrid(model_type: str, architecture: str, **changes) -> dict:
+    return decoder(model_type, architecture, **{
+        "head_dim": 32, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-6,
+        "num_hidden_layers": 4, **changes})
+
+
+GATED_DELTA = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2,
+               "linear_num_value_heads": 4, "linear_value_head_dim": 32}
+SHARED_EXPERT = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "output_router_logits": False,
+                 "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 80}
+QWEN35 = {"attn_output_gate": True, "layer_types": ["linear_attention"] * 3 + ["full_attention"], "mamba_ssm_dtype": "float32",
+          "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "rope_parameters": {
+              "mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+              "rope_type": "default"}}
+
+
 def gemma4(**changes) -> dict:
     return {**decoder("gemma4_text", "Gemma4ForCausalLM"), **{
         "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False,
@@ -275,6 +292,18 @@ MODELS |= {
     "gemma4-26b-a4b": gemma4(
         attention_k_eq_v=True, enable_moe_block=True, global_head_dim=32, head_dim=16, hidden_size_per_layer_input=0,
         moe_intermediate_size=48, num_experts=8, num_global_key_value_heads=1, top_k_experts=2),
+    # Qwen3-Next-80B-A3B-Instruct, with a dense layer
+    "qwen3-next": hybrid(
+        "qwen3_next", "Qwen3NextForCausalLM", decoder_sparse_step=1, full_attention_interval=4, mlp_only_layers=[1],
+        **GATED_DELTA, **SHARED_EXPERT, norm_topk_prob=True, rope_scaling=None, rope_theta=10000000,
+        partial_rotary_factor=0.25, tie_word_embeddings=False),
+    # Qwen3.5-4B, text_config
+    "qwen3_5": hybrid(
+        "qwen3_5_text", "Qwen3_5ForCausalLM", full_attention_interval=4, **GATED_DELTA, **QWEN35, tie_word_embeddings=True),
+    # Qwen3.5-35B-A3B, text_config
+    "qwen3_5-moe": {k: v for k, v in hybrid(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", full_attention_interval=4, **GATED_DELTA, **SHARED_EXPERT, **QWEN35,
+        tie_word_embeddings=False).items() if k != "intermediate_size"},
 }
 # LFM2-1.2B as it is released
 MODELS["lfm2"] = {**decoder("lfm2", "Lfm2ForCausalLM"), **{
@@ -287,6 +316,7 @@ del MODELS["lfm2"]["intermediate_size"]
 MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4,
                        "layer_types": ["conv", "full_attention", "conv", "conv"]}
 del MODELS["lfm2-long"]["full_attn_idxs"]
+MODELS["qwen3_5-long"] = MODELS["qwen3_5"]
 # gpt-oss-20b as it is released
 MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],

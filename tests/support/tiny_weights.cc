@@ -133,7 +133,7 @@ std::vector<std::string> tiny_golden_names() {
           "gemma2",         "gemma3",     "glm4",         "cohere2",    "hunyuan_v1_dense",
           "exaone4",        "starcoder2", "qwen2-moe",    "glm4-moe",   "ernie4_5-moe",
           "minimax-m2",     "gpt-oss",    "llama4",       "gemma4-e2b", "gemma4-12b",
-          "gemma4-26b-a4b", "lfm2"};
+          "gemma4-26b-a4b", "lfm2",       "qwen3-next",   "qwen3_5",    "qwen3_5-moe"};
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {
