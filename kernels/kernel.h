@@ -73,9 +73,11 @@ enum class KernelFamily : uint8_t {
   kLora,                 // lora.h
   kDenseAttention,       // attention.h
   kResize,               // resize.h
+  kCausalConv,           // causal_conv.h
+  kStateScan,            // state_scan.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kResize;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kStateScan;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

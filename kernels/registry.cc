@@ -41,8 +41,10 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kGatedMatmul: return "gated_matmul";
     case KernelFamily::kSegmentAttention: return "segment_attention";
     case KernelFamily::kLora: return "lora";
+    case KernelFamily::kCausalConv: return "causal_conv";
     case KernelFamily::kDenseAttention: return "dense_attention";
     case KernelFamily::kResize: return "resize";
+    case KernelFamily::kStateScan: return "state_scan";
   }
   return "unknown";
 }

@@ -44,6 +44,12 @@ enum class SizesFrom : uint8_t {
   kItself,  // the result is an operand's size: known with the shapes, value and all
 };
 
+// What a layer with a recurrent state keeps of a sequence (kernels/state.h), in floats.
+struct StateFloats {
+  int64_t border = 0;  // behind a chunk
+  int64_t row = 0;     // of each position of an open one
+};
+
 struct OpDef {
   const char* name;
   // Writes its first input, a state value, in place and returns the state after the write; never removed.
@@ -93,6 +99,12 @@ struct OpDef {
   bool fold_keeps_format = false;
   // Matrix operands may be weight expressions: lower() reads them through LowerContext::weight().
   bool weight_expressions = false;
+  // Ops with a recurrent state, over packed rows whose last operand is their segments. The serve pass
+  // replaces them by `served`, which has kStateOperands in front of the op's own operands but the last, the
+  // attribute `page_tokens` beside the op's own, and in front of the op's results the borders' state after
+  // the write.
+  Result<StateFloats> (*state)(const Graph& g, std::span<const ValueId> inputs, const Attrs& attrs) = nullptr;
+  const char* served = nullptr;
 };
 
 // Declared here, defined in engine/ops/registry.cc from its CMake list and of what was registered

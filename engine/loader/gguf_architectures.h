@@ -101,6 +101,20 @@ inline constexpr Rename kGptOssNames[] = {
     {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
     {"blk.N.ffn_gate_inp", "model.layers.N.mlp.router"}};
 
+inline constexpr Rename kLfm2Names[] = {{"token_embd_norm", "model.embedding_norm"},
+                                        {"output_norm", "model.embedding_norm"},
+                                        {"blk.N.attn_norm", "model.layers.N.operator_norm"},
+                                        {"blk.N.attn_output", "model.layers.N.self_attn.out_proj"},
+                                        {"blk.N.attn_q_norm", "model.layers.N.self_attn.q_layernorm"},
+                                        {"blk.N.attn_k_norm", "model.layers.N.self_attn.k_layernorm"},
+                                        {"blk.N.shortconv.in_proj", "model.layers.N.conv.in_proj"},
+                                        {"blk.N.shortconv.conv", "model.layers.N.conv.conv"},
+                                        {"blk.N.shortconv.out_proj", "model.layers.N.conv.out_proj"},
+                                        {"blk.N.ffn_norm", "model.layers.N.ffn_norm"},
+                                        {"blk.N.ffn_gate", "model.layers.N.feed_forward.w1"},
+                                        {"blk.N.ffn_up", "model.layers.N.feed_forward.w3"},
+                                        {"blk.N.ffn_down", "model.layers.N.feed_forward.w2"}};
+
 // A number of the metadata that is a key of config.json; counts are integers.
 struct KeyName {
   std::string_view gguf, config;
@@ -120,6 +134,8 @@ inline constexpr KeyName kGemma4Keys[] = {
     {"rope.freq_base_swa", "rope_local_base_freq"},
     {"attention.shared_kv_layers", "num_kv_shared_layers", true},
     {"embedding_length_per_layer_input", "hidden_size_per_layer_input", true}};
+inline constexpr KeyName kLfm2Keys[] = {{"attention.layer_norm_rms_epsilon", "norm_eps"},
+                                        {"shortconv.l_cache", "conv_L_cache", true}};
 inline constexpr KeyName kGpt2Keys[] = {{"attention.layer_norm_epsilon", "layer_norm_epsilon"}};
 inline constexpr KeyName kQwen2MoeKeys[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true}};
@@ -184,6 +200,8 @@ inline constexpr Architecture kArchitectures[] = {
      R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh", "norm_weights_are_whole": true})"},
     {"gemma4", "gemma4_text", "Gemma4ForCausalLM", "gelu_pytorch_tanh", false, true, kDecoderNames,
      kGemma4Names, kGemma4Keys, R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh"})"},
+    {"lfm2", "lfm2", "Lfm2ForCausalLM", "silu", false, false, kDecoderNames, kLfm2Names, kLfm2Keys,
+     R"({"conv_bias": true, "block_auto_adjust_ff_dim": false})"},
     {"glm4", "glm4", "Glm4ForCausalLM", "silu", false, false, kDecoderNames, kGlm4Names, {}, kBiased},
     {"cohere2",
      "cohere2",

@@ -307,6 +307,27 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   return in.status;
 }
 
+// Layers without heads of keys and values have a convolution in their place.
+Status read_mixed(const GgufFile& file, MetadataReader& in) {
+  const json::value* layers = in.config.if_contains("num_hidden_layers");
+  if (!in.status.ok() || !layers) return in.status;
+  const int64_t n = layers->as_int64();
+  const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n);
+  OAR_RETURN_IF_ERROR(in.status);
+  if (kv_heads.empty()) return data_loss(cat(file.name, ": metadata attention.head_count_kv is missing"));
+  const int64_t most = *std::ranges::max_element(kv_heads);
+  json::array types;
+  for (const int64_t k : kv_heads) {
+    if (k != 0 && k != most)
+      return unimplemented(cat(file.name, ": metadata attention.head_count_kv has ", k, " beside ", most,
+                               ", which is not supported"));
+    types.push_back(k == 0 ? "conv" : "full_attention");
+  }
+  in.config["num_key_value_heads"] = std::max<int64_t>(most, 1);
+  in.config["layer_types"] = std::move(types);
+  return ok_status();
+}
+
 // Layers behind the last that draft tokens: not run here.
 void read_draft_layers(MetadataReader& in) {
   const auto drafts = in.count("nextn_predict_layers");
@@ -465,19 +486,21 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
       key.count ? in.put_count(key.config, key.gguf) : in.put_number(key.config, key.gguf);
   }
   const bool layered = arch && arch->model_type == "gemma4_text";
+  const bool mixed = arch && arch->model_type == "lfm2";
   in.put_count("hidden_size", "embedding_length");
   in.put_count("num_attention_heads", "attention.head_count");
   if (!layered) {
     in.put_count("num_hidden_layers", "block_count");
     in.put_count("intermediate_size", "feed_forward_length");
-    in.put_count("num_key_value_heads", "attention.head_count_kv");
+    if (mixed) OAR_RETURN_IF_ERROR(read_mixed(file, in));
+    else in.put_count("num_key_value_heads", "attention.head_count_kv");
   }
   if (!layered && !c.contains("num_key_value_heads") && c.contains("num_attention_heads")) {
     c["num_key_value_heads"] = json::value(c["num_attention_heads"]);
   }
   in.put_count("max_position_embeddings", "context_length");
   in.put_count("sliding_window", "attention.sliding_window");
-  if (!layered) in.put_window_pattern();
+  if (!layered && !mixed) in.put_window_pattern();
   read_draft_layers(in);
   in.put_number("rms_norm_eps", "attention.layer_norm_rms_epsilon");
   c["rope_theta"] = in.number("rope.freq_base").value_or(10000.0);  // the format's default

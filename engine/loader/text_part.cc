@@ -43,11 +43,27 @@ json::object text_config(const json::object& outer, json::object text) {
   return text;
 }
 
+// "a (3), b (1)" of what is left out.
+std::string counts(const std::map<std::string, size_t>& left) {
+  std::string line;
+  for (const auto& [part, count] : left)
+    line += cat(line.empty() ? "" : ", ", show_name(part), " (", count, ")");
+  return line;
+}
+
+// Heads that draft tokens, in files of a lone text model: not run.
+void leave_draft_heads(TensorMap& tensors, std::vector<std::string>* notices) {
+  const size_t left = std::erase_if(tensors, [](const auto& t) { return t.first.starts_with("mtp."); });
+  if (left > 0 && notices != nullptr)
+    notices->push_back(cat("tensors of draft heads are left out: ", counts({{"mtp", left}})));
+}
+
 }  // namespace
 
 void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::string>* notices) {
   const json::value* text = config.if_contains("text_config");
-  if (text == nullptr || !text->is_object() || !text->get_object().contains("model_type")) return;
+  if (text == nullptr || !text->is_object() || !text->get_object().contains("model_type"))
+    return leave_draft_heads(tensors, notices);
   config = text_config(config, text->get_object());
 
   TensorMap kept;
@@ -67,10 +83,7 @@ void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::s
   }
   tensors = std::move(kept);
   if (left.empty() || notices == nullptr) return;
-  std::string line;
-  for (const auto& [part, count] : left)
-    line += cat(line.empty() ? "" : ", ", show_name(part), " (", count, ")");
-  notices->push_back(cat("tensors of other parts than text are left out: ", line));
+  notices->push_back(cat("tensors of other parts than text are left out: ", counts(left)));
 }
 
 }  // namespace oar

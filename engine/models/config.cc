@@ -20,9 +20,10 @@ Status check_layer_types(ConfigReader& r, const ModelConfig& c) {
                                 " entries, as 'num_hidden_layers' wants"));
   }
   for (size_t k = 0; k < c.windows.size(); ++k) {
-    const char* runs = c.windows[k] <= 0 ? "full_attention"
-                       : c.chunked       ? "chunked_attention"
-                                         : "sliding_attention";
+    const std::string_view runs = c.is_recurrent(static_cast<int64_t>(k)) ? std::string_view(c.recurrent_type)
+                                  : c.windows[k] <= 0                     ? "full_attention"
+                                  : c.chunked                             ? "chunked_attention"
+                                                                          : "sliding_attention";
     if (v->get_array()[k] != json::value(runs)) {
       return unimplemented(cat("config.json: 'layer_types' has ", json::serialize(v->get_array()[k]),
                                " for layer ", k, ", which would run as ", runs,

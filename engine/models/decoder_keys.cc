@@ -40,7 +40,7 @@ Status read_windows(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
 }
 
 // Of one kind of layers: theta, the rotated part and the rest of `o`.
-Status read_rope_object(const json::object& o, RopeConfig& rope) {
+Status read_rope_object(const json::object& o, const DecoderDefaults& d, RopeConfig& rope) {
   rope.scaling = o;
   ConfigReader inner(rope.scaling);
   OAR_ASSIGN(rope.theta, inner.number({"rope_theta"}, rope.theta));
@@ -49,6 +49,8 @@ Status read_rope_object(const json::object& o, RopeConfig& rope) {
       "type rope_type factor factors low_freq_factor high_freq_factor original_max_position_embeddings "
       "beta_fast beta_slow mscale mscale_all_dim attention_factor truncate short_factor long_factor alpha "
       "short_mscale long_mscale finetuned max_position_embeddings llama_4_scaling_beta");
+  // How positions of pictures share the frequencies: text has the same for all three.
+  if (d.picture_rope) inner.without_effect("mrope_section mrope_interleaved");
   OAR_ASSIGN(const std::string unknown, inner.finish("rope_scaling"));
   if (!unknown.empty()) return unimplemented(cat("config.json: rope_scaling has ", unknown));
   return ok_status();
@@ -125,13 +127,13 @@ Status read_rope(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
       if (!part->is_object())
         return invalid_argument(cat("config.json: '", split_key, "' has a layer type that is not an object"));
       if (part == full) whole = part->get_object();
-      else OAR_RETURN_IF_ERROR(read_rope_object(part->get_object(), *c.window_rope));
+      else OAR_RETURN_IF_ERROR(read_rope_object(part->get_object(), d, *c.window_rope));
     }
   }
   if (flat != nullptr) {
     for (const auto& member : *flat) whole.insert_or_assign(member.key(), member.value());
   }
-  if (!whole.empty()) OAR_RETURN_IF_ERROR(read_rope_object(whole, c.rope));
+  if (!whole.empty()) OAR_RETURN_IF_ERROR(read_rope_object(whole, d, c.rope));
   if (const json::value* v = r.value("original_max_position_embeddings"))
     c.rope.scaling["original_max_position_embeddings"] = *v;
   OAR_RETURN_IF_ERROR(check_rope(c.rope));
@@ -219,6 +221,21 @@ Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
     if (v.get_int64() >= 0 && v.get_int64() < c.layers)
       c.dense_layer[static_cast<size_t>(v.get_int64())] = true;
   }
+  return ok_status();
+}
+
+Status read_scanned(ConfigReader& r, const char* kind, int64_t interval, ModelConfig& c) {
+  c.recurrent_type = kind;
+  c.recurrent.assign(static_cast<size_t>(c.layers), false);
+  const json::value* types = r.value("layer_types");  // its length and other words are checked by the caller
+  if (types != nullptr && types->is_array()) {
+    r.without_effect("full_attention_interval");
+    for (size_t k = 0; k < std::min(c.recurrent.size(), types->get_array().size()); ++k)
+      c.recurrent[k] = types->get_array()[k] == json::value(kind);
+    return ok_status();
+  }
+  OAR_ASSIGN(const int64_t every, r.integer({"full_attention_interval"}, 1, INT32_MAX, interval));
+  for (int64_t k = 0; k < c.layers; ++k) c.recurrent[static_cast<size_t>(k)] = (k + 1) % every != 0;
   return ok_status();
 }
 

@@ -35,6 +35,7 @@ struct DecoderDefaults {
   const char* activation_key = "hidden_act";
   const char* bias_key = "attention_bias";
   std::optional<double> partial_rotary = {};
+  bool picture_rope = false;                // the text part of a model that sees
   std::optional<double> window_theta = {};  // layers with a window have a rope of their own
 };
 
@@ -55,6 +56,10 @@ Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, Mod
 
 // How many last layers read the keys and values of earlier ones. Of each kind of them one must come before.
 Status read_shared_kv(ConfigReader& r, ModelConfig& c);
+
+// Which layers are scanned: those that `layer_types` calls `kind`, else all but every
+// full_attention_interval-th (`interval` where no key says it).
+Status read_scanned(ConfigReader& r, const char* kind, int64_t interval, ModelConfig& c);
 
 // A gated MLP's activation, silu or the tanh form of gelu; UNIMPLEMENTED names another.
 Status check_gate(const ModelConfig& c, const char* key);

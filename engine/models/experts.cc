@@ -101,6 +101,12 @@ Val ModelBuilder::experts(Val x, const std::string& router, const std::string& e
   return routed_experts(x, {linear(x, router, c.router_bias), bias, {}}, experts, gate, up, down);
 }
 
+Val ModelBuilder::experts_and_shared(Val x, const std::string& p) {
+  const Val routed = experts(x, p + "gate", p + "experts", "gate_proj", "up_proj", "down_proj");
+  const Val gate = op("sigmoid", {linear(x, p + "shared_expert_gate", false)});  // (T, 1)
+  return add(routed, op("mul", {gated_mlp(x, p + "shared_expert."), gate}));
+}
+
 Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string& experts, const char* gate,
                                  const char* up, const char* down) {
   const auto route = ops("moe_route", std::vector<Val>{router.logits, router.correction, router.scale},

@@ -92,18 +92,19 @@ Val ModelBuilder::rms_norm(Val x, Val w) { return op("rms_norm", {x, w}, {{"epsi
 
 Val ModelBuilder::rms_norm(Val x) {
   if (!x) return {};
-  const int64_t n = dim(x, -1).const_value();
-  Val& ones = constants_[cat("ones.", n)];
-  if (!ones) {
-    auto t = Tensor::allocate({n}, Format::f32());
-    if (!t.ok()) {
-      fail(t.status());
-      return {};
-    }
-    std::ranges::fill(t->mutable_values<float>(), 1.0f);
-    ones = constant(cat("ones.", n), std::move(*t));
+  return rms_norm(x, filled(dim(x, -1).const_value(), 1));
+}
+
+Val ModelBuilder::filled(int64_t n, double value) {
+  const std::string name = value == 1 ? cat("ones.", n) : cat("all.", value, ".", n);
+  if (const auto it = constants_.find(name); it != constants_.end()) return it->second;
+  auto t = Tensor::allocate({n}, Format::f32());
+  if (!t.ok()) {
+    fail(t.status());
+    return {};
   }
-  return rms_norm(x, ones);
+  std::ranges::fill(t->mutable_values<float>(), static_cast<float>(value));
+  return constants_[name] = constant(name, std::move(*t));
 }
 
 Val ModelBuilder::layer_norm(Val x, const std::string& name, bool biased) {
@@ -205,6 +206,19 @@ Val ModelBuilder::attend(const Heads& h, const std::string& prefix, int64_t laye
 Val ModelBuilder::self_attention(Val x, const std::string& prefix, int64_t layer) {
   const Heads h = heads(x, prefix);
   return attend({rope(h.q, layer), rope(h.k, layer), h.v}, prefix, layer);
+}
+
+Val ModelBuilder::causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased) {
+  const Val w = weight(name + ".weight");
+  if (!w) return {};
+  const Tensor& t = graph().value(w.id).constant;
+  if (t.shape() != Shape{channels, 1, kernel} && t.shape() != Shape{channels, kernel}) {
+    fail(invalid_argument(cat("tensor '", name, ".weight' is ", t.shape().to_string(), ", config.json needs ",
+                              Shape{channels, 1, kernel}.to_string())));
+    return {};
+  }
+  const Val bias = biased && has(name + ".bias") ? weight(name + ".bias", {channels}) : Val{};
+  return op("causal_conv", {x, w, bias, in.segments});
 }
 
 Val ModelBuilder::activation(Val x) {

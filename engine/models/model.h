@@ -5,6 +5,7 @@
 // line in CMakeLists.txt, configs/models/tiny-<name>.json with goldens. Build time only.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,6 +29,12 @@ struct RopeConfig {
 struct HeadShape {
   int64_t kv_heads = 0, head_dim = 0;  // K, D
   bool operator==(const HeadShape&) const = default;
+};
+
+// Layers that keep a matrix of each head instead of keys and values: the op state_scan.
+struct ScanConfig {
+  int64_t key_heads = 0, heads = 0;    // Hk, Hv
+  int64_t key_dim = 0, value_dim = 0;  // Dk, Dv
 };
 
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
@@ -85,7 +92,12 @@ struct ModelConfig {
       false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
-  bool chunked = false;          // windows do not slide: a token sees its own of chunks so long
+  std::vector<bool> recurrent;   // by layer; empty: none. Such layers have a recurrent state and no attention
+  std::string recurrent_type;    // what `layer_types` calls them
+  int64_t conv_kernel = 0;       // rows that their convolutions see
+  bool conv_bias = false;        // whether what is in front of and behind one has the biases that are there
+  ScanConfig scan;
+  bool chunked = false;  // windows do not slide: a token sees its own of chunks so long
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;
   int64_t shared_experts = 0;
   RouteConfig route;
@@ -98,13 +110,17 @@ struct ModelConfig {
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
 
   bool has_window(int64_t layer) const { return windows[static_cast<size_t>(layer)] > 0; }
+  bool is_recurrent(int64_t layer) const {
+    return !recurrent.empty() && recurrent[static_cast<size_t>(layer)];
+  }
   HeadShape head_shape(int64_t layer) const {
     return full_heads && !has_window(layer) ? *full_heads : HeadShape{kv_heads, head_dim};
   }
   // The layer whose keys and values this one reads: itself, or the last of its kind that has its own.
   int64_t kv_layer(int64_t layer) const;
-  // Layers with keys and values of their own.
+  // Layers with keys and values of their own, where all have attention.
   int64_t kv_layers() const { return layers - shared_kv_layers; }
+  int64_t attention_layers() const { return layers - std::count(recurrent.begin(), recurrent.end(), true); }
 };
 Result<ModelConfig> read_model_config(const json::object& config);
 
@@ -143,6 +159,8 @@ class ModelBuilder : public Builder {
   // By `w`, or without weights.
   Val rms_norm(Val x, Val w);
   Val rms_norm(Val x);
+  // (n), each the same.
+  Val filled(int64_t n, double value);
   // `biased`: with <name>.bias.
   Val layer_norm(Val x, const std::string& name, bool biased = true);
   // Rows of a table that must have at least `rows` of them (the ids' bound), times embedding_scale.
@@ -170,6 +188,8 @@ class ModelBuilder : public Builder {
   Val attend(const Heads& h, const std::string& prefix, int64_t layer);
   // Both, queries and keys rotated between.
   Val self_attention(Val x, const std::string& prefix, int64_t layer);
+  // `name`.weight (C, 1, L), or (C, L), over the last L rows of x (T, C); `biased`: with `name`.bias.
+  Val causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased);
   // The config's activation.
   Val activation(Val x);
   // activation(gate) * up
@@ -183,6 +203,8 @@ class ModelBuilder : public Builder {
   // where they are chosen.
   Val experts(Val x, const std::string& router, const std::string& experts, const char* gate, const char* up,
               const char* down, const std::string& correction = "");
+  // Experts `prefix`experts, and beside them one that all tokens share, behind a gate of its own.
+  Val experts_and_shared(Val x, const std::string& prefix);
   // By logits (T, X) that are there. `correction` and `scale`, of the weights of each expert: (X) or none.
   struct Router {
     Val logits, correction, scale;

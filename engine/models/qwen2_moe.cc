@@ -24,9 +24,7 @@ Status read_qwen2_moe(ConfigReader& r, ModelConfig& c) {
 
 Val qwen2_moe_mlp(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
   if (b.c.experts == 0 || b.c.dense_layer[static_cast<size_t>(n)]) return b.gated_mlp(x, p);
-  const Val routed = b.experts(x, p + "gate", p + "experts", "gate_proj", "up_proj", "down_proj");
-  const Val gate = b.op("sigmoid", {b.linear(x, p + "shared_expert_gate", false)});  // (T, 1)
-  return b.add(routed, b.op("mul", {b.gated_mlp(x, p + "shared_expert."), gate}));
+  return b.experts_and_shared(x, p);
 }
 
 Val qwen2_moe_hidden(ModelBuilder& b) {

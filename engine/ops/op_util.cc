@@ -29,6 +29,36 @@ Status check_integer(const Graph& g, ValueId v, const char* what) {
   return invalid_argument(cat(what, " must be i32, it is ", type_of(g, v).format.name()));
 }
 
+Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs) {
+  if (in.size() <= kStateOperands) return invalid_argument("operands behind those of the state are missing");
+  for (size_t k = 0; k < 2; ++k)
+    if (!given(in, k) || g.value(in[k]).kind != ValueKind::kState)
+      return invalid_argument("the first two operands must be states: of borders and of rows");
+  for (size_t k = 2; k < kStateOperands; ++k) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, k, k < 4 ? 2 : 1, "tables, slots, seq_start or context_len"));
+    OAR_RETURN_IF_ERROR(check_integer(g, in[k], "tables, slots, seq_start and context_len"));
+  }
+  if (attrs.get_int("page_tokens") < 1) return invalid_argument("page_tokens must be at least 1");
+  return ok_status();
+}
+
+void fill_state(StateArgs& a, const Operand* in) {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  a.borders = in[0].as<float>();
+  a.rows = in[1].as<float>();
+  a.border_tables = in[2].as<const int32_t>();
+  a.row_tables = in[3].as<const int32_t>();
+  a.row_slots = in[4].as<const int32_t>();
+  a.seq_start = in[5].as<const int32_t>();
+  a.context_len = in[6].as<const int32_t>();
+  a.max_borders = in[2].dims[1];
+  a.max_row_blocks = in[3].dims[1];
+  a.T = in[4].dims[0];
+  a.B = in[6].dims[0];
+  a.border_floats = in[0].dims[1] / kFloat;
+  a.row_floats = in[1].dims[1] / kFloat / a.page_tokens;
+}
+
 Result<DimVector> broadcast(const DimVector& a, const DimVector& b) {
   const size_t rank = std::max(a.size(), b.size());
   DimVector out(rank, Dim(1));

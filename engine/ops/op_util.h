@@ -7,6 +7,7 @@
 #include "engine/graph/op.h"
 #include "engine/graph/reference.h"
 #include "kernels/activation.h"
+#include "kernels/state.h"
 
 namespace oar {
 
@@ -25,6 +26,14 @@ Status check_same(const Dim& a, const Dim& b, const char* what);
 Status check_integer(const Graph& g, ValueId v, const char* what);
 inline TensorType f32_type(DimVector shape) { return {Format::f32(), std::move(shape)}; }
 Dim product(const DimVector& shape, size_t from = 0);
+
+// Operands that served ops with a recurrent state begin with (kernels/state.h): the pools of borders and of
+// rows, tables of borders, tables and slots of rows, seq_start, context_len.
+inline constexpr size_t kStateOperands = 7;
+// Checks these, and that `page_tokens` is given.
+Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs);
+// What a run gives of these; `page_tokens` is there already.
+void fill_state(StateArgs& args, const Operand* in);
 
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);

@@ -607,6 +607,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   }
   s.eos_token_ids = options.eos_token_ids;
   s.prefix_cache = options.prefix_cache;
+  s.snapshot_tokens = options.snapshot_tokens;
   s.hash_seed = static_cast<uint64_t>(nanoseconds(Clock::now()));
   OAR_ASSIGN(auto scheduler, Scheduler::create(s));
   RequestLimits limits;

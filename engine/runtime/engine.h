@@ -39,6 +39,7 @@ struct EngineOptions {
   int64_t max_sequences = 0;     // running at once; 0: the runner's
   size_t max_waiting = 4096;     // queued requests; one more is refused with RESOURCE_EXHAUSTED
   bool prefix_cache = true;
+  int64_t snapshot_tokens = 0;  // SchedulerOptions
   std::vector<int32_t> eos_token_ids;
   uint64_t seed = 0;  // seeds requests without one; 0: from the clock
   std::chrono::milliseconds step_timeout{

@@ -71,6 +71,41 @@ std::shared_ptr<MemoryBudget> memory_budget(const LanguageModelOptions& options,
   return on_device ? options.resources.devices->of(options.device, bytes) : MemoryBudget::make(bytes);
 }
 
+Status check_states(const LanguageModelOptions& options, const ServeLayout& layout) {
+  if (options.snapshot_tokens < 0 || options.snapshot_tokens % options.page_tokens != 0)
+    return invalid_argument(cat("snapshot_tokens ", options.snapshot_tokens,
+                                " is no multiple of page_tokens ", options.page_tokens, "; 0 is none"),
+                            "snapshot_tokens");
+  if (layout.has_states()) return ok_status();
+  const char* given = options.state_snapshots       ? "state_snapshots"
+                      : options.snapshot_tokens > 0 ? "snapshot_tokens"
+                                                    : nullptr;
+  if (given == nullptr) return ok_status();
+  return invalid_argument(
+      cat(given, ": this model has no recurrent state to keep snapshots of; leave it out"), given);
+}
+
+// What recurrent state takes, and what follows for the sequences that run at once.
+std::string states_notice(const ServeLayout& layout, const std::vector<int32_t>& blocks, int64_t sequences,
+                          int64_t wanted) {
+  uint64_t block = 0, all = 0;
+  int64_t snapshots = 0;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    const ServeLayout::Group& group = layout.groups[g];
+    if (group.pages != ServeLayout::Pages::kState && group.pages != ServeLayout::Pages::kRows) continue;
+    all += group.block_bytes * static_cast<uint64_t>(blocks[g]);
+    if (group.pages != ServeLayout::Pages::kState) continue;
+    block = group.block_bytes;
+    snapshots = std::max<int64_t>(0, blocks[g] - 2 * sequences - 2);
+  }
+  std::string text = cat("recurrent state: ", format_bytes(block), " a sequence, ", format_bytes(all),
+                         " for ", sequences, " sequences at once and ", snapshots, " snapshots");
+  if (sequences < wanted)
+    text += cat("; memory does not hold the states of max_sequences ", wanted, ", so ", sequences,
+                " run at once");
+  return text;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& path,
@@ -132,12 +167,22 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const uint64_t least_kv = least_kv_bytes(layout);
   const double share = std::clamp(options.kv_share, 0.0, 1.0);
   const auto for_kv = std::max(least_kv, static_cast<uint64_t>(static_cast<double>(budget->free()) * share));
-  const std::vector<int32_t> blocks =
-      blocks_for(layout, for_kv,
-                 {max_context * options.max_sequences, serving.max_batch_tokens, options.max_sequences,
-                  options.page_tokens});
+  OAR_RETURN_IF_ERROR(check_states(options, serving.layout));
+  const int64_t sequences = sequences_for(layout, for_kv, options.max_sequences);
+  const std::vector<int32_t> blocks = blocks_for(layout, for_kv,
+                                                 {max_context * sequences, serving.max_batch_tokens,
+                                                  sequences, options.page_tokens, options.state_snapshots});
+  if (pool_bytes(layout, blocks) > for_kv && options.state_snapshots)
+    return resource_exhausted(cat("state_snapshots: ", format_bytes(*options.state_snapshots),
+                                  " do not fit beside the states of ", sequences,
+                                  " sequences and one page of KV cache into ", format_bytes(for_kv),
+                                  "; lower it or max_sequences, or raise the memory"));
   if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(pool_bytes(layout, blocks), "KV cache"));
-  const int64_t pool_tokens = static_cast<int64_t>(blocks[0]) * options.page_tokens;
+  const int64_t pool_tokens =
+      layout.holds_contexts() ? static_cast<int64_t>(blocks[0]) * options.page_tokens : max_context;
+  if (layout.has_states())
+    options.log(sequences < options.max_sequences ? LogLevel::kWarning : LogLevel::kInfo,
+                states_notice(layout, blocks, sequences, options.max_sequences));
 
   ModelInfo& info = model->info_;
   info.name = name;
@@ -176,9 +221,10 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   EngineOptions engine;
   engine.max_context = info.max_context;
   engine.max_batch_tokens = options.max_batch_tokens;
-  engine.max_sequences = options.max_sequences;
+  engine.max_sequences = sequences;
   engine.max_waiting = options.max_waiting;
   engine.prefix_cache = options.prefix_cache;
+  engine.snapshot_tokens = options.snapshot_tokens;
   engine.speculative = options.speculative;
   engine.eos_token_ids = model->end_tokens_ = find_end_tokens(checkpoint, config, *model->tokenizer_);
   model->constraints_ =

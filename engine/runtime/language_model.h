@@ -41,6 +41,11 @@ struct LanguageModelOptions {
   // memory of its own.
   Resources resources;
   double kv_share = 1;  // the most the KV cache may take of what weights and scratch leave
+  // Of it for snapshots of recurrent state, which prefixes are found by; absent: an eighth. And behind how
+  // many tokens there is one beside those at the ends of prompts and answers; a multiple of page_tokens, 0:
+  // none.
+  std::optional<uint64_t> state_snapshots;
+  int64_t snapshot_tokens = 0;
   int32_t page_tokens = 64;
   bool prefix_cache = true;
   SpeculativeOptions speculative;

@@ -11,6 +11,8 @@ CachePages cache_pages(ServeLayout::Pages pages) {
   switch (pages) {
     case ServeLayout::Pages::kOpen: return CachePages::kOpen;
     case ServeLayout::Pages::kFirst: return CachePages::kFirst;
+    case ServeLayout::Pages::kState: return CachePages::kState;
+    case ServeLayout::Pages::kRows: return CachePages::kRows;
     default: return CachePages::kAll;
   }
 }
@@ -66,7 +68,7 @@ class PlanRunner final : public HostRunner {
     for (size_t g = 0; g < s_.layout.groups.size(); ++g) {
       const ServeLayout::Group& group = s_.layout.groups[g];
       symbols_[group.max_blocks] = batch.groups[g].max_blocks;
-      inputs_[group.slots_input] = batch.groups[g].slots.data();
+      if (group.slots_input) inputs_[*group.slots_input] = batch.groups[g].slots.data();
       inputs_[group.block_tables_input] = batch.groups[g].block_tables.data();
     }
     OAR_RETURN_IF_ERROR(s_.run->run(symbols_, inputs_));

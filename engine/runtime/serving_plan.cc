@@ -214,7 +214,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   serving.max_sequences = options.max_sequences;
   serving.max_context = out.max_context;
   OAR_ASSIGN(out.layout, serve(out.model.graph, serving));
-  if (out.layout.groups.empty()) return invalid_argument("the model has no attention layer");
+  if (out.layout.groups.empty()) return invalid_argument("the model has no attention or recurrent layer");
   if (options.adapter_slots() > 0) {
     OAR_RETURN_IF_ERROR(check_adapters(options));
     // As wide as the base: what a base in 16 bits or less leaves of them is told by the base.
@@ -310,6 +310,33 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   return serving;
 }
 
+namespace {
+// Of one sequence (Scheduler::create has the counts).
+uint64_t least_blocks(ServeLayout::Pages pages) {
+  return pages == ServeLayout::Pages::kAll || pages == ServeLayout::Pages::kFirst ? 1 : 3;
+}
+bool of_state(ServeLayout::Pages pages) {
+  return pages == ServeLayout::Pages::kState || pages == ServeLayout::Pages::kRows;
+}
+// Of so many sequences: one that each goes on from and one that it writes, and what a step keeps beside.
+uint64_t state_blocks(uint64_t sequences) { return 2 * sequences + 2; }
+uint64_t state_bytes(const ServeLayout& layout) {  // of a block of each kind
+  uint64_t bytes = 0;
+  for (const auto& g : layout.groups) bytes += of_state(g.pages) ? g.block_bytes : 0;
+  return bytes;
+}
+// The most of a budget that running sequences' states take, and that snapshots do unless told.
+constexpr uint64_t kStateShare = 2, kSnapshotShare = 8;
+}  // namespace
+
+int64_t sequences_for(const ServeLayout& layout, uint64_t bytes, int64_t wanted) {
+  const uint64_t each = state_bytes(layout);
+  if (each == 0) return wanted;
+  const uint64_t blocks = bytes / kStateShare / each;
+  const auto most = static_cast<int64_t>(blocks > 4 ? (blocks - 2) / 2 : 1);
+  return std::min(wanted, most);
+}
+
 uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens) {
   uint64_t block = 0;
   for (const auto& g : layout.groups) block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
@@ -318,7 +345,7 @@ uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens) {
 
 uint64_t least_kv_bytes(const ServeLayout& layout) {
   uint64_t bytes = 0;
-  for (const auto& g : layout.groups) bytes += g.block_bytes * (g.pages == ServeLayout::Pages::kOpen ? 3 : 1);
+  for (const auto& g : layout.groups) bytes += g.block_bytes * least_blocks(g.pages);
   return bytes;
 }
 
@@ -343,7 +370,16 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
       per_block += group.block_bytes;
       continue;
     }
-    const uint64_t least = group.pages == Pages::kOpen ? 3 : 1;
+    if (of_state(group.pages)) {
+      // Charged first: what running sequences need, and snapshots.
+      uint64_t n = std::max(least_blocks(group.pages), state_blocks(sequences));
+      if (group.pages == Pages::kState)
+        n += limits.state_snapshots.value_or(bytes / kSnapshotShare) / group.block_bytes;
+      out[g] = static_cast<int32_t>(std::min(n, most));
+      left -= std::min(left, static_cast<uint64_t>(out[g]) * group.block_bytes);
+      continue;
+    }
+    const uint64_t least = least_blocks(group.pages);
     const uint64_t wanted = group.pages == Pages::kOpen
                                 ? static_cast<uint64_t>(limits.max_batch_tokens) / P + 2 * sequences + 2
                                 : 4 * sequences + 16;

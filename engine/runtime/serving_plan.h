@@ -73,19 +73,25 @@ Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& option
 
 // Bytes of KV cache a token takes for good, over all layers; the 16-bit pages beside a quantized cache apart.
 uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
-// The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages.
+// The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages and of recurrent
+// state.
 uint64_t least_kv_bytes(const ServeLayout& layout);
 
 // How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks, those
 // with a window no more, and no more than their sequences' windows, as many idle ones and a prefill chunk
 // need. Beside a quantized cache there are 16-bit pages for what a step can write (every sequence may cross
 // into a new page). There are first pages for all running sequences and for some cached ones. Together they
-// have at most a quarter of the budget, as far as one sequence allows.
+// have at most a quarter of the budget, as far as one sequence allows. Recurrent state is charged in front of
+// all: blocks for max_sequences, and for snapshots as many as state_snapshots bytes hold, or an eighth of the
+// budget.
 struct PoolLimits {
   int64_t max_tokens, max_batch_tokens, max_sequences;
   int32_t page_tokens;
+  std::optional<uint64_t> state_snapshots = {};
 };
 std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const PoolLimits& limits);
+// Of `wanted` sequences, as many as may run at once when half of the budget holds their recurrent state.
+int64_t sequences_for(const ServeLayout& layout, uint64_t bytes, int64_t wanted);
 // Of a whole allocation.
 uint64_t pool_bytes(const ServeLayout& layout, const std::vector<int32_t>& blocks);
 

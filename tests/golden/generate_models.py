@@ -27,6 +27,7 @@ from tiny_weights import checksum, fnv1a64, is_bytes, round_to_bf16, splitmix64,
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS, GOLDEN = ROOT / "configs/models", ROOT / "tests/golden/models"
 VOCAB, TOKENS, TOKENS_ROUTED = 256, 40, 24
+TOKENS_RECURRENT = 150  # over several pages, whose ends a state crosses
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64,
@@ -105,6 +106,23 @@ def decoder(model_type: str, architecture: str, **keys) -> dict:
 
 
 SILU = {"hidden_act": "silu", "attention_dropout": 0.0}
+
+
+# Four layers, of which the last has attention.
+def hybrid(model_type: str, architecture: str, **changes) -> dict:
+    return decoder(model_type, architecture, **{
+        "head_dim": 32, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-6,
+        "num_hidden_layers": 4, **changes})
+
+
+GATED_DELTA = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2,
+               "linear_num_value_heads": 4, "linear_value_head_dim": 32}
+SHARED_EXPERT = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "output_router_logits": False,
+                 "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 80}
+QWEN35 = {"attn_output_gate": True, "layer_types": ["linear_attention"] * 3 + ["full_attention"], "mamba_ssm_dtype": "float32",
+          "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "rope_parameters": {
+              "mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+              "rope_type": "default"}}
 
 
 def gemma4(**changes) -> dict:
@@ -274,7 +292,31 @@ MODELS |= {
     "gemma4-26b-a4b": gemma4(
         attention_k_eq_v=True, enable_moe_block=True, global_head_dim=32, head_dim=16, hidden_size_per_layer_input=0,
         moe_intermediate_size=48, num_experts=8, num_global_key_value_heads=1, top_k_experts=2),
+    # Qwen3-Next-80B-A3B-Instruct, with a dense layer
+    "qwen3-next": hybrid(
+        "qwen3_next", "Qwen3NextForCausalLM", decoder_sparse_step=1, full_attention_interval=4, mlp_only_layers=[1],
+        **GATED_DELTA, **SHARED_EXPERT, norm_topk_prob=True, rope_scaling=None, rope_theta=10000000,
+        partial_rotary_factor=0.25, tie_word_embeddings=False),
+    # Qwen3.5-4B, text_config
+    "qwen3_5": hybrid(
+        "qwen3_5_text", "Qwen3_5ForCausalLM", full_attention_interval=4, **GATED_DELTA, **QWEN35, tie_word_embeddings=True),
+    # Qwen3.5-35B-A3B, text_config
+    "qwen3_5-moe": {k: v for k, v in hybrid(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", full_attention_interval=4, **GATED_DELTA, **SHARED_EXPERT, **QWEN35,
+        tie_word_embeddings=False).items() if k != "intermediate_size"},
 }
+# LFM2-1.2B as it is released
+MODELS["lfm2"] = {**decoder("lfm2", "Lfm2ForCausalLM"), **{
+    "block_auto_adjust_ff_dim": True, "block_dim": 64, "block_ff_dim": 160, "block_ffn_dim_multiplier": 1.0,
+    "block_mlp_init_scale": 1.0, "block_multiple_of": 16, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+    "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 64,
+    "conv_dim_out": 64, "conv_use_xavier_init": True, "full_attn_idxs": [1, 3], "norm_eps": 1e-5, "num_heads": 4,
+    "rope_theta": 1000000.0, "theta": 1000000.0, "use_pos_enc": True}}
+del MODELS["lfm2"]["intermediate_size"]
+MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4,
+                       "layer_types": ["conv", "full_attention", "conv", "conv"]}
+del MODELS["lfm2-long"]["full_attn_idxs"]
+MODELS["qwen3_5-long"] = MODELS["qwen3_5"]
 # gpt-oss-20b as it is released
 MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
@@ -388,7 +430,7 @@ def generate(name: str, config: dict) -> None:
         candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]
         tokens = max(candidates, key=lambda t: min(run(m, t)[1] for m in models.values()))
     else:
-        tokens = tokens_of(1, TOKENS)
+        tokens = tokens_of(1, TOKENS_RECURRENT if name.endswith("-long") else TOKENS)
 
     manifest = {
         "config": str(config_path.relative_to(ROOT)), "weight_seed": weight_seed, "tokens": tokens,

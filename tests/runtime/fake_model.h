@@ -45,14 +45,18 @@ class FakeCache {
   explicit FakeCache(const oar::RunnerLimits& limits) : limits_(limits) {
     for (size_t g = 0; g < limits.groups.size(); ++g)
       if (kind(g) == oar::CachePages::kOpen) open_ = g;
-    for (const oar::CacheGroup& g : limits.groups)
+    for (const oar::CacheGroup& g : limits.groups) {
       slots_.emplace_back(static_cast<size_t>(g.num_blocks) * static_cast<size_t>(limits.page_tokens));
+      if (g.pages == oar::CachePages::kState) state_ = slots_.size() - 1;
+      if (g.pages == oar::CachePages::kRows) rows_ = slots_.size() - 1;
+    }
   }
   std::string error;
 
   void copy(std::span<const oar::BlockCopy> copies) {
     const size_t page = static_cast<size_t>(limits_.page_tokens);
     for (const oar::BlockCopy& c : copies) {
+      if (static_cast<size_t>(c.group) == state_) complain("a state is copied: it is written whole");
       auto& s = slots_[static_cast<size_t>(c.group)];
       for (size_t i = 0; i < page; ++i)
         s[static_cast<size_t>(c.to) * page + i] = s[static_cast<size_t>(c.from) * page + i];
@@ -73,6 +77,7 @@ class FakeCache {
     // All rows are written before any is read, as a real step does.
     size_t next_logit = 0;
     for (size_t s = 0; s < sequences; ++s) {
+      uint64_t state = state_ < slots_.size() ? before_step(b, s) : 0;
       for (int32_t r = b.seq_start[s]; r < b.seq_start[s + 1]; ++r) {
         const int32_t p = b.positions[static_cast<size_t>(r)];
         if (p != b.context_len[s] - (b.seq_start[s + 1] - r)) complain("positions are not consecutive");
@@ -84,7 +89,14 @@ class FakeCache {
             history = extend(before, token);
           }
         }
+        if (state_ < slots_.size()) {
+          state = extend(state, token);
+          if (history != 0 && state != history) complain("the state belongs to another history");
+          history = state;
+          keep_state(b, s, r, p, token, state);
+        }
         for (size_t g = 0; g < slots_.size(); ++g) {
+          if (oar::has_holes(kind(g))) continue;
           const int32_t at = b.groups[g].slots[static_cast<size_t>(r)];
           if (kind(g) == oar::CachePages::kFirst && p >= limits_.page_tokens) {
             if (at != -1) complain("a slot behind the first page");
@@ -112,6 +124,30 @@ class FakeCache {
     uint64_t history = 0;
   };
   oar::CachePages kind(size_t g) const { return limits_.groups[g].pages; }
+  // A recurrent layer: the history as the border in front of the step's first page and the rows kept of it
+  // give it. A block of borders is its first slot.
+  uint64_t before_step(const oar::Batch& b, size_t s) {
+    const int32_t P = limits_.page_tokens;
+    const int32_t from = b.context_len[s] - (b.seq_start[s + 1] - b.seq_start[s]), start = from / P * P;
+    uint64_t history = kEmptyHistory;
+    if (start > 0) history = read(b, state_, s, start - P, start).history;
+    for (int32_t q = start; q < from; ++q) history = extend(history, read(b, rows_, s, q, q).token);
+    return history;
+  }
+  void keep_state(const oar::Batch& b, size_t s, int32_t r, int32_t p, int32_t token, uint64_t history) {
+    const int32_t P = limits_.page_tokens, at = b.groups[rows_].slots[static_cast<size_t>(r)];
+    if (at >= 0) {
+      if (at != slot(b, rows_, s, p)) complain("slot and block table disagree");
+      slots_[rows_][static_cast<size_t>(at)] = {token, p, history};
+    }
+    const oar::Batch::Group& group = b.groups[state_];
+    if ((p + 1) % P != 0) return;
+    if (p / P >= group.max_blocks) return complain("table of states too short");
+    const int32_t block =
+        group.block_tables[s * static_cast<size_t>(group.max_blocks) + static_cast<size_t>(p / P)];
+    if (block >= limits_.groups[state_].num_blocks) return complain("block out of the pool");
+    if (block >= 0) slots_[state_][static_cast<size_t>(block * P)] = {token, p + 1, history};
+  }
   // Position q as a query at position p finds it: in the open page if it is p's own.
   const Slot& look(const oar::Batch& b, size_t g, size_t s, int32_t q, int32_t p) {
     const bool own = q / limits_.page_tokens == p / limits_.page_tokens;
@@ -143,9 +179,10 @@ class FakeCache {
     }
     return block * limits_.page_tokens + p % limits_.page_tokens;
   }
-  const Slot& read(const oar::Batch& b, size_t g, size_t s, int32_t p) {
+  const Slot& read(const oar::Batch& b, size_t g, size_t s, int32_t p) { return read(b, g, s, p, p); }
+  const Slot& read(const oar::Batch& b, size_t g, size_t s, int32_t p, int32_t position) {
     const Slot& at = slots_[g][static_cast<size_t>(slot(b, g, s, p))];
-    if (at.position != p)
+    if (at.position != position)
       complain(oar::cat("group ", g, ": position ", p, " reads a slot of position ", at.position));
     return at;
   }
@@ -153,6 +190,7 @@ class FakeCache {
   void check_visible(const oar::Batch& b, size_t s, int32_t p, uint64_t history) {
     for (size_t g = 0; g < slots_.size(); ++g) {
       if (kind(g) == oar::CachePages::kOpen) continue;  // seen through the others
+      if (oar::has_holes(kind(g))) continue;            // seen by before_step()
       const int64_t window = limits_.groups[g].window;
       const int32_t first = window == 0 ? 0 : static_cast<int32_t>(std::max<int64_t>(0, p - window + 1));
       uint64_t chain = first == 0 ? kEmptyHistory : 0;
@@ -172,8 +210,9 @@ class FakeCache {
   }
 
   oar::RunnerLimits limits_;
-  std::vector<std::vector<Slot>> slots_;  // [group][slot]
-  size_t open_ = SIZE_MAX;                // the kOpen group of a quantized cache
+  std::vector<std::vector<Slot>> slots_;       // [group][slot]
+  size_t open_ = SIZE_MAX;                     // the kOpen group of a quantized cache
+  size_t state_ = SIZE_MAX, rows_ = SIZE_MAX;  // of recurrent layers
 };
 
 }  // namespace oar_test

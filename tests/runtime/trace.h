@@ -498,6 +498,15 @@ inline World random_world(Dice& d, int32_t depth) {
   if (d.chance(70)) o.max_logit_rows = o.max_sequences + d.roll(0, 12);
   w.callers = d.chance(60) ? 1 : static_cast<int>(d.roll(2, 4));
   w.constraint_percent = d.chance(50) ? 0 : 40;
+  // Recurrent layers, alone or beside attention. Of dice of their own: they change no other world.
+  if (Dice r(mix(o.hash_seed)); r.chance(35)) {
+    if (r.chance(20)) o.groups.clear();
+    const auto states = static_cast<int32_t>(r.chance(50) ? r.roll(2, 4) : r.roll(3, 20));
+    o.groups.push_back({.block_bytes = 1, .num_blocks = states, .pages = oar::CachePages::kState});
+    const auto rows = static_cast<int32_t>(r.chance(50) ? r.roll(2, 4) : r.roll(3, 20));
+    o.groups.push_back({.block_bytes = 1, .num_blocks = rows, .pages = oar::CachePages::kRows});
+    o.snapshot_tokens = r.chance(50) ? 0 : o.page_tokens * r.roll(1, 4);
+  }
   o.vocab_size = w.vocab;
   return w;
 }

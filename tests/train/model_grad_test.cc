@@ -43,6 +43,7 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     if (!sample.take()) continue;
     // Stacks of experts, which are read as they lie.
     if (name == "gpt-oss" || name == "llama4" || name == "gemma4-26b-a4b") continue;
+    if (name.starts_with("qwen3_5") || name == "qwen3-next") continue;  // state_scan has no derivative
     INFO(name);
     constexpr size_t kTokens = 5;
     const oar_test::ModelLoss m(oar_test::load_tiny_golden(name), kTokens, oar_test::ModelLoss::kTwoSamples);

@@ -23,11 +23,14 @@ class Groups {
   struct Inputs {
     ValueId slots, tables;
   };
-  // The group of such pages: equal window and block size, as one table serves them all.
+  // The group of such pages: equal window and block size, as one table serves them all. Of recurrent state
+  // every block is of one sequence and page, whatever its size.
   size_t find(ServeLayout::Pages pages, int64_t window, size_t bytes, const Dim& tokens) {
     for (size_t g = 0; g < layout_.groups.size(); ++g) {
       const ServeLayout::Group& group = layout_.groups[g];
-      if (group.pages == pages && group.window == window && group.state_block_bytes[0] == bytes) return g;
+      const bool any_size = pages == ServeLayout::Pages::kState || pages == ServeLayout::Pages::kRows;
+      if (group.pages == pages && group.window == window && (any_size || group.state_block_bytes[0] == bytes))
+        return g;
     }
     const size_t g = layout_.groups.size();
     const Format i32 = Format::i32();
@@ -35,8 +38,11 @@ class Groups {
     group.pages = pages;
     group.window = window;
     group.max_blocks = graph_.add_symbol(cat("M", g), pages == ServeLayout::Pages::kFirst ? 1 : max_blocks_);
-    const ValueId slots = graph_.add_input(cat("slots", g), {i32, {tokens}});
-    group.slots_input = graph_.inputs().size() - 1;
+    ValueId slots = kNoValue;
+    if (pages != ServeLayout::Pages::kState) {
+      slots = graph_.add_input(cat("slots", g), {i32, {tokens}});
+      group.slots_input = graph_.inputs().size() - 1;
+    }
     const ValueId tables =
         graph_.add_input(cat("block_tables", g), {i32, {B_, graph_.dim(group.max_blocks)}});
     group.block_tables_input = graph_.inputs().size() - 1;
@@ -47,8 +53,9 @@ class Groups {
   // A layer's pool in group g. Its extent is a symbol: as many blocks as memory allows, known only when the
   // plan's own needs are.
   ValueId add_state(size_t g, size_t bytes) {
+    const bool pages = layout_.groups[g].pages < ServeLayout::Pages::kState;
     const ValueId pool =
-        graph_.add_state(cat("kv", graph_.states().size()),
+        graph_.add_state(cat(pages ? "kv" : "state", graph_.states().size()),
                          {Format::of(DType::kU8), {blocks_, Dim(static_cast<int64_t>(bytes))}});
     ServeLayout::Group& group = layout_.groups[g];
     group.states.push_back(graph_.states().size() - 1);
@@ -118,6 +125,30 @@ Result<Kept> keep_quantized(Graph& graph, Groups& groups, const QuantKvShape& sh
       attrs};
 }
 
+// A recurrent op behind its pools, tables and slots; its results take the place of the node's.
+Status keep_state(Graph& graph, Groups& groups, const Node& node, int32_t page_tokens, ValueId seq_start,
+                  ValueId context_len) {
+  OAR_ASSIGN(const StateFloats floats, node.op->state(graph, node.inputs, node.attrs));
+  const auto bytes_of = [](int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(float); };
+  constexpr size_t kAligned = 64;
+  const size_t border = (bytes_of(floats.border) + kAligned - 1) / kAligned * kAligned;
+  const size_t rows = bytes_of(floats.row * page_tokens);
+  const Dim tokens = graph.value(node.inputs.back()).type.shape[0];
+  const size_t s = groups.find(ServeLayout::Pages::kState, 0, border, tokens);
+  const ValueId borders = groups.add_state(s, border);
+  const size_t r = groups.find(ServeLayout::Pages::kRows, 0, rows, tokens);
+  const ValueId open = groups.add_state(r, rows);
+  std::vector<ValueId> operands{
+      borders,   open,       groups.inputs(s).tables, groups.inputs(r).tables, groups.inputs(r).slots,
+      seq_start, context_len};
+  operands.insert(operands.end(), node.inputs.begin(), node.inputs.end() - 1);
+  Attrs attrs = node.attrs;
+  attrs.set("page_tokens", int64_t{page_tokens});
+  OAR_ASSIGN(const auto out, graph.add_node(find_op(node.op->served), std::move(operands), std::move(attrs)));
+  for (size_t k = 0; k < node.outputs.size(); ++k) graph.replace_uses(node.outputs[k], out[k + 1]);
+  return ok_status();
+}
+
 }  // namespace
 
 Result<KvFormat> kv_format(std::string_view name) {
@@ -156,6 +187,10 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
   std::map<std::tuple<ValueId, ValueId, int64_t>, Kept> kept;
   for (size_t i = 0; i < count; ++i) {
     const Node node = graph.nodes()[i];
+    if (node.op->state != nullptr) {
+      OAR_RETURN_IF_ERROR(keep_state(graph, groups, node, options.page_tokens, seq_start, context_len));
+      dead[i] = true;
+    }
     if (!node.is("attention")) continue;
     const DimVector& kv = graph.value(node.inputs[1]).type.shape;  // (T, K, D)
     const auto kv_heads = static_cast<int32_t>(kv[1].const_value());

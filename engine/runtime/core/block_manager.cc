@@ -15,9 +15,20 @@ namespace {
 int32_t index_capacity(const BlockManager::Options& o) {
   if (!o.prefix_cache) return 0;
   int64_t blocks = 0;
-  for (const CacheGroup& g : o.groups) blocks += g.num_blocks;
-  return static_cast<int32_t>(std::min<int64_t>(2 * blocks + 64, INT32_MAX / 4));
+  bool all = false;
+  for (const CacheGroup& g : o.groups) {
+    blocks += g.num_blocks;
+    all |= g.pages == CachePages::kAll;
+  }
+  // Of recurrent state alone, few pages of a chain have blocks: chains of the longest context, up to 16 MiB.
+  constexpr int64_t kMost = 16 << 20;
+  const int64_t pages = o.max_context / o.page_tokens + 1, node = 4 * int64_t{o.page_tokens} + 64;
+  const int64_t chains = all ? 0 : std::max(2 * pages, std::min(blocks * pages, kMost / node));
+  return static_cast<int32_t>(std::min<int64_t>(2 * blocks + 64 + chains, INT32_MAX / 4));
 }
+
+// Hits end at page borders, where a new page opens.
+bool never_cached(CachePages pages) { return pages == CachePages::kOpen || pages == CachePages::kRows; }
 
 }  // namespace
 
@@ -25,6 +36,8 @@ BlockManager::BlockManager(const Options& o)
     : page_tokens_(o.page_tokens),
       max_blocks_((o.max_context + o.page_tokens - 1) / o.page_tokens),
       prefix_cache_(o.prefix_cache),
+      again_(1 + o.depth),
+      snapshot_tokens_(o.snapshot_tokens),
       index_(o.page_tokens, static_cast<int32_t>(o.groups.size()), index_capacity(o), o.hash_seed) {
   OAR_CHECK(o.page_tokens > 0 && o.max_context > 0 && !o.groups.empty());
   pools_.resize(o.groups.size());
@@ -33,6 +46,7 @@ BlockManager::BlockManager(const Options& o)
     Pool& p = pools_[g];
     p.window = o.groups[g].window;
     p.pages = o.groups[g].pages;
+    has_states_ |= p.pages == CachePages::kState;
     p.ref.assign(n, 0);
     p.node.assign(n, PrefixIndex::kNone);
     p.next.assign(n, kNoBlock);
@@ -51,7 +65,8 @@ int64_t BlockManager::available(int32_t group) const {
 }
 
 int64_t BlockManager::first_visible(int32_t group, int64_t position) const {
-  if (pages(group) == CachePages::kOpen) return position / page_tokens_;
+  if (pages(group) == CachePages::kOpen || pages(group) == CachePages::kRows) return position / page_tokens_;
+  if (pages(group) == CachePages::kState) return std::max<int64_t>(0, position / page_tokens_ - 1);
   const int64_t w = window(group);
   return w == 0 ? 0 : std::max<int64_t>(0, position - w + 1) / page_tokens_;
 }
@@ -116,11 +131,96 @@ void BlockManager::drop(Pool& p, int32_t b) {
 // ---- tables
 // ---------------------------------------------------------------------------------------------------
 
-int64_t BlockManager::reservable(const BlockTables& t, int64_t from, int64_t want) const {
+BlockManager::Few BlockManager::written(CachePages pages, int64_t begin, int64_t to) const {
+  const int64_t first = begin / page_tokens_, again = std::max(begin, to - again_) / page_tokens_;
+  Few few;
+  if (pages == CachePages::kRows) {
+    if (to - begin <= page_tokens_ || begin % page_tokens_ != 0) few.add(first);
+    for (int64_t i = again; i <= (to - 1) / page_tokens_; ++i) few.add(i);
+  } else {
+    for (int64_t i = std::max(first, again - 1); i < to / page_tokens_; ++i) few.add(i);
+  }
+  return few;
+}
+
+// Fewer positions need no more blocks at some page's end, and one less where a page is not filled.
+int64_t BlockManager::reservable_few(const BlockTables& t, int32_t g, int64_t from, int64_t want,
+                                     int64_t begin) const {
+  const auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
+  const Pool& p = pools_[static_cast<size_t>(g)];
+  const auto fits = [&](int64_t to) {
+    const Few few = written(p.pages, begin, to);
+    int64_t room = available(g);
+    for (int k = 0; k < few.count; ++k) {
+      const auto i = static_cast<size_t>(few.entries[k]);
+      const bool own = i < blocks.size() && blocks[i] != kNoBlock && p.ref[blocks[i]] == 1;
+      room -= own ? 0 : 1;
+    }
+    return room >= 0;
+  };
+  for (int64_t to = from + want; to > from;) {
+    if (fits(to)) return to - from;
+    to = to % page_tokens_ == 0 || to - 1 == from ? to - 1
+                                                  : std::max(to / page_tokens_ * page_tokens_, from + 1);
+  }
+  return 0;
+}
+
+void BlockManager::reserve_few(BlockTables& t, int32_t g, int64_t to, std::vector<BlockCopy>& copies,
+                               int64_t begin) {
+  auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
+  Pool& p = pools_[static_cast<size_t>(g)];
+  const Few few = written(p.pages, begin, to);
+  const int64_t first = begin / page_tokens_;
+  const auto snapshot = [&](int64_t i) {
+    return p.pages == CachePages::kState && prefix_cache_ && snapshot_tokens_ > 0 &&
+           (i + 1) * page_tokens_ <= to && (i + 1) * page_tokens_ % snapshot_tokens_ == 0;
+  };
+  // What an earlier plan of this step, or rows that were taken back, wanted and this one does not.
+  for (int64_t i = first; i < static_cast<int64_t>(blocks.size()); ++i) {
+    int32_t& block = blocks[static_cast<size_t>(i)];
+    if (block == kNoBlock || few.has(i) || (snapshot(i) && p.ref[block] == 1)) continue;
+    drop(p, block);
+    block = kNoBlock;
+  }
+  const auto entry = [&](int64_t i) -> int32_t& {
+    if (i >= static_cast<int64_t>(blocks.size())) blocks.resize(static_cast<size_t>(i) + 1, kNoBlock);
+    return blocks[static_cast<size_t>(i)];
+  };
+  for (int k = 0; k < few.count; ++k) {
+    const int64_t i = few.entries[k];
+    int32_t& block = entry(i);
+    if (block != kNoBlock && p.ref[block] == 1) continue;
+    const int32_t own = take(p, g);
+    if (block != kNoBlock) {
+      if (p.pages == CachePages::kRows && i * page_tokens_ < begin) copies.push_back({g, block, own});
+      drop(p, block);
+    }
+    block = own;
+  }
+  // Where there is room to spare.
+  for (int64_t i = first; p.pages == CachePages::kState && i < to / page_tokens_; ++i)
+    if (snapshot(i) && !few.has(i) && available(g) > 2 && entry(i) == kNoBlock) entry(i) = take(p, g);
+}
+
+int64_t BlockManager::reservable(const BlockTables& t, int64_t from, int64_t want, int64_t begin) const {
   int64_t n = want;
+  // What one group with holes lowers may be more to another: a shorter step keeps rows of its first page.
+  for (int64_t before = -1; before != n;) {
+    before = n;
+    n = reservable_once(t, from, n, begin < 0 ? from : begin);
+  }
+  return n;
+}
+
+int64_t BlockManager::reservable_once(const BlockTables& t, int64_t from, int64_t n, int64_t begin) const {
   for (int32_t g = 0; g < num_groups(); ++g) {
     const auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
     const Pool& p = pools_[static_cast<size_t>(g)];
+    if (has_holes(p.pages)) {
+      n = reservable_few(t, g, from, n, begin);
+      continue;
+    }
     int64_t room = available(g);
     int64_t i = from / page_tokens_;
     if (p.pages == CachePages::kFirst) {
@@ -138,13 +238,19 @@ int64_t BlockManager::reservable(const BlockTables& t, int64_t from, int64_t wan
   return n;
 }
 
-bool BlockManager::reserve(BlockTables& t, int64_t from, int64_t to, std::vector<BlockCopy>& copies) {
-  OAR_CHECK(from < to && blocks_for(to) <= max_blocks_);
-  if (reservable(t, from, to - from) < to - from) return false;
+bool BlockManager::reserve(BlockTables& t, int64_t from, int64_t to, std::vector<BlockCopy>& copies,
+                           int64_t begin) {
+  if (begin < 0) begin = from;
+  OAR_CHECK(begin <= from && from < to && blocks_for(to) <= max_blocks_);
+  if (reservable(t, from, to - from, begin) < to - from) return false;
   const int64_t first = from / page_tokens_, last = (to - 1) / page_tokens_;
   for (int32_t g = 0; g < num_groups(); ++g) {
     auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
     Pool& p = pools_[static_cast<size_t>(g)];
+    if (has_holes(p.pages)) {
+      reserve_few(t, g, to, copies, begin);
+      continue;
+    }
     const int64_t end = p.pages == CachePages::kFirst ? std::min<int64_t>(last, 0) : last;
     for (int64_t i = first; i <= end; ++i) {
       if (i == static_cast<int64_t>(blocks.size())) {
@@ -170,6 +276,7 @@ void BlockManager::leave_window(BlockTables& t, int64_t position, int32_t first_
         std::min<int64_t>(first_visible(g, position), static_cast<int64_t>(table.blocks.size()));
     for (int64_t i = end - 1; i >= table.first; --i) {
       int32_t& block = table.blocks[static_cast<size_t>(i)];
+      if (block == kNoBlock) continue;
       drop(pools_[static_cast<size_t>(g)], block);
       block = kNoBlock;
     }
@@ -184,7 +291,7 @@ void BlockManager::fork(const BlockTables& from, BlockTables& to) {
     to.groups[g].blocks.assign(source.blocks.begin(), source.blocks.end());
     to.groups[g].first = source.first;
     for (size_t i = static_cast<size_t>(source.first); i < source.blocks.size(); ++i)
-      acquire(pools_[g], source.blocks[i]);
+      if (source.blocks[i] != kNoBlock) acquire(pools_[g], source.blocks[i]);
   }
   to.tail = from.tail;
   to.published = from.published;
@@ -195,7 +302,7 @@ void BlockManager::release(BlockTables& t) {
   for (size_t g = 0; g < t.groups.size(); ++g) {
     auto& table = t.groups[g];
     for (size_t i = table.blocks.size(); i-- > static_cast<size_t>(table.first);)
-      drop(pools_[g], table.blocks[i]);
+      if (table.blocks[i] != kNoBlock) drop(pools_[g], table.blocks[i]);
     table.blocks.clear();
     table.first = 0;
   }
@@ -209,11 +316,12 @@ void BlockManager::release(BlockTables& t) {
 
 void GroupAddresses::add_rows(const BlockTables::Group& table, CachePages pages, int32_t page_tokens,
                               int64_t from, int64_t to) {
-  for (int64_t p = from; p < to; ++p)
-    if (pages == CachePages::kFirst && p >= page_tokens) slots.push_back(-1);
-    else
-      slots.push_back(table.blocks[static_cast<size_t>(p / page_tokens)] * page_tokens +
-                      static_cast<int32_t>(p % page_tokens));
+  if (pages == CachePages::kState) return;
+  for (int64_t p = from; p < to; ++p) {
+    const bool kept = pages != CachePages::kFirst || p < page_tokens;
+    const int32_t block = kept ? table.blocks[static_cast<size_t>(p / page_tokens)] : kNoBlock;
+    slots.push_back(block == kNoBlock ? -1 : block * page_tokens + static_cast<int32_t>(p % page_tokens));
+  }
 }
 
 void GroupAddresses::start_tables(std::span<const int32_t> context_len, CachePages pages,
@@ -222,7 +330,7 @@ void GroupAddresses::start_tables(std::span<const int32_t> context_len, CachePag
   if (pages != CachePages::kFirst)
     for (const int32_t length : context_len)
       max_blocks = std::max<int64_t>(max_blocks, (length + page_tokens - 1) / page_tokens);
-  tables.assign(context_len.size() * static_cast<size_t>(max_blocks), 0);
+  tables.assign(context_len.size() * static_cast<size_t>(max_blocks), has_holes(pages) ? kNoBlock : 0);
 }
 
 void GroupAddresses::set_table(size_t b, const BlockTables::Group& table, int64_t context_len,
@@ -230,7 +338,8 @@ void GroupAddresses::set_table(size_t b, const BlockTables::Group& table, int64_
   int32_t* row = tables.data() + b * static_cast<size_t>(max_blocks);
   // A sequence whose step was taken back may hold a block beyond what this step reaches.
   const auto used =
-      static_cast<size_t>(std::min<int64_t>(max_blocks, (context_len + page_tokens - 1) / page_tokens));
+      static_cast<size_t>(std::min<int64_t>({max_blocks, (context_len + page_tokens - 1) / page_tokens,
+                                             static_cast<int64_t>(table.blocks.size())}));
   for (size_t i = static_cast<size_t>(table.first); i < used; ++i) row[i] = table.blocks[i];
 }
 
@@ -271,12 +380,12 @@ int64_t BlockManager::match(BlockTables& t, const PrefixRoot& root, const TokenV
     if (node == PrefixIndex::kNone) break;
     bool possible = true, usable = true;
     for (int32_t g = 0; g < num_groups(); ++g) {
-      if (pages(g) == CachePages::kOpen || (pages(g) == CachePages::kFirst && depth > 0)) continue;
+      if (never_cached(pages(g)) || (pages(g) == CachePages::kFirst && depth > 0)) continue;
       int64_t& run = run_[static_cast<size_t>(g)];
       run = index_.block(node, g) == kNoBlock ? 0 : run + 1;
       const int64_t needed = depth + 1 - std::min(depth + 1, first_visible(g, (depth + 1) * page_tokens_));
       usable &= run >= needed;
-      possible &= run > 0 || window(g) > 0;
+      possible &= run > 0 || window(g) > 0 || pages(g) == CachePages::kState;
     }
     if (!possible) break;  // a gap in a full-context group: nothing deeper can hit
     path_.push_back(node);
@@ -312,23 +421,45 @@ bool BlockManager::publish_page(BlockTables& t, std::span<const int32_t> page) {
   index_.pin(node);
   index_.unpin(before);
   for (int32_t g = 0; g < num_groups(); ++g) {
-    if (pages(g) == CachePages::kOpen || (pages(g) == CachePages::kFirst && t.published > 0)) continue;
-    int32_t& block = t.groups[static_cast<size_t>(g)].blocks[static_cast<size_t>(t.published)];
-    if (block == kNoBlock) continue;
-    Pool& p = pools_[static_cast<size_t>(g)];
-    const int32_t known = index_.block(node, g);
-    if (known == kNoBlock) {
-      if (p.node[block] != PrefixIndex::kNone) continue;
-      index_.attach(node, g, block);
-      p.node[block] = node;
-    } else if (known != block) {  // another sequence computed the same page: share its block, give ours back
-      acquire(p, known);
-      drop(p, block);
-      block = known;
+    if (never_cached(pages(g)) || (pages(g) == CachePages::kFirst && t.published > 0)) continue;
+    auto& blocks = t.groups[static_cast<size_t>(g)].blocks;
+    if (pages(g) == CachePages::kState) {
+      const int64_t tokens = (int64_t{t.published} + 1) * page_tokens_;
+      if (snapshot_tokens_ == 0 || tokens % snapshot_tokens_ != 0) continue;
+      if (static_cast<size_t>(t.published) >= blocks.size()) continue;
     }
+    int32_t& block = blocks[static_cast<size_t>(t.published)];
+    if (block != kNoBlock) name_block(g, node, block);
   }
   ++t.published;
   return true;
+}
+
+void BlockManager::name_block(int32_t g, int32_t node, int32_t& block) {
+  Pool& p = pools_[static_cast<size_t>(g)];
+  const int32_t known = index_.block(node, g);
+  if (known == kNoBlock) {
+    if (p.node[block] != PrefixIndex::kNone) return;
+    index_.attach(node, g, block);
+    p.node[block] = node;
+  } else if (known != block) {  // another sequence computed the same page: share its block, give ours back
+    acquire(p, known);
+    drop(p, block);
+    block = known;
+  }
+}
+
+void BlockManager::name_state(BlockTables& t, int64_t page) {
+  if (t.tail == PrefixIndex::kNone || page < 0 || page >= t.published) return;
+  int32_t node = t.tail;
+  for (int64_t k = t.published - 1; k > page; --k) node = index_.parent(node);
+  for (int32_t g = 0; g < num_groups(); ++g) {
+    if (pages(g) != CachePages::kState) continue;
+    auto& table = t.groups[static_cast<size_t>(g)];
+    if (page < table.first || page >= static_cast<int64_t>(table.blocks.size())) continue;
+    int32_t& block = table.blocks[static_cast<size_t>(page)];
+    if (block != kNoBlock) name_block(g, node, block);
+  }
 }
 
 void BlockManager::publish(BlockTables& t, const TokenView& tokens, int64_t computed) {
@@ -374,7 +505,8 @@ Status BlockManager::verify(std::span<const BlockTables* const> tables) const {
       const auto& table = t->groups[static_cast<size_t>(g)];
       for (size_t i = 0; i < table.blocks.size(); ++i) {
         const int32_t b = table.blocks[i];
-        if ((b == kNoBlock) != (i < static_cast<size_t>(table.first)))
+        const bool left = i < static_cast<size_t>(table.first);
+        if (left ? b != kNoBlock : b == kNoBlock && !has_holes(p.pages))
           return internal_error(cat("group ", g, ": a hole in a table at entry ", i));
         if (b != kNoBlock) ++expected[static_cast<size_t>(b)];
       }

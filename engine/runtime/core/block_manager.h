@@ -17,6 +17,16 @@
 // computed: a query sees its own page alone, so to this file it is a window of one page. Its blocks are never
 // cached: hits end at page borders, where a new page opens. A kFirst group holds one block per sequence, of
 // the first page, shared and cached with it; its table has one entry.
+//
+// Recurrent state (kernels/state.h). Entry i of a kState group is the state behind page i: a query at
+// position q is computed from the one behind the page in front of q's, so to this file it is a window whose
+// pages are few. A step keeps the state behind the last page that it fills, and the one in front of its last
+// row, which a roll-back may run again. Other entries are holes. A
+// state is written whole, by the step that fills its page, so a shared one is never copied. It is cached only
+// where name_state() or every snapshot_tokens says so: a snapshot. A prefix hits where there is one. The
+// kRows group holds the rows of the page in front of which that state stands; as a kOpen group's, they are
+// never cached. A step keeps those of its last page, and, of a step of at most P rows, of its first as well:
+// so a roll-back to any row of such a step, and to the last of a longer one, finds what it needs.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +55,7 @@ struct TokenView {
 // P).
 struct BlockTables {
   struct Group {
-    std::vector<int32_t> blocks;  // kNoBlock: left the window
+    std::vector<int32_t> blocks;  // kNoBlock: left the window, or a hole
     int32_t first = 0;            // entries before it have left the window
   };
   std::vector<Group> groups;
@@ -81,6 +91,9 @@ class BlockManager {
     int64_t max_context = 0;  // longest table
     bool prefix_cache = true;
     uint64_t hash_seed = 0;
+    int32_t depth = 0;  // SchedulerOptions: each step in flight is one row more to be rolled back
+    int64_t snapshot_tokens =
+        0;  // states are cached behind every so many tokens, where there is room; 0: none
   };
   explicit BlockManager(const Options& options);
 
@@ -88,6 +101,7 @@ class BlockManager {
   int32_t num_groups() const { return static_cast<int32_t>(pools_.size()); }
   int64_t window(int32_t group) const { return pools_[static_cast<size_t>(group)].window; }
   CachePages pages(int32_t group) const { return pools_[static_cast<size_t>(group)].pages; }
+  bool has_states() const { return has_states_; }
   int64_t blocks_for(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
 
   // Blocks that an allocation can still get: free ones and cached ones.
@@ -103,14 +117,18 @@ class BlockManager {
   // The longest cached prefix of at most `limit` tokens, in whole pages; references its blocks. Fresh tables
   // only.
   int64_t match(BlockTables& tables, const PrefixRoot& root, const TokenView& tokens, int64_t limit);
-  // The most of `want` positions from `from` on that reserve() could make writable now.
-  int64_t reservable(const BlockTables& tables, int64_t from, int64_t want) const;
+  // The most of `want` positions from `from` on that reserve() could make writable now, in a step whose first
+  // position of this sequence is `begin` (-1: `from`).
+  int64_t reservable(const BlockTables& tables, int64_t from, int64_t want, int64_t begin = -1) const;
   // Makes positions [from, to) writable: new blocks, and copies of shared ones appended to `copies` in the
   // order they must be performed. False, with nothing changed, when the pool does not hold it.
-  bool reserve(BlockTables& tables, int64_t from, int64_t to, std::vector<BlockCopy>& copies);
+  bool reserve(BlockTables& tables, int64_t from, int64_t to, std::vector<BlockCopy>& copies,
+               int64_t begin = -1);
   // Names the pages of the first `computed` tokens in the prefix cache, and shares a block that holds the
   // same tokens already. Only for tokens whose step has run and which will not be taken back.
   void publish(BlockTables& tables, const TokenView& tokens, int64_t computed);
+  // Caches the state behind published page `page` (a snapshot), where the sequence still has it.
+  void name_state(BlockTables& tables, int64_t page);
   // Lets go of blocks that no query at `position` or later can see, in groups [first, end).
   void leave_window(BlockTables& tables, int64_t position, int32_t first, int32_t end);
   // `to` (fresh) shares all blocks of `from`.
@@ -143,6 +161,26 @@ class BlockManager {
   void drop(Pool& pool, int32_t block);
   void unlink(Pool& pool, int32_t block);
   bool evict_oldest(int32_t group);
+  // Entries of a group with holes that a step of positions [begin, to) writes to, ascending.
+  struct Few {
+    int64_t entries[4];
+    int count = 0;
+    void add(int64_t entry) {
+      if (count == 0 || entries[count - 1] != entry) entries[count++] = entry;
+    }
+    bool has(int64_t entry) const {
+      for (int k = 0; k < count; ++k)
+        if (entries[k] == entry) return true;
+      return false;
+    }
+  };
+  Few written(CachePages pages, int64_t begin, int64_t to) const;
+  int64_t reservable_once(const BlockTables& tables, int64_t from, int64_t want, int64_t begin) const;
+  int64_t reservable_few(const BlockTables& tables, int32_t group, int64_t from, int64_t want,
+                         int64_t begin) const;
+  void reserve_few(BlockTables& tables, int32_t group, int64_t to, std::vector<BlockCopy>& copies,
+                   int64_t begin);
+  void name_block(int32_t group, int32_t node, int32_t& block);
   template <class Make>
   int32_t make_node(Make&& make);
   bool publish_page(BlockTables& tables, std::span<const int32_t> page);
@@ -150,7 +188,9 @@ class BlockManager {
 
   int32_t page_tokens_;
   int64_t max_blocks_;
-  bool prefix_cache_;
+  bool prefix_cache_, has_states_ = false;
+  int64_t again_;  // last rows of a step that may run again without drafts
+  int64_t snapshot_tokens_;
   std::vector<Pool> pools_;
   PrefixIndex index_;
   uint64_t releases_ = 0;

@@ -19,10 +19,16 @@ enum class CachePages : uint8_t {
   kOpen,   // 16-bit copies of the pages whose queries may still run: a quantized page is made from one once
            // full
   kFirst,  // the first page alone (its first tokens stay in 16 bits)
+  kState,  // recurrent state: entry i is the state behind page i, kept behind few pages (block_manager.h)
+  kRows,   // beside it, rows of the pages whose positions may still be computed
 };
+// Tables of these have holes.
+inline constexpr bool has_holes(CachePages pages) {
+  return pages == CachePages::kState || pages == CachePages::kRows;
+}
 
-// What a quantized cache needs beside its pages are groups of their own: counted, copied on write, shared and
-// preempted like any other.
+// What a quantized cache needs beside its pages, and what recurrent layers keep, are groups of their own:
+// counted, copied on write, shared and preempted like any other.
 struct CacheGroup {
   int64_t window = 0;      // 0: full context; otherwise blocks wholly out of the window may be released
   size_t block_bytes = 0;  // bytes of one block over all layers of the group
@@ -53,8 +59,10 @@ struct Batch {
   std::span<const int32_t> context_len;  // [B] tokens in the cache after this step
   std::span<const int32_t> logit_rows;   // [R] rows whose logits are wanted, ascending; may be empty
   struct Group {
-    std::span<const int32_t> slots;         // [T] block * P + offset; -1 where the group keeps no such page
-    std::span<const int32_t> block_tables;  // [B, max_blocks] row-major, unused entries 0
+    // [T] block * P + offset; -1 where the group keeps no such page. None in kState groups.
+    std::span<const int32_t> slots;
+    // [B, max_blocks] row-major; unused entries 0, in groups with holes -1
+    std::span<const int32_t> block_tables;
     int64_t max_blocks = 0;
   };
   std::span<const Group> groups;  // as many as RunnerLimits::groups

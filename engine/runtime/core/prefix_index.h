@@ -43,6 +43,7 @@ class PrefixIndex {
   // Takes the block off; the node and then its ancestors go when nothing needs them.
   void detach(int32_t node, int32_t group);
 
+  int32_t parent(int32_t node) const { return nodes_[node].parent; }
   // A sequence whose last full page is `node` pins it, so that the chain lives even after its blocks are
   // gone.
   void pin(int32_t node) { ++nodes_[node].pins; }

@@ -35,11 +35,16 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
         cat("the KV pool holds ", length, " token(s); one sequence needs at least 2: give it more memory"));
   for (const CacheGroup& g : o.groups) {
     if (g.pages != CachePages::kAll) {
-      // The page being written, and, with steps in flight, one that filled and one that follows.
+      // The page being written, and, with steps in flight, one that filled and one that follows. Of states
+      // one to go on from, and two that a step keeps.
       const int32_t needed = g.pages == CachePages::kFirst ? 1 : 3;
       if (g.num_blocks < needed)
-        return refuse(cat("the pool of 16-bit pages has ", g.num_blocks, " blocks; one sequence needs ",
-                          needed, ": give it more memory"));
+        return refuse(cat("the pool of ", has_holes(g.pages) ? "recurrent state" : "16-bit pages", " has ",
+                          g.num_blocks, " blocks; one sequence needs ", needed, ": give it more memory"));
+      if (has_holes(g.pages) && &g >= o.groups.data() + o.groups.size() - static_cast<size_t>(o.draft_groups))
+        return Status(
+            StatusCode::kUnimplemented,
+            "a draft model with recurrent layers is not served: draft with a model of attention alone");
       continue;
     }
     if (g.window == 0) continue;
@@ -59,7 +64,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
 Scheduler::Scheduler(const SchedulerOptions& o, int64_t max_length)
     : options_(o),
       max_length_(max_length),
-      blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed}),
+      blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed, o.depth, o.snapshot_tokens}),
       mask_words_(static_cast<size_t>((o.vocab_size + 31) / 32)) {
   if (options_.max_logit_rows == 0) options_.max_logit_rows = o.max_sequences;
   plan_.reserve(static_cast<size_t>(o.max_sequences));
@@ -186,6 +191,7 @@ Status Scheduler::add(uint64_t id, Request request, uint64_t seed, Clock::time_p
 void Scheduler::finish(Sequence& s, const Outcome& outcome, std::vector<Outcome>& out) {
   RequestState& r = *s.request;
   remove(list_of(s), s);
+  name_last_state(s);
   blocks_.release(s.blocks);
   s.state = SequenceState::kFinished;
   ++s.token_version;
@@ -353,6 +359,12 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
     if (s.block_version != e.block_version) continue;
     computed_to(s, e.end);
     RequestState& r = *s.request;
+    // Snapshots at the prompt's end: for those who go on from it, and for those who ask the same again.
+    if (blocks_.has_states() && e.end == r.prompt_size()) {
+      const int64_t page = options_.page_tokens;
+      blocks_.name_state(s.blocks, (e.end - 1) / page - 1);
+      if (e.end % page == 0) blocks_.name_state(s.blocks, e.end / page - 1);
+    }
     if (!r.forked && e.end >= r.prompt_size() && r.max_length <= r.prompt_size())
       end_request(r, FinishReason::kLength, out);  // max_tokens == 0: only the prompt was asked for
   }

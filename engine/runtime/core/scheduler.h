@@ -31,6 +31,7 @@ struct SchedulerOptions {
   std::vector<int32_t> eos_token_ids;
   bool prefix_cache = true;
   uint64_t hash_seed = 0;
+  int64_t snapshot_tokens = 0;  // of recurrent state, behind every so many; 0: of prompts and answers alone
   // Steps that may be in flight when next() is called: 0 is lockstep, 1 overlaps host and device.
   int32_t depth = 0;
 };
@@ -220,6 +221,7 @@ class Scheduler {
   bool follow_grammar(Sequence& s, int32_t sample, Clock::time_point now, std::vector<Outcome>& out);
   size_t mask_rows(Sequence& s, int64_t n, std::span<const int32_t> drafts, std::span<uint32_t> masks);
   void leave_window(Sequence& s);
+  void name_last_state(Sequence& s) { blocks_.name_state(s.blocks, s.blocks.published - 1); }
   void drop_samples(Sequence& s);
   void count_drafts(Sequence& s, int64_t accepted, int64_t rejected);
   void take_back(Sequence& s, int64_t position);

@@ -101,8 +101,8 @@ bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
 // -----------------------------------------------------------------------------------
 
 void Scheduler::plan_rows(Sequence& s, int64_t rows) {
-  const bool reserved =
-      blocks_.reserve(s.blocks, s.computed + s.planned, s.computed + s.planned + rows, step_->copies);
+  const bool reserved = blocks_.reserve(s.blocks, s.computed + s.planned, s.computed + s.planned + rows,
+                                        step_->copies, s.computed);
   OAR_CHECK(reserved, "rows were planned that the pool does not hold");
   if (s.planned == 0) plan_.push_back(s.slot);
   s.planned += static_cast<int32_t>(rows);
@@ -154,7 +154,9 @@ void Scheduler::plan_drafts(Sequence& s) {
   }
   if (s.drafts.empty() && s.cursor != nullptr) propose_forced(s, std::min(rows_left_, logits_left_));
   int64_t rows = std::min({static_cast<int64_t>(s.drafts.size()), rows_left_, logits_left_});
-  if (rows > 0) rows = blocks_.reservable(s.blocks, s.computed + 1, rows);
+  // A roll-back finds its state where the step is no longer than a page (block_manager.h).
+  if (blocks_.has_states()) rows = std::min<int64_t>(rows, options_.page_tokens - 1);
+  if (rows > 0) rows = blocks_.reservable(s.blocks, s.computed + 1, rows, s.computed);
   s.drafts.resize(static_cast<size_t>(std::max<int64_t>(rows, 0)));
   if (rows <= 0) return;
   plan_rows(s, rows);
@@ -218,13 +220,15 @@ void Scheduler::top_up() {
     Sequence& s = sequence(plan_[i]);
     if (s.planned == 0 || s.planned >= s.uncomputed()) continue;
     const int64_t more = chunk(s, std::min(s.uncomputed(), s.planned + rows_left_)) - s.planned;
-    const int64_t rows = more > 0 ? blocks_.reservable(s.blocks, s.computed + s.planned, more) : 0;
+    const int64_t rows =
+        more > 0 ? blocks_.reservable(s.blocks, s.computed + s.planned, more, s.computed) : 0;
     if (rows > 0) plan_rows(s, rows);
   }
 }
 
 // A running sequence gives back its slot and its blocks; its tokens stay.
 void Scheduler::vacate(Sequence& s) {
+  name_last_state(s);
   s.drafted = 0;
   s.drafts.clear();
   remove(running_, s);

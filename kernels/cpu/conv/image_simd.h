@@ -1,5 +1,6 @@
-// The families of ordinary models (kernels/conv.h, kernels/recurrent.h, kernels/resize.h) of one instruction
-// set as registry entries. image_<isa>.cc names the set and includes this.
+// The families of ordinary models (kernels/conv.h, kernels/recurrent.h, kernels/resize.h) and the scan of
+// those with a state (kernels/state_scan.h, which shares its products with recurrent layers) of one
+// instruction set as registry entries. image_<isa>.cc names the set and includes this.
 #pragma once
 
 #include "kernels/cpu/conv/conv_simd.h"
@@ -9,11 +10,12 @@
 #include "kernels/cpu/elementwise/narrow_simd.h"
 #include "kernels/cpu/elementwise/recurrent_simd.h"
 #include "kernels/cpu/elementwise/softmax_simd.h"
+#include "kernels/cpu/elementwise/state_scan_simd.h"
 #include "kernels/kernel_list.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-constexpr std::array<KernelEntry, 9> image_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 10> image_kernels(Isa isa) {
   return {{{KernelFamily::kConv, isa, conv_plan, conv_run},
            {KernelFamily::kWinograd, isa, winograd_plan, winograd_run},
            {KernelFamily::kDepthwise, isa, depthwise_plan, depthwise_run},
@@ -22,7 +24,8 @@ constexpr std::array<KernelEntry, 9> image_kernels(Isa isa) {
            {KernelFamily::kActivate, isa, activate_plan, activate_run},
            {KernelFamily::kNarrow, isa, narrow_plan, narrow_run},
            {KernelFamily::kRecurrent, isa, recurrent_plan, recurrent_run},
-           {KernelFamily::kResize, isa, resize_plan, resize_run}}};
+           {KernelFamily::kResize, isa, resize_plan, resize_run},
+           {KernelFamily::kStateScan, isa, state_scan_plan, state_scan_run}}};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/elementwise/activation_simd.h"
+#include "kernels/cpu/elementwise/causal_conv_simd.h"
 #include "kernels/cpu/elementwise/embedding_simd.h"
 #include "kernels/cpu/elementwise/hadamard_simd.h"
 #include "kernels/cpu/elementwise/lora_simd.h"
@@ -13,7 +14,7 @@
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-constexpr std::array<KernelEntry, 13> elementwise_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 14> elementwise_kernels(Isa isa) {
   return {{{KernelFamily::kRmsNorm, isa, norm_plan<RmsNormArgs>, rms_norm_run},
            {KernelFamily::kLayerNorm, isa, norm_plan<LayerNormArgs>, layer_norm_run},
            {KernelFamily::kRope, isa, rope_plan, rope_run},
@@ -25,6 +26,7 @@ constexpr std::array<KernelEntry, 13> elementwise_kernels(Isa isa) {
            {KernelFamily::kHadamard, isa, hadamard_plan, hadamard_run},
            {KernelFamily::kMoeRoute, isa, route_plan, route_run},
            {KernelFamily::kMoeCombine, isa, combine_plan, combine_run},
+           {KernelFamily::kCausalConv, isa, causal_conv_plan, causal_conv_run},
            {KernelFamily::kLora, isa, lora_plan, lora_run<float>, "f32"},
            {KernelFamily::kLora, isa, lora_plan, lora_run<bf16>, "bf16"}}};
 }

@@ -13,12 +13,13 @@ namespace oar::OAR_SIMD_NAMESPACE {
 
 inline constexpr int64_t kRecurrentRows = 4;
 
-// Rows of states h [rows, H] times weights r [H, ldr], columns [0, n), added to sums [rows, lds].
+// Rows of states h [rows, H], ldh apart, times weights r [H, ldr], columns [0, n), added to sums [rows, lds].
 class RecurrentProduct {
  public:
   const float* r;
   int64_t ldr, H;
   const float* h;
+  int64_t ldh;
   float* sums;
   int64_t lds, n;
 
@@ -62,7 +63,7 @@ class RecurrentProduct {
         w[v] = load_part(weights + v * kLanes, v + 1 < kVectors ? kLanes : lanes);
       OAR_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const Vf state = set1(h[(row + i) * H + k]);
+        const Vf state = set1(h[(row + i) * ldh + k]);
         OAR_UNROLL
         for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(state, w[v], sum[i][v]);
       }
@@ -161,7 +162,7 @@ class RecurrentRun {
   // Adds what `states` give to gates [from, to).
   void product(const float* states, int64_t from, int64_t to) {
     RecurrentProduct{
-        a.r + d * H * G * H + from * H, G * H, H, states, gates + from * H, G * H, (to - from) * H}
+        a.r + d * H * G * H + from * H, G * H, H, states, H, gates + from * H, G * H, (to - from) * H}
         .run(rows);
   }
   void begin_state(const float* from, int64_t b, float* to) const {

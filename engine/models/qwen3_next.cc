@@ -1,0 +1,166 @@
+// Qwen3-Next, https://qwen.ai/blog?id=qwen3-next, and Qwen 3.5: in three of four layers a gated delta rule
+// (https://arxiv.org/abs/2412.06464) instead of attention, which in the others has a gate behind it; norms
+// whose weights are stored less 1; a quarter of each head rotated. Mixtures as Qwen 2's, or a dense MLP.
+//
+//   x += mix(rms_norm(x));  x += mlp(rms_norm(x))
+//   attention: o (sigmoid(gate) attention(q, k, v)), q and gate from one matrix
+//   delta rule: q, k, v = silu(causal_conv(W x));  o (rms_norm(state_scan(q / |q| sqrt D, k / |k|, v))
+//   silu(z))
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "engine/models/decoder_keys.h"
+
+namespace oar {
+namespace {
+
+constexpr DecoderDefaults kQwen3Next = {
+    .ffn = 5632, .max_context = 32768, .kv_heads = 2, .head_dim = 256, .partial_rotary = 0.25};
+constexpr DecoderDefaults kQwen35 = {.ffn = 12288,
+                                     .max_context = 32768,
+                                     .kv_heads = 4,
+                                     .head_dim = 256,
+                                     .vocab = 248320,
+                                     .width = 4096,
+                                     .layers = 32,
+                                     .heads = 16,
+                                     .partial_rotary = 0.25,
+                                     .picture_rope = true};
+constexpr DecoderDefaults kQwen35Moe = {.ffn = 512,
+                                        .max_context = 32768,
+                                        .kv_heads = 2,
+                                        .head_dim = 256,
+                                        .vocab = 248320,
+                                        .width = 2048,
+                                        .layers = 40,
+                                        .heads = 16,
+                                        .partial_rotary = 0.25,
+                                        .picture_rope = true};
+
+Status read_hybrid(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
+  c.head_norms = HeadNorms::kEach;
+  c.norm_offset = 1;
+  OAR_RETURN_IF_ERROR(read_decoder(r, d, c));
+  OAR_RETURN_IF_ERROR(read_scanned(r, "linear_attention", 4, c));
+  OAR_ASSIGN(c.conv_kernel, r.integer({"linear_conv_kernel_dim"}, 1, 64, 4));
+  OAR_ASSIGN(c.scan.key_dim, r.integer({"linear_key_head_dim"}, 1, 1 << 12, 128));
+  OAR_ASSIGN(c.scan.value_dim, r.integer({"linear_value_head_dim"}, 1, 1 << 12, 128));
+  OAR_ASSIGN(c.scan.key_heads, r.integer({"linear_num_key_heads"}, 1, 1 << 12, 16));
+  OAR_ASSIGN(c.scan.heads, r.integer({"linear_num_value_heads"}, 1, 1 << 12, 32));
+  if (c.scan.heads % c.scan.key_heads != 0)
+    return invalid_argument(cat("config.json: 'linear_num_value_heads' ", c.scan.heads,
+                                " is no multiple of 'linear_num_key_heads' ", c.scan.key_heads));
+  return check_gate(c, "hidden_act");
+}
+
+Status read_qwen3_next(ConfigReader& r, ModelConfig& c) {
+  OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen3Next, c));
+  r.without_effect("shared_expert_intermediate_size");  // as its matrices say
+  return read_experts(r, {.count = 512, .per_token = 10, .ffn = 512, .normalize = true}, c);
+}
+
+// Released configurations say more than the class reads: what drafts need, and how a scan keeps its state.
+Status read_released(ConfigReader& r, const ModelConfig& c) {
+  r.without_effect("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype");
+  OAR_ASSIGN(const bool gated, r.boolean("attn_output_gate", true));
+  if (gated) return ok_status();
+  return unimplemented(cat("config.json: 'attn_output_gate' is false, which ", c.model_type,
+                           " is not run with here; expected true"));
+}
+
+Status read_qwen3_5(ConfigReader& r, ModelConfig& c) {
+  OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35, c));
+  return read_released(r, c);
+}
+
+Status read_qwen3_5_moe(ConfigReader& r, ModelConfig& c) {
+  OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35Moe, c));
+  r.without_effect("shared_expert_intermediate_size");
+  OAR_RETURN_IF_ERROR(read_experts(r, {.count = 256, .per_token = 8, .ffn = 512, .normalize = true}, c));
+  return read_released(r, c);
+}
+
+Val gated_attention(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
+  const int64_t D = b.c.head_dim;
+  const Val both = b.split_heads(b.linear(x, p + "q_proj", b.c.attention_bias), b.c.heads, 2 * D);
+  const auto heads = [&](const char* name) {
+    return b.split_heads(b.linear(x, p + name, b.c.attention_bias), b.c.kv_heads);
+  };
+  const Val q = b.rope(b.rms_norm(b.slice(both, 0, D), p + "q_norm"), n);
+  const Val k = b.rope(b.rms_norm(heads("k_proj"), p + "k_norm"), n);
+  const Val seen = b.merge_heads(b.attention(q, k, heads("v_proj"), n));
+  const Val gate = b.op("sigmoid", {b.merge_heads(b.slice(both, D, 2 * D))});
+  return b.linear(b.op("mul", {seen, gate}), p + "o_proj", b.c.output_bias);
+}
+
+// What the projections make of x, rows as the convolution has its channels: (T, 2 Hk Dk + Hv Dv), (T, Hv Dv),
+// (T, Hv), (T, Hv).
+struct Projected {
+  Val qkv, z, b, a;
+};
+
+Projected project(ModelBuilder& b, Val x, const std::string& p) {
+  if (b.has(p + "in_proj_qkv.weight")) {
+    const auto make = [&](const char* name) { return b.linear(x, p + name, false); };
+    return {make("in_proj_qkv"), make("in_proj_z"), make("in_proj_b"), make("in_proj_a")};
+  }
+  // By key head: q, k, the values and gates of its value heads; then their b and a.
+  const ScanConfig& s = b.c.scan;
+  const int64_t per = s.heads / s.key_heads, D = s.key_dim, V = per * s.value_dim;
+  const Val all = b.split_heads(b.linear(x, p + "in_proj_qkvz", false), s.key_heads, 2 * D + 2 * V);
+  const Val ba = b.split_heads(b.linear(x, p + "in_proj_ba", false), s.key_heads, 2 * per);
+  const auto part = [&](Val from, int64_t begin, int64_t end) {
+    return b.merge_heads(b.slice(from, begin, end));
+  };
+  const Val qkv = b.op("concat", {part(all, 0, D), part(all, D, 2 * D), part(all, 2 * D, 2 * D + V)},
+                       {{"axis", int64_t{1}}});
+  return {qkv, part(all, 2 * D + V, 2 * D + 2 * V), part(ba, 0, per), part(ba, per, 2 * per)};
+}
+
+Val delta_rule(ModelBuilder& b, Val x, const std::string& p) {
+  const ScanConfig& s = b.c.scan;
+  const int64_t K = s.key_heads * s.key_dim, V = s.heads * s.value_dim;
+  const Projected in = project(b, x, p);
+  const Val mixed = b.op("silu", {b.causal_conv(in.qkv, p + "conv1d", 2 * K + V, b.c.conv_kernel, false)});
+  const auto heads = [&](int64_t begin, int64_t end, int64_t count, int64_t dim) {
+    return b.split_heads(b.slice(mixed, begin, end), count, dim);
+  };
+  // x / |x|, |x|^2 + 1e-6 under the root, and q by 1 / sqrt D once more.
+  const auto unit = [&](Val v, double by) {
+    const auto D = static_cast<double>(s.key_dim);
+    return b.op("rms_norm", {v, b.filled(s.key_dim, by / std::sqrt(D))}, {{"epsilon", 1e-6 / D}});
+  };
+  const Val q = unit(heads(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim)));
+  const Val k = unit(heads(K, 2 * K, s.key_heads, s.key_dim), 1);
+  const Val v = heads(2 * K, 2 * K + V, s.heads, s.value_dim);
+  const Val rate = b.op("neg", {b.op("exp", {b.weight(p + "A_log", {s.heads})})});
+  const Val steps = b.op("softplus", {b.add(in.a, b.weight(p + "dt_bias", {s.heads}))});
+  const Val g = b.op("mul", {steps, rate}), beta = b.op("sigmoid", {in.b});
+  const Val read = b.op("state_scan", {q, k, v, g, beta, b.in.segments}, {{"delta", int64_t{1}}});
+  const Val normed = b.merge_heads(b.rms_norm(read, b.weight(p + "norm.weight", {s.value_dim})));
+  return b.linear(b.gated(in.z, normed), p + "out_proj", false);
+}
+
+Val hybrid_hidden(ModelBuilder& b) {
+  Val x = b.embedding("model.embed_tokens.weight", b.in.tokens, b.c.vocab);
+  for (int64_t n = 0; n < b.c.layers; ++n) {
+    const auto layer = static_cast<size_t>(n);
+    const std::string p = cat("model.layers.", n, ".");
+    const Val normed = b.rms_norm(x, p + "input_layernorm");
+    x = b.add(x, b.c.is_recurrent(n) ? delta_rule(b, normed, p + "linear_attn.")
+                                     : gated_attention(b, normed, p + "self_attn.", n));
+    const Val next = b.rms_norm(x, p + "post_attention_layernorm");
+    const bool dense = b.c.experts == 0 || b.c.dense_layer[layer];
+    x = b.add(x, dense ? b.gated_mlp(next, p + "mlp.") : b.experts_and_shared(next, p + "mlp."));
+  }
+  return b.rms_norm(x, "model.norm");
+}
+
+}  // namespace
+
+extern const Architecture architecture_qwen3_next = {"qwen3_next", read_qwen3_next, hybrid_hidden};
+extern const Architecture architecture_qwen3_5_text = {"qwen3_5_text", read_qwen3_5, hybrid_hidden};
+extern const Architecture architecture_qwen3_5_moe_text = {"qwen3_5_moe_text", read_qwen3_5_moe,
+                                                           hybrid_hidden};
+
+}  // namespace oar

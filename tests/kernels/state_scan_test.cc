@@ -1,0 +1,289 @@
+// Gated delta rule and Mamba-2 scan: every level against the recurrence in double, at every border; a row's
+// bits are those it has alone, whatever came with it, whatever was dropped before, and without a state.
+#include "kernels/state_scan.h"
+
+#include <cmath>
+
+#include "tests/kernels/matmul_problem.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+struct Sizes {
+  int32_t Hk, Hv, Dk, Dv, C;
+  bool delta;
+};
+
+// Operands of T positions of one sequence, and what exact arithmetic makes of them.
+struct Sequence {
+  Sizes n;
+  int64_t T;
+  std::vector<float> q, k, v, g, beta;
+  std::vector<double> exact, bound;  // [T, Hv, Dv]
+
+  Sequence(const Sizes& sizes, int64_t count, uint32_t seed) : n(sizes), T(count) {
+    const auto values = [&](int64_t columns, uint32_t s) {
+      return random_values(static_cast<size_t>(T * columns), Values::kNormal, 8 * seed + s);
+    };
+    q = values(n.Hk * n.Dk, 1), k = values(n.Hk * n.Dk, 2), v = values(n.Hv * n.Dv, 3);
+    g = values(n.Hv, 4), beta = values(n.Hv, 5);
+    for (float& x : g) x = x > 1.8f ? -200.f : -0.1f * std::fabs(x);  // some forget all
+    for (float& x : beta) x = 1 / (1 + std::exp(-x));
+    normalize(q), normalize(k);
+    recur();
+  }
+
+ private:
+  // Keys and queries of length one: with them the rule is a contraction.
+  void normalize(std::vector<float>& x) const {
+    const auto D = static_cast<size_t>(n.Dk);
+    for (size_t row = 0; row < x.size(); row += D) {
+      double sum = 1e-6;
+      for (size_t d = 0; d < D; ++d) sum += static_cast<double>(x[row + d]) * static_cast<double>(x[row + d]);
+      for (size_t d = 0; d < D; ++d) x[row + d] /= static_cast<float>(std::sqrt(sum));
+    }
+  }
+  // The recurrence, and how far f32 may stray. A row's u is a sum of Dk terms below |S| and of up to C below
+  // |u(i)|, with weights of up to C factors: roundings of random sign make sqrt of their number, taken four
+  // times. An error of u moves S by as much, as |k| is at most 1; the step of the recurrence itself does not
+  // lengthen an error. What is read has the roundings of its own sum.
+  void recur() {
+    const auto D = static_cast<size_t>(n.Dk), V = static_cast<size_t>(n.Dv);
+    const double eps = 4 * 6e-8 * (std::sqrt(n.Dk) + std::sqrt(n.C) + 8);
+    exact.resize(static_cast<size_t>(T * n.Hv * n.Dv)), bound = exact;
+    for (int64_t h = 0; h < n.Hv; ++h) {
+      const int64_t kh = h / (n.Hv / n.Hk);
+      std::vector<double> S(D * V, 0), size(V, 0), error(V, 0);  // size: of the border and the chunk's u
+      for (int64_t t = 0; t < T; ++t) {
+        const float* kt = &k[static_cast<size_t>(t * n.Hk + kh) * D];
+        const float* qt = &q[static_cast<size_t>(t * n.Hk + kh) * D];
+        const double decay = std::exp(static_cast<double>(g[static_cast<size_t>(t * n.Hv + h)]));
+        const double b = static_cast<double>(beta[static_cast<size_t>(t * n.Hv + h)]);
+        for (size_t j = 0; j < V; ++j) {
+          const size_t at = static_cast<size_t>(t * n.Hv + h) * V + j;
+          if (t % n.C == 0) {
+            size[j] = 0;
+            for (size_t d = 0; d < D; ++d) size[j] += S[d * V + j] * S[d * V + j];
+            size[j] = std::sqrt(size[j]);
+            error[j] += eps * size[j];
+          }
+          double old = 0, read = 0;
+          for (size_t d = 0; d < D; ++d) {
+            S[d * V + j] *= decay;
+            old += S[d * V + j] * static_cast<double>(kt[d]);
+          }
+          const double u = b * (static_cast<double>(v[at]) - (n.delta ? old : 0));
+          error[j] = decay * error[j] + eps * (std::fabs(static_cast<double>(v[at])) + size[j]);
+          size[j] += std::fabs(u);
+          for (size_t d = 0; d < D; ++d) {
+            S[d * V + j] += static_cast<double>(kt[d]) * u;
+            read += S[d * V + j] * static_cast<double>(qt[d]);
+          }
+          exact[at] = read;
+          bound[at] = error[j] + eps * size[j];
+        }
+      }
+    }
+  }
+};
+
+// Positions [begin, end) of a sequence in a step.
+struct Part {
+  const Sequence* s;
+  int64_t begin, end;
+  size_t home;  // which of the memory's sequences it is
+};
+
+// Pools and tables as a block manager would fill them: only every other border is kept beside the last, and
+// rows of chunks that fill and will not be read are not.
+class Memory {
+ public:
+  static constexpr int64_t kChunks = 10;
+  Memory(const Sizes& sizes, size_t sequences) : n(sizes) {
+    a.shape = {n.Hk, n.Hv, n.Dk, n.Dv};
+    a.delta = n.delta;
+    a.state.page_tokens = n.C;
+    a.state.border_floats = state_scan_border(a.shape) + 3;  // a block may be larger
+    a.state.row_floats = state_scan_row(a.shape);
+    borders = Guarded<float>(sequences * kChunks * static_cast<size_t>(a.state.border_floats));
+    rows = Guarded<float>(sequences * kChunks * static_cast<size_t>(n.C * a.state.row_floats));
+    std::fill(borders.begin(), borders.end(), NAN);
+    std::fill(rows.begin(), rows.end(), NAN);
+    a.state.borders = borders.data(), a.state.rows = rows.data();
+    a.state.max_borders = a.state.max_row_blocks = kChunks;
+  }
+
+  std::vector<float> run(Isa isa, const std::vector<Part>& parts, ThreadPool* pool = nullptr) {
+    std::vector<int32_t> starts{0}, lengths, border_tables, row_tables, slots;
+    std::vector<float> q, k, v, g, beta;
+    const auto append = [](std::vector<float>& to, const std::vector<float>& from, int64_t b, int64_t e,
+                           int64_t w) { to.insert(to.end(), from.begin() + b * w, from.begin() + e * w); };
+    for (const Part& p : parts) {
+      append(q, p.s->q, p.begin, p.end, n.Hk * n.Dk), append(k, p.s->k, p.begin, p.end, n.Hk * n.Dk);
+      append(v, p.s->v, p.begin, p.end, n.Hv * n.Dv);
+      append(g, p.s->g, p.begin, p.end, n.Hv), append(beta, p.s->beta, p.begin, p.end, n.Hv);
+      starts.push_back(starts.back() + static_cast<int32_t>(p.end - p.begin));
+      lengths.push_back(static_cast<int32_t>(p.end));
+      const auto first = static_cast<int32_t>(p.home) * static_cast<int32_t>(kChunks);
+      const int64_t last = p.end / n.C - 1;  // the border behind which the sequence goes on
+      for (int32_t j = 0; j < kChunks; ++j) {
+        border_tables.push_back(j == last || j == last - 1 || j % 2 == 0 ? first + j : -1);
+        row_tables.push_back(first + j);
+      }
+      for (int64_t t = p.begin; t < p.end; ++t)
+        slots.push_back(t / n.C < last ? -1 : static_cast<int32_t>(first * n.C + t));
+    }
+    const int64_t T = starts.back();
+    std::vector<float> out(static_cast<size_t>(T * n.Hv * n.Dv), NAN);
+    a.q = q.data(), a.k = k.data(), a.v = v.data(), a.g = g.data(), a.beta = beta.data(), a.out = out.data();
+    a.T = a.state.T = T, a.state.B = static_cast<int64_t>(parts.size());
+    a.ldq = a.ldk = n.Hk * n.Dk, a.ldv = a.ldo = n.Hv * n.Dv, a.ldg = a.ldb = n.Hv;
+    a.state.seq_start = starts.data(), a.state.context_len = lengths.data();
+    a.state.border_tables = border_tables.data(), a.state.row_tables = row_tables.data();
+    a.state.row_slots = slots.data();
+    launch(isa, pool);
+    return out;
+  }
+  // Without a state, all of some sequences.
+  std::vector<float> run_segments(Isa isa, const std::vector<Part>& parts) {
+    a.state.borders = nullptr;
+    std::vector<int32_t> segments;
+    for (size_t i = 0; i < parts.size(); ++i)
+      segments.insert(segments.end(), static_cast<size_t>(parts[i].s->T), static_cast<int32_t>(7 - i));
+    a.segments = segments.data();
+    std::vector<float> out = run(isa, parts);
+    a.state.borders = borders.data();
+    return out;
+  }
+
+ private:
+  void launch(Isa isa, ThreadPool* pool) {
+    const Kernel& kernel = *KernelRegistry::cpu().find({KernelFamily::kStateScan}, isa);
+    REQUIRE(kernel.isa == isa);
+    KernelPlan plan;
+    kernel.plan(&a, pool != nullptr ? pool->workers() : 1, &plan);
+    REQUIRE(plan.phases == 1);
+    if (pool != nullptr) {
+      pool->reserve_scratch(plan.worker_scratch);
+      return pool->run(kernel, &a, plan, nullptr);
+    }
+    Guarded<float> scratch(plan.worker_scratch / 4, 64);
+    std::fill(scratch.begin(), scratch.end(), NAN);
+    for (int64_t i = plan.chunks[0]; i-- > 0;) kernel.run(&a, 0, i, i + 1, {scratch.data(), nullptr});
+  }
+
+  Sizes n;
+  StateScanArgs a;
+  Guarded<float> borders, rows;
+};
+
+std::vector<Isa> scan_levels() {
+  std::vector<Isa> out;
+  for (const Kernel* k : KernelRegistry::cpu().all())
+    if (k->family == KernelFamily::kStateScan && k->isa <= best_isa()) out.push_back(k->isa);
+  return out;
+}
+
+void require_exact(const Sequence& s, const std::vector<float>& got) {
+  REQUIRE(got.size() == s.exact.size());
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double off = std::fabs(static_cast<double>(got[i]) - s.exact[i]);
+    INFO("at " << i << ": " << got[i] << " for " << s.exact[i] << ", bound " << s.bound[i]);
+    REQUIRE(off <= s.bound[i]);
+    worst = std::max(worst, off / s.bound[i]);
+  }
+  CHECK(worst > 0);
+}
+
+constexpr Sizes kSizes[] = {{1, 2, 16, 24, 16, true},   {2, 2, 8, 40, 16, true},  {1, 3, 20, 17, 16, false},
+                            {1, 1, 128, 128, 64, true}, {2, 4, 32, 16, 64, true}, {1, 2, 64, 32, 64, false}};
+
+}  // namespace
+
+TEST_CASE("state scan: every level equals the recurrence in double") {
+  REQUIRE(scan_levels().size() > 1);
+  ThreadPool pool({.threads = 3});
+  for (const Sizes& n : kSizes) {
+    for (const int64_t T :
+         {int64_t{1}, int64_t{n.C} - 1, int64_t{n.C}, int64_t{n.C} + 1, int64_t{4} * n.C + 5}) {
+      const Sequence s(n, T, 3);
+      for (const Isa isa : scan_levels()) {
+        INFO(isa_name(isa) << " Dk " << n.Dk << " C " << n.C << " T " << T);
+        Memory memory(n, 1);
+        require_exact(s, memory.run(isa, {{&s, 0, T, 0}}, &pool));
+      }
+    }
+  }
+}
+
+TEST_CASE("state scan: a row's bits do not depend on how a sequence is cut, at every border") {
+  for (const Sizes& n : kSizes) {
+    const int64_t T = 3 * n.C + 2;
+    const Sequence s(n, T, 5);
+    for (const Isa isa : scan_levels()) {
+      if (isa == Isa::kReference && n.Dk > 64) continue;  // slow, and the others say the same of it
+      INFO(isa_name(isa) << " Dk " << n.Dk << " C " << n.C);
+      Memory whole(n, 1);
+      const std::vector<float> expected = whole.run(isa, {{&s, 0, T, 0}});
+      const auto cut = [&](const std::vector<int64_t>& ends) {
+        Memory memory(n, 1);
+        std::vector<float> got;
+        int64_t at = 0;
+        for (const int64_t end : ends) {
+          const std::vector<float> part = memory.run(isa, {{&s, at, end, 0}});
+          got.insert(got.end(), part.begin(), part.end());
+          at = end;
+        }
+        REQUIRE((got == expected));
+      };
+      std::vector<int64_t> each;
+      for (int64_t t = 1; t <= T; ++t) each.push_back(t);
+      cut(each);
+      for (const int64_t border : {int64_t{n.C}, int64_t{2} * n.C, int64_t{3} * n.C})
+        for (int64_t at = border - 1; at <= border + 1; ++at) cut({at, T});
+      cut({1, n.C + 1, n.C + 4, 2 * n.C - 1, 3 * n.C, T});
+      // Without a state.
+      Memory none(n, 1);
+      CHECK((none.run_segments(isa, {{&s, 0, T, 0}}) == expected));
+    }
+  }
+}
+
+TEST_CASE("state scan: rows that are dropped leave nothing behind, over a border too") {
+  for (const Sizes& n : kSizes) {
+    const int64_t T = 2 * n.C + 6;
+    const Sequence s(n, T, 6), drafts(n, T, 7);
+    for (const Isa isa : scan_levels()) {
+      INFO(isa_name(isa) << " Dk " << n.Dk << " C " << n.C);
+      Memory plain(n, 1), drafted(n, 1);
+      (void)plain.run(isa, {{&s, 0, 2 * n.C - 3, 0}});
+      (void)drafted.run(isa, {{&s, 0, 2 * n.C - 3, 0}});
+      const std::vector<float> expected = plain.run(isa, {{&s, 2 * n.C - 3, T, 0}});
+      (void)drafted.run(isa, {{&drafts, 2 * n.C - 3, 2 * n.C + 5, 0}});  // all of which are refused
+      CHECK((drafted.run(isa, {{&s, 2 * n.C - 3, T, 0}}) == expected));
+    }
+  }
+}
+
+TEST_CASE("state scan: sequences of a batch get what each gets alone, and a NaN stays with its own") {
+  ThreadPool pool({.threads = 3});
+  for (const Sizes& n : kSizes) {
+    const Sequence a(n, n.C + 9, 8), b(n, 2 * n.C, 9);
+    Sequence ill(n, n.C + 2, 10);
+    std::fill(ill.v.begin(), ill.v.end(), NAN);
+    for (const Isa isa : scan_levels()) {
+      INFO(isa_name(isa) << " Dk " << n.Dk << " C " << n.C);
+      Memory alone(n, 3), together(n, 3);
+      std::vector<float> expected = alone.run(isa, {{&a, 0, n.C + 8, 0}});
+      std::vector<float> rest = alone.run(isa, {{&a, n.C + 8, n.C + 9, 0}});
+      const std::vector<float> other = alone.run(isa, {{&b, 0, 2 * n.C, 1}});
+      rest.insert(rest.end(), other.begin(), other.end());
+      (void)together.run(isa, {{&ill, 0, n.C + 2, 1}, {&a, 0, n.C + 8, 0}}, &pool);
+      // The second takes the blocks of the one that was ill.
+      CHECK((together.run(isa, {{&a, n.C + 8, n.C + 9, 0}, {&b, 0, 2 * n.C, 1}}, &pool) == rest));
+    }
+  }
+}
