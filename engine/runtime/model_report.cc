@@ -61,7 +61,8 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
                "KV cache per page    ", format_bytes(per_block), " of ", model.page_tokens, " tokens\n");
     for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
       const auto& group = serving.layout.groups[g];
-      static const char* const kPages[] = {"", " (open pages, 16 bits)", " (first tokens, 16 bits)"};
+      static const char* const kPages[] = {"", " (open pages, 16 bits)", " (first tokens, 16 bits)",
+                                           " (recurrent state)", " (rows of open pages)"};
       out += cat("cache group ", g, kPages[static_cast<int>(group.pages)], ": ", group.states.size(),
                  " layers, window ", group.window == 0 ? "none" : cat(group.window), ", ",
                  format_bytes(group.block_bytes), " per block\n");
