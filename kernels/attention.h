@@ -16,14 +16,23 @@
 
 namespace oar {
 
-// The largest head: kernels keep rows of one in arrays of this size.
-inline constexpr int32_t kMaxHeadDim = 512;
+// The largest head with values of its own, and the widest key whose leading part they are (DeepSeek's latent
+// of 512 beside a rotated part of 64): kernels keep rows of one in arrays of this size.
+inline constexpr int32_t kMaxHeadDim = 512, kMaxLatentDim = 576;
 
 struct KvShape {
-  DType type = DType::kBF16;  // kF32, kF16 or kBF16
-  int32_t page_tokens = 64;   // P
-  int32_t kv_heads = 0;       // K
-  int32_t head_dim = 0;       // D, any multiple of 8 up to kMaxHeadDim
+  DType type;  // kF32, kF16 or kBF16
+  // 0: values lie beside the keys, D wide. Else the first `latent` dims of a key are its value, a multiple of
+  // 8 below D: nothing is kept for values, and D may be kMaxLatentDim. https://arxiv.org/abs/2405.04434
+  uint16_t latent;
+  int32_t page_tokens;  // P
+  int32_t kv_heads;     // K
+  int32_t head_dim;     // D, any multiple of 8 up to kMaxHeadDim
+
+  constexpr KvShape(DType kept = DType::kBF16, int32_t P = 64, int32_t K = 0, int32_t D = 0,
+                    int32_t leading = 0)
+      : type(kept), latent(static_cast<uint16_t>(leading)), page_tokens(P), kv_heads(K), head_dim(D) {}
+  constexpr OAR_HD int32_t value_dim() const { return latent > 0 ? latent : head_dim; }
 };
 // Bytes of one block (keys and values of all heads), a multiple of 64.
 size_t kv_block_bytes(const KvShape& shape);
@@ -33,7 +42,7 @@ struct KvAppendArgs {
   uint32_t version = 1;
   void* pool = nullptr;            // [num_blocks][kv_block_bytes], 64-byte aligned
   const float* k = nullptr;        // [T, K, D], row stride ldk
-  const float* v = nullptr;        // [T, K, D], row stride ldv
+  const float* v = nullptr;        // [T, K, D], row stride ldv; not read where keys hold values
   const int32_t* slots = nullptr;  // [T] block * P + offset; negative: do not store
   int64_t T = 0, ldk = 0, ldv = 0;
   KvShape shape;
@@ -50,7 +59,7 @@ struct KvAppendArgs {
 struct PagedAttentionArgs {
   uint32_t size = sizeof(PagedAttentionArgs);
   uint32_t version = 1;
-  float* out = nullptr;                   // [T, H, D], row stride ldo
+  float* out = nullptr;                   // [T, H, value_dim()], row stride ldo
   const float* q = nullptr;               // [T, H, D], row stride ldq
   const void* pool = nullptr;             // as above
   const int32_t* block_tables = nullptr;  // [B, max_blocks]; entry j covers positions [j P, (j+1) P)

@@ -18,6 +18,9 @@
 //   value panel, f32 and f16  [16 tokens][D]             rows, to be scaled by p and added
 //   value panel, bf16         [8][D][2 tokens]           pairs of tokens per dim, for the same dot product
 //
+// Where keys hold values (KvShape::latent) a head is its key panels alone. Who multiplies makes value panels
+// of them, D being the width of values (values_of_keys()).
+//
 // Bytes beyond a sequence's last token are undefined (a recycled block may hold anything, NaN included):
 // readers must not let them into arithmetic.
 #pragma once
@@ -37,18 +40,22 @@ struct KvLayout {
   int64_t elem_bytes;   // 4 or 2
   int64_t panels;       // P / 16
   int64_t panel_bytes;  // 16 * D * elem_bytes, a multiple of 256
-  int64_t head_bytes;   // 2 * panels * panel_bytes
+  int64_t head_bytes;   // 2 * panels * panel_bytes; panels * panel_bytes where keys hold values
+  int64_t value_dim;    // D where values lie beside the keys
   int64_t block_bytes;  // K * head_bytes
   bool paired;          // bf16: pairs of dims (keys) or tokens (values) are adjacent
+  bool latent;          // keys hold values: there are no value panels
 
-  explicit constexpr KvLayout(const KvShape& s)
+  [[gnu::always_inline]] explicit constexpr KvLayout(const KvShape& s)
       : head_dim(s.head_dim),
         elem_bytes(s.type == DType::kF32 ? 4 : 2),
         panels(s.page_tokens / kKvPanelTokens),
         panel_bytes(kKvPanelTokens * head_dim * elem_bytes),
-        head_bytes(2 * panels * panel_bytes),
+        head_bytes((s.latent > 0 ? 1 : 2) * panels * panel_bytes),
+        value_dim(s.value_dim()),
         block_bytes(s.kv_heads * head_bytes),
-        paired(s.type == DType::kBF16) {}
+        paired(s.type == DType::kBF16),
+        latent(s.latent > 0) {}
 
   // Offset of a panel inside its block.
   constexpr int64_t k_panel(int64_t head, int64_t panel) const {
@@ -62,8 +69,10 @@ struct KvLayout {
     return paired ? (d / 2 * kKvPanelTokens + t) * 2 + d % 2 : d * kKvPanelTokens + t;
   }
   constexpr int64_t v_index(int64_t t, int64_t d) const {
-    return paired ? (t / 2 * head_dim + d) * 2 + t % 2 : t * head_dim + d;
+    return paired ? (t / 2 * value_dim + d) * 2 + t % 2 : t * value_dim + d;
   }
+  // Bytes of a value panel, of those in the block and of those that values_of_keys() makes.
+  constexpr int64_t v_panel_bytes() const { return kKvPanelTokens * value_dim * elem_bytes; }
 };
 
 }  // namespace oar

@@ -37,17 +37,27 @@ namespace oar {
 inline constexpr int32_t kKvSinkTokens = 16;
 
 struct QuantKvShape {
-  KvCode keys = KvCode::kInt8, values = KvCode::kInt8;  // keys: not kInt3; values: not kInt4Mean
-  int32_t page_tokens = 64;                             // P, a multiple of 16
-  int32_t kv_heads = 0;                                 // K
-  int32_t head_dim = 0;                                 // D, any multiple of 8 up to kMaxHeadDim
+  KvCode keys, values;  // keys: not kInt3; values: not kInt4Mean
+  uint16_t latent;      // as KvShape's; keys and values are then one, in int8 or fp8
+  int32_t page_tokens;  // P, a multiple of 16
+  int32_t kv_heads;     // K
+  int32_t head_dim;     // D, any multiple of 8 up to kMaxHeadDim
+
+  constexpr QuantKvShape(KvCode k = KvCode::kInt8, KvCode v = KvCode::kInt8, int32_t P = 64, int32_t K = 0,
+                         int32_t D = 0, int32_t leading = 0)
+      : keys(k),
+        values(v),
+        latent(static_cast<uint16_t>(leading)),
+        page_tokens(P),
+        kv_heads(K),
+        head_dim(D) {}
 };
 
 inline KvShape open_kv_shape(const QuantKvShape& s) {
-  return {DType::kBF16, s.page_tokens, s.kv_heads, s.head_dim};
+  return {DType::kBF16, s.page_tokens, s.kv_heads, s.head_dim, s.latent};
 }
 inline KvShape sink_kv_shape(const QuantKvShape& s) {
-  return {DType::kBF16, kKvSinkTokens, s.kv_heads, s.head_dim};
+  return {DType::kBF16, kKvSinkTokens, s.kv_heads, s.head_dim, s.latent};
 }
 // Bytes of one quantized block, a multiple of 64.
 size_t quant_kv_block_bytes(const QuantKvShape& shape);
@@ -69,7 +79,8 @@ constexpr OAR_HD float kv_mean_minimum(float scale) { return -7.5f * scale; }
 // within a head
 //   [key codes P x D][value codes P x D][key scales P][key minima P][value scales P][value minima P]
 //   [mu D][mu scale]
-// of which minima exist for int4 and mu for int4_mean keys. Codes lie in panels of 16 tokens as dwords, so
+// of which minima exist for int4 and mu for int4_mean keys, and of keys that hold values there are codes and
+// scales of keys alone. Codes lie in panels of 16 tokens as dwords, so
 // that one vector holds a dword of 16 tokens (keys) or of 16 dims (values), ready for the dot products of
 // bytes:
 //   8 bits: key dword (dims 4i..4i+3) of token t at [i][t]; value dword (tokens 4i..4i+3) of dim d at [i][d]
@@ -82,6 +93,7 @@ constexpr OAR_HD float kv_mean_minimum(float scale) { return -7.5f * scale; }
 // All members are bytes or byte offsets unless named otherwise.
 struct QuantKvLayout {
   int64_t head_dim, page_tokens;
+  bool latent;  // keys hold values
   bool key_nibbles,
       value_nibbles;  // 16 codes or fewer; those of values, and of keys without a mean, have minima
   bool value_threes;  // of which 8
@@ -89,18 +101,19 @@ struct QuantKvLayout {
   int64_t value_codes, key_scales, key_minima, value_scales, value_minima, mu, mu_scale;  // inside a head
   int64_t head_bytes, block_bytes;
 
-  explicit constexpr QuantKvLayout(const QuantKvShape& s)
+  [[gnu::always_inline]] explicit constexpr QuantKvLayout(const QuantKvShape& s)
       : head_dim(s.head_dim),
         page_tokens(s.page_tokens),
+        latent(s.latent > 0),
         key_nibbles(s.keys >= KvCode::kInt4),
         value_nibbles(s.values >= KvCode::kInt4),
         value_threes(s.values == KvCode::kInt3),
         has_key_minima(s.keys == KvCode::kInt4),
         mean(s.keys == KvCode::kInt4Mean),
         value_codes(page_tokens * head_dim / (key_nibbles ? 2 : 1)),
-        key_scales(value_codes + page_tokens / 16 * value_panel_bytes()),
+        key_scales(value_codes + (s.latent > 0 ? 0 : page_tokens / 16 * value_panel_bytes())),
         key_minima(key_scales + 2 * page_tokens),
-        value_scales(key_minima + (has_key_minima ? 2 * page_tokens : 0)),
+        value_scales(s.latent > 0 ? key_scales : key_minima + (has_key_minima ? 2 * page_tokens : 0)),
         value_minima(value_scales + 2 * page_tokens),
         mu(value_minima + (value_nibbles ? 2 * page_tokens : 0)),
         mu_scale(mu + (mean ? head_dim : 0)),

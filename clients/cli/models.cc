@@ -33,7 +33,7 @@ uint64_t kv_bytes(const ModelConfig& c, int64_t tokens) {
     const int64_t seen = window > 0 ? std::min(pages, (window + kPage - 1) / kPage + 1) : pages;
     bytes += static_cast<uint64_t>(seen) *
              kv_block_bytes({DType::kBF16, kPage, static_cast<int32_t>(heads.kv_heads),
-                             static_cast<int32_t>(heads.head_dim)});
+                             static_cast<int32_t>(heads.head_dim), static_cast<int32_t>(c.latent.rank)});
   }
   return bytes;
 }

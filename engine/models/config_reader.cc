@@ -68,7 +68,8 @@ constexpr Neutral kMatters[] = {
      "qk_norm qk_layernorm parallel_attn use_parallel_residual attention_multiplier query_pre_attn_scalar "
      "n_shared_experts num_shared_experts shared_expert_intermediate_size first_k_dense_replace "
      "num_experts num_local_experts kv_lora_rank q_lora_rank embedding_size scale_attn_by_inverse_layer_idx "
-     "use_bidirectional_attention use_task_id use_mrope dim_model_base scale_depth"},
+     "use_bidirectional_attention use_task_id use_mrope dim_model_base scale_depth index_topk index_n_heads "
+     "index_head_dim"},
     {"1", is_one,
      "logit_scale logits_scaling embedding_multiplier residual_multiplier lm_head_multiplier key_multiplier "
      "attention_in_multiplier attention_out_multiplier scale_emb partial_rotary_factor rotary_pct "

@@ -54,6 +54,10 @@ Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c);
 // absent) and, with `own_kv_heads`, 'num_global_key_value_heads'; or layer by layer in 'per_layer_config'.
 Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, ModelConfig& c);
 
+// Attention over a latent, behind read_decoder(): its sizes, `absent` where no key says them; what is kept of
+// a token, one key of rank + rope numbers; and the scale of scores. A value of 0: width / heads.
+Status read_latent(ConfigReader& r, const LatentShape& absent, ModelConfig& c);
+
 // How many last layers read the keys and values of earlier ones. Of each kind of them one must come before.
 Status read_shared_kv(ConfigReader& r, ModelConfig& c);
 

@@ -10,13 +10,13 @@ Attrs shape_attr(std::vector<int64_t> shape) { return {{"shape", std::move(shape
 
 }  // namespace
 
-Val ModelBuilder::expert_slice(const std::string& name, int64_t e, const std::string& as) {
+Val ModelBuilder::expert_slice(const std::string& name, int64_t e, const std::string& as, int64_t count) {
   const auto it = checkpoint_.tensors.find(name);
   if (it == checkpoint_.tensors.end()) return weight(name);  // says that it is missing
   const Tensor& all = it->second;
-  if (all.shape().rank() < 3 || all.shape()[0] != c.experts) {
+  if (all.shape().rank() < 3 || all.shape()[0] != count) {
     fail(invalid_argument(cat("tensor '", name, "' is ", all.format().name(), all.shape().to_string(),
-                              ", expected ", c.experts, " expert matrices")));
+                              ", expected ", count, " matrices")));
     return {};
   }
   std::vector<int64_t> dims;
@@ -35,7 +35,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
   for (const char* suffix : {".weight", ""})
     if (const std::string stacked = cat(experts, ".", name, suffix);
         has(stacked) && (*suffix != '\0' || !c.experts_transposed))
-      return expert_slice(stacked, e, own);
+      return expert_slice(stacked, e, own, c.experts);
   const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
   std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
   const std::string blocks = fused + "_blocks", scales = fused + "_scales";
@@ -45,7 +45,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
   const int64_t rows = down ? c.width : c.expert_ffn, columns = down ? c.expert_ffn : c.width;
   const int64_t before = part == Part::kUp ? halves ? rows : 1 : 0;
   const std::string& source = codes ? blocks : fused;
-  const Val stored = expert_slice(source, e, source);
+  const Val stored = expert_slice(source, e, source, c.experts);
   if (!stored) return {};
   const bool transposed = !codes && !gguf && c.experts_transposed;
   const DimVector& file = shape(stored);
@@ -61,8 +61,8 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
   Attrs attrs{{"first", before}, {"rows", rows}};
   if (!down && c.experts_interleaved) attrs.set("step", int64_t{2});
   if (transposed) attrs.set("transposed", int64_t{1});
-  const Val w =
-      op("stored_matrix", {stored, codes ? expert_slice(scales, e, scales) : Val{}}, std::move(attrs));
+  const Val w = op("stored_matrix", {stored, codes ? expert_slice(scales, e, scales, c.experts) : Val{}},
+                   std::move(attrs));
   if (w) graph().value(w.id).name = own;
   return w;
 }

@@ -184,6 +184,7 @@ Val ModelBuilder::attention(Val q, Val k, Val v, int64_t layer, Val sinks) {
               {"window", c.windows[static_cast<size_t>(layer)]},
               {"softcap", c.attention_softcap}};
   if (c.chunked) attrs.set("chunked", int64_t{1});
+  if (!v) attrs.set("latent", c.latent.rank);
   return op("attention", operands, std::move(attrs));
 }
 

@@ -37,6 +37,12 @@ struct ScanConfig {
   int64_t key_dim = 0, value_dim = 0;  // Dk, Dv
 };
 
+// Of attention over a latent (latent.cc): numbers of the latent and, 0 without one, of the queries' own; of a
+// head's query and key what does not and what does rotate; of its value.
+struct LatentShape {
+  int64_t rank = 0, query_rank = 0, nope = 0, rope = 0, value = 0;
+};
+
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
 enum class HeadNorms : uint8_t { kNone, kEach, kTogether };
 
@@ -87,6 +93,7 @@ struct ModelConfig {
   bool value_norms = false;               // values are normalized without weights, each head
   int64_t layer_input = 0;                // P: width of what each layer has of a token's own; 0: nothing
   int64_t layer_input_vocab = 0;          // rows of its table
+  LatentShape latent;                     // rank 0: keys and values are kept; else kv_heads 1
   bool rope_interleaved = false;
   bool paired_rows =
       false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
@@ -177,7 +184,8 @@ class ModelBuilder : public Builder {
   Val rope(Val x, int64_t layer);
   // 1 + beta log(1 + floor((position + offset) / period)), (T, 1, 1): queries that see further sharpen by it.
   Val position_scale();
-  // softmax(scale q k^T) v over the layer's window; `sinks` (H) or none.
+  // softmax(scale q k^T) v over the layer's window; `sinks` (H) or none. Without v a latent is the first part
+  // of k.
   Val attention(Val q, Val k, Val v, int64_t layer, Val sinks = {});
   // What q_proj, k_proj and v_proj make of x; the first two normalized where the config says so.
   struct Heads {
@@ -190,6 +198,8 @@ class ModelBuilder : public Builder {
   Val self_attention(Val x, const std::string& prefix, int64_t layer);
   // `name`.weight (C, 1, L), or (C, L), over the last L rows of x (T, C); `biased`: with `name`.bias.
   Val causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased);
+  // The same over a latent.
+  Val latent_attention(Val x, const std::string& prefix, int64_t layer);
   // The config's activation.
   Val activation(Val x);
   // activation(gate) * up
@@ -220,8 +230,13 @@ class ModelBuilder : public Builder {
   // `experts`.down_proj (X, N, K), or (X, K, 2 N) and (X, K, N), or in mxfp4 `experts`.gate_up_proj_blocks
   // (X, 2 N, K / 32, 16) and _scales.
   Val expert_weight(const std::string& experts, const char* name, Part part, int64_t e);
-  // Slice e of a stack of `experts` tensors, without its first axis.
-  Val expert_slice(const std::string& name, int64_t e, const std::string& as);
+  // Slice e of a stack of `count` tensors, without its first axis.
+  Val expert_slice(const std::string& name, int64_t e, const std::string& as, int64_t count);
+  // A head's part of kv_b_proj: from queries to latents (rank, nope), or from latents to values (value,
+  // rank).
+  Val latent_weight(const std::string& prefix, bool keys, int64_t head);
+  // Each head of x (T, H, ..) by its own.
+  Val latent_heads(Val x, const std::string& prefix, bool keys);
   // Biases of all experts, (X, 2 F) of gates and then ups as in `experts`.gate_up_proj.bias, and (X, E); none
   // where the model has none.
   Val gate_up_bias(const std::string& experts, const char* gate, const char* up);

@@ -1,11 +1,12 @@
 // Attention, as models write it and as it is served.
-//   attention(q (T, H, D), k (T, K, D), v (T, K, D), positions (T), segments (T), sinks (H) or none) {scale,
-//   window, softcap, causal: 1} -> (T, H, D)
+//   attention(q (T, H, D), k (T, K, D), v (T, K, D) or none, positions (T), segments (T), sinks (H) or none)
+//   {scale, window, softcap, causal: 1, latent} -> (T, H, D)
 //     over packed tokens: row t sees rows of its own segment at positions [pos - window + 1, pos]; without
 //     `causal` all of its segment, whose rows lie together, or those less than `window` positions away.
 //     `chunked` windows do not slide: a row sees its own of the chunks of `window` positions. Positions may
 //     be left out where nothing asks for them. So encoders run it. A head's sink is one more logit of its
-//     softmax, whose value is zero. That of language models the serve pass replaces by
+//     softmax, whose value is zero. Without v the first `latent` dims of k are values, (T, H, latent) the
+//     result. That of language models the serve pass replaces by
 //   kv_append(pool, k, v, slots) -> pool'   and   paged_attention(q, pool', block_tables, seq_start,
 //   context_len, sinks), or, over a quantized cache (kernels/kv_quant.h), by
 //   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
@@ -35,10 +36,14 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (!given(in, 3) && (causal || attrs.get_int("window") > 0))
     return invalid_argument("a causal mask and a window need positions");
   const char* names[] = {"q", "k", "v"};
-  for (size_t k = 0; k < 3; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 3, names[k]));
+  const int64_t latent = attrs.get_int("latent");
+  for (size_t k = 0; k < (latent > 0 ? 2 : 3); ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 3, names[k]));
   const DimVector& q = shape_of(g, in[0]);
   const DimVector& k = shape_of(g, in[1]);
-  if (!(k == shape_of(g, in[2]))) return invalid_argument("k and v have different shapes");
+  if (latent != 0 && (given(in, 2) || latent < 0 || latent > k[2].const_value()))
+    return invalid_argument(cat("values are ", latent, " dims of keys of ", k[2].const_value(),
+                                given(in, 2) ? ", and an operand too" : ""));
+  if (latent == 0 && !(k == shape_of(g, in[2]))) return invalid_argument("k and v have different shapes");
   OAR_RETURN_IF_ERROR(check_same(q[0], k[0], "rows of q and k"));
   OAR_RETURN_IF_ERROR(check_same(q[2], k[2], "head sizes of q and k"));
   if (!given(in, 4)) return invalid_argument("segments are missing");
@@ -54,13 +59,14 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
         cat(q[1].const_value(), " query heads are no multiple of ", k[1].const_value(), " key/value heads"));
   }
   OAR_RETURN_IF_ERROR(check_sinks(g, in, 5));
-  return std::vector<TensorType>{f32_type(q)};
+  return std::vector<TensorType>{f32_type({q[0], q[1], latent > 0 ? Dim(latent) : q[2]})};
 }
 
 Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& q = in[0]->shape;
   const auto T = static_cast<size_t>(q[0]), H = static_cast<size_t>(q[1]), D = static_cast<size_t>(q[2]);
-  const auto K = static_cast<size_t>(in[1]->shape[1]);
+  const auto K = static_cast<size_t>(in[1]->shape[1]), DV = static_cast<size_t>(out[0].shape[2]);
+  const HostValue& v = in[2] != nullptr ? *in[2] : *in[1];
   const double scale = attrs.get_float("scale"), cap = attrs.get_float("softcap");
   const int64_t window = attrs.get_int("window");
   const bool causal = attrs.get_bool("causal", true), chunked = window > 0 && attrs.get_bool("chunked");
@@ -86,10 +92,10 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
       }
       double sum = sunk ? std::exp(in[5]->f[h] - most) : 0;
       for (size_t s = 0; s < T; ++s) sum += p[s] = seen[s] ? std::exp(p[s] - most) : 0;
-      for (size_t d = 0; d < D; ++d) {
+      for (size_t d = 0; d < DV; ++d) {
         double acc = 0;
-        for (size_t s = 0; s < T; ++s) acc += p[s] * in[2]->f[(s * K + kh) * D + d];
-        out[0].f[(t * H + h) * D + d] = acc / sum;
+        for (size_t s = 0; s < T; ++s) acc += p[s] * v.f[(s * K + kh) * D + d];
+        out[0].f[(t * H + h) * DV + d] = acc / sum;
       }
     }
   }
@@ -102,7 +108,7 @@ Lowered segments_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   if (attrs.get_bool("causal", true) || attrs.get_float("softcap") > 0 || attrs.get_bool("chunked") ||
-      ctx.given(5))
+      attrs.get_int("latent") > 0 || ctx.given(5))
     return not_lowered();
   SegmentAttentionArgs args;
   args.window = attrs.get_int("window");
@@ -128,7 +134,8 @@ Lowered segments_lower(LowerContext& ctx) {
 
 KvShape kv_shape(const Attrs& a) {
   return {static_cast<DType>(a.get_int("kv_type")), static_cast<int32_t>(a.get_int("page_tokens")),
-          static_cast<int32_t>(a.get_int("kv_heads")), static_cast<int32_t>(a.get_int("head_dim"))};
+          static_cast<int32_t>(a.get_int("kv_heads")), static_cast<int32_t>(a.get_int("head_dim")),
+          static_cast<int32_t>(a.get_int("latent"))};
 }
 
 Types append_infer(const Graph& g, Ids in, const Attrs&) {
@@ -138,14 +145,20 @@ Types append_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{type_of(g, in[0])};
 }
 
+// Keys that hold values are what the CPU's kernels read; beside a device their pages lie in host memory.
+bool left_to_host(const LowerContext& ctx) {
+  return ctx.node.attrs.get_int("latent") > 0 && &ctx.backend.host() != &ctx.backend;
+}
+
 Lowered append_lower(LowerContext& ctx) {
+  if (left_to_host(ctx)) return not_lowered();
   KvAppendArgs args;
   args.shape = kv_shape(ctx.node.attrs);
   return lower_kernel(ctx, {KernelFamily::kKvAppend, Format::of(args.shape.type)}, args,
                       [](KvAppendArgs& a, const Operand* in, const Operand*) {
                         a.pool = in[0].data;
                         a.k = in[1].as<const float>();
-                        a.v = in[2].as<const float>();
+                        if (a.shape.latent == 0) a.v = in[2].as<const float>();
                         a.slots = in[3].as<const int32_t>();
                         a.T = in[1].dims[0];
                         a.ldk = in[1].row_stride;
@@ -153,17 +166,25 @@ Lowered append_lower(LowerContext& ctx) {
                       });
 }
 
-Types paged_infer(const Graph& g, Ids in, const Attrs&) {
+// The type of what attention over pages makes of q.
+std::vector<TensorType> over_pages(const Graph& g, ValueId q, const Attrs& attrs) {
+  const DimVector& shape = shape_of(g, q);
+  const int64_t latent = attrs.get_int("latent");
+  return {f32_type({shape[0], shape[1], latent > 0 ? Dim(latent) : shape[2]})};
+}
+
+Types paged_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 5, 6));
   OAR_RETURN_IF_ERROR(check_sinks(g, in, 5));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 2, 2, "block_tables"));
   for (size_t k = 2; k < 5; ++k)
     OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
-  return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
+  return over_pages(g, in[0], attrs);
 }
 
 Lowered paged_lower(LowerContext& ctx) {
+  if (left_to_host(ctx)) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   PagedAttentionArgs args;
   args.shape = kv_shape(attrs);
@@ -190,9 +211,9 @@ Lowered paged_lower(LowerContext& ctx) {
 }
 
 QuantKvShape quant_kv_shape(const Attrs& a) {
-  return {static_cast<KvCode>(a.get_int("key_code")), static_cast<KvCode>(a.get_int("value_code")),
+  return {static_cast<KvCode>(a.get_int("key_code")),     static_cast<KvCode>(a.get_int("value_code")),
           static_cast<int32_t>(a.get_int("page_tokens")), static_cast<int32_t>(a.get_int("kv_heads")),
-          static_cast<int32_t>(a.get_int("head_dim"))};
+          static_cast<int32_t>(a.get_int("head_dim")),    static_cast<int32_t>(a.get_int("latent"))};
 }
 
 KernelKey quant_kv_key(KernelFamily family, const QuantKvShape& shape) {
@@ -209,6 +230,7 @@ Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {
 }
 
 Lowered quant_append_lower(LowerContext& ctx) {
+  if (left_to_host(ctx)) return not_lowered();
   QuantKvAppendArgs args;
   args.shape = quant_kv_shape(ctx.node.attrs);
   return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantKvAppend, args.shape), args,
@@ -217,7 +239,7 @@ Lowered quant_append_lower(LowerContext& ctx) {
                         a.open = in[1].data;
                         a.sinks = in[2].data;
                         a.k = in[3].as<const float>();
-                        a.v = in[4].as<const float>();
+                        if (a.shape.latent == 0) a.v = in[4].as<const float>();
                         a.slots = in[5].as<const int32_t>();
                         a.open_slots = in[6].as<const int32_t>();
                         a.sink_slots = in[7].as<const int32_t>();
@@ -227,17 +249,18 @@ Lowered quant_append_lower(LowerContext& ctx) {
                       });
 }
 
-Types quant_paged_infer(const Graph& g, Ids in, const Attrs&) {
+Types quant_paged_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 9, 10));
   OAR_RETURN_IF_ERROR(check_sinks(g, in, 9));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "q"));
   for (size_t k = 4; k < 7; ++k) OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "block tables"));
   for (size_t k = 4; k < 9; ++k)
     OAR_RETURN_IF_ERROR(check_integer(g, in[k], "block tables, seq_start and context_len"));
-  return std::vector<TensorType>{f32_type(shape_of(g, in[0]))};
+  return over_pages(g, in[0], attrs);
 }
 
 Lowered quant_paged_lower(LowerContext& ctx) {
+  if (left_to_host(ctx)) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   QuantPagedAttentionArgs args;
   args.shape = quant_kv_shape(attrs);

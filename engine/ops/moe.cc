@@ -5,6 +5,8 @@
 //   (T, k), start (X + 1)
 //   grouped_linear(x, pair_token or none, start, bias (X, sum N) or none, w...) {experts} -> (P, sum N);
 //   weights expert by expert, segment by segment
+//   grouped_linear(x (T, X, C), none, none, none, w...) {experts, first} -> (T, X, N): every row by the one
+//   of X weights (N, K) that its place says, from its columns [first, first + K): heads of an attention
 //   moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
@@ -143,6 +145,26 @@ Lowered route_lower(LowerContext& ctx) {
 
 constexpr size_t kFirstExpert = 4;  // operand
 
+// Rows of each token by weights of their own.
+Types heads_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  const int64_t experts = attrs.get_int("experts"), first = attrs.get_int("first");
+  OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 3, "x"));
+  const DimVector& x = shape_of(g, in[0]);
+  OAR_RETURN_IF_ERROR(check_same(x[1], Dim(experts), "rows of a token and weights"));
+  if (given(in, 1) || given(in, 3) || static_cast<int64_t>(in.size() - kFirstExpert) != experts)
+    return invalid_argument("rows that all tokens have take a weight each, and nothing else");
+  for (size_t k = kFirstExpert; k < in.size(); ++k) {
+    OAR_RETURN_IF_ERROR(check_rank(g, in, k, 2, "weight"));
+    if (!(shape_of(g, in[k]) == shape_of(g, in[kFirstExpert])))
+      return invalid_argument("weights have different shapes");
+  }
+  const DimVector& w = shape_of(g, in[kFirstExpert]);
+  if (first < 0 || first + w[1].const_value() > x[2].const_value())
+    return invalid_argument(
+        cat("columns ", first, " to ", first + w[1].const_value(), " of ", x[2].const_value()));
+  return std::vector<TensorType>{f32_type({x[0], x[1], w[0]})};
+}
+
 Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
   const int64_t experts = attrs.get_int("experts");
   if (in.size() <= kFirstExpert || experts < 1 ||
@@ -150,6 +172,7 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
     return invalid_argument(
         "takes x, pair_token, start, bias and the same number of weights for each expert");
   }
+  if (!given(in, 2)) return heads_infer(g, in, attrs);
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "x"));
   if (given(in, 1)) {
     OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "pair_token"));
@@ -178,7 +201,23 @@ Types grouped_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type({P, N})};
 }
 
+void heads_reference(HostInputs in, size_t first, HostValue& out) {
+  const auto H = static_cast<size_t>(out.shape[1]), N = static_cast<size_t>(out.shape[2]);
+  const auto C = static_cast<size_t>(in[0]->shape[2]), K = static_cast<size_t>(in[kFirstExpert]->shape[1]);
+  for (size_t i = 0; i < out.f.size(); ++i) {
+    const size_t row = i / N;
+    const HostValue& w = *in[kFirstExpert + row % H];
+    double sum = 0;
+    for (size_t k = 0; k < K; ++k) sum += in[0]->f[row * C + first + k] * w.f[i % N * K + k];
+    out.f[i] = sum;
+  }
+}
+
 Status grouped_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+  if (in[2] == nullptr) {
+    heads_reference(in, static_cast<size_t>(attrs.get_int("first")), out[0]);
+    return ok_status();
+  }
   const auto experts = static_cast<size_t>(attrs.get_int("experts"));
   const size_t segments = (in.size() - kFirstExpert) / experts;
   const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
@@ -234,6 +273,80 @@ class GroupedLinearOp final : public LoweredOp {
   GroupedMatmulArgs args_;
 };
 
+// Rows that all tokens have: the matrix product of each, whole, is one piece of work for one worker.
+struct HeadsArgs {
+  const Kernel* product = nullptr;
+  MatmulArgs args;  // of the first; its segment is that of all
+  const MatmulSegment* segments = nullptr;
+  int64_t heads = 0, x_step = 0, out_step = 0;  // elements from one row of a token to the next
+
+  MatmulArgs of(int64_t head) const {
+    MatmulArgs a = args;
+    a.x += head * x_step;
+    a.out += head * out_step;
+    a.segments = segments + head;
+    return a;
+  }
+};
+
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void heads_plan(const void* args, int, KernelPlan* out) {
+  const auto& a = *static_cast<const HeadsArgs*>(args);
+  const MatmulArgs one = a.of(0);
+  KernelPlan plan;
+  a.product->plan(&one, 1, &plan);
+  *out = {1, {a.args.T > 0 ? a.heads : 0}};
+  out->worker_scratch = aligned(plan.worker_scratch) + aligned(plan.shared_scratch);
+}
+
+void heads_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  const auto& a = *static_cast<const HeadsArgs*>(args);
+  for (int64_t head = begin; head < end; ++head) {
+    const MatmulArgs one = a.of(head);
+    KernelPlan plan;
+    a.product->plan(&one, 1, &plan);
+    const KernelScratch own{scratch.worker,
+                            static_cast<char*>(scratch.worker) + aligned(plan.worker_scratch)};
+    for (int phase = 0; phase < plan.phases; ++phase) a.product->run(&one, phase, 0, plan.chunks[phase], own);
+  }
+}
+
+class HeadsOp final : public LoweredOp {
+ public:
+  HeadsOp(const Kernel& product, std::vector<MatmulSegment> segments, Format format, int64_t first,
+          int64_t columns)
+      : kernel_(product), segments_(std::move(segments)), first_(first) {
+    kernel_.plan = heads_plan;
+    kernel_.run = heads_run;
+    kernel_.weights = nullptr;
+    args_.product = &product;
+    args_.segments = segments_.data();
+    args_.heads = static_cast<int64_t>(segments_.size());
+    args_.args.num_segments = 1;
+    args_.args.K = columns;
+    args_.args.format = format;
+  }
+  const Kernel* kernel() const override { return &kernel_; }
+  size_t args_bytes() const override { return sizeof(HeadsArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    auto& a = *new (args) HeadsArgs(args_);
+    a.args.out = out[0].as<float>();
+    a.args.x = in[0].as<const float>() + first_;
+    a.args.T = out[0].dims[0];
+    a.args.ldx = in[0].row_stride;
+    a.args.ldo = out[0].row_stride;
+    a.x_step = in[0].dims[2];
+    a.out_step = out[0].dims[2];
+  }
+
+ private:
+  Kernel kernel_;
+  std::vector<MatmulSegment> segments_;
+  int64_t first_;
+  HeadsArgs args_;
+};
+
 Status grouped_evaluate(EvalContext& ctx) { return evaluate_as(ctx, grouped_infer, grouped_reference); }
 
 Lowered grouped_lower(LowerContext& ctx) {
@@ -241,6 +354,10 @@ Lowered grouped_lower(LowerContext& ctx) {
   const Node& node = ctx.node;
   const int64_t experts = node.attrs.get_int("experts");
   const size_t per_expert = (node.inputs.size() - kFirstExpert) / static_cast<size_t>(experts);
+  // Rows that all tokens have are left to the processor beside a device.
+  const bool apart = !ctx.given(2);
+  if (apart && &ctx.backend.host() != &ctx.backend) return not_lowered();
+  const KernelFamily family = apart ? KernelFamily::kMatmul : KernelFamily::kGroupedMatmul;
   const float* bias = nullptr;  // where the next segment's begins
   if (node.inputs[3] != kNoValue) {
     if (!ctx.is_weight(3)) return not_lowered();
@@ -256,7 +373,7 @@ Lowered grouped_lower(LowerContext& ctx) {
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("expert weights have different formats");
     format = own;
-    if (ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, own}) == nullptr) { return not_lowered(); }
+    if (ctx.backend.find_kernel({family, own}) == nullptr) { return not_lowered(); }
     if ((k - kFirstExpert) % per_expert == 0) column = 0;
     OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, own));
     weight_bytes += w->bytes;
@@ -264,10 +381,14 @@ Lowered grouped_lower(LowerContext& ctx) {
     column += segments.back().n;
     if (bias != nullptr) bias += segments.back().n;
   }
-  const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGroupedMatmul, *format});
-  auto op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
+  const Kernel* kernel = ctx.backend.find_kernel({family, *format});
+  std::unique_ptr<LoweredOp> op;
+  if (apart)
+    op = std::make_unique<HeadsOp>(*kernel, std::move(segments), *format, node.attrs.get_int("first"),
+                                   ctx.weight_shape(kFirstExpert)[1]);
+  else op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
   op->weight_bytes = weight_bytes;
-  return std::unique_ptr<LoweredOp>(std::move(op));
+  return op;
 }
 
 Types combine_infer(const Graph& g, Ids in, const Attrs&) {

@@ -1,10 +1,13 @@
 // Ops that move elements and compute nothing: reshape, transpose, slice, concat, cast, contiguous,
 // gather. Reshapes and column slices cost nothing at run time (memory_planner.h makes them views).
+#include <algorithm>
+
 #include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/util.h"
 #include "kernels/embedding.h"
+#include "kernels/partition.h"
 #include "kernels/rope.h"
 
 namespace oar {
@@ -154,6 +157,92 @@ Status slice_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
   return ok_status();
 }
 
+// ---- columns of rows, moved by the processor: floats whose last axis is cut or joined
+
+struct ColumnsArgs {
+  static constexpr size_t kMost = 3;
+  struct Part {
+    const float* x;
+    int64_t ld, columns;
+  };
+  Part parts[kMost];  // side by side in out
+  size_t count;
+  float* out;
+  int64_t rows, columns;
+};
+
+void columns_plan(const void* args, int, KernelPlan* out) {
+  const auto& a = *static_cast<const ColumnsArgs*>(args);
+  *out = {1, {row_chunks(a.rows, rows_per_chunk(a.rows, 8 * a.columns))}};
+}
+
+void columns_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
+  const auto& a = *static_cast<const ColumnsArgs*>(args);
+  const int64_t per = rows_per_chunk(a.rows, 8 * a.columns);
+  for (int64_t r = begin * per; r < std::min(end * per, a.rows); ++r) {
+    float* to = a.out + r * a.columns;
+    for (size_t k = 0; k < a.count; ++k) {
+      const ColumnsArgs::Part& part = a.parts[k];
+      std::copy_n(part.x + r * part.ld, part.columns, to);
+      to += part.columns;
+    }
+  }
+}
+
+const Kernel kColumns = {KernelFamily::kRope, Isa::kGeneric, "columns",
+                         std::nullopt,        columns_plan,  columns_run};
+
+// `first`: the first column that is taken, of a cut.
+class ColumnsOp final : public LoweredOp {
+ public:
+  ColumnsOp(size_t count, int64_t first) : count_(count), first_(first) {}
+  const Kernel* kernel() const override { return &kColumns; }
+  size_t args_bytes() const override { return sizeof(ColumnsArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    auto& a = *new (args) ColumnsArgs{};
+    a.count = count_;
+    a.out = out[0].as<float>();
+    a.columns = out[0].dims[out[0].rank - 1];
+    a.rows = a.columns > 0 ? out[0].numel() / a.columns : 0;
+    for (size_t k = 0; k < count_; ++k) {
+      const int64_t n = in[k].dims[in[k].rank - 1];
+      a.parts[k] = {in[k].as<const float>() + first_, n, count_ == 1 ? a.columns : n};
+    }
+  }
+
+ private:
+  size_t count_;
+  int64_t first_;
+};
+
+// Of a served model on the processor.
+bool moves_columns(const LowerContext& ctx, size_t operands) {
+  if (ctx.in_run() || &ctx.backend.host() != &ctx.backend || operands > ColumnsArgs::kMost) return false;
+  for (size_t k = 0; k < operands; ++k)
+    if (!ctx.known(k).f32() || ctx.is_weight(k) || shape_of(ctx.graph, ctx.node.inputs[k]).size() < 2)
+      return false;
+  return true;
+}
+
+Lowered slice_lower(LowerContext& ctx) {
+  if (!moves_columns(ctx, 1)) return not_lowered();
+  OAR_ASSIGN(const tensor::SliceBox box, slice_box(ctx.graph, ctx.node.inputs, ctx.node.attrs));
+  const size_t last = shape_of(ctx.graph, ctx.node.inputs[0]).size() - 1;
+  for (size_t k = 0; k < last; ++k)
+    if (box.cut[k]) return not_lowered();
+  if (!box.cut[last] || box.step[last] != 1) return not_lowered();
+  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(1, box.start[last]));
+}
+
+Lowered concat_lower(LowerContext& ctx) {
+  const size_t operands = ctx.node.inputs.size();
+  if (!moves_columns(ctx, operands)) return not_lowered();
+  const size_t rank = shape_of(ctx.graph, ctx.node.inputs[0]).size();
+  if (positive_axis(ctx.node.attrs.get_int("axis"), rank) + 1 != static_cast<int64_t>(rank) || operands < 2)
+    return not_lowered();
+  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(operands, 0));
+}
+
 // ---- concat {axis}
 
 Types concat_infer(const Graph& g, Ids in, const Attrs& attrs) {
@@ -289,12 +378,14 @@ extern const OpDef op_slice = {.name = "slice",
                                .infer = slice_infer,
                                .vjp = gradient::slice,
                                .reference = slice_reference,
-                               .evaluate = tensor::slice};
+                               .evaluate = tensor::slice,
+                               .lower = slice_lower};
 extern const OpDef op_concat = {.name = "concat",
                                 .infer = concat_infer,
                                 .vjp = gradient::concat,
                                 .reference = concat_reference,
-                                .evaluate = tensor::concat};
+                                .evaluate = tensor::concat,
+                                .lower = concat_lower};
 extern const OpDef op_cast = {.name = "cast",
                               .infer = cast_infer,
                               .vjp = gradient::identity,

@@ -46,8 +46,9 @@ void append_run(const void* args, int, int64_t begin, int64_t end, const KernelS
       for (int64_t d = 0; d < D; ++d) {
         write(a.shape.type, block + layout.k_panel(h, panel), layout.k_index(row, d),
               a.k[t * a.ldk + h * D + d]);
-        write(a.shape.type, block + layout.v_panel(h, panel), layout.v_index(row, d),
-              a.v[t * a.ldv + h * D + d]);
+        if (!layout.latent)
+          write(a.shape.type, block + layout.v_panel(h, panel), layout.v_index(row, d),
+                a.v[t * a.ldv + h * D + d]);
       }
     }
   }
@@ -69,6 +70,7 @@ struct Query {
                 layout.k_index(position % kKvPanelTokens, d));
   }
   double value(int64_t position, int64_t d) const {
+    if (layout.latent) return key(position, d);
     const int64_t panel = position % a.shape.page_tokens / kKvPanelTokens;
     return read(a.shape.type, block(position) + layout.v_panel(kv_head, panel),
                 layout.v_index(position % kKvPanelTokens, d));
@@ -85,12 +87,12 @@ void attention_plan(const void* args, int, KernelPlan* out) {
   const auto& a = *static_cast<const PagedAttentionArgs*>(args);
   *out = {1, {a.T * a.H}};
   // One row of sums over the head's dims.
-  out->worker_scratch = static_cast<size_t>(a.shape.head_dim) * sizeof(double);
+  out->worker_scratch = static_cast<size_t>(a.shape.value_dim()) * sizeof(double);
 }
 
 void attention_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   const auto& a = *static_cast<const PagedAttentionArgs*>(args);
-  const int64_t D = a.shape.head_dim;
+  const int64_t D = a.shape.head_dim, DV = a.shape.value_dim();
   auto* sum = static_cast<double*>(scratch.worker);
   for (int64_t i = begin; i < end; ++i) {
     const int64_t t = i / a.H, h = i % a.H;
@@ -105,13 +107,13 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
     double max = sink;
     for (int64_t s = first; s <= last; ++s) max = std::fmax(max, query.logit(q, s));
     double total = std::exp(sink - max);
-    for (int64_t d = 0; d < D; ++d) sum[d] = 0;
+    for (int64_t d = 0; d < DV; ++d) sum[d] = 0;
     for (int64_t s = first; s <= last; ++s) {
       const double p = std::exp(query.logit(q, s) - max);
       total += p;
-      for (int64_t d = 0; d < D; ++d) sum[d] += p * query.value(s, d);
+      for (int64_t d = 0; d < DV; ++d) sum[d] += p * query.value(s, d);
     }
-    for (int64_t d = 0; d < D; ++d) a.out[t * a.ldo + h * D + d] = static_cast<float>(sum[d] / total);
+    for (int64_t d = 0; d < DV; ++d) a.out[t * a.ldo + h * DV + d] = static_cast<float>(sum[d] / total);
   }
 }
 

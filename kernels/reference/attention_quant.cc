@@ -109,7 +109,7 @@ float mean_of(const QuantKvLayout& layout, const std::byte* head, int64_t d) {
 void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::byte* head,
                    const std::byte* open_head, const KvLayout& open) {
   const int64_t P = layout.page_tokens, D = layout.head_dim;
-  float x[kMaxHeadDim];
+  float x[kMaxLatentDim];
   if (layout.mean) store_mean(layout, head, open_head, open);
   for (int64_t t = 0; t < P; ++t) {
     const int64_t panel = t / 16, row = t % 16;
@@ -124,6 +124,7 @@ void quantize_page(const QuantKvShape& shape, const QuantKvLayout& layout, std::
       store_code(head, layout.key(t, d), layout.key_nibbles,
                  encode(shape.keys, k, x[d]) ^ kv_key_offset(shape.keys));
     }
+    if (layout.latent) continue;
     for (int64_t d = 0; d < D; ++d) {
       x[d] = read_16(open_head + open.v_panel(0, panel), open.v_index(row, d));
     }
@@ -152,7 +153,7 @@ void store_row(const QuantKvAppendArgs& a, const KvLayout& layout, void* pool, i
     auto* v = reinterpret_cast<bf16*>(block + layout.v_panel(h, offset / 16));
     for (int64_t d = 0; d < D; ++d) {
       k[layout.k_index(offset % 16, d)] = to_bf16(a.k[t * a.ldk + h * D + d]);
-      v[layout.v_index(offset % 16, d)] = to_bf16(a.v[t * a.ldv + h * D + d]);
+      if (!layout.latent) v[layout.v_index(offset % 16, d)] = to_bf16(a.v[t * a.ldv + h * D + d]);
     }
   }
 }
@@ -232,8 +233,8 @@ void attention_plan(const void* args, int, KernelPlan* out) {
 void attention_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const QuantPagedAttentionArgs*>(args);
   const PagedAttentionArgs& c = a.common;
-  const int64_t D = a.shape.head_dim;
-  double x[kMaxHeadDim], sum[kMaxHeadDim];
+  const int64_t D = a.shape.head_dim, DV = c.shape.value_dim();
+  double x[kMaxLatentDim], sum[kMaxLatentDim];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t t = i / c.H, h = i % c.H;
     int64_t b = 0;
@@ -246,7 +247,7 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
     // A sink is what was seen first, of value zero.
     double max = c.sink_logits != nullptr ? c.sink_logits[h] : -INFINITY;
     double total = c.sink_logits != nullptr ? 1 : 0;
-    std::fill_n(sum, D, 0.0);
+    std::fill_n(sum, DV, 0.0);
     for (int64_t s = first; s <= last; ++s) {
       query.fetch(true, s, x);
       double logit = 0;
@@ -256,15 +257,15 @@ void attention_run(const void* args, int, int64_t begin, int64_t end, const Kern
       if (logit > max) {
         const double keep = std::exp(max - logit);
         total *= keep;
-        for (int64_t d = 0; d < D; ++d) sum[d] *= keep;
+        for (int64_t d = 0; d < DV; ++d) sum[d] *= keep;
         max = logit;
       }
       const double p = std::exp(logit - max);
       total += p;
-      query.fetch(false, s, x);
-      for (int64_t d = 0; d < D; ++d) sum[d] += p * x[d];
+      if (!query.quant.latent) query.fetch(false, s, x);
+      for (int64_t d = 0; d < DV; ++d) sum[d] += p * x[d];
     }
-    for (int64_t d = 0; d < D; ++d) c.out[t * c.ldo + h * D + d] = static_cast<float>(sum[d] / total);
+    for (int64_t d = 0; d < DV; ++d) c.out[t * c.ldo + h * DV + d] = static_cast<float>(sum[d] / total);
   }
 }
 

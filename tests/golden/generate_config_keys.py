@@ -156,6 +156,24 @@ OWN = {
     "llama4_text": {"num_experts_per_tok": [ABSENT]},
     "starcoder2": {"hidden_act": ["gelu", "relu", "silu", ABSENT], "head_dim": []},
 }
+# Attention over a latent: its sizes, and the scale of scores by YaRN.
+LATENT_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LATENT = {
+    "head_dim": [], "num_attention_heads": [], "num_key_value_heads": [ABSENT], "kv_lora_rank": [16], "q_lora_rank": [None, 32],
+    "qk_nope_head_dim": [8], "qk_rope_head_dim": [16], "v_head_dim": [16], "rope_interleave": [False, True, ABSENT],
+    "rope_theta": [], "rope_parameters": [], "partial_rotary_factor": [], "original_max_position_embeddings": [],
+    "rope_scaling": [None, LATENT_YARN, {**LATENT_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}, {**LATENT_YARN, "mscale_all_dim": 2.0},
+                     {**LATENT_YARN, "mscale": 2.0}, {"type": "linear", "factor": 2.0}],
+    "num_experts_per_tok": [1, 3], "num_experts": [], "num_local_experts": [], "topk_method": [], "mlp_layer_types": []}
+OWN |= {
+    "deepseek_v2": {**LATENT, "n_group": [], "topk_group": [], "norm_topk_prob": [False, ABSENT], "topk_method": ["greedy", ABSENT]},
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": {**LATENT, "n_group": [], "topk_group": [], "first_k_dense_replace": [],
+                      "mlp_layer_types": [["sparse", "dense", "sparse", "dense"], None]},
+    "minicpm3": {**LATENT, "rope_scaling": [None, {"type": "linear", "factor": 2.0}], "v_head_dim": [24, None],
+                 "scale_emb": [3, ABSENT], "scale_depth": [2.0, None, ABSENT], "dim_model_base": [32, None, ABSENT]},
+}
+ALIASES = {"deepseek_v3": ["kimi_k2"]}  # model types of files that transformers reads as another
 GPT2 = {
     "vocab_size": [272], "n_positions": [80], "n_embd": [96], "n_layer": [1], "n_head": [2, 8], "n_inner": [100, ABSENT],
     "activation_function": ["gelu", "relu", "silu", "swish", "gelu_pytorch_tanh", "gelu_fast", ABSENT],
@@ -183,7 +201,7 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 # Those that keep their rope scaling and their layers: it is what they are.
 ZOO = ("gemma4-e2b", "gemma4-12b", "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense",
        "ministral3", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe",
-       "minimax-m2", "gpt-oss", "llama4")
+       "minimax-m2", "gpt-oss", "llama4", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3")
 
 
 def key_names(config_class) -> list[str]:
@@ -292,7 +310,9 @@ def generate(model_type: str, base: dict, encoder: bool) -> None:
         cases.append(case)
     lines = [f'"{k}":{json.dumps(v, separators=(",", ":"))}' for k, v in out.items()]
     lines.append('"cases":[\n' + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "]")
-    (OUT / f"{model_type}.json").write_text("{" + ",\n".join(lines) + "}\n")
+    text = "{" + ",\n".join(lines) + "}\n"
+    for written in [model_type, *ALIASES.get(model_type, [])]:
+        (OUT / f"{written}.json").write_text(text.replace(f'"model_type":"{model_type}"', f'"model_type":"{written}"'))
     print(model_type, counts)
 
 

@@ -317,6 +317,45 @@ MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "con
                        "layer_types": ["conv", "full_attention", "conv", "conv"]}
 del MODELS["lfm2-long"]["full_attn_idxs"]
 MODELS["qwen3_5-long"] = MODELS["qwen3_5"]
+
+
+def latent(model_type: str, architecture: str, **keys) -> dict:
+    """Attention over a latent: V3's config with a sixteenth of its sizes."""
+    return {**decoder(model_type, architecture, **SILU), **{
+        "attention_bias": False, "kv_lora_rank": 32, "num_key_value_heads": 4, "q_lora_rank": 24,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "v_head_dim": 24, **keys}}
+
+
+YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
+MODELS |= {
+    # DeepSeek-V2-Lite
+    "deepseek-v2": latent(
+        "deepseek_v2", "DeepseekV2ForCausalLM", aux_loss_alpha=0.001, first_k_dense_replace=1, moe_intermediate_size=48,
+        moe_layer_freq=1, n_group=1, n_routed_experts=8, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=2,
+        q_lora_rank=None, rope_scaling={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, routed_scaling_factor=1.0,
+        scoring_func="softmax", seq_aux=True, topk_group=1, topk_method="greedy", pretraining_tp=1),
+    # DeepSeek-V3; mscale and mscale_all_dim are the same there
+    "deepseek-v3": latent(
+        "deepseek_v3", "DeepseekV3ForCausalLM", ep_size=1, first_k_dense_replace=1, moe_intermediate_size=48,
+        moe_layer_freq=1, n_group=4, n_routed_experts=16, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2,
+        num_nextn_predict_layers=1, rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+        routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc"),
+    # GLM-4.7-Flash
+    "glm4-moe-lite": {k: v for k, v in latent(
+        "glm4_moe_lite", "Glm4MoeLiteForCausalLM", first_k_dense_replace=1, moe_intermediate_size=48, n_group=1,
+        n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2, num_nextn_predict_layers=1,
+        partial_rotary_factor=1.0, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=1000000, routed_scaling_factor=1.8,
+        topk_group=1, topk_method="noaux_tc").items()},
+    # MiniCPM3-4B
+    "minicpm3": latent(
+        "minicpm3", "MiniCPM3ForCausalLM", dim_model_base=16, rms_norm_eps=1e-5, scale_depth=1.4, scale_emb=12,
+        tie_word_embeddings=True, v_head_dim=16, original_max_position_embeddings=64, rope_scaling={
+            "type": "longrope", "long_factor": FACTORS[:4], "short_factor": FACTORS[:4],
+            "original_max_position_embeddings": 64}),
+}
+# Longer than three pages of 16.
+LENGTHS = {"minicpm3": 56}
 # gpt-oss-20b as it is released
 MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
@@ -430,7 +469,7 @@ def generate(name: str, config: dict) -> None:
         candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]
         tokens = max(candidates, key=lambda t: min(run(m, t)[1] for m in models.values()))
     else:
-        tokens = tokens_of(1, TOKENS_RECURRENT if name.endswith("-long") else TOKENS)
+        tokens = tokens_of(1, LENGTHS.get(name, TOKENS_RECURRENT if name.endswith("-long") else TOKENS))
 
     manifest = {
         "config": str(config_path.relative_to(ROOT)), "weight_seed": weight_seed, "tokens": tokens,

@@ -77,9 +77,9 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     for (int32_t id : g.tokens) REQUIRE((id >= 0 && id < g.vocab));
     // By corrected scores, which change by a quarter of what their logits do at most.
     const auto is = [&](std::string_view one) { return name == one; };
-    constexpr std::string_view kScored[] = {"glm4-moe", "ernie4_5-moe", "minimax-m2", "llama4",
-                                            "gemma4-26b-a4b"},
-                               kRouted[] = {"qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss"};
+    constexpr std::string_view kScored[] = {"glm4-moe",       "ernie4_5-moe", "minimax-m2",   "llama4",
+                                            "gemma4-26b-a4b", "deepseek-v3",  "glm4-moe-lite"},
+                               kRouted[] = {"qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2"};
     const bool scored = std::any_of(std::begin(kScored), std::end(kScored), is);
     const bool routed = scored || std::any_of(std::begin(kRouted), std::end(kRouted), is);
     REQUIRE(g.router_margin_f32.has_value() == routed);

@@ -1,6 +1,8 @@
 // What the goldens can tell apart: each idea of an architecture, switched off alone, must move its golden by
 // more than a hundred times the bound that golden_test.cc holds it to. An idea that moves it by less is not
 // tested.
+#include <cmath>
+
 #include "engine/base/format.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
@@ -137,6 +139,23 @@ constexpr Idea kIdeas[] = {
      [](oar::Checkpoint& c) { ones(c, "per_expert_scale"); }},
     {"gemma4-26b-a4b", "scale of the router's input", nullptr,
      [](oar::Checkpoint& c) { ones(c, "router.scale"); }},
+    {"deepseek-v2", "YaRN's growth of scores",
+     [](ModelConfig& c) {
+       c.attention_scale = 1 / std::sqrt(static_cast<double>(c.latent.nope + c.latent.rope));
+     }},
+    {"deepseek-v2", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
+    {"deepseek-v2", "pairs that rotate", [](ModelConfig& c) { c.rope_interleaved = false; }},
+    {"deepseek-v2", "norms of latents", nullptr,
+     [](oar::Checkpoint& c) { ones(c, "kv_a_layernorm.weight"); }},
+    {"deepseek-v3", "norms of latents of queries", nullptr,
+     [](oar::Checkpoint& c) { ones(c, "q_a_layernorm.weight"); }},
+    {"deepseek-v3", "groups of experts", [](ModelConfig& c) { c.route.groups = c.route.top_groups = 1; }},
+    {"deepseek-v3", "scale of the mixture", [](ModelConfig& c) { c.route.scale = 1; }},
+    {"glm4-moe-lite", "scores of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
+    {"minicpm3", "multiplier of embeddings", [](ModelConfig& c) { c.embedding_scale = 1; }},
+    {"minicpm3", "multiplier of residual branches", [](ModelConfig& c) { c.residual_scale = 1; }},
+    {"minicpm3", "multiplier of logits", [](ModelConfig& c) { c.logit_scale = 1; }},
+    {"minicpm3", "halves that rotate", [](ModelConfig& c) { c.rope_interleaved = true; }},
 };
 
 }  // namespace
@@ -144,7 +163,7 @@ constexpr Idea kIdeas[] = {
 TEST_CASE("each idea switched off moves its golden by more than a hundred times the bound") {
   oar::LanguageModelOptions options;
   options.threads = 2;
-  options.max_batch_tokens = 64;
+  options.max_batch_tokens = 192;
   options.max_sequences = 64;
   options.page_tokens = 16;
   for (const Idea& idea : kIdeas) {

@@ -126,14 +126,20 @@ std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> 
 }
 
 std::vector<std::string> tiny_golden_names() {
-  return {"llama2",         "llama3",     "llama-linear", "llama-yarn", "llama-bias",
-          "mistral",        "qwen2",      "qwen3",        "gpt2",       "qwen3-moe",
-          "mixtral",        "ministral3", "phi3",         "phi4",       "smollm3",
-          "granite",        "ernie4_5",   "seed_oss",     "olmo2",      "olmo3",
-          "gemma2",         "gemma3",     "glm4",         "cohere2",    "hunyuan_v1_dense",
-          "exaone4",        "starcoder2", "qwen2-moe",    "glm4-moe",   "ernie4_5-moe",
-          "minimax-m2",     "gpt-oss",    "llama4",       "gemma4-e2b", "gemma4-12b",
-          "gemma4-26b-a4b", "lfm2",       "qwen3-next",   "qwen3_5",    "qwen3_5-moe"};
+  return {"llama2",         "llama3",      "llama-linear",  "llama-yarn", "llama-bias",
+          "mistral",        "qwen2",       "qwen3",         "gpt2",       "qwen3-moe",
+          "mixtral",        "ministral3",  "phi3",          "phi4",       "smollm3",
+          "granite",        "ernie4_5",    "seed_oss",      "olmo2",      "olmo3",
+          "gemma2",         "gemma3",      "glm4",          "cohere2",    "hunyuan_v1_dense",
+          "exaone4",        "starcoder2",  "qwen2-moe",     "glm4-moe",   "ernie4_5-moe",
+          "minimax-m2",     "gpt-oss",     "llama4",        "gemma4-e2b", "gemma4-12b",
+          "gemma4-26b-a4b", "lfm2",        "qwen3-next",    "qwen3_5",    "qwen3_5-moe",
+          "deepseek-v2",    "deepseek-v3", "glm4-moe-lite", "minicpm3"};
+}
+
+bool keeps(const TinyGolden& golden, std::string_view tier) {
+  if (golden.config.find("kv_lora_rank") == std::string::npos) return true;
+  return tier.find("k8v4") == tier.npos && tier.find("int4") == tier.npos && tier.find("k4v3") == tier.npos;
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {

@@ -243,7 +243,7 @@ Result<int> equalize_heads(Graph& graph, const RotationOptions& options) {
   std::set<ValueId> kept;  // keys, each with the entry of its layer
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
-    if (!graph.nodes()[i].is("attention")) continue;
+    if (!graph.nodes()[i].is("attention") || graph.nodes()[i].inputs[2] == kNoValue) continue;
     const auto& means = options.key_mean_tokens;
     kept.insert(graph.nodes()[i].inputs[1]);
     const int64_t mean = means.empty() ? 0 : means[std::min(kept.size(), means.size()) - 1];

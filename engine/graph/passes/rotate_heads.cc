@@ -132,6 +132,7 @@ Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
+    if (graph.nodes()[i].inputs[2] == kNoValue) continue;  // they are keys, which are left as they are
     const ValueId v = graph.nodes()[i].inputs[2], out = graph.nodes()[i].outputs[0];
     const int64_t block = whole_block(head_size(graph, v));
     if (block < 2) continue;
@@ -164,6 +165,7 @@ Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options) {
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
+    if (graph.nodes()[i].inputs[2] == kNoValue) continue;  // so would values be
     const int64_t block = whole_block(head_size(graph, graph.nodes()[i].inputs[0]));
     if (block < 2) continue;
     for (size_t k : {size_t{0}, size_t{1}}) {

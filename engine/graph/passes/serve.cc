@@ -89,10 +89,11 @@ Result<Kept> keep_plain(Graph& graph, Groups& groups, const KvShape& shape, cons
   const size_t bytes = kv_block_bytes(shape);
   const size_t g = groups.find(ServeLayout::Pages::kAll, window, bytes, graph.value(k).type.shape[0]);
   const ValueId pool = groups.add_state(g, bytes);
-  const Attrs attrs{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
-                    {"page_tokens", int64_t{shape.page_tokens}},
-                    {"kv_heads", int64_t{shape.kv_heads}},
-                    {"head_dim", int64_t{shape.head_dim}}};
+  Attrs attrs{{"kv_type", int64_t{static_cast<int64_t>(shape.type)}},
+              {"page_tokens", int64_t{shape.page_tokens}},
+              {"kv_heads", int64_t{shape.kv_heads}},
+              {"head_dim", int64_t{shape.head_dim}}};
+  if (shape.latent > 0) attrs.set("latent", int64_t{shape.latent});
   OAR_ASSIGN(const auto filled,
              graph.add_node(find_op("kv_append"), {pool, k, v, groups.inputs(g).slots}, attrs));
   return Kept{"paged_attention", {filled[0], groups.inputs(g).tables}, attrs};
@@ -110,11 +111,12 @@ Result<Kept> keep_quantized(Graph& graph, Groups& groups, const QuantKvShape& sh
   const ValueId open = groups.add_state(o, open_bytes);
   const size_t f = groups.find(ServeLayout::Pages::kFirst, 0, sink_bytes, tokens);
   const ValueId sinks = groups.add_state(f, sink_bytes);
-  const Attrs attrs{{"key_code", int64_t{static_cast<int64_t>(shape.keys)}},
-                    {"value_code", int64_t{static_cast<int64_t>(shape.values)}},
-                    {"page_tokens", int64_t{shape.page_tokens}},
-                    {"kv_heads", int64_t{shape.kv_heads}},
-                    {"head_dim", int64_t{shape.head_dim}}};
+  Attrs attrs{{"key_code", int64_t{static_cast<int64_t>(shape.keys)}},
+              {"value_code", int64_t{static_cast<int64_t>(shape.values)}},
+              {"page_tokens", int64_t{shape.page_tokens}},
+              {"kv_heads", int64_t{shape.kv_heads}},
+              {"head_dim", int64_t{shape.head_dim}}};
+  if (shape.latent > 0) attrs.set("latent", int64_t{shape.latent});
   OAR_ASSIGN(const auto filled, graph.add_node(find_op("quant_kv_append"),
                                                {pool, open, sinks, k, v, groups.inputs(g).slots,
                                                 groups.inputs(o).slots, groups.inputs(f).slots},
@@ -195,9 +197,14 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
     const DimVector& kv = graph.value(node.inputs[1]).type.shape;  // (T, K, D)
     const auto kv_heads = static_cast<int32_t>(kv[1].const_value());
     const auto head_dim = static_cast<int32_t>(kv[2].const_value());
-    if (head_dim % 8 != 0 || head_dim > kMaxHeadDim) {
-      return unimplemented(cat("attention layer ", layers, ": head size ", head_dim,
-                               " is not a multiple of 8 up to ", kMaxHeadDim));
+    const auto latent = static_cast<int32_t>(node.attrs.get_int("latent"));
+    const int32_t widest = latent > 0 ? kMaxLatentDim : kMaxHeadDim;
+    if (head_dim % 8 != 0 || head_dim > widest || latent % 8 != 0) {
+      return unimplemented(latent > 0
+                               ? cat("attention layer ", layers, ": a latent of ", latent, " in keys of ",
+                                     head_dim, " is no multiple of 8 in one up to ", widest)
+                               : cat("attention layer ", layers, ": head size ", head_dim,
+                                     " is not a multiple of 8 up to ", widest));
     }
     // A window at least as long as the context never hides anything.
     int64_t window = node.attrs.get_int("window");
@@ -208,10 +215,14 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
       if (options.kv.size() > 1 && layer >= options.kv.size()) continue;  // reported below
       const KvFormat& format = options.kv[options.kv.size() > 1 ? layer : 0];
       if (format.quantized) {
-        const QuantKvShape shape{format.keys, format.values, options.page_tokens, kv_heads, head_dim};
+        const QuantKvShape shape{format.keys, format.values, options.page_tokens, kv_heads, head_dim, latent};
+        if (latent > 0 && (format.keys != format.values || shape.keys >= KvCode::kInt4))
+          return unimplemented(cat("attention layer ", layer,
+                                   " keeps a latent, whose keys are its values: kv '", format.name,
+                                   "' is none of f32, bf16, f16, int8, fp8"));
         OAR_ASSIGN(pages, keep_quantized(graph, groups, shape, node, window));
       } else {
-        const KvShape shape{format.type, options.page_tokens, kv_heads, head_dim};
+        const KvShape shape{format.type, options.page_tokens, kv_heads, head_dim, latent};
         OAR_ASSIGN(pages, keep_plain(graph, groups, shape, node, window));
       }
     }

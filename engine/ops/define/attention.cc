@@ -110,8 +110,10 @@ std::vector<Val> attention(Builder& b, Vals in, const Attrs& attrs) {
   } else {
     weight = b.op("softmax", {score});
   }
-  const Val y = b.op("matmul", {weight, turned(b, in[2], {1, 0, 2})});
-  return {reshaped(b, turned(b, reshaped(b, y, {0, -1, G, D}), {1, 0, 2, 3}), {0, H, D})};
+  const int64_t latent = attrs.get_int("latent"), DV = latent > 0 ? latent : D;
+  const Val v = latent > 0 ? cut(b, in[1], 2, 0, latent) : in[2];
+  const Val y = b.op("matmul", {weight, turned(b, v, {1, 0, 2})});
+  return {reshaped(b, turned(b, reshaped(b, y, {0, -1, G, DV}), {1, 0, 2, 3}), {0, H, DV})};
 }
 
 std::vector<Val> head_attention(Builder& b, Vals in, const Attrs& attrs) {

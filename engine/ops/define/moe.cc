@@ -12,9 +12,34 @@ std::vector<Val> moe_combine(Builder& b, Vals in, const Attrs&) {
   return {b.op("reduce_sum", {weight}, {{"axes", Ints{1}}, {"keepdims", int64_t{0}}})};
 }
 
+namespace {
+
+constexpr size_t kFirstExpert = 4;  // operand; in[3] are biases (experts, N) or none
+
+Attrs layer_attrs(const Attrs& attrs) {
+  Attrs layer;
+  if (attrs.has("format")) layer.set("format", attrs.get_string("format"));
+  return layer;
+}
+
+// A layer for each row of a token.
+Val by_place(Builder& b, Vals in, const Attrs& attrs) {
+  const int64_t first = attrs.get_int("first");
+  std::vector<Val> rows;
+  for (size_t k = kFirstExpert; k < in.size() && b.status().ok(); ++k) {
+    const auto e = static_cast<int64_t>(k - kFirstExpert);
+    const Val own = cut(b, cut(b, in[0], 1, e, e + 1), 2, first, first + b.dim(in[k], 1).const_value());
+    const Val y = b.op("linear", {reshaped(b, own, {0, -1}), Val{}, in[k], Val{}}, layer_attrs(attrs));
+    rows.push_back(reshaped(b, y, {0, 1, -1}));
+  }
+  return joined(b, rows, 1);
+}
+
+}  // namespace
+
 std::vector<Val> grouped_linear(Builder& b, Vals in, const Attrs& attrs) {
+  if (!in[2]) return {by_place(b, in, attrs)};
   const auto experts = static_cast<size_t>(attrs.get_int("experts"));
-  constexpr size_t kFirstExpert = 4;  // operand; in[3] are biases (experts, N) or none
   const size_t segments = (in.size() - kFirstExpert) / experts;
   const Val x = in[1] ? b.op("gather", {in[0], in[1]}) : in[0];
   if (!b.status().ok()) return {};
@@ -25,8 +50,7 @@ std::vector<Val> grouped_linear(Builder& b, Vals in, const Attrs& attrs) {
   const Val count = b.op("cum_sum", {ones, b.constant("", std::move(*axis))}, {{"exclusive", int64_t{1}}});
   const Val row = reshaped(b, count, {0, 1});
   const Val start = real(b, in[2]);
-  Attrs layer;
-  if (attrs.has("format")) layer.set("format", attrs.get_string("format"));
+  const Attrs layer = layer_attrs(attrs);
   Val sum;
   for (size_t e = 0; e < experts; ++e) {
     std::vector<Val> operands{x, Val{}};

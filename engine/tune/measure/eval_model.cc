@@ -49,7 +49,8 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
     const bool quantized = node.is("quant_kv_append");
     if (!node.is("kv_append") && !quantized) continue;
     const int64_t heads = node.attrs.get_int("kv_heads"), dim = node.attrs.get_int("head_dim");
-    const auto elements = static_cast<uint64_t>(2 * heads * dim);
+    const int64_t latent = node.attrs.get_int("latent");  // one serves as both
+    const auto elements = static_cast<uint64_t>((latent > 0 ? 1 : 2) * heads * dim);
     out.kv_elements += elements;
     if (!quantized) continue;
     QuantKvShape shape;
@@ -58,6 +59,7 @@ ModelBits model_bits(const ServingGraph& serving, int32_t page_tokens) {
     shape.page_tokens = page_tokens;
     shape.kv_heads = static_cast<int32_t>(heads);
     shape.head_dim = static_cast<int32_t>(dim);
+    shape.latent = static_cast<uint16_t>(latent);
     out.quantized_kv_elements += elements;
     out.quantized_kv_bytes_per_token += static_cast<double>(quant_kv_block_bytes(shape)) / page_tokens;
   }

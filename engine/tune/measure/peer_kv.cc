@@ -120,6 +120,8 @@ Status for_each_side(Graph& graph, Change&& change) {
   std::map<std::pair<ValueId, size_t>, ValueId> changed;  // several attentions may read one
   for (size_t i = 0; i < count; ++i) {
     if (!graph.nodes()[i].is("attention")) continue;
+    if (graph.nodes()[i].inputs[2] == kNoValue)
+      return unimplemented("other engines' rules for keys and values are not those of a latent");
     for (const size_t side : {size_t{0}, size_t{1}}) {
       const ValueId kept = graph.nodes()[i].inputs[1 + side];
       const auto [at, fresh] = changed.try_emplace({kept, side}, kNoValue);

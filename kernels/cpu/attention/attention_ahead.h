@@ -35,7 +35,7 @@ class SpanAhead {
       end = i + 1;
       while (end < next.hi && next.k[end] == next.k[end - 1] + panel_bytes) ++end;
       add(next.k[i], (end - i) * panel_bytes);
-      add(next.v[i], (end - i) * panel_bytes);
+      if (next.v[i] != next.k[i]) add(next.v[i], (end - i) * panel_bytes);
     }
   }
   // The list in equal shares with each of `steps` calls of step().

@@ -29,10 +29,11 @@ class AmxEngine {
   static size_t scratch_bytes(int64_t D) {
     return static_cast<size_t>(kStep * D) * sizeof(bf16) + 4 * kTile * kTile * sizeof(float);
   }
-  AmxEngine(int64_t D, void* scratch)
+  AmxEngine(int64_t D, int64_t DV, void* scratch)
       : D_(D),
+        DV_(DV),
         masked_values_(static_cast<char*>(scratch)),
-        spill_(reinterpret_cast<float*>(masked_values_ + kStep * D * static_cast<int64_t>(sizeof(bf16)))) {}
+        spill_(reinterpret_cast<float*>(masked_values_ + kStep * DV * static_cast<int64_t>(sizeof(bf16)))) {}
   ~AmxEngine() { _tile_release(); }
   AmxEngine(const AmxEngine&) = delete;
   AmxEngine& operator=(const AmxEngine&) = delete;
@@ -60,7 +61,7 @@ class AmxEngine {
     logits_config_.set(5, 16, 64);
     values_config_.set(4, rows, 64);
     values_config_.set(5, 16, 64);
-    const int64_t dims = D_ % kStep, columns = D_ % kTile;
+    const int64_t dims = D_ % kStep, columns = DV_ % kTile;
     if (dims != 0) {
       logits_config_.set(6, rows, dims * 2);
       logits_config_.set(7, dims / 2, 64);
@@ -79,7 +80,7 @@ class AmxEngine {
     ahead_.clear();
     ahead_.add(next, panel_bytes);
     const int64_t tiles = ceil_div(w.row_end - w.row_begin, tile_rows_);
-    ahead_.begin(tiles * (D_ / kStep * kSpanPanels + D_ / kTile * (kSpan / kStep)) + 1);
+    ahead_.begin(tiles * (D_ / kStep * kSpanPanels + DV_ / kTile * (kSpan / kStep)) + 1);
   }
 
   void logits(const Rows& t, const SpanWork& w) {
@@ -103,17 +104,18 @@ class AmxEngine {
   }
 
   void values(const Rows& t, const SpanWork& w) {
-    load_config(D_ % kStep == 0 ? &logits_config_ : &values_config_);  // the same shapes then
+    // The same shapes then.
+    load_config(D_ % kStep == 0 && DV_ % kStep == 0 ? &logits_config_ : &values_config_);
     // Columns outside, rows inside: the values of 64 columns (32 KB) stay in L1 for all rows.
     int64_t d = 0;
-    for (; d + 4 * kTile <= D_; d += 4 * kTile) all_rows<4>(t, w, d);
-    for (; d + kTile <= D_; d += kTile) all_rows<1>(t, w, d);
-    if (d < D_) all_rows<0>(t, w, d);
+    for (; d + 4 * kTile <= DV_; d += 4 * kTile) all_rows<4>(t, w, d);
+    for (; d + kTile <= DV_; d += kTile) all_rows<1>(t, w, d);
+    if (d < DV_) all_rows<0>(t, w, d);
     for (int64_t r = w.row_begin; r < w.row_end; r += tile_rows_) {
       const int64_t n = rows_from(w, r);
       const Range first = t.in_span(r, w.span), last = t.in_span(r + n - 1, w.span);
       if (first.lo == last.lo && first.hi == last.hi) continue;  // one query, or several that see the same
-      if (!all_finite(t.acc + r * D_, n * D_)) one_by_one(t, w, r, n);
+      if (!all_finite(t.acc + r * DV_, n * DV_)) one_by_one(t, w, r, n);
     }
   }
 
@@ -195,9 +197,9 @@ class AmxEngine {
     for (int64_t i = r; i < r + n;) {
       const int64_t next = (i / t.p.group + 1) * t.p.group, end = next < r + n ? next : r + n;
       int64_t d = 0;
-      for (; d + 4 * kTile <= D_; d += 4 * kTile) columns_values<4>(t, w, i, end - i, d);
-      for (; d + kTile <= D_; d += kTile) columns_values<1>(t, w, i, end - i, d);
-      if (d < D_) columns_values<0>(t, w, i, end - i, d);
+      for (; d + 4 * kTile <= DV_; d += 4 * kTile) columns_values<4>(t, w, i, end - i, d);
+      for (; d + kTile <= DV_; d += kTile) columns_values<1>(t, w, i, end - i, d);
+      if (d < DV_) columns_values<0>(t, w, i, end - i, d);
       i = end;
     }
   }
@@ -208,7 +210,7 @@ class AmxEngine {
   void columns_values(const Rows& t, const SpanWork& w, int64_t r, int64_t n, int64_t d) {
     const Range seen = {t.in_span(r, w.span).lo, t.in_span(r + n - 1, w.span).hi};
     constexpr int64_t kProbStride = kLogitStride * static_cast<int64_t>(sizeof(float));
-    const int64_t stride = D_ * 4;  // a pair of tokens
+    const int64_t stride = DV_ * 4;  // a pair of tokens
     _tile_zero(0);
     if constexpr (NC == 4) {
       _tile_zero(1);
@@ -243,8 +245,8 @@ class AmxEngine {
     }
     const bool all_rows = n == tile_rows_;
     constexpr int64_t kColumns = NC == 0 ? 8 : NC * kTile;
-    float* out = all_rows ? t.acc + r * D_ + d : spill_;
-    const size_t out_stride = static_cast<size_t>(all_rows ? D_ : kColumns) * sizeof(float);
+    float* out = all_rows ? t.acc + r * DV_ + d : spill_;
+    const size_t out_stride = static_cast<size_t>(all_rows ? DV_ : kColumns) * sizeof(float);
     if constexpr (NC == 0) {
       _tile_stored(6, out, out_stride);
     } else {
@@ -257,7 +259,7 @@ class AmxEngine {
     }
     if (all_rows) return;
     for (int64_t i = 0; i < n; ++i) {
-      memcpy(t.acc + (r + i) * D_ + d, spill_ + i * kColumns, kColumns * sizeof(float));
+      memcpy(t.acc + (r + i) * DV_ + d, spill_ + i * kColumns, kColumns * sizeof(float));
     }
   }
 
@@ -267,12 +269,12 @@ class AmxEngine {
     const int64_t columns = nc == 0 ? 8 : nc * kTile;
     for (int64_t i = 0; i < kStep / 2; ++i) {
       const int64_t t = s + 2 * i;
-      char* out = masked_values_ + (i * D_ + d) * 4;
+      char* out = masked_values_ + (i * DV_ + d) * 4;
       if (t + 1 < seen.lo || t >= seen.hi) {
         memset(out, 0, static_cast<size_t>(columns) * 4);
         continue;
       }
-      const char* pair = w.panels->v[t / kKvPanelTokens] + (t % kKvPanelTokens / 2 * D_ + d) * 4;
+      const char* pair = w.panels->v[t / kKvPanelTokens] + (t % kKvPanelTokens / 2 * DV_ + d) * 4;
       const uint32_t mask = (t >= seen.lo ? 0x0000ffffu : 0u) | (t + 1 < seen.hi ? 0xffff0000u : 0u);
       const __m256i keep = _mm256_set1_epi32(static_cast<int>(mask));
       for (int64_t c = 0; c < columns; c += 8) {
@@ -292,7 +294,7 @@ class AmxEngine {
     return !any(bad);
   }
 
-  int64_t D_;
+  int64_t D_, DV_;  // widths of keys and of values
   SpanAhead ahead_;
   char* masked_values_;
   float* spill_;

@@ -35,8 +35,8 @@ struct Partition {
   int64_t split_floats;  // shared scratch of the largest batch that is split, at most this T
 };
 
-// Floats of one stored (acc[D], max, sum), a multiple of 8.
-OAR_INLINE int64_t partial_floats(const PagedAttentionArgs& a) { return a.shape.head_dim + 8; }
+// Floats of one stored (acc[value_dim], max, sum), a multiple of 8.
+OAR_INLINE int64_t partial_floats(const PagedAttentionArgs& a) { return a.shape.value_dim() + 8; }
 
 OAR_INLINE Partition attention_partition(const PagedAttentionArgs& a) {
   const int64_t K = a.shape.kv_heads;
@@ -118,7 +118,8 @@ inline void find_panels(const PagedAttentionArgs& a, const KvLayout& layout, int
   for (int64_t i = out->lo; i < out->hi; ++i) {
     const char* block = static_cast<const char*>(a.pool) + table[page] * layout.block_bytes;
     out->k[i] = block + layout.k_panel(kv_head, in_page);
-    out->v[i] = block + layout.v_panel(kv_head, in_page);
+    // Keys that hold values are found twice; who multiplies puts values in their place.
+    out->v[i] = layout.latent ? out->k[i] : block + layout.v_panel(kv_head, in_page);
     if (++in_page == layout.panels) {
       in_page = 0;
       ++page;

@@ -10,10 +10,15 @@
 namespace oar::OAR_SIMD_NAMESPACE {
 
 // Both sides of a cache are fp8 or neither is; other mixtures, which no tier has, are left to the reference.
+// Keys that hold values are widened as fp8 is.
 enum class CodeKind { kIntegers, kFp8, kMixed };
 inline CodeKind code_kind(const void* args) {
   const auto& shape = static_cast<const QuantPagedAttentionArgs*>(args)->shape;
   const bool keys = shape.keys == KvCode::kFp8, values = shape.values == KvCode::kFp8;
+  if (shape.latent > 0) {
+    const bool known = keys == values && (keys || shape.keys == KvCode::kInt8);
+    return known ? CodeKind::kFp8 : CodeKind::kMixed;
+  }
   return keys != values ? CodeKind::kMixed : keys ? CodeKind::kFp8 : CodeKind::kIntegers;
 }
 inline const Kernel& reference_kernel() {

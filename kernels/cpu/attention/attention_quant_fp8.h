@@ -1,6 +1,7 @@
-// Attention over an fp8 cache: a codes engine of attention_quant_simd.h. It widens the e4m3 codes of a span,
-// exactly, into panels of bf16 in L1 or L2, once for all rows of a tile. It multiplies them as a 16-bit
-// engine does (attention_register.h). A key's scale multiplies its logit, a value's scale its probability.
+// Attention over an fp8 cache, and over int8 keys that hold values: a codes engine of attention_quant_simd.h.
+// It widens the codes of a span, exactly, into panels of bf16 in L1 or L2, once for all rows of a tile. It
+// multiplies them as a 16-bit engine does (attention_register.h). A key's scale multiplies its logit, a
+// value's scale its probability.
 #pragma once
 
 #include <type_traits>
@@ -28,6 +29,18 @@ OAR_INLINE Bf16Pairs widen_e4m3(Vi codes) {
   return {(shift_right<16>(b0) & lower) | (b1 & upper), (shift_right<16>(b2) & lower) | (b3 & upper)};
 }
 
+// The same of int8, kept with an offset of 128. Integers below 256 are bf16.
+OAR_INLINE Bf16Pairs widen_int8(Vi codes) {
+  const Vi byte = set1_int(0xff), offset = set1_int(128);
+  const auto value = [&](Vi at_bottom) __attribute__((always_inline)) {
+    return bits(to_float((at_bottom & byte) - offset));
+  };
+  const Vi b0 = value(codes), b1 = value(shift_right<8>(codes)), b2 = value(shift_right<16>(codes)),
+           b3 = value(shift_right<24>(codes));
+  const Vi lower = set1_int(0xffff), upper = set1_int(static_cast<int32_t>(0xffff0000u));
+  return {(shift_right<16>(b0) & lower) | (b1 & upper), (shift_right<16>(b2) & lower) | (b3 & upper)};
+}
+
 template <class Codec>
 class Fp8Engine : public CodesEngine {
  public:
@@ -37,7 +50,10 @@ class Fp8Engine : public CodesEngine {
     return CodesEngine::scratch_bytes(rows, D) + static_cast<size_t>(2 * kSpan * D) * sizeof(bf16);
   }
   Fp8Engine(const QuantKvShape& shape, int64_t rows, void* memory)
-      : CodesEngine(shape, rows, memory), near_(shape.head_dim, nullptr) {
+      : CodesEngine(shape, rows, memory),
+        near_(shape.head_dim, open_kv_shape(shape).value_dim(), nullptr),
+        wide_layout_(open_kv_shape(shape)),
+        integers_(shape.keys == KvCode::kInt8) {
     char* wide = static_cast<char*>(memory) + CodesEngine::scratch_bytes(rows, D_);
     const int64_t panel = kKvPanelTokens * D_ * static_cast<int64_t>(sizeof(bf16));
     for (int64_t i = 0; i < kSpanPanels; ++i) {
@@ -55,9 +71,10 @@ class Fp8Engine : public CodesEngine {
     look_ahead(next, 2 * kSpanPanels + rows.hi - rows.lo);
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
       ahead_.step();
-      widen(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
+      if (integers_) widen<widen_int8>(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
+      else widen<widen_e4m3>(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
       ahead_.step();
-      widen(value_panel(panels, i), D_, 4, wide_.v[i]);
+      if (!layout_.latent) widen<widen_e4m3>(value_panel(panels, i), D_, 4, wide_.v[i]);
     }
     wide_.lo = panels.lo;
     wide_.hi = panels.hi;
@@ -68,6 +85,7 @@ class Fp8Engine : public CodesEngine {
       ahead_.step();
       weigh(t, r, span);
     }
+    if (layout_.latent) values_of_keys(wide_layout_, t.values, &wide_);
     near_.values(t, w);
     return rows;
   }
@@ -76,13 +94,14 @@ class Fp8Engine : public CodesEngine {
   using Prob = typename Codec::Prob;
 
   // Lines of dwords with four codes each: twice as many with two numbers of 16 bits each.
+  template <Bf16Pairs (*kWiden)(Vi)>
   OAR_INLINE static void widen(const char* codes, int64_t dwords, int64_t lines, const char* panel) {
     auto* out = reinterpret_cast<float*>(const_cast<char*>(panel));  // 32 bits are 32 bits
     for (int64_t i = 0; i < lines; ++i, out += 2 * dwords) {
       for_lanes(
           dwords, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
             const int64_t at = (i * dwords + d) * 4;
-            const Bf16Pairs x = widen_e4m3(load_line(codes + at));
+            const Bf16Pairs x = kWiden(load_line(codes + at));
             store_part(out + d, from_bits(x.low), n);
             store_part(out + dwords + d, from_bits(x.high), n);
           });
@@ -126,6 +145,8 @@ class Fp8Engine : public CodesEngine {
   }
 
   Near near_;
+  KvLayout wide_layout_;
+  bool integers_;
   SpanPanels wide_;
 };
 

@@ -264,7 +264,7 @@ void quant_attention_plan(const void* args, int, KernelPlan* out) {
 inline void merge_quant_partials(const QuantPagedAttentionArgs& args, const Partition& p, int64_t begin,
                                  int64_t end, const KernelScratch& scratch) {
   const PagedAttentionArgs& a = args.common;
-  const int64_t per = merge_rows_per_chunk(a), D = a.shape.head_dim;
+  const int64_t per = merge_rows_per_chunk(a), D = a.shape.value_dim();
   const int64_t last = end * per < a.T * a.H ? end * per : a.T * a.H;
   auto* total = static_cast<float*>(scratch.worker);
   int64_t b = 0;

@@ -15,7 +15,7 @@ class RegisterEngine {
   static constexpr int64_t kRowPadding = 0, kProbAlign = kKvPanelTokens;
 
   static size_t scratch_bytes(int64_t) { return 0; }
-  RegisterEngine(int64_t, void*) {}
+  RegisterEngine(int64_t, int64_t, void*) {}
   void begin(const Rows&) {}
 
   OAR_INLINE static void prepare(const float* q, float scale, int64_t D, Query* out) {
@@ -47,8 +47,8 @@ class RegisterEngine {
   void values(const Rows& t, const SpanWork& w) {
     constexpr int64_t kBlock = 64;
     constexpr int64_t kStep = Codec::kPairs ? 2 : 1;
-    memset(t.acc + w.row_begin * t.D, 0,
-           static_cast<size_t>((w.row_end - w.row_begin) * t.D) * sizeof(float));
+    memset(t.acc + w.row_begin * t.DV, 0,
+           static_cast<size_t>((w.row_end - w.row_begin) * t.DV) * sizeof(float));
     for (int64_t b = w.panels->lo * kKvPanelTokens / kBlock * kBlock; b < w.panels->hi * kKvPanelTokens;
          b += kBlock) {
       const char* const* ahead = w.beside_v;
@@ -100,7 +100,7 @@ class RegisterEngine {
   OAR_INLINE static void add_values(const Rows& t, const SpanWork& w, const char* const* ahead, int64_t lo,
                                     int64_t hi, int64_t r) {
     if (lo >= hi) return;
-    Codec::template add_values<R>(w.panels->v, ahead, lo, hi, t.probs(r), t.D, t.acc + r * t.D);
+    Codec::template add_values<R>(w.panels->v, ahead, lo, hi, t.probs(r), t.DV, t.acc + r * t.DV);
   }
 
   // Calls f.operator()<rows>(), 1 <= rows <= Max <= 4.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "kernels/cpu/attention/attention_ahead.h"
+#include "kernels/cpu/attention/attention_latent.h"
 #include "kernels/cpu/vmath.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
@@ -56,36 +57,42 @@ template <class Engine>
 struct TileRows {
   PagedAttentionArgs a;
   const Partition& p;
-  int64_t D;
+  int64_t D, DV;               // widths of keys and of values
   Range limits{0, INT64_MAX};  // positions outside are left to somebody else
   Tile tile{};
   int64_t kv_head = 0, rows = 0;
 
   typename Engine::Query* q;  // [rows + padding, D] prepared queries
   float* logits;              // [rows + padding, kLogitStride]; probabilities take the same rows, in place
-  float* acc;                 // [rows, D] of the current span
-  float* total;               // [rows, D] merged so far
+  float* acc;                 // [rows, DV] of the current span
+  float* total;               // [rows, DV] merged so far
   RowState* state;            // [rows] of the current span
   RowState* merged;           // [rows]
   void* engine;               // the engine's own
+  char* values;               // of keys that hold values: the value panels of a span
 
   static size_t bytes(const PagedAttentionArgs& a, const Partition& p) {
     const int64_t rows = p.queries * p.group, padded = rows + Engine::kRowPadding, D = a.shape.head_dim;
-    return static_cast<size_t>(padded * kLogitStride + 2 * rows * D) * sizeof(float) +
+    const int64_t DV = a.shape.value_dim();
+    return static_cast<size_t>(padded * kLogitStride + 2 * rows * DV) * sizeof(float) +
            static_cast<size_t>(2 * rows) * sizeof(RowState) +
-           static_cast<size_t>(padded * D) * sizeof(typename Engine::Query) + Engine::scratch_bytes(D) + 64;
+           static_cast<size_t>(padded * D) * sizeof(typename Engine::Query) + engine_bytes(D) +
+           (a.shape.latent > 0 ? static_cast<size_t>(kSpanPanels * KvLayout(a.shape).v_panel_bytes()) : 0) +
+           64;
   }
+  static size_t engine_bytes(int64_t D) { return (Engine::scratch_bytes(D) + 63) / 64 * 64; }
   TileRows(const PagedAttentionArgs& args, const Partition& partition, void* memory)
-      : a(args), p(partition), D(args.shape.head_dim) {
+      : a(args), p(partition), D(args.shape.head_dim), DV(args.shape.value_dim()) {
     const int64_t n = p.queries * p.group, padded = n + Engine::kRowPadding;
     logits = static_cast<float*>(memory);
     acc = logits + padded * kLogitStride;
-    total = acc + n * D;
-    state = reinterpret_cast<RowState*>(total + n * D);
+    total = acc + n * DV;
+    state = reinterpret_cast<RowState*>(total + n * DV);
     merged = state + n;
     q = reinterpret_cast<typename Engine::Query*>(merged + n);
     const auto end = reinterpret_cast<uintptr_t>(q + padded * D);
     engine = reinterpret_cast<void*>((end + 63) / 64 * 64);
+    values = static_cast<char*>(engine) + engine_bytes(D);
   }
 
   int64_t token(int64_t r) const { return tile.t0 + r / p.group; }
@@ -155,7 +162,7 @@ OAR_INLINE void merge_items(const float* slot, int64_t stride, int64_t items, Ro
 // The head's sink comes last of all: it adds to the sum and nothing to the result.
 OAR_INLINE void write_row(const PagedAttentionArgs& a, int64_t t, int64_t h, RowState state,
                           const float* total) {
-  const int64_t D = a.shape.head_dim;
+  const int64_t D = a.shape.value_dim();
   float* out = a.out + t * a.ldo + h * D;
   float factor = 1.f / state.sum;
   if (a.sink_logits != nullptr) {
@@ -191,7 +198,7 @@ template <class Engine>
 class TileAttention {
  public:
   TileAttention(const PagedAttentionArgs& a, const Partition& p, const KernelScratch& scratch)
-      : layout_(a.shape), t_(a, p, scratch.worker), engine_(t_.D, t_.engine) {}
+      : layout_(a.shape), t_(a, p, scratch.worker), engine_(t_.D, t_.DV, t_.engine) {}
 
   // The spans of one chunk, results to args.out; or, when `partials` is given, each span to its rows' slots
   // there. `after`: the panels that this worker most likely reads next.
@@ -250,18 +257,18 @@ class TileAttention {
       store(merged, fma(load(merged), load(f.keep), load(span) * load(f.add)));
       for (int64_t i = 0; i < n; ++i) {
         t_.merged[r + i].sum = merged[i];
-        f.merge_acc(i, t_.acc + (r + i) * t_.D, t_.total + (r + i) * t_.D, t_.D);
+        f.merge_acc(i, t_.acc + (r + i) * t_.DV, t_.total + (r + i) * t_.DV, t_.DV);
       }
     }
   }
   void store_partial(int64_t r, float* slot) const {
-    memcpy(slot, t_.acc + r * t_.D, static_cast<size_t>(t_.D) * sizeof(float));
-    slot[t_.D] = t_.state[r].max;
-    slot[t_.D + 1] = t_.state[r].sum;
+    memcpy(slot, t_.acc + r * t_.DV, static_cast<size_t>(t_.DV) * sizeof(float));
+    slot[t_.DV] = t_.state[r].max;
+    slot[t_.DV + 1] = t_.state[r].sum;
   }
   void finish() {
     for (int64_t r = 0; r < t_.rows; ++r) {
-      write_row(t_.a, t_.token(r), t_.head(r), t_.merged[r], t_.total + r * t_.D);
+      write_row(t_.a, t_.token(r), t_.head(r), t_.merged[r], t_.total + r * t_.DV);
     }
   }
   // Returns the rows whose state and acc are now those of the span.
@@ -277,6 +284,12 @@ class TileAttention {
     }
     engine_.logits(t_, w);
     for (int64_t r = w.row_begin; r < w.row_end; ++r) softmax(r, w);
+    SpanPanels with_values;
+    if (layout_.latent) {
+      with_values = panels;
+      values_of_keys(layout_, t_.values, &with_values);
+      w.panels = &with_values;
+    }
     engine_.values(t_, w);
     return {w.row_begin, w.row_end};
   }
@@ -292,7 +305,7 @@ class TileAttention {
       Engine::prepare(a.q + t_.token(r) * a.ldq + t_.head(r) * t_.D, scale, t_.D, t_.q + r * t_.D);
       t_.merged[r] = {-INFINITY, 0.f};
     }
-    memset(t_.total, 0, static_cast<size_t>(t_.rows * t_.D) * sizeof(float));
+    memset(t_.total, 0, static_cast<size_t>(t_.rows * t_.DV) * sizeof(float));
   }
 
   // Turns a row's logits into probabilities relative to the largest among them. Lanes of its outermost panels
@@ -351,7 +364,7 @@ void attention_plan(const void* args, int, KernelPlan* out) {
 // Phase 1 of a split batch: each (query, head) merges its spans.
 inline void merge_partials(const PagedAttentionArgs& a, const Partition& p, int64_t begin, int64_t end,
                            const KernelScratch& scratch) {
-  const int64_t per = merge_rows_per_chunk(a), D = a.shape.head_dim;
+  const int64_t per = merge_rows_per_chunk(a), D = a.shape.value_dim();
   const int64_t last = end * per < a.T * a.H ? end * per : a.T * a.H;
   auto* total = static_cast<float*>(scratch.worker);
   int64_t b = 0;

@@ -23,16 +23,19 @@ template <class T>
 OAR_INLINE void append_head(const KvLayout& layout, const float* k, const float* v, int64_t row,
                             char* k_panel, char* v_panel) {
   T* keys = reinterpret_cast<T*>(k_panel) + layout.k_index(row, 0);
-  T* values = reinterpret_cast<T*>(v_panel) + layout.v_index(row, 0);
   constexpr bool kPaired = DTypeOf<T>::value == DType::kBF16;
   if constexpr (kPaired) {
     for (int64_t d = 0; d < layout.head_dim; d += 2) {
       keys[d * kKvPanelTokens] = narrow(k[d], T{});
       keys[d * kKvPanelTokens + 1] = narrow(k[d + 1], T{});
     }
+    if (layout.latent) return;
+    T* values = reinterpret_cast<T*>(v_panel) + layout.v_index(row, 0);
     for (int64_t d = 0; d < layout.head_dim; ++d) values[2 * d] = narrow(v[d], T{});
   } else {
     for (int64_t d = 0; d < layout.head_dim; ++d) keys[d * kKvPanelTokens] = narrow(k[d], T{});
+    if (layout.latent) return;
+    T* values = reinterpret_cast<T*>(v_panel) + layout.v_index(row, 0);
     for (int64_t d = 0; d < layout.head_dim; ++d) values[d] = narrow(v[d], T{});
   }
 }
@@ -59,7 +62,7 @@ inline void kv_append_run(const void* args, int, int64_t begin, int64_t end, con
     char* block = static_cast<char*>(a.pool) + slot / P * layout.block_bytes;
     const int64_t panel = slot % P / kKvPanelTokens, row = slot % kKvPanelTokens;
     char *k_panel = block + layout.k_panel(h, panel), *v_panel = block + layout.v_panel(h, panel);
-    const float *k = a.k + t * a.ldk + h * D, *v = a.v + t * a.ldv + h * D;
+    const float *k = a.k + t * a.ldk + h * D, *v = layout.latent ? nullptr : a.v + t * a.ldv + h * D;
     switch (a.shape.type) {
       case DType::kF16: append_head<f16>(layout, k, v, row, k_panel, v_panel); break;
       case DType::kBF16: append_head<bf16>(layout, k, v, row, k_panel, v_panel); break;

@@ -67,6 +67,7 @@ class PageQuantizer {
         case KvCode::kInt4Mean: keys<KvCode::kInt4Mean>(k, panel, to); break;
         case KvCode::kInt3: break;  // of values alone
       }
+      if (layout_.latent) continue;
       switch (shape_.values) {
         case KvCode::kInt8: values<KvCode::kInt8>(v, panel, to); break;
         case KvCode::kFp8: values<KvCode::kFp8>(v, panel, to); break;
@@ -255,7 +256,8 @@ OAR_INLINE void append_16(const QuantKvAppendArgs& a, const KvLayout& layout, vo
   const int64_t D = a.shape.head_dim, offset = slot % a.shape.page_tokens;
   if (slot < 0 || offset >= page) return;
   char* block = static_cast<char*>(pool) + slot / a.shape.page_tokens * layout.block_bytes;
-  append_head<bf16>(layout, a.k + t * a.ldk + h * D, a.v + t * a.ldv + h * D, offset % kKvPanelTokens,
+  const float* v = layout.latent ? nullptr : a.v + t * a.ldv + h * D;
+  append_head<bf16>(layout, a.k + t * a.ldk + h * D, v, offset % kKvPanelTokens,
                     block + layout.k_panel(h, offset / kKvPanelTokens),
                     block + layout.v_panel(h, offset / kKvPanelTokens));
 }

@@ -1,0 +1,164 @@
+// Attention over a latent: what is kept of a token, which tiers keep it, pages of every size, weights of
+// every kind behind kv_b_proj, and what is refused.
+#include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/serving_plan.h"
+#include "tests/models/runner_fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar_test;
+using namespace oar;
+
+constexpr const char* kLatents[] = {"deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3"};
+
+LanguageModelOptions latent_options(const char* kv, int32_t page) {
+  LanguageModelOptions o;
+  o.threads = 2;
+  o.max_batch_tokens = 192;
+  o.max_sequences = 64;
+  o.page_tokens = page;
+  o.kv = kv;
+  return o;
+}
+
+Status served(const TinyGolden& golden, const LanguageModelOptions& options) {
+  const auto checkpoint = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
+  REQUIRE_OK(checkpoint);
+  const auto config = read_model_config(checkpoint->config);
+  if (!config.ok()) return config.status();
+  return build_serving_graph(*checkpoint, *config, options).status();
+}
+
+}  // namespace
+
+TEST_CASE("latent: a token keeps rank + rope numbers and no values") {
+  for (const char* name : kLatents) {
+    const auto checkpoint = load_checkpoint(write_tiny_model(load_tiny_golden(name), TinyDtype::bf16));
+    REQUIRE_OK(checkpoint);
+    const auto config = read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    const auto graph = build_serving_graph(*checkpoint, *config, latent_options("bf16", 64));
+    REQUIRE_OK(graph);
+    INFO(name);
+    const auto numbers = static_cast<uint64_t>(config->latent.rank + config->latent.rope);
+    CHECK(kv_bytes_per_token(graph->layout, 64) == static_cast<uint64_t>(config->layers) * numbers * 2);
+  }
+  // DeepSeek's: 512 + 64.
+  CHECK(kv_block_bytes({DType::kBF16, 64, 1, 576, 512}) == size_t{64} * 1152);
+}
+
+TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the golden's logits") {
+  for (const char* name : kLatents) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    // A mixture whose closest choice of experts is this close may take others where keys are rounded.
+    const bool narrow = golden.router_margin_f32 && *golden.router_margin_f32 < 0.005;
+    for (const int32_t page : {16, 64}) {
+      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8"}) {
+        if (narrow && std::string_view(kv) != "f32") continue;
+        RunnerFixture model(path, latent_options(kv, page));
+        INFO(name << " " << kv << " pages of " << page);
+        const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);
+        CAPTURE(error);
+        // f32 as golden_test.cc; others round each key and value, and queries and probabilities as they may:
+        // four places a layer, by 2^-11 (f16), 2^-9 (bf16), 1 / 254 of a row's largest, which is within 4 of
+        // its scale (int8), or 2^-4 (fp8).
+        const double layers = static_cast<double>(model.config.layers);
+        const std::string_view tier = kv;
+        const double step = tier == "f16" || tier == "bf16" ? 0x1p-9 : tier == "int8" ? 4.0 / 254 : 0x1p-4;
+        CHECK(error < (tier == "f32" ? 1e-4 : 4 * layers * step));
+      }
+    }
+  }
+}
+
+TEST_CASE("latent: tiers whose keys could not be values are refused by layer and name") {
+  for (const char* kv : {"int4", "int4-mean", "k8v4", "k4v3", "int8/int4/int8/int8"}) {
+    const Status status = served(load_tiny_golden("deepseek-v3"), latent_options(kv, 16));
+    INFO(kv);
+    CHECK(status.code() == StatusCode::kUnimplemented);
+    CHECK_THAT(std::string(status.message()), Contains("attention layer"));
+    CHECK_THAT(std::string(status.message()), Contains("is none of f32, bf16, f16, int8, fp8"));
+  }
+}
+
+TEST_CASE("latent: attention that chooses its keys is refused by name") {
+  for (const char* type : {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"}) {
+    json::object config = json::parse(load_tiny_golden("deepseek-v3").config).as_object();
+    config["model_type"] = type;
+    const auto read = read_model_config(config);
+    REQUIRE(!read.ok());
+    CHECK_THAT(std::string(read.status().message()), Contains(type));
+    CHECK_THAT(std::string(read.status().message()), Contains("indexer"));
+  }
+  json::object config = json::parse(load_tiny_golden("deepseek-v3").config).as_object();
+  config["index_topk"] = 2048;
+  CHECK_THAT(std::string(read_model_config(config).status().message()), Contains("'index_topk'"));
+}
+
+TEST_CASE("latent: Kimi K2 is DeepSeek V3") {
+  TinyGolden golden = load_tiny_golden("deepseek-v3");
+  json::object config = json::parse(golden.config).as_object();
+  config["model_type"] = "kimi_k2";
+  golden.config = json::serialize(config);
+  golden.name = "kimi-k2";
+  RunnerFixture model(write_tiny_model(golden, TinyDtype::f32), latent_options("f32", 16));
+  CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
+}
+
+TEST_CASE("latent: matrices apart, as GGUF has them, are those of kv_b_proj") {
+  const TinyGolden golden = load_tiny_golden("deepseek-v3");
+  auto loaded = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
+  REQUIRE_OK(loaded);
+  const auto config = read_model_config(loaded->config);
+  REQUIRE_OK(config);
+  const LatentShape& s = config->latent;
+  for (int64_t n = 0; n < config->layers; ++n) {
+    const std::string p = cat("model.layers.", n, ".self_attn.");
+    const Tensor both = loaded->tensors.at(p + "kv_b_proj.weight");
+    Tensor k = Tensor::allocate({config->heads, s.rank, s.nope}, Format::f32()).value();
+    Tensor v = Tensor::allocate({config->heads, s.value, s.rank}, Format::f32()).value();
+    const auto from = both.values<float>();
+    const auto at = [&](int64_t head, int64_t row, int64_t column) {
+      return from[static_cast<size_t>((head * (s.nope + s.value) + row) * s.rank + column)];
+    };
+    size_t i = 0, j = 0;
+    for (int64_t h = 0; h < config->heads; ++h) {
+      for (int64_t c = 0; c < s.rank; ++c)
+        for (int64_t d = 0; d < s.nope; ++d) k.mutable_values<float>()[i++] = at(h, d, c);
+      for (int64_t d = 0; d < s.value; ++d)
+        for (int64_t c = 0; c < s.rank; ++c) v.mutable_values<float>()[j++] = at(h, s.nope + d, c);
+    }
+    loaded->tensors.erase(p + "kv_b_proj.weight");
+    loaded->tensors[p + "k_b_proj.weight"] = std::move(k);
+    loaded->tensors[p + "v_b_proj.weight"] = std::move(v);
+  }
+  RunnerFixture model(std::move(*loaded), latent_options("f32", 16));
+  CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
+}
+
+TEST_CASE("latent: a quantized kv_b_proj computes what its numbers say") {
+  const TinyGolden golden = load_tiny_golden("minicpm3");
+  const auto stored = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
+  REQUIRE_OK(stored);
+  ThreadPool pool({.threads = 2});
+  Checkpoint packed = *stored, wide = *stored;
+  for (auto& [name, tensor] : packed.tensors) {
+    if (!name.ends_with("kv_b_proj.weight")) continue;
+    auto q = quantize_weight(tensor, *Format::find("q8_0"), {}, {}, pool);
+    REQUIRE_OK(q);
+    tensor = q->tensor;
+    Tensor plain = Tensor::allocate(tensor.shape(), Format::f32()).value();
+    const int64_t rows = tensor.shape()[0], cols = tensor.shape()[1];
+    const auto bytes = *tensor.format().row_bytes(cols);
+    for (int64_t r = 0; r < rows; ++r)
+      tensor.format().decode_row(static_cast<const std::byte*>(tensor.data()) + r * bytes, cols,
+                                 plain.mutable_values<float>().data() + r * cols);
+    wide.tensors[name] = std::move(plain);
+  }
+  auto options = latent_options("f32", 16);
+  options.reference = true;  // no kernel rounds activations
+  RunnerFixture one(std::move(packed), options), other(std::move(wide), options);
+  CHECK(relative_error(one.run_prompt(golden.tokens), other.run_prompt(golden.tokens)) < 1e-5);
+}
