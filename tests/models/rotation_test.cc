@@ -65,7 +65,7 @@ bool keys_are_traced(const std::string& name) {
 
 // Layers with heads whose channels have scales: whose keys no other layer reads.
 int scaled_layers(const std::string& name, const ModelConfig& c) {
-  return name == "gemma4-e2b" ? 1 : static_cast<int>(c.layers);
+  return name == "gemma4-e2b" ? 1 : static_cast<int>(c.attention_layers());
 }
 
 // Networks that R4 finds: one of each layer, and that of a mixture's shared experts.
@@ -75,7 +75,8 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
     return c.layers + 2 * std::ranges::count(c.dense_layer, false);
   for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe", "gemma4-26b-a4b"})
     if (name == shares) return c.layers + std::ranges::count(c.dense_layer, false);
-  return c.layers;
+  // Behind a gated convolution there is a linear layer of a product, as in an MLP.
+  return c.layers + std::ranges::count(c.recurrent, true);
 }
 
 int rewrites(const ServingGraph& g, const char* pass) {
@@ -127,12 +128,13 @@ TEST_CASE("where a rotation applies is found from the graph") {
     const auto graph = build_serving_graph(*checkpoint, *config, options);
     REQUIRE_OK(graph);
     INFO(name);
-    const auto layers = static_cast<int>(config->layers);
+    const auto layers = static_cast<int>(config->layers),
+               attention = static_cast<int>(config->attention_layers());
     const Residual residual = residual_of(name);
     CHECK(rewrites(*graph, "fold_norms") == (residual.free ? residual.norms * layers + 1 : 0));
     CHECK((rewrites(*graph, "rotate_residual") > 0) == residual.free);
-    CHECK(rewrites(*graph, "rotate_values") == layers);
-    CHECK(rewrites(*graph, "rotate_queries_keys") == layers);
+    CHECK(rewrites(*graph, "rotate_values") == attention);
+    CHECK(rewrites(*graph, "rotate_queries_keys") == attention);
     CHECK(rewrites(*graph, "rotate_ffn") == feed_forwards(name, *config));
     CHECK(rewrites(*graph, "equalize_heads") == scaled_layers(name, *config));
     // Weights stay as wide as they were.
@@ -194,7 +196,7 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
       REQUIRE_OK(graph);
       CHECK(rewrites(*graph, "rotate_residual") == 0);
       CHECK(rewrites(*graph, "rotate_values") == 0);
-      CHECK(rewrites(*graph, "rotate_queries_keys") == config->layers);
+      CHECK(rewrites(*graph, "rotate_queries_keys") == config->attention_layers());
       CHECK(rewrites(*graph, "rotate_ffn") == feed_forwards(name, *config));
       const auto backend = make_backend(options);
       REQUIRE_OK(backend);
