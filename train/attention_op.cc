@@ -30,21 +30,24 @@ struct SegmentRun {
 Result<Heads> read_heads(const EvalContext& ctx) {
   Heads h;
   Tensor t[5];
-  for (size_t k = 0; k < 5; ++k) { OAR_ASSIGN(t[k], ctx.tensor(k)); }
+  h.window = ctx.attrs().get_int("window"), h.causal = ctx.attrs().get_bool("causal", true);
+  const bool counts = h.causal || h.window > 0;  // whether positions matter
+  for (size_t k = 0; k < 5; ++k) {
+    if (k != 3 || counts) { OAR_ASSIGN(t[k], ctx.tensor(k)); }
+  }
   if (t[0].shape().rank() != 3 || t[1].shape().rank() != 3 || !(t[1].shape() == t[2].shape()))
     return invalid_argument("q, k and v have three axes");
   h.T = t[0].shape()[0], h.H = t[0].shape()[1], h.D = t[0].shape()[2], h.K = t[1].shape()[1];
   const Shape rows{h.T};
   for (size_t k = 0; k < 3; ++k)
     if (!(t[k].format() == Format::f32())) return invalid_argument("q, k and v must be f32");
-  for (size_t k = 3; k < 5; ++k)
+  for (size_t k = counts ? 3 : 4; k < 5; ++k)
     if (!(t[k].format() == Format::i32()) || !(t[k].shape() == rows))
       return invalid_argument("positions and segments are i32 (T)");
   if (h.K < 1 || h.H % h.K != 0 || t[1].shape()[0] != h.T || t[1].shape()[2] != h.D)
     return invalid_argument("heads of q and k do not match");
   h.scale = ctx.attrs().get_float("scale"), h.softcap = ctx.attrs().get_float("softcap");
-  h.window = ctx.attrs().get_int("window"), h.causal = ctx.attrs().get_bool("causal", true);
-  h.positions = ctx.options().sizing ? nullptr : t[3].values<int32_t>().data();
+  h.positions = ctx.options().sizing || !counts ? nullptr : t[3].values<int32_t>().data();
   return h;
 }
 
@@ -112,8 +115,9 @@ struct Scratch {
 
 // What row i of a segment sees of its rows [0, n).
 bool sees(const Heads& h, const SegmentRun& r, int64_t i, int64_t j) {
+  if (h.positions == nullptr) return true;
   const int64_t back = h.positions[r.begin + i] - h.positions[r.begin + j];
-  return (!h.causal || back >= 0) && (h.window <= 0 || back < h.window);
+  return (!h.causal || back >= 0) && (h.window <= 0 || std::abs(back) < h.window);
 }
 
 // p = softmax(scores) over what each row sees, in place.

@@ -10,6 +10,7 @@
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/tools/conversation.h"
 #include "engine/text/utf8.h"
+#include "train/file_reader.h"
 
 namespace oar::train {
 namespace {
@@ -18,8 +19,6 @@ constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
 constexpr std::string_view kSeparator = "<|endoftext|>";
 constexpr double kMostWeight = 1000;
 
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
-
 std::string_view stripped(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return {};
@@ -27,10 +26,10 @@ std::string_view stripped(std::string_view text) {
 }
 
 // Reads one file's samples.
-class Reader {
+class Reader : FileReader {
  public:
   Reader(const DataFile& file, const DataModel& model, const DataOptions& options)
-      : model_(model), options_(options) {
+      : FileReader(file.path), model_(model), options_(options) {
     out_.file = file;
   }
 
@@ -47,17 +46,9 @@ class Reader {
   }
 
   Status lines(std::string_view contents) {
-    int64_t line = 0;
-    for (size_t begin = 0; begin < contents.size();) {
-      const size_t end = std::min(contents.find('\n', begin), contents.size());
-      const std::string_view text = contents.substr(begin, end - begin);
-      begin = end + 1;
-      ++line;
-      if (is_blank(text)) continue;
-      if (!is_valid_utf8(text)) return not_utf8(line);
-      OAR_RETURN_IF_ERROR(add_line(text, line));
-    }
-    return ok_status();
+    return each_line(contents, [&](std::string_view text, int64_t line) {
+      return is_blank(text) ? ok_status() : add_line(text, line);
+    });
   }
 
   Result<FileSamples> finish() {
@@ -80,13 +71,6 @@ class Reader {
   static int64_t line_of(std::string_view text, size_t at) {
     return 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
   }
-  Status wrong(int64_t line, std::string_view what) const {
-    return invalid_argument(cat(out_.file.path, ", line ", line, ": ", what));
-  }
-  Status not_utf8(int64_t line) const {
-    return wrong(line, "is not UTF-8; convert the file, say with iconv");
-  }
-
   // Ids of a text that stands alone or goes on.
   Status encode(std::string_view text, std::span<const TextSpan> plain, int64_t line,
                 std::vector<int32_t>& to) {
@@ -121,35 +105,16 @@ class Reader {
   }
 
   Status add_line(std::string_view text, int64_t line) {
-    auto parsed = parse_json(text, cat("line ", line));
-    if (!parsed.ok()) return invalid_argument(cat(out_.file.path, ": ", parsed.status().message()));
-    const json::object* const o = parsed->if_object();
-    if (o == nullptr)
-      return wrong(line, "is no JSON object; one with messages, prompt and completion, or text is expected");
-    if (o->contains("messages")) return add_conversation(*o, line);
-    if (o->contains("prompt") || o->contains("completion")) return add_completion(*o, line);
-    if (o->contains("text")) {
-      OAR_RETURN_IF_ERROR(only(*o, {"text"}, line));
-      OAR_ASSIGN(const std::string_view document, string(*o, "text", line));
+    OAR_ASSIGN(const json::object o, object(text, line, "messages, prompt and completion, or text"));
+    if (o.contains("messages")) return add_conversation(o, line);
+    if (o.contains("prompt") || o.contains("completion")) return add_completion(o, line);
+    if (o.contains("text")) {
+      OAR_RETURN_IF_ERROR(only(o, {"text"}, line));
+      OAR_ASSIGN(const std::string_view document, string(o, "text", line));
       if (is_blank(document)) return wrong(line, "'text' is empty; remove the line");
       return add_document(document, line);
     }
     return wrong(line, "has none of the keys messages, prompt with completion, text");
-  }
-
-  Status only(const json::object& o, std::initializer_list<std::string_view> known, int64_t line) const {
-    for (const auto& [key, value] : o) {
-      if (std::find(known.begin(), known.end(), std::string_view(key)) == known.end())
-        return wrong(line, cat("the key '", repair_utf8(std::string_view(key).substr(0, 64)),
-                               "' is not one that is read; remove it"));
-    }
-    return ok_status();
-  }
-
-  Result<std::string_view> string(const json::object& o, const char* key, int64_t line) const {
-    const json::value* const v = o.if_contains(key);
-    if (v == nullptr || !v->is_string()) return wrong(line, cat("'", key, "' must be a string"));
-    return std::string_view(v->get_string());
   }
 
   Status add_completion(const json::object& o, int64_t line) {
@@ -339,6 +304,11 @@ Result<DataFile> parse_data_file(std::string_view argument) {
   return out;
 }
 
+Result<std::string> read_data_file(const DataFile& file, std::string_view label) {
+  if (!is_regular_file(file.path)) return not_found(cat(label, ": ", file.path, " is no file"));
+  return read_small_file(file.path, kMaxFileBytes);
+}
+
 Result<FileSamples> read_samples(const DataFile& file, std::string_view contents, const DataModel& model,
                                  const DataOptions& options) {
   Reader reader(file, model, options);
@@ -349,7 +319,7 @@ Result<FileSamples> read_samples(const DataFile& file, std::string_view contents
     OAR_RETURN_IF_ERROR(reader.text(contents));
   } else if (kind == ".tsv") {
     return unimplemented(
-        cat(file.path, ": files of labels (.tsv) are for classifiers, which are not finetuned here"));
+        cat(file.path, ": files of labels (.tsv) are for encoders that classify; this is a language model"));
   } else {
     return invalid_argument(cat(file.path, ": the name ends in '", kind, "'; expected .txt, .md or .jsonl"));
   }
@@ -362,8 +332,7 @@ Result<std::vector<FileSamples>> load_samples(const std::vector<std::string>& ar
   std::vector<FileSamples> out;
   for (const std::string& argument : arguments) {
     OAR_ASSIGN(const DataFile file, parse_data_file(argument));
-    if (!is_regular_file(file.path)) return not_found(cat(label, ": ", file.path, " is no file"));
-    OAR_ASSIGN(const std::string contents, read_small_file(file.path, kMaxFileBytes));
+    OAR_ASSIGN(const std::string contents, read_data_file(file, label));
     OAR_ASSIGN(FileSamples samples, read_samples(file, contents, model, options));
     out.push_back(std::move(samples));
   }

@@ -27,6 +27,8 @@ namespace oar::train {
 struct Sample {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> learned;  // by token: its loss counts. The first never is, nothing predicts it
+  // Of classifiers (labels.h): by token the label that its row is to be given, -1: none; and token types.
+  std::vector<int32_t> labels, types;
   int64_t count() const {
     int64_t n = 0;
     for (uint8_t l : learned) n += l;
@@ -40,6 +42,9 @@ struct DataFile {
 };
 // "PATH" or "PATH:WEIGHT", the weight a number above 0 and at most 1000.
 Result<DataFile> parse_data_file(std::string_view argument);
+
+// Its contents. `label` (--data) is named in errors.
+Result<std::string> read_data_file(const DataFile& file, std::string_view label);
 
 enum class TooLong : uint8_t { kCut, kRefuse };
 

@@ -25,7 +25,7 @@ struct LossPoint {
 // What a run remembers beside its states. Losses travel as bits: a run that goes on compares them exactly.
 struct History {
   std::vector<LossPoint> steps, held_out;
-  double best = INFINITY;
+  double best = INFINITY, best_accuracy = -1;
   int64_t best_step = 0;
 
   static json::array to_json(const std::vector<LossPoint>& points) {
@@ -43,6 +43,7 @@ struct History {
     return {{"steps", to_json(steps)},
             {"held_out", to_json(held_out)},
             {"best", std::bit_cast<int64_t>(best)},
+            {"best_accuracy", best_accuracy},
             {"best_step", best_step}};
   }
   Status load(const json::object& o, const std::string& path) {
@@ -50,6 +51,7 @@ struct History {
       steps = from_json(o.at("steps"));
       held_out = from_json(o.at("held_out"));
       best = std::bit_cast<double>(o.at("best").as_int64());
+      best_accuracy = o.at("best_accuracy").to_number<double>();
       best_step = o.at("best_step").as_int64();
       return ok_status();
     } catch (const std::exception& e) {
@@ -167,6 +169,7 @@ class Run {
     if (history_.best_step > 0) {
       OAR_RETURN_IF_ERROR(trainer_->restore_parameters(best_));
       report.held_out = history_.best;
+      report.accuracy = history_.best_accuracy;
       report.best_step = history_.best_step;
     }
     OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
@@ -181,16 +184,19 @@ class Run {
     return trainer_->save(checkpoint_, history_.save());
   }
   Status evaluate(int64_t step, Log& log) {
-    OAR_ASSIGN(const double loss, trainer_->evaluate());
-    history_.held_out.push_back({step, loss});
-    const bool best = loss < history_.best;
+    OAR_ASSIGN(const HeldOutReport r, trainer_->evaluate());
+    history_.held_out.push_back({step, r.loss});
+    const bool best = r.loss < history_.best;
     if (best) {
       OAR_RETURN_IF_ERROR(trainer_->save_parameters(best_));
-      history_.best = loss;
+      history_.best = r.loss;
+      history_.best_accuracy = r.accuracy;
       history_.best_step = step;
     }
-    if (events_.held_out) events_.held_out(step, loss, best);
-    return log.line({{"step", step}, {"held_out", loss}, {"best", best}});
+    if (events_.held_out) events_.held_out(step, r, best);
+    json::object line{{"step", step}, {"held_out", r.loss}, {"best", best}};
+    if (r.accuracy >= 0) line["accuracy"] = r.accuracy;
+    return log.line(line);
   }
 
   const FinetuneOptions& o_;

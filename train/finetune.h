@@ -28,7 +28,7 @@ struct FinetuneEvents {
   // Once, before the first step. `resumed`: steps that were done before.
   std::function<void(const Trainer&, int64_t resumed)> begin;
   std::function<void(const StepReport&, double seconds)> step;  // since the first step of this call
-  std::function<void(int64_t step, double loss, bool best)> held_out;
+  std::function<void(int64_t step, const HeldOutReport&, bool best)> held_out;
   std::function<bool()>
       stop;  // asked between steps; a checkpoint is written and the call ends with CANCELLED
 };
@@ -37,6 +37,7 @@ struct FinetuneReport {
   int64_t steps = 0;
   double loss = 0;       // of the last step
   double held_out = -1;  // of what was written; below 0: there is no held-out data
+  double accuracy = -1;  // of a classifier, likewise
   int64_t best_step = 0;
 };
 

@@ -182,9 +182,13 @@ Result<std::shared_ptr<const void>> prepare_matrix(PrepareContext& ctx, size_t o
   const int64_t n = w->shape()[0], k = w->shape()[1];
   OAR_ASSIGN(const uint64_t bytes, ctx.backend().packed_bytes(w->format(), n, k));
   auto out = std::make_shared<StoredMatrix>();
-  OAR_ASSIGN(out->packed, Buffer::allocate(bytes));
-  OAR_RETURN_IF_ERROR(
-      ctx.backend().pack(w->format(), w->format(), n, k, out->packed.mutable_data(), w->data()));
+  Status packed;
+  // From the store: nodes that read the same matrix share it.
+  OAR_ASSIGN(out->packed,
+             ctx.pack(operand, "rows_linear", {static_cast<int64_t>(bytes)}, DType::kI8, [&](Tensor& to) {
+               packed = ctx.backend().pack(w->format(), w->format(), n, k, to.mutable_data(), w->data());
+             }));
+  OAR_RETURN_IF_ERROR(packed);
   return std::shared_ptr<const void>(std::move(out));
 }
 

@@ -8,7 +8,7 @@ namespace oar::train {
 
 // A constant matrix in the layout of its kernel; null where that reads it in place.
 struct StoredMatrix {
-  Buffer packed;
+  Tensor packed;
 };
 Result<std::shared_ptr<const void>> prepare_matrix(PrepareContext& ctx, size_t operand);
 template <size_t kOperand>

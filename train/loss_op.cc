@@ -17,16 +17,25 @@ struct Head {
 };
 
 Result<std::vector<TensorType>> loss_infer(const Graph& g, std::span<const ValueId> in, const Attrs&) {
-  if (in.size() != 4) return invalid_argument("takes hidden, head, targets and weight");
+  if (in.size() != 4 && in.size() != 5)
+    return invalid_argument("takes hidden, head, targets, weight and a bias or none");
   const TensorType hidden = g.value(in[0]).type, head = g.value(in[1]).type;
   if (hidden.shape.size() != 2 || head.shape.size() != 2 || !(hidden.shape[1] == head.shape[1]))
     return invalid_argument("hidden (T, E) and head (V, E) do not fit");
-  return std::vector<TensorType>{
-      {Format::f32(), {}}, {Format::f32(), hidden.shape}, {Format::f32(), head.shape}};
+  return std::vector<TensorType>{{Format::f32(), {}},
+                                 {Format::i32(), {}},
+                                 {Format::f32(), hidden.shape},
+                                 {Format::f32(), {head.shape[0]}},
+                                 {Format::f32(), head.shape}};
 }
 
+struct RowLoss {
+  double loss = 0;
+  bool hit = false;  // the first of the largest logits is the target's
+};
+
 // One row: its loss, and its logits turned into weight * their gradients. NaN stays NaN.
-double row_loss(float* z, const Head& h, int32_t target, double weight) {
+RowLoss row_loss(float* z, const Head& h, int32_t target, double weight) {
   const auto n = static_cast<size_t>(h.V);
   const auto scale = static_cast<float>(h.scale);
   if (h.softcap > 0) {
@@ -38,6 +47,7 @@ double row_loss(float* z, const Head& h, int32_t target, double weight) {
   const float top = tensor::max_of(z, h.V);
   const auto wanted = static_cast<size_t>(target);
   const double at = z[wanted];
+  const bool hit = z[wanted] == top && std::find(z, z + wanted, top) == z + wanted;
   double sum = 0;
   if (h.softcap > 0) {
     for (size_t k = 0; k < n; ++k) sum += std::exp(static_cast<double>(z[k] - top));
@@ -55,7 +65,15 @@ double row_loss(float* z, const Head& h, int32_t target, double weight) {
     const double e = h.softcap > 0 ? std::exp(static_cast<double>(z[k] - top)) : z[k];
     z[k] = static_cast<float>(factor * slope * (e / sum - (k == wanted ? 1 : 0)));
   }
-  return log_sum - at;
+  return {log_sum - at, hit};
+}
+
+// d_bias += sums of g (R, V) over rows, in their order.
+void add_bias_gradient(const EvalContext& ctx, const float* g, int64_t R, const Head& h, float* d_bias) {
+  ctx.parallel(h.V, static_cast<double>(R), [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < R; ++r)
+      for (int64_t v = begin; v < end; ++v) d_bias[v] += g[r * h.V + v];
+  });
 }
 
 // d_head += g (R, V)^T . x (R, E); g^T in slices of the vocabulary.
@@ -83,7 +101,9 @@ Status loss_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor head, ctx.tensor(1));
   OAR_ASSIGN(const Tensor targets, ctx.tensor(2));
   OAR_ASSIGN(const Tensor weight, ctx.tensor(3));
-  const bool gradients = ctx.wants(1), of_head = ctx.wants(2);
+  const bool gradients = ctx.wants(2), of_bias = ctx.wants(3), of_head = ctx.wants(4);
+  Tensor bias;
+  if (ctx.has(4)) { OAR_ASSIGN(bias, ctx.tensor(4)); }
   Head h{ctx.attrs().get_float("scale", 1), ctx.attrs().get_float("softcap"), head.shape()[0],
          head.shape()[1]};
   const int64_t T = hidden.shape()[0];
@@ -92,8 +112,12 @@ Status loss_evaluate(EvalContext& ctx) {
   if (!(targets.shape() == Shape{T}) || !(targets.format() == Format::i32()) || weight.numel() != 1 ||
       !(weight.format() == Format::f32()))
     return invalid_argument("targets are i32 (T), the weight an f32");
+  if (bias.defined() && (!(bias.format() == Format::f32()) || !(bias.shape() == Shape{h.V})))
+    return invalid_argument("the bias is f32 (V)");
   OAR_ASSIGN(Tensor loss, ctx.allocate({}, DType::kF32));
-  Tensor d_hidden, d_head;
+  OAR_ASSIGN(Tensor hits, ctx.allocate({}, DType::kI32));
+  Tensor d_hidden, d_bias, d_head;
+  if (of_bias) { OAR_ASSIGN(d_bias, ctx.zeros({h.V}, DType::kF32)); }
   if (gradients) { OAR_ASSIGN(d_hidden, ctx.zeros({T, h.E}, DType::kF32)); }
   if (of_head) { OAR_ASSIGN(d_head, ctx.zeros({h.V, h.E}, DType::kF32)); }
   const int64_t block = std::clamp<int64_t>(kLogitBytes / (4 * h.V), 1, T);
@@ -115,7 +139,8 @@ Status loss_evaluate(EvalContext& ctx) {
     }
     const double w = weight.values<float>()[0];
     double sum = 0;
-    std::vector<double> losses(static_cast<size_t>(block));
+    int32_t found = 0;
+    std::vector<RowLoss> losses(static_cast<size_t>(block));
     const float* const from = elements<float>(hidden);
     float *const z = mutable_elements<float>(logits), *const xs = mutable_elements<float>(x);
     for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(block)) {
@@ -123,13 +148,18 @@ Status loss_evaluate(EvalContext& ctx) {
       for (int64_t r = 0; r < R; ++r)
         std::memcpy(xs + r * h.E, from + rows[begin + static_cast<size_t>(r)] * h.E,
                     static_cast<size_t>(h.E) * sizeof(float));
-      OAR_RETURN_IF_ERROR(stored_product(ctx, xs, R, head, ctx.prepared<StoredMatrix>(), nullptr, z));
+      OAR_RETURN_IF_ERROR(stored_product(ctx, xs, R, head, ctx.prepared<StoredMatrix>(),
+                                         bias.defined() ? elements<float>(bias) : nullptr, z));
       ctx.parallel(R, 12.0 * static_cast<double>(h.V), [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; ++r)
           losses[static_cast<size_t>(r)] =
               row_loss(z + r * h.V, h, wanted[static_cast<size_t>(rows[begin + static_cast<size_t>(r)])], w);
       });
-      for (int64_t r = 0; r < R; ++r) sum += losses[static_cast<size_t>(r)];
+      for (int64_t r = 0; r < R; ++r) {
+        sum += losses[static_cast<size_t>(r)].loss;
+        found += losses[static_cast<size_t>(r)].hit;
+      }
+      if (of_bias) add_bias_gradient(ctx, z, R, h, mutable_elements<float>(d_bias));
       if (gradients) {
         float* const back = mutable_elements<float>(dx);
         OAR_RETURN_IF_ERROR(product_back(ctx, z, R, head, back));
@@ -143,19 +173,23 @@ Status loss_evaluate(EvalContext& ctx) {
                                               mutable_elements<float>(turned), slice));
     }
     *mutable_elements<float>(loss) = static_cast<float>(w * sum);
+    *mutable_elements<int32_t>(hits) = found;
   } else {
     OAR_RETURN_IF_ERROR(product_back(ctx, nullptr, gradients ? block : 0, head, nullptr));
   }
   ctx.set(0, std::move(loss));
-  if (gradients) ctx.set(1, std::move(d_hidden));
-  if (of_head) ctx.set(2, std::move(d_head));
+  ctx.set(1, std::move(hits));
+  if (gradients) ctx.set(2, std::move(d_hidden));
+  if (of_bias) ctx.set(3, std::move(d_bias));
+  if (of_head) ctx.set(4, std::move(d_head));
   return ok_status();
 }
 
 }  // namespace
 
-Val cross_entropy_definition(Builder& b, Val hidden, Val head, Val targets, Val weight, const Attrs& attrs) {
-  Val z = b.op("linear", {hidden, Val{}, head, Val{}});
+Val cross_entropy_definition(Builder& b, Val hidden, Val head, Val targets, Val weight, const Attrs& attrs,
+                             Val bias) {
+  Val z = b.op("linear", {hidden, Val{}, head, bias});
   z = b.op("mul", {z, b.scalar(attrs.get_float("scale", 1))});
   if (const double cap = attrs.get_float("softcap"); cap > 0)
     z = b.op("mul", {b.op("tanh", {b.op("mul", {z, b.scalar(1 / cap)})}), b.scalar(cap)});

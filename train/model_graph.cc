@@ -16,8 +16,9 @@ namespace {
 
 struct Forward {
   Graph graph;
-  Val hidden, head, targets, weight;
+  Val hidden, head, bias, targets, weight;
   Attrs loss;
+  std::set<std::string> whole;  // tensors that are trained beside adapters
   std::vector<Parameter> parameters;
   std::vector<ValueId> values;  // states, by parameter
 };
@@ -64,6 +65,7 @@ ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape, Format 
   if (v != kNoValue) {
     f.graph.replace_uses(v, state);
     if (f.head.id == v) f.head = {state};
+    if (f.bias.id == v) f.bias = {state};
   }
   f.parameters.push_back({std::move(name), std::move(shape), stored});
   f.values.push_back(state);
@@ -109,7 +111,7 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
     const Node node = f.graph.nodes()[i];  // a copy: nodes are appended
     if (!node.is("linear") || f.graph.value(node.inputs[2]).kind != ValueKind::kConstant) continue;
     const std::string weight = f.graph.value(node.inputs[2]).name;
-    if (!weight.ends_with(".weight")) continue;
+    if (!weight.ends_with(".weight") || f.whole.contains(weight)) continue;
     const std::string module = without_end(weight, ".weight");
     all.insert(std::string(last_part(module)));
     bool wanted = false;
@@ -144,7 +146,65 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
       return invalid_argument(
           cat("--lora: no layer of the model is called '", t, "'; there are ", there, ", all"));
   f.graph.sort();
+  const size_t values = f.graph.num_values();
+  for (size_t v = 0; v < values; ++v) {
+    const Value value = f.graph.value(static_cast<ValueId>(v));
+    if (value.kind == ValueKind::kConstant && f.whole.contains(value.name))
+      make_state(f, static_cast<ValueId>(v), value.name, value.constant.shape(), value.constant.format());
+  }
   return ok_status();
+}
+
+// An input of one number a row.
+Val row(Graph& g, const char* name, const GraphOptions& options) {
+  return Val{g.add_input(name, {Format::i32(), {Dim(options.tokens)}})};
+}
+
+// The inputs that every model has.
+ModelInputs add_inputs(Forward& f, const GraphOptions& options) {
+  ModelInputs in;
+  in.tokens = row(f.graph, "tokens", options), in.positions = row(f.graph, "positions", options);
+  in.segments = row(f.graph, "segments", options), f.targets = row(f.graph, "targets", options);
+  f.weight = {f.graph.add_input("weight", {Format::f32(), {}})};
+  return in;
+}
+
+// Ops with ways back of their own, before they are differentiated.
+void use_rows_ops(Graph& g) {
+  for (Node& n : g.nodes()) {
+    // Sinks and chunks are left to the op's definition.
+    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
+      n.op = &op_segment_attention;
+    if (n.is("moe_route")) n.op = &op_route;
+    if (!n.is("rope")) continue;
+    n.op = &op_rotate;
+    n.inputs.resize(3);
+  }
+}
+
+Status choose_parameters(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
+  if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
+  else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
+  return widen_constants(f);
+}
+
+Result<Forward> build_encoder_forward(const Checkpoint& checkpoint, const EncoderConfig& config,
+                                      EncoderHead head, const GraphOptions& options) {
+  Forward f;
+  const ModelInputs in = add_inputs(f, options);
+  const Val types = config.types > 0 ? row(f.graph, "types", options) : Val{};
+  // The head reads all rows: the loss looks at those that have a target.
+  OAR_ASSIGN(f.hidden, head_features(f.graph, checkpoint, config, head, in, types));
+  use_rows_ops(f.graph);
+  const EncoderHeadTensors names = head_tensors(checkpoint, config, head);
+  ModelBuilder b(f.graph, checkpoint, config, in, 0);
+  f.head = b.weight(names.last + ".weight"), f.bias = b.weight(names.last + ".bias");
+  OAR_RETURN_IF_ERROR(b.status());
+  for (const auto& [name, shape] : names.before) f.whole.insert(name);
+  for (const char* part : {".weight", ".bias"}) f.whole.insert(names.last + part);
+  f.loss = {{"scale", 1.0}, {"softcap", 0.0}};
+  OAR_RETURN_IF_ERROR(choose_parameters(f, checkpoint, options));
+  return f;
 }
 
 Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -156,33 +216,18 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
     return unimplemented(
         "config.json: 'output_router_logits' is true, which adds a load-balancing loss that is not "
         "offered; set it to false to train without");
-  if (config.head_bias) return unimplemented("a vocabulary projection with a bias cannot be finetuned");
   if (config.paired_rows || config.linear_out_in)
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
                              "checkpoint; finetune the Hugging Face folder"));
   Forward f;
   Graph& g = f.graph;
-  const auto row = [&](const char* name) {
-    return Val{g.add_input(name, {Format::i32(), {Dim(options.tokens)}})};
-  };
-  ModelInputs in;
-  in.tokens = row("tokens"), in.positions = row("positions"), in.segments = row("segments");
-  f.targets = row("targets");
-  f.weight = {g.add_input("weight", {Format::f32(), {}})};
+  const ModelInputs in = add_inputs(f, options);
   ModelBuilder b(g, checkpoint, config, in, 0);
   f.hidden = architecture->hidden(b);
-  // With their ways back, before they are differentiated.
-  for (Node& n : g.nodes()) {
-    // Sinks and chunks are left to the op's definition.
-    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
-      n.op = &op_segment_attention;
-    if (n.is("moe_route")) n.op = &op_route;
-    if (!n.is("rope")) continue;
-    n.op = &op_rotate;
-    n.inputs.resize(3);
-  }
+  use_rows_ops(g);
   f.head = b.weight(config.tied ? architecture->embedding : architecture->head);
+  if (config.head_bias) f.bias = b.weight("lm_head.bias");
   OAR_RETURN_IF_ERROR(b.status());
   if (b.dim(f.head, 0).const_value() != config.vocab)
     return invalid_argument(cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ",
@@ -193,9 +238,7 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
           cat("experts that ", config.model_type,
               " keeps in stacks, transposed or in mxfp4, cannot be finetuned: expected a tensor for each"));
   f.loss = {{"scale", config.logit_scale}, {"softcap", config.logit_softcap}};
-  if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
-  else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
-  OAR_RETURN_IF_ERROR(widen_constants(f));
+  OAR_RETURN_IF_ERROR(choose_parameters(f, checkpoint, options));
   return f;
 }
 
@@ -248,13 +291,20 @@ bool can_be_evaluated(const Node& n) {
   return (n.op->evaluate != nullptr && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
 }
 
-Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
+Result<std::vector<Val>> add_loss(Forward& f) {
   Builder b(f.graph);
-  auto out =
-      emit(b, op_linear_cross_entropy, std::vector<Val>{f.hidden, f.head, f.targets, f.weight}, f.loss);
+  std::vector<Val> in{f.hidden, f.head, f.targets, f.weight};
+  if (f.bias) in.push_back(f.bias);
+  auto out = emit(b, op_linear_cross_entropy, in, f.loss);
   OAR_RETURN_IF_ERROR(b.status());
-  f.graph.nodes().back().outputs.resize(1);  // without gradients
+  return out;
+}
+
+Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
+  OAR_ASSIGN(const auto out, add_loss(f));
+  f.graph.nodes().back().outputs.resize(2);  // without gradients
   f.graph.add_output("loss", out[0].id);
+  f.graph.add_output("hits", out[1].id);
   OAR_RETURN_IF_ERROR(decompose(f.graph, can_be_evaluated).status());
   use_own_ops(f.graph);
   OAR_RETURN_IF_ERROR(passes::dce(f.graph).status());
@@ -262,15 +312,12 @@ Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
 }
 
 Result<std::shared_ptr<const Graph>> step_graph(Forward f) {
-  Builder b(f.graph);
-  auto out =
-      emit(b, op_linear_cross_entropy, std::vector<Val>{f.hidden, f.head, f.targets, f.weight}, f.loss);
-  OAR_RETURN_IF_ERROR(b.status());
-  const auto head = std::find(f.values.begin(), f.values.end(), f.head.id);
-  if (head == f.values.end()) f.graph.nodes().back().outputs.resize(2);
+  OAR_ASSIGN(const auto out, add_loss(f));
+  const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
+  if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
   f.graph.add_output("loss", out[0].id);
   GradOptions options;
-  options.seeds = {out[1].id};
+  options.seeds = {out[2].id};
   options.keep = can_be_evaluated;
   const ValueId hidden[] = {f.hidden.id};
   OAR_ASSIGN(Graph g, grad(f.graph, hidden, f.values, options));
@@ -278,9 +325,10 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f) {
   const size_t first = g.outputs().size() - f.values.size();
   for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
   g.keep_outputs(first);
-  if (head != f.values.end()) {
-    const auto k = static_cast<size_t>(head - f.values.begin());
-    OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], out[2].id}));
+  for (const auto& [value, gradient] : {std::pair(f.head, out[4]), std::pair(f.bias, out[3])}) {
+    const auto k = static_cast<size_t>(place(value) - f.values.begin());
+    if (!value || k == f.values.size()) continue;
+    OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], gradient.id}));
     gradients[k] = sum[0];
   }
   OAR_RETURN_IF_ERROR(accumulate(g, gradients, f.parameters));
@@ -349,14 +397,34 @@ bool matches(std::string_view pattern, std::string_view name) {
   return false;
 }
 
-Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
-                                       const GraphOptions& options) {
-  OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
+namespace {
+Result<ModelGraphs> graphs_of(Forward f) {
   ModelGraphs out;
   out.parameters = f.parameters;
   OAR_ASSIGN(out.loss, loss_graph(f));
   OAR_ASSIGN(out.step, step_graph(std::move(f)));
   return out;
+}
+}  // namespace
+
+Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
+                                       const GraphOptions& options) {
+  OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
+  return graphs_of(std::move(f));
+}
+
+Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
+                                         EncoderHead head, const GraphOptions& options) {
+  OAR_ASSIGN(Forward f, build_encoder_forward(checkpoint, config, head, options));
+  return graphs_of(std::move(f));
+}
+
+std::string Parameter::adapted() const {
+  constexpr std::string_view kBefore = "base_model.model.";
+  const size_t end = name.rfind(".lora_");
+  return name.starts_with(kBefore) && end != std::string::npos
+             ? name.substr(kBefore.size(), end - kBefore.size())
+             : std::string();
 }
 
 Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/loader/checkpoint.h"
+#include "engine/models/encoder.h"
 #include "engine/models/model.h"
 #include "train/optimizer.h"
 
@@ -37,13 +38,15 @@ struct Parameter {
   std::string name;
   Shape shape;
   Format stored;  // of the checkpoint; of adapters f32
+  // "a.b" of "base_model.model.a.b.lora_A.weight"; empty where it is no part of an adapter.
+  std::string adapted() const;
 };
 
 struct ModelGraphs {
-  // Inputs tokens, positions, segments, targets (T) i32, and weight (); states: parameters, then their
-  // gradients' sums. Output "loss", weight times the sum over targets.
+  // Inputs tokens, positions, segments, targets (T) i32, weight (), and of encoders with token types types
+  // (T); states: parameters, then their gradients' sums. Output "loss", weight times the sum over targets.
   std::shared_ptr<const Graph> step;
-  // The same without gradients; states: parameters.
+  // The same without gradients, and "hits" () i32, the targets that are likeliest; states: parameters.
   std::shared_ptr<const Graph> loss;
   std::vector<Parameter> parameters;
 };
@@ -56,6 +59,10 @@ bool matches(std::string_view pattern, std::string_view name);
 // small ones.
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options);
+// Of an encoder with this head, whose tensors the checkpoint has; they are trained beside adapters too. What
+// a text is to be given is the target of its first row. Targets of tokens are labels of theirs.
+Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
+                                         EncoderHead head, const GraphOptions& options);
 // Inputs "hyper" (4) f64; states: by parameter itself, its moments, its gradient. Output "norm" f64.
 Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
                                                         const OptimizerOptions& options);

@@ -105,7 +105,7 @@ PackedRows Packer::rows(int64_t epoch, int64_t batch) {
   pack(epoch);
   PackedRows out;
   const auto n = static_cast<size_t>(tokens_);
-  for (auto* v : {&out.tokens, &out.positions, &out.segments, &out.targets}) v->reserve(n);
+  for (auto* v : {&out.tokens, &out.positions, &out.segments, &out.types, &out.targets}) v->reserve(n);
   int32_t segment = 0;
   for (const Place p : packed_[static_cast<size_t>(batch)]) {
     const Sample& s = sample(p);
@@ -113,9 +113,10 @@ PackedRows Packer::rows(int64_t epoch, int64_t batch) {
       out.tokens.push_back(s.tokens[k]);
       out.positions.push_back(static_cast<int32_t>(k));
       out.segments.push_back(segment);
-      const bool learned = k + 1 < s.tokens.size() && s.learned[k + 1] != 0;
-      out.targets.push_back(learned ? s.tokens[k + 1] : -1);
-      out.learned += learned;
+      out.types.push_back(s.types.empty() ? 0 : s.types[k]);
+      const bool next = s.labels.empty() && k + 1 < s.tokens.size() && s.learned[k + 1] != 0;
+      out.targets.push_back(!s.labels.empty() ? s.labels[k] : next ? s.tokens[k + 1] : -1);
+      out.learned += out.targets.back() >= 0;
     }
     ++segment;
   }
@@ -125,6 +126,7 @@ PackedRows Packer::rows(int64_t epoch, int64_t batch) {
     out.tokens.push_back(0);
     out.positions.push_back(k);
     out.segments.push_back(segment);
+    out.types.push_back(0);
     out.targets.push_back(-1);
   }
   return out;

@@ -17,6 +17,7 @@ namespace oar::train {
 // The rows of one micro-batch, as the graph takes them; all of one length.
 struct PackedRows {
   std::vector<int32_t> tokens, positions, segments;
+  std::vector<int32_t> types;    // of the token, 0 where its sample says none
   std::vector<int32_t> targets;  // what the row is to predict; -1: nothing
   int64_t learned = 0;           // rows that predict
   int64_t used = 0;              // rows that are no padding

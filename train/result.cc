@@ -83,6 +83,37 @@ Status write_model_folder(const std::string& folder, const Checkpoint& checkpoin
   });
 }
 
+// w + factor b a, of the type that w has.
+Result<Tensor> merged(const std::string& name, const Tensor& w, const Tensor& a, const Tensor& b,
+                      double factor) {
+  const int64_t N = b.shape()[0], K = a.shape()[1], r = a.shape()[0];
+  if (!(w.shape() == Shape{N, K}))
+    return invalid_argument(cat("the adapter is of another base model: '", name, "' is ",
+                                Shape{N, K}.to_string(), " there, ", w.shape().to_string(), " here"));
+  if (!w.format().plain() || !dtype_is_float(w.format().dtype()) || dtype_bits(w.format().dtype()) < 16)
+    return unimplemented(
+        cat("'", name, "' is stored as ", w.format().name(),
+            ": merge into the model in 16 bits, and quantize what comes out (oar quantize)"));
+  OAR_ASSIGN(Tensor sum, to_f32(w));
+  if (sum.data() == w.data()) {
+    OAR_ASSIGN(sum, Tensor::allocate(w.shape(), Format::f32()));
+    std::memcpy(sum.mutable_data(), w.data(), w.bytes());
+  }
+  const auto down = a.values<float>(), up = b.values<float>();
+  std::vector<double> row(static_cast<size_t>(K));
+  for (int64_t n = 0; n < N; ++n) {
+    std::fill(row.begin(), row.end(), 0);
+    for (int64_t j = 0; j < r; ++j) {
+      const double scale = up[static_cast<size_t>(n * r + j)] * factor;
+      for (int64_t k = 0; k < K; ++k)
+        row[static_cast<size_t>(k)] += scale * down[static_cast<size_t>(j * K + k)];
+    }
+    float* const to = sum.mutable_values<float>().data() + n * K;
+    for (int64_t k = 0; k < K; ++k) to[k] = static_cast<float>(to[k] + row[static_cast<size_t>(k)]);
+  }
+  return stored_as(sum, w.format());
+}
+
 }  // namespace
 
 Status write_states(const std::string& path, const std::vector<NamedState>& states,
@@ -126,7 +157,7 @@ Status write_adapter(const std::string& folder, const std::vector<Parameter>& pa
   for (size_t k = 0; k < parameters.size(); ++k) {
     tensors.push_back({parameters[k].name, values[k]});
     // "all" by the names of what there is.
-    std::string module = parameters[k].name.substr(0, parameters[k].name.rfind(".lora_"));
+    std::string module = parameters[k].adapted();
     module = module.substr(module.rfind('.') + 1);
     const bool named =
         std::any_of(lora.targets.begin(), lora.targets.end(), [](const auto& t) { return t != "all"; });
@@ -153,9 +184,16 @@ Status write_adapter(const std::string& folder, const std::vector<Parameter>& pa
 }
 
 Status write_model(const std::string& folder, const Checkpoint& checkpoint,
-                   const std::vector<Parameter>& parameters, const std::vector<Tensor>& values) {
+                   const std::vector<Parameter>& parameters, const std::vector<Tensor>& values,
+                   double factor) {
   TensorMap tensors = checkpoint.tensors;
   for (size_t k = 0; k < parameters.size(); ++k) {
+    if (const std::string module = parameters[k].adapted(); !module.empty()) {  // A, and B behind it
+      Tensor& w = tensors.at(module + ".weight");
+      OAR_ASSIGN(w, merged(module, w, values[k], values[k + 1], factor));
+      ++k;
+      continue;
+    }
     OAR_ASSIGN(tensors[parameters[k].name], stored_as(values[k], parameters[k].stored));
   }
   return write_model_folder(folder, checkpoint, tensors);
@@ -172,33 +210,7 @@ Status write_merged(const std::string& folder, const Checkpoint& checkpoint, con
     if (it == tensors.end())
       return invalid_argument(
           cat("the adapter is of another base model: it has '", module, "', the model does not"));
-    const Tensor& w = it->second;
-    const int64_t N = m.b.shape()[0], K = m.a.shape()[1], r = m.a.shape()[0];
-    if (!(w.shape() == Shape{N, K}))
-      return invalid_argument(cat("the adapter is of another base model: '", module, "' is ",
-                                  Shape{N, K}.to_string(), " there, ", w.shape().to_string(), " here"));
-    if (!w.format().plain() || !dtype_is_float(w.format().dtype()) || dtype_bits(w.format().dtype()) < 16)
-      return unimplemented(
-          cat("'", it->first, "' is stored as ", w.format().name(),
-              ": merge into the model in 16 bits, and quantize what comes out (oar quantize)"));
-    OAR_ASSIGN(Tensor sum, to_f32(w));
-    if (sum.data() == w.data()) {
-      OAR_ASSIGN(sum, Tensor::allocate(w.shape(), Format::f32()));
-      std::memcpy(sum.mutable_data(), w.data(), w.bytes());
-    }
-    const auto a = m.a.values<float>(), b = m.b.values<float>();
-    std::vector<double> row(static_cast<size_t>(K));
-    for (int64_t n = 0; n < N; ++n) {
-      std::fill(row.begin(), row.end(), 0);
-      for (int64_t j = 0; j < r; ++j) {
-        const double factor = b[static_cast<size_t>(n * r + j)] * m.factor;
-        for (int64_t k = 0; k < K; ++k)
-          row[static_cast<size_t>(k)] += factor * a[static_cast<size_t>(j * K + k)];
-      }
-      float* const to = sum.mutable_values<float>().data() + n * K;
-      for (int64_t k = 0; k < K; ++k) to[k] = static_cast<float>(to[k] + row[static_cast<size_t>(k)]);
-    }
-    OAR_ASSIGN(it->second, stored_as(sum, w.format()));
+    OAR_ASSIGN(it->second, merged(module, it->second, m.a, m.b, m.factor));
   }
   return write_model_folder(folder, checkpoint, tensors);
 }

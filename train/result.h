@@ -25,9 +25,10 @@ Status read_states(const std::string& path, const std::vector<NamedState>& state
 Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
                      const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base);
 // config.json, the tokenizer's files and model.safetensors: what was trained in the types that the checkpoint
-// has, all else as it is there.
+// has, all else as it is there. Adapters' products, times `factor`, are added to their weights.
 Status write_model(const std::string& folder, const Checkpoint& checkpoint,
-                   const std::vector<Parameter>& parameters, const std::vector<Tensor>& values);
+                   const std::vector<Parameter>& parameters, const std::vector<Tensor>& values,
+                   double factor = 1);
 
 // The checkpoint with an adapter's products added to its weights, as write_model() writes it. Weights in 16
 // and 32 bits alone; INVALID_ARGUMENT where the adapter is of another model.

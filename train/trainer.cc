@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
@@ -11,6 +12,8 @@
 #include "engine/runtime/model_plan.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "train/classifier.h"
+#include "train/labels.h"
 #include "train/result.h"
 
 namespace oar::train {
@@ -41,15 +44,14 @@ struct Trainer::Runner {
     plan = std::make_shared<const BlockPlan>(std::move(sized));
     return ok_status();
   }
-  Result<Tensor> run(std::vector<Datum> inputs, const EvalOptions* more) {
+  Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions* more) {
     OAR_RETURN_IF_ERROR(memory.begin(plan));
     EvalOptions o = options();
     o.memory = &memory;
     if (more != nullptr) o.observe = more->observe;
     auto results = evaluator->run(std::move(inputs), o);
     memory.end();
-    if (!results.ok()) return results.status();
-    return (*results)[0].tensor;
+    return results;
   }
 };
 
@@ -59,18 +61,6 @@ Result<Datum> row(const std::vector<int32_t>& values) {
   OAR_ASSIGN(Tensor t, Tensor::allocate({static_cast<int64_t>(values.size())}, Format::i32()));
   std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(int32_t));
   return Datum(std::move(t));
-}
-
-Result<std::vector<Datum>> micro_batch_inputs(const PackedRows& rows, float weight) {
-  std::vector<Datum> out(5);
-  OAR_ASSIGN(out[0], row(rows.tokens));
-  OAR_ASSIGN(out[1], row(rows.positions));
-  OAR_ASSIGN(out[2], row(rows.segments));
-  OAR_ASSIGN(out[3], row(rows.targets));
-  OAR_ASSIGN(Tensor w, Tensor::zeros({}, Format::f32()));
-  w.mutable_values<float>()[0] = weight;
-  out[4] = Datum(std::move(w));
-  return out;
 }
 
 bool all_finite(const Datum& d) {
@@ -132,6 +122,8 @@ std::string hash_of(const std::vector<FileSamples>& files) {
       hash.add(std::string_view(reinterpret_cast<const char*>(s.tokens.data()),
                                 s.tokens.size() * sizeof(int32_t)));
       hash.add(std::string_view(reinterpret_cast<const char*>(s.learned.data()), s.learned.size()));
+      for (const auto* v : {&s.labels, &s.types})
+        hash.add(std::string_view(reinterpret_cast<const char*>(v->data()), v->size() * sizeof(int32_t)));
     }
   }
   return hash.hex();
@@ -156,29 +148,8 @@ Status Trainer::load(const Logger& log) {
   ThreadPoolOptions pool;
   pool.threads = options_.threads;
   OAR_ASSIGN(backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
-  LanguageModelOptions model;
-  model.weights = options_.weights;
-  model.log = log;
-  OAR_ASSIGN(ModelSource source, read_model_source(resolved.path, model, *backend_, {}));
-  checkpoint_ = std::move(source.checkpoint);
-  config_ = std::move(source.config);
-  if (config_.experts > 0)
-    log(LogLevel::kWarning, cat("a mixture is trained with every token through all ", config_.experts,
-                                " experts of a layer, of which ", config_.experts_per_token,
-                                " count: their part of a step takes as many times the work"));
-  OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
-  OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
-  std::string turns = checkpoint_.tokenizer.chat_template;
-  OAR_ASSIGN(const ChatTemplate chat,
-             ChatTemplate::parse(turns.empty() ? kDefaultChatTemplate : std::move(turns)));
-  DataModel data{*tokenizer_, chat, {}, {}};
-  if (const auto bos = tokenizer_->bos_id()) data.bos_token = tokenizer_->token_text(*bos);
-  if (const auto eos = tokenizer_->eos_id()) data.eos_token = tokenizer_->token_text(*eos);
-  if (options_.samples.length > config_.max_context)
-    return invalid_argument(
-        cat("--length ", options_.samples.length, " is above the model's context of ", config_.max_context));
-  OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
-  OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
+  OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
+                                                     : load_text(resolved.path, log));
   for (const auto* files : {&data_, &held_out_}) {
     for (const FileSamples& f : *files)
       for (const Sample& s : f.samples)
@@ -207,8 +178,98 @@ Status Trainer::load(const Logger& log) {
   return ok_status();
 }
 
+Status Trainer::load_text(const std::string& path, const Logger& log) {
+  if (!options_.labels.empty())
+    return invalid_argument("--labels names the classes of an encoder's head; this is a language model");
+  LanguageModelOptions model;
+  model.weights = options_.weights;
+  model.log = log;
+  OAR_ASSIGN(ModelSource source, read_model_source(path, model, *backend_, {}));
+  checkpoint_ = std::move(source.checkpoint);
+  config_ = std::move(source.config);
+  if (config_.experts > 0)
+    log(LogLevel::kWarning, cat("a mixture is trained with every token through all ", config_.experts,
+                                " experts of a layer, of which ", config_.experts_per_token,
+                                " count: their part of a step takes as many times the work"));
+  OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
+  OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
+  std::string turns = checkpoint_.tokenizer.chat_template;
+  OAR_ASSIGN(const ChatTemplate chat,
+             ChatTemplate::parse(turns.empty() ? kDefaultChatTemplate : std::move(turns)));
+  DataModel data{*tokenizer_, chat, {}, {}};
+  if (const auto bos = tokenizer_->bos_id()) data.bos_token = tokenizer_->token_text(*bos);
+  if (const auto eos = tokenizer_->eos_id()) data.eos_token = tokenizer_->token_text(*eos);
+  if (options_.samples.length > config_.max_context)
+    return invalid_argument(
+        cat("--length ", options_.samples.length, " is above the model's context of ", config_.max_context));
+  OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
+  OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
+  return ok_status();
+}
+
+Status Trainer::load_labels(const std::string& path, const Logger& log) {
+  if (options_.weights != "auto" && !options_.weights.empty())
+    return unimplemented(
+        cat("--weights ", options_.weights, ": an encoder is trained as it is stored (auto)"));
+  OAR_ASSIGN(checkpoint_, load_checkpoint(path));
+  for (const std::string& notice : checkpoint_.notices) log(LogLevel::kWarning, notice);
+  OAR_ASSIGN(encoder_, read_encoder_config(checkpoint_.config));
+  if (!encoder_->unknown_keys.empty())
+    log(LogLevel::kWarning, unknown_keys_notice(encoder_->model_type, encoder_->unknown_keys));
+  config_ = *encoder_;
+  config_.max_context = encoder_->max_tokens();
+  if (options_.samples.length > config_.max_context)
+    return invalid_argument(
+        cat("--length ", options_.samples.length, " is above the model's context of ", config_.max_context));
+  OAR_ASSIGN(const auto data, load_labelled(options_.data, "--data"));
+  OAR_ASSIGN(const auto held_out, load_labelled(options_.held_out, "--eval"));
+  head_ = data[0].head;
+  if (!held_out.empty() && held_out[0].head != head_)
+    return invalid_argument("--data and --eval differ: one labels texts, the other tokens");
+  auto stored = classes_of(checkpoint_, *encoder_, head_);
+  if (!stored.ok() && options_.labels.empty()) return stored.status();
+  classes_ = stored.ok() ? *stored : std::vector<std::string>();
+  new_head_ = classes_.empty() || (!options_.labels.empty() && options_.labels != classes_);
+  if (new_head_) {
+    classes_ = options_.labels.empty() ? labels_of(data) : options_.labels;
+    if (classes_.size() < 2)
+      return invalid_argument(
+          "--data has one label, which leaves nothing to learn; name all classes with --labels");
+    if (std::set<std::string>(classes_.begin(), classes_.end()).size() != classes_.size())
+      return invalid_argument("--labels has a name twice");
+    OAR_RETURN_IF_ERROR(give_head(checkpoint_, *encoder_, head_, classes_, options_.seed));
+  }
+  OAR_ASSIGN(const auto text, make_text_encoder(path, checkpoint_.tokenizer, json::value(checkpoint_.config),
+                                                options_.samples.length));
+  OAR_ASSIGN(data_, label_samples(data, classes_, *text, options_.samples));
+  OAR_ASSIGN(held_out_, label_samples(held_out, classes_, *text, options_.samples));
+  return ok_status();
+}
+
+Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight) const {
+  std::vector<Datum> out(5);
+  std::vector<int32_t> positions = rows.positions;
+  // Padding may be longer than a text can be.
+  const auto first = static_cast<int32_t>(encoder_ ? encoder_->first_position : 0);
+  for (int32_t& p : positions) p = first + std::min(p, static_cast<int32_t>(config_.max_context - 1));
+  OAR_ASSIGN(out[0], row(rows.tokens));
+  OAR_ASSIGN(out[1], row(positions));
+  OAR_ASSIGN(out[2], row(rows.segments));
+  OAR_ASSIGN(out[3], row(rows.targets));
+  OAR_ASSIGN(Tensor w, Tensor::zeros({}, Format::f32()));
+  w.mutable_values<float>()[0] = weight;
+  out[4] = Datum(std::move(w));
+  if (encoder_ && encoder_->types > 0) {
+    OAR_ASSIGN(Datum types, row(rows.types));
+    out.push_back(std::move(types));
+  }
+  return out;
+}
+
 Status Trainer::plan(const Logger&) {
-  OAR_ASSIGN(ModelGraphs graphs, build_model_graphs(checkpoint_, config_, options_.graph));
+  OAR_ASSIGN(ModelGraphs graphs, encoder_
+                                     ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
+                                     : build_model_graphs(checkpoint_, config_, options_.graph));
   OAR_ASSIGN(const auto update, build_update_graph(graphs.parameters, options_.optimizer));
   parameters_ = graphs.parameters;
   uint64_t numbers = 0;
@@ -231,9 +292,9 @@ Status Trainer::plan(const Logger&) {
   step_runner_->states = shapes;
   if (both) loss_runner_->states = shapes;
   step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
-  OAR_ASSIGN(const auto inputs, micro_batch_inputs(packer_->rows(0, 0), 0));
-  OAR_RETURN_IF_ERROR(step_runner_->size(inputs));
-  if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(inputs));
+  OAR_ASSIGN(const auto first, inputs(packer_->rows(0, 0), 0));
+  OAR_RETURN_IF_ERROR(step_runner_->size(first));
+  if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(first));
   memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
   const uint64_t free = available_memory();
   if (memory_.states + memory_.activations > free) {
@@ -279,11 +340,10 @@ int64_t Trainer::trained() const {
   return n;
 }
 
-Result<double> Trainer::run_micro_batch(Runner& runner, const PackedRows& rows, float weight,
-                                        const EvalOptions* more) {
-  OAR_ASSIGN(std::vector<Datum> inputs, micro_batch_inputs(rows, weight));
-  OAR_ASSIGN(const Tensor loss, runner.run(std::move(inputs), more));
-  return static_cast<double>(loss.values<float>()[0]);
+Result<std::vector<Datum>> Trainer::run_micro_batch(Runner& runner, const PackedRows& rows, float weight,
+                                                    const EvalOptions* more) {
+  OAR_ASSIGN(std::vector<Datum> given, inputs(rows, weight));
+  return runner.run(std::move(given), more);
 }
 
 Result<StepReport> Trainer::step() {
@@ -300,7 +360,8 @@ Result<StepReport> Trainer::step() {
   }
   const auto weight = static_cast<float>(1.0 / static_cast<double>(report.learned));
   for (const auto& [position, rows] : batches) {
-    OAR_ASSIGN(const double loss, run_micro_batch(*step_runner_, rows, weight, nullptr));
+    OAR_ASSIGN(const auto results, run_micro_batch(*step_runner_, rows, weight, nullptr));
+    const double loss = results[0].tensor.values<float>()[0];
     if (!std::isfinite(loss)) return not_finite(position, rows, weight, true);
     report.loss += loss;
   }
@@ -312,8 +373,8 @@ Result<StepReport> Trainer::step() {
   h[1] = options_.clip;
   h[2] = 1 - std::pow(options_.optimizer.beta1, n);
   h[3] = 1 - std::pow(options_.optimizer.beta2, n);
-  OAR_ASSIGN(const Tensor norm, update_runner_->run({Datum(std::move(hyper))}, nullptr));
-  report.norm = norm.values<double>()[0];
+  OAR_ASSIGN(const auto norm, update_runner_->run({Datum(std::move(hyper))}, nullptr));
+  report.norm = norm[0].tensor.values<double>()[0];
   if (!std::isfinite(report.norm)) {
     for (const auto& [position, rows] : batches) {
       const bool last = &rows == &batches.back().second;
@@ -349,26 +410,30 @@ Status Trainer::not_finite(Position at, const PackedRows& rows, float weight, bo
                     ". Go on from the last checkpoint with a lower --rate, or look at these samples"));
 }
 
-Result<double> Trainer::evaluate() {
+Result<HeldOutReport> Trainer::evaluate() {
   if (held_out_.empty()) return Status(StatusCode::kFailedPrecondition, "there is no held-out data");
-  double loss = 0;
-  int64_t learned = 0;
+  HeldOutReport out;
+  int64_t learned = 0, hits = 0;
   for (int64_t k = 0; k < held_out_packer_->batches(0); ++k) {
     const PackedRows rows = held_out_packer_->rows(0, k);
     if (rows.learned == 0) continue;
-    OAR_ASSIGN(const double mean,
-               run_micro_batch(*loss_runner_, rows,
-                               static_cast<float>(1.0 / static_cast<double>(rows.learned)), nullptr));
-    loss += mean * static_cast<double>(rows.learned);
+    const auto weight = static_cast<float>(1.0 / static_cast<double>(rows.learned));
+    OAR_ASSIGN(const auto results, run_micro_batch(*loss_runner_, rows, weight, nullptr));
+    out.loss += static_cast<double>(results[0].tensor.values<float>()[0]) * static_cast<double>(rows.learned);
+    hits += results[1].tensor.values<int32_t>()[0];
     learned += rows.learned;
   }
-  return loss / static_cast<double>(std::max<int64_t>(learned, 1));
+  const auto count = static_cast<double>(std::max<int64_t>(learned, 1));
+  out.loss /= count;
+  if (encoder_) out.accuracy = static_cast<double>(hits) / count;
+  return out;
 }
 
 // By option its value as text: numbers are compared as they are printed.
 json::object Trainer::fingerprint() const {
   const TrainerOptions& o = options_;
-  json::array files, lora, rates, freeze;
+  json::array classes, lora, rates, freeze;
+  for (const std::string& c : classes_) classes.emplace_back(c);
   for (const auto& [pattern, factor] : o.optimizer.rates) rates.emplace_back(json::array{pattern, factor});
   for (const std::string& f : o.graph.freeze) freeze.emplace_back(f);
   for (const std::string& t : o.graph.lora.targets) lora.emplace_back(t);
@@ -376,6 +441,7 @@ json::object Trainer::fingerprint() const {
       {"model", base_name_},
       {"weights", o.weights},
       {"data", data_hash_},
+      {"labels", classes},
       {"length", o.samples.length},
       {"tokens", o.graph.tokens},
       {"accumulate", o.accumulate},
@@ -457,9 +523,9 @@ Status Trainer::restore_parameters(const std::string& path) {
 }
 
 Status Trainer::write_result(const std::string& folder) const {
-  if (!options_.graph.full)
-    return write_adapter(folder, parameters_, values_, options_.graph.lora, base_name_);
-  return write_model(folder, checkpoint_, parameters_, values_);
+  const LoraOptions& lora = options_.graph.lora;
+  if (!options_.graph.full && !encoder_) return write_adapter(folder, parameters_, values_, lora, base_name_);
+  return write_model(folder, checkpoint_, parameters_, values_, lora.alpha / static_cast<double>(lora.rank));
 }
 
 }  // namespace oar::train

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct TrainerOptions {
   std::string model;             // as resolve_model() takes it
   std::string weights = "auto";  // the base's, quantized at load as a server does it
   std::vector<std::string> data, held_out;
+  std::vector<std::string> labels;  // of an encoder's new head; empty: the model's, or those of the data
   DataOptions samples;
   GraphOptions graph;  // graph.tokens 0: as long as the longest sample
   OptimizerOptions optimizer;
@@ -56,6 +58,11 @@ struct StepReport {
   int64_t learned = 0;  // of them, predicted
 };
 
+struct HeldOutReport {
+  double loss = 0;       // mean over what is learned
+  double accuracy = -1;  // of a classifier: the share of labels that are likeliest; below 0: none
+};
+
 class Trainer {
  public:
   // RESOURCE_EXHAUSTED before anything large is allocated when memory is short: says what would fit.
@@ -73,8 +80,11 @@ class Trainer {
 
   // FAILED_PRECONDITION when the loss or a gradient is no number: names step, samples and the first op.
   Result<StepReport> step();
-  // Mean loss over the held-out data; FAILED_PRECONDITION where there is none.
-  Result<double> evaluate();
+  // Over the held-out data; FAILED_PRECONDITION where there is none.
+  Result<HeldOutReport> evaluate();
+  // Of an encoder, else empty.
+  const std::vector<std::string>& classes() const { return classes_; }
+  bool new_head() const { return new_head_; }
 
   // What lies in a checkpoint beside the position: everything the next step depends on.
   Status save(const std::string& path, const json::object& extra) const;
@@ -84,8 +94,8 @@ class Trainer {
   Status save_parameters(const std::string& path) const;
   Status restore_parameters(const std::string& path);
 
-  // Writes a folder that serves: PEFT's for LoRA, Hugging Face's for all parameters. It must not exist, or be
-  // empty.
+  // Writes a folder that serves: PEFT's for LoRA of a language model, else Hugging Face's, into which an
+  // encoder's adapters are added. It must not exist, or be empty.
   Status write_result(const std::string& folder) const;
 
   // By name; views of the states. For tests.
@@ -95,9 +105,13 @@ class Trainer {
   struct Runner;
   Trainer() = default;
   Status load(const Logger& log);
+  Status load_text(const std::string& path, const Logger& log);
+  Status load_labels(const std::string& path, const Logger& log);
   Status plan(const Logger& log);
-  Result<double> run_micro_batch(Runner& runner, const PackedRows& rows, float weight,
-                                 const EvalOptions* more);
+  Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight) const;
+  // The graph's results, the loss first.
+  Result<std::vector<Datum>> run_micro_batch(Runner& runner, const PackedRows& rows, float weight,
+                                             const EvalOptions* more);
   json::object fingerprint() const;
   struct Position {
     int64_t epoch = 0, batch = 0;
@@ -107,6 +121,10 @@ class Trainer {
   TrainerOptions options_;
   Checkpoint checkpoint_;
   ModelConfig config_;
+  std::optional<EncoderConfig> encoder_;  // config_ of one
+  EncoderHead head_ = EncoderHead::kSequence;
+  std::vector<std::string> classes_;
+  bool new_head_ = false;
   std::string base_name_;
   TokenizerPtr tokenizer_;
   std::shared_ptr<Backend> backend_;

@@ -35,6 +35,13 @@ std::string duration(double seconds) {
   return cat(s / 3600, " h ", s / 60 % 60, " min");
 }
 
+// ", accuracy 91.2 %"; nothing where there is none.
+std::string accuracy(double share) {
+  char text[32] = "";
+  if (share >= 0) std::snprintf(text, sizeof(text), ", accuracy %.1f %%", 100 * share);
+  return text;
+}
+
 // What a run shows: one line that is written over on a terminal, else a line now and then.
 class Display {
  public:
@@ -56,6 +63,13 @@ class Display {
                      "%s: %lld answers are not learned: the chat template shows them otherwise once more "
                      "turns follow\n",
                      f.file.path.c_str(), static_cast<long long>(f.unlearned));
+    }
+    if (!t.classes().empty()) {
+      std::string names;
+      for (size_t k = 0; k < t.classes().size() && k < 12; ++k)
+        names += cat(k > 0 ? ", " : "", t.classes()[k]);
+      std::fprintf(stderr, "%s head of %zu classes: %s%s\n", t.new_head() ? "a new" : "the model's",
+                   t.classes().size(), names.c_str(), t.classes().size() > 12 ? ", ..." : "");
     }
     const train::MemoryUse& m = t.memory();
     std::fprintf(stderr,
@@ -86,10 +100,11 @@ class Display {
     std::fflush(stderr);
   }
 
-  void held_out(int64_t step, double loss, bool best) {
+  void held_out(int64_t step, const train::HeldOutReport& r, bool best) {
     if (quiet_) return;
-    std::fprintf(stderr, "%sstep %lld  held-out loss %.4f%s\n", terminal_ ? "\r\x1b[K" : "",
-                 static_cast<long long>(step), loss, best ? ", the best so far" : "");
+    std::fprintf(stderr, "%sstep %lld  held-out loss %.4f%s%s\n", terminal_ ? "\r\x1b[K" : "",
+                 static_cast<long long>(step), r.loss, accuracy(r.accuracy).c_str(),
+                 best ? ", the best so far" : "");
   }
 
  private:
@@ -132,7 +147,9 @@ int finetune(FinetuneCommand& o) {
   train::FinetuneEvents events;
   events.begin = [&](const train::Trainer& t, int64_t resumed) { display.begin(t, resumed); };
   events.step = [&](const train::StepReport& r, double seconds) { display.step(r, seconds); };
-  events.held_out = [&](int64_t step, double loss, bool best) { display.held_out(step, loss, best); };
+  events.held_out = [&](int64_t step, const train::HeldOutReport& r, bool best) {
+    display.held_out(step, r, best);
+  };
   events.stop = [&] { return signals.requested(); };
   const auto report = train::finetune(o.run, events, make_logger(LogLevel::kWarning));
   if (!report.ok()) return fail(report.status());
@@ -140,7 +157,7 @@ int finetune(FinetuneCommand& o) {
   std::printf("%s: %lld steps, loss %.4f", o.run.out.c_str(), static_cast<long long>(report->steps),
               report->loss);
   if (report->held_out >= 0)
-    std::printf("; held-out loss %.4f, of step %lld", report->held_out,
+    std::printf("; held-out loss %.4f%s, of step %lld", report->held_out, accuracy(report->accuracy).c_str(),
                 static_cast<long long>(report->best_step));
   std::printf("\n");
   return kSuccess;
@@ -162,10 +179,11 @@ void add_finetune(CLI::App& app, Action& action) {
   auto o = std::make_shared<FinetuneCommand>();
   train::TrainerOptions& t = o->run.trainer;
   t.graph.tokens = t.schedule.steps = 0;  // found from the data
-  CLI::App* c = app.add_subcommand("finetune", "Train an adapter, or a whole model, on text");
+  CLI::App* c = app.add_subcommand("finetune", "Train an adapter, a whole model or a classifier on text");
   c->add_option("model", t.model, "the model to begin from")->required()->type_name("MODEL");
   c->add_option("--data", t.data,
-                "what to learn: .txt, or .jsonl of conversations, prompts or texts; FILE:2 counts twice")
+                "what to learn: .txt, or .jsonl of conversations, prompts or texts; of an encoder .tsv or "
+                ".jsonl of labels; FILE:2 counts twice")
       ->required()
       ->type_name("FILE");
   c->add_option("-o,--out", o->run.out, "the folder to write; must not exist")->required()->type_name("DIR");
@@ -173,6 +191,12 @@ void add_finetune(CLI::App& app, Action& action) {
                 "train an adapter: rank=16,alpha=32,targets=q_proj,v_proj (or targets=all)")
       ->type_name("LIST");
   c->add_flag("--full", t.graph.full, "train all parameters");
+  c->add_option(
+       "--labels", t.labels,
+       "an encoder's classes, in order: others than its head's give it a new one. Left out: those of "
+       "its head, or of the data")
+      ->delimiter(',')
+      ->type_name("LIST");
   c->add_option("--weights", t.weights,
                 "quantize the base at load, for --lora: int8, int4, or a format's name")
       ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
@@ -246,6 +270,7 @@ void add_finetune(CLI::App& app, Action& action) {
       "  oar finetune demo --data chats.jsonl --lora rank=8,targets=q_proj,v_proj -o polite\n"
       "  oar finetune demo --data prompts.jsonl --lora rank=8,targets=all --weights int4 -o brief\n"
       "  oar finetune demo --data story.txt:2 chats.jsonl --full --eval wiki.txt --eval-every 50 -o mine\n"
+      "  oar finetune bert-base --data train.tsv --eval dev.tsv --full --rate 3e-5 -o classifier\n"
       "A line of .jsonl is {\"messages\": [...]} in OpenAI's form, of which answers are learned, "
       "{\"prompt\",\n"
       "\"completion\"}, of which the completion is, or {\"text\"}. Interrupted, the same command goes on "

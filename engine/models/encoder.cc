@@ -49,6 +49,10 @@ Val EncoderWriter::attend(Val q, Val k, Val v, int64_t window) {
       op("attention", {q, k, v, window > 0 ? in.positions : Val{}, in.segments}, std::move(attrs)));
 }
 
+Val head_rows(EncoderWriter& b, Val x) {
+  return b.first_rows ? b.op("gather", {x, b.first_rows}) : x;  // (B, E)
+}
+
 namespace {
 
 Val attention(EncoderWriter& b, Val x, const std::string& q, const std::string& k, const std::string& v) {
@@ -96,12 +100,11 @@ Val distil_hidden(EncoderWriter& b) {
   return x;
 }
 
-// The first token's row through a layer and `kFunction`.
+// The rows through a layer and `kFunction`.
 constexpr char kTanh[] = "tanh", kRelu[] = "relu", kGelu[] = "gelu";
 template <const char* kFunction>
 Val first_token(EncoderWriter& b, Val x, const std::string& dense) {
-  const Val first = b.op("gather", {x, b.first_rows});  // (B, E)
-  return b.op(kFunction, {b.layer(first, dense, b.c.width, b.c.width)});
+  return b.op(kFunction, {b.layer(head_rows(b, x), dense, b.c.width, b.c.width)});
 }
 
 // transformers' BertConfig, RobertaConfig, ErnieConfig, ElectraConfig and DistilBertConfig.
@@ -155,26 +158,37 @@ Status read_distilbert(ConfigReader& r, EncoderConfig& c) {
 
 constexpr const char* kWords = "embeddings.word_embeddings.weight";
 constexpr EncoderFamily kFamilies[] = {
-    {"bert", "bert.", kWords, read_bert, bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier"},
-    {"ernie", "ernie.", kWords, read_bert, bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier"},
+    {"bert", "bert.", kWords, read_bert, bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier",
+     false, nullptr, "Bert"},
+    {"ernie", "ernie.", kWords, read_bert, bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier",
+     false, nullptr, "Ernie"},
     {"roberta", "roberta.", kWords, read_roberta, bert_hidden, "classifier.dense", first_token<kTanh>,
-     "classifier.out_proj"},
+     "classifier.out_proj", false, nullptr, "Roberta"},
     {"xlm-roberta", "roberta.", kWords, read_roberta, bert_hidden, "classifier.dense", first_token<kTanh>,
-     "classifier.out_proj"},
+     "classifier.out_proj", false, nullptr, "XLMRoberta"},
     {"camembert", "roberta.", kWords, read_roberta, bert_hidden, "classifier.dense", first_token<kTanh>,
-     "classifier.out_proj"},
+     "classifier.out_proj", false, nullptr, "Camembert"},
     {"electra", "electra.", kWords, read_electra, bert_hidden, "classifier.dense", first_token<kGelu>,
-     "classifier.out_proj"},
+     "classifier.out_proj", false, nullptr, "Electra"},
     {"distilbert", "distilbert.", kWords, read_distilbert, distil_hidden, "pre_classifier",
-     first_token<kRelu>, "classifier"},
+     first_token<kRelu>, "classifier", false, nullptr, "DistilBert"},
     {"modernbert", "model.", "embeddings.tok_embeddings.weight", read_modernbert, modernbert_hidden,
-     "head.dense", modernbert_pooled, "classifier"},
+     "head.dense", modernbert_pooled, "classifier", true, "head.norm", "ModernBert"},
 };
 
 const EncoderFamily* find_family(std::string_view model_type) {
   for (const EncoderFamily& f : kFamilies)
     if (model_type == f.model_type) return &f;
   return nullptr;
+}
+
+constexpr const char* kTokenLast = "classifier";
+
+std::string prefix_here(const Checkpoint& checkpoint, const EncoderFamily& f) {
+  return checkpoint.tensors.contains(cat(f.prefix, f.words)) ? f.prefix : "";
+}
+std::string dense_name(const EncoderFamily& f, const std::string& prefix) {
+  return f.dense[0] == '.' ? prefix + (f.dense + 1) : f.dense;
 }
 
 std::string_view model_type_of(const json::object& config) {
@@ -184,6 +198,49 @@ std::string_view model_type_of(const json::object& config) {
 }
 
 }  // namespace
+
+std::optional<EncoderHead> named_head(const json::object& config) {
+  const json::value* names = config.if_contains("architectures");
+  for (const json::value& n : names && names->is_array() ? names->get_array() : json::array()) {
+    const std::string_view name = n.is_string() ? std::string_view(n.get_string()) : std::string_view();
+    if (name.find("TokenClassification") != std::string_view::npos) return EncoderHead::kTokens;
+    if (name.find("SequenceClassification") != std::string_view::npos) return EncoderHead::kSequence;
+  }
+  return std::nullopt;
+}
+
+EncoderPrefix encoder_prefix(const Checkpoint& checkpoint, const EncoderConfig& config) {
+  const EncoderFamily& family = *find_family(config.model_type);
+  return {family.prefix, !prefix_here(checkpoint, family).empty()};
+}
+
+EncoderHeadTensors head_tensors(const Checkpoint& checkpoint, const EncoderConfig& c, EncoderHead head) {
+  const EncoderFamily& family = *find_family(c.model_type);
+  const bool tokens = head == EncoderHead::kTokens;
+  EncoderHeadTensors out;
+  out.last = tokens ? kTokenLast : family.last;
+  out.model_class = cat(family.model_class, tokens ? "ForTokenClassification" : "ForSequenceClassification");
+  if (tokens && !family.dense_of_tokens) return out;
+  const std::string dense = dense_name(family, prefix_here(checkpoint, family));
+  out.before.emplace_back(dense + ".weight", Shape{c.width, c.width});
+  if (c.pooled_bias) out.before.emplace_back(dense + ".bias", Shape{c.width});
+  if (family.norm == nullptr) return out;
+  out.before.emplace_back(cat(family.norm, ".weight"), Shape{c.width});
+  if (c.norm_bias) out.before.emplace_back(cat(family.norm, ".bias"), Shape{c.width});
+  return out;
+}
+
+Result<Val> head_features(Graph& graph, const Checkpoint& checkpoint, const EncoderConfig& config,
+                          EncoderHead head, ModelInputs inputs, Val types) {
+  const EncoderFamily& family = *find_family(config.model_type);
+  EncoderWriter b(graph, checkpoint, config, inputs, types);
+  b.prefix = prefix_here(checkpoint, family);
+  b.of_tokens = head == EncoderHead::kTokens;
+  Val x = family.hidden(b);
+  if (!b.of_tokens || family.dense_of_tokens) x = family.pooled(b, x, dense_name(family, b.prefix));
+  OAR_RETURN_IF_ERROR(b.status());
+  return x;
+}
 
 bool is_encoder_config(const json::object& config) { return find_family(model_type_of(config)) != nullptr; }
 
@@ -234,18 +291,22 @@ Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderCo
   };
   const ModelInputs packed{input("tokens", out.T), input("positions", out.T), input("segments", out.T)};
   EncoderWriter b(g, checkpoint, c, packed, c.types > 0 ? input("types", out.T) : Val{});
-  if (b.has(cat(family->prefix, family->words))) b.prefix = family->prefix;
+  b.prefix = prefix_here(checkpoint, *family);
   const Val x = family->hidden(b);
 
-  const std::string dense = family->dense[0] == '.' ? b.prefix + (family->dense + 1) : family->dense;
-  const auto last = checkpoint.tensors.find(cat(family->last, ".weight"));
+  const std::string dense = dense_name(*family, b.prefix);
+  b.of_tokens = named_head(checkpoint.config) == EncoderHead::kTokens;
+  const std::string name = b.of_tokens ? kTokenLast : family->last;
+  const auto last = checkpoint.tensors.find(name + ".weight");
+  const bool through = !b.of_tokens || family->dense_of_tokens;
   int64_t labels = 0;
   Val logits;
   // Without the layer before it, it is a head over tokens.
-  if (last != checkpoint.tensors.end() && last->second.shape().rank() == 2 && b.has(dense + ".weight")) {
+  if (last != checkpoint.tensors.end() && last->second.shape().rank() == 2 &&
+      (!through || b.has(dense + ".weight"))) {
     labels = last->second.shape()[0];
-    b.first_rows = input("first_rows", out.B);
-    logits = b.layer(family->pooled(b, x, dense), family->last, labels, c.width);
+    if (!b.of_tokens) b.first_rows = input("first_rows", out.B);
+    logits = b.layer(through ? family->pooled(b, x, dense) : x, name, labels, c.width);
   }
   OAR_RETURN_IF_ERROR(b.status());
   const auto output = [&](const char* name, Val v, bool per_token, int64_t width) {
@@ -253,7 +314,7 @@ Result<BuiltEncoder> build_encoder(const Checkpoint& checkpoint, const EncoderCo
     out.outputs.push_back({name, per_token, width});
   };
   output("last_hidden_state", x, true, c.width);
-  if (logits) output("logits", logits, false, labels);
+  if (logits) output(b.of_tokens ? "token_logits" : "logits", logits, b.of_tokens, labels);
   return out;
 }
 

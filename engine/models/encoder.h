@@ -5,7 +5,9 @@
 // To add one: its line in encoder.cc, with its names. Build time only.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/models/model.h"
@@ -30,10 +32,33 @@ std::vector<std::string> encoder_names();
 // UNIMPLEMENTED names the model types there are.
 Result<EncoderConfig> read_encoder_config(const json::object& config);
 
+// What a head on an encoder labels.
+enum class EncoderHead : uint8_t { kSequence, kTokens };
+// What config.json calls the head; none where it names no such model.
+std::optional<EncoderHead> named_head(const json::object& config);
+
+// A head's tensors in a checkpoint.
+struct EncoderHeadTensors {
+  std::vector<std::pair<std::string, Shape>> before;  // of layers before the last, a layer's weight first
+  std::string last;         // the layer that makes the labels: (labels, E), (labels)
+  std::string model_class;  // of transformers: "BertForSequenceClassification"
+};
+EncoderHeadTensors head_tensors(const Checkpoint& checkpoint, const EncoderConfig& config, EncoderHead head);
+// What the names of an encoder's own tensors begin with beside a head, "bert.", and whether they do here.
+struct EncoderPrefix {
+  std::string name;
+  bool present = false;
+};
+EncoderPrefix encoder_prefix(const Checkpoint& checkpoint, const EncoderConfig& config);
+// What the head's last layer reads, (T, E): of every row, as training wants it.
+Result<Val> head_features(Graph& graph, const Checkpoint& checkpoint, const EncoderConfig& config,
+                          EncoderHead head, ModelInputs inputs, Val types);
+
 // Inputs i32: tokens, positions (rows of the position table), segments (T), with types types (T), with a
 // classifier first_rows (B), the row of each segment's first token. Rows of a segment lie together. Outputs
 // f32: last_hidden_state (T, E) and, when the checkpoint has a head that classifies sequences, logits (B,
-// labels); of an exported encoder (exported_encoder.h) those of its file.
+// labels), or one over tokens, by config.json's `architectures`, token_logits (T, labels); of an exported
+// encoder (exported_encoder.h) those of its file.
 struct BuiltEncoder {
   struct Output {
     std::string name;

@@ -15,9 +15,10 @@ class EncoderWriter : public ModelBuilder {
                 Val types)
       : ModelBuilder(graph, checkpoint, config, inputs, config.max_context), e(config), types(types) {}
   const EncoderConfig& e;
-  const Val types;     // i32 (T), where the model has token types
-  Val first_rows;      // i32 (B), where the checkpoint has a head that classifies
-  std::string prefix;  // of the encoder's tensors
+  const Val types;         // i32 (T), where the model has token types
+  Val first_rows;          // i32 (B), what a head that classifies reads; without it, it reads all rows
+  bool of_tokens = false;  // the head labels tokens
+  std::string prefix;      // of the encoder's tensors
 
   // x . W^T + b, W (out, in); b where `biased`.
   Val layer(Val x, const std::string& name, int64_t out, int64_t in, bool biased = true);
@@ -42,7 +43,15 @@ struct EncoderFamily {
   const char* dense;
   Val (*pooled)(EncoderWriter& b, Val x, const std::string& dense);
   const char* last;
+  // Whether a head that labels tokens has `dense` too. Its last layer is "classifier" in every family.
+  bool dense_of_tokens = false;
+  // Tensors of the head besides (width): the norm that `pooled` ends with.
+  const char* norm = nullptr;
+  const char* model_class = "";  // of transformers, as its heads' begin: "Bert"
 };
+
+// Rows that the head reads.
+Val head_rows(EncoderWriter& b, Val x);
 
 // ModernBERT (modernbert.cc).
 Status read_modernbert(ConfigReader& r, EncoderConfig& c);

@@ -111,14 +111,13 @@ Val modernbert_hidden(EncoderWriter& b) {
 
 Val modernbert_pooled(EncoderWriter& b, Val x, const std::string& dense) {
   // The mean of a segment is what attention of one head gives where all scores are 0.
-  if (b.e.pooled_mean) {
+  if (b.e.pooled_mean && !b.of_tokens) {
     const Val rows = b.op("reshape", {x}, {{"shape", std::vector<int64_t>{0, 1, b.c.width}}});
     x = b.merge_heads(b.op("attention", {rows, rows, rows, Val{}, b.in.segments},
                            {{"scale", 0.0}, {"causal", int64_t{0}}}));
   }
-  const Val first = b.op("gather", {x, b.first_rows});  // (B, E)
-  const Val h =
-      b.activate(b.layer(first, dense, b.c.width, b.c.width, b.e.pooled_bias), b.e.pooled_activation);
+  const Val h = b.activate(b.layer(head_rows(b, x), dense, b.c.width, b.c.width, b.e.pooled_bias),
+                           b.e.pooled_activation);
   return b.norm(h, "head.norm", b.e.norm_bias);
 }
 

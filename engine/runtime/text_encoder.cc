@@ -74,6 +74,7 @@ Result<EncoderTokens> TextEncoder::accept(std::vector<int32_t> ids, int64_t trun
   }
   const int64_t limit = truncate_to > 0 ? std::min(truncate_to, info_.max_tokens) : info_.max_tokens;
   const auto most = static_cast<size_t>(limit);
+  EncoderTokens out;
   if (ids.size() > most) {
     if (truncate_to == 0) {
       return Status(StatusCode::kOutOfRange,
@@ -81,13 +82,19 @@ Result<EncoderTokens> TextEncoder::accept(std::vector<int32_t> ids, int64_t trun
                         "; shorten it, or send truncate_prompt_tokens"),
                     "input");
     }
+    out.left_out = static_cast<int64_t>(ids.size() - most);
     const size_t end = std::min(last_.size(), most);
     ids.erase(ids.begin() + static_cast<int64_t>(most - end), ids.end() - static_cast<int64_t>(end));
   }
-  EncoderTokens out;
   out.types.assign(ids.size(), 0);
   out.ids = std::move(ids);
   return out;
+}
+
+Result<EncoderTokens> TextEncoder::surround(std::vector<int32_t> ids, int64_t truncate_to) const {
+  ids.insert(ids.begin(), first_.begin(), first_.end());
+  ids.insert(ids.end(), last_.begin(), last_.end());
+  return accept(std::move(ids), truncate_to);
 }
 
 Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::string_view document) const {
@@ -104,8 +111,10 @@ Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::stri
                       " tokens, which leaves no room for a document in the model's ", most, "; shorten it"),
                   "query");
   }
-  d.resize(std::min(d.size(), most - around - q.size()));
   EncoderTokens out;
+  const size_t room = std::min(d.size(), most - around - q.size());
+  out.left_out = static_cast<int64_t>(d.size() - room);
+  d.resize(room);
   const auto append = [&](const std::vector<int32_t>& ids, int type) {
     out.ids.insert(out.ids.end(), ids.begin(), ids.end());
     out.types.insert(out.types.end(), ids.size(), type);

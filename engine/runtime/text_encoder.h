@@ -17,6 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/base/json.h"
+#include "engine/loader/tokenizer_files.h"
 #include "engine/runtime/predictor.h"
 #include "engine/text/tokenizer.h"
 
@@ -34,6 +36,7 @@ struct VectorOptions {
 struct EncoderTokens {
   std::vector<int32_t> ids;
   std::vector<int32_t> types;  // as many; which of the two texts
+  int64_t left_out = 0;        // tokens beyond what was allowed
 };
 
 class TextEncoder {
@@ -68,6 +71,11 @@ class TextEncoder {
   Result<EncoderTokens> encode(std::string_view text, int64_t truncate_to) const;
   // Ids as a client gave them, checked against the vocabulary.
   Result<EncoderTokens> accept(std::vector<int32_t> ids, int64_t truncate_to) const;
+  // Ids of a text without special tokens: those are put around it.
+  Result<EncoderTokens> surround(std::vector<int32_t> ids, int64_t truncate_to) const;
+  // How many that are before and behind.
+  size_t before() const { return first_.size(); }
+  size_t behind() const { return last_.size(); }
   // A query and a document; the document is shortened to what is left of max_tokens.
   Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document) const;
 
@@ -98,6 +106,11 @@ struct LoadedEncoder {
   std::shared_ptr<const TextEncoder> encoder;
 };
 Result<LoadedEncoder> load_text_encoder(const std::string& folder, const PredictorOptions& options);
+// The text side alone, of a checkpoint that is in memory and came from this folder; rows have at most
+// `max_tokens`.
+Result<std::shared_ptr<const TextEncoder>> make_text_encoder(const std::string& folder,
+                                                             const TokenizerFiles& files,
+                                                             const json::value& config, int64_t max_tokens);
 // Whether a folder's config.json is an encoder's; false where there is none.
 bool is_text_encoder(const std::string& folder);
 // Whether the folder's encoder comes from a checkpoint in safetensors.

@@ -161,7 +161,7 @@ Status find_tensors(const TensorRunner& model, bool classifier, Info& info) {
     const bool named_logits =
         io.name.find("logits") != std::string::npos || io.name.find("score") != std::string::npos;
     if (io.name == "sentence_embedding") info.vector_output = at;
-    else if (named_logits || (classifier && rank == 2)) info.logits_output = at;
+    else if ((named_logits && rank != 3) || (classifier && rank == 2)) info.logits_output = at;
     else if (info.hidden_output < 0 &&
              (rank == 3 || io.name == "last_hidden_state" || io.name == "token_embeddings"))
       info.hidden_output = at;
@@ -180,6 +180,18 @@ Status find_tensors(const TensorRunner& model, bool classifier, Info& info) {
     return unimplemented(
         "the encoder has no output that is known: last_hidden_state, sentence_embedding or logits");
   return ok_status();
+}
+
+// The tokenizer, and what of Info the files beside a model say.
+Result<TokenizerPtr> read_text_side(const fs::path& folder, const TokenizerFiles& files,
+                                    const json::value& config, Info& info) {
+  OAR_ASSIGN(TokenizerPtr tokenizer, make_tokenizer(files, 0));
+  info.pad = tokenizer->pad_id().value_or(
+      static_cast<int32_t>(std::clamp<int64_t>(number(config, "pad_token_id", 0), 0, INT32_MAX)));
+  OAR_RETURN_IF_ERROR(read_modules(folder, info));
+  OAR_RETURN_IF_ERROR(read_lengths(folder, files, info));
+  OAR_RETURN_IF_ERROR(read_pairs(files.tokenizer_json, info));
+  return tokenizer;
 }
 
 bool has_safetensors(const fs::path& folder) {
@@ -228,6 +240,16 @@ bool is_encoder_checkpoint(const std::string& folder) {
   return has_safetensors(folder) && is_file(fs::path(folder) / "config.json");
 }
 
+Result<std::shared_ptr<const TextEncoder>> make_text_encoder(const std::string& folder,
+                                                             const TokenizerFiles& files,
+                                                             const json::value& config, int64_t max_tokens) {
+  Info info;
+  OAR_ASSIGN(TokenizerPtr tokenizer, read_text_side(folder, files, config, info));
+  // Lengths that the files name may be the tokenizer's wish alone.
+  info.max_tokens = max_tokens;
+  return std::make_shared<const TextEncoder>(std::move(tokenizer), std::move(info));
+}
+
 Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const PredictorOptions& given) {
   const fs::path folder = folder_name;
   PredictorOptions options = given;
@@ -264,12 +286,7 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
     }
   }
   OAR_ASSIGN(const TokenizerFiles files, read_tokenizer_folder(folder_name));
-  OAR_ASSIGN(TokenizerPtr tokenizer, make_tokenizer(files, 0));
-  info.pad = tokenizer->pad_id().value_or(
-      static_cast<int32_t>(std::clamp<int64_t>(number(config, "pad_token_id", 0), 0, INT32_MAX)));
-  OAR_RETURN_IF_ERROR(read_modules(folder, info));
-  OAR_RETURN_IF_ERROR(read_lengths(folder, files, info));
-  OAR_RETURN_IF_ERROR(read_pairs(files.tokenizer_json, info));
+  OAR_ASSIGN(TokenizerPtr tokenizer, read_text_side(folder, files, config, info));
   OAR_RETURN_IF_ERROR(find_tensors(*out.runner, classifier, info));
   if (info.types_input < 0) info.pair_type = 0;
   info.matryoshka = flag(config, "is_matryoshka") || member(config, "matryoshka_dimensions") != nullptr;

@@ -17,7 +17,10 @@ json::object encoder_golden(const std::string& name) {
 }
 
 std::string write_tiny_encoder(const std::string& name, TinyDtype dtype) {
-  const json::object g = encoder_golden(name);
+  return write_tiny_encoder(encoder_golden(name), name, dtype);
+}
+
+std::string write_tiny_encoder(const json::object& g, const std::string& name, TinyDtype dtype) {
   TinyGolden tiny;
   tiny.name = cat("encoder-", name);
   tiny.config = json::serialize(g.at("config"));

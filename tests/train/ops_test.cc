@@ -171,39 +171,57 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition,
          std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 5, 3}, {9, 8, 70}, {33, 16, 251}}) {
       const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),
                    head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2, 0.5f)),
-                   weight = f32({}, {0.25f});
+                   weight = f32({}, {0.25f}),
+                   bias = f32({V}, random_values(static_cast<size_t>(V), 3));
       std::vector<int32_t> targets;
       for (int64_t t = 0; t < T; ++t) targets.push_back(t % 4 == 2 ? -1 : static_cast<int32_t>(t * 7 % V));
       const Attrs attrs{{"scale", 0.7}, {"softcap", softcap}};
       Graph d;
       Builder b(d);
       const Val vh{d.add_input("hidden", f32_of({T, E}))}, vw{d.add_input("head", f32_of({V, E}))},
-          vt{d.add_input("targets", {Format::i32(), {Dim(T)}})}, scale{d.add_input("weight", f32_of({}))};
-      const Val loss = cross_entropy_definition(b, vh, vw, vt, scale, attrs);
+          vt{d.add_input("targets", {Format::i32(), {Dim(T)}})}, scale{d.add_input("weight", f32_of({}))},
+          vb{d.add_input("bias", f32_of({V}))};
+      const Val loss = cross_entropy_definition(b, vh, vw, vt, scale, attrs, vb);
       INFO(b.status().message());
       REQUIRE(b.status().ok());
       d.add_output("loss", loss.id);
-      const ValueId outputs[] = {loss.id}, wanted[] = {vh.id, vw.id};
+      const ValueId outputs[] = {loss.id}, wanted[] = {vh.id, vw.id, vb.id};
       const auto g = grad(d, outputs, wanted);
       INFO((g.ok() ? std::string() : g.status().message()));
       REQUIRE(g.ok());
       const auto want = evaluate_reference(*g, {{"hidden", host(hidden)},
                                                 {"head", host(head)},
                                                 {"targets", host(i32(targets))},
-                                                {"weight", host(weight)}});
+                                                {"weight", host(weight)},
+                                                {"bias", host(bias)}});
+      // The largest of f32 logits, whose order is that of the numbers they stand for but for near ties.
+      int64_t hits = 0;
+      for (int64_t t = 0; t < T; ++t) {
+        std::vector<double> z;
+        for (int64_t v = 0; v < V; ++v) {
+          z.push_back(bias.values<float>()[static_cast<size_t>(v)]);
+          for (int64_t e = 0; e < E; ++e)
+            z.back() += static_cast<double>(hidden.values<float>()[static_cast<size_t>(t * E + e)]) *
+                        head.values<float>()[static_cast<size_t>(v * E + e)];
+        }
+        const auto best = std::max_element(z.begin(), z.end()) - z.begin();
+        hits += targets[static_cast<size_t>(t)] == best;
+      }
       INFO((want.ok() ? std::string() : want.status().message()));
       REQUIRE(want.ok());
       std::vector<Tensor> first;
       for (const int threads : {1, 3}) {
         const auto got =
-            OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), weight}, 9, attrs).run(threads);
+            OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), weight, bias}, 9, attrs).run(threads);
         // Sums of f32 products over E, then over V or T.
         const double unit = 4;
         check_close(got[0], want->at("loss").f, unit);
-        check_close(got[1], want->at("grad/hidden").f, unit);
-        check_close(got[2], want->at("grad/head").f, unit);
+        check_close(got[2], want->at("grad/hidden").f, unit);
+        check_close(got[3], want->at("grad/bias").f, unit);
+        check_close(got[4], want->at("grad/head").f, unit);
+        CHECK(got[1].values<int32_t>()[0] == hits);
         if (first.empty()) first = got;
-        for (size_t k = 0; k < 3; ++k) CHECK(same_bits(got[k], first[k]));
+        for (size_t k = 0; k < 5; ++k) CHECK(same_bits(got[k], first[k]));
       }
     }
   }
@@ -219,19 +237,19 @@ TEST_CASE("linear_cross_entropy: many blocks give what one gives, and no number 
   for (int64_t t = 0; t < T; ++t) {
     const auto one =
         OneOp(op_linear_cross_entropy,
-              {hidden.slice(t, t + 1), head, i32({targets[static_cast<size_t>(t)]}), f32({}, {1})}, 9, {}, 1)
+              {hidden.slice(t, t + 1), head, i32({targets[static_cast<size_t>(t)]}), f32({}, {1})}, 9, {}, 2)
             .run(2);
     sum += one[0].values<float>()[0];
   }
   const auto all =
-      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 2).run(2);
+      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 3).run(2);
   CHECK(std::abs(all[0].values<float>()[0] - sum) < 1e-5 * sum);
   hidden.mutable_values<float>()[4] = NAN;
   const auto bad =
-      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 2).run(2);
+      OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), f32({}, {1})}, 9, {}, 3).run(2);
   CHECK(std::isnan(bad[0].values<float>()[0]));
   for (size_t k = 0; k < static_cast<size_t>(T * E); ++k) {
-    const float before = all[1].values<float>()[k], now = bad[1].values<float>()[k];
+    const float before = all[2].values<float>()[k], now = bad[2].values<float>()[k];
     if (k / 2 == 2) CHECK(std::isnan(now));
     else CHECK(before == now);
   }

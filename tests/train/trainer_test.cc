@@ -304,9 +304,9 @@ TEST_CASE("an adapter serves as it was trained, and one that learned nothing cha
     REQUIRE(t->write_result(before).ok());
     const double plain = served_loss(run, run.folder, "");
     CHECK(served_loss(run, run.folder, before) == plain);
-    CHECK(std::abs(t->evaluate().value() - plain) < 2e-5 * plain);
+    CHECK(std::abs(t->evaluate().value().loss - plain) < 2e-5 * plain);
     for (int k = 0; k < 20; ++k) step(*t);
-    const double trained = t->evaluate().value();
+    const double trained = t->evaluate().value().loss;
     CHECK(trained < 0.9 * plain);
     REQUIRE(t->write_result(after).ok());
     INFO(name);
@@ -330,7 +330,7 @@ TEST_CASE("a whole model is written as it was read, and serves as it was trained
       for (int k = 0; k < 10; ++k) step(*t);
       const std::string out = fresh(run.folder + "/out");
       REQUIRE(t->write_result(out).ok());
-      const double trained = t->evaluate().value();
+      const double trained = t->evaluate().value().loss;
       INFO(name);
       // Rounded to 8 bits of mantissa: what changes in the loss is of that order.
       CHECK(std::abs(served_loss(run, out, "") - trained) <
@@ -353,7 +353,7 @@ TEST_CASE("adapters over bases of 16, 8 and 4 bits learn, and serve as they were
     run.options.held_out = {run.data};
     run.options.rate = 1e-2;
     auto t = run.trainer();
-    const double plain = t->evaluate().value();
+    const double plain = t->evaluate().value().loss;
     INFO(weights);
     CHECK(std::abs(served_loss(run, run.folder, "") - plain) < 1e-3 * plain);
     double loss = 1;
@@ -362,7 +362,7 @@ TEST_CASE("adapters over bases of 16, 8 and 4 bits learn, and serve as they were
     const std::string out = fresh(run.folder + "/out");
     REQUIRE(t->write_result(out).ok());
     // Slots of adapters beside such bases are bf16: 8 bits of mantissa on what the adapter adds.
-    CHECK(std::abs(served_loss(run, run.folder, out) - t->evaluate().value()) < 0.02 * plain);
+    CHECK(std::abs(served_loss(run, run.folder, out) - t->evaluate().value().loss) < 0.02 * plain);
   }
   TinyRun whole("llama3");
   whole.options.weights = "int8";

@@ -1,0 +1,48 @@
+#include "train/file_reader.h"
+
+#include <algorithm>
+
+#include "engine/base/format.h"
+#include "engine/text/utf8.h"
+
+namespace oar::train {
+
+bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+Status FileReader::wrong(int64_t line, std::string_view what) const {
+  return invalid_argument(cat(path_, ", line ", line, ": ", what));
+}
+
+Status FileReader::not_utf8(int64_t line) const {
+  return wrong(line, "is not UTF-8; convert the file, say with iconv");
+}
+
+Status FileReader::checked(std::string_view text, int64_t line) const {
+  return is_valid_utf8(text) ? ok_status() : not_utf8(line);
+}
+
+Result<json::object> FileReader::object(std::string_view text, int64_t line,
+                                        std::string_view expected) const {
+  auto parsed = parse_json(text, cat("line ", line));
+  if (!parsed.ok()) return invalid_argument(cat(path_, ": ", parsed.status().message()));
+  if (!parsed->is_object()) return wrong(line, cat("is no JSON object; one with ", expected, " is expected"));
+  return std::move(parsed->get_object());
+}
+
+Status FileReader::only(const json::object& o, std::initializer_list<std::string_view> known,
+                        int64_t line) const {
+  for (const auto& [key, value] : o) {
+    if (std::find(known.begin(), known.end(), std::string_view(key)) == known.end())
+      return wrong(line, cat("the key '", repair_utf8(std::string_view(key).substr(0, 64)),
+                             "' is not one that is read; remove it"));
+  }
+  return ok_status();
+}
+
+Result<std::string_view> FileReader::string(const json::object& o, const char* key, int64_t line) const {
+  const json::value* const v = o.if_contains(key);
+  if (v == nullptr || !v->is_string()) return wrong(line, cat("'", key, "' must be a string"));
+  return std::string_view(v->get_string());
+}
+
+}  // namespace oar::train
