@@ -22,12 +22,11 @@ Result<std::vector<TensorType>> loss_infer(const Graph& g, std::span<const Value
   const TensorType hidden = g.value(in[0]).type, head = g.value(in[1]).type;
   if (hidden.shape.size() != 2 || head.shape.size() != 2 || !(hidden.shape[1] == head.shape[1]))
     return invalid_argument("hidden (T, E) and head (V, E) do not fit");
-  return std::vector<TensorType>{
-      {Format::f32(), {}},
-      {Format::i32(), {}},
-      {Format::f32(), hidden.shape},
-      {Format::f32(), {head.shape[0]}},
-      {Format::f32(), head.shape}};
+  return std::vector<TensorType>{{Format::f32(), {}},
+                                 {Format::i32(), {}},
+                                 {Format::f32(), hidden.shape},
+                                 {Format::f32(), {head.shape[0]}},
+                                 {Format::f32(), head.shape}};
 }
 
 struct RowLoss {

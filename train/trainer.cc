@@ -209,7 +209,8 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
 
 Status Trainer::load_labels(const std::string& path, const Logger& log) {
   if (options_.weights != "auto" && !options_.weights.empty())
-    return unimplemented(cat("--weights ", options_.weights, ": an encoder is trained as it is stored (auto)"));
+    return unimplemented(
+        cat("--weights ", options_.weights, ": an encoder is trained as it is stored (auto)"));
   OAR_ASSIGN(checkpoint_, load_checkpoint(path));
   for (const std::string& notice : checkpoint_.notices) log(LogLevel::kWarning, notice);
   OAR_ASSIGN(encoder_, read_encoder_config(checkpoint_.config));
@@ -266,9 +267,9 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight)
 }
 
 Status Trainer::plan(const Logger&) {
-  OAR_ASSIGN(ModelGraphs graphs,
-             encoder_ ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
-                      : build_model_graphs(checkpoint_, config_, options_.graph));
+  OAR_ASSIGN(ModelGraphs graphs, encoder_
+                                     ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
+                                     : build_model_graphs(checkpoint_, config_, options_.graph));
   OAR_ASSIGN(const auto update, build_update_graph(graphs.parameters, options_.optimizer));
   parameters_ = graphs.parameters;
   uint64_t numbers = 0;

@@ -59,8 +59,8 @@ struct StepReport {
 };
 
 struct HeldOutReport {
-  double loss = 0;        // mean over what is learned
-  double accuracy = -1;   // of a classifier: the share of labels that are likeliest; below 0: none
+  double loss = 0;       // mean over what is learned
+  double accuracy = -1;  // of a classifier: the share of labels that are likeliest; below 0: none
 };
 
 class Trainer {

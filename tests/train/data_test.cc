@@ -125,7 +125,7 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
   w.refused("x.jsonl", "{\"text\":\"\xff\"}", "line 1: is not UTF-8");
   w.refused("x.txt", "a\n\xc3\x28", "line 2: is not UTF-8");
   w.refused("x.txt", " \n<|endoftext|>\n", "holds no sample");
-  w.refused("x.tsv", "a\tb", "classifiers");
+  w.refused("x.tsv", "a\tb", "for encoders that classify");
   w.refused("x.csv", "a", "expected .txt");
   w.refused("x.jsonl", R"({"messages":[{"role":"user","content":"a"}]})", "no answer to learn");
   w.refused("x.jsonl", R"({"messages":[]})", "must be a list");
