@@ -29,8 +29,8 @@ struct KvShape {
   int32_t kv_heads;     // K
   int32_t head_dim;     // D, any multiple of 8 up to kMaxHeadDim
 
-  constexpr KvShape(DType kept = DType::kBF16, int32_t P = 64, int32_t K = 0, int32_t D = 0,
-                    int32_t leading = 0)
+  constexpr OAR_HD KvShape(DType kept = DType::kBF16, int32_t P = 64, int32_t K = 0, int32_t D = 0,
+                           int32_t leading = 0)
       : type(kept), latent(static_cast<uint16_t>(leading)), page_tokens(P), kv_heads(K), head_dim(D) {}
   constexpr OAR_HD int32_t value_dim() const { return latent > 0 ? latent : head_dim; }
 };

@@ -43,8 +43,8 @@ struct QuantKvShape {
   int32_t kv_heads;     // K
   int32_t head_dim;     // D, any multiple of 8 up to kMaxHeadDim
 
-  constexpr QuantKvShape(KvCode k = KvCode::kInt8, KvCode v = KvCode::kInt8, int32_t P = 64, int32_t K = 0,
-                         int32_t D = 0, int32_t leading = 0)
+  constexpr OAR_HD QuantKvShape(KvCode k = KvCode::kInt8, KvCode v = KvCode::kInt8, int32_t P = 64,
+                                int32_t K = 0, int32_t D = 0, int32_t leading = 0)
       : keys(k),
         values(v),
         latent(static_cast<uint16_t>(leading)),
