@@ -32,7 +32,7 @@ std::string_view host_name(std::string_view host) {
   return host;
 }
 
-std::string quoted(std::string_view given) {
+std::string in_quotes(std::string_view given) {
   constexpr size_t kShown = 100;
   return cat("'", given.substr(0, kShown), given.size() > kShown ? "...'" : "'");
 }
@@ -45,7 +45,7 @@ Result<OriginPolicy> OriginPolicy::create(std::vector<std::string> origins, std:
     const bool whole = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
                        origin.find_first_of("/?#* ", scheme + 3) == std::string::npos;
     if (origin != kAll && !whole) {
-      return invalid_argument(cat("allowed-origins: ", quoted(origin),
+      return invalid_argument(cat("allowed-origins: ", in_quotes(origin),
                                   " is no origin; write scheme://host or scheme://host:port as a browser "
                                   "sends it, without a path, or * for all"),
                               "allowed-origins");
@@ -54,7 +54,7 @@ Result<OriginPolicy> OriginPolicy::create(std::vector<std::string> origins, std:
   for (const std::string& host : hosts) {
     const bool name = !host.empty() && host.find_first_of(":/[]* ") == std::string::npos;
     if (host != kAll && !name && !api::is_address(host)) {
-      return invalid_argument(cat("allowed-hosts: ", quoted(host),
+      return invalid_argument(cat("allowed-hosts: ", in_quotes(host),
                                   " is no host; write a name or an address without a port, or * for all"),
                               "allowed-hosts");
     }
@@ -72,7 +72,7 @@ std::optional<std::string> OriginPolicy::refusal(const Request& request, HostChe
     const bool good = api::is_loopback(name) || (check == HostCheck::kNames && api::is_address(name)) ||
                       holds(hosts_, name);
     if (!good) {
-      return cat("the host ", quoted(host),
+      return cat("the host ", in_quotes(host),
                  " is not one of this server's; if it is yours, start the server with --allowed-hosts");
     }
   }
@@ -89,7 +89,7 @@ std::optional<std::string> OriginPolicy::refusal(const Request& request, HostChe
   if (holds(origins_, origin)) return std::nullopt;
   const auto authority = authority_of(origin);
   if (authority && !host.empty() && iequals(*authority, host)) return std::nullopt;
-  return cat(request.has_header("Origin") ? cat("the origin ", quoted(origin), " is")
+  return cat(request.has_header("Origin") ? cat("the origin ", in_quotes(origin), " is")
                                           : std::string("other sites without an Origin are"),
              " not allowed to use this server; if the page is yours, start the server with "
              "--allowed-origins");
