@@ -133,7 +133,8 @@ Val delta_rule(ModelBuilder& b, Val x, const std::string& p) {
   const Val q = unit(heads(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim)));
   const Val k = unit(heads(K, 2 * K, s.key_heads, s.key_dim), 1);
   const Val v = heads(2 * K, 2 * K + V, s.heads, s.value_dim);
-  const Val rate = b.op("neg", {b.op("exp", {b.weight(p + "A_log", {s.heads})})});
+  // -exp(A_log). The number comes first: what is made of it is no tensor of the file.
+  const Val rate = b.op("mul", {b.scalar(-1), b.op("exp", {b.weight(p + "A_log", {s.heads})})});
   const Val steps = b.op("softplus", {b.add(in.a, b.weight(p + "dt_bias", {s.heads}))});
   const Val g = b.op("mul", {steps, rate}), beta = b.op("sigmoid", {in.b});
   const Val read = b.op("state_scan", {q, k, v, g, beta, b.in.segments}, {{"delta", int64_t{1}}});

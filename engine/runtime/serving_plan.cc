@@ -163,6 +163,10 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                          std::function<void(const Pass&, const Graph&, bool after)> observer,
                                          const std::function<Status(Graph&)>& edit) {
   ServingGraph out;
+  if (config.latent.rank > 0 && !options.device.empty() && options.device != "cpu") {
+    return unimplemented(cat("--device ", options.device, ": attention over a latent (", config.model_type,
+                             ") runs on the processor alone; leave out --device"));
+  }
   OAR_RETURN_IF_ERROR(weight_scheme(options.weights).status());
   ServeOptions serving;
   OAR_ASSIGN(serving.kv, kv_formats(options.kv, checkpoint));

@@ -23,7 +23,8 @@ SOURCE = pathlib.Path(os.environ.get("OAR_SOURCE_DIR", pathlib.Path(__file__).re
 OAR = pathlib.Path(os.environ.get("OAR_BIN", SOURCE / "build/release/bin/oar")).resolve()
 TIMEOUT = 600  # seconds of one example; a sanitizer build on a busy machine
 sys.path.insert(0, str(SOURCE / "tests/support"))
-from tiny_adapter import write_adapter  # noqa: E402
+from tiny_adapter import write_adapter
+from tiny_bert import write_bert  # noqa: E402
 from tiny_gguf import write_gguf  # noqa: E402
 from tiny_onnx import field, value, varint, write_model, write_onnx  # noqa: E402
 
@@ -148,6 +149,9 @@ def furnish(folder):
     (folder / "person.json").write_text(json.dumps({"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}},
                                                     "required": ["age"], "additionalProperties": False}), encoding="utf-8")
     write_adapter(folder / "my-adapter")
+    write_bert(folder / "bert-base")
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / name).write_text("text\tlabel\na good film\tgood\nthe bad film\tbad\n", encoding="utf-8")
     (folder / "en_dict.txt").write_text("a\nb\n", encoding="utf-8")
     (folder / "imagenet.txt").write_text("".join(f"class {k}\n" for k in range(10)), encoding="utf-8")
     for name in ("dog.jpg", "receipt.jpg"):

@@ -79,7 +79,8 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     const auto is = [&](std::string_view one) { return name == one; };
     constexpr std::string_view kScored[] = {"glm4-moe",       "ernie4_5-moe", "minimax-m2",   "llama4",
                                             "gemma4-26b-a4b", "deepseek-v3",  "glm4-moe-lite"},
-                               kRouted[] = {"qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2"};
+                               kRouted[] = {"qwen2-moe",   "qwen3-moe",  "mixtral",    "gpt-oss",
+                                            "deepseek-v2", "qwen3-next", "qwen3_5-moe"};
     const bool scored = std::any_of(std::begin(kScored), std::end(kScored), is);
     const bool routed = scored || std::any_of(std::begin(kRouted), std::end(kRouted), is);
     REQUIRE(g.router_margin_f32.has_value() == routed);

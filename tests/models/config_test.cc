@@ -70,15 +70,14 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
   config["model_type"] = "lama";
   CHECK_THAT(error_of(config), Contains("the nearest is llama, which knows all keys of its config"));
   // A kin of Qwen 3 MoE: no other knows more of its keys.
-  config = {{"model_type", "qwen3_next"},  {"hidden_size", 64},
+  config = {{"model_type", "qwen9_moe"},   {"hidden_size", 64},
             {"num_hidden_layers", 2},      {"num_attention_heads", 4},
             {"vocab_size", 256},           {"num_experts", 8},
             {"num_experts_per_tok", 2},    {"mlp_only_layers", oar::json::array{}},
             {"moe_intermediate_size", 32}, {"norm_topk_prob", true},
-            {"linear_num_key_heads", 2},   {"linear_conv_kernel_dim", 4}};
+            {"mamba_d_state", 16},         {"mamba_d_conv", 4}};
   CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
-                                   Contains("'linear_num_key_heads'") &&
-                                   Contains("'linear_conv_kernel_dim'"));
+                                   Contains("'mamba_d_state'") && Contains("'mamba_d_conv'"));
 }
 
 TEST_CASE("heads and keys of several kinds of layers: wrong values are named") {

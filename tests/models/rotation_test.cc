@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "engine/base/format.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
 #include "engine/runtime/quantize_weights.h"
@@ -49,8 +50,9 @@ struct Residual {
   int norms = 2;  // of a layer, whose weights may be folded
 };
 Residual residual_of(const std::string& name) {
-  for (const char* held : {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3",
-                           "glm4", "qwen2-moe", "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b"})
+  for (const char* held :
+       {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3", "glm4", "qwen2-moe",
+        "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b", "qwen3-next", "qwen3_5-moe"})
     if (name == held) return {false, 0};
   return {};
 }
@@ -63,9 +65,19 @@ bool keys_are_traced(const std::string& name) {
   return true;
 }
 
-// Layers with heads whose channels have scales: whose keys no other layer reads.
+// Attention with a gate behind it, of layers beside gated delta rules.
+bool has_gated_attention(const ModelConfig& c) { return c.scan.heads > 0; }
+
+// Layers whose heads R2 and R3 rotate: a latent stays as it is.
+int rotated_layers(const ModelConfig& c) {
+  return c.latent.rank > 0 ? 0 : static_cast<int>(c.attention_layers());
+}
+
+// Layers with heads whose channels have scales: whose keys no other layer reads, and whose values nothing but
+// a linear layer.
 int scaled_layers(const std::string& name, const ModelConfig& c) {
-  return name == "gemma4-e2b" ? 1 : static_cast<int>(c.attention_layers());
+  if (has_gated_attention(c)) return 0;
+  return name == "gemma4-e2b" ? 1 : rotated_layers(c);
 }
 
 // Networks that R4 finds: one of each layer, and that of a mixture's shared experts.
@@ -73,10 +85,13 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
   if (name == "gemma4-e2b") return 2 * c.layers;  // and the gate of each layer's own embedding
   if (name == "llama4")                           // and the inputs of experts, which are weighted
     return c.layers + 2 * std::ranges::count(c.dense_layer, false);
-  for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe", "gemma4-26b-a4b"})
-    if (name == shares) return c.layers + std::ranges::count(c.dense_layer, false);
-  // Behind a gated convolution there is a linear layer of a product, as in an MLP.
-  return c.layers + std::ranges::count(c.recurrent, true);
+  int64_t shared = 0;
+  for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe", "gemma4-26b-a4b", "deepseek-v2",
+                             "deepseek-v3", "glm4-moe-lite", "qwen3-next", "qwen3_5-moe"})
+    if (name == shares) shared = std::ranges::count(c.dense_layer, false);
+  // Behind a gated convolution, delta rule or attention there is a linear layer of a product, as in an MLP.
+  return c.layers + shared + std::ranges::count(c.recurrent, true) +
+         (has_gated_attention(c) ? c.attention_layers() : 0);
 }
 
 int rewrites(const ServingGraph& g, const char* pass) {
@@ -109,7 +124,10 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
         CAPTURE(error);
         CHECK(error < 1e-4);
         // Not the same computation: a rotation that did nothing would pass everything here.
-        const bool applies = residual_of(name).free || std::string_view(rotate) != "r1";
+        const std::string_view one = rotate;
+        const bool of_heads = one == "r2" || one == "r3" || one == "kv";
+        const bool applies =
+            one == "r1" ? residual_of(name).free : !of_heads || rotated_layers(model.config) > 0;
         CHECK((after != before) == applies);
         CHECK(greedy(model, prompt, 16) == text);
       }
@@ -128,8 +146,7 @@ TEST_CASE("where a rotation applies is found from the graph") {
     const auto graph = build_serving_graph(*checkpoint, *config, options);
     REQUIRE_OK(graph);
     INFO(name);
-    const auto layers = static_cast<int>(config->layers),
-               attention = static_cast<int>(config->attention_layers());
+    const auto layers = static_cast<int>(config->layers), attention = rotated_layers(*config);
     const Residual residual = residual_of(name);
     CHECK(rewrites(*graph, "fold_norms") == (residual.free ? residual.norms * layers + 1 : 0));
     CHECK((rewrites(*graph, "rotate_residual") > 0) == residual.free);
@@ -159,7 +176,10 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
     const auto applied = rotate(model->graph, *wanted);
     REQUIRE_OK(applied);
     INFO(name);
-    CHECK(rotation_names(*applied) == (residual_of(name).free ? "r1,r2,r3,r4" : "r2,r3,r4"));
+    // Norms whose weights are an expression of the file's are folded by the server alone.
+    const bool residual = residual_of(name).free && config->norm_offset == 0,
+               latent = config->latent.rank > 0;
+    CHECK(rotation_names(*applied) == oar::cat(residual ? "r1," : "", latent ? "" : "r2,r3,", "r4"));
 
     // As the offline quantizer does it: every weight under its name, one at a time.
     Checkpoint written = *checkpoint;
@@ -179,7 +199,9 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
       // Vectors that something is added to or multiplied with before they are used stay as the file has them.
       const bool changed = config->norm_offset != 0 || tensor.ends_with(".router.scale");
       const bool stack = tensor.find(".experts.") != std::string::npos && !tensor.ends_with(".weight");
-      CHECK((names.count(tensor) == 1 || stack || (changed && value.shape().rank() == 1)));
+      // Its halves are read each by itself.
+      const bool halves = latent && tensor.ends_with(".kv_b_proj.weight");
+      CHECK((names.count(tensor) == 1 || stack || halves || (changed && value.shape().rank() == 1)));
       if (stack && names.count(tensor) == 0) written.tensors.erase(tensor);
     }
     CHECK(written.tensors.count("lm_head.weight") == 1);
@@ -194,13 +216,15 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
       REQUIRE_OK(served_config);
       const auto graph = build_serving_graph(written, *served_config, options);
       REQUIRE_OK(graph);
-      CHECK(rewrites(*graph, "rotate_residual") == 0);
+      const bool at_load = !residual && residual_of(name).free && std::string_view(rotate) == "all";
+      CHECK((rewrites(*graph, "rotate_residual") > 0) == at_load);
       CHECK(rewrites(*graph, "rotate_values") == 0);
-      CHECK(rewrites(*graph, "rotate_queries_keys") == config->attention_layers());
+      CHECK(rewrites(*graph, "rotate_queries_keys") == rotated_layers(*config));
       CHECK(rewrites(*graph, "rotate_ffn") == feed_forwards(name, *config));
       const auto backend = make_backend(options);
       REQUIRE_OK(backend);
-      CHECK(foresee_weights(graph->model.graph, **backend).made == 0);  // every weight stays where it lies
+      // Every weight stays where it lies, but for a latent's halves.
+      if (!at_load && !latent) CHECK(foresee_weights(graph->model.graph, **backend).made == 0);
       CHECK(relative_error(RunnerFixture(written, options).run_prompt(golden.tokens), plain) < 1e-4);
     }
   }
@@ -245,7 +269,8 @@ TEST_CASE("scales of heads: found in every architecture, the function is the sam
       CHECK(relative_error(scaled, before) < 1e-4);
       const bool keys = std::string_view(rotate) != "r2" && keys_are_traced(name);
       const bool values = std::string_view(rotate) != "r3";
-      CHECK((scaled != without.run_prompt(golden.tokens)) == (keys || values));
+      const bool any = (keys || values) && scaled_layers(name, with.config) > 0;
+      CHECK((scaled != without.run_prompt(golden.tokens)) == any);
       CHECK(greedy(with, prompt, 16) == text);
       const auto graph = build_serving_graph(planted, with.config, small_options(rotate));
       REQUIRE_OK(graph);

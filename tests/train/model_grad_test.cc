@@ -44,9 +44,12 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     // Stacks of experts, which are read as they lie.
     if (name == "gpt-oss" || name == "llama4" || name == "gemma4-26b-a4b") continue;
     if (name.starts_with("qwen3_5") || name == "qwen3-next") continue;  // state_scan has no derivative
+    const oar_test::TinyGolden golden = oar_test::load_tiny_golden(name);
+    // The halves of a latent's matrix are read as they lie, too.
+    if (golden.config.find("kv_lora_rank") != std::string::npos) continue;
     INFO(name);
     constexpr size_t kTokens = 5;
-    const oar_test::ModelLoss m(oar_test::load_tiny_golden(name), kTokens, oar_test::ModelLoss::kTwoSamples);
+    const oar_test::ModelLoss m(golden, kTokens, oar_test::ModelLoss::kTwoSamples);
     // Routers choose by comparisons, which differences may cross: those far from a tie at this step do not.
     oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, 1e-5);
 

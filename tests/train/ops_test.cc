@@ -171,8 +171,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition,
          std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 5, 3}, {9, 8, 70}, {33, 16, 251}}) {
       const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),
                    head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2, 0.5f)),
-                   weight = f32({}, {0.25f}),
-                   bias = f32({V}, random_values(static_cast<size_t>(V), 3));
+                   weight = f32({}, {0.25f}), bias = f32({V}, random_values(static_cast<size_t>(V), 3));
       std::vector<int32_t> targets;
       for (int64_t t = 0; t < T; ++t) targets.push_back(t % 4 == 2 ? -1 : static_cast<int32_t>(t * 7 % V));
       const Attrs attrs{{"scale", 0.7}, {"softcap", softcap}};

@@ -72,7 +72,8 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     // 8 bits of weights and of activations; a wrong basis leaves nothing, and a mixture may choose another
     // expert for a token.
     // Gemma 4 does not scale its scores, so heads of 512 show what keys lose.
-    const double least = name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos
+    const double least = name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos ||
+                                 name.find("deepseek") != std::string::npos || name == "qwen3-next"
                              ? 15
                          : name == "gemma4-12b" ? 18
                                                 : 25;
