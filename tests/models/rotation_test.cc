@@ -148,7 +148,8 @@ TEST_CASE("where a rotation applies is found from the graph") {
     INFO(name);
     const auto layers = static_cast<int>(config->layers), attention = rotated_layers(*config);
     const Residual residual = residual_of(name);
-    CHECK(rewrites(*graph, "fold_norms") == (residual.free ? residual.norms * layers + 1 : 0));
+    const int of_queries = config->latent.query_rank > 0 ? layers : 0;  // norms of their own latent
+    CHECK(rewrites(*graph, "fold_norms") == (residual.free ? residual.norms * layers + 1 + of_queries : 0));
     CHECK((rewrites(*graph, "rotate_residual") > 0) == residual.free);
     CHECK(rewrites(*graph, "rotate_values") == attention);
     CHECK(rewrites(*graph, "rotate_queries_keys") == attention);

@@ -94,7 +94,9 @@ TEST_CASE("every format on every architecture with every KV tier") {
         INFO(name << " " << format << " " << options.kv << " " << snr);
         // Any rounding may send a token to a whole other group of experts.
         const double other_group = groups > 1 ? 5 : 0;
-        CHECK(snr >= kTiers[t].second - other_group);
+        // Their closest choices of experts are within 0.0035 and 0.007 of a score (golden_test.cc).
+        const double close = name == "deepseek-v3" || name == "glm4-moe-lite" ? 4 : 0;
+        CHECK(snr >= kTiers[t].second - other_group - close);
         ++combinations;
       }
       ++pairs;

@@ -72,11 +72,14 @@ TEST_CASE("every architecture, rotated and quantized, offline and at load, compu
     // 8 bits of weights and of activations; a wrong basis leaves nothing, and a mixture may choose another
     // expert for a token.
     // Gemma 4 does not scale its scores, so heads of 512 show what keys lose.
-    const double least = name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos ||
-                                 name.find("deepseek") != std::string::npos || name == "qwen3-next"
-                             ? 15
-                         : name == "gemma4-12b" ? 18
-                                                : 25;
+    // A state keeps the errors of the rows before.
+    const bool mixture = name.find("mixtral") != std::string::npos || name.find("moe") != std::string::npos ||
+                         name.find("deepseek") != std::string::npos;
+    const double least = name == "qwen3-next" || name == "qwen3_5-moe" ? 10
+                         : mixture                                     ? 15
+                         : name == "gemma4-12b"                        ? 18
+                         : name == "qwen3_5"                           ? 20
+                                                                       : 25;
     CHECK(snr_db(want, tiny_logits(golden, load(folder / name), "none")) > least);
     const std::vector<float> loaded = tiny_logits(golden, *at_load, "all");
     CHECK(snr_db(want, loaded) > least);
