@@ -69,8 +69,11 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
       largest = std::max(largest, std::fabs(double{g.logits_f32[i]} - g.logits_bf16[i]));
     }
     REQUIRE(largest > 1e-4);  // rounding the weights is visible
-    // And leaves the same model; a state keeps the roundings of the rows before.
-    REQUIRE(largest < (name.starts_with("qwen3_5") || name == "qwen3-next" ? 2.0 : 1.0));
+    // And leaves the same model: a state keeps the roundings of the rows before, and a choice of experts by a
+    // few thousandths of a score becomes another.
+    const bool sways = name.starts_with("qwen3_5") || name == "qwen3-next" || name == "deepseek-v3" ||
+                       name == "glm4-moe-lite";
+    REQUIRE(largest < (sways ? 2.0 : 1.0));
     const auto row = [&](size_t t) {
       return std::vector(g.logits_f32.begin() + t * g.vocab, g.logits_f32.begin() + (t + 1) * g.vocab);
     };

@@ -5,7 +5,7 @@ import struct
 
 def write_bert(folder):
     """A folder in the Hugging Face layout: no head, zeros but for a pattern of small numbers."""
-    E, F, V, P = 16, 32, 40, 64
+    E, F, V, P = 16, 32, 40, 512
     shapes = {"embeddings.word_embeddings.weight": [V, E], "embeddings.position_embeddings.weight": [P, E],
               "embeddings.token_type_embeddings.weight": [2, E]}
     layer = "encoder.layer.0."
