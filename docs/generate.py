@@ -164,6 +164,9 @@ bf16; [the goldens' page](../tests/golden/README.md) says what each exercises.
             names.append(golden["name"])
             made = re.match(r"transformers [\d.]+", golden["made_with"])[0]
         kinds |= {"shared by later layers"} if shared else set()
+        if model_type == "kimi_k2":
+            page += f"| `{model_type}` | as `deepseek_v3`, under another name | | |\n"
+            continue
         page += f"| `{model_type}` | {', '.join(f'`{op}`' for op in sorted(ops - common))} | {', '.join(sorted(kinds))} | " \
                 f"{', '.join(names)} ({made}) |\n"
     page += """
