@@ -24,7 +24,10 @@ LanguageModelOptions options_of(int32_t page, const char* kv = "auto") {
 }
 
 std::string long_model(TinyDtype dtype = TinyDtype::f32) {
-  return write_tiny_model(load_tiny_golden("lfm2-long"), dtype);
+  // Once: engines read the mapped file while others are made.
+  static const std::string f32 = write_tiny_model(load_tiny_golden("lfm2-long"), TinyDtype::f32),
+                           bf16 = write_tiny_model(load_tiny_golden("lfm2-long"), TinyDtype::bf16);
+  return dtype == TinyDtype::f32 ? f32 : bf16;
 }
 
 // Logits of all rows where a sequence comes in pieces that end at `ends`.
