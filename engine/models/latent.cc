@@ -74,7 +74,8 @@ Val ModelBuilder::latent_weight(const std::string& prefix, bool keys, int64_t he
   if (has(apart)) return checked(expert_slice(apart, head, own, c.heads));  // GGUF's: U turned already
   const Val both = weight(prefix + "kv_b_proj.weight", {c.heads * (s.nope + s.value), s.rank});
   if (!both) return {};
-  const Tensor& all = graph().value(both.id).constant;
+  const Tensor all =
+      graph().value(both.id).constant;  // a copy of the handle: values move when the graph grows
   const int64_t first = head * (s.nope + s.value) + (keys ? 0 : s.nope);
   const Val rows = constant(own, all.slice(first, first + (keys ? s.nope : s.value)));
   if (!keys) return rows;
