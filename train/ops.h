@@ -3,11 +3,12 @@
 //
 //   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight (), bias? (V)) {scale, softcap}
 //       -> loss (), hits () i32, d_hidden (T, E), d_bias (V), d_head (V, E)
-//     weight * sum over rows with a target >= 0 of -log softmax(logits)[target], logits = scale (hidden .
-//     head^T + bias), capped as softcap * tanh(logits / softcap) where given; how many rows have their
-//     largest logit at the target; and gradients (only those that are results). Rows go through in blocks, so
-//     that never more than kLogitBytes of logits are in memory. Sums over blocks have the order of the rows.
-//     The head may be f32, or of any stored format where d_head is not asked for.
+//     loss: weight * sum over rows with a target >= 0 of -log softmax(logits)[target].
+//     logits = scale (hidden . head^T + bias), capped as softcap * tanh(logits / softcap) where given.
+//     hits: how many rows have their largest logit at the target. Gradients: only those that are results.
+//     Rows go through in blocks, so that never more than kLogitBytes of logits are in memory. Sums over
+//     blocks have the order of the rows. The head may be f32, or of any stored format where d_head is not
+//     asked for.
 //   rows_linear(x, w, bias?)    y = x . w^T + bias by the kernels that serve: f32, f16 and bf16 read in
 //   place, of
 //                               trained weights too; other formats are packed once. Frozen ones are

@@ -100,9 +100,9 @@ struct OpDef {
   // Matrix operands may be weight expressions: lower() reads them through LowerContext::weight().
   bool weight_expressions = false;
   // Ops with a recurrent state, over packed rows whose last operand is their segments. The serve pass
-  // replaces them by `served`, which has kStateOperands in front of the op's own operands but the last, the
-  // attribute `page_tokens` beside the op's own, and in front of the op's results the borders' state after
-  // the write.
+  // replaces them by `served`. That one has kStateOperands in front of the op's own operands but the last,
+  // and the attribute `page_tokens` beside the op's own. In front of the op's results it has the borders'
+  // state after the write.
   Result<StateFloats> (*state)(const Graph& g, std::span<const ValueId> inputs, const Attrs& attrs) = nullptr;
   const char* served = nullptr;
 };

@@ -39,8 +39,10 @@ ValueId weight_source(const Graph& graph, std::span<const Node> nodes, ValueId v
 std::optional<Format> source_format(const Graph& graph, std::span<const Node> nodes, ValueId value);
 
 // Every weight that a node or an output of the graph reads, once, in graph order: plain constants and the
-// ends of expressions, under the name of the tensor they were made of. A head tied to its embedding has the
-// head's name.
+// ends of expressions, under the name of the tensor they were made of: the first operand of each op leads
+// there. Such values are written in the tensor's place, so an expression that is no other basis or format of
+// it (w + 1, -exp(w)) must not begin with it: models put the number first. A head tied to its embedding has
+// the head's name.
 struct NamedWeight {
   std::string name;
   ValueId value;

@@ -43,6 +43,19 @@ void check(const char* name, const Ratios& r, double loads = 1.1, double stores 
   CHECK(r.shared <= shared);
 }
 
+// out (T, n) = x (T, K) times one weight.
+MatmulArgs product_of(DeviceArray& x, const MatmulSegment& weight, int64_t T, int64_t K, DeviceArray& out) {
+  MatmulArgs m;
+  m.out = out.data();
+  m.x = x.data();
+  m.segments = &weight;
+  m.num_segments = 1;
+  m.T = T;
+  m.K = m.ldx = K;
+  m.ldo = weight.n;
+  return m;
+}
+
 }  // namespace
 
 TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once") {
@@ -110,14 +123,7 @@ TEST_CASE("cuda counters: products read weights and rows in full sectors, from a
     DeviceArray x(std::vector<float>(static_cast<size_t>(T * kK), 1.f)), out(nothing_yet(T * kOutputs));
     DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(kOutputs * kK), uint16_t{0x3f80}));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
-    MatmulArgs m;
-    m.out = out.data();
-    m.x = x.data();
-    m.segments = &segment;
-    m.num_segments = 1;
-    m.T = T;
-    m.K = m.ldx = kK;
-    m.ldo = kOutputs;
+    const MatmulArgs m = product_of(x, segment, T, kK, out);
     check("matmul bf16", count(KernelFamily::kMatmul, "bf16", &m));
     // Bytes of the weights come once, those of x once for each 16 outputs (from L2).
     const emulation::Counters& c = emulation::counters();
@@ -135,14 +141,7 @@ TEST_CASE("cuda counters: products of many rows read weights once, and rows once
                    bytes = packed > 0 ? packed : kOutputs * kK * 2;
     DeviceCopy<char> w(std::vector<char>(bytes, '\1'));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
-    MatmulArgs m;
-    m.out = out.data();
-    m.x = x.data();
-    m.segments = &segment;
-    m.num_segments = 1;
-    m.T = kRows;
-    m.K = m.ldx = kK;
-    m.ldo = kOutputs;
+    const MatmulArgs m = product_of(x, segment, kRows, kK, out);
     check("matmul of many rows", count(KernelFamily::kMatmul, format, &m));
     const uint64_t ideal = bytes + kRows * kK * 4 * (kOutputs / 128);
     CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
@@ -156,13 +155,7 @@ TEST_CASE("cuda counters: products of codes read each packed byte once") {
     INFO(format);
     DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
-    MatmulArgs m;
-    m.out = out.data();
-    m.x = x.data();
-    m.segments = &segment;
-    m.num_segments = m.T = 1;
-    m.K = m.ldx = kK;
-    m.ldo = kOutputs;
+    const MatmulArgs m = product_of(x, segment, 1, kK, out);
     check("matmul of codes", count(KernelFamily::kMatmul, format, &m));
     const uint64_t ideal = w.size() + static_cast<uint64_t>(kK * 4) * (kOutputs / 16);
     CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
