@@ -107,6 +107,20 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
   command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
   command
       .add_option_function<std::string>(
+          "--state-snapshots", [&e](const std::string& text) { e.state_snapshots = *parse_size(text); },
+          "memory for recurrent states at which prompts are found again, of models that have such layers")
+      ->check([](const std::string& text) { return parse_size(text).status().message(); })
+      ->type_name("BYTES")
+      ->default_str("an eighth of the cache's");
+  command
+      .add_option(
+          "--snapshot-tokens", e.snapshot_tokens,
+          "behind how many tokens such a state is kept, a multiple of 64, beside those at the ends of "
+          "prompts and answers; 0: there alone")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  command
+      .add_option_function<std::string>(
           "--speculative",
           [&o](const std::string& method) {
             o.engine.speculative.prompt_lookup = method == "ngram";
