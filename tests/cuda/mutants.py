@@ -44,6 +44,7 @@ RULES = [
 ]
 # File and line as it stands: why nobody can tell.
 EQUIVALENT = {
+    ("attention_quant.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
     ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
@@ -103,8 +104,8 @@ class Workshop:
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
         try:
-            run = subprocess.run([exe, tests], cwd=self.build, capture_output=True, timeout=120, check=False)
-        except subprocess.TimeoutExpired:
+            run = subprocess.run([exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
+        except subprocess.TimeoutExpired:  # it waits for ever: many times what the slowest tests take
             return True
         return run.returncode != 0
 
