@@ -27,7 +27,7 @@ using namespace oar;
 using namespace oar_test;
 namespace fs = std::filesystem;
 
-constexpr int64_t kTokens = 64;  // of a stream and turn: prompts join a few rows a step
+constexpr int64_t kTokens = 128;  // of a stream and turn: prompts join a few rows a step, and all must meet
 
 struct ModelShape {
   int64_t hidden, inner, heads, kv_heads, head_dim, layers;
@@ -124,7 +124,8 @@ double step_seconds(LanguageModel& model, const std::vector<std::string>& names)
   for (auto& s : sinks) s->wait(std::chrono::hours(1));
   model.engine().on_step({});
   std::sort(seconds.begin(), seconds.end());
-  return seconds.empty() ? 0 : seconds[seconds.size() / 2];
+  if (seconds.empty()) fail("no step held all " + std::to_string(rows) + " streams: fewer run at once");
+  return seconds[seconds.size() / 2];
 }
 
 double median(std::vector<double> v) {
@@ -154,7 +155,7 @@ int main(int argc, char** argv) {
     LanguageModelOptions o;
     o.weights = weights;
     o.threads = threads;
-    o.max_context = 64;
+    o.max_context = kTokens + 16;
     o.max_sequences = 32;
     o.max_loras = 32;
     o.max_lora_rank = rank;
