@@ -1,4 +1,4 @@
-// rows_linear, rows_product, table_rows, rotate, accumulate (ops.h).
+// rows_linear, rows_product, table_rows, rotate, barrier, accumulate (ops.h).
 #include "train/layer_ops.h"
 
 #include <cmath>
@@ -167,6 +167,11 @@ Status accumulate_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
+Status barrier_evaluate(EvalContext& ctx) {
+  ctx.set(0, ctx.datum(0));
+  return ok_status();
+}
+
 // Whether the kernel of this format reads rows as they are stored.
 bool in_place(const Backend& backend, const Tensor& w) {
   const auto bytes = backend.packed_bytes(w.format(), w.shape()[0], w.shape()[1]);
@@ -252,6 +257,8 @@ const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evalua
 const OpDef op_rotate = {
     .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};
 const OpDef op_route = {.name = "route", .infer = route_types, .vjp = route_vjp, .evaluate = route_evaluate};
+const OpDef op_barrier = {
+    .name = "barrier", .infer = first_infer, .evaluate = barrier_evaluate, .view = true, .impure = true};
 const OpDef op_accumulate = {
     .name = "accumulate", .effect = true, .infer = first_infer, .evaluate = accumulate_evaluate};
 

@@ -120,7 +120,7 @@ Status loss_evaluate(EvalContext& ctx) {
   if (of_bias) { OAR_ASSIGN(d_bias, ctx.zeros({h.V}, DType::kF32)); }
   if (gradients) { OAR_ASSIGN(d_hidden, ctx.zeros({T, h.E}, DType::kF32)); }
   if (of_head) { OAR_ASSIGN(d_head, ctx.zeros({h.V, h.E}, DType::kF32)); }
-  const int64_t block = std::clamp<int64_t>(kLogitBytes / (4 * h.V), 1, T);
+  const int64_t block = logit_rows(T, h.V);
   const int64_t slice = std::min<int64_t>(h.V, 2048), panel = ctx.backend().filter_panel();
   OAR_ASSIGN(Tensor logits, ctx.allocate({block, h.V}, DType::kF32));
   OAR_ASSIGN(Tensor x, ctx.allocate({block, h.E}, DType::kF32));

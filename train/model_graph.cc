@@ -311,7 +311,7 @@ Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   return std::make_shared<const Graph>(std::move(f.graph));
 }
 
-Result<std::shared_ptr<const Graph>> step_graph(Forward f) {
+Result<std::shared_ptr<const Graph>> step_graph(Forward f, Recompute how) {
   OAR_ASSIGN(const auto out, add_loss(f));
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
   if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
@@ -331,6 +331,9 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f) {
     OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], gradient.id}));
     gradients[k] = sum[0];
   }
+  const auto last = std::find_if(g.nodes().begin(), g.nodes().end(),
+                                 [](const Node& n) { return n.op == &op_linear_cross_entropy; });
+  OAR_RETURN_IF_ERROR(passes::recompute(g, static_cast<size_t>(last - g.nodes().begin()), how, op_barrier));
   OAR_RETURN_IF_ERROR(accumulate(g, gradients, f.parameters));
   use_own_ops(g);
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
@@ -398,11 +401,11 @@ bool matches(std::string_view pattern, std::string_view name) {
 }
 
 namespace {
-Result<ModelGraphs> graphs_of(Forward f) {
+Result<ModelGraphs> graphs_of(Forward f, Recompute how) {
   ModelGraphs out;
   out.parameters = f.parameters;
   OAR_ASSIGN(out.loss, loss_graph(f));
-  OAR_ASSIGN(out.step, step_graph(std::move(f)));
+  OAR_ASSIGN(out.step, step_graph(std::move(f), how));
   return out;
 }
 }  // namespace
@@ -410,13 +413,13 @@ Result<ModelGraphs> graphs_of(Forward f) {
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options) {
   OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
-  return graphs_of(std::move(f));
+  return graphs_of(std::move(f), options.recompute);
 }
 
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
                                          EncoderHead head, const GraphOptions& options) {
   OAR_ASSIGN(Forward f, build_encoder_forward(checkpoint, config, head, options));
-  return graphs_of(std::move(f));
+  return graphs_of(std::move(f), options.recompute);
 }
 
 std::string Parameter::adapted() const {

@@ -10,12 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "engine/graph/passes/recompute.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/encoder.h"
 #include "engine/models/model.h"
 #include "train/optimizer.h"
 
 namespace oar::train {
+
+using passes::Recompute;
 
 struct LoraOptions {
   int64_t rank = 16;
@@ -31,6 +34,7 @@ struct GraphOptions {
   bool full = false;     // all parameters, else LoRA's
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
+  Recompute recompute = Recompute::kNone;
 };
 
 // What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.

@@ -24,6 +24,7 @@
 //                               segments lie together: products within each, and nothing between them
 //   segment_attention_back(..., dy) -> dq, dk, dv
 //   route = moe_route, evaluated by its reference: few numbers a token
+//   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   accumulate(sum, x)          sum += x. An effect: `sum` is a state
 //   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate []}
 //       -> norm ()              https://arxiv.org/abs/1711.05101, all tensors in one call; an effect on
@@ -37,14 +38,18 @@
 // The same bits for any number of threads.
 #pragma once
 
+#include <algorithm>
+
 #include "engine/graph/builder.h"
 
 namespace oar::train {
 
 inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
+// Rows of a block of logits of a vocabulary of V.
+inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLogitBytes / (4 * V), 1, T); }
 
 extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
-    op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
+    op_barrier, op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

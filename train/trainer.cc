@@ -14,6 +14,7 @@
 #include "engine/runtime/quantize_weights.h"
 #include "train/classifier.h"
 #include "train/labels.h"
+#include "train/ops.h"
 #include "train/result.h"
 
 namespace oar::train {
@@ -166,7 +167,7 @@ Status Trainer::load(const Logger& log) {
                                 least, "; raise it, or lower --length"));
   packer_ = std::make_unique<Packer>(data_, options_.graph.tokens, options_.seed, true);
   held_out_packer_ = std::make_unique<Packer>(held_out_, options_.graph.tokens, 0, false);
-  if (options_.schedule.steps == 0) {
+  if (options_.schedule.steps == 0 && !data_.empty()) {
     // Whole steps, the last epoch's rest included.
     const double batches = options_.epochs * static_cast<double>(packer_->batches(0));
     options_.schedule.steps = std::max<int64_t>(
@@ -223,7 +224,7 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
         cat("--length ", options_.samples.length, " is above the model's context of ", config_.max_context));
   OAR_ASSIGN(const auto data, load_labelled(options_.data, "--data"));
   OAR_ASSIGN(const auto held_out, load_labelled(options_.held_out, "--eval"));
-  head_ = data[0].head;
+  if (!data.empty()) head_ = data[0].head;
   if (!held_out.empty() && held_out[0].head != head_)
     return invalid_argument("--data and --eval differ: one labels texts, the other tokens");
   auto stored = classes_of(checkpoint_, *encoder_, head_);
@@ -274,7 +275,10 @@ Status Trainer::plan(const Logger&) {
   parameters_ = graphs.parameters;
   uint64_t numbers = 0;
   for (const Parameter& p : parameters_) numbers += static_cast<uint64_t>(p.shape.numel());
-  memory_.states = numbers * sizeof(float) * (2 + options_.optimizer.moments());
+  memory_.parameters = memory_.gradients = numbers * sizeof(float);
+  memory_.moments = memory_.parameters * options_.optimizer.moments();
+  const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
+  memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
   for (const auto& [name, t] : checkpoint_.tensors) {
     const bool trained = std::any_of(parameters_.begin(), parameters_.end(),
                                      [&, &name = name](const Parameter& p) { return p.name == name; });
@@ -292,20 +296,23 @@ Status Trainer::plan(const Logger&) {
   step_runner_->states = shapes;
   if (both) loss_runner_->states = shapes;
   step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
-  OAR_ASSIGN(const auto first, inputs(packer_->rows(0, 0), 0));
+  const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
+  OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
   OAR_RETURN_IF_ERROR(step_runner_->size(first));
   if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(first));
   memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
+  if (data_.empty()) return ok_status();
   const uint64_t free = available_memory();
-  if (memory_.states + memory_.activations > free) {
-    const uint64_t left = free > memory_.states ? free - memory_.states : 0;
+  if (memory_.states() + memory_.activations > free) {
+    const uint64_t left = free > memory_.states() ? free - memory_.states() : 0;
     // Memory of a step grows with its tokens a little faster than in proportion.
     const auto fits =
         static_cast<int64_t>(static_cast<double>(options_.graph.tokens) * static_cast<double>(left) /
                              static_cast<double>(memory_.activations));
     return resource_exhausted(
-        cat("training takes ", format_bytes(memory_.states), " of parameters, moments and gradients and ",
+        cat("training takes ", format_bytes(memory_.states()), " of parameters, moments and gradients and ",
             format_bytes(memory_.activations), " within a step, ", format_bytes(free), " are free",
+            options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
             fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
                        : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit"));
   }

@@ -25,9 +25,9 @@
 namespace oar::train {
 
 struct TrainerOptions {
-  std::string model;             // as resolve_model() takes it
-  std::string weights = "auto";  // the base's, quantized at load as a server does it
-  std::vector<std::string> data, held_out;
+  std::string model;                        // as resolve_model() takes it
+  std::string weights = "auto";             // the base's, quantized at load as a server does it
+  std::vector<std::string> data, held_out;  // without data, memory() is all that a trainer is for
   std::vector<std::string> labels;  // of an encoder's new head; empty: the model's, or those of the data
   DataOptions samples;
   GraphOptions graph;  // graph.tokens 0: as long as the longest sample
@@ -43,10 +43,12 @@ struct TrainerOptions {
 };
 
 struct MemoryUse {
-  uint64_t frozen = 0;       // the base's weights, those only mapped included
-  uint64_t states = 0;       // parameters, moments, sums of gradients
-  uint64_t activations = 0;  // what lives within a step, at its peak
-  uint64_t total() const { return frozen + states + activations; }
+  uint64_t frozen = 0;                                  // the base's weights, those only mapped included
+  uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained
+  uint64_t activations = 0;                             // what lives within a step, at its peak
+  uint64_t logits = 0;                                  // of that the block that the loss goes through
+  uint64_t states() const { return parameters + moments + gradients; }
+  uint64_t total() const { return frozen + states() + activations; }
 };
 
 struct StepReport {

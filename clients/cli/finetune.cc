@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 
@@ -23,7 +24,7 @@ namespace {
 
 struct FinetuneCommand {
   train::FinetuneOptions run;
-  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut";
+  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none";
   std::vector<std::string> rates;
   bool quiet = false;
 };
@@ -77,11 +78,13 @@ class Display {
                  samples, static_cast<long long>(t.steps()), static_cast<long long>(t.options().accumulate),
                  static_cast<long long>(t.options().graph.tokens), static_cast<long long>(t.trained()),
                  t.parameters().size());
-    std::fprintf(stderr,
-                 "memory at the peak: %s (weights that stay %s, parameters with moments and gradients %s, "
-                 "a step %s)\n",
-                 format_bytes(m.total()).c_str(), format_bytes(m.frozen).c_str(),
-                 format_bytes(m.states).c_str(), format_bytes(m.activations).c_str());
+    std::fprintf(
+        stderr,
+        "memory at the peak: %s (weights that stay %s, parameters with moments and gradients %s, "
+        "a step %s%s)\n",
+        format_bytes(m.total()).c_str(), format_bytes(m.frozen).c_str(), format_bytes(m.states()).c_str(),
+        format_bytes(m.activations).c_str(),
+        t.options().graph.recompute == train::Recompute::kNone ? "" : ", whose layers are computed again");
     if (resumed > 0) std::fprintf(stderr, "goes on behind step %lld\n", static_cast<long long>(resumed));
   }
 
@@ -126,6 +129,9 @@ Status settle(FinetuneCommand& o) {
     return Status(StatusCode::kInvalidArgument,
                   "--freeze is for --full: with --lora the model stays as it is", "command line");
   OAR_ASSIGN(t.schedule.decay, train::find_decay(o.schedule));
+  const auto& modes = passes::recompute_names();
+  t.graph.recompute =
+      static_cast<train::Recompute>(std::find(modes.begin(), modes.end(), o.recompute) - modes.begin());
   t.optimizer.kind = o.optimizer == "sgd" ? train::Optimizer::kSgd : train::Optimizer::kAdamW;
   t.samples.too_long = o.too_long == "refuse" ? train::TooLong::kRefuse : train::TooLong::kCut;
   for (const std::string& r : o.rates) {
@@ -215,6 +221,11 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_option("--tokens", t.graph.tokens,
                 "tokens of a micro-batch, into which samples are packed; 0: --length")
       ->check(in_range(0, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--recompute", o->recompute,
+                "less memory for more time, to the same bits: keep what each layer is given and compute the "
+                "rest again on the way back (layers), or what every few layers are (full)")
+      ->check(CLI::IsMember(passes::recompute_names()))
       ->capture_default_str();
   c->add_option("--accumulate", t.accumulate, "micro-batches of a step")
       ->check(in_range(1, 1 << 16))

@@ -5,6 +5,7 @@
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/inspect_predictor.h"
+#include "clients/cli/inspect_train.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
 #include "engine/base/format.h"
@@ -23,7 +24,8 @@ struct InspectOptions {
   ReportOptions report;
   std::vector<std::string> inputs;  // of ordinary models
   std::string precision = "f32";    // of those
-  std::string params;               // of a Paddle model, where they are named
+  TrainInspection train;
+  std::string params;  // of a Paddle model, where they are named
   bool tensors = false, json = false, quant = false, explain = false;
 };
 
@@ -124,6 +126,13 @@ int inspect_quant(const std::string& path, const InspectOptions& o, const Langua
 }
 
 int inspect(const InspectOptions& o) {
+  if (!o.train.what.empty()) {
+    TrainInspection train = o.train;
+    train.trainer.model = o.model.model;
+    train.trainer.weights = o.model.engine.weights;
+    const Status s = inspect_train(std::move(train));
+    return s.ok() ? kSuccess : fail(s);
+  }
   const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
   if (is_predictor_path(o.model.model)) {
     PredictorInspection what;
@@ -195,6 +204,7 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("FILE");
   c->add_flag("--explain", o->explain,
               "of an ONNX or Paddle model: what each pass did, and why two ops were not fused");
+  add_train_options(*c, o->train);
   c->add_flag("--json", o->json, "print the files' facts as one JSON object")
       ->excludes(graph)
       ->excludes(plan)
@@ -208,6 +218,7 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect resnet50.onnx --plan --input input=8x3x224x224\n"
       "  oar inspect demo --graph --disable-pass fuse_linear\n"
       "  oar inspect demo --dump-pass fuse_linear\n"
+      "  oar inspect demo --train rank=8,targets=q_proj,v_proj --tokens 64\n"
       "  oar inspect resnet50.onnx --explain");
   c->callback([o, &action] { action = [o] { return inspect(*o); }; });
 }

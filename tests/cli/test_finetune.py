@@ -2,6 +2,7 @@
 """oar finetune and oar merge as a user runs them: what they print, write and refuse, and runs that are killed."""
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -51,6 +52,20 @@ class Finetune(Base):
         done = self.ok("finetune", "demo", "--data", self.data, "-o", self.folder / "none", "--dry-run", *RUN)
         self.assertIn("memory at the peak: ", done.stderr)
         self.assertEqual(list(self.folder.iterdir()), [self.data])
+
+    def test_recomputation_takes_less_and_says_so(self):
+        def step(*more):
+            done = self.ok("finetune", "demo", "--data", self.data, "-o", self.folder / "none", "--dry-run", *RUN, *more)
+            told = re.search(r"a step ([0-9.]+) MiB(, whose layers are computed again)?\)", done.stderr)
+            return float(told[1]), told[2] is not None
+        (none, no), (layers, yes) = step(), step("--recompute", "layers")
+        self.assertLess(layers, none)
+        self.assertEqual((no, yes), (False, True))
+        told = self.ok("inspect", "demo", "--train", "rank=4,targets=q_proj,v_proj", "--tokens", 64).stdout
+        self.assertEqual(len(re.findall(r"^--recompute (?:none|layers|full) +a step [0-9.]+ MiB \(a block of logits", told, re.M)), 3)
+        for part in ("weights that stay", "parameters", "moments", "gradients"):
+            self.assertRegex(told, rf"(?m)^{part} +[0-9.]+ [KM]iB$")
+        self.refused(2, "inspect", "demo", "--tokens", 64, says=["--train"])
 
     def test_a_killed_run_goes_on_to_the_same_bits(self):
         command = [OAR, "finetune", "demo", "--data", self.data, "--steps", "12", "--checkpoint-every", "1", "-q", *RUN]
