@@ -74,7 +74,7 @@ ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape, Format 
 
 Status train_all(Forward& f, const Checkpoint& checkpoint, const std::vector<std::string>& freeze) {
   for (const auto& [name, tensor] : checkpoint.tensors)
-    if (tensor.shape().rank() == 3)
+    if (tensor.shape().rank() == 3 && tensor.shape()[1] != 1)  // but filters of convolutions (C, 1, L)
       return unimplemented(cat("'", name, "' is a stack of experts, which cannot be trained: use --lora"));
   std::set<std::string> matched;
   std::string names;
@@ -176,6 +176,7 @@ void use_rows_ops(Graph& g) {
     if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
       n.op = &op_segment_attention;
     if (n.is("moe_route")) n.op = &op_route;
+    if (n.is("state_scan")) n.op = &op_segment_scan;
     if (!n.is("rope")) continue;
     n.op = &op_rotate;
     n.inputs.resize(3);

@@ -23,6 +23,9 @@
 //   whose
 //                               segments lie together: products within each, and nothing between them
 //   segment_attention_back(..., dy) -> dq, dk, dv
+//   segment_scan(q, k, v, g, beta, segments) {delta}   state_scan (engine/ops/state_scan.cc), which can be
+//   differentiated once
+//   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
 //   route = moe_route, evaluated by its reference: few numbers a token
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   accumulate(sum, x)          sum += x. An effect: `sum` is a state
@@ -49,7 +52,8 @@ inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
 inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLogitBytes / (4 * V), 1, T); }
 
 extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
-    op_barrier, op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_adamw, op_sgd;
+    op_barrier, op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_segment_scan,
+    op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

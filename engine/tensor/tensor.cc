@@ -109,6 +109,7 @@ Result<Tensor> Tensor::reshape(const Shape& shape) const {
     return invalid_argument(cat("cannot view ", shape_.to_string(), " of ", format_.name(), " as ",
                                 shape.to_string(), ": a row of this format has a head and stays whole"));
   }
+  if (!has_bytes()) return without_bytes(shape, format_);  // of a run that is only sized
   return make(shape, format_, buffer_);
 }
 

@@ -24,9 +24,10 @@ from tiny_weights import fnv1a64, splitmix64, tiny_weights
 OUT = GOLDEN.parent / "training"
 STEPS, RATE, DECAY, CLIP, EPSILON, BETAS = 200, 1e-3, 0.1, 1.0, 1e-8, (0.9, 0.999)
 LENGTHS, SEED, RANK, ALPHA = (12, 9, 7, 4), 3, 4, 8.0
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj", "out_proj", "w1", "w2", "w3",
+           "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"]
 NAMES = ["llama2", "llama3", "llama-bias", "llama-linear", "qwen2", "qwen3", "mistral", "seed_oss", "gemma2", "gemma3", "granite",
-         "olmo2", "smollm3", "starcoder2", "glm4", "phi3", "gpt2", "cohere2", "exaone4", "ernie4_5"]
+         "olmo2", "smollm3", "starcoder2", "glm4", "phi3", "gpt2", "cohere2", "exaone4", "ernie4_5", "lfm2", "qwen3_5"]
 NO_SDPA = {"gemma2"}  # caps its scores, which transformers offers in eager alone
 
 

@@ -96,6 +96,20 @@ TEST_CASE("llama and qwen learn one batch") {
   }
 }
 
+TEST_CASE("models with convolutions and states learn one batch") {
+  for (const char* name : {"lfm2", "qwen3_5"}) {
+    TinyRun run(name);
+    run.options.graph.full = true;
+    run.options.rate = 3e-3;
+    auto t = run.trainer();
+    double loss = 1;
+    int steps = 0;
+    for (; steps < 400 && loss >= 0.01; ++steps) loss = step(*t).loss;
+    INFO(name << " after " << steps);
+    CHECK(loss < 0.01);
+  }
+}
+
 TEST_CASE("the same seed gives the same bits for any number of threads; another seed does not") {
   std::vector<std::vector<Tensor>> states;
   for (const int threads : {1, 2, 3, 1}) {
