@@ -27,9 +27,6 @@ OAR_DEVICE int64_t sequence_of(const PagedAttentionArgs& a, int64_t t) {
   return low;
 }
 
-// exp(x - y) of softmaxes, x <= y; 0 where x is -infinity.
-OAR_DEVICE float softmax_shrink(float x, float y) { return exp2f((x - y) * 1.4426950408889634f); }
-
 // One query and head a block; warps take spans in turn. Lanes are positions for scores, dims for values.
 // kDims: of a lane, at least D / 32.
 template <class Cache, int kDims>

@@ -7,6 +7,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/resize.h"
 #include "kernels/rope.h"
 #include "tests/cuda/on_device.h"
 
@@ -39,6 +40,25 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kBinary, BinaryArgs{}, {&BinaryArgs::rows, &BinaryArgs::cols});
   check(KernelFamily::kSwiGlu, SwiGluArgs{}, {&SwiGluArgs::T, &SwiGluArgs::F});
   check(KernelFamily::kSoftmax, SoftmaxArgs{}, {&SoftmaxArgs::rows, &SoftmaxArgs::n});
+  ConvArgs conv;
+  conv.window.N = conv.window.OH = conv.window.OW = 8;
+  check(KernelFamily::kConv, conv, {&ConvArgs::M});
+  conv.M = 8;
+  conv.window.OW = 0;
+  launch_on_device(KernelFamily::kConv, "f32", &conv);
+  DepthwiseArgs depthwise;
+  depthwise.window = conv.window;
+  depthwise.C = 8;
+  launch_on_device(KernelFamily::kDepthwise, "f32", &depthwise);
+  PoolArgs pool;
+  pool.window = conv.window;
+  pool.C = 8;
+  launch_on_device(KernelFamily::kPool, "f32", &pool);
+  check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
+  check(KernelFamily::kSegmentAttention, SegmentAttentionArgs{},
+        {&SegmentAttentionArgs::T, &SegmentAttentionArgs::H, &SegmentAttentionArgs::D});
+  check(KernelFamily::kDenseAttention, DenseAttentionArgs{},
+        {&DenseAttentionArgs::B, &DenseAttentionArgs::H, &DenseAttentionArgs::S, &DenseAttentionArgs::DV});
   check(KernelFamily::kRmsNorm, RmsNormArgs{}, {&RmsNormArgs::rows, &RmsNormArgs::cols});
   check(KernelFamily::kLayerNorm, LayerNormArgs{}, {&LayerNormArgs::rows, &LayerNormArgs::cols});
   check(KernelFamily::kRope, RopeArgs{}, {&RopeArgs::T, &RopeArgs::heads, &RopeArgs::D});
@@ -107,6 +127,10 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   MoeRouteArgs route;
   route.experts = 5000;
   CHECK(refused(KernelFamily::kMoeRoute, "f32", &route));
+  ConvArgs conv;
+  conv.window.N = int64_t{1} << 32, conv.window.OH = conv.window.OW = 64;
+  conv.M = 64;
+  CHECK(refused(KernelFamily::kConv, "f32", &conv));
   LayerNormArgs norm;
   norm.rows = -1;
   CHECK(refused(KernelFamily::kLayerNorm, "f32", &norm));

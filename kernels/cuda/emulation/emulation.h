@@ -177,6 +177,7 @@ inline uint32_t __ballot_sync(uint32_t mask, int vote, OAR_EMULATED_PLACE) {
   return ::oar::cuda::emulation::ballot(mask, vote != 0, place);
 }
 inline int __popc(uint32_t bits) { return std::popcount(bits); }
+inline int __ffs(uint32_t bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
