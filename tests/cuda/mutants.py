@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--count N] [--seed N] [--jobs N]: barriers, bounds tests and masks of kernels/cuda, each removed in turn.
+"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, bounds tests and masks of kernels/cuda, each removed in turn.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
@@ -19,7 +19,9 @@ import tempfile
 FILES = {
     "attention.cu": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
+    "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
+    "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
@@ -31,6 +33,8 @@ FILES = {
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
     "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
+    "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
+    "resize.cu": ("resize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: interpolation*"),
     "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
 }
@@ -115,12 +119,15 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", nargs="*", metavar="FILE", help="all mutants of these files")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     chosen = list(mutants(args.root))
-    if not args.all:
+    if args.only:
+        chosen = [m for m in chosen if m[0] in args.only]
+    elif not args.all:
         chosen = random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))
     chosen = [m for m in chosen if (m[0], m[3]) not in EQUIVALENT]
     shop, survivors, dead = Workshop(args.build, args.root), [], 0
@@ -136,7 +143,7 @@ def main():
             if found is False:
                 survivors.append(said)
                 print("NOT FOUND", said, flush=True)
-            elif args.all:
+            elif args.all or args.only:
                 print("found" if found else "does not compile", said, flush=True)
     print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile")
     return 1 if survivors or dead == 0 else 0

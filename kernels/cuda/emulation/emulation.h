@@ -76,6 +76,8 @@ std::string take_error();
 void* device_allocate(size_t bytes);
 bool device_release(void* p);
 uint64_t device_bytes();  // allocated now
+// Whether [p, p + bytes) lies within one allocation.
+bool device_holds(const void* p, uint64_t bytes);
 
 // ---- for device.h ----
 
