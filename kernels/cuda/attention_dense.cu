@@ -61,13 +61,15 @@ struct Segments {
   OAR_DEVICE int64_t queries() const { return a.T * a.H; }
   // How many rows in the direction of `step`, 1 or -1, row t sees: they lie together. The whole warp asks.
   OAR_DEVICE int64_t reach(int64_t t, int64_t step) const {
-    for (int64_t n = 0;; n += kWarp) {
+    int64_t n = 0;
+    for (; n < a.T; n += kWarp) {
       const int64_t s = t + step * (n + 1 + lane());
       const bool seen = s >= 0 && s < a.T && a.segments[s] == a.segments[t] &&
                         (a.window <= 0 || step * (int64_t{a.positions[s]} - a.positions[t]) < a.window);
       const uint32_t hidden = ~__ballot_sync(kAllLanes, seen);
       if (hidden != 0) return n + __ffs(hidden) - 1;
     }
+    return n;  // not reached: there are T rows
   }
   OAR_DEVICE Query query(int64_t r) const {
     const int64_t t = r / a.H, h = r % a.H, kv = h / (a.H / a.K);

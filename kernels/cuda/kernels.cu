@@ -13,6 +13,7 @@
 #include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/softmax.h"
+#include "kernels/cuda/state.h"
 
 namespace oar::cuda {
 namespace {
@@ -55,6 +56,8 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kHadamard, "f32", run_with<HadamardArgs, hadamard>, bytes<HadamardArgs, hadamard_scratch>},
     {KernelFamily::kMoeRoute, "f32", run_with<MoeRouteArgs, moe_route>,
      bytes<MoeRouteArgs, moe_route_scratch>},
+    {KernelFamily::kCausalConv, "f32", run<CausalConvArgs, causal_conv>},
+    {KernelFamily::kStateScan, "f32", run<StateScanArgs, state_scan>},
     {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
 };
 

@@ -1,6 +1,7 @@
 // Where a size is 0 there is nothing to do, and nothing is launched: pointers may be anything.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
@@ -9,6 +10,7 @@
 #include "kernels/norm.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
+#include "kernels/state_scan.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
@@ -65,6 +67,10 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kGatherRows, GatherRowsArgs{}, {&GatherRowsArgs::R, &GatherRowsArgs::E});
   check(KernelFamily::kEmbedding, EmbeddingArgs{}, {&EmbeddingArgs::T, &EmbeddingArgs::E}, "q4_0");
   check(KernelFamily::kHadamard, HadamardArgs{}, {&HadamardArgs::rows, &HadamardArgs::n});
+  check(KernelFamily::kCausalConv, CausalConvArgs{}, {&CausalConvArgs::T, &CausalConvArgs::C});
+  StateScanArgs scan;
+  scan.shape = {1, 1, 8, 8};
+  check(KernelFamily::kStateScan, scan, {&StateScanArgs::T});
   check(KernelFamily::kMoeCombine, MoeCombineArgs{}, {&MoeCombineArgs::T, &MoeCombineArgs::E});
   check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
   check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
@@ -131,6 +137,10 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   conv.window.N = int64_t{1} << 32, conv.window.OH = conv.window.OW = 64;
   conv.M = 64;
   CHECK(refused(KernelFamily::kConv, "f32", &conv));
+  StateScanArgs scan;
+  scan.T = 1;
+  scan.shape = {1, 1, 2000, 8};
+  CHECK(refused(KernelFamily::kStateScan, "f32", &scan));
   LayerNormArgs norm;
   norm.rows = -1;
   CHECK(refused(KernelFamily::kLayerNorm, "f32", &norm));

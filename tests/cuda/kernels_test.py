@@ -55,6 +55,8 @@ KERNELS = [
     (r"(unary|activate)_kernelILi4", 32, 0, {"LDG128": 1, "STG128": 1}),
     (r"(binary|swiglu)_kernelILi4", 40, 0, {"LDG128": 2, "STG128": 1}),
     (r"(unary|activate|binary|swiglu)_kernelILi1", 32, 0, {}),
+    (r"causal_conv_kernel", 56, 0, {}),
+    (r"state_scan_kernel", 80, 0, {}),
     (r"choose_kernel", 40, 0, {}),
     (r"sort_kernel", 40, 0, {}),
     (r"combine_kernel", 40, 0, {}),
