@@ -134,7 +134,7 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   route.experts = 5000;
   CHECK(refused(KernelFamily::kMoeRoute, "f32", &route));
   ConvArgs conv;
-  conv.window.N = int64_t{1} << 32, conv.window.OH = conv.window.OW = 64;
+  conv.window.N = (int64_t{1} << 32) + 1, conv.window.OH = conv.window.OW = 8;
   conv.M = 64;
   CHECK(refused(KernelFamily::kConv, "f32", &conv));
   StateScanArgs scan;

@@ -87,12 +87,13 @@ TEST_CASE("cuda: convolutions of every kind against the reference", "[cuda]") {
       std::vector<float> want(residual.size(), kNobodys), sizes(residual.size(), 0.f);
       const std::vector<float> xs = magnitudes(x), ws = magnitudes(filters), bs = magnitudes(bias),
                                rs = magnitudes(residual);
-      a.out = sizes.data(), a.x = xs.data(), a.w = ws.data(), a.bias = bs.data();
+      const bool biased = seed % 3 != 0;
+      a.out = sizes.data(), a.x = xs.data(), a.w = ws.data(), a.bias = biased ? bs.data() : nullptr;
       a.residual = c.residual ? rs.data() : nullptr;
       run_reference(KernelFamily::kConv, Format::f32(), &a);
       if (values == Values::kNormal) a.epilogue = c.epilogue;
       a.alpha = c.epilogue == Epilogue::kClamp ? 0.f : 1.f / 6, a.beta = 0.5f;
-      a.out = want.data(), a.x = x.data(), a.w = filters.data(), a.bias = bias.data();
+      a.out = want.data(), a.x = x.data(), a.w = filters.data(), a.bias = biased ? bias.data() : nullptr;
       a.residual = c.residual ? residual.data() : nullptr;
       run_reference(KernelFamily::kConv, Format::f32(), &a);
 
@@ -102,7 +103,7 @@ TEST_CASE("cuda: convolutions of every kind against the reference", "[cuda]") {
         for (size_t i = 0; i < want.size(); ++i)
           if (want[i] == kNobodys) want[i] = residual[i];
       }
-      a.out = out.data(), a.x = dx.data(), a.w = dw.data(), a.bias = db.data();
+      a.out = out.data(), a.x = dx.data(), a.w = dw.data(), a.bias = biased ? db.data() : nullptr;
       a.residual = c.residual ? out.data() : nullptr;
       launch_on_device(KernelFamily::kConv, "f32", &a);
       check_close(out.host(), want, [&](size_t i) {
@@ -136,33 +137,40 @@ TEST_CASE("cuda: convolutions of channels by themselves, and pools, against the 
           DepthwiseArgs a;
           a.window = w;
           a.C = C;
-          a.out = sizes.data(), a.x = xs.data(), a.w = ws.data(), a.bias = bs.data(), a.residual = rs.data();
+          a.out = sizes.data(), a.x = xs.data(), a.w = ws.data(),
+          a.bias = seed % 3 != 0 ? bs.data() : nullptr, a.residual = seed % 4 != 0 ? rs.data() : nullptr;
           run_reference(KernelFamily::kDepthwise, Format::f32(), &a);
           a.alpha = 1.f / 6, a.beta = 0.5f;
           if (values == Values::kNormal) a.epilogue = Epilogue::kHardSwish;
-          a.out = want.data(), a.x = x.data(), a.w = filters.data(), a.bias = bias.data();
-          a.residual = residual.data();
+          a.out = want.data(), a.x = x.data(), a.w = filters.data(),
+          a.bias = seed % 3 != 0 ? bias.data() : nullptr;
+          a.residual = seed % 4 != 0 ? residual.data() : nullptr;
           run_reference(KernelFamily::kDepthwise, Format::f32(), &a);
           DeviceArray dx(x, shift), dw(filters, shift), db(bias, shift), out(residual, shift);
-          a.out = out.data(), a.x = dx.data(), a.w = dw.data(), a.bias = db.data(), a.residual = out.data();
+          a.out = out.data(), a.x = dx.data(), a.w = dw.data(), a.bias = seed % 3 != 0 ? db.data() : nullptr,
+          a.residual = seed % 4 != 0 ? out.data() : nullptr;
           launch_on_device(KernelFamily::kDepthwise, "f32", &a);
           const double terms = static_cast<double>(w.KH * w.KW) + 2;
           check_close(out.host(), want, [&](size_t i) {
             return values == Values::kIntegers ? 0.0 : after(terms * kUnit * sizes[i], want[i]);
           });
         }
-        std::vector<float> x = filled(w.N * w.H * w.W * C, Values::kIntegers, seed), want = nothing_yet(n);
+        WindowShape beyond = w;  // some windows begin behind the padded image
+        beyond.OH += 3, beyond.OW += 3;
+        const int64_t results = w.N * beyond.OH * beyond.OW * C;
+        std::vector<float> x = filled(w.N * w.H * w.W * C, Values::kIntegers, seed),
+                           want = nothing_yet(results);
         if (x.size() > 10) x[7] = NAN, x[3] = -INFINITY;
         for (const PoolOp op : {PoolOp::kMax, PoolOp::kAverage}) {
           for (const int32_t count_pads : {0, 1}) {
             PoolArgs a;
-            a.window = w;
+            a.window = beyond;
             a.C = C;
             a.op = op;
             a.count_pads = count_pads;
             a.out = want.data(), a.x = x.data();
             run_reference(KernelFamily::kPool, Format::f32(), &a);
-            DeviceArray dx(x, shift), out(nothing_yet(n), shift);
+            DeviceArray dx(x, shift), out(nothing_yet(results), shift);
             a.out = out.data(), a.x = dx.data();
             launch_on_device(KernelFamily::kPool, "f32", &a);
             // Sums of integers are exact; the quotient is within 2 units.

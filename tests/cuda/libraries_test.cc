@@ -202,3 +202,54 @@ TEST_CASE(
   const auto lt = CublasLt::make(api, &why);
   if (lt == nullptr) CHECK_THAT(why, Contains("cublasLtCreate: CUBLAS_STATUS_"));
 }
+
+TEST_CASE("cuda libraries: sums and gathers over ranks, and what NCCL's fake refuses") {
+  const NcclApi& api = emulation::fake_nccl();
+  constexpr int kRanks = 3;
+  NcclId id;
+  REQUIRE(NcclRank::unique_id(api, &id).ok());
+  std::unique_ptr<NcclRank> ranks[kRanks];
+  // By itself the first would wait for the others.
+  CHECK(NcclRank::join(api, kRanks, id, 0, &ranks[0]).what == "ncclCommInitRank: invalid usage");
+  CHECK(NcclRank::join(api, kRanks, id, 3, &ranks[0]).what == "ncclCommInitRank: invalid argument");
+  const auto join = [&](const NcclId& its, int n, std::unique_ptr<NcclRank>* to) {
+    REQUIRE(nccl_group_start(api).ok());
+    for (int r = 0; r < n; ++r) REQUIRE(NcclRank::join(api, kRanks, its, r, &to[r]).ok());
+    return nccl_group_end(api).what;
+  };
+  std::unique_ptr<NcclRank> incomplete[kRanks];
+  CHECK(join(id, 2, incomplete) == "ncclGroupEnd: invalid usage");
+  REQUIRE(join(id, kRanks, ranks) == "");
+  CHECK(NcclRank::join(api, 1, id, 0, &incomplete[0]).what == "ncclCommInitRank: invalid usage");
+
+  DeviceArray a({1, 2}), b({10, 20}), c({100, 200}), all(std::vector<float>(3 * 2 * kRanks));
+  DeviceArray* data[kRanks] = {&a, &b, &c};
+  REQUIRE(nccl_group_start(api).ok());
+  for (int r = 0; r < kRanks; ++r) {
+    REQUIRE(ranks[r]->all_gather(data[r]->data(), all.data() + r * 6, 2, nullptr).ok());
+    REQUIRE(ranks[r]->all_reduce(data[r]->data(), 2, nullptr).ok());
+  }
+  REQUIRE(nccl_group_end(api).ok());
+  for (DeviceArray* d : data) CHECK(d->host() == std::vector<float>{111, 222});
+  const std::vector<float> gathered = all.host();
+  for (size_t i = 0; i < gathered.size(); ++i)
+    CHECK(gathered[i] == std::vector<float>{1, 2, 10, 20, 100, 200}[i % 6]);
+
+  CHECK(ranks[0]->all_reduce(a.data(), 2, nullptr).what == "ncclAllReduce: invalid usage");
+  REQUIRE(nccl_group_start(api).ok());
+  CHECK(ranks[0]->all_reduce(a.data(), 3, nullptr).what == "ncclAllReduce: invalid argument");  // too long
+  REQUIRE(ranks[0]->all_reduce(a.data(), 2, nullptr).ok());
+  REQUIRE(ranks[1]->all_reduce(b.data(), 1, nullptr).ok());
+  REQUIRE(ranks[2]->all_reduce(c.data(), 2, nullptr).ok());
+  CHECK(nccl_group_end(api).what == "ncclGroupEnd: invalid usage");
+  CHECK(a.host() == std::vector<float>{111, 222});
+}
+
+TEST_CASE("cuda libraries: the real NCCL, where it is installed, has every function and makes an id") {
+  NcclApi api;
+  std::string why;
+  if (!load_nccl(&api, &why)) OAR_SKIP("no NCCL: " + why);
+  NcclId id;
+  const LibraryStatus made = NcclRank::unique_id(api, &id);
+  if (!made.ok()) CHECK_THAT(made.what, Contains("ncclGetUniqueId: "));  // no network interface here
+}

@@ -49,8 +49,19 @@ RULES = [
      r"\1true ? \3"),
 ]
 # File and line as it stands: why nobody can tell.
+SAME_VALUE = "every lane writes the same value"
 EQUIVALENT = {
+    ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("moe.cu", "if (j % kWarp == lane()) experts[t * a.top_k + j] = which;"): SAME_VALUE,
+    ("moe.cu", "if (which % kWarp == lane()) keys[which] = NAN;"): SAME_VALUE,
+    ("moe.cu", "if (thread == 0) a.expert_start[e] = next;"): SAME_VALUE,
+    ("moe.cu", "if (e + 1 == static_cast<int>(a.experts) && thread == 0) a.expert_start[e + 1] = next;"): SAME_VALUE + ", the next block's too",
+    ("moe.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
     ("attention_quant.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
+    ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
+        "the emulated device runs blocks in order, and the next segment's writes its rows again",
+    ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
     ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }

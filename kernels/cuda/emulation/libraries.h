@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/libraries/cublas_lt.h"
+#include "kernels/cuda/libraries/nccl.h"
 
 namespace oar::cuda::emulation {
 
@@ -12,5 +13,10 @@ namespace oar::cuda::emulation {
 // short, an algorithm that was not given or checked for these sizes, and too little workspace. Its algorithm
 // asks for 1 KiB of workspace. Sums are in double.
 const CublasLtApi& fake_cublas_lt();
+
+// All ranks are of this process and its one device, and of one thread at a time. Refuses: what would wait for
+// ever (a rank's call outside of a group, a group without a call of every rank), ranks that differ in what
+// they call or how much, an id used twice, buffers that are not whole within an allocation.
+const NcclApi& fake_nccl();
 
 }  // namespace oar::cuda::emulation
