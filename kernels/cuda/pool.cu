@@ -54,9 +54,10 @@ __global__ void __launch_bounds__(kPackThreads) depthwise_kernel(DepthwiseArgs a
   store_pack<kWidth>(a.out + element, sum);
 }
 
-// How many of `taps` are before `end`, the first at `start` and `step` apart.
+// How many of `taps` are before `end`, the first at `start` and `step` apart; of a window that begins behind
+// the end none or less, and its sum is 0.
 OAR_DEVICE int64_t taps_before(int64_t start, int64_t step, int64_t taps, int64_t end) {
-  const int64_t n = end > start ? (end - start + step - 1) / step : 0;
+  const int64_t n = (end - start + step - 1) / step;
   return n < taps ? n : taps;
 }
 
