@@ -16,7 +16,7 @@ static_assert(kStep == kSide);
 
 // Elements of a step's row: the lanes that write a column of 16 in two rows meet different banks.
 template <int kEach>
-constexpr int kRowFloats = 2 + kEach * kSide;
+constexpr int kRowFloats = int{kEach} * kSide + 2;
 template <int kEach>
 constexpr size_t kStepBytes = (kStep * kRowFloats<kEach> * sizeof(float) + 127) / 128 * 128;
 
