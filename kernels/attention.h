@@ -144,7 +144,7 @@ struct DenseAttentionArgs {
 struct KeyRange {
   int64_t from = 0, to = 0;
 };
-inline KeyRange seen_keys(const DenseAttentionArgs& a, int64_t b, int64_t i) {
+inline OAR_HD KeyRange seen_keys(const DenseAttentionArgs& a, int64_t b, int64_t i) {
   int64_t limit = a.L, length = a.L;
   if (a.lengths != nullptr) {
     length = a.wide_lengths ? static_cast<const int64_t*>(a.lengths)[b]

@@ -5,6 +5,7 @@
 #include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
+#include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/tensor/util.h"
 #include "kernels/embedding.h"
 #include "kernels/partition.h"
@@ -102,6 +103,34 @@ Status transpose_reference(HostInputs in, const Attrs& attrs, std::span<HostValu
     copy_element(*in[0], static_cast<size_t>(index), out[0], static_cast<size_t>(flat));
   }
   return ok_status();
+}
+
+// On a device: where only axes of one entry move, elements stay in their order, and an activation that does
+// nothing copies them.
+Lowered transpose_lower(LowerContext& ctx) {
+  if (!ctx.in_run() || ctx.backend.memory() == MemoryKind::kHost) return not_lowered();
+  const ValueInfo& x = ctx.operands[0];
+  const std::vector<int64_t> perm = ctx.node.attrs.get_ints("perm");
+  if (!tensor::is_f32(x) || x.shape.numel() == 0 || perm.size() != static_cast<size_t>(x.shape.rank()))
+    return not_lowered();
+  std::vector<int64_t> dims;
+  int64_t before = -1;
+  for (const int64_t p : perm) {
+    if (p < 0 || p >= x.shape.rank()) return not_lowered();
+    dims.push_back(x.shape[static_cast<int>(p)]);
+    if (dims.back() == 1) continue;
+    if (p <= before) return not_lowered();
+    before = p;
+  }
+  const Shape shape{std::span<const int64_t>(dims)};
+  if (shape.numel() != x.shape.numel()) return not_lowered();
+  return tensor::lowered_call(ctx, KernelFamily::kActivate, ActivateArgs{}, shape,
+                              0.3 * static_cast<double>(shape.numel()), 1,
+                              [](ActivateArgs& a, const Operand* in, const Operand* out) {
+                                a.out = out[0].as<float>();
+                                a.x = in[0].as<const float>();
+                                a.n = in[0].numel();
+                              });
 }
 
 // ---- slice(x, starts, ends, axes, steps: or none) {starts, ends, axes, steps}, as tensor::slice_box() has
@@ -373,7 +402,8 @@ extern const OpDef op_transpose = {.name = "transpose",
                                    .infer = transpose_infer,
                                    .vjp = gradient::transpose,
                                    .reference = transpose_reference,
-                                   .evaluate = tensor::transpose};
+                                   .evaluate = tensor::transpose,
+                                   .lower = transpose_lower};
 extern const OpDef op_slice = {.name = "slice",
                                .infer = slice_infer,
                                .vjp = gradient::slice,

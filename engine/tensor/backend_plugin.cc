@@ -27,6 +27,8 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kResize:
     case KernelFamily::kQuantizedConv:
     case KernelFamily::kActivate:
+    case KernelFamily::kCausalConv:
+    case KernelFamily::kStateScan:
     case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;
   }

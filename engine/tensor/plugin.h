@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 1
+#define OAR_PLUGIN_MINOR 2
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -103,9 +103,12 @@ enum {
   OAR_FAMILY_SEGMENT_ATTENTION = 27, /* format: "f32"              oar_segment_attention_args */
   /* of ordinary models again */
   OAR_FAMILY_DENSE_ATTENTION = 29, /* format: "f32"                 oar_dense_attention_args */
-  OAR_FAMILY_RESIZE = 30           /* format: "f32"                 oar_resize_args */
+  OAR_FAMILY_RESIZE = 30,          /* format: "f32"                 oar_resize_args */
+  /* of language models whose layers have a state; since minor 2 */
+  OAR_FAMILY_CAUSAL_CONV = 31, /* format: "f32"                     oar_causal_conv_args */
+  OAR_FAMILY_STATE_SCAN = 32   /* format: "f32"                     oar_state_scan_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, rounding of activations, recurrent steps, low-rank adapters. */
+   * and of bf16, rounding of activations, LSTM and GRU, low-rank adapters. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -567,6 +570,58 @@ typedef struct oar_resize_args {
   oar_resize_axis rows, cols;
   int64_t outer, inner;
 } oar_resize_args;
+
+/* The state of sequences in a step. Positions of a sequence fall into chunks of P = page_tokens. Kept are the
+ * border, what the layer knows behind the last full chunk (behind nothing it is zero), and a row for each
+ * position of the chunk behind it. Row t of sequence b is at position context_len[b] - (seq_start[b + 1] -
+ * seq_start[b]) + (t - seq_start[b]). Its row is written where row_slots[t] >= 0, and where a chunk fills the
+ * border to the block that border_tables names for it. Blocks need no initialization; how they lie inside is
+ * the plug-in's own affair. A result must not depend on how a prompt was cut into steps. */
+typedef struct oar_state_args {
+  float* borders;               /* [blocks][border_floats] */
+  float* rows;                  /* [blocks][P][row_floats] */
+  const int32_t* border_tables; /* [B, max_borders]; entry j: the state behind chunk j; -1: not kept */
+  const int32_t* row_tables;    /* [B, max_row_blocks]; entry j: rows of chunk j, where it is open */
+  const int32_t* row_slots;     /* [T] block * P + row; -1: do not store */
+  const int32_t* seq_start;     /* [B + 1] ascending, from 0 to T */
+  const int32_t* context_len;   /* [B] tokens of the sequence, this step's included */
+  int64_t T, B, max_borders, max_row_blocks;
+  int64_t border_floats, row_floats;
+  int32_t page_tokens;
+} oar_state_args;
+
+/* out[t, c] = bias[c] + sum over i of w[i, c] x[t - (L - 1) + i, c]; rows in front of the sequence are 0. A
+ * border has room for L - 1 rows of C, a row for C. */
+typedef struct oar_causal_conv_args {
+  uint32_t size, version;
+  float* out;        /* [T, ldo] */
+  const float* x;    /* [T, ldx] */
+  const float* w;    /* [L, C] */
+  const float* bias; /* [C] or NULL */
+  int64_t T, C, L, ldx, ldo;
+  oar_state_args state; /* L - 1 <= page_tokens */
+} oar_causal_conv_args;
+
+/* Head h has a matrix S [Dk, Dv] and at every position S = e^g S; u = beta (v - S^T k), or without `delta`
+ * beta v; S = S + k u^T; out = S^T q. It reads key head h / (Hv / Hk). A border has room for Hv Dk Dv floats,
+ * a row for Hk Dk + Hv (Dv + 1). Without state.borders rows of one segment lie together and each segment
+ * begins with S = 0; then no other field of `state` but page_tokens is given. */
+typedef struct oar_state_scan_args {
+  uint32_t size, version;
+  float* out;        /* [T, Hv, Dv], row stride ldo */
+  const float* q;    /* [T, Hk, Dk], row stride ldq */
+  const float* k;    /* [T, Hk, Dk], row stride ldk */
+  const float* v;    /* [T, Hv, Dv], row stride ldv */
+  const float* g;    /* [T, Hv], row stride ldg; at most 0 */
+  const float* beta; /* [T, Hv], row stride ldb */
+  int64_t T, ldq, ldk, ldv, ldg, ldb, ldo;
+  oar_state_args state;
+  const int32_t* segments; /* [T], without state.borders alone */
+  struct {
+    int32_t key_heads, heads, key_dim, value_dim; /* Hk, Hv (a multiple of it), Dk, Dv */
+  } shape;
+  int32_t delta;
+} oar_state_scan_args;
 
 /* out = epilogue(x) */
 typedef struct oar_activate_args {

@@ -7,6 +7,7 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
@@ -17,6 +18,7 @@
 #include "kernels/quantized_conv.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
+#include "kernels/state_scan.h"
 
 namespace oar {
 namespace {
@@ -194,6 +196,18 @@ static_assert(static_cast<int>(Epilogue::kGeluTanh) == OAR_EPILOGUE_GELU_TANH &&
               static_cast<int>(Epilogue::kHardSwish) == OAR_EPILOGUE_HARD_SWISH &&
               static_cast<int>(PoolOp::kAverage) == OAR_POOL_AVERAGE);
 
+OAR_SAME_SIZE(StateArgs, oar_state_args);
+OAR_F8(StateArgs, oar_state_args, borders, rows, border_tables, row_tables, row_slots, seq_start, context_len,
+       T)
+OAR_F6(StateArgs, oar_state_args, B, max_borders, max_row_blocks, border_floats, row_floats, page_tokens)
+OAR_SAME_SIZE(CausalConvArgs, oar_causal_conv_args);
+OAR_F8(CausalConvArgs, oar_causal_conv_args, version, out, x, w, bias, T, C, L)
+OAR_F3(CausalConvArgs, oar_causal_conv_args, ldx, ldo, state)
+OAR_SAME_SIZE(StateScanArgs, oar_state_scan_args);
+OAR_F8(StateScanArgs, oar_state_scan_args, version, out, q, k, v, g, beta, T)
+OAR_F8(StateScanArgs, oar_state_scan_args, ldq, ldk, ldv, ldg, ldb, ldo, state, segments)
+OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
+
 #define OAR_SAME_FAMILY(ours, theirs) static_assert(static_cast<int>(KernelFamily::ours) == theirs)
 OAR_SAME_FAMILY(kMatmul, OAR_FAMILY_MATMUL);
 OAR_SAME_FAMILY(kGroupedMatmul, OAR_FAMILY_GROUPED_MATMUL);
@@ -219,6 +233,8 @@ OAR_SAME_FAMILY(kSegmentAttention, OAR_FAMILY_SEGMENT_ATTENTION);
 OAR_SAME_FAMILY(kDenseAttention, OAR_FAMILY_DENSE_ATTENTION);
 OAR_SAME_FAMILY(kQuantKvAppend, OAR_FAMILY_QUANT_KV_APPEND);
 OAR_SAME_FAMILY(kQuantPagedAttention, OAR_FAMILY_QUANT_PAGED_ATTENTION);
+OAR_SAME_FAMILY(kCausalConv, OAR_FAMILY_CAUSAL_CONV);
+OAR_SAME_FAMILY(kStateScan, OAR_FAMILY_STATE_SCAN);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);
 
 }  // namespace

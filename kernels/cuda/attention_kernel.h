@@ -9,26 +9,13 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/kv_pages.h"
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/sequences.h"
 
 namespace oar::cuda {
 
 constexpr int kSpan = 256;          // positions with a softmax of their own
 constexpr int kAttentionWarps = 4;  // spans at a time
 constexpr int kAttentionThreads = kAttentionWarps * kWarp;
-
-// The sequence of row t: the last one that begins at or before it.
-OAR_DEVICE int64_t sequence_of(const PagedAttentionArgs& a, int64_t t) {
-  int64_t low = 0, high = a.B - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (a.seq_start[middle] <= t) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
-
-// exp(x - y) of softmaxes, x <= y; 0 where x is -infinity.
-OAR_DEVICE float softmax_shrink(float x, float y) { return exp2f((x - y) * 1.4426950408889634f); }
 
 // One query and head a block; warps take spans in turn. Lanes are positions for scores, dims for values.
 // kDims: of a lane, at least D / 32.
@@ -44,7 +31,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int h = static_cast<int>(blockIdx.y), kv = h / (static_cast<int>(a.H) / K);
-  const int64_t b = sequence_of(a, t);
+  const int64_t b = sequence_of(a.seq_start, a.B, t);
   const int pos = a.context_len[b] - (a.seq_start[b + 1] - static_cast<int>(t));
   const int from = static_cast<int>(first_seen(a, pos));
 

@@ -5,37 +5,10 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/pack.h"
 
 namespace oar::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kWide = 4;
-
-template <int kWidth>
-struct Pack {
-  float v[kWidth];
-};
-template <int kWidth>
-OAR_DEVICE Pack<kWidth> load_pack(const float* p) {
-  if constexpr (kWidth == kWide) {
-    const float4 q = load(reinterpret_cast<const float4*>(p));
-    return {{q.x, q.y, q.z, q.w}};
-  } else {
-    return {{load(p)}};
-  }
-}
-template <int kWidth>
-OAR_DEVICE void store_pack(float* p, const Pack<kWidth>& x) {
-  if constexpr (kWidth == kWide) store_wide(p, make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
-  else store(p, x.v[0]);
-}
-
-// The first element of the thread's pack, of a grid along x.
-template <int kWidth>
-OAR_DEVICE int64_t first_element() {
-  return (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
-}
 
 template <int kWidth, class F>
 OAR_DEVICE void map(float* out, const float* x, int64_t n, F f) {
@@ -48,24 +21,24 @@ OAR_DEVICE void map(float* out, const float* x, int64_t n, F f) {
 }
 
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) unary_kernel(UnaryArgs a) {
+__global__ void __launch_bounds__(kPackThreads) unary_kernel(UnaryArgs a) {
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return unary(a.op, x); });
 }
 
 // By themselves: the reduction of large angles takes memory.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) sine_kernel(UnaryArgs a) {
+__global__ void __launch_bounds__(kPackThreads) sine_kernel(UnaryArgs a) {
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return a.op == UnaryOp::kSin ? sinf(x) : cosf(x); });
 }
 
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) activate_kernel(ActivateArgs a) {
+__global__ void __launch_bounds__(kPackThreads) activate_kernel(ActivateArgs a) {
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return epilogue(a.epilogue, x, a.alpha, a.beta); });
 }
 
 // Rows lie along y and, beyond the grid's limit, in turns.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) binary_kernel(BinaryArgs a) {
+__global__ void __launch_bounds__(kPackThreads) binary_kernel(BinaryArgs a) {
   const int64_t j = first_element<kWidth>();
   if (j >= a.cols) return;
   const int64_t b_cols = a.b_col != 0 ? a.cols : 1;
@@ -85,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) binary_kernel(BinaryArgs a) {
 }
 
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) swiglu_kernel(SwiGluArgs a) {
+__global__ void __launch_bounds__(kPackThreads) swiglu_kernel(SwiGluArgs a) {
   const int64_t f = first_element<kWidth>();
   if (f >= a.F) return;
   for (int64_t t = blockIdx.y; t < a.T; t += gridDim.y) {
@@ -97,22 +70,16 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwiGluArgs a) {
   }
 }
 
-bool wide(const float* p, int64_t ld) {
-  return reinterpret_cast<uintptr_t>(p) % (kWide * sizeof(float)) == 0 && ld % kWide == 0;
-}
-
 dim3 grid_of(int64_t n, int64_t rows, int width) {
   constexpr int64_t kMaxGridY = 65535;
-  const int64_t each = int64_t{kThreads} * width;
-  return dim3(static_cast<unsigned>((n + each - 1) / each),
-              static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
+  return dim3(blocks_of(n, width), static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
 }
 
 template <class Args>
 CudaStatus run_flat(const Args& a, void (*four)(Args), void (*one)(Args), Stream stream) {
   if (a.n <= 0) return {};
   const bool aligned = wide(a.x, a.n) && wide(a.out, a.n);
-  return {launch(aligned ? four : one, grid_of(a.n, 1, aligned ? kWide : 1), kThreads, 0, stream, a)};
+  return {launch(aligned ? four : one, grid_of(a.n, 1, aligned ? kWide : 1), kPackThreads, 0, stream, a)};
 }
 
 }  // namespace
@@ -132,14 +99,14 @@ CudaStatus binary(const BinaryArgs& a, Stream stream) {
   if (a.rows <= 0 || a.cols <= 0) return {};
   const bool aligned = wide(a.a, a.cols) && wide(a.out, a.cols) && (a.b_col == 0 || wide(a.b, a.cols));
   return {launch(aligned ? binary_kernel<kWide> : binary_kernel<1>,
-                 grid_of(a.cols, a.rows, aligned ? kWide : 1), kThreads, 0, stream, a)};
+                 grid_of(a.cols, a.rows, aligned ? kWide : 1), kPackThreads, 0, stream, a)};
 }
 
 CudaStatus swiglu(const SwiGluArgs& a, Stream stream) {
   if (a.T <= 0 || a.F <= 0) return {};
   const bool aligned = a.F % kWide == 0 && wide(a.out, a.ldo) && wide(a.gate, a.ldg) && wide(a.up, a.ldu);
   return {launch(aligned ? swiglu_kernel<kWide> : swiglu_kernel<1>, grid_of(a.F, a.T, aligned ? kWide : 1),
-                 kThreads, 0, stream, a)};
+                 kPackThreads, 0, stream, a)};
 }
 
 }  // namespace oar::cuda

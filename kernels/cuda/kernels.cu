@@ -1,14 +1,19 @@
 #include "kernels/cuda/kernels.h"
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_dense.h"
 #include "kernels/cuda/attention_quant.h"
+#include "kernels/cuda/conv.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/hadamard.h"
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/pool.h"
+#include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/softmax.h"
+#include "kernels/cuda/state.h"
 
 namespace oar::cuda {
 namespace {
@@ -41,10 +46,18 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kBinary, "f32", run<BinaryArgs, binary>},
     {KernelFamily::kActivate, "f32", run<ActivateArgs, activate>},
     {KernelFamily::kSoftmax, "f32", run<SoftmaxArgs, softmax>},
+    {KernelFamily::kConv, "f32", run<ConvArgs, conv>},
+    {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
+    {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
+    {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},
+    {KernelFamily::kSegmentAttention, "f32", run<SegmentAttentionArgs, segment_attention>},
+    {KernelFamily::kDenseAttention, "f32", run<DenseAttentionArgs, dense_attention>},
     {KernelFamily::kGatherRows, "f32", run<GatherRowsArgs, gather_rows>},
     {KernelFamily::kHadamard, "f32", run_with<HadamardArgs, hadamard>, bytes<HadamardArgs, hadamard_scratch>},
     {KernelFamily::kMoeRoute, "f32", run_with<MoeRouteArgs, moe_route>,
      bytes<MoeRouteArgs, moe_route_scratch>},
+    {KernelFamily::kCausalConv, "f32", run<CausalConvArgs, causal_conv>},
+    {KernelFamily::kStateScan, "f32", run<StateScanArgs, state_scan>},
     {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
 };
 

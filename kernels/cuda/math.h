@@ -14,6 +14,8 @@ namespace oar::cuda {
 // function for rare cases.
 OAR_DEVICE float quotient(float x, float d) { return __fdividef(x, d); }
 OAR_DEVICE float sigmoid(float x) { return quotient(1.f, 1.f + expf(-x)); }
+// exp(x - y) of softmaxes, x <= y; 0 where x is -infinity.
+OAR_DEVICE float softmax_shrink(float x, float y) { return exp2f((x - y) * 1.4426950408889634f); }
 OAR_DEVICE float silu(float x) { return quotient(x, 1.f + expf(-x)); }
 
 // x/2 (1 + erf(x / sqrt 2)) without the cancellation on the left.

@@ -83,7 +83,6 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
       best_of_warp(best, which);
       if (which >= 0 && which % kWarp == lane()) opened |= 1u << (which / kWarp);
     }
-    __syncwarp();
     for (int g = lane(), nth = 0; g < a.groups; g += kWarp, ++nth) {
       if ((opened >> nth & 1) != 0) continue;
       for (int e = g * each; e < (g + 1) * each; ++e) keys[e] = -INFINITY;
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
     __syncwarp();
   }
 
-  // Chosen experts' keys become NaN, which is less than nothing.
+  // Chosen experts' keys become NaN, which is less than nothing. What a lane writes here it alone reads.
   float kept = 0.f;
   for (int j = 0; j < static_cast<int>(a.top_k); ++j) {
     float best = -INFINITY;
@@ -102,10 +101,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
     }
     best_of_warp(best, which);
     kept += scores[which];
-    if (lane() == 0) experts[t * a.top_k + j] = which;
-    __syncwarp();
+    if (j % kWarp == lane()) experts[t * a.top_k + j] = which;
     if (which % kWarp == lane()) keys[which] = NAN;
-    __syncwarp();
   }
   if (all != all) kept = all;
   for (int j = lane(); j < static_cast<int>(a.top_k); j += kWarp) {

@@ -4,6 +4,7 @@
 // little.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/conv.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
@@ -160,6 +161,40 @@ TEST_CASE("cuda counters: products of codes read each packed byte once") {
     const uint64_t ideal = w.size() + static_cast<uint64_t>(kK * 4) * (kOutputs / 16);
     CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   }
+}
+
+TEST_CASE(
+    "cuda counters: convolutions gather in full sectors, from all banks, each filter once for 64 pixels") {
+  constexpr int64_t kSide = 16, kC = 64, kM = 64, kTaps = 9, kPixels = kSide * kSide;
+  DeviceArray x(std::vector<float>(kPixels * kC, 1.f)), w(std::vector<float>(kM * kTaps * kC, 1.f)),
+      out(nothing_yet(kPixels * kM));
+  ConvArgs c;
+  c.out = out.data();
+  c.x = x.data();
+  c.w = w.data();
+  c.window.N = 1;
+  c.window.H = c.window.W = c.window.OH = c.window.OW = kSide;
+  c.window.KH = c.window.KW = 3;
+  c.window.pad_top = c.window.pad_left = c.window.pad_bottom = c.window.pad_right = 1;
+  c.C = c.ldx = kC;
+  c.M = c.ldo = kM;
+  c.panel = 1;
+  check("conv", count(KernelFamily::kConv, "f32", &c));
+  const uint64_t ideal = (kPixels / 64) * kM * kTaps * kC * 4 + kPixels * kTaps * kC * 4;
+  CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
+  PoolArgs p;
+  p.out = out.data();
+  p.x = x.data();
+  p.window = c.window;
+  p.C = kC;
+  check("pool", count(KernelFamily::kPool, "f32", &p));
+  DepthwiseArgs d;
+  d.out = out.data();
+  d.x = x.data();
+  d.w = w.data();
+  d.window = c.window;
+  d.C = kC;
+  check("depthwise", count(KernelFamily::kDepthwise, "f32", &d));
 }
 
 TEST_CASE("cuda counters: decode attention reads keys and values in full sectors") {

@@ -1,13 +1,16 @@
 // Where a size is 0 there is nothing to do, and nothing is launched: pointers may be anything.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/resize.h"
 #include "kernels/rope.h"
+#include "kernels/state_scan.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
@@ -39,12 +42,35 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kBinary, BinaryArgs{}, {&BinaryArgs::rows, &BinaryArgs::cols});
   check(KernelFamily::kSwiGlu, SwiGluArgs{}, {&SwiGluArgs::T, &SwiGluArgs::F});
   check(KernelFamily::kSoftmax, SoftmaxArgs{}, {&SoftmaxArgs::rows, &SoftmaxArgs::n});
+  ConvArgs conv;
+  conv.window.N = conv.window.OH = conv.window.OW = 8;
+  check(KernelFamily::kConv, conv, {&ConvArgs::M});
+  conv.M = 8;
+  conv.window.OW = 0;
+  launch_on_device(KernelFamily::kConv, "f32", &conv);
+  DepthwiseArgs depthwise;
+  depthwise.window = conv.window;
+  depthwise.C = 8;
+  launch_on_device(KernelFamily::kDepthwise, "f32", &depthwise);
+  PoolArgs pool;
+  pool.window = conv.window;
+  pool.C = 8;
+  launch_on_device(KernelFamily::kPool, "f32", &pool);
+  check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
+  check(KernelFamily::kSegmentAttention, SegmentAttentionArgs{},
+        {&SegmentAttentionArgs::T, &SegmentAttentionArgs::H, &SegmentAttentionArgs::D});
+  check(KernelFamily::kDenseAttention, DenseAttentionArgs{},
+        {&DenseAttentionArgs::B, &DenseAttentionArgs::H, &DenseAttentionArgs::S, &DenseAttentionArgs::DV});
   check(KernelFamily::kRmsNorm, RmsNormArgs{}, {&RmsNormArgs::rows, &RmsNormArgs::cols});
   check(KernelFamily::kLayerNorm, LayerNormArgs{}, {&LayerNormArgs::rows, &LayerNormArgs::cols});
   check(KernelFamily::kRope, RopeArgs{}, {&RopeArgs::T, &RopeArgs::heads, &RopeArgs::D});
   check(KernelFamily::kGatherRows, GatherRowsArgs{}, {&GatherRowsArgs::R, &GatherRowsArgs::E});
   check(KernelFamily::kEmbedding, EmbeddingArgs{}, {&EmbeddingArgs::T, &EmbeddingArgs::E}, "q4_0");
   check(KernelFamily::kHadamard, HadamardArgs{}, {&HadamardArgs::rows, &HadamardArgs::n});
+  check(KernelFamily::kCausalConv, CausalConvArgs{}, {&CausalConvArgs::T, &CausalConvArgs::C});
+  StateScanArgs scan;
+  scan.shape = {1, 1, 8, 8};
+  check(KernelFamily::kStateScan, scan, {&StateScanArgs::T});
   check(KernelFamily::kMoeCombine, MoeCombineArgs{}, {&MoeCombineArgs::T, &MoeCombineArgs::E});
   check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
   check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
@@ -107,6 +133,14 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   MoeRouteArgs route;
   route.experts = 5000;
   CHECK(refused(KernelFamily::kMoeRoute, "f32", &route));
+  ConvArgs conv;
+  conv.window.N = (int64_t{1} << 32) + 1, conv.window.OH = conv.window.OW = 8;
+  conv.M = 64;
+  CHECK(refused(KernelFamily::kConv, "f32", &conv));
+  StateScanArgs scan;
+  scan.T = 1;
+  scan.shape = {1, 1, 2000, 8};
+  CHECK(refused(KernelFamily::kStateScan, "f32", &scan));
   LayerNormArgs norm;
   norm.rows = -1;
   CHECK(refused(KernelFamily::kLayerNorm, "f32", &norm));

@@ -16,6 +16,8 @@ OBJECTS = [pathlib.Path(p) for p in sys.argv[1:] if p.endswith(".o")]
 # ones, so a line of a template stands for all of its kernels that no line before it has.
 KERNELS = [
     # name, registers, stack, instructions
+    (r"dense_attention_kernelI.*Li4E", 80, 0, {"LDG128": 2}),
+    (r"dense_attention_kernelI.*Li1E", 80, 0, {}),
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
@@ -41,6 +43,10 @@ KERNELS = [
     (r"layer_norm_kernelILb0E", 40, 0, {}),
     (r"rope_kernel", 48, 0, {}),
     (r"softmax_kernel", 40, 0, {}),
+    (r"conv_kernelILi4ELi4E", 104, 0, {}),
+    (r"conv_kernelI", 80, 0, {}),
+    (r"(depthwise|pool|resize)_kernelILi4E", 48, 0, {"LDG128": 1, "STG128": 1}),
+    (r"(depthwise|pool|resize)_kernelILi1E", 40, 0, {}),
     (r"hadamard_kernel", 40, 0, {}),
     (r"gather_kernelI6float4", 24, 0, {"LDG128": 1, "STG128": 1}),
     (r"gather_kernelIf", 24, 0, {}),
@@ -49,6 +55,8 @@ KERNELS = [
     (r"(unary|activate)_kernelILi4", 32, 0, {"LDG128": 1, "STG128": 1}),
     (r"(binary|swiglu)_kernelILi4", 40, 0, {"LDG128": 2, "STG128": 1}),
     (r"(unary|activate|binary|swiglu)_kernelILi1", 32, 0, {}),
+    (r"causal_conv_kernel", 56, 0, {}),
+    (r"state_scan_kernel", 80, 0, {}),
     (r"choose_kernel", 40, 0, {}),
     (r"sort_kernel", 40, 0, {}),
     (r"combine_kernel", 40, 0, {}),

@@ -14,7 +14,7 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
   };
   for (const Case& c :
        {Case{1, 1, 1, 0, 0}, Case{5, 8, 2, 0, 0}, Case{130, 12, 4, 0, 0}, Case{7, 33, 3, 3, 2},
-        Case{5, 64, 6, 8, 3}, Case{0, 4, 2, 0, 0}, Case{3, 40, 40, 0, 0}}) {
+        Case{5, 64, 6, 8, 3}, Case{3, 80, 4, 40, 5}, Case{0, 4, 2, 0, 0}, Case{3, 40, 40, 0, 0}}) {
     for (RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid, RouteScore::kSqrtSoftplus}) {
       for (int flags = 0; flags < 8; ++flags) {
         INFO("T " << c.T << " experts " << c.experts << " top " << c.top_k << " groups " << c.groups

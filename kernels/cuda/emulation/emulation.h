@@ -76,6 +76,8 @@ std::string take_error();
 void* device_allocate(size_t bytes);
 bool device_release(void* p);
 uint64_t device_bytes();  // allocated now
+// Whether [p, p + bytes) lies within one allocation.
+bool device_holds(const void* p, uint64_t bytes);
 
 // ---- for device.h ----
 
@@ -177,6 +179,7 @@ inline uint32_t __ballot_sync(uint32_t mask, int vote, OAR_EMULATED_PLACE) {
   return ::oar::cuda::emulation::ballot(mask, vote != 0, place);
 }
 inline int __popc(uint32_t bits) { return std::popcount(bits); }
+inline int __ffs(uint32_t bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }

@@ -268,6 +268,13 @@ bool device_release(void* p) {
 
 uint64_t device_bytes() { return g_allocated; }
 
+bool device_holds(const void* p, uint64_t bytes) {
+  const Allocation* a = allocation_of(p);
+  if (a == nullptr) return false;
+  const std::byte *at = static_cast<const std::byte*>(p), *first = a->base + kGuardBytes;
+  return at >= first && bytes <= a->bytes && at + bytes <= first + a->bytes;
+}
+
 __attribute__((noinline)) void copy_traced(void* to, const void* from, size_t bytes, const void* place,
                                            bool write) {
   if (g_tracing) watch_access(place, bytes, write, __builtin_return_address(0));

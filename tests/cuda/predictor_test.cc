@@ -1,0 +1,182 @@
+// Ordinary models on the device: a residual network, detection, recognition and classification of text, and
+// encoders, all cut down. Each within a bound of the processor, and no op beside the device.
+#include "engine/runtime/text_encoder.h"
+#include "tests/cuda/device_memory.h"
+#include "tests/import/onnx_predictor.h"
+#include "tests/import/onnx_writer.h"
+#include "tests/kernels/matmul_problem.h"
+#include "tests/support/test_data.h"
+#include "tests/support/tiny_encoder.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+
+PredictorOptions options_on(const std::string& device) {
+  PredictorOptions o;
+  o.threads = 2;
+  o.reference = true;
+  o.device = device;
+  return o;
+}
+
+Datum random_input(const Shape& shape, uint32_t seed) {
+  return input(shape, random_values(static_cast<size_t>(shape.numel()), Values::kNormal, seed));
+}
+
+// A stem of 7 x 7, a pool, bottlenecks with a projection and without, and a classifier: ResNet-50 with fewer
+// of each. Weights are of the size that keeps activations at that of 1.
+class Bottlenecks {
+ public:
+  std::string bytes() {
+    std::string x = relu(conv("x", 3, 8, 7, 2));
+    nodes_.push_back(node_proto(
+        "MaxPool", {x}, {"pooled"},
+        {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}), ints_attr("pads", {1, 1, 1, 1})}));
+    x = block("pooled", 8, 8, 32, 1);
+    x = block(x, 32, 8, 32, 1);
+    x = block(x, 32, 16, 64, 2);
+    x = block(x, 64, 16, 64, 1);
+    nodes_.push_back(node_proto("GlobalAveragePool", {x}, {"means"}));
+    nodes_.push_back(node_proto("Flatten", {"means"}, {"flat"}));
+    weights_.push_back(weight("fc", {10, 64}, 64));
+    weights_.push_back(weight("fc_b", {10}, 1));
+    nodes_.push_back(node_proto("Gemm", {"flat", "fc", "fc_b"}, {"y"}, {int_attr("transB", 1)}));
+    return model_bytes(
+        graph_proto(nodes_, weights_, {value_proto("x", {-1, 3, 32, 40})}, {value_proto("y", {-1, 10})}));
+  }
+
+ private:
+  Proto weight(const std::string& name, const std::vector<int64_t>& dims, int64_t terms) {
+    const Shape shape{std::span<const int64_t>(dims)};
+    std::vector<float> v = random_values(static_cast<size_t>(shape.numel()), Values::kNormal, ++seed_);
+    for (float& x : v) x /= std::sqrt(static_cast<float>(terms));
+    return tensor_proto(name, dims, v);
+  }
+  std::string named(const std::string& op) { return op + std::to_string(nodes_.size()); }
+  std::string relu(const std::string& x) {
+    const std::string y = named("relu");
+    nodes_.push_back(node_proto("Relu", {x}, {y}));
+    return y;
+  }
+  std::string conv(const std::string& x, int64_t C, int64_t M, int64_t k, int64_t stride) {
+    const std::string y = named("conv"), w = y + "_w", b = y + "_b";
+    weights_.push_back(weight(w, {M, C, k, k}, C * k * k));
+    weights_.push_back(weight(b, {M}, 100));
+    nodes_.push_back(node_proto("Conv", {x, w, b}, {y},
+                                {ints_attr("kernel_shape", {k, k}), ints_attr("strides", {stride, stride}),
+                                 ints_attr("pads", {k / 2, k / 2, k / 2, k / 2})}));
+    return y;
+  }
+  std::string block(const std::string& x, int64_t C, int64_t inside, int64_t M, int64_t stride) {
+    const std::string straight = C == M ? x : conv(x, C, M, 1, stride);
+    std::string y = relu(conv(x, C, inside, 1, 1));
+    y = relu(conv(y, inside, inside, 3, stride));
+    y = conv(y, inside, M, 1, 1);
+    const std::string sum = named("sum");
+    nodes_.push_back(node_proto("Add", {y, straight}, {sum}));
+    return relu(sum);
+  }
+  std::vector<Proto> nodes_, weights_;
+  uint32_t seed_ = 0;
+};
+
+// Each of `steps` steps rounds sums of at most `terms` products, whose magnitudes add up to no more than
+// `terms` times the largest result; what one adds the next ones keep.
+void check_near(const TensorRunner& device, const TensorRunner& cpu, const std::vector<Datum>& in,
+                double steps, double terms) {
+  const auto expected = cpu.run(in);
+  REQUIRE_OK(expected);
+  for (int round = 0; round < 2; ++round) {
+    const auto got = device.run(in);
+    REQUIRE_OK(got);
+    REQUIRE(got->size() == expected->size());
+    for (size_t k = 0; k < got->size(); ++k) {
+      const auto a = (*got)[k].tensor.values<float>(), b = (*expected)[k].tensor.values<float>();
+      REQUIRE(a.size() == b.size());
+      double most = 0, worst = 0;
+      for (size_t i = 0; i < a.size(); ++i) {
+        const double off = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+        most = std::max(most, std::fabs(static_cast<double>(b[i])));
+        worst = off <= worst ? worst : off;  // NaN stays
+      }
+      INFO("output " << k << " of " << b.size() << ", up to " << most << ", off by " << worst);
+      CHECK(most > 0);
+      CHECK(worst <= steps * terms * std::ldexp(1.0, -24) * most);
+    }
+  }
+}
+
+// What a predictor said of ops that waited for the processor.
+class Detours {
+ public:
+  Logger logger() {
+    return Logger([this](LogLevel, std::string_view text) {
+      if (text.find("waited for it") != std::string_view::npos ||
+          text.find("no kernel") != std::string_view::npos)
+        said_ += std::string(text) + "\n";
+    });
+  }
+  const std::string& said() const { return said_; }
+
+ private:
+  std::string said_;
+};
+
+}  // namespace
+
+TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string bytes = Bottlenecks().bytes();
+  Detours detours;
+  PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+  on_device.log = detours.logger();
+  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+  // Sixteen layers; the stem sums 147 products, no other more than 144.
+  for (const int64_t batch : {1, 2})
+    check_near(*device, *cpu, {random_input({batch, 3, 32, 40}, 40)}, 16, 147);
+  CHECK(detours.said() == "");
+}
+
+TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  struct Case {
+    const char* name;
+    const char* beside;  // the op that has no kernel there; others follow from where its operands are
+  };
+  for (const Case& c : {Case{"det", ""}, Case{"rec", "lstm"}, Case{"cls", "reduce_mean"}}) {
+    INFO(c.name);
+    const std::string path = source_path(std::string("tests/data/ocr/") + c.name);
+    Detours detours;
+    PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+    on_device.log = detours.logger();
+    const auto cpu = Predictor::open(path, options_on("cpu")), device = Predictor::open(path, on_device);
+    REQUIRE_OK(cpu);
+    REQUIRE_OK(device);
+    check_near(**device, **cpu, {random_input({1, 3, 32, 96}, 41)}, 100, 600);
+    if (*c.beside == 0) CHECK(detours.said() == "");
+    else CHECK_THAT(detours.said(), Contains(c.beside));
+  }
+}
+
+TEST_CASE("cuda: encoders, and no op waits for the processor", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* name : {"bert", "xlm-roberta-classifier", "modernbert", "electra"}) {
+    INFO(name);
+    const std::string folder = write_tiny_encoder(name);
+    Detours detours;
+    PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+    on_device.log = detours.logger();
+    const auto cpu = load_text_encoder(folder, options_on("cpu")),
+               device = load_text_encoder(folder, on_device);
+    REQUIRE_OK(cpu);
+    REQUIRE_OK(device);
+    const auto tokens = cpu->encoder->accept({7, 9, 11, 20, 33, 5}, 0);
+    REQUIRE_OK(tokens);
+    const auto in = cpu->encoder->inputs(*tokens);
+    REQUIRE_OK(in);
+    // A dozen steps for each of at most four layers; feed-forward layers sum 128 products.
+    check_near(*device->runner, *cpu->runner, *in, 50, 128);
+    CHECK(detours.said() == "");
+  }
+}
