@@ -3,6 +3,7 @@
 
 #include <boost/json/src.hpp>
 #include <cmath>
+#include <limits>
 
 #include "engine/base/format.h"
 
@@ -39,9 +40,52 @@ bool find_infinite(const json::value& v, std::string& path) {
   return may_be_infinite(v);
 }
 
+constexpr const char* kFloatTag = "__float__";
+struct SpecialFloat {
+  std::string_view word;
+  double value;
+};
+constexpr SpecialFloat kSpecialFloats[] = {{"-Infinity", -std::numeric_limits<double>::infinity()},
+                                           {"Infinity", std::numeric_limits<double>::infinity()},
+                                           {"NaN", std::numeric_limits<double>::quiet_NaN()}};
+
+// `text` with Python's words for numbers tagged; those within strings stay.
+std::string tag_special_floats(std::string_view text) {
+  std::string out;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    const SpecialFloat* found = nullptr;
+    for (const SpecialFloat& f : kSpecialFloats)
+      if (!quoted && found == nullptr && text.substr(i).starts_with(f.word)) found = &f;
+    if (found != nullptr) {
+      out += cat("{\"", kFloatTag, "\":\"", found->word, "\"}");
+      i += found->word.size() - 1;
+      continue;
+    }
+    out += text[i];
+    if (quoted && text[i] == '\\' && i + 1 < text.size()) out += text[++i];
+  }
+  return out;
+}
+
 }  // namespace
 
+std::optional<double> special_float(const json::value& v) {
+  const json::object* o = v.if_object();
+  const json::value* word = o != nullptr && o->size() == 1 ? o->if_contains(kFloatTag) : nullptr;
+  if (word == nullptr || !word->is_string()) return std::nullopt;
+  for (const SpecialFloat& f : kSpecialFloats)
+    if (word->get_string() == f.word) return f.value;
+  return std::nullopt;
+}
+
 Result<json::value> parse_json(std::string_view text, std::string_view what, const JsonLimits& limits) {
+  if (limits.python_floats) {
+    JsonLimits plain = limits;
+    plain.python_floats = false;
+    return parse_json(tag_special_floats(text), what, plain);
+  }
   json::parse_options options;
   options.max_depth = limits.max_depth;
   json::stream_parser parser({}, options);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "engine/base/status.h"
@@ -14,9 +15,15 @@ namespace json = boost::json;
 struct JsonLimits {
   size_t max_depth = 64;
   bool reject_duplicate_keys = false;  // requests: the last one wins silently otherwise
+  // Files that Python wrote: Infinity, -Infinity and NaN, which JSON has not, become {"__float__":
+  // "Infinity"}, as newer files of transformers have them (special_float()).
+  bool python_floats = false;
 };
 
 // `what` names the document in messages ("config.json", "request body").
 Result<json::value> parse_json(std::string_view text, std::string_view what, const JsonLimits& limits = {});
+
+// The number of {"__float__": "Infinity"}, "-Infinity" or "NaN"; none of another value.
+std::optional<double> special_float(const json::value& v);
 
 }  // namespace oar

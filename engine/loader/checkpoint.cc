@@ -44,7 +44,7 @@ Result<json::object> read_config(const fs::path& folder) {
   const std::string path = (folder / "config.json").string();
   if (!is_regular_file(path)) return json::object();
   OAR_ASSIGN(const std::string text, read_small_file(path, kMaxConfigBytes));
-  OAR_ASSIGN(json::value v, parse_json(text, path));
+  OAR_ASSIGN(json::value v, parse_json(text, path, {.python_floats = true}));
   if (!v.is_object()) return invalid_argument(cat(path, " must hold a JSON object"));
   json::object& config = v.get_object();
   if (!config.contains("torch_dtype") && config.contains("dtype")) {  // the key's newer spelling

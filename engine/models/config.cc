@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "engine/base/format.h"
-#include "engine/models/config_reader.h"
-#include "engine/models/model.h"
+#include "engine/models/decoder_keys.h"
 
 namespace oar {
 namespace {
@@ -14,7 +13,7 @@ namespace {
 // `layer_types` may repeat what the other keys say, or be what they say it with; it may not contradict them.
 Status check_layer_types(ConfigReader& r, const ModelConfig& c) {
   const json::value* v = r.value("layer_types");
-  if (v == nullptr) return ok_status();
+  if (v == nullptr || !c.kinds.empty()) return ok_status();  // whoever has kinds has read them
   if (!v->is_array() || v->get_array().size() != c.windows.size()) {
     return invalid_argument(cat("config.json: 'layer_types' is not a list of ", c.layers,
                                 " entries, as 'num_hidden_layers' wants"));
@@ -24,7 +23,7 @@ Status check_layer_types(ConfigReader& r, const ModelConfig& c) {
                                   : c.windows[k] <= 0                     ? "full_attention"
                                   : c.chunked                             ? "chunked_attention"
                                                                           : "sliding_attention";
-    if (v->get_array()[k] != json::value(runs)) {
+    if (!is_layer_type(v->get_array()[k], runs)) {
       return unimplemented(cat("config.json: 'layer_types' has ", json::serialize(v->get_array()[k]),
                                " for layer ", k, ", which would run as ", runs,
                                "; check 'sliding_window' and 'use_sliding_window'"));

@@ -202,8 +202,8 @@ Status read_shared_kv(ConfigReader& r, ModelConfig& c) {
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
   OAR_ASSIGN(c.experts, r.integer({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"},
                                   0, 4096, d.count));
-  OAR_ASSIGN(c.experts_per_token,
-             r.integer({"num_experts_per_tok", "moe_k", "top_k_experts"}, 1, 4096, d.per_token));
+  OAR_ASSIGN(c.experts_per_token, r.integer({"num_experts_per_tok", "moe_k", "top_k_experts"},
+                                            c.experts > 0 ? 1 : 0, 4096, d.per_token));
   OAR_ASSIGN(c.expert_ffn, r.integer({"moe_intermediate_size"}, 1, 1 << 20, d.ffn == 0 ? c.ffn : d.ffn));
   OAR_ASSIGN(c.route.normalize, r.boolean("norm_topk_prob", d.normalize));
   if (c.experts > 0 && c.experts_per_token > c.experts) {
@@ -224,6 +224,11 @@ Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
   return ok_status();
 }
 
+bool is_layer_type(const json::value& type, std::string_view runs) {
+  return type == json::value(runs) || (runs == "linear_attention" && type == json::value("mamba")) ||
+         (runs == "full_attention" && type == json::value("attention"));
+}
+
 Status read_scanned(ConfigReader& r, const char* kind, int64_t interval, ModelConfig& c) {
   c.recurrent_type = kind;
   c.recurrent.assign(static_cast<size_t>(c.layers), false);
@@ -231,7 +236,7 @@ Status read_scanned(ConfigReader& r, const char* kind, int64_t interval, ModelCo
   if (types != nullptr && types->is_array()) {
     r.without_effect("full_attention_interval");
     for (size_t k = 0; k < std::min(c.recurrent.size(), types->get_array().size()); ++k)
-      c.recurrent[k] = types->get_array()[k] == json::value(kind);
+      c.recurrent[k] = is_layer_type(types->get_array()[k], kind);
     return ok_status();
   }
   OAR_ASSIGN(const int64_t every, r.integer({"full_attention_interval"}, 1, INT32_MAX, interval));

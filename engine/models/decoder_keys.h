@@ -61,12 +61,29 @@ Status read_latent(ConfigReader& r, const LatentShape& absent, ModelConfig& c);
 // How many last layers read the keys and values of earlier ones. Of each kind of them one must come before.
 Status read_shared_kv(ConfigReader& r, ModelConfig& c);
 
+// Whether `type`, of `layer_types`, is `runs`, by that word or by that of older files: "mamba" and
+// "attention".
+bool is_layer_type(const json::value& type, std::string_view runs);
+
 // Which layers are scanned: those that `layer_types` calls `kind`, else all but every
 // full_attention_interval-th (`interval` where no key says it).
 Status read_scanned(ConfigReader& r, const char* kind, int64_t interval, ModelConfig& c);
 
+// Layers of Mamba-2: the spellings of their keys, and what absent ones mean. Heads together are as wide as
+// `expand` times the model, or as `width` says; without both keys as they themselves say.
+struct MambaKeys {
+  const char *heads, *head_dim, *state, *groups, *conv, *conv_bias, *bias;
+  const char *expand = nullptr, *width = nullptr;
+  int64_t absent_heads = 128, absent_head_dim = 0, absent_state = 128, absent_groups = 8;
+  std::optional<int64_t> absent_width = {};
+};
+Status read_mamba(ConfigReader& r, const MambaKeys& keys, ModelConfig& c);
+
 // A gated MLP's activation, silu or the tanh form of gelu; UNIMPLEMENTED names another.
 Status check_gate(const ModelConfig& c, const char* key);
+
+// Layers of Mamba-2 have silu behind their convolutions, whatever else has the same key's.
+Status check_silu(const ModelConfig& c, const char* key);
 
 // A number above 0.
 Result<double> positive(ConfigReader& r, const char* key, double absent);

@@ -38,6 +38,10 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
       return expert_slice(stacked, e, own, c.experts);
   const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
   std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
+  // Granite's.
+  if (const std::string linear = experts + (down ? ".output_linear" : ".input_linear");
+      has(linear + ".weight"))
+    fused = linear;
   const std::string blocks = fused + "_blocks", scales = fused + "_scales";
   const bool codes = has(blocks), gguf = has(fused + ".weight");
   if (gguf) fused += ".weight";
@@ -56,7 +60,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
                               ", config.json needs ", down ? rows : 2 * rows, " of ", columns)));
     return {};
   }
-  if (!codes && !transposed && halves)
+  if (!codes && !transposed && (halves || down))
     return constant(own, graph().value(stored.id).constant.slice(before, before + rows));
   Attrs attrs{{"first", before}, {"rows", rows}};
   if (!down && c.experts_interleaved) attrs.set("step", int64_t{2});
@@ -124,15 +128,17 @@ Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string&
     x = op("mul", {x, pair_weight});
     pair_weight = op("add", {scalar(1), op("mul", {pair_weight, scalar(0)})});
   }
-  std::vector<Val> first{x, pair_token, start, gate_up_bias(experts, gate, up)}, second;
+  const bool gates = gate != nullptr;
+  std::vector<Val> first{x, pair_token, start, gates ? gate_up_bias(experts, gate, up) : Val{}}, second;
   for (int64_t e = 0; e < c.experts; ++e) {
-    first.push_back(expert_weight(experts, gate, Part::kGate, e));
+    if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e));
     first.push_back(expert_weight(experts, up, Part::kUp, e));
     second.push_back(expert_weight(experts, down, Part::kDown, e));
   }
   const Attrs attrs{{"experts", c.experts}};
-  const Val gate_up = op("grouped_linear", first, attrs);
-  const Val h = gated(slice(gate_up, 0, c.expert_ffn), slice(gate_up, c.expert_ffn, 2 * c.expert_ffn));
+  const Val made = op("grouped_linear", first, attrs);
+  const Val h = gates ? gated(slice(made, 0, c.expert_ffn), slice(made, c.expert_ffn, 2 * c.expert_ffn))
+                      : activation(made);
   second.insert(second.begin(), {h, Val{}, start, down_bias(experts, down)});
   return op("moe_combine", {op("grouped_linear", second, attrs), pair_slot, pair_weight});
 }

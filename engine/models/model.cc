@@ -228,9 +228,10 @@ Val ModelBuilder::activation(Val x) {
     return op("gelu", {x}, {{"approximate", std::string("tanh")}});
   if (a == "gelu" || a == "relu") return op(a, {x});
   if (a == "silu" || a == "swish") return op("silu", {x});
+  if (a == "relu2") return op("square", {op("relu", {x})});
   fail(unimplemented(cat("config.json: the activation function '", a,
                          "' is not one of gelu, gelu_new, "
-                         "gelu_pytorch_tanh, gelu_fast, relu, silu, swish")));
+                         "gelu_pytorch_tanh, gelu_fast, relu, relu2, silu, swish")));
   return {};
 }
 

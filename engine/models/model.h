@@ -6,6 +6,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,11 +39,23 @@ struct ScanConfig {
   int64_t key_dim = 0, value_dim = 0;  // Dk, Dv
 };
 
+// Layers of Mamba-2 (mamba.cc), beside their ScanConfig, whose key heads are groups.
+struct MambaConfig {
+  double least_step = 0, most_step = std::numeric_limits<double>::infinity();
+  bool bias = false, output_bias = false;  // of the projection in front and of that behind
+  bool normed = true, norm_first = false;  // a norm in each group; in front of the gate
+  double input_scale = 1, output_scale = 1;
+  std::array<double, 5> scales{1, 1, 1, 1, 1};  // of what the projection makes: z, x, B, C and steps
+};
+
 // Of attention over a latent (latent.cc): numbers of the latent and, 0 without one, of the queries' own; of a
 // head's query and key what does not and what does rotate; of its value.
 struct LatentShape {
   int64_t rank = 0, query_rank = 0, nope = 0, rope = 0, value = 0;
 };
+
+// What a layer is, where it is one thing: a scan, attention, an MLP or a mixture, behind a norm.
+enum class LayerKind : uint8_t { kScan, kAttention, kMlp, kExperts };
 
 // Which rows of queries and keys are normalized: those of a head, or all heads of a token as one.
 enum class HeadNorms : uint8_t { kNone, kEach, kTogether };
@@ -81,6 +95,8 @@ struct ModelConfig {
   bool scale_by_layer = false;                      // and by 1 / (layer + 1)
   double attention_softcap = 0, logit_softcap = 0;  // c tanh(x / c); 0: none
   double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  // Of keys, of what attention reads and makes, of a gate and of what an MLP makes.
+  double key_scale = 1, attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_scale = 1;
   // ModelBuilder::position_scale
   double position_beta = 0, position_period = 1;
   int64_t position_offset = 0;
@@ -100,10 +116,12 @@ struct ModelConfig {
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
   std::vector<bool> recurrent;   // by layer; empty: none. Such layers have a recurrent state and no attention
+  std::vector<LayerKind> kinds;  // by layer; empty: each has attention or a state, and an MLP or a mixture
   std::string recurrent_type;    // what `layer_types` calls them
   int64_t conv_kernel = 0;       // rows that their convolutions see
   bool conv_bias = false;        // whether what is in front of and behind one has the biases that are there
   ScanConfig scan;
+  MambaConfig mamba;
   bool chunked = false;  // windows do not slide: a token sees its own of chunks so long
   int64_t experts = 0, experts_per_token = 0, expert_ffn = 0;
   int64_t shared_experts = 0;
@@ -127,7 +145,10 @@ struct ModelConfig {
   int64_t kv_layer(int64_t layer) const;
   // Layers with keys and values of their own, where all have attention.
   int64_t kv_layers() const { return layers - shared_kv_layers; }
-  int64_t attention_layers() const { return layers - std::count(recurrent.begin(), recurrent.end(), true); }
+  int64_t attention_layers() const {
+    if (!kinds.empty()) return std::count(kinds.begin(), kinds.end(), LayerKind::kAttention);
+    return layers - std::count(recurrent.begin(), recurrent.end(), true);
+  }
 };
 Result<ModelConfig> read_model_config(const json::object& config);
 
@@ -198,7 +219,9 @@ class ModelBuilder : public Builder {
   Val self_attention(Val x, const std::string& prefix, int64_t layer);
   // `name`.weight (C, 1, L), or (C, L), over the last L rows of x (T, C); `biased`: with `name`.bias.
   Val causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased);
-  // The same over a latent.
+  // A layer of Mamba-2: its rows as the config's `scan` and `mamba` say.
+  Val mamba(Val x, const std::string& prefix);
+  // Attention over a latent.
   Val latent_attention(Val x, const std::string& prefix, int64_t layer);
   // The config's activation.
   Val activation(Val x);
@@ -215,7 +238,8 @@ class ModelBuilder : public Builder {
               const char* down, const std::string& correction = "");
   // Experts `prefix`experts, and beside them one that all tokens share, behind a gate of its own.
   Val experts_and_shared(Val x, const std::string& prefix);
-  // By logits (T, X) that are there. `correction` and `scale`, of the weights of each expert: (X) or none.
+  // By logits (T, X) that are there; without `gate` experts are down(activation(up(x))). `correction` and
+  // `scale`, of the weights of each expert: (X) or none.
   struct Router {
     Val logits, correction, scale;
   };

@@ -318,6 +318,62 @@ MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "con
 del MODELS["lfm2-long"]["full_attn_idxs"]
 MODELS["qwen3_5-long"] = MODELS["qwen3_5"]
 
+# Mamba-Codestral-7B-v0.1
+MODELS["mamba2"] = {k: v for k, v in decoder(
+    "mamba2", "Mamba2ForCausalLM", chunk_size=256, conv_kernel=4, expand=2, head_dim=16, hidden_act="silu",
+    intermediate_size=128, layer_norm_epsilon=1e-5, n_groups=2, norm_before_gate=True, num_heads=8,
+    rescale_prenorm_residual=False, residual_in_fp32=True, rms_norm=True, state_size=16, tie_word_embeddings=False,
+    time_step_floor=0.0001, time_step_init_scheme="random", time_step_limit=[0.0, float("inf")], time_step_max=0.1,
+    time_step_min=0.001, time_step_rank=256, use_bias=False, use_conv_bias=True).items()
+    if k not in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")}
+# Steps at both limits, biases where the other has none and none where it has, one group.
+MODELS["mamba2-long"] = {**MODELS["mamba2"], "n_groups": 1, "time_step_limit": [0.5, 0.75], "use_bias": True,
+                         "use_conv_bias": False}
+
+# granite-4.0-h-tiny; attention_multiplier as for its heads of 16
+MODELS["granitemoehybrid"] = decoder(
+    "granitemoehybrid", "GraniteMoeHybridForCausalLM", **SILU, attention_bias=False, attention_multiplier=0.0625,
+    embedding_multiplier=12, init_method="mup", intermediate_size=48, layer_types=["mamba", "mamba", "attention", "mamba"],
+    logits_scaling=6, mamba_chunk_size=256, mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=16, mamba_d_state=16,
+    mamba_expand=2, mamba_n_groups=1, mamba_n_heads=8, mamba_proj_bias=False, normalization_function="rmsnorm",
+    num_experts_per_tok=2, num_local_experts=8, output_router_logits=False, position_embedding_type="nope",
+    residual_multiplier=0.22, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000, router_aux_loss_coef=0.0,
+    shared_intermediate_size=80, tie_word_embeddings=True)
+# granite-4.0-h-micro, which has no mixture, with positions, as granite-4.0-micro has them
+MODELS["granitemoehybrid-long"] = {**MODELS["granitemoehybrid"], "num_local_experts": 0, "num_experts_per_tok": 0,
+                                   "position_embedding_type": "rope", "shared_intermediate_size": 112}
+# Falcon-H1-0.5B-Instruct
+MODELS["falcon_h1"] = decoder(
+    "falcon_h1", "FalconH1ForCausalLM", **SILU, attention_bias=False, attention_in_multiplier=1.0,
+    attention_out_multiplier=0.9375, embedding_multiplier=5.656854249492381, head_dim=16, key_multiplier=0.390625,
+    lm_head_multiplier=0.0390625, mamba_chunk_size=128, mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=16, mamba_d_ssm=96,
+    mamba_d_state=16, mamba_expand=2, mamba_n_groups=1, mamba_n_heads=6, mamba_norm_before_gate=False, mamba_proj_bias=False,
+    mamba_rms_norm=False, mamba_use_mlp=True, mlp_bias=False, mlp_expansion_factor=8,
+    mlp_multipliers=[0.8838834764831844, 0.5859375], num_logits_to_keep=1, projectors_bias=False, rms_norm_eps=1e-5,
+    rope_scaling=None, rope_theta=100000000000.0, ssm_in_multiplier=1.25,
+    ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    ssm_out_multiplier=0.23570226039551587, tie_word_embeddings=False)
+# Falcon-H1-34B-Instruct's norm, in two groups, in front of its gate; multipliers that the smaller has as 1
+MODELS["falcon_h1-long"] = {**MODELS["falcon_h1"], "attention_in_multiplier": 0.75, "mamba_n_groups": 2, "mamba_rms_norm": True,
+                            "mamba_norm_before_gate": True, "projectors_bias": True}
+# NVIDIA-Nemotron-Nano-9B-v2
+MODELS["nemotron_h"] = decoder(
+    "nemotron_h", "NemotronHForCausalLM", attention_bias=False, attention_dropout=0.0, chunk_size=128, conv_kernel=4, expand=2,
+    head_dim=24, hidden_dropout=0.0, hybrid_override_pattern="M-*M", layer_norm_epsilon=1e-5, mamba_head_dim=24,
+    mamba_hidden_act="silu", mamba_num_heads=8, mamba_proj_bias=False, mlp_bias=False, mlp_hidden_act="relu2", n_groups=4,
+    num_logits_to_keep=1, num_query_groups=2, rescale_prenorm_residual=True, residual_in_fp32=False, rms_norm_eps=1e-5,
+    sliding_window=None, ssm_state_size=16, tie_word_embeddings=False, time_step_floor=0.0001,
+    time_step_limit=[0.0, float("inf")], time_step_max=0.1, time_step_min=0.001, time_step_rank=256, use_bias=False,
+    use_conv_bias=True, use_mamba_kernels=True)
+MODELS["nemotron_h-long"] = {**MODELS["nemotron_h"], "use_bias": True, "mlp_bias": True}
+# NVIDIA-Nemotron-3-Nano-30B-A3B, with the latent of its larger kin; chunks, which change nothing, as few tokens need
+MODELS["nemotron_h-moe"] = {**MODELS["nemotron_h"], **{
+    "chunk_size": 32,
+    "hybrid_override_pattern": "ME*E", "moe_intermediate_size": 48, "moe_latent_size": 32,
+    "moe_shared_expert_intermediate_size": 80, "moe_shared_expert_overlap": True, "n_group": 1, "n_routed_experts": 8,
+    "n_shared_experts": 1, "norm_eps": 1e-5, "norm_topk_prob": True, "num_experts_per_tok": 2, "partial_rotary_factor": 1.0,
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "topk_group": 1}}
+
 
 def latent(model_type: str, architecture: str, **keys) -> dict:
     """Attention over a latent: V3's config with a sixteenth of its sizes."""
@@ -403,6 +459,7 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     """Logits (T, V), and for mixtures of experts the smallest margin, over tokens and layers, between the router logits
     of the last expert chosen and the first one not chosen; where logits are not what is chosen by, between what is."""
     routed = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
+    if model.config.model_type == "nemotron_h" and "moe" not in model.config.layer_types: routed = None
     corrected = (any("e_score_correction_bias" in n or "router.scale" in n for n in model.state_dict()) or
                  model.config.model_type == "llama4_text")
     with choices_recorded() as gaps:
@@ -463,7 +520,7 @@ def generate(name: str, config: dict) -> None:
         floats = {n: w for n, w in weights.items() if not is_bytes(n)}
         models = {"f32": load(folder, {**floats, **decoded})}
         models["bf16"] = load(folder, {**{n: round_to_bf16(w) for n, w in floats.items()}, **decoded})
-    if "num_experts_per_tok" in config or "moe_k" in config or "top_k_experts" in config:
+    if config.get("num_experts_per_tok") or "moe_k" in config or "top_k_experts" in config:
         # An engine in bf16 must choose the same experts for its logits to be comparable at all, so take, of many token
         # sequences, the one whose closest choice is widest.
         candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]

@@ -83,8 +83,8 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     const auto is = [&](std::string_view one) { return name == one; };
     constexpr std::string_view kScored[] = {"glm4-moe",       "ernie4_5-moe", "minimax-m2",   "llama4",
                                             "gemma4-26b-a4b", "deepseek-v3",  "glm4-moe-lite"},
-                               kRouted[] = {"qwen2-moe",   "qwen3-moe",  "mixtral",    "gpt-oss",
-                                            "deepseek-v2", "qwen3-next", "qwen3_5-moe"};
+                               kRouted[] = {"qwen2-moe",   "qwen3-moe",  "mixtral",     "gpt-oss",
+                                            "deepseek-v2", "qwen3-next", "qwen3_5-moe", "granitemoehybrid"};
     const bool scored = std::any_of(std::begin(kScored), std::end(kScored), is);
     const bool routed = scored || std::any_of(std::begin(kRouted), std::end(kRouted), is);
     REQUIRE(g.router_margin_f32.has_value() == routed);
@@ -100,8 +100,11 @@ TEST_CASE("goldens: no manifest is left out of the list", "[golden]") {
   for (const auto& entry : std::filesystem::directory_iterator(source_path("tests/golden/models")))
     if (entry.path().extension() == ".json") found.insert(entry.path().stem().string());
   for (const std::string& name : tiny_golden_names()) listed.insert(name);
-  listed.insert("lfm2-long");      // over several pages: tests/models/state_test.cc
-  listed.insert("qwen3_5-long");   // the same: tests/models/recurrent_test.cc
+  listed.insert("lfm2-long");  // over several pages: tests/models/state_test.cc
+  // The same: tests/models/recurrent_test.cc.
+  for (const char* name : {"qwen3_5-long", "mamba2-long", "granitemoehybrid-long", "falcon_h1-long",
+                           "nemotron_h-long", "nemotron_h-moe"})
+    listed.insert(name);
   listed.insert("gpt-oss-mxfp4");  // whose experts no other test could widen: tests/models/mxfp4_test.cc
   REQUIRE(found == listed);
 }

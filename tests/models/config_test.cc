@@ -1,5 +1,6 @@
 // config.json of strangers: what is missing, out of range or contradictory is named.
 #include <cmath>
+#include <limits>
 
 #include "engine/models/model.h"
 #include "tests/support/catch.h"
@@ -221,5 +222,34 @@ TEST_CASE("a config that contradicts the tensors is refused by tensor and size")
     const auto model = oar::build_model(changed, *config, {});
     REQUIRE(!model.ok());
     CHECK_THAT(model.status().message(), Contains(c.message));
+  }
+}
+
+TEST_CASE("words of Python for numbers that JSON has not: tagged, within strings they stay") {
+  constexpr std::string_view text = R"({"a": [0.0, Infinity, -Infinity], "b": "\"NaN", "c": NaN})";
+  CHECK(!oar::parse_json(text, "config.json").ok());
+  const auto parsed = oar::parse_json(text, "config.json", {.python_floats = true});
+  REQUIRE_OK(parsed);
+  CHECK(oar::special_float(parsed->at("a").at(1)) == std::numeric_limits<double>::infinity());
+  CHECK(oar::special_float(parsed->at("a").at(2)) == -std::numeric_limits<double>::infinity());
+  CHECK(!oar::special_float(parsed->at("a").at(0)));
+  CHECK(parsed->at("b").as_string() == "\"NaN");
+  CHECK(std::isnan(oar::special_float(parsed->at("c")).value()));
+}
+
+TEST_CASE("layers of Mamba-2: sizes and limits that contradict are refused by name") {
+  const oar::json::object base = oar::json::parse(oar_test::load_tiny_golden("mamba2").config).as_object();
+  REQUIRE_OK(oar::read_model_config(base));
+  const std::pair<const char*, oar::json::value> wrong[] = {{"num_heads", 7},
+                                                            {"n_groups", 3},
+                                                            {"time_step_limit", oar::json::array{0.5, 0.25}},
+                                                            {"time_step_limit", oar::json::array{0.5}},
+                                                            {"time_step_limit", "wide"},
+                                                            {"hidden_act", "gelu"}};
+  for (const auto& [key, value] : wrong) {
+    oar::json::object config = base;
+    config[key] = value;
+    INFO(key);
+    CHECK_THAT(oar::read_model_config(config).status().message(), Contains(std::string("'") + key + "'"));
   }
 }

@@ -52,21 +52,33 @@ struct Residual {
 Residual residual_of(const std::string& name) {
   for (const char* held :
        {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3", "glm4", "qwen2-moe",
-        "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b", "qwen3-next", "qwen3_5-moe"})
+        "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b", "qwen3-next", "qwen3_5-moe", "falcon_h1"})
     if (name == held) return {false, 0};
+  for (const char* single : {"mamba2", "nemotron_h"})
+    if (name == single) return {true, 1};
   return {};
 }
 
 // Whether the linear layers that write queries and keys are found: not behind norms over all heads or behind
-// the rope, nor where queries are scaled by their position. Such heads keep their channels as they are.
+// the rope, nor where a factor scales queries or keys. Such heads keep their channels as they are.
 bool keys_are_traced(const std::string& name) {
-  for (const char* other : {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3", "minimax-m2", "llama4"})
+  for (const char* other : {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3", "minimax-m2", "llama4",
+                            "falcon_h1"})
     if (name == other) return false;
   return true;
 }
 
 // Attention with a gate behind it, of layers beside gated delta rules.
-bool has_gated_attention(const ModelConfig& c) { return c.scan.heads > 0; }
+bool has_gated_attention(const ModelConfig& c) {
+  return c.scan.heads > 0 && c.head_norms != HeadNorms::kNone;
+}
+
+// Norms of one group behind a gate, which the projection behind them takes in.
+int scan_norms(const ModelConfig& c) {
+  const bool folded = c.mamba.normed && !c.mamba.norm_first && c.scan.key_heads == 1;
+  return c.head_norms == HeadNorms::kNone && folded ? static_cast<int>(std::ranges::count(c.recurrent, true))
+                                                    : 0;
+}
 
 // Layers whose heads R2 and R3 rotate: a latent stays as it is.
 int rotated_layers(const ModelConfig& c) {
@@ -85,6 +97,10 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
   if (name == "gemma4-e2b") return 2 * c.layers;  // and the gate of each layer's own embedding
   if (name == "llama4")                           // and the inputs of experts, which are weighted
     return c.layers + 2 * std::ranges::count(c.dense_layer, false);
+  if (name == "mamba2") return c.layers;  // a product with the weights of groups' norms
+  if (name == "nemotron_h") return std::ranges::count(c.recurrent, true);
+  if (name == "granitemoehybrid") return 2 * c.layers;  // a mixture and a shared MLP
+  if (name == "falcon_h1") return 3 * c.layers;  // an MLP, a gated scan, and what it reads, by its factor
   int64_t shared = 0;
   for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe", "gemma4-26b-a4b", "deepseek-v2",
                              "deepseek-v3", "glm4-moe-lite", "qwen3-next", "qwen3_5-moe"})
@@ -149,7 +165,8 @@ TEST_CASE("where a rotation applies is found from the graph") {
     const auto layers = static_cast<int>(config->layers), attention = rotated_layers(*config);
     const Residual residual = residual_of(name);
     const int of_queries = config->latent.query_rank > 0 ? layers : 0;  // norms of their own latent
-    CHECK(rewrites(*graph, "fold_norms") == (residual.free ? residual.norms * layers + 1 + of_queries : 0));
+    CHECK(rewrites(*graph, "fold_norms") ==
+          (residual.free ? residual.norms * layers + 1 + of_queries + scan_norms(*config) : 0));
     CHECK((rewrites(*graph, "rotate_residual") > 0) == residual.free);
     CHECK(rewrites(*graph, "rotate_values") == attention);
     CHECK(rewrites(*graph, "rotate_queries_keys") == attention);
@@ -180,7 +197,8 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
     // Norms whose weights are an expression of the file's are folded by the server alone.
     const bool residual = residual_of(name).free && config->norm_offset == 0,
                latent = config->latent.rank > 0;
-    CHECK(rotation_names(*applied) == oar::cat(residual ? "r1," : "", latent ? "" : "r2,r3,", "r4"));
+    const bool heads = rotated_layers(*config) > 0;
+    CHECK(rotation_names(*applied) == oar::cat(residual ? "r1," : "", heads ? "r2,r3," : "", "r4"));
 
     // As the offline quantizer does it: every weight under its name, one at a time.
     Checkpoint written = *checkpoint;
@@ -198,7 +216,8 @@ TEST_CASE("a checkpoint written from a rotated graph is served with its online p
     }
     for (const auto& [tensor, value] : checkpoint->tensors) {
       // Vectors that something is added to or multiplied with before they are used stay as the file has them.
-      const bool changed = config->norm_offset != 0 || tensor.ends_with(".router.scale");
+      const bool changed = config->norm_offset != 0 || tensor.ends_with(".router.scale") ||
+                           tensor.ends_with(".A_log") || tensor.ends_with(".D");
       const bool stack = tensor.find(".experts.") != std::string::npos && !tensor.ends_with(".weight");
       // Its halves are read each by itself.
       const bool halves = latent && tensor.ends_with(".kv_b_proj.weight");

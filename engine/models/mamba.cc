@@ -1,0 +1,168 @@
+// Layers of Mamba-2, https://arxiv.org/abs/2405.21060, which scan with one decay a head, and the models that
+// have no others. Layers of Granite 4, Falcon H1 and Nemotron H are the same.
+//
+//   z, x, B, C, dt = W u;  x, B, C = silu(causal_conv(x, B, C));  dt = clip(softplus(dt + bias))
+//   y = state_scan(C, B, x, dt A, dt) + D x,  A = -exp(A_log)
+//   out = W' norm(y silu(z)),  or W' (norm(y) silu(z)),  or W' (y silu(z));  a norm in each group
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/format.h"
+#include "engine/models/decoder_keys.h"
+
+namespace oar {
+namespace {
+
+// Attention, which there is none of, is read as of one head: its keys are not those of this class.
+constexpr DecoderDefaults kMamba2 = {.max_context = 1 << 20,
+                                     .norm_eps = 1e-5,
+                                     .vocab = 32768,
+                                     .width = 4096,
+                                     .layers = 64,
+                                     .heads = 1,
+                                     .norm_eps_key = "layer_norm_epsilon"};
+constexpr MambaKeys kMamba2Keys = {.heads = "num_heads",
+                                   .head_dim = "head_dim",
+                                   .state = "state_size",
+                                   .groups = "n_groups",
+                                   .conv = "conv_kernel",
+                                   .conv_bias = "use_conv_bias",
+                                   .bias = "use_bias",
+                                   .expand = "expand",
+                                   .absent_head_dim = 64};
+
+// [least, most] of `time_step_limit`, of which the latter may be infinite.
+Status read_step_limit(ConfigReader& r, MambaConfig& m) {
+  const json::value* v = r.value("time_step_limit");
+  if (v == nullptr) return ok_status();
+  const auto number = [](const json::value& one) {
+    return one.is_number() ? std::optional(one.to_number<double>()) : special_float(one);
+  };
+  if (v->is_array() && v->get_array().size() == 2) {
+    const auto least = number(v->get_array()[0]), most = number(v->get_array()[1]);
+    if (least && most && std::isfinite(*least) && *most > 0 && *least <= *most) {
+      m.least_step = *least, m.most_step = *most;
+      return ok_status();
+    }
+  }
+  return invalid_argument(cat("config.json: 'time_step_limit' is ", json::serialize(*v).substr(0, 80),
+                              ", expected the least and the most step, two numbers"));
+}
+
+Status read_mamba2(ConfigReader& r, ModelConfig& c) {
+  OAR_RETURN_IF_ERROR(read_decoder(r, kMamba2, c));
+  OAR_RETURN_IF_ERROR(read_mamba(r, kMamba2Keys, c));
+  c.heads = c.kv_heads = 1;
+  c.head_dim = c.width;
+  c.recurrent_type = "linear_attention";
+  c.recurrent.assign(static_cast<size_t>(c.layers), true);
+  // The class has its norm behind the gate, whatever these say; `intermediate_size` repeats what expands.
+  r.without_effect("norm_before_gate rms_norm intermediate_size residual_in_fp32 rescale_prenorm_residual");
+  return check_silu(c, "hidden_act");
+}
+
+Val mamba2_hidden(ModelBuilder& b) {
+  Val x = b.embedding("backbone.embeddings.weight", b.in.tokens, b.c.vocab);
+  for (int64_t n = 0; n < b.c.layers; ++n) {
+    const std::string p = cat("backbone.layers.", n, ".");
+    x = b.add(x, b.mamba(b.rms_norm(x, p + "norm"), p + "mixer."));
+  }
+  return b.rms_norm(x, "backbone.norm_f");
+}
+
+}  // namespace
+
+Status check_silu(const ModelConfig& c, const char* key) {
+  if (c.activation == "silu" || c.activation == "swish") return ok_status();
+  return unimplemented(cat("config.json: '", key, "' is '", c.activation, "', which ", c.model_type,
+                           " is not run with here; expected silu"));
+}
+
+Status read_mamba(ConfigReader& r, const MambaKeys& keys, ModelConfig& c) {
+  int64_t width = 0;
+  if (keys.expand != nullptr) {
+    OAR_ASSIGN(const int64_t expand, r.integer({keys.expand}, 1, 64, 2));
+    width = expand * c.width;
+  }
+  if (keys.width != nullptr) {
+    OAR_ASSIGN(width, r.integer({keys.width}, 1, 1 << 22, keys.absent_width, width));
+  }
+  OAR_ASSIGN(c.scan.heads, r.integer({keys.heads}, 1, 1 << 14, keys.absent_heads));
+  c.scan.value_dim = keys.absent_head_dim > 0 ? keys.absent_head_dim : width / c.scan.heads;
+  const json::value* size = r.value(keys.head_dim);
+  if (size == nullptr || *size != json::value("auto")) {
+    OAR_ASSIGN(c.scan.value_dim, r.integer({keys.head_dim}, 1, 1 << 12, c.scan.value_dim));
+  }
+  OAR_ASSIGN(c.scan.key_dim, r.integer({keys.state}, 1, 1 << 12, keys.absent_state));
+  OAR_ASSIGN(c.scan.key_heads, r.integer({keys.groups}, 1, 1 << 12, keys.absent_groups));
+  if (c.scan.heads % c.scan.key_heads != 0)
+    return invalid_argument(cat("config.json: '", keys.heads, "' ", c.scan.heads, " is no multiple of '",
+                                keys.groups, "' ", c.scan.key_heads));
+  if (width > 0 && c.scan.heads * c.scan.value_dim != width)
+    return invalid_argument(cat("config.json: '", keys.heads, "' ", c.scan.heads, " of '", keys.head_dim,
+                                "' ", c.scan.value_dim, " are not the ", width, " of '",
+                                keys.width != nullptr ? keys.width : keys.expand, "'"));
+  OAR_ASSIGN(c.conv_kernel, r.integer({keys.conv}, 1, 64, 4));
+  OAR_ASSIGN(c.conv_bias, r.boolean(keys.conv_bias, true));
+  OAR_ASSIGN(c.mamba.bias, r.boolean(keys.bias, false));
+  c.mamba.output_bias = c.mamba.bias;
+  if (c.scan.value_dim < 1)
+    return invalid_argument(cat("config.json: '", keys.heads, "' leaves heads nothing"));
+  OAR_RETURN_IF_ERROR(read_step_limit(r, c.mamba));
+  // How steps began in training, and how long the chunks are that others compute a prompt in.
+  r.without_effect(
+      "time_step_rank time_step_min time_step_max time_step_floor time_step_init_scheme chunk_size "
+      "mamba_chunk_size mamba_dt_min mamba_dt_max mamba_dt_init_floor use_mamba_kernels "
+      "mamba_ssm_cache_dtype");
+  return ok_status();
+}
+
+Val ModelBuilder::mamba(Val u, const std::string& p) {
+  const ScanConfig& s = c.scan;
+  const MambaConfig& m = c.mamba;
+  const int64_t I = s.heads * s.value_dim, G = s.key_heads, N = s.key_dim;
+  const std::array<int64_t, 5> widths{I, I, G * N, G * N, s.heads};
+  Val all = linear(scale(u, m.input_scale), p + "in_proj", m.bias);
+  if (m.scales != std::array<double, 5>{1, 1, 1, 1, 1}) {
+    auto scales = Tensor::allocate({2 * I + 2 * G * N + s.heads}, Format::f32());
+    if (!scales.ok()) {
+      fail(scales.status());
+      return {};
+    }
+    float* out = scales->mutable_values<float>().data();
+    for (size_t k = 0; k < widths.size(); ++k)
+      out = std::fill_n(out, widths[k], static_cast<float>(m.scales[k]));
+    all = op("mul", {all, constant("mamba.scales", std::move(*scales))});
+  }
+  const int64_t inner = I + 2 * G * N;
+  const Val z = slice(all, 0, I), dt = slice(all, I + inner, I + inner + s.heads);
+  const Val mixed =
+      op("silu", {causal_conv(slice(all, I, I + inner), p + "conv1d", inner, c.conv_kernel, c.conv_bias)});
+  const Val x = split_heads(slice(mixed, 0, I), s.heads, s.value_dim),
+            B = split_heads(slice(mixed, I, I + G * N), G, N),
+            C = split_heads(slice(mixed, I + G * N, inner), G, N);
+  Val step = op("softplus", {add(dt, weight(p + "dt_bias", {s.heads}))});
+  if (m.least_step > 0) step = op("max", {step, scalar(m.least_step)});
+  if (std::isfinite(m.most_step)) step = op("min", {step, scalar(m.most_step)});
+  // Numbers come first: what is made of a tensor is no tensor of the file.
+  const Val rate = op("mul", {scalar(-1), op("exp", {weight(p + "A_log", {s.heads})})});
+  const Val skip = op("reshape", {op("mul", {scalar(-1), weight(p + "D", {s.heads})})},
+                      {{"shape", std::vector<int64_t>{s.heads, 1}}});
+  const Val read =
+      op("state_scan", {C, B, x, op("mul", {step, rate}), step, in.segments}, {{"delta", int64_t{0}}});
+  const Val y = merge_heads(op("sub", {read, op("mul", {x, skip})}));
+  const auto norm = [&](Val v) {
+    if (G == 1) return rms_norm(v, weight(p + "norm.weight", {I}));
+    return op("mul", {merge_heads(rms_norm(split_heads(v, G, I / G))), weight(p + "norm.weight", {I})});
+  };
+  const auto gated = [&](Val v) { return op("swiglu", {z, v}); };
+  const Val out = !m.normed ? gated(y) : m.norm_first ? gated(norm(y)) : norm(gated(y));
+  return scale(linear(out, p + "out_proj", m.output_bias), m.output_scale);
+}
+
+extern const Architecture architecture_mamba2 = {.model_type = "mamba2",
+                                                 .read = read_mamba2,
+                                                 .hidden = mamba2_hidden,
+                                                 .embedding = "backbone.embeddings.weight"};
+
+}  // namespace oar
