@@ -22,6 +22,8 @@ constexpr MambaKeys kGraniteMamba = {.heads = "mamba_n_heads",
                                      .absent_groups = 1};
 
 Status read_granitemoehybrid(ConfigReader& r, ModelConfig& c) {
+  if (r.value("layers_block_type") != nullptr && r.value("layer_types") == nullptr)
+    return invalid_argument("config.json: 'layers_block_type' is read as 'layer_types' alone: rename it");
   OAR_RETURN_IF_ERROR(read_decoder(r, kGraniteHybrid, c));
   OAR_RETURN_IF_ERROR(read_scanned(r, "linear_attention", INT32_MAX, c));  // all, where no key says it
   OAR_RETURN_IF_ERROR(read_mamba(r, kGraniteMamba, c));

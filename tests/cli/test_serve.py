@@ -403,7 +403,7 @@ class Serve(Base):
 
         with tempfile.TemporaryDirectory() as temporary:
             folder = pathlib.Path(temporary) / "adapter"
-            write_adapter(folder)
+            write_adapter(folder, 0.1)  # enough to move the text on every instruction set
             load = {"lora_name": "polite", "lora_path": str(folder)}
             with Server("--max-loras", "1", "--model-control", "explicit") as server:
                 plain = text(server, "demo")[1]["choices"][0]["text"]
