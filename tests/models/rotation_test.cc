@@ -62,8 +62,8 @@ Residual residual_of(const std::string& name) {
 // Whether the linear layers that write queries and keys are found: not behind norms over all heads or behind
 // the rope, nor where a factor scales queries or keys. Such heads keep their channels as they are.
 bool keys_are_traced(const std::string& name) {
-  for (const char* other : {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3", "minimax-m2", "llama4",
-                            "falcon_h1"})
+  for (const char* other :
+       {"ministral3", "hunyuan_v1_dense", "olmo2", "olmo3", "minimax-m2", "llama4", "falcon_h1"})
     if (name == other) return false;
   return true;
 }
