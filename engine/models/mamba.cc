@@ -117,6 +117,18 @@ Status read_mamba(ConfigReader& r, const MambaKeys& keys, ModelConfig& c) {
   return ok_status();
 }
 
+namespace {
+Val numbers(ModelBuilder& b, const char* name, const Shape& shape, const std::vector<float>& values) {
+  auto t = Tensor::allocate(shape, Format::f32());
+  if (!t.ok()) {
+    b.fail(t.status());
+    return {};
+  }
+  std::copy(values.begin(), values.end(), t->mutable_values<float>().begin());
+  return b.constant(name, std::move(*t));
+}
+}  // namespace
+
 Val ModelBuilder::mamba(Val u, const std::string& p) {
   const ScanConfig& s = c.scan;
   const MambaConfig& m = c.mamba;
@@ -124,15 +136,10 @@ Val ModelBuilder::mamba(Val u, const std::string& p) {
   const std::array<int64_t, 5> widths{I, I, G * N, G * N, s.heads};
   Val all = linear(scale(u, m.input_scale), p + "in_proj", m.bias);
   if (m.scales != std::array<double, 5>{1, 1, 1, 1, 1}) {
-    auto scales = Tensor::allocate({2 * I + 2 * G * N + s.heads}, Format::f32());
-    if (!scales.ok()) {
-      fail(scales.status());
-      return {};
-    }
-    float* out = scales->mutable_values<float>().data();
+    std::vector<float> scales;
     for (size_t k = 0; k < widths.size(); ++k)
-      out = std::fill_n(out, widths[k], static_cast<float>(m.scales[k]));
-    all = op("mul", {all, constant("mamba.scales", std::move(*scales))});
+      scales.insert(scales.end(), static_cast<size_t>(widths[k]), static_cast<float>(m.scales[k]));
+    all = op("mul", {all, numbers(*this, "mamba.scales", {2 * I + 2 * G * N + s.heads}, scales)});
   }
   const int64_t inner = I + 2 * G * N;
   const Val z = slice(all, 0, I), dt = slice(all, I + inner, I + inner + s.heads);
@@ -146,11 +153,16 @@ Val ModelBuilder::mamba(Val u, const std::string& p) {
   if (std::isfinite(m.most_step)) step = op("min", {step, scalar(m.most_step)});
   // Numbers come first: what is made of a tensor is no tensor of the file.
   const Val rate = op("mul", {scalar(-1), op("exp", {weight(p + "A_log", {s.heads})})});
-  const Val skip = op("reshape", {op("mul", {scalar(-1), weight(p + "D", {s.heads})})},
-                      {{"shape", std::vector<int64_t>{s.heads, 1}}});
+  // D is spread over its head's columns once, at load: in a step a product along two axes would have no
+  // kernel.
+  const Val ones =
+      numbers(*this, "mamba.ones", {s.heads, s.value_dim}, std::vector<float>(static_cast<size_t>(I), 1));
+  const Val D = op("reshape", {weight(p + "D", {s.heads})}, {{"shape", std::vector<int64_t>{s.heads, 1}}});
+  const Val skip =
+      op("reshape", {op("mul", {scalar(-1), op("mul", {ones, D})})}, {{"shape", std::vector<int64_t>{I}}});
   const Val read =
       op("state_scan", {C, B, x, op("mul", {step, rate}), step, in.segments}, {{"delta", int64_t{0}}});
-  const Val y = merge_heads(op("sub", {read, op("mul", {x, skip})}));
+  const Val y = op("sub", {merge_heads(read), op("mul", {slice(mixed, 0, I), skip})});
   const auto norm = [&](Val v) {
     if (G == 1) return rms_norm(v, weight(p + "norm.weight", {I}));
     return op("mul", {merge_heads(rms_norm(split_heads(v, G, I / G))), weight(p + "norm.weight", {I})});

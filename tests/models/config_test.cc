@@ -71,14 +71,20 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
   config["model_type"] = "lama";
   CHECK_THAT(error_of(config), Contains("the nearest is llama, which knows all keys of its config"));
   // A kin of Qwen 3 MoE: no other knows more of its keys.
-  config = {{"model_type", "qwen9_moe"},   {"hidden_size", 64},
-            {"num_hidden_layers", 2},      {"num_attention_heads", 4},
-            {"vocab_size", 256},           {"num_experts", 8},
-            {"num_experts_per_tok", 2},    {"mlp_only_layers", oar::json::array{}},
-            {"moe_intermediate_size", 32}, {"norm_topk_prob", true},
-            {"mamba_d_state", 16},         {"mamba_d_conv", 4}};
+  config = {{"model_type", "qwen9_moe"},
+            {"hidden_size", 64},
+            {"num_hidden_layers", 2},
+            {"num_attention_heads", 4},
+            {"vocab_size", 256},
+            {"num_experts", 8},
+            {"num_experts_per_tok", 2},
+            {"mlp_only_layers", oar::json::array{}},
+            {"moe_intermediate_size", 32},
+            {"norm_topk_prob", true},
+            {"hyena_order", 2},
+            {"hyena_filter", 4}};
   CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
-                                   Contains("'mamba_d_state'") && Contains("'mamba_d_conv'"));
+                                   Contains("'hyena_order'") && Contains("'hyena_filter'"));
 }
 
 TEST_CASE("heads and keys of several kinds of layers: wrong values are named") {
