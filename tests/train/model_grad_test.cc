@@ -43,7 +43,11 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     if (!sample.take()) continue;
     // Stacks of experts, which are read as they lie.
     if (name == "gpt-oss" || name == "llama4" || name == "gemma4-26b-a4b") continue;
-    if (name.starts_with("qwen3_5") || name == "qwen3-next") continue;  // state_scan has no derivative
+    // state_scan has no derivative; a trainer's graph has segment_scan in its place (scan_test.cc).
+    const bool scans = name.starts_with("qwen3_5") || name == "qwen3-next" || name.starts_with("mamba2") ||
+                       name.starts_with("granitemoehybrid") || name.starts_with("falcon_h1") ||
+                       name.starts_with("nemotron_h");
+    if (scans) continue;
     const oar_test::TinyGolden golden = oar_test::load_tiny_golden(name);
     // The halves of a latent's matrix are read as they lie, too.
     if (golden.config.find("kv_lora_rank") != std::string::npos) continue;
