@@ -23,8 +23,8 @@
 //   whose
 //                               segments lie together: products within each, and nothing between them
 //   segment_attention_back(..., dy) -> dq, dk, dv
-//   segment_scan(q, k, v, g, beta, segments) {delta}   state_scan (engine/ops/state_scan.cc), which can be
-//   differentiated once
+//   segment_scan(q, k, v, g, beta, segments) {delta} -> y   state_scan (engine/ops/state_scan.cc) with a way
+//                               back. It is differentiated once.
 //   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
 //   route = moe_route, evaluated by its reference: few numbers a token
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x

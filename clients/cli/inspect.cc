@@ -220,7 +220,10 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect demo --dump-pass fuse_linear\n"
       "  oar inspect demo --train rank=8,targets=q_proj,v_proj --tokens 64\n"
       "  oar inspect resnet50.onnx --explain");
-  c->callback([o, &action] { action = [o] { return inspect(*o); }; });
+  c->callback([o, c, &action] {
+    if (!o->train.what.empty()) check_train_options(*c);
+    action = [o] { return inspect(*o); };
+  });
 }
 
 }  // namespace oar::cli

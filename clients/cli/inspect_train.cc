@@ -1,6 +1,7 @@
 #include "clients/cli/inspect_train.h"
 
 #include <cstdio>
+#include <set>
 
 #include "clients/cli/logging.h"
 #include "clients/cli/ranges.h"
@@ -21,6 +22,13 @@ void add_train_options(CLI::App& c, TrainInspection& o) {
       ->delimiter(',')
       ->type_name("LIST")
       ->needs(train);
+}
+
+void check_train_options(const CLI::App& c) {
+  static const std::set<std::string> read{"MODEL", "--train", "--tokens", "--labels", "--weights"};
+  for (const CLI::Option* option : c.get_options())
+    if (option->count() > 0 && !read.contains(option->get_name()))
+      throw CLI::ValidationError(option->get_name(), "says nothing of training; leave it out beside --train");
 }
 
 Status inspect_train(TrainInspection o) {

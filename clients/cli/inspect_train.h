@@ -13,6 +13,8 @@ struct TrainInspection {
   train::TrainerOptions trainer;
 };
 void add_train_options(CLI::App& command, TrainInspection& options);
+// With --train: throws CLI::ValidationError, which names an option that says nothing of training.
+void check_train_options(const CLI::App& command);
 Status inspect_train(TrainInspection options);
 
 }  // namespace oar::cli

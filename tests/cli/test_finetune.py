@@ -63,6 +63,8 @@ class Finetune(Base):
         self.assertEqual((no, yes), (False, True))
         told = self.ok("inspect", "demo", "--train", "rank=4,targets=q_proj,v_proj", "--tokens", 64).stdout
         self.assertEqual(len(re.findall(r"^--recompute (?:none|layers|full) +a step [0-9.]+ MiB \(a block of logits", told, re.M)), 3)
+        self.refused(2, "inspect", "demo", "--train", "full", "--kv", "int8", says=["--kv", "training"])
+        self.refused(2, "inspect", "demo", "--graph", "--train", "full", says=["--graph", "training"])
         for part in ("weights that stay", "parameters", "moments", "gradients"):
             self.assertRegex(told, rf"(?m)^{part} +[0-9.]+ [KM]iB$")
         self.refused(2, "inspect", "demo", "--tokens", 64, says=["--train"])

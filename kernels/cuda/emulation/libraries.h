@@ -7,16 +7,15 @@
 
 namespace oar::cuda::emulation {
 
-// Refuses: operands that are not whole within an allocation or not aligned to 16 bytes, leading dimensions
-// below the rows or not of 16 bytes' multiples, attributes of another size or that this code does not set,
-// 8-bit products in another order than transposed times plain, scales or a bias that are missing or too
-// short, an algorithm that was not given or checked for these sizes, and too little workspace. Its algorithm
-// asks for 1 KiB of workspace. Sums are in double.
+// Refuses operands that are not whole within an allocation or not aligned to 16 bytes, and leading dimensions
+// below the rows or not of 16 bytes' multiples. Attributes must be of their size and known to our code; 8-bit
+// products must be transposed times plain. Scales and a bias must be there and long enough. The algorithm
+// must have been given or checked for these sizes, with the workspace it asks for: 1 KiB. Sums are in double.
 const CublasLtApi& fake_cublas_lt();
 
-// All ranks are of this process and its one device, and of one thread at a time. Refuses: what would wait for
-// ever (a rank's call outside of a group, a group without a call of every rank), ranks that differ in what
-// they call or how much, an id used twice, buffers that are not whole within an allocation.
+// All ranks are of this process and its one device, and of one thread at a time. Refuses what would wait for
+// ever: a rank's call outside of a group, and a group without a call of every rank. Ranks may not differ in
+// what they call or how much. An id is used once, and buffers are whole within an allocation.
 const NcclApi& fake_nccl();
 
 }  // namespace oar::cuda::emulation
