@@ -49,7 +49,8 @@ ALLOWED = {
     "engine/tune/measure": BELOW_TUNE,
     "engine/tune/quantize": BELOW_TUNE | {"engine/tune/measure"},
     "engine/capi": BELOW_TUNE,
-    "train": ENGINE,
+    # What was trained leaves as a file of ours, or as the network it came as.
+    "train": ENGINE | {"engine/export"},
     "proto": set(),
     "server/api": SERVER,
     "server/tls": {"engine/base"},

@@ -10,6 +10,7 @@
 #include "engine/loader/file_writer.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/svg_plot.h"
+#include "train/image_trainer.h"
 
 namespace oar::train {
 namespace {
@@ -110,7 +111,7 @@ std::vector<PlotPoint> points(const std::vector<LossPoint>& losses) {
 
 Status write_plot(const std::string& path, const History& h) {
   if (path.empty()) return ok_status();
-  Plot plot{"Loss", "step", "nats a token", {}};
+  Plot plot{"Loss", "step", "nats", {}};
   plot.series.push_back({"training", points(h.steps), true});
   if (!h.held_out.empty()) plot.series.push_back({"held out", points(h.held_out), true});
   return write_file_atomically(path, svg(plot));
@@ -118,7 +119,7 @@ Status write_plot(const std::string& path, const History& h) {
 
 class Run {
  public:
-  Run(const FinetuneOptions& options, const FinetuneEvents& events, std::unique_ptr<Trainer> trainer)
+  Run(const FinetuneOptions& options, const FinetuneEvents& events, std::unique_ptr<Learner> trainer)
       : o_(options),
         events_(events),
         trainer_(std::move(trainer)),
@@ -154,7 +155,7 @@ class Run {
                                     {"loss", r.loss},
                                     {"norm", r.norm},
                                     {"rate", r.rate},
-                                    {"tokens", r.tokens},
+                                    {trainer_->unit(), r.rows},
                                     {"learned", r.learned}}));
       if (events_.step) events_.step(r, seconds);
       const bool last = r.step == trainer_->steps();
@@ -201,12 +202,23 @@ class Run {
 
   const FinetuneOptions& o_;
   const FinetuneEvents& events_;
-  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Learner> trainer_;
   const std::string folder_, checkpoint_, best_;
   History history_;
 };
 
 }  // namespace
+
+bool is_image_network(const std::string& model) { return model.ends_with(".onnx"); }
+
+Result<std::unique_ptr<Learner>> make_learner(const TrainerOptions& options, const Logger& log) {
+  const auto as_learner = [](auto made) -> Result<std::unique_ptr<Learner>> {
+    if (!made.ok()) return made.status();
+    return std::unique_ptr<Learner>(std::move(*made));
+  };
+  return is_image_network(options.model) ? as_learner(ImageTrainer::create(options, log))
+                                         : as_learner(Trainer::create(options, log));
+}
 
 Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEvents& events,
                                 const Logger& log) {
@@ -214,7 +226,11 @@ Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEv
   if (fs::exists(options.out, ec) && !fs::is_empty(options.out, ec))
     return Status(StatusCode::kAlreadyExists,
                   cat("--out ", options.out, " is there already; choose another name or remove it"));
-  OAR_ASSIGN(auto trainer, Trainer::create(options.trainer, log));
+  if (is_image_network(options.trainer.model) && !options.out.ends_with(".onnx"))
+    return invalid_argument(cat("--out ", options.out,
+                                ": a network over images comes out as an ONNX file; "
+                                "give a name that ends in .onnx"));
+  OAR_ASSIGN(auto trainer, make_learner(options.trainer, log));
   if (options.dry) {
     if (events.begin) events.begin(*trainer, 0);
     return FinetuneReport();
