@@ -173,8 +173,6 @@ class Network {
   std::vector<uint8_t> behind_;  // by value: reads something that is trained
 };
 
-Result<Tensor> zeros_like(const Tensor& t) { return Tensor::zeros(t.shape(), Format::f32()); }
-
 DimVector dims_of(const Shape& s) { return {s.begin(), s.end()}; }
 
 // Batch norms by the batch's own numbers, and those as outputs.
@@ -187,15 +185,8 @@ Status train_norms(Graph& g, const ImageGraphs& out) {
     OAR_CHECK(at != g.nodes().end(), "an average belongs to a batch norm");
     const Node n = *at;
     g.nodes().erase(at);
-    Attrs attrs = n.attrs;
-    attrs.set("training_mode", int64_t{1});
-    std::vector<ValueId> inputs = n.inputs;
-    for (size_t k = 0; k < 2; ++k) {
-      const Tensor running = g.value(n.inputs[3 + k]).constant;
-      OAR_ASSIGN(Tensor none, zeros_like(running));
-      inputs[3 + k] = g.add_constant("", std::move(none));
-    }
-    const auto made = g.append(n.op, std::move(inputs), 3, std::move(attrs), {}, n.name);
+    const auto made = g.append(&op_batch_statistics_norm, {n.inputs[0], n.inputs[1], n.inputs[2]}, 3,
+                               {{"epsilon", n.attrs.get_float("epsilon", 1e-5)}}, {}, n.name);
     g.replace_uses(n.outputs[0], made[0]);
     for (size_t k = 0; k < 2; ++k) g.add_output(out.averages[a + k].name, made[1 + k]);
     g.sort();
@@ -221,8 +212,8 @@ struct ScoredNetwork {
   Val loss, logits;
 };
 
-Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model, const Shape& input, bool train,
-                        int64_t& classes) {
+Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model, const Shape& input,
+                              bool train, int64_t& classes) {
   Graph g = out.network;
   g.keep_outputs(1);
   for (size_t k = 0; k < out.parameters.size(); ++k) {

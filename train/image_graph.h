@@ -20,7 +20,7 @@ namespace oar::train {
 struct ImageGraphs {
   // Inputs: the network's own (batch, channels, height, width), targets (batch) i32, weight ().
   // step: states are parameters, then their gradients' sums. Outputs "loss", weight times the sum over
-  // images, and of each average its micro-batch's number times 1 - momentum.
+  // images, and of each average its micro-batch's number.
   // loss: states are parameters, then averages. Targets below 0 count nothing. Outputs "loss", "logits".
   std::shared_ptr<const Graph> step, loss;
   int64_t classes = 0;

@@ -197,11 +197,10 @@ Result<std::vector<Datum>> ImageTrainer::inputs(const ImageSet& set, const std::
   OAR_ASSIGN(Tensor pixels, Tensor::zeros({batch, form_.channels, form_.height, form_.width}, Format::f32()));
   float* const to = pixels.mutable_values<float>().data();
   std::vector<Status> read(images.size());
-  backend_->host_pool().parallel_for(
-      static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t k = begin; k < end; ++k)
-          read[static_cast<size_t>(k)] = set.read(images[static_cast<size_t>(k)], form_, to + k * each);
-      });
+  backend_->host_pool().parallel_for(static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      read[static_cast<size_t>(k)] = set.read(images[static_cast<size_t>(k)], form_, to + k * each);
+  });
   std::vector<int32_t> targets(static_cast<size_t>(batch), -1);
   for (size_t k = 0; k < images.size(); ++k) {
     OAR_RETURN_IF_ERROR(read[k]);

@@ -104,14 +104,16 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_));
   if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_)); }
   OAR_ASSIGN(update_runner_, Runner::make(update, *backend_));
-  // What a step takes, before its states are there.
+  // What a step takes, before its states are there. Ops may look at vectors while they are sized.
   std::vector<Tensor> shapes;
-  for (const Parameter& p : parameters_) shapes.push_back(Tensor::without_bytes(p.shape, Format::f32()));
+  for (const Parameter& p : parameters_) {
+    if (p.shape.rank() > 1) shapes.push_back(Tensor::without_bytes(p.shape, Format::f32()));
+    else { OAR_ASSIGN(shapes.emplace_back(), Tensor::zeros(p.shape, Format::f32())); }
+  }
   step_runner_->states = shapes;
   if (both) {
     loss_runner_->states = shapes;
-    for (const Statistic& s : statistics_)
-      loss_runner_->states.push_back(Tensor::without_bytes(s.value.shape(), Format::f32()));
+    for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
   }
   step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
   OAR_RETURN_IF_ERROR(step_runner_->size(std::move(first)));
@@ -173,7 +175,7 @@ Result<StepReport> Learner::step() {
       const auto keep = static_cast<float>(statistics_[k].momentum);
       const auto running = statistics_[k].value.mutable_values<float>();
       const auto batch = results[1 + k].tensor.values<float>();
-      for (size_t j = 0; j < running.size(); ++j) running[j] = running[j] * keep + batch[j];
+      for (size_t j = 0; j < running.size(); ++j) running[j] = running[j] * keep + batch[j] * (1 - keep);
     }
   }
   report.rate = o.rate * o.schedule.factor(report.step);

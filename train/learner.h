@@ -116,7 +116,7 @@ class Learner {
     int64_t rows = 0, learned = 0;
   };
   // A number that steps move towards each micro-batch's own, and no gradient does: a running average of a
-  // batch norm's. The step graph has the micro-batch's, times 1 - momentum, as an output behind the loss.
+  // batch norm's. The step graph has the micro-batch's as an output behind the loss.
   struct Statistic {
     std::string name;
     double momentum = 0;
