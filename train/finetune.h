@@ -13,6 +13,9 @@
 
 namespace oar::train {
 
+// With a group (LearnerOptions::group) every rank makes the same call; rank 0 alone writes, shows and
+// evaluates. When a rank dies or stops, all others end with its name, and the first of them writes a
+// checkpoint.
 struct FinetuneOptions {
   TrainerOptions trainer;
   std::string out;

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "engine/base/format.h"
-#include "engine/base/reservation.h"
 #include "engine/export/export.h"
 
 namespace oar::train {
@@ -37,7 +36,7 @@ Result<std::unique_ptr<ImageTrainer>> ImageTrainer::create(const TrainerOptions&
   out->options_ = options;
   if (out->options_.rate == 0) out->options_.rate = 1e-3;
   ThreadPoolOptions pool;
-  pool.threads = options.threads;
+  pool.threads = options.threads_each();
   OAR_ASSIGN(out->backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
   OAR_RETURN_IF_ERROR(out->load());
   OAR_RETURN_IF_ERROR(out->plan());
@@ -110,7 +109,7 @@ Status ImageTrainer::load() {
   }
   data_hash_ = data_.hash();
   if (options_.schedule.steps == 0 && data_.size() > 0) {
-    const double each = static_cast<double>(o.batch * options_.accumulate);
+    const double each = static_cast<double>(o.batch * options_.accumulate * options_.ranks());
     options_.schedule.steps = std::max<int64_t>(
         1, static_cast<int64_t>(std::ceil(options_.epochs * static_cast<double>(data_.size()) / each)));
   }
@@ -142,12 +141,8 @@ Status ImageTrainer::plan() {
   const std::vector<Datum> first{Datum(std::move(pixels)), std::move(targets), std::move(weight)};
   OAR_RETURN_IF_ERROR(
       prepare(graphs_.step, has_held_out() ? graphs_.loss : nullptr, graphs_.parameters, first, first));
-  const uint64_t free = available_memory();
-  if (memory_.states() + memory_.activations > free)
-    return resource_exhausted(cat("training takes ", format_bytes(memory_.states()),
-                                  " of parameters, moments and gradients and ",
-                                  format_bytes(memory_.activations), " within a step, ", format_bytes(free),
-                                  " are free; a smaller --batch with --accumulate takes less of a step"));
+  OAR_RETURN_IF_ERROR(check_memory(
+      [](uint64_t) { return std::string("; a smaller --batch with --accumulate takes less of a step"); }));
   std::vector<Tensor> values;
   for (const ValueId v : graphs_.constants) {
     const Tensor& from = graphs_.network.value(v).constant;
@@ -172,8 +167,8 @@ std::vector<std::string> ImageTrainer::notes() const {
 
 std::string ImageTrainer::size() const {
   return cat(data_.size(), " images", has_held_out() ? cat(", ", held_out_.size(), " held out") : "", ", ",
-             steps(), " steps of ", options_.accumulate, " x ", options_.images.batch, " images of ",
-             form_.width, " x ", form_.height);
+             steps(), " steps of ", options_.accumulate * options_.ranks(), " x ", options_.images.batch,
+             " images of ", form_.width, " x ", form_.height);
 }
 
 const std::vector<uint32_t>& ImageTrainer::order(int64_t epoch) {

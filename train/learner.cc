@@ -33,6 +33,10 @@ uint64_t packed_weights(const Graph& g, const Backend& backend) {
 
 }  // namespace
 
+int LearnerOptions::threads_each() const {
+  return threads > 0 || !group ? threads : std::max(1, usable_processors() / ranks());
+}
+
 Result<Datum> datum_of(float value) {
   OAR_ASSIGN(Tensor t, Tensor::zeros({}, Format::f32()));
   t.mutable_values<float>()[0] = value;
@@ -53,10 +57,11 @@ std::string class_list(const std::vector<std::string>& classes) {
 }
 
 Result<std::unique_ptr<Learner::Runner>> Learner::Runner::make(std::shared_ptr<const Graph> graph,
-                                                               Backend& backend) {
+                                                               Backend& backend, const Group* group) {
   auto out = std::make_unique<Runner>();
   OAR_ASSIGN(out->evaluator, Evaluator::create(std::move(graph), backend));
   out->backend = &backend;
+  out->group = group;
   return out;
 }
 
@@ -78,6 +83,8 @@ Result<std::vector<Datum>> Learner::Runner::run(std::vector<Datum> inputs, const
   EvalOptions o = options();
   o.memory = &memory;
   if (more != nullptr) o.observe = more->observe;
+  else if (group != nullptr)
+    o.observe = [this](const Node&, std::span<const Datum>) { return group->failed(); };
   auto results = evaluator->run(std::move(inputs), o);
   memory.end();
   return results;
@@ -98,12 +105,14 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
   memory_.parameters = memory_.gradients = static_cast<uint64_t>(trained()) * sizeof(float);
   memory_.moments = memory_.parameters * options().optimizer.moments();
+  const Group* const group = options().group.get();
+  if (group != nullptr) memory_.bucket = memory_.gradients;
   // Each graph keeps its own copy of what kernels want in another layout.
   const bool both = loss != nullptr;
   memory_.frozen += packed_weights(*step, *backend_) * (both ? 2 : 1);
-  OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_));
-  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_)); }
-  OAR_ASSIGN(update_runner_, Runner::make(update, *backend_));
+  OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_, group));
+  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_, group)); }
+  OAR_ASSIGN(update_runner_, Runner::make(update, *backend_, nullptr));
   // What a step takes, before its states are there. Ops may look at vectors while they are sized.
   std::vector<Tensor> shapes;
   for (const Parameter& p : parameters_) {
@@ -122,11 +131,41 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   return ok_status();
 }
 
+Status Learner::check_memory(const std::function<std::string(uint64_t free)>& remedy) const {
+  const uint64_t free = available_memory(), ranks = static_cast<uint64_t>(options().ranks());
+  if (memory_.states() + memory_.activations <= free / ranks) return ok_status();
+  return resource_exhausted(cat("training takes ", format_bytes(memory_.states()),
+                                " of parameters, moments and gradients and ",
+                                format_bytes(memory_.activations), " within a step",
+                                ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", ", ",
+                                format_bytes(free), " are free", remedy(free / ranks)));
+}
+
 Status Learner::begin(std::vector<Tensor> values) {
   values_ = std::move(values);
-  for (const Parameter& p : parameters_) {
-    OAR_ASSIGN(Tensor sum, Tensor::zeros(p.shape, Format::f32()));
-    sums_.push_back(std::move(sum));
+  const std::shared_ptr<Group>& group = options().group;
+  uint64_t floats = 0;
+  const auto place = [&](int64_t n) {
+    constexpr uint64_t kLine = Buffer::kAlignment / sizeof(float);
+    places_.push_back(floats);
+    floats += (static_cast<uint64_t>(n) + kLine - 1) / kLine * kLine;
+  };
+  for (const Parameter& p : parameters_) place(p.shape.numel());
+  for (const Statistic& s : statistics_) place(s.value.numel());
+  place(1);
+  if (group) OAR_RETURN_IF_ERROR(group->reserve(floats));
+  std::vector<Tensor> gradients;  // of a micro-batch
+  for (size_t k = 0; k < parameters_.size(); ++k) {
+    const Shape& shape = parameters_[k].shape;
+    OAR_ASSIGN(Tensor sum, Tensor::zeros(shape, Format::f32()));
+    sums_.push_back(sum);
+    if (group) {
+      OAR_ASSIGN(sum,
+                 Tensor::make(shape, Format::f32(),
+                              Buffer::wrap(group->mine() + places_[k],
+                                           static_cast<uint64_t>(shape.numel()) * sizeof(float), group)));
+    }
+    gradients.push_back(std::move(sum));
   }
   moments_.resize(options().optimizer.moments());
   for (auto& list : moments_) {
@@ -140,7 +179,7 @@ Status Learner::begin(std::vector<Tensor> values) {
     for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
   }
   step_runner_->states = values_;
-  step_runner_->states.insert(step_runner_->states.end(), sums_.begin(), sums_.end());
+  step_runner_->states.insert(step_runner_->states.end(), gradients.begin(), gradients.end());
   for (size_t k = 0; k < parameters_.size(); ++k) {
     auto& states = update_runner_->states;
     states.push_back(values_[k]);
@@ -150,13 +189,51 @@ Status Learner::begin(std::vector<Tensor> values) {
   return ok_status();
 }
 
+// One micro-batch of each rank: gradients go to the sums, losses are added up, averages move.
+Status Learner::run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages,
+                          double& loss) {
+  Group* const group = options().group.get();
+  const size_t mine = group != nullptr ? static_cast<size_t>(group->rank()) : 0;
+  const size_t P = parameters_.size(), S = statistics_.size();
+  if (group != nullptr) std::fill_n(group->mine(), places_[P], 0.0f);
+  OAR_ASSIGN(std::vector<Datum> given, inputs(at[mine], weight));
+  OAR_ASSIGN(const auto results, step_runner_->run(std::move(given)));
+  const float own = results[0].tensor.values<float>()[0];
+  if (!std::isfinite(own)) return not_finite(at[mine], weight, true);
+  const auto move = [&](size_t k, const float* batch) {
+    const auto keep = static_cast<float>(statistics_[k].momentum);
+    const auto running = averages[k].mutable_values<float>();
+    for (size_t j = 0; j < running.size(); ++j) running[j] = running[j] * keep + batch[j] * (1 - keep);
+  };
+  if (group == nullptr) {
+    for (size_t k = 0; k < S; ++k) move(k, results[1 + k].tensor.values<float>().data());
+    loss += own;
+    return ok_status();
+  }
+  float* const bucket = group->mine();
+  for (size_t k = 0; k < S; ++k) {
+    const auto batch = results[1 + k].tensor.values<float>();
+    std::copy(batch.begin(), batch.end(), bucket + places_[P + k]);
+  }
+  bucket[places_[P + S]] = own;
+  OAR_RETURN_IF_ERROR(group->barrier());
+  for (size_t k = 0; k < P; ++k)
+    group->add_buckets(places_[k], sums_[k].mutable_values<float>(), backend_->host_pool());
+  for (int r = 0; r < group->size(); ++r) {
+    for (size_t k = 0; k < S; ++k) move(k, group->bucket(r) + places_[P + k]);
+    loss += group->bucket(r)[places_[P + S]];
+  }
+  return group->barrier();  // buckets are written again
+}
+
 Result<StepReport> Learner::step() {
   const LearnerOptions& o = options();
   StepReport report;
   report.step = step_ + 1;
   std::vector<Position> at;
   Position next = position_;
-  for (int64_t k = 0; k < o.accumulate; ++k) {
+  const auto ranks = static_cast<size_t>(o.ranks());
+  for (size_t k = 0; k < static_cast<size_t>(o.accumulate) * ranks; ++k) {
     if (next.batch >= batches(next.epoch)) next = {next.epoch + 1, 0};
     at.push_back(next);
     ++next.batch;
@@ -165,19 +242,16 @@ Result<StepReport> Learner::step() {
     report.learned += c.learned;
   }
   const auto weight = static_cast<float>(1.0 / static_cast<double>(report.learned));
-  for (const Position p : at) {
-    OAR_ASSIGN(std::vector<Datum> given, inputs(p, weight));
-    OAR_ASSIGN(const auto results, step_runner_->run(std::move(given)));
-    const double loss = results[0].tensor.values<float>()[0];
-    if (!std::isfinite(loss)) return not_finite(p, weight, true);
-    report.loss += loss;
-    for (size_t k = 0; k < statistics_.size(); ++k) {
-      const auto keep = static_cast<float>(statistics_[k].momentum);
-      const auto running = statistics_[k].value.mutable_values<float>();
-      const auto batch = results[1 + k].tensor.values<float>();
-      for (size_t j = 0; j < running.size(); ++j) running[j] = running[j] * keep + batch[j] * (1 - keep);
-    }
+  // A step that does not come to its end leaves what a checkpoint holds as it was.
+  std::vector<Tensor> averages;
+  for (const Statistic& s : statistics_) {
+    OAR_ASSIGN(averages.emplace_back(), Tensor::allocate(s.value.shape(), Format::f32()));
+    std::memcpy(averages.back().mutable_data(), s.value.data(), s.value.bytes());
   }
+  for (size_t k = 0; k < at.size(); k += ranks)
+    OAR_RETURN_IF_ERROR(run_round(std::span(at).subspan(k, ranks), weight, averages, report.loss));
+  for (size_t k = 0; k < averages.size(); ++k)
+    std::memcpy(statistics_[k].value.mutable_data(), averages[k].data(), averages[k].bytes());
   report.rate = o.rate * o.schedule.factor(report.step);
   const auto n = static_cast<double>(report.step);
   OAR_ASSIGN(Tensor hyper, Tensor::zeros({4}, Format::of(DType::kF64)));
@@ -227,7 +301,7 @@ json::object Learner::fingerprint() const {
   json::array rates;
   for (const auto& [pattern, factor] : o.optimizer.rates) rates.emplace_back(json::array{pattern, factor});
   json::object values = described();
-  values["accumulate"] = o.accumulate;
+  values["accumulate"] = o.accumulate * o.ranks();
   values["optimizer"] = o.optimizer.kind == Optimizer::kSgd ? "sgd" : "adamw";
   values["optimizer numbers"] = json::array{o.optimizer.beta1, o.optimizer.beta2, o.optimizer.epsilon,
                                             o.optimizer.momentum, o.optimizer.decay};

@@ -2,18 +2,24 @@
 // step is `accumulate` micro-batches; each one's gradient is finished before it is added to the sum, and the
 // optimizer then updates every parameter in place. The loss is the mean over all that is learned in the step.
 //
+// With a Group (engine/tensor/group.h) a step is `accumulate` micro-batches of each rank: those of one round
+// lie behind each other, rank by rank, and their gradients are added in this order. So N ranks give the bits
+// of one process that accumulates N times as many. Every rank has all states and updates them alike.
+//
 // The same seed, data, options and instruction set give the same bits for any number of threads, and a
 // learner that was restored goes on as if it had never stopped.
 //
 // One thread at a time; owns all states.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/base/json.h"
 #include "engine/graph/evaluate.h"
+#include "engine/tensor/group.h"
 #include "train/model_graph.h"
 #include "train/result.h"
 #include "train/schedule.h"
@@ -25,10 +31,13 @@ struct LearnerOptions {
   double rate = 0;    // 0: what is usual for what is trained
   Schedule schedule;  // its steps are found from `epochs` where 0
   double epochs = 1;
-  double clip = 1;  // the largest norm of the gradients; 0: any
-  int64_t accumulate = 1;
+  double clip = 1;         // the largest norm of the gradients; 0: any
+  int64_t accumulate = 1;  // micro-batches of a step, of each rank
   uint64_t seed = 0;
-  int threads = 0;
+  int threads = 0;                         // of this process; 0: all processors, of a rank its share
+  std::shared_ptr<Group> group = nullptr;  // whose rank this process is; null: it is alone
+  int ranks() const { return group ? group->size() : 1; }
+  int threads_each() const;
 };
 
 struct MemoryUse {
@@ -36,7 +45,8 @@ struct MemoryUse {
   uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained
   uint64_t activations = 0;                             // what lives within a step, at its peak
   uint64_t logits = 0;                                  // of that the block that the loss goes through
-  uint64_t states() const { return parameters + moments + gradients; }
+  uint64_t bucket = 0;  // of a rank: gradients of a micro-batch, which all ranks read
+  uint64_t states() const { return parameters + moments + gradients + bucket; }
   uint64_t total() const { return frozen + states() + activations; }
 };
 
@@ -75,6 +85,7 @@ class Learner {
   virtual std::string size() const = 0;
 
   // FAILED_PRECONDITION when the loss or a gradient is no number: names step, samples and the first op.
+  // UNAVAILABLE when the group has ended; what save() writes is then behind the last whole step.
   Result<StepReport> step();
   // Over the held-out data; FAILED_PRECONDITION where there is none.
   virtual Result<HeldOutReport> evaluate() = 0;
@@ -101,8 +112,10 @@ class Learner {
     std::shared_ptr<const BlockPlan> plan;
     std::vector<Tensor> states;
     Backend* backend = nullptr;
+    const Group* group = nullptr;  // whose end ends a run; null: nobody's
 
-    static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph, Backend& backend);
+    static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph, Backend& backend,
+                                                const Group* group);
     EvalOptions options() const;
     // Of states that have no bytes yet.
     Status size(std::vector<Datum> inputs);
@@ -136,6 +149,9 @@ class Learner {
   // data. `first`, `first_loss`: inputs of the largest sizes that there are.
   Status prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const Graph> loss,
                  std::vector<Parameter> parameters, std::vector<Datum> first, std::vector<Datum> first_loss);
+  // RESOURCE_EXHAUSTED where all ranks' states and a step of each do not fit, with what would, which
+  // `remedy` says of the bytes that are free for one rank.
+  Status check_memory(const std::function<std::string(uint64_t free)>& remedy) const;
   // States with their first values, by parameter.
   Status begin(std::vector<Tensor> values);
 
@@ -152,7 +168,9 @@ class Learner {
   std::vector<NamedState> learned_states() const;  // parameters and statistics
   std::vector<NamedState> all_states() const;
   Status not_finite(Position at, float weight, bool certain);
+  Status run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages, double& loss);
 
+  std::vector<uint64_t> places_;  // in a bucket: of each parameter, each statistic, and the loss
   Position position_;
   int64_t step_ = 0;
 };

@@ -80,7 +80,7 @@ Status Trainer::load(const Logger& log) {
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(options_.model));
   base_name_ = resolved.name == "demo" ? resolved.name : resolved.path;
   ThreadPoolOptions pool;
-  pool.threads = options_.threads;
+  pool.threads = options_.threads_each();
   OAR_ASSIGN(backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
@@ -104,7 +104,8 @@ Status Trainer::load(const Logger& log) {
     // Whole steps, the last epoch's rest included.
     const double batches = options_.epochs * static_cast<double>(packer_->batches(0));
     options_.schedule.steps = std::max<int64_t>(
-        1, static_cast<int64_t>(std::ceil(batches / static_cast<double>(options_.accumulate))));
+        1, static_cast<int64_t>(
+               std::ceil(batches / static_cast<double>(options_.accumulate * options_.ranks()))));
   }
   return options_.schedule.check();
 }
@@ -211,20 +212,17 @@ Status Trainer::plan() {
   OAR_RETURN_IF_ERROR(
       prepare(graphs.step, held_out_.empty() ? nullptr : graphs.loss, graphs.parameters, first, first));
   if (data_.empty()) return ok_status();
-  const uint64_t free = available_memory();
-  if (memory_.states() + memory_.activations > free) {
+  OAR_RETURN_IF_ERROR(check_memory([&](uint64_t free) {
     const uint64_t left = free > memory_.states() ? free - memory_.states() : 0;
     // Memory of a step grows with its tokens a little faster than in proportion.
     const auto fits =
         static_cast<int64_t>(static_cast<double>(options_.graph.tokens) * static_cast<double>(left) /
                              static_cast<double>(memory_.activations));
-    return resource_exhausted(
-        cat("training takes ", format_bytes(memory_.states()), " of parameters, moments and gradients and ",
-            format_bytes(memory_.activations), " within a step, ", format_bytes(free), " are free",
-            options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
-            fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
-                       : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit"));
-  }
+    return cat(
+        options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
+        fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
+                   : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit");
+  }));
   std::vector<Tensor> values;
   for (size_t k = 0; k < parameters_.size(); ++k) {
     OAR_ASSIGN(Tensor value, initial_value(parameters_[k], k, checkpoint_, options_.seed));
@@ -252,8 +250,8 @@ std::vector<std::string> Trainer::notes() const {
 std::string Trainer::size() const {
   size_t samples = 0;
   for (const FileSamples& f : data_) samples += f.samples.size();
-  return cat(samples, " samples, ", steps(), " steps of ", options_.accumulate, " x ", options_.graph.tokens,
-             " tokens");
+  return cat(samples, " samples, ", steps(), " steps of ", options_.accumulate * options_.ranks(), " x ",
+             options_.graph.tokens, " tokens");
 }
 
 Learner::Counts Trainer::counts(Position at) {

@@ -13,6 +13,7 @@
 #include "clients/cli/logging.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/ranges.h"
+#include "clients/cli/rank_processes.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
 #include "engine/base/json.h"
@@ -27,6 +28,7 @@ struct FinetuneCommand {
   train::FinetuneOptions run;
   std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none";
   std::vector<std::string> rates;
+  int ranks = 1;
   bool quiet = false;
 };
 
@@ -58,12 +60,14 @@ class Display {
     const train::MemoryUse& m = t.memory();
     std::fprintf(stderr, "%s; %lld numbers are trained in %zu tensors\n", t.size().c_str(),
                  static_cast<long long>(t.trained()), t.parameters().size());
-    std::fprintf(stderr,
-                 "memory at the peak: %s (weights that stay %s, parameters with moments and gradients %s, "
-                 "a step %s%s)\n",
-                 format_bytes(m.total()).c_str(), format_bytes(m.frozen).c_str(),
-                 format_bytes(m.states()).c_str(), format_bytes(m.activations).c_str(),
-                 recomputed ? ", whose layers are computed again" : "");
+    const int ranks = t.options().ranks();
+    std::fprintf(stderr, "memory at the peak: %s%s (weights that stay %s, %s %s, %sa step %s%s)\n",
+                 format_bytes(m.total()).c_str(),
+                 ranks > 1 ? cat(" in each of ", ranks, " ranks").c_str() : "",
+                 format_bytes(m.frozen).c_str(), "parameters with moments and gradients",
+                 format_bytes(m.states() - m.bucket).c_str(),
+                 m.bucket > 0 ? cat("a bucket of gradients ", format_bytes(m.bucket), ", ").c_str() : "",
+                 format_bytes(m.activations).c_str(), recomputed ? ", whose layers are computed again" : "");
     if (resumed > 0) std::fprintf(stderr, "goes on behind step %lld\n", static_cast<long long>(resumed));
   }
 
@@ -131,19 +135,31 @@ int finetune(const CLI::App& command, FinetuneCommand& o) {
     return fail(s);
   if (const Status s = settle(o); !s.ok()) return fail(s);
   SignalWatcher signals;
-  Display display(o.quiet);
+  std::unique_ptr<RankProcesses> processes;
+  if (o.ranks > 1) {
+    auto started = RankProcesses::start(o.ranks);
+    if (!started.ok()) return fail(started.status());
+    processes = std::move(*started);
+    o.run.trainer.group = processes->group();
+  }
+  const Group* const group = o.run.trainer.group.get();
+  const bool first = group == nullptr || group->rank() == 0;
+  Display display(o.quiet || !first);
   train::FinetuneEvents events;
   events.begin = [&](const train::Learner& t, int64_t resumed) {
-    display.begin(t, resumed, o.run.trainer.graph.recompute != train::Recompute::kNone);
+    if (first) display.begin(t, resumed, o.run.trainer.graph.recompute != train::Recompute::kNone);
   };
   events.step = [&](const train::StepReport& r, double seconds) { display.step(r, seconds); };
   events.held_out = [&](int64_t step, const train::HeldOutReport& r, bool best) {
     display.held_out(step, r, best);
   };
   events.stop = [&] { return signals.requested(); };
-  const auto report = train::finetune(o.run, events, make_logger(LogLevel::kWarning));
-  if (!report.ok()) return fail(report.status());
-  if (o.run.dry) return kSuccess;
+  const auto report = train::finetune(o.run, events, first ? make_logger(LogLevel::kWarning) : Logger());
+  // All ranks meet the same errors; the others speak when the first one cannot.
+  const bool speaks = first || (group->failed_silently() && group->failed_rank() == 0);
+  o.run.trainer.group.reset();  // so that `processes` is the last to hold it
+  if (!report.ok()) return speaks ? fail(report.status()) : kFailure;
+  if (o.run.dry || !first) return kSuccess;
   std::printf("%s: %lld steps, loss %.4f", o.run.out.c_str(), static_cast<long long>(report->steps),
               report->loss);
   if (report->held_out >= 0)
@@ -262,7 +278,12 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_flag("--restart", o->run.restart, "begin anew where a run was interrupted");
   c->add_option("--log", o->run.log, "a line of JSON a step")->type_name("FILE");
   c->add_option("--plot", o->run.plot, "the losses as a picture (SVG)")->type_name("FILE");
-  c->add_option("--threads", t.threads, "worker threads; 0: all usable CPUs")
+  c->add_option("--ranks", o->ranks,
+                "processes that train together on this host: a step has --accumulate micro-batches of each, "
+                "and gives the bits of one process with so many times --accumulate")
+      ->check(in_range(1, Group::kMostRanks))
+      ->capture_default_str();
+  c->add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();
   c->add_flag("-q,--quiet", o->quiet, "no line per step");
