@@ -10,6 +10,7 @@
 #include "engine/loader/file_writer.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/svg_plot.h"
+#include "train/image_trainer.h"
 
 namespace oar::train {
 namespace {
@@ -110,7 +111,7 @@ std::vector<PlotPoint> points(const std::vector<LossPoint>& losses) {
 
 Status write_plot(const std::string& path, const History& h) {
   if (path.empty()) return ok_status();
-  Plot plot{"Loss", "step", "nats a token", {}};
+  Plot plot{"Loss", "step", "nats", {}};
   plot.series.push_back({"training", points(h.steps), true});
   if (!h.held_out.empty()) plot.series.push_back({"held out", points(h.held_out), true});
   return write_file_atomically(path, svg(plot));
@@ -118,31 +119,41 @@ Status write_plot(const std::string& path, const History& h) {
 
 class Run {
  public:
-  Run(const FinetuneOptions& options, const FinetuneEvents& events, std::unique_ptr<Trainer> trainer)
+  Run(const FinetuneOptions& options, const FinetuneEvents& events, std::unique_ptr<Learner> trainer)
       : o_(options),
         events_(events),
         trainer_(std::move(trainer)),
         folder_(options.out + ".training"),
         checkpoint_(folder_ + "/checkpoint.safetensors"),
-        best_(folder_ + "/best.safetensors") {}
+        best_(folder_ + "/best.safetensors"),
+        group_(options.trainer.group.get()),
+        first_(group_ == nullptr || group_->rank() == 0) {}
 
   Result<FinetuneReport> run() {
     std::error_code ec;
-    if (o_.restart) fs::remove_all(folder_, ec);
-    fs::create_directories(folder_, ec);
-    if (ec) return unavailable(cat("cannot write ", folder_, ": ", ec.message(), "; choose another --out"));
-    remove_orphans(folder_);
+    if (first_) {
+      if (o_.restart) fs::remove_all(folder_, ec);
+      fs::create_directories(folder_, ec);
+      if (ec) return unavailable(cat("cannot write ", folder_, ": ", ec.message(), "; choose another --out"));
+      remove_orphans(folder_);
+    }
+    OAR_RETURN_IF_ERROR(meet());
     if (is_regular_file(checkpoint_)) {
       OAR_ASSIGN(const json::object extra, trainer_->restore(checkpoint_));
       OAR_RETURN_IF_ERROR(history_.load(extra, checkpoint_));
     }
+    OAR_RETURN_IF_ERROR(meet());
     const int64_t done = trainer_->done();
-    OAR_ASSIGN(Log log, Log::open(o_.log, done));
-    if (events_.begin) events_.begin(*trainer_, done);
+    OAR_ASSIGN(Log log, Log::open(first_ ? o_.log : "", done));
+    if (events_.begin && first_) events_.begin(*trainer_, done);
+    // A rank that went on alone may have written a step that was not evaluated.
+    if (done > 0 && due(done) && (history_.held_out.empty() || history_.held_out.back().step < done))
+      OAR_RETURN_IF_ERROR(evaluate(done, log));
     const auto start = Clock::now();
     while (trainer_->done() < trainer_->steps()) {
-      if (events_.stop && events_.stop()) {
-        OAR_RETURN_IF_ERROR(checkpoint());
+      OAR_ASSIGN(const bool stop, any(events_.stop && events_.stop()));
+      if (stop) {
+        if (first_) OAR_RETURN_IF_ERROR(checkpoint());
         return Status(StatusCode::kCancelled,
                       cat("stopped after step ", trainer_->done(), " of ", trainer_->steps(),
                           "; the same command goes on from there"));
@@ -154,17 +165,17 @@ class Run {
                                     {"loss", r.loss},
                                     {"norm", r.norm},
                                     {"rate", r.rate},
-                                    {"tokens", r.tokens},
+                                    {trainer_->unit(), r.rows},
                                     {"learned", r.learned}}));
-      if (events_.step) events_.step(r, seconds);
-      const bool last = r.step == trainer_->steps();
-      if (trainer_->has_held_out() && (last || (o_.eval_every > 0 && r.step % o_.eval_every == 0)))
-        OAR_RETURN_IF_ERROR(evaluate(r.step, log));
-      if (!last && o_.checkpoint_every > 0 && r.step % o_.checkpoint_every == 0)
+      if (events_.step && first_) events_.step(r, seconds);
+      if (due(r.step)) OAR_RETURN_IF_ERROR(evaluate(r.step, log));
+      if (first_ && r.step < trainer_->steps() && o_.checkpoint_every > 0 &&
+          r.step % o_.checkpoint_every == 0)
         OAR_RETURN_IF_ERROR(checkpoint());
     }
     FinetuneReport report;
     report.steps = trainer_->done();
+    if (!first_) return report;
     report.loss = history_.steps.empty() ? 0 : history_.steps.back().loss;
     if (history_.best_step > 0) {
       OAR_RETURN_IF_ERROR(trainer_->restore_parameters(best_));
@@ -178,21 +189,47 @@ class Run {
     return report;
   }
 
+  // Behind an error of run(): where the group has ended, the first of its ranks that goes on writes a
+  // checkpoint of the last whole step. What it says of that.
+  std::string survive() {
+    const int failed = group_ == nullptr ? -1 : group_->failed_rank();
+    if (failed < 0 || group_->rank() != (failed == 0 ? 1 : 0)) return "";
+    const bool best = history_.best_step > 0 && history_.best_step == trainer_->done();
+    Status s = best ? trainer_->save_parameters(best_) : ok_status();
+    if (s.ok()) s = checkpoint();
+    if (!s.ok()) return cat("; no checkpoint could be written: ", s.message());
+    return cat("; a checkpoint of step ", trainer_->done(),
+               " is written, the same command goes on from there");
+  }
+
  private:
+  Status meet() { return group_ != nullptr ? group_->barrier() : ok_status(); }
+  Result<bool> any(bool mine) { return group_ != nullptr ? group_->any(mine) : Result<bool>(mine); }
   Status checkpoint() {
     OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
     return trainer_->save(checkpoint_, history_.save());
   }
+  bool due(int64_t step) const {
+    return trainer_->has_held_out() &&
+           (step == trainer_->steps() || (o_.eval_every > 0 && step % o_.eval_every == 0));
+  }
   Status evaluate(int64_t step, Log& log) {
-    OAR_ASSIGN(const HeldOutReport r, trainer_->evaluate());
+    HeldOutReport r;
+    if (first_) { OAR_ASSIGN(r, trainer_->evaluate()); }
+    if (group_ != nullptr) {
+      double told[] = {r.loss, r.accuracy};
+      OAR_RETURN_IF_ERROR(group_->from_first(told));
+      r.loss = told[0], r.accuracy = told[1];
+    }
     history_.held_out.push_back({step, r.loss});
     const bool best = r.loss < history_.best;
     if (best) {
-      OAR_RETURN_IF_ERROR(trainer_->save_parameters(best_));
       history_.best = r.loss;
       history_.best_accuracy = r.accuracy;
       history_.best_step = step;
     }
+    if (!first_) return ok_status();
+    if (best) OAR_RETURN_IF_ERROR(trainer_->save_parameters(best_));
     if (events_.held_out) events_.held_out(step, r, best);
     json::object line{{"step", step}, {"held_out", r.loss}, {"best", best}};
     if (r.accuracy >= 0) line["accuracy"] = r.accuracy;
@@ -201,25 +238,58 @@ class Run {
 
   const FinetuneOptions& o_;
   const FinetuneEvents& events_;
-  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Learner> trainer_;
   const std::string folder_, checkpoint_, best_;
+  Group* const group_;
+  const bool first_;  // the rank that writes and tells
   History history_;
 };
 
 }  // namespace
 
-Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEvents& events,
-                                const Logger& log) {
+bool is_image_network(const std::string& model) { return model.ends_with(".onnx"); }
+
+Result<std::unique_ptr<Learner>> make_learner(const TrainerOptions& options, const Logger& log) {
+  const auto as_learner = [](auto made) -> Result<std::unique_ptr<Learner>> {
+    if (!made.ok()) return made.status();
+    return std::unique_ptr<Learner>(std::move(*made));
+  };
+  return is_image_network(options.model) ? as_learner(ImageTrainer::create(options, log))
+                                         : as_learner(Trainer::create(options, log));
+}
+
+namespace {
+
+Result<FinetuneReport> finetune_alone(const FinetuneOptions& options, const FinetuneEvents& events,
+                                      const Logger& log) {
   std::error_code ec;
   if (fs::exists(options.out, ec) && !fs::is_empty(options.out, ec))
     return Status(StatusCode::kAlreadyExists,
                   cat("--out ", options.out, " is there already; choose another name or remove it"));
-  OAR_ASSIGN(auto trainer, Trainer::create(options.trainer, log));
+  if (is_image_network(options.trainer.model) && !options.out.ends_with(".onnx"))
+    return invalid_argument(cat("--out ", options.out,
+                                ": a network over images comes out as an ONNX file; "
+                                "give a name that ends in .onnx"));
+  OAR_ASSIGN(auto trainer, make_learner(options.trainer, log));
   if (options.dry) {
     if (events.begin) events.begin(*trainer, 0);
     return FinetuneReport();
   }
-  return Run(options, events, std::move(trainer)).run();
+  Run run(options, events, std::move(trainer));
+  auto report = run.run();
+  if (report.ok() || report.status().code() == StatusCode::kCancelled) return report;
+  return Status(report.status().code(), report.status().message() + run.survive());
+}
+
+}  // namespace
+
+Result<FinetuneReport> finetune(const FinetuneOptions& options, const FinetuneEvents& events,
+                                const Logger& log) {
+  auto report = finetune_alone(options, events, log);
+  // Where it was asked to stop all ranks were.
+  if (!report.ok() && report.status().code() != StatusCode::kCancelled && options.trainer.group)
+    options.trainer.group->fail(report.status().message());
+  return report;
 }
 
 }  // namespace oar::train

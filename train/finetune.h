@@ -1,5 +1,5 @@
 // A whole finetuning run: steps, held-out losses, checkpoints, the best weights, a log and a plot, and the
-// result as a folder that serves. What a program shows of it, it is told as it happens.
+// result as a folder, or an ONNX file, that serves. What a program shows of it, it is told as it happens.
 //
 // In the folder OUT.training lie `checkpoint.safetensors` and, with held-out data, `best.safetensors`. The
 // same call again goes on from there, to the same bits, however the last one ended; a call that would do
@@ -13,6 +13,9 @@
 
 namespace oar::train {
 
+// With a group (LearnerOptions::group) every rank makes the same call; rank 0 alone writes, shows and
+// evaluates. When a rank dies or stops, all others end with its name, and the first of them writes a
+// checkpoint.
 struct FinetuneOptions {
   TrainerOptions trainer;
   std::string out;
@@ -26,12 +29,17 @@ struct FinetuneOptions {
 
 struct FinetuneEvents {
   // Once, before the first step. `resumed`: steps that were done before.
-  std::function<void(const Trainer&, int64_t resumed)> begin;
+  std::function<void(const Learner&, int64_t resumed)> begin;
   std::function<void(const StepReport&, double seconds)> step;  // since the first step of this call
   std::function<void(int64_t step, const HeldOutReport&, bool best)> held_out;
-  std::function<bool()>
-      stop;  // asked between steps; a checkpoint is written and the call ends with CANCELLED
+  // Asked between steps; where true, a checkpoint is written and the call ends with CANCELLED.
+  std::function<bool()> stop;
 };
+
+// Whether the model is a file that is trained on images, an ONNX network.
+bool is_image_network(const std::string& model);
+// A trainer of texts, or of images.
+Result<std::unique_ptr<Learner>> make_learner(const TrainerOptions& options, const Logger& log);
 
 struct FinetuneReport {
   int64_t steps = 0;

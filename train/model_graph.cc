@@ -266,27 +266,6 @@ void use_own_ops(Graph& g) {
   }
 }
 
-// Behind each gradient what adds it to its sum, so that it leaves memory at once.
-Status accumulate(Graph& g, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters) {
-  const std::vector<int> producer = g.producers();
-  std::vector<std::vector<Node>> behind(g.nodes().size() + 1);
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    const ValueId sum = g.add_state(cat("sum/", parameters[k].name), g.value(gradients[k]).type);
-    OAR_ASSIGN(const auto made, g.add_node(&op_accumulate, {sum, gradients[k]}));
-    (void)made;
-    Node node = std::move(g.nodes().back());
-    g.nodes().pop_back();
-    behind[static_cast<size_t>(producer[static_cast<size_t>(gradients[k])] + 1)].push_back(std::move(node));
-  }
-  std::vector<Node> nodes = std::move(behind[0]);
-  for (size_t i = 0; i < g.nodes().size(); ++i) {
-    nodes.push_back(std::move(g.nodes()[i]));
-    for (Node& n : behind[i + 1]) nodes.push_back(std::move(n));
-  }
-  g.nodes() = std::move(nodes);
-  return ok_status();
-}
-
 // Experts by their definition, whose layers have kernels; it gives each all rows.
 bool can_be_evaluated(const Node& n) {
   return (n.op->evaluate != nullptr && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
@@ -335,13 +314,34 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, Recompute how) {
   const auto last = std::find_if(g.nodes().begin(), g.nodes().end(),
                                  [](const Node& n) { return n.op == &op_linear_cross_entropy; });
   OAR_RETURN_IF_ERROR(passes::recompute(g, static_cast<size_t>(last - g.nodes().begin()), how, op_barrier));
-  OAR_RETURN_IF_ERROR(accumulate(g, gradients, f.parameters));
+  OAR_RETURN_IF_ERROR(accumulate_gradients(g, gradients, f.parameters));
   use_own_ops(g);
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
   return std::make_shared<const Graph>(std::move(g));
 }
 
 }  // namespace
+
+Status accumulate_gradients(Graph& g, const std::vector<ValueId>& gradients,
+                            const std::vector<Parameter>& parameters) {
+  const std::vector<int> producer = g.producers();
+  std::vector<std::vector<Node>> behind(g.nodes().size() + 1);
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    const ValueId sum = g.add_state(cat("sum/", parameters[k].name), g.value(gradients[k]).type);
+    OAR_ASSIGN(const auto made, g.add_node(&op_accumulate, {sum, gradients[k]}));
+    (void)made;
+    Node node = std::move(g.nodes().back());
+    g.nodes().pop_back();
+    behind[static_cast<size_t>(producer[static_cast<size_t>(gradients[k])] + 1)].push_back(std::move(node));
+  }
+  std::vector<Node> nodes = std::move(behind[0]);
+  for (size_t i = 0; i < g.nodes().size(); ++i) {
+    nodes.push_back(std::move(g.nodes()[i]));
+    for (Node& n : behind[i + 1]) nodes.push_back(std::move(n));
+  }
+  g.nodes() = std::move(nodes);
+  return ok_status();
+}
 
 Result<LoraOptions> parse_lora(std::string_view text) {
   LoraOptions out;

@@ -67,6 +67,10 @@ Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const Model
 // a text is to be given is the target of its first row. Targets of tokens are labels of theirs.
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
                                          EncoderHead head, const GraphOptions& options);
+// A state "sum/NAME" a parameter, in their order, and behind each gradient what adds it to its sum, so that
+// it leaves memory at once.
+Status accumulate_gradients(Graph& graph, const std::vector<ValueId>& gradients,
+                            const std::vector<Parameter>& parameters);
 // Inputs "hyper" (4) f64; states: by parameter itself, its moments, its gradient. Output "norm" f64.
 Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
                                                         const OptimizerOptions& options);

@@ -28,6 +28,10 @@
 //   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
 //   route = moe_route, evaluated by its reference: few numbers a token
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
+//   batch_statistics_norm(x (N, C, ...), scale (C), shift (C)) {epsilon} -> y, mean (C), variance (C)
+//                               batch_norm in training, with the batch's own numbers (the population's
+//                               variance)
+//   batch_statistics_norm_back(x, scale, mean, variance, dy) {epsilon} -> dx, dscale, dshift
 //   accumulate(sum, x)          sum += x. An effect: `sum` is a state
 //   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate []}
 //       -> norm ()              https://arxiv.org/abs/1711.05101, all tensors in one call; an effect on
@@ -53,7 +57,7 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 
 extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
     op_barrier, op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_segment_scan,
-    op_segment_scan_back, op_adamw, op_sgd;
+    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

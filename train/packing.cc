@@ -13,15 +13,15 @@ namespace {
 // How many samples that wait are looked through for one that still fits.
 constexpr size_t kLookAhead = 64;
 
-// 64 bits of stream (seed, epoch), by index.
-uint64_t word(uint64_t seed, int64_t epoch, uint64_t index) {
+}  // namespace
+
+// 64 bits of stream (seed, epoch).
+uint64_t order_key(uint64_t seed, int64_t epoch, uint64_t index) {
   const auto r = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
                              static_cast<uint32_t>(epoch), 0x7061636bu},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<uint64_t>(r[0]) << 32 | r[1];
 }
-
-}  // namespace
 
 Packer::Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle)
     : files_(files), tokens_(tokens), seed_(seed), shuffle_(shuffle) {}
@@ -54,7 +54,8 @@ void Packer::pack(int64_t epoch) {
     const auto more =
         static_cast<size_t>(std::lround((weight - std::floor(weight)) * static_cast<double>(n)));
     const auto draw = [&](size_t s) {
-      order.push_back({shuffle_ ? word(seed_, epoch, index) : index, index, {f, static_cast<uint32_t>(s)}});
+      order.push_back(
+          {shuffle_ ? order_key(seed_, epoch, index) : index, index, {f, static_cast<uint32_t>(s)}});
       ++index;
     };
     for (int64_t c = 0; c < copies; ++c)

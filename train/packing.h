@@ -23,6 +23,9 @@ struct PackedRows {
   int64_t used = 0;              // rows that are no padding
 };
 
+// What samples of an epoch are sorted by: the epoch's order. The epochs of training begin at 0.
+uint64_t order_key(uint64_t seed, int64_t epoch, uint64_t sample);
+
 class Packer {
  public:
   // `files` outlive the packer. `shuffle` false: every sample once, in order (held-out data).

@@ -19,6 +19,11 @@ Result<Decay> find_decay(const std::string& name) {
   return invalid_argument(cat("there is no schedule '", name, "'; there are constant, linear, cosine"));
 }
 
+Status Schedule::check() const {
+  if (warmup == 0 || warmup < steps) return ok_status();
+  return invalid_argument(cat("--warmup ", warmup, " is not below the ", steps, " steps of the run"));
+}
+
 double Schedule::factor(int64_t step) const {
   if (step <= warmup) return static_cast<double>(step) / static_cast<double>(warmup);
   if (decay == Decay::kConstant) return 1;

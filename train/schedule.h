@@ -22,6 +22,8 @@ struct Schedule {
   double least = 0;  // the factor at the end
   // Of step 1, 2, ... steps.
   double factor(int64_t step) const;
+  // INVALID_ARGUMENT where the warm-up takes all steps.
+  Status check() const;
 };
 
 }  // namespace oar::train

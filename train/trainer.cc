@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 
 #include "engine/base/format.h"
@@ -19,71 +18,7 @@
 
 namespace oar::train {
 
-// A graph with the memory of its runs.
-struct Trainer::Runner {
-  std::unique_ptr<const Evaluator> evaluator;
-  RunMemory memory;
-  std::shared_ptr<const BlockPlan> plan;
-  std::vector<Tensor> states;
-  Backend* backend = nullptr;
-
-  static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph, Backend& backend) {
-    auto out = std::make_unique<Runner>();
-    OAR_ASSIGN(out->evaluator, Evaluator::create(std::move(graph), backend));
-    out->backend = &backend;
-    return out;
-  }
-  EvalOptions options() {
-    EvalOptions o;
-    o.backend = backend;
-    o.states = states;
-    return o;
-  }
-  // Of states that have no bytes yet.
-  Status size(std::vector<Datum> inputs) {
-    OAR_ASSIGN(BlockPlan sized, evaluator->size(std::move(inputs), options()));
-    plan = std::make_shared<const BlockPlan>(std::move(sized));
-    return ok_status();
-  }
-  Result<std::vector<Datum>> run(std::vector<Datum> inputs, const EvalOptions* more) {
-    OAR_RETURN_IF_ERROR(memory.begin(plan));
-    EvalOptions o = options();
-    o.memory = &memory;
-    if (more != nullptr) o.observe = more->observe;
-    auto results = evaluator->run(std::move(inputs), o);
-    memory.end();
-    return results;
-  }
-};
-
 namespace {
-
-Result<Datum> row(const std::vector<int32_t>& values) {
-  OAR_ASSIGN(Tensor t, Tensor::allocate({static_cast<int64_t>(values.size())}, Format::i32()));
-  std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(int32_t));
-  return Datum(std::move(t));
-}
-
-bool all_finite(const Datum& d) {
-  if (!d.is_tensor() || !(d.tensor.format() == Format::f32())) return true;
-  const auto v = d.tensor.values<float>();
-  return std::all_of(v.begin(), v.end(), [](float x) { return std::isfinite(x); });
-}
-
-// Bytes of constants that their kernels read packed.
-uint64_t packed_weights(const Graph& g, const Backend& backend) {
-  uint64_t bytes = 0;
-  for (size_t v = 0; v < g.num_values(); ++v) {
-    const Value& value = g.value(static_cast<ValueId>(v));
-    if (value.kind != ValueKind::kConstant || value.constant.shape().rank() != 2 ||
-        value.constant.format().plain())
-      continue;
-    const auto packed =
-        backend.packed_bytes(value.constant.format(), value.constant.shape()[0], value.constant.shape()[1]);
-    if (packed.ok()) bytes += *packed;
-  }
-  return bytes;
-}
 
 int64_t longest(const std::vector<FileSamples>& files) {
   size_t n = 1;
@@ -132,14 +67,12 @@ std::string hash_of(const std::vector<FileSamples>& files) {
 
 }  // namespace
 
-Trainer::~Trainer() = default;
-
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& options, const Logger& log) {
   auto out = std::unique_ptr<Trainer>(new Trainer());
   out->options_ = options;
   if (out->options_.rate == 0) out->options_.rate = options.graph.full ? 1e-5 : 1e-4;
   OAR_RETURN_IF_ERROR(out->load(log));
-  OAR_RETURN_IF_ERROR(out->plan(log));
+  OAR_RETURN_IF_ERROR(out->plan());
   return out;
 }
 
@@ -147,7 +80,7 @@ Status Trainer::load(const Logger& log) {
   OAR_ASSIGN(const ResolvedModel resolved, resolve_model(options_.model));
   base_name_ = resolved.name == "demo" ? resolved.name : resolved.path;
   ThreadPoolOptions pool;
-  pool.threads = options_.threads;
+  pool.threads = options_.threads_each();
   OAR_ASSIGN(backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
@@ -171,12 +104,10 @@ Status Trainer::load(const Logger& log) {
     // Whole steps, the last epoch's rest included.
     const double batches = options_.epochs * static_cast<double>(packer_->batches(0));
     options_.schedule.steps = std::max<int64_t>(
-        1, static_cast<int64_t>(std::ceil(batches / static_cast<double>(options_.accumulate))));
+        1, static_cast<int64_t>(
+               std::ceil(batches / static_cast<double>(options_.accumulate * options_.ranks()))));
   }
-  if (options_.schedule.warmup >= options_.schedule.steps && options_.schedule.warmup > 0)
-    return invalid_argument(cat("--warmup ", options_.schedule.warmup, " is not below the ",
-                                options_.schedule.steps, " steps of the run"));
-  return ok_status();
+  return options_.schedule.check();
 }
 
 Status Trainer::load_text(const std::string& path, const Logger& log) {
@@ -253,168 +184,83 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight)
   // Padding may be longer than a text can be.
   const auto first = static_cast<int32_t>(encoder_ ? encoder_->first_position : 0);
   for (int32_t& p : positions) p = first + std::min(p, static_cast<int32_t>(config_.max_context - 1));
-  OAR_ASSIGN(out[0], row(rows.tokens));
-  OAR_ASSIGN(out[1], row(positions));
-  OAR_ASSIGN(out[2], row(rows.segments));
-  OAR_ASSIGN(out[3], row(rows.targets));
-  OAR_ASSIGN(Tensor w, Tensor::zeros({}, Format::f32()));
-  w.mutable_values<float>()[0] = weight;
-  out[4] = Datum(std::move(w));
+  OAR_ASSIGN(out[0], datum_of(rows.tokens));
+  OAR_ASSIGN(out[1], datum_of(positions));
+  OAR_ASSIGN(out[2], datum_of(rows.segments));
+  OAR_ASSIGN(out[3], datum_of(rows.targets));
+  OAR_ASSIGN(out[4], datum_of(weight));
   if (encoder_ && encoder_->types > 0) {
-    OAR_ASSIGN(Datum types, row(rows.types));
+    OAR_ASSIGN(Datum types, datum_of(rows.types));
     out.push_back(std::move(types));
   }
   return out;
 }
 
-Status Trainer::plan(const Logger&) {
+Status Trainer::plan() {
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
-  OAR_ASSIGN(const auto update, build_update_graph(graphs.parameters, options_.optimizer));
-  parameters_ = graphs.parameters;
-  uint64_t numbers = 0;
-  for (const Parameter& p : parameters_) numbers += static_cast<uint64_t>(p.shape.numel());
-  memory_.parameters = memory_.gradients = numbers * sizeof(float);
-  memory_.moments = memory_.parameters * options_.optimizer.moments();
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
   for (const auto& [name, t] : checkpoint_.tensors) {
-    const bool trained = std::any_of(parameters_.begin(), parameters_.end(),
+    const bool trained = std::any_of(graphs.parameters.begin(), graphs.parameters.end(),
                                      [&, &name = name](const Parameter& p) { return p.name == name; });
     if (!trained) memory_.frozen += t.bytes();
   }
-  OAR_ASSIGN(step_runner_, Runner::make(graphs.step, *backend_));
-  // Each graph keeps its own copy of what kernels want in another layout.
-  const bool both = !held_out_.empty();
-  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(graphs.loss, *backend_)); }
-  memory_.frozen += packed_weights(*graphs.step, *backend_) * (both ? 2 : 1);
-  OAR_ASSIGN(update_runner_, Runner::make(update, *backend_));
-  // What a step takes, before its states are there.
-  std::vector<Tensor> shapes;
-  for (const Parameter& p : parameters_) shapes.push_back(Tensor::without_bytes(p.shape, Format::f32()));
-  step_runner_->states = shapes;
-  if (both) loss_runner_->states = shapes;
-  step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
   const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
   OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
-  OAR_RETURN_IF_ERROR(step_runner_->size(first));
-  if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(first));
-  memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
+  OAR_RETURN_IF_ERROR(
+      prepare(graphs.step, held_out_.empty() ? nullptr : graphs.loss, graphs.parameters, first, first));
   if (data_.empty()) return ok_status();
-  const uint64_t free = available_memory();
-  if (memory_.states() + memory_.activations > free) {
+  OAR_RETURN_IF_ERROR(check_memory([&](uint64_t free) {
     const uint64_t left = free > memory_.states() ? free - memory_.states() : 0;
     // Memory of a step grows with its tokens a little faster than in proportion.
     const auto fits =
         static_cast<int64_t>(static_cast<double>(options_.graph.tokens) * static_cast<double>(left) /
                              static_cast<double>(memory_.activations));
-    return resource_exhausted(
-        cat("training takes ", format_bytes(memory_.states()), " of parameters, moments and gradients and ",
-            format_bytes(memory_.activations), " within a step, ", format_bytes(free), " are free",
-            options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
-            fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
-                       : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit"));
-  }
+    return cat(
+        options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
+        fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
+                   : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit");
+  }));
+  std::vector<Tensor> values;
   for (size_t k = 0; k < parameters_.size(); ++k) {
     OAR_ASSIGN(Tensor value, initial_value(parameters_[k], k, checkpoint_, options_.seed));
-    values_.push_back(std::move(value));
-    OAR_ASSIGN(Tensor sum, Tensor::zeros(parameters_[k].shape, Format::f32()));
-    sums_.push_back(std::move(sum));
+    values.push_back(std::move(value));
   }
-  moments_.resize(options_.optimizer.moments());
-  for (auto& list : moments_) {
-    for (const Parameter& p : parameters_) {
-      OAR_ASSIGN(Tensor m, Tensor::zeros(p.shape, Format::f32()));
-      list.push_back(std::move(m));
-    }
-  }
-  if (both) loss_runner_->states = values_;
-  step_runner_->states = values_;
-  step_runner_->states.insert(step_runner_->states.end(), sums_.begin(), sums_.end());
-  for (size_t k = 0; k < parameters_.size(); ++k) {
-    auto& states = update_runner_->states;
-    states.push_back(values_[k]);
-    for (const auto& list : moments_) states.push_back(list[k]);
-    states.push_back(sums_[k]);
-  }
-  return ok_status();
+  return begin(std::move(values));
 }
 
-int64_t Trainer::trained() const {
-  int64_t n = 0;
-  for (const Parameter& p : parameters_) n += p.shape.numel();
-  return n;
+std::vector<std::string> Trainer::notes() const {
+  std::vector<std::string> out;
+  for (const FileSamples& f : data_) {
+    if (f.cut > 0)
+      out.push_back(cat(f.file.path, ": ", f.cut, " of ", f.samples.size(), " samples were cut at ",
+                        options_.samples.length, " tokens"));
+    if (f.unlearned > 0)
+      out.push_back(cat(f.file.path, ": ", f.unlearned,
+                        " answers are not learned: the chat template shows them otherwise once more turns "
+                        "follow"));
+  }
+  if (!classes_.empty())
+    out.push_back(cat(new_head_ ? "a new" : "the model's", " head of ", class_list(classes_)));
+  return out;
 }
 
-Result<std::vector<Datum>> Trainer::run_micro_batch(Runner& runner, const PackedRows& rows, float weight,
-                                                    const EvalOptions* more) {
-  OAR_ASSIGN(std::vector<Datum> given, inputs(rows, weight));
-  return runner.run(std::move(given), more);
+std::string Trainer::size() const {
+  size_t samples = 0;
+  for (const FileSamples& f : data_) samples += f.samples.size();
+  return cat(samples, " samples, ", steps(), " steps of ", options_.accumulate * options_.ranks(), " x ",
+             options_.graph.tokens, " tokens");
 }
 
-Result<StepReport> Trainer::step() {
-  StepReport report;
-  report.step = step_ + 1;
-  std::vector<std::pair<Position, PackedRows>> batches;
-  Position at = position_;
-  for (int64_t k = 0; k < options_.accumulate; ++k) {
-    if (at.batch >= packer_->batches(at.epoch)) at = {at.epoch + 1, 0};
-    batches.emplace_back(at, packer_->rows(at.epoch, at.batch));
-    ++at.batch;
-    report.tokens += batches.back().second.used;
-    report.learned += batches.back().second.learned;
-  }
-  const auto weight = static_cast<float>(1.0 / static_cast<double>(report.learned));
-  for (const auto& [position, rows] : batches) {
-    OAR_ASSIGN(const auto results, run_micro_batch(*step_runner_, rows, weight, nullptr));
-    const double loss = results[0].tensor.values<float>()[0];
-    if (!std::isfinite(loss)) return not_finite(position, rows, weight, true);
-    report.loss += loss;
-  }
-  report.rate = options_.rate * options_.schedule.factor(report.step);
-  const auto n = static_cast<double>(report.step);
-  OAR_ASSIGN(Tensor hyper, Tensor::zeros({4}, Format::of(DType::kF64)));
-  const auto h = hyper.mutable_values<double>();
-  h[0] = report.rate;
-  h[1] = options_.clip;
-  h[2] = 1 - std::pow(options_.optimizer.beta1, n);
-  h[3] = 1 - std::pow(options_.optimizer.beta2, n);
-  OAR_ASSIGN(const auto norm, update_runner_->run({Datum(std::move(hyper))}, nullptr));
-  report.norm = norm[0].tensor.values<double>()[0];
-  if (!std::isfinite(report.norm)) {
-    for (const auto& [position, rows] : batches) {
-      const bool last = &rows == &batches.back().second;
-      if (Status s = not_finite(position, rows, weight, last); !s.ok()) return s;
-    }
-  }
-  position_ = at;
-  ++step_;
-  return report;
+Learner::Counts Trainer::counts(Position at) {
+  const PackedRows rows = packer_->rows(at.epoch, at.batch);
+  return {rows.used, rows.learned};
 }
 
-// The micro-batch again, watched node by node. Ok where all is finite, unless it is `certain` that something
-// is not.
-Status Trainer::not_finite(Position at, const PackedRows& rows, float weight, bool certain) {
-  std::string first;
-  EvalOptions watched;
-  watched.observe = [&](const Node& node, std::span<const Datum> results) -> Status {
-    if (std::all_of(results.begin(), results.end(), all_finite)) return ok_status();
-    first = node.op->name;
-    for (const ValueId v : node.inputs) {
-      if (v == kNoValue) continue;
-      const Value& value = step_runner_->evaluator->graph().value(v);
-      if (value.kind != ValueKind::kResult && !value.name.empty()) first += cat(" of '", value.name, "'");
-    }
-    return Status(StatusCode::kAborted, "found");
-  };
-  (void)run_micro_batch(*step_runner_, rows, weight, &watched).status();
-  if (first.empty() && !certain) return ok_status();
-  return Status(StatusCode::kFailedPrecondition,
-                cat("step ", step_ + 1, ": the loss or a gradient is no number any more",
-                    first.empty() ? "" : cat("; the first op whose result has such is ", first),
-                    ". Samples: ", packer_->describe(at.epoch, at.batch),
-                    ". Go on from the last checkpoint with a lower --rate, or look at these samples"));
+Result<std::vector<Datum>> Trainer::inputs(Position at, float weight) {
+  return inputs(packer_->rows(at.epoch, at.batch), weight);
 }
 
 Result<HeldOutReport> Trainer::evaluate() {
@@ -425,7 +271,8 @@ Result<HeldOutReport> Trainer::evaluate() {
     const PackedRows rows = held_out_packer_->rows(0, k);
     if (rows.learned == 0) continue;
     const auto weight = static_cast<float>(1.0 / static_cast<double>(rows.learned));
-    OAR_ASSIGN(const auto results, run_micro_batch(*loss_runner_, rows, weight, nullptr));
+    OAR_ASSIGN(std::vector<Datum> given, inputs(rows, weight));
+    OAR_ASSIGN(const auto results, loss_runner_->run(std::move(given)));
     out.loss += static_cast<double>(results[0].tensor.values<float>()[0]) * static_cast<double>(rows.learned);
     hits += results[1].tensor.values<int32_t>()[0];
     learned += rows.learned;
@@ -436,97 +283,23 @@ Result<HeldOutReport> Trainer::evaluate() {
   return out;
 }
 
-// By option its value as text: numbers are compared as they are printed.
-json::object Trainer::fingerprint() const {
+json::object Trainer::described() const {
   const TrainerOptions& o = options_;
-  json::array classes, lora, rates, freeze;
+  json::array classes, lora, freeze;
   for (const std::string& c : classes_) classes.emplace_back(c);
-  for (const auto& [pattern, factor] : o.optimizer.rates) rates.emplace_back(json::array{pattern, factor});
   for (const std::string& f : o.graph.freeze) freeze.emplace_back(f);
   for (const std::string& t : o.graph.lora.targets) lora.emplace_back(t);
-  const json::object values{
-      {"model", base_name_},
-      {"weights", o.weights},
-      {"data", data_hash_},
-      {"labels", classes},
-      {"length", o.samples.length},
-      {"tokens", o.graph.tokens},
-      {"accumulate", o.accumulate},
-      {"full", o.graph.full},
-      {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
-      {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
-      {"lora targets", o.graph.full ? json::array() : lora},
-      {"freeze", freeze},
-      {"optimizer", o.optimizer.kind == Optimizer::kSgd ? "sgd" : "adamw"},
-      {"optimizer numbers", json::array{o.optimizer.beta1, o.optimizer.beta2, o.optimizer.epsilon,
-                                        o.optimizer.momentum, o.optimizer.decay}},
-      {"rate", o.rate},
-      {"rate of", rates},
-      {"schedule", decay_names()[static_cast<size_t>(o.schedule.decay)]},
-      {"warmup", o.schedule.warmup},
-      {"steps", o.schedule.steps},
-      {"least rate", o.schedule.least},
-      {"clip", o.clip},
-      {"seed", o.seed}};
-  json::object out;
-  for (const auto& [key, value] : values) out[key] = json::serialize(value);
-  return out;
-}
-
-Status Trainer::save(const std::string& path, const json::object& extra) const {
-  std::vector<NamedState> states;
-  for (size_t k = 0; k < parameters_.size(); ++k) {
-    states.push_back({parameters_[k].name, values_[k]});
-    for (size_t m = 0; m < moments_.size(); ++m)
-      states.push_back({cat("moment", m + 1, "/", parameters_[k].name), moments_[m][k]});
-  }
-  const json::object about{{"format", 1},
-                           {"step", step_},
-                           {"epoch", position_.epoch},
-                           {"batch", position_.batch},
-                           {"options", fingerprint()},
-                           {"extra", extra}};
-  return write_states(path, states, json::serialize(about));
-}
-
-Result<json::object> Trainer::restore(const std::string& path) {
-  std::vector<NamedState> states;
-  for (size_t k = 0; k < parameters_.size(); ++k) {
-    states.push_back({parameters_[k].name, values_[k]});
-    for (size_t m = 0; m < moments_.size(); ++m)
-      states.push_back({cat("moment", m + 1, "/", parameters_[k].name), moments_[m][k]});
-  }
-  OAR_ASSIGN(const json::value about, read_about(path));
-  const json::object now = fingerprint();
-  try {
-    for (const auto& [key, value] : about.at("options").as_object()) {
-      const json::value* mine = now.if_contains(key);
-      if (mine != nullptr && *mine == value) continue;
-      return Status(StatusCode::kFailedPrecondition,
-                    cat(path, " was made with another '", std::string_view(key),
-                        "': ", std::string_view(value.as_string()), ", now ",
-                        mine != nullptr ? std::string_view(mine->as_string()) : "none",
-                        "; go on with what it was made with, or begin anew with --restart"));
-    }
-    OAR_RETURN_IF_ERROR(read_states(path, states));
-    step_ = about.at("step").to_number<int64_t>();
-    position_ = {about.at("epoch").to_number<int64_t>(), about.at("batch").to_number<int64_t>()};
-    return json::object(about.at("extra").as_object());
-  } catch (const std::exception& e) {
-    return data_loss(cat(path, " is no checkpoint of a training run: ", e.what()));
-  }
-}
-
-Status Trainer::save_parameters(const std::string& path) const {
-  std::vector<NamedState> states;
-  for (size_t k = 0; k < parameters_.size(); ++k) states.push_back({parameters_[k].name, values_[k]});
-  return write_states(path, states, "{}");
-}
-
-Status Trainer::restore_parameters(const std::string& path) {
-  std::vector<NamedState> states;
-  for (size_t k = 0; k < parameters_.size(); ++k) states.push_back({parameters_[k].name, values_[k]});
-  return read_states(path, states);
+  return {{"model", base_name_},
+          {"weights", o.weights},
+          {"data", data_hash_},
+          {"labels", classes},
+          {"length", o.samples.length},
+          {"tokens", o.graph.tokens},
+          {"full", o.graph.full},
+          {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
+          {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
+          {"lora targets", o.graph.full ? json::array() : lora},
+          {"freeze", freeze}};
 }
 
 Status Trainer::write_result(const std::string& folder) const {

@@ -36,17 +36,6 @@ std::vector<double> probabilities(std::span<const float> scores) {
   return p;
 }
 
-// The short side to 8/7 of the input and the middle of that; a model that is not square was trained on whole
-// images.
-Result<vision::Image> prepared(const ClassifyOptions& o, const vision::Image& image, int width, int height) {
-  if (o.stretch || width != height) return vision::resize(image, width, height);
-  const double scale = 8.0 * width / 7.0 / std::min(image.width, image.height);
-  OAR_ASSIGN(const vision::Image small,
-             vision::resize(image, std::max(width, static_cast<int>(std::lround(image.width * scale))),
-                            std::max(height, static_cast<int>(std::lround(image.height * scale)))));
-  return vision::center_crop(small, width, height);
-}
-
 Status classify_one(const ClassifyOptions& o, const Predictor& model, const std::vector<std::string>& labels,
                     const std::string& path) {
   OAR_ASSIGN(const vision::Image image, read_image(path));
@@ -58,7 +47,8 @@ Status classify_one(const ClassifyOptions& o, const Predictor& model, const std:
   std::copy_n(o.mean.begin(), 3, how.mean.begin());
   std::copy_n(o.std.begin(), 3, how.std.begin());
   how.bgr = o.bgr;
-  OAR_ASSIGN(const vision::Image small, prepared(o, image, in.width, in.height));
+  OAR_ASSIGN(const vision::Image small,
+             vision::fitted(image, in.width, in.height, o.stretch || in.width != in.height));
   OAR_ASSIGN(const Tensor scores, run_on_image(model, small, how, small.width));
   if (scores.numel() < 1) return invalid_argument(cat(o.model, " gives no scores"));
   const std::vector<double> p = probabilities(scores.values<float>());

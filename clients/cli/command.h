@@ -42,6 +42,7 @@ void add_ocr(CLI::App& app, Action& action);
 void add_models(CLI::App& app, Action& action);
 void add_ops(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
+void add_train(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);
 
 // Prints "oar: <message>" to stderr; the exit code that goes with it.

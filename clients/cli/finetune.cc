@@ -9,9 +9,11 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/finetune_images.h"
 #include "clients/cli/logging.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/ranges.h"
+#include "clients/cli/rank_processes.h"
 #include "clients/cli/signals.h"
 #include "engine/base/format.h"
 #include "engine/base/json.h"
@@ -26,6 +28,7 @@ struct FinetuneCommand {
   train::FinetuneOptions run;
   std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none";
   std::vector<std::string> rates;
+  int ranks = 1;
   bool quiet = false;
 };
 
@@ -48,57 +51,37 @@ class Display {
  public:
   explicit Display(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
 
-  void begin(const train::Trainer& t, int64_t resumed) {
+  void begin(const train::Learner& t, int64_t resumed, bool recomputed) {
     steps_ = t.steps();
+    unit_ = t.unit();
     first_ = resumed;
     if (quiet_) return;
-    size_t samples = 0;
-    for (const train::FileSamples& f : t.data()) {
-      samples += f.samples.size();
-      if (f.cut > 0)
-        std::fprintf(stderr, "%s: %lld of %zu samples were cut at %lld tokens\n", f.file.path.c_str(),
-                     static_cast<long long>(f.cut), f.samples.size(),
-                     static_cast<long long>(t.options().samples.length));
-      if (f.unlearned > 0)
-        std::fprintf(stderr,
-                     "%s: %lld answers are not learned: the chat template shows them otherwise once more "
-                     "turns follow\n",
-                     f.file.path.c_str(), static_cast<long long>(f.unlearned));
-    }
-    if (!t.classes().empty()) {
-      std::string names;
-      for (size_t k = 0; k < t.classes().size() && k < 12; ++k)
-        names += cat(k > 0 ? ", " : "", t.classes()[k]);
-      std::fprintf(stderr, "%s head of %zu classes: %s%s\n", t.new_head() ? "a new" : "the model's",
-                   t.classes().size(), names.c_str(), t.classes().size() > 12 ? ", ..." : "");
-    }
+    for (const std::string& note : t.notes()) std::fprintf(stderr, "%s\n", note.c_str());
     const train::MemoryUse& m = t.memory();
-    std::fprintf(stderr,
-                 "%zu samples, %lld steps of %lld x %lld tokens; %lld numbers are trained in %zu tensors\n",
-                 samples, static_cast<long long>(t.steps()), static_cast<long long>(t.options().accumulate),
-                 static_cast<long long>(t.options().graph.tokens), static_cast<long long>(t.trained()),
-                 t.parameters().size());
-    std::fprintf(
-        stderr,
-        "memory at the peak: %s (weights that stay %s, parameters with moments and gradients %s, "
-        "a step %s%s)\n",
-        format_bytes(m.total()).c_str(), format_bytes(m.frozen).c_str(), format_bytes(m.states()).c_str(),
-        format_bytes(m.activations).c_str(),
-        t.options().graph.recompute == train::Recompute::kNone ? "" : ", whose layers are computed again");
+    std::fprintf(stderr, "%s; %lld numbers are trained in %zu tensors\n", t.size().c_str(),
+                 static_cast<long long>(t.trained()), t.parameters().size());
+    const int ranks = t.options().ranks();
+    std::fprintf(stderr, "memory at the peak: %s%s (weights that stay %s, %s %s, %sa step %s%s)\n",
+                 format_bytes(m.total()).c_str(),
+                 ranks > 1 ? cat(" in each of ", ranks, " ranks").c_str() : "",
+                 format_bytes(m.frozen).c_str(), "parameters with moments and gradients",
+                 format_bytes(m.states() - m.bucket).c_str(),
+                 m.bucket > 0 ? cat("a bucket of gradients ", format_bytes(m.bucket), ", ").c_str() : "",
+                 format_bytes(m.activations).c_str(), recomputed ? ", whose layers are computed again" : "");
     if (resumed > 0) std::fprintf(stderr, "goes on behind step %lld\n", static_cast<long long>(resumed));
   }
 
   void step(const train::StepReport& r, double seconds) {
-    tokens_ += r.tokens;
+    rows_ += r.rows;
     if (quiet_) return;
     const int64_t here = r.step - first_;
     const bool last = r.step == steps_;
     if (!terminal_ && !last && seconds - shown_ < 10) return;
     shown_ = seconds;
     const double left = seconds / static_cast<double>(here) * static_cast<double>(steps_ - r.step);
-    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.0f tokens/s%s%s", terminal_ ? "\r\x1b[K" : "",
+    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.0f %s/s%s%s", terminal_ ? "\r\x1b[K" : "",
                  static_cast<long long>(r.step), static_cast<long long>(steps_), r.loss,
-                 static_cast<double>(tokens_) / std::max(seconds, 1e-9),
+                 static_cast<double>(rows_) / std::max(seconds, 1e-9), unit_,
                  last ? "" : cat("  ", duration(left), " left").c_str(), terminal_ && !last ? "" : "\n");
     std::fflush(stderr);
   }
@@ -112,7 +95,8 @@ class Display {
 
  private:
   const bool quiet_, terminal_;
-  int64_t steps_ = 0, first_ = 0, tokens_ = 0;
+  int64_t steps_ = 0, first_ = 0, rows_ = 0;
+  const char* unit_ = "";
   double shown_ = -1e9;
 };
 
@@ -146,20 +130,36 @@ Status settle(FinetuneCommand& o) {
   return ok_status();
 }
 
-int finetune(FinetuneCommand& o) {
+int finetune(const CLI::App& command, FinetuneCommand& o) {
+  if (const Status s = check_image_flags(command, train::is_image_network(o.run.trainer.model)); !s.ok())
+    return fail(s);
   if (const Status s = settle(o); !s.ok()) return fail(s);
   SignalWatcher signals;
-  Display display(o.quiet);
+  std::unique_ptr<RankProcesses> processes;
+  if (o.ranks > 1) {
+    auto started = RankProcesses::start(o.ranks);
+    if (!started.ok()) return fail(started.status());
+    processes = std::move(*started);
+    o.run.trainer.group = processes->group();
+  }
+  const Group* const group = o.run.trainer.group.get();
+  const bool first = group == nullptr || group->rank() == 0;
+  Display display(o.quiet || !first);
   train::FinetuneEvents events;
-  events.begin = [&](const train::Trainer& t, int64_t resumed) { display.begin(t, resumed); };
+  events.begin = [&](const train::Learner& t, int64_t resumed) {
+    if (first) display.begin(t, resumed, o.run.trainer.graph.recompute != train::Recompute::kNone);
+  };
   events.step = [&](const train::StepReport& r, double seconds) { display.step(r, seconds); };
   events.held_out = [&](int64_t step, const train::HeldOutReport& r, bool best) {
     display.held_out(step, r, best);
   };
   events.stop = [&] { return signals.requested(); };
-  const auto report = train::finetune(o.run, events, make_logger(LogLevel::kWarning));
-  if (!report.ok()) return fail(report.status());
-  if (o.run.dry) return kSuccess;
+  const auto report = train::finetune(o.run, events, first ? make_logger(LogLevel::kWarning) : Logger());
+  // All ranks meet the same errors; the others speak when the first one cannot.
+  const bool speaks = first || (group->failed_silently() && group->failed_rank() == 0);
+  o.run.trainer.group.reset();  // so that `processes` is the last to hold it
+  if (!report.ok()) return speaks ? fail(report.status()) : kFailure;
+  if (o.run.dry || !first) return kSuccess;
   std::printf("%s: %lld steps, loss %.4f", o.run.out.c_str(), static_cast<long long>(report->steps),
               report->loss);
   if (report->held_out >= 0)
@@ -185,14 +185,18 @@ void add_finetune(CLI::App& app, Action& action) {
   auto o = std::make_shared<FinetuneCommand>();
   train::TrainerOptions& t = o->run.trainer;
   t.graph.tokens = t.schedule.steps = 0;  // found from the data
-  CLI::App* c = app.add_subcommand("finetune", "Train an adapter, a whole model or a classifier on text");
+  CLI::App* c =
+      app.add_subcommand("finetune", "Train an adapter, a whole model or a classifier on text or images");
   c->add_option("model", t.model, "the model to begin from")->required()->type_name("MODEL");
   c->add_option("--data", t.data,
                 "what to learn: .txt, or .jsonl of conversations, prompts or texts; of an encoder .tsv or "
-                ".jsonl of labels; FILE:2 counts twice")
+                ".jsonl of labels; FILE:2 counts twice. Of a network (.onnx) a folder of class folders with "
+                "images, or an IDX file of images")
       ->required()
       ->type_name("FILE");
-  c->add_option("-o,--out", o->run.out, "the folder to write; must not exist")->required()->type_name("DIR");
+  c->add_option("-o,--out", o->run.out, "the folder to write, of a network an .onnx file; must not exist")
+      ->required()
+      ->type_name("PATH");
   c->add_option("--lora", o->lora,
                 "train an adapter: rank=16,alpha=32,targets=q_proj,v_proj (or targets=all)")
       ->type_name("LIST");
@@ -234,7 +238,8 @@ void add_finetune(CLI::App& app, Action& action) {
       ->check(above_zero())
       ->capture_default_str();
   c->add_option("--steps", t.schedule.steps, "steps instead of epochs")->check(in_range(1, 1 << 30));
-  c->add_option("--rate", t.rate, "the learning rate at its highest; 0: 1e-4 for --lora, 1e-5 for --full")
+  c->add_option("--rate", t.rate,
+                "the learning rate at its highest; 0: 1e-4 for --lora, 1e-5 for --full, 1e-3 for a network")
       ->check(zero_or_more())
       ->capture_default_str();
   c->add_option("--rate-of", o->rates,
@@ -264,6 +269,7 @@ void add_finetune(CLI::App& app, Action& action) {
       ->capture_default_str();
   c->add_option("--freeze", t.graph.freeze, "--full: parameters of these names stay, '*' is any text")
       ->type_name("PATTERN");
+  add_image_options(*c, t.images);
   c->add_option("--seed", t.seed, "of A's first values and of the order of samples")->capture_default_str();
   c->add_option("--checkpoint-every", o->run.checkpoint_every, "steps; 0: none but when interrupted")
       ->check(in_range(0, 1 << 30))
@@ -272,7 +278,12 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_flag("--restart", o->run.restart, "begin anew where a run was interrupted");
   c->add_option("--log", o->run.log, "a line of JSON a step")->type_name("FILE");
   c->add_option("--plot", o->run.plot, "the losses as a picture (SVG)")->type_name("FILE");
-  c->add_option("--threads", t.threads, "worker threads; 0: all usable CPUs")
+  c->add_option("--ranks", o->ranks,
+                "processes that train together on this host: a step has --accumulate micro-batches of each, "
+                "and gives the bits of one process with so many times --accumulate")
+      ->check(in_range(1, Group::kMostRanks))
+      ->capture_default_str();
+  c->add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();
   c->add_flag("-q,--quiet", o->quiet, "no line per step");
@@ -282,6 +293,7 @@ void add_finetune(CLI::App& app, Action& action) {
       "  oar finetune demo --data prompts.jsonl --lora rank=8,targets=all --weights int4 -o brief\n"
       "  oar finetune demo --data story.txt:2 chats.jsonl --full --eval wiki.txt --eval-every 50 -o mine\n"
       "  oar finetune bert-base --data train.tsv --eval dev.tsv --full --rate 3e-5 -o classifier\n"
+      "  oar finetune lenet.onnx --data digits/ --hold-out 0.2 --full --epochs 5 -o digits.onnx\n"
       "A line of .jsonl is {\"messages\": [...]} in OpenAI's form, of which answers are learned, "
       "{\"prompt\",\n"
       "\"completion\"}, of which the completion is, or {\"text\"}. Interrupted, the same command goes on "
@@ -289,7 +301,7 @@ void add_finetune(CLI::App& app, Action& action) {
       "stopped, to the same bits. `oar generate MODEL --lora DIR` serves an adapter, `oar merge` adds it to "
       "the\n"
       "model. docs/training.md has the rest.");
-  c->callback([o, &action] { action = [o] { return finetune(*o); }; });
+  c->callback([o, c, &action] { action = [o, c] { return finetune(*c, *o); }; });
 }
 
 void add_merge(CLI::App& app, Action& action) {

@@ -44,6 +44,7 @@ int run(int argc, char** argv) {
   add_eval(app, action);
   add_health(app, action);
   add_loadtest(app, action);
+  add_train(app, action);
   add_finetune(app, action);
   add_merge(app, action);
   add_quantize(app, action);

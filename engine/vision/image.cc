@@ -174,6 +174,17 @@ Result<Image> center_crop(const Image& image, int width, int height) {
   return out;
 }
 
+Result<Image> fitted(const Image& image, int width, int height, bool whole) {
+  if (image.width == width && image.height == height) return image;
+  if (whole) return resize(image, width, height);
+  // Rounding never leaves less than the result.
+  const double scale = std::max(8.0 * width / 7.0 / image.width, 8.0 * height / 7.0 / image.height);
+  OAR_ASSIGN(const Image small,
+             resize(image, std::max(width, static_cast<int>(std::lround(image.width * scale))),
+                    std::max(height, static_cast<int>(std::lround(image.height * scale)))));
+  return center_crop(small, width, height);
+}
+
 void normalize(const Image& image, const Normalization& how, int row, float* out) {
   const auto stride = static_cast<size_t>(row);
   for (int c = 0; c < 3; ++c) {

@@ -43,6 +43,10 @@ Image rotate_180(const Image& image);
 // The middle width x height, which must fit.
 Result<Image> center_crop(const Image& image, int width, int height);
 
+// As classifiers see images: the short side at 8/7 of the result and the middle of that; the whole image,
+// stretched, where `whole`. An image of exactly this size is left as it is.
+Result<Image> fitted(const Image& image, int width, int height, bool whole);
+
 // Channel-major floats (x / 255 - mean[c]) / std[c] into out[3][height][row], columns from image.width to
 // `row` zero. `bgr`: channel 0 is blue. `mean` and `std` go by channel of the result.
 struct Normalization {

@@ -26,6 +26,7 @@ sys.path.insert(0, str(SOURCE / "tests/support"))
 from tiny_adapter import write_adapter
 from tiny_bert import write_bert  # noqa: E402
 from tiny_gguf import write_gguf  # noqa: E402
+from tiny_images import write_classes, write_lenet  # noqa: E402
 from tiny_onnx import field, value, varint, write_model, write_onnx  # noqa: E402
 
 
@@ -156,6 +157,8 @@ def furnish(folder):
     (folder / "imagenet.txt").write_text("".join(f"class {k}\n" for k in range(10)), encoding="utf-8")
     for name in ("dog.jpg", "receipt.jpg"):
         write_picture(folder / name)
+    write_lenet(folder / "lenet.onnx")
+    write_classes(folder / "digits", ["one", "two"], 10, 28)
     (folder / "samples").mkdir()
     for name in ("samples/a.npy", "cat.npy", "kitten.npy"):
         write_image_tensor(folder / name)

@@ -1,0 +1,374 @@
+#include "train/learner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/base/format.h"
+#include "engine/base/reservation.h"
+
+namespace oar::train {
+namespace {
+
+bool all_finite(const Datum& d) {
+  if (!d.is_tensor() || !(d.tensor.format() == Format::f32())) return true;
+  const auto v = d.tensor.values<float>();
+  return std::all_of(v.begin(), v.end(), [](float x) { return std::isfinite(x); });
+}
+
+// Bytes of constants that their kernels read packed.
+uint64_t packed_weights(const Graph& g, const Backend& backend) {
+  uint64_t bytes = 0;
+  for (size_t v = 0; v < g.num_values(); ++v) {
+    const Value& value = g.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || value.constant.shape().rank() != 2 ||
+        value.constant.format().plain())
+      continue;
+    const auto packed =
+        backend.packed_bytes(value.constant.format(), value.constant.shape()[0], value.constant.shape()[1]);
+    if (packed.ok()) bytes += *packed;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int LearnerOptions::threads_each() const {
+  return threads > 0 || !group ? threads : std::max(1, usable_processors() / ranks());
+}
+
+Result<Datum> datum_of(float value) {
+  OAR_ASSIGN(Tensor t, Tensor::zeros({}, Format::f32()));
+  t.mutable_values<float>()[0] = value;
+  return Datum(std::move(t));
+}
+
+Result<Datum> datum_of(const std::vector<int32_t>& values) {
+  OAR_ASSIGN(Tensor t, Tensor::allocate({static_cast<int64_t>(values.size())}, Format::i32()));
+  std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(int32_t));
+  return Datum(std::move(t));
+}
+
+std::string class_list(const std::vector<std::string>& classes) {
+  constexpr size_t kShown = 12;
+  std::string out = cat(classes.size(), " classes: ");
+  for (size_t k = 0; k < classes.size() && k < kShown; ++k) out += cat(k > 0 ? ", " : "", classes[k]);
+  return out + (classes.size() > kShown ? ", ..." : "");
+}
+
+Result<std::unique_ptr<Learner::Runner>> Learner::Runner::make(std::shared_ptr<const Graph> graph,
+                                                               Backend& backend, const Group* group) {
+  auto out = std::make_unique<Runner>();
+  OAR_ASSIGN(out->evaluator, Evaluator::create(std::move(graph), backend));
+  out->backend = &backend;
+  out->group = group;
+  return out;
+}
+
+EvalOptions Learner::Runner::options() const {
+  EvalOptions o;
+  o.backend = backend;
+  o.states = states;
+  return o;
+}
+
+Status Learner::Runner::size(std::vector<Datum> inputs) {
+  OAR_ASSIGN(BlockPlan sized, evaluator->size(std::move(inputs), options()));
+  plan = std::make_shared<const BlockPlan>(std::move(sized));
+  return ok_status();
+}
+
+Result<std::vector<Datum>> Learner::Runner::run(std::vector<Datum> inputs, const EvalOptions* more) {
+  OAR_RETURN_IF_ERROR(memory.begin(plan));
+  EvalOptions o = options();
+  o.memory = &memory;
+  if (more != nullptr) o.observe = more->observe;
+  else if (group != nullptr)
+    o.observe = [this](const Node&, std::span<const Datum>) { return group->failed(); };
+  auto results = evaluator->run(std::move(inputs), o);
+  memory.end();
+  return results;
+}
+
+Learner::~Learner() = default;
+
+int64_t Learner::trained() const {
+  int64_t n = 0;
+  for (const Parameter& p : parameters_) n += p.shape.numel();
+  return n;
+}
+
+Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const Graph> loss,
+                        std::vector<Parameter> parameters, std::vector<Datum> first,
+                        std::vector<Datum> first_loss) {
+  parameters_ = std::move(parameters);
+  OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
+  memory_.parameters = memory_.gradients = static_cast<uint64_t>(trained()) * sizeof(float);
+  memory_.moments = memory_.parameters * options().optimizer.moments();
+  const Group* const group = options().group.get();
+  if (group != nullptr) memory_.bucket = memory_.gradients;
+  // Each graph keeps its own copy of what kernels want in another layout.
+  const bool both = loss != nullptr;
+  memory_.frozen += packed_weights(*step, *backend_) * (both ? 2 : 1);
+  OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_, group));
+  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_, group)); }
+  OAR_ASSIGN(update_runner_, Runner::make(update, *backend_, nullptr));
+  // What a step takes, before its states are there. Ops may look at vectors while they are sized.
+  std::vector<Tensor> shapes;
+  for (const Parameter& p : parameters_) {
+    if (p.shape.rank() > 1) shapes.push_back(Tensor::without_bytes(p.shape, Format::f32()));
+    else { OAR_ASSIGN(shapes.emplace_back(), Tensor::zeros(p.shape, Format::f32())); }
+  }
+  step_runner_->states = shapes;
+  if (both) {
+    loss_runner_->states = shapes;
+    for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
+  }
+  step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
+  OAR_RETURN_IF_ERROR(step_runner_->size(std::move(first)));
+  if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(std::move(first_loss)));
+  memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
+  return ok_status();
+}
+
+Status Learner::check_memory(const std::function<std::string(uint64_t free)>& remedy) const {
+  const uint64_t free = available_memory(), ranks = static_cast<uint64_t>(options().ranks());
+  if (memory_.states() + memory_.activations <= free / ranks) return ok_status();
+  return resource_exhausted(cat("training takes ", format_bytes(memory_.states()),
+                                " of parameters, moments and gradients and ",
+                                format_bytes(memory_.activations), " within a step",
+                                ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", ", ",
+                                format_bytes(free), " are free", remedy(free / ranks)));
+}
+
+Status Learner::begin(std::vector<Tensor> values) {
+  values_ = std::move(values);
+  const std::shared_ptr<Group>& group = options().group;
+  uint64_t floats = 0;
+  const auto place = [&](int64_t n) {
+    constexpr uint64_t kLine = Buffer::kAlignment / sizeof(float);
+    places_.push_back(floats);
+    floats += (static_cast<uint64_t>(n) + kLine - 1) / kLine * kLine;
+  };
+  for (const Parameter& p : parameters_) place(p.shape.numel());
+  for (const Statistic& s : statistics_) place(s.value.numel());
+  place(1);
+  if (group) OAR_RETURN_IF_ERROR(group->reserve(floats));
+  std::vector<Tensor> gradients;  // of a micro-batch
+  for (size_t k = 0; k < parameters_.size(); ++k) {
+    const Shape& shape = parameters_[k].shape;
+    OAR_ASSIGN(Tensor sum, Tensor::zeros(shape, Format::f32()));
+    sums_.push_back(sum);
+    if (group) {
+      OAR_ASSIGN(sum,
+                 Tensor::make(shape, Format::f32(),
+                              Buffer::wrap(group->mine() + places_[k],
+                                           static_cast<uint64_t>(shape.numel()) * sizeof(float), group)));
+    }
+    gradients.push_back(std::move(sum));
+  }
+  moments_.resize(options().optimizer.moments());
+  for (auto& list : moments_) {
+    for (const Parameter& p : parameters_) {
+      OAR_ASSIGN(Tensor m, Tensor::zeros(p.shape, Format::f32()));
+      list.push_back(std::move(m));
+    }
+  }
+  if (loss_runner_) {
+    loss_runner_->states = values_;
+    for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
+  }
+  step_runner_->states = values_;
+  step_runner_->states.insert(step_runner_->states.end(), gradients.begin(), gradients.end());
+  for (size_t k = 0; k < parameters_.size(); ++k) {
+    auto& states = update_runner_->states;
+    states.push_back(values_[k]);
+    for (const auto& list : moments_) states.push_back(list[k]);
+    states.push_back(sums_[k]);
+  }
+  return ok_status();
+}
+
+// One micro-batch of each rank: gradients go to the sums, losses are added up, averages move.
+Status Learner::run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages,
+                          double& loss) {
+  Group* const group = options().group.get();
+  const size_t mine = group != nullptr ? static_cast<size_t>(group->rank()) : 0;
+  const size_t P = parameters_.size(), S = statistics_.size();
+  if (group != nullptr) std::fill_n(group->mine(), places_[P], 0.0f);
+  OAR_ASSIGN(std::vector<Datum> given, inputs(at[mine], weight));
+  OAR_ASSIGN(const auto results, step_runner_->run(std::move(given)));
+  const float own = results[0].tensor.values<float>()[0];
+  if (!std::isfinite(own)) return not_finite(at[mine], weight, true);
+  const auto move = [&](size_t k, const float* batch) {
+    const auto keep = static_cast<float>(statistics_[k].momentum);
+    const auto running = averages[k].mutable_values<float>();
+    for (size_t j = 0; j < running.size(); ++j) running[j] = running[j] * keep + batch[j] * (1 - keep);
+  };
+  if (group == nullptr) {
+    for (size_t k = 0; k < S; ++k) move(k, results[1 + k].tensor.values<float>().data());
+    loss += own;
+    return ok_status();
+  }
+  float* const bucket = group->mine();
+  for (size_t k = 0; k < S; ++k) {
+    const auto batch = results[1 + k].tensor.values<float>();
+    std::copy(batch.begin(), batch.end(), bucket + places_[P + k]);
+  }
+  bucket[places_[P + S]] = own;
+  OAR_RETURN_IF_ERROR(group->barrier());
+  for (size_t k = 0; k < P; ++k)
+    group->add_buckets(places_[k], sums_[k].mutable_values<float>(), backend_->host_pool());
+  for (int r = 0; r < group->size(); ++r) {
+    for (size_t k = 0; k < S; ++k) move(k, group->bucket(r) + places_[P + k]);
+    loss += group->bucket(r)[places_[P + S]];
+  }
+  return group->barrier();  // buckets are written again
+}
+
+Result<StepReport> Learner::step() {
+  const LearnerOptions& o = options();
+  StepReport report;
+  report.step = step_ + 1;
+  std::vector<Position> at;
+  Position next = position_;
+  const auto ranks = static_cast<size_t>(o.ranks());
+  for (size_t k = 0; k < static_cast<size_t>(o.accumulate) * ranks; ++k) {
+    if (next.batch >= batches(next.epoch)) next = {next.epoch + 1, 0};
+    at.push_back(next);
+    ++next.batch;
+    const Counts c = counts(at.back());
+    report.rows += c.rows;
+    report.learned += c.learned;
+  }
+  const auto weight = static_cast<float>(1.0 / static_cast<double>(report.learned));
+  // A step that does not come to its end leaves what a checkpoint holds as it was.
+  std::vector<Tensor> averages;
+  for (const Statistic& s : statistics_) {
+    OAR_ASSIGN(averages.emplace_back(), Tensor::allocate(s.value.shape(), Format::f32()));
+    std::memcpy(averages.back().mutable_data(), s.value.data(), s.value.bytes());
+  }
+  for (size_t k = 0; k < at.size(); k += ranks)
+    OAR_RETURN_IF_ERROR(run_round(std::span(at).subspan(k, ranks), weight, averages, report.loss));
+  for (size_t k = 0; k < averages.size(); ++k)
+    std::memcpy(statistics_[k].value.mutable_data(), averages[k].data(), averages[k].bytes());
+  report.rate = o.rate * o.schedule.factor(report.step);
+  const auto n = static_cast<double>(report.step);
+  OAR_ASSIGN(Tensor hyper, Tensor::zeros({4}, Format::of(DType::kF64)));
+  const auto h = hyper.mutable_values<double>();
+  h[0] = report.rate;
+  h[1] = o.clip;
+  h[2] = 1 - std::pow(o.optimizer.beta1, n);
+  h[3] = 1 - std::pow(o.optimizer.beta2, n);
+  OAR_ASSIGN(const auto norm, update_runner_->run({Datum(std::move(hyper))}));
+  report.norm = norm[0].tensor.values<double>()[0];
+  if (!std::isfinite(report.norm)) {
+    for (size_t k = 0; k < at.size(); ++k) OAR_RETURN_IF_ERROR(not_finite(at[k], weight, k + 1 == at.size()));
+  }
+  position_ = next;
+  ++step_;
+  return report;
+}
+
+// The micro-batch again, watched node by node. Ok where all is finite, unless it is `certain` that something
+// is not.
+Status Learner::not_finite(Position at, float weight, bool certain) {
+  std::string first;
+  EvalOptions watched;
+  watched.observe = [&](const Node& node, std::span<const Datum> results) -> Status {
+    if (std::all_of(results.begin(), results.end(), all_finite)) return ok_status();
+    first = node.op->name;
+    for (const ValueId v : node.inputs) {
+      if (v == kNoValue) continue;
+      const Value& value = step_runner_->evaluator->graph().value(v);
+      if (value.kind != ValueKind::kResult && !value.name.empty()) first += cat(" of '", value.name, "'");
+    }
+    return Status(StatusCode::kAborted, "found");
+  };
+  OAR_ASSIGN(std::vector<Datum> given, inputs(at, weight));
+  (void)step_runner_->run(std::move(given), &watched).status();
+  if (first.empty() && !certain) return ok_status();
+  return Status(StatusCode::kFailedPrecondition,
+                cat("step ", step_ + 1, ": the loss or a gradient is no number any more",
+                    first.empty() ? "" : cat("; the first op whose result has such is ", first),
+                    ". Samples: ", samples(at),
+                    ". Go on from the last checkpoint with a lower --rate, or look at these samples"));
+}
+
+// By option its value as text: numbers are compared as they are printed.
+json::object Learner::fingerprint() const {
+  const LearnerOptions& o = options();
+  json::array rates;
+  for (const auto& [pattern, factor] : o.optimizer.rates) rates.emplace_back(json::array{pattern, factor});
+  json::object values = described();
+  values["accumulate"] = o.accumulate * o.ranks();
+  values["optimizer"] = o.optimizer.kind == Optimizer::kSgd ? "sgd" : "adamw";
+  values["optimizer numbers"] = json::array{o.optimizer.beta1, o.optimizer.beta2, o.optimizer.epsilon,
+                                            o.optimizer.momentum, o.optimizer.decay};
+  values["rate"] = o.rate;
+  values["rate of"] = rates;
+  values["schedule"] = decay_names()[static_cast<size_t>(o.schedule.decay)];
+  values["warmup"] = o.schedule.warmup;
+  values["steps"] = o.schedule.steps;
+  values["least rate"] = o.schedule.least;
+  values["clip"] = o.clip;
+  values["seed"] = o.seed;
+  json::object out;
+  for (const auto& [key, value] : values) out[key] = json::serialize(value);
+  return out;
+}
+
+std::vector<NamedState> Learner::learned_states() const {
+  std::vector<NamedState> states;
+  for (size_t k = 0; k < parameters_.size(); ++k) states.push_back({parameters_[k].name, values_[k]});
+  for (const Statistic& s : statistics_) states.push_back({s.name, s.value});
+  return states;
+}
+
+std::vector<NamedState> Learner::all_states() const {
+  std::vector<NamedState> states = learned_states();
+  for (size_t m = 0; m < moments_.size(); ++m)
+    for (size_t k = 0; k < parameters_.size(); ++k)
+      states.push_back({cat("moment", m + 1, "/", parameters_[k].name), moments_[m][k]});
+  return states;
+}
+
+Status Learner::save(const std::string& path, const json::object& extra) const {
+  const json::object about{{"format", 1},
+                           {"step", step_},
+                           {"epoch", position_.epoch},
+                           {"batch", position_.batch},
+                           {"options", fingerprint()},
+                           {"extra", extra}};
+  return write_states(path, all_states(), json::serialize(about));
+}
+
+Result<json::object> Learner::restore(const std::string& path) {
+  OAR_ASSIGN(const json::value about, read_about(path));
+  const json::object now = fingerprint();
+  try {
+    for (const auto& [key, value] : about.at("options").as_object()) {
+      const json::value* mine = now.if_contains(key);
+      if (mine != nullptr && *mine == value) continue;
+      return Status(StatusCode::kFailedPrecondition,
+                    cat(path, " was made with another '", std::string_view(key),
+                        "': ", std::string_view(value.as_string()), ", now ",
+                        mine != nullptr ? std::string_view(mine->as_string()) : "none",
+                        "; go on with what it was made with, or begin anew with --restart"));
+    }
+    OAR_RETURN_IF_ERROR(read_states(path, all_states()));
+    step_ = about.at("step").to_number<int64_t>();
+    position_ = {about.at("epoch").to_number<int64_t>(), about.at("batch").to_number<int64_t>()};
+    return json::object(about.at("extra").as_object());
+  } catch (const std::exception& e) {
+    return data_loss(cat(path, " is no checkpoint of a training run: ", e.what()));
+  }
+}
+
+Status Learner::save_parameters(const std::string& path) const {
+  return write_states(path, learned_states(), "{}");
+}
+
+Status Learner::restore_parameters(const std::string& path) { return read_states(path, learned_states()); }
+
+}  // namespace oar::train
