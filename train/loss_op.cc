@@ -107,8 +107,7 @@ Status loss_evaluate(EvalContext& ctx) {
   Head h{ctx.attrs().get_float("scale", 1), ctx.attrs().get_float("softcap"), head.shape()[0],
          head.shape()[1]};
   const int64_t T = hidden.shape()[0];
-  if (!(hidden.format() == Format::f32()) || (of_head && !(head.format() == Format::f32())))
-    return invalid_argument("hidden states, and a head that is trained, are f32");
+  if (!(hidden.format() == Format::f32())) return invalid_argument("hidden states are f32");
   if (!(targets.shape() == Shape{T}) || !(targets.format() == Format::i32()) || weight.numel() != 1 ||
       !(weight.format() == Format::f32()))
     return invalid_argument("targets are i32 (T), the weight an f32");

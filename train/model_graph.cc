@@ -29,6 +29,13 @@ std::string without_end(const std::string& name, std::string_view end) {
   return name.substr(0, name.size() - end.size());
 }
 
+// The head and its loss: the last node of the forward part.
+size_t head_node(const Graph& g) {
+  const auto at = std::find_if(g.nodes().begin(), g.nodes().end(),
+                               [](const Node& n) { return n.op == &op_linear_cross_entropy; });
+  return static_cast<size_t>(at - g.nodes().begin());
+}
+
 // Which operands of which nodes read constant `v`: whether all are matrices of layers or tables, which may
 // have any format.
 bool read_as_stored(const Graph& g, ValueId v) {
@@ -243,27 +250,43 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   return f;
 }
 
+// The op of ours, with a kernel for every stored format, that does what a layer does; null: none.
+const OpDef* rows_op(const Graph& g, const Node& n) {
+  if (!n.is("linear") || n.inputs.size() != 4 || n.inputs[1] != kNoValue || n.attrs.has("activation") ||
+      g.value(n.inputs[2]).type.shape.size() != 2)
+    return nullptr;
+  if (n.attrs.get_int("input_major") == 0) return &op_rows_linear;
+  return n.inputs[3] == kNoValue ? &op_rows_product : nullptr;
+}
+
 // Ordinary nodes by the kernels that serve, and those that evaluation has no op for by ours.
 void use_own_ops(Graph& g) {
   for (Node& n : g.nodes()) {
-    const auto other_inputs = [&](size_t first) {
-      return std::any_of(n.inputs.begin() + static_cast<ptrdiff_t>(first), n.inputs.end(),
-                         [](ValueId v) { return v != kNoValue; });
-    };
-    if (n.is("embedding")) {
-      n.op = &op_table_rows;
-    } else if (n.is("linear") && n.inputs.size() == 4 && n.inputs[1] == kNoValue &&
-               !n.attrs.has("activation") && g.value(n.inputs[2]).type.shape.size() == 2) {
-      if (n.attrs.get_int("input_major") == 0) {
-        n.op = &op_rows_linear;
-        n.inputs = {n.inputs[0], n.inputs[2], n.inputs[3]};
-      } else if (!other_inputs(3)) {
-        n.op = &op_rows_product;
-        n.inputs = {n.inputs[0], n.inputs[2]};
-      }
-      n.attrs = {};
-    }
+    if (n.is("embedding")) n.op = &op_table_rows;
+    const OpDef* const rows = rows_op(g, n);
+    if (rows == nullptr) continue;
+    n.op = rows;
+    n.inputs = {n.inputs[0], n.inputs[2], n.inputs[3]};
+    if (rows == &op_rows_product) n.inputs.pop_back();
+    n.attrs = {};
   }
+}
+
+// Which ops of `g` compute in bf16. What goes into sums of gradients, its outputs, is f32.
+Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& options) {
+  passes::AmpOps ops;
+  ops.listed_as = {{op_rotate.name, "rope"},
+                   {op_route.name, "moe_route"},
+                   {op_segment_attention.name, "attention"},
+                   {op_segment_attention_back.name, "attention"},
+                   {op_segment_scan.name, "state_scan"},
+                   {op_segment_scan_back.name, "state_scan"},
+                   {op_linear_cross_entropy.name, "linear"}};
+  ops.reads_stored = [&](const Node& n, size_t k) {
+    return (n.op == &op_linear_cross_entropy && k == 1) || (k == 2 && rows_op(g, n) != nullptr);
+  };
+  ops.wide_results = [](const Node& n) { return n.op == &op_linear_cross_entropy; };
+  return passes::mixed_precision(g, head_node(g) + 1, options, ops);
 }
 
 // Experts by their definition, whose layers have kernels; it gives each all rows.
@@ -291,7 +314,8 @@ Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   return std::make_shared<const Graph>(std::move(f.graph));
 }
 
-Result<std::shared_ptr<const Graph>> step_graph(Forward f, Recompute how) {
+Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& how,
+                                                passes::AmpReport& precision) {
   OAR_ASSIGN(const auto out, add_loss(f));
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
   if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
@@ -301,6 +325,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, Recompute how) {
   options.keep = can_be_evaluated;
   const ValueId hidden[] = {f.hidden.id};
   OAR_ASSIGN(Graph g, grad(f.graph, hidden, f.values, options));
+  OAR_ASSIGN(precision, lower_precision(g, how.precision));
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();
   for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
@@ -311,9 +336,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, Recompute how) {
     OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], gradient.id}));
     gradients[k] = sum[0];
   }
-  const auto last = std::find_if(g.nodes().begin(), g.nodes().end(),
-                                 [](const Node& n) { return n.op == &op_linear_cross_entropy; });
-  OAR_RETURN_IF_ERROR(passes::recompute(g, static_cast<size_t>(last - g.nodes().begin()), how, op_barrier));
+  OAR_RETURN_IF_ERROR(passes::recompute(g, head_node(g), how.recompute, op_barrier));
   OAR_RETURN_IF_ERROR(accumulate_gradients(g, gradients, f.parameters));
   use_own_ops(g);
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
@@ -402,11 +425,11 @@ bool matches(std::string_view pattern, std::string_view name) {
 }
 
 namespace {
-Result<ModelGraphs> graphs_of(Forward f, Recompute how) {
+Result<ModelGraphs> graphs_of(Forward f, const GraphOptions& how) {
   ModelGraphs out;
   out.parameters = f.parameters;
   OAR_ASSIGN(out.loss, loss_graph(f));
-  OAR_ASSIGN(out.step, step_graph(std::move(f), how));
+  OAR_ASSIGN(out.step, step_graph(std::move(f), how, out.precision));
   return out;
 }
 }  // namespace
@@ -414,13 +437,13 @@ Result<ModelGraphs> graphs_of(Forward f, Recompute how) {
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options) {
   OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
-  return graphs_of(std::move(f), options.recompute);
+  return graphs_of(std::move(f), options);
 }
 
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
                                          EncoderHead head, const GraphOptions& options) {
   OAR_ASSIGN(Forward f, build_encoder_forward(checkpoint, config, head, options));
-  return graphs_of(std::move(f), options.recompute);
+  return graphs_of(std::move(f), options);
 }
 
 std::string Parameter::adapted() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/graph/passes/mixed_precision.h"
 #include "engine/graph/passes/recompute.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/encoder.h"
@@ -18,6 +19,7 @@
 
 namespace oar::train {
 
+using passes::Amp;
 using passes::Recompute;
 
 struct LoraOptions {
@@ -35,6 +37,7 @@ struct GraphOptions {
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kNone;
+  passes::AmpOptions precision;  // of a step; held-out losses are those of f32, which serves
 };
 
 // What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.
@@ -53,6 +56,7 @@ struct ModelGraphs {
   // The same without gradients, and "hits" () i32, the targets that are likeliest; states: parameters.
   std::shared_ptr<const Graph> loss;
   std::vector<Parameter> parameters;
+  passes::AmpReport precision;  // of the step
 };
 
 // Whether `name` matches the pattern.

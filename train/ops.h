@@ -7,8 +7,7 @@
 //     logits = scale (hidden . head^T + bias), capped as softcap * tanh(logits / softcap) where given.
 //     hits: how many rows have their largest logit at the target. Gradients: only those that are results.
 //     Rows go through in blocks, so that never more than kLogitBytes of logits are in memory. Sums over
-//     blocks have the order of the rows. The head may be f32, or of any stored format where d_head is not
-//     asked for.
+//     blocks have the order of the rows. The head may be of any stored format; d_head is f32.
 //   rows_linear(x, w, bias?)    y = x . w^T + bias by the kernels that serve: f32, f16 and bf16 read in
 //   place, of
 //                               trained weights too; other formats are packed once. Frozen ones are

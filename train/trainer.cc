@@ -200,6 +200,7 @@ Status Trainer::plan() {
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
+  precision_ = std::move(graphs.precision);
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
   for (const auto& [name, t] : checkpoint_.tensors) {
@@ -241,6 +242,16 @@ std::vector<std::string> Trainer::notes() const {
       out.push_back(cat(f.file.path, ": ", f.unlearned,
                         " answers are not learned: the chat template shows them otherwise once more turns "
                         "follow"));
+  }
+  if (precision_.narrow > 0) {
+    std::string slow;
+    for (const auto& [op, count] : precision_.widened)
+      slow += cat(slow.empty() ? "" : ", ", op, " x ", count);
+    out.push_back(cat(passes::amp_names()[static_cast<size_t>(options_.graph.precision.level)], ": ",
+                      precision_.narrow, " of ", precision_.ops, " ops of a step in bf16; conversions move ",
+                      format_bytes(precision_.cast_bytes), " a micro-batch"));
+    if (!slow.empty())
+      out.push_back(cat("  without a bf16 kernel, on widened copies at the speed of f32: ", slow));
   }
   if (!classes_.empty())
     out.push_back(cat(new_head_ ? "a new" : "the model's", " head of ", class_list(classes_)));
@@ -285,7 +296,9 @@ Result<HeldOutReport> Trainer::evaluate() {
 
 json::object Trainer::described() const {
   const TrainerOptions& o = options_;
-  json::array classes, lora, freeze;
+  json::array classes, lora, freeze, white, black;
+  for (const std::string& op : o.graph.precision.white) white.emplace_back(op);
+  for (const std::string& op : o.graph.precision.black) black.emplace_back(op);
   for (const std::string& c : classes_) classes.emplace_back(c);
   for (const std::string& f : o.graph.freeze) freeze.emplace_back(f);
   for (const std::string& t : o.graph.lora.targets) lora.emplace_back(t);
@@ -299,7 +312,10 @@ json::object Trainer::described() const {
           {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
           {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
           {"lora targets", o.graph.full ? json::array() : lora},
-          {"freeze", freeze}};
+          {"freeze", freeze},
+          {"precision", passes::amp_names()[static_cast<size_t>(o.graph.precision.level)]},
+          {"white", white},
+          {"black", black}};
 }
 
 Status Trainer::write_result(const std::string& folder) const {

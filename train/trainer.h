@@ -70,6 +70,7 @@ class Trainer : public Learner {
   std::vector<FileSamples> data_, held_out_;
   std::string data_hash_;
   std::unique_ptr<Packer> packer_, held_out_packer_;
+  passes::AmpReport precision_;
 };
 
 }  // namespace oar::train

@@ -26,7 +26,8 @@ namespace {
 
 struct FinetuneCommand {
   train::FinetuneOptions run;
-  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none";
+  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none",
+                    precision = "f32";
   std::vector<std::string> rates;
   int ranks = 1;
   bool quiet = false;
@@ -116,6 +117,11 @@ Status settle(FinetuneCommand& o) {
   const auto& modes = passes::recompute_names();
   t.graph.recompute =
       static_cast<train::Recompute>(std::find(modes.begin(), modes.end(), o.recompute) - modes.begin());
+  const auto& levels = passes::amp_names();
+  t.graph.precision.level =
+      static_cast<passes::Amp>(std::find(levels.begin(), levels.end(), o.precision) - levels.begin());
+  if (const Status s = passes::check_amp(t.graph.precision); !s.ok())
+    return Status(s.code(), s.message(), "command line");
   t.optimizer.kind = o.optimizer == "sgd" ? train::Optimizer::kSgd : train::Optimizer::kAdamW;
   t.samples.too_long = o.too_long == "refuse" ? train::TooLong::kRefuse : train::TooLong::kCut;
   for (const std::string& r : o.rates) {
@@ -231,6 +237,18 @@ void add_finetune(CLI::App& app, Action& action) {
                 "rest again on the way back (layers), or what every few layers are (full)")
       ->check(CLI::IsMember(passes::recompute_names()))
       ->capture_default_str();
+  c->add_option(
+       "--precision", o->precision,
+       "which ops of a step compute in bf16, with f32 sums and f32 weights behind them: none, products "
+       "and what reads only their results (O1), or nearly all of the way there (O2)")
+      ->check(CLI::IsMember(passes::amp_names()))
+      ->capture_default_str();
+  c->add_option("--white", t.graph.precision.white, "with --precision: more ops in bf16, by name")
+      ->delimiter(',')
+      ->type_name("OPS");
+  c->add_option("--black", t.graph.precision.black, "with --precision: more ops in f32, by name")
+      ->delimiter(',')
+      ->type_name("OPS");
   c->add_option("--accumulate", t.accumulate, "micro-batches of a step")
       ->check(in_range(1, 1 << 16))
       ->capture_default_str();

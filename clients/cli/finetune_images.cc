@@ -18,6 +18,9 @@ constexpr Refused kTextFlags[] = {
     {"--too-long", "images have no tokens"},
     {"--tokens", "images have no tokens; --batch is a micro-batch's number of images"},
     {"--recompute", "a network over images is not computed again; a smaller --batch takes less"},
+    {"--precision", "a network over images is trained in f32"},
+    {"--white", "a network over images is trained in f32"},
+    {"--black", "a network over images is trained in f32"},
     {"--labels", "classes are the names of folders, or IDX's numbers"},
 };
 constexpr const char* kImageFlags[] = {"--batch", "--hold-out", "--size",   "--mean",

@@ -42,9 +42,14 @@ class Recomputation {
           crosses[static_cast<size_t>(v)] = 1;
     });
     each([&](const Node& n) {
-      const bool inside = std::any_of(n.inputs.begin(), n.inputs.end(), [&](ValueId v) {
-        return v != kNoValue && depends[static_cast<size_t>(v)] != 0;
+      // What only states and constants go into, such as a rounded weight, belongs to who reads it.
+      const bool stored = !n.inputs.empty() && std::all_of(n.inputs.begin(), n.inputs.end(), [&](ValueId v) {
+        return v != kNoValue &&
+               (g.value(v).kind == ValueKind::kState || g.value(v).kind == ValueKind::kConstant);
       });
+      const bool inside = stored || std::any_of(n.inputs.begin(), n.inputs.end(), [&](ValueId v) {
+                            return v != kNoValue && depends[static_cast<size_t>(v)] != 0;
+                          });
       for (const ValueId v : n.outputs) {
         if (v == kNoValue) continue;
         const auto k = static_cast<size_t>(v);
