@@ -213,12 +213,13 @@ Status stored_product(const EvalContext& ctx, const float* x, int64_t rows, cons
   return tensor::run_kernel(ctx, *kernel, &args, static_cast<double>(rows * n) * static_cast<double>(k) / 6);
 }
 
-Status product_back(const EvalContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out) {
+Status product_back(const EvalContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
+                    int64_t ldy) {
   const int64_t n = w.shape()[0], k = w.shape()[1];
   tensor::Products p;
   p.M = rows, p.N = k, p.K = n;
   p.a = dy, p.out = out;
-  p.lda = n, p.b_row = k, p.b_col = 1;
+  p.lda = ldy > 0 ? ldy : n, p.b_row = k, p.b_col = 1;
   p.at_a = p.at_b = {0};
   if (w.format() == Format::f32()) {
     p.b = elements<float>(w);

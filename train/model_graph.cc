@@ -8,6 +8,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/pass.h"
 #include "engine/runtime/core/random.h"
+#include "train/balance.h"
 #include "train/grad.h"
 #include "train/ops.h"
 
@@ -17,6 +18,7 @@ namespace {
 struct Forward {
   Graph graph;
   Val hidden, head, bias, targets, weight;
+  Val balance;  // a loss of its own, or none
   Attrs loss;
   std::set<std::string> whole;  // tensors that are trained beside adapters
   std::vector<Parameter> parameters;
@@ -176,6 +178,17 @@ ModelInputs add_inputs(Forward& f, const GraphOptions& options) {
   return in;
 }
 
+// The weight of a mixture's load-balancing loss; 0: its config has none.
+Result<double> balance_weight(const Checkpoint& checkpoint, const ModelConfig& config) {
+  const json::value* const wanted = checkpoint.config.if_contains("output_router_logits");
+  if (config.experts == 0 || wanted == nullptr || *wanted != json::value(true)) return 0.0;
+  const json::value* const weight = checkpoint.config.if_contains("router_aux_loss_coef");
+  if (weight == nullptr || !weight->is_number() || weight->to_number<double>() < 0)
+    return invalid_argument(
+        "config.json: 'output_router_logits' is true, so 'router_aux_loss_coef' must be a number from 0 on");
+  return weight->to_number<double>();
+}
+
 // Ops with ways back of their own, before they are differentiated.
 void use_rows_ops(Graph& g) {
   for (Node& n : g.nodes()) {
@@ -183,6 +196,7 @@ void use_rows_ops(Graph& g) {
     if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
       n.op = &op_segment_attention;
     if (n.is("moe_route")) n.op = &op_route;
+    if (n.is("grouped_linear") && n.inputs[2] != kNoValue && n.inputs[3] == kNoValue) n.op = &op_expert_rows;
     if (n.is("state_scan")) n.op = &op_segment_scan;
     if (!n.is("rope")) continue;
     n.op = &op_rotate;
@@ -219,11 +233,6 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
                               const GraphOptions& options) {
   const Architecture* const architecture = find_architecture(config.model_type);
   OAR_CHECK(architecture != nullptr, "config was read for a known architecture");
-  const json::value* const balanced = checkpoint.config.if_contains("output_router_logits");
-  if (config.experts > 0 && balanced != nullptr && *balanced == json::value(true))
-    return unimplemented(
-        "config.json: 'output_router_logits' is true, which adds a load-balancing loss that is not "
-        "offered; set it to false to train without");
   if (config.paired_rows || config.linear_out_in)
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
@@ -234,6 +243,13 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   ModelBuilder b(g, checkpoint, config, in, 0);
   f.hidden = architecture->hidden(b);
   use_rows_ops(g);
+  OAR_ASSIGN(const double balance, balance_weight(checkpoint, config));
+  if (balance > 0) {
+    const Val share{g.add_input("share", {Format::f32(), {Dim(options.tokens)}})};
+    OAR_ASSIGN(
+        f.balance,
+        balance_loss(g, share, balance / static_cast<double>(std::max<int64_t>(options.micro_batches, 1))));
+  }
   f.head = b.weight(config.tied ? architecture->embedding : architecture->head);
   if (config.head_bias) f.bias = b.weight("lm_head.bias");
   OAR_RETURN_IF_ERROR(b.status());
@@ -281,8 +297,12 @@ Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& op
                    {op_segment_attention_back.name, "attention"},
                    {op_segment_scan.name, "state_scan"},
                    {op_segment_scan_back.name, "state_scan"},
-                   {op_linear_cross_entropy.name, "linear"}};
+                   {op_linear_cross_entropy.name, "linear"},
+                   {op_expert_rows.name, "linear"},
+                   {op_expert_rows_back.name, "linear"},
+                   {op_expert_products.name, "linear"}};
   ops.reads_stored = [&](const Node& n, size_t k) {
+    if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return k >= 4;
     return (n.op == &op_linear_cross_entropy && k == 1) || (k == 2 && rows_op(g, n) != nullptr);
   };
   ops.wide_results = [](const Node& n) { return n.op == &op_linear_cross_entropy; };
@@ -319,12 +339,18 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   OAR_ASSIGN(const auto out, add_loss(f));
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
   if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
-  f.graph.add_output("loss", out[0].id);
   GradOptions options;
   options.seeds = {out[2].id};
   options.keep = can_be_evaluated;
-  const ValueId hidden[] = {f.hidden.id};
-  OAR_ASSIGN(Graph g, grad(f.graph, hidden, f.values, options));
+  std::vector<ValueId> losses{f.hidden.id};
+  ValueId loss = out[0].id;
+  if (f.balance) {
+    OAR_ASSIGN(const auto sum, f.graph.add_node(find_op("add"), {loss, f.balance.id}));
+    loss = sum[0];
+    losses.push_back(f.balance.id), options.seeds.push_back(kNoValue);
+  }
+  f.graph.add_output("loss", loss);
+  OAR_ASSIGN(Graph g, grad(f.graph, losses, f.values, options));
   OAR_ASSIGN(precision, lower_precision(g, how.precision));
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();
@@ -428,6 +454,7 @@ namespace {
 Result<ModelGraphs> graphs_of(Forward f, const GraphOptions& how) {
   ModelGraphs out;
   out.parameters = f.parameters;
+  out.balanced = static_cast<bool>(f.balance);
   OAR_ASSIGN(out.loss, loss_graph(f));
   OAR_ASSIGN(out.step, step_graph(std::move(f), how, out.precision));
   return out;

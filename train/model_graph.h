@@ -37,6 +37,7 @@ struct GraphOptions {
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kNone;
+  int64_t micro_batches = 1;     // of a step: a mixture's load-balancing loss is their mean
   passes::AmpOptions precision;  // of a step; held-out losses are those of f32, which serves
 };
 
@@ -57,6 +58,9 @@ struct ModelGraphs {
   std::shared_ptr<const Graph> loss;
   std::vector<Parameter> parameters;
   passes::AmpReport precision;  // of the step
+  // Where the model's config asks for a load-balancing loss, which is part of `step`'s loss: there is a last
+  // input share (T) f32, what each row counts in it (balance.h).
+  bool balanced = false;
 };
 
 // Whether `name` matches the pattern.

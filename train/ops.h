@@ -26,6 +26,11 @@
 //                               back. It is differentiated once.
 //   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
 //   route = moe_route, evaluated by its reference: few numbers a token
+//   expert_rows(x, pair_token or none, start, none, w...) {experts} -> (P, sum N)   grouped_linear
+//   (engine/ops/moe.cc):
+//                               each expert over its own rows alone, by the kernel that serves
+//   expert_rows_back(dy (P, sum N), none, start, none, w...) {experts} -> (P, K)
+//   expert_products(dy, x, pair_token or none, start) {expert, rows []} -> dW (rows, K)...   of one expert
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   batch_statistics_norm(x (N, C, ...), scale (C), shift (C)) {epsilon} -> y, mean (C), variance (C)
 //                               batch_norm in training, with the batch's own numbers (the population's
@@ -55,8 +60,9 @@ inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
 inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLogitBytes / (4 * V), 1, T); }
 
 extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
-    op_barrier, op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_segment_scan,
-    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
+    op_barrier, op_expert_products, op_expert_rows, op_expert_rows_back, op_rotate, op_route,
+    op_segment_attention, op_segment_attention_back, op_segment_scan, op_batch_statistics_norm,
+    op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

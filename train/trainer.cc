@@ -119,10 +119,11 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   OAR_ASSIGN(ModelSource source, read_model_source(path, model, *backend_, {}));
   checkpoint_ = std::move(source.checkpoint);
   config_ = std::move(source.config);
-  if (config_.experts > 0)
-    log(LogLevel::kWarning, cat("a mixture is trained with every token through all ", config_.experts,
-                                " experts of a layer, of which ", config_.experts_per_token,
-                                " count: their part of a step takes as many times the work"));
+  if (config_.experts > 0 && config_.expert_bias)
+    log(LogLevel::kWarning,
+        cat("a mixture whose experts have biases is trained with every token through all ", config_.experts,
+            " experts of a layer, of which ", config_.experts_per_token,
+            " count: their part of a step takes as many times the work"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
   OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
   std::string turns = checkpoint_.tokenizer.chat_template;
@@ -193,14 +194,22 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight)
     OAR_ASSIGN(Datum types, datum_of(rows.types));
     out.push_back(std::move(types));
   }
+  if (balanced_) {
+    OAR_ASSIGN(Tensor share, Tensor::zeros({static_cast<int64_t>(positions.size())}, Format::f32()));
+    std::fill_n(share.mutable_values<float>().begin(), rows.used,
+                1 / static_cast<float>(std::max<int64_t>(rows.used, 1)));
+    out.emplace_back(std::move(share));
+  }
   return out;
 }
 
 Status Trainer::plan() {
+  options_.graph.micro_batches = options_.accumulate * options_.ranks();
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
   precision_ = std::move(graphs.precision);
+  balanced_ = graphs.balanced;
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
   for (const auto& [name, t] : checkpoint_.tensors) {

@@ -71,6 +71,7 @@ class Trainer : public Learner {
   std::string data_hash_;
   std::unique_ptr<Packer> packer_, held_out_packer_;
   passes::AmpReport precision_;
+  bool balanced_ = false;
 };
 
 }  // namespace oar::train

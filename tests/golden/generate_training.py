@@ -5,8 +5,9 @@
 
 Writes tests/golden/training/<name>.json: the samples, the numbers of the run, and by mode (full, lora) the loss of each of
 STEPS steps in double and the largest spread of PyTorch with itself in f32: attention eager and sdpa, 1 and 2 threads, and
-double. A step sees all samples, none of another, and the loss is the mean over all tokens but the first of each. Weights are
-those of tiny_weights.py; of adapters A is too, by the name PEFT gives it, and B begins as zeros.
+double. A step sees all samples, none of another, and the loss is the mean over all tokens but the first of each. Of mixtures the
+load-balancing loss is added, over all rows but padding. Weights are those of tiny_weights.py; of adapters A is too, by the name
+PEFT gives it, and B begins as zeros.
 """
 
 import json
@@ -28,6 +29,9 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
            "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"]
 NAMES = ["llama2", "llama3", "llama-bias", "llama-linear", "qwen2", "qwen3", "mistral", "seed_oss", "gemma2", "gemma3", "granite",
          "olmo2", "smollm3", "starcoder2", "glm4", "phi3", "gpt2", "cohere2", "exaone4", "ernie4_5", "lfm2", "qwen3_5"]
+# Mixtures, with the weight of their load-balancing loss, which is large enough to be seen; no adapters: PyTorch has experts as
+# stacks, which none is for.
+BALANCED = {"mixtral": 0.3, "qwen3-moe": 0.3}
 NO_SDPA = {"gemma2"}  # caps its scores, which transformers offers in eager alone
 
 
@@ -75,11 +79,16 @@ def curve(folder, weights, batch, mode, dtype, attention, threads):
     ids = torch.tensor([s + [0] * (width - len(s)) for s in batch])
     wanted = torch.tensor([s[1:] + [-100] * (width - len(s)) for s in batch])
     count = sum(len(s) - 1 for s in batch)
+    balance = getattr(model.config, "output_router_logits", False)
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in batch])
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        result = model(input_ids=ids, use_cache=False, **({"attention_mask": mask} if balance else {}))
+        logits = result.logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), wanted.reshape(-1), reduction="sum") / count
+        if balance:
+            loss = loss + model.config.router_aux_loss_coef * result.aux_loss
         loss.backward()
         norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in trained if p.grad is not None))
         if norm > CLIP:
@@ -95,11 +104,16 @@ def generate(name):
     manifest = json.loads((GOLDEN / f"{name}.json").read_text())
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
-        (folder / "config.json").write_text((CONFIGS / f"tiny-{name}.json").read_text())
+        config = json.loads((CONFIGS / f"tiny-{name}.json").read_text())
+        if name in BALANCED:
+            config |= {"output_router_logits": True, "router_aux_loss_coef": BALANCED[name]}
+        (folder / "config.json").write_text(json.dumps(config))
         weights = {n: tiny_weights(n, s, manifest["weight_seed"]) for n, s in checkpoint_shapes(folder).items()}
         batch = samples(json.loads((folder / "config.json").read_text())["vocab_size"])
         out = {"samples": batch, "rate": RATE, "decay": DECAY, "clip": CLIP, "seed": SEED, "rank": RANK, "alpha": ALPHA}
-        for mode in ("full",) if name == "gpt2" else ("full", "lora"):
+        if name in BALANCED:
+            out["balance"] = BALANCED[name]
+        for mode in ("full",) if name == "gpt2" or name in BALANCED else ("full", "lora"):
             exact = curve(folder, weights, batch, mode, torch.float64, "eager", 1)
             ways = [("eager", 1), ("eager", 2)] + ([] if name in NO_SDPA else [("sdpa", 1)])
             spread = max(float(np.abs(curve(folder, weights, batch, mode, torch.float32, a, t) - exact).max()) for a, t in ways)
@@ -112,5 +126,5 @@ def generate(name):
 if __name__ == "__main__":
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    for name in sys.argv[1:] or NAMES:
+    for name in sys.argv[1:] or NAMES + list(BALANCED):
         generate(name)

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/json.h"
 #include "engine/graph/evaluate.h"
+#include "engine/tensor/mapped_file.h"
 #include "kernels/thread_pool.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
@@ -100,6 +102,13 @@ struct TinyRun {
         oar::train::write_model(louder, c, {{name, norm.shape(), norm.format()}}, {f32(norm.shape(), values)})
             .ok());
     options.model = louder;
+  }
+  // Other values of config.json's keys.
+  void configure(const oar::json::object& changes) const {
+    const std::string path = folder + "/config.json";
+    oar::json::value config = oar::parse_json(oar::read_small_file(path, 1 << 20).value(), path).value();
+    for (const auto& [key, value] : changes) config.as_object()[key] = value;
+    std::ofstream(path) << oar::json::serialize(config);
   }
   std::unique_ptr<oar::train::Trainer> trainer() const {
     auto t = oar::train::Trainer::create(options, {});
