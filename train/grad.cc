@@ -140,7 +140,8 @@ Status name_types(const Graph& g) {
     for (const ValueId v : n.outputs) {
       if (g.value(v).type.known) continue;
       return invalid_argument(
-          cat(called(n), " has a result of no known type; typed() (train/typed.h) finds types out"));
+          cat(called(n),
+              " has a result of no known type; typed() (engine/graph/passes/typed.h) finds types out"));
     }
   }
   return ok_status();
@@ -153,7 +154,8 @@ Status check_values(const Graph& g, std::span<const ValueId> values, const char*
       return invalid_argument(cat(what, " %", v, " is no value of the graph"));
     if (!g.value(v).type.known)
       return invalid_argument(
-          cat(what, " ", called(g, v), " has no known type; typed() (train/typed.h) finds types out"));
+          cat(what, " ", called(g, v),
+              " has no known type; typed() (engine/graph/passes/typed.h) finds types out"));
     if (!is_float(g.value(v).type)) {
       return invalid_argument(cat(what, " ", called(g, v), " is ", g.type_string(g.value(v).type),
                                   "; only floating point has a gradient"));

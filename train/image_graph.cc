@@ -5,9 +5,9 @@
 
 #include "engine/graph/builder.h"
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/typed.h"
+#include "engine/ops/train/ops.h"
 #include "train/grad.h"
-#include "train/ops.h"
-#include "train/typed.h"
 
 namespace oar::train {
 namespace {
@@ -229,7 +229,7 @@ Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model
     }
   }
   ScoredNetwork f;
-  OAR_ASSIGN(f.graph, typed(g, {{model.inputs[0].name, {Format::f32(), dims_of(input)}}}));
+  OAR_ASSIGN(f.graph, passes::typed(g, {{model.inputs[0].name, {Format::f32(), dims_of(input)}}}));
   Builder b(f.graph);
   const Val targets{f.graph.add_input("targets", {Format::i32(), {Dim(input[0])}})};
   const Val weight{f.graph.add_input("weight", {Format::f32(), {}})};

@@ -7,10 +7,10 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/pass.h"
+#include "engine/ops/train/balance.h"
+#include "engine/ops/train/ops.h"
 #include "engine/runtime/core/random.h"
-#include "train/balance.h"
 #include "train/grad.h"
-#include "train/ops.h"
 
 namespace oar::train {
 namespace {

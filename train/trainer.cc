@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
+#include "engine/ops/train/ops.h"
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_plan.h"
@@ -13,7 +14,6 @@
 #include "engine/runtime/quantize_weights.h"
 #include "train/classifier.h"
 #include "train/labels.h"
-#include "train/ops.h"
 #include "train/result.h"
 
 namespace oar::train {

@@ -1,4 +1,4 @@
-// oar train: what a model is made of from text alone. So far its tokenizer (train/tokenizer_trainer.h).
+// oar train: what a model is made of from text alone. So far its tokenizer (engine/text/bpe_trainer.h).
 #include <cstdio>
 #include <filesystem>
 
@@ -7,7 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/loader/file_writer.h"
 #include "engine/tensor/mapped_file.h"
-#include "train/tokenizer_trainer.h"
+#include "engine/text/bpe_trainer.h"
 
 namespace oar::cli {
 namespace {
@@ -16,7 +16,7 @@ struct TrainCommand {
   bool tokenizer = false;
   std::vector<std::string> data;
   std::string out;
-  train::TokenizerOptions options;
+  BpeTrainerOptions options;
 };
 
 Status train_and_write(const TrainCommand& o) {
@@ -34,7 +34,7 @@ Status train_and_write(const TrainCommand& o) {
     bytes += file->size();
     files.push_back(std::move(file));
   }
-  const auto trained = train::train_tokenizer(texts, o.options);
+  const auto trained = train_tokenizer(texts, o.options);
   if (!trained.ok()) return trained.status();
   const auto entries = static_cast<int64_t>(trained->entries.size());
   if (entries < o.options.vocab)
@@ -45,9 +45,9 @@ Status train_and_write(const TrainCommand& o) {
   fs::create_directories(o.out, ec);
   if (ec) return unavailable(cat("cannot write ", o.out, ": ", ec.message(), "; choose another --out"));
   OAR_RETURN_IF_ERROR(
-      write_file_atomically(o.out + "/tokenizer_config.json", train::tokenizer_config_json(o.options)));
+      write_file_atomically(o.out + "/tokenizer_config.json", trained_tokenizer_config_json(o.options)));
   OAR_RETURN_IF_ERROR(
-      write_file_atomically(o.out + "/tokenizer.json", train::tokenizer_json(*trained, o.options)));
+      write_file_atomically(o.out + "/tokenizer.json", trained_tokenizer_json(*trained, o.options)));
   std::printf("%s: %lld entries from %s of text\n", o.out.c_str(), static_cast<long long>(entries),
               format_bytes(bytes).c_str());
   return ok_status();

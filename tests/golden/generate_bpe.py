@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Byte-level BPE learned by Hugging Face's tokenizers, for tests/train/tokenizer_trainer_test.cc: bpe.json.
+"""Byte-level BPE learned by Hugging Face's tokenizers, for tests/text/bpe_trainer_test.cc: bpe.json.
 
     python3 tests/golden/generate_bpe.py
 

@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "engine/graph/pass.h"
+#include "engine/ops/train/balance.h"
+#include "engine/ops/train/ops.h"
 #include "tests/train/gradient_check.h"
 #include "tests/train/training_fixture.h"
-#include "train/balance.h"
 #include "train/grad.h"
-#include "train/ops.h"
 
 using namespace oar;
 using namespace oar::train;

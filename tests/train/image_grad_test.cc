@@ -1,7 +1,7 @@
 // A small network over images, written as importers write one: types are found out, gradients taken.
 #include "engine/graph/evaluate.h"
+#include "engine/graph/passes/typed.h"
 #include "tests/train/gradient_check.h"
-#include "train/typed.h"
 
 namespace {
 using namespace oar;
@@ -64,8 +64,8 @@ TEST_CASE("a network over images that knew no types learns by gradients that equ
 
   const ValueId outputs[] = {x}, inputs[] = {*train::find_value(n.graph, "w1")};
   CHECK(train::grad(n.graph, outputs, inputs).status().message().find("typed()") != std::string::npos);
-  CHECK(train::typed(n.graph).status().message().find("'x'") != std::string::npos);
-  const auto typed = train::typed(n.graph, n.types());
+  CHECK(passes::typed(n.graph).status().message().find("'x'") != std::string::npos);
+  const auto typed = passes::typed(n.graph, n.types());
   REQUIRE_OK(typed);
   CHECK(typed->to_string().find("shape_of") == std::string::npos);
   oar_test::check_gradients(*typed, n.inputs, n.weights, 2, 1e-7, 1e-4);
@@ -74,5 +74,5 @@ TEST_CASE("a network over images that knew no types learns by gradients that equ
   const ValueId parts = branches.graph.append(find_op("split"), {branches.input("x", {4, 2}, false)}, 2,
                                               {{"axis", int64_t{0}}})[1];
   branches.graph.add_output("L", parts);
-  CHECK(train::typed(branches.graph, branches.types()).status().code() == StatusCode::kUnimplemented);
+  CHECK(passes::typed(branches.graph, branches.types()).status().code() == StatusCode::kUnimplemented);
 }

@@ -6,9 +6,9 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/reference.h"
+#include "engine/ops/train/ops.h"
 #include "engine/runtime/predictor.h"
 #include "train/grad.h"
-#include "train/ops.h"
 
 using namespace oar;
 using namespace oar::train;

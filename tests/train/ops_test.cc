@@ -1,5 +1,5 @@
 // The kernels of training against their definitions in double.
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 #include <cmath>
 #include <limits>

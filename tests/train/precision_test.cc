@@ -4,9 +4,9 @@
 
 #include "engine/graph/op.h"
 #include "engine/graph/passes/mixed_precision.h"
+#include "engine/ops/train/ops.h"
 #include "tests/train/training_fixture.h"
 #include "train/grad.h"
-#include "train/ops.h"
 
 using namespace oar;
 using namespace oar::train;

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "engine/graph/pass.h"
+#include "engine/ops/train/ops.h"
 #include "tests/train/training_fixture.h"
-#include "train/ops.h"
 
 using namespace oar;
 using namespace oar::train;

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/ops/train/ops.h"
 #include "tests/train/gradient_check.h"
-#include "train/ops.h"
 
 using namespace oar;
 using namespace oar::train;

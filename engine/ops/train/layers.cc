@@ -1,5 +1,5 @@
 // rows_linear, rows_product, table_rows, rotate, barrier, accumulate (ops.h).
-#include "train/layer_ops.h"
+#include "engine/ops/train/stored_matrix.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {

@@ -1,6 +1,6 @@
 // Tokenizers learned from text, against those that Hugging Face's tokenizers learn
 // (tests/golden/generate_bpe.py).
-#include "train/tokenizer_trainer.h"
+#include "engine/text/bpe_trainer.h"
 
 #include "engine/base/format.h"
 #include "engine/loader/tokenizer_files.h"
@@ -9,7 +9,6 @@
 #include "tests/support/test_data.h"
 
 using namespace oar;
-using namespace oar::train;
 using namespace oar_test;
 
 namespace {
@@ -30,17 +29,18 @@ TEST_CASE("merges and entries are those of Hugging Face's trainer") {
     if (c.contains("file")) texts.push_back(read_file(source_path(std::string(c.at("file").as_string()))));
     else
       for (const json::value& t : c.at("texts").as_array()) texts.emplace_back(t.as_string());
-    TokenizerOptions o;
+    BpeTrainerOptions o;
     o.vocab = c.at("vocab").as_int64(), o.least_count = c.at("least").as_int64();
     const auto made = train_tokenizer(views(texts), o);
     REQUIRE_OK(made);
     CHECK(static_cast<int64_t>(made->entries.size()) == c.at("entries").as_int64());
-    const json::value written = json::parse(tokenizer_json(*made, o));
+    const json::value written = json::parse(trained_tokenizer_json(*made, o));
     CHECK(written.at("model").at("merges") == c.at("merges"));
     CHECK(written.at("model").at("vocab").as_object().size() == made->entries.size());
 
     TokenizerFiles files;
-    files.tokenizer_json = tokenizer_json(*made, o), files.tokenizer_config_json = tokenizer_config_json(o);
+    files.tokenizer_json = trained_tokenizer_json(*made, o),
+    files.tokenizer_config_json = trained_tokenizer_config_json(o);
     const auto tokenizer = make_tokenizer(files, 0);
     REQUIRE_OK(tokenizer);
     CHECK((*tokenizer)->bos_id() == 0);
@@ -55,13 +55,13 @@ TEST_CASE("merges and entries are those of Hugging Face's trainer") {
 }
 
 TEST_CASE("tokenizers that cannot be learned are refused by name") {
-  const auto says = [](const std::vector<std::string>& texts, const TokenizerOptions& o, const char* words) {
+  const auto says = [](const std::vector<std::string>& texts, const BpeTrainerOptions& o, const char* words) {
     const auto made = train_tokenizer(views(texts), o);
     REQUIRE_FALSE(made.ok());
     INFO(made.status().message());
     CHECK(made.status().message().find(words) != std::string::npos);
   };
-  TokenizerOptions o;
+  BpeTrainerOptions o;
   o.vocab = 261;
   says({"a"}, o, "6 special tokens and 256 bytes take, 262");
   o = {}, o.special = {"<a>"};

@@ -1,4 +1,4 @@
-#include "train/tokenizer_trainer.h"
+#include "engine/text/bpe_trainer.h"
 
 #include <algorithm>
 #include <queue>
@@ -10,7 +10,7 @@
 #include "engine/text/pretokenizer.h"
 #include "engine/text/utf8.h"
 
-namespace oar::train {
+namespace oar {
 
 const char* const kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
@@ -115,7 +115,7 @@ class MergeLearner {
   std::priority_queue<Waiting> queue_;
 };
 
-std::string entry_text(const TrainedTokenizer& t, const TokenizerOptions& o, int32_t id) {
+std::string entry_text(const TrainedTokenizer& t, const BpeTrainerOptions& o, int32_t id) {
   const std::string& bytes = t.entries[static_cast<size_t>(id)];
   return static_cast<size_t>(id) < o.special.size() ? bytes : to_byte_alphabet(bytes);
 }
@@ -123,7 +123,7 @@ std::string entry_text(const TrainedTokenizer& t, const TokenizerOptions& o, int
 }  // namespace
 
 Result<TrainedTokenizer> train_tokenizer(const std::vector<std::string_view>& texts,
-                                         const TokenizerOptions& o) {
+                                         const BpeTrainerOptions& o) {
   const auto fixed = static_cast<int64_t>(o.special.size()) + 256;
   if (o.vocab < fixed)
     return invalid_argument(cat("--vocab ", o.vocab, " is less than ", o.special.size(),
@@ -169,7 +169,7 @@ Result<TrainedTokenizer> train_tokenizer(const std::vector<std::string_view>& te
   return out;
 }
 
-std::string tokenizer_json(const TrainedTokenizer& t, const TokenizerOptions& o) {
+std::string trained_tokenizer_json(const TrainedTokenizer& t, const BpeTrainerOptions& o) {
   json::array added, merges;
   json::object vocab;
   for (size_t id = 0; id < t.entries.size(); ++id) vocab[entry_text(t, o, static_cast<int32_t>(id))] = id;
@@ -227,7 +227,7 @@ std::string tokenizer_json(const TrainedTokenizer& t, const TokenizerOptions& o)
       {"model", model}});
 }
 
-std::string tokenizer_config_json(const TokenizerOptions& o) {
+std::string trained_tokenizer_config_json(const BpeTrainerOptions& o) {
   json::object out{{"tokenizer_class", "PreTrainedTokenizerFast"},
                    {"bos_token", o.special[0]},
                    {"eos_token", o.special[1]},
@@ -246,4 +246,4 @@ std::string tokenizer_config_json(const TokenizerOptions& o) {
   return json::serialize(out);
 }
 
-}  // namespace oar::train
+}  // namespace oar

@@ -1,11 +1,11 @@
-#include "train/typed.h"
+#include "engine/graph/passes/typed.h"
 
 #include <algorithm>
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
 
-namespace oar::train {
+namespace oar::passes {
 namespace {
 
 std::string node_name(const Node& n) {
@@ -96,4 +96,4 @@ Result<Graph> typed(const Graph& graph, const std::map<std::string, TensorType>&
   return g;
 }
 
-}  // namespace oar::train
+}  // namespace oar::passes

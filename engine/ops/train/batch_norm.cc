@@ -5,7 +5,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
 #include "engine/ops/tensor/util.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {

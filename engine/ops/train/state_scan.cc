@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "engine/ops/op_util.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {

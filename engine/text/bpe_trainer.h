@@ -12,12 +12,12 @@
 #include "engine/base/json.h"
 #include "engine/base/status.h"
 
-namespace oar::train {
+namespace oar {
 
 // The pattern of Llama 3's tokenizer.json.
 extern const char* const kLlama3Pattern;
 
-struct TokenizerOptions {
+struct BpeTrainerOptions {
   int64_t vocab = 2048;     // entries, special tokens and 256 bytes among them
   int64_t least_count = 1;  // of a pair that becomes an entry
   std::string pattern = kLlama3Pattern;
@@ -35,11 +35,11 @@ struct TrainedTokenizer {
 // INVALID_ARGUMENT names what is wrong with the options, or the text that is not UTF-8 (by its place in the
 // list). Fewer entries than asked for come out where no pair is left.
 Result<TrainedTokenizer> train_tokenizer(const std::vector<std::string_view>& texts,
-                                         const TokenizerOptions& options);
+                                         const BpeTrainerOptions& options);
 
 // The bytes of tokenizer.json and tokenizer_config.json. The latter has a chat template where special tokens
 // have the names of the default ones.
-std::string tokenizer_json(const TrainedTokenizer& tokenizer, const TokenizerOptions& options);
-std::string tokenizer_config_json(const TokenizerOptions& options);
+std::string trained_tokenizer_json(const TrainedTokenizer& tokenizer, const BpeTrainerOptions& options);
+std::string trained_tokenizer_config_json(const BpeTrainerOptions& options);
 
-}  // namespace oar::train
+}  // namespace oar

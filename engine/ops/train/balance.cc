@@ -1,8 +1,8 @@
-#include "train/balance.h"
+#include "engine/ops/train/balance.h"
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {

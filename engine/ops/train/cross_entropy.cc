@@ -5,8 +5,8 @@
 
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
-#include "train/layer_ops.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
+#include "engine/ops/train/stored_matrix.h"
 
 namespace oar::train {
 namespace {

@@ -6,9 +6,9 @@
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/train/ops.h"
+#include "engine/ops/train/stored_matrix.h"
 #include "kernels/moe.h"
-#include "train/layer_ops.h"
-#include "train/ops.h"
 
 namespace oar::train {
 namespace {
@@ -21,7 +21,7 @@ Types rows_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return grouped_linear().infer(g, in, attrs);
 }
 // Those of grouped_linear, with the gradient of its result in the place of x.
-Types back_infer(const Graph& g, Ids in, const Attrs&) {
+Types rows_back_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{{Format::f32(), {shape_of(g, in[0])[0], shape_of(g, in[kFirstWeight])[1]}}};
 }
 Types products_infer(const Graph& g, Ids in, const Attrs& attrs) {
@@ -109,7 +109,7 @@ Status rows_evaluate(EvalContext& ctx) {
 }
 
 // dx of an expert's rows: sums over its matrices of dy's columns by them.
-Status back_evaluate(EvalContext& ctx) {
+Status rows_back_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor first, ctx.tensor(kFirstWeight));
   const int64_t P = dy.shape()[0], N = dy.shape().cols(), K = first.shape()[1];
@@ -219,7 +219,7 @@ const OpDef op_expert_rows = {.name = "expert_rows",
                               .evaluate = rows_evaluate,
                               .prepare = prepare_experts};
 const OpDef op_expert_rows_back = {
-    .name = "expert_rows_back", .infer = back_infer, .evaluate = back_evaluate};
+    .name = "expert_rows_back", .infer = rows_back_infer, .evaluate = rows_back_evaluate};
 const OpDef op_expert_products = {
     .name = "expert_products", .infer = products_infer, .evaluate = products_evaluate};
 

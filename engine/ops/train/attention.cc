@@ -6,7 +6,7 @@
 
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {

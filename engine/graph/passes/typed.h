@@ -7,7 +7,7 @@
 
 #include "engine/graph/graph.h"
 
-namespace oar::train {
+namespace oar::passes {
 
 // The same graph with every result's type known, shape arithmetic computed and what depends on constants
 // alone evaluated; names of inputs, states, constants, nodes and outputs stay, ids do not. `inputs`: the
@@ -18,4 +18,4 @@ namespace oar::train {
 // of the run.
 Result<Graph> typed(const Graph& graph, const std::map<std::string, TensorType>& inputs = {});
 
-}  // namespace oar::train
+}  // namespace oar::passes

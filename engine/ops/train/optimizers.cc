@@ -4,7 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/evaluate.h"
-#include "train/ops.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {
