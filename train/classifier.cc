@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "engine/base/format.h"
-#include "engine/runtime/core/random.h"
+#include "engine/base/random.h"
 
 namespace oar::train {
 namespace {

@@ -6,10 +6,10 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/base/random.h"
 #include "engine/graph/pass.h"
 #include "engine/ops/train/balance.h"
 #include "engine/ops/train/ops.h"
-#include "engine/runtime/core/random.h"
 #include "train/grad.h"
 
 namespace oar::train {
@@ -116,6 +116,8 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
   std::set<std::string> found, all;
   const size_t count = f.graph.nodes().size();
   Builder b(f.graph);
+  Val draw;
+  if (lora.dropout > 0) draw = {f.graph.add_input("draw", {Format::of(DType::kI64), {}})};
   for (size_t i = 0; i < count; ++i) {
     const Node node = f.graph.nodes()[i];  // a copy: nodes are appended
     if (!node.is("linear") || f.graph.value(node.inputs[2]).kind != ValueKind::kConstant) continue;
@@ -136,7 +138,14 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
     const Val up{make_state(f, kNoValue, prefix + ".lora_B.weight", {shape[0], lora.rank}, Format::f32())};
     const size_t first = f.graph.nodes().size();
     const Val y{node.outputs[0]};
-    const Val inner = b.op("linear", {Val{node.inputs[0]}, Val{}, a, Val{}});
+    Val x{node.inputs[0]};
+    if (draw) {
+      const auto kept = emit(b, op_counted_dropout, std::vector<Val>{x, draw},
+                             {{"rate", lora.dropout}, {"site", static_cast<int64_t>(f.parameters.size())}});
+      OAR_RETURN_IF_ERROR(b.status());
+      x = kept[0];
+    }
+    const Val inner = b.op("linear", {x, Val{}, a, Val{}});
     const Val part = b.op("linear", {inner, Val{}, up, Val{}});
     const Val sum =
         b.op("add", {y, b.op("mul", {part, b.scalar(lora.alpha / static_cast<double>(lora.rank))})});
@@ -326,6 +335,9 @@ Result<std::vector<Val>> add_loss(Forward& f) {
 Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   OAR_ASSIGN(const auto out, add_loss(f));
   f.graph.nodes().back().outputs.resize(2);  // without gradients
+  for (size_t i = 0; i < f.graph.nodes().size(); ++i)
+    if (const Node n = f.graph.nodes()[i]; n.op == &op_counted_dropout)
+      f.graph.replace_uses(n.outputs[0], n.inputs[0]);
   f.graph.add_output("loss", out[0].id);
   f.graph.add_output("hits", out[1].id);
   OAR_RETURN_IF_ERROR(decompose(f.graph, can_be_evaluated).status());
@@ -430,6 +442,9 @@ Result<LoraOptions> parse_lora(std::string_view text) {
       if (!(number > 0 && number <= 1e6)) return wrong(part, "is not above 0 and at most 1000000");
       out.alpha = number;
       has_alpha = true;
+    } else if (key == "dropout") {
+      if (!(number >= 0 && number < 1)) return wrong(part, "is no share from 0 to below 1");
+      out.dropout = number;
     } else {
       return wrong(part, "is not known");
     }

@@ -26,9 +26,10 @@ struct LoraOptions {
   int64_t rank = 16;
   double alpha = 32;
   std::vector<std::string> targets{"q_proj", "v_proj"};  // last parts of modules' names, or all of them
+  double dropout = 0;                                    // share of what A reads that a step drops
 };
-// "rank=16,alpha=32,targets=q_proj,v_proj". `targets` comes last: commas go on with it. "all": every linear
-// layer of the blocks.
+// "rank=16,alpha=32,dropout=0.1,targets=q_proj,v_proj". `targets` comes last: commas go on with it. "all":
+// every linear layer of the blocks.
 Result<LoraOptions> parse_lora(std::string_view text);
 
 struct GraphOptions {
@@ -58,8 +59,9 @@ struct ModelGraphs {
   std::shared_ptr<const Graph> loss;
   std::vector<Parameter> parameters;
   passes::AmpReport precision;  // of the step
-  // Where the model's config asks for a load-balancing loss, which is part of `step`'s loss: there is a last
-  // input share (T) f32, what each row counts in it (balance.h).
+  // With dropout of adapters the last input is draw () i64 (counted_dropout of engine/ops/train/ops.h).
+  // Where the model's config asks for a load-balancing loss, which is part of `step`'s loss: there is
+  // an input share (T) f32, what each row counts in it (balance.h).
   bool balanced = false;
 };
 

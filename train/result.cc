@@ -169,7 +169,7 @@ Status write_adapter(const std::string& folder, const std::vector<Parameter>& pa
                             {"base_model_name_or_path", base},
                             {"r", lora.rank},
                             {"lora_alpha", lora.alpha},
-                            {"lora_dropout", 0.0},
+                            {"lora_dropout", lora.dropout},
                             {"target_modules", targets},
                             {"bias", "none"},
                             {"fan_in_fan_out", false},

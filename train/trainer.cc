@@ -179,7 +179,7 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
   return ok_status();
 }
 
-Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight) const {
+Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight, uint64_t draw) const {
   std::vector<Datum> out(5);
   std::vector<int32_t> positions = rows.positions;
   // Padding may be longer than a text can be.
@@ -199,6 +199,11 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight)
     std::fill_n(share.mutable_values<float>().begin(), rows.used,
                 1 / static_cast<float>(std::max<int64_t>(rows.used, 1)));
     out.emplace_back(std::move(share));
+  }
+  if (!options_.graph.full && options_.graph.lora.dropout > 0) {
+    OAR_ASSIGN(Tensor key, Tensor::zeros({}, Format::of(DType::kI64)));
+    key.mutable_values<int64_t>()[0] = static_cast<int64_t>(draw);
+    out.emplace_back(std::move(key));
   }
   return out;
 }
@@ -280,7 +285,9 @@ Learner::Counts Trainer::counts(Position at) {
 }
 
 Result<std::vector<Datum>> Trainer::inputs(Position at, float weight) {
-  return inputs(packer_->rows(at.epoch, at.batch), weight);
+  // Apart from the keys of samples' order.
+  const uint64_t draw = order_key(~options_.seed, at.epoch, static_cast<uint64_t>(at.batch));
+  return inputs(packer_->rows(at.epoch, at.batch), weight, draw);
 }
 
 Result<HeldOutReport> Trainer::evaluate() {
@@ -320,6 +327,7 @@ json::object Trainer::described() const {
           {"full", o.graph.full},
           {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
           {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
+          {"lora dropout", o.graph.full ? 0.0 : o.graph.lora.dropout},
           {"lora targets", o.graph.full ? json::array() : lora},
           {"freeze", freeze},
           {"precision", passes::amp_names()[static_cast<size_t>(o.graph.precision.level)]},

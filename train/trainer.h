@@ -51,7 +51,7 @@ class Trainer : public Learner {
   Status load_text(const std::string& path, const Logger& log);
   Status load_labels(const std::string& path, const Logger& log);
   Status plan();
-  Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight) const;
+  Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight, uint64_t draw = 0) const;
   int64_t batches(int64_t epoch) override { return packer_->batches(epoch); }
   Counts counts(Position at) override;
   Result<std::vector<Datum>> inputs(Position at, float weight) override;

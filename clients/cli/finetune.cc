@@ -204,7 +204,7 @@ void add_finetune(CLI::App& app, Action& action) {
       ->required()
       ->type_name("PATH");
   c->add_option("--lora", o->lora,
-                "train an adapter: rank=16,alpha=32,targets=q_proj,v_proj (or targets=all)")
+                "train an adapter: rank=16,alpha=32,dropout=0,targets=q_proj,v_proj (or targets=all)")
       ->type_name("LIST");
   c->add_flag("--full", t.graph.full, "train all parameters");
   c->add_option(

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "engine/base/format.h"
+#include "engine/base/random.h"
 #include "engine/runtime/core/draft_model.h"
 #include "engine/runtime/core/draft_pacer.h"
 #include "engine/runtime/core/drafter.h"
-#include "engine/runtime/core/random.h"
 #include "engine/runtime/core/scheduler.h"
 #include "engine/runtime/core/step_pacer.h"
 

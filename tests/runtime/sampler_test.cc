@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "engine/base/json.h"
-#include "engine/runtime/core/random.h"
+#include "engine/base/random.h"
 #include "tests/runtime/fake_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"

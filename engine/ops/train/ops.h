@@ -31,6 +31,9 @@
 //                               each expert over its own rows alone, by the kernel that serves
 //   expert_rows_back(dy (P, sum N), none, start, none, w...) {experts} -> (P, K)
 //   expert_products(dy, x, pair_token or none, start) {expert, rows []} -> dW (rows, K)...   of one expert
+//   counted_dropout(x, draw () i64) {rate, site} -> y   x / (1 - rate), or 0 for a share `rate` of the
+//   numbers:
+//                               those that Philox (engine/base/random.h) says of draw, site and place
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   batch_statistics_norm(x (N, C, ...), scale (C), shift (C)) {epsilon} -> y, mean (C), variance (C)
 //                               batch_norm in training, with the batch's own numbers (the population's
@@ -59,10 +62,10 @@ inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
 // Rows of a block of logits of a vocabulary of V.
 inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLogitBytes / (4 * V), 1, T); }
 
-extern const OpDef op_linear_cross_entropy, op_rows_linear, op_rows_product, op_table_rows, op_accumulate,
-    op_barrier, op_expert_products, op_expert_rows, op_expert_rows_back, op_rotate, op_route,
-    op_segment_attention, op_segment_attention_back, op_segment_scan, op_batch_statistics_norm,
-    op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
+extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_rows_linear, op_rows_product,
+    op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows, op_expert_rows_back,
+    op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_segment_scan,
+    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "engine/base/format.h"
-#include "engine/runtime/core/random.h"
+#include "engine/base/random.h"
 
 namespace oar {
 namespace {
