@@ -3,8 +3,12 @@
 namespace oar::gguf {
 namespace {
 
-int64_t layers_of(const MetadataReader& in) {
+// At most 65,536, as lists of the metadata are: what is said of each layer is read one by one.
+Result<int64_t> layers_of(const GgufFile& file, const MetadataReader& in) {
+  constexpr int64_t kMaxLayers = 1 << 16;
   const json::value* n = in.config.if_contains("num_hidden_layers");
+  if (n && n->as_int64() > kMaxLayers)
+    return data_loss(cat(file.name, ": metadata block_count is ", n->as_int64(), "; at most ", kMaxLayers));
   return n ? n->as_int64() : 0;
 }
 
@@ -36,7 +40,7 @@ bool scores_by_sigmoid(const GgufFile& file, MetadataReader& in) {
 }
 
 Status read_layer_lists(const GgufFile& file, const Architecture& arch, MetadataReader& in) {
-  const int64_t n = layers_of(in);
+  OAR_ASSIGN(const int64_t n, layers_of(file, in));
   if (!in.status.ok() || n == 0) return in.status;
   const bool nemotron = arch.model_type == "nemotron_h";
   const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n),
@@ -98,7 +102,8 @@ Status read_scan_sizes(const GgufFile& file, const Architecture& arch, MetadataR
   if (!delta) return ok_status();
   if (const json::value* experts = c.if_contains("num_experts"); experts && experts->as_int64() > 0) {
     json::array dense;
-    for (int64_t k = 0; k < layers_of(in); ++k)
+    OAR_ASSIGN(const int64_t layers, layers_of(file, in));
+    for (int64_t k = 0; k < layers; ++k)
       if (file.tensors.contains(cat("blk.", k, ".ffn_gate.weight"))) dense.push_back(k);
     c["mlp_only_layers"] = std::move(dense);
   }

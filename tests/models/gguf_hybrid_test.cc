@@ -326,3 +326,38 @@ TEST_CASE("GGUF: hybrids and latents as the converter writes them equal their go
     CHECK(relative_error(model.run_prompt(golden.tokens), want) < 1e-4);
   }
 }
+
+// An adapter changes the checkpoint's matrices; where the file has others, and only there, it is refused.
+TEST_CASE("GGUF: adapters of hybrids whose files have other matrices are refused by name", "[adapters]") {
+  const struct {
+    const char *golden, *module, *refusal;
+  } kCases[] = {{"falcon_h1", "model.layers.0.self_attn.v_proj", "multipliers"},
+                {"qwen3_5", "model.layers.0.linear_attn.in_proj_z", "value heads"},
+                {"qwen3_5", "model.layers.3.self_attn.v_proj", nullptr},
+                {"granitemoehybrid", "model.layers.2.self_attn.v_proj", nullptr}};
+  for (const auto& c : kCases) {
+    const TinyGolden golden = load_tiny_golden(c.golden);
+    const auto config = oar::read_model_config(json::parse(golden.config).as_object());
+    REQUIRE_OK(config);
+    const auto w = std::ranges::find(golden.tensors, std::string(c.module) + ".weight", &TinyTensor::name);
+    REQUIRE(w != golden.tensors.end());
+    const std::string base = std::string("base_model.model.") + c.module;
+    const json::object keys = {
+        {"peft_type", "LORA"},
+        {"r", 4},
+        {"lora_alpha", 8},
+        {"target_modules", json::array{std::string(c.module).substr(std::string(c.module).rfind('.') + 1)}}};
+    const std::vector<TinyTensor> halves = {{base + ".lora_A.weight", {4, w->shape[1]}, 0},
+                                            {base + ".lora_B.weight", {w->shape[0], 4}, 0}};
+    const std::string folder = write_adapter(std::string("adapter-of-hybrid-") + c.golden, keys, halves, 3);
+    auto options = hybrid_options();
+    options.max_loras = 1;
+    RunnerFixture model(write_hybrid(golden, *config), options);
+    const auto loaded = model.adapters->load("a", folder);
+    INFO(c.golden << " " << c.module);
+    CHECK(loaded.ok() == (c.refusal == nullptr));
+    if (c.refusal == nullptr) continue;
+    CHECK(loaded.status().code() == oar::StatusCode::kUnimplemented);
+    CHECK_THAT(loaded.status().message(), Contains(c.refusal) && Contains(c.module));
+  }
+}
