@@ -87,7 +87,8 @@ double experts_read(const json::object& config, int64_t streams) {
     const json::value* v = config.if_contains(key);
     return v != nullptr && v->is_int64() ? static_cast<double>(v->get_int64()) : 0.0;
   };
-  const double experts = std::max(number("num_local_experts"), number("num_experts"));
+  const double experts =
+      std::max({number("num_local_experts"), number("num_experts"), number("n_routed_experts")});
   if (experts == 0) return 0;
   return 1 - std::pow(1 - number("num_experts_per_tok") / experts, static_cast<double>(streams));
 }

@@ -82,6 +82,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   OAR_RETURN_IF_ERROR(check_count("max_batch_tokens", o.max_batch_tokens));
   OAR_RETURN_IF_ERROR(check_count("max_sequences", o.max_sequences));
   OAR_RETURN_IF_ERROR(check_count("max_waiting", o.max_waiting));
+  OAR_RETURN_IF_ERROR(check_count("snapshot_tokens", o.snapshot_tokens));
   LanguageModelOptions out;
   out.threads = o.threads;
   out.resources.pool = shared_pool(o.threads);
@@ -93,6 +94,8 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.max_sequences > 0) out.max_sequences = o.max_sequences;
   if (o.max_waiting > 0) out.max_waiting = static_cast<size_t>(o.max_waiting);
   out.memory_bytes = o.memory_bytes;
+  if (o.state_snapshots != 0) out.state_snapshots = o.state_snapshots;
+  out.snapshot_tokens = o.snapshot_tokens;
   out.seed = o.seed;
   out.prefix_cache = o.no_prefix_cache == 0;
   out.deterministic = o.deterministic != 0;

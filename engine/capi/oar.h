@@ -169,6 +169,11 @@ typedef struct oar_model_options {
    * memory is taken at the load. 0: none, and nothing is slower. */
   int64_t max_loras;
   int64_t max_lora_rank; /* the largest rank of an adapter, 1 to 512; 0: 16 */
+  /* Of models with a recurrent state: bytes for states at which prompts are found again, within the cache's;
+   * 0: an eighth of it. And behind how many tokens one is kept, a multiple of 64, beside those at the ends of
+   * prompts and answers; 0: none. Both must be 0 for other models. */
+  uint64_t state_snapshots;
+  int64_t snapshot_tokens;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */

@@ -107,6 +107,11 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
     if (own.shape().rank() == 1 && ours.ends_with("shared_expert_gate.weight")) {
       OAR_ASSIGN(own, tensor.reshape({1, tensor.numel()}));
     }
+    // And what is one number a head, or a norm by groups of heads, has axes that it has not elsewhere.
+    const auto is = [&](const char* end) { return ours.ends_with(end); };
+    if (own.shape().rank() == 2 && (is(".A") || is(".D") || is(".norm.weight"))) {
+      OAR_ASSIGN(own, tensor.reshape({tensor.numel()}));
+    }
     if (!c.tensors.emplace(ours, std::move(own)).second) {
       return data_loss(
           cat(path.string(), ": two tensors mean ", show_name(ours), ", one of them is ", show_name(name)));

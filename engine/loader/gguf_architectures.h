@@ -115,6 +115,98 @@ inline constexpr Rename kLfm2Names[] = {{"token_embd_norm", "model.embedding_nor
                                         {"blk.N.ffn_up", "model.layers.N.feed_forward.w3"},
                                         {"blk.N.ffn_down", "model.layers.N.feed_forward.w2"}};
 
+// Of Mamba-2, under the prefixes that models give it. `ssm_a` is -exp(A_log) there.
+inline constexpr Rename kMamba2Names[] = {
+    {"token_embd", "backbone.embeddings"},
+    {"output_norm", "backbone.norm_f"},
+    {"blk.N.attn_norm", "backbone.layers.N.norm"},
+    {"blk.N.ssm_in", "backbone.layers.N.mixer.in_proj"},
+    {"blk.N.ssm_conv1d", "backbone.layers.N.mixer.conv1d"},
+    {"blk.N.ssm_dt", "backbone.layers.N.mixer.dt_bias"},
+    {"blk.N.ssm_a", "backbone.layers.N.mixer.A"},
+    {"blk.N.ssm_d", "backbone.layers.N.mixer.D"},
+    {"blk.N.ssm_norm", "backbone.layers.N.mixer.norm"},
+    {"blk.N.ssm_out", "backbone.layers.N.mixer.out_proj"},
+    // Nemotron H's other layers.
+    {"blk.N.attn_q", "backbone.layers.N.mixer.q_proj"},
+    {"blk.N.attn_k", "backbone.layers.N.mixer.k_proj"},
+    {"blk.N.attn_v", "backbone.layers.N.mixer.v_proj"},
+    {"blk.N.attn_output", "backbone.layers.N.mixer.o_proj"},
+    {"blk.N.ffn_up", "backbone.layers.N.mixer.up_proj"},
+    {"blk.N.ffn_down", "backbone.layers.N.mixer.down_proj"},
+    {"blk.N.ffn_gate_inp", "backbone.layers.N.mixer.gate"},
+    {"blk.N.exp_probs_b", "backbone.layers.N.mixer.gate.e_score_correction_bias"},
+    {"blk.N.ffn_up_exps", "backbone.layers.N.mixer.experts.up_proj"},
+    {"blk.N.ffn_down_exps", "backbone.layers.N.mixer.experts.down_proj"},
+    {"blk.N.ffn_up_shexp", "backbone.layers.N.mixer.shared_experts.up_proj"},
+    {"blk.N.ffn_down_shexp", "backbone.layers.N.mixer.shared_experts.down_proj"},
+    {"blk.N.ffn_latent_down", "backbone.layers.N.mixer.fc1_latent_proj"},
+    {"blk.N.ffn_latent_up", "backbone.layers.N.mixer.fc2_latent_proj"}};
+inline constexpr Rename kFalconH1Names[] = {{"output_norm", "model.final_layernorm"},
+                                            {"blk.N.ssm_in", "model.layers.N.mamba.in_proj"},
+                                            {"blk.N.ssm_conv1d", "model.layers.N.mamba.conv1d"},
+                                            {"blk.N.ssm_dt", "model.layers.N.mamba.dt_bias"},
+                                            {"blk.N.ssm_a", "model.layers.N.mamba.A"},
+                                            {"blk.N.ssm_d", "model.layers.N.mamba.D"},
+                                            {"blk.N.ssm_norm", "model.layers.N.mamba.norm"},
+                                            {"blk.N.ssm_out", "model.layers.N.mamba.out_proj"},
+                                            // Without an end there.
+                                            {"blk.N.ffn_norm", "model.layers.N.pre_ff_layernorm.weight"},
+                                            {"blk.N.ffn_gate", "model.layers.N.feed_forward.gate_proj"},
+                                            {"blk.N.ffn_up", "model.layers.N.feed_forward.up_proj"},
+                                            {"blk.N.ffn_down", "model.layers.N.feed_forward.down_proj"}};
+// What all share is a plain MLP where there are no experts, and has the names of one then.
+inline constexpr Rename kGraniteHybridNames[] = {
+    {"blk.N.ssm_in", "model.layers.N.mamba.in_proj"},
+    {"blk.N.ssm_conv1d", "model.layers.N.mamba.conv1d"},
+    {"blk.N.ssm_dt", "model.layers.N.mamba.dt_bias"},
+    {"blk.N.ssm_a", "model.layers.N.mamba.A"},
+    {"blk.N.ssm_d", "model.layers.N.mamba.D"},
+    {"blk.N.ssm_norm", "model.layers.N.mamba.norm"},
+    {"blk.N.ssm_out", "model.layers.N.mamba.out_proj"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.block_sparse_moe.router.layer"},
+    {"blk.N.ffn_gate_exps", "model.layers.N.block_sparse_moe.gate_proj"},
+    {"blk.N.ffn_up_exps", "model.layers.N.block_sparse_moe.up_proj"},
+    {"blk.N.ffn_down_exps", "model.layers.N.block_sparse_moe.down_proj"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.shared_mlp.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.shared_mlp.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.shared_mlp.output_linear"},
+    {"blk.N.ffn_gate", "model.layers.N.shared_mlp.gate_proj"},
+    {"blk.N.ffn_up", "model.layers.N.shared_mlp.up_proj"},
+    {"blk.N.ffn_down", "model.layers.N.shared_mlp.output_linear"}};
+inline constexpr Rename kDeltaNames[] = {
+    {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
+    {"blk.N.attn_qkv", "model.layers.N.linear_attn.in_proj_qkv"},
+    {"blk.N.attn_gate", "model.layers.N.linear_attn.in_proj_z"},
+    {"blk.N.ssm_in", "model.layers.N.linear_attn.in_proj_qkvz"},  // of older files
+    {"blk.N.ssm_ba", "model.layers.N.linear_attn.in_proj_ba"},
+    {"blk.N.ssm_beta", "model.layers.N.linear_attn.in_proj_b"},
+    {"blk.N.ssm_alpha", "model.layers.N.linear_attn.in_proj_a"},
+    {"blk.N.ssm_conv1d", "model.layers.N.linear_attn.conv1d"},
+    {"blk.N.ssm_dt", "model.layers.N.linear_attn.dt_bias"},
+    {"blk.N.ssm_a", "model.layers.N.linear_attn.A"},
+    {"blk.N.ssm_norm", "model.layers.N.linear_attn.norm"},
+    {"blk.N.ssm_out", "model.layers.N.linear_attn.out_proj"},
+    {"blk.N.ffn_gate_inp_shexp", "model.layers.N.mlp.shared_expert_gate"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_expert.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_expert.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_expert.down_proj"},
+    {"blk.N.ffn_gate_up_exps", "model.layers.N.mlp.experts.gate_up_proj"}};
+inline constexpr Rename kLatentNames[] = {
+    {"blk.N.attn_q_a", "model.layers.N.self_attn.q_a_proj"},
+    {"blk.N.attn_q_a_norm", "model.layers.N.self_attn.q_a_layernorm"},
+    {"blk.N.attn_q_b", "model.layers.N.self_attn.q_b_proj"},
+    {"blk.N.attn_kv_a_mqa", "model.layers.N.self_attn.kv_a_proj_with_mqa"},
+    {"blk.N.attn_kv_a_norm", "model.layers.N.self_attn.kv_a_layernorm"},
+    {"blk.N.attn_kv_b", "model.layers.N.self_attn.kv_b_proj"},  // of older files
+    {"blk.N.attn_k_b", "model.layers.N.self_attn.k_b_proj"},
+    {"blk.N.attn_v_b", "model.layers.N.self_attn.v_b_proj"},
+    {"blk.N.exp_probs_b", "model.layers.N.mlp.gate.e_score_correction_bias"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_experts.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_experts.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_experts.down_proj"},
+    {"blk.N.ffn_gate_up_exps", "model.layers.N.mlp.experts.gate_up_proj"}};
+
 // A number of the metadata that is a key of config.json; counts are integers.
 struct KeyName {
   std::string_view gguf, config;
@@ -145,6 +237,46 @@ inline constexpr KeyName kGlm4MoeKeys[] = {{"leading_dense_block_count", "first_
                                            {"expert_group_count", "n_group", true},
                                            {"expert_group_used_count", "topk_group", true},
                                            {"expert_weights_scale", "routed_scaling_factor"}};
+
+inline constexpr KeyName kMamba2Keys[] = {{"attention.layer_norm_rms_epsilon", "layer_norm_epsilon"},
+                                          {"ssm.conv_kernel", "conv_kernel", true},
+                                          {"ssm.state_size", "state_size", true},
+                                          {"ssm.time_step_rank", "num_heads", true},
+                                          {"ssm.group_count", "n_groups", true}};
+inline constexpr KeyName kNemotronHKeys[] = {
+    {"attention.layer_norm_rms_epsilon", "layer_norm_epsilon"},
+    {"ssm.conv_kernel", "conv_kernel", true},
+    {"ssm.state_size", "ssm_state_size", true},
+    {"ssm.time_step_rank", "mamba_num_heads", true},
+    {"ssm.group_count", "n_groups", true},
+    {"moe_latent_size", "moe_latent_size", true},
+    {"expert_shared_count", "n_shared_experts", true},
+    {"expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size", true},
+    {"expert_group_count", "n_group", true},
+    {"expert_group_used_count", "topk_group", true},
+    {"expert_weights_scale", "routed_scaling_factor"}};
+inline constexpr KeyName kFalconH1Keys[] = {{"ssm.conv_kernel", "mamba_d_conv", true},
+                                            {"ssm.state_size", "mamba_d_state", true},
+                                            {"ssm.time_step_rank", "mamba_n_heads", true},
+                                            {"ssm.group_count", "mamba_n_groups", true},
+                                            {"ssm.inner_size", "mamba_d_ssm", true}};
+inline constexpr KeyName kGraniteHybridKeys[] = {
+    {"attention.scale", "attention_multiplier"},
+    {"embedding_scale", "embedding_multiplier"},
+    {"residual_scale", "residual_multiplier"},
+    {"logit_scale", "logits_scaling"},
+    {"expert_shared_feed_forward_length", "shared_intermediate_size", true},
+    {"ssm.conv_kernel", "mamba_d_conv", true},
+    {"ssm.state_size", "mamba_d_state", true},
+    {"ssm.time_step_rank", "mamba_n_heads", true},
+    {"ssm.group_count", "mamba_n_groups", true}};
+inline constexpr KeyName kDeltaKeys[] = {
+    {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true},
+    {"full_attention_interval", "full_attention_interval", true},
+    {"ssm.conv_kernel", "linear_conv_kernel_dim", true},
+    {"ssm.state_size", "linear_key_head_dim", true},
+    {"ssm.group_count", "linear_num_key_heads", true},
+    {"ssm.time_step_rank", "linear_num_value_heads", true}};
 
 struct Architecture {
   std::string_view gguf;          // general.architecture
@@ -249,12 +381,40 @@ inline constexpr Architecture kArchitectures[] = {
      kGptOssNames,
      {},
      kBiased},
+    {"mamba2", "mamba2", "Mamba2ForCausalLM", "silu", false, false, kDecoderNames, kMamba2Names, kMamba2Keys,
+     R"({"use_conv_bias": true, "use_bias": true})"},
+    {"nemotron_h", "nemotron_h", "NemotronHForCausalLM", "silu", true, true, kDecoderNames, kMamba2Names,
+     kNemotronHKeys,
+     R"({"use_conv_bias": true, "use_bias": true, "mlp_bias": true, "mlp_hidden_act": "relu2"})"},
+    {"nemotron_h_moe", "nemotron_h", "NemotronHForCausalLM", "silu", true, true, kDecoderNames, kMamba2Names,
+     kNemotronHKeys,
+     R"({"use_conv_bias": true, "use_bias": true, "mlp_bias": true, "mlp_hidden_act": "relu2"})"},
+    {"falcon-h1", "falcon_h1", "FalconH1ForCausalLM", "silu", false, false, kDecoderNames, kFalconH1Names,
+     kFalconH1Keys,
+     R"({"attention_bias": true, "mlp_bias": true, "mamba_proj_bias": true, "projectors_bias": true,
+         "mamba_norm_before_gate": false, "multipliers_folded": true})"},
+    {"granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "silu", true, true, kDecoderNames,
+     kGraniteHybridNames, kGraniteHybridKeys, R"({"attention_bias": true, "mamba_proj_bias": true})"},
+    {"qwen3next", "qwen3_next", "Qwen3NextForCausalLM", "silu", false, true, kDecoderNames, kDeltaNames,
+     kDeltaKeys, R"({"attention_bias": true, "norm_weights_are_whole": true})"},
+    {"qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM", "silu", false, true, kDecoderNames, kDeltaNames,
+     kDeltaKeys,
+     R"({"attention_bias": true, "norm_weights_are_whole": true, "linear_value_heads_tiled": true})"},
+    {"qwen35moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "silu", false, true, kDecoderNames,
+     kDeltaNames, kDeltaKeys,
+     R"({"attention_bias": true, "norm_weights_are_whole": true, "linear_value_heads_tiled": true})"},
+    {"deepseek2", "deepseek_v2", "DeepseekV2ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames,
+     kGlm4MoeKeys, kBiased},
 };
 // GGUF files call these "llama" too and differ by what they contain.
 inline constexpr Architecture kMixtral = {"llama", "mixtral", "MixtralForCausalLM", "silu",
                                           true,    true,      kDecoderNames};
 inline constexpr Architecture kMistral = {"llama", "mistral", "MistralForCausalLM", "silu",
                                           true,    false,     kDecoderNames};
+// And this one "deepseek2", by its router.
+inline constexpr Architecture kDeepSeekV3 = {
+    "deepseek2",  "deepseek_v3", "DeepseekV3ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames,
+    kGlm4MoeKeys, kBiased};
 // And this one "olmo2".
 inline constexpr Architecture kOlmo3 = {"olmo2", "olmo3",       "Olmo3ForCausalLM", "silu", false,
                                         false,   kDecoderNames, kNormsBehind,       {},     kBiased};

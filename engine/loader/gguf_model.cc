@@ -2,192 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <set>
 #include <span>
 
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
 #include "engine/loader/gguf_architectures.h"
+#include "engine/loader/gguf_hybrid.h"
+#include "engine/loader/gguf_metadata_reader.h"
 
 namespace oar {
 namespace {
 
 using namespace gguf;
-
-// Keys that change what some architecture computes, and the value that changes nothing; NaN: none does here.
-struct Neutral {
-  std::string_view key;
-  double value;
-};
-constexpr Neutral kNeutral[] = {{"vocab_size", NAN},
-                                {"tensor_data_layout", NAN},
-                                {"rope.scaling.finetuned", NAN},
-                                {"rope.dimension_count", NAN},
-                                {"attention.causal", 1},
-                                {"attention.scale", 0},
-                                {"attention.clamp_kqv", 0},
-                                {"attention.max_alibi_bias", 0},
-                                {"attention.output_scale", 1},
-                                {"attention.temperature_scale", 0},
-                                {"attn_logit_softcapping", 0},
-                                {"final_logit_softcapping", 0},
-                                {"embedding_scale", 1},
-                                {"residual_scale", 1},
-                                {"logit_scale", 1},
-                                {"use_parallel_residual", 0},
-                                {"expert_count", 0},
-                                {"expert_used_count", 0},
-                                {"expert_shared_count", 0},
-                                {"expert_shared_feed_forward_length", 0},
-                                {"expert_weights_scale", 1},
-                                {"expert_weights_norm", 1},
-                                {"expert_gating_func", 1},
-                                {"leading_dense_block_count", 0},
-                                {"rope.scaling.yarn_ext_factor", 1},
-                                {"rope.scaling.yarn_log_multiplier", 0}};
-
-// Reads "<architecture>.<key>" values into config keys, keeping the first error.
-class MetadataReader {
- public:
-  MetadataReader(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
-
-  json::object config;
-  Status status = ok_status();
-
-  // A count: at most 2^31 - 1. Some files give one value per layer, which serves when all are equal.
-  std::optional<int64_t> count(std::string_view key) {
-    if (!status.ok()) return std::nullopt;
-    const std::string full = asked(key);
-    const auto at = file_.metadata.find(full);
-    if (at == file_.metadata.end()) return std::nullopt;
-    if (at->second.type == GgufType::kArray) return uniform_count(full);
-    const auto v = file_.get_uint(full);
-    if (!v.ok()) return fail(v.status());
-    if (**v > INT32_MAX)
-      return fail(data_loss(cat(file_.name, ": metadata ", full, " is ", **v, "; at most ", INT32_MAX)));
-    return static_cast<int64_t>(**v);
-  }
-  std::optional<double> number(std::string_view key) {
-    if (!status.ok()) return std::nullopt;
-    const auto v = file_.get_float(asked(key));
-    if (!v.ok()) return fail(v.status());
-    if (*v && !std::isfinite(**v)) {
-      return fail(data_loss(cat(file_.name, ": metadata ", prefix_, key, " is not a finite number")));
-    }
-    return *v;
-  }
-  std::optional<std::string> text(std::string_view key) {
-    if (!status.ok()) return std::nullopt;
-    auto v = file_.get_string(asked(key));
-    if (!v.ok()) return fail(v.status());
-    return *std::move(v);
-  }
-
-  // A count of each of `layers` layers, from one for all or a list.
-  std::vector<int64_t> counts(std::string_view key, int64_t layers) {
-    const std::string full = asked(key);
-    const auto at = file_.metadata.find(full);
-    if (at == file_.metadata.end() || !status.ok()) return {};
-    if (at->second.type != GgufType::kArray)
-      return std::vector<int64_t>(static_cast<size_t>(layers), count(key).value_or(0));
-    const auto values = file_.get_numbers(full, static_cast<uint64_t>(layers));
-    if (!values.ok()) return fail(values.status()), std::vector<int64_t>();
-    if (values->size() != static_cast<size_t>(layers)) {
-      fail(data_loss(
-          cat(file_.name, ": metadata ", full, " has ", values->size(), " entries for ", layers, " layers")));
-      return {};
-    }
-    std::vector<int64_t> out;
-    for (double v : *values) {
-      if (!(v >= 0 && v <= INT32_MAX) || v != std::floor(v)) {
-        fail(data_loss(cat(file_.name, ": metadata ", full, " holds ", v, ", which is no count")));
-        return {};
-      }
-      out.push_back(static_cast<int64_t>(v));
-    }
-    return out;
-  }
-
-  void put_count(std::string_view name, std::string_view key) {
-    if (const auto v = count(key)) config[name] = *v;
-  }
-  // Which layers have a window: every so manieth does not, or a list of flags by layer.
-  void put_window_pattern() {
-    const std::string key = asked("attention.sliding_window_pattern");
-    const auto at = file_.metadata.find(key);
-    if (at == file_.metadata.end() || !status.ok()) return;
-    if (at->second.type != GgufType::kArray)
-      return put_count("sliding_window_pattern", "attention.sliding_window_pattern");
-    constexpr uint64_t kMaxLayers = 1 << 16;
-    const auto flags = file_.get_numbers(key, kMaxLayers);
-    if (!flags.ok()) {
-      fail(flags.status());
-      return;
-    }
-    json::array types;
-    for (double f : *flags) types.push_back(f != 0 ? "sliding_attention" : "full_attention");
-    config["layer_types"] = std::move(types);
-  }
-  void put_number(std::string_view name, std::string_view key) {
-    if (const auto v = number(key)) config[name] = *v;
-  }
-
-  // Of the architecture's keys that nobody asked for: one of kNeutral must have the value that changes
-  // nothing, else UNIMPLEMENTED names it. The names of those that nobody knows, for the log.
-  Result<std::string> finish() const {
-    std::string unknown;
-    for (const auto& [full, value] : file_.metadata) {
-      if (!full.starts_with(prefix_) || asked_.contains(full)) continue;
-      const std::string_view key = std::string_view(full).substr(prefix_.size());
-      const auto* rule = std::ranges::find(kNeutral, key, &Neutral::key);
-      if (rule == std::end(kNeutral)) {
-        unknown += cat(unknown.empty() ? "" : ", ", show_name(full));
-        continue;
-      }
-      if (std::isnan(rule->value)) continue;
-      double v = 0;
-      if (value.type == GgufType::kBool) v = file_.get_bool(full)->value();
-      else {
-        OAR_ASSIGN(const auto number, file_.get_float(full));
-        v = *number;
-      }
-      if (v != rule->value) {
-        return unimplemented(cat(file_.name, ": metadata ", full, " is ", v,
-                                 ", which is not supported; expected ", rule->value));
-      }
-    }
-    return unknown;
-  }
-
- private:
-  std::string asked(std::string_view key) { return *asked_.insert(cat(prefix_, key)).first; }
-  std::nullopt_t fail(Status s) {
-    status = std::move(s);
-    return std::nullopt;
-  }
-  std::optional<int64_t> uniform_count(const std::string& key) {
-    constexpr uint64_t kMaxLayers = 1 << 16;
-    const auto values = file_.get_numbers(key, kMaxLayers);
-    if (!values.ok()) return fail(values.status());
-    if (values->empty()) return std::nullopt;
-    for (double v : *values) {
-      if (v != values->front()) {
-        return fail(unimplemented(cat(file_.name, ": metadata ", key, " differs between layers (",
-                                      values->front(), ", ", v, "), which is not supported")));
-      }
-    }
-    const double v = values->front();
-    if (!(v >= 0 && v <= INT32_MAX) || v != std::floor(v)) {
-      return fail(data_loss(cat(file_.name, ": metadata ", key, " holds ", v, ", which is no count")));
-    }
-    return static_cast<int64_t>(v);
-  }
-
-  const GgufFile& file_;
-  std::string prefix_;
-  std::set<std::string, std::less<>> asked_;
-};
 
 // The numbers of a tensor of rope factors.
 Result<json::value> factors_of(const GgufFile& file, const std::string& name) {
@@ -307,27 +133,6 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   return in.status;
 }
 
-// Layers without heads of keys and values have a convolution in their place.
-Status read_mixed(const GgufFile& file, MetadataReader& in) {
-  const json::value* layers = in.config.if_contains("num_hidden_layers");
-  if (!in.status.ok() || !layers) return in.status;
-  const int64_t n = layers->as_int64();
-  const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n);
-  OAR_RETURN_IF_ERROR(in.status);
-  if (kv_heads.empty()) return data_loss(cat(file.name, ": metadata attention.head_count_kv is missing"));
-  const int64_t most = *std::ranges::max_element(kv_heads);
-  json::array types;
-  for (const int64_t k : kv_heads) {
-    if (k != 0 && k != most)
-      return unimplemented(cat(file.name, ": metadata attention.head_count_kv has ", k, " beside ", most,
-                               ", which is not supported"));
-    types.push_back(k == 0 ? "conv" : "full_attention");
-  }
-  in.config["num_key_value_heads"] = std::max<int64_t>(most, 1);
-  in.config["layer_types"] = std::move(types);
-  return ok_status();
-}
-
 // Layers behind the last that draft tokens: not run here.
 void read_draft_layers(MetadataReader& in) {
   const auto drafts = in.count("nextn_predict_layers");
@@ -408,11 +213,13 @@ Status read_head_size(const GgufFile& file, MetadataReader& in) {
 
 std::string hugging_face_name(std::string_view architecture, std::string_view gguf_name) {
   const Architecture* arch = find_architecture(architecture);
-  const size_t dot = gguf_name.rfind('.');
+  size_t dot = gguf_name.rfind('.');
   if (!arch || dot == std::string_view::npos) return std::string(gguf_name);
-  const std::string_view suffix = gguf_name.substr(dot);  // ".weight", ".bias"
+  const bool of_layer = gguf_name.starts_with("blk.");
+  if (of_layer && gguf_name.find('.', 4) == dot) dot = gguf_name.size();  // "blk.3.ssm_a"
+  const std::string_view suffix = gguf_name.substr(dot);                  // ".weight", ".bias" or none
   std::string stem(gguf_name.substr(0, dot)), layer, expert;
-  if (stem.starts_with("blk.")) {
+  if (of_layer) {
     const size_t end = stem.find('.', 4);
     if (end == std::string::npos) return std::string(gguf_name);
     layer = stem.substr(4, end - 4);
@@ -434,7 +241,8 @@ std::string hugging_face_name(std::string_view architecture, std::string_view gg
       if (!layer.empty()) name.replace(name.find(".N.") + 1, 1, layer);
       if (whole) return name;
       if (!expert.empty()) name.insert(name.rfind('.'), "." + expert);
-      return name.ends_with("_bias") || name.ends_with(".sinks") ? name : name.append(suffix);
+      const bool ended = name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".weight");
+      return ended ? name : name.append(suffix);
     }
   }
   return std::string(gguf_name);
@@ -474,6 +282,7 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
     if (in.count("expert_count").value_or(0) > 0) arch = &kMixtral;
     else if (in.count("attention.sliding_window").value_or(0) > 0) arch = &kMistral;
   }
+  if (*name == "deepseek2" && scores_by_sigmoid(file, in)) arch = &kDeepSeekV3;
   if (*name == "olmo2" && in.count("attention.sliding_window").value_or(0) > 0) arch = &kOlmo3;
   c["model_type"] = arch ? arch->model_type : std::string_view(*name);
   if (arch) {
@@ -486,14 +295,17 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
       key.count ? in.put_count(key.config, key.gguf) : in.put_number(key.config, key.gguf);
   }
   const bool layered = arch && arch->model_type == "gemma4_text";
-  const bool mixed = arch && arch->model_type == "lfm2";
+  const bool mixed = arch && has_layer_lists(*arch), latent = arch && has_latent(*arch);
   in.put_count("hidden_size", "embedding_length");
   in.put_count("num_attention_heads", "attention.head_count");
   if (!layered) {
     in.put_count("num_hidden_layers", "block_count");
-    in.put_count("intermediate_size", "feed_forward_length");
-    if (mixed) OAR_RETURN_IF_ERROR(read_mixed(file, in));
-    else in.put_count("num_key_value_heads", "attention.head_count_kv");
+    if (mixed) {
+      OAR_RETURN_IF_ERROR(read_layer_lists(file, *arch, in));
+    } else {
+      in.put_count("intermediate_size", "feed_forward_length");
+      in.put_count("num_key_value_heads", "attention.head_count_kv");
+    }
   }
   if (!layered && !c.contains("num_key_value_heads") && c.contains("num_attention_heads")) {
     c["num_key_value_heads"] = json::value(c["num_attention_heads"]);
@@ -505,15 +317,22 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   in.put_number("rms_norm_eps", "attention.layer_norm_rms_epsilon");
   c["rope_theta"] = in.number("rope.freq_base").value_or(10000.0);  // the format's default
   read_experts(in, arch);
-  OAR_RETURN_IF_ERROR(read_head_size(file, in));
+  if (latent) OAR_RETURN_IF_ERROR(read_latent_sizes(file, in));
+  else OAR_RETURN_IF_ERROR(read_head_size(file, in));
+  if (arch) OAR_RETURN_IF_ERROR(read_scan_sizes(file, *arch, in));
   if (layered) OAR_RETURN_IF_ERROR(read_layered(file, in));
   OAR_RETURN_IF_ERROR(read_rope_scaling(file, in));
+  if (latent) read_latent_yarn(in);
   if (arch && arch->model_type.starts_with("gemma") && !layered) scale_queries(in.config);
   if (arch && arch->model_type == "exaone4" && !c.contains("sliding_window")) c["sliding_window"] = nullptr;
   if (arch && arch->model_type == "glm4_moe") {
     c["use_qk_norm"] = file.tensors.contains("blk.0.attn_q_norm.weight");
     OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 2, "sigmoid"));
   }
+  if (arch && arch->model_type == "deepseek_v2")
+    OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 1, "softmax"));
+  if (arch && arch->gguf == "nemotron_h_moe")
+    OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 2, "sigmoid"));
   if (arch && arch->model_type == "gpt_oss") {
     // Its YaRN does not round the dims between which it blends, and no key of a file says so.
     if (json::value* rope = c.if_contains("rope_scaling")) rope->as_object()["truncate"] = false;

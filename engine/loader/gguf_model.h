@@ -29,6 +29,12 @@ Status gguf_sampling(const GgufFile& file, json::object& generation, std::vector
 //   linear_out_in      true for GPT-2: its linear weights are [out, in] here, [in, out] at Hugging Face
 //   rope_scaling       may have rope_type "freq_factors" with `factors`, D/2 numbers: llama.cpp's form of the
 //                      llama3 scaling, which divides each inverse frequency by its factor
+//   norm_weights_are_whole     of Gemma and Qwen: weights of norms have the 1 that is added elsewhere
+//   linear_value_heads_tiled   of Qwen 3.5: the first value head of every key head comes first, then the
+//                              second of every one, in all that has rows or columns by value head
+//   multipliers_folded         of Falcon H1: its matrices have their multipliers in them
+// Instead of `A_log` there is `A`, -exp(A_log), a number a head; of heads over a latent k_b_proj and v_b_proj
+// instead of kv_b_proj.
 // An architecture without a row of its own keeps its GGUF name as model_type and its GGUF tensor names: it
 // can be inspected, and engine/models says that it cannot be run. A key that changes the computation and is
 // not read is UNIMPLEMENTED by name; names that nobody knows are appended to `notices`.

@@ -1,7 +1,8 @@
 // DeepSeek V2 (https://arxiv.org/abs/2405.04434), V3 and R1 (https://arxiv.org/abs/2412.19437), Kimi K2 (V3
-// with other sizes, https://arxiv.org/abs/2507.20534) and GLM-4.7-Flash: attention over a latent, and behind
-// the first dense layers a mixture with experts that all share. V2's router is a softmax; that of the others
-// is a sigmoid with a correction that decides the choice alone.
+// with other sizes, https://arxiv.org/abs/2507.20534), Mistral 4 and GLM-4.7-Flash: attention over a latent,
+// and behind the first dense layers a mixture with experts that all share. The router of V2 and of Mistral 4,
+// whose queries sharpen by their position, is a softmax; that of the others is a sigmoid with a correction
+// that decides the choice alone.
 //
 //   x += attention(rms_norm(x));  x += experts(rms_norm(x)) + shared(rms_norm(x))
 #include <algorithm>
@@ -15,9 +16,13 @@ namespace {
 constexpr DecoderDefaults kV2 = {.ffn = 11008, .max_context = 2048};
 constexpr DecoderDefaults kV3 = {.ffn = 18432, .max_context = 4096};
 constexpr DecoderDefaults kGlmLite = {.ffn = 10240, .max_context = 202752, .norm_eps = 1e-5};
+constexpr DecoderDefaults kMistral4 = {
+    .ffn = 12288, .max_context = 1 << 20, .vocab = 131072, .width = 4096, .layers = 36, .heads = 32};
 constexpr LatentShape kDeepSeekLatent = {
     .rank = 512, .query_rank = 1536, .nope = 128, .rope = 64, .value = 128};
 constexpr LatentShape kGlmLatent = {.rank = 512, .query_rank = 768, .nope = 192, .rope = 64, .value = 256};
+constexpr LatentShape kMistral4Latent = {
+    .rank = 256, .query_rank = 1024, .nope = 64, .rope = 64, .value = 128};
 
 // Must be `value` where it is there.
 Status expect_text(ConfigReader& r, const char* key, const char* value) {
@@ -99,6 +104,18 @@ Status read_glm4_moe_lite(ConfigReader& r, ModelConfig& c) {
   return ok_status();
 }
 
+Status read_mistral4(ConfigReader& r, ModelConfig& c) {
+  c.rope_interleaved = true;
+  OAR_RETURN_IF_ERROR(read_decoder(r, kMistral4, c));
+  if (c.rope.scaling.empty())
+    return invalid_argument("config.json has no 'rope_parameters', which mistral4 needs");
+  ConfigReader rope(c.rope.scaling);
+  OAR_ASSIGN(c.position_beta, rope.number({"llama_4_scaling_beta"}, 0));
+  OAR_ASSIGN(c.position_period, positive(rope, "original_max_position_embeddings", 8192));
+  OAR_RETURN_IF_ERROR(read_latent(r, kMistral4Latent, c));
+  return read_deepseek_experts(r, {.count = 128, .per_token = 4, .ffn = 2048, .normalize = true}, 0, 1, c);
+}
+
 Val deepseek_mlp(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
   if (b.c.dense_layer[static_cast<size_t>(n)]) return b.gated_mlp(x, p);
   const bool corrected = b.c.route.score == "sigmoid";
@@ -122,6 +139,7 @@ Val deepseek_hidden(ModelBuilder& b) {
 extern const Architecture architecture_deepseek_v2 = {"deepseek_v2", read_v2, deepseek_hidden};
 extern const Architecture architecture_deepseek_v3 = {"deepseek_v3", read_v3, deepseek_hidden};
 extern const Architecture architecture_kimi_k2 = {"kimi_k2", read_v3, deepseek_hidden};
+extern const Architecture architecture_mistral4 = {"mistral4", read_mistral4, deepseek_hidden};
 extern const Architecture architecture_glm4_moe_lite = {"glm4_moe_lite", read_glm4_moe_lite, deepseek_hidden};
 
 }  // namespace oar

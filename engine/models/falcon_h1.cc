@@ -37,6 +37,7 @@ Status read_numbers(ConfigReader& r, const char* key, std::span<double> out) {
 
 Status read_falcon_h1(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_decoder(r, kFalconH1, c));
+  OAR_ASSIGN(c.folded, r.boolean("multipliers_folded", false));  // GGUF's are
   OAR_RETURN_IF_ERROR(read_mamba(r, kFalconMamba, c));
   OAR_ASSIGN(c.mlp_bias, r.boolean("mlp_bias", false));
   OAR_ASSIGN(c.mamba.output_bias, r.boolean("projectors_bias", false));

@@ -41,9 +41,11 @@ Status read_granitemoehybrid(ConfigReader& r, ModelConfig& c) {
 }
 
 Val shared_mlp(ModelBuilder& b, Val x, const std::string& p) {
+  const auto fed = [&](Val gate, Val up) { return b.linear(b.gated(gate, up), p + "output_linear", false); };
+  if (b.has(p + "gate_proj.weight"))  // GGUF's
+    return fed(b.linear(x, p + "gate_proj", false), b.linear(x, p + "up_proj", false));
   const Val both = b.linear(x, p + "input_linear", false);  // (T, 2 F)
-  return b.linear(b.gated(b.slice(both, 0, b.c.ffn), b.slice(both, b.c.ffn, 2 * b.c.ffn)),
-                  p + "output_linear", false);
+  return fed(b.slice(both, 0, b.c.ffn), b.slice(both, b.c.ffn, 2 * b.c.ffn));
 }
 
 Val granitemoehybrid_hidden(ModelBuilder& b) {

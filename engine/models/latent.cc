@@ -107,6 +107,7 @@ Val ModelBuilder::latent_attention(Val x, const std::string& p, int64_t layer) {
   const Val turning = split_heads(slice(kv, s.rank, s.rank + s.rope), 1, s.rope);
   const Val k = joined(split_heads(latent, 1, s.rank), rope(turning, layer));
   q = joined(latent_heads(q, p, true), rope(slice(q, s.nope, s.nope + s.rope), layer));
+  if (c.position_beta != 0) q = op("mul", {q, position_scale()});
   return linear(merge_heads(latent_heads(attention(q, k, {}, layer), p, false)), p + "o_proj", c.output_bias);
 }
 

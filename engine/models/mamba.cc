@@ -129,6 +129,12 @@ Val numbers(ModelBuilder& b, const char* name, const Shape& shape, const std::ve
 }
 }  // namespace
 
+Val ModelBuilder::decay_rate(const std::string& p) {
+  if (has(p + "A")) return weight(p + "A", {c.scan.heads});
+  // The number comes first: what is made of a tensor is no tensor of the file.
+  return op("mul", {scalar(-1), op("exp", {weight(p + "A_log", {c.scan.heads})})});
+}
+
 Val ModelBuilder::mamba(Val u, const std::string& p) {
   const ScanConfig& s = c.scan;
   const MambaConfig& m = c.mamba;
@@ -151,8 +157,7 @@ Val ModelBuilder::mamba(Val u, const std::string& p) {
   Val step = op("softplus", {add(dt, weight(p + "dt_bias", {s.heads}))});
   if (m.least_step > 0) step = op("max", {step, scalar(m.least_step)});
   if (std::isfinite(m.most_step)) step = op("min", {step, scalar(m.most_step)});
-  // Numbers come first: what is made of a tensor is no tensor of the file.
-  const Val rate = op("mul", {scalar(-1), op("exp", {weight(p + "A_log", {s.heads})})});
+  const Val rate = decay_rate(p);
   // D is spread over its head's columns once, at load: in a step a product along two axes would have no
   // kernel.
   const Val ones =

@@ -35,7 +35,8 @@ struct HeadShape {
 
 // Layers that keep a matrix of each head instead of keys and values: the op state_scan.
 struct ScanConfig {
-  int64_t key_heads = 0, heads = 0;    // Hk, Hv
+  int64_t key_heads = 0, heads = 0;  // Hk, Hv
+  bool tiled = false;                // by the file alone: value head h reads key head h mod Hk, not h Hk / Hv
   int64_t key_dim = 0, value_dim = 0;  // Dk, Dv
 };
 
@@ -112,7 +113,8 @@ struct ModelConfig {
   LatentShape latent;                     // rank 0: keys and values are kept; else kv_heads 1
   bool rope_interleaved = false;
   bool paired_rows =
-      false;  // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
+      false;            // by the file alone: rows of q and k are not in the checkpoint's order (gguf_model.h)
+  bool folded = false;  // by the file alone: matrices have their multipliers in them
   std::vector<bool> rotated;     // by layer; empty: all
   std::vector<int64_t> windows;  // by layer; 0: full attention
   std::vector<bool> recurrent;   // by layer; empty: none. Such layers have a recurrent state and no attention
@@ -219,6 +221,8 @@ class ModelBuilder : public Builder {
   Val self_attention(Val x, const std::string& prefix, int64_t layer);
   // `name`.weight (C, 1, L), or (C, L), over the last L rows of x (T, C); `biased`: with `name`.bias.
   Val causal_conv(Val x, const std::string& name, int64_t channels, int64_t kernel, bool biased);
+  // How a state decays, a number a head: -exp of <prefix>A_log, or <prefix>A, which is that. (Hv)
+  Val decay_rate(const std::string& prefix);
   // A layer of Mamba-2: its rows as the config's `scan` and `mamba` say.
   Val mamba(Val x, const std::string& prefix);
   // Attention over a latent.

@@ -39,8 +39,10 @@ constexpr DecoderDefaults kQwen35Moe = {.ffn = 512,
 
 Status read_hybrid(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   c.head_norms = HeadNorms::kEach;
-  c.norm_offset = 1;
   OAR_RETURN_IF_ERROR(read_decoder(r, d, c));
+  OAR_ASSIGN(const bool added, r.boolean("norm_weights_are_whole", false));  // GGUF's are
+  c.norm_offset = added ? 0 : 1;
+  OAR_ASSIGN(c.scan.tiled, r.boolean("linear_value_heads_tiled", false));
   OAR_RETURN_IF_ERROR(read_scanned(r, "linear_attention", 4, c));
   OAR_ASSIGN(c.conv_kernel, r.integer({"linear_conv_kernel_dim"}, 1, 64, 4));
   OAR_ASSIGN(c.scan.key_dim, r.integer({"linear_key_head_dim"}, 1, 1 << 12, 128));
@@ -100,21 +102,23 @@ struct Projected {
 };
 
 Projected project(ModelBuilder& b, Val x, const std::string& p) {
-  if (b.has(p + "in_proj_qkv.weight")) {
-    const auto make = [&](const char* name) { return b.linear(x, p + name, false); };
-    return {make("in_proj_qkv"), make("in_proj_z"), make("in_proj_b"), make("in_proj_a")};
-  }
   // By key head: q, k, the values and gates of its value heads; then their b and a.
   const ScanConfig& s = b.c.scan;
   const int64_t per = s.heads / s.key_heads, D = s.key_dim, V = per * s.value_dim;
-  const Val all = b.split_heads(b.linear(x, p + "in_proj_qkvz", false), s.key_heads, 2 * D + 2 * V);
-  const Val ba = b.split_heads(b.linear(x, p + "in_proj_ba", false), s.key_heads, 2 * per);
+  const auto make = [&](const char* name) { return b.linear(x, p + name, false); };
   const auto part = [&](Val from, int64_t begin, int64_t end) {
     return b.merge_heads(b.slice(from, begin, end));
   };
+  const bool apart = b.has(p + "in_proj_qkv.weight");
+  if (apart && b.has(p + "in_proj_b.weight"))
+    return {make("in_proj_qkv"), make("in_proj_z"), make("in_proj_b"), make("in_proj_a")};
+  const Val ba = b.split_heads(make("in_proj_ba"), s.key_heads, 2 * per);
+  const Val gates = part(ba, 0, per), steps = part(ba, per, 2 * per);
+  if (apart) return {make("in_proj_qkv"), make("in_proj_z"), gates, steps};
+  const Val all = b.split_heads(make("in_proj_qkvz"), s.key_heads, 2 * D + 2 * V);
   const Val qkv = b.op("concat", {part(all, 0, D), part(all, D, 2 * D), part(all, 2 * D, 2 * D + V)},
                        {{"axis", int64_t{1}}});
-  return {qkv, part(all, 2 * D + V, 2 * D + 2 * V), part(ba, 0, per), part(ba, per, 2 * per)};
+  return {qkv, part(all, 2 * D + V, 2 * D + 2 * V), gates, steps};
 }
 
 Val delta_rule(ModelBuilder& b, Val x, const std::string& p) {
@@ -130,13 +134,18 @@ Val delta_rule(ModelBuilder& b, Val x, const std::string& p) {
     const auto D = static_cast<double>(s.key_dim);
     return b.op("rms_norm", {v, b.filled(s.key_dim, by / std::sqrt(D))}, {{"epsilon", 1e-6 / D}});
   };
-  const Val q = unit(heads(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim)));
-  const Val k = unit(heads(K, 2 * K, s.key_heads, s.key_dim), 1);
+  // Where value heads are tiled over key heads, those are repeated, so that each has its own.
+  const auto tiled = [&](Val v) {
+    if (!s.tiled || s.heads == s.key_heads) return v;
+    return b.op("concat", std::vector<Val>(static_cast<size_t>(s.heads / s.key_heads), v),
+                {{"axis", int64_t{1}}});
+  };
+  const Val q =
+      tiled(unit(heads(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim))));
+  const Val k = tiled(unit(heads(K, 2 * K, s.key_heads, s.key_dim), 1));
   const Val v = heads(2 * K, 2 * K + V, s.heads, s.value_dim);
-  // -exp(A_log). The number comes first: what is made of it is no tensor of the file.
-  const Val rate = b.op("mul", {b.scalar(-1), b.op("exp", {b.weight(p + "A_log", {s.heads})})});
   const Val steps = b.op("softplus", {b.add(in.a, b.weight(p + "dt_bias", {s.heads}))});
-  const Val g = b.op("mul", {steps, rate}), beta = b.op("sigmoid", {in.b});
+  const Val g = b.op("mul", {steps, b.decay_rate(p)}), beta = b.op("sigmoid", {in.b});
   const Val read = b.op("state_scan", {q, k, v, g, beta, b.in.segments}, {{"delta", int64_t{1}}});
   const Val normed = b.merge_heads(b.rms_norm(read, b.weight(p + "norm.weight", {s.value_dim})));
   return b.linear(b.gated(in.z, normed), p + "out_proj", false);

@@ -86,10 +86,16 @@ Status check_adapters(const LanguageModelOptions& options) {
   return ok_status();
 }
 
-// Adapters have the rows of queries and keys as at Hugging Face; the file may not.
+// Adapters have the rows of queries and keys as at Hugging Face; the file may not. Nor may its value heads,
+// or its matrices be those that an adapter adds to: then it is refused.
 void follow_file(const ModelConfig& config, std::vector<AdapterSite>& sites) {
-  if (!config.paired_rows) return;
   for (AdapterSite& site : sites) {
+    if (config.folded)
+      site.basis.refusal = "the file's matrices have their multipliers in them; take the checkpoint's";
+    const bool tiled = config.scan.tiled && config.scan.heads != config.scan.key_heads;
+    if (tiled && site.weight.find(".linear_attn.") != site.weight.npos)
+      site.basis.refusal = "the file has value heads in another order; take the checkpoint's";
+    if (!config.paired_rows) continue;
     const bool paired = site.weight.ends_with(".q_proj.weight") || site.weight.ends_with(".k_proj.weight");
     if (paired) pair_rows(site.basis, site.outputs, config.head_dim);
   }

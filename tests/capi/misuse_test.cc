@@ -255,6 +255,23 @@ TEST_CASE("values out of range are refused by name") {
   CHECK(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_RESOURCE_EXHAUSTED);
 }
 
+TEST_CASE("snapshots of recurrent states are refused by name where a model has none, and out of range") {
+  const auto check = [](const char* param, uint64_t bytes, int64_t tokens) {
+    oar_model_options o = small_options();
+    o.state_snapshots = bytes;
+    o.snapshot_tokens = tokens;
+    oar_model m = 1;
+    INFO(param << " " << bytes << " " << tokens);
+    CHECK(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_INVALID_ARGUMENT);
+    CHECK(std::string(oar_last_error_param()) == param);
+    CHECK(m == 0);
+  };
+  check("state_snapshots", 1 << 20, 0);
+  check("snapshot_tokens", 0, 64);
+  check("snapshot_tokens", 0, 65);
+  check("snapshot_tokens", 0, -64);
+}
+
 TEST_CASE("models of a process share its threads") {
   const auto threads = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");

@@ -165,11 +165,20 @@ LATENT = {
     "rope_scaling": [None, LATENT_YARN, {**LATENT_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}, {**LATENT_YARN, "mscale_all_dim": 2.0},
                      {**LATENT_YARN, "mscale": 2.0}, {"type": "linear", "factor": 2.0}],
     "num_experts_per_tok": [1, 3], "num_experts": [], "num_local_experts": [], "topk_method": [], "mlp_layer_types": []}
+MISTRAL4_YARN = {"type": "yarn", "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                 "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
+TOGETHER["mistral4"] = [
+    {"qk_nope_head_dim": 8, "rope_parameters": {**MISTRAL4_YARN, "partial_rotary_factor": 0.5}},
+    {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "rope_parameters": {**MISTRAL4_YARN, "partial_rotary_factor": 0.5}}]
 OWN |= {
     "deepseek_v2": {**LATENT, "n_group": [], "topk_group": [], "norm_topk_prob": [False, ABSENT], "topk_method": ["greedy", ABSENT]},
     "deepseek_v3": LATENT,
     "glm4_moe_lite": {**LATENT, "n_group": [], "topk_group": [], "first_k_dense_replace": [],
                       "mlp_layer_types": [["sparse", "dense", "sparse", "dense"], None]},
+    # Sizes of heads change with the part that rotates: TOGETHER.
+    "mistral4": {**LATENT, "qk_nope_head_dim": [], "qk_rope_head_dim": [], "rope_scaling": [],
+                 "norm_topk_prob": [False, True, ABSENT], "first_k_dense_replace": [], "rope_parameters": [
+        MISTRAL4_YARN, {**MISTRAL4_YARN, "llama_4_scaling_beta": 0.5}, {**MISTRAL4_YARN, "mscale_all_dim": 2.0}]},
     "minicpm3": {**LATENT, "rope_scaling": [None, {"type": "linear", "factor": 2.0}], "v_head_dim": [24, None],
                  "scale_emb": [3, ABSENT], "scale_depth": [2.0, None, ABSENT], "dim_model_base": [32, None, ABSENT]},
 }
@@ -201,7 +210,7 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 # Those that keep their rope scaling and their layers: it is what they are.
 ZOO = ("gemma4-e2b", "gemma4-12b", "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense",
        "ministral3", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe",
-       "minimax-m2", "gpt-oss", "llama4", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3")
+       "minimax-m2", "gpt-oss", "llama4", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3")
 
 
 def key_names(config_class) -> list[str]:

@@ -403,6 +403,15 @@ MODELS |= {
         n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2, num_nextn_predict_layers=1,
         partial_rotary_factor=1.0, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=1000000, routed_scaling_factor=1.8,
         topk_group=1, topk_method="noaux_tc").items()},
+    # Mistral-Small-4-119B-2603, text_config
+    "mistral4": latent(
+        "mistral4", "Mistral4ForCausalLM", first_k_dense_replace=0, head_dim=24, moe_intermediate_size=48, n_group=1,
+        n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2, output_router_logits=False,
+        pretraining_tp=1, qk_head_dim=24, rope_interleave=True, rope_parameters={
+            "type": "yarn", "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16,
+            "max_position_embeddings": 256, "partial_rotary_factor": 1 / 3},
+        routed_scaling_factor=1.0, topk_group=1),
     # MiniCPM3-4B
     "minicpm3": latent(
         "minicpm3", "MiniCPM3ForCausalLM", dim_model_base=16, rms_norm_eps=1e-5, scale_depth=1.4, scale_emb=12,
@@ -418,9 +427,16 @@ MODELS["gpt-oss-mxfp4"] = {**MODELS["gpt-oss"], "quantization_config": {
     "quant_method": "mxfp4"}}
 
 
+def class_of(folder: Path):
+    """What reads the folder: a class by its name where no AutoModel knows the type."""
+    config = json.loads((folder / "config.json").read_text())
+    return transformers.Mistral4ForCausalLM if config["model_type"] == "mistral4" else AutoModelForCausalLM
+
+
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes as a checkpoint has them, which are not always those of the module in memory (fused experts)."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    config, kind = AutoConfig.from_pretrained(folder), class_of(folder)
+    model = kind.from_config(config) if kind is AutoModelForCausalLM else kind(config)
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         with safe_open(f"{saved}/model.safetensors", "pt") as f:
@@ -430,7 +446,7 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def load(folder: Path, weights: dict[str, np.ndarray]) -> torch.nn.Module:
     """Through the ordinary loading path, which must use every tensor and miss none (but a tied head)."""
     save_file({n: torch.from_numpy(w) for n, w in weights.items()}, str(folder / "model.safetensors"), {"format": "pt"})
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+    model, info = class_of(folder).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
                                                        experts_implementation="eager", output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not info[problem], (problem, info[problem])

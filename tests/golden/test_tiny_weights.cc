@@ -72,7 +72,7 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     // And leaves the same model: a state keeps the roundings of the rows before, and a choice of experts by a
     // few thousandths of a score becomes another.
     const bool sways = name.starts_with("qwen3_5") || name == "qwen3-next" || name == "deepseek-v3" ||
-                       name == "glm4-moe-lite";
+                       name == "glm4-moe-lite" || name == "mistral4";
     REQUIRE(largest < (sways ? 2.0 : 1.0));
     const auto row = [&](size_t t) {
       return std::vector(g.logits_f32.begin() + t * g.vocab, g.logits_f32.begin() + (t + 1) * g.vocab);
@@ -83,8 +83,9 @@ TEST_CASE("goldens: logits are finite, vary by position, and differ between dtyp
     const auto is = [&](std::string_view one) { return name == one; };
     constexpr std::string_view kScored[] = {"glm4-moe",       "ernie4_5-moe", "minimax-m2",   "llama4",
                                             "gemma4-26b-a4b", "deepseek-v3",  "glm4-moe-lite"},
-                               kRouted[] = {"qwen2-moe",   "qwen3-moe",  "mixtral",     "gpt-oss",
-                                            "deepseek-v2", "qwen3-next", "qwen3_5-moe", "granitemoehybrid"};
+                               kRouted[] = {"qwen2-moe",   "qwen3-moe",        "mixtral",
+                                            "gpt-oss",     "deepseek-v2",      "qwen3-next",
+                                            "qwen3_5-moe", "granitemoehybrid", "mistral4"};
     const bool scored = std::any_of(std::begin(kScored), std::end(kScored), is);
     const bool routed = scored || std::any_of(std::begin(kRouted), std::end(kRouted), is);
     REQUIRE(g.router_margin_f32.has_value() == routed);

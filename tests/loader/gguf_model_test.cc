@@ -189,6 +189,80 @@ TEST_CASE("gguf config: a key that changes the computation and is not read is re
   CHECK_THAT(notices[0], Contains("llama.unheard_of"));
 }
 
+TEST_CASE("gguf names: what Mamba-2's files have without an end") {
+  CHECK(hugging_face_name("mamba2", "blk.3.ssm_a") == "backbone.layers.3.mixer.A");
+  CHECK(hugging_face_name("mamba2", "blk.3.ssm_dt.bias") == "backbone.layers.3.mixer.dt_bias");
+  CHECK(hugging_face_name("falcon-h1", "blk.3.ffn_norm") == "model.layers.3.pre_ff_layernorm.weight");
+  CHECK(hugging_face_name("falcon-h1", "blk.3.ffn_norm.weight") == "model.layers.3.pre_ff_layernorm.weight");
+  CHECK(hugging_face_name("llama", "blk.3.ssm_a") == "blk.3.ssm_a");
+}
+
+TEST_CASE("gguf config: kinds of layers are read from lists, and refused where they mean none") {
+  const auto lists = [](const char* arch, std::vector<int32_t> kv_heads, std::vector<int32_t> ffn) {
+    const std::string p = std::string(arch) + ".";
+    GgufBuilder b;
+    b.str("general.architecture", arch).u32(p + "embedding_length", 8).u32(p + "block_count", 4);
+    b.u32(p + "attention.head_count", 2).u32(p + "ssm.inner_size", 16).u32(p + "ssm.time_step_rank", 4);
+    b.array(p + "attention.head_count_kv", GgufType::kI32, kv_heads);
+    return b.array(p + "feed_forward_length", GgufType::kI32, ffn);
+  };
+  const auto c = config_of(lists("nemotron_h", {0, 2, 0, 0}, {0, 0, 24, 0}));
+  REQUIRE_OK(c);
+  CHECK(c->at("layer_types") == json::array{"linear_attention", "full_attention", "mlp", "linear_attention"});
+  CHECK(c->at("num_key_value_heads") == 2);
+  CHECK(c->at("mamba_head_dim") == 4);
+  // A layer behind the last, for drafts, is none.
+  const auto drafts =
+      config_of(lists("nemotron_h", {0, 2, 0, 2}, {0, 0, 24, 0}).u32("nemotron_h.nextn_predict_layers", 1));
+  REQUIRE_OK(drafts);
+  CHECK(drafts->at("layer_types").as_array().size() == 3);
+  CHECK(drafts->at("num_hidden_layers") == 3);
+  const auto error = [&](auto... v) { return config_of(lists(v...)).status().message(); };
+  using List = std::vector<int32_t>;
+  CHECK_THAT(error("granitehybrid", List{0, 2, 4, 0}, List{24, 24, 24, 24}),
+             Contains("attention.head_count_kv has 4 beside 2"));
+  CHECK_THAT(error("nemotron_h", List{0, 2, 0}, List{0, 0, 24, 0}), Contains("3 entries for 4 layers"));
+  CHECK_THAT(error("nemotron_h", List{0, 2, 0, 0}, List{0, 24, 24, 0}), Contains("layer 1 has both"));
+  GgufBuilder endless;
+  endless.str("general.architecture", "lfm2").u32("lfm2.block_count", INT32_MAX);
+  endless.u32("lfm2.attention.head_count_kv", 2);
+  CHECK_THAT(config_of(endless).status().message(), Contains("block_count is 2147483647; at most 65536"));
+  GgufBuilder uneven;
+  uneven.str("general.architecture", "mamba2").u32("mamba2.block_count", 1);
+  uneven.u32("mamba2.ssm.inner_size", 10).u32("mamba2.ssm.time_step_rank", 4);
+  CHECK_THAT(config_of(uneven).status().message(), Contains("ssm.inner_size 10 is no multiple"));
+}
+
+TEST_CASE("gguf config: deepseek2 is V2 or V3 by its router, in both forms of its lengths") {
+  const auto latent = [] {
+    GgufBuilder b = small("deepseek2");
+    return b.u32("deepseek2.attention.kv_lora_rank", 32).u32("deepseek2.rope.dimension_count", 8);
+  };
+  const auto newer = [&] {
+    GgufBuilder b = latent();
+    b.u32("deepseek2.attention.key_length", 40).u32("deepseek2.attention.value_length", 32);
+    return b.u32("deepseek2.attention.key_length_mla", 24).u32("deepseek2.attention.value_length_mla", 20);
+  };
+  const auto v2 = config_of(newer());
+  REQUIRE_OK(v2);
+  CHECK(v2->at("model_type") == "deepseek_v2");
+  CHECK(v2->at("q_lora_rank").is_null());
+  for (const auto& c : {*v2, *config_of(latent()
+                                            .u32("deepseek2.attention.key_length", 24)
+                                            .u32("deepseek2.attention.value_length", 20))}) {
+    CHECK(c.at("qk_nope_head_dim") == 16);
+    CHECK(c.at("qk_rope_head_dim") == 8);
+    CHECK(c.at("v_head_dim") == 20);
+  }
+  CHECK(config_of(newer().u32("deepseek2.expert_gating_func", 2))->at("model_type") == "deepseek_v3");
+  const auto corrected = newer().tensor("blk.1.exp_probs_b.bias", {2}, 0, floats({1, 8}));
+  CHECK(config_of(corrected)->at("model_type") == "deepseek_v3");
+  CHECK_THAT(config_of(newer().u32("deepseek2.expert_gating_func", 3)).status().message(),
+             Contains("expert_gating_func is 3"));
+  CHECK_THAT(config_of(latent().u32("deepseek2.attention.key_length", 8)).status().message(),
+             Contains("rope.dimension_count 8 is not within"));
+}
+
 TEST_CASE("gguf config: unheardmoe is no architecture of ours") {
   const auto c = config_of(small("unheardmoe").u32("unheardmoe.expert_count", 60));
   REQUIRE_OK(c);

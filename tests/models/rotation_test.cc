@@ -103,7 +103,7 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
   if (name == "falcon_h1") return 3 * c.layers;  // an MLP, a gated scan, and what it reads, by its factor
   int64_t shared = 0;
   for (const char* shares : {"qwen2-moe", "glm4-moe", "ernie4_5-moe", "gemma4-26b-a4b", "deepseek-v2",
-                             "deepseek-v3", "glm4-moe-lite", "qwen3-next", "qwen3_5-moe"})
+                             "deepseek-v3", "glm4-moe-lite", "mistral4", "qwen3-next", "qwen3_5-moe"})
     if (name == shares) shared = std::ranges::count(c.dense_layer, false);
   // Behind a gated convolution, delta rule or attention there is a linear layer of a product, as in an MLP.
   return c.layers + shared + std::ranges::count(c.recurrent, true) +

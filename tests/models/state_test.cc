@@ -3,10 +3,7 @@
 // preemption, choices that share a prompt, prefix hits.
 #include <cmath>
 
-#include "engine/runtime/engine.h"
-#include "tests/models/runner_fixture.h"
-#include "tests/runtime/collect_sink.h"
-#include "tests/support/catch.h"
+#include "tests/models/served_fixture.h"
 #include "tests/support/tiny_weights.h"
 
 using namespace oar;
@@ -104,51 +101,10 @@ TEST_CASE("recurrent state: what one sequence's state holds does not reach the n
 
 namespace {
 
-struct Served {
-  std::unique_ptr<Engine> engine;
-  Served(int32_t blocks, bool prefix_cache, int64_t batch_tokens) {
-    LanguageModelOptions o = options_of(16);
-    o.max_batch_tokens = batch_tokens;
-    o.max_sequences = 8;
-    RunnerFixture model(long_model(TinyDtype::bf16), o, blocks);
-    EngineOptions e;
-    e.prefix_cache = prefix_cache;
-    e.seed = 5;
-    auto made = Engine::create(std::move(model.runner), e);
-    REQUIRE_OK(made);
-    engine = std::move(made).value();
-  }
-  std::shared_ptr<CollectSink> submit(const std::vector<int32_t>& prompt, int64_t max_tokens, int32_t n = 1) {
-    Request r;
-    r.prompt = prompt;
-    r.n = n;
-    r.stop.max_tokens = max_tokens;
-    r.sampling.seed = 11;
-    r.sampling.logprobs = 0;
-    auto sink = std::make_shared<CollectSink>(n);
-    r.sink = sink;
-    REQUIRE_OK(engine->submit(std::move(r)));
-    return sink;
-  }
-};
-
-struct Text {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  int64_t cached = 0, preemptions = 0;
-};
-Text text_of(CollectSink& sink, size_t choice = 0) {
-  REQUIRE(sink.wait(std::chrono::seconds(60)));
-  Text t;
-  for (const TokenEvent& e : sink.choices[choice].events) {
-    if (!e.has_token) continue;
-    t.tokens.push_back(e.token);
-    t.logprobs.push_back(e.logprob);
-  }
-  t.cached = sink.choices[choice].last.stats.cached_tokens;
-  t.preemptions = sink.choices[choice].last.stats.preemptions;
-  return t;
+Served serve(int32_t blocks, bool prefix_cache, int64_t batch_tokens) {
+  return Served(long_model(TinyDtype::bf16), "auto", blocks, prefix_cache, batch_tokens);
 }
+
 void check_same(const Text& a, const Text& b) {
   CHECK(a.tokens == b.tokens);
   CHECK((a.logprobs == b.logprobs));
@@ -158,7 +114,7 @@ void check_same(const Text& a, const Text& b) {
 
 TEST_CASE("recurrent state: the next turn of a chat goes on from the answer's last border, to the bit") {
   const std::vector<int32_t> prompt = load_tiny_golden("lfm2-long").tokens;
-  Served cached(40, true, 48), plain(40, false, 160);
+  Served cached = serve(40, true, 48), plain = serve(40, false, 160);
   const std::vector<int32_t> first(prompt.begin(), prompt.begin() + 75);
   const auto sink = cached.submit(first, 40);
   const Text answer = text_of(*sink);
@@ -174,7 +130,7 @@ TEST_CASE("recurrent state: the next turn of a chat goes on from the answer's la
 
 TEST_CASE("recurrent state: choices share a prompt, and preempted ones go on as if nothing had been") {
   const std::vector<int32_t> prompt = load_tiny_golden("lfm2-long").tokens;
-  Served roomy(80, true, 160), tight(12, true, 48);
+  Served roomy = serve(80, true, 160), tight = serve(12, true, 48);
   const std::vector<int32_t> start(prompt.begin(), prompt.begin() + 50);
   const auto wide = roomy.submit(start, 60, 4), narrow = tight.submit(start, 60, 4);
   int64_t preemptions = 0;

@@ -135,7 +135,7 @@ std::vector<std::string> tiny_golden_names() {
           "minimax-m2",       "gpt-oss",     "llama4",        "gemma4-e2b", "gemma4-12b",
           "gemma4-26b-a4b",   "lfm2",        "qwen3-next",    "qwen3_5",    "qwen3_5-moe",
           "deepseek-v2",      "deepseek-v3", "glm4-moe-lite", "minicpm3",   "mamba2",
-          "granitemoehybrid", "falcon_h1",   "nemotron_h"};
+          "granitemoehybrid", "falcon_h1",   "nemotron_h",    "mistral4"};
 }
 
 bool keeps(const TinyGolden& golden, std::string_view tier) {

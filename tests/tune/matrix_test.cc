@@ -96,8 +96,9 @@ TEST_CASE("every format on every architecture with every KV tier") {
         INFO(name << " " << format << " " << options.kv << " " << snr);
         // Any rounding may send a token to a whole other group of experts.
         const double other_group = groups > 1 ? 5 : 0;
-        // Their closest choices of experts are within 0.0035 and 0.007 of a score (golden_test.cc).
-        const double close = name == "deepseek-v3" || name == "glm4-moe-lite" ? 4 : 0;
+        // Their closest choices of experts are within 0.0035 and 0.007 of a score (golden_test.cc), Mistral
+        // 4's within 0.023.
+        const double close = name == "deepseek-v3" || name == "glm4-moe-lite" || name == "mistral4" ? 4 : 0;
         // A token whose two best experts score alike goes to either by the last bits, which differ between
         // instruction sets: 13.7 dB was seen on AVX2 where AVX-512 has more than 15.
         const double other_expert = config.experts > 0 ? 2 : 0;

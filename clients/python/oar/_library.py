@@ -23,7 +23,8 @@ class ModelOptions(ctypes.Structure):
                 ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p),
                 ("tool_parser", c_char_p), ("reasoning_parser", c_char_p), ("speculative", c_char_p),
                 ("num_speculative_tokens", c_int64), ("prompt_lookup_min", c_int32), ("prompt_lookup_max", c_int32),
-                ("draft_model", c_char_p), ("max_loras", c_int64), ("max_lora_rank", c_int64)]
+                ("draft_model", c_char_p), ("max_loras", c_int64), ("max_lora_rank", c_int64),
+                ("state_snapshots", c_uint64), ("snapshot_tokens", c_int64)]
 
 
 class Sampling(ctypes.Structure):

@@ -37,6 +37,9 @@ class Model:
     With max_loras (slots) and max_lora_rank, adapters as PEFT saves them are loaded and unloaded at any time (load_lora,
     unload_lora, loras), and lora="NAME" of a generation chooses one; different ones run together.
 
+    Of models with a recurrent state, state_snapshots are bytes for states at which prompts are found again (0: an eighth of
+    the cache's), and snapshot_tokens how many tokens lie between two, beside those at the ends of prompts and answers.
+
     Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
@@ -46,7 +49,8 @@ class Model:
                  device: Optional[str] = None, tool_parser: Optional[str] = None,
                  reasoning_parser: Optional[str] = None, speculative: Optional[str] = None,
                  num_speculative_tokens: int = 0, prompt_lookup_min: int = 0, prompt_lookup_max: int = 0,
-                 draft_model: Optional[str] = None, max_loras: int = 0, max_lora_rank: int = 0):
+                 draft_model: Optional[str] = None, max_loras: int = 0, max_lora_rank: int = 0, state_snapshots: int = 0,
+                 snapshot_tokens: int = 0):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
@@ -62,6 +66,7 @@ class Model:
         o.draft_model = os.fsencode(draft_model) if draft_model else None
         o.num_speculative_tokens = num_speculative_tokens
         o.max_loras, o.max_lora_rank = max_loras, max_lora_rank
+        o.state_snapshots, o.snapshot_tokens = state_snapshots, snapshot_tokens
         o.prompt_lookup_min, o.prompt_lookup_max = prompt_lookup_min, prompt_lookup_max
         check(self._lib.oar_model_load(path.encode(), o, self._handle))
 

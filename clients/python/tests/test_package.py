@@ -309,6 +309,12 @@ class Embedded(unittest.TestCase):
             with self.assertRaisesRegex(oar.OarError, "max_lora_rank"):
                 oar.Model(DEMO, max_lora_rank=8)
 
+    def test_snapshots_are_of_models_with_a_recurrent_state(self):
+        for name, value in (("state_snapshots", 1 << 20), ("snapshot_tokens", 64)):
+            with self.assertRaisesRegex(oar.OarError, f"{name}: this model has no recurrent state") as refused:
+                oar.Model(DEMO, threads=2, **{name: value})
+            self.assertEqual(refused.exception.param, name)
+
     def test_language_model(self):
         with oar.Model(DEMO, threads=2) as m:
             self.assertIn("architecture", m.describe())

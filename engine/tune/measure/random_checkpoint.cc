@@ -14,6 +14,7 @@
 #include "engine/loader/file_writer.h"
 #include "engine/models/model.h"
 #include "engine/text/byte_alphabet.h"
+#include "engine/tune/measure/random_hybrid.h"
 #include "quant/dtype.h"
 
 namespace oar {
@@ -162,13 +163,16 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
   if (c.vocab > kMaxVocabulary)
     return invalid_argument(
         cat("config.json: vocab_size is ", c.vocab, ", expected at most ", kMaxVocabulary));
+  if (auto hybrid = hybrid_tensors(config, c)) return std::move(*hybrid);
   if (type == "gemma4_text" || type == "gemma4_unified_text") return gemma4_tensors(c);
   const bool mixtral = type == "mixtral", qwen2 = type == "qwen2";
   const bool qk_norm = type == "qwen3" || type == "qwen3_moe";
   if (type != "llama" && type != "mistral" && !qwen2 && !qk_norm && !mixtral) {
     return invalid_argument(cat("config.json: model_type must be llama, mistral, qwen2, qwen3, mixtral, "
-                                "qwen3_moe, gemma4_text or "
-                                "gemma4_unified_text to make random weights, got \"",
+                                "qwen3_moe, gemma4_text, gemma4_unified_text, qwen3_next, "
+                                "qwen3_5_text, qwen3_5_moe_text, granitemoehybrid, deepseek_v2, "
+                                "deepseek_v3, kimi_k2 or glm4_moe_lite, without biases of attention in the "
+                                "latter, to make random weights, got \"",
                                 type, "\""),
                             "model_type");
   }

@@ -20,7 +20,8 @@ struct TensorSpec {
 };
 
 // The tensors a checkpoint of this config has. INVALID_ARGUMENT names a missing or impossible field, or a
-// model_type outside llama, mistral, qwen2, qwen3, mixtral and qwen3_moe.
+// model_type outside llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, Gemma 4's and those of
+// random_hybrid.h.
 Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config);
 
 struct RandomCheckpointOptions {

@@ -1,0 +1,228 @@
+// Every mix of what layers keep of a sequence: pages beside a convolution's rows (lfm2), beside the state of
+// a delta rule (qwen3_5, and under mixtures qwen3-next), beside Mamba-2's in layers of their own (granite,
+// nemotron) or in the same (falcon), states alone (mamba2), and a latent (deepseek). For each what may not
+// change a bit: where a prompt is cut, drafts rolled back over a border, a prefix found, a fork, preemption,
+// whoever had the blocks before.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tests/models/served_fixture.h"
+#include "tests/runtime/replay_drafter.h"
+#include "tests/support/sample.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar_test;
+
+constexpr const char* kMixes[] = {"lfm2-long",       "qwen3_5-long",   "qwen3-next",
+                                  "mamba2-long",     "falcon_h1-long", "granitemoehybrid-long",
+                                  "nemotron_h-long", "deepseek-v3"};
+constexpr size_t kTokens = 72;  // four borders of pages of 16 and one of 64
+
+oar::LanguageModelOptions mixed_options(int32_t page) {
+  oar::LanguageModelOptions o;
+  o.threads = 2;
+  o.max_batch_tokens = o.max_sequences = 160;  // rows of logits too
+  o.page_tokens = page;
+  return o;
+}
+
+std::vector<int32_t> piece(const std::vector<int32_t>& all, size_t begin, size_t end) {
+  return {all.begin() + static_cast<ptrdiff_t>(begin), all.begin() + static_cast<ptrdiff_t>(end)};
+}
+
+// Logits of all rows, of a sequence in blocks from 20 on that comes in pieces ending at `ends`.
+std::vector<float> piecewise(RunnerFixture& model, const std::vector<int32_t>& tokens,
+                             const std::vector<size_t>& ends) {
+  std::vector<float> out;
+  const auto blocks = model.blocks(tokens.size(), 20);
+  size_t at = 0;
+  for (const size_t end : ends) {
+    const auto part = model.run({{piece(tokens, at, end), static_cast<int32_t>(at), blocks, true}});
+    out.insert(out.end(), part.begin(), part.end());
+    at = end;
+  }
+  return out;
+}
+
+// The same served model, in bf16.
+std::string served_path(const char* name) {
+  return write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "mixed states: token by token, or cut at every border and one row about it, is the whole to the bit") {
+  Sample sample(3);
+  for (const char* name : kMixes) {
+    const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::f32);
+    for (const int32_t page : {16, 64}) {
+      if (!sample.take()) continue;
+      RunnerFixture model(path, mixed_options(page));
+      const auto tokens = prompt_of(3, kTokens, model.vocab());
+      const std::vector<float> whole = model.run_prompt(tokens);
+      INFO(name << ", pages of " << page);
+      CHECK(std::ranges::all_of(whole, [](float v) { return std::isfinite(v); }));
+      std::vector<size_t> single;
+      for (size_t k = 1; k <= kTokens; ++k) single.push_back(k);
+      CHECK((piecewise(model, tokens, single) == whole));
+      const auto step = static_cast<size_t>(page);
+      for (size_t border = step; border < kTokens; border += step)
+        for (const size_t cut : {border - 1, border, border + 1})
+          CHECK((piecewise(model, tokens, {cut, kTokens}) == whole));
+    }
+  }
+}
+
+TEST_CASE("mixed states: drafts rolled back over a border leave nothing behind") {
+  for (const char* name : kMixes) {
+    RunnerFixture model(write_tiny_model(load_tiny_golden(name), TinyDtype::f32), mixed_options(16));
+    const auto tokens = prompt_of(3, kTokens, model.vocab());
+    const std::vector<float> whole = model.run_prompt(tokens);
+    const auto blocks = model.blocks(kTokens, 20);
+    INFO(name);
+    // So many rows kept, then five of which one is; the border at 32 or at 48 is among, before or behind
+    // them.
+    for (const size_t kept : {28, 31, 32, 46, 47}) {
+      model.run({{piece(tokens, 0, kept), 0, blocks, false}});
+      model.run({{{tokens[kept], 7, 8, 9, 10}, static_cast<int32_t>(kept), blocks, false}});
+      const auto rest =
+          model.run({{piece(tokens, kept + 1, kTokens), static_cast<int32_t>(kept + 1), blocks, true}});
+      const auto from = whole.begin() + static_cast<ptrdiff_t>(kept + 1) * model.vocab();
+      CHECK((rest == std::vector<float>(from, whole.end())));
+    }
+  }
+}
+
+// A token whose embedding is not a number makes all that its sequence keeps so.
+TEST_CASE("mixed states: a NaN in one sequence's state reaches neither its neighbours nor who comes after") {
+  for (const char* name : kMixes) {
+    auto checkpoint = oar::load_checkpoint(write_tiny_model(load_tiny_golden(name), TinyDtype::f32));
+    REQUIRE_OK(checkpoint);
+    for (const char* table : {"model.embed_tokens.weight", "backbone.embeddings.weight"}) {
+      const auto found = checkpoint->tensors.find(table);
+      if (found == checkpoint->tensors.end()) continue;
+      oar::Tensor own = oar::Tensor::allocate(found->second.shape(), oar::Format::f32()).value();
+      std::ranges::copy(found->second.values<float>(), own.mutable_values<float>().begin());
+      std::fill_n(own.mutable_values<float>().end() - own.shape()[1], own.shape()[1],
+                  std::numeric_limits<float>::quiet_NaN());
+      found->second = std::move(own);
+    }
+    RunnerFixture model(std::move(*checkpoint), mixed_options(16));
+    const auto V = static_cast<size_t>(model.vocab());
+    // A head that is the table has a column of NaN: of the last token, which is left out.
+    const auto known = [&](std::vector<float> logits) {
+      for (size_t k = V - 1; k < logits.size(); k += V) logits[k] = 0;
+      return logits;
+    };
+    const auto tokens = prompt_of(3, kTokens, model.vocab() - 1);
+    auto poisoned = prompt_of(9, kTokens, model.vocab() - 1);
+    poisoned[20] = static_cast<int32_t>(V - 1);
+    INFO(name);
+    const std::vector<float> clean = known(model.run_prompt(tokens));
+    CHECK(std::ranges::all_of(clean, [](float v) { return std::isfinite(v); }));
+    // Side by side, then in the blocks that the other had.
+    const auto both = model.run(
+        {{poisoned, 0, model.blocks(kTokens, 20), true}, {tokens, 0, model.blocks(kTokens, 0), true}});
+    CHECK(std::isnan(both[30 * V]));
+    CHECK((known({both.begin() + static_cast<ptrdiff_t>(kTokens * V), both.end()}) == clean));
+    CHECK((known(piecewise(model, tokens, {kTokens})) == clean));
+    model.run({{poisoned, 0, model.blocks(kTokens, 20), false}});
+    CHECK((known(piecewise(model, tokens, {1, 17, 33, kTokens})) == clean));
+  }
+}
+
+TEST_CASE("mixed states: prefix hit equals miss, choices equal requests, preempted equals uninterrupted") {
+  Sample sample(3);
+  for (const char* name : kMixes) {
+    if (!sample.take()) continue;
+    INFO(name);
+    const std::string path = served_path(name);
+    Served plain(path, "auto", 96, false, 160), cached(path, "auto", 96, true, 48),
+        tight(path, "auto", 12, true, 48);
+    const auto prompt = prompt_of(3, 75, plain.vocab);
+    auto longer = prompt;
+    for (const int32_t t : prompt_of(4, 20, plain.vocab)) longer.push_back(t);
+    const Text want = text_of(*plain.submit(prompt, 20)), want_longer = text_of(*plain.submit(longer, 12));
+    const Text miss = text_of(*cached.submit(prompt, 20)), hit = text_of(*cached.submit(prompt, 20)),
+               continued = text_of(*cached.submit(longer, 12));
+    CHECK(miss.cached == 0);
+    CHECK(hit.cached == 64);  // the prompt's last border
+    CHECK(continued.cached >= 64);
+    CHECK((miss == want));
+    CHECK((hit == want));
+    CHECK((continued == want_longer));
+    // Four choices that share a prompt, where there is room for all and where there is none.
+    const auto many = cached.submit(prompt_of(50, 41, plain.vocab), 60, 4, 500),
+               crowded = tight.submit(prompt_of(50, 41, plain.vocab), 60, 4, 500);
+    int64_t preemptions = 0;
+    for (size_t i = 0; i < 4; ++i) {
+      const Text alone = text_of(*plain.submit(prompt_of(50, 41, plain.vocab), 60, 1, 500 + i));
+      const Text pressed = text_of(*crowded, i);
+      CHECK((text_of(*many, i) == alone));
+      CHECK((pressed == alone));
+      preemptions += pressed.preemptions;
+    }
+    // States alone are as many whatever a text's length: they are not what runs short.
+    CHECK((preemptions > 0 || std::string_view(name) == "mamba2-long"));
+  }
+}
+
+TEST_CASE("mixed states: verified drafts equal decoding one by one, over borders") {
+  Sample sample(3);
+  uint64_t accepted = 0, rejected = 0;
+  for (const char* name : kMixes) {
+    if (!sample.take()) continue;
+    INFO(name);
+    const std::string path = served_path(name);
+    Served plain(path, "auto", 96, false, 160);
+    auto drafter = std::make_shared<ReplayDrafter>(0.7, static_cast<int32_t>(plain.vocab));
+    std::vector<Text> want;
+    for (uint64_t i = 0; i < 2; ++i) {
+      want.push_back(text_of(*plain.submit(prompt_of(i, 10 + 9 * i, plain.vocab), 60, 1, 1000 * (i + 1))));
+      drafter->record(1000 * (i + 1), want.back().tokens);
+    }
+    Served drafted(path, "auto", 96, true, 160, drafter);
+    std::vector<std::shared_ptr<CollectSink>> sinks;
+    for (uint64_t i = 0; i < 2; ++i)
+      sinks.push_back(drafted.submit(prompt_of(i, 10 + 9 * i, plain.vocab), 60, 1, 1000 * (i + 1)));
+    for (size_t i = 0; i < sinks.size(); ++i) CHECK((text_of(*sinks[i]) == want[i]));
+    accepted += drafted.engine->stats().accepted_drafts;
+    rejected += drafted.engine->stats().rejected_drafts;
+  }
+  CHECK(accepted > 20);
+  CHECK(rejected > 20);
+}
+
+TEST_CASE("mixed states: requests cancelled at any point free what they hold and change no other") {
+  Sample sample(3);
+  for (const char* name : kMixes) {
+    if (!sample.take()) continue;
+    INFO(name);
+    const std::string path = served_path(name);
+    Served plain(path, "auto", 96, false, 160), busy(path, "auto", 40, true, 48);
+    const Text want = text_of(*plain.submit(prompt_of(3, 40, plain.vocab), 60));
+    const auto kept = busy.submit(prompt_of(3, 40, plain.vocab), 60);
+    // While their prompts are computed, at their first token, and about borders.
+    for (const size_t tokens : {0, 1, 7, 8, 9, 23}) {
+      oar::Request r;
+      r.prompt = prompt_of(70 + tokens, 40, plain.vocab);
+      r.n = 2;
+      r.stop.max_tokens = 150;
+      const auto sink = std::make_shared<CollectSink>(2);
+      r.sink = sink;
+      const auto id = busy.engine->submit(std::move(r));
+      REQUIRE_OK(id);
+      if (tokens > 0) REQUIRE(sink->wait_tokens(tokens, std::chrono::seconds(60)));
+      busy.engine->cancel(*id);
+      REQUIRE(sink->wait(std::chrono::seconds(60)));
+      for (const auto& c : sink->choices) CHECK(c.finish == oar::FinishReason::kCancelled);
+    }
+    CHECK((text_of(*kept) == want));
+    CHECK((text_of(*busy.submit(prompt_of(3, 40, plain.vocab), 60)) == want));
+    CHECK(busy.engine->drain(std::chrono::seconds(60)));
+    CHECK(busy.engine->stats().blocks_used == 0);
+  }
+}
