@@ -4,9 +4,14 @@
 //
 // It needs a driver at run time only (cudart is linked statically); without one it finds no device. The same
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
+//
+// OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened: "cublaslt" has products of
+// prompts with bf16 weights done by cuBLASLt (matmul_library.h), or where it is missing by our own kernels,
+// with a warning; "none", or nothing, has our own.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -14,10 +19,15 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_library.h"
+#ifdef OAR_CUDA_FAKES
+#include "kernels/cuda/emulation/libraries.h"
+#endif
 
 struct oar_plugin_device {
   int index;
   std::string error;
+  std::unique_ptr<oar::cuda::LibraryProducts> products;  // null: our own kernels do all
 };
 
 // The table's handles are CUDA's own.
@@ -29,6 +39,11 @@ struct oar_plugin_capture;  // cudaGraphExec_t
 namespace {
 
 thread_local std::string t_error;  // of calls without a device
+const oar_plugin_host* g_host = nullptr;
+
+// Their place in a query's answer. LibraryProducts does what these stand for.
+constexpr oar::cuda::DeviceKernel kLibraryMatmul = {oar::KernelFamily::kMatmul, "bf16", nullptr};
+constexpr oar::cuda::DeviceKernel kLibraryGated = {oar::KernelFamily::kGatedMatmul, "bf16", nullptr};
 
 std::string words(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
@@ -76,6 +91,34 @@ oar_plugin_status device_info(int32_t index, oar_plugin_device_info* info) {
   return OAR_PLUGIN_OK;
 }
 
+void log(int level, const std::string& text) {
+  if (g_host != nullptr && g_host->log != nullptr) g_host->log(level, text.c_str());
+}
+
+std::unique_ptr<oar::cuda::LibraryProducts> open_products(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::LibraryProducts::make(oar::cuda::emulation::fake_cublas_lt(), why);
+#else
+  oar::cuda::CublasLtApi api;
+  return load_cublas_lt(&api, why) ? oar::cuda::LibraryProducts::make(api, why) : nullptr;
+#endif
+}
+
+// False: what the environment asks for is nothing that there is; t_error says so.
+bool open_libraries(oar_plugin_device* d) {
+  const char* value = std::getenv("OAR_CUDA_LIBRARIES");
+  const std::string wanted = value != nullptr ? value : "";
+  if (wanted.empty() || wanted == "none") return true;
+  if (wanted != "cublaslt") {
+    t_error = "OAR_CUDA_LIBRARIES is \"" + wanted + "\"; it may be cublaslt or none";
+    return false;
+  }
+  std::string why;
+  d->products = open_products(&why);
+  if (d->products == nullptr) log(2, "OAR_CUDA_LIBRARIES=cublaslt: " + why + "; our own kernels run");
+  return true;
+}
+
 oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
   cudaError_t error = cudaSetDevice(index);
   if (error == cudaSuccess) error = cudaFree(nullptr);  // makes the context
@@ -83,11 +126,16 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  *device = new oar_plugin_device{index, {}};
+  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr});
+  if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
+  *device = opened.release();
   return OAR_PLUGIN_OK;
 }
 
-void close_device(oar_plugin_device* d) { delete d; }
+void close_device(oar_plugin_device* d) {
+  (void)use(d);  // a library's handle is of the current device
+  delete d;
+}
 
 oar_plugin_status allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
   return on(d, [&] { return cudaMalloc(memory, bytes); });
@@ -130,10 +178,19 @@ oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
   return on(d, [&] { return cudaStreamSynchronize(handle(s)); });
 }
 
-oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
+oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
-  const bool usual = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
-                     query->rows == OAR_ROWS_ANY && query->sum == OAR_SUM_F32;
+  const bool plain = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
+                     query->sum == OAR_SUM_F32;
+  if (plain && query->rows == OAR_ROWS_PROMPT && d->products != nullptr &&
+      std::strcmp(query->format, "bf16") == 0) {
+    for (const oar::cuda::DeviceKernel* k : {&kLibraryMatmul, &kLibraryGated}) {
+      if (query->family != static_cast<int32_t>(k->family)) continue;
+      *kernel = reinterpret_cast<const oar_plugin_kernel*>(k);
+      return OAR_PLUGIN_OK;
+    }
+  }
+  const bool usual = plain && query->rows == OAR_ROWS_ANY;
   if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
     return OAR_PLUGIN_UNSUPPORTED;
   }
@@ -153,14 +210,35 @@ oar_plugin_status pack_weight(const char* format, int64_t n, int64_t K, void* to
   return OAR_PLUGIN_OK;
 }
 
-oar_plugin_status kernel_scratch(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+// Calls `call` with the arguments of a product that the library does.
+template <class Call>
+auto by_library(const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
+  return &k == &kLibraryGated ? call(*static_cast<const oar::GatedMatmulArgs*>(args))
+                              : call(*static_cast<const oar::MatmulArgs*>(args));
+}
+bool is_of_library(const oar::cuda::DeviceKernel& k) { return &k == &kLibraryMatmul || &k == &kLibraryGated; }
+
+oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                                  uint64_t* bytes) {
+  if (is_of_library(handle(k))) {
+    if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
+    *bytes = by_library(handle(k), args, [&](const auto& a) { return d->products->scratch(a); });
+    return OAR_PLUGIN_OK;
+  }
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
   return OAR_PLUGIN_OK;
 }
 
 oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
                          const void* args, void* scratch, uint64_t) {
+  if (is_of_library(handle(k))) {
+    if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
+    const oar::cuda::LibraryStatus status =
+        by_library(handle(k), args, [&](const auto& a) { return d->products->run(a, scratch, handle(s)); });
+    if (status.ok()) return OAR_PLUGIN_OK;
+    d->error = status.what;
+    return OAR_PLUGIN_DEVICE_ERROR;
+  }
   return on(d, [&] { return static_cast<cudaError_t>(handle(k).launch(args, scratch, handle(s)).code); });
 }
 
@@ -271,4 +349,7 @@ const oar_plugin kTable = make_table();
 
 }  // namespace
 
-extern "C" OAR_PLUGIN_EXPORT const oar_plugin* oar_plugin_entry(const oar_plugin_host*) { return &kTable; }
+extern "C" OAR_PLUGIN_EXPORT const oar_plugin* oar_plugin_entry(const oar_plugin_host* host) {
+  g_host = host;
+  return &kTable;
+}

@@ -37,6 +37,8 @@ KERNELS = [
     (r"general_product", 64, 0, {}),
     (r"embedding_kernel.*iq4", 64, 16, {}),
     (r"embedding_kernel", 64, 0, {}),
+    (r"narrow_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 1}),
+    (r"narrow_kernelILb0E", 48, 0, {"STG128": 1}),
     (r"rms_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
     (r"rms_norm_kernelILb0E", 40, 0, {}),
     (r"layer_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
