@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/attention_split.h"
 
 namespace oar::cuda {
 namespace {
@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 
 template <KvType kType>
 struct PagesOf16Or32Bits {
+  static constexpr int kMostHeads = 8;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
     const KvPage page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
@@ -104,21 +105,24 @@ CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
                  stream, a)};
 }
 
+uint64_t paged_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a); }
+
 template <KvType kType>
-CudaStatus paged_attention(const PagedAttentionArgs& a, Stream stream) {
+CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
+  using Pages = PagesOf16Or32Bits<kType>;
   switch ((a.shape.head_dim + 127) / 128) {
-    case 1: return {launch_attention<PagesOf16Or32Bits<kType>, 4>(a, {a.shape}, stream)};
-    case 2: return {launch_attention<PagesOf16Or32Bits<kType>, 8>(a, {a.shape}, stream)};
+    case 1: return {attend<Pages, 128>(a, {a.shape}, scratch, stream)};
+    case 2: return {attend<Pages, 256>(a, {a.shape}, scratch, stream)};
     case 3:
-    case 4: return {launch_attention<PagesOf16Or32Bits<kType>, 16>(a, {a.shape}, stream)};
+    case 4: return {attend<Pages, 512>(a, {a.shape}, scratch, stream)};
     default: return {cudaErrorInvalidValue};
   }
 }
 
 #define OAR_KV_TYPE(type)                                                   \
   template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream); \
-  template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, Stream);
+  template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, void*, Stream);
 OAR_KV_TYPE(kF32)
 OAR_KV_TYPE(kF16)
 OAR_KV_TYPE(kBF16)

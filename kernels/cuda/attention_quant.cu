@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/attention_split.h"
 
 namespace oar::cuda {
 namespace {
@@ -223,6 +223,7 @@ __global__ void __launch_bounds__(kThreads)
 // ---- attention
 
 struct QuantizedPages {
+  static constexpr int kMostHeads = 4;  // decoding takes registers
   const void *pool, *open, *sinks;
   const int32_t *open_tables, *sink_tables;
   int64_t open_max_blocks, sink_max_blocks;
@@ -339,7 +340,11 @@ CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode value
                  shared, stream, a, QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
 }
 
-CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values,
+uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& a) {
+  return attention_scratch(a.common);
+}
+
+CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch,
                                  Stream stream) {
   const PagedAttentionArgs& c = a.common;
   if (c.T <= 0 || c.H <= 0) return {};
@@ -356,8 +361,8 @@ CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, 
                              a.shape.kv_heads,
                              keys,
                              values};
-  if (a.shape.head_dim <= 128) return {launch_attention<QuantizedPages, 4>(c, pages, stream)};
-  if (a.shape.head_dim <= kMaxDims) return {launch_attention<QuantizedPages, 8>(c, pages, stream)};
+  if (a.shape.head_dim <= 128) return {attend<QuantizedPages, 128>(c, pages, scratch, stream)};
+  if (a.shape.head_dim <= kMaxDims) return {attend<QuantizedPages, kMaxDims>(c, pages, scratch, stream)};
   return {cudaErrorInvalidValue};
 }
 

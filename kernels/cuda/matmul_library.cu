@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
                   UnaryOp act) {
   const int64_t row = blockIdx.x, k = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kElements;
   if (k >= K) return;
-  uint32_t pairs[kElements / 2];
+  float pairs[kElements / 2];  // of bf16
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
     float4 v = load_four<kAligned>(x + row * ldx + k + i);
@@ -35,10 +35,11 @@ __global__ void __launch_bounds__(kThreads)
       const float4 g = load_four<kAligned>(gate + row * ld_gate + k + i);
       v = make_float4(gated(act, g.x, v.x), gated(act, g.y, v.y), gated(act, g.z, v.z), gated(act, g.w, v.w));
     }
-    pairs[i / 2] = pack_bf16(v.x, v.y);
-    pairs[i / 2 + 1] = pack_bf16(v.z, v.w);
+    pairs[i / 2] = __uint_as_float(pack_bf16(v.x, v.y));
+    pairs[i / 2 + 1] = __uint_as_float(pack_bf16(v.z, v.w));
   }
-  store(reinterpret_cast<uint4*>(out + row * K + k), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+  store_wide(reinterpret_cast<float*>(out + row * K + k),
+             make_float4(pairs[0], pairs[1], pairs[2], pairs[3]));
 }
 
 bool wide(const float* p, int64_t ld) {

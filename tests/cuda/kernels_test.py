@@ -21,6 +21,10 @@ KERNELS = [
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
+    (r"split_kernelI.*KvTypeE0E", 128, 0, {"LDG128": 2}),
+    (r"split_kernelI.*KvTypeE[12]E", 128, 0, {"LDG128": 1}),
+    (r"split_kernelI.*QuantizedPages", 128, 0, {"LDG128": 1}),
+    (r"merge_kernelI", 48, 0, {}),
     (r"append_kernelI", 32, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernel", 96, 0, {}),
