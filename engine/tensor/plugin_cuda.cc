@@ -5,18 +5,22 @@
 // It needs a driver at run time only (cudart is linked statically); without one it finds no device. The same
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
 //
-// OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened: "cublaslt" has products of
-// prompts with bf16 weights done by cuBLASLt (matmul_library.h), or where it is missing by our own kernels,
-// with a warning; "none", or nothing, has our own.
+// OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened, names NVIDIA's libraries that
+// take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
+// "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
+// kernels do its part, with a warning; "none", or nothing, has them do all.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 
 #include "engine/tensor/plugin.h"
+#include "kernels/cuda/conv_library.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
@@ -28,6 +32,7 @@ struct oar_plugin_device {
   int index;
   std::string error;
   std::unique_ptr<oar::cuda::LibraryProducts> products;  // null: our own kernels do all
+  std::unique_ptr<oar::cuda::LibraryImages> images;      // the same
 };
 
 // The table's handles are CUDA's own.
@@ -41,9 +46,12 @@ namespace {
 thread_local std::string t_error;  // of calls without a device
 const oar_plugin_host* g_host = nullptr;
 
-// Their place in a query's answer. LibraryProducts does what these stand for.
-constexpr oar::cuda::DeviceKernel kLibraryMatmul = {oar::KernelFamily::kMatmul, "bf16", nullptr};
-constexpr oar::cuda::DeviceKernel kLibraryGated = {oar::KernelFamily::kGatedMatmul, "bf16", nullptr};
+// Their place in a query's answer: what libraries do with these.
+constexpr oar::cuda::DeviceKernel kByLibrary[] = {
+    {oar::KernelFamily::kMatmul, "bf16", nullptr}, {oar::KernelFamily::kGatedMatmul, "bf16", nullptr},
+    {oar::KernelFamily::kConv, "f32", nullptr},    {oar::KernelFamily::kDepthwise, "f32", nullptr},
+    {oar::KernelFamily::kPool, "f32", nullptr},
+};
 
 std::string words(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
@@ -103,19 +111,41 @@ std::unique_ptr<oar::cuda::LibraryProducts> open_products(std::string* why) {
   return load_cublas_lt(&api, why) ? oar::cuda::LibraryProducts::make(api, why) : nullptr;
 #endif
 }
+std::unique_ptr<oar::cuda::LibraryImages> open_images(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::LibraryImages::make(oar::cuda::emulation::fake_cudnn(), why);
+#else
+  oar::cuda::CudnnApi api;
+  return load_cudnn(&api, why) ? oar::cuda::LibraryImages::make(api, why) : nullptr;
+#endif
+}
 
 // False: what the environment asks for is nothing that there is; t_error says so.
 bool open_libraries(oar_plugin_device* d) {
   const char* value = std::getenv("OAR_CUDA_LIBRARIES");
   const std::string wanted = value != nullptr ? value : "";
   if (wanted.empty() || wanted == "none") return true;
-  if (wanted != "cublaslt") {
-    t_error = "OAR_CUDA_LIBRARIES is \"" + wanted + "\"; it may be cublaslt or none";
-    return false;
-  }
+  const auto opened = [&](const auto& library, const std::string& name, const char* what,
+                          const std::string& why) {
+    if (library != nullptr) log(1, name + " does " + what);
+    else log(2, "OAR_CUDA_LIBRARIES: " + name + ": " + why + "; our own kernels do " + what);
+  };
   std::string why;
-  d->products = open_products(&why);
-  if (d->products == nullptr) log(2, "OAR_CUDA_LIBRARIES=cublaslt: " + why + "; our own kernels run");
+  for (size_t at = 0; at <= wanted.size();) {
+    const size_t end = std::min(wanted.find(',', at), wanted.size());
+    const std::string name = wanted.substr(at, end - at);
+    at = end + 1;
+    if (name == "cublaslt") {
+      d->products = open_products(&why);
+      opened(d->products, name, "products of prompts", why);
+    } else if (name == "cudnn") {
+      d->images = open_images(&why);
+      opened(d->images, name, "convolutions and pools", why);
+    } else {
+      t_error = "OAR_CUDA_LIBRARIES has \"" + name + "\"; it may have cublaslt and cudnn, or be none";
+      return false;
+    }
+  }
   return true;
 }
 
@@ -126,7 +156,7 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr});
+  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr, nullptr});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
   *device = opened.release();
   return OAR_PLUGIN_OK;
@@ -182,13 +212,15 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
                               const oar_plugin_kernel** kernel) {
   const bool plain = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
                      query->sum == OAR_SUM_F32;
-  if (plain && query->rows == OAR_ROWS_PROMPT && d->products != nullptr &&
-      std::strcmp(query->format, "bf16") == 0) {
-    for (const oar::cuda::DeviceKernel* k : {&kLibraryMatmul, &kLibraryGated}) {
-      if (query->family != static_cast<int32_t>(k->family)) continue;
-      *kernel = reinterpret_cast<const oar_plugin_kernel*>(k);
-      return OAR_PLUGIN_OK;
-    }
+  for (const oar::cuda::DeviceKernel& k : kByLibrary) {
+    const bool product = k.format == "bf16";
+    const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
+    if (!plain || query->rows != rows || query->format != k.format ||
+        query->family != static_cast<int32_t>(k.family) ||
+        (product ? d->products == nullptr : d->images == nullptr))
+      continue;
+    *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
+    return OAR_PLUGIN_OK;
   }
   const bool usual = plain && query->rows == OAR_ROWS_ANY;
   if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
@@ -210,19 +242,29 @@ oar_plugin_status pack_weight(const char* format, int64_t n, int64_t K, void* to
   return OAR_PLUGIN_OK;
 }
 
-// Calls `call` with the arguments of a product that the library does.
-template <class Call>
-auto by_library(const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
-  return &k == &kLibraryGated ? call(*static_cast<const oar::GatedMatmulArgs*>(args))
-                              : call(*static_cast<const oar::MatmulArgs*>(args));
+bool is_of_library(const oar::cuda::DeviceKernel& k) {
+  return std::any_of(std::begin(kByLibrary), std::end(kByLibrary),
+                     [&](const oar::cuda::DeviceKernel& its) { return &its == &k; });
 }
-bool is_of_library(const oar::cuda::DeviceKernel& k) { return &k == &kLibraryMatmul || &k == &kLibraryGated; }
+// Calls `call` with the library and the arguments of what it does.
+template <class Call>
+auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
+  switch (k.family) {
+    case oar::KernelFamily::kMatmul: return call(*d->products, *static_cast<const oar::MatmulArgs*>(args));
+    case oar::KernelFamily::kGatedMatmul:
+      return call(*d->products, *static_cast<const oar::GatedMatmulArgs*>(args));
+    case oar::KernelFamily::kConv: return call(*d->images, *static_cast<const oar::ConvArgs*>(args));
+    case oar::KernelFamily::kDepthwise:
+      return call(*d->images, *static_cast<const oar::DepthwiseArgs*>(args));
+    default: return call(*d->images, *static_cast<const oar::PoolArgs*>(args));
+  }
+}
 
 oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                                  uint64_t* bytes) {
   if (is_of_library(handle(k))) {
     if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
-    *bytes = by_library(handle(k), args, [&](const auto& a) { return d->products->scratch(a); });
+    *bytes = by_library(d, handle(k), args, [](auto& library, const auto& a) { return library.scratch(a); });
     return OAR_PLUGIN_OK;
   }
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
@@ -233,8 +275,8 @@ oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_p
                          const void* args, void* scratch, uint64_t) {
   if (is_of_library(handle(k))) {
     if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
-    const oar::cuda::LibraryStatus status =
-        by_library(handle(k), args, [&](const auto& a) { return d->products->run(a, scratch, handle(s)); });
+    const oar::cuda::LibraryStatus status = by_library(
+        d, handle(k), args, [&](auto& library, const auto& a) { return library.run(a, scratch, handle(s)); });
     if (status.ok()) return OAR_PLUGIN_OK;
     d->error = status.what;
     return OAR_PLUGIN_DEVICE_ERROR;

@@ -93,17 +93,6 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
   }
 }
 
-namespace {
-// What a device that is opened meanwhile is told of libraries.
-class WithLibraries {
- public:
-  explicit WithLibraries(const char* which) { setenv("OAR_CUDA_LIBRARIES", which, 1); }
-  ~WithLibraries() { unsetenv("OAR_CUDA_LIBRARIES"); }
-  WithLibraries(const WithLibraries&) = delete;
-  WithLibraries& operator=(const WithLibraries&) = delete;
-};
-}  // namespace
-
 TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's phase says",
           "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
@@ -141,11 +130,11 @@ TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's
     CHECK(std::equal(border, both.end(), whole.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.end()));
     CHECK(joined(missing) == "");
   }
-  const WithLibraries unknown("cudnn9");
+  const WithLibraries unknown("cublaslt,cudnn9");
   const auto refused = make_backend(OAR_CUDA_PLUGIN, std::make_shared<ThreadPool>(), Isa::kReference, {});
   REQUIRE_FALSE(refused.ok());
   CHECK_THAT(refused.status().message(),
-             Contains("OAR_CUDA_LIBRARIES is \"cudnn9\"; it may be cublaslt or none"));
+             Contains("OAR_CUDA_LIBRARIES has \"cudnn9\"; it may have cublaslt and cudnn, or be none"));
 }
 
 TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device",
