@@ -79,17 +79,18 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 template <KvType kType>
 struct PagesOf16Or32Bits {
   static constexpr int kMostHeads = 8;
+  static constexpr bool kScaled = false;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
     const KvPage page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
     return static_cast<const Element<kType>*>(a.pool) + block * page.head(a.shape.kv_heads) + page.head(kv);
   }
   KvShape shape;
-  OAR_DEVICE void key(const void* head, int, int at, int d, float (&k)[kKeyDims]) const {
+  OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
     const KvPage page(shape);
     load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
   }
-  OAR_DEVICE float2 values(const void* head, int, int at, int d) const {
+  OAR_DEVICE float2 values(const void* head, int, int at, int d, float2, float2) const {
     const KvPage page(shape);
     return load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
   }

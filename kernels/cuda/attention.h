@@ -6,8 +6,8 @@
 // and a sequence's company does not matter. Few rows have a block for each span (attention_split.h), many one
 // for all spans of a row and head (attention_kernel.h); both do the same operations in the same order.
 //
-// Roofline: decode: the bytes of keys and values of the context, once for all heads that share them; many rows
-// read them for each head, from L1 and L2.
+// Roofline: decode: the bytes of keys and values of the context, once for all heads that share them; many
+// rows read them for each head, from L1 and L2.
 #pragma once
 
 #include "kernels/attention.h"

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/status.h"
 
 namespace oar::cuda {
 
@@ -84,6 +85,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   float* shrinks = shared.take<float>(kHeads * kSteps);
   float* totals = shared.take<float>(kHeads * 2);
   uint64_t* places = shared.take<uint64_t>(kSpan);
+  float2* value_scales = shared.take<float2>(Cache::kScaled ? kSpan : 0);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int parts = (group + kHeads - 1) / kHeads, kv = static_cast<int>(blockIdx.y) / parts;
@@ -109,10 +111,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
     if (seen) {
       const void* head = cache.head(a, b, kv, pos, at);
       places[step * kWarp + lane()] = reinterpret_cast<uint64_t>(head);
+      KvScales scales = {};
+      if constexpr (Cache::kScaled) {
+        scales = cache.scales(head, pos, at);
+        store(value_scales + step * kWarp + lane(), scales.value);
+      }
 #pragma unroll 2
       for (int d = 0; d < D; d += kKeyDims) {
         float k[kKeyDims];
-        cache.key(head, pos, at, d, k);
+        cache.key(head, pos, at, d, scales, k);
 #pragma unroll
         for (int g = 0; g < kHeads; ++g) {
 #pragma unroll
@@ -172,11 +179,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
       const int p0 = first + pair, at = step * kWarp + pair;
       const bool first_seen = p0 >= from, second_seen = p0 + 1 <= pos;
       const auto* head = reinterpret_cast<const void*>(places[first_seen ? at : at + 1]);
-      float2 v[kDims];
+      float2 v0 = {}, v1 = {}, v[kDims];
+      if constexpr (Cache::kScaled) {
+        if (first_seen) v0 = load(value_scales + at);
+        if (second_seen) v1 = load(value_scales + at + 1);
+      }
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
         const int d = thread + i * kAttentionThreads;
-        v[i] = d < D ? cache.values(head, pos, p0, d) : make_float2(0.f, 0.f);
+        v[i] = d < D ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
       }
 #pragma unroll
       for (int g = 0; g < kHeads; ++g) {
@@ -245,8 +256,9 @@ int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch,
   Partials partials;
   partials.totals = static_cast<float*>(scratch);
   partials.sums = partials.totals + a.T * a.H * spans * 2;
-  constexpr size_t kFloats = kHeads * (kDims * kAttentionThreads + kSpan + kSteps + 2) + 2 * kSpan;
-  constexpr size_t kPieces = 5, kPiece = 128;  // a piece takes a multiple of it
+  constexpr size_t kFloats =
+      kHeads * (kDims * kAttentionThreads + kSpan + kSteps + 2) + (Cache::kScaled ? 4 : 2) * kSpan;
+  constexpr size_t kPieces = 6, kPiece = 128;  // a piece takes a multiple of it
   const dim3 grid(static_cast<unsigned>(a.T),
                   static_cast<unsigned>(a.shape.kv_heads * ((group + kHeads - 1) / kHeads)),
                   static_cast<unsigned>(spans));

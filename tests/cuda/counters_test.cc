@@ -272,11 +272,12 @@ TEST_CASE("cuda counters: decode attention reads codes once for all heads that s
     launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(keys),
                      kv_code_name(values));
     const emulation::Counters& n = emulation::counters();
-    CHECK(ratio(n.load_sectors, n.load_ideal) <= 1.3);
     CHECK(ratio(n.shared_wavefronts, n.shared_ideal) <= 1.1);
-    // Codes and the two 16-bit pages once. Scales are asked for again with each eight dims of a key and each
-    // pair of values, from L1.
+    // Four tokens of a dim share a word, and a warp takes the two that it adds: half of each word. Of 4 bits
+    // the upper half of the dims lies in the same bytes, and another warp reads them again. L1 answers both.
+    CHECK(ratio(n.load_sectors, n.load_ideal) <= 1.4);
     const uint64_t once = static_cast<uint64_t>(kPages * layout.block_bytes) + page * 2 + 16 * 2 * kD * 2;
-    CHECK(n.load_sectors * 32 <= 3 * once);
+    CHECK(static_cast<double>(n.load_sectors * 32) <=
+          (layout.value_nibbles ? 1.8 : 1.3) * static_cast<double>(once));
   }
 }

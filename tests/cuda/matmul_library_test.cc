@@ -196,6 +196,11 @@ TEST_CASE("cuda libraries: what cuBLASLt does not take, our own kernel does for 
       }
     }
   }
+  // No rows: nothing is done.
+  Problem none({24}, 16, false, false, 1);
+  const auto idle = library();
+  CHECK(none.run(idle.get(), 0, 0).empty());
+  CHECK(g_products == 0);
   // Nothing that the library would do: no scratch.
   Problem p({24}, 12, false, false, 4);
   MatmulArgs a;

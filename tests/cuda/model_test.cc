@@ -96,7 +96,7 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
 TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's phase says",
           "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"llama3", "gpt2", "qwen3", "gemma2"}) {
+  for (const char* name : {"llama3", "gpt2"}) {
     INFO(name);
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::bf16);
