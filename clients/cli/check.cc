@@ -1,6 +1,6 @@
 // oar check: does this build work on this machine? Processor, memory, kernels against the reference, the
 // embedded (or a given) model's weights, its tokenizer and a few of its tokens, and whether the default ports
-// are free.
+// are free. With a device also its kernels.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -10,10 +10,12 @@
 #include <cstdio>
 #include <cstring>
 
+#include "clients/cli/check_device.h"
 #include "clients/cli/check_kernels.h"
 #include "clients/cli/command.h"
 #include "clients/cli/logging.h"
 #include "engine/base/format.h"
+#include "engine/base/json.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/loader/weight_scan.h"
 #include "engine/runtime/language_model.h"
@@ -29,17 +31,35 @@ constexpr bool kHasServer = true;
 constexpr bool kHasServer = false;
 #endif
 
+// Lines as they come, or at the end one JSON object of all.
 class Report {
  public:
-  void line(bool ok, const std::string& what) {
-    std::printf("[%s] %s\n", ok ? " ok " : "FAIL", what.c_str());
+  explicit Report(bool json) : json_(json) {}
+  void line(bool ok, const std::string& what, json::object more = {}) {
+    if (!json_) std::printf("[%s] %s\n", ok ? " ok " : "FAIL", what.c_str());
     std::fflush(stdout);
     failures_ += ok ? 0 : 1;
+    more["ok"] = ok;
+    more["what"] = what;
+    checks_.push_back(std::move(more));
   }
-  void note(const std::string& what) { std::printf("[info] %s\n", what.c_str()); }
+  void note(const std::string& what) {
+    if (!json_) std::printf("[info] %s\n", what.c_str());
+    notes_.emplace_back(what);
+  }
   int failures() const { return failures_; }
+  void end() {
+    if (json_) {
+      const json::object all = {{"checks", checks_}, {"notes", notes_}, {"failures", failures_}};
+      std::printf("%s\n", json::serialize(all).c_str());
+    } else if (failures_ == 0) {
+      std::printf("Oar works here.\n");
+    }
+  }
 
  private:
+  bool json_;
+  json::array checks_, notes_;
   int failures_ = 0;
 };
 
@@ -120,13 +140,39 @@ void check_model(Report& report, ThreadPool& pool, const std::string& name, cons
               status.ok() ? cat("generated ", tokens, " of 8 tokens") : cat("generate: ", status.message()));
 }
 
-int check(const std::string& model, const std::string& device) {
-  Report report;
+void check_device_kernels(Report& report, const std::string& device) {
+  const auto pool = std::make_shared<ThreadPool>();
+  auto there = make_backend(device, pool, best_isa(), make_logger(LogLevel::kError));
+  if (!there.ok()) return report.line(false, there.status().message());
+  const auto reference = make_cpu_backend(pool, Isa::kReference);
+  const std::string name = (*there)->name();
+  // An emulated device's time is the processor's.
+  const bool timed = name.find("emulated") == std::string::npos;
+  for (const DeviceCheck& c : check_device(**there, *reference)) {
+    if (c.missing) {
+      report.note(cat(c.name, ": no kernel on ", name, "; the processor does it"));
+      continue;
+    }
+    json::object more = {{"kernel", c.name}, {"device", name},   {"error", c.error},
+                         {"bound", c.bound}, {"bytes", c.bytes}, {"operations", c.operations}};
+    if (timed && c.fault.empty()) more["microseconds"] = c.seconds * 1e6;
+    const std::string speed = timed ? cat(", ", short_number(c.seconds * 1e6), " us") : "";
+    report.line(c.ok(),
+                c.fault.empty() ? cat(c.name, " on ", name, ": error ", short_number(c.error), ", allowed ",
+                                      short_number(c.bound), speed)
+                                : cat(c.name, " on ", name, ": ", c.fault),
+                std::move(more));
+  }
+}
+
+int check(const std::string& model, const std::string& device, bool as_json) {
+  Report report(as_json);
   check_machine(report);
   ThreadPool pool;
   for (const KernelCheck& c : check_kernels(pool)) {
     report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
   }
+  if (device != "cpu") check_device_kernels(report, device);
   check_model(report, pool, model, device);
   if (kHasServer) {
     check_port(report, 8000);
@@ -134,10 +180,8 @@ int check(const std::string& model, const std::string& device) {
   } else {
     report.note("no server in this build (OAR_SERVER=OFF)");
   }
-  if (report.failures() == 0) {
-    std::printf("Oar works here.\n");
-    return kSuccess;
-  }
+  report.end();
+  if (report.failures() == 0) return kSuccess;
   std::fprintf(stderr, "oar: %d checks failed\n", report.failures());
   return kFailure;
 }
@@ -146,19 +190,24 @@ int check(const std::string& model, const std::string& device) {
 
 void add_check(CLI::App& app, Action& action) {
   auto model = std::make_shared<std::string>("demo"), device = std::make_shared<std::string>("cpu");
+  auto as_json = std::make_shared<bool>(false);
   CLI::App* c = app.add_subcommand("check", "Check that this build works on this machine");
   c->add_option("MODEL", *model, "the model to try")->capture_default_str();
   c->add_option("--device", *device, "where the model runs, as for `oar generate`")
       ->type_name("cpu|PLUGIN")
       ->capture_default_str();
+  c->add_flag("--json", *as_json, "one JSON object instead of lines");
   c->footer(
       "Examples:\n"
       "  oar check\n"
       "  OAR_ISA=avx2 oar check\n"
       "Compares a matrix product and attention of every instruction-set level with the scalar reference, "
       "then loads\n"
-      "the model and generates a few tokens.");
-  c->callback([model, device, &action] { action = [model, device] { return check(*model, *device); }; });
+      "the model and generates a few tokens. With --device also each kernel of the device that an op looks "
+      "for.");
+  c->callback([model, device, as_json, &action] {
+    action = [model, device, as_json] { return check(*model, *device, *as_json); };
+  });
 }
 
 }  // namespace oar::cli

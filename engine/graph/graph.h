@@ -58,9 +58,22 @@ struct Node {
   bool is(std::string_view op_name) const;
 };
 
+// A language model's rows on a device that computes those of prompts and those of generated tokens in
+// different orders (RowClass): the last `prompts` of `rows` rows, or all where there are fewer, are of
+// prompts.
+struct RowPhases {
+  SymbolId rows = 0, prompts = 0;
+};
+
 class Graph {
  public:
   SymbolId add_symbol(std::string name, int64_t max);
+  // Unset: all rows are computed alike.
+  std::optional<RowPhases> phases;
+  // Whether a value has a row of its own for each of phases->rows.
+  bool has_phases(const TensorType& type) const {
+    return phases && type.known && !type.shape.empty() && type.shape[0] == dim(phases->rows);
+  }
   Dim dim(SymbolId id) const { return Dim::symbol(id); }
   const SymbolTable& symbols() const { return symbols_; }
   SymbolTable& symbols() { return symbols_; }

@@ -24,6 +24,9 @@ struct Operand {
   int rank = 0;
   int64_t dims[Shape::kMaxRank] = {};
   int64_t row_stride = 0;  // elements between indices of axis 0
+  // Of a value with phases (Graph::has_phases): rows from here on are of prompts, those before of generated
+  // tokens.
+  int64_t prompts_from = 0;
 
   int64_t rows() const {  // all axes but the last
     int64_t n = 1;
@@ -106,6 +109,9 @@ class LoweredOp {
   // written (bit i: operand i).
   double nanoseconds = 0;
   uint32_t overwrites = 0;
+  // Where rows of prompts have another kernel: a step of its own for them, behind this one, with the same
+  // operands and results. Never of nodes bound to sizes.
+  std::unique_ptr<LoweredOp> prompts;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
 

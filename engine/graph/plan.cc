@@ -91,9 +91,18 @@ Status Plan::lower() {
     OAR_RETURN_IF_ERROR(lower_step(n, missing, step));
     step.in.assign(n.inputs.begin(), n.inputs.end());
     step.out.assign(n.outputs.begin(), n.outputs.end());
-    step.args = args_bytes_;
-    args_bytes_ += (step.op->args_bytes() + kArgsAlignment - 1) / kArgsAlignment * kArgsAlignment;
-    steps_.push_back(std::move(step));
+    std::unique_ptr<LoweredOp> prompts = std::move(step.prompts);
+    add_step(std::move(step));
+    if (prompts == nullptr) continue;
+    has_phases_ = true;
+    const Step& before = steps_.back();
+    Step behind;
+    behind.op = std::move(prompts);
+    behind.node = before.node;
+    behind.in = before.in;
+    behind.out = before.out;
+    behind.device_constants = before.device_constants;
+    add_step(std::move(behind));
   }
   missing.warn(backend_, log_);
   find_next_weights();
@@ -119,6 +128,12 @@ Status Plan::lower() {
   }
   extents_ = std::make_unique<const DimProgram>(dims);
   return ok_status();
+}
+
+void Plan::add_step(Step step) {
+  step.args = args_bytes_;
+  args_bytes_ += (step.op->args_bytes() + kArgsAlignment - 1) / kArgsAlignment * kArgsAlignment;
+  steps_.push_back(std::move(step));
 }
 
 // A state's ops share its memory. On a device that lacks one of them, all run on the CPU, and so do
@@ -163,7 +178,9 @@ Status Plan::lower_step(const Node& n, Missing& missing, Step& step) {
                                   [&](ValueId v) { return v != kNoValue && on_host_state(v); });
   if (lowers_by_types(*n.op) && !pinned) {
     LowerContext ctx = context(n, *weights_);
-    OAR_ASSIGN(step.op, n.op->lower(ctx));
+    OAR_ASSIGN(auto op, n.op->lower(ctx));
+    if (op != nullptr) step.prompts = std::move(op->prompts);
+    step.op = std::move(op);
     // An op that runs on the host by itself would read the device's memory.
     if (device && step.op && step.op->kernel() == nullptr) step.op.reset();
     if (step.op) return keep_constants(ctx.taken, step);

@@ -22,6 +22,7 @@ class Plan {
  public:
   struct Step {
     std::unique_ptr<const LoweredOp> op;
+    std::unique_ptr<LoweredOp> prompts;  // while lowering: the step behind it
     const Node* node = nullptr;
     std::vector<int32_t> in, out;  // values, -1 for left out
     // The step that reads weights next, in this run or the following one; itself: none other.
@@ -59,6 +60,8 @@ class Plan {
   std::span<const std::pair<ValueId, size_t>> state_values() const { return state_values_; }
   // Every step is a kernel of a backend that captures.
   bool capturable() const { return capturable_; }
+  // Some step computes rows of prompts alone (Graph::phases).
+  bool has_phases() const { return has_phases_; }
   // What one run streams through the kernels of a family, all experts of a mixture included.
   uint64_t weight_bytes(KernelFamily family) const;
   std::string to_string() const;  // steps, kernels, places, sizes as expressions
@@ -68,6 +71,7 @@ class Plan {
   Plan(const Graph& graph, Backend& backend) : graph_(graph), backend_(backend) {}
   LowerContext context(const Node& node, WeightStore& weights) const;
   Status lower();
+  void add_step(Step step);
   Status lower_step(const Node& node, Missing& missing, Step& step);
   Status lower_to_host(const Node& node, Missing& missing, Step& step);
   void place_states();
@@ -90,7 +94,7 @@ class Plan {
   std::set<ValueId> graph_constants_;
   std::vector<std::pair<ValueId, size_t>> state_values_;
   uint64_t args_bytes_ = 0;
-  bool capturable_ = false;
+  bool capturable_ = false, has_phases_ = false;
 };
 
 }  // namespace oar

@@ -51,6 +51,8 @@ void Run::resolve(std::span<const int64_t> symbols) {
     Operand& o = operands_[v];
     for (int k = 0; k < o.rank; ++k) o.dims[k] = evaluated_[at++];
     o.row_stride = evaluated_[at++];
+    if (graph.has_phases(graph.value(id).type))
+      o.prompts_from = std::max<int64_t>(0, o.dims[0] - symbols[graph.phases->prompts]);
     const Placement& p = plan_.place(id);
     if (p.offset >= 0) {
       o.data = arena + p.offset + p.column * o.format.block_bytes();

@@ -130,11 +130,31 @@ void fill_matmul(MatmulArgs& a, const Operand& x, const Operand& residual, const
   a.ldo = out.cols();
 }
 
+// Leaves the rows of one class, of a value with phases.
+void keep_rows(MatmulArgs& a, RowClass rows, int64_t prompts_from) {
+  if (rows == RowClass::kAny) return;
+  const int64_t begin = rows == RowClass::kPrompt ? prompts_from : 0;
+  a.T = rows == RowClass::kPrompt ? a.T - begin : prompts_from;
+  a.x += begin * a.ldx;
+  a.out += begin * a.ldo;
+  if (a.residual != nullptr) a.residual += begin * a.ldo;
+}
+
+// The kernel that rows of prompts have, where it is another than that of all others. A backend whose kernels
+// serve both says the same one twice.
+const Kernel* kernel_of_prompts(const LowerContext& ctx, size_t x, KernelFamily family, Format format) {
+  if (ctx.probe || !ctx.graph.has_phases(ctx.graph.value(ctx.node.inputs[x]).type)) return nullptr;
+  const Kernel* of_all = ctx.backend.find_kernel({family, format});
+  const Kernel* own =
+      ctx.backend.find_kernel({.family = family, .weight = format, .rows = RowClass::kPrompt});
+  return own != of_all ? own : nullptr;
+}
+
 // The segment list lives beside the args that point to it.
 class LinearOp final : public LoweredOp {
  public:
-  LinearOp(const Kernel* kernel, std::vector<MatmulSegment> segments, Format format)
-      : kernel_(kernel), segments_(std::move(segments)) {
+  LinearOp(const Kernel* kernel, std::vector<MatmulSegment> segments, Format format, RowClass rows)
+      : kernel_(kernel), segments_(std::move(segments)), rows_(rows) {
     args_.segments = segments_.data();
     args_.num_segments = static_cast<int64_t>(segments_.size());
     args_.format = format;
@@ -142,19 +162,23 @@ class LinearOp final : public LoweredOp {
   const Kernel* kernel() const override { return kernel_; }
   size_t args_bytes() const override { return sizeof(MatmulArgs); }
   void fill(void* args, const Operand* in, const Operand* out) const override {
-    fill_matmul(*new (args) MatmulArgs(args_), in[0], in[1], out[0]);
+    auto& a = *new (args) MatmulArgs(args_);
+    fill_matmul(a, in[0], in[1], out[0]);
+    keep_rows(a, rows_, in[0].prompts_from);
   }
 
  private:
   const Kernel* kernel_;
   std::vector<MatmulSegment> segments_;
+  const RowClass rows_;
   MatmulArgs args_;
 };
 
 class GatedLinearOp final : public LoweredOp {
  public:
-  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, UnaryOp act, MatmulSegment segment, Format format)
-      : kernel_(kernel), segment_(segment) {
+  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, UnaryOp act, MatmulSegment segment, Format format,
+                RowClass rows)
+      : kernel_(kernel), segment_(segment), rows_(rows) {
     args_.matmul.segments = &segment_;
     args_.matmul.num_segments = 1;
     args_.matmul.format = format;
@@ -168,11 +192,14 @@ class GatedLinearOp final : public LoweredOp {
     fill_matmul(a.matmul, in[1], in[2], out[0]);
     a.gate = in[0].as<const float>();
     a.ld_gate = in[0].row_stride;
+    keep_rows(a.matmul, rows_, in[1].prompts_from);
+    if (rows_ == RowClass::kPrompt) a.gate += in[1].prompts_from * a.ld_gate;
   }
 
  private:
   const Kernel* kernel_;
   MatmulSegment segment_;
+  const RowClass rows_;
   GatedMatmulArgs args_;
 };
 
@@ -212,8 +239,12 @@ Lowered lower(LowerContext& ctx) {
     column += segment.n;
   }
   const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kMatmul, *format});
-  auto op = std::make_unique<LinearOp>(kernel, std::move(segments), *format);
+  const Kernel* prompts = kernel_of_prompts(ctx, 0, KernelFamily::kMatmul, *format);
+  auto op = std::make_unique<LinearOp>(kernel, segments, *format,
+                                       prompts != nullptr ? RowClass::kGenerated : RowClass::kAny);
   op->weight_bytes = weight_bytes;
+  if (prompts != nullptr)
+    op->prompts = std::make_unique<LinearOp>(prompts, std::move(segments), *format, RowClass::kPrompt);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
@@ -246,15 +277,19 @@ Lowered gated_lower(LowerContext& ctx) {
       if (ctx.backend.find_kernel({KernelFamily::kGatedMatmul, f}) == nullptr) return not_lowered();
     }
     return std::unique_ptr<LoweredOp>(
-        std::make_unique<GatedLinearOp>(swiglu, swiglu, act, MatmulSegment{}, Format::f32()));
+        std::make_unique<GatedLinearOp>(swiglu, swiglu, act, MatmulSegment{}, Format::f32(), RowClass::kAny));
   }
   const Format own = compute_format(ctx, 3, ctx.node.attrs.get_string("format"));
   const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGatedMatmul, own});
   OAR_CHECK(kernel != nullptr, "the probe asked for both formats it may be");
   uint64_t weight_bytes = 0;
   OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, 3, own, 0, weight_bytes));
-  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, act, segment, own);
+  const Kernel* prompts = kernel_of_prompts(ctx, 1, KernelFamily::kGatedMatmul, own);
+  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, act, segment, own,
+                                            prompts != nullptr ? RowClass::kGenerated : RowClass::kAny);
   op->weight_bytes = weight_bytes;
+  if (prompts != nullptr)
+    op->prompts = std::make_unique<GatedLinearOp>(prompts, swiglu, act, segment, own, RowClass::kPrompt);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 

@@ -593,6 +593,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   s.vocab_size = have.vocab_size;
   s.page_tokens = have.page_tokens;
   s.groups = have.groups;
+  s.phases = have.phases;
   if (draft != nullptr) {
     const RunnerLimits& has = draft->limits();
     if (has.page_tokens != have.page_tokens || has.max_context < s.max_context ||

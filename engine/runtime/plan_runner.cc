@@ -58,6 +58,7 @@ class PlanRunner final : public HostRunner {
     std::fill(symbols_.begin(), symbols_.end(), 0);
     symbols_[s_.T] = static_cast<int64_t>(batch.tokens.size());
     symbols_[s_.R] = R;
+    if (s_.prompts) symbols_[*s_.prompts] = batch.prompts;
     symbols_[s_.layout.sequences] = static_cast<int64_t>(batch.context_len.size());
     inputs_[tokens_] = batch.tokens.data();
     inputs_[positions_] = batch.positions.data();
@@ -103,6 +104,7 @@ Result<std::unique_ptr<HostRunner>> make_plan_runner(ServingPlan serving, std::v
   limits.max_sequences = serving.max_sequences;
   limits.max_logit_rows = serving.max_logit_rows;
   limits.page_tokens = serving.page_tokens;
+  limits.phases = serving.run->program().plan().has_phases();
   std::vector<std::vector<Buffer>> pools;
   for (size_t g = 0; g < serving.layout.groups.size(); ++g) {
     const ServeLayout::Group& group = serving.layout.groups[g];

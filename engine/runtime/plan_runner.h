@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/graph/passes/serve.h"
@@ -19,6 +20,7 @@ struct ServingPlan {
   std::unique_ptr<Run> run;
   ServeLayout layout;
   SymbolId T = 0, R = 0;
+  std::optional<SymbolId> prompts;  // RowPhases::prompts, where rows of prompts are computed apart
   int64_t max_batch_tokens = 0, max_sequences = 0, max_logit_rows = 0, max_context = 0, vocab_size = 0;
   int32_t page_tokens = 0;
   std::shared_ptr<Adapters> adapters;  // null: it was loaded without slots for any

@@ -308,6 +308,15 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   serving.max_context = graph.max_context;
   serving.vocab_size = config.vocab;
   serving.page_tokens = options.page_tokens;
+  // Where products of prompts have kernels of their own, the graph says which rows are theirs.
+  const auto products = [&](RowClass rows) {
+    return backend->find_kernel({.family = KernelFamily::kMatmul, .weight = Format::bf16(), .rows = rows});
+  };
+  if (products(RowClass::kPrompt) != products(RowClass::kAny)) {
+    Graph& g = graph.model.graph;
+    serving.prompts = g.add_symbol("Q", serving.max_batch_tokens);
+    g.phases = {serving.T, *serving.prompts};
+  }
   OAR_ASSIGN(auto program, Program::create(std::move(graph.model.graph), *backend, {options.log, progress}));
   OAR_ASSIGN(serving.run, Run::create(std::move(program)));
   if (graph.adapters.options.slots > 0) {

@@ -4,20 +4,35 @@
 //
 // It needs a driver at run time only (cudart is linked statically); without one it finds no device. The same
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
+//
+// OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened, names NVIDIA's libraries that
+// take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
+// "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
+// kernels do its part, with a warning; "none", or nothing, has them do all.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 
 #include "engine/tensor/plugin.h"
+#include "kernels/cuda/conv_library.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_library.h"
+#ifdef OAR_CUDA_FAKES
+#include "kernels/cuda/emulation/libraries.h"
+#endif
 
 struct oar_plugin_device {
   int index;
   std::string error;
+  std::unique_ptr<oar::cuda::LibraryProducts> products;  // null: our own kernels do all
+  std::unique_ptr<oar::cuda::LibraryImages> images;      // the same
 };
 
 // The table's handles are CUDA's own.
@@ -29,6 +44,14 @@ struct oar_plugin_capture;  // cudaGraphExec_t
 namespace {
 
 thread_local std::string t_error;  // of calls without a device
+const oar_plugin_host* g_host = nullptr;
+
+// Their place in a query's answer: what libraries do with these.
+constexpr oar::cuda::DeviceKernel kByLibrary[] = {
+    {oar::KernelFamily::kMatmul, "bf16", nullptr}, {oar::KernelFamily::kGatedMatmul, "bf16", nullptr},
+    {oar::KernelFamily::kConv, "f32", nullptr},    {oar::KernelFamily::kDepthwise, "f32", nullptr},
+    {oar::KernelFamily::kPool, "f32", nullptr},
+};
 
 std::string words(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
@@ -76,6 +99,56 @@ oar_plugin_status device_info(int32_t index, oar_plugin_device_info* info) {
   return OAR_PLUGIN_OK;
 }
 
+void log(int level, const std::string& text) {
+  if (g_host != nullptr && g_host->log != nullptr) g_host->log(level, text.c_str());
+}
+
+std::unique_ptr<oar::cuda::LibraryProducts> open_products(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::LibraryProducts::make(oar::cuda::emulation::fake_cublas_lt(), why);
+#else
+  oar::cuda::CublasLtApi api;
+  return load_cublas_lt(&api, why) ? oar::cuda::LibraryProducts::make(api, why) : nullptr;
+#endif
+}
+std::unique_ptr<oar::cuda::LibraryImages> open_images(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::LibraryImages::make(oar::cuda::emulation::fake_cudnn(), why);
+#else
+  oar::cuda::CudnnApi api;
+  return load_cudnn(&api, why) ? oar::cuda::LibraryImages::make(api, why) : nullptr;
+#endif
+}
+
+// False: what the environment asks for is nothing that there is; t_error says so.
+bool open_libraries(oar_plugin_device* d) {
+  const char* value = std::getenv("OAR_CUDA_LIBRARIES");
+  const std::string wanted = value != nullptr ? value : "";
+  if (wanted.empty() || wanted == "none") return true;
+  const auto opened = [&](const auto& library, const std::string& name, const char* what,
+                          const std::string& why) {
+    if (library != nullptr) log(1, name + " does " + what);
+    else log(2, "OAR_CUDA_LIBRARIES: " + name + ": " + why + "; our own kernels do " + what);
+  };
+  std::string why;
+  for (size_t at = 0; at <= wanted.size();) {
+    const size_t end = std::min(wanted.find(',', at), wanted.size());
+    const std::string name = wanted.substr(at, end - at);
+    at = end + 1;
+    if (name == "cublaslt") {
+      d->products = open_products(&why);
+      opened(d->products, name, "products of prompts", why);
+    } else if (name == "cudnn") {
+      d->images = open_images(&why);
+      opened(d->images, name, "convolutions and pools", why);
+    } else {
+      t_error = "OAR_CUDA_LIBRARIES has \"" + name + "\"; it may have cublaslt and cudnn, or be none";
+      return false;
+    }
+  }
+  return true;
+}
+
 oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
   cudaError_t error = cudaSetDevice(index);
   if (error == cudaSuccess) error = cudaFree(nullptr);  // makes the context
@@ -83,11 +156,16 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  *device = new oar_plugin_device{index, {}};
+  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr, nullptr});
+  if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
+  *device = opened.release();
   return OAR_PLUGIN_OK;
 }
 
-void close_device(oar_plugin_device* d) { delete d; }
+void close_device(oar_plugin_device* d) {
+  (void)use(d);  // a library's handle is of the current device
+  delete d;
+}
 
 oar_plugin_status allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
   return on(d, [&] { return cudaMalloc(memory, bytes); });
@@ -130,10 +208,21 @@ oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
   return on(d, [&] { return cudaStreamSynchronize(handle(s)); });
 }
 
-oar_plugin_status find_kernel(oar_plugin_device*, const oar_plugin_query* query,
+oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
-  const bool usual = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
-                     query->rows == OAR_ROWS_ANY && query->sum == OAR_SUM_F32;
+  const bool plain = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
+                     query->sum == OAR_SUM_F32;
+  for (const oar::cuda::DeviceKernel& k : kByLibrary) {
+    const bool product = k.format == "bf16";
+    const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
+    if (!plain || query->rows != rows || query->format != k.format ||
+        query->family != static_cast<int32_t>(k.family) ||
+        (product ? d->products == nullptr : d->images == nullptr))
+      continue;
+    *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
+    return OAR_PLUGIN_OK;
+  }
+  const bool usual = plain && query->rows == OAR_ROWS_ANY;
   if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
     return OAR_PLUGIN_UNSUPPORTED;
   }
@@ -153,14 +242,45 @@ oar_plugin_status pack_weight(const char* format, int64_t n, int64_t K, void* to
   return OAR_PLUGIN_OK;
 }
 
-oar_plugin_status kernel_scratch(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+bool is_of_library(const oar::cuda::DeviceKernel& k) {
+  return std::any_of(std::begin(kByLibrary), std::end(kByLibrary),
+                     [&](const oar::cuda::DeviceKernel& its) { return &its == &k; });
+}
+// Calls `call` with the library and the arguments of what it does.
+template <class Call>
+auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
+  switch (k.family) {
+    case oar::KernelFamily::kMatmul: return call(*d->products, *static_cast<const oar::MatmulArgs*>(args));
+    case oar::KernelFamily::kGatedMatmul:
+      return call(*d->products, *static_cast<const oar::GatedMatmulArgs*>(args));
+    case oar::KernelFamily::kConv: return call(*d->images, *static_cast<const oar::ConvArgs*>(args));
+    case oar::KernelFamily::kDepthwise:
+      return call(*d->images, *static_cast<const oar::DepthwiseArgs*>(args));
+    default: return call(*d->images, *static_cast<const oar::PoolArgs*>(args));
+  }
+}
+
+oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                                  uint64_t* bytes) {
+  if (is_of_library(handle(k))) {
+    if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
+    *bytes = by_library(d, handle(k), args, [](auto& library, const auto& a) { return library.scratch(a); });
+    return OAR_PLUGIN_OK;
+  }
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
   return OAR_PLUGIN_OK;
 }
 
 oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
                          const void* args, void* scratch, uint64_t) {
+  if (is_of_library(handle(k))) {
+    if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
+    const oar::cuda::LibraryStatus status = by_library(
+        d, handle(k), args, [&](auto& library, const auto& a) { return library.run(a, scratch, handle(s)); });
+    if (status.ok()) return OAR_PLUGIN_OK;
+    d->error = status.what;
+    return OAR_PLUGIN_DEVICE_ERROR;
+  }
   return on(d, [&] { return static_cast<cudaError_t>(handle(k).launch(args, scratch, handle(s)).code); });
 }
 
@@ -271,4 +391,7 @@ const oar_plugin kTable = make_table();
 
 }  // namespace
 
-extern "C" OAR_PLUGIN_EXPORT const oar_plugin* oar_plugin_entry(const oar_plugin_host*) { return &kTable; }
+extern "C" OAR_PLUGIN_EXPORT const oar_plugin* oar_plugin_entry(const oar_plugin_host* host) {
+  g_host = host;
+  return &kTable;
+}

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/attention_split.h"
 
 namespace oar::cuda {
 namespace {
@@ -78,17 +78,19 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 
 template <KvType kType>
 struct PagesOf16Or32Bits {
+  static constexpr int kMostHeads = 8;
+  static constexpr bool kScaled = false;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
     const KvPage page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
     return static_cast<const Element<kType>*>(a.pool) + block * page.head(a.shape.kv_heads) + page.head(kv);
   }
   KvShape shape;
-  OAR_DEVICE void key(const void* head, int, int at, int d, float (&k)[kKeyDims]) const {
+  OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
     const KvPage page(shape);
     load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
   }
-  OAR_DEVICE float2 values(const void* head, int, int at, int d) const {
+  OAR_DEVICE float2 values(const void* head, int, int at, int d, float2, float2) const {
     const KvPage page(shape);
     return load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
   }
@@ -104,21 +106,24 @@ CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
                  stream, a)};
 }
 
+uint64_t paged_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a); }
+
 template <KvType kType>
-CudaStatus paged_attention(const PagedAttentionArgs& a, Stream stream) {
+CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
+  using Pages = PagesOf16Or32Bits<kType>;
   switch ((a.shape.head_dim + 127) / 128) {
-    case 1: return {launch_attention<PagesOf16Or32Bits<kType>, 4>(a, {a.shape}, stream)};
-    case 2: return {launch_attention<PagesOf16Or32Bits<kType>, 8>(a, {a.shape}, stream)};
+    case 1: return {attend<Pages, 128>(a, {a.shape}, scratch, stream)};
+    case 2: return {attend<Pages, 256>(a, {a.shape}, scratch, stream)};
     case 3:
-    case 4: return {launch_attention<PagesOf16Or32Bits<kType>, 16>(a, {a.shape}, stream)};
+    case 4: return {attend<Pages, 512>(a, {a.shape}, scratch, stream)};
     default: return {cudaErrorInvalidValue};
   }
 }
 
 #define OAR_KV_TYPE(type)                                                   \
   template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream); \
-  template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, Stream);
+  template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, void*, Stream);
 OAR_KV_TYPE(kF32)
 OAR_KV_TYPE(kF16)
 OAR_KV_TYPE(kBF16)

@@ -3,10 +3,11 @@
 //
 // What a query gets depends on its position alone: runs of kSpan positions, counted from 0, have a softmax of
 // their own in steps of 32 positions, and are merged in ascending order. So decode equals prefill to the bit,
-// and a sequence's company does not matter.
+// and a sequence's company does not matter. Few rows have a block for each span (attention_split.h), many one
+// for all spans of a row and head (attention_kernel.h); both do the same operations in the same order.
 //
-// Roofline: decode: the bytes of keys and values of the context; heads that share keys read them from L1 and
-// L2.
+// Roofline: decode: the bytes of keys and values of the context, once for all heads that share them; many
+// rows read them for each head, from L1 and L2.
 #pragma once
 
 #include "kernels/attention.h"
@@ -18,6 +19,7 @@ enum class KvType { kF32, kF16, kBF16 };
 template <KvType kType>
 CudaStatus kv_append(const KvAppendArgs& args, Stream stream);
 template <KvType kType>
-CudaStatus paged_attention(const PagedAttentionArgs& args, Stream stream);
+CudaStatus paged_attention(const PagedAttentionArgs& args, void* scratch, Stream stream);
+uint64_t paged_attention_scratch(const PagedAttentionArgs& args);
 
 }  // namespace oar::cuda

@@ -1,9 +1,12 @@
 // Attention of one query and head over a paged cache, whatever its pages hold: attention.h says in which
 // order. A cache is a struct with
-//   const void* head(a, b, kv, pos, at)     the head's part of the page that a query at pos reads position at
-//   from void key(head, pos, at, d, k)           dims d .. d + 7 of the key there float2 values(head, pos,
-//   at, d)         values at and at + 1, at even, at dim d
-// Neither key() nor values() is asked of what the query does not see, but for one of the two values.
+//   const void* head(a, b, kv, pos, at)        the head's part of the page that a query at pos reads position
+//   at
+//                                              from
+//   KvScales scales(head, pos, at)             with kScaled: what the codes of a position are multiplied by
+//   void key(head, pos, at, d, scales, k)      dims d .. d + 7 of the key there
+//   float2 values(head, pos, at, d, v0, v1)    values at and at + 1, at even, at dim d; their scales
+// None of them is asked of what the query does not see, but for one of the two values.
 #pragma once
 
 #include "kernels/attention.h"
@@ -12,6 +15,12 @@
 #include "kernels/cuda/sequences.h"
 
 namespace oar::cuda {
+
+// Of a position's codes; without kScaled of no meaning. A mean's factor is that of the page.
+struct KvScales {
+  float2 value;  // scale and minimum
+  float scale, minimum, mean;
+};
 
 constexpr int kSpan = 256;          // positions with a softmax of their own
 constexpr int kAttentionWarps = 4;  // spans at a time
@@ -49,13 +58,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
       const int at = first + lane();
       float score = -INFINITY;
       uint64_t where = 0;  // a pointer, as shuffles take it
+      KvScales scales = {};
       if (at >= from && at <= pos) {
         const void* head = cache.head(a, b, kv, pos, at);
         where = reinterpret_cast<uint64_t>(head);
+        if constexpr (Cache::kScaled) scales = cache.scales(head, pos, at);
         float dot = 0.f;
         for (int d = 0; d < D; d += kKeyDims) {
           float k[kKeyDims];
-          cache.key(head, pos, at, d, k);
+          cache.key(head, pos, at, d, scales, k);
 #pragma unroll
           for (int i = 0; i < kKeyDims; ++i) dot = __fmaf_rn(q[d + i], k[i], dot);
         }
@@ -80,10 +91,17 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
         const bool first_seen = p0 >= from, second_seen = p0 + 1 <= pos;
         const auto* head = reinterpret_cast<const void*>(its);
         const float w0 = weights[pair], w1 = weights[pair + 1];
+        float2 v0 = {}, v1 = {};
+        if constexpr (Cache::kScaled) {
+          v0 = make_float2(__shfl_sync(kAllLanes, scales.value.x, pair),
+                           __shfl_sync(kAllLanes, scales.value.y, pair));
+          v1 = make_float2(__shfl_sync(kAllLanes, scales.value.x, pair + 1),
+                           __shfl_sync(kAllLanes, scales.value.y, pair + 1));
+        }
 #pragma unroll
         for (int i = 0; i < kDims; ++i) {
           const int d = lane() + i * kWarp;
-          const float2 v = d < D ? cache.values(head, pos, p0, d) : make_float2(0.f, 0.f);
+          const float2 v = d < D ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
           // What is not seen may be anything, NaN included.
           o[i] = __fmaf_rn(w0, first_seen ? v.x : 0.f, o[i]);
           o[i] = __fmaf_rn(w1, second_seen ? v.y : 0.f, o[i]);

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/attention_split.h"
 
 namespace oar::cuda {
 namespace {
@@ -223,6 +223,8 @@ __global__ void __launch_bounds__(kThreads)
 // ---- attention
 
 struct QuantizedPages {
+  static constexpr int kMostHeads = 4;  // decoding takes registers
+  static constexpr bool kScaled = true;
   const void *pool, *open, *sinks;
   const int32_t *open_tables, *sink_tables;
   int64_t open_max_blocks, sink_max_blocks;
@@ -247,7 +249,22 @@ struct QuantizedPages {
     return static_cast<const uint16_t*>(own ? open : sinks) + block * page.head(K) + page.head(kv);
   }
 
-  OAR_DEVICE void key(const void* head, int pos, int at, int d, float (&k)[kKeyDims]) const {
+  OAR_DEVICE KvScales scales(const void* head, int pos, int at) const {
+    KvScales s = {};
+    if (in_16_bits(pos, at)) return s;
+    const auto* bytes = static_cast<const char*>(head);
+    const int p = at % P;
+    s.scale = f16_at(bytes + layout.key_scales, p);
+    if (layout.mean) s.minimum = kv_mean_minimum(s.scale);
+    if (layout.has_key_minima) s.minimum = f16_at(bytes + layout.key_minima, p);
+    if (layout.mean) s.mean = load(reinterpret_cast<const float*>(bytes + layout.mu_scale));
+    s.value.x = f16_at(bytes + layout.value_scales, p);
+    if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);
+    return s;
+  }
+
+  OAR_DEVICE void key(const void* head, int pos, int at, int d, const KvScales& s,
+                      float (&k)[kKeyDims]) const {
     const int p = at % P;
     if (in_16_bits(pos, at)) {
       const uint4 u = load(
@@ -260,10 +277,6 @@ struct QuantizedPages {
       return;
     }
     const auto* bytes = static_cast<const char*>(head);
-    const float scale = f16_at(bytes + layout.key_scales, p);
-    float minimum = layout.mean ? kv_mean_minimum(scale) : 0.f, mu_scale = 0.f;
-    if (layout.has_key_minima) minimum = f16_at(bytes + layout.key_minima, p);
-    if (layout.mean) memcpy(&mu_scale, bytes + layout.mu_scale, sizeof mu_scale);
     const uint32_t low = load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d).byte));
     const uint32_t high =
         layout.key_nibbles ? 0 : load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d + 4).byte));
@@ -271,12 +284,12 @@ struct QuantizedPages {
     for (int i = 0; i < kKeyDims; ++i) {
       const uint32_t code = layout.key_nibbles ? low >> (8 * (i % 4) + i / 4 * 4) & 15u
                                                : (i < 4 ? low : high) >> 8 * (i % 4) & 255u;
-      k[i] = number_of(keys, code ^ (keys == KvCode::kInt8 ? 0x80u : 0u), scale, minimum);
-      if (layout.mean) k[i] += mu_scale * static_cast<float>(static_cast<int8_t>(bytes[layout.mu + d + i]));
+      k[i] = number_of(keys, code ^ (keys == KvCode::kInt8 ? 0x80u : 0u), s.scale, s.minimum);
+      if (layout.mean) k[i] += s.mean * static_cast<float>(static_cast<int8_t>(bytes[layout.mu + d + i]));
     }
   }
 
-  OAR_DEVICE float2 values(const void* head, int pos, int at, int d) const {
+  OAR_DEVICE float2 values(const void* head, int pos, int at, int d, float2 v0, float2 v1) const {
     const int p = at % P;
     if (in_16_bits(pos, at)) {
       const uint32_t pair = load(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(head) +
@@ -301,14 +314,7 @@ struct QuantizedPages {
       first = codes & mask;
       second = codes >> 8 & mask;
     }
-    float minimum[2] = {};
-    if (layout.value_nibbles) {
-      minimum[0] = f16_at(bytes + layout.value_minima, p);
-      minimum[1] = f16_at(bytes + layout.value_minima, p + 1);
-    }
-    return make_float2(
-        number_of(values_code, first, f16_at(bytes + layout.value_scales, p), minimum[0]),
-        number_of(values_code, second, f16_at(bytes + layout.value_scales, p + 1), minimum[1]));
+    return make_float2(number_of(values_code, first, v0.x, v0.y), number_of(values_code, second, v1.x, v1.y));
   }
 
  private:
@@ -339,7 +345,11 @@ CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode value
                  shared, stream, a, QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
 }
 
-CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values,
+uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& a) {
+  return attention_scratch(a.common);
+}
+
+CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch,
                                  Stream stream) {
   const PagedAttentionArgs& c = a.common;
   if (c.T <= 0 || c.H <= 0) return {};
@@ -356,8 +366,8 @@ CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, 
                              a.shape.kv_heads,
                              keys,
                              values};
-  if (a.shape.head_dim <= 128) return {launch_attention<QuantizedPages, 4>(c, pages, stream)};
-  if (a.shape.head_dim <= kMaxDims) return {launch_attention<QuantizedPages, 8>(c, pages, stream)};
+  if (a.shape.head_dim <= 128) return {attend<QuantizedPages, 128>(c, pages, scratch, stream)};
+  if (a.shape.head_dim <= kMaxDims) return {attend<QuantizedPages, kMaxDims>(c, pages, scratch, stream)};
   return {cudaErrorInvalidValue};
 }
 

@@ -10,6 +10,7 @@ namespace oar::cuda {
 
 CudaStatus quant_kv_append(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& args, KvCode keys, KvCode values,
-                                 Stream stream);
+                                 void* scratch, Stream stream);
+uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& args);
 
 }  // namespace oar::cuda

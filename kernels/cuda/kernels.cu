@@ -38,9 +38,12 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kKvAppend, "f32", run<KvAppendArgs, kv_append<KvType::kF32>>},
     {KernelFamily::kKvAppend, "f16", run<KvAppendArgs, kv_append<KvType::kF16>>},
     {KernelFamily::kKvAppend, "bf16", run<KvAppendArgs, kv_append<KvType::kBF16>>},
-    {KernelFamily::kPagedAttention, "f32", run<PagedAttentionArgs, paged_attention<KvType::kF32>>},
-    {KernelFamily::kPagedAttention, "f16", run<PagedAttentionArgs, paged_attention<KvType::kF16>>},
-    {KernelFamily::kPagedAttention, "bf16", run<PagedAttentionArgs, paged_attention<KvType::kBF16>>},
+    {KernelFamily::kPagedAttention, "f32", run_with<PagedAttentionArgs, paged_attention<KvType::kF32>>,
+     bytes<PagedAttentionArgs, paged_attention_scratch>},
+    {KernelFamily::kPagedAttention, "f16", run_with<PagedAttentionArgs, paged_attention<KvType::kF16>>,
+     bytes<PagedAttentionArgs, paged_attention_scratch>},
+    {KernelFamily::kPagedAttention, "bf16", run_with<PagedAttentionArgs, paged_attention<KvType::kBF16>>,
+     bytes<PagedAttentionArgs, paged_attention_scratch>},
     {KernelFamily::kSwiGlu, "f32", run<SwiGluArgs, swiglu>},
     {KernelFamily::kUnary, "f32", run<UnaryArgs, unary>},
     {KernelFamily::kBinary, "f32", run<BinaryArgs, binary>},
@@ -67,23 +70,24 @@ CudaStatus append(const void* args, void*, Stream stream) {
   return quant_kv_append(*static_cast<const QuantKvAppendArgs*>(args), kKeys, kValues, stream);
 }
 template <KvCode kKeys, KvCode kValues>
-CudaStatus attend(const void* args, void*, Stream stream) {
-  return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, stream);
+CudaStatus attend(const void* args, void* scratch, Stream stream) {
+  return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, scratch,
+                               stream);
 }
 // Names as kv_code_name() has them.
-#define OAR_CODES(keys, values, key_name, value_name) \
-  {                                                   \
-      KernelFamily::kQuantKvAppend,                   \
-      "bf16",                                         \
-      append<KvCode::keys, KvCode::values>,           \
-      nullptr,                                        \
-      key_name,                                       \
-      value_name},                                    \
-      {KernelFamily::kQuantPagedAttention,            \
-       "bf16",                                        \
-       attend<KvCode::keys, KvCode::values>,          \
-       nullptr,                                       \
-       key_name,                                      \
+#define OAR_CODES(keys, values, key_name, value_name)                 \
+  {                                                                   \
+      KernelFamily::kQuantKvAppend,                                   \
+      "bf16",                                                         \
+      append<KvCode::keys, KvCode::values>,                           \
+      nullptr,                                                        \
+      key_name,                                                       \
+      value_name},                                                    \
+      {KernelFamily::kQuantPagedAttention,                            \
+       "bf16",                                                        \
+       attend<KvCode::keys, KvCode::values>,                          \
+       bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>, \
+       key_name,                                                      \
        value_name},
 #define OAR_CODES_OF(keys, key_name)       \
   OAR_CODES(keys, kInt8, key_name, "int8") \

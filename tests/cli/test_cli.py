@@ -454,6 +454,20 @@ class Device(Base):
                                       r"\(matmul.*, \d+ calls with up to .*iB of copies")
         self.assertIn("on loopback:0", self.ok("check", "--device", "loopback").stdout)
 
+    def test_check_compares_each_kernel_of_the_device(self):
+        report = json.loads(self.ok("check", "--device", "loopback", "--json").stdout)
+        self.assertEqual(report["failures"], 0)
+        kernels = {c["kernel"]: c for c in report["checks"] if "kernel" in c}
+        for name in ("matmul bf16", "grouped matmul q4_0", "append and attention bf16", "rms_norm", "conv", "pool, average"):
+            self.assertLessEqual(kernels[name]["error"], kernels[name]["bound"])
+        self.assertGreater(kernels["matmul q8_0"]["bytes"], kernels["matmul q4_0"]["bytes"])
+        self.assertGreater(kernels["conv"]["microseconds"], 0)
+        poor = self.ok("check", "--device", "loopback", env={"OAR_LOOPBACK": "missing=rope"})
+        self.assertIn("rope: no kernel on loopback:0", poor.stdout)
+        broken = oar("check", "--device", "loopback", env={"OAR_LOOPBACK": "fail_launch=5"})
+        self.assertEqual(broken.returncode, 1)
+        self.assertIn("[FAIL]", broken.stdout)
+
     def test_what_is_not_there(self):
         self.refused(1, *self.ARGS, "--device", "nothing", says=["liboar_nothing.so", "`cpu`"])
         self.refused(1, *self.ARGS, "--device", "loopback:7", says=["has 1 device"])

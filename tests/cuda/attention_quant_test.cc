@@ -163,6 +163,10 @@ TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") 
   }
   check(kTiers[3], {1, 1, 256}, 16, {40}, {{0, 40, 1}}, {.softcap = 3.f});
   check(kTiers[5], {1, 1, 80}, 64, {300}, {{0, 300, 2}});
+  // Heads that share keys over several spans, and more rows than are split.
+  check(kTiers[0], {6, 1, 32}, 32, {530}, {{0, 530, 1}});
+  check(kTiers[4], {3, 1, 16}, 16, {300}, {{0, 300, 1}});
+  check(kTiers[3], {1, 1, 8}, 16, {300}, {{0, 300, 257}}, {.window = 40});
 }
 
 TEST_CASE("cuda: what is not finite in a quantized page comes out again", "[cuda]") {

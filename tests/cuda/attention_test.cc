@@ -131,10 +131,38 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
 
 TEST_CASE("cuda: paged attention over contexts around its spans", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (int64_t context : {1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2100}) {
+  for (int64_t context : {1, 31, 32, 33, 255, 256, 257, 1024, 1025, 2100}) {
     check({}, {2, 1, 32}, DType::kBF16, 16, {context}, {{0, context, 1}});
   }
-  for (int64_t window : {1, 31, 32, 33, 256, 300, 4000}) {
+  for (int64_t window : {1, 31, 32, 33, 255, 256, 257, 258, 300, 4000}) {
     check({.window = window}, {2, 1, 32}, DType::kBF16, 16, {700}, {{0, 700, 1}, {0, 513, 2}});
   }
+}
+
+TEST_CASE("cuda: heads that share keys, any number of them, in spans of their own", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const int heads : {1, 2, 3, 5, 9}) {
+    check({}, {2 * heads, 2, 16}, DType::kBF16, 16, {530}, {{0, 530, 1}});
+  }
+  for (const int heads : {1, 3, 5})
+    check({.window = 90, .softcap = 2.f}, {heads, 1, 264}, DType::kBF16, 16, {270}, {{0, 270, 1}});
+}
+
+TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  check({}, {2, 1, 8}, DType::kBF16, 16, {300, 3}, {{0, 300, 256}, {1, 3, 1}});
+  check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
+}
+
+TEST_CASE("cuda: many heads beside a value that no query sees, and that is not finite", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const AttentionProblem::Options o = {.window = 7};
+  AttentionProblem p({4, 1, 16}, DType::kBF16, 16, {40});
+  for (int64_t d = 0; d < 16; ++d) p.v[0][static_cast<size_t>(32 * 16 + d)] = INFINITY;  // 33 is seen
+  p.append_all(Isa::kReference);
+  DeviceCache device(p);
+  device.append(0, 0, 40);
+  const double bound = 1e-5;  // f32 sums of 7 normal values
+  check_close(device.run({{0, 40, 1}}, o), p.run(Isa::kReference, {{0, 40, 1}}, o),
+              [&](size_t) { return bound; });
 }

@@ -7,6 +7,7 @@
 #include "kernels/conv.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/embedding.h"
+#include "kernels/kv_quant.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "tests/cuda/emulated.h"
@@ -219,4 +220,64 @@ TEST_CASE("cuda counters: decode attention reads keys and values in full sectors
   a.shape = shape;
   a.scale = 1.f;
   check("paged_attention bf16", count(KernelFamily::kPagedAttention, "bf16", &a));
+  // Keys and values come once for all heads that share them.
+  const emulation::Counters& c = emulation::counters();
+  const uint64_t ideal = kPages * kPage * 2 * kD * sizeof(uint16_t);
+  CHECK(c.load_sectors * 32 <= ideal + ideal / 5);
+}
+
+TEST_CASE("cuda counters: decode attention reads codes once for all heads that share them") {
+  constexpr int64_t kPages = 8, kPage = 64, kHeads = 4, kD = 128;
+  for (const auto& [keys, values] : {std::pair{KvCode::kInt8, KvCode::kInt8},
+                                     {KvCode::kFp8, KvCode::kFp8},
+                                     {KvCode::kInt4, KvCode::kInt4}}) {
+    INFO(kv_code_name(keys));
+    QuantKvShape shape;
+    shape.keys = keys;
+    shape.values = values;
+    shape.page_tokens = kPage;
+    shape.kv_heads = 1;
+    shape.head_dim = kD;
+    const QuantKvLayout layout(shape);
+    const auto page = static_cast<size_t>(kPage * 2 * kD);
+    DeviceCopy<char> pool(std::vector<char>(static_cast<size_t>(kPages * layout.block_bytes), '\1'));
+    DeviceCopy<uint16_t> open(std::vector<uint16_t>(page, uint16_t{0x3f80})),
+        sinks(std::vector<uint16_t>(16 * 2 * kD, uint16_t{0x3f80}));
+    DeviceArray q(std::vector<float>(kHeads * kD, 0.1f)), out(nothing_yet(kHeads * kD));
+    DeviceCopy<int32_t> table(std::vector<int32_t>{3, 1, 0, 2, 7, 6, 5, 4}),
+        start(std::vector<int32_t>{0, 1}), context(std::vector<int32_t>{kPages * kPage}),
+        opens(std::vector<int32_t>(kPages, 0)), firsts(std::vector<int32_t>{0});
+    QuantPagedAttentionArgs a;
+    a.shape = shape;
+    a.open = open.data();
+    a.sinks = sinks.data();
+    a.open_tables = opens.data();
+    a.sink_tables = firsts.data();
+    a.open_max_blocks = kPages;
+    a.sink_max_blocks = 1;
+    PagedAttentionArgs& c = a.common;
+    c.out = out.data();
+    c.q = q.data();
+    c.pool = pool.data();
+    c.block_tables = table.data();
+    c.seq_start = start.data();
+    c.context_len = context.data();
+    c.T = c.B = 1;
+    c.H = kHeads;
+    c.ldq = c.ldo = kHeads * kD;
+    c.max_blocks = kPages;
+    c.shape = open_kv_shape(shape);
+    c.scale = 1.f;
+    emulation::counters() = {};
+    launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(keys),
+                     kv_code_name(values));
+    const emulation::Counters& n = emulation::counters();
+    CHECK(ratio(n.shared_wavefronts, n.shared_ideal) <= 1.1);
+    // Four tokens of a dim share a word, and a warp takes the two that it adds: half of each word. Of 4 bits
+    // the upper half of the dims lies in the same bytes, and another warp reads them again. L1 answers both.
+    CHECK(ratio(n.load_sectors, n.load_ideal) <= 1.4);
+    const uint64_t once = static_cast<uint64_t>(kPages * layout.block_bytes) + page * 2 + 16 * 2 * kD * 2;
+    CHECK(static_cast<double>(n.load_sectors * 32) <=
+          (layout.value_nibbles ? 1.8 : 1.3) * static_cast<double>(once));
+  }
 }

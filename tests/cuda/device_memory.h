@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,15 @@ inline std::string no_device() {
 
 #define OAR_SKIP_WITHOUT_DEVICE() \
   if (const std::string why = ::oar_test::no_device(); !why.empty()) OAR_SKIP(why)
+
+// What a device that is opened meanwhile is told of libraries.
+class WithLibraries {
+ public:
+  explicit WithLibraries(const char* which) { setenv("OAR_CUDA_LIBRARIES", which, 1); }
+  ~WithLibraries() { unsetenv("OAR_CUDA_LIBRARIES"); }
+  WithLibraries(const WithLibraries&) = delete;
+  WithLibraries& operator=(const WithLibraries&) = delete;
+};
 
 // `values` on the device, `shift` elements behind a 256-byte boundary.
 template <class T>

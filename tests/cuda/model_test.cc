@@ -93,6 +93,50 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
   }
 }
 
+TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's phase says",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* name : {"llama3", "gpt2"}) {
+    INFO(name);
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+    std::vector<std::string> missing;
+    RunnerFixture own(path, device_options(&missing, "f32"));
+    CHECK_FALSE(own.runner->limits().phases);
+    const WithLibraries with("cublaslt");
+    RunnerFixture model(path, device_options(&missing, "f32"));
+    if (!model.runner->limits().phases) OAR_SKIP("no cuBLASLt here");
+    const auto& t = golden.tokens;
+    const auto V = static_cast<size_t>(model.vocab());
+    const std::vector<float> whole = model.run_prompt(t);
+    // Rows are rounded to bf16 where a product begins, as the processor's kernels round them.
+    const double places = rounded_places(model.config) * static_cast<double>(model.config.layers) + 1;
+    CHECK(relative_error(whole, golden.logits_bf16) < places / 512);
+    // Generated tokens have our own kernels' bits.
+    const std::vector<float> generated = model.run({{t, 0, model.blocks(t.size()), true}});
+    CHECK(generated == own.run_prompt(t));
+    CHECK(generated != whole);
+    // A prompt in pieces, the second beside a token that another sequence generated, is the same prompt.
+    const std::vector<int32_t> head(t.begin(), t.begin() + 5), tail(t.begin() + 5, t.end());
+    const auto blocks = model.blocks(t.size()), others = model.blocks(t.size(), 8);
+    const std::vector<float> first = model.run({{head, 0, blocks, true}}, 5);
+    CHECK(std::equal(first.begin(), first.end(), whole.begin()));
+    (void)model.run({{head, 0, others, true}}, 5);
+    const Chunk token{{t[7]}, 5, others, true}, rest{tail, 5, blocks, true};
+    const std::vector<float> alone = model.run({token});
+    const std::vector<float> both = model.run({token, rest}, static_cast<int64_t>(tail.size()));
+    const auto border = both.begin() + static_cast<std::ptrdiff_t>(V);
+    CHECK(std::equal(both.begin(), border, alone.begin(), alone.end()));
+    CHECK(std::equal(border, both.end(), whole.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.end()));
+    CHECK(joined(missing) == "");
+  }
+  const WithLibraries unknown("cublaslt,cudnn9");
+  const auto refused = make_backend(OAR_CUDA_PLUGIN, std::make_shared<ThreadPool>(), Isa::kReference, {});
+  REQUIRE_FALSE(refused.ok());
+  CHECK_THAT(refused.status().message(),
+             Contains("OAR_CUDA_LIBRARIES has \"cudnn9\"; it may have cublaslt and cudnn, or be none"));
+}
+
 TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device",
           "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();

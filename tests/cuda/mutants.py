@@ -19,6 +19,8 @@ import tempfile
 FILES = {
     "attention.cu": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
+    "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *"),
+                          ("attention_quant.cu", "cuda: quantized caches*")],
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
@@ -27,6 +29,7 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
+    "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
@@ -50,6 +53,8 @@ RULES = [
 ]
 # File and line as it stands: why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
+NOT_USED = "what comes of it is not looked at"
+SAME_BITS = "blocks of another number of heads give the same bits"
 EQUIVALENT = {
     ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
     ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
@@ -63,6 +68,20 @@ EQUIVALENT = {
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
     ("state.cu", "if (j == 0) row[decays] = decay;"): SAME_VALUE,
     ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
+    ("attention_split.h", "if (begin > pos) return;"): NOT_USED,
+    ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
+    ("attention_split.h", "const float old = g < heads ? shrinks[g * kSteps + step] : 0.f;"): NOT_USED,
+    ("attention_split.h", "if (first_seen) v0 = load(value_scales + at);"): NOT_USED,
+    ("attention_split.h", "if (second_seen) v1 = load(value_scales + at + 1);"): NOT_USED,
+    ("attention_split.h", "if (g >= heads) break;"): NOT_USED,
+    ("attention_split.h", "if (spans <= 0) return 0;"): "no rows are split then",
+    ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream);"): SAME_BITS,
+    ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream);"): SAME_BITS,
+    ("attention_split.h", "if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream);"): SAME_BITS,
+    ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
+    ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
+    ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
+    ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): "no launch whose sizes were checked fails on the emulated device",
     ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }

@@ -112,15 +112,18 @@ class Detours {
  public:
   Logger logger() {
     return Logger([this](LogLevel, std::string_view text) {
+      if (text.find("cudnn does convolutions") != std::string_view::npos) cudnn_ = true;
       if (text.find("waited for it") != std::string_view::npos ||
           text.find("no kernel") != std::string_view::npos)
         said_ += std::string(text) + "\n";
     });
   }
   const std::string& said() const { return said_; }
+  bool cudnn() const { return cudnn_; }  // takes part
 
  private:
   std::string said_;
+  bool cudnn_ = false;
 };
 
 }  // namespace
@@ -136,6 +139,30 @@ TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "
   for (const int64_t batch : {1, 2})
     check_near(*device, *cpu, {random_input({batch, 3, 32, 40}, 40)}, 16, 147);
   CHECK(detours.said() == "");
+  CHECK_FALSE(detours.cudnn());
+}
+
+TEST_CASE("cuda: the same networks with convolutions and pools by cuDNN", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const WithLibraries with("cudnn");
+  Detours detours;
+  PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+  on_device.log = detours.logger();
+  const std::string bytes = Bottlenecks().bytes();
+  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+  if (!detours.cudnn()) OAR_SKIP("no cuDNN here");
+  for (const int64_t batch : {1, 2})
+    check_near(*device, *cpu, {random_input({batch, 3, 32, 40}, 40)}, 16, 147);
+  CHECK(detours.said() == "");
+  for (const char* name : {"det", "rec", "cls"}) {
+    INFO(name);
+    const std::string path = source_path(std::string("tests/data/ocr/") + name);
+    const auto here = Predictor::open(path, options_on("cpu")),
+               there = Predictor::open(path, options_on(OAR_CUDA_PLUGIN));
+    REQUIRE_OK(here);
+    REQUIRE_OK(there);
+    check_near(**there, **here, {random_input({1, 3, 32, 96}, 41)}, 100, 600);
+  }
 }
 
 TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][models]") {

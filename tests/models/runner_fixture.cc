@@ -39,7 +39,7 @@ std::vector<int32_t> RunnerFixture::blocks(size_t tokens, int32_t first) const {
   return out;
 }
 
-std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
+std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks, int64_t prompts) {
   std::vector<int32_t> tokens, positions, seq_start{0}, context_len, rows, slots, with;
   size_t max_blocks = 1;
   for (const Chunk& c : chunks) max_blocks = std::max(max_blocks, c.blocks.size());
@@ -71,7 +71,8 @@ std::vector<float> RunnerFixture::run(const std::vector<Chunk>& chunks) {
     if (g.pages == CachePages::kFirst) groups.push_back({first_slots, firsts, 1});
     else groups.push_back({slots, tables, static_cast<int64_t>(max_blocks)});
   }
-  const auto logits = must(runner->run({tokens, positions, seq_start, context_len, rows, groups, with}));
+  const auto logits =
+      must(runner->run({tokens, positions, seq_start, context_len, rows, groups, with, prompts}));
   return {logits.begin(), logits.end()};
 }
 

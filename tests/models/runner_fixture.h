@@ -37,11 +37,12 @@ class RunnerFixture {
   RunnerFixture(oar::Checkpoint checkpoint, oar::LanguageModelOptions options, int32_t num_blocks = 64,
                 const std::function<void(oar::ModelConfig&)>& edit = {});
 
-  // Logits of the wanted rows, chunk after chunk.
-  std::vector<float> run(const std::vector<Chunk>& chunks);
+  // Logits of the wanted rows, chunk after chunk. `prompts`: Batch::prompts.
+  std::vector<float> run(const std::vector<Chunk>& chunks, int64_t prompts = 0);
   // Of one sequence from its start, all rows.
   std::vector<float> run_prompt(const std::vector<int32_t>& tokens) {
-    return run({{tokens, 0, blocks(tokens.size()), true}});
+    return run({{tokens, 0, blocks(tokens.size()), true}},
+               runner->limits().phases ? static_cast<int64_t>(tokens.size()) : 0);
   }
   int64_t vocab() const { return config.vocab; }
   int32_t page() const { return runner->limits().page_tokens; }

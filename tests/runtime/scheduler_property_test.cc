@@ -17,6 +17,7 @@ constexpr uint64_t kTraces = kSlow ? 10'000 : 100'000;  // a sanitizer makes eac
 struct Totals {
   int64_t traces = 0, steps = 0;
   uint64_t state_hits = 0;  // in worlds with recurrent layers
+  uint64_t phase_hits = 0;  // in worlds whose rows have phases
   uint64_t preemptions = 0, hits = 0, copies = 0, rollbacks = 0, jumps = 0, accepted = 0, suspensions = 0;
 };
 
@@ -34,6 +35,7 @@ void run_traces(uint64_t first, uint64_t count, int32_t depth) {
     t.hits += trace.prefix_hits();
     if (std::ranges::any_of(world.options.groups, oar::has_holes, &oar::CacheGroup::pages))
       t.state_hits += trace.prefix_hits();
+    if (world.options.phases) t.phase_hits += trace.prefix_hits();
     t.copies += trace.copies();
     t.rollbacks += trace.rollbacks();
     t.jumps += trace.jumps();
@@ -49,6 +51,7 @@ void run_traces(uint64_t first, uint64_t count, int32_t depth) {
   CHECK(t.preemptions > 0);
   CHECK(t.hits > 0);
   CHECK(t.state_hits > 0);
+  CHECK(t.phase_hits > 0);
   CHECK(t.copies > 0);
   CHECK(t.rollbacks > 0);
   CHECK(t.jumps > 0);

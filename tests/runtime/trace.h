@@ -55,13 +55,21 @@ inline int32_t fake_draw(uint64_t history, uint64_t stream, int64_t n, int32_t v
     if ((mask >> t & 1) && left-- == 0) return t;
 }
 
+// Where rows of prompts and of generated tokens are computed differently (SchedulerOptions::phases), a
+// history tells which tokens were generated.
+constexpr int32_t kGeneratedMark = 1 << 20;
+inline int32_t as_generated(int32_t token, const oar::SchedulerOptions& o) {
+  return o.phases ? token | kGeneratedMark : token;
+}
+
 // What the model says for one choice, with no cache and nobody else around.
 struct Reference {
   std::vector<int32_t> tokens;
   oar::FinishReason finish;
 };
 inline Reference reference_tokens(const oar::Request& r, uint64_t stream, int32_t vocab, int64_t max_length,
-                                  const std::vector<int32_t>& eos) {
+                                  const oar::SchedulerOptions& options) {
+  const std::vector<int32_t>& eos = options.eos_token_ids;
   uint64_t h = kEmptyHistory;
   for (int32_t t : r.prompt) h = extend(h, t);
   Reference out{{}, oar::FinishReason::kLength};
@@ -100,7 +108,7 @@ inline Reference reference_tokens(const oar::Request& r, uint64_t stream, int32_
       break;
     }
     out.tokens.push_back(t);
-    h = extend(h, t);
+    h = extend(h, as_generated(t, options));
     if (grammar) text = extend(text, t);
   }
   return out;
@@ -291,7 +299,10 @@ class Trace {
     }
     copies_ += step.copies.size();
     cache_->copy(step.copies);
-    cache_->run(flight.step.batch(), tokens_, histories_);
+    const oar::Batch batch = flight.step.batch();
+    const size_t generated = tokens_.size() - static_cast<size_t>(batch.prompts);
+    for (size_t i = 0; i < generated; ++i) tokens_[i] = as_generated(tokens_[i], world_.options);
+    cache_->run(batch, tokens_, histories_);
     if (!cache_->error.empty()) return fail(cache_->error);
     flight.histories = histories_;
     for (const auto& row : step.prompt_rows) {
@@ -304,11 +315,16 @@ class Trace {
     flying_.push_back(std::move(flight));
   }
 
+  int32_t token_at(const oar::Sequence& s, int64_t p) const {
+    const int32_t t = s.tokens()[p];
+    return p < s.request->prompt_size() ? t : as_generated(t, world_.options);
+  }
+
   // Drafts of all kinds: those the model would say, as a rule up to a wrong one.
   void guess(oar::Sequence& s) {
     if (!s.takes_drafts() || !dice_.chance(world_.draft_percent)) return;
     uint64_t h = kEmptyHistory;
-    for (int64_t p = 0; p < s.known(); ++p) h = extend(h, s.tokens()[p]);
+    for (int64_t p = 0; p < s.known(); ++p) h = extend(h, token_at(s, p));
     const uint64_t stream = s.request->seed + static_cast<uint64_t>(s.index);
     std::vector<int32_t> drafts;
     const auto* grammar = static_cast<const FakeGrammar*>(s.request->request.constraint.get());
@@ -320,7 +336,7 @@ class Trace {
                           : fake_draw(h, stream, n, world_.vocab);
       if (t < 0 || dice_.chance(20)) t = static_cast<int32_t>(dice_.roll(0, world_.vocab - 1));
       drafts.push_back(t);
-      h = extend(h, t);
+      h = extend(h, as_generated(t, world_.options));
       text = extend(text, t);
     }
     const int64_t kept = scheduler_->propose(s, drafts);
@@ -372,10 +388,10 @@ class Trace {
         } else {  // and the next tokens as well, as a grammar would force them: here those the model would
                   // say
           uint64_t h = kEmptyHistory;
-          for (int64_t p = 0; p < s->known(); ++p) h = extend(h, s->tokens()[p]);
-          for (size_t k = 0; k + 1 < f.size(); ++k) h = extend(h, f[k]);
+          for (int64_t p = 0; p < s->known(); ++p) h = extend(h, token_at(*s, p));
+          for (size_t k = 0; k + 1 < f.size(); ++k) h = extend(h, as_generated(f[k], world_.options));
           for (int64_t k = 1; k <= dice_.roll(1, 3); ++k) {
-            h = extend(h, f.back());
+            h = extend(h, as_generated(f.back(), world_.options));
             f.push_back(fake_draw(h, s->request->seed + static_cast<uint64_t>(s->index),
                                   static_cast<int64_t>(s->output.size() + f.size()), world_.vocab));
           }
@@ -411,8 +427,8 @@ class Trace {
         const Choice& c = r.choices[i];
         if (c.finishes != 1)
           return fail(oar::cat("request ", id, " choice ", i, " finished ", c.finishes, " times"));
-        const Reference want = reference_tokens(r.request, r.seed + i, world_.vocab, scheduler_->max_length(),
-                                                world_.options.eos_token_ids);
+        const Reference want =
+            reference_tokens(r.request, r.seed + i, world_.vocab, scheduler_->max_length(), world_.options);
         const bool whole = c.finish == oar::FinishReason::kStop || c.finish == oar::FinishReason::kLength ||
                            c.finish == oar::FinishReason::kError;
         if (whole && (c.finish != want.finish || c.tokens != want.tokens))
@@ -507,6 +523,7 @@ inline World random_world(Dice& d, int32_t depth) {
     o.groups.push_back({.block_bytes = 1, .num_blocks = rows, .pages = oar::CachePages::kRows});
     o.snapshot_tokens = r.chance(50) ? 0 : o.page_tokens * r.roll(1, 4);
   }
+  if (Dice r(mix(o.hash_seed + 1)); r.chance(30)) o.phases = true;
   o.vocab_size = w.vocab;
   return w;
 }

@@ -38,6 +38,7 @@ BlockManager::BlockManager(const Options& o)
       prefix_cache_(o.prefix_cache),
       again_(1 + o.depth),
       snapshot_tokens_(o.snapshot_tokens),
+      phases_(o.phases),
       index_(o.page_tokens, static_cast<int32_t>(o.groups.size()), index_capacity(o), o.hash_seed) {
   OAR_CHECK(o.page_tokens > 0 && o.max_context > 0 && !o.groups.empty());
   pools_.resize(o.groups.size());
@@ -362,7 +363,12 @@ std::span<const int32_t> BlockManager::page_of(const TokenView& tokens, int64_t 
   const int64_t begin = index * page_tokens_;
   if (begin + page_tokens_ <= static_cast<int64_t>(tokens.prompt.size()))
     return tokens.prompt.subspan(static_cast<size_t>(begin), page_.size());
-  for (size_t i = 0; i < page_.size(); ++i) page_[i] = tokens[begin + static_cast<int64_t>(i)];
+  const int64_t prompt = static_cast<int64_t>(tokens.prompt.size());
+  for (size_t i = 0; i < page_.size(); ++i) {
+    const int64_t at = begin + static_cast<int64_t>(i);
+    // Tokens are not negative, so a generated one is none of a prompt's.
+    page_[i] = phases_ && at >= prompt ? ~tokens[at] : tokens[at];
+  }
   return page_;
 }
 

@@ -94,6 +94,8 @@ class BlockManager {
     int32_t depth = 0;  // SchedulerOptions: each step in flight is one row more to be rolled back
     int64_t snapshot_tokens =
         0;  // states are cached behind every so many tokens, where there is room; 0: none
+    // A page is known by its tokens and by which of them were generated (SchedulerOptions::phases).
+    bool phases = false;
   };
   explicit BlockManager(const Options& options);
 
@@ -191,6 +193,7 @@ class BlockManager {
   bool prefix_cache_, has_states_ = false;
   int64_t again_;  // last rows of a step that may run again without drafts
   int64_t snapshot_tokens_;
+  bool phases_;
   std::vector<Pool> pools_;
   PrefixIndex index_;
   uint64_t releases_ = 0;

@@ -47,6 +47,8 @@ struct RunnerLimits {
   int32_t depth = 0;
   int32_t page_tokens = 0;  // P
   std::vector<CacheGroup> groups;
+  // Rows of prompts and rows of generated tokens are computed in different orders (Batch::prompts).
+  bool phases = false;
 };
 
 // One step. Rows [seq_start[b], seq_start[b+1]) are consecutive tokens of sequence b: a prefill chunk, or one
@@ -68,6 +70,9 @@ struct Batch {
   std::span<const Group> groups;  // as many as RunnerLimits::groups
   std::span<const int32_t>
       adapters;  // [T] slot of the row's adapter (adapter.h), -1: none; empty: none at all
+  // Where RunnerLimits::phases: so many rows, the last ones, are of prompts; those before are of tokens that
+  // were generated or drafted. No sequence has rows of both.
+  int64_t prompts = 0;
 };
 
 struct BlockCopy {

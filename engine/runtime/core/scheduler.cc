@@ -12,7 +12,7 @@ namespace oar {
 Batch Step::batch() {
   batch_groups.clear();
   for (const GroupAddresses& g : groups) batch_groups.push_back({g.slots, g.tables, g.max_blocks});
-  return {tokens, positions, seq_start, context_len, logit_rows, batch_groups, adapters};
+  return {tokens, positions, seq_start, context_len, logit_rows, batch_groups, adapters, prompts};
 }
 
 Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) {
@@ -64,7 +64,8 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
 Scheduler::Scheduler(const SchedulerOptions& o, int64_t max_length)
     : options_(o),
       max_length_(max_length),
-      blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed, o.depth, o.snapshot_tokens}),
+      blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed, o.depth, o.snapshot_tokens,
+               o.phases}),
       mask_words_(static_cast<size_t>((o.vocab_size + 31) / 32)) {
   if (options_.max_logit_rows == 0) options_.max_logit_rows = o.max_sequences;
   plan_.reserve(static_cast<size_t>(o.max_sequences));

@@ -34,6 +34,9 @@ struct SchedulerOptions {
   int64_t snapshot_tokens = 0;  // of recurrent state, behind every so many; 0: of prompts and answers alone
   // Steps that may be in flight when next() is called: 0 is lockstep, 1 overlaps host and device.
   int32_t depth = 0;
+  // RunnerLimits::phases. A token's row is of the same phase whenever it is computed: of a request's prompt,
+  // or generated, also where it is computed again. A prompt finds only pages that rows of prompts wrote.
+  bool phases = false;
 };
 
 // A draft that a model is still to name: the step is planned, and its blocks are there.
@@ -68,6 +71,7 @@ struct Step {
   std::vector<Sample> samples;
   std::vector<PromptRow> prompt_rows;
   std::vector<int32_t> draft_tokens;
+  int64_t prompts = 0;         // Batch::prompts
   int64_t prefill_tokens = 0;  // rows that belong to no decode: neither its single row nor its drafts
   std::vector<Batch::Group> batch_groups;
 

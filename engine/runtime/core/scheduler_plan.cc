@@ -31,7 +31,7 @@ void Scheduler::clear(Step& step) const {
   reset(step.entries, sequences);
   reset(step.samples, sequences);
   reset(step.prompt_rows, static_cast<size_t>(options_.max_logit_rows));
-  step.prefill_tokens = 0;
+  step.prompts = step.prefill_tokens = 0;
 }
 
 Scheduler::Demand Scheduler::demand() {
@@ -79,8 +79,15 @@ bool Scheduler::next(Clock::time_point now, Step& step, int64_t prompt_rows) {
   rows_left_ = options_.max_batch_tokens - planned_rows();
   for (int32_t i = running_.head; i >= 0; i = sequence(i).next) plan_drafts(sequence(i));
 
-  for (int32_t slot : plan_)
-    if (sequence(slot).planned > 0) emit_rows(sequence(slot));
+  // Rows of prompts last, where somebody asks.
+  for (const bool prompts : {false, true}) {
+    const size_t before = step.tokens.size();
+    for (const int32_t slot : plan_) {
+      Sequence& s = sequence(slot);
+      if (s.planned > 0 && (options_.phases && s.in_prompt()) == prompts) emit_rows(s);
+    }
+    if (prompts) step.prompts = static_cast<int64_t>(step.tokens.size() - before);
+  }
   step_ = nullptr;
   if (step.empty()) return false;
   step.seq_start.push_back(static_cast<int32_t>(step.tokens.size()));
@@ -116,9 +123,11 @@ void Scheduler::plan_rows(Sequence& s, int64_t rows) {
   }
 }
 
-// Of `rows` in total for this step, as many as the rows of logits allow (prompt log-probabilities want many).
+// Of `rows` in total for this step, as many as the rows of logits allow (prompt log-probabilities want many)
+// and as are of one phase.
 int64_t Scheduler::chunk(const Sequence& s, int64_t rows) const {
   const RequestState& r = *s.request;
+  if (options_.phases && s.in_prompt()) rows = std::min(rows, r.prompt_size() - s.computed);
   if (!r.wants_prompt_logprobs() || r.prompt_rows_asked >= r.prompt_size() - 1) return rows;
   const int64_t silent = std::max(s.computed, r.prompt_rows_asked) - s.computed;
   return std::min(rows, silent + 1 + s.planned_extra + logits_left_);
@@ -148,7 +157,7 @@ void Scheduler::plan_decode(Sequence& s) {
 // Rows behind a decode's, of what nobody else wanted: no sequence loses a row or a block to somebody's
 // drafts.
 void Scheduler::plan_drafts(Sequence& s) {
-  if (s.planned != 1 || !s.takes_drafts()) {
+  if (s.planned != 1 || !s.takes_drafts() || (options_.phases && s.in_prompt())) {
     s.drafts.clear();
     return;
   }

@@ -88,6 +88,8 @@ struct Sequence {
   int64_t known() const { return request->prompt_size() + static_cast<int64_t>(output.size()); }
   int64_t total() const { return known() + pending; }
   int64_t uncomputed() const { return total() - computed; }
+  // Its next row is of its prompt.
+  bool in_prompt() const { return computed < request->prompt_size(); }
   // Its next row is the single row of a decode.
   bool decodes() const { return uncomputed() == 1 && drafted == 0 && !at_end(); }
   // And draft rows may follow it.

@@ -32,6 +32,15 @@ const char* refusal(const LtProduct& p) {
   return nullptr;
 }
 
+// Operands of a description that is only asked about: the library looks at no byte of them, but at how
+// pointers are aligned.
+LtOperands somewhere() {
+  alignas(16) static constexpr float kSomewhere = 0;
+  LtOperands o;
+  o.bias = o.x_scale = o.w_scale = &kSomewhere;
+  return o;
+}
+
 }  // namespace
 
 bool load_cublas_lt(CublasLtApi* api, std::string* why) {
@@ -120,12 +129,8 @@ LibraryStatus CublasLt::prepare(const LtProduct& p, int64_t rows, uint64_t works
   if (const char* what = refusal(p); what != nullptr || rows <= 0)
     return {CUBLAS_STATUS_INVALID_VALUE,
             std::string("no product by cuBLASLt: ") + (what != nullptr ? what : "rows")};
-  // It looks at no operand, but at how pointers are aligned.
-  alignas(16) static constexpr float kSomewhere = 0;
-  LtOperands somewhere;
-  somewhere.bias = somewhere.x_scale = somewhere.w_scale = &kSomewhere;
   Description d(api_);
-  if (LibraryStatus failed = describe(p, somewhere, rows, &d); !failed.ok()) return failed;
+  if (LibraryStatus failed = describe(p, somewhere(), rows, &d); !failed.ok()) return failed;
 
   struct Preference {
     const CublasLtApi& api;
@@ -153,18 +158,28 @@ LibraryStatus CublasLt::prepare(const LtProduct& p, int64_t rows, uint64_t works
   return {};
 }
 
+LibraryStatus CublasLt::check(LtPlan& plan, const Description& d, int64_t rows) {
+  if (rows == plan.checked_rows_) return {};
+  cublasLtMatmulHeuristicResult_t result = {};
+  OAR_LT(MatmulAlgoCheck, handle_, d.product, d.w, d.x, d.out, d.out, &plan.algo_, &result);
+  if (result.workspaceSize > plan.workspace_)
+    return {CUBLAS_STATUS_NOT_SUPPORTED, "cuBLASLt's algorithm wants more workspace for these rows"};
+  plan.checked_rows_ = rows;
+  return {};
+}
+
+LibraryStatus CublasLt::check(LtPlan& plan, int64_t rows) {
+  Description d(api_);
+  if (LibraryStatus failed = describe(plan.product_, somewhere(), rows, &d); !failed.ok()) return failed;
+  return check(plan, d, rows);
+}
+
 LibraryStatus CublasLt::run(LtPlan& plan, const LtOperands& o, Stream stream) {
   if (o.rows <= 0) return {};
   const LtProduct& p = plan.product_;
   Description d(api_);
   if (LibraryStatus failed = describe(p, o, o.rows, &d); !failed.ok()) return failed;
-  if (o.rows != plan.checked_rows_) {
-    cublasLtMatmulHeuristicResult_t result = {};
-    OAR_LT(MatmulAlgoCheck, handle_, d.product, d.w, d.x, d.out, d.out, &plan.algo_, &result);
-    if (result.workspaceSize > plan.workspace_)
-      return {CUBLAS_STATUS_NOT_SUPPORTED, "cuBLASLt's algorithm wants more workspace for these rows"};
-    plan.checked_rows_ = o.rows;
-  }
+  if (LibraryStatus failed = check(plan, d, o.rows); !failed.ok()) return failed;
   const float one = 1.f, residual = o.residual != nullptr ? 1.f : 0.f;
   const int32_t one_i32 = 1, residual_i32 = o.residual != nullptr;
   const bool integers = p.types == LtTypes::kI8;

@@ -7,7 +7,7 @@
 //
 // One algorithm serves all rows of a weight: it is chosen once, without splitting K, and asked again of every
 // number of rows whether it serves them. That a row's bits do not depend on that number is not promised by
-// the library; until a device has shown it (./dev gpu), no kernel of a language model is run so.
+// the library; matmul_library.h says what is made of that.
 #pragma once
 
 #include <cublasLt.h>
@@ -94,6 +94,8 @@ class CublasLt {
   // Chooses the algorithm for about so many rows, within a workspace. An error: the library has none, or the
   // product is none that it takes; our own kernels do it then.
   LibraryStatus prepare(const LtProduct& product, int64_t rows, uint64_t workspace_bytes, LtPlan* plan);
+  // Whether the algorithm serves so many rows, within the workspace that was promised.
+  LibraryStatus check(LtPlan& plan, int64_t rows);
   // Puts the product on the stream, which may be captured. Nothing is allocated on the device.
   LibraryStatus run(LtPlan& plan, const LtOperands& operands, Stream stream);
 
@@ -102,6 +104,7 @@ class CublasLt {
   CublasLt(const CublasLtApi& api, cublasLtHandle_t handle) : api_(api), handle_(handle) {}
   LibraryStatus status(cublasStatus_t code, const char* call) const;
   LibraryStatus describe(const LtProduct& p, const LtOperands& o, int64_t rows, Description* d) const;
+  LibraryStatus check(LtPlan& plan, const Description& d, int64_t rows);
 
   CublasLtApi api_;
   cublasLtHandle_t handle_;

@@ -1,0 +1,451 @@
+#include "clients/cli/check_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "engine/base/format.h"
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/conv.h"
+#include "kernels/embedding.h"
+#include "kernels/hadamard.h"
+#include "kernels/matmul.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+
+namespace oar::cli {
+namespace {
+
+constexpr int kLaunches = 3;  // timed
+constexpr double kUnit = 0x1p-24;
+
+// One side of a comparison: memory and launches of a backend. The first thing that fails stays.
+class Side {
+ public:
+  explicit Side(Backend& b) : b_(b) {}
+
+  Backend& backend() { return b_; }
+  const float* floats(size_t n, uint64_t seed) {  // uniform in [-1, 1), the same everywhere
+    std::vector<float> v(n);
+    for (float& x : v) {
+      seed = seed * 6364136223846793005u + 1442695040888963407u;
+      x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
+    }
+    bytes_ += static_cast<double>(n * sizeof(float));
+    return put(v);
+  }
+  template <class T>
+  const T* put(const std::vector<T>& v) {
+    return static_cast<const T*>(take(v.data(), v.size() * sizeof(T)));
+  }
+  // What the case is compared by; not numbers before.
+  float* result(size_t n) {
+    host_.assign(n, std::numeric_limits<float>::quiet_NaN());
+    bytes_ += static_cast<double>(n * sizeof(float));
+    out_ = static_cast<float*>(take(host_.data(), n * sizeof(float)));
+    return out_;
+  }
+  void* pages(uint64_t bytes) {
+    bytes_ += static_cast<double>(bytes);
+    const std::vector<char> zeros(bytes);
+    return take(zeros.data(), bytes);
+  }
+  // A weight of n rows of K as the backend's products read it.
+  const void* weight(Format format, int64_t n, int64_t K, uint64_t seed, bool packs = true) {
+    std::vector<float> v(static_cast<size_t>(n * K));
+    for (float& x : v) {
+      seed = seed * 6364136223846793005u + 1442695040888963407u;
+      x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
+    }
+    const int64_t stride = format.stride(K);
+    auto rows = Buffer::allocate(static_cast<uint64_t>(n * stride));
+    if (!note(rows.status())) return nullptr;
+    auto* to = static_cast<std::byte*>(rows->mutable_data());
+    for (int64_t r = 0; r < n; ++r) format.encode_row(v.data() + r * K, K, to + r * stride);
+    bytes_ += static_cast<double>(n * stride);
+    const auto packed = packs ? b_.packed_bytes(format, n, K) : Result<uint64_t>(uint64_t{0});
+    if (!note(packed.status())) return nullptr;
+    if (*packed == 0) return take(to, rows->size());
+    auto panels = Buffer::allocate(*packed);
+    if (!note(panels.status()) || !note(b_.pack(format, format, n, K, panels->mutable_data(), to)))
+      return nullptr;
+    return take(panels->data(), panels->size());
+  }
+
+  // False: there is no such kernel.
+  bool launch(const KernelKey& key, const void* args, int times = 1) {
+    const Kernel* kernel = b_.find_kernel(key);
+    if (kernel == nullptr) missing_ = true;
+    if (kernel == nullptr || !status_.ok()) return false;
+    KernelPlan plan;
+    if (!note(b_.plan(*kernel, args, &plan))) return false;
+    b_.reserve_worker_scratch(plan.worker_scratch);
+    void* scratch = nullptr;
+    if (plan.shared_scratch > 0) {
+      const std::vector<char> nothing(plan.shared_scratch);
+      scratch = take(nothing.data(), nothing.size());
+    }
+    for (int i = 0; i < times && status_.ok(); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (!note(b_.launch(*kernel, args, plan, scratch)) || !note(b_.synchronize())) break;
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      seconds_ = std::min(seconds_, took.count());
+    }
+    return status_.ok();
+  }
+  std::vector<float> read() {
+    if (status_.ok() && note(b_.download(host_.data(), out_, host_.size() * sizeof(float))))
+      (void)note(b_.synchronize());
+    return host_;
+  }
+  bool missing() const { return missing_; }
+  double seconds() const { return seconds_; }
+  double bytes() const { return bytes_; }
+  const Status& status() const { return status_; }
+
+ private:
+  bool note(const Status& s) {
+    if (status_.ok() && !s.ok()) status_ = s;
+    return status_.ok();
+  }
+  void* take(const void* bytes, uint64_t size) {
+    auto memory = b_.allocate(std::max<uint64_t>(size, 64));
+    if (!note(memory.status())) return nullptr;
+    void* at = memory->mutable_data();
+    kept_.push_back(std::move(*memory));
+    if (size > 0 && note(b_.upload(at, bytes, size))) (void)note(b_.synchronize());
+    return at;
+  }
+
+  Backend& b_;
+  std::vector<Buffer> kept_;
+  std::vector<float> host_;
+  float* out_ = nullptr;
+  Status status_;
+  bool missing_ = false;
+  double seconds_ = std::numeric_limits<double>::infinity(), bytes_ = 0;
+};
+
+struct Case {
+  std::string name;
+  double bound, operations;
+  std::function<void(Side&)> run;
+};
+
+// Sums of `terms` products of magnitudes up to 1 each.
+double sum_bound(double terms) { return terms * (terms + 8) * kUnit; }
+// The same of products whose magnitudes are a quarter in the mean and, of so many, at most a third: what
+// rounding does to x, 2^-9 of a term, or where kernels of codes round it to 8 bits 1/254 of each weight.
+double product_bound(double terms, Format f) {
+  const double operands = f == Format::f32() ? 0 : f.plain() ? 0x1p-9 / 3 : 0.6 / 254;
+  return terms * ((terms + 8) * kUnit / 3 + operands);
+}
+
+constexpr int64_t kRows = 5, kIn = 512, kOut = 96;
+
+void products(std::vector<Case>& cases) {
+  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q8_0", "i4_g64", "i4_g128", "q4_k", "q6_k"}) {
+    const auto format = Format::find(name);
+    if (!format || format->info().encode == nullptr) continue;
+    const double bound = product_bound(kIn, *format);
+    const double operations = 2.0 * kRows * kIn * kOut;
+    const auto fill = [format](Side& s, MatmulArgs& a, MatmulSegment& segment) {
+      segment = {s.weight(*format, kOut, kIn, 1), s.floats(kOut, 2), kOut, 0};
+      a.x = s.floats(kRows * kIn, 3);
+      a.residual = s.floats(kRows * kOut, 4);
+      a.out = s.result(kRows * kOut);
+      a.segments = &segment;
+      a.num_segments = 1;
+      a.T = kRows;
+      a.K = a.ldx = kIn;
+      a.ldo = kOut;
+      a.format = *format;
+    };
+    cases.push_back({cat("matmul ", name), bound, operations, [=](Side& s) {
+                       MatmulArgs a;
+                       MatmulSegment segment{};
+                       fill(s, a, segment);
+                       s.launch({KernelFamily::kMatmul, *format}, &a, kLaunches);
+                     }});
+    cases.push_back({cat("gated matmul ", name), bound, operations, [=](Side& s) {
+                       GatedMatmulArgs a;
+                       MatmulSegment segment{};
+                       fill(s, a.matmul, segment);
+                       a.gate = s.floats(kRows * kIn, 5);
+                       a.ld_gate = kIn;
+                       a.swiglu = s.backend().find_kernel({KernelFamily::kSwiGlu});
+                       s.launch({KernelFamily::kGatedMatmul, *format}, &a, kLaunches);
+                     }});
+    cases.push_back({cat("grouped matmul ", name), bound, operations, [=](Side& s) {
+                       GroupedMatmulArgs a;
+                       std::vector<MatmulSegment> experts;
+                       for (uint64_t e = 0; e < 3; ++e)
+                         experts.push_back({s.weight(*format, kOut, kIn, 1 + e), nullptr, kOut, 0});
+                       a.x = s.floats(kRows * kIn, 3);
+                       a.expert_start = s.put<int32_t>({0, 2, 2, static_cast<int32_t>(kRows)});
+                       a.out = s.result(kRows * kOut);
+                       a.segments = experts.data();
+                       a.segments_per_expert = 1;
+                       a.experts = 3;
+                       a.P = kRows;
+                       a.K = a.ldx = kIn;
+                       a.ldo = kOut;
+                       a.format = *format;
+                       s.launch({KernelFamily::kGroupedMatmul, *format}, &a, kLaunches);
+                     }});
+    cases.push_back({cat("embedding ", name), 4 * kUnit, 0, [=](Side& s) {
+                       EmbeddingArgs a;
+                       a.table = s.weight(*format, 7, kIn, 1, false);
+                       a.ids = s.put<int32_t>({6, 0, 3, 3});
+                       a.out = s.result(4 * kIn);
+                       a.T = 4;
+                       a.E = kIn;
+                       a.V = 7;
+                       a.format = *format;
+                       s.launch({KernelFamily::kEmbedding, *format}, &a, kLaunches);
+                     }});
+  }
+}
+
+void rows(std::vector<Case>& cases) {
+  constexpr int64_t kCols = 1000;
+  cases.push_back({"rms_norm", 64 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
+                     RmsNormArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.w = s.floats(kCols, 2);
+                     a.out = s.result(kRows * kCols);
+                     a.rows = kRows;
+                     a.cols = a.ldx = a.ldo = kCols;
+                     s.launch({KernelFamily::kRmsNorm}, &a, kLaunches);
+                   }});
+  cases.push_back({"layer_norm", 128 * kUnit, 8.0 * kRows * kCols, [](Side& s) {
+                     LayerNormArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.w = s.floats(kCols, 2);
+                     a.b = s.floats(kCols, 3);
+                     a.out = s.result(kRows * kCols);
+                     a.rows = kRows;
+                     a.cols = a.ldx = a.ldo = kCols;
+                     s.launch({KernelFamily::kLayerNorm}, &a, kLaunches);
+                   }});
+  // A sine's argument, position times frequency, is exact here: they have few bits.
+  cases.push_back({"rope", 16 * kUnit, 6.0 * kRows * 4 * 64, [](Side& s) {
+                     RopeArgs a;
+                     a.x = s.floats(kRows * 4 * 64, 1);
+                     a.positions = s.put<int32_t>({0, 1, 5, 100, 1000});
+                     std::vector<float> frequencies;
+                     for (int i = 0; i < 32; ++i) frequencies.push_back(std::ldexp(1.f, -(i / 3)));
+                     a.inv_freq = s.put(frequencies);
+                     a.out = s.result(kRows * 4 * 64);
+                     a.T = kRows;
+                     a.heads = 4;
+                     a.D = a.rot_dim = 64;
+                     a.ldx = a.ldo = 4 * 64;
+                     s.launch({KernelFamily::kRope}, &a, kLaunches);
+                   }});
+  cases.push_back({"swiglu", 16 * kUnit, 5.0 * kRows * kCols, [](Side& s) {
+                     SwiGluArgs a;
+                     a.gate = s.floats(kRows * kCols, 1);
+                     a.up = s.floats(kRows * kCols, 2);
+                     a.out = s.result(kRows * kCols);
+                     a.T = kRows;
+                     a.F = a.ldo = a.ldg = a.ldu = kCols;
+                     s.launch({KernelFamily::kSwiGlu}, &a, kLaunches);
+                   }});
+  cases.push_back({"unary", 16 * kUnit, kRows * kCols, [](Side& s) {
+                     UnaryArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.out = s.result(kRows * kCols);
+                     a.n = kRows * kCols;
+                     a.op = UnaryOp::kTanh;
+                     s.launch({KernelFamily::kUnary}, &a, kLaunches);
+                   }});
+  cases.push_back({"binary", 2 * kUnit, kRows * kCols, [](Side& s) {
+                     BinaryArgs a;
+                     a.a = s.floats(kRows * kCols, 1);
+                     a.b = s.floats(kCols, 2);
+                     a.out = s.result(kRows * kCols);
+                     a.rows = kRows;
+                     a.cols = kCols;
+                     a.b_row = 0;
+                     s.launch({KernelFamily::kBinary}, &a, kLaunches);
+                   }});
+  cases.push_back({"gather_rows", 0, 0, [](Side& s) {
+                     GatherRowsArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.rows = s.put<int32_t>({4, 0, 4});
+                     a.out = s.result(3 * kCols);
+                     a.R = 3;
+                     a.E = kCols;
+                     s.launch({KernelFamily::kGatherRows}, &a, kLaunches);
+                   }});
+  cases.push_back({"hadamard", 32 * kUnit * 8, 7.0 * kRows * 256, [](Side& s) {
+                     HadamardArgs a;
+                     a.x = s.floats(kRows * 256, 1);
+                     a.out = s.result(kRows * 256);
+                     a.rows = kRows;
+                     a.n = a.ldx = a.ldo = 256;
+                     a.block = a.power = 128;
+                     s.launch({KernelFamily::kHadamard}, &a, kLaunches);
+                   }});
+  cases.push_back({"softmax", 32 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
+                     SoftmaxArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.out = s.result(kRows * kCols);
+                     a.rows = kRows;
+                     a.n = kCols;
+                     a.scale = 3.f;
+                     s.launch({KernelFamily::kSoftmax}, &a, kLaunches);
+                   }});
+  cases.push_back({"activate", 16 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
+                     ActivateArgs a;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.out = s.result(kRows * kCols);
+                     a.n = kRows * kCols;
+                     a.epilogue = Epilogue::kHardSwish;
+                     a.alpha = 1 / 6.f;
+                     a.beta = 0.5f;
+                     s.launch({KernelFamily::kActivate}, &a, kLaunches);
+                   }});
+}
+
+// One sequence of 300 tokens over pages of 16; its last 3 are the queries. |q . k| / sqrt(D) <= sqrt(D) = 8.
+void attention(std::vector<Case>& cases) {
+  constexpr int64_t kTokens = 300, kQueries = 3, kHeads = 4, kKv = 2, kD = 64, kPage = 16;
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const double kept = type == DType::kF32 ? 0 : type == DType::kF16 ? 0x1p-11 : 0x1p-8;
+    const double logit = 8 * ((kD + 8) * kUnit + kept);
+    const double bound = std::expm1(2 * logit) + kept + kTokens * kUnit;
+    cases.push_back({cat("append and attention ", dtype_name(type)), bound,
+                     4.0 * kQueries * kTokens * kHeads * kD, [=](Side& s) {
+                       const KvShape shape{type, kPage, kKv, kD};
+                       const int64_t blocks = (kTokens + kPage - 1) / kPage;
+                       std::vector<int32_t> table, slots;
+                       for (int64_t i = 0; i < blocks; ++i)
+                         table.push_back(static_cast<int32_t>(blocks - 1 - i));
+                       for (int64_t t = 0; t < kTokens; ++t)
+                         slots.push_back(
+                             static_cast<int32_t>(table[static_cast<size_t>(t / kPage)] * kPage + t % kPage));
+                       KvAppendArgs append;
+                       append.pool = s.pages(static_cast<uint64_t>(blocks) * kv_block_bytes(shape));
+                       append.k = s.floats(kTokens * kKv * kD, 3);
+                       append.v = s.floats(kTokens * kKv * kD, 4);
+                       append.slots = s.put(slots);
+                       append.T = kTokens;
+                       append.ldk = append.ldv = kKv * kD;
+                       append.shape = shape;
+                       PagedAttentionArgs a;
+                       a.q = s.floats(kQueries * kHeads * kD, 5);
+                       a.out = s.result(kQueries * kHeads * kD);
+                       a.pool = append.pool;
+                       a.block_tables = s.put(table);
+                       a.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
+                       a.context_len = s.put<int32_t>({static_cast<int32_t>(kTokens)});
+                       a.T = kQueries;
+                       a.B = 1;
+                       a.H = kHeads;
+                       a.ldq = a.ldo = kHeads * kD;
+                       a.max_blocks = blocks;
+                       a.shape = shape;
+                       a.scale = 1.f / std::sqrt(static_cast<float>(kD));
+                       if (s.launch({KernelFamily::kKvAppend, Format::of(type)}, &append))
+                         s.launch({KernelFamily::kPagedAttention, Format::of(type)}, &a, kLaunches);
+                     }});
+  }
+}
+
+void images(std::vector<Case>& cases) {
+  WindowShape w;
+  w.N = 1;
+  w.H = w.W = w.OH = w.OW = 9;
+  w.KH = w.KW = 3;
+  w.pad_top = w.pad_left = w.pad_bottom = w.pad_right = 1;
+  constexpr int64_t kC = 16, kM = 24, kPixels = 81;
+  cases.push_back({"conv", 4 * sum_bound(9 * kC), 2.0 * kPixels * 9 * kC * kM, [w](Side& s) {
+                     const std::vector<float> plain = [] {
+                       std::vector<float> v;
+                       for (int64_t i = 0; i < kM * kC * 9; ++i)
+                         v.push_back(static_cast<float>(i % 17 - 8) / 8);
+                       return v;
+                     }();
+                     const int64_t panel = s.backend().filter_panel();
+                     std::vector<float> packed(
+                         static_cast<size_t>(packed_filter_floats(kM, 1, 9, kC, panel)));
+                     pack_filters(packed.data(), plain.data(), kM, 1, 9, kC, kC * 9, 9, 1, panel);
+                     ConvArgs a;
+                     a.w = s.put(packed);
+                     a.x = s.floats(kPixels * kC, 1);
+                     a.bias = s.floats(kM, 2);
+                     a.residual = s.floats(kPixels * kM, 3);
+                     a.out = s.result(kPixels * kM);
+                     a.window = w;
+                     a.C = a.ldx = kC;
+                     a.M = a.ldo = kM;
+                     a.panel = panel;
+                     a.epilogue = Epilogue::kClamp;
+                     a.beta = 6;
+                     s.launch({KernelFamily::kConv}, &a, kLaunches);
+                   }});
+  cases.push_back({"depthwise", 4 * sum_bound(9), 2.0 * kPixels * 9 * kC, [w](Side& s) {
+                     DepthwiseArgs a;
+                     a.w = s.floats(9 * kC, 1);
+                     a.x = s.floats(kPixels * kC, 2);
+                     a.bias = s.floats(kC, 3);
+                     a.out = s.result(kPixels * kC);
+                     a.window = w;
+                     a.C = kC;
+                     a.epilogue = Epilogue::kSilu;
+                     s.launch({KernelFamily::kDepthwise}, &a, kLaunches);
+                   }});
+  for (const PoolOp op : {PoolOp::kMax, PoolOp::kAverage}) {
+    cases.push_back({op == PoolOp::kMax ? "pool, largest" : "pool, average", 16 * kUnit,
+                     1.0 * kPixels * 9 * kC, [w, op](Side& s) {
+                       PoolArgs a;
+                       a.x = s.floats(kPixels * kC, 1);
+                       a.out = s.result(kPixels * kC);
+                       a.window = w;
+                       a.C = kC;
+                       a.op = op;
+                       s.launch({KernelFamily::kPool}, &a, kLaunches);
+                     }});
+  }
+}
+
+}  // namespace
+
+std::vector<DeviceCheck> check_device(Backend& device, Backend& reference) {
+  std::vector<Case> cases;
+  products(cases);
+  rows(cases);
+  attention(cases);
+  images(cases);
+  std::vector<DeviceCheck> out;
+  for (const Case& c : cases) {
+    DeviceCheck& check = out.emplace_back();
+    check.name = c.name;
+    check.bound = c.bound;
+    check.operations = c.operations;
+    Side truth(reference), there(device);
+    c.run(there);
+    check.missing = there.missing();
+    check.seconds = there.seconds();
+    check.bytes = there.bytes();
+    if (check.missing) continue;
+    c.run(truth);
+    const std::vector<float> got = there.read(), want = truth.read();
+    for (const Side* side : {&there, &truth})
+      if (check.fault.empty() && !side->status().ok()) check.fault = side->status().message();
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double d = std::fabs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+      if (!(d <= check.error)) check.error = d;  // keeps a NaN
+      if (std::isnan(d)) break;
+    }
+  }
+  return out;
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,28 @@
+// The families of kernels that a device has, each at one shape against the scalar reference, with how fast it
+// was: enough to see a device that computes wrongly or not at all, not a replacement of the tests or of a
+// benchmark.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/tensor/backend.h"
+
+namespace oar::cli {
+
+struct DeviceCheck {
+  std::string name;       // "matmul bf16"
+  bool missing = false;   // the device has no such kernel; the processor does it
+  std::string fault;      // what the device said where a call failed
+  double error = 0;       // largest difference to the reference
+  double bound = 0;       // what rounding of operands and sums allows
+  double seconds = 0;     // of the fastest of a few launches, with the wait for each
+  double bytes = 0;       // read and written at least
+  double operations = 0;  // multiplications and additions
+  bool ok() const { return missing || (fault.empty() && error <= bound); }  // false for a NaN
+};
+
+// On the calling thread. `reference` is the processor's at Isa::kReference.
+std::vector<DeviceCheck> check_device(Backend& device, Backend& reference);
+
+}  // namespace oar::cli

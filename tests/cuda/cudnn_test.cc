@@ -1,0 +1,430 @@
+// Convolutions and pools as cuDNN's operation graphs: by the strict fake against our own kernels, what no
+// graph says and what the fake refuses, and every graph of ResNet-50, MobileNetV3 and PP-OCR finalized, by
+// the real library too where it is installed.
+#include "kernels/cuda/libraries/cudnn.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/emulation/libraries.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar::cuda;
+using namespace oar_test;
+
+namespace {
+
+constexpr uint64_t kMostWorkspace = 1 << 20;
+
+WindowShape window(int64_t n, int64_t side, int64_t taps, int64_t stride, int64_t pad, int64_t dilation = 1) {
+  WindowShape s;
+  s.N = n;
+  s.H = side;
+  s.W = side + 1;
+  s.KH = taps;
+  s.KW = taps;
+  s.stride_h = s.stride_w = stride;
+  s.dilation_h = s.dilation_w = dilation;
+  s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = pad;
+  s.OH = (s.H + 2 * pad - dilation * (taps - 1) - 1) / stride + 1;
+  s.OW = (s.W + 2 * pad - dilation * (taps - 1) - 1) / stride + 1;
+  return s;
+}
+std::vector<float> normal(int64_t n, uint32_t seed) {
+  return random_values(static_cast<size_t>(n), Values::kNormal, seed);
+}
+double largest(const std::vector<float>& v) {
+  double most = 0;
+  for (float x : v) most = std::max(most, static_cast<double>(std::fabs(x)));
+  return most;
+}
+
+std::unique_ptr<Cudnn> fake() {
+  std::string why;
+  auto made = Cudnn::make(emulation::fake_cudnn(), &why);
+  INFO(why);
+  REQUIRE(made != nullptr);
+  return made;
+}
+
+// Runs the family's arguments, whose pointers are set, by a graph into args.out.
+template <class Args>
+std::string run_graph(const Args& a, const ImageOperands& operands) {
+  const auto library = fake();
+  LibraryStatus status;
+  const auto plan = library->prepare(operation_of(a), kMostWorkspace, &status);
+  if (plan == nullptr) return status.what;
+  DeviceCopy<char> workspace(std::vector<char>(plan->workspace_bytes()));
+  ImageOperands o = operands;
+  o.workspace = workspace.data();
+  return library->run(*plan, o, nullptr).what;
+}
+
+template <class Args>
+void check_conv(KernelFamily family, Args a, int64_t M, int64_t filters, int64_t taps) {
+  const WindowShape& s = a.window;
+  const int64_t results = s.N * s.OH * s.OW * M;
+  INFO("window " << s.KH << " stride " << s.stride_h << " dilation " << s.dilation_h << " pad " << s.pad_top
+                 << " C " << a.C << " M " << M << " epilogue " << static_cast<int>(a.epilogue) << " bias "
+                 << (a.bias != nullptr) << " residual " << (a.residual != nullptr));
+  const std::vector<float> hx = normal(s.N * s.H * s.W * a.C, 1), hw = normal(filters, 2),
+                           hr = normal(results, 3), hb = normal(M, 4);
+  DeviceArray x(hx), w(hw), residual(hr), bias(hb), own(nothing_yet(results)), out(nothing_yet(results));
+  a.x = x.data();
+  a.w = w.data();
+  if (a.bias != nullptr) a.bias = bias.data();
+  if (a.residual != nullptr) a.residual = residual.data();
+  a.out = own.data();
+  launch_on_device(family, "f32", &a);
+  ImageOperands o;
+  o.out = out.data();
+  o.x = a.x;
+  o.w = a.w;
+  o.bias = a.bias;
+  o.residual = a.residual;
+  CHECK(run_graph(a, o) == "");
+  // Our own kernel's sums of `taps` products in f32 and its activation; the fake's are double. No activation
+  // of the list grows faster than 1.2 times, hard swish apart, whose slope is below 2 within its bounds.
+  const double size = largest(hx) * largest(hw) * static_cast<double>(taps) + largest(hr) + largest(hb);
+  const double bound = 2 * (static_cast<double>(taps) + 24) * kUnit * size;
+  check_close(out.host(), own.host(), [&](size_t) { return bound; });
+}
+
+const float kSomewhere = 0;  // for "there is one"
+
+struct Activation {
+  Epilogue kind;
+  float alpha, beta;
+};
+constexpr Activation kActivations[] = {{Epilogue::kNone, 0, 0},
+                                       {Epilogue::kClamp, 0, INFINITY},
+                                       {Epilogue::kClamp, -0.5f, 6},
+                                       {Epilogue::kSigmoid, 0, 0},
+                                       {Epilogue::kSilu, 0, 0},
+                                       {Epilogue::kHardSigmoid, 0.2f, 0.5f},
+                                       {Epilogue::kHardSwish, 1 / 6.f, 0.5f},
+                                       {Epilogue::kLeakyRelu, 0.1f, 0},
+                                       {Epilogue::kTanh, 0, 0},
+                                       {Epilogue::kGelu, 0, 0},
+                                       {Epilogue::kGeluTanh, 0, 0}};
+
+ConvArgs conv_of(const WindowShape& s, int64_t C, int64_t M, int64_t groups) {
+  ConvArgs a;
+  a.window = s;
+  a.C = a.ldx = C;
+  a.M = a.ldo = M;
+  a.groups = groups;
+  a.panel = 1;
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("cuda libraries: convolutions and what follows them, one graph each, as our own kernels") {
+  for (const Activation& act : kActivations) {
+    for (const int flags : {0, 1, 2, 3}) {
+      ConvArgs a = conv_of(window(2, 5, 3, 2, 1), 4, 8, 1);
+      a.epilogue = act.kind;
+      a.alpha = act.alpha;
+      a.beta = act.beta;
+      a.bias = flags % 2 != 0 ? &kSomewhere : nullptr;
+      a.residual = flags / 2 != 0 ? &kSomewhere : nullptr;
+      check_conv(KernelFamily::kConv, a, 8, 8 * 9 * 4, 9 * 4);
+    }
+  }
+  check_conv(KernelFamily::kConv, conv_of(window(1, 6, 3, 1, 2, 2), 6, 9, 3), 9, 9 * 9 * 2, 9 * 2);
+  check_conv(KernelFamily::kConv, conv_of(window(3, 4, 1, 1, 0), 12, 4, 1), 4, 4 * 12, 12);
+  for (const int64_t taps : {3, 5}) {
+    DepthwiseArgs d;
+    d.window = window(2, 7, taps, 2, taps / 2);
+    d.C = 8;
+    d.bias = &kSomewhere;
+    d.epilogue = Epilogue::kHardSwish;
+    d.alpha = 1 / 6.f;
+    d.beta = 0.5f;
+    check_conv(KernelFamily::kDepthwise, d, 8, taps * taps * 8, taps * taps);
+  }
+}
+
+TEST_CASE("cuda libraries: pools, one graph each, as our own kernel") {
+  for (const PoolOp op : {PoolOp::kMax, PoolOp::kAverage}) {
+    for (const int count_pads : {0, 1}) {
+      PoolArgs a;
+      a.window = window(2, 7, 3, 2, 1);
+      a.window.W = a.window.H = 7;
+      a.window.OW = a.window.OH;
+      a.C = 8;
+      a.op = op;
+      a.count_pads = count_pads;
+      DeviceArray x(normal(2 * 7 * 7 * 8, 1)), own(nothing_yet(2 * 16 * 8)), out(nothing_yet(2 * 16 * 8));
+      a.x = x.data();
+      a.out = own.data();
+      launch_on_device(KernelFamily::kPool, "f32", &a);
+      ImageOperands o;
+      o.out = out.data();
+      o.x = a.x;
+      CHECK(run_graph(a, o) == "");
+      check_close(out.host(), own.host(), [&](size_t) { return 16 * kUnit * 6; });
+    }
+  }
+}
+
+TEST_CASE("cuda libraries: what no graph says, and what cuDNN's fake refuses") {
+  const ConvArgs good = conv_of(window(1, 4, 3, 1, 1), 4, 4, 1);
+  DeviceArray x(normal(4 * 5 * 4, 1)), w(normal(4 * 9 * 4, 2)), out(nothing_yet(4 * 5 * 4));
+  ImageOperands o;
+  o.out = out.data();
+  o.x = x.data();
+  o.w = w.data();
+  CHECK(run_graph(good, o) == "");
+  const auto spoilt = [&](const auto& spoil) {
+    ConvArgs a = good;
+    ImageOperands its = o;
+    spoil(a, its);
+    return run_graph(a, its);
+  };
+  const std::string no = "no graph of cuDNN: ", apart = no + "rows that are apart, or images by channels";
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.planar = 1; }) == apart);
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.ldx = 8; }) == apart);
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.out_row = 64; }) == apart);
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.window.N = 0; }) == no + "an operation of nothing");
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.window.OH = 5; }) ==
+        no + "windows that reach beyond the padding");
+  PoolArgs pool;
+  pool.window = window(1, 4, 2, 1, 0, 2);
+  pool.C = 4;
+  CHECK(run_graph(pool, o) == no + "a pool with dilation");
+  const std::string bad = "cudnnBackendExecute: CUDNN_STATUS_BAD_PARAM";
+  CHECK(spoilt([](ConvArgs&, ImageOperands& p) { p.x += 1; }) == bad);  // alignment
+  CHECK(spoilt([](ConvArgs&, ImageOperands& p) { p.w += 4; }) == bad);  // ends behind its allocation
+  CHECK(spoilt([](ConvArgs&, ImageOperands& p) { p.out = nullptr; }) == bad);
+  CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.bias = &kSomewhere; }) == bad);  // there is none
+  const auto library = fake();
+  LibraryStatus status;
+  CHECK(library->prepare(operation_of(good), 100, &status) == nullptr);
+  CHECK(status.what == "cuDNN has no engine that computes this in f32 within the workspace");
+  const auto plan = library->prepare(operation_of(good), kMostWorkspace, &status);
+  REQUIRE(plan != nullptr);
+  CHECK(library->run(*plan, o, nullptr).what == bad);  // no workspace
+}
+
+namespace {
+
+// All operations of a network, by what its layers are.
+class Network {
+ public:
+  Network(int64_t batch, int64_t height, int64_t width, int64_t channels)
+      : n_(batch), h_(height), w_(width), c_(channels) {}
+  std::vector<ImageOperation> all;
+  int64_t height() const { return h_; }
+  int64_t width() const { return w_; }
+
+  void conv(int64_t M, int64_t taps, int64_t stride, Epilogue act, bool residual = false) {
+    add(M, taps, taps, stride, stride, act, residual, 1);
+  }
+  void depthwise(int64_t taps, int64_t stride_h, int64_t stride_w, Epilogue act) {
+    add(c_, taps, taps, stride_h, stride_w, act, false, c_);
+  }
+  void pool(int64_t taps, int64_t stride, int64_t pad, PoolOp op) {
+    PoolArgs a;
+    a.window = sized(taps, taps, stride, stride, pad);
+    a.C = c_;
+    a.op = op;
+    all.push_back(operation_of(a));
+    h_ = a.window.OH;
+    w_ = a.window.OW;
+  }
+  // Squeeze and excitation: the mean of each channel, and two layers over it. The image stays.
+  void squeeze(int64_t part) {
+    const Network before = *this;
+    PoolArgs a;
+    a.window = sized(1, 1, 1, 1, 0);
+    a.window.KH = h_;
+    a.window.KW = w_;
+    a.window.OH = a.window.OW = 1;
+    a.C = c_;
+    a.op = PoolOp::kAverage;
+    all.push_back(operation_of(a));
+    h_ = w_ = 1;
+    const int64_t whole = c_;
+    conv(whole / part, 1, 1, Epilogue::kClamp);
+    conv(whole, 1, 1, Epilogue::kHardSigmoid);
+    h_ = before.h_;
+    w_ = before.w_;
+  }
+
+ private:
+  WindowShape sized(int64_t kh, int64_t kw, int64_t sh, int64_t sw, int64_t pad) const {
+    WindowShape s;
+    s.N = n_;
+    s.H = h_;
+    s.W = w_;
+    s.KH = kh;
+    s.KW = kw;
+    s.stride_h = sh;
+    s.stride_w = sw;
+    s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = pad;
+    s.OH = (h_ + 2 * pad - kh) / sh + 1;
+    s.OW = (w_ + 2 * pad - kw) / sw + 1;
+    return s;
+  }
+  void add(int64_t M, int64_t kh, int64_t kw, int64_t sh, int64_t sw, Epilogue act, bool residual,
+           int64_t groups) {
+    const WindowShape s = sized(kh, kw, sh, sw, kh / 2);
+    const auto rest = [&](auto& a) {
+      a.window = s;
+      a.bias = &kSomewhere;
+      a.residual = residual ? &kSomewhere : nullptr;
+      a.epilogue = act;
+      a.alpha = act == Epilogue::kHardSwish ? 1 / 6.f : act == Epilogue::kHardSigmoid ? 0.2f : 0.f;
+      a.beta = act == Epilogue::kClamp ? INFINITY : 0.5f;
+    };
+    if (groups > 1) {
+      DepthwiseArgs a;
+      a.C = c_;
+      rest(a);
+      all.push_back(operation_of(a));
+    } else {
+      ConvArgs a = conv_of(s, c_, M, 1);
+      rest(a);
+      all.push_back(operation_of(a));
+    }
+    h_ = s.OH;
+    w_ = s.OW;
+    c_ = M;
+  }
+  int64_t n_, h_, w_, c_;
+};
+
+// https://arxiv.org/abs/1512.03385, table 1.
+Network resnet50(int64_t batch) {
+  Network n(batch, 224, 224, 3);
+  n.conv(64, 7, 2, Epilogue::kClamp);
+  n.pool(3, 2, 1, PoolOp::kMax);
+  const int64_t blocks[] = {3, 4, 6, 3};
+  for (int64_t stage = 0; stage < 4; ++stage) {
+    const int64_t width = 64 << stage;
+    for (int64_t b = 0; b < blocks[stage]; ++b) {
+      const int64_t stride = b == 0 && stage > 0 ? 2 : 1;
+      if (b == 0) {
+        Network shortcut = n;
+        shortcut.conv(4 * width, 1, stride, Epilogue::kNone);
+        n.all = shortcut.all;
+      }
+      n.conv(width, 1, 1, Epilogue::kClamp);
+      n.conv(width, 3, stride, Epilogue::kClamp);
+      n.conv(4 * width, 1, 1, Epilogue::kClamp, true);
+    }
+  }
+  n.pool(n.height(), 1, 0, PoolOp::kAverage);
+  n.conv(1000, 1, 1, Epilogue::kNone);
+  return n;
+}
+
+// https://arxiv.org/abs/1905.02244, table 1: taps, expansion, outputs, squeeze, hard swish, stride.
+Network mobilenet_v3(int64_t batch) {
+  struct Row {
+    int64_t taps, expansion, outputs;
+    bool squeeze, swish;
+    int64_t stride;
+  };
+  constexpr Row kRows[] = {
+      {3, 16, 16, false, false, 1}, {3, 64, 24, false, false, 2}, {3, 72, 24, false, false, 1},
+      {5, 72, 40, true, false, 2},  {5, 120, 40, true, false, 1}, {5, 120, 40, true, false, 1},
+      {3, 240, 80, false, true, 2}, {3, 200, 80, false, true, 1}, {3, 184, 80, false, true, 1},
+      {3, 184, 80, false, true, 1}, {3, 480, 112, true, true, 1}, {3, 672, 112, true, true, 1},
+      {5, 672, 160, true, true, 2}, {5, 960, 160, true, true, 1}, {5, 960, 160, true, true, 1}};
+  Network n(batch, 224, 224, 3);
+  n.conv(16, 3, 2, Epilogue::kHardSwish);
+  int64_t inputs = 16;
+  for (const Row& r : kRows) {
+    const Epilogue act = r.swish ? Epilogue::kHardSwish : Epilogue::kClamp;
+    if (r.expansion != inputs) n.conv(r.expansion, 1, 1, act);
+    n.depthwise(r.taps, r.stride, r.stride, act);
+    if (r.squeeze) n.squeeze(4);
+    n.conv(r.outputs, 1, 1, Epilogue::kNone, r.stride == 1 && r.outputs == inputs);
+    inputs = r.outputs;
+  }
+  n.conv(960, 1, 1, Epilogue::kHardSwish);
+  n.pool(n.height(), 1, 0, PoolOp::kAverage);
+  n.conv(1280, 1, 1, Epilogue::kHardSwish);
+  n.conv(1000, 1, 1, Epilogue::kNone);
+  return n;
+}
+
+// PP-OCR's networks are over this one, https://arxiv.org/abs/2109.15099, table 1: separable layers of taps,
+// outputs, stride, squeeze. Detection reads the image, recognition lines of 48 pixels, whose width it keeps.
+Network lcnet(int64_t height, int64_t width, bool lines) {
+  struct Row {
+    int64_t taps, outputs, stride;
+    bool squeeze;
+  };
+  constexpr Row kRows[] = {{3, 32, 1, false},  {3, 64, 2, false},  {3, 64, 1, false},  {3, 128, 2, false},
+                           {3, 128, 1, false}, {3, 256, 2, false}, {5, 256, 1, false}, {5, 256, 1, false},
+                           {5, 256, 1, false}, {5, 256, 1, false}, {5, 256, 1, false}, {5, 512, 2, true},
+                           {5, 512, 1, true}};
+  Network n(1, height, width, 3);
+  n.conv(16, 3, 2, Epilogue::kHardSwish);
+  for (const Row& r : kRows) {
+    n.depthwise(r.taps, r.stride, lines && r.stride == 2 && r.outputs > 64 ? 1 : r.stride,
+                Epilogue::kHardSwish);
+    if (r.squeeze) n.squeeze(4);
+    n.conv(r.outputs, 1, 1, Epilogue::kHardSwish);
+  }
+  if (lines) {
+    n.pool(n.height(), 1, 0, PoolOp::kAverage);
+    n.conv(120, 1, 1, Epilogue::kSilu);
+    return n;
+  }
+  n.conv(96, 1, 1, Epilogue::kNone);   // the neck's
+  n.conv(24, 3, 1, Epilogue::kClamp);  // the head's
+  n.conv(1, 1, 1, Epilogue::kSigmoid);
+  return n;
+}
+
+std::vector<Network> networks() {
+  return {resnet50(1),     resnet50(64),           mobilenet_v3(1),
+          mobilenet_v3(8), lcnet(736, 736, false), lcnet(48, 320, true)};
+}
+
+}  // namespace
+
+TEST_CASE("cuda libraries: every graph of ResNet-50, MobileNetV3 and PP-OCR is finalized by the fake") {
+  int64_t graphs = 0, operations = 0;
+  for (const Network& n : networks()) {
+    for (const ImageOperation& o : n.all) {
+      LibraryStatus status;
+      const auto plan = ImagePlan::graph(emulation::fake_cudnn(), o, &status);
+      INFO("H " << o.window.H << " W " << o.window.W << " C " << o.C << " M " << o.M << " taps "
+                << o.window.KH << ": " << status.what);
+      REQUIRE(plan != nullptr);
+      ++graphs;
+      operations += plan->operations();
+    }
+  }
+  CHECK(resnet50(1).all.size() == 56);  // 53 convolutions, two pools, the last layer
+  CHECK(graphs > 300);
+  CHECK(operations > 2 * graphs);
+}
+
+TEST_CASE(
+    "cuda libraries: the real cuDNN, where it is installed, finalizes the same graphs without a device") {
+  CudnnApi api;
+  std::string why;
+  if (!load_cudnn(&api, &why)) OAR_SKIP("no cuDNN: " + why);
+  for (const Network& n : networks()) {
+    for (const ImageOperation& o : n.all) {
+      LibraryStatus status;
+      const auto plan = ImagePlan::graph(api, o, &status);
+      INFO("H " << o.window.H << " W " << o.window.W << " C " << o.C << " M " << o.M << " taps "
+                << o.window.KH << ": " << status.what);
+      CHECK(plan != nullptr);
+    }
+  }
+  ImageOperation wrong = resnet50(1).all.front();
+  wrong.window.OH = 5;  // fewer than there are
+  LibraryStatus status;
+  CHECK(ImagePlan::graph(api, wrong, &status) == nullptr);
+  if (const auto library = Cudnn::make(api, &why); library == nullptr)
+    CHECK_THAT(why, Contains("cudnnCreate: "));
+}
