@@ -19,6 +19,7 @@ DATA = pathlib.Path(os.environ.get("OAR_TEST_DATA", SOURCE.parent / "shared/data
 STORIES = DATA / "llm/stories260K"
 TALES = SOURCE / "tests/data/tales"  # our own of that kind
 TIMEOUT = 240  # seconds; a sanitizer build on a busy machine
+SANITIZERS = os.environ.get("SANITIZERS", "")  # those of this build
 
 
 def oar(*args, stdin="", env=None):

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from program import SOURCE, DATA, STORIES, TALES, Base
+from program import DATA, SANITIZERS, SOURCE, STORIES, TALES, Base
 
 sys.path.insert(0, str(SOURCE / "tests" / "bench"))
 import k_quants  # noqa: E402
@@ -149,6 +149,7 @@ class Quantize(Base):
 
 
 class Eval(Base):
+    @unittest.skipIf(SANITIZERS, "the whole held-out text takes minutes under sanitizers")
     def test_held_out_text_of_the_embedded_model(self):
         want = json.loads((SOURCE / "configs/demo/heldout.json").read_text())
         told = json.loads(self.ok("eval", "demo", "--text", SOURCE / "configs/demo/heldout.txt", "--json").stdout)

@@ -219,7 +219,7 @@ class Serve(Base):
 
     def test_a_request_in_flight_is_finished(self):
         with Server() as server:
-            with server.complete(1500, stream=True, ignore_eos=True) as stream:
+            with server.complete(300, stream=True, ignore_eos=True) as stream:
                 stream.readline()  # under way
                 server.process.send_signal(signal.SIGTERM)
                 body = stream.read().decode()

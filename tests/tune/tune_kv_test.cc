@@ -162,7 +162,7 @@ TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so"
   CHECK(choose_kv(demo.path, o).value() == "int8");
   CHECK(said.find("oar tune") != std::string::npos);
   said.clear();
-  o.seconds = 120;
+  o.seconds = 1000;
   o.max_kld = 0.01;
   CHECK(choose_kv(demo.path, o).value() == "k4v3");
   CHECK(said.find("kept in " + folder.path) != std::string::npos);
