@@ -63,8 +63,8 @@ void wait_until_others_sleep() {
 void wait_until_others_sleep() {}
 #endif
 
-// Tokens of a generation that is under way while its process forks. Under the sanitizer threads must rest first, and
-// nobody reads what they make: so few, or a slow machine takes a minute to fill the buffer.
+// Tokens of a generation that is under way while its process forks. Under the sanitizer threads must rest
+// first, and nobody reads what they make: so few, or a slow machine takes a minute to fill the buffer.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int64_t kUnderWay = 16;
 #else
