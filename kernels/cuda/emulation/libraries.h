@@ -19,10 +19,11 @@ const CublasLtApi& fake_cublas_lt();
 // what they call or how much. An id is used once, and buffers are whole within an allocation.
 const NcclApi& fake_nccl();
 
-// Refuses attributes of another type, number or descriptor than our code sets, and what is not finalized; shapes
-// that are not those of the operation; graphs out of order, or with a result that nobody reads. The first engine
-// that it proposes rounds operands, the second does not. A run must bring every tensor and no other, whole within
-// an allocation and aligned to 16 bytes, scalars in host memory, and the workspace: 512 bytes. Sums are in double.
+// Refuses attributes of another type, number or descriptor than our code sets, and what is not finalized;
+// shapes that are not those of the operation; graphs out of order, or with a result that nobody reads. The
+// first engine that it proposes rounds operands, the second does not. A run must bring every tensor and no
+// other, whole within an allocation and aligned to 16 bytes, scalars in host memory, and the workspace: 512
+// bytes. Sums are in double.
 const CudnnApi& fake_cudnn();
 
 }  // namespace oar::cuda::emulation
