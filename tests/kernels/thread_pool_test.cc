@@ -357,9 +357,10 @@ TEST_CASE("thread pool: shares that both have work get the same time, whatever t
     std::this_thread::sleep_for(milliseconds(1));
   stop = true;
   one.join(), other.join();
-  // A mutex gives one of them nearly all. Half each, less what one long kernel and the changes of turn take.
+  // Turn by turn the short ones would have 0.01, and a mutex gives one of them nearly all. Half each, less
+  // what one long kernel, the changes of turn and a machine busy with other things take.
   const double part = static_cast<double>(short_us) / static_cast<double>(long_us + short_us);
   INFO("short kernels got " << part << " of the time");
-  CHECK(part > 0.3);
-  CHECK(part < 0.7);
+  CHECK(part > 0.15);
+  CHECK(part < 0.85);
 }
