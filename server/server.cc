@@ -67,7 +67,8 @@ class ServerImpl final : public Server {
         served_(*catalog_, frontend_),
         workers_(options_.worker_threads),
         writers_(options_.writer_threads),
-        loaders_(1) {}
+        loaders_(1),
+        batch_workers_(1) {}
   ~ServerImpl() override {
     drain_and_stop(std::chrono::milliseconds(0));
     catalog_->observe(nullptr);
@@ -91,6 +92,7 @@ class ServerImpl final : public Server {
  private:
   http::HttpServerOptions http_options(const std::string& address);
   void warn_if_open() const;
+  Status open_files();
 
   const ServerOptions options_;
   const std::shared_ptr<api::ModelCatalog> catalog_;
@@ -98,8 +100,10 @@ class ServerImpl final : public Server {
   std::shared_ptr<api::TraceFile> trace_;  // null: none is asked for
   api::Frontend frontend_;
   api::ServedModels served_;
-  api::WorkerPool workers_, writers_, loaders_;
+  api::WorkerPool workers_, writers_, loaders_, batch_workers_;
   http::Services http_services_;
+  std::unique_ptr<api::FileStore> files_;  // null: off, as the next is
+  std::unique_ptr<api::Batches> batches_;
   http::OriginPolicy origins_;
   std::unique_ptr<http::HttpServer> http_, metrics_http_;
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
@@ -132,6 +136,23 @@ void ServerImpl::warn_if_open() const {
   }
 }
 
+Status ServerImpl::open_files() {
+  OAR_ASSIGN(files_, api::FileStore::open(options_.files, options_.files_bytes, options_.log));
+  const auto tenant = [keys = http_services_.keys](const std::string& owner) {
+    auto found = keys ? keys->named(owner) : nullptr;
+    if (!found && (keys || !owner.empty()))
+      return Result<std::shared_ptr<api::Tenant>>(
+          Status(StatusCode::kUnauthenticated, "the key that the batch was made with is no longer accepted"));
+    return Result<std::shared_ptr<api::Tenant>>(std::move(found));
+  };
+  http_services_.files = files_.get();
+  OAR_ASSIGN(batches_, api::Batches::start(*files_, options_.batch_concurrency,
+                                           http::make_batch_send(http_services_, batch_workers_), tenant,
+                                           options_.log));
+  http_services_.batches = batches_.get();
+  return ok_status();
+}
+
 Status ServerImpl::listen() {
   OAR_ASSIGN(const Gate gate, open_gate(options_, options_.log));
   if (!options_.request_log.empty()) {
@@ -152,6 +173,7 @@ Status ServerImpl::listen() {
   http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
+  if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
   warn_if_open();
   if (!options_.metrics_address.empty()) {
     http::HttpServerOptions o = http_options(options_.metrics_address);
@@ -186,6 +208,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (stopped_) return clean_;
   stopped_ = true;
   set_ready(false);
+  if (batches_) batches_->stop();  // the next server goes on with them
   frontend_.set_accepting(false);
   // Who still runs at the timeout is told so, while the connections are there to carry the words.
   constexpr std::chrono::milliseconds kWords{1000};
@@ -210,6 +233,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (metrics_http_) metrics_http_->stop(std::chrono::milliseconds(0));  // says "not ready" until the end
   workers_.stop();
   loaders_.stop();
+  batch_workers_.stop();
   writers_.stop();
   grpc_.reset();
   http_.reset();
@@ -225,6 +249,8 @@ Status Server::check(const ServerOptions& options) {
   OAR_RETURN_IF_ERROR(open_gate(options, {}).status());
   if (!options.request_log.empty()) OAR_RETURN_IF_ERROR(api::RequestLog::open(options.request_log).status());
   if (!options.trace.empty()) OAR_RETURN_IF_ERROR(api::TraceFile::check(options.trace, options.trace_bytes));
+  if (!options.files.empty())
+    OAR_RETURN_IF_ERROR(api::FileStore::open(options.files, options.files_bytes, {}).status());
   return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
 }
 

@@ -288,6 +288,11 @@ int serve(const ServeOptions& o) {
         "--trace-limit: it bounds the file of --trace, and there is none; give --trace FILE"));
     return kUsage;
   }
+  for (const char* name : {"--files-limit", "--batch-concurrency"}) {
+    if (!server_options.files.empty() || !was_given(o, name)) continue;
+    fail(invalid_argument(cat(name, ": it bounds files and batches, which are off; give --files DIR")));
+    return kUsage;
+  }
   if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals(true);
   std::string path;
@@ -378,6 +383,20 @@ void add_serve(CLI::App& app, Action& action) {
       ->check([](const std::string& text) { return parse_size(text).status().message(); })
       ->type_name("BYTES")
       ->default_str("256MiB");
+  c->add_option("--files", o->server.files,
+                "folder for /v1/files and /v1/batches, which are off without it; batches that have not ended "
+                "go on when the server starts again")
+      ->type_name("DIR");
+  c->add_option_function<std::string>(
+       "--files-limit", [o](const std::string& text) { o->server.files_bytes = *parse_size(text); },
+       "what that folder may hold; then uploads are refused, and batches fail")
+      ->check([](const std::string& text) { return parse_size(text).status().message(); })
+      ->type_name("BYTES")
+      ->default_str("4GiB");
+  c->add_option("--batch-concurrency", o->server.batch_concurrency,
+                "requests of batches under way at once; they go behind all others")
+      ->check(in_range(1, 1024))
+      ->capture_default_str();
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")

@@ -152,6 +152,8 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   }
   request.caller = context.tenant ? context.tenant->name() : context.peer;
   if (context.tenant) request.weight = context.tenant->weight();
+  if (context.background)
+    request.priority = std::min(kMaxPriority, std::max(request.priority, 0) + kBackgroundPriority);
   OAR_RETURN_IF_ERROR(set_reply(*model, spec.prompts.front(), request));
   OAR_RETURN_IF_ERROR(set_token_rules(*model, request));
   request.conversation.reset();
@@ -277,24 +279,7 @@ Result<std::string> Frontend::stored_response(const std::string& id, const Reque
 Result<std::string> Frontend::stored_input(const std::string& id, const ItemPage& page,
                                            const RequestContext& context) const {
   OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
-  if (!page.ascending) std::reverse(kept.input.begin(), kept.input.end());
-  const auto named = [&](const json::value& item) {
-    const json::string* const id = item.at("id").if_string();
-    return id != nullptr && std::string_view(*id) == page.after;
-  };
-  auto first = kept.input.begin();
-  if (!page.after.empty()) {
-    first = std::find_if(kept.input.begin(), kept.input.end(), named);
-    if (first == kept.input.end())
-      return invalid_argument(cat("after: the response has no item ", page.after), "after");
-    ++first;
-  }
-  const auto last = first + std::min<std::ptrdiff_t>(page.limit, kept.input.end() - first);
-  json::object out{
-      {"object", "list"}, {"data", json::array(first, last)}, {"has_more", last != kept.input.end()}};
-  out["first_id"] = first == last ? json::value() : first->at("id");
-  out["last_id"] = first == last ? json::value() : (last - 1)->at("id");
-  return json::serialize(out);
+  return page_of(std::move(kept.input), page);
 }
 
 Result<std::string> Frontend::erase_response(const std::string& id, const RequestContext& context) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/api/generation.h"
+#include "server/api/item_page.h"
 #include "server/api/model_catalog.h"
 #include "server/api/openai_answer.h"
 #include "server/api/openai_request.h"
@@ -24,13 +25,8 @@ struct RequestContext {
   std::shared_ptr<Tenant> tenant;                 // whose key it came with; null: no key is asked for
   std::string peer;                               // its address without the port
   std::shared_ptr<const std::atomic<bool>> gone;  // set when the caller leaves; null: nobody knows
-};
-
-// Which part of a list is asked for.
-struct ItemPage {
-  int64_t limit = 20;
-  bool ascending = false;  // latest first otherwise
-  std::string after;       // the item before the first; empty: from the beginning
+  // Work that nobody waits for: its requests go behind others, and name no priority above those.
+  bool background = false;
 };
 
 struct Prepared {
@@ -111,6 +107,9 @@ class Frontend {
   mutable ResponseStore responses_{limits_.max_stored_bytes};
   std::unique_ptr<RequestLog> log_;
 };
+
+// So many units of priority background work is behind requests that name none (fair_shares.h).
+inline constexpr int32_t kBackgroundPriority = 100;
 
 // An identifier: the prefix, and what the caller calls the request or else 128 random bits in hexadecimal.
 std::string make_id(const char* prefix, const std::string& given = {});
