@@ -63,6 +63,8 @@ class ServerImpl final : public Server {
       : options_(std::move(options)),
         catalog_(std::move(catalog)),
         metrics_(*catalog_),
+        settings_(options_.settings ? options_.settings
+                                    : std::make_shared<api::ServerSettings>(options_.trace)),
         frontend_(*catalog_, options_.api_limits),
         served_(*catalog_, frontend_),
         workers_(options_.worker_threads),
@@ -98,6 +100,7 @@ class ServerImpl final : public Server {
   const std::shared_ptr<api::ModelCatalog> catalog_;
   Metrics metrics_;
   std::shared_ptr<api::TraceFile> trace_;  // null: none is asked for
+  const std::shared_ptr<api::ServerSettings> settings_;
   api::Frontend frontend_;
   api::ServedModels served_;
   api::WorkerPool workers_, writers_, loaders_, batch_workers_;
@@ -165,14 +168,19 @@ Status ServerImpl::listen() {
   catalog_->observe(
       [this](const ModelHandle& model) {
         auto counted = metrics_.observe(model);
-        return trace_ ? api::traced(trace_, model, std::move(counted)) : counted;
+        return trace_ ? api::traced(trace_, model, std::move(counted), settings_->trace_switch(model.name))
+                      : counted;
       },
-      [this](const api::TensorModel& model) { return trace_ ? api::traced(trace_, model) : nullptr; });
+      [this](const api::TensorModel& model) {
+        return trace_ ? api::traced(trace_, model, settings_->trace_switch(model.config.name)) : nullptr;
+      });
   const auto& [keys, control, origins, tls] = gate;
   origins_ = origins;
   http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
+  OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
+  http_services_.settings = settings_;
   if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
   warn_if_open();
   if (!options_.metrics_address.empty()) {
@@ -195,10 +203,11 @@ Status ServerImpl::listen() {
     metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
   }
   if (!options_.grpc_address.empty()) {
-    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
-                          options_.grpc_address,
-                          {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
-                           keys, control, tls, options_.grpc_limits, options_.log}));
+    OAR_ASSIGN(grpc_,
+               grpc_api::GrpcServer::start(
+                   options_.grpc_address,
+                   {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_, keys,
+                    control, tls, options_.grpc_limits, options_.log, http_services_.memory, settings_}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -249,6 +258,7 @@ Status Server::check(const ServerOptions& options) {
   OAR_RETURN_IF_ERROR(open_gate(options, {}).status());
   if (!options.request_log.empty()) OAR_RETURN_IF_ERROR(api::RequestLog::open(options.request_log).status());
   if (!options.trace.empty()) OAR_RETURN_IF_ERROR(api::TraceFile::check(options.trace, options.trace_bytes));
+  OAR_RETURN_IF_ERROR(api::SharedMemory::create(options.shared_memory).status());
   if (!options.files.empty())
     OAR_RETURN_IF_ERROR(api::FileStore::open(options.files, options.files_bytes, {}).status());
   return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});

@@ -252,7 +252,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
       facts.memory_bytes > 0 ? facts.memory_bytes : share_of(available_memory(), facts.memory_percent));
   r.predictor.resources = resources;
   const auto parts = std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0);
-  r.open_language = [&o, stop, resources, parts](
+  r.open_language = [&o, stop, resources, parts, log = facts.log](
                         const std::string& name,
                         const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
     ModelOptions one = o.model;
@@ -261,6 +261,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     std::string where;
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
     engine.resources = resources;
+    engine.log = log;
     // A quantized cache is the processor's: as a default it would take all attention away from a device.
     if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
     ProgressBar bar(one.quiet, stop);
@@ -296,8 +297,11 @@ int serve(const ServeOptions& o) {
   if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals(true);
   std::string path;
-  const auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
+  auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
   if (!engine_facts.ok()) return fail(engine_facts.status());
+  const auto settings = std::make_shared<api::ServerSettings>(server_options.trace);
+  server_options.settings = settings;
+  engine_facts->log = api::ServerSettings::filtered(settings, engine_facts->log);
   server_options.log = engine_facts->log;
   for (const std::string& word : o.unread_words)
     engine_facts->log(LogLevel::kWarning, cat(word, " is set, and no option of `oar serve` is called so"));
@@ -397,6 +401,11 @@ void add_serve(CLI::App& app, Action& action) {
                 "requests of batches under way at once; they go behind all others")
       ->check(in_range(1, 1024))
       ->capture_default_str();
+  c->add_option(
+       "--shared-memory", o->server.shared_memory,
+       "let clients put tensors into shared memory of this machine whose keys begin so, such as /oar-; "
+       "without it none is read or written")
+      ->type_name("PREFIX");
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")

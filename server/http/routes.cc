@@ -100,6 +100,10 @@ std::function<std::optional<Response>(const Request&, const Route&)> make_admiss
   };
 }
 
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context) {
+  return {services.memory, context.tenant ? context.tenant->name() : std::string()};
+}
+
 Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
                                 const QueryWord* other) {
   while (!query.empty()) {
@@ -168,6 +172,7 @@ Router make_router(const Services& services) {
   add_llama_routes(router, services);
   add_embedding_routes(router, services);
   add_tensor_routes(router, services);
+  add_settings_routes(router, services);  // before the patterns of models
   add_oip_routes(router, services);
   router.compress_below("/v2/");  // tensors, as Triton's clients ask for it
   return router;

@@ -10,6 +10,8 @@
 #include "server/api/batches.h"
 #include "server/api/frontend.h"
 #include "server/api/served_models.h"
+#include "server/api/server_settings.h"
+#include "server/api/shared_memory.h"
 #include "server/api/worker_pool.h"
 #include "server/http/http_server.h"
 
@@ -28,6 +30,8 @@ struct Services {
   Logger log;
   api::FileStore* files = nullptr;  // null: /v1/files and /v1/batches are off
   api::Batches* batches = nullptr;
+  std::shared_ptr<api::SharedMemory> memory;
+  std::shared_ptr<api::ServerSettings> settings;
 };
 
 // Every route. `services` must outlive the router's handlers.
@@ -41,6 +45,7 @@ void add_llama_routes(Router& router, const Services& services);
 void add_ollama_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
+void add_settings_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
 
 // GET /openapi.json: every route registered so far, and itself.
@@ -68,6 +73,8 @@ struct QueryWord {
 };
 Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
                                 const QueryWord* other = nullptr);
+// Whose shared memory a request of theirs may use.
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context);
 // Deadline and request id from the headers.
 Result<api::RequestContext> context_of(const Services& services, const Request& request);
 

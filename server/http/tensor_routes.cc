@@ -49,7 +49,8 @@ Status start_text_infer(const Services& services, const ModelHandlePtr& model,
   OAR_ASSIGN(api::RequestContext context, context_of(services, *request));
   context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
-  OAR_ASSIGN(api::JsonInferRequest parsed, api::parse_infer_body(config, request->body, length, request));
+  OAR_ASSIGN(api::JsonInferRequest parsed,
+             api::parse_infer_body(config, request->body, length, request, access_of(services, context)));
   OAR_ASSIGN(const api::OipTextRequest asked, api::read_text_infer(config, parsed));
   OAR_ASSIGN(api::GenerationRequest wanted, api::text_generation(asked, *model, services.frontend->limits()));
   OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
@@ -77,8 +78,8 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   OAR_ASSIGN(const api::RequestContext context, context_of(services, *request));
   OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
   OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
-  OAR_ASSIGN(api::JsonInferRequest parsed,
-             api::parse_infer_body(model->config, request->body, length, request));
+  OAR_ASSIGN(api::JsonInferRequest parsed, api::parse_infer_body(model->config, request->body, length,
+                                                                 request, access_of(services, context)));
   std::vector<std::string> names;
   std::vector<int64_t> classes;
   for (const auto& o : parsed.outputs) {

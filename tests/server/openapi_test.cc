@@ -139,6 +139,7 @@ TEST_CASE("openapi: what its schemas do not allow is refused by name, and what t
 TEST_CASE("openapi: every route is there, and answers") {
   oar::ServerOptions options;
   options.files = (std::filesystem::path(temp_dir()) / "openapi-files").string();
+  options.shared_memory = "/oar-openapi-";
   TestServer t({}, options);
   const object api = described(t);
   size_t gets = 0;
