@@ -73,6 +73,7 @@ class ServerImpl final : public Server {
         batch_workers_(1) {}
   ~ServerImpl() override {
     drain_and_stop(std::chrono::milliseconds(0));
+    catalog_->load_on(nullptr);
     catalog_->observe(nullptr);
   }
 
@@ -165,6 +166,7 @@ Status ServerImpl::listen() {
   if (!options_.trace.empty()) {
     OAR_ASSIGN(trace_, api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log));
   }
+  catalog_->load_on(loaders_.executor());
   catalog_->observe(
       [this](const ModelHandle& model) {
         auto counted = metrics_.observe(model);

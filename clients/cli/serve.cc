@@ -31,6 +31,7 @@ struct ServeOptions {
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
+  size_t max_loaded = 0;
   bool print_config = false;
   std::string config, precision = "f32";
   std::vector<std::string> unread_words;  // of the environment
@@ -55,6 +56,7 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--num-speculative-tokens",
                                              "--prompt-lookup-min",
                                              "--prompt-lookup-max",
+                                             "--max-loaded",
                                              "--lora",
                                              "--max-loras",
                                              "--max-lora-rank",
@@ -147,6 +149,8 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
     return invalid_argument(cat("--name: ", o.model.model,
                                 " is a folder of models, each called as its own folder; "
                                 "rename that, or leave --name out"));
+  if (!folder && given("--max-loaded"))
+    return invalid_argument(cat("--max-loaded: ", o.model.model, " is one model; serve a folder of models"));
   if (folder && given("--lora"))
     return invalid_argument(cat("--lora: ", o.model.model,
                                 " is a folder of models; serve one, or give --max-loras "
@@ -190,9 +194,12 @@ uint64_t bytes_of_files(const std::string& path) {
 // files.
 class Parts {
  public:
-  // `more`: models that may come later.
-  Parts(const FoundModels& found, MemoryBudget& budget, size_t more) : others_(more) {
+  // `more`: models that may come later. `most`: language models that are there at a time, which take equal
+  // parts of what they find; 0: all.
+  Parts(const FoundModels& found, MemoryBudget& budget, size_t more, size_t most) : others_(more) {
+    if (most > 0) others_ += most - 1;
     for (const FoundModel& m : found.models) {
+      if (most > 0 && m.kind == api::ModelKind::kLanguage) continue;
       if (m.kind != api::ModelKind::kLanguage) {
         ++others_;
         continue;
@@ -251,7 +258,8 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   resources.memory = MemoryBudget::make(
       facts.memory_bytes > 0 ? facts.memory_bytes : share_of(available_memory(), facts.memory_percent));
   r.predictor.resources = resources;
-  const auto parts = std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0);
+  const auto parts =
+      std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0, o.max_loaded);
   r.open_language = [&o, stop, resources, parts, log = facts.log](
                         const std::string& name,
                         const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
@@ -273,6 +281,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     return model;
   };
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
+  catalog->keep_at_most(o.max_loaded);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;
@@ -459,6 +468,12 @@ void add_serve(CLI::App& app, Action& action) {
         return "'" + mode + "' is neither none nor explicit";
       })
       ->default_str("none");
+  c->add_option(
+       "--max-loaded", o->max_loaded,
+       "language models of a folder that are in memory at a time; a request loads the one it names, and "
+       "the one unused for longest goes; 0: all, from the start")
+      ->check(in_range(0, 1024))
+      ->capture_default_str();
   c->add_option("--admin-key-file", o->server.admin_key_file,
                 "the keys that load and unload models, one per line; without it the API keys do");
   c->option_defaults()->group("Ordinary models");
@@ -491,6 +506,7 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
       "  oar serve ./Llama-3.2-1B-Instruct --speculative draft --draft-model ./Llama-3.2-1B\n"
       "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
+      "  oar serve ./models --max-loaded 2         language models come when they are asked for\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve demo --max-sequences 8 --print-config\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"

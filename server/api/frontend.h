@@ -39,7 +39,7 @@ struct Prepared {
 class Frontend {
  public:
   // `catalog` is borrowed.
-  Frontend(const ModelCatalog& catalog, ApiLimits limits) : catalog_(catalog), limits_(limits) {}
+  Frontend(ModelCatalog& catalog, ApiLimits limits) : catalog_(catalog), limits_(limits) {}
 
   const ApiLimits& limits() const { return limits_; }
 
@@ -53,6 +53,10 @@ class Frontend {
   // Announced, accepting, and every engine has produced a token and still makes progress.
   bool ready() const;
   static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
+
+  // On a worker thread, before a language model is looked for: waits until one that is loaded on demand is
+  // there, its load has failed, or `deadline`; others are not held up.
+  void wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline) const;
 
   // To be asked before anything is done for a request, and kept until it has ended. UNAVAILABLE while the
   // server stops, RESOURCE_EXHAUSTED at a limit of the tenant.
@@ -90,7 +94,7 @@ class Frontend {
   Result<std::string> count_message_tokens(const json::object& body) const;
 
  private:
-  Result<ModelHandlePtr> find_in(const json::object& body) const;
+  Result<ModelHandlePtr> find_in(const json::object& body, const RequestContext* context = nullptr) const;
   Result<Prepared> prepare_ollama(ModelHandlePtr model, Result<GenerationRequest> request, bool chat,
                                   const RequestContext& context) const;
   Result<Prepared> prepare_llama(const json::object& body, const RequestContext& context, bool infill) const;
@@ -100,7 +104,7 @@ class Frontend {
   Result<Prepared> prepare_openai(ModelHandlePtr model, GenerationRequest request, AnswerOptions answer,
                                   const RequestContext& context) const;
 
-  const ModelCatalog& catalog_;
+  ModelCatalog& catalog_;
   const ApiLimits limits_;
   std::atomic<bool> announced_{true}, accepting_{true};
   mutable RunningGenerations running_;

@@ -221,6 +221,7 @@ class StreamInferCall final
 
   Status run(const std::shared_ptr<ModelInferRequest>& message, uint64_t key,
              const api::RequestContext& about) {
+    services_.frontend->wait_for_model(message->model_name(), about.deadline);
     OAR_ASSIGN(const api::ServedModel model,
                services_.models->find(message->model_name(), message->model_version()));
     return model.tensor ? run_tensors(model.tensor, message, key, about)
@@ -396,6 +397,9 @@ grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackSe
     return answer_now(services, context, "ModelInfer", true, [&] { return status; });
   };
   if (const Status s = authorize(services, *context); !s.ok()) return refuse(s);
+  // Here nobody may wait; a client that asks again finds it.
+  if (services.catalog->bring(request->model_name()))
+    return refuse(unavailable(cat("the model ", request->model_name(), " is being loaded; ask again")));
   const Result<api::ServedModel> model =
       services.models->find(request->model_name(), request->model_version());
   if (!model.ok()) return refuse(model.status());

@@ -67,6 +67,7 @@ struct Answer {
 
 Status start_generation(const Services& services, const Request& request, bool stream,
                         const WriterPtr& writer) {
+  services.frontend->wait_for_model(request.params[0], std::nullopt);
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request.params[0], version_in(request)));
   const ModelHandlePtr& model = served.language;
   if (model == nullptr)

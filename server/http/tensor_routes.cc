@@ -72,6 +72,8 @@ Status start_text_infer(const Services& services, const ModelHandlePtr& model,
 
 Status start_infer(const Services& services, const std::shared_ptr<Request>& request,
                    const WriterPtr& writer) {
+  OAR_ASSIGN(const api::RequestContext asked, context_of(services, *request));
+  services.frontend->wait_for_model(request->params[0], asked.deadline);
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request->params[0], version_in(*request)));
   const api::TensorModelPtr model = served.tensor;
   if (model == nullptr) return start_text_infer(services, served.language, request, writer);
@@ -185,6 +187,21 @@ void add_tensor_routes(Router& router, const Services& services) {
   control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
     OAR_RETURN_IF_ERROR(read_control(request, false).status());
     return services.catalog->unload(request.params[0]);
+  });
+  // vLLM's names. Its levels say where weights stay; here files are mapped, and both mean the same.
+  control("/sleep", [&services](const Request& request) -> Status {
+    if (!request.query.empty() && request.query != "level=1" && request.query != "level=2")
+      return invalid_argument(cat("'", request.query, "' is not read here; give level=1 or level=2"),
+                              "level");
+    return services.catalog->sleep();
+  });
+  control("/wake_up", [&services](const Request& request) -> Status {
+    if (!request.query.empty())
+      return invalid_argument(cat("'", request.query, "' is not read here; models wake as a whole"), "tags");
+    return services.catalog->wake();
+  });
+  router.add("GET", "/is_sleeping", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(cat("{\"is_sleeping\":", services.catalog->asleep() ? "true" : "false", "}")));
   });
   // Adapters, by vLLM's routes and fields.
   control("/v1/load_lora_adapter", [&services](const Request& request) -> Status {
