@@ -9,6 +9,7 @@
 #include "tests/import/onnx_predictor.h"
 #include "tests/import/random_model.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -185,7 +186,9 @@ void check_programs(uint32_t count) {
 TEST_CASE("random graphs: a Program computes what evaluation does, with symbols as with numbers") {
   check_programs(400);
 }
-TEST_CASE("random graphs: passes, kernels and plans change nothing") { check_graphs(1500); }
+TEST_CASE("random graphs: passes, kernels and plans change nothing") {
+  check_graphs(oar_test::kSlow ? 400 : 1500);
+}
 TEST_CASE("random graphs: a hundred thousand", "[.][slow]") {
   check_graphs(100000);
   check_programs(100000);
