@@ -92,7 +92,7 @@ struct EvalOptions {
 
 class RunValues;  // run_values.h
 
-// One op instance with its operands in one run.
+// One op instance with its operands in one run: all that evaluate() has.
 class EvalContext {
  public:
   // By operand, empty: none. What a node may know of its operands beyond their values.
@@ -112,20 +112,6 @@ class EvalContext {
   const Attrs& attrs() const { return node_.attrs; }
   const Node& node() const { return node_; }
   const EvalOptions& options() const { return options_; }
-  // Memory of the host, kernels of one instruction-set level.
-  Backend& backend() const {
-    return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
-  }
-  // Says that the op's work is this kernel's; of several the last is named. On the calling thread.
-  void uses(const Kernel& kernel) const { kernel_ = kernel.name; }
-  const char* used_kernel() const { return kernel_; }  // null: none
-  // Null where the calling thread is alone.
-  ThreadPool* pool() const { return backend().workers() > 1 ? &backend().host_pool() : nullptr; }
-  template <class T>
-  const T* prepared() const {
-    return static_cast<const T*>(prepared_);
-  }
-
   size_t num_inputs() const { return inputs_.size(); }
   size_t num_outputs() const { return outputs_.size(); }
   // Given, and not an optional without a value.
@@ -174,16 +160,22 @@ class EvalContext {
   template <class F>
   void parallel(int64_t count, double cost, F&& fn) const {
     if (options_.sizing) return;
-    ThreadPool* const threads = static_cast<double>(count) * cost < kWorthPool ? nullptr : pool();
-    if (threads == nullptr) return fn(int64_t{0}, count);
+    Backend& b = processor();
+    if (static_cast<double>(count) * cost < kWorthPool || b.workers() <= 1) return fn(int64_t{0}, count);
     const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
     using Fn = std::remove_reference_t<F>;
-    threads->parallel_for(
+    b.host_pool().parallel_for(
         count, grain, [](void* f, int64_t begin, int64_t end) { (*static_cast<Fn*>(f))(begin, end); }, &fn);
   }
 
   // Runs subgraph `which` of this node: a branch or a loop body.
   Result<std::vector<Datum>> run_subgraph(size_t which, std::vector<Datum> inputs) const;
+
+ protected:
+  Backend& processor() const {
+    return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
+  }
+  const void* prepared_made() const { return prepared_; }
 
  private:
   const Node& node_;
@@ -192,8 +184,25 @@ class EvalContext {
   Status known(size_t i) const;
   const EvalOptions& options_;
   const void* prepared_;
-  mutable const char* kernel_ = nullptr;
   const OperandFacts facts_;
+};
+
+// What by_kernels() has beside that: kernels, and weights in their layouts.
+class KernelContext : public EvalContext {
+ public:
+  using EvalContext::EvalContext;
+  // Memory of the host, kernels of one instruction-set level.
+  Backend& backend() const { return processor(); }
+  template <class T>
+  const T* prepared() const {
+    return static_cast<const T*>(prepared_made());
+  }
+  // Says that the op's work is this kernel's; of several the last is named. On the calling thread.
+  void uses(const Kernel& kernel) const { kernel_ = kernel.name; }
+  const char* used_kernel() const { return kernel_; }  // null: none
+
+ private:
+  mutable const char* kernel_ = nullptr;
 };
 
 // Shape from sizes computed by an op: INVALID_ARGUMENT when negative, of more than 8 axes or overflowing.
@@ -274,8 +283,11 @@ class Evaluator {
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand
 };
 
-// Evaluates one node by itself: constant folding, tests.
+// One node by itself, by evaluate(): the oracle.
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
                                        const EvalOptions& options);
+// The same by kernels where the op calls some: constant folding, nodes without a call of their own.
+Result<std::vector<Datum>> compute_op(const Node& node, std::span<const Datum* const> inputs,
+                                      const EvalOptions& options);
 
 }  // namespace oar

@@ -29,6 +29,7 @@ constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&), declty
   d.infer = same_as_first;
   d.reference = unary_reference<F>;
   d.evaluate = evaluate;
+  d.by_kernels = tensor::unary_by_kernel<kOp>;
   d.lower = lower_unary<kOp>;
   return d;
 }
@@ -147,6 +148,7 @@ constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&), declt
   d.infer = binary_infer;
   d.reference = binary_reference<F>;
   d.evaluate = evaluate;
+  if (kOp != BinaryOp::kPow) d.by_kernels = tensor::binary_by_kernel<kOp>;
   d.lower = binary_lower<kOp>;
   d.fold_inplace = fold;
   return d;

@@ -301,6 +301,7 @@ extern const OpDef op_linear = {.name = "linear",
                                 .vjp = gradient::linear,
                                 .reference = reference,
                                 .evaluate = tensor::linear,
+                                .by_kernels = tensor::linear_by_kernels,
                                 .prepare = tensor::prepare_linear,
                                 .lower = lower,
                                 .weight_expressions = true};

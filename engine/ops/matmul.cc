@@ -46,6 +46,7 @@ extern const OpDef op_matmul = {.name = "matmul",
                                 .vjp = gradient::matmul,
                                 .reference = reference,
                                 .evaluate = tensor::matmul,
+                                .by_kernels = tensor::products,
                                 .prepare = tensor::prepare_matmul};
 
 }  // namespace oar

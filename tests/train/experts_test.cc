@@ -66,7 +66,7 @@ struct Mixture {
     GradOptions options;
     options.seeds = {seed.id};
     if (own_op)
-      options.keep = [](const Node& n) { return n.op->evaluate != nullptr && !n.is("moe_combine"); };
+      options.keep = [](const Node& n) { return runs_on_values(*n.op) && !n.is("moe_combine"); };
     auto g = grad(graph, outputs, wanted, options);
     REQUIRE_OK(g);
     graph = std::move(*g);
