@@ -5,8 +5,9 @@
 // Language models do not pass here: their Plan (plan.h) knows every size from symbols.
 //
 // To add an op for ordinary models: a function `Status f(EvalContext&)` in engine/ops that reads
-// ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.output(i); an OpDef with
-// `.evaluate = f`; one line in engine/ops/CMakeLists.txt. Importers then emit it with Graph::append().
+// ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.set(i); an OpDef with
+// `.evaluate = f`; one line in engine/ops/CMakeLists.txt. Importers then emit it with Graph::append(). Where
+// that is too slow: OpDef::lower, or OpDef::by_kernels with a KernelContext.
 #pragma once
 
 #include <functional>
@@ -160,11 +161,11 @@ class EvalContext {
   template <class F>
   void parallel(int64_t count, double cost, F&& fn) const {
     if (options_.sizing) return;
-    Backend& b = processor();
-    if (static_cast<double>(count) * cost < kWorthPool || b.workers() <= 1) return fn(int64_t{0}, count);
+    ThreadPool* const threads = static_cast<double>(count) * cost < kWorthPool ? nullptr : pool();
+    if (threads == nullptr) return fn(int64_t{0}, count);
     const auto grain = std::max<int64_t>(1, static_cast<int64_t>(5000 / std::max(cost, 1e-3)));
     using Fn = std::remove_reference_t<F>;
-    b.host_pool().parallel_for(
+    threads->parallel_for(
         count, grain, [](void* f, int64_t begin, int64_t end) { (*static_cast<Fn*>(f))(begin, end); }, &fn);
   }
 
@@ -178,6 +179,8 @@ class EvalContext {
   const void* prepared_made() const { return prepared_; }
 
  private:
+  // Null where the calling thread is alone.
+  ThreadPool* pool() const { return processor().workers() > 1 ? &processor().host_pool() : nullptr; }
   const Node& node_;
   std::span<const Datum* const> inputs_;
   std::span<Datum> outputs_;
