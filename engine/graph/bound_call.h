@@ -46,8 +46,8 @@ Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Nod
                                                    const Prepared& prepared);
 // Runs it over the operands of `ctx`, whose results it allocates and sets. On a device: launches it.
 Status run_call(const BoundCall& call, KernelContext& ctx);
-// For by_kernels(), of operands that lower() does not take as they are: plans and runs an op over memory of the
-// host. Not asked for what LoweredOp::check() looks at.
+// For by_kernels(), of operands that lower() does not take as they are: plans and runs an op over memory of
+// the host. Not asked for what LoweredOp::check() looks at.
 Status run_lowered(const LoweredOp& op, std::span<const Operand> in, std::span<const Operand> out,
                    const KernelContext& ctx);
 

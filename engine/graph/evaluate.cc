@@ -56,7 +56,7 @@ Status compute(KernelContext& ctx) {
     if (done) return ok_status();
   }
   if (op.evaluate == nullptr) return unimplemented(cat(op.name, " has no kernel for these operands"));
-  for (size_t k = 0; k < ctx.num_inputs() && !ctx.options().sizing; ++k) {
+  for (size_t k = 0; op.prepare != nullptr && k < ctx.num_inputs() && !ctx.options().sizing; ++k) {
     if (ctx.datum(k).is_tensor() && !ctx.datum(k).tensor.has_bytes())
       return internal_error(cat("operand ", k, " was packed for kernels, which do not take the others"));
   }

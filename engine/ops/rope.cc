@@ -454,8 +454,8 @@ Result<Rotation> rotation_of(const EvalContext& ctx) {
     dims.push_back(t.x.width);
   }
   OAR_ASSIGN(r.shape, checked_shape(dims));
-  r.in_f32 = tables && !ctx.has(kNorm) &&
-             (r.dtype != DType::kF64 || tensor::dtype_of(t.cos.values) != DType::kF64);
+  r.in_f32 =
+      tables && !ctx.has(kNorm) && (r.dtype != DType::kF64 || tensor::dtype_of(t.cos.values) != DType::kF64);
   return r;
 }
 

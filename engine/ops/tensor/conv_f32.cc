@@ -266,7 +266,7 @@ Status conv(EvalContext& ctx) {
   // The activation follows the residual.
   const Activation now = o.residual.defined() ? Activation() : o.act;
   OAR_ASSIGN(Tensor y, ctx.allocate(o.shape, dtype_of(o.x)));
-  dispatch_float(dtype_of(o.x), [&](auto tag) {
+  const bool known = dispatch_float(dtype_of(o.x), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto number = [](const T& v) { return static_cast<double>(Element<T>::load(v)); };
     const T *x = elements<T>(o.x), *w = elements<T>(o.w);
@@ -292,6 +292,7 @@ Status conv(EvalContext& ctx) {
       }
     });
   });
+  if (!known) return bad_dtype(o.x);
   if (o.residual.defined()) { OAR_ASSIGN(y, add_residual(ctx, y, o.residual, o.act)); }
   ctx.set(0, std::move(y));
   return ok_status();
@@ -305,9 +306,9 @@ Result<bool> conv_by_kernels(KernelContext& ctx) {
   const Conv& c = o.c;
   const DType dtype = dtype_of(o.x);
   // Kernels have two axes and something to sum.
-  if (dtype == DType::kF64 || c.w.axes > 2 || c.C == 0 || o.shape.numel() == 0) return false;
-  const bool fused = o.residual.defined() && o.nhwc && dtype == DType::kF32 && o.residual.shape() == o.shape &&
-                     dtype_of(o.residual) == dtype;
+  if (dtype == DType::kF64 || c.w.axes > 2 || c.C == 0) return false;
+  const bool fused = o.residual.defined() && o.nhwc && dtype == DType::kF32 &&
+                     o.residual.shape() == o.shape && dtype_of(o.residual) == dtype;
   // The activation follows the residual: it waits where the kernel does not add it.
   const Activation now = o.residual.defined() && !fused ? Activation() : o.act;
   OAR_ASSIGN(const Tensor x, as_f32(ctx, o.x));
@@ -332,7 +333,9 @@ Result<bool> conv_by_kernels(KernelContext& ctx) {
     prepared = &own;
   }
   const float* const added = fused ? elements<float>(o.residual) : nullptr;
-  if (!o.nhwc) {
+  if (o.shape.numel() == 0) {
+    // No image or no pixel: nothing to call.
+  } else if (!o.nhwc) {
     OAR_RETURN_IF_ERROR(call_planar(ctx, c, *prepared, elements<float>(x), b, now, out));
   } else if (o.planar && (prepared->depthwise || !may_copy(c))) {
     OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), DType::kF32));

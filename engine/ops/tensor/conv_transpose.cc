@@ -127,7 +127,7 @@ bool PhaseFilters::reaches(const Window& v) const {
 
 // x (N, H, W, C) -> y (N, OH, OW, M). `v` has the roles of in and out exchanged.
 Status by_phases(const KernelContext& ctx, const PhaseFilters& f, const float* packed, const Window& v,
-                       int64_t N, const float* x, const float* bias, const Activation& act, float* y) {
+                 int64_t N, const float* x, const float* bias, const Activation& act, float* y) {
   const int last = v.axes - 1;
   const bool plane = v.axes == 2;
   const int64_t H = plane ? v.out[0] : 1, W = v.out[last], OH = plane ? v.in[0] : 1, OW = v.in[last];
@@ -240,8 +240,7 @@ Result<TransposeCall> transpose_call(const EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_same_dtype(o.x, o.w));
   OAR_ASSIGN(o.act, activation_of(ctx.attrs()));
   o.nhwc = is_nhwc(ctx.attrs());
-  if (o.nhwc && o.x.shape().rank() != 4)
-    return invalid_argument("channels-last convolution needs four axes");
+  if (o.nhwc && o.x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
   o.in = o.nhwc ? channels_first(o.x.shape()) : o.x.shape();
   const int axes = o.in.rank() - 2;
   const Attrs& a = ctx.attrs();

@@ -1,6 +1,6 @@
-// Sums of products over named axes. By kernels, floats narrower than f64 become products of matrices: the axes
-// of each pair of operands fall into those of both and of the result (a batch), of one of them and of what
-// follows, and those that are summed over. Plainly it is one loop in double.
+// Sums of products over named axes. By kernels, floats narrower than f64 become products of matrices: the
+// axes of each pair of operands fall into those of both and of the result (a batch), of one of them and of
+// what follows, and those that are summed over. Plainly it is one loop in double.
 #include <map>
 
 #include "engine/ops/tensor/equation.h"

@@ -30,8 +30,7 @@ Result<bool> through_f32(KernelContext& ctx, F&& result) {
 // In double: ops whose kernels are held against this.
 template <class F>
 Status unary_double(EvalContext& ctx, double cost, F&& f) {
-  return unary_float(ctx, cost,
-                     [&](auto x) { return static_cast<decltype(x)>(f(static_cast<double>(x))); });
+  return unary_float(ctx, cost, [&](auto x) { return static_cast<decltype(x)>(f(static_cast<double>(x))); });
 }
 
 // Rough nanoseconds per element, for the decision to go parallel.
@@ -361,9 +360,8 @@ Status gelu(EvalContext& c) {
       return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
     });
   }
-  return unary_double(c, kCostly, [](double x) {
-    return x / 2 * (1 + std::erf(x * 0.70710678118654752440));
-  });
+  return unary_double(c, kCostly,
+                      [](double x) { return x / 2 * (1 + std::erf(x * 0.70710678118654752440)); });
 }
 
 }  // namespace oar::tensor

@@ -103,8 +103,8 @@ Result<Tensor> product(const KernelContext& ctx, const Tensor& x, size_t k, cons
     OAR_ASSIGN(const Shape shape, checked_shape(dims));
     OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
     const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, shape.rank() - 1);
-    OAR_RETURN_IF_ERROR(gemm_nt(ctx, rows, N, K, elements<float>(x), K, w.data(), w.format(),
-                                mutable_elements<float>(y), N));
+    OAR_RETURN_IF_ERROR(
+        gemm_nt(ctx, rows, N, K, elements<float>(x), K, w.data(), w.format(), mutable_elements<float>(y), N));
     return y;
   }
   if (p != nullptr) {

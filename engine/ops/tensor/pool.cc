@@ -1,5 +1,6 @@
 // Pooling over windows and whole planes. f32 channels that lie together go to a kernel (lower()); planes as
-// files have them, and bytes, to loops over vectors (by_kernels()); evaluation is plain and takes every layout.
+// files have them, and bytes, to loops over vectors (by_kernels()); evaluation is plain and takes every
+// layout.
 #include <cstring>
 #include <limits>
 
@@ -28,7 +29,8 @@ Result<Pooling> pooling_of(const Attrs& attrs, const Shape& x, bool global) {
     if (x.rank() < 3) return invalid_argument("needs (N, C, spatial...)");
     OAR_ASSIGN(p.w, make_window(Attrs(), p.in, std::vector<int64_t>(p.in.begin() + 2, p.in.end()), false));
   } else {
-    OAR_ASSIGN(p.w, make_window(attrs, p.in, attrs.get_ints("kernel_shape"), attrs.get_int("ceil_mode") != 0));
+    OAR_ASSIGN(p.w,
+               make_window(attrs, p.in, attrs.get_ints("kernel_shape"), attrs.get_int("ceil_mode") != 0));
   }
   std::vector<int64_t> dims{p.in[0], p.in[1]};
   dims.insert(dims.end(), p.w.out, p.w.out + p.w.axes);
@@ -399,7 +401,7 @@ Status max_unpool(EvalContext& ctx) {
 
 namespace oar {
 using tensor::Mean;
-#define OAR_POOL(op, evaluate, kind, global)                                              \
+#define OAR_POOL(op, evaluate, kind, global)                                                \
   OAR_DEFINED_OP(op, evaluate, .by_kernels = tensor::pool_by_kernels<PoolOp::kind, global>, \
                  .lower = tensor::lower_pool<PoolOp::kind, global>)
 OAR_POOL(average_pool, (tensor::mean_over<Mean::kAverage, false>), kAverage, false);

@@ -181,9 +181,7 @@ Status dequantize_linear(EvalContext& ctx) {
 struct Range {
   float low = 0, high = 0;
   float scale() const { return (high - low) / 255.0f; }
-  float zero() const {
-    return scale() == 0 ? 0 : std::clamp(std::nearbyint(-low / scale()), 0.0f, 255.0f);
-  }
+  float zero() const { return scale() == 0 ? 0 : std::clamp(std::nearbyint(-low / scale()), 0.0f, 255.0f); }
 };
 void set_range(EvalContext& ctx, const Range& r) {
   ctx.set(1, from_doubles(ctx, {}, DType::kF32, {static_cast<double>(r.scale())}));

@@ -467,9 +467,7 @@ Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, c
 namespace oar {
 OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop);
 OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .by_kernels = tensor::conv_by_kernel,
-                .prepare = tensor::prepare_quantized,
-                .lower = tensor::lower_quantized_conv);
+                .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_conv);
 OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .by_kernels = tensor::linear_by_kernel,
-                .prepare = tensor::prepare_quantized,
-                .lower = tensor::lower_quantized_linear);
+                .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_linear);
 }  // namespace oar

@@ -1,5 +1,5 @@
-// What layers of 8-bit integers are held against (quantized.cc has their kernels): exact sums, then real numbers
-// in double, which are rounded where the result is codes.
+// What layers of 8-bit integers are held against (quantized.cc has their kernels): exact sums, then real
+// numbers in double, which are rounded where the result is codes.
 #include <limits>
 
 #include "engine/ops/tensor/conv.h"
@@ -68,7 +68,8 @@ Result<Tensor> added_plainly(const EvalContext& ctx, const Attrs& attrs, const T
   OAR_ASSIGN(const Coding code, coding_of(attrs));
   if (code.type == DType::kF32) return invalid_argument("a quantized sum is u8 or i8");
   const double sa = attrs.get_float("a_scale", 1), sb = attrs.get_float("b_scale", 1);
-  const auto za = static_cast<double>(attrs.get_int("a_zero")), zb = static_cast<double>(attrs.get_int("b_zero"));
+  const auto za = static_cast<double>(attrs.get_int("a_zero")),
+             zb = static_cast<double>(attrs.get_int("b_zero"));
   OAR_ASSIGN(const Broadcast shape, Broadcast::make({&a.shape(), &b.shape()}));
   const std::vector<double> pa = to_doubles(a), pb = to_doubles(b);
   std::vector<double> y(static_cast<size_t>(shape.numel()));
@@ -113,8 +114,7 @@ Status quantized_conv(EvalContext& ctx) {
   std::vector<double> y(static_cast<size_t>(c.out.numel()));
   for (int64_t k = 0; k < c.out.numel(); ++k) {
     const int64_t n = k / outs / c.M, m = k / outs % c.M, o = k % outs;
-    y[static_cast<size_t>(nhwc ? (n * outs + o) * c.M + m : k)] =
-        code(real(m, elements<int32_t>(sums)[k]));
+    y[static_cast<size_t>(nhwc ? (n * outs + o) * c.M + m : k)] = code(real(m, elements<int32_t>(sums)[k]));
   }
   Tensor out = from_doubles(ctx, nhwc ? channels_last(c.out) : c.out, code.type, y);
   if (ctx.has(4)) {
@@ -141,7 +141,8 @@ Status quantized_linear(EvalContext& ctx) {
   dims.back() = M;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF64));
-  const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, rank - 1), zero = ctx.attrs().get_int("x_zero");
+  const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, rank - 1),
+                zero = ctx.attrs().get_int("x_zero");
   ctx.parallel(rows, 3.0 * static_cast<double>(M * K), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t m = 0; m < M; ++m) {

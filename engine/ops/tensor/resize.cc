@@ -1,7 +1,7 @@
 // resize: nearest, linear and cubic interpolation, one axis after the other, since every filter is separable.
 // f32 along up to two neighbouring axes by a kernel (kernels/resize.h), and 16-bit floats as f32. Where every
-// entry is a copy of one (nearest), all axes go at once and any element type is moved as it is. Evaluation sums
-// in double. https://onnx.ai/onnx/operators/onnx__Resize.html
+// entry is a copy of one (nearest), all axes go at once and any element type is moved as it is. Evaluation
+// sums in double. https://onnx.ai/onnx/operators/onnx__Resize.html
 #include "kernels/resize.h"
 #include "engine/graph/bound_call.h"
 #include "engine/ops/tensor/kernel_call.h"

@@ -253,7 +253,8 @@ const OpDef op_rows_linear = {.name = "rows_linear",
                               .infer = linear_infer,
                               .by_kernels = linear_by_kernels,
                               .prepare = prepare_stored_matrix<1>};
-const OpDef op_rows_product = {.name = "rows_product", .infer = product_infer, .by_kernels = product_by_kernels};
+const OpDef op_rows_product = {
+    .name = "rows_product", .infer = product_infer, .by_kernels = product_by_kernels};
 const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evaluate = table_evaluate};
 const OpDef op_rotate = {
     .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};
