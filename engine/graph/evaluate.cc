@@ -51,7 +51,7 @@ Status step(const char*& where, const Node& node, std::span<const Datum* const> 
 // A node without a call.
 Status compute(KernelContext& ctx) {
   const OpDef& op = *ctx.node().op;
-  if (op.by_kernels != nullptr) {
+  if (op.by_kernels != nullptr && (!ctx.options().plainly || op.evaluate == nullptr)) {
     OAR_ASSIGN(const bool done, op.by_kernels(ctx));
     if (done) return ok_status();
   }
@@ -349,7 +349,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   for (ValueId v : node.inputs) operands.push_back(values.find(v));
   results.assign(node.outputs.size(), {});
   std::shared_ptr<const BoundCall> call;
-  if (node.op->lower != nullptr) {
+  if (node.op->lower != nullptr && !options.plainly) {
     if (options.calls != nullptr) call = (*options.calls)[i];
     if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, recent_or_bound(i, operands, on_host)); }
     if (options.bound != nullptr) (*options.bound)[i] = call;

@@ -76,6 +76,7 @@ struct EvalOptions {
   std::span<const Tensor> states = {};        // of graph.states(), in order; effect ops write them in place
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
   bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
+  bool plainly = false;                       // by evaluate() alone: what kernels are held against
   // Calls bound by an earlier run with inputs of these sizes; null: nodes are bound as they are met. `bound`,
   // where given, receives what this run binds, by node of the graph itself.
   const BoundCalls* calls = nullptr;

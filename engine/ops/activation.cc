@@ -24,11 +24,6 @@ Lowered silu_lower(LowerContext& ctx) {
   return lower_unary(ctx, UnaryOp::kSilu);
 }
 
-Result<bool> silu_by_kernel(KernelContext& ctx) {
-  if (ctx.attrs().get_float("alpha", 1) != 1) return false;
-  return tensor::unary_by_kernel(ctx, UnaryOp::kSilu);
-}
-
 bool by_tanh(const Attrs& attrs) { return attrs.get_string("approximate", "none") == "tanh"; }
 
 // x/2 * (1 + erf(x / sqrt 2)), or {approximate: tanh}
@@ -248,7 +243,7 @@ extern const OpDef op_silu = {.name = "silu",
                               .define = silu,
                               .pattern = true,
                               .evaluate = tensor::silu,
-                              .by_kernels = silu_by_kernel,
+                              .by_kernels = tensor::silu_by_kernels,
                               .lower = silu_lower};
 extern const OpDef op_gelu = {.name = "gelu",
                               .infer = same_as_first,

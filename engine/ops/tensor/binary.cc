@@ -221,6 +221,14 @@ Status where(EvalContext& ctx) {
   return ok_status();
 }
 
+// Small whole exponents are products: of numbers that are f32 exact enough in double.
+double real_power(double base, double exponent) {
+  if (std::abs(exponent) > 16 || exponent != std::floor(exponent)) return std::pow(base, exponent);
+  double result = 1;
+  for (auto n = static_cast<int>(std::abs(exponent)); n > 0; --n) result *= base;
+  return exponent < 0 ? 1 / result : result;
+}
+
 // The exponent may have a dtype of its own; the result has the base's.
 template <class C>
 C integer_power(C base, double exponent) {
@@ -350,8 +358,8 @@ Status pow(EvalContext& ctx) {
               const double power = e[static_cast<size_t>(from[1] + k * step[1])];
               C r;
               if constexpr (kInt<C>) r = integer_power(base, power);
-              else if (power == 2) r = base * base;
-              else r = static_cast<C>(std::pow(static_cast<double>(base), power));
+              else if constexpr (std::is_same_v<C, double>) r = std::pow(base, power);
+              else r = static_cast<C>(real_power(static_cast<double>(base), power));
               mutable_elements<T>(out)[at + k] = Element<T>::store(r);
             }
           });

@@ -241,6 +241,27 @@ Result<bool> unary_by_kernel(KernelContext& ctx, UnaryOp op) {
   });
 }
 
+Result<bool> silu_by_kernels(KernelContext& ctx) {
+  const auto alpha = static_cast<float>(attr(ctx, "alpha", 1));
+  if (alpha == 1) return unary_by_kernel(ctx, UnaryOp::kSilu);
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) -> Status {
+    OAR_ASSIGN(Tensor gate, ctx.allocate(x.shape(), DType::kF32));
+    const auto n = static_cast<double>(x.numel());
+    float* const z = mutable_elements<float>(gate);
+    ctx.parallel(x.numel(), 0.1, [&](int64_t begin, int64_t end) {
+      scale_and_shift(elements<float>(x) + begin, z + begin, end - begin, alpha, 0);
+    });
+    UnaryArgs u;
+    u.out = z, u.x = z, u.n = x.numel(), u.op = UnaryOp::kSigmoid;
+    OAR_RETURN_IF_ERROR(
+        run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &u, unary_nanoseconds(u.op) * n));
+    BinaryArgs b;
+    b.out = mutable_elements<float>(y), b.a = elements<float>(x), b.b = z;
+    b.rows = 1, b.cols = x.numel(), b.b_row = b.b_col = 1, b.op = BinaryOp::kMul;
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kBinary), &b, 0.2 * n);
+  });
+}
+
 Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta) {
   return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
     ActivateArgs a;

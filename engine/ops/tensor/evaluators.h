@@ -77,6 +77,7 @@ template <UnaryOp kOp>
 Result<bool> unary_by_kernel(KernelContext& ctx) {
   return unary_by_kernel(ctx, kOp);
 }
+Result<bool> silu_by_kernels(KernelContext& ctx);  // with a factor also of f32
 Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta);
 // And of f32 under leading axes that lower() does not take.
 Result<bool> binary_by_kernel(KernelContext& ctx, BinaryOp op);

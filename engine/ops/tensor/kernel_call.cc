@@ -84,13 +84,6 @@ Result<Activation> activation_of(const Attrs& attrs) {
   return invalid_argument(cat("unknown activation '", name, "'"));
 }
 
-Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n) {
-  ctx.parallel(n, 5.0, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) p[k] = static_cast<float>(a.apply(static_cast<double>(p[k])));
-  });
-  return ok_status();
-}
-
 namespace {
 
 // y (cols, rows) = x (rows, cols)^T for rows [r0, r1), in tiles that the first-level cache holds.

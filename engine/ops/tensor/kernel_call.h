@@ -90,8 +90,6 @@ struct Activation {
   double apply(double x) const;
 };
 Result<Activation> activation_of(const Attrs& attrs);
-// In place over n values that may lie anywhere.
-Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n);
 
 // y = x with the axes of (N, C, inner) exchanged to (N, inner, C), and back. Both dense.
 void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
