@@ -21,6 +21,7 @@
 
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
+#include "kernels/cuda/cost.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
@@ -271,6 +272,18 @@ oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* 
   return OAR_PLUGIN_OK;
 }
 
+oar_plugin_status kernel_cost(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+                              int64_t context, oar_plugin_cost* cost) {
+  oar::cuda::KernelCost c;
+  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c))
+    return OAR_PLUGIN_UNSUPPORTED;
+  cost->bytes = c.bytes;
+  cost->matrix_operations = c.tensor_operations;
+  cost->operations = c.operations;
+  cost->seconds = c.seconds;
+  return OAR_PLUGIN_OK;
+}
+
 oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
                          const void* args, void* scratch, uint64_t) {
   if (is_of_library(handle(k))) {
@@ -384,6 +397,7 @@ oar_plugin make_table() {
   t.end_capture = end_capture;
   t.replay = replay;
   t.destroy_capture = destroy_capture;
+  t.kernel_cost = kernel_cost;
   return t;
 }
 

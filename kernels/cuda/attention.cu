@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/attention_tensor.h"
 
 namespace oar::cuda {
 namespace {
@@ -106,12 +106,22 @@ CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
                  stream, a)};
 }
 
-uint64_t paged_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a); }
+uint64_t paged_attention_scratch(const PagedAttentionArgs& a) {
+  return by_tensor_cores(a.shape) ? tensor_attention_scratch(a) : attention_scratch(a);
+}
 
 template <KvType kType>
 CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
   using Pages = PagesOf16Or32Bits<kType>;
+  if (kType == KvType::kBF16 && by_tensor_cores(a.shape)) {
+    switch (a.shape.head_dim / 32) {
+      case 1: return {attend_by_tensor_cores<1>(a, scratch, stream)};
+      case 2: return {attend_by_tensor_cores<2>(a, scratch, stream)};
+      case 3: return {attend_by_tensor_cores<3>(a, scratch, stream)};
+      default: return {attend_by_tensor_cores<4>(a, scratch, stream)};
+    }
+  }
   switch ((a.shape.head_dim + 127) / 128) {
     case 1: return {attend<Pages, 128>(a, {a.shape}, scratch, stream)};
     case 2: return {attend<Pages, 256>(a, {a.shape}, scratch, stream)};

@@ -21,5 +21,9 @@ CudaStatus kv_append(const KvAppendArgs& args, Stream stream);
 template <KvType kType>
 CudaStatus paged_attention(const PagedAttentionArgs& args, void* scratch, Stream stream);
 uint64_t paged_attention_scratch(const PagedAttentionArgs& args);
+// Which caches' attention is made of products of tensor cores (attention_tensor.h), for rows of any number.
+inline bool by_tensor_cores(const KvShape& s) {
+  return s.type == DType::kBF16 && s.latent == 0 && s.head_dim % 32 == 0 && s.head_dim <= 128;
+}
 
 }  // namespace oar::cuda
