@@ -19,8 +19,7 @@ namespace {
 Result<Buffer> reserve(uint64_t bytes, MemoryKind kind) {
   constexpr uint64_t kPage = 4096;
   const uint64_t size = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  void* at =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return resource_exhausted(cat("no addresses for ", format_bytes(bytes)));
   const std::shared_ptr<const void> owner(at, [size](const void* p) { munmap(const_cast<void*>(p), size); });
   return Buffer::wrap(at, bytes, owner, kind);
@@ -62,7 +61,8 @@ class PaperDevice final : public Backend {
     return device_->plan(kernel, args, out);
   }
   void reserve_worker_scratch(size_t) override {}
-  Status launch(const Kernel& kernel, const void* args, const KernelPlan&, void*, const NextKernel&) override {
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan&, void*,
+                const NextKernel&) override {
     const auto cost = device_->cost(kernel, args, context);
     if (!cost) {
       untold = kernel.name;
@@ -84,7 +84,8 @@ Result<Checkpoint> checkpoint_of(const std::string& path) {
   if (!path.ends_with(".json")) return load_checkpoint(path);
   OAR_ASSIGN(const std::string text, read_small_file(path, uint64_t{1} << 20));
   OAR_ASSIGN(const json::value config, parse_json(text, path));
-  if (!config.is_object()) return invalid_argument(cat(path, " must hold a JSON object, as config.json does"));
+  if (!config.is_object())
+    return invalid_argument(cat(path, " must hold a JSON object, as config.json does"));
   Checkpoint out;
   out.source_path = path;
   out.kind = "shape";
@@ -135,8 +136,8 @@ void print(const PaperDevice& device, const std::string& title, double tokens) {
   std::printf("\n%s: %.3f ms computed, %.0f tokens/s; %s of memory, %lld kernel calls\n", title.c_str(),
               all.seconds * 1e3, tokens / all.seconds, format_bytes(static_cast<uint64_t>(all.bytes)).c_str(),
               static_cast<long long>(all.calls));
-  std::printf("  %-34s %6s %11s %10s %10s %9s %6s\n", "kernel", "calls", "bytes each", "matrix op", "other op",
-              "us each", "share");
+  std::printf("  %-34s %6s %11s %10s %10s %9s %6s\n", "kernel", "calls", "bytes each", "matrix op",
+              "other op", "us each", "share");
   std::vector<std::pair<std::string, Calls>> rows;
   for (const auto& [key, c] : device.calls) rows.emplace_back(key.first, c);
   std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
@@ -162,12 +163,8 @@ json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, 
                                    {"computed_microseconds", c.each.seconds * 1e6}});
   }
   const Sum all = sum_of(device);
-  return {{"sequences", sequences},
-          {"rows", rows},
-          {"context", context},
-          {"computed_seconds", all.seconds},
-          {"bytes", all.bytes},
-          {"kernels", kernels}};
+  return {{"sequences", sequences},          {"rows", rows},       {"context", context},
+          {"computed_seconds", all.seconds}, {"bytes", all.bytes}, {"kernels", kernels}};
 }
 
 }  // namespace
@@ -195,7 +192,8 @@ Status inspect_times(const std::string& path, const TimesInspection& what) {
         "times of %s on an H100, weights %s, KV %s: COMPUTED from bytes and operations of each kernel,\n"
         "never measured on a device (kernels/cuda/cost.h says what is assumed)\n",
         path.c_str(), weights.c_str(), kv.c_str());
-  const auto step = [&](int64_t sequences, int64_t rows, int64_t context, const std::string& title) -> Status {
+  const auto step = [&](int64_t sequences, int64_t rows, int64_t context,
+                        const std::string& title) -> Status {
     OAR_RETURN_IF_ERROR(run_step(serving, *device, sequences, rows, context));
     if (!device->untold.empty())
       return unimplemented(cat(device->name(), " computes no time of ", device->untold));
@@ -209,8 +207,8 @@ Status inspect_times(const std::string& path, const TimesInspection& what) {
                                  what.context, " tokens")));
   OAR_RETURN_IF_ERROR(step(1, what.prompt, what.prompt, cat("a prompt of ", what.prompt, " tokens")));
   if (what.json) {
-    const json::object all = {{"model", path}, {"device", device->name()}, {"weights", weights}, {"kv", kv},
-                              {"measured", false}, {"steps", steps}};
+    const json::object all = {{"model", path}, {"device", device->name()}, {"weights", weights},
+                              {"kv", kv},      {"measured", false},        {"steps", steps}};
     std::printf("%s\n", json::serialize(all).c_str());
   }
   return ok_status();

@@ -650,11 +650,11 @@ typedef struct oar_plugin_memory {
 
 /* What a launch takes, as far as sizes tell; nothing of it is measured. Since minor 3. */
 typedef struct oar_plugin_cost {
-  uint32_t size;             /* set by Oar; the plug-in fills no field beyond */
-  double bytes;              /* of memory that it must read and write, each once */
-  double matrix_operations;  /* multiplications and additions by matrix units, those of padding too */
-  double operations;         /* the same by all other units */
-  double seconds;            /* that the plug-in computes of these for its device */
+  uint32_t size;            /* set by Oar; the plug-in fills no field beyond */
+  double bytes;             /* of memory that it must read and write, each once */
+  double matrix_operations; /* multiplications and additions by matrix units, those of padding too */
+  double operations;        /* the same by all other units */
+  double seconds;           /* that the plug-in computes of these for its device */
 } oar_plugin_cost;
 
 /* What a kernel is asked for. A plug-in answers UNSUPPORTED to any value that it does not know. */

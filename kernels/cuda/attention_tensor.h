@@ -1,14 +1,14 @@
-// The same attention by tensor cores, of pages of bf16 whose heads have up to 128 dims, a multiple of 32. What
-// such a cache's queries get is made here, however many there are: attention_kernel.h has all others.
+// The same attention by tensor cores, of pages of bf16 whose heads have up to 128 dims, a multiple of 32.
+// What such a cache's queries get is made here, however many there are: attention_kernel.h has all others.
 //
-// Queries and weights are split in two bf16, high + low, as rows of products are (matmul_tensor.h): 16 bits of
-// each count, and keys and values are exact. Runs of kSpan positions have a softmax of their own in steps of
-// 32 positions, and are merged in ascending order, as in attention_kernel.h.
+// Queries and weights are split in two bf16, high + low, as rows of products are (matmul_tensor.h): 16 bits
+// of each count, and keys and values are exact. Runs of kSpan positions have a softmax of their own in steps
+// of 32 positions, and are merged in ascending order, as in attention_kernel.h.
 //
-// Few rows: a block has one row, up to 16 heads that share keys, and one span (span_kernel); merge_kernel puts
-// spans together. Many: a block has 64 pairs of a row and a head that share keys, and walks over what they
-// see (tile_kernel). The left operand of a product is a pair a row; so the two do the same operations of a
-// pair in the same order, and which of them runs may follow from the number of rows.
+// Few rows: a block has one row, up to 16 heads that share keys, and one span (span_kernel); merge_kernel
+// puts spans together. Many: a block has 64 pairs of a row and a head that share keys, and walks over what
+// they see (tile_kernel). The left operand of a product is a pair a row; so the two do the same operations of
+// a pair in the same order, and which of them runs may follow from the number of rows.
 //
 // What a pair does not see has the weight 0. That hides finite values; others are masked for each pair. An
 // infinite value that is seen gives NaN, as its product with the lower half of a weight does.
@@ -19,8 +19,8 @@
 
 namespace oar::cuda {
 
-constexpr int kStep = kWarp;          // positions
-constexpr int kPairs = 16;            // of a fragment
+constexpr int kStep = kWarp;  // positions
+constexpr int kPairs = 16;    // of a fragment
 constexpr int kTilePairs = kAttentionWarps * kPairs;
 constexpr int kTokenTiles = kStep / 8;
 
@@ -45,7 +45,8 @@ struct Queries {
     store(reinterpret_cast<uint2*>(low + pair * kStride + 4 * i), l);
   }
   // Scores of 8 positions more of pairs first + g and first + g + 8: 32 dims, from 32 i on. Lane t of a quad
-  // has dims 8 t .. 8 t + 7 of position g's key. All positions before the next dims, so queries are read once.
+  // has dims 8 t .. 8 t + 7 of position g's key. All positions before the next dims, so queries are read
+  // once.
   template <class Key>
   OAR_DEVICE void multiply(int first, int i, float (&s)[kTokenTiles][4], const Key& key) const {
     const int g = lane() / 4, t = lane() % 4, at = (first + g) * kStride + 32 * i + 8 * t;
@@ -217,8 +218,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   const int K = a.shape.kv_heads, group = static_cast<int>(a.H) / K;
   SharedMemory shared;
   const Queries<kDims32> queries(shared, kPairs);
-  uint4* weights = shared.take<uint4>(kSteps * 4 * kWarp);   // of a step: low and high of each 16 positions
-  float* largest = shared.take<float>(kSteps * kPairs);      // of each step and pair
+  uint4* weights = shared.take<uint4>(kSteps * 4 * kWarp);  // of a step: low and high of each 16 positions
+  float* largest = shared.take<float>(kSteps * kPairs);     // of each step and pair
   float* shrinks = shared.take<float>(kSteps * kPairs);
   float* sums = shared.take<float>(kSteps * kPairs);
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
@@ -286,7 +287,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     }
     StepWeights w;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) most[half] = fmaxf(before[half], largest[step * kPairs + g + 8 * half]);
+    for (int half = 0; half < 2; ++half)
+      most[half] = fmaxf(before[half], largest[step * kPairs + g + 8 * half]);
     weigh(sight, first, s[k], most, w, of_step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -414,32 +416,28 @@ struct StepShared {
 // not zero, so each pair has the values that it sees. Warp-uniform, and rare.
 OAR_DEVICE void add_values_apart(float (&o)[4][4], const StepWeights& w, int i, const Values16& v,
                                  const Sight& sight, int at) {
-  float out[4][4];
-#pragma unroll 1
-  for (int pair = 0; pair < kPairs; ++pair) {
-    const int lane_of_pair = pair % 8 * 4, half = pair / 8;
-    const int from = __shfl_sync(kAllLanes, half == 0 ? sight.from[0] : sight.from[1], lane_of_pair),
-              pos = __shfl_sync(kAllLanes, half == 0 ? sight.pos[0] : sight.pos[1], lane_of_pair);
-    const Values16 mine = {v.upper & seen_of_pair(at, from, pos), v.lower & seen_of_pair(at + 8, from, pos)};
-    float sum[4][4];
-#pragma unroll
-    for (int jj = 0; jj < 4; ++jj) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[jj][e] = o[jj][e];
-    }
-    add_values(sum, w.high[i], w.low[i], mine);
-#pragma unroll
-    for (int jj = 0; jj < 4; ++jj) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (lane() / 4 + 8 * (e / 2) == pair) out[jj][e] = sum[jj][e];
-      }
-    }
-  }
 #pragma unroll
   for (int jj = 0; jj < 4; ++jj) {
+    uint32_t both[2];
+    v.pair(jj, both);
+    float out[4] = {};
+#pragma unroll 1
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int its = pair % 8 * 4;  // lane
+      const int from = __shfl_sync(kAllLanes, pair < 8 ? sight.from[0] : sight.from[1], its),
+                pos = __shfl_sync(kAllLanes, pair < 8 ? sight.pos[0] : sight.pos[1], its);
+      float sum[4] = {o[jj][0], o[jj][1], o[jj][2], o[jj][3]};
+      const uint32_t b[2] = {both[0] & seen_of_pair(at, from, pos),
+                             both[1] & seen_of_pair(at + 8, from, pos)};
+      mma_bf16(sum, w.low[i], b);
+      mma_bf16(sum, w.high[i], b);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) o[jj][e] = out[jj][e];
+      for (int e = 0; e < 4; ++e) {
+        if (lane() / 4 + 8 * (e / 2) == pair) out[e] = sum[e];
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[jj][e] = out[e];
   }
 }
 
@@ -480,7 +478,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttenti
   const int from = from_of(first_pair), to = position_of(last_pair);
   const int warp_first = first_pair + warp() * kPairs, warp_last = min(warp_first + kPairs, pairs) - 1;
   const bool has_pairs = warp_first <= warp_last;
-  const int warp_from = has_pairs ? from_of(warp_first) : 0, warp_to = has_pairs ? position_of(warp_last) : -1;
+  const int warp_from = has_pairs ? from_of(warp_first) : 0,
+            warp_to = has_pairs ? position_of(warp_last) : -1;
   // From where on all of the warp's pairs see a position, and up to where.
   const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;
   Sight sight;
@@ -499,7 +498,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttenti
     const int pair = i / (kD / 4), d = i % (kD / 4), its = first_pair + pair;
     float4 q = make_float4(0.f, 0.f, 0.f, 0.f);
     if (its < pairs) {
-      q = load_query(a.q + (first_row + its / group) * a.ldq + (kv * group + its % group) * kD + 4 * d, aligned);
+      q = load_query(a.q + (first_row + its / group) * a.ldq + (kv * group + its % group) * kD + 4 * d,
+                     aligned);
     }
     queries.put(pair, d, q);
   }
@@ -616,6 +616,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttenti
 // Partial results begin at multiples of 16 bytes.
 inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a) + 16; }
 
+// Tiles pay where sequences have rows that fill the better part of one.
+inline bool in_tiles(const PagedAttentionArgs& a) {
+  return a.T > split_rows(a) || 2 * a.T * (a.H / a.shape.kv_heads) >= kTilePairs * (a.B + 1);
+}
+
 // A cudaError_t. `scratch` has tensor_attention_scratch(a) bytes.
 template <int kDims32>
 int attend_by_tensor_cores(const PagedAttentionArgs& a, void* scratch, Stream stream) {
@@ -625,8 +630,7 @@ int attend_by_tensor_cores(const PagedAttentionArgs& a, void* scratch, Stream st
   const bool aligned = wide(a.q, a.ldq) && wide(a.out, a.ldo);
   const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
   if (spans <= 0 || a.B <= 0) return 0;
-  // Tiles pay where sequences have rows that fill the better part of one.
-  if (a.T > split_rows(a) || 2 * a.T * group >= kTilePairs * a.B + kTilePairs) {
+  if (in_tiles(a)) {
     const int64_t tiles = a.T * group / kTilePairs + (a.B < a.T ? a.B : a.T);
     constexpr size_t kShared =
         Queries<kDims32>::bytes(kTilePairs) + (2 * StepShared<kDims32>::kBytes + 127) / 128 * 128;
@@ -639,8 +643,8 @@ int attend_by_tensor_cores(const PagedAttentionArgs& a, void* scratch, Stream st
   partials.sums = partials.totals + totals;
   const int64_t parts = (group + kPairs - 1) / kPairs;
   const dim3 grid(static_cast<unsigned>(a.T), static_cast<unsigned>(K * parts), static_cast<unsigned>(spans));
-  const int error = launch(span_kernel<kDims32>, grid, kAttentionThreads, SpanShared<kDims32>::bytes(), stream,
-                           a, partials, static_cast<int>(spans), aligned);
+  const int error = launch(span_kernel<kDims32>, grid, kAttentionThreads, SpanShared<kDims32>::bytes(),
+                           stream, a, partials, static_cast<int>(spans), aligned);
   if (error != 0 || spans == 1) return error;
   return launch(merge_kernel<1>, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(a.H)),
                 kAttentionThreads, 0, stream, a, partials, static_cast<int>(spans));

@@ -6,6 +6,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/cuda/attention_tensor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_tensor.h"
@@ -73,8 +74,25 @@ void add_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_
   const int64_t first = first_seen(a, std::max<int64_t>(context - rows, 0));
   const double once = number(a.B) * number(context - first) * bytes_of_position;
   c.bytes += once + kFloat * number(2 * a.T * a.H * D);
-  c.l2_bytes += pairs * bytes_of_position;  // rows of a prompt each read them
+  c.l2_bytes += pairs * bytes_of_position;  // each row reads them
   c.operations += 4 * pairs * number(a.H * D);
+}
+// The same by tensor cores: fragments of 16 pairs of a row and a head, in steps of 32 positions.
+void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context,
+                          KernelCost& c) {
+  if (a.B <= 0) return;
+  KernelCost plain;
+  add_attention(a, bytes_of_position, context, plain);
+  const int64_t rows = std::max<int64_t>(a.T / a.B, 1), K = a.shape.kv_heads, group = a.H / K;
+  const double of_row = plain.l2_bytes / bytes_of_position / number(a.T);  // positions, on average
+  const double fragments =
+      in_tiles(a) ? number(a.B * whole(rows * group, kPairs)) : number(a.T * whole(group, kPairs));
+  const double blocks = in_tiles(a) ? number(a.B * whole(rows * group, kTilePairs)) : fragments;
+  c.bytes += plain.bytes;
+  c.l2_bytes += blocks * of_row * bytes_of_position;
+  const double steps = std::ceil(of_row / kStep) * number(K) * fragments;
+  constexpr double kOfMma = 2.0 * 16 * 8 * 16;
+  c.tensor_operations += steps * kOfMma * number(a.shape.head_dim);
 }
 
 template <class Args>
@@ -88,7 +106,7 @@ int registers_of(KernelFamily family, bool tensor) {
     case KernelFamily::kMatmul:
     case KernelFamily::kGatedMatmul:
     case KernelFamily::kGroupedMatmul: return tensor ? 168 : 64;
-    case KernelFamily::kPagedAttention:
+    case KernelFamily::kPagedAttention: return tensor ? 240 : 128;
     case KernelFamily::kQuantPagedAttention: return 128;
     case KernelFamily::kQuantKvAppend: return 96;
     default: return 40;
@@ -119,7 +137,8 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
       const int64_t used = std::min(a.experts, a.P);  // rows are taken to be spread evenly
       for (int64_t e = 0; e < used; ++e) {
         for (int64_t i = 0; i < a.segments_per_expert; ++i)
-          add_product(a.format, a.segments[e * a.segments_per_expert + i].n, a.K, whole(a.P, used), many, 1, c);
+          add_product(a.format, a.segments[e * a.segments_per_expert + i].n, a.K, whole(a.P, used), many, 1,
+                      c);
       }
       c.bytes += kFloat * number(a.P * a.K);
       break;
@@ -158,7 +177,8 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kPagedAttention: {
       const auto& a = as<PagedAttentionArgs>(args);
       const double kept = a.shape.type == DType::kF32 ? 4 : 2;
-      add_attention(a, 2 * kept * number(a.shape.kv_heads * a.shape.head_dim), context, c);
+      (by_tensor_cores(a.shape) ? add_tensor_attention : add_attention)(
+          a, 2 * kept * number(a.shape.kv_heads * a.shape.head_dim), context, c);
       break;
     }
     case KernelFamily::kQuantPagedAttention: {
@@ -176,7 +196,8 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kUnary: c.bytes = 2 * kFloat * number(as<UnaryArgs>(args).n); break;
     case KernelFamily::kBinary: {
       const auto& a = as<BinaryArgs>(args);
-      c.bytes = kFloat * number(2 * a.rows * a.cols + (a.b_row != 0 ? a.rows : 1) * (a.b_col != 0 ? a.cols : 1));
+      c.bytes =
+          kFloat * number(2 * a.rows * a.cols + (a.b_row != 0 ? a.rows : 1) * (a.b_col != 0 ? a.cols : 1));
       c.operations = number(a.rows * a.cols);
       break;
     }
@@ -218,7 +239,8 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
   // Few blocks cannot ask for all of memory: a multiprocessor takes 64 bytes a cycle of 1.7 GHz from L2.
   constexpr double kOfMultiprocessor = 64 * 1.7e9;
   const double busy = std::min<double>(static_cast<double>(std::max<size_t>(blocks, 1)), kMultiprocessors);
-  c.seconds = d.launch * number(c.launches) + std::max({memory, units, c.l2_bytes / (busy * kOfMultiprocessor)});
+  c.seconds =
+      d.launch * number(c.launches) + std::max({memory, units, c.l2_bytes / (busy * kOfMultiprocessor)});
   *cost = c;
   return true;
 }

@@ -73,15 +73,15 @@ struct Codes {
         const int64_t at = (groups(k) + i) * 8 + g;
         if constexpr (kScale == Scale::kF16) {
           const uint32_t both = oar::cuda::load(reinterpret_cast<const uint32_t*>(of_groups) + at);
-          scales[i] = __half22float2(
-              __half2_raw{static_cast<uint16_t>(both), static_cast<uint16_t>(both >> 16)});
+          scales[i] =
+              __half22float2(__half2_raw{static_cast<uint16_t>(both), static_cast<uint16_t>(both >> 16)});
         } else {
           scales[i] = oar::cuda::load(reinterpret_cast<const float2*>(of_groups) + at);
         }
       }
       if constexpr (kOfRows) {
-        const float2 of_rows = oar::cuda::load(
-            reinterpret_cast<const float2*>(of_groups + groups(p.K) * kScaleBytes) + g);
+        const float2 of_rows =
+            oar::cuda::load(reinterpret_cast<const float2*>(of_groups + groups(p.K) * kScaleBytes) + g);
         if constexpr (kScales == 0) scales[0] = of_rows;
 #pragma unroll
         for (int i = 0; i < kScales; ++i) {
@@ -140,9 +140,14 @@ struct CodeFormat {
 template <Code kCode, int kGroup, Scale kScale = Scale::kF16, bool kOfRows = false>
 constexpr CodeFormat code_format(std::string_view name, int block_scale) {
   using Weights = Codes<kCode, kGroup, kScale, kOfRows>;
-  return {name,        Weights::kBits,          kGroup,
-          kOfRows * 4, block_scale,             kScale == Scale::kF32,
-          launch_codes<Weights>, Weights::panel_bytes};
+  return {name,
+          Weights::kBits,
+          kGroup,
+          kOfRows * 4,
+          block_scale,
+          kScale == Scale::kF32,
+          launch_codes<Weights>,
+          Weights::panel_bytes};
 }
 constexpr CodeFormat kFormats[] = {
     code_format<Code::kInt4, 32>("q4_0", 2),
@@ -186,8 +191,7 @@ void pack_weight(std::string_view format, int64_t n, int64_t K, void* to, const 
     const int64_t g = r % 8, lower = r % kPanelRows / 8;
     uint8_t* const scales = panel + K * kPanelRows * f.bits / 8;
     const auto* row = static_cast<const uint8_t*>(rows) + r * stride;
-    if (f.row_head > 0)
-      std::memcpy(panel + f.panel_bytes(K) - kPanelRows * 4 + (g * 2 + lower) * 4, row, 4);
+    if (f.row_head > 0) std::memcpy(panel + f.panel_bytes(K) - kPanelRows * 4 + (g * 2 + lower) * 4, row, 4);
     for (int64_t k0 = 0; k0 < K; k0 += group) {
       const uint8_t* from = row + f.row_head + k0 / group * block;
       uint8_t* scale = scales + ((k0 / group * 8 + g) * 2 + lower) * of_scale;

@@ -2,9 +2,9 @@
 // bytes that a modelled L2 does not have are at most 1.05 of the roofline's (decode attention 1.2), products
 // of tensor cores are as many as it says. A kernel that reads its weights again fails. Where a part of the
 // outputs or sequences stands for all, of the L2's 40 MB only that part is there.
+#include "kernels/cuda/cost.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/cuda/cost.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/occupancy.h"
 #include "kernels/norm.h"
@@ -48,8 +48,8 @@ Counted count(KernelFamily family, const char* format, const void* args, int reg
 }
 
 void check(const char* name, const Counted& c, double most = 1.05) {
-  INFO(name << ": bytes from memory per roofline " << c.memory() << "; " << c.counters.memory_read << " read, "
-            << c.counters.memory_written << " written, roofline " << c.cost.bytes);
+  INFO(name << ": bytes from memory per roofline " << c.memory() << "; " << c.counters.memory_read
+            << " read, " << c.counters.memory_written << " written, roofline " << c.cost.bytes);
   CHECK(c.memory() <= most);
   CHECK(c.memory() >= 0.95);
 }
@@ -101,15 +101,18 @@ Counted count_attention(int64_t B, int64_t context) {
   a.max_blocks = pages;
   a.shape = {DType::kBF16, kPage, kKv, kD};
   a.scale = 0.1f;
-  return count(KernelFamily::kPagedAttention, "bf16", &a, 128, 1. / 16, context);
+  Counted c = count(KernelFamily::kPagedAttention, "bf16", &a, 168, 1. / 16, context);
+  constexpr double kOfMma = 2.0 * 16 * 8 * 16;
+  CHECK(static_cast<double>(c.counters.mma) * kOfMma == c.cost.tensor_operations);
+  return c;
 }
 
 }  // namespace
 
 TEST_CASE("cuda cost: blocks that fit on a multiprocessor") {
-  CHECK(cuda::blocks_of_multiprocessor(256, 0, 32) == 8);         // of 2,048 threads
-  CHECK(cuda::blocks_of_multiprocessor(256, 0, 128) == 2);        // of 65,536 registers
-  CHECK(cuda::blocks_of_multiprocessor(256, 0, 129) == 1);        // in steps of 8 a thread
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 32) == 8);          // of 2,048 threads
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 128) == 2);         // of 65,536 registers
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 129) == 1);         // in steps of 8 a thread
   CHECK(cuda::blocks_of_multiprocessor(128, 100 << 10, 32) == 2);  // of 228 KB, 1 KB a block
   CHECK(cuda::blocks_of_multiprocessor(32, 0, 8) == 32);
   CHECK(cuda::blocks_of_multiprocessor(1024, 0, 72) == 0);

@@ -166,7 +166,8 @@ struct AttentionProblem {
   //   p . V     roundings of at most 256 + 16 terms in a span, and of the merges, on sums bounded by max |v|;
   //   with p
   //             rounded to bf16, 2^-9 more (the sum of p is of the rounded ones).
-  // Operands that are two bf16 each, high + low, lose 2^-17 where others lose 2^-9; their sums of p are exact.
+  // Operands that are two bf16 each, high + low, lose 2^-17 where others lose 2^-9; their sums of p are
+  // exact.
   double bound(bool bf16_operands, const Options& o, bool two_bf16 = false) const {
     double m = 0, vmax = 0;
     for (size_t s = 0; s < lengths.size(); ++s) {

@@ -141,7 +141,8 @@ enum class WgmmaType { kBf16, kE4m3, kS8 };
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int left);
-void wgmma(WgmmaType type, void* d, uint64_t a, uint64_t b, Place place);  // d: 32 words
+// d (64 x columns): columns / 2 words of a thread; columns: 64 or 128.
+void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);

@@ -12,8 +12,8 @@
 namespace oar::cuda::emulation {
 namespace {
 
-constexpr std::byte kNan{0xff};      // every float, bf16 and f16 of these bytes is NaN
-constexpr std::byte kGuard{0xa5};    // around each allocation
+constexpr std::byte kNan{0xff};    // every float, bf16 and f16 of these bytes is NaN
+constexpr std::byte kGuard{0xa5};  // around each allocation
 constexpr size_t kBanks = 32, kBankBytes = 4;
 
 bool g_tracing = false;
