@@ -106,15 +106,16 @@ CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
                  stream, a)};
 }
 
+template <KvType kType>
 uint64_t paged_attention_scratch(const PagedAttentionArgs& a) {
-  return by_tensor_cores(a.shape) ? tensor_attention_scratch(a) : attention_scratch(a);
+  return by_tensor_cores(kType, a.shape.head_dim) ? tensor_attention_scratch(a) : attention_scratch(a);
 }
 
 template <KvType kType>
 CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
   using Pages = PagesOf16Or32Bits<kType>;
-  if (kType == KvType::kBF16 && by_tensor_cores(a.shape)) {
+  if (by_tensor_cores(kType, a.shape.head_dim)) {
     switch (a.shape.head_dim / 32) {
       case 1: return {attend_by_tensor_cores<1>(a, scratch, stream)};
       case 2: return {attend_by_tensor_cores<2>(a, scratch, stream)};
@@ -131,8 +132,9 @@ CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream st
   }
 }
 
-#define OAR_KV_TYPE(type)                                                   \
-  template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream); \
+#define OAR_KV_TYPE(type)                                                             \
+  template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream);           \
+  template uint64_t paged_attention_scratch<KvType::type>(const PagedAttentionArgs&); \
   template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, void*, Stream);
 OAR_KV_TYPE(kF32)
 OAR_KV_TYPE(kF16)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "kernels/activation.h"
@@ -33,7 +34,7 @@ double weight_bytes(Format format, int64_t n, int64_t K) {
 
 // One segment, or expert, of `rows` rows.
 void add_product(Format format, int64_t n, int64_t K, int64_t rows, bool many, int inputs, KernelCost& c) {
-  const bool tensor = format == Format::bf16() || packed_bytes(format.name(), n, K) > 0;
+  const bool tensor = std::string_view(format.name()) == "bf16" || packed_bytes(format.name(), n, K) > 0;
   const int64_t tile_rows = tensor && many ? kManyRows : kTileRows,
                 tile_outputs = tensor && many ? kManyOutputs : kTileOutputs;
   const double weights = weight_bytes(format, n, K);
@@ -47,11 +48,11 @@ void add_product(Format format, int64_t n, int64_t K, int64_t rows, bool many, i
   else c.operations += 2.0 * number(n * K * row_tiles * tile_rows) + number(n * K * row_tiles);
 }
 
-void add_matmul(const MatmulArgs& a, int inputs, KernelCost& c) {
+void add_matmul(const MatmulArgs& a, Format format, int inputs, KernelCost& c) {
   const bool many = 2 * a.T >= kManyRows;
   double outputs = 0;
   for (int64_t i = 0; i < a.num_segments; ++i) {
-    add_product(a.format, a.segments[i].n, a.K, a.T, many, inputs, c);
+    add_product(format, a.segments[i].n, a.K, a.T, many, inputs, c);
     outputs += number(a.segments[i].n);
   }
   c.bytes += kFloat * number(a.T * a.K * inputs);
@@ -100,6 +101,15 @@ const Args& as(const void* args) {
   return *static_cast<const Args*>(args);
 }
 
+// As kv_code_name() has them.
+KvCode code_of(std::string_view name) {
+  return name == "fp8"         ? KvCode::kFp8
+         : name == "int4"      ? KvCode::kInt4
+         : name == "int4_mean" ? KvCode::kInt4Mean
+         : name == "int3"      ? KvCode::kInt3
+                               : KvCode::kInt8;
+}
+
 // Of a thread, from what kernels_test.py allows: how many blocks fit follows.
 int registers_of(KernelFamily family, bool tensor) {
   switch (family) {
@@ -128,17 +138,20 @@ double idle(const LaunchShape& s, int registers) {
 
 bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost) {
   KernelCost c;
+  // By name: what Oar's own pointers mean is not for a plug-in.
+  const auto known = Format::find(kernel.format);
+  if (!known) return false;
+  const Format format = *known;
   switch (kernel.family) {
-    case KernelFamily::kMatmul: add_matmul(as<MatmulArgs>(args), 1, c); break;
-    case KernelFamily::kGatedMatmul: add_matmul(as<GatedMatmulArgs>(args).matmul, 2, c); break;
+    case KernelFamily::kMatmul: add_matmul(as<MatmulArgs>(args), format, 1, c); break;
+    case KernelFamily::kGatedMatmul: add_matmul(as<GatedMatmulArgs>(args).matmul, format, 2, c); break;
     case KernelFamily::kGroupedMatmul: {
       const auto& a = as<GroupedMatmulArgs>(args);
       const bool many = 2 * a.P >= kManyRows * std::max<int64_t>(a.experts, 1);
       const int64_t used = std::min(a.experts, a.P);  // rows are taken to be spread evenly
       for (int64_t e = 0; e < used; ++e) {
         for (int64_t i = 0; i < a.segments_per_expert; ++i)
-          add_product(a.format, a.segments[e * a.segments_per_expert + i].n, a.K, whole(a.P, used), many, 1,
-                      c);
+          add_product(format, a.segments[e * a.segments_per_expert + i].n, a.K, whole(a.P, used), many, 1, c);
       }
       c.bytes += kFloat * number(a.P * a.K);
       break;
@@ -165,7 +178,7 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     }
     case KernelFamily::kKvAppend: {
       const auto& a = as<KvAppendArgs>(args);
-      const double kept = a.shape.type == DType::kF32 ? 4 : 2;
+      const double kept = format.block_bytes();
       c.bytes = 2 * (kFloat + kept) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
       break;
     }
@@ -176,14 +189,18 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     }
     case KernelFamily::kPagedAttention: {
       const auto& a = as<PagedAttentionArgs>(args);
-      const double kept = a.shape.type == DType::kF32 ? 4 : 2;
-      (by_tensor_cores(a.shape) ? add_tensor_attention : add_attention)(
+      const double kept = format.block_bytes();
+      const bool tensor = kernel.format == "bf16" && by_tensor_cores(KvType::kBF16, a.shape.head_dim);
+      (tensor ? add_tensor_attention : add_attention)(
           a, 2 * kept * number(a.shape.kv_heads * a.shape.head_dim), context, c);
       break;
     }
     case KernelFamily::kQuantPagedAttention: {
       const auto& a = as<QuantPagedAttentionArgs>(args);
-      const QuantKvLayout layout(a.shape);
+      QuantKvShape shape = a.shape;
+      shape.keys = code_of(kernel.keys);
+      shape.values = code_of(kernel.values);
+      const QuantKvLayout layout(shape);
       add_attention(a.common, number(layout.block_bytes) / number(a.shape.page_tokens), context, c);
       break;
     }
@@ -203,7 +220,7 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     }
     case KernelFamily::kEmbedding: {
       const auto& a = as<EmbeddingArgs>(args);
-      c.bytes = number(a.T) * (number(a.format.stride(a.E)) + kFloat * number(a.E));
+      c.bytes = number(a.T) * (number(format.stride(a.E)) + kFloat * number(a.E));
       break;
     }
     case KernelFamily::kGatherRows: {

@@ -102,7 +102,8 @@ void check(const AttentionProblem::Options& o, Heads heads, DType type, int page
     device.append(s, p.lengths[s] / 2, p.lengths[s]);
   }
   const std::vector<float> got = device.run(chunks, o);
-  const double bound = p.bound(false, o, cuda::by_tensor_cores(p.shape));
+  const double bound =
+      p.bound(false, o, type == DType::kBF16 && cuda::by_tensor_cores(cuda::KvType::kBF16, p.shape.head_dim));
   check_close(got, want, [&](size_t) { return bound; });
 
   // Each row alone is the same row.
@@ -134,11 +135,14 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
 
 TEST_CASE("cuda: paged attention over contexts around its spans", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
+  // By tensor cores, and by other units.
   for (int64_t context : {1, 31, 32, 33, 255, 256, 257, 1024, 1025, 2100}) {
     check({}, {2, 1, 32}, DType::kBF16, 16, {context}, {{0, context, 1}});
+    if (context < 1024) check({}, {2, 1, 32}, DType::kF16, 16, {context}, {{0, context, 1}});
   }
   for (int64_t window : {1, 31, 32, 33, 255, 256, 257, 258, 300, 4000}) {
     check({.window = window}, {2, 1, 32}, DType::kBF16, 16, {700}, {{0, 700, 1}, {0, 513, 2}});
+    check({.window = window}, {1, 1, 8}, DType::kF16, 16, {530}, {{0, 530, 1}, {0, 513, 2}});
   }
 }
 
