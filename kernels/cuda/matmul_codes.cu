@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cuda/matmul_tensor.h"
@@ -44,7 +45,8 @@ struct Codes {
   static constexpr int kScaleBytes = kPanelRows * (kScale == Scale::kF16 ? 2 : 4);  // of a group
   static constexpr int kRowBytes = kOfRows ? kPanelRows * 4 : 0;
   static constexpr int64_t panel_bytes(int64_t K) {
-    return K * kPanelRows * kBits / 8 + groups(K) * kScaleBytes + kRowBytes;
+    const int64_t scales = kGroup == 0 ? 0 : K / std::max(kGroup, 1);  // groups(), of the host
+    return K * kPanelRows * kBits / 8 + scales * kScaleBytes + kRowBytes;
   }
   static OAR_DEVICE constexpr int64_t groups(int64_t k) {
     if constexpr (kGroup == 0) return 0;
