@@ -385,7 +385,7 @@ inline constexpr Architecture kArchitectures[] = {
      {},
      kBiased},
     {"ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "silu", false, true, kDecoderNames,
-     kErnieMoeNames, kErnieMoeKeys, R"({"use_bias": true})"},
+     kErnieMoeNames, kErnieMoeKeys, R"({"use_bias": false})"},
     {"minimax-m2",
      "minimax_m2",
      "MiniMaxM2ForCausalLM",

@@ -2,7 +2,6 @@
 // computes (tests/golden/config_keys), or is refused by the key's name.
 #include <cmath>
 #include <filesystem>
-#include <set>
 
 #include "engine/models/encoder.h"
 #include "engine/runtime/text_encoder.h"

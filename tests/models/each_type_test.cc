@@ -7,7 +7,6 @@
 
 #include "engine/base/constraint.h"
 #include "engine/base/json.h"
-#include "engine/loader/peft.h"
 #include "tests/models/served_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/sample.h"
@@ -36,7 +35,7 @@ int32_t best_of(const std::vector<float>& logits, auto allowed) {
 }
 
 // The prompt in one step, then token by token; `allowed` of a token and its place in the text.
-std::vector<int32_t> greedy(RunnerFixture& model, const std::vector<int32_t>& prompt, size_t count,
+std::vector<int32_t> greedy_text(RunnerFixture& model, const std::vector<int32_t>& prompt, size_t count,
                             auto allowed) {
   const auto blocks = model.blocks(prompt.size() + count, 8);
   std::vector<int32_t> text, chunk = prompt;
@@ -78,19 +77,19 @@ class Thirds : public oar::Constraint {
 
 // Linear layers that adapters are trained for, by the last part of their names. A latent's kv_b_proj is read
 // head by head, and experts have matrices of their own: adapters of these are refused.
-const std::set<std::string> kModules = {
+const std::set<std::string> kAdaptedModules = {
     "q_proj",    "k_proj",    "v_proj",       "o_proj",   "qkv_proj", "gate_proj", "up_proj",
     "down_proj", "gate_up_proj", "in_proj",   "out_proj", "w1",       "w2",        "w3",
     "q_a_proj",  "q_b_proj",  "kv_a_proj_with_mqa", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "c_fc", "c_proj"};
 
-std::string adapter_of(const TinyGolden& golden) {
+std::string adapter_of_type(const TinyGolden& golden) {
   std::vector<TinyTensor> halves;
   std::set<std::string> modules;
   for (const TinyTensor& t : golden.tensors) {
     if (t.shape.size() != 2 || !t.name.ends_with(".weight") || t.name.find(".experts.") != t.name.npos) continue;
     const std::string module = t.name.substr(0, t.name.size() - 7);
     const std::string last = module.substr(module.rfind('.') + 1);
-    if (!kModules.contains(last)) continue;
+    if (!kAdaptedModules.contains(last)) continue;
     modules.insert(last);
     halves.push_back({"base_model.model." + module + ".lora_A.weight", {4, t.shape[1]}, 0});
     halves.push_back({"base_model.model." + module + ".lora_B.weight", {t.shape[0], 4}, 0});
@@ -101,26 +100,6 @@ std::string adapter_of(const TinyGolden& golden) {
                                {"lora_alpha", 8},
                                {"target_modules", json::array(modules.begin(), modules.end())}};
   return write_adapter("of-type-" + golden.name, config, halves, 3);
-}
-
-// W + factor B A in double, rounded to f32, in place of W.
-oar::Checkpoint merged(oar::Checkpoint checkpoint, const std::string& folder) {
-  const auto adapter = oar::load_peft_adapter(folder);
-  REQUIRE_OK(adapter);
-  for (const auto& [name, module] : adapter->modules) {
-    oar::Tensor& w = checkpoint.tensors.at(name + ".weight");
-    oar::Tensor sum = oar::Tensor::allocate(w.shape(), oar::Format::f32()).value();
-    const auto from = w.values<float>(), a = module.a.values<float>(), b = module.b.values<float>();
-    const auto r = static_cast<size_t>(module.a.shape()[0]), K = static_cast<size_t>(module.a.shape()[1]);
-    for (size_t i = 0; i < from.size(); ++i) {
-      double v = from[i];
-      for (size_t j = 0; j < r; ++j)
-        v += static_cast<double>(module.factor) * static_cast<double>(b[i / K * r + j]) * static_cast<double>(a[j * K + i % K]);
-      sum.mutable_values<float>()[i] = static_cast<float>(v);
-    }
-    w = std::move(sum);
-  }
-  return checkpoint;
 }
 
 }  // namespace
@@ -134,14 +113,14 @@ TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
     REQUIRE(texts.contains(name));
     if (!sample.take()) continue;
     const json::object& g = texts.at(name).as_object();
-    // As golden_test.cc holds logits, which are within 20: no token that leads by less decides anything here.
-    CHECK(g.at("lead").to_number<double>() > 2e-3);
-    if (g.contains("router_lead")) CHECK(g.at("router_lead").to_number<double>() > 1e-5);
+    // Logits are held to a ten thousandth of the largest: what leads by less decides nothing here.
+    CHECK(g.at("lead").to_number<double>() > 1e-3);
+    if (g.contains("router_lead")) CHECK(g.at("router_lead").to_number<double>() > 1e-4);
     RunnerFixture model(write_tiny_model(load_tiny_golden(name), TinyDtype::f32), type_options());
     const auto prompt = json::value_to<std::vector<int32_t>>(g.at("prompt")),
                want = json::value_to<std::vector<int32_t>>(g.at("text"));
     CHECK(want.size() >= (name == "gpt2" ? 58 : 64));
-    CHECK(greedy(model, prompt, want.size(), [](int32_t, size_t) { return true; }) == want);
+    CHECK(greedy_text(model, prompt, want.size(), [](int32_t, size_t) { return true; }) == want);
   }
 }
 
@@ -153,8 +132,8 @@ TEST_CASE("every type: a constraint holds, and the best token that it allows is 
     const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::f32);
     RunnerFixture model(path, type_options());
     const auto prompt = prompt_of(5, 9, model.vocab());
-    const auto want = greedy(model, prompt, 20, Thirds::allows);
-    CHECK(want != greedy(model, prompt, 20, [](int32_t, size_t) { return true; }));
+    const auto want = greedy_text(model, prompt, 20, Thirds::allows);
+    CHECK(want != greedy_text(model, prompt, 20, [](int32_t, size_t) { return true; }));
     Served served(path, "f32", 24, false, 48);
     oar::Request r;
     r.prompt = prompt;
@@ -175,7 +154,7 @@ TEST_CASE("every type: an adapter computes what merged weights compute", "[types
     if (name == "gpt2" || !sample.take()) continue;  // whose matrices are transposed: adapter_test.cc
     INFO(name);
     const TinyGolden golden = load_tiny_golden(name);
-    const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = adapter_of(golden);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = adapter_of_type(golden);
     auto options = type_options();
     options.max_loras = 1;
     RunnerFixture model(path, options);
